@@ -1,0 +1,42 @@
+#include "base/hash.hpp"
+
+#include <vector>
+
+#include <sys/random.h>
+
+#include <xxhash.h>
+
+#include "base/assert.hpp"
+
+namespace gradsync {
+
+namespace {
+constexpr char kHex[] = "0123456789abcdef";
+}
+
+std::uint64_t hash64(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+std::string hex64(std::uint64_t value) {
+  std::string text(16, '0');
+  for (int i = 15; i >= 0; --i) {
+    text[static_cast<std::size_t>(i)] = kHex[value & 0xF];
+    value >>= 4;
+  }
+  return text;
+}
+
+std::string digest(std::string_view bytes) { return hex64(hash64(bytes)); }
+
+std::string random_hex(std::size_t bytes) {
+  std::vector<unsigned char> raw(bytes);
+  GRADSYNC_ASSERT(::getrandom(raw.data(), raw.size(), 0) == static_cast<ssize_t>(raw.size()), "getrandom gives short reads never below 256 bytes");
+  std::string text;
+  text.reserve(2 * bytes);
+  for (const unsigned char byte : raw) {
+    text.push_back(kHex[byte >> 4]);
+    text.push_back(kHex[byte & 0xF]);
+  }
+  return text;
+}
+
+}  // namespace gradsync

@@ -1,0 +1,84 @@
+#include "base/log.hpp"
+
+#include <memory>
+
+#include <unistd.h>
+
+#include <fmt/chrono.h>
+#include <spdlog/async.h>
+#include <spdlog/details/os.h>
+#include <spdlog/sinks/stdout_sinks.h>
+
+namespace gradsync {
+
+namespace {
+
+void append_json_escaped(spdlog::memory_buf_t& out, spdlog::string_view_t text) {
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out.push_back('\\');
+      out.push_back(c);
+    } else if (byte < 0x20) {
+      fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned>(byte));
+    } else {
+      out.push_back(c);
+    }
+  }
+}
+
+/// One JSON object per line; spdlog's own pattern cannot escape the message.
+class JsonFormatter : public spdlog::formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
+    const auto since_epoch = message.time.time_since_epoch();
+    const auto millis = std::chrono::duration_cast<std::chrono::milliseconds>(since_epoch).count() % 1000;
+    const std::tm utc = spdlog::details::os::gmtime(std::chrono::system_clock::to_time_t(message.time));
+    fmt::format_to(std::back_inserter(out), "{{\"ts\":\"{:%Y-%m-%dT%H:%M:%S}.{:03}Z\",\"level\":\"", utc, millis);
+    append_json_escaped(out, spdlog::level::to_string_view(message.level));
+    fmt::format_to(std::back_inserter(out), "\",\"logger\":\"");
+    append_json_escaped(out, message.logger_name);
+    fmt::format_to(std::back_inserter(out), "\",\"msg\":\"");
+    append_json_escaped(out, message.payload);
+    fmt::format_to(std::back_inserter(out), "\"}}\n");
+  }
+
+  [[nodiscard]] std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<JsonFormatter>(); }
+};
+
+constexpr std::size_t kQueueLines = 8192;
+
+}  // namespace
+
+void start_logging(LogFormat format, const std::string& level) {
+  spdlog::init_thread_pool(kQueueLines, 1);
+  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  auto logger = std::make_shared<spdlog::async_logger>("gradsyncd", sink, spdlog::thread_pool(), spdlog::async_overflow_policy::overrun_oldest);
+  const bool json = format == LogFormat::Json || (format == LogFormat::Auto && ::isatty(STDERR_FILENO) == 0);
+  if (json) {
+    logger->set_formatter(std::make_unique<JsonFormatter>());
+  } else {
+    logger->set_pattern("%H:%M:%S.%e %^%-5l%$ %v");
+  }
+  logger->flush_on(spdlog::level::warn);
+  spdlog::set_default_logger(logger);
+  const auto previous = set_log_level(level);
+  static_cast<void>(previous);  // the options reader checked the name
+}
+
+void stop_logging() { spdlog::shutdown(); }
+
+Result<std::string> set_log_level(const std::string& level) {
+  if (level != "trace" && level != "debug" && level != "info" && level != "warn" && level != "error") {
+    return invalid_params("level", "log level '" + level + "' is unknown", "use trace, debug, info, warn or error");
+  }
+  const auto previous = spdlog::level::to_string_view(spdlog::get_level());
+  std::string name(previous.data(), previous.size());
+  if (name == "warning") {
+    name = "warn";
+  }
+  spdlog::set_level(level == "error" ? spdlog::level::err : spdlog::level::from_str(level));
+  return name;
+}
+
+}  // namespace gradsync

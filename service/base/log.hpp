@@ -1,0 +1,24 @@
+#pragma once
+// Logging: spdlog, asynchronous, dropping the oldest line when the sink is stuck, so that a full pipe never blocks a
+// step. A message is followed by `key=value` pairs. Text on a tty, one JSON object per line elsewhere.
+
+#include <string>
+
+#include <spdlog/spdlog.h>
+
+#include "base/error.hpp"
+
+namespace gradsync {
+
+enum class LogFormat { Auto, Text, Json };
+
+/// Starts the log thread and makes the default logger. Call once, from app.
+void start_logging(LogFormat format, const std::string& level);
+
+/// Flushes and joins the log thread.
+void stop_logging();
+
+/// Returns the level before. Errors: InvalidParams for an unknown name.
+[[nodiscard]] Result<std::string> set_log_level(const std::string& level);
+
+}  // namespace gradsync

@@ -1,0 +1,21 @@
+#pragma once
+// Small helpers for messages that people read.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gradsync {
+
+/// The candidate closest to `word` by edit distance, when it is close enough to be a slip; else "".
+[[nodiscard]] std::string nearest_name(std::string_view word, std::span<const std::string> candidates);
+
+/// "a, b, c and 17 more".
+[[nodiscard]] std::string enumerate_names(std::span<const std::string> names, std::size_t most = 20);
+
+/// "1.5 GiB", "64 bytes".
+[[nodiscard]] std::string human_bytes(std::uint64_t bytes);
+
+}  // namespace gradsync

@@ -1,0 +1,26 @@
+#pragma once
+// Creation of arena memory: a memfd sealed against resizing and further seals before anybody else sees it, so that
+// neither side can make the other's mapping fault. Nothing is named in the file system.
+
+#include <cstdint>
+
+#include "base/error.hpp"
+#include "base/unique_fd.hpp"
+
+namespace gradsync::device {
+
+/// A zeroed memfd of `size_bytes` (> 0), seals SHRINK, GROW, SEAL. No page is populated. Fast enough for the io thread.
+/// Errors: InsufficientMemory (with need, free and limit in the message) when the size exceeds what `headroom` leaves.
+[[nodiscard]] Result<UniqueFd> create_arena(std::uint64_t size_bytes);
+
+/// Memory that can still be given: the smaller of MemAvailable and the cgroup's limit minus usage.
+struct MemoryHeadroom {
+  std::uint64_t free_bytes = 0;
+  std::uint64_t limit_bytes = 0;  ///< of the tightest cgroup, or MemTotal
+};
+[[nodiscard]] MemoryHeadroom memory_headroom();
+
+/// Frees every page of a memfd, also while other descriptors and mappings of it live on.
+void punch_out(int fd, std::uint64_t size_bytes);
+
+}  // namespace gradsync::device

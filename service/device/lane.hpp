@@ -1,0 +1,184 @@
+#pragma once
+// A lane executes the work of one device in order. Commands go down and reports come back by value: nothing in them is
+// a closure or a pointer into the sender, so a lane can be a thread (host) or another process (GPU).
+//
+// Invariants: commands are executed in the order of submission; each command yields exactly one report; `submit` never
+// blocks and never throws. `Abort` overtakes: reductions and finishes of its plan with a tag ≤ its own that are queued
+// or running stop at the next chunk and report `Failed{aborted}`; the Abort's own report comes after all of theirs,
+// so that after it nothing of them touches memory any more.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/unique_fd.hpp"
+#include "plan/clip_rule.hpp"
+#include "plan/plan.hpp"
+
+namespace gradsync::device {
+
+using PlanId = std::uint64_t;    ///< one loaded plan of one epoch of one job
+using BufferId = std::uint64_t;  ///< one registered buffer
+using Tag = std::uint64_t;       ///< the attempt a command belongs to
+
+// ---- layout of a loaded plan: only what the arithmetic needs
+
+struct LaneTensor {
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t numel = 0;
+  std::uint32_t bucket = 0;
+  std::uint32_t clip_group = 0;
+  std::int32_t layer = -1;  ///< index into LanePlan::layers; −1: none
+};
+
+struct LaneBucket {
+  plan::DType dtype = plan::DType::Float32;
+  std::vector<std::uint32_t> tensors;
+  std::vector<std::vector<std::int64_t>> groups;  ///< as plan::Bucket::groups
+  double divisor = 1.0;
+};
+
+struct LanePlan {
+  std::int64_t world_size = 1;
+  double norm_type = 2.0;
+  std::vector<LaneTensor> tensors;
+  std::vector<LaneBucket> buckets;
+  std::uint32_t clip_groups = 1;
+  std::uint32_t layers = 0;
+  std::vector<BufferId> rank_buffers;  ///< one mapped arena per rank
+};
+
+// ---- commands
+
+/// Maps the memory behind `fd` and populates the page tables. Reports Mapped.
+struct MapBuffer {
+  BufferId buffer = 0;
+  UniqueFd fd;
+  std::uint64_t size_bytes = 0;
+};
+
+/// Punches the pages out (memory is freed even while others hold the fd), unmaps, closes. Reports Unmapped.
+struct UnmapBuffer {
+  BufferId buffer = 0;
+};
+
+/// Prepares a plan: chunk table and scratch for its steps, so that a steady step allocates nothing. Reports Loaded.
+struct LoadPlan {
+  PlanId plan = 0;
+  LanePlan layout;
+};
+
+/// Forgets a plan. Reports Unloaded.
+struct UnloadPlan {
+  PlanId plan = 0;
+};
+
+/// A tensor to which a rank contributed nothing: its memory is not read. Unused on a whole group: neither read nor written.
+struct UnusedTensor {
+  std::uint32_t tensor = 0;
+  std::int64_t rank = 0;
+};
+
+/// Sums each group of the bucket, divides, writes the result to every member and gathers the statistics. Reports Reduced.
+struct ReduceBucket {
+  PlanId plan = 0;
+  Tag tag = 0;
+  std::uint32_t bucket = 0;
+  std::vector<UnusedTensor> unused;  ///< of this bucket
+  bool compare = false;  ///< compare the groups' results bit for bit (what must be replicated is)
+};
+
+/// Combines the statistics of all buckets into norms and, if `apply`, multiplies. Every bucket was reduced with this tag.
+/// Reports Finished.
+struct FinishStep {
+  PlanId plan = 0;
+  Tag tag = 0;
+  double scale = 1.0;
+  std::vector<plan::ClipRule> rules;  ///< one per clip group
+  bool apply = true;                  ///< false: measure only; `ScaleGradients` may follow
+};
+
+/// The second half of a step finished with `apply == false`: one outcome per clip group. Reports Scaled.
+struct ScaleGradients {
+  PlanId plan = 0;
+  Tag tag = 0;
+  std::vector<plan::ClipOutcome> outcomes;
+};
+
+/// See the invariants above. Reports Aborted.
+struct Abort {
+  PlanId plan = 0;
+  Tag tag = 0;
+};
+
+/// Changes how many threads work: all of them while every trainer waits, few while backward runs. Takes effect at once,
+/// also for work already running. No report.
+struct SetWidth {
+  bool wide = false;
+};
+
+using LaneCommand = std::variant<MapBuffer, UnmapBuffer, LoadPlan, UnloadPlan, ReduceBucket, FinishStep, ScaleGradients, Abort, SetWidth>;
+
+// ---- reports
+
+struct Mapped { BufferId buffer = 0; };
+struct Unmapped { BufferId buffer = 0; };
+struct Loaded { PlanId plan = 0; };
+struct Unloaded { PlanId plan = 0; };
+struct Reduced { PlanId plan = 0; Tag tag = 0; std::uint32_t bucket = 0; double busy_s = 0; };
+
+/// Non-finite values of one tensor: in the stored result, and in what each rank contributed before the reduction.
+struct NonfiniteFinding {
+  std::uint32_t tensor = 0;
+  std::uint64_t count = 0;
+  std::vector<std::pair<std::int64_t, std::uint64_t>> inputs;  ///< (rank, count), ranks with a count > 0 only
+};
+
+/// Bits that differ where they must be equal. `ranks` are those that differ from the first group's result.
+struct DivergenceFinding {
+  std::uint32_t tensor = 0;
+  std::vector<std::int64_t> ranks;
+};
+
+struct StepMath {
+  double norm = 0;  ///< over all clip groups, unscaled units
+  std::vector<plan::ClipOutcome> groups;
+  std::vector<double> layer_norms;
+  std::vector<NonfiniteFinding> nonfinite;    ///< by tensor index; at most kMaxFindings
+  std::vector<DivergenceFinding> divergence;  ///< by tensor index; at most kMaxFindings
+  std::vector<std::uint32_t> absent;          ///< tensors unused on every rank, ascending
+  std::uint64_t nonfinite_total = 0;
+  std::uint64_t counted_elements = 0;
+  double norm_s = 0;  ///< time to combine
+  double clip_s = 0;  ///< time of the scale pass
+};
+inline constexpr std::size_t kMaxFindings = 64;
+
+struct Finished { PlanId plan = 0; Tag tag = 0; StepMath math; };
+struct Scaled { PlanId plan = 0; Tag tag = 0; double clip_s = 0; };
+struct Aborted { PlanId plan = 0; Tag tag = 0; };
+
+/// Any command that could not be done. `buffer` or `plan` say which.
+struct Failed {
+  PlanId plan = 0;
+  Tag tag = 0;
+  BufferId buffer = 0;
+  bool aborted = false;
+  bool out_of_memory = false;
+  std::string message;
+};
+
+using LaneReport = std::variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Scaled, Aborted, Failed>;
+
+/// Called on a thread of the lane; must only hand the report over.
+using LaneSink = std::function<void(LaneReport)>;
+
+class Lane {
+ public:
+  virtual ~Lane() = default;  ///< finishes what is queued, then joins
+  virtual void submit(LaneCommand command) = 0;
+};
+
+}  // namespace gradsync::device

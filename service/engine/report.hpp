@@ -1,0 +1,111 @@
+#pragma once
+// The result of a step and the read models of the engine, as values. Field names are wire names.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+
+struct GroupReport {
+  std::string name;
+  double norm = 0;
+  double threshold = 0;  ///< +infinity when only measured
+  double coefficient = 1;
+  bool clipped = false;
+  std::string reason;
+  friend bool operator==(const GroupReport&, const GroupReport&) = default;
+};
+
+struct LayerReport {
+  std::string name;
+  double norm = 0;
+  friend bool operator==(const LayerReport&, const LayerReport&) = default;
+};
+
+struct NonfiniteInput {
+  std::int64_t rank = 0;
+  std::uint64_t count = 0;
+  friend bool operator==(const NonfiniteInput&, const NonfiniteInput&) = default;
+};
+
+struct NonfiniteReport {
+  std::string tensor;
+  std::uint64_t count = 0;             ///< in the stored result
+  std::vector<NonfiniteInput> inputs;  ///< what ranks contributed before the reduction; empty: arose in the sum
+  friend bool operator==(const NonfiniteReport&, const NonfiniteReport&) = default;
+};
+
+struct DivergenceReport {
+  std::string tensor;
+  std::vector<std::int64_t> ranks;  ///< whose bits differ from those of the lowest rank
+  friend bool operator==(const DivergenceReport&, const DivergenceReport&) = default;
+};
+
+struct StepTimings {
+  double wait_s = 0;    ///< first finish until the last
+  double reduce_s = 0;  ///< lane time of the reductions
+  double norm_s = 0;
+  double clip_s = 0;
+  double total_s = 0;   ///< first finish until the commit
+  friend bool operator==(const StepTimings&, const StepTimings&) = default;
+};
+
+struct StepReport {
+  std::int64_t step = 0;
+  std::uint64_t epoch = 0;
+  std::uint64_t attempt = 0;
+  std::uint64_t next_attempt = 0;
+  double norm = 0;       ///< before clipping, over all clip groups, unscaled units
+  double threshold = 0;  ///< of the first clip group
+  double coefficient = 1;
+  bool clipped = false;  ///< any group
+  bool skipped = false;
+  std::string reason;
+  bool found_inf = false;
+  std::vector<GroupReport> groups;
+  std::vector<LayerReport> layers;
+  std::vector<NonfiniteReport> nonfinite;
+  std::vector<DivergenceReport> divergence;
+  std::vector<std::uint32_t> absent;          ///< tensors that got no gradient on any rank
+  std::vector<std::uint32_t> stable_buckets;  ///< buckets whose hook counts were equal on all ranks in this step
+  std::uint64_t counted_elements = 0;
+  std::int64_t collectives = 0;  ///< bucket reductions launched
+  std::string data_path = "arena";
+  std::string policy_digest;
+  StepTimings timings;
+  friend bool operator==(const StepReport&, const StepReport&) = default;
+};
+
+struct RankStatus {
+  std::int64_t rank = 0;
+  std::string state;  ///< "absent" | "attached" | "declared" | "disconnected"
+  std::int64_t pid = 0;
+  std::string waiting_in;  ///< method of the call the rank waits in, or ""
+  double waited_s = 0;
+  bool paused = false;
+  std::uint64_t arena_bytes = 0;
+};
+
+struct JobStatus {
+  std::string job;
+  std::uint32_t uid = 0;
+  std::int64_t world_size = 0;
+  std::string state;  ///< "forming" | "ready" | "stepping"
+  std::string reason;  ///< what it waits for, in words
+  std::uint64_t epoch = 0;
+  std::uint64_t attempt = 0;
+  std::int64_t last_step = -1;
+  std::uint64_t steps_committed = 0;
+  std::uint64_t steps_failed = 0;
+  std::string plan_digest;
+  std::int64_t tensors = 0;
+  std::int64_t buckets = 0;
+  std::string data_path = "arena";
+  double last_commit_age_s = -1;  ///< −1: none yet
+  double norm = 0;                ///< of the last committed step
+  double threshold = 0;
+  std::vector<RankStatus> ranks;
+};
+
+}  // namespace gradsync::engine

@@ -1,0 +1,115 @@
+#pragma once
+// Sockets, HTTP and WebSocket: text in, text out. Beast and Asio stay in .cpp files.
+//
+// Thread: io only. One coroutine reads each connection and never is cancelled in the middle of a frame; writes go through
+// one bounded queue per connection. What arrives is handed to the interfaces below, which app implements.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/unique_fd.hpp"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace gradsync::net {
+
+using ConnectionId = std::uint64_t;
+
+struct PeerIdentity {
+  bool local = false;  ///< came over the unix socket: uid, gid, pid are the kernel's word (SO_PEERCRED)
+  std::uint32_t uid = 0;
+  std::uint32_t gid = 0;
+  std::int64_t pid = 0;
+  bool token = false;  ///< came over TCP with the right bearer token
+};
+
+/// WebSocket messages and POST /rpc bodies.
+class MessageHandler {
+ public:
+  virtual ~MessageHandler() = default;
+  virtual void on_open(ConnectionId connection, const PeerIdentity& peer) = 0;
+  virtual void on_text(ConnectionId connection, std::string_view text) = 0;
+  virtual void on_drained(ConnectionId connection) = 0;  ///< the write queue became empty
+  virtual void on_close(ConnectionId connection) = 0;    ///< after this the id is never used again, except for:
+  virtual void on_process_exit(ConnectionId connection) = 0;  ///< the peer process ended (pidfd); watched also after on_close
+  struct PostReply {
+    int status = 200;
+    std::string body;
+  };
+  [[nodiscard]] virtual PostReply on_post(const PeerIdentity& peer, std::string_view body) = 0;
+};
+
+struct HttpReply {
+  int status = 200;
+  std::string content_type = "application/json";
+  std::string body;
+};
+
+/// GET pages of the health listener (and of the unix socket).
+class PageHandler {
+ public:
+  virtual ~PageHandler() = default;
+  /// `trusted`: unix socket or token, so that /status and / may show jobs. nullopt: 404.
+  [[nodiscard]] virtual std::optional<HttpReply> on_get(std::string_view path, std::string_view query, bool trusted) = 0;
+};
+
+/// The fd socket: token in, descriptor out.
+class FdHandler {
+ public:
+  virtual ~FdHandler() = default;
+  struct TakenFd {
+    UniqueFd fd;
+    std::uint64_t size_bytes = 0;
+  };
+  [[nodiscard]] virtual Result<TakenFd> on_fd_request(const std::string& token, const PeerIdentity& peer) = 0;
+};
+
+struct ServerOptions {
+  std::string socket_path;            ///< …/gradsync.sock; the fd socket lies beside it as …/gradsync.fd.sock
+  unsigned socket_mode = 0660;
+  std::vector<std::uint32_t> allowed_uids;  ///< besides the daemon's own and root; empty: whoever the mode lets in
+  bool allow_any_uid = true;
+  std::string health_address = "127.0.0.1:9477";  ///< empty: none; port 0: any
+  std::string tcp_address;            ///< empty: none. RPC over TCP, read methods only
+  std::string tcp_token_file;
+  std::size_t message_bytes = 1u << 20;
+  std::size_t connections = 2048;
+  std::size_t write_queue_bytes = 8u << 20;  ///< a reader slower than this is disconnected
+  Milliseconds handshake_timeout{10'000};
+};
+
+struct NetMetrics;
+
+class Server {
+ public:
+  Server(boost::asio::io_context& io, ServerOptions options, MessageHandler& messages, PageHandler& pages, FdHandler& fds, NetMetrics& metrics);
+  ~Server();
+
+  /// Binds everything. A stale socket file is replaced, a live daemon's is not. A taken health port is a warning, not an
+  /// error. Errors are texts for the operator.
+  [[nodiscard]] Result<void> start();
+  [[nodiscard]] std::string health_endpoint() const;  ///< "127.0.0.1:9477" as bound, or ""
+  [[nodiscard]] std::string tcp_endpoint() const;
+
+  void send(ConnectionId connection, std::string text);
+  [[nodiscard]] bool drained(ConnectionId connection) const;
+  void close(ConnectionId connection, std::string reason);
+
+  void stop_accepting();  ///< closes the RPC and fd listeners and removes their files; health serves on
+  void close_all();       ///< closes every connection and the health listener
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace gradsync::net

@@ -1,0 +1,34 @@
+#pragma once
+// norm → coefficient, for one clip group. Pure. Known before the norm, so a lane can apply it without asking back.
+
+#include <optional>
+#include <string>
+
+#include "plan/declaration.hpp"
+
+namespace gradsync::plan {
+
+struct ClipRule {
+  std::optional<double> max_norm;  ///< empty: measure only. Never negative or NaN
+  ClipMode mode = ClipMode::Strict;
+  ZeroRule zero_rule = ZeroRule::Refuse;  ///< Refuse with max_norm 0 never reaches a lane
+  DType norm_dtype = DType::Float32;
+};
+
+struct ClipOutcome {
+  double norm = 0;         ///< unscaled units, rounded to the norm dtype
+  double threshold = 0;    ///< +infinity when only measured
+  double coefficient = 1;  ///< what gradients are multiplied by for clipping, without 1/scale
+  double multiplier = 1;   ///< coefficient / scale: what the scale pass applies; a float32 unless norm_dtype is Float64
+  bool multiply = false;   ///< false: the gradients stay bit-unchanged and no pass is made
+  bool clipped = false;    ///< norm > threshold
+  std::string reason;      ///< in words
+};
+
+/// strict: norm ≤ max_norm and scale 1 → no multiplication; else max_norm / norm. torch: min(1, max_norm / (norm + 1e-6)),
+/// computed in the norm dtype and always multiplied, as torch.nn.utils.clip_grad_norm_ does. A non-finite norm propagates:
+/// strict leaves the gradients as they are apart from 1/scale, torch multiplies by NaN or 0 as torch does.
+/// `raw_norm` is the norm of the stored values, `scale` the loss scale they carry.
+[[nodiscard]] ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale);
+
+}  // namespace gradsync::plan

@@ -1,0 +1,94 @@
+#pragma once
+// What one rank says about its gradients: plain values, exactly as they came over the wire.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "plan/dtype.hpp"
+
+namespace gradsync::plan {
+
+enum class ReduceOp : std::uint8_t { Sum, Mean };
+
+struct Replicate {
+  friend bool operator==(const Replicate&, const Replicate&) = default;
+};
+
+struct Shard {
+  std::int64_t dim = 0;
+  friend bool operator==(const Shard&, const Shard&) = default;
+};
+
+struct Only {
+  std::vector<std::int64_t> at;  ///< coordinates at which the tensor exists
+  friend bool operator==(const Only&, const Only&) = default;
+};
+
+struct Partial {
+  ReduceOp op = ReduceOp::Sum;
+  std::optional<Shard> to_shard;  ///< empty: → replicate
+  friend bool operator==(const Partial&, const Partial&) = default;
+};
+
+using PlacementKind = std::variant<Replicate, Shard, Only, Partial>;
+
+/// What one axis, or several taken as one flattened axis, does to a tensor.
+struct Placement {
+  std::vector<std::string> axes;
+  PlacementKind kind;
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+struct TensorDeclaration {
+  std::string name;
+  std::vector<std::int64_t> shape;        ///< logical
+  std::vector<std::int64_t> local_shape;  ///< what this rank holds before sync
+  std::optional<std::vector<std::int64_t>> local_offset;
+  DType dtype = DType::Float32;
+  std::string mesh;
+  std::vector<Placement> placements;
+  std::optional<double> divisor;  ///< excludes `mean`
+  std::optional<std::string> tied;
+  std::string clip_group = "all";
+  std::optional<std::string> layer;
+  std::vector<std::string> split_order;
+  friend bool operator==(const TensorDeclaration&, const TensorDeclaration&) = default;
+};
+
+enum class ClipMode : std::uint8_t { Strict, Torch };
+
+/// What `max_norm == 0` means: references disagree, so nothing is assumed.
+enum class ZeroRule : std::uint8_t { Refuse, Off, Zero };
+
+struct ClipOptions {
+  std::optional<double> max_norm;  ///< empty: measure only
+  ZeroRule zero_rule = ZeroRule::Refuse;
+  friend bool operator==(const ClipOptions&, const ClipOptions&) = default;
+};
+
+struct ClipGroupOptions {
+  std::string group;
+  ClipOptions clip;
+  friend bool operator==(const ClipGroupOptions&, const ClipGroupOptions&) = default;
+};
+
+/// Options that all ranks must declare alike.
+struct DeclareOptions {
+  std::int64_t accumulate = 1;
+  double norm_type = 2.0;  ///< finite p ≥ 1, or +infinity
+  ClipMode mode = ClipMode::Strict;
+  std::vector<ClipGroupOptions> clip;  ///< groups not listed only measure
+  friend bool operator==(const DeclareOptions&, const DeclareOptions&) = default;
+};
+
+/// One rank's whole declaration, all pages merged.
+struct RankDeclaration {
+  DeclareOptions options;
+  std::vector<TensorDeclaration> tensors;
+  std::vector<std::string> weight_fingerprints;  ///< one per tensor ("" where none), or empty; compared, not part of the plan
+};
+
+}  // namespace gradsync::plan

@@ -1,0 +1,72 @@
+#pragma once
+// Everything derived from a job's declaration. A pure function of (meshes, declarations, bucket sizes): every rank and
+// every daemon that sees the same declaration makes the same plan, bit for bit, and `digest` says so.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/declaration.hpp"
+#include "plan/mesh.hpp"
+
+namespace gradsync::plan {
+
+/// One tensor as planned. Indices are positions in the declaration.
+struct PlannedTensor {
+  TensorDeclaration declaration;
+  std::int64_t numel = 0;         ///< elements this rank holds
+  std::uint32_t bucket = 0;       ///< index into Plan::buckets
+  std::uint64_t offset_bytes = 0; ///< in the rank's arena; the same on every rank
+  std::uint32_t clip_group = 0;   ///< index into Plan::clip_groups; every held tensor has one (the clip set)
+  std::uint32_t norm_group = 0;   ///< index into Plan::norm_groups (the norm set)
+  std::int64_t replication = 1;   ///< ranks that hold equal bits after sync
+  std::int64_t counted_elements = 0;  ///< logical elements counted in the norm
+};
+
+/// Tensors with equal (dtype, reduction), flattened together. Launched as one unit, in index order.
+struct Bucket {
+  DType dtype = DType::Float32;
+  std::vector<std::uint32_t> tensors;  ///< in arena order
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t size_bytes = 0;
+  std::vector<std::string> axes;       ///< reduced axes in stage order; empty: nothing to reduce
+  std::string mesh;
+  /// Ranks reduced together. Each rank is in exactly one group; group 0 holds the lowest rank and is counted in the norm.
+  std::vector<std::vector<std::int64_t>> groups;
+  double divisor = 1.0;  ///< applied once, after the sum
+};
+
+/// Tensors whose shards are spread over the same axes after sync. With no axes no scalar is ever communicated.
+struct NormGroup {
+  std::string mesh;
+  std::vector<std::string> axes;
+  std::vector<std::uint32_t> tensors;
+};
+
+/// Tensors clipped by one coefficient.
+struct ClipGroup {
+  std::string name;
+  ClipOptions clip;
+  std::vector<std::uint32_t> tensors;
+  DType norm_dtype = DType::Float32;  ///< Float64 when a member is; the norm is rounded to it
+};
+
+struct Plan {
+  std::int64_t world_size = 1;
+  DeclareOptions options;
+  std::vector<PlannedTensor> tensors;
+  std::vector<Bucket> buckets;  ///< launch order
+  std::vector<NormGroup> norm_groups;
+  std::vector<ClipGroup> clip_groups;
+  std::uint64_t arena_bytes = 0;  ///< Σ of the tensors' bytes, each rounded up to kArenaAlignment
+  std::string digest;             ///< 16 hex digits, XXH3-64 over the canonical text
+};
+
+/// Tensors start at multiples of this in an arena, so that a client can size its arena before it declares.
+inline constexpr std::uint64_t kArenaAlignment = 64;
+
+[[nodiscard]] constexpr std::uint64_t align_up(std::uint64_t bytes) {
+  return (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
+}
+
+}  // namespace gradsync::plan

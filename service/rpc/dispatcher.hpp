@@ -1,0 +1,84 @@
+#pragma once
+// Text in, text out: the JSON-RPC side of every connection. Knows JSON and the engine's structs, knows no socket.
+//
+// Thread: io only. Every request gets exactly one reply (a notification none), in the order in which replies become
+// ready. Events are pushed to a connection only while nothing else waits to be written there; each subscription keeps at
+// most `event_queue` of them and drops the oldest, counting the dropped.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "engine/engine.hpp"
+
+namespace gradsync::rpc {
+
+using ConnectionId = std::uint64_t;
+
+/// Who is at the other end.
+struct Peer {
+  bool local = false;       ///< unix socket: may attach
+  bool privileged = false;  ///< may change things without a session (log level): same uid as the daemon, root, or the token
+  std::uint32_t uid = 0;
+  std::int64_t pid = 0;     ///< 0: another pid namespace
+};
+
+/// Where replies go. Implemented by app over net.
+class Outbox {
+ public:
+  virtual ~Outbox() = default;
+  virtual void send(ConnectionId connection, std::string text) = 0;
+  [[nodiscard]] virtual bool drained(ConnectionId connection) const = 0;  ///< nothing waits to be written
+  virtual void close(ConnectionId connection, std::string reason) = 0;
+};
+
+/// What the daemon says about itself.
+struct ServerIdentity {
+  std::string version;
+  std::string incarnation;  ///< 16 hex digits, new at every start
+  std::string boot_id;
+  std::int64_t pid = 0;
+};
+
+struct RpcLimits {
+  std::size_t message_bytes = 1u << 20;
+  std::size_t depth = 32;
+  std::size_t batch_items = 64;
+  std::size_t subscriptions = 16;  ///< per connection
+  std::size_t event_queue = 256;   ///< per subscription
+  std::size_t declare_pages = 256;
+};
+
+/// Set by `log.set_level`; returns the level before.
+using SetLogLevel = std::function<Result<std::string>(const std::string& level)>;
+
+/// Answer of `POST /rpc`: status 200 (or 204 when nothing is to be said) and a body.
+struct PostReply {
+  int status = 200;
+  std::string body;
+};
+
+struct RpcMetrics;
+
+class Dispatcher {
+ public:
+  Dispatcher(engine::Engine& engine, Outbox& outbox, ServerIdentity identity, RpcLimits limits, SetLogLevel set_log_level, RpcMetrics& metrics);
+  ~Dispatcher();
+
+  void on_open(ConnectionId connection, const Peer& peer);
+  void on_text(ConnectionId connection, std::string_view text);
+  void on_drained(ConnectionId connection);
+  void on_close(ConnectionId connection);         ///< the engine hears `connection_lost`
+  void on_process_exit(ConnectionId connection);  ///< the peer process is gone; may come before or after on_close
+  [[nodiscard]] PostReply on_post(const Peer& peer, std::string_view body);  ///< session-less methods only: never waits
+
+  void on_event(const engine::Event& event);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace gradsync::rpc
