@@ -148,6 +148,7 @@ struct PlanRequest {
   std::vector<plan::Mesh> meshes;
   std::int64_t world_size = 1;
   plan::BucketSizes sizes;
+  bool validate_only = false;  ///< check the one declaration given; the outcome's plan is null
 };
 
 struct PlanOutcome {

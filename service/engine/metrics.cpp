@@ -1,0 +1,38 @@
+#include "engine/metrics.hpp"
+
+namespace gradsync::engine {
+
+namespace {
+
+prometheus::Counter& counter(prometheus::Registry& registry, const char* name, const char* help) {
+  return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add({});
+}
+
+prometheus::Gauge& gauge(prometheus::Registry& registry, const char* name, const char* help) {
+  return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add({});
+}
+
+prometheus::Histogram& histogram(prometheus::Registry& registry, const char* name, const char* help) {
+  const prometheus::Histogram::BucketBoundaries bounds{1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1, 3, 10, 30, 100};
+  return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add({}, bounds);
+}
+
+}  // namespace
+
+EngineMetrics::EngineMetrics(prometheus::Registry& registry)
+    : jobs(gauge(registry, "gradsync_jobs", "Jobs with at least one attached rank.")),
+      ranks_attached(gauge(registry, "gradsync_ranks_attached", "Ranks attached, all jobs.")),
+      arena_bytes(gauge(registry, "gradsync_arena_bytes", "Bytes of gradient arenas handed out.")),
+      steps_committed(counter(registry, "gradsync_steps_committed_total", "Steps finished on all ranks.")),
+      steps_failed(counter(registry, "gradsync_steps_failed_total", "Step attempts that ended in an error.")),
+      steps_clipped(counter(registry, "gradsync_steps_clipped_total", "Committed steps whose norm exceeded the threshold.")),
+      buckets_reduced(counter(registry, "gradsync_buckets_reduced_total", "Bucket reductions done.")),
+      bucket_bytes(counter(registry, "gradsync_bucket_bytes_total", "Bytes of one rank's gradients reduced.")),
+      nonfinite_values(counter(registry, "gradsync_nonfinite_values_total", "Non-finite gradient values found after reduction.")),
+      divergences(counter(registry, "gradsync_divergences_total", "Tensors found to differ between ranks that must be equal.")),
+      ranks_lost(counter(registry, "gradsync_ranks_lost_total", "Ranks that died or went away inside a job.")),
+      reduce_seconds(counter(registry, "gradsync_reduce_seconds_total", "Lane time spent reducing buckets.")),
+      step_seconds(histogram(registry, "gradsync_step_seconds", "First finish call until the commit.")),
+      step_wait_seconds(histogram(registry, "gradsync_step_wait_seconds", "First finish call until the last.")) {}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,80 @@
+#include "engine/planner.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include <pthread.h>
+
+namespace gradsync::engine {
+
+PlanOutcome run_planner(const PlanRequest& request) {
+  std::vector<const plan::RankDeclaration*> by_rank;
+  by_rank.reserve(request.by_rank.size());
+  for (std::size_t i = 0; i < request.by_rank.size(); ++i) {
+    by_rank.push_back(request.by_rank[i].get());
+    // Ranks usually declare alike, so the first rank's check covers the others once they compare equal.
+    if (i == 0) {
+      if (const Result<void> valid = plan::validate_declaration(*request.by_rank[i], request.meshes); !valid) {
+        return {request.ticket, valid.error()};
+      }
+    }
+  }
+  if (request.validate_only) {
+    return {request.ticket, std::shared_ptr<const plan::Plan>()};
+  }
+  if (const Result<void> equal = plan::compare_declarations(by_rank); !equal) {
+    return {request.ticket, equal.error()};
+  }
+  return {request.ticket, std::make_shared<const plan::Plan>(plan::make_plan(*by_rank.front(), request.meshes, request.world_size, request.sizes))};
+}
+
+struct ThreadPlanner::State {
+  std::function<void(PlanOutcome)> sink;
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<PlanRequest> queue;
+  bool stopping = false;
+  std::thread thread;
+
+  void run() {
+    ::pthread_setname_np(::pthread_self(), "planner");
+    std::unique_lock lock(mutex);
+    for (;;) {
+      wake.wait(lock, [this] { return stopping || !queue.empty(); });
+      if (stopping) {
+        return;
+      }
+      PlanRequest request = std::move(queue.front());
+      queue.pop_front();
+      lock.unlock();
+      sink(run_planner(request));
+      lock.lock();
+    }
+  }
+};
+
+ThreadPlanner::ThreadPlanner(std::function<void(PlanOutcome)> sink) : state_(std::make_unique<State>()) {
+  state_->sink = std::move(sink);
+  state_->thread = std::thread([state = state_.get()] { state->run(); });
+}
+
+ThreadPlanner::~ThreadPlanner() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+  }
+  state_->wake.notify_one();
+  state_->thread.join();
+}
+
+void ThreadPlanner::submit(PlanRequest request) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->queue.push_back(std::move(request));
+  }
+  state_->wake.notify_one();
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,24 @@
+#pragma once
+// Plans when told, on the calling thread, with the real planner.
+
+#include <deque>
+
+#include "engine/planner.hpp"
+
+namespace gradsync::fakes {
+
+class InlinePlanner : public engine::PlannerPort {
+ public:
+  void submit(engine::PlanRequest request) override { requests.push_back(std::move(request)); }
+
+  /// The outcome of the oldest request.
+  engine::PlanOutcome plan_next() {
+    engine::PlanOutcome outcome = engine::run_planner(requests.front());
+    requests.pop_front();
+    return outcome;
+  }
+
+  std::deque<engine::PlanRequest> requests;
+};
+
+}  // namespace gradsync::fakes

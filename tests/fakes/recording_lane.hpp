@@ -1,0 +1,104 @@
+#pragma once
+// A lane that keeps its commands and answers them when told, one report each as the interface promises. The result of a
+// FinishStep is what the test put into `math`.
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "device/lane.hpp"
+
+namespace gradsync::fakes {
+
+class RecordingLane : public device::Lane {
+ public:
+  void submit(device::LaneCommand command) override {
+    if (std::holds_alternative<device::SetWidth>(command)) {
+      wide = std::get<device::SetWidth>(command).wide;
+      return;
+    }
+    if (const auto* abort = std::get_if<device::Abort>(&command)) {
+      aborted.push_back(*abort);
+    }
+    commands.push_back(std::move(command));
+  }
+
+  /// The answer to the oldest command.
+  device::LaneReport answer_next() {
+    device::LaneCommand command = std::move(commands.front());
+    commands.pop_front();
+    return std::visit([this](auto& value) { return answer(value); }, command);
+  }
+
+  /// Answers everything, also what the answers cause.
+  void answer_all(const std::function<void(device::LaneReport)>& sink) {
+    while (!commands.empty()) {
+      sink(answer_next());
+    }
+  }
+
+  template <typename T>
+  [[nodiscard]] std::size_t count() const {
+    return static_cast<std::size_t>(std::count_if(commands.begin(), commands.end(), [](const auto& command) { return std::holds_alternative<T>(command); }));
+  }
+
+  std::deque<device::LaneCommand> commands;
+  std::vector<device::Abort> aborted;
+  device::StepMath math;
+  bool wide = false;
+  bool fail_reductions = false;
+  std::vector<device::BufferId> unmapped;
+  std::vector<device::ReduceBucket> reduced;
+  std::vector<device::FinishStep> finished;
+  std::vector<device::ScaleGradients> scaled;
+
+ private:
+  [[nodiscard]] bool is_aborted(device::PlanId plan, device::Tag tag) const {
+    return std::any_of(aborted.begin(), aborted.end(), [&](const auto& abort) { return abort.plan == plan && tag <= abort.tag; });
+  }
+  static device::LaneReport failed(device::PlanId plan, device::Tag tag, bool was_aborted) {
+    device::Failed report;
+    report.plan = plan;
+    report.tag = tag;
+    report.aborted = was_aborted;
+    report.message = was_aborted ? "aborted" : "scripted failure";
+    return report;
+  }
+  static device::LaneReport answer(device::MapBuffer& command) { return device::Mapped{command.buffer}; }
+  device::LaneReport answer(device::UnmapBuffer& command) {
+    unmapped.push_back(command.buffer);
+    return device::Unmapped{command.buffer};
+  }
+  static device::LaneReport answer(device::LoadPlan& command) { return device::Loaded{command.plan}; }
+  static device::LaneReport answer(device::UnloadPlan& command) { return device::Unloaded{command.plan}; }
+  device::LaneReport answer(device::ReduceBucket& command) {
+    if (is_aborted(command.plan, command.tag)) {
+      return failed(command.plan, command.tag, true);
+    }
+    if (fail_reductions) {
+      return failed(command.plan, command.tag, false);
+    }
+    reduced.push_back(command);
+    return device::Reduced{command.plan, command.tag, command.bucket, 0.001};
+  }
+  device::LaneReport answer(device::FinishStep& command) {
+    if (is_aborted(command.plan, command.tag)) {
+      return failed(command.plan, command.tag, true);
+    }
+    finished.push_back(command);
+    device::StepMath result = math;
+    while (result.groups.size() < command.rules.size()) {
+      result.groups.push_back(plan::ClipOutcome{});
+    }
+    return device::Finished{command.plan, command.tag, result};
+  }
+  device::LaneReport answer(device::ScaleGradients& command) {
+    scaled.push_back(command);
+    return device::Scaled{command.plan, command.tag, 0.0};
+  }
+  static device::LaneReport answer(device::Abort& command) { return device::Aborted{command.plan, command.tag}; }
+  static device::LaneReport answer(device::SetWidth&) { return device::Aborted{}; }
+};
+
+}  // namespace gradsync::fakes
