@@ -1,0 +1,1 @@
+"""The contenders: each module has a `Contender` with `fill()`, `step() -> norm`, `views` and `close()`."""

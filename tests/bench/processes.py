@@ -1,0 +1,150 @@
+"""The long-lived processes of a benchmark: asked one line at a time, each answer with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+START_DEADLINE_S = 240.0  # The first start compiles DeepSpeed's operator.
+ANSWER_DEADLINE_S = 60.0
+STEP_LEAD_NS = 15_000_000
+
+
+class Unavailable(Exception):
+    """A contender that cannot run here, and why."""
+
+
+class Process:
+    """A child that answers each line on its standard input with one line."""
+
+    def __init__(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        self.name = name
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, **environment},
+        )
+
+    def ask(self, line: str) -> None:
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # Its answer, which never comes, tells why.
+            self._child.stdin.write(line.encode() + b"\n")
+            self._child.stdin.flush()
+
+    def answer(self, deadline_s: float = ANSWER_DEADLINE_S) -> str:
+        assert self._child.stdout is not None
+        readable, _, _ = select.select([self._child.stdout], [], [], deadline_s)
+        line = self._child.stdout.readline().decode().strip() if readable else ""
+        if not line:
+            what = "ended" if readable else f"gave no answer in {deadline_s:.0f} s"
+            raise Unavailable(f"{self.name} {what}: {self.last_words()}")
+        return line
+
+    def last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def close(self) -> None:
+        self.ask("quit")
+        try:
+            self._child.wait(10)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._errors.close()
+
+
+class Ranks:
+    """All ranks of one contender."""
+
+    def __init__(self, name: str, world_size: int, elements: int, dtype: str, environment: dict[str, str]) -> None:
+        command = [sys.executable, str(HERE / "rank.py"), name]
+        self.results: list[dict[str, Any]] = []
+        self._processes = [
+            Process(f"{name} rank {rank}", [*command, str(rank), str(world_size), str(elements), dtype], environment)
+            for rank in range(world_size)
+        ]
+        try:
+            for process in self._processes:
+                process.answer(START_DEADLINE_S)
+        except Unavailable:
+            self.close()
+            raise
+
+    def step(self) -> float:
+        """Fills, then steps all ranks from one moment on; the latency of the slowest rank in seconds."""
+        self._ask("fill")
+        self.results = self._ask(f"step {time.monotonic_ns() + STEP_LEAD_NS}")
+        return max(float(result["seconds"]) for result in self.results)
+
+    def _ask(self, line: str) -> list[dict[str, Any]]:
+        for process in self._processes:
+            process.ask(line)
+        return [json.loads(process.answer()) for process in self._processes]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.ask("quit")
+        for process in self._processes:
+            process.close()
+
+
+class Floor:
+    """The bare loop."""
+
+    def __init__(self, binary: Path, dtype: str, elements: int, threads: int) -> None:
+        if not binary.exists():
+            raise Unavailable(f"{binary} is missing: build it with `make build`")
+        self._process = Process("floor", [str(binary), dtype, str(elements), str(threads)], {})
+        self._process.answer(START_DEADLINE_S)
+
+    def step(self) -> float:
+        self._process.ask("fill")
+        self._process.answer()
+        self._process.ask("step")
+        return float(self._process.answer())
+
+    def close(self) -> None:
+        self._process.close()
+
+
+@contextlib.contextmanager
+def private_daemon(binary: Path, folder: Path) -> Iterator[str]:
+    """A gradsyncd of this benchmark alone; yields its address."""
+    if not binary.exists():
+        raise Unavailable(f"{binary} is missing: build it with `make build`")
+    socket = folder / "gradsync.sock"
+    with open(folder / "gradsyncd.log", "wb") as log:
+        child = subprocess.Popen(
+            [str(binary), "serve", "--socket", str(socket), "--health-port", "0"], stdin=subprocess.DEVNULL, stderr=log
+        )
+    try:
+        deadline = time.monotonic() + 10
+        while not socket.exists():
+            if child.poll() is not None or time.monotonic() > deadline:
+                said = (folder / "gradsyncd.log").read_text(errors="replace").strip().splitlines()
+                raise Unavailable(f"gradsyncd did not open {socket}: {said[-1] if said else 'it said nothing'}")
+            time.sleep(0.01)
+        yield str(socket)
+    finally:
+        child.terminate()
+        try:
+            child.wait(15)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()

@@ -1,0 +1,52 @@
+"""One rank of one contender: answers `fill`, `step NANOSECONDS` and `quit`, one line of JSON each."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+
+import torch
+
+from gradients import sample, tensor_sizes
+
+# The last part of the wait is spun away: a sleep may end a whole tick late.
+SPIN_NS = 1_000_000
+
+
+def wait_until(when_ns: int) -> None:
+    """All ranks begin a step at one moment of the clock they share."""
+    while (left := when_ns - time.monotonic_ns()) > 0:
+        if left > SPIN_NS:
+            time.sleep((left - SPIN_NS) / 1e9)
+
+
+def main() -> None:
+    name, rank, world_size, elements, dtype_name = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # Whatever a library prints must not be taken for an answer.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(world_size)))
+    module = importlib.import_module(f"contenders.{name}")
+    contender = module.Contender(int(rank), int(world_size), tensor_sizes(int(elements)), getattr(torch, dtype_name))
+    print(json.dumps({"ready": True}), file=answers)
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        if command == "fill":
+            contender.fill()
+            print(json.dumps({}), file=answers)
+        elif command == "step":
+            wait_until(int(arguments[0]))
+            begin = time.monotonic_ns()
+            norm = contender.step()
+            end = time.monotonic_ns()
+            answer = {"seconds": (end - begin) / 1e9, "norm": norm, "sample": sample(contender.views)}
+            print(json.dumps(answer), file=answers)
+        else:
+            break
+    contender.close()
+
+
+if __name__ == "__main__":
+    main()

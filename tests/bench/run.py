@@ -1,0 +1,55 @@
+"""Runs the benchmarks and prints a table: `make bench`, or `build/venv/bin/python tests/bench/run.py --only NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import results
+import step
+
+BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
+
+BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "step_fp32_100m": functools.partial(step.run, "step_fp32_100m", "float32", 4.0),
+    "step_bf16_100m": functools.partial(step.run, "step_bf16_100m", "bfloat16", 3.5),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=BENCHMARKS, help="run this one (may be repeated)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of all contenders in turn (default 15)")
+    parser.add_argument("--binaries", type=Path, default=BINARIES, help="where gradsyncd and bench_floor are")
+    options = parser.parse_args()
+    if options.rounds < 7:
+        parser.error("--rounds must be at least 7: fewer say nothing on a shared machine")
+    # DeepSpeed calls ninja by name, from the environment it is installed in.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    done, failed = [], []
+    for name in options.only or BENCHMARKS:
+        begin = time.monotonic()
+        try:
+            done.append(BENCHMARKS[name](rounds=options.rounds, binaries=options.binaries))
+        except Exception as error:  # One benchmark that cannot run must not take the others' results with it.
+            failed.append(name)
+            print(f"{name}: FAILED: {error}", flush=True)
+        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+    if done:
+        print()
+        print(results.table(done))
+        print(f"\nresults: {results.FOLDER.relative_to(results.ROOT)}/<benchmark>.json")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""One step of two ranks with 100 M elements, clip active: reduce, divide, norm, scale."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import results
+from gradients import MAX_NORM, SIZES, expected
+from processes import Floor, Ranks, Unavailable, private_daemon
+
+ELEMENTS = 100_000_000
+WORLD_SIZE = 2
+WARM_UP_ROUNDS = 2
+PEERS = ("torch_gloo", "deepspeed_shm")
+# How far a right result may be from the fp64 one: torch keeps the norm in the gradients' own type.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+def check(contender: str, ranks: Ranks, dtype: str) -> None:
+    """A contender that is fast and wrong is no contender."""
+    norm, elements = expected(WORLD_SIZE, getattr(torch, dtype), ELEMENTS)
+    for rank, result in enumerate(ranks.results):
+        if not math.isclose(result["norm"], norm, rel_tol=TOLERANCE[dtype]):
+            raise RuntimeError(f"{contender} rank {rank}: norm {result['norm']}, expected {norm}")
+        for index, (found, wanted) in enumerate(zip(result["sample"], elements, strict=True)):
+            if not math.isclose(found, wanted, rel_tol=TOLERANCE[dtype], abs_tol=1e-12):
+                raise RuntimeError(f"{contender} rank {rank}: sampled element {index} is {found}, expected {wanted}")
+
+
+def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
+    cpus = len(os.sched_getaffinity(0))
+    threads = max(1, cpus // WORLD_SIZE)
+    unavailable: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
+        environment = {
+            "BENCH_FOLDER": str(folder),
+            "BENCH_ID": str(os.getpid()),
+            "OMP_NUM_THREADS": str(threads),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binaries / "gradsyncd", folder)),
+        }
+        contenders: dict[str, Ranks] = {}
+        for contender in ("gradsync_raw", *PEERS):
+            print(f"{name}: starting {contender}", flush=True)
+            try:
+                contenders[contender] = Ranks(contender, WORLD_SIZE, ELEMENTS, dtype, environment)
+            except Unavailable as error:
+                if contender != "deepspeed_shm":  # The one peer that has to be compiled on this machine.
+                    raise
+                unavailable[contender] = str(error)
+                print(f"{name}: without {contender}: {error}", flush=True)
+                continue
+            stack.callback(contenders[contender].close)
+        floor = Floor(binaries / "bench_floor", dtype, ELEMENTS, min(2, cpus))
+        stack.callback(floor.close)
+
+        samples: dict[str, list[float]] = {contender: [] for contender in (*contenders, "floor")}
+        for round_index in range(-WARM_UP_ROUNDS, rounds):
+            line = []
+            for contender, measured in (*contenders.items(), ("floor", floor)):
+                milliseconds = measured.step() * 1e3
+                if round_index >= 0:
+                    samples[contender].append(round(milliseconds, 4))
+                elif isinstance(measured, Ranks):
+                    check(contender, measured, dtype)
+                line.append(f"{contender} {milliseconds:.1f}")
+            label = "warm-up" if round_index < 0 else f"round {round_index + 1}/{rounds}"
+            print(f"{name}: {label}: {', '.join(line)} ms", flush=True)
+    config = {
+        "world_size": WORLD_SIZE,
+        "elements": ELEMENTS,
+        "tensors": ELEMENTS // sum(SIZES) * len(SIZES),
+        "dtype": dtype,
+        "max_norm": MAX_NORM,
+        "clip_active": True,
+        "torch": torch.__version__,
+        "torch_threads_per_rank": threads,
+        "peer_bucket_mib": 25,
+        "rounds": rounds,
+        "wanted_ratio": wanted_ratio,
+        "unavailable_peers": unavailable,
+    }
+    peers = {peer: samples[peer] for peer in PEERS if peer in contenders}
+    return results.write(name, "ms", samples["gradsync_raw"], peers, samples["floor"], config)
