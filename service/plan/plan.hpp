@@ -53,6 +53,7 @@ struct ClipGroup {
 
 struct Plan {
   std::int64_t world_size = 1;
+  std::vector<Mesh> meshes;
   DeclareOptions options;
   std::vector<PlannedTensor> tensors;
   std::vector<Bucket> buckets;  ///< launch order

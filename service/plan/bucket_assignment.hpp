@@ -1,0 +1,26 @@
+#pragma once
+// Which tensors travel together. Pure and linear.
+
+#include "plan/make_plan.hpp"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace gradsync::plan {
+
+/// A tensor as bucket assignment sees it. Tensors of different `key` never share a bucket.
+struct BucketItem {
+  std::uint32_t key = 0;
+  std::uint64_t size_bytes = 0;
+};
+
+/// Buckets of item indices, in launch order. Items become ready from the last to the first, as a backward pass visits a
+/// model: so a bucket is filled in that order and closes after the item that reaches the limit, as DDP's do. The bucket
+/// that is opened first is limited to `first_bytes`, all others to `bytes`. Launch order is the order in which buckets
+/// are complete, that is of their last member.
+[[nodiscard]] std::vector<std::vector<std::uint32_t>> assign_buckets(
+    std::span<const BucketItem> items, BucketSizes sizes
+);
+
+}  // namespace gradsync::plan

@@ -1,0 +1,137 @@
+#include "plan/canonical_text.hpp"
+
+#include "base/hash.hpp"
+#include "plan/words.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cstdint>
+#include <optional>
+
+namespace gradsync::plan {
+
+namespace {
+
+class Writer {
+ public:
+  void put(std::string_view text) {
+    put(static_cast<std::int64_t>(text.size()));
+    text_.append(text);
+  }
+
+  void put(std::int64_t number) {
+    const fmt::format_int digits(number);
+    text_.append(digits.data(), digits.size());
+    text_.push_back(';');
+  }
+
+  void put(double number) { text_.append(hex64(std::bit_cast<std::uint64_t>(number))).push_back(';'); }
+
+  template <typename T>
+  void put(const std::optional<T>& value) {
+    text_.push_back(value ? '+' : '-');
+    if (value) {
+      put(*value);
+    }
+  }
+
+  template <typename T>
+  void put(const std::vector<T>& list) {
+    put(static_cast<std::int64_t>(list.size()));
+    for (const T& item : list) {
+      put(item);
+    }
+  }
+
+  void put(const std::string& text) { put(std::string_view(text)); }
+
+  void put(const Axis& axis) {
+    put(axis.name);
+    put(axis.size);
+  }
+
+  void put(const Mesh& mesh) {
+    put(mesh.name);
+    put(mesh.axes);
+    put(mesh.sync_order);
+  }
+
+  void put(const Shard& shard) {
+    text_.push_back('s');
+    put(shard.dim);
+  }
+
+  void put(const Placement& placement) {
+    put(placement.axes);
+    std::visit([this](const auto& kind) { put_kind(kind); }, placement.kind);
+  }
+
+  void put(const ClipGroupOptions& options) {
+    put(options.group);
+    put(options.clip.max_norm);
+    put(name_of(options.clip.zero_rule));
+  }
+
+  void put(const DeclareOptions& options) {
+    put(options.accumulate);
+    put(options.norm_type);
+    put(name_of(options.mode));
+    put(options.clip);
+  }
+
+  void put(const TensorDeclaration& tensor) {
+    put(tensor.name);
+    put(tensor.shape);
+    put(tensor.local_shape);
+    put(tensor.local_offset);
+    put(name_of(tensor.dtype));
+    put(tensor.mesh);
+    put(tensor.placements);
+    put(tensor.divisor);
+    put(tensor.tied);
+    put(tensor.clip_group);
+    put(tensor.layer);
+    put(tensor.split_order);
+  }
+
+  [[nodiscard]] std::string take() { return std::move(text_); }
+
+ private:
+  void put_kind(const Replicate&) { text_.push_back('r'); }
+
+  void put_kind(const Shard& shard) { put(shard); }
+
+  void put_kind(const Only& only) {
+    text_.push_back('o');
+    put(only.at);
+  }
+
+  void put_kind(const Partial& partial) {
+    text_.push_back('p');
+    put(name_of(partial.op));
+    put(partial.to_shard);
+  }
+
+  std::string text_;
+};
+
+}  // namespace
+
+std::string canonical_text(const DeclareOptions& options) {
+  Writer writer;
+  writer.put(std::string_view("gradsync options 1"));
+  writer.put(options);
+  return writer.take();
+}
+
+std::string canonical_text(const RankDeclaration& declaration, const std::vector<Mesh>& meshes) {
+  Writer writer;
+  writer.put(std::string_view("gradsync declaration 1"));
+  writer.put(declaration.options);
+  writer.put(meshes);
+  writer.put(declaration.tensors);
+  return writer.take();
+}
+
+}  // namespace gradsync::plan

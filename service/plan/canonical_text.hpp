@@ -1,0 +1,18 @@
+#pragma once
+// A declaration as one byte string that is equal exactly where declarations are, on every platform: texts carry their
+// length, numbers are decimal, doubles are their bits.
+
+#include "plan/declaration.hpp"
+#include "plan/mesh.hpp"
+
+#include <string>
+#include <vector>
+
+namespace gradsync::plan {
+
+[[nodiscard]] std::string canonical_text(const DeclareOptions& options);
+
+/// Options, meshes and tensors; not the weight fingerprints.
+[[nodiscard]] std::string canonical_text(const RankDeclaration& declaration, const std::vector<Mesh>& meshes);
+
+}  // namespace gradsync::plan

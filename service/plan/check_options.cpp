@@ -1,0 +1,82 @@
+#include "base/text.hpp"
+#include "plan/check_max_norm.hpp"
+#include "plan/declaration_checks.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace gradsync::plan {
+
+namespace {
+
+Error invalid_option(std::string path, std::string message, std::string hint) {
+  Error error = make_error(ErrorCode::InvalidDeclaration, std::move(message), std::move(hint));
+  error.path = std::move(path);
+  return error;
+}
+
+Result<void> check_clip_groups(const RankDeclaration& declaration) {
+  std::unordered_set<std::string_view> used;
+  std::vector<std::string> used_names;
+  for (const TensorDeclaration& tensor : declaration.tensors) {
+    if (used.insert(tensor.clip_group).second) {
+      used_names.push_back(tensor.clip_group);
+    }
+  }
+  std::unordered_map<std::string_view, std::size_t> listed;
+  for (std::size_t i = 0; i < declaration.options.clip.size(); ++i) {
+    const ClipGroupOptions& options = declaration.options.clip[i];
+    const std::string path = fmt::format("options.clip[{}]", i);
+    const auto [first, fresh] = listed.emplace(options.group, i);
+    if (!fresh) {
+      return invalid_option(
+          path + ".group",
+          fmt::format("clip group '{}' is listed twice, at {} and {}", options.group, first->second, i),
+          "list every clip group once"
+      );
+    }
+    if (!used.contains(options.group)) {
+      const std::string nearest = nearest_name(options.group, used_names);
+      return invalid_option(
+          path + ".group",
+          fmt::format("no tensor belongs to clip group '{}'", options.group),
+          nearest.empty() ? fmt::format("clip groups of the tensors: {}", enumerate_names(used_names))
+                          : fmt::format("did you mean '{}'?", nearest)
+      );
+    }
+    if (const auto checked = check_max_norm(options.clip, path + ".max_norm"); !checked) {
+      Error error = checked.error();
+      error.code = ErrorCode::InvalidDeclaration;
+      error.message = fmt::format("clip group '{}': {}", options.group, error.message);
+      return error;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<void> check_options(const RankDeclaration& declaration) {
+  const DeclareOptions& options = declaration.options;
+  if (options.accumulate < 1) {
+    return invalid_option(
+        "options.accumulate",
+        fmt::format("accumulate is {}, at least 1 is expected", options.accumulate),
+        "give the number of micro-batches of a step"
+    );
+  }
+  // Written so that NaN fails too.
+  if (!(options.norm_type >= 1)) {
+    return invalid_option(
+        "options.norm_type",
+        fmt::format("norm_type is {}, a number ≥ 1 or \"Infinity\" is expected", options.norm_type),
+        "2 is the usual norm"
+    );
+  }
+  return check_clip_groups(declaration);
+}
+
+}  // namespace gradsync::plan

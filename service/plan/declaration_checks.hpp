@@ -1,0 +1,49 @@
+#pragma once
+// The parts of validate_declaration, one file per concern. Not used outside it.
+
+#include "base/error.hpp"
+#include "plan/declaration.hpp"
+#include "plan/mesh.hpp"
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace gradsync::plan {
+
+inline constexpr std::size_t kMaxNameBytes = 512;
+
+/// A tensor with its place in the declaration, so that an error can say where it is.
+struct TensorAt {
+  const TensorDeclaration& tensor;
+  std::size_t index;
+
+  /// `field` is relative to the tensor, like "placements[0].axes[1]".
+  [[nodiscard]] Error error(ErrorCode code, const std::string& field, const std::string& message, std::string hint)
+      const;
+
+  [[nodiscard]] Error invalid(const std::string& field, const std::string& message, std::string hint) const {
+    return error(ErrorCode::InvalidDeclaration, field, message, std::move(hint));
+  }
+
+  [[nodiscard]] Error unsupported(const std::string& field, const std::string& message, std::string hint) const {
+    return error(ErrorCode::UnsupportedPlacement, field, message, std::move(hint));
+  }
+};
+
+/// Dimensions by themselves: ranks equal, nothing negative, sizes that can be counted.
+[[nodiscard]] Result<void> check_shapes(const TensorAt& at);
+
+/// What this rank holds against the logical shape: equal in every dim that no placement cuts before sync.
+[[nodiscard]] Result<void> check_local_extent(const TensorAt& at);
+
+/// Axes known, placed once and completely; dims and coordinates in range; divisor and split order.
+[[nodiscard]] Result<void> check_placements(const TensorAt& at, const Mesh& mesh);
+
+/// Valid, but beyond data parallelism.
+[[nodiscard]] Result<void> check_supported(const TensorAt& at);
+
+/// accumulate, norm_type and clip groups.
+[[nodiscard]] Result<void> check_options(const RankDeclaration& declaration);
+
+}  // namespace gradsync::plan

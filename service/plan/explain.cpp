@@ -1,0 +1,87 @@
+#include "plan/explain.hpp"
+
+#include "base/assert.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gradsync::plan {
+
+namespace {
+
+const Mesh& mesh_of(const Plan& plan, const std::string& name) {
+  const auto mesh =
+      std::find_if(plan.meshes.begin(), plan.meshes.end(), [&name](const Mesh& each) { return each.name == name; });
+  GRADSYNC_ASSERT(mesh != plan.meshes.end(), "a planned tensor names a mesh of the plan");
+  return *mesh;
+}
+
+std::string tensors(std::size_t count) { return fmt::format("{} tensor{}", count, count == 1 ? "" : "s"); }
+
+std::string reduction_words(const std::vector<Stage>& stages, double divisor) {
+  std::string text;
+  for (const Stage& stage : stages) {
+    text += fmt::format(
+        "{}over {} ({} ranks)", text.empty() ? "summed " : ", then ", fmt::join(stage.axes, " and "), stage.size
+    );
+  }
+  if (divisor != 1) {
+    text += fmt::format("{}divided by {}", text.empty() ? "" : ", then ", divisor);
+  }
+  return text.empty() ? "not reduced" : text;
+}
+
+std::string clip_words(const ClipOptions& clip, ClipMode mode) {
+  if (!clip.max_norm) {
+    return "no max_norm, so their norm is measured and nothing is clipped";
+  }
+  if (*clip.max_norm == 0 && clip.zero_rule == ZeroRule::Off) {
+    return "max_norm 0 means off, so their norm is measured and nothing is clipped";
+  }
+  if (*clip.max_norm == 0) {
+    return "max_norm 0 means zero, so all of them become 0";
+  }
+  return mode == ClipMode::Strict
+             ? fmt::format("max_norm / norm when their norm exceeds max_norm {}, else untouched", *clip.max_norm)
+             : fmt::format("min(1, {} / (norm + 1e-6)), always multiplied, as torch does", *clip.max_norm);
+}
+
+}  // namespace
+
+std::vector<Stage> stages_of(const Plan& plan, std::uint32_t tensor) {
+  const TensorDeclaration& declaration = plan.tensors[tensor].declaration;
+  return stages_of(declaration, mesh_of(plan, declaration.mesh));
+}
+
+std::string explain_tensor(const Plan& plan, std::uint32_t index) {
+  const PlannedTensor& tensor = plan.tensors[index];
+  const std::string reduced = reduction_words(stages_of(plan, index), plan.buckets[tensor.bucket].divisor);
+  if (tensor.replication == 1) {
+    return reduced + "; held by one rank, counted once";
+  }
+  return fmt::format("{}; equal on all {} ranks after sync, counted once", reduced, tensor.replication);
+}
+
+std::string explain_norm_group(const Plan& plan, std::size_t index) {
+  const NormGroup& group = plan.norm_groups[index];
+  return fmt::format(
+      "{} of mesh '{}', whole on every rank after sync: each is counted once and no rank has to be asked",
+      tensors(group.tensors.size()),
+      group.mesh
+  );
+}
+
+std::string explain_clip_group(const Plan& plan, std::size_t index) {
+  const ClipGroup& group = plan.clip_groups[index];
+  const bool multiplies = group.clip.max_norm && *group.clip.max_norm > 0;
+  return fmt::format(
+      "{} of clip group '{}'{}{}",
+      tensors(group.tensors.size()),
+      group.name,
+      multiplies ? " share one coefficient: " : ": ",
+      clip_words(group.clip, plan.options.mode)
+  );
+}
+
+}  // namespace gradsync::plan

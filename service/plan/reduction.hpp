@@ -1,0 +1,36 @@
+#pragma once
+// How one tensor is reduced: what its placements on one mesh come down to. Pure; used by the plan and its explanation.
+
+#include "plan/declaration.hpp"
+#include "plan/mesh.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gradsync::plan {
+
+/// One step of a reduction: the axes of one partial placement taken as one.
+struct Stage {
+  std::vector<std::string> axes;  ///< of size > 1
+  ReduceOp op = ReduceOp::Sum;
+  std::int64_t size = 1;  ///< ranks summed
+  friend bool operator==(const Stage&, const Stage&) = default;
+};
+
+/// Stages in the mesh's sync order: its own, or tp, ep, cp, dp_shard, dp_replicate, then the other axes as they stand.
+[[nodiscard]] std::vector<Stage> stages_of(const TensorDeclaration& tensor, const Mesh& mesh);
+
+/// The axes of all stages, in sync order. Axes of size 1 never count.
+[[nodiscard]] std::vector<std::string> reduced_axes(const TensorDeclaration& tensor, const Mesh& mesh);
+
+/// Applied once after all sums: the declared divisor, else the product of the sizes of all mean axes.
+[[nodiscard]] double divisor_of(const TensorDeclaration& tensor, const Mesh& mesh);
+
+/// Ranks that are reduced together: one group per coordinate of the other axes, ordered by lowest rank, ascending
+/// inside.
+[[nodiscard]] std::vector<std::vector<std::int64_t>> reduction_groups(
+    const Mesh& mesh, const std::vector<std::string>& axes
+);
+
+}  // namespace gradsync::plan
