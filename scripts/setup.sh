@@ -1,38 +1,49 @@
 #!/usr/bin/env bash
 # Installs what building, testing and the demo need on Debian 12: packages by name, and a Python environment in
-# build/venv. Runs as root or with sudo; does nothing when everything is there.
+# build/venv. Works as root, or as a user with sudo; does nothing when everything is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(
-  ccache clang-format-16 cmake g++ git ninja-build pkg-config python3-dev python3-venv
+  ca-certificates ccache clang-format-16 cmake g++ git make ninja-build pkg-config python3-dev python3-venv shellcheck
   libbenchmark-dev libboost1.81-dev libboost-system1.81-dev libcli11-dev libgmock-dev libgtest-dev libhwy-dev
-  libspdlog-dev libtomlplusplus-dev libxxhash-dev nlohmann-json3-dev prometheus prometheus-cpp-dev
+  libspdlog-dev libtomlplusplus-dev libxxhash-dev nlohmann-json3-dev prometheus-cpp-dev
 )
+
+refuse() {
+  echo "setup: $*" >&2
+  exit 69
+}
+
+installed=$(dpkg-query -W -f='${Package} ${Status}\n' "${packages[@]}" 2>/dev/null || true)
 missing=()
 for package in "${packages[@]}"; do
-  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+  [[ $'\n'$installed$'\n' == *$'\n'"$package install ok installed"$'\n'* ]] || missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then
-  echo "setup: installing ${missing[*]}"
+  command -v apt-get >/dev/null || refuse "this is not Debian 12; install yourself what these packages hold: ${missing[*]}"
   as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "setup: run as root, or install sudo: packages are missing: ${missing[*]}" >&2; exit 69; }
+    command -v sudo >/dev/null || refuse "packages are missing; run as root, or install sudo: ${missing[*]}"
     as_root=(sudo)
   fi
-  "${as_root[@]}" apt-get update -q
-  # The prometheus package is here for promtool alone; its service must not start.
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -q --no-install-recommends "${missing[@]}"
+  echo "setup: installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -q || echo "setup: apt-get update failed; trying with the lists that are there" >&2
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" ||
+    refuse "apt-get could not install: ${missing[*]} (they are those of Debian 12, bookworm)"
 fi
 
-python=${PYTHON:-python3}
+# The environment is complete when it was made from these very files, in this place.
 venv=build/venv
 stamp=$venv/.requirements
-if ! cmp -s scripts/requirements.txt "$stamp"; then
-  echo "setup: Python environment in $venv (this takes a few minutes once)"
+wanted=$(echo "$PWD" && cat scripts/requirements.txt clients/python/pyproject.toml)
+if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
+  echo "setup: Python environment in $venv (a few minutes the first time)"
   mkdir -p build
-  [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable clients/python
-  cp scripts/requirements.txt "$stamp"
+  "$venv/bin/python" -c '' 2>/dev/null || "${PYTHON:-python3}" -m venv --clear "$venv"
+  pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
+  "${pip[@]}" -r scripts/requirements.txt || refuse "pip could not install scripts/requirements.txt into $venv"
+  "${pip[@]}" --no-build-isolation --no-deps --editable clients/python ||
+    refuse "pip could not install clients/python into $venv"
+  echo "$wanted" >"$stamp"
 fi

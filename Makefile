@@ -1,0 +1,34 @@
+# Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test sanitize bench lint format clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install packages and the Python environment (build/venv)
+	@scripts/setup.sh
+
+build: setup ## build gradsyncd and the tests (preset cpu-release)
+	@scripts/build.sh cpu-release
+
+demo: setup ## train a small model on two ranks through gradsyncd, and compare with torch
+	@scripts/build.sh cpu-release gradsyncd
+	@build/venv/bin/python clients/python/examples/demo.py
+
+test: ## lint, build, unit, contract, Python and integration tests
+	@scripts/test.sh
+
+sanitize: ## C++ tests under ASan+UBSan, and the threaded layers under TSan
+	@scripts/sanitize.sh
+
+bench: setup ## time a step and a training run against torch and DeepSpeed (ONLY=name for one)
+	@scripts/bench.sh $(if $(ONLY),--only $(ONLY))
+
+lint: setup ## layers, formatting, ruff, mypy, shellcheck
+	@scripts/lint.sh
+
+format: setup ## format C++ and Python files
+	@scripts/format.sh
+
+clean: ## remove what was built, but not the Python environment
+	@[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Configures and builds one preset: build.sh PRESET [TARGET...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=$1
+shift
+log=build/configure-$preset.log
+mkdir -p build
+cmake --preset "$preset" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+cmake --build --preset "$preset" --parallel "${JOBS:-$(nproc)}" ${1:+--target "$@"}

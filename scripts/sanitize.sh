@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# `make sanitize [asan|tsan]`: every C++ unit test under ASan and UBSan; the layers with threads also under TSan.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+results=build/results/sanitize
+. scripts/stages.sh
+setup_or_fail
+
+export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+
+# The sanitizers of GCC 12 cannot place their shadow memory beside the address randomisation of newer kernels.
+fixed_addresses=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then
+  fixed_addresses=(setarch "$(uname -m)" -R)
+fi
+
+# sanitize NAME LAYER...: one stage builds the tests of the layers, then each layer's tests are a stage of their own.
+required=()
+sanitize() {
+  local name=$1 layer targets=()
+  shift
+  for layer in "$@"; do
+    required+=(--require "$name-$layer")
+    targets+=("tests/unit/$layer/all")
+  done
+  stage --name "$name-build" --deadline 3000 -- scripts/build.sh "cpu-$name" "${targets[@]}" || return
+  for layer in "$@"; do
+    stage --name "$name-$layer" --cases --deadline 900 -- "${fixed_addresses[@]}" \
+      ctest --test-dir "build/cpu-$name/tests/unit/$layer" --parallel 2 --timeout 300 --output-on-failure \
+      --no-tests=error --output-junit '{junit}'
+  done
+}
+
+which=${1:-all}
+[ "$which" = tsan ] || sanitize asan base plan policy device engine rpc net app
+[ "$which" = asan ] || sanitize tsan device engine rpc net
+finish "${required[@]}"

@@ -1,0 +1,29 @@
+# shellcheck shell=bash disable=SC2034,SC2154
+# Sourced by the scripts that run stages, which set `results` and use `python`. Each stage leaves a JUnit file in
+# `results`, and `finish` adds them up. A failed stage does not end the run: later ones still tell what they can.
+python=build/venv/bin/python
+
+# A check whose machine cannot be set up has one failure and nothing else to say.
+setup_or_fail() {
+  rm -rf "$results"
+  mkdir -p "$results"
+  if ! scripts/setup.sh </dev/null; then
+    echo "failed: scripts/setup.sh"
+    echo "0 passed, 1 failed, 0 skipped"
+    exit 1
+  fi
+}
+
+stage() {
+  python3 scripts/stage.py --results "$results" "$@"
+}
+
+finish() {
+  echo
+  python3 scripts/summary.py "$results" "$@"
+}
+
+# Files that git tracks and that are still there, one per line.
+tracked() {
+  git -c safe.directory="$PWD" ls-files -- "$@" | while read -r file; do [ ! -f "$file" ] || echo "$file"; done
+}

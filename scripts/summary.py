@@ -1,0 +1,73 @@
+"""Adds up JUnit files: a line per stage, the failed cases by name, and last `N passed, N failed, N skipped`.
+
+    summary.py DIRECTORY... [--require STAGE]... [--failed COMMAND]...
+
+Exits 1 when a case failed, a file cannot be read, or a required stage left no case. A requirement is the beginning of
+a stage's name, so that `lint` is met by `lint-ruff.xml`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Stage:
+    passed: int = 0
+    failed: list[str] = field(default_factory=list)
+    skipped: int = 0
+    seconds: float = 0.0
+
+
+def read(path: Path) -> Stage:
+    stage = Stage()
+    try:
+        cases = list(ET.parse(path).getroot().iter("testcase"))
+    except (OSError, ET.ParseError) as error:
+        stage.failed.append(f"{path.name} cannot be read: {error}")
+        return stage
+    for case in cases:
+        stage.seconds += float(case.get("time") or 0)
+        # CTest says `notrun` (a test whose binary is missing) and `disabled` where others have an element.
+        if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
+            stage.failed.append(".".join(filter(None, (case.get("classname"), case.get("name")))))
+        elif case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
+            stage.skipped += 1
+        else:
+            stage.passed += 1
+    if not cases:
+        stage.failed.append(f"{path.name} has no tests")
+    return stage
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Adds up JUnit files.")
+    parser.add_argument("directories", nargs="+", type=Path)
+    parser.add_argument("--require", action="append", default=[], help="beginning of a stage's name that must exist")
+    parser.add_argument("--failed", action="append", default=[], help="a command that failed, in case no file tells")
+    options = parser.parse_args()
+
+    stages = {path: read(path) for directory in options.directories for path in sorted(directory.rglob("*.xml"))}
+    width = max((len(path.stem) for path in stages), default=0)
+    for path, stage in stages.items():
+        line = f"{stage.passed} passed, {len(stage.failed)} failed, {stage.skipped} skipped"
+        print(f"{path.stem:<{width}}  {line}  ({stage.seconds:.0f} s)")
+    failed = [f"{path.stem}: {name}" for path, stage in stages.items() for name in stage.failed]
+    for beginning in options.require:
+        if not any(path.stem.startswith(beginning) for path in stages):
+            failed.append(f"{beginning}: the stage did not run")
+    failed = failed or options.failed
+    for name in failed:
+        print(f"failed: {name}")
+    passed = sum(stage.passed for stage in stages.values())
+    skipped = sum(stage.skipped for stage in stages.values())
+    print(f"{passed} passed, {len(failed)} failed, {skipped} skipped")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The scripts that count tests: a stage that fails in any way must be seen in the totals."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+ONE_PASSED = '<testsuite><testcase name="a" time="0.5"/></testsuite>'
+TWO_FAILED = '<testsuites><testsuite><testcase name="a"><failure/></testcase><testcase name="b"><error/></testcase></testsuite></testsuites>'  # noqa: E501
+ONE_SKIPPED = '<testsuite><testcase name="a"><skipped/></testcase></testsuite>'
+
+
+def stage(results: Path, *arguments: str) -> int:
+    command = [sys.executable, str(SCRIPTS / "stage.py"), "--results", str(results), *arguments]
+    return subprocess.run(command, check=False, capture_output=True, timeout=60).returncode
+
+
+def summary(results: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, str(SCRIPTS / "summary.py"), str(results), *arguments]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    return ended.returncode, ended.stdout.splitlines()[-1]
+
+
+def writes(text: str, code: int = 0) -> list[str]:
+    """A command that leaves a JUnit file and exits with a code."""
+    program = f"import sys; open(sys.argv[1], 'w').write({text!r}); sys.exit({code})"
+    return ["--", sys.executable, "-c", program, "{junit}"]
+
+
+def test_a_single_command_is_one_case(tmp_path: Path) -> None:
+    assert stage(tmp_path, "--name", "good", "--", "true") == 0
+    assert stage(tmp_path, "--name", "bad", "--", "false") == 1
+    assert summary(tmp_path) == (1, "1 passed, 1 failed, 0 skipped")
+
+
+def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
+    assert stage(tmp_path, "--name", "absent", "--", "/nonexistent/command") == 1
+    assert summary(tmp_path) == (1, "0 passed, 1 failed, 0 skipped")
+
+
+def test_the_cases_of_a_command_are_counted(tmp_path: Path) -> None:
+    assert stage(tmp_path, "--name", "passed", "--cases", *writes(ONE_PASSED)) == 0
+    assert stage(tmp_path, "--name", "skipped", "--cases", *writes(ONE_SKIPPED)) == 0
+    assert summary(tmp_path) == (0, "1 passed, 0 failed, 1 skipped")
+    assert stage(tmp_path, "--name", "failed", "--cases", *writes(TWO_FAILED, 1)) == 1
+    assert summary(tmp_path) == (1, "1 passed, 2 failed, 1 skipped")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "total"),
+    [
+        (writes(ONE_PASSED, 3), "1 passed, 1 failed, 0 skipped"),
+        (writes("<testsuite>", 0), "0 passed, 1 failed, 0 skipped"),
+        (writes("<testsuite/>", 0), "0 passed, 1 failed, 0 skipped"),
+        (["--", "true"], "0 passed, 1 failed, 0 skipped"),
+        (["--", "false"], "0 passed, 1 failed, 0 skipped"),
+    ],
+    ids=["crash after passing", "damaged file", "no cases", "no file", "crash before any file"],
+)
+def test_a_stage_that_ends_badly_without_a_failed_case_gets_one(
+    tmp_path: Path, arguments: list[str], total: str
+) -> None:
+    assert stage(tmp_path, "--name", "stage", "--cases", *arguments) == 1
+    assert summary(tmp_path) == (1, total)
+
+
+def test_a_stage_past_its_deadline_is_ended_and_fails(tmp_path: Path) -> None:
+    hangs = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    assert stage(tmp_path, "--name", "hangs", "--deadline", "0.5", "--", *hangs) == 1
+    assert summary(tmp_path) == (1, "0 passed, 1 failed, 0 skipped")
+
+
+def test_a_required_stage_that_did_not_run_is_a_failure(tmp_path: Path) -> None:
+    stage(tmp_path, "--name", "lint-ruff", "--", "true")
+    assert summary(tmp_path, "--require", "lint") == (0, "1 passed, 0 failed, 0 skipped")
+    assert summary(tmp_path, "--require", "cpp") == (1, "1 passed, 1 failed, 0 skipped")
+
+
+def test_a_failed_command_counts_only_when_no_file_tells(tmp_path: Path) -> None:
+    stage(tmp_path, "--name", "good", "--", "true")
+    assert summary(tmp_path, "--failed=make test") == (1, "1 passed, 1 failed, 0 skipped")
+    stage(tmp_path, "--name", "bad", "--", "false")
+    assert summary(tmp_path, "--failed=make test") == (1, "1 passed, 1 failed, 0 skipped")
+
+
+def test_nothing_at_all_is_not_a_success(tmp_path: Path) -> None:
+    assert summary(tmp_path) == (1, "0 passed, 0 failed, 0 skipped")
