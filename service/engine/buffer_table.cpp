@@ -1,0 +1,169 @@
+#include "engine/buffer_table.hpp"
+
+#include <algorithm>
+
+#include <fcntl.h>
+
+#include <fmt/format.h>
+
+#include "base/hash.hpp"
+#include "base/text.hpp"
+#include "device/arena.hpp"
+
+namespace gradsync::engine {
+
+namespace {
+
+constexpr std::size_t kTokenBytes = 16;
+
+UniqueFd duplicate(const UniqueFd& fd) { return UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
+
+Error unknown_buffer(std::uint64_t buffer) {
+  Error error = make_error(ErrorCode::UnknownBuffer, fmt::format("buffer {} does not exist in this session", buffer), "use the id that buffers.allocate returned on this connection");
+  error.path = "buffer";
+  return error;
+}
+
+}  // namespace
+
+Result<BufferGrant> BufferTable::allocate(SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now) {
+  if (size_bytes == 0) {
+    return invalid_params("bytes", "bytes is 0", "an arena needs at least 64 bytes");
+  }
+  const auto held = std::count_if(buffers_.begin(), buffers_.end(), [&](const auto& entry) { return entry.second.session == session && !entry.second.released; });
+  if (held >= options_.limits.buffers_per_session) {
+    return make_error(ErrorCode::LimitExceeded, fmt::format("this session holds {} buffers, the limit buffers_per_session is {}", held, options_.limits.buffers_per_session), "release buffers, or raise limits.buffers_per_session");
+  }
+  if (options_.limits.arena_bytes > 0 && (size_bytes > options_.limits.arena_bytes || total_bytes_ > options_.limits.arena_bytes - size_bytes)) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format("an arena of {} does not fit: {} of the limit arena_bytes {} are in use", human_bytes(size_bytes), human_bytes(total_bytes_), human_bytes(options_.limits.arena_bytes)),
+        "raise limits.arena_bytes"
+    );
+  }
+  Result<UniqueFd> fd = device::create_arena(size_bytes);
+  if (!fd) {
+    return fd.error();
+  }
+  forget_expired_tokens(now);
+  BufferGrant grant{next_buffer_++, size_bytes, random_hex(kTokenBytes)};
+  Buffer& buffer = buffers_[grant.buffer];
+  buffer.session = session;
+  buffer.fd = std::move(*fd);
+  buffer.size_bytes = size_bytes;
+  total_bytes_ += size_bytes;
+  tokens_[grant.token] = Token{grant.buffer, uid, pid, now + options_.deadlines.token};
+  return grant;
+}
+
+Result<Engine::TakenFd> BufferTable::take(const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now) {
+  forget_expired_tokens(now);
+  const auto found = tokens_.find(token);
+  // One text for every reason: an answer must not tell a guesser that a token exists.
+  const Error refused = make_error(ErrorCode::BadToken, "the token is unknown, used, expired or belongs to another process", "call buffers.allocate and fetch the descriptor within its 10 s from the same process");
+  if (found == tokens_.end() || found->second.uid != uid || (found->second.pid != 0 && pid != 0 && found->second.pid != pid)) {
+    return refused;
+  }
+  const auto buffer = buffers_.find(found->second.buffer);
+  tokens_.erase(found);
+  if (buffer == buffers_.end()) {
+    return refused;
+  }
+  Engine::TakenFd taken{duplicate(buffer->second.fd), buffer->second.size_bytes};
+  if (!taken.fd.valid()) {
+    return make_error(ErrorCode::LimitExceeded, "the daemon is out of file descriptors", "raise its LimitNOFILE");
+  }
+  return taken;
+}
+
+Result<void> BufferTable::release(SessionId session, std::uint64_t buffer) {
+  const auto it = buffers_.find(buffer);
+  if (it == buffers_.end() || it->second.session != session || it->second.released) {
+    return unknown_buffer(buffer);
+  }
+  it->second.released = true;
+  drop_if_unused(it);
+  return {};
+}
+
+void BufferTable::release_all(SessionId session) {
+  for (auto it = buffers_.begin(); it != buffers_.end();) {
+    const auto next = std::next(it);
+    if (it->second.session == session) {
+      it->second.released = true;
+      drop_if_unused(it);
+    }
+    it = next;
+  }
+}
+
+void BufferTable::rename_session(SessionId from, SessionId to) {
+  for (auto& [id, buffer] : buffers_) {
+    if (buffer.session == from) {
+      buffer.session = to;
+    }
+  }
+}
+
+Result<std::uint64_t> BufferTable::size_of(SessionId session, std::uint64_t buffer) const {
+  const auto it = buffers_.find(buffer);
+  if (it == buffers_.end() || it->second.session != session || it->second.released) {
+    return unknown_buffer(buffer);
+  }
+  return it->second.size_bytes;
+}
+
+void BufferTable::use(std::uint64_t buffer) {
+  Buffer& entry = buffers_.at(buffer);
+  ++entry.users;
+  if (!entry.map_submitted) {
+    entry.map_submitted = true;
+    lane_.submit(device::MapBuffer{buffer, duplicate(entry.fd), entry.size_bytes});
+  }
+}
+
+void BufferTable::unuse(std::uint64_t buffer) {
+  const auto it = buffers_.find(buffer);
+  if (it != buffers_.end()) {
+    --it->second.users;
+    drop_if_unused(it);
+  }
+}
+
+void BufferTable::on_map_failed(std::uint64_t buffer) {
+  if (const auto it = buffers_.find(buffer); it != buffers_.end()) {
+    it->second.map_submitted = false;
+  }
+}
+
+std::uint64_t BufferTable::bytes_of(SessionId session) const {
+  std::uint64_t bytes = 0;
+  for (const auto& [id, buffer] : buffers_) {
+    if (buffer.session == session && !buffer.released) {
+      bytes += buffer.size_bytes;
+    }
+  }
+  return bytes;
+}
+
+void BufferTable::drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it) {
+  Buffer& buffer = it->second;
+  if (!buffer.released || buffer.users > 0) {
+    return;
+  }
+  if (buffer.map_submitted) {
+    lane_.submit(device::UnmapBuffer{it->first});  // punches the pages out, off the io thread
+  } else {
+    device::punch_out(buffer.fd.get(), buffer.size_bytes);  // never declared: at most what the client touched
+  }
+  total_bytes_ -= buffer.size_bytes;
+  const std::uint64_t id = it->first;
+  std::erase_if(tokens_, [&](const auto& token) { return token.second.buffer == id; });
+  buffers_.erase(it);
+}
+
+void BufferTable::forget_expired_tokens(TimePoint now) {
+  std::erase_if(tokens_, [&](const auto& token) { return token.second.expires <= now; });
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,68 @@
+#pragma once
+// Arenas and the one-use tokens by which their descriptors are fetched. Thread: io.
+//
+// Invariant: a buffer in use by a loaded plan is never unmapped; its release waits. Every buffer that goes has its pages
+// punched out, so that memory is free even where a forked child of the trainer still holds a descriptor.
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "engine/engine.hpp"
+
+namespace gradsync::engine {
+
+class BufferTable {
+ public:
+  BufferTable(const EngineOptions& options, device::Lane& lane) : options_(options), lane_(lane) {}
+
+  [[nodiscard]] Result<BufferGrant> allocate(SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now);
+  [[nodiscard]] Result<Engine::TakenFd> take(const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now);
+
+  /// Releases on request of its session: now, or when its plan is unloaded.
+  [[nodiscard]] Result<void> release(SessionId session, std::uint64_t buffer);
+  /// The session is gone: every buffer of it goes as soon as nothing uses it.
+  void release_all(SessionId session);
+  /// A resumed session keeps its buffers under its new id.
+  void rename_session(SessionId from, SessionId to);
+
+  /// Size of a session's buffer, or UnknownBuffer.
+  [[nodiscard]] Result<std::uint64_t> size_of(SessionId session, std::uint64_t buffer) const;
+  /// Has the lane map it (once) and marks it used by one more plan.
+  void use(std::uint64_t buffer);
+  /// One plan less uses it.
+  void unuse(std::uint64_t buffer);
+  /// The lane could not map it: the next plan has it try again.
+  void on_map_failed(std::uint64_t buffer);
+
+  [[nodiscard]] std::uint64_t total_bytes() const { return total_bytes_; }
+  [[nodiscard]] std::uint64_t bytes_of(SessionId session) const;
+
+ private:
+  struct Buffer {
+    SessionId session = 0;
+    UniqueFd fd;
+    std::uint64_t size_bytes = 0;
+    int users = 0;
+    bool map_submitted = false;
+    bool released = false;
+  };
+  struct Token {
+    std::uint64_t buffer = 0;
+    std::uint32_t uid = 0;
+    std::int64_t pid = 0;
+    TimePoint expires;
+  };
+
+  void drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it);
+  void forget_expired_tokens(TimePoint now);
+
+  const EngineOptions& options_;
+  device::Lane& lane_;
+  std::map<std::uint64_t, Buffer> buffers_;
+  std::map<std::string, Token> tokens_;
+  std::uint64_t next_buffer_ = 1;
+  std::uint64_t total_bytes_ = 0;
+};
+
+}  // namespace gradsync::engine

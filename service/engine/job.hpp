@@ -1,0 +1,201 @@
+#pragma once
+// One job: its ranks, its epochs and the steps of the current one. Thread: io.
+//
+// An epoch is one agreed membership with one plan. It forms when every rank declared the same, and ends when a rank is
+// lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new process has to
+// declare; after a new declaration of a live rank everybody has to. Ending an epoch first fails the attempt in flight;
+// the new number counts from the moment the lane is quiet, because only then may trainers write gradients again.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "engine/buffer_table.hpp"
+#include "engine/engine.hpp"
+#include "engine/history.hpp"
+#include "engine/step_machine.hpp"
+
+namespace gradsync::engine {
+
+/// What all jobs share.
+struct JobContext {
+  const EngineOptions& options;
+  device::Lane& lane;
+  PlannerPort& planner;
+  BufferTable& buffers;
+  const EventSink& events;
+  EngineMetrics& metrics;
+  TimePoint now;
+  std::uint64_t next_plan = 1;
+  std::uint64_t next_ticket = 1;
+};
+
+class Job {
+ public:
+  Job(JobContext& context, const AttachRequest& first);
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  // membership (job_membership.cpp)
+  /// Whether the request may take its rank. Resuming counts as taking.
+  [[nodiscard]] Result<void> may_attach(const AttachRequest& request) const;
+  [[nodiscard]] AttachResult attach(const AttachRequest& request, SessionId session);
+  /// The session that holds a rank, 0 for none.
+  [[nodiscard]] SessionId holder(std::int64_t rank) const { return ranks_[index(rank)].session; }
+  [[nodiscard]] bool resumes(const AttachRequest& request) const;
+  void leave(std::int64_t rank, const std::string& why, bool lost);
+  void connection_lost(std::int64_t rank);
+  void pause(std::int64_t rank, bool paused);
+  [[nodiscard]] bool empty() const;
+  /// Ends everything at once: pending calls get `error`.
+  void end(const Error& error);
+
+  // declaration (job_epoch.cpp)
+  void declare(std::int64_t rank, DeclareRequest request, Reply<DeclareResult> reply);
+  void on_plan(PlanOutcome outcome);
+  void on_loaded(device::PlanId plan);
+  void on_load_failed(const device::Failed& report);
+
+  // steps (job_step.cpp)
+  void bucket_ready(std::int64_t rank, const BucketReady& ready);
+  void tensor_unused(std::int64_t rank, const TensorUnused& unused);
+  void finish(std::int64_t rank, FinishRequest request, Reply<StepReport> reply);
+  void clip(std::int64_t rank, const ClipRequest& request, Reply<StepReport> reply);
+  void on_reduced(const device::Reduced& report);
+  void on_finished(device::Finished report);
+  void on_scaled(const device::Scaled& report);
+  void on_aborted(const device::Aborted& report);
+  void on_lane_failed(const device::Failed& report);
+
+  void on_time();
+  [[nodiscard]] std::optional<TimePoint> next_deadline() const;
+
+  // read models (job_status.cpp)
+  [[nodiscard]] JobStatus status() const;
+  [[nodiscard]] std::vector<StepReport> reports(std::int64_t last) const { return history_.last(last); }
+  [[nodiscard]] std::shared_ptr<const plan::Plan> plan() const { return active_ ? active_->plan : nullptr; }
+
+  [[nodiscard]] bool idle() const;
+  /// Every rank waits in a step call: the lane may use all threads.
+  [[nodiscard]] bool wants_width() const { return machine_ && machine_->all_waiting(); }
+  [[nodiscard]] bool stepping() const { return machine_.has_value(); }
+  [[nodiscard]] bool owns_plan(device::PlanId plan) const;
+  [[nodiscard]] bool owns_buffer(std::uint64_t buffer) const;
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] std::uint32_t uid() const { return uid_; }
+  [[nodiscard]] std::int64_t restart_count() const { return restart_count_; }
+
+ private:
+  struct Rank {
+    SessionId session = 0;
+    std::string client_id;
+    std::int64_t pid = 0;
+    std::optional<TimePoint> reconnect_until;  ///< set while the connection is gone but the process lives
+    std::optional<TimePoint> paused_since;
+
+    // declaration
+    std::shared_ptr<const plan::RankDeclaration> declaration;
+    std::uint64_t buffer = 0;
+    bool valid = false;      ///< the planner checked it
+    bool fresh = false;      ///< declared since the last commit
+    bool committed = false;  ///< may send step messages
+    std::uint64_t validate_ticket = 0;
+    Reply<DeclareResult> declare_reply;
+    TimePoint declare_since;
+    TimePoint declare_deadline;
+
+    // step
+    Reply<StepReport> step_reply;
+    StepKey step_key;
+    std::vector<std::uint32_t> bucket_digests;
+  };
+
+  /// A plan the lane has, or is about to have.
+  struct LoadedPlan {
+    device::PlanId id = 0;
+    std::shared_ptr<const plan::Plan> plan;
+    std::vector<std::uint64_t> buffers;
+  };
+
+  /// The outcome of the last attempt, for calls that come again.
+  struct Record {
+    StepKey key;
+    Result<StepReport> outcome = StepReport{};
+  };
+
+  [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
+  [[nodiscard]] std::int64_t world_size() const { return static_cast<std::int64_t>(ranks_.size()); }
+
+  // epoch
+  void end_epoch(Error error);
+  void apply_transition();
+  void drop_declaration(Rank& rank);
+  void answer_declare(Rank& rank, const Error& error);
+  void cancel_forming();
+  void try_form();
+  void load(std::shared_ptr<const plan::Plan> plan);
+  void commit_epoch();
+  void unload(LoadedPlan& plan);
+  [[nodiscard]] bool forming() const { return !machine_ || loading_ || plan_ticket_ != 0 || !all_committed(); }
+  [[nodiscard]] bool all_committed() const;
+  [[nodiscard]] std::string forming_reason() const;
+
+  // step
+  void run(Actions actions);
+  void perform(LaunchReduce& action);
+  void perform(LaunchFinish& action);
+  void perform(LaunchScale& action);
+  void perform(LaunchAbort& action);
+  void perform(AnswerRank& action);
+  void perform(NormKnown& action);
+  void perform(Committed& action);
+  void perform(AttemptFailed& action);
+  [[nodiscard]] std::optional<Result<StepReport>> recorded(const StepKey& key) const;
+  [[nodiscard]] std::optional<Error> refuse_step(const Rank& rank, const StepKey& key) const;
+  [[nodiscard]] std::vector<plan::ClipRule> rules(bool override_max_norm, const std::optional<double>& max_norm) const;
+  [[nodiscard]] TimePoint step_deadline(const std::optional<Milliseconds>& timeout) const;
+  [[nodiscard]] StepReport report_of(const device::StepMath& math) const;
+  [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, Reply<StepReport> reply);
+  void answer_step(Rank& rank, const Result<StepReport>& result);
+  void forget_attempt();
+  [[nodiscard]] bool compares() const;
+  [[nodiscard]] bool deadline_suspended() const;
+  [[nodiscard]] std::optional<TimePoint> half_time() const;
+
+  void publish_alert(const std::string& kind, const std::string& what) const;
+  void publish_epoch(const std::string& what) const;
+
+  JobContext& context_;
+  const std::string name_;
+  const std::uint32_t uid_;
+  const std::int64_t restart_count_;
+  const std::vector<plan::Mesh> meshes_;
+  std::vector<Rank> ranks_;
+
+  std::uint64_t epoch_ = 1;
+  std::optional<LoadedPlan> active_;
+  std::optional<LoadedPlan> loading_;
+  std::uint64_t plan_ticket_ = 0;    ///< of the plan being made; 0: none
+  bool redeclare_ = false;           ///< every rank has to declare before the next commit
+  std::optional<StepMachine> machine_;
+  std::optional<Error> transition_;  ///< why the epoch ends, while the attempt in flight still fails
+  std::optional<Error> ended_;       ///< why the epoch before this one ended
+
+  std::optional<Record> record_;
+  std::optional<Record> norm_record_;  ///< the norm given out in this attempt
+  double norm_scale_ = 1.0;
+  std::vector<plan::ClipOutcome> scale_outcomes_;  ///< of the clip.apply in flight
+  std::int64_t report_step_ = 0;                   ///< the trainers' label of the step in flight
+  double reduce_s_ = 0;
+  std::optional<TimePoint> first_ask_;
+  std::optional<TimePoint> last_ask_;
+  bool half_warned_ = false;
+  std::int64_t steps_in_epoch_ = 0;
+  History history_;
+};
+
+}  // namespace gradsync::engine

@@ -1,0 +1,251 @@
+// How an epoch forms and ends.
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "engine/job.hpp"
+#include "engine/lane_plan.hpp"
+#include "engine/metrics.hpp"
+
+namespace gradsync::engine {
+
+void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<DeclareResult> reply) {
+  Rank& rank = ranks_[index(rank_number)];
+  if (rank.declare_reply) {
+    reply(make_error(ErrorCode::InvalidRequest, fmt::format("rank {} already waits in gradients.declare", rank_number), "wait for its answer"));
+    return;
+  }
+  const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, request.buffer);
+  if (!size) {
+    reply(size.error());
+    return;
+  }
+  if (static_cast<std::int64_t>(request.declaration.tensors.size()) > context_.options.limits.tensors) {
+    Error error = make_error(ErrorCode::LimitExceeded, fmt::format("{} tensors are declared, the limit tensors is {}", request.declaration.tensors.size(), context_.options.limits.tensors), "raise limits.tensors");
+    error.path = "tensors";
+    reply(std::move(error));
+    return;
+  }
+  if (rank.committed && machine_ && !transition_) {
+    Error error = make_error(ErrorCode::StaleEpoch, fmt::format("rank {} declared its gradients anew", rank_number), "every rank has to call gradients.declare again");
+    error.rank = rank_number;
+    redeclare_ = true;
+    end_epoch(std::move(error));
+  } else if (rank.committed) {
+    redeclare_ = true;
+  }
+  cancel_forming();
+  drop_declaration(rank);
+  rank.declaration = std::make_shared<const plan::RankDeclaration>(std::move(request.declaration));
+  rank.buffer = request.buffer;
+  rank.fresh = true;
+  rank.declare_reply = std::move(reply);
+  rank.declare_since = context_.now;
+  rank.declare_deadline = context_.now + request.timeout.value_or(context_.options.deadlines.declare);
+  rank.validate_ticket = context_.next_ticket++;
+  PlanRequest plan;
+  plan.ticket = rank.validate_ticket;
+  plan.by_rank = {rank.declaration};
+  plan.meshes = meshes_;
+  plan.world_size = world_size();
+  plan.validate_only = true;
+  context_.planner.submit(std::move(plan));
+}
+
+void Job::drop_declaration(Rank& rank) {
+  rank.declaration.reset();
+  rank.buffer = 0;
+  rank.valid = false;
+  rank.fresh = false;
+  rank.committed = false;
+  rank.validate_ticket = 0;
+}
+
+void Job::answer_declare(Rank& rank, const Error& error) {
+  if (rank.declare_reply) {
+    const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, nullptr);
+    reply(error);
+  }
+}
+
+void Job::cancel_forming() {
+  plan_ticket_ = 0;
+  if (loading_) {
+    unload(*loading_);
+    loading_.reset();
+  }
+}
+
+void Job::try_form() {
+  if (plan_ticket_ != 0 || loading_ || transition_) {
+    return;
+  }
+  const bool complete = std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) { return rank.valid && (rank.fresh || !redeclare_); });
+  if (!complete || all_committed()) {
+    return;
+  }
+  PlanRequest request;
+  request.ticket = plan_ticket_ = context_.next_ticket++;
+  for (const Rank& rank : ranks_) {
+    request.by_rank.push_back(rank.declaration);
+  }
+  request.meshes = meshes_;
+  request.world_size = world_size();
+  request.sizes = context_.options.buckets;
+  context_.planner.submit(std::move(request));
+}
+
+bool Job::all_committed() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.committed; });
+}
+
+void Job::on_plan(PlanOutcome outcome) {
+  for (Rank& rank : ranks_) {
+    if (rank.validate_ticket == outcome.ticket) {
+      rank.validate_ticket = 0;
+      if (!outcome.plan) {
+        drop_declaration(rank);
+        answer_declare(rank, outcome.plan.error());
+        return;
+      }
+      rank.valid = true;
+      try_form();
+      return;
+    }
+  }
+  if (outcome.ticket == 0 || outcome.ticket != plan_ticket_) {
+    return;  // overtaken by a change of membership
+  }
+  plan_ticket_ = 0;
+  std::optional<Error> error;
+  if (!outcome.plan) {
+    error = outcome.plan.error();
+  } else {
+    for (const Rank& rank : ranks_) {
+      const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, rank.buffer);
+      if (!size || *size < (*outcome.plan)->arena_bytes) {
+        error = make_error(
+            ErrorCode::InvalidDeclaration,
+            fmt::format("the arena of rank {} has {} bytes, the declared tensors need {}", &rank - ranks_.data(), size ? *size : 0, (*outcome.plan)->arena_bytes),
+            "allocate the sum of the tensors' bytes, each rounded up to a multiple of 64"
+        );
+        error->path = "buffer";
+        error->rank = &rank - ranks_.data();
+        break;
+      }
+    }
+  }
+  if (error) {
+    for (Rank& rank : ranks_) {
+      if (rank.fresh) {
+        drop_declaration(rank);
+        answer_declare(rank, *error);
+      }
+    }
+    return;
+  }
+  load(std::move(*outcome.plan));
+}
+
+void Job::load(std::shared_ptr<const plan::Plan> plan) {
+  LoadedPlan& loading = loading_.emplace();
+  loading.id = context_.next_plan++;
+  loading.plan = std::move(plan);
+  for (const Rank& rank : ranks_) {
+    context_.buffers.use(rank.buffer);
+    loading.buffers.push_back(rank.buffer);
+  }
+  context_.lane.submit(device::LoadPlan{loading.id, lane_plan_of(*loading.plan, loading.buffers)});
+}
+
+void Job::on_loaded(device::PlanId plan) {
+  if (loading_ && loading_->id == plan) {
+    commit_epoch();
+  }
+}
+
+void Job::on_load_failed(const device::Failed& report) {
+  if (!loading_) {
+    return;
+  }
+  const Error error = make_error(
+      report.out_of_memory ? ErrorCode::InsufficientMemory : ErrorCode::InternalError,
+      "the lane could not take the plan: " + report.message,
+      report.out_of_memory ? "give the daemon's cgroup more memory" : "see the daemon's log"
+  );
+  cancel_forming();
+  for (Rank& rank : ranks_) {
+    if (rank.fresh) {
+      drop_declaration(rank);
+      answer_declare(rank, error);
+    }
+  }
+}
+
+void Job::commit_epoch() {
+  const bool keeps_machine = machine_ && active_ == std::nullopt && machine_->plan().digest == loading_->plan->digest && !redeclare_;
+  if (active_) {
+    unload(*active_);
+  }
+  active_ = std::exchange(loading_, std::nullopt);
+  if (!keeps_machine) {
+    machine_.emplace(active_->plan, epoch_);
+  }
+  redeclare_ = false;
+  steps_in_epoch_ = 0;
+  publish_epoch(fmt::format("epoch {} of job '{}' begins with {} ranks", epoch_, name_, ranks_.size()));
+  spdlog::info("epoch begins job={} epoch={} ranks={} tensors={} buckets={} plan={}", name_, epoch_, ranks_.size(), active_->plan->tensors.size(), active_->plan->buckets.size(), active_->plan->digest);
+  for (Rank& rank : ranks_) {
+    rank.fresh = false;
+    rank.committed = true;
+    if (rank.declare_reply) {
+      const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, nullptr);
+      reply(DeclareResult{epoch_, machine_->attempt(), active_->plan});
+    }
+  }
+}
+
+void Job::unload(LoadedPlan& plan) {
+  context_.lane.submit(device::UnloadPlan{plan.id});
+  for (const std::uint64_t buffer : plan.buffers) {
+    context_.buffers.unuse(buffer);
+  }
+  plan.buffers.clear();
+}
+
+// The attempt in flight fails first; the number rises in `apply_transition`, when the lane is quiet.
+void Job::end_epoch(Error error) {
+  if (transition_) {
+    return;
+  }
+  error.job = name_;
+  error.epoch = epoch_ + 1;
+  error.attempt = 0;
+  transition_ = std::move(error);
+  run(machine_->fail(*transition_));
+}
+
+void Job::apply_transition() {
+  ended_ = std::exchange(transition_, std::nullopt);
+  ++epoch_;
+  if (active_) {
+    unload(*active_);
+    active_.reset();
+  }
+  // Survivors keep their declarations and may already work for the new epoch, if the plan stays the same.
+  machine_.emplace(machine_->plan_pointer(), epoch_);
+  norm_record_.reset();
+  publish_epoch(fmt::format("epoch {} of job '{}' forms: {}", epoch_, name_, ended_->message));
+  spdlog::warn("epoch ended job={} epoch={} reason=\"{}\"", name_, epoch_ - 1, ended_->message);
+  try_form();
+}
+
+bool Job::owns_plan(device::PlanId plan) const { return (active_ && active_->id == plan) || (loading_ && loading_->id == plan); }
+
+bool Job::owns_buffer(std::uint64_t buffer) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return rank.buffer == buffer && buffer != 0; });
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,51 @@
+#include "engine/lane_plan.hpp"
+
+#include <map>
+
+namespace gradsync::engine {
+
+std::vector<std::string> layer_names(const plan::Plan& plan) {
+  std::vector<std::string> names;
+  std::map<std::string, std::int32_t> seen;
+  for (const plan::PlannedTensor& tensor : plan.tensors) {
+    const std::optional<std::string>& layer = tensor.declaration.layer;
+    if (layer && seen.emplace(*layer, 0).second) {
+      names.push_back(*layer);
+    }
+  }
+  return names;
+}
+
+device::LanePlan lane_plan_of(const plan::Plan& plan, const std::vector<std::uint64_t>& rank_buffers) {
+  std::map<std::string, std::int32_t> layers;
+  for (const std::string& name : layer_names(plan)) {
+    layers.emplace(name, static_cast<std::int32_t>(layers.size()));
+  }
+  device::LanePlan lane;
+  lane.world_size = plan.world_size;
+  lane.norm_type = plan.options.norm_type;
+  lane.clip_groups = static_cast<std::uint32_t>(plan.clip_groups.size());
+  lane.layers = static_cast<std::uint32_t>(layers.size());
+  lane.rank_buffers = rank_buffers;
+  lane.tensors.reserve(plan.tensors.size());
+  for (const plan::PlannedTensor& tensor : plan.tensors) {
+    device::LaneTensor entry;
+    entry.offset_bytes = tensor.offset_bytes;
+    entry.numel = static_cast<std::uint64_t>(tensor.numel);
+    entry.bucket = tensor.bucket;
+    entry.clip_group = tensor.clip_group;
+    entry.layer = tensor.declaration.layer ? layers.at(*tensor.declaration.layer) : -1;
+    lane.tensors.push_back(entry);
+  }
+  for (const plan::Bucket& bucket : plan.buckets) {
+    device::LaneBucket entry;
+    entry.dtype = bucket.dtype;
+    entry.tensors = bucket.tensors;
+    entry.groups = bucket.groups;
+    entry.divisor = bucket.divisor;
+    lane.buckets.push_back(std::move(entry));
+  }
+  return lane;
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,164 @@
+#pragma once
+// One epoch's steps as a sans-I/O machine: events in, actions out; no clock, no lane, no reply of its own.
+//
+// Invariants: buckets are launched strictly in plan order, each once per attempt and only when every rank said it is
+// ready; the step is finished only when every rank asked for the same step and every bucket is reduced; after the first
+// failure the attempt is sticky: it aborts once, and `Failed` is given out only when nothing of it is outstanding on
+// the lane. An attempt that ended leaves a record, so that a repeated call gets the same answer.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "base/clock.hpp"
+#include "engine/engine.hpp"
+#include "plan/plan.hpp"
+
+namespace gradsync::engine {
+
+/// Launch the reduction of a bucket.
+struct LaunchReduce {
+  std::uint32_t bucket = 0;
+  std::vector<device::UnusedTensor> unused;
+};
+
+/// All buckets are reduced and all ranks agree: combine, and multiply unless `norm_only`.
+struct LaunchFinish {
+  double scale = 1.0;
+  bool norm_only = false;
+  bool override_max_norm = false;
+  std::optional<double> max_norm;
+};
+
+/// The second half of a step whose norm was given out.
+struct LaunchScale {
+  bool override_max_norm = false;
+  std::optional<double> max_norm;
+};
+
+/// Stop what the lane still does for this attempt.
+struct LaunchAbort {
+  std::uint64_t attempt = 0;
+};
+
+/// Answer one rank's call; the attempt goes on.
+struct AnswerRank {
+  std::int64_t rank = 0;
+  Error error;
+};
+
+/// The norm is known (norm_only): answer every waiting rank, the step stays open for `clip`.
+struct NormKnown {
+  device::StepMath math;
+};
+
+/// The attempt is done: answer every rank.
+struct Committed {
+  std::uint64_t attempt = 0;
+  device::StepMath math;
+};
+
+/// The attempt failed and the lane is quiet: answer every waiting rank with the error.
+struct AttemptFailed {
+  std::uint64_t attempt = 0;
+  Error error;
+  bool begun = false;  ///< false: no rank had sent anything of it
+};
+
+using Action = std::variant<LaunchReduce, LaunchFinish, LaunchScale, LaunchAbort, AnswerRank, NormKnown, Committed, AttemptFailed>;
+using Actions = std::vector<Action>;
+
+/// What a rank asked for and waits on.
+struct Ask {
+  enum class Kind : std::uint8_t { Finish, NormOnly, Clip };
+  Kind kind = Kind::Finish;
+  std::int64_t step = 0;
+  double scale = 1.0;
+  bool override_max_norm = false;
+  std::optional<double> max_norm;
+  TimePoint since;
+  TimePoint deadline;
+};
+
+/// Wire name of the method a rank waits in.
+[[nodiscard]] const char* method_of(Ask::Kind kind);
+
+class StepMachine {
+ public:
+  StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch);
+
+  [[nodiscard]] Actions on_bucket_ready(std::int64_t rank, std::uint64_t attempt, std::uint32_t bucket);
+  [[nodiscard]] Actions on_unused(std::int64_t rank, std::uint64_t attempt, const std::vector<std::uint32_t>& tensors);
+  /// `request.kind` Finish or NormOnly. The epoch was checked by the caller.
+  [[nodiscard]] Actions on_finish(std::int64_t rank, const FinishRequest& request, TimePoint now, TimePoint deadline);
+  [[nodiscard]] Actions on_clip(std::int64_t rank, const ClipRequest& request, TimePoint now, TimePoint deadline);
+
+  [[nodiscard]] Actions on_reduced(std::uint64_t tag);
+  [[nodiscard]] Actions on_finished(std::uint64_t tag, device::StepMath math);
+  [[nodiscard]] Actions on_scaled(std::uint64_t tag, double clip_s);
+  [[nodiscard]] Actions on_lane_failed(const device::Failed& report);
+  [[nodiscard]] Actions on_aborted(std::uint64_t tag);
+
+  /// Ends the attempt with an error; `AttemptFailed` follows now or when the lane is quiet.
+  [[nodiscard]] Actions fail(Error error);
+
+  /// The earliest deadline of a waiting rank has passed.
+  [[nodiscard]] Actions on_deadline(TimePoint now);
+  [[nodiscard]] std::optional<TimePoint> deadline() const;
+  /// Moves every deadline, because the time of a pause does not count.
+  void extend_deadlines(Duration by);
+
+  [[nodiscard]] std::uint64_t attempt() const { return attempt_; }
+  [[nodiscard]] bool waiting(std::int64_t rank) const { return ranks_[index(rank)].ask.has_value(); }
+  [[nodiscard]] const std::optional<Ask>& ask_of(std::int64_t rank) const { return ranks_[index(rank)].ask; }
+  [[nodiscard]] bool all_waiting() const;
+  [[nodiscard]] bool busy() const { return outstanding_ > 0; }
+  [[nodiscard]] bool failing() const { return error_.has_value(); }
+  /// Some rank has begun this attempt.
+  [[nodiscard]] bool begun() const;
+  [[nodiscard]] std::int64_t launched() const { return static_cast<std::int64_t>(next_launch_); }
+  /// Ranks that have not asked yet.
+  [[nodiscard]] std::vector<std::int64_t> missing_ranks() const;
+  /// What the attempt waits for, in words.
+  [[nodiscard]] std::string waits_for() const;
+  [[nodiscard]] const plan::Plan& plan() const { return *plan_; }
+  [[nodiscard]] const std::shared_ptr<const plan::Plan>& plan_pointer() const { return plan_; }
+
+ private:
+  enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling };
+
+  struct Rank {
+    std::vector<bool> ready;               ///< per bucket
+    std::vector<std::uint32_t> unused;     ///< tensors
+    std::vector<bool> is_unused;           ///< per tensor, the same set
+    std::optional<Ask> ask;
+    std::optional<Error> notification_error;  ///< of a notification; given out with the finish
+  };
+
+  [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
+  [[nodiscard]] Error attempt_error(std::int64_t rank, std::uint64_t attempt) const;
+  [[nodiscard]] std::vector<std::string> unready_tensors(const Rank& rank) const;
+  [[nodiscard]] bool mark_ready(Rank& rank, std::uint32_t bucket);
+  void mark_unused(std::int64_t rank, const std::vector<std::uint32_t>& tensors);
+  void launch_ready(Actions& actions);
+  void finish_if_complete(Actions& actions);
+  [[nodiscard]] std::optional<Error> disagreement(std::int64_t rank, const Ask& ask) const;
+  void end_attempt();
+  void settle_failure(Actions& actions);
+
+  std::shared_ptr<const plan::Plan> plan_;
+  std::uint64_t epoch_ = 0;
+  std::uint64_t attempt_ = 0;
+  Phase phase_ = Phase::Collecting;
+  std::vector<Rank> ranks_;
+  std::size_t next_launch_ = 0;
+  std::size_t reduced_ = 0;
+  std::size_t outstanding_ = 0;  ///< commands on the lane, an Abort included
+  bool abort_sent_ = false;
+  std::optional<Error> error_;   ///< sticky failure of this attempt
+  device::StepMath math_;        ///< of the norm given out
+};
+
+}  // namespace gradsync::engine
