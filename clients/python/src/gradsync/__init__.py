@@ -1,0 +1,54 @@
+"""Client of gradsyncd: gradient sync, exact norms and clipping by a node-local sidecar.
+
+Importing this needs neither torch nor numpy; `gradsync.torch` is the adapter for PyTorch.
+"""
+
+from . import errors
+from ._buffer import Buffer
+from ._client import Client, Subscription, connect
+from ._grads import UNSET, Bucket, Grads, Unset
+from ._job import Job
+from ._placements import Only, Partial, PartialTo, Replicate, Shard
+from ._report import (
+    Divergence,
+    GroupReport,
+    LayerReport,
+    Nonfinite,
+    NonfiniteInput,
+    StepReport,
+    StepTimings,
+)
+from ._tensor import Clip, Mesh, Tensor
+from ._version import __version__
+from .errors import GradsyncError, UsageError
+
+__all__ = [
+    "UNSET",
+    "Bucket",
+    "Buffer",
+    "Client",
+    "Clip",
+    "Divergence",
+    "Grads",
+    "GradsyncError",
+    "GroupReport",
+    "Job",
+    "LayerReport",
+    "Mesh",
+    "Nonfinite",
+    "NonfiniteInput",
+    "Only",
+    "Partial",
+    "PartialTo",
+    "Replicate",
+    "Shard",
+    "StepReport",
+    "StepTimings",
+    "Subscription",
+    "Tensor",
+    "Unset",
+    "UsageError",
+    "__version__",
+    "connect",
+    "errors",
+]

@@ -1,0 +1,230 @@
+"""connect() and the client: one connection to a daemon, shared by everything in the process that uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+from ._address import candidates
+from ._channel import Channel
+from ._job import Job
+from ._launch import resolve_launch
+from ._report import StepReport, decode_report
+from ._socket import not_found
+from ._spawn import PrivateDaemon
+from ._tensor import Mesh
+from ._wire import dump, plain
+from .errors import ConnectionFailed, GradsyncError, UsageError
+
+__all__ = ["Client", "Subscription", "connect"]
+
+_QUICK_S = 30.0
+_EXPLAIN_PAGE = 500
+
+
+def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = False, timeout: float = 10.0) -> Client:
+    """Connects to `address`, else $GRADSYNC_ADDRESS, else the user's daemon, else the machine's.
+
+    `spawn` starts a private daemon instead, which ends with the client.
+
+    Raises:
+        ConnectionFailed: no usable daemon; `reason` and text say which way and what to do.
+        UsageError: the address names no unix socket.
+    """
+    if spawn:
+        if address is not None:
+            raise UsageError("connect(spawn=True) makes its own address; leave one of the two out")
+        daemon = PrivateDaemon(timeout)
+        try:
+            return Client(Channel(candidates(daemon.address)[0], timeout), daemon)
+        except BaseException:
+            daemon.stop()
+            raise
+    paths = candidates(address)
+    first: ConnectionFailed | None = None
+    for path in paths:
+        try:
+            return Client(Channel(path, timeout))
+        except ConnectionFailed as error:
+            # A stale file of the user's daemon must not hide the machine's; what is alive and refuses ends the search.
+            if error.reason not in ("not_found", "stale"):
+                raise
+            if error.reason == "stale" and first is None:
+                first = error
+    raise first or not_found(paths)
+
+
+class Subscription:
+    """Pushes until `cancel()`; also a context manager."""
+
+    def __init__(self, channel: Channel, key: int) -> None:
+        self._channel = channel
+        self._key = key
+
+    def cancel(self) -> None:
+        """Ends the pushes; doing it again changes nothing."""
+        self._channel.unsubscribe(self._key, _QUICK_S)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+
+class Client:
+    """A connection to a daemon; made by `connect`, ended by `close` or the end of a `with`."""
+
+    def __init__(self, channel: Channel, daemon: PrivateDaemon | None = None) -> None:
+        self._channel = channel
+        self._job: Job | None = None
+        # Runs at close, when the client is dropped, and at exit.
+        self._finalizer = weakref.finalize(self, _end, channel, daemon)
+
+    @property
+    def address(self) -> str:
+        """Path of the daemon's socket."""
+        return self._channel.path
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """Name, version and pid of the daemon."""
+        return dict(self._channel.server)
+
+    @property
+    def job(self) -> Job | None:
+        """The rank attached through this client, if any."""
+        return self._job
+
+    def attach(
+        self,
+        job: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        meshes: Mapping[str, Mapping[str, int] | Mesh] | None = None,
+        restart_count: int | None = None,
+        *,
+        timeout: float = 30.0,
+    ) -> Job:
+        """Takes a rank of a job; what is not given comes from torchrun's environment.
+
+        `meshes` defaults to `{"default": {"dp": world_size}}`, the job name to `run_id@master_addr:master_port`.
+
+        Raises:
+            UsageError: neither the arguments nor the environment say which rank of which job this is.
+            RpcError: the daemon refused it (`RankInUse`, `JobMismatch`, …).
+        """
+        if self._job is not None:
+            raise UsageError(f"this client holds {self._job!r}; detach() it first, or connect() once more")
+        launch = resolve_launch(job, rank, world_size, restart_count)
+        given = {"default": {"dp": launch.world_size}} if meshes is None else meshes
+        named = {name: mesh if isinstance(mesh, Mesh) else Mesh(mesh) for name, mesh in given.items()}
+        params = {
+            "job": launch.job,
+            "rank": launch.rank,
+            "world_size": launch.world_size,
+            "meshes": [mesh.encode(name) for name, mesh in named.items()],
+            "restart_count": launch.restart_count,
+        }
+        reply = self._channel.attach(dump(params), timeout)
+        self._job = Job(self, launch.job, launch.rank, launch.world_size, named, reply)
+        return self._job
+
+    def call(self, method: str, params: Mapping[str, Any] | None = None, timeout: float = _QUICK_S) -> Any:
+        """Any method of the protocol, by name.
+
+        Raises:
+            RpcError: the daemon answered with an error.
+        """
+        return self._channel.call(method, dump(plain(dict(params or {}))), timeout=timeout, idempotent=False)
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon says of itself and of this user's jobs."""
+        result: dict[str, Any] = self._read("status.get", {})
+        return result
+
+    def stats(self, job: str | None = None, last: int = 1) -> list[StepReport]:
+        """The last reports of a job (default: the attached one), oldest first."""
+        reply = self._read("stats.get", {"job": self._job_name(job), "last": last})
+        return [decode_report(wire, self._tensor_name) for wire in reply["reports"]]
+
+    def explain(self, job: str | None = None) -> dict[str, Any]:
+        """The plan of a job (default: the attached one), all pages together."""
+        name = self._job_name(job)
+        whole: dict[str, Any] = {}
+        while not whole or len(whole["tensors"]) < whole["total"]:
+            offset = len(whole["tensors"]) if whole else 0
+            page = self._read("plan.explain", {"job": name, "offset": offset, "limit": _EXPLAIN_PAGE})
+            if not whole:
+                whole = page
+            elif page["digest"] != whole["digest"]:
+                whole = {}  # declared anew between two pages
+            elif page["tensors"]:
+                whole["tensors"] += page["tensors"]
+            else:
+                break
+        return whole
+
+    def subscribe(
+        self, topics: Iterable[str], callback: Callable[[dict[str, Any]], None], *, job: str | None = None
+    ) -> Subscription:
+        """Calls `callback` with the params of every push of the topics "step", "alert", "epoch".
+
+        It runs on the reader thread: it has to be quick and must not call the client.
+        """
+        params: dict[str, Any] = {"topics": list(topics)}
+        if job is not None:
+            params["job"] = job
+        return Subscription(self._channel, self._channel.subscribe(dump(params), callback, _QUICK_S))
+
+    def close(self) -> None:
+        """Leaves the job and ends the connection, and the private daemon with it. Doing it again changes nothing."""
+        if self._job is not None and not self._channel.closed:
+            with contextlib.suppress(GradsyncError):
+                self._job.detach()
+        self._job = None
+        self._finalizer()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self, method: str, params: Mapping[str, Any]) -> Any:
+        return self._channel.call(method, dump(params), timeout=_QUICK_S, idempotent=True)
+
+    def _job_name(self, job: str | None) -> str:
+        if job is not None:
+            return job
+        if self._job is None:
+            raise UsageError("no job is attached through this client; name one: job=…")
+        return self._job.name
+
+    def _tensor_name(self, index: int) -> str:
+        grads = self._job.grads if self._job is not None else None
+        if grads is not None and index < len(grads.tensors):
+            return grads.tensors[index].name
+        return f"#{index}"
+
+    def _forget(self, job: Job) -> None:
+        if self._job is job:
+            self._job = None
+            self._channel.forget_session()
+
+    def __repr__(self) -> str:
+        return f"Client({self.address!r}{', closed' if self._channel.closed else ''})"
+
+
+def _end(channel: Channel, daemon: PrivateDaemon | None) -> None:
+    channel.close()
+    if daemon is not None:
+        daemon.stop()

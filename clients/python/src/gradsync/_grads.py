@@ -1,0 +1,331 @@
+"""The declared gradients of one rank, and the step: count, notify, finish.
+
+Threads: `ready`, `mark_unused` and the `…_index` hooks may be called from any thread (autograd has its own); the
+calls that wait (`finish`, `compute_norm`, `apply_clip`) belong to one thread. Nothing but those calls waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ._arena import Arena
+from ._buffer import Buffer
+from ._report import StepReport, decode_report
+from ._step_tracker import StepTracker
+from ._tensor import Tensor
+from ._wire import dump, encode_number, notification
+from .errors import NotReady, RpcError, UsageError, local_error
+
+if TYPE_CHECKING:
+    from ._job import Job
+
+__all__ = ["UNSET", "Bucket", "Grads", "Unset"]
+
+_NAMED_AT_MOST = 20
+
+
+class Unset(Enum):
+    """The type of `UNSET`: an argument that was not given, where None means something."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors (by index) that lie together in the arena and are reduced by one launch."""
+
+    index: int
+    dtype: str
+    offset: int
+    nbytes: int
+    tensors: tuple[int, ...]
+
+
+class Grads:
+    """What `Job.declare` returns: memory of every tensor, and the calls of a step."""
+
+    def __init__(
+        self, job: Job, tensors: Sequence[Tensor], accumulate: int, arena: Arena, reply: dict[str, Any]
+    ) -> None:
+        self._job = job
+        self._arena = arena
+        self._accumulate = accumulate
+        self.tensors: tuple[Tensor, ...] = tuple(tensors)
+        self.plan_digest: str = reply["plan_digest"]
+        self.offsets: list[int] = list(reply["offsets"])
+        self.buckets: list[Bucket] = [
+            Bucket(index, wire["dtype"], wire["offset"], wire["bytes"], tuple(wire["tensors"]))
+            for index, wire in enumerate(reply["buckets"])
+        ]
+        self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
+        self._buffers: dict[int, Buffer] = {}
+        self._lock = threading.Lock()
+        self._tracker = StepTracker(
+            [tensor.name for tensor in self.tensors], [b.tensors for b in self.buckets], accumulate
+        )
+        self._unused: dict[int, None] = {}  # of this step, in the order said
+        self._unused_notified = 0
+        self._half_done: int | None = None  # the step between compute_norm and apply_clip
+        self._finished_once = False
+        self._retired = False
+
+    # memory
+
+    def index_of(self, name: str) -> int:
+        """The index of a tensor.
+
+        Raises:
+            UsageError: no tensor of that name was declared.
+        """
+        try:
+            return self._index[name]
+        except KeyError:
+            raise UsageError(f"no tensor {name!r} was declared; declared are {_some(list(self._index))}") from None
+
+    def input(self, name: str) -> Buffer:
+        """The memory this rank's backward writes.
+
+        Raises:
+            UsageError: no tensor of that name was declared.
+        """
+        index = self.index_of(name)
+        buffer = self._buffers.get(index)
+        if buffer is None:
+            tensor = self.tensors[index]
+            offset = self.offsets[index]
+            memory = self._arena.memory[offset : offset + tensor.nbytes]
+            buffer = Buffer(memory, name, tensor.held_shape, tensor.dtype, offset)
+            self._buffers[index] = buffer
+        return buffer
+
+    def output(self, name: str) -> Buffer:
+        """The reduced, clipped gradient after `finish`: the same memory as `input` on this data path.
+
+        Raises:
+            UsageError: no tensor of that name was declared.
+        """
+        return self.input(name)
+
+    def arena_memoryview(self) -> memoryview:
+        """The whole arena; tensor i starts at `offsets[i]`."""
+        return self._arena.memory
+
+    # counting
+
+    def ready(self, name: str, micro_batch: int | None = None) -> None:
+        """One more micro-batch of the tensor is in its buffer; its bucket goes out with its last tensor.
+
+        Raises:
+            AccumulationError: more often than declared, or after `mark_unused`.
+        """
+        index = self.index_of(name)
+        with self._lock:
+            self._check_open()
+            bucket = self._tracker.ready(index)
+            if bucket is not None:
+                self._send_bucket(bucket, micro_batch)
+
+    def mark_unused(self, name: str) -> None:
+        """The tensor gets no gradient in this step.
+
+        Raises:
+            AccumulationError: it has become ready in this step.
+        """
+        index = self.index_of(name)
+        with self._lock:
+            self._check_open()
+            bucket = self._tracker.mark_unused(index)
+            self._unused[index] = None
+            if bucket is not None:
+                self._send_bucket(bucket, None)
+
+    def ready_bucket(self, bucket_index: int, micro_batch: int | None = None) -> None:
+        """Says now that a bucket is complete; for a caller that counts by itself."""
+        with self._lock:
+            self._send_bucket(bucket_index, micro_batch)
+
+    def mark_unused_index(self, index: int) -> None:
+        """Says that tensor `index` gets no gradient in this step; for a caller that counts by itself."""
+        with self._lock:
+            self._unused[index] = None
+
+    # the step
+
+    def finish(
+        self,
+        step: int | None = None,
+        scale: float | None = None,
+        max_norm: float | None | Unset = UNSET,
+        timeout: float | None = None,
+        *,
+        ready: Literal["all"] | Sequence[int] | None = None,
+        bucket_digests: Sequence[int] | None = None,
+    ) -> StepReport:
+        """Completes the step on all ranks: reduced, measured, clipped.
+
+        `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
+        `ready` None trusts the counters of this object; "all", or a list of bucket indices, is the word of a caller
+        that counts by itself.
+
+        Raises:
+            NotReady: tensors are missing; nothing was sent and the step stays open.
+            RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
+        """
+        if self._half_done is not None:
+            raise UsageError("compute_norm() left this step half done; complete it by apply_clip()")
+        step, params = self._begin(step, scale, timeout, ready, bucket_digests)
+        if max_norm is not UNSET:
+            params["max_norm"] = None if max_norm is None else encode_number(max_norm)
+        return self._end(step, self._step_call("step.finish", params, timeout))
+
+    def compute_norm(
+        self,
+        step: int | None = None,
+        scale: float | None = None,
+        timeout: float | None = None,
+        *,
+        ready: Literal["all"] | Sequence[int] | None = None,
+        bucket_digests: Sequence[int] | None = None,
+    ) -> StepReport:
+        """The first half of `finish`: reduced and measured, nothing multiplied; `apply_clip` has to follow.
+
+        Raises:
+            NotReady: tensors are missing; nothing was sent and the step stays open.
+            RpcError: the step failed on all ranks.
+        """
+        if self._half_done is not None:
+            raise UsageError("compute_norm() was called already in this step; apply_clip() comes next")
+        step, params = self._begin(step, scale, timeout, ready, bucket_digests)
+        wire = self._step_call("norm.compute", params, timeout)
+        self._half_done = step
+        return decode_report(wire, self._name_of)
+
+    def apply_clip(self, max_norm: float | None | Unset = UNSET, timeout: float | None = None) -> StepReport:
+        """The second half: clips by `max_norm`, or as declared, and ends the step.
+
+        Raises:
+            UsageError: `compute_norm` did not come first.
+            RpcError: the step failed on all ranks.
+        """
+        self._check_open()
+        step = self._half_done
+        if step is None:
+            raise UsageError("apply_clip() needs the norm of this step; call compute_norm() first")
+        params: dict[str, Any] = {"epoch": self._job.epoch, "attempt": self._job.attempt, "step": step}
+        if max_norm is not UNSET:
+            params["max_norm"] = None if max_norm is None else encode_number(max_norm)
+        if timeout is not None:
+            params["timeout_ms"] = _milliseconds(timeout)
+        return self._end(step, self._step_call("clip.apply", params, timeout))
+
+    def explain(self) -> dict[str, Any]:
+        """The plan in words and numbers, per tensor, bucket and group: `plan.explain`, all pages together."""
+        return self._job.client.explain(self._job.name)
+
+    # inside
+
+    def _begin(
+        self,
+        step: int | None,
+        scale: float | None,
+        timeout: float | None,
+        ready: Literal["all"] | Sequence[int] | None,
+        bucket_digests: Sequence[int] | None,
+    ) -> tuple[int, dict[str, Any]]:
+        self._check_open()
+        if ready is None:
+            self._check_complete()
+        step = self._job.next_step if step is None else step
+        params: dict[str, Any] = {
+            "epoch": self._job.epoch,
+            "attempt": self._job.attempt,
+            "step": step,
+            "ready": "all" if ready is None or ready == "all" else list(ready),
+        }
+        if self._unused:
+            params["unused"] = list(self._unused)
+        if scale is not None:
+            params["scale"] = encode_number(scale)
+        if bucket_digests is not None:
+            params["bucket_digests"] = list(bucket_digests)
+        if timeout is not None:
+            params["timeout_ms"] = _milliseconds(timeout)
+        return step, params
+
+    def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        try:
+            wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=not self._finished_once)
+        except RpcError as error:
+            if error.attempt is not None:
+                self._job.advance(error.epoch, error.attempt)
+                self._reset()
+            raise
+        return wire
+
+    def _end(self, step: int, wire: dict[str, Any]) -> StepReport:
+        report = decode_report(wire, self._name_of)
+        self._job.advance(report.epoch, report.next_attempt, next_step=step + 1)
+        self._finished_once = True
+        self._reset()
+        return report
+
+    def _reset(self) -> None:
+        with self._lock:
+            self._tracker.reset()
+            self._unused.clear()
+            self._unused_notified = 0
+            self._half_done = None
+
+    def _send_bucket(self, bucket: int, micro_batch: int | None) -> None:
+        # What is unused has to be said before the bucket that it completes.
+        job = self._job
+        head = f'{{"epoch":{job.epoch},"attempt":{job.attempt},"step":{job.next_step}'
+        if len(self._unused) > self._unused_notified:
+            new = list(self._unused)[self._unused_notified :]
+            self._unused_notified = len(self._unused)
+            job.notify(notification("tensor.unused", f'{head},"tensors":{dump(new)}}}'))
+        tail = "" if micro_batch is None else f',"micro_batch":{micro_batch}'
+        job.notify(notification("bucket.ready", f'{head},"bucket":{bucket}{tail}}}'))
+
+    def _check_open(self) -> None:
+        if self._retired:
+            raise UsageError("these gradients are no longer declared (declared anew, or detached); use the new ones")
+
+    def _check_complete(self) -> None:
+        missing = self._tracker.missing()
+        if missing:
+            names = [self.tensors[index].name for index in missing]
+            counts = "" if self._accumulate == 1 else f" (declared: accumulate={self._accumulate})"
+            raise local_error(
+                NotReady,
+                f"{len(names)} of {len(self.tensors)} tensors are neither ready nor unused{counts}: {_some(names)}",
+                "call ready() or mark_unused() for each of them, then finish() again",
+                tensors=names,
+            )
+
+    def _name_of(self, index: int) -> str:
+        return self.tensors[index].name
+
+    def retire(self) -> None:
+        """Refuses further steps; views stay valid as long as somebody holds them."""
+        self._retired = True
+        self._buffers.clear()
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:_NAMED_AT_MOST])
+    left = len(names) - _NAMED_AT_MOST
+    return f"{shown} and {left} more" if left > 0 else shown or "none"
+
+
+def _milliseconds(timeout: float) -> int:
+    if not timeout > 0:
+        raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for the daemon's default")
+    return max(1, round(timeout * 1000))

@@ -1,0 +1,159 @@
+"""The result of a step, as values. Field names are wire names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ._wire import decode_int, decode_number
+from .errors import ProtocolError
+
+__all__ = [
+    "Divergence",
+    "GroupReport",
+    "LayerReport",
+    "Nonfinite",
+    "NonfiniteInput",
+    "StepReport",
+    "StepTimings",
+    "decode_report",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """One clip group."""
+
+    name: str
+    norm: float
+    threshold: float
+    coefficient: float
+    clipped: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """The norm of one layer."""
+
+    name: str
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class NonfiniteInput:
+    """What one rank contributed before the reduction."""
+
+    rank: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nonfinite:
+    """A tensor with NaN or infinity in its result; no inputs: it arose in the sum."""
+
+    tensor: str
+    count: int
+    inputs: tuple[NonfiniteInput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A tensor whose bits on these ranks differ from those of the lowest rank."""
+
+    tensor: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Seconds, measured by the daemon."""
+
+    wait_s: float
+    reduce_s: float
+    norm_s: float
+    clip_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The result of a step; `norm` is that before clipping, `absent` names tensors without a gradient on any rank."""
+
+    step: int
+    epoch: int
+    attempt: int
+    next_attempt: int
+    norm: float
+    threshold: float
+    coefficient: float
+    clipped: bool
+    skipped: bool
+    reason: str
+    found_inf: bool
+    groups: tuple[GroupReport, ...]
+    layers: tuple[LayerReport, ...]
+    nonfinite: tuple[Nonfinite, ...]
+    divergence: tuple[Divergence, ...]
+    absent: tuple[str, ...]
+    stable_buckets: tuple[int, ...]
+    counted_elements: int
+    collectives: int
+    data_path: str
+    policy_digest: str
+    timings: StepTimings
+
+
+def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) -> StepReport:
+    """A report from its wire form; unknown fields of a newer daemon are ignored.
+
+    Raises:
+        ProtocolError: a field is missing or of the wrong type.
+    """
+    try:
+        timings = wire["timings"]
+        return StepReport(
+            step=decode_int(wire["step"]),
+            epoch=decode_int(wire["epoch"]),
+            attempt=decode_int(wire["attempt"]),
+            next_attempt=decode_int(wire["next_attempt"]),
+            norm=decode_number(wire["norm"]),
+            threshold=decode_number(wire["threshold"]),
+            coefficient=decode_number(wire["coefficient"]),
+            clipped=wire["clipped"],
+            skipped=wire["skipped"],
+            reason=wire["reason"],
+            found_inf=wire["found_inf"],
+            groups=tuple(_group(group) for group in wire["groups"]),
+            layers=tuple(LayerReport(layer["name"], decode_number(layer["norm"])) for layer in wire["layers"]),
+            nonfinite=tuple(_nonfinite(item) for item in wire["nonfinite"]),
+            divergence=tuple(Divergence(item["tensor"], tuple(item["ranks"])) for item in wire["divergence"]),
+            absent=tuple(tensor_name(index) for index in wire["absent"]),
+            stable_buckets=tuple(wire["stable_buckets"]),
+            counted_elements=decode_int(wire["counted_elements"]),
+            collectives=decode_int(wire["collectives"]),
+            data_path=wire["data_path"],
+            policy_digest=wire["policy_digest"],
+            timings=StepTimings(*(decode_number(timings[name]) for name in StepTimings.__slots__)),
+        )
+    except (KeyError, TypeError, IndexError) as error:
+        raise ProtocolError(
+            f"a step report of the daemon cannot be read ({error!r}); install client and daemon of the same release"
+        ) from error
+
+
+def _group(wire: Mapping[str, Any]) -> GroupReport:
+    return GroupReport(
+        name=wire["name"],
+        norm=decode_number(wire["norm"]),
+        threshold=decode_number(wire["threshold"]),
+        coefficient=decode_number(wire["coefficient"]),
+        clipped=wire["clipped"],
+        reason=wire["reason"],
+    )
+
+
+def _nonfinite(wire: Mapping[str, Any]) -> Nonfinite:
+    inputs = tuple(NonfiniteInput(item["rank"], decode_int(item["count"])) for item in wire["inputs"])
+    return Nonfinite(wire["tensor"], decode_int(wire["count"]), inputs)

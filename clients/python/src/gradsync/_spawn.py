@@ -1,0 +1,114 @@
+"""A private daemon for one process, like a notebook: `gradsyncd run` with a child that lives as long as this process.
+
+The child prints the address and then reads its stdin, a pipe from here. When this process ends, however it ends, the
+pipe closes, the child ends, and with it the daemon and its private folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from .errors import ConnectionFailed
+
+__all__ = ["PrivateDaemon", "find_binary"]
+
+_STOP_S = 10.0
+_CHILD = 'echo "$GRADSYNC_ADDRESS"; read -r _'
+
+
+def find_binary(environ: Mapping[str, str] | None = None) -> str:
+    """$GRADSYNCD, then PATH, then beside this package.
+
+    Raises:
+        ConnectionFailed: there is none.
+    """
+    environ = os.environ if environ is None else environ
+    named = environ.get("GRADSYNCD")
+    if named:
+        if os.access(named, os.X_OK):
+            return named
+        raise ConnectionFailed("spawn", f"GRADSYNCD={named!r} is not an executable file; correct or unset it", named)
+    beside = Path(__file__).parent / "bin" / "gradsyncd"
+    found = shutil.which("gradsyncd", path=environ.get("PATH")) or (str(beside) if os.access(beside, os.X_OK) else None)
+    if found is None:
+        raise ConnectionFailed(
+            "spawn",
+            f"connect(spawn=True) needs the gradsyncd binary and found none in GRADSYNCD, PATH or {beside}; "
+            "build or install it, or set GRADSYNCD to its path",
+        )
+    return found
+
+
+class PrivateDaemon:
+    """A running daemon; `address` is its socket path."""
+
+    def __init__(self, timeout: float) -> None:
+        binary = find_binary()
+        self._log: IO[bytes] = tempfile.TemporaryFile(prefix="gradsyncd-log-")  # noqa: SIM115
+        self._owner_pid = os.getpid()
+        self._process = subprocess.Popen(
+            [binary, "run", "--", "/bin/sh", "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C in a terminal is for the trainer
+        )
+        try:
+            self.address = self._read_address(binary, time.monotonic() + timeout)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _read_address(self, binary: str, deadline: float) -> str:
+        stdout = self._process.stdout
+        assert stdout is not None
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdout, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise ConnectionFailed(
+                        "spawn", f"{binary} did not become ready in time; its log:\n{self.log_tail()}"
+                    )
+                data = os.read(stdout.fileno(), 4096)
+                if not data:
+                    self._process.wait(_STOP_S)
+                    raise ConnectionFailed(
+                        "spawn",
+                        f"{binary} ended with status {self._process.returncode} before it was ready; "
+                        f"run it by hand to see more; its log:\n{self.log_tail()}",
+                    )
+                line += data
+        return line.decode().strip()
+
+    def log_tail(self) -> str:
+        """The end of what the daemon wrote."""
+        self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, self._log.tell() - 2000))
+        return self._log.read().decode("utf-8", "replace").strip() or "(empty)"
+
+    def stop(self) -> None:
+        """Stops the daemon and waits for it; does nothing in a forked child, and the second time."""
+        if os.getpid() != self._owner_pid:
+            return
+        process = self._process
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        if process.poll() is None:
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_STOP_S)
+        self._log.close()

@@ -1,0 +1,390 @@
+"""Everything this package raises.
+
+    GradsyncError
+    ├── ConnectionFailed        connect() did not reach a usable daemon; `reason` says which way
+    ├── ConnectionLost          the connection or the session behind it is gone
+    ├── ProtocolError           the daemon said something this client does not understand
+    ├── CallTimeout             no answer within the client's own timer (also a TimeoutError)
+    ├── UsageError              a call this client refuses by itself (also a ValueError)
+    │   └── AccumulationError   a tensor became ready more or less often than declared
+    └── RpcError                an answer of the daemon; one subclass for each `kind`:
+        ├── ParseError, InvalidRequest, MethodNotFound, InvalidParams, InternalError
+        ├── NotInitialized, VersionMismatch, LocalOnly, Unauthorized, Draining, LimitExceeded
+        ├── NotAttached, UnknownJob, RankInUse, JobMismatch, Superseded, RankLost
+        ├── UnknownBuffer, InsufficientMemory, BadToken
+        ├── InvalidDeclaration, UnsupportedPlacement, PlanMismatch, WeightsDiverged, DeclareTimeout
+        ├── NotDeclared, NotReady, StepMismatch, StepTimeout, StaleEpoch, StaleAttempt, DuplicateReady, StepFailed
+        └── UnknownSubscription
+
+Fields of an `RpcError` come from the daemon's `data`; where the protocol leaves one out it is None or empty.
+Every message ends with the next thing to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "AccumulationError",
+    "BadToken",
+    "CallTimeout",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "DeclareTimeout",
+    "Draining",
+    "DuplicateReady",
+    "GradsyncError",
+    "InsufficientMemory",
+    "InternalError",
+    "InvalidDeclaration",
+    "InvalidParams",
+    "InvalidRequest",
+    "JobMismatch",
+    "LimitExceeded",
+    "LocalOnly",
+    "MethodNotFound",
+    "NotAttached",
+    "NotDeclared",
+    "NotInitialized",
+    "NotReady",
+    "ParseError",
+    "PlanMismatch",
+    "ProtocolError",
+    "RankInUse",
+    "RankLost",
+    "RpcError",
+    "StaleAttempt",
+    "StaleEpoch",
+    "StepFailed",
+    "StepMismatch",
+    "StepTimeout",
+    "Superseded",
+    "Unauthorized",
+    "UnknownBuffer",
+    "UnknownJob",
+    "UnknownSubscription",
+    "UnsupportedPlacement",
+    "UsageError",
+    "VersionMismatch",
+    "WeightsDiverged",
+    "error_class",
+    "error_from_wire",
+]
+
+
+class GradsyncError(Exception):
+    """The base of all errors of this package."""
+
+
+class ConnectionFailed(GradsyncError):
+    """connect() did not reach a usable daemon.
+
+    `reason` is one of not_found, not_a_socket, stale, permission, refused, version, not_gradsync, timeout, spawn.
+    """
+
+    def __init__(self, reason: str, message: str, path: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, str(self), self.path)
+
+
+class ConnectionLost(GradsyncError):
+    """The connection to the daemon, or the session behind it, is gone."""
+
+
+class ProtocolError(GradsyncError):
+    """The daemon sent something this client does not understand."""
+
+
+class CallTimeout(GradsyncError, TimeoutError):
+    """The daemon did not answer within the client's own timer, which is 5 s longer than the daemon's deadline."""
+
+    def __init__(self, method: str, waited_s: float) -> None:
+        super().__init__(
+            f"no answer to {method} after {waited_s:.1f} s; the daemon should have answered by its own deadline: "
+            "look at `python -m gradsync` and at the daemon's log"
+        )
+        self.method = method
+        self.waited_s = waited_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.method, self.waited_s)
+
+
+class UsageError(GradsyncError, ValueError):
+    """A call that this client refuses by itself; nothing was sent."""
+
+
+class AccumulationError(UsageError):
+    """A tensor became ready more or less often than declared; the call that raised changed nothing."""
+
+    def __init__(self, message: str, tensor: str = "") -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.tensor)
+
+
+class RpcError(GradsyncError):
+    """An error the daemon answered with; `code` 0 marks one of the same kind found by the client itself."""
+
+    KIND: ClassVar[str] = ""
+
+    def __init__(self, code: int, message: str, data: Mapping[str, Any] | None = None) -> None:
+        self.code = code
+        self.message = message
+        self.data: dict[str, Any] = dict(data or {})
+        self.kind = str(self.data.get("kind", self.KIND))
+        self.retryable = bool(self.data.get("retryable", False))
+        self.hint = str(self.data.get("hint") or "")
+        self.path: str | None = self.data.get("path")
+        self.job: str | None = self.data.get("job")
+        self.tensor: str | None = self.data.get("tensor")
+        self.ranks: tuple[int, ...] = tuple(self.data.get("ranks") or ())
+        self.tensors: tuple[str, ...] = tuple(self.data.get("tensors") or ())
+        self.rank = _optional_int(self.data.get("rank"))
+        self.step = _optional_int(self.data.get("step"))
+        self.bucket = _optional_int(self.data.get("bucket"))
+        self.epoch = _optional_int(self.data.get("epoch"))
+        self.attempt = _optional_int(self.data.get("attempt"))
+        self.waited_s: float | None = self.data.get("waited_s")
+        where = f"{self.path}: " if self.path and self.path not in message else ""
+        super().__init__(f"{where}{message}; {self.hint}" if self.hint else f"{where}{message}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.message, self.data)
+
+
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+class ParseError(RpcError):
+    """The daemon could not read the text as JSON within its limits."""
+
+    KIND = "parse_error"
+
+
+class InvalidRequest(RpcError):
+    """JSON, but not a request the daemon accepts."""
+
+    KIND = "invalid_request"
+
+
+class MethodNotFound(RpcError):
+    """The daemon has no such method."""
+
+    KIND = "method_not_found"
+
+
+class InvalidParams(RpcError):
+    """A field, named by `path`, is missing, unknown, of the wrong type or out of range."""
+
+    KIND = "invalid_params"
+
+
+class InternalError(RpcError):
+    """A defect of the daemon."""
+
+    KIND = "internal_error"
+
+
+class NotInitialized(RpcError):
+    """session.initialize has to come first."""
+
+    KIND = "not_initialized"
+
+
+class VersionMismatch(RpcError):
+    """Client and daemon speak different protocol versions."""
+
+    KIND = "version_mismatch"
+
+
+class LocalOnly(RpcError):
+    """The method needs a WebSocket on the unix socket."""
+
+    KIND = "local_only"
+
+
+class Unauthorized(RpcError):
+    """The uid is not allowed, or the token is missing or wrong."""
+
+    KIND = "unauthorized"
+
+
+class Draining(RpcError):
+    """The daemon is shutting down and accepts no new work."""
+
+    KIND = "draining"
+
+
+class LimitExceeded(RpcError):
+    """A quota of the daemon is used up; the message names it and its value."""
+
+    KIND = "limit_exceeded"
+
+
+class NotAttached(RpcError):
+    """This connection has no rank of a job."""
+
+    KIND = "not_attached"
+
+
+class UnknownJob(RpcError):
+    """No job of that name is visible to this user."""
+
+    KIND = "unknown_job"
+
+
+class RankInUse(RpcError):
+    """A live process already holds this rank."""
+
+    KIND = "rank_in_use"
+
+
+class JobMismatch(RpcError):
+    """World size or meshes differ from those of ranks already attached."""
+
+    KIND = "job_mismatch"
+
+
+class Superseded(RpcError):
+    """A newer attach took this rank over."""
+
+    KIND = "superseded"
+
+
+class RankLost(RpcError):
+    """A rank of the job, named in `ranks`, died or left; the gradients of this step are lost."""
+
+    KIND = "rank_lost"
+
+
+class UnknownBuffer(RpcError):
+    """No such buffer in this session."""
+
+    KIND = "unknown_buffer"
+
+
+class InsufficientMemory(RpcError):
+    """The machine or its cgroup cannot give that much memory."""
+
+    KIND = "insufficient_memory"
+
+
+class BadToken(RpcError):
+    """The token for the descriptor is unknown, used, expired or of another process."""
+
+    KIND = "bad_token"
+
+
+class InvalidDeclaration(RpcError):
+    """A tensor's shape, placement or options contradict themselves or its mesh."""
+
+    KIND = "invalid_declaration"
+
+
+class UnsupportedPlacement(RpcError):
+    """A valid placement that this data path does not implement."""
+
+    KIND = "unsupported_placement"
+
+
+class PlanMismatch(RpcError):
+    """Ranks declared different things; the message names the first difference."""
+
+    KIND = "plan_mismatch"
+
+
+class WeightsDiverged(RpcError):
+    """Weights declared as replicated differ between ranks."""
+
+    KIND = "weights_diverged"
+
+
+class DeclareTimeout(RpcError):
+    """Not all ranks declared in time; `ranks` are missing."""
+
+    KIND = "declare_timeout"
+
+
+class NotDeclared(RpcError):
+    """A step call came before a committed declaration."""
+
+    KIND = "not_declared"
+
+
+class NotReady(RpcError):
+    """finish() with tensors, named in `tensors`, that are neither ready nor unused."""
+
+    KIND = "not_ready"
+
+
+class StepMismatch(RpcError):
+    """Ranks disagree on step, scale, max_norm or call."""
+
+    KIND = "step_mismatch"
+
+
+class StepTimeout(RpcError):
+    """The deadline passed; `ranks` and `tensors` were missing."""
+
+    KIND = "step_timeout"
+
+
+class StaleEpoch(RpcError):
+    """The message belongs to another epoch; `epoch` and `attempt` are the ones to use."""
+
+    KIND = "stale_epoch"
+
+
+class StaleAttempt(RpcError):
+    """The message belongs to another attempt; `attempt` is the one to use."""
+
+    KIND = "stale_attempt"
+
+
+class DuplicateReady(RpcError):
+    """A bucket was reported ready twice in one attempt."""
+
+    KIND = "duplicate_ready"
+
+
+class StepFailed(RpcError):
+    """The daemon failed while it worked on the step; the gradients of this step are lost."""
+
+    KIND = "step_failed"
+
+
+class UnknownSubscription(RpcError):
+    """No such subscription on this connection."""
+
+    KIND = "unknown_subscription"
+
+
+_BY_KIND: dict[str, type[RpcError]] = {cls.KIND: cls for cls in RpcError.__subclasses__()}
+
+
+def error_class(kind: str) -> type[RpcError]:
+    """The class for a kind; `RpcError` itself for one that is newer than this client."""
+    return _BY_KIND.get(kind, RpcError)
+
+
+def error_from_wire(error: Mapping[str, Any]) -> RpcError:
+    """The exception for the `error` member of a reply."""
+    data = error.get("data")
+    data = data if isinstance(data, Mapping) else {}
+    return error_class(str(data.get("kind", "")))(
+        int(error.get("code", 0)), str(error.get("message", "the daemon gave no message")), data
+    )
+
+
+def local_error(cls: type[RpcError], message: str, hint: str, **data: Any) -> RpcError:
+    """An error of a daemon's kind that this client found by itself."""
+    return cls(0, message, {"kind": cls.KIND, "hint": hint, "retryable": False, **data})
