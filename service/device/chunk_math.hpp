@@ -1,0 +1,58 @@
+#pragma once
+// The arithmetic of one chunk: sum over ranks, divide, round, write to every rank and gather statistics in one pass;
+// and the multiplication of a clip. Vector code for every CPU this build knows, chosen at run time.
+//
+// Invariant: the bits do not depend on the vector width. Elements are summed over the sources in the order given;
+// element i of a chunk is added to accumulator i mod 32; the 32 accumulators are combined pairwise in a fixed order.
+// `chunk_reference.hpp` says the same in plain loops, and the tests hold the two together bit for bit.
+
+#include "plan/dtype.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace gradsync::device {
+
+/// Elements of a chunk. Part of the definition of a norm's bits, so a constant; a multiple of 32.
+inline constexpr std::size_t kChunkElements = 16'384;
+
+inline constexpr std::size_t kAccumulators = 32;
+
+/// Which power of |g| is summed. `None` sums nothing: for the infinity norm, and for other powers, which
+/// `power_sum` takes in a pass of its own.
+enum class PowerKind : std::uint8_t { None, One, Two };
+
+/// Statistics of the stored (rounded) values of one chunk.
+struct ChunkStats {
+  double power_sum = 0;         ///< Σ|g|^p; infinite or NaN where a value is
+  double maximum = 0;           ///< of the finite |g|
+  std::uint64_t nonfinite = 0;  ///< infinite and NaN
+  std::uint64_t nan = 0;
+};
+
+struct ReduceChunk {
+  plan::DType dtype = plan::DType::Float32;
+  std::size_t count = 0;                 ///< elements; any number
+  std::span<const void* const> sources;  ///< at least one; element-aligned
+  std::span<void* const> destinations;  ///< each may equal a source (then at the same position); empty: only statistics
+  double divisor = 1.0;                 ///< finite, > 0; rounded to float32 unless the dtype is float64
+  PowerKind power = PowerKind::Two;
+  /// One counter per source, raised by its non-finite values. Touched only if there are any.
+  std::uint64_t* source_nonfinite = nullptr;
+};
+
+[[nodiscard]] ChunkStats reduce_chunk(const ReduceChunk& chunk);
+
+/// g = round(g · multiplier), in float32 (float64 for float64), in place.
+void scale_chunk(plan::DType dtype, void* values, std::size_t count, double multiplier);
+
+/// Names of the vector targets of this build that this CPU can run, best first.
+[[nodiscard]] std::vector<std::string> vector_targets();
+
+/// For tests: pretends that the CPU has only this target; empty: what it really has. Errors by assertion.
+void use_vector_target(const std::string& name);
+
+}  // namespace gradsync::device

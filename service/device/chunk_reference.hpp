@@ -1,0 +1,30 @@
+#pragma once
+// What chunk_math.hpp promises, as plain loops: the definition that every vector target must meet bit for bit, and the
+// code for rare cases (rows with non-finite values, powers other than 1 and 2, rescaled sums) on all of them.
+
+#include "device/chunk_math.hpp"
+
+#include <array>
+
+namespace gradsync::device {
+
+[[nodiscard]] ChunkStats reduce_chunk_reference(const ReduceChunk& chunk);
+void scale_chunk_reference(plan::DType dtype, void* values, std::size_t count, double multiplier);
+
+/// Combines the accumulators pairwise: 0 with 16, …, then 0 with 8, …
+[[nodiscard]] double combine_accumulators(std::array<double, kAccumulators> sums);
+
+/// Σ(|g| · 2^-exponent)^p with the same accumulators. Any p ≥ 1. For p other than 1 and 2 the bits depend on the
+/// machine's libm as well.
+[[nodiscard]] double power_sum(plan::DType dtype, const void* values, std::size_t count, double p, int exponent);
+
+/// Non-finite values among `count` stored elements.
+[[nodiscard]] std::uint64_t count_nonfinite(plan::DType dtype, const void* values, std::size_t count);
+
+/// A row of up to 32 results that holds a non-finite one, before rounding: writes the rounded bits to `stored` and the
+/// values they stand for back to `values`, counts, and raises `maximum` by the finite ones. Makes every NaN the
+/// canonical one.
+void finish_nonfinite_row(plan::DType dtype, float* values, std::size_t count, void* stored, ChunkStats& stats);
+void finish_nonfinite_row(double* values, std::size_t count, void* stored, ChunkStats& stats);
+
+}  // namespace gradsync::device

@@ -1,0 +1,308 @@
+// One suite for every vector target: equal to the plain loops bit for bit, and right by an oracle in long double.
+
+#include "device/chunk_math.hpp"
+
+#include "device/chunk_reference.hpp"
+#include "device/half.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace gradsync::device {
+namespace {
+
+using plan::DType;
+
+std::size_t width(DType dtype) { return dtype == DType::Float64 ? 8 : dtype == DType::Float32 ? 4 : 2; }
+
+double decode(DType dtype, const std::byte* at) {
+  switch (dtype) {
+    case DType::Float32: {
+      float value = 0;
+      std::memcpy(&value, at, 4);
+      return value;
+    }
+    case DType::Float64: {
+      double value = 0;
+      std::memcpy(&value, at, 8);
+      return value;
+    }
+    default: {
+      std::uint16_t value = 0;
+      std::memcpy(&value, at, 2);
+      return dtype == DType::BFloat16 ? bfloat16_to_float(value) : float16_to_float(value);
+    }
+  }
+}
+
+void encode(DType dtype, double value, std::byte* at) {
+  const auto single = static_cast<float>(value);
+  switch (dtype) {
+    case DType::Float32:
+      std::memcpy(at, &single, 4);
+      return;
+    case DType::Float64:
+      std::memcpy(at, &value, 8);
+      return;
+    default: {
+      const std::uint16_t bits = dtype == DType::BFloat16 ? float_to_bfloat16(single) : float_to_float16(single);
+      std::memcpy(at, &bits, 2);
+    }
+  }
+}
+
+enum class Content { Ordinary, Denormal, Huge, NonFinite, AnyBits };
+
+/// Values of one rank, `skew` elements into an allocation so that vectors are not aligned.
+class Memory {
+ public:
+  Memory(DType dtype, std::size_t count, std::size_t skew)
+      : dtype_(dtype), count_(count), bytes_((count + skew + 1) * width(dtype), std::byte{0x5a}), skew_(skew) {}
+
+  void fill(Content content, std::mt19937_64& random) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      std::byte* at = begin() + i * width(dtype_);
+      const std::uint64_t bits = random();
+      const double unit = std::normal_distribution<double>()(random);
+      switch (content) {
+        case Content::Ordinary:
+          encode(dtype_, bits % 64 == 0 ? -0.0 : unit, at);
+          break;
+        case Content::Denormal:
+          encode(dtype_, unit * (dtype_ == DType::Float64 ? 1e-310 : dtype_ == DType::Float16 ? 1e-6 : 1e-39), at);
+          break;
+        case Content::Huge:
+          encode(dtype_, unit * (dtype_ == DType::Float64 ? 5e307 : dtype_ == DType::Float16 ? 3e4 : 1.5e38), at);
+          break;
+        case Content::NonFinite:
+          encode(
+              dtype_,
+              bits % 97 == 0   ? std::nan("")
+              : bits % 89 == 0 ? -HUGE_VAL
+              : bits % 83 == 0 ? HUGE_VAL
+                               : unit,
+              at
+          );
+          break;
+        case Content::AnyBits:
+          std::memcpy(at, &bits, width(dtype_));
+          break;
+      }
+    }
+  }
+
+  std::byte* begin() { return bytes_.data() + skew_ * width(dtype_); }
+
+  double at(std::size_t i) { return decode(dtype_, begin() + i * width(dtype_)); }
+
+  bool operator==(const Memory& other) const { return bytes_ == other.bytes_; }
+
+ private:
+  DType dtype_;
+  std::size_t count_;
+  std::vector<std::byte> bytes_;
+  std::size_t skew_;
+};
+
+struct Outcome {
+  ChunkStats stats;
+  std::vector<Memory> memory;
+  std::vector<std::uint64_t> source_nonfinite;
+};
+
+struct Form {
+  std::size_t sources = 1;
+  std::size_t destinations = 1;  ///< the first `sources` of them are the sources
+  std::size_t count = 0;
+  double divisor = 1;
+  PowerKind power = PowerKind::Two;
+};
+
+template <typename Function>
+Outcome run(Function function, DType dtype, const Form& shape, std::vector<Memory> memory) {
+  Outcome result{{}, std::move(memory), std::vector<std::uint64_t>(shape.sources)};
+  std::vector<const void*> sources;
+  std::vector<void*> destinations;
+  for (std::size_t i = 0; i < result.memory.size(); ++i) {
+    if (i < shape.sources) {
+      sources.push_back(result.memory[i].begin());
+    }
+    if (i < shape.destinations) {
+      destinations.push_back(result.memory[i].begin());
+    }
+  }
+  ReduceChunk chunk;
+  chunk.dtype = dtype;
+  chunk.count = shape.count;
+  chunk.sources = sources;
+  chunk.destinations = destinations;
+  chunk.divisor = shape.divisor;
+  chunk.power = shape.power;
+  chunk.source_nonfinite = result.source_nonfinite.data();
+  result.stats = function(chunk);
+  return result;
+}
+
+void expect_equal_bits(const Outcome& ours, const Outcome& reference, const std::string& what) {
+  EXPECT_TRUE(ours.memory == reference.memory) << what;
+  // NaN sums have no agreed bits; everything else has.
+  if (std::isnan(reference.stats.power_sum)) {
+    EXPECT_TRUE(std::isnan(ours.stats.power_sum)) << what;
+  } else {
+    EXPECT_EQ(
+        std::bit_cast<std::uint64_t>(ours.stats.power_sum), std::bit_cast<std::uint64_t>(reference.stats.power_sum)
+    ) << what;
+  }
+  EXPECT_EQ(std::bit_cast<std::uint64_t>(ours.stats.maximum), std::bit_cast<std::uint64_t>(reference.stats.maximum))
+      << what;
+  EXPECT_EQ(ours.stats.nonfinite, reference.stats.nonfinite) << what;
+  EXPECT_EQ(ours.stats.nan, reference.stats.nan) << what;
+  EXPECT_EQ(ours.source_nonfinite, reference.source_nonfinite) << what;
+}
+
+class ChunkMath : public testing::TestWithParam<std::tuple<std::string, DType>> {
+ protected:
+  void SetUp() override { use_vector_target(target()); }
+
+  void TearDown() override { use_vector_target(""); }
+
+  [[nodiscard]] static std::string target() { return std::get<0>(GetParam()); }
+
+  [[nodiscard]] static DType dtype() { return std::get<1>(GetParam()); }
+};
+
+TEST_P(ChunkMath, reduces_like_the_plain_loops_bit_for_bit) {
+  std::mt19937_64 random(7);
+  for (const Content content :
+       {Content::Ordinary, Content::Denormal, Content::Huge, Content::NonFinite, Content::AnyBits}) {
+    for (const std::size_t sources : {1, 2, 3, 4, 5, 8}) {
+      for (const std::size_t count : {0, 1, 2, 15, 31, 32, 33, 63, 64, 100, 1000}) {
+        for (const double divisor : {1.0, 2.0, 3.0, 8.0, 1000.0, 0.25}) {
+          const auto power = static_cast<PowerKind>(random() % 3);
+          const Form shape{sources, sources + random() % 2, count, divisor, power};
+          std::vector<Memory> memory;
+          for (std::size_t r = 0; r < shape.destinations; ++r) {
+            memory.emplace_back(dtype(), count, random() % 3).fill(content, random);
+          }
+          const Outcome ours = run(reduce_chunk, dtype(), shape, memory);
+          const Outcome reference = run(reduce_chunk_reference, dtype(), shape, memory);
+          expect_equal_bits(
+              ours,
+              reference,
+              "content " + std::to_string(static_cast<int>(content)) + " sources " + std::to_string(sources) +
+                  " count " + std::to_string(count) + " divisor " + std::to_string(divisor) + " power " +
+                  std::to_string(static_cast<int>(power))
+          );
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ChunkMath, scales_like_the_plain_loops_bit_for_bit) {
+  std::mt19937_64 random(8);
+  for (const Content content :
+       {Content::Ordinary, Content::Denormal, Content::Huge, Content::NonFinite, Content::AnyBits}) {
+    for (const std::size_t count : {0, 1, 31, 32, 33, 64, 777}) {
+      for (const double multiplier : {0.5, 0.12345678901234, 1e-20, 1e20, 0.0, HUGE_VAL, std::nan("")}) {
+        Memory ours(dtype(), count, random() % 3);
+        ours.fill(content, random);
+        Memory reference = ours;
+        scale_chunk(dtype(), ours.begin(), count, multiplier);
+        scale_chunk_reference(dtype(), reference.begin(), count, multiplier);
+        EXPECT_TRUE(ours == reference) << static_cast<int>(content) << " count " << count << " multiplier "
+                                       << multiplier;
+      }
+    }
+  }
+}
+
+TEST_P(ChunkMath, statistics_alone_write_nothing) {
+  std::mt19937_64 random(9);
+  Memory memory(dtype(), 1000, 1);
+  memory.fill(Content::NonFinite, random);
+  const Outcome after = run(reduce_chunk, dtype(), Form{1, 0, 1000}, {memory});
+  EXPECT_TRUE(after.memory[0] == memory);
+  EXPECT_EQ(after.stats.nonfinite, after.source_nonfinite[0]);
+  EXPECT_GT(after.stats.nonfinite, 0U);
+}
+
+/// The mathematics rather than the loops: every element is the once-rounded quotient of the sum, and the statistics
+/// are those of what was stored.
+TEST_P(ChunkMath, agrees_with_exact_arithmetic) {
+  std::mt19937_64 random(10);
+  const Form shape{2, 2, 4099, 2.0, PowerKind::Two};
+  std::vector<Memory> memory{{dtype(), shape.count, 0}, {dtype(), shape.count, 1}};
+  memory[0].fill(Content::Ordinary, random);
+  memory[1].fill(Content::Ordinary, random);
+  Outcome after = run(reduce_chunk, dtype(), shape, memory);
+  long double squares = 0;
+  double maximum = 0;
+  for (std::size_t i = 0; i < shape.count; ++i) {
+    const double a = memory[0].at(i);
+    const double b = memory[1].at(i);
+    const double sum = dtype() == DType::Float64 ? a + b : static_cast<float>(a) + static_cast<float>(b);
+    std::byte expected[8] = {};
+    encode(dtype(), sum / 2, expected);
+    ASSERT_EQ(after.memory[0].at(i), decode(dtype(), expected)) << i;
+    ASSERT_EQ(after.memory[1].at(i), decode(dtype(), expected)) << i;
+    const long double stored = after.memory[0].at(i);
+    squares += stored * stored;
+    maximum = std::max(maximum, std::abs(after.memory[0].at(i)));
+  }
+  EXPECT_NEAR(static_cast<double>(after.stats.power_sum / squares), 1.0, 1e-14);
+  EXPECT_EQ(after.stats.maximum, maximum);
+}
+
+TEST_P(ChunkMath, sums_of_powers_match_on_request) {
+  std::mt19937_64 random(11);
+  Memory memory(dtype(), 1023, 0);
+  memory.fill(Content::Ordinary, random);
+  for (const double p : {1.0, 2.0}) {
+    const auto kind = p == 1 ? PowerKind::One : PowerKind::Two;
+    const Outcome after = run(reduce_chunk, dtype(), Form{1, 0, 1023, 1.0, kind}, {memory});
+    EXPECT_EQ(after.stats.power_sum, power_sum(dtype(), memory.begin(), 1023, p, 0));
+  }
+}
+
+std::string target_and_dtype(const testing::TestParamInfo<std::tuple<std::string, DType>>& given) {
+  return std::get<0>(given.param) + "_" + std::string(plan::name_of(std::get<1>(given.param)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    EveryTarget,
+    ChunkMath,
+    testing::Combine(
+        testing::ValuesIn(vector_targets()),
+        testing::Values(DType::Float32, DType::BFloat16, DType::Float16, DType::Float64)
+    ),
+    target_and_dtype
+);
+
+TEST(ChunkMathTargets, the_portable_target_is_always_there) {
+  EXPECT_THAT(vector_targets(), testing::Contains("SCALAR"));
+}
+
+TEST(PowerSum, rescaling_keeps_what_plain_squares_lose) {
+  const double huge[] = {6e200, 8e200};
+  const int exponent = std::ilogb(8e200);
+  const double sum = power_sum(DType::Float64, huge, 2, 2, exponent);
+  EXPECT_DOUBLE_EQ(std::ldexp(std::sqrt(sum), exponent), 1e201);
+  const double tiny[] = {5e-324};
+  EXPECT_EQ(
+      std::ldexp(std::sqrt(power_sum(DType::Float64, tiny, 1, 2, std::ilogb(5e-324))), std::ilogb(5e-324)), 5e-324
+  );
+}
+
+}  // namespace
+}  // namespace gradsync::device
