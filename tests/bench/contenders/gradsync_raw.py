@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from gradients import MAX_NORM, fill, pattern
 
 import gradsync
+from gradients import MAX_NORM, fill, pattern
 
 
 class Contender:
