@@ -1,0 +1,365 @@
+#include <limits>
+
+#include <gmock/gmock.h>
+
+#include "harness.hpp"
+
+namespace gradsync::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(Engine, answers_declare_when_the_last_rank_declared_and_the_lane_has_the_plan) {
+  Harness h;
+  h.attach(0, 2);
+  h.attach(1, 2);
+  const auto first = h.declare(0, Harness::declaration({Harness::tensor("a")}));
+  h.pump();
+  EXPECT_EQ(first->calls, 0);
+  const auto second = h.declare(1, Harness::declaration({Harness::tensor("a")}));
+  h.pump();
+  ASSERT_TRUE(first->result && second->result);
+  EXPECT_EQ(first->result->epoch, second->result->epoch);
+  EXPECT_EQ(first->result->plan->digest, second->result->plan->digest);
+  EXPECT_EQ(h.engine.status(1000)[0].state, "ready");
+}
+
+TEST(Engine, one_step_gives_every_rank_the_same_report) {
+  Harness h;
+  h.start(2);
+  h.lane.math.norm = 3.0;
+  h.lane.math.counted_elements = 16;
+  const auto a = h.finish(0, 5);
+  h.pump();
+  EXPECT_EQ(a->calls, 0);
+  const auto b = h.finish(1, 5);
+  h.pump();
+  ASSERT_TRUE(a->report && b->report);
+  EXPECT_EQ(*a->report, *b->report);
+  EXPECT_EQ(a->report->step, 5);
+  EXPECT_EQ(a->report->norm, 3.0);
+  EXPECT_EQ(a->report->attempt, 0u);
+  EXPECT_EQ(a->report->next_attempt, 1u);
+  EXPECT_EQ(a->report->counted_elements, 16u);
+  EXPECT_EQ(a->report->collectives, 1);
+  EXPECT_EQ(h.metrics.steps_committed.Value(), 1.0);
+  EXPECT_THAT(h.events.back().topic, "step");
+}
+
+TEST(Engine, a_retry_of_the_last_step_returns_the_recorded_report) {
+  Harness h;
+  h.start(2);
+  const StepKey key = h.keys.at(0);
+  const auto a = h.finish(0, 0);
+  h.finish(1, 0);
+  h.pump();
+  h.keys[0] = key;
+  const auto again = h.finish(0, 0);
+  ASSERT_TRUE(again->report);
+  EXPECT_EQ(*again->report, *a->report);
+  EXPECT_EQ(h.lane.finished.size(), 1u);
+}
+
+TEST(Engine, a_rewound_step_number_is_a_new_step) {
+  Harness h;
+  h.start(1);
+  h.lane.math.norm = 1;
+  h.finish(0, 9);
+  h.pump();
+  h.lane.math.norm = 2;
+  const auto rewound = h.finish(0, 9);
+  h.pump();
+  ASSERT_TRUE(rewound->report);
+  EXPECT_EQ(rewound->report->norm, 2.0);
+}
+
+TEST(Engine, uses_all_threads_only_while_every_rank_waits) {
+  Harness h;
+  h.start(2);
+  EXPECT_FALSE(h.lane.wide);
+  h.finish(0, 0);
+  EXPECT_FALSE(h.lane.wide);
+  h.finish(1, 0);
+  EXPECT_TRUE(h.lane.wide);
+  h.pump();
+  EXPECT_FALSE(h.lane.wide);
+}
+
+TEST(Engine, gives_the_lane_the_declared_clip_rule_and_takes_an_override) {
+  Harness h;
+  h.start(1);
+  h.finish(0, 0);
+  h.pump();
+  EXPECT_EQ(h.lane.finished[0].rules.at(0).max_norm, 1.0);
+  FinishRequest request = Harness::ready_all();
+  request.override_max_norm = true;
+  request.max_norm = 7.5;
+  h.finish(0, 1, request);
+  h.pump();
+  EXPECT_EQ(h.lane.finished[1].rules.at(0).max_norm, 7.5);
+  request.max_norm = std::nullopt;
+  h.finish(0, 2, request);
+  h.pump();
+  EXPECT_EQ(h.lane.finished[2].rules.at(0).max_norm, std::nullopt);
+}
+
+TEST(Engine, refuses_a_bad_scale_or_max_norm_and_keeps_the_step_open) {
+  Harness h;
+  h.start(1);
+  FinishRequest request = Harness::ready_all();
+  request.scale = 0;
+  EXPECT_EQ(h.finish(0, 0, request)->error->path, "scale");
+  request.scale = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(h.finish(0, 0, request)->error->path, "scale");
+  request.scale = 1;
+  request.override_max_norm = true;
+  request.max_norm = -1;
+  EXPECT_EQ(h.finish(0, 0, request)->error->path, "max_norm");
+  request.max_norm = 0;
+  EXPECT_EQ(h.finish(0, 0, request)->error->code, ErrorCode::InvalidParams);
+  const auto good = h.finish(0, 0);
+  h.pump();
+  EXPECT_TRUE(good->report);
+}
+
+TEST(Engine, ranks_with_different_scales_all_get_step_mismatch_and_can_go_on) {
+  Harness h;
+  h.start(2);
+  FinishRequest scaled = Harness::ready_all();
+  scaled.scale = 2;
+  const auto a = h.finish(0, 0);
+  const auto b = h.finish(1, 0, scaled);
+  h.pump();
+  ASSERT_TRUE(a->error && b->error);
+  EXPECT_EQ(a->error->code, ErrorCode::StepMismatch);
+  EXPECT_THAT(a->error->message, HasSubstr("scale"));
+  EXPECT_EQ(*a->error, *b->error);
+  const auto c = h.finish(0, 0);
+  const auto d = h.finish(1, 0);
+  h.pump();
+  EXPECT_TRUE(c->report && d->report);
+  EXPECT_EQ(c->report->attempt, 1u);
+}
+
+TEST(Engine, a_lane_failure_reaches_every_rank_and_the_next_attempt_works) {
+  Harness h;
+  h.start(2);
+  h.lane.fail_reductions = true;
+  const auto a = h.finish(0, 0);
+  const auto b = h.finish(1, 0);
+  h.pump();
+  ASSERT_TRUE(a->error && b->error);
+  EXPECT_EQ(a->error->code, ErrorCode::StepFailed);
+  EXPECT_EQ(a->error->job, "job");
+  h.lane.fail_reductions = false;
+  const auto c = h.finish(0, 0);
+  const auto d = h.finish(1, 0);
+  h.pump();
+  EXPECT_TRUE(c->report && d->report);
+}
+
+TEST(Engine, a_rank_that_comes_late_to_a_failed_step_gets_its_error) {
+  EngineOptions options;
+  options.deadlines.first_step = Milliseconds(1000);
+  Harness h(options);
+  h.start(2);
+  const auto a = h.finish(0, 0);
+  h.pass(Milliseconds(1000));
+  ASSERT_TRUE(a->error);
+  EXPECT_EQ(a->error->code, ErrorCode::StepTimeout);
+  EXPECT_THAT(a->error->ranks, ElementsAre(1));
+  const auto b = h.finish(1, 0);
+  ASSERT_TRUE(b->error);
+  EXPECT_EQ(*b->error, *a->error);
+}
+
+TEST(Engine, warns_once_at_half_of_the_deadline) {
+  EngineOptions options;
+  options.deadlines.first_step = Milliseconds(1000);
+  Harness h(options);
+  h.start(2);
+  h.finish(0, 0);
+  h.events.clear();
+  h.pass(Milliseconds(500));
+  h.pass(Milliseconds(100));
+  ASSERT_EQ(h.events.size(), 1u);
+  EXPECT_EQ(h.events[0].kind, "deadline_half");
+  EXPECT_THAT(h.events[0].what, HasSubstr("rank 1"));
+}
+
+TEST(Engine, a_pause_stops_the_clock_of_those_who_wait) {
+  EngineOptions options;
+  options.deadlines.first_step = Milliseconds(1000);
+  Harness h(options);
+  h.start(2);
+  const auto a = h.finish(0, 0);
+  EXPECT_TRUE(h.engine.pause(h.sessions.at(1), true));
+  h.pass(Milliseconds(5000));
+  EXPECT_EQ(a->calls, 0);
+  EXPECT_TRUE(h.engine.pause(h.sessions.at(1), false));
+  h.pass(Milliseconds(999));
+  EXPECT_EQ(a->calls, 0);
+  h.pass(Milliseconds(1));
+  EXPECT_TRUE(a->error);
+}
+
+TEST(Engine, norm_then_clip_is_one_step) {
+  Harness h;
+  h.start(2);
+  plan::ClipOutcome measured;
+  measured.norm = 4.0;
+  h.lane.math.groups = {measured};
+  h.lane.math.norm = 4.0;
+  FinishRequest norm = Harness::ready_all();
+  norm.kind = FinishKind::NormOnly;
+  const auto a = h.finish(0, 3, norm);
+  const auto b = h.finish(1, 3, norm);
+  h.pump();
+  ASSERT_TRUE(a->report && b->report);
+  EXPECT_EQ(a->report->norm, 4.0);
+  EXPECT_FALSE(a->report->clipped);
+  EXPECT_EQ(a->report->next_attempt, a->report->attempt);
+  const auto clip = [&](std::int64_t rank) {
+    auto outcome = std::make_shared<Outcome>();
+    ClipRequest request;
+    request.key = h.keys.at(rank);
+    request.step = 3;
+    request.override_max_norm = true;
+    request.max_norm = 2.0;
+    h.engine.clip(h.sessions.at(rank), request, h.listener(rank, outcome));
+    return outcome;
+  };
+  const auto c = clip(0);
+  const auto d = clip(1);
+  h.pump();
+  ASSERT_TRUE(c->report && d->report);
+  EXPECT_TRUE(c->report->clipped);
+  EXPECT_EQ(c->report->coefficient, 0.5);
+  EXPECT_EQ(h.lane.scaled.at(0).outcomes.at(0).multiplier, 0.5);
+  EXPECT_EQ(c->report->step, 3);
+  EXPECT_EQ(c->report->next_attempt, 1u);
+}
+
+TEST(Engine, lists_buckets_whose_digests_agree) {
+  EngineOptions options;
+  options.buckets = {32, 32};
+  Harness h(options);
+  h.start(2);
+  FinishRequest a = Harness::ready_all();
+  FinishRequest b = Harness::ready_all();
+  a.bucket_digests = {1, 2};
+  b.bucket_digests = {1, 3};
+  const auto outcome = h.finish(0, 0, a);
+  h.finish(1, 0, b);
+  h.pump();
+  EXPECT_THAT(outcome->report->stable_buckets, ElementsAre(0));
+  const auto without = h.finish(0, 1);
+  h.finish(1, 1, a);
+  h.pump();
+  EXPECT_THAT(without->report->stable_buckets, IsEmpty());
+}
+
+TEST(Engine, names_tensors_of_findings_and_raises_alerts) {
+  Harness h;
+  h.start(1, {Harness::tensor("a"), Harness::tensor("b")});
+  h.lane.math.nonfinite = {{1, 3, {{0, 3}}}};
+  h.lane.math.nonfinite_total = 3;
+  h.lane.math.divergence = {{0, {0}}};
+  const auto outcome = h.finish(0, 0);
+  h.pump();
+  ASSERT_TRUE(outcome->report);
+  EXPECT_TRUE(outcome->report->found_inf);
+  EXPECT_EQ(outcome->report->nonfinite.at(0).tensor, "b");
+  EXPECT_EQ(outcome->report->divergence.at(0).tensor, "a");
+  std::vector<std::string> kinds;
+  for (const Event& event : h.events) {
+    if (event.topic == "alert") {
+      kinds.push_back(event.kind);
+    }
+  }
+  EXPECT_THAT(kinds, ElementsAre("nonfinite", "divergence"));
+}
+
+TEST(Engine, another_uid_sees_neither_job_nor_plan) {
+  Harness h;
+  h.start(1);
+  EXPECT_THAT(h.engine.status(7), IsEmpty());
+  EXPECT_EQ(h.engine.plan_of(7, "job").error().code, ErrorCode::UnknownJob);
+  EXPECT_EQ(h.engine.stats(7, "job", 1).error().code, ErrorCode::UnknownJob);
+  EXPECT_TRUE(h.engine.plan_of(std::nullopt, "job"));
+}
+
+TEST(Engine, keeps_two_jobs_apart) {
+  Harness h;
+  h.start(1);
+  AttachRequest other = h.request(0, 1);
+  other.job = "other";
+  other.pid = 900;
+  const Result<AttachResult> attached = h.engine.attach(other);
+  ASSERT_TRUE(attached);
+  EXPECT_EQ(h.engine.status(1000).size(), 2u);
+  EXPECT_TRUE(h.engine.detach(attached->session));
+  EXPECT_EQ(h.engine.status(1000).size(), 1u);
+  const auto outcome = h.finish(0, 0);
+  h.pump();
+  EXPECT_TRUE(outcome->report);
+}
+
+TEST(Engine, a_draining_daemon_takes_no_ranks_but_finishes_steps) {
+  Harness h;
+  h.start(1);
+  h.engine.drain();
+  const auto outcome = h.finish(0, 0);
+  EXPECT_FALSE(h.engine.idle());
+  h.pump();
+  EXPECT_TRUE(outcome->report);
+  EXPECT_TRUE(h.engine.idle());
+  AttachRequest request = h.request(0, 1);
+  request.job = "late";
+  EXPECT_EQ(h.engine.attach(request).error().code, ErrorCode::Draining);
+}
+
+TEST(Engine, history_keeps_the_last_reports) {
+  EngineOptions options;
+  options.history = 2;
+  Harness h(options);
+  h.start(1);
+  for (int step = 0; step < 3; ++step) {
+    h.finish(0, step);
+    h.pump();
+  }
+  const auto reports = h.engine.stats(1000, "job", 10);
+  ASSERT_TRUE(reports);
+  ASSERT_EQ(reports->size(), 2u);
+  EXPECT_EQ((*reports)[0].step, 1);
+  EXPECT_EQ((*reports)[1].step, 2);
+}
+
+TEST(Engine, a_step_before_the_declaration_is_refused) {
+  Harness h;
+  h.attach(0, 1);
+  const auto outcome = h.finish(0, 0);
+  ASSERT_TRUE(outcome->error);
+  EXPECT_EQ(outcome->error->code, ErrorCode::NotDeclared);
+  auto orphan = std::make_shared<Outcome>();
+  h.engine.finish(999, Harness::ready_all(), h.listener(0, orphan));
+  EXPECT_EQ(orphan->error->code, ErrorCode::NotAttached);
+}
+
+TEST(Engine, a_second_concurrent_call_answers_the_first) {
+  Harness h;
+  h.start(2);
+  const auto first = h.finish(0, 0);
+  const auto second = h.finish(0, 0);
+  ASSERT_EQ(first->calls, 1);
+  EXPECT_EQ(first->error->code, ErrorCode::Superseded);
+  h.finish(1, 0);
+  h.pump();
+  EXPECT_EQ(first->calls, 1);
+  EXPECT_TRUE(second->report);
+}
+
+}  // namespace
+}  // namespace gradsync::engine

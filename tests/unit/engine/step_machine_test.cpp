@@ -1,0 +1,248 @@
+#include "engine/step_machine.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine/lane_plan.hpp"
+
+namespace gradsync::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+/// `buckets` buckets of one tensor each, on `ranks` ranks.
+std::shared_ptr<const plan::Plan> plan_of(std::size_t buckets, std::int64_t ranks) {
+  auto plan = std::make_shared<plan::Plan>();
+  plan->world_size = ranks;
+  for (std::uint32_t i = 0; i < buckets; ++i) {
+    plan::PlannedTensor tensor;
+    tensor.declaration.name = "t" + std::to_string(i);
+    tensor.bucket = i;
+    plan->tensors.push_back(tensor);
+    plan::Bucket bucket;
+    bucket.tensors = {i};
+    plan->buckets.push_back(bucket);
+  }
+  plan->clip_groups.resize(1);
+  return plan;
+}
+
+std::vector<std::uint32_t> launched(const Actions& actions) {
+  std::vector<std::uint32_t> buckets;
+  for (const Action& action : actions) {
+    if (const auto* launch = std::get_if<LaunchReduce>(&action)) {
+      buckets.push_back(launch->bucket);
+    }
+  }
+  return buckets;
+}
+
+template <typename T>
+const T* find(const Actions& actions) {
+  for (const Action& action : actions) {
+    if (const T* found = std::get_if<T>(&action)) {
+      return found;
+    }
+  }
+  return nullptr;
+}
+
+class StepMachineTest : public ::testing::Test {
+ protected:
+  FinishRequest request(std::int64_t step, std::uint64_t attempt = 0) const {
+    FinishRequest finish;
+    finish.key = {1, attempt};
+    finish.step = step;
+    finish.ready_all = true;
+    return finish;
+  }
+  Actions finish(StepMachine& machine, std::int64_t rank, const FinishRequest& ask) const { return machine.on_finish(rank, ask, start, start + std::chrono::seconds(10)); }
+
+  const TimePoint start{std::chrono::seconds(100)};
+};
+
+TEST_F(StepMachineTest, holds_a_bucket_until_every_rank_is_ready) {
+  StepMachine machine(plan_of(3, 2), 1);
+  EXPECT_THAT(machine.on_bucket_ready(0, 0, 0), IsEmpty());
+  EXPECT_THAT(launched(machine.on_bucket_ready(1, 0, 0)), ElementsAre(0));
+}
+
+TEST_F(StepMachineTest, launches_strictly_in_plan_order) {
+  StepMachine machine(plan_of(3, 2), 1);
+  EXPECT_THAT(machine.on_bucket_ready(0, 0, 2), IsEmpty());
+  EXPECT_THAT(machine.on_bucket_ready(1, 0, 2), IsEmpty());
+  EXPECT_THAT(machine.on_bucket_ready(0, 0, 1), IsEmpty());
+  EXPECT_THAT(machine.on_bucket_ready(1, 0, 1), IsEmpty());
+  EXPECT_THAT(machine.on_bucket_ready(0, 0, 0), IsEmpty());
+  EXPECT_THAT(launched(machine.on_bucket_ready(1, 0, 0)), ElementsAre(0, 1, 2));
+}
+
+TEST_F(StepMachineTest, finishes_only_after_the_last_reduction_and_the_last_rank) {
+  StepMachine machine(plan_of(2, 2), 1);
+  EXPECT_EQ(find<LaunchFinish>(finish(machine, 0, request(7))), nullptr);
+  const Actions second = finish(machine, 1, request(7));
+  EXPECT_THAT(launched(second), ElementsAre(0, 1));
+  EXPECT_EQ(find<LaunchFinish>(second), nullptr);
+  EXPECT_EQ(find<LaunchFinish>(machine.on_reduced(0)), nullptr);
+  EXPECT_NE(find<LaunchFinish>(machine.on_reduced(0)), nullptr);
+  const Actions done = machine.on_finished(0, {});
+  ASSERT_NE(find<Committed>(done), nullptr);
+  EXPECT_EQ(machine.attempt(), 1u);
+  EXPECT_FALSE(machine.busy());
+}
+
+TEST_F(StepMachineTest, carries_unused_tensors_to_their_bucket) {
+  StepMachine machine(plan_of(2, 2), 1);
+  EXPECT_THAT(machine.on_unused(1, 0, {1}), IsEmpty());
+  FinishRequest ask = request(0);
+  static_cast<void>(finish(machine, 0, ask));
+  const Actions actions = finish(machine, 1, ask);
+  ASSERT_EQ(actions.size(), 2u);
+  EXPECT_THAT(std::get<LaunchReduce>(actions[0]).unused, IsEmpty());
+  ASSERT_EQ(std::get<LaunchReduce>(actions[1]).unused.size(), 1u);
+  EXPECT_EQ(std::get<LaunchReduce>(actions[1]).unused[0].tensor, 1u);
+  EXPECT_EQ(std::get<LaunchReduce>(actions[1]).unused[0].rank, 1);
+}
+
+TEST_F(StepMachineTest, names_tensors_that_are_neither_ready_nor_unused_and_stays_open) {
+  StepMachine machine(plan_of(2, 1), 1);
+  FinishRequest ask = request(0);
+  ask.ready_all = false;
+  ask.ready = {0};
+  const Actions actions = finish(machine, 0, ask);
+  const auto* answer = find<AnswerRank>(actions);
+  ASSERT_NE(answer, nullptr);
+  EXPECT_EQ(answer->error.code, ErrorCode::NotReady);
+  EXPECT_THAT(answer->error.tensors, ElementsAre("t1"));
+  ask.unused = {1};
+  const Actions again = finish(machine, 0, ask);
+  EXPECT_THAT(launched(again), ElementsAre(1));
+}
+
+TEST_F(StepMachineTest, fails_for_all_when_ranks_finish_different_steps) {
+  StepMachine machine(plan_of(1, 2), 1);
+  static_cast<void>(finish(machine, 0, request(4)));
+  const Actions actions = finish(machine, 1, request(5));
+  const auto* failed = find<AttemptFailed>(actions);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_EQ(failed->error.code, ErrorCode::StepMismatch);
+  EXPECT_THAT(failed->error.ranks, ElementsAre(0, 1));
+  EXPECT_EQ(failed->error.attempt, 1u);
+}
+
+TEST_F(StepMachineTest, aborts_what_runs_and_fails_only_when_the_lane_is_quiet) {
+  StepMachine machine(plan_of(2, 2), 1);
+  static_cast<void>(finish(machine, 0, request(0)));
+  static_cast<void>(finish(machine, 1, request(0)));
+  const Actions failing = machine.fail(make_error(ErrorCode::RankLost, "rank 1 died"));
+  ASSERT_NE(find<LaunchAbort>(failing), nullptr);
+  EXPECT_EQ(find<AttemptFailed>(failing), nullptr);
+  device::Failed aborted;
+  aborted.tag = 0;
+  aborted.aborted = true;
+  EXPECT_THAT(machine.on_lane_failed(aborted), IsEmpty());
+  EXPECT_THAT(machine.on_lane_failed(aborted), IsEmpty());
+  EXPECT_NE(find<AttemptFailed>(machine.on_aborted(0)), nullptr);
+  EXPECT_EQ(machine.attempt(), 1u);
+}
+
+TEST_F(StepMachineTest, keeps_the_first_error) {
+  StepMachine machine(plan_of(1, 2), 1);
+  static_cast<void>(finish(machine, 0, request(0)));
+  static_cast<void>(finish(machine, 1, request(0)));
+  static_cast<void>(machine.fail(make_error(ErrorCode::RankLost, "first")));
+  EXPECT_THAT(machine.fail(make_error(ErrorCode::StepTimeout, "second")), IsEmpty());
+  device::Failed report;
+  static_cast<void>(machine.on_lane_failed(report));
+  const Actions settled = machine.on_aborted(0);
+  EXPECT_EQ(find<AttemptFailed>(settled)->error.message, "first");
+}
+
+TEST_F(StepMachineTest, ignores_reports_of_an_attempt_that_ended) {
+  StepMachine machine(plan_of(1, 1), 1);
+  static_cast<void>(finish(machine, 0, request(0)));
+  static_cast<void>(machine.on_reduced(0));
+  static_cast<void>(machine.on_finished(0, {}));
+  EXPECT_THAT(machine.on_reduced(0), IsEmpty());
+  EXPECT_FALSE(machine.busy());
+}
+
+TEST_F(StepMachineTest, a_bucket_reported_twice_fails_the_step_by_name) {
+  StepMachine machine(plan_of(2, 1), 1);
+  EXPECT_THAT(launched(machine.on_bucket_ready(0, 0, 0)), ElementsAre(0));
+  static_cast<void>(machine.on_reduced(0));
+  static_cast<void>(machine.on_bucket_ready(0, 0, 0));
+  const Actions actions = finish(machine, 0, request(0));
+  const auto* failed = find<AttemptFailed>(actions);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_EQ(failed->error.code, ErrorCode::DuplicateReady);
+  EXPECT_EQ(failed->error.bucket, 0);
+}
+
+TEST_F(StepMachineTest, an_unused_mark_after_its_bucket_left_fails_the_step) {
+  StepMachine machine(plan_of(1, 1), 1);
+  static_cast<void>(machine.on_bucket_ready(0, 0, 0));
+  static_cast<void>(machine.on_unused(0, 0, {0}));
+  device::Failed aborted;
+  aborted.aborted = true;
+  EXPECT_NE(find<LaunchAbort>(finish(machine, 0, request(0))), nullptr);
+  static_cast<void>(machine.on_lane_failed(aborted));
+  const Actions actions = machine.on_aborted(0);
+  EXPECT_EQ(find<AttemptFailed>(actions)->error.tensor, "t0");
+}
+
+TEST_F(StepMachineTest, the_deadline_names_missing_ranks_and_tensors) {
+  StepMachine machine(plan_of(2, 3), 1);
+  static_cast<void>(finish(machine, 0, request(3)));
+  static_cast<void>(machine.on_bucket_ready(2, 0, 0));
+  EXPECT_EQ(machine.deadline(), start + std::chrono::seconds(10));
+  EXPECT_THAT(machine.on_deadline(start + std::chrono::seconds(9)), IsEmpty());
+  const Actions actions = machine.on_deadline(start + std::chrono::seconds(10));
+  const auto* failed = find<AttemptFailed>(actions);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_EQ(failed->error.code, ErrorCode::StepTimeout);
+  EXPECT_THAT(failed->error.ranks, ElementsAre(1, 2));
+  EXPECT_THAT(failed->error.tensors, ElementsAre("t0", "t1"));
+  EXPECT_DOUBLE_EQ(*failed->error.waited_s, 10.0);
+}
+
+TEST_F(StepMachineTest, a_norm_leaves_the_step_open_for_clip) {
+  StepMachine machine(plan_of(1, 2), 1);
+  FinishRequest ask = request(0);
+  ask.kind = FinishKind::NormOnly;
+  static_cast<void>(finish(machine, 0, ask));
+  static_cast<void>(finish(machine, 1, ask));
+  const Actions reduced = machine.on_reduced(0);
+  ASSERT_NE(find<LaunchFinish>(reduced), nullptr);
+  EXPECT_TRUE(find<LaunchFinish>(reduced)->norm_only);
+  EXPECT_NE(find<NormKnown>(machine.on_finished(0, {})), nullptr);
+  EXPECT_EQ(machine.attempt(), 0u);
+  ClipRequest clip;
+  clip.key = {1, 0};
+  EXPECT_THAT(machine.on_clip(0, clip, start, start), IsEmpty());
+  EXPECT_NE(find<LaunchScale>(machine.on_clip(1, clip, start, start)), nullptr);
+  EXPECT_NE(find<Committed>(machine.on_scaled(0, 0.5)), nullptr);
+  EXPECT_EQ(machine.attempt(), 1u);
+}
+
+TEST_F(StepMachineTest, clip_without_a_norm_is_refused) {
+  StepMachine machine(plan_of(1, 1), 1);
+  ClipRequest clip;
+  clip.key = {1, 0};
+  const Actions actions = machine.on_clip(0, clip, start, start);
+  EXPECT_EQ(find<AnswerRank>(actions)->error.code, ErrorCode::StepMismatch);
+}
+
+TEST_F(StepMachineTest, a_finish_of_another_attempt_is_stale_and_told_the_right_one) {
+  StepMachine machine(plan_of(1, 1), 1);
+  const Actions actions = finish(machine, 0, request(0, 5));
+  const auto* answer = find<AnswerRank>(actions);
+  ASSERT_NE(answer, nullptr);
+  EXPECT_EQ(answer->error.code, ErrorCode::StaleAttempt);
+  EXPECT_EQ(answer->error.epoch, 1u);
+  EXPECT_EQ(answer->error.attempt, 0u);
+}
+
+}  // namespace
+}  // namespace gradsync::engine
