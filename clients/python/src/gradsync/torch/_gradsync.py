@@ -1,0 +1,196 @@
+"""What `attach` returns: the step of a plain module whose gradients the sidecar reduces, measures and clips."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradsync import UNSET, GradsyncError, StepReport
+from gradsync._grads import Unset
+from gradsync.errors import UsageError
+
+from ._errors import LateGradient, ParameterChanged
+from ._parameter_set import ParameterSet
+from ._recorder import Counters, GradientRecorder
+
+if TYPE_CHECKING:
+    from gradsync import Client, Grads, Job
+
+
+class GradSync:
+    """One rank's gradients. Calls belong to the thread that runs backward.
+
+    After the last backward of a step call `step(optimizer)`, or `finish()` and then the optimizer yourself.
+    """
+
+    def __init__(
+        self, found: ParameterSet, recorder: GradientRecorder, job: Job, grads: Grads, owned_client: Client | None
+    ) -> None:
+        self._found = found
+        self._recorder = recorder
+        self._job = job
+        self._grads = grads
+        self._owned_client = owned_client
+        self._index = {name: index for index, name in enumerate(found.names)}
+        self._checked: dict[int, int] = {}  # optimizer → number of parameters when it was looked at
+        self._finished = False  # by finish(), and the optimizer is the caller's
+        self._closed = False
+        self.report: StepReport | None = None  #: of the last step
+
+    def step(
+        self,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        scale: float | None = None,
+        max_norm: float | None | Unset = UNSET,
+        zero_grad: bool = True,
+        timeout: float | None = None,
+    ) -> StepReport:
+        """Ends the step: gradients reduced and clipped on all ranks, optimizers stepped, gradients dropped.
+
+        With `scale` (the factor the loss was multiplied by) gradients are divided by it, and a step with non-finite
+        gradients is skipped on every rank, as torch.amp.GradScaler does.
+
+        Raises:
+            ParameterChanged: the optimizer holds a parameter that is not synchronised.
+            LateGradient: a gradient came after its bucket had been launched.
+            RpcError: the step failed on all ranks; its gradients are lost, the next step may begin.
+        """
+        self._follow_module()
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        for one in optimizers:
+            self._check_optimizer(one)
+        if self._finished and not self._recorder.fired() and any(p.grad is not None for p in self._found.parameters):
+            raise UsageError(
+                "finish() completed this step already; call optimizer.step() yourself, or step() instead of finish()"
+            )
+        report = self.finish(scale=scale, max_norm=max_norm, timeout=timeout)
+        self._finished = False
+        if scale is not None and report.found_inf and not report.skipped:
+            report = replace(report, skipped=True, reason=f"non-finite gradients at scale {scale:g}; {report.reason}")
+            self.report = report
+        if not report.skipped:
+            for one in optimizers:
+                one.step()
+        if zero_grad:
+            for parameter in self._found.parameters:
+                parameter.grad = None
+        return report
+
+    def finish(
+        self, *, scale: float | None = None, max_norm: float | None | Unset = UNSET, timeout: float | None = None
+    ) -> StepReport:
+        """Reduces, measures and clips: every `p.grad` is the result, and None where no rank had a gradient.
+
+        Raises:
+            ParameterChanged: a parameter is not what the ranks agreed on.
+            LateGradient: a gradient came after its bucket had been launched.
+            RpcError: the step failed on all ranks; its gradients are lost, the next step may begin.
+        """
+        self._follow_module()
+        recorder, grads = self._recorder, self._grads
+        try:
+            unused = recorder.settle()
+        except LateGradient:
+            self._leave()
+            raise
+        for index in unused:
+            grads.mark_unused_index(index)
+        try:
+            report = grads.finish(
+                scale=scale,
+                max_norm=max_norm,
+                timeout=timeout,
+                ready="all",
+                bucket_digests=recorder.digests(unused),
+            )
+        except BaseException:
+            recorder.discard()
+            raise
+        recorder.commit(unused, [self._index[name] for name in report.absent], report.stable_buckets)
+        self.report = report
+        self._finished = True
+        return report
+
+    def pause(self) -> AbstractContextManager[None]:
+        """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
+        return self._job.pause()
+
+    def stats(self) -> Counters:
+        """What the adapter did since attach."""
+        return replace(self._recorder.counters)
+
+    def explain(self) -> dict[str, Any]:
+        """The plan in words and numbers."""
+        return self._grads.explain()
+
+    def close(self) -> None:
+        """Leaves the job and makes the module a plain one again: no hooks, gradients in memory of their own."""
+        if self._closed:
+            return
+        self._closed = True
+        self._recorder.close()
+        self._leave()
+
+    def _follow_module(self) -> None:
+        if self._closed:
+            raise UsageError("this GradSync is closed; attach again")
+        if self._recorder.follow_module():
+            self._checked.clear()
+        self._found.check_frozen()
+
+    def _leave(self) -> None:
+        # The other ranks learn at once that this one will not finish, instead of waiting for their deadline.
+        with contextlib.suppress(GradsyncError):
+            self._job.detach()
+        if self._owned_client is not None:
+            self._owned_client.close()
+
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._checked.get(id(optimizer)) == count:
+            return
+        self._found.check_known(optimizer.param_groups)
+        check_mixed_dtypes(self._found, optimizer)
+        self._checked[id(optimizer)] = count
+
+    def __enter__(self) -> GradSync:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_mixed_dtypes(found: ParameterSet, optimizer: Optimizer) -> None:
+    """Gradients wider than their parameters (`grad_dtype`): tries the optimizer on one element, so that it cannot fail
+    halfway through a step."""
+    names = dict(zip(map(id, found.parameters), found.names, strict=True))
+    tried: set[tuple[torch.dtype, torch.dtype]] = set()
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key != "params"}
+        for parameter in group["params"]:
+            pair = (parameter.dtype, getattr(parameter, "grad_dtype", None) or parameter.dtype)
+            if pair[0] == pair[1] or pair in tried or id(parameter) not in names:
+                continue
+            tried.add(pair)
+            sample = torch.nn.Parameter(torch.zeros(1, dtype=pair[0]))
+            sample.grad_dtype = pair[1]
+            sample.grad = torch.zeros(1, dtype=pair[1])
+            try:
+                make: Any = type(optimizer)
+                make([{"params": [sample], **options}]).step()
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise ParameterChanged(
+                    names[id(parameter)],
+                    f"{type(optimizer).__name__} cannot step a {pair[0]} parameter with a {pair[1]} gradient ({error})",
+                    "leave grad_dtype as it is, keep the parameters in the wider dtype, or use another optimizer",
+                ) from error

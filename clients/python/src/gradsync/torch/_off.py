@@ -1,0 +1,103 @@
+"""`GRADSYNC_MODE=off`: the training loop unchanged, the sidecar out of it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gradsync import UNSET, StepReport, StepTimings
+from gradsync._grads import Unset
+
+from ._recorder import Counters
+
+
+class OffSync:
+    """Steps the optimizers and drops the gradients; reduces, measures and clips nothing."""
+
+    def __init__(self, model: nn.Module, world_size: int) -> None:
+        if world_size > 1:
+            warnings.warn(
+                f"GRADSYNC_MODE=off with {world_size} ranks: gradients are not synchronised and the ranks drift apart; "
+                "unset it, or wrap the module in DistributedDataParallel",
+                stacklevel=3,
+            )
+        self._model = model
+        self._counters = Counters()
+        self.report: StepReport | None = None
+
+    def step(
+        self,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        scale: float | None = None,
+        max_norm: float | None | Unset = UNSET,
+        zero_grad: bool = True,
+        timeout: float | None = None,
+    ) -> StepReport:
+        report = self.finish(scale=scale, max_norm=max_norm, timeout=timeout)
+        for one in [optimizer] if isinstance(optimizer, Optimizer) else optimizer:
+            one.step()
+        if zero_grad:
+            self._model.zero_grad()
+        return report
+
+    def finish(
+        self, *, scale: float | None = None, max_norm: float | None | Unset = UNSET, timeout: float | None = None
+    ) -> StepReport:
+        if scale is not None and scale != 1.0:
+            for parameter in self._model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
+        self.report = StepReport(
+            step=self._counters.steps,
+            epoch=0,
+            attempt=0,
+            next_attempt=0,
+            norm=math.nan,
+            threshold=math.inf,
+            coefficient=1.0,
+            clipped=False,
+            skipped=False,
+            reason="GRADSYNC_MODE=off",
+            found_inf=False,
+            groups=(),
+            layers=(),
+            nonfinite=(),
+            divergence=(),
+            absent=(),
+            stable_buckets=(),
+            counted_elements=0,
+            collectives=0,
+            data_path="off",
+            policy_digest="",
+            timings=StepTimings(0.0, 0.0, 0.0, 0.0, 0.0),
+        )
+        self._counters.steps += 1
+        return self.report
+
+    def pause(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stats(self) -> Counters:
+        return self._counters
+
+    def explain(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+    def __enter__(self) -> OffSync:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,213 @@
+"""The trainable parameters of a module: their names, where they hang, and what cannot be synchronised.
+
+A parameter's index is its position in `named_parameters()`; tied weights are one parameter under their first name.
+Everything that runs per step works on indices and lists: no lookup by name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from ._errors import ModuleRefused, ParameterChanged
+
+WIRE_DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float64: "float64",
+}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place of the module tree that holds a parameter."""
+
+    owner: dict[str, nn.Parameter | None]
+    key: str
+    name: str
+    index: int  #: of the parameter; −1: frozen
+
+
+@dataclass
+class ParameterSet:
+    names: list[str] = field(default_factory=list)
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)  #: of the gradients
+    strides: list[tuple[int, ...]] = field(default_factory=list)  #: of the gradients
+    frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
+    slots: list[Slot] = field(default_factory=list)
+    known_ids: set[int] = field(default_factory=set)  #: of all parameters seen, frozen ones too
+
+    def replaced(self) -> list[int]:
+        """Indices of parameters that the module no longer holds, as `load_state_dict(assign=True)` leaves them."""
+        parameters = self.parameters
+        found = {
+            slot.index
+            for slot in self.slots
+            if slot.index >= 0 and slot.owner.get(slot.key) is not parameters[slot.index]
+        }
+        return sorted(found)
+
+    def replace(self, index: int) -> nn.Parameter:
+        """Takes the module's new parameter in the place of the old one, if it is of the same kind."""
+        old, name = self.parameters[index], self.names[index]
+        held = {slot.name: slot.owner.get(slot.key) for slot in self.slots if slot.index == index}
+        new = held[name]
+        if any(parameter is not new for parameter in held.values()):
+            raise ParameterChanged(
+                name,
+                f"the tied names {', '.join(held)} hold different parameters now",
+                "tie them again after load_state_dict(assign=True), or attach again",
+            )
+        if new is None:
+            raise ParameterChanged(name, "it was removed from the module", "attach again")
+        if new.shape != old.shape or gradient_dtype(new) != self.dtypes[index] or not new.requires_grad:
+            raise ParameterChanged(
+                name,
+                f"it was {describe(old)} and is {describe(new)}",
+                "attach again: the ranks agreed on the former",
+            )
+        self.parameters[index] = new
+        self.known_ids.discard(id(old))
+        self.known_ids.add(id(new))
+        return new
+
+    def check_frozen(self) -> None:
+        for name, parameter in self.frozen:
+            if parameter.requires_grad:
+                raise ParameterChanged(
+                    name,
+                    "it was frozen when the module was attached and requires a gradient now",
+                    "close and attach again after unfreezing, on every rank",
+                )
+
+    def check_known(self, groups: Sequence[dict[str, object]]) -> None:
+        """Every parameter an optimizer would step must be synchronised, or the replicas drift apart."""
+        for g, group in enumerate(groups):
+            members = group["params"]
+            assert isinstance(members, list)
+            for i, parameter in enumerate(members):
+                if parameter.requires_grad and id(parameter) not in self.known_ids:
+                    raise ParameterChanged(
+                        f"param_groups[{g}]['params'][{i}]",
+                        f"the optimizer holds {describe(parameter)} that the attached module does not have",
+                        "attach the module that has all parameters of the optimizer; make the optimizer after "
+                        "load_state_dict(assign=True)",
+                    )
+
+
+def describe(parameter: torch.Tensor) -> str:
+    grad = "" if parameter.requires_grad else " frozen"
+    return f"a{grad} {str(parameter.dtype).removeprefix('torch.')} parameter of shape {tuple(parameter.shape)}"
+
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """`grad_dtype` (torch ≥ 2.9) may ask for gradients wider than the parameter."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """What autograd gives a fresh gradient: the parameter's strides where these are dense, else row-major."""
+    expected = 1
+    for stride, size in sorted(zip(parameter.stride(), parameter.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return row_major(parameter.shape)
+        expected *= size
+    return tuple(parameter.stride())
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def clean_name(name: str) -> str:
+    """torch.compile wraps modules: the wrapper is no part of a parameter's name."""
+    return name.replace("_orig_mod.", "")
+
+
+def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """(name, owner, key, parameter) in the order of `named_parameters()`, every name of a tied one included."""
+    for prefix, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                yield clean_name(f"{prefix}.{key}" if prefix else key), module, key, parameter
+
+
+def refuse_reduced(model: nn.Module) -> None:
+    """Modules whose framework reduces already: a second reduction would divide twice."""
+    wrappers: list[tuple[type, str]] = [(nn.parallel.DistributedDataParallel, "DistributedDataParallel")]
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for class_name in ("FullyShardedDataParallel", "FSDPModule"):
+        if fsdp is not None and hasattr(fsdp, class_name):
+            wrappers.append((getattr(fsdp, class_name), class_name))
+    for name, module in model.named_modules():
+        for wrapper, class_name in wrappers:
+            if isinstance(module, wrapper):
+                raise ModuleRefused(
+                    name or type(module).__name__,
+                    f"{class_name} reduces its gradients itself",
+                    "attach the plain module (gradsync replaces the wrapper)",
+                )
+
+
+def collect(model: nn.Module) -> ParameterSet:
+    refuse_reduced(model)
+    found = ParameterSet()
+    index_of: dict[int, int] = {}
+    for name, module, key, parameter in walk(model):
+        if id(parameter) not in index_of:
+            index_of[id(parameter)] = add(found, name, parameter)
+            found.known_ids.add(id(parameter))
+        found.slots.append(Slot(module._parameters, key, name, index_of[id(parameter)]))
+    if not found.parameters:
+        raise ModuleRefused(type(model).__name__, "it has no parameter that requires a gradient", "unfreeze some")
+    return found
+
+
+def add(found: ParameterSet, name: str, parameter: nn.Parameter) -> int:
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if dtensor is not None and isinstance(parameter, dtensor.DTensor):
+        raise ModuleRefused(
+            name, "it is a DTensor", "attach the plain module: FSDP2 and tensor parallelism arrive later"
+        )
+    if isinstance(parameter, UninitializedParameter):
+        raise ModuleRefused(name, "it has no shape yet", "run one forward pass of the lazy module before attach")
+    if not parameter.requires_grad:
+        found.frozen.append((name, parameter))
+        return -1
+    if parameter.device.type != "cpu":
+        raise ModuleRefused(
+            name, f"it is on device {parameter.device}", "move it to the CPU: only its data path exists yet"
+        )
+    dtype = gradient_dtype(parameter)
+    if dtype not in WIRE_DTYPES:
+        raise ModuleRefused(
+            name, f"its gradient is {dtype}", f"use one of {', '.join(WIRE_DTYPES.values())}, or freeze it"
+        )
+    found.names.append(name)
+    found.parameters.append(parameter)
+    found.dtypes.append(dtype)
+    found.strides.append(gradient_strides(parameter))
+    return len(found.names) - 1
+
+
+def unsynchronised_buffers(model: nn.Module) -> list[str]:
+    """Persistent module buffers (running statistics and the like): they are state, and nothing keeps them equal."""
+    return [
+        clean_name(f"{prefix}.{key}" if prefix else key)
+        for prefix, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None and key not in module._non_persistent_buffers_set
+    ]

@@ -1,0 +1,240 @@
+"""What backward left in each parameter's gradient, brought into the arena and counted.
+
+Each parameter has a view of the arena with the gradient's strides. A step begins with `p.grad` None: autograd allocates
+the first gradient, the hook copies it into the view and puts the view in its place, and later micro-batches accumulate
+into the view directly. (Zeroing the arena, so that autograd adds to it from the start, is no faster: ADR 0006.) A
+parameter whose hook did not fire in a step contributes nothing, so old arena bytes are never part of a sum.
+
+Hook counts are hints. A bucket is launched during backward only when every tensor of it reached the count that all
+ranks had in the step before, and only in the last micro-batch; everything else is completed by `settle`.
+
+Thread: the one that runs backward and step() (autograd calls CPU hooks on the thread that called backward).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from ._errors import GradientRefused, LateGradient
+from ._parameter_set import ParameterSet
+
+_NEVER = 1 << 40
+_current_backward: Callable[[], int] = torch._C._current_graph_task_id
+
+
+@dataclass
+class Counters:
+    """Since attach. `copied` gradients were moved into the arena by a hook (one per parameter and step is normal),
+    `settled` ones by step(): create_graph, a gradient set by hand, a replaced parameter."""
+
+    steps: int = 0
+    hooks: int = 0
+    copied: int = 0
+    settled: int = 0
+    rebound: int = 0  #: `p.grad` was another tensor over the arena's own memory
+    replaced_parameters: int = 0
+    launched_early: int = 0
+    launched_at_step: int = 0
+    unused: int = 0  #: tensors without a gradient on this rank, summed over steps
+    absent: int = 0  #: without one on any rank
+
+
+class GradientRecorder:
+    def __init__(
+        self,
+        found: ParameterSet,
+        views: Sequence[torch.Tensor],
+        buckets: Sequence[Sequence[int]],
+        accumulate: int,
+        launch: Callable[[int], None],
+    ) -> None:
+        self.counters = Counters()
+        self.step = 0
+        self.late: LateGradient | None = None
+        self.views = list(views)
+        self._found = found
+        self._buckets = [list(bucket) for bucket in buckets]
+        self._accumulate = accumulate
+        self._launch = launch
+        count = len(found.parameters)
+        self._bucket_of = [0] * count
+        for b, members in enumerate(self._buckets):
+            for i in members:
+                self._bucket_of[i] = b
+        self._counts = [0] * count
+        self._expected = [0] * count  #: of hooks in a step; 0: not known, its bucket is never launched early
+        self._left = [_NEVER] * len(self._buckets)  #: tensors of the bucket that have not reached theirs
+        self.launched = [False] * len(self._buckets)
+        self._backward = -1
+        self._backwards = 0  #: backward passes seen in this step, nested ones counted too
+        self._last_micro_batch_from = 0  #: of the backward passes of a step
+        self._handles = [self._hook(i, parameter) for i, parameter in enumerate(found.parameters)]
+
+    def _hook(self, index: int, parameter: nn.Parameter) -> RemovableHandle:
+        view, bucket = self.views[index], self._bucket_of[index]
+        counts, expected, left, launched = self._counts, self._expected, self._left, self.launched
+        gather = self._accumulate > 1
+        move = self._move
+
+        def hook(parameter: torch.Tensor) -> None:
+            if launched[bucket]:
+                raise self._too_late(index)
+            gradient = parameter.grad
+            if gradient is not view:
+                move(index, parameter, gradient, view)
+            if gather and _current_backward() != self._backward:
+                self._backward = _current_backward()
+                self._backwards += 1
+            count = counts[index] + 1
+            counts[index] = count
+            if count >= expected[index]:
+                if count == expected[index]:
+                    left[bucket] -= 1
+                    if left[bucket] == 0 and self._backwards >= self._last_micro_batch_from:
+                        self._launch_early(bucket)
+                elif expected[index]:
+                    left[bucket] = _NEVER  # fired more often than before: step() completes the bucket
+
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return handle
+
+    def _move(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor | None, view: torch.Tensor) -> None:
+        if gradient is None:
+            return  # an earlier hook of the user took it
+        if gradient.requires_grad:
+            # create_graph: the caller still differentiates through p.grad, so it stays theirs until step().
+            self._left[self._bucket_of[index]] = _NEVER
+            return
+        self._check(index, gradient, view)
+        if gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride() and view.numel():
+            self.counters.rebound += 1
+        else:
+            view.copy_(gradient)
+            self.counters.copied += 1
+        parameter.grad = view
+
+    def _check(self, index: int, gradient: torch.Tensor, view: torch.Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            raise GradientRefused(
+                self._found.names[index],
+                f"its gradient has layout {gradient.layout}",
+                "only dense gradients are reduced: use sparse=False",
+            )
+        if gradient.dtype is not view.dtype or gradient.shape != view.shape:
+            raise GradientRefused(
+                self._found.names[index],
+                f"its gradient is {gradient.dtype} {tuple(gradient.shape)}, declared {view.dtype} {tuple(view.shape)}",
+                "attach again after the dtype or shape of a parameter changed",
+            )
+
+    def _too_late(self, index: int) -> LateGradient:
+        if self.late is None:
+            self.late = LateGradient(self._found.names[index], self.step, self._counts[index])
+        return self.late
+
+    def _launch_early(self, bucket: int) -> None:
+        self.launched[bucket] = True
+        self.counters.launched_early += 1
+        self._launch(bucket)
+
+    def fired(self) -> bool:
+        """Whether backward brought any gradient since the last step."""
+        return any(self._counts)
+
+    def follow_module(self) -> int:
+        """Moves to the parameters the module holds now; returns how many were exchanged."""
+        replaced = self._found.replaced()
+        for index in replaced:
+            self._handles[index].remove()
+            self._handles[index] = self._hook(index, self._found.replace(index))
+        self.counters.replaced_parameters += len(replaced)
+        return len(replaced)
+
+    def settle(self) -> list[int]:
+        """Brings what the hooks left aside into the arena; returns the tensors without a gradient on this rank.
+
+        Raises:
+            LateGradient: a gradient came, went or was exchanged after its bucket had been launched.
+        """
+        if self.late is not None:
+            raise self.late
+        unused = []
+        views, counts = self.views, self._counts
+        for index, parameter in enumerate(self._found.parameters):
+            gradient = parameter.grad
+            if gradient is views[index]:
+                if not counts[index]:
+                    unused.append(index)  # what lies there is of an earlier step
+            elif self.launched[self._bucket_of[index]]:
+                raise self._too_late(index)
+            elif gradient is None:
+                unused.append(index)
+            else:
+                self._check(index, gradient, views[index])
+                views[index].copy_(gradient.detach())
+                parameter.grad = views[index]
+                self.counters.settled += 1
+        self.counters.unused += len(unused)
+        return unused
+
+    def digests(self, unused: Sequence[int]) -> list[int]:
+        """One number per bucket, equal on two ranks when their hooks fired alike in this step."""
+        marks = [2 * count + 1 for count in self._counts]
+        for index in unused:
+            marks[index] -= 1
+        return [
+            crc32(array("q", [self._backwards, *(marks[i] for i in members)]).tobytes()) for members in self._buckets
+        ]
+
+    def commit(self, unused: Sequence[int], absent: Sequence[int], stable_buckets: Sequence[int]) -> None:
+        """The step is done: every parameter gets its reduced gradient, and buckets learn when they may go early."""
+        parameters = self._found.parameters
+        for index in unused:
+            parameters[index].grad = self.views[index]
+        for index in absent:
+            parameters[index].grad = None
+        self.counters.absent += len(absent)
+        self.counters.steps += 1
+        self.counters.hooks += sum(self._counts)
+        self.counters.launched_at_step += len(self._buckets) - sum(self.launched)
+        expected, counts = self._expected, self._counts
+        stable = set(stable_buckets)
+        for b, members in enumerate(self._buckets):
+            steady = b in stable and all(counts[i] for i in members)
+            for i in members:
+                expected[i] = counts[i] if steady else 0
+        if self._accumulate > 1:
+            per_micro_batch, rest = divmod(self._backwards, self._accumulate)
+            self._last_micro_batch_from = self._backwards - (0 if rest else per_micro_batch - 1)
+        self._reset()
+
+    def discard(self) -> None:
+        """The step failed: its gradients are lost, and what is left of them must not reach an optimizer."""
+        for parameter in self._found.parameters:
+            parameter.grad = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._counts[:] = [0] * len(self._counts)
+        self.launched[:] = [False] * len(self.launched)
+        for b, members in enumerate(self._buckets):
+            self._left[b] = len(members) if members and self._expected[members[0]] else _NEVER
+        self._backward = -1
+        self._backwards = 0
+        self.step += 1
+
+    def close(self) -> None:
+        """Takes the hooks off and gives every parameter a gradient of its own memory."""
+        for handle in self._handles:
+            handle.remove()
+        for parameter, view in zip(self._found.parameters, self.views, strict=True):
+            if parameter.grad is view:
+                parameter.grad = view.clone()
+        self.views.clear()

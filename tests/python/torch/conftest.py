@@ -1,0 +1,101 @@
+"""`ranks`: runs a function as N ranks, each a thread of this process, on the loopback fake and on a real daemon."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+
+import gradsync
+import pytest
+import torch
+from gradsync._spawn import find_binary
+from gradsync.errors import ConnectionFailed
+from loopback import LoopbackClient, World
+
+JOIN_S = 120.0
+_names = itertools.count()
+
+
+class Ranks:
+    """`ranks(n, body)` → the n results of `body(rank, attach)`; the first exception of a rank is raised."""
+
+    def __init__(self, address: str | None) -> None:
+        self._address = address
+        self.clients: list = []
+
+    @property
+    def fake(self) -> bool:
+        return self._address is None
+
+    def outcomes(self, count: int, body) -> list:
+        """The results, exceptions among them."""
+        world = World(count)
+        job = f"test-{next(_names)}"
+        results: list = [None] * count
+        self.clients = [
+            LoopbackClient(world) if self._address is None else gradsync.connect(self._address) for _ in range(count)
+        ]
+
+        def run(rank: int) -> None:
+            def attach(model, **options):
+                import gradsync.torch
+
+                options = {"client": self.clients[rank], "job": job, "rank": rank, "world_size": count} | options
+                return gradsync.torch.attach(model, **options)
+
+            try:
+                results[rank] = body(rank, attach)
+            except BaseException as error:
+                results[rank] = error
+            finally:
+                world.leave(rank) if isinstance(results[rank], BaseException) else None
+                self.clients[rank].close()
+
+        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(JOIN_S)
+            assert not thread.is_alive(), "a rank hangs"
+        return results
+
+    def __call__(self, count: int, body) -> list:
+        results = self.outcomes(count, body)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+
+def _daemon_binary() -> str | None:
+    try:
+        return find_binary()
+    except ConnectionFailed:
+        built = sorted(Path(__file__).parents[3].glob("build/cpu-release/**/gradsyncd"))
+        return next((str(path) for path in built if path.is_file()), None)
+
+
+@pytest.fixture(scope="session")
+def daemon():
+    binary = _daemon_binary()
+    if binary is None:
+        pytest.skip("no gradsyncd binary: build it, or set GRADSYNCD")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADSYNCD", binary)
+        with gradsync.connect(spawn=True) as client:
+            yield client.address
+
+
+@pytest.fixture(params=["loopback", "daemon"])
+def ranks(request, monkeypatch):
+    monkeypatch.delenv("GRADSYNC_MODE", raising=False)
+    return Ranks(request.getfixturevalue("daemon") if request.param == "daemon" else None)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,370 @@
+"""attach: what is refused and how, weights at the start, modes and meshes."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import gradsync
+import gradsync.torch as gst
+import pytest
+import torch
+from gradsync.errors import UsageError
+from models import assert_same_bits, loss_of, mlp, weights
+from torch import nn
+
+
+def test_ranks_that_start_from_different_weights_are_named(ranks):
+    def body(rank, attach):
+        model = mlp()
+        if rank == 1:
+            with torch.no_grad():
+                model[2].bias[3].copy_(-model[2].bias[3])
+        attach(model)
+
+    for outcome in ranks.outcomes(2, body):
+        assert isinstance(outcome, gradsync.errors.WeightsDiverged)
+        assert outcome.tensor == "2.bias"
+        assert "2.bias" in str(outcome)
+
+
+def test_frozen_weights_are_compared_too(ranks):
+    def body(rank, attach):
+        model = mlp()
+        model[0].requires_grad_(False)
+        if rank == 1:
+            with torch.no_grad():
+                model[0].weight[0, 0] = math.pi
+        attach(model)
+
+    for outcome in ranks.outcomes(2, body):
+        assert isinstance(outcome, gradsync.errors.WeightsDiverged)
+        assert outcome.tensor == "0.weight"
+
+
+def test_skip_compares_no_weights(ranks):
+    def body(rank, attach):
+        model = mlp(seed=rank)
+        with attach(model, init="skip") as gs:
+            loss_of(model, 0, rank).backward()
+            return gs.finish().norm
+
+    norms = ranks(2, body)
+    assert norms[0] == norms[1]
+
+
+class State(nn.Module):
+    """Parameters and buffers of every kind."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        made = torch.Generator().manual_seed(rank)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            name = "as_" + str(dtype).removeprefix("torch.")
+            self.register_parameter(name, nn.Parameter(torch.randn(3, 5, generator=made).to(dtype)))
+        self.frozen = nn.Parameter(torch.randn(4, generator=made), requires_grad=False)
+        self.conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.randn(3, 2, 3, 3, generator=made))
+            self.conv.bias.copy_(torch.tensor([-0.0, math.inf, 1e-45]) if rank == 0 else torch.zeros(3))
+        self.norm = nn.BatchNorm1d(3)
+        self.norm.running_mean.copy_(torch.randn(3, generator=made))
+        self.register_buffer("as_int64", torch.randint(-(2**62), 2**62, (2, 2), generator=made))
+        self.register_buffer("as_int8", torch.randint(-128, 127, (5,), generator=made).to(torch.int8))
+        self.register_buffer("as_bool", torch.tensor([rank == 0, rank != 0]))
+        self.register_buffer("as_complex", torch.randn(3, generator=made).to(torch.complex64), persistent=False)
+        self.register_buffer("empty", torch.empty(0))
+
+
+@pytest.mark.filterwarnings("ignore:module buffers:UserWarning")
+def test_broadcast_gives_every_rank_all_state_of_rank_0_bit_for_bit(ranks):
+    def body(rank, attach):
+        model = State(rank)
+        strides = model.conv.weight.stride()
+        with attach(model, init="broadcast"):
+            assert model.conv.weight.stride() == strides
+            return {
+                name: (value.dtype, raw(value)) for name, value in [*model.named_parameters(), *model.named_buffers()]
+            }
+
+    wanted = State(0)
+    expected = {name: (v.dtype, raw(v)) for name, v in [*wanted.named_parameters(), *wanted.named_buffers()]}
+    for got in ranks(3, body):
+        assert got == expected
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+
+
+def test_training_after_broadcast_equals_training_from_those_weights(ranks):
+    def body(rank, attach, **options):
+        model = mlp(seed=rank if options else 0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with attach(model, **options) as gs:
+            steps = []
+            for step in range(3):
+                loss_of(model, step, rank).backward()
+                steps.append(gs.step(optimizer).step)
+            return weights(model), steps
+
+    broadcast = ranks(2, lambda rank, attach: body(rank, attach, init="broadcast"))
+    checked = ranks(2, body)
+    assert_same_bits(broadcast[0][0], broadcast[1][0])
+    assert_same_bits(broadcast[0][0], checked[0][0])
+    assert broadcast[0][1] == checked[0][1] == [0, 1, 2]
+
+
+def test_ranks_with_different_parameters_are_refused(ranks):
+    def body(rank, attach):
+        attach(nn.Linear(3, 2 + rank))
+
+    for outcome in ranks.outcomes(2, body):
+        assert isinstance(outcome, gradsync.errors.PlanMismatch)
+
+
+def test_unsynchronised_buffers_are_named_once(ranks):
+    def body(rank, attach):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        model.register_buffer("mask", torch.ones(3), persistent=False)
+        attach(model, init="broadcast").close()
+
+    outcomes = ranks.outcomes(2, body)
+    for outcome in outcomes:  # warnings are errors in this suite
+        assert isinstance(outcome, UserWarning)
+        assert "1.running_mean, 1.running_var, 1.num_batches_tracked" in str(outcome)
+        assert "mask" not in str(outcome)
+
+
+# refused before anything is sent: no daemon needed
+
+
+def refuse(model: nn.Module, **options) -> gst.ModuleRefused:
+    with pytest.raises(gst.ModuleRefused) as refusal:
+        gst.attach(model, job="refused", rank=0, world_size=1, **options)
+    return refusal.value
+
+
+def test_a_module_without_trainable_parameters():
+    assert "no parameter that requires a gradient" in str(refuse(nn.Tanh()))
+    assert "unfreeze" in str(refuse(mlp().requires_grad_(False)))
+
+
+def test_a_complex_parameter():
+    model = nn.ParameterDict({"phase": nn.Parameter(torch.zeros(2, dtype=torch.complex64))})
+    assert refuse(model).name == "phase"
+
+
+def test_a_lazy_parameter():
+    assert "run one forward pass" in str(refuse(nn.LazyLinear(3)))
+
+
+def test_a_parameter_on_another_device():
+    assert "device meta" in str(refuse(nn.Linear(2, 2, device="meta")))
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_modules_that_reduce_themselves(process_group):
+    wrapped = nn.parallel.DistributedDataParallel(mlp())
+    assert "DistributedDataParallel reduces" in str(refuse(wrapped))
+    assert "attach the plain module" in str(refuse(nn.Sequential(wrapped)))
+
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    assert "FSDPModule reduces" in str(refuse(fully_shard(mlp(), mesh=mesh)))
+    sharded = nn.ParameterDict({"w": nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [Shard(0)]))})
+    assert "DTensor" in str(refuse(sharded))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_device_mesh_gives_the_axes(process_group, ranks):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp_replicate", "dp_shard"))
+
+    def body(rank, attach):
+        model = mlp()
+        with attach(model, mesh=mesh) as gs:
+            loss_of(model, 0, rank).backward()
+            return gs.finish().norm
+
+    assert ranks(1, body)[0] > 0
+
+
+def test_two_axes_of_data_parallelism_are_averaged_over_both(ranks):
+    def body(rank, attach):
+        model = nn.Linear(1, 1, bias=False)
+        with attach(model, mesh={"dp_replicate": 2, "dp_shard": 2}, init="broadcast") as gs:
+            (model.weight * (rank + 1)).sum().backward()
+            gs.finish()
+            return model.weight.grad.item()
+
+    if ranks.fake:
+        pytest.skip("the fake knows one axis")
+    assert ranks(4, body) == [2.5] * 4
+
+
+def test_a_mesh_axis_that_splits_the_model():
+    with pytest.raises(UsageError, match="axis 'tp' splits the model"):
+        gst.attach(mlp(), {"dp": 1, "tp": 2}, job="refused", rank=0, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"init": "copy"}, "init='copy'"), ({"reduce": "max"}, "reduce='max'")],
+)
+def test_arguments(options, text):
+    with pytest.raises(UsageError, match=text):
+        gst.attach(mlp(), job="refused", rank=0, world_size=1, **options)
+
+
+def test_something_that_is_no_module():
+    with pytest.raises(UsageError, match="give one nn.Module"):
+        gst.attach(list(mlp().parameters()), job="refused", rank=0, world_size=1)
+
+
+# modes
+
+
+@pytest.mark.parametrize("mode", ["observe", "clip"])
+def test_modes_of_later_releases_say_so(monkeypatch, mode):
+    monkeypatch.setenv("GRADSYNC_MODE", mode)
+    with pytest.raises(gst.ModeNotAvailable, match="later release; set it to sync"):
+        gst.attach(mlp())
+
+
+def test_an_unknown_mode(monkeypatch):
+    monkeypatch.setenv("GRADSYNC_MODE", "synch")
+    with pytest.raises(UsageError, match="'synch' is not a mode"):
+        gst.attach(mlp())
+
+
+def test_off_only_steps(monkeypatch):
+    monkeypatch.setenv("GRADSYNC_MODE", "off")
+    template = mlp()
+    ours, plain = copy.deepcopy(template), copy.deepcopy(template)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, plain)]
+    with gst.attach(ours, clip=gradsync.Clip(max_norm=1e-6)) as gs, gs.pause():
+        for step in range(3):
+            loss_of(ours, step, 0).backward()
+            report = gs.step(optimizers[0])
+            loss_of(plain, step, 0).backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            assert (report.step, report.data_path, report.coefficient) == (step, "off", 1.0)
+    assert_same_bits(weights(ours), weights(plain))
+
+
+def test_off_with_several_ranks_warns(monkeypatch):
+    monkeypatch.setenv("GRADSYNC_MODE", "off")
+    with pytest.warns(UserWarning, match="drift apart"):
+        gst.attach(mlp(), world_size=2)
+
+
+# gradients of other forms
+
+
+def test_a_sparse_gradient(ranks):
+    def body(rank, attach):
+        model = nn.Embedding(5, 2, sparse=True)
+        attach(model)
+        model(torch.tensor([1])).sum().backward()
+
+    (outcome,) = ranks.outcomes(1, body)
+    assert isinstance(outcome, gst.GradientRefused)
+    assert "'weight'" in str(outcome)
+    assert "sparse=False" in str(outcome)
+
+
+def test_float32_gradients_of_bfloat16_parameters_are_refused_where_the_optimizer_would(ranks):
+    def body(rank, attach):
+        model = mlp(dtype=torch.bfloat16)
+        for parameter in model.parameters():
+            parameter.grad_dtype = torch.float32
+        with attach(model) as gs:
+            loss_of(model, 0, rank, torch.bfloat16).backward()
+            assert model[0].weight.grad.dtype == torch.float32
+            before = weights(model)
+            with pytest.raises(gst.ParameterChanged, match=r"'0\.weight'.*AdamW cannot step"):
+                gs.step(torch.optim.AdamW(model.parameters()))
+            assert_same_bits(weights(model), before)
+            gs.step(torch.optim.SGD(model.parameters(), lr=0.1))
+            return any(not torch.equal(weights(model)[name], before[name]) for name in before)
+
+    assert ranks(1, body) == [True]
+
+
+def test_a_parameter_converted_after_attach_is_refused(ranks):
+    def body(rank, attach):
+        model = mlp(dtype=torch.float32)
+        with attach(model):
+            model.double()
+            loss_of(model, 0, rank).backward()
+
+    (outcome,) = ranks.outcomes(1, body)
+    assert isinstance(outcome, gst.GradientRefused)
+    assert "attach again" in str(outcome)
+
+
+# leaving
+
+
+def test_close_leaves_a_plain_module(ranks):
+    def body(rank, attach):
+        model = mlp()
+        gs = attach(model)
+        loss_of(model, 0, rank).backward()
+        gs.finish()
+        reduced = [p.grad.clone() for p in model.parameters()]
+        gs.close()
+        gs.close()
+        assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), reduced, strict=True))
+        with pytest.raises(UsageError, match="closed"):
+            gs.finish()
+        model.zero_grad()
+        loss_of(model, 1, rank).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    plain = mlp()
+    loss_of(plain, 1, 0).backward()
+    (got,) = ranks(1, body)
+    assert all(torch.equal(g, p.grad) for g, p in zip(got, plain.parameters(), strict=True))
+
+
+def test_attaching_again_in_the_same_process(ranks):
+    def body(rank, attach):
+        model = mlp()
+        norms = []
+        for _ in range(2):
+            with attach(model) as gs:
+                loss_of(model, 0, rank).backward()
+                norms.append(gs.finish().norm)
+                model.zero_grad()
+        return norms
+
+    if ranks.fake:
+        pytest.skip("a fake world is left once")
+    for norms in ranks(2, body):
+        assert norms[0] == norms[1]
+
+
+def test_pause_reaches_the_job(ranks):
+    def body(rank, attach):
+        model = mlp()
+        with attach(model) as gs:
+            with gs.pause():
+                loss = loss_of(model, 0, rank)
+            loss.backward()
+            return gs.finish().step
+
+    assert ranks(2, body) == [0, 0]
