@@ -1,7 +1,7 @@
 #pragma once
 // Text in, text out: the JSON-RPC side of every connection. Knows JSON and the engine's structs, knows no socket.
 //
-// Thread: io only. Every request gets exactly one reply (a notification none), in the order in which replies become
+// Thread: io only; no call of the Outbox may call back into the dispatcher. Every request gets exactly one reply (a notification none), in the order in which replies become
 // ready. Events are pushed to a connection only while nothing else waits to be written there; each subscription keeps at
 // most `event_queue` of them and drops the oldest, counting the dropped.
 
@@ -34,12 +34,20 @@ class Outbox {
   virtual void close(ConnectionId connection, std::string reason) = 0;
 };
 
+/// What changes while the daemon runs. rpc has no clock of its own.
+struct ServerMoment {
+  TimePoint now{};
+  double uptime_s = 0;
+  bool draining = false;
+};
+
 /// What the daemon says about itself.
 struct ServerIdentity {
   std::string version;
   std::string incarnation;  ///< 16 hex digits, new at every start
   std::string boot_id;
   std::int64_t pid = 0;
+  std::function<ServerMoment()> moment;  ///< for status.get and the duration metric; empty: serving, at time 0
 };
 
 struct RpcLimits {
@@ -49,12 +57,13 @@ struct RpcLimits {
   std::size_t subscriptions = 16;  ///< per connection
   std::size_t event_queue = 256;   ///< per subscription
   std::size_t declare_pages = 256;
+  engine::EngineLimits engine;     ///< those given to the engine: told to clients, and `tensors` stops a declaration early
 };
 
 /// Set by `log.set_level`; returns the level before.
 using SetLogLevel = std::function<Result<std::string>(const std::string& level)>;
 
-/// Answer of `POST /rpc`: status 200 (or 204 when nothing is to be said) and a body.
+/// Answer of `POST /rpc`: a body and status 200, or 204 when nothing is to be said, or that of the error of a single call.
 struct PostReply {
   int status = 200;
   std::string body;

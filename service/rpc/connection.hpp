@@ -1,0 +1,38 @@
+#pragma once
+// What the dispatcher knows about one connection. Thread: io only.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "engine/engine.hpp"
+#include "rpc/dispatcher.hpp"
+#include "rpc/envelope.hpp"
+#include "rpc/subscriptions.hpp"
+#include "rpc/wire_session.hpp"
+
+namespace gradsync::rpc {
+
+/// Pages of a declaration that came so far.
+struct Declaring {
+  std::int64_t next_page = 0;
+  std::uint64_t buffer = 0;
+  plan::RankDeclaration declaration;
+};
+
+struct Connection {
+  Connection(ConnectionId id_, Peer peer_, const RpcLimits& limits)
+      : id(id_), peer(peer_), subscriptions(limits.subscriptions, limits.event_queue) {}
+
+  ConnectionId id;
+  Peer peer;
+  std::optional<InitializeParams> client;  ///< empty: not initialized
+  engine::SessionId session = 0;           ///< 0: not attached
+  std::string job;
+  std::int64_t rank = -1;
+  UsedIds ids;
+  Declaring declaring;
+  Subscriptions subscriptions;
+};
+
+}  // namespace gradsync::rpc

@@ -1,0 +1,41 @@
+#pragma once
+// What handlers see: the engine, the connections, and who calls. Thread: io only.
+
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "rpc/connection.hpp"
+#include "rpc/dispatcher.hpp"
+#include "rpc/metrics.hpp"
+#include "rpc/reply.hpp"
+
+namespace gradsync::rpc {
+
+struct Core {
+  engine::Engine& engine;
+  Outbox& outbox;
+  ServerIdentity identity;
+  RpcLimits limits;
+  SetLogLevel set_log_level;
+  RpcMetrics& metrics;
+  std::map<ConnectionId, Connection> connections;
+  /// Sessions of closed connections whose process still lives, so that its exit reaches the engine.
+  std::map<ConnectionId, engine::SessionId> orphans;
+
+  [[nodiscard]] ServerMoment moment() const { return identity.moment ? identity.moment() : ServerMoment{}; }
+
+  /// Uid whose jobs the peer may see; nullopt: all.
+  [[nodiscard]] static std::optional<std::uint32_t> visible_uid(const Peer& peer) {
+    const bool all = peer.local ? peer.uid == 0 : peer.privileged;
+    return all ? std::nullopt : std::optional<std::uint32_t>(peer.uid);
+  }
+};
+
+/// Who calls. `connection` is null for `POST /rpc`, and after the connection closed.
+struct Caller {
+  Peer peer;
+  Connection* connection = nullptr;
+};
+
+}  // namespace gradsync::rpc

@@ -1,0 +1,171 @@
+#include <fmt/format.h>
+
+#include "plan/explain.hpp"
+#include "rpc/handlers.hpp"
+
+namespace gradsync::rpc {
+
+namespace {
+
+/// Appends a page. Errors: InvalidParams, LimitExceeded.
+Result<void> add_page(const RpcLimits& limits, Declaring& declaring, DeclareParams& params) {
+  if (params.page == 0) {
+    declaring = {};
+    declaring.buffer = params.buffer;
+    declaring.declaration.options = std::move(params.options).value_or(plan::DeclareOptions{});
+  } else if (params.page != declaring.next_page) {
+    return invalid_params(
+        "page", fmt::format("page is {}; expected {}", params.page, declaring.next_page), "page 0 begins anew"
+    );
+  } else if (params.options) {
+    return invalid_params("options", "options belong to page 0");
+  } else if (params.buffer != declaring.buffer) {
+    return invalid_params("buffer", fmt::format("buffer is {}; page 0 said {}", params.buffer, declaring.buffer));
+  }
+  auto& tensors = declaring.declaration.tensors;
+  const std::size_t total = tensors.size() + params.tensors.size();
+  if (total > static_cast<std::size_t>(limits.engine.tensors)) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format("{} tensors; at most {} in one declaration (limits.tensors)", total, limits.engine.tensors)
+    );
+  }
+  if (static_cast<std::size_t>(params.page) >= limits.declare_pages) {
+    return make_error(
+        ErrorCode::LimitExceeded, fmt::format("more than {} pages", limits.declare_pages), "put more tensors on a page"
+    );
+  }
+  tensors.reserve(total);
+  auto& fingerprints = declaring.declaration.weight_fingerprints;
+  for (WireTensor& tensor : params.tensors) {
+    if (tensor.weight_fingerprint && !tensor.weight_fingerprint->empty()) {
+      fingerprints.resize(tensors.size());
+      fingerprints.push_back(std::move(*tensor.weight_fingerprint));
+    }
+    plan::TensorDeclaration& declaration = tensors.emplace_back(std::move(tensor.declaration));
+    declaration.local_shape = tensor.local_shape ? std::move(*tensor.local_shape) : declaration.shape;
+  }
+  declaring.next_page = params.page + 1;
+  return {};
+}
+
+DeclareAnswer answer_of(const engine::DeclareResult& result) {
+  const plan::Plan& plan = *result.plan;
+  DeclareAnswer answer;
+  answer.epoch = result.epoch;
+  answer.attempt = result.attempt;
+  answer.plan_digest = plan.digest;
+  answer.arena_bytes = plan.arena_bytes;
+  answer.clip_groups.emplace();
+  for (const plan::ClipGroup& group : plan.clip_groups) {
+    answer.clip_groups->push_back(group.name);
+  }
+  answer.buckets.emplace();
+  for (const plan::Bucket& bucket : plan.buckets) {
+    answer.buckets->push_back(
+        {std::string(plan::name_of(bucket.dtype)), bucket.offset_bytes, bucket.size_bytes, bucket.tensors}
+    );
+  }
+  if (plan.tensors.size() <= kMostOffsets) {
+    answer.offsets.emplace();
+    for (const plan::PlannedTensor& tensor : plan.tensors) {
+      answer.offsets->push_back(tensor.offset_bytes);
+    }
+  }
+  return answer;
+}
+
+ExplainedTensor explained(const plan::Plan& plan, std::uint32_t index) {
+  const plan::PlannedTensor& tensor = plan.tensors[index];
+  return ExplainedTensor{
+      tensor.declaration.name,
+      tensor.declaration.shape,
+      tensor.declaration.dtype,
+      tensor.declaration.mesh,
+      tensor.bucket,
+      tensor.offset_bytes,
+      tensor.replication,
+      tensor.counted_elements,
+      tensor.norm_group,
+      tensor.clip_group,
+      plan::stages_of(plan, index),
+      plan::explain_tensor(plan, index),
+  };
+}
+
+void add_groups(const plan::Plan& plan, ExplainAnswer& answer) {
+  for (std::uint32_t i = 0; i < plan.buckets.size(); ++i) {
+    const plan::Bucket& bucket = plan.buckets[i];
+    answer.buckets.push_back(
+        {i, bucket.dtype, bucket.size_bytes, bucket.axes, bucket.groups, bucket.divisor, bucket.tensors.size()}
+    );
+  }
+  for (std::size_t i = 0; i < plan.norm_groups.size(); ++i) {
+    const plan::NormGroup& group = plan.norm_groups[i];
+    answer.norm_groups.push_back({group.mesh, group.axes, group.tensors.size(), plan::explain_norm_group(plan, i)});
+  }
+  for (std::size_t i = 0; i < plan.clip_groups.size(); ++i) {
+    const plan::ClipGroup& group = plan.clip_groups[i];
+    answer.clip_groups.push_back(
+        {group.name, group.clip.max_norm, group.tensors.size(), plan::explain_clip_group(plan, i)}
+    );
+  }
+}
+
+}  // namespace
+
+void gradients_declare(Core& core, Caller& caller, DeclareParams params, Answer<DeclareAnswer> answer) {
+  Declaring& declaring = caller.connection->declaring;
+  if (const Result<void> added = add_page(core.limits, declaring, params); !added) {
+    declaring = {};
+    answer(added.error());
+    return;
+  }
+  if (!params.last) {
+    DeclareAnswer received;
+    received.received = declaring.declaration.tensors.size();
+    answer(std::move(received));
+    return;
+  }
+  Declaring complete = std::exchange(declaring, {});
+  auto& fingerprints = complete.declaration.weight_fingerprints;
+  if (!fingerprints.empty()) {
+    fingerprints.resize(complete.declaration.tensors.size());
+  }
+  engine::DeclareRequest request{std::move(complete.declaration), complete.buffer, std::nullopt};
+  if (params.timeout_ms) {
+    request.timeout = Milliseconds(*params.timeout_ms);
+  }
+  core.engine.declare(
+      caller.connection->session,
+      std::move(request),
+      [answer = std::move(answer)](const Result<engine::DeclareResult>& result) {
+        if (result) {
+          answer(answer_of(*result));
+        } else {
+          answer(result.error());
+        }
+      }
+  );
+}
+
+void plan_explain(Core& core, Caller& caller, ExplainParams params, Answer<ExplainAnswer> answer) {
+  const auto found = core.engine.plan_of(Core::visible_uid(caller.peer), params.job);
+  if (!found) {
+    answer(found.error());
+    return;
+  }
+  const plan::Plan& plan = **found;
+  ExplainAnswer page{
+      std::move(params.job), plan.digest, plan.world_size, plan.tensors.size(), params.offset, {}, {}, {}, {}
+  };
+  const std::uint64_t left = plan.tensors.size() - std::min<std::uint64_t>(params.offset, plan.tensors.size());
+  const std::uint64_t end = params.offset + std::min(static_cast<std::uint64_t>(params.limit), left);
+  for (std::uint64_t i = params.offset; i < end; ++i) {
+    page.tensors.push_back(explained(plan, static_cast<std::uint32_t>(i)));
+  }
+  add_groups(plan, page);
+  answer(std::move(page));
+}
+
+}  // namespace gradsync::rpc

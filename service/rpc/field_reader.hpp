@@ -1,0 +1,73 @@
+#pragma once
+// Where typed reading stands: the path to the current field and the first error. The rules per type are in codec.hpp.
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "rpc/json_tape.hpp"
+
+namespace gradsync::rpc {
+
+/// Least and most: of a number, of a text's bytes, of a list's items. Inclusive.
+struct Bounds {
+  std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
+};
+
+inline constexpr Bounds kNatural{0, std::numeric_limits<std::int64_t>::max()};
+inline constexpr Bounds kPositive{1, std::numeric_limits<std::int64_t>::max()};
+inline constexpr Bounds kNameLength{1, 256};
+
+class FieldReader {
+ public:
+  /// One step of the path, for the lifetime of the object.
+  class Step {
+   public:
+    Step(FieldReader& reader, std::string_view field) : reader_(reader) { reader_.path_.push_back({field, 0}); }
+
+    Step(FieldReader& reader, std::size_t index) : reader_(reader) { reader_.path_.push_back({{}, index}); }
+
+    ~Step() { reader_.path_.pop_back(); }
+
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    FieldReader& reader_;
+  };
+
+  [[nodiscard]] const Error& error() const { return error_; }
+
+  // Each of these notes the error (the first one stays) and returns false.
+  bool wrong_type(Value found, std::string_view expected);
+  bool out_of_range(const std::string& found, std::string_view unit, Bounds bounds);
+  bool missing(std::string_view field);
+  bool unknown(std::string_view field, const std::vector<std::string>& known);
+  bool fail(std::string message, std::string hint = {});
+
+  /// Members of the object being read, shared by all levels so that steady reading allocates nothing.
+  struct Member {
+    std::string_view key;
+    Value value;
+    bool used = false;
+  };
+  std::vector<Member> members;
+
+ private:
+  struct PathStep {
+    std::string_view field;  ///< empty: an index
+    std::size_t index = 0;
+  };
+
+  [[nodiscard]] std::string path_text() const;
+
+  std::vector<PathStep> path_;
+  Error error_;
+  bool failed_ = false;
+};
+
+}  // namespace gradsync::rpc

@@ -1,0 +1,57 @@
+#include "rpc/result_size.hpp"
+
+namespace gradsync::rpc {
+
+std::string render(const ReportAnswer& answer, std::size_t room) {
+  std::string text = to_json(answer);
+  if (text.size() <= room) {
+    return text;
+  }
+  ReportAnswer shorter = answer;
+  shorter.truncated = std::vector<std::string>{"layers"};
+  shorter.report.layers.clear();
+  text = to_json(shorter);
+  if (text.size() <= room) {
+    return text;
+  }
+  shorter.truncated->push_back("absent");
+  shorter.report.absent.clear();
+  return to_json(shorter);
+}
+
+std::string render(const StatsAnswer& answer, std::size_t room) {
+  std::vector<std::string> newest_first;
+  std::size_t size = sizeof(R"({"reports":[]})");
+  for (auto report = answer.reports.rbegin(); report != answer.reports.rend(); ++report) {
+    newest_first.push_back(render(ReportAnswer{*report, std::nullopt}, room > 64 ? room - 64 : 0));
+    size += newest_first.back().size() + 1;
+    if (size > room) {
+      newest_first.pop_back();
+      break;
+    }
+  }
+  JsonWriter writer;
+  writer.begin_object();
+  writer.key("reports");
+  writer.begin_array();
+  for (auto text = newest_first.rbegin(); text != newest_first.rend(); ++text) {
+    writer.raw(*text);
+  }
+  writer.end_array();
+  writer.end_object();
+  return writer.take();
+}
+
+std::string render(const DeclareAnswer& answer, std::size_t room) {
+  std::string text = to_json(answer);
+  if (text.size() <= room || !answer.buckets) {
+    return text;
+  }
+  DeclareAnswer shorter = answer;
+  for (DeclaredBucket& bucket : *shorter.buckets) {
+    bucket.tensors.reset();
+  }
+  return to_json(shorter);
+}
+
+}  // namespace gradsync::rpc

@@ -1,0 +1,91 @@
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "rpc/handlers.hpp"
+
+namespace gradsync::rpc {
+
+namespace {
+
+Result<void> check_scale(double scale) {
+  if (std::isfinite(scale) && scale > 0) {
+    return {};
+  }
+  return invalid_params("scale", fmt::format("scale is {}; expected a finite number above 0", scale));
+}
+
+std::optional<Milliseconds> timeout_of(const std::optional<std::int64_t>& timeout_ms) {
+  return timeout_ms ? std::optional(Milliseconds(*timeout_ms)) : std::nullopt;
+}
+
+engine::Reply<engine::StepReport> report_to(Answer<ReportAnswer> answer) {
+  return [answer = std::move(answer)](Result<engine::StepReport> report) {
+    if (report) {
+      answer(ReportAnswer{std::move(*report), std::nullopt});
+    } else {
+      answer(report.error());
+    }
+  };
+}
+
+engine::FinishRequest finish_request(NormParams& params, engine::FinishKind kind) {
+  engine::FinishRequest request;
+  request.key = {params.epoch, params.attempt};
+  request.step = params.step;
+  request.kind = kind;
+  request.ready_all = params.ready.all;
+  request.ready = std::move(params.ready.buckets);
+  request.unused = std::move(params.unused);
+  request.scale = params.scale;
+  request.bucket_digests = std::move(params.bucket_digests);
+  request.timeout = timeout_of(params.timeout_ms);
+  return request;
+}
+
+}  // namespace
+
+void bucket_ready(Core& core, Caller& caller, BucketReadyParams params, Answer<Empty> answer) {
+  core.engine.bucket_ready(caller.connection->session, {{params.epoch, params.attempt}, params.bucket});
+  answer(Empty{});
+}
+
+void tensor_unused(Core& core, Caller& caller, TensorUnusedParams params, Answer<Empty> answer) {
+  core.engine.tensor_unused(
+      caller.connection->session, {{params.epoch, params.attempt}, std::move(params.tensors)}
+  );
+  answer(Empty{});
+}
+
+void step_finish(Core& core, Caller& caller, FinishParams params, Answer<ReportAnswer> answer) {
+  if (const Result<void> checked = check_scale(params.scale); !checked) {
+    answer(checked.error());
+    return;
+  }
+  engine::FinishRequest request = finish_request(params, engine::FinishKind::Finish);
+  request.override_max_norm = params.max_norm.given;
+  request.max_norm = params.max_norm.value;
+  core.engine.finish(caller.connection->session, std::move(request), report_to(std::move(answer)));
+}
+
+void norm_compute(Core& core, Caller& caller, NormParams params, Answer<ReportAnswer> answer) {
+  if (const Result<void> checked = check_scale(params.scale); !checked) {
+    answer(checked.error());
+    return;
+  }
+  core.engine.finish(
+      caller.connection->session, finish_request(params, engine::FinishKind::NormOnly), report_to(std::move(answer))
+  );
+}
+
+void clip_apply(Core& core, Caller& caller, ClipParams params, Answer<ReportAnswer> answer) {
+  engine::ClipRequest request;
+  request.key = {params.epoch, params.attempt};
+  request.step = params.step;
+  request.override_max_norm = params.max_norm.given;
+  request.max_norm = params.max_norm.value;
+  request.timeout = timeout_of(params.timeout_ms);
+  core.engine.clip(caller.connection->session, std::move(request), report_to(std::move(answer)));
+}
+
+}  // namespace gradsync::rpc
