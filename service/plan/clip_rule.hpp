@@ -1,10 +1,10 @@
 #pragma once
 // norm → coefficient, for one clip group. Pure. Known before the norm, so a lane can apply it without asking back.
 
+#include "plan/declaration.hpp"
+
 #include <optional>
 #include <string>
-
-#include "plan/declaration.hpp"
 
 namespace gradsync::plan {
 
@@ -25,9 +25,9 @@ struct ClipOutcome {
   std::string reason;      ///< in words
 };
 
-/// strict: norm ≤ max_norm and scale 1 → no multiplication; else max_norm / norm. torch: min(1, max_norm / (norm + 1e-6)),
-/// computed in the norm dtype and always multiplied, as torch.nn.utils.clip_grad_norm_ does. A non-finite norm propagates:
-/// strict leaves the gradients as they are apart from 1/scale, torch multiplies by NaN or 0 as torch does.
+/// strict: norm ≤ max_norm and scale 1 → no multiplication; else max_norm / norm. torch: min(1, max_norm / (norm +
+/// 1e-6)), computed in the norm dtype and always multiplied, as torch.nn.utils.clip_grad_norm_ does. A non-finite norm
+/// propagates: strict leaves the gradients as they are apart from 1/scale, torch multiplies by NaN or 0 as torch does.
 /// A strict coefficient is rounded down to the norm dtype, so that the clipped norm does not exceed max_norm. A finite
 /// norm above the range of float32 is reported as it is, not as infinity.
 /// `raw_norm` is the norm of the stored values, `scale` the loss scale they carry.

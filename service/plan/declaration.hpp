@@ -1,13 +1,13 @@
 #pragma once
 // What one rank says about its gradients: plain values, exactly as they came over the wire.
 
+#include "plan/dtype.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <variant>
 #include <vector>
-
-#include "plan/dtype.hpp"
 
 namespace gradsync::plan {
 
@@ -88,7 +88,8 @@ struct DeclareOptions {
 struct RankDeclaration {
   DeclareOptions options;
   std::vector<TensorDeclaration> tensors;
-  std::vector<std::string> weight_fingerprints;  ///< one per tensor ("" where none), or empty; compared, not part of the plan
+  std::vector<std::string>
+      weight_fingerprints;  ///< one per tensor ("" where none), or empty; compared, not part of the plan
 };
 
 }  // namespace gradsync::plan

@@ -1,11 +1,11 @@
 #pragma once
 // declaration → plan, and the comparison of declarations. Pure; runs on the planner thread.
 
-#include <cstdint>
-#include <span>
-
 #include "base/error.hpp"
 #include "plan/plan.hpp"
+
+#include <cstdint>
+#include <span>
 
 namespace gradsync::plan {
 
@@ -19,11 +19,14 @@ struct BucketSizes {
 [[nodiscard]] Result<void> validate_declaration(const RankDeclaration& declaration, const std::vector<Mesh>& meshes);
 
 /// Compares every rank's declaration with that of the first. The Span holds one declaration per rank, in rank order.
-/// Errors: PlanMismatch with the first differing tensor and field and both values; WeightsDiverged with tensor and ranks.
+/// Errors: PlanMismatch with the first differing tensor and field and both values; WeightsDiverged with tensor and
+/// ranks.
 [[nodiscard]] Result<void> compare_declarations(std::span<const RankDeclaration* const> by_rank);
 
 /// The canonical plan of declarations already validated and compared.
-[[nodiscard]] Plan make_plan(const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes);
+[[nodiscard]] Plan make_plan(
+    const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
+);
 
 /// Digest of a declaration (weights apart): 16 hex digits.
 [[nodiscard]] std::string digest_of(const RankDeclaration& declaration, const std::vector<Mesh>& meshes);

@@ -1,12 +1,12 @@
 #pragma once
 // A mesh: named axes over the ranks of a job, row-major, last axis fastest.
 
+#include "base/error.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "base/error.hpp"
 
 namespace gradsync::plan {
 

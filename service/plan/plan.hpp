@@ -2,24 +2,24 @@
 // Everything derived from a job's declaration. A pure function of (meshes, declarations, bucket sizes): every rank and
 // every daemon that sees the same declaration makes the same plan, bit for bit, and `digest` says so.
 
+#include "plan/declaration.hpp"
+#include "plan/mesh.hpp"
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include "plan/declaration.hpp"
-#include "plan/mesh.hpp"
 
 namespace gradsync::plan {
 
 /// One tensor as planned. Indices are positions in the declaration.
 struct PlannedTensor {
   TensorDeclaration declaration;
-  std::int64_t numel = 0;         ///< elements this rank holds
-  std::uint32_t bucket = 0;       ///< index into Plan::buckets
-  std::uint64_t offset_bytes = 0; ///< in the rank's arena; the same on every rank
-  std::uint32_t clip_group = 0;   ///< index into Plan::clip_groups; every held tensor has one (the clip set)
-  std::uint32_t norm_group = 0;   ///< index into Plan::norm_groups (the norm set)
-  std::int64_t replication = 1;   ///< ranks that hold equal bits after sync
+  std::int64_t numel = 0;             ///< elements this rank holds
+  std::uint32_t bucket = 0;           ///< index into Plan::buckets
+  std::uint64_t offset_bytes = 0;     ///< in the rank's arena; the same on every rank
+  std::uint32_t clip_group = 0;       ///< index into Plan::clip_groups; every held tensor has one (the clip set)
+  std::uint32_t norm_group = 0;       ///< index into Plan::norm_groups (the norm set)
+  std::int64_t replication = 1;       ///< ranks that hold equal bits after sync
   std::int64_t counted_elements = 0;  ///< logical elements counted in the norm
 };
 
@@ -29,9 +29,10 @@ struct Bucket {
   std::vector<std::uint32_t> tensors;  ///< in arena order
   std::uint64_t offset_bytes = 0;
   std::uint64_t size_bytes = 0;
-  std::vector<std::string> axes;       ///< reduced axes in stage order; empty: nothing to reduce
+  std::vector<std::string> axes;  ///< reduced axes in stage order; empty: nothing to reduce
   std::string mesh;
-  /// Ranks reduced together. Each rank is in exactly one group; group 0 holds the lowest rank and is counted in the norm.
+  /// Ranks reduced together. Each rank is in exactly one group; group 0 holds the lowest rank and is counted in the
+  /// norm.
   std::vector<std::vector<std::int64_t>> groups;
   double divisor = 1.0;  ///< applied once, after the sum
 };

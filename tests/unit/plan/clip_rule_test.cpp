@@ -1,0 +1,201 @@
+#include "plan/clip_rule.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+
+namespace gradsync::plan {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+struct TorchRow {
+  DType dtype;
+  std::uint64_t norm;
+  std::uint64_t max_norm;
+  std::uint64_t multiplier;
+};
+
+constexpr TorchRow kTorchTable[] = {
+#include "torch_clip_table.inc"
+};
+
+ClipRule strict(std::optional<double> max_norm, DType dtype = DType::Float32) {
+  return {max_norm, ClipMode::Strict, ZeroRule::Refuse, dtype};
+}
+
+ClipRule torch(std::optional<double> max_norm, DType dtype = DType::Float32) {
+  return {max_norm, ClipMode::Torch, ZeroRule::Refuse, dtype};
+}
+
+ClipRule with(ClipRule rule, ZeroRule zero_rule) {
+  rule.zero_rule = zero_rule;
+  return rule;
+}
+
+TEST(ClipRule, torch_mode_has_the_bits_of_torch) {
+  for (const TorchRow& row : kTorchTable) {
+    const double norm = std::bit_cast<double>(row.norm);
+    const double max_norm = std::bit_cast<double>(row.max_norm);
+    const ClipOutcome outcome = apply_clip_rule(with(torch(max_norm, row.dtype), ZeroRule::Zero), norm, 1);
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(outcome.multiplier), row.multiplier) << norm << " " << max_norm;
+    EXPECT_EQ(outcome.coefficient, outcome.multiplier);
+    EXPECT_TRUE(outcome.multiply);
+    EXPECT_EQ(outcome.clipped, norm > max_norm);
+  }
+}
+
+TEST(ClipRule, torch_mode_lets_a_nan_norm_through) {
+  const ClipOutcome outcome = apply_clip_rule(torch(1), kNaN, 1);
+  EXPECT_TRUE(std::isnan(outcome.multiplier));
+  EXPECT_TRUE(outcome.multiply);
+  EXPECT_FALSE(outcome.clipped);
+  EXPECT_THAT(outcome.reason, StartsWith("norm is not finite: nan"));
+}
+
+TEST(ClipRule, torch_mode_multiplies_by_0_for_an_infinite_norm) {
+  const ClipOutcome outcome = apply_clip_rule(torch(1), kInfinity, 1);
+  EXPECT_EQ(outcome.multiplier, 0);
+  EXPECT_THAT(outcome.reason, StartsWith("norm is not finite: inf"));
+}
+
+TEST(ClipRule, strict_mode_leaves_gradients_within_max_norm_alone) {
+  for (const double norm : {0.0, 0.5, 1.0}) {
+    const ClipOutcome outcome = apply_clip_rule(strict(1), norm, 1);
+    EXPECT_FALSE(outcome.multiply) << norm;
+    EXPECT_FALSE(outcome.clipped) << norm;
+    EXPECT_EQ(outcome.coefficient, 1) << norm;
+    EXPECT_EQ(outcome.multiplier, 1) << norm;
+  }
+  EXPECT_EQ(apply_clip_rule(strict(1), 0.5, 1).reason, "norm 0.5 is within max_norm 1");
+}
+
+TEST(ClipRule, strict_mode_divides_max_norm_by_the_norm) {
+  const ClipOutcome outcome = apply_clip_rule(strict(1), 4, 1);
+  EXPECT_TRUE(outcome.multiply);
+  EXPECT_TRUE(outcome.clipped);
+  EXPECT_EQ(outcome.coefficient, 0.25);
+  EXPECT_EQ(outcome.threshold, 1);
+}
+
+TEST(ClipRule, the_reason_shows_a_float32_norm_without_digits_it_does_not_have) {
+  EXPECT_EQ(apply_clip_rule(strict(1), 3.21, 1).reason, "norm 3.21 exceeds max_norm 1");
+  EXPECT_EQ(apply_clip_rule(strict(1, DType::Float64), 3.21, 1).reason, "norm 3.21 exceeds max_norm 1");
+}
+
+TEST(ClipRule, the_reason_never_says_that_a_number_exceeds_itself) {
+  const ClipOutcome outcome = apply_clip_rule(strict(0.1), 0.1, 1);  // float32 0.1 lies above float64 0.1
+  ASSERT_TRUE(outcome.clipped);
+  EXPECT_THAT(outcome.reason, StartsWith("norm 0.10000000149"));
+}
+
+TEST(ClipRule, a_strict_multiplier_never_leaves_the_norm_above_max_norm) {
+  std::mt19937_64 random(11);
+  std::uniform_real_distribution<double> exponent(-6, 6);
+  for (int i = 0; i < 20'000; ++i) {
+    const DType dtype = i % 2 == 0 ? DType::Float32 : DType::Float64;
+    const double max_norm = std::pow(10.0, exponent(random));
+    const double norm = max_norm * (1 + std::pow(10.0, exponent(random)));
+    const double scale = std::exp2(std::floor(exponent(random)));
+    const ClipOutcome outcome = apply_clip_rule(strict(max_norm, dtype), norm * scale, scale);
+    ASSERT_TRUE(outcome.clipped);
+    ASSERT_LE(outcome.coefficient * norm, max_norm);
+    ASSERT_LE(outcome.multiplier * (norm * scale), max_norm);
+    ASSERT_GE(outcome.coefficient * norm, max_norm * (1 - 4e-7));
+  }
+}
+
+TEST(ClipRule, float32_multipliers_are_float32_numbers) {
+  for (const double scale : {1.0, 3.0, 65536.0}) {
+    for (const ClipRule& rule : {strict(1), torch(1), strict({})}) {
+      const ClipOutcome outcome = apply_clip_rule(rule, 700, scale);
+      EXPECT_EQ(static_cast<double>(static_cast<float>(outcome.multiplier)), outcome.multiplier);
+    }
+  }
+  EXPECT_EQ(apply_clip_rule(strict(1, DType::Float64), 3, 1).coefficient, 1.0 / 3.0);
+}
+
+TEST(ClipRule, the_norm_is_unscaled_and_rounded_to_its_dtype) {
+  EXPECT_EQ(apply_clip_rule(strict(1), 0.1 * 1024, 1024).norm, static_cast<double>(0.1F));
+  EXPECT_EQ(apply_clip_rule(strict(1, DType::Float64), 0.1 * 1024, 1024).norm, 0.1);
+}
+
+TEST(ClipRule, unscaling_alone_multiplies_without_clipping) {
+  const ClipOutcome within = apply_clip_rule(strict(1), 512, 1024);
+  EXPECT_TRUE(within.multiply);
+  EXPECT_FALSE(within.clipped);
+  EXPECT_EQ(within.coefficient, 1);
+  EXPECT_EQ(within.multiplier, 1.0 / 1024);
+
+  const ClipOutcome measured = apply_clip_rule(torch({}), 512, 1024);
+  EXPECT_TRUE(measured.multiply);
+  EXPECT_EQ(measured.multiplier, 1.0 / 1024);
+}
+
+TEST(ClipRule, unscaling_and_clipping_are_one_multiplication) {
+  const ClipOutcome outcome = apply_clip_rule(strict(1), 4 * 1024, 1024);
+  EXPECT_EQ(outcome.norm, 4);
+  EXPECT_EQ(outcome.coefficient, 0.25);
+  EXPECT_EQ(outcome.multiplier, 0.25 / 1024);
+}
+
+TEST(ClipRule, without_max_norm_it_only_measures_in_both_modes) {
+  for (const ClipRule& rule : {strict({}), torch({})}) {
+    const ClipOutcome outcome = apply_clip_rule(rule, 1e9, 1);
+    EXPECT_FALSE(outcome.multiply);
+    EXPECT_FALSE(outcome.clipped);
+    EXPECT_EQ(outcome.threshold, kInfinity);
+    EXPECT_EQ(outcome.reason, "no max_norm: measured only");
+  }
+}
+
+TEST(ClipRule, max_norm_0_means_what_the_zero_rule_says) {
+  for (const ClipRule& rule : {strict(0), torch(0)}) {
+    const ClipOutcome off = apply_clip_rule(with(rule, ZeroRule::Off), 3, 1);
+    EXPECT_FALSE(off.multiply);
+    EXPECT_EQ(off.threshold, kInfinity);
+    EXPECT_EQ(off.reason, "max_norm 0 means off: measured only");
+
+    const ClipOutcome zero = apply_clip_rule(with(rule, ZeroRule::Zero), 3, 1);
+    EXPECT_TRUE(zero.multiply);
+    EXPECT_TRUE(zero.clipped);
+    EXPECT_EQ(zero.multiplier, 0);
+    EXPECT_EQ(zero.threshold, 0);
+  }
+}
+
+TEST(ClipRule, a_non_finite_norm_leaves_strict_gradients_alone_apart_from_the_scale) {
+  for (const double norm : {kNaN, kInfinity}) {
+    const ClipOutcome plain = apply_clip_rule(strict(1), norm, 1);
+    EXPECT_FALSE(plain.multiply);
+    EXPECT_EQ(plain.coefficient, 1);
+    EXPECT_THAT(plain.reason, StartsWith("norm is not finite: "));
+    EXPECT_EQ(apply_clip_rule(strict(1), norm, 2).multiplier, 0.5);
+    EXPECT_THAT(apply_clip_rule(strict({}), norm, 1).reason, HasSubstr("measured only"));
+  }
+}
+
+TEST(ClipRule, a_finite_norm_above_float32_is_not_reported_as_infinite) {
+  const ClipOutcome outcome = apply_clip_rule(strict(1), 1e39, 1);
+  EXPECT_EQ(outcome.norm, 1e39);
+  EXPECT_TRUE(outcome.clipped);
+  EXPECT_GT(outcome.coefficient, 0);
+  EXPECT_LE(outcome.multiplier * 1e39, 1);
+}
+
+TEST(ClipRule, a_multiplier_below_float32_becomes_0_and_not_garbage) {
+  const ClipOutcome outcome = apply_clip_rule(strict(1e-30), 1e30, 1);
+  EXPECT_TRUE(outcome.multiply);
+  EXPECT_EQ(outcome.multiplier, 0);
+}
+
+}  // namespace
+}  // namespace gradsync::plan

@@ -1,0 +1,163 @@
+#include "declarations.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace gradsync::plan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+Error compared(const std::vector<RankDeclaration>& ranks) {
+  std::vector<const RankDeclaration*> pointers;
+  for (const RankDeclaration& rank : ranks) {
+    pointers.push_back(&rank);
+  }
+  const auto result = compare_declarations(pointers);
+  return result ? make_error(ErrorCode::InternalError, "the declarations agree") : result.error();
+}
+
+bool agree(const std::vector<RankDeclaration>& ranks) { return compared(ranks).code == ErrorCode::InternalError; }
+
+RankDeclaration model() { return declaration({tensor("a", {4}), tensor("b", {2, 3}), tensor("c", {5})}); }
+
+/// Three ranks, of which the last one differs.
+std::vector<RankDeclaration> last_of_three(const std::function<void(RankDeclaration&)>& change) {
+  std::vector<RankDeclaration> ranks(3, model());
+  change(ranks[2]);
+  return ranks;
+}
+
+TEST(CompareDeclarations, equal_ones_agree) {
+  EXPECT_TRUE(agree({model(), model(), model()}));
+  EXPECT_TRUE(agree({model()}));
+  EXPECT_TRUE(compare_declarations({}).has_value());
+}
+
+TEST(CompareDeclarations, the_first_difference_is_named_with_both_values_and_ranks) {
+  const Error error = compared(last_of_three([](RankDeclaration& d) {
+    d.tensors[1].dtype = DType::BFloat16;
+    d.tensors[2].shape = {6};
+  }));
+  EXPECT_EQ(error.code, ErrorCode::PlanMismatch);
+  EXPECT_EQ(error.tensor, "b");
+  EXPECT_EQ(error.path, "tensors[1].dtype");
+  EXPECT_THAT(error.ranks, ElementsAre(0, 2));
+  EXPECT_THAT(error.message, HasSubstr("dtype is float32 on rank 0 and bfloat16 on rank 2"));
+}
+
+TEST(CompareDeclarations, every_field_of_a_tensor_is_compared) {
+  const auto path = [](auto change) {
+    return compared(last_of_three([&](RankDeclaration& d) { change(d.tensors[0]); })).path;
+  };
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.name = "z"; }), "tensors[0].name");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.shape = {5}; }), "tensors[0].shape");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.local_shape = {5}; }), "tensors[0].local_shape");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.local_offset = {0}; }), "tensors[0].local_offset");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.mesh = "other"; }), "tensors[0].mesh");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.placements = {replicate({"dp"})}; }), "tensors[0].placements[0]");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.placements.push_back(replicate({"tp"})); }), "tensors[0].placements[1]");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.divisor = 2; }), "tensors[0].divisor");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.tied = "t"; }), "tensors[0].tied");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.clip_group = "g"; }), "tensors[0].clip_group");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.layer = "l"; }), "tensors[0].layer");
+  EXPECT_EQ(path([](TensorDeclaration& t) { t.split_order = {"dp"}; }), "tensors[0].split_order");
+}
+
+TEST(CompareDeclarations, placements_differ_even_when_their_words_are_equal) {
+  std::vector<RankDeclaration> ranks(2, model());
+  ranks[0].tensors[0].placements = {partial({"a+b"})};
+  ranks[1].tensors[0].placements = {partial({"a", "b"})};
+  EXPECT_EQ(compared(ranks).path, "tensors[0].placements[0]");
+}
+
+TEST(CompareDeclarations, options_are_compared_first) {
+  const Error mode = compared(last_of_three([](RankDeclaration& d) {
+    d.options.mode = ClipMode::Torch;
+    d.tensors[0].name = "z";
+  }));
+  EXPECT_EQ(mode.path, "options.mode");
+  EXPECT_THAT(mode.message, HasSubstr("mode is strict on rank 0 and torch on rank 2"));
+  EXPECT_EQ(compared(last_of_three([](RankDeclaration& d) { d.options.accumulate = 4; })).path, "options.accumulate");
+  EXPECT_EQ(compared(last_of_three([](RankDeclaration& d) { d.options.norm_type = 1; })).path, "options.norm_type");
+
+  const Error clip = compared(last_of_three([](RankDeclaration& d) {
+    d.options.clip = {{"all", {0.5, ZeroRule::Off}}};
+  }));
+  EXPECT_EQ(clip.path, "options.clip[0]");
+  EXPECT_THAT(clip.message, HasSubstr("is none on rank 0 and 'all': max_norm 0.5, zero_rule off on rank 2"));
+}
+
+TEST(CompareDeclarations, a_rank_with_fewer_tensors_is_told_which_one_is_missing) {
+  const Error fewer = compared(last_of_three([](RankDeclaration& d) { d.tensors.pop_back(); }));
+  EXPECT_EQ(fewer.tensor, "c");
+  EXPECT_THAT(fewer.message, HasSubstr("declared on rank 0 only (rank 0 declared 3 tensors, rank 2 declared 2)"));
+
+  const Error more = compared(last_of_three([](RankDeclaration& d) { d.tensors.push_back(tensor("d", {1})); }));
+  EXPECT_EQ(more.tensor, "d");
+  EXPECT_THAT(more.message, HasSubstr("declared on rank 2 only"));
+
+  const Error middle = compared(last_of_three([](RankDeclaration& d) { d.tensors.erase(d.tensors.begin() + 1); }));
+  EXPECT_EQ(middle.tensor, "b");
+  EXPECT_THAT(middle.message, HasSubstr("name is 'b' on rank 0 and 'c' on rank 2"));
+}
+
+TEST(CompareDeclarations, another_order_is_recognised) {
+  const Error error = compared(last_of_three([](RankDeclaration& d) { std::swap(d.tensors[0], d.tensors[2]); }));
+  EXPECT_THAT(error.hint, HasSubstr("another order"));
+}
+
+// ---- weights
+
+std::vector<RankDeclaration> with_weights(const std::vector<std::vector<std::string>>& fingerprints) {
+  std::vector<RankDeclaration> ranks(fingerprints.size(), model());
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    ranks[i].weight_fingerprints = fingerprints[i];
+  }
+  return ranks;
+}
+
+TEST(CompareWeights, equal_or_missing_everywhere_agree) {
+  EXPECT_TRUE(agree(with_weights({{"x", "y", "z"}, {"x", "y", "z"}})));
+  EXPECT_TRUE(agree(with_weights({{"x", "", "z"}, {"x", "", "z"}})));
+  EXPECT_TRUE(agree(with_weights({{}, {"", "", ""}})));
+}
+
+TEST(CompareWeights, the_ranks_outside_the_majority_are_named) {
+  const Error error =
+      compared(with_weights({{"x", "OLD", "z"}, {"x", "y", "z"}, {"x", "y", "OTHER"}, {"x", "y", "z"}}));
+  EXPECT_EQ(error.code, ErrorCode::WeightsDiverged);
+  EXPECT_EQ(error.tensor, "b");
+  EXPECT_THAT(error.ranks, ElementsAre(0));
+  EXPECT_THAT(error.tensors, ElementsAre("b", "c"));
+  EXPECT_THAT(error.message, HasSubstr("OLD on rank 0, y on ranks 1, 2, 3"));
+  EXPECT_THAT(error.message, HasSubstr("2 tensors differ"));
+}
+
+TEST(CompareWeights, a_pair_is_named_whole) {
+  const Error error = compared(with_weights({{"x", "y", "z"}, {"x", "y", "w"}}));
+  EXPECT_EQ(error.tensor, "c");
+  EXPECT_THAT(error.ranks, ElementsAre(0, 1));
+}
+
+TEST(CompareWeights, without_a_majority_every_rank_is_suspect) {
+  EXPECT_THAT(
+      compared(with_weights({{"x", "y", "z"}, {"w", "y", "z"}, {"x", "y", "z"}, {"w", "y", "z"}})).ranks,
+      ElementsAre(0, 1, 2, 3)
+  );
+}
+
+TEST(CompareWeights, some_with_and_some_without_is_a_mismatch) {
+  const Error whole = compared(with_weights({{"x", "y", "z"}, {}, {"x", "y", "z"}}));
+  EXPECT_EQ(whole.code, ErrorCode::PlanMismatch);
+  EXPECT_EQ(whole.path, "tensors[0].weight_fingerprint");
+  EXPECT_THAT(whole.ranks, ElementsAre(1));
+  EXPECT_THAT(whole.message, HasSubstr("rank 1 of 3 gave no weight fingerprint"));
+  EXPECT_EQ(compared(with_weights({{"x", "y", "z"}, {"x", "y", ""}})).tensor, "c");
+}
+
+}  // namespace
+}  // namespace gradsync::plan

@@ -1,0 +1,98 @@
+#include "declarations.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace gradsync::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::vector<Mesh> kDp2{mesh({{"dp", 2}})};
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+RankDeclaration with_clip(std::vector<ClipGroupOptions> clip) {
+  RankDeclaration declared = declaration({tensor("a", {4})});
+  declared.options.clip = std::move(clip);
+  return declared;
+}
+
+ClipGroupOptions clip(std::string group, std::optional<double> max_norm, ZeroRule zero_rule = ZeroRule::Refuse) {
+  return {std::move(group), {max_norm, zero_rule}};
+}
+
+TEST(ValidateOptions, accumulate_is_at_least_1) {
+  RankDeclaration declared = declaration({tensor("a", {4})});
+  declared.options.accumulate = 0;
+  const Error error = refused(declared, kDp2);
+  EXPECT_EQ(error.path, "options.accumulate");
+  EXPECT_THAT(error.message, HasSubstr("accumulate is 0"));
+}
+
+TEST(ValidateOptions, norm_types_from_1_to_infinity) {
+  RankDeclaration declared = declaration({tensor("a", {4})});
+  for (const double p : {1.0, 2.0, 2.5, kInfinity}) {
+    declared.options.norm_type = p;
+    EXPECT_TRUE(validate_declaration(declared, kDp2).has_value()) << p;
+  }
+  for (const double p : {0.0, 0.99, -2.0, kNaN, -kInfinity}) {
+    declared.options.norm_type = p;
+    EXPECT_EQ(refused(declared, kDp2).path, "options.norm_type") << p;
+  }
+}
+
+TEST(ValidateOptions, max_norm_is_a_number_that_means_something) {
+  EXPECT_TRUE(validate_declaration(with_clip({clip("all", 1.0)}), kDp2).has_value());
+  EXPECT_TRUE(validate_declaration(with_clip({clip("all", std::nullopt)}), kDp2).has_value());
+  for (const double max_norm : {-1.0, kNaN, kInfinity, -kInfinity}) {
+    const Error error = refused(with_clip({clip("all", max_norm)}), kDp2);
+    EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration) << max_norm;
+    EXPECT_EQ(error.path, "options.clip[0].max_norm") << max_norm;
+  }
+}
+
+TEST(ValidateOptions, max_norm_0_needs_a_zero_rule) {
+  const Error error = refused(with_clip({clip("all", 0.0)}), kDp2);
+  EXPECT_EQ(error.path, "options.clip[0].max_norm");
+  EXPECT_THAT(error.message, HasSubstr("disagree"));
+  EXPECT_THAT(error.hint, HasSubstr("zero_rule=\"off\""));
+  EXPECT_TRUE(validate_declaration(with_clip({clip("all", 0.0, ZeroRule::Off)}), kDp2).has_value());
+  EXPECT_TRUE(validate_declaration(with_clip({clip("all", -0.0, ZeroRule::Zero)}), kDp2).has_value());
+}
+
+TEST(ValidateOptions, a_clip_group_is_listed_once) {
+  const Error error = refused(with_clip({clip("all", 1.0), clip("all", 2.0)}), kDp2);
+  EXPECT_EQ(error.path, "options.clip[1].group");
+  EXPECT_THAT(error.message, HasSubstr("0 and 1"));
+}
+
+TEST(ValidateOptions, a_listed_clip_group_has_tensors) {
+  RankDeclaration declared = with_clip({clip("expert", 1.0)});
+  declared.tensors[0].clip_group = "experts";
+  const Error error = refused(declared, kDp2);
+  EXPECT_EQ(error.path, "options.clip[0].group");
+  EXPECT_THAT(error.message, HasSubstr("'expert'"));
+  EXPECT_EQ(error.hint, "did you mean 'experts'?");
+}
+
+TEST(ValidateOptions, groups_that_are_not_listed_only_measure) {
+  RankDeclaration declared = declaration({tensor("a", {4})});
+  declared.tensors[0].clip_group = "unlisted";
+  EXPECT_TRUE(validate_declaration(declared, kDp2).has_value());
+}
+
+TEST(ValidateOptions, weight_fingerprints_for_all_tensors_or_none) {
+  RankDeclaration declared = declaration({tensor("a", {4}), tensor("b", {4})});
+  declared.weight_fingerprints = {"x", ""};
+  EXPECT_TRUE(validate_declaration(declared, kDp2).has_value());
+  declared.weight_fingerprints = {"x"};
+  const Error error = refused(declared, kDp2);
+  EXPECT_EQ(error.path, "tensors");
+  EXPECT_THAT(error.message, HasSubstr("1 weight fingerprints for 2 tensors"));
+}
+
+}  // namespace
+}  // namespace gradsync::plan

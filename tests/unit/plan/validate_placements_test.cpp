@@ -1,0 +1,138 @@
+#include "declarations.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace gradsync::plan {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::vector<Mesh> kGrid{mesh({{"dp", 2}, {"tp", 2}, {"cp", 1}})};
+
+Error refused_placements(std::vector<Placement> placements) {
+  return refused(declaration({tensor("w", {8, 4}, std::move(placements))}), kGrid);
+}
+
+TEST(ValidatePlacements, every_axis_that_counts_needs_one) {
+  EXPECT_TRUE(validate_declaration(declaration({tensor("w", {4}, {partial({"dp", "tp"})})}), kGrid).has_value())
+      << "an axis of size 1 may be left out";
+  const Error error = refused_placements({partial({"dp"})});
+  EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
+  EXPECT_EQ(error.path, "tensors[0].placements");
+  EXPECT_EQ(error.tensor, "w");
+  EXPECT_THAT(error.message, HasSubstr("axis 'tp' of size 2 has no placement"));
+}
+
+TEST(ValidatePlacements, an_unknown_axis_is_answered_with_the_nearest) {
+  const Error error = refused_placements({partial({"dp", "ttp"})});
+  EXPECT_EQ(error.path, "tensors[0].placements[0].axes[1]");
+  EXPECT_THAT(error.message, HasSubstr("axis 'ttp' is not in mesh 'dense' (dp, tp, cp)"));
+  EXPECT_EQ(error.hint, "did you mean 'tp'?");
+}
+
+TEST(ValidatePlacements, an_axis_is_placed_once) {
+  EXPECT_EQ(refused_placements({partial({"dp"}), replicate({"tp", "dp"})}).path, "tensors[0].placements[1].axes[1]");
+  EXPECT_EQ(refused_placements({partial({"dp", "dp"})}).path, "tensors[0].placements[0].axes[1]");
+  EXPECT_EQ(refused_placements({partial({})}).path, "tensors[0].placements[0].axes");
+}
+
+TEST(ValidatePlacements, a_shard_names_a_dim_of_the_shape) {
+  for (const std::int64_t dim : {std::int64_t{-1}, std::int64_t{2}, std::numeric_limits<std::int64_t>::max()}) {
+    const Error shard = refused_placements({partial({"dp"}), {{"tp"}, Shard{dim}}});
+    EXPECT_EQ(shard.code, ErrorCode::InvalidDeclaration);
+    EXPECT_EQ(shard.path, "tensors[0].placements[1].dim");
+    const Error to = refused_placements({{{"dp"}, Partial{ReduceOp::Mean, Shard{dim}}}, replicate({"tp"})});
+    EXPECT_EQ(to.code, ErrorCode::InvalidDeclaration);
+    EXPECT_EQ(to.path, "tensors[0].placements[0].to.dim");
+  }
+}
+
+TEST(ValidatePlacements, coordinates_of_only_are_on_the_flattened_axis) {
+  EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{3, 4}}}}).path, "tensors[0].placements[0].at[1]");
+  EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{-1}}}}).path, "tensors[0].placements[0].at[0]");
+  EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{1, 1}}}}).path, "tensors[0].placements[0].at[1]");
+  EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{}}}).path, "tensors[0].placements[0].at");
+  EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{3}}}}).code, ErrorCode::UnsupportedPlacement);
+}
+
+TEST(ValidatePlacements, a_divisor_is_a_positive_number_and_excludes_means) {
+  TensorDeclaration w = tensor("w", {4}, {partial({"dp", "tp"}, ReduceOp::Sum)});
+  for (const double divisor :
+       {0.0, -2.0, std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(), 1e300}) {
+    w.divisor = divisor;
+    EXPECT_EQ(refused(declaration({w}), kGrid).path, "tensors[0].divisor") << divisor;
+  }
+  w.divisor = 4;
+  EXPECT_TRUE(validate_declaration(declaration({w}), kGrid).has_value());
+  w.placements = {partial({"dp", "tp"}, ReduceOp::Mean)};
+  const Error error = refused(declaration({w}), kGrid);
+  EXPECT_EQ(error.path, "tensors[0].divisor");
+  EXPECT_THAT(error.message, HasSubstr("mean over dp+tp"));
+  w.placements = {replicate({"dp", "tp"})};
+  EXPECT_TRUE(validate_declaration(declaration({w}), kGrid).has_value()) << "applied even when no stage is left";
+  w.dtype = DType::Float64;
+  w.divisor = 1e300;
+  EXPECT_TRUE(validate_declaration(declaration({w}), kGrid).has_value());
+}
+
+TEST(ValidatePlacements, a_split_order_names_placed_axes_once) {
+  TensorDeclaration w = tensor("w", {4}, {partial({"dp", "tp"})});
+  w.split_order = {"tp", "cp"};
+  EXPECT_EQ(refused(declaration({w}), kGrid).path, "tensors[0].split_order[1]");
+  w.split_order = {"tp", "tp"};
+  EXPECT_EQ(refused(declaration({w}), kGrid).path, "tensors[0].split_order[1]");
+  w.split_order = {"pp"};
+  EXPECT_EQ(refused(declaration({w}), kGrid).code, ErrorCode::InvalidDeclaration);
+}
+
+// ---- valid, but beyond this version
+
+Error unsupported(std::vector<Placement> placements, std::vector<std::int64_t> local_shape) {
+  TensorDeclaration w = tensor("wq", {8, 4}, std::move(placements));
+  w.local_shape = std::move(local_shape);
+  return refused(declaration({tensor("first", {1}, {partial({"dp", "tp"})}), w}), kGrid);
+}
+
+TEST(ValidatePlacements, sharding_is_refused_by_tensor_placement_and_hint) {
+  const Error shard = unsupported({partial({"dp"}), {{"tp"}, Shard{0}}}, {4, 4});
+  EXPECT_EQ(shard.code, ErrorCode::UnsupportedPlacement);
+  EXPECT_EQ(shard.path, "tensors[1].placements[1]");
+  EXPECT_EQ(shard.tensor, "wq");
+  EXPECT_THAT(shard.message, HasSubstr("'tp: shard(0)' is not supported"));
+  EXPECT_FALSE(shard.hint.empty());
+
+  const Error scatter = unsupported({{{"dp"}, Partial{ReduceOp::Mean, Shard{1}}}, replicate({"tp"})}, {8, 4});
+  EXPECT_EQ(scatter.code, ErrorCode::UnsupportedPlacement);
+  EXPECT_EQ(scatter.path, "tensors[1].placements[0]");
+  EXPECT_THAT(scatter.message, HasSubstr("partial(mean) → shard(1)"));
+
+  const Error only = unsupported({partial({"dp"}), {{"tp"}, Only{{1}}}}, {8, 4});
+  EXPECT_EQ(only.code, ErrorCode::UnsupportedPlacement);
+  EXPECT_EQ(only.path, "tensors[1].placements[1]");
+}
+
+TEST(ValidatePlacements, a_split_order_is_refused_where_it_would_be_legal) {
+  TensorDeclaration w = tensor("w", {4}, {partial({"dp", "tp"})});
+  w.split_order = {"tp", "dp"};
+  const Error error = refused(declaration({w}), kGrid);
+  EXPECT_EQ(error.code, ErrorCode::UnsupportedPlacement);
+  EXPECT_EQ(error.path, "tensors[0].split_order");
+}
+
+TEST(ValidatePlacements, a_tied_id_is_a_label_until_a_second_tensor_has_it) {
+  TensorDeclaration embedding = tensor("embedding", {4}, {partial({"dp", "tp"})});
+  embedding.tied = "vocabulary";
+  EXPECT_TRUE(validate_declaration(declaration({embedding}), kGrid).has_value());
+  TensorDeclaration head = embedding;
+  head.name = "head";
+  const Error error = refused(declaration({embedding, head}), kGrid);
+  EXPECT_EQ(error.code, ErrorCode::UnsupportedPlacement);
+  EXPECT_EQ(error.path, "tensors[1].tied");
+  EXPECT_THAT(error.message, HasSubstr("'embedding'"));
+}
+
+}  // namespace
+}  // namespace gradsync::plan
