@@ -6,9 +6,10 @@ import itertools
 import threading
 from pathlib import Path
 
-import gradsync
 import pytest
 import torch
+
+import gradsync
 from gradsync._spawn import find_binary
 from gradsync.errors import ConnectionFailed
 from loopback import LoopbackClient, World
@@ -77,7 +78,7 @@ def _daemon_binary() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def daemon():
+def real_daemon():
     binary = _daemon_binary()
     if binary is None:
         pytest.skip("no gradsyncd binary: build it, or set GRADSYNCD")
@@ -90,7 +91,7 @@ def daemon():
 @pytest.fixture(params=["loopback", "daemon"])
 def ranks(request, monkeypatch):
     monkeypatch.delenv("GRADSYNC_MODE", raising=False)
-    return Ranks(request.getfixturevalue("daemon") if request.param == "daemon" else None)
+    return Ranks(request.getfixturevalue("real_daemon") if request.param == "daemon" else None)
 
 
 @pytest.fixture(autouse=True)

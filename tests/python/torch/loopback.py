@@ -12,8 +12,9 @@ import math
 import threading
 from types import SimpleNamespace
 
-import gradsync
 import torch
+
+import gradsync
 from gradsync.errors import PlanMismatch, RankLost, WeightsDiverged, local_error
 
 WAIT_S = 60.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 
-import gradsync
 import pytest
 import torch
-from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_alone, weights
 from torch import nn
 from torch.nn.functional import mse_loss
+
+import gradsync
+from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_alone, weights
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import threading
 
-import gradsync
-import gradsync.torch as gst
 import pytest
 import torch
-from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_alone, weights
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
+
+import gradsync
+import gradsync.torch as gst
+from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_alone, weights
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -446,7 +448,7 @@ def test_counts_that_change_switch_early_launch_off_until_they_agree_again(ranks
                 (without_first_layer(model, step, rank) if partial else loss_of(model, step, rank)).backward()
                 gs.step(optimizer)
                 early.append(gs.stats().launched_early)
-        return [after - before for before, after in zip(early, early[1:], strict=False)]
+        return [after - before for before, after in itertools.pairwise(early)]
 
     for early in ranks(2, body):
         everything = early[1]

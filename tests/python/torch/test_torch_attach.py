@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import math
 
-import gradsync
-import gradsync.torch as gst
 import pytest
 import torch
+from torch import nn
+
+import gradsync
+import gradsync.torch as gst
 from gradsync.errors import UsageError
 from models import assert_same_bits, loss_of, mlp, weights
-from torch import nn
 
 
 def test_ranks_that_start_from_different_weights_are_named(ranks):
@@ -83,18 +84,16 @@ def test_broadcast_gives_every_rank_all_state_of_rank_0_bit_for_bit(ranks):
         strides = model.conv.weight.stride()
         with attach(model, init="broadcast"):
             assert model.conv.weight.stride() == strides
-            return {
-                name: (value.dtype, raw(value)) for name, value in [*model.named_parameters(), *model.named_buffers()]
-            }
+            return state_of(model)
 
-    wanted = State(0)
-    expected = {name: (v.dtype, raw(v)) for name, v in [*wanted.named_parameters(), *wanted.named_buffers()]}
+    expected = state_of(State(0))
     for got in ranks(3, body):
         assert got == expected
 
 
-def raw(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
+def state_of(model: nn.Module) -> dict[str, tuple[torch.dtype, list[int]]]:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: (t.dtype, t.detach().contiguous().reshape(-1).view(torch.uint8).tolist()) for name, t in named}
 
 
 def test_training_after_broadcast_equals_training_from_those_weights(ranks):
@@ -229,7 +228,7 @@ def test_arguments(options, text):
 
 
 def test_something_that_is_no_module():
-    with pytest.raises(UsageError, match="give one nn.Module"):
+    with pytest.raises(UsageError, match="give one nn"):
         gst.attach(list(mlp().parameters()), job="refused", rank=0, world_size=1)
 
 
