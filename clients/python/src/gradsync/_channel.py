@@ -61,6 +61,11 @@ class Deadlines:
     first_step_s: float = 1800.0
     step_s: float = 600.0
 
+    @classmethod
+    def announced(cls, limits: dict[str, Any]) -> Deadlines:
+        """The defaults, but for what the daemon says."""
+        return cls(**{name: float(limits[name]) for name in cls.__slots__ if name in limits})
+
 
 @dataclass(slots=True)
 class _Pending:
@@ -437,6 +442,7 @@ class Channel:
             raise version_skew(self.path, reply.get("server"), detail)
         before, self.incarnation = self.incarnation, str(reply.get("incarnation", ""))
         self.server = dict(reply.get("server", {}))
+        self.deadlines = Deadlines.announced(reply.get("limits", {}))
         return websocket, before
 
     def _ask(self, websocket: ClientConnection, method: str, params: str, deadline: float) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Clip:
             raise UsageError(f"Clip(zero_rule={self.zero_rule!r}): one of 'refuse', 'off', 'zero'")
 
     def encode(self, group: str) -> dict[str, Any]:
+        """The wire form."""
         max_norm = None if self.max_norm is None else encode_number(self.max_norm)
         return {"group": group, "max_norm": max_norm, "zero_rule": self.zero_rule}
 
@@ -137,6 +138,7 @@ class Mesh:
     sync_order: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def encode(self, name: str) -> dict[str, Any]:
+        """The wire form."""
         wire: dict[str, Any] = {
             "name": name,
             "axes": [{"name": axis, "size": int(size)} for axis, size in self.axes.items()],

@@ -1,0 +1,40 @@
+"""Fixtures shared by the client's tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import gradsync
+from fake_daemon import FakeDaemon
+
+LAUNCHER = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*LAUNCHER, "GRADSYNC_ADDRESS", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    fake = FakeDaemon(tmp_path)
+    yield fake
+    fake.stop()
+
+
+@pytest.fixture
+def client(daemon: FakeDaemon) -> Iterator[gradsync.Client]:
+    with gradsync.connect(daemon.path) as client:
+        yield client
+
+
+@pytest.fixture
+def job(client: gradsync.Client) -> gradsync.Job:
+    return client.attach(job="j", rank=0, world_size=1)

@@ -1,0 +1,205 @@
+"""A lost connection: what comes back, what is sent again, and what is told to the caller."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import gradsync
+from fake_daemon import NO_REPLY, FakeDaemon, Fault
+from gradsync import Tensor, _channel
+from gradsync.errors import CallTimeout, ConnectionLost, Superseded
+
+
+def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Starts the call; the returned function waits for its result or raises its error."""
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = call()
+        except Exception as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result() -> Any:
+        thread.join(30)
+        assert not thread.is_alive()
+        if "error" in outcome:
+            raise outcome["error"]
+        return outcome["result"]
+
+    return result
+
+
+@pytest.fixture
+def grads(job: gradsync.Job) -> gradsync.Grads:
+    return job.declare([Tensor("a", (1,))])
+
+
+def test_a_finish_in_flight_is_sent_again_with_the_same_key(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    daemon.script["step.finish"] = lambda params: NO_REPLY
+    grads.ready("a")
+    result = in_thread(grads.finish)
+    daemon.wait_for("step.finish")
+    del daemon.script["step.finish"]
+    daemon.drop_connections()
+    assert result().step == 0
+    first, second = daemon.of("step.finish")
+    assert first == second == {"epoch": 1, "attempt": 0, "step": 0, "ready": "all"}
+    assert daemon.of("job.attach")[0] == daemon.of("job.attach")[1]
+    ids = {params["client_id"] for params in daemon.of("session.initialize")}
+    assert len(ids) == 1
+    grads.ready("a")
+    assert grads.finish().step == 1
+
+
+def test_the_client_comes_back_by_itself_while_nobody_calls(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    for times in range(2, 5):
+        daemon.drop_connections()
+        daemon.wait_for("job.attach", times)
+    grads.ready("a")
+    assert grads.finish().step == 0
+
+
+def test_a_call_made_while_the_connection_is_away_waits_for_it(
+    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.stop_listening()
+    lost = threading.Event()
+    original = client._channel._handshake
+
+    def handshake(deadline: float) -> Any:
+        lost.set()
+        return original(deadline)
+
+    monkeypatch.setattr(client._channel, "_handshake", handshake)
+    assert lost.wait(20)
+    result = in_thread(lambda: client.call("status.get"))
+    daemon.listen()
+    assert result()["state"] == "serving"
+
+
+def test_a_call_that_must_not_be_repeated_is_told(client: gradsync.Client, daemon: FakeDaemon) -> None:
+    daemon.script["job.detach"] = lambda params: NO_REPLY
+    result = in_thread(lambda: client.call("job.detach"))
+    daemon.wait_for("job.detach")
+    daemon.drop_connections()
+    with pytest.raises(ConnectionLost, match=r"while job\.detach was under way"):
+        result()
+    assert client.status()["state"] == "serving"
+    del daemon.script["job.detach"]
+
+
+def test_a_restarted_daemon_loses_the_session_and_says_so(
+    grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon
+) -> None:
+    daemon.script["step.finish"] = lambda params: NO_REPLY
+    grads.ready("a")
+    result = in_thread(grads.finish)
+    daemon.wait_for("step.finish")
+    daemon.incarnation, daemon.resumed = "f" * 16, False
+    daemon.drop_connections()
+    with pytest.raises(ConnectionLost, match="daemon was restarted"):
+        result()
+    with pytest.raises(ConnectionLost, match="daemon was restarted"):
+        grads.finish(ready="all")
+    assert job.client.status()["state"] == "serving"
+
+
+def test_a_rank_that_cannot_be_taken_again_gives_the_daemons_error(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    def refuse(params: dict[str, Any]) -> object:
+        raise Fault("superseded", "rank 0 was taken over by process 99")
+
+    daemon.script["job.attach"] = refuse
+    daemon.script["step.finish"] = lambda params: NO_REPLY
+    grads.ready("a")
+    result = in_thread(grads.finish)
+    daemon.wait_for("step.finish")
+    daemon.drop_connections()
+    with pytest.raises(Superseded, match="process 99"):
+        result()
+
+
+def test_subscriptions_are_made_again(client: gradsync.Client, daemon: FakeDaemon) -> None:
+    came = threading.Event()
+    with client.subscribe(["step"], lambda params: came.set()):
+        daemon.drop_connections()
+        daemon.wait_for("events.subscribe", 2)
+        client.status()
+        params = {"subscription": 2, "topic": "step", "job": "j", "dropped": 0, "event": {}}
+        daemon.push({"jsonrpc": "2.0", "method": "events.notification", "params": params})
+        assert came.wait(20)
+
+
+def test_a_daemon_that_stays_away_ends_the_client(
+    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_channel, "_RECONNECT_S", 0.2)
+    daemon.stop_listening()
+    with pytest.raises(ConnectionLost, match="does not come back"):
+        client.status()
+    with pytest.raises(ConnectionLost, match="does not come back"):
+        client.status()
+    daemon.listen()
+
+
+def test_a_closing_client_does_not_wait_for_a_daemon_that_is_away(client: gradsync.Client, daemon: FakeDaemon) -> None:
+    daemon.stop_listening()
+    result = in_thread(client.status)
+    client._channel.close()
+    with pytest.raises(ConnectionLost, match="closed"):
+        result()
+    daemon.listen()
+
+
+def test_noise_from_the_daemon_is_a_lost_connection(client: gradsync.Client, daemon: FakeDaemon) -> None:
+    daemon._connections[-1].send("<html>")
+    daemon.wait_for("session.initialize", 2)
+    assert client.status()["state"] == "serving"
+
+
+def test_no_answer_is_a_timeout_and_the_late_answer_is_ignored(
+    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_channel, "_GRACE_S", 0.1)
+    daemon.script["status.get"] = lambda params: NO_REPLY
+    with pytest.raises(CallTimeout, match=r"status\.get") as caught:
+        client.call("status.get", timeout=0.1)
+    assert isinstance(caught.value, TimeoutError)
+    del daemon.script["status.get"]
+    daemon.push({"jsonrpc": "2.0", "id": 2, "result": {"late": True}})
+    monkeypatch.setattr(_channel, "_GRACE_S", 20)
+    assert client.status()["state"] == "serving"
+
+
+def test_the_clients_timer_waits_with_a_paused_rank(
+    grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_channel, "_GRACE_S", 0.1)
+    normal = daemon.on_status_get
+    asked = threading.Event()
+
+    def status(params: dict[str, Any]) -> Any:
+        paused = not asked.is_set()
+        asked.set()
+        return {**normal(params), "jobs": [{"job": "j", "ranks": [{"rank": 1, "paused": paused}]}]}
+
+    daemon.script["status.get"] = status
+    daemon.script["step.finish"] = lambda params: NO_REPLY
+    with pytest.raises(CallTimeout):
+        grads.finish(ready="all", timeout=0.1)
+    assert len(daemon.of("status.get")) == 2
+
+
+def test_deadlines_that_the_daemon_announces_are_those_of_the_timer(daemon: FakeDaemon) -> None:
+    normal = daemon.on_session_initialize
+    daemon.script["session.initialize"] = lambda params: {**normal(params), "limits": {"step_s": 7200}}
+    with gradsync.connect(daemon.path) as client:
+        deadlines = client._channel.deadlines
+        assert (deadlines.declare_s, deadlines.first_step_s, deadlines.step_s) == (300, 1800, 7200)

@@ -1,0 +1,66 @@
+"""The public surface: what is exported, and with which signatures."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+
+import gradsync
+import gradsync.trackers
+
+EXPORTED = """
+    UNSET Bucket Buffer Client Clip Divergence Grads GradsyncError GroupReport Job LayerReport Mesh Nonfinite
+    NonfiniteInput Only Partial PartialTo Replicate Shard StepReport StepTimings Subscription Tensor Unset UsageError
+    __version__ connect errors
+"""
+SIGNATURES = {
+    gradsync.connect: "(address=None, *, spawn=False, timeout=10.0)",
+    gradsync.Client.attach: (
+        "(self, job=None, rank=None, world_size=None, meshes=None, restart_count=None, *, timeout=30.0)"
+    ),
+    gradsync.Client.call: "(self, method, params=None, timeout=30.0)",
+    gradsync.Client.stats: "(self, job=None, last=1)",
+    gradsync.Client.subscribe: "(self, topics, callback, *, job=None)",
+    gradsync.Job.declare: ("(self, tensors, *, accumulate=1, norm_type=2.0, clip=None, mode='strict', timeout=None)"),
+    gradsync.Grads.ready: "(self, name, micro_batch=None)",
+    gradsync.Grads.finish: (
+        "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None, *, ready=None, "
+        "bucket_digests=None)"
+    ),
+    gradsync.Grads.apply_clip: "(self, max_norm=<Unset.UNSET: 'unset'>, timeout=None)",
+}
+
+
+def bare(function: object) -> str:
+    signature = inspect.signature(function)  # type: ignore[arg-type]
+    parameters = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def test_exactly_these_names_are_exported() -> None:
+    assert sorted(gradsync.__all__) == sorted(EXPORTED.split())
+    assert sorted(gradsync.trackers.__all__) == ["JsonlTracker", "Logger", "Tracker", "measurements"]
+    for name in gradsync.__all__:
+        assert getattr(gradsync, name) is not None
+
+
+def test_signatures_stay() -> None:
+    assert {function.__qualname__: bare(function) for function in SIGNATURES} == {
+        function.__qualname__: text for function, text in SIGNATURES.items()
+    }
+
+
+def test_every_module_but_the_public_ones_is_private() -> None:
+    public = {name for _, name, _ in pkgutil.iter_modules(gradsync.__path__) if not name.startswith("_")}
+    assert public <= {"errors", "trackers", "torch"}
+
+
+def test_everything_public_is_documented() -> None:
+    for name in gradsync.__all__:
+        member = getattr(gradsync, name)
+        if not inspect.isclass(member):
+            continue
+        assert member.__doc__, name
+        for attribute, value in vars(member).items():
+            if not attribute.startswith("_") and callable(value):
+                assert value.__doc__, f"{name}.{attribute}"
