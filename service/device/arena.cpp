@@ -1,1 +1,59 @@
-// placeholder until the layer lands
+#include "device/arena.hpp"
+
+#include <fmt/format.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <system_error>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+namespace gradsync::device {
+
+Result<UniqueFd> create_arena(std::uint64_t size_bytes) {
+  if (size_bytes == 0 || size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
+    return invalid_params(
+        "bytes", fmt::format("an arena of {} bytes cannot be made", size_bytes), "ask for at least 1"
+    );
+  }
+  const MemoryHeadroom headroom = memory_headroom();
+  if (size_bytes > headroom.free_bytes) {
+    return make_error(
+        ErrorCode::InsufficientMemory,
+        fmt::format(
+            "an arena needs {} bytes, {} are free (limit {})", size_bytes, headroom.free_bytes, headroom.limit_bytes
+        ),
+        "free memory, or raise the memory limit of the container or cgroup"
+    );
+  }
+  const auto failed = [](const char* call) {
+    const int error = errno;
+    const bool memory = error == ENOMEM || error == ENOSPC;
+    return make_error(
+        memory ? ErrorCode::InsufficientMemory : ErrorCode::InternalError,
+        fmt::format("{} for an arena: {}", call, std::generic_category().message(error))
+    );
+  };
+  UniqueFd fd(::memfd_create("gradsync-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) {
+    return failed("memfd_create");
+  }
+  if (::ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
+    return failed("ftruncate");
+  }
+  // Without SEAL a client could add F_SEAL_FUTURE_WRITE and break the daemon's own mapping.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return failed("sealing");
+  }
+  return fd;
+}
+
+void punch_out(int fd, std::uint64_t size_bytes) {
+  // Fails only for descriptors that are no arena; there is nothing to free then.
+  (void)::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size_bytes));
+}
+
+}  // namespace gradsync::device

@@ -105,19 +105,6 @@ ChunkStats reduce(const ReduceChunk& chunk, Format) {
   return stats;
 }
 
-/// x · 2^-exponent, exact unless it becomes subnormal. Two factors, because 2^1074 is not a double.
-class PowerOfTwo {
- public:
-  explicit PowerOfTwo(int exponent)
-      : first_(std::ldexp(1.0, -exponent / 2)), second_(std::ldexp(1.0, -(exponent - exponent / 2))) {}
-
-  [[nodiscard]] double operator()(double value) const { return value * first_ * second_; }
-
- private:
-  double first_;
-  double second_;
-};
-
 }  // namespace
 
 ChunkStats reduce_chunk_reference(const ReduceChunk& chunk) {
@@ -144,14 +131,13 @@ double combine_accumulators(std::array<double, kAccumulators> sums) {
   return sums[0];
 }
 
-double power_sum(plan::DType dtype, const void* values, std::size_t count, double p, int exponent) {
+double power_sum(plan::DType dtype, const void* values, std::size_t count, double p, double scale) {
   return with_format(dtype, [&](auto format) {
     using Format = decltype(format);
     const auto* stored = static_cast<const typename Format::Stored*>(values);
-    const PowerOfTwo scaled(exponent);
     std::array<double, kAccumulators> sums{};
     for (std::size_t i = 0; i < count; ++i) {
-      const double magnitude = scaled(std::abs(static_cast<double>(Format::load(stored[i]))));
+      const double magnitude = std::abs(static_cast<double>(Format::load(stored[i]))) / scale;
       sums[i % kAccumulators] += p == 2 ? magnitude * magnitude : p == 1 ? magnitude : std::pow(magnitude, p);
     }
     return combine_accumulators(sums);

@@ -14,9 +14,9 @@ void scale_chunk_reference(plan::DType dtype, void* values, std::size_t count, d
 /// Combines the accumulators pairwise: 0 with 16, …, then 0 with 8, …
 [[nodiscard]] double combine_accumulators(std::array<double, kAccumulators> sums);
 
-/// Σ(|g| · 2^-exponent)^p with the same accumulators. Any p ≥ 1. For p other than 1 and 2 the bits depend on the
+/// Σ(|g| / scale)^p with the same accumulators. Any p ≥ 1. For p other than 1 and 2 the bits depend on the
 /// machine's libm as well.
-[[nodiscard]] double power_sum(plan::DType dtype, const void* values, std::size_t count, double p, int exponent);
+[[nodiscard]] double power_sum(plan::DType dtype, const void* values, std::size_t count, double p, double scale);
 
 /// Non-finite values among `count` stored elements.
 [[nodiscard]] std::uint64_t count_nonfinite(plan::DType dtype, const void* values, std::size_t count);

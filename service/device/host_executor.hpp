@@ -1,0 +1,39 @@
+#pragma once
+// What the host lane does with each command, on its thread. Returns the report, or throws DeviceError.
+
+#include "device/lane.hpp"
+#include "device/loaded_plan.hpp"
+#include "device/mapped_buffer.hpp"
+#include "device/worker_pool.hpp"
+
+#include <atomic>
+#include <map>
+#include <vector>
+
+namespace gradsync::device {
+
+class HostExecutor {
+ public:
+  HostExecutor(WorkerPool& pool, const std::atomic<bool>& cancel) : pool_(pool), cancel_(cancel) {}
+
+  LaneReport operator()(MapBuffer& command);
+  LaneReport operator()(UnmapBuffer& command);
+  LaneReport operator()(LoadPlan& command);
+  LaneReport operator()(UnloadPlan& command);
+  LaneReport operator()(ReduceBucket& command);
+  LaneReport operator()(FinishStep& command);
+  LaneReport operator()(ScaleGradients& command);
+
+  [[nodiscard]] bool loaded(PlanId plan) const { return plans_.contains(plan); }
+
+ private:
+  LoadedPlan& usable_plan(PlanId plan);
+  void throw_if_cancelled() const;
+
+  WorkerPool& pool_;
+  const std::atomic<bool>& cancel_;
+  std::map<BufferId, MappedBuffer> buffers_;
+  std::map<PlanId, LoadedPlan> plans_;
+};
+
+}  // namespace gradsync::device
