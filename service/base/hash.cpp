@@ -1,12 +1,12 @@
 #include "base/hash.hpp"
 
-#include <vector>
-
-#include <sys/random.h>
+#include "base/assert.hpp"
 
 #include <xxhash.h>
 
-#include "base/assert.hpp"
+#include <sys/random.h>
+
+#include <vector>
 
 namespace gradsync {
 
@@ -29,7 +29,10 @@ std::string digest(std::string_view bytes) { return hex64(hash64(bytes)); }
 
 std::string random_hex(std::size_t bytes) {
   std::vector<unsigned char> raw(bytes);
-  GRADSYNC_ASSERT(::getrandom(raw.data(), raw.size(), 0) == static_cast<ssize_t>(raw.size()), "getrandom gives short reads never below 256 bytes");
+  GRADSYNC_ASSERT(
+      ::getrandom(raw.data(), raw.size(), 0) == static_cast<ssize_t>(raw.size()),
+      "getrandom gives short reads never below 256 bytes"
+  );
   std::string text;
   text.reserve(2 * bytes);
   for (const unsigned char byte : raw) {

@@ -1,29 +1,58 @@
 #include "base/log.hpp"
 
-#include <memory>
-
-#include <unistd.h>
-
 #include <fmt/chrono.h>
 #include <spdlog/async.h>
 #include <spdlog/details/os.h>
+#include <spdlog/sinks/null_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
+
+#include <unistd.h>
+
+#include <memory>
 
 namespace gradsync {
 
 namespace {
 
+/// Bytes of the UTF-8 character at `at`; 0 where none begins (stray, cut short, overlong, surrogate, beyond U+10FFFF).
+std::size_t utf8_length(spdlog::string_view_t text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text.data()[at + i]); };
+  const unsigned char lead = byte(0);
+  const std::size_t length = lead < 0x80                   ? 1
+                             : lead >= 0xC2 && lead < 0xE0 ? 2
+                             : lead >= 0xE0 && lead < 0xF0 ? 3
+                             : lead >= 0xF0 && lead < 0xF5 ? 4
+                                                           : 0;
+  if (length == 0 || length > text.size() - at) {
+    return 0;
+  }
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xC0) != 0x80) {
+      return 0;
+    }
+  }
+  const bool outside = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xED && byte(1) >= 0xA0) ||
+                       (lead == 0xF0 && byte(1) < 0x90) || (lead == 0xF4 && byte(1) >= 0x90);
+  return outside ? 0 : length;
+}
+
+/// Messages quote names that came from outside: whatever they hold, the line stays one JSON object in UTF-8.
 void append_json_escaped(spdlog::memory_buf_t& out, spdlog::string_view_t text) {
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
+  constexpr spdlog::string_view_t kReplacement = "\xEF\xBF\xBD";
+  for (std::size_t i = 0; i < text.size();) {
+    const char c = text.data()[i];
+    const std::size_t length = utf8_length(text, i);
+    if (length == 0) {
+      out.append(kReplacement.begin(), kReplacement.end());
+    } else if (c == '"' || c == '\\') {
       out.push_back('\\');
       out.push_back(c);
-    } else if (byte < 0x20) {
-      fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned>(byte));
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      fmt::format_to(std::back_inserter(out), "\\u{:04x}", static_cast<unsigned>(c));
     } else {
-      out.push_back(c);
+      out.append(text.data() + i, text.data() + i + length);
     }
+    i += length == 0 ? 1 : length;
   }
 }
 
@@ -53,7 +82,9 @@ constexpr std::size_t kQueueLines = 8192;
 void start_logging(LogFormat format, const std::string& level) {
   spdlog::init_thread_pool(kQueueLines, 1);
   auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-  auto logger = std::make_shared<spdlog::async_logger>("gradsyncd", sink, spdlog::thread_pool(), spdlog::async_overflow_policy::overrun_oldest);
+  auto logger = std::make_shared<spdlog::async_logger>(
+      "gradsyncd", sink, spdlog::thread_pool(), spdlog::async_overflow_policy::overrun_oldest
+  );
   const bool json = format == LogFormat::Json || (format == LogFormat::Auto && ::isatty(STDERR_FILENO) == 0);
   if (json) {
     logger->set_formatter(std::make_unique<JsonFormatter>());
@@ -66,7 +97,13 @@ void start_logging(LogFormat format, const std::string& level) {
   static_cast<void>(previous);  // the options reader checked the name
 }
 
-void stop_logging() { spdlog::shutdown(); }
+void stop_logging() {
+  spdlog::shutdown();
+  // spdlog has no default logger left then, and the next line from a late destructor would crash.
+  spdlog::set_default_logger(
+      std::make_shared<spdlog::logger>("gradsyncd", std::make_shared<spdlog::sinks::null_sink_mt>())
+  );
+}
 
 Result<std::string> set_log_level(const std::string& level) {
   if (level != "trace" && level != "debug" && level != "info" && level != "warn" && level != "error") {

@@ -2,11 +2,11 @@
 // Logging: spdlog, asynchronous, dropping the oldest line when the sink is stuck, so that a full pipe never blocks a
 // step. A message is followed by `key=value` pairs. Text on a tty, one JSON object per line elsewhere.
 
-#include <string>
+#include "base/error.hpp"
 
 #include <spdlog/spdlog.h>
 
-#include "base/error.hpp"
+#include <string>
 
 namespace gradsync {
 
@@ -15,7 +15,7 @@ enum class LogFormat { Auto, Text, Json };
 /// Starts the log thread and makes the default logger. Call once, from app.
 void start_logging(LogFormat format, const std::string& level);
 
-/// Flushes and joins the log thread.
+/// Flushes and joins the log thread. Lines logged later are dropped.
 void stop_logging();
 
 /// Returns the level before. Errors: InvalidParams for an unknown name.

@@ -1,9 +1,9 @@
 #include "base/text.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
-
-#include <fmt/format.h>
 
 namespace gradsync {
 
@@ -41,7 +41,11 @@ std::string nearest_name(std::string_view word, std::span<const std::string> can
 
 std::string enumerate_names(std::span<const std::string> names, std::size_t most) {
   const std::size_t shown = std::min(most, names.size());
-  std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "));
+  if (shown == 0 && !names.empty()) {
+    return fmt::format("{} in all", names.size());
+  }
+  std::string text =
+      fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown), ", "));
   if (shown < names.size()) {
     text += fmt::format(" and {} more", names.size() - shown);
   }
@@ -51,14 +55,14 @@ std::string enumerate_names(std::span<const std::string> names, std::size_t most
 std::string human_bytes(std::uint64_t bytes) {
   constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
   if (bytes < 1024) {
-    return fmt::format("{} bytes", bytes);
+    return fmt::format("{} byte{}", bytes, bytes == 1 ? "" : "s");
   }
   double value = static_cast<double>(bytes);
   const char* unit = "";
   for (const char* candidate : kUnits) {
     value /= 1024;
     unit = candidate;
-    if (value < 1024) {
+    if (value < 1023.95) {  // what rounds to 1024.0 belongs to the next unit
       break;
     }
   }
