@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 # Four sizes in turn: two matrices, one odd one, one vector. 50 rounds of them are 200 tensors and 100 M elements.
@@ -9,6 +11,12 @@ SIZES = (900_000, 500_000, 598_976, 1_024)
 MAX_NORM = 1.0
 SAMPLED_TENSORS = (0, 1, 2, 3, 98, 199)
 SAMPLED_ELEMENTS = 64
+
+
+def dtype_of(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
 
 
 def tensor_sizes(elements: int) -> list[int]:
@@ -34,6 +42,11 @@ def fill(views: list[torch.Tensor], source: torch.Tensor) -> None:
 def sample(views: list[torch.Tensor]) -> list[float]:
     """Some elements after the step, so that a contender that computed something else is noticed."""
     return [x for i in SAMPLED_TENSORS for x in views[i % len(views)][:SAMPLED_ELEMENTS].double().tolist()]
+
+
+def result(norm: float, views: list[torch.Tensor]) -> dict[str, Any]:
+    """What a step answers: its norm and a sample."""
+    return {"norm": norm, "sample": sample(views)}
 
 
 def expected(ranks: int, dtype: torch.dtype, elements: int) -> tuple[float, list[float]]:

@@ -72,11 +72,11 @@ class Process:
 class Ranks:
     """All ranks of one contender."""
 
-    def __init__(self, name: str, world_size: int, elements: int, dtype: str, environment: dict[str, str]) -> None:
+    def __init__(self, name: str, world_size: int, arguments: dict[str, Any], environment: dict[str, str]) -> None:
         command = [sys.executable, str(HERE / "rank.py"), name]
         self.results: list[dict[str, Any]] = []
         self._processes = [
-            Process(f"{name} rank {rank}", [*command, str(rank), str(world_size), str(elements), dtype], environment)
+            Process(f"{name} rank {rank}", [*command, str(rank), str(world_size), json.dumps(arguments)], environment)
             for rank in range(world_size)
         ]
         try:
@@ -89,8 +89,9 @@ class Ranks:
     def step(self) -> float:
         """Fills, then steps all ranks from one moment on; the latency of the slowest rank in seconds."""
         self._ask("fill")
-        self.results = self._ask(f"step {time.monotonic_ns() + STEP_LEAD_NS}")
-        return max(float(result["seconds"]) for result in self.results)
+        answers = self._ask(f"step {time.monotonic_ns() + STEP_LEAD_NS}")
+        self.results = [answer["result"] for answer in answers]
+        return max(float(answer["seconds"]) for answer in answers)
 
     def _ask(self, line: str) -> list[dict[str, Any]]:
         for process in self._processes:

@@ -10,8 +10,6 @@ import time
 
 import torch
 
-from gradients import sample, tensor_sizes
-
 # The last part of the wait is spun away: a sleep may end a whole tick late.
 SPIN_NS = 1_000_000
 
@@ -24,25 +22,23 @@ def wait_until(when_ns: int) -> None:
 
 
 def main() -> None:
-    name, rank, world_size, elements, dtype_name = sys.argv[1:]
+    name, rank, world_size, arguments = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # Whatever a library prints must not be taken for an answer.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(world_size)))
-    module = importlib.import_module(f"contenders.{name}")
-    contender = module.Contender(int(rank), int(world_size), tensor_sizes(int(elements)), getattr(torch, dtype_name))
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world_size))
+    contender = importlib.import_module(f"contenders.{name}").Contender(rank, world_size, **arguments)
     print(json.dumps({"ready": True}), file=answers)
     for line in sys.stdin:
-        command, *arguments = line.split()
+        command, *when = line.split()
         if command == "fill":
             contender.fill()
             print(json.dumps({}), file=answers)
         elif command == "step":
-            wait_until(int(arguments[0]))
+            wait_until(int(when[0]))
             begin = time.monotonic_ns()
-            norm = contender.step()
+            contender.step()
             end = time.monotonic_ns()
-            answer = {"seconds": (end - begin) / 1e9, "norm": norm, "sample": sample(contender.views)}
-            print(json.dumps(answer), file=answers)
+            print(json.dumps({"seconds": (end - begin) / 1e9, "result": contender.result()}), file=answers)
         else:
             break
     contender.close()

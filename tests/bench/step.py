@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import results
-from gradients import MAX_NORM, SIZES, expected
+from gradients import MAX_NORM, SIZES, dtype_of, expected
 from processes import Floor, Ranks, Unavailable, private_daemon
 
 ELEMENTS = 100_000_000
@@ -25,7 +25,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 def check(contender: str, ranks: Ranks, dtype: str) -> None:
     """A contender that is fast and wrong is no contender."""
-    norm, elements = expected(WORLD_SIZE, getattr(torch, dtype), ELEMENTS)
+    norm, elements = expected(WORLD_SIZE, dtype_of(dtype), ELEMENTS)
     for rank, result in enumerate(ranks.results):
         if not math.isclose(result["norm"], norm, rel_tol=TOLERANCE[dtype]):
             raise RuntimeError(f"{contender} rank {rank}: norm {result['norm']}, expected {norm}")
@@ -51,7 +51,9 @@ def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path)
         for contender in ("gradsync_raw", *PEERS):
             print(f"{name}: starting {contender}", flush=True)
             try:
-                contenders[contender] = Ranks(contender, WORLD_SIZE, ELEMENTS, dtype, environment)
+                contenders[contender] = Ranks(
+                    contender, WORLD_SIZE, {"elements": ELEMENTS, "dtype_name": dtype}, environment
+                )
             except Unavailable as error:
                 if contender != "deepspeed_shm":  # The one peer that has to be compiled on this machine.
                     raise

@@ -21,22 +21,22 @@ def load_operator() -> object:
 
 
 class Contender(FlatBuckets):
-    def __init__(self, rank: int, world_size: int, sizes: list[int], dtype: torch.dtype) -> None:
-        super().__init__(rank, world_size, sizes, dtype)
+    def __init__(self, rank: int, world_size: int, elements: int, dtype_name: str) -> None:
+        super().__init__(rank, world_size, elements, dtype_name)
         # The operator names its memory after these two and trusts LOCAL_SIZE that all ranks are on this machine.
         os.environ.update(MASTER_ADDR="bench", MASTER_PORT=os.environ["BENCH_ID"], LOCAL_SIZE=str(world_size))
         self._rank = rank
         operator = load_operator()
-        needed = 1 if dtype == torch.float32 else 2
+        needed = 1 if dtype_name == "float32" else 2
         if operator.vector_kernel_level() < needed:
-            raise RuntimeError(f"this CPU lacks the instructions that DeepSpeed's {dtype} kernel needs")
+            raise RuntimeError(f"this CPU lacks the instructions that DeepSpeed's {dtype_name} kernel needs")
         operator.initialize(world_size, rank)
 
-    def step(self) -> float:
+    def step(self) -> None:
         for bucket in self.buckets:
             torch.ops.deepspeed.inference_all_reduce_(bucket)
             bucket.div_(self.world_size)
-        return self.clip()
+        self.clip()
 
     def close(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from gradients import MAX_NORM, fill, pattern
+from gradients import MAX_NORM, dtype_of, fill, pattern, result, tensor_sizes
 
 BUCKET_BYTES = 25 << 20
 
 
 class FlatBuckets:
-    def __init__(self, rank: int, world_size: int, sizes: list[int], dtype: torch.dtype) -> None:
+    def __init__(self, rank: int, world_size: int, elements: int, dtype_name: str) -> None:
+        dtype = dtype_of(dtype_name)
         self.world_size = world_size
+        self.norm = 0.0
         self.buckets: list[torch.Tensor] = []
         self.parameters: list[torch.nn.Parameter] = []
         self._source = pattern(rank, dtype)
         limit = BUCKET_BYTES // dtype.itemsize
         pending: list[int] = []
-        for size in sizes:
+        for size in tensor_sizes(elements):
             if pending and sum(pending) + size > limit:
                 self._add_bucket(pending, dtype)
                 pending = []
@@ -37,8 +41,11 @@ class FlatBuckets:
     def fill(self) -> None:
         fill(self.views, self._source)
 
-    def clip(self) -> float:
-        return float(torch.nn.utils.clip_grad_norm_(self.parameters, MAX_NORM))
+    def clip(self) -> None:
+        self.norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, MAX_NORM))
+
+    def result(self) -> dict[str, Any]:
+        return result(self.norm, self.views)
 
     def close(self) -> None:
         """Nothing is held outside the process."""

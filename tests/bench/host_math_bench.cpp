@@ -1,0 +1,240 @@
+// The host lane's two passes beside the barest loops this compiler makes for the same reads and writes, alternating in
+// one run, with the same number of threads. 2 ranks, 200 tensors. One JSON line per dtype and pass, medians in
+// milliseconds; `floor_ratio` is ours ÷ floor.
+//
+//   host_math_bench [million elements = 100] [rounds = 15] [threads = 2]
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <variant>
+#include <vector>
+
+#include "device/arena.hpp"
+#include "device/host_lane.hpp"
+#include "device/worker_pool.hpp"
+
+namespace gradsync::device {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+float widen(float value) { return value; }
+
+float widen(std::uint16_t value) { return std::bit_cast<float>(std::uint32_t{value} << 16); }
+
+void narrow(float value, float& out) { out = value; }
+
+void narrow(float value, std::uint16_t& out) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  out = static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <typename T>
+void bare_reduce(T* __restrict a, T* __restrict b, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    T stored;
+    narrow((widen(a[i]) + widen(b[i])) * 0.5F, stored);
+    a[i] = stored;
+    b[i] = stored;
+  }
+}
+
+template <typename T>
+void bare_scale(T* __restrict a, T* __restrict b, std::size_t count, float by) {
+  for (std::size_t i = 0; i < count; ++i) {
+    narrow(widen(a[i]) * by, a[i]);
+    narrow(widen(b[i]) * by, b[i]);
+  }
+}
+
+template <typename T>
+class Floor final : public PoolJob {
+ public:
+  Floor(T* a, T* b, std::size_t count, bool reduces) : a_(a), b_(b), count_(count), reduces_(reduces) {}
+
+  void run_task(std::uint32_t task, std::size_t /*worker*/) noexcept override {
+    const std::size_t from = task * kTask;
+    const std::size_t count = std::min(kTask, count_ - from);
+    if (reduces_) {
+      bare_reduce(a_ + from, b_ + from, count);
+    } else {
+      bare_scale(a_ + from, b_ + from, count, 0.999F);
+    }
+  }
+
+  [[nodiscard]] std::uint32_t tasks() const { return static_cast<std::uint32_t>((count_ + kTask - 1) / kTask); }
+
+ private:
+  static constexpr std::size_t kTask = 1U << 17;
+  T* a_;
+  T* b_;
+  std::size_t count_;
+  bool reduces_;
+};
+
+class Reports {
+ public:
+  void put(LaneReport report) {
+    const std::lock_guard lock(mutex_);
+    reports_.push_back(std::move(report));
+    arrived_.notify_one();
+  }
+
+  LaneReport take() {
+    std::unique_lock lock(mutex_);
+    arrived_.wait(lock, [this] { return !reports_.empty(); });
+    LaneReport report = std::move(reports_.front());
+    reports_.pop_front();
+    if (const auto* failed = std::get_if<Failed>(&report)) {
+      std::fprintf(stderr, "host_math_bench: %s\n", failed->message.c_str());
+      std::exit(70);
+    }
+    return report;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<LaneReport> reports_;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+LanePlan make_layout(plan::DType dtype, std::size_t count) {
+  constexpr std::size_t kTensors = 200;
+  LanePlan layout;
+  layout.world_size = 2;
+  layout.rank_buffers = {1, 2};
+  const std::uint64_t numel = count / kTensors;
+  const std::uint64_t width = plan::size_of(dtype);
+  std::uint64_t bucket_bytes = 0;
+  for (std::uint32_t tensor = 0; tensor < kTensors; ++tensor) {
+    if (layout.buckets.empty() || bucket_bytes + numel * width > 25U << 20) {
+      layout.buckets.push_back({dtype, {}, {{0, 1}}, 2.0});
+      bucket_bytes = 0;
+    }
+    bucket_bytes += numel * width;
+    layout.buckets.back().tensors.push_back(tensor);
+    layout.tensors.push_back({tensor * plan::align_up(numel * width), numel, static_cast<std::uint32_t>(layout.buckets.size() - 1)});
+  }
+  return layout;
+}
+
+struct Arena {
+  UniqueFd fd;
+  void* data = nullptr;
+};
+
+Arena make_arena(std::uint64_t bytes) {
+  auto fd = create_arena(bytes);
+  if (!fd) {
+    std::fprintf(stderr, "host_math_bench: %s\n", fd.error().message.c_str());
+    std::exit(70);
+  }
+  void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd->get(), 0);
+  return {std::move(*fd), data};
+}
+
+template <typename T>
+void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
+  const LanePlan layout = make_layout(dtype, count);
+  const std::uint64_t bytes = layout.tensors.back().offset_bytes + plan::align_up(layout.tensors.back().numel * sizeof(T));
+  Arena arenas[2] = {make_arena(bytes), make_arena(bytes)};
+  T* memory[2] = {static_cast<T*>(arenas[0].data), static_cast<T*>(arenas[1].data)};
+  const auto fill = [&] {
+    std::minstd_rand random(1);
+    for (std::size_t i = 0; i < bytes / sizeof(T); ++i) {
+      const float value = static_cast<float>(random() % 65536) * 0x1p-15F - 1.0F;
+      narrow(value, memory[0][i]);
+      narrow(0.5F * value, memory[1][i]);
+    }
+  };
+
+  Reports reports;
+  HostLane lane({threads}, [&](LaneReport report) { reports.put(std::move(report)); });
+  WorkerPool pool(threads, "floor");
+  for (std::uint64_t rank = 0; rank < 2; ++rank) {
+    lane.submit(MapBuffer{rank + 1, std::move(arenas[rank].fd), bytes});
+    (void)reports.take();
+  }
+  lane.submit(LoadPlan{1, layout});
+  (void)reports.take();
+  fill();
+
+  const std::size_t elements = bytes / sizeof(T);
+  std::vector<double> floor_reduce;
+  std::vector<double> floor_scale;
+  std::vector<double> our_reduce;
+  std::vector<double> our_scale;
+  for (int round = 1; round <= rounds; ++round) {
+    Floor<T> reduce(memory[0], memory[1], elements, true);
+    Floor<T> scale(memory[0], memory[1], elements, false);
+    auto start = Clock::now();
+    pool.run(reduce.tasks(), reduce);
+    floor_reduce.push_back(milliseconds_since(start));
+    start = Clock::now();
+    for (std::uint32_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
+      lane.submit(ReduceBucket{1, static_cast<Tag>(round), bucket, {}, false});
+    }
+    for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
+      (void)reports.take();
+    }
+    our_reduce.push_back(milliseconds_since(start));
+    start = Clock::now();
+    pool.run(scale.tasks(), scale);
+    floor_scale.push_back(milliseconds_since(start));
+    start = Clock::now();
+    // A limit far above the norm and a loss scale: the pass is made, and values stay in range over the rounds.
+    lane.submit(FinishStep{1, static_cast<Tag>(round), 1.001, {plan::ClipRule{1e30}}, true});
+    (void)reports.take();
+    our_scale.push_back(milliseconds_since(start));
+  }
+  const auto print = [&](const char* pass, double ours, double floor) {
+    std::printf(
+        "{\"name\": \"host_math_%s_%s\", \"unit\": \"ms\", \"ours\": %.2f, \"floor\": %.2f, \"floor_ratio\": %.3f, "
+        "\"elements\": %zu, \"ranks\": 2, \"threads\": %d, \"samples\": %d}\n",
+        pass,
+        std::string(plan::name_of(dtype)).c_str(),
+        ours,
+        floor,
+        ours / floor,
+        elements,
+        threads,
+        rounds
+    );
+  };
+  print("reduce", median(our_reduce), median(floor_reduce));
+  print("scale", median(our_scale), median(floor_scale));
+  print("step", median(our_reduce) + median(our_scale), median(floor_reduce) + median(floor_scale));
+  std::fflush(stdout);
+  ::munmap(arenas[0].data, bytes);
+  ::munmap(arenas[1].data, bytes);
+}
+
+}  // namespace
+}  // namespace gradsync::device
+
+int main(int argc, char** argv) {
+  const auto argument = [&](int index, long otherwise) { return argc > index ? std::atol(argv[index]) : otherwise; };
+  const auto elements = static_cast<std::size_t>(argument(1, 100)) * 1'000'000;
+  const int rounds = static_cast<int>(argument(2, 15));
+  const int threads = static_cast<int>(argument(3, 2));
+  gradsync::device::measure<float>(gradsync::plan::DType::Float32, elements, rounds, threads);
+  gradsync::device::measure<std::uint16_t>(gradsync::plan::DType::BFloat16, elements, rounds, threads);
+}
