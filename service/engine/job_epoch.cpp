@@ -28,7 +28,7 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
     reply(std::move(error));
     return;
   }
-  if (rank.committed && machine_ && !transition_) {
+  if (rank.committed && machine_ && !transition_ && !redeclare_) {
     Error error = make_error(ErrorCode::StaleEpoch, fmt::format("rank {} declared its gradients anew", rank_number), "every rank has to call gradients.declare again");
     error.rank = rank_number;
     redeclare_ = true;
@@ -235,7 +235,8 @@ void Job::apply_transition() {
     active_.reset();
   }
   // Survivors keep their declarations and may already work for the new epoch, if the plan stays the same.
-  machine_.emplace(machine_->plan_pointer(), epoch_);
+  std::shared_ptr<const plan::Plan> plan = machine_->plan_pointer();
+  machine_.emplace(std::move(plan), epoch_);
   norm_record_.reset();
   publish_epoch(fmt::format("epoch {} of job '{}' forms: {}", epoch_, name_, ended_->message));
   spdlog::warn("epoch ended job={} epoch={} reason=\"{}\"", name_, epoch_ - 1, ended_->message);

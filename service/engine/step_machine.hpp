@@ -124,7 +124,7 @@ class StepMachine {
   /// What the attempt waits for, in words.
   [[nodiscard]] std::string waits_for() const;
   [[nodiscard]] const plan::Plan& plan() const { return *plan_; }
-  [[nodiscard]] const std::shared_ptr<const plan::Plan>& plan_pointer() const { return plan_; }
+  [[nodiscard]] std::shared_ptr<const plan::Plan> plan_pointer() const { return plan_; }
 
  private:
   enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling };
