@@ -1,1 +1,233 @@
-// placeholder until the layer lands
+#include "net/server.hpp"
+
+#include "net/listener.hpp"
+#include "net/listening_socket.hpp"
+#include "net/process_watch.hpp"
+#include "net/server_context.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+namespace gradsync::net {
+
+namespace {
+
+constexpr std::chrono::seconds kPoliteClose{1};
+
+Started<std::string> read_token(const std::string& path) {
+  std::ifstream file{path};
+  std::stringstream text;
+  text << file.rdbuf();
+  std::string token = text.str();
+  while (!token.empty() && (token.back() == '\n' || token.back() == '\r' || token.back() == ' ')) {
+    token.pop_back();
+  }
+  constexpr std::size_t kShortest = 16;
+  if (!file || token.size() < kShortest) {
+    return StartFailure{
+        StartFailure::Kind::Configuration,
+        "cannot use the token file '" + path + "': " + (file ? "the token is shorter than 16 bytes" : "cannot read it"),
+        "set [server] tcp_token_file to a file with a long random token, or leave [server] tcp empty"};
+  }
+  return token;
+}
+
+}  // namespace
+
+struct Server::State {
+  ContextPtr context;
+  SocketFile rpc_file;
+  SocketFile fd_file;
+  std::shared_ptr<Listener> rpc;
+  std::shared_ptr<Listener> fds;
+  std::shared_ptr<Listener> tcp;
+  std::shared_ptr<Listener> health;
+  std::string tcp_endpoint;
+  std::string health_endpoint;
+
+  std::optional<StartFailure> start_unix();
+  std::optional<StartFailure> start_tcp();
+  void start_health();
+  std::shared_ptr<Listener> listen(UniqueFd fd, Entrance entrance) const;
+};
+
+std::shared_ptr<Listener> Server::State::listen(UniqueFd fd, Entrance entrance) const {
+  auto listener = std::make_shared<Listener>(context, std::move(fd), entrance);
+  listener->start();
+  return listener;
+}
+
+std::optional<StartFailure> Server::State::start_unix() {
+  const ServerOptions& options = context->options;
+  auto directory = lock_socket_directory(options.socket_path);
+  if (auto* failure = std::get_if<StartFailure>(&directory)) {
+    return *failure;
+  }
+  auto main_socket = listen_unix(options.socket_path, options.socket_mode);
+  if (auto* failure = std::get_if<StartFailure>(&main_socket)) {
+    return *failure;
+  }
+  auto& rpc_listener = std::get<UnixListener>(main_socket);
+  auto fd_socket = listen_unix(fd_socket_path(options.socket_path), options.socket_mode);
+  if (auto* failure = std::get_if<StartFailure>(&fd_socket)) {
+    rpc_listener.file.remove_if_ours();
+    return *failure;
+  }
+  auto& fd_listener = std::get<UnixListener>(fd_socket);
+  rpc_file = rpc_listener.file;
+  fd_file = fd_listener.file;
+  rpc = listen(std::move(rpc_listener.fd), Entrance::Unix);
+  fds = listen(std::move(fd_listener.fd), Entrance::Fd);
+  return std::nullopt;
+}
+
+std::optional<StartFailure> Server::State::start_tcp() {
+  if (context->options.tcp_address.empty()) {
+    return std::nullopt;
+  }
+  auto token = read_token(context->options.tcp_token_file);
+  if (auto* failure = std::get_if<StartFailure>(&token)) {
+    return *failure;
+  }
+  context->bearer_token = std::get<std::string>(token);
+  auto bound = listen_tcp(context->options.tcp_address);
+  if (auto* failure = std::get_if<StartFailure>(&bound)) {
+    failure->message += " ([server] tcp)";
+    return *failure;
+  }
+  tcp_endpoint = std::get<TcpListener>(bound).endpoint;
+  tcp = listen(std::move(std::get<TcpListener>(bound).fd), Entrance::Tcp);
+  return std::nullopt;
+}
+
+void Server::State::start_health() {
+  if (context->options.health_address.empty()) {
+    return;
+  }
+  auto bound = listen_tcp(context->options.health_address);
+  if (auto* failure = std::get_if<StartFailure>(&bound)) {
+    spdlog::warn("no health listener: {}; serving on without ([server] health)", failure->message);
+    return;
+  }
+  health_endpoint = std::get<TcpListener>(bound).endpoint;
+  health = listen(std::move(std::get<TcpListener>(bound).fd), Entrance::Health);
+}
+
+Server::Server(
+    boost::asio::io_context& io,
+    ServerOptions options,
+    MessageHandler& messages,
+    PageHandler& pages,
+    FdHandler& fds,
+    NetMetrics& metrics
+)
+    : state_(std::make_shared<State>()) {
+  state_->context = std::shared_ptr<ServerContext>(new ServerContext{
+      .io = io,
+      .options = std::move(options),
+      .messages = messages,
+      .pages = pages,
+      .fds = fds,
+      .metrics = metrics,
+      .bearer_token = {},
+      .own_uid = ::geteuid(),
+      .last_id = 0,
+      .sessions = {},
+      .websockets = {},
+      .watches = {},
+      .closing_all = false,
+      .force_close = Timer{io.get_executor()}});
+}
+
+Server::~Server() {
+  stop_accepting();
+  if (state_->health) {
+    state_->health->close();
+  }
+}
+
+std::optional<StartFailure> Server::start() {
+  if (auto failure = state_->start_unix()) {
+    return failure;
+  }
+  if (auto failure = state_->start_tcp()) {
+    stop_accepting();
+    return failure;
+  }
+  state_->start_health();
+  return std::nullopt;
+}
+
+std::string Server::health_endpoint() const { return state_->health_endpoint; }
+
+std::string Server::tcp_endpoint() const { return state_->tcp_endpoint; }
+
+void Server::send(ConnectionId connection, std::string text) {
+  const auto found = state_->context->websockets.find(connection);
+  if (found != state_->context->websockets.end()) {
+    found->second->send(std::move(text));
+  }
+}
+
+bool Server::drained(ConnectionId connection) const {
+  const auto found = state_->context->websockets.find(connection);
+  return found != state_->context->websockets.end() && found->second->drained();
+}
+
+void Server::close(ConnectionId connection, std::string reason) {
+  const auto found = state_->context->websockets.find(connection);
+  if (found != state_->context->websockets.end()) {
+    found->second->close(reason);
+  }
+}
+
+void Server::stop_accepting() {
+  state_->rpc_file.remove_if_ours();
+  state_->fd_file.remove_if_ours();
+  for (auto* listener : {&state_->rpc, &state_->fds, &state_->tcp}) {
+    if (*listener) {
+      (*listener)->close();
+      listener->reset();
+    }
+  }
+}
+
+void Server::close_all() {
+  stop_accepting();
+  if (state_->health) {
+    state_->health->close();
+    state_->health.reset();
+  }
+  const ContextPtr context = state_->context;
+  if (context->closing_all) {
+    return;
+  }
+  context->closing_all = true;
+  for (const auto& [id, watch] : context->watches) {
+    watch->stop();
+  }
+  context->watches.clear();
+  const auto sessions = context->sessions;  // they leave the map as they end
+  for (const auto& [id, session] : sessions) {
+    session->go_away();
+  }
+  if (sessions.empty()) {
+    return;
+  }
+  context->force_close.expires_after(kPoliteClose);
+  context->force_close.async_wait([context](boost::system::error_code error) {
+    if (error) {
+      return;
+    }
+    const auto left = context->sessions;
+    for (const auto& [id, session] : left) {
+      session->abort();
+    }
+  });
+}
+
+}  // namespace gradsync::net

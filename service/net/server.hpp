@@ -1,8 +1,12 @@
 #pragma once
 // Sockets, HTTP and WebSocket: text in, text out. Beast and Asio stay in .cpp files.
 //
-// Thread: io only. One coroutine reads each connection and never is cancelled in the middle of a frame; writes go through
-// one bounded queue per connection. What arrives is handed to the interfaces below, which app implements.
+// Thread: io only. One coroutine reads each connection and never is cancelled in the middle of a frame; writes go
+// through one bounded queue per connection. What arrives is handed to the interfaces below, which app implements.
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "base/unique_fd.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -11,10 +15,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "base/clock.hpp"
-#include "base/error.hpp"
-#include "base/unique_fd.hpp"
 
 namespace boost::asio {
 class io_context;
@@ -40,11 +40,14 @@ class MessageHandler {
   virtual void on_text(ConnectionId connection, std::string_view text) = 0;
   virtual void on_drained(ConnectionId connection) = 0;  ///< the write queue became empty
   virtual void on_close(ConnectionId connection) = 0;    ///< after this the id is never used again, except for:
-  virtual void on_process_exit(ConnectionId connection) = 0;  ///< the peer process ended (pidfd); watched also after on_close
+  virtual void on_process_exit(ConnectionId connection
+  ) = 0;  ///< the peer process ended (pidfd); watched also after on_close
+
   struct PostReply {
     int status = 200;
     std::string body;
   };
+
   [[nodiscard]] virtual PostReply on_post(const PeerIdentity& peer, std::string_view body) = 0;
 };
 
@@ -59,53 +62,82 @@ class PageHandler {
  public:
   virtual ~PageHandler() = default;
   /// `trusted`: unix socket or token, so that /status and / may show jobs. nullopt: 404.
-  [[nodiscard]] virtual std::optional<HttpReply> on_get(std::string_view path, std::string_view query, bool trusted) = 0;
+  [[nodiscard]] virtual std::optional<HttpReply> on_get(
+      std::string_view path, std::string_view query, bool trusted
+  ) = 0;
 };
 
 /// The fd socket: token in, descriptor out.
 class FdHandler {
  public:
   virtual ~FdHandler() = default;
+
   struct TakenFd {
     UniqueFd fd;
     std::uint64_t size_bytes = 0;
   };
+
   [[nodiscard]] virtual Result<TakenFd> on_fd_request(const std::string& token, const PeerIdentity& peer) = 0;
+  /// The error object of the protocol as one line of JSON: `{"error": {…}}`. JSON is not known here.
+  [[nodiscard]] virtual std::string error_line(const Error& error) = 0;
 };
 
 struct ServerOptions {
-  std::string socket_path;            ///< …/gradsync.sock; the fd socket lies beside it as …/gradsync.fd.sock
+  std::string socket_path;  ///< …/gradsync.sock; the fd socket lies beside it as …/gradsync.fd.sock
   unsigned socket_mode = 0660;
   std::vector<std::uint32_t> allowed_uids;  ///< besides the daemon's own and root; empty: whoever the mode lets in
   bool allow_any_uid = true;
   std::string health_address = "127.0.0.1:9477";  ///< empty: none; port 0: any
-  std::string tcp_address;            ///< empty: none. RPC over TCP, read methods only
+  std::string tcp_address;                        ///< empty: none. RPC over TCP, read methods only
   std::string tcp_token_file;
   std::size_t message_bytes = 1u << 20;
   std::size_t connections = 2048;
   std::size_t write_queue_bytes = 8u << 20;  ///< a reader slower than this is disconnected
-  Milliseconds handshake_timeout{10'000};
+  Milliseconds handshake_timeout{10'000};    ///< also of an fd request, and of a request on a kept connection
+  /// Without a sign of life for this long a WebSocket is closed; a ping goes out at half of it. Long, because a trainer
+  /// that compiles may hold its interpreter lock for minutes; a local peer's real sign of life is its process.
+  Milliseconds idle_timeout{3'600'000};
+};
+
+/// Why the server did not start, for the operator and for the exit code.
+struct StartFailure {
+  enum class Kind {
+    InUse,          ///< another daemon answers there: try again later or elsewhere
+    Configuration,  ///< the configuration names something that cannot be used
+    System,         ///< the system refused
+  };
+  Kind kind = Kind::System;
+  std::string message;
+  std::string hint;
 };
 
 struct NetMetrics;
 
+/// The handlers must outlive the server, and the io context must not run on after it is destroyed.
 class Server {
  public:
-  Server(boost::asio::io_context& io, ServerOptions options, MessageHandler& messages, PageHandler& pages, FdHandler& fds, NetMetrics& metrics);
+  Server(
+      boost::asio::io_context& io,
+      ServerOptions options,
+      MessageHandler& messages,
+      PageHandler& pages,
+      FdHandler& fds,
+      NetMetrics& metrics
+  );
   ~Server();
 
-  /// Binds everything. A stale socket file is replaced, a live daemon's is not. A taken health port is a warning, not an
-  /// error. Errors are texts for the operator.
-  [[nodiscard]] Result<void> start();
+  /// Binds everything. A stale socket file is replaced, a live daemon's is not. A taken health port is a warning, not
+  /// an error. nullopt: it serves.
+  [[nodiscard]] std::optional<StartFailure> start();
   [[nodiscard]] std::string health_endpoint() const;  ///< "127.0.0.1:9477" as bound, or ""
   [[nodiscard]] std::string tcp_endpoint() const;
 
   void send(ConnectionId connection, std::string text);
-  [[nodiscard]] bool drained(ConnectionId connection) const;
-  void close(ConnectionId connection, std::string reason);
+  [[nodiscard]] bool drained(ConnectionId connection) const;  ///< nothing waits to be written; false when closed
+  void close(ConnectionId connection, std::string reason);    ///< what is queued is written first
 
   void stop_accepting();  ///< closes the RPC and fd listeners and removes their files; health serves on
-  void close_all();       ///< closes every connection and the health listener
+  void close_all();       ///< closes every connection (politely, for a second at most) and the health listener
 
  private:
   struct State;

@@ -1,0 +1,132 @@
+#include "net/fd_session.hpp"
+
+#include "net/peer.hpp"
+
+#include <boost/asio/buffer.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace gradsync::net {
+
+namespace {
+
+constexpr std::size_t kLineBytes = 64;
+
+class FdSession final : public Session, public std::enable_shared_from_this<FdSession> {
+ public:
+  FdSession(const ContextPtr& context, Incoming incoming)
+      : context_(context),
+        peer_(incoming.peer),
+        refused_(incoming.refused),
+        socket_(context->io.get_executor()),
+        deadline_(context->io.get_executor()) {
+    socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.release());
+  }
+
+  void go_away() override { abort(); }
+
+  void abort() override {
+    boost::system::error_code ignored;
+    socket_.close(ignored);
+    deadline_.cancel();
+  }
+
+  Task<void> run() {
+    deadline_.expires_after(context_->options.handshake_timeout);
+    deadline_.async_wait([self = weak_from_this()](boost::system::error_code error) {
+      const auto session = self.lock();
+      if (!error && session) {
+        session->abort();
+      }
+    });
+    if (refused_) {
+      co_await answer(context_->fds.error_line(uid_refused(peer_.uid, context_->own_uid)), UniqueFd{});
+      co_return;
+    }
+    std::string line;
+    while (line.find('\n') == std::string::npos) {
+      char chunk[kLineBytes];
+      auto [error, bytes] = co_await socket_.async_read_some(asio::buffer(chunk), use_task);
+      if (error) {
+        co_return;
+      }
+      line.append(chunk, bytes);
+      if (line.size() > kLineBytes) {
+        Error too_long = make_error(
+            ErrorCode::BadToken,
+            fmt::format("the request line has more than {} bytes", kLineBytes),
+            "send the token of buffers.allocate and a newline"
+        );
+        co_await answer(context_->fds.error_line(too_long), UniqueFd{});
+        co_return;
+      }
+    }
+    Result<FdHandler::TakenFd> taken = context_->fds.on_fd_request(line.substr(0, line.find('\n')), peer_);
+    if (taken.has_error()) {
+      co_await answer(context_->fds.error_line(taken.error()), UniqueFd{});
+    } else {
+      co_await answer(fmt::format("{{\"bytes\":{}}}", taken->size_bytes), std::move(taken->fd));
+    }
+    deadline_.cancel();
+  }
+
+ private:
+  /// The descriptor travels with the first byte; a line this short fits the socket buffer in one piece.
+  Task<void> answer(std::string line, UniqueFd fd) {
+    line += '\n';
+    iovec data{line.data(), line.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    if (fd.valid()) {
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof(int));
+      const int value = fd.get();
+      std::memcpy(CMSG_DATA(header), &value, sizeof value);
+    }
+    for (;;) {
+      const ssize_t sent = ::sendmsg(socket_.native_handle(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (sent >= 0) {
+        break;
+      }
+      if (errno != EAGAIN && errno != EINTR) {
+        spdlog::debug("fd request: cannot answer pid={}: {}", peer_.pid, std::generic_category().message(errno));
+        break;
+      }
+      auto [error] = co_await socket_.async_wait(Socket::wait_write, use_task);
+      if (error) {
+        break;
+      }
+    }
+  }
+
+  ContextPtr context_;
+  PeerIdentity peer_;
+  bool refused_;
+  Socket socket_;
+  Timer deadline_;
+};
+
+Task<void> drive(std::shared_ptr<FdSession> session) {
+  co_await session->run();
+  session->abort();
+}
+
+}  // namespace
+
+Serving serve_fd_request(const ContextPtr& context, Incoming incoming) {
+  auto session = std::make_shared<FdSession>(context, std::move(incoming));
+  return {session, drive(session)};
+}
+
+}  // namespace gradsync::net

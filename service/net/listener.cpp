@@ -1,0 +1,159 @@
+#include "net/listener.hpp"
+
+#include "net/fd_session.hpp"
+#include "net/http_session.hpp"
+#include "net/peer.hpp"
+
+#include <boost/asio/co_spawn.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+
+namespace gradsync::net {
+
+namespace {
+
+constexpr Milliseconds kExhaustedPause{100};
+constexpr std::size_t kSpareForHealth = 64;
+
+/// Said without waiting for the request: a daemon at its limit keeps no state for those it turns away.
+void turn_away(int socket, std::size_t limit) {
+  const std::string body =
+      fmt::format("limit_exceeded: the daemon has {} connections open ([limits] connections)\n", limit);
+  const std::string answer = fmt::format(
+      "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+      "Content-Length: {}\r\n\r\n{}",
+      body.size(),
+      body
+  );
+  if (::send(socket, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    spdlog::debug("could not tell a refused connection why");
+  }
+  ::shutdown(socket, SHUT_WR);
+}
+
+}  // namespace
+
+Listener::Listener(const ContextPtr& context, UniqueFd fd, Entrance entrance)
+    : context_(context),
+      listening_(context->io.get_executor(), fd.release()),
+      pause_(context->io.get_executor()),
+      entrance_(entrance) {}
+
+void Listener::start() {
+  asio::co_spawn(
+      context_->io.get_executor(),
+      [self = shared_from_this()] { return self->run(); },
+      [](std::exception_ptr failure) {
+        if (failure) {
+          std::rethrow_exception(failure);  // accepting is ours alone: a throw is a defect, and main reports it
+        }
+      }
+  );
+}
+
+void Listener::close() {
+  closed_ = true;
+  boost::system::error_code ignored;
+  listening_.close(ignored);
+  pause_.cancel();
+}
+
+Task<void> Listener::run() {
+  while (!closed_) {
+    auto [error] = co_await listening_.async_wait(Descriptor::wait_read, use_task);
+    if (error || closed_) {
+      break;
+    }
+    AcceptResult result = AcceptResult::Accepted;
+    for (int burst = 0; burst < 64 && result == AcceptResult::Accepted; ++burst) {
+      result = accept_one();
+    }
+    if (result == AcceptResult::Exhausted) {
+      pause_.expires_after(kExhaustedPause);
+      auto [paused] = co_await pause_.async_wait(use_task);
+      static_cast<void>(paused);
+    }
+  }
+}
+
+Listener::AcceptResult Listener::accept_one() {
+  sockaddr_storage from{};
+  socklen_t size = sizeof from;
+  UniqueFd socket{
+      ::accept4(listening_.native_handle(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK)};
+  if (!socket.valid()) {
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+      context_->metrics.accept_pauses.Increment();
+      spdlog::warn(
+          "accepting pauses for {} ms: {} connections={}; raise LimitNOFILE or [limits] connections is too high",
+          kExhaustedPause.count(),
+          std::generic_category().message(errno),
+          context_->sessions.size()
+      );
+      return AcceptResult::Exhausted;
+    }
+    // Anything else is the failure of one connection (ECONNABORTED and friends) or an empty queue.
+    return errno == EAGAIN ? AcceptResult::Empty : AcceptResult::Accepted;
+  }
+  context_->metrics.accepted.Increment();
+  // Probes get in when the daemon is full: a busy daemon is not a dead one.
+  const std::size_t spare = entrance_ == Entrance::Health ? kSpareForHealth : 0;
+  if (context_->sessions.size() >= context_->options.connections + spare) {
+    context_->metrics.refused_limit.Increment();
+    spdlog::warn("connection refused: limit [limits] connections={} is reached", context_->options.connections);
+    turn_away(socket.get(), context_->options.connections);
+    return AcceptResult::Accepted;
+  }
+  Incoming incoming;
+  incoming.id = ++context_->last_id;
+  incoming.entrance = entrance_;
+  incoming.family = from.ss_family;
+  if (from.ss_family == AF_UNIX) {
+    const auto peer = local_peer(socket.get());
+    if (!peer) {
+      return AcceptResult::Accepted;  // gone already
+    }
+    incoming.peer = *peer;
+    if (!uid_allowed(peer->uid, context_->own_uid, context_->options)) {
+      incoming.refused = true;
+      context_->metrics.refused_uid.Increment();
+      spdlog::warn("connection refused uid={} pid={}: not in [server] allowed_uids", peer->uid, peer->pid);
+    } else if (entrance_ == Entrance::Unix) {
+      incoming.process = open_peer_process(socket.get(), peer->pid);
+    }
+  } else {
+    const int on = 1;
+    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+  incoming.socket = std::move(socket);
+  serve(std::move(incoming));
+  return AcceptResult::Accepted;
+}
+
+void Listener::serve(Incoming incoming) {
+  const ConnectionId id = incoming.id;
+  // An exception ends this connection and no other.
+  auto ended = [context = context_, id](std::exception_ptr failure) {
+    context->remove_session(id);
+    if (failure) {
+      try {
+        std::rethrow_exception(failure);
+      } catch (const std::exception& problem) {
+        spdlog::error("connection failed connection={}: {}", id, problem.what());
+      }
+    }
+  };
+  Serving serving = incoming.entrance == Entrance::Fd ? serve_fd_request(context_, std::move(incoming))
+                                                      : serve_http(context_, std::move(incoming));
+  context_->sessions.emplace(id, std::move(serving.session));
+  context_->metrics.connections.Set(static_cast<double>(context_->sessions.size()));
+  asio::co_spawn(context_->io.get_executor(), std::move(serving.task), std::move(ended));
+}
+
+}  // namespace gradsync::net

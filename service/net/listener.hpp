@@ -1,0 +1,31 @@
+#pragma once
+// Accepts connections and starts a coroutine for each. Running out of descriptors pauses accepting, and says so;
+// nothing a peer does ends the loop. Plain accept4, because Asio's accept leaves descriptors open across exec.
+//
+// Thread: io only. Internal to net.
+
+#include "net/server_context.hpp"
+
+namespace gradsync::net {
+
+class Listener : public std::enable_shared_from_this<Listener> {
+ public:
+  Listener(const ContextPtr& context, UniqueFd fd, Entrance entrance);
+  void start();
+  void close();
+
+ private:
+  enum class AcceptResult { Accepted, Empty, Exhausted };
+
+  Task<void> run();
+  AcceptResult accept_one();
+  void serve(Incoming incoming);
+
+  ContextPtr context_;
+  Descriptor listening_;
+  Timer pause_;
+  Entrance entrance_;
+  bool closed_ = false;
+};
+
+}  // namespace gradsync::net

@@ -1,0 +1,24 @@
+#pragma once
+// Counters of the sockets, resolved once. Labels are bounded: why a connection was refused, never who was.
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+
+namespace gradsync::net {
+
+struct NetMetrics {
+  explicit NetMetrics(prometheus::Registry& registry);
+
+  prometheus::Gauge& connections;
+  prometheus::Counter& accepted;
+  prometheus::Counter& refused_uid;
+  prometheus::Counter& refused_token;
+  prometheus::Counter& refused_limit;
+  prometheus::Counter& slow_readers;
+  prometheus::Counter& accept_pauses;
+  prometheus::Counter& received_bytes;
+  prometheus::Counter& sent_bytes;
+};
+
+}  // namespace gradsync::net

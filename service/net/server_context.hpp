@@ -1,0 +1,86 @@
+#pragma once
+// What the coroutines of one server share. Thread: io only. Internal to net.
+
+#include "net/asio_types.hpp"
+#include "net/metrics.hpp"
+#include "net/server.hpp"
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace gradsync::net {
+
+/// One live connection, whatever it speaks. Both calls may come at any time; the connection's coroutine then ends.
+class Session {
+ public:
+  virtual ~Session() = default;
+  virtual void go_away() = 0;  ///< ends politely: after the answer being written, with a close frame
+  virtual void abort() = 0;    ///< closes the socket
+};
+
+/// The writing side of a WebSocket.
+class WebSocketPort {
+ public:
+  virtual ~WebSocketPort() = default;
+  virtual void send(std::string text) = 0;
+  [[nodiscard]] virtual bool drained() const = 0;
+  virtual void close(std::string_view reason) = 0;
+};
+
+class ProcessWatch;
+
+/// Which listener a connection came through, and with it what it may ask for.
+enum class Entrance {
+  Unix,    ///< everything
+  Fd,      ///< descriptors for tokens
+  Health,  ///< GET of pages, jobs not shown
+  Tcp,     ///< the token first, then WebSocket, POST and pages
+};
+
+struct ServerContext {
+  asio::io_context& io;
+  ServerOptions options;
+  MessageHandler& messages;
+  PageHandler& pages;
+  FdHandler& fds;
+  NetMetrics& metrics;
+  std::string bearer_token;  ///< of the TCP listener
+  std::uint32_t own_uid = 0;
+  ConnectionId last_id = 0;
+  std::unordered_map<ConnectionId, std::shared_ptr<Session>> sessions;
+  std::unordered_map<ConnectionId, std::shared_ptr<WebSocketPort>> websockets;
+  std::unordered_map<ConnectionId, std::shared_ptr<ProcessWatch>> watches;
+  bool closing_all = false;
+  Timer force_close;  ///< of close_all: who has not gone by then is aborted
+
+  void remove_session(ConnectionId id) {
+    sessions.erase(id);
+    metrics.connections.Set(static_cast<double>(sessions.size()));
+    if (closing_all && sessions.empty()) {
+      force_close.cancel();
+    }
+  }
+};
+
+using ContextPtr = std::shared_ptr<ServerContext>;
+
+/// A connection as accepted: owns the descriptor of the socket and that of the peer's process.
+struct Incoming {
+  ConnectionId id = 0;
+  Entrance entrance = Entrance::Unix;
+  UniqueFd socket;
+  int family = 0;
+  PeerIdentity peer;
+  UniqueFd process;      ///< pidfd
+  bool refused = false;  ///< its uid may not use this daemon
+};
+
+/// A session and its coroutine, which keeps it alive.
+struct Serving {
+  std::shared_ptr<Session> session;
+  Task<void> task;
+};
+
+}  // namespace gradsync::net

@@ -1,0 +1,274 @@
+#include "net/websocket_session.hpp"
+
+#include "base/version.hpp"
+#include "net/process_watch.hpp"
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/beast/core/bind_handler.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/websocket/stream.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <deque>
+
+namespace gradsync::net {
+
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+namespace websocket = boost::beast::websocket;
+
+namespace {
+
+constexpr std::size_t kReasonBytes = 123;  // of a close frame
+constexpr std::chrono::seconds kLinger{1};
+
+/// Beast's own teardown waits until the peer closes, and holds back the end of the connection as long. Here the end is
+/// known at once; the session then reads off what the peer still sends, so that it sees the close frame and no reset.
+class EagerSocket : public Socket {
+ public:
+  explicit EagerSocket(Socket&& socket) : Socket(std::move(socket)) {}
+
+  template <typename Handler>
+  friend void async_teardown(beast::role_type, EagerSocket& socket, Handler&& handler) {
+    boost::system::error_code ignored;
+    socket.shutdown(Socket::shutdown_send, ignored);
+    asio::post(
+        socket.get_executor(), beast::bind_front_handler(std::forward<Handler>(handler), boost::system::error_code{})
+    );
+  }
+};
+
+class WebSocketSession final : public Session,
+                               public WebSocketPort,
+                               public std::enable_shared_from_this<WebSocketSession> {
+ public:
+  WebSocketSession(const ContextPtr& context, Upgrade upgrade)
+      : context_(context),
+        id_(upgrade.id),
+        peer_(upgrade.peer),
+        process_(std::move(upgrade.process)),
+        request_(std::move(upgrade.request)),
+        stream_(std::move(upgrade.socket)),
+        linger_(context->io.get_executor()) {
+    websocket::stream_base::timeout timeout{};
+    timeout.handshake_timeout = context->options.handshake_timeout;
+    timeout.idle_timeout = context->options.idle_timeout;
+    timeout.keep_alive_pings = true;
+    stream_.set_option(timeout);
+    stream_.set_option(websocket::stream_base::decorator([](websocket::response_type& response) {
+      response.set(http::field::server, fmt::format("gradsyncd/{}", kVersion));
+      response.set(http::field::sec_websocket_protocol, kSubprotocol);
+    }));
+    stream_.read_message_max(context->options.message_bytes);
+    stream_.auto_fragment(false);  // one message, one frame, one write
+    stream_.text(true);
+  }
+
+  // ---- Session
+
+  void go_away() override { start_close(websocket::close_code::going_away, "the daemon is shutting down"); }
+
+  void abort() override {
+    dead_ = true;
+    boost::system::error_code ignored;
+    stream_.next_layer().close(ignored);
+  }
+
+  // ---- WebSocketPort
+
+  void send(std::string text) override {
+    if (closing_ || dead_) {
+      return;
+    }
+    if (!queue_.empty() && queued_bytes_ + text.size() > context_->options.write_queue_bytes) {
+      context_->metrics.slow_readers.Increment();
+      spdlog::warn(
+          "closing a connection that does not read connection={} pid={} uid={} queued_bytes={}",
+          id_,
+          peer_.pid,
+          peer_.uid,
+          queued_bytes_
+      );
+      abort();
+      return;
+    }
+    queued_bytes_ += text.size();
+    queue_.push_back(std::move(text));
+    if (queue_.size() == 1) {
+      write_front();
+    }
+  }
+
+  [[nodiscard]] bool drained() const override { return queue_.empty() && !closing_ && !dead_; }
+
+  void close(std::string_view reason) override { start_close(websocket::close_code::policy_error, reason); }
+
+  // ---- the coroutine
+
+  Task<void> run() {
+    auto [accept_error] = co_await stream_.async_accept(request_, use_task);
+    if (accept_error) {
+      spdlog::debug("upgrade failed connection={}: {}", id_, accept_error.message());
+      co_return;
+    }
+    request_ = {};
+    co_await read_messages();
+    if (!dead_) {
+      co_await linger();
+    }
+  }
+
+ private:
+  /// Between the upgrade and the last message the handler knows the connection; it hears `on_close` exactly once.
+  class Open {
+   public:
+    explicit Open(WebSocketSession& session) : session_(session), context_(session.context_) {
+      session_.open_ = true;
+      context_->websockets.emplace(session.id_, session.shared_from_this());
+      context_->messages.on_open(session.id_, session.peer_);
+      ProcessWatch::start(context_, session.id_, std::move(session.process_));
+      if (session_.closing_) {  // asked to go while the upgrade was being answered
+        session_.write_close();
+      }
+    }
+
+    Open(const Open&) = delete;
+    Open& operator=(const Open&) = delete;
+
+    ~Open() {
+      session_.open_ = false;
+      context_->websockets.erase(session_.id_);
+      const auto watch = context_->watches.find(session_.id_);
+      if (watch != context_->watches.end()) {
+        watch->second->on_connection_closed();
+      }
+      if (!context_->io.stopped()) {  // else the frame is destroyed with the context, and the handler may be gone
+        context_->messages.on_close(session_.id_);
+      }
+    }
+
+   private:
+    WebSocketSession& session_;
+    ContextPtr context_;
+  };
+
+  Task<void> read_messages() {
+    const Open open{*this};
+    for (;;) {
+      auto [error, bytes] = co_await stream_.async_read(buffer_, use_task);
+      if (error) {
+        spdlog::debug("connection ends connection={} pid={}: {}", id_, peer_.pid, error.message());
+        co_return;
+      }
+      context_->metrics.received_bytes.Increment(static_cast<double>(bytes));
+      if (!stream_.got_text()) {
+        start_close(websocket::close_code::unknown_data, "text frames only");
+      } else if (!closing_) {
+        const auto data = buffer_.data();
+        context_->messages.on_text(id_, {static_cast<const char*>(data.data()), data.size()});
+      }
+      buffer_.consume(buffer_.size());
+    }
+  }
+
+  Task<void> linger() {
+    linger_.expires_after(kLinger);
+    linger_.async_wait([self = weak_from_this()](boost::system::error_code error) {
+      const auto session = self.lock();
+      if (!error && session) {
+        session->abort();
+      }
+    });
+    std::vector<char> sink(64 * 1024);
+    for (;;) {
+      auto [error, bytes] = co_await stream_.next_layer().async_read_some(asio::buffer(sink), use_task);
+      if (error) {
+        break;
+      }
+    }
+    linger_.cancel();
+  }
+
+  void write_front() {
+    // Asio tries the system call at once; with room in the socket the text is gone before this returns.
+    stream_.async_write(
+        asio::buffer(queue_.front()),
+        [self = shared_from_this()](boost::system::error_code error, std::size_t bytes) {
+          self->on_written(error, bytes);
+        }
+    );
+  }
+
+  void on_written(boost::system::error_code error, std::size_t bytes) {
+    if (error || dead_) {
+      abort();  // the reader ends the connection
+      return;
+    }
+    context_->metrics.sent_bytes.Increment(static_cast<double>(bytes));
+    queued_bytes_ -= queue_.front().size();
+    queue_.pop_front();
+    if (!queue_.empty()) {
+      write_front();
+    } else if (closing_) {
+      write_close();
+    } else {
+      context_->messages.on_drained(id_);
+    }
+  }
+
+  void start_close(websocket::close_code code, std::string_view reason) {
+    if (closing_ || dead_) {
+      return;
+    }
+    closing_ = true;
+    close_reason_ =
+        websocket::close_reason(code, beast::string_view(reason.data(), std::min(reason.size(), kReasonBytes)));
+    if (open_ && queue_.empty()) {
+      write_close();
+    }
+  }
+
+  void write_close() {
+    stream_.async_close(close_reason_, [self = shared_from_this()](boost::system::error_code error) {
+      if (error) {
+        self->abort();
+      }
+    });
+  }
+
+  ContextPtr context_;
+  ConnectionId id_;
+  PeerIdentity peer_;
+  UniqueFd process_;
+  http::request<http::string_body> request_;
+  websocket::stream<EagerSocket, false> stream_;  // false: permessage-deflate is not compiled in
+  beast::flat_buffer buffer_;
+  Timer linger_;
+  std::deque<std::string> queue_;  ///< the front is being written
+  std::size_t queued_bytes_ = 0;
+  websocket::close_reason close_reason_;
+  bool open_ = false;
+  bool closing_ = false;
+  bool dead_ = false;
+};
+
+/// Operations that an exception left pending end with the socket.
+struct AbortAtEnd {
+  WebSocketSession& session;
+
+  ~AbortAtEnd() { session.abort(); }
+};
+
+}  // namespace
+
+Task<void> serve_websocket(ContextPtr context, Upgrade upgrade) {
+  const ConnectionId id = upgrade.id;
+  const auto session = std::make_shared<WebSocketSession>(context, std::move(upgrade));
+  context->sessions[id] = session;
+  const AbortAtEnd abort_at_end{*session};
+  co_await session->run();
+}
+
+}  // namespace gradsync::net

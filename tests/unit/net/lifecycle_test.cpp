@@ -1,0 +1,134 @@
+#include "unit/net/server_fixture.hpp"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <fstream>
+
+namespace gradsync::net {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Lifecycle : public ServerTest {
+ protected:
+  /// A socket file whose owner died.
+  static void leave_stale_socket(const std::string& path) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof address.sun_path - 1);
+    const UniqueFd fd{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+    ASSERT_EQ(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+};
+
+TEST_F(Lifecycle, replaces_stale_sockets) {
+  leave_stale_socket(folder / "gradsync.sock");
+  leave_stale_socket(folder / "gradsync.fd.sock");
+  const RunningServer running{options()};
+  RawClient client = connect();
+  EXPECT_EQ(client.request("GET", "/page").status, 200);
+}
+
+TEST_F(Lifecycle, leaves_the_sockets_of_a_live_daemon_alone) {
+  const RunningServer first{options()};
+  {
+    const RunningServer second{options(), false};
+    ASSERT_TRUE(second.failure.has_value());
+    EXPECT_EQ(second.failure->kind, StartFailure::Kind::InUse);
+    EXPECT_NE(second.failure->message.find(folder / "gradsync.sock"), std::string::npos);
+    EXPECT_NE(second.failure->message.find("already answering"), std::string::npos);
+  }
+  RawClient client = connect();
+  EXPECT_EQ(client.request("GET", "/page").status, 200);
+}
+
+TEST_F(Lifecycle, never_removes_a_file_that_is_no_socket) {
+  std::ofstream{folder / "gradsync.sock"} << "precious";
+  const RunningServer running{options(), false};
+  ASSERT_TRUE(running.failure.has_value());
+  EXPECT_EQ(running.failure->kind, StartFailure::Kind::Configuration);
+  EXPECT_TRUE(fs::is_regular_file(folder / "gradsync.sock"));
+}
+
+TEST_F(Lifecycle, creates_the_last_directory_of_the_path_but_not_more) {
+  ServerOptions one = options();
+  one.socket_path = folder / "run/gradsync.sock";
+  { const RunningServer running{one}; }
+  EXPECT_TRUE(fs::is_directory(folder / "run"));
+  ServerOptions two = options();
+  two.socket_path = folder / "no/such/gradsync.sock";
+  const RunningServer running{two, false};
+  ASSERT_TRUE(running.failure.has_value());
+  EXPECT_NE(running.failure->message.find(folder / "no/such"), std::string::npos);
+}
+
+TEST_F(Lifecycle, a_path_too_long_for_a_socket_is_named_with_its_length) {
+  ServerOptions long_path = options();
+  long_path.socket_path = folder / (std::string(120, 'x') + ".sock");
+  const RunningServer running{long_path, false};
+  ASSERT_TRUE(running.failure.has_value());
+  EXPECT_NE(running.failure->message.find("107"), std::string::npos) << running.failure->message;
+}
+
+TEST_F(Lifecycle, both_sockets_have_the_mode_that_was_asked) {
+  ServerOptions shared = options();
+  shared.socket_mode = 0606;
+  const RunningServer running{shared};
+  for (const char* name : {"gradsync.sock", "gradsync.fd.sock"}) {
+    struct stat found {};
+
+    ASSERT_EQ(::stat((folder / name).c_str(), &found), 0);
+    EXPECT_EQ(found.st_mode & 0777, 0606u);
+  }
+}
+
+TEST_F(Lifecycle, stopping_removes_both_files_and_keeps_connections_and_health) {
+  RunningServer running{options()};
+  RawClient client = websocket();
+  running.on_io([&] { running.server.stop_accepting(); });
+  EXPECT_FALSE(fs::exists(folder / "gradsync.sock"));
+  EXPECT_FALSE(fs::exists(folder / "gradsync.fd.sock"));
+  client.send_frame(1, "still here");
+  EXPECT_EQ(client.read_frame().payload, "still here");
+  RawClient probe = RawClient::tcp(running.server.health_endpoint());
+  EXPECT_EQ(probe.request("GET", "/page").status, 200);
+}
+
+TEST_F(Lifecycle, stopping_leaves_files_that_another_daemon_put_there) {
+  RunningServer running{options()};
+  fs::remove(folder / "gradsync.sock");
+  leave_stale_socket(folder / "gradsync.sock");
+  running.on_io([&] { running.server.stop_accepting(); });
+  EXPECT_TRUE(fs::exists(folder / "gradsync.sock"));
+  EXPECT_FALSE(fs::exists(folder / "gradsync.fd.sock"));
+}
+
+TEST_F(Lifecycle, an_address_that_is_none_is_a_fault_of_the_configuration) {
+  std::ofstream{folder / "token"} << std::string(32, 't');
+  for (const char* address : {"9478", "127.0.0.1:", "127.0.0.1:70000", "node7:9478", "127.0.0.1:-1"}) {
+    ServerOptions tcp = options();
+    tcp.tcp_token_file = folder / "token";
+    tcp.tcp_address = address;
+    const RunningServer running{tcp, false};
+    ASSERT_TRUE(running.failure.has_value()) << address;
+    EXPECT_EQ(running.failure->kind, StartFailure::Kind::Configuration);
+    EXPECT_NE(running.failure->message.find(address), std::string::npos);
+  }
+}
+
+TEST_F(Lifecycle, counts_what_it_serves) {
+  RunningServer running{options()};
+  RawClient client = websocket();
+  client.send_frame(1, "four");
+  EXPECT_EQ(client.read_frame().payload, "four");
+  ASSERT_TRUE(running.handlers.saw("drained 1 true"));
+  EXPECT_EQ(running.metrics.connections.Value(), 1);
+  EXPECT_EQ(running.metrics.accepted.Value(), 1);
+  EXPECT_EQ(running.metrics.received_bytes.Value(), 4);
+  EXPECT_EQ(running.metrics.sent_bytes.Value(), 4);
+}
+
+}  // namespace
+}  // namespace gradsync::net

@@ -1,0 +1,204 @@
+#pragma once
+// A real server on its own thread, with handlers that echo and record. Sockets in a fresh folder, ports of the system's
+// choice, every wait with a deadline.
+
+#include "net/metrics.hpp"
+#include "net/server.hpp"
+#include "unit/net/raw_client.hpp"
+
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace gradsync::net {
+
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "gradsync-net-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  ~TempFolder() { std::filesystem::remove_all(path_); }
+
+  [[nodiscard]] std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Echoes texts and bodies. "flood" sends without end, "bye" answers and closes, "throw" throws.
+class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler {
+ public:
+  Server* server = nullptr;
+
+  void on_open(ConnectionId connection, const PeerIdentity& peer) override {
+    note(fmt::format("open {} local={} uid={} token={}", connection, peer.local, peer.uid, peer.token));
+  }
+
+  void on_text(ConnectionId connection, std::string_view text) override {
+    if (text == "flood") {
+      for (int i = 0; i < 64; ++i) {
+        server->send(connection, std::string(1 << 20, 'x'));
+      }
+    } else if (text == "bye") {
+      server->send(connection, "first");
+      server->send(connection, "last");
+      server->close(connection, "told to go");
+      server->send(connection, "never");
+    } else if (text == "throw") {
+      throw std::runtime_error("thrown by the handler");
+    } else {
+      server->send(connection, std::string(text));
+    }
+  }
+
+  void on_drained(ConnectionId connection) override {
+    note(fmt::format("drained {} {}", connection, server->drained(connection)));
+  }
+
+  void on_close(ConnectionId connection) override { note(fmt::format("close {}", connection)); }
+
+  void on_process_exit(ConnectionId connection) override { note(fmt::format("exit {}", connection)); }
+
+  PostReply on_post(const PeerIdentity& peer, std::string_view body) override {
+    if (body == "quiet") {
+      return {204, ""};
+    }
+    return {200, fmt::format("{} {} {}", peer.local, peer.token, body)};
+  }
+
+  std::optional<HttpReply> on_get(std::string_view path, std::string_view query, bool trusted) override {
+    if (path != "/page") {
+      return std::nullopt;
+    }
+    return HttpReply{query == "bad" ? 503 : 200, "text/plain", fmt::format("query={} trusted={}", query, trusted)};
+  }
+
+  Result<TakenFd> on_fd_request(const std::string& token, const PeerIdentity& peer) override {
+    note(fmt::format("token {} uid={}", token, peer.uid));
+    if (token != "good") {
+      return make_error(ErrorCode::BadToken, "no such token");
+    }
+    TakenFd taken;
+    taken.fd.reset(::memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    taken.size_bytes = 4096;
+    EXPECT_EQ(::ftruncate(taken.fd.get(), 4096), 0);
+    EXPECT_EQ(::fcntl(taken.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
+    return taken;
+  }
+
+  std::string error_line(const Error& error) override {
+    return fmt::format(R"({{"error":{{"message":"{}","data":{{"kind":"{}"}}}}}})", error.message, kind_of(error.code));
+  }
+
+  /// Waits until `text` was noted; false at the deadline.
+  [[nodiscard]] bool saw(const std::string& text) {
+    std::unique_lock lock{mutex_};
+    return changed_.wait_for(lock, std::chrono::seconds(20), [&] {
+      return std::find(notes_.begin(), notes_.end(), text) != notes_.end();
+    });
+  }
+
+  [[nodiscard]] std::ptrdiff_t count(const std::string& text) {
+    const std::scoped_lock lock{mutex_};
+    return std::count(notes_.begin(), notes_.end(), text);
+  }
+
+ private:
+  void note(std::string text) {
+    const std::scoped_lock lock{mutex_};
+    notes_.push_back(std::move(text));
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::string> notes_;
+};
+
+class RunningServer {
+ public:
+  explicit RunningServer(ServerOptions options, bool expect_start = true)
+      : metrics(registry), server(io, std::move(options), handlers, handlers, handlers, metrics) {
+    handlers.server = &server;
+    failure = server.start();
+    if (expect_start) {
+      EXPECT_FALSE(failure.has_value()) << failure->message;
+    }
+    thread_ = std::thread([this] { io.run(); });
+  }
+
+  RunningServer(const RunningServer&) = delete;
+  RunningServer& operator=(const RunningServer&) = delete;
+
+  /// Ends as the daemon does: everything closes, then the io thread has nothing left to do.
+  ~RunningServer() {
+    on_io([this] { server.close_all(); });
+    work_.reset();
+    thread_.join();
+  }
+
+  /// Runs on the io thread and waits for it.
+  void on_io(std::function<void()> work) {
+    std::promise<void> done;
+    boost::asio::post(io, [&] {
+      work();
+      done.set_value();
+    });
+    done.get_future().wait();
+  }
+
+  boost::asio::io_context io{1};
+  EchoHandlers handlers;
+  prometheus::Registry registry;
+  NetMetrics metrics;
+  Server server;
+  std::optional<StartFailure> failure;
+
+ private:
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io.get_executor()};
+  std::thread thread_;
+};
+
+class ServerTest : public testing::Test {
+ protected:
+  [[nodiscard]] ServerOptions options() const {
+    ServerOptions options;
+    options.socket_path = folder / "gradsync.sock";
+    options.health_address = "127.0.0.1:0";
+    return options;
+  }
+
+  [[nodiscard]] RawClient connect() const { return RawClient::unix_socket(folder / "gradsync.sock"); }
+
+  [[nodiscard]] RawClient websocket() const {
+    RawClient client = connect();
+    EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc").status, 101);
+    return client;
+  }
+
+  TempFolder folder;
+};
+
+}  // namespace gradsync::net

@@ -1,0 +1,245 @@
+#include "unit/net/server_fixture.hpp"
+
+namespace gradsync::net {
+namespace {
+
+using WebSocket = ServerTest;
+
+TEST_F(WebSocket, echoes_in_one_frame_whatever_the_size) {
+  const RunningServer running{options()};
+  RawClient client = websocket();
+  for (const std::size_t size : {0u, 1u, 125u, 126u, 65535u, 65536u, 1u << 20}) {
+    const std::string text(size, 'g');
+    client.send_frame(1, text);
+    const Frame frame = client.read_frame();
+    EXPECT_TRUE(frame.fin);
+    EXPECT_EQ(frame.opcode, 1);
+    EXPECT_EQ(frame.payload, text);
+  }
+}
+
+TEST_F(WebSocket, names_the_subprotocol_it_speaks) {
+  const RunningServer running{options()};
+  RawClient client = connect();
+  const HttpAnswer answer = client.upgrade("something, gradsync.v1.jsonrpc", "/rpc");
+  EXPECT_EQ(answer.status, 101);
+  EXPECT_EQ(answer.headers.at("sec-websocket-protocol"), "gradsync.v1.jsonrpc");
+  EXPECT_FALSE(answer.headers.contains("sec-websocket-extensions"));
+}
+
+TEST_F(WebSocket, a_client_without_the_subprotocol_is_told_what_is_supported) {
+  const RunningServer running{options()};
+  for (const char* offered : {"", "gradsync.v2.jsonrpc"}) {
+    RawClient client = connect();
+    const HttpAnswer answer = client.upgrade(offered);
+    EXPECT_EQ(answer.status, 400);
+    EXPECT_NE(answer.body.find("supported: gradsync.v1.jsonrpc"), std::string::npos) << answer.body;
+  }
+}
+
+TEST_F(WebSocket, another_path_is_not_found) {
+  const RunningServer running{options()};
+  RawClient client = connect();
+  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/elsewhere").status, 404);
+}
+
+TEST_F(WebSocket, several_messages_in_one_packet_are_answered_in_order) {
+  const RunningServer running{options()};
+  RawClient client = websocket();
+  std::string packet;
+  for (int i = 0; i < 100; ++i) {
+    const std::string text = std::to_string(i);
+    packet += '\x81';
+    packet += static_cast<char>(0x80 | static_cast<int>(text.size()));
+    packet += std::string(4, '\0') + text;
+  }
+  client.send(packet);
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_EQ(client.read_frame().payload, std::to_string(i));
+  }
+}
+
+TEST_F(WebSocket, fragments_are_joined_and_a_ping_between_them_is_answered) {
+  const RunningServer running{options()};
+  RawClient client = websocket();
+  client.send_frame(1, "one ", false);
+  client.send_frame(9, "are you there");
+  client.send_frame(0, "two ", false);
+  client.send_frame(0, "three", true);
+  const Frame pong = client.read_frame();
+  EXPECT_EQ(pong.opcode, 10);
+  EXPECT_EQ(pong.payload, "are you there");
+  EXPECT_EQ(client.read_frame().payload, "one two three");
+}
+
+TEST_F(WebSocket, a_text_split_inside_a_character_is_still_a_text) {
+  const RunningServer running{options()};
+  RawClient client = websocket();
+  client.send_frame(1, "gr\xc3", false);
+  client.send_frame(
+      0,
+      "\xa4"
+      "d",
+      true
+  );
+  EXPECT_EQ(
+      client.read_frame().payload,
+      "gr\xc3\xa4"
+      "d"
+  );
+}
+
+struct BadFrame {
+  const char* name;
+  std::function<void(RawClient&)> send;
+  int code;
+};
+
+class WebSocketClose : public ServerTest, public testing::WithParamInterface<BadFrame> {};
+
+TEST_P(WebSocketClose, closes_with_the_code_of_the_fault) {
+  RunningServer running{options()};
+  RawClient client = websocket();
+  GetParam().send(client);
+  const Frame frame = client.read_frame();
+  ASSERT_EQ(frame.opcode, 8);
+  EXPECT_EQ(frame.close_code(), GetParam().code);
+  client.send_frame(8, frame.payload);
+  EXPECT_TRUE(client.at_end());
+  EXPECT_TRUE(running.handlers.saw("close 1"));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Faults,
+    WebSocketClose,
+    testing::Values(
+        BadFrame{"binary", [](RawClient& c) { c.send_frame(2, "bytes"); }, 1003},
+        BadFrame{"bad_utf8", [](RawClient& c) { c.send_frame(1, "\xff\xfe"); }, 1007},
+        BadFrame{"surrogate", [](RawClient& c) { c.send_frame(1, "\xed\xa0\x80"); }, 1007},
+        BadFrame{"cut_character", [](RawClient& c) { c.send_frame(1, "\xc3"); }, 1007},
+        BadFrame{"too_big", [](RawClient& c) { c.send_frame(1, std::string((1 << 20) + 1, 'x')); }, 1009},
+        BadFrame{
+            "too_big_in_fragments",
+            [](RawClient& c) {
+              c.send_frame(1, std::string(1 << 20, 'x'), false);
+              c.send_frame(0, "x", true);
+            },
+            1009},
+        BadFrame{"unmasked", [](RawClient& c) { c.send_frame(1, "text", true, false); }, 1002},
+        BadFrame{"reserved_bit", [](RawClient& c) { c.send_frame(1, "text", true, true, 4); }, 1002},
+        BadFrame{"reserved_opcode", [](RawClient& c) { c.send_frame(3, "text"); }, 1002},
+        BadFrame{"lonely_continuation", [](RawClient& c) { c.send_frame(0, "text"); }, 1002},
+        BadFrame{
+            "nested_message",
+            [](RawClient& c) {
+              c.send_frame(1, "a", false);
+              c.send_frame(1, "b");
+            },
+            1002},
+        BadFrame{"long_ping", [](RawClient& c) { c.send_frame(9, std::string(126, 'p')); }, 1002},
+        BadFrame{"fragmented_ping", [](RawClient& c) { c.send_frame(9, "p", false); }, 1002}
+    ),
+    [](const testing::TestParamInfo<BadFrame>& tested) { return std::string(tested.param.name); }
+);
+
+TEST_F(WebSocket, a_close_of_the_client_is_answered_and_reported_once) {
+  RunningServer running{options()};
+  RawClient client = websocket();
+  client.send_frame(8, "\x03\xe8");
+  const Frame frame = client.read_frame();
+  EXPECT_EQ(frame.opcode, 8);
+  EXPECT_EQ(frame.close_code(), 1000);
+  EXPECT_TRUE(running.handlers.saw("close 1"));
+  EXPECT_EQ(running.handlers.count("close 1"), 1);
+}
+
+TEST_F(WebSocket, a_connection_that_vanishes_is_reported_once) {
+  RunningServer running{options()};
+  {
+    const RawClient client = websocket();
+    EXPECT_TRUE(running.handlers.saw(fmt::format("open 1 local=true uid={} token=false", ::geteuid())));
+  }
+  EXPECT_TRUE(running.handlers.saw("close 1"));
+  running.on_io([] {});
+  EXPECT_EQ(running.handlers.count("close 1"), 1);
+}
+
+TEST_F(WebSocket, closing_writes_first_what_was_queued_and_then_the_reason) {
+  const RunningServer running{options()};
+  RawClient client = websocket();
+  client.send_frame(1, "bye");
+  EXPECT_EQ(client.read_frame().payload, "first");
+  EXPECT_EQ(client.read_frame().payload, "last");
+  const Frame frame = client.read_frame();
+  EXPECT_EQ(frame.close_code(), 1008);
+  EXPECT_EQ(frame.payload.substr(2), "told to go");
+}
+
+TEST_F(WebSocket, says_when_everything_is_written) {
+  RunningServer running{options()};
+  RawClient client = websocket();
+  client.send_frame(1, "text");
+  EXPECT_EQ(client.read_frame().payload, "text");
+  EXPECT_TRUE(running.handlers.saw("drained 1 true"));
+}
+
+TEST_F(WebSocket, a_reader_that_is_too_slow_is_disconnected) {
+  ServerOptions small = options();
+  small.write_queue_bytes = 4u << 20;
+  RunningServer running{small};
+  RawClient client = websocket();
+  client.send_frame(1, "flood");
+  EXPECT_TRUE(running.handlers.saw("close 1"));
+  EXPECT_EQ(running.metrics.slow_readers.Value(), 1);
+  RawClient other = websocket();
+  other.send_frame(1, "still here");
+  EXPECT_EQ(other.read_frame().payload, "still here");
+}
+
+TEST_F(WebSocket, an_exception_ends_its_connection_and_no_other) {
+  RunningServer running{options()};
+  RawClient other = websocket();
+  RawClient client = websocket();
+  client.send_frame(1, "throw");
+  EXPECT_TRUE(client.at_end());
+  EXPECT_TRUE(running.handlers.saw("close 2"));
+  other.send_frame(1, "still here");
+  EXPECT_EQ(other.read_frame().payload, "still here");
+}
+
+TEST_F(WebSocket, an_idle_connection_is_pinged_and_lives_while_it_answers) {
+  ServerOptions idle = options();
+  idle.idle_timeout = Milliseconds{100};
+  RunningServer running{idle};
+  RawClient client = websocket();
+  for (int i = 0; i < 3; ++i) {
+    const Frame ping = client.read_frame();
+    ASSERT_EQ(ping.opcode, 9);
+    client.send_frame(10, ping.payload);
+  }
+  EXPECT_EQ(client.read_frame().opcode, 9);
+  EXPECT_TRUE(running.handlers.saw("close 1"));  // nothing was answered any more
+}
+
+TEST_F(WebSocket, shutting_down_says_going_away) {
+  RunningServer running{options()};
+  RawClient client = websocket();
+  running.on_io([&] { running.server.close_all(); });
+  const Frame frame = client.read_frame();
+  EXPECT_EQ(frame.opcode, 8);
+  EXPECT_EQ(frame.close_code(), 1001);
+}
+
+TEST_F(WebSocket, shutting_down_does_not_wait_for_a_client_that_never_answers) {
+  TempFolder elsewhere;
+  RawClient client = [&] {
+    RunningServer running{options()};
+    RawClient silent = websocket();
+    return silent;
+  }();
+  EXPECT_EQ(client.read_frame().opcode, 8);
+  EXPECT_TRUE(client.at_end());
+}
+
+}  // namespace
+}  // namespace gradsync::net
