@@ -13,12 +13,14 @@ from typing import Any
 
 import results
 import step
+import train
 
 BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "step_fp32_100m": functools.partial(step.run, "step_fp32_100m", "float32", 4.0),
     "step_bf16_100m": functools.partial(step.run, "step_bf16_100m", "bfloat16", 3.5),
+    "train_e2e": functools.partial(train.run, "train_e2e", 1.05),
 }
 
 

@@ -1,0 +1,78 @@
+"""A training step of the demo's model with everything in it: ours against DistributedDataParallel and torch's clip."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import results
+from processes import Ranks, private_daemon
+
+WORLD_SIZE = 2
+BLOCK = 5  # steps in a turn
+WARM_UP_ROUNDS = 3
+ROUNDS_FACTOR = 2  # Blocks are short, so there are more of them than rounds of the other benchmarks.
+BACKENDS = {"gradsync": "gradsync", "torch_ddp": "ddp"}
+# Both trainings see the same data from the same weights, so that their first steps agree but for rounding.
+TOLERANCE = 1e-3
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def check(contenders: dict[str, Ranks]) -> None:
+    ours, theirs = (ranks.results[0] for ranks in contenders.values())
+    if ours["step"] != theirs["step"] or not math.isclose(ours["norm"], theirs["norm"], rel_tol=TOLERANCE):
+        raise RuntimeError(f"the two trainings differ: ours {ours}, torch_ddp {theirs}")
+
+
+def run(name: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
+    rounds *= ROUNDS_FACTOR
+    threads = max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE)
+    samples: dict[str, list[float]] = {contender: [] for contender in BACKENDS}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
+        environment = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "OMP_NUM_THREADS": str(threads),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binaries / "gradsyncd", folder)),
+        }
+        contenders: dict[str, Ranks] = {}
+        for contender, backend in BACKENDS.items():
+            print(f"{name}: starting {contender}", flush=True)
+            contenders[contender] = Ranks("train", WORLD_SIZE, {"backend": backend, "block": BLOCK}, environment)
+            stack.callback(contenders[contender].close)
+        for round_index in range(-WARM_UP_ROUNDS, rounds):
+            # Each goes first in every other round.
+            turns = list(contenders.items())[:: 1 if round_index % 2 else -1]
+            times = {contender: ranks.step() * 1e3 / BLOCK for contender, ranks in turns}
+            if round_index == -WARM_UP_ROUNDS:
+                check(contenders)
+            if round_index >= 0:
+                for contender, milliseconds in times.items():
+                    samples[contender].append(round(milliseconds, 4))
+            label = "warm-up" if round_index < 0 else f"round {round_index + 1}/{rounds}"
+            figures = ", ".join(f"{contender} {times[contender]:.1f}" for contender in BACKENDS)
+            print(f"{name}: {label}: {figures} ms", flush=True)
+    config = {
+        "world_size": WORLD_SIZE,
+        "model": "clients/python/examples/train_char.py with its default options",
+        "steps_in_a_block": BLOCK,
+        "torch": torch.__version__,
+        "torch_threads_per_rank": threads,
+        "rounds": rounds,
+        "wanted_ratio": wanted_ratio,
+    }
+    return results.write(name, "ms", samples["gradsync"], {"torch_ddp": samples["torch_ddp"]}, None, config)
