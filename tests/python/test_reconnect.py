@@ -109,7 +109,15 @@ def test_a_restarted_daemon_loses_the_session_and_says_so(
         result()
     with pytest.raises(ConnectionLost, match="daemon was restarted"):
         grads.finish(ready="all")
-    assert job.client.status()["state"] == "serving"
+    client = job.client
+    assert client.status()["state"] == "serving"
+    del daemon.script["step.finish"]
+    daemon.resumed = True
+    job.detach()  # as the error says
+    grads = client.attach(job="j", rank=0, world_size=1).declare([Tensor("a", (1,))])
+    grads.ready("a")
+    assert grads.finish().step == 0
+    assert daemon.of("job.detach") == []
 
 
 def test_a_rank_that_cannot_be_taken_again_gives_the_daemons_error(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
@@ -203,3 +211,29 @@ def test_deadlines_that_the_daemon_announces_are_those_of_the_timer(daemon: Fake
     with gradsync.connect(daemon.path) as client:
         deadlines = client._channel.deadlines
         assert (deadlines.declare_s, deadlines.first_step_s, deadlines.step_s) == (300, 1800, 7200)
+
+
+def test_a_subscription_that_is_refused_after_the_loss_does_not_end_the_client(
+    client: gradsync.Client, daemon: FakeDaemon
+) -> None:
+    def refuse(params: dict[str, Any]) -> object:
+        raise Fault("limit_exceeded", "subscriptions: 1")
+
+    with client.subscribe(["step"], print):
+        daemon.script["events.subscribe"] = refuse
+        daemon.drop_connections()
+        daemon.wait_for("events.subscribe", 2)
+        assert client.status()["state"] == "serving"
+
+
+def test_an_answer_that_breaks_the_reader_ends_the_client_instead_of_hanging_it(
+    grads: gradsync.Grads, daemon: FakeDaemon
+) -> None:
+    daemon.script["job.attach"] = lambda params: {"no": "resumed"}
+    daemon.script["step.finish"] = lambda params: NO_REPLY
+    grads.ready("a")
+    result = in_thread(grads.finish)
+    daemon.wait_for("step.finish")
+    daemon.drop_connections()
+    with pytest.raises(ConnectionLost, match="resumed"):
+        result()

@@ -199,6 +199,11 @@ class Channel:
             self._thread.join(_HANDSHAKE_S)
 
     @property
+    def session_lost(self) -> bool:
+        """Whether the attached rank is gone although the connection may be there."""
+        return self._session_error is not None
+
+    @property
     def closed(self) -> bool:
         """Whether no call can succeed any more."""
         return self._dead is not None
@@ -266,11 +271,17 @@ class Channel:
 
     def _run(self, websocket: ClientConnection) -> None:
         current: ClientConnection | None = websocket
-        while current is not None:
-            reason = self._read(current)
-            if self._closing.is_set():
-                return
-            current = self._come_back(reason)
+        try:
+            while current is not None:
+                reason = self._read(current)
+                if self._closing.is_set():
+                    return
+                current = self._come_back(reason)
+        except Exception as error:  # a defect, here or in an answer: nobody may wait for a reader that is gone
+            _log.exception("the reader thread of %s failed", self.path)
+            self._die(
+                ConnectionLost(f"the client's reader thread failed ({error!r}); connect, attach and declare again")
+            )
 
     def _read(self, websocket: ClientConnection) -> str:
         try:
@@ -339,11 +350,15 @@ class Channel:
         while True:
             try:
                 websocket, incarnation_before = self._handshake(min(deadline, time.monotonic() + _HANDSHAKE_S))
-                if self._take_over(websocket, incarnation_before):
-                    return websocket
+                try:
+                    if self._take_over(websocket, incarnation_before):
+                        return websocket
+                except BaseException:
+                    websocket.close_socket()
+                    raise
                 failure: GradsyncError = ConnectionLost("the new connection was lost at once")
-            except (GradsyncError, ConnectionClosed, TimeoutError) as error:
-                failure = error if isinstance(error, GradsyncError) else ConnectionLost(str(error))
+            except GradsyncError as error:
+                failure = error
             final = isinstance(failure, ConnectionFailed) and failure.reason in ("version", "refused", "permission")
             if final or time.monotonic() + delay > deadline:
                 self._die(
@@ -363,8 +378,7 @@ class Channel:
         with self._lock:
             subscriptions = list(self._subscriptions.values())
         for subscription in subscriptions:
-            reply = self._ask(websocket, "events.subscribe", subscription.params, time.monotonic() + _HANDSHAKE_S)
-            subscription.wire_id = reply["subscription"]
+            self._renew(websocket, subscription)
         with self._send_lock:
             self._held = websocket
             if self._closing.is_set():  # close() may have seen the old one
@@ -381,6 +395,14 @@ class Channel:
                 return False
         _log.warning("connection to %s is back", self.path)
         return True
+
+    def _renew(self, websocket: ClientConnection, subscription: _Subscription) -> None:
+        subscription.wire_id = None
+        try:
+            reply = self._ask(websocket, "events.subscribe", subscription.params, time.monotonic() + _HANDSHAKE_S)
+            subscription.wire_id = reply["subscription"]
+        except RpcError as error:
+            _log.warning("a subscription ended with the lost connection: %s", error)
 
     def _resume_session(self, websocket: ClientConnection, incarnation_before: str) -> None:
         assert self._resume is not None

@@ -314,7 +314,7 @@ class Grads:
         return self.tensors[index].name
 
     def retire(self) -> None:
-        """Refuses further steps; views stay valid as long as somebody holds them."""
+        """Refuses further steps; views stay mapped as long as somebody holds them."""
         self._retired = True
         self._buffers.clear()
 

@@ -104,7 +104,10 @@ class Job:
             self._channel.call("job.pause", dump({"paused": False}), timeout=_QUICK_S, idempotent=True, session=True)
 
     def detach(self) -> None:
-        """Leaves the job and gives its memory back; views stay readable. Doing it again changes nothing."""
+        """Leaves the job and gives its memory back: views stay valid, their contents do not.
+
+        Doing it again changes nothing.
+        """
         if self._detached:
             return
         self._detached = True
@@ -112,6 +115,8 @@ class Job:
             self._grads.retire()
             self._grads = None
         self.client._forget(self)
+        if self._channel.session_lost:
+            return
         self._channel.call("job.detach", "{}", timeout=_QUICK_S, idempotent=False, session=True)
 
     # for Grads

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -62,6 +63,7 @@ class PrivateDaemon:
             stderr=self._log,
             start_new_session=True,  # Ctrl-C in a terminal is for the trainer
         )
+        _live.add(self)
         try:
             self.address = self._read_address(binary, time.monotonic() + timeout)
         except BaseException:
@@ -101,10 +103,7 @@ class PrivateDaemon:
         if os.getpid() != self._owner_pid:
             return
         process = self._process
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        self._close_pipes()
         if process.poll() is None:
             try:
                 process.wait(_STOP_S)
@@ -112,3 +111,25 @@ class PrivateDaemon:
                 process.kill()
                 process.wait(_STOP_S)
         self._log.close()
+
+    def abandon_in_child(self) -> None:
+        """In a forked child: lets go of the pipe, so that the daemon ends with its owner and not with the child."""
+        self._close_pipes()
+        self._process.returncode = 0  # not this process's child: nothing to wait for
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+_live: weakref.WeakSet[PrivateDaemon] = weakref.WeakSet()
+
+
+def _abandon_in_child() -> None:
+    for daemon in list(_live):
+        daemon.abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)
