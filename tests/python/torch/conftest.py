@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import threading
 from pathlib import Path
 
@@ -73,8 +74,9 @@ def _daemon_binary() -> str | None:
     try:
         return find_binary()
     except ConnectionFailed:
-        built = sorted(Path(__file__).parents[3].glob("build/cpu-release/**/gradsyncd"))
-        return next((str(path) for path in built if path.is_file()), None)
+        built = Path(__file__).parents[3] / "build" / "cpu-release" / "bin" / "gradsyncd"
+        complete = built.exists() and subprocess.run([built, "serve", "--help"], capture_output=True).returncode == 0
+        return str(built) if complete else None
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gradsync import UNSET, GradsyncError, StepReport
 from gradsync._grads import Unset
-from gradsync.errors import UsageError
+from gradsync.errors import RpcError, UsageError
 
 from ._errors import LateGradient, ParameterChanged
 from ._parameter_set import ParameterSet
@@ -61,7 +61,8 @@ class GradSync:
         Raises:
             ParameterChanged: the optimizer holds a parameter that is not synchronised.
             LateGradient: a gradient came after its bucket had been launched.
-            RpcError: the step failed on all ranks; its gradients are lost, the next step may begin.
+            RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
+                one (bad arguments) the step is still open.
         """
         self._follow_module()
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
@@ -92,7 +93,8 @@ class GradSync:
         Raises:
             ParameterChanged: a parameter is not what the ranks agreed on.
             LateGradient: a gradient came after its bucket had been launched.
-            RpcError: the step failed on all ranks; its gradients are lost, the next step may begin.
+            RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
+                one (bad arguments) the step is still open.
         """
         self._follow_module()
         recorder, grads = self._recorder, self._grads
@@ -111,8 +113,14 @@ class GradSync:
                 ready="all",
                 bucket_digests=recorder.digests(unused),
             )
+        except UsageError:
+            raise  # nothing was sent, the step is open
+        except RpcError as error:
+            if error.attempt is not None:
+                recorder.discard()
+            raise
         except BaseException:
-            recorder.discard()
+            recorder.discard()  # what came of the step is not known
             raise
         recorder.commit(unused, [self._index[name] for name in report.absent], report.stable_buckets)
         self.report = report
