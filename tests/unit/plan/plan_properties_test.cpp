@@ -8,7 +8,7 @@
 #include <map>
 #include <numeric>
 #include <random>
-#include <set>
+#include <tuple>
 
 namespace gradsync::plan {
 namespace {
