@@ -119,7 +119,7 @@ def test_comments_include_nothing(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_layer_is_found(tmp_path: Path) -> None:
-    assert "'shared' is not a layer" in findings(tmp_path, {"service/shared/a.cpp": ""})[0]
+    assert "'glue' is not a layer" in findings(tmp_path, {"service/glue/a.cpp": ""})[0]
 
 
 def test_names_that_say_nothing_are_found(tmp_path: Path) -> None:
