@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _MESH = "data"
 _MODEL_AXES = ("tp", "pp", "ep")
 _NAMED_AT_MOST = 10
+_attached: WeakKeyDictionary[nn.Module, GradSync] = WeakKeyDictionary()
 
 
 def attach(
@@ -79,6 +81,9 @@ def attach(
     if _wanted_mode() == "off":
         return OffSync(model, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
     found = collect(model)
+    previous = _attached.pop(model, None)
+    if previous is not None:
+        previous.close()  # a notebook cell run again
     launch = resolve_launch(job, rank, world_size, None)
     axes = _axes(mesh, launch.world_size)
     _warn_of_buffers(model, launch.world_size)
@@ -110,7 +115,8 @@ def attach(
         accumulate,
         grads.ready_bucket,
     )
-    return GradSync(found, recorder, attached, grads, owned)
+    _attached[model] = GradSync(found, recorder, attached, grads, owned)
+    return _attached[model]
 
 
 def _wanted_mode() -> str:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.optim import Optimizer
@@ -39,7 +40,8 @@ class GradSync:
         self._grads = grads
         self._owned_client = owned_client
         self._index = {name: index for index, name in enumerate(found.names)}
-        self._checked: dict[int, int] = {}  # optimizer → number of parameters when it was looked at
+        # Number of parameters of each optimizer when it was looked at.
+        self._checked: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._finished = False  # by finish(), and the optimizer is the caller's
         self._closed = False
         self.report: StepReport | None = None  #: of the last step
@@ -163,11 +165,11 @@ class GradSync:
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._checked.get(id(optimizer)) == count:
+        if self._checked.get(optimizer) == count:
             return
         self._found.check_known(optimizer.param_groups)
         check_mixed_dtypes(self._found, optimizer)
-        self._checked[id(optimizer)] = count
+        self._checked[optimizer] = count
 
     def __enter__(self) -> GradSync:
         return self
