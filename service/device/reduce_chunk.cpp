@@ -26,86 +26,105 @@ enum class Division : std::uint8_t { None, ByReciprocal, True };
 inline constexpr std::size_t kDoubleLanes = hn::MaxLanes(DDouble());
 inline constexpr std::size_t kSumVectors = kAccumulators / kDoubleLanes;
 
-template <typename Row>
-struct Running {
-  VDouble sums[kSumVectors];
-  typename RowShape<Row>::VBits magnitude;
-  ChunkStats stats;
-};
+/// The usual numbers of sources and destinations are constants of the loop; pointers then live in registers.
+enum class Peers : std::uint8_t { OneToNone, TwoToTwo, Any };
 
+/// Adds |value|^p of a float that was widened. Its square is exact in a double, so that a fused multiply-add, where
+/// the target has one, rounds the same number as a product and a sum do.
 template <PowerKind kPower>
-HWY_INLINE VDouble power_of(VDouble value) {
-  if constexpr (kPower == PowerKind::Two) {
-    return hn::Mul(value, value);
-  } else {
-    return hn::Abs(value);
-  }
+HWY_INLINE void add_power_of_float(VDouble value, VDouble& sum) {
+  sum = kPower == PowerKind::Two ? hn::MulAdd(value, value, sum) : hn::Add(sum, hn::Abs(value));
 }
 
-/// Adds the powers of vector `k` of a row of floats.
+/// Adds the powers of vector `k` of a row.
 template <PowerKind kPower>
 HWY_INLINE void add_powers(VFloat value, std::size_t k, VDouble (&sums)[kSumVectors]) {
   const DDouble d;
 #if HWY_TARGET == HWY_SCALAR
-  sums[k] = hn::Add(sums[k], power_of<kPower>(hn::PromoteTo(d, value)));
+  add_power_of_float<kPower>(hn::PromoteTo(d, value), sums[k]);
 #else
   const hn::Half<DFloat> half;
-  const VDouble low = hn::PromoteTo(d, hn::LowerHalf(half, value));
-  const VDouble high = hn::PromoteTo(d, hn::UpperHalf(half, value));
-  sums[2 * k] = hn::Add(sums[2 * k], power_of<kPower>(low));
-  sums[2 * k + 1] = hn::Add(sums[2 * k + 1], power_of<kPower>(high));
+  add_power_of_float<kPower>(hn::PromoteTo(d, hn::LowerHalf(half, value)), sums[2 * k]);
+  add_power_of_float<kPower>(hn::PromoteTo(d, hn::UpperHalf(half, value)), sums[2 * k + 1]);
 #endif
 }
 
+/// The square of a double is rounded before it is added: never fused.
 template <PowerKind kPower>
 HWY_INLINE void add_powers(VDouble value, std::size_t k, VDouble (&sums)[kSumVectors]) {
-  sums[k] = hn::Add(sums[k], power_of<kPower>(value));
+  sums[k] = hn::Add(sums[k], kPower == PowerKind::Two ? hn::Mul(value, value) : hn::Abs(value));
 }
 
-/// The rows at one position of all sources and destinations.
-template <typename Row>
-struct WholeRow {
+/// Where the rows of a chunk are. The pointers are copies, because every store might change what the spans point to.
+template <typename Row, Peers kPeers>
+class WholeRows {
+ public:
   using Stored = typename Row::Stored;
-  const ReduceChunk& chunk;
-  std::size_t at;
 
-  HWY_INLINE const Stored* source(std::size_t s) const { return static_cast<const Stored*>(chunk.sources[s]) + at; }
+  explicit HWY_INLINE WholeRows(const ReduceChunk& chunk)
+      : chunk_(chunk),
+        first_(static_cast<const Stored*>(chunk.sources[0])),
+        second_(kPeers == Peers::TwoToTwo ? static_cast<const Stored*>(chunk.sources[1]) : nullptr),
+        first_to_(kPeers == Peers::TwoToTwo ? static_cast<Stored*>(chunk.destinations[0]) : nullptr),
+        second_to_(kPeers == Peers::TwoToTwo ? static_cast<Stored*>(chunk.destinations[1]) : nullptr) {}
 
-  HWY_INLINE void write(const typename Row::Raw (&raw)[RowShape<Row>::kVectors]) const {
-    for (void* destination : chunk.destinations) {
-      Stored* const to = static_cast<Stored*>(destination) + at;
-      GRADSYNC_UNROLL
-      for (std::size_t k = 0; k < RowShape<Row>::kVectors; ++k) {
-        Row::store(raw[k], to + k * RowShape<Row>::kLanes);
+  HWY_INLINE std::size_t sources() const {
+    return kPeers == Peers::OneToNone ? 1 : kPeers == Peers::TwoToTwo ? 2 : chunk_.sources.size();
+  }
+
+  HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
+    if constexpr (kPeers == Peers::Any) {
+      return static_cast<const Stored*>(chunk_.sources[s]) + at;
+    }
+    return (s == 0 ? first_ : second_) + at;
+  }
+
+  HWY_INLINE void write(const typename Row::Raw (&raw)[Row::kRaws], std::size_t at) const {
+    if constexpr (kPeers == Peers::TwoToTwo) {
+      Row::store(raw, first_to_ + at);
+      Row::store(raw, second_to_ + at);
+    } else if constexpr (kPeers == Peers::Any) {
+      for (void* destination : chunk_.destinations) {
+        Row::store(raw, static_cast<Stored*>(destination) + at);
       }
     }
   }
+
+ private:
+  const ReduceChunk& chunk_;
+  const Stored* first_;
+  const Stored* second_;
+  Stored* first_to_;
+  Stored* second_to_;
 };
 
 /// The last row of a chunk, shorter than 32. Padded with zeros, which add nothing to any sum. One buffer is enough,
 /// because a source is read to its end before the next is asked for.
 template <typename Row>
-struct PartialRow {
+class PartialRow {
+ public:
   using Stored = typename Row::Stored;
-  const ReduceChunk& chunk;
-  std::size_t at;
-  Stored* padded;
 
-  HWY_INLINE const Stored* source(std::size_t s) const {
-    std::memcpy(padded, static_cast<const Stored*>(chunk.sources[s]) + at, (chunk.count - at) * sizeof(Stored));
-    return padded;
+  PartialRow(const ReduceChunk& chunk, Stored* padded) : chunk_(chunk), padded_(padded) {}
+
+  HWY_INLINE std::size_t sources() const { return chunk_.sources.size(); }
+
+  HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
+    std::memcpy(padded_, static_cast<const Stored*>(chunk_.sources[s]) + at, (chunk_.count - at) * sizeof(Stored));
+    return padded_;
   }
 
-  HWY_INLINE void write(const typename Row::Raw (&raw)[RowShape<Row>::kVectors]) const {
+  HWY_INLINE void write(const typename Row::Raw (&raw)[Row::kRaws], std::size_t at) const {
     HWY_ALIGN Stored row[kRow];
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < RowShape<Row>::kVectors; ++k) {
-      Row::store(raw[k], row + k * RowShape<Row>::kLanes);
-    }
-    for (void* destination : chunk.destinations) {
-      std::memcpy(static_cast<Stored*>(destination) + at, row, (chunk.count - at) * sizeof(Stored));
+    Row::store(raw, row);
+    for (void* destination : chunk_.destinations) {
+      std::memcpy(static_cast<Stored*>(destination) + at, row, (chunk_.count - at) * sizeof(Stored));
     }
   }
+
+ private:
+  const ReduceChunk& chunk_;
+  Stored* padded_;
 };
 
 /// Out of line: rows that hold or become infinite or NaN. Leaves the rounded bits in `stored` and their values in
@@ -114,7 +133,7 @@ template <typename Row>
 HWY_NOINLINE void count_nonfinite_row(
     const ReduceChunk& chunk,
     std::size_t at,
-    hn::TFromD<typename Row::D>* values,
+    typename Row::Value* values,
     typename Row::Stored* stored,
     ChunkStats& stats
 ) {
@@ -132,87 +151,74 @@ HWY_NOINLINE void count_nonfinite_row(
   }
 }
 
-HWY_INLINE VFloat load_raw(const float* from, VFloat) { return hn::LoadU(DFloat(), from); }
-
-HWY_INLINE VDouble load_raw(const double* from, VDouble) { return hn::LoadU(DDouble(), from); }
-
-HWY_INLINE VHalf load_raw(const std::uint16_t* from, VHalf) { return hn::LoadU(DHalf(), from); }
-
-template <typename Row, std::size_t kSources, PowerKind kPower, typename Rows>
+/// `sums` and `largest` are references only into the caller that this is inlined into: a call that could see them
+/// would force them into memory.
+template <typename Row, PowerKind kPower, typename Rows>
 HWY_INLINE void reduce_row(
-    const Rows& rows, Division division, typename RowShape<Row>::V divisor, Running<Row>& running
+    const ReduceChunk& chunk,
+    const Rows& rows,
+    std::size_t at,
+    Division division,
+    typename Row::V divisor,
+    VDouble (&sums)[kSumVectors],
+    typename Row::VBits& largest,
+    ChunkStats& stats
 ) {
-  using Shape = RowShape<Row>;
-  const typename Shape::DBits bits;
-  const std::size_t sources = kSources != 0 ? kSources : rows.chunk.sources.size();
-
-  typename Shape::V values[Shape::kVectors];
-  const typename Row::Stored* first = rows.source(0);
-  GRADSYNC_UNROLL
-  for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-    values[k] = Row::load(first + k * Shape::kLanes);
-  }
-  for (std::size_t s = 1; s < sources; ++s) {
-    const typename Row::Stored* source = rows.source(s);
+  const typename Row::DBits bits;
+  typename Row::V values[Row::kVectors];
+  Row::load(rows.source(0, at), values);
+  for (std::size_t s = 1; s < rows.sources(); ++s) {
+    typename Row::V terms[Row::kVectors];
+    Row::load(rows.source(s, at), terms);
     GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-      values[k] = hn::Add(values[k], Row::load(source + k * Shape::kLanes));
+    for (std::size_t k = 0; k < Row::kVectors; ++k) {
+      values[k] = hn::Add(values[k], terms[k]);
     }
   }
   if (division == Division::ByReciprocal) {
     GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < Shape::kVectors; ++k) {
+    for (std::size_t k = 0; k < Row::kVectors; ++k) {
       values[k] = hn::Mul(values[k], divisor);
     }
   } else if (division == Division::True) {
     GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < Shape::kVectors; ++k) {
+    for (std::size_t k = 0; k < Row::kVectors; ++k) {
       values[k] = hn::Div(values[k], divisor);
     }
   }
 
-  typename Row::Raw raw[Shape::kVectors];
+  typename Row::Raw raw[Row::kRaws];
   const auto magnitude = row_magnitude<Row>(values);
   if (HWY_LIKELY(hn::AllTrue(bits, hn::Lt(magnitude, hn::Set(bits, Row::kOverflow))))) {
-    running.magnitude = hn::Max(running.magnitude, magnitude);
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-      raw[k] = Row::round(values[k]);
-    }
+    largest = hn::Max(largest, magnitude);
+    Row::round(values, raw);
   } else {
-    HWY_ALIGN typename Shape::Value row_values[kRow];
+    HWY_ALIGN typename Row::Value row_values[kRow];
     HWY_ALIGN typename Row::Stored row_stored[kRow] = {};
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-      hn::StoreU(values[k], typename Shape::D(), row_values + k * Shape::kLanes);
-    }
-    count_nonfinite_row<Row>(rows.chunk, rows.at, row_values, row_stored, running.stats);
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-      values[k] = hn::LoadU(typename Shape::D(), row_values + k * Shape::kLanes);
-      raw[k] = load_raw(row_stored + k * Shape::kLanes, typename Row::Raw());
-    }
+    spill_row<Row>(values, row_values);
+    count_nonfinite_row<Row>(chunk, at, row_values, row_stored, stats);
+    reload_row<Row>(row_values, values);
+    Row::load_raw(row_stored, raw);
   }
   if constexpr (kPower != PowerKind::None) {
     GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-      add_powers<kPower>(values[k], k, running.sums);
+    for (std::size_t k = 0; k < Row::kVectors; ++k) {
+      add_powers<kPower>(values[k], k, sums);
     }
   }
-  rows.write(raw);
+  rows.write(raw, at);
 }
 
 /// The largest rounded magnitude: rounding keeps order, so the largest value before it is rounded once.
 template <typename Row>
-double maximum_of(typename RowShape<Row>::VBits magnitude) {
-  using Shape = RowShape<Row>;
-  HWY_ALIGN typename Row::Bits lanes[Shape::kLanes];
-  hn::StoreU(magnitude, typename Shape::DBits(), lanes);
+double maximum_of(typename Row::VBits magnitude) {
+  HWY_ALIGN typename Row::Bits lanes[Row::kLanes];
+  hn::StoreU(magnitude, typename Row::DBits(), lanes);
   typename Row::Bits largest = 0;
   for (const typename Row::Bits lane : lanes) {
     largest = lane > largest ? lane : largest;
   }
-  const auto value = std::bit_cast<typename Shape::Value>(largest);
+  const auto value = std::bit_cast<typename Row::Value>(largest);
   if constexpr (Row::kDType == plan::DType::BFloat16) {
     return bfloat16_to_float(float_to_bfloat16(value));
   } else if constexpr (Row::kDType == plan::DType::Float16) {
@@ -222,11 +228,25 @@ double maximum_of(typename RowShape<Row>::VBits magnitude) {
   }
 }
 
-template <typename Row, std::size_t kSources, PowerKind kPower>
+/// The accumulators by element. A vector of values has one vector of sums per half, or one if it is of doubles.
+template <typename Row>
+HWY_INLINE std::array<double, kAccumulators> in_order(const VDouble (&sums)[kSumVectors]) {
+  constexpr std::size_t kHalves = kSumVectors / Row::kVectors;
+  HWY_ALIGN double lanes[kDoubleLanes];
+  std::array<double, kAccumulators> ordered;
+  for (std::size_t s = 0; s < kSumVectors; ++s) {
+    hn::StoreU(sums[s], DDouble(), lanes);
+    for (std::size_t lane = 0; lane < kDoubleLanes; ++lane) {
+      ordered[Row::element(s / kHalves, s % kHalves * kDoubleLanes + lane)] = lanes[lane];
+    }
+  }
+  return ordered;
+}
+
+template <typename Row, Peers kPeers, PowerKind kPower>
 ChunkStats reduce_rows(const ReduceChunk& chunk) {
-  using Shape = RowShape<Row>;
-  using Value = typename Shape::Value;
-  const typename Shape::D d;
+  using Value = typename Row::Value;
+  const typename Row::D d;
   const auto divisor = static_cast<Value>(chunk.divisor);
   const Value reciprocal = Value{1} / divisor;
   // Dividing by a power of two is multiplying by its inverse, bit for bit, when the inverse is a normal number.
@@ -235,53 +255,50 @@ ChunkStats reduce_rows(const ReduceChunk& chunk) {
   const Division division = divisor == Value{1} ? Division::None : exact ? Division::ByReciprocal : Division::True;
   const auto by = hn::Set(d, exact ? reciprocal : divisor);
 
-  Running<Row> running;
-  running.magnitude = hn::Zero(typename Shape::DBits());
+  ChunkStats stats;
+  auto largest = hn::Zero(typename Row::DBits());
+  VDouble sums[kSumVectors];
   GRADSYNC_UNROLL
   for (std::size_t k = 0; k < kSumVectors; ++k) {
-    running.sums[k] = hn::Zero(DDouble());
+    sums[k] = hn::Zero(DDouble());
   }
+  const WholeRows<Row, kPeers> whole(chunk);
+  const std::size_t count = chunk.count;
   std::size_t at = 0;
-  for (; at + kRow <= chunk.count; at += kRow) {
-    reduce_row<Row, kSources, kPower>(WholeRow<Row>{chunk, at}, division, by, running);
+  for (; at + kRow <= count; at += kRow) {
+    reduce_row<Row, kPower>(chunk, whole, at, division, by, sums, largest, stats);
   }
-  if (at < chunk.count) {
+  if (at < count) {
     HWY_ALIGN typename Row::Stored padded[kRow] = {};
-    reduce_row<Row, kSources, kPower>(PartialRow<Row>{chunk, at, padded}, division, by, running);
+    reduce_row<Row, kPower>(chunk, PartialRow<Row>(chunk, padded), at, division, by, sums, largest, stats);
   }
 
-  std::array<double, kAccumulators> sums;
-  GRADSYNC_UNROLL
-  for (std::size_t k = 0; k < kSumVectors; ++k) {
-    hn::StoreU(running.sums[k], DDouble(), sums.data() + k * kDoubleLanes);
-  }
-  running.stats.power_sum = combine_accumulators(sums);
-  const double maximum = maximum_of<Row>(running.magnitude);
-  running.stats.maximum = maximum > running.stats.maximum ? maximum : running.stats.maximum;
-  return running.stats;
+  stats.power_sum = combine_accumulators(in_order<Row>(sums));
+  const double maximum = maximum_of<Row>(largest);
+  stats.maximum = maximum > stats.maximum ? maximum : stats.maximum;
+  return stats;
 }
 
 template <typename Row, PowerKind kPower>
-ChunkStats reduce_by_sources(const ReduceChunk& chunk) {
-  switch (chunk.sources.size()) {
-    case 1:
-      return reduce_rows<Row, 1, kPower>(chunk);
-    case 2:
-      return reduce_rows<Row, 2, kPower>(chunk);
-    default:
-      return reduce_rows<Row, 0, kPower>(chunk);
+ChunkStats reduce_by_peers(const ReduceChunk& chunk) {
+  if (chunk.sources.size() == 1 && chunk.destinations.empty()) {
+    return reduce_rows<Row, Peers::OneToNone, kPower>(chunk);
   }
+  if (chunk.sources.size() == 2 && chunk.destinations.size() == 2) {
+    return reduce_rows<Row, Peers::TwoToTwo, kPower>(chunk);
+  }
+  return reduce_rows<Row, Peers::Any, kPower>(chunk);
 }
 
 template <typename Row>
 ChunkStats reduce_as(const ReduceChunk& chunk) {
   switch (chunk.power) {
     case PowerKind::Two:
-      return reduce_by_sources<Row, PowerKind::Two>(chunk);
+      return reduce_by_peers<Row, PowerKind::Two>(chunk);
     case PowerKind::One:
-      return reduce_rows<Row, 0, PowerKind::One>(chunk);
+      return reduce_rows<Row, Peers::Any, PowerKind::One>(chunk);
     default:
-      return reduce_rows<Row, 0, PowerKind::None>(chunk);
+      return reduce_rows<Row, Peers::Any, PowerKind::None>(chunk);
   }
 }
 

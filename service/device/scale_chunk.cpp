@@ -19,39 +19,35 @@ namespace gradsync::device::HWY_NAMESPACE {
 namespace {
 
 template <typename Row>
-HWY_INLINE void scale_row(typename Row::Stored* row, typename RowShape<Row>::V multiplier) {
-  using Shape = RowShape<Row>;
-  const typename Shape::DBits bits;
-  typename Shape::V values[Shape::kVectors];
+HWY_INLINE void scale_row(typename Row::Stored* row, typename Row::V multiplier) {
+  const typename Row::DBits bits;
+  typename Row::V values[Row::kVectors];
+  Row::load(row, values);
   GRADSYNC_UNROLL
-  for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-    values[k] = hn::Mul(Row::load(row + k * Shape::kLanes), multiplier);
+  for (std::size_t k = 0; k < Row::kVectors; ++k) {
+    values[k] = hn::Mul(values[k], multiplier);
   }
   const auto magnitude = row_magnitude<Row>(values);
   if (HWY_LIKELY(hn::AllTrue(bits, hn::Lt(magnitude, hn::Set(bits, Row::kOverflow))))) {
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-      Row::store(Row::round(values[k]), row + k * Shape::kLanes);
-    }
+    typename Row::Raw raw[Row::kRaws];
+    Row::round(values, raw);
+    Row::store(raw, row);
     return;
   }
-  HWY_ALIGN typename Shape::Value row_values[kRow];
-  GRADSYNC_UNROLL
-  for (std::size_t k = 0; k < Shape::kVectors; ++k) {
-    hn::StoreU(values[k], typename Shape::D(), row_values + k * Shape::kLanes);
-  }
+  HWY_ALIGN typename Row::Value elements[kRow];
+  spill_row<Row>(values, elements);
   ChunkStats unused;
   if constexpr (Row::kDType == plan::DType::Float64) {
-    finish_nonfinite_row(row_values, kRow, row, unused);
+    finish_nonfinite_row(elements, kRow, row, unused);
   } else {
-    finish_nonfinite_row(Row::kDType, row_values, kRow, row, unused);
+    finish_nonfinite_row(Row::kDType, elements, kRow, row, unused);
   }
 }
 
 template <typename Row>
 void scale_as(void* values, std::size_t count, double multiplier) {
   auto* stored = static_cast<typename Row::Stored*>(values);
-  const auto by = hn::Set(typename Row::D(), static_cast<typename RowShape<Row>::Value>(multiplier));
+  const auto by = hn::Set(typename Row::D(), static_cast<typename Row::Value>(multiplier));
   std::size_t at = 0;
   for (; at + kRow <= count; at += kRow) {
     scale_row<Row>(stored + at, by);

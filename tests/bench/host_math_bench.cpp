@@ -4,6 +4,10 @@
 //
 //   host_math_bench [million elements = 100] [rounds = 15] [threads = 2]
 
+#include "device/arena.hpp"
+#include "device/host_lane.hpp"
+#include "device/worker_pool.hpp"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -17,10 +21,6 @@
 #include <random>
 #include <variant>
 #include <vector>
-
-#include "device/arena.hpp"
-#include "device/host_lane.hpp"
-#include "device/worker_pool.hpp"
 
 namespace gradsync::device {
 namespace {
@@ -111,10 +111,18 @@ class Reports {
   std::deque<LaneReport> reports_;
 };
 
-double median(std::vector<double> values) {
+/// The lowest is what the machine can do when nobody disturbs it.
+struct Summary {
+  double median = 0;
+  double lowest = 0;
+};
+
+Summary summarise(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+  return {values[values.size() / 2], values.front()};
 }
+
+Summary operator+(Summary a, Summary b) { return {a.median + b.median, a.lowest + b.lowest}; }
 
 LanePlan make_layout(plan::DType dtype, std::size_t count) {
   constexpr std::size_t kTensors = 200;
@@ -131,7 +139,9 @@ LanePlan make_layout(plan::DType dtype, std::size_t count) {
     }
     bucket_bytes += numel * width;
     layout.buckets.back().tensors.push_back(tensor);
-    layout.tensors.push_back({tensor * plan::align_up(numel * width), numel, static_cast<std::uint32_t>(layout.buckets.size() - 1)});
+    layout.tensors.push_back(
+        {tensor * plan::align_up(numel * width), numel, static_cast<std::uint32_t>(layout.buckets.size() - 1)}
+    );
   }
   return layout;
 }
@@ -154,7 +164,8 @@ Arena make_arena(std::uint64_t bytes) {
 template <typename T>
 void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
   const LanePlan layout = make_layout(dtype, count);
-  const std::uint64_t bytes = layout.tensors.back().offset_bytes + plan::align_up(layout.tensors.back().numel * sizeof(T));
+  const std::uint64_t bytes =
+      layout.tensors.back().offset_bytes + plan::align_up(layout.tensors.back().numel * sizeof(T));
   Arena arenas[2] = {make_arena(bytes), make_arena(bytes)};
   T* memory[2] = {static_cast<T*>(arenas[0].data), static_cast<T*>(arenas[1].data)};
   const auto fill = [&] {
@@ -205,23 +216,29 @@ void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
     (void)reports.take();
     our_scale.push_back(milliseconds_since(start));
   }
-  const auto print = [&](const char* pass, double ours, double floor) {
+  const auto print = [&](const char* pass, Summary ours, Summary floor) {
     std::printf(
         "{\"name\": \"host_math_%s_%s\", \"unit\": \"ms\", \"ours\": %.2f, \"floor\": %.2f, \"floor_ratio\": %.3f, "
+        "\"lowest\": {\"ours\": %.2f, \"floor\": %.2f, \"floor_ratio\": %.3f}, "
         "\"elements\": %zu, \"ranks\": 2, \"threads\": %d, \"samples\": %d}\n",
         pass,
         std::string(plan::name_of(dtype)).c_str(),
-        ours,
-        floor,
-        ours / floor,
+        ours.median,
+        floor.median,
+        ours.median / floor.median,
+        ours.lowest,
+        floor.lowest,
+        ours.lowest / floor.lowest,
         elements,
         threads,
         rounds
     );
   };
-  print("reduce", median(our_reduce), median(floor_reduce));
-  print("scale", median(our_scale), median(floor_scale));
-  print("step", median(our_reduce) + median(our_scale), median(floor_reduce) + median(floor_scale));
+  const Summary reduce[2] = {summarise(our_reduce), summarise(floor_reduce)};
+  const Summary scale[2] = {summarise(our_scale), summarise(floor_scale)};
+  print("reduce", reduce[0], reduce[1]);
+  print("scale", scale[0], scale[1]);
+  print("step", reduce[0] + scale[0], reduce[1] + scale[1]);
   std::fflush(stdout);
   ::munmap(arenas[0].data, bytes);
   ::munmap(arenas[1].data, bytes);
