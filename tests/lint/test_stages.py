@@ -74,6 +74,18 @@ def test_a_stage_past_its_deadline_is_ended_and_fails(tmp_path: Path) -> None:
     assert summary(tmp_path) == (1, "0 passed, 1 failed, 0 skipped")
 
 
+def test_a_stage_that_is_terminated_takes_its_command_along(tmp_path: Path) -> None:
+    # The command holds the pipe open, so that its end of file is the end of the command.
+    says_hello = [sys.executable, "-c", "import threading; print('up', flush=True); threading.Event().wait()"]
+    command = [sys.executable, str(SCRIPTS / "stage.py"), "--results", str(tmp_path), "--name", "s", "--", *says_hello]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "up" in (process.stdout.readline(), process.stdout.readline().strip())
+        process.terminate()
+        process.communicate(timeout=30)
+        assert process.returncode == 128 + 15
+
+
 def test_a_required_stage_that_did_not_run_is_a_failure(tmp_path: Path) -> None:
     stage(tmp_path, "--name", "lint-ruff", "--", "true")
     assert summary(tmp_path, "--require", "lint") == (0, "1 passed, 0 failed, 0 skipped")
