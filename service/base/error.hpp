@@ -3,12 +3,12 @@
 // that reports it; `rpc/error_codes.cpp` maps each code to its JSON-RPC number, HTTP status, kind and retryability.
 // `message` says what was found and what was expected, `hint` what to do next, `path` the wire name of the field.
 
+#include <boost/system/result.hpp>
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <boost/system/result.hpp>
 
 namespace gradsync {
 

@@ -1,30 +1,38 @@
 #pragma once
 // Move-only owner of one file descriptor.
 
-#include <utility>
-
 #include <unistd.h>
+
+#include <utility>
 
 namespace gradsync {
 
 class UniqueFd {
  public:
   UniqueFd() = default;
+
   explicit UniqueFd(int fd) : fd_(fd) {}
+
   UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
   UniqueFd& operator=(UniqueFd&& other) noexcept {
     if (this != &other) {
       reset(std::exchange(other.fd_, -1));
     }
     return *this;
   }
+
   UniqueFd(const UniqueFd&) = delete;
   UniqueFd& operator=(const UniqueFd&) = delete;
+
   ~UniqueFd() { reset(); }
 
   [[nodiscard]] int get() const { return fd_; }
+
   [[nodiscard]] bool valid() const { return fd_ >= 0; }
+
   [[nodiscard]] int release() { return std::exchange(fd_, -1); }
+
   void reset(int fd = -1) {
     if (fd_ >= 0) {
       ::close(fd_);

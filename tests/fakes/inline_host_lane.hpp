@@ -1,11 +1,12 @@
 #pragma once
-// The real host lane for single-threaded tests: commands run on its threads, reports wait here until the test pumps them.
+// The real host lane for single-threaded tests: commands run on its threads, reports wait here until the test pumps
+// them.
+
+#include "device/host_lane.hpp"
 
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-
-#include "device/host_lane.hpp"
 
 namespace gradsync::fakes {
 

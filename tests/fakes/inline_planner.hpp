@@ -1,9 +1,9 @@
 #pragma once
 // Plans when told, on the calling thread, with the real planner.
 
-#include <deque>
-
 #include "engine/planner.hpp"
+
+#include <deque>
 
 namespace gradsync::fakes {
 

@@ -2,12 +2,12 @@
 // A lane that keeps its commands and answers them when told, one report each as the interface promises. The result of a
 // FinishStep is what the test put into `math`.
 
+#include "device/lane.hpp"
+
 #include <algorithm>
 #include <deque>
 #include <functional>
 #include <vector>
-
-#include "device/lane.hpp"
 
 namespace gradsync::fakes {
 
@@ -40,7 +40,9 @@ class RecordingLane : public device::Lane {
 
   template <typename T>
   [[nodiscard]] std::size_t count() const {
-    return static_cast<std::size_t>(std::count_if(commands.begin(), commands.end(), [](const auto& command) { return std::holds_alternative<T>(command); }));
+    return static_cast<std::size_t>(std::count_if(commands.begin(), commands.end(), [](const auto& command) {
+      return std::holds_alternative<T>(command);
+    }));
   }
 
   std::deque<device::LaneCommand> commands;
@@ -55,8 +57,11 @@ class RecordingLane : public device::Lane {
 
  private:
   [[nodiscard]] bool is_aborted(device::PlanId plan, device::Tag tag) const {
-    return std::any_of(aborted.begin(), aborted.end(), [&](const auto& abort) { return abort.plan == plan && tag <= abort.tag; });
+    return std::any_of(aborted.begin(), aborted.end(), [&](const auto& abort) {
+      return abort.plan == plan && tag <= abort.tag;
+    });
   }
+
   static device::LaneReport failed(device::PlanId plan, device::Tag tag, bool was_aborted) {
     device::Failed report;
     report.plan = plan;
@@ -65,13 +70,18 @@ class RecordingLane : public device::Lane {
     report.message = was_aborted ? "aborted" : "scripted failure";
     return report;
   }
+
   static device::LaneReport answer(device::MapBuffer& command) { return device::Mapped{command.buffer}; }
+
   device::LaneReport answer(device::UnmapBuffer& command) {
     unmapped.push_back(command.buffer);
     return device::Unmapped{command.buffer};
   }
+
   static device::LaneReport answer(device::LoadPlan& command) { return device::Loaded{command.plan}; }
+
   static device::LaneReport answer(device::UnloadPlan& command) { return device::Unloaded{command.plan}; }
+
   device::LaneReport answer(device::ReduceBucket& command) {
     if (is_aborted(command.plan, command.tag)) {
       return failed(command.plan, command.tag, true);
@@ -82,6 +92,7 @@ class RecordingLane : public device::Lane {
     reduced.push_back(command);
     return device::Reduced{command.plan, command.tag, command.bucket, 0.001};
   }
+
   device::LaneReport answer(device::FinishStep& command) {
     if (is_aborted(command.plan, command.tag)) {
       return failed(command.plan, command.tag, true);
@@ -93,11 +104,14 @@ class RecordingLane : public device::Lane {
     }
     return device::Finished{command.plan, command.tag, result};
   }
+
   device::LaneReport answer(device::ScaleGradients& command) {
     scaled.push_back(command);
     return device::Scaled{command.plan, command.tag, 0.0};
   }
+
   static device::LaneReport answer(device::Abort& command) { return device::Aborted{command.plan, command.tag}; }
+
   static device::LaneReport answer(device::SetWidth&) { return device::Aborted{}; }
 };
 
