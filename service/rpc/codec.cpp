@@ -1,10 +1,9 @@
 #include "rpc/codec.hpp"
 
-#include <cmath>
-
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 
 namespace gradsync::rpc {
 
@@ -61,7 +60,9 @@ Json Codec<bool>::schema(SchemaBuilder&, Bounds) { return Json{{"type", "boolean
 
 bool Codec<std::int64_t>::read(FieldReader& reader, Value value, std::int64_t& out, Bounds bounds) {
   switch (value.type()) {
-    case TokenType::Negative: out = value.token().negative; break;
+    case TokenType::Negative:
+      out = value.token().negative;
+      break;
     case TokenType::Unsigned:
       if (!std::in_range<std::int64_t>(value.token().natural)) {
         return reader.out_of_range(value.describe(), "", {bounds.least, std::numeric_limits<std::int64_t>::max() - 1});
@@ -76,7 +77,8 @@ bool Codec<std::int64_t>::read(FieldReader& reader, Value value, std::int64_t& o
       out = *number;
       break;
     }
-    default: return reader.wrong_type(value, "an integer");
+    default:
+      return reader.wrong_type(value, "an integer");
   }
   return fits(out, bounds) || reader.out_of_range(value.describe(), "", bounds);
 }
@@ -88,8 +90,11 @@ Json Codec<std::int64_t>::schema(SchemaBuilder&, Bounds bounds) { return integer
 bool Codec<std::uint64_t>::read(FieldReader& reader, Value value, std::uint64_t& out, Bounds bounds) {
   bounds = with_floor_zero(bounds);
   switch (value.type()) {
-    case TokenType::Negative: return reader.out_of_range(value.describe(), "", bounds);
-    case TokenType::Unsigned: out = value.token().natural; break;
+    case TokenType::Negative:
+      return reader.out_of_range(value.describe(), "", bounds);
+    case TokenType::Unsigned:
+      out = value.token().natural;
+      break;
     case TokenType::String: {
       const auto number = parse_decimal<std::uint64_t>(value.text());
       if (!number) {
@@ -98,7 +103,8 @@ bool Codec<std::uint64_t>::read(FieldReader& reader, Value value, std::uint64_t&
       out = *number;
       break;
     }
-    default: return reader.wrong_type(value, "an integer");
+    default:
+      return reader.wrong_type(value, "an integer");
   }
   const bool unlimited = bounds.most == Bounds{}.most && std::cmp_greater_equal(out, bounds.least);
   return unlimited || fits(out, bounds) || reader.out_of_range(value.describe(), "", bounds);
@@ -113,8 +119,7 @@ Json Codec<std::uint64_t>::schema(SchemaBuilder&, Bounds bounds) {
 bool Codec<std::uint32_t>::read(FieldReader& reader, Value value, std::uint32_t& out, Bounds bounds) {
   const Bounds natural{
       std::max<std::int64_t>(bounds.least, 0),
-      std::min<std::int64_t>(bounds.most, std::numeric_limits<std::uint32_t>::max())
-  };
+      std::min<std::int64_t>(bounds.most, std::numeric_limits<std::uint32_t>::max())};
   if (!value.is_integer()) {
     return reader.wrong_type(value, "an integer");
   }
@@ -135,9 +140,15 @@ Json Codec<std::uint32_t>::schema(SchemaBuilder&, Bounds bounds) {
 
 bool Codec<double>::read(FieldReader& reader, Value value, double& out, Bounds bounds) {
   switch (value.type()) {
-    case TokenType::Negative: out = static_cast<double>(value.token().negative); break;
-    case TokenType::Unsigned: out = static_cast<double>(value.token().natural); break;
-    case TokenType::Double: out = value.token().real; break;
+    case TokenType::Negative:
+      out = static_cast<double>(value.token().negative);
+      break;
+    case TokenType::Unsigned:
+      out = static_cast<double>(value.token().natural);
+      break;
+    case TokenType::Double:
+      out = value.token().real;
+      break;
     case TokenType::String:
       if (value.text() == "NaN") {
         out = std::numeric_limits<double>::quiet_NaN();
@@ -149,7 +160,8 @@ bool Codec<double>::read(FieldReader& reader, Value value, double& out, Bounds b
         return reader.wrong_type(value, "a number, \"NaN\", \"Infinity\" or \"-Infinity\"");
       }
       break;
-    default: return reader.wrong_type(value, "a number");
+    default:
+      return reader.wrong_type(value, "a number");
   }
   constexpr Bounds kNone;
   const bool above = bounds.least == kNone.least || out >= static_cast<double>(bounds.least);  // false for NaN

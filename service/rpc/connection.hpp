@@ -1,15 +1,15 @@
 #pragma once
 // What the dispatcher knows about one connection. Thread: io only.
 
-#include <cstdint>
-#include <optional>
-#include <string>
-
 #include "engine/engine.hpp"
 #include "rpc/dispatcher.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/subscriptions.hpp"
 #include "rpc/wire_session.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
 
 namespace gradsync::rpc {
 

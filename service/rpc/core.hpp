@@ -1,14 +1,14 @@
 #pragma once
 // What handlers see: the engine, the connections, and who calls. Thread: io only.
 
-#include <functional>
-#include <map>
-#include <memory>
-
 #include "rpc/connection.hpp"
 #include "rpc/dispatcher.hpp"
 #include "rpc/metrics.hpp"
 #include "rpc/reply.hpp"
+
+#include <functional>
+#include <map>
+#include <memory>
 
 namespace gradsync::rpc {
 

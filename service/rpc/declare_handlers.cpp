@@ -1,7 +1,7 @@
-#include <fmt/format.h>
-
 #include "plan/explain.hpp"
 #include "rpc/handlers.hpp"
+
+#include <fmt/format.h>
 
 namespace gradsync::rpc {
 
@@ -157,8 +157,7 @@ void plan_explain(Core& core, Caller& caller, ExplainParams params, Answer<Expla
   }
   const plan::Plan& plan = **found;
   ExplainAnswer page{
-      std::move(params.job), plan.digest, plan.world_size, plan.tensors.size(), params.offset, {}, {}, {}, {}
-  };
+      std::move(params.job), plan.digest, plan.world_size, plan.tensors.size(), params.offset, {}, {}, {}, {}};
   const std::uint64_t left = plan.tensors.size() - std::min<std::uint64_t>(params.offset, plan.tensors.size());
   const std::uint64_t end = params.offset + std::min(static_cast<std::uint64_t>(params.limit), left);
   for (std::uint64_t i = params.offset; i < end; ++i) {

@@ -1,13 +1,13 @@
 #include "rpc/dispatcher.hpp"
 
-#include <fmt/format.h>
-#include <spdlog/spdlog.h>
-
 #include "base/text.hpp"
 #include "rpc/core.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/error_codes.hpp"
 #include "rpc/method.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 namespace gradsync::rpc {
 
@@ -166,9 +166,8 @@ Dispatcher::Dispatcher(
     RpcMetrics& metrics
 )
     : state_(std::make_unique<State>()) {
-  state_->core = std::make_shared<Core>(
-      Core{engine, outbox, std::move(identity), limits, std::move(set_log_level), metrics, {}, {}}
-  );
+  state_->core = std::make_shared<Core>(Core{
+      engine, outbox, std::move(identity), limits, std::move(set_log_level), metrics, {}, {}});
 }
 
 Dispatcher::~Dispatcher() = default;

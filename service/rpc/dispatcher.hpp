@@ -1,9 +1,12 @@
 #pragma once
 // Text in, text out: the JSON-RPC side of every connection. Knows JSON and the engine's structs, knows no socket.
 //
-// Thread: io only; no call of the Outbox may call back into the dispatcher. Every request gets exactly one reply (a notification none), in the order in which replies become
-// ready. Events are pushed to a connection only while nothing else waits to be written there; each subscription keeps at
-// most `event_queue` of them and drops the oldest, counting the dropped.
+// Thread: io only; no call of the Outbox may call back into the dispatcher. Every request gets exactly one reply (a
+// notification none), in the order in which replies become ready. Events are pushed to a connection only while nothing
+// else waits to be written there; each subscription keeps at most `event_queue` of them and drops the oldest, counting
+// the dropped.
+
+#include "engine/engine.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -11,18 +14,17 @@
 #include <string>
 #include <string_view>
 
-#include "engine/engine.hpp"
-
 namespace gradsync::rpc {
 
 using ConnectionId = std::uint64_t;
 
 /// Who is at the other end.
 struct Peer {
-  bool local = false;       ///< unix socket: may attach
-  bool privileged = false;  ///< may change things without a session (log level): same uid as the daemon, root, or the token
+  bool local = false;  ///< unix socket: may attach
+  bool privileged =
+      false;  ///< may change things without a session (log level): same uid as the daemon, root, or the token
   std::uint32_t uid = 0;
-  std::int64_t pid = 0;     ///< 0: another pid namespace
+  std::int64_t pid = 0;  ///< 0: another pid namespace
 };
 
 /// Where replies go. Implemented by app over net.
@@ -57,13 +59,14 @@ struct RpcLimits {
   std::size_t subscriptions = 16;  ///< per connection
   std::size_t event_queue = 256;   ///< per subscription
   std::size_t declare_pages = 256;
-  engine::EngineLimits engine;     ///< those given to the engine: told to clients, and `tensors` stops a declaration early
+  engine::EngineLimits engine;  ///< those given to the engine: told to clients, and `tensors` stops a declaration early
 };
 
 /// Set by `log.set_level`; returns the level before.
 using SetLogLevel = std::function<Result<std::string>(const std::string& level)>;
 
-/// Answer of `POST /rpc`: a body and status 200, or 204 when nothing is to be said, or that of the error of a single call.
+/// Answer of `POST /rpc`: a body and status 200, or 204 when nothing is to be said, or that of the error of a single
+/// call.
 struct PostReply {
   int status = 200;
   std::string body;
@@ -73,7 +76,14 @@ struct RpcMetrics;
 
 class Dispatcher {
  public:
-  Dispatcher(engine::Engine& engine, Outbox& outbox, ServerIdentity identity, RpcLimits limits, SetLogLevel set_log_level, RpcMetrics& metrics);
+  Dispatcher(
+      engine::Engine& engine,
+      Outbox& outbox,
+      ServerIdentity identity,
+      RpcLimits limits,
+      SetLogLevel set_log_level,
+      RpcMetrics& metrics
+  );
   ~Dispatcher();
 
   void on_open(ConnectionId connection, const Peer& peer);

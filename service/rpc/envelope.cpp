@@ -1,12 +1,12 @@
 #include "rpc/envelope.hpp"
 
-#include <array>
-
-#include <fmt/format.h>
-
 #include "base/text.hpp"
 #include "rpc/error_codes.hpp"
 #include "rpc/json_writer.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
 
 namespace gradsync::rpc {
 
@@ -42,7 +42,8 @@ std::optional<Error> unknown_member(std::string_view name) {
   const std::string nearest = nearest_name(name, kKnown);
   return invalid_request(
       fmt::format("\"{}\" is not a member of a request", name),
-      nearest.empty() ? "a request has only jsonrpc, id, method and params" : fmt::format("did you mean \"{}\"?", nearest)
+      nearest.empty() ? "a request has only jsonrpc, id, method and params"
+                      : fmt::format("did you mean \"{}\"?", nearest)
   );
 }
 

@@ -1,14 +1,14 @@
 #pragma once
 // The JSON-RPC 2.0 envelope: one tape → requests, and replies → text. Knows no method.
 
+#include "rpc/json_tape.hpp"
+
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
-
-#include "rpc/json_tape.hpp"
 
 namespace gradsync::rpc {
 
@@ -39,8 +39,8 @@ struct Envelope {
 [[nodiscard]] std::string error_reply(const std::optional<std::string>& id, const Error& error);
 [[nodiscard]] std::string notification(std::string_view method, std::string_view params);
 
-/// Ids that a connection may not use: those still in flight and the last `kRemembered` used ones. Bounded, so a connection
-/// may live for ever; a client that counts up never meets the limit of the memory.
+/// Ids that a connection may not use: those still in flight and the last `kRemembered` used ones. Bounded, so a
+/// connection may live for ever; a client that counts up never meets the limit of the memory.
 class UsedIds {
  public:
   static constexpr std::size_t kRemembered = 1024;

@@ -1,9 +1,9 @@
 #include "rpc/error_codes.hpp"
 
-#include <array>
-
 #include "base/assert.hpp"
 #include "rpc/codec.hpp"
+
+#include <array>
 
 namespace gradsync::rpc {
 
@@ -13,7 +13,12 @@ using enum ErrorCode;
 
 constexpr std::array kRows{
     ErrorRow{ParseError, -32700, 400, false, "send one JSON value per text frame"},
-    ErrorRow{InvalidRequest, -32600, 400, false, "send {\"jsonrpc\": \"2.0\", \"id\", \"method\", \"params\"} with a fresh id"},
+    ErrorRow{
+        InvalidRequest,
+        -32600,
+        400,
+        false,
+        "send {\"jsonrpc\": \"2.0\", \"id\", \"method\", \"params\"} with a fresh id"},
     ErrorRow{MethodNotFound, -32601, 404, false, "rpc.discover lists the methods"},
     ErrorRow{InvalidParams, -32602, 400, false, "see data.path, and docs/protocol.md for the method"},
     ErrorRow{InternalError, -32603, 500, false, "a defect of the daemon: report it with the daemon's log"},
@@ -23,7 +28,8 @@ constexpr std::array kRows{
     ErrorRow{LocalOnly, 1003, 403, false, "connect a WebSocket to the unix socket"},
     ErrorRow{Unauthorized, 1004, 401, false, "run as the daemon's uid or root, or send its token"},
     ErrorRow{Draining, 1005, 503, true, "the daemon is shutting down: reconnect when it is back"},
-    ErrorRow{LimitExceeded, 1006, 429, false, "the message names the limit: ask for less, or raise it in the configuration"},
+    ErrorRow{
+        LimitExceeded, 1006, 429, false, "the message names the limit: ask for less, or raise it in the configuration"},
 
     ErrorRow{NotAttached, 1101, 409, false, "call job.attach first"},
     ErrorRow{UnknownJob, 1102, 404, false, "status.get lists the jobs you may see"},
@@ -34,7 +40,8 @@ constexpr std::array kRows{
 
     ErrorRow{UnknownBuffer, 1201, 404, false, "use an id that buffers.allocate gave to this rank"},
     ErrorRow{InsufficientMemory, 1202, 507, true, "free memory or raise the memory limit of the daemon's cgroup"},
-    ErrorRow{BadToken, 1203, 403, false, "allocate again and fetch the descriptor within 10 s, once, from the same process"},
+    ErrorRow{
+        BadToken, 1203, 403, false, "allocate again and fetch the descriptor within 10 s, once, from the same process"},
 
     ErrorRow{InvalidDeclaration, 1301, 422, false, "correct the tensor that data.path names"},
     ErrorRow{UnsupportedPlacement, 1302, 501, false, "this data path takes replicate and partial → replicate"},
@@ -118,13 +125,12 @@ std::string error_json(const Error& error) {
 std::string error_table_json() {
   Json table = Json::array();
   for (const ErrorRow& row : kRows) {
-    table.push_back(
-        Json{{"kind", kind_of(row.code)},
-             {"code", row.json_rpc},
-             {"http", row.http},
-             {"retryable", row.retryable},
-             {"hint", row.hint}}
-    );
+    table.push_back(Json{
+        {"kind", kind_of(row.code)},
+        {"code", row.json_rpc},
+        {"http", row.http},
+        {"retryable", row.retryable},
+        {"hint", row.hint}});
   }
   return table.dump(2) + "\n";
 }

@@ -2,10 +2,10 @@
 // The one table: ErrorCode → JSON-RPC code → HTTP status → kind → retryable → default hint. docs/errors.md and the
 // Python client's errors.py are tested against it (tests/contract/error_codes.json is its export).
 
+#include "base/error.hpp"
+
 #include <span>
 #include <string>
-
-#include "base/error.hpp"
 
 namespace gradsync::rpc {
 

@@ -1,8 +1,8 @@
 #include "rpc/field_reader.hpp"
 
-#include <fmt/format.h>
-
 #include "base/text.hpp"
+
+#include <fmt/format.h>
 
 namespace gradsync::rpc {
 

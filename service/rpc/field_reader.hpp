@@ -1,14 +1,14 @@
 #pragma once
 // Where typed reading stands: the path to the current field and the first error. The rules per type are in codec.hpp.
 
+#include "base/error.hpp"
+#include "rpc/json_tape.hpp"
+
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "base/error.hpp"
-#include "rpc/json_tape.hpp"
 
 namespace gradsync::rpc {
 
@@ -55,6 +55,7 @@ class FieldReader {
     Value value;
     bool used = false;
   };
+
   std::vector<Member> members;
 
  private:

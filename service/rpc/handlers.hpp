@@ -18,6 +18,7 @@ struct Document {
 template <>
 struct Codec<Document> {
   static void write(JsonWriter& writer, const Document& document) { writer.raw(document.text); }
+
   static Json schema(SchemaBuilder&, Bounds) { return Json{{"type", "object"}}; }
 };
 

@@ -1,11 +1,10 @@
 #include "rpc/json_tape.hpp"
 
-#include <cmath>
-#include <unordered_set>
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <cmath>
+#include <unordered_set>
 
 namespace gradsync::rpc {
 
@@ -219,15 +218,24 @@ std::optional<Value> Value::member(std::string_view key) const {
 
 std::string Value::describe() const {
   switch (type()) {
-    case TokenType::Null: return "null";
-    case TokenType::Bool: return token().boolean ? "true" : "false";
-    case TokenType::Negative: return fmt::format("{}", token().negative);
-    case TokenType::Unsigned: return fmt::format("{}", token().natural);
-    case TokenType::Double: return fmt::format("{}", token().real);
-    case TokenType::String: return "\"" + cut(text(), 60) + "\"";
-    case TokenType::Key: return "a key";
-    case TokenType::Object: return "an object";
-    case TokenType::Array: return "an array";
+    case TokenType::Null:
+      return "null";
+    case TokenType::Bool:
+      return token().boolean ? "true" : "false";
+    case TokenType::Negative:
+      return fmt::format("{}", token().negative);
+    case TokenType::Unsigned:
+      return fmt::format("{}", token().natural);
+    case TokenType::Double:
+      return fmt::format("{}", token().real);
+    case TokenType::String:
+      return "\"" + cut(text(), 60) + "\"";
+    case TokenType::Key:
+      return "a key";
+    case TokenType::Object:
+      return "an object";
+    case TokenType::Array:
+      return "an array";
   }
   return "a value";
 }

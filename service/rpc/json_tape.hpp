@@ -5,13 +5,13 @@
 // Refused: what is not JSON, invalid UTF-8 (lone surrogates included), nesting deeper than `depth`, a key twice in one
 // object, an integer outside [−2^63, 2^64), a number outside the range of a double.
 
+#include "base/error.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "base/error.hpp"
 
 namespace gradsync::rpc {
 
@@ -27,6 +27,7 @@ struct Token {
   TokenType type = TokenType::Null;
   bool boolean = false;
   std::uint32_t end = 0;
+
   union {
     std::int64_t negative;
     std::uint64_t natural = 0;
@@ -40,7 +41,9 @@ class Value;
 class Tape {
  public:
   [[nodiscard]] Value root() const;
+
   [[nodiscard]] const Token& token(std::uint32_t index) const { return tokens_[index]; }
+
   [[nodiscard]] std::string_view text(TextSlice slice) const {
     return std::string_view(text_).substr(slice.offset, slice.length);
   }
@@ -57,9 +60,13 @@ class Value {
   Value(const Tape& tape, std::uint32_t index) : tape_(&tape), index_(index) {}
 
   [[nodiscard]] TokenType type() const { return token().type; }
+
   [[nodiscard]] bool is(TokenType type) const { return token().type == type; }
+
   [[nodiscard]] bool is_integer() const { return is(TokenType::Negative) || is(TokenType::Unsigned); }
+
   [[nodiscard]] const Token& token() const { return tape_->token(index_); }
+
   [[nodiscard]] std::string_view text() const { return tape_->text(token().text); }
 
   /// Calls `visit(Value)` for each item of an array until it returns false.

@@ -1,11 +1,10 @@
 #include "rpc/json_writer.hpp"
 
-#include <cmath>
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <charconv>
+#include <cmath>
 
 namespace gradsync::rpc {
 

@@ -1,6 +1,7 @@
 #pragma once
 // Writes JSON text straight into a string: replies need no tree. Doubles are the shortest text that reads back to the
-// same bits; NaN and infinities are the strings "NaN", "Infinity", "-Infinity"; integers beyond ±2^53 are decimal strings.
+// same bits; NaN and infinities are the strings "NaN", "Infinity", "-Infinity"; integers beyond ±2^53 are decimal
+// strings.
 
 #include <cstdint>
 #include <string>

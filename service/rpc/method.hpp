@@ -2,12 +2,12 @@
 // The method table: one line per method (methods.cpp), from which come dispatch, checks, metrics and `rpc.discover`.
 // To add a method: its structs in wire_*.hpp, its handler in handlers.hpp, its line in the table, a transcript.
 
+#include "rpc/codec.hpp"
+#include "rpc/reply.hpp"
+
 #include <memory>
 #include <span>
 #include <string_view>
-
-#include "rpc/codec.hpp"
-#include "rpc/reply.hpp"
 
 namespace gradsync::rpc {
 

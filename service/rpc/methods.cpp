@@ -1,8 +1,7 @@
+#include "rpc/handlers.hpp"
 #include "rpc/method.hpp"
 
 #include <array>
-
-#include "rpc/handlers.hpp"
 
 namespace gradsync::rpc {
 
@@ -27,7 +26,10 @@ constexpr std::array kMethods{
     ),
     method<ReleaseParams, Empty, buffers_release>("buffers.release", Attach, Request, "Give a buffer back"),
     method<DeclareParams, DeclareAnswer, gradients_declare>(
-        "gradients.declare", Attach, Request, "Say what the gradients are, in pages; answered when all ranks declared alike"
+        "gradients.declare",
+        Attach,
+        Request,
+        "Say what the gradients are, in pages; answered when all ranks declared alike"
     ),
     method<ExplainParams, ExplainAnswer, plan_explain>(
         "plan.explain", Nothing, Request, "What is reduced, counted and clipped together, and why"
@@ -51,7 +53,9 @@ constexpr std::array kMethods{
     method<SubscribeParams, SubscribeAnswer, events_subscribe>(
         "events.subscribe", Initialize, Request, "Push events as events.notification"
     ),
-    method<UnsubscribeParams, Empty, events_unsubscribe>("events.unsubscribe", Initialize, Request, "End a subscription"),
+    method<UnsubscribeParams, Empty, events_unsubscribe>(
+        "events.unsubscribe", Initialize, Request, "End a subscription"
+    ),
     method<Empty, Document, rpc_discover>("rpc.discover", Nothing, Request, "This document"),
 };
 

@@ -1,10 +1,8 @@
 #pragma once
-// Counters of the rpc layer. Labels are bounded: method is a name of the table or "unknown", outcome is "ok" or an error
-// kind. The families are resolved once; a counter of a pair is made when the pair first occurs.
+// Counters of the rpc layer. Labels are bounded: method is a name of the table or "unknown", outcome is "ok" or an
+// error kind. The families are resolved once; a counter of a pair is made when the pair first occurs.
 
-#include <string>
-#include <unordered_map>
-#include <vector>
+#include "base/error.hpp"
 
 #include <prometheus/counter.h>
 #include <prometheus/family.h>
@@ -12,7 +10,9 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
-#include "base/error.hpp"
+#include <string>
+#include <unordered_map>
+#include <vector>
 
 namespace gradsync::rpc {
 

@@ -11,10 +11,14 @@ namespace {
 
 const char* name_of(Needs needs) {
   switch (needs) {
-    case Needs::Nothing: return "nothing";
-    case Needs::Local: return "local";
-    case Needs::Initialize: return "initialize";
-    case Needs::Attach: return "attach";
+    case Needs::Nothing:
+      return "nothing";
+    case Needs::Local:
+      return "local";
+    case Needs::Initialize:
+      return "initialize";
+    case Needs::Attach:
+      return "attach";
   }
   return "";
 }
@@ -35,7 +39,9 @@ Json method_object(const Method& method, SchemaBuilder& builder) {
   params.components = builder.components;
   const std::string params_name = method.params_schema(params)["$ref"].get<std::string>().substr(21);
   Json descriptors = content_descriptors(params.components[params_name]);
-  params.components.erase(params_name);
+  if (!builder.components.contains(params_name)) {
+    params.components.erase(params_name);
+  }
   builder.components = std::move(params.components);
 
   Json object{

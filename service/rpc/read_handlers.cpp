@@ -27,8 +27,8 @@ void status_get(Core& core, Caller& caller, Empty, Answer<StatusAnswer> answer) 
 void log_set_level(Core& core, Caller& caller, LogLevelParams params, Answer<LogLevelAnswer> answer) {
   if (!caller.peer.privileged) {
     answer(make_error(
-        ErrorCode::Unauthorized, "log.set_level is for the daemon's uid, root or the token; you are uid " +
-                                     std::to_string(caller.peer.uid)
+        ErrorCode::Unauthorized,
+        "log.set_level is for the daemon's uid, root or the token; you are uid " + std::to_string(caller.peer.uid)
     ));
     return;
   }

@@ -1,10 +1,10 @@
 #include "rpc/reply.hpp"
 
-#include <fmt/format.h>
-
 #include "base/text.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/error_codes.hpp"
+
+#include <fmt/format.h>
 
 namespace gradsync::rpc {
 

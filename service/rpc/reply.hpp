@@ -1,7 +1,12 @@
 #pragma once
-// The way of an answer back to its caller. A message opens a ReplyGroup; each of its requests holds a Completion, which is
-// completed exactly once, perhaps much later, perhaps after the connection is gone. When the last of a group is complete,
-// the group goes out: as one reply, as the array of a batch, or not at all when there were only notifications.
+// The way of an answer back to its caller. A message opens a ReplyGroup; each of its requests holds a Completion, which
+// is completed exactly once, perhaps much later, perhaps after the connection is gone. When the last of a group is
+// complete, the group goes out: as one reply, as the array of a batch, or not at all when there were only
+// notifications.
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+#include "rpc/codec.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -10,10 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.hpp"
-#include "base/error.hpp"
-#include "rpc/codec.hpp"
-
 namespace gradsync::rpc {
 
 class ReplyGroup {
@@ -21,7 +22,11 @@ class ReplyGroup {
   using Deliver = std::function<void(std::string text, int http_status)>;
 
   ReplyGroup(bool batch, std::size_t requests, std::size_t message_bytes, Deliver deliver)
-      : batch_(batch), message_bytes_(message_bytes), deliver_(std::move(deliver)), pending_(requests), replies_(requests) {}
+      : batch_(batch),
+        message_bytes_(message_bytes),
+        deliver_(std::move(deliver)),
+        pending_(requests),
+        replies_(requests) {}
 
   /// Empty text: nothing to say.
   void complete(std::size_t index, const std::optional<std::string>& id, std::string reply, int http_status);
@@ -50,7 +55,9 @@ class Completion {
   /// Called once with the error or nullptr, before the reply goes out: metrics, and the id is free again.
   using Done = std::function<void(const Error*)>;
 
-  Completion(std::shared_ptr<ReplyGroup> group, std::size_t index, bool answered, std::optional<std::string> id, Done done)
+  Completion(
+      std::shared_ptr<ReplyGroup> group, std::size_t index, bool answered, std::optional<std::string> id, Done done
+  )
       : group_(std::move(group)), index_(index), answered_(answered), id_(std::move(id)), done_(std::move(done)) {}
 
   void succeed(std::string result);

@@ -2,12 +2,12 @@
 // Long results, made to fit one message by leaving out what the client can do without. A committed step is never
 // answered with an error because its report is long.
 
-#include <string>
-
 #include "rpc/reply.hpp"
 #include "rpc/wire_declare.hpp"
 #include "rpc/wire_read.hpp"
 #include "rpc/wire_step.hpp"
+
+#include <string>
 
 namespace gradsync::rpc {
 

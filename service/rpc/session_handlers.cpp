@@ -1,7 +1,7 @@
-#include <fmt/format.h>
-
 #include "base/version.hpp"
 #include "rpc/handlers.hpp"
+
+#include <fmt/format.h>
 
 namespace gradsync::rpc {
 
@@ -106,9 +106,7 @@ void job_attach(Core& core, Caller& caller, AttachParams params, Answer<AttachAn
   connection.job = std::move(params.job);
   connection.rank = params.rank;
   connection.declaring = {};
-  answer(AttachAnswer{
-      attached->session, attached->epoch, attached->attempt, attached->last_step, attached->resumed
-  });
+  answer(AttachAnswer{attached->session, attached->epoch, attached->attempt, attached->last_step, attached->resumed});
 }
 
 void job_detach(Core& core, Caller& caller, Empty, Answer<Empty> answer) {

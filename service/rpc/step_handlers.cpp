@@ -1,19 +1,8 @@
-#include <cmath>
-
-#include <fmt/format.h>
-
 #include "rpc/handlers.hpp"
 
 namespace gradsync::rpc {
 
 namespace {
-
-Result<void> check_scale(double scale) {
-  if (std::isfinite(scale) && scale > 0) {
-    return {};
-  }
-  return invalid_params("scale", fmt::format("scale is {}; expected a finite number above 0", scale));
-}
 
 std::optional<Milliseconds> timeout_of(const std::optional<std::int64_t>& timeout_ms) {
   return timeout_ms ? std::optional(Milliseconds(*timeout_ms)) : std::nullopt;
@@ -51,17 +40,11 @@ void bucket_ready(Core& core, Caller& caller, BucketReadyParams params, Answer<E
 }
 
 void tensor_unused(Core& core, Caller& caller, TensorUnusedParams params, Answer<Empty> answer) {
-  core.engine.tensor_unused(
-      caller.connection->session, {{params.epoch, params.attempt}, std::move(params.tensors)}
-  );
+  core.engine.tensor_unused(caller.connection->session, {{params.epoch, params.attempt}, std::move(params.tensors)});
   answer(Empty{});
 }
 
 void step_finish(Core& core, Caller& caller, FinishParams params, Answer<ReportAnswer> answer) {
-  if (const Result<void> checked = check_scale(params.scale); !checked) {
-    answer(checked.error());
-    return;
-  }
   engine::FinishRequest request = finish_request(params, engine::FinishKind::Finish);
   request.override_max_norm = params.max_norm.given;
   request.max_norm = params.max_norm.value;
@@ -69,10 +52,6 @@ void step_finish(Core& core, Caller& caller, FinishParams params, Answer<ReportA
 }
 
 void norm_compute(Core& core, Caller& caller, NormParams params, Answer<ReportAnswer> answer) {
-  if (const Result<void> checked = check_scale(params.scale); !checked) {
-    answer(checked.error());
-    return;
-  }
   core.engine.finish(
       caller.connection->session, finish_request(params, engine::FinishKind::NormOnly), report_to(std::move(answer))
   );

@@ -1,10 +1,10 @@
 #include "rpc/subscriptions.hpp"
 
-#include <algorithm>
+#include "rpc/result_size.hpp"
 
 #include <fmt/format.h>
 
-#include "rpc/result_size.hpp"
+#include <algorithm>
 
 namespace gradsync::rpc {
 
@@ -35,9 +35,8 @@ Result<std::uint64_t> Subscriptions::add(const SubscribeParams& params) {
 
 Result<void> Subscriptions::remove(std::uint64_t subscription) {
   if (subscriptions_.erase(subscription) == 0) {
-    Error error = make_error(
-        ErrorCode::UnknownSubscription, fmt::format("no subscription {} on this connection", subscription)
-    );
+    Error error =
+        make_error(ErrorCode::UnknownSubscription, fmt::format("no subscription {} on this connection", subscription));
     error.path = "subscription";
     return error;
   }
@@ -63,9 +62,9 @@ std::size_t Subscriptions::push(Subscription& subscription, const engine::Event&
 std::optional<std::string> Subscriptions::next() {
   auto oldest = subscriptions_.end();
   for (auto at = subscriptions_.begin(); at != subscriptions_.end(); ++at) {
-    const bool older = oldest == subscriptions_.end() ||
-                       (!at->second.queue.empty() &&
-                        at->second.queue.front().sequence < oldest->second.queue.front().sequence);
+    const bool older =
+        oldest == subscriptions_.end() ||
+        (!at->second.queue.empty() && at->second.queue.front().sequence < oldest->second.queue.front().sequence);
     if (!at->second.queue.empty() && older) {
       oldest = at;
     }

@@ -1,15 +1,15 @@
 #pragma once
-// Event subscriptions of one connection: bounded queues that drop their oldest event, so that a slow reader costs a fixed
-// amount of memory and never holds up a step. Pure: who sends, and when, is the dispatcher's business.
+// Event subscriptions of one connection: bounded queues that drop their oldest event, so that a slow reader costs a
+// fixed amount of memory and never holds up a step. Pure: who sends, and when, is the dispatcher's business.
+
+#include "engine/engine.hpp"
+#include "rpc/wire_read.hpp"
 
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
 #include <string>
-
-#include "engine/engine.hpp"
-#include "rpc/wire_read.hpp"
 
 namespace gradsync::rpc {
 

@@ -29,10 +29,14 @@ struct WireClip {
 
 const char* name_of(PlacementName kind) {
   switch (kind) {
-    case PlacementName::Replicate: return "replicate";
-    case PlacementName::Shard: return "shard";
-    case PlacementName::Only: return "only";
-    case PlacementName::Partial: return "partial";
+    case PlacementName::Replicate:
+      return "replicate";
+    case PlacementName::Shard:
+      return "shard";
+    case PlacementName::Only:
+      return "only";
+    case PlacementName::Partial:
+      return "partial";
   }
   return "";
 }
@@ -117,10 +121,17 @@ bool Codec<plan::Placement>::read(FieldReader& reader, Value value, plan::Placem
   }
   out.axes = std::move(wire.axes);
   switch (wire.kind) {
-    case PlacementName::Replicate: out.kind = plan::Replicate{}; return true;
-    case PlacementName::Shard: out.kind = plan::Shard{*wire.dim}; return true;
-    case PlacementName::Only: out.kind = plan::Only{std::move(*wire.at)}; return true;
-    case PlacementName::Partial: break;
+    case PlacementName::Replicate:
+      out.kind = plan::Replicate{};
+      return true;
+    case PlacementName::Shard:
+      out.kind = plan::Shard{*wire.dim};
+      return true;
+    case PlacementName::Only:
+      out.kind = plan::Only{std::move(*wire.at)};
+      return true;
+    case PlacementName::Partial:
+      break;
   }
   const bool to_shard = wire.to->kind == TargetName::Shard;
   const FieldReader::Step step(reader, "to");
@@ -171,9 +182,7 @@ bool Codec<plan::ClipGroupOptions>::read(FieldReader& reader, Value value, plan:
 }
 
 void Codec<plan::ClipGroupOptions>::write(JsonWriter& writer, const plan::ClipGroupOptions& options) {
-  Codec<WireClip>::write(
-      writer, WireClip{options.group, {true, options.clip.max_norm}, options.clip.zero_rule}
-  );
+  Codec<WireClip>::write(writer, WireClip{options.group, {true, options.clip.max_norm}, options.clip.zero_rule});
 }
 
 Json Codec<plan::ClipGroupOptions>::schema(SchemaBuilder& builder, Bounds) {

@@ -2,14 +2,14 @@
 // gradients.declare and plan.explain on the wire. A tensor is read into the planner's own struct; what JSON spells
 // differently (placements, the default of local_shape) is turned here.
 
+#include "plan/plan.hpp"
+#include "plan/reduction.hpp"
+#include "rpc/codec.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "plan/plan.hpp"
-#include "plan/reduction.hpp"
-#include "rpc/codec.hpp"
 
 namespace gradsync::rpc {
 
@@ -101,6 +101,7 @@ struct Codec<plan::ClipGroupOptions> {
 template <>
 struct Fields<plan::DeclareOptions> {
   static constexpr const char* kName = "DeclareOptions";
+
   static void visit(auto& v, auto& s) {
     v.optional("accumulate", s.accumulate, "backward passes per step", kPositive);
     v.optional("norm_type", s.norm_type, "p of the norm: finite and at least 1, or \"Infinity\"", kPositive);
@@ -112,6 +113,7 @@ struct Fields<plan::DeclareOptions> {
 template <>
 struct Fields<WireTensor> {
   static constexpr const char* kName = "Tensor";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.declaration.name, "unique in the declaration", Bounds{1, 1024});
     v.required("shape", s.declaration.shape, "logical shape", Bounds{0, 32});
@@ -132,6 +134,7 @@ struct Fields<WireTensor> {
 template <>
 struct Fields<DeclareParams> {
   static constexpr const char* kName = "DeclareParams";
+
   static void visit(auto& v, auto& s) {
     v.required("buffer", s.buffer, "the arena, of at least Σ round_up(bytes of tensor, 64)");
     v.optional("page", s.page, "0, 1, 2, …", kNatural);
@@ -145,6 +148,7 @@ struct Fields<DeclareParams> {
 template <>
 struct Fields<DeclaredBucket> {
   static constexpr const char* kName = "DeclaredBucket";
+
   static void visit(auto& v, auto& s) {
     v.required("dtype", s.dtype, "of its tensors");
     v.required("offset", s.offset, "bytes from the start of the arena");
@@ -156,6 +160,7 @@ struct Fields<DeclaredBucket> {
 template <>
 struct Fields<DeclareAnswer> {
   static constexpr const char* kName = "DeclareResult";
+
   static void visit(auto& v, auto& s) {
     v.optional("received", s.received, "tensors so far; alone, for a page that is not the last");
     v.optional("epoch", s.epoch, "membership of the job");
@@ -230,6 +235,7 @@ struct ExplainAnswer {
 template <>
 struct Fields<ExplainParams> {
   static constexpr const char* kName = "ExplainParams";
+
   static void visit(auto& v, auto& s) {
     v.required("job", s.job, "name of the job", kNameLength);
     v.optional("offset", s.offset, "first tensor of the page");
@@ -240,6 +246,7 @@ struct Fields<ExplainParams> {
 template <>
 struct Fields<plan::Stage> {
   static constexpr const char* kName = "ExplainedStage";
+
   static void visit(auto& v, auto& s) {
     v.required("axes", s.axes, "reduced over");
     v.required("op", s.op, "sum or mean");
@@ -250,6 +257,7 @@ struct Fields<plan::Stage> {
 template <>
 struct Fields<ExplainedTensor> {
   static constexpr const char* kName = "ExplainedTensor";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "of the tensor");
     v.required("shape", s.shape, "logical shape");
@@ -269,6 +277,7 @@ struct Fields<ExplainedTensor> {
 template <>
 struct Fields<ExplainedBucket> {
   static constexpr const char* kName = "ExplainedBucket";
+
   static void visit(auto& v, auto& s) {
     v.required("index", s.index, "place in the launch order");
     v.required("dtype", s.dtype, "element type");
@@ -283,6 +292,7 @@ struct Fields<ExplainedBucket> {
 template <>
 struct Fields<ExplainedNormGroup> {
   static constexpr const char* kName = "ExplainedNormGroup";
+
   static void visit(auto& v, auto& s) {
     v.required("mesh", s.mesh, "name of the mesh");
     v.required("axes", s.axes, "over which the tensors are spread after sync");
@@ -294,6 +304,7 @@ struct Fields<ExplainedNormGroup> {
 template <>
 struct Fields<ExplainedClipGroup> {
   static constexpr const char* kName = "ExplainedClipGroup";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "of the group");
     v.required("max_norm", s.max_norm, "null: measure only");
@@ -305,6 +316,7 @@ struct Fields<ExplainedClipGroup> {
 template <>
 struct Fields<ExplainAnswer> {
   static constexpr const char* kName = "ExplainResult";
+
   static void visit(auto& v, auto& s) {
     v.required("job", s.job, "name of the job");
     v.required("digest", s.digest, "of the plan");

@@ -1,14 +1,14 @@
 #pragma once
 // Read models and operations on the wire: stats, status, log level, events.
 
+#include "engine/report.hpp"
+#include "rpc/codec.hpp"
+#include "rpc/wire_step.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "engine/report.hpp"
-#include "rpc/codec.hpp"
-#include "rpc/wire_step.hpp"
 
 namespace gradsync::rpc {
 
@@ -88,6 +88,7 @@ struct EnumNames<Topic> {
 template <>
 struct Fields<StatsParams> {
   static constexpr const char* kName = "StatsParams";
+
   static void visit(auto& v, auto& s) {
     v.required("job", s.job, "name of the job", kNameLength);
     v.optional("last", s.last, "how many reports", Bounds{1, 100});
@@ -97,12 +98,14 @@ struct Fields<StatsParams> {
 template <>
 struct Fields<StatsAnswer> {
   static constexpr const char* kName = "StatsResult";
+
   static void visit(auto& v, auto& s) { v.required("reports", s.reports, "oldest first; the newest that fit"); }
 };
 
 template <>
 struct Fields<engine::RankStatus> {
   static constexpr const char* kName = "RankStatus";
+
   static void visit(auto& v, auto& s) {
     v.required("rank", s.rank, "in the job");
     v.required("state", s.state, "absent, attached, declared or disconnected");
@@ -117,6 +120,7 @@ struct Fields<engine::RankStatus> {
 template <>
 struct Fields<engine::JobStatus> {
   static constexpr const char* kName = "JobStatus";
+
   static void visit(auto& v, auto& s) {
     v.required("job", s.job, "name");
     v.required("uid", s.uid, "owner");
@@ -142,6 +146,7 @@ struct Fields<engine::JobStatus> {
 template <>
 struct Fields<StatusAnswer> {
   static constexpr const char* kName = "StatusResult";
+
   static void visit(auto& v, auto& s) {
     v.required("version", s.version, "of the daemon");
     v.required("incarnation", s.incarnation, "16 hex digits, new at every start");
@@ -155,18 +160,21 @@ struct Fields<StatusAnswer> {
 template <>
 struct Fields<LogLevelParams> {
   static constexpr const char* kName = "LogLevelParams";
+
   static void visit(auto& v, auto& s) { v.required("level", s.level, "from now on"); }
 };
 
 template <>
 struct Fields<LogLevelAnswer> {
   static constexpr const char* kName = "LogLevelResult";
+
   static void visit(auto& v, auto& s) { v.required("previous", s.previous, "level before"); }
 };
 
 template <>
 struct Fields<SubscribeParams> {
   static constexpr const char* kName = "SubscribeParams";
+
   static void visit(auto& v, auto& s) {
     v.required("topics", s.topics, "what to push", Bounds{1, 3});
     v.optional("job", s.job, "only of this job", kNameLength);
@@ -176,18 +184,21 @@ struct Fields<SubscribeParams> {
 template <>
 struct Fields<SubscribeAnswer> {
   static constexpr const char* kName = "SubscribeResult";
+
   static void visit(auto& v, auto& s) { v.required("subscription", s.subscription, "its id on this connection"); }
 };
 
 template <>
 struct Fields<UnsubscribeParams> {
   static constexpr const char* kName = "UnsubscribeParams";
+
   static void visit(auto& v, auto& s) { v.required("subscription", s.subscription, "its id on this connection"); }
 };
 
 template <>
 struct Fields<AlertEvent> {
   static constexpr const char* kName = "AlertEvent";
+
   static void visit(auto& v, auto& s) {
     v.required("kind", s.kind, "an error kind, nonfinite, divergence or deadline_half");
     v.required("what", s.what, "in words");
@@ -197,6 +208,7 @@ struct Fields<AlertEvent> {
 template <>
 struct Fields<EpochEvent> {
   static constexpr const char* kName = "EpochEvent";
+
   static void visit(auto& v, auto& s) {
     v.required("epoch", s.epoch, "from now on");
     v.required("what", s.what, "in words");

@@ -1,13 +1,13 @@
 #pragma once
 // Params and results of session.*, job.* and buffers.*: plain values with wire names.
 
+#include "plan/mesh.hpp"
+#include "rpc/codec.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "plan/mesh.hpp"
-#include "rpc/codec.hpp"
 
 namespace gradsync::rpc {
 
@@ -100,12 +100,14 @@ struct ReleaseParams {
 template <>
 struct Fields<Empty> {
   static constexpr const char* kName = "Empty";
+
   static void visit(auto&, auto&) {}
 };
 
 template <>
 struct Fields<ClientIdentity> {
   static constexpr const char* kName = "Client";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "program or library", kNameLength);
     v.required("version", s.version, "its version", kNameLength);
@@ -115,6 +117,7 @@ struct Fields<ClientIdentity> {
 template <>
 struct Fields<InitializeParams> {
   static constexpr const char* kName = "InitializeParams";
+
   static void visit(auto& v, auto& s) {
     v.required("protocol", s.protocol, "the protocol the client speaks: 1");
     v.required("client", s.client, "what connects");
@@ -127,6 +130,7 @@ struct Fields<InitializeParams> {
 template <>
 struct Fields<ServerAnswer> {
   static constexpr const char* kName = "Server";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "gradsyncd");
     v.required("version", s.version, "of the daemon");
@@ -138,6 +142,7 @@ struct Fields<ServerAnswer> {
 template <>
 struct Fields<Capabilities> {
   static constexpr const char* kName = "Capabilities";
+
   static void visit(auto& v, auto& s) {
     v.required("data_paths", s.data_paths, "ways to hand over gradients");
     v.required("dtypes", s.dtypes, "element types");
@@ -149,6 +154,7 @@ struct Fields<Capabilities> {
 template <>
 struct Fields<LimitsAnswer> {
   static constexpr const char* kName = "Limits";
+
   static void visit(auto& v, auto& s) {
     v.required("message_bytes", s.message_bytes, "of one message, either way");
     v.required("depth", s.depth, "nesting of a message");
@@ -163,6 +169,7 @@ struct Fields<LimitsAnswer> {
 template <>
 struct Fields<InitializeResult> {
   static constexpr const char* kName = "InitializeResult";
+
   static void visit(auto& v, auto& s) {
     v.required("protocol", s.protocol, "1");
     v.required("server", s.server, "who answers");
@@ -175,6 +182,7 @@ struct Fields<InitializeResult> {
 template <>
 struct Fields<plan::Axis> {
   static constexpr const char* kName = "Axis";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "conventional: pp dp_replicate dp_shard cp tp ep; any is legal", kNameLength);
     v.required("size", s.size, "ranks along the axis", kPositive);
@@ -184,6 +192,7 @@ struct Fields<plan::Axis> {
 template <>
 struct Fields<plan::Mesh> {
   static constexpr const char* kName = "Mesh";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "unique in the job", kNameLength);
     v.required("axes", s.axes, "row-major over ranks, last axis fastest");
@@ -194,6 +203,7 @@ struct Fields<plan::Mesh> {
 template <>
 struct Fields<AttachParams> {
   static constexpr const char* kName = "AttachParams";
+
   static void visit(auto& v, auto& s) {
     v.required("job", s.job, "name of the training run; its key is (uid, job)", kNameLength);
     v.required("rank", s.rank, "this process in the job", kNatural);
@@ -206,6 +216,7 @@ struct Fields<AttachParams> {
 template <>
 struct Fields<AttachAnswer> {
   static constexpr const char* kName = "AttachResult";
+
   static void visit(auto& v, auto& s) {
     v.required("session", s.session, "this rank's number in the daemon");
     v.required("epoch", s.epoch, "membership of the job");
@@ -218,12 +229,14 @@ struct Fields<AttachAnswer> {
 template <>
 struct Fields<PauseParams> {
   static constexpr const char* kName = "PauseParams";
+
   static void visit(auto& v, auto& s) { v.required("paused", s.paused, "true: no deadline waits for this rank"); }
 };
 
 template <>
 struct Fields<AllocateParams> {
   static constexpr const char* kName = "AllocateParams";
+
   static void visit(auto& v, auto& s) {
     v.required("bytes", s.bytes, "size of the arena", kPositive);
     v.required("device", s.device, "cpu", kNameLength);
@@ -233,6 +246,7 @@ struct Fields<AllocateParams> {
 template <>
 struct Fields<AllocateAnswer> {
   static constexpr const char* kName = "AllocateResult";
+
   static void visit(auto& v, auto& s) {
     v.required("buffer", s.buffer, "id of the buffer");
     v.required("bytes", s.bytes, "its size");
@@ -243,6 +257,7 @@ struct Fields<AllocateAnswer> {
 template <>
 struct Fields<ReleaseParams> {
   static constexpr const char* kName = "ReleaseParams";
+
   static void visit(auto& v, auto& s) { v.required("buffer", s.buffer, "id of the buffer"); }
 };
 

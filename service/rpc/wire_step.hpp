@@ -1,13 +1,13 @@
 #pragma once
 // Step calls and reports on the wire. Reports are written from the engine's own structs: their names are wire names.
 
+#include "engine/report.hpp"
+#include "rpc/codec.hpp"
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "engine/report.hpp"
-#include "rpc/codec.hpp"
 
 namespace gradsync::rpc {
 
@@ -78,6 +78,7 @@ void visit_key(Visitor& v, Params& s) {
 template <>
 struct Fields<BucketReadyParams> {
   static constexpr const char* kName = "BucketReadyParams";
+
   static void visit(auto& v, auto& s) {
     visit_key(v, s);
     v.required("bucket", s.bucket, "index in the plan");
@@ -88,6 +89,7 @@ struct Fields<BucketReadyParams> {
 template <>
 struct Fields<TensorUnusedParams> {
   static constexpr const char* kName = "TensorUnusedParams";
+
   static void visit(auto& v, auto& s) {
     visit_key(v, s);
     v.required("tensors", s.tensors, "indices of tensors that got no gradient on this rank");
@@ -107,12 +109,14 @@ void visit_finish(Visitor& v, Params& s) {
 template <>
 struct Fields<NormParams> {
   static constexpr const char* kName = "NormParams";
+
   static void visit(auto& v, auto& s) { visit_finish(v, s); }
 };
 
 template <>
 struct Fields<FinishParams> {
   static constexpr const char* kName = "FinishParams";
+
   static void visit(auto& v, auto& s) {
     visit_finish(v, s);
     v.optional("max_norm", s.max_norm, "replaces that of the first clip group; null: measure only", kNatural);
@@ -122,6 +126,7 @@ struct Fields<FinishParams> {
 template <>
 struct Fields<ClipParams> {
   static constexpr const char* kName = "ClipParams";
+
   static void visit(auto& v, auto& s) {
     visit_key(v, s);
     v.optional("max_norm", s.max_norm, "for all clip groups; absent: as declared", kNatural);
@@ -132,6 +137,7 @@ struct Fields<ClipParams> {
 template <>
 struct Fields<engine::GroupReport> {
   static constexpr const char* kName = "GroupReport";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "of the clip group");
     v.required("norm", s.norm, "before clipping, unscaled units");
@@ -145,6 +151,7 @@ struct Fields<engine::GroupReport> {
 template <>
 struct Fields<engine::LayerReport> {
   static constexpr const char* kName = "LayerReport";
+
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "of the layer");
     v.required("norm", s.norm, "of its tensors");
@@ -154,6 +161,7 @@ struct Fields<engine::LayerReport> {
 template <>
 struct Fields<engine::NonfiniteInput> {
   static constexpr const char* kName = "NonfiniteInput";
+
   static void visit(auto& v, auto& s) {
     v.required("rank", s.rank, "that contributed them");
     v.required("count", s.count, "before the reduction");
@@ -163,6 +171,7 @@ struct Fields<engine::NonfiniteInput> {
 template <>
 struct Fields<engine::NonfiniteReport> {
   static constexpr const char* kName = "NonfiniteReport";
+
   static void visit(auto& v, auto& s) {
     v.required("tensor", s.tensor, "name");
     v.required("count", s.count, "in the stored result");
@@ -173,6 +182,7 @@ struct Fields<engine::NonfiniteReport> {
 template <>
 struct Fields<engine::DivergenceReport> {
   static constexpr const char* kName = "DivergenceReport";
+
   static void visit(auto& v, auto& s) {
     v.required("tensor", s.tensor, "name");
     v.required("ranks", s.ranks, "whose bits differ from those of the lowest rank");
@@ -182,6 +192,7 @@ struct Fields<engine::DivergenceReport> {
 template <>
 struct Fields<engine::StepTimings> {
   static constexpr const char* kName = "StepTimings";
+
   static void visit(auto& v, auto& s) {
     v.required("wait_s", s.wait_s, "first finish until the last");
     v.required("reduce_s", s.reduce_s, "lane time of the reductions");
@@ -220,12 +231,14 @@ void visit_report(Visitor& v, Report& s) {
 template <>
 struct Fields<engine::StepReport> {
   static constexpr const char* kName = "StepReport";
+
   static void visit(auto& v, auto& s) { visit_report(v, s); }
 };
 
 template <>
 struct Fields<ReportAnswer> {
   static constexpr const char* kName = "StepResult";
+
   static void visit(auto& v, auto& s) {
     visit_report(v, s.report);
     v.optional("truncated", s.truncated, "lists left empty because the message would have been too long");

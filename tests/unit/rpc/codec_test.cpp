@@ -1,0 +1,158 @@
+#include "rpc/codec.hpp"
+
+#include "rpc/wire_session.hpp"
+#include "rpc/wire_step.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace gradsync::rpc {
+namespace {
+
+template <typename T>
+Result<T> read_text(const std::string& text, Bounds bounds = {}) {
+  const Result<Tape> tape = read_json(text, 32);
+  if (!tape) {
+    return tape.error();
+  }
+  T out{};
+  FieldReader reader;
+  if (!Codec<T>::read(reader, tape->root(), out, bounds)) {
+    return reader.error();
+  }
+  return out;
+}
+
+template <typename T>
+Error refused(const std::string& text, Bounds bounds = {}) {
+  const Result<T> result = read_text<T>(text, bounds);
+  EXPECT_FALSE(result) << text;
+  return result ? Error{} : result.error();
+}
+
+constexpr const char* kAttach =
+    R"({"job":"j","rank":0,"world_size":2,"meshes":[{"name":"m","axes":[{"name":"dp","size":2}]}]})";
+
+std::string attach_with(const std::string& from, const std::string& to) {
+  std::string text = kAttach;
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos);
+  return text.replace(at, from.size(), to);
+}
+
+TEST(Codec, reads_a_struct_in_any_order_of_fields) {
+  const auto params = read_text<AttachParams>(
+      R"({"restart_count":3,"meshes":[{"axes":[{"size":2,"name":"dp"}],"name":"m"}],"world_size":2,"rank":1,"job":"j"})"
+  );
+  ASSERT_TRUE(params);
+  EXPECT_EQ(params->rank, 1);
+  EXPECT_EQ(params->restart_count, 3);
+  EXPECT_EQ(params->meshes, (std::vector<plan::Mesh>{{"m", {{"dp", 2}}, {}}}));
+}
+
+TEST(Codec, names_the_path_of_a_missing_field) {
+  const Error error = refused<AttachParams>(attach_with(R"(,"size":2)", ""));
+  EXPECT_EQ(error.code, ErrorCode::InvalidParams);
+  EXPECT_EQ(error.path, "meshes[0].axes[0].size");
+  EXPECT_EQ(error.message, "meshes[0].axes[0].size is missing");
+}
+
+TEST(Codec, guesses_the_name_of_an_unknown_field_before_it_calls_one_missing) {
+  const Error error = refused<AttachParams>(attach_with("\"rank\"", "\"ranks\""));
+  EXPECT_EQ(error.path, "ranks");
+  EXPECT_EQ(error.hint, "did you mean \"rank\"?");
+  EXPECT_EQ(refused<AttachParams>(attach_with("\"rank\"", "\"zzzzzzzz\"")).hint.substr(0, 10), "known: job");
+  EXPECT_EQ(refused<AttachParams>(attach_with("\"rank\"", "\"" + std::string(5000, 'r') + "\"")).path, "");
+}
+
+TEST(Codec, true_is_not_1_and_one_and_a_half_is_no_integer) {
+  EXPECT_EQ(
+      refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":true)")).message, "rank is true; expected an integer"
+  );
+  EXPECT_EQ(refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":1.5)")).path, "rank");
+  EXPECT_EQ(refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":1.0)")).path, "rank");
+  EXPECT_EQ(refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":null)")).path, "rank");
+  EXPECT_EQ(refused<bool>("1").message, "params is 1; expected true or false");
+}
+
+TEST(Codec, minus_one_is_not_4294967295) {
+  EXPECT_EQ(refused<std::uint32_t>("-1").message, "params is -1; expected 0 to 4294967295");
+  EXPECT_FALSE(read_text<std::uint64_t>("-1"));
+  EXPECT_FALSE(read_text<std::uint32_t>("4294967296"));
+  EXPECT_EQ(
+      refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":-1)")).message, "rank is -1; expected at least 0"
+  );
+}
+
+TEST(Codec, takes_integers_above_2_to_the_53_as_decimal_text_too) {
+  EXPECT_EQ(*read_text<std::uint64_t>("\"18446744073709551615\""), UINT64_MAX);
+  EXPECT_EQ(*read_text<std::uint64_t>("18446744073709551615"), UINT64_MAX);
+  EXPECT_EQ(*read_text<std::int64_t>("\"-9223372036854775808\""), INT64_MIN);
+  EXPECT_FALSE(read_text<std::int64_t>("9223372036854775808"));
+  for (const char* text : {"\"\"", "\"1.5\"", "\" 1\"", "\"1 \"", "\"0x1\"", "\"18446744073709551616\"", "\"-1\""}) {
+    EXPECT_FALSE(read_text<std::uint64_t>(text)) << text;
+  }
+  EXPECT_FALSE(read_text<std::uint32_t>("\"1\""));
+}
+
+TEST(Codec, takes_non_finite_numbers_as_texts_where_a_number_is_allowed) {
+  EXPECT_TRUE(std::isnan(*read_text<double>("\"NaN\"")));
+  EXPECT_EQ(*read_text<double>("\"Infinity\""), INFINITY);
+  EXPECT_EQ(*read_text<double>("\"-Infinity\""), -INFINITY);
+  EXPECT_EQ(*read_text<double>("2"), 2.0);
+  EXPECT_FALSE(read_text<double>("\"nan\""));
+  EXPECT_FALSE(read_text<double>("\"NaN\"", kNatural));
+  EXPECT_FALSE(read_text<double>("\"-Infinity\"", kNatural));
+  EXPECT_FALSE(read_text<std::int64_t>("\"Infinity\""));
+}
+
+TEST(Codec, writes_numbers_that_read_back_to_the_same_bits) {
+  for (const double value : {0.1, -0.0, 5.0, 1e300, 5e-324, 1.0 / 3, 123456789012345680.0}) {
+    const auto back = read_text<double>(to_json(value));
+    ASSERT_TRUE(back);
+    EXPECT_EQ(*back, value);
+  }
+  EXPECT_EQ(to_json(std::nan("")), "\"NaN\"");
+  EXPECT_EQ(to_json(-HUGE_VAL), "\"-Infinity\"");
+  EXPECT_EQ(to_json(std::uint64_t{1} << 53), "9007199254740992");
+  EXPECT_EQ(to_json((std::uint64_t{1} << 53) + 1), "\"9007199254740993\"");
+  EXPECT_EQ(to_json(INT64_MIN), "\"-9223372036854775808\"");
+}
+
+TEST(Codec, writes_any_text_as_valid_json) {
+  EXPECT_EQ(to_json(std::string("a\"b\\\n\x01é")), "\"a\\\"b\\\\\\n\\u0001é\"");
+  EXPECT_TRUE(read_json(to_json(std::string("\xff\xfe")), 32));
+}
+
+TEST(Codec, tells_an_absent_field_from_null) {
+  const std::string call = R"({"epoch":1,"attempt":0,"step":5,"ready":"all")";
+  const auto absent = read_text<FinishParams>(call + "}");
+  const auto null = read_text<FinishParams>(call + R"(,"max_norm":null})");
+  const auto given = read_text<FinishParams>(call + R"(,"max_norm":0.5})");
+  ASSERT_TRUE(absent && null && given);
+  EXPECT_FALSE(absent->max_norm.given);
+  EXPECT_TRUE(null->max_norm.given && !null->max_norm.value);
+  EXPECT_EQ(given->max_norm.value, 0.5);
+  EXPECT_TRUE(absent->ready.all);
+}
+
+TEST(Codec, reads_ready_as_all_or_a_list) {
+  const std::string call = R"({"epoch":1,"attempt":0,"step":5,"ready":)";
+  EXPECT_EQ(read_text<FinishParams>(call + "[2,0]}")->ready.buckets, (std::vector<std::uint32_t>{2, 0}));
+  EXPECT_EQ(refused<FinishParams>(call + "\"most\"}").path, "ready");
+  EXPECT_EQ(refused<FinishParams>(call + "[0,-1]}").path, "ready[1]");
+}
+
+TEST(Codec, limits_texts_and_lists) {
+  EXPECT_EQ(
+      refused<AttachParams>(attach_with("\"j\"", "\"\"")).message, "job is a string of 0 bytes; expected 1 to 256"
+  );
+  EXPECT_EQ(
+      refused<AttachParams>(attach_with(R"([{"name":"m","axes":[{"name":"dp","size":2}]}])", "[]")).path, "meshes"
+  );
+  EXPECT_EQ(refused<AttachParams>("[]").message, "params is an array; expected an object");
+}
+
+}  // namespace
+}  // namespace gradsync::rpc

@@ -1,0 +1,294 @@
+#include "rpc/dispatcher.hpp"
+
+#include "fakes/recording_lane.hpp"
+#include "rpc_harness.hpp"
+
+#include <prometheus/text_serializer.h>
+
+namespace gradsync::rpc {
+namespace {
+
+using Harness = RpcHarness<fakes::RecordingLane>;
+
+std::string kind_of_reply(const Json& reply) { return reply["error"]["data"]["kind"]; }
+
+/// Two ranks that have declared; connections 1 and 2.
+struct Pair : Harness {
+  explicit Pair(RpcLimits limits = {}) : Harness(limits) {
+    start_rank(1, 0, 2);
+    start_rank(2, 1, 2);
+    for (const ConnectionId connection : {1, 2}) {
+      const Json declared = Json::parse(outbox.take(connection));
+      EXPECT_TRUE(declared.contains("result")) << declared;
+      epoch = declared["result"]["epoch"];
+    }
+  }
+
+  Json finish(int step, int attempt = 0) const {
+    return {{"epoch", epoch}, {"attempt", attempt}, {"step", step}, {"ready", "all"}};
+  }
+
+  int epoch = 0;
+};
+
+TEST(Dispatcher, asks_for_initialize_then_attach) {
+  Harness rpc;
+  rpc.open(1);
+  EXPECT_EQ(kind_of_reply(rpc.attach(1, 0, 1)), "not_initialized");
+  EXPECT_TRUE(rpc.initialize(1).contains("result"));
+  EXPECT_EQ(kind_of_reply(rpc.call(1, "job.detach", Json::object())), "not_attached");
+  EXPECT_TRUE(rpc.attach(1, 0, 1).contains("result"));
+  EXPECT_EQ(kind_of_reply(rpc.initialize(1)), "invalid_request");
+}
+
+TEST(Dispatcher, answers_a_batch_once_its_last_waiting_call_is_done) {
+  Pair rpc;
+  rpc.send(
+      1,
+      Json{
+          {{"jsonrpc", "2.0"}, {"id", "f"}, {"method", "step.finish"}, {"params", rpc.finish(0)}},
+          {{"jsonrpc", "2.0"}, {"method", "status.get"}},
+          {{"jsonrpc", "2.0"}, {"id", "s"}, {"method", "status.get"}}}
+          .dump()
+  );
+  EXPECT_EQ(rpc.outbox.take(1), "");
+  rpc.request(2, "step.finish", rpc.finish(0));
+  const Json replies = Json::parse(rpc.outbox.take(1));
+  ASSERT_EQ(replies.size(), 2U);
+  EXPECT_EQ(replies[0]["id"], "f");
+  EXPECT_EQ(replies[0]["result"]["next_attempt"], 1);
+  EXPECT_EQ(replies[1]["id"], "s");
+}
+
+TEST(Dispatcher, drops_an_answer_whose_connection_is_gone) {
+  Pair rpc;
+  rpc.request(1, "step.finish", rpc.finish(0));
+  rpc.dispatcher->on_close(1);
+  rpc.request(2, "step.finish", rpc.finish(0));
+  EXPECT_TRUE(Json::parse(rpc.outbox.take(2)).contains("result"));
+  EXPECT_EQ(rpc.outbox.take(1), "");
+}
+
+TEST(Dispatcher, a_session_that_moved_to_a_new_connection_does_not_die_with_the_old_one) {
+  Harness rpc;
+  rpc.open(1);
+  rpc.initialize(1);
+  rpc.attach(1, 0, 1);
+  rpc.open(2);
+  rpc.call(
+      2,
+      "session.initialize",
+      {{"protocol", 1},
+       {"client", {{"name", "t"}, {"version", "1"}}},
+       {"client_id", "client-1"},
+       {"pid", 1},
+       {"boot_id", ""}}
+  );
+  EXPECT_EQ(rpc.attach(2, 0, 1)["result"]["resumed"], true);
+  rpc.dispatcher->on_close(1);
+  rpc.dispatcher->on_process_exit(1);
+  rpc.pass(Milliseconds(10'000));
+  EXPECT_TRUE(rpc.call(2, "job.pause", {{"paused", false}}).contains("result"));
+  EXPECT_EQ(
+      kind_of_reply(rpc.call(
+          2,
+          "job.attach",
+          {{"job", "other"},
+           {"rank", 0},
+           {"world_size", 1},
+           {"meshes", {{{"name", "m"}, {"axes", {{{"name", "d"}, {"size", 1}}}}}}}}
+      )),
+      "rank_in_use"
+  );
+}
+
+TEST(Dispatcher, a_process_that_ends_fails_the_step_of_the_others_by_name) {
+  for (const bool close_first : {true, false}) {
+    Pair rpc;
+    rpc.request(1, "step.finish", rpc.finish(0));
+    if (close_first) {
+      rpc.dispatcher->on_close(2);
+    }
+    rpc.dispatcher->on_process_exit(2);
+    rpc.pump();
+    const Json reply = Json::parse(rpc.outbox.take(1));
+    EXPECT_EQ(kind_of_reply(reply), "rank_lost") << reply;
+    if (!close_first) {
+      rpc.dispatcher->on_close(2);
+    }
+  }
+}
+
+TEST(Dispatcher, reports_a_lane_failure_to_every_rank) {
+  Pair rpc;
+  rpc.lane.fail_reductions = true;
+  rpc.request(1, "step.finish", rpc.finish(0));
+  rpc.request(2, "step.finish", rpc.finish(0));
+  for (const ConnectionId connection : {1, 2}) {
+    const Json reply = Json::parse(rpc.outbox.take(connection));
+    EXPECT_EQ(kind_of_reply(reply), "step_failed") << reply;
+    EXPECT_EQ(reply["error"]["data"]["retryable"], true);
+  }
+}
+
+TEST(Dispatcher, never_answers_notifications) {
+  Harness rpc;
+  rpc.open(1);
+  rpc.send(1, R"({"jsonrpc":"2.0","method":"no.such.method"})");
+  rpc.send(1, R"({"jsonrpc":"2.0","method":"job.attach","params":{"bad":1}})");
+  rpc.send(1, R"([{"jsonrpc":"2.0","method":"status.get"},{"jsonrpc":"2.0","method":"status.get","params":[]}])");
+  EXPECT_EQ(rpc.outbox.take(1), "");
+}
+
+TEST(Dispatcher, refuses_a_used_id_with_a_null_id) {
+  Pair rpc;
+  const std::string finish =
+      Json{{"jsonrpc", "2.0"}, {"id", "x"}, {"method", "step.finish"}, {"params", rpc.finish(0)}}.dump();
+  rpc.send(1, finish);
+  rpc.send(1, finish);
+  const Json reply = Json::parse(rpc.outbox.take(1));
+  EXPECT_TRUE(reply["id"].is_null());
+  EXPECT_EQ(kind_of_reply(reply), "invalid_request");
+}
+
+TEST(Dispatcher, offers_only_session_less_methods_to_tcp_and_post) {
+  Harness rpc;
+  const Peer tcp{false, true, 0, 0};
+  rpc.open(1, tcp);
+  EXPECT_EQ(kind_of_reply(rpc.initialize(1)), "local_only");
+  EXPECT_TRUE(rpc.call(1, "status.get", Json::object()).contains("result"));
+  const auto post = [&](const std::string& body) { return rpc.dispatcher->on_post(Harness::local_peer(), body); };
+  EXPECT_EQ(post(R"({"jsonrpc":"2.0","id":1,"method":"status.get"})").status, 200);
+  EXPECT_EQ(post(R"({"jsonrpc":"2.0","id":1,"method":"job.detach"})").status, 403);
+  EXPECT_EQ(post(R"({"jsonrpc":"2.0","id":1,"method":"nope"})").status, 404);
+  EXPECT_EQ(post("{").status, 400);
+  EXPECT_EQ(post(R"([{"jsonrpc":"2.0","id":1,"method":"nope"}])").status, 200);
+  const PostReply silent = post(R"({"jsonrpc":"2.0","method":"status.get"})");
+  EXPECT_EQ(silent.status, 204);
+  EXPECT_EQ(silent.body, "");
+}
+
+TEST(Dispatcher, hides_jobs_of_other_uids) {
+  Pair rpc;
+  const auto jobs = [&](Peer peer) {
+    const PostReply reply = rpc.dispatcher->on_post(peer, R"({"jsonrpc":"2.0","id":1,"method":"status.get"})");
+    return Json::parse(reply.body)["result"]["jobs"].size();
+  };
+  EXPECT_EQ(jobs({true, false, 1000, 1}), 1U);
+  EXPECT_EQ(jobs({true, false, 1001, 1}), 0U);
+  EXPECT_EQ(jobs({true, true, 0, 1}), 1U);
+  EXPECT_EQ(jobs({false, true, 0, 0}), 1U);
+  EXPECT_EQ(jobs({false, false, 1000, 0}), 1U);
+}
+
+TEST(Dispatcher, changes_the_log_level_for_the_privileged_only) {
+  Harness rpc;
+  rpc.open(1);
+  EXPECT_EQ(rpc.call(1, "log.set_level", {{"level", "debug"}})["result"]["previous"], "info");
+  rpc.open(2, {true, false, 1001, 1});
+  EXPECT_EQ(kind_of_reply(rpc.call(2, "log.set_level", {{"level", "trace"}})), "unauthorized");
+  EXPECT_EQ(rpc.log_level, "debug");
+}
+
+TEST(Dispatcher, takes_a_declaration_in_pages) {
+  Harness rpc;
+  rpc.open(1);
+  rpc.initialize(1);
+  rpc.attach(1, 0, 1);
+  const Json buffer = rpc.call(1, "buffers.allocate", {{"bytes", 4096}, {"device", "cpu"}})["result"]["buffer"];
+  const auto page = [&](int number, bool last, const std::string& name) {
+    return rpc.call(
+        1,
+        "gradients.declare",
+        {{"buffer", buffer}, {"page", number}, {"last", last}, {"tensors", {Harness::tensor(name)}}}
+    );
+  };
+  EXPECT_EQ(page(0, false, "a")["result"], Json::parse(R"({"received":1})"));
+  EXPECT_EQ(page(2, false, "b")["error"]["data"]["path"], "page");
+  EXPECT_EQ(page(1, false, "b")["error"]["data"]["path"], "page") << "an error begins anew";
+  EXPECT_EQ(page(0, false, "a")["result"]["received"], 1);
+  EXPECT_EQ(page(1, false, "b")["result"]["received"], 2);
+  const Json declared = page(2, true, "c");
+  EXPECT_EQ(declared["result"]["offsets"].size(), 3U) << declared;
+}
+
+TEST(Dispatcher, limits_the_tensors_of_a_declaration) {
+  RpcLimits limits;
+  limits.engine.tensors = 1;
+  Harness rpc(limits);
+  rpc.start_rank(1, 0, 1);
+  EXPECT_EQ(kind_of_reply(Json::parse(rpc.outbox.take(1))), "limit_exceeded");
+}
+
+TEST(Dispatcher, refuses_a_message_beyond_the_limit_and_serves_on) {
+  RpcLimits limits;
+  limits.message_bytes = 4096;
+  Harness rpc(limits);
+  rpc.open(1);
+  rpc.send(1, std::string(5000, ' '));
+  EXPECT_EQ(kind_of_reply(Json::parse(rpc.outbox.take(1))), "limit_exceeded");
+  EXPECT_EQ(kind_of_reply(rpc.call(1, "rpc.discover", Json::object())), "limit_exceeded");
+  EXPECT_TRUE(rpc.call(1, "status.get", Json::object()).contains("result"));
+}
+
+TEST(Dispatcher, a_batch_whose_replies_are_too_long_together_keeps_those_that_fit) {
+  RpcLimits limits;
+  limits.message_bytes = 700;
+  Harness rpc(limits);
+  rpc.open(1);
+  Json batch = Json::array();
+  for (int i = 0; i < 7; ++i) {
+    batch.push_back({{"jsonrpc", "2.0"}, {"id", i}, {"method", "status.get"}});
+  }
+  rpc.send(1, batch.dump());
+  const Json replies = Json::parse(rpc.outbox.take(1));
+  ASSERT_EQ(replies.size(), 7U);
+  EXPECT_TRUE(replies[0].contains("result"));
+  EXPECT_EQ(kind_of_reply(replies[6]), "limit_exceeded");
+}
+
+TEST(Dispatcher, repeats_the_recorded_result_to_a_client_that_came_back) {
+  Pair rpc;
+  rpc.request(1, "step.finish", rpc.finish(0));
+  rpc.request(2, "step.finish", rpc.finish(0));
+  const Json first = Json::parse(rpc.outbox.take(1))["result"];
+  const Json again = rpc.call(1, "step.finish", rpc.finish(0))["result"];
+  EXPECT_EQ(first, again);
+}
+
+TEST(Dispatcher, checks_the_scale) {
+  Pair rpc;
+  for (const Json& scale : {Json(0), Json(-1), Json("NaN"), Json("Infinity")}) {
+    Json params = rpc.finish(0);
+    params["scale"] = scale;
+    EXPECT_EQ(rpc.call(1, "step.finish", params)["error"]["data"]["path"], "scale") << scale;
+  }
+}
+
+TEST(Dispatcher, counts_requests_under_bounded_labels) {
+  Harness rpc;
+  rpc.open(1);
+  rpc.initialize(1);
+  rpc.call(1, "made.up.name", Json::object());
+  rpc.send(1, "{");
+  const std::string text = prometheus::TextSerializer().Serialize(rpc.registry.Collect());
+  EXPECT_NE(text.find(R"(gradsync_rpc_requests_total{method="session.initialize",outcome="ok"} 1)"), std::string::npos);
+  EXPECT_NE(
+      text.find(R"(gradsync_rpc_requests_total{method="unknown",outcome="method_not_found"} 1)"), std::string::npos
+  );
+  EXPECT_NE(text.find(R"(gradsync_rpc_requests_total{method="unknown",outcome="parse_error"} 1)"), std::string::npos);
+  EXPECT_NE(text.find("gradsync_rpc_sessions 1"), std::string::npos);
+  EXPECT_EQ(text.find("made.up"), std::string::npos);
+  rpc.dispatcher->on_close(1);
+  EXPECT_EQ(rpc.metrics.sessions.Value(), 0.0);
+}
+
+TEST(Dispatcher, may_end_while_a_call_waits) {
+  Pair rpc;
+  rpc.request(1, "step.finish", rpc.finish(0));
+  rpc.dispatcher.reset();
+  rpc.engine.drain();
+}
+
+}  // namespace
+}  // namespace gradsync::rpc

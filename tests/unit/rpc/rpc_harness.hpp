@@ -1,0 +1,189 @@
+#pragma once
+// The dispatcher over a real engine, with an outbox that keeps what was sent and a clock that moves when told.
+
+#include "engine/engine.hpp"
+#include "engine/metrics.hpp"
+#include "fakes/inline_planner.hpp"
+#include "rpc/codec.hpp"
+#include "rpc/dispatcher.hpp"
+#include "rpc/metrics.hpp"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+
+namespace gradsync::rpc {
+
+class RecordingOutbox : public Outbox {
+ public:
+  void send(ConnectionId connection, std::string text) override { sent[connection].push_back(std::move(text)); }
+
+  [[nodiscard]] bool drained(ConnectionId connection) const override { return !stuck.contains(connection); }
+
+  void close(ConnectionId connection, std::string) override { closed.insert(connection); }
+
+  /// The next message to the connection; "" when there is none.
+  std::string take(ConnectionId connection) {
+    auto& queue = sent[connection];
+    if (queue.empty()) {
+      return "";
+    }
+    std::string text = std::move(queue.front());
+    queue.pop_front();
+    return text;
+  }
+
+  std::map<ConnectionId, std::deque<std::string>> sent;
+  std::set<ConnectionId> stuck;  ///< connections whose reader is slow
+  std::set<ConnectionId> closed;
+};
+
+/// `Lane` is fakes::RecordingLane or fakes::InlineHostLane.
+template <typename Lane>
+class RpcHarness {
+ public:
+  explicit RpcHarness(RpcLimits limits = {}, engine::EngineOptions options = {})
+      : engine(
+            std::move(options),
+            lane,
+            planner,
+            [this](const engine::Event& event) { dispatcher->on_event(event); },
+            engine_metrics
+        ) {
+    ServerIdentity identity{"0.1.0", "00000000deadbeef", "boot", 77, [this] {
+                              return ServerMoment{now, seconds(now - start), draining};
+                            }};
+    dispatcher = std::make_unique<Dispatcher>(
+        engine,
+        outbox,
+        std::move(identity),
+        limits,
+        [this](const std::string& level) -> Result<std::string> { return std::exchange(log_level, level); },
+        metrics
+    );
+    engine.advance(now);
+  }
+
+  static Peer local_peer() { return {true, true, 1000, 4242}; }
+
+  void open(ConnectionId connection, Peer peer = local_peer()) { dispatcher->on_open(connection, peer); }
+
+  /// Hands the text in and runs planner and lane until nothing is left to do.
+  void send(ConnectionId connection, const std::string& text) {
+    dispatcher->on_text(connection, text);
+    pump();
+  }
+
+  /// Sends a request and gives its reply.
+  Json call(ConnectionId connection, const std::string& method, const Json& params) {
+    request(connection, method, params);
+    const std::string text = outbox.take(connection);
+    return text.empty() ? Json() : Json::parse(text);
+  }
+
+  /// Sends a request; the id is a number that counts up.
+  void request(ConnectionId connection, const std::string& method, const Json& params) {
+    send(connection, Json{{"jsonrpc", "2.0"}, {"id", ++last_id}, {"method", method}, {"params", params}}.dump());
+  }
+
+  Json initialize(ConnectionId connection) {
+    return call(
+        connection,
+        "session.initialize",
+        {{"protocol", 1},
+         {"client", {{"name", "test"}, {"version", "1"}}},
+         {"client_id", "client-" + std::to_string(connection)},
+         {"pid", 1},
+         {"boot_id", ""}}
+    );
+  }
+
+  Json attach(ConnectionId connection, int rank, int world_size) {
+    return call(
+        connection,
+        "job.attach",
+        {{"job", "job"},
+         {"rank", rank},
+         {"world_size", world_size},
+         {"meshes", {{{"name", "m"}, {"axes", {{{"name", "dp"}, {"size", world_size}}}}}}}}
+    );
+  }
+
+  static Json tensor(const std::string& name, int numel = 8) {
+    return {
+        {"name", name},
+        {"shape", {numel}},
+        {"dtype", "float32"},
+        {"mesh", "m"},
+        {"placements", {{{"axes", {"dp"}}, {"kind", "partial"}, {"op", "mean"}, {"to", {{"kind", "replicate"}}}}}},
+    };
+  }
+
+  /// Opens, initializes, attaches, allocates and sends the declaration; its answer is left in the outbox.
+  void start_rank(ConnectionId connection, int rank, int world_size) {
+    open(connection);
+    initialize(connection);
+    attach(connection, rank, world_size);
+    const Json grant = call(connection, "buffers.allocate", {{"bytes", 4096}, {"device", "cpu"}});
+    request(
+        connection,
+        "gradients.declare",
+        {{"buffer", grant["result"]["buffer"]}, {"tensors", {tensor("a"), tensor("b")}}}
+    );
+  }
+
+  void pump() {
+    bool busy = true;
+    while (busy) {
+      busy = pump_lane(lane);
+      while (!planner.requests.empty()) {
+        busy = true;
+        engine.on_plan(planner.plan_next());
+      }
+    }
+  }
+
+  void pass(Milliseconds time) {
+    now += time;
+    engine.advance(now);
+    pump();
+  }
+
+  const TimePoint start{std::chrono::seconds(1000)};
+  TimePoint now = start;
+  bool draining = false;
+  std::string log_level = "info";
+  int last_id = 0;
+  RecordingOutbox outbox;
+  prometheus::Registry registry;
+  RpcMetrics metrics{registry};
+  engine::EngineMetrics engine_metrics{registry};
+  fakes::InlinePlanner planner;
+  Lane lane;
+  std::unique_ptr<Dispatcher> dispatcher;
+  engine::Engine engine;
+
+ private:
+  template <typename L>
+  bool pump_lane(L& host_lane) {
+    if constexpr (requires { host_lane.commands; }) {
+      if (host_lane.commands.empty()) {
+        return false;
+      }
+      engine.on_lane_report(host_lane.answer_next());
+      return true;
+    } else {
+      device::LaneReport report;
+      if (!host_lane.wait_report(report)) {
+        return false;
+      }
+      engine.on_lane_report(std::move(report));
+      return true;
+    }
+  }
+};
+
+}  // namespace gradsync::rpc

@@ -1,0 +1,179 @@
+// Replays tests/contract/*.jsonl against the dispatcher, the real engine and the real host lane, with a clock that the
+// transcript moves. tests/python/test_transcripts.py replays the same files against the daemon.
+
+#include "transcript.hpp"
+
+#include "fakes/inline_host_lane.hpp"
+#include "rpc/error_codes.hpp"
+#include "rpc_harness.hpp"
+
+#include <unistd.h>
+
+namespace gradsync::rpc {
+namespace {
+
+class Replay {
+ public:
+  explicit Replay(const Transcript& transcript) : transcript_(transcript) { variables_["job"] = transcript.name; }
+
+  void run() {
+    std::size_t number = 0;
+    for (const Json& line : transcript_.lines) {
+      ++number;
+      SCOPED_TRACE("line " + std::to_string(number) + ": " + line.dump());
+      perform(line);
+      if (testing::Test::HasFailure()) {
+        return;
+      }
+    }
+    for (const auto& [connection, messages] : rpc_.outbox.sent) {
+      EXPECT_TRUE(messages.empty()) << "not expected at the end: " << messages.front();
+    }
+  }
+
+ private:
+  void perform(const Json& line) {
+    const std::string on = line["on"];
+    variables_["on"] = on;
+    if (line.contains("set")) {
+      for (const auto& [name, value] : line["set"].items()) {
+        variables_[name] = substitute(value, variables_);
+      }
+    } else if (line.contains("open")) {
+      open(on, line["open"]);
+    } else if (line.contains("send")) {
+      rpc_.send(connection(on), substitute(line["send"], variables_).dump());
+    } else if (line.contains("send_text")) {
+      rpc_.send(connection(on), line["send_text"].get<std::string>());
+    } else if (line.contains("expect")) {
+      expect(on, line["expect"]);
+    } else if (line.contains("expect_error")) {
+      expect(on, error_pattern(line["expect_error"]));
+    } else if (line.contains("expect_nothing")) {
+      EXPECT_EQ(rpc_.outbox.take(connection(on)), "");
+    } else if (line.contains("post")) {
+      post(line);
+    } else if (line.contains("fill")) {
+      fill(line["fill"]);
+    } else if (line.contains("advance_s")) {
+      rpc_.pass(std::chrono::duration_cast<Milliseconds>(std::chrono::duration<double>(line["advance_s"].get<double>()))
+      );
+    } else if (line.contains("close")) {
+      rpc_.dispatcher->on_close(connection(on));
+      rpc_.pump();
+      connections_.erase(on);
+    } else if (line.contains("exit")) {
+      rpc_.dispatcher->on_process_exit(connection(on));
+      rpc_.pump();
+    } else if (line.contains("drain")) {
+      rpc_.draining = true;
+      rpc_.engine.drain();
+    } else {
+      ADD_FAILURE() << "a line that means nothing";
+    }
+  }
+
+  ConnectionId open(const std::string& on, const Json& options) {
+    Peer peer = Harness::local_peer();
+    peer.local = !options.value("tcp", false);
+    peer.privileged = options.value("privileged", true);
+    peer.uid = options.value("uid", peer.uid);
+    peer.pid = options.value("pid", peer.pid);
+    rpc_.open(++last_connection_, peer);
+    return connections_[on] = last_connection_;
+  }
+
+  ConnectionId connection(const std::string& on) {
+    const auto at = connections_.find(on);
+    return at != connections_.end() ? at->second : open(on, Json::object());
+  }
+
+  void expect(const std::string& on, const Json& pattern) {
+    const std::string text = rpc_.outbox.take(connection(on));
+    ASSERT_NE(text, "") << "no message came";
+    EXPECT_EQ(mismatch(pattern, Json::parse(text), variables_), "");
+  }
+
+  static Json error_pattern(const Json& expected) {
+    Json data = {{"kind", expected["kind"]}, {"hint", "<text>"}, {"...", true}};
+    Json message = "<text>";
+    for (const auto& [key, value] : expected.items()) {
+      if (key == "message") {
+        message = value;
+      } else if (key != "id") {
+        data[key] = value;
+      }
+    }
+    for (const ErrorRow& row : error_rows()) {
+      if (expected["kind"] == kind_of(row.code)) {
+        data["retryable"] = row.retryable;
+        return {
+            {"jsonrpc", "2.0"},
+            {"id", expected["id"]},
+            {"error", {{"code", row.json_rpc}, {"message", message}, {"data", data}}}};
+      }
+    }
+    ADD_FAILURE() << "no such kind: " << expected["kind"];
+    return {};
+  }
+
+  void post(const Json& line) {
+    const Json& body = line["post"];
+    const PostReply reply = rpc_.dispatcher->on_post(
+        Harness::local_peer(), body.is_string() ? body.get<std::string>() : substitute(body, variables_).dump()
+    );
+    EXPECT_EQ(reply.status, line["status"].get<int>());
+    if (line.contains("body")) {
+      EXPECT_EQ(mismatch(line["body"], Json::parse(reply.body), variables_), "");
+    } else {
+      EXPECT_EQ(reply.body, "");
+    }
+  }
+
+  /// Writes float32 values into an arena, as a trainer's backward pass would.
+  void fill(const Json& what) {
+    const std::string token = substitute(what["token"], variables_);
+    if (!arenas_.contains(token)) {
+      auto taken = rpc_.engine.take_fd(token, Harness::local_peer().uid, Harness::local_peer().pid);
+      ASSERT_TRUE(taken) << taken.error().message;
+      arenas_.emplace(token, std::move(taken->fd));
+    }
+    std::vector<float> values;
+    for (const Json& value : what["values"]) {
+      values.push_back(value.is_string() ? std::stof(value.get<std::string>()) : value.get<float>());
+    }
+    const auto size = static_cast<ssize_t>(values.size() * sizeof(float));
+    ASSERT_EQ(
+        ::pwrite(arenas_.at(token).get(), values.data(), static_cast<std::size_t>(size), what.value("offset", 0)), size
+    );
+  }
+
+  using Harness = RpcHarness<fakes::InlineHostLane>;
+
+  static engine::EngineOptions small_options() {
+    engine::EngineOptions options;
+    options.limits.arena_bytes = 1U << 30;
+    return options;
+  }
+
+  const Transcript& transcript_;
+  Harness rpc_{RpcLimits{}, small_options()};
+  Variables variables_;
+  std::map<std::string, ConnectionId> connections_;
+  std::map<std::string, UniqueFd> arenas_;
+  ConnectionId last_connection_ = 0;
+};
+
+class Transcripts : public testing::TestWithParam<Transcript> {};
+
+TEST_P(Transcripts, replays) { Replay(GetParam()).run(); }
+
+INSTANTIATE_TEST_SUITE_P(contract, Transcripts, testing::ValuesIn(load_transcripts()), [](const auto& test) {
+  return test.param.name;
+});
+
+}  // namespace
+
+void PrintTo(const Transcript& transcript, std::ostream* out) { *out << transcript.file << ": " << transcript.name; }
+
+}  // namespace gradsync::rpc
