@@ -1,14 +1,14 @@
 #include "engine/buffer_table.hpp"
 
-#include <algorithm>
-
-#include <fcntl.h>
-
-#include <fmt/format.h>
-
 #include "base/hash.hpp"
 #include "base/text.hpp"
 #include "device/arena.hpp"
+
+#include <fmt/format.h>
+
+#include <fcntl.h>
+
+#include <algorithm>
 
 namespace gradsync::engine {
 
@@ -19,25 +19,47 @@ constexpr std::size_t kTokenBytes = 16;
 UniqueFd duplicate(const UniqueFd& fd) { return UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
 
 Error unknown_buffer(std::uint64_t buffer) {
-  Error error = make_error(ErrorCode::UnknownBuffer, fmt::format("buffer {} does not exist in this session", buffer), "use the id that buffers.allocate returned on this connection");
+  Error error = make_error(
+      ErrorCode::UnknownBuffer,
+      fmt::format("buffer {} does not exist in this session", buffer),
+      "use the id that buffers.allocate returned on this connection"
+  );
   error.path = "buffer";
   return error;
 }
 
 }  // namespace
 
-Result<BufferGrant> BufferTable::allocate(SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now) {
+Result<BufferGrant> BufferTable::allocate(
+    SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
+) {
   if (size_bytes == 0) {
     return invalid_params("bytes", "bytes is 0", "an arena needs at least 64 bytes");
   }
-  const auto held = std::count_if(buffers_.begin(), buffers_.end(), [&](const auto& entry) { return entry.second.session == session && !entry.second.released; });
+  const auto held = std::count_if(buffers_.begin(), buffers_.end(), [&](const auto& entry) {
+    return entry.second.session == session && !entry.second.released;
+  });
   if (held >= options_.limits.buffers_per_session) {
-    return make_error(ErrorCode::LimitExceeded, fmt::format("this session holds {} buffers, the limit buffers_per_session is {}", held, options_.limits.buffers_per_session), "release buffers, or raise limits.buffers_per_session");
-  }
-  if (options_.limits.arena_bytes > 0 && (size_bytes > options_.limits.arena_bytes || total_bytes_ > options_.limits.arena_bytes - size_bytes)) {
     return make_error(
         ErrorCode::LimitExceeded,
-        fmt::format("an arena of {} does not fit: {} of the limit arena_bytes {} are in use", human_bytes(size_bytes), human_bytes(total_bytes_), human_bytes(options_.limits.arena_bytes)),
+        fmt::format(
+            "this session holds {} buffers, the limit buffers_per_session is {}",
+            held,
+            options_.limits.buffers_per_session
+        ),
+        "release buffers, or raise limits.buffers_per_session"
+    );
+  }
+  if (options_.limits.arena_bytes > 0 &&
+      (size_bytes > options_.limits.arena_bytes || total_bytes_ > options_.limits.arena_bytes - size_bytes)) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format(
+            "an arena of {} does not fit: {} of the limit arena_bytes {} are in use",
+            human_bytes(size_bytes),
+            human_bytes(total_bytes_),
+            human_bytes(options_.limits.arena_bytes)
+        ),
         "raise limits.arena_bytes"
     );
   }
@@ -56,12 +78,19 @@ Result<BufferGrant> BufferTable::allocate(SessionId session, std::uint32_t uid, 
   return grant;
 }
 
-Result<Engine::TakenFd> BufferTable::take(const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now) {
+Result<Engine::TakenFd> BufferTable::take(
+    const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now
+) {
   forget_expired_tokens(now);
   const auto found = tokens_.find(token);
   // One text for every reason: an answer must not tell a guesser that a token exists.
-  const Error refused = make_error(ErrorCode::BadToken, "the token is unknown, used, expired or belongs to another process", "call buffers.allocate and fetch the descriptor within its 10 s from the same process");
-  if (found == tokens_.end() || found->second.uid != uid || (found->second.pid != 0 && pid != 0 && found->second.pid != pid)) {
+  const Error refused = make_error(
+      ErrorCode::BadToken,
+      "the token is unknown, used, expired or belongs to another process",
+      "call buffers.allocate and fetch the descriptor within its 10 s from the same process"
+  );
+  if (found == tokens_.end() || found->second.uid != uid ||
+      (found->second.pid != 0 && pid != 0 && found->second.pid != pid)) {
     return refused;
   }
   const auto buffer = buffers_.find(found->second.buffer);

@@ -1,14 +1,14 @@
 #pragma once
 // Arenas and the one-use tokens by which their descriptors are fetched. Thread: io.
 //
-// Invariant: a buffer in use by a loaded plan is never unmapped; its release waits. Every buffer that goes has its pages
-// punched out, so that memory is free even where a forked child of the trainer still holds a descriptor.
+// Invariant: a buffer in use by a loaded plan is never unmapped; its release waits. Every buffer that goes has its
+// pages punched out, so that memory is free even where a forked child of the trainer still holds a descriptor.
+
+#include "engine/engine.hpp"
 
 #include <map>
 #include <optional>
 #include <string>
-
-#include "engine/engine.hpp"
 
 namespace gradsync::engine {
 
@@ -16,8 +16,12 @@ class BufferTable {
  public:
   BufferTable(const EngineOptions& options, device::Lane& lane) : options_(options), lane_(lane) {}
 
-  [[nodiscard]] Result<BufferGrant> allocate(SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now);
-  [[nodiscard]] Result<Engine::TakenFd> take(const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now);
+  [[nodiscard]] Result<BufferGrant> allocate(
+      SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
+  );
+  [[nodiscard]] Result<Engine::TakenFd> take(
+      const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now
+  );
 
   /// Releases on request of its session: now, or when its plan is unloaded.
   [[nodiscard]] Result<void> release(SessionId session, std::uint64_t buffer);
@@ -36,6 +40,7 @@ class BufferTable {
   void on_map_failed(std::uint64_t buffer);
 
   [[nodiscard]] std::uint64_t total_bytes() const { return total_bytes_; }
+
   [[nodiscard]] std::uint64_t bytes_of(SessionId session) const;
 
  private:
@@ -47,6 +52,7 @@ class BufferTable {
     bool map_submitted = false;
     bool released = false;
   };
+
   struct Token {
     std::uint64_t buffer = 0;
     std::uint32_t uid = 0;

@@ -1,12 +1,12 @@
 #include "engine/engine.hpp"
 
-#include <map>
-#include <utility>
+#include "engine/job.hpp"
+#include "engine/metrics.hpp"
 
 #include <fmt/format.h>
 
-#include "engine/job.hpp"
-#include "engine/metrics.hpp"
+#include <map>
+#include <utility>
 
 namespace gradsync::engine {
 
@@ -21,10 +21,14 @@ struct Seat {
   std::int64_t pid = 0;
 };
 
-Error not_attached() { return make_error(ErrorCode::NotAttached, "this connection holds no rank", "call job.attach first"); }
+Error not_attached() {
+  return make_error(ErrorCode::NotAttached, "this connection holds no rank", "call job.attach first");
+}
 
 Error unknown_job(const std::string& job) {
-  Error error = make_error(ErrorCode::UnknownJob, fmt::format("no job '{}' is known here for your uid", job), "status.get lists the jobs");
+  Error error = make_error(
+      ErrorCode::UnknownJob, fmt::format("no job '{}' is known here for your uid", job), "status.get lists the jobs"
+  );
   error.path = "job";
   error.job = job;
   return error;
@@ -34,7 +38,11 @@ Error unknown_job(const std::string& job) {
 
 struct Engine::State {
   State(EngineOptions given, device::Lane& lane, PlannerPort& planner, EventSink sink, EngineMetrics& registered)
-      : options(std::move(given)), events(std::move(sink)), metrics(registered), buffers(options, lane), context{options, lane, planner, buffers, events, metrics, {}, 1, 1} {}
+      : options(std::move(given)),
+        events(std::move(sink)),
+        metrics(registered),
+        buffers(options, lane),
+        context{options, lane, planner, buffers, events, metrics, {}, 1, 1} {}
 
   const EngineOptions options;
   const EventSink events;
@@ -93,7 +101,11 @@ struct Engine::State {
   }
 
   void supersede(Job& job, std::int64_t restart_count) {
-    const Error error = make_error(ErrorCode::Superseded, fmt::format("restart {} of job '{}' has begun and took over", restart_count, job.name()), "this process belongs to an older restart and should end");
+    const Error error = make_error(
+        ErrorCode::Superseded,
+        fmt::format("restart {} of job '{}' has begun and took over", restart_count, job.name()),
+        "this process belongs to an older restart and should end"
+    );
     const JobKey key{job.uid(), job.name()};
     job.end(error);
     for (auto it = seats.begin(); it != seats.end();) {
@@ -145,33 +157,41 @@ struct Engine::State {
   }
 
   void on(device::Mapped&) {}
+
   void on(device::Unmapped&) {}
+
   void on(device::Unloaded&) {}
+
   void on(device::Loaded& report) {
     if (Job* job = job_of_plan(report.plan)) {
       job->on_loaded(report.plan);
     }
   }
+
   void on(device::Reduced& report) {
     if (Job* job = job_of_plan(report.plan)) {
       job->on_reduced(report);
     }
   }
+
   void on(device::Finished& report) {
     if (Job* job = job_of_plan(report.plan)) {
       job->on_finished(std::move(report));
     }
   }
+
   void on(device::Scaled& report) {
     if (Job* job = job_of_plan(report.plan)) {
       job->on_scaled(report);
     }
   }
+
   void on(device::Aborted& report) {
     if (Job* job = job_of_plan(report.plan)) {
       job->on_aborted(report);
     }
   }
+
   void on(device::Failed& report) {
     if (report.buffer != 0) {
       buffers.on_map_failed(report.buffer);
@@ -182,7 +202,9 @@ struct Engine::State {
   }
 };
 
-Engine::Engine(EngineOptions options, device::Lane& host_lane, PlannerPort& planner, EventSink events, EngineMetrics& metrics)
+Engine::Engine(
+    EngineOptions options, device::Lane& host_lane, PlannerPort& planner, EventSink events, EngineMetrics& metrics
+)
     : state_(std::make_unique<State>(std::move(options), host_lane, planner, std::move(events), metrics)) {}
 
 Engine::~Engine() = default;
@@ -190,14 +212,18 @@ Engine::~Engine() = default;
 Result<AttachResult> Engine::attach(const AttachRequest& request) {
   State& state = *state_;
   if (state.draining) {
-    return make_error(ErrorCode::Draining, "the daemon is shutting down and takes no new ranks", "attach to its successor");
+    return make_error(
+        ErrorCode::Draining, "the daemon is shutting down and takes no new ranks", "attach to its successor"
+    );
   }
   const EngineLimits& limits = state.options.limits;
   if (request.job.empty() || request.job.size() > 256) {
     return invalid_params("job", fmt::format("a job name has 1 to 256 bytes, this one {}", request.job.size()));
   }
   if (request.world_size < 1 || request.world_size > limits.world_size) {
-    return invalid_params("world_size", fmt::format("world_size is {}, it must be 1 to {}", request.world_size, limits.world_size));
+    return invalid_params(
+        "world_size", fmt::format("world_size is {}, it must be 1 to {}", request.world_size, limits.world_size)
+    );
   }
   if (request.rank < 0 || request.rank >= request.world_size) {
     return invalid_params("rank", fmt::format("rank is {}, it must be 0 to {}", request.rank, request.world_size - 1));
@@ -218,7 +244,11 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
   }
   const SessionId before = found == state.jobs.end() ? 0 : found->second->holder(request.rank);
   if (before == 0 && static_cast<std::int64_t>(state.seats.size()) >= limits.sessions) {
-    return make_error(ErrorCode::LimitExceeded, fmt::format("{} ranks are attached, the limit sessions is {}", state.seats.size(), limits.sessions), "raise limits.sessions");
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format("{} ranks are attached, the limit sessions is {}", state.seats.size(), limits.sessions),
+        "raise limits.sessions"
+    );
   }
   if (found == state.jobs.end()) {
     found = state.jobs.emplace(key, std::make_unique<Job>(state.context, request)).first;
@@ -226,7 +256,11 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
   Job& job = *found->second;
   const SessionId session = state.next_session++;
   if (before != 0) {
-    const Error error = make_error(ErrorCode::Superseded, fmt::format("rank {} of job '{}' was attached anew", request.rank, request.job), "use the newer connection");
+    const Error error = make_error(
+        ErrorCode::Superseded,
+        fmt::format("rank {} of job '{}' was attached anew", request.rank, request.job),
+        "use the newer connection"
+    );
     if (job.resumes(request)) {
       state.buffers.rename_session(before, session);
     } else {
@@ -283,7 +317,8 @@ Result<BufferGrant> Engine::allocate(SessionId session, std::uint64_t size_bytes
   if (seat == state.seats.end()) {
     return state.absent(session);
   }
-  Result<BufferGrant> grant = state.buffers.allocate(session, seat->second.uid, seat->second.pid, size_bytes, state.context.now);
+  Result<BufferGrant> grant =
+      state.buffers.allocate(session, seat->second.uid, seat->second.pid, size_bytes, state.context.now);
   state.settle();
   return grant;
 }
@@ -350,7 +385,9 @@ std::vector<JobStatus> Engine::status(std::optional<std::uint32_t> uid) const {
   return all;
 }
 
-Result<std::vector<StepReport>> Engine::stats(std::optional<std::uint32_t> uid, const std::string& name, std::int64_t last) const {
+Result<std::vector<StepReport>> Engine::stats(
+    std::optional<std::uint32_t> uid, const std::string& name, std::int64_t last
+) const {
   const Result<const Job*> job = state_->find(uid, name);
   if (!job) {
     return job.error();
@@ -358,14 +395,19 @@ Result<std::vector<StepReport>> Engine::stats(std::optional<std::uint32_t> uid, 
   return (*job)->reports(last);
 }
 
-Result<std::shared_ptr<const plan::Plan>> Engine::plan_of(std::optional<std::uint32_t> uid, const std::string& name) const {
+Result<std::shared_ptr<const plan::Plan>> Engine::plan_of(std::optional<std::uint32_t> uid, const std::string& name)
+    const {
   const Result<const Job*> job = state_->find(uid, name);
   if (!job) {
     return job.error();
   }
   std::shared_ptr<const plan::Plan> plan = (*job)->plan();
   if (!plan) {
-    Error error = make_error(ErrorCode::NotDeclared, fmt::format("job '{}' has no committed plan yet", name), "wait until every rank declared");
+    Error error = make_error(
+        ErrorCode::NotDeclared,
+        fmt::format("job '{}' has no committed plan yet", name),
+        "wait until every rank declared"
+    );
     error.job = name;
     return error;
   }
@@ -398,7 +440,9 @@ void Engine::advance(TimePoint now) {
   }
   if (any) {
     // A rank that ran out of time has left its job: its seat goes too.
-    std::erase_if(state.seats, [&](const auto& seat) { return state.jobs.at(seat.second.job)->holder(seat.second.rank) != seat.first; });
+    std::erase_if(state.seats, [&](const auto& seat) {
+      return state.jobs.at(seat.second.job)->holder(seat.second.rank) != seat.first;
+    });
     state.settle();
   }
 }

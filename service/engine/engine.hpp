@@ -7,19 +7,19 @@
 // same step and the lane finished it; after a failure the gradients of that attempt are never reported as usable;
 // no reply of a failed step is sent while the lane may still touch its memory.
 
-#include <cstdint>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
 #include "device/lane.hpp"
 #include "engine/report.hpp"
 #include "plan/make_plan.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace gradsync::engine {
 
@@ -40,23 +40,23 @@ struct EngineDeadlines {
   Milliseconds declare{300'000};
   Milliseconds first_step{1'800'000};
   Milliseconds step{600'000};
-  Milliseconds reconnect{2'000};     ///< a closed connection of a live process has this long to come back
-  Milliseconds token{10'000};        ///< validity of an fd token
+  Milliseconds reconnect{2'000};  ///< a closed connection of a live process has this long to come back
+  Milliseconds token{10'000};     ///< validity of an fd token
 };
 
 struct EngineOptions {
   plan::BucketSizes buckets;
   EngineLimits limits;
   EngineDeadlines deadlines;
-  std::int64_t check_every = 100;   ///< replica comparison: the first three steps of an epoch, then every this many
-  std::int64_t history = 1000;      ///< reports kept per job
+  std::int64_t check_every = 100;  ///< replica comparison: the first three steps of an epoch, then every this many
+  std::int64_t history = 1000;     ///< reports kept per job
 };
 
 struct AttachRequest {
   std::string job;
-  std::uint32_t uid = 0;   ///< of the peer process; jobs of other uids are other jobs
+  std::uint32_t uid = 0;  ///< of the peer process; jobs of other uids are other jobs
   std::int64_t pid = 0;
-  std::string client_id;   ///< equal to that of the session it resumes after a lost connection
+  std::string client_id;  ///< equal to that of the session it resumes after a lost connection
   std::int64_t rank = 0;
   std::int64_t world_size = 1;
   std::vector<plan::Mesh> meshes;
@@ -111,13 +111,13 @@ struct FinishRequest {
   StepKey key;
   std::int64_t step = 0;
   FinishKind kind = FinishKind::Finish;
-  bool ready_all = false;                      ///< every bucket is ready
-  std::vector<std::uint32_t> ready;            ///< else these, those already notified included
+  bool ready_all = false;            ///< every bucket is ready
+  std::vector<std::uint32_t> ready;  ///< else these, those already notified included
   std::vector<std::uint32_t> unused;
   double scale = 1.0;
-  bool override_max_norm = false;              ///< `max_norm` replaces that of the first clip group for this step
+  bool override_max_norm = false;  ///< `max_norm` replaces that of the first clip group for this step
   std::optional<double> max_norm;
-  std::vector<std::uint32_t> bucket_digests;   ///< of hook counts, one per bucket; empty: not given
+  std::vector<std::uint32_t> bucket_digests;  ///< of hook counts, one per bucket; empty: not given
   std::optional<Milliseconds> timeout;
 };
 
@@ -133,8 +133,8 @@ struct Event {
   std::string topic;  ///< "step" | "alert" | "epoch"
   std::uint32_t uid = 0;
   std::string job;
-  std::string what;     ///< alert and epoch: one line in words
-  std::string kind;     ///< alert: an error kind, "nonfinite", "divergence" or "deadline_half"
+  std::string what;  ///< alert and epoch: one line in words
+  std::string kind;  ///< alert: an error kind, "nonfinite", "divergence" or "deadline_half"
   std::uint64_t epoch = 0;
   std::shared_ptr<const StepReport> report;  ///< topic step
 };
@@ -166,24 +166,28 @@ struct EngineMetrics;
 
 class Engine {
  public:
-  Engine(EngineOptions options, device::Lane& host_lane, PlannerPort& planner, EventSink events, EngineMetrics& metrics);
+  Engine(
+      EngineOptions options, device::Lane& host_lane, PlannerPort& planner, EventSink events, EngineMetrics& metrics
+  );
   ~Engine();
 
   // ranks
   [[nodiscard]] Result<AttachResult> attach(const AttachRequest& request);
   [[nodiscard]] Result<void> detach(SessionId session);
   [[nodiscard]] Result<void> pause(SessionId session, bool paused);
-  void connection_lost(SessionId session);   ///< the process may still live: starts the reconnect deadline
+  void connection_lost(SessionId session);  ///< the process may still live: starts the reconnect deadline
   void process_exited(SessionId session);
 
   // buffers
   [[nodiscard]] Result<BufferGrant> allocate(SessionId session, std::uint64_t size_bytes);
   [[nodiscard]] Result<void> release(SessionId session, std::uint64_t buffer);
+
   /// One use; the peer must have the uid (and pid, unless 0) of the session that got the token.
   struct TakenFd {
     UniqueFd fd;
     std::uint64_t size_bytes = 0;
   };
+
   [[nodiscard]] Result<TakenFd> take_fd(const std::string& token, std::uint32_t uid, std::int64_t pid);
 
   // declaration and steps
@@ -195,8 +199,12 @@ class Engine {
 
   // read models; only jobs of `uid` (nullopt: all, for the operator)
   [[nodiscard]] std::vector<JobStatus> status(std::optional<std::uint32_t> uid) const;
-  [[nodiscard]] Result<std::vector<StepReport>> stats(std::optional<std::uint32_t> uid, const std::string& job, std::int64_t last) const;
-  [[nodiscard]] Result<std::shared_ptr<const plan::Plan>> plan_of(std::optional<std::uint32_t> uid, const std::string& job) const;
+  [[nodiscard]] Result<std::vector<StepReport>> stats(
+      std::optional<std::uint32_t> uid, const std::string& job, std::int64_t last
+  ) const;
+  [[nodiscard]] Result<std::shared_ptr<const plan::Plan>> plan_of(
+      std::optional<std::uint32_t> uid, const std::string& job
+  ) const;
 
   // the outside world
   void on_lane_report(device::LaneReport report);
@@ -204,8 +212,8 @@ class Engine {
   void advance(TimePoint now);  ///< call before any event of that moment, and when `next_deadline` has come
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 
-  void drain();                      ///< no new attach; steps in flight may finish
-  [[nodiscard]] bool idle() const;   ///< no call waits and nothing runs on the lane
+  void drain();                     ///< no new attach; steps in flight may finish
+  [[nodiscard]] bool idle() const;  ///< no call waits and nothing runs on the lane
 
  private:
   struct State;

@@ -1,12 +1,12 @@
 #pragma once
 // The last reports of a job, and its counts.
 
+#include "base/clock.hpp"
+#include "engine/report.hpp"
+
 #include <deque>
 #include <optional>
 #include <vector>
-
-#include "base/clock.hpp"
-#include "engine/report.hpp"
 
 namespace gradsync::engine {
 
@@ -23,16 +23,22 @@ class History {
       reports_.pop_front();
     }
   }
+
   void failed() { ++steps_failed_; }
 
   [[nodiscard]] std::vector<StepReport> last(std::int64_t count) const {
     const auto shown = std::min<std::size_t>(static_cast<std::size_t>(count), reports_.size());
     return {reports_.end() - static_cast<std::ptrdiff_t>(shown), reports_.end()};
   }
+
   [[nodiscard]] const StepReport* newest() const { return reports_.empty() ? nullptr : &reports_.back(); }
+
   [[nodiscard]] std::int64_t last_step() const { return last_step_; }
+
   [[nodiscard]] std::optional<TimePoint> last_commit() const { return last_commit_; }
+
   [[nodiscard]] std::uint64_t steps_committed() const { return steps_committed_; }
+
   [[nodiscard]] std::uint64_t steps_failed() const { return steps_failed_; }
 
  private:

@@ -2,9 +2,15 @@
 // One job: its ranks, its epochs and the steps of the current one. Thread: io.
 //
 // An epoch is one agreed membership with one plan. It forms when every rank declared the same, and ends when a rank is
-// lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new process has to
-// declare; after a new declaration of a live rank everybody has to. Ending an epoch first fails the attempt in flight;
-// the new number counts from the moment the lane is quiet, because only then may trainers write gradients again.
+// lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new process has
+// to declare; after a new declaration of a live rank everybody has to. Ending an epoch first fails the attempt in
+// flight; the new number counts from the moment the lane is quiet, because only then may trainers write gradients
+// again.
+
+#include "engine/buffer_table.hpp"
+#include "engine/engine.hpp"
+#include "engine/history.hpp"
+#include "engine/step_machine.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -12,11 +18,6 @@
 #include <string>
 #include <variant>
 #include <vector>
-
-#include "engine/buffer_table.hpp"
-#include "engine/engine.hpp"
-#include "engine/history.hpp"
-#include "engine/step_machine.hpp"
 
 namespace gradsync::engine {
 
@@ -44,8 +45,10 @@ class Job {
   /// Whether the request may take its rank. Resuming counts as taking.
   [[nodiscard]] Result<void> may_attach(const AttachRequest& request) const;
   [[nodiscard]] AttachResult attach(const AttachRequest& request, SessionId session);
+
   /// The session that holds a rank, 0 for none.
   [[nodiscard]] SessionId holder(std::int64_t rank) const { return ranks_[index(rank)].session; }
+
   [[nodiscard]] bool resumes(const AttachRequest& request) const;
   void leave(std::int64_t rank, const std::string& why, bool lost);
   void connection_lost(std::int64_t rank);
@@ -76,17 +79,25 @@ class Job {
 
   // read models (job_status.cpp)
   [[nodiscard]] JobStatus status() const;
+
   [[nodiscard]] std::vector<StepReport> reports(std::int64_t last) const { return history_.last(last); }
+
   [[nodiscard]] std::shared_ptr<const plan::Plan> plan() const { return active_ ? active_->plan : nullptr; }
 
   [[nodiscard]] bool idle() const;
+
   /// Every rank waits in a step call: the lane may use all threads.
   [[nodiscard]] bool wants_width() const { return machine_ && machine_->all_waiting(); }
+
   [[nodiscard]] bool stepping() const { return machine_.has_value(); }
+
   [[nodiscard]] bool owns_plan(device::PlanId plan) const;
   [[nodiscard]] bool owns_buffer(std::uint64_t buffer) const;
+
   [[nodiscard]] const std::string& name() const { return name_; }
+
   [[nodiscard]] std::uint32_t uid() const { return uid_; }
+
   [[nodiscard]] std::int64_t restart_count() const { return restart_count_; }
 
  private:
@@ -128,6 +139,7 @@ class Job {
   };
 
   [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
+
   [[nodiscard]] std::int64_t world_size() const { return static_cast<std::int64_t>(ranks_.size()); }
 
   // epoch
@@ -140,7 +152,9 @@ class Job {
   void load(std::shared_ptr<const plan::Plan> plan);
   void commit_epoch();
   void unload(LoadedPlan& plan);
+
   [[nodiscard]] bool forming() const { return !machine_ || loading_ || plan_ticket_ != 0 || !all_committed(); }
+
   [[nodiscard]] bool all_committed() const;
   [[nodiscard]] std::string forming_reason() const;
 
@@ -179,8 +193,8 @@ class Job {
   std::uint64_t epoch_ = 1;
   std::optional<LoadedPlan> active_;
   std::optional<LoadedPlan> loading_;
-  std::uint64_t plan_ticket_ = 0;    ///< of the plan being made; 0: none
-  bool redeclare_ = false;           ///< every rank has to declare before the next commit
+  std::uint64_t plan_ticket_ = 0;  ///< of the plan being made; 0: none
+  bool redeclare_ = false;         ///< every rank has to declare before the next commit
   std::optional<StepMachine> machine_;
   std::optional<Error> transition_;  ///< why the epoch ends, while the attempt in flight still fails
   std::optional<Error> ended_;       ///< why the epoch before this one ended

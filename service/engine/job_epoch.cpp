@@ -1,20 +1,24 @@
 // How an epoch forms and ends.
 
-#include <algorithm>
+#include "engine/job.hpp"
+#include "engine/lane_plan.hpp"
+#include "engine/metrics.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "engine/job.hpp"
-#include "engine/lane_plan.hpp"
-#include "engine/metrics.hpp"
+#include <algorithm>
 
 namespace gradsync::engine {
 
 void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<DeclareResult> reply) {
   Rank& rank = ranks_[index(rank_number)];
   if (rank.declare_reply) {
-    reply(make_error(ErrorCode::InvalidRequest, fmt::format("rank {} already waits in gradients.declare", rank_number), "wait for its answer"));
+    reply(make_error(
+        ErrorCode::InvalidRequest,
+        fmt::format("rank {} already waits in gradients.declare", rank_number),
+        "wait for its answer"
+    ));
     return;
   }
   const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, request.buffer);
@@ -23,13 +27,25 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
     return;
   }
   if (static_cast<std::int64_t>(request.declaration.tensors.size()) > context_.options.limits.tensors) {
-    Error error = make_error(ErrorCode::LimitExceeded, fmt::format("{} tensors are declared, the limit tensors is {}", request.declaration.tensors.size(), context_.options.limits.tensors), "raise limits.tensors");
+    Error error = make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format(
+            "{} tensors are declared, the limit tensors is {}",
+            request.declaration.tensors.size(),
+            context_.options.limits.tensors
+        ),
+        "raise limits.tensors"
+    );
     error.path = "tensors";
     reply(std::move(error));
     return;
   }
   if (rank.committed && machine_ && !transition_ && !redeclare_) {
-    Error error = make_error(ErrorCode::StaleEpoch, fmt::format("rank {} declared its gradients anew", rank_number), "every rank has to call gradients.declare again");
+    Error error = make_error(
+        ErrorCode::StaleEpoch,
+        fmt::format("rank {} declared its gradients anew", rank_number),
+        "every rank has to call gradients.declare again"
+    );
     error.rank = rank_number;
     redeclare_ = true;
     end_epoch(std::move(error));
@@ -82,7 +98,9 @@ void Job::try_form() {
   if (plan_ticket_ != 0 || loading_ || transition_) {
     return;
   }
-  const bool complete = std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) { return rank.valid && (rank.fresh || !redeclare_); });
+  const bool complete = std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
+    return rank.valid && (rank.fresh || !redeclare_);
+  });
   if (!complete || all_committed()) {
     return;
   }
@@ -128,7 +146,12 @@ void Job::on_plan(PlanOutcome outcome) {
       if (!size || *size < (*outcome.plan)->arena_bytes) {
         error = make_error(
             ErrorCode::InvalidDeclaration,
-            fmt::format("the arena of rank {} has {} bytes, the declared tensors need {}", &rank - ranks_.data(), size ? *size : 0, (*outcome.plan)->arena_bytes),
+            fmt::format(
+                "the arena of rank {} has {} bytes, the declared tensors need {}",
+                &rank - ranks_.data(),
+                size ? *size : 0,
+                (*outcome.plan)->arena_bytes
+            ),
             "allocate the sum of the tensors' bytes, each rounded up to a multiple of 64"
         );
         error->path = "buffer";
@@ -185,7 +208,8 @@ void Job::on_load_failed(const device::Failed& report) {
 }
 
 void Job::commit_epoch() {
-  const bool keeps_machine = machine_ && active_ == std::nullopt && machine_->plan().digest == loading_->plan->digest && !redeclare_;
+  const bool keeps_machine =
+      machine_ && active_ == std::nullopt && machine_->plan().digest == loading_->plan->digest && !redeclare_;
   if (active_) {
     unload(*active_);
   }
@@ -196,7 +220,15 @@ void Job::commit_epoch() {
   redeclare_ = false;
   steps_in_epoch_ = 0;
   publish_epoch(fmt::format("epoch {} of job '{}' begins with {} ranks", epoch_, name_, ranks_.size()));
-  spdlog::info("epoch begins job={} epoch={} ranks={} tensors={} buckets={} plan={}", name_, epoch_, ranks_.size(), active_->plan->tensors.size(), active_->plan->buckets.size(), active_->plan->digest);
+  spdlog::info(
+      "epoch begins job={} epoch={} ranks={} tensors={} buckets={} plan={}",
+      name_,
+      epoch_,
+      ranks_.size(),
+      active_->plan->tensors.size(),
+      active_->plan->buckets.size(),
+      active_->plan->digest
+  );
   for (Rank& rank : ranks_) {
     rank.fresh = false;
     rank.committed = true;
@@ -243,10 +275,14 @@ void Job::apply_transition() {
   try_form();
 }
 
-bool Job::owns_plan(device::PlanId plan) const { return (active_ && active_->id == plan) || (loading_ && loading_->id == plan); }
+bool Job::owns_plan(device::PlanId plan) const {
+  return (active_ && active_->id == plan) || (loading_ && loading_->id == plan);
+}
 
 bool Job::owns_buffer(std::uint64_t buffer) const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return rank.buffer == buffer && buffer != 0; });
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+    return rank.buffer == buffer && buffer != 0;
+  });
 }
 
 }  // namespace gradsync::engine

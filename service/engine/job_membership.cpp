@@ -1,11 +1,11 @@
 // Who holds which rank.
 
-#include <algorithm>
+#include "engine/job.hpp"
+#include "engine/metrics.hpp"
 
 #include <fmt/format.h>
 
-#include "engine/job.hpp"
-#include "engine/metrics.hpp"
+#include <algorithm>
 
 namespace gradsync::engine {
 
@@ -39,18 +39,42 @@ Result<void> Job::may_attach(const AttachRequest& request) const {
     return error;
   };
   if (request.restart_count < restart_count_) {
-    return refuse(ErrorCode::Superseded, "restart_count", fmt::format("restart {} of job '{}' is over: restart {} has begun", request.restart_count, name_, restart_count_), "this process belongs to an older restart and should end");
+    return refuse(
+        ErrorCode::Superseded,
+        "restart_count",
+        fmt::format(
+            "restart {} of job '{}' is over: restart {} has begun", request.restart_count, name_, restart_count_
+        ),
+        "this process belongs to an older restart and should end"
+    );
   }
   if (request.world_size != world_size()) {
-    return refuse(ErrorCode::JobMismatch, "world_size", fmt::format("world_size is {}, but the ranks attached to job '{}' said {}", request.world_size, name_, world_size()), "give every rank the same world_size, or the new run another job name");
+    return refuse(
+        ErrorCode::JobMismatch,
+        "world_size",
+        fmt::format(
+            "world_size is {}, but the ranks attached to job '{}' said {}", request.world_size, name_, world_size()
+        ),
+        "give every rank the same world_size, or the new run another job name"
+    );
   }
   if (request.meshes != meshes_) {
-    return refuse(ErrorCode::JobMismatch, "meshes", fmt::format("the meshes differ from those of the ranks attached to job '{}'", name_), "give every rank the same meshes: names, axes, sizes and their order");
+    return refuse(
+        ErrorCode::JobMismatch,
+        "meshes",
+        fmt::format("the meshes differ from those of the ranks attached to job '{}'", name_),
+        "give every rank the same meshes: names, axes, sizes and their order"
+    );
   }
   const Rank& rank = ranks_[index(request.rank)];
   const bool same_process = rank.pid != 0 && rank.pid == request.pid;
   if (rank.session != 0 && !same_process && !resumes(request)) {
-    return refuse(ErrorCode::RankInUse, "rank", fmt::format("rank {} of job '{}' is held by the live process {}", request.rank, name_, rank.pid), "end that process, or attach with a higher restart_count or under another job name");
+    return refuse(
+        ErrorCode::RankInUse,
+        "rank",
+        fmt::format("rank {} of job '{}' is held by the live process {}", request.rank, name_, rank.pid),
+        "end that process, or attach with a higher restart_count or under another job name"
+    );
   }
   return {};
 }

@@ -1,10 +1,10 @@
 // Deadlines, read models and events of a job.
 
-#include <algorithm>
+#include "engine/job.hpp"
 
 #include <fmt/format.h>
 
-#include "engine/job.hpp"
+#include <algorithm>
 
 namespace gradsync::engine {
 
@@ -37,11 +37,25 @@ void Job::on_time() {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
     if (rank.reconnect_until && *rank.reconnect_until <= context_.now) {
-      leave(static_cast<std::int64_t>(i), fmt::format("lost its connection and process {} did not come back within {:.1f} s", rank.pid, seconds(context_.options.deadlines.reconnect)), true);
+      leave(
+          static_cast<std::int64_t>(i),
+          fmt::format(
+              "lost its connection and process {} did not come back within {:.1f} s",
+              rank.pid,
+              seconds(context_.options.deadlines.reconnect)
+          ),
+          true
+      );
       continue;
     }
     if (rank.declare_reply && rank.declare_deadline <= context_.now) {
-      Error error = make_error(ErrorCode::DeclareTimeout, fmt::format("not all ranks declared within {:.1f} s: {}", seconds(context_.now - rank.declare_since), forming_reason()), "look why these ranks do not reach gradients.declare, or raise the timeout");
+      Error error = make_error(
+          ErrorCode::DeclareTimeout,
+          fmt::format(
+              "not all ranks declared within {:.1f} s: {}", seconds(context_.now - rank.declare_since), forming_reason()
+          ),
+          "look why these ranks do not reach gradients.declare, or raise the timeout"
+      );
       error.job = name_;
       error.waited_s = seconds(context_.now - rank.declare_since);
       for (std::size_t other = 0; other < ranks_.size(); ++other) {
@@ -59,7 +73,9 @@ void Job::on_time() {
   }
   if (const std::optional<TimePoint> half = half_time(); half && *half <= context_.now) {
     half_warned_ = true;
-    publish_alert("deadline_half", fmt::format("half of the step's deadline is over; it waits for {}", machine_->waits_for()));
+    publish_alert(
+        "deadline_half", fmt::format("half of the step's deadline is over; it waits for {}", machine_->waits_for())
+    );
   }
   run(machine_->on_deadline(context_.now));
 }
@@ -82,13 +98,19 @@ std::string Job::forming_reason() const {
     text = fmt::format("rank{} {} not attached", absent.size() > 1 ? "s" : "", fmt::join(absent, ", "));
   }
   if (!undeclared.empty()) {
-    text += fmt::format("{}rank{} {} not declared", text.empty() ? "" : "; ", undeclared.size() > 1 ? "s" : "", fmt::join(undeclared, ", "));
+    text += fmt::format(
+        "{}rank{} {} not declared",
+        text.empty() ? "" : "; ",
+        undeclared.size() > 1 ? "s" : "",
+        fmt::join(undeclared, ", ")
+    );
   }
   return text;
 }
 
 bool Job::idle() const {
-  const bool waiting = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.declare_reply || rank.step_reply; });
+  const bool waiting =
+      std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.declare_reply || rank.step_reply; });
   return !waiting && !loading_ && !(machine_ && machine_->busy());
 }
 
@@ -121,7 +143,10 @@ JobStatus Job::status() const {
     const Rank& rank = ranks_[i];
     RankStatus entry;
     entry.rank = static_cast<std::int64_t>(i);
-    entry.state = rank.session == 0 ? "absent" : rank.reconnect_until ? "disconnected" : rank.valid ? "declared" : "attached";
+    entry.state = rank.session == 0      ? "absent"
+                  : rank.reconnect_until ? "disconnected"
+                  : rank.valid           ? "declared"
+                                         : "attached";
     entry.pid = rank.pid;
     entry.paused = rank.paused_since.has_value();
     if (rank.session != 0) {

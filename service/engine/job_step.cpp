@@ -1,15 +1,15 @@
 // The steps of an epoch: what the machine decides is done here.
 
-#include <algorithm>
-#include <cmath>
-
-#include <fmt/format.h>
-#include <spdlog/spdlog.h>
-
 #include "engine/job.hpp"
 #include "engine/lane_plan.hpp"
 #include "engine/metrics.hpp"
 #include "policy/fixed.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
 
 namespace gradsync::engine {
 
@@ -44,11 +44,20 @@ std::optional<Result<StepReport>> Job::recorded(const StepKey& key) const {
 
 std::optional<Error> Job::refuse_step(const Rank& rank, const StepKey& key) const {
   if (!machine_ || !rank.committed) {
-    return make_error(ErrorCode::NotDeclared, fmt::format("rank {} has no committed declaration", &rank - ranks_.data()), "call gradients.declare and wait for its answer");
+    return make_error(
+        ErrorCode::NotDeclared,
+        fmt::format("rank {} has no committed declaration", &rank - ranks_.data()),
+        "call gradients.declare and wait for its answer"
+    );
   }
   if (key.epoch != epoch_ || (redeclare_ && !rank.fresh)) {
-    Error error = ended_ && key.epoch < epoch_ ? *ended_
-                                               : make_error(ErrorCode::StaleEpoch, fmt::format("the call belongs to epoch {}, the job is in epoch {}", key.epoch, epoch_), "continue with the epoch and attempt given here");
+    Error error = ended_ && key.epoch < epoch_
+                      ? *ended_
+                      : make_error(
+                            ErrorCode::StaleEpoch,
+                            fmt::format("the call belongs to epoch {}, the job is in epoch {}", key.epoch, epoch_),
+                            "continue with the epoch and attempt given here"
+                        );
     if (redeclare_ && !rank.fresh) {
       error.hint = "every rank has to call gradients.declare again";
     }
@@ -79,12 +88,18 @@ void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepRepo
     return;
   }
   if (!std::isfinite(request.scale) || request.scale <= 0) {
-    reply(invalid_params("scale", fmt::format("scale is {}, it must be finite and above 0", request.scale), "pass the loss scale the gradients carry, 1 for none"));
+    reply(invalid_params(
+        "scale",
+        fmt::format("scale is {}, it must be finite and above 0", request.scale),
+        "pass the loss scale the gradients carry, 1 for none"
+    ));
     return;
   }
   if (request.override_max_norm && machine_) {
     const plan::ClipGroup& group = machine_->plan().clip_groups.front();
-    if (const auto rule = policy::fixed_rule(group.clip, true, request.max_norm, machine_->plan().options.mode, group.norm_dtype); !rule) {
+    if (const auto rule =
+            policy::fixed_rule(group.clip, true, request.max_norm, machine_->plan().options.mode, group.norm_dtype);
+        !rule) {
       reply(rule.error());
       return;
     }
@@ -107,7 +122,11 @@ bool Job::take_step_reply(Rank& rank, const StepKey& key, Reply<StepReport> repl
   const Reply<StepReport> before = std::exchange(rank.step_reply, std::move(reply));
   rank.step_key = key;
   if (before) {
-    before(make_error(ErrorCode::Superseded, fmt::format("rank {} made another step call while this one waited", &rank - ranks_.data()), "one step call at a time"));
+    before(make_error(
+        ErrorCode::Superseded,
+        fmt::format("rank {} made another step call while this one waited", &rank - ranks_.data()),
+        "one step call at a time"
+    ));
   }
   return again;
 }
@@ -124,7 +143,9 @@ void Job::clip(std::int64_t rank_number, const ClipRequest& request, Reply<StepR
   }
   if (request.override_max_norm && machine_) {
     for (const plan::ClipGroup& group : machine_->plan().clip_groups) {
-      if (const auto rule = policy::fixed_rule(group.clip, true, request.max_norm, machine_->plan().options.mode, group.norm_dtype); !rule) {
+      if (const auto rule =
+              policy::fixed_rule(group.clip, true, request.max_norm, machine_->plan().options.mode, group.norm_dtype);
+          !rule) {
         reply(rule.error());
         return;
       }
@@ -182,7 +203,9 @@ void Job::run(Actions actions) {
   }
 }
 
-bool Job::compares() const { return steps_in_epoch_ < kFirstCheckedSteps || steps_in_epoch_ % context_.options.check_every == 0; }
+bool Job::compares() const {
+  return steps_in_epoch_ < kFirstCheckedSteps || steps_in_epoch_ % context_.options.check_every == 0;
+}
 
 void Job::perform(LaunchReduce& action) {
   device::ReduceBucket command;
@@ -198,7 +221,9 @@ std::vector<plan::ClipRule> Job::rules(bool override_max_norm, const std::option
   std::vector<plan::ClipRule> rules;
   for (const plan::ClipGroup& group : active_->plan->clip_groups) {
     // Checked when the call arrived and at declaration, so every rule exists.
-    rules.push_back(*policy::fixed_rule(group.clip, override_max_norm, max_norm, active_->plan->options.mode, group.norm_dtype));
+    rules.push_back(
+        *policy::fixed_rule(group.clip, override_max_norm, max_norm, active_->plan->options.mode, group.norm_dtype)
+    );
   }
   return rules;
 }
@@ -225,7 +250,9 @@ void Job::perform(LaunchScale& action) {
   const StepReport& measured = *norm_record_->outcome;
   const std::vector<plan::ClipRule> clip_rules = rules(action.override_max_norm, action.max_norm);
   for (std::size_t group = 0; group < clip_rules.size(); ++group) {
-    command.outcomes.push_back(plan::apply_clip_rule(clip_rules[group], measured.groups[group].norm * norm_scale_, norm_scale_));
+    command.outcomes.push_back(
+        plan::apply_clip_rule(clip_rules[group], measured.groups[group].norm * norm_scale_, norm_scale_)
+    );
   }
   scale_outcomes_ = command.outcomes;
   context_.lane.submit(std::move(command));
@@ -261,7 +288,14 @@ StepReport Job::report_of(const device::StepMath& math) const {
   report.norm = math.norm;
   for (std::size_t i = 0; i < plan.clip_groups.size(); ++i) {
     const plan::ClipOutcome& outcome = math.groups[i];
-    report.groups.push_back({plan.clip_groups[i].name, outcome.norm, outcome.threshold, outcome.coefficient, outcome.clipped, outcome.reason});
+    report.groups.push_back(
+        {plan.clip_groups[i].name,
+         outcome.norm,
+         outcome.threshold,
+         outcome.coefficient,
+         outcome.clipped,
+         outcome.reason}
+    );
     report.clipped = report.clipped || outcome.clipped;
   }
   report.threshold = report.groups.front().threshold;
@@ -305,9 +339,13 @@ void Job::perform(Committed& action) {
   report.attempt = action.attempt;
   report.next_attempt = machine_->attempt();
   const std::size_t buckets = active_->plan->buckets.size();
-  const bool digests_given = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return rank.bucket_digests.size() == buckets; });
+  const bool digests_given = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+    return rank.bucket_digests.size() == buckets;
+  });
   for (std::uint32_t bucket = 0; digests_given && bucket < buckets; ++bucket) {
-    const bool equal = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) { return rank.bucket_digests[bucket] == ranks_.front().bucket_digests[bucket]; });
+    const bool equal = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+      return rank.bucket_digests[bucket] == ranks_.front().bucket_digests[bucket];
+    });
     if (equal) {
       report.stable_buckets.push_back(bucket);
     }
@@ -322,11 +360,27 @@ void Job::perform(Committed& action) {
   }
   if (report.found_inf) {
     metrics.nonfinite_values.Increment(static_cast<double>(action.math.nonfinite_total));
-    publish_alert("nonfinite", fmt::format("step {}: {} non-finite values, first in tensor '{}'", report.step, action.math.nonfinite_total, report.nonfinite.empty() ? "" : report.nonfinite.front().tensor));
+    publish_alert(
+        "nonfinite",
+        fmt::format(
+            "step {}: {} non-finite values, first in tensor '{}'",
+            report.step,
+            action.math.nonfinite_total,
+            report.nonfinite.empty() ? "" : report.nonfinite.front().tensor
+        )
+    );
   }
   if (!report.divergence.empty()) {
     metrics.divergences.Increment(static_cast<double>(report.divergence.size()));
-    publish_alert("divergence", fmt::format("step {}: tensor '{}' differs on rank {}", report.step, report.divergence.front().tensor, fmt::join(report.divergence.front().ranks, ", ")));
+    publish_alert(
+        "divergence",
+        fmt::format(
+            "step {}: tensor '{}' differs on rank {}",
+            report.step,
+            report.divergence.front().tensor,
+            fmt::join(report.divergence.front().ranks, ", ")
+        )
+    );
   }
   record_ = Record{{epoch_, action.attempt}, report};
   forget_attempt();
@@ -356,7 +410,14 @@ void Job::perform(AttemptFailed& action) {
   forget_attempt();
   if (!transition_) {
     publish_alert(kind_of(error.code), error.message);
-    spdlog::warn("step failed job={} epoch={} attempt={} kind={} reason=\"{}\"", name_, epoch_, action.attempt, kind_of(error.code), error.message);
+    spdlog::warn(
+        "step failed job={} epoch={} attempt={} kind={} reason=\"{}\"",
+        name_,
+        epoch_,
+        action.attempt,
+        kind_of(error.code),
+        error.message
+    );
   } else {
     apply_transition();
   }
@@ -386,7 +447,9 @@ void Job::forget_attempt() {
 
 bool Job::deadline_suspended() const {
   const std::vector<std::int64_t> missing = machine_->missing_ranks();
-  return std::any_of(missing.begin(), missing.end(), [this](std::int64_t rank) { return ranks_[index(rank)].paused_since.has_value(); });
+  return std::any_of(missing.begin(), missing.end(), [this](std::int64_t rank) {
+    return ranks_[index(rank)].paused_since.has_value();
+  });
 }
 
 std::optional<TimePoint> Job::half_time() const {

@@ -25,11 +25,17 @@ EngineMetrics::EngineMetrics(prometheus::Registry& registry)
       arena_bytes(gauge(registry, "gradsync_arena_bytes", "Bytes of gradient arenas handed out.")),
       steps_committed(counter(registry, "gradsync_steps_committed_total", "Steps finished on all ranks.")),
       steps_failed(counter(registry, "gradsync_steps_failed_total", "Step attempts that ended in an error.")),
-      steps_clipped(counter(registry, "gradsync_steps_clipped_total", "Committed steps whose norm exceeded the threshold.")),
+      steps_clipped(
+          counter(registry, "gradsync_steps_clipped_total", "Committed steps whose norm exceeded the threshold.")
+      ),
       buckets_reduced(counter(registry, "gradsync_buckets_reduced_total", "Bucket reductions done.")),
       bucket_bytes(counter(registry, "gradsync_bucket_bytes_total", "Bytes of one rank's gradients reduced.")),
-      nonfinite_values(counter(registry, "gradsync_nonfinite_values_total", "Non-finite gradient values found after reduction.")),
-      divergences(counter(registry, "gradsync_divergences_total", "Tensors found to differ between ranks that must be equal.")),
+      nonfinite_values(
+          counter(registry, "gradsync_nonfinite_values_total", "Non-finite gradient values found after reduction.")
+      ),
+      divergences(
+          counter(registry, "gradsync_divergences_total", "Tensors found to differ between ranks that must be equal.")
+      ),
       ranks_lost(counter(registry, "gradsync_ranks_lost_total", "Ranks that died or went away inside a job.")),
       reduce_seconds(counter(registry, "gradsync_reduce_seconds_total", "Lane time spent reducing buckets.")),
       step_seconds(histogram(registry, "gradsync_step_seconds", "First finish call until the commit.")),

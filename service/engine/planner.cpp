@@ -3,9 +3,8 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <thread>
-
 #include <pthread.h>
+#include <thread>
 
 namespace gradsync::engine {
 
@@ -27,7 +26,11 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (const Result<void> equal = plan::compare_declarations(by_rank); !equal) {
     return {request.ticket, equal.error()};
   }
-  return {request.ticket, std::make_shared<const plan::Plan>(plan::make_plan(*by_rank.front(), request.meshes, request.world_size, request.sizes))};
+  return {
+      request.ticket,
+      std::make_shared<const plan::Plan>(
+          plan::make_plan(*by_rank.front(), request.meshes, request.world_size, request.sizes)
+      )};
 }
 
 struct ThreadPlanner::State {

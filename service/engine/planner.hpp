@@ -1,10 +1,10 @@
 #pragma once
 // What the planner thread runs, and that thread.
 
+#include "engine/engine.hpp"
+
 #include <functional>
 #include <memory>
-
-#include "engine/engine.hpp"
 
 namespace gradsync::engine {
 

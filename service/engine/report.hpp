@@ -47,7 +47,7 @@ struct StepTimings {
   double reduce_s = 0;  ///< lane time of the reductions
   double norm_s = 0;
   double clip_s = 0;
-  double total_s = 0;   ///< first finish until the commit
+  double total_s = 0;  ///< first finish until the commit
   friend bool operator==(const StepTimings&, const StepTimings&) = default;
 };
 
@@ -91,7 +91,7 @@ struct JobStatus {
   std::string job;
   std::uint32_t uid = 0;
   std::int64_t world_size = 0;
-  std::string state;  ///< "forming" | "ready" | "stepping"
+  std::string state;   ///< "forming" | "ready" | "stepping"
   std::string reason;  ///< what it waits for, in words
   std::uint64_t epoch = 0;
   std::uint64_t attempt = 0;

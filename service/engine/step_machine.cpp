@@ -1,11 +1,11 @@
 #include "engine/step_machine.hpp"
 
-#include <algorithm>
+#include "base/assert.hpp"
+#include "base/text.hpp"
 
 #include <fmt/format.h>
 
-#include "base/assert.hpp"
-#include "base/text.hpp"
+#include <algorithm>
 
 namespace gradsync::engine {
 
@@ -24,9 +24,12 @@ constexpr std::size_t kNamedTensors = 20;
 
 const char* method_of(Ask::Kind kind) {
   switch (kind) {
-    case Ask::Kind::Finish: return "step.finish";
-    case Ask::Kind::NormOnly: return "norm.compute";
-    case Ask::Kind::Clip: return "clip.apply";
+    case Ask::Kind::Finish:
+      return "step.finish";
+    case Ask::Kind::NormOnly:
+      return "norm.compute";
+    case Ask::Kind::Clip:
+      return "clip.apply";
   }
   GRADSYNC_ASSERT(false, "an Ask without a method");
 }
@@ -69,7 +72,12 @@ void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::u
       // The bucket may already be reduced with this tensor's memory in it.
       Error error = make_error(
           ErrorCode::DuplicateReady,
-          fmt::format("rank {} called tensor '{}' unused after its bucket {} was ready", rank_number, plan_->tensors[tensor].declaration.name, plan_->tensors[tensor].bucket),
+          fmt::format(
+              "rank {} called tensor '{}' unused after its bucket {} was ready",
+              rank_number,
+              plan_->tensors[tensor].declaration.name,
+              plan_->tensors[tensor].bucket
+          ),
           "mark tensors unused before the last tensor of their bucket is ready"
       );
       error.rank = rank_number;
@@ -93,11 +101,17 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
     return actions;
   }
   if (bucket >= plan_->buckets.size()) {
-    rank.notification_error = rank.notification_error.value_or(invalid_params("bucket", fmt::format("bucket {} does not exist: the plan has {}", bucket, plan_->buckets.size())));
+    rank.notification_error = rank.notification_error.value_or(invalid_params(
+        "bucket", fmt::format("bucket {} does not exist: the plan has {}", bucket, plan_->buckets.size())
+    ));
     return actions;
   }
   if (!mark_ready(rank, bucket)) {
-    Error error = make_error(ErrorCode::DuplicateReady, fmt::format("rank {} reported bucket {} ready twice in attempt {}", rank_number, bucket, attempt), "report each bucket once per step");
+    Error error = make_error(
+        ErrorCode::DuplicateReady,
+        fmt::format("rank {} reported bucket {} ready twice in attempt {}", rank_number, bucket, attempt),
+        "report each bucket once per step"
+    );
     error.rank = rank_number;
     error.bucket = bucket;
     rank.notification_error = rank.notification_error.value_or(std::move(error));
@@ -107,7 +121,9 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
   return actions;
 }
 
-Actions StepMachine::on_unused(std::int64_t rank_number, std::uint64_t attempt, const std::vector<std::uint32_t>& tensors) {
+Actions StepMachine::on_unused(
+    std::int64_t rank_number, std::uint64_t attempt, const std::vector<std::uint32_t>& tensors
+) {
   Rank& rank = ranks_[index(rank_number)];
   if (attempt < attempt_ || error_) {
     return {};
@@ -118,7 +134,9 @@ Actions StepMachine::on_unused(std::int64_t rank_number, std::uint64_t attempt, 
   }
   for (const std::uint32_t tensor : tensors) {
     if (tensor >= plan_->tensors.size()) {
-      rank.notification_error = rank.notification_error.value_or(invalid_params("tensors", fmt::format("tensor {} does not exist: the plan has {}", tensor, plan_->tensors.size())));
+      rank.notification_error = rank.notification_error.value_or(invalid_params(
+          "tensors", fmt::format("tensor {} does not exist: the plan has {}", tensor, plan_->tensors.size())
+      ));
       return {};
     }
   }
@@ -134,17 +152,26 @@ std::optional<Error> StepMachine::disagreement(std::int64_t rank_number, const A
     }
     std::string what;
     if (theirs->kind != ask.kind) {
-      what = fmt::format("rank {} called {} and rank {} called {}", other, method_of(theirs->kind), rank_number, method_of(ask.kind));
+      what = fmt::format(
+          "rank {} called {} and rank {} called {}", other, method_of(theirs->kind), rank_number, method_of(ask.kind)
+      );
     } else if (theirs->step != ask.step) {
       what = fmt::format("rank {} finishes step {} and rank {} step {}", other, theirs->step, rank_number, ask.step);
     } else if (theirs->scale != ask.scale) {
       what = fmt::format("rank {} gave scale {} and rank {} scale {}", other, theirs->scale, rank_number, ask.scale);
     } else if (theirs->override_max_norm != ask.override_max_norm || theirs->max_norm != ask.max_norm) {
-      what = fmt::format("rank {} gave max_norm {} and rank {} max_norm {}", other, text_of(theirs->override_max_norm, theirs->max_norm), rank_number, text_of(ask.override_max_norm, ask.max_norm));
+      what = fmt::format(
+          "rank {} gave max_norm {} and rank {} max_norm {}",
+          other,
+          text_of(theirs->override_max_norm, theirs->max_norm),
+          rank_number,
+          text_of(ask.override_max_norm, ask.max_norm)
+      );
     } else {
       continue;
     }
-    Error error = make_error(ErrorCode::StepMismatch, what, "every rank must finish the same step with the same arguments");
+    Error error =
+        make_error(ErrorCode::StepMismatch, what, "every rank must finish the same step with the same arguments");
     error.ranks = {static_cast<std::int64_t>(other), rank_number};
     error.step = ask.step;
     return error;
@@ -152,7 +179,9 @@ std::optional<Error> StepMachine::disagreement(std::int64_t rank_number, const A
   return std::nullopt;
 }
 
-Actions StepMachine::on_finish(std::int64_t rank_number, const FinishRequest& request, TimePoint now, TimePoint deadline) {
+Actions StepMachine::on_finish(
+    std::int64_t rank_number, const FinishRequest& request, TimePoint now, TimePoint deadline
+) {
   Actions actions;
   if (request.key.attempt != attempt_) {
     actions.push_back(AnswerRank{rank_number, attempt_error(rank_number, request.key.attempt)});
@@ -172,19 +201,36 @@ Actions StepMachine::on_finish(std::int64_t rank_number, const FinishRequest& re
     return actions;
   }
   if (phase_ == Phase::NormGiven || phase_ == Phase::Scaling) {
-    Error error = make_error(ErrorCode::StepMismatch, fmt::format("rank {} called step.finish, but the norm of step {} was computed and waits for clip.apply", rank_number, request.step), "call clip.apply on every rank; max_norm null leaves the gradients as they are");
+    Error error = make_error(
+        ErrorCode::StepMismatch,
+        fmt::format(
+            "rank {} called step.finish, but the norm of step {} was computed and waits for clip.apply",
+            rank_number,
+            request.step
+        ),
+        "call clip.apply on every rank; max_norm null leaves the gradients as they are"
+    );
     error.rank = rank_number;
     error.step = request.step;
     return fail(std::move(error));
   }
-  const auto bad_bucket = std::find_if(request.ready.begin(), request.ready.end(), [&](std::uint32_t bucket) { return bucket >= plan_->buckets.size(); });
-  const auto bad_tensor = std::find_if(request.unused.begin(), request.unused.end(), [&](std::uint32_t tensor) { return tensor >= plan_->tensors.size(); });
+  const auto bad_bucket = std::find_if(request.ready.begin(), request.ready.end(), [&](std::uint32_t bucket) {
+    return bucket >= plan_->buckets.size();
+  });
+  const auto bad_tensor = std::find_if(request.unused.begin(), request.unused.end(), [&](std::uint32_t tensor) {
+    return tensor >= plan_->tensors.size();
+  });
   if (bad_bucket != request.ready.end() || bad_tensor != request.unused.end()) {
     const bool of_bucket = bad_bucket != request.ready.end();
     actions.push_back(AnswerRank{
         rank_number,
-        of_bucket ? invalid_params("ready", fmt::format("bucket {} does not exist: the plan has {}", *bad_bucket, plan_->buckets.size()))
-                  : invalid_params("unused", fmt::format("tensor {} does not exist: the plan has {}", *bad_tensor, plan_->tensors.size())),
+        of_bucket
+            ? invalid_params(
+                  "ready", fmt::format("bucket {} does not exist: the plan has {}", *bad_bucket, plan_->buckets.size())
+              )
+            : invalid_params(
+                  "unused", fmt::format("tensor {} does not exist: the plan has {}", *bad_tensor, plan_->tensors.size())
+              ),
     });
     return actions;
   }
@@ -206,7 +252,12 @@ Actions StepMachine::on_finish(std::int64_t rank_number, const FinishRequest& re
   if (std::vector<std::string> unready = unready_tensors(rank); !unready.empty()) {
     Error error = make_error(
         ErrorCode::NotReady,
-        fmt::format("rank {} finishes step {} with tensors neither ready nor unused: {}", rank_number, request.step, enumerate_names(unready, kNamedTensors)),
+        fmt::format(
+            "rank {} finishes step {} with tensors neither ready nor unused: {}",
+            rank_number,
+            request.step,
+            enumerate_names(unready, kNamedTensors)
+        ),
         "report them ready, or unused when they got no gradient, and finish again"
     );
     error.rank = rank_number;
@@ -246,7 +297,11 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
     return actions;
   }
   if (phase_ != Phase::NormGiven) {
-    Error error = make_error(ErrorCode::StepMismatch, fmt::format("rank {} called clip.apply for step {}, but its norm was not computed", rank_number, request.step), "call norm.compute on every rank first, or step.finish for both at once");
+    Error error = make_error(
+        ErrorCode::StepMismatch,
+        fmt::format("rank {} called clip.apply for step {}, but its norm was not computed", rank_number, request.step),
+        "call norm.compute on every rank first, or step.finish for both at once"
+    );
     error.rank = rank_number;
     error.step = request.step;
     actions.push_back(AnswerRank{rank_number, std::move(error)});
@@ -378,7 +433,11 @@ Actions StepMachine::on_lane_failed(const device::Failed& report) {
     settle_failure(actions);
     return actions;
   }
-  return fail(make_error(ErrorCode::StepFailed, "the lane failed: " + report.message, "the gradients of this step are lost: compute them again"));
+  return fail(make_error(
+      ErrorCode::StepFailed,
+      "the lane failed: " + report.message,
+      "the gradients of this step are lost: compute them again"
+  ));
 }
 
 Actions StepMachine::on_aborted(std::uint64_t tag) {
@@ -518,8 +577,20 @@ Actions StepMachine::on_deadline(TimePoint now) {
   }
   Error error = make_error(
       ErrorCode::StepTimeout,
-      missing.empty() ? fmt::format("the lane did not finish within {:.1f} s: {} of {} buckets reduced", waited_s, reduced_, plan_->buckets.size())
-                      : fmt::format("waited {:.1f} s for rank{} {}; not ready there: {}", waited_s, missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), tensors.empty() ? "nothing (the finish call itself is missing)" : enumerate_names(tensors, kNamedTensors)),
+      missing.empty() ? fmt::format(
+                            "the lane did not finish within {:.1f} s: {} of {} buckets reduced",
+                            waited_s,
+                            reduced_,
+                            plan_->buckets.size()
+                        )
+                      : fmt::format(
+                            "waited {:.1f} s for rank{} {}; not ready there: {}",
+                            waited_s,
+                            missing.size() > 1 ? "s" : "",
+                            fmt::join(missing, ", "),
+                            tensors.empty() ? "nothing (the finish call itself is missing)"
+                                            : enumerate_names(tensors, kNamedTensors)
+                        ),
       "look at what these ranks do (py-spy, gradsyncd status); raise the timeout when the step is just long"
   );
   error.ranks = missing;

@@ -6,15 +6,15 @@
 // failure the attempt is sticky: it aborts once, and `Failed` is given out only when nothing of it is outstanding on
 // the lane. An attempt that ended leaves a record, so that a repeated call gets the same answer.
 
+#include "base/clock.hpp"
+#include "engine/engine.hpp"
+#include "plan/plan.hpp"
+
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <variant>
 #include <vector>
-
-#include "base/clock.hpp"
-#include "engine/engine.hpp"
-#include "plan/plan.hpp"
 
 namespace gradsync::engine {
 
@@ -67,7 +67,8 @@ struct AttemptFailed {
   bool begun = false;  ///< false: no rank had sent anything of it
 };
 
-using Action = std::variant<LaunchReduce, LaunchFinish, LaunchScale, LaunchAbort, AnswerRank, NormKnown, Committed, AttemptFailed>;
+using Action =
+    std::variant<LaunchReduce, LaunchFinish, LaunchScale, LaunchAbort, AnswerRank, NormKnown, Committed, AttemptFailed>;
 using Actions = std::vector<Action>;
 
 /// What a rank asked for and waits on.
@@ -111,33 +112,44 @@ class StepMachine {
   void extend_deadlines(Duration by);
 
   [[nodiscard]] std::uint64_t attempt() const { return attempt_; }
+
   [[nodiscard]] bool waiting(std::int64_t rank) const { return ranks_[index(rank)].ask.has_value(); }
+
   [[nodiscard]] const std::optional<Ask>& ask_of(std::int64_t rank) const { return ranks_[index(rank)].ask; }
+
   [[nodiscard]] bool all_waiting() const;
+
   [[nodiscard]] bool busy() const { return outstanding_ > 0; }
+
   [[nodiscard]] bool failing() const { return error_.has_value(); }
+
   /// Some rank has begun this attempt.
   [[nodiscard]] bool begun() const;
+
   [[nodiscard]] std::int64_t launched() const { return static_cast<std::int64_t>(next_launch_); }
+
   /// Ranks that have not asked yet.
   [[nodiscard]] std::vector<std::int64_t> missing_ranks() const;
   /// What the attempt waits for, in words.
   [[nodiscard]] std::string waits_for() const;
+
   [[nodiscard]] const plan::Plan& plan() const { return *plan_; }
+
   [[nodiscard]] std::shared_ptr<const plan::Plan> plan_pointer() const { return plan_; }
 
  private:
   enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling };
 
   struct Rank {
-    std::vector<bool> ready;               ///< per bucket
-    std::vector<std::uint32_t> unused;     ///< tensors
-    std::vector<bool> is_unused;           ///< per tensor, the same set
+    std::vector<bool> ready;            ///< per bucket
+    std::vector<std::uint32_t> unused;  ///< tensors
+    std::vector<bool> is_unused;        ///< per tensor, the same set
     std::optional<Ask> ask;
     std::optional<Error> notification_error;  ///< of a notification; given out with the finish
   };
 
   [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
+
   [[nodiscard]] Error attempt_error(std::int64_t rank, std::uint64_t attempt) const;
   [[nodiscard]] std::vector<std::string> unready_tensors(const Rank& rank) const;
   [[nodiscard]] bool mark_ready(Rank& rank, std::uint32_t bucket);
@@ -157,8 +169,8 @@ class StepMachine {
   std::size_t reduced_ = 0;
   std::size_t outstanding_ = 0;  ///< commands on the lane, an Abort included
   bool abort_sent_ = false;
-  std::optional<Error> error_;   ///< sticky failure of this attempt
-  device::StepMath math_;        ///< of the norm given out
+  std::optional<Error> error_;  ///< sticky failure of this attempt
+  device::StepMath math_;       ///< of the norm given out
 };
 
 }  // namespace gradsync::engine

@@ -1,8 +1,8 @@
+#include "harness.hpp"
+
 #include <gmock/gmock.h>
 
 #include <sys/stat.h>
-
-#include "harness.hpp"
 
 namespace gradsync::engine {
 namespace {
@@ -13,7 +13,9 @@ TEST(Buffers, a_token_hands_out_the_descriptor_once) {
   h.allocate(0, 4096);
   const Result<Engine::TakenFd> taken = h.engine.take_fd(h.tokens.at(0), 1000, 100);
   ASSERT_TRUE(taken);
+
   struct stat info {};
+
   ASSERT_EQ(::fstat(taken->fd.get(), &info), 0);
   EXPECT_EQ(info.st_size, 4096);
   EXPECT_EQ(h.engine.take_fd(h.tokens.at(0), 1000, 100).error().code, ErrorCode::BadToken);

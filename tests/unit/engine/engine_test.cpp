@@ -1,8 +1,8 @@
-#include <limits>
+#include "harness.hpp"
 
 #include <gmock/gmock.h>
 
-#include "harness.hpp"
+#include <limits>
 
 namespace gradsync::engine {
 namespace {

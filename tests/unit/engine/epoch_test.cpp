@@ -1,6 +1,6 @@
-#include <gmock/gmock.h>
-
 #include "harness.hpp"
+
+#include <gmock/gmock.h>
 
 namespace gradsync::engine {
 namespace {

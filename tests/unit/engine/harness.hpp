@@ -1,17 +1,17 @@
 #pragma once
 // An engine with a recording lane, an inline planner and a clock that moves when told.
 
-#include <map>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include <gtest/gtest.h>
-
 #include "engine/engine.hpp"
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
 #include "fakes/recording_lane.hpp"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 namespace gradsync::engine {
 
@@ -23,7 +23,12 @@ struct Outcome {
 
 class Harness {
  public:
-  explicit Harness(EngineOptions options = {}) : engine(std::move(options), lane, planner, [this](const Event& event) { events.push_back(event); }, metrics) { engine.advance(now); }
+  explicit Harness(EngineOptions options = {})
+      : engine(
+            std::move(options), lane, planner, [this](const Event& event) { events.push_back(event); }, metrics
+        ) {
+    engine.advance(now);
+  }
 
   static plan::TensorDeclaration tensor(const std::string& name, std::int64_t numel = 8) {
     plan::TensorDeclaration declaration;
@@ -74,7 +79,9 @@ class Harness {
     std::optional<Error> error;
   };
 
-  std::shared_ptr<Declared> declare(std::int64_t rank, plan::RankDeclaration what, std::optional<std::uint64_t> buffer = {}) {
+  std::shared_ptr<Declared> declare(
+      std::int64_t rank, plan::RankDeclaration what, std::optional<std::uint64_t> buffer = {}
+  ) {
     auto declared = std::make_shared<Declared>();
     DeclareRequest request;
     request.declaration = std::move(what);
@@ -142,7 +149,9 @@ class Harness {
     return request;
   }
 
-  void ready(std::int64_t rank, std::uint32_t bucket) { engine.bucket_ready(sessions.at(rank), {keys.at(rank), bucket}); }
+  void ready(std::int64_t rank, std::uint32_t bucket) {
+    engine.bucket_ready(sessions.at(rank), {keys.at(rank), bucket});
+  }
 
   void pass(Milliseconds time) {
     now += time;

@@ -1,12 +1,12 @@
 #include "engine/planner.hpp"
 
-#include <condition_variable>
-#include <mutex>
-#include <thread>
+#include "harness.hpp"
 
 #include <gtest/gtest.h>
 
-#include "harness.hpp"
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 
 namespace gradsync::engine {
 namespace {

@@ -1,9 +1,9 @@
 #include "engine/step_machine.hpp"
 
+#include "engine/lane_plan.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "engine/lane_plan.hpp"
 
 namespace gradsync::engine {
 namespace {
@@ -57,7 +57,10 @@ class StepMachineTest : public ::testing::Test {
     finish.ready_all = true;
     return finish;
   }
-  Actions finish(StepMachine& machine, std::int64_t rank, const FinishRequest& ask) const { return machine.on_finish(rank, ask, start, start + std::chrono::seconds(10)); }
+
+  Actions finish(StepMachine& machine, std::int64_t rank, const FinishRequest& ask) const {
+    return machine.on_finish(rank, ask, start, start + std::chrono::seconds(10));
+  }
 
   const TimePoint start{std::chrono::seconds(100)};
 };
