@@ -46,8 +46,11 @@ struct ReduceChunk {
 
 [[nodiscard]] ChunkStats reduce_chunk(const ReduceChunk& chunk);
 
-/// g = round(g · multiplier), in float32 (float64 for float64), in place.
-void scale_chunk(plan::DType dtype, void* values, std::size_t count, double multiplier);
+/// Each destination = round(source · multiplier), in float32 (float64 for float64). The source may be among the
+/// destinations: scaling in place is one destination equal to it, and copies known to be equal are read once.
+void scale_chunk(
+    plan::DType dtype, const void* source, std::span<void* const> destinations, std::size_t count, double multiplier
+);
 
 /// Names of the vector targets of this build that this CPU can run, best first.
 [[nodiscard]] std::vector<std::string> vector_targets();

@@ -64,8 +64,8 @@ class Populate final : public PoolJob {
       return;
     }
     for (std::uint64_t at = from; at < from + length; at += 4096) {  // a kernel before 5.14
-      auto& byte = reinterpret_cast<std::atomic_ref<unsigned char>::value_type&>(data_[at]);
-      std::atomic_ref(byte).fetch_or(0, std::memory_order_relaxed);  // writes without changing what a client wrote
+      // Writes without changing what a client wrote.
+      std::atomic_ref(reinterpret_cast<unsigned char&>(data_[at])).fetch_or(0, std::memory_order_relaxed);
     }
   }
 

@@ -19,7 +19,9 @@ namespace gradsync::device::HWY_NAMESPACE {
 namespace {
 
 template <typename Row>
-HWY_INLINE void scale_row(typename Row::Stored* row, typename Row::V multiplier) {
+HWY_INLINE void scale_row(
+    const typename Row::Stored* row, typename Row::V multiplier, typename Row::Raw (&raw)[Row::kRaws]
+) {
   const typename Row::DBits bits;
   typename Row::V values[Row::kVectors];
   Row::load(row, values);
@@ -29,49 +31,79 @@ HWY_INLINE void scale_row(typename Row::Stored* row, typename Row::V multiplier)
   }
   const auto magnitude = row_magnitude<Row>(values);
   if (HWY_LIKELY(hn::AllTrue(bits, hn::Lt(magnitude, hn::Set(bits, Row::kOverflow))))) {
-    typename Row::Raw raw[Row::kRaws];
     Row::round(values, raw);
-    Row::store(raw, row);
     return;
   }
   HWY_ALIGN typename Row::Value elements[kRow];
+  HWY_ALIGN typename Row::Stored stored[kRow];
   spill_row<Row>(values, elements);
   ChunkStats unused;
   if constexpr (Row::kDType == plan::DType::Float64) {
-    finish_nonfinite_row(elements, kRow, row, unused);
+    finish_nonfinite_row(elements, kRow, stored, unused);
   } else {
-    finish_nonfinite_row(Row::kDType, elements, kRow, row, unused);
+    finish_nonfinite_row(Row::kDType, elements, kRow, stored, unused);
   }
+  Row::load_raw(stored, raw);
+}
+
+/// One or two destinations are constants of the loop, their pointers in registers.
+template <typename Row, std::size_t kDestinations>
+HWY_INLINE std::size_t scale_whole_rows(
+    const typename Row::Stored* source, std::span<void* const> destinations, std::size_t count, typename Row::V by
+) {
+  using Stored = typename Row::Stored;
+  Stored* const first = static_cast<Stored*>(destinations[0]);
+  Stored* const second = kDestinations == 2 ? static_cast<Stored*>(destinations[1]) : nullptr;
+  std::size_t at = 0;
+  for (; at + kRow <= count; at += kRow) {
+    typename Row::Raw raw[Row::kRaws];
+    scale_row<Row>(source + at, by, raw);
+    Row::store(raw, first + at);
+    if constexpr (kDestinations == 2) {
+      Row::store(raw, second + at);
+    } else if constexpr (kDestinations == 0) {
+      for (std::size_t d = 1; d < destinations.size(); ++d) {
+        Row::store(raw, static_cast<Stored*>(destinations[d]) + at);
+      }
+    }
+  }
+  return at;
 }
 
 template <typename Row>
-void scale_as(void* values, std::size_t count, double multiplier) {
-  auto* stored = static_cast<typename Row::Stored*>(values);
+void scale_as(const void* from, std::span<void* const> destinations, std::size_t count, double multiplier) {
+  using Stored = typename Row::Stored;
+  const auto* source = static_cast<const Stored*>(from);
   const auto by = hn::Set(typename Row::D(), static_cast<typename Row::Value>(multiplier));
-  std::size_t at = 0;
-  for (; at + kRow <= count; at += kRow) {
-    scale_row<Row>(stored + at, by);
-  }
+  const std::size_t at = destinations.size() == 1   ? scale_whole_rows<Row, 1>(source, destinations, count, by)
+                         : destinations.size() == 2 ? scale_whole_rows<Row, 2>(source, destinations, count, by)
+                                                    : scale_whole_rows<Row, 0>(source, destinations, count, by);
   if (at < count) {
-    HWY_ALIGN typename Row::Stored padded[kRow] = {};
-    std::memcpy(padded, stored + at, (count - at) * sizeof(padded[0]));
-    scale_row<Row>(padded, by);
-    std::memcpy(stored + at, padded, (count - at) * sizeof(padded[0]));
+    HWY_ALIGN Stored padded[kRow] = {};
+    std::memcpy(padded, source + at, (count - at) * sizeof(Stored));
+    typename Row::Raw raw[Row::kRaws];
+    scale_row<Row>(padded, by, raw);
+    Row::store(raw, padded);
+    for (void* destination : destinations) {
+      std::memcpy(static_cast<Stored*>(destination) + at, padded, (count - at) * sizeof(Stored));
+    }
   }
 }
 
 }  // namespace
 
-void scale_any(plan::DType dtype, void* values, std::size_t count, double multiplier) {
+void scale_any(
+    plan::DType dtype, const void* source, std::span<void* const> destinations, std::size_t count, double multiplier
+) {
   switch (dtype) {
     case plan::DType::Float32:
-      return scale_as<Float32Row>(values, count, multiplier);
+      return scale_as<Float32Row>(source, destinations, count, multiplier);
     case plan::DType::BFloat16:
-      return scale_as<BFloat16Row>(values, count, multiplier);
+      return scale_as<BFloat16Row>(source, destinations, count, multiplier);
     case plan::DType::Float16:
-      return scale_as<Float16Row>(values, count, multiplier);
+      return scale_as<Float16Row>(source, destinations, count, multiplier);
     default:
-      return scale_as<Float64Row>(values, count, multiplier);
+      return scale_as<Float64Row>(source, destinations, count, multiplier);
   }
 }
 
@@ -87,8 +119,10 @@ namespace gradsync::device {
 
 HWY_EXPORT(scale_any);
 
-void scale_chunk(plan::DType dtype, void* values, std::size_t count, double multiplier) {
-  HWY_DYNAMIC_DISPATCH(scale_any)(dtype, values, count, multiplier);
+void scale_chunk(
+    plan::DType dtype, const void* source, std::span<void* const> destinations, std::size_t count, double multiplier
+) {
+  HWY_DYNAMIC_DISPATCH(scale_any)(dtype, source, destinations, count, multiplier);
 }
 
 std::vector<std::string> vector_targets() {

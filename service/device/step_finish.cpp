@@ -14,14 +14,20 @@ namespace {
 /// Multiplies every held gradient of the clip groups that ask for it, on every rank: the clip set is not the norm set.
 class Scaling final : public PoolJob {
  public:
-  Scaling(const LoadedPlan& plan, const std::vector<plan::ClipOutcome>& outcomes, const std::atomic<bool>& cancel)
-      : plan_(plan), outcomes_(outcomes), cancel_(cancel) {}
+  /// Whether the ranks of a reduced group still hold the equal bits that the reduction gave them. Not once the trainers
+  /// have had the gradients back in between.
+  enum class Copies { Equal, OwnedByRanks };
+
+  Scaling(
+      LoadedPlan& plan, const std::vector<plan::ClipOutcome>& outcomes, Copies copies, const std::atomic<bool>& cancel
+  )
+      : plan_(plan), outcomes_(outcomes), copies_(copies), cancel_(cancel) {}
 
   [[nodiscard]] std::uint32_t tasks() const {
     return needed() ? static_cast<std::uint32_t>(plan_.table().tasks.size()) : 0;
   }
 
-  void run_task(std::uint32_t task, std::size_t /*worker*/) noexcept override {
+  void run_task(std::uint32_t task, std::size_t worker) noexcept override {
     const ChunkRange range = plan_.table().tasks[task];
     for (std::uint32_t index = range.begin; index < range.end; ++index) {
       if (cancel_.load(std::memory_order_relaxed)) {
@@ -30,7 +36,7 @@ class Scaling final : public PoolJob {
       const Chunk& chunk = plan_.table().chunks[index];
       const plan::ClipOutcome& outcome = outcomes_[plan_.layout().tensors[chunk.tensor].clip_group];
       if (changes(outcome) && !plan_.tensors[chunk.tensor].absent) {
-        scale(chunk, outcome.multiplier);
+        scale(chunk, outcome.multiplier, plan_.pointers[worker].destinations);
       }
     }
   }
@@ -41,30 +47,41 @@ class Scaling final : public PoolJob {
 
   [[nodiscard]] bool needed() const { return std::any_of(outcomes_.begin(), outcomes_.end(), changes); }
 
-  void scale(const Chunk& chunk, double multiplier) const {
+  void scale(const Chunk& chunk, double multiplier, std::vector<void*>& destinations) const {
     const LaneBucket& bucket = plan_.bucket_of(chunk.tensor);
     for (const auto& group : bucket.groups) {
-      if (plan_.contributed(chunk.tensor, group)) {
-        for (const std::int64_t rank : group) {
-          scale_chunk(bucket.dtype, plan_.address(chunk, rank), chunk.count, multiplier);
-        }
+      if (!plan_.contributed(chunk.tensor, group)) {
+        continue;
+      }
+      destinations.clear();
+      for (const std::int64_t rank : group) {
+        destinations.push_back(plan_.address(chunk, rank));
+      }
+      if (copies_ == Copies::Equal) {
+        scale_chunk(bucket.dtype, destinations[0], destinations, chunk.count, multiplier);
+        continue;
+      }
+      for (void* const& copy : destinations) {
+        scale_chunk(bucket.dtype, copy, {&copy, 1}, chunk.count, multiplier);
       }
     }
   }
 
-  const LoadedPlan& plan_;
+  LoadedPlan& plan_;
   const std::vector<plan::ClipOutcome>& outcomes_;
+  Copies copies_;
   const std::atomic<bool>& cancel_;
 };
 
 /// Seconds the pass took; 0 where none was needed.
 double scale_all(
-    const LoadedPlan& plan,
+    LoadedPlan& plan,
     const std::vector<plan::ClipOutcome>& outcomes,
+    Scaling::Copies copies,
     WorkerPool& pool,
     const std::atomic<bool>& cancel
 ) {
-  Scaling scaling(plan, outcomes, cancel);
+  Scaling scaling(plan, outcomes, copies, cancel);
   if (scaling.tasks() == 0) {
     return 0;
   }
@@ -186,7 +203,7 @@ StepMath finish_step(LoadedPlan& plan, const FinishStep& command, WorkerPool& po
   math.norm_s = seconds(std::chrono::steady_clock::now() - start);
   if (command.apply) {
     plan.applied = command.tag;  // before the pass: an aborted one must not be repeated either
-    math.clip_s = scale_all(plan, math.groups, pool, cancel);
+    math.clip_s = scale_all(plan, math.groups, Scaling::Copies::Equal, pool, cancel);
   } else {
     plan.measured = command.tag;
   }
@@ -198,7 +215,7 @@ double scale_gradients(
 ) {
   check_command(plan, command);
   plan.applied = command.tag;
-  return scale_all(plan, command.outcomes, pool, cancel);
+  return scale_all(plan, command.outcomes, Scaling::Copies::OwnedByRanks, pool, cancel);
 }
 
 }  // namespace gradsync::device

@@ -49,7 +49,7 @@ void WorkerPool::run(std::uint32_t tasks, PoolJob& job) {
     tasks_ = tasks;
     job_ = &job;
   }
-  if (tasks > 1) {
+  if (tasks > 1 && width_.load(std::memory_order_relaxed) > 1) {
     wake_.notify_all();
   }
   claim(0, tasks, job);

@@ -101,6 +101,8 @@ class Memory {
     }
   }
 
+  [[nodiscard]] std::size_t skew() const { return skew_; }
+
   std::byte* begin() { return bytes_.data() + skew_ * width(dtype_); }
 
   double at(std::size_t i) { return decode(dtype_, begin() + i * width(dtype_)); }
@@ -218,8 +220,17 @@ TEST_P(ChunkMath, scales_like_the_plain_loops_bit_for_bit) {
         Memory ours(dtype(), count, random() % 3);
         ours.fill(content, random);
         Memory reference = ours;
-        scale_chunk(dtype(), ours.begin(), count, multiplier);
+        // Copies beyond the first start with other content: they are written, never read.
+        std::vector<Memory> copies(random() % 3, Memory(dtype(), count, ours.skew()));
+        std::vector<void*> destinations{ours.begin()};
+        for (Memory& copy : copies) {
+          destinations.push_back(copy.begin());
+        }
+        scale_chunk(dtype(), ours.begin(), destinations, count, multiplier);
         scale_chunk_reference(dtype(), reference.begin(), count, multiplier);
+        for (const Memory& copy : copies) {
+          EXPECT_TRUE(copy == reference) << static_cast<int>(content) << " count " << count << " x " << multiplier;
+        }
         EXPECT_TRUE(ours == reference) << static_cast<int>(content) << " count " << count << " multiplier "
                                        << multiplier;
       }
