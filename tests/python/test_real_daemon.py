@@ -344,7 +344,7 @@ def test_nonfinite_values_name_tensor_and_rank(ranks: Ranks) -> None:
 
 def test_a_thousand_tensors_declare_and_step(ranks: Ranks) -> None:
     def body(rank: int, job: gradsync.Job) -> tuple[gradsync.StepReport, dict[str, Any], list[float]]:
-        tensors = [Tensor(f"layer.{index}.{'x' * 1200}", (index % 7, 3), placements=MEAN) for index in range(1500)]
+        tensors = [Tensor(f"layer.{index}.{'x' * 900}", (index % 7, 3), placements=MEAN) for index in range(1500)]
         grads = job.declare(tensors)
         for index, tensor in enumerate(tensors):
             grads.input(tensor.name).numpy()[:] = index

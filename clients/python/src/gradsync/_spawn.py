@@ -23,7 +23,8 @@ from .errors import ConnectionFailed
 __all__ = ["PrivateDaemon", "find_binary"]
 
 _STOP_S = 10.0
-_CHILD = 'echo "$GRADSYNC_ADDRESS"; read -r _'
+_MARK = b"gradsync-address="  # whatever else is written to stdout is not for us
+_CHILD = f'echo "{_MARK.decode()}$GRADSYNC_ADDRESS"; read -r _'
 
 
 def find_binary(environ: Mapping[str, str] | None = None) -> str:
@@ -73,10 +74,13 @@ class PrivateDaemon:
     def _read_address(self, binary: str, deadline: float) -> str:
         stdout = self._process.stdout
         assert stdout is not None
-        line = b""
+        said = b""
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
+            while True:
+                for line in said.splitlines(keepends=True):
+                    if line.startswith(_MARK) and line.endswith(b"\n"):
+                        return line.removeprefix(_MARK).decode().strip()
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise ConnectionFailed(
                         "spawn", f"{binary} did not become ready in time; its log:\n{self.log_tail()}"
@@ -89,8 +93,7 @@ class PrivateDaemon:
                         f"{binary} ended with status {self._process.returncode} before it was ready; "
                         f"run it by hand to see more; its log:\n{self.log_tail()}",
                     )
-                line += data
-        return line.decode().strip()
+                said += data
 
     def log_tail(self) -> str:
         """The end of what the daemon wrote."""
