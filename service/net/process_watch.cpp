@@ -17,7 +17,7 @@ ProcessWatch::ProcessWatch(const ContextPtr& context, ConnectionId id, UniqueFd 
       afterwards_(context->io.get_executor()) {}
 
 void ProcessWatch::start(const ContextPtr& context, ConnectionId id, UniqueFd process) {
-  if (!process.valid()) {
+  if (!process.valid() || context->closing_all) {
     return;
   }
   auto watch = std::make_shared<ProcessWatch>(context, id, std::move(process));

@@ -140,13 +140,14 @@ class WebSocketSession final : public Session,
     ~Open() {
       session_.open_ = false;
       context_->websockets.erase(session_.id_);
+      if (context_->io.stopped()) {  // the frame is destroyed with the io context, and the handler may be gone
+        return;
+      }
       const auto watch = context_->watches.find(session_.id_);
       if (watch != context_->watches.end()) {
         watch->second->on_connection_closed();
       }
-      if (!context_->io.stopped()) {  // else the frame is destroyed with the context, and the handler may be gone
-        context_->messages.on_close(session_.id_);
-      }
+      context_->messages.on_close(session_.id_);
     }
 
    private:

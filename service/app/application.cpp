@@ -1,0 +1,215 @@
+#include "app/application.hpp"
+
+#include "app/bridge.hpp"
+#include "app/daemon_state.hpp"
+#include "app/engine_clock.hpp"
+#include "app/pages.hpp"
+#include "base/log.hpp"
+#include "base/version.hpp"
+#include "device/host_lane.hpp"
+#include "engine/metrics.hpp"
+#include "engine/planner.hpp"
+#include "net/metrics.hpp"
+#include "rpc/metrics.hpp"
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <fmt/format.h>
+#include <prometheus/gauge.h>
+#include <spdlog/spdlog.h>
+
+#include <unistd.h>
+
+namespace gradsync::app {
+
+namespace {
+
+net::ServerOptions server_options(const Options& options) {
+  net::ServerOptions server;
+  server.socket_path = options.server.socket;
+  server.socket_mode = options.server.socket_mode.value;
+  for (const std::int64_t uid : options.server.allowed_uids) {
+    server.allowed_uids.push_back(static_cast<std::uint32_t>(uid));
+  }
+  server.allow_any_uid = options.server.allowed_uids.empty();
+  server.health_address = options.server.health;
+  server.tcp_address = options.server.tcp;
+  server.tcp_token_file = options.server.tcp_token_file;
+  server.message_bytes = static_cast<std::size_t>(options.limits.message_bytes);
+  server.connections = static_cast<std::size_t>(options.limits.connections);
+  return server;
+}
+
+engine::EngineOptions engine_options(const Options& options) {
+  engine::EngineOptions engine;
+  engine.buckets.first_bytes = static_cast<std::uint64_t>(options.engine.first_bucket_bytes);
+  engine.buckets.bytes = static_cast<std::uint64_t>(options.engine.bucket_bytes);
+  engine.limits.sessions = options.limits.sessions;
+  engine.limits.buffers_per_session = options.limits.buffers_per_session;
+  engine.limits.arena_bytes = static_cast<std::uint64_t>(options.limits.arena_bytes);
+  engine.limits.tensors = options.limits.tensors;
+  engine.deadlines.declare = Milliseconds{options.deadlines.declare_ms};
+  engine.deadlines.first_step = Milliseconds{options.deadlines.first_step_ms};
+  engine.deadlines.step = Milliseconds{options.deadlines.step_ms};
+  engine.deadlines.reconnect = Milliseconds{options.deadlines.reconnect_ms};
+  engine.check_every = options.engine.check_every;
+  engine.history = options.engine.history;
+  return engine;
+}
+
+rpc::RpcLimits rpc_limits(const Options& options) {
+  rpc::RpcLimits limits;
+  limits.message_bytes = static_cast<std::size_t>(options.limits.message_bytes);
+  limits.engine = engine_options(options).limits;
+  return limits;
+}
+
+void add_build_info(prometheus::Registry& registry) {
+  auto& family =
+      prometheus::BuildGauge().Name("gradsync_build_info").Help("Constant 1, with the version.").Register(registry);
+  family.Add({{"version", kVersion}, {"protocol", std::to_string(kProtocolVersion)}}).Set(1);
+}
+
+}  // namespace
+
+/// Declared in the order in which they are built. What runs on other threads (lane, planner) posts to `io` by value.
+struct Application::Parts {
+  explicit Parts(const Options& chosen)
+      : options(chosen),
+        state(make_daemon_state(chosen.server.socket)),
+        engine_metrics(registry),
+        rpc_metrics(registry),
+        net_metrics(registry),
+        lane(
+            {.threads = static_cast<int>(chosen.engine.threads)},
+            [this](device::LaneReport report) {
+              boost::asio::post(io, [this, moved = std::move(report)]() mutable {
+                bridge.on_lane_report(std::move(moved));
+              });
+            }
+        ),
+        planner([this](engine::PlanOutcome outcome) {
+          boost::asio::post(io, [this, moved = std::move(outcome)]() mutable { bridge.on_plan(std::move(moved)); });
+        }),
+        engine(
+            engine_options(chosen),
+            lane,
+            planner,
+            [this](const engine::Event& event) { dispatcher.on_event(event); },
+            engine_metrics
+        ),
+        clock(io, engine),
+        bridge(engine, clock, ::geteuid()),
+        dispatcher(engine, bridge, identity_of(state), rpc_limits(chosen), set_log_level, rpc_metrics),
+        pages(state, engine, clock, dispatcher, registry, ::geteuid()),
+        server(io, server_options(chosen), bridge, pages, bridge, net_metrics),
+        drain_deadline(io) {
+    add_build_info(registry);
+    bridge.connect(dispatcher, server);
+    clock.after_turn([this] { finish_drain_if_idle(); });
+  }
+
+  void finish_drain_if_idle();
+  void close_everything();
+
+  Options options;
+  DaemonState state;
+  prometheus::Registry registry;
+  engine::EngineMetrics engine_metrics;
+  rpc::RpcMetrics rpc_metrics;
+  net::NetMetrics net_metrics;
+  boost::asio::io_context io{1};
+  device::HostLane lane;
+  engine::ThreadPlanner planner;
+  engine::Engine engine;
+  EngineClock clock;
+  Bridge bridge;
+  rpc::Dispatcher dispatcher;
+  Pages pages;
+  net::Server server;
+  boost::asio::steady_timer drain_deadline;
+  std::function<void()> on_closed;
+  bool closed = false;
+};
+
+void Application::Parts::finish_drain_if_idle() {
+  if (state.draining && !closed && engine.idle()) {
+    close_everything();
+  }
+}
+
+void Application::Parts::close_everything() {
+  if (closed) {
+    return;
+  }
+  closed = true;
+  // Not from inside an event: the turn that ends the last step still has replies to hand over.
+  boost::asio::post(io, [this] {
+    drain_deadline.cancel();
+    clock.stop();
+    server.close_all();
+    if (on_closed) {
+      on_closed();
+    }
+  });
+}
+
+Application::Application(const Options& options) : parts_(std::make_unique<Parts>(options)) {}
+
+Application::~Application() {
+  parts_->io.stop();  // connections left over must not call into parts that are being destroyed
+}
+
+boost::asio::io_context& Application::io() { return parts_->io; }
+
+std::optional<net::StartFailure> Application::start() {
+  if (auto failure = parts_->server.start()) {
+    return failure;
+  }
+  parts_->state.serving = true;
+  const std::string health = parts_->server.health_endpoint();
+  const std::string tcp = parts_->server.tcp_endpoint();
+  spdlog::info(
+      "serving version={} incarnation={} pid={} socket={} health={} tcp={} threads={}",
+      kVersion,
+      parts_->state.incarnation,
+      ::getpid(),
+      parts_->options.server.socket,
+      health.empty() ? "off" : health,
+      tcp.empty() ? "off" : tcp,
+      parts_->lane.threads()
+  );
+  return std::nullopt;
+}
+
+void Application::run() { parts_->io.run(); }
+
+void Application::drain() {
+  Parts& parts = *parts_;
+  if (parts.state.draining) {
+    parts.close_everything();
+    return;
+  }
+  // 1. not ready, no new work; 2. steps in flight; 3. connections; 4. the loop runs out of work.
+  parts.state.draining = true;
+  parts.server.stop_accepting();
+  parts.clock.turn([&] { parts.engine.drain(); });
+  const Milliseconds grace{parts.options.deadlines.drain_ms};
+  parts.drain_deadline.expires_after(grace);
+  parts.drain_deadline.async_wait([&parts, grace](boost::system::error_code error) {
+    if (!error && !parts.closed) {
+      spdlog::warn("drain: a step did not finish within drain_ms={}; closing", grace.count());
+      parts.close_everything();
+    }
+  });
+  parts.finish_drain_if_idle();
+}
+
+void Application::on_closed(std::function<void()> hook) { parts_->on_closed = std::move(hook); }
+
+void Application::stop_at_once() { parts_->io.stop(); }
+
+bool Application::draining() const { return parts_->state.draining; }
+
+}  // namespace gradsync::app

@@ -1,0 +1,64 @@
+#pragma once
+// What each command is given, and the function that does it. One source file per command.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace gradsync::app {
+
+/// Where settings come from, as said on the command line.
+struct SettingsSource {
+  std::optional<std::string> file;           ///< --config
+  std::map<std::string, std::string> flags;  ///< "server.socket" → text
+};
+
+struct ServeCommand {
+  SettingsSource settings;
+};
+
+struct RunCommand {
+  SettingsSource settings;
+  std::vector<std::string> command;
+};
+
+struct CheckConfigCommand {
+  SettingsSource settings;
+};
+
+struct ConfigShowCommand {
+  SettingsSource settings;
+  bool origin = false;
+};
+
+struct StatusCommand {
+  std::string address;  ///< empty: searched
+  bool watch = false;
+  bool json = false;
+};
+
+struct RpcCommand {
+  std::string address;
+  std::string method;
+  std::string params;  ///< JSON object; empty: {}
+};
+
+struct VersionCommand {
+  bool json = false;
+};
+
+using Command = std::
+    variant<ServeCommand, RunCommand, CheckConfigCommand, ConfigShowCommand, StatusCommand, RpcCommand, VersionCommand>;
+
+/// Each returns an exit code.
+[[nodiscard]] int execute(const ServeCommand& command);
+[[nodiscard]] int execute(const RunCommand& command);
+[[nodiscard]] int execute(const CheckConfigCommand& command);
+[[nodiscard]] int execute(const ConfigShowCommand& command);
+[[nodiscard]] int execute(const StatusCommand& command);
+[[nodiscard]] int execute(const RpcCommand& command);
+[[nodiscard]] int execute(const VersionCommand& command);
+
+}  // namespace gradsync::app

@@ -1,0 +1,19 @@
+#pragma once
+
+// The exit codes of every command, after sysexits.h.
+
+namespace gradsync::app {
+
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitFailure = 1,
+  kExitUsage = 64,           ///< the command line is wrong
+  kExitUnavailable = 69,     ///< no daemon answers
+  kExitInternal = 70,        ///< a defect
+  kExitTryAgain = 75,        ///< another daemon is in the way, or a port
+  kExitConfiguration = 78,   ///< a setting is wrong
+  kExitNotExecutable = 126,  ///< of `run`: the command cannot be executed
+  kExitNotFound = 127,       ///< of `run`: there is no such command
+};
+
+}  // namespace gradsync::app

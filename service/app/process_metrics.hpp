@@ -1,0 +1,13 @@
+#pragma once
+// The standard `process_*` metrics, read from /proc when they are asked for.
+
+#include <prometheus/collectable.h>
+
+namespace gradsync::app {
+
+class ProcessMetrics final : public prometheus::Collectable {
+ public:
+  [[nodiscard]] std::vector<prometheus::MetricFamily> Collect() const override;
+};
+
+}  // namespace gradsync::app

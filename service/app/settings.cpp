@@ -1,0 +1,34 @@
+#include "app/settings.hpp"
+
+#include "base/log.hpp"
+
+#include <unistd.h>
+
+#include <iostream>
+
+namespace gradsync::app {
+
+Result<Configuration> load_settings(const SettingsSource& source) {
+  ConfigurationInputs inputs;
+  inputs.environment = process_environment();
+  inputs.file = source.file ? source.file : default_configuration_file(inputs.environment);
+  inputs.flags = source.flags;
+  inputs.root = ::geteuid() == 0;
+  return resolve_configuration(inputs);
+}
+
+void complain(const std::string& message, const std::string& hint) {
+  std::cerr << "gradsyncd: " << message << "\n";
+  if (!hint.empty()) {
+    std::cerr << "  " << hint << "\n";
+  }
+}
+
+void start_logging_as(const LogSection& log) {
+  const LogFormat format = log.format == "text"   ? LogFormat::Text
+                           : log.format == "json" ? LogFormat::Json
+                                                  : LogFormat::Auto;
+  start_logging(format, log.level);
+}
+
+}  // namespace gradsync::app

@@ -1,0 +1,17 @@
+#pragma once
+// Settings of a command: what the command line says, with this process's environment. Internal to app.
+
+#include "app/commands.hpp"
+#include "app/configuration.hpp"
+
+namespace gradsync::app {
+
+[[nodiscard]] Result<Configuration> load_settings(const SettingsSource& source);
+
+/// One line and its hint on stderr.
+void complain(const std::string& message, const std::string& hint);
+
+/// Starts logging as the settings say.
+void start_logging_as(const LogSection& log);
+
+}  // namespace gradsync::app
