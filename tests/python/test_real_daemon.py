@@ -344,7 +344,7 @@ def test_nonfinite_values_name_tensor_and_rank(ranks: Ranks) -> None:
 
 def test_a_thousand_tensors_declare_and_step(ranks: Ranks) -> None:
     def body(rank: int, job: gradsync.Job) -> tuple[gradsync.StepReport, dict[str, Any], list[float]]:
-        tensors = [Tensor(f"layer.{index}.{'x' * 900}", (index % 7, 3), placements=MEAN) for index in range(1500)]
+        tensors = [Tensor(f"layer.{index}.{'x' * 480}", (index % 7, 3), placements=MEAN) for index in range(2500)]
         grads = job.declare(tensors)
         for index, tensor in enumerate(tensors):
             grads.input(tensor.name).numpy()[:] = index
@@ -354,8 +354,8 @@ def test_a_thousand_tensors_declare_and_step(ranks: Ranks) -> None:
         return report, grads.explain() if rank == 0 else {}, values
 
     (_, plan, values), (_, _, other) = ranks(2, body)
-    assert values == other == [float(index * (index % 7) * 3) for index in range(1500)]
-    assert plan["total"] == len(plan["tensors"]) == 1500
+    assert values == other == [float(index * (index % 7) * 3) for index in range(2500)]
+    assert plan["total"] == len(plan["tensors"]) == 2500
     assert plan["tensors"][7]["name"].startswith("layer.7.")
 
 

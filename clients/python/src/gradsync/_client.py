@@ -23,7 +23,7 @@ from .errors import ConnectionFailed, GradsyncError, UsageError
 __all__ = ["Client", "Subscription", "connect"]
 
 _QUICK_S = 30.0
-_EXPLAIN_PAGE = 500
+_EXPLAIN_PAGE = 200
 
 
 def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = False, timeout: float = 10.0) -> Client:
