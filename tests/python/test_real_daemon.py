@@ -342,7 +342,9 @@ def test_nonfinite_values_name_tensor_and_rank(ranks: Ranks) -> None:
         assert [(item.rank, item.count) for item in finding.inputs] == [(1, 2)]
 
 
-def test_a_thousand_tensors_declare_and_step(ranks: Ranks) -> None:
+def test_a_declaration_of_several_pages_and_its_plan(ranks: Ranks) -> None:
+    asked = threading.Barrier(2)  # a rank that leaves ends the epoch and its plan
+
     def body(rank: int, job: gradsync.Job) -> tuple[gradsync.StepReport, dict[str, Any], list[float]]:
         tensors = [Tensor(f"layer.{index}.{'x' * 480}", (index % 7, 3), placements=MEAN) for index in range(2500)]
         grads = job.declare(tensors)
@@ -351,7 +353,9 @@ def test_a_thousand_tensors_declare_and_step(ranks: Ranks) -> None:
             grads.ready(tensor.name)
         report = grads.finish()
         values = [float(grads.output(t.name).numpy().sum()) for t in tensors]
-        return report, grads.explain() if rank == 0 else {}, values
+        plan = grads.explain()
+        asked.wait(JOIN_S)
+        return report, plan, values
 
     (_, plan, values), (_, _, other) = ranks(2, body)
     assert values == other == [float(index * (index % 7) * 3) for index in range(2500)]
