@@ -1,7 +1,7 @@
 """Writes the examples of docs/protocol.md from the transcripts. `--check` writes nothing and fails when they differ.
 
-A mark `<!-- example: name -->` is followed by a generated block up to `<!-- end -->`. The block quotes, in order, the lines
-of the transcripts that say `"example": name`.
+A mark `<!-- example: name -->` is followed by a generated block up to `<!-- end -->`. The block quotes, in order, the
+lines of the transcripts that say `"example": name`.
 """
 
 import json
@@ -51,7 +51,7 @@ def generated(text: str) -> str:
         name = mark[1]
         used.add(name)
         if name not in quotes:
-            raise SystemExit(f"docs/protocol.md: no transcript line says \"example\": \"{name}\"")
+            raise SystemExit(f'docs/protocol.md: no transcript line says "example": "{name}"')
         body = "\n".join(quotes[name])
         return f"<!-- example: {name} -->\n```text\n{body}\n```\n<!-- end -->\n"
 
@@ -66,7 +66,7 @@ def main() -> int:
     result = generated(text)
     if "--check" in sys.argv[1:]:
         if result != text:
-            print("docs/protocol.md differs from the transcripts: run tests/contract/update_protocol.py", file=sys.stderr)
+            print("docs/protocol.md differs from the transcripts: run update_protocol.py", file=sys.stderr)
             return 1
         return 0
     PROTOCOL.write_text(result)

@@ -1,4 +1,4 @@
-"""Replays tests/contract/*.jsonl against a real gradsyncd over its unix socket (tests/contract/README.md has the format).
+"""Replays tests/contract/*.jsonl against a real gradsyncd over its unix socket (the README there has the format).
 
 The C++ tests replay the same files against the dispatcher, with a clock, foreign peers and processes that end.
 """
@@ -97,7 +97,7 @@ def match(pattern: Json, found: Json, variables: dict[str, Json], path: str = "m
     """Asserts that `found` is what the pattern says; binds variables that are not set yet."""
     if isinstance(pattern, str):
         if pattern.startswith("<has:"):
-            assert isinstance(found, str) and pattern[5:-1] in found, f"{path}: {found!r} has no {pattern[5:-1]!r}"
+            assert pattern[5:-1] in str(found), f"{path}: {found!r} has no {pattern[5:-1]!r}"
             return
         if pattern in WILDCARDS:
             assert WILDCARDS[pattern](found), f"{path}: {found!r} is no {pattern}"
@@ -116,9 +116,8 @@ def match(pattern: Json, found: Json, variables: dict[str, Json], path: str = "m
         for index, item in enumerate(pattern):
             match(item, found[index], variables, f"{path}[{index}]")
     else:
-        assert pattern == found and isinstance(pattern, bool) == isinstance(found, bool), (
-            f"{path}: expected {pattern!r}, found {found!r}"
-        )
+        same = pattern == found and isinstance(pattern, bool) == isinstance(found, bool)
+        assert same, f"{path}: expected {pattern!r}, found {found!r}"
 
 
 def error_pattern(expected: Json) -> Json:
@@ -130,8 +129,8 @@ def error_pattern(expected: Json) -> Json:
 
 
 class Connection:
-    """After every message a `status.get` is sent and its answer awaited, so that messages of several connections reach the
-    daemon in the order of the transcript."""
+    """After every message a `status.get` is sent and its answer awaited, so that messages of several connections reach
+    the daemon in the order of the transcript."""
 
     def __init__(self, path: str) -> None:
         self.socket: ClientConnection = unix_connect(
@@ -204,7 +203,8 @@ class Player:
         with socket.socket(socket.AF_UNIX) as raw:
             raw.settimeout(WAIT_S)
             raw.connect(self.path)
-            head = f"POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            head = "POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}\r\n\r\n"
             raw.sendall((head + body).encode())
             response = http.client.HTTPResponse(raw, method="POST")
             response.begin()
@@ -245,7 +245,8 @@ def socket_path() -> Iterator[str]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as daemon:
-        assert daemon.stdin is not None and daemon.stdout is not None
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
         try:
             yield daemon.stdout.readline().strip().removeprefix("unix:").removeprefix("//")
         finally:
