@@ -2,6 +2,7 @@
 // The standard `process_*` metrics, read from /proc when they are asked for.
 
 #include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
 
 namespace gradsync::app {
 
