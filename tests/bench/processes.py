@@ -132,7 +132,10 @@ def private_daemon(binary: Path, folder: Path) -> Iterator[str]:
     socket = folder / "gradsync.sock"
     with open(folder / "gradsyncd.log", "wb") as log:
         child = subprocess.Popen(
-            [str(binary), "serve", "--socket", str(socket), "--health-port", "0"], stdin=subprocess.DEVNULL, stderr=log
+            [str(binary), "serve", "--server-socket", str(socket), "--server-health", "127.0.0.1:0"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
     try:
         deadline = time.monotonic() + 10
