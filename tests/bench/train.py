@@ -43,6 +43,7 @@ def run(name: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
         environment = {
+            "TORCHELASTIC_RUN_ID": "bench",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "OMP_NUM_THREADS": str(threads),
