@@ -205,7 +205,9 @@ class FakeDaemon:
             if result is not NO_REPLY:
                 answer = {"result": result}
         except Fault as fault:
-            self.received.append((method, params))
+            with self._news:
+                self.received.append((method, params))
+                self._news.notify_all()
             answer = {"error": fault.wire}
         if answer is not None and "id" in message:
             with contextlib.suppress(ConnectionClosed):
