@@ -22,19 +22,29 @@ constexpr Milliseconds kExhaustedPause{100};
 constexpr std::size_t kSpareForHealth = 64;
 
 /// Said without waiting for the request: a daemon at its limit keeps no state for those it turns away.
-void turn_away(int socket, std::size_t limit) {
-  const std::string body =
-      fmt::format("limit_exceeded: the daemon has {} connections open ([limits] connections)\n", limit);
-  const std::string answer = fmt::format(
+void turn_away(int socket, const std::string& answer) {
+  if (::send(socket, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    spdlog::debug("could not tell a refused connection why");
+  }
+  ::shutdown(socket, SHUT_WR);
+}
+
+Error too_many(std::size_t limit) {
+  return make_error(
+      ErrorCode::LimitExceeded,
+      fmt::format("the daemon has {} connections open ([limits] connections)", limit),
+      "try again later, or raise the limit"
+  );
+}
+
+std::string http_503(const Error& error) {
+  const std::string body = fmt::format("{}: {}; {}\n", kind_of(error.code), error.message, error.hint);
+  return fmt::format(
       "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnection: close\r\n"
       "Content-Length: {}\r\n\r\n{}",
       body.size(),
       body
   );
-  if (::send(socket, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
-    spdlog::debug("could not tell a refused connection why");
-  }
-  ::shutdown(socket, SHUT_WR);
 }
 
 }  // namespace
@@ -107,7 +117,8 @@ Listener::AcceptResult Listener::accept_one() {
   if (context_->sessions.size() >= context_->options.connections + spare) {
     context_->metrics.refused_limit.Increment();
     spdlog::warn("connection refused: limit [limits] connections={} is reached", context_->options.connections);
-    turn_away(socket.get(), context_->options.connections);
+    const Error error = too_many(context_->options.connections);
+    turn_away(socket.get(), entrance_ == Entrance::Fd ? context_->fds.error_line(error) + "\n" : http_503(error));
     return AcceptResult::Accepted;
   }
   Incoming incoming;

@@ -24,9 +24,17 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **extra}
 
 
-def run_command(*arguments: str, env: dict[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
+def run_command(
+    *arguments: str, env: dict[str, str] | None = None, **options: object
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [BINARY, *arguments], env=env or clean_environment(), capture_output=True, text=True, timeout=DEADLINE_S, check=False, **options  # type: ignore[call-overload]
+        [BINARY, *arguments],
+        env=env or clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        **options,  # type: ignore[call-overload]
     )
 
 
@@ -47,7 +55,17 @@ class Daemon:
     def __init__(self, *arguments: str, health: str = "127.0.0.1:0", folder: str | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gradsync-test-")
         self.socket = str(Path(folder or self._folder.name) / "gradsync.sock")
-        self._arguments = [BINARY, "serve", "--socket", self.socket, "--health", health, "--log-format", "json", *arguments]
+        self._arguments = [
+            BINARY,
+            "serve",
+            "--socket",
+            self.socket,
+            "--health",
+            health,
+            "--log-format",
+            "json",
+            *arguments,
+        ]
         self.log: list[dict[str, str]] = []
         self._pending = b""
 
@@ -60,7 +78,9 @@ class Daemon:
         self.fields = dict(part.split("=", 1) for part in serving.split()[1:])
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(DEADLINE_S)

@@ -19,7 +19,8 @@ def test_version_in_words_and_as_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["run"], ["check-config"], ["config"], ["config", "show"], ["status"], ["rpc"], ["version"]]
+    "command",
+    [[], ["serve"], ["run"], ["check-config"], ["config"], ["config", "show"], ["status"], ["rpc"], ["version"]],
 )
 def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     result = run_command(*command, "--help")
@@ -30,7 +31,16 @@ def test_every_command_has_help_with_an_example(command: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["dance"], ["serve", "--sockt", "x"], ["run"], ["run", "--"], ["status", "--", "x"], ["rpc"], ["rpc", "status.get", "[1]"]],
+    [
+        [],
+        ["dance"],
+        ["serve", "--sockt", "x"],
+        ["run"],
+        ["run", "--"],
+        ["status", "--", "x"],
+        ["rpc"],
+        ["rpc", "status.get", "[1]"],
+    ],
 )
 def test_a_wrong_command_line_is_64(arguments: list[str]) -> None:
     result = run_command(*arguments)
@@ -48,7 +58,11 @@ def test_check_config_says_ok_or_names_the_fault(tmp_path: Path) -> None:
     assert run_command("check-config", str(EXAMPLE)).stdout == "ok\n"
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("[engine]\nthraeds = 2\n")
-    for arguments in (["check-config", str(wrong)], ["serve", "--config", str(wrong)], ["config", "show", "--config", str(wrong)]):
+    for arguments in (
+        ["check-config", str(wrong)],
+        ["serve", "--config", str(wrong)],
+        ["config", "show", "--config", str(wrong)],
+    ):
         result = run_command(*arguments)
         assert result.returncode == 78
         assert f"{wrong}:2" in result.stderr
@@ -57,7 +71,7 @@ def test_check_config_says_ok_or_names_the_fault(tmp_path: Path) -> None:
 
 def test_config_show_names_origins(tmp_path: Path) -> None:
     file = tmp_path / "g.toml"
-    file.write_text("[log]\nlevel = \"debug\"\n")
+    file.write_text('[log]\nlevel = "debug"\n')
     environment = clean_environment(GRADSYNC_ENGINE_THREADS="3", GRADSYNC_CONFIG=str(file))
     result = run_command("config", "show", "--origin", "--socket", "/tmp/x.sock", env=environment)
     lines = {line.split(" = ")[0]: line for line in result.stdout.splitlines() if " = " in line}
@@ -102,7 +116,9 @@ def test_status_and_rpc_talk_to_the_daemon() -> None:
         assert text.returncode == 0
         assert "serving" in text.stdout
         assert "no jobs" in text.stdout
-        by_environment = run_command("status", "--json", env=clean_environment(GRADSYNC_ADDRESS=f"unix:{daemon.socket}"))
+        by_environment = run_command(
+            "status", "--json", env=clean_environment(GRADSYNC_ADDRESS=f"unix:{daemon.socket}")
+        )
         assert json.loads(by_environment.stdout)["pid"] == daemon.process.pid
         discover = run_command("rpc", "rpc.discover", "--address", daemon.socket)
         assert json.loads(discover.stdout)["openrpc"]

@@ -31,7 +31,13 @@ while True:
 
 
 def test_the_command_finds_the_daemon_and_its_folder_is_private() -> None:
-    result = run_command("run", "--", "/bin/sh", "-c", f'echo "$GRADSYNC_ADDRESS"; stat -c %a "$(dirname "${{GRADSYNC_ADDRESS#unix:}}")"; {STATUS}')
+    result = run_command(
+        "run",
+        "--",
+        "/bin/sh",
+        "-c",
+        f'echo "$GRADSYNC_ADDRESS"; stat -c %a "$(dirname "${{GRADSYNC_ADDRESS#unix:}}")"; {STATUS}',
+    )
     address, mode, status = result.stdout.splitlines()
     assert result.returncode == 0, result.stderr
     assert address.startswith("unix:/")

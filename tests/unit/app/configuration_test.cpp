@@ -166,7 +166,7 @@ TEST_F(ConfigurationTest, variables_of_clients_are_not_its_business) {
   inputs.environment["GRADSYNC_MODE"] = "sync";
   inputs.environment["GRADSYNC_PYTHON"] = "python3";
   inputs.environment["GRADSYNCD"] = "/usr/bin/gradsyncd";
-  resolved();
+  EXPECT_FALSE(resolve_configuration(inputs).has_error());
 }
 
 TEST_F(ConfigurationTest, modes_and_uids_are_read_from_texts) {

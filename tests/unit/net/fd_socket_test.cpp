@@ -89,6 +89,16 @@ TEST_F(FdSocket, a_client_that_says_nothing_is_closed_at_the_deadline) {
   EXPECT_TRUE(client.at_end());
 }
 
+TEST_F(FdSocket, over_the_limit_the_answer_is_a_line_as_well) {
+  ServerOptions few = options();
+  few.connections = 1;
+  const RunningServer running{few};
+  const RawClient first = websocket();
+  RawClient second = connect_fd();
+  EXPECT_NE(second.read_line().find("\"limit_exceeded\""), std::string::npos);
+  EXPECT_TRUE(second.at_end());
+}
+
 TEST_F(FdSocket, a_client_that_leaves_before_the_answer_harms_nobody) {
   const RunningServer running{options()};
   for (int i = 0; i < 20; ++i) {
