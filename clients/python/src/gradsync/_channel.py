@@ -7,7 +7,6 @@ holding `_lock`. In a forked child the channel is dead: its socket is closed the
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import itertools
 import logging
@@ -18,15 +17,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from ._address import fd_socket_path
-from ._socket import open_websocket, version_skew
-from ._version import PROTOCOL, __version__
+from ._handshake import Deadlines, ask, shake_hands
+from ._pending import NOTHING, Pending, Subscription, wait
 from ._wire import dump, load, request
 from .errors import (
     CallTimeout,
@@ -36,53 +34,19 @@ from .errors import (
     ProtocolError,
     RpcError,
     UsageError,
-    VersionMismatch,
     error_from_wire,
 )
 
-__all__ = ["Channel", "Deadlines"]
+__all__ = ["Channel"]
 
 _log = logging.getLogger("gradsync")
 
 _GRACE_S = 5.0  # the client's timer is this much longer than the daemon's deadline
-_SLICE_S = 0.5  # Ctrl-C is looked at this often, whichever thread got the signal
 _RECONNECT_S = 15.0
 _HANDSHAKE_S = 5.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 1.0
 
 Callback = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """The daemon's defaults, in seconds; it may announce others in its limits."""
-
-    declare_s: float = 300.0
-    first_step_s: float = 1800.0
-    step_s: float = 600.0
-
-    @classmethod
-    def announced(cls, limits: dict[str, Any]) -> Deadlines:
-        """The defaults, but for what the daemon says."""
-        return cls(**{name: float(limits[name]) for name in cls.__slots__ if name in limits})
-
-
-@dataclass(slots=True)
-class _Pending:
-    request_id: int
-    text: str
-    method: str
-    idempotent: bool
-    session: bool  # belongs to the attached rank: fails when the rank is lost
-    future: concurrent.futures.Future[Any] = field(default_factory=concurrent.futures.Future)
-    sent: bool = False
-
-
-@dataclass(slots=True)
-class _Subscription:
-    params: str
-    callback: Callback
-    wire_id: int | None = None
 
 
 class Channel:
@@ -98,8 +62,8 @@ class Channel:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()
-        self._pending: dict[int, _Pending] = {}
-        self._subscriptions: dict[int, _Subscription] = {}
+        self._pending: dict[int, Pending] = {}
+        self._subscriptions: dict[int, Subscription] = {}
         self._resume: str | None = None  # params of job.attach while a rank is attached
         self._session_error: GradsyncError | None = None
         self._dead: GradsyncError | None = None
@@ -134,8 +98,8 @@ class Channel:
         started = time.monotonic()
         try:
             while True:
-                result = self._wait(pending.future, timeout + _GRACE_S)
-                if result is not _NOTHING:
+                result = wait(pending.future, timeout + _GRACE_S)
+                if result is not NOTHING:
                     return result
                 if extend is None or not extend():
                     raise CallTimeout(method, time.monotonic() - started)
@@ -166,7 +130,7 @@ class Channel:
     def subscribe(self, params: str, callback: Callback, timeout: float) -> int:
         """events.subscribe; the callback runs on the reader thread. The key stays valid across connections."""
         key = next(self._ids)
-        subscription = _Subscription(params, callback)
+        subscription = Subscription(params, callback)
         with self._lock:
             self._subscriptions[key] = subscription
         try:
@@ -220,13 +184,13 @@ class Channel:
 
     # sending
 
-    def _submit(self, method: str, params: str, idempotent: bool, session: bool) -> _Pending:
+    def _submit(self, method: str, params: str, idempotent: bool, session: bool) -> Pending:
         if threading.current_thread() is self._thread:
             raise UsageError(
                 f"{method} called from an event callback, which runs on the reader thread; use another thread"
             )
         request_id = next(self._ids)
-        pending = _Pending(request_id, request(request_id, method, params), method, idempotent, session)
+        pending = Pending(request_id, request(request_id, method, params), method, idempotent, session)
         with self._lock:
             self._check_usable()
             if session and self._session_error is not None:
@@ -249,19 +213,6 @@ class Channel:
         except BaseException:  # Ctrl-C in the middle of a frame: the rest of the stream would be noise
             websocket.close_socket()
             raise
-
-    @staticmethod
-    def _wait(future: concurrent.futures.Future[Any], timeout: float) -> Any:
-        deadline = time.monotonic() + timeout
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return future.result(max(0.0, min(_SLICE_S, left)))
-            except concurrent.futures.TimeoutError:
-                if future.done():  # the answer is itself a TimeoutError, or came just now
-                    return future.result()
-                if left <= 0:
-                    return _NOTHING
 
     def _check_usable(self) -> None:
         if self._dead is not None:
@@ -396,10 +347,10 @@ class Channel:
         _log.warning("connection to %s is back", self.path)
         return True
 
-    def _renew(self, websocket: ClientConnection, subscription: _Subscription) -> None:
+    def _renew(self, websocket: ClientConnection, subscription: Subscription) -> None:
         subscription.wire_id = None
         try:
-            reply = self._ask(websocket, "events.subscribe", subscription.params, time.monotonic() + _HANDSHAKE_S)
+            reply = self._ask(websocket, "events.subscribe", subscription.params)
             subscription.wire_id = reply["subscription"]
         except RpcError as error:
             _log.warning("a subscription ended with the lost connection: %s", error)
@@ -407,7 +358,7 @@ class Channel:
     def _resume_session(self, websocket: ClientConnection, incarnation_before: str) -> None:
         assert self._resume is not None
         try:
-            reply = self._ask(websocket, "job.attach", self._resume, time.monotonic() + _HANDSHAKE_S)
+            reply = self._ask(websocket, "job.attach", self._resume)
         except RpcError as error:
             self._lose_session(error)
             return
@@ -439,69 +390,19 @@ class Channel:
         for pending in lost:
             pending.future.set_exception(type(error)(*error.args))
 
-    # the first words on a connection
-
     def _handshake(self, deadline: float) -> tuple[ClientConnection, str]:
-        websocket = open_websocket(self.path, max(0.05, deadline - time.monotonic()))
-        try:
-            params = {
-                "protocol": PROTOCOL,
-                "client": {"name": "gradsync-python", "version": __version__},
-                "client_id": self.client_id,
-                "pid": os.getpid(),
-                "boot_id": _boot_id(),
-            }
-            reply = self._ask(websocket, "session.initialize", dump(params), deadline)
-        except VersionMismatch as error:
-            websocket.close_socket()
-            raise version_skew(self.path, error.data.get("server"), error.message) from error
-        except BaseException:
-            websocket.close_socket()
-            raise
-        if reply.get("protocol") != PROTOCOL:
-            websocket.close_socket()
-            detail = f"the daemon speaks {reply.get('protocol')!r}, the client {PROTOCOL}"
-            raise version_skew(self.path, reply.get("server"), detail)
-        before, self.incarnation = self.incarnation, str(reply.get("incarnation", ""))
-        self.server = dict(reply.get("server", {}))
-        self.deadlines = Deadlines.announced(reply.get("limits", {}))
+        """A new connection, and the incarnation of the daemon before it."""
+        websocket, welcome = shake_hands(self.path, self.client_id, lambda: next(self._ids), deadline)
+        before, self.incarnation = self.incarnation, welcome.incarnation
+        self.server, self.deadlines = welcome.server, welcome.deadlines
         return websocket, before
 
-    def _ask(self, websocket: ClientConnection, method: str, params: str, deadline: float) -> dict[str, Any]:
-        """A request on a connection that nobody reads yet."""
-        request_id = next(self._ids)
-        try:
-            websocket.send(request(request_id, method, params))
-            while True:
-                reply = load(websocket.recv(timeout=max(0.0, deadline - time.monotonic())))
-                if isinstance(reply, dict) and reply.get("id") == request_id:
-                    break
-        except TimeoutError:
-            text = f"{self.path} did not answer {method} in time; the daemon hangs: see its log"
-            raise ConnectionFailed("timeout", text, self.path) from None
-        except ConnectionClosed as closed:
-            text = f"{self.path} closed the connection during {method} ({closed}); see the daemon's log"
-            raise ConnectionFailed("not_gradsync", text, self.path) from closed
-        if "error" in reply:
-            raise error_from_wire(reply["error"])
-        result = reply.get("result")
-        if not isinstance(result, dict):
-            raise ConnectionFailed(
-                "not_gradsync", f"{self.path} answered {method} with {result!r}; is it a gradsync daemon?", self.path
-            )
-        return result
+    def _ask(self, websocket: ClientConnection, method: str, params: str) -> dict[str, Any]:
+        """A request on a connection that is not in use yet."""
+        return ask(websocket, self.path, next(self._ids), method, params, time.monotonic() + _HANDSHAKE_S)
 
 
-_NOTHING = object()
 _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _abandon_in_child() -> None:
