@@ -21,6 +21,7 @@ struct Bounds {
 inline constexpr Bounds kNatural{0, std::numeric_limits<std::int64_t>::max()};
 inline constexpr Bounds kPositive{1, std::numeric_limits<std::int64_t>::max()};
 inline constexpr Bounds kNameLength{1, 256};
+inline constexpr Bounds kTimeoutMs{1, 30LL * 24 * 3600 * 1000};  ///< up to 30 days: added to a clock it never overflows
 
 class FieldReader {
  public:

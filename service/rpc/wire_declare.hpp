@@ -141,7 +141,7 @@ struct Fields<DeclareParams> {
     v.optional("last", s.last, "the declaration is complete");
     v.optional("options", s.options, "equal on all ranks; on page 0");
     v.required("tensors", s.tensors, "in the order of their indices");
-    v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kPositive);
+    v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
   }
 };
 

@@ -103,7 +103,7 @@ void visit_finish(Visitor& v, Params& s) {
   v.optional("unused", s.unused, "tensors without a gradient, those notified before included");
   v.optional("scale", s.scale, "loss scale the gradients carry: finite and above 0");
   v.optional("bucket_digests", s.bucket_digests, "of hook counts, one per bucket");
-  v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kPositive);
+  v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
 }
 
 template <>
@@ -130,7 +130,7 @@ struct Fields<ClipParams> {
   static void visit(auto& v, auto& s) {
     visit_key(v, s);
     v.optional("max_norm", s.max_norm, "for all clip groups; absent: as declared", kNatural);
-    v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kPositive);
+    v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
   }
 };
 
