@@ -39,7 +39,7 @@ class Training:
     def __init__(self, name: str, title: str, prefix: list[str], options: list[str], ranks: int, folder: Path) -> None:
         self.name, self.title, self.ranks = name, title, ranks
         self.records = folder / name
-        pipes = folder / f"{name}.turns"
+        self._pipes = pipes = folder / f"{name}.turns"
         pipes.mkdir()
         for pipe in ("done", *(f"grant-{rank}" for rank in range(ranks))):
             os.mkfifo(pipes / pipe)
@@ -76,6 +76,7 @@ class Training:
     def stop(self) -> None:
         for pipe in (self._done, *self._grants):
             os.close(pipe)
+        shutil.rmtree(self._pipes, ignore_errors=True)
         if self._process.poll() is None:
             self._process.terminate()
             self._process.wait(30)
@@ -245,7 +246,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help=f"a multiple of {BLOCK}")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--max-norm", type=float, default=1.0)
+    parser.add_argument("--max-norm", type=float, default=parse([]).max_norm)
     parser.add_argument(
         "--gradsyncd", default=os.environ.get("GRADSYNCD") or str(ROOT / "build/cpu-release/bin/gradsyncd")
     )

@@ -196,7 +196,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--max-norm", type=float, default=1.0)
+    parser.add_argument("--max-norm", type=float, default=0.8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="rank r writes its records to JSON.r")
     parser.add_argument("--checks", type=Path, help="folder for the gradients that two runs compare")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from loopback import LoopbackClient, World
 
 import gradsync
 from gradsync._spawn import find_binary
 from gradsync.errors import ConnectionFailed
-from loopback import LoopbackClient, World
 
 JOIN_S = 120.0
 _names = itertools.count()
@@ -25,10 +25,6 @@ class Ranks:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self.clients: list = []
-
-    @property
-    def fake(self) -> bool:
-        return self._address is None
 
     def outcomes(self, count: int, body) -> list:
         """The results, exceptions among them."""
@@ -94,6 +90,13 @@ def real_daemon():
 def ranks(request, monkeypatch):
     monkeypatch.delenv("GRADSYNC_MODE", raising=False)
     return Ranks(request.getfixturevalue("real_daemon") if request.param == "daemon" else None)
+
+
+@pytest.fixture
+def real_ranks(real_daemon, monkeypatch):
+    """For what only a daemon does."""
+    monkeypatch.delenv("GRADSYNC_MODE", raising=False)
+    return Ranks(real_daemon)
 
 
 @pytest.fixture(autouse=True)

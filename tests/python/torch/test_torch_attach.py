@@ -7,12 +7,12 @@ import math
 
 import pytest
 import torch
+from models import assert_same_bits, loss_of, mlp, weights
 from torch import nn
 
 import gradsync
 import gradsync.torch as gst
 from gradsync.errors import UsageError
-from models import assert_same_bits, loss_of, mlp, weights
 
 
 def test_ranks_that_start_from_different_weights_are_named(ranks):
@@ -200,7 +200,7 @@ def test_a_device_mesh_gives_the_axes(process_group, ranks):
     assert ranks(1, body)[0] > 0
 
 
-def test_two_axes_of_data_parallelism_are_averaged_over_both(ranks):
+def test_two_axes_of_data_parallelism_are_averaged_over_both(real_ranks):
     def body(rank, attach):
         model = nn.Linear(1, 1, bias=False)
         with attach(model, mesh={"dp_replicate": 2, "dp_shard": 2}, init="broadcast") as gs:
@@ -208,9 +208,7 @@ def test_two_axes_of_data_parallelism_are_averaged_over_both(ranks):
             gs.finish()
             return model.weight.grad.item()
 
-    if ranks.fake:
-        pytest.skip("the fake knows one axis")
-    assert ranks(4, body) == [2.5] * 4
+    assert real_ranks(4, body) == [2.5] * 4
 
 
 def test_a_mesh_axis_that_splits_the_model():
@@ -340,7 +338,7 @@ def test_close_leaves_a_plain_module(ranks):
     assert all(torch.equal(g, p.grad) for g, p in zip(got, plain.parameters(), strict=True))
 
 
-def test_attaching_again_in_the_same_process(ranks):
+def test_attaching_again_in_the_same_process(real_ranks):
     def body(rank, attach):
         model = mlp()
         norms = []
@@ -353,9 +351,7 @@ def test_attaching_again_in_the_same_process(ranks):
         gs.close()
         return norms
 
-    if ranks.fake:
-        pytest.skip("a fake world is left once")
-    for norms in ranks(2, body):
+    for norms in real_ranks(2, body):
         assert norms[0] == norms[1]
 
 

@@ -9,13 +9,13 @@ import threading
 
 import pytest
 import torch
+from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_alone, weights
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
 import gradsync
 import gradsync.torch as gst
-from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_alone, weights
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

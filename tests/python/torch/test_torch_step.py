@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
+from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_alone, weights
 from torch import nn
 from torch.nn.functional import mse_loss
 
 import gradsync
-from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_alone, weights
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -276,7 +276,7 @@ def test_two_losses_in_one_step(ranks):
     assert results[0][1].launched_early > 0  # the count of two is learnt
 
 
-def test_sixty_four_bit_norm_types(ranks):
+def test_the_largest_element_as_norm(real_ranks):
     def body(rank, attach):
         model = mlp()
         with attach(model, norm_type=math.inf) as gs:
@@ -284,7 +284,63 @@ def test_sixty_four_bit_norm_types(ranks):
             report = gs.finish()
             return report.norm, max(p.grad.abs().max().item() for p in model.parameters())
 
-    if ranks.fake:
-        pytest.skip("the fake measures norms of type 2 only")
-    for norm, largest in ranks(2, body):
+    for norm, largest in real_ranks(2, body):
         assert norm == largest
+
+
+def test_norms_of_layers(real_ranks):
+    def body(rank, attach):
+        model = mlp()
+        with attach(model, layer=lambda name: name.split(".")[0]) as gs:
+            loss_of(model, 0, rank).backward()
+            report = gs.finish()
+            wanted = {key: torch.cat([p.grad.flatten() for p in model[int(key)].parameters()]).norm() for key in "024"}
+            return {layer.name: layer.norm for layer in report.layers}, wanted
+
+    for got, wanted in real_ranks(2, body):
+        assert got == {key: pytest.approx(norm.item(), rel=1e-12) for key, norm in wanted.items()}
+
+
+def test_after_a_failed_step_the_next_one_counts(real_ranks):
+    template = mlp()
+    alone, _ = train_alone(template, steps=4, parts=2)
+
+    def body(rank, attach):
+        model = copy.deepcopy(template)
+        optimizer = sgd(model)
+        with attach(model) as gs:
+            for step in range(4):
+                if step == 3:  # buckets go out early by now
+                    loss_of(model, step, rank).backward()
+                    with pytest.raises(gradsync.errors.StepMismatch):
+                        gs.step(optimizer, max_norm=1.0 + rank)
+                    assert all(p.grad is None for p in model.parameters())
+                loss_of(model, step, rank).backward()
+                gs.step(optimizer)
+        return weights(model)
+
+    results = real_ranks(2, body)
+    assert_same_bits(results[0], results[1])
+    assert_close(results[0], weights(alone))
+
+
+def test_refused_arguments_leave_the_step_open(real_ranks):
+    template = mlp()
+    alone, _ = train_alone(template, steps=3, parts=2)
+
+    def body(rank, attach):
+        model = copy.deepcopy(template)
+        optimizer = sgd(model)
+        with attach(model) as gs:
+            for step in range(3):
+                loss_of(model, step, rank).backward()
+                with pytest.raises(gradsync.errors.InvalidParams, match="max_norm"):
+                    gs.step(optimizer, max_norm=-1.0)
+                with pytest.raises(gradsync.errors.UsageError, match="timeout"):
+                    gs.step(optimizer, timeout=-1.0)
+                gs.step(optimizer)
+        return weights(model)
+
+    results = real_ranks(2, body)
+    assert_same_bits(results[0], results[1])
+    assert_close(results[0], weights(alone))
