@@ -1,5 +1,6 @@
 #include "unit/net/server_fixture.hpp"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -116,6 +117,49 @@ TEST_F(Lifecycle, an_address_that_is_none_is_a_fault_of_the_configuration) {
     EXPECT_EQ(running.failure->kind, StartFailure::Kind::Configuration);
     EXPECT_NE(running.failure->message.find(address), std::string::npos);
   }
+}
+
+/// Uses up all descriptors of this process until it is destroyed.
+class NoDescriptorsLeft {
+ public:
+  NoDescriptorsLeft() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0);
+    rlimit few = before_;
+    few.rlim_cur = 128;
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (UniqueFd fd{::dup(0)}; fd.valid(); fd = UniqueFd{::dup(0)}) {
+      taken_.push_back(std::move(fd));
+    }
+  }
+
+  NoDescriptorsLeft(const NoDescriptorsLeft&) = delete;
+  NoDescriptorsLeft& operator=(const NoDescriptorsLeft&) = delete;
+
+  ~NoDescriptorsLeft() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+  std::vector<UniqueFd> taken_;
+};
+
+TEST_F(Lifecycle, running_out_of_descriptors_pauses_accepting_and_loses_nobody) {
+  RunningServer running{options()};
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = folder / "gradsync.sock";
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  UniqueFd socket{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  {
+    const NoDescriptorsLeft none;
+    ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (running.metrics.accept_pauses.Value() == 0 && std::chrono::steady_clock::now() < deadline) {
+      running.on_io([] {});
+    }
+    EXPECT_GE(running.metrics.accept_pauses.Value(), 1);
+  }
+  RawClient client{std::move(socket)};
+  EXPECT_EQ(client.request("GET", "/page").status, 200);
 }
 
 TEST_F(Lifecycle, counts_what_it_serves) {

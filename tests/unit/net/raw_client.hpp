@@ -26,6 +26,7 @@ struct Frame {
 
 class RawClient {
  public:
+  explicit RawClient(UniqueFd fd);  ///< connected
   static RawClient unix_socket(const std::string& path);
   static RawClient tcp(const std::string& endpoint);  ///< "127.0.0.1:1234"
 
@@ -50,7 +51,6 @@ class RawClient {
   [[nodiscard]] Frame read_frame();
 
  private:
-  explicit RawClient(UniqueFd fd);
   [[nodiscard]] bool read_more();
 
   UniqueFd fd_;
