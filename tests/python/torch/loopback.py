@@ -124,7 +124,7 @@ class LoopbackGrads:
     def finish(self, step=None, scale=None, max_norm=gradsync.UNSET, timeout=None, *, ready=None, bucket_digests=None):
         assert ready == "all"
         for bucket, snapshot in self._snapshots.items():
-            for index, was in zip(self.buckets[bucket].tensors, snapshot):
+            for index, was in zip(self.buckets[bucket].tensors, snapshot, strict=True):
                 assert same_bits(was, self.memory[index]), f"{self.tensors[index].name} was written after its launch"
         clip = dict(self.clip)
         if max_norm is not gradsync.UNSET:
