@@ -152,6 +152,10 @@ def compare(ours: Training, torch_ddp: Training, options: argparse.Namespace) ->
         "checked_steps": [r["step"] for r in a[0] if r["kind"] == "check"],
         "checked_max_rel_norm_diff": checked["norm"],
         "checked_max_rel_loss_diff": checked["loss"],
+        "norm_error_against_float64": {
+            side.name: max(r["norm_error"] for rank in rows for r in rank if r["kind"] == "check")
+            for side, rows in ((ours, a), (torch_ddp, b))
+        },
         "final_weights_equal_torch": bits(a[0])[-1] == bits(b[0])[-1],
         "parameters": a[0][-1]["parameters"],
         "accumulate": parse([]).accumulate,

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import statistics
 import time
@@ -135,6 +136,7 @@ class Run:
         self.model.load_state_dict(own)
         record = {"kind": "check", "step": step, "loss": loss, "norm": norm, "gradients": digest(gradients.values())}
         record["weights"] = digest(own.values())
+        record["norm_error"] = norm_error(norm, gradients, self.options.max_norm)
         if saved is not None:
             record["relative_difference"] = relative_difference(gradients, saved["gradients"])
         elif self.rank == 0:
@@ -149,6 +151,13 @@ def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
         float((ours[name].double() - their.double()).norm() / their.double().norm().clamp_min(1e-300))
         for name, their in theirs.items()
     )
+
+
+def norm_error(norm: float, clipped: dict[str, torch.Tensor], max_norm: float) -> float:
+    """Of a norm, against the float64 norm of the gradients before it clipped them; known to a rounding, 6e-8."""
+    coefficient = min(1.0, max_norm / (norm + 1e-6))
+    exact = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in clipped.values())) / coefficient
+    return abs(norm - exact) / exact
 
 
 def digest(tensors: Iterator[torch.Tensor]) -> str:
