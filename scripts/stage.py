@@ -24,6 +24,9 @@ def run(command: list[str], deadline_s: float) -> tuple[int, str]:
     # Whoever ends this process must not leave a compiler or a test behind.
     for ends in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ends, lambda number, _: sys.exit(128 + number))
+    # Started in the background, this process ignores Ctrl-C, and its children would with it; tests send it to theirs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:

@@ -14,9 +14,9 @@ if stage --name build --deadline 3600 -- scripts/build.sh cpu-release; then
 fi
 
 export GRADSYNCD="$PWD/build/cpu-release/bin/gradsyncd"
-stage --name lint-tests --cases --deadline 300 -- "$python" -m pytest -q --junitxml '{junit}' tests/lint
-stage --name python --cases --deadline 1200 -- "$python" -m pytest -q --junitxml '{junit}' tests/python
-stage --name integration --cases --deadline 1800 -- "$python" -m pytest -q --junitxml '{junit}' tests/integration
+stage --name lint-tests --cases --deadline 300 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/lint
+stage --name python --cases --deadline 1200 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/python
+stage --name integration --cases --deadline 1800 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/integration
 
 if ! compgen -G 'kernels/*.cu' >/dev/null; then
   echo "--- cuda: no CUDA sources yet, nothing to compile"

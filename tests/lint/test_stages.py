@@ -86,6 +86,13 @@ def test_a_stage_that_is_terminated_takes_its_command_along(tmp_path: Path) -> N
         assert process.returncode == 128 + 15
 
 
+def test_a_command_can_be_interrupted_also_when_the_stage_runs_in_the_background(tmp_path: Path) -> None:
+    program = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
+    in_background = f"trap '' INT; exec {sys.executable} {SCRIPTS / 'stage.py'} --results {tmp_path} --name s"
+    command = ["sh", "-c", f'{in_background} -- "$@"', "sh", sys.executable, "-c", program]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+
+
 def test_a_required_stage_that_did_not_run_is_a_failure(tmp_path: Path) -> None:
     stage(tmp_path, "--name", "lint-ruff", "--", "true")
     assert summary(tmp_path, "--require", "lint") == (0, "1 passed, 0 failed, 0 skipped")
