@@ -2,10 +2,10 @@
 // Creation of arena memory: a memfd sealed against resizing and further seals before anybody else sees it, so that
 // neither side can make the other's mapping fault. Nothing is named in the file system.
 
-#include <cstdint>
-
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
+
+#include <cstdint>
 
 namespace gradsync::device {
 
@@ -18,6 +18,7 @@ struct MemoryHeadroom {
   std::uint64_t free_bytes = 0;
   std::uint64_t limit_bytes = 0;  ///< of the tightest cgroup, or MemTotal
 };
+
 [[nodiscard]] MemoryHeadroom memory_headroom();
 
 /// Frees every page of a memfd, also while other descriptors and mappings of it live on.

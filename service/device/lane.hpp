@@ -7,15 +7,15 @@
 // or running stop at the next chunk and report `Failed{aborted}`; the Abort's own report comes after all of theirs,
 // so that after it nothing of them touches memory any more.
 
+#include "base/unique_fd.hpp"
+#include "plan/clip_rule.hpp"
+#include "plan/plan.hpp"
+
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <variant>
 #include <vector>
-
-#include "base/unique_fd.hpp"
-#include "plan/clip_rule.hpp"
-#include "plan/plan.hpp"
 
 namespace gradsync::device {
 
@@ -75,23 +75,25 @@ struct UnloadPlan {
   PlanId plan = 0;
 };
 
-/// A tensor to which a rank contributed nothing: its memory is not read. Unused on a whole group: neither read nor written.
+/// A tensor to which a rank contributed nothing: its memory is not read. Unused on a whole group: neither read nor
+/// written.
 struct UnusedTensor {
   std::uint32_t tensor = 0;
   std::int64_t rank = 0;
 };
 
-/// Sums each group of the bucket, divides, writes the result to every member and gathers the statistics. Reports Reduced.
+/// Sums each group of the bucket, divides, writes the result to every member and gathers the statistics. Reports
+/// Reduced.
 struct ReduceBucket {
   PlanId plan = 0;
   Tag tag = 0;
   std::uint32_t bucket = 0;
   std::vector<UnusedTensor> unused;  ///< of this bucket
-  bool compare = false;  ///< compare the groups' results bit for bit (what must be replicated is)
+  bool compare = false;              ///< compare the groups' results bit for bit (what must be replicated is)
 };
 
-/// Combines the statistics of all buckets into norms and, if `apply`, multiplies. Every bucket was reduced with this tag.
-/// Reports Finished.
+/// Combines the statistics of all buckets into norms and, if `apply`, multiplies. Every bucket was reduced with this
+/// tag. Reports Finished.
 struct FinishStep {
   PlanId plan = 0;
   Tag tag = 0;
@@ -119,15 +121,33 @@ struct SetWidth {
   bool wide = false;
 };
 
-using LaneCommand = std::variant<MapBuffer, UnmapBuffer, LoadPlan, UnloadPlan, ReduceBucket, FinishStep, ScaleGradients, Abort, SetWidth>;
+using LaneCommand = std::
+    variant<MapBuffer, UnmapBuffer, LoadPlan, UnloadPlan, ReduceBucket, FinishStep, ScaleGradients, Abort, SetWidth>;
 
 // ---- reports
 
-struct Mapped { BufferId buffer = 0; };
-struct Unmapped { BufferId buffer = 0; };
-struct Loaded { PlanId plan = 0; };
-struct Unloaded { PlanId plan = 0; };
-struct Reduced { PlanId plan = 0; Tag tag = 0; std::uint32_t bucket = 0; double busy_s = 0; };
+struct Mapped {
+  BufferId buffer = 0;
+};
+
+struct Unmapped {
+  BufferId buffer = 0;
+};
+
+struct Loaded {
+  PlanId plan = 0;
+};
+
+struct Unloaded {
+  PlanId plan = 0;
+};
+
+struct Reduced {
+  PlanId plan = 0;
+  Tag tag = 0;
+  std::uint32_t bucket = 0;
+  double busy_s = 0;
+};
 
 /// Non-finite values of one tensor: in the stored result, and in what each rank contributed before the reduction.
 struct NonfiniteFinding {
@@ -154,11 +174,25 @@ struct StepMath {
   double norm_s = 0;  ///< time to combine
   double clip_s = 0;  ///< time of the scale pass
 };
+
 inline constexpr std::size_t kMaxFindings = 64;
 
-struct Finished { PlanId plan = 0; Tag tag = 0; StepMath math; };
-struct Scaled { PlanId plan = 0; Tag tag = 0; double clip_s = 0; };
-struct Aborted { PlanId plan = 0; Tag tag = 0; };
+struct Finished {
+  PlanId plan = 0;
+  Tag tag = 0;
+  StepMath math;
+};
+
+struct Scaled {
+  PlanId plan = 0;
+  Tag tag = 0;
+  double clip_s = 0;
+};
+
+struct Aborted {
+  PlanId plan = 0;
+  Tag tag = 0;
+};
 
 /// Any command that could not be done. `buffer` or `plan` say which.
 struct Failed {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from fake_daemon import FakeDaemon, Fault
 
 import gradsync
-from fake_daemon import FakeDaemon, Fault
 from gradsync.errors import RankInUse, UsageError
 
 TORCHRUN = {

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_daemon import FakeDaemon, Fault
 
 import gradsync
-from fake_daemon import FakeDaemon, Fault
 from gradsync.errors import ConnectionFailed, UsageError
 
 

@@ -6,11 +6,11 @@ import math
 import pickle
 
 import pytest
+from fake_daemon import FakeDaemon, Fault
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gradsync
-from fake_daemon import FakeDaemon, Fault
 from gradsync import Clip, Only, Partial, Replicate, Shard, Tensor
 from gradsync._placements import encode_placements
 from gradsync._tensor import arena_bytes

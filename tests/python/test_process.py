@@ -9,9 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from fake_daemon import FakeDaemon
 
 import gradsync
-from fake_daemon import FakeDaemon
 
 HERE = str(Path(__file__).parent)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_daemon import NO_REPLY, FakeDaemon, Fault
 
 import gradsync
-from fake_daemon import NO_REPLY, FakeDaemon, Fault
 from gradsync import Tensor, _channel
 from gradsync.errors import CallTimeout, ConnectionLost, Superseded
 

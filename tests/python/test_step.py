@@ -8,9 +8,9 @@ import threading
 
 import numpy
 import pytest
+from fake_daemon import FakeDaemon, Fault, report
 
 import gradsync
-from fake_daemon import FakeDaemon, Fault, report
 from gradsync import Tensor
 from gradsync.errors import AccumulationError, NotReady, ProtocolError, RankLost, StepMismatch, UsageError
 

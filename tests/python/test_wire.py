@@ -6,10 +6,10 @@ import json
 import math
 
 import pytest
+from fake_daemon import report
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_daemon import report
 from gradsync._report import decode_report
 from gradsync._wire import decode_int, decode_number, dump, encode_number, load, plain
 from gradsync.errors import ProtocolError
