@@ -121,7 +121,9 @@ class LoopbackGrads:
         self._snapshots[bucket] = [self.memory[i].clone() for i in self.buckets[bucket].tensors]
         self.job.client.launched.append((bucket, self.job.next_step))
 
-    def finish(self, step=None, scale=None, max_norm=gradsync.UNSET, timeout=None, *, ready=None, bucket_digests=None):
+    def finish(
+        self, step=None, scale=None, max_norm=gradsync.UNSET, timeout=None, *, ready=None, unused=(), bucket_digests=None
+    ):
         assert ready == "all"
         for bucket, snapshot in self._snapshots.items():
             for index, was in zip(self.buckets[bucket].tensors, snapshot, strict=True):
@@ -129,7 +131,7 @@ class LoopbackGrads:
         clip = dict(self.clip)
         if max_norm is not gradsync.UNSET:
             clip[next(iter(clip), "all")] = gradsync.Clip(max_norm=max_norm)
-        local = (self.memory, set(self._unused), bucket_digests, scale)
+        local = (self.memory, self._unused.union(unused), bucket_digests, scale)
         ranks = self.job.world.exchange(self.job.rank, local)
         results, absent = self._reduce(ranks)
         self.job.world.exchange(self.job.rank, None)  # nobody writes before everybody has read

@@ -324,6 +324,20 @@ def test_after_a_failed_step_the_next_one_counts(real_ranks):
     assert_close(results[0], weights(alone))
 
 
+def test_what_was_unused_at_a_refused_call_may_still_be_used(real_ranks):
+    def body(rank, attach):
+        model = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
+        with attach(model, init="broadcast") as gs:
+            (model[0].weight * (rank + 1)).sum().backward()
+            with pytest.raises(gradsync.errors.UsageError, match="timeout"):
+                gs.finish(timeout=-1.0)
+            (model[1].weight * (rank + 1)).sum().backward()
+            report = gs.finish()
+            return [layer.weight.grad.item() for layer in model], report.absent
+
+    assert real_ranks(2, body) == [([1.5, 1.5], ())] * 2
+
+
 def test_refused_arguments_leave_the_step_open(real_ranks):
     template = mlp()
     alone, _ = train_alone(template, steps=3, parts=2)

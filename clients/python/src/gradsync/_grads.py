@@ -166,13 +166,14 @@ class Grads:
         timeout: float | None = None,
         *,
         ready: Literal["all"] | Sequence[int] | None = None,
+        unused: Sequence[int] = (),
         bucket_digests: Sequence[int] | None = None,
     ) -> StepReport:
         """Completes the step on all ranks: reduced, measured, clipped.
 
         `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
         `ready` None trusts the counters of this object; "all", or a list of bucket indices, is the word of a caller
-        that counts by itself.
+        that counts by itself; `unused` are tensors that this call alone says to be so.
 
         Raises:
             NotReady: tensors are missing; nothing was sent and the step stays open.
@@ -181,6 +182,8 @@ class Grads:
         if self._half_done is not None:
             raise UsageError("compute_norm() left this step half done; complete it by apply_clip()")
         step, params = self._begin(step, scale, timeout, ready, bucket_digests)
+        if unused:
+            params["unused"] = list(dict.fromkeys([*self._unused, *unused]))
         if max_norm is not UNSET:
             params["max_norm"] = None if max_norm is None else encode_number(max_norm)
         return self._end(step, self._step_call("step.finish", params, timeout))

@@ -105,14 +105,13 @@ class GradSync:
         except LateGradient:
             self._leave()
             raise
-        for index in unused:
-            grads.mark_unused_index(index)
         try:
             report = grads.finish(
                 scale=scale,
                 max_norm=max_norm,
                 timeout=timeout,
                 ready="all",
+                unused=unused,  # said with the step, so that a step that stays open may still use them
                 bucket_digests=recorder.digests(unused),
             )
         except UsageError:
