@@ -1,206 +1,12 @@
 #include "engine/engine.hpp"
 
-#include "engine/job.hpp"
-#include "engine/metrics.hpp"
+#include "engine/engine_state.hpp"
 
 #include <fmt/format.h>
 
-#include <map>
 #include <utility>
 
 namespace gradsync::engine {
-
-namespace {
-
-using JobKey = std::pair<std::uint32_t, std::string>;
-
-struct Seat {
-  JobKey job;
-  std::int64_t rank = 0;
-  std::uint32_t uid = 0;
-  std::int64_t pid = 0;
-};
-
-Error not_attached() {
-  return make_error(ErrorCode::NotAttached, "this connection holds no rank", "call job.attach first");
-}
-
-Error unknown_job(const std::string& job) {
-  Error error = make_error(
-      ErrorCode::UnknownJob, fmt::format("no job '{}' is known here for your uid", job), "status.get lists the jobs"
-  );
-  error.path = "job";
-  error.job = job;
-  return error;
-}
-
-}  // namespace
-
-struct Engine::State {
-  State(EngineOptions given, device::Lane& lane, PlannerPort& planner, EventSink sink, EngineMetrics& registered)
-      : options(std::move(given)),
-        events(std::move(sink)),
-        metrics(registered),
-        buffers(options, lane),
-        context{options, lane, planner, buffers, events, metrics, {}, 1, 1} {}
-
-  const EngineOptions options;
-  const EventSink events;
-  EngineMetrics& metrics;
-  BufferTable buffers;
-  JobContext context;
-  std::map<JobKey, std::unique_ptr<Job>> jobs;
-  std::map<SessionId, Seat> seats;
-  std::map<SessionId, Error> evicted;  ///< why a session that still has a connection holds no rank any more
-  SessionId next_session = 1;
-  bool draining = false;
-  bool wide = false;
-
-  Job* job_of(SessionId session) {
-    const auto seat = seats.find(session);
-    return seat == seats.end() ? nullptr : jobs.at(seat->second.job).get();
-  }
-
-  [[nodiscard]] Error absent(SessionId session) const {
-    const auto why = evicted.find(session);
-    return why == evicted.end() ? not_attached() : why->second;
-  }
-
-  void evict(SessionId session, const Error& why) {
-    seats.erase(session);
-    evicted[session] = why;
-    constexpr std::size_t kRemembered = 4096;
-    if (evicted.size() > kRemembered) {
-      evicted.erase(evicted.begin());
-    }
-  }
-
-  /// After every event: forget empty jobs, adapt the lane's width, refresh gauges.
-  void settle() {
-    bool all_wait = false;
-    for (auto it = jobs.begin(); it != jobs.end();) {
-      if (it->second->empty()) {
-        it = jobs.erase(it);
-        continue;
-      }
-      ++it;
-    }
-    if (!jobs.empty()) {
-      all_wait = true;
-      for (const auto& [key, job] : jobs) {
-        all_wait = all_wait && (!job->stepping() || job->wants_width());
-      }
-    }
-    if (all_wait != wide) {
-      wide = all_wait;
-      context.lane.submit(device::SetWidth{wide});
-    }
-    metrics.jobs.Set(static_cast<double>(jobs.size()));
-    metrics.ranks_attached.Set(static_cast<double>(seats.size()));
-    metrics.arena_bytes.Set(static_cast<double>(buffers.total_bytes()));
-  }
-
-  void supersede(Job& job, std::int64_t restart_count) {
-    const Error error = make_error(
-        ErrorCode::Superseded,
-        fmt::format("restart {} of job '{}' has begun and took over", restart_count, job.name()),
-        "this process belongs to an older restart and should end"
-    );
-    const JobKey key{job.uid(), job.name()};
-    job.end(error);
-    for (auto it = seats.begin(); it != seats.end();) {
-      const auto next = std::next(it);
-      if (it->second.job == key) {
-        evict(it->first, error);
-      }
-      it = next;
-    }
-    jobs.erase(key);
-  }
-
-  void leave(SessionId session, const std::string& why, bool lost) {
-    const auto found = seats.find(session);
-    if (found == seats.end()) {
-      evicted.erase(session);
-      return;
-    }
-    const Seat seat = found->second;
-    seats.erase(found);
-    jobs.at(seat.job)->leave(seat.rank, why, lost);
-  }
-
-  Job* job_of_plan(device::PlanId plan) {
-    for (const auto& [key, job] : jobs) {
-      if (job->owns_plan(plan)) {
-        return job.get();
-      }
-    }
-    return nullptr;
-  }
-
-  Job* job_of_buffer(std::uint64_t buffer) {
-    for (const auto& [key, job] : jobs) {
-      if (job->owns_buffer(buffer)) {
-        return job.get();
-      }
-    }
-    return nullptr;
-  }
-
-  [[nodiscard]] Result<const Job*> find(std::optional<std::uint32_t> uid, const std::string& name) const {
-    for (const auto& [key, job] : jobs) {
-      if (key.second == name && (!uid || key.first == *uid)) {
-        return job.get();
-      }
-    }
-    return unknown_job(name);
-  }
-
-  void on(device::Mapped&) {}
-
-  void on(device::Unmapped&) {}
-
-  void on(device::Unloaded&) {}
-
-  void on(device::Loaded& report) {
-    if (Job* job = job_of_plan(report.plan)) {
-      job->on_loaded(report.plan);
-    }
-  }
-
-  void on(device::Reduced& report) {
-    if (Job* job = job_of_plan(report.plan)) {
-      job->on_reduced(report);
-    }
-  }
-
-  void on(device::Finished& report) {
-    if (Job* job = job_of_plan(report.plan)) {
-      job->on_finished(std::move(report));
-    }
-  }
-
-  void on(device::Scaled& report) {
-    if (Job* job = job_of_plan(report.plan)) {
-      job->on_scaled(report);
-    }
-  }
-
-  void on(device::Aborted& report) {
-    if (Job* job = job_of_plan(report.plan)) {
-      job->on_aborted(report);
-    }
-  }
-
-  void on(device::Failed& report) {
-    if (report.buffer != 0) {
-      buffers.on_map_failed(report.buffer);
-    }
-    if (Job* job = report.plan != 0 ? job_of_plan(report.plan) : job_of_buffer(report.buffer)) {
-      job->on_lane_failed(report);
-    }
-  }
-};
 
 Engine::Engine(
     EngineOptions options, device::Lane& host_lane, PlannerPort& planner, EventSink events, EngineMetrics& metrics
@@ -234,7 +40,7 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
   const JobKey key{request.uid, request.job};
   auto found = state.jobs.find(key);
   if (found != state.jobs.end() && request.restart_count > found->second->restart_count()) {
-    state.supersede(*found->second, request.restart_count);
+    state.supersede(key, request.restart_count);
     found = state.jobs.end();
   }
   if (found != state.jobs.end()) {
@@ -305,6 +111,7 @@ void Engine::connection_lost(SessionId session) {
 void Engine::process_exited(SessionId session) {
   const auto seat = state_->seats.find(session);
   if (seat == state_->seats.end()) {
+    state_->evicted.erase(session);
     return;
   }
   state_->leave(session, fmt::format("died: process {} ended", seat->second.pid), true);
@@ -439,10 +246,7 @@ void Engine::advance(TimePoint now) {
     }
   }
   if (any) {
-    // A rank that ran out of time has left its job: its seat goes too.
-    std::erase_if(state.seats, [&](const auto& seat) {
-      return state.jobs.at(seat.second.job)->holder(seat.second.rank) != seat.first;
-    });
+    state.evict_lost();
     state.settle();
   }
 }
@@ -466,7 +270,7 @@ bool Engine::idle() const {
       return false;
     }
   }
-  return true;
+  return state_->closing.empty();
 }
 
 }  // namespace gradsync::engine

@@ -2,10 +2,12 @@
 // The engine façade: jobs, ranks, buffers, plans and steps, without JSON, sockets or a clock.
 //
 // Thread: io only. Every call returns at once; a call that has to wait takes a `Reply`, which is called exactly once on
-// the io thread, possibly before the call returns. Time arrives through `advance`, lane reports and plans through
-// `on_lane_report` and `on_plan`. Invariants: a step is reported as done only after every rank of the job asked for the
-// same step and the lane finished it; after a failure the gradients of that attempt are never reported as usable;
-// no reply of a failed step is sent while the lane may still touch its memory.
+// the io thread, possibly before the call returns, also when its rank leaves; never after the engine is gone. It is
+// called in the middle of an event, as the `EventSink` is: neither may call the engine, its const members apart. Time
+// arrives through `advance`, lane reports and plans through `on_lane_report` and `on_plan`. Invariants: a step is
+// reported as done only after every rank of the job asked for the same step and the lane finished it; after a failure
+// the gradients of that attempt are never reported as usable; no reply of a failed step is sent while the lane may
+// still touch its memory.
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -48,8 +50,9 @@ struct EngineOptions {
   plan::BucketSizes buckets;
   EngineLimits limits;
   EngineDeadlines deadlines;
-  std::int64_t check_every = 100;  ///< replica comparison: the first three steps of an epoch, then every this many
-  std::int64_t history = 1000;     ///< reports kept per job
+  std::int64_t check_every =
+      100;  ///< replica comparison: the first three steps of an epoch, then every this many; 0: no more
+  std::int64_t history = 1000;  ///< reports kept per job
 };
 
 struct AttachRequest {

@@ -4,7 +4,9 @@
 #include "base/clock.hpp"
 #include "engine/report.hpp"
 
+#include <algorithm>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -14,8 +16,8 @@ class History {
  public:
   explicit History(std::int64_t capacity) : capacity_(static_cast<std::size_t>(capacity)) {}
 
-  void committed(StepReport report, TimePoint now) {
-    last_step_ = report.step;
+  void committed(std::shared_ptr<const StepReport> report, TimePoint now) {
+    last_step_ = report->step;
     last_commit_ = now;
     ++steps_committed_;
     reports_.push_back(std::move(report));
@@ -27,11 +29,15 @@ class History {
   void failed() { ++steps_failed_; }
 
   [[nodiscard]] std::vector<StepReport> last(std::int64_t count) const {
-    const auto shown = std::min<std::size_t>(static_cast<std::size_t>(count), reports_.size());
-    return {reports_.end() - static_cast<std::ptrdiff_t>(shown), reports_.end()};
+    const auto shown = std::min(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)), reports_.size());
+    std::vector<StepReport> reports;
+    for (auto it = reports_.end() - static_cast<std::ptrdiff_t>(shown); it != reports_.end(); ++it) {
+      reports.push_back(**it);
+    }
+    return reports;
   }
 
-  [[nodiscard]] const StepReport* newest() const { return reports_.empty() ? nullptr : &reports_.back(); }
+  [[nodiscard]] const StepReport* newest() const { return reports_.empty() ? nullptr : reports_.back().get(); }
 
   [[nodiscard]] std::int64_t last_step() const { return last_step_; }
 
@@ -43,7 +49,7 @@ class History {
 
  private:
   std::size_t capacity_;
-  std::deque<StepReport> reports_;
+  std::deque<std::shared_ptr<const StepReport>> reports_;
   std::int64_t last_step_ = -1;
   std::optional<TimePoint> last_commit_;
   std::uint64_t steps_committed_ = 0;

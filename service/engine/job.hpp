@@ -5,12 +5,13 @@
 // lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new process has
 // to declare; after a new declaration of a live rank everybody has to. Ending an epoch first fails the attempt in
 // flight; the new number counts from the moment the lane is quiet, because only then may trainers write gradients
-// again.
+// again. A job whose last rank has left lives on until then, so that the last calls are not answered too early.
 
 #include "engine/buffer_table.hpp"
 #include "engine/engine.hpp"
 #include "engine/history.hpp"
 #include "engine/step_machine.hpp"
+#include "engine/step_report.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -34,6 +35,9 @@ struct JobContext {
   std::uint64_t next_ticket = 1;
 };
 
+/// A timeout of a client may be any number: the longest is a year.
+[[nodiscard]] TimePoint deadline_after(TimePoint now, Milliseconds timeout);
+
 class Job {
  public:
   Job(JobContext& context, const AttachRequest& first);
@@ -54,8 +58,11 @@ class Job {
   void connection_lost(std::int64_t rank);
   void pause(std::int64_t rank, bool paused);
   [[nodiscard]] bool empty() const;
-  /// Ends everything at once: pending calls get `error`.
+  /// All ranks leave: waiting calls get `error`, those of a step when the lane is quiet.
   void end(const Error& error);
+
+  /// Nothing of it runs on the lane and no call waits for that.
+  [[nodiscard]] bool quiet() const { return !(machine_ && machine_->busy()) && departed_.empty(); }
 
   // declaration (job_epoch.cpp)
   void declare(std::int64_t rank, DeclareRequest request, Reply<DeclareResult> reply);
@@ -74,6 +81,7 @@ class Job {
   void on_aborted(const device::Aborted& report);
   void on_lane_failed(const device::Failed& report);
 
+  // deadlines (job_deadlines.cpp)
   void on_time();
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 
@@ -106,7 +114,8 @@ class Job {
     std::string client_id;
     std::int64_t pid = 0;
     std::optional<TimePoint> reconnect_until;  ///< set while the connection is gone but the process lives
-    std::optional<TimePoint> paused_since;
+    bool paused = false;
+    std::uint64_t joined_epoch = 0;  ///< what was recorded before belongs to another process
 
     // declaration
     std::shared_ptr<const plan::RankDeclaration> declaration;
@@ -114,6 +123,7 @@ class Job {
     bool valid = false;      ///< the planner checked it
     bool fresh = false;      ///< declared since the last commit
     bool committed = false;  ///< may send step messages
+    bool resumed = false;    ///< came back since: may not have heard the answer to its declaration
     std::uint64_t validate_ticket = 0;
     Reply<DeclareResult> declare_reply;
     TimePoint declare_since;
@@ -122,6 +132,7 @@ class Job {
     // step
     Reply<StepReport> step_reply;
     StepKey step_key;
+    Ask step_ask;
     std::vector<std::uint32_t> bucket_digests;
   };
 
@@ -130,12 +141,19 @@ class Job {
     device::PlanId id = 0;
     std::shared_ptr<const plan::Plan> plan;
     std::vector<std::uint64_t> buffers;
+    ReportConstants constants;
   };
 
-  /// The outcome of the last attempt, for calls that come again.
-  struct Record {
+  // Ended attempts, for calls that come again.
+
+  struct DoneRecord {
     StepKey key;
-    Result<StepReport> outcome = StepReport{};
+    std::shared_ptr<const StepReport> report;
+  };
+
+  struct FailedRecord {
+    StepKey key;
+    Error error;
   };
 
   [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
@@ -145,8 +163,14 @@ class Job {
   // epoch
   void end_epoch(Error error);
   void apply_transition();
-  void drop_declaration(Rank& rank);
-  void answer_declare(Rank& rank, const Error& error);
+  static void drop_declaration(Rank& rank);
+  [[nodiscard]] std::optional<Error> arena_error(std::int64_t rank, std::uint64_t arena_bytes) const;
+  void refuse_fresh(const Error& error);
+  [[nodiscard]] bool repeats_committed(const Rank& rank, const DeclareRequest& request) const;
+
+  [[nodiscard]] bool lacks_declaration(const Rank& rank) const { return !rank.valid || (redeclare_ && !rank.fresh); }
+
+  static void answer_declare(Rank& rank, const Error& error);
   void cancel_forming();
   void try_form();
   void load(std::shared_ptr<const plan::Plan> plan);
@@ -168,17 +192,24 @@ class Job {
   void perform(NormKnown& action);
   void perform(Committed& action);
   void perform(AttemptFailed& action);
-  [[nodiscard]] std::optional<Result<StepReport>> recorded(const StepKey& key) const;
+  [[nodiscard]] std::optional<Result<StepReport>> recorded(const Rank& rank, const StepKey& key) const;
   [[nodiscard]] std::optional<Error> refuse_step(const Rank& rank, const StepKey& key) const;
-  [[nodiscard]] std::vector<plan::ClipRule> rules(bool override_max_norm, const std::optional<double>& max_norm) const;
+  [[nodiscard]] std::vector<plan::ClipRule> rules(const std::optional<double>& max_norm, std::size_t overridden) const;
   [[nodiscard]] TimePoint step_deadline(const std::optional<Milliseconds>& timeout) const;
-  [[nodiscard]] StepReport report_of(const device::StepMath& math) const;
-  [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, Reply<StepReport> reply);
-  void answer_step(Rank& rank, const Result<StepReport>& result);
+  void complete(StepReport& report, std::uint64_t attempt) const;
+  [[nodiscard]] std::vector<std::uint32_t> stable_buckets() const;
+  [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<StepReport> reply);
+  void note_ask();
+  static void answer_step(Rank& rank, const Result<StepReport>& result);
+  void answer_steps(const Result<StepReport>& result);
   void forget_attempt();
   [[nodiscard]] bool compares() const;
-  [[nodiscard]] bool deadline_suspended() const;
-  [[nodiscard]] std::optional<TimePoint> half_time() const;
+
+  // deadlines
+  [[nodiscard]] bool step_waits_for_paused() const;
+  [[nodiscard]] bool declare_waits_for_paused() const;
+  void follow_pauses();
+  void time_out_declare(Rank& rank);
 
   void publish_alert(const std::string& kind, const std::string& what) const;
   void publish_epoch(const std::string& what) const;
@@ -199,8 +230,12 @@ class Job {
   std::optional<Error> transition_;  ///< why the epoch ends, while the attempt in flight still fails
   std::optional<Error> ended_;       ///< why the epoch before this one ended
 
-  std::optional<Record> record_;
-  std::optional<Record> norm_record_;  ///< the norm given out in this attempt
+  std::optional<DoneRecord> done_;           ///< the last step done
+  std::optional<FailedRecord> failed_;       ///< the last attempt that failed
+  std::optional<DoneRecord> norm_record_;    ///< the norm given out in this attempt
+  std::vector<Reply<StepReport>> departed_;  ///< step calls of ranks that left, until the attempt has ended
+  std::optional<TimePoint> step_suspended_;  ///< since when step deadlines stand still, for a paused rank
+  std::optional<TimePoint> declare_suspended_;
   double norm_scale_ = 1.0;
   std::vector<plan::ClipOutcome> scale_outcomes_;  ///< of the clip.apply in flight
   std::int64_t report_step_ = 0;                   ///< the trainers' label of the step in flight

@@ -13,14 +13,6 @@ namespace gradsync::engine {
 
 void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<DeclareResult> reply) {
   Rank& rank = ranks_[index(rank_number)];
-  if (rank.declare_reply) {
-    reply(make_error(
-        ErrorCode::InvalidRequest,
-        fmt::format("rank {} already waits in gradients.declare", rank_number),
-        "wait for its answer"
-    ));
-    return;
-  }
   const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, request.buffer);
   if (!size) {
     reply(size.error());
@@ -40,6 +32,18 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
     reply(std::move(error));
     return;
   }
+  if (repeats_committed(rank, request)) {
+    reply(DeclareResult{epoch_, machine_->attempt(), active_->plan});
+    return;
+  }
+  answer_declare(
+      rank,
+      make_error(
+          ErrorCode::Superseded,
+          fmt::format("rank {} called gradients.declare again while this call waited", rank_number),
+          "the newer call is answered"
+      )
+  );
   if (rank.committed && machine_ && !transition_ && !redeclare_) {
     Error error = make_error(
         ErrorCode::StaleEpoch,
@@ -59,7 +63,7 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
   rank.fresh = true;
   rank.declare_reply = std::move(reply);
   rank.declare_since = context_.now;
-  rank.declare_deadline = context_.now + request.timeout.value_or(context_.options.deadlines.declare);
+  rank.declare_deadline = deadline_after(context_.now, request.timeout.value_or(context_.options.deadlines.declare));
   rank.validate_ticket = context_.next_ticket++;
   PlanRequest plan;
   plan.ticket = rank.validate_ticket;
@@ -68,6 +72,18 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
   plan.world_size = world_size();
   plan.validate_only = true;
   context_.planner.submit(std::move(plan));
+  follow_pauses();
+}
+
+// The answer was lost with the connection: the same call again must not make everybody declare.
+bool Job::repeats_committed(const Rank& rank, const DeclareRequest& request) const {
+  if (!rank.resumed || !rank.committed || !active_ || transition_ || redeclare_ || rank.buffer != request.buffer) {
+    return false;
+  }
+  const plan::RankDeclaration& before = *rank.declaration;
+  const plan::RankDeclaration& again = request.declaration;
+  return before.options == again.options && before.tensors == again.tensors &&
+         before.weight_fingerprints == again.weight_fingerprints;
 }
 
 void Job::drop_declaration(Rank& rank) {
@@ -76,6 +92,7 @@ void Job::drop_declaration(Rank& rank) {
   rank.valid = false;
   rank.fresh = false;
   rank.committed = false;
+  rank.resumed = false;
   rank.validate_ticket = 0;
 }
 
@@ -98,9 +115,8 @@ void Job::try_form() {
   if (plan_ticket_ != 0 || loading_ || transition_) {
     return;
   }
-  const bool complete = std::all_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) {
-    return rank.valid && (rank.fresh || !redeclare_);
-  });
+  const bool complete =
+      std::none_of(ranks_.begin(), ranks_.end(), [this](const Rank& rank) { return lacks_declaration(rank); });
   if (!complete || all_committed()) {
     return;
   }
@@ -119,55 +135,68 @@ bool Job::all_committed() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.committed; });
 }
 
+std::optional<Error> Job::arena_error(std::int64_t rank_number, std::uint64_t arena_bytes) const {
+  const Rank& rank = ranks_[index(rank_number)];
+  const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, rank.buffer);
+  if (size && *size >= arena_bytes) {
+    return std::nullopt;
+  }
+  Error error = make_error(
+      ErrorCode::InvalidDeclaration,
+      size ? fmt::format(
+                 "the arena of rank {} has {} bytes, the declared tensors need {}", rank_number, *size, arena_bytes
+             )
+           : fmt::format("the arena of rank {}, buffer {}, was released", rank_number, rank.buffer),
+      size ? "allocate the sum of the tensors' bytes, each rounded up to a multiple of 64"
+           : "that rank has to allocate a buffer and call gradients.declare again"
+  );
+  error.path = "buffer";
+  error.rank = rank_number;
+  return error;
+}
+
+/// Those who declared since the last commit have to do it again.
+void Job::refuse_fresh(const Error& error) {
+  for (Rank& rank : ranks_) {
+    if (rank.fresh) {
+      drop_declaration(rank);
+      answer_declare(rank, error);
+    }
+  }
+}
+
 void Job::on_plan(PlanOutcome outcome) {
   for (Rank& rank : ranks_) {
     if (rank.validate_ticket == outcome.ticket) {
       rank.validate_ticket = 0;
-      if (!outcome.plan) {
+      if (outcome.plan) {
+        rank.valid = true;
+        try_form();
+      } else {
         drop_declaration(rank);
         answer_declare(rank, outcome.plan.error());
-        return;
       }
-      rank.valid = true;
-      try_form();
+      follow_pauses();
       return;
     }
   }
-  if (outcome.ticket == 0 || outcome.ticket != plan_ticket_) {
+  if (outcome.ticket != plan_ticket_) {
     return;  // overtaken by a change of membership
   }
   plan_ticket_ = 0;
-  std::optional<Error> error;
   if (!outcome.plan) {
-    error = outcome.plan.error();
-  } else {
-    for (const Rank& rank : ranks_) {
-      const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, rank.buffer);
-      if (!size || *size < (*outcome.plan)->arena_bytes) {
-        error = make_error(
-            ErrorCode::InvalidDeclaration,
-            fmt::format(
-                "the arena of rank {} has {} bytes, the declared tensors need {}",
-                &rank - ranks_.data(),
-                size ? *size : 0,
-                (*outcome.plan)->arena_bytes
-            ),
-            "allocate the sum of the tensors' bytes, each rounded up to a multiple of 64"
-        );
-        error->path = "buffer";
-        error->rank = &rank - ranks_.data();
-        break;
-      }
-    }
-  }
-  if (error) {
-    for (Rank& rank : ranks_) {
-      if (rank.fresh) {
-        drop_declaration(rank);
-        answer_declare(rank, *error);
-      }
-    }
+    refuse_fresh(outcome.plan.error());
     return;
+  }
+  for (std::int64_t rank = 0; rank < world_size(); ++rank) {
+    if (const std::optional<Error> error = arena_error(rank, (*outcome.plan)->arena_bytes)) {
+      if (ranks_[index(rank)].committed) {  // a survivor that released what its declaration names
+        drop_declaration(ranks_[index(rank)]);
+        end_epoch(*error);
+      }
+      refuse_fresh(*error);
+      return;
+    }
   }
   load(std::move(*outcome.plan));
 }
@@ -176,6 +205,7 @@ void Job::load(std::shared_ptr<const plan::Plan> plan) {
   LoadedPlan& loading = loading_.emplace();
   loading.id = context_.next_plan++;
   loading.plan = std::move(plan);
+  loading.constants = report_constants(*loading.plan);
   for (const Rank& rank : ranks_) {
     context_.buffers.use(rank.buffer);
     loading.buffers.push_back(rank.buffer);
@@ -199,20 +229,11 @@ void Job::on_load_failed(const device::Failed& report) {
       report.out_of_memory ? "give the daemon's cgroup more memory" : "see the daemon's log"
   );
   cancel_forming();
-  for (Rank& rank : ranks_) {
-    if (rank.fresh) {
-      drop_declaration(rank);
-      answer_declare(rank, error);
-    }
-  }
+  refuse_fresh(error);
 }
 
 void Job::commit_epoch() {
-  const bool keeps_machine =
-      machine_ && active_ == std::nullopt && machine_->plan().digest == loading_->plan->digest && !redeclare_;
-  if (active_) {
-    unload(*active_);
-  }
+  const bool keeps_machine = machine_ && machine_->plan().digest == loading_->plan->digest && !redeclare_;
   active_ = std::exchange(loading_, std::nullopt);
   if (!keeps_machine) {
     machine_.emplace(active_->plan, epoch_);
@@ -269,7 +290,10 @@ void Job::apply_transition() {
   // Survivors keep their declarations and may already work for the new epoch, if the plan stays the same.
   std::shared_ptr<const plan::Plan> plan = machine_->plan_pointer();
   machine_.emplace(std::move(plan), epoch_);
-  norm_record_.reset();
+  // Weights that were compared before steps were taken are no longer those of the ranks that took them.
+  redeclare_ = redeclare_ || (steps_in_epoch_ > 0 && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+                                return rank.declaration && !rank.declaration->weight_fingerprints.empty();
+                              }));
   publish_epoch(fmt::format("epoch {} of job '{}' forms: {}", epoch_, name_, ended_->message));
   spdlog::warn("epoch ended job={} epoch={} reason=\"{}\"", name_, epoch_ - 1, ended_->message);
   try_form();

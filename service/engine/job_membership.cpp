@@ -86,9 +86,13 @@ AttachResult Job::attach(const AttachRequest& request, SessionId session) {
   rank.client_id = request.client_id;
   rank.pid = request.pid;
   rank.reconnect_until.reset();
+  rank.resumed = resumed;
   AttachResult result;
   result.session = session;
   result.epoch = transition_ ? epoch_ + 1 : epoch_;
+  if (!resumed) {
+    rank.joined_epoch = result.epoch;
+  }
   result.attempt = machine_ && !transition_ ? machine_->attempt() : 0;
   result.last_step = history_.last_step();
   result.resumed = resumed;
@@ -102,6 +106,12 @@ void Job::leave(std::int64_t rank_number, const std::string& why, bool lost) {
   }
   context_.buffers.release_all(rank.session);
   cancel_forming();
+  const Reply<DeclareResult> declaring = std::move(rank.declare_reply);
+  if (rank.step_reply) {
+    departed_.push_back(std::move(rank.step_reply));
+  }
+  // A rank that never took part in the epoch leaves nothing behind: those who wait for its seat go on waiting.
+  const bool took_part = rank.committed || !departed_.empty();
   rank = Rank{};
   Error error = make_error(
       ErrorCode::RankLost,
@@ -115,28 +125,22 @@ void Job::leave(std::int64_t rank_number, const std::string& why, bool lost) {
     context_.metrics.ranks_lost.Increment();
     publish_alert("rank_lost", error.message);
   }
-  if (machine_) {
-    end_epoch(std::move(error));
+  if (machine_ && took_part) {
+    end_epoch(error);
   }
-  try_form();
+  follow_pauses();
+  if (declaring) {
+    declaring(error);
+  }
 }
 
 void Job::connection_lost(std::int64_t rank_number) {
   ranks_[index(rank_number)].reconnect_until = context_.now + context_.options.deadlines.reconnect;
 }
 
-void Job::pause(std::int64_t rank_number, bool paused) {
-  Rank& rank = ranks_[index(rank_number)];
-  if (paused) {
-    rank.paused_since = rank.paused_since.value_or(context_.now);
-    return;
-  }
-  if (rank.paused_since) {
-    if (machine_) {
-      machine_->extend_deadlines(context_.now - *rank.paused_since);
-    }
-    rank.paused_since.reset();
-  }
+void Job::pause(std::int64_t rank, bool paused) {
+  ranks_[index(rank)].paused = paused;
+  follow_pauses();
 }
 
 bool Job::empty() const {
@@ -144,16 +148,26 @@ bool Job::empty() const {
 }
 
 void Job::end(const Error& error) {
+  cancel_forming();
+  std::vector<Reply<DeclareResult>> declaring;
   for (Rank& rank : ranks_) {
-    if (rank.session == 0) {
-      continue;
+    if (rank.session != 0) {
+      context_.buffers.release_all(rank.session);
     }
-    answer_declare(rank, error);
-    answer_step(rank, error);
-    context_.buffers.release_all(rank.session);
+    if (rank.step_reply) {
+      departed_.push_back(std::move(rank.step_reply));
+    }
+    if (rank.declare_reply) {
+      declaring.push_back(std::move(rank.declare_reply));
+    }
+    rank = Rank{};
   }
-  if (machine_ && machine_->busy() && active_) {
-    context_.lane.submit(device::Abort{active_->id, machine_->attempt()});
+  if (machine_) {
+    transition_ = error;
+    run(machine_->fail(error));
+  }
+  for (const Reply<DeclareResult>& reply : declaring) {
+    reply(error);
   }
 }
 

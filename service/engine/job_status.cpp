@@ -1,4 +1,4 @@
-// Deadlines, read models and events of a job.
+// Read models and events of a job.
 
 #include "engine/job.hpp"
 
@@ -8,85 +8,13 @@
 
 namespace gradsync::engine {
 
-namespace {
-
-void lower(std::optional<TimePoint>& earliest, const std::optional<TimePoint>& other) {
-  if (other && (!earliest || *other < *earliest)) {
-    earliest = other;
-  }
-}
-
-}  // namespace
-
-std::optional<TimePoint> Job::next_deadline() const {
-  std::optional<TimePoint> earliest;
-  for (const Rank& rank : ranks_) {
-    lower(earliest, rank.reconnect_until);
-    if (rank.declare_reply) {
-      lower(earliest, rank.declare_deadline);
-    }
-  }
-  if (machine_ && !deadline_suspended()) {
-    lower(earliest, machine_->deadline());
-    lower(earliest, half_time());
-  }
-  return earliest;
-}
-
-void Job::on_time() {
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    Rank& rank = ranks_[i];
-    if (rank.reconnect_until && *rank.reconnect_until <= context_.now) {
-      leave(
-          static_cast<std::int64_t>(i),
-          fmt::format(
-              "lost its connection and process {} did not come back within {:.1f} s",
-              rank.pid,
-              seconds(context_.options.deadlines.reconnect)
-          ),
-          true
-      );
-      continue;
-    }
-    if (rank.declare_reply && rank.declare_deadline <= context_.now) {
-      Error error = make_error(
-          ErrorCode::DeclareTimeout,
-          fmt::format(
-              "not all ranks declared within {:.1f} s: {}", seconds(context_.now - rank.declare_since), forming_reason()
-          ),
-          "look why these ranks do not reach gradients.declare, or raise the timeout"
-      );
-      error.job = name_;
-      error.waited_s = seconds(context_.now - rank.declare_since);
-      for (std::size_t other = 0; other < ranks_.size(); ++other) {
-        if (!ranks_[other].valid || (redeclare_ && !ranks_[other].fresh)) {
-          error.ranks.push_back(static_cast<std::int64_t>(other));
-        }
-      }
-      cancel_forming();
-      drop_declaration(rank);
-      answer_declare(rank, error);
-    }
-  }
-  if (!machine_ || deadline_suspended()) {
-    return;
-  }
-  if (const std::optional<TimePoint> half = half_time(); half && *half <= context_.now) {
-    half_warned_ = true;
-    publish_alert(
-        "deadline_half", fmt::format("half of the step's deadline is over; it waits for {}", machine_->waits_for())
-    );
-  }
-  run(machine_->on_deadline(context_.now));
-}
-
 std::string Job::forming_reason() const {
   std::vector<std::int64_t> absent;
   std::vector<std::int64_t> undeclared;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (ranks_[i].session == 0) {
       absent.push_back(static_cast<std::int64_t>(i));
-    } else if (!ranks_[i].valid || (redeclare_ && !ranks_[i].fresh)) {
+    } else if (lacks_declaration(ranks_[i])) {
       undeclared.push_back(static_cast<std::int64_t>(i));
     }
   }
@@ -148,7 +76,7 @@ JobStatus Job::status() const {
                   : rank.valid           ? "declared"
                                          : "attached";
     entry.pid = rank.pid;
-    entry.paused = rank.paused_since.has_value();
+    entry.paused = rank.paused;
     if (rank.session != 0) {
       entry.arena_bytes = context_.buffers.bytes_of(rank.session);
     }

@@ -1,7 +1,6 @@
-// The steps of an epoch: what the machine decides is done here.
+// The step calls of ranks and the reports of the lane, on their way to the machine.
 
 #include "engine/job.hpp"
-#include "engine/lane_plan.hpp"
 #include "engine/metrics.hpp"
 #include "policy/fixed.hpp"
 
@@ -14,8 +13,6 @@
 namespace gradsync::engine {
 
 namespace {
-
-constexpr std::int64_t kFirstCheckedSteps = 3;
 
 bool same(const StepKey& a, const StepKey& b) { return a.epoch == b.epoch && a.attempt == b.attempt; }
 
@@ -35,47 +32,69 @@ void Job::tensor_unused(std::int64_t rank_number, const TensorUnused& unused) {
   }
 }
 
-std::optional<Result<StepReport>> Job::recorded(const StepKey& key) const {
-  if (record_ && same(record_->key, key)) {
-    return record_->outcome;
+std::optional<Result<StepReport>> Job::recorded(const Rank& rank, const StepKey& key) const {
+  if (key.epoch < rank.joined_epoch) {
+    return std::nullopt;
   }
-  return std::nullopt;
-}
-
-std::optional<Error> Job::refuse_step(const Rank& rank, const StepKey& key) const {
-  if (!machine_ || !rank.committed) {
-    return make_error(
-        ErrorCode::NotDeclared,
-        fmt::format("rank {} has no committed declaration", &rank - ranks_.data()),
-        "call gradients.declare and wait for its answer"
-    );
+  if (done_ && same(done_->key, key)) {
+    return *done_->report;
   }
-  if (key.epoch != epoch_ || (redeclare_ && !rank.fresh)) {
-    Error error = ended_ && key.epoch < epoch_
-                      ? *ended_
-                      : make_error(
-                            ErrorCode::StaleEpoch,
-                            fmt::format("the call belongs to epoch {}, the job is in epoch {}", key.epoch, epoch_),
-                            "continue with the epoch and attempt given here"
-                        );
-    if (redeclare_ && !rank.fresh) {
-      error.hint = "every rank has to call gradients.declare again";
+  if (failed_ && same(failed_->key, key)) {
+    Error error = failed_->error;
+    if (error.epoch) {  // where to go on, as of now
+      error.epoch = transition_ ? epoch_ + 1 : epoch_;
+      error.attempt = transition_ ? 0 : machine_->attempt();
     }
-    error.epoch = epoch_;
-    error.attempt = machine_->attempt();
     return error;
   }
   return std::nullopt;
 }
 
+std::optional<Error> Job::refuse_step(const Rank& rank, const StepKey& key) const {
+  const std::int64_t number = &rank - ranks_.data();
+  if (!machine_ || !rank.committed) {
+    return make_error(
+        ErrorCode::NotDeclared,
+        fmt::format("rank {} has no committed declaration", number),
+        "call gradients.declare and wait for its answer"
+    );
+  }
+  const bool must_declare = redeclare_ && !rank.fresh;
+  if (key.epoch == epoch_ && !must_declare) {
+    return machine_->stale(number, key.attempt);
+  }
+  Error error;
+  if (ended_ && key.epoch < epoch_) {
+    error = *ended_;
+  } else if (key.epoch != epoch_) {
+    error = make_error(
+        ErrorCode::StaleEpoch,
+        fmt::format("the call belongs to epoch {}, the job is in epoch {}", key.epoch, epoch_),
+        "continue with the epoch and attempt given here"
+    );
+  } else {
+    error = make_error(
+        ErrorCode::StaleEpoch, fmt::format("epoch {} has not begun: rank {} has not declared for it", epoch_, number)
+    );
+  }
+  if (must_declare) {
+    error.hint = "every rank has to call gradients.declare again";
+  }
+  error.epoch = epoch_;
+  error.attempt = machine_->attempt();
+  return error;
+}
+
 TimePoint Job::step_deadline(const std::optional<Milliseconds>& timeout) const {
   const EngineDeadlines& deadlines = context_.options.deadlines;
-  return context_.now + timeout.value_or(history_.steps_committed() == 0 ? deadlines.first_step : deadlines.step);
+  return deadline_after(
+      context_.now, timeout.value_or(history_.steps_committed() == 0 ? deadlines.first_step : deadlines.step)
+  );
 }
 
 void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepReport> reply) {
   Rank& rank = ranks_[index(rank_number)];
-  if (const auto before = recorded(request.key)) {
+  if (const auto before = recorded(rank, request.key)) {
     reply(*before);
     return;
   }
@@ -84,7 +103,7 @@ void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepRepo
     return;
   }
   if (request.kind == FinishKind::NormOnly && norm_record_ && same(norm_record_->key, request.key)) {
-    reply(norm_record_->outcome);
+    reply(*norm_record_->report);
     return;
   }
   if (!std::isfinite(request.scale) || request.scale <= 0) {
@@ -104,36 +123,62 @@ void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepRepo
       return;
     }
   }
-  const bool again = take_step_reply(rank, request.key, std::move(reply));
-  if (again) {
+  const TimePoint deadline = step_deadline(request.timeout);
+  if (!take_step_reply(rank, request.key, make_ask(request, context_.now, deadline), std::move(reply))) {
     return;
   }
   rank.bucket_digests = std::move(request.bucket_digests);
   if (!transition_) {
-    first_ask_ = first_ask_.value_or(context_.now);
-    last_ask_ = context_.now;
-    run(machine_->on_finish(rank_number, request, context_.now, step_deadline(request.timeout)));
+    note_ask();
+    run(machine_->on_finish(rank_number, request, context_.now, deadline));
+    follow_pauses();
   }
 }
 
 // A call that comes again after a lost connection takes the place of the first; whoever still listens there is told.
-bool Job::take_step_reply(Rank& rank, const StepKey& key, Reply<StepReport> reply) {
-  const bool again = rank.step_reply && same(rank.step_key, key);
-  const Reply<StepReport> before = std::exchange(rank.step_reply, std::move(reply));
-  rank.step_key = key;
-  if (before) {
-    before(make_error(
-        ErrorCode::Superseded,
-        fmt::format("rank {} made another step call while this one waited", &rank - ranks_.data()),
-        "one step call at a time"
-    ));
+// True: the call is new, and the machine has to hear of it.
+bool Job::take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<StepReport> reply) {
+  const std::int64_t number = &rank - ranks_.data();
+  if (!rank.step_reply) {
+    rank.step_reply = std::move(reply);
+    rank.step_key = key;
+    rank.step_ask = ask;
+    return true;
   }
-  return again;
+  if (!same(rank.step_key, key) || !same_terms(rank.step_ask, ask)) {
+    Error error = make_error(
+        ErrorCode::InvalidRequest,
+        fmt::format(
+            "rank {} called {} for step {}, but its {} for step {} still waits",
+            number,
+            method_of(ask.kind),
+            ask.step,
+            method_of(rank.step_ask.kind),
+            rank.step_ask.step
+        ),
+        "one step call at a time; a call that comes again repeats its arguments"
+    );
+    error.rank = number;
+    reply(std::move(error));
+    return false;
+  }
+  const Reply<StepReport> before = std::exchange(rank.step_reply, std::move(reply));
+  before(make_error(
+      ErrorCode::Superseded,
+      fmt::format("rank {} made this call again while it waited", number),
+      "the newer call is answered"
+  ));
+  return false;
+}
+
+void Job::note_ask() {
+  first_ask_ = first_ask_.value_or(context_.now);
+  last_ask_ = context_.now;
 }
 
 void Job::clip(std::int64_t rank_number, const ClipRequest& request, Reply<StepReport> reply) {
   Rank& rank = ranks_[index(rank_number)];
-  if (const auto before = recorded(request.key)) {
+  if (const auto before = recorded(rank, request.key)) {
     reply(*before);
     return;
   }
@@ -151,10 +196,11 @@ void Job::clip(std::int64_t rank_number, const ClipRequest& request, Reply<StepR
       }
     }
   }
-  if (!take_step_reply(rank, request.key, std::move(reply)) && !transition_) {
-    first_ask_ = first_ask_.value_or(context_.now);
-    last_ask_ = context_.now;
-    run(machine_->on_clip(rank_number, request, context_.now, step_deadline(request.timeout)));
+  const TimePoint deadline = step_deadline(request.timeout);
+  if (take_step_reply(rank, request.key, make_ask(request, context_.now, deadline), std::move(reply)) && !transition_) {
+    note_ask();
+    run(machine_->on_clip(rank_number, request, context_.now, deadline));
+    follow_pauses();
   }
 }
 
@@ -195,275 +241,6 @@ void Job::on_lane_failed(const device::Failed& report) {
     }
     run(machine_->on_lane_failed(report));
   }
-}
-
-void Job::run(Actions actions) {
-  for (Action& action : actions) {
-    std::visit([this](auto& value) { perform(value); }, action);
-  }
-}
-
-bool Job::compares() const {
-  return steps_in_epoch_ < kFirstCheckedSteps || steps_in_epoch_ % context_.options.check_every == 0;
-}
-
-void Job::perform(LaunchReduce& action) {
-  device::ReduceBucket command;
-  command.plan = active_->id;
-  command.tag = machine_->attempt();
-  command.bucket = action.bucket;
-  command.unused = std::move(action.unused);
-  command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares();
-  context_.lane.submit(std::move(command));
-}
-
-std::vector<plan::ClipRule> Job::rules(bool override_max_norm, const std::optional<double>& max_norm) const {
-  std::vector<plan::ClipRule> rules;
-  for (const plan::ClipGroup& group : active_->plan->clip_groups) {
-    // Checked when the call arrived and at declaration, so every rule exists.
-    rules.push_back(
-        *policy::fixed_rule(group.clip, override_max_norm, max_norm, active_->plan->options.mode, group.norm_dtype)
-    );
-  }
-  return rules;
-}
-
-void Job::perform(LaunchFinish& action) {
-  device::FinishStep command;
-  command.plan = active_->id;
-  command.tag = machine_->attempt();
-  command.scale = action.scale;
-  command.apply = !action.norm_only;
-  command.rules = rules(false, std::nullopt);
-  if (action.override_max_norm) {
-    command.rules.front() = rules(true, action.max_norm).front();
-  }
-  norm_scale_ = action.scale;
-  report_step_ = machine_->ask_of(0)->step;
-  context_.lane.submit(std::move(command));
-}
-
-void Job::perform(LaunchScale& action) {
-  device::ScaleGradients command;
-  command.plan = active_->id;
-  command.tag = machine_->attempt();
-  const StepReport& measured = *norm_record_->outcome;
-  const std::vector<plan::ClipRule> clip_rules = rules(action.override_max_norm, action.max_norm);
-  for (std::size_t group = 0; group < clip_rules.size(); ++group) {
-    command.outcomes.push_back(
-        plan::apply_clip_rule(clip_rules[group], measured.groups[group].norm * norm_scale_, norm_scale_)
-    );
-  }
-  scale_outcomes_ = command.outcomes;
-  context_.lane.submit(std::move(command));
-}
-
-void Job::perform(LaunchAbort& action) { context_.lane.submit(device::Abort{active_->id, action.attempt}); }
-
-void Job::perform(AnswerRank& action) { answer_step(ranks_[index(action.rank)], action.error); }
-
-void Job::perform(NormKnown& action) {
-  StepReport report = report_of(action.math);
-  report.attempt = machine_->attempt();
-  for (GroupReport& group : report.groups) {
-    group.coefficient = 1;
-    group.clipped = false;
-    group.reason = "measured: clip.apply decides";
-  }
-  report.coefficient = 1;
-  report.clipped = false;
-  report.reason = "measured: clip.apply decides";
-  report.next_attempt = report.attempt;
-  norm_record_ = Record{{epoch_, report.attempt}, report};
-  for (Rank& rank : ranks_) {
-    answer_step(rank, report);
-  }
-}
-
-StepReport Job::report_of(const device::StepMath& math) const {
-  const plan::Plan& plan = *active_->plan;
-  StepReport report;
-  report.step = report_step_;
-  report.epoch = epoch_;
-  report.norm = math.norm;
-  for (std::size_t i = 0; i < plan.clip_groups.size(); ++i) {
-    const plan::ClipOutcome& outcome = math.groups[i];
-    report.groups.push_back(
-        {plan.clip_groups[i].name,
-         outcome.norm,
-         outcome.threshold,
-         outcome.coefficient,
-         outcome.clipped,
-         outcome.reason}
-    );
-    report.clipped = report.clipped || outcome.clipped;
-  }
-  report.threshold = report.groups.front().threshold;
-  report.coefficient = report.groups.front().coefficient;
-  report.reason = report.groups.front().reason;
-  const std::vector<std::string> layers = layer_names(plan);
-  for (std::size_t i = 0; i < math.layer_norms.size() && i < layers.size(); ++i) {
-    report.layers.push_back({layers[i], math.layer_norms[i]});
-  }
-  for (const device::NonfiniteFinding& finding : math.nonfinite) {
-    NonfiniteReport& entry = report.nonfinite.emplace_back();
-    entry.tensor = plan.tensors[finding.tensor].declaration.name;
-    entry.count = finding.count;
-    for (const auto& [rank, count] : finding.inputs) {
-      entry.inputs.push_back({rank, count});
-    }
-  }
-  for (const device::DivergenceFinding& finding : math.divergence) {
-    report.divergence.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});
-  }
-  report.found_inf = math.nonfinite_total > 0;
-  report.absent = math.absent;
-  report.counted_elements = math.counted_elements;
-  report.collectives = static_cast<std::int64_t>(plan.buckets.size());
-  report.policy_digest = policy::policy_digest(plan.options);
-  report.timings.reduce_s = reduce_s_;
-  report.timings.norm_s = math.norm_s;
-  report.timings.clip_s = math.clip_s;
-  if (first_ask_ && last_ask_) {
-    report.timings.wait_s = seconds(*last_ask_ - *first_ask_);
-    report.timings.total_s = seconds(context_.now - *first_ask_);
-  }
-  return report;
-}
-
-void Job::perform(Committed& action) {
-  if (!scale_outcomes_.empty()) {
-    action.math.groups = std::exchange(scale_outcomes_, {});
-  }
-  StepReport report = report_of(action.math);
-  report.attempt = action.attempt;
-  report.next_attempt = machine_->attempt();
-  const std::size_t buckets = active_->plan->buckets.size();
-  const bool digests_given = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-    return rank.bucket_digests.size() == buckets;
-  });
-  for (std::uint32_t bucket = 0; digests_given && bucket < buckets; ++bucket) {
-    const bool equal = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-      return rank.bucket_digests[bucket] == ranks_.front().bucket_digests[bucket];
-    });
-    if (equal) {
-      report.stable_buckets.push_back(bucket);
-    }
-  }
-  ++steps_in_epoch_;
-  EngineMetrics& metrics = context_.metrics;
-  metrics.steps_committed.Increment();
-  metrics.step_seconds.Observe(report.timings.total_s);
-  metrics.step_wait_seconds.Observe(report.timings.wait_s);
-  if (report.clipped) {
-    metrics.steps_clipped.Increment();
-  }
-  if (report.found_inf) {
-    metrics.nonfinite_values.Increment(static_cast<double>(action.math.nonfinite_total));
-    publish_alert(
-        "nonfinite",
-        fmt::format(
-            "step {}: {} non-finite values, first in tensor '{}'",
-            report.step,
-            action.math.nonfinite_total,
-            report.nonfinite.empty() ? "" : report.nonfinite.front().tensor
-        )
-    );
-  }
-  if (!report.divergence.empty()) {
-    metrics.divergences.Increment(static_cast<double>(report.divergence.size()));
-    publish_alert(
-        "divergence",
-        fmt::format(
-            "step {}: tensor '{}' differs on rank {}",
-            report.step,
-            report.divergence.front().tensor,
-            fmt::join(report.divergence.front().ranks, ", ")
-        )
-    );
-  }
-  record_ = Record{{epoch_, action.attempt}, report};
-  forget_attempt();
-  history_.committed(report, context_.now);
-  for (Rank& rank : ranks_) {
-    answer_step(rank, report);
-  }
-  if (context_.events) {
-    Event event;
-    event.topic = "step";
-    event.uid = uid_;
-    event.job = name_;
-    event.epoch = epoch_;
-    event.report = std::make_shared<const StepReport>(std::move(report));
-    context_.events(event);
-  }
-}
-
-void Job::perform(AttemptFailed& action) {
-  Error error = transition_ ? *transition_ : std::move(action.error);
-  error.job = name_;
-  if (action.begun) {
-    context_.metrics.steps_failed.Increment();
-    history_.failed();
-  }
-  record_ = Record{{epoch_, action.attempt}, error};
-  forget_attempt();
-  if (!transition_) {
-    publish_alert(kind_of(error.code), error.message);
-    spdlog::warn(
-        "step failed job={} epoch={} attempt={} kind={} reason=\"{}\"",
-        name_,
-        epoch_,
-        action.attempt,
-        kind_of(error.code),
-        error.message
-    );
-  } else {
-    apply_transition();
-  }
-  for (Rank& rank : ranks_) {
-    answer_step(rank, error);
-  }
-}
-
-void Job::answer_step(Rank& rank, const Result<StepReport>& result) {
-  if (rank.step_reply) {
-    const Reply<StepReport> reply = std::exchange(rank.step_reply, nullptr);
-    reply(result);
-  }
-}
-
-void Job::forget_attempt() {
-  norm_record_.reset();
-  scale_outcomes_.clear();
-  first_ask_.reset();
-  last_ask_.reset();
-  reduce_s_ = 0;
-  half_warned_ = false;
-  for (Rank& rank : ranks_) {
-    rank.bucket_digests.clear();
-  }
-}
-
-bool Job::deadline_suspended() const {
-  const std::vector<std::int64_t> missing = machine_->missing_ranks();
-  return std::any_of(missing.begin(), missing.end(), [this](std::int64_t rank) {
-    return ranks_[index(rank)].paused_since.has_value();
-  });
-}
-
-std::optional<TimePoint> Job::half_time() const {
-  std::optional<TimePoint> earliest;
-  if (half_warned_ || machine_->all_waiting()) {
-    return earliest;
-  }
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (const std::optional<Ask>& ask = machine_->ask_of(static_cast<std::int64_t>(rank))) {
-      const TimePoint half = ask->since + (ask->deadline - ask->since) / 2;
-      earliest = earliest ? std::min(*earliest, half) : half;
-    }
-  }
-  return earliest;
 }
 
 }  // namespace gradsync::engine

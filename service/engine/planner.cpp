@@ -1,5 +1,7 @@
 #include "engine/planner.hpp"
 
+#include <fmt/format.h>
+
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -33,6 +35,23 @@ PlanOutcome run_planner(const PlanRequest& request) {
       )};
 }
 
+namespace {
+
+/// Top of the thread: what is thrown (no memory, a defect) becomes the outcome.
+PlanOutcome guarded(const PlanRequest& request) {
+  try {
+    return run_planner(request);
+  } catch (const std::exception& error) {
+    return {
+        request.ticket,
+        make_error(
+            ErrorCode::InternalError, fmt::format("no plan was made: {}", error.what()), "see the daemon's log"
+        )};
+  }
+}
+
+}  // namespace
+
 struct ThreadPlanner::State {
   std::function<void(PlanOutcome)> sink;
   std::mutex mutex;
@@ -52,7 +71,7 @@ struct ThreadPlanner::State {
       PlanRequest request = std::move(queue.front());
       queue.pop_front();
       lock.unlock();
-      sink(run_planner(request));
+      sink(guarded(request));
       lock.lock();
     }
   }

@@ -6,10 +6,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <tuple>
 
 namespace gradsync::engine {
 
 namespace {
+
+constexpr std::size_t kNamedTensors = 20;
 
 std::string text_of(bool given, const std::optional<double>& max_norm) {
   if (!given) {
@@ -17,8 +20,6 @@ std::string text_of(bool given, const std::optional<double>& max_norm) {
   }
   return max_norm ? fmt::format("{}", *max_norm) : "none";
 }
-
-constexpr std::size_t kNamedTensors = 20;
 
 }  // namespace
 
@@ -34,15 +35,51 @@ const char* method_of(Ask::Kind kind) {
   GRADSYNC_ASSERT(false, "an Ask without a method");
 }
 
+Ask make_ask(const FinishRequest& request, TimePoint now, TimePoint deadline) {
+  Ask ask;
+  ask.kind = request.kind == FinishKind::Finish ? Ask::Kind::Finish : Ask::Kind::NormOnly;
+  ask.step = request.step;
+  ask.scale = request.scale;
+  ask.override_max_norm = request.override_max_norm;
+  ask.max_norm = request.max_norm;
+  ask.since = now;
+  ask.half = now + (deadline - now) / 2;
+  ask.deadline = deadline;
+  return ask;
+}
+
+Ask make_ask(const ClipRequest& request, TimePoint now, TimePoint deadline) {
+  Ask ask;
+  ask.kind = Ask::Kind::Clip;
+  ask.step = request.step;
+  ask.override_max_norm = request.override_max_norm;
+  ask.max_norm = request.max_norm;
+  ask.since = now;
+  ask.half = now + (deadline - now) / 2;
+  ask.deadline = deadline;
+  return ask;
+}
+
+bool same_terms(const Ask& a, const Ask& b) {
+  return a.kind == b.kind && a.step == b.step && a.scale == b.scale && a.override_max_norm == b.override_max_norm &&
+         a.max_norm == b.max_norm;
+}
+
 StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch)
-    : plan_(std::move(plan)), epoch_(epoch), ranks_(static_cast<std::size_t>(plan_->world_size)) {
+    : plan_(std::move(plan)),
+      epoch_(epoch),
+      ranks_(static_cast<std::size_t>(plan_->world_size)),
+      unused_(plan_->buckets.size()) {
   for (Rank& rank : ranks_) {
     rank.ready.assign(plan_->buckets.size(), false);
     rank.is_unused.assign(plan_->tensors.size(), false);
   }
 }
 
-Error StepMachine::attempt_error(std::int64_t rank, std::uint64_t attempt) const {
+std::optional<Error> StepMachine::stale(std::int64_t rank, std::uint64_t attempt) const {
+  if (attempt == attempt_) {
+    return std::nullopt;
+  }
   Error error = make_error(
       ErrorCode::StaleAttempt,
       fmt::format("rank {} sent attempt {}, but epoch {} is at attempt {}", rank, attempt, epoch_, attempt_),
@@ -52,14 +89,6 @@ Error StepMachine::attempt_error(std::int64_t rank, std::uint64_t attempt) const
   error.epoch = epoch_;
   error.attempt = attempt_;
   return error;
-}
-
-bool StepMachine::mark_ready(Rank& rank, std::uint32_t bucket) {
-  if (rank.ready[bucket]) {
-    return false;
-  }
-  rank.ready[bucket] = true;
-  return true;
 }
 
 void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::uint32_t>& tensors) {
@@ -87,6 +116,7 @@ void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::u
     }
     rank.is_unused[tensor] = true;
     rank.unused.push_back(tensor);
+    unused_[plan_->tensors[tensor].bucket].push_back({tensor, rank_number});
   }
 }
 
@@ -97,7 +127,7 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
     return actions;  // of an attempt that ended; its finish gets the recorded answer
   }
   if (attempt > attempt_) {
-    rank.notification_error = rank.notification_error.value_or(attempt_error(rank_number, attempt));
+    rank.notification_error = rank.notification_error.value_or(*stale(rank_number, attempt));
     return actions;
   }
   if (bucket >= plan_->buckets.size()) {
@@ -106,7 +136,7 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
     ));
     return actions;
   }
-  if (!mark_ready(rank, bucket)) {
+  if (rank.ready[bucket]) {
     Error error = make_error(
         ErrorCode::DuplicateReady,
         fmt::format("rank {} reported bucket {} ready twice in attempt {}", rank_number, bucket, attempt),
@@ -117,6 +147,7 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
     rank.notification_error = rank.notification_error.value_or(std::move(error));
     return actions;
   }
+  rank.ready[bucket] = true;
   launch_ready(actions);
   return actions;
 }
@@ -129,7 +160,7 @@ Actions StepMachine::on_unused(
     return {};
   }
   if (attempt > attempt_) {
-    rank.notification_error = rank.notification_error.value_or(attempt_error(rank_number, attempt));
+    rank.notification_error = rank.notification_error.value_or(*stale(rank_number, attempt));
     return {};
   }
   for (const std::uint32_t tensor : tensors) {
@@ -179,23 +210,32 @@ std::optional<Error> StepMachine::disagreement(std::int64_t rank_number, const A
   return std::nullopt;
 }
 
+std::optional<Error> StepMachine::bad_index(const FinishRequest& request) const {
+  const std::size_t buckets = plan_->buckets.size();
+  const std::size_t tensors = plan_->tensors.size();
+  for (const std::uint32_t bucket : request.ready) {
+    if (bucket >= buckets) {
+      return invalid_params("ready", fmt::format("bucket {} does not exist: the plan has {}", bucket, buckets));
+    }
+  }
+  for (const std::uint32_t tensor : request.unused) {
+    if (tensor >= tensors) {
+      return invalid_params("unused", fmt::format("tensor {} does not exist: the plan has {}", tensor, tensors));
+    }
+  }
+  return std::nullopt;
+}
+
 Actions StepMachine::on_finish(
     std::int64_t rank_number, const FinishRequest& request, TimePoint now, TimePoint deadline
 ) {
   Actions actions;
-  if (request.key.attempt != attempt_) {
-    actions.push_back(AnswerRank{rank_number, attempt_error(rank_number, request.key.attempt)});
+  if (std::optional<Error> error = stale(rank_number, request.key.attempt)) {
+    actions.push_back(AnswerRank{rank_number, std::move(*error)});
     return actions;
   }
   Rank& rank = ranks_[index(rank_number)];
-  Ask ask;
-  ask.kind = request.kind == FinishKind::Finish ? Ask::Kind::Finish : Ask::Kind::NormOnly;
-  ask.step = request.step;
-  ask.scale = request.scale;
-  ask.override_max_norm = request.override_max_norm;
-  ask.max_norm = request.max_norm;
-  ask.since = now;
-  ask.deadline = deadline;
+  const Ask ask = make_ask(request, now, deadline);
   if (error_) {
     rank.ask = ask;  // the attempt is being aborted: this rank gets the error with the others
     return actions;
@@ -214,31 +254,13 @@ Actions StepMachine::on_finish(
     error.step = request.step;
     return fail(std::move(error));
   }
-  const auto bad_bucket = std::find_if(request.ready.begin(), request.ready.end(), [&](std::uint32_t bucket) {
-    return bucket >= plan_->buckets.size();
-  });
-  const auto bad_tensor = std::find_if(request.unused.begin(), request.unused.end(), [&](std::uint32_t tensor) {
-    return tensor >= plan_->tensors.size();
-  });
-  if (bad_bucket != request.ready.end() || bad_tensor != request.unused.end()) {
-    const bool of_bucket = bad_bucket != request.ready.end();
-    actions.push_back(AnswerRank{
-        rank_number,
-        of_bucket
-            ? invalid_params(
-                  "ready", fmt::format("bucket {} does not exist: the plan has {}", *bad_bucket, plan_->buckets.size())
-              )
-            : invalid_params(
-                  "unused", fmt::format("tensor {} does not exist: the plan has {}", *bad_tensor, plan_->tensors.size())
-              ),
-    });
+  if (std::optional<Error> error = bad_index(request)) {
+    actions.push_back(AnswerRank{rank_number, std::move(*error)});
     return actions;
   }
   mark_unused(rank_number, request.unused);
-  for (std::uint32_t bucket = 0; bucket < plan_->buckets.size(); ++bucket) {
-    if (request.ready_all) {
-      rank.ready[bucket] = true;
-    }
+  if (request.ready_all) {
+    rank.ready.assign(rank.ready.size(), true);
   }
   for (const std::uint32_t bucket : request.ready) {
     rank.ready[bucket] = true;
@@ -280,18 +302,12 @@ Actions StepMachine::on_finish(
 
 Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& request, TimePoint now, TimePoint deadline) {
   Actions actions;
-  if (request.key.attempt != attempt_) {
-    actions.push_back(AnswerRank{rank_number, attempt_error(rank_number, request.key.attempt)});
+  if (std::optional<Error> error = stale(rank_number, request.key.attempt)) {
+    actions.push_back(AnswerRank{rank_number, std::move(*error)});
     return actions;
   }
   Rank& rank = ranks_[index(rank_number)];
-  Ask ask;
-  ask.kind = Ask::Kind::Clip;
-  ask.step = request.step;
-  ask.override_max_norm = request.override_max_norm;
-  ask.max_norm = request.max_norm;
-  ask.since = now;
-  ask.deadline = deadline;
+  const Ask ask = make_ask(request, now, deadline);
   if (error_) {
     rank.ask = ask;
     return actions;
@@ -304,6 +320,22 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
     );
     error.rank = rank_number;
     error.step = request.step;
+    actions.push_back(AnswerRank{rank_number, std::move(error)});
+    return actions;
+  }
+  if (request.step != norm_step_) {
+    Error error = make_error(
+        ErrorCode::StepMismatch,
+        fmt::format(
+            "rank {} called clip.apply for step {}, but the norm that was computed is of step {}",
+            rank_number,
+            request.step,
+            norm_step_
+        ),
+        "pass the step that norm.compute was called with"
+    );
+    error.rank = rank_number;
+    error.step = norm_step_;
     actions.push_back(AnswerRank{rank_number, std::move(error)});
     return actions;
   }
@@ -351,13 +383,12 @@ void StepMachine::launch_ready(Actions& actions) {
     }
     LaunchReduce launch;
     launch.bucket = bucket;
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-      for (const std::uint32_t tensor : ranks_[rank].unused) {
-        if (plan_->tensors[tensor].bucket == bucket) {
-          launch.unused.push_back({tensor, static_cast<std::int64_t>(rank)});
-        }
-      }
-    }
+    launch.unused = std::move(unused_[bucket]);
+    unused_[bucket].clear();
+    // The order of arrival must not show.
+    std::sort(launch.unused.begin(), launch.unused.end(), [](const auto& a, const auto& b) {
+      return std::tie(a.rank, a.tensor) < std::tie(b.rank, b.tensor);
+    });
     ++next_launch_;
     ++outstanding_;
     actions.push_back(std::move(launch));
@@ -372,233 +403,6 @@ void StepMachine::finish_if_complete(Actions& actions) {
   phase_ = Phase::Finishing;
   ++outstanding_;
   actions.push_back(LaunchFinish{ask.scale, ask.kind == Ask::Kind::NormOnly, ask.override_max_norm, ask.max_norm});
-}
-
-Actions StepMachine::on_reduced(std::uint64_t tag) {
-  Actions actions;
-  if (tag != attempt_) {
-    return actions;
-  }
-  --outstanding_;
-  ++reduced_;
-  finish_if_complete(actions);
-  return actions;
-}
-
-Actions StepMachine::on_finished(std::uint64_t tag, device::StepMath math) {
-  Actions actions;
-  if (tag != attempt_) {
-    return actions;
-  }
-  --outstanding_;
-  if (error_) {
-    return actions;  // the Abort's report settles it
-  }
-  if (ranks_.front().ask->kind == Ask::Kind::NormOnly) {
-    phase_ = Phase::NormGiven;
-    math_ = math;
-    for (Rank& rank : ranks_) {
-      rank.ask.reset();
-    }
-    actions.push_back(NormKnown{std::move(math)});
-    return actions;
-  }
-  actions.push_back(Committed{attempt_, std::move(math)});
-  end_attempt();
-  return actions;
-}
-
-Actions StepMachine::on_scaled(std::uint64_t tag, double clip_s) {
-  Actions actions;
-  if (tag != attempt_) {
-    return actions;
-  }
-  --outstanding_;
-  if (error_) {
-    return actions;
-  }
-  math_.clip_s = clip_s;
-  actions.push_back(Committed{attempt_, std::move(math_)});
-  end_attempt();
-  return actions;
-}
-
-Actions StepMachine::on_lane_failed(const device::Failed& report) {
-  if (report.tag != attempt_) {
-    return {};
-  }
-  --outstanding_;
-  if (error_) {
-    Actions actions;
-    settle_failure(actions);
-    return actions;
-  }
-  return fail(make_error(
-      ErrorCode::StepFailed,
-      "the lane failed: " + report.message,
-      "the gradients of this step are lost: compute them again"
-  ));
-}
-
-Actions StepMachine::on_aborted(std::uint64_t tag) {
-  Actions actions;
-  if (tag != attempt_) {
-    return actions;
-  }
-  --outstanding_;
-  settle_failure(actions);
-  return actions;
-}
-
-Actions StepMachine::fail(Error error) {
-  Actions actions;
-  if (error_) {
-    return actions;
-  }
-  error_ = std::move(error);
-  if (outstanding_ > 0) {
-    abort_sent_ = true;
-    ++outstanding_;
-    actions.push_back(LaunchAbort{attempt_});
-    return actions;
-  }
-  settle_failure(actions);
-  return actions;
-}
-
-void StepMachine::settle_failure(Actions& actions) {
-  if (!error_ || outstanding_ > 0) {
-    return;
-  }
-  Error error = std::move(*error_);
-  const std::uint64_t failed = attempt_;
-  const bool was_begun = begun();
-  end_attempt();
-  if (!error.epoch) {
-    error.epoch = epoch_;
-    error.attempt = attempt_;
-  }
-  actions.push_back(AttemptFailed{failed, std::move(error), was_begun});
-}
-
-void StepMachine::end_attempt() {
-  ++attempt_;
-  phase_ = Phase::Collecting;
-  next_launch_ = 0;
-  reduced_ = 0;
-  abort_sent_ = false;
-  error_.reset();
-  for (Rank& rank : ranks_) {
-    rank.ready.assign(rank.ready.size(), false);
-    for (const std::uint32_t tensor : rank.unused) {
-      rank.is_unused[tensor] = false;
-    }
-    rank.unused.clear();
-    rank.ask.reset();
-    rank.notification_error.reset();
-  }
-}
-
-bool StepMachine::all_waiting() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ask.has_value(); });
-}
-
-bool StepMachine::begun() const {
-  return phase_ != Phase::Collecting || std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-           return rank.ask.has_value() || std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
-         });
-}
-
-std::vector<std::int64_t> StepMachine::missing_ranks() const {
-  std::vector<std::int64_t> missing;
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].ask) {
-      missing.push_back(static_cast<std::int64_t>(rank));
-    }
-  }
-  return missing;
-}
-
-std::string StepMachine::waits_for() const {
-  if (error_) {
-    return "the lane to stop after: " + error_->message;
-  }
-  const std::vector<std::int64_t> missing = missing_ranks();
-  if (missing.size() == ranks_.size()) {
-    return phase_ == Phase::NormGiven ? "clip.apply of every rank" : "the next step";
-  }
-  if (missing.empty()) {
-    return fmt::format("the lane: {} of {} buckets reduced", reduced_, plan_->buckets.size());
-  }
-  return fmt::format("rank{} {}", missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
-}
-
-std::optional<TimePoint> StepMachine::deadline() const {
-  std::optional<TimePoint> earliest;
-  if (error_) {
-    return earliest;
-  }
-  for (const Rank& rank : ranks_) {
-    if (rank.ask && (!earliest || rank.ask->deadline < *earliest)) {
-      earliest = rank.ask->deadline;
-    }
-  }
-  return earliest;
-}
-
-void StepMachine::extend_deadlines(Duration by) {
-  for (Rank& rank : ranks_) {
-    if (rank.ask) {
-      rank.ask->deadline += by;
-    }
-  }
-}
-
-Actions StepMachine::on_deadline(TimePoint now) {
-  const std::optional<TimePoint> due = deadline();
-  if (!due || *due > now) {
-    return {};
-  }
-  const auto waiting_longest = std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
-    return a.ask && (!b.ask || a.ask->since < b.ask->since);
-  });
-  const double waited_s = seconds(now - waiting_longest->ask->since);
-  const std::vector<std::int64_t> missing = missing_ranks();
-  std::vector<std::string> tensors;
-  for (const std::int64_t rank : missing) {
-    for (std::string& name : unready_tensors(ranks_[index(rank)])) {
-      if (std::find(tensors.begin(), tensors.end(), name) == tensors.end()) {
-        tensors.push_back(std::move(name));
-      }
-      if (tensors.size() > kNamedTensors) {
-        break;
-      }
-    }
-  }
-  Error error = make_error(
-      ErrorCode::StepTimeout,
-      missing.empty() ? fmt::format(
-                            "the lane did not finish within {:.1f} s: {} of {} buckets reduced",
-                            waited_s,
-                            reduced_,
-                            plan_->buckets.size()
-                        )
-                      : fmt::format(
-                            "waited {:.1f} s for rank{} {}; not ready there: {}",
-                            waited_s,
-                            missing.size() > 1 ? "s" : "",
-                            fmt::join(missing, ", "),
-                            tensors.empty() ? "nothing (the finish call itself is missing)"
-                                            : enumerate_names(tensors, kNamedTensors)
-                        ),
-      "look at what these ranks do (py-spy, gradsyncd status); raise the timeout when the step is just long"
-  );
-  error.ranks = missing;
-  tensors.resize(std::min(tensors.size(), kNamedTensors));
-  error.tensors = std::move(tensors);
-  error.step = waiting_longest->ask->step;
-  error.waited_s = waited_s;
-  return fail(std::move(error));
 }
 
 }  // namespace gradsync::engine

@@ -80,8 +80,14 @@ struct Ask {
   bool override_max_norm = false;
   std::optional<double> max_norm;
   TimePoint since;
+  TimePoint half;  ///< when to warn
   TimePoint deadline;
 };
+
+[[nodiscard]] Ask make_ask(const FinishRequest& request, TimePoint now, TimePoint deadline);
+[[nodiscard]] Ask make_ask(const ClipRequest& request, TimePoint now, TimePoint deadline);
+/// Times apart, the two ask for the same.
+[[nodiscard]] bool same_terms(const Ask& a, const Ask& b);
 
 /// Wire name of the method a rank waits in.
 [[nodiscard]] const char* method_of(Ask::Kind kind);
@@ -105,19 +111,25 @@ class StepMachine {
   /// Ends the attempt with an error; `AttemptFailed` follows now or when the lane is quiet.
   [[nodiscard]] Actions fail(Error error);
 
-  /// The earliest deadline of a waiting rank has passed.
-  [[nodiscard]] Actions on_deadline(TimePoint now);
+  /// The earliest deadline of a waiting rank has passed. `forming`: what the epoch lacks, empty when it is complete.
+  [[nodiscard]] Actions on_deadline(TimePoint now, const std::string& forming = {});
   [[nodiscard]] std::optional<TimePoint> deadline() const;
-  /// Moves every deadline, because the time of a pause does not count.
-  void extend_deadlines(Duration by);
+  /// When half of a waiting rank's time is over, while ranks are missing.
+  [[nodiscard]] std::optional<TimePoint> half_time() const;
+  /// The time from `since` to `now` does not count: somebody paused.
+  void extend_deadlines(TimePoint since, TimePoint now);
 
   [[nodiscard]] std::uint64_t attempt() const { return attempt_; }
+
+  /// StaleAttempt, unless the attempt is the current one.
+  [[nodiscard]] std::optional<Error> stale(std::int64_t rank, std::uint64_t attempt) const;
 
   [[nodiscard]] bool waiting(std::int64_t rank) const { return ranks_[index(rank)].ask.has_value(); }
 
   [[nodiscard]] const std::optional<Ask>& ask_of(std::int64_t rank) const { return ranks_[index(rank)].ask; }
 
   [[nodiscard]] bool all_waiting() const;
+  [[nodiscard]] bool any_waiting() const;
 
   [[nodiscard]] bool busy() const { return outstanding_ > 0; }
 
@@ -150,9 +162,9 @@ class StepMachine {
 
   [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
 
-  [[nodiscard]] Error attempt_error(std::int64_t rank, std::uint64_t attempt) const;
   [[nodiscard]] std::vector<std::string> unready_tensors(const Rank& rank) const;
-  [[nodiscard]] bool mark_ready(Rank& rank, std::uint32_t bucket);
+  [[nodiscard]] std::optional<Error> bad_index(const FinishRequest& request) const;
+  [[nodiscard]] std::vector<std::string> missing_tensors() const;
   void mark_unused(std::int64_t rank, const std::vector<std::uint32_t>& tensors);
   void launch_ready(Actions& actions);
   void finish_if_complete(Actions& actions);
@@ -165,12 +177,13 @@ class StepMachine {
   std::uint64_t attempt_ = 0;
   Phase phase_ = Phase::Collecting;
   std::vector<Rank> ranks_;
+  std::vector<std::vector<device::UnusedTensor>> unused_;  ///< per bucket, of all ranks
   std::size_t next_launch_ = 0;
   std::size_t reduced_ = 0;
   std::size_t outstanding_ = 0;  ///< commands on the lane, an Abort included
-  bool abort_sent_ = false;
-  std::optional<Error> error_;  ///< sticky failure of this attempt
-  device::StepMath math_;       ///< of the norm given out
+  std::optional<Error> error_;   ///< sticky failure of this attempt
+  device::StepMath math_;        ///< of the norm given out
+  std::int64_t norm_step_ = 0;   ///< and its step
 };
 
 }  // namespace gradsync::engine

@@ -210,6 +210,16 @@ TEST_F(StepMachineTest, the_deadline_names_missing_ranks_and_tensors) {
   EXPECT_DOUBLE_EQ(*failed->error.waited_s, 10.0);
 }
 
+TEST_F(StepMachineTest, a_notification_of_another_attempt_fails_the_step_and_tells_the_next_one) {
+  StepMachine machine(plan_of(1, 1), 1);
+  static_cast<void>(machine.on_bucket_ready(0, 3, 0));
+  const Actions actions = finish(machine, 0, request(0));
+  const auto* failed = find<AttemptFailed>(actions);
+  ASSERT_NE(failed, nullptr);
+  EXPECT_EQ(failed->error.code, ErrorCode::StaleAttempt);
+  EXPECT_EQ(failed->error.attempt, 1u) << "attempt 0 is over";
+}
+
 TEST_F(StepMachineTest, a_norm_leaves_the_step_open_for_clip) {
   StepMachine machine(plan_of(1, 2), 1);
   FinishRequest ask = request(0);

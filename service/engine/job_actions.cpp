@@ -1,0 +1,233 @@
+// What the machine decides is done here.
+
+#include "engine/job.hpp"
+#include "engine/metrics.hpp"
+#include "policy/fixed.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+namespace gradsync::engine {
+
+namespace {
+
+constexpr std::int64_t kFirstCheckedSteps = 3;
+
+}  // namespace
+
+void Job::run(Actions actions) {
+  for (Action& action : actions) {
+    std::visit([this](auto& value) { perform(value); }, action);
+  }
+}
+
+bool Job::compares() const {
+  const std::int64_t every = context_.options.check_every;
+  return steps_in_epoch_ < kFirstCheckedSteps || (every > 0 && steps_in_epoch_ % every == 0);
+}
+
+void Job::perform(LaunchReduce& action) {
+  device::ReduceBucket command;
+  command.plan = active_->id;
+  command.tag = machine_->attempt();
+  command.bucket = action.bucket;
+  command.unused = std::move(action.unused);
+  command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares();
+  context_.lane.submit(std::move(command));
+}
+
+// An override was checked when the call arrived: by the first group for step.finish, by every group for clip.apply.
+std::vector<plan::ClipRule> Job::rules(const std::optional<double>& max_norm, std::size_t overridden) const {
+  std::vector<plan::ClipRule> rules;
+  for (const plan::ClipGroup& group : active_->plan->clip_groups) {
+    const bool override_max_norm = rules.size() < overridden;
+    rules.push_back(
+        *policy::fixed_rule(group.clip, override_max_norm, max_norm, active_->plan->options.mode, group.norm_dtype)
+    );
+  }
+  return rules;
+}
+
+void Job::perform(LaunchFinish& action) {
+  device::FinishStep command;
+  command.plan = active_->id;
+  command.tag = machine_->attempt();
+  command.scale = action.scale;
+  command.apply = !action.norm_only;
+  command.rules = rules(action.max_norm, action.override_max_norm ? 1 : 0);
+  norm_scale_ = action.scale;
+  report_step_ = machine_->ask_of(0)->step;
+  context_.lane.submit(std::move(command));
+}
+
+void Job::perform(LaunchScale& action) {
+  device::ScaleGradients command;
+  command.plan = active_->id;
+  command.tag = machine_->attempt();
+  const StepReport& measured = *norm_record_->report;
+  const std::size_t overridden = action.override_max_norm ? measured.groups.size() : 0;
+  const std::vector<plan::ClipRule> clip_rules = rules(action.max_norm, overridden);
+  for (std::size_t group = 0; group < clip_rules.size(); ++group) {
+    command.outcomes.push_back(
+        plan::apply_clip_rule(clip_rules[group], measured.groups[group].norm * norm_scale_, norm_scale_)
+    );
+  }
+  scale_outcomes_ = command.outcomes;
+  context_.lane.submit(std::move(command));
+}
+
+void Job::perform(LaunchAbort& action) { context_.lane.submit(device::Abort{active_->id, action.attempt}); }
+
+void Job::perform(AnswerRank& action) { answer_step(ranks_[index(action.rank)], action.error); }
+
+void Job::perform(NormKnown& action) {
+  StepReport report = measured_report(*active_->plan, active_->constants, action.math);
+  complete(report, machine_->attempt());
+  report.next_attempt = report.attempt;
+  norm_record_ = DoneRecord{{epoch_, report.attempt}, std::make_shared<const StepReport>(report)};
+  answer_steps(std::move(report));
+}
+
+/// What only the job knows of a report.
+void Job::complete(StepReport& report, std::uint64_t attempt) const {
+  report.step = report_step_;
+  report.epoch = epoch_;
+  report.attempt = attempt;
+  report.next_attempt = machine_->attempt();
+  report.timings.reduce_s = reduce_s_;
+  if (first_ask_ && last_ask_) {
+    report.timings.wait_s = seconds(*last_ask_ - *first_ask_);
+    report.timings.total_s = seconds(context_.now - *first_ask_);
+  }
+}
+
+std::vector<std::uint32_t> Job::stable_buckets() const {
+  std::vector<std::uint32_t> stable;
+  const std::size_t buckets = active_->plan->buckets.size();
+  for (const Rank& rank : ranks_) {
+    if (rank.bucket_digests.size() != buckets) {
+      return stable;
+    }
+  }
+  for (std::uint32_t bucket = 0; bucket < buckets; ++bucket) {
+    const bool equal = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+      return rank.bucket_digests[bucket] == ranks_.front().bucket_digests[bucket];
+    });
+    if (equal) {
+      stable.push_back(bucket);
+    }
+  }
+  return stable;
+}
+
+void Job::perform(Committed& action) {
+  if (!scale_outcomes_.empty()) {
+    action.math.groups = std::exchange(scale_outcomes_, {});
+  }
+  StepReport report = step_report(*active_->plan, active_->constants, action.math);
+  complete(report, action.attempt);
+  report.stable_buckets = stable_buckets();
+  ++steps_in_epoch_;
+  EngineMetrics& metrics = context_.metrics;
+  metrics.steps_committed.Increment();
+  metrics.step_seconds.Observe(report.timings.total_s);
+  metrics.step_wait_seconds.Observe(report.timings.wait_s);
+  if (report.clipped) {
+    metrics.steps_clipped.Increment();
+  }
+  if (report.found_inf) {
+    metrics.nonfinite_values.Increment(static_cast<double>(action.math.nonfinite_total));
+    publish_alert(
+        "nonfinite",
+        fmt::format(
+            "step {}: {} non-finite values, first in tensor '{}'",
+            report.step,
+            action.math.nonfinite_total,
+            report.nonfinite.empty() ? "" : report.nonfinite.front().tensor
+        )
+    );
+  }
+  if (!report.divergence.empty()) {
+    metrics.divergences.Increment(static_cast<double>(report.divergence.size()));
+    publish_alert(
+        "divergence",
+        fmt::format(
+            "step {}: tensor '{}' differs on rank {}",
+            report.step,
+            report.divergence.front().tensor,
+            fmt::join(report.divergence.front().ranks, ", ")
+        )
+    );
+  }
+  const auto shared = std::make_shared<const StepReport>(std::move(report));
+  done_ = DoneRecord{{epoch_, action.attempt}, shared};
+  forget_attempt();
+  history_.committed(shared, context_.now);
+  answer_steps(*shared);
+  if (context_.events) {
+    Event event;
+    event.topic = "step";
+    event.uid = uid_;
+    event.job = name_;
+    event.epoch = epoch_;
+    event.report = shared;
+    context_.events(event);
+  }
+}
+
+void Job::perform(AttemptFailed& action) {
+  Error error = transition_ ? *transition_ : std::move(action.error);
+  error.job = name_;
+  if (action.begun) {
+    context_.metrics.steps_failed.Increment();
+    history_.failed();
+    failed_ = FailedRecord{{epoch_, action.attempt}, error};
+  }
+  forget_attempt();
+  if (!transition_) {
+    publish_alert(kind_of(error.code), error.message);
+    spdlog::warn(
+        "step failed job={} epoch={} attempt={} kind={} reason=\"{}\"",
+        name_,
+        epoch_,
+        action.attempt,
+        kind_of(error.code),
+        error.message
+    );
+  } else {
+    apply_transition();
+  }
+  answer_steps(error);
+  for (const Reply<StepReport>& reply : std::exchange(departed_, {})) {
+    reply(error);
+  }
+}
+
+void Job::answer_steps(const Result<StepReport>& result) {
+  for (Rank& rank : ranks_) {
+    answer_step(rank, result);
+  }
+}
+
+void Job::answer_step(Rank& rank, const Result<StepReport>& result) {
+  if (rank.step_reply) {
+    const Reply<StepReport> reply = std::exchange(rank.step_reply, nullptr);
+    reply(result);
+  }
+}
+
+void Job::forget_attempt() {
+  norm_record_.reset();
+  scale_outcomes_.clear();
+  first_ask_.reset();
+  last_ask_.reset();
+  reduce_s_ = 0;
+  half_warned_ = false;
+  for (Rank& rank : ranks_) {
+    rank.bucket_digests.clear();
+  }
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,275 @@
+// How an attempt ends: the lane's reports, failures and deadlines.
+
+#include "base/text.hpp"
+#include "engine/step_machine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gradsync::engine {
+
+namespace {
+
+constexpr std::size_t kNamedTensors = 20;
+
+}  // namespace
+
+Actions StepMachine::on_reduced(std::uint64_t tag) {
+  Actions actions;
+  if (tag != attempt_) {
+    return actions;
+  }
+  --outstanding_;
+  ++reduced_;
+  finish_if_complete(actions);
+  return actions;
+}
+
+Actions StepMachine::on_finished(std::uint64_t tag, device::StepMath math) {
+  Actions actions;
+  if (tag != attempt_) {
+    return actions;
+  }
+  --outstanding_;
+  if (error_) {
+    return actions;  // the Abort's report settles it
+  }
+  if (ranks_.front().ask->kind == Ask::Kind::NormOnly) {
+    phase_ = Phase::NormGiven;
+    math_ = math;
+    norm_step_ = ranks_.front().ask->step;
+    for (Rank& rank : ranks_) {
+      rank.ask.reset();
+    }
+    actions.push_back(NormKnown{std::move(math)});
+    return actions;
+  }
+  actions.push_back(Committed{attempt_, std::move(math)});
+  end_attempt();
+  return actions;
+}
+
+Actions StepMachine::on_scaled(std::uint64_t tag, double clip_s) {
+  Actions actions;
+  if (tag != attempt_) {
+    return actions;
+  }
+  --outstanding_;
+  if (error_) {
+    return actions;
+  }
+  math_.clip_s = clip_s;
+  actions.push_back(Committed{attempt_, std::move(math_)});
+  end_attempt();
+  return actions;
+}
+
+Actions StepMachine::on_lane_failed(const device::Failed& report) {
+  if (report.tag != attempt_) {
+    return {};
+  }
+  --outstanding_;
+  if (error_) {
+    Actions actions;
+    settle_failure(actions);
+    return actions;
+  }
+  return fail(make_error(
+      ErrorCode::StepFailed,
+      "the lane failed: " + report.message,
+      "the gradients of this step are lost: compute them again"
+  ));
+}
+
+Actions StepMachine::on_aborted(std::uint64_t tag) {
+  Actions actions;
+  if (tag != attempt_) {
+    return actions;
+  }
+  --outstanding_;
+  settle_failure(actions);
+  return actions;
+}
+
+Actions StepMachine::fail(Error error) {
+  Actions actions;
+  if (error_) {
+    return actions;
+  }
+  error_ = std::move(error);
+  if (outstanding_ > 0) {
+    ++outstanding_;
+    actions.push_back(LaunchAbort{attempt_});
+    return actions;
+  }
+  settle_failure(actions);
+  return actions;
+}
+
+void StepMachine::settle_failure(Actions& actions) {
+  if (!error_ || outstanding_ > 0) {
+    return;
+  }
+  Error error = std::move(*error_);
+  const std::uint64_t failed = attempt_;
+  const bool was_begun = begun();
+  end_attempt();
+  error.epoch = epoch_;
+  error.attempt = attempt_;
+  actions.push_back(AttemptFailed{failed, std::move(error), was_begun});
+}
+
+void StepMachine::end_attempt() {
+  ++attempt_;
+  phase_ = Phase::Collecting;
+  next_launch_ = 0;
+  reduced_ = 0;
+  error_.reset();
+  for (std::vector<device::UnusedTensor>& unused : unused_) {
+    unused.clear();
+  }
+  for (Rank& rank : ranks_) {
+    rank.ready.assign(rank.ready.size(), false);
+    for (const std::uint32_t tensor : rank.unused) {
+      rank.is_unused[tensor] = false;
+    }
+    rank.unused.clear();
+    rank.ask.reset();
+    rank.notification_error.reset();
+  }
+}
+
+bool StepMachine::all_waiting() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ask.has_value(); });
+}
+
+bool StepMachine::any_waiting() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ask.has_value(); });
+}
+
+bool StepMachine::begun() const {
+  return phase_ != Phase::Collecting || std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+           return rank.ask.has_value() || std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
+         });
+}
+
+std::vector<std::int64_t> StepMachine::missing_ranks() const {
+  std::vector<std::int64_t> missing;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].ask) {
+      missing.push_back(static_cast<std::int64_t>(rank));
+    }
+  }
+  return missing;
+}
+
+std::string StepMachine::waits_for() const {
+  if (error_) {
+    return "the lane to stop after: " + error_->message;
+  }
+  const std::vector<std::int64_t> missing = missing_ranks();
+  if (missing.size() == ranks_.size()) {
+    return phase_ == Phase::NormGiven ? "clip.apply of every rank" : "the next step";
+  }
+  if (missing.empty()) {
+    return fmt::format("the lane: {} of {} buckets reduced", reduced_, plan_->buckets.size());
+  }
+  return fmt::format("rank{} {}", missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
+}
+
+std::optional<TimePoint> StepMachine::deadline() const {
+  std::optional<TimePoint> earliest;
+  if (error_) {
+    return earliest;
+  }
+  for (const Rank& rank : ranks_) {
+    if (rank.ask && (!earliest || rank.ask->deadline < *earliest)) {
+      earliest = rank.ask->deadline;
+    }
+  }
+  return earliest;
+}
+
+std::optional<TimePoint> StepMachine::half_time() const {
+  std::optional<TimePoint> earliest;
+  if (error_ || all_waiting()) {
+    return earliest;
+  }
+  for (const Rank& rank : ranks_) {
+    if (rank.ask && (!earliest || rank.ask->half < *earliest)) {
+      earliest = rank.ask->half;
+    }
+  }
+  return earliest;
+}
+
+void StepMachine::extend_deadlines(TimePoint since, TimePoint now) {
+  for (Rank& rank : ranks_) {
+    if (rank.ask) {
+      const Duration by = now - std::max(since, rank.ask->since);
+      rank.ask->half += by;
+      rank.ask->deadline += by;
+    }
+  }
+}
+
+std::vector<std::string> StepMachine::missing_tensors() const {
+  std::vector<std::string> tensors;
+  for (const Rank& rank : ranks_) {
+    if (rank.ask) {
+      continue;
+    }
+    for (std::string& name : unready_tensors(rank)) {
+      if (tensors.size() > kNamedTensors) {
+        return tensors;
+      }
+      if (std::find(tensors.begin(), tensors.end(), name) == tensors.end()) {
+        tensors.push_back(std::move(name));
+      }
+    }
+  }
+  return tensors;
+}
+
+Actions StepMachine::on_deadline(TimePoint now, const std::string& forming) {
+  const std::optional<TimePoint> due = deadline();
+  if (!due || *due > now) {
+    return {};
+  }
+  const auto waiting_longest = std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
+    return a.ask && (!b.ask || a.ask->since < b.ask->since);
+  });
+  const double waited_s = seconds(now - waiting_longest->ask->since);
+  const std::vector<std::int64_t> missing = missing_ranks();
+  std::vector<std::string> tensors = missing_tensors();
+  std::string what;
+  if (missing.empty()) {
+    what = fmt::format(
+        "the lane did not finish within {:.1f} s: {} of {} buckets reduced", waited_s, reduced_, plan_->buckets.size()
+    );
+  } else if (!forming.empty()) {
+    what = fmt::format("waited {:.1f} s, but the epoch is not complete: {}", waited_s, forming);
+  } else {
+    what = fmt::format(
+        "waited {:.1f} s for rank{} {}; not ready there: {}",
+        waited_s,
+        missing.size() > 1 ? "s" : "",
+        fmt::join(missing, ", "),
+        tensors.empty() ? "nothing (the finish call itself is missing)" : enumerate_names(tensors, kNamedTensors)
+    );
+  }
+  Error error = make_error(
+      ErrorCode::StepTimeout,
+      std::move(what),
+      "look at what these ranks do (py-spy, gradsyncd status); raise the timeout when the step is just long"
+  );
+  error.ranks = missing;
+  tensors.resize(std::min(tensors.size(), kNamedTensors));
+  error.tensors = std::move(tensors);
+  error.step = waiting_longest->ask->step;
+  error.waited_s = waited_s;
+  return fail(std::move(error));
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,67 @@
+#include "engine/step_report.hpp"
+
+#include "engine/lane_plan.hpp"
+#include "policy/fixed.hpp"
+
+namespace gradsync::engine {
+
+ReportConstants report_constants(const plan::Plan& plan) {
+  return {layer_names(plan), policy::policy_digest(plan.options)};
+}
+
+StepReport step_report(const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math) {
+  StepReport report;
+  report.norm = math.norm;
+  for (std::size_t i = 0; i < plan.clip_groups.size(); ++i) {
+    const plan::ClipOutcome& outcome = math.groups[i];
+    report.groups.push_back(
+        {plan.clip_groups[i].name,
+         outcome.norm,
+         outcome.threshold,
+         outcome.coefficient,
+         outcome.clipped,
+         outcome.reason}
+    );
+    report.clipped = report.clipped || outcome.clipped;
+  }
+  report.threshold = report.groups.front().threshold;
+  report.coefficient = report.groups.front().coefficient;
+  report.reason = report.groups.front().reason;
+  for (std::size_t i = 0; i < math.layer_norms.size() && i < constants.layers.size(); ++i) {
+    report.layers.push_back({constants.layers[i], math.layer_norms[i]});
+  }
+  for (const device::NonfiniteFinding& finding : math.nonfinite) {
+    NonfiniteReport& entry = report.nonfinite.emplace_back();
+    entry.tensor = plan.tensors[finding.tensor].declaration.name;
+    entry.count = finding.count;
+    for (const auto& [rank, count] : finding.inputs) {
+      entry.inputs.push_back({rank, count});
+    }
+  }
+  for (const device::DivergenceFinding& finding : math.divergence) {
+    report.divergence.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});
+  }
+  report.found_inf = math.nonfinite_total > 0;
+  report.absent = math.absent;
+  report.counted_elements = math.counted_elements;
+  report.collectives = static_cast<std::int64_t>(plan.buckets.size());
+  report.policy_digest = constants.policy_digest;
+  report.timings.norm_s = math.norm_s;
+  report.timings.clip_s = math.clip_s;
+  return report;
+}
+
+StepReport measured_report(const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math) {
+  StepReport report = step_report(plan, constants, math);
+  for (GroupReport& group : report.groups) {
+    group.coefficient = 1;
+    group.clipped = false;
+    group.reason = "measured: clip.apply decides";
+  }
+  report.coefficient = 1;
+  report.clipped = false;
+  report.reason = "measured: clip.apply decides";
+  return report;
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,31 @@
+#pragma once
+// What the lane measured, as the report a trainer gets. Pure.
+
+#include "device/lane.hpp"
+#include "engine/report.hpp"
+#include "plan/plan.hpp"
+
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// What is the same in every report of a plan; made once, because a plan may have ten thousand tensors.
+struct ReportConstants {
+  std::vector<std::string> layers;
+  std::string policy_digest;
+};
+
+[[nodiscard]] ReportConstants report_constants(const plan::Plan& plan);
+
+/// Everything but step, epoch, attempts and what was waited for.
+[[nodiscard]] StepReport step_report(
+    const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math
+);
+
+/// The report of a norm that was given out before anything is multiplied.
+[[nodiscard]] StepReport measured_report(
+    const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math
+);
+
+}  // namespace gradsync::engine
