@@ -138,6 +138,38 @@ def test_a_gradient_taken_away_after_its_launch_is_an_error(ranks):
     ranks(1, body)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_shorter_steps_between_long_ones(ranks, accumulate):
+    """The end of an epoch, or a second loss every other step: nothing is late, and full steps still go early."""
+    template = mlp()
+    lengths = [2, 2, 1, 2, 1, 2, 2]
+
+    def train(model, finish, parts):
+        optimizer = sgd(model)
+        for step, length in enumerate(lengths):
+            for micro in range(length):
+                for part in parts:
+                    (loss_of(model, step, 2 * part + micro) / len(parts)).backward()
+            finish(optimizer)
+
+    def alone_step(optimizer):
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def body(rank, attach):
+        model = copy.deepcopy(template)
+        with attach(model, accumulate=accumulate) as gs:
+            train(model, gs.step, [rank])
+            return weights(model), gs.stats()
+
+    alone = copy.deepcopy(template)
+    train(alone, alone_step, [0, 1])
+    results = ranks(2, body)
+    assert_same_bits(results[0][0], results[1][0])
+    assert_close(results[0][0], weights(alone))
+    assert results[0][1].launched_early > 0
+
+
 def test_counts_that_change_switch_early_launch_off_until_they_agree_again(ranks):
     template = mlp()
 

@@ -5,8 +5,9 @@ the first gradient, the hook copies it into the view and puts the view in its pl
 into the view directly. (Zeroing the arena, so that autograd adds to it from the start, is no faster: ADR 0006.) A
 parameter whose hook did not fire in a step contributes nothing, so old arena bytes are never part of a sum.
 
-Hook counts are hints. A bucket is launched during backward only when every tensor of it reached the count that all
-ranks had in the step before, and only in the last micro-batch; everything else is completed by `settle`.
+Hook counts are hints. A bucket is launched during backward only when its counts were equal on all ranks in the step
+before, every tensor of it reached the most it ever had, and only in the last micro-batch; everything else is completed
+by `settle`. So steps may be shorter than others (the end of an epoch, a loss used now and then) and none comes late.
 
 Thread: the one that runs backward and step() (autograd calls CPU hooks on the thread that called backward).
 """
@@ -69,11 +70,13 @@ class GradientRecorder:
             for i in members:
                 self._bucket_of[i] = b
         self._counts = [0] * count
+        self._most = [0] * count  #: hooks in a step so far
         self._expected = [0] * count  #: of hooks in a step; 0: not known, its bucket is never launched early
         self._left = [_NEVER] * len(self._buckets)  #: tensors of the bucket that have not reached theirs
         self.launched = [False] * len(self._buckets)
         self._backward = -1
         self._backwards = 0  #: backward passes seen in this step, nested ones counted too
+        self._most_backwards = 0
         self._last_micro_batch_from = 0  #: of the backward passes of a step
         self._handles = [self._hook(i, parameter) for i, parameter in enumerate(found.parameters)]
 
@@ -204,13 +207,15 @@ class GradientRecorder:
         self.counters.steps += 1
         self.counters.hooks += sum(self._counts)
         self.counters.launched_at_step += len(self._buckets) - sum(self.launched)
-        expected, counts = self._expected, self._counts
+        expected, counts, most = self._expected, self._counts, self._most
         stable = set(stable_buckets)
         for b, members in enumerate(self._buckets):
             steady = b in stable and all(counts[i] for i in members)
             for i in members:
-                expected[i] = counts[i] if steady else 0
-        if self._accumulate > 1:
+                most[i] = max(most[i], counts[i])
+                expected[i] = most[i] if steady else 0
+        if self._accumulate > 1 and self._backwards >= self._most_backwards:
+            self._most_backwards = self._backwards
             per_micro_batch, rest = divmod(self._backwards, self._accumulate)
             self._last_micro_batch_from = self._backwards - (0 if rest else per_micro_batch - 1)
         self._reset()
