@@ -90,7 +90,7 @@ class Job {
 
   [[nodiscard]] std::vector<StepReport> reports(std::int64_t last) const { return history_.last(last); }
 
-  [[nodiscard]] std::shared_ptr<const plan::Plan> plan() const { return active_ ? active_->plan : nullptr; }
+  [[nodiscard]] std::shared_ptr<const plan::Plan> plan() const { return machine_ ? machine_->plan_pointer() : nullptr; }
 
   [[nodiscard]] bool idle() const;
 

@@ -295,7 +295,7 @@ void Job::apply_transition() {
                                 return rank.declaration && !rank.declaration->weight_fingerprints.empty();
                               }));
   publish_epoch(fmt::format("epoch {} of job '{}' forms: {}", epoch_, name_, ended_->message));
-  spdlog::warn("epoch ended job={} epoch={} reason=\"{}\"", name_, epoch_ - 1, ended_->message);
+  spdlog::info("epoch ended job={} epoch={} reason=\"{}\"", name_, epoch_ - 1, ended_->message);
   try_form();
 }
 

@@ -4,6 +4,7 @@
 #include "engine/metrics.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
@@ -123,6 +124,7 @@ void Job::leave(std::int64_t rank_number, const std::string& why, bool lost) {
   error.ranks = {rank_number};
   if (lost) {
     context_.metrics.ranks_lost.Increment();
+    spdlog::warn("rank lost job={} rank={} epoch={} reason=\"{}\"", name_, rank_number, epoch_, error.message);
     publish_alert("rank_lost", error.message);
   }
   if (machine_ && took_part) {

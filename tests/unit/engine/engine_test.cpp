@@ -291,6 +291,14 @@ TEST(Engine, another_uid_sees_neither_job_nor_plan) {
   EXPECT_TRUE(h.engine.plan_of(std::nullopt, "job"));
 }
 
+TEST(Engine, still_explains_the_plan_to_those_who_stay_when_a_rank_detached) {
+  Harness h;
+  h.start(2);
+  EXPECT_TRUE(h.engine.detach(h.sessions.at(1)));
+  h.pump();
+  EXPECT_TRUE(h.engine.plan_of(1000, "job"));
+}
+
 TEST(Engine, keeps_two_jobs_apart) {
   Harness h;
   h.start(1);
