@@ -169,7 +169,7 @@ class LoopbackGrads:
             found_inf |= not bool(result.isfinite().all())
             group = self.tensors[index].clip_group
             squares[group] = squares.get(group, 0.0) + float(result.double().square().sum())
-        for group in sorted(set(squares) | set(clip)):
+        for group in sorted(set(squares) | set(clip) or {"all"}):
             norm = float(torch.tensor(math.sqrt(squares.get(group, 0.0)) / factor, dtype=torch.float32))
             limit = clip[group].max_norm if group in clip else None
             coefficient = 1.0

@@ -138,6 +138,23 @@ def test_a_gradient_taken_away_after_its_launch_is_an_error(ranks):
     ranks(1, body)
 
 
+def test_a_gradient_changed_after_its_launch_is_an_error(ranks):
+    """As clip_grad_norm_ before step() would: what was reduced is not what the caller sees, and differs by rank."""
+
+    def body(rank, attach):
+        model = mlp()
+        gs = attach(model)
+        loss_of(model, 0, rank).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)  # nothing goes early in the first step
+        gs.step(sgd(model))
+        loss_of(model, 1, rank).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        with pytest.raises(gst.LateGradient, match="had it changed"):
+            gs.step(sgd(model))
+
+    ranks(2, body)
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_shorter_steps_between_long_ones(ranks, accumulate):
     """The end of an epoch, or a second loss every other step: nothing is late, and full steps still go early."""

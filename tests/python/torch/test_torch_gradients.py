@@ -147,6 +147,23 @@ def test_gradients_set_by_hand_are_reduced(ranks):
     assert ranks(2, body) == [[[1.5, 1.5]]] * 2
 
 
+def test_gradients_written_by_hand_into_zeroed_ones_are_reduced(ranks):
+    def body(rank, attach):
+        model = nn.Linear(2, 1, bias=False)
+        seen = []
+        with attach(model, init="broadcast") as gs:
+            model.weight.sum().backward()
+            for step in range(3):
+                gs.finish()
+                seen.append(None if model.weight.grad is None else model.weight.grad.tolist())
+                model.zero_grad(set_to_none=False)
+                if step == 0:
+                    model.weight.grad += rank + 1
+        return seen
+
+    assert ranks(2, body) == [[[[1.0, 1.0]], [[1.5, 1.5]], None]] * 2
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_parameters_exchanged_by_load_state_dict_are_followed(ranks):
     template = mlp()

@@ -62,7 +62,7 @@ class GradSync:
 
         Raises:
             ParameterChanged: the optimizer holds a parameter that is not synchronised.
-            LateGradient: a gradient came after its bucket had been launched.
+            LateGradient: a gradient came or changed after its bucket had been launched.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
         """
@@ -94,7 +94,7 @@ class GradSync:
 
         Raises:
             ParameterChanged: a parameter is not what the ranks agreed on.
-            LateGradient: a gradient came after its bucket had been launched.
+            LateGradient: a gradient came or changed after its bucket had been launched.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
         """

@@ -74,6 +74,7 @@ class GradientRecorder:
         self._expected = [0] * count  #: of hooks in a step; 0: not known, its bucket is never launched early
         self._left = [_NEVER] * len(self._buckets)  #: tensors of the bucket that have not reached theirs
         self.launched = [False] * len(self._buckets)
+        self._versions = [view._version for view in self.views]  #: when launched, else when the step began
         self._backward = -1
         self._backwards = 0  #: backward passes seen in this step, nested ones counted too
         self._most_backwards = 0
@@ -144,6 +145,8 @@ class GradientRecorder:
 
     def _launch_early(self, bucket: int) -> None:
         self.launched[bucket] = True
+        for index in self._buckets[bucket]:
+            self._versions[index] = self.views[index]._version
         self.counters.launched_early += 1
         self._launch(bucket)
 
@@ -164,17 +167,21 @@ class GradientRecorder:
         """Brings what the hooks left aside into the arena; returns the tensors without a gradient on this rank.
 
         Raises:
-            LateGradient: a gradient came, went or was exchanged after its bucket had been launched.
+            LateGradient: a gradient came, went, was exchanged or changed after its bucket had been launched.
         """
         if self.late is not None:
             raise self.late
         unused = []
-        views, counts = self.views, self._counts
+        views, counts, versions = self.views, self._counts, self._versions
         for index, parameter in enumerate(self._found.parameters):
             gradient = parameter.grad
             if gradient is views[index]:
-                if not counts[index]:
-                    unused.append(index)  # what lies there is of an earlier step
+                written = gradient._version != versions[index]
+                if written and self.launched[self._bucket_of[index]]:
+                    raise self._too_late(index)
+                # What lies there is of an earlier step, or zeros, unless somebody wrote a gradient by hand.
+                if not counts[index] and not (written and gradient.any()):
+                    unused.append(index)
             elif self.launched[self._bucket_of[index]]:
                 raise self._too_late(index)
             elif gradient is None:
@@ -231,6 +238,7 @@ class GradientRecorder:
         self.launched[:] = [False] * len(self.launched)
         for b, members in enumerate(self._buckets):
             self._left[b] = len(members) if members and self._expected[members[0]] else _NEVER
+        self._versions[:] = [view._version for view in self.views]
         self._backward = -1
         self._backwards = 0
         self.step += 1
