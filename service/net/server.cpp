@@ -148,6 +148,11 @@ Server::~Server() {
   if (state_->health) {
     state_->health->close();
   }
+  // Sessions hold the context and the context holds them. Those that never ended, because the io context was stopped,
+  // are now held by their coroutines alone, which end with the io context.
+  state_->context->watches.clear();
+  state_->context->websockets.clear();
+  state_->context->sessions.clear();
 }
 
 std::optional<StartFailure> Server::start() {

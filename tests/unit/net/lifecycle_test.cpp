@@ -162,6 +162,20 @@ TEST_F(Lifecycle, running_out_of_descriptors_pauses_accepting_and_loses_nobody) 
   EXPECT_EQ(client.request("GET", "/page").status, 200);
 }
 
+TEST_F(Lifecycle, a_loop_that_is_stopped_in_the_middle_leaves_nothing_behind) {
+  const RawClient open = [&] {
+    RunningServer running{options()};
+    RawClient client = websocket();
+    client.send_frame(1, "text");
+    EXPECT_EQ(client.read_frame().payload, "text");
+    RawClient half = connect();
+    half.send("GET /page HT");
+    running.stop_at_once();
+    return client;
+  }();
+  EXPECT_FALSE(fs::exists(folder / "gradsync.sock"));
+}
+
 TEST_F(Lifecycle, counts_what_it_serves) {
   RunningServer running{options()};
   RawClient client = websocket();

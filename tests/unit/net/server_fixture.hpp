@@ -154,9 +154,17 @@ class RunningServer {
 
   /// Ends as the daemon does: everything closes, then the io thread has nothing left to do.
   ~RunningServer() {
-    on_io([this] { server.close_all(); });
+    if (!stopped_) {
+      on_io([this] { server.close_all(); });
+    }
     work_.reset();
     thread_.join();
+  }
+
+  /// Ends as the daemon does at a second signal: nothing is closed in order.
+  void stop_at_once() {
+    io.stop();
+    stopped_ = true;
   }
 
   /// Runs on the io thread and waits for it.
@@ -179,6 +187,7 @@ class RunningServer {
  private:
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io.get_executor()};
   std::thread thread_;
+  bool stopped_ = false;
 };
 
 class ServerTest : public testing::Test {
