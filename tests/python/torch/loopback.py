@@ -122,7 +122,15 @@ class LoopbackGrads:
         self.job.client.launched.append((bucket, self.job.next_step))
 
     def finish(
-        self, step=None, scale=None, max_norm=gradsync.UNSET, timeout=None, *, ready=None, unused=(), bucket_digests=None
+        self,
+        step=None,
+        scale=None,
+        max_norm=gradsync.UNSET,
+        timeout=None,
+        *,
+        ready=None,
+        unused=(),
+        bucket_digests=None,
     ):
         assert ready == "all"
         for bucket, snapshot in self._snapshots.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 
 import pytest
 import torch
@@ -322,6 +323,39 @@ def test_after_a_failed_step_the_next_one_counts(real_ranks):
     results = real_ranks(2, body)
     assert_same_bits(results[0], results[1])
     assert_close(results[0], weights(alone))
+
+
+def test_an_interrupted_step_is_not_taken_for_the_next_one(real_ranks, monkeypatch):
+    """Ctrl-C while the answer is awaited: the others may have reduced what this rank then overwrites."""
+    interrupted = threading.local()
+    wait = gradsync._channel.wait
+
+    def wait_or_interrupt(future, timeout):
+        result = wait(future, timeout)
+        if getattr(interrupted, "now", False):
+            interrupted.now = False
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(gradsync._channel, "wait", wait_or_interrupt)
+
+    def body(rank, attach):
+        model = mlp()
+        gs = attach(model)
+        loss_of(model, 0, rank).backward()
+        interrupted.now = rank == 1
+        if rank == 0:
+            gs.finish()  # done on all ranks, though rank 1 does not hear of it
+            return "done"
+        with pytest.raises(KeyboardInterrupt):
+            gs.finish()
+        assert all(p.grad is None for p in model.parameters())
+        loss_of(model, 1, rank).backward()
+        with pytest.raises(gradsync.errors.UsageError, match="attach again"):
+            gs.step(sgd(model))
+        return "refused"
+
+    assert real_ranks(2, body) == ["done", "refused"]
 
 
 def test_what_was_unused_at_a_refused_call_may_still_be_used(real_ranks):

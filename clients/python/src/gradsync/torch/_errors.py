@@ -55,9 +55,10 @@ class LateGradient(GradsyncError):
 
     def __init__(self, name: str, step: int, count: int) -> None:
         super().__init__(
-            f"step {step}: '{name}' got a gradient, lost it or had it changed, after its bucket had been launched with {count}, "
-            "as many as it ever had in a step; the step is lost. Call step() after the last backward of a step, change "
-            "and clip gradients after finish(), not before, and attach again when the model begins to use a parameter otherwise"
+            f"step {step}: '{name}' got a gradient, lost it or had it changed, after its bucket had been launched with "
+            f"{count}, as many as it ever had in a step; the step is lost. Call step() after the last backward of a "
+            "step, change and clip gradients after finish(), not before, and attach again when the model begins to "
+            "use a parameter otherwise"
         )
         self.name = name
         self.step = step

@@ -97,6 +97,7 @@ class GradSync:
             LateGradient: a gradient came or changed after its bucket had been launched.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
+            KeyboardInterrupt, CallTimeout, ConnectionLost: what came of the step is not known; attach again.
         """
         self._follow_module()
         recorder, grads = self._recorder, self._grads
@@ -121,7 +122,10 @@ class GradSync:
                 recorder.discard()
             raise
         except BaseException:
-            recorder.discard()  # what came of the step is not known
+            # Ctrl-C, or no answer: the others may be reducing, or done, and the same attempt sent again would return
+            # their result while the arena holds the next gradients. Leaving the job fails what is still open.
+            recorder.discard()
+            self.close()
             raise
         recorder.commit(unused, [self._index[name] for name in report.absent], report.stable_buckets)
         self.report = report
