@@ -3,9 +3,10 @@
 // readiness, no fixed summation order, no NaN rule, no watch: a bound to compare with, never a competitor.
 //
 //   reduce pass   read both ranks' buffers, write both, sum the squares of what was written
-//   scale pass    read and write both ranks' buffers
+//   scale pass    read one rank's buffer, equal to the other by now, and write both
 //
-// Per element and rank that is 2 reads and 2 writes. Commands arrive on stdin, one per line: `fill`, `step`, `quit`.
+// Per element of both ranks that is 3 reads and 4 writes. Commands arrive on stdin, one per line: `fill`, `step`,
+// `quit`.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -77,8 +78,10 @@ float reduce(T* __restrict a, T* __restrict b, std::size_t count) {
 template <typename T>
 void scale(T* __restrict a, T* __restrict b, std::size_t count, float coefficient) {
   for (std::size_t i = 0; i < count; ++i) {
-    narrow(widen(a[i]) * coefficient, a[i]);
-    narrow(widen(b[i]) * coefficient, b[i]);
+    T scaled;
+    narrow(widen(a[i]) * coefficient, scaled);
+    a[i] = scaled;
+    b[i] = scaled;
   }
 }
 
