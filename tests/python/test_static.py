@@ -1,4 +1,4 @@
-"""mypy --strict and ruff, with the settings of the package."""
+"""mypy --strict and ruff, with the settings of the package; tests have those of the repository."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def test_ruff_format() -> None:
 
 
 def test_ruff_on_the_tests() -> None:
-    check("ruff", "check", "--no-cache", "--config", "pyproject.toml", *map(str, TESTS.glob("*.py")))
-    check("ruff", "format", "--no-cache", "--config", "pyproject.toml", "--check", *map(str, TESTS.glob("*.py")))
+    check("ruff", "check", "--no-cache", *map(str, TESTS.glob("*.py")))
+    check("ruff", "format", "--no-cache", "--check", *map(str, TESTS.glob("*.py")))
