@@ -138,6 +138,28 @@ def test_a_gradient_taken_away_after_its_launch_is_an_error(ranks):
     ranks(1, body)
 
 
+def test_a_backward_begun_again_after_its_gradients_were_dropped(ranks):
+    template = mlp()
+    alone, _ = train_alone(template, steps=4, parts=4)
+
+    def body(rank, attach):
+        model = copy.deepcopy(template)
+        optimizer = sgd(model)
+        with attach(model, accumulate=2) as gs:
+            for step in range(4):
+                if step == 2 and rank == 0:
+                    loss_of(model, 77, 0).backward()
+                    optimizer.zero_grad()
+                for micro in range(2):
+                    (loss_of(model, step, 2 * rank + micro) / 2).backward()
+                gs.step(optimizer)
+            return weights(model)
+
+    results = ranks(2, body)
+    assert_same_bits(results[0], results[1])
+    assert_close(results[0], weights(alone))
+
+
 def test_a_gradient_changed_after_its_launch_is_an_error(ranks):
     """As clip_grad_norm_ before step() would: what was reduced is not what the caller sees, and differs by rank."""
 

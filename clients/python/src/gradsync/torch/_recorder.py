@@ -117,6 +117,9 @@ class GradientRecorder:
             self._left[self._bucket_of[index]] = _NEVER
             return
         self._check(index, gradient, view)
+        if self._counts[index]:
+            # Dropped since its hook fired, as after a backward that failed: the counts of this step say nothing.
+            self._left[self._bucket_of[index]] = _NEVER
         if gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride() and view.numel():
             self.counters.rebound += 1
         else:
