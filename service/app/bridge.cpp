@@ -27,8 +27,8 @@ void Bridge::on_drained(net::ConnectionId connection) {
   clock_.turn([&] { dispatcher_->on_drained(connection); });
 }
 
-void Bridge::on_close(net::ConnectionId connection) {
-  clock_.turn([&] { dispatcher_->on_close(connection); });
+bool Bridge::on_close(net::ConnectionId connection) {
+  return clock_.turn([&] { return dispatcher_->on_close(connection); });
 }
 
 void Bridge::on_process_exit(net::ConnectionId connection) {

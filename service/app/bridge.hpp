@@ -23,7 +23,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
   void on_open(net::ConnectionId connection, const net::PeerIdentity& peer) override;
   void on_text(net::ConnectionId connection, std::string_view text) override;
   void on_drained(net::ConnectionId connection) override;
-  void on_close(net::ConnectionId connection) override;
+  [[nodiscard]] bool on_close(net::ConnectionId connection) override;
   void on_process_exit(net::ConnectionId connection) override;
   [[nodiscard]] PostReply on_post(const net::PeerIdentity& peer, std::string_view body) override;
 

@@ -23,7 +23,7 @@ int execute(const RpcCommand& command) {
   }
   const Json request{{"jsonrpc", "2.0"}, {"id", 1}, {"method", command.method}, {"params", params}};
   const std::string socket = find_daemon(command.address, process_environment(), ::geteuid() == 0);
-  const Result<HttpReplyText> reply = post_rpc(socket, request.dump());
+  const Result<HttpReplyText> reply = post_rpc(socket, request.dump(-1, ' ', false, Json::error_handler_t::replace));
   if (reply.has_error()) {
     complain(reply.error().message, reply.error().hint);
     return kExitUnavailable;

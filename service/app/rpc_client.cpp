@@ -87,7 +87,7 @@ Result<HttpReplyText> post_rpc(const std::string& socket_path, const std::string
   }
   const std::size_t head_end = answer.find("\r\n\r\n");
   HttpReplyText reply;
-  if (head_end == std::string::npos ||
+  if (head_end == std::string::npos || answer.size() < 12 ||
       std::from_chars(answer.data() + 9, answer.data() + 12, reply.status).ec != std::errc{}) {
     return unavailable(socket_path, answer.empty() ? ETIMEDOUT : EPROTO);
   }

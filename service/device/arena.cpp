@@ -4,27 +4,44 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
 
 namespace gradsync::device {
 
-Result<UniqueFd> create_arena(std::uint64_t size_bytes) {
+std::uint64_t unpopulated_bytes(int fd) {
+  struct stat status {};
+
+  if (::fstat(fd, &status) != 0) {
+    return 0;
+  }
+  const auto size_bytes = static_cast<std::uint64_t>(status.st_size);
+  return size_bytes - std::min(size_bytes, static_cast<std::uint64_t>(status.st_blocks) * 512);
+}
+
+Result<UniqueFd> create_arena(std::uint64_t size_bytes, std::uint64_t promised_bytes) {
   if (size_bytes == 0 || size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
     return invalid_params(
         "bytes", fmt::format("an arena of {} bytes cannot be made", size_bytes), "ask for at least 1"
     );
   }
   const MemoryHeadroom headroom = memory_headroom();
-  if (size_bytes > headroom.free_bytes) {
+  const std::uint64_t free_bytes = headroom.free_bytes - std::min(headroom.free_bytes, promised_bytes);
+  if (size_bytes > free_bytes) {
     return make_error(
         ErrorCode::InsufficientMemory,
         fmt::format(
-            "an arena needs {} bytes, {} are free (limit {})", size_bytes, headroom.free_bytes, headroom.limit_bytes
+            "an arena needs {} bytes, {} are free (limit {}, {} promised to other arenas)",
+            size_bytes,
+            free_bytes,
+            headroom.limit_bytes,
+            promised_bytes
         ),
         "free memory, or raise the memory limit of the container or cgroup"
     );

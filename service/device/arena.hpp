@@ -10,8 +10,12 @@
 namespace gradsync::device {
 
 /// A zeroed memfd of `size_bytes` (> 0), seals SHRINK, GROW, SEAL. No page is populated. Fast enough for the io thread.
+/// `promised_bytes` are those of other arenas that have no pages yet: they count as taken.
 /// Errors: InsufficientMemory (with need, free and limit in the message) when the size exceeds what `headroom` leaves.
-[[nodiscard]] Result<UniqueFd> create_arena(std::uint64_t size_bytes);
+[[nodiscard]] Result<UniqueFd> create_arena(std::uint64_t size_bytes, std::uint64_t promised_bytes = 0);
+
+/// Bytes of an arena that have no pages yet.
+[[nodiscard]] std::uint64_t unpopulated_bytes(int fd);
 
 /// Memory that can still be given: the smaller of MemAvailable and the cgroup's limit minus usage.
 struct MemoryHeadroom {

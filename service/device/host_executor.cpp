@@ -1,6 +1,7 @@
 #include "device/host_executor.hpp"
 
 #include "base/clock.hpp"
+#include "device/arena.hpp"
 #include "device/bucket_reduction.hpp"
 #include "device/device_error.hpp"
 #include "device/step_finish.hpp"
@@ -22,6 +23,10 @@ LaneReport HostExecutor::operator()(MapBuffer& command) {
 
 LaneReport HostExecutor::operator()(UnmapBuffer& command) {
   const auto found = buffers_.find(command.buffer);
+  if (found == buffers_.end() && command.fd.valid()) {
+    punch_out(command.fd.get(), command.size_bytes);
+    return Unmapped{command.buffer};
+  }
   if (found == buffers_.end()) {
     throw DeviceError(fmt::format("buffer {} is not mapped", command.buffer));
   }

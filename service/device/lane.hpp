@@ -59,9 +59,12 @@ struct MapBuffer {
   std::uint64_t size_bytes = 0;
 };
 
-/// Punches the pages out (memory is freed even while others hold the fd), unmaps, closes. Reports Unmapped.
+/// Punches the pages out (memory is freed even while others hold the fd), unmaps, closes. Reports Unmapped. With `fd`
+/// the buffer need not be mapped: pages that only the client touched are freed here as well.
 struct UnmapBuffer {
   BufferId buffer = 0;
+  UniqueFd fd = {};
+  std::uint64_t size_bytes = 0;
 };
 
 /// Prepares a plan: chunk table and scratch for its steps, so that a steady step allocates nothing. Reports Loaded.

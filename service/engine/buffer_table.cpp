@@ -63,7 +63,11 @@ Result<BufferGrant> BufferTable::allocate(
         "raise limits.arena_bytes"
     );
   }
-  Result<UniqueFd> fd = device::create_arena(size_bytes);
+  std::uint64_t promised_bytes = 0;
+  for (const auto& [id, buffer] : buffers_) {
+    promised_bytes += device::unpopulated_bytes(buffer.fd.get());
+  }
+  Result<UniqueFd> fd = device::create_arena(size_bytes, promised_bytes);
   if (!fd) {
     return fd.error();
   }
@@ -180,11 +184,8 @@ void BufferTable::drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it) {
   if (!buffer.released || buffer.users > 0) {
     return;
   }
-  if (buffer.map_submitted) {
-    lane_.submit(device::UnmapBuffer{it->first});  // punches the pages out, off the io thread
-  } else {
-    device::punch_out(buffer.fd.get(), buffer.size_bytes);  // never declared: at most what the client touched
-  }
+  // The lane punches the pages out, off the io thread: also those of a buffer that was never declared.
+  lane_.submit(device::UnmapBuffer{it->first, std::move(buffer.fd), buffer.size_bytes});
   total_bytes_ -= buffer.size_bytes;
   const std::uint64_t id = it->first;
   std::erase_if(tokens_, [&](const auto& token) { return token.second.buffer == id; });

@@ -8,6 +8,16 @@
 
 namespace gradsync::engine {
 
+namespace {
+
+Error draining_error() {
+  return make_error(
+      ErrorCode::Draining, "the daemon is shutting down and takes no new ranks", "attach to its successor"
+  );
+}
+
+}  // namespace
+
 Engine::Engine(
     EngineOptions options, device::Lane& host_lane, PlannerPort& planner, EventSink events, EngineMetrics& metrics
 )
@@ -18,9 +28,7 @@ Engine::~Engine() = default;
 Result<AttachResult> Engine::attach(const AttachRequest& request) {
   State& state = *state_;
   if (state.draining) {
-    return make_error(
-        ErrorCode::Draining, "the daemon is shutting down and takes no new ranks", "attach to its successor"
-    );
+    return draining_error();
   }
   const EngineLimits& limits = state.options.limits;
   if (request.job.empty() || request.job.size() > 256) {
@@ -144,7 +152,10 @@ Result<Engine::TakenFd> Engine::take_fd(const std::string& token, std::uint32_t 
 }
 
 void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareResult> reply) {
-  if (Job* job = state_->job_of(session)) {
+  Job* job = state_->job_of(session);
+  if (job && state_->draining) {
+    reply(draining_error());  // who else is needed may not attach any more
+  } else if (job) {
     job->declare(state_->seats.at(session).rank, std::move(request), std::move(reply));
     state_->settle();
   } else {
@@ -262,7 +273,13 @@ std::optional<TimePoint> Engine::next_deadline() const {
   return earliest;
 }
 
-void Engine::drain() { state_->draining = true; }
+void Engine::drain() {
+  state_->draining = true;
+  for (const auto& [key, job] : state_->jobs) {
+    job->stop_forming(draining_error());
+  }
+  state_->settle();
+}
 
 bool Engine::idle() const {
   for (const auto& [key, job] : state_->jobs) {

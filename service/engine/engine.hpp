@@ -215,7 +215,7 @@ class Engine {
   void advance(TimePoint now);  ///< call before any event of that moment, and when `next_deadline` has come
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 
-  void drain();                     ///< no new attach; steps in flight may finish
+  void drain();                     ///< no new ranks and plans; steps in flight may finish
   [[nodiscard]] bool idle() const;  ///< no call waits and nothing runs on the lane
 
  private:

@@ -66,6 +66,7 @@ class Job {
 
   // declaration (job_epoch.cpp)
   void declare(std::int64_t rank, DeclareRequest request, Reply<DeclareResult> reply);
+  void stop_forming(const Error& error);  ///< answers every declaration that waits
   void on_plan(PlanOutcome outcome);
   void on_loaded(device::PlanId plan);
   void on_load_failed(const device::Failed& report);

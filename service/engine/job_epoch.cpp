@@ -111,6 +111,11 @@ void Job::cancel_forming() {
   }
 }
 
+void Job::stop_forming(const Error& error) {
+  cancel_forming();
+  refuse_fresh(error);
+}
+
 void Job::try_form() {
   if (plan_ticket_ != 0 || loading_ || transition_) {
     return;

@@ -29,13 +29,13 @@ std::optional<PeerIdentity> local_peer(int socket) {
 }
 
 UniqueFd open_peer_process(int socket, std::int64_t pid) {
-  if (pid == 0) {
-    return UniqueFd{};
-  }
   int fd = -1;
   socklen_t size = sizeof fd;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &size) == 0) {
     return UniqueFd{fd};
+  }
+  if (pid == 0) {  // another pid namespace, whose processes only the kernel can name
+    return UniqueFd{};
   }
   // The header of glibc 2.36 declares pidfd_open with C++ linkage.
   return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0))};

@@ -51,7 +51,7 @@ struct Server::State {
 
   std::optional<StartFailure> start_unix();
   std::optional<StartFailure> start_tcp();
-  void start_health();
+  std::optional<StartFailure> start_health();
   std::shared_ptr<Listener> listen(UniqueFd fd, Entrance entrance) const;
 };
 
@@ -104,17 +104,22 @@ std::optional<StartFailure> Server::State::start_tcp() {
   return std::nullopt;
 }
 
-void Server::State::start_health() {
+std::optional<StartFailure> Server::State::start_health() {
   if (context->options.health_address.empty()) {
-    return;
+    return std::nullopt;
   }
   auto bound = listen_tcp(context->options.health_address);
   if (auto* failure = std::get_if<StartFailure>(&bound)) {
+    if (failure->kind == StartFailure::Kind::Configuration) {
+      failure->message += " ([server] health)";
+      return *failure;
+    }
     spdlog::warn("no health listener: {}; serving on without ([server] health)", failure->message);
-    return;
+    return std::nullopt;
   }
   health_endpoint = std::get<TcpListener>(bound).endpoint;
   health = listen(std::move(std::get<TcpListener>(bound).fd), Entrance::Health);
+  return std::nullopt;
 }
 
 Server::Server(
@@ -159,12 +164,14 @@ std::optional<StartFailure> Server::start() {
   if (auto failure = state_->start_unix()) {
     return failure;
   }
-  if (auto failure = state_->start_tcp()) {
-    stop_accepting();
-    return failure;
+  auto failure = state_->start_tcp();
+  if (!failure) {
+    failure = state_->start_health();
   }
-  state_->start_health();
-  return std::nullopt;
+  if (failure) {
+    stop_accepting();
+  }
+  return failure;
 }
 
 std::string Server::health_endpoint() const { return state_->health_endpoint; }

@@ -39,9 +39,10 @@ class MessageHandler {
   virtual void on_open(ConnectionId connection, const PeerIdentity& peer) = 0;
   virtual void on_text(ConnectionId connection, std::string_view text) = 0;
   virtual void on_drained(ConnectionId connection) = 0;  ///< the write queue became empty
-  virtual void on_close(ConnectionId connection) = 0;    ///< after this the id is never used again, except for:
-  virtual void on_process_exit(ConnectionId connection
-  ) = 0;  ///< the peer process ended (pidfd); watched also after on_close
+  /// After this the id is used for `on_process_exit` at most, and that only if this returns true.
+  [[nodiscard]] virtual bool on_close(ConnectionId connection) = 0;
+  /// The peer process ended (pidfd).
+  virtual void on_process_exit(ConnectionId connection) = 0;
 
   struct PostReply {
     int status = 200;
@@ -61,7 +62,8 @@ struct HttpReply {
 class PageHandler {
  public:
   virtual ~PageHandler() = default;
-  /// `trusted`: unix socket or token, so that /status and / may show jobs. nullopt: 404.
+  /// `trusted`: the daemon's uid or root over the unix socket, or the token, so that /status and / may show jobs of
+  /// every uid. nullopt: 404.
   [[nodiscard]] virtual std::optional<HttpReply> on_get(
       std::string_view path, std::string_view query, bool trusted
   ) = 0;
@@ -126,8 +128,8 @@ class Server {
   );
   ~Server();
 
-  /// Binds everything. A stale socket file is replaced, a live daemon's is not. A taken health port is a warning, not
-  /// an error. nullopt: it serves.
+  /// Binds everything. A stale socket file is replaced, a live daemon's is not. A taken health port is a warning,
+  /// a health address that cannot be used an error. nullopt: it serves.
   [[nodiscard]] std::optional<StartFailure> start();
   [[nodiscard]] std::string health_endpoint() const;  ///< "127.0.0.1:9477" as bound, or ""
   [[nodiscard]] std::string tcp_endpoint() const;

@@ -143,11 +143,17 @@ class WebSocketSession final : public Session,
       if (context_->io.stopped()) {  // the frame is destroyed with the io context, and the handler may be gone
         return;
       }
+      const bool watch_on = context_->messages.on_close(session_.id_);
       const auto watch = context_->watches.find(session_.id_);
-      if (watch != context_->watches.end()) {
-        watch->second->on_connection_closed();
+      if (watch == context_->watches.end()) {
+        return;
       }
-      context_->messages.on_close(session_.id_);
+      if (watch_on) {
+        watch->second->on_connection_closed();
+      } else {
+        watch->second->stop();
+        context_->watches.erase(watch);
+      }
     }
 
    private:

@@ -14,6 +14,7 @@ namespace gradsync::rpc {
 namespace {
 
 constexpr std::size_t kCallsInFlight = 1024;  ///< per connection; a trainer has one or two
+constexpr std::size_t kOrphans = 4096;        ///< the oldest have run out of time to come back long ago
 
 Error unknown_method(const std::string& name) {
   std::vector<std::string> known;
@@ -197,11 +198,11 @@ void Dispatcher::on_drained(ConnectionId connection) {
   }
 }
 
-void Dispatcher::on_close(ConnectionId connection) {
+bool Dispatcher::on_close(ConnectionId connection) {
   Core& core = *state_->core;
   const auto at = core.connections.find(connection);
   if (at == core.connections.end()) {
-    return;
+    return false;
   }
   const engine::SessionId session = at->second.session;
   core.metrics.subscriptions.Decrement(static_cast<double>(at->second.subscriptions.size()));
@@ -210,9 +211,13 @@ void Dispatcher::on_close(ConnectionId connection) {
   }
   core.connections.erase(at);
   if (session != 0) {
+    if (core.orphans.size() >= kOrphans) {
+      core.orphans.erase(core.orphans.begin());
+    }
     core.orphans[connection] = session;
     core.engine.connection_lost(session);
   }
+  return session != 0;
 }
 
 void Dispatcher::on_process_exit(ConnectionId connection) {

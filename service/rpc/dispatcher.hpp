@@ -89,7 +89,7 @@ class Dispatcher {
   void on_open(ConnectionId connection, const Peer& peer);
   void on_text(ConnectionId connection, std::string_view text);
   void on_drained(ConnectionId connection);
-  void on_close(ConnectionId connection);         ///< the engine hears `connection_lost`
+  bool on_close(ConnectionId connection);  ///< the engine hears `connection_lost`; true: `on_process_exit` is wanted
   void on_process_exit(ConnectionId connection);  ///< the peer process is gone; may come before or after on_close
   [[nodiscard]] PostReply on_post(const Peer& peer, std::string_view body);  ///< session-less methods only: never waits
 

@@ -10,6 +10,9 @@ namespace gradsync::rpc {
 
 namespace {
 
+/// Of all queues of a connection together: a report of many layers is near 1 MiB long.
+constexpr std::size_t kMostBytes = 8U << 20;
+
 const char* name_of(Topic topic) {
   for (const auto& [name, entry] : EnumNames<Topic>::kEntries) {
     if (entry == topic) {
@@ -34,12 +37,17 @@ Result<std::uint64_t> Subscriptions::add(const SubscribeParams& params) {
 }
 
 Result<void> Subscriptions::remove(std::uint64_t subscription) {
-  if (subscriptions_.erase(subscription) == 0) {
+  const auto found = subscriptions_.find(subscription);
+  if (found == subscriptions_.end()) {
     Error error =
         make_error(ErrorCode::UnknownSubscription, fmt::format("no subscription {} on this connection", subscription));
     error.path = "subscription";
     return error;
   }
+  for (const Queued& queued : found->second.queue) {
+    queued_bytes_ -= queued.event_json.size();
+  }
+  subscriptions_.erase(found);
   return {};
 }
 
@@ -51,12 +59,15 @@ bool Subscriptions::wants(const Subscription& subscription, const engine::Event&
 
 std::size_t Subscriptions::push(Subscription& subscription, const engine::Event& event, const std::string& event_json) {
   subscription.queue.push_back({++sequence_, event.topic, event.job, event_json});
-  if (subscription.queue.size() <= queue_length_) {
-    return 0;
+  queued_bytes_ += event_json.size();
+  std::size_t dropped = 0;
+  while (subscription.queue.size() > queue_length_ || (queued_bytes_ > kMostBytes && subscription.queue.size() > 1)) {
+    queued_bytes_ -= subscription.queue.front().event_json.size();
+    subscription.queue.pop_front();
+    ++dropped;
   }
-  subscription.queue.pop_front();
-  ++subscription.dropped;
-  return 1;
+  subscription.dropped += dropped;
+  return dropped;
 }
 
 std::optional<std::string> Subscriptions::next() {
@@ -75,6 +86,7 @@ std::optional<std::string> Subscriptions::next() {
   Subscription& subscription = oldest->second;
   const Queued queued = std::move(subscription.queue.front());
   subscription.queue.pop_front();
+  queued_bytes_ -= queued.event_json.size();
   JsonWriter writer;
   writer.begin_object();
   writer.key("subscription");

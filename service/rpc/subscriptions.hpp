@@ -61,6 +61,7 @@ class Subscriptions {
   std::size_t queue_length_;
   std::uint64_t last_id_ = 0;
   std::uint64_t sequence_ = 0;
+  std::size_t queued_bytes_ = 0;
   std::map<std::uint64_t, Subscription> subscriptions_;
 };
 

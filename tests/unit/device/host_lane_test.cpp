@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <future>
 
@@ -166,6 +167,17 @@ TEST_F(HostLaneTest, mapping_keeps_what_the_client_wrote_and_unmapping_frees_it)
   ASSERT_EQ(::fstat(watch.get(), &status), 0);
   EXPECT_EQ(status.st_blocks, 0);  // although this process still maps it
   EXPECT_EQ(arenas_[0].data()[12345], std::byte{0});
+}
+
+TEST_F(HostLaneTest, frees_the_pages_of_a_buffer_that_was_never_mapped) {
+  constexpr std::uint64_t kSize = 1U << 20;
+  UniqueFd fd = std::move(*create_arena(kSize));
+  const UniqueFd held{::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)};
+  ASSERT_EQ(::pwrite(held.get(), "x", 1, 4096), 1);
+  EXPECT_EQ(unpopulated_bytes(held.get()), kSize - 4096);
+  lane_->submit(UnmapBuffer{7, std::move(fd), kSize});
+  EXPECT_EQ(expect<Unmapped>().buffer, 7U);
+  EXPECT_EQ(unpopulated_bytes(held.get()), kSize);
 }
 
 TEST_F(HostLaneTest, a_plan_whose_buffer_went_away_says_so) {

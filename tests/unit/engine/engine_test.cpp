@@ -329,6 +329,23 @@ TEST(Engine, a_draining_daemon_takes_no_ranks_but_finishes_steps) {
   EXPECT_EQ(h.engine.attach(request).error().code, ErrorCode::Draining);
 }
 
+TEST(Engine, a_draining_daemon_answers_declarations_that_wait_for_ranks_that_cannot_come) {
+  Harness h;
+  h.attach(0, 2);
+  const plan::RankDeclaration declaration = Harness::declaration({{"a", 4}});
+  const auto waiting = h.declare(0, declaration);
+  h.pump();
+  EXPECT_FALSE(waiting->result);
+  h.engine.drain();
+  h.pump();
+  ASSERT_TRUE(waiting->error);
+  EXPECT_EQ(waiting->error->code, ErrorCode::Draining);
+  EXPECT_TRUE(h.engine.idle());
+  const auto late = h.declare(0, declaration);
+  ASSERT_TRUE(late->error);
+  EXPECT_EQ(late->error->code, ErrorCode::Draining);
+}
+
 TEST(Engine, history_keeps_the_last_reports) {
   EngineOptions options;
   options.history = 2;

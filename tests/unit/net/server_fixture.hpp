@@ -50,6 +50,8 @@ class TempFolder {
 /// Echoes texts and bodies. "flood" sends without end, "bye" answers and closes, "throw" throws.
 class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler {
  public:
+  bool watch_on = true;  ///< answer of on_close
+
   Server* server = nullptr;
 
   void on_open(ConnectionId connection, const PeerIdentity& peer) override {
@@ -77,7 +79,10 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     note(fmt::format("drained {} {}", connection, server->drained(connection)));
   }
 
-  void on_close(ConnectionId connection) override { note(fmt::format("close {}", connection)); }
+  bool on_close(ConnectionId connection) override {
+    note(fmt::format("close {}", connection));
+    return watch_on;
+  }
 
   void on_process_exit(ConnectionId connection) override { note(fmt::format("exit {}", connection)); }
 

@@ -95,6 +95,26 @@ TEST(Events, a_slow_reader_loses_the_oldest_and_hears_how_many) {
   EXPECT_EQ(rpc.metrics.events_dropped.Value(), 7.0);
 }
 
+TEST(Events, a_slow_reader_costs_a_fixed_amount_of_memory_however_long_the_events) {
+  Subscriber rpc;
+  rpc.subscribe({{"topics", {"alert"}}});
+  rpc.subscribe({{"topics", {"alert"}}});
+  rpc.outbox.stuck.insert(1);
+  for (int i = 0; i < 20; ++i) {
+    rpc.dispatcher->on_event(alert(std::to_string(i) + std::string(800'000, 'x')));
+  }
+  rpc.outbox.stuck.clear();
+  rpc.dispatcher->on_drained(1);
+  std::size_t bytes = 0;
+  std::string last;
+  for (Json event = rpc.pushed(); !event.is_null(); event = rpc.pushed()) {
+    last = event["event"]["what"].get<std::string>();
+    bytes += last.size();
+  }
+  EXPECT_LE(bytes, 8U << 20);
+  EXPECT_EQ(last.substr(0, 3), "19x");
+}
+
 TEST(Events, several_subscriptions_keep_the_order_of_events) {
   Subscriber rpc;
   rpc.subscribe({{"topics", {"alert"}}});
