@@ -16,7 +16,7 @@ from ._arena import Arena
 from ._buffer import Buffer
 from ._report import StepReport, decode_report
 from ._step_tracker import StepTracker
-from ._tensor import Tensor
+from ._tensor import ARENA_ALIGNMENT, Tensor
 from ._wire import dump, encode_number, notification
 from .errors import NotReady, RpcError, UsageError, local_error
 
@@ -59,11 +59,11 @@ class Grads:
         self._accumulate = accumulate
         self.tensors: tuple[Tensor, ...] = tuple(tensors)
         self.plan_digest: str = reply["plan_digest"]
-        self.offsets: list[int] = list(reply["offsets"])
         self.buckets: list[Bucket] = [
             Bucket(index, wire["dtype"], wire["offset"], wire["bytes"], tuple(wire["tensors"]))
             for index, wire in enumerate(reply["buckets"])
         ]
+        self.offsets: list[int] = list(reply["offsets"]) if "offsets" in reply else self._packed_offsets()
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._buffers: dict[int, Buffer] = {}
         self._lock = threading.Lock()
@@ -75,6 +75,16 @@ class Grads:
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
         self._finished_once = False
         self._retired = False
+
+    def _packed_offsets(self) -> list[int]:
+        # A reply for very many tensors leaves them out: a bucket's tensors follow each other, each rounded up.
+        offsets = [0] * len(self.tensors)
+        for bucket in self.buckets:
+            offset = bucket.offset
+            for index in bucket.tensors:
+                offsets[index] = offset
+                offset += -(-self.tensors[index].nbytes // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
+        return offsets
 
     # memory
 
