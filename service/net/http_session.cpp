@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <sstream>
 #include <utility>
 
 namespace gradsync::net {
@@ -123,7 +124,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       if (!answer && entrance_ != Entrance::Health && beast::websocket::is_upgrade(request)) {
         answer = refuse_upgrade(request);
         if (!answer) {
-          co_await upgrade(std::move(request));
+          co_await upgrade(request);
           co_return;
         }
       }
@@ -252,9 +253,11 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     return response;
   }
 
-  Task<void> upgrade(Request request) {
+  Task<void> upgrade(const Request& request) {
     deadline_.cancel();
-    Upgrade upgrade{id_, std::move(socket_), std::move(request), peer_, std::move(process_)};
+    std::ostringstream head;
+    head << request.base();
+    Upgrade upgrade{id_, std::move(socket_), head.str(), peer_, std::move(process_)};
     co_await serve_websocket(context_, std::move(upgrade));
   }
 

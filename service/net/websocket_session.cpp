@@ -49,7 +49,7 @@ class WebSocketSession final : public Session,
         id_(upgrade.id),
         peer_(upgrade.peer),
         process_(std::move(upgrade.process)),
-        request_(std::move(upgrade.request)),
+        head_(std::move(upgrade.head)),
         stream_(std::move(upgrade.socket)),
         linger_(context->io.get_executor()) {
     websocket::stream_base::timeout timeout{};
@@ -108,12 +108,12 @@ class WebSocketSession final : public Session,
   // ---- the coroutine
 
   Task<void> run() {
-    auto [accept_error] = co_await stream_.async_accept(request_, use_task);
+    auto [accept_error] = co_await stream_.async_accept(asio::buffer(head_), use_task);
     if (accept_error) {
       spdlog::debug("upgrade failed connection={}: {}", id_, accept_error.message());
       co_return;
     }
-    request_ = {};
+    head_ = {};
     co_await read_messages();
     if (!dead_) {
       co_await linger();
@@ -249,7 +249,7 @@ class WebSocketSession final : public Session,
   ConnectionId id_;
   PeerIdentity peer_;
   UniqueFd process_;
-  http::request<http::string_body> request_;
+  std::string head_;
   websocket::stream<EagerSocket, false> stream_;  // false: permessage-deflate is not compiled in
   beast::flat_buffer buffer_;
   Timer linger_;

@@ -4,8 +4,7 @@
 
 #include "net/server_context.hpp"
 
-#include <boost/beast/http/message.hpp>
-#include <boost/beast/http/string_body.hpp>
+#include <string>
 
 namespace gradsync::net {
 
@@ -13,7 +12,7 @@ namespace gradsync::net {
 struct Upgrade {
   ConnectionId id = 0;
   Socket socket;
-  boost::beast::http::request<boost::beast::http::string_body> request;
+  std::string head;  ///< of the request, as it was read
   PeerIdentity peer;
   UniqueFd process;
 };
