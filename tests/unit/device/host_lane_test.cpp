@@ -170,6 +170,7 @@ TEST_F(HostLaneTest, mapping_keeps_what_the_client_wrote_and_unmapping_frees_it)
 }
 
 TEST_F(HostLaneTest, frees_the_pages_of_a_buffer_that_was_never_mapped) {
+  start(1);
   constexpr std::uint64_t kSize = 1U << 20;
   UniqueFd fd = std::move(*create_arena(kSize));
   const UniqueFd held{::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)};

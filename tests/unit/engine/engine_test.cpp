@@ -332,7 +332,7 @@ TEST(Engine, a_draining_daemon_takes_no_ranks_but_finishes_steps) {
 TEST(Engine, a_draining_daemon_answers_declarations_that_wait_for_ranks_that_cannot_come) {
   Harness h;
   h.attach(0, 2);
-  const plan::RankDeclaration declaration = Harness::declaration({{"a", 4}});
+  const plan::RankDeclaration declaration = Harness::declaration({Harness::tensor("a")});
   const auto waiting = h.declare(0, declaration);
   h.pump();
   EXPECT_FALSE(waiting->result);
