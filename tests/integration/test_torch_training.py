@@ -278,7 +278,7 @@ def test_a_rank_killed_in_a_step_is_named_to_the_others(gradsyncd, tmp_path):
 def test_the_minimal_example(gradsyncd):
     done = torchrun(gradsyncd, 2, EXAMPLES / "minimal.py")
     assert done.returncode == 0, done.stderr[-4000:]
-    assert sum("step 19: loss" in line for line in done.stdout.splitlines()) == 2
+    assert done.stdout.count("step 19: loss") == 2  # two ranks share the stream, and sometimes a line
 
 
 @pytest.mark.timeout(DEADLINE_S + 10)
