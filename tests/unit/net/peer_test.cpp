@@ -131,13 +131,13 @@ TEST_F(PeerProcess, its_end_is_told_also_after_it_closed) {
 TEST_F(PeerProcess, is_not_watched_after_it_closed_when_nobody_asks) {
   const auto process = other();
   RunningServer running{options()};
-  running.handlers.watch_on = false;
+  running.on_io([&] { running.handlers.watch_on = false; });
   ASSERT_EQ(process->tell('u').substr(0, 3), "101");
   EXPECT_EQ(process->tell('c'), "done");
   ASSERT_TRUE(running.handlers.saw("close 1"));
   process->end();
   const auto next = other();  // by the time its end is told, that of the first would have been
-  running.handlers.watch_on = true;
+  running.on_io([&] { running.handlers.watch_on = true; });
   ASSERT_EQ(next->tell('u').substr(0, 3), "101");
   next->end();
   EXPECT_TRUE(running.handlers.saw("exit 2"));
