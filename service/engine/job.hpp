@@ -38,6 +38,14 @@ struct JobContext {
 /// A timeout of a client may be any number: the longest is a year.
 [[nodiscard]] TimePoint deadline_after(TimePoint now, Milliseconds timeout);
 
+/// A plan the lane has, or is about to have.
+struct EpochPlan {
+  device::PlanId id = 0;
+  std::shared_ptr<const plan::Plan> plan;
+  std::vector<std::uint64_t> buffers;
+  ReportConstants constants;
+};
+
 class Job {
  public:
   Job(JobContext& context, const AttachRequest& first);
@@ -64,7 +72,7 @@ class Job {
   /// Nothing of it runs on the lane and no call waits for that.
   [[nodiscard]] bool quiet() const { return !(machine_ && machine_->busy()) && departed_.empty(); }
 
-  // declaration (job_epoch.cpp)
+  // declaration (job_declare.cpp, job_epoch.cpp)
   void declare(std::int64_t rank, DeclareRequest request, Reply<DeclareResult> reply);
   void stop_forming(const Error& error);  ///< answers every declaration that waits
   void on_plan(PlanOutcome outcome);
@@ -137,14 +145,6 @@ class Job {
     std::vector<std::uint32_t> bucket_digests;
   };
 
-  /// A plan the lane has, or is about to have.
-  struct LoadedPlan {
-    device::PlanId id = 0;
-    std::shared_ptr<const plan::Plan> plan;
-    std::vector<std::uint64_t> buffers;
-    ReportConstants constants;
-  };
-
   // Ended attempts, for calls that come again.
 
   struct DoneRecord {
@@ -176,7 +176,7 @@ class Job {
   void try_form();
   void load(std::shared_ptr<const plan::Plan> plan);
   void commit_epoch();
-  void unload(LoadedPlan& plan);
+  void unload(EpochPlan& plan);
 
   [[nodiscard]] bool forming() const { return !machine_ || loading_ || plan_ticket_ != 0 || !all_committed(); }
 
@@ -223,8 +223,8 @@ class Job {
   std::vector<Rank> ranks_;
 
   std::uint64_t epoch_ = 1;
-  std::optional<LoadedPlan> active_;
-  std::optional<LoadedPlan> loading_;
+  std::optional<EpochPlan> active_;
+  std::optional<EpochPlan> loading_;
   std::uint64_t plan_ticket_ = 0;  ///< of the plan being made; 0: none
   bool redeclare_ = false;         ///< every rank has to declare before the next commit
   std::optional<StepMachine> machine_;

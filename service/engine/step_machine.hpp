@@ -6,7 +6,7 @@
 // failure the attempt is sticky: it aborts once, and `Failed` is given out only when nothing of it is outstanding on
 // the lane. An attempt that ended leaves a record, so that a repeated call gets the same answer.
 
-#include "base/clock.hpp"
+#include "engine/ask.hpp"
 #include "engine/engine.hpp"
 #include "plan/plan.hpp"
 
@@ -70,27 +70,6 @@ struct AttemptFailed {
 using Action =
     std::variant<LaunchReduce, LaunchFinish, LaunchScale, LaunchAbort, AnswerRank, NormKnown, Committed, AttemptFailed>;
 using Actions = std::vector<Action>;
-
-/// What a rank asked for and waits on.
-struct Ask {
-  enum class Kind : std::uint8_t { Finish, NormOnly, Clip };
-  Kind kind = Kind::Finish;
-  std::int64_t step = 0;
-  double scale = 1.0;
-  bool override_max_norm = false;
-  std::optional<double> max_norm;
-  TimePoint since;
-  TimePoint half;  ///< when to warn
-  TimePoint deadline;
-};
-
-[[nodiscard]] Ask make_ask(const FinishRequest& request, TimePoint now, TimePoint deadline);
-[[nodiscard]] Ask make_ask(const ClipRequest& request, TimePoint now, TimePoint deadline);
-/// Times apart, the two ask for the same.
-[[nodiscard]] bool same_terms(const Ask& a, const Ask& b);
-
-/// Wire name of the method a rank waits in.
-[[nodiscard]] const char* method_of(Ask::Kind kind);
 
 class StepMachine {
  public:

@@ -42,10 +42,10 @@ Actions StepMachine::on_finished(std::uint64_t tag, device::StepMath math) {
     for (Rank& rank : ranks_) {
       rank.ask.reset();
     }
-    actions.push_back(NormKnown{std::move(math)});
+    actions.emplace_back(NormKnown{std::move(math)});
     return actions;
   }
-  actions.push_back(Committed{attempt_, std::move(math)});
+  actions.emplace_back(Committed{attempt_, std::move(math)});
   end_attempt();
   return actions;
 }
@@ -60,7 +60,7 @@ Actions StepMachine::on_scaled(std::uint64_t tag, double clip_s) {
     return actions;
   }
   math_.clip_s = clip_s;
-  actions.push_back(Committed{attempt_, std::move(math_)});
+  actions.emplace_back(Committed{attempt_, std::move(math_)});
   end_attempt();
   return actions;
 }
@@ -100,7 +100,7 @@ Actions StepMachine::fail(Error error) {
   error_ = std::move(error);
   if (outstanding_ > 0) {
     ++outstanding_;
-    actions.push_back(LaunchAbort{attempt_});
+    actions.emplace_back(LaunchAbort{attempt_});
     return actions;
   }
   settle_failure(actions);
@@ -117,7 +117,7 @@ void StepMachine::settle_failure(Actions& actions) {
   end_attempt();
   error.epoch = epoch_;
   error.attempt = attempt_;
-  actions.push_back(AttemptFailed{failed, std::move(error), was_begun});
+  actions.emplace_back(AttemptFailed{failed, std::move(error), was_begun});
 }
 
 void StepMachine::end_attempt() {

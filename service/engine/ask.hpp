@@ -1,0 +1,38 @@
+#pragma once
+// What a rank asked for in a step call and waits on, and how two ranks may differ in it.
+
+#include "base/clock.hpp"
+#include "engine/engine.hpp"
+
+#include <cstdint>
+#include <optional>
+
+namespace gradsync::engine {
+
+/// What a rank asked for and waits on.
+struct Ask {
+  enum class Kind : std::uint8_t { Finish, NormOnly, Clip };
+  Kind kind = Kind::Finish;
+  std::int64_t step = 0;
+  double scale = 1.0;
+  bool override_max_norm = false;
+  std::optional<double> max_norm;
+  TimePoint since;
+  TimePoint half;  ///< when to warn
+  TimePoint deadline;
+};
+
+[[nodiscard]] Ask make_ask(const FinishRequest& request, TimePoint now, TimePoint deadline);
+[[nodiscard]] Ask make_ask(const ClipRequest& request, TimePoint now, TimePoint deadline);
+/// Times apart, the two ask for the same.
+[[nodiscard]] bool same_terms(const Ask& a, const Ask& b);
+
+/// StepMismatch naming the first thing that the two do not share; nothing when they ask for the same.
+[[nodiscard]] std::optional<Error> mismatch(
+    std::int64_t rank, const Ask& ask, std::int64_t other_rank, const Ask& other
+);
+
+/// Wire name of the method a rank waits in.
+[[nodiscard]] const char* method_of(Ask::Kind kind);
+
+}  // namespace gradsync::engine

@@ -1,0 +1,94 @@
+// What ranks say of buckets and tensors before they finish. A notification has no answer: what is wrong with it is kept
+// and given out with the finish.
+
+#include "engine/step_machine.hpp"
+
+#include <fmt/format.h>
+
+namespace gradsync::engine {
+
+void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::uint32_t>& tensors) {
+  Rank& rank = ranks_[index(rank_number)];
+  for (const std::uint32_t tensor : tensors) {
+    if (rank.is_unused[tensor]) {
+      continue;
+    }
+    if (rank.ready[plan_->tensors[tensor].bucket]) {
+      // The bucket may already be reduced with this tensor's memory in it.
+      Error error = make_error(
+          ErrorCode::DuplicateReady,
+          fmt::format(
+              "rank {} called tensor '{}' unused after its bucket {} was ready",
+              rank_number,
+              plan_->tensors[tensor].declaration.name,
+              plan_->tensors[tensor].bucket
+          ),
+          "mark tensors unused before the last tensor of their bucket is ready"
+      );
+      error.rank = rank_number;
+      error.tensor = plan_->tensors[tensor].declaration.name;
+      rank.notification_error = rank.notification_error.value_or(std::move(error));
+      continue;
+    }
+    rank.is_unused[tensor] = true;
+    rank.unused.push_back(tensor);
+    unused_[plan_->tensors[tensor].bucket].push_back({tensor, rank_number});
+  }
+}
+
+Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t attempt, std::uint32_t bucket) {
+  Actions actions;
+  Rank& rank = ranks_[index(rank_number)];
+  if (attempt < attempt_ || error_) {
+    return actions;  // of an attempt that ended; its finish gets the recorded answer
+  }
+  if (attempt > attempt_) {
+    rank.notification_error = rank.notification_error.value_or(*stale(rank_number, attempt));
+    return actions;
+  }
+  if (bucket >= plan_->buckets.size()) {
+    rank.notification_error = rank.notification_error.value_or(invalid_params(
+        "bucket", fmt::format("bucket {} does not exist: the plan has {}", bucket, plan_->buckets.size())
+    ));
+    return actions;
+  }
+  if (rank.ready[bucket]) {
+    Error error = make_error(
+        ErrorCode::DuplicateReady,
+        fmt::format("rank {} reported bucket {} ready twice in attempt {}", rank_number, bucket, attempt),
+        "report each bucket once per step"
+    );
+    error.rank = rank_number;
+    error.bucket = bucket;
+    rank.notification_error = rank.notification_error.value_or(std::move(error));
+    return actions;
+  }
+  rank.ready[bucket] = true;
+  launch_ready(actions);
+  return actions;
+}
+
+Actions StepMachine::on_unused(
+    std::int64_t rank_number, std::uint64_t attempt, const std::vector<std::uint32_t>& tensors
+) {
+  Rank& rank = ranks_[index(rank_number)];
+  if (attempt < attempt_ || error_) {
+    return {};
+  }
+  if (attempt > attempt_) {
+    rank.notification_error = rank.notification_error.value_or(*stale(rank_number, attempt));
+    return {};
+  }
+  for (const std::uint32_t tensor : tensors) {
+    if (tensor >= plan_->tensors.size()) {
+      rank.notification_error = rank.notification_error.value_or(invalid_params(
+          "tensors", fmt::format("tensor {} does not exist: the plan has {}", tensor, plan_->tensors.size())
+      ));
+      return {};
+    }
+  }
+  mark_unused(rank_number, tensors);
+  return {};
+}
+
+}  // namespace gradsync::engine
