@@ -149,7 +149,9 @@ void combine_norms(const LoadedPlan& plan, const FinishStep& command, StepMath& 
   plan::ClipRule measure;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     const plan::ClipRule& rule = command.rules[group];
-    math.groups.push_back(plan::apply_clip_rule(rule, groups[group].norm(), command.scale));
+    const double raw_norm = groups[group].norm();
+    math.groups.push_back(plan::apply_clip_rule(rule, raw_norm, command.scale));
+    math.raw_group_norms.push_back(raw_norm);
     measure.norm_dtype = rule.norm_dtype == plan::DType::Float64 ? rule.norm_dtype : measure.norm_dtype;
   }
   math.norm = plan::apply_clip_rule(measure, total.norm(), command.scale).norm;

@@ -48,15 +48,23 @@ double torch_coefficient(T norm, T max_norm) {
   return coefficient > T{1} ? 1.0 : static_cast<double>(coefficient);
 }
 
+double next_below(double value, DType dtype) {
+  return dtype == DType::Float64 ? std::nextafter(value, 0.0) : std::nextafter(static_cast<float>(value), 0.0F);
+}
+
+/// The largest factor of `dtype`'s precision, not above `factor`, that takes `norm` to no more than max_norm.
+double shrink_to_fit(double factor, double norm, double max_norm, DType dtype) {
+  factor = round_down(factor, dtype);
+  while (factor > 0 && factor * norm > max_norm) {
+    factor = next_below(factor, dtype);
+  }
+  return factor;
+}
+
 /// Rounded down, so that `coefficient * norm ≤ max_norm` holds for the norm that was measured, not only for the one
 /// that is reported: rounding to nearest would leave half of all clipped steps a little above the threshold.
 double strict_coefficient(double max_norm, double measured, double reported, DType dtype) {
-  double coefficient = round_down(std::min(max_norm / reported, max_norm / measured), dtype);
-  while (coefficient > 0 && coefficient * measured > max_norm) {
-    coefficient = dtype == DType::Float64 ? std::nextafter(coefficient, 0.0)
-                                          : std::nextafter(static_cast<float>(coefficient), 0.0F);
-  }
-  return coefficient;
+  return shrink_to_fit(std::min(max_norm / reported, max_norm / measured), measured, max_norm, dtype);
 }
 
 /// The shortest text that reads back as the norm; longer where that text would look equal to the threshold.
@@ -112,7 +120,10 @@ void decide_torch(const ClipRule& rule, ClipOutcome& outcome) {
 }  // namespace
 
 ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale) {
-  const double measured = raw_norm / scale;
+  // A scale below 1 can lift a norm out of the doubles. It is then the largest of them, and clips by what is exact: the
+  // norm before the division.
+  const bool beyond = std::isfinite(raw_norm) && std::isinf(raw_norm / scale);
+  const double measured = beyond ? std::numeric_limits<double>::max() : raw_norm / scale;
   const bool off = !rule.max_norm || (*rule.max_norm == 0 && rule.zero_rule == ZeroRule::Off);
   const bool torch = rule.mode == ClipMode::Torch && !off;
 
@@ -131,13 +142,15 @@ ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale)
   }
 
   const double multiplier = outcome.coefficient / scale;
-  if (rule.norm_dtype == DType::Float64) {
-    outcome.multiplier = multiplier;
+  if (outcome.clipped && std::isfinite(raw_norm) && (!torch || beyond)) {
+    // What is multiplied is the stored values, so they are what must come to no more than max_norm.
+    const double largest = *rule.max_norm / raw_norm;
+    outcome.multiplier =
+        shrink_to_fit(beyond ? largest : std::min(multiplier, largest), raw_norm, *rule.max_norm, rule.norm_dtype);
+    outcome.coefficient = beyond ? outcome.multiplier * scale : outcome.coefficient;
   } else {
-    // A coefficient that clips is rounded down again; exact for the usual scales, which are powers of two.
-    outcome.multiplier = outcome.clipped && !torch && std::isfinite(multiplier)
-                             ? round_down(multiplier, rule.norm_dtype)
-                             : static_cast<double>(nearest_float(multiplier));
+    outcome.multiplier =
+        rule.norm_dtype == DType::Float64 ? multiplier : static_cast<double>(nearest_float(multiplier));
   }
   outcome.multiply = torch || outcome.multiplier != 1.0;
   return outcome;

@@ -310,6 +310,38 @@ TEST_F(StepMathTest, measuring_and_clipping_can_be_apart) {
   EXPECT_EQ(get<float>(0, 1)[0], 2);
 }
 
+TEST_F(StepMathTest, a_later_clip_by_the_raw_norms_has_the_bits_of_the_fused_one) {
+  load(lay_out(2, {{kFloat32, {{0, 1}}, 1}}, {{3, 0, 0}, {2, 0, 1}}));
+  Tag tag = 0;
+  const auto step = [&](const plan::ClipRule& rule, double scale, bool apply) {
+    for (const std::int64_t rank : {0, 1}) {
+      set<float>(0, rank, {0.1F, 7.3F, -1.7F});
+      set<float>(1, rank, {0.3F, 11});
+    }
+    reduce_all(++tag);
+    return finish(tag, {rule, rule}, scale, apply);
+  };
+  for (const plan::ClipMode mode : {plan::ClipMode::Strict, plan::ClipMode::Torch}) {
+    for (const double scale : {1.0, 3.0, 1024.0}) {
+      plan::ClipRule rule = strict(0.3);
+      rule.mode = mode;
+      const StepMath fused = step(rule, scale, true);
+      const StepMath measured = step(strict(std::nullopt), scale, false);
+      ASSERT_EQ(measured.raw_group_norms.size(), 2U);
+      EXPECT_EQ(measured.raw_group_norms, fused.raw_group_norms);
+      for (std::size_t group = 0; group < 2; ++group) {
+        const double raw_norm = measured.raw_group_norms[group];
+        EXPECT_NE(raw_norm, static_cast<float>(raw_norm)) << "rounded";
+        const plan::ClipOutcome later = plan::apply_clip_rule(rule, raw_norm, scale);
+        EXPECT_EQ(later.coefficient, fused.groups[group].coefficient);
+        EXPECT_EQ(later.multiplier, fused.groups[group].multiplier);
+        EXPECT_EQ(later.norm, fused.groups[group].norm);
+        EXPECT_EQ(later.reason, fused.groups[group].reason);
+      }
+    }
+  }
+}
+
 TEST_F(StepMathTest, a_finish_before_all_reductions_is_refused) {
   load(lay_out(2, {{kFloat32, {{0, 1}}, 1}, {kFloat32, {{0, 1}}, 1}}, {{1, 0}, {1, 1}}));
   const auto refusal = [&](FinishStep command) {

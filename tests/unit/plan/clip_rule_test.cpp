@@ -191,6 +191,43 @@ TEST(ClipRule, a_finite_norm_above_float32_is_not_reported_as_infinite) {
   EXPECT_LE(outcome.multiplier * 1e39, 1);
 }
 
+TEST(ClipRule, a_strict_multiplier_fits_with_any_scale) {
+  std::mt19937_64 random(12);
+  std::uniform_real_distribution<double> exponent(-300, 300);
+  for (int i = 0; i < 20'000; ++i) {
+    const double max_norm = std::pow(10.0, exponent(random) / 2);
+    const double norm = max_norm * (1 + std::pow(10.0, exponent(random) / 100));
+    const double scale = std::pow(10.0, exponent(random) / 10);  // not a power of two
+    const double raw_norm = norm * scale;
+    const ClipOutcome outcome = apply_clip_rule(strict(max_norm, DType::Float64), raw_norm, scale);
+    ASSERT_TRUE(outcome.clipped);
+    ASSERT_LE(outcome.multiplier * raw_norm, max_norm) << max_norm << " " << norm << " " << scale;
+    ASSERT_GE(outcome.multiplier * raw_norm, max_norm * (1 - 1e-15)) << max_norm << " " << norm << " " << scale;
+  }
+}
+
+TEST(ClipRule, the_edge_of_the_doubles_is_clipped_like_anything_else) {
+  for (const double scale : {1.0, 2.0, 65536.0}) {
+    const ClipOutcome outcome = apply_clip_rule(strict(1e300, DType::Float64), 1.7e308, scale);
+    EXPECT_TRUE(outcome.clipped) << scale;
+    EXPECT_EQ(outcome.norm, 1.7e308 / scale);
+    EXPECT_LE(outcome.multiplier * 1.7e308, 1e300) << scale;
+    EXPECT_GE(outcome.multiplier * 1.7e308, 1e300 * (1 - 1e-15)) << scale;
+  }
+}
+
+TEST(ClipRule, a_scale_that_lifts_the_norm_out_of_the_doubles_still_clips) {
+  for (const ClipRule& rule : {strict(10, DType::Float64), torch(10, DType::Float64)}) {
+    const ClipOutcome outcome = apply_clip_rule(rule, 1e300, 1e-10);
+    EXPECT_EQ(outcome.norm, std::numeric_limits<double>::max());
+    EXPECT_TRUE(outcome.clipped);
+    EXPECT_TRUE(outcome.multiply);
+    EXPECT_LE(outcome.multiplier * 1e300, 10);
+    EXPECT_GE(outcome.multiplier * 1e300, 10 * (1 - 1e-15));
+    EXPECT_THAT(outcome.reason, HasSubstr("exceeds max_norm 10"));
+  }
+}
+
 TEST(ClipRule, a_multiplier_below_float32_becomes_0_and_not_garbage) {
   const ClipOutcome outcome = apply_clip_rule(strict(1e-30), 1e30, 1);
   EXPECT_TRUE(outcome.multiply);
