@@ -47,7 +47,7 @@ def test_a_forked_child_holds_neither_socket_nor_arena(daemon: FakeDaemon) -> No
         client = gradsync.connect(sys.argv[1])
         grads = client.attach(job="j", rank=0, world_size=1).declare([gradsync.Tensor("a", (1000,))])
         view = grads.input("a").memoryview()
-        ours = client._channel._held.socket.fileno()
+        ours = client._channel._connection._held.socket.fileno()
         assert os.path.exists(f"/proc/self/fd/{ours}")
         pid = os.fork()
         if pid == 0:
@@ -86,6 +86,33 @@ def test_a_forked_child_holds_neither_socket_nor_arena(daemon: FakeDaemon) -> No
     assert (done.stdout, done.stderr) == ("0\n", "")
     assert len(daemon.of("job.attach")) == 1
     assert len(daemon.of("job.detach")) == 1
+
+
+def test_a_fork_while_another_thread_is_inside_the_client_does_not_hang_the_child(daemon: FakeDaemon) -> None:
+    done = run(
+        """
+        import os
+        import gradsync
+        from gradsync.errors import ConnectionLost
+
+        client = gradsync.connect(sys.argv[1])
+        subscription = client.subscribe(["step"], print)
+        with client._channel._calls._lock, client._channel._connection._send_lock:  # as the reader may hold them
+            pid = os.fork()
+        if pid == 0:
+            try:
+                client.status()
+            except ConnectionLost:
+                subscription.cancel()
+                client.close()
+                os._exit(0)
+            os._exit(1)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        client.close()
+        """,
+        daemon.path,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("0", "")
 
 
 def test_a_stale_view_in_a_forked_child_faults_instead_of_reading_strange_memory(daemon: FakeDaemon) -> None:

@@ -542,7 +542,7 @@ def test_a_lost_connection_is_resumed_in_the_middle_of_a_job(ranks: Ranks) -> No
         for step in range(6):
             grads.input("w").numpy()[:] = 1
             if step % 2 == rank:
-                job.client._channel._held.socket.shutdown(2)  # SHUT_RDWR: as if the connection broke
+                job.client._channel._connection._held.socket.shutdown(2)  # SHUT_RDWR: as if the connection broke
             grads.ready("w")
             steps.append(grads.finish().step)
             assert grads.output("w").numpy().tolist() == [2, 2]
@@ -560,7 +560,7 @@ def test_a_finish_that_waits_survives_its_connection(ranks: Ranks) -> None:
         grads.ready("w")
         if rank == 1:
             assert waiting.wait(JOIN_S)
-            peers[0].client._channel._held.socket.shutdown(2)
+            peers[0].client._channel._connection._held.socket.shutdown(2)
             peers[0].client.status()  # rank 0 is back, and its finish was sent again before this
         else:
             peers.append(job)

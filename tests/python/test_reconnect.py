@@ -10,7 +10,7 @@ import pytest
 from fake_daemon import NO_REPLY, FakeDaemon, Fault
 
 import gradsync
-from gradsync import Tensor, _channel
+from gradsync import Tensor, _channel, _connection
 from gradsync.errors import CallTimeout, ConnectionLost, Superseded
 
 
@@ -72,13 +72,14 @@ def test_a_call_made_while_the_connection_is_away_waits_for_it(
 ) -> None:
     daemon.stop_listening()
     lost = threading.Event()
-    original = client._channel._handshake
+    connection = client._channel._connection
+    original = connection._handshake
 
     def handshake(deadline: float) -> Any:
         lost.set()
         return original(deadline)
 
-    monkeypatch.setattr(client._channel, "_handshake", handshake)
+    monkeypatch.setattr(connection, "_handshake", handshake)
     assert lost.wait(20)
     result = in_thread(lambda: client.call("status.get"))
     daemon.listen()
@@ -148,7 +149,7 @@ def test_subscriptions_are_made_again(client: gradsync.Client, daemon: FakeDaemo
 def test_a_daemon_that_stays_away_ends_the_client(
     client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_channel, "_RECONNECT_S", 0.2)
+    monkeypatch.setattr(_connection, "_RECONNECT_S", 0.2)
     daemon.stop_listening()
     with pytest.raises(ConnectionLost, match="does not come back"):
         client.status()

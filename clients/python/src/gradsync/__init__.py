@@ -6,8 +6,9 @@ Importing this needs neither torch nor numpy; `gradsync.torch` is the adapter fo
 from . import errors
 from ._buffer import Buffer
 from ._client import Client, Subscription, connect
-from ._grads import UNSET, Bucket, Grads, Unset
+from ._grads import Grads
 from ._job import Job
+from ._layout import Bucket
 from ._placements import Only, Partial, PartialTo, Replicate, Shard
 from ._report import (
     Divergence,
@@ -18,6 +19,7 @@ from ._report import (
     StepReport,
     StepTimings,
 )
+from ._step_request import UNSET, Unset
 from ._tensor import Clip, Mesh, Tensor
 from ._version import __version__
 from .errors import GradsyncError, UsageError

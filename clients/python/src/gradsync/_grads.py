@@ -8,44 +8,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._arena import Arena
 from ._buffer import Buffer
+from ._layout import Bucket, Layout, some_of
 from ._report import StepReport, decode_report
+from ._step_request import UNSET, ReadySet, Unset, clip_params, max_norm_param, step_params
 from ._step_tracker import StepTracker
-from ._tensor import ARENA_ALIGNMENT, Tensor
-from ._wire import dump, encode_number, notification
+from ._tensor import Tensor
+from ._wire import dump, notification
 from .errors import NotReady, RpcError, UsageError, local_error
 
 if TYPE_CHECKING:
     from ._job import Job
 
-__all__ = ["UNSET", "Bucket", "Grads", "Unset"]
-
-_NAMED_AT_MOST = 20
-
-
-class Unset(Enum):
-    """The type of `UNSET`: an argument that was not given, where None means something."""
-
-    UNSET = "unset"
-
-
-UNSET: Final = Unset.UNSET
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Tensors (by index) that lie together in the arena and are reduced by one launch."""
-
-    index: int
-    dtype: str
-    offset: int
-    nbytes: int
-    tensors: tuple[int, ...]
+__all__ = ["Grads"]
 
 
 class Grads:
@@ -55,17 +33,12 @@ class Grads:
         self, job: Job, tensors: Sequence[Tensor], accumulate: int, arena: Arena, reply: dict[str, Any]
     ) -> None:
         self._job = job
-        self._arena = arena
         self._accumulate = accumulate
-        self.tensors: tuple[Tensor, ...] = tuple(tensors)
+        self._layout = Layout(tensors, arena, reply)
+        self.tensors: tuple[Tensor, ...] = self._layout.tensors
         self.plan_digest: str = reply["plan_digest"]
-        self.buckets: list[Bucket] = [
-            Bucket(index, wire["dtype"], wire["offset"], wire["bytes"], tuple(wire["tensors"]))
-            for index, wire in enumerate(reply["buckets"])
-        ]
-        self.offsets: list[int] = list(reply["offsets"]) if "offsets" in reply else self._packed_offsets()
-        self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
-        self._buffers: dict[int, Buffer] = {}
+        self.buckets: list[Bucket] = self._layout.buckets
+        self.offsets: list[int] = self._layout.offsets
         self._lock = threading.Lock()
         self._tracker = StepTracker(
             [tensor.name for tensor in self.tensors], [b.tensors for b in self.buckets], accumulate
@@ -76,16 +49,6 @@ class Grads:
         self._finished_once = False
         self._retired = False
 
-    def _packed_offsets(self) -> list[int]:
-        # A reply for very many tensors leaves them out: a bucket's tensors follow each other, each rounded up.
-        offsets = [0] * len(self.tensors)
-        for bucket in self.buckets:
-            offset = bucket.offset
-            for index in bucket.tensors:
-                offsets[index] = offset
-                offset += -(-self.tensors[index].nbytes // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
-        return offsets
-
     # memory
 
     def index_of(self, name: str) -> int:
@@ -94,10 +57,7 @@ class Grads:
         Raises:
             UsageError: no tensor of that name was declared.
         """
-        try:
-            return self._index[name]
-        except KeyError:
-            raise UsageError(f"no tensor {name!r} was declared; declared are {_some(list(self._index))}") from None
+        return self._layout.index_of(name)
 
     def input(self, name: str) -> Buffer:
         """The memory this rank's backward writes.
@@ -105,15 +65,7 @@ class Grads:
         Raises:
             UsageError: no tensor of that name was declared.
         """
-        index = self.index_of(name)
-        buffer = self._buffers.get(index)
-        if buffer is None:
-            tensor = self.tensors[index]
-            offset = self.offsets[index]
-            memory = self._arena.memory[offset : offset + tensor.nbytes]
-            buffer = Buffer(memory, name, tensor.held_shape, tensor.dtype, offset)
-            self._buffers[index] = buffer
-        return buffer
+        return self._layout.buffer(name)
 
     def output(self, name: str) -> Buffer:
         """The reduced, clipped gradient after `finish`: the same memory as `input` on this data path.
@@ -121,11 +73,11 @@ class Grads:
         Raises:
             UsageError: no tensor of that name was declared.
         """
-        return self.input(name)
+        return self._layout.buffer(name)
 
     def arena_memoryview(self) -> memoryview:
         """The whole arena; tensor i starts at `offsets[i]`."""
-        return self._arena.memory
+        return self._layout.arena.memory
 
     # counting
 
@@ -191,12 +143,8 @@ class Grads:
         """
         if self._half_done is not None:
             raise UsageError("compute_norm() left this step half done; complete it by apply_clip()")
-        step, params = self._begin(step, scale, timeout, ready, bucket_digests)
-        if unused:
-            params["unused"] = list(dict.fromkeys([*self._unused, *unused]))
-        if max_norm is not UNSET:
-            params["max_norm"] = None if max_norm is None else encode_number(max_norm)
-        return self._end(step, self._step_call("step.finish", params, timeout))
+        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests)
+        return self._end(step, self._step_call("step.finish", params | max_norm_param(max_norm), timeout))
 
     def compute_norm(
         self,
@@ -215,7 +163,7 @@ class Grads:
         """
         if self._half_done is not None:
             raise UsageError("compute_norm() was called already in this step; apply_clip() comes next")
-        step, params = self._begin(step, scale, timeout, ready, bucket_digests)
+        step, params = self._begin(step, scale, timeout, ready, (), bucket_digests)
         wire = self._step_call("norm.compute", params, timeout)
         self._half_done = step
         return decode_report(wire, self._name_of)
@@ -231,11 +179,7 @@ class Grads:
         step = self._half_done
         if step is None:
             raise UsageError("apply_clip() needs the norm of this step; call compute_norm() first")
-        params: dict[str, Any] = {"epoch": self._job.epoch, "attempt": self._job.attempt, "step": step}
-        if max_norm is not UNSET:
-            params["max_norm"] = None if max_norm is None else encode_number(max_norm)
-        if timeout is not None:
-            params["timeout_ms"] = _milliseconds(timeout)
+        params = clip_params(self._job, step, max_norm, timeout)
         return self._end(step, self._step_call("clip.apply", params, timeout))
 
     def explain(self) -> dict[str, Any]:
@@ -249,28 +193,16 @@ class Grads:
         step: int | None,
         scale: float | None,
         timeout: float | None,
-        ready: Literal["all"] | Sequence[int] | None,
+        ready: ReadySet,
+        unused: Sequence[int],
         bucket_digests: Sequence[int] | None,
     ) -> tuple[int, dict[str, Any]]:
         self._check_open()
         if ready is None:
             self._check_complete()
         step = self._job.next_step if step is None else step
-        params: dict[str, Any] = {
-            "epoch": self._job.epoch,
-            "attempt": self._job.attempt,
-            "step": step,
-            "ready": "all" if ready is None or ready == "all" else list(ready),
-        }
-        if self._unused:
-            params["unused"] = list(self._unused)
-        if scale is not None:
-            params["scale"] = encode_number(scale)
-        if bucket_digests is not None:
-            params["bucket_digests"] = list(bucket_digests)
-        if timeout is not None:
-            params["timeout_ms"] = _milliseconds(timeout)
-        return step, params
+        everything_unused = list(dict.fromkeys([*self._unused, *unused]))
+        return step, step_params(self._job, step, scale, timeout, ready, everything_unused, bucket_digests)
 
     def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         try:
@@ -318,7 +250,7 @@ class Grads:
             counts = "" if self._accumulate == 1 else f" (declared: accumulate={self._accumulate})"
             raise local_error(
                 NotReady,
-                f"{len(names)} of {len(self.tensors)} tensors are neither ready nor unused{counts}: {_some(names)}",
+                f"{len(names)} of {len(self.tensors)} tensors are neither ready nor unused{counts}: {some_of(names)}",
                 "call ready() or mark_unused() for each of them, then finish() again",
                 tensors=names,
             )
@@ -329,16 +261,4 @@ class Grads:
     def retire(self) -> None:
         """Refuses further steps; views stay mapped as long as somebody holds them."""
         self._retired = True
-        self._buffers.clear()
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:_NAMED_AT_MOST])
-    left = len(names) - _NAMED_AT_MOST
-    return f"{shown} and {left} more" if left > 0 else shown or "none"
-
-
-def _milliseconds(timeout: float) -> int:
-    if not timeout > 0:
-        raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for the daemon's default")
-    return max(1, round(timeout * 1000))
+        self._layout.forget_buffers()

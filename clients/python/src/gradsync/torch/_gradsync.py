@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim import Optimizer
 
-from gradsync import UNSET, GradsyncError, StepReport
-from gradsync._grads import Unset
+from gradsync import UNSET, GradsyncError, StepReport, Unset
 from gradsync.errors import RpcError, UsageError
 
 from ._errors import LateGradient, ParameterChanged

@@ -12,8 +12,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from gradsync import UNSET, StepReport, StepTimings
-from gradsync._grads import Unset
+from gradsync import UNSET, StepReport, StepTimings, Unset
 
 from ._recorder import Counters
 

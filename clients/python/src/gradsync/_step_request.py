@@ -1,0 +1,70 @@
+"""The params of a step's calls, in their wire form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ._wire import encode_number
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from ._job import Job
+
+__all__ = ["UNSET", "ReadySet", "Unset", "clip_params", "max_norm_param", "step_params"]
+
+ReadySet = Literal["all"] | Sequence[int] | None
+
+
+class Unset(Enum):
+    """The type of `UNSET`: an argument that was not given, where None means something."""
+
+    UNSET = "unset"
+
+
+UNSET: Final = Unset.UNSET
+
+
+def step_params(
+    job: Job,
+    step: int,
+    scale: float | None,
+    timeout: float | None,
+    ready: ReadySet,
+    unused: Sequence[int],
+    bucket_digests: Sequence[int] | None,
+) -> dict[str, Any]:
+    """Of step.finish and norm.compute."""
+    params = _fence(job, step) | {"ready": "all" if ready is None or ready == "all" else list(ready)}
+    if unused:
+        params["unused"] = list(unused)
+    if scale is not None:
+        params["scale"] = encode_number(scale)
+    if bucket_digests is not None:
+        params["bucket_digests"] = list(bucket_digests)
+    return params | _timeout(timeout)
+
+
+def clip_params(job: Job, step: int, max_norm: float | None | Unset, timeout: float | None) -> dict[str, Any]:
+    """Of clip.apply."""
+    return _fence(job, step) | max_norm_param(max_norm) | _timeout(timeout)
+
+
+def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
+    """`max_norm` where it was given: None is a value of its own."""
+    if max_norm is UNSET:
+        return {}
+    return {"max_norm": None if max_norm is None else encode_number(max_norm)}
+
+
+def _fence(job: Job, step: int) -> dict[str, Any]:
+    return {"epoch": job.epoch, "attempt": job.attempt, "step": step}
+
+
+def _timeout(timeout: float | None) -> dict[str, Any]:
+    if timeout is None:
+        return {}
+    if not timeout > 0:
+        raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for the daemon's default")
+    return {"timeout_ms": max(1, round(timeout * 1000))}
