@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 
 namespace gradsync::fakes {
 
@@ -16,6 +17,11 @@ class InlineHostLane : public device::Lane {
     if (!std::holds_alternative<device::SetWidth>(command)) {
       const std::lock_guard lock(mutex_);
       ++outstanding_;
+    }
+    if (const std::optional<device::Failed> failed = failing ? failure_of(command) : std::nullopt) {
+      const std::lock_guard lock(mutex_);
+      reports_.push_back(*failed);
+      return;
     }
     lane_.submit(std::move(command));
   }
@@ -33,7 +39,24 @@ class InlineHostLane : public device::Lane {
     return true;
   }
 
+  bool failing = false;  ///< plans are not taken and buckets not reduced, as when the device breaks
+
  private:
+  static std::optional<device::Failed> failure_of(const device::LaneCommand& command) {
+    device::Failed report;
+    report.message = "scripted failure";
+    if (const auto* load = std::get_if<device::LoadPlan>(&command)) {
+      report.plan = load->plan;
+      return report;
+    }
+    if (const auto* reduce = std::get_if<device::ReduceBucket>(&command)) {
+      report.plan = reduce->plan;
+      report.tag = reduce->tag;
+      return report;
+    }
+    return std::nullopt;
+  }
+
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::deque<device::LaneReport> reports_;

@@ -191,6 +191,8 @@ class Player:
             assert self.connection(on).queue == []
         elif "post" in line:
             self.post(line)
+        elif "fetch" in line:
+            match(line["answer"], self.fetch(substitute(line["fetch"], self.variables)), self.variables)
         elif "fill" in line:
             self.fill(line["fill"])
         elif "close" in line:
@@ -218,18 +220,21 @@ class Player:
     def fill(self, what: Json) -> None:
         token = substitute(what["token"], self.variables)
         if token not in self.arenas:
-            self.arenas[token] = self.fetch(token)
+            answer = self.fetch(token)
+            assert token in self.arenas, answer
         values = [math.nan if value == "nan" else float(value) for value in what["values"]]
         os.pwrite(self.arenas[token], struct.pack(f"{len(values)}f", *values), what.get("offset", 0))
 
-    def fetch(self, token: str) -> int:
+    def fetch(self, token: str) -> Json:
+        """The answer of the fd socket; a descriptor that comes with it is kept under its token."""
         with socket.socket(socket.AF_UNIX) as raw:
             raw.settimeout(WAIT_S)
             raw.connect(self.path.removesuffix(".sock") + ".fd.sock")
             raw.sendall(token.encode() + b"\n")
             answer, descriptors, _, _ = socket.recv_fds(raw, 65536, 1)
-            assert len(descriptors) == 1, answer
-            return descriptors[0]
+            if descriptors:
+                self.arenas[token] = descriptors[0]
+            return json.loads(answer)
 
     def close(self) -> None:
         for connection in self.connections.values():

@@ -54,6 +54,8 @@ class Replay {
       EXPECT_EQ(rpc_.outbox.take(connection(on)), "");
     } else if (line.contains("post")) {
       post(line);
+    } else if (line.contains("fetch")) {
+      fetch(on, line);
     } else if (line.contains("fill")) {
       fill(line["fill"]);
     } else if (line.contains("advance_s")) {
@@ -66,6 +68,8 @@ class Replay {
     } else if (line.contains("exit")) {
       rpc_.dispatcher->on_process_exit(connection(on));
       rpc_.pump();
+    } else if (line.contains("lane_fails")) {
+      rpc_.lane.failing = line["lane_fails"];
     } else if (line.contains("drain")) {
       rpc_.draining = true;
       rpc_.engine.drain();
@@ -80,6 +84,7 @@ class Replay {
     peer.privileged = options.value("privileged", true);
     peer.uid = options.value("uid", peer.uid);
     peer.pid = options.value("pid", peer.pid);
+    peers_[on] = peer;
     rpc_.open(++last_connection_, peer);
     return connections_[on] = last_connection_;
   }
@@ -131,6 +136,21 @@ class Replay {
     }
   }
 
+  /// The fd socket: a token goes in, a line of JSON and perhaps a descriptor come out.
+  void fetch(const std::string& on, const Json& line) {
+    const auto peer = peers_.try_emplace(on, Harness::local_peer()).first->second;
+    const std::string token = substitute(line["fetch"], variables_);
+    auto taken = rpc_.engine.take_fd(token, peer.uid, peer.pid);
+    Json answer;
+    if (taken) {
+      answer["bytes"] = taken->size_bytes;
+      arenas_.insert_or_assign(token, std::move(taken->fd));
+    } else {
+      answer["error"] = Json::parse(error_json(taken.error()));
+    }
+    EXPECT_EQ(mismatch(line["answer"], answer, variables_), "");
+  }
+
   /// Writes float32 values into an arena, as a trainer's backward pass would.
   void fill(const Json& what) {
     const std::string token = substitute(what["token"], variables_);
@@ -155,6 +175,7 @@ class Replay {
   Harness rpc_;
   Variables variables_;
   std::map<std::string, ConnectionId> connections_;
+  std::map<std::string, Peer> peers_;
   std::map<std::string, UniqueFd> arenas_;
   ConnectionId last_connection_ = 0;
 };
@@ -166,13 +187,6 @@ TEST_P(Transcripts, replays) { Replay(GetParam()).run(); }
 INSTANTIATE_TEST_SUITE_P(contract, Transcripts, testing::ValuesIn(load_transcripts()), [](const auto& test) {
   return test.param.name;
 });
-
-/// Kinds that no transcript can provoke, and where they are tested instead.
-const std::set<std::string> kNotInTranscripts{
-    "internal_error",  // a defect
-    "bad_token",       // answered on the fd socket: net's tests
-    "step_failed",     // a lane that fails: dispatcher_test.cpp
-};
 
 void collect_kinds(const Json& value, std::set<std::string>& kinds) {
   if (value.is_object() && value.contains("kind") && value["kind"].is_string()) {
@@ -186,12 +200,13 @@ void collect_kinds(const Json& value, std::set<std::string>& kinds) {
 }
 
 TEST(Contract, has_every_error_kind_and_every_method) {
-  std::set<std::string> kinds = kNotInTranscripts;
+  std::set<std::string> kinds;
   std::set<std::string> sent;
   for (const Transcript& transcript : load_transcripts()) {
     for (const Json& line : transcript.lines) {
       collect_kinds(line.value("expect", Json()), kinds);
       collect_kinds(line.value("expect_error", Json()), kinds);
+      collect_kinds(line.value("answer", Json()), kinds);
       if (line.contains("send") && line["send"].is_object() && line.contains("example")) {
         sent.insert(line["send"]["method"].get<std::string>());
       }
