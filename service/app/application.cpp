@@ -61,7 +61,9 @@ engine::EngineOptions engine_options(const Options& options) {
 rpc::RpcLimits rpc_limits(const Options& options) {
   rpc::RpcLimits limits;
   limits.message_bytes = static_cast<std::size_t>(options.limits.message_bytes);
-  limits.engine = engine_options(options).limits;
+  const engine::EngineOptions engine = engine_options(options);
+  limits.engine = engine.limits;
+  limits.deadlines = engine.deadlines;
   return limits;
 }
 

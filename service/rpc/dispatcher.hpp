@@ -60,6 +60,7 @@ struct RpcLimits {
   std::size_t event_queue = 256;   ///< per subscription
   std::size_t declare_pages = 256;
   engine::EngineLimits engine;  ///< those given to the engine: told to clients, and `tensors` stops a declaration early
+  engine::EngineDeadlines deadlines;  ///< those given to the engine: told to clients
 };
 
 /// Set by `log.set_level`; returns the level before.

@@ -69,6 +69,9 @@ void session_initialize(Core& core, Caller& caller, InitializeParams params, Ans
           core.limits.engine.buffers_per_session,
           core.limits.engine.tensors,
           core.limits.subscriptions,
+          seconds(core.limits.deadlines.declare),
+          seconds(core.limits.deadlines.first_step),
+          seconds(core.limits.deadlines.step),
       },
   });
 }

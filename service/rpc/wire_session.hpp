@@ -52,6 +52,9 @@ struct LimitsAnswer {
   std::int64_t buffers_per_session = 0;
   std::int64_t tensors = 0;
   std::uint64_t subscriptions = 0;
+  double declare_s = 0;
+  double first_step_s = 0;
+  double step_s = 0;
 };
 
 struct InitializeResult {
@@ -163,6 +166,9 @@ struct Fields<LimitsAnswer> {
     v.required("buffers_per_session", s.buffers_per_session, "buffers of one rank");
     v.required("tensors", s.tensors, "tensors of one declaration");
     v.required("subscriptions", s.subscriptions, "of one connection");
+    v.required("declare_s", s.declare_s, "until all ranks declared, where a call brings no timeout_ms; seconds");
+    v.required("first_step_s", s.first_step_s, "until all ranks finished the first step of an epoch");
+    v.required("step_s", s.step_s, "until all ranks finished a later step");
   }
 };
 

@@ -41,6 +41,21 @@ TEST(Dispatcher, asks_for_initialize_then_attach) {
   EXPECT_EQ(kind_of_reply(rpc.initialize(1)), "invalid_request");
 }
 
+TEST(Dispatcher, tells_the_operators_limits_and_deadlines) {
+  RpcLimits limits;
+  limits.engine.tensors = 77;
+  limits.deadlines.declare = Milliseconds(1'500);
+  limits.deadlines.first_step = Milliseconds(7'200'000);
+  limits.deadlines.step = Milliseconds(90'000);
+  Harness rpc(limits);
+  rpc.open(1);
+  const Json told = rpc.initialize(1)["result"]["limits"];
+  EXPECT_EQ(told["tensors"], 77);
+  EXPECT_EQ(told["declare_s"], 1.5);
+  EXPECT_EQ(told["first_step_s"], 7200);
+  EXPECT_EQ(told["step_s"], 90);
+}
+
 TEST(Dispatcher, answers_a_batch_once_its_last_waiting_call_is_done) {
   Pair rpc;
   rpc.send(
