@@ -249,7 +249,7 @@ void Engine::advance(TimePoint now) {
   State& state = *state_;
   state.context.now = now;
   bool any = false;
-  for (auto& [key, job] : state.jobs) {
+  for (Job* job : state.all_jobs()) {
     const std::optional<TimePoint> due = job->next_deadline();
     if (due && *due <= now) {
       job->on_time();
@@ -264,7 +264,7 @@ void Engine::advance(TimePoint now) {
 
 std::optional<TimePoint> Engine::next_deadline() const {
   std::optional<TimePoint> earliest;
-  for (const auto& [key, job] : state_->jobs) {
+  for (const Job* job : state_->all_jobs()) {
     const std::optional<TimePoint> due = job->next_deadline();
     if (due && (!earliest || *due < *earliest)) {
       earliest = due;

@@ -6,8 +6,8 @@
 // called in the middle of an event, as the `EventSink` is: neither may call the engine, its const members apart. Time
 // arrives through `advance`, lane reports and plans through `on_lane_report` and `on_plan`. Invariants: a step is
 // reported as done only after every rank of the job asked for the same step and the lane finished it; after a failure
-// the gradients of that attempt are never reported as usable; no reply of a failed step is sent while the lane may
-// still touch its memory.
+// the gradients of that attempt are never reported as usable; a failed step is answered when the
+// lane touches its memory no more, or, once `EngineDeadlines::lane` is over, with an error that says that it still may.
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -44,6 +44,7 @@ struct EngineDeadlines {
   Milliseconds step{600'000};
   Milliseconds reconnect{2'000};  ///< a closed connection of a live process has this long to come back
   Milliseconds token{10'000};     ///< validity of an fd token
+  Milliseconds lane{3'000};       ///< an aborted lane has this long to come to rest; less than the client's 5 s more
 };
 
 struct EngineOptions {
@@ -137,7 +138,7 @@ struct Event {
   std::uint32_t uid = 0;
   std::string job;
   std::string what;  ///< alert and epoch: one line in words
-  std::string kind;  ///< alert: an error kind, "nonfinite", "divergence" or "deadline_half"
+  std::string kind;  ///< alert: an error kind, "nonfinite", "divergence", "deadline_half" or "lane_stuck"
   std::uint64_t epoch = 0;
   std::shared_ptr<const StepReport> report;  ///< topic step
 };

@@ -131,15 +131,22 @@ void Engine::State::settle() {
   metrics.arena_bytes.Set(static_cast<double>(buffers.total_bytes()));
 }
 
-Job* Engine::State::job_of_plan(device::PlanId plan) const {
+std::vector<Job*> Engine::State::all_jobs() const {
+  std::vector<Job*> all;
+  all.reserve(jobs.size() + closing.size());
   for (const auto& [key, job] : jobs) {
-    if (job->owns_plan(plan)) {
-      return job.get();
-    }
+    all.push_back(job.get());
   }
   for (const auto& job : closing) {
+    all.push_back(job.get());
+  }
+  return all;
+}
+
+Job* Engine::State::job_of_plan(device::PlanId plan) const {
+  for (Job* job : all_jobs()) {
     if (job->owns_plan(plan)) {
-      return job.get();
+      return job;
     }
   }
   return nullptr;

@@ -38,6 +38,7 @@ struct Engine::State {
   bool draining = false;
   bool wide = false;
 
+  [[nodiscard]] std::vector<Job*> all_jobs() const;  ///< those that close included
   [[nodiscard]] Job* job_of(SessionId session);
   [[nodiscard]] Error absent(SessionId session) const;
   [[nodiscard]] Result<const Job*> find(std::optional<std::uint32_t> uid, const std::string& name) const;

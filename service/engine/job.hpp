@@ -203,6 +203,7 @@ class Job {
   void note_ask();
   static void answer_step(Rank& rank, const Result<StepReport>& result);
   void answer_steps(const Result<StepReport>& result);
+  void answer_failed(const Error& error);  ///< also those that left
   void forget_attempt();
   [[nodiscard]] bool compares() const;
 
@@ -211,6 +212,7 @@ class Job {
   [[nodiscard]] bool declare_waits_for_paused() const;
   void follow_pauses();
   void time_out_declare(Rank& rank);
+  void give_up_on_lane();
 
   void publish_alert(const std::string& kind, const std::string& what) const;
   void publish_epoch(const std::string& what) const;
@@ -228,8 +230,10 @@ class Job {
   std::uint64_t plan_ticket_ = 0;  ///< of the plan being made; 0: none
   bool redeclare_ = false;         ///< every rank has to declare before the next commit
   std::optional<StepMachine> machine_;
-  std::optional<Error> transition_;  ///< why the epoch ends, while the attempt in flight still fails
-  std::optional<Error> ended_;       ///< why the epoch before this one ended
+  std::optional<Error> transition_;    ///< why the epoch ends, while the attempt in flight still fails
+  std::optional<Error> ended_;         ///< why the epoch before this one ended
+  std::optional<TimePoint> quiet_by_;  ///< when the lane, told to abort, must be at rest
+  std::optional<Error> stuck_;         ///< it was not: what step calls are answered until it is
 
   std::optional<DoneRecord> done_;           ///< the last step done
   std::optional<FailedRecord> failed_;       ///< the last attempt that failed
@@ -238,6 +242,7 @@ class Job {
   std::optional<TimePoint> step_suspended_;  ///< since when step deadlines stand still, for a paused rank
   std::optional<TimePoint> declare_suspended_;
   double norm_scale_ = 1.0;
+  std::vector<double> raw_norms_;                  ///< by clip group, of the norm given out: what clip.apply clips by
   std::vector<plan::ClipOutcome> scale_outcomes_;  ///< of the clip.apply in flight
   std::int64_t report_step_ = 0;                   ///< the trainers' label of the step in flight
   double reduce_s_ = 0;

@@ -66,24 +66,25 @@ void Job::perform(LaunchScale& action) {
   device::ScaleGradients command;
   command.plan = active_->id;
   command.tag = machine_->attempt();
-  const StepReport& measured = *norm_record_->report;
-  const std::size_t overridden = action.override_max_norm ? measured.groups.size() : 0;
-  const std::vector<plan::ClipRule> clip_rules = rules(action.max_norm, overridden);
+  const std::vector<plan::ClipRule> clip_rules =
+      rules(action.max_norm, action.override_max_norm ? raw_norms_.size() : 0);
   for (std::size_t group = 0; group < clip_rules.size(); ++group) {
-    command.outcomes.push_back(
-        plan::apply_clip_rule(clip_rules[group], measured.groups[group].norm * norm_scale_, norm_scale_)
-    );
+    command.outcomes.push_back(plan::apply_clip_rule(clip_rules[group], raw_norms_[group], norm_scale_));
   }
   scale_outcomes_ = command.outcomes;
   context_.lane.submit(std::move(command));
 }
 
-void Job::perform(LaunchAbort& action) { context_.lane.submit(device::Abort{active_->id, action.attempt}); }
+void Job::perform(LaunchAbort& action) {
+  quiet_by_ = context_.now + context_.options.deadlines.lane;
+  context_.lane.submit(device::Abort{active_->id, action.attempt});
+}
 
 void Job::perform(AnswerRank& action) { answer_step(ranks_[index(action.rank)], action.error); }
 
 void Job::perform(NormKnown& action) {
   StepReport report = measured_report(*active_->plan, active_->constants, action.math);
+  raw_norms_ = std::move(action.math.raw_group_norms);
   complete(report, machine_->attempt());
   report.next_attempt = report.attempt;
   norm_record_ = DoneRecord{{epoch_, report.attempt}, std::make_shared<const StepReport>(report)};
@@ -178,6 +179,11 @@ void Job::perform(Committed& action) {
 }
 
 void Job::perform(AttemptFailed& action) {
+  quiet_by_.reset();
+  if (stuck_) {
+    stuck_.reset();
+    spdlog::info("lane at rest again job={} epoch={} attempt={}", name_, epoch_, action.attempt);
+  }
   Error error = transition_ ? *transition_ : std::move(action.error);
   error.job = name_;
   if (action.begun) {
@@ -199,6 +205,10 @@ void Job::perform(AttemptFailed& action) {
   } else {
     apply_transition();
   }
+  answer_failed(error);
+}
+
+void Job::answer_failed(const Error& error) {
   answer_steps(error);
   for (const Reply<StepReport>& reply : std::exchange(departed_, {})) {
     reply(error);
@@ -221,6 +231,7 @@ void Job::answer_step(Rank& rank, const Result<StepReport>& result) {
 void Job::forget_attempt() {
   norm_record_.reset();
   scale_outcomes_.clear();
+  raw_norms_.clear();
   first_ask_.reset();
   last_ask_.reset();
   reduce_s_ = 0;

@@ -3,6 +3,7 @@
 #include "engine/job.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
@@ -30,6 +31,9 @@ std::optional<TimePoint> Job::next_deadline() const {
     if (rank.declare_reply && !declare_suspended_) {
       lower(earliest, rank.declare_deadline);
     }
+  }
+  if (!stuck_) {
+    lower(earliest, quiet_by_);
   }
   if (machine_ && !step_suspended_) {
     lower(earliest, machine_->deadline());
@@ -59,6 +63,9 @@ void Job::on_time() {
       time_out_declare(rank);
     }
   }
+  if (quiet_by_ && !stuck_ && *quiet_by_ <= context_.now) {
+    give_up_on_lane();
+  }
   if (machine_ && !step_suspended_) {
     const std::optional<TimePoint> half = machine_->half_time();
     if (!half_warned_ && half && *half <= context_.now) {
@@ -70,6 +77,28 @@ void Job::on_time() {
     run(machine_->on_deadline(context_.now, all_committed() ? "" : forming_reason()));
   }
   follow_pauses();
+}
+
+// Nobody is kept waiting for a lane that hangs, but nobody is told either that the gradients' memory is his again.
+void Job::give_up_on_lane() {
+  Error error = make_error(
+      ErrorCode::InternalError,
+      fmt::format(
+          "the lane did not stop within {:.1f} s after: {}; it may still change gradients",
+          seconds(context_.options.deadlines.lane),
+          machine_->failure() ? machine_->failure()->message : "the end of the attempt"
+      ),
+      "do not use the gradients; look at the daemon's threads (gdb, perf), then restart it and the ranks"
+  );
+  error.job = name_;
+  if (machine_->failure()) {
+    error.ranks = machine_->failure()->ranks;
+    error.step = machine_->failure()->step;
+  }
+  spdlog::error("lane stuck job={} epoch={} reason=\"{}\"", name_, epoch_, error.message);
+  publish_alert("lane_stuck", error.message);
+  stuck_ = error;
+  answer_failed(error);
 }
 
 void Job::time_out_declare(Rank& rank) {

@@ -9,6 +9,9 @@
 namespace gradsync::engine {
 
 std::string Job::forming_reason() const {
+  if (transition_) {
+    return "the lane stops the attempt of the epoch before";
+  }
   std::vector<std::int64_t> absent;
   std::vector<std::int64_t> undeclared;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {

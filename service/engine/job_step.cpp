@@ -87,15 +87,17 @@ std::optional<Error> Job::refuse_step(const Rank& rank, const StepKey& key) cons
 
 TimePoint Job::step_deadline(const std::optional<Milliseconds>& timeout) const {
   const EngineDeadlines& deadlines = context_.options.deadlines;
-  return deadline_after(
-      context_.now, timeout.value_or(history_.steps_committed() == 0 ? deadlines.first_step : deadlines.step)
-  );
+  return deadline_after(context_.now, timeout.value_or(steps_in_epoch_ == 0 ? deadlines.first_step : deadlines.step));
 }
 
 void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepReport> reply) {
   Rank& rank = ranks_[index(rank_number)];
   if (const auto before = recorded(rank, request.key)) {
     reply(*before);
+    return;
+  }
+  if (stuck_) {
+    reply(*stuck_);
     return;
   }
   if (std::optional<Error> error = transition_ ? std::nullopt : refuse_step(rank, request.key)) {
@@ -180,6 +182,10 @@ void Job::clip(std::int64_t rank_number, const ClipRequest& request, Reply<StepR
   Rank& rank = ranks_[index(rank_number)];
   if (const auto before = recorded(rank, request.key)) {
     reply(*before);
+    return;
+  }
+  if (stuck_) {
+    reply(*stuck_);
     return;
   }
   if (std::optional<Error> error = transition_ ? std::nullopt : refuse_step(rank, request.key)) {

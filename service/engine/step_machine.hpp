@@ -114,6 +114,9 @@ class StepMachine {
 
   [[nodiscard]] bool failing() const { return error_.has_value(); }
 
+  /// Why the attempt fails, while the lane has not stopped.
+  [[nodiscard]] const std::optional<Error>& failure() const { return error_; }
+
   /// Some rank has begun this attempt.
   [[nodiscard]] bool begun() const;
 

@@ -102,6 +102,9 @@ class RecordingLane : public device::Lane {
     while (result.groups.size() < command.rules.size()) {
       result.groups.push_back(plan::ClipOutcome{});
     }
+    for (std::size_t group = result.raw_group_norms.size(); group < result.groups.size(); ++group) {
+      result.raw_group_norms.push_back(result.groups[group].norm);
+    }
     return device::Finished{command.plan, command.tag, result};
   }
 

@@ -201,6 +201,7 @@ class CheckedLane : public device::Lane {
     device::StepMath math;
     math.norm = static_cast<double>(command.tag + 1);
     math.groups.resize(command.rules.size());
+    math.raw_group_norms.resize(command.rules.size());
     return device::Finished{command.plan, command.tag, math};
   }
 

@@ -184,5 +184,86 @@ TEST(Deadline, replicas_are_checked_in_the_first_three_steps_and_then_as_often_a
   }
 }
 
+TEST(Deadline, a_lane_that_hangs_keeps_nobody_waiting) {
+  Harness h(second());
+  h.start(2);
+  const auto a = h.finish(0, 7);
+  const auto b = h.finish(1, 7);
+  ASSERT_FALSE(h.lane.commands.empty()) << "the lane owes the reductions";
+  h.pass(Milliseconds(1000));
+  EXPECT_EQ(a->calls, 0) << "the step failed, but the lane may come to rest";
+  ASSERT_EQ(h.engine.next_deadline(), h.now + Milliseconds(3000));
+  h.pass(Milliseconds(3000));
+  for (const auto& outcome : {a, b}) {
+    ASSERT_TRUE(outcome->error);
+    EXPECT_EQ(outcome->error->code, ErrorCode::InternalError);
+    EXPECT_THAT(outcome->error->message, HasSubstr("the lane did not stop within 3.0 s"));
+    EXPECT_THAT(outcome->error->message, HasSubstr("it may still change gradients"));
+    EXPECT_EQ(outcome->error->step, 7);
+    EXPECT_FALSE(outcome->error->epoch) << "there is nothing to go on with yet";
+  }
+  EXPECT_FALSE(h.engine.next_deadline()) << "told once";
+  EXPECT_FALSE(h.engine.idle());
+  const auto again = h.finish(0, 7);
+  ASSERT_TRUE(again->error) << "at once: no step can begin while the lane holds the memory";
+  EXPECT_EQ(again->error->code, ErrorCode::InternalError);
+
+  h.pump();  // it comes back after all
+  const auto late = h.finish(0, 7);
+  ASSERT_TRUE(late->error);
+  EXPECT_EQ(late->error->code, ErrorCode::StepTimeout) << "the record of the attempt";
+  const auto c = h.finish(0, 7);
+  const auto d = h.finish(1, 7);
+  ASSERT_TRUE(d->error) << "rank 1 has not heard where to go on";
+  const auto e = h.finish(1, 7);
+  h.pump();
+  EXPECT_TRUE(c->report);
+  EXPECT_TRUE(e->report);
+  EXPECT_EQ(a->calls + b->calls, 2);
+}
+
+TEST(Deadline, a_rank_that_left_a_hanging_lane_is_answered_too) {
+  Harness h(second());
+  h.start(2);
+  const auto a = h.finish(0, 0);
+  const auto b = h.finish(1, 0);
+  h.engine.process_exited(h.sessions.at(0));
+  h.engine.process_exited(h.sessions.at(1));
+  EXPECT_TRUE(h.engine.status({}).empty());
+  EXPECT_EQ(a->calls + b->calls, 0);
+  h.pass(Milliseconds(3000));
+  EXPECT_EQ(a->calls, 1);
+  EXPECT_EQ(b->calls, 1);
+  h.pump();
+  EXPECT_TRUE(h.engine.idle());
+  EXPECT_EQ(a->calls + b->calls, 2);
+}
+
+TEST(Deadline, the_first_step_of_a_later_epoch_may_compile_as_long_as_that_of_the_first) {
+  EngineOptions options = second();
+  options.deadlines.first_step = Milliseconds(5000);
+  Harness h(options);
+  h.start(2);
+  h.finish(0, 0);
+  h.finish(1, 0);
+  h.pump();
+  h.engine.process_exited(h.sessions.at(1));
+  h.pump();
+  ++h.generation;
+  h.attach(1, 2);
+  h.declare(1, Harness::declaration({Harness::tensor("a"), Harness::tensor("b")}));
+  h.pump();
+  h.keys[0] = h.keys.at(1);
+  const auto a = h.finish(0, 1);
+  h.pass(Milliseconds(4999));
+  EXPECT_EQ(a->calls, 0) << "the new process of rank 1 compiles";
+  h.finish(1, 1);
+  h.pump();
+  ASSERT_TRUE(a->report);
+  const auto b = h.finish(0, 2);
+  h.pass(Milliseconds(1000));
+  EXPECT_EQ(b->calls, 1);
+}
+
 }  // namespace
 }  // namespace gradsync::engine

@@ -242,6 +242,31 @@ TEST(Engine, norm_then_clip_is_one_step) {
   EXPECT_EQ(c->report->next_attempt, 1u);
 }
 
+TEST(Engine, clip_apply_starts_from_the_norm_that_was_measured_not_from_the_rounded_one) {
+  Harness h;
+  h.start(2);
+  const double measured = 4.0 * (1 + 0x1p-26);  // rounds to 4 as a float32
+  plan::ClipOutcome reported;
+  reported.norm = 4.0;
+  h.lane.math.groups = {reported};
+  h.lane.math.raw_group_norms = {measured * 1024};
+  FinishRequest norm = Harness::ready_all();
+  norm.kind = FinishKind::NormOnly;
+  norm.scale = 1024;
+  h.finish(0, 0, norm);
+  h.finish(1, 0, norm);
+  h.pump();
+  for (const std::int64_t rank : {0, 1}) {
+    ClipRequest request;
+    request.key = h.keys.at(rank);
+    h.engine.clip(h.sessions.at(rank), request, h.listener(rank, std::make_shared<Outcome>()));
+  }
+  h.pump();
+  const plan::ClipOutcome& outcome = h.lane.scaled.at(0).outcomes.at(0);
+  EXPECT_LT(outcome.coefficient, 0.25);
+  EXPECT_LE(outcome.multiplier * measured * 1024, 1.0) << "max_norm is 1";
+}
+
 TEST(Engine, lists_buckets_whose_digests_agree) {
   EngineOptions options;
   options.buckets = {32, 32};
