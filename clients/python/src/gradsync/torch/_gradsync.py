@@ -8,15 +8,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch.optim import Optimizer
 
 from gradsync import UNSET, GradsyncError, StepReport, Unset
 from gradsync.errors import RpcError, UsageError
 
-from ._errors import LateGradient, ParameterChanged
+from ._errors import LateGradient
+from ._optimizer_guard import OptimizerGuard
 from ._parameter_set import ParameterSet
 from ._recorder import Counters, GradientRecorder
 
@@ -39,8 +38,7 @@ class GradSync:
         self._grads = grads
         self._owned_client = owned_client
         self._index = {name: index for index, name in enumerate(found.names)}
-        # Number of parameters of each optimizer when it was looked at.
-        self._checked: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._guard = OptimizerGuard(found, recorder.fired)
         self._finished = False  # by finish(), and the optimizer is the caller's
         self._closed = False
         self.report: StepReport | None = None  #: of the last step
@@ -60,7 +58,7 @@ class GradSync:
         gradients is skipped on every rank, as torch.amp.GradScaler does.
 
         Raises:
-            ParameterChanged: the optimizer holds a parameter that is not synchronised.
+            ParameterChanged: the module or the optimizer holds a parameter that is not synchronised.
             LateGradient: a gradient came or changed after its bucket had been launched.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
@@ -68,7 +66,7 @@ class GradSync:
         self._follow_module()
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         for one in optimizers:
-            self._check_optimizer(one)
+            self._guard.check(one)
         if self._finished and not self._recorder.fired() and any(p.grad is not None for p in self._found.parameters):
             raise UsageError(
                 "finish() completed this step already; call optimizer.step() yourself, or step() instead of finish()"
@@ -148,14 +146,17 @@ class GradSync:
         if self._closed:
             return
         self._closed = True
+        self._guard.close()
         self._recorder.close()
         self._leave()
 
     def _follow_module(self) -> None:
         if self._closed:
             raise UsageError("this GradSync is closed; attach again")
-        if self._recorder.follow_module():
-            self._checked.clear()
+        if self._found.tree.changed():
+            self._recorder.follow_module()
+            self._found.check_members()
+            self._found.tree.remember()
         self._found.check_frozen()
 
     def _leave(self) -> None:
@@ -165,14 +166,6 @@ class GradSync:
         if self._owned_client is not None:
             self._owned_client.close()
 
-    def _check_optimizer(self, optimizer: Optimizer) -> None:
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._checked.get(optimizer) == count:
-            return
-        self._found.check_known(optimizer.param_groups)
-        check_mixed_dtypes(self._found, optimizer)
-        self._checked[optimizer] = count
-
     def __enter__(self) -> GradSync:
         return self
 
@@ -180,29 +173,3 @@ class GradSync:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def check_mixed_dtypes(found: ParameterSet, optimizer: Optimizer) -> None:
-    """Gradients wider than their parameters (`grad_dtype`): tries the optimizer on one element, so that it cannot fail
-    halfway through a step."""
-    names = dict(zip(map(id, found.parameters), found.names, strict=True))
-    tried: set[tuple[torch.dtype, torch.dtype]] = set()
-    for group in optimizer.param_groups:
-        options = {key: value for key, value in group.items() if key != "params"}
-        for parameter in group["params"]:
-            pair = (parameter.dtype, getattr(parameter, "grad_dtype", None) or parameter.dtype)
-            if pair[0] == pair[1] or pair in tried or id(parameter) not in names:
-                continue
-            tried.add(pair)
-            sample = torch.nn.Parameter(torch.zeros(1, dtype=pair[0]))
-            sample.grad_dtype = pair[1]
-            sample.grad = torch.zeros(1, dtype=pair[1])
-            try:
-                make: Any = type(optimizer)
-                make([{"params": [sample], **options}]).step()
-            except (RuntimeError, TypeError, ValueError) as error:
-                raise ParameterChanged(
-                    names[id(parameter)],
-                    f"{type(optimizer).__name__} cannot step a {pair[0]} parameter with a {pair[1]} gradient ({error})",
-                    "leave grad_dtype as it is, keep the parameters in the wider dtype, or use another optimizer",
-                ) from error

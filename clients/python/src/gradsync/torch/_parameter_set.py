@@ -7,7 +7,7 @@ Everything that runs per step works on indices and lists: no lookup by name.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from ._errors import ModuleRefused, ParameterChanged
+from ._module_tree import ModuleTree, clean_name, walk
 
 WIRE_DTYPES = {
     torch.float32: "float32",
@@ -36,6 +37,7 @@ class Slot:
 
 @dataclass
 class ParameterSet:
+    tree: ModuleTree
     names: list[str] = field(default_factory=list)
     parameters: list[nn.Parameter] = field(default_factory=list)
     dtypes: list[torch.dtype] = field(default_factory=list)  #: of the gradients
@@ -78,6 +80,24 @@ class ParameterSet:
         self.known_ids.add(id(new))
         return new
 
+    def check_members(self) -> None:
+        """Nothing but these parameters may want a gradient in the module as it is now."""
+        declared = set(map(id, self.parameters))
+        frozen: list[tuple[str, nn.Parameter]] = []
+        for name, _, _, parameter in self.tree.parameters():
+            if id(parameter) in declared:
+                continue
+            if parameter.requires_grad and id(parameter) not in self.known_ids:
+                what = "its module was exchanged" if name in self.names else "it was added"
+                raise ParameterChanged(
+                    name,
+                    f"{what} after attach, and no rank synchronises {describe(parameter)} of that name",
+                    "close and attach again, on every rank, when the module has all its parameters",
+                )
+            frozen.append((name, parameter))
+        self.frozen = frozen
+        self.known_ids = declared.union(id(parameter) for _, parameter in frozen)
+
     def check_frozen(self) -> None:
         for name, parameter in self.frozen:
             if parameter.requires_grad:
@@ -92,14 +112,29 @@ class ParameterSet:
         for g, group in enumerate(groups):
             members = group["params"]
             assert isinstance(members, list)
+            if self.known_ids.issuperset(map(id, members)):
+                continue
             for i, parameter in enumerate(members):
                 if parameter.requires_grad and id(parameter) not in self.known_ids:
                     raise ParameterChanged(
-                        f"param_groups[{g}]['params'][{i}]",
-                        f"the optimizer holds {describe(parameter)} that the attached module does not have",
+                        self._name_in_module(parameter) or f"param_groups[{g}]['params'][{i}]",
+                        f"the optimizer holds {describe(parameter)} that the attached module does not have, "
+                        "or did not have at attach",
                         "attach the module that has all parameters of the optimizer; make the optimizer after "
                         "load_state_dict(assign=True)",
                     )
+
+    def holds_any(self, groups: Sequence[dict[str, object]]) -> bool:
+        """Whether an optimizer has to do with this module at all."""
+        members = [id(parameter) for group in groups for parameter in group["params"]]  # type: ignore[attr-defined]
+        return not self.known_ids.isdisjoint(members)
+
+    def mixed_dtypes(self) -> bool:
+        """Whether some gradient has another dtype than its parameter."""
+        return any(p.dtype is not dtype for p, dtype in zip(self.parameters, self.dtypes, strict=True))
+
+    def _name_in_module(self, wanted: nn.Parameter) -> str | None:
+        return next((name for name, _, _, parameter in self.tree.parameters() if parameter is wanted), None)
 
 
 def describe(parameter: torch.Tensor) -> str:
@@ -132,19 +167,6 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def clean_name(name: str) -> str:
-    """torch.compile wraps modules: the wrapper is no part of a parameter's name."""
-    return name.replace("_orig_mod.", "")
-
-
-def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """(name, owner, key, parameter) in the order of `named_parameters()`, every name of a tied one included."""
-    for prefix, module in model.named_modules():
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                yield clean_name(f"{prefix}.{key}" if prefix else key), module, key, parameter
-
-
 def refuse_reduced(model: nn.Module) -> None:
     """Modules whose framework reduces already: a second reduction would divide twice."""
     wrappers: list[tuple[type, str]] = [(nn.parallel.DistributedDataParallel, "DistributedDataParallel")]
@@ -164,7 +186,7 @@ def refuse_reduced(model: nn.Module) -> None:
 
 def collect(model: nn.Module) -> ParameterSet:
     refuse_reduced(model)
-    found = ParameterSet()
+    found = ParameterSet(ModuleTree(model))
     index_of: dict[int, int] = {}
     for name, module, key, parameter in walk(model):
         if id(parameter) not in index_of:

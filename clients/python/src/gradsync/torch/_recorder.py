@@ -157,14 +157,13 @@ class GradientRecorder:
         """Whether backward brought any gradient since the last step."""
         return any(self._counts)
 
-    def follow_module(self) -> int:
-        """Moves to the parameters the module holds now; returns how many were exchanged."""
+    def follow_module(self) -> None:
+        """Moves to the parameters the module holds now."""
         replaced = self._found.replaced()
         for index in replaced:
             self._handles[index].remove()
             self._handles[index] = self._hook(index, self._found.replace(index))
         self.counters.replaced_parameters += len(replaced)
-        return len(replaced)
 
     def settle(self) -> list[int]:
         """Brings what the hooks left aside into the arena; returns the tensors without a gradient on this rank.

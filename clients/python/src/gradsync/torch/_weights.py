@@ -17,7 +17,8 @@ from torch import nn
 import gradsync
 from gradsync._placements import Axes, Placement
 
-from ._parameter_set import WIRE_DTYPES, ParameterSet, clean_name, walk
+from ._module_tree import clean_name, walk
+from ._parameter_set import WIRE_DTYPES, ParameterSet
 
 if TYPE_CHECKING:
     from gradsync import Job

@@ -1,0 +1,50 @@
+"""Notices that a module was changed after attach: a parameter or a submodule added, exchanged or taken out."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+
+class ModuleTree:
+    """The objects of a module tree as they were when last looked at."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # Weak: the table of attached modules must not keep its own keys alive.
+        self._model = weakref.ref(model)
+        self.remember()
+
+    def remember(self) -> None:
+        """What the module holds now is how it shall stay."""
+        model = self._model()
+        modules = [] if model is None else list(model.modules())
+        self._tables: list[dict[str, Any]] = [
+            table for module in modules for table in (module._modules, module._parameters)
+        ]
+        self._objects = [item for table in self._tables for item in table.values()]  # alive: no id is used again
+        self._ids = list(map(id, self._objects))
+
+    def changed(self) -> bool:
+        # In every step: no names, no walk.
+        return [id(item) for table in self._tables for item in table.values()] != self._ids
+
+    def parameters(self) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+        """Of the module as it is; none when it is gone."""
+        model = self._model()
+        return iter(()) if model is None else walk(model)
+
+
+def clean_name(name: str) -> str:
+    """torch.compile wraps modules: the wrapper is no part of a parameter's name."""
+    return name.replace("_orig_mod.", "")
+
+
+def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """(name, owner, key, parameter) in the order of `named_parameters()`, every name of a tied one included."""
+    for prefix, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                yield clean_name(f"{prefix}.{key}" if prefix else key), module, key, parameter

@@ -1,0 +1,87 @@
+"""Looks at each optimizer before it steps, whoever calls it: nothing rank-local reaches the weights unannounced.
+
+Thread: the one that steps. torch calls the hook for every optimizer of the process; those of other modules pass.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gradsync.errors import UsageError
+
+from ._errors import ParameterChanged
+from ._parameter_set import ParameterSet
+
+
+class OptimizerGuard:
+    """`unsynchronised` says whether backward brought gradients that no step has reduced yet."""
+
+    def __init__(self, found: ParameterSet, unsynchronised: Callable[[], bool]) -> None:
+        self._found = found
+        self._unsynchronised = unsynchronised
+        # The parameters of each optimizer whose mixed dtypes were tried out.
+        self._tried: weakref.WeakKeyDictionary[Optimizer, list[int]] = weakref.WeakKeyDictionary()
+        before_step = weakref.WeakMethod(self._before_step)
+
+        def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            check = before_step()
+            if check is not None and not torch.compiler.is_compiling():  # a compiled step cannot look at itself
+                check(optimizer)
+
+        handle = register_optimizer_step_pre_hook(hook)
+        self._finalizer = weakref.finalize(self, handle.remove)
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Raises ParameterChanged for a parameter that no rank synchronises, or that cannot be stepped."""
+        self._found.check_known(optimizer.param_groups)
+        if not self._found.mixed_dtypes():
+            return
+        members = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        if self._tried.get(optimizer) != members:
+            try_mixed_dtypes(self._found, optimizer)
+            self._tried[optimizer] = members
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if not self._found.holds_any(optimizer.param_groups):
+            return
+        self.check(optimizer)
+        if self._unsynchronised():
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() would use this rank's own gradients, which are not reduced yet; "
+                "call finish() before it, or step(optimizer) of gradsync instead of it; close() ends synchronisation"
+            )
+
+
+def try_mixed_dtypes(found: ParameterSet, optimizer: Optimizer) -> None:
+    """Gradients wider than their parameters (`grad_dtype`): tries the optimizer on one element, so that it cannot fail
+    halfway through a step."""
+    names = dict(zip(map(id, found.parameters), found.names, strict=True))
+    tried: set[tuple[torch.dtype, torch.dtype]] = set()
+    for group in optimizer.param_groups:
+        options = {key: value for key, value in group.items() if key != "params"}
+        for parameter in group["params"]:
+            pair = (parameter.dtype, getattr(parameter, "grad_dtype", None) or parameter.dtype)
+            if pair[0] == pair[1] or pair in tried or id(parameter) not in names:
+                continue
+            tried.add(pair)
+            sample = torch.nn.Parameter(torch.zeros(1, dtype=pair[0]))
+            sample.grad_dtype = pair[1]
+            sample.grad = torch.zeros(1, dtype=pair[1])
+            try:
+                make: Any = type(optimizer)
+                make([{"params": [sample], **options}]).step()
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise ParameterChanged(
+                    names[id(parameter)],
+                    f"{type(optimizer).__name__} cannot step a {pair[0]} parameter with a {pair[1]} gradient ({error})",
+                    "leave grad_dtype as it is, keep the parameters in the wider dtype, or use another optimizer",
+                ) from error
