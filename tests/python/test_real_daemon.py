@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy
@@ -394,6 +395,28 @@ def test_pause_status_stats_and_events(ranks: Ranks) -> None:
             job.client.stats("no such job")
 
     ranks(1, body)
+
+
+def test_the_data_path_is_in_every_report_and_status(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    from gradsync.__main__ import main
+
+    def body(rank: int, job: gradsync.Job) -> None:
+        events: Queue[dict[str, Any]] = Queue()
+        grads = job.declare([Tensor("w", (2,), placements=SUM)])
+        with job.client.subscribe(["step"], lambda params: events.put(params["event"]), job=job.name):
+            all_ready(grads)
+            reports = [grads.finish()]
+            all_ready(grads)
+            reports += [grads.compute_norm(), grads.apply_clip(1.0), *job.client.stats(last=2)]
+            assert [r.data_path for r in reports] == ["arena"] * 5
+            assert [events.get(timeout=JOIN_S)["data_path"] for _ in range(2)] == ["arena"] * 2
+        (status,) = [j for j in job.client.status()["jobs"] if j["job"] == job.name]
+        assert status["data_path"] == "arena"
+        assert main(["--address", job.client.address]) == 0
+
+    ranks(1, body)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if ranks.job in line]
+    assert "data path arena" in line
 
 
 # refusals and failures

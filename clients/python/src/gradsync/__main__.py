@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     for job in status["jobs"]:
         print(
             f"  {job['job']}: {job['state']} ({job['reason']}), world size {job['world_size']}, "
+            f"data path {job['data_path']}, "
             f"last step {job['last_step']}, {job['steps_committed']} done, {job['steps_failed']} failed"
         )
     return 0
