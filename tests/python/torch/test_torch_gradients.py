@@ -11,6 +11,7 @@ from models import assert_close, assert_same_bits, batch, loss_of, mlp, train_al
 from torch import nn
 from torch.nn.functional import mse_loss
 
+import gradsync
 import gradsync.torch as gst
 
 
@@ -134,6 +135,50 @@ def test_create_graph_keeps_the_graph_until_the_step(ranks):
         assert stats.settled == 2 * len(got)
         assert stats.launched_early == 0
     gc.collect()
+
+
+def test_what_was_copied_or_rebound_stands_in_the_report_of_its_step(ranks):
+    def moved(report):
+        return report.copied_gradients, report.settled_gradients, report.rebound_gradients
+
+    def body(rank, attach):
+        model = mlp()
+        optimizer = sgd(model)
+        seen = []
+        with attach(model, accumulate=2) as gs:
+            for step in range(4):
+                loss_of(model, step, rank).backward()
+                if step == 1 and rank == 0:  # the same memory under another tensor
+                    model[0].weight.grad = model[0].weight.grad.detach()
+                if step == 2:  # other memory
+                    model[0].weight.grad = model[0].weight.grad.clone()
+                loss_of(model, step, rank).backward()
+                if step == 0:  # no bucket has gone yet
+                    model[0].bias.grad = torch.ones(8, dtype=torch.float64)
+                seen.append(moved(gs.step(optimizer)))
+            stats = gs.stats()
+            assert moved(gs.report) == seen[-1]
+            totals = (stats.copied, stats.settled, stats.rebound)
+            assert totals == tuple(map(sum, zip(*seen, strict=True)))
+        return seen
+
+    every = (6, 0, 0)
+    first, second = ranks(2, body)
+    assert first == [(6, 1, 0), (6, 0, 1), (7, 0, 0), every]
+    assert second == [(6, 1, 0), every, (7, 0, 0), every]
+
+
+def test_the_counts_of_a_failed_attempt_are_not_those_of_the_next(real_ranks):
+    def body(rank, attach):
+        model = mlp()
+        with attach(model) as gs:
+            loss_of(model, 0, rank).backward()
+            with pytest.raises(gradsync.errors.StepMismatch):
+                gs.step(sgd(model), max_norm=1.0 + rank)
+            loss_of(model, 0, rank).backward()
+            return gs.step(sgd(model)).copied_gradients, gs.stats().copied
+
+    assert real_ranks(2, body) == [(6, 12)] * 2
 
 
 def test_gradients_set_by_hand_are_reduced(ranks):

@@ -79,13 +79,16 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The result of a step; `norm` is that before clipping, `absent` names tensors without a gradient on any rank."""
+    """The result of a step, equal on all ranks but for the last three fields.
+
+    Those are counts of `gradsync.torch` about this rank's step; 0 without it, and in reports read from the daemon.
+    """
 
     step: int
     epoch: int
     attempt: int
     next_attempt: int
-    norm: float
+    norm: float  #: before clipping
     threshold: float
     coefficient: float
     clipped: bool
@@ -96,13 +99,16 @@ class StepReport:
     layers: tuple[LayerReport, ...]
     nonfinite: tuple[Nonfinite, ...]
     divergence: tuple[Divergence, ...]
-    absent: tuple[str, ...]
+    absent: tuple[str, ...]  #: tensors without a gradient on any rank
     stable_buckets: tuple[int, ...]
     counted_elements: int
     collectives: int
-    data_path: str
+    data_path: str  #: how gradients reached the sidecar: "arena"; "off" where GRADSYNC_MODE=off
     policy_digest: str
     timings: StepTimings
+    copied_gradients: int = 0  #: moved into the arena by a hook; one per parameter that was used is normal
+    settled_gradients: int = 0  #: moved there by step(): create_graph, a gradient set by hand, a replaced parameter
+    rebound_gradients: int = 0  #: `p.grad` was another tensor over the arena's own memory
 
 
 def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) -> StepReport:

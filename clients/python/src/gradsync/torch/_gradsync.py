@@ -124,6 +124,7 @@ class GradSync:
             recorder.discard()
             self.close()
             raise
+        report = recorder.describe(report)
         recorder.commit(unused, [self._index[name] for name in report.absent], report.stable_buckets)
         self.report = report
         self._finished = True

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from gradsync import StepReport
 
 from ._errors import GradientRefused, LateGradient
 from ._parameter_set import ParameterSet
@@ -57,6 +59,7 @@ class GradientRecorder:
         launch: Callable[[int], None],
     ) -> None:
         self.counters = Counters()
+        self._before = Counters()  #: when this attempt at a step began
         self.step = 0
         self.late: LateGradient | None = None
         self.views = list(views)
@@ -153,6 +156,16 @@ class GradientRecorder:
         self.counters.launched_early += 1
         self._launch(bucket)
 
+    def describe(self, report: StepReport) -> StepReport:
+        """The report with the counts of this rank's step in it."""
+        now, before = self.counters, self._before
+        return replace(
+            report,
+            copied_gradients=now.copied - before.copied,
+            settled_gradients=now.settled - before.settled,
+            rebound_gradients=now.rebound - before.rebound,
+        )
+
     def fired(self) -> bool:
         """Whether backward brought any gradient since the last step."""
         return any(self._counts)
@@ -243,6 +256,7 @@ class GradientRecorder:
         self._versions[:] = [view._version for view in self.views]
         self._backward = -1
         self._backwards = 0
+        self._before = replace(self.counters)
         self.step += 1
 
     def close(self) -> None:
