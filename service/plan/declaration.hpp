@@ -75,8 +75,13 @@ struct ClipGroupOptions {
   friend bool operator==(const ClipGroupOptions&, const ClipGroupOptions&) = default;
 };
 
+/// Where the gradients are: in arenas that the daemon reduces and multiplies, or with the trainer, who hands over their
+/// statistics (docs/adr/0008).
+enum class DataPath : std::uint8_t { Arena, Stats };
+
 /// Options that all ranks must declare alike.
 struct DeclareOptions {
+  DataPath data_path = DataPath::Arena;
   std::int64_t accumulate = 1;
   double norm_type = 2.0;  ///< finite p ≥ 1, or +infinity
   ClipMode mode = ClipMode::Strict;

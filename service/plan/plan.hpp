@@ -11,6 +11,14 @@
 
 namespace gradsync::plan {
 
+/// One rank's part of a tensor after sync.
+struct Holding {
+  std::uint32_t rank = 0;
+  std::uint32_t row = 0;  ///< position in that rank's declaration
+  std::uint32_t box = 0;  ///< which box of the tensor; boxes are numbered by offset
+  friend bool operator==(const Holding&, const Holding&) = default;
+};
+
 /// One tensor as planned. Indices are positions in the declaration.
 struct PlannedTensor {
   TensorDeclaration declaration;
@@ -20,7 +28,9 @@ struct PlannedTensor {
   std::uint32_t clip_group = 0;       ///< index into Plan::clip_groups; every held tensor has one (the clip set)
   std::uint32_t norm_group = 0;       ///< index into Plan::norm_groups (the norm set)
   std::int64_t replication = 1;       ///< ranks that hold equal bits after sync
-  std::int64_t counted_elements = 0;  ///< logical elements counted in the norm
+  std::int64_t counted_elements = 0;  ///< logical elements counted in the norm; 0 for a tied copy
+  std::vector<Holding> holdings;      ///< by rank; data path stats only
+  std::int64_t boxes = 1;             ///< distinct ones, that tile the shape
 };
 
 /// Tensors with equal (dtype, reduction), flattened together. Launched as one unit, in index order.
@@ -41,7 +51,24 @@ struct Bucket {
 struct NormGroup {
   std::string mesh;
   std::vector<std::string> axes;
-  std::vector<std::uint32_t> tensors;
+  std::vector<std::uint32_t> tensors;  ///< the norm set: no tied copies
+  std::int32_t sum = -1;               ///< the first scalar sum it goes into; −1: straight into the result
+};
+
+/// A sum that travels in a collective.
+struct ScalarSum {
+  std::uint32_t collective = 0;
+  std::int32_t next = -1;  ///< the sum its result is added to, of a later collective; −1: the result
+  friend bool operator==(const ScalarSum&, const ScalarSum&) = default;
+};
+
+/// One packed vector, summed over the ranks of each group. In the order in which they run.
+struct ScalarCollective {
+  std::string mesh;                               ///< of the first norm group that needs it
+  std::vector<std::string> axes;                  ///< and its axes there, in mesh order
+  std::vector<std::vector<std::int64_t>> groups;  ///< a partition of all ranks; ascending, by lowest rank
+  std::vector<std::uint32_t> sums;                ///< indices into Plan::scalar_sums
+  std::int64_t length = 0;                        ///< fp64 numbers: 6 per cell; cells: clip groups + layers, per sum
 };
 
 /// Tensors clipped by one coefficient.
@@ -59,6 +86,8 @@ struct Plan {
   std::vector<PlannedTensor> tensors;
   std::vector<Bucket> buckets;  ///< launch order
   std::vector<NormGroup> norm_groups;
+  std::vector<ScalarSum> scalar_sums;
+  std::vector<ScalarCollective> scalar_collectives;  ///< run order
   std::vector<ClipGroup> clip_groups;
   std::uint64_t arena_bytes = 0;  ///< Σ of the tensors' bytes, each rounded up to kArenaAlignment
   std::string digest;             ///< 16 hex digits, XXH3-64 over the canonical text
