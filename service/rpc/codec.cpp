@@ -1,5 +1,7 @@
 #include "rpc/codec.hpp"
 
+#include "rpc/plain_text.hpp"
+
 #include <fmt/format.h>
 
 #include <charconv>
@@ -190,6 +192,14 @@ bool Codec<std::string>::read(FieldReader& reader, Value value, std::string& out
   if (!fits(text.size(), bounds)) {
     return reader.out_of_range("a string of " + std::to_string(text.size()), " bytes", bounds);
   }
+  if (const auto control = find_control_character(text)) {
+    return reader.fail(
+        fmt::format(
+            "is {}; expected no control character (U+{:04X} at byte {})", value.describe(), control->code, control->at
+        ),
+        "names appear in log lines: send them without line ends, tabs and escapes"
+    );
+  }
   out = text;
   return true;
 }
@@ -197,7 +207,7 @@ bool Codec<std::string>::read(FieldReader& reader, Value value, std::string& out
 void Codec<std::string>::write(JsonWriter& writer, const std::string& value) { writer.value(std::string_view(value)); }
 
 Json Codec<std::string>::schema(SchemaBuilder&, Bounds bounds) {
-  Json schema{{"type", "string"}};
+  Json schema{{"type", "string"}, {"pattern", "^[^\\u0000-\\u001f\\u007f-\\u009f\\u2028\\u2029]*$"}};
   if (bounds.least > 0) {
     schema["minLength"] = bounds.least;
   }

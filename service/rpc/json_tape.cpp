@@ -1,5 +1,7 @@
 #include "rpc/json_tape.hpp"
 
+#include "rpc/plain_text.hpp"
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -229,7 +231,7 @@ std::string Value::describe() const {
     case TokenType::Double:
       return fmt::format("{}", token().real);
     case TokenType::String:
-      return "\"" + cut(text(), 60) + "\"";
+      return quote_escaped(text());
     case TokenType::Key:
       return "a key";
     case TokenType::Object:

@@ -144,6 +144,24 @@ TEST(Codec, reads_ready_as_all_or_a_list) {
   EXPECT_EQ(refused<FinishParams>(call + "[0,-1]}").path, "ready[1]");
 }
 
+TEST(Codec, refuses_control_characters_and_shows_them_escaped) {
+  const Error error = refused<AttachParams>(attach_with("\"j\"", R"("j\nepoch begins\u001b[2J")"));
+  EXPECT_EQ(error.path, "job");
+  EXPECT_EQ(
+      error.message, R"(job is "j\u000aepoch begins\u001b[2J"; expected no control character (U+000A at byte 1))"
+  );
+  for (const char* text :
+       {R"("\u0000")", R"("\u007f")", R"("a\u0085")", R"("\u009b2J")", R"("x\u2028")", R"("\u2029")"}) {
+    EXPECT_EQ(refused<AttachParams>(attach_with("\"dp\"", text)).path, "meshes[0].axes[0].name") << text;
+  }
+  for (const char* text : {R"("größe")", R"("\u00a0")", R"("‒—")", R"("模型 7")", "\"a b\""}) {
+    EXPECT_TRUE(read_text<AttachParams>(attach_with("\"j\"", text))) << text;
+  }
+  const Error longer =
+      refused<AttachParams>(attach_with("\"j\"", "\"" + std::string(59, 'x') + "é\\t" + std::string(90, 'y') + "\""));
+  EXPECT_NE(longer.message.find("xé…\";"), std::string::npos) << longer.message;
+}
+
 TEST(Codec, limits_texts_and_lists) {
   EXPECT_EQ(
       refused<AttachParams>(attach_with("\"j\"", "\"\"")).message, "job is a string of 0 bytes; expected 1 to 256"
