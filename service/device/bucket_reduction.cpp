@@ -226,10 +226,10 @@ void begin_attempt(LoadedPlan& plan, const ReduceBucket& command) {
 
 void add_up_powers(LoadedPlan& plan, std::uint32_t tensor) {
   const ChunkRange range = plan.table().of_tensor[tensor];
-  double& sum = plan.tensors[tensor].sum.power_sum;
-  sum = 0;
+  DoubleDouble& sum = plan.tensors[tensor].sum.power_sum;
+  sum = {};
   for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
-    sum += plan.chunk_stats[chunk].power_sum;
+    sum = sum + plan.chunk_stats[chunk].power_sum;
   }
 }
 

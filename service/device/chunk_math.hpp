@@ -4,8 +4,10 @@
 //
 // Invariant: the bits do not depend on the vector width. Elements are summed over the sources in the order given;
 // element i of a chunk is added to accumulator i mod 32; the 32 accumulators are combined pairwise in a fixed order.
-// `chunk_reference.hpp` says the same in plain loops, and the tests hold the two together bit for bit.
+// Powers of float64 values are compensated: each accumulator has a second one for what rounding loses, and the sum is a
+// pair of doubles. `chunk_reference.hpp` says the same in plain loops, and the tests hold the two together bit for bit.
 
+#include "device/double_double.hpp"
 #include "plan/dtype.hpp"
 
 #include <cstddef>
@@ -27,7 +29,9 @@ enum class PowerKind : std::uint8_t { None, One, Two };
 
 /// Statistics of the stored (rounded) values of one chunk.
 struct ChunkStats {
-  double power_sum = 0;         ///< Σ|g|^p; infinite or NaN where a value is
+  /// Σ|g|^p. Of float64 values the exact sum to about 2^-85, or infinite where it leaves 2^1000; of others `low` is 0.
+  /// Not finite where a value is not.
+  DoubleDouble power_sum;
   double maximum = 0;           ///< of the finite |g|
   std::uint64_t nonfinite = 0;  ///< infinite and NaN
   std::uint64_t nan = 0;

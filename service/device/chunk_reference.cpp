@@ -73,12 +73,53 @@ void count(double value, ChunkStats& stats) {
   }
 }
 
+/// The accumulators of a chunk. `Value` is what a format computes with: sums of doubles are compensated.
+template <typename Value>
+class PowerSums {
+ public:
+  void add(std::size_t element, DoubleDouble power) {
+    double& high = high_[element % kAccumulators];
+    if constexpr (std::is_same_v<Value, double>) {
+      const DoubleDouble sum = two_sum(high, power.high);
+      high = sum.high;
+      low_[element % kAccumulators] += sum.low + power.low;
+    } else {
+      high += power.high;
+    }
+  }
+
+  [[nodiscard]] DoubleDouble total() const {
+    if constexpr (std::is_same_v<Value, double>) {
+      return combine_accumulators(high_, low_);
+    } else {
+      return {combine_accumulators(high_), 0};
+    }
+  }
+
+ private:
+  std::array<double, kAccumulators> high_{};
+  std::array<double, kAccumulators> low_{};
+};
+
+DoubleDouble square(double value) {
+  const double rounded = value * value;
+  return {rounded, rounded >= kSmallestExactSquare ? std::fma(value, value, -rounded) : 0};
+}
+
+/// quotient^p, where quotient is value / scale rounded: p times the relative error of the division is the power's, and
+/// is put right. It is 0 unless the scale is no power of two.
+DoubleDouble power(double value, double quotient, double scale, double p) {
+  const double power = std::pow(quotient, p);
+  const double error = value > 0 && scale != 1 ? std::fma(-quotient, scale, value) / value : 0;
+  return {power, power * p * error};
+}
+
 template <typename Format>
 ChunkStats reduce(const ReduceChunk& chunk, Format) {
   using Stored = typename Format::Stored;
   using Value = typename Format::Value;
   ChunkStats stats;
-  std::array<double, kAccumulators> sums{};
+  PowerSums<Value> sums;
   const auto divisor = static_cast<Value>(chunk.divisor);
   for (std::size_t i = 0; i < chunk.count; ++i) {
     Value value{};
@@ -93,15 +134,15 @@ ChunkStats reduce(const ReduceChunk& chunk, Format) {
     const double magnitude = std::abs(static_cast<double>(Format::load(stored)));
     count(magnitude, stats);
     if (chunk.power == PowerKind::Two) {
-      sums[i % kAccumulators] += magnitude * magnitude;
+      sums.add(i, square(magnitude));
     } else if (chunk.power == PowerKind::One) {
-      sums[i % kAccumulators] += magnitude;
+      sums.add(i, {magnitude, 0});
     }
     for (void* destination : chunk.destinations) {
       static_cast<Stored*>(destination)[i] = stored;
     }
   }
-  stats.power_sum = combine_accumulators(sums);
+  stats.power_sum = sums.total();
   return stats;
 }
 
@@ -131,16 +172,32 @@ double combine_accumulators(std::array<double, kAccumulators> sums) {
   return sums[0];
 }
 
-double power_sum(plan::DType dtype, const void* values, std::size_t count, double p, double scale) {
+DoubleDouble combine_accumulators(
+    const std::array<double, kAccumulators>& high, const std::array<double, kAccumulators>& low
+) {
+  std::array<DoubleDouble, kAccumulators> sums;
+  for (std::size_t i = 0; i < kAccumulators; ++i) {
+    sums[i] = two_sum(high[i], low[i]);
+  }
+  for (std::size_t half = kAccumulators / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) {
+      sums[i] = sums[i] + sums[i + half];
+    }
+  }
+  return sums[0].high < 0x1p1000 ? sums[0] : DoubleDouble{std::numeric_limits<double>::infinity(), 0};
+}
+
+DoubleDouble power_sum(plan::DType dtype, const void* values, std::size_t count, double p, double scale) {
   return with_format(dtype, [&](auto format) {
     using Format = decltype(format);
     const auto* stored = static_cast<const typename Format::Stored*>(values);
-    std::array<double, kAccumulators> sums{};
+    PowerSums<typename Format::Value> sums;
     for (std::size_t i = 0; i < count; ++i) {
-      const double magnitude = std::abs(static_cast<double>(Format::load(stored[i]))) / scale;
-      sums[i % kAccumulators] += p == 2 ? magnitude * magnitude : p == 1 ? magnitude : std::pow(magnitude, p);
+      const double value = std::abs(static_cast<double>(Format::load(stored[i])));
+      const double magnitude = value / scale;
+      sums.add(i, p == 2 ? square(magnitude) : p == 1 ? DoubleDouble{magnitude, 0} : power(value, magnitude, scale, p));
     }
-    return combine_accumulators(sums);
+    return sums.total();
   });
 }
 

@@ -14,9 +14,17 @@ void scale_chunk_reference(plan::DType dtype, void* values, std::size_t count, d
 /// Combines the accumulators pairwise: 0 with 16, …, then 0 with 8, …
 [[nodiscard]] double combine_accumulators(std::array<double, kAccumulators> sums);
 
+/// The same for compensated sums; infinite where the sum leaves 2^1000 or is NaN, because targets differ in the rest.
+[[nodiscard]] DoubleDouble combine_accumulators(
+    const std::array<double, kAccumulators>& high, const std::array<double, kAccumulators>& low
+);
+
+/// The error of a square is exact from here on. Smaller squares matter to no sum that is not taken again rescaled.
+inline constexpr double kSmallestExactSquare = 0x1p-968;
+
 /// Σ(|g| / scale)^p with the same accumulators. Any p ≥ 1. For p other than 1 and 2 the bits depend on the
 /// machine's libm as well.
-[[nodiscard]] double power_sum(plan::DType dtype, const void* values, std::size_t count, double p, double scale);
+[[nodiscard]] DoubleDouble power_sum(plan::DType dtype, const void* values, std::size_t count, double p, double scale);
 
 /// Non-finite values among `count` stored elements.
 [[nodiscard]] std::uint64_t count_nonfinite(plan::DType dtype, const void* values, std::size_t count);

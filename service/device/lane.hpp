@@ -168,8 +168,9 @@ struct DivergenceFinding {
 struct StepMath {
   double norm = 0;  ///< over all clip groups, unscaled units
   std::vector<plan::ClipOutcome> groups;
-  /// By clip group, as `plan::apply_clip_rule` takes it: the norm of the stored values, neither divided by the scale nor
-  /// rounded. With the step's scale a later call gets the coefficient that this step would have applied, to the bit.
+  /// By clip group, as `plan::apply_clip_rule` takes it: the norm of the stored values, neither divided by the scale
+  /// nor rounded. With the step's scale a later call gets the coefficient that this step would have applied, to the
+  /// bit.
   std::vector<double> raw_group_norms;
   std::vector<double> layer_norms;
   std::vector<NonfiniteFinding> nonfinite;    ///< by tensor index; at most kMaxFindings

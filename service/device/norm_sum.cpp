@@ -13,13 +13,30 @@ namespace {
 constexpr double kLargest = 1e280;
 constexpr double kSmallest = 1e-280;
 
-double power(double value, double p) { return p == 2 ? value * value : p == 1 ? value : std::pow(value, p); }
+static_assert(std::numeric_limits<long double>::digits >= 64, "powers and roots other than 1 and 2 need the bits");
+
+/// (scale / larger)^p. Scales are powers of two where p is 1 or 2.
+DoubleDouble power_of_ratio(double scale, double larger, double p) {
+  const double ratio = scale / larger;
+  if (p == 1 || p == 2) {
+    return {p == 1 ? ratio : ratio * ratio, 0};
+  }
+  const long double power = std::pow(static_cast<long double>(scale) / larger, static_cast<long double>(p));
+  const auto high = static_cast<double>(power);
+  return {high, static_cast<double>(power - high)};
+}
+
+/// Newton's step from the root of `high` takes in what the root lost, and `low`: one rounding is left.
+double square_root(DoubleDouble sum) {
+  const double root = std::sqrt(sum.high);
+  return root > 0 && std::isfinite(root) ? root + (std::fma(-root, root, sum.high) + sum.low) / (2 * root) : root;
+}
 
 }  // namespace
 
 bool needs_rescaling(const TensorSum& sum, double p) {
   return !std::isinf(p) && sum.nonfinite == 0 && sum.maximum > 0 &&
-         !(sum.power_sum >= kSmallest && sum.power_sum <= kLargest);
+         !(sum.power_sum.high >= kSmallest && sum.power_sum.high <= kLargest);
 }
 
 double rescaling_divisor(double maximum, double p) { return p <= 64 ? std::ldexp(1.0, std::ilogb(maximum)) : maximum; }
@@ -28,16 +45,16 @@ void NormSum::add(const TensorSum& tensor) {
   maximum_ = std::max(maximum_, tensor.maximum);
   nonfinite_ += tensor.nonfinite;
   nan_ += tensor.nan;
-  if (tensor.nonfinite != 0 || tensor.power_sum == 0) {
+  if (tensor.nonfinite != 0 || tensor.power_sum.high == 0) {
     return;
   }
-  if (sum_ == 0 || tensor.scale == scale_) {
-    sum_ += tensor.power_sum;
+  if (sum_.high == 0 || tensor.scale == scale_) {
+    sum_ = sum_ + tensor.power_sum;
     scale_ = tensor.scale;
   } else if (tensor.scale < scale_) {
-    sum_ += tensor.power_sum * power(tensor.scale / scale_, p_);
+    sum_ = sum_ + tensor.power_sum * power_of_ratio(tensor.scale, scale_, p_);
   } else {
-    sum_ = sum_ * power(scale_ / tensor.scale, p_) + tensor.power_sum;
+    sum_ = sum_ * power_of_ratio(scale_, tensor.scale, p_) + tensor.power_sum;
     scale_ = tensor.scale;
   }
 }
@@ -52,8 +69,11 @@ double NormSum::norm() const {
   if (std::isinf(p_)) {
     return maximum_;
   }
-  const double root = p_ == 2 ? std::sqrt(sum_) : p_ == 1 ? sum_ : std::pow(sum_, 1 / p_);
-  return root * scale_;
+  if (p_ == 1 || p_ == 2) {
+    return (p_ == 2 ? square_root(sum_) : sum_.high) * scale_;
+  }
+  const long double sum = static_cast<long double>(sum_.high) + sum_.low;
+  return static_cast<double>(std::pow(sum, 1 / static_cast<long double>(p_)) * scale_);
 }
 
 }  // namespace gradsync::device

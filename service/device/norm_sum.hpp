@@ -1,13 +1,21 @@
 #pragma once
 // Tensors' sums of powers → one p-norm, without overflow or underflow of the powers, in the order in which they are
 // added. A tensor's sum is Σ(|g| / scale)^p; the scale is 1 unless the plain sum was out of range.
+//
+// How exact the norm of float64 values is, in ulp of a double from their correctly rounded norm: p = 1, 2, ∞ and p ≥ 3:
+// 1 at most (for p other than 1, 2 and ∞ given a libm whose pow errs by less than 0.55 ulp, as glibc's does);
+// 1 < p < 3 but for 2: 2 at most, of the last pow of each element. Sums of narrower values are exact to a few ulp of a
+// double, much less than an ulp of a float; so is a float64 norm to which such tensors contribute. A norm above the
+// doubles is infinite.
+
+#include "device/double_double.hpp"
 
 #include <cstdint>
 
 namespace gradsync::device {
 
 struct TensorSum {
-  double power_sum = 0;
+  DoubleDouble power_sum;
   double scale = 1;
   double maximum = 0;  ///< of the finite |g|
   std::uint64_t nonfinite = 0;
@@ -30,7 +38,7 @@ class NormSum {
 
  private:
   double p_;
-  double sum_ = 0;
+  DoubleDouble sum_;
   double scale_ = 1;
   double maximum_ = 0;
   std::uint64_t nonfinite_ = 0;

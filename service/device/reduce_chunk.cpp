@@ -6,6 +6,7 @@
 #include <hwy/highway.h>
 #include <hwy/cache_control.h>
 #include "device/row_formats-inl.hpp"
+#include "device/power_sums-inl.hpp"
 // clang-format on
 
 #include "device/chunk_math.hpp"
@@ -24,37 +25,8 @@ namespace {
 
 enum class Division : std::uint8_t { None, ByReciprocal, True };
 
-inline constexpr std::size_t kDoubleLanes = hn::MaxLanes(DDouble());
-inline constexpr std::size_t kSumVectors = kAccumulators / kDoubleLanes;
-
 /// The usual numbers of sources and destinations are constants of the loop; pointers then live in registers.
 enum class Peers : std::uint8_t { OneToNone, TwoToTwo, Any };
-
-/// Adds |value|^p of a float that was widened. Its square is exact in a double, so that a fused multiply-add, where
-/// the target has one, rounds the same number as a product and a sum do.
-template <PowerKind kPower>
-HWY_INLINE void add_power_of_float(VDouble value, VDouble& sum) {
-  sum = kPower == PowerKind::Two ? hn::MulAdd(value, value, sum) : hn::Add(sum, hn::Abs(value));
-}
-
-/// Adds the powers of vector `k` of a row.
-template <PowerKind kPower>
-HWY_INLINE void add_powers(VFloat value, std::size_t k, VDouble (&sums)[kSumVectors]) {
-  const DDouble d;
-#if HWY_TARGET == HWY_SCALAR
-  add_power_of_float<kPower>(hn::PromoteTo(d, value), sums[k]);
-#else
-  const hn::Half<DFloat> half;
-  add_power_of_float<kPower>(hn::PromoteTo(d, hn::LowerHalf(half, value)), sums[2 * k]);
-  add_power_of_float<kPower>(hn::PromoteTo(d, hn::UpperHalf(half, value)), sums[2 * k + 1]);
-#endif
-}
-
-/// The square of a double is rounded before it is added: never fused.
-template <PowerKind kPower>
-HWY_INLINE void add_powers(VDouble value, std::size_t k, VDouble (&sums)[kSumVectors]) {
-  sums[k] = hn::Add(sums[k], kPower == PowerKind::Two ? hn::Mul(value, value) : hn::Abs(value));
-}
 
 /// Where the rows of a chunk are. The pointers are copies, because every store might change what the spans point to.
 template <typename Row, Peers kPeers>
@@ -173,7 +145,7 @@ HWY_INLINE void reduce_row(
     std::size_t at,
     Division division,
     typename Row::V divisor,
-    VDouble (&sums)[kSumVectors],
+    PowerSums<typename Row::Value>& sums,
     typename Row::VBits& largest,
     ChunkStats& stats
 ) {
@@ -241,21 +213,6 @@ double maximum_of(typename Row::VBits magnitude) {
   }
 }
 
-/// The accumulators by element. A vector of values has one vector of sums per half, or one if it is of doubles.
-template <typename Row>
-HWY_INLINE std::array<double, kAccumulators> in_order(const VDouble (&sums)[kSumVectors]) {
-  constexpr std::size_t kHalves = kSumVectors / Row::kVectors;
-  HWY_ALIGN double lanes[kDoubleLanes];
-  std::array<double, kAccumulators> ordered;
-  for (std::size_t s = 0; s < kSumVectors; ++s) {
-    hn::StoreU(sums[s], DDouble(), lanes);
-    for (std::size_t lane = 0; lane < kDoubleLanes; ++lane) {
-      ordered[Row::element(s / kHalves, s % kHalves * kDoubleLanes + lane)] = lanes[lane];
-    }
-  }
-  return ordered;
-}
-
 template <typename Row, Peers kPeers, PowerKind kPower>
 ChunkStats reduce_rows(const ReduceChunk& chunk) {
   using Value = typename Row::Value;
@@ -270,11 +227,8 @@ ChunkStats reduce_rows(const ReduceChunk& chunk) {
 
   ChunkStats stats;
   auto largest = hn::Zero(typename Row::DBits());
-  VDouble sums[kSumVectors];
-  GRADSYNC_UNROLL
-  for (std::size_t k = 0; k < kSumVectors; ++k) {
-    sums[k] = hn::Zero(DDouble());
-  }
+  PowerSums<Value> sums;
+  clear(sums);
   const WholeRows<Row, kPeers> whole(chunk);
   const std::size_t count = chunk.count;
   std::size_t at = 0;
@@ -287,7 +241,7 @@ ChunkStats reduce_rows(const ReduceChunk& chunk) {
     reduce_row<Row, kPower>(chunk, PartialRow<Row>(chunk, padded), at, division, by, sums, largest, stats);
   }
 
-  stats.power_sum = combine_accumulators(in_order<Row>(sums));
+  stats.power_sum = total<Row>(sums);
   const double maximum = maximum_of<Row>(largest);
   stats.maximum = maximum > stats.maximum ? maximum : stats.maximum;
   return stats;

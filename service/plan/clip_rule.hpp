@@ -29,10 +29,10 @@ struct ClipOutcome {
 /// 1e-6)), computed in the norm dtype and always multiplied, as torch.nn.utils.clip_grad_norm_ does. A non-finite norm
 /// propagates: strict leaves the gradients as they are apart from 1/scale, torch multiplies by NaN or 0 as torch does.
 /// A strict coefficient is rounded down to the norm dtype, so that the clipped norm does not exceed max_norm. A finite
-/// norm above the range of float32 is reported as it is, not as infinity; one that the division by a scale below 1 takes
-/// above the range of float64 as the largest double, and it is clipped like any other.
-/// `raw_norm` is the norm of the stored values, unrounded, `scale` the loss scale they carry: hand on what was measured,
-/// never a reported norm times the scale, which is rounded and may overflow.
+/// norm above the range of float32 is reported as it is, not as infinity; one that the division by a scale below 1
+/// takes above the range of float64 as the largest double, and it is clipped like any other. `raw_norm` is the norm of
+/// the stored values, unrounded, `scale` the loss scale they carry: hand on what was measured, never a reported norm
+/// times the scale, which is rounded and may overflow.
 [[nodiscard]] ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale);
 
 }  // namespace gradsync::plan

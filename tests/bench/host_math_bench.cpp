@@ -1,6 +1,7 @@
 // The host lane's two passes beside the barest loops this compiler makes for the same reads and writes, alternating in
-// one run, with the same number of threads. 2 ranks, 200 tensors. One JSON line per dtype and pass: medians of wall
-// time in milliseconds, and under `cpu` of the CPU time of all threads; `floor_ratio` is ours ÷ floor.
+// one run, with the same number of threads. 2 ranks, 200 tensors, half as many elements for float64. One JSON line per
+// dtype and pass: medians of wall time in milliseconds, and under `cpu` of the CPU time of all threads; `floor_ratio`
+// is ours ÷ floor.
 //
 //   host_math_bench [million elements = 100] [rounds = 15] [threads = 2]
 
@@ -52,9 +53,13 @@ struct Samples {
 
 float widen(float value) { return value; }
 
+double widen(double value) { return value; }
+
 float widen(std::uint16_t value) { return std::bit_cast<float>(std::uint32_t{value} << 16); }
 
 void narrow(float value, float& out) { out = value; }
+
+void narrow(double value, double& out) { out = value; }
 
 void narrow(float value, std::uint16_t& out) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -274,4 +279,5 @@ int main(int argc, char** argv) {
   const int threads = static_cast<int>(argument(3, 2));
   gradsync::device::measure<float>(gradsync::plan::DType::Float32, elements, rounds, threads);
   gradsync::device::measure<std::uint16_t>(gradsync::plan::DType::BFloat16, elements, rounds, threads);
+  gradsync::device::measure<double>(gradsync::plan::DType::Float64, elements / 2, rounds, threads);
 }
