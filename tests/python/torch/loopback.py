@@ -91,6 +91,8 @@ class LoopbackJob:
     def detach(self) -> None:
         self.world.leave(self.rank)
 
+    abandon = detach
+
 
 class LoopbackGrads:
     BUCKET_TENSORS = 2  #: small buckets, in reverse order of declaration, of one dtype

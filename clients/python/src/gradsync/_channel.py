@@ -62,6 +62,14 @@ class Channel:
         finally:
             self._calls.forget(pending.request_id)
 
+    def post(self, method: str, params: str, patience: float) -> None:
+        """Sends a request whose answer is of no more use, and waits no longer than `patience` for it."""
+        pending = self._submit(method, params, idempotent=False, session=True)
+        try:
+            wait(pending.future, patience)
+        finally:
+            self._calls.forget(pending.request_id)
+
     def notify(self, text: str) -> None:
         """Sends a notification; while the connection is away it is dropped, since step.finish repeats what they say."""
         self._calls.check_usable()
@@ -98,9 +106,12 @@ class Channel:
             params = dump({"subscription": subscription.wire_id})
             self.call("events.unsubscribe", params, timeout=timeout, idempotent=False)
 
-    def close(self) -> None:
-        """Ends the conversation; calls in flight raise ConnectionLost. Doing it again changes nothing."""
-        self._connection.close()
+    def close(self, *, brief: bool = False) -> None:
+        """Ends the conversation; calls in flight raise ConnectionLost. Doing it again changes nothing.
+
+        `brief` does not wait for a daemon that may not answer.
+        """
+        self._connection.close(brief=brief)
 
     @property
     def server(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from ._socket import not_found
 from ._spawn import PrivateDaemon
 from ._tensor import Mesh
 from ._wire import dump, plain
-from .errors import ConnectionFailed, GradsyncError, UsageError
+from .errors import CallTimeout, ConnectionFailed, GradsyncError, UsageError
 
 __all__ = ["Client", "Subscription", "connect"]
 
@@ -83,6 +83,7 @@ class Client:
 
     def __init__(self, channel: Channel, daemon: PrivateDaemon | None = None) -> None:
         self._channel = channel
+        self._daemon = daemon
         self._job: Job | None = None
         # Runs at close, when the client is dropped, and at exit.
         self._finalizer = weakref.finalize(self, _end, channel, daemon)
@@ -191,13 +192,24 @@ class Client:
         self._job = None
         self._finalizer()
 
+    def abandon(self) -> None:
+        """`close` for a caller in a hurry (Ctrl-C, a daemon that does not answer): nothing is waited for."""
+        if self._job is not None:
+            self._job.abandon()
+        self._job = None
+        if self._finalizer.detach() is not None:
+            _end(self._channel, self._daemon, brief=True)
+
     def __enter__(self) -> Client:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if isinstance(error, (KeyboardInterrupt, CallTimeout)):
+            self.abandon()
+        else:
+            self.close()
 
     def _read(self, method: str, params: Mapping[str, Any]) -> Any:
         return self._channel.call(method, dump(params), timeout=_QUICK_S, idempotent=True)
@@ -224,7 +236,7 @@ class Client:
         return f"Client({self.address!r}{', closed' if self._channel.closed else ''})"
 
 
-def _end(channel: Channel, daemon: PrivateDaemon | None) -> None:
-    channel.close()
+def _end(channel: Channel, daemon: PrivateDaemon | None, *, brief: bool = False) -> None:
+    channel.close(brief=brief)
     if daemon is not None:
-        daemon.stop()
+        daemon.stop(brief=brief)

@@ -78,16 +78,16 @@ class Connection:
                 with contextlib.suppress(ConnectionClosed):
                     _send(websocket, text)
 
-    def close(self) -> None:
-        """Ends the connection and its thread. Doing it again changes nothing."""
+    def close(self, *, brief: bool = False) -> None:
+        """Ends the connection and its thread; `brief` without the closing handshake. Doing it again changes nothing."""
         if self._closing.is_set():
             return
         self._closing.set()
         self._calls.die(ConnectionLost("the client was closed; gradsync.connect() opens another"))
         websocket = self._held
         with contextlib.suppress(Exception):
-            websocket.close()
-        if not self.is_reader:
+            websocket.close_socket() if brief else websocket.close()
+        if not self.is_reader and not brief:
             self._thread.join(_HANDSHAKE_S)
 
     def abandon_in_child(self) -> None:

@@ -20,6 +20,7 @@ __all__ = ["Job"]
 
 _PAGE_BYTES = 900_000  # of tensors per message; the cap is 1 MiB
 _QUICK_S = 30.0
+_PATIENCE_S = 0.2  # for an answer that changes nothing: after Ctrl-C a call returns within a second
 
 
 class Job:
@@ -97,27 +98,29 @@ class Job:
     def pause(self) -> Iterator[None]:
         """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
         self._check_attached()
-        self._channel.call("job.pause", dump({"paused": True}), timeout=_QUICK_S, idempotent=True, session=True)
+        on, off = dump({"paused": True}), dump({"paused": False})
+        self._channel.call("job.pause", on, timeout=_QUICK_S, idempotent=True, session=True)
         try:
             yield
-        finally:
-            self._channel.call("job.pause", dump({"paused": False}), timeout=_QUICK_S, idempotent=True, session=True)
+        except BaseException:
+            with contextlib.suppress(GradsyncError):  # the caller's error is the one to see
+                self._channel.post("job.pause", off, _PATIENCE_S)
+            raise
+        self._channel.call("job.pause", off, timeout=_QUICK_S, idempotent=True, session=True)
 
     def detach(self) -> None:
         """Leaves the job and gives its memory back: views stay valid, their contents do not.
 
         Doing it again changes nothing.
         """
-        if self._detached:
-            return
-        self._detached = True
-        if self._grads is not None:
-            self._grads.retire()
-            self._grads = None
-        self.client._forget(self)
-        if self._channel.session_lost:
-            return
-        self._channel.call("job.detach", "{}", timeout=_QUICK_S, idempotent=False, session=True)
+        if self._forget():
+            self._channel.call("job.detach", "{}", timeout=_QUICK_S, idempotent=False, session=True)
+
+    def abandon(self) -> None:
+        """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): said, but hardly waited for."""
+        with contextlib.suppress(GradsyncError):
+            if self._forget():
+                self._channel.post("job.detach", "{}", _PATIENCE_S)
 
     # for Grads
 
@@ -139,6 +142,17 @@ class Job:
             self.last_step, self.next_step = next_step - 1, next_step
 
     # inside
+
+    def _forget(self) -> bool:
+        """Whether the daemon has to be told."""
+        if self._detached:
+            return False
+        self._detached = True
+        if self._grads is not None:
+            self._grads.retire()
+            self._grads = None
+        self.client._forget(self)
+        return not self._channel.session_lost
 
     def _check_attached(self) -> None:
         if self._detached:
@@ -162,9 +176,7 @@ class Job:
     def _release(self, buffer: int) -> None:
         # What cannot be released now goes with the session.
         with contextlib.suppress(GradsyncError):
-            self._channel.call(
-                "buffers.release", dump({"buffer": buffer}), timeout=_QUICK_S, idempotent=False, session=True
-            )
+            self._channel.post("buffers.release", dump({"buffer": buffer}), _PATIENCE_S)
 
     def _declare_pages(self, buffer: int, options: str, wires: Sequence[str], timeout: float | None) -> dict[str, Any]:
         pages = _pages(wires)

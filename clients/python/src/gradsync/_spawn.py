@@ -23,6 +23,7 @@ from .errors import ConnectionFailed
 __all__ = ["PrivateDaemon", "find_binary"]
 
 _STOP_S = 10.0
+_BRIEF_STOP_S = 0.2
 _MARK = b"gradsync-address="  # whatever else is written to stdout is not for us
 _CHILD = f'echo "{_MARK.decode()}$GRADSYNC_ADDRESS"; read -r _'
 
@@ -101,15 +102,18 @@ class PrivateDaemon:
         self._log.seek(max(0, self._log.tell() - 2000))
         return self._log.read().decode("utf-8", "replace").strip() or "(empty)"
 
-    def stop(self) -> None:
-        """Stops the daemon and waits for it; does nothing in a forked child, and the second time."""
+    def stop(self, *, brief: bool = False) -> None:
+        """Stops the daemon and waits for it, at most for a moment if `brief`.
+
+        Does nothing in a forked child, and the second time.
+        """
         if os.getpid() != self._owner_pid:
             return
         process = self._process
         self._close_pipes()
         if process.poll() is None:
             try:
-                process.wait(_STOP_S)
+                process.wait(_BRIEF_STOP_S if brief else _STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(_STOP_S)

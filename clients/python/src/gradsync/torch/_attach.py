@@ -14,7 +14,7 @@ from torch import nn
 
 import gradsync
 from gradsync._launch import resolve_launch
-from gradsync.errors import UsageError, WeightsDiverged
+from gradsync.errors import CallTimeout, UsageError, WeightsDiverged
 
 from . import _weights
 from ._errors import ModeNotAvailable, ModuleRefused
@@ -93,9 +93,9 @@ def attach(
     assert session is not None
     with contextlib.ExitStack() as undo:
         if owned is not None:
-            undo.callback(owned.close)
+            undo.push(owned)
         attached = session.attach(job=launch.job, rank=launch.rank, world_size=launch.world_size, meshes={_MESH: axes})
-        undo.callback(attached.detach)
+        undo.push(lambda kind, error, trace: _leave(attached, error))
         _prepare_weights(attached, model, found, axes, init, timeout)
         grads = _declare(
             attached,
@@ -215,6 +215,13 @@ def _declare(job: gradsync.Job, tensors: list[gradsync.Tensor], init: str, **opt
             f"its memory layout differs between ranks ({error.message})",
             "use the same memory_format on every rank",
         ) from error
+
+
+def _leave(job: gradsync.Job, error: BaseException | None) -> None:
+    if isinstance(error, (KeyboardInterrupt, CallTimeout)):
+        job.abandon()
+    else:
+        job.detach()
 
 
 def _views(found: ParameterSet, grads: gradsync.Grads) -> list[torch.Tensor]:

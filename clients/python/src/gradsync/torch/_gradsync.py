@@ -101,7 +101,7 @@ class GradSync:
         try:
             unused = recorder.settle()
         except LateGradient:
-            self._leave()
+            self._leave(brief=False)
             raise
         try:
             report = grads.finish(
@@ -122,7 +122,7 @@ class GradSync:
             # Ctrl-C, or no answer: the others may be reducing, or done, and the same attempt sent again would return
             # their result while the arena holds the next gradients. Leaving the job fails what is still open.
             recorder.discard()
-            self.close()
+            self._close(brief=True)
             raise
         report = recorder.describe(report)
         recorder.commit(unused, [self._index[name] for name in report.absent], report.stable_buckets)
@@ -144,12 +144,15 @@ class GradSync:
 
     def close(self) -> None:
         """Leaves the job and makes the module a plain one again: no hooks, gradients in memory of their own."""
+        self._close(brief=False)
+
+    def _close(self, *, brief: bool) -> None:
         if self._closed:
             return
         self._closed = True
         self._guard.close()
         self._recorder.close()
-        self._leave()
+        self._leave(brief=brief)
 
     def _follow_module(self) -> None:
         if self._closed:
@@ -160,12 +163,12 @@ class GradSync:
             self._found.tree.remember()
         self._found.check_frozen()
 
-    def _leave(self) -> None:
+    def _leave(self, *, brief: bool) -> None:
         # The other ranks learn at once that this one will not finish, instead of waiting for their deadline.
         with contextlib.suppress(GradsyncError):
-            self._job.detach()
+            self._job.abandon() if brief else self._job.detach()
         if self._owned_client is not None:
-            self._owned_client.close()
+            self._owned_client.abandon() if brief else self._owned_client.close()
 
     def __enter__(self) -> GradSync:
         return self
@@ -173,4 +176,4 @@ class GradSync:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close(brief=isinstance(error, KeyboardInterrupt))
