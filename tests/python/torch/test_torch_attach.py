@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 
 import pytest
@@ -353,6 +354,52 @@ def test_attaching_again_in_the_same_process(real_ranks):
 
     for norms in real_ranks(2, body):
         assert norms[0] == norms[1]
+
+
+def test_a_notebook_cell_that_compiles_and_attaches_again(real_ranks):
+    """A new wrapper around the same parameters: the hooks of the one before must be gone."""
+
+    def body(rank, attach):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept, steps = [], []
+        for _ in range(3):
+            wrapped = nn.Sequential(model)
+            gs = attach(wrapped)
+            kept.append((wrapped, gs))
+            for step in range(3):
+                loss_of(wrapped, step, rank).backward()
+                steps.append(gs.step(optimizer).copied_gradients)
+            assert gs.stats().hooks == 3 * 6
+        with pytest.raises(UsageError, match="later attach"):
+            kept[0][1].finish()
+        gs.close()
+        return steps
+
+    assert real_ranks(2, body) == [[6] * 9] * 2
+
+
+def test_a_copy_of_an_attached_module_is_a_plain_one(ranks):
+    """As for an average of weights, or a checkpoint of the whole module."""
+
+    def body(rank, attach):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with attach(model) as gs:
+            for step in range(3):
+                loss_of(model, step, rank).backward()
+                gs.step(optimizer)
+                average = copy.deepcopy(model)
+                saved = io.BytesIO()
+                torch.save(model, saved)
+                saved.seek(0)
+                for other in (average, torch.load(saved, weights_only=False)):
+                    assert_same_bits(weights(other), weights(model))
+                    loss_of(other, step, rank).backward()
+                    torch.optim.SGD(other.parameters(), lr=0.1).step()
+            return gs.stats().hooks
+
+    assert ranks(2, body) == [18, 18]
 
 
 def test_pause_reaches_the_job(ranks):

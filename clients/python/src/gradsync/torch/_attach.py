@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +31,7 @@ _MESH = "data"
 _MODEL_AXES = ("tp", "pp", "ep")
 _NAMED_AT_MOST = 10
 _attached: WeakKeyDictionary[nn.Module, GradSync] = WeakKeyDictionary()
+_attached_lock = threading.Lock()
 
 
 def attach(
@@ -81,9 +83,7 @@ def attach(
     if _wanted_mode() == "off":
         return OffSync(model, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
     found = collect(model)
-    previous = _attached.pop(model, None)
-    if previous is not None:
-        previous.close()  # a notebook cell run again
+    _close_previous(found)
     launch = resolve_launch(job, rank, world_size, None)
     axes = _axes(mesh, launch.world_size)
     _warn_of_buffers(model, launch.world_size)
@@ -115,8 +115,20 @@ def attach(
         accumulate,
         grads.ready_bucket,
     )
-    _attached[model] = GradSync(found, recorder, attached, grads, owned)
-    return _attached[model]
+    gs = GradSync(found, recorder, attached, grads, owned)
+    with _attached_lock:
+        _attached[model] = gs
+    return gs
+
+
+def _close_previous(found: ParameterSet) -> None:
+    # A notebook cell run again, perhaps with a new wrapper (torch.compile) around the same parameters: a gradient has
+    # one place in one arena.
+    wanted = set(map(id, found.parameters))
+    with _attached_lock:
+        previous = [gs for gs in _attached.values() if gs.synchronises_any(wanted)]
+    for gs in previous:
+        gs.close()
 
 
 def _wanted_mode() -> str:

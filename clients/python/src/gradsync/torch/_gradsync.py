@@ -154,9 +154,15 @@ class GradSync:
         self._recorder.close()
         self._leave(brief=brief)
 
+    def synchronises_any(self, parameter_ids: set[int]) -> bool:
+        """Whether one of these parameters is under this object's care."""
+        return not self._closed and not parameter_ids.isdisjoint(map(id, self._found.parameters))
+
     def _follow_module(self) -> None:
         if self._closed:
-            raise UsageError("this GradSync is closed; attach again")
+            raise UsageError(
+                "this GradSync is closed (by close(), an interrupted step, or a later attach); attach again"
+            )
         if self._found.tree.changed():
             self._recorder.follow_module()
             self._found.check_members()
