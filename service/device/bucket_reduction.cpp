@@ -1,11 +1,11 @@
 #include "device/bucket_reduction.hpp"
 
 #include "device/chunk_reference.hpp"
+#include "device/chunk_sums.hpp"
 #include "device/device_error.hpp"
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -127,33 +127,6 @@ class Reduction final : public PoolJob {
   const std::atomic<bool>& cancel_;
 };
 
-/// Takes the sums of some chunks again, divided by a scale. Rare, so a plain loop over each.
-class Rescaling final : public PoolJob {
- public:
-  Rescaling(LoadedPlan& plan, const std::atomic<bool>& cancel) : plan_(plan), cancel_(cancel) {}
-
-  void run_task(std::uint32_t task, std::size_t /*worker*/) noexcept override {
-    if (cancel_.load(std::memory_order_relaxed)) {
-      return;
-    }
-    const std::uint32_t index = plan_.rescaled_chunks[task];
-    const Chunk& chunk = plan_.table().chunks[index];
-    const TensorState& tensor = plan_.tensors[chunk.tensor];
-    const LaneBucket& bucket = plan_.bucket_of(chunk.tensor);
-    plan_.chunk_stats[index].power_sum = power_sum(
-        bucket.dtype,
-        plan_.address(chunk, bucket.groups[tensor.counted_group][0]),
-        chunk.count,
-        plan_.layout().norm_type,
-        tensor.sum.scale
-    );
-  }
-
- private:
-  LoadedPlan& plan_;
-  const std::atomic<bool>& cancel_;
-};
-
 void check_command(const LoadedPlan& plan, const ReduceBucket& command) {
   const LanePlan& layout = plan.layout();
   if (command.bucket >= layout.buckets.size()) {
@@ -224,55 +197,9 @@ void begin_attempt(LoadedPlan& plan, const ReduceBucket& command) {
   }
 }
 
-void add_up_powers(LoadedPlan& plan, std::uint32_t tensor) {
-  const ChunkRange range = plan.table().of_tensor[tensor];
-  DoubleDouble& sum = plan.tensors[tensor].sum.power_sum;
-  sum = {};
-  for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
-    sum = sum + plan.chunk_stats[chunk].power_sum;
-  }
-}
-
-void combine_chunks(LoadedPlan& plan, std::uint32_t tensor) {
-  TensorSum& sum = plan.tensors[tensor].sum;
-  const ChunkRange range = plan.table().of_tensor[tensor];
-  for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
-    const ChunkStats& stats = plan.chunk_stats[chunk];
-    sum.maximum = std::max(sum.maximum, stats.maximum);
-    sum.nonfinite += stats.nonfinite;
-    sum.nan += stats.nan;
-  }
-  add_up_powers(plan, tensor);
-}
-
 void throw_if_cancelled(const std::atomic<bool>& cancel) {
   if (cancel.load(std::memory_order_relaxed)) {
     throw DeviceError("aborted", DeviceError::Kind::Aborted);
-  }
-}
-
-void rescale_where_needed(
-    LoadedPlan& plan, const LaneBucket& bucket, WorkerPool& pool, const std::atomic<bool>& cancel
-) {
-  const double p = plan.layout().norm_type;
-  plan.rescaled_chunks.clear();
-  for (const std::uint32_t index : bucket.tensors) {
-    TensorSum& sum = plan.tensors[index].sum;
-    if (needs_rescaling(sum, p)) {
-      sum.scale = rescaling_divisor(sum.maximum, p);
-      const ChunkRange range = plan.table().of_tensor[index];
-      for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
-        plan.rescaled_chunks.push_back(chunk);
-      }
-    }
-  }
-  Rescaling rescaling(plan, cancel);
-  pool.run(static_cast<std::uint32_t>(plan.rescaled_chunks.size()), rescaling);
-  throw_if_cancelled(cancel);
-  for (const std::uint32_t index : bucket.tensors) {
-    if (plan.tensors[index].sum.scale != 1) {
-      add_up_powers(plan, index);
-    }
   }
 }
 
@@ -285,10 +212,9 @@ void reduce_bucket(LoadedPlan& plan, const ReduceBucket& command, WorkerPool& po
   pool.run(reduction.tasks(), reduction);
   throw_if_cancelled(cancel);
   const LaneBucket& bucket = plan.layout().buckets[command.bucket];
-  for (const std::uint32_t tensor : bucket.tensors) {
-    combine_chunks(plan, tensor);
-  }
+  combine_chunks(plan, bucket);
   rescale_where_needed(plan, bucket, pool, cancel);
+  throw_if_cancelled(cancel);
   plan.buckets[command.bucket].reduced = command.tag;
 }
 

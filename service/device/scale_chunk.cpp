@@ -5,6 +5,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 #include "device/row_formats-inl.hpp"
+#include "device/half_rows-inl.hpp"
 // clang-format on
 
 #include "device/chunk_math.hpp"

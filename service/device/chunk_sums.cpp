@@ -1,0 +1,95 @@
+#include "device/chunk_sums.hpp"
+
+#include "device/chunk_reference.hpp"
+#include "device/norm_sum.hpp"
+
+#include <algorithm>
+
+namespace gradsync::device {
+
+namespace {
+
+/// Takes the sums of some chunks again, divided by a scale. Rare, so a plain loop over each.
+class Rescaling final : public PoolJob {
+ public:
+  Rescaling(LoadedPlan& plan, const std::atomic<bool>& cancel) : plan_(plan), cancel_(cancel) {}
+
+  void run_task(std::uint32_t task, std::size_t /*worker*/) noexcept override {
+    if (cancel_.load(std::memory_order_relaxed)) {
+      return;
+    }
+    const std::uint32_t index = plan_.rescaled_chunks[task];
+    const Chunk& chunk = plan_.table().chunks[index];
+    const TensorState& tensor = plan_.tensors[chunk.tensor];
+    const LaneBucket& bucket = plan_.bucket_of(chunk.tensor);
+    plan_.chunk_stats[index].power_sum = power_sum(
+        bucket.dtype,
+        plan_.address(chunk, bucket.groups[tensor.counted_group][0]),
+        chunk.count,
+        plan_.layout().norm_type,
+        tensor.sum.scale
+    );
+  }
+
+ private:
+  LoadedPlan& plan_;
+  const std::atomic<bool>& cancel_;
+};
+
+void add_up_powers(LoadedPlan& plan, std::uint32_t tensor) {
+  const ChunkRange range = plan.table().of_tensor[tensor];
+  DoubleDouble& sum = plan.tensors[tensor].sum.power_sum;
+  sum = {};
+  for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
+    sum = sum + plan.chunk_stats[chunk].power_sum;
+  }
+}
+
+void combine_tensor(LoadedPlan& plan, std::uint32_t tensor) {
+  TensorSum& sum = plan.tensors[tensor].sum;
+  const ChunkRange range = plan.table().of_tensor[tensor];
+  for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
+    const ChunkStats& stats = plan.chunk_stats[chunk];
+    sum.maximum = std::max(sum.maximum, stats.maximum);
+    sum.nonfinite += stats.nonfinite;
+    sum.nan += stats.nan;
+  }
+  add_up_powers(plan, tensor);
+}
+
+}  // namespace
+
+void combine_chunks(LoadedPlan& plan, const LaneBucket& bucket) {
+  for (const std::uint32_t tensor : bucket.tensors) {
+    combine_tensor(plan, tensor);
+  }
+}
+
+void rescale_where_needed(
+    LoadedPlan& plan, const LaneBucket& bucket, WorkerPool& pool, const std::atomic<bool>& cancel
+) {
+  const double p = plan.layout().norm_type;
+  plan.rescaled_chunks.clear();
+  for (const std::uint32_t index : bucket.tensors) {
+    TensorSum& sum = plan.tensors[index].sum;
+    if (needs_rescaling(sum, p)) {
+      sum.scale = rescaling_divisor(sum.maximum, p);
+      const ChunkRange range = plan.table().of_tensor[index];
+      for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
+        plan.rescaled_chunks.push_back(chunk);
+      }
+    }
+  }
+  Rescaling rescaling(plan, cancel);
+  pool.run(static_cast<std::uint32_t>(plan.rescaled_chunks.size()), rescaling);
+  if (cancel.load(std::memory_order_relaxed)) {
+    return;
+  }
+  for (const std::uint32_t index : bucket.tensors) {
+    if (plan.tensors[index].sum.scale != 1) {
+      add_up_powers(plan, index);
+    }
+  }
+}
+
+}  // namespace gradsync::device
