@@ -1,0 +1,213 @@
+#include "kernels/chunk_table.hpp"
+
+#include "kernels/scratch.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace gradsync::kernels {
+
+namespace {
+
+constexpr std::uint64_t kStepBytes = 4U << 10;
+constexpr std::uint32_t kRunPieces = 16;
+constexpr std::uint64_t kRunBytes = 64U << 10;
+constexpr std::uint64_t kMaxPieces = std::numeric_limits<std::uint32_t>::max();
+
+/// Small beside the whole pass, so that its end is not ragged; large beside the cost of a piece.
+constexpr std::uint64_t piece_bytes(std::uint64_t tensor_bytes) {
+  return tensor_bytes <= (256ULL << 20) ? 64ULL << 10 : tensor_bytes <= (4ULL << 30) ? 128ULL << 10 : 256ULL << 10;
+}
+
+[[noreturn]] void refuse(std::size_t tensor, const std::string& what) {
+  throw std::invalid_argument("tensors[" + std::to_string(tensor) + "]." + what);
+}
+
+void check_address(std::size_t index, const void* address, std::uint64_t count, std::uint64_t width) {
+  const auto value = reinterpret_cast<std::uintptr_t>(address);
+  if (address == nullptr && count != 0) {
+    refuse(index, "address is null, but the tensor has " + std::to_string(count) + " elements");
+  }
+  if (value % width != 0) {
+    refuse(
+        index,
+        "address is " + std::to_string(value) + ", not a multiple of the element's " + std::to_string(width) + " bytes"
+    );
+  }
+}
+
+void check(std::span<const TensorSpec> tensors, std::uint32_t norm_groups, std::uint32_t clip_groups) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const TensorSpec& tensor = tensors[i];
+    check_address(i, tensor.address, tensor.count, size_of(tensor.dtype));
+    if (tensor.norm_group >= norm_groups) {
+      refuse(i, "norm_group is " + std::to_string(tensor.norm_group) + " of " + std::to_string(norm_groups));
+    }
+    if (tensor.clip_group >= clip_groups) {
+      refuse(i, "clip_group is " + std::to_string(tensor.clip_group) + " of " + std::to_string(clip_groups));
+    }
+    if (tensor.count > std::numeric_limits<std::uint64_t>::max() / 16) {
+      refuse(i, "count is " + std::to_string(tensor.count) + ", more than memory can hold");
+    }
+  }
+}
+
+struct Pieces {
+  std::vector<Piece> items;
+  std::vector<Piece> small;
+  std::uint64_t records = 0;
+};
+
+/// Equal pieces of whole steps, so that none is a sliver. Returns their number.
+std::uint32_t cut(const TensorSpec& tensor, std::uint32_t index, Pieces& pieces) {
+  const std::uint64_t width = size_of(tensor.dtype);
+  const std::uint64_t step = kStepBytes / width;
+  const std::uint64_t bytes = tensor.count * width;
+  const std::uint64_t wanted = (bytes + piece_bytes(bytes) - 1) / piece_bytes(bytes);
+  const std::uint64_t each = align_up((tensor.count + wanted - 1) / wanted, step);
+  const std::uint64_t number = (tensor.count + each - 1) / each;
+  for (std::uint64_t i = 0; i < number; ++i) {
+    const std::uint64_t first = i * each;
+    Piece piece;
+    piece.address = reinterpret_cast<std::uintptr_t>(tensor.address) + first * width;
+    piece.first = first;
+    piece.count = static_cast<std::uint32_t>(std::min(each, tensor.count - first));
+    piece.tensor = index;
+    piece.record = static_cast<std::uint32_t>(pieces.records + i);
+    piece.pieces = static_cast<std::uint32_t>(number);
+    pieces.items.push_back(piece);
+  }
+  if (number > 1) {
+    pieces.records += number;
+  }
+  if (pieces.records > kMaxPieces || pieces.items.size() > kMaxPieces) {
+    refuse(index, "count makes more than 2^32 pieces of the table");
+  }
+  return static_cast<std::uint32_t>(number);
+}
+
+/// Runs of small tensors: a block's worth each.
+void add_small(const TensorSpec& tensor, std::uint32_t index, Pieces& pieces, std::uint64_t& run_bytes) {
+  const std::uint64_t bytes = tensor.count * size_of(tensor.dtype);
+  const bool open = run_bytes != 0;
+  if (!open || pieces.items.back().count == kRunPieces || run_bytes + bytes > kRunBytes) {
+    Piece run;
+    run.first = pieces.small.size();
+    pieces.items.push_back(run);
+    run_bytes = 1;
+  }
+  Piece piece;
+  piece.address = reinterpret_cast<std::uintptr_t>(tensor.address);
+  piece.count = static_cast<std::uint32_t>(tensor.count);
+  piece.tensor = index;
+  piece.pieces = 1;
+  pieces.small.push_back(piece);
+  ++pieces.items.back().count;
+  run_bytes += bytes;
+}
+
+template <typename T>
+std::size_t append(std::vector<std::byte>& image, const std::vector<T>& values) {
+  const std::size_t offset = align_up(image.size(), 256);
+  image.resize(offset + values.size() * sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(image.data() + offset, values.data(), values.size() * sizeof(T));
+  }
+  return offset;
+}
+
+}  // namespace
+
+ChunkTable::ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_groups, std::uint32_t clip_groups) {
+  check(tensors, norm_groups, clip_groups);
+  Pieces pieces;
+  std::vector<TensorEntry> entries(tensors.size());
+  for (std::size_t dtype = 0; dtype < kDTypes; ++dtype) {
+    shape_.of_dtype[dtype].begin = static_cast<std::uint32_t>(pieces.items.size());
+    // Large pieces first: what is left for the end is small.
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+      const TensorSpec& tensor = tensors[i];
+      if (static_cast<std::size_t>(tensor.dtype) == dtype && tensor.count * size_of(tensor.dtype) > kSmallBytes) {
+        entries[i].first_record = static_cast<std::uint32_t>(pieces.records);
+        entries[i].pieces = cut(tensor, i, pieces);
+      }
+    }
+    std::uint64_t run_bytes = 0;
+    for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+      const TensorSpec& tensor = tensors[i];
+      if (static_cast<std::size_t>(tensor.dtype) == dtype && tensor.count * size_of(tensor.dtype) <= kSmallBytes) {
+        entries[i].pieces = 1;
+        add_small(tensor, i, pieces, run_bytes);
+      }
+    }
+    shape_.of_dtype[dtype].end = static_cast<std::uint32_t>(pieces.items.size());
+  }
+  std::vector<std::vector<std::uint32_t>> members(norm_groups);
+  for (std::uint32_t i = 0; i < tensors.size(); ++i) {
+    entries[i].count = tensors[i].count;
+    entries[i].clip_group = tensors[i].clip_group;
+    entries[i].element_bytes = static_cast<std::uint32_t>(size_of(tensors[i].dtype));
+    members[tensors[i].norm_group].push_back(i);
+  }
+  std::vector<std::uint32_t> group_first{0};
+  std::vector<std::uint32_t> group_tensors;
+  for (const std::vector<std::uint32_t>& group : members) {
+    group_tensors.insert(group_tensors.end(), group.begin(), group.end());
+    group_first.push_back(static_cast<std::uint32_t>(group_tensors.size()));
+  }
+
+  offsets_.items = append(image_, pieces.items);
+  offsets_.small = append(image_, pieces.small);
+  offsets_.tensors = append(image_, entries);
+  offsets_.group_first = append(image_, group_first);
+  offsets_.group_tensors = append(image_, group_tensors);
+  item_count_ = pieces.items.size();
+  small_count_ = pieces.small.size();
+  shape_.tensor_count = static_cast<std::uint32_t>(tensors.size());
+  shape_.norm_groups = norm_groups;
+  shape_.clip_groups = clip_groups;
+  shape_.records = static_cast<std::uint32_t>(pieces.records);
+}
+
+DeviceTable ChunkTable::at(const void* device_address) const {
+  const auto* base = static_cast<const std::byte*>(device_address);
+  DeviceTable table = shape_;
+  table.items = reinterpret_cast<const Piece*>(base + offsets_.items);
+  table.small = reinterpret_cast<const Piece*>(base + offsets_.small);
+  table.tensors = reinterpret_cast<const TensorEntry*>(base + offsets_.tensors);
+  table.group_first = reinterpret_cast<const std::uint32_t*>(base + offsets_.group_first);
+  table.group_tensors = reinterpret_cast<const std::uint32_t*>(base + offsets_.group_tensors);
+  return table;
+}
+
+std::size_t ChunkTable::scratch_bytes() const {
+  return records_offset(shape_) + std::size_t{shape_.records} * sizeof(PowerSum);
+}
+
+void ChunkTable::rebind(std::span<void* const> addresses) {
+  if (addresses.size() != shape_.tensor_count) {
+    throw std::invalid_argument(
+        std::to_string(addresses.size()) + " addresses for " + std::to_string(shape_.tensor_count) + " tensors"
+    );
+  }
+  const DeviceTable host = at(image_.data());
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    check_address(i, addresses[i], host.tensors[i].count, host.tensors[i].element_bytes);
+  }
+  const auto move = [&](std::size_t offset, std::size_t count) {
+    auto* pieces = reinterpret_cast<Piece*>(image_.data() + offset);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (pieces[i].pieces != 0) {
+        const std::uint64_t width = host.tensors[pieces[i].tensor].element_bytes;
+        pieces[i].address = reinterpret_cast<std::uintptr_t>(addresses[pieces[i].tensor]) + pieces[i].first * width;
+      }
+    }
+  };
+  move(offsets_.items, item_count_);
+  move(offsets_.small, small_count_);
+}
+
+}  // namespace gradsync::kernels

@@ -1,0 +1,100 @@
+#pragma once
+// A list of tensors packed into the tables that the passes over memory read. Pure host code, done once per declaration;
+// the caller copies `image()` to the device and hands `at(address)` to the kernels, by value.
+//
+// Invariant: how a tensor is cut depends on its element count and dtype alone. With the fixed order inside a piece and
+// of pieces, the bits of its sum do not depend on addresses, other tensors, the grid or the GPU.
+
+#include "kernels/dtype.hpp"
+
+#include <array>
+#include <span>
+#include <vector>
+
+namespace gradsync::kernels {
+
+/// Tensors up to this size are one piece, read by one warp.
+inline constexpr std::uint64_t kSmallBytes = 16U << 10;
+
+struct TensorSpec {
+  void* address = nullptr;  ///< on the device, aligned to an element; may be null only without elements
+  std::uint64_t count = 0;  ///< elements; 0 is a tensor whose sums are zero
+  DType dtype = DType::Float32;
+  std::uint32_t norm_group = 0;  ///< whose sum it is added to
+  std::uint32_t clip_group = 0;  ///< whose coefficient multiplies it
+};
+
+/// Consecutive elements of one tensor; or, where `pieces` is 0, a run of `count` small tensors from `first` on.
+struct alignas(16) Piece {
+  std::uint64_t address = 0;  ///< of its first element
+  std::uint64_t first = 0;    ///< that element's index in the tensor; a multiple of 4 KiB
+  std::uint32_t count = 0;    ///< elements
+  std::uint32_t tensor = 0;
+  std::uint32_t record = 0;  ///< where its sum goes, when the tensor has more pieces than one
+  std::uint32_t pieces = 0;  ///< of the whole tensor; 0: a run of small tensors
+};
+
+struct TensorEntry {
+  std::uint64_t count = 0;
+  std::uint32_t first_record = 0;
+  std::uint32_t pieces = 0;
+  std::uint32_t clip_group = 0;
+  std::uint32_t element_bytes = 0;
+};
+
+struct ItemRange {
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+};
+
+/// The tables as a kernel sees them. Addresses are the device's.
+struct DeviceTable {
+  const Piece* items = nullptr;  ///< what a block claims at a time; sorted by dtype
+  const Piece* small = nullptr;  ///< the pieces of small tensors
+  const TensorEntry* tensors = nullptr;
+  const std::uint32_t* group_first = nullptr;    ///< norm_groups + 1 positions in group_tensors
+  const std::uint32_t* group_tensors = nullptr;  ///< tensors of each norm group, in index order
+  std::array<ItemRange, kDTypes> of_dtype{};
+  std::uint32_t tensor_count = 0;
+  std::uint32_t norm_groups = 0;
+  std::uint32_t clip_groups = 0;
+  std::uint32_t records = 0;
+};
+
+class ChunkTable {
+ public:
+  /// Throws std::invalid_argument that names the tensor, the field and the value.
+  ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_groups, std::uint32_t clip_groups);
+
+  /// What to copy to the device, to an address aligned to 256 bytes.
+  [[nodiscard]] std::span<const std::byte> image() const { return image_; }
+
+  [[nodiscard]] DeviceTable at(const void* device_address) const;
+
+  /// Device memory for the passes over this table, aligned to 256 bytes; zeroed by the caller before the first use and
+  /// after a launch that failed. Passes that run at the same time need one each.
+  [[nodiscard]] std::size_t scratch_bytes() const;
+
+  /// New addresses, one per tensor, of the same tensors: the image changes in place and must be copied again.
+  /// Throws as the constructor.
+  void rebind(std::span<void* const> addresses);
+
+  [[nodiscard]] const DeviceTable& shape() const { return shape_; }  ///< counts only; its pointers are null
+
+ private:
+  struct Offsets {
+    std::size_t items = 0;
+    std::size_t small = 0;
+    std::size_t tensors = 0;
+    std::size_t group_first = 0;
+    std::size_t group_tensors = 0;
+  };
+
+  std::vector<std::byte> image_;
+  Offsets offsets_;
+  DeviceTable shape_;
+  std::size_t item_count_ = 0;
+  std::size_t small_count_ = 0;
+};
+
+}  // namespace gradsync::kernels

@@ -1,0 +1,70 @@
+#pragma once
+// The passes over gradient memory on a GPU. A leaf: raw pointers, counts and a stream in, cudaError_t out.
+//
+// Every function enqueues on `stream` of the current device and returns; none allocates, waits, or reads back. All
+// pointers are device memory that stays valid until the stream has passed. An error is that of a launch, or
+// cudaErrorInvalidValue for arguments that cannot be meant; nothing was enqueued after the launch that failed. Faults
+// of the device itself surface on the stream, as with any CUDA call. After an error, zero the scratch memory before
+// using it again.
+//
+// Invariants: float additions have a fixed order and no float atomic is used, so the same values give the same bits in
+// every run; a tensor's bits do not depend on its address or its neighbours (chunk_table.hpp). Gradients are read as
+// stored; units are those of the stored values until `decide` divides by the loss scale.
+
+#include "kernels/chunk_table.hpp"
+#include "kernels/clip.hpp"
+#include "kernels/copy_table.hpp"
+#include "kernels/power_sum.hpp"
+
+// Only the types of the CUDA runtime, no functions: who includes this need not link it.
+#include <driver_types.h>
+
+namespace gradsync::kernels {
+
+struct Measurement {
+  double p = 2;              ///< 1, 2, any finite p ≥ 1, or infinity
+  bool fingerprint = false;  ///< of the bytes, in the same pass (fingerprint.hpp)
+};
+
+/// One read of every tensor: tensors[i] = its Σ|g|^p, finite maximum, non-finite counts and fingerprint;
+/// groups[j] = the sum over the tensors of norm group j, in index order. Sums are those of norm_sum.cpp of the CPU
+/// engine (same definition, not the same bits), within 2^-24 of Σ for 16-bit types, far less for the others.
+///
+/// One launch per dtype in the table; for float64, and for p other than 1, 2 and infinity, a second one that reads a
+/// tensor again only where its plain sum left the range of doubles.
+/// `tensors`: tensor_count of the table, `groups`: norm_groups; `scratch`: ChunkTable::scratch_bytes.
+[[nodiscard]] cudaError_t measure(
+    const DeviceTable& table,
+    const Measurement& what,
+    void* scratch,
+    PowerSum* tensors,
+    PowerSum* groups,
+    cudaStream_t stream
+);
+
+/// Sums → outcomes, one per clip group: the sums of clip group i are sums[i · sums_per_group …], added in this order
+/// (its norm groups, those of other ranks, or both: whatever was gathered). Then `clip` of clip.hpp. `scale` is the
+/// loss scale of the stored values, > 0. `rules` and `outcomes`: clip_groups each. One launch.
+[[nodiscard]] cudaError_t decide(
+    const PowerSum* sums,
+    std::uint32_t sums_per_group,
+    const ClipRule* rules,
+    std::uint32_t clip_groups,
+    double p,
+    double scale,
+    ClipOutcome* outcomes,
+    cudaStream_t stream
+);
+
+/// Multiplies every tensor by the multiplier of its clip group, in float32 (float64 for float64), one rounding, NaN
+/// made canonical; tensors whose outcome changes nothing are not touched, and if there is no other the launch returns
+/// at once. One launch per dtype in the table. `outcomes`: clip_groups of the table.
+[[nodiscard]] cudaError_t scale(
+    const DeviceTable& table, const ClipOutcome* outcomes, void* scratch, cudaStream_t stream
+);
+
+/// All parts of the table: pack, unpack or cast (copy_table.hpp). Parts must not overlap. One launch per pair of
+/// dtypes.
+[[nodiscard]] cudaError_t copy(const DeviceCopyTable& table, cudaStream_t stream);
+
+}  // namespace gradsync::kernels

@@ -1,0 +1,279 @@
+#pragma once
+// The measuring pass of one dtype and power.
+//
+//  1. A block claims an item: one piece of a large tensor for all its threads, or a run of small tensors, one per warp.
+//  2. Threads sum their vectors (accumulate.cuh); warp and block add them in a fixed order.
+//  3. A tensor of one piece is done. Else the sum goes to the piece's record, and the block that takes the tensor's
+//  last
+//     ticket adds the records in index order: their writers fenced before taking theirs.
+//  4. The last block of the whole pass adds the tensors of each norm group, and zeroes the counters.
+
+#include "kernels/accumulate.cuh"
+
+namespace gradsync::kernels {
+
+struct MeasurePass {
+  Items work;
+  const Piece* small;
+  const TensorEntry* entries;
+  const std::uint32_t* group_first;
+  const std::uint32_t* group_tensors;
+  Scratch scratch;
+  PowerSum* tensors;
+  PowerSum* groups;
+  double p;
+  std::uint32_t norm_groups;
+  std::uint32_t blocks;  ///< of all launches of the pass
+};
+
+/// First: every tensor. Again: those whose plain sum left the range, divided by what `rescaling_divisor` says.
+enum class Round : std::uint8_t { First, Again };
+
+template <typename FormatType, Power kPowerOf, bool kFingerprintOf, Round kRoundOf>
+struct MeasureKind {
+  using Format = FormatType;
+  static constexpr Power kPower = kPowerOf;
+  static constexpr bool kFingerprint = kFingerprintOf;
+  static constexpr bool kAgain = kRoundOf == Round::Again;
+  static constexpr bool kDouble = std::is_same_v<Format, Float64>;
+  static constexpr bool kPairs = kDouble || kPower == Power::Any;
+  static constexpr bool kFast = kPower != Power::Any;
+  /// 16-byte loads that a thread has in flight before it uses the first.
+  static constexpr std::uint32_t kInFlight = 4;
+  /// What the registers of each kind allow without spilling.
+  static constexpr std::uint32_t kBlocks = !kFast ? 2 : kDouble || kFingerprint ? 3 : kBlocksPerMultiprocessor;
+};
+
+template <typename Kind>
+__device__ inline auto make_fast_sum(double divisor) {
+  if constexpr (Kind::kDouble) {
+    return FastDoubleSum<Kind::kPower, Kind::kAgain>(divisor);
+  } else {
+    return FastSum<typename Kind::Format, Kind::kPower>();
+  }
+}
+
+/// One vector: its `count` elements are all there, or it is the last of its tensor.
+template <typename Kind, bool kAligned>
+__device__ inline uint4 load_vector(const Share& share, std::uint32_t vector, std::uint32_t count) {
+  using Stored = typename Kind::Format::Stored;
+  const auto* elements = reinterpret_cast<const Stored*>(share.address) + vector * Kind::Format::kPerVector;
+  if (kAligned && count == Kind::Format::kPerVector) {
+    return __ldg(reinterpret_cast<const uint4*>(elements));
+  }
+  return load_elements<typename Kind::Format>(elements, count);
+}
+
+template <typename Kind, bool kAligned>
+__device__ inline ThreadSum sum_share(const Share& share, std::uint64_t first, double p, double divisor) {
+  constexpr std::uint32_t kPerVector = Kind::Format::kPerVector;
+  constexpr std::uint32_t kInFlight = kAligned ? Kind::kInFlight : 1;
+  std::uint64_t fingerprint = 0;
+  [[maybe_unused]] auto fast = make_fast_sum<Kind>(divisor);
+  [[maybe_unused]] const std::uint64_t first_vector = first / kPerVector;
+  const auto add = [&](const uint4& vector, std::uint32_t index) {
+    if constexpr (Kind::kFast) {
+      fast.add(vector);
+    }
+    if constexpr (Kind::kFingerprint) {
+      fingerprint += fingerprint_vector(vector.x, vector.y, vector.z, vector.w, first_vector + index);
+    }
+  };
+  if constexpr (Kind::kFast || Kind::kFingerprint) {
+    const std::uint32_t whole = share.count / kPerVector;
+    std::uint32_t index = share.own;
+    for (; index + (kInFlight - 1) * share.stride < whole; index += kInFlight * share.stride) {
+      uint4 vectors[kInFlight];
+#pragma unroll
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        vectors[i] = load_vector<Kind, kAligned>(share, index + i * share.stride, kPerVector);
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        add(vectors[i], index + i * share.stride);
+      }
+    }
+    for (; index < whole; index += share.stride) {
+      add(load_vector<Kind, kAligned>(share, index, kPerVector), index);
+    }
+    if (index == whole && share.count % kPerVector != 0) {
+      add(load_vector<Kind, false>(share, index, share.count % kPerVector), index);
+    }
+  }
+  ThreadSum sum;
+  bool done = false;
+  if constexpr (Kind::kFast) {
+    done = fast.finish(sum);
+  }
+  if (!done) {
+    sum = sum_carefully<typename Kind::Format, Kind::kPower>(share, p, divisor);
+  }
+  sum.fingerprint = fingerprint;
+  return sum;
+}
+
+template <typename Kind>
+__device__ inline ThreadSum sum_piece(
+    const Piece& piece, std::uint32_t own, std::uint32_t stride, double p, double divisor
+) {
+  const Share share{piece.address, piece.count, own, stride};
+  return aligned_to_vector(piece.address) ? sum_share<Kind, true>(share, piece.first, p, divisor)
+                                          : sum_share<Kind, false>(share, piece.first, p, divisor);
+}
+
+/// The sum of a whole tensor: by one thread.
+template <typename Kind>
+__device__ inline void put_tensor(const MeasurePass& pass, std::uint32_t tensor, PowerSum sum, double divisor) {
+  sum.scale = divisor;
+  if constexpr (Kind::kFingerprint) {
+    sum.fingerprint += fingerprint_length(pass.entries[tensor].count * pass.entries[tensor].element_bytes);
+  }
+  pass.tensors[tensor] = sum;
+}
+
+/// 1 in the first round; in the second what the first one asks for, or 0: leave this tensor alone.
+template <typename Kind>
+__device__ inline double divisor_of(const MeasurePass& pass, std::uint32_t tensor) {
+  if constexpr (Kind::kAgain) {
+    const PowerSum plain = load_sum(pass.tensors + tensor);
+    return needs_rescaling(plain, pass.p) ? rescaling_divisor(plain.maximum, pass.p) : 0;
+  } else {
+    return 1;
+  }
+}
+
+template <typename Kind>
+__device__ inline void measure_run(const MeasurePass& pass, const Piece& run) {
+  for (std::uint32_t i = threadIdx.x / kWarp; i < run.count; i += kWarps) {
+    const Piece piece = load_piece(pass.small + run.first + i);
+    const double divisor = divisor_of<Kind>(pass, piece.tensor);
+    if (divisor == 0) {
+      continue;
+    }
+    const ThreadSum thread = sum_piece<Kind>(piece, threadIdx.x % kWarp, kWarp, pass.p, divisor);
+    PowerSum sum = warp_sum < Kind::kPairs, Kind::kFingerprint && !Kind::kAgain > (thread);
+    if (threadIdx.x % kWarp == 0) {
+      if constexpr (Kind::kAgain) {
+        sum.fingerprint = load_sum(pass.tensors + piece.tensor).fingerprint;
+      }
+      put_tensor<Kind>(pass, piece.tensor, sum, divisor);
+    }
+  }
+}
+
+/// By the block with a tensor's last ticket.
+template <typename Kind>
+__device__ __noinline__ void add_records(const MeasurePass& pass, const Piece& piece, double divisor) {
+  const PowerSum* records = pass.scratch.records + pass.entries[piece.tensor].first_record;
+  PowerSum own = empty_sum();
+  for (std::uint32_t i = threadIdx.x; i < piece.pieces; i += kThreads) {
+    add_part(own, load_sum(records + i));
+  }
+  PowerSum sum = tree_sum(own, [](PowerSum& to, const PowerSum& other) { add_part(to, other); });
+  if (threadIdx.x == 0) {
+    if constexpr (Kind::kAgain) {
+      sum.fingerprint = load_sum(pass.tensors + piece.tensor).fingerprint;
+    }
+    put_tensor<Kind>(pass, piece.tensor, sum, divisor);
+    pass.scratch.tickets[piece.tensor] = 0;
+  }
+}
+
+template <typename Kind>
+__device__ inline void measure_piece(const MeasurePass& pass, const Piece& piece) {
+  const double divisor = divisor_of<Kind>(pass, piece.tensor);
+  if (divisor == 0) {
+    return;
+  }
+  const ThreadSum thread = sum_piece<Kind>(piece, threadIdx.x, kThreads, pass.p, divisor);
+  const PowerSum sum = block_sum < Kind::kPairs, Kind::kFingerprint && !Kind::kAgain > (thread);
+  if (piece.pieces == 1) {
+    if (threadIdx.x == 0) {
+      PowerSum whole = sum;
+      if constexpr (Kind::kAgain) {
+        whole.fingerprint = load_sum(pass.tensors + piece.tensor).fingerprint;
+      }
+      put_tensor<Kind>(pass, piece.tensor, whole, divisor);
+    }
+    return;
+  }
+  if (threadIdx.x == 0) {
+    pass.scratch.records[piece.record] = sum;
+  }
+  if (arrive_last(pass.scratch.tickets + piece.tensor, piece.pieces)) {
+    add_records<Kind>(pass, piece, divisor);
+  }
+}
+
+/// By the last block of the pass.
+__device__ __noinline__ inline void add_groups(const MeasurePass& pass) {
+  const double p = pass.p;
+  for (std::uint32_t group = 0; group < pass.norm_groups; ++group) {
+    PowerSum own = empty_sum();
+    for (std::uint32_t i = pass.group_first[group] + threadIdx.x; i < pass.group_first[group + 1]; i += kThreads) {
+      add_tensor(own, load_sum(pass.tensors + pass.group_tensors[i]), p);
+    }
+    const PowerSum sum = tree_sum(own, [p](PowerSum& to, const PowerSum& other) { add_tensor(to, other, p); });
+    if (threadIdx.x == 0) {
+      pass.groups[group] = sum;
+    }
+  }
+  reset(pass.scratch.counters);
+}
+
+template <typename Kind>
+__global__ void __launch_bounds__(kThreads, Kind::kBlocks) measure_kernel(const MeasurePass pass) {
+  for_each_item<Order::Forwards>(pass.work, [&pass](const Piece& piece) {
+    if (piece.pieces == 0) {
+      measure_run<Kind>(pass, piece);
+    } else {
+      measure_piece<Kind>(pass, piece);
+    }
+  });
+  if (arrive_last(&pass.scratch.counters->arrived, pass.blocks)) {
+    add_groups(pass);
+  }
+}
+
+/// One launch of the pass, `blocks` of it. Defined per dtype in measure_<dtype>.cu.
+struct MeasureLaunch {
+  MeasurePass pass;
+  Power power;
+  Round round;
+  bool fingerprint;
+  std::uint32_t blocks;
+};
+
+template <typename Format, Power kPower>
+cudaError_t launch_measure(const MeasureLaunch& what, cudaStream_t stream) {
+  if constexpr (kPower == Power::Any || (std::is_same_v<Format, Float64> && kPower != Power::Maximum)) {
+    if (what.round == Round::Again) {
+      return launch(measure_kernel<MeasureKind<Format, kPower, false, Round::Again>>, what.blocks, what.pass, stream);
+    }
+  }
+  return what.fingerprint
+             ? launch(measure_kernel<MeasureKind<Format, kPower, true, Round::First>>, what.blocks, what.pass, stream)
+             : launch(measure_kernel<MeasureKind<Format, kPower, false, Round::First>>, what.blocks, what.pass, stream);
+}
+
+template <typename Format>
+cudaError_t launch_measure(const MeasureLaunch& what, cudaStream_t stream) {
+  switch (what.power) {
+    case Power::One:
+      return launch_measure<Format, Power::One>(what, stream);
+    case Power::Two:
+      return launch_measure<Format, Power::Two>(what, stream);
+    case Power::Any:
+      return launch_measure<Format, Power::Any>(what, stream);
+    case Power::Maximum:
+      return launch_measure<Format, Power::Maximum>(what, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+cudaError_t measure_float32(const MeasureLaunch& what, cudaStream_t stream);
+cudaError_t measure_bfloat16(const MeasureLaunch& what, cudaStream_t stream);
+cudaError_t measure_float16(const MeasureLaunch& what, cudaStream_t stream);
+cudaError_t measure_float64(const MeasureLaunch& what, cudaStream_t stream);
+
+}  // namespace gradsync::kernels

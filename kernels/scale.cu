@@ -1,0 +1,151 @@
+// The clipping pass: reads and writes what has to change, from the end of the table to its start, because the pieces
+// that the measuring pass read last are the ones still in the L2 cache.
+
+#include "kernels/format.cuh"
+#include "kernels/kernels.hpp"
+#include "kernels/work_loop.cuh"
+
+namespace gradsync::kernels {
+
+namespace {
+
+struct ScalePass {
+  Items work;
+  const Piece* small;
+  const TensorEntry* entries;
+  const ClipOutcome* outcomes;
+  PassCounters* counters;
+  std::uint32_t clip_groups;
+  std::uint32_t blocks;  ///< of all launches of the pass
+};
+
+constexpr std::uint32_t kInFlight = 4;
+
+template <typename Format>
+__device__ inline uint4 multiplied(const uint4& vector, typename Format::Value factor) {
+  uint4 result = make_uint4(0, 0, 0, 0);
+#pragma unroll
+  for (std::uint32_t i = 0; i < Format::kPerVector; ++i) {
+    put_stored<Format>(result, i, Format::store(Format::load(stored_in<Format>(vector, i)) * factor));
+  }
+  return result;
+}
+
+template <typename Format, bool kAligned>
+__device__ inline void scale_share(
+    const Piece& piece, std::uint32_t own, std::uint32_t stride, typename Format::Value factor
+) {
+  constexpr std::uint32_t kPerVector = Format::kPerVector;
+  auto* elements = reinterpret_cast<typename Format::Stored*>(piece.address);
+  auto* vectors = reinterpret_cast<uint4*>(piece.address);
+  const std::uint32_t whole = piece.count / kPerVector;
+  std::uint32_t index = own;
+  if constexpr (kAligned) {
+    for (; index + (kInFlight - 1) * stride < whole; index += kInFlight * stride) {
+      uint4 loaded[kInFlight];
+#pragma unroll
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        loaded[i] = vectors[index + i * stride];
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        vectors[index + i * stride] = multiplied<Format>(loaded[i], factor);
+      }
+    }
+    for (; index < whole; index += stride) {
+      vectors[index] = multiplied<Format>(vectors[index], factor);
+    }
+  }
+  for (; index * kPerVector < piece.count; index += stride) {
+    const std::uint32_t rest = piece.count - index * kPerVector;
+    const std::uint32_t count = rest < kPerVector ? rest : kPerVector;
+    auto* place = elements + index * kPerVector;
+    store_elements<Format>(place, multiplied<Format>(load_elements<Format>(place, count), factor), count);
+  }
+}
+
+template <typename Format>
+__device__ inline void scale_piece(const ScalePass& pass, const Piece& piece, std::uint32_t own, std::uint32_t stride) {
+  const ClipOutcome& outcome = pass.outcomes[pass.entries[piece.tensor].clip_group];
+  if (!changes(outcome)) {
+    return;
+  }
+  const auto factor = static_cast<typename Format::Value>(outcome.multiplier);
+  if (aligned_to_vector(piece.address)) {
+    scale_share<Format, true>(piece, own, stride, factor);
+  } else {
+    scale_share<Format, false>(piece, own, stride, factor);
+  }
+}
+
+template <typename Format>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) scale_kernel(const ScalePass pass) {
+  int any = 0;
+  for (std::uint32_t group = threadIdx.x; group < pass.clip_groups; group += kThreads) {
+    any |= changes(pass.outcomes[group]) ? 1 : 0;
+  }
+  // Every block decides alike, so that either all of them take part in the counters or none does.
+  if (__syncthreads_or(any) == 0) {
+    return;
+  }
+  for_each_item<Order::Backwards>(pass.work, [&pass](const Piece& piece) {
+    if (piece.pieces != 0) {
+      scale_piece<Format>(pass, piece, threadIdx.x, kThreads);
+      return;
+    }
+    for (std::uint32_t i = threadIdx.x / kWarp; i < piece.count; i += kWarps) {
+      scale_piece<Format>(pass, load_piece(pass.small + piece.first + i), threadIdx.x % kWarp, kWarp);
+    }
+  });
+  if (arrive_last(&pass.counters->arrived, pass.blocks)) {
+    reset(pass.counters);
+  }
+}
+
+cudaError_t launch_dtype(DType dtype, std::uint32_t blocks, const ScalePass& pass, cudaStream_t stream) {
+  switch (dtype) {
+    case DType::Float32:
+      return launch(scale_kernel<Float32>, blocks, pass, stream);
+    case DType::BFloat16:
+      return launch(scale_kernel<BFloat16>, blocks, pass, stream);
+    case DType::Float16:
+      return launch(scale_kernel<Float16>, blocks, pass, stream);
+    case DType::Float64:
+      return launch(scale_kernel<Float64>, blocks, pass, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t scale(const DeviceTable& table, const ClipOutcome* outcomes, void* scratch, cudaStream_t stream) {
+  std::uint32_t blocks[kDTypes] = {};
+  ScalePass pass{};
+  for (std::size_t dtype = 0; dtype < kDTypes; ++dtype) {
+    const ItemRange range = table.of_dtype[dtype];
+    if (const cudaError_t error = blocks_for(range.end - range.begin, blocks[dtype]); error != cudaSuccess) {
+      return error;
+    }
+    pass.blocks += blocks[dtype];
+  }
+  pass.small = table.small;
+  pass.entries = table.tensors;
+  pass.outcomes = outcomes;
+  pass.counters = scratch_at(scratch, table).counters;
+  pass.clip_groups = table.clip_groups;
+  // Backwards over dtypes as well.
+  for (std::size_t dtype = kDTypes; dtype-- > 0;) {
+    const ItemRange range = table.of_dtype[dtype];
+    if (range.begin == range.end) {
+      continue;
+    }
+    pass.work = {table.items, range.begin, range.end, pass.counters->next + dtype};
+    if (const cudaError_t error = launch_dtype(static_cast<DType>(dtype), blocks[dtype], pass, stream);
+        error != cudaSuccess) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace gradsync::kernels

@@ -1,0 +1,123 @@
+#pragma once
+// The loop of every block: claim an item, work on it, claim the next. Which block gets an item has no influence on
+// bits.
+
+#include "kernels/chunk_table.hpp"
+#include "kernels/scratch.hpp"
+
+#include <cuda_runtime.h>
+
+// The emulation of the tests gives each of its blocks its own.
+#ifndef GRADSYNC_SHARED
+#define GRADSYNC_SHARED(type, name) __shared__ type name
+#endif
+
+namespace gradsync::kernels {
+
+inline constexpr std::uint32_t kWarp = 32;
+inline constexpr std::uint32_t kThreads = 256;
+inline constexpr std::uint32_t kWarps = kThreads / kWarp;
+/// Blocks that a multiprocessor holds at a time: kernels are held to 64 registers per thread for it.
+inline constexpr std::uint32_t kBlocksPerMultiprocessor = 4;
+
+enum class Order : std::uint8_t { Forwards, Backwards };
+
+/// Items [begin, end) of a table, for one launch.
+struct Items {
+  const Piece* items;
+  std::uint32_t begin;
+  std::uint32_t end;
+  std::uint32_t* next;  ///< claimed so far, beside the two that each block starts with
+};
+
+__device__ inline Piece load_piece(const Piece* piece) {
+  const uint4* words = reinterpret_cast<const uint4*>(piece);
+  const uint4 a = __ldg(words);
+  const uint4 b = __ldg(words + 1);
+  Piece loaded;
+  loaded.address = a.x | (static_cast<std::uint64_t>(a.y) << 32);
+  loaded.first = a.z | (static_cast<std::uint64_t>(a.w) << 32);
+  loaded.count = b.x;
+  loaded.tensor = b.y;
+  loaded.record = b.z;
+  loaded.pieces = b.w;
+  return loaded;
+}
+
+/// Calls body(piece) with all threads of the block. The next piece is loaded, and the one after it claimed, while the
+/// body works. Ends with a barrier.
+template <Order kOrder, typename Body>
+__device__ inline void for_each_item(const Items& work, const Body& body) {
+  GRADSYNC_SHARED(std::uint32_t, claim);
+  const std::uint32_t count = work.end - work.begin;
+  const auto load = [&](std::uint32_t index) {
+    const std::uint32_t place = index < count ? index : count - 1;
+    return load_piece(work.items + (kOrder == Order::Forwards ? work.begin + place : work.end - 1 - place));
+  };
+  std::uint32_t index = blockIdx.x;
+  std::uint32_t following = gridDim.x + blockIdx.x;
+  if (index >= count) {
+    return;
+  }
+  Piece piece = load(index);
+  while (index < count) {
+    const Piece ahead = load(following);
+    std::uint32_t claimed = 0;
+    if (threadIdx.x == 0) {
+      claimed = 2 * gridDim.x + atomicAdd(work.next, 1U);
+    }
+    body(piece);
+    if (threadIdx.x == 0) {
+      claim = claimed;
+    }
+    __syncthreads();
+    index = following;
+    following = claim;
+    piece = ahead;
+    __syncthreads();
+  }
+}
+
+/// True in all threads of the one block that comes last of `blocks`, after what the others wrote is visible to it.
+__device__ inline bool arrive_last(std::uint32_t* arrived, std::uint32_t blocks) {
+  GRADSYNC_SHARED(std::uint32_t, last);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(arrived, 1U) == blocks - 1 ? 1 : 0;
+    __threadfence();
+  }
+  __syncthreads();
+  return last != 0;
+}
+
+/// By the last block of a pass: the counters are zero for the next one.
+__device__ inline void reset(PassCounters* counters) {
+  if (threadIdx.x < kPassLaunches) {
+    counters->next[threadIdx.x] = 0;
+  } else if (threadIdx.x == kPassLaunches) {
+    counters->arrived = 0;
+  }
+}
+
+/// Blocks that a launch over `items` needs on the current device.
+inline cudaError_t blocks_for(std::uint32_t items, std::uint32_t& blocks) {
+  int device = 0;
+  int multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  }
+  const std::uint32_t resident = static_cast<std::uint32_t>(multiprocessors) * kBlocksPerMultiprocessor;
+  blocks = items < resident ? items : resident;
+  return error;
+}
+
+/// A kernel with one parameter, on kThreads threads a block.
+template <typename Parameter>
+cudaError_t launch(void (*kernel)(Parameter), std::uint32_t blocks, Parameter parameter, cudaStream_t stream) {
+  void* arguments[] = {&parameter};
+  return cudaLaunchKernel(kernel, dim3(blocks), dim3(kThreads), arguments, 0, stream);
+}
+
+}  // namespace gradsync::kernels
