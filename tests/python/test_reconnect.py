@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,8 @@ import pytest
 from fake_daemon import NO_REPLY, FakeDaemon, Fault
 
 import gradsync
-from gradsync import Tensor, _channel, _connection
-from gradsync.errors import CallTimeout, ConnectionLost, Superseded
+from gradsync import Tensor, _channel, _connection, _socket
+from gradsync.errors import CallTimeout, ConnectionFailed, ConnectionLost, Superseded
 
 
 def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -84,6 +85,30 @@ def test_a_call_made_while_the_connection_is_away_waits_for_it(
     result = in_thread(lambda: client.call("status.get"))
     daemon.listen()
     assert result()["state"] == "serving"
+
+
+def test_a_daemon_that_dies_during_the_handshake_is_tried_again(
+    grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = _socket._open_socket
+    dead = 0
+
+    def open_socket(path: str, timeout: float) -> socket.socket:
+        nonlocal dead
+        if dead == 2:
+            return original(path, timeout)
+        dead += 1
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours
+
+    monkeypatch.setattr(_socket, "_open_socket", open_socket)
+    with pytest.raises(ConnectionFailed, match="ended the connection at once"):
+        gradsync.connect(daemon.path)
+    daemon.drop_connections()
+    grads.ready("a")
+    assert grads.finish().step == 0
+    assert dead == 2
 
 
 def test_a_call_that_must_not_be_repeated_is_told(client: gradsync.Client, daemon: FakeDaemon) -> None:

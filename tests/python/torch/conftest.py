@@ -99,6 +99,53 @@ def real_ranks(real_daemon, monkeypatch):
     return Ranks(real_daemon)
 
 
+class RestartableDaemon:
+    """`gradsyncd serve` at one address; the second life begins when the first was killed."""
+
+    def __init__(self, binary: str, address: Path) -> None:
+        self.address = str(address)
+        self._binary = binary
+        self._barrier = threading.Barrier(2, action=self._restart)
+        self.start()
+
+    def start(self) -> None:
+        command = [self._binary, "serve", "--socket", self.address, "--health", "127.0.0.1:0"]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self._process.stderr is not None
+        for line in self._process.stderr:  # ends when the process does
+            if "serving" in line:
+                return
+        raise AssertionError("the daemon did not come up")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(JOIN_S)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def _restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def restart_when_all_are_here(self) -> None:
+        """Called by both ranks: the daemon is killed and started between their calls and their returns."""
+        self._barrier.wait(JOIN_S)
+
+
+@pytest.fixture
+def restartable_daemon(real_daemon, tmp_path):
+    daemon = RestartableDaemon(_daemon_binary(), tmp_path / "gradsync.sock")
+    yield daemon
+    daemon.kill()
+
+
+@pytest.fixture
+def ranks_at(monkeypatch):
+    """`Ranks` of a daemon of the test's own."""
+    monkeypatch.delenv("GRADSYNC_MODE", raising=False)
+    return Ranks
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()

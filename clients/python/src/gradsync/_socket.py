@@ -9,7 +9,7 @@ import socket
 import stat
 from typing import Any
 
-from websockets.exceptions import InvalidHandshake, InvalidMessage, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 from websockets.sync.client import ClientConnection, unix_connect
 from websockets.typing import Subprotocol
 
@@ -42,6 +42,14 @@ def open_websocket(path: str, timeout: float) -> ClientConnection:
     except InvalidStatus as error:
         sock.close()
         raise _refused(path, error.response.status_code, error.response.body or b"") from error
+    except ConnectionClosed as error:
+        sock.close()
+        raise ConnectionFailed(
+            "not_gradsync",
+            f"{path} ended the connection at once ({error}); the daemon is ending, or something else listens there: "
+            "see its log, or try again",
+            path,
+        ) from error
     except (InvalidHandshake, InvalidMessage, EOFError, OSError) as error:
         sock.close()
         if isinstance(error, TimeoutError):
