@@ -125,9 +125,14 @@ std::string canonical_text(const DeclareOptions& options) {
   return writer.take();
 }
 
-std::string canonical_text(const RankDeclaration& declaration, const std::vector<Mesh>& meshes) {
+std::string canonical_text(
+    const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
+) {
   Writer writer;
-  writer.put(std::string_view("gradsync declaration 1"));
+  writer.put(std::string_view("gradsync plan 2"));
+  writer.put(world_size);
+  writer.put(std::bit_cast<std::int64_t>(sizes.first_bytes));
+  writer.put(std::bit_cast<std::int64_t>(sizes.bytes));
   writer.put(declaration.options);
   writer.put(meshes);
   writer.put(declaration.tensors);

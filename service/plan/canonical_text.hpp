@@ -2,8 +2,7 @@
 // A declaration as one byte string that is equal exactly where declarations are, on every platform: texts carry their
 // length, numbers are decimal, doubles are their bits.
 
-#include "plan/declaration.hpp"
-#include "plan/mesh.hpp"
+#include "plan/make_plan.hpp"
 
 #include <string>
 #include <vector>
@@ -12,7 +11,9 @@ namespace gradsync::plan {
 
 [[nodiscard]] std::string canonical_text(const DeclareOptions& options);
 
-/// Options, meshes and tensors; not the weight fingerprints.
-[[nodiscard]] std::string canonical_text(const RankDeclaration& declaration, const std::vector<Mesh>& meshes);
+/// All that `make_plan` takes: world and bucket sizes, options, meshes and tensors; not the weight fingerprints.
+[[nodiscard]] std::string canonical_text(
+    const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
+);
 
 }  // namespace gradsync::plan

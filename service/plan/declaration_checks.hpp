@@ -3,6 +3,7 @@
 
 #include "base/error.hpp"
 #include "plan/declaration.hpp"
+#include "plan/limits.hpp"
 #include "plan/mesh.hpp"
 
 #include <cstddef>
@@ -10,8 +11,6 @@
 #include <vector>
 
 namespace gradsync::plan {
-
-inline constexpr std::size_t kMaxNameBytes = 512;
 
 /// A tensor with its place in the declaration, so that an error can say where it is.
 struct TensorAt {

@@ -28,7 +28,10 @@ struct BucketSizes {
     const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
 );
 
-/// Digest of a declaration (weights apart): 16 hex digits.
-[[nodiscard]] std::string digest_of(const RankDeclaration& declaration, const std::vector<Mesh>& meshes);
+/// Digest of everything that a plan is made of (weights apart), so that plans with equal digests launch the same
+/// buckets in the same order: 16 hex digits.
+[[nodiscard]] std::string digest_of(
+    const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
+);
 
 }  // namespace gradsync::plan

@@ -1,6 +1,7 @@
 #include "plan/mesh.hpp"
 
 #include "base/text.hpp"
+#include "plan/limits.hpp"
 
 #include <fmt/format.h>
 
@@ -9,8 +10,6 @@
 namespace gradsync::plan {
 
 namespace {
-
-constexpr std::size_t kMaxNameBytes = 512;
 
 Result<void> check_name(const std::string& path, const char* what, const std::string& name) {
   if (name.empty()) {

@@ -133,19 +133,21 @@ TEST(MakePlan, one_rank_alone_reduces_nothing) {
   EXPECT_EQ(plan.tensors[0].replication, 1);
 }
 
+std::string digest_on_two(const RankDeclaration& declared) { return digest_of(declared, kDp2, 2, {}); }
+
 TEST(PlanDigest, is_a_fixed_function_of_the_declaration) {
   RankDeclaration declared = declaration({tensor("a", {4}), tensor("b", {2, 3})});
   declared.options.clip = {group("all", 1)};
   // A change of this value is a change of what peers compare: it needs a new version in the canonical text.
-  EXPECT_EQ(digest_of(declared, kDp2), "2b6a2119e8a8a777");
-  EXPECT_EQ(make_plan(declared, kDp2, 2, {}).digest, digest_of(declared, kDp2));
+  EXPECT_EQ(digest_on_two(declared), "dac9b7d2e027bebd");
+  EXPECT_EQ(make_plan(declared, kDp2, 2, {}).digest, digest_on_two(declared));
 }
 
 TEST(PlanDigest, ignores_weight_fingerprints) {
   RankDeclaration declared = declaration({tensor("a", {4})});
-  const std::string before = digest_of(declared, kDp2);
+  const std::string before = digest_on_two(declared);
   declared.weight_fingerprints = {"abc"};
-  EXPECT_EQ(digest_of(declared, kDp2), before);
+  EXPECT_EQ(digest_on_two(declared), before);
 }
 
 TEST(PlanDigest, changes_with_everything_that_matters) {
@@ -153,7 +155,7 @@ TEST(PlanDigest, changes_with_everything_that_matters) {
   const auto changes = [&](auto change) {
     RankDeclaration other = base;
     change(other);
-    return digest_of(other, kDp2) != digest_of(base, kDp2);
+    return digest_on_two(other) != digest_on_two(base);
   };
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.accumulate = 2; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.norm_type = 1; }));
@@ -174,7 +176,21 @@ TEST(PlanDigest, changes_with_everything_that_matters) {
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].clip_group = "g"; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].layer = "l"; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].split_order = {"dp"}; }));
-  EXPECT_NE(digest_of(base, {mesh({{"dp", 4}})}), digest_of(base, kDp2));
+  EXPECT_NE(digest_of(base, {mesh({{"dp", 4}})}, 2, {}), digest_on_two(base));
+  EXPECT_NE(digest_of(base, kDp2, 4, {}), digest_on_two(base));
+}
+
+TEST(PlanDigest, plans_that_differ_only_in_bucket_sizes_differ) {
+  const RankDeclaration declared = declaration({tensor("a", {100}), tensor("b", {100}), tensor("c", {100})});
+  const Plan whole = make_plan(declared, kDp2, 2, {4000, 4000});
+  const Plan first_alone = make_plan(declared, kDp2, 2, {400, 4000});
+  const Plan halves = make_plan(declared, kDp2, 2, {4000, 800});
+  ASSERT_EQ(whole.buckets.size(), 1U);
+  ASSERT_EQ(first_alone.buckets.size(), 2U);
+  EXPECT_NE(whole.digest, first_alone.digest);
+  EXPECT_NE(whole.digest, halves.digest);
+  EXPECT_NE(first_alone.digest, halves.digest);
+  EXPECT_EQ(whole.digest, make_plan(declared, kDp2, 2, {4000, 4000}).digest);
 }
 
 TEST(PlanDigest, does_not_confuse_where_one_text_ends_and_the_next_begins) {
@@ -184,7 +200,7 @@ TEST(PlanDigest, does_not_confuse_where_one_text_ends_and_the_next_begins) {
   first.tensors[0].layer = "c";
   second.tensors[0].clip_group = "a";
   second.tensors[0].layer = "bc";
-  EXPECT_NE(digest_of(first, kDp2), digest_of(second, kDp2));
+  EXPECT_NE(digest_on_two(first), digest_on_two(second));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "declarations.hpp"
+#include "plan/limits.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,8 +29,8 @@ TEST(ValidateShapes, an_empty_declaration_is_refused) {
 
 TEST(ValidateShapes, names_are_there_and_not_too_long) {
   EXPECT_EQ(refused(declaration({tensor("a", {1}), tensor("", {1})}), kDp2).path, "tensors[1].name");
-  EXPECT_EQ(refused(declaration({tensor(std::string(513, 'x'), {1})}), kDp2).path, "tensors[0].name");
-  EXPECT_TRUE(validate_declaration(declaration({tensor(std::string(512, 'x'), {1})}), kDp2).has_value());
+  EXPECT_EQ(refused(declaration({tensor(std::string(kMaxNameBytes + 1, 'x'), {1})}), kDp2).path, "tensors[0].name");
+  EXPECT_TRUE(validate_declaration(declaration({tensor(std::string(kMaxNameBytes, 'x'), {1})}), kDp2).has_value());
   TensorDeclaration grouped = tensor("a", {1});
   grouped.clip_group = "";
   EXPECT_EQ(refused(declaration({grouped}), kDp2).path, "tensors[0].clip_group");

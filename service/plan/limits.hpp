@@ -1,0 +1,11 @@
+#pragma once
+// The limits of a declaration that others must know as well: a wire check that admits more only moves the refusal.
+
+#include <cstddef>
+
+namespace gradsync::plan {
+
+/// Of each name and label of a declaration: tensors, meshes, axes, clip groups, layers, tied ids. UTF-8; at least 1.
+inline constexpr std::size_t kMaxNameBytes = 512;
+
+}  // namespace gradsync::plan
