@@ -91,6 +91,32 @@ def test_compiled_modules(ranks, backend):
     assert_close(results[0], weights(alone))
 
 
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_a_module_compiled_after_attach(ranks, how):
+    template = mlp()
+    alone, _ = train_alone(template, steps=3, parts=2)
+    compiling = threading.Lock()
+
+    def body(rank, attach):
+        model = copy.deepcopy(template)
+        optimizer = sgd(model)
+        with attach(model) as gs:
+            used = model
+            if how == "wrapped":
+                used = torch.compile(model, backend="aot_eager")
+            else:
+                model.compile(backend="aot_eager")
+            for step in range(3):
+                with compiling:
+                    loss_of(used, step, rank).backward()
+                gs.step(optimizer)
+        return weights(model)
+
+    results = ranks(2, body)
+    assert_same_bits(results[0], results[1])
+    assert_close(results[0], weights(alone))
+
+
 # late gradients
 
 
