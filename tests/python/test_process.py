@@ -172,6 +172,7 @@ def test_an_interpreter_that_ends_without_close_ends_cleanly_with_live_views(dae
         daemon.path,
     )
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("end", "", 0)
+    assert len(daemon.of("job.detach")) == 1  # it left, it did not die
 
 
 INTERRUPT = """

@@ -11,7 +11,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-torch.manual_seed(int(os.environ["RANK"]) + 1)  # every rank its own data
+torch.manual_seed(int(os.environ.get("RANK", 0)) + 1)  # every rank its own data
 gs = gst.attach(model, clip=gradsync.Clip(max_norm=1.0))
 for _ in range(20):
     x = torch.randn(32, 16)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,11 @@ from ._connection import Connection
 from ._handshake import Deadlines
 from ._pending import NOTHING, Pending, Subscription, wait
 from ._wire import dump, request
-from .errors import CallTimeout, UsageError
+from .errors import CallTimeout, GradsyncError, UsageError
 
-__all__ = ["Channel"]
+__all__ = ["PATIENCE_S", "Channel"]
 
+PATIENCE_S = 0.2  # for an answer that changes nothing: after Ctrl-C a call returns within a second
 _GRACE_S = 5.0  # the client's timer is this much longer than the daemon's deadline
 
 Callback = Callable[[dict[str, Any]], None]
@@ -109,8 +111,13 @@ class Channel:
     def close(self, *, brief: bool = False) -> None:
         """Ends the conversation; calls in flight raise ConnectionLost. Doing it again changes nothing.
 
-        `brief` does not wait for a daemon that may not answer.
+        A rank that is still attached leaves: a program may end without a word, and has not died for that. `brief` does
+        not wait for a daemon that may not answer.
         """
+        if self._connection.resume is not None:
+            with contextlib.suppress(GradsyncError):
+                self.post("job.detach", "{}", PATIENCE_S)
+            self._connection.resume = None
         self._connection.close(brief=brief)
 
     @property

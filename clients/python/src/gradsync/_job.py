@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._arena import Arena, fetch_fd, map_arena
+from ._channel import PATIENCE_S
 from ._grads import Grads
 from ._tensor import Clip, Mesh, Tensor, arena_bytes
 from ._wire import dump, encode_number
@@ -20,7 +21,6 @@ __all__ = ["Job"]
 
 _PAGE_BYTES = 900_000  # of tensors per message; the cap is 1 MiB
 _QUICK_S = 30.0
-_PATIENCE_S = 0.2  # for an answer that changes nothing: after Ctrl-C a call returns within a second
 
 
 class Job:
@@ -104,7 +104,7 @@ class Job:
             yield
         except BaseException:
             with contextlib.suppress(GradsyncError):  # the caller's error is the one to see
-                self._channel.post("job.pause", off, _PATIENCE_S)
+                self._channel.post("job.pause", off, PATIENCE_S)
             raise
         self._channel.call("job.pause", off, timeout=_QUICK_S, idempotent=True, session=True)
 
@@ -120,7 +120,7 @@ class Job:
         """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): said, but hardly waited for."""
         with contextlib.suppress(GradsyncError):
             if self._forget():
-                self._channel.post("job.detach", "{}", _PATIENCE_S)
+                self._channel.post("job.detach", "{}", PATIENCE_S)
 
     # for Grads
 
@@ -176,7 +176,7 @@ class Job:
     def _release(self, buffer: int) -> None:
         # What cannot be released now goes with the session.
         with contextlib.suppress(GradsyncError):
-            self._channel.post("buffers.release", dump({"buffer": buffer}), _PATIENCE_S)
+            self._channel.post("buffers.release", dump({"buffer": buffer}), PATIENCE_S)
 
     def _declare_pages(self, buffer: int, options: str, wires: Sequence[str], timeout: float | None) -> dict[str, Any]:
         pages = _pages(wires)
