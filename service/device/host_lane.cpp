@@ -85,8 +85,10 @@ class HostLane::Queue {
       const std::lock_guard lock(mutex_);
       if (const auto* abort = std::get_if<Abort>(&command)) {
         note_abort(*abort);
+        commands_.insert(place_of(*abort), std::move(command));
+      } else {
+        commands_.push_back(std::move(command));
       }
-      commands_.push_back(std::move(command));
     }
     wake_.notify_one();
   }
@@ -98,6 +100,24 @@ class HostLane::Queue {
     const auto [entry, added] = aborted_.try_emplace(abort.plan, abort.tag);
     entry->second = std::max(entry->second, abort.tag);
     cancel_.store(running_ && is_aborted(*running_), std::memory_order_relaxed);
+  }
+
+  /// Moves what the Abort ends to the front, for it takes no time any more, and returns the place behind that: other
+  /// plans' commands may take seconds, and whoever aborts waits. A plan that is yet to be loaded keeps its order.
+  std::deque<LaneCommand>::iterator place_of(const Abort& abort) {
+    const auto loads = [&](const LaneCommand& command) {
+      const auto* load = std::get_if<LoadPlan>(&command);
+      return load != nullptr && load->plan == abort.plan;
+    };
+    if (std::any_of(commands_.begin(), commands_.end(), loads)) {
+      return commands_.end();
+    }
+    return std::stable_partition(commands_.begin(), commands_.end(), [&](const LaneCommand& command) {
+      const auto* earlier = std::get_if<Abort>(&command);
+      const std::optional<Attempt> attempt = attempt_of(command);
+      return (earlier != nullptr && earlier->plan == abort.plan) ||
+             (attempt && attempt->plan == abort.plan && is_aborted(*attempt));
+    });
   }
 
   [[nodiscard]] bool is_aborted(const Attempt& attempt) const {

@@ -2,10 +2,16 @@
 // A lane executes the work of one device in order. Commands go down and reports come back by value: nothing in them is
 // a closure or a pointer into the sender, so a lane can be a thread (host) or another process (GPU).
 //
-// Invariants: commands are executed in the order of submission; each command yields exactly one report; `submit` never
-// blocks and never throws. `Abort` overtakes: reductions and finishes of its plan with a tag ≤ its own that are queued
-// or running stop at the next chunk and report `Failed{aborted}`; the Abort's own report comes after all of theirs,
-// so that after it nothing of them touches memory any more.
+// Invariants: commands are executed in the order of submission, but for `Abort`; each command yields exactly one
+// report; `submit` never blocks and never throws. `Abort` overtakes: reductions, finishes and scalings of its plan with
+// a tag ≤ its own that are queued or running stop at the next chunk and report `Failed{aborted}`; the Abort's own
+// report comes after all of theirs, so that after it nothing of them touches memory any more.
+//
+// What Abort promises in time: a pass of the aborted attempt that runs ends when each thread has done the chunk it has
+// in hand, which is kChunkElements of one tensor on every rank: below a millisecond for the usual norms and up to some
+// tens of ranks, several where a tensor's sum takes `pow`. Its queued commands and its report do not wait for commands
+// of other plans in the queue, only for the one of another plan, or the mapping, that is being executed. No more is
+// promised where the machine itself stands still: a thread that the kernel does not run, a page that it does not bring.
 
 #include "base/unique_fd.hpp"
 #include "plan/clip_rule.hpp"

@@ -31,6 +31,12 @@ class HostLaneTest : public LaneFixture {
     });
   }
 
+  /// Unloads plan 7; from here on the lane waits.
+  void close_gate() {
+    lane_->submit(UnloadPlan{7});
+    expect<Unloaded>();
+  }
+
   std::promise<void> gate_;
 };
 
@@ -76,7 +82,7 @@ TEST_F(HostLaneTest, an_abort_overtakes_its_attempts_and_reports_after_them) {
   set<float>(0, 1, {10, 20, 30});
   lane_->submit(LoadPlan{7, unused_layout(2)});
   expect<Loaded>();
-  lane_->submit(UnloadPlan{7});  // closes the gate
+  close_gate();
   lane_->submit(ReduceBucket{kPlan, 1, 0, {}, false});
   lane_->submit(FinishStep{kPlan, 1, 1.0, {strict(1.0)}, true});
   lane_->submit(ScaleGradients{kPlan, 2, {{}}});
@@ -84,7 +90,6 @@ TEST_F(HostLaneTest, an_abort_overtakes_its_attempts_and_reports_after_them) {
   lane_->submit(ReduceBucket{kPlan, 2, 0, {}, false});
   lane_->submit(ReduceBucket{kPlan, 3, 0, {}, false});
   gate_.set_value();
-  expect<Unloaded>();
   for (const Tag tag : {1, 1, 2}) {
     const Failed failed = expect<Failed>();
     EXPECT_TRUE(failed.aborted) << failed.message;
@@ -95,6 +100,49 @@ TEST_F(HostLaneTest, an_abort_overtakes_its_attempts_and_reports_after_them) {
   EXPECT_TRUE(expect<Failed>().aborted);                          // an attempt once aborted stays so
   EXPECT_EQ(expect<Reduced>().tag, 3U);                           // a later one is free
   EXPECT_EQ(get<float>(0, 0), (std::vector<float>{11, 22, 33}));  // and found its inputs untouched
+}
+
+TEST_F(HostLaneTest, an_abort_does_not_wait_for_the_queued_commands_of_others) {
+  start_with_gate();
+  load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 1}}, {{3, 0}}));
+  for (const PlanId plan : {43, 7}) {
+    lane_->submit(LoadPlan{plan, plan == 7 ? unused_layout(2) : layout_});
+    expect<Loaded>();
+  }
+  close_gate();
+  lane_->submit(ReduceBucket{43, 1, 0, {}, false});
+  lane_->submit(ReduceBucket{kPlan, 1, 0, {}, false});
+  lane_->submit(MapBuffer{9, std::move(*create_arena(8192)), 8192});
+  lane_->submit(ReduceBucket{kPlan, 4, 0, {}, false});
+  lane_->submit(FinishStep{kPlan, 1, 1.0, {strict(1.0)}, true});
+  lane_->submit(Abort{kPlan, 1});
+  lane_->submit(Abort{43, 0});
+  lane_->submit(Abort{kPlan, 2});
+  gate_.set_value();
+  const auto expect_aborted = [&] { EXPECT_TRUE(expect<Failed>().aborted); };
+  expect_aborted();
+  expect_aborted();
+  EXPECT_EQ(expect<Aborted>().tag, 1U);
+  EXPECT_EQ(expect<Aborted>().tag, 2U);
+  EXPECT_EQ(expect<Aborted>().plan, 43U);
+  EXPECT_EQ(expect<Reduced>().plan, 43U);
+  EXPECT_EQ(expect<Mapped>().buffer, 9U);
+  EXPECT_EQ(expect<Reduced>().tag, 4U);
+}
+
+TEST_F(HostLaneTest, an_abort_of_a_plan_that_is_yet_to_be_loaded_keeps_the_order) {
+  start_with_gate();
+  load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 1}}, {{3, 0}}));
+  lane_->submit(LoadPlan{7, unused_layout(2)});
+  expect<Loaded>();
+  close_gate();
+  lane_->submit(LoadPlan{43, layout_});
+  lane_->submit(ReduceBucket{43, 1, 0, {}, false});
+  lane_->submit(Abort{43, 1});
+  gate_.set_value();
+  EXPECT_EQ(expect<Loaded>().plan, 43U);
+  EXPECT_TRUE(expect<Failed>().aborted);
+  EXPECT_EQ(expect<Aborted>().plan, 43U);
 }
 
 TEST_F(HostLaneTest, after_the_abort_nothing_touches_memory_any_more) {
