@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -24,12 +25,17 @@ class ModuleTree:
         self._tables: list[dict[str, Any]] = [
             table for module in modules for table in (module._modules, module._parameters)
         ]
-        self._objects = [item for table in self._tables for item in table.values()]  # alive: no id is used again
+        self._filled = [table for table in self._tables if table]
+        self._objects = list(self._items())  # alive: no id is used again
         self._ids = list(map(id, self._objects))
 
     def changed(self) -> bool:
-        # In every step: no names, no walk.
-        return [id(item) for table in self._tables for item in table.values()] != self._ids
+        # In every step: no names, no walk, no loop in Python. Most tables are empty; what comes into one of them changes
+        # the sum, or was taken out of a filled one.
+        return sum(map(len, self._tables)) != len(self._ids) or list(map(id, self._items())) != self._ids
+
+    def _items(self) -> Iterator[Any]:
+        return chain.from_iterable(map(dict.values, self._filled))
 
     def parameters(self) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
         """Of the module as it is; none when it is gone."""

@@ -40,7 +40,7 @@ class OptimizerGuard:
     def check(self, optimizer: Optimizer) -> None:
         """Raises ParameterChanged for a parameter that no rank synchronises, or that cannot be stepped."""
         self._found.check_known(optimizer.param_groups)
-        if not self._found.mixed_dtypes():
+        if not self._found.mixed_dtypes:
             return
         members = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
         if self._tried.get(optimizer) != members:

@@ -45,6 +45,7 @@ class ParameterSet:
     frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     known_ids: set[int] = field(default_factory=set)  #: of all parameters seen, frozen ones too
+    mixed_dtypes: bool = False  #: some gradient has another dtype than its parameter
 
     def replaced(self) -> list[int]:
         """Indices of parameters that the module no longer holds, as `load_state_dict(assign=True)` leaves them."""
@@ -76,6 +77,7 @@ class ParameterSet:
                 "attach again: the ranks agreed on the former",
             )
         self.parameters[index] = new
+        self.mixed_dtypes |= new.dtype is not self.dtypes[index]
         self.known_ids.discard(id(old))
         self.known_ids.add(id(new))
         return new
@@ -126,12 +128,8 @@ class ParameterSet:
 
     def holds_any(self, groups: Sequence[dict[str, object]]) -> bool:
         """Whether an optimizer has to do with this module at all."""
-        members = [id(parameter) for group in groups for parameter in group["params"]]  # type: ignore[attr-defined]
-        return not self.known_ids.isdisjoint(members)
-
-    def mixed_dtypes(self) -> bool:
-        """Whether some gradient has another dtype than its parameter."""
-        return any(p.dtype is not dtype for p, dtype in zip(self.parameters, self.dtypes, strict=True))
+        known = self.known_ids
+        return any(id(parameter) in known for group in groups for parameter in group["params"])  # type: ignore[attr-defined]
 
     def _name_in_module(self, wanted: nn.Parameter) -> str | None:
         return next((name for name, _, _, parameter in self.tree.parameters() if parameter is wanted), None)
@@ -221,6 +219,7 @@ def add(found: ParameterSet, name: str, parameter: nn.Parameter) -> int:
     found.names.append(name)
     found.parameters.append(parameter)
     found.dtypes.append(dtype)
+    found.mixed_dtypes |= parameter.dtype is not dtype
     found.strides.append(gradient_strides(parameter))
     return len(found.names) - 1
 
