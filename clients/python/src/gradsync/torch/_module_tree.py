@@ -30,8 +30,8 @@ class ModuleTree:
         self._ids = list(map(id, self._objects))
 
     def changed(self) -> bool:
-        # In every step: no names, no walk, no loop in Python. Most tables are empty; what comes into one of them changes
-        # the sum, or was taken out of a filled one.
+        # In every step: no names, no walk, no loop in Python. Most tables are empty: what comes into one of them
+        # changes the sum, or was taken out of a filled one.
         return sum(map(len, self._tables)) != len(self._ids) or list(map(id, self._items())) != self._ids
 
     def _items(self) -> Iterator[Any]:
