@@ -22,5 +22,5 @@ settings.register_profile(
     phases=PHASES,
     suppress_health_check=SLOW,
 )
-settings.register_profile("reduced-long", settings(deadline=None, max_examples=5000, suppress_health_check=SLOW))
+settings.register_profile("reduced-long", settings(deadline=None, max_examples=1000, suppress_health_check=SLOW))
 settings.load_profile(os.environ.get("GRADSYNC_HYPOTHESIS", "reduced"))
