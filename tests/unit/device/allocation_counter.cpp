@@ -12,11 +12,16 @@ std::atomic<int> allocations{0};
 }  // namespace
 
 // In a file of their own, so that no caller inlines one half of a pair.
-void* operator new(std::size_t size) {
+// The standard algorithms' temporary buffers come from the one that does not throw.
+void* operator new(std::size_t size, const std::nothrow_t& /*tag*/) noexcept {
   if (counting.load(std::memory_order_relaxed)) {
     allocations.fetch_add(1, std::memory_order_relaxed);
   }
-  if (void* memory = std::malloc(size != 0 ? size : 1)) {
+  return std::malloc(size != 0 ? size : 1);
+}
+
+void* operator new(std::size_t size) {
+  if (void* memory = operator new(size, std::nothrow)) {
     return memory;
   }
   throw std::bad_alloc();
