@@ -38,6 +38,7 @@ GRADSYNC_HD inline bool changes(const ClipOutcome& outcome) { return outcome.mul
 namespace detail {
 
 inline constexpr double kFloatMax = 3.4028234663852886e38;
+inline constexpr double kDoubleMax = 1.7976931348623157e308;
 
 GRADSYNC_HD inline float nearest_float(double value) {
   if (is_nan(value)) {
@@ -73,23 +74,28 @@ GRADSYNC_HD inline double torch_coefficient(T norm, T max_norm) {
   return coefficient > T{1} ? 1.0 : static_cast<double>(coefficient);
 }
 
-GRADSYNC_HD inline double strict_coefficient(double max_norm, double measured, double reported, NormType type) {
-  const double by_reported = max_norm / reported;
-  const double by_measured = max_norm / measured;
-  double coefficient = round_down(by_measured < by_reported ? by_measured : by_reported, type);
-  while (coefficient > 0 && coefficient * measured > max_norm) {
-    coefficient = toward_zero(coefficient, type);
+/// The largest factor of the type, not above `factor`, that takes `norm` to no more than max_norm.
+GRADSYNC_HD inline double shrink_to_fit(double factor, double norm, double max_norm, NormType type) {
+  factor = round_down(factor, type);
+  while (factor > 0 && factor * norm > max_norm) {
+    factor = toward_zero(factor, type);
   }
-  return coefficient;
+  return factor;
 }
+
+GRADSYNC_HD inline double smaller(double a, double b) { return b < a ? b : a; }
 
 }  // namespace detail
 
 /// `raw_norm` is the norm of the stored values, `scale` (> 0) the loss scale that they carry.
 GRADSYNC_HD inline ClipOutcome clip(const ClipRule& rule, double raw_norm, double scale, std::uint64_t nonfinite) {
-  const double measured = raw_norm / scale;
+  // A scale below 1 can lift a norm out of the doubles. It is then the largest of them, and clips by what is exact: the
+  // norm before the division.
+  const bool beyond = is_finite(raw_norm) && !is_finite(raw_norm / scale);
+  const double measured = beyond ? detail::kDoubleMax : raw_norm / scale;
   const bool wide = rule.type == NormType::Float64 || (is_finite(measured) && measured > detail::kFloatMax);
   const double norm = wide ? measured : static_cast<double>(detail::nearest_float(measured));
+  const bool torch = rule.mode == ClipMode::Torch;
 
   ClipOutcome outcome{};
   outcome.norm = norm;
@@ -99,25 +105,28 @@ GRADSYNC_HD inline ClipOutcome clip(const ClipRule& rule, double raw_norm, doubl
   outcome.found_inf = nonfinite != 0 ? 1 : 0;
   const bool clipped = norm > outcome.threshold;
   outcome.clipped = clipped ? 1 : 0;
-  if (rule.mode == ClipMode::Torch) {
+  if (torch) {
     outcome.coefficient =
         rule.type == NormType::Float64
             ? detail::torch_coefficient<double>(norm, rule.max_norm)
             : detail::torch_coefficient<float>(detail::nearest_float(norm), detail::nearest_float(rule.max_norm));
   } else if (clipped && is_finite(norm)) {
-    outcome.coefficient = detail::strict_coefficient(rule.max_norm, measured, norm, rule.type);
+    const double factor = detail::smaller(rule.max_norm / norm, rule.max_norm / measured);
+    outcome.coefficient = detail::shrink_to_fit(factor, measured, rule.max_norm, rule.type);
   }
 
   const double multiplier = outcome.coefficient / scale;
-  if (rule.type == NormType::Float64) {
-    outcome.multiplier = multiplier;
-  } else if (clipped && rule.mode != ClipMode::Torch && is_finite(multiplier)) {
-    // Rounded down again; exact for the usual scales, which are powers of two.
-    outcome.multiplier = detail::round_down(multiplier, rule.type);
+  if (clipped && is_finite(raw_norm) && (!torch || beyond)) {
+    // What is multiplied is the stored values, so they are what must come to no more than max_norm.
+    const double largest = rule.max_norm / raw_norm;
+    const double factor = beyond ? largest : detail::smaller(multiplier, largest);
+    outcome.multiplier = detail::shrink_to_fit(factor, raw_norm, rule.max_norm, rule.type);
+    outcome.coefficient = beyond ? outcome.multiplier * scale : outcome.coefficient;
   } else {
-    outcome.multiplier = detail::nearest_float(multiplier);
+    outcome.multiplier =
+        rule.type == NormType::Float64 ? multiplier : static_cast<double>(detail::nearest_float(multiplier));
   }
-  outcome.multiply = rule.mode == ClipMode::Torch || outcome.multiplier != 1 ? 1 : 0;
+  outcome.multiply = torch || outcome.multiplier != 1 ? 1 : 0;
   return outcome;
 }
 

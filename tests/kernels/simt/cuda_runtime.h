@@ -1,0 +1,141 @@
+#pragma once
+// Stands in for the CUDA header of this name, so that g++ compiles kernels/*.cu as they are and tests run them: the
+// words of CUDA C++ and the functions of its runtime that kernels/ and its tests use, on top of simt.hpp.
+
+// Standard headers use some of the words defined below; those that follow must find them included already.
+#include "driver_types.h"
+#include "simt.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __noinline__
+#define __launch_bounds__(...)
+// One object per block and place in the source. Its content is arbitrary at first, as on a GPU.
+#define GRADSYNC_SHARED(type, name) type& name = simt::shared<type>([] {})
+
+#define threadIdx (simt::thread_index())
+#define blockIdx (simt::block_index())
+#define gridDim (simt::grid_size())
+
+using simt::dim3;
+
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+template <typename T>
+T __ldg(const T* from) {
+  return *from;
+}
+
+template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
+
+inline void __threadfence() {}
+
+inline unsigned atomicAdd(unsigned* to, unsigned value) {
+  const unsigned before = *to;
+  *to += value;
+  return before;
+}
+
+inline void __syncthreads() { (void)simt::block_barrier(0); }
+
+inline int __syncthreads_or(int value) { return simt::block_barrier(value); }
+
+template <typename T>
+T __shfl_down_sync(unsigned /*mask*/, T value, unsigned delta) {
+  static_assert(sizeof(T) <= 8);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  const simt::WarpValues& values = simt::warp_exchange(simt::WarpOperation::ShuffleDown, bits);
+  const unsigned from = simt::lane() + delta;
+  std::memcpy(&value, &values[from < values.size() ? from : simt::lane()], sizeof(T));
+  return value;
+}
+
+inline unsigned __reduce_add_sync(unsigned /*mask*/, unsigned value) {
+  unsigned sum = 0;
+  for (const std::uint64_t other : simt::warp_exchange(simt::WarpOperation::ReduceAdd, value)) {
+    sum += static_cast<unsigned>(other);
+  }
+  return sum;
+}
+
+template <typename Parameter>
+cudaError_t cudaLaunchKernel(
+    void (*kernel)(Parameter), dim3 grid, dim3 block, void** arguments, std::size_t, cudaStream_t
+) {
+  const auto& parameter = *static_cast<std::remove_const_t<Parameter>*>(arguments[0]);
+  return simt::launch(grid.x, block.x, [kernel, &parameter] { kernel(parameter); }) ? cudaSuccess
+                                                                                    : cudaErrorLaunchFailure;
+}
+
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = simt::kMultiprocessors;
+  return cudaSuccess;
+}
+
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "error of the emulated device";
+}
+
+// From the heap, at the exact size: an access beyond the end is seen by AddressSanitizer. Filled with a NaN of every
+// type.
+inline cudaError_t cudaMalloc(void** address, std::size_t bytes) {
+  *address = ::operator new(std::max<std::size_t>(bytes, 1), std::align_val_t{256}, std::nothrow);
+  if (*address == nullptr) {
+    return cudaErrorMemoryAllocation;
+  }
+  std::memset(*address, 0xff, bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaFree(void* address) {
+  ::operator delete(address, std::align_val_t{256});
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
+  std::memset(to, value, bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }

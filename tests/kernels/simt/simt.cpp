@@ -1,0 +1,273 @@
+#include "simt.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <ucontext.h>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace simt {
+
+namespace {
+
+constexpr std::size_t kStackBytes = 128U << 10;
+
+struct Rendezvous {
+  unsigned alive = 0;
+  unsigned waiting = 0;
+  unsigned generation = 0;
+};
+
+struct Warp {
+  Rendezvous meeting;
+  WarpOperation operation = WarpOperation::ShuffleDown;
+  WarpValues values[2] = {};  // of this and of the previous operation: lanes still read those
+};
+
+struct Block {
+  dim3 index;
+  Rendezvous meeting;
+  int gathered = 0;
+  int result = 0;
+  std::vector<Warp> warps;
+  std::map<const void*, std::unique_ptr<std::max_align_t[]>> shared;
+};
+
+struct Fiber {
+  dim3 index;
+  Block* block = nullptr;
+  Rendezvous* waits_at = nullptr;
+  unsigned waits_for = 0;  // the generation after the one it arrived in
+  bool done = false;
+  ucontext_t context{};
+  char* stack = nullptr;
+  void* fake_stack = nullptr;
+};
+
+struct Grid {
+  dim3 size;
+  const std::function<void()>* kernel = nullptr;
+  ucontext_t scheduler{};
+  void* scheduler_fake_stack = nullptr;
+  const void* scheduler_stack = nullptr;
+  std::size_t scheduler_stack_bytes = 0;
+};
+
+Settings the_settings;
+Grid grid;
+Fiber* current = nullptr;
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "simt: %s\n", what);
+  std::abort();
+}
+
+// AddressSanitizer wants to be told of every change of stack.
+void leave_for(Fiber* fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(&grid.scheduler_fake_stack, fiber->stack, kStackBytes);
+#endif
+  current = fiber;
+  swapcontext(&grid.scheduler, &fiber->context);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(grid.scheduler_fake_stack, nullptr, nullptr);
+#endif
+}
+
+void back_to_scheduler(Fiber& fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(
+      fiber.done ? nullptr : &fiber.fake_stack, grid.scheduler_stack, grid.scheduler_stack_bytes
+  );
+#endif
+  swapcontext(&fiber.context, &grid.scheduler);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fiber.fake_stack, &grid.scheduler_stack, &grid.scheduler_stack_bytes);
+#endif
+}
+
+void release(Rendezvous& meeting) {
+  meeting.waiting = 0;
+  ++meeting.generation;
+}
+
+bool complete(const Rendezvous& meeting) { return meeting.waiting == meeting.alive; }
+
+void wait(Rendezvous& meeting) {
+  current->waits_at = &meeting;
+  current->waits_for = meeting.generation + 1;
+  back_to_scheduler(*current);
+}
+
+void release_block(Block& block) {
+  block.result = block.gathered;
+  block.gathered = 0;
+  release(block.meeting);
+}
+
+void run_thread() {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, &grid.scheduler_stack, &grid.scheduler_stack_bytes);
+#endif
+  (*grid.kernel)();
+  Fiber& fiber = *current;
+  Block& block = *fiber.block;
+  Warp& warp = block.warps[fiber.index.x / kWarpSize];
+  // Threads that have ended are not waited for.
+  --warp.meeting.alive;
+  if (warp.meeting.alive != 0 && warp.meeting.waiting != 0) {
+    fail("a lane ended while others of its warp wait for it");
+  }
+  --block.meeting.alive;
+  if (block.meeting.alive != 0 && complete(block.meeting)) {
+    release_block(block);
+  }
+  fiber.done = true;
+  back_to_scheduler(fiber);
+}
+
+/// Stacks are kept from launch to launch.
+char* stack_of(std::size_t index) {
+  static std::vector<char*> stacks;
+  while (stacks.size() <= index) {
+    void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      fail("no memory for the stacks of the threads");
+    }
+    stacks.push_back(static_cast<char*>(memory));
+  }
+  return stacks[index];
+}
+
+void start(Fiber& fiber) {
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack;
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, run_thread, 0);
+}
+
+bool runnable(const Fiber& fiber) {
+  return !fiber.done && (fiber.waits_at == nullptr || fiber.waits_at->generation == fiber.waits_for);
+}
+
+void run(std::vector<Fiber>& fibers, std::mt19937_64& random) {
+  std::vector<Fiber*> order;
+  for (Fiber& fiber : fibers) {
+    order.push_back(&fiber);
+  }
+  if (the_settings.order == ThreadOrder::Descending) {
+    std::reverse(order.begin(), order.end());
+  }
+  while (!order.empty()) {
+    if (the_settings.order == ThreadOrder::Shuffled) {
+      std::shuffle(order.begin(), order.end(), random);
+    }
+    bool moved = false;
+    for (Fiber* fiber : order) {
+      if (runnable(*fiber)) {
+        moved = true;
+        fiber->waits_at = nullptr;
+        leave_for(fiber);
+      }
+    }
+    if (!moved) {
+      fail("deadlock: every thread waits for one that does not come");
+    }
+    std::erase_if(order, [](const Fiber* fiber) { return fiber->done; });
+  }
+}
+
+}  // namespace
+
+Settings& settings() { return the_settings; }
+
+bool launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
+  if (++the_settings.launches == the_settings.failing_launch) {
+    return false;
+  }
+  if (blocks == 0 || threads == 0 || threads > 1024 || threads % kWarpSize != 0) {
+    fail("a launch with a size that a GPU would refuse, or with half a warp");
+  }
+  std::mt19937_64 random(the_settings.seed);
+  grid.size = dim3(blocks);
+  grid.kernel = &kernel;
+  for (unsigned first = 0; first < blocks; first += kResidentBlocks) {
+    std::vector<Block> resident(std::min(kResidentBlocks, blocks - first));
+    std::vector<Fiber> fibers(resident.size() * threads);
+    for (std::size_t i = 0; i < fibers.size(); ++i) {
+      Block& block = resident[i / threads];
+      block.index = dim3(first + static_cast<unsigned>(i / threads));
+      block.meeting.alive = threads;
+      block.warps.resize(threads / kWarpSize);
+      fibers[i].index = dim3(static_cast<unsigned>(i % threads));
+      fibers[i].block = &block;
+      fibers[i].stack = stack_of(i);
+      block.warps[fibers[i].index.x / kWarpSize].meeting.alive = kWarpSize;
+    }
+    for (Fiber& fiber : fibers) {
+      start(fiber);
+    }
+    run(fibers, random);
+  }
+  return true;
+}
+
+const dim3& thread_index() { return current->index; }
+
+const dim3& block_index() { return current->block->index; }
+
+const dim3& grid_size() { return grid.size; }
+
+unsigned lane() { return current->index.x % kWarpSize; }
+
+int block_barrier(int value) {
+  Block& block = *current->block;
+  block.gathered |= value;
+  ++block.meeting.waiting;
+  if (complete(block.meeting)) {
+    release_block(block);
+  } else {
+    wait(block.meeting);
+  }
+  return block.result;
+}
+
+const WarpValues& warp_exchange(WarpOperation operation, std::uint64_t value) {
+  Warp& warp = current->block->warps[current->index.x / kWarpSize];
+  if (warp.meeting.waiting == 0) {
+    warp.operation = operation;
+  } else if (warp.operation != operation) {
+    fail("lanes of a warp meet in different operations");
+  }
+  WarpValues& values = warp.values[warp.meeting.generation % 2];
+  values[lane()] = value;
+  ++warp.meeting.waiting;
+  if (complete(warp.meeting)) {
+    release(warp.meeting);
+  } else {
+    wait(warp.meeting);
+  }
+  return values;
+}
+
+void* shared_memory(const void* key, std::size_t bytes) {
+  auto& place = current->block->shared[key];
+  if (place == nullptr) {
+    const std::size_t units = (bytes + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t);
+    place = std::make_unique<std::max_align_t[]>(units);
+    std::memset(static_cast<void*>(place.get()), 0xff, units * sizeof(std::max_align_t));
+  }
+  return place.get();
+}
+
+}  // namespace simt

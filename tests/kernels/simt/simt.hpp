@@ -1,0 +1,71 @@
+#pragma once
+// A grid of CUDA threads on one thread of the host: every thread is a fiber that runs until a barrier or a warp
+// operation and then lets the others run, in an order that tests choose. Several blocks are resident at a time and
+// advance in turns, so that claims, tickets and "the last one" really happen between blocks.
+//
+// What it shows: wrong indices and tails (with AddressSanitizer), a missing barrier (bits that change with the order),
+// a barrier or shuffle that not all threads reach (it aborts), wrong counters, and the bits of every sum. What it
+// cannot: races that need two threads at the same instant or a weaker memory model, hardware's alignment faults, and
+// anything about speed.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace simt {
+
+inline constexpr int kMultiprocessors = 1;
+inline constexpr unsigned kResidentBlocks = 4;
+inline constexpr unsigned kWarpSize = 32;
+
+struct dim3 {
+  unsigned x = 1;
+  unsigned y = 1;
+  unsigned z = 1;
+
+  dim3(unsigned size = 1) : x(size) {}  // NOLINT(google-explicit-constructor): as in CUDA
+};
+
+enum class ThreadOrder : std::uint8_t { Ascending, Descending, Shuffled };
+
+/// How the next launches run.
+struct Settings {
+  ThreadOrder order = ThreadOrder::Ascending;
+  std::uint64_t seed = 1;       ///< of Shuffled
+  unsigned launches = 0;        ///< counted up
+  unsigned failing_launch = 0;  ///< when `launches` reaches this number the launch fails; 0: none does
+};
+
+Settings& settings();
+
+/// Runs the grid to its end. False: the failure that was asked for.
+bool launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
+
+// Inside a kernel.
+
+const dim3& thread_index();
+const dim3& block_index();
+const dim3& grid_size();
+unsigned lane();
+
+/// Waits for all threads of the block; the bitwise or of what they brought.
+int block_barrier(int value);
+
+enum class WarpOperation : std::uint8_t { ShuffleDown, ReduceAdd };
+using WarpValues = std::array<std::uint64_t, kWarpSize>;
+
+/// Waits for all lanes of the warp, which must do the same; valid until this thread's next warp operation.
+const WarpValues& warp_exchange(WarpOperation operation, std::uint64_t value);
+
+/// Memory of the current block, found by a key; made on first use.
+void* shared_memory(const void* key, std::size_t bytes);
+
+template <typename T, typename Place>
+T& shared(Place /*place*/) {
+  static const char key = 0;
+  return *static_cast<T*>(shared_memory(&key, sizeof(T)));
+}
+
+}  // namespace simt
