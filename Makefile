@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sanitize bench lint format clean
+.PHONY: help setup build demo test sanitize bench fuzz lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ sanitize: ## C++ tests under ASan+UBSan, and the threaded layers under TSan
 
 bench: setup ## time a step and a training run against torch and DeepSpeed (ONLY=name for one)
 	@scripts/bench.sh $(if $(ONLY),--only $(ONLY))
+
+fuzz: setup ## feed the parsers of outside bytes with made-up ones (SECONDS_EACH=60; needs clang 16)
+	@scripts/fuzz.sh $(or $(SECONDS_EACH),60)
 
 lint: setup ## layers, formatting, ruff, mypy, shellcheck
 	@scripts/lint.sh

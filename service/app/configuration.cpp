@@ -3,6 +3,7 @@
 #include "app/configuration_file.hpp"
 #include "app/option_text.hpp"
 #include "base/text.hpp"
+#include "rpc/plain_text.hpp"
 
 #include <fmt/format.h>
 
@@ -26,7 +27,7 @@ std::string upper(std::string_view text) {
 Error bad_value(std::string key, const std::string& where, const std::string& value, const std::string& expected) {
   return invalid_params(
       key,
-      fmt::format("{}: {} = '{}' is not usable: {}", where, key, value, expected),
+      fmt::format("{}: {} = {} is not usable: {}", where, key, rpc::quote_escaped(value), expected),
       "`gradsyncd config show` prints every setting with its meaning"
   );
 }

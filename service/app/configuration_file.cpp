@@ -139,9 +139,15 @@ Result<std::map<std::string, std::string>> read_configuration_file(const std::st
         "config", fmt::format("cannot read the configuration file '{}'", path), "check the path and its mode"
     );
   }
+  return read_configuration_text(text.str(), path, options);
+}
+
+Result<std::map<std::string, std::string>> read_configuration_text(
+    const std::string& text, const std::string& path, Options& options
+) {
   toml::table root;
   try {
-    root = toml::parse(text.str(), path);
+    root = toml::parse(text, path);
   } catch (const toml::parse_error& error) {
     return invalid_params(
         "config",

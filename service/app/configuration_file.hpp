@@ -14,4 +14,9 @@ namespace gradsync::app {
     const std::string& path, Options& options
 );
 
+/// The same for the text of a file; `path` is only named.
+[[nodiscard]] Result<std::map<std::string, std::string>> read_configuration_text(
+    const std::string& text, const std::string& path, Options& options
+);
+
 }  // namespace gradsync::app

@@ -1,5 +1,8 @@
 #include "app/option_text.hpp"
 
+#include "base/text.hpp"
+#include "rpc/plain_text.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -57,6 +60,16 @@ std::optional<std::string> set_from_text(
 }
 
 std::optional<std::string> check(const std::string& value, const FieldRule& rule) {
+  for (std::size_t at = 0; at < value.size();) {
+    const std::size_t length = utf8_length(value, at);
+    if (length == 0) {
+      return "expected UTF-8";
+    }
+    at += length;
+  }
+  if (rpc::find_control_character(value)) {
+    return "expected a text without control characters";
+  }
   if (rule.choices.empty() || std::find(rule.choices.begin(), rule.choices.end(), value) != rule.choices.end()) {
     return std::nullopt;
   }
@@ -91,8 +104,6 @@ std::string toml_text(const std::string& value) {
     if (c == '"' || c == '\\') {
       text += '\\';
       text += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      text += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
     } else {
       text += c;
     }

@@ -26,7 +26,7 @@ namespace gradsync::app {
 [[nodiscard]] std::optional<std::string> check(FileMode value, const FieldRule& rule);
 [[nodiscard]] std::optional<std::string> check(const std::vector<std::int64_t>& values, const FieldRule& rule);
 
-/// As written in the file.
+/// As written in the file. Texts have been checked.
 [[nodiscard]] std::string toml_text(const std::string& value);
 [[nodiscard]] std::string toml_text(std::int64_t value);
 [[nodiscard]] std::string toml_text(FileMode value);

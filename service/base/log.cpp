@@ -1,5 +1,7 @@
 #include "base/log.hpp"
 
+#include "base/text.hpp"
+
 #include <fmt/chrono.h>
 #include <spdlog/async.h>
 #include <spdlog/details/os.h>
@@ -14,34 +16,12 @@ namespace gradsync {
 
 namespace {
 
-/// Bytes of the UTF-8 character at `at`; 0 where none begins (stray, cut short, overlong, surrogate, beyond U+10FFFF).
-std::size_t utf8_length(spdlog::string_view_t text, std::size_t at) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text.data()[at + i]); };
-  const unsigned char lead = byte(0);
-  const std::size_t length = lead < 0x80                   ? 1
-                             : lead >= 0xC2 && lead < 0xE0 ? 2
-                             : lead >= 0xE0 && lead < 0xF0 ? 3
-                             : lead >= 0xF0 && lead < 0xF5 ? 4
-                                                           : 0;
-  if (length == 0 || length > text.size() - at) {
-    return 0;
-  }
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) {
-      return 0;
-    }
-  }
-  const bool outside = (lead == 0xE0 && byte(1) < 0xA0) || (lead == 0xED && byte(1) >= 0xA0) ||
-                       (lead == 0xF0 && byte(1) < 0x90) || (lead == 0xF4 && byte(1) >= 0x90);
-  return outside ? 0 : length;
-}
-
 /// Messages quote names that came from outside: whatever they hold, the line stays one JSON object in UTF-8.
 void append_json_escaped(spdlog::memory_buf_t& out, spdlog::string_view_t text) {
   constexpr spdlog::string_view_t kReplacement = "\xEF\xBF\xBD";
   for (std::size_t i = 0; i < text.size();) {
     const char c = text.data()[i];
-    const std::size_t length = utf8_length(text, i);
+    const std::size_t length = utf8_length({text.data(), text.size()}, i);
     if (length == 0) {
       out.append(kReplacement.begin(), kReplacement.end());
     } else if (c == '"' || c == '\\') {

@@ -1,6 +1,7 @@
 #pragma once
 // Small helpers for messages that people read.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -17,5 +18,8 @@ namespace gradsync {
 
 /// "1.5 GiB", "64 bytes".
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
+
+/// Bytes of the UTF-8 character at `at`; 0 where none begins (stray, cut short, overlong, surrogate, beyond U+10FFFF).
+[[nodiscard]] std::size_t utf8_length(std::string_view text, std::size_t at);
 
 }  // namespace gradsync

@@ -1,6 +1,7 @@
 #include "net/fd_session.hpp"
 
 #include "net/peer.hpp"
+#include "net/token_line.hpp"
 
 #include <boost/asio/buffer.hpp>
 #include <fmt/format.h>
@@ -14,8 +15,6 @@
 namespace gradsync::net {
 
 namespace {
-
-constexpr std::size_t kLineBytes = 64;
 
 class FdSession final : public Session, public std::enable_shared_from_this<FdSession> {
  public:
@@ -49,24 +48,20 @@ class FdSession final : public Session, public std::enable_shared_from_this<FdSe
       co_return;
     }
     std::string line;
-    while (line.find('\n') == std::string::npos) {
-      char chunk[kLineBytes];
+    std::optional<Result<std::string>> token;
+    while (!(token = read_token_line(line))) {
+      char chunk[kTokenLineBytes];
       auto [error, bytes] = co_await socket_.async_read_some(asio::buffer(chunk), use_task);
       if (error) {
         co_return;
       }
       line.append(chunk, bytes);
-      if (line.size() > kLineBytes) {
-        Error too_long = make_error(
-            ErrorCode::BadToken,
-            fmt::format("the request line has more than {} bytes", kLineBytes),
-            "send the token of buffers.allocate and a newline"
-        );
-        co_await answer(context_->fds.error_line(too_long), UniqueFd{});
-        co_return;
-      }
     }
-    Result<FdHandler::TakenFd> taken = context_->fds.on_fd_request(line.substr(0, line.find('\n')), peer_);
+    if (token->has_error()) {
+      co_await answer(context_->fds.error_line(token->error()), UniqueFd{});
+      co_return;
+    }
+    Result<FdHandler::TakenFd> taken = context_->fds.on_fd_request(**token, peer_);
     if (taken.has_error()) {
       co_await answer(context_->fds.error_line(taken.error()), UniqueFd{});
     } else {

@@ -149,7 +149,18 @@ TEST_F(ConfigurationTest, a_file_that_is_not_there_is_an_error) {
 
 TEST_F(ConfigurationTest, values_of_the_environment_are_checked_like_those_of_the_file) {
   inputs.environment["GRADSYNC_ENGINE_THREADS"] = "two";
-  EXPECT_THAT(error().message, AllOf(HasSubstr("GRADSYNC_ENGINE_THREADS"), HasSubstr("'two'"), HasSubstr("integer")));
+  EXPECT_THAT(error().message, AllOf(HasSubstr("GRADSYNC_ENGINE_THREADS"), HasSubstr("\"two\""), HasSubstr("integer")));
+}
+
+TEST_F(ConfigurationTest, texts_are_utf8_without_control_characters) {
+  inputs.environment["GRADSYNC_SERVER_HEALTH"] = "127.0.0.1:1\xd0\xd3";
+  EXPECT_THAT(error().message, HasSubstr("expected UTF-8"));
+  inputs.environment["GRADSYNC_SERVER_HEALTH"] = "127.0.0.1:1\nserving";
+  EXPECT_THAT(error().message, AllOf(HasSubstr("\\u000aserving"), HasSubstr("without control characters")));
+  inputs.environment.clear();
+  write_file(R"([server]
+tcp_token_file = "/etc/a\u007fb")");
+  EXPECT_THAT(error().message, AllOf(HasSubstr(":2"), HasSubstr("without control characters")));
 }
 
 TEST_F(ConfigurationTest, a_slip_in_a_variable_is_an_error_with_the_nearest_name) {

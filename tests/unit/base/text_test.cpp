@@ -57,5 +57,16 @@ TEST(HumanBytes, never_shows_1024_of_a_unit) {
   EXPECT_EQ(human_bytes((std::uint64_t{1} << 30) - 1), "1.0 GiB");
 }
 
+TEST(Utf8Length, is_zero_where_no_character_begins) {
+  EXPECT_EQ(utf8_length("a", 0), 1U);
+  EXPECT_EQ(utf8_length("\xc3\xa9", 0), 2U);
+  EXPECT_EQ(utf8_length("\xe2\x82\xac", 0), 3U);
+  EXPECT_EQ(utf8_length("\xf0\x9f\x98\x80", 0), 4U);
+  for (const char* text :
+       {"\xa9", "\xc3", "\xc3(", "\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xff"}) {
+    EXPECT_EQ(utf8_length(text, 0), 0U) << text;
+  }
+}
+
 }  // namespace
 }  // namespace gradsync
