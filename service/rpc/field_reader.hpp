@@ -2,6 +2,7 @@
 // Where typed reading stands: the path to the current field and the first error. The rules per type are in codec.hpp.
 
 #include "base/error.hpp"
+#include "plan/limits.hpp"
 #include "rpc/json_tape.hpp"
 
 #include <cstdint>
@@ -21,6 +22,7 @@ struct Bounds {
 inline constexpr Bounds kNatural{0, std::numeric_limits<std::int64_t>::max()};
 inline constexpr Bounds kPositive{1, std::numeric_limits<std::int64_t>::max()};
 inline constexpr Bounds kNameLength{1, 256};
+inline constexpr Bounds kPlanNameLength{1, plan::kMaxNameBytes};  ///< names and labels of a declaration
 inline constexpr Bounds kTimeoutMs{1, 30LL * 24 * 3600 * 1000};  ///< up to 30 days: added to a clock it never overflows
 
 class FieldReader {

@@ -4,6 +4,7 @@
 #include "rpc/core.hpp"
 #include "rpc/result_size.hpp"
 #include "rpc/wire_declare.hpp"
+#include "rpc/wire_explain.hpp"
 #include "rpc/wire_read.hpp"
 #include "rpc/wire_session.hpp"
 #include "rpc/wire_step.hpp"

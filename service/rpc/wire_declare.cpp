@@ -100,7 +100,7 @@ struct Fields<WireClip> {
   static constexpr const char* kName = "ClipGroup";
 
   static void visit(auto& v, auto& s) {
-    v.required("group", s.group, "name of the clip group", kNameLength);
+    v.required("group", s.group, "name of the clip group", kPlanNameLength);
     v.optional("max_norm", s.max_norm, "null or absent: measure only", kNatural);
     v.optional("zero_rule", s.zero_rule, "what max_norm 0 means");
   }

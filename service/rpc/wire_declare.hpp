@@ -1,9 +1,8 @@
 #pragma once
-// gradients.declare and plan.explain on the wire. A tensor is read into the planner's own struct; what JSON spells
+// gradients.declare on the wire. A tensor is read into the planner's own struct; what JSON spells
 // differently (placements, the default of local_shape) is turned here.
 
 #include "plan/plan.hpp"
-#include "plan/reduction.hpp"
 #include "rpc/codec.hpp"
 
 #include <cstdint>
@@ -115,17 +114,17 @@ struct Fields<WireTensor> {
   static constexpr const char* kName = "Tensor";
 
   static void visit(auto& v, auto& s) {
-    v.required("name", s.declaration.name, "unique in the declaration", Bounds{1, 1024});
+    v.required("name", s.declaration.name, "unique in the declaration", kPlanNameLength);
     v.required("shape", s.declaration.shape, "logical shape", Bounds{0, 32});
     v.optional("local_shape", s.local_shape, "what this rank holds before sync; absent: as shape", Bounds{0, 32});
     v.optional("local_offset", s.declaration.local_offset, "where that lies in shape", Bounds{0, 32});
     v.required("dtype", s.declaration.dtype, "element type");
-    v.required("mesh", s.declaration.mesh, "name of its mesh", kNameLength);
+    v.required("mesh", s.declaration.mesh, "name of its mesh", kPlanNameLength);
     v.required("placements", s.declaration.placements, "one for every axis of size > 1", Bounds{0, 64});
     v.optional("divisor", s.declaration.divisor, "applied once after the sum; excludes mean");
-    v.optional("tied", s.declaration.tied, "equal for tensors that are one weight", kNameLength);
-    v.optional("clip_group", s.declaration.clip_group, "tensors clipped by one coefficient", kNameLength);
-    v.optional("layer", s.declaration.layer, "for the norms per layer", kNameLength);
+    v.optional("tied", s.declaration.tied, "equal for tensors that are one weight", kPlanNameLength);
+    v.optional("clip_group", s.declaration.clip_group, "tensors clipped by one coefficient", kPlanNameLength);
+    v.optional("layer", s.declaration.layer, "for the norms per layer", kPlanNameLength);
     v.optional("split_order", s.declaration.split_order, "order in which shards nest", Bounds{0, 64});
     v.optional("weight_fingerprint", s.weight_fingerprint, "digest of the weight, compared over ranks", Bounds{0, 64});
   }
@@ -170,163 +169,6 @@ struct Fields<DeclareAnswer> {
     v.optional("clip_groups", s.clip_groups, "names, in order");
     v.optional("buckets", s.buckets, "in launch order");
     v.optional("offsets", s.offsets, "per tensor: bytes from the start of the arena; absent above 20,000 tensors");
-  }
-};
-
-// ---- plan.explain
-
-struct ExplainParams {
-  std::string job;
-  std::uint64_t offset = 0;
-  std::int64_t limit = 100;
-};
-
-struct ExplainedTensor {
-  std::string name;
-  std::vector<std::int64_t> shape;
-  plan::DType dtype = plan::DType::Float32;
-  std::string mesh;
-  std::uint32_t bucket = 0;
-  std::uint64_t offset_bytes = 0;
-  std::int64_t replication = 1;
-  std::int64_t counted_elements = 0;
-  std::uint32_t norm_group = 0;
-  std::uint32_t clip_group = 0;
-  std::vector<plan::Stage> stages;
-  std::string why;
-};
-
-struct ExplainedBucket {
-  std::uint32_t index = 0;
-  plan::DType dtype = plan::DType::Float32;
-  std::uint64_t bytes = 0;
-  std::vector<std::string> axes;
-  std::vector<std::vector<std::int64_t>> groups;
-  double divisor = 1;
-  std::uint64_t tensors = 0;
-};
-
-struct ExplainedNormGroup {
-  std::string mesh;
-  std::vector<std::string> axes;
-  std::uint64_t tensors = 0;
-  std::string why;
-};
-
-struct ExplainedClipGroup {
-  std::string name;
-  std::optional<double> max_norm;
-  std::uint64_t tensors = 0;
-  std::string why;
-};
-
-struct ExplainAnswer {
-  std::string job;
-  std::string digest;
-  std::int64_t world_size = 0;
-  std::uint64_t total = 0;
-  std::uint64_t offset = 0;
-  std::vector<ExplainedTensor> tensors;
-  std::vector<ExplainedBucket> buckets;
-  std::vector<ExplainedNormGroup> norm_groups;
-  std::vector<ExplainedClipGroup> clip_groups;
-};
-
-template <>
-struct Fields<ExplainParams> {
-  static constexpr const char* kName = "ExplainParams";
-
-  static void visit(auto& v, auto& s) {
-    v.required("job", s.job, "name of the job", kNameLength);
-    v.optional("offset", s.offset, "first tensor of the page");
-    v.optional("limit", s.limit, "tensors of the page", Bounds{1, 1000});
-  }
-};
-
-template <>
-struct Fields<plan::Stage> {
-  static constexpr const char* kName = "ExplainedStage";
-
-  static void visit(auto& v, auto& s) {
-    v.required("axes", s.axes, "reduced over");
-    v.required("op", s.op, "sum or mean");
-    v.required("size", s.size, "ranks that are reduced together");
-  }
-};
-
-template <>
-struct Fields<ExplainedTensor> {
-  static constexpr const char* kName = "ExplainedTensor";
-
-  static void visit(auto& v, auto& s) {
-    v.required("name", s.name, "of the tensor");
-    v.required("shape", s.shape, "logical shape");
-    v.required("dtype", s.dtype, "element type");
-    v.required("mesh", s.mesh, "name of its mesh");
-    v.required("bucket", s.bucket, "index of its bucket");
-    v.required("offset_bytes", s.offset_bytes, "from the start of the arena");
-    v.required("replication", s.replication, "ranks that hold equal bits after sync");
-    v.required("counted_elements", s.counted_elements, "logical elements counted in the norm");
-    v.required("norm_group", s.norm_group, "index");
-    v.required("clip_group", s.clip_group, "index");
-    v.required("stages", s.stages, "its reduction, in order");
-    v.required("why", s.why, "in words");
-  }
-};
-
-template <>
-struct Fields<ExplainedBucket> {
-  static constexpr const char* kName = "ExplainedBucket";
-
-  static void visit(auto& v, auto& s) {
-    v.required("index", s.index, "place in the launch order");
-    v.required("dtype", s.dtype, "element type");
-    v.required("bytes", s.bytes, "size in the arena");
-    v.required("axes", s.axes, "reduced over");
-    v.required("groups", s.groups, "ranks reduced together");
-    v.required("divisor", s.divisor, "applied once, after the sum");
-    v.required("tensors", s.tensors, "how many");
-  }
-};
-
-template <>
-struct Fields<ExplainedNormGroup> {
-  static constexpr const char* kName = "ExplainedNormGroup";
-
-  static void visit(auto& v, auto& s) {
-    v.required("mesh", s.mesh, "name of the mesh");
-    v.required("axes", s.axes, "over which the tensors are spread after sync");
-    v.required("tensors", s.tensors, "how many");
-    v.required("why", s.why, "in words");
-  }
-};
-
-template <>
-struct Fields<ExplainedClipGroup> {
-  static constexpr const char* kName = "ExplainedClipGroup";
-
-  static void visit(auto& v, auto& s) {
-    v.required("name", s.name, "of the group");
-    v.required("max_norm", s.max_norm, "null: measure only");
-    v.required("tensors", s.tensors, "how many");
-    v.required("why", s.why, "in words");
-  }
-};
-
-template <>
-struct Fields<ExplainAnswer> {
-  static constexpr const char* kName = "ExplainResult";
-
-  static void visit(auto& v, auto& s) {
-    v.required("job", s.job, "name of the job");
-    v.required("digest", s.digest, "of the plan");
-    v.required("world_size", s.world_size, "ranks of the job");
-    v.required("total", s.total, "tensors of the plan");
-    v.required("offset", s.offset, "first tensor of this page");
-    v.required("tensors", s.tensors, "this page");
-    v.required("buckets", s.buckets, "all, in launch order");
-    v.required("norm_groups", s.norm_groups, "all");
-    v.required("clip_groups", s.clip_groups, "all");
   }
 };
 

@@ -190,7 +190,7 @@ struct Fields<plan::Axis> {
   static constexpr const char* kName = "Axis";
 
   static void visit(auto& v, auto& s) {
-    v.required("name", s.name, "conventional: pp dp_replicate dp_shard cp tp ep; any is legal", kNameLength);
+    v.required("name", s.name, "conventional: pp dp_replicate dp_shard cp tp ep; any is legal", kPlanNameLength);
     v.required("size", s.size, "ranks along the axis", kPositive);
   }
 };
@@ -200,7 +200,7 @@ struct Fields<plan::Mesh> {
   static constexpr const char* kName = "Mesh";
 
   static void visit(auto& v, auto& s) {
-    v.required("name", s.name, "unique in the job", kNameLength);
+    v.required("name", s.name, "unique in the job", kPlanNameLength);
     v.required("axes", s.axes, "row-major over ranks, last axis fastest");
     v.optional("sync_order", s.sync_order, "axis names, first stage first; empty: the conventional order");
   }

@@ -32,6 +32,14 @@ plan::Placement placement(const std::string& text) {
   return params ? params->tensors[0].declaration.placements[0] : plan::Placement{};
 }
 
+TEST(DeclareWire, takes_names_as_long_as_the_planner_does) {
+  const auto layer = [](std::size_t bytes) { return R"(,"layer":")" + std::string(bytes, 'x') + "\""; };
+  EXPECT_TRUE(declare("", layer(plan::kMaxNameBytes)));
+  const Error error = refused("", layer(plan::kMaxNameBytes + 1));
+  EXPECT_EQ(error.path, "tensors[0].layer");
+  EXPECT_EQ(error.message, "tensors[0].layer is a string of 513 bytes; expected 1 to 512");
+}
+
 TEST(DeclareWire, reads_every_kind_of_placement) {
   EXPECT_EQ(placement(R"({"axes":["dp"],"kind":"replicate"})"), (plan::Placement{{"dp"}, plan::Replicate{}}));
   EXPECT_EQ(placement(R"({"axes":["tp"],"kind":"shard","dim":1})"), (plan::Placement{{"tp"}, plan::Shard{1}}));
