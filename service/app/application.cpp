@@ -38,6 +38,8 @@ net::ServerOptions server_options(const Options& options) {
   server.tcp_token_file = options.server.tcp_token_file;
   server.message_bytes = static_cast<std::size_t>(options.limits.message_bytes);
   server.connections = static_cast<std::size_t>(options.limits.connections);
+  server.initialize_timeout = Milliseconds{options.deadlines.initialize_ms};
+  server.watch_after_close = Milliseconds{options.deadlines.reconnect_ms};
   return server;
 }
 

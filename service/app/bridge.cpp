@@ -23,6 +23,8 @@ void Bridge::on_text(net::ConnectionId connection, std::string_view text) {
   clock_.turn([&] { dispatcher_->on_text(connection, text); });
 }
 
+bool Bridge::initialized(net::ConnectionId connection) { return dispatcher_->initialized(connection); }
+
 void Bridge::on_drained(net::ConnectionId connection) {
   clock_.turn([&] { dispatcher_->on_drained(connection); });
 }

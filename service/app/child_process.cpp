@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <spawn.h>
 
 namespace gradsync::app {
@@ -42,8 +43,13 @@ std::optional<int> ChildProcess::start(
     return error;
   }
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
-  if (fd < 0) {
-    return errno;
+  if (fd < 0) {  // its end would never be seen: better not to run it
+    const int problem = errno;
+    ::kill(pid_, SIGKILL);
+    while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+    pid_ = 0;
+    return problem;
   }
   pidfd_.assign(fd);
   return std::nullopt;

@@ -1,6 +1,7 @@
 #include "app/application.hpp"
 #include "app/child_process.hpp"
 #include "app/exit_code.hpp"
+#include "app/private_options.hpp"
 #include "app/settings.hpp"
 #include "app/signals.hpp"
 #include "app/start_failure.hpp"
@@ -50,20 +51,6 @@ class PrivateFolder {
  private:
   std::string path_;
 };
-
-/// A private daemon speaks up only when something is wrong, and needs no port unless one was asked for.
-Options private_options(const Configuration& configuration, const std::string& folder) {
-  Options options = configuration.options;
-  options.server.socket = folder + "/gradsync.sock";
-  options.server.socket_mode = FileMode{0600};
-  if (configuration.is_default("server.health")) {
-    options.server.health.clear();
-  }
-  if (configuration.is_default("log.level")) {
-    options.log.level = "warn";
-  }
-  return options;
-}
 
 int not_started(const std::string& name, int error) {
   complain(

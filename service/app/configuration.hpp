@@ -30,6 +30,11 @@ struct Configuration {
       origins;  ///< "server.socket" → "default", "file /etc/x.toml:3", "environment …", "flag …"
 
   [[nodiscard]] bool is_default(const std::string& key) const { return origins.at(key) == "default"; }
+
+  /// By who started this process, with a flag or a variable; not by a file.
+  [[nodiscard]] bool is_asked_for(const std::string& key) const {
+    return origins.at(key).starts_with("flag ") || origins.at(key).starts_with("environment ");
+  }
 };
 
 /// $GRADSYNC_CONFIG, else /etc/gradsync/gradsyncd.toml where it exists.

@@ -100,6 +100,12 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
   );
   visit(
       "deadlines",
+      "initialize_ms",
+      deadlines.initialize_ms,
+      FieldRule{"For session.initialize on a new connection, in milliseconds; then it is closed.", 1, kDay}
+  );
+  visit(
+      "deadlines",
       "drain_ms",
       deadlines.drain_ms,
       FieldRule{"For the step in flight when the daemon is told to stop, in milliseconds.", 0, kDay}

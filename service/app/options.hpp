@@ -37,6 +37,7 @@ struct DeadlinesSection {
   std::int64_t first_step_ms = 1'800'000;
   std::int64_t step_ms = 600'000;
   std::int64_t reconnect_ms = 2'000;
+  std::int64_t initialize_ms = 30'000;
   std::int64_t drain_ms = 30'000;
 };
 

@@ -11,8 +11,10 @@
 #include <sys/un.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 namespace gradsync::net {
 
@@ -74,7 +76,7 @@ void SocketFile::remove_if_ours() {
   path_.clear();
 }
 
-Started<UniqueFd> lock_socket_directory(const std::string& socket_path) {
+Started<UniqueFd> lock_socket_directory(const std::string& socket_path, Milliseconds patience) {
   std::string directory = std::filesystem::path(socket_path).parent_path().string();
   if (directory.empty()) {
     directory = ".";
@@ -91,8 +93,21 @@ Started<UniqueFd> lock_socket_directory(const std::string& socket_path) {
   if (!fd.valid()) {
     return cannot("open the socket directory", directory, errno);
   }
-  if (::flock(fd.get(), LOCK_EX) != 0) {
-    return cannot("lock the socket directory", directory, errno);
+  // The system has no lock with a deadline; the one who holds it binds two sockets and lets go.
+  constexpr Milliseconds kPause{10};
+  const auto give_up = std::chrono::steady_clock::now() + patience;
+  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      return cannot("lock the socket directory", directory, errno);
+    }
+    if (std::chrono::steady_clock::now() >= give_up) {
+      return StartFailure{
+          Kind::InUse,
+          fmt::format("another process has locked the socket directory '{}' for {} ms", directory, patience.count()),
+          "a daemon that hangs while it starts (`fuser -v` on the directory names it): end it, or set another [server] "
+          "socket"};
+    }
+    std::this_thread::sleep_for(kPause);
   }
   return fd;
 }

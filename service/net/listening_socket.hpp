@@ -43,8 +43,9 @@ using Started = std::variant<T, StartFailure>;
 [[nodiscard]] Started<UnixListener> listen_unix(const std::string& path, unsigned mode);
 
 /// Creates the directory (0755) when only it is missing, and holds a lock on it, so that of two daemons starting at
-/// once one finds the other's socket alive instead of both replacing a stale one.
-[[nodiscard]] Started<UniqueFd> lock_socket_directory(const std::string& socket_path);
+/// once one finds the other's socket alive instead of both replacing a stale one. Waits for the lock until `patience`
+/// is over, and blocks meanwhile: nothing is served yet.
+[[nodiscard]] Started<UniqueFd> lock_socket_directory(const std::string& socket_path, Milliseconds patience);
 
 /// "127.0.0.1:9477", "[::1]:0", "localhost:9477".
 struct TcpListener {

@@ -4,12 +4,6 @@
 
 namespace gradsync::net {
 
-namespace {
-
-constexpr std::chrono::minutes kAfterClose{1};
-
-}  // namespace
-
 ProcessWatch::ProcessWatch(const ContextPtr& context, ConnectionId id, UniqueFd process)
     : context_(context),
       id_(id),
@@ -29,8 +23,8 @@ void ProcessWatch::start(const ContextPtr& context, ConnectionId id, UniqueFd pr
   });
 }
 
-void ProcessWatch::on_connection_closed() {
-  afterwards_.expires_after(kAfterClose);
+void ProcessWatch::on_connection_closed(Milliseconds still) {
+  afterwards_.expires_after(still);
   afterwards_.async_wait([self = shared_from_this()](boost::system::error_code error) {
     if (!error) {
       self->finish(false);

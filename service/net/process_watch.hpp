@@ -1,6 +1,7 @@
 #pragma once
-// Waits for the end of a peer's process by its pidfd, and tells once. It outlives the connection by a minute, because a
-// trainer that closes its socket and then dies is a lost rank, while one that lives may come back.
+// Waits for the end of a peer's process by its pidfd, and tells once. It outlives the connection by the time in which a
+// living trainer may come back: one that closes its socket and then dies is a lost rank at once. After that time the
+// rank is lost anyway, and the descriptor is let go.
 //
 // Thread: io only. Internal to net.
 
@@ -14,7 +15,7 @@ class ProcessWatch : public std::enable_shared_from_this<ProcessWatch> {
   static void start(const ContextPtr& context, ConnectionId id, UniqueFd process);
 
   ProcessWatch(const ContextPtr& context, ConnectionId id, UniqueFd process);
-  void on_connection_closed();
+  void on_connection_closed(Milliseconds still);
   void stop();
 
  private:

@@ -63,7 +63,7 @@ std::shared_ptr<Listener> Server::State::listen(UniqueFd fd, Entrance entrance) 
 
 std::optional<StartFailure> Server::State::start_unix() {
   const ServerOptions& options = context->options;
-  auto directory = lock_socket_directory(options.socket_path);
+  auto directory = lock_socket_directory(options.socket_path, options.lock_timeout);
   if (auto* failure = std::get_if<StartFailure>(&directory)) {
     return *failure;
   }
@@ -144,6 +144,7 @@ Server::Server(
       .sessions = {},
       .websockets = {},
       .watches = {},
+      .partial_bytes = 0,
       .closing_all = false,
       .force_close = Timer{io.get_executor()}});
 }

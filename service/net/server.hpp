@@ -38,6 +38,8 @@ class MessageHandler {
   virtual ~MessageHandler() = default;
   virtual void on_open(ConnectionId connection, const PeerIdentity& peer) = 0;
   virtual void on_text(ConnectionId connection, std::string_view text) = 0;
+  /// Asked once, `initialize_timeout` after the connection opened.
+  [[nodiscard]] virtual bool initialized(ConnectionId connection) = 0;
   virtual void on_drained(ConnectionId connection) = 0;  ///< the write queue became empty
   /// After this the id is used for `on_process_exit` at most, and that only if this returns true.
   [[nodiscard]] virtual bool on_close(ConnectionId connection) = 0;
@@ -94,11 +96,16 @@ struct ServerOptions {
   std::string tcp_token_file;
   std::size_t message_bytes = 1u << 20;
   std::size_t connections = 2048;
+  std::size_t partial_bytes = 256u << 20;    ///< of messages that have begun and not ended, all connections
   std::size_t write_queue_bytes = 8u << 20;  ///< a reader slower than this is disconnected
   Milliseconds handshake_timeout{10'000};    ///< also of an fd request, and of a request on a kept connection
   /// Without a sign of life for this long a WebSocket is closed; a ping goes out at half of it. Long, because a trainer
   /// that compiles may hold its interpreter lock for minutes; a local peer's real sign of life is its process.
   Milliseconds idle_timeout{3'600'000};
+  /// A local WebSocket that the handler does not call initialized by then is closed.
+  Milliseconds initialize_timeout{30'000};
+  Milliseconds watch_after_close{2'000};  ///< how long the end of a process is still told after its connection closed
+  Milliseconds lock_timeout{5'000};       ///< for another daemon that starts in the same directory
 };
 
 /// Why the server did not start, for the operator and for the exit code.

@@ -52,6 +52,7 @@ struct ServerContext {
   std::unordered_map<ConnectionId, std::shared_ptr<Session>> sessions;
   std::unordered_map<ConnectionId, std::shared_ptr<WebSocketPort>> websockets;
   std::unordered_map<ConnectionId, std::shared_ptr<ProcessWatch>> watches;
+  std::size_t partial_bytes = 0;  ///< held for messages that have begun and not ended
   bool closing_all = false;
   Timer force_close;  ///< of close_all: who has not gone by then is aborted
 

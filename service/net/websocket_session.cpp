@@ -22,6 +22,7 @@ namespace websocket = boost::beast::websocket;
 namespace {
 
 constexpr std::size_t kReasonBytes = 123;  // of a close frame
+constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr std::chrono::seconds kLinger{1};
 
 /// Beast's own teardown waits until the peer closes, and holds back the end of the connection as long. Here the end is
@@ -51,6 +52,7 @@ class WebSocketSession final : public Session,
         process_(std::move(upgrade.process)),
         head_(std::move(upgrade.head)),
         stream_(std::move(upgrade.socket)),
+        initialize_(context->io.get_executor()),
         linger_(context->io.get_executor()) {
     websocket::stream_base::timeout timeout{};
     timeout.handshake_timeout = context->options.handshake_timeout;
@@ -129,6 +131,7 @@ class WebSocketSession final : public Session,
       context_->websockets.emplace(session.id_, session.shared_from_this());
       context_->messages.on_open(session.id_, session.peer_);
       ProcessWatch::start(context_, session.id_, std::move(session.process_));
+      session_.expect_initialize();
       if (session_.closing_) {  // asked to go while the upgrade was being answered
         session_.write_close();
       }
@@ -139,6 +142,8 @@ class WebSocketSession final : public Session,
 
     ~Open() {
       session_.open_ = false;
+      session_.initialize_.cancel();
+      session_.hold_partial(0);
       context_->websockets.erase(session_.id_);
       if (context_->io.stopped()) {  // the frame is destroyed with the io context, and the handler may be gone
         return;
@@ -149,7 +154,7 @@ class WebSocketSession final : public Session,
         return;
       }
       if (watch_on) {
-        watch->second->on_connection_closed();
+        watch->second->on_connection_closed(context_->options.watch_after_close);
       } else {
         watch->second->stop();
         context_->watches.erase(watch);
@@ -164,7 +169,7 @@ class WebSocketSession final : public Session,
   Task<void> read_messages() {
     const Open open{*this};
     for (;;) {
-      auto [error, bytes] = co_await stream_.async_read(buffer_, use_task);
+      auto [error, bytes] = co_await stream_.async_read_some(buffer_, kReadBytes, use_task);
       if (error) {
         spdlog::debug("connection ends connection={} pid={}: {}", id_, peer_.pid, error.message());
         co_return;
@@ -172,12 +177,61 @@ class WebSocketSession final : public Session,
       context_->metrics.received_bytes.Increment(static_cast<double>(bytes));
       if (!stream_.got_text()) {
         start_close(websocket::close_code::unknown_data, "text frames only");
-      } else if (!closing_) {
+      }
+      if (!stream_.is_message_done() && !closing_) {
+        hold_partial(buffer_.size());
+        continue;
+      }
+      hold_partial(0);
+      if (!closing_) {
         const auto data = buffer_.data();
         context_->messages.on_text(id_, {static_cast<const char*>(data.data()), data.size()});
       }
       buffer_.consume(buffer_.size());
+      if (buffer_.capacity() > kReadBytes) {
+        buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
+      }
     }
+  }
+
+  /// Counts what this connection holds of a message that has not ended; over the limit of all connections it is closed.
+  void hold_partial(std::size_t bytes) {
+    context_->partial_bytes = context_->partial_bytes - partial_bytes_ + bytes;
+    partial_bytes_ = bytes;
+    if (context_->partial_bytes > context_->options.partial_bytes) {
+      spdlog::warn(
+          "closing a connection: half-sent messages hold {} bytes, at most {} connection={} pid={} uid={}",
+          context_->partial_bytes,
+          context_->options.partial_bytes,
+          id_,
+          peer_.pid,
+          peer_.uid
+      );
+      start_close(websocket::close_code::try_again_later, "limit_exceeded: too much is half sent to this daemon");
+      hold_partial(0);
+      buffer_.consume(buffer_.size());
+    }
+  }
+
+  void expect_initialize() {
+    if (!peer_.local) {  // by TCP there is nothing to initialize
+      return;
+    }
+    initialize_.expires_after(context_->options.initialize_timeout);
+    initialize_.async_wait([self = weak_from_this()](boost::system::error_code error) {
+      const auto session = self.lock();
+      if (!error && session && session->open_ && !session->context_->messages.initialized(session->id_)) {
+        const Milliseconds waited = session->context_->options.initialize_timeout;
+        spdlog::info(
+            "closing a connection that was not initialized within {} ms connection={} pid={} uid={}",
+            waited.count(),
+            session->id_,
+            session->peer_.pid,
+            session->peer_.uid
+        );
+        session->close(fmt::format("not_initialized: no session.initialize within {} ms", waited.count()));
+      }
+    });
   }
 
   Task<void> linger() {
@@ -252,6 +306,8 @@ class WebSocketSession final : public Session,
   std::string head_;
   websocket::stream<EagerSocket, false> stream_;  // false: permessage-deflate is not compiled in
   beast::flat_buffer buffer_;
+  std::size_t partial_bytes_ = 0;  ///< this connection's part of context_->partial_bytes
+  Timer initialize_;
   Timer linger_;
   std::deque<std::string> queue_;  ///< the front is being written
   std::size_t queued_bytes_ = 0;

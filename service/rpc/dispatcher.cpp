@@ -198,6 +198,11 @@ void Dispatcher::on_drained(ConnectionId connection) {
   }
 }
 
+bool Dispatcher::initialized(ConnectionId connection) const {
+  const auto at = state_->core->connections.find(connection);
+  return at != state_->core->connections.end() && at->second.client.has_value();
+}
+
 bool Dispatcher::on_close(ConnectionId connection) {
   Core& core = *state_->core;
   const auto at = core.connections.find(connection);

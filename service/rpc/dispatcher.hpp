@@ -59,6 +59,9 @@ struct RpcLimits {
   std::size_t subscriptions = 16;  ///< per connection
   std::size_t event_queue = 256;   ///< per subscription
   std::size_t declare_pages = 256;
+  /// Memory of declarations whose last page has not come: of one process, and of all.
+  std::uint64_t half_declared_bytes_per_process = 256u << 20;
+  std::uint64_t half_declared_bytes = 1u << 30;
   engine::EngineLimits engine;  ///< those given to the engine: told to clients, and `tensors` stops a declaration early
   engine::EngineDeadlines deadlines;  ///< those given to the engine: told to clients
 };
@@ -90,6 +93,7 @@ class Dispatcher {
   void on_open(ConnectionId connection, const Peer& peer);
   void on_text(ConnectionId connection, std::string_view text);
   void on_drained(ConnectionId connection);
+  [[nodiscard]] bool initialized(ConnectionId connection) const;  ///< `session.initialize` was answered
   bool on_close(ConnectionId connection);  ///< the engine hears `connection_lost`; true: `on_process_exit` is wanted
   void on_process_exit(ConnectionId connection);  ///< the peer process is gone; may come before or after on_close
   [[nodiscard]] PostReply on_post(const Peer& peer, std::string_view body);  ///< session-less methods only: never waits

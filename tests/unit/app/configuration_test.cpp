@@ -1,5 +1,7 @@
 #include "app/configuration.hpp"
 
+#include "app/private_options.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -217,6 +219,23 @@ TEST_F(ConfigurationTest, what_is_printed_can_be_read_back) {
   EXPECT_EQ(print_configuration(resolved(), false), printed);
   write_file(print_configuration(resolved(), true));
   EXPECT_EQ(print_configuration(resolved(), false), printed);
+}
+
+TEST_F(ConfigurationTest, a_private_daemon_opens_no_port_because_a_file_says_so) {
+  write_file(
+      "[server]\ntcp = \"0.0.0.0:9478\"\ntcp_token_file = \"/etc/token\"\nhealth = "
+      "\"0.0.0.0:9477\"\n[limits]\nsessions = 3"
+  );
+  const Options from_file = private_options(*resolve_configuration(inputs), "/tmp/x");
+  EXPECT_EQ(from_file.server.tcp, "");
+  EXPECT_EQ(from_file.server.health, "");
+  EXPECT_EQ(from_file.server.socket, "/tmp/x/gradsync.sock");
+  EXPECT_EQ(from_file.limits.sessions, 3) << "everything else holds";
+  inputs.flags["server.tcp"] = "127.0.0.1:0";
+  inputs.environment["GRADSYNC_SERVER_HEALTH"] = "127.0.0.1:0";
+  const Options asked_for = private_options(*resolve_configuration(inputs), "/tmp/x");
+  EXPECT_EQ(asked_for.server.tcp, "127.0.0.1:0");
+  EXPECT_EQ(asked_for.server.health, "127.0.0.1:0");
 }
 
 TEST_F(ConfigurationTest, origins_are_printed_beside_the_values) {

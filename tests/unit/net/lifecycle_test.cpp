@@ -1,5 +1,6 @@
 #include "unit/net/server_fixture.hpp"
 
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -30,6 +31,22 @@ TEST_F(Lifecycle, replaces_stale_sockets) {
   const RunningServer running{options()};
   RawClient client = connect();
   EXPECT_EQ(client.request("GET", "/page").status, 200);
+}
+
+TEST_F(Lifecycle, waits_for_the_lock_of_the_directory_until_a_deadline) {
+  const UniqueFd other{::open((folder / "").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  ASSERT_EQ(::flock(other.get(), LOCK_EX), 0);
+  ServerOptions impatient = options();
+  impatient.lock_timeout = Milliseconds(30);
+  {
+    const RunningServer running{impatient, false};
+    ASSERT_TRUE(running.failure.has_value());
+    EXPECT_EQ(running.failure->kind, StartFailure::Kind::InUse);
+    EXPECT_NE(running.failure->message.find("locked the socket directory"), std::string::npos);
+    EXPECT_FALSE(fs::exists(folder / "gradsync.sock"));
+  }
+  ASSERT_EQ(::flock(other.get(), LOCK_UN), 0);
+  const RunningServer running{impatient};
 }
 
 TEST_F(Lifecycle, leaves_the_sockets_of_a_live_daemon_alone) {

@@ -119,13 +119,33 @@ TEST_F(PeerProcess, its_end_is_told_once_while_it_is_connected) {
 
 TEST_F(PeerProcess, its_end_is_told_also_after_it_closed) {
   const auto process = other();
-  RunningServer running{options()};
+  ServerOptions patient = options();
+  patient.watch_after_close = Milliseconds(60'000);
+  RunningServer running{patient};
   ASSERT_EQ(process->tell('u').substr(0, 3), "101");
   EXPECT_EQ(process->tell('c'), "done");
   ASSERT_TRUE(running.handlers.saw("close 1"));
   EXPECT_EQ(running.handlers.count("exit 1"), 0);
   process->end();
   EXPECT_TRUE(running.handlers.saw("exit 1"));
+}
+
+TEST_F(PeerProcess, is_watched_after_it_closed_only_as_long_as_it_may_come_back) {
+  const auto process = other();
+  ServerOptions brief = options();
+  brief.watch_after_close = Milliseconds(0);
+  RunningServer running{brief};
+  ASSERT_EQ(process->tell('u').substr(0, 3), "101");
+  EXPECT_EQ(process->tell('c'), "done");
+  ASSERT_TRUE(running.handlers.saw("close 1"));
+  running.on_io([] {});
+  running.on_io([] {});  // the timer of 0 ms has fired
+  process->end();
+  const auto next = other();  // by the time its end is told, that of the first would have been
+  ASSERT_EQ(next->tell('u').substr(0, 3), "101");
+  next->end();
+  EXPECT_TRUE(running.handlers.saw("exit 2"));
+  EXPECT_EQ(running.handlers.count("exit 1"), 0);
 }
 
 TEST_F(PeerProcess, is_not_watched_after_it_closed_when_nobody_asks) {

@@ -51,6 +51,7 @@ class TempFolder {
 class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler {
  public:
   bool watch_on = true;  ///< answer of on_close
+  bool everybody_initialized = true;
 
   Server* server = nullptr;
 
@@ -73,6 +74,11 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     } else {
       server->send(connection, std::string(text));
     }
+  }
+
+  bool initialized(ConnectionId connection) override {
+    note(fmt::format("initialized? {}", connection));
+    return everybody_initialized;
   }
 
   void on_drained(ConnectionId connection) override {

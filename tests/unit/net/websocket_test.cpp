@@ -221,6 +221,51 @@ TEST_F(WebSocket, an_idle_connection_is_pinged_and_lives_while_it_answers) {
   EXPECT_TRUE(running.handlers.saw("close 1"));  // nothing was answered any more
 }
 
+TEST_F(WebSocket, one_that_is_never_initialized_is_closed_with_the_reason) {
+  ServerOptions hasty = options();
+  hasty.initialize_timeout = Milliseconds(20);
+  RunningServer running{hasty};
+  running.on_io([&] { running.handlers.everybody_initialized = false; });
+  RawClient silent = websocket();
+  const Frame close = silent.read_frame();
+  EXPECT_EQ(close.opcode, 8);
+  EXPECT_EQ(close.close_code(), 1008);
+  EXPECT_NE(close.payload.find("not_initialized: no session.initialize within 20 ms"), std::string::npos);
+}
+
+TEST_F(WebSocket, one_that_was_initialized_in_time_stays) {
+  ServerOptions hasty = options();
+  hasty.initialize_timeout = Milliseconds(20);
+  RunningServer running{hasty};
+  RawClient client = websocket();
+  ASSERT_TRUE(running.handlers.saw("initialized? 1"));
+  client.send_frame(1, "still here");
+  EXPECT_EQ(client.read_frame().payload, "still here");
+}
+
+TEST_F(WebSocket, half_sent_messages_are_limited_over_all_connections) {
+  ServerOptions narrow = options();
+  narrow.partial_bytes = 100'000;
+  RunningServer running{narrow};
+  RawClient first = websocket();
+  first.send_frame(1, std::string(60'000, 'a'), false);
+  RawClient second = websocket();
+  second.send_frame(9, "");  // read in order: what came before has been read when the pong comes
+  ASSERT_EQ(second.read_frame().opcode, 10);
+  first.send_frame(9, "");
+  ASSERT_EQ(first.read_frame().opcode, 10);
+  second.send_frame(1, std::string(60'000, 'b'), false);
+  const Frame close = second.read_frame();
+  EXPECT_EQ(close.opcode, 8);
+  EXPECT_EQ(close.close_code(), 1013);
+  EXPECT_NE(close.payload.find("limit_exceeded"), std::string::npos);
+  first.send_frame(0, "the rest");
+  EXPECT_EQ(first.read_frame().payload.size(), 60'008u);
+  first.send_frame(1, std::string(90'000, 'c'), false);  // what was held is free again
+  first.send_frame(0, "d");
+  EXPECT_EQ(first.read_frame().payload.size(), 90'001u);
+}
+
 TEST_F(WebSocket, shutting_down_says_going_away) {
   RunningServer running{options()};
   RawClient client = websocket();
