@@ -17,6 +17,7 @@ namespace gradsync::rpc {
 struct Declaring {
   std::int64_t next_page = 0;
   std::uint64_t buffer = 0;
+  std::uint64_t bytes = 0;  ///< of memory, about
   plan::RankDeclaration declaration;
 };
 

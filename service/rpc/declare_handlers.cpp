@@ -1,3 +1,4 @@
+#include "base/text.hpp"
 #include "plan/explain.hpp"
 #include "rpc/handlers.hpp"
 
@@ -6,6 +7,48 @@
 namespace gradsync::rpc {
 
 namespace {
+
+template <typename T>
+std::uint64_t bytes_of(const std::vector<T>& items) {
+  return items.capacity() * sizeof(T);
+}
+
+/// Memory of what a tensor brings, about: texts and lists with their allocations.
+std::uint64_t bytes_of(const WireTensor& tensor) {
+  const plan::TensorDeclaration& declaration = tensor.declaration;
+  std::uint64_t bytes = sizeof(plan::TensorDeclaration) + declaration.name.capacity() + declaration.mesh.capacity() +
+                        bytes_of(declaration.shape) * 2 + bytes_of(declaration.placements);
+  for (const plan::Placement& placement : declaration.placements) {
+    bytes += bytes_of(placement.axes);
+  }
+  return bytes;
+}
+
+/// Pages are kept until the last one comes, so what a client leaves half sent is limited, over all its connections too.
+Result<void> check_half_declared(const Core& core, const Caller& caller) {
+  std::uint64_t of_process = 0;
+  std::uint64_t of_all = 0;
+  for (const auto& [id, connection] : core.connections) {
+    of_all += connection.declaring.bytes;
+    if (connection.peer.uid == caller.peer.uid && connection.peer.pid == caller.peer.pid) {
+      of_process += connection.declaring.bytes;
+    }
+  }
+  const auto refuse = [](std::uint64_t bytes, const char* whose, std::uint64_t most) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format("half-sent declarations of {} hold {}; at most {}", whose, human_bytes(bytes), human_bytes(most)),
+        "send the last page of one declaration before beginning another"
+    );
+  };
+  if (of_process > core.limits.half_declared_bytes_per_process) {
+    return refuse(of_process, "this process", core.limits.half_declared_bytes_per_process);
+  }
+  if (of_all > core.limits.half_declared_bytes) {
+    return refuse(of_all, "this daemon", core.limits.half_declared_bytes);
+  }
+  return {};
+}
 
 /// Appends a page. Errors: InvalidParams, LimitExceeded.
 Result<void> add_page(const RpcLimits& limits, Declaring& declaring, DeclareParams& params) {
@@ -38,6 +81,7 @@ Result<void> add_page(const RpcLimits& limits, Declaring& declaring, DeclarePara
   tensors.reserve(total);
   auto& fingerprints = declaring.declaration.weight_fingerprints;
   for (WireTensor& tensor : params.tensors) {
+    declaring.bytes += bytes_of(tensor);
     if (tensor.weight_fingerprint && !tensor.weight_fingerprint->empty()) {
       fingerprints.resize(tensors.size());
       fingerprints.push_back(std::move(*tensor.weight_fingerprint));
@@ -122,6 +166,11 @@ void gradients_declare(Core& core, Caller& caller, DeclareParams params, Answer<
     return;
   }
   if (!params.last) {
+    if (const Result<void> held = check_half_declared(core, caller); !held) {
+      declaring = {};
+      answer(held.error());
+      return;
+    }
     DeclareAnswer received;
     received.received = declaring.declaration.tensors.size();
     answer(std::move(received));

@@ -227,6 +227,51 @@ TEST(Dispatcher, takes_a_declaration_in_pages) {
   EXPECT_EQ(declared["result"]["offsets"].size(), 3U) << declared;
 }
 
+TEST(Dispatcher, limits_what_a_process_and_all_leave_half_declared) {
+  for (const bool same_process : {true, false}) {
+    RpcLimits limits;
+    (same_process ? limits.half_declared_bytes_per_process : limits.half_declared_bytes) = 4096;
+    Harness rpc(limits);
+    const auto page = [&](ConnectionId connection, int number, bool last) {
+      const Json params{
+          {"buffer", 1},
+          {"page", number},
+          {"last", last},
+          {"tensors", {Harness::tensor(std::string(500, static_cast<char>('a' + number)))}}};
+      return rpc.call(connection, "gradients.declare", params);
+    };
+    for (const ConnectionId connection : {1, 2, 3}) {
+      rpc.open(connection, {true, true, 1000, same_process ? 7 : 7 + static_cast<std::int64_t>(connection)});
+      rpc.initialize(connection);
+      rpc.attach(connection, static_cast<int>(connection) - 1, 3);
+    }
+    int taken = 0;
+    Json reply;
+    for (ConnectionId connection = 1; !reply.contains("error"); connection = connection % 3 + 1) {
+      reply = page(connection, taken / 3, false);
+      ASSERT_LT(++taken, 12) << "nothing is limited";
+    }
+    EXPECT_EQ(kind_of_reply(reply), "limit_exceeded");
+    EXPECT_NE(
+        reply["error"]["message"].get<std::string>().find(same_process ? "process" : "daemon"), std::string::npos
+    );
+    for (const ConnectionId connection : {1, 2, 3}) {
+      rpc.dispatcher->on_close(connection);
+    }
+    rpc.open(4, {true, true, 1000, 7});
+    rpc.initialize(4);
+    ASSERT_TRUE(rpc.call(
+                       4,
+                       "job.attach",
+                       {{"job", "other"},
+                        {"rank", 0},
+                        {"world_size", 1},
+                        {"meshes", {{{"name", "m"}, {"axes", {{{"name", "dp"}, {"size", 1}}}}}}}}
+    ).contains("result"));
+    EXPECT_TRUE(page(4, 0, false).contains("result")) << "closed connections hold nothing";
+  }
+}
+
 TEST(Dispatcher, limits_the_tensors_of_a_declaration) {
   RpcLimits limits;
   limits.engine.tensors = 1;
