@@ -25,14 +25,11 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (request.validate_only) {
     return {request.ticket, std::shared_ptr<const plan::Plan>()};
   }
-  if (const Result<void> equal = plan::compare_declarations(by_rank); !equal) {
-    return {request.ticket, equal.error()};
+  Result<plan::Plan> plan = plan::plan_job(by_rank, request.meshes, request.world_size, request.sizes);
+  if (!plan) {
+    return {request.ticket, plan.error()};
   }
-  return {
-      request.ticket,
-      std::make_shared<const plan::Plan>(
-          plan::make_plan(*by_rank.front(), request.meshes, request.world_size, request.sizes)
-      )};
+  return {request.ticket, std::make_shared<const plan::Plan>(std::move(*plan))};
 }
 
 namespace {

@@ -74,6 +74,7 @@ class Writer {
   }
 
   void put(const DeclareOptions& options) {
+    put(name_of(options.data_path));
     put(options.accumulate);
     put(options.norm_type);
     put(name_of(options.mode));
@@ -81,10 +82,15 @@ class Writer {
   }
 
   void put(const TensorDeclaration& tensor) {
-    put(tensor.name);
-    put(tensor.shape);
+    put_common(tensor);
     put(tensor.local_shape);
     put(tensor.local_offset);
+  }
+
+  /// What is equal on all holders.
+  void put_common(const TensorDeclaration& tensor) {
+    put(tensor.name);
+    put(tensor.shape);
     put(name_of(tensor.dtype));
     put(tensor.mesh);
     put(tensor.placements);
@@ -120,7 +126,7 @@ class Writer {
 
 std::string canonical_text(const DeclareOptions& options) {
   Writer writer;
-  writer.put(std::string_view("gradsync options 1"));
+  writer.put(std::string_view("gradsync options 2"));
   writer.put(options);
   return writer.take();
 }
@@ -129,13 +135,37 @@ std::string canonical_text(
     const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
 ) {
   Writer writer;
-  writer.put(std::string_view("gradsync plan 2"));
+  writer.put(std::string_view("gradsync plan 3"));
   writer.put(world_size);
   writer.put(std::bit_cast<std::int64_t>(sizes.first_bytes));
   writer.put(std::bit_cast<std::int64_t>(sizes.bytes));
   writer.put(declaration.options);
   writer.put(meshes);
   writer.put(declaration.tensors);
+  return writer.take();
+}
+
+std::string canonical_text(Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes) {
+  Writer writer;
+  writer.put(std::string_view("gradsync merged plan 1"));
+  writer.put(static_cast<std::int64_t>(by_rank.size()));
+  writer.put(by_rank.front()->options);
+  writer.put(meshes);
+  writer.put(static_cast<std::int64_t>(merged.tensors.size()));
+  for (const MergedTensor& tensor : merged.tensors) {
+    writer.put_common(declaration_of(by_rank, tensor.rank, tensor.row));
+    writer.put(static_cast<std::int64_t>(tensor.holdings.size()));
+    for (const Holding& holding : tensor.holdings) {
+      writer.put(static_cast<std::int64_t>(holding.rank));
+      writer.put(static_cast<std::int64_t>(holding.row));
+      // Without an offset the local shape follows from the placements.
+      const TensorDeclaration& held = declaration_of(by_rank, holding.rank, holding.row);
+      writer.put(held.local_offset);
+      if (held.local_offset) {
+        writer.put(held.local_shape);
+      }
+    }
+  }
   return writer.take();
 }
 

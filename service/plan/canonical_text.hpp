@@ -3,6 +3,7 @@
 // length, numbers are decimal, doubles are their bits.
 
 #include "plan/make_plan.hpp"
+#include "plan/merge_declarations.hpp"
 
 #include <string>
 #include <vector>
@@ -15,5 +16,8 @@ namespace gradsync::plan {
 [[nodiscard]] std::string canonical_text(
     const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
 );
+
+/// The same of a job whose ranks hold different tensors.
+[[nodiscard]] std::string canonical_text(Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes);
 
 }  // namespace gradsync::plan

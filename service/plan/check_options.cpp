@@ -18,6 +18,20 @@ Error invalid_option(std::string path, std::string message, std::string hint) {
   return error;
 }
 
+}  // namespace
+
+Error unused_clip_group(std::size_t index, const std::string& group, const std::vector<std::string>& used) {
+  const std::string nearest = nearest_name(group, used);
+  return invalid_option(
+      fmt::format("options.clip[{}].group", index),
+      fmt::format("no tensor belongs to clip group '{}'", group),
+      nearest.empty() ? fmt::format("clip groups of the tensors: {}", enumerate_names(used))
+                      : fmt::format("did you mean '{}'?", nearest)
+  );
+}
+
+namespace {
+
 Result<void> check_clip_groups(const RankDeclaration& declaration) {
   std::unordered_set<std::string_view> used;
   std::vector<std::string> used_names;
@@ -38,14 +52,9 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
           "list every clip group once"
       );
     }
-    if (!used.contains(options.group)) {
-      const std::string nearest = nearest_name(options.group, used_names);
-      return invalid_option(
-          path + ".group",
-          fmt::format("no tensor belongs to clip group '{}'", options.group),
-          nearest.empty() ? fmt::format("clip groups of the tensors: {}", enumerate_names(used_names))
-                          : fmt::format("did you mean '{}'?", nearest)
-      );
+    // Where ranks hold different tensors, another one may hold those of the group: merge_declarations looks.
+    if (!used.contains(options.group) && declaration.options.data_path == DataPath::Arena) {
+      return unused_clip_group(i, options.group, used_names);
     }
     if (const auto checked = check_max_norm(options.clip, path + ".max_norm"); !checked) {
       Error error = checked.error();
@@ -66,6 +75,13 @@ Result<void> check_options(const RankDeclaration& declaration) {
         "options.accumulate",
         fmt::format("accumulate is {}, at least 1 is expected", options.accumulate),
         "give the number of micro-batches of a step"
+    );
+  }
+  if (options.data_path == DataPath::Stats && options.accumulate != 1) {
+    return invalid_option(
+        "options.accumulate",
+        fmt::format("accumulate is {}, but on data path stats nobody counts micro-batches", options.accumulate),
+        "leave it out: the framework accumulates"
     );
   }
   // Written so that NaN fails too.

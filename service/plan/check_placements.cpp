@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <unordered_set>
@@ -147,21 +148,61 @@ Result<void> check_divisor(const TensorAt& at) {
   return {};
 }
 
-Result<void> check_split_order(const TensorAt& at, const Mesh& mesh, const std::vector<bool>& placed) {
+bool cuts(const Placement& placement) {
+  const Partial* partial = std::get_if<Partial>(&placement.kind);
+  return std::holds_alternative<Shard>(placement.kind) || (partial != nullptr && partial->to_shard);
+}
+
+/// Every axis of a cutting placement, one after the other in the order in which it is flattened.
+Result<void> check_nested(const TensorAt& at, const Placement& placement) {
+  const std::vector<std::string>& order = at.tensor.split_order;
+  const auto first = std::find(order.begin(), order.end(), placement.axes.front());
+  const auto have = static_cast<std::size_t>(order.end() - first);
+  if (have >= placement.axes.size() && std::equal(placement.axes.begin(), placement.axes.end(), first)) {
+    return {};
+  }
+  return at.invalid(
+      "split_order",
+      fmt::format(
+          "split_order {} does not name '{}' {}",
+          words_of(order),
+          fmt::join(placement.axes, "+"),
+          placement.axes.size() == 1 ? "" : "one after the other"
+      ),
+      "name every axis that shards the tensor, first split first; flattened axes stand together in their order"
+  );
+}
+
+Result<void> check_split_order(const TensorAt& at, const Mesh& mesh) {
+  if (at.tensor.split_order.empty()) {
+    return {};
+  }
+  std::unordered_set<std::string_view> cutting;
+  for (const Placement& placement : at.tensor.placements) {
+    if (cuts(placement)) {
+      cutting.insert(placement.axes.begin(), placement.axes.end());
+    }
+  }
   std::unordered_set<std::string_view> seen;
   for (std::size_t j = 0; j < at.tensor.split_order.size(); ++j) {
     const std::string& axis = at.tensor.split_order[j];
     const std::string field = fmt::format("split_order[{}]", j);
-    const auto index = mesh.axis_index(axis);
-    if (!index || !placed[*index]) {
+    if (!cutting.contains(axis)) {
       return at.invalid(
           field,
-          fmt::format("split_order names axis '{}', which has no placement", axis),
-          index ? "split_order lists the axes that shard the tensor" : axis_hint(axis, mesh)
+          fmt::format("split_order names axis '{}', which does not shard the tensor", axis),
+          mesh.axis_index(axis) ? "split_order lists the axes that shard the tensor" : axis_hint(axis, mesh)
       );
     }
     if (!seen.insert(axis).second) {
       return at.invalid(field, fmt::format("split_order names axis '{}' twice", axis), "name every axis once");
+    }
+  }
+  for (const Placement& placement : at.tensor.placements) {
+    if (cuts(placement)) {
+      if (const auto nested = check_nested(at, placement); !nested) {
+        return nested.error();
+      }
     }
   }
   return {};
@@ -192,7 +233,7 @@ Result<void> check_placements(const TensorAt& at, const Mesh& mesh) {
   if (const auto divisor = check_divisor(at); !divisor) {
     return divisor.error();
   }
-  return check_split_order(at, mesh, placed);
+  return check_split_order(at, mesh);
 }
 
 Result<void> check_supported(const TensorAt& at) {
@@ -209,11 +250,25 @@ Result<void> check_supported(const TensorAt& at) {
       );
     }
   }
-  if (!at.tensor.split_order.empty()) {
-    return at.unsupported(
-        "split_order",
-        fmt::format("split_order {} is not supported yet", words_of(at.tensor.split_order)),
-        "leave split_order out: nothing is sharded"
+  return {};
+}
+
+Result<void> check_reduced(const TensorAt& at) {
+  for (std::size_t k = 0; k < at.tensor.placements.size(); ++k) {
+    const Placement& placement = at.tensor.placements[k];
+    if (std::holds_alternative<Partial>(placement.kind)) {
+      return at.invalid(
+          fmt::format("placements[{}]", k),
+          fmt::format("'{}': on data path stats nobody reduces it any more", words_of(placement)),
+          "reduce the gradient before its norm is taken, and declare what it is then: replicate or shard"
+      );
+    }
+  }
+  if (at.tensor.divisor) {
+    return at.invalid(
+        "divisor",
+        fmt::format("divisor is {}, but on data path stats nothing is divided", *at.tensor.divisor),
+        "leave it out: the framework has applied it"
     );
   }
   return {};

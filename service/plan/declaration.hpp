@@ -89,6 +89,20 @@ struct DeclareOptions {
   friend bool operator==(const DeclareOptions&, const DeclareOptions&) = default;
 };
 
+/// Elements of a shape whose product is known to be countable; 0 where any extent is 0, whatever the others are.
+[[nodiscard]] inline std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
+  std::int64_t elements = 1;
+  for (const std::int64_t extent : shape) {
+    if (extent == 0) {
+      return 0;
+    }
+  }
+  for (const std::int64_t extent : shape) {
+    elements *= extent;
+  }
+  return elements;
+}
+
 /// One rank's whole declaration, all pages merged.
 struct RankDeclaration {
   DeclareOptions options;

@@ -42,6 +42,14 @@ struct TensorAt {
 /// Valid, but beyond data parallelism.
 [[nodiscard]] Result<void> check_supported(const TensorAt& at);
 
+/// The refusal of an option's clip group that has no tensor.
+[[nodiscard]] Error unused_clip_group(
+    std::size_t index, const std::string& group, const std::vector<std::string>& used
+);
+
+/// On data path stats the framework has done everything: no partial, no divisor.
+[[nodiscard]] Result<void> check_reduced(const TensorAt& at);
+
 /// accumulate, norm_type and clip groups.
 [[nodiscard]] Result<void> check_options(const RankDeclaration& declaration);
 

@@ -4,6 +4,7 @@
 #include "base/hash.hpp"
 #include "plan/bucket_assignment.hpp"
 #include "plan/canonical_text.hpp"
+#include "plan/clip_groups.hpp"
 #include "plan/reduction.hpp"
 
 #include <algorithm>
@@ -30,27 +31,16 @@ std::uint64_t bytes_of(const PlannedTensor& tensor) {
   return static_cast<std::uint64_t>(tensor.numel) * size_of(tensor.declaration.dtype);
 }
 
-std::int64_t product(const std::vector<std::int64_t>& shape) {
-  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) {
-    return 0;  // first: the other extents of an empty tensor are not bounded
-  }
-  std::int64_t elements = 1;
-  for (const std::int64_t extent : shape) {
-    elements *= extent;
-  }
-  return elements;
-}
-
 std::vector<PlannedTensor> plan_tensors(const std::vector<TensorDeclaration>& declarations, std::int64_t world_size) {
   std::vector<PlannedTensor> tensors;
   tensors.reserve(declarations.size());
   for (const TensorDeclaration& declaration : declarations) {
     PlannedTensor tensor;
     tensor.declaration = declaration;
-    tensor.numel = product(declaration.local_shape);
+    tensor.numel = numel_of(declaration.local_shape);
     // Validation admits only what is equal on every rank after sync.
     tensor.replication = world_size;
-    tensor.counted_elements = product(declaration.shape);
+    tensor.counted_elements = numel_of(declaration.shape);
     tensors.push_back(std::move(tensor));
   }
   return tensors;
@@ -132,30 +122,6 @@ void plan_norm_groups(Plan& plan) {
     }
     plan.norm_groups[number->second].tensors.push_back(i);
     plan.tensors[i].norm_group = number->second;
-  }
-}
-
-/// Groups of the options first, in their order; then the others by first appearance, which only measure.
-void plan_clip_groups(Plan& plan) {
-  std::unordered_map<std::string, std::uint32_t> numbers;
-  const auto number_of = [&](const std::string& name, const ClipOptions& clip) {
-    const auto [number, fresh] = numbers.emplace(name, static_cast<std::uint32_t>(plan.clip_groups.size()));
-    if (fresh) {
-      plan.clip_groups.push_back({name, clip, {}, DType::Float32});
-    }
-    return number->second;
-  };
-  for (const ClipGroupOptions& options : plan.options.clip) {
-    number_of(options.group, options.clip);
-  }
-  for (std::uint32_t i = 0; i < plan.tensors.size(); ++i) {
-    PlannedTensor& tensor = plan.tensors[i];
-    tensor.clip_group = number_of(tensor.declaration.clip_group, ClipOptions{});
-    ClipGroup& group = plan.clip_groups[tensor.clip_group];
-    group.tensors.push_back(i);
-    if (tensor.declaration.dtype == DType::Float64) {
-      group.norm_dtype = DType::Float64;
-    }
   }
 }
 

@@ -28,6 +28,15 @@ struct BucketSizes {
     const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
 );
 
+/// What the planner does with the declarations of all ranks, each validated by itself: compares or merges them, by the
+/// data path, and makes the plan. Errors as `compare_declarations` and `merge_declarations`.
+[[nodiscard]] Result<Plan> plan_job(
+    std::span<const RankDeclaration* const> by_rank,
+    const std::vector<Mesh>& meshes,
+    std::int64_t world_size,
+    BucketSizes sizes
+);
+
 /// Digest of everything that a plan is made of (weights apart), so that plans with equal digests launch the same
 /// buckets in the same order: 16 hex digits.
 [[nodiscard]] std::string digest_of(

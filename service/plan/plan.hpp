@@ -14,8 +14,9 @@ namespace gradsync::plan {
 /// One rank's part of a tensor after sync.
 struct Holding {
   std::uint32_t rank = 0;
-  std::uint32_t row = 0;  ///< position in that rank's declaration
-  std::uint32_t box = 0;  ///< which box of the tensor; boxes are numbered by offset
+  std::uint32_t row = 0;       ///< position in that rank's declaration
+  std::uint32_t box = 0;       ///< which box of the tensor; boxes are numbered by offset
+  std::uint64_t elements = 0;  ///< of that box
   friend bool operator==(const Holding&, const Holding&) = default;
 };
 
@@ -62,7 +63,8 @@ struct ScalarSum {
   friend bool operator==(const ScalarSum&, const ScalarSum&) = default;
 };
 
-/// One packed vector, summed over the ranks of each group. In the order in which they run.
+/// One packed vector, summed over the ranks of each group. In the order in which they run. Where `only` puts a tensor
+/// at several coordinates, the ranks of the lowest contribute.
 struct ScalarCollective {
   std::string mesh;                               ///< of the first norm group that needs it
   std::vector<std::string> axes;                  ///< and its axes there, in mesh order

@@ -74,7 +74,7 @@ std::uint64_t arena_bytes_of(const TensorDeclaration& tensor) {
   return align_up(bytes);
 }
 
-Result<void> check_tensor(const TensorAt& at, const Mesh& mesh) {
+Result<void> check_tensor(const TensorAt& at, const Mesh& mesh, DataPath data_path) {
   if (const auto shapes = check_shapes(at); !shapes) {
     return shapes.error();
   }
@@ -84,7 +84,7 @@ Result<void> check_tensor(const TensorAt& at, const Mesh& mesh) {
   if (const auto extent = check_local_extent(at); !extent) {
     return extent.error();
   }
-  return check_supported(at);
+  return data_path == DataPath::Arena ? check_supported(at) : check_reduced(at);
 }
 
 /// What earlier tensors of the list have taken.
@@ -103,7 +103,7 @@ Result<void> check_among(const TensorAt& at, const RankDeclaration& declaration,
         "declare every gradient once, under a name of its own"
     );
   }
-  if (tensor.tied) {
+  if (tensor.tied && declaration.options.data_path == DataPath::Arena) {
     if (const auto [first, fresh] = taken.ties.emplace(*tensor.tied, at.index); !fresh) {
       return at.unsupported(
           "tied",
@@ -140,7 +140,8 @@ Result<void> check_fingerprints(const RankDeclaration& declaration) {
 }  // namespace
 
 Result<void> validate_declaration(const RankDeclaration& declaration, const std::vector<Mesh>& meshes) {
-  if (declaration.tensors.empty()) {
+  const DataPath data_path = declaration.options.data_path;
+  if (declaration.tensors.empty() && data_path == DataPath::Arena) {
     return invalid_list("tensors", "no tensor is declared", "declare at least one gradient");
   }
   std::unordered_map<std::string_view, const Mesh*> mesh_by_name;
@@ -158,7 +159,7 @@ Result<void> validate_declaration(const RankDeclaration& declaration, const std:
     if (mesh == mesh_by_name.end()) {
       return unknown_mesh(at, meshes);
     }
-    if (const auto tensor = check_tensor(at, *mesh->second); !tensor) {
+    if (const auto tensor = check_tensor(at, *mesh->second, data_path); !tensor) {
       return tensor.error();
     }
     if (const auto among = check_among(at, declaration, taken); !among) {

@@ -25,6 +25,8 @@ struct KindWords {
 
 std::string_view name_of(ReduceOp op) { return op == ReduceOp::Sum ? "sum" : "mean"; }
 
+std::string_view name_of(DataPath path) { return path == DataPath::Arena ? "arena" : "stats"; }
+
 std::string_view name_of(ClipMode mode) { return mode == ClipMode::Strict ? "strict" : "torch"; }
 
 std::string_view name_of(ZeroRule rule) {

@@ -78,14 +78,47 @@ TEST(ValidatePlacements, a_divisor_is_a_positive_number_and_excludes_means) {
   EXPECT_TRUE(validate_declaration(declaration({w}), kGrid).has_value());
 }
 
-TEST(ValidatePlacements, a_split_order_names_placed_axes_once) {
-  TensorDeclaration w = tensor("w", {4}, {partial({"dp", "tp"})});
-  w.split_order = {"tp", "cp"};
-  EXPECT_EQ(refused(declaration({w}), kGrid).path, "tensors[0].split_order[1]");
-  w.split_order = {"tp", "tp"};
-  EXPECT_EQ(refused(declaration({w}), kGrid).path, "tensors[0].split_order[1]");
-  w.split_order = {"pp"};
-  EXPECT_EQ(refused(declaration({w}), kGrid).code, ErrorCode::InvalidDeclaration);
+RankDeclaration reduced(TensorDeclaration tensor) {
+  RankDeclaration all = declaration({std::move(tensor)});
+  all.options.data_path = DataPath::Stats;
+  return all;
+}
+
+TEST(ValidatePlacements, a_split_order_names_all_sharding_axes_once_and_flattened_ones_together) {
+  TensorDeclaration w = tensor("w", {4}, {{{"dp"}, Shard{0}}, {{"tp"}, Shard{0}}});
+  const auto path = [&w](std::vector<std::string> order) {
+    w.split_order = std::move(order);
+    return refused(reduced(w), kGrid).path;
+  };
+  EXPECT_EQ(path({"tp", "cp"}), "tensors[0].split_order[1]");
+  EXPECT_EQ(path({"tp", "tp"}), "tensors[0].split_order[1]");
+  EXPECT_EQ(path({"pp"}), "tensors[0].split_order[0]");
+  EXPECT_EQ(path({"tp"}), "tensors[0].split_order") << "dp is missing";
+  w.split_order = {"tp", "dp"};
+  EXPECT_TRUE(validate_declaration(reduced(w), kGrid).has_value());
+  w.placements = {{{"dp", "tp"}, Shard{0}}};
+  EXPECT_EQ(path({"tp", "dp"}), "tensors[0].split_order");
+  w.split_order = {"dp", "tp"};
+  EXPECT_TRUE(validate_declaration(reduced(w), kGrid).has_value());
+  w.placements = {{{"dp"}, Shard{0}}, replicate({"tp"})};
+  EXPECT_EQ(path({"dp", "tp"}), "tensors[0].split_order[1]") << "tp does not shard it";
+}
+
+TEST(ValidatePlacements, what_nobody_reduces_or_divides_is_refused_on_the_stats_path) {
+  TensorDeclaration w = tensor("w", {4}, {partial({"dp"}), {{"tp"}, Shard{0}}});
+  w.local_shape = {2};
+  EXPECT_EQ(refused(reduced(w), kGrid).path, "tensors[0].placements[0]");
+  w.placements[0] = replicate({"dp"});
+  EXPECT_TRUE(validate_declaration(reduced(w), kGrid).has_value());
+  w.divisor = 2;
+  EXPECT_EQ(refused(reduced(w), kGrid).path, "tensors[0].divisor");
+  w.divisor.reset();
+  RankDeclaration all = reduced(w);
+  all.options.accumulate = 2;
+  EXPECT_EQ(refused(all, kGrid).path, "options.accumulate");
+  all.options.accumulate = 1;
+  all.tensors.clear();
+  EXPECT_TRUE(validate_declaration(all, kGrid).has_value()) << "a rank may hold nothing";
 }
 
 // ---- valid, but beyond this version
@@ -112,14 +145,6 @@ TEST(ValidatePlacements, sharding_is_refused_by_tensor_placement_and_hint) {
   const Error only = unsupported({partial({"dp"}), {{"tp"}, Only{{1}}}}, {8, 4});
   EXPECT_EQ(only.code, ErrorCode::UnsupportedPlacement);
   EXPECT_EQ(only.path, "tensors[1].placements[1]");
-}
-
-TEST(ValidatePlacements, a_split_order_is_refused_where_it_would_be_legal) {
-  TensorDeclaration w = tensor("w", {4}, {partial({"dp", "tp"})});
-  w.split_order = {"tp", "dp"};
-  const Error error = refused(declaration({w}), kGrid);
-  EXPECT_EQ(error.code, ErrorCode::UnsupportedPlacement);
-  EXPECT_EQ(error.path, "tensors[0].split_order");
 }
 
 TEST(ValidatePlacements, a_tied_id_is_a_label_until_a_second_tensor_has_it) {

@@ -1,0 +1,355 @@
+#include "plan/merge_declarations.hpp"
+
+#include "plan/declaration_checks.hpp"
+#include "plan/tensor_difference.hpp"
+#include "plan/words.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+
+namespace gradsync::plan {
+
+namespace {
+
+Error plan_mismatch(std::string path, std::vector<std::int64_t> ranks, std::string message, std::string hint) {
+  Error error = make_error(ErrorCode::PlanMismatch, std::move(message), std::move(hint));
+  error.path = std::move(path);
+  error.ranks = std::move(ranks);
+  return error;
+}
+
+class Merger {
+ public:
+  Merger(Declarations by_rank, const std::vector<Mesh>& meshes) : by_rank_(by_rank) {
+    for (const Mesh& mesh : meshes) {
+      meshes_.emplace(mesh.name, &mesh);
+    }
+  }
+
+  Result<void> add_rank(std::uint32_t rank) {
+    std::size_t expected = 0;  // ranks mostly declare in one order: the neighbour is tried before the table
+    for (std::uint32_t row = 0; row < by_rank_[rank]->tensors.size(); ++row) {
+      const TensorDeclaration& tensor = declaration_of(by_rank_, rank, row);
+      const std::size_t index = find_or_add(tensor, rank, row, expected);
+      expected = index + 1;
+      MergedTensor& merged = merged_.tensors[index];
+      const TensorDeclaration& first = declaration_of(by_rank_, merged.rank, merged.row);
+      if (const auto found = difference_of(first, tensor, Fields::Common)) {
+        return differs(merged, tensor, rank, row, *found);
+      }
+      const RankPlace& place = merged_.placed_of(merged).ranks[rank];
+      if (!place.holds) {
+        return not_placed_here(tensor, rank, row);
+      }
+      merged.holdings.push_back({rank, row, place.box, static_cast<std::uint64_t>(numel_of(tensor.local_shape))});
+    }
+    return {};
+  }
+
+  /// Every rank that the placements name has declared.
+  Result<void> check_holders() const {
+    for (const MergedTensor& merged : merged_.tensors) {
+      const PlacedRanks& placed = merged_.placed_of(merged);
+      if (static_cast<std::int64_t>(merged.holdings.size()) != placed.holders) {
+        return holders_missing(merged, placed);
+      }
+    }
+    return {};
+  }
+
+  /// The first of several tensors with one `tied` id is counted.
+  Result<void> tie() {
+    std::unordered_map<std::string_view, std::uint32_t> firsts;
+    for (std::uint32_t i = 0; i < merged_.tensors.size(); ++i) {
+      MergedTensor& merged = merged_.tensors[i];
+      merged.counted_as = i;
+      const TensorDeclaration& tensor = declaration_of(by_rank_, merged.rank, merged.row);
+      if (!tensor.tied) {
+        continue;
+      }
+      const auto [first, fresh] = firsts.emplace(*tensor.tied, i);
+      merged.counted_as = first->second;
+      const MergedTensor& counted = merged_.tensors[first->second];
+      const TensorDeclaration& original = declaration_of(by_rank_, counted.rank, counted.row);
+      if (original.shape != tensor.shape || original.dtype != tensor.dtype ||
+          original.clip_group != tensor.clip_group) {
+        return tied_differs(original, merged, tensor);
+      }
+    }
+    return {};
+  }
+
+  [[nodiscard]] Merged take() { return std::move(merged_); }
+
+  [[nodiscard]] const Merged& merged() const { return merged_; }
+
+ private:
+  [[nodiscard]] std::string key_of(const TensorDeclaration& tensor) const {
+    const std::string only = only_key(tensor, *meshes_.at(tensor.mesh));
+    return only.empty() ? tensor.name : fmt::format("{}\n{}", tensor.name, only);
+  }
+
+  [[nodiscard]] bool same_key(const MergedTensor& merged, const TensorDeclaration& tensor) const {
+    const TensorDeclaration& first = declaration_of(by_rank_, merged.rank, merged.row);
+    return first.name == tensor.name && (first.placements == tensor.placements || key_of(first) == key_of(tensor));
+  }
+
+  std::size_t find_or_add(
+      const TensorDeclaration& tensor, std::uint32_t rank, std::uint32_t row, std::size_t expected
+  ) {
+    if (expected < merged_.tensors.size() && same_key(merged_.tensors[expected], tensor)) {
+      return expected;
+    }
+    const auto [entry, fresh] = index_.emplace(key_of(tensor), merged_.tensors.size());
+    if (fresh) {
+      MergedTensor merged;
+      merged.rank = rank;
+      merged.row = row;
+      merged.placed = placed_index(tensor);
+      merged.holdings.reserve(static_cast<std::size_t>(merged_.placed_of(merged).holders));
+      merged_.tensors.push_back(std::move(merged));
+    }
+    return entry->second;
+  }
+
+  std::uint32_t placed_index(const TensorDeclaration& tensor) {
+    const auto [entry, fresh] = placed_.emplace(placement_key(tensor), merged_.placed.size());
+    if (fresh) {
+      merged_.placed.push_back(place_ranks(tensor, *meshes_.at(tensor.mesh)));
+    }
+    return static_cast<std::uint32_t>(entry->second);
+  }
+
+  static Error differs(
+      const MergedTensor& merged,
+      const TensorDeclaration& tensor,
+      std::uint32_t rank,
+      std::uint32_t row,
+      const Difference& found
+  ) {
+    Error error = plan_mismatch(
+        fmt::format("tensors[{}].{}", row, found.field),
+        {merged.rank, rank},
+        fmt::format(
+            "tensor '{}': {} is {} on rank {} and {} on rank {}",
+            tensor.name,
+            found.field,
+            found.first,
+            merged.rank,
+            found.other,
+            rank
+        ),
+        "a name is one tensor on all its holders: give different tensors different names, or `only` placements that "
+        "tell them apart"
+    );
+    error.tensor = tensor.name;
+    error.rank = rank;
+    return error;
+  }
+
+  [[nodiscard]] Error not_placed_here(const TensorDeclaration& tensor, std::uint32_t rank, std::uint32_t row) const {
+    const Mesh& mesh = *meshes_.at(tensor.mesh);
+    const std::vector<std::int64_t> at = mesh.coordinates(rank);
+    std::vector<std::string> coordinates;
+    for (std::size_t axis = 0; axis < at.size(); ++axis) {
+      coordinates.push_back(fmt::format("{}={}", mesh.axes[axis].name, at[axis]));
+    }
+    std::vector<std::string> onlys;
+    for (const Placement& placement : tensor.placements) {
+      if (std::holds_alternative<Only>(placement.kind)) {
+        onlys.push_back(words_of(placement));
+      }
+    }
+    Error error = plan_mismatch(
+        fmt::format("tensors[{}].placements", row),
+        {rank},
+        fmt::format(
+            "tensor '{}' is declared by rank {} at {}, where '{}' does not put it",
+            tensor.name,
+            rank,
+            fmt::join(coordinates, " "),
+            fmt::join(onlys, "; ")
+        ),
+        "declare it where it exists, or name that coordinate too"
+    );
+    error.tensor = tensor.name;
+    error.rank = rank;
+    return error;
+  }
+
+  [[nodiscard]] Error holders_missing(const MergedTensor& merged, const PlacedRanks& placed) const {
+    const TensorDeclaration& tensor = declaration_of(by_rank_, merged.rank, merged.row);
+    std::vector<std::int64_t> missing;
+    std::size_t next = 0;
+    for (std::uint32_t rank = 0; rank < placed.ranks.size(); ++rank) {
+      if (next < merged.holdings.size() && merged.holdings[next].rank == rank) {
+        ++next;
+      } else if (placed.ranks[rank].holds) {
+        missing.push_back(rank);
+      }
+    }
+    constexpr std::size_t kNamed = 20;
+    const std::size_t more = missing.size() - std::min(missing.size(), kNamed);
+    missing.resize(std::min(missing.size(), kNamed));
+    Error error = plan_mismatch(
+        fmt::format("tensors[{}]", merged.row),
+        missing,
+        fmt::format(
+            "tensor '{}' is declared by {} of the {} ranks that its placements name; rank{} {}{} did not declare it",
+            tensor.name,
+            merged.holdings.size(),
+            placed.holders,
+            missing.size() > 1 ? "s" : "",
+            fmt::join(missing, ", "),
+            more > 0 ? fmt::format(" and {} more", more) : ""
+        ),
+        "where it exists at some coordinates of an axis alone, place that axis only(i…); a frozen parameter is left "
+        "out "
+        "on all its holders"
+    );
+    error.tensor = tensor.name;
+    return error;
+  }
+
+  static Error tied_differs(
+      const TensorDeclaration& counted, const MergedTensor& merged, const TensorDeclaration& tensor
+  ) {
+    Error error = plan_mismatch(
+        fmt::format("tensors[{}].tied", merged.row),
+        {merged.rank},
+        fmt::format(
+            "tensors '{}' and '{}' are tied by '{}', but one is {} {} in clip group '{}' and the other {} {} in '{}'",
+            counted.name,
+            tensor.name,
+            *tensor.tied,
+            name_of(counted.dtype),
+            words_of(counted.shape),
+            counted.clip_group,
+            name_of(tensor.dtype),
+            words_of(tensor.shape),
+            tensor.clip_group
+        ),
+        "tied tensors are one weight: equal shape, dtype and clip group"
+    );
+    error.tensor = tensor.name;
+    error.rank = merged.rank;
+    return error;
+  }
+
+  Declarations by_rank_;
+  std::unordered_map<std::string_view, const Mesh*> meshes_;
+  Merged merged_;
+  std::unordered_map<std::string, std::size_t> index_;   ///< key → tensor
+  std::unordered_map<std::string, std::size_t> placed_;  ///< placements → placed
+};
+
+Result<void> compare_options(Declarations by_rank) {
+  for (std::uint32_t rank = 1; rank < by_rank.size(); ++rank) {
+    if (const auto found = difference_of(by_rank[0]->options, by_rank[rank]->options)) {
+      return plan_mismatch(
+          "options." + found->field,
+          {0, rank},
+          fmt::format("{} is {} on rank 0 and {} on rank {}", found->field, found->first, found->other, rank),
+          "give every rank the same options"
+      );
+    }
+  }
+  return {};
+}
+
+/// Holders of one box start from the same weights.
+Result<void> compare_fingerprints(Declarations by_rank, const MergedTensor& tensor, std::int64_t boxes) {
+  std::vector<const Holding*> first(static_cast<std::size_t>(boxes), nullptr);
+  const auto fingerprint = [&](const Holding& holding) -> const std::string* {
+    const std::vector<std::string>& all = by_rank[holding.rank]->weight_fingerprints;
+    return all.empty() || all[holding.row].empty() ? nullptr : &all[holding.row];
+  };
+  for (const Holding& holding : tensor.holdings) {
+    const std::string* own = fingerprint(holding);
+    if (own == nullptr) {
+      continue;
+    }
+    const Holding*& reference = first[holding.box];
+    if (reference == nullptr) {
+      reference = &holding;
+    } else if (*fingerprint(*reference) != *own) {
+      const std::string& name = declaration_of(by_rank, holding.rank, holding.row).name;
+      Error error = make_error(
+          ErrorCode::WeightsDiverged,
+          fmt::format(
+              "the weights of tensor '{}' differ between ranks {} and {}, which hold the same part of it",
+              name,
+              reference->rank,
+              holding.rank
+          ),
+          "start all replicas from the same weights"
+      );
+      error.tensor = name;
+      error.ranks = {reference->rank, holding.rank};
+      return error;
+    }
+  }
+  return {};
+}
+
+Result<void> check_clip_groups(Declarations by_rank, const Merged& merged) {
+  std::vector<std::string> used;
+  for (const MergedTensor& tensor : merged.tensors) {
+    const std::string& group = declaration_of(by_rank, tensor.rank, tensor.row).clip_group;
+    if (std::find(used.begin(), used.end(), group) == used.end()) {
+      used.push_back(group);
+    }
+  }
+  const std::vector<ClipGroupOptions>& options = by_rank.front()->options.clip;
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    if (std::find(used.begin(), used.end(), options[i].group) == used.end()) {
+      return unused_clip_group(i, options[i].group, used);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Merged> merge_declarations(Declarations by_rank, const std::vector<Mesh>& meshes) {
+  if (const auto options = compare_options(by_rank); !options) {
+    return options.error();
+  }
+  Merger merger(by_rank, meshes);
+  for (std::uint32_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (const auto added = merger.add_rank(rank); !added) {
+      return added.error();
+    }
+  }
+  if (merger.merged().tensors.empty()) {
+    Error error = make_error(
+        ErrorCode::InvalidDeclaration, "no rank declared a tensor", "declare the gradients that this job has"
+    );
+    error.path = "tensors";
+    return error;
+  }
+  if (const auto holders = merger.check_holders(); !holders) {
+    return holders.error();
+  }
+  for (const MergedTensor& tensor : merger.merged().tensors) {
+    const PlacedRanks& placed = merger.merged().placed_of(tensor);
+    if (const auto tiled = check_tiling(by_rank, tensor, placed); !tiled) {
+      return tiled.error();
+    }
+    if (const auto equal = compare_fingerprints(by_rank, tensor, placed.boxes); !equal) {
+      return equal.error();
+    }
+  }
+  if (const auto groups = check_clip_groups(by_rank, merger.merged()); !groups) {
+    return groups.error();
+  }
+  if (const auto tied = merger.tie(); !tied) {
+    return tied.error();
+  }
+  return merger.take();
+}
+
+}  // namespace gradsync::plan

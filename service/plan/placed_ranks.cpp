@@ -1,0 +1,170 @@
+#include "plan/placed_ranks.hpp"
+
+#include "base/assert.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gradsync::plan {
+
+namespace {
+
+/// A placement with the axes it flattens, resolved on the mesh. The first named axis is the slowest.
+struct Resolved {
+  std::vector<std::size_t> axes;
+  std::int64_t size = 1;
+
+  [[nodiscard]] std::int64_t coordinate(const Mesh& mesh, const std::vector<std::int64_t>& at) const {
+    std::int64_t flat = 0;
+    for (const std::size_t axis : axes) {
+      flat = flat * mesh.axes[axis].size + at[axis];
+    }
+    return flat;
+  }
+};
+
+Resolved resolve(const Placement& placement, const Mesh& mesh) {
+  Resolved resolved;
+  for (const std::string& name : placement.axes) {
+    const auto index = mesh.axis_index(name);
+    GRADSYNC_ASSERT(index.has_value(), "a validated placement names axes of its mesh");
+    resolved.axes.push_back(*index);
+    resolved.size *= mesh.axes[*index].size;
+  }
+  return resolved;
+}
+
+std::optional<Shard> shard_after_sync(const PlacementKind& kind) {
+  if (const Shard* shard = std::get_if<Shard>(&kind)) {
+    return *shard;
+  }
+  const Partial* partial = std::get_if<Partial>(&kind);
+  return partial != nullptr ? partial->to_shard : std::nullopt;
+}
+
+struct Split {
+  Resolved along;
+  std::size_t dim = 0;
+  std::size_t position = 0;  ///< in nesting order
+};
+
+/// `split_order` where given, else the order of the mesh's axes; of several flattened axes the first named counts.
+std::size_t nesting_position(const Placement& placement, const Resolved& resolved, const TensorDeclaration& tensor) {
+  if (tensor.split_order.empty()) {
+    return resolved.axes.front();
+  }
+  const auto found = std::find(tensor.split_order.begin(), tensor.split_order.end(), placement.axes.front());
+  return static_cast<std::size_t>(found - tensor.split_order.begin());
+}
+
+bool everywhere(const Only& only, const Resolved& along) {
+  return static_cast<std::int64_t>(only.at.size()) == along.size;  // validated: distinct and in range
+}
+
+void note_axes(const Resolved& resolved, const Mesh& mesh, std::vector<std::size_t>& axes) {
+  for (const std::size_t axis : resolved.axes) {
+    if (mesh.axes[axis].size > 1) {
+      axes.push_back(axis);
+    }
+  }
+  std::sort(axes.begin(), axes.end());
+}
+
+}  // namespace
+
+PlacedRanks place_ranks(const TensorDeclaration& tensor, const Mesh& mesh) {
+  PlacedRanks placed;
+  std::vector<Split> splits;
+  std::vector<std::pair<Resolved, const Only*>> onlys;
+  for (const Placement& placement : tensor.placements) {
+    Resolved resolved = resolve(placement, mesh);
+    if (const Only* only = std::get_if<Only>(&placement.kind)) {
+      if (!everywhere(*only, resolved)) {
+        note_axes(resolved, mesh, placed.roles.only);
+        onlys.emplace_back(std::move(resolved), only);
+      }
+    } else if (const auto shard = shard_after_sync(placement.kind)) {
+      note_axes(resolved, mesh, placed.roles.sharding);
+      const std::size_t position = nesting_position(placement, resolved, tensor);
+      splits.push_back({std::move(resolved), static_cast<std::size_t>(shard->dim), position});
+    }
+  }
+  std::stable_sort(splits.begin(), splits.end(), [](const Split& a, const Split& b) {
+    return a.position < b.position;
+  });
+  for (const Split& split : splits) {
+    placed.boxes *= split.along.size;
+  }
+  placed.ranks.resize(static_cast<std::size_t>(mesh.size()));
+  for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
+    const std::vector<std::int64_t> at = mesh.coordinates(rank);
+    RankPlace& place = placed.ranks[static_cast<std::size_t>(rank)];
+    for (const auto& [along, only] : onlys) {
+      const std::int64_t coordinate = along.coordinate(mesh, at);
+      place.holds = place.holds && std::find(only->at.begin(), only->at.end(), coordinate) != only->at.end();
+    }
+    placed.holders += place.holds ? 1 : 0;
+    for (const Split& split : splits) {
+      const std::int64_t index = split.along.coordinate(mesh, at);
+      place.box = place.box * static_cast<std::uint32_t>(split.along.size) + static_cast<std::uint32_t>(index);
+      place.cuts.push_back({split.dim, index, split.along.size});
+    }
+  }
+  return placed;
+}
+
+Box box_of(const std::vector<std::int64_t>& shape, const std::vector<Cut>& cuts) {
+  Box box{std::vector<std::int64_t>(shape.size(), 0), shape};
+  for (const Cut& cut : cuts) {
+    std::int64_t& offset = box.offset[cut.dim];
+    std::int64_t& extent = box.extent[cut.dim];
+    const std::int64_t part = extent / cut.count + (extent % cut.count != 0 ? 1 : 0);
+    const std::int64_t begin = std::min(part * cut.index, extent);  // index < count: no more than extent + part
+    offset += begin;
+    extent = std::min(part, extent - begin);
+  }
+  return box;
+}
+
+std::string placement_key(const TensorDeclaration& tensor) {
+  std::string key;
+  const auto put = [&key](std::string_view text) {
+    fmt::format_to(std::back_inserter(key), "{}:{}", text.size(), text);
+  };
+  put(tensor.mesh);
+  for (const Placement& placement : tensor.placements) {
+    key.push_back('|');
+    for (const std::string& axis : placement.axes) {
+      put(axis);
+    }
+    if (const Only* only = std::get_if<Only>(&placement.kind)) {
+      fmt::format_to(std::back_inserter(key), "o{}", fmt::join(only->at, ","));
+    } else if (const auto shard = shard_after_sync(placement.kind)) {
+      fmt::format_to(std::back_inserter(key), "s{}", shard->dim);
+    } else {
+      key.push_back('r');
+    }
+  }
+  key.push_back('/');
+  for (const std::string& axis : tensor.split_order) {
+    put(axis);
+  }
+  return key;
+}
+
+std::string only_key(const TensorDeclaration& tensor, const Mesh& mesh) {
+  std::vector<std::string> entries;
+  for (const Placement& placement : tensor.placements) {
+    const Only* only = std::get_if<Only>(&placement.kind);
+    if (only != nullptr && !everywhere(*only, resolve(placement, mesh))) {
+      std::vector<std::int64_t> at = only->at;
+      std::sort(at.begin(), at.end());
+      entries.push_back(fmt::format("{}={}", fmt::join(placement.axes, "+"), fmt::join(at, ",")));
+    }
+  }
+  std::sort(entries.begin(), entries.end());
+  return fmt::format("{}", fmt::join(entries, " "));
+}
+
+}  // namespace gradsync::plan
