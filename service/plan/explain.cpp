@@ -47,6 +47,42 @@ std::string clip_words(const ClipOptions& clip, ClipMode mode) {
              : fmt::format("min(1, {} / (norm + 1e-6)), always multiplied, as torch does", *clip.max_norm);
 }
 
+std::string holding_words(const PlannedTensor& tensor) {
+  const auto copies = [&tensor] {
+    return tensor.replication == 1 ? std::string("1 rank") : fmt::format("{} ranks, equal on them", tensor.replication);
+  };
+  return tensor.boxes == 1 ? fmt::format("whole on {}", copies())
+                           : fmt::format("cut into {} parts, each on {}", tensor.boxes, copies());
+}
+
+/// The sums over ranks that a group's numbers go through, in order.
+std::string sum_words(const Plan& plan, const NormGroup& group) {
+  std::string text;
+  for (std::int32_t at = group.sum; at >= 0; at = plan.scalar_sums[static_cast<std::size_t>(at)].next) {
+    const ScalarCollective& collective =
+        plan.scalar_collectives[plan.scalar_sums[static_cast<std::size_t>(at)].collective];
+    text += fmt::format(
+        "{} {} ({} ranks)",
+        text.empty() ? "summed over" : ", then over",
+        fmt::join(collective.axes, "+"),
+        collective.groups.front().size()
+    );
+  }
+  return text.empty() ? "summed over no rank" : text;
+}
+
+std::string counting_words(const Plan& plan, std::uint32_t index) {
+  const PlannedTensor& tensor = plan.tensors[index];
+  const NormGroup& group = plan.norm_groups[tensor.norm_group];
+  if (tensor.declaration.tied && !std::binary_search(group.tensors.begin(), group.tensors.end(), index)) {
+    const auto counted = std::find_if(plan.tensors.begin(), plan.tensors.end(), [&tensor](const PlannedTensor& other) {
+      return other.declaration.tied == tensor.declaration.tied;
+    });
+    return fmt::format("tied to '{}' and counted there, clipped here too", counted->declaration.name);
+  }
+  return fmt::format("its {} elements are counted once, {}", tensor.counted_elements, sum_words(plan, group));
+}
+
 }  // namespace
 
 std::vector<Stage> stages_of(const Plan& plan, std::uint32_t tensor) {
@@ -56,6 +92,9 @@ std::vector<Stage> stages_of(const Plan& plan, std::uint32_t tensor) {
 
 std::string explain_tensor(const Plan& plan, std::uint32_t index) {
   const PlannedTensor& tensor = plan.tensors[index];
+  if (plan.options.data_path == DataPath::Stats) {
+    return fmt::format("{}; {}", holding_words(tensor), counting_words(plan, index));
+  }
   const std::string reduced = reduction_words(stages_of(plan, index), plan.buckets[tensor.bucket].divisor);
   if (tensor.replication == 1) {
     return reduced + "; held by one rank, counted once";
@@ -65,10 +104,20 @@ std::string explain_tensor(const Plan& plan, std::uint32_t index) {
 
 std::string explain_norm_group(const Plan& plan, std::size_t index) {
   const NormGroup& group = plan.norm_groups[index];
+  if (group.sum >= 0) {
+    return fmt::format(
+        "{} of mesh '{}', spread over {}: each part is counted once, {}",
+        tensors(group.tensors.size()),
+        group.mesh,
+        fmt::join(group.axes, " and "),
+        sum_words(plan, group)
+    );
+  }
   return fmt::format(
-      "{} of mesh '{}', whole on every rank after sync: each is counted once and no rank has to be asked",
+      "{} of mesh '{}', whole on every rank{}: each is counted once and no rank has to be asked",
       tensors(group.tensors.size()),
-      group.mesh
+      group.mesh,
+      plan.options.data_path == DataPath::Arena ? " after sync" : ""
   );
 }
 

@@ -1,6 +1,7 @@
 // Which sums over ranks a norm takes, and that they are the norm: on random worlds, run as the plan lists them.
 
 #include "declarations.hpp"
+#include "plan/explain.hpp"
 #include "plan/merge_declarations.hpp"
 
 #include <gmock/gmock.h>
@@ -103,6 +104,28 @@ TEST(NormProgram, a_tied_copy_is_in_the_clip_set_alone_and_plans_no_sum) {
       << "the filter of the norm set never reaches the clip set";
   EXPECT_EQ(plan->tensors[1].counted_elements, 0);
   EXPECT_EQ(plan->scalar_collectives.size(), 1u);
+}
+
+TEST(Explain, says_who_holds_what_and_over_which_ranks_it_is_summed) {
+  TensorDeclaration embed = tensor("embed", {4}, {only({"pp"}, {0}), shard({"dp_shard"}, 0)});
+  TensorDeclaration head = tensor("head", {4}, {only({"pp"}, {1}), shard({"dp_shard"}, 0)});
+  embed.tied = head.tied = "vocabulary";
+  const Result<Plan> plan = plan_of(
+      {mesh({{"pp", 2}, {"dp_shard", 2}})},
+      {embed, head, tensor("b", {3}, {replicate({"pp"}), replicate({"dp_shard"})})}
+  );
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ(
+      explain_tensor(*plan, 0),
+      "cut into 2 parts, each on 1 rank; its 4 elements are counted once, summed over dp_shard (2 ranks), then over pp "
+      "(2 ranks)"
+  );
+  EXPECT_THAT(explain_tensor(*plan, 2), ::testing::EndsWith("tied to 'embed' and counted there, clipped here too"));
+  EXPECT_EQ(
+      explain_tensor(*plan, 1), "whole on 4 ranks, equal on them; its 3 elements are counted once, summed over no rank"
+  );
+  EXPECT_THAT(explain_norm_group(*plan, 0), ::testing::HasSubstr("spread over pp and dp_shard"));
+  EXPECT_THAT(explain_norm_group(*plan, 1), ::testing::HasSubstr("whole on every rank:"));
 }
 
 /// Sums of integers by the plan's program: every rank's result.
