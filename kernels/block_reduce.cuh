@@ -50,25 +50,26 @@ __device__ inline PowerSum warp_sum(const ThreadSum& thread) {
       fingerprint};
 }
 
+/// One sum per warp, twice: for the piece that is gathered and the one that is finished (work_loop.cuh).
 struct WarpSums {
-  PowerSum of[kWarps];
+  PowerSum of[2][kWarps];
 };
 
-/// The sum of a block's threads, in thread 0. Its barrier also orders what threads read before with what thread 0
-/// writes after; the caller has a barrier before the next call.
-template <bool kPairs, bool kFingerprint>
-__device__ inline PowerSum block_sum(const ThreadSum& thread) {
-  GRADSYNC_SHARED(WarpSums, warps);
-  const PowerSum own = warp_sum<kPairs, kFingerprint>(thread);
-  if (threadIdx.x % kWarp == 0) {
-    warps.of[threadIdx.x / kWarp] = own;
-  }
-  __syncthreads();
-  PowerSum sum = own;
-  if (threadIdx.x == 0) {
-    for (std::uint32_t warp = 1; warp < kWarps; ++warp) {
-      add_part(sum, warps.of[warp]);
+/// The warps' sums added in their order.
+template <bool kPairs>
+__device__ inline PowerSum sum_of_warps(const PowerSum (&warps)[kWarps]) {
+  PowerSum sum = warps[0];
+#pragma unroll
+  for (std::uint32_t warp = 1; warp < kWarps; ++warp) {
+    if constexpr (kPairs) {
+      add_pair(sum.high, sum.low, warps[warp].high, warps[warp].low);
+    } else {
+      sum.high += warps[warp].high;
     }
+    sum.maximum = warps[warp].maximum > sum.maximum ? warps[warp].maximum : sum.maximum;
+    sum.nonfinite += warps[warp].nonfinite;
+    sum.nan += warps[warp].nan;
+    sum.fingerprint += warps[warp].fingerprint;
   }
   return sum;
 }
@@ -100,16 +101,32 @@ __device__ inline PowerSum tree_sum(PowerSum sum, const Add& add) {
   return sum;
 }
 
-/// Written by other blocks of this launch: not through the read-only cache.
+// What other blocks of this launch wrote is not read through the read-only cache.
+
+__device__ inline std::uint64_t load_fresh(const std::uint64_t* from) {
+  return __ldcg(reinterpret_cast<const unsigned long long*>(from));
+}
+
 __device__ inline PowerSum load_sum(const PowerSum* sum) {
   return {
       __ldcg(&sum->high),
       __ldcg(&sum->low),
       __ldcg(&sum->scale),
       __ldcg(&sum->maximum),
-      static_cast<std::uint64_t>(__ldcg(reinterpret_cast<const unsigned long long*>(&sum->nonfinite))),
-      static_cast<std::uint64_t>(__ldcg(reinterpret_cast<const unsigned long long*>(&sum->nan))),
-      static_cast<std::uint64_t>(__ldcg(reinterpret_cast<const unsigned long long*>(&sum->fingerprint)))};
+      load_fresh(&sum->nonfinite),
+      load_fresh(&sum->nan),
+      load_fresh(&sum->fingerprint)};
+}
+
+/// A record as a part of its tensor, without its fingerprint.
+__device__ inline PowerSum load_record(const Record* record) {
+  const uint4* words = reinterpret_cast<const uint4*>(record);
+  const uint4 a = __ldcg(words);
+  const uint4 b = __ldcg(words + 1);
+  const auto pair = [](std::uint32_t low, std::uint32_t high) {
+    return bits_as<double>(low | (static_cast<std::uint64_t>(high) << 32));
+  };
+  return {pair(a.x, a.y), pair(a.z, a.w), 1, pair(b.x, b.y), b.z, b.w, 0};
 }
 
 }  // namespace gradsync::kernels

@@ -17,10 +17,9 @@ constexpr std::uint32_t kRunPieces = 16;
 constexpr std::uint64_t kRunBytes = 64U << 10;
 constexpr std::uint64_t kMaxPieces = std::numeric_limits<std::uint32_t>::max();
 
-/// Small beside the whole pass, so that its end is not ragged; large beside the cost of a piece.
-constexpr std::uint64_t piece_bytes(std::uint64_t tensor_bytes) {
-  return tensor_bytes <= (256ULL << 20) ? 64ULL << 10 : tensor_bytes <= (4ULL << 30) ? 128ULL << 10 : 256ULL << 10;
-}
+constexpr std::uint64_t kPieceBytes = 64U << 10;
+constexpr std::uint64_t kLargePieceBytes = 256U << 10;
+constexpr std::uint64_t kLargeTensorBytes = 256U << 20;
 
 [[noreturn]] void refuse(std::size_t tensor, const std::string& what) {
   throw std::invalid_argument("tensors[" + std::to_string(tensor) + "]." + what);
@@ -61,24 +60,43 @@ struct Pieces {
   std::uint64_t records = 0;
 };
 
-/// Equal pieces of whole steps, so that none is a sliver. Returns their number.
-std::uint32_t cut(const TensorSpec& tensor, std::uint32_t index, Pieces& pieces) {
+/// Elements [first, end) of a tensor in about equal pieces of whole steps, so that none is a sliver.
+void cut(
+    const TensorSpec& tensor,
+    std::uint32_t index,
+    std::uint64_t first,
+    std::uint64_t end,
+    std::uint64_t piece_bytes,
+    Pieces& pieces
+) {
   const std::uint64_t width = size_of(tensor.dtype);
-  const std::uint64_t step = kStepBytes / width;
-  const std::uint64_t bytes = tensor.count * width;
-  const std::uint64_t wanted = (bytes + piece_bytes(bytes) - 1) / piece_bytes(bytes);
-  const std::uint64_t each = align_up((tensor.count + wanted - 1) / wanted, step);
-  const std::uint64_t number = (tensor.count + each - 1) / each;
-  for (std::uint64_t i = 0; i < number; ++i) {
-    const std::uint64_t first = i * each;
+  const std::uint64_t wanted = ((end - first) * width + piece_bytes - 1) / piece_bytes;
+  const std::uint64_t each = align_up((end - first + wanted - 1) / wanted, kStepBytes / width);
+  for (; first < end; first += each) {
     Piece piece;
     piece.address = reinterpret_cast<std::uintptr_t>(tensor.address) + first * width;
     piece.first = first;
-    piece.count = static_cast<std::uint32_t>(std::min(each, tensor.count - first));
+    piece.count = static_cast<std::uint32_t>(std::min(each, end - first));
     piece.tensor = index;
-    piece.record = static_cast<std::uint32_t>(pieces.records + i);
-    piece.pieces = static_cast<std::uint32_t>(number);
     pieces.items.push_back(piece);
+  }
+}
+
+/// A piece is small beside the whole pass, so that the pass does not end ragged, and large beside what a piece costs.
+/// Of a very large tensor only the last part is cut as finely: fewer records to add. Returns the number of pieces.
+std::uint32_t cut(const TensorSpec& tensor, std::uint32_t index, Pieces& pieces) {
+  const std::size_t before = pieces.items.size();
+  const std::uint64_t width = size_of(tensor.dtype);
+  std::uint64_t coarse = 0;
+  if (tensor.count * width > kLargeTensorBytes) {
+    coarse = tensor.count / 8 * 7 / (kLargePieceBytes / width) * (kLargePieceBytes / width);
+    cut(tensor, index, 0, coarse, kLargePieceBytes, pieces);
+  }
+  cut(tensor, index, coarse, tensor.count, kPieceBytes, pieces);
+  const std::size_t number = pieces.items.size() - before;
+  for (std::size_t i = before; i < pieces.items.size(); ++i) {
+    pieces.items[i].pieces = static_cast<std::uint32_t>(number);
+    pieces.items[i].record = static_cast<std::uint32_t>(pieces.records + (i - before));
   }
   if (number > 1) {
     pieces.records += number;
@@ -125,16 +143,25 @@ ChunkTable::ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_g
   check(tensors, norm_groups, clip_groups);
   Pieces pieces;
   std::vector<TensorEntry> entries(tensors.size());
+  std::vector<std::uint32_t> split;
   for (std::size_t dtype = 0; dtype < kDTypes; ++dtype) {
     shape_.of_dtype[dtype].begin = static_cast<std::uint32_t>(pieces.items.size());
-    // Large pieces first: what is left for the end is small.
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
       const TensorSpec& tensor = tensors[i];
       if (static_cast<std::size_t>(tensor.dtype) == dtype && tensor.count * size_of(tensor.dtype) > kSmallBytes) {
         entries[i].first_record = static_cast<std::uint32_t>(pieces.records);
         entries[i].pieces = cut(tensor, i, pieces);
+        if (entries[i].pieces > 1) {
+          split.push_back(i);
+        }
       }
     }
+    // What is left for the end is small.
+    std::stable_sort(
+        pieces.items.begin() + shape_.of_dtype[dtype].begin,
+        pieces.items.end(),
+        [](const Piece& a, const Piece& b) { return a.count > b.count; }
+    );
     std::uint64_t run_bytes = 0;
     for (std::uint32_t i = 0; i < tensors.size(); ++i) {
       const TensorSpec& tensor = tensors[i];
@@ -162,6 +189,7 @@ ChunkTable::ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_g
   offsets_.items = append(image_, pieces.items);
   offsets_.small = append(image_, pieces.small);
   offsets_.tensors = append(image_, entries);
+  offsets_.split = append(image_, split);
   offsets_.group_first = append(image_, group_first);
   offsets_.group_tensors = append(image_, group_tensors);
   item_count_ = pieces.items.size();
@@ -169,6 +197,7 @@ ChunkTable::ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_g
   shape_.tensor_count = static_cast<std::uint32_t>(tensors.size());
   shape_.norm_groups = norm_groups;
   shape_.clip_groups = clip_groups;
+  shape_.split_count = static_cast<std::uint32_t>(split.size());
   shape_.records = static_cast<std::uint32_t>(pieces.records);
 }
 
@@ -178,14 +207,13 @@ DeviceTable ChunkTable::at(const void* device_address) const {
   table.items = reinterpret_cast<const Piece*>(base + offsets_.items);
   table.small = reinterpret_cast<const Piece*>(base + offsets_.small);
   table.tensors = reinterpret_cast<const TensorEntry*>(base + offsets_.tensors);
+  table.split = reinterpret_cast<const std::uint32_t*>(base + offsets_.split);
   table.group_first = reinterpret_cast<const std::uint32_t*>(base + offsets_.group_first);
   table.group_tensors = reinterpret_cast<const std::uint32_t*>(base + offsets_.group_tensors);
   return table;
 }
 
-std::size_t ChunkTable::scratch_bytes() const {
-  return records_offset(shape_) + std::size_t{shape_.records} * sizeof(PowerSum);
-}
+std::size_t ChunkTable::scratch_bytes() const { return scratch_size(shape_); }
 
 void ChunkTable::rebind(std::span<void* const> addresses) {
   if (addresses.size() != shape_.tensor_count) {

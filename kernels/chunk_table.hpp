@@ -49,16 +49,18 @@ struct ItemRange {
 
 /// The tables as a kernel sees them. Addresses are the device's.
 struct DeviceTable {
-  const Piece* items = nullptr;  ///< what a block claims at a time; sorted by dtype
+  const Piece* items = nullptr;  ///< what a block claims at a time; by dtype, large ones first
   const Piece* small = nullptr;  ///< the pieces of small tensors
   const TensorEntry* tensors = nullptr;
+  const std::uint32_t* split = nullptr;          ///< tensors with more pieces than one
   const std::uint32_t* group_first = nullptr;    ///< norm_groups + 1 positions in group_tensors
   const std::uint32_t* group_tensors = nullptr;  ///< tensors of each norm group, in index order
   std::array<ItemRange, kDTypes> of_dtype{};
   std::uint32_t tensor_count = 0;
   std::uint32_t norm_groups = 0;
   std::uint32_t clip_groups = 0;
-  std::uint32_t records = 0;
+  std::uint32_t split_count = 0;
+  std::uint32_t records = 0;  ///< pieces of split tensors
 };
 
 class ChunkTable {
@@ -86,6 +88,7 @@ class ChunkTable {
     std::size_t items = 0;
     std::size_t small = 0;
     std::size_t tensors = 0;
+    std::size_t split = 0;
     std::size_t group_first = 0;
     std::size_t group_tensors = 0;
   };

@@ -134,7 +134,7 @@ __device__ inline void copy_elements(const CopyItem& item, const CopyEntry& part
 }
 
 template <typename Source, typename Destination>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) copy_kernel(const CopyPass pass) {
+__global__ void __launch_bounds__(kThreads, 4) copy_kernel(const CopyPass pass) {
   const CopyItem item = pass.items[blockIdx.x];
   const CopyEntry part = pass.parts[item.part];
   const std::uint32_t groups = part.wide != 0 ? item.count / kGroup : 0;

@@ -16,18 +16,25 @@ struct MeasurePass {
   Items work;
   const Piece* small;
   const TensorEntry* entries;
+  const std::uint32_t* split;
   const std::uint32_t* group_first;
   const std::uint32_t* group_tensors;
   Scratch scratch;
   PowerSum* tensors;
   PowerSum* groups;
   double p;
-  std::uint32_t norm_groups;
-  std::uint32_t blocks;  ///< of all launches of the pass
+  std::uint32_t split_count;
+  std::uint32_t norm_groups;  ///< 0: another round follows, which adds the groups
+  std::uint32_t blocks;       ///< of all launches of the pass
+  bool fingerprint;
+  bool again;
 };
 
 /// First: every tensor. Again: those whose plain sum left the range, divided by what `rescaling_divisor` says.
 enum class Round : std::uint8_t { First, Again };
+
+/// Blocks that a multiprocessor holds at a time: what the registers allow without spilling.
+constexpr std::uint32_t measure_blocks(Power power) { return power == Power::Any ? 2 : 3; }
 
 template <typename FormatType, Power kPowerOf, bool kFingerprintOf, Round kRoundOf>
 struct MeasureKind {
@@ -39,9 +46,7 @@ struct MeasureKind {
   static constexpr bool kPairs = kDouble || kPower == Power::Any;
   static constexpr bool kFast = kPower != Power::Any;
   /// 16-byte loads that a thread has in flight before it uses the first.
-  static constexpr std::uint32_t kInFlight = 4;
-  /// What the registers of each kind allow without spilling.
-  static constexpr std::uint32_t kBlocks = !kFast ? 2 : kDouble || kFingerprint ? 3 : kBlocksPerMultiprocessor;
+  static constexpr std::uint32_t kInFlight = kFingerprint || kDouble ? 4 : 8;
 };
 
 template <typename Kind>
@@ -93,11 +98,23 @@ __device__ inline ThreadSum sum_share(const Share& share, std::uint64_t first, d
         add(vectors[i], index + i * share.stride);
       }
     }
-    for (; index < whole; index += share.stride) {
-      add(load_vector<Kind, kAligned>(share, index, kPerVector), index);
+    if (index < whole) {
+      // The rest in one go: zeros stand for what is not there.
+      uint4 vectors[kInFlight];
+#pragma unroll
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        const std::uint32_t at = index + i * share.stride;
+        vectors[i] = at < whole ? load_vector<Kind, kAligned>(share, at, kPerVector) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < kInFlight; ++i) {
+        if (!Kind::kFingerprint || index + i * share.stride < whole) {
+          add(vectors[i], index + i * share.stride);
+        }
+      }
     }
-    if (index == whole && share.count % kPerVector != 0) {
-      add(load_vector<Kind, false>(share, index, share.count % kPerVector), index);
+    if (whole % share.stride == share.own && share.count % kPerVector != 0) {
+      add(load_vector<Kind, false>(share, whole, share.count % kPerVector), whole);
     }
   }
   ThreadSum sum;
@@ -122,90 +139,99 @@ __device__ inline ThreadSum sum_piece(
 }
 
 /// The sum of a whole tensor: by one thread.
-template <typename Kind>
 __device__ inline void put_tensor(const MeasurePass& pass, std::uint32_t tensor, PowerSum sum, double divisor) {
   sum.scale = divisor;
-  if constexpr (Kind::kFingerprint) {
+  if (pass.again) {
+    sum.fingerprint = load_sum(pass.tensors + tensor).fingerprint;
+  } else if (pass.fingerprint) {
     sum.fingerprint += fingerprint_length(pass.entries[tensor].count * pass.entries[tensor].element_bytes);
   }
   pass.tensors[tensor] = sum;
 }
 
 /// 1 in the first round; in the second what the first one asks for, or 0: leave this tensor alone.
-template <typename Kind>
 __device__ inline double divisor_of(const MeasurePass& pass, std::uint32_t tensor) {
-  if constexpr (Kind::kAgain) {
-    const PowerSum plain = load_sum(pass.tensors + tensor);
-    return needs_rescaling(plain, pass.p) ? rescaling_divisor(plain.maximum, pass.p) : 0;
-  } else {
-    return 1;
-  }
+  const PowerSum plain = load_sum(pass.tensors + tensor);
+  return needs_rescaling(plain, pass.p) ? rescaling_divisor(plain.maximum, pass.p) : 0;
+}
+
+template <typename Kind>
+__device__ inline PowerSum sum_of_warp(
+    const MeasurePass& pass, const Piece& piece, std::uint32_t own, std::uint32_t stride, double divisor
+) {
+  const ThreadSum thread = sum_piece<Kind>(piece, own, stride, pass.p, divisor);
+  return warp_sum<Kind::kPairs, Kind::kFingerprint>(thread);
 }
 
 template <typename Kind>
 __device__ inline void measure_run(const MeasurePass& pass, const Piece& run) {
   for (std::uint32_t i = threadIdx.x / kWarp; i < run.count; i += kWarps) {
     const Piece piece = load_piece(pass.small + run.first + i);
-    const double divisor = divisor_of<Kind>(pass, piece.tensor);
+    const double divisor = Kind::kAgain ? divisor_of(pass, piece.tensor) : 1;
     if (divisor == 0) {
       continue;
     }
-    const ThreadSum thread = sum_piece<Kind>(piece, threadIdx.x % kWarp, kWarp, pass.p, divisor);
-    PowerSum sum = warp_sum < Kind::kPairs, Kind::kFingerprint && !Kind::kAgain > (thread);
+    const PowerSum sum = sum_of_warp<Kind>(pass, piece, threadIdx.x % kWarp, kWarp, divisor);
     if (threadIdx.x % kWarp == 0) {
-      if constexpr (Kind::kAgain) {
-        sum.fingerprint = load_sum(pass.tensors + piece.tensor).fingerprint;
-      }
-      put_tensor<Kind>(pass, piece.tensor, sum, divisor);
+      put_tensor(pass, piece.tensor, sum, divisor);
     }
   }
 }
 
-/// By the block with a tensor's last ticket.
-template <typename Kind>
-__device__ __noinline__ void add_records(const MeasurePass& pass, const Piece& piece, double divisor) {
-  const PowerSum* records = pass.scratch.records + pass.entries[piece.tensor].first_record;
-  PowerSum own = empty_sum();
-  for (std::uint32_t i = threadIdx.x; i < piece.pieces; i += kThreads) {
-    add_part(own, load_sum(records + i));
-  }
-  PowerSum sum = tree_sum(own, [](PowerSum& to, const PowerSum& other) { add_part(to, other); });
-  if (threadIdx.x == 0) {
-    if constexpr (Kind::kAgain) {
-      sum.fingerprint = load_sum(pass.tensors + piece.tensor).fingerprint;
-    }
-    put_tensor<Kind>(pass, piece.tensor, sum, divisor);
-    pass.scratch.tickets[piece.tensor] = 0;
+__device__ inline void put_record(const MeasurePass& pass, std::uint32_t record, const PowerSum& sum) {
+  pass.scratch.records[record] = {
+      sum.high, sum.low, sum.maximum, static_cast<std::uint32_t>(sum.nonfinite), static_cast<std::uint32_t>(sum.nan)};
+  if (pass.fingerprint) {
+    pass.scratch.fingerprints[record] = sum.fingerprint;
   }
 }
 
-template <typename Kind>
-__device__ inline void measure_piece(const MeasurePass& pass, const Piece& piece) {
-  const double divisor = divisor_of<Kind>(pass, piece.tensor);
-  if (divisor == 0) {
-    return;
+/// Records of a tensor from `own` on, every `stride`th.
+__device__ inline PowerSum sum_records(
+    const MeasurePass& pass, const TensorEntry& entry, std::uint32_t own, std::uint32_t stride
+) {
+  PowerSum sum = empty_sum();
+#pragma unroll 4
+  for (std::uint32_t i = own; i < entry.pieces; i += stride) {
+    add_part(sum, load_record(pass.scratch.records + entry.first_record + i));
   }
-  const ThreadSum thread = sum_piece<Kind>(piece, threadIdx.x, kThreads, pass.p, divisor);
-  const PowerSum sum = block_sum < Kind::kPairs, Kind::kFingerprint && !Kind::kAgain > (thread);
-  if (piece.pieces == 1) {
-    if (threadIdx.x == 0) {
-      PowerSum whole = sum;
-      if constexpr (Kind::kAgain) {
-        whole.fingerprint = load_sum(pass.tensors + piece.tensor).fingerprint;
-      }
-      put_tensor<Kind>(pass, piece.tensor, whole, divisor);
+  if (pass.fingerprint) {
+    for (std::uint32_t i = own; i < entry.pieces; i += stride) {
+      sum.fingerprint += load_fresh(pass.scratch.fingerprints + entry.first_record + i);
     }
-    return;
   }
-  if (threadIdx.x == 0) {
-    pass.scratch.records[piece.record] = sum;
-  }
-  if (arrive_last(pass.scratch.tickets + piece.tensor, piece.pieces)) {
-    add_records<Kind>(pass, piece, divisor);
-  }
+  return sum;
 }
+
+/// Tensors with fewer pieces are added by one thread each, others by the block together.
+inline constexpr std::uint32_t kManyPieces = 64;
 
 /// By the last block of the pass.
+__device__ __noinline__ inline void add_tensors(const MeasurePass& pass) {
+  for (std::uint32_t i = threadIdx.x; i < pass.split_count; i += kThreads) {
+    const std::uint32_t tensor = pass.split[i];
+    const TensorEntry entry = pass.entries[tensor];
+    const double divisor = pass.again ? divisor_of(pass, tensor) : 1;
+    if (entry.pieces < kManyPieces && divisor != 0) {
+      put_tensor(pass, tensor, sum_records(pass, entry, 0, 1), divisor);
+    }
+  }
+  for (std::uint32_t i = 0; i < pass.split_count; ++i) {
+    const std::uint32_t tensor = pass.split[i];
+    const TensorEntry entry = pass.entries[tensor];
+    const double divisor = pass.again ? divisor_of(pass, tensor) : 1;
+    if (entry.pieces < kManyPieces || divisor == 0) {
+      continue;
+    }
+    const PowerSum own = sum_records(pass, entry, threadIdx.x, kThreads);
+    const PowerSum sum = tree_sum(own, [](PowerSum& to, const PowerSum& other) { add_part(to, other); });
+    if (threadIdx.x == 0) {
+      put_tensor(pass, tensor, sum, divisor);
+    }
+  }
+}
+
+/// By the last block of the pass, after add_tensors.
 __device__ __noinline__ inline void add_groups(const MeasurePass& pass) {
   const double p = pass.p;
   for (std::uint32_t group = 0; group < pass.norm_groups; ++group) {
@@ -218,20 +244,45 @@ __device__ __noinline__ inline void add_groups(const MeasurePass& pass) {
       pass.groups[group] = sum;
     }
   }
-  reset(pass.scratch.counters);
 }
 
 template <typename Kind>
-__global__ void __launch_bounds__(kThreads, Kind::kBlocks) measure_kernel(const MeasurePass pass) {
-  for_each_item<Order::Forwards>(pass.work, [&pass](const Piece& piece) {
-    if (piece.pieces == 0) {
-      measure_run<Kind>(pass, piece);
-    } else {
-      measure_piece<Kind>(pass, piece);
-    }
-  });
+__global__ void __launch_bounds__(kThreads, measure_blocks(Kind::kPower)) measure_kernel(const MeasurePass pass) {
+  GRADSYNC_SHARED(WarpSums, warps);
+  // Of the piece at hand, in all threads.
+  double divisor = 1;
+  for_each_item<Order::Forwards>(
+      pass.work,
+      [&](const Piece& piece, std::uint32_t parity) {
+        if (piece.pieces == 0) {
+          measure_run<Kind>(pass, piece);
+          return;
+        }
+        divisor = Kind::kAgain ? divisor_of(pass, piece.tensor) : 1;
+        if (divisor != 0) {
+          const PowerSum sum = sum_of_warp<Kind>(pass, piece, threadIdx.x, kThreads, divisor);
+          if (threadIdx.x % kWarp == 0) {
+            warps.of[parity][threadIdx.x / kWarp] = sum;
+          }
+        }
+      },
+      [&](const Piece& piece, std::uint32_t parity) {
+        if (piece.pieces == 0 || divisor == 0 || threadIdx.x != 0) {
+          return;
+        }
+        const PowerSum sum = sum_of_warps<Kind::kPairs>(warps.of[parity]);
+        if (piece.pieces == 1) {
+          put_tensor(pass, piece.tensor, sum, divisor);
+        } else {
+          put_record(pass, piece.record, sum);
+        }
+      }
+  );
   if (arrive_last(&pass.scratch.counters->arrived, pass.blocks)) {
+    add_tensors(pass);
+    __syncthreads();
     add_groups(pass);
+    reset(pass.scratch.counters);
   }
 }
 
@@ -240,7 +291,6 @@ struct MeasureLaunch {
   MeasurePass pass;
   Power power;
   Round round;
-  bool fingerprint;
   std::uint32_t blocks;
 };
 
@@ -251,7 +301,7 @@ cudaError_t launch_measure(const MeasureLaunch& what, cudaStream_t stream) {
       return launch(measure_kernel<MeasureKind<Format, kPower, false, Round::Again>>, what.blocks, what.pass, stream);
     }
   }
-  return what.fingerprint
+  return what.pass.fingerprint
              ? launch(measure_kernel<MeasureKind<Format, kPower, true, Round::First>>, what.blocks, what.pass, stream)
              : launch(measure_kernel<MeasureKind<Format, kPower, false, Round::First>>, what.blocks, what.pass, stream);
 }

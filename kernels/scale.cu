@@ -20,6 +20,7 @@ struct ScalePass {
 };
 
 constexpr std::uint32_t kInFlight = 4;
+constexpr std::uint32_t kBlocks = 4;  // that a multiprocessor holds at a time
 
 template <typename Format>
 __device__ inline uint4 multiplied(const uint4& vector, typename Format::Value factor) {
@@ -52,9 +53,20 @@ __device__ inline void scale_share(
         vectors[index + i * stride] = multiplied<Format>(loaded[i], factor);
       }
     }
-    for (; index < whole; index += stride) {
-      vectors[index] = multiplied<Format>(vectors[index], factor);
+    uint4 loaded[kInFlight];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kInFlight; ++i) {
+      if (index + i * stride < whole) {
+        loaded[i] = vectors[index + i * stride];
+      }
     }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kInFlight; ++i) {
+      if (index + i * stride < whole) {
+        vectors[index + i * stride] = multiplied<Format>(loaded[i], factor);
+      }
+    }
+    index = whole % stride == own ? whole : piece.count;
   }
   for (; index * kPerVector < piece.count; index += stride) {
     const std::uint32_t rest = piece.count - index * kPerVector;
@@ -79,7 +91,7 @@ __device__ inline void scale_piece(const ScalePass& pass, const Piece& piece, st
 }
 
 template <typename Format>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) scale_kernel(const ScalePass pass) {
+__global__ void __launch_bounds__(kThreads, kBlocks) scale_kernel(const ScalePass pass) {
   int any = 0;
   for (std::uint32_t group = threadIdx.x; group < pass.clip_groups; group += kThreads) {
     any |= changes(pass.outcomes[group]) ? 1 : 0;
@@ -88,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) scale_kern
   if (__syncthreads_or(any) == 0) {
     return;
   }
-  for_each_item<Order::Backwards>(pass.work, [&pass](const Piece& piece) {
+  const auto scale_item = [&pass](const Piece& piece, std::uint32_t /*parity*/) {
     if (piece.pieces != 0) {
       scale_piece<Format>(pass, piece, threadIdx.x, kThreads);
       return;
@@ -96,7 +108,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) scale_kern
     for (std::uint32_t i = threadIdx.x / kWarp; i < piece.count; i += kWarps) {
       scale_piece<Format>(pass, load_piece(pass.small + piece.first + i), threadIdx.x % kWarp, kWarp);
     }
-  });
+  };
+  for_each_item<Order::Backwards>(pass.work, scale_item, [](const Piece& /*piece*/, std::uint32_t /*parity*/) {});
   if (arrive_last(&pass.counters->arrived, pass.blocks)) {
     reset(pass.counters);
   }
@@ -123,7 +136,7 @@ cudaError_t scale(const DeviceTable& table, const ClipOutcome* outcomes, void* s
   ScalePass pass{};
   for (std::size_t dtype = 0; dtype < kDTypes; ++dtype) {
     const ItemRange range = table.of_dtype[dtype];
-    if (const cudaError_t error = blocks_for(range.end - range.begin, blocks[dtype]); error != cudaSuccess) {
+    if (const cudaError_t error = blocks_for(range.end - range.begin, kBlocks, blocks[dtype]); error != cudaSuccess) {
       return error;
     }
     pass.blocks += blocks[dtype];

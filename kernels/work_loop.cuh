@@ -17,10 +17,11 @@ namespace gradsync::kernels {
 inline constexpr std::uint32_t kWarp = 32;
 inline constexpr std::uint32_t kThreads = 256;
 inline constexpr std::uint32_t kWarps = kThreads / kWarp;
-/// Blocks that a multiprocessor holds at a time: kernels are held to 64 registers per thread for it.
-inline constexpr std::uint32_t kBlocksPerMultiprocessor = 4;
-
 enum class Order : std::uint8_t { Forwards, Backwards };
+
+struct Claims {
+  std::uint32_t of[2];
+};
 
 /// Items [begin, end) of a table, for one launch.
 struct Items {
@@ -44,11 +45,13 @@ __device__ inline Piece load_piece(const Piece* piece) {
   return loaded;
 }
 
-/// Calls body(piece) with all threads of the block. The next piece is loaded, and the one after it claimed, while the
-/// body works. Ends with a barrier.
-template <Order kOrder, typename Body>
-__device__ inline void for_each_item(const Items& work, const Body& body) {
-  GRADSYNC_SHARED(std::uint32_t, claim);
+/// Claims items and works on them, each in two parts with one barrier between: `gather(piece, parity)` by all threads,
+/// and `finish(piece, parity)`, during which threads with nothing to finish go on to the next item. What gather leaves
+/// in shared memory for finish alternates between two places, by parity. The next piece is loaded, and the one after it
+/// claimed, while the current one is worked on.
+template <Order kOrder, typename Gather, typename Finish>
+__device__ inline void for_each_item(const Items& work, const Gather& gather, const Finish& finish) {
+  GRADSYNC_SHARED(Claims, claims);
   const std::uint32_t count = work.end - work.begin;
   const auto load = [&](std::uint32_t index) {
     const std::uint32_t place = index < count ? index : count - 1;
@@ -60,21 +63,21 @@ __device__ inline void for_each_item(const Items& work, const Body& body) {
     return;
   }
   Piece piece = load(index);
-  while (index < count) {
+  for (std::uint32_t parity = 0; index < count; parity ^= 1) {
     const Piece ahead = load(following);
     std::uint32_t claimed = 0;
     if (threadIdx.x == 0) {
       claimed = 2 * gridDim.x + atomicAdd(work.next, 1U);
     }
-    body(piece);
+    gather(piece, parity);
     if (threadIdx.x == 0) {
-      claim = claimed;
+      claims.of[parity] = claimed;
     }
     __syncthreads();
+    finish(piece, parity);
     index = following;
-    following = claim;
+    following = claims.of[parity];
     piece = ahead;
-    __syncthreads();
   }
 }
 
@@ -93,22 +96,23 @@ __device__ inline bool arrive_last(std::uint32_t* arrived, std::uint32_t blocks)
 
 /// By the last block of a pass: the counters are zero for the next one.
 __device__ inline void reset(PassCounters* counters) {
-  if (threadIdx.x < kPassLaunches) {
+  if (threadIdx.x < kDTypes) {
     counters->next[threadIdx.x] = 0;
-  } else if (threadIdx.x == kPassLaunches) {
+  } else if (threadIdx.x == kDTypes) {
     counters->arrived = 0;
   }
 }
 
-/// Blocks that a launch over `items` needs on the current device.
-inline cudaError_t blocks_for(std::uint32_t items, std::uint32_t& blocks) {
+/// Blocks of a launch over `items` on the current device: no more than it holds at a time, because each block starts
+/// with items of its own.
+inline cudaError_t blocks_for(std::uint32_t items, std::uint32_t per_multiprocessor, std::uint32_t& blocks) {
   int device = 0;
   int multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   }
-  const std::uint32_t resident = static_cast<std::uint32_t>(multiprocessors) * kBlocksPerMultiprocessor;
+  const std::uint32_t resident = static_cast<std::uint32_t>(multiprocessors) * per_multiprocessor;
   blocks = items < resident ? items : resident;
   return error;
 }
