@@ -1,5 +1,6 @@
 // What only a GPU can be asked: sizes that need its memory, and the number of launches as a graph sees it.
 
+#include "gpu/clip_step.hpp"
 #include "kernels/device_kernels.hpp"
 #include "kernels/gradients.hpp"
 #include "kernels/kernels.hpp"
@@ -20,51 +21,12 @@ class Gpu : public testing::Test {
   }
 };
 
-/// A table and everything that a norm and a clip of it need.
-class Step {
- public:
-  Step(const std::vector<TensorSpec>& tensors, double max_norm)
-      : chunks_(tensors, 1, 1),
-        image_(chunks_.image().size()),
-        scratch_(chunks_.scratch_bytes()),
-        sums_((tensors.size() + 1) * sizeof(PowerSum)),
-        rules_(uploaded(std::vector<ClipRule>{{max_norm, ClipMode::Strict, NormType::Float32}})),
-        outcome_(sizeof(ClipOutcome)) {
-    image_.upload(chunks_.image().data(), chunks_.image().size());
-    scratch_.zero();
-  }
+ClipRule strict(double max_norm) { return {max_norm, ClipMode::Strict, NormType::Float32}; }
 
-  void enqueue(cudaStream_t stream) const {
-    const DeviceTable table = chunks_.at(image_.get());
-    must(measure(table, {2, false}, scratch_.get(), sums(), sums() + table.tensor_count, stream), "measure");
-    must(
-        decide(
-            sums() + table.tensor_count,
-            1,
-            reinterpret_cast<const ClipRule*>(rules_.get()),
-            1,
-            2,
-            1,
-            reinterpret_cast<ClipOutcome*>(outcome_.get()),
-            stream
-        ),
-        "decide"
-    );
-    must(scale(table, reinterpret_cast<const ClipOutcome*>(outcome_.get()), scratch_.get(), stream), "scale");
-  }
-
-  [[nodiscard]] ClipOutcome outcome() const { return downloaded<ClipOutcome>(outcome_, 1)[0]; }
-
- private:
-  [[nodiscard]] PowerSum* sums() const { return reinterpret_cast<PowerSum*>(sums_.get()); }
-
-  ChunkTable chunks_;
-  DeviceMemory image_;
-  DeviceMemory scratch_;
-  DeviceMemory sums_;
-  DeviceMemory rules_;
-  DeviceMemory outcome_;
-};
+void enqueue(const ClipStep& step, cudaStream_t stream) {
+  step.enqueue_measure(stream);
+  step.enqueue_clip(stream);
+}
 
 TEST_F(Gpu, a_tensor_beyond_two_to_the_31_elements_is_measured_and_clipped_to_its_end) {
   constexpr std::uint64_t kCount = (1ULL << 31) + 4'097;
@@ -81,8 +43,8 @@ TEST_F(Gpu, a_tensor_beyond_two_to_the_31_elements_is_measured_and_clipped_to_it
   const std::uint16_t four = 0x4080;
   memory.upload(&three, 2, 0);
   memory.upload(&four, 2, (kCount - 1) * 2);
-  const Step step({{memory.get(), kCount, DType::BFloat16, 0, 0}}, 2.5);
-  step.enqueue(nullptr);
+  const ClipStep step({{memory.get(), kCount, DType::BFloat16, 0, 0}}, strict(2.5));
+  enqueue(step, nullptr);
   must(cudaStreamSynchronize(nullptr), "step");
   EXPECT_EQ(step.outcome().norm, 5);
   EXPECT_EQ(step.outcome().coefficient, 0.5);
@@ -99,11 +61,11 @@ TEST_F(Gpu, ten_thousand_tensors_take_three_launches) {
   for (std::uint64_t i = 0; i < kTensors; ++i) {
     tensors.push_back({memory.get() + i * 2'048, 1'024, DType::BFloat16, 0, 0});
   }
-  const Step step(tensors, 1);
+  const ClipStep step(tensors, strict(1));
   cudaStream_t stream = nullptr;
   must(cudaStreamCreate(&stream), "cudaStreamCreate");
   must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  step.enqueue(stream);
+  enqueue(step, stream);
   cudaGraph_t graph = nullptr;
   must(cudaStreamEndCapture(stream, &graph), "capture");
   std::size_t nodes = 0;
@@ -116,11 +78,11 @@ TEST_F(Gpu, ten_thousand_tensors_take_three_launches) {
 TEST_F(Gpu, a_hundred_steps_give_the_same_bits) {
   const HostTensor tensor = make_tensor(DType::BFloat16, 5'000'011, Values::Normal);
   const DeviceMemory memory = uploaded(tensor.bytes);
-  const Step step({{memory.get(), tensor.count(), DType::BFloat16, 0, 0}}, 1e9);
-  step.enqueue(nullptr);
+  const ClipStep step({{memory.get(), tensor.count(), DType::BFloat16, 0, 0}}, strict(1e9));
+  enqueue(step, nullptr);
   const ClipOutcome first = step.outcome();
   for (int i = 0; i < 100; ++i) {
-    step.enqueue(nullptr);
+    enqueue(step, nullptr);
     ASSERT_EQ(step.outcome().norm, first.norm) << i;
   }
   EXPECT_NEAR(first.norm / std::sqrt(static_cast<double>(exact_power_sum(tensor, 2))), 1, 1e-7);

@@ -1,0 +1,37 @@
+#pragma once
+// The workloads of the GPU benchmark: lists of bfloat16 tensors in one allocation.
+
+#include "gpu/clip_step.hpp"
+
+#include <string>
+
+namespace gradsync::kernels {
+
+struct BenchCase {
+  std::string name;
+  std::string what;
+  std::vector<std::uint64_t> counts;  ///< elements of each tensor
+};
+
+/// a: one of 1.5 G elements; b: 500 of 450 k; c: 10,000 of 1 k; d: 8 GB of mixed sizes. `shrink` divides all counts of
+/// elements (of c: the number of tensors), for a short run under a tool.
+std::vector<BenchCase> bench_cases(std::uint64_t shrink);
+
+[[nodiscard]] std::uint64_t bytes_of(const BenchCase& bench);
+
+/// Tensors of a case, filled with gradient-like values, and a second allocation of the same size to copy to.
+class BenchMemory {
+ public:
+  explicit BenchMemory(const BenchCase& bench);
+
+  [[nodiscard]] const std::vector<TensorSpec>& tensors() const { return tensors_; }
+
+  void enqueue_copy(cudaStream_t stream) const;
+
+ private:
+  DeviceMemory source_;
+  DeviceMemory destination_;
+  std::vector<TensorSpec> tensors_;
+};
+
+}  // namespace gradsync::kernels
