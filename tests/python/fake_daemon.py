@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -95,6 +96,7 @@ class FakeDaemon:
         self._news = threading.Condition()
         self._connections: list[ServerConnection] = []
         self._pages: list[dict[str, Any]] = []
+        self.data_path = "arena"
         self._buffers: dict[int, int] = {}  # buffer -> memfd
         self._tokens: dict[str, int] = {}
         self._server: Server | None = None
@@ -151,6 +153,11 @@ class FakeDaemon:
         with self._news:
             assert self._news.wait_for(lambda: len(came()) >= count, WAIT_S), (method, count, self.received)
             return came()
+
+    def table(self, buffer: int) -> list[tuple[Any, ...]]:
+        """The rows of a buffer of data path stats: stamp, four doubles, three counts."""
+        size = os.fstat(self._buffers[buffer]).st_size
+        return list(struct.iter_unpack("<Q4d3Q", os.pread(self._buffers[buffer], size, 0)))
 
     def arena(self, buffer: int) -> int:
         """The memfd of a buffer."""
@@ -273,9 +280,19 @@ class FakeDaemon:
     def on_gradients_declare(self, params: dict[str, Any]) -> Any:
         if params.get("page", 0) == 0:
             self._pages = []
+            self.data_path = params["options"].get("data_path", "arena")
         self._pages += params["tensors"]
         if not params.get("last", True):
             return {"received": len(self._pages)}
+        if self.data_path == "stats":
+            return {
+                "epoch": self.epoch,
+                "attempt": self.attempt,
+                "plan_digest": "ab" * 8,
+                "arena_bytes": 64 * max(1, len(self._pages)),
+                "clip_groups": ["all"],
+                "check": True,
+            }
         offsets, at = [], 0
         for tensor in self._pages:
             offsets.append(at)

@@ -163,7 +163,7 @@ def test_the_two_halves(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
     assert grads.compute_norm(scale=2.0).norm == 2.0
     with pytest.raises(UsageError, match="half done"):
         grads.finish()
-    with pytest.raises(UsageError, match="already"):
+    with pytest.raises(UsageError, match="half done already"):
         grads.compute_norm()
     grads.apply_clip(0.5)
     fence = {"epoch": 1, "attempt": 0, "step": 0}

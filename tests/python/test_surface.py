@@ -9,9 +9,9 @@ import gradsync
 import gradsync.trackers
 
 EXPORTED = """
-    UNSET Bucket Buffer Client Clip Divergence Grads GradsyncError GroupReport Job LayerReport Mesh Nonfinite
-    NonfiniteInput Only Partial PartialTo Replicate Shard StepReport StepTimings Subscription Tensor Unset UsageError
-    __version__ connect errors
+    UNSET Bucket Buffer Client Clip Divergence Grads GradsyncError GroupReport Job LayerReport Mesh Missing Nonfinite
+    NonfiniteInput Only Partial PartialTo ReducedGrads Replicate Row ScalarCollective Shard StepReport StepTimings
+    Subscription Tensor Unset UsageError __version__ connect errors
 """
 SIGNATURES = {
     gradsync.connect: "(address=None, *, spawn=False, timeout=10.0)",
@@ -21,7 +21,10 @@ SIGNATURES = {
     gradsync.Client.call: "(self, method, params=None, timeout=30.0)",
     gradsync.Client.stats: "(self, job=None, last=1)",
     gradsync.Client.subscribe: "(self, topics, callback, *, job=None)",
-    gradsync.Job.declare: ("(self, tensors, *, accumulate=1, norm_type=2.0, clip=None, mode='strict', timeout=None)"),
+    gradsync.Job.declare: (
+        "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, mode='strict', timeout=None)"
+    ),
+    gradsync.ReducedGrads.finish: "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None)",
     gradsync.Grads.ready: "(self, name, micro_batch=None)",
     gradsync.Grads.finish: (
         "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None, *, ready=None, "

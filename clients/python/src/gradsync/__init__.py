@@ -10,15 +10,19 @@ from ._grads import Grads
 from ._job import Job
 from ._layout import Bucket
 from ._placements import Only, Partial, PartialTo, Replicate, Shard
+from ._reduced import ReducedGrads
 from ._report import (
     Divergence,
     GroupReport,
     LayerReport,
+    Missing,
     Nonfinite,
     NonfiniteInput,
+    ScalarCollective,
     StepReport,
     StepTimings,
 )
+from ._row import Row
 from ._step_request import UNSET, Unset
 from ._tensor import Clip, Mesh, Tensor
 from ._version import __version__
@@ -37,12 +41,16 @@ __all__ = [
     "Job",
     "LayerReport",
     "Mesh",
+    "Missing",
     "Nonfinite",
     "NonfiniteInput",
     "Only",
     "Partial",
     "PartialTo",
+    "ReducedGrads",
     "Replicate",
+    "Row",
+    "ScalarCollective",
     "Shard",
     "StepReport",
     "StepTimings",

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._arena import Arena
 from ._buffer import Buffer
-from ._layout import Bucket, Layout, some_of
-from ._report import StepReport, decode_report
-from ._step_request import UNSET, ReadySet, Unset, clip_params, max_norm_param, step_params
+from ._declared import Declared, some_of
+from ._layout import Bucket, Layout
+from ._report import StepReport
+from ._step_request import UNSET, ReadySet, Unset, max_norm_param, step_params
 from ._step_tracker import StepTracker
 from ._tensor import Tensor
 from ._wire import dump, notification
-from .errors import NotReady, RpcError, UsageError, local_error
+from .errors import NotReady, local_error
 
 if TYPE_CHECKING:
     from ._job import Job
@@ -26,17 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["Grads"]
 
 
-class Grads:
+class Grads(Declared):
     """What `Job.declare` returns: memory of every tensor, and the calls of a step."""
 
     def __init__(
         self, job: Job, tensors: Sequence[Tensor], accumulate: int, arena: Arena, reply: dict[str, Any]
     ) -> None:
-        self._job = job
+        super().__init__(job, tensors, reply)
         self._accumulate = accumulate
-        self._layout = Layout(tensors, arena, reply)
-        self.tensors: tuple[Tensor, ...] = self._layout.tensors
-        self.plan_digest: str = reply["plan_digest"]
+        self._layout = Layout(self.tensors, arena, reply)
         self.buckets: list[Bucket] = self._layout.buckets
         self.offsets: list[int] = self._layout.offsets
         self._lock = threading.Lock()
@@ -45,19 +44,8 @@ class Grads:
         )
         self._unused: dict[int, None] = {}  # of this step, in the order said
         self._unused_notified = 0
-        self._half_done: int | None = None  # the step between compute_norm and apply_clip
-        self._finished_once = False
-        self._retired = False
 
     # memory
-
-    def index_of(self, name: str) -> int:
-        """The index of a tensor.
-
-        Raises:
-            UsageError: no tensor of that name was declared.
-        """
-        return self._layout.index_of(name)
 
     def input(self, name: str) -> Buffer:
         """The memory this rank's backward writes.
@@ -65,7 +53,7 @@ class Grads:
         Raises:
             UsageError: no tensor of that name was declared.
         """
-        return self._layout.buffer(name)
+        return self._layout.buffer(self.index_of(name))
 
     def output(self, name: str) -> Buffer:
         """The reduced, clipped gradient after `finish`: the same memory as `input` on this data path.
@@ -73,7 +61,7 @@ class Grads:
         Raises:
             UsageError: no tensor of that name was declared.
         """
-        return self._layout.buffer(name)
+        return self._layout.buffer(self.index_of(name))
 
     def arena_memoryview(self) -> memoryview:
         """The whole arena; tensor i starts at `offsets[i]`."""
@@ -141,10 +129,9 @@ class Grads:
             NotReady: tensors are missing; nothing was sent and the step stays open.
             RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
         """
-        if self._half_done is not None:
-            raise UsageError("compute_norm() left this step half done; complete it by apply_clip()")
+        self._check_whole()
         step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests)
-        return self._end(step, self._step_call("step.finish", params | max_norm_param(max_norm), timeout))
+        return self._finish(step, params | max_norm_param(max_norm), timeout)
 
     def compute_norm(
         self,
@@ -161,30 +148,9 @@ class Grads:
             NotReady: tensors are missing; nothing was sent and the step stays open.
             RpcError: the step failed on all ranks.
         """
-        if self._half_done is not None:
-            raise UsageError("compute_norm() was called already in this step; apply_clip() comes next")
+        self._check_whole()
         step, params = self._begin(step, scale, timeout, ready, (), bucket_digests)
-        wire = self._step_call("norm.compute", params, timeout)
-        self._half_done = step
-        return decode_report(wire, self._name_of)
-
-    def apply_clip(self, max_norm: float | None | Unset = UNSET, timeout: float | None = None) -> StepReport:
-        """The second half: clips by `max_norm`, or as declared, and ends the step.
-
-        Raises:
-            UsageError: `compute_norm` did not come first.
-            RpcError: the step failed on all ranks.
-        """
-        self._check_open()
-        step = self._half_done
-        if step is None:
-            raise UsageError("apply_clip() needs the norm of this step; call compute_norm() first")
-        params = clip_params(self._job, step, max_norm, timeout)
-        return self._end(step, self._step_call("clip.apply", params, timeout))
-
-    def explain(self) -> dict[str, Any]:
-        """The plan in words and numbers, per tensor, bucket and group: `plan.explain`, all pages together."""
-        return self._job.client.explain(self._job.name)
+        return self._compute_norm(step, params, timeout)
 
     # inside
 
@@ -204,29 +170,12 @@ class Grads:
         everything_unused = list(dict.fromkeys([*self._unused, *unused]))
         return step, step_params(self._job, step, scale, timeout, ready, everything_unused, bucket_digests)
 
-    def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        try:
-            wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=not self._finished_once)
-        except RpcError as error:
-            if error.attempt is not None:
-                self._job.advance(error.epoch, error.attempt)
-                self._reset()
-            raise
-        return wire
-
-    def _end(self, step: int, wire: dict[str, Any]) -> StepReport:
-        report = decode_report(wire, self._name_of)
-        self._job.advance(report.epoch, report.next_attempt, next_step=step + 1)
-        self._finished_once = True
-        self._reset()
-        return report
-
     def _reset(self) -> None:
+        super()._reset()
         with self._lock:
             self._tracker.reset()
             self._unused.clear()
             self._unused_notified = 0
-            self._half_done = None
 
     def _send_bucket(self, bucket: int, micro_batch: int | None) -> None:
         # What is unused has to be said before the bucket that it completes.
@@ -238,10 +187,6 @@ class Grads:
             job.notify(notification("tensor.unused", f'{head},"tensors":{dump(new)}}}'))
         tail = "" if micro_batch is None else f',"micro_batch":{micro_batch}'
         job.notify(notification("bucket.ready", f'{head},"bucket":{bucket}{tail}}}'))
-
-    def _check_open(self) -> None:
-        if self._retired:
-            raise UsageError("these gradients are no longer declared (declared anew, or detached); use the new ones")
 
     def _check_complete(self) -> None:
         missing = self._tracker.missing()
@@ -255,10 +200,7 @@ class Grads:
                 tensors=names,
             )
 
-    def _name_of(self, index: int) -> str:
-        return self.tensors[index].name
-
     def retire(self) -> None:
         """Refuses further steps; views stay mapped as long as somebody holds them."""
-        self._retired = True
+        super().retire()
         self._layout.forget_buffers()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._arena import Arena, fetch_fd, map_arena
 from ._channel import PATIENCE_S
 from ._grads import Grads
+from ._reduced import ReducedGrads, check_stats_arguments, table_bytes
 from ._tensor import Clip, Mesh, Tensor, arena_bytes
 from ._wire import dump, encode_number
 from .errors import GradsyncError, UsageError
@@ -46,27 +47,57 @@ class Job:
         self.resumed: bool = reply["resumed"]
         self.next_step: int = self.last_step + 1
         self._buffer: int | None = None
-        self._grads: Grads | None = None
+        self._grads: Grads | ReducedGrads | None = None
         self._detached = False
         self._channel = client._channel
         self.notify = self._channel.notify  # text of a notification; any thread, never waits for an answer
 
     @property
-    def grads(self) -> Grads | None:
+    def grads(self) -> Grads | ReducedGrads | None:
         """What is declared now."""
         return self._grads
 
+    @overload
     def declare(
         self,
         tensors: Sequence[Tensor],
         *,
+        data_path: Literal["arena"] = "arena",
         accumulate: int = 1,
         norm_type: float = 2.0,
         clip: Clip | Mapping[str, Clip] | None = None,
         mode: Literal["strict", "torch"] = "strict",
         timeout: float | None = None,
-    ) -> Grads:
+    ) -> Grads: ...
+
+    @overload
+    def declare(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        data_path: Literal["stats"],
+        accumulate: int = 1,
+        norm_type: float = 2.0,
+        clip: Clip | Mapping[str, Clip] | None = None,
+        mode: Literal["strict", "torch"] = "strict",
+        timeout: float | None = None,
+    ) -> ReducedGrads: ...
+
+    def declare(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        data_path: Literal["arena", "stats"] = "arena",
+        accumulate: int = 1,
+        norm_type: float = 2.0,
+        clip: Clip | Mapping[str, Clip] | None = None,
+        mode: Literal["strict", "torch"] = "strict",
+        timeout: float | None = None,
+    ) -> Grads | ReducedGrads:
         """Declares this rank's gradients and waits for all ranks; a new declaration replaces the one before.
+
+        `data_path` "arena" shares memory that the sidecar reduces; with "stats" the framework has reduced, each rank
+        declares what it holds (nothing, perhaps) and hands over statistics.
 
         Raises:
             UsageError: the arguments contradict each other.
@@ -74,18 +105,24 @@ class Job:
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         self._check_attached()
-        options = _encode_options(accumulate, norm_type, clip, mode)
+        options = _encode_options(data_path, accumulate, norm_type, clip, mode)
         only_mesh = next(iter(self.meshes)) if len(self.meshes) == 1 else None
         wires = [dump(tensor.encode(only_mesh)) for tensor in tensors]
         _check_names(tensors)
+        if data_path == "stats":
+            check_stats_arguments(accumulate, tensors)
 
-        buffer, arena = self._allocate(arena_bytes(tensors))
+        buffer, arena = self._allocate(table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors))
         try:
-            reply = self._declare_pages(buffer, options, wires, timeout)
+            reply = self._declare_pages(buffer, dump(options), wires, timeout)
         except BaseException:
             self._release(buffer)
             raise
-        grads = Grads(self, tensors, accumulate, arena, reply)
+        grads: Grads | ReducedGrads
+        if data_path == "stats":
+            grads = ReducedGrads(self, tensors, arena, reply, options)
+        else:
+            grads = Grads(self, tensors, accumulate, arena, reply)
         self.advance(reply["epoch"], reply["attempt"])
         if self._grads is not None:
             self._grads.retire()
@@ -218,8 +255,14 @@ def _check_names(tensors: Sequence[Tensor]) -> None:
 
 
 def _encode_options(
-    accumulate: int, norm_type: float, clip: Clip | Mapping[str, Clip] | None, mode: Literal["strict", "torch"]
-) -> str:
+    data_path: Literal["arena", "stats"],
+    accumulate: int,
+    norm_type: float,
+    clip: Clip | Mapping[str, Clip] | None,
+    mode: Literal["strict", "torch"],
+) -> dict[str, Any]:
+    if data_path not in ("arena", "stats"):
+        raise UsageError(f"data_path={data_path!r}: one of 'arena', 'stats'")
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise UsageError(f"accumulate={accumulate!r}: give the number of micro-batches of a step, 1 or more")
     if math.isnan(norm_type) or norm_type < 1:
@@ -230,14 +273,13 @@ def _encode_options(
     for group, settings in groups.items():
         if not isinstance(settings, Clip):
             raise UsageError(f"clip[{group!r}]={settings!r}: give gradsync.Clip(max_norm=…)")
-    return dump(
-        {
-            "accumulate": accumulate,
-            "norm_type": encode_number(norm_type),
-            "mode": mode,
-            "clip": [settings.encode(group) for group, settings in groups.items()],
-        }
-    )
+    options = {
+        "accumulate": accumulate,
+        "norm_type": encode_number(norm_type),
+        "mode": mode,
+        "clip": [settings.encode(group) for group, settings in groups.items()],
+    }
+    return options if data_path == "arena" else {"data_path": data_path, **options}
 
 
 def _pages(wires: Sequence[str]) -> list[list[str]]:

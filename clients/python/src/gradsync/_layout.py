@@ -9,11 +9,8 @@ from typing import Any
 from ._arena import Arena
 from ._buffer import Buffer
 from ._tensor import ARENA_ALIGNMENT, Tensor
-from .errors import UsageError
 
-__all__ = ["Bucket", "Layout", "some_of"]
-
-_NAMED_AT_MOST = 20
+__all__ = ["Bucket", "Layout"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +35,16 @@ class Layout:
             for index, wire in enumerate(reply["buckets"])
         ]
         self.offsets: list[int] = list(reply["offsets"]) if "offsets" in reply else self._packed_offsets()
-        self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._buffers: dict[int, Buffer] = {}
 
-    def index_of(self, name: str) -> int:
-        """The index of a tensor.
-
-        Raises:
-            UsageError: no tensor of that name was declared.
-        """
-        try:
-            return self._index[name]
-        except KeyError:
-            raise UsageError(f"no tensor {name!r} was declared; declared are {some_of(list(self._index))}") from None
-
-    def buffer(self, name: str) -> Buffer:
-        """The memory of a tensor.
-
-        Raises:
-            UsageError: no tensor of that name was declared.
-        """
-        index = self.index_of(name)
+    def buffer(self, index: int) -> Buffer:
+        """The memory of a tensor."""
         buffer = self._buffers.get(index)
         if buffer is None:
             tensor = self.tensors[index]
             offset = self.offsets[index]
             memory = self.arena.memory[offset : offset + tensor.nbytes]
-            buffer = Buffer(memory, name, tensor.held_shape, tensor.dtype, offset)
+            buffer = Buffer(memory, tensor.name, tensor.held_shape, tensor.dtype, offset)
             self._buffers[index] = buffer
         return buffer
 
@@ -81,10 +61,3 @@ class Layout:
                 offsets[index] = offset
                 offset += -(-self.tensors[index].nbytes // ARENA_ALIGNMENT) * ARENA_ALIGNMENT
         return offsets
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first of many names, for a message."""
-    shown = ", ".join(repr(name) for name in names[:_NAMED_AT_MOST])
-    left = len(names) - _NAMED_AT_MOST
-    return f"{shown} and {left} more" if left > 0 else shown or "none"

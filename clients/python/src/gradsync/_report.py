@@ -13,8 +13,10 @@ __all__ = [
     "Divergence",
     "GroupReport",
     "LayerReport",
+    "Missing",
     "Nonfinite",
     "NonfiniteInput",
+    "ScalarCollective",
     "StepReport",
     "StepTimings",
     "decode_report",
@@ -67,6 +69,23 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """A tensor that others hold a gradient of, and these ranks none: it counts as zero there."""
+
+    tensor: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarCollective:
+    """One sum of packed numbers over the ranks along these axes: what the norm needs between nodes."""
+
+    mesh: str
+    axes: tuple[str, ...]
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimings:
     """Seconds, measured by the daemon."""
 
@@ -79,9 +98,9 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The result of a step, equal on all ranks but for the last three fields.
+    """The result of a step, equal on all ranks but for the last three fields, the counts.
 
-    Those are counts of `gradsync.torch` about this rank's step; 0 without it, and in reports read from the daemon.
+    Those are of `gradsync.torch` about this rank's step; 0 without it, and in reports read from the daemon.
     """
 
     step: int
@@ -106,6 +125,9 @@ class StepReport:
     data_path: str  #: how gradients reached the sidecar: "arena"; "off" where GRADSYNC_MODE=off
     policy_digest: str
     timings: StepTimings
+    missing: tuple[Missing, ...] = ()  #: data path "stats"
+    scalar_collectives: tuple[ScalarCollective, ...] = ()  #: data path "stats"
+    check_next: bool = False  #: data path "stats": the next step's rows should carry fingerprints
     copied_gradients: int = 0  #: moved into the arena by a hook; one per parameter that was used is normal
     settled_gradients: int = 0  #: moved there by step(): create_graph, a gradient set by hand, a replaced parameter
     rebound_gradients: int = 0  #: `p.grad` was another tensor over the arena's own memory
@@ -142,6 +164,12 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
             data_path=wire["data_path"],
             policy_digest=wire["policy_digest"],
             timings=StepTimings(*(decode_number(timings[name]) for name in StepTimings.__slots__)),
+            missing=tuple(Missing(item["tensor"], tuple(item["ranks"])) for item in wire.get("missing", ())),
+            scalar_collectives=tuple(
+                ScalarCollective(item["mesh"], tuple(item["axes"]), decode_int(item["length"]))
+                for item in wire.get("scalar_collectives", ())
+            ),
+            check_next=bool(wire.get("check_next", False)),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise ProtocolError(

@@ -217,7 +217,7 @@ def _tensors(
 
 def _declare(job: gradsync.Job, tensors: list[gradsync.Tensor], init: str, **options: Any) -> gradsync.Grads:
     try:
-        return job.declare(tensors, **options)
+        grads: gradsync.Grads = job.declare(tensors, **options)
     except WeightsDiverged as error:
         if init != "skip":
             raise
@@ -227,6 +227,7 @@ def _declare(job: gradsync.Job, tensors: list[gradsync.Tensor], init: str, **opt
             f"its memory layout differs between ranks ({error.message})",
             "use the same memory_format on every rank",
         ) from error
+    return grads
 
 
 def _leave(job: gradsync.Job, error: BaseException | None) -> None:

@@ -1,0 +1,57 @@
+"""Declarations of all ranks as JSON lines, for `gradsyncd plan check`: a head, then one line per rank."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._tensor import Mesh, Tensor
+from ._wire import dump
+
+__all__ = ["declaration_lines", "save_rank"]
+
+_FORMAT = 1
+
+
+def declaration_lines(
+    meshes: Mapping[str, Mesh], ranks: Sequence[Sequence[Tensor]], options: Mapping[str, Any]
+) -> list[str]:
+    """Of a world that need not run: `ranks[r]` is what rank r would declare."""
+    only_mesh = next(iter(meshes)) if len(meshes) == 1 else None
+    lines = [_head(len(ranks), meshes, options)]
+    lines += [_line(rank, [t.encode(only_mesh) for t in tensors]) for rank, tensors in enumerate(ranks)]
+    return lines
+
+
+def save_rank(
+    path: Path,
+    world_size: int,
+    meshes: Mapping[str, Mesh],
+    options: Mapping[str, Any],
+    rank: int,
+    tensors: Sequence[Mapping[str, Any]],
+) -> None:
+    """Puts this rank's line into the file; lines of an earlier declaration with another head go."""
+    head = _head(world_size, meshes, options)
+    with path.open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ranks of one machine save at the same time; closing unlocks
+        file.seek(0)
+        old = file.read().splitlines()
+        lines = {json.loads(line)["rank"]: line for line in old[1:]} if old[:1] == [head] else {}
+        lines[rank] = _line(rank, tensors)
+        file.truncate(0)
+        file.write("\n".join([head, *(lines[number] for number in sorted(lines))]) + "\n")
+
+
+def _head(world_size: int, meshes: Mapping[str, Mesh], options: Mapping[str, Any]) -> str:
+    encoded = [mesh.encode(name) for name, mesh in meshes.items()]
+    return dump(
+        {"gradsync_declaration": _FORMAT, "world_size": world_size, "meshes": encoded, "options": dict(options)}
+    )
+
+
+def _line(rank: int, tensors: Sequence[Mapping[str, Any]]) -> str:
+    return dump({"rank": rank, "tensors": list(tensors)})

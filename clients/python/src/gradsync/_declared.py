@@ -1,0 +1,113 @@
+"""What every declaration has, whatever its data path: names, the halves of a step, and the fence between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._report import StepReport, decode_report
+from ._step_request import UNSET, Unset, clip_params
+from ._tensor import Tensor
+from ._wire import dump
+from .errors import RpcError, UsageError
+
+if TYPE_CHECKING:
+    from ._job import Job
+
+__all__ = ["Declared", "some_of"]
+
+_NAMED_AT_MOST = 20
+
+
+class Declared:
+    """The tensors of one rank as all ranks agreed on them. Calls that wait belong to one thread."""
+
+    def __init__(self, job: Job, tensors: Sequence[Tensor], reply: dict[str, Any]) -> None:
+        self._job = job
+        self.tensors: tuple[Tensor, ...] = tuple(tensors)
+        self.plan_digest: str = reply["plan_digest"]
+        self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
+        self._half_done: int | None = None  # the step between compute_norm and apply_clip
+        self._finished_once = False
+        self._retired = False
+
+    def index_of(self, name: str) -> int:
+        """The index of a tensor.
+
+        Raises:
+            UsageError: no tensor of that name was declared.
+        """
+        try:
+            return self._index[name]
+        except KeyError:
+            raise UsageError(f"no tensor {name!r} was declared; declared are {some_of(list(self._index))}") from None
+
+    def apply_clip(self, max_norm: float | None | Unset = UNSET, timeout: float | None = None) -> StepReport:
+        """The second half: clips by `max_norm`, or as declared, and ends the step.
+
+        Raises:
+            UsageError: `compute_norm` did not come first.
+            RpcError: the step failed on all ranks.
+        """
+        self._check_open()
+        step = self._half_done
+        if step is None:
+            raise UsageError("apply_clip() needs the norm of this step; call compute_norm() first")
+        params = clip_params(self._job, step, max_norm, timeout)
+        return self._end(step, self._step_call("clip.apply", params, timeout))
+
+    def explain(self) -> dict[str, Any]:
+        """The plan in words and numbers, per tensor, bucket and group: `plan.explain`, all pages together."""
+        return self._job.client.explain(self._job.name)
+
+    def retire(self) -> None:
+        """Refuses further steps; views stay mapped as long as somebody holds them."""
+        self._retired = True
+
+    # for data paths
+
+    def _finish(self, step: int, params: dict[str, Any], timeout: float | None) -> StepReport:
+        return self._end(step, self._step_call("step.finish", params, timeout))
+
+    def _compute_norm(self, step: int, params: dict[str, Any], timeout: float | None) -> StepReport:
+        wire = self._step_call("norm.compute", params, timeout)
+        self._half_done = step
+        return decode_report(wire, self._name_of)
+
+    def _check_whole(self) -> None:
+        if self._half_done is not None:
+            raise UsageError("compute_norm() left this step half done already; complete it by apply_clip()")
+
+    def _check_open(self) -> None:
+        if self._retired:
+            raise UsageError("these gradients are no longer declared (declared anew, or detached); use the new ones")
+
+    def _reset(self) -> None:
+        self._half_done = None
+
+    def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        try:
+            wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=not self._finished_once)
+        except RpcError as error:
+            if error.attempt is not None:
+                self._job.advance(error.epoch, error.attempt)
+                self._reset()
+            raise
+        return wire
+
+    def _end(self, step: int, wire: dict[str, Any]) -> StepReport:
+        report = decode_report(wire, self._name_of)
+        self._job.advance(report.epoch, report.next_attempt, next_step=step + 1)
+        self._finished_once = True
+        self._reset()
+        return report
+
+    def _name_of(self, index: int) -> str:
+        return self.tensors[index].name
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first of many names, for a message."""
+    shown = ", ".join(repr(name) for name in names[:_NAMED_AT_MOST])
+    left = len(names) - _NAMED_AT_MOST
+    return f"{shown} and {left} more" if left > 0 else shown or "none"

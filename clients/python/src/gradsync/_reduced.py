@@ -1,0 +1,151 @@
+"""Gradients that the framework reduced, as one rank declared them: a table of what it finds, and the calls of a step.
+
+No gradient memory is shared: the rank writes one row per tensor, the daemon answers with norm and coefficient, and the
+rank multiplies what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ._arena import Arena
+from ._declaration_file import save_rank
+from ._declared import Declared, some_of
+from ._report import StepReport
+from ._row import ABSENT, ROW_BYTES, Row
+from ._step_request import UNSET, Unset, max_norm_param, step_params
+from ._tensor import Tensor
+from .errors import NotReady, UsageError, local_error
+
+if TYPE_CHECKING:
+    import os
+
+    from ._job import Job
+
+__all__ = ["ReducedGrads", "check_stats_arguments", "table_bytes"]
+
+_EPOCH_SHIFT = 32
+
+
+def table_bytes(tensors: Sequence[Tensor]) -> int:
+    """What the table of these tensors needs; never nothing."""
+    return ROW_BYTES * max(1, len(tensors))
+
+
+class ReducedGrads(Declared):
+    """What `Job.declare(…, data_path="stats")` returns. Every call belongs to one thread."""
+
+    def __init__(
+        self, job: Job, tensors: Sequence[Tensor], arena: Arena, reply: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        super().__init__(job, tensors, reply)
+        self._arena = arena
+        self._options = options
+        self._written = bytearray(len(self.tensors))
+        self.norm_type = float(options["norm_type"])  #: p of the powers that rows are made of
+        self.check: bool = bool(reply.get("check", True))  #: whether this step's rows should carry fingerprints
+
+    @property
+    def stamp(self) -> int:
+        """The first field of a row of this attempt; 0 stands for a tensor without a gradient."""
+        return self._job.epoch << _EPOCH_SHIFT | self._job.attempt + 1
+
+    def table_memoryview(self) -> memoryview:
+        """The rows, 64 bytes each in the order of `tensors`, for a caller that fills them by itself."""
+        return self._arena.memory[: ROW_BYTES * len(self.tensors)]
+
+    def write(self, name: str, row: Row | Iterable[float] | None) -> None:
+        """Says what this rank found in a gradient: its statistics, its values, or None where it has no gradient.
+
+        Raises:
+            UsageError: no tensor of that name was declared.
+        """
+        self._check_open()
+        index = self.index_of(name)
+        if row is None:
+            data = ABSENT
+        else:
+            statistics = row if isinstance(row, Row) else Row.of(row, self.norm_type)
+            data = statistics.pack(self.stamp)
+        self._arena.memory[index * ROW_BYTES : (index + 1) * ROW_BYTES] = data
+        self._written[index] = 1
+
+    def wrote_all(self) -> None:
+        """For a caller that filled the table by itself."""
+        self._written[:] = b"\1" * len(self._written)
+
+    def finish(
+        self,
+        step: int | None = None,
+        scale: float | None = None,
+        max_norm: float | None | Unset = UNSET,
+        timeout: float | None = None,
+    ) -> StepReport:
+        """Completes the step on all ranks; each then multiplies all it holds of a clip group by its coefficient.
+
+        `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
+
+        Raises:
+            NotReady: rows were not written; nothing was sent and the step stays open.
+            RpcError: the step failed on all ranks; write the rows again for the next attempt.
+        """
+        step, params = self._begin(step, scale, timeout)
+        return self._finish(step, params | max_norm_param(max_norm), timeout)
+
+    def compute_norm(
+        self, step: int | None = None, scale: float | None = None, timeout: float | None = None
+    ) -> StepReport:
+        """The first half of `finish`: the norm without a coefficient; `apply_clip` has to follow.
+
+        Raises:
+            NotReady: rows were not written; nothing was sent and the step stays open.
+            RpcError: the step failed on all ranks.
+        """
+        step, params = self._begin(step, scale, timeout)
+        return self._compute_norm(step, params, timeout)
+
+    def save_declaration(self, path: str | os.PathLike[str]) -> None:
+        """Writes this rank's line into a file that `gradsyncd plan check` reads; every rank adds its own."""
+        job = self._job
+        only_mesh = next(iter(job.meshes)) if len(job.meshes) == 1 else None
+        save_rank(
+            Path(path), job.world_size, job.meshes, self._options, job.rank, [t.encode(only_mesh) for t in self.tensors]
+        )
+
+    # inside
+
+    def _begin(self, step: int | None, scale: float | None, timeout: float | None) -> tuple[int, dict[str, Any]]:
+        self._check_open()
+        self._check_whole()
+        missing = [tensor.name for tensor, written in zip(self.tensors, self._written, strict=True) if not written]
+        if missing:
+            raise local_error(
+                NotReady,
+                f"{len(missing)} of {len(self.tensors)} rows are not of this attempt: {some_of(missing)}",
+                "write() each of them, None for a tensor without a gradient, then finish() again",
+                tensors=missing,
+            )
+        step = self._job.next_step if step is None else step
+        return step, step_params(self._job, step, scale, timeout, "all", (), None)
+
+    def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        wire = super()._step_call(method, params, timeout)
+        self.check = bool(wire.get("check_next", self.check))
+        return wire
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._written = bytearray(len(self.tensors))  # what was written has the stamp of an attempt that is over
+
+
+def check_stats_arguments(accumulate: int, tensors: Sequence[Tensor]) -> None:
+    """Raises UsageError for what only means something where the sidecar reduces."""
+    if accumulate != 1:
+        raise UsageError(f"accumulate={accumulate}: on data path stats the framework accumulates; leave accumulate out")
+    for tensor in tensors:
+        if tensor.divisor is not None:
+            raise UsageError(
+                f"Tensor({tensor.name!r}).divisor: on data path stats the framework has divided; leave divisor out"
+            )

@@ -1,0 +1,69 @@
+"""What a rank says about one gradient that its framework reduced: one 64-byte row of its table (docs/adr/0008)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+
+__all__ = ["ABSENT", "ROW_BYTES", "Row", "leaves_range"]
+
+ROW = struct.Struct("<Q4d3Q")
+ROW_BYTES = ROW.size
+ABSENT = bytes(ROW_BYTES)  # stamp 0: no gradient in this step
+_LEAST, _MOST = 1e-250, 1e300  # sums of plain powers outside have lost digits, or will
+
+
+def leaves_range(power_sum: float, maximum: float) -> bool:
+    """Whether the powers have to be divided by the largest before they are summed."""
+    return maximum > 0 and not _LEAST < power_sum < _MOST
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Statistics of a gradient: Σ(|g| / scale)^p over its finite values as `power_sum + power_sum_low`, and the rest.
+
+    `maximum` is the largest finite |g|; `nan` of the `nonfinite` values are NaN. `fingerprint` is of the local bytes,
+    any function of them that all ranks share; 0: not taken.
+    """
+
+    power_sum: float
+    power_sum_low: float = 0.0
+    scale: float = 1.0
+    maximum: float = 0.0
+    nonfinite: int = 0
+    nan: int = 0
+    fingerprint: int = 0
+
+    @classmethod
+    def of(cls, values: Iterable[float], norm_type: float = 2.0, fingerprint: int = 0) -> Row:
+        """The exact statistics of a few values; for many, compute them where they are."""
+        given = [float(value) for value in values]
+        finite = [abs(value) for value in given if math.isfinite(value)]
+        high, low, scale, maximum = 0.0, 0.0, 1.0, max(finite, default=0.0)
+        if not math.isinf(norm_type) and maximum > 0:
+            try:
+                high, low = _power_sum(finite, norm_type)
+            except OverflowError:
+                high = math.inf
+            if leaves_range(high, maximum):
+                scale = maximum
+                high, low = _power_sum([value / scale for value in finite], norm_type)
+        nan = sum(map(math.isnan, given))
+        return cls(high, low, scale, maximum, len(given) - len(finite), nan, fingerprint)
+
+    def pack(self, stamp: int) -> bytes:
+        """The 64 bytes, little-endian."""
+        sums = (self.power_sum, self.power_sum_low, self.scale, self.maximum)
+        return ROW.pack(stamp, *sums, self.nonfinite, self.nan, self.fingerprint)
+
+
+def _power_sum(values: list[float], p: float) -> tuple[float, float]:
+    """Of whole p by exact fractions, of others by powers that are rounded one by one."""
+    if p in (1.0, 2.0):
+        total = sum((Fraction(value) ** int(p) for value in values), Fraction(0))
+        high = float(total)
+        return high, float(total - Fraction(high))
+    return math.fsum(value**p for value in values), 0.0
