@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sanitize bench fuzz lint format clean
+.PHONY: help setup build demo test sanitize bench fuzz gpu-test gpu-bench lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,12 @@ bench: setup ## time a step and a training run against torch and DeepSpeed (ONLY
 
 fuzz: setup ## feed the parsers of outside bytes with made-up ones (SECONDS_EACH=60; needs clang 16)
 	@scripts/fuzz.sh $(or $(SECONDS_EACH),60)
+
+gpu-test: ## test the CUDA kernels on a GPU, also under compute-sanitizer (OUT=folder)
+	@scripts/gpu_test.sh
+
+gpu-bench: ## time the CUDA kernels against a copy and torch, and profile them (OUT=folder)
+	@scripts/gpu_bench.sh
 
 lint: setup ## layers, formatting, ruff, mypy, shellcheck
 	@scripts/lint.sh

@@ -18,12 +18,10 @@ stage --name lint-tests --cases --deadline 300 -- "$python" -m pytest -q -rs --j
 stage --name python --cases --deadline 1200 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/python
 stage --name integration --cases --deadline 1800 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/integration
 
-if ! compgen -G 'kernels/*.cu' >/dev/null; then
-  echo "--- cuda: no CUDA sources yet, nothing to compile"
-elif ! command -v nvcc >/dev/null; then
-  echo "--- cuda: nvcc not found, the CUDA sources were not compiled"
-else
-  stage --name cuda -- nvcc -std=c++20 -I service -I . --fatbin -arch=all-major --output-directory build kernels/*.cu
+if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+  echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
+elif stage --name cuda-build --deadline 2400 -- scripts/build.sh cuda-release; then
+  stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
 fi
 
 finish --require lint- --require build --require cpp --require lint-tests --require python --require integration

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Builds the kernels, their GPU tests and benchmark into build/gpu/bin, for GPU_ARCHITECTURES (default: those of Hopper).
+# The programs can be carried to another machine of this processor type.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p build
+log=build/configure-gpu.log
+nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADSYNC_KERNELS_ONLY=ON -DGRADSYNC_WITH_CUDA=ON \
+  -DGRADSYNC_NVCC="$nvcc" -DGRADSYNC_CUDA_ARCHITECTURES="${GPU_ARCHITECTURES:-90-real}" >"$log" 2>&1 ||
+  { cat "$log" >&2 && exit 1; }
+grep -i 'not found: gpu_test' "$log" || true
+cmake --build build/gpu --parallel "${JOBS:-$(nproc)}"

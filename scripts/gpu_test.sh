@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# `make gpu-test`: the kernels' tests on a GPU, and a part of them under each tool of compute-sanitizer, where it is there.
+# Leaves raw output in $OUT (default build/results/gpu). Without a GPU every test skips with its reason.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+. scripts/gpu_programs.sh
+gpu_programs
+
+{
+  date -u +%FT%TZ
+  uname -srm
+  nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,power.limit --format=csv 2>&1
+  nvcc --version 2>&1 | tail -2
+} >"$out/machine.txt"
+cat "$out/machine.txt"
+
+[ -x "$programs/gpu_test" ] || {
+  echo "gpu: $programs/gpu_test is not there: GoogleTest was not found when it was built (carry one that was built with it)" >&2
+  exit 69
+}
+limited 150 gpu_test "$programs/gpu_test" --gtest_brief=1 --gtest_output="xml:$out/gpu_test.xml"
+
+if ! nvidia-smi -L >/dev/null 2>&1; then
+  echo "gpu: no GPU; compute-sanitizer was not run"
+elif ! command -v compute-sanitizer >/dev/null; then
+  echo "gpu: compute-sanitizer not found; it was not run"
+else
+  # Every kernel, with sizes that a tool which watches each access gets through.
+  some='*groups*:*overflow_is_found*:*gathered*:*tensors_are_packed*:*large_rows*:*touches_only*:*strictly*'
+  for tool in memcheck racecheck synccheck initcheck; do
+    limited 60 "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+      "$programs/gpu_test" --gtest_brief=1 --gtest_filter="$some"
+  done
+  # Few files are easier to carry.
+  tail -n +1 "$out"/sanitizer_*.log >"$out/sanitizer.log" && rm "$out"/sanitizer_*.log
+fi
+gpu_verdict
