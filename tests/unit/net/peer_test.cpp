@@ -5,6 +5,9 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <chrono>
+#include <filesystem>
+
 namespace gradsync::net {
 namespace {
 
@@ -130,16 +133,30 @@ TEST_F(PeerProcess, its_end_is_told_also_after_it_closed) {
   EXPECT_TRUE(running.handlers.saw("exit 1"));
 }
 
+/// Descriptors of processes that this one holds.
+std::size_t processes_held() {
+  std::size_t held = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    held += std::filesystem::read_symlink(entry.path(), gone).string().find("pidfd") != std::string::npos ? 1 : 0;
+  }
+  return held;
+}
+
 TEST_F(PeerProcess, is_watched_after_it_closed_only_as_long_as_it_may_come_back) {
   const auto process = other();
   ServerOptions brief = options();
-  brief.watch_after_close = Milliseconds(0);
+  brief.watch_after_close = Milliseconds(1000);
   RunningServer running{brief};
+  const std::size_t before = processes_held();
   ASSERT_EQ(process->tell('u').substr(0, 3), "101");
   EXPECT_EQ(process->tell('c'), "done");
   ASSERT_TRUE(running.handlers.saw("close 1"));
-  running.on_io([] {});
-  running.on_io([] {});  // the timer of 0 ms has fired
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (processes_held() > before && std::chrono::steady_clock::now() < deadline) {
+    running.on_io([] {});
+  }
+  ASSERT_EQ(processes_held(), before) << "the descriptor is let go";
   process->end();
   const auto next = other();  // by the time its end is told, that of the first would have been
   ASSERT_EQ(next->tell('u').substr(0, 3), "101");
