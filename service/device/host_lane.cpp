@@ -2,6 +2,7 @@
 
 #include "device/device_error.hpp"
 #include "device/host_executor.hpp"
+#include "device/stats_finish.hpp"
 #include "device/thread_count.hpp"
 #include "device/worker_pool.hpp"
 
@@ -107,7 +108,8 @@ class HostLane::Queue {
   std::deque<LaneCommand>::iterator place_of(const Abort& abort) {
     const auto loads = [&](const LaneCommand& command) {
       const auto* load = std::get_if<LoadPlan>(&command);
-      return load != nullptr && load->plan == abort.plan;
+      const auto* load_stats = std::get_if<LoadStats>(&command);
+      return (load != nullptr && load->plan == abort.plan) || (load_stats != nullptr && load_stats->plan == abort.plan);
     };
     if (std::any_of(commands_.begin(), commands_.end(), loads)) {
       return commands_.end();
@@ -150,6 +152,9 @@ class HostLane::Queue {
     Failed failed = about(command);
     try {
       return std::visit([this](auto& given) { return perform(given); }, command);
+    } catch (const RowError& error) {
+      failed.message = error.what();
+      failed.row = FailedRow{error.tensor(), error.rank(), error.field()};
     } catch (const DeviceError& error) {
       failed.message = error.what();
       failed.aborted = error.kind() == DeviceError::Kind::Aborted;

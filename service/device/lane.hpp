@@ -14,11 +14,13 @@
 // promised where the machine itself stands still: a thread that the kernel does not run, a page that it does not bring.
 
 #include "base/unique_fd.hpp"
+#include "device/stats_plan.hpp"
 #include "plan/clip_rule.hpp"
 #include "plan/plan.hpp"
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -79,7 +81,14 @@ struct LoadPlan {
   LanePlan layout;
 };
 
-/// Forgets a plan. Reports Unloaded.
+/// Prepares a plan of data path `stats`: nothing is reduced or multiplied on it, `FinishStep` reads the ranks' tables.
+/// Reports Loaded.
+struct LoadStats {
+  PlanId plan = 0;
+  StatsPlan layout;
+};
+
+/// Forgets a plan of either kind. Reports Unloaded.
 struct UnloadPlan {
   PlanId plan = 0;
 };
@@ -102,16 +111,19 @@ struct ReduceBucket {
 };
 
 /// Combines the statistics of all buckets into norms and, if `apply`, multiplies. Every bucket was reduced with this
-/// tag. Reports Finished.
+/// tag. On a plan of data path `stats` it reads the tables instead and never multiplies; a row that is stale or cannot
+/// be right fails it, with tensor, rank and field. Reports Finished.
 struct FinishStep {
   PlanId plan = 0;
   Tag tag = 0;
   double scale = 1.0;
   std::vector<plan::ClipRule> rules;  ///< one per clip group
   bool apply = true;                  ///< false: measure only; `ScaleGradients` may follow
+  std::uint64_t stamp = 0;            ///< what rows of this attempt carry; of data path `stats` only
 };
 
-/// The second half of a step finished with `apply == false`: one outcome per clip group. Reports Scaled.
+/// The second half of a step finished with `apply == false`: one outcome per clip group. On data path `stats` the
+/// trainers multiply. Reports Scaled.
 struct ScaleGradients {
   PlanId plan = 0;
   Tag tag = 0;
@@ -130,8 +142,17 @@ struct SetWidth {
   bool wide = false;
 };
 
-using LaneCommand = std::
-    variant<MapBuffer, UnmapBuffer, LoadPlan, UnloadPlan, ReduceBucket, FinishStep, ScaleGradients, Abort, SetWidth>;
+using LaneCommand = std::variant<
+    MapBuffer,
+    UnmapBuffer,
+    LoadPlan,
+    LoadStats,
+    UnloadPlan,
+    ReduceBucket,
+    FinishStep,
+    ScaleGradients,
+    Abort,
+    SetWidth>;
 
 // ---- reports
 
@@ -158,15 +179,23 @@ struct Reduced {
   double busy_s = 0;
 };
 
-/// Non-finite values of one tensor: in the stored result, and in what each rank contributed before the reduction.
+/// Non-finite values of one tensor: in the stored result, and in what each rank contributed before the reduction. On
+/// data path `stats`: of the whole tensor, and on each rank.
 struct NonfiniteFinding {
   std::uint32_t tensor = 0;
   std::uint64_t count = 0;
   std::vector<std::pair<std::int64_t, std::uint64_t>> inputs;  ///< (rank, count), ranks with a count > 0 only
 };
 
-/// Bits that differ where they must be equal. `ranks` are those that differ from the first group's result.
+/// Bits that differ where they must be equal. `ranks` are those that differ from the first group's result; on data path
+/// `stats` from the lowest rank that holds the same part and has a gradient for it.
 struct DivergenceFinding {
+  std::uint32_t tensor = 0;
+  std::vector<std::int64_t> ranks;
+};
+
+/// Ranks without a gradient for what they hold of a tensor, while others have one. Data path `stats` only.
+struct MissingFinding {
   std::uint32_t tensor = 0;
   std::vector<std::int64_t> ranks;
 };
@@ -181,6 +210,7 @@ struct StepMath {
   std::vector<double> layer_norms;
   std::vector<NonfiniteFinding> nonfinite;    ///< by tensor index; at most kMaxFindings
   std::vector<DivergenceFinding> divergence;  ///< by tensor index; at most kMaxFindings
+  std::vector<MissingFinding> missing;        ///< by tensor index; at most kMaxFindings
   std::vector<std::uint32_t> absent;          ///< tensors unused on every rank, ascending
   std::uint64_t nonfinite_total = 0;
   std::uint64_t counted_elements = 0;
@@ -207,6 +237,13 @@ struct Aborted {
   Tag tag = 0;
 };
 
+/// A row of data path `stats` that could not be believed.
+struct FailedRow {
+  std::uint32_t tensor = 0;
+  std::int64_t rank = 0;
+  std::string field;
+};
+
 /// Any command that could not be done. `buffer` or `plan` say which.
 struct Failed {
   PlanId plan = 0;
@@ -215,6 +252,7 @@ struct Failed {
   bool aborted = false;
   bool out_of_memory = false;
   std::string message;
+  std::optional<FailedRow> row = {};
 };
 
 using LaneReport = std::variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Scaled, Aborted, Failed>;

@@ -78,16 +78,7 @@ void check_tensor(const LanePlan& layout, std::size_t index, const std::vector<B
 }
 
 void check_layout(const LanePlan& layout, const std::vector<BufferView>& buffers) {
-  check(
-      layout.world_size >= 1 && static_cast<std::size_t>(layout.world_size) == buffers.size(),
-      fmt::format("world_size is {}, {} buffers are given", layout.world_size, buffers.size())
-  );
-  for (std::size_t rank = 0; rank < buffers.size(); ++rank) {
-    for (std::size_t other = 0; other < rank; ++other) {
-      check(buffers[rank].data != buffers[other].data, fmt::format("ranks {} and {} share a buffer", other, rank));
-    }
-  }
-  check(layout.norm_type >= 1, fmt::format("norm_type is {}, it must be at least 1", layout.norm_type));
+  check_buffers(layout.world_size, layout.norm_type, buffers);
   std::vector<bool> placed(layout.tensors.size());
   for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
     check_groups(layout.buckets[bucket], bucket, buffers.size());
@@ -100,6 +91,19 @@ void check_layout(const LanePlan& layout, const std::vector<BufferView>& buffers
 }
 
 }  // namespace
+
+void check_buffers(std::int64_t world_size, double norm_type, const std::vector<BufferView>& buffers) {
+  check(
+      world_size >= 1 && static_cast<std::size_t>(world_size) == buffers.size(),
+      fmt::format("world_size is {}, {} buffers are given", world_size, buffers.size())
+  );
+  for (std::size_t rank = 0; rank < buffers.size(); ++rank) {
+    for (std::size_t other = 0; other < rank; ++other) {
+      check(buffers[rank].data != buffers[other].data, fmt::format("ranks {} and {} share a buffer", other, rank));
+    }
+  }
+  check(norm_type >= 1, fmt::format("norm_type is {}, it must be at least 1", norm_type));
+}
 
 LoadedPlan::LoadedPlan(LanePlan layout, std::vector<BufferView> buffers, std::size_t threads)
     : layout_(std::move(layout)), buffers_(std::move(buffers)) {

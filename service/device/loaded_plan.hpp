@@ -24,6 +24,9 @@ struct BufferView {
   std::uint64_t size_bytes = 0;
 };
 
+/// One buffer per rank, none of them twice, and a norm there is. Throws DeviceError.
+void check_buffers(std::int64_t world_size, double norm_type, const std::vector<BufferView>& buffers);
+
 /// What the last reduction of a tensor's bucket found.
 struct TensorState {
   TensorSum sum;

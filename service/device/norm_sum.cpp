@@ -41,7 +41,7 @@ bool needs_rescaling(const TensorSum& sum, double p) {
 
 double rescaling_divisor(double maximum, double p) { return p <= 64 ? std::ldexp(1.0, std::ilogb(maximum)) : maximum; }
 
-void NormSum::add(const TensorSum& tensor) {
+void NormSum::add_unlike(const TensorSum& tensor) {
   maximum_ = std::max(maximum_, tensor.maximum);
   nonfinite_ += tensor.nonfinite;
   nan_ += tensor.nan;

@@ -32,11 +32,21 @@ class NormSum {
  public:
   explicit NormSum(double p) : p_(p) {}
 
-  void add(const TensorSum& tensor);
+  void add(const TensorSum& tensor) {
+    if (tensor.nonfinite == 0 && tensor.scale == scale_ && tensor.power_sum.high != 0) {
+      maximum_ = tensor.maximum > maximum_ ? tensor.maximum : maximum_;
+      sum_ = sum_ + tensor.power_sum;
+    } else {
+      add_unlike(tensor);
+    }
+  }
+
   /// NaN if any value was NaN, else infinity if any was infinite.
   [[nodiscard]] double norm() const;
 
  private:
+  void add_unlike(const TensorSum& tensor);
+
   double p_;
   DoubleDouble sum_;
   double scale_ = 1;

@@ -17,6 +17,7 @@ struct StatsRow {
   std::uint64_t nonfinite = 0;
   std::uint64_t nan = 0;
   std::uint64_t fingerprint = 0;  ///< 0: not taken
+  friend bool operator==(const StatsRow&, const StatsRow&) = default;
 };
 
 static_assert(sizeof(StatsRow) == 64, "a row is one cache line; the client writes it by offset");

@@ -2,6 +2,7 @@
 
 #include "base/clock.hpp"
 #include "device/device_error.hpp"
+#include "device/norm_totals.hpp"
 
 #include <fmt/format.h>
 
@@ -93,7 +94,7 @@ double scale_all(
   return seconds(std::chrono::steady_clock::now() - start);
 }
 
-void check_state(const LoadedPlan& plan, Tag tag) {
+void check_reduced(const LoadedPlan& plan, Tag tag) {
   for (std::size_t bucket = 0; bucket < plan.buckets.size(); ++bucket) {
     if (plan.buckets[bucket].reduced != tag) {
       throw DeviceError(
@@ -101,63 +102,21 @@ void check_state(const LoadedPlan& plan, Tag tag) {
       );
     }
   }
-  if (plan.applied == tag) {
-    throw DeviceError(fmt::format("attempt {} was already finished: gradients are multiplied once", tag));
-  }
-}
-
-void check_command(const LoadedPlan& plan, const FinishStep& command) {
-  check_state(plan, command.tag);
-  if (command.rules.size() != plan.layout().clip_groups) {
-    throw DeviceError(fmt::format("{} clip rules for {} clip groups", command.rules.size(), plan.layout().clip_groups));
-  }
-  if (!(command.scale > 0)) {
-    throw DeviceError(fmt::format("scale is {}, it must be positive", command.scale));
-  }
-}
-
-void check_command(const LoadedPlan& plan, const ScaleGradients& command) {
-  check_state(plan, command.tag);
-  if (plan.measured != command.tag) {
-    throw DeviceError(fmt::format("attempt {} was not finished: there is no norm to clip by", command.tag));
-  }
-  if (command.outcomes.size() != plan.layout().clip_groups) {
-    throw DeviceError(
-        fmt::format("{} clip outcomes for {} clip groups", command.outcomes.size(), plan.layout().clip_groups)
-    );
-  }
+  check_unapplied(plan.applied, tag);
 }
 
 void combine_norms(const LoadedPlan& plan, const FinishStep& command, StepMath& math) {
   const LanePlan& layout = plan.layout();
-  NormSum total(layout.norm_type);
-  std::vector<NormSum> groups(layout.clip_groups, NormSum(layout.norm_type));
-  std::vector<NormSum> layers(layout.layers, NormSum(layout.norm_type));
+  NormTotals totals(layout.norm_type, layout.clip_groups, layout.layers);
   for (std::size_t index = 0; index < plan.tensors.size(); ++index) {
     const LaneTensor& tensor = layout.tensors[index];
     const TensorState& state = plan.tensors[index];
-    if (state.absent) {
-      continue;
+    if (!state.absent) {
+      totals.add(state.sum, tensor.clip_group, tensor.layer);
+      math.counted_elements += tensor.numel;
     }
-    total.add(state.sum);
-    groups[tensor.clip_group].add(state.sum);
-    if (tensor.layer >= 0) {
-      layers[static_cast<std::size_t>(tensor.layer)].add(state.sum);
-    }
-    math.counted_elements += tensor.numel;
   }
-  plan::ClipRule measure;
-  for (std::size_t group = 0; group < groups.size(); ++group) {
-    const plan::ClipRule& rule = command.rules[group];
-    const double raw_norm = groups[group].norm();
-    math.groups.push_back(plan::apply_clip_rule(rule, raw_norm, command.scale));
-    math.raw_group_norms.push_back(raw_norm);
-    measure.norm_dtype = rule.norm_dtype == plan::DType::Float64 ? rule.norm_dtype : measure.norm_dtype;
-  }
-  math.norm = plan::apply_clip_rule(measure, total.norm(), command.scale).norm;
-  for (const NormSum& layer : layers) {
-    math.layer_norms.push_back(layer.norm() / command.scale);
-  }
+  totals.write(command.rules, command.scale, math);
 }
 
 void report_ranks(const LoadedPlan& plan, std::uint32_t index, StepMath& math) {
@@ -197,7 +156,8 @@ void report_findings(const LoadedPlan& plan, StepMath& math) {
 }  // namespace
 
 StepMath finish_step(LoadedPlan& plan, const FinishStep& command, WorkerPool& pool, const std::atomic<bool>& cancel) {
-  check_command(plan, command);
+  check_reduced(plan, command.tag);
+  check_rules(command, plan.layout().clip_groups);
   const auto start = std::chrono::steady_clock::now();
   StepMath math;
   combine_norms(plan, command, math);
@@ -215,7 +175,9 @@ StepMath finish_step(LoadedPlan& plan, const FinishStep& command, WorkerPool& po
 double scale_gradients(
     LoadedPlan& plan, const ScaleGradients& command, WorkerPool& pool, const std::atomic<bool>& cancel
 ) {
-  check_command(plan, command);
+  check_reduced(plan, command.tag);
+  check_measured(plan.measured, command.tag);
+  check_outcomes(command, plan.layout().clip_groups);
   plan.applied = command.tag;
   return scale_all(plan, command.outcomes, Scaling::Copies::OwnedByRanks, pool, cancel);
 }

@@ -49,6 +49,10 @@ class InlineHostLane : public device::Lane {
       report.plan = load->plan;
       return report;
     }
+    if (const auto* load = std::get_if<device::LoadStats>(&command)) {
+      report.plan = load->plan;
+      return report;
+    }
     if (const auto* reduce = std::get_if<device::ReduceBucket>(&command)) {
       report.plan = reduce->plan;
       report.tag = reduce->tag;

@@ -80,6 +80,8 @@ class RecordingLane : public device::Lane {
 
   static device::LaneReport answer(device::LoadPlan& command) { return device::Loaded{command.plan}; }
 
+  static device::LaneReport answer(device::LoadStats& command) { return device::Loaded{command.plan}; }
+
   static device::LaneReport answer(device::UnloadPlan& command) { return device::Unloaded{command.plan}; }
 
   device::LaneReport answer(device::ReduceBucket& command) {

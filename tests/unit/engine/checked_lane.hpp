@@ -90,6 +90,11 @@ class CheckedLane : public device::Lane {
     buckets_of_[command.plan] = command.layout.buckets.size();
   }
 
+  void note(const device::LoadStats& command) {
+    buffers_of_[command.plan] = command.layout.rank_buffers;
+    buckets_of_[command.plan] = 0;
+  }
+
   void note(const device::Abort& command) { aborted_[command.plan] = command.tag; }
 
   void note(const device::ReduceBucket& command) {
@@ -160,7 +165,12 @@ class CheckedLane : public device::Lane {
     return device::Unmapped{command.buffer};
   }
 
-  device::LaneReport answer(const device::LoadPlan& command) {
+  device::LaneReport answer(const device::LoadPlan& command) { return answer_load(command); }
+
+  device::LaneReport answer(const device::LoadStats& command) { return answer_load(command); }
+
+  template <typename Load>
+  device::LaneReport answer_load(const Load& command) {
     bool possible = !(fails && chance_(40));
     for (const device::BufferId buffer : command.layout.rank_buffers) {
       expect(

@@ -1,0 +1,89 @@
+#include "device/loaded_stats.hpp"
+
+#include "device/device_error.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace gradsync::device {
+
+namespace {
+
+/// The message is made only where it is needed: there may be a million holders.
+template <typename Message>
+void check(bool fits, const Message& message) {
+  if (!fits) {
+    throw DeviceError("the plan does not fit: " + message());
+  }
+}
+
+void check_tensor(
+    const StatsPlan& layout,
+    std::uint32_t index,
+    const std::vector<BufferView>& tables,
+    std::vector<std::vector<bool>>& named
+) {
+  const StatsTensor& tensor = layout.tensors[index];
+  check(tensor.clip_group < layout.clip_groups, [&] {
+    return fmt::format("tensor {} is in clip group {}", index, tensor.clip_group);
+  });
+  check(tensor.layer >= -1 && tensor.layer < static_cast<std::int64_t>(layout.layers), [&] {
+    return fmt::format("tensor {} is in layer {} of {}", index, tensor.layer, layout.layers);
+  });
+  const StatsHolder* before = nullptr;
+  for (const StatsHolder& holder : tensor.holders) {
+    check(holder.rank < tables.size(), [&] {
+      return fmt::format("tensor {} is held by rank {} of {}", index, holder.rank, tables.size());
+    });
+    check(holder.row < tables[holder.rank].size_bytes / sizeof(StatsRow), [&] {
+      return fmt::format(
+          "row {} of tensor {} ends outside the {} bytes of rank {}",
+          holder.row,
+          index,
+          tables[holder.rank].size_bytes,
+          holder.rank
+      );
+    });
+    std::vector<bool>& rows = named[holder.rank];
+    rows.resize(std::max<std::size_t>(rows.size(), std::size_t{holder.row} + 1));
+    check(!rows[holder.row], [&] {
+      return fmt::format("row {} of rank {} is of tensor {} and of another", holder.row, holder.rank, index);
+    });
+    rows[holder.row] = true;
+    check(before == nullptr || std::tie(before->box, before->rank) < std::tie(holder.box, holder.rank), [&] {
+      return fmt::format("the holders of tensor {} are not ordered by box and rank", index);
+    });
+    check(before == nullptr || before->box != holder.box || before->elements == holder.elements, [&] {
+      return fmt::format("box {} of tensor {} has two sizes", holder.box, index);
+    });
+    before = &holder;
+  }
+}
+
+}  // namespace
+
+LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables) : layout_(std::move(layout)) {
+  check_buffers(layout_.world_size, layout_.norm_type, tables);
+  std::vector<std::vector<bool>> named(tables.size());
+  ends_.reserve(layout_.tensors.size());
+  for (std::uint32_t index = 0; index < layout_.tensors.size(); ++index) {
+    check_tensor(layout_, index, tables, named);
+    const std::vector<StatsHolder> holders = std::exchange(layout_.tensors[index].holders, {});
+    for (std::size_t i = 0; i < holders.size(); ++i) {
+      const StatsHolder& holder = holders[i];
+      rows_.push_back(
+          {tables[holder.rank].data + std::size_t{holder.row} * sizeof(StatsRow),
+           holder.elements,
+           holder.rank,
+           i == 0 || holders[i - 1].box != holder.box}
+      );
+    }
+    ends_.push_back(rows_.size());
+  }
+}
+
+}  // namespace gradsync::device

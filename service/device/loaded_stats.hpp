@@ -1,0 +1,46 @@
+#pragma once
+// A plan of data path `stats` on the lane: its layout checked against the mapped tables. Belongs to the lane thread.
+
+#include "device/lane.hpp"
+#include "device/loaded_plan.hpp"
+#include "device/stats_plan.hpp"
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+namespace gradsync::device {
+
+/// A holder's row, where it lies.
+struct TableRow {
+  std::byte* address = nullptr;
+  std::uint64_t elements = 0;
+  std::uint32_t rank = 0;
+  bool first_of_box = false;
+};
+
+class LoadedStats {
+ public:
+  /// `tables[rank]`: the rank's buffer. Throws DeviceError naming what does not fit.
+  LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables);
+
+  /// Without the holders: `rows` are they.
+  [[nodiscard]] const StatsPlan& layout() const { return layout_; }
+
+  /// Of all tensors, in plan order; a tensor's by box, then by rank.
+  [[nodiscard]] const std::vector<TableRow>& rows() const { return rows_; }
+
+  /// By tensor: the end of its rows, which is the begin of the next one's.
+  [[nodiscard]] const std::vector<std::size_t>& ends() const { return ends_; }
+
+  std::optional<Tag> measured;          ///< finished with apply == false
+  std::optional<Tag> applied;           ///< its trainers multiply, or need not
+  std::optional<BufferId> lost_buffer;  ///< unmapped under the plan: no command can run any more
+
+ private:
+  StatsPlan layout_;
+  std::vector<TableRow> rows_;
+  std::vector<std::size_t> ends_;
+};
+
+}  // namespace gradsync::device
