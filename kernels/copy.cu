@@ -97,7 +97,7 @@ __device__ inline void copy_groups(const CopyItem& item, const CopyEntry& part, 
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < Group<Destination>::kVectors; ++i) {
-      vectors[i] = result.vectors[i];
+      __stcg(vectors + i, result.vectors[i]);
     }
   };
   // As many bytes in flight per thread as in the other passes, whatever the dtype.
@@ -127,9 +127,11 @@ __device__ inline void copy_elements(const CopyItem& item, const CopyEntry& part
   for (std::uint32_t i = from + threadIdx.x; i < item.count; i += kThreads) {
     const std::uint64_t index = item.first + i;
     const typename Source::Stored stored =
-        source == nullptr ? 0 : source[place(index, part.row_count, part.source_stride)];
-    destination[place(index, part.row_count, part.destination_stride)] =
-        Destination::store(convert(Source::load(stored)));
+        source == nullptr ? 0 : __ldg(source + place(index, part.row_count, part.source_stride));
+    __stcg(
+        destination + place(index, part.row_count, part.destination_stride),
+        Destination::store(convert(Source::load(stored)))
+    );
   }
 }
 

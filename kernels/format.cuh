@@ -78,6 +78,8 @@ __device__ inline void put_stored(uint4& vector, std::uint32_t i, typename Forma
   }
 }
 
+// Loads and stores name the L2 cache, which also tells the compiler that the address is global.
+
 /// `count` elements, at most a vector, read one by one; the rest is zero.
 template <typename Format>
 __device__ inline uint4 load_elements(const typename Format::Stored* from, std::uint32_t count) {
@@ -85,7 +87,7 @@ __device__ inline uint4 load_elements(const typename Format::Stored* from, std::
 #pragma unroll
   for (std::uint32_t i = 0; i < Format::kPerVector; ++i) {
     if (i < count) {
-      put_stored<Format>(vector, i, from[i]);
+      put_stored<Format>(vector, i, __ldcg(from + i));
     }
   }
   return vector;
@@ -96,7 +98,7 @@ __device__ inline void store_elements(typename Format::Stored* to, const uint4& 
 #pragma unroll
   for (std::uint32_t i = 0; i < Format::kPerVector; ++i) {
     if (i < count) {
-      to[i] = stored_in<Format>(vector, i);
+      __stcg(to + i, stored_in<Format>(vector, i));
     }
   }
 }

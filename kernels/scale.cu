@@ -46,24 +46,24 @@ __device__ inline void scale_share(
       uint4 loaded[kInFlight];
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
-        loaded[i] = vectors[index + i * stride];
+        loaded[i] = __ldcg(vectors + index + i * stride);
       }
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
-        vectors[index + i * stride] = multiplied<Format>(loaded[i], factor);
+        __stcg(vectors + index + i * stride, multiplied<Format>(loaded[i], factor));
       }
     }
     uint4 loaded[kInFlight];
 #pragma unroll
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
       if (index + i * stride < whole) {
-        loaded[i] = vectors[index + i * stride];
+        loaded[i] = __ldcg(vectors + index + i * stride);
       }
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
       if (index + i * stride < whole) {
-        vectors[index + i * stride] = multiplied<Format>(loaded[i], factor);
+        __stcg(vectors + index + i * stride, multiplied<Format>(loaded[i], factor));
       }
     }
     index = whole % stride == own ? whole : piece.count;

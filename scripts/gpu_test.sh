@@ -21,7 +21,7 @@ cat "$out/machine.txt"
 limited 150 gpu_test "$programs/gpu_test" --gtest_brief=1 --gtest_output="xml:$out/gpu_test.xml"
 
 if ! nvidia-smi -L >/dev/null 2>&1; then
-  echo "gpu: no GPU; compute-sanitizer was not run"
+  echo "gpu: no GPU (nvidia-smi lists none): every test skipped, nothing was tested"
 elif ! command -v compute-sanitizer >/dev/null; then
   echo "gpu: compute-sanitizer not found; it was not run"
 else

@@ -49,6 +49,11 @@ T __ldcg(const T* from) {
   return *from;
 }
 
+template <typename T>
+void __stcg(T* to, T value) {
+  *to = value;
+}
+
 inline void __threadfence() {}
 
 inline unsigned atomicAdd(unsigned* to, unsigned value) {
