@@ -62,6 +62,7 @@ struct Parsed {
   ConfigShowCommand show;
   StatusCommand status;
   RpcCommand rpc;
+  PlanCheckCommand plan_check;
   VersionCommand version;
 };
 
@@ -120,6 +121,23 @@ std::variant<Command, int> parse_command_line(int argc, const char* const* argv)
   rpc->footer("\nExample: gradsyncd rpc log.set_level '{\"level\": \"debug\"}'");
   add_address(*rpc, parsed.rpc.address);
 
+  CLI::App* plan = app.add_subcommand("plan", "What a job's declarations come down to");
+  plan->require_subcommand(1);
+  CLI::App* plan_check = plan->add_subcommand(
+      "check", "Check the declarations of all ranks, offline; exit code 1 and the reason if refused"
+  );
+  plan_check->add_option("file", parsed.plan_check.file, "JSON lines: the head, then one line per rank; - reads stdin")
+      ->required();
+  plan_check->add_flag(
+      "--explain", parsed.plan_check.explain, "Say of every tensor who holds it and how it is counted"
+  );
+  plan_check->add_flag("--json", parsed.plan_check.json, "As JSON");
+  plan_check->footer(
+      "\nExample: gradsyncd plan check job.jsonl\n"
+      "Head: {\"gradsync_declaration\": 1, \"world_size\": 2, \"meshes\": [...], \"options\": {...}}\n"
+      "Then: {\"rank\": 0, \"tensors\": [...]}, all as gradients.declare takes them."
+  );
+
   CLI::App* version = app.add_subcommand("version", "Print the version");
   version->add_flag("--json", parsed.version.json, "As JSON");
   version->footer("\nExample: gradsyncd version --json");
@@ -164,6 +182,9 @@ std::variant<Command, int> parse_command_line(int argc, const char* const* argv)
   }
   if (rpc->parsed()) {
     return Command{parsed.rpc};
+  }
+  if (plan_check->parsed()) {
+    return Command{parsed.plan_check};
   }
   return Command{parsed.version};
 }

@@ -45,12 +45,25 @@ struct RpcCommand {
   std::string params;  ///< JSON object; empty: {}
 };
 
+struct PlanCheckCommand {
+  std::string file;  ///< JSON lines; "-": standard input
+  bool explain = false;
+  bool json = false;
+};
+
 struct VersionCommand {
   bool json = false;
 };
 
-using Command = std::
-    variant<ServeCommand, RunCommand, CheckConfigCommand, ConfigShowCommand, StatusCommand, RpcCommand, VersionCommand>;
+using Command = std::variant<
+    ServeCommand,
+    RunCommand,
+    CheckConfigCommand,
+    ConfigShowCommand,
+    StatusCommand,
+    RpcCommand,
+    PlanCheckCommand,
+    VersionCommand>;
 
 /// Each returns an exit code.
 [[nodiscard]] int execute(const ServeCommand& command);
@@ -59,6 +72,7 @@ using Command = std::
 [[nodiscard]] int execute(const ConfigShowCommand& command);
 [[nodiscard]] int execute(const StatusCommand& command);
 [[nodiscard]] int execute(const RpcCommand& command);
+[[nodiscard]] int execute(const PlanCheckCommand& command);
 [[nodiscard]] int execute(const VersionCommand& command);
 
 }  // namespace gradsync::app

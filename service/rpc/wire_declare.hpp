@@ -65,6 +65,14 @@ struct EnumNames<plan::ReduceOp> {
 };
 
 template <>
+struct EnumNames<plan::DataPath> {
+  static constexpr std::array<std::pair<const char*, plan::DataPath>, 2> kEntries{{
+      {"arena", plan::DataPath::Arena},
+      {"stats", plan::DataPath::Stats},
+  }};
+};
+
+template <>
 struct EnumNames<plan::ClipMode> {
   static constexpr std::array<std::pair<const char*, plan::ClipMode>, 2> kEntries{{
       {"strict", plan::ClipMode::Strict},
@@ -102,6 +110,9 @@ struct Fields<plan::DeclareOptions> {
   static constexpr const char* kName = "DeclareOptions";
 
   static void visit(auto& v, auto& s) {
+    v.optional(
+        "data_path", s.data_path, "arena: the daemon reduces; stats: the trainer did, and hands over statistics"
+    );
     v.optional("accumulate", s.accumulate, "backward passes per step", kPositive);
     v.optional("norm_type", s.norm_type, "p of the norm: finite and at least 1, or \"Infinity\"", kPositive);
     v.optional("mode", s.mode, "how the coefficient is made; torch: bit-equal to clip_grad_norm_");

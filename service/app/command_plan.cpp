@@ -1,0 +1,143 @@
+#include "app/exit_code.hpp"
+#include "app/settings.hpp"
+#include "base/text.hpp"
+#include "plan/explain.hpp"
+#include "plan/make_plan.hpp"
+#include "rpc/declaration_file.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+
+namespace gradsync::app {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Result<plan::Plan> plan_of(std::istream& in) {
+  const bool shows = ::isatty(STDERR_FILENO) == 1;
+  const Result<rpc::JobDeclaration> job = rpc::read_declaration_file(in, [shows](std::size_t ranks) {
+    if (shows && ranks % 64 == 0) {
+      std::cerr << "\r" << ranks << " ranks read" << std::flush;
+    }
+  });
+  if (shows) {
+    std::cerr << "\r";
+  }
+  if (!job) {
+    return job.error();
+  }
+  std::vector<const plan::RankDeclaration*> by_rank;
+  for (const plan::RankDeclaration& rank : job->ranks) {
+    by_rank.push_back(&rank);
+  }
+  return plan::plan_job(by_rank, job->meshes, static_cast<std::int64_t>(by_rank.size()), {});
+}
+
+Json refusal(const Error& error) {
+  Json json{{"ok", false}, {"kind", kind_of(error.code)}, {"message", error.message}, {"hint", error.hint}};
+  if (!error.path.empty()) {
+    json["path"] = error.path;
+  }
+  if (!error.tensor.empty()) {
+    json["tensor"] = error.tensor;
+  }
+  if (error.rank) {
+    json["rank"] = *error.rank;
+  }
+  if (!error.ranks.empty()) {
+    json["ranks"] = error.ranks;
+  }
+  return json;
+}
+
+std::uint64_t counted(const plan::Plan& plan) {
+  std::uint64_t elements = 0;
+  for (const plan::PlannedTensor& tensor : plan.tensors) {
+    elements += static_cast<std::uint64_t>(tensor.counted_elements);
+  }
+  return elements;
+}
+
+Json summary(const plan::Plan& plan, bool explain) {
+  Json json{
+      {"ok", true},
+      {"ranks", plan.world_size},
+      {"tensors", plan.tensors.size()},
+      {"counted_elements", counted(plan)},
+      {"plan_digest", plan.digest}};
+  json["scalar_collectives"] = Json::array();
+  for (const plan::ScalarCollective& collective : plan.scalar_collectives) {
+    json["scalar_collectives"].push_back(
+        {{"mesh", collective.mesh}, {"axes", collective.axes}, {"length", collective.length}}
+    );
+  }
+  json["norm_groups"] = Json::array();
+  for (std::size_t i = 0; i < plan.norm_groups.size(); ++i) {
+    json["norm_groups"].push_back(plan::explain_norm_group(plan, i));
+  }
+  if (explain) {
+    json["explained"] = Json::object();
+    for (std::uint32_t i = 0; i < plan.tensors.size(); ++i) {
+      json["explained"][plan.tensors[i].declaration.name] = plan::explain_tensor(plan, i);
+    }
+  }
+  return json;
+}
+
+void print(const plan::Plan& plan, bool explain) {
+  std::cout << fmt::format(
+      "ok: {} ranks, {} tensors, {} elements counted once, plan {}\n",
+      plan.world_size,
+      plan.tensors.size(),
+      counted(plan),
+      plan.digest
+  );
+  for (std::size_t i = 0; i < plan.norm_groups.size(); ++i) {
+    std::cout << "  " << plan::explain_norm_group(plan, i) << "\n";
+  }
+  for (std::uint32_t i = 0; explain && i < plan.tensors.size(); ++i) {
+    std::cout << plan.tensors[i].declaration.name << ": " << plan::explain_tensor(plan, i) << "\n";
+  }
+}
+
+}  // namespace
+
+int execute(const PlanCheckCommand& command) {
+  std::ifstream file;
+  if (command.file != "-") {
+    file.open(command.file);
+    if (!file) {
+      complain(
+          fmt::format("cannot read {}: {}", command.file, std::strerror(errno)),
+          "write the file with save_declaration() of the Python client, or pass - for standard input"
+      );
+      return kExitUsage;
+    }
+  }
+  const Result<plan::Plan> plan = plan_of(command.file == "-" ? std::cin : file);
+  if (plan.has_error()) {
+    if (command.json) {
+      std::cout << refusal(plan.error()).dump(2) << "\n";
+    } else {
+      const std::string& path = plan.error().path;
+      complain((path.empty() ? "" : path + ": ") + plan.error().message, plan.error().hint);
+    }
+    return kExitFailure;
+  }
+  if (command.json) {
+    std::cout << summary(*plan, command.explain).dump(2) << "\n";
+  } else {
+    print(*plan, command.explain);
+  }
+  return kExitOk;
+}
+
+}  // namespace gradsync::app
