@@ -18,6 +18,10 @@ struct ThreadSum {
   std::uint64_t fingerprint = 0;
 };
 
+__device__ inline std::uint64_t shuffled_down(std::uint64_t value, std::uint32_t offset) {
+  return __shfl_down_sync(kAllLanes, static_cast<unsigned long long>(value), offset);
+}
+
 /// The sum of a warp's threads, in lane 0: lane i with i + 16, …, then 0 with 1. `kPairs`: their low parts count.
 template <bool kPairs, bool kFingerprint>
 __device__ inline PowerSum warp_sum(const ThreadSum& thread) {
@@ -70,6 +74,23 @@ __device__ inline PowerSum sum_of_warps(const PowerSum (&warps)[kWarps]) {
     sum.nonfinite += warps[warp].nonfinite;
     sum.nan += warps[warp].nan;
     sum.fingerprint += warps[warp].fingerprint;
+  }
+  return sum;
+}
+
+/// add(sum, other) over the lanes of a warp, in the order of warp_sum.
+template <typename Add>
+__device__ inline PowerSum warp_tree_sum(PowerSum sum, const Add& add) {
+#pragma unroll
+  for (std::uint32_t offset = kWarp / 2; offset > 0; offset /= 2) {
+    add(sum,
+        {__shfl_down_sync(kAllLanes, sum.high, offset),
+         __shfl_down_sync(kAllLanes, sum.low, offset),
+         __shfl_down_sync(kAllLanes, sum.scale, offset),
+         __shfl_down_sync(kAllLanes, sum.maximum, offset),
+         shuffled_down(sum.nonfinite, offset),
+         shuffled_down(sum.nan, offset),
+         shuffled_down(sum.fingerprint, offset)});
   }
   return sum;
 }

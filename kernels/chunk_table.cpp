@@ -172,6 +172,10 @@ ChunkTable::ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_g
     }
     shape_.of_dtype[dtype].end = static_cast<std::uint32_t>(pieces.items.size());
   }
+  const auto few = std::stable_partition(split.begin(), split.end(), [&](std::uint32_t tensor) {
+    return entries[tensor].pieces >= kManyPieces;
+  });
+  shape_.many_count = static_cast<std::uint32_t>(few - split.begin());
   std::vector<std::vector<std::uint32_t>> members(norm_groups);
   for (std::uint32_t i = 0; i < tensors.size(); ++i) {
     entries[i].count = tensors[i].count;

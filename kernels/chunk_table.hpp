@@ -16,6 +16,9 @@ namespace gradsync::kernels {
 /// Tensors up to this size are one piece, read by one warp.
 inline constexpr std::uint64_t kSmallBytes = 16U << 10;
 
+/// The records of a tensor with fewer pieces are added by one warp, of one with more by a block.
+inline constexpr std::uint32_t kManyPieces = 32;
+
 struct TensorSpec {
   void* address = nullptr;  ///< on the device, aligned to an element; may be null only without elements
   std::uint64_t count = 0;  ///< elements; 0 is a tensor whose sums are zero
@@ -52,7 +55,7 @@ struct DeviceTable {
   const Piece* items = nullptr;  ///< what a block claims at a time; by dtype, large ones first
   const Piece* small = nullptr;  ///< the pieces of small tensors
   const TensorEntry* tensors = nullptr;
-  const std::uint32_t* split = nullptr;          ///< tensors with more pieces than one
+  const std::uint32_t* split = nullptr;          ///< tensors with more pieces than one, those with kManyPieces first
   const std::uint32_t* group_first = nullptr;    ///< norm_groups + 1 positions in group_tensors
   const std::uint32_t* group_tensors = nullptr;  ///< tensors of each norm group, in index order
   std::array<ItemRange, kDTypes> of_dtype{};
@@ -60,7 +63,8 @@ struct DeviceTable {
   std::uint32_t norm_groups = 0;
   std::uint32_t clip_groups = 0;
   std::uint32_t split_count = 0;
-  std::uint32_t records = 0;  ///< pieces of split tensors
+  std::uint32_t many_count = 0;  ///< of them, those with kManyPieces or more
+  std::uint32_t records = 0;     ///< pieces of split tensors
 };
 
 class ChunkTable {

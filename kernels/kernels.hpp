@@ -30,9 +30,9 @@ struct Measurement {
 /// groups[j] = the sum over the tensors of norm group j, in index order. Sums are those of norm_sum.cpp of the CPU
 /// engine (same definition, not the same bits), within 2^-24 of Σ for 16-bit types, far less for the others.
 ///
-/// One launch per dtype in the table; for float64, and for p other than 1, 2 and infinity, a second one that reads a
-/// tensor again only where its plain sum left the range of doubles.
-/// `tensors`: tensor_count of the table, `groups`: norm_groups; `scratch`: ChunkTable::scratch_bytes.
+/// One launch per dtype in the table, and one more where tensors are larger than a piece (64 KiB); for float64, and for
+/// p other than 1, 2 and infinity, the same again, which reads a tensor only where its plain sum left the range of
+/// doubles. `tensors`: tensor_count of the table, `groups`: norm_groups; `scratch`: ChunkTable::scratch_bytes.
 [[nodiscard]] cudaError_t measure(
     const DeviceTable& table,
     const Measurement& what,

@@ -16,15 +16,13 @@ struct MeasurePass {
   Items work;
   const Piece* small;
   const TensorEntry* entries;
-  const std::uint32_t* split;
   const std::uint32_t* group_first;
   const std::uint32_t* group_tensors;
   Scratch scratch;
   PowerSum* tensors;
   PowerSum* groups;
   double p;
-  std::uint32_t split_count;
-  std::uint32_t norm_groups;  ///< 0: another round follows, which adds the groups
+  std::uint32_t norm_groups;  ///< 0: a later launch adds the groups
   std::uint32_t blocks;       ///< of all launches of the pass
   bool fingerprint;
   bool again;
@@ -186,52 +184,7 @@ __device__ inline void put_record(const MeasurePass& pass, std::uint32_t record,
   }
 }
 
-/// Records of a tensor from `own` on, every `stride`th.
-__device__ inline PowerSum sum_records(
-    const MeasurePass& pass, const TensorEntry& entry, std::uint32_t own, std::uint32_t stride
-) {
-  PowerSum sum = empty_sum();
-#pragma unroll 4
-  for (std::uint32_t i = own; i < entry.pieces; i += stride) {
-    add_part(sum, load_record(pass.scratch.records + entry.first_record + i));
-  }
-  if (pass.fingerprint) {
-    for (std::uint32_t i = own; i < entry.pieces; i += stride) {
-      sum.fingerprint += load_fresh(pass.scratch.fingerprints + entry.first_record + i);
-    }
-  }
-  return sum;
-}
-
-/// Tensors with fewer pieces are added by one thread each, others by the block together.
-inline constexpr std::uint32_t kManyPieces = 64;
-
 /// By the last block of the pass.
-__device__ __noinline__ inline void add_tensors(const MeasurePass& pass) {
-  for (std::uint32_t i = threadIdx.x; i < pass.split_count; i += kThreads) {
-    const std::uint32_t tensor = pass.split[i];
-    const TensorEntry entry = pass.entries[tensor];
-    const double divisor = pass.again ? divisor_of(pass, tensor) : 1;
-    if (entry.pieces < kManyPieces && divisor != 0) {
-      put_tensor(pass, tensor, sum_records(pass, entry, 0, 1), divisor);
-    }
-  }
-  for (std::uint32_t i = 0; i < pass.split_count; ++i) {
-    const std::uint32_t tensor = pass.split[i];
-    const TensorEntry entry = pass.entries[tensor];
-    const double divisor = pass.again ? divisor_of(pass, tensor) : 1;
-    if (entry.pieces < kManyPieces || divisor == 0) {
-      continue;
-    }
-    const PowerSum own = sum_records(pass, entry, threadIdx.x, kThreads);
-    const PowerSum sum = tree_sum(own, [](PowerSum& to, const PowerSum& other) { add_part(to, other); });
-    if (threadIdx.x == 0) {
-      put_tensor(pass, tensor, sum, divisor);
-    }
-  }
-}
-
-/// By the last block of the pass, after add_tensors.
 __device__ __noinline__ inline void add_groups(const MeasurePass& pass) {
   const double p = pass.p;
   for (std::uint32_t group = 0; group < pass.norm_groups; ++group) {
@@ -279,8 +232,6 @@ __global__ void __launch_bounds__(kThreads, measure_blocks(Kind::kPower)) measur
       }
   );
   if (arrive_last(&pass.scratch.counters->arrived, pass.blocks)) {
-    add_tensors(pass);
-    __syncthreads();
     add_groups(pass);
     reset(pass.scratch.counters);
   }

@@ -34,6 +34,6 @@ sanitize() {
 }
 
 which=${1:-all}
-[ "$which" = tsan ] || sanitize asan base plan policy device engine rpc net app
+[ "$which" = tsan ] || sanitize asan base plan policy device engine rpc net app kernels
 [ "$which" = asan ] || sanitize tsan device engine rpc net
 finish "${required[@]}"
