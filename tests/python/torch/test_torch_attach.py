@@ -235,9 +235,9 @@ def test_something_that_is_no_module():
 
 
 @pytest.mark.parametrize("mode", ["observe", "clip"])
-def test_modes_of_later_releases_say_so(monkeypatch, mode):
+def test_modes_of_init_say_so(monkeypatch, mode):
     monkeypatch.setenv("GRADSYNC_MODE", mode)
-    with pytest.raises(gst.ModeNotAvailable, match="later release; set it to sync"):
+    with pytest.raises(gst.ModeNotAvailable, match=r"init\(\) instead, or set it to sync"):
         gst.attach(mlp())
 
 

@@ -2,16 +2,25 @@
 
 gs = gradsync.torch.attach(model, clip=gradsync.Clip(max_norm=1.0))
 loss.backward(); report = gs.step(optimizer)
+
+Or, where FSDP2, TP, PP, EP or DDP reduce already, exact norm and clip in their place:
+
+gradsync.torch.init(model, mesh=device_mesh)
+loss.backward(); norm = gradsync.torch.clip_grad_norm_(model.parameters(), 1.0)
 """
 
 from ._attach import attach
 from ._errors import GradientRefused, LateGradient, ModeNotAvailable, ModuleRefused, ParameterChanged
 from ._gradsync import GradSync
+from ._init import clip_grad_norm_, clip_grads_with_norm_, close, get_total_norm, init, last_report
 from ._off import OffSync
+from ._placed import Experts
 from ._recorder import Counters
+from ._session import Session
 
 __all__ = [
     "Counters",
+    "Experts",
     "GradSync",
     "GradientRefused",
     "LateGradient",
@@ -19,5 +28,12 @@ __all__ = [
     "ModuleRefused",
     "OffSync",
     "ParameterChanged",
+    "Session",
     "attach",
+    "clip_grad_norm_",
+    "clip_grads_with_norm_",
+    "close",
+    "get_total_norm",
+    "init",
+    "last_report",
 ]

@@ -137,7 +137,8 @@ def _wanted_mode() -> str:
         return wanted
     if wanted in ("observe", "clip"):
         raise ModeNotAvailable(
-            f"GRADSYNC_MODE={wanted} arrives in a later release; set it to sync (the sidecar reduces and clips) or off"
+            f"GRADSYNC_MODE={wanted}: attach() lets the sidecar reduce; for gradients that a framework reduces "
+            "call gradsync.torch.init() instead, or set it to sync or off"
         )
     raise UsageError(f"GRADSYNC_MODE={wanted!r} is not a mode; set it to sync or off")
 

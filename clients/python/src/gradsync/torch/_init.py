@@ -1,0 +1,268 @@
+"""`init`: from a model that its framework reduces to declared gradients, and torch's functions over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradsync
+from gradsync._launch import resolve_launch
+from gradsync.errors import CallTimeout, NotAttached, UsageError, local_error
+
+from . import _framework
+from ._errors import ModeNotAvailable
+from ._mesh_axes import JobMesh, job_meshes
+from ._module_tree import clean_name
+from ._placed import Experts, Placer
+from ._session import Session
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    MeshSpec = DeviceMesh | Mapping[str, int]
+
+__all__ = ["clip_grad_norm_", "clip_grads_with_norm_", "close", "get_total_norm", "init", "last_report"]
+
+_MODES = ("off", "clip")
+_current: Session | _framework.Off | None = None
+
+
+def init(
+    model_parts: nn.Module | Sequence[nn.Module],
+    mesh: MeshSpec | Mapping[str, MeshSpec] | None = None,
+    *,
+    pp: str | DeviceMesh | None = None,
+    ep: Experts | Sequence[Experts] = (),
+    tied: Iterable[Sequence[str]] = (),
+    layer: Callable[[str], str | None] | None = None,
+    mode: str | None = None,
+    norm_type: float = 2.0,
+    check_weights: bool = True,
+    job: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    client: gradsync.Client | None = None,
+    address: str | None = None,
+    timeout: float | None = None,
+) -> Session | _framework.Off:
+    """Declares the gradients of a model that FSDP2, TP, DDP or a like framework reduces. Collective.
+
+    From then on `clip_grad_norm_`, `get_total_norm` and `clip_grads_with_norm_` of this module are torch's, exact over
+    every parallel axis.
+
+    Args:
+        model_parts: the modules that this rank holds: the model, or the stages of a pipeline; an empty list is legal.
+        mesh: over all ranks: a DeviceMesh or axes and sizes; several by name, that of most parameters first. Default:
+            one axis `dp`. Placements of DTensors are read; along axes that a parameter's mesh lacks it is replicated.
+        pp: the axis whose coordinates hold different stages, by name or as its one-dimensional mesh; default "pp".
+        ep: parameters that differ along an expert axis without being DTensors on it.
+        tied: names of parameters that share one weight across stages; counted once.
+        layer: name of a parameter → its layer in the report.
+        mode: "clip", or "off" where the functions are the framework's own; default `$GRADSYNC_MODE`, else "clip".
+        check_weights: compare what should be replicas now, which finds tensors that only share their name.
+        job, rank, world_size: default from the process group, then from torchrun's environment.
+        client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
+        timeout: seconds to wait for the other ranks' declaration.
+
+    Raises:
+        ModuleRefused: a parameter is placed in a way that has no exact norm; says why and what to do.
+        WeightsDiverged: what is declared as replicas is not equal.
+        RpcError: the declaration is refused, or ranks differ; names the tensor, the field and both values.
+        ConnectionFailed: no daemon.
+    """
+    global _current
+    close()
+    if _wanted_mode(mode) == "off":
+        _current = _framework.Off()
+        return _current
+    if rank is None and world_size is None and dist.is_available() and dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    launch = resolve_launch(job, rank, world_size, None)
+    meshes = job_meshes(mesh, launch.rank, launch.world_size)
+    named = _parameters(model_parts)
+    placer = Placer(
+        meshes,
+        _pipeline_axis(pp, meshes[0]),
+        [ep] if isinstance(ep, Experts) else list(ep),
+        _tied_ids(tied),
+        check_weights,
+    )
+    tensors = [placer.place(name, parameter, layer(name) if layer else None) for name, parameter in named.items()]
+
+    owned = gradsync.connect(address) if client is None else None
+    connection = client if owned is None else owned
+    assert connection is not None
+    with contextlib.ExitStack() as undo:
+        if owned is not None:
+            undo.push(owned)
+        attached = connection.attach(
+            job=launch.job,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            meshes={one.name: one.axes for one in meshes},
+        )
+        undo.push(lambda kind, error, trace: _leave(attached, error))
+        session = Session(attached, tensors, list(named.values()), float(norm_type), owned, timeout)
+        undo.pop_all()
+    _current = session
+    return session
+
+
+def close() -> None:
+    """Leaves the job of the last `init`; doing it again changes nothing."""
+    global _current
+    previous, _current = _current, None
+    if previous is not None:
+        previous.close()
+
+
+def last_report() -> gradsync.StepReport | None:
+    """Of the last step, with the norm, what was not finite or differed between replicas, and what was missing."""
+    return None if _current is None else _current.report
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+    pp_mesh: DeviceMesh | None = None,
+    ep_enabled: bool = False,
+) -> torch.Tensor:
+    """`torch.nn.utils.clip_grad_norm_` of the whole model: every element once, everything held is multiplied.
+
+    `pp_mesh` and `ep_enabled` are torchtitan's; what they ask for is in the plan already. Every rank calls it, also one
+    without gradients or parameters.
+
+    Raises:
+        NotAttached: `init` did not come first.
+        GradientRefused: a gradient is not reduced, or not placed like its parameter.
+        UsageError: the parameters are not those of `init`.
+        RuntimeError: `error_if_nonfinite`, and the norm is NaN or infinite; gradients are unchanged.
+    """
+    titan = pp_mesh is not None or ep_enabled
+    session = _session()
+    if isinstance(session, _framework.Off):
+        return _framework.clip_grad_norm_(
+            parameters, max_norm, norm_type, error_if_nonfinite, foreach, pp_mesh, ep_enabled
+        )
+    return session.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach, plain=titan)
+
+
+def get_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """`torch.nn.utils.get_total_norm` of the whole model, given all gradients that this rank holds.
+
+    Raises:
+        NotAttached: `init` did not come first.
+        UsageError: the gradients are not those of all parameters of `init`.
+    """
+    session = _session()
+    if isinstance(session, _framework.Off):
+        return _framework.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+    return session.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+
+
+def clip_grads_with_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    total_norm: torch.Tensor,
+    foreach: bool | None = None,
+) -> None:
+    """`torch.nn.utils.clip_grads_with_norm_` with the norm that `get_total_norm` returned in this step.
+
+    Raises:
+        NotAttached: `init` did not come first.
+        UsageError: the norm is another one.
+    """
+    session = _session()
+    if isinstance(session, _framework.Off):
+        _framework.clip_grads_with_norm_(parameters, max_norm, total_norm, foreach)
+    else:
+        session.clip_grads_with_norm_(parameters, max_norm, total_norm, foreach)
+
+
+def _session() -> Session | _framework.Off:
+    if _current is None:
+        raise local_error(
+            NotAttached,
+            "gradsync.torch: no model is known here",
+            "call gradsync.torch.init(model, mesh=…) on every rank before the first step",
+        )
+    return _current
+
+
+def _wanted_mode(mode: str | None) -> str:
+    wanted = mode if mode is not None else os.environ.get("GRADSYNC_MODE", "clip")
+    if wanted in _MODES:
+        return wanted
+    where = "mode" if mode is not None else "GRADSYNC_MODE"
+    if wanted == "sync":
+        raise ModeNotAvailable(
+            f"{where}=sync: gradients of init() are reduced by their framework; set it to clip, or attach() the plain "
+            "module"
+        )
+    if wanted == "observe":
+        raise ModeNotAvailable(f"{where}=observe arrives in a later release; set it to clip or off")
+    raise UsageError(f"{where}={wanted!r} is not a mode; set it to {' or '.join(_MODES)}")
+
+
+def _parameters(model_parts: nn.Module | Sequence[nn.Module]) -> dict[str, nn.Parameter]:
+    """Every trainable parameter once, under its first name."""
+    parts = [model_parts] if isinstance(model_parts, nn.Module) else list(model_parts)
+    for part in parts:
+        if not isinstance(part, nn.Module):
+            raise UsageError(f"init() got {type(part).__name__} among its parts; give nn.Modules, not parameters")
+    found: dict[str, nn.Parameter] = {}
+    seen: set[int] = set()
+    for number, part in enumerate(parts):
+        for full_name, parameter in part.named_parameters():
+            if id(parameter) in seen or not parameter.requires_grad:
+                continue
+            seen.add(id(parameter))
+            name = clean_name(full_name)
+            found[name if name not in found else f"parts.{number}.{name}"] = parameter
+    return found
+
+
+def _pipeline_axis(pp: Any, mesh: JobMesh) -> str | None:
+    if pp is None:
+        return "pp" if "pp" in mesh.axes else None
+    if isinstance(pp, str):
+        if pp not in mesh.axes:
+            raise UsageError(f"pp={pp!r}: mesh {mesh.name!r} has the axes {', '.join(mesh.axes)}")
+        return pp
+    dims = mesh.dims_of(pp)
+    if dims is None or [len(dim) for dim in dims] not in ([0], [1]):
+        raise UsageError(f"pp={pp}: it does not lie along one axis of {dict(mesh.axes)}; name the axis: pp='pp'")
+    return dims[0][0] if dims[0] else None
+
+
+def _tied_ids(tied: Iterable[Sequence[str]]) -> dict[str, str]:
+    ids: dict[str, str] = {}
+    for names in tied:
+        if isinstance(names, str) or len(names) < 2:
+            raise UsageError(
+                f"tied={names!r}: give groups of two names or more: tied=[('embed.weight', 'head.weight')]"
+            )
+        for name in names:
+            ids[name] = names[0]
+    return ids
+
+
+def _leave(job: gradsync.Job, error: BaseException | None) -> None:
+    if isinstance(error, (KeyboardInterrupt, CallTimeout)):
+        job.abandon()
+    else:
+        job.detach()

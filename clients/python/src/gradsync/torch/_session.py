@@ -1,0 +1,279 @@
+"""One rank's gradients that its framework reduced: gathered, measured, and multiplied by what the daemon answers.
+
+Each step takes the gradients where they are at that moment; frameworks make new ones. The plan covers all parameters,
+so a gradient that is None on a rank changes no call: the row says that there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import gradsync
+from gradsync._declared import some_of
+from gradsync.errors import GradsyncError, UsageError
+
+from ._errors import GradientRefused, ParameterChanged
+from ._placed import is_dtensor, is_partial, local_tensor
+from ._statistics import Measurer
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["Session"]
+
+
+class Session:
+    """What `init` returns in mode `clip`. Calls belong to the thread that runs backward."""
+
+    def __init__(
+        self,
+        job: gradsync.Job,
+        tensors: Sequence[gradsync.Tensor],
+        parameters: Sequence[nn.Parameter],
+        norm_type: float,
+        owned_client: gradsync.Client | None,
+        timeout: float | None,
+    ) -> None:
+        self._job = job
+        self._parameters = list(parameters)
+        self._tensors = list(tensors)
+        self._owned_client = owned_client
+        self._known = {id(parameter): index for index, parameter in enumerate(self._parameters)}
+        self._accepted: list[torch.Tensor] = []  # the last list of parameters that was found to be right
+        self._is_dtensor = [is_dtensor(parameter) for parameter in self._parameters]
+        self._specs: list[Any] = [None] * len(self._parameters)  # of DTensor gradients found to be right
+        self._dtypes = [getattr(torch, tensor.dtype) for tensor in self._tensors]
+        self._locals = [local_tensor(parameter) for parameter in self._parameters]
+        self._norm_dtype = torch.float64 if torch.float64 in self._dtypes else torch.float32
+        self._half_done: gradsync.StepReport | None = None
+        self.report: gradsync.StepReport | None = None  #: of the last step
+        self._declare(norm_type, timeout)
+
+    # torch's functions
+
+    def clip_grad_norm_(
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+        *,
+        plain: bool = False,
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.clip_grad_norm_`, over all ranks of the job. `plain`: the norm is no DTensor."""
+        self._check_parameters(parameters)
+        gradients = self._prepare(norm_type)
+        report = self.report = self._grads.finish(max_norm=float(max_norm))
+        norm = self._as_tensor(report.norm, plain)
+        if error_if_nonfinite and not math.isfinite(report.norm):
+            raise _nonfinite(norm_type)
+        self._multiply(gradients, report)
+        return norm
+
+    def get_total_norm(
+        self,
+        tensors: torch.Tensor | Iterable[torch.Tensor],
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.get_total_norm` of all gradients that this rank holds, over all ranks of the job."""
+        self._check_gradients([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+        self._prepare(norm_type)
+        self._half_done = self.report = self._grads.compute_norm()
+        if error_if_nonfinite and not math.isfinite(self.report.norm):
+            raise _nonfinite(norm_type)
+        return self._as_tensor(self.report.norm, plain=False)
+
+    def clip_grads_with_norm_(
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        total_norm: torch.Tensor,
+        foreach: bool | None = None,
+    ) -> None:
+        """As `torch.nn.utils.clip_grads_with_norm_`, with the norm that `get_total_norm` returned in this step."""
+        self._check_parameters(parameters)
+        measured = None if self._half_done is None else self._as_tensor(self._half_done.norm, plain=True)
+        given = local_tensor(total_norm).to("cpu") if isinstance(total_norm, torch.Tensor) else None
+        if (
+            measured is None
+            or given is None
+            or not torch.equal(torch.nan_to_num(measured.cpu()), torch.nan_to_num(given))
+        ):
+            raise UsageError(
+                f"clip_grads_with_norm_(total_norm={total_norm!r}) is not what get_total_norm returned in this step; "
+                "call that first, with the gradients of all parameters of init()"
+            )
+        self._half_done = None
+        report = self.report = self._grads.apply_clip(max_norm=float(max_norm))
+        self._multiply(self._gather(), report)
+
+    # around the steps
+
+    def explain(self) -> dict[str, Any]:
+        """The plan: how often every tensor is held, over which ranks it is summed, and why."""
+        return self._grads.explain()
+
+    def save_declaration(self, path: str | os.PathLike[str]) -> None:
+        """Adds this rank's line to a file for `gradsyncd plan check`."""
+        self._grads.save_declaration(path)
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
+        return self._job.pause()
+
+    def close(self) -> None:
+        """Leaves the job. Doing it again changes nothing."""
+        with contextlib.suppress(GradsyncError):
+            self._job.detach()
+        if self._owned_client is not None:
+            self._owned_client.close()
+
+    # inside
+
+    def _declare(self, norm_type: float, timeout: float | None = None) -> None:
+        self._grads: gradsync.ReducedGrads = self._job.declare(
+            self._tensors,
+            data_path="stats",
+            norm_type=norm_type,
+            mode="torch",
+            clip=gradsync.Clip(zero_rule="zero"),
+            timeout=timeout,
+        )
+        self._tensors = [replace(tensor, weight_fingerprint=None) for tensor in self._tensors]  # weights move now
+        self._measurer = Measurer([(t.numel(), d, t.device) for t, d in zip(self._locals, self._dtypes)], norm_type)
+        memory = self._grads.table_memoryview()
+        self._table = torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else None
+
+    def _prepare(self, norm_type: float) -> list[torch.Tensor | None]:
+        """Measures the gradients into the table; what a caller left half done is done."""
+        gradients = self._gather()
+        if self._half_done is not None:
+            self._half_done = None
+            self._grads.apply_clip(max_norm=None)
+        if float(norm_type) != self._grads.norm_type:
+            self._declare(float(norm_type))
+        rows = self._measurer.measure(gradients, self._grads.check)
+        rows[:, 0] *= self._grads.stamp
+        if self._table is not None:
+            self._table.copy_(rows)
+        self._grads.wrote_all()
+        return gradients
+
+    def _gather(self) -> list[torch.Tensor | None]:
+        """This rank's part of every gradient, as it is now."""
+        found: list[torch.Tensor | None] = []
+        specs = self._specs
+        for index, parameter in enumerate(self._parameters):
+            gradient: Any = parameter.grad
+            if gradient is None:
+                found.append(None)
+                continue
+            if self._is_dtensor[index]:
+                spec = getattr(gradient, "_spec", None)
+                if spec is None or spec is not specs[index]:
+                    self._check_placements(index, gradient)
+                    specs[index] = spec
+                gradient = gradient._local_tensor
+                if type(gradient) is not torch.Tensor and hasattr(gradient, "wait"):
+                    gradient = gradient.wait()
+            elif is_dtensor(gradient):
+                self._refuse(index, f"its gradient is a DTensor {gradient.placements}, the parameter is none")
+            if gradient.dtype is not self._dtypes[index]:
+                self._refuse(index, f"its gradient is {gradient.dtype}, declared was {self._dtypes[index]}")
+            if gradient.is_sparse:
+                self._refuse(index, "its gradient is sparse")
+            found.append(gradient)
+        return found
+
+    def _check_placements(self, index: int, gradient: Any) -> None:
+        parameter: Any = self._parameters[index]
+        wanted = tuple(parameter.placements)
+        if not is_dtensor(gradient):
+            self._refuse(index, f"its gradient is a plain tensor, the parameter a DTensor {wanted}")
+        partial = [placement for placement in gradient.placements if is_partial(placement)]
+        if partial:
+            raise GradientRefused(
+                self._tensors[index].name,
+                f"its gradient is {tuple(gradient.placements)}: nobody has reduced it",
+                "before clipping: p.grad = p.grad.redistribute(placements=p.placements)",
+            )
+        if tuple(gradient.placements) != wanted or gradient.device_mesh != parameter.device_mesh:
+            self._refuse(index, f"its gradient is {tuple(gradient.placements)}, the parameter {wanted}")
+
+    def _refuse(self, index: int, found: str) -> None:
+        raise GradientRefused(self._tensors[index].name, found, "make the gradient like its parameter, or init() again")
+
+    def _multiply(self, gradients: Sequence[torch.Tensor | None], report: gradsync.StepReport) -> None:
+        """All that is held, whether the norm counted it or not."""
+        if report.coefficient == 1.0:
+            return  # a product with 1 changes no bit
+        groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+        for gradient in gradients:
+            if gradient is not None:
+                groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+        with torch.no_grad():
+            for (device, dtype), held in groups.items():
+                wide = torch.float64 if dtype is torch.float64 else torch.float32
+                torch._foreach_mul_(held, torch.tensor(report.coefficient, dtype=wide, device=device))
+
+    def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
+        device = self._locals[0].device if self._locals else torch.device("cpu")
+        value = torch.tensor(norm, dtype=self._norm_dtype, device=device)
+        meshes = [parameter.device_mesh if is_dtensor(parameter) else None for parameter in self._parameters]  # type: ignore[attr-defined]
+        if plain or not meshes or any(mesh is not meshes[0] for mesh in meshes) or meshes[0] is None:
+            return value
+        # Where torch's norm would be a DTensor, callers take its full_tensor().
+        from torch.distributed.tensor import DTensor, Replicate
+
+        return DTensor.from_local(value, meshes[0], [Replicate()] * meshes[0].ndim, run_check=False)
+
+    def _check_parameters(self, parameters: torch.Tensor | Iterable[torch.Tensor]) -> None:
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        accepted = self._accepted
+        if len(given) == len(accepted) and all(map(operator.is_, given, accepted)):
+            return
+        strange = [p for p in given if id(p) not in self._known and (p.requires_grad or p.grad is not None)]
+        if strange:
+            raise ParameterChanged(
+                f"a parameter of shape {tuple(strange[0].shape)}",
+                f"it was not in the model of init() ({len(strange)} such)",
+                "call init() again after the model changed",
+            )
+        wanted = {id(p) for p in given}
+        left_out = [index for key, index in self._known.items() if key not in wanted]
+        with_gradient = [self._tensors[index].name for index in left_out if self._parameters[index].grad is not None]
+        if with_gradient:
+            raise UsageError(
+                f"{len(with_gradient)} parameters of init() that have gradients are not among those given: "
+                f"{some_of(with_gradient)}; the norm is of the whole model: give all parameters that this rank holds"
+            )
+        frozen = len(given) != len(self._known)  # these may get gradients later
+        self._accepted = [] if left_out or frozen else given
+
+    def _check_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
+        given = set(map(id, tensors))
+        held = {id(p.grad): self._tensors[i].name for i, p in enumerate(self._parameters) if p.grad is not None}
+        left_out = [name for key, name in held.items() if key not in given]
+        if left_out or given - held.keys():
+            raise UsageError(
+                f"get_total_norm() wants the gradients of all parameters of init(); left out: {some_of(left_out)}, "
+                f"unknown: {len(given - held.keys())}; give [p.grad for p in parameters if p.grad is not None]"
+            )
+
+
+def _nonfinite(norm_type: float) -> RuntimeError:
+    return RuntimeError(
+        f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. "
+        "To disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+    )

@@ -1,0 +1,218 @@
+"""What one rank finds in its gradients, computed where they live: sums of powers in float64, maxima, non-finite counts.
+
+Gradients of one dtype, device and size are measured together, as the rows of one matrix: a handful of kernels whatever
+their number. Only what the fast pass cannot answer (a value that is not finite, powers that leave the doubles) is
+looked at again, one gradient at a time. Nothing here knows ranks, names or meshes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import _utils
+
+from gradsync._row import leaves_range
+
+__all__ = ["Measurer"]
+
+_SMALL = 1 << 16  # elements up to which gradients are copied together
+_CHUNK = {"cpu": 1 << 18}  # elements that are float64 at a time: what a cache holds; elsewhere launches cost more
+_CHUNK_ELSEWHERE = 1 << 24
+_HASH_WIDTH = 1 << 14
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_flatten: Callable[[Sequence[torch.Tensor]], torch.Tensor] = _utils._flatten_dense_tensors
+_SPLIT = 134217729.0  # 2^27 + 1: Dekker's, cuts a double into halves whose products are exact
+_PLAIN = (1e-100, 1e100)  # maxima whose squares, and the rounding errors of these, are doubles
+
+
+class Measurer:
+    """Measures the same gradients every step; `numels`, `dtypes` and `devices` do not change, the memory does."""
+
+    def __init__(self, gradients: Sequence[tuple[int, torch.dtype, torch.device]], norm_type: float) -> None:
+        self._kinds = list(gradients)
+        self._p = norm_type
+        self._all = _grouped(self._kinds, range(len(self._kinds)))
+
+    def measure(self, gradients: Sequence[torch.Tensor | None], fingerprint: bool) -> torch.Tensor:
+        """One row of 8 int64 per gradient, as docs/adr/0008 has them; the stamp is 1, or 0 where there is none."""
+        groups, present = self._all, None
+        if any(gradient is None for gradient in gradients):
+            present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+            groups = _grouped(self._kinds, present)
+        table = torch.zeros(len(gradients), 8, dtype=torch.int64)
+        numbers = table.view(torch.float64)
+        numbers[:, 3] = 1.0
+        found = [self._measure_group([gradients[i] for i in group], fingerprint) for group in groups]  # type: ignore[misc]
+        for group, (sums, prints) in zip(groups, [(a.cpu(), b if b is None else b.cpu()) for a, b in found]):
+            rows = _index(group)
+            numbers[rows, 1:5] = sums.T
+            if prints is not None:
+                table[rows, 7] = prints
+        if present is None:
+            table[:, 0] = 1
+        else:
+            table[present, 0] = 1
+        self._look_again(gradients, table, numbers)
+        return table
+
+    def _measure_group(
+        self, group: Sequence[torch.Tensor], fingerprint: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Four rows of float64 (sum, its low part, scale, maximum), and fingerprints, on the gradients' device."""
+        first = group[0]
+        with torch.no_grad():
+            flat = first.detach().reshape(-1) if len(group) == 1 else _flatten(group)
+            matrix = flat.view(len(group), -1)
+            blocks = list(_blocks(matrix, across=False))
+            sums = torch.cat([self._measure_block(block) for block in blocks], 1)
+            return sums, torch.cat([_fingerprints(block) for block in blocks]) if fingerprint else None
+
+    def _measure_block(self, block: torch.Tensor) -> torch.Tensor:
+        maximum = torch.maximum(block.amax(1), block.amin(1).neg_()).double()
+        out = torch.zeros(4, block.shape[0], dtype=torch.float64, device=block.device)
+        out[2] = 1.0
+        out[3] = maximum
+        if math.isinf(self._p):
+            return out
+        if block.dtype is torch.float64:
+            _exact_sums(block, self._p, maximum, out)
+            return out
+        for part in _blocks(block, across=True):
+            wide = part.double()
+            if self._p == 2:
+                out[0] += wide.mul_(wide).sum(1)
+            elif self._p == 1:
+                out[0] += wide.abs_().sum(1)
+            else:
+                out[0] += wide.abs_().pow_(self._p).sum(1)
+        return out
+
+    def _look_again(self, gradients: Sequence[torch.Tensor | None], table: torch.Tensor, numbers: torch.Tensor) -> None:
+        sums, maxima = numbers[:, 1], numbers[:, 4]
+        odd = ~(torch.isfinite(sums) & torch.isfinite(maxima))
+        if math.isfinite(self._p):
+            odd |= (maxima > 0) & ((sums <= 1e-250) | (sums >= 1e300)) & (numbers[:, 3] == 1.0)
+        for index in odd.nonzero().flatten().tolist():
+            gradient = gradients[index]
+            assert gradient is not None
+            with torch.no_grad():
+                flat = gradient.detach().reshape(1, -1)
+                finite = torch.isfinite(flat)
+                values = torch.where(finite, flat, 0).double()
+                maximum = values.abs().amax(1)
+                out = torch.zeros(4, 1, dtype=torch.float64, device=flat.device)
+                out[2] = 1.0
+                out[3] = maximum
+                if math.isfinite(self._p):
+                    _exact_sums(values, self._p, maximum, out)
+                counts = torch.stack([(~finite).sum(), torch.isnan(flat).sum()])
+            numbers[index, 1:5] = out.cpu()[:, 0]
+            table[index, 5:7] = counts.cpu()
+
+
+def _grouped(kinds: Sequence[tuple[int, torch.dtype, torch.device]], indices: Sequence[int]) -> list[tuple[int, ...]]:
+    """Indices of gradients that one matrix holds; empty gradients are in none."""
+    groups: dict[object, list[int]] = {}
+    for index in indices:
+        numel, dtype, device = kinds[index]
+        if numel:
+            groups.setdefault((numel, dtype, device) if numel <= _SMALL else index, []).append(index)
+    return [tuple(group) for group in groups.values()]
+
+
+@functools.lru_cache(maxsize=64)
+def _index(group: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor(group)
+
+
+def _blocks(matrix: torch.Tensor, *, across: bool) -> Iterator[torch.Tensor]:
+    """Pieces of bounded size: whole rows, or `across` them columns."""
+    chunk = _CHUNK.get(matrix.device.type, _CHUNK_ELSEWHERE)
+    if across:
+        yield from torch.split(matrix, max(1, chunk // matrix.shape[0]), 1)
+    else:
+        yield from torch.split(matrix, max(1, chunk // matrix.shape[1]), 0)
+
+
+# Sums to the last bit of a double
+
+
+def _exact_sums(values: torch.Tensor, p: float, maximum: torch.Tensor, out: torch.Tensor) -> None:
+    """Of finite float64 rows, as high and low part; powers of p other than 1 and 2 are rounded one by one."""
+    scale = torch.ones_like(maximum)
+    if p == 2:
+        # A power of two changes no digit; what becomes too small to square is nothing beside the largest.
+        _, exponent = torch.frexp(maximum)
+        plain = (maximum > _PLAIN[0]) & (maximum < _PLAIN[1]) | (maximum == 0)
+        scale = torch.where(plain, scale, torch.ldexp(scale, exponent.clamp(-1021, 1023)))
+    scaled = values.abs() / scale[:, None]
+    if p == 2:
+        high, low = _exact_squares(scaled)
+    elif p == 1:
+        high, low = scaled, torch.zeros_like(scaled)
+    else:
+        high, low = scaled.pow(p), torch.zeros_like(scaled)
+    out[0], out[1] = _sum_pairs(high, low)
+    for row in range(len(out[0])):
+        total, largest = float(out[0, row]), float(maximum[row])
+        if float(scale[row]) == 1.0 and leaves_range(total, largest):
+            scale[row] = largest
+            powers = (values[row] / largest).abs().pow(p)[None]
+            one_high, one_low = _sum_pairs(powers, torch.zeros_like(powers))
+            out[0, row], out[1, row] = one_high[0], one_low[0]
+    out[2] = scale
+
+
+def _exact_squares(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    squares = values * values
+    wide = values * _SPLIT
+    upper = wide - (wide - values)
+    lower = values - upper
+    error = ((upper * upper - squares) + 2 * upper * lower) + lower * lower
+    return squares, error
+
+
+def _sum_pairs(high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every row, by halving: each addition keeps what it loses in the low part."""
+    while high.shape[1] > 1:
+        half = high.shape[1] // 2
+        odd_high, odd_low = high[:, 2 * half :], low[:, 2 * half :]
+        a, b = high[:, :half], high[:, half : 2 * half]
+        total = a + b
+        virtual = total - a
+        error = (a - (total - virtual)) + (b - virtual)
+        error += low[:, :half] + low[:, half : 2 * half]
+        high = total + error
+        low = error - (high - total)
+        if odd_high.shape[1]:
+            high, low = torch.cat([high, odd_high], 1), torch.cat([low, odd_low], 1)
+    total = high[:, 0] + low[:, 0]
+    return total, low[:, 0] - (total - high[:, 0])
+
+
+# Fingerprints
+
+
+@functools.lru_cache(maxsize=16)
+def _weights(count: int, device: torch.device) -> torch.Tensor:
+    """Odd 64-bit numbers without a pattern: a difference of one element never cancels."""
+    numbers = torch.arange(1, count + 1, dtype=torch.int64) * -7046029254386353131
+    for shift in (32, 29, 31):
+        numbers = (numbers ^ (numbers >> shift)) * -4658895280553007687
+    return (numbers | 1).to(device)
+
+
+def _fingerprints(matrix: torch.Tensor) -> torch.Tensor:
+    """Of every row, from its bits alone: integer sums are the same in any order, on any device."""
+    bits = matrix.contiguous().view(_INTEGERS[matrix.element_size()])
+    rows, length = bits.shape
+    width = min(length, _HASH_WIDTH)
+    inner = _weights(width, matrix.device)
+    outer = _weights(-(-length // width), matrix.device)
+    total = torch.zeros(rows, dtype=torch.int64, device=matrix.device)
+    for number, piece in enumerate(torch.split(bits, width, 1)):
+        total += (piece.long() * inner[: piece.shape[1]]).sum(1) * outer[number]
+    return torch.where(total == 0, 1, total)

@@ -1,0 +1,302 @@
+"""torch's functions over a fake daemon of one rank: what is sent, returned, multiplied and refused."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fake_daemon import FakeDaemon, report
+
+import gradsync.torch as gst
+from gradsync.errors import NotAttached, UsageError
+from gradsync.torch import GradientRefused, ModeNotAvailable, ParameterChanged
+
+
+class Norms:
+    """Answers as a daemon would: the norm of the rows in the table, and torch's coefficient of it."""
+
+    def __init__(self, daemon: FakeDaemon) -> None:
+        self.daemon = daemon
+        self.norm = 0.0
+        for method in ("step.finish", "norm.compute", "clip.apply"):
+            daemon.script[method] = getattr(self, method.replace(".", "_"))
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return self.daemon.table(self.daemon.live_buffers[-1])
+
+    def norm_compute(self, params: dict[str, Any]) -> Any:
+        kind = self.daemon.of_unlocked("gradients.declare")[-1]["options"]["norm_type"]
+        p = math.inf if kind == "Infinity" else kind
+        rows = [row for row in self.rows() if row[0]]
+        assert all(row[0] == (params["epoch"] << 32) + params["attempt"] + 1 for row in rows)
+        if any(row[5] for row in rows):
+            self.norm = math.nan
+        elif math.isinf(p):
+            self.norm = max((row[4] for row in rows), default=0.0)
+        else:
+            self.norm = sum(row[1] * row[3] ** p for row in rows) ** (1 / p)
+        self.norm = struct.unpack("f", struct.pack("f", self.norm))[0]
+        return self.answer(params, next_attempt=params["attempt"])
+
+    def clip_apply(self, params: dict[str, Any]) -> Any:
+        self.daemon.attempt += 1
+        coefficient = 1.0
+        if params.get("max_norm") is not None:
+            norm = torch.tensor(self.norm)
+            coefficient = torch.clamp(float(params["max_norm"]) / (norm + 1e-6), max=1.0).item()
+        return self.answer(params, coefficient=coefficient if coefficient == coefficient else "NaN", check_next=False)
+
+    def step_finish(self, params: dict[str, Any]) -> Any:
+        self.norm_compute(params)
+        return self.clip_apply(params)
+
+    def answer(self, params: dict[str, Any], **more: Any) -> Any:
+        norm = self.norm if math.isfinite(self.norm) else "NaN"
+        return report(
+            params["step"], params["epoch"], params["attempt"], **({"norm": norm, "data_path": "stats"} | more)
+        )
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    fake = FakeDaemon(tmp_path)
+    yield fake
+    gst.close()
+    fake.stop()
+
+
+@pytest.fixture
+def norms(daemon: FakeDaemon) -> Norms:
+    return Norms(daemon)
+
+
+def init(daemon: FakeDaemon, model: Any, **options: Any) -> Any:
+    return gst.init(model, **({"address": daemon.path, "job": "j", "rank": 0, "world_size": 1} | options))
+
+
+def net(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+
+
+def backward(model: nn.Module, factor: float = 10.0) -> None:
+    torch.manual_seed(1)
+    dtype = next(model.parameters()).dtype
+    (model(torch.randn(5, 4).to(dtype)).square().sum() * factor).backward()
+
+
+def copies(model: nn.Module) -> list[torch.Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3, math.inf])
+@pytest.mark.parametrize("max_norm", [0.0, 0.5, 1e9, math.inf])
+def test_clip_grad_norm_is_torchs(daemon: FakeDaemon, norms: Norms, p: float, max_norm: float) -> None:
+    ours, theirs = net(), net()
+    init(daemon, ours)
+    for _ in range(2):
+        for model in (ours, theirs):
+            model.zero_grad()
+            backward(model)
+        got = gst.clip_grad_norm_(ours.parameters(), max_norm, p, foreach=True)
+        expected = nn.utils.clip_grad_norm_(theirs.parameters(), max_norm, p)
+        assert (got.dtype, got.shape, got.device) == (expected.dtype, expected.shape, expected.device)
+        torch.testing.assert_close(got, expected)
+        for a, b in zip(copies(ours), copies(theirs), strict=True):
+            torch.testing.assert_close(a, b)
+    assert gst.last_report().norm == got.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_are_multiplied_once(daemon: FakeDaemon, norms: Norms, dtype: torch.dtype) -> None:
+    model = net(dtype)
+    init(daemon, model)
+    backward(model, 1.0)
+    before = copies(model)
+    norm = gst.clip_grad_norm_(model.parameters(), 0.25)
+    coefficient = gst.last_report().coefficient
+    assert coefficient < 1
+    assert norm.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    for a, b in zip(before, copies(model), strict=True):
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        assert torch.equal((a.to(wide) * torch.tensor(coefficient, dtype=wide)).to(dtype), b)
+
+
+def test_halves(daemon: FakeDaemon, norms: Norms) -> None:
+    ours, theirs = net(), net()
+    init(daemon, ours)
+    for model in (ours, theirs):
+        backward(model)
+    before = copies(ours)
+    norm = gst.get_total_norm([p.grad for p in ours.parameters()])
+    expected = nn.utils.get_total_norm([p.grad for p in theirs.parameters()])
+    torch.testing.assert_close(norm, expected)
+    assert all(map(torch.equal, before, copies(ours)))
+    gst.clip_grads_with_norm_(ours.parameters(), 0.5, norm)
+    nn.utils.clip_grads_with_norm_(theirs.parameters(), 0.5, expected)
+    for a, b in zip(copies(ours), copies(theirs), strict=True):
+        torch.testing.assert_close(a, b)
+    with pytest.raises(UsageError, match="get_total_norm"):
+        gst.clip_grads_with_norm_(ours.parameters(), 0.5, norm)
+
+
+def test_a_norm_that_is_only_looked_at_does_not_hold_up_the_next_step(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    init(daemon, model)
+    backward(model)
+    gst.get_total_norm([p.grad for p in model.parameters()])
+    gst.get_total_norm([p.grad for p in model.parameters()])
+    gst.clip_grad_norm_(model.parameters(), 1.0)
+    assert [c["step"] for c in daemon.of("norm.compute")] == [0, 1]
+    assert [c["max_norm"] for c in daemon.of("clip.apply")] == [None, None]
+    assert [c["step"] for c in daemon.of("step.finish")] == [2]
+
+
+def test_a_norm_from_elsewhere_is_refused(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    init(daemon, model)
+    backward(model)
+    gst.get_total_norm([p.grad for p in model.parameters()])
+    with pytest.raises(UsageError, match="get_total_norm"):
+        gst.clip_grads_with_norm_(model.parameters(), 1.0, torch.tensor(3.0))
+
+
+def test_gradients_that_are_none_change_no_call(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    init(daemon, model)
+    gst.clip_grad_norm_(model.parameters(), 1.0)
+    assert [row[0] for row in norms.rows()] == [0] * 4
+    backward(model)
+    model[0].weight.grad = None
+    gst.clip_grad_norm_((p for p in model.parameters() if p.grad is not None), 1.0)
+    assert [bool(row[0]) for row in norms.rows()] == [False, True, True, True]
+    assert len(daemon.of("step.finish")) == 2
+    assert len(daemon.of("gradients.declare")) == 1
+
+
+@pytest.mark.parametrize("parts", [[], [nn.ReLU()]])
+def test_a_rank_without_parameters_takes_part(daemon: FakeDaemon, norms: Norms, parts: Any) -> None:
+    init(daemon, parts)
+    assert gst.clip_grad_norm_([], 1.0).item() == 0.0
+    assert gst.get_total_norm([]).item() == 0.0
+    assert len(daemon.of("step.finish")) == 1
+
+
+def test_fingerprints_are_taken_where_they_are_due(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    init(daemon, model)
+    backward(model)
+    for due in (True, False):
+        gst.clip_grad_norm_(model.parameters(), 1e9)
+        assert [bool(row[7]) for row in norms.rows()] == [due] * 4
+
+
+def test_error_if_nonfinite_leaves_gradients_alone(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    init(daemon, model)
+    backward(model)
+    model[0].weight.grad[0, 0] = math.nan
+    before = copies(model)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        gst.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    with pytest.raises(RuntimeError, match="non-finite"):
+        gst.get_total_norm([p.grad for p in model.parameters()], error_if_nonfinite=True)
+    assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(before, copies(model), strict=True))
+    assert math.isnan(gst.clip_grad_norm_(model.parameters(), 1.0))
+    assert all(torch.isnan(gradient).all() for gradient in copies(model))
+
+
+def test_other_parameters_than_those_of_init_are_refused(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    init(daemon, model)
+    backward(model)
+    with pytest.raises(UsageError, match=r"2 parameters.*'2\.weight', '2\.bias'"):
+        gst.clip_grad_norm_(model[0].parameters(), 1.0)
+    stranger = nn.Parameter(torch.ones(2))
+    with pytest.raises(ParameterChanged):
+        gst.clip_grad_norm_([*model.parameters(), stranger], 1.0)
+    with pytest.raises(UsageError, match="left out"):
+        gst.get_total_norm([model[0].weight.grad])
+    assert not daemon.of("step.finish")
+
+
+def test_frozen_parameters_may_be_given(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    model[0].weight.requires_grad = False
+    init(daemon, model)
+    backward(model)
+    gst.clip_grad_norm_(model.parameters(), 1.0)
+    gst.clip_grad_norm_(model.parameters(), 1.0)
+    model[0].weight.requires_grad = True
+    with pytest.raises(ParameterChanged):
+        gst.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_sparse_gradients_are_refused_by_name(daemon: FakeDaemon, norms: Norms) -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+    init(daemon, model)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(GradientRefused, match=r"'weight'.*sparse"):
+        gst.clip_grad_norm_(model.parameters(), 1.0)
+
+
+def test_without_init_nothing_is_attached() -> None:
+    gst.close()
+    for call in (
+        lambda: gst.clip_grad_norm_([], 1.0),
+        lambda: gst.get_total_norm([]),
+        lambda: gst.clip_grads_with_norm_([], 1.0, torch.tensor(1.0)),
+    ):
+        with pytest.raises(NotAttached, match="init"):
+            call()
+    assert gst.last_report() is None
+
+
+def test_off_is_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADSYNC_MODE", "off")
+    model, theirs = net(), net()
+    gst.init(model)
+    for one in (model, theirs):
+        backward(one)
+    norm = gst.get_total_norm([p.grad for p in model.parameters()])
+    gst.clip_grads_with_norm_(model.parameters(), 0.5, norm)
+    assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs.parameters(), 0.5))
+    assert all(map(torch.equal, copies(model), copies(theirs)))
+    assert gst.clip_grad_norm_(model.parameters(), 0.1) <= 0.5001
+    assert gst.last_report() is None
+    gst.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "observe", "on"])
+def test_modes_that_init_has_not(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADSYNC_MODE", mode)
+    with pytest.raises(UsageError if mode == "on" else ModeNotAvailable, match=mode):
+        gst.init(net())
+    with pytest.raises(UsageError, match=mode):
+        gst.init(net(), mode=mode)
+
+
+def test_init_again_leaves_the_job_before(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    first = init(daemon, model)
+    second = init(daemon, model)
+    assert len(daemon.of("job.detach")) == 1
+    backward(model)
+    with pytest.raises(UsageError):
+        first.clip_grad_norm_(model.parameters(), 1.0)
+    assert second.clip_grad_norm_(model.parameters(), 1.0) > 0
+
+
+def test_a_declaration_can_be_saved(daemon: FakeDaemon, norms: Norms, tmp_path: Path) -> None:
+    init(daemon, net()).save_declaration(tmp_path / "d.jsonl")
+    assert len((tmp_path / "d.jsonl").read_text().splitlines()) == 2

@@ -1,0 +1,150 @@
+"""Per-tensor statistics against exact sums: every dtype, every p, and what leaves the doubles."""
+
+from __future__ import annotations
+
+import math
+import sys
+from decimal import Decimal, localcontext
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from reference.exact import power_sum, root
+
+from gradsync.torch._statistics import Measurer
+
+NORMS = [1.0, 2.0, 3.0, 2.5, math.inf]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def measure(gradients: list, p: float, fingerprint: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    kinds = [next((g.numel(), g.dtype, g.device) for g in [gradient]) for gradient in gradients]
+    table = Measurer(kinds, p).measure(gradients, fingerprint)
+    return table, table.view(torch.float64)
+
+
+def norm_of(numbers: torch.Tensor, row: int, p: float) -> float:
+    _, high, low, scale, maximum = numbers[row, :5].tolist()
+    if math.isinf(p):
+        return maximum
+    with localcontext() as context:
+        context.prec = 60
+        return root((Decimal(high) + Decimal(low)) * Decimal(scale) ** Decimal(p), p)
+
+
+def check_exact(gradients: list[torch.Tensor], p: float) -> None:
+    table, numbers = measure(gradients, p)
+    assert table[:, 0].tolist() == [1] * len(gradients)
+    assert table[:, 5:].abs().sum() == 0
+    for row, gradient in enumerate(gradients):
+        values = gradient.double().flatten().tolist()
+        maximum = max(map(abs, values), default=0.0)
+        exact = maximum if math.isinf(p) else root(power_sum(values, p), p)
+        rounded = numpy.float64 if gradient.dtype == torch.float64 else numpy.float32
+        found = rounded(norm_of(numbers, row, p))
+        assert abs(found - rounded(exact)) <= numpy.spacing(rounded(exact)), (row, found, exact)
+        assert numbers[row, 4] == maximum
+        if not math.isinf(p) and maximum > 0:
+            # What the daemon believes of a row.
+            largest = (maximum / numbers[row, 3].item()) ** p
+            assert largest * (1 - 1e-9) <= numbers[row, 1] <= len(values) * largest * (1 + 1e-9)
+            assert abs(numbers[row, 2]) <= numpy.spacing(numbers[row, 1].item())
+
+
+@pytest.mark.parametrize("p", NORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_are_exact_enough(dtype: torch.dtype, p: float) -> None:
+    torch.manual_seed(1)
+    sizes = [(7,), (3, 5), (15,), (1,), (), (0,), (2, 0), (1000,), (5, 3)]
+    check_exact([(torch.randn(size, dtype=torch.float64) * 3).to(dtype) for size in sizes], p)
+
+
+@pytest.mark.parametrize("value", [1e-44, 1e-30, 1e30, 2e38])
+@pytest.mark.parametrize("p", [*NORMS, 20.0])
+def test_float32_never_leaves_the_doubles(value: float, p: float) -> None:
+    check_exact([torch.tensor([value, value / 2, 0.0]), torch.tensor([1.0, 2.0, 3.0])], p)
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-300, 1e-160, 1e155, 1e300, 8e307])
+@pytest.mark.parametrize("p", NORMS)
+def test_float64_never_leaves_the_doubles(value: float, p: float) -> None:
+    check_exact([torch.tensor([value, -value / 2, value / 3, 0.0], dtype=torch.float64)], p)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_a_long_float64_gradient_loses_no_bit(p: float) -> None:
+    torch.manual_seed(2)
+    check_exact([torch.randn(30001, dtype=torch.float64), torch.rand(4097, dtype=torch.float64) + 1e8], p)
+
+
+def test_large_gradients_are_measured_in_pieces() -> None:
+    torch.manual_seed(3)
+    gradient = torch.randn(700, 1001)
+    _, numbers = measure([gradient], 2.0)
+    exact = gradient.double().square().sum().sqrt()
+    assert torch.isclose(numbers[0, 1].sqrt(), exact, rtol=1e-13, atol=0)
+    assert numbers[0, 4] == gradient.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("p", NORMS)
+def test_what_is_not_finite_is_counted_and_left_out(dtype: torch.dtype, p: float) -> None:
+    bad = torch.tensor([3.0, math.nan, -4.0, math.inf, -math.inf], dtype=dtype)
+    good = torch.ones(5, dtype=dtype)
+    empty_of_finite = torch.full((5,), math.nan, dtype=dtype)
+    table, numbers = measure([bad, good, empty_of_finite], p)
+    assert table[:, 5].tolist() == [3, 0, 5]
+    assert table[:, 6].tolist() == [1, 0, 5]
+    assert numbers[:, 4].tolist() == [4.0, 1.0, 0.0]
+    expected = {1.0: 7.0, 2.0: 25.0, 3.0: 91.0, 2.5: 3**2.5 + 32, math.inf: 0.0}[p]
+    assert numbers[0, 1].item() == pytest.approx(expected, rel=1e-15)
+    assert numbers[2, 1] == 0
+
+
+def test_no_gradient_has_stamp_zero_and_changes_no_other_row() -> None:
+    gradients = [torch.ones(4), torch.full((4,), 2.0), torch.full((4,), 3.0)]
+    measurer = Measurer([(4, torch.float32, torch.device("cpu"))] * 3, 2.0)
+    table = measurer.measure([gradients[0], None, gradients[2]], True)
+    assert table[:, 0].tolist() == [1, 0, 1]
+    whole = measurer.measure(gradients, True)
+    assert torch.equal(table[[0, 2]], whole[[0, 2]])
+    assert table.view(torch.float64)[:, 1].tolist() == [4.0, 0.0, 36.0]
+
+
+def test_memory_order_is_logical_order() -> None:
+    gradient = torch.arange(6.0).view(2, 3)
+    transposed = gradient.t().contiguous().t()
+    assert torch.equal(*(measure([one], 2.0, True)[0] for one in (gradient, transposed)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 2, 100, 20000, 70000])
+def test_a_fingerprint_shows_signs_swaps_and_single_bits(dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(4)
+    original = (torch.randn(size) + 5).to(dtype)
+
+    def prints(gradient: torch.Tensor) -> int:
+        table, _ = measure([gradient, original], 2.0, True)
+        assert table[1, 7] == first
+        return int(table[0, 7])
+
+    first = int(measure([original], 2.0, True)[0][0, 7])
+    assert first != 0
+    assert prints(original.clone()) == first
+    for index in {0, size // 2, size - 1}:
+        changed = original.clone()
+        changed[index] *= -1
+        assert prints(changed) != first
+        bits = original.clone()
+        bits.view(torch.uint8)[index * bits.element_size()] ^= 1
+        assert prints(bits) != first
+    swapped = original.flip(0)
+    assert (prints(swapped) == first) == (size == 1)
+
+
+def test_zeros_have_a_fingerprint_too() -> None:
+    assert measure([torch.zeros(3)], 2.0, True)[0][0, 7] == 1
