@@ -91,6 +91,8 @@ struct DeclareResult {
   std::uint64_t epoch = 0;
   std::uint64_t attempt = 0;
   std::shared_ptr<const plan::Plan> plan;
+  std::uint64_t arena_bytes = 0;  ///< of this rank's buffer that are used: its arena or its table
+  bool check = false;             ///< the rows of the first step should carry fingerprints; data path `stats` only
 };
 
 /// Fencing of every step message.

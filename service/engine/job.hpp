@@ -165,7 +165,7 @@ class Job {
   void end_epoch(Error error);
   void apply_transition();
   static void drop_declaration(Rank& rank);
-  [[nodiscard]] std::optional<Error> arena_error(std::int64_t rank, std::uint64_t arena_bytes) const;
+  [[nodiscard]] std::optional<Error> arena_error(std::int64_t rank, const plan::Plan& plan) const;
   void refuse_fresh(const Error& error);
   [[nodiscard]] bool repeats_committed(const Rank& rank, const DeclareRequest& request) const;
 
@@ -205,7 +205,10 @@ class Job {
   void answer_steps(const Result<StepReport>& result);
   void answer_failed(const Error& error);  ///< also those that left
   void forget_attempt();
-  [[nodiscard]] bool compares() const;
+  /// Whether what must be equal on several ranks is compared in the step after `steps` steps of the epoch.
+  [[nodiscard]] bool compares(std::int64_t steps) const;
+  [[nodiscard]] bool check_next(std::int64_t steps) const;
+  [[nodiscard]] DeclareResult declare_result(const Rank& rank) const;
 
   // deadlines
   [[nodiscard]] bool step_waits_for_paused() const;

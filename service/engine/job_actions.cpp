@@ -23,9 +23,13 @@ void Job::run(Actions actions) {
   }
 }
 
-bool Job::compares() const {
+bool Job::compares(std::int64_t steps) const {
   const std::int64_t every = context_.options.check_every;
-  return steps_in_epoch_ < kFirstCheckedSteps || (every > 0 && steps_in_epoch_ % every == 0);
+  return steps < kFirstCheckedSteps || (every > 0 && steps % every == 0);
+}
+
+bool Job::check_next(std::int64_t steps) const {
+  return active_->plan->options.data_path == plan::DataPath::Stats && compares(steps);
 }
 
 void Job::perform(LaunchReduce& action) {
@@ -34,7 +38,7 @@ void Job::perform(LaunchReduce& action) {
   command.tag = machine_->attempt();
   command.bucket = action.bucket;
   command.unused = std::move(action.unused);
-  command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares();
+  command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares(steps_in_epoch_);
   context_.lane.submit(std::move(command));
 }
 
@@ -56,6 +60,7 @@ void Job::perform(LaunchFinish& action) {
   command.tag = machine_->attempt();
   command.scale = action.scale;
   command.apply = !action.norm_only;
+  command.stamp = (epoch_ << 32) + machine_->attempt() + 1;
   command.rules = rules(action.max_norm, action.override_max_norm ? 1 : 0);
   norm_scale_ = action.scale;
   report_step_ = machine_->ask_of(0)->step;
@@ -87,6 +92,7 @@ void Job::perform(NormKnown& action) {
   raw_norms_ = std::move(action.math.raw_group_norms);
   complete(report, machine_->attempt());
   report.next_attempt = report.attempt;
+  report.check_next = check_next(steps_in_epoch_ + 1);
   norm_record_ = DoneRecord{{epoch_, report.attempt}, std::make_shared<const StepReport>(report)};
   answer_steps(std::move(report));
 }
@@ -131,6 +137,7 @@ void Job::perform(Committed& action) {
   complete(report, action.attempt);
   report.stable_buckets = stable_buckets();
   ++steps_in_epoch_;
+  report.check_next = check_next(steps_in_epoch_);
   EngineMetrics& metrics = context_.metrics;
   metrics.steps_committed.Increment();
   metrics.step_seconds.Observe(report.timings.total_s);

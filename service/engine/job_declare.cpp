@@ -8,6 +8,16 @@
 
 namespace gradsync::engine {
 
+namespace {
+
+/// What a rank's buffer needs: room for its arena, or a row for each tensor that it declares.
+std::uint64_t used_bytes(const plan::Plan& plan, const plan::RankDeclaration& declaration) {
+  return plan.options.data_path == plan::DataPath::Stats ? declaration.tensors.size() * sizeof(device::StatsRow)
+                                                         : plan.arena_bytes;
+}
+
+}  // namespace
+
 void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<DeclareResult> reply) {
   Rank& rank = ranks_[index(rank_number)];
   const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, request.buffer);
@@ -30,7 +40,7 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
     return;
   }
   if (repeats_committed(rank, request)) {
-    reply(DeclareResult{epoch_, machine_->attempt(), active_->plan});
+    reply(declare_result(rank));
     return;
   }
   answer_declare(
@@ -100,19 +110,35 @@ void Job::answer_declare(Rank& rank, const Error& error) {
   }
 }
 
-std::optional<Error> Job::arena_error(std::int64_t rank_number, std::uint64_t arena_bytes) const {
+DeclareResult Job::declare_result(const Rank& rank) const {
+  return {
+      epoch_,
+      machine_->attempt(),
+      active_->plan,
+      used_bytes(*active_->plan, *rank.declaration),
+      check_next(steps_in_epoch_)};
+}
+
+std::optional<Error> Job::arena_error(std::int64_t rank_number, const plan::Plan& plan) const {
   const Rank& rank = ranks_[index(rank_number)];
+  const bool stats = plan.options.data_path == plan::DataPath::Stats;
+  const std::uint64_t needed = used_bytes(plan, *rank.declaration);
   const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, rank.buffer);
-  if (size && *size >= arena_bytes) {
+  if (size && *size >= needed) {
     return std::nullopt;
   }
   Error error = make_error(
       ErrorCode::InvalidDeclaration,
       size ? fmt::format(
-                 "the arena of rank {} has {} bytes, the declared tensors need {}", rank_number, *size, arena_bytes
+                 "the {} of rank {} has {} bytes, the declared tensors need {}",
+                 stats ? "table" : "arena",
+                 rank_number,
+                 *size,
+                 needed
              )
            : fmt::format("the arena of rank {}, buffer {}, was released", rank_number, rank.buffer),
-      size ? "allocate the sum of the tensors' bytes, each rounded up to a multiple of 64"
+      size ? stats ? "allocate 64 bytes for each tensor that the rank declares"
+                   : "allocate the sum of the tensors' bytes, each rounded up to a multiple of 64"
            : "that rank has to allocate a buffer and call gradients.declare again"
   );
   error.path = "buffer";

@@ -72,7 +72,7 @@ void Job::on_plan(PlanOutcome outcome) {
     return;
   }
   for (std::int64_t rank = 0; rank < world_size(); ++rank) {
-    if (const std::optional<Error> error = arena_error(rank, (*outcome.plan)->arena_bytes)) {
+    if (const std::optional<Error> error = arena_error(rank, **outcome.plan)) {
       if (ranks_[index(rank)].committed) {  // a survivor that released what its declaration names
         drop_declaration(ranks_[index(rank)]);
         end_epoch(*error);
@@ -93,7 +93,11 @@ void Job::load(std::shared_ptr<const plan::Plan> plan) {
     context_.buffers.use(rank.buffer);
     loading.buffers.push_back(rank.buffer);
   }
-  context_.lane.submit(device::LoadPlan{loading.id, lane_plan_of(*loading.plan, loading.buffers)});
+  if (loading.plan->options.data_path == plan::DataPath::Stats) {
+    context_.lane.submit(device::LoadStats{loading.id, stats_plan_of(*loading.plan, loading.buffers)});
+  } else {
+    context_.lane.submit(device::LoadPlan{loading.id, lane_plan_of(*loading.plan, loading.buffers)});
+  }
 }
 
 void Job::on_loaded(device::PlanId plan) {
@@ -138,7 +142,7 @@ void Job::commit_epoch() {
     rank.committed = true;
     if (rank.declare_reply) {
       const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, nullptr);
-      reply(DeclareResult{epoch_, machine_->attempt(), active_->plan});
+      reply(declare_result(rank));
     }
   }
 }

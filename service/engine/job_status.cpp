@@ -61,6 +61,7 @@ JobStatus Job::status() const {
   if (machine_) {
     status.plan_digest = machine_->plan().digest;
     status.tensors = static_cast<std::int64_t>(machine_->plan().tensors.size());
+    status.data_path = name_of(machine_->plan().options.data_path);
     status.buckets = static_cast<std::int64_t>(machine_->plan().buckets.size());
   }
   if (history_.last_commit()) {

@@ -1,6 +1,8 @@
 #include "engine/lane_plan.hpp"
 
+#include <algorithm>
 #include <map>
+#include <tuple>
 
 namespace gradsync::engine {
 
@@ -16,11 +18,20 @@ std::vector<std::string> layer_names(const plan::Plan& plan) {
   return names;
 }
 
-device::LanePlan lane_plan_of(const plan::Plan& plan, const std::vector<std::uint64_t>& rank_buffers) {
+namespace {
+
+std::map<std::string, std::int32_t> layer_numbers(const plan::Plan& plan) {
   std::map<std::string, std::int32_t> layers;
   for (const std::string& name : layer_names(plan)) {
     layers.emplace(name, static_cast<std::int32_t>(layers.size()));
   }
+  return layers;
+}
+
+}  // namespace
+
+device::LanePlan lane_plan_of(const plan::Plan& plan, const std::vector<std::uint64_t>& rank_buffers) {
+  const std::map<std::string, std::int32_t> layers = layer_numbers(plan);
   device::LanePlan lane;
   lane.world_size = plan.world_size;
   lane.norm_type = plan.options.norm_type;
@@ -44,6 +55,36 @@ device::LanePlan lane_plan_of(const plan::Plan& plan, const std::vector<std::uin
     entry.groups = bucket.groups;
     entry.divisor = bucket.divisor;
     lane.buckets.push_back(std::move(entry));
+  }
+  return lane;
+}
+
+device::StatsPlan stats_plan_of(const plan::Plan& plan, const std::vector<std::uint64_t>& rank_buffers) {
+  const std::map<std::string, std::int32_t> layers = layer_numbers(plan);
+  device::StatsPlan lane;
+  lane.world_size = plan.world_size;
+  lane.norm_type = plan.options.norm_type;
+  lane.clip_groups = static_cast<std::uint32_t>(plan.clip_groups.size());
+  lane.layers = static_cast<std::uint32_t>(layers.size());
+  lane.rank_buffers = rank_buffers;
+  lane.tensors.reserve(plan.tensors.size());
+  for (const plan::PlannedTensor& tensor : plan.tensors) {
+    device::StatsTensor& entry = lane.tensors.emplace_back();
+    entry.clip_group = tensor.clip_group;
+    entry.layer = tensor.declaration.layer ? layers.at(*tensor.declaration.layer) : -1;
+    entry.counted = false;
+    entry.holders.reserve(tensor.holdings.size());
+    for (const plan::Holding& holding : tensor.holdings) {
+      entry.holders.push_back({holding.rank, holding.row, holding.box, holding.elements});
+    }
+    std::sort(entry.holders.begin(), entry.holders.end(), [](const auto& a, const auto& b) {
+      return std::tie(a.box, a.rank) < std::tie(b.box, b.rank);
+    });
+  }
+  for (const plan::NormGroup& group : plan.norm_groups) {  // the norm set
+    for (const std::uint32_t tensor : group.tensors) {
+      lane.tensors[tensor].counted = true;
+    }
   }
   return lane;
 }

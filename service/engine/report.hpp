@@ -42,6 +42,21 @@ struct DivergenceReport {
   friend bool operator==(const DivergenceReport&, const DivergenceReport&) = default;
 };
 
+/// Data path `stats` only.
+struct MissingReport {
+  std::string tensor;
+  std::vector<std::int64_t> ranks;  ///< without a gradient for what they hold, while others have one
+  friend bool operator==(const MissingReport&, const MissingReport&) = default;
+};
+
+/// What the norm costs between nodes: one packed vector of doubles, summed over these axes.
+struct ScalarCollectiveReport {
+  std::string mesh;
+  std::vector<std::string> axes;
+  std::int64_t length = 0;
+  friend bool operator==(const ScalarCollectiveReport&, const ScalarCollectiveReport&) = default;
+};
+
 struct StepTimings {
   double wait_s = 0;    ///< first finish until the last
   double reduce_s = 0;  ///< lane time of the reductions
@@ -74,6 +89,9 @@ struct StepReport {
   std::string data_path = "arena";
   std::string policy_digest;
   StepTimings timings;
+  std::vector<MissingReport> missing;
+  std::vector<ScalarCollectiveReport> scalar_collectives;  ///< the same in every step of a plan
+  bool check_next = false;  ///< the rows of the next step should carry fingerprints; data path `stats` only
   friend bool operator==(const StepReport&, const StepReport&) = default;
 };
 

@@ -54,18 +54,12 @@ std::optional<Error> StepMachine::disagreement(std::int64_t rank, const Ask& ask
 
 std::optional<Error> StepMachine::bad_index(const FinishRequest& request) const {
   const std::size_t buckets = plan_->buckets.size();
-  const std::size_t tensors = plan_->tensors.size();
   for (const std::uint32_t bucket : request.ready) {
     if (bucket >= buckets) {
       return invalid_params("ready", fmt::format("bucket {} does not exist: the plan has {}", bucket, buckets));
     }
   }
-  for (const std::uint32_t tensor : request.unused) {
-    if (tensor >= tensors) {
-      return invalid_params("unused", fmt::format("tensor {} does not exist: the plan has {}", tensor, tensors));
-    }
-  }
-  return std::nullopt;
+  return bad_unused("unused", request.unused);
 }
 
 Actions StepMachine::on_finish(

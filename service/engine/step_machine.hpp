@@ -146,6 +146,9 @@ class StepMachine {
 
   [[nodiscard]] std::vector<std::string> unready_tensors(const Rank& rank) const;
   [[nodiscard]] std::optional<Error> bad_index(const FinishRequest& request) const;
+  [[nodiscard]] std::optional<Error> bad_unused(const char* path, const std::vector<std::uint32_t>& tensors) const;
+  [[nodiscard]] Error lane_error(const device::Failed& report) const;
+  [[nodiscard]] std::string lane_work() const;
   [[nodiscard]] std::vector<std::string> missing_tensors() const;
   void mark_unused(std::int64_t rank, const std::vector<std::uint32_t>& tensors);
   void launch_ready(Actions& actions);

@@ -75,11 +75,27 @@ Actions StepMachine::on_lane_failed(const device::Failed& report) {
     settle_failure(actions);
     return actions;
   }
-  return fail(make_error(
+  return fail(lane_error(report));
+}
+
+Error StepMachine::lane_error(const device::Failed& report) const {
+  if (!report.row) {
+    return make_error(
+        ErrorCode::StepFailed,
+        "the lane failed: " + report.message,
+        "the gradients of this step are lost: compute them again"
+    );
+  }
+  const std::string& tensor = plan_->tensors[report.row->tensor].declaration.name;
+  Error error = make_error(
       ErrorCode::StepFailed,
-      "the lane failed: " + report.message,
-      "the gradients of this step are lost: compute them again"
-  ));
+      fmt::format("the row that rank {} wrote for '{}' cannot be right: {}", report.row->rank, tensor, report.message),
+      "the gradients are as they were: fill every row with the stamp of the attempt given here and finish again"
+  );
+  error.path = report.row->field;
+  error.tensor = tensor;
+  error.rank = report.row->rank;
+  return error;
 }
 
 Actions StepMachine::on_aborted(std::uint64_t tag) {
@@ -173,9 +189,16 @@ std::string StepMachine::waits_for() const {
     return phase_ == Phase::NormGiven ? "clip.apply of every rank" : "the next step";
   }
   if (missing.empty()) {
-    return fmt::format("the lane: {} of {} buckets reduced", reduced_, plan_->buckets.size());
+    return "the lane: " + lane_work();
   }
   return fmt::format("rank{} {}", missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
+}
+
+std::string StepMachine::lane_work() const {
+  if (plan_->options.data_path == plan::DataPath::Stats) {
+    return "the tables of all ranks are filled, the norm is not known";
+  }
+  return fmt::format("{} of {} buckets reduced", reduced_, plan_->buckets.size());
 }
 
 std::optional<TimePoint> StepMachine::deadline() const {
@@ -245,9 +268,7 @@ Actions StepMachine::on_deadline(TimePoint now, const std::string& forming) {
   std::vector<std::string> tensors = missing_tensors();
   std::string what;
   if (missing.empty()) {
-    what = fmt::format(
-        "the lane did not finish within {:.1f} s: {} of {} buckets reduced", waited_s, reduced_, plan_->buckets.size()
-    );
+    what = fmt::format("the lane did not finish within {:.1f} s: {}", waited_s, lane_work());
   } else if (!forming.empty()) {
     what = fmt::format("waited {:.1f} s, but the epoch is not complete: {}", waited_s, forming);
   } else {

@@ -7,6 +7,24 @@
 
 namespace gradsync::engine {
 
+std::optional<Error> StepMachine::bad_unused(const char* path, const std::vector<std::uint32_t>& tensors) const {
+  if (!tensors.empty() && plan_->options.data_path == plan::DataPath::Stats) {
+    return invalid_params(
+        path,
+        "no tensor is called unused on data path stats",
+        "write stamp 0 into the row of a tensor that has no gradient"
+    );
+  }
+  for (const std::uint32_t tensor : tensors) {
+    if (tensor >= plan_->tensors.size()) {
+      return invalid_params(
+          path, fmt::format("tensor {} does not exist: the plan has {}", tensor, plan_->tensors.size())
+      );
+    }
+  }
+  return std::nullopt;
+}
+
 void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::uint32_t>& tensors) {
   Rank& rank = ranks_[index(rank_number)];
   for (const std::uint32_t tensor : tensors) {
@@ -79,13 +97,9 @@ Actions StepMachine::on_unused(
     rank.notification_error = rank.notification_error.value_or(*stale(rank_number, attempt));
     return {};
   }
-  for (const std::uint32_t tensor : tensors) {
-    if (tensor >= plan_->tensors.size()) {
-      rank.notification_error = rank.notification_error.value_or(invalid_params(
-          "tensors", fmt::format("tensor {} does not exist: the plan has {}", tensor, plan_->tensors.size())
-      ));
-      return {};
-    }
+  if (std::optional<Error> error = bad_unused("tensors", tensors)) {
+    rank.notification_error = rank.notification_error.value_or(std::move(*error));
+    return {};
   }
   mark_unused(rank_number, tensors);
   return {};

@@ -5,8 +5,15 @@
 
 namespace gradsync::engine {
 
+std::string name_of(plan::DataPath path) { return path == plan::DataPath::Stats ? "stats" : "arena"; }
+
 ReportConstants report_constants(const plan::Plan& plan) {
-  return {layer_names(plan), policy::policy_digest(plan.options)};
+  ReportConstants constants{
+      layer_names(plan), policy::policy_digest(plan.options), name_of(plan.options.data_path), {}};
+  for (const plan::ScalarCollective& collective : plan.scalar_collectives) {
+    constants.scalar_collectives.push_back({collective.mesh, collective.axes, collective.length});
+  }
+  return constants;
 }
 
 StepReport step_report(const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math) {
@@ -41,11 +48,16 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
   for (const device::DivergenceFinding& finding : math.divergence) {
     report.divergence.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});
   }
+  for (const device::MissingFinding& finding : math.missing) {
+    report.missing.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});
+  }
   report.found_inf = math.nonfinite_total > 0;
   report.absent = math.absent;
   report.counted_elements = math.counted_elements;
   report.collectives = static_cast<std::int64_t>(plan.buckets.size());
+  report.data_path = constants.data_path;
   report.policy_digest = constants.policy_digest;
+  report.scalar_collectives = constants.scalar_collectives;
   report.timings.norm_s = math.norm_s;
   report.timings.clip_s = math.clip_s;
   return report;

@@ -14,7 +14,11 @@ namespace gradsync::engine {
 struct ReportConstants {
   std::vector<std::string> layers;
   std::string policy_digest;
+  std::string data_path;
+  std::vector<ScalarCollectiveReport> scalar_collectives;
 };
+
+[[nodiscard]] std::string name_of(plan::DataPath path);
 
 [[nodiscard]] ReportConstants report_constants(const plan::Plan& plan);
 
