@@ -11,6 +11,7 @@ from typing import Any
 
 from ._address import candidates
 from ._channel import Channel
+from ._grads import Grads
 from ._job import Job
 from ._launch import resolve_launch
 from ._report import StepReport, decode_report
@@ -223,7 +224,7 @@ class Client:
 
     def _tensor_name(self, index: int) -> str:
         grads = self._job.grads if self._job is not None else None
-        if grads is not None and index < len(grads.tensors):
+        if isinstance(grads, Grads) and index < len(grads.tensors):
             return grads.tensors[index].name
         return f"#{index}"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,12 +16,10 @@ import torch
 from torch import nn
 
 import gradsync
-from gradsync._declared import some_of
 from gradsync.errors import GradsyncError, UsageError
 
-from ._errors import GradientRefused, ParameterChanged
-from ._placed import is_dtensor, is_partial, local_tensor
-from ._statistics import Measurer
+from ._held_gradients import HeldGradients
+from ._placed import local_tensor
 
 if TYPE_CHECKING:
     import os
@@ -43,16 +40,10 @@ class Session:
         timeout: float | None,
     ) -> None:
         self._job = job
-        self._parameters = list(parameters)
         self._tensors = list(tensors)
         self._owned_client = owned_client
-        self._known = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-        self._accepted: list[torch.Tensor] = []  # the last list of parameters that was found to be right
-        self._is_dtensor = [is_dtensor(parameter) for parameter in self._parameters]
-        self._specs: list[Any] = [None] * len(self._parameters)  # of DTensor gradients found to be right
-        self._dtypes = [getattr(torch, tensor.dtype) for tensor in self._tensors]
-        self._locals = [local_tensor(parameter) for parameter in self._parameters]
-        self._norm_dtype = torch.float64 if torch.float64 in self._dtypes else torch.float32
+        self._held = HeldGradients(parameters, tensors)
+        self._mesh = self._held.common_mesh()
         self._half_done: gradsync.StepReport | None = None
         self.report: gradsync.StepReport | None = None  #: of the last step
         self._declare(norm_type, timeout)
@@ -70,7 +61,7 @@ class Session:
         plain: bool = False,
     ) -> torch.Tensor:
         """As `torch.nn.utils.clip_grad_norm_`, over all ranks of the job. `plain`: the norm is no DTensor."""
-        self._check_parameters(parameters)
+        self._held.check_parameters(parameters)
         gradients = self._prepare(norm_type)
         report = self.report = self._grads.finish(max_norm=float(max_norm))
         norm = self._as_tensor(report.norm, plain)
@@ -87,7 +78,7 @@ class Session:
         foreach: bool | None = None,
     ) -> torch.Tensor:
         """As `torch.nn.utils.get_total_norm` of all gradients that this rank holds, over all ranks of the job."""
-        self._check_gradients([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+        self._held.check_gradients([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
         self._prepare(norm_type)
         self._half_done = self.report = self._grads.compute_norm()
         if error_if_nonfinite and not math.isfinite(self.report.norm):
@@ -102,7 +93,7 @@ class Session:
         foreach: bool | None = None,
     ) -> None:
         """As `torch.nn.utils.clip_grads_with_norm_`, with the norm that `get_total_norm` returned in this step."""
-        self._check_parameters(parameters)
+        self._held.check_parameters(parameters)
         measured = None if self._half_done is None else self._as_tensor(self._half_done.norm, plain=True)
         given = local_tensor(total_norm).to("cpu") if isinstance(total_norm, torch.Tensor) else None
         if (
@@ -116,7 +107,7 @@ class Session:
             )
         self._half_done = None
         report = self.report = self._grads.apply_clip(max_norm=float(max_norm))
-        self._multiply(self._gather(), report)
+        self._multiply(self._held.gather(), report)
 
     # around the steps
 
@@ -151,13 +142,13 @@ class Session:
             timeout=timeout,
         )
         self._tensors = [replace(tensor, weight_fingerprint=None) for tensor in self._tensors]  # weights move now
-        self._measurer = Measurer([(t.numel(), d, t.device) for t, d in zip(self._locals, self._dtypes)], norm_type)
+        self._measurer = self._held.measurer(norm_type)
         memory = self._grads.table_memoryview()
         self._table = torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else None
 
     def _prepare(self, norm_type: float) -> list[torch.Tensor | None]:
         """Measures the gradients into the table; what a caller left half done is done."""
-        gradients = self._gather()
+        gradients = self._held.gather()
         if self._half_done is not None:
             self._half_done = None
             self._grads.apply_clip(max_norm=None)
@@ -169,50 +160,6 @@ class Session:
             self._table.copy_(rows)
         self._grads.wrote_all()
         return gradients
-
-    def _gather(self) -> list[torch.Tensor | None]:
-        """This rank's part of every gradient, as it is now."""
-        found: list[torch.Tensor | None] = []
-        specs = self._specs
-        for index, parameter in enumerate(self._parameters):
-            gradient: Any = parameter.grad
-            if gradient is None:
-                found.append(None)
-                continue
-            if self._is_dtensor[index]:
-                spec = getattr(gradient, "_spec", None)
-                if spec is None or spec is not specs[index]:
-                    self._check_placements(index, gradient)
-                    specs[index] = spec
-                gradient = gradient._local_tensor
-                if type(gradient) is not torch.Tensor and hasattr(gradient, "wait"):
-                    gradient = gradient.wait()
-            elif is_dtensor(gradient):
-                self._refuse(index, f"its gradient is a DTensor {gradient.placements}, the parameter is none")
-            if gradient.dtype is not self._dtypes[index]:
-                self._refuse(index, f"its gradient is {gradient.dtype}, declared was {self._dtypes[index]}")
-            if gradient.is_sparse:
-                self._refuse(index, "its gradient is sparse")
-            found.append(gradient)
-        return found
-
-    def _check_placements(self, index: int, gradient: Any) -> None:
-        parameter: Any = self._parameters[index]
-        wanted = tuple(parameter.placements)
-        if not is_dtensor(gradient):
-            self._refuse(index, f"its gradient is a plain tensor, the parameter a DTensor {wanted}")
-        partial = [placement for placement in gradient.placements if is_partial(placement)]
-        if partial:
-            raise GradientRefused(
-                self._tensors[index].name,
-                f"its gradient is {tuple(gradient.placements)}: nobody has reduced it",
-                "before clipping: p.grad = p.grad.redistribute(placements=p.placements)",
-            )
-        if tuple(gradient.placements) != wanted or gradient.device_mesh != parameter.device_mesh:
-            self._refuse(index, f"its gradient is {tuple(gradient.placements)}, the parameter {wanted}")
-
-    def _refuse(self, index: int, found: str) -> None:
-        raise GradientRefused(self._tensors[index].name, found, "make the gradient like its parameter, or init() again")
 
     def _multiply(self, gradients: Sequence[torch.Tensor | None], report: gradsync.StepReport) -> None:
         """All that is held, whether the norm counted it or not."""
@@ -228,48 +175,13 @@ class Session:
                 torch._foreach_mul_(held, torch.tensor(report.coefficient, dtype=wide, device=device))
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
-        device = self._locals[0].device if self._locals else torch.device("cpu")
-        value = torch.tensor(norm, dtype=self._norm_dtype, device=device)
-        meshes = [parameter.device_mesh if is_dtensor(parameter) else None for parameter in self._parameters]  # type: ignore[attr-defined]
-        if plain or not meshes or any(mesh is not meshes[0] for mesh in meshes) or meshes[0] is None:
+        value = torch.tensor(norm, dtype=self._held.norm_dtype, device=self._held.device)
+        if plain or self._mesh is None:
             return value
         # Where torch's norm would be a DTensor, callers take its full_tensor().
         from torch.distributed.tensor import DTensor, Replicate
 
-        return DTensor.from_local(value, meshes[0], [Replicate()] * meshes[0].ndim, run_check=False)
-
-    def _check_parameters(self, parameters: torch.Tensor | Iterable[torch.Tensor]) -> None:
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        accepted = self._accepted
-        if len(given) == len(accepted) and all(map(operator.is_, given, accepted)):
-            return
-        strange = [p for p in given if id(p) not in self._known and (p.requires_grad or p.grad is not None)]
-        if strange:
-            raise ParameterChanged(
-                f"a parameter of shape {tuple(strange[0].shape)}",
-                f"it was not in the model of init() ({len(strange)} such)",
-                "call init() again after the model changed",
-            )
-        wanted = {id(p) for p in given}
-        left_out = [index for key, index in self._known.items() if key not in wanted]
-        with_gradient = [self._tensors[index].name for index in left_out if self._parameters[index].grad is not None]
-        if with_gradient:
-            raise UsageError(
-                f"{len(with_gradient)} parameters of init() that have gradients are not among those given: "
-                f"{some_of(with_gradient)}; the norm is of the whole model: give all parameters that this rank holds"
-            )
-        frozen = len(given) != len(self._known)  # these may get gradients later
-        self._accepted = [] if left_out or frozen else given
-
-    def _check_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
-        given = set(map(id, tensors))
-        held = {id(p.grad): self._tensors[i].name for i, p in enumerate(self._parameters) if p.grad is not None}
-        left_out = [name for key, name in held.items() if key not in given]
-        if left_out or given - held.keys():
-            raise UsageError(
-                f"get_total_norm() wants the gradients of all parameters of init(); left out: {some_of(left_out)}, "
-                f"unknown: {len(given - held.keys())}; give [p.grad for p in parameters if p.grad is not None]"
-            )
+        return DTensor.from_local(value, self._mesh, [Replicate()] * self._mesh.ndim, run_check=False)
 
 
 def _nonfinite(norm_type: float) -> RuntimeError:
