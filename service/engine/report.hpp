@@ -82,7 +82,7 @@ struct StepReport {
   std::vector<LayerReport> layers;
   std::vector<NonfiniteReport> nonfinite;
   std::vector<DivergenceReport> divergence;
-  std::vector<std::uint32_t> absent;          ///< tensors that got no gradient on any rank
+  std::vector<std::uint32_t> absent;  ///< tensors that got no gradient on any rank; data path `stats`: see absent_names
   std::vector<std::uint32_t> stable_buckets;  ///< buckets whose hook counts were equal on all ranks in this step
   std::uint64_t counted_elements = 0;
   std::int64_t collectives = 0;  ///< bucket reductions launched
@@ -90,6 +90,7 @@ struct StepReport {
   std::string policy_digest;
   StepTimings timings;
   std::vector<MissingReport> missing;
+  std::vector<std::string> absent_names;  ///< as `absent`, on data path `stats`, where ranks number tensors differently
   std::vector<ScalarCollectiveReport> scalar_collectives;  ///< the same in every step of a plan
   bool check_next = false;  ///< the rows of the next step should carry fingerprints; data path `stats` only
   friend bool operator==(const StepReport&, const StepReport&) = default;

@@ -52,7 +52,13 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
     report.missing.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});
   }
   report.found_inf = math.nonfinite_total > 0;
-  report.absent = math.absent;
+  if (plan.options.data_path == plan::DataPath::Stats) {
+    for (const std::uint32_t tensor : math.absent) {
+      report.absent_names.push_back(plan.tensors[tensor].declaration.name);
+    }
+  } else {
+    report.absent = math.absent;
+  }
   report.counted_elements = math.counted_elements;
   report.collectives = static_cast<std::int64_t>(plan.buckets.size());
   report.data_path = constants.data_path;

@@ -99,10 +99,14 @@ DeclareAnswer answer_of(const engine::DeclareResult& result) {
   answer.epoch = result.epoch;
   answer.attempt = result.attempt;
   answer.plan_digest = plan.digest;
-  answer.arena_bytes = plan.arena_bytes;
+  answer.arena_bytes = result.arena_bytes;
   answer.clip_groups.emplace();
   for (const plan::ClipGroup& group : plan.clip_groups) {
     answer.clip_groups->push_back(group.name);
+  }
+  if (plan.options.data_path == plan::DataPath::Stats) {
+    answer.check = result.check;
+    return answer;
   }
   answer.buckets.emplace();
   for (const plan::Bucket& bucket : plan.buckets) {
@@ -129,6 +133,7 @@ ExplainedTensor explained(const plan::Plan& plan, std::uint32_t index) {
       tensor.bucket,
       tensor.offset_bytes,
       tensor.replication,
+      tensor.boxes,
       tensor.counted_elements,
       tensor.norm_group,
       tensor.clip_group,
@@ -147,6 +152,9 @@ void add_groups(const plan::Plan& plan, ExplainAnswer& answer) {
   for (std::size_t i = 0; i < plan.norm_groups.size(); ++i) {
     const plan::NormGroup& group = plan.norm_groups[i];
     answer.norm_groups.push_back({group.mesh, group.axes, group.tensors.size(), plan::explain_norm_group(plan, i)});
+  }
+  for (const plan::ScalarCollective& collective : plan.scalar_collectives) {
+    answer.scalar_collectives.push_back({collective.mesh, collective.axes, collective.groups, collective.length});
   }
   for (std::size_t i = 0; i < plan.clip_groups.size(); ++i) {
     const plan::ClipGroup& group = plan.clip_groups[i];
@@ -206,7 +214,7 @@ void plan_explain(Core& core, Caller& caller, ExplainParams params, Answer<Expla
   }
   const plan::Plan& plan = **found;
   ExplainAnswer page{
-      std::move(params.job), plan.digest, plan.world_size, plan.tensors.size(), params.offset, {}, {}, {}, {}};
+      std::move(params.job), plan.digest, plan.world_size, plan.tensors.size(), params.offset, {}, {}, {}, {}, {}};
   const std::uint64_t left = plan.tensors.size() - std::min<std::uint64_t>(params.offset, plan.tensors.size());
   const std::uint64_t end = params.offset + std::min(static_cast<std::uint64_t>(params.limit), left);
   for (std::uint64_t i = params.offset; i < end; ++i) {

@@ -16,6 +16,7 @@ std::string render(const ReportAnswer& answer, std::size_t room) {
   }
   shorter.truncated->push_back("absent");
   shorter.report.absent.clear();
+  shorter.report.absent_names.clear();
   return to_json(shorter);
 }
 

@@ -56,7 +56,7 @@ void session_initialize(Core& core, Caller& caller, InitializeParams params, Ans
       ServerAnswer{"gradsyncd", core.identity.version, core.identity.pid, core.identity.boot_id},
       core.identity.incarnation,
       Capabilities{
-          {"arena"},
+          {"arena", "stats"},
           {"float32", "bfloat16", "float16", "float64"},
           {"strict", "torch"},
           {"replicate", "partial_to_replicate"},

@@ -44,6 +44,7 @@ struct DeclareAnswer {
   std::optional<std::vector<std::string>> clip_groups;
   std::optional<std::vector<DeclaredBucket>> buckets;
   std::optional<std::vector<std::uint64_t>> offsets;
+  std::optional<bool> check;
 };
 
 template <>
@@ -146,7 +147,9 @@ struct Fields<DeclareParams> {
   static constexpr const char* kName = "DeclareParams";
 
   static void visit(auto& v, auto& s) {
-    v.required("buffer", s.buffer, "the arena, of at least Σ round_up(bytes of tensor, 64)");
+    v.required(
+        "buffer", s.buffer, "the arena, of at least Σ round_up(bytes of tensor, 64); data path stats: the table"
+    );
     v.optional("page", s.page, "0, 1, 2, …", kNatural);
     v.optional("last", s.last, "the declaration is complete");
     v.optional("options", s.options, "equal on all ranks; on page 0");
@@ -180,6 +183,7 @@ struct Fields<DeclareAnswer> {
     v.optional("clip_groups", s.clip_groups, "names, in order");
     v.optional("buckets", s.buckets, "in launch order");
     v.optional("offsets", s.offsets, "per tensor: bytes from the start of the arena; absent above 20,000 tensors");
+    v.optional("check", s.check, "data path stats: the first step's rows should carry fingerprints");
   }
 };
 

@@ -26,6 +26,7 @@ struct ExplainedTensor {
   std::uint32_t bucket = 0;
   std::uint64_t offset_bytes = 0;
   std::int64_t replication = 1;
+  std::int64_t boxes = 1;
   std::int64_t counted_elements = 0;
   std::uint32_t norm_group = 0;
   std::uint32_t clip_group = 0;
@@ -57,6 +58,13 @@ struct ExplainedClipGroup {
   std::string why;
 };
 
+struct ExplainedCollective {
+  std::string mesh;
+  std::vector<std::string> axes;
+  std::vector<std::vector<std::int64_t>> groups;
+  std::int64_t length = 0;
+};
+
 struct ExplainAnswer {
   std::string job;
   std::string digest;
@@ -67,6 +75,7 @@ struct ExplainAnswer {
   std::vector<ExplainedBucket> buckets;
   std::vector<ExplainedNormGroup> norm_groups;
   std::vector<ExplainedClipGroup> clip_groups;
+  std::vector<ExplainedCollective> scalar_collectives;
 };
 
 template <>
@@ -100,9 +109,10 @@ struct Fields<ExplainedTensor> {
     v.required("shape", s.shape, "logical shape");
     v.required("dtype", s.dtype, "element type");
     v.required("mesh", s.mesh, "name of its mesh");
-    v.required("bucket", s.bucket, "index of its bucket");
-    v.required("offset_bytes", s.offset_bytes, "from the start of the arena");
+    v.required("bucket", s.bucket, "index of its bucket; 0 on data path stats");
+    v.required("offset_bytes", s.offset_bytes, "from the start of the arena; 0 on data path stats");
     v.required("replication", s.replication, "ranks that hold equal bits after sync");
+    v.required("boxes", s.boxes, "parts that it is cut into after sync");
     v.required("counted_elements", s.counted_elements, "logical elements counted in the norm");
     v.required("norm_group", s.norm_group, "index");
     v.required("clip_group", s.clip_group, "index");
@@ -151,6 +161,18 @@ struct Fields<ExplainedClipGroup> {
 };
 
 template <>
+struct Fields<ExplainedCollective> {
+  static constexpr const char* kName = "ExplainedCollective";
+
+  static void visit(auto& v, auto& s) {
+    v.required("mesh", s.mesh, "name of the mesh");
+    v.required("axes", s.axes, "summed over");
+    v.required("groups", s.groups, "ranks summed together");
+    v.required("length", s.length, "numbers in it, fp64");
+  }
+};
+
+template <>
 struct Fields<ExplainAnswer> {
   static constexpr const char* kName = "ExplainResult";
 
@@ -164,6 +186,7 @@ struct Fields<ExplainAnswer> {
     v.required("buckets", s.buckets, "all, in launch order");
     v.required("norm_groups", s.norm_groups, "all");
     v.required("clip_groups", s.clip_groups, "all");
+    v.required("scalar_collectives", s.scalar_collectives, "sums of the norm between ranks, in run order");
   }
 };
 

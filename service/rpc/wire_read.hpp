@@ -200,7 +200,7 @@ struct Fields<AlertEvent> {
   static constexpr const char* kName = "AlertEvent";
 
   static void visit(auto& v, auto& s) {
-    v.required("kind", s.kind, "an error kind, nonfinite, divergence or deadline_half");
+    v.required("kind", s.kind, "an error kind, nonfinite, divergence, deadline_half or lane_stuck");
     v.required("what", s.what, "in words");
   }
 };

@@ -190,6 +190,27 @@ struct Fields<engine::DivergenceReport> {
 };
 
 template <>
+struct Fields<engine::MissingReport> {
+  static constexpr const char* kName = "MissingReport";
+
+  static void visit(auto& v, auto& s) {
+    v.required("tensor", s.tensor, "name");
+    v.required("ranks", s.ranks, "without a gradient for what they hold, while others have one");
+  }
+};
+
+template <>
+struct Fields<engine::ScalarCollectiveReport> {
+  static constexpr const char* kName = "ScalarCollective";
+
+  static void visit(auto& v, auto& s) {
+    v.required("mesh", s.mesh, "name of the mesh");
+    v.required("axes", s.axes, "summed over");
+    v.required("length", s.length, "numbers in it, fp64");
+  }
+};
+
+template <>
 struct Fields<engine::StepTimings> {
   static constexpr const char* kName = "StepTimings";
 
@@ -226,6 +247,10 @@ void visit_report(Visitor& v, Report& s) {
   v.required("data_path", s.data_path, "how gradients were handed over");
   v.required("policy_digest", s.policy_digest, "of the clipping state");
   v.required("timings", s.timings, "in seconds");
+  v.required("missing", s.missing, "tensors without a gradient on some of their ranks; data path stats");
+  v.required("absent_names", s.absent_names, "absent tensors on data path stats, where ranks number them differently");
+  v.required("scalar_collectives", s.scalar_collectives, "what the norm costs between nodes; data path stats");
+  v.required("check_next", s.check_next, "the next step's rows should carry fingerprints; data path stats");
 }
 
 template <>

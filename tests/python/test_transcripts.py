@@ -222,6 +222,10 @@ class Player:
         if token not in self.arenas:
             answer = self.fetch(token)
             assert token in self.arenas, answer
+        if "rows" in what:
+            rows = b"".join(struct.pack("<QddddQQQ", *row) for row in what["rows"])
+            os.pwrite(self.arenas[token], rows, what.get("offset", 0))
+            return
         values = [math.nan if value == "nan" else float(value) for value in what["values"]]
         os.pwrite(self.arenas[token], struct.pack(f"{len(values)}f", *values), what.get("offset", 0))
 

@@ -159,14 +159,37 @@ class Replay {
       ASSERT_TRUE(taken) << taken.error().message;
       arenas_.emplace(token, std::move(taken->fd));
     }
-    std::vector<float> values;
-    for (const Json& value : what["values"]) {
-      values.push_back(value.is_string() ? std::stof(value.get<std::string>()) : value.get<float>());
-    }
-    const auto size = static_cast<ssize_t>(values.size() * sizeof(float));
+    const std::string bytes = what.contains("rows") ? rows_of(what["rows"]) : values_of(what["values"]);
     ASSERT_EQ(
-        ::pwrite(arenas_.at(token).get(), values.data(), static_cast<std::size_t>(size), what.value("offset", 0)), size
+        ::pwrite(arenas_.at(token).get(), bytes.data(), bytes.size(), what.value("offset", 0)),
+        static_cast<ssize_t>(bytes.size())
     );
+  }
+
+  static std::string values_of(const Json& given) {
+    std::string bytes;
+    for (const Json& value : given) {
+      const float number = value.is_string() ? std::stof(value.get<std::string>()) : value.get<float>();
+      bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
+    }
+    return bytes;
+  }
+
+  static std::string rows_of(const Json& given) {
+    std::string bytes;
+    for (const Json& row : given) {
+      const device::StatsRow filled{
+          row[0].get<std::uint64_t>(),
+          row[1].get<double>(),
+          row[2].get<double>(),
+          row[3].get<double>(),
+          row[4].get<double>(),
+          row[5].get<std::uint64_t>(),
+          row[6].get<std::uint64_t>(),
+          row[7].get<std::uint64_t>()};
+      bytes.append(reinterpret_cast<const char*>(&filled), sizeof(filled));
+    }
+    return bytes;
   }
 
   using Harness = RpcHarness<fakes::InlineHostLane>;
