@@ -277,7 +277,7 @@ def test_off_is_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     gst.close()
 
 
-@pytest.mark.parametrize("mode", ["sync", "observe", "on"])
+@pytest.mark.parametrize("mode", ["sync", "on"])
 def test_modes_that_init_has_not(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADSYNC_MODE", mode)
     with pytest.raises(UsageError if mode == "on" else ModeNotAvailable, match=mode):

@@ -12,7 +12,8 @@ loss.backward(); norm = gradsync.torch.clip_grad_norm_(model.parameters(), 1.0)
 from ._attach import attach
 from ._errors import GradientRefused, LateGradient, ModeNotAvailable, ModuleRefused, ParameterChanged
 from ._gradsync import GradSync
-from ._init import clip_grad_norm_, clip_grads_with_norm_, close, get_total_norm, init, last_report
+from ._init import clip_grad_norm_, clip_grads_with_norm_, close, get_total_norm, init, last_report, observe
+from ._observer import Observation, Observer
 from ._off import OffSync
 from ._placed import Experts
 from ._recorder import Counters
@@ -26,6 +27,8 @@ __all__ = [
     "LateGradient",
     "ModeNotAvailable",
     "ModuleRefused",
+    "Observation",
+    "Observer",
     "OffSync",
     "ParameterChanged",
     "Session",
@@ -36,4 +39,5 @@ __all__ = [
     "get_total_norm",
     "init",
     "last_report",
+    "observe",
 ]

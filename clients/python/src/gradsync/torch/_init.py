@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 import gradsync
-from gradsync._launch import resolve_launch
+from gradsync._launch import Launch, resolve_launch
 from gradsync.errors import CallTimeout, NotAttached, UsageError, local_error
 
 from . import _framework
 from ._errors import ModeNotAvailable
 from ._mesh_axes import JobMesh, job_meshes
 from ._module_tree import clean_name
+from ._observer import Observer
 from ._placed import Experts, Placer
 from ._session import Session
 
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
 
     MeshSpec = DeviceMesh | Mapping[str, int]
 
-__all__ = ["clip_grad_norm_", "clip_grads_with_norm_", "close", "get_total_norm", "init", "last_report"]
+__all__ = ["clip_grad_norm_", "clip_grads_with_norm_", "close", "get_total_norm", "init", "last_report", "observe"]
 
-_MODES = ("off", "clip")
-_current: Session | _framework.Off | None = None
+_MODES = ("off", "observe", "clip")
+_OBSERVE_S = 30.0
+_current: Session | Observer | _framework.Off | None = None
+_log = logging.getLogger("gradsync")
 
 
 def init(
@@ -50,7 +54,7 @@ def init(
     client: gradsync.Client | None = None,
     address: str | None = None,
     timeout: float | None = None,
-) -> Session | _framework.Off:
+) -> Session | Observer | _framework.Off:
     """Declares the gradients of a model that FSDP2, TP, DDP or a like framework reduces. Collective.
 
     From then on `clip_grad_norm_`, `get_total_norm` and `clip_grads_with_norm_` of this module are torch's, exact over
@@ -64,7 +68,8 @@ def init(
         ep: parameters that differ along an expert axis without being DTensors on it.
         tied: names of parameters that share one weight across stages; counted once.
         layer: name of a parameter → its layer in the report.
-        mode: "clip", or "off" where the functions are the framework's own; default `$GRADSYNC_MODE`, else "clip".
+        mode: "clip"; "observe" where the functions are the framework's own and gradsync measures beside them, never
+            raises and changes nothing; "off". Default `$GRADSYNC_MODE`, else "clip".
         check_weights: compare what should be replicas now, which finds tensors that only share their name.
         job, rank, world_size: default from the process group, then from torchrun's environment.
         client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
@@ -78,40 +83,49 @@ def init(
     """
     global _current
     close()
-    if _wanted_mode(mode) == "off":
+    wanted = _wanted_mode(mode)
+    if wanted == "off":
         _current = _framework.Off()
         return _current
-    if rank is None and world_size is None and dist.is_available() and dist.is_initialized():
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-    launch = resolve_launch(job, rank, world_size, None)
-    meshes = job_meshes(mesh, launch.rank, launch.world_size)
-    named = _parameters(model_parts)
-    placer = Placer(
-        meshes,
-        _pipeline_axis(pp, meshes[0]),
-        [ep] if isinstance(ep, Experts) else list(ep),
-        _tied_ids(tied),
-        check_weights,
-    )
-    tensors = [placer.place(name, parameter, layer(name) if layer else None) for name, parameter in named.items()]
 
-    owned = gradsync.connect(address) if client is None else None
-    connection = client if owned is None else owned
-    assert connection is not None
+    def prepare() -> tuple[Launch, list[JobMesh], dict[str, nn.Parameter], list[gradsync.Tensor]]:
+        launch = _launch(job, rank, world_size)
+        meshes = job_meshes(mesh, launch.rank, launch.world_size)
+        named = _parameters(model_parts)
+        experts = [ep] if isinstance(ep, Experts) else list(ep)
+        placer = Placer(meshes, _pipeline_axis(pp, meshes[0]), experts, _tied_ids(tied), check_weights)
+        tensors = [placer.place(name, parameter, layer(name) if layer else None) for name, parameter in named.items()]
+        return launch, meshes, named, tensors
+
+    if wanted == "observe":
+        try:
+            launch, meshes, named, tensors = prepare()
+        except Exception as error:
+            _log.warning("gradsync observe: nothing is observed: %s", error)
+            _current = _framework.Off()
+            return _current
+        within = _OBSERVE_S if timeout is None else timeout
+
+        def declare(answered: Callable[[], None]) -> tuple[gradsync.ReducedGrads, Callable[[], None]]:
+            connection, owned = _connect(client, address)
+            answered()
+            attached = _attach(connection, launch, meshes)
+            grads = attached.declare(tensors, data_path="stats", norm_type=float(norm_type), timeout=within)
+            return grads, attached.detach if owned is None else owned.close
+
+        _current = Observer(declare, tensors, list(named.values()), float(norm_type), within)
+        return _current
+
+    launch, meshes, named, tensors = prepare()
     with contextlib.ExitStack() as undo:
+        connection, owned = _connect(client, address)
         if owned is not None:
             undo.push(owned)
-        attached = connection.attach(
-            job=launch.job,
-            rank=launch.rank,
-            world_size=launch.world_size,
-            meshes={one.name: one.axes for one in meshes},
-        )
+        attached = _attach(connection, launch, meshes)
         undo.push(lambda kind, error, trace: _leave(attached, error))
-        session = Session(attached, tensors, list(named.values()), float(norm_type), owned, timeout)
+        _current = Session(attached, tensors, list(named.values()), float(norm_type), owned, timeout)
         undo.pop_all()
-    _current = session
-    return session
+    return _current
 
 
 def close() -> None:
@@ -125,6 +139,23 @@ def close() -> None:
 def last_report() -> gradsync.StepReport | None:
     """Of the last step, with the norm, what was not finite or differed between replicas, and what was missing."""
     return None if _current is None else _current.report
+
+
+def observe(norm: torch.Tensor | float | None = None) -> None:
+    """Mode `observe`: measures the gradients as they are now, beside the framework's own `norm` of them.
+
+    For scripts that clip by functions of their own: every rank calls it once per step, before the gradients are
+    multiplied. `last_report()` has the newest result. Mode `off`: nothing.
+
+    Raises:
+        NotAttached: `init` did not come first.
+        UsageError: the mode is `clip`, where this module's functions clip.
+    """
+    session = _session()
+    if isinstance(session, Observer):
+        session.observe(norm)
+    elif isinstance(session, Session):
+        raise UsageError("observe() in mode clip: call clip_grad_norm_() of this module, or set GRADSYNC_MODE=observe")
 
 
 def clip_grad_norm_(
@@ -149,10 +180,14 @@ def clip_grad_norm_(
     """
     titan = pp_mesh is not None or ep_enabled
     session = _session()
-    if isinstance(session, _framework.Off):
-        return _framework.clip_grad_norm_(
+    if not isinstance(session, Session):
+        rows = session.measure() if isinstance(session, Observer) else None
+        norm = _framework.clip_grad_norm_(
             parameters, max_norm, norm_type, error_if_nonfinite, foreach, pp_mesh, ep_enabled
         )
+        if isinstance(session, Observer):
+            session.finish(rows, norm)
+        return norm
     return session.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach, plain=titan)
 
 
@@ -169,8 +204,11 @@ def get_total_norm(
         UsageError: the gradients are not those of all parameters of `init`.
     """
     session = _session()
-    if isinstance(session, _framework.Off):
-        return _framework.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+    if not isinstance(session, Session):
+        norm = _framework.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
+        if isinstance(session, Observer):
+            session.observe(norm)
+        return norm
     return session.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
 
 
@@ -187,13 +225,13 @@ def clip_grads_with_norm_(
         UsageError: the norm is another one.
     """
     session = _session()
-    if isinstance(session, _framework.Off):
+    if not isinstance(session, Session):
         _framework.clip_grads_with_norm_(parameters, max_norm, total_norm, foreach)
     else:
         session.clip_grads_with_norm_(parameters, max_norm, total_norm, foreach)
 
 
-def _session() -> Session | _framework.Off:
+def _session() -> Session | Observer | _framework.Off:
     if _current is None:
         raise local_error(
             NotAttached,
@@ -213,9 +251,26 @@ def _wanted_mode(mode: str | None) -> str:
             f"{where}=sync: gradients of init() are reduced by their framework; set it to clip, or attach() the plain "
             "module"
         )
-    if wanted == "observe":
-        raise ModeNotAvailable(f"{where}=observe arrives in a later release; set it to clip or off")
     raise UsageError(f"{where}={wanted!r} is not a mode; set it to {' or '.join(_MODES)}")
+
+
+def _launch(job: str | None, rank: int | None, world_size: int | None) -> Launch:
+    if rank is None and world_size is None and dist.is_available() and dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    return resolve_launch(job, rank, world_size, None)
+
+
+def _connect(client: gradsync.Client | None, address: str | None) -> tuple[gradsync.Client, gradsync.Client | None]:
+    """The connection, and once more if it is ours to close."""
+    if client is not None:
+        return client, None
+    owned = gradsync.connect(address)
+    return owned, owned
+
+
+def _attach(client: gradsync.Client, launch: Launch, meshes: Sequence[JobMesh]) -> gradsync.Job:
+    axes = {one.name: one.axes for one in meshes}
+    return client.attach(job=launch.job, rank=launch.rank, world_size=launch.world_size, meshes=axes)
 
 
 def _parameters(model_parts: nn.Module | Sequence[nn.Module]) -> dict[str, nn.Parameter]:

@@ -1,0 +1,180 @@
+"""Mode observe: the framework's own results to the bit, ours beside them, and no daemon that can disturb."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from test_torch_drop_ins import Norms, backward, copies, daemon, net, norms  # noqa: F401
+
+import gradsync.torch as gst
+from gradsync.errors import UsageError
+from gradsync.torch._observer import Observation, Observer
+
+PATIENT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def observing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRADSYNC_MODE", "observe")
+    yield
+    gst.close()
+
+
+def init(address: str, model: Any, **options: Any) -> Any:
+    return gst.init(model, **({"address": address, "job": "j", "rank": 0, "world_size": 1} | options))
+
+
+def train(model: nn.Module, clip: Any, steps: int = 4) -> list[torch.Tensor]:
+    """Weights after some steps, and the norms."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        backward(model)
+        found.append(clip(model.parameters(), 0.5).clone())
+        optimizer.step()
+    return [*found, *(p.detach().clone() for p in model.parameters())]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_results_are_torchs_to_the_bit_and_ours_stand_beside(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    expected = train(net(), nn.utils.clip_grad_norm_)
+    model = net()
+    observer = init(daemon.path, model)
+    assert isinstance(observer, Observer)
+    assert same(train(model, gst.clip_grad_norm_), expected)
+    seen = observer.wait(PATIENT_S)
+    assert isinstance(seen, Observation)
+    assert (seen.report.step, seen.theirs) == (3, expected[3].item())
+    assert abs(seen.relative_difference) < 1e-6
+    assert gst.last_report() is seen.report
+    assert observer.skipped == 0
+    assert "max_norm" not in daemon.of("step.finish")[-1]
+
+
+def test_a_clip_of_ones_own_is_observed_by_one_line(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    model = net()
+    observer = init(daemon.path, model)
+    backward(model)
+    before = copies(model)
+    gst.observe(7.0)
+    gst.observe()
+    seen = observer.wait(PATIENT_S)
+    assert same(before, copies(model))
+    assert (seen.report.step, seen.theirs, seen.relative_difference) == (1, None, None)
+
+
+def test_halves_are_torchs(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    model = net()
+    observer = init(daemon.path, model)
+    backward(model)
+    norm = gst.get_total_norm([p.grad for p in model.parameters()])
+    gst.clip_grads_with_norm_(model.parameters(), 0.1, norm)
+    assert observer.wait(PATIENT_S).theirs == norm.item()
+    assert nn.utils.get_total_norm(copies(model)) < 0.11
+
+
+def test_no_daemon_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = train(net(), nn.utils.clip_grad_norm_)
+    model = net()
+    observer = init(str(tmp_path / "gradsync.sock"), model)
+    assert same(train(model, gst.clip_grad_norm_), expected)
+    assert observer.skipped == 4
+    assert gst.last_report() is None
+    assert len([r for r in caplog.records if "observe" in r.message]) == 1
+    assert observer.explain() == {}
+
+
+def test_a_daemon_that_dies_disturbs_nobody(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    expected = train(net(), nn.utils.clip_grad_norm_)
+    model = net()
+    observer = init(daemon.path, model)
+
+    def clip(parameters: Any, max_norm: float) -> torch.Tensor:
+        norm = gst.clip_grad_norm_(parameters, max_norm)
+        if not daemon.of("step.finish"):
+            observer.wait(PATIENT_S)
+            daemon.stop_listening()
+        return norm
+
+    assert same(train(model, clip), expected)
+    daemon.listen()  # for the fixture
+
+
+def test_a_daemon_that_answers_no_more_is_waited_for_once(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    answer = norms.step_finish
+    going = threading.Event()
+
+    def finish(params: dict[str, Any]) -> Any:
+        assert going.wait(PATIENT_S)
+        return answer(params)
+
+    daemon.script["step.finish"] = finish
+    expected = train(net(), nn.utils.clip_grad_norm_, steps=8)
+    model = net()
+    observer = init(daemon.path, model)
+    waits: list[float] = []
+    inner = observer._idle.wait
+    observer._idle.wait = lambda timeout=None: (waits.append(timeout), inner(timeout))[1]
+    assert same(train(model, gst.clip_grad_norm_, steps=8), expected)
+    assert observer.skipped == 7
+    assert waits == [0.1, 0.1]  # before the first step, and once in vain
+    going.set()
+    assert observer.wait(PATIENT_S).report.step == 0
+    backward(model)
+    gst.observe()
+    assert observer.wait(PATIENT_S).report.step == 8
+
+
+def test_a_failed_step_is_the_last_of_its_troubles(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    from fake_daemon import Fault
+
+    def fail(params: dict[str, Any]) -> Any:
+        daemon.script["step.finish"] = norms.step_finish
+        raise Fault("step_mismatch", epoch=1, attempt=params["attempt"] + 1)
+
+    daemon.script["step.finish"] = fail
+    model = net()
+    observer = init(daemon.path, model)
+    backward(model)
+    for _ in range(2):
+        gst.observe(1.0)
+        observer.wait(PATIENT_S)
+    assert observer.last.report.step == 1
+
+
+def test_what_cannot_be_observed_is_said_and_nothing_else(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811
+    model = nn.Embedding(4, 2, sparse=True)
+    observer = init(daemon.path, model)
+    for _ in range(3):
+        model(torch.tensor([1])).sum().backward()
+        gst.observe(1.0)
+    assert observer.skipped == 3
+    assert len([r for r in caplog.records if "sparse" in r.message]) == 1
+
+
+def test_a_model_that_cannot_be_declared_is_clipped_all_the_same(caplog: Any) -> None:
+    model = net()
+    gst.init(model, mesh={"dp": 3}, job="j", rank=0, world_size=1)
+    backward(model)
+    assert gst.clip_grad_norm_(model.parameters(), 1.0) > 1
+    assert any("nothing is observed" in r.message for r in caplog.records)
+    gst.observe()
+
+
+def test_observe_in_mode_clip_is_a_mistake(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    init(daemon.path, net(), mode="clip")
+    with pytest.raises(UsageError, match="mode clip"):
+        gst.observe(1.0)
