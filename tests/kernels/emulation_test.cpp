@@ -22,6 +22,10 @@ std::vector<HostTensor> some_tensors(DType dtype) {
   for (const std::uint64_t count : {70'001, 20'000, 130'007, 0, 1, 500, 499, 77, 300, 4'000}) {
     tensors.push_back(make_tensor(dtype, count, count % 2 == 0 ? Values::Normal : Values::Extreme));
   }
+  // More tensors of several pieces than one block adds.
+  for (int i = 0; i < 10; ++i) {
+    tensors.push_back(make_tensor(dtype, 33'000, Values::Normal));
+  }
   return tensors;
 }
 
@@ -35,7 +39,7 @@ TEST_F(Emulation, bits_do_not_depend_on_the_order_in_which_threads_run) {
   for (const DType dtype : {DType::Float32, DType::BFloat16, DType::Float64}) {
     const std::vector<HostTensor> tensors = some_tensors(dtype);
     const Measured ascending = kernels->measure(tensors, 2, true);
-    for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    for (std::uint64_t seed = 0; seed < 4; ++seed) {
       simt::settings().order = seed == 0 ? simt::ThreadOrder::Descending : simt::ThreadOrder::Shuffled;
       simt::settings().seed = seed;
       const Measured other = kernels->measure(tensors, 2, true);

@@ -47,6 +47,7 @@ struct Fiber {
   Block* block = nullptr;
   Rendezvous* waits_at = nullptr;
   unsigned waits_for = 0;  // the generation after the one it arrived in
+  std::size_t warp = 0;    // of all resident ones
   bool done = false;
   ucontext_t context{};
   char* stack = nullptr;
@@ -168,21 +169,25 @@ void run(std::vector<Fiber>& fibers, std::mt19937_64& random) {
   if (the_settings.order == ThreadOrder::Descending) {
     std::reverse(order.begin(), order.end());
   }
+  bool all = true;
   while (!order.empty()) {
     if (the_settings.order == ThreadOrder::Shuffled) {
       std::shuffle(order.begin(), order.end(), random);
     }
+    // In shuffled order most warps stand still in most rounds, so that some are far ahead of others.
+    const std::uint64_t moving = all ? ~0ULL : random() & random();
     bool moved = false;
     for (Fiber* fiber : order) {
-      if (runnable(*fiber)) {
+      if (runnable(*fiber) && ((moving >> (fiber->warp % 64)) & 1) != 0) {
         moved = true;
         fiber->waits_at = nullptr;
         leave_for(fiber);
       }
     }
-    if (!moved) {
+    if (!moved && all) {
       fail("deadlock: every thread waits for one that does not come");
     }
+    all = !moved || the_settings.order != ThreadOrder::Shuffled;
     std::erase_if(order, [](const Fiber* fiber) { return fiber->done; });
   }
 }
@@ -211,6 +216,7 @@ bool launch(unsigned blocks, unsigned threads, const std::function<void()>& kern
       block.warps.resize(threads / kWarpSize);
       fibers[i].index = dim3(static_cast<unsigned>(i % threads));
       fibers[i].block = &block;
+      fibers[i].warp = i / kWarpSize;
       fibers[i].stack = stack_of(i);
       block.warps[fibers[i].index.x / kWarpSize].meeting.alive = kWarpSize;
     }

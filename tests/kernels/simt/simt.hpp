@@ -28,6 +28,7 @@ struct dim3 {
   dim3(unsigned size = 1) : x(size) {}  // NOLINT(google-explicit-constructor): as in CUDA
 };
 
+/// Shuffled: in another order each time, and most warps stand still most of the time.
 enum class ThreadOrder : std::uint8_t { Ascending, Descending, Shuffled };
 
 /// How the next launches run.
