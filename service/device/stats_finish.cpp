@@ -38,7 +38,7 @@ class Reading {
         nonfinite_count_ += std::exchange(nonfinite_of_box_, 0);
       }
       const StatsRow row = copy_row(place.address);
-      if (first_.stamp != 0 && first_.nonfinite == 0 && row == first_) {
+      if (!place.first_of_box && row.stamp != 0 && row.nonfinite == 0 && row == first_) {
         continue;  // a copy of what was checked and counted
       }
       if (!plainly_right(row, stamp_, place.elements, layout_.norm_type)) {
