@@ -19,8 +19,8 @@ struct ScalePass {
   std::uint32_t blocks;  ///< of all launches of the pass
 };
 
-constexpr std::uint32_t kInFlight = 4;
-constexpr std::uint32_t kBlocks = 4;  // that a multiprocessor holds at a time
+constexpr std::uint32_t kInFlight = 6;
+constexpr std::uint32_t kBlocks = 3;  // that a multiprocessor holds at a time
 
 template <typename Format>
 __device__ inline uint4 multiplied(const uint4& vector, typename Format::Value factor) {
