@@ -44,7 +44,6 @@ class ReducedGrads(Declared):
         self._arena = arena
         self._options = options
         self._written = bytearray(len(self.tensors))
-        self._plan_names: list[str] | None = None
         self.norm_type = float(options["norm_type"])  #: p of the powers that rows are made of
         self.check: bool = bool(reply.get("check", True))  #: whether this step's rows should carry fingerprints
 
@@ -135,12 +134,6 @@ class ReducedGrads(Declared):
         wire = super()._step_call(method, params, timeout)
         self.check = bool(wire.get("check_next", self.check))
         return wire
-
-    def _name_of(self, index: int) -> str:
-        # Indices are those of the plan, which has the tensors of all ranks.
-        if self._plan_names is None or index >= len(self._plan_names):
-            self._plan_names = [tensor["name"] for tensor in self.explain()["tensors"]]
-        return self._plan_names[index] if index < len(self._plan_names) else f"#{index}"
 
     def _reset(self) -> None:
         super()._reset()

@@ -157,7 +157,7 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
             layers=tuple(LayerReport(layer["name"], decode_number(layer["norm"])) for layer in wire["layers"]),
             nonfinite=tuple(_nonfinite(item) for item in wire["nonfinite"]),
             divergence=tuple(Divergence(item["tensor"], tuple(item["ranks"])) for item in wire["divergence"]),
-            absent=tuple(tensor_name(index) for index in wire["absent"]),
+            absent=(*(tensor_name(index) for index in wire["absent"]), *wire.get("absent_names", ())),
             stable_buckets=tuple(wire["stable_buckets"]),
             counted_elements=decode_int(wire["counted_elements"]),
             collectives=decode_int(wire["collectives"]),

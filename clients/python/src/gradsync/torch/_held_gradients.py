@@ -42,7 +42,7 @@ class HeldGradients:
     def common_mesh(self) -> Any:
         """The mesh of the parameters if they are all DTensors on one, else None."""
         meshes = [parameter.device_mesh if is_dtensor(parameter) else None for parameter in self._parameters]  # type: ignore[attr-defined]
-        return meshes[0] if meshes and all(mesh is meshes[0] for mesh in meshes) else None
+        return meshes[0] if meshes and all(mesh == meshes[0] for mesh in meshes) else None
 
     def gather(self) -> list[torch.Tensor | None]:
         """This rank's part of every gradient, as it is now."""

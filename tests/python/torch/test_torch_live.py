@@ -1,0 +1,139 @@
+"""gradsync and torch on the same gradients in real processes: FSDP2, HSDP, TP with SP, FSDP2 × TP, PP × EP.
+
+The reference is the norm of the whole gradients in float64. Where torch differs from it, torch is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+WORLD = 4
+DEADLINE_S = 300.0
+COMPARED = ["fsdp2", "hsdp", "fsdp2_tp", "fsdp2_tp_sp", "tp_sp"]
+Results = list[dict[str, Any]]
+
+
+class Live:
+    """What the ranks wrote, by case."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getitem__(self, case: str) -> Results:
+        found = [json.loads((self._folder / f"{case}.{rank}.json").read_text()) for rank in range(WORLD)]
+        for rank, result in enumerate(found):
+            assert "error" not in result, f"rank {rank}: {result['error']}"
+        return found
+
+
+@pytest.fixture(scope="session")
+def live(real_daemon: str, tmp_path_factory: pytest.TempPathFactory) -> Live:
+    folder = tmp_path_factory.mktemp("live")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("GRADSYNC_", "TORCHELASTIC"))}
+    environment = {**kept, "GRADSYNC_ADDRESS": real_daemon}
+    script = str(Path(__file__).parent / "live_rank.py")
+    with contextlib.ExitStack() as logs:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, script, str(rank), str(WORLD), str(folder)],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=logs.enter_context((folder / f"log.{rank}").open("w")),
+            )
+            for rank in range(WORLD)
+        ]
+        try:
+            for rank, process in enumerate(ranks):
+                assert process.wait(DEADLINE_S) == 0, (folder / f"log.{rank}").read_text()[-3000:]
+        finally:
+            for process in ranks:
+                if process.poll() is None:
+                    process.kill()
+                process.wait(DEADLINE_S)
+    return Live(folder)
+
+
+def within_one_ulp(found: float, exact: float) -> bool:
+    return abs(numpy.float32(found) - numpy.float32(exact)) <= numpy.spacing(numpy.float32(exact))
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_the_norm_is_exact_and_equal_on_every_rank(live: Live, case: str) -> None:
+    results = live[case]
+    assert [one["p"] for one in results[0]["cases"]] == [1.0, 2.0, 3.0, "inf"]
+    for number, first in enumerate(results[0]["cases"]):
+        assert {result["cases"][number]["ours"] for result in results} == {first["ours"]}
+        assert within_one_ulp(first["ours"], first["exact"]), first
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_everything_held_is_multiplied_by_one_coefficient(live: Live, case: str) -> None:
+    assert all(one["multiplied"] for result in live[case] for one in result["cases"])
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_torch_agrees_where_it_can(live: Live, case: str) -> None:
+    for result in live[case]:
+        for one in result["cases"]:
+            if case == "fsdp2_tp":  # the norms are on one mesh, the linear layers on two: torch cannot add them up
+                assert "same mesh" in one["theirs"]
+                continue
+            assert one["ours"] == pytest.approx(one["theirs"], rel=2e-6)
+            assert one["largest_difference"] < 1e-6
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_every_element_is_counted_once_and_no_sum_crosses_replicas(live: Live, case: str) -> None:
+    axes = {
+        "fsdp2": [["dp_shard"]],
+        "hsdp": [["dp_shard"]],
+        "fsdp2_tp": [["dp_shard"], ["dp_shard", "tp"]],
+        "fsdp2_tp_sp": [["dp_shard"], ["dp_shard", "tp"]],
+        "tp_sp": [["tp"]],
+    }[case]
+    for result in live[case]:
+        for one in result["cases"]:
+            assert one["elements"] == result["elements"]
+            assert [found for found, _ in one["collectives"]] == axes
+            assert (one["divergence"], one["missing"]) == (0, 0)
+
+
+def test_a_gradient_that_sequence_parallel_left_unreduced_is_refused_by_name(live: Live) -> None:
+    assert {one["refused"] for result in live["tp_sp"] for one in result["cases"]} == {"0.norm.weight"}
+    assert {one["refused"] for result in live["fsdp2_tp_sp"] for one in result["cases"]} == {""}
+
+
+def test_the_norm_is_a_dtensor_where_torchs_is(live: Live) -> None:
+    for case in COMPARED:
+        assert {one["is_dtensor"] for one in live[case][0]["cases"]} == {case != "fsdp2_tp"}
+
+
+def test_pipeline_and_experts_by_hand(live: Live) -> None:
+    results = live["pipeline_and_experts"]
+    for result in results:
+        assert within_one_ulp(result["ours"], result["exact"])
+        assert result["ours"] == results[0]["ours"]
+        assert result["multiplied"]
+        assert result["missing"] == [["experts", [3]]]
+        assert result["refused"] == "WeightsDiverged"
+
+
+def test_bfloat16_gradients_have_a_float32_norm(live: Live) -> None:
+    for result in live["bfloat16"]:
+        assert within_one_ulp(result["ours"], result["exact"])
+        assert not within_one_ulp(result["theirs"], result["exact"])
+
+
+def test_squares_that_overflow_float32_are_clipped_not_zeroed(live: Live) -> None:
+    for result in live["overflow"]:
+        assert result["ours"] == pytest.approx(result["exact"], rel=1e-6)
+        assert result["after"] == pytest.approx(1.0, rel=1e-5)
