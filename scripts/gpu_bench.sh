@@ -16,6 +16,8 @@ python=${PYTHON:-python3}
 if "$python" -c 'import torch' 2>/dev/null; then
   limited 150 gpu_bench_torch "$python" tests/gpu/bench_torch.py --library "$programs/libgpu_bench_library.so" \
     --json "$out/gpu_bench_torch.json"
+  # Few files are easier to carry.
+  cat "$out/gpu_bench_torch.log" >>"$out/gpu_bench.log" && rm "$out/gpu_bench_torch.log"
 else
   echo "gpu: $python has no torch; not compared"
 fi
