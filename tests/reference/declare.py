@@ -66,7 +66,10 @@ def _placement(rule: Rule) -> Any:
 
 
 def to_api(tensor: Declared) -> gradsync.Tensor:
-    placements = {rule.axes if len(rule.axes) > 1 else rule.axes[0]: _placement(rule) for rule in tensor.rules}
+    placements: dict[Any, Any] = {}
+    for rule in tensor.rules:
+        plain = len(rule.axes) == 1 and rule.axes[0] not in placements  # an axis placed twice is a mistake to test
+        placements[rule.axes[0] if plain else rule.axes] = _placement(rule)
     return gradsync.Tensor(
         tensor.name,
         tensor.shape,

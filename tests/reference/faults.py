@@ -68,6 +68,7 @@ SHARDED = one((4, 6), shard(0, "dp_shard"), *REST)
 OFFSETS = one((4, 6), shard(0, "dp_shard"), *REST, offsets=True)
 STAGE = one((4,), only(1, "pp"), replicate("dp_replicate"), replicate("dp_shard"), replicate("tp"))
 EXPERTS = one((4, 3), replicate("pp"), replicate("dp_replicate"), shard(0, "ep"), replicate("tp"), mesh="expert")
+SPLIT_BY_TP = (replicate("dp_shard"), replicate("pp"), replicate("dp_replicate"), shard(0, "tp"))
 TWO = (shard(0, "dp_shard"), shard(0, "tp"), replicate("pp"), replicate("dp_replicate"))
 # Most uneven splits have the same sizes in either order; 7 over 2 and 3 has not.
 NESTED = World(
@@ -133,7 +134,7 @@ FAULTS = (
     Fault("clip groups differ", SHARDED, on(3, clip_group="experts"), "w", ("clip_group",)),
     Fault("layers differ", SHARDED, on(3, layer="x"), "w", ("layer",)),
     Fault("tied on one rank only", SHARDED, on(3, tied="e"), "w", ("tied",)),
-    Fault("placements differ", OFFSETS, on(3, rules=(shard(1, "dp_shard"), *REST)), "w", ("placements",)),
+    Fault("placements differ", OFFSETS, on(3, rules=SPLIT_BY_TP), "w", ("placements",)),
     Fault(
         "a partial that nobody reduced",
         SHARDED,

@@ -110,9 +110,9 @@ def values(draw: st.DrawFn, tensor: Logical) -> np.ndarray[Any, Any] | None:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, max_tensors: int = 5) -> World:
+def worlds(draw: st.DrawFn, max_tensors: int = 5, min_tensors: int = 0) -> World:
     found = draw(meshes())
-    made = [draw(tensors(f"t{i}", found)) for i in range(draw(st.integers(0, max_tensors)))]
+    made = [draw(tensors(f"t{i}", found)) for i in range(draw(st.integers(min_tensors, max_tensors)))]
     data = [draw(values(tensor)) for tensor in made]
     if made and draw(st.integers(0, 3)) == 0:
         made, data = tie(draw, found, made, data)

@@ -1,0 +1,222 @@
+"""The daemon against the reference: random worlds, one daemon, every rank a connection, rows of an independent hand."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from product import Product, declare, fill, parts_of, plan_check, running, steps, told
+from reference.cases import EVERY_AXIS, LAYER_NORM, PIPELINE_AND_EXPERTS
+from reference.declare import declarations, to_api
+from reference.expected import answer, coefficient, collectives, partition, wide
+from reference.faults import FAULTS, Fault
+from reference.findings import Findings, findings
+from reference.strategies import worlds
+from reference.world import World
+from test_real_daemon import binary
+from test_single_copies import pick
+
+import gradsync
+from gradsync._declaration_file import declaration_lines
+from gradsync.errors import DeclareTimeout, InvalidDeclaration, RpcError, UsageError
+
+NUMBERS_PER_CELL = 6  # of a scalar sum: a sum in two halves, its scale, maximum, counts of non-finite and NaN
+
+
+@pytest.fixture(scope="module")
+def gradsyncd() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADSYNCD", binary())
+        yield binary()
+
+
+@pytest.fixture(scope="module")
+def product(gradsyncd: str) -> Iterator[Product]:
+    with running() as product:
+        yield product
+
+
+@given(worlds(min_tensors=1))
+def test_the_daemon_answers_for_whole_gradients(product: Product, world: World) -> None:
+    parts = parts_of(world)
+    wanted, whole = findings(world, parts), answer(world)
+    assert same(wanted.norm, whole.norm, double=True)
+    assert wanted.counted_elements == whole.counted_elements
+    once, measured, clipped = steps(product, world, parts)
+    assert once.next_attempt == measured.attempt == 1
+    assert not any(group.clipped for group in measured.groups)
+    for report in (once, clipped):
+        compare(world, report, wanted)
+    assert [told_norms(report) for report in (once, measured)] == [told_norms(clipped)] * 2
+
+
+def bend(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    values.reshape(-1)[0] = values.reshape(-1)[0] * 3 + 1
+    return values
+
+
+def put(value: float) -> Any:
+    def poison(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        values.reshape(-1)[-1] = value
+        return values
+
+    return poison
+
+
+SPOILS = {"bent": bend, "NaN": put(math.nan), "infinite": put(-math.inf), "gone": lambda _: None}
+
+
+@given(st.data())
+def test_what_is_wrong_in_one_copy_is_named(product: Product, data: st.DataObject) -> None:
+    world = data.draw(worlds(min_tensors=1))
+    place = data.draw(st.composite(pick)(world))
+    spoil = SPOILS[data.draw(st.sampled_from(sorted(SPOILS)))]
+    parts = parts_of(world, {place: spoil})
+    once, *_ = steps(product, world, parts)
+    compare(world, once, findings(world, parts))
+
+
+def compare(world: World, report: gradsync.StepReport, wanted: Findings) -> None:
+    any_wide = any(wide(world, group) for group in world.groups)
+    assert same(report.norm, wanted.norm, double=any_wide)
+    assert {layer.name for layer in report.layers} == set(wanted.layers)
+    for layer in report.layers:
+        assert same(layer.norm, wanted.layers[layer.name], double=True)
+    assert {group.name for group in report.groups} == set(world.groups)
+    for group in report.groups:
+        is_wide = wide(world, group.name)
+        assert same(group.norm, wanted.groups[group.name], double=is_wide)
+        check_coefficient(group, world.max_norm[group.name], world.mode, is_wide)
+    assert report.counted_elements == wanted.counted_elements
+    assert sorted(report.absent) == sorted(wanted.absent)
+    assert {found.tensor: list(found.ranks) for found in report.missing} == wanted.missing
+    assert {found.tensor: list(found.ranks) for found in report.divergence} == wanted.divergence
+    assert {found.tensor: found.count for found in report.nonfinite} == wanted.nonfinite
+    assert {f.tensor: {i.rank: i.count for i in f.inputs} for f in report.nonfinite} == wanted.inputs
+    assert report.found_inf == bool(wanted.nonfinite)
+    check_collectives(world, report)
+
+
+def check_coefficient(group: gradsync.GroupReport, most: float | None, mode: str, is_wide: bool) -> None:
+    wanted = coefficient(group.norm, most, mode, is_wide)
+    if most is None or mode == "torch" or not group.norm > most:
+        assert told_number(group.coefficient) == told_number(wanted)
+        return
+    assert group.clipped == math.isfinite(group.norm) or math.isinf(group.norm)
+    if math.isfinite(group.norm):
+        ulp = float(np.spacing(np.float64(wanted) if is_wide else np.float32(wanted)))
+        assert wanted - 4 * ulp <= group.coefficient <= wanted
+    else:
+        assert group.coefficient == 1
+
+
+def check_collectives(world: World, report: gradsync.StepReport) -> None:
+    """The same levels in order; inside a level any order will do, as long as it is that of all ranks."""
+    cells = len(world.groups) + len(world.layers)
+    wanted = collectives(world)
+    assert len(report.scalar_collectives) == len(wanted)
+    found = [(partition(world, c.mesh, c.axes), c.length) for c in report.scalar_collectives]
+    for level in range(3):
+        here = [(c.groups, c.sums * cells * NUMBERS_PER_CELL) for c in wanted if c.level == level]
+        assert sorted(found[: len(here)]) == sorted(here)
+        found = found[len(here) :]
+
+
+def same(got: float, wanted: float, *, double: bool) -> bool:
+    """To one unit in the last place of what the norm is rounded to."""
+    if math.isnan(wanted) or math.isinf(wanted):
+        return told_number(got) == told_number(wanted)
+    spacing = np.spacing(np.float64(wanted) if double or wanted > 3e38 else np.float32(wanted))
+    return abs(got - wanted) <= float(spacing)
+
+
+def told_number(value: float) -> str:
+    return repr(float(value))
+
+
+def told_norms(report: gradsync.StepReport) -> str:
+    return repr((report.norm, report.layers, [group.norm for group in report.groups], report.counted_elements))
+
+
+@pytest.mark.parametrize("world", [PIPELINE_AND_EXPERTS, LAYER_NORM, EVERY_AXIS], ids=["pp-ep", "tp", "every-axis"])
+def test_worked_cases(product: Product, world: World) -> None:
+    parts = parts_of(world)
+    once, _, clipped = steps(product, world, parts)
+    for report in (once, clipped):
+        compare(world, report, findings(world, parts))
+
+
+def test_pipeline_and_experts_come_to_the_root_of_192(product: Product, gradsyncd: str, tmp_path: Path) -> None:
+    world, tensors, parts = PIPELINE_AND_EXPERTS, declarations(PIPELINE_AND_EXPERTS), parts_of(PIPELINE_AND_EXPERTS)
+    path = tmp_path / "declaration.jsonl"
+
+    def body(job: gradsync.Job) -> gradsync.StepReport:
+        grads = declare(world, job, tensors[job.rank])
+        grads.save_declaration(path)
+        fill(grads, world, parts[job.rank])
+        return grads.finish()
+
+    reports = product.each(world, body)
+    assert len({told(report) for report in reports}) == 1
+    assert reports[0].norm == float(np.float32(math.sqrt(192)))
+    assert reports[0].counted_elements == 192
+    assert [(c.axes, c.length) for c in reports[0].scalar_collectives] == [(("ep",), 6), (("pp",), 6)]
+    checked = plan_check(gradsyncd, path.read_text().splitlines())
+    assert (checked["ranks"], checked["tensors"], checked["counted_elements"]) == (8, 2, 192)
+    assert [(c["axes"], c["length"]) for c in checked["scalar_collectives"]] == [(["ep"], 6), (["pp"], 6)]
+
+
+def test_a_job_without_tensors_is_refused(product: Product) -> None:
+    refused = product.outcomes(LAYER_NORM, lambda job: job.declare([], data_path="stats"))
+    assert all(isinstance(error, InvalidDeclaration) and error.path == "tensors" for error in refused)
+
+
+# The refusals that follow are asked for twice: of the daemon, by all ranks, and of `gradsyncd plan check`.
+FAULT_IDS = [fault.name for fault in FAULTS]
+BY_CLIENT = {"divisor"}  # the client refuses it before it asks
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=FAULT_IDS)
+def test_a_wrong_declaration_is_refused_by_the_daemon(product: Product, fault: Fault) -> None:
+    tensors = fault.declarations()
+    outcomes = product.outcomes(fault.world, lambda job: declare(fault.world, job, tensors[job.rank], timeout=2.0))
+    assert all(isinstance(error, (RpcError, UsageError)) for error in outcomes)
+    if BY_CLIENT & set(fault.fields):
+        assert all(isinstance(error, UsageError) and ".divisor" in str(error) for error in outcomes)
+        return
+    # What is wrong in one declaration alone is said to that rank at once, and the others wait for it.
+    named = [error for error in outcomes if not isinstance(error, DeclareTimeout)]
+    assert named
+    for error in named:
+        assert isinstance(error, RpcError)
+        assert error.kind in ("invalid_declaration", "plan_mismatch", "unsupported_placement")
+        assert error.tensor == fault.tensor
+        assert field_of(error.path) in fault.fields
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=FAULT_IDS)
+def test_a_wrong_declaration_is_refused_by_plan_check(gradsyncd: str, fault: Fault) -> None:
+    assert plan_check(gradsyncd, lines_of(fault.world, declarations(fault.world)))["ok"]
+    refusal = plan_check(gradsyncd, lines_of(fault.world, fault.declarations()))
+    assert not refusal["ok"]
+    assert refusal["kind"] in ("invalid_declaration", "plan_mismatch", "unsupported_placement")
+    assert refusal["tensor"] == fault.tensor
+    assert field_of(refusal["path"]) in fault.fields
+
+
+def lines_of(world: World, tensors: list[list[Any]]) -> list[str]:
+    meshes = {name: gradsync.Mesh(axes) for name, axes in world.meshes.items()}
+    return declaration_lines(meshes, [[to_api(t) for t in found] for found in tensors], {"data_path": "stats"})
+
+
+def field_of(path: str | None) -> str:
+    """`tensors[3].placements[0].axes[1]` → `placements`; a rank's tensors as a whole → `tensors`."""
+    found = re.search(r"tensors\[\d+\]\.(\w+)", path or "")
+    return found.group(1) if found else "tensors"
