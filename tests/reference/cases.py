@@ -62,3 +62,14 @@ EVERY_AXIS = World(
     values=(np.full((7, 4), 2.0), np.full(5, 3.0), np.full((6, 4), 1.0), np.full(3, 10.0)),
     max_norm={"all": 1.0, "experts": None},
 )
+
+# Every stage numbers its own layers from 0: one name for different tensors, told apart by where they are.
+STAGES_BY_ONE_NAME = World(
+    meshes={"dense": {"pp": 2, "dp_shard": 2}},
+    tensors=(
+        Logical("layers.0.weight", (4, 3), (only(0, "pp"), shard(0, "dp_shard")), layer="layers.0"),
+        Logical("layers.0.weight", (5,), (only(1, "pp"), shard(0, "dp_shard")), layer="layers.0", dtype="bfloat16"),
+    ),
+    values=(np.full((4, 3), 2.0), np.full(5, 4.0)),
+    max_norm={"all": 1.0},
+)

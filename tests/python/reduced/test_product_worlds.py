@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from product import Product, declare, fill, parts_of, plan_check, running, steps, told
-from reference.cases import EVERY_AXIS, LAYER_NORM, PIPELINE_AND_EXPERTS
+from reference.cases import EVERY_AXIS, LAYER_NORM, PIPELINE_AND_EXPERTS, STAGES_BY_ONE_NAME
 from reference.declare import declarations, to_api
 from reference.expected import answer, coefficient, collectives, partition, wide
 from reference.faults import FAULTS, Fault
@@ -145,7 +145,10 @@ def told_norms(report: gradsync.StepReport) -> str:
     return repr((report.norm, report.layers, [group.norm for group in report.groups], report.counted_elements))
 
 
-@pytest.mark.parametrize("world", [PIPELINE_AND_EXPERTS, LAYER_NORM, EVERY_AXIS], ids=["pp-ep", "tp", "every-axis"])
+WORKED = {"pp-ep": PIPELINE_AND_EXPERTS, "tp": LAYER_NORM, "every-axis": EVERY_AXIS, "one-name": STAGES_BY_ONE_NAME}
+
+
+@pytest.mark.parametrize("world", WORKED.values(), ids=WORKED.keys())
 def test_worked_cases(product: Product, world: World) -> None:
     parts = parts_of(world)
     once, _, clipped = steps(product, world, parts)
