@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import clip_dtensor
 import results
 import step
 import train
@@ -20,6 +21,8 @@ BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "step_fp32_100m": functools.partial(step.run, "step_fp32_100m", "float32", 4.0),
     "step_bf16_100m": functools.partial(step.run, "step_bf16_100m", "bfloat16", 3.5),
+    "clip_dtensor_2k": functools.partial(clip_dtensor.run, "clip_dtensor_2k", 5000, 3.0),
+    "clip_dtensor_small": functools.partial(clip_dtensor.run, "clip_dtensor_small", 64, 5.0),
     "train_e2e": functools.partial(train.run, "train_e2e", 1.05),
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 import results
-from processes import Ranks, private_daemon
+from processes import Ranks, free_port, private_daemon
 
 WORLD_SIZE = 2
 BLOCK = 5  # steps in a turn
@@ -22,12 +21,6 @@ ROUNDS_FACTOR = 2  # Blocks are short, so there are more of them than rounds of 
 BACKENDS = {"gradsync": "gradsync", "torch_ddp": "ddp"}
 # Both trainings see the same data from the same weights, so that their first steps agree but for rounding.
 TOLERANCE = 1e-3
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def check(contenders: dict[str, Ranks]) -> None:
