@@ -300,3 +300,31 @@ def test_init_again_leaves_the_job_before(daemon: FakeDaemon, norms: Norms) -> N
 def test_a_declaration_can_be_saved(daemon: FakeDaemon, norms: Norms, tmp_path: Path) -> None:
     init(daemon, net()).save_declaration(tmp_path / "d.jsonl")
     assert len((tmp_path / "d.jsonl").read_text().splitlines()) == 2
+
+
+def test_dtensor_gradients_are_checked_again_when_they_change(daemon: FakeDaemon, norms: Norms) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        model = nn.ParameterDict({"w": nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Replicate()]))})
+        init(daemon, model, mesh=mesh)
+        parameter = model["w"]
+        good = DTensor.from_local(torch.ones(2), mesh, [Replicate()])
+        for _ in range(3):
+            parameter.grad = good
+            gst.clip_grad_norm_(model.parameters(), 1e9)
+        assert len(daemon.of("step.finish")) == 3
+        parameter.grad = DTensor.from_local(torch.ones(2), mesh, [Partial()])
+        with pytest.raises(GradientRefused, match=r"'w'.*nobody"):
+            gst.clip_grad_norm_(model.parameters(), 1.0)
+        parameter.grad = None
+        gst.clip_grad_norm_(model.parameters(), 1.0)
+        assert [row[0] for row in norms.rows()] == [0]
+        assert len(daemon.of("step.finish")) == 4
+    finally:
+        dist.destroy_process_group()

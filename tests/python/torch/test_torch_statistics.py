@@ -148,3 +148,54 @@ def test_a_fingerprint_shows_signs_swaps_and_single_bits(dtype: torch.dtype, siz
 
 def test_zeros_have_a_fingerprint_too() -> None:
     assert measure([torch.zeros(3)], 2.0, True)[0][0, 7] == 1
+
+
+def slices(flat: torch.Tensor, offsets: list[int], numel: int) -> list[torch.Tensor]:
+    return [flat[offset : offset + numel].view(1, -1) for offset in offsets]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "views"),
+    [
+        ([0, 5, 10, 15], 1),  # side by side
+        ([0, 7, 14, 21], 1),  # with others between them
+        ([3, 8, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85], 2),  # two runs
+        ([0, 5, 20, 26], 4),  # too few to be worth it
+        ([15, 10, 5, 0], 4),  # backwards
+        ([0, 2, 4, 6], 4),  # over each other
+    ],
+)
+def test_gradients_of_one_allocation_are_measured_without_a_copy(offsets: list[int], views: int) -> None:
+    torch.manual_seed(5)
+    flat = torch.randn(100)
+    gradients = slices(flat, offsets, 5)
+    measurer = Measurer([(5, torch.float32, flat.device)] * len(offsets), 2.0)
+    (block,) = measurer.arrange(gradients)
+    assert len(block.views) == views
+    places = {view.data_ptr() + row * view.stride(0) * 4 for view in block.views for row in range(view.shape[0])}
+    assert places == {gradient.data_ptr() for gradient in gradients}
+    copied = [gradient.clone() for gradient in gradients]
+    assert torch.equal(measurer.measure(gradients, True), measurer.measure(copied, True))
+
+
+def test_what_lies_between_gradients_is_not_multiplied() -> None:
+    from gradsync.torch._session import _multiply
+
+    flat = torch.ones(40)
+    measurer = Measurer([(5, torch.float32, flat.device)] * 4, 2.0)
+    _multiply(measurer.arrange(slices(flat, [0, 7, 14, 21], 5)), 0.5)
+    expected = torch.ones(40)
+    for offset in (0, 7, 14, 21):
+        expected[offset : offset + 5] = 0.5
+    assert torch.equal(flat, expected)
+
+
+def test_neighbours_by_chance_are_not_taken_for_one_allocation() -> None:
+    memory = bytearray(400)
+    whole = torch.frombuffer(memory, dtype=torch.float32)
+    address = whole.data_ptr()
+    parts = [torch.frombuffer(memory, dtype=torch.float32, offset=20 * i, count=5) for i in range(4)]
+    assert [part.data_ptr() - address for part in parts] == [0, 20, 40, 60]
+    assert all(part.untyped_storage().nbytes() == 20 for part in parts)
+    (block,) = Measurer([(5, torch.float32, whole.device)] * 4, 2.0).arrange(parts)
+    assert not block.joined

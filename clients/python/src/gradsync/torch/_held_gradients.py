@@ -29,6 +29,7 @@ class HeldGradients:
         self._known = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._accepted: list[torch.Tensor] = []  # the last list of parameters that was found to be right
         self._is_dtensor = [is_dtensor(parameter) for parameter in self._parameters]
+        self._all_dtensors = all(self._is_dtensor)
         self._specs: list[Any] = [None] * len(self._parameters)  # of DTensor gradients found to be right
         self._dtypes: list[torch.dtype] = [getattr(torch, tensor.dtype) for tensor in tensors]
         self._locals = [local_tensor(parameter) for parameter in self._parameters]
@@ -45,7 +46,14 @@ class HeldGradients:
         return meshes[0] if meshes and all(mesh == meshes[0] for mesh in meshes) else None
 
     def gather(self) -> list[torch.Tensor | None]:
-        """This rank's part of every gradient, as it is now."""
+        """This rank's part of every gradient, as it is now.
+
+        Raises:
+            GradientRefused: one is not reduced, not placed like its parameter, sparse, or of another dtype.
+        """
+        as_before = self._gather_as_before()
+        if as_before is not None:
+            return as_before
         found: list[torch.Tensor | None] = []
         specs = self._specs
         for index, parameter in enumerate(self._parameters):
@@ -69,6 +77,18 @@ class HeldGradients:
                 self._refuse(index, "its gradient is sparse")
             found.append(gradient)
         return found
+
+    def _gather_as_before(self) -> list[torch.Tensor | None] | None:
+        """The same for DTensors alone whose specs are all the objects that were right before; else None."""
+        if not self._all_dtensors:
+            return None
+        gradients: list[Any] = [parameter.grad for parameter in self._parameters]
+        specs = [getattr(gradient, "_spec", None) for gradient in gradients]
+        if type(None) in set(map(type, specs)) or not all(map(operator.is_, specs, self._specs)):
+            return None
+        found = [gradient._local_tensor for gradient in gradients]
+        plain = set(map(type, found)) == {torch.Tensor}
+        return found if plain and [local.dtype for local in found] == self._dtypes else None
 
     def check_parameters(self, parameters: torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Raises unless these are the parameters of init(), those without a gradient perhaps left out."""

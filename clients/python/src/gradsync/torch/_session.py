@@ -20,6 +20,7 @@ from gradsync.errors import GradsyncError, UsageError
 
 from ._held_gradients import HeldGradients
 from ._placed import local_tensor
+from ._statistics import Block
 
 if TYPE_CHECKING:
     import os
@@ -62,12 +63,12 @@ class Session:
     ) -> torch.Tensor:
         """As `torch.nn.utils.clip_grad_norm_`, over all ranks of the job. `plain`: the norm is no DTensor."""
         self._held.check_parameters(parameters)
-        gradients = self._prepare(norm_type)
+        blocks = self._prepare(norm_type)
         report = self.report = self._grads.finish(max_norm=float(max_norm))
         norm = self._as_tensor(report.norm, plain)
         if error_if_nonfinite and not math.isfinite(report.norm):
             raise _nonfinite(norm_type)
-        self._multiply(gradients, report)
+        _multiply(blocks, report.coefficient)
         return norm
 
     def get_total_norm(
@@ -107,7 +108,7 @@ class Session:
             )
         self._half_done = None
         report = self.report = self._grads.apply_clip(max_norm=float(max_norm))
-        self._multiply(self._held.gather(), report)
+        _multiply(self._measurer.arrange(self._held.gather()), report.coefficient)
 
     # around the steps
 
@@ -146,7 +147,7 @@ class Session:
         memory = self._grads.table_memoryview()
         self._table = torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else None
 
-    def _prepare(self, norm_type: float) -> list[torch.Tensor | None]:
+    def _prepare(self, norm_type: float) -> list[Block]:
         """Measures the gradients into the table; what a caller left half done is done."""
         gradients = self._held.gather()
         if self._half_done is not None:
@@ -154,25 +155,13 @@ class Session:
             self._grads.apply_clip(max_norm=None)
         if float(norm_type) != self._grads.norm_type:
             self._declare(float(norm_type))
-        rows = self._measurer.measure(gradients, self._grads.check)
+        blocks = self._measurer.arrange(gradients)
+        rows = self._measurer.measure(gradients, self._grads.check, blocks)
         rows[:, 0] *= self._grads.stamp
         if self._table is not None:
             self._table.copy_(rows)
         self._grads.wrote_all()
-        return gradients
-
-    def _multiply(self, gradients: Sequence[torch.Tensor | None], report: gradsync.StepReport) -> None:
-        """All that is held, whether the norm counted it or not."""
-        if report.coefficient == 1.0:
-            return  # a product with 1 changes no bit
-        groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for gradient in gradients:
-            if gradient is not None:
-                groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-        with torch.no_grad():
-            for (device, dtype), held in groups.items():
-                wide = torch.float64 if dtype is torch.float64 else torch.float32
-                torch._foreach_mul_(held, torch.tensor(report.coefficient, dtype=wide, device=device))
+        return blocks
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
         value = torch.tensor(norm, dtype=self._held.norm_dtype, device=self._held.device)
@@ -189,3 +178,17 @@ def _nonfinite(norm_type: float) -> RuntimeError:
         f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. "
         "To disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
     )
+
+
+def _multiply(blocks: Sequence[Block], coefficient: float) -> None:
+    """All that is held, whether the norm counted it or not."""
+    if coefficient == 1.0:
+        return  # a product with 1 changes no bit
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for block in blocks:
+        first = block.views[0]
+        groups.setdefault((first.device, first.dtype), []).extend(block.views)
+    with torch.no_grad():
+        for (device, dtype), views in groups.items():
+            wide = torch.float64 if dtype is torch.float64 else torch.float32
+            torch._foreach_mul_(views, torch.tensor(coefficient, dtype=wide, device=device))

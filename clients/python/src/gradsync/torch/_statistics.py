@@ -10,65 +10,81 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import _utils
 
 from gradsync._row import leaves_range
 
-__all__ = ["Measurer"]
+__all__ = ["Block", "Measurer"]
 
 _SMALL = 1 << 16  # elements up to which gradients are copied together
 _CHUNK = {"cpu": 1 << 18}  # elements that are float64 at a time: what a cache holds; elsewhere launches cost more
 _CHUNK_ELSEWHERE = 1 << 24
 _HASH_WIDTH = 1 << 14
+_WORTH = 8  # gradients that a matrix has to join on average, lest copying is cheaper
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _flatten: Callable[[Sequence[torch.Tensor]], torch.Tensor] = _utils._flatten_dense_tensors
 _SPLIT = 134217729.0  # 2^27 + 1: Dekker's, cuts a double into halves whose products are exact
 _PLAIN = (1e-100, 1e100)  # maxima whose squares, and the rounding errors of these, are doubles
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Gradients of one dtype, device and size: `members` are their indices, `views` lie over their own memory.
+
+    `joined`: a view is a matrix of gradients that lie at equal distances (fully_shard cuts them from one allocation);
+    otherwise a view is one gradient.
+    """
+
+    members: tuple[int, ...]
+    views: list[torch.Tensor]
+    joined: bool
+
+
 class Measurer:
-    """Measures the same gradients every step; `numels`, `dtypes` and `devices` do not change, the memory does."""
+    """Measures the same gradients every step; sizes, dtypes and devices do not change, the memory does."""
 
     def __init__(self, gradients: Sequence[tuple[int, torch.dtype, torch.device]], norm_type: float) -> None:
         self._kinds = list(gradients)
         self._p = norm_type
         self._all = _grouped(self._kinds, range(len(self._kinds)))
+        self._scratch: dict[torch.device, torch.Tensor] = {}
 
-    def measure(self, gradients: Sequence[torch.Tensor | None], fingerprint: bool) -> torch.Tensor:
-        """One row of 8 int64 per gradient, as docs/adr/0008 has them; the stamp is 1, or 0 where there is none."""
-        groups, present = self._all, None
+    def arrange(self, gradients: Sequence[torch.Tensor | None]) -> list[Block]:
+        """What is measured together; only for as long as the gradients stay where they are."""
+        groups = self._all
         if any(gradient is None for gradient in gradients):
             present = [index for index, gradient in enumerate(gradients) if gradient is not None]
             groups = _grouped(self._kinds, present)
+        return [Block(group, *_views([gradients[i] for i in group])) for group in groups]  # type: ignore[misc]
+
+    def measure(
+        self, gradients: Sequence[torch.Tensor | None], fingerprint: bool, blocks: Sequence[Block] | None = None
+    ) -> torch.Tensor:
+        """One row of 8 int64 per gradient, as docs/adr/0008 has them; the stamp is 1, or 0 where there is none."""
+        blocks = self.arrange(gradients) if blocks is None else blocks
         table = torch.zeros(len(gradients), 8, dtype=torch.int64)
         numbers = table.view(torch.float64)
         numbers[:, 3] = 1.0
-        found = [self._measure_group([gradients[i] for i in group], fingerprint) for group in groups]  # type: ignore[misc]
-        for group, (sums, prints) in zip(groups, [(a.cpu(), b if b is None else b.cpu()) for a, b in found]):
-            rows = _index(group)
-            numbers[rows, 1:5] = sums.T
+        found = [self._measure_views(block, fingerprint) for block in blocks]  # launched; then waited for
+        for block, (sums, prints) in zip(blocks, found, strict=True):
+            rows = _index(block.members)
+            numbers[rows, 1:5] = sums.cpu().T
             if prints is not None:
-                table[rows, 7] = prints
-        if present is None:
-            table[:, 0] = 1
-        else:
-            table[present, 0] = 1
+                table[rows, 7] = prints.cpu()
+        table[:, 0] = torch.tensor([gradient is not None for gradient in gradients])
         self._look_again(gradients, table, numbers)
         return table
 
-    def _measure_group(
-        self, group: Sequence[torch.Tensor], fingerprint: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _measure_views(self, block: Block, fingerprint: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Four rows of float64 (sum, its low part, scale, maximum), and fingerprints, on the gradients' device."""
-        first = group[0]
         with torch.no_grad():
-            flat = first.detach().reshape(-1) if len(group) == 1 else _flatten(group)
-            matrix = flat.view(len(group), -1)
-            blocks = list(_blocks(matrix, across=False))
-            sums = torch.cat([self._measure_block(block) for block in blocks], 1)
-            return sums, torch.cat([_fingerprints(block) for block in blocks]) if fingerprint else None
+            matrices = block.views if block.joined else [_flatten(block.views).view(len(block.members), -1)]
+            pieces = [piece for matrix in matrices for piece in _blocks(matrix, across=False)]
+            sums = torch.cat([self._measure_block(piece) for piece in pieces], 1)
+            return sums, torch.cat([_fingerprints(piece) for piece in pieces]) if fingerprint else None
 
     def _measure_block(self, block: torch.Tensor) -> torch.Tensor:
         maximum = torch.maximum(block.amax(1), block.amin(1).neg_()).double()
@@ -81,7 +97,7 @@ class Measurer:
             _exact_sums(block, self._p, maximum, out)
             return out
         for part in _blocks(block, across=True):
-            wide = part.double()
+            wide = self._widened(part)
             if self._p == 2:
                 out[0] += wide.mul_(wide).sum(1)
             elif self._p == 1:
@@ -89,6 +105,13 @@ class Measurer:
             else:
                 out[0] += wide.abs_().pow_(self._p).sum(1)
         return out
+
+    def _widened(self, part: torch.Tensor) -> torch.Tensor:
+        # New memory for every piece would cost more than the arithmetic: its pages come one by one.
+        scratch = self._scratch.get(part.device)
+        if scratch is None or len(scratch) < part.numel():
+            scratch = self._scratch[part.device] = torch.empty(part.numel(), dtype=torch.float64, device=part.device)
+        return scratch[: part.numel()].view(part.shape).copy_(part)
 
     def _look_again(self, gradients: Sequence[torch.Tensor | None], table: torch.Tensor, numbers: torch.Tensor) -> None:
         sums, maxima = numbers[:, 1], numbers[:, 4]
@@ -121,6 +144,45 @@ def _grouped(kinds: Sequence[tuple[int, torch.dtype, torch.device]], indices: Se
         if numel:
             groups.setdefault((numel, dtype, device) if numel <= _SMALL else index, []).append(index)
     return [tuple(group) for group in groups.values()]
+
+
+def _views(group: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """Matrices over the gradients' own memory, or the gradients where that would save nothing."""
+    first = group[0].detach()
+    count, size = first.numel(), first.element_size()
+    if not all(map(torch.Tensor.is_contiguous, group)):
+        return group, False
+    places = list(map(torch.Tensor.data_ptr, group))
+    runs = _runs(places, count * size, size)
+    if len(runs) > 1 and len(runs) * _WORTH > len(group):
+        return group, False
+    views = []
+    for start, end, step in runs:
+        head = group[start].detach()
+        storage = head.untyped_storage()
+        if places[end - 1] + count * size > storage.data_ptr() + storage.nbytes():
+            return group, False  # neighbours by chance: another allocation
+        views.append(head.as_strided((end - start, count), (step // size, 1)))
+    return views, True
+
+
+def _runs(places: list[int], length: int, size: int) -> list[tuple[int, int, int]]:
+    """Start, end and distance of addresses that follow each other at equal distances."""
+    if len(places) > 1:
+        step = places[1] - places[0]
+        reach = range(places[0], places[0] + step * len(places), step) if step else ()
+        if step >= length and step % size == 0 and places == list(reach):
+            return [(0, len(places), step)]
+    found, start = [], 0
+    while start < len(places):
+        end, step = start + 1, length
+        if end < len(places) and places[end] - places[start] >= length and (places[end] - places[start]) % size == 0:
+            step = places[end] - places[start]
+            while end < len(places) and places[end] - places[end - 1] == step:
+                end += 1
+        found.append((start, end, step))
+        start = end
+    return found
 
 
 @functools.lru_cache(maxsize=64)
