@@ -3,10 +3,10 @@
 //
 //  1. A block claims an item: one piece of a large tensor for all its threads, or a run of small tensors, one per warp.
 //  2. Threads sum their vectors (accumulate.cuh); warp and block add them in a fixed order.
-//  3. A tensor of one piece is done. Else the sum goes to the piece's record, and the block that takes the tensor's
-//  last
-//     ticket adds the records in index order: their writers fenced before taking theirs.
-//  4. The last block of the whole pass adds the tensors of each norm group, and zeroes the counters.
+//  3. A tensor of one piece is done. Else the sum goes to the piece's record, and a launch after those of the dtypes
+//     (measure.cu) adds the records of each tensor.
+//  4. The last block of the last of these launches adds the tensors of each norm group; that of each pass over the
+//     counters zeroes them.
 
 #include "kernels/accumulate.cuh"
 

@@ -4,15 +4,24 @@
 out=${OUT:-build/results/gpu}
 programs=${GPU_PROGRAMS:-build/gpu/bin}
 mkdir -p "$out"
+# Where the toolkit puts nvcc, compute-sanitizer and ncu, which is not in every PATH.
+PATH=$PATH:/usr/local/cuda/bin
 
-# Builds the programs unless those that are there start. For the GPU of this machine; without one for sm_90.
+# Whether this checkout built build/gpu and can do so again: its programs may be older than the sources.
+can_build_again() {
+  [ -z "${GPU_PROGRAMS:-}" ] && grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$PWD" build/gpu/CMakeCache.txt 2>/dev/null &&
+    command -v nvcc >/dev/null && command -v cmake >/dev/null && command -v ninja >/dev/null
+}
+
+# Builds the programs unless those that are there were carried here and start. For the GPU of this machine; without one
+# for sm_90.
 gpu_programs() {
-  if "$programs/gpu_test" --gtest_list_tests >/dev/null 2>&1 && [ -x "$programs/gpu_bench" ]; then
+  if ! can_build_again && "$programs/gpu_test" --gtest_list_tests >/dev/null 2>&1 && [ -x "$programs/gpu_bench" ]; then
     echo "gpu: programs from $programs"
     return
   fi
   local nvcc architectures=90-real
-  nvcc=$(command -v nvcc || command -v /usr/local/cuda/bin/nvcc) || {
+  nvcc=$(command -v nvcc) || {
     echo "gpu: no programs in $programs and no nvcc to build them (build them elsewhere: scripts/gpu_build.sh)" >&2
     exit 69
   }
@@ -21,12 +30,24 @@ gpu_programs() {
   programs=build/gpu/bin
 }
 
+# What the figures belong to, in $out/machine.txt.
+gpu_machine() {
+  {
+    date -u +%FT%TZ
+    uname -srm
+    nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,power.limit --format=csv 2>&1
+    nvcc --version 2>&1 | tail -2
+    sha256sum "$programs"/*
+  } >"$out/machine.txt"
+  cat "$out/machine.txt"
+}
+
 # limited SECONDS NAME COMMAND...: its output in $out/NAME.log, the end of it shown. Remembers failures in `failed`.
 failed=()
 limited() {
   local seconds=$1 name=$2 began=$SECONDS code=0
   shift 2
-  timeout "$seconds" "$@" >"$out/$name.log" 2>&1 || code=$?
+  timeout -k 10 "$seconds" "$@" >"$out/$name.log" 2>&1 || code=$?
   tail -40 "$out/$name.log"
   case $code in
   0) echo "gpu: $name passed in $((SECONDS - began)) s" ;;

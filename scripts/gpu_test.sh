@@ -6,30 +6,35 @@ cd "$(dirname "$0")/.." || exit
 . scripts/gpu_programs.sh
 gpu_programs
 
-{
-  date -u +%FT%TZ
-  uname -srm
-  nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,power.limit --format=csv 2>&1
-  nvcc --version 2>&1 | tail -2
-} >"$out/machine.txt"
-cat "$out/machine.txt"
+gpu_machine
 
 [ -x "$programs/gpu_test" ] || {
   echo "gpu: $programs/gpu_test is not there: GoogleTest was not found when it was built (carry one that was built with it)" >&2
   exit 69
 }
+# Beside a GPU, tests that skip because the runtime does not see it (a driver older than CUDA 13, say) have not passed.
+saw_device() {
+  ! grep -q 'no CUDA device' "$out/$1.log" || {
+    echo "gpu: $1 tested nothing, although nvidia-smi lists a GPU: $(grep -m 1 'no CUDA device' "$out/$1.log")"
+    failed+=("$1")
+  }
+}
 limited 150 gpu_test "$programs/gpu_test" --gtest_brief=1 --gtest_output="xml:$out/gpu_test.xml"
+! nvidia-smi -L >/dev/null 2>&1 || saw_device gpu_test
 
 if ! nvidia-smi -L >/dev/null 2>&1; then
   echo "gpu: no GPU (nvidia-smi lists none): every test skipped, nothing was tested"
 elif ! command -v compute-sanitizer >/dev/null; then
   echo "gpu: compute-sanitizer not found; it was not run"
 else
-  # Every kernel, with sizes that a tool which watches each access gets through.
+  # With sizes that a tool which watches each access gets through: every dtype and power, fingerprints, misaligned
+  # tensors, second rounds, records added by warps and by blocks, every cast.
   some='*groups*:*overflow_is_found*:*gathered*:*tensors_are_packed*:*large_rows*:*touches_only*:*strictly*'
+  some+=':*few_and_of_many*:*depend_on_alignment*:*one_ulp*:*casts_between*:*nothing_to*'
   for tool in memcheck racecheck synccheck initcheck; do
-    limited 60 "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
+    limited 90 "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
       "$programs/gpu_test" --gtest_brief=1 --gtest_filter="$some"
+    saw_device "sanitizer_$tool"
   done
   # Few files are easier to carry.
   tail -n +1 "$out"/sanitizer_*.log >"$out/sanitizer.log" && rm "$out"/sanitizer_*.log

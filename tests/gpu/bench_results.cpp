@@ -33,10 +33,10 @@ void write_results(std::ostream& out, const std::vector<BenchResult>& results, c
     const BenchResult& result = results[i];
     const double ours = median(result.ours);
     const double floor = median(result.floor);
-    out << "  {\"name\": \"" << result.name << "\", \"unit\": \"us\", \"ours\": " << ours << ", \"floor\": " << floor
-        << ", \"floor_ratio\": " << ours / floor << ", \"peers\": {}, \"config\": {\"what\": \"" << result.what
-        << "\", \"moved_bytes\": " << result.moved_bytes << ", \"gigabytes_per_s\": " << result.moved_bytes / ours / 1e3
-        << "},\n   \"samples\": {\"ours\": ";
+    out << "  {\"name\": \"" << result.name << "\", \"unit\": \"us\", \"ours\": " << ours
+        << ", \"ratio\": null, \"floor\": " << floor << ", \"floor_ratio\": " << ours / floor
+        << ", \"peers\": {}, \"config\": {\"what\": \"" << result.what << "\", \"moved_bytes\": " << result.moved_bytes
+        << ", \"gigabytes_per_s\": " << result.moved_bytes / ours / 1e3 << "},\n   \"samples\": {\"ours\": ";
     write_list(out, result.ours);
     out << ", \"floor\": ";
     write_list(out, result.floor);

@@ -177,7 +177,11 @@ def run_case(name: str, library: ctypes.CDLL, samples: int) -> list[dict[str, An
                 "floor": floor,
                 "floor_ratio": ours / floor,
                 "peers": peers,
-                "samples": {run: took[run] for run in (key, "copy", "torch_foreach", "torch_loop")},
+                "samples": {
+                    "ours": took[key],
+                    **{peer: took[peer] for peer in peers},
+                    "floor": [copied * copies for copied in took["copy"]],
+                },
                 "config": config,
                 "machine": {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__},
             }

@@ -38,19 +38,33 @@ TEST_F(Gpu, a_tensor_beyond_two_to_the_31_elements_is_measured_and_clipped_to_it
   }
   const DeviceMemory memory(kCount * 2);
   memory.zero();
-  // Powers of two at the start, around 2^31 and at the end: the norm is exactly 5.
-  const std::uint16_t three = 0x4040;
-  const std::uint16_t four = 0x4080;
-  memory.upload(&three, 2, 0);
-  memory.upload(&four, 2, (kCount - 1) * 2);
-  const ClipStep step({{memory.get(), kCount, DType::BFloat16, 0, 0}}, strict(2.5));
+
+  // 1, 1, 3 and 5 at the start, around 2^31 and at the end: the norm is exactly 6.
+  struct Planted {
+    std::uint64_t index;
+    std::uint16_t value;
+    std::uint16_t half;
+  };
+
+  const Planted planted[] = {
+      {0, 0x3f80, 0x3f00},
+      {(1ULL << 31) - 1, 0x3f80, 0x3f00},
+      {1ULL << 31, 0x4040, 0x3fc0},
+      {kCount - 1, 0x40a0, 0x4020},
+  };
+  for (const Planted& one : planted) {
+    memory.upload(&one.value, 2, one.index * 2);
+  }
+  const ClipStep step({{memory.get(), kCount, DType::BFloat16, 0, 0}}, strict(3));
   enqueue(step, nullptr);
   must(cudaStreamSynchronize(nullptr), "step");
-  EXPECT_EQ(step.outcome().norm, 5);
+  EXPECT_EQ(step.outcome().norm, 6);
   EXPECT_EQ(step.outcome().coefficient, 0.5);
-  std::uint16_t last = 0;
-  memory.download(&last, 2, (kCount - 1) * 2);
-  EXPECT_EQ(last, 0x4000);
+  for (const Planted& one : planted) {
+    std::uint16_t value = 0;
+    memory.download(&value, 2, one.index * 2);
+    EXPECT_EQ(value, one.half) << one.index;
+  }
 }
 
 TEST_F(Gpu, ten_thousand_tensors_take_three_launches) {
@@ -62,6 +76,9 @@ TEST_F(Gpu, ten_thousand_tensors_take_three_launches) {
     tensors.push_back({memory.get() + i * 2'048, 1'024, DType::BFloat16, 0, 0});
   }
   const ClipStep step(tensors, strict(1));
+  // Kernels are loaded when they are first launched; not while a capture runs.
+  enqueue(step, nullptr);
+  must(cudaStreamSynchronize(nullptr), "step");
   cudaStream_t stream = nullptr;
   must(cudaStreamCreate(&stream), "cudaStreamCreate");
   must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
