@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -178,3 +180,31 @@ def test_observe_in_mode_clip_is_a_mistake(daemon: Any, norms: Norms) -> None:  
     init(daemon.path, net(), mode="clip")
     with pytest.raises(UsageError, match="mode clip"):
         gst.observe(1.0)
+
+
+def test_a_stopped_daemon_changes_no_bit(restartable_daemon: Any) -> None:
+    expected = train(net(), nn.utils.clip_grad_norm_)
+    model = net()
+    observer = init(restartable_daemon.address, model)
+    calls = 0
+
+    def clip(parameters: Any, max_norm: float) -> torch.Tensor:
+        nonlocal calls
+        norm = gst.clip_grad_norm_(parameters, max_norm)
+        calls += 1
+        if calls == 1:
+            assert abs(observer.wait(PATIENT_S).relative_difference) < 1e-6
+            restartable_daemon._process.send_signal(signal.SIGSTOP)
+            os.waitpid(restartable_daemon._process.pid, os.WUNTRACED)
+        return norm
+
+    assert same(train(model, clip), expected)
+    assert observer.skipped == 2  # the second step was handed over, and has no answer
+    assert gst.last_report().step == 0
+    gst.close()
+    again = init(restartable_daemon.address, model)
+    backward(model)
+    gst.observe(1.0)
+    assert (again.skipped, gst.last_report()) == (1, None)
+    gst.close()
+    restartable_daemon._process.send_signal(signal.SIGCONT)

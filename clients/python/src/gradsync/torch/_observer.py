@@ -84,6 +84,7 @@ class Observer:
         self._grads: gradsync.ReducedGrads | None = None
         self._said: set[str] = set()
         self._ended = False
+        self._closing = False
         self.skipped = 0  #: steps that were not observed
         self.last: Observation | None = None  #: the newest result
         self._thread = threading.Thread(target=self._run, name="gradsync-observer", daemon=True)
@@ -153,6 +154,7 @@ class Observer:
 
     def close(self) -> None:
         """Ends the observation; a daemon that does not answer is not waited for."""
+        self._closing = True
         if not self._ended:
             self._steps.put(None)
             self._thread.join(_JOIN_S if self._patience else PATIENCE_S)
@@ -187,7 +189,8 @@ class Observer:
                 self._send(self._grads, table, step)
                 self._idle.set()
         except Exception as error:
-            self._warn(f"ended: {error}")
+            if not self._closing:
+                self._warn(f"ended: {error}")
         finally:
             self._ended = True
             self._reachable.set()
