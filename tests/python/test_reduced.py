@@ -12,7 +12,6 @@ from fake_daemon import FakeDaemon, Fault, report
 
 import gradsync
 from gradsync import Only, Replicate, Row, Shard, Tensor
-from gradsync._declaration_file import declaration_lines
 from gradsync.errors import NotReady, StepTimeout, UsageError
 
 W = Tensor("w", (4,), local_shape=(2,), placements={"dp": Shard(0)})
@@ -151,9 +150,11 @@ def test_every_rank_adds_its_line_to_the_file(tmp_path: Path, job: gradsync.Job)
     assert [tensor["name"] for tensor in line["tensors"]] == ["w", "b"]
 
 
-def test_a_world_that_does_not_run_has_a_declaration_too() -> None:
-    mesh = gradsync.Mesh({"pp": 2})
+def test_a_world_that_does_not_run_has_a_declaration_too(tmp_path: Path) -> None:
+    path = tmp_path / "declaration.jsonl"
     ranks = [[Tensor("w", (4,), placements={"pp": Only(rank)})] for rank in range(2)]
-    head, *lines = map(json.loads, declaration_lines({"m": mesh}, ranks, {"data_path": "stats"}))
+    gradsync.write_declaration(path, {"m": {"pp": 2}}, ranks, norm_type=math.inf)
+    head, *lines = map(json.loads, path.read_text().splitlines())
     assert head["world_size"] == 2
+    assert head["options"]["norm_type"] == "Infinity"
     assert [line["tensors"][0]["placements"][0]["at"] for line in lines] == [[0], [1]]

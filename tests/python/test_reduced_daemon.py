@@ -217,3 +217,13 @@ def test_a_saved_declaration_passes_the_offline_check(address: str, tmp_path: Pa
     checked = subprocess.run([binary(), "plan", "check", str(path)], capture_output=True, text=True, timeout=60)
     assert checked.returncode != 0
     assert "local_shape" in checked.stdout + checked.stderr
+
+
+def test_4096_ranks_are_checked_offline(tmp_path: Path) -> None:
+    import subprocess
+
+    path = tmp_path / "declaration.jsonl"
+    tensor = Tensor("w", (4096, 2), local_shape=(64, 2), placements={"dp": Shard(0), "copy": Replicate()})
+    gradsync.write_declaration(path, {"mesh": {"copy": 64, "dp": 64}}, [[tensor]] * 4096)
+    checked = subprocess.run([binary(), "plan", "check", str(path)], capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stdout + checked.stderr

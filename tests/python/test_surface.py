@@ -11,7 +11,7 @@ import gradsync.trackers
 EXPORTED = """
     UNSET Bucket Buffer Client Clip Divergence Grads GradsyncError GroupReport Job LayerReport Mesh Missing Nonfinite
     NonfiniteInput Only Partial PartialTo ReducedGrads Replicate Row ScalarCollective Shard StepReport StepTimings
-    Subscription Tensor Unset UsageError __version__ connect errors
+    Subscription Tensor Unset UsageError __version__ connect errors write_declaration
 """
 SIGNATURES = {
     gradsync.connect: "(address=None, *, spawn=False, timeout=10.0)",

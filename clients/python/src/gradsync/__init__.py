@@ -6,6 +6,7 @@ Importing this needs neither torch nor numpy; `gradsync.torch` is the adapter fo
 from . import errors
 from ._buffer import Buffer
 from ._client import Client, Subscription, connect
+from ._declaration_file import write_declaration
 from ._grads import Grads
 from ._job import Job
 from ._layout import Bucket
@@ -61,4 +62,5 @@ __all__ = [
     "__version__",
     "connect",
     "errors",
+    "write_declaration",
 ]

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ._tensor import Mesh, Tensor
+from ._options import encode_options
+from ._tensor import Clip, Mesh, Tensor
 from ._wire import dump
 
-__all__ = ["declaration_lines", "save_rank"]
+__all__ = ["save_rank", "write_declaration"]
 
 _FORMAT = 1
 
 
-def declaration_lines(
-    meshes: Mapping[str, Mesh], ranks: Sequence[Sequence[Tensor]], options: Mapping[str, Any]
-) -> list[str]:
-    """Of a world that need not run: `ranks[r]` is what rank r would declare."""
-    only_mesh = next(iter(meshes)) if len(meshes) == 1 else None
-    lines = [_head(len(ranks), meshes, options)]
+def write_declaration(
+    path: str | os.PathLike[str],
+    meshes: Mapping[str, Mapping[str, int] | Mesh],
+    ranks: Sequence[Sequence[Tensor]],
+    *,
+    norm_type: float = 2.0,
+    clip: Clip | Mapping[str, Clip] | None = None,
+    mode: Literal["strict", "torch"] = "strict",
+) -> None:
+    """Writes what `ranks[r]` would declare on data path "stats", for `gradsyncd plan check`; nothing has to run.
+
+    Raises:
+        UsageError: the arguments contradict each other.
+    """
+    named = {name: mesh if isinstance(mesh, Mesh) else Mesh(mesh) for name, mesh in meshes.items()}
+    only_mesh = next(iter(named)) if len(named) == 1 else None
+    lines = [_head(len(ranks), named, encode_options("stats", 1, norm_type, clip, mode))]
     lines += [_line(rank, [t.encode(only_mesh) for t in tensors]) for rank, tensors in enumerate(ranks)]
-    return lines
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def save_rank(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._arena import Arena, fetch_fd, map_arena
 from ._channel import PATIENCE_S
 from ._grads import Grads
+from ._options import encode_options
 from ._reduced import ReducedGrads, check_stats_arguments, table_bytes
 from ._tensor import Clip, Mesh, Tensor, arena_bytes
-from ._wire import dump, encode_number
+from ._wire import dump
 from .errors import GradsyncError, UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Job:
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         self._check_attached()
-        options = _encode_options(data_path, accumulate, norm_type, clip, mode)
+        options = encode_options(data_path, accumulate, norm_type, clip, mode)
         only_mesh = next(iter(self.meshes)) if len(self.meshes) == 1 else None
         wires = [dump(tensor.encode(only_mesh)) for tensor in tensors]
         _check_names(tensors)
@@ -252,34 +252,6 @@ def _check_names(tensors: Sequence[Tensor]) -> None:
         if tensor.name in seen:
             raise UsageError(f"tensor '{tensor.name}' is declared twice on this rank; names are unique")
         seen.add(tensor.name)
-
-
-def _encode_options(
-    data_path: Literal["arena", "stats"],
-    accumulate: int,
-    norm_type: float,
-    clip: Clip | Mapping[str, Clip] | None,
-    mode: Literal["strict", "torch"],
-) -> dict[str, Any]:
-    if data_path not in ("arena", "stats"):
-        raise UsageError(f"data_path={data_path!r}: one of 'arena', 'stats'")
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise UsageError(f"accumulate={accumulate!r}: give the number of micro-batches of a step, 1 or more")
-    if math.isnan(norm_type) or norm_type < 1:
-        raise UsageError(f"norm_type={norm_type!r}: give 1 or more, or math.inf")
-    if mode not in ("strict", "torch"):
-        raise UsageError(f"mode={mode!r}: one of 'strict', 'torch'")
-    groups = {"all": clip} if isinstance(clip, Clip) else dict(clip or {})
-    for group, settings in groups.items():
-        if not isinstance(settings, Clip):
-            raise UsageError(f"clip[{group!r}]={settings!r}: give gradsync.Clip(max_norm=…)")
-    options = {
-        "accumulate": accumulate,
-        "norm_type": encode_number(norm_type),
-        "mode": mode,
-        "clip": [settings.encode(group) for group, settings in groups.items()],
-    }
-    return options if data_path == "arena" else {"data_path": data_path, **options}
 
 
 def _pages(wires: Sequence[str]) -> list[list[str]]:

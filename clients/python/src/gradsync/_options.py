@@ -1,0 +1,41 @@
+"""The options of a declaration, equal on all ranks, in their wire form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ._tensor import Clip
+from ._wire import encode_number
+from .errors import UsageError
+
+__all__ = ["encode_options"]
+
+
+def encode_options(
+    data_path: Literal["arena", "stats"],
+    accumulate: int,
+    norm_type: float,
+    clip: Clip | Mapping[str, Clip] | None,
+    mode: Literal["strict", "torch"],
+) -> dict[str, Any]:
+    if data_path not in ("arena", "stats"):
+        raise UsageError(f"data_path={data_path!r}: one of 'arena', 'stats'")
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise UsageError(f"accumulate={accumulate!r}: give the number of micro-batches of a step, 1 or more")
+    if math.isnan(norm_type) or norm_type < 1:
+        raise UsageError(f"norm_type={norm_type!r}: give 1 or more, or math.inf")
+    if mode not in ("strict", "torch"):
+        raise UsageError(f"mode={mode!r}: one of 'strict', 'torch'")
+    groups = {"all": clip} if isinstance(clip, Clip) else dict(clip or {})
+    for group, settings in groups.items():
+        if not isinstance(settings, Clip):
+            raise UsageError(f"clip[{group!r}]={settings!r}: give gradsync.Clip(max_norm=…)")
+    options = {
+        "accumulate": accumulate,
+        "norm_type": encode_number(norm_type),
+        "mode": mode,
+        "clip": [settings.encode(group) for group, settings in groups.items()],
+    }
+    return options if data_path == "arena" else {"data_path": data_path, **options}
