@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sanitize bench fuzz gpu-test gpu-bench lint format clean
+.PHONY: help setup build demo test sanitize bench fuzz mutants gpu-test gpu-bench lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ bench: setup ## time a step and a training run against torch and DeepSpeed (ONLY
 
 fuzz: setup ## feed the parsers of outside bytes with made-up ones (SECONDS_EACH=60; needs clang 16)
 	@scripts/fuzz.sh $(or $(SECONDS_EACH),60)
+
+mutants: setup ## plant faults one at a time in a copy, and see which test notices (ID="name …" for some)
+	@scripts/mutants.sh $(ID)
 
 gpu-test: ## test the CUDA kernels on a GPU, also under compute-sanitizer (OUT=folder)
 	@scripts/gpu_test.sh

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# `make mutants`: plants faults in a copy of the tree, one at a time, and looks which test notices: mutants.sh [ID...]
+# What was planted and caught is in build/mutants/report.json. With JOBS=1 it leaves a core for others.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=build/venv/bin/python
+"$python" tests/mutants/run.py --copy
+build/mutants/tree/scripts/build.sh cpu-release plan_test device_test gradsyncd
+exec "$python" tests/mutants/run.py "$@"

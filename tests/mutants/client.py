@@ -1,0 +1,128 @@
+"""Faults in the Python client."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["CLIENT"]
+
+
+def client(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "client", f"clients/python/src/gradsync/{file}", old, new)
+
+
+CLIENT = (
+    client(
+        "norm-filter-on-the-clip-set",
+        "What another name counts already (a tied copy, here: the last block held) stays unclipped.",
+        "torch/_session.py",
+        "    for block in blocks:\n        first =",
+        "    for block in blocks[:-1]:\n        first =",
+    ),
+    client(
+        "clipped-twice",
+        "The coefficient multiplies two times.",
+        "torch/_session.py",
+        "torch.tensor(coefficient, dtype=wide, device=device))",
+        "torch.tensor(coefficient**2, dtype=wide, device=device))",
+    ),
+    client(
+        "client-float32-accumulation",
+        "The client sums squares in float32.",
+        "torch/_statistics.py",
+        "torch.empty(part.numel(), dtype=torch.float64, device=part.device)",
+        "torch.empty(part.numel(), dtype=torch.float32, device=part.device)",
+    ),
+    client(
+        "negative-values-have-no-maximum",
+        "The largest value is taken without its sign being dropped.",
+        "torch/_statistics.py",
+        "        maximum = torch.maximum(block.amax(1), block.amin(1).neg_()).double()",
+        "        maximum = block.amax(1).clamp_min(0).double()",
+    ),
+    client(
+        "last-block-dropped",
+        "Of a gradient that is summed in pieces the last is left out.",
+        "torch/_statistics.py",
+        "        yield from torch.split(matrix, max(1, chunk // matrix.shape[0]), 1)",
+        "        pieces = torch.split(matrix, max(1, chunk // matrix.shape[0]), 1)\n"
+        "        yield from pieces[: max(1, len(pieces) - 1)]",
+    ),
+    client(
+        "nan-counted-as-infinite",
+        "The client does not tell NaN from infinity.",
+        "torch/_statistics.py",
+        "counts = torch.stack([(~finite).sum(), torch.isnan(flat).sum()])",
+        "counts = torch.stack([(~finite).sum(), torch.isinf(flat).sum()])",
+    ),
+    client(
+        "fingerprint-without-places",
+        "The fingerprint is a sum of bits: swapped elements have the same.",
+        "torch/_statistics.py",
+        "        total += (piece.long() * inner[: piece.shape[1]]).sum(1) * outer[number]",
+        "        total += piece.long().sum(1)",
+    ),
+    client(
+        "client-ep-forgotten",
+        "A slice of stacked experts is declared as the whole, replicated.",
+        "torch/_placed.py",
+        "            shape[0] *= size\n            placements[axes] = gradsync.Shard(0)",
+        "            placements[axes] = gradsync.Replicate()",
+    ),
+    client(
+        "client-own-experts-forgotten",
+        "Experts that each rank has for itself are declared as replicas.",
+        "torch/_placed.py",
+        "        placements[axes] = gradsync.Only(mesh.at[axes[0]])",
+        "        placements[axes] = gradsync.Replicate()",
+    ),
+    client(
+        "client-pp-forgotten",
+        "A stage's parameters are declared as replicated over the stages.",
+        "torch/_placed.py",
+        "gradsync.Only(mesh.at[axis]) if at_stage else gradsync.Replicate()",
+        "gradsync.Only(mesh.at[axis]) if at_stage and size > 99 else gradsync.Replicate()",
+    ),
+    client(
+        "strided-shards-outermost",
+        "FSDP over TP is declared as cut by FSDP first.",
+        "torch/_placed.py",
+        "    while factor > 1 and before < len(order):",
+        "    while factor > 1 and before + factor < 0:",
+    ),
+    client(
+        "experts-cut-last",
+        "Stacked experts that FSDP shards are declared as cut by FSDP first.",
+        "torch/_placed.py",
+        "            order[:0] = axes",
+        "            order.extend(axes)",
+    ),
+    client(
+        "partial-gradient-measured",
+        "A DTensor gradient that nobody reduced is measured as it is.",
+        "torch/_held_gradients.py",
+        "        if partial:",
+        "        if partial and index < 0:",
+    ),
+    client(
+        "stamp-without-epoch",
+        "Rows of an earlier epoch have the stamp of this one.",
+        "_reduced.py",
+        "        return self._job.epoch << _EPOCH_SHIFT | self._job.attempt + 1",
+        "        return 1 << _EPOCH_SHIFT | self._job.attempt + 1",
+    ),
+    client(
+        "rows-kept-for-the-next-step",
+        "What was written for one step passes for the next.",
+        "_reduced.py",
+        "        self._written = bytearray(len(self.tensors))  # what",
+        "        self._written = bytearray(self._written)  # what",
+    ),
+    client(
+        "low-half-of-a-row-lost",
+        "Rows have no low half.",
+        "_row.py",
+        "        return high, float(total - Fraction(high))",
+        "        return high, 0.0",
+    ),
+)

@@ -1,0 +1,22 @@
+"""A fault to plant: one replacement of text, of the kind that a wrong idea of parallel training makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Layer", "Mutant"]
+
+Layer = Literal["plan", "norm", "client"]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` occurs once in `path`."""
+
+    id: str
+    fault: str
+    layer: Layer
+    path: str
+    old: str
+    new: str

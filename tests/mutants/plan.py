@@ -1,0 +1,171 @@
+"""Faults in what is counted, where it is summed, and what is multiplied."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["PLAN"]
+
+
+def plan(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "plan", f"service/plan/{file}", old, new)
+
+
+PLAN = (
+    plan(
+        "tied-to-itself",
+        "A tied copy stands for itself: counted twice.",
+        "merge_declarations.cpp",
+        "      merged.counted_as = first->second;",
+        "      merged.counted_as = i;",
+    ),
+    plan(
+        "ep-forgotten",
+        "The sum over expert axes is left out of the program.",
+        "norm_program.cpp",
+        "      if (!names.empty()) {",
+        "      if (!names.empty() && *level != Level::Experts) {",
+    ),
+    plan(
+        "pp-forgotten",
+        "The sum over pipeline stages is left out of the program.",
+        "norm_program.cpp",
+        "      if (!names.empty()) {",
+        "      if (!names.empty() && *level != Level::Stages) {",
+    ),
+    plan(
+        "ep-summed-twice",
+        "Sums of experts travel over the expert axes two times.",
+        "norm_program.cpp",
+        "        next = sum_of(collective_of(*level, mesh, names), next);",
+        "        next = sum_of(collective_of(*level, mesh, names), next);\n"
+        "        next = *level == Level::Experts ? sum_of(collective_of(*level, mesh, names), next) : next;",
+    ),
+    plan(
+        "replicas-summed",
+        "Sums run over axes that replicate a tensor as well.",
+        "placed_ranks.cpp",
+        "      splits.push_back({std::move(resolved), static_cast<std::size_t>(shard->dim), position});\n    }",
+        "      splits.push_back({std::move(resolved), static_cast<std::size_t>(shard->dim), position});\n"
+        "    } else {\n      note_axes(resolved, mesh, placed.roles.sharding);\n    }",
+    ),
+    plan(
+        "experts-with-shards",
+        "Expert axes are summed together with the other shards.",
+        "norm_program.cpp",
+        "  return is_expert_axis(axis.name) ? Level::Experts : Level::Shards;",
+        '  return is_expert_axis(axis.name) && axis.name == "none" ? Level::Experts : Level::Shards;',
+    ),
+    plan(
+        "only-not-normalised",
+        "`only` at every coordinate of an axis counts as a placement in particular.",
+        "placed_ranks.cpp",
+        "  return static_cast<std::int64_t>(only.at.size()) == along.size;",
+        "  return static_cast<std::int64_t>(only.at.size()) > along.size;",
+    ),
+    plan(
+        "stages-by-name-alone",
+        "Tensors of two stages with one name are taken for one.",
+        "merge_declarations.cpp",
+        '    return only.empty() ? tensor.name : fmt::format("{}\\n{}", tensor.name, only);',
+        '    return only.size() < 999 ? tensor.name : fmt::format("{}\\n{}", tensor.name, only);',
+    ),
+    plan(
+        "floor-of-uneven-shards",
+        "Uneven shards are cut by rounding down: the rest belongs to nobody.",
+        "placed_ranks.cpp",
+        "extent / cut.count + (extent % cut.count != 0 ? 1 : 0);",
+        "extent / cut.count;",
+    ),
+    plan(
+        "split-order-ignored",
+        "Nested splits are cut in the order of the mesh, whatever was declared.",
+        "placed_ranks.cpp",
+        "  if (tensor.split_order.empty()) {",
+        "  if (tensor.split_order.size() < 99) {",
+    ),
+    plan(
+        "overlaps-accepted",
+        "Shards that overlap are not refused.",
+        "check_tiling.cpp",
+        "        if (overlap(boxes[i]->box, boxes[k]->box)) {",
+        "        if (i == k && overlap(boxes[i]->box, boxes[k]->box)) {",
+    ),
+    plan(
+        "gaps-accepted",
+        "Shards that leave a gap are not refused.",
+        "check_tiling.cpp",
+        "  if (covered != whole) {",
+        "  if (covered > whole) {",
+    ),
+    plan(
+        "replicas-of-two-sizes",
+        "Ranks that replicate a tensor may hold different parts of it.",
+        "check_tiling.cpp",
+        "    } else if (held.box != *box &&",
+        "    } else if (held.rank == holding.rank && held.box != *box &&",
+    ),
+    plan(
+        "holders-not-counted",
+        "A rank that leaves a tensor out is not noticed.",
+        "merge_declarations.cpp",
+        "      if (static_cast<std::int64_t>(merged.holdings.size()) != placed.holders) {",
+        "      if (static_cast<std::int64_t>(merged.holdings.size()) > placed.holders) {",
+    ),
+    plan(
+        "partial-accepted",
+        "A gradient that nobody reduced is taken as reduced.",
+        "check_placements.cpp",
+        "    if (std::holds_alternative<Partial>(placement.kind)) {",
+        "    if (std::holds_alternative<Partial>(placement.kind) && placement.axes.empty()) {",
+    ),
+    plan(
+        "clip-groups-not-compared",
+        "Holders may put a tensor into different clip groups, and get different coefficients.",
+        "tensor_difference.cpp",
+        '      differs(found, "clip_group", first.clip_group, other.clip_group) ||\n',
+        "",
+    ),
+    plan(
+        "missing-axis-accepted",
+        "An axis without a placement is taken as replicating.",
+        "check_placements.cpp",
+        "    if (mesh.axes[a].size > 1 && !placed[a]) {",
+        "    if (mesh.axes[a].size > 99 && !placed[a]) {",
+    ),
+    plan(
+        "epsilon-forgotten",
+        "torch's 1e-6 is left out of the coefficient.",
+        "clip_rule.cpp",
+        "  const T shifted = norm + static_cast<T>(1e-6);",
+        "  const T shifted = norm;",
+    ),
+    plan(
+        "coefficient-above-one",
+        "In torch mode gradients within the threshold are blown up to it.",
+        "clip_rule.cpp",
+        "  return coefficient > T{1} ? 1.0 : static_cast<double>(coefficient);",
+        "  return static_cast<double>(coefficient);",
+    ),
+    plan(
+        "coefficient-rounded-up",
+        "In strict mode the clipped norm may be above the threshold.",
+        "clip_rule.cpp",
+        "  while (factor > 0 && factor * norm > max_norm) {",
+        "  while (factor > 1 && factor * norm > max_norm) {",
+    ),
+    plan(
+        "scale-divided-twice",
+        "The loss scale divides twice.",
+        "clip_rule.cpp",
+        "  const double multiplier = outcome.coefficient / scale;",
+        "  const double multiplier = outcome.coefficient / scale / scale;",
+    ),
+    plan(
+        "float64-clipped-as-float32",
+        "A clip group with float64 gradients has a float32 norm.",
+        "clip_groups.cpp",
+        "      group.norm_dtype = DType::Float64;",
+        "      group.norm_dtype = DType::Float32;",
+    ),
+)

@@ -1,0 +1,199 @@
+"""Plants one fault at a time in a copy of the tree and looks which test notices: run.py [ID...]
+
+Leaves build/mutants/report.json. A fault that does not apply or does not compile is an error of this harness, and so is
+a tree whose tests fail before anything is planted. Exit status 1: a fault survived, 2: an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from client import CLIENT
+from mutant import Layer, Mutant
+from norm import NORM
+from plan import PLAN
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "mutants"
+TREE = WORK / "tree"
+BUILD = TREE / "build" / "cpu-release"
+DEADLINE_S = 600.0
+
+
+class HarnessError(Exception):
+    """Says nothing about the tests."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Some tests and what has to be built for them. `command` is run in the copy."""
+
+    target: str | None
+    command: tuple[str, ...]
+
+
+def pytest(*paths: str) -> tuple[str, ...]:
+    return (
+        str(TREE / "build" / "venv" / "bin" / "python"),
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *paths,
+    )
+
+
+def unit(binary: str, *arguments: str) -> tuple[str, ...]:
+    return (str(BUILD / "bin" / binary), "--gtest_fail_fast", "--gtest_brief=1", *arguments)
+
+
+PRODUCT = Check("gradsyncd", pytest("tests/python/reduced/test_product_worlds.py"))
+TORCH = [f"tests/python/torch/test_torch_{name}.py" for name in ("statistics", "placed", "observe")]
+# The tests that should notice first, then everything about that layer.
+CHECKS: dict[Layer, tuple[Check, ...]] = {
+    "plan": (Check("plan_test", unit("plan_test")), PRODUCT),
+    "norm": (Check("device_test", unit("device_test", "--gtest_filter=*Stats*:NormSum*:*Float*:StepMath*")), PRODUCT),
+    "client": (
+        Check(None, pytest("tests/python/test_reduced.py", *TORCH)),
+        Check(None, pytest("tests/python/torch")),
+    ),
+}
+
+
+def environment() -> dict[str, str]:
+    paths = {"PYTHONPATH": str(TREE / "clients" / "python" / "src"), "GRADSYNCD": str(BUILD / "bin" / "gradsyncd")}
+    return {**os.environ, **paths, "PYTHONDONTWRITEBYTECODE": "1", "CCACHE_BASEDIR": str(TREE), "CCACHE_NOHASHDIR": "1"}
+
+
+def run(command: tuple[str, ...]) -> tuple[int, str]:
+    """Exit status, 124 at the deadline, and the end of the output."""
+    with (WORK / "output.txt").open("w+") as output:
+        process = subprocess.Popen(
+            command, cwd=TREE, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+            status = 124
+        output.seek(0)
+        return status, output.read()[-20000:]
+
+
+def copy_tree() -> None:
+    """What git tracks. Files that did not change keep their time, so that little is built again."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        source, target = ROOT / name, TREE / name
+        if source.is_file() and not (target.is_file() and target.read_bytes() == source.read_bytes()):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+            os.utime(target)
+    venv = TREE / "build" / "venv"
+    venv.parent.mkdir(parents=True, exist_ok=True)
+    if not venv.is_symlink():
+        venv.symlink_to(ROOT / "build" / "venv")
+
+
+def build(target: str) -> None:
+    jobs = os.environ.get("JOBS", str(os.cpu_count()))
+    status, output = run(("ninja", "-C", str(BUILD), f"-j{jobs}", target))
+    if status != 0:
+        raise HarnessError(f"{target} does not compile:\n{output[-3000:]}")
+
+
+def verdict(check: Check) -> str | None:
+    """The test that failed, or None."""
+    if check.target is not None:
+        build(check.target)
+    status, output = run(check.command)
+    if status == 0:
+        return None
+    failed = re.search(r"^\[  FAILED  \] (\S+)|^FAILED (\S+)", output, re.MULTILINE)
+    if failed is not None:
+        return failed[1] or failed[2]
+    if status == 124:
+        return f"{Path(check.command[0]).name}: the deadline of {DEADLINE_S:.0f} s"
+    if status < 0:
+        return f"{Path(check.command[0]).name}: signal {-status}"
+    raise HarnessError(f"{' '.join(check.command)} ended with {status}:\n{output[-3000:]}")
+
+
+def caught_by(mutant: Mutant) -> str | None:
+    path = TREE / mutant.path
+    whole = path.read_text()
+    if whole.count(mutant.old) != 1:
+        raise HarnessError(f"its text occurs {whole.count(mutant.old)} times in {mutant.path}")
+    path.write_text(whole.replace(mutant.old, mutant.new))
+    try:
+        return next((found for check in CHECKS[mutant.layer] if (found := verdict(check)) is not None), None)
+    finally:
+        path.write_text(whole)
+
+
+def check_tree(layers: set[Layer]) -> None:
+    """Right as it is, and its own client is the one that tests import."""
+    status, output = run((sys.executable, "-c", "import gradsync; print(gradsync.__file__)"))
+    if status != 0 or str(TREE) not in output:
+        raise HarnessError(f"tests would import another client: {output}")
+    for layer in sorted(layers):
+        for check in CHECKS[layer]:
+            if (failed := verdict(check)) is not None:
+                raise HarnessError(f"without any fault {failed} fails")
+
+
+def main(ids: list[str]) -> int:
+    everything = (*NORM, *PLAN, *CLIENT)
+    known = {mutant.id: mutant for mutant in everything}
+    if unknown := [name for name in ids if name not in known]:
+        print(f"mutants: no fault is called {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    chosen = [known[name] for name in ids] or list(everything)
+    results: list[dict[str, str | None]] = []
+    errors: list[str] = []
+    try:
+        check_tree({mutant.layer for mutant in chosen})
+        print(f"mutants: the tree is right; planting {len(chosen)} faults", flush=True)
+    except HarnessError as error:
+        print(f"mutants: {error}", file=sys.stderr)
+        return 2
+    for number, mutant in enumerate(chosen, 1):
+        start = time.monotonic()
+        try:
+            found = caught_by(mutant)
+            results.append({"id": mutant.id, "fault": mutant.fault, "caught_by": found})
+            said = f"caught by {found}" if found else "SURVIVED"
+        except HarnessError as error:
+            errors.append(mutant.id)
+            said = f"ERROR: {error}"
+        print(f"{number}/{len(chosen)} {mutant.id} ({time.monotonic() - start:.0f} s): {said}", flush=True)
+        survivors = [str(result["id"]) for result in results if result["caught_by"] is None]
+        report = {
+            "planted": len(results),
+            "caught": len(results) - len(survivors),
+            "survivors": survivors,
+            "errors": errors,
+            "mutants": results,
+        }
+        (WORK / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(f"mutants: {len(results)} planted, {len(results) - len(survivors)} caught, {len(survivors)} survived")
+    return 2 if errors else 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    WORK.mkdir(parents=True, exist_ok=True)
+    if sys.argv[1:] == ["--copy"]:
+        copy_tree()
+    else:
+        sys.exit(main(sys.argv[1:]))
