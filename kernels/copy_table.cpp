@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -26,6 +27,17 @@ void check_side(std::size_t index, const char* side, std::uintptr_t address, DTy
   }
 }
 
+/// In which type the part is divided.
+bool in_float64(const CopyPart& part) {
+  return part.source_dtype == DType::Float64 && part.destination_dtype == DType::Float64;
+}
+
+std::string to_text(double value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
 void check(std::size_t index, const CopyPart& part) {
   constexpr std::uint64_t kLimit = std::numeric_limits<std::uint64_t>::max() / 16;
   if (part.row_count != 0 && part.rows > kLimit / part.row_count) {
@@ -42,8 +54,14 @@ void check(std::size_t index, const CopyPart& part) {
   if (part.rows > 1 && part.destination_stride < part.row_count) {
     refuse(index, "destination_stride is " + std::to_string(part.destination_stride) + ": rows would overlap");
   }
-  if (!(part.divisor > 0) || !std::isfinite(part.divisor)) {
-    refuse(index, "divisor is " + std::to_string(part.divisor) + ", it must be positive and finite");
+  using Double = std::numeric_limits<double>;
+  using Float = std::numeric_limits<float>;
+  const double smallest = in_float64(part) ? Double::denorm_min() : Float::denorm_min();
+  const double largest = in_float64(part) ? Double::max() : Float::max();
+  if (!(part.divisor >= smallest && part.divisor <= largest)) {
+    refuse(
+        index, "divisor is " + to_text(part.divisor) + ", it must be positive and finite in the type of the division"
+    );
   }
   const bool to_half = size_of(part.source_dtype) == 8 && size_of(part.destination_dtype) == 2;
   const bool from_half = size_of(part.source_dtype) == 2 && size_of(part.destination_dtype) == 8;
@@ -67,8 +85,7 @@ bool has_exact_inverse(double divisor, bool float64) {
 }
 
 CopyEntry entry_of(const CopyPart& part) {
-  const bool float64 = part.source_dtype == DType::Float64 && part.destination_dtype == DType::Float64;
-  const bool exact = has_exact_inverse(part.divisor, float64);
+  const bool exact = has_exact_inverse(part.divisor, in_float64(part));
   CopyEntry entry;
   entry.source = reinterpret_cast<std::uintptr_t>(part.source);
   entry.destination = reinterpret_cast<std::uintptr_t>(part.destination);
@@ -84,14 +101,23 @@ CopyEntry entry_of(const CopyPart& part) {
 }  // namespace
 
 std::uint64_t padded_shard_count(const ShardedTensor& tensor, std::uint32_t ranks) {
+  if (ranks == 0) {
+    throw std::invalid_argument("ranks is 0, a tensor is cut into at least 1 shard");
+  }
   return tensor.outer * ((tensor.extent + ranks - 1) / ranks) * tensor.inner;
 }
 
 std::vector<CopyPart> shard_parts(
     const ShardedTensor& tensor, const ShardedBucket& bucket, std::uint32_t ranks, double divisor
 ) {
-  const std::uint64_t chunk = (tensor.extent + ranks - 1) / ranks;
   const std::uint64_t padded = padded_shard_count(tensor, ranks);
+  const std::uint64_t chunk = (tensor.extent + ranks - 1) / ranks;
+  if (ranks > 1 && bucket.rank_stride < bucket.offset + padded) {
+    throw std::invalid_argument(
+        "rank_stride is " + std::to_string(bucket.rank_stride) + ", but a rank's shard ends at element " +
+        std::to_string(bucket.offset + padded) + ": shards would overlap"
+    );
+  }
   std::vector<CopyPart> parts;
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     const std::uint64_t begin = std::min(rank * chunk, tensor.extent);
@@ -130,6 +156,7 @@ CopyPart reversed(const CopyPart& part) {
   back.destination = const_cast<void*>(part.source);
   std::swap(back.source_dtype, back.destination_dtype);
   std::swap(back.source_stride, back.destination_stride);
+  back.divisor = 1;
   return back;
 }
 

@@ -22,8 +22,8 @@ struct CopyPart {
   std::uint64_t row_count = 0;           ///< elements
   std::uint64_t source_stride = 0;       ///< elements from row to row; ignored for one row
   std::uint64_t destination_stride = 0;  ///< likewise
-  /// destination = round(source / divisor), in float32 (float64 from and to float64); finite, > 0. 1: values are only
-  /// cast.
+  /// destination = round(source / divisor), in float32 (float64 from and to float64); finite and > 0 in that type. 1:
+  /// values are only cast.
   double divisor = 1;
 };
 
@@ -49,12 +49,13 @@ struct ShardedBucket {
 /// Elements of the first, largest shard: what each rank's place in the bucket must hold.
 [[nodiscard]] std::uint64_t padded_shard_count(const ShardedTensor& tensor, std::uint32_t ranks);
 
-/// Parts that pack every shard of a tensor, in rank order, padding included.
+/// Parts that pack every shard of a tensor, in rank order, padding included. Throws std::invalid_argument where ranks
+/// is 0 or shards of two ranks would overlap.
 [[nodiscard]] std::vector<CopyPart> shard_parts(
     const ShardedTensor& tensor, const ShardedBucket& bucket, std::uint32_t ranks, double divisor
 );
 
-/// The part with its sides exchanged: unpacks what it packed. Not for padding.
+/// The part with its sides exchanged: unpacks what it packed, without dividing again. Not for padding.
 [[nodiscard]] CopyPart reversed(const CopyPart& part);
 
 /// `count` elements of one part from element `first` on, rows counted through.

@@ -134,7 +134,8 @@ std::vector<BenchResult> run_case(const BenchCase& bench, const BenchOptions& op
   const int times = bytes < 1e9 ? 20 : 4;
   for (int sample = 0; sample < options.samples; ++sample) {
     for (std::size_t i = 0; i < timed.size(); ++i) {
-      const double copied = stopwatch.time(times, [&] { memory.enqueue_copy(nullptr); });
+      const double copied =
+          stopwatch.time(times, [&] { memory.enqueue_copy(nullptr); }) * bytes / memory.copied_bytes();
       results[i].ours.push_back(stopwatch.time(times, timed[i].enqueue));
       results[i].floor.push_back(copied * timed[i].floor_copies);
     }

@@ -28,6 +28,9 @@ class BenchMemory {
 
   void enqueue_copy(cudaStream_t stream) const;
 
+  /// What one copy copies: the tensors and the gaps between them.
+  [[nodiscard]] double copied_bytes() const { return static_cast<double>(source_.bytes()); }
+
  private:
   DeviceMemory source_;
   DeviceMemory destination_;

@@ -164,6 +164,7 @@ def run_case(name: str, library: ctypes.CDLL, samples: int) -> list[dict[str, An
     config = {"what": what, "tensors": len(counts), "bytes": moved, "relative_error_of_norm": error}
     results = []
     for key, copies in (("unclipped", 0.5), ("clipped", 1.5)):
+        copies *= moved / (flat.numel() * 2)  # the copy moves the gaps between tensors as well
         ours, floor = middle[key], middle["copy"] * copies
         peers = {
             peer: {"value": middle[peer], "ratio": middle[peer] / ours} for peer in ("torch_foreach", "torch_loop")

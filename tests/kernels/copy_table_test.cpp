@@ -80,7 +80,15 @@ TEST(CopyTable, refuses_what_it_cannot_mean_by_part_field_and_value) {
   EXPECT_THAT(refusal(part), HasSubstr("parts[0].source is not a multiple of the element's 4 bytes"));
   part = part_of(5);
   part.divisor = 0;
-  EXPECT_THAT(refusal(part), HasSubstr("parts[0].divisor is 0.0"));
+  EXPECT_THAT(refusal(part), HasSubstr("parts[0].divisor is 0, it must be positive"));
+  // Neither has a float32 that could divide.
+  for (const double divisor : {1e39, 1e-46}) {
+    part.divisor = divisor;
+    EXPECT_THAT(refusal(part), HasSubstr("finite in the type of the division"));
+    CopyPart wide = part_of(5, DType::Float64, DType::Float64);
+    wide.divisor = divisor;
+    EXPECT_EQ(refusal(wide), "");
+  }
   part = part_of(5);
   part.rows = 2;
   part.destination_stride = 4;
@@ -89,6 +97,29 @@ TEST(CopyTable, refuses_what_it_cannot_mean_by_part_field_and_value) {
   EXPECT_THAT(refusal(part), HasSubstr("more than memory can hold"));
   EXPECT_THAT(refusal(part_of(5, DType::Float64, DType::BFloat16)), HasSubstr("cast through float32"));
   EXPECT_THAT(refusal(part_of(5, DType::Float16, DType::Float64)), HasSubstr("cast through float32"));
+}
+
+TEST(CopyTable, what_is_unpacked_is_not_divided_again) {
+  CopyPart part = part_of(5, DType::BFloat16, DType::Float32);
+  part.divisor = 8;
+  const CopyPart back = reversed(part);
+  EXPECT_EQ(back.divisor, 1);
+  EXPECT_EQ(back.source, part.destination);
+  EXPECT_EQ(back.source_dtype, DType::Float32);
+  EXPECT_EQ(back.destination_dtype, DType::BFloat16);
+}
+
+TEST(CopyTable, shards_that_would_overlap_and_no_shards_at_all_are_refused) {
+  const ShardedTensor tensor{fake(4'096), DType::Float32, 2, 5, 3};
+  EXPECT_EQ(padded_shard_count(tensor, 2), 18U);
+  EXPECT_THROW((void)padded_shard_count(tensor, 0), std::invalid_argument);
+  const auto parts = [&](std::uint64_t stride, std::uint32_t ranks) {
+    return shard_parts(tensor, {fake(1ULL << 40), DType::Float32, stride, 2}, ranks, 1);
+  };
+  EXPECT_EQ(parts(20, 2).size(), 3U);  // two shards and the padding of the short one
+  EXPECT_EQ(parts(0, 1).size(), 1U);
+  EXPECT_THROW((void)parts(19, 2), std::invalid_argument);
+  EXPECT_THROW((void)parts(20, 0), std::invalid_argument);
 }
 
 }  // namespace
