@@ -84,9 +84,10 @@ Json summary(const plan::Plan& plan, bool explain) {
     json["norm_groups"].push_back(plan::explain_norm_group(plan, i));
   }
   if (explain) {
-    json["explained"] = Json::object();
+    json["explained"] = Json::array();  // names may repeat: `only` placements tell their tensors apart
     for (std::uint32_t i = 0; i < plan.tensors.size(); ++i) {
-      json["explained"][plan.tensors[i].declaration.name] = plan::explain_tensor(plan, i);
+      json["explained"].push_back({{"tensor", plan.tensors[i].declaration.name}, {"why", plan::explain_tensor(plan, i)}}
+      );
     }
   }
   return json;

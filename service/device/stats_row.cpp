@@ -28,6 +28,13 @@ std::optional<RowFault> sum_fault(const StatsRow& row, std::uint64_t finite, dou
     return std::nullopt;
   }
   const double largest = power(row.maximum / row.scale, p);
+  if (row.power_sum > kLargestPlain) {
+    return RowFault{
+        "scale",
+        fmt::format(
+            "is {}: power_sum {} leaves no room to add, divide by about the maximum", row.scale, row.power_sum
+        )};
+  }
   if (row.maximum != 0 && !(largest >= std::numeric_limits<double>::min() && std::isfinite(largest))) {
     return RowFault{
         "scale",
@@ -105,6 +112,9 @@ bool agree(const StatsRow& a, const StatsRow& b, double p) {
   }
   if (a.nonfinite != 0 || std::isinf(p)) {
     return true;  // of the rest nothing is known
+  }
+  if (a.maximum == 0) {
+    return true;  // both are all zeros, whatever they were divided by
   }
   const double ratio = a.scale == b.scale ? 1 : power(b.scale / a.scale, p);
   const double other = b.power_sum * ratio;

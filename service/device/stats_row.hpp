@@ -30,6 +30,7 @@ namespace gradsync::device {
 /// Sums that a client took in plain doubles over as many elements as there may be, and powers of a ratio, are closer.
 inline constexpr double kRowRounding = 1e-6;
 inline constexpr double kSmallestPlain = 1e-290;
+inline constexpr double kLargestPlain = 1e300;  ///< room to add the rows of as many tensors as there may be
 
 /// What is wrong with a row.
 struct RowFault {
@@ -52,7 +53,7 @@ struct RowFault {
   const double largest = p == 2 ? row.maximum * row.maximum : row.maximum;
   return row.maximum > 0 && largest > kSmallestPlain && row.power_sum >= largest * (1 - kRowRounding) &&
          row.power_sum <= static_cast<double>(elements) * largest * (1 + kRowRounding) &&
-         row.power_sum <= std::numeric_limits<double>::max() &&
+         row.power_sum <= kLargestPlain &&
          std::abs(row.power_sum_low) <= row.power_sum * std::numeric_limits<double>::epsilon();
 }
 

@@ -233,6 +233,9 @@ Result<std::shared_ptr<const plan::Plan>> Engine::plan_of(std::optional<std::uin
 }
 
 void Engine::on_lane_report(device::LaneReport report) {
+  for (Job* job : state_->all_jobs()) {
+    job->lane_moved();
+  }
   std::visit([this](auto& value) { state_->on(value); }, report);
   state_->settle();
 }

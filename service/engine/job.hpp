@@ -92,6 +92,8 @@ class Job {
 
   // deadlines (job_deadlines.cpp)
   void on_time();
+  /// The lane reported something, of whatever job: it does not hang.
+  void lane_moved();
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 
   // read models (job_status.cpp)
@@ -176,6 +178,7 @@ class Job {
   void try_form();
   void load(std::shared_ptr<const plan::Plan> plan);
   void commit_epoch();
+  [[nodiscard]] bool changes_plan(const plan::Plan& plan) const;
   void unload(EpochPlan& plan);
 
   [[nodiscard]] bool forming() const { return !machine_ || loading_ || plan_ticket_ != 0 || !all_committed(); }

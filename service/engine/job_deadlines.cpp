@@ -44,6 +44,12 @@ std::optional<TimePoint> Job::next_deadline() const {
   return earliest;
 }
 
+void Job::lane_moved() {
+  if (quiet_by_) {
+    quiet_by_ = context_.now + context_.options.deadlines.lane;
+  }
+}
+
 void Job::on_time() {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];

@@ -81,7 +81,22 @@ void Job::on_plan(PlanOutcome outcome) {
       return;
     }
   }
+  if (changes_plan(**outcome.plan)) {
+    redeclare_ = true;
+    end_epoch(make_error(
+        ErrorCode::StaleEpoch,
+        fmt::format("what the new process declared makes another plan of job '{}'", name_),
+        "every rank has to call gradients.declare again"
+    ));
+    return;
+  }
   load(std::move(*outcome.plan));
+}
+
+// Survivors may already work for the coming epoch, with the plan they know: they must not find themselves in another.
+bool Job::changes_plan(const plan::Plan& plan) const {
+  return machine_ && !redeclare_ && machine_->plan().digest != plan.digest &&
+         std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.committed; });
 }
 
 void Job::load(std::shared_ptr<const plan::Plan> plan) {

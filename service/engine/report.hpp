@@ -90,7 +90,8 @@ struct StepReport {
   std::string policy_digest;
   StepTimings timings;
   std::vector<MissingReport> missing;
-  std::vector<std::string> absent_names;  ///< as `absent`, on data path `stats`, where ranks number tensors differently
+  std::vector<std::string>
+      absent_names;  ///< on data path `stats`, where ranks number tensors differently: the first 64 of them
   std::vector<ScalarCollectiveReport> scalar_collectives;  ///< the same in every step of a plan
   bool check_next = false;  ///< the rows of the next step should carry fingerprints; data path `stats` only
   friend bool operator==(const StepReport&, const StepReport&) = default;

@@ -3,6 +3,9 @@
 #include "engine/lane_plan.hpp"
 #include "policy/fixed.hpp"
 
+#include <algorithm>
+#include <span>
+
 namespace gradsync::engine {
 
 std::string name_of(plan::DataPath path) { return path == plan::DataPath::Stats ? "stats" : "arena"; }
@@ -53,7 +56,8 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
   }
   report.found_inf = math.nonfinite_total > 0;
   if (plan.options.data_path == plan::DataPath::Stats) {
-    for (const std::uint32_t tensor : math.absent) {
+    for (const std::uint32_t tensor :
+         std::span(math.absent).first(std::min(math.absent.size(), device::kMaxFindings))) {
       report.absent_names.push_back(plan.tensors[tensor].declaration.name);
     }
   } else {

@@ -1,9 +1,11 @@
 #include "base/text.hpp"
 #include "plan/check_max_norm.hpp"
 #include "plan/declaration_checks.hpp"
+#include "plan/limits.hpp"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_map>
 #include <unordered_set>
@@ -39,6 +41,17 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
     if (used.insert(tensor.clip_group).second) {
       used_names.push_back(tensor.clip_group);
     }
+  }
+  if (used.size() > kMaxClipGroups || declaration.options.clip.size() > kMaxClipGroups) {
+    return invalid_option(
+        "options.clip",
+        fmt::format(
+            "{} clip groups, at most {} are allowed",
+            std::max(used.size(), declaration.options.clip.size()),
+            kMaxClipGroups
+        ),
+        "clip tensors together: a group is what shares one coefficient"
+    );
   }
   std::unordered_map<std::string_view, std::size_t> listed;
   for (std::size_t i = 0; i < declaration.options.clip.size(); ++i) {

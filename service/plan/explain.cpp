@@ -74,11 +74,10 @@ std::string sum_words(const Plan& plan, const NormGroup& group) {
 std::string counting_words(const Plan& plan, std::uint32_t index) {
   const PlannedTensor& tensor = plan.tensors[index];
   const NormGroup& group = plan.norm_groups[tensor.norm_group];
-  if (tensor.declaration.tied && !std::binary_search(group.tensors.begin(), group.tensors.end(), index)) {
-    const auto counted = std::find_if(plan.tensors.begin(), plan.tensors.end(), [&tensor](const PlannedTensor& other) {
-      return other.declaration.tied == tensor.declaration.tied;
-    });
-    return fmt::format("tied to '{}' and counted there, clipped here too", counted->declaration.name);
+  if (tensor.counted_as != index) {
+    return fmt::format(
+        "tied to '{}' and counted there, clipped here too", plan.tensors[tensor.counted_as].declaration.name
+    );
   }
   return fmt::format("its {} elements are counted once, {}", tensor.counted_elements, sum_words(plan, group));
 }

@@ -8,4 +8,7 @@ namespace gradsync::plan {
 /// Of each name and label of a declaration: tensors, meshes, axes, clip groups, layers, tied ids. UTF-8; at least 1.
 inline constexpr std::size_t kMaxNameBytes = 512;
 
+/// Each report names every clip group.
+inline constexpr std::size_t kMaxClipGroups = 1000;
+
 }  // namespace gradsync::plan

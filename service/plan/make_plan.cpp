@@ -41,6 +41,7 @@ std::vector<PlannedTensor> plan_tensors(const std::vector<TensorDeclaration>& de
     // Validation admits only what is equal on every rank after sync.
     tensor.replication = world_size;
     tensor.counted_elements = numel_of(declaration.shape);
+    tensor.counted_as = static_cast<std::uint32_t>(tensors.size());
     tensors.push_back(std::move(tensor));
   }
   return tensors;

@@ -1,6 +1,7 @@
 #include "plan/merge_declarations.hpp"
 
 #include "plan/declaration_checks.hpp"
+#include "plan/limits.hpp"
 #include "plan/tensor_difference.hpp"
 #include "plan/words.hpp"
 
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace gradsync::plan {
 
@@ -296,17 +298,25 @@ Result<void> compare_fingerprints(Declarations by_rank, const MergedTensor& tens
 }
 
 Result<void> check_clip_groups(Declarations by_rank, const Merged& merged) {
-  std::vector<std::string> used;
+  std::unordered_set<std::string_view> used;
   for (const MergedTensor& tensor : merged.tensors) {
-    const std::string& group = declaration_of(by_rank, tensor.rank, tensor.row).clip_group;
-    if (std::find(used.begin(), used.end(), group) == used.end()) {
-      used.push_back(group);
-    }
+    used.insert(declaration_of(by_rank, tensor.rank, tensor.row).clip_group);
+  }
+  if (used.size() > kMaxClipGroups) {
+    Error error = make_error(
+        ErrorCode::InvalidDeclaration,
+        fmt::format("the ranks declare {} clip groups, at most {} are allowed", used.size(), kMaxClipGroups),
+        "clip tensors together: a group is what shares one coefficient"
+    );
+    error.path = "options.clip";
+    return error;
   }
   const std::vector<ClipGroupOptions>& options = by_rank.front()->options.clip;
   for (std::size_t i = 0; i < options.size(); ++i) {
-    if (std::find(used.begin(), used.end(), options[i].group) == used.end()) {
-      return unused_clip_group(i, options[i].group, used);
+    if (!used.contains(options[i].group)) {
+      std::vector<std::string> names(used.begin(), used.end());
+      std::sort(names.begin(), names.end());
+      return unused_clip_group(i, options[i].group, names);
     }
   }
   return {};

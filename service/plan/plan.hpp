@@ -30,6 +30,7 @@ struct PlannedTensor {
   std::uint32_t norm_group = 0;       ///< index into Plan::norm_groups (the norm set)
   std::int64_t replication = 1;       ///< ranks that hold equal bits after sync
   std::int64_t counted_elements = 0;  ///< logical elements counted in the norm; 0 for a tied copy
+  std::uint32_t counted_as = 0;       ///< its own index, or that of the tensor whose tied copy it is
   std::vector<Holding> holdings;      ///< by rank; data path stats only
   std::int64_t boxes = 1;             ///< distinct ones, that tile the shape
 };

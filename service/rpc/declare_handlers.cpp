@@ -20,6 +20,14 @@ std::uint64_t bytes_of(const WireTensor& tensor) {
                         bytes_of(declaration.shape) * 2 + bytes_of(declaration.placements);
   for (const plan::Placement& placement : declaration.placements) {
     bytes += bytes_of(placement.axes);
+    if (const auto* only = std::get_if<plan::Only>(&placement.kind)) {
+      bytes += bytes_of(only->at);
+    }
+  }
+  bytes += declaration.clip_group.capacity() + bytes_of(declaration.split_order);
+  bytes += declaration.local_offset ? bytes_of(*declaration.local_offset) : 0;
+  for (const std::optional<std::string>* text : {&declaration.tied, &declaration.layer, &tensor.weight_fingerprint}) {
+    bytes += *text ? (*text)->capacity() : 0;
   }
   return bytes;
 }

@@ -96,6 +96,30 @@ TEST_F(StatsEngine, the_lane_gets_rows_and_no_buckets) {
   EXPECT_EQ(loaded->layers, 1);
 }
 
+TEST_F(StatsEngine, a_newcomer_that_changes_the_plan_makes_everybody_declare) {
+  start();
+  step(0);
+  world.engine.process_exited(world.sessions.at(1));
+  world.pump();
+  ++world.generation;
+  world.attach(1, 2);
+  world.keys[0] = world.keys.at(1);
+  const auto early = world.finish(0, 1);  // the survivor works for the new epoch already
+  EXPECT_EQ(early->calls, 0);
+  const auto newcomer = world.declare(1, declaration(false), world.allocate(1, 128));  // its rows in another order
+  world.pump();
+  ASSERT_EQ(early->calls, 1);
+  ASSERT_TRUE(early->error);
+  EXPECT_EQ(early->error->code, ErrorCode::StaleEpoch);
+  EXPECT_THAT(early->error->message, HasSubstr("another plan"));
+  EXPECT_EQ(newcomer->calls, 0) << "the survivors have to declare";
+  const auto survivor = world.declare(0, declaration(false), world.allocate(0, 128));
+  world.pump();
+  ASSERT_TRUE(newcomer->result && survivor->result);
+  EXPECT_EQ(survivor->result->epoch, 3u) << "no (epoch, attempt) is used twice";
+  EXPECT_TRUE(step(1)->report);
+}
+
 TEST_F(StatsEngine, a_tied_copy_is_not_in_the_norm_set) {
   plan::RankDeclaration all = Harness::declaration(
       {placed("first", 8, {{{"dp"}, plan::Replicate{}}}), placed("copy", 8, {{{"dp"}, plan::Replicate{}}})}
