@@ -125,4 +125,18 @@ CLIENT = (
         "        return high, float(total - Fraction(high))",
         "        return high, 0.0",
     ),
+    client(
+        "never-a-fingerprint",
+        "The client takes no fingerprints, whatever the daemon asks for.",
+        "torch/_session.py",
+        "self._measurer.measure(gradients, self._grads.check, blocks)",
+        "self._measurer.measure(gradients, False, blocks)",
+    ),
+    client(
+        "dtensors-checked-once-and-for-all",
+        "The placements of a gradient are looked at in the first step alone.",
+        "torch/_held_gradients.py",
+        "                if spec is None or spec is not specs[index]:",
+        "                if specs[index] is None:",
+    ),
 )

@@ -139,4 +139,18 @@ NORM = (
         "    entry.counted = false;",
         "    entry.counted = true;",
     ),
+    norm(
+        "layers-keep-the-scale",
+        "The norms of layers are not divided by the loss scale.",
+        "norm_totals.cpp",
+        "    math.layer_norms.push_back(layer.norm() / scale);",
+        "    math.layer_norms.push_back(layer.norm());",
+    ),
+    norm(
+        "copies-nearly-alike",
+        "Copies may differ in the third digit.",
+        "stats_row.cpp",
+        "constexpr double kOrder = 1e-12;",
+        "constexpr double kOrder = 1e-3;",
+    ),
 )

@@ -168,4 +168,26 @@ PLAN = (
         "      group.norm_dtype = DType::Float64;",
         "      group.norm_dtype = DType::Float32;",
     ),
+    plan(
+        "flattened-axes-reversed",
+        "Of several axes taken as one the last named is the slowest.",
+        "placed_ranks.cpp",
+        "    for (const std::size_t axis : axes) {\n      flat = flat * mesh.axes[axis].size + at[axis];\n    }",
+        "    for (std::size_t i = axes.size(); i-- > 0;) {\n"
+        "      flat = flat * mesh.axes[axes[i]].size + at[axes[i]];\n    }",
+    ),
+    plan(
+        "expert-shard-axes-are-plain",
+        "Axes named ep_… are not expert axes.",
+        "norm_program.cpp",
+        'return name == "ep" || name.starts_with("ep_");',
+        'return name == "ep";',
+    ),
+    plan(
+        "layers-left-at-home",
+        "Scalar sums have no room for the layers' norms.",
+        "norm_program.cpp",
+        "plan_.clip_groups.size() + layers.size()",
+        "plan_.clip_groups.size()",
+    ),
 )

@@ -54,7 +54,7 @@ def pytest(*paths: str) -> tuple[str, ...]:
 
 
 def unit(binary: str, *arguments: str) -> tuple[str, ...]:
-    return (str(BUILD / "bin" / binary), "--gtest_fail_fast", "--gtest_brief=1", *arguments)
+    return (str(BUILD / "bin" / binary), "--gtest_fail_fast", *arguments)
 
 
 PRODUCT = Check("gradsyncd", pytest("tests/python/reduced/test_product_worlds.py"))
@@ -120,13 +120,14 @@ def verdict(check: Check) -> str | None:
     status, output = run(check.command)
     if status == 0:
         return None
-    failed = re.search(r"^\[  FAILED  \] (\S+)|^FAILED (\S+)", output, re.MULTILINE)
+    failed = re.search(r"^\[  FAILED  \] (\S+\.\S+)|^FAILED (\S+)", output, re.MULTILINE)
     if failed is not None:
         return failed[1] or failed[2]
     if status == 124:
         return f"{Path(check.command[0]).name}: the deadline of {DEADLINE_S:.0f} s"
     if status < 0:
-        return f"{Path(check.command[0]).name}: signal {-status}"
+        running = re.findall(r"^\[ RUN +\] (\S+)", output, re.MULTILINE)
+        return f"{running[-1] if running else check.command[0]}, ended by signal {-status}"
     raise HarnessError(f"{' '.join(check.command)} ended with {status}:\n{output[-3000:]}")
 
 
