@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,11 +114,10 @@ def told(report: gradsync.StepReport) -> str:
     return repr(replace(report, timings=gradsync.StepTimings(0, 0, 0, 0, 0)))
 
 
-def plan_check(binary: str, lines: Sequence[str]) -> dict[str, Any]:
+def plan_check(binary: str, path: Path) -> dict[str, Any]:
     """The answer of `gradsyncd plan check`."""
     done = subprocess.run(
-        [binary, "plan", "check", "--json", "-"],
-        input="\n".join(lines) + "\n",
+        [binary, "plan", "check", "--json", str(path)],
         capture_output=True,
         text=True,
         timeout=WAIT_S,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from product import Product, declare, fill, parts_of, plan_check, running, steps, told
 from reference.cases import EVERY_AXIS, LAYER_NORM, PIPELINE_AND_EXPERTS, STAGES_BY_ONE_NAME
-from reference.declare import declarations, to_api
+from reference.declare import Declared, declarations, to_api
 from reference.expected import answer, coefficient, collectives, partition, wide
 from reference.faults import FAULTS, Fault
 from reference.findings import Findings, findings
@@ -24,7 +24,6 @@ from test_real_daemon import binary
 from test_single_copies import pick
 
 import gradsync
-from gradsync._declaration_file import declaration_lines
 from gradsync.errors import DeclareTimeout, InvalidDeclaration, RpcError, UsageError
 
 NUMBERS_PER_CELL = 6  # of a scalar sum: a sum in two halves, its scale, maximum, counts of non-finite and NaN
@@ -171,7 +170,7 @@ def test_pipeline_and_experts_come_to_the_root_of_192(product: Product, gradsync
     assert reports[0].norm == float(np.float32(math.sqrt(192)))
     assert reports[0].counted_elements == 192
     assert [(c.axes, c.length) for c in reports[0].scalar_collectives] == [(("ep",), 6), (("pp",), 6)]
-    checked = plan_check(gradsyncd, path.read_text().splitlines())
+    checked = plan_check(gradsyncd, path)
     assert (checked["ranks"], checked["tensors"], checked["counted_elements"]) == (8, 2, 192)
     assert [(c["axes"], c["length"]) for c in checked["scalar_collectives"]] == [(["ep"], 6), (["pp"], 6)]
 
@@ -205,18 +204,18 @@ def test_a_wrong_declaration_is_refused_by_the_daemon(product: Product, fault: F
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=FAULT_IDS)
-def test_a_wrong_declaration_is_refused_by_plan_check(gradsyncd: str, fault: Fault) -> None:
-    assert plan_check(gradsyncd, lines_of(fault.world, declarations(fault.world)))["ok"]
-    refusal = plan_check(gradsyncd, lines_of(fault.world, fault.declarations()))
+def test_a_wrong_declaration_is_refused_by_plan_check(gradsyncd: str, fault: Fault, tmp_path: Path) -> None:
+    def check(ranks: list[list[Declared]]) -> dict[str, Any]:
+        path = tmp_path / "declaration.jsonl"
+        gradsync.write_declaration(path, fault.world.meshes, [[to_api(t) for t in tensors] for tensors in ranks])
+        return plan_check(gradsyncd, path)
+
+    assert check(declarations(fault.world))["ok"]
+    refusal = check(fault.declarations())
     assert not refusal["ok"]
     assert refusal["kind"] in ("invalid_declaration", "plan_mismatch", "unsupported_placement")
     assert refusal["tensor"] == fault.tensor
     assert field_of(refusal["path"]) in fault.fields
-
-
-def lines_of(world: World, tensors: list[list[Any]]) -> list[str]:
-    meshes = {name: gradsync.Mesh(axes) for name, axes in world.meshes.items()}
-    return declaration_lines(meshes, [[to_api(t) for t in found] for found in tensors], {"data_path": "stats"})
 
 
 def field_of(path: str | None) -> str:
