@@ -1,4 +1,4 @@
-"""Adds up JUnit files: a line per stage, the failed cases by name, and last `N passed, N failed, N skipped`.
+"""Adds up JUnit files: what failed cases said, a line per stage, and last `N passed, N failed, N skipped`.
 
     summary.py DIRECTORY... [--require STAGE]... [--failed COMMAND]...
 
@@ -14,11 +14,15 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SHOWN_CASES = 10
+SHOWN_LINES = 60  # of each kind of output
+
 
 @dataclass
 class Stage:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)  # per failed case: what the file holds of its output
     skipped: int = 0
     seconds: float = 0.0
 
@@ -35,6 +39,7 @@ def read(path: Path) -> Stage:
         # CTest says `notrun` (a test whose binary is missing) and `disabled` where others have an element.
         if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
             stage.failed.append(".".join(filter(None, (case.get("classname"), case.get("name")))))
+            stage.said.append(said_by(case))
         elif case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
             stage.skipped += 1
         else:
@@ -42,6 +47,12 @@ def read(path: Path) -> Stage:
     if not cases:
         stage.failed.append(f"{path.name} has no tests")
     return stage
+
+
+def said_by(case: ET.Element) -> str:
+    """The end of what a failed case left. CTest has the output in `system-out`, pytest the traceback in `failure`."""
+    texts = (case.findtext(tag, "").splitlines()[-SHOWN_LINES:] for tag in ("failure", "error", "system-out"))
+    return "\n".join("\n".join(lines) for lines in texts if lines)
 
 
 def main() -> int:
@@ -52,6 +63,9 @@ def main() -> int:
     options = parser.parse_args()
 
     stages = {path: read(path) for directory in options.directories for path in sorted(directory.rglob("*.xml"))}
+    said = [(path.stem, name, text) for path, stage in stages.items() for name, text in zip(stage.failed, stage.said)]
+    for stem, name, text in [one for one in said if one[2]][:SHOWN_CASES]:
+        print(f"=== {stem}: {name}\n{text}")
     width = max((len(path.stem) for path in stages), default=0)
     for path, stage in stages.items():
         line = f"{stage.passed} passed, {len(stage.failed)} failed, {stage.skipped} skipped"

@@ -106,5 +106,14 @@ def test_a_failed_command_counts_only_when_no_file_tells(tmp_path: Path) -> None
     assert summary(tmp_path, "--failed=make test") == (1, "1 passed, 1 failed, 0 skipped")
 
 
+def test_what_failed_cases_said_is_shown(tmp_path: Path) -> None:
+    by_pytest = '<testcase name="a"><failure message="m">first&#10;E  assert 1 == 2</failure></testcase>'
+    by_ctest = '<testcase name="b" status="fail"><failure/><system-out>Value of: x</system-out></testcase>'
+    (tmp_path / "stage.xml").write_text(f"<testsuite>{by_pytest}{by_ctest}</testsuite>")
+    command = [sys.executable, str(SCRIPTS / "summary.py"), str(tmp_path)]
+    shown = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stdout
+    assert shown.startswith("=== stage: a\nfirst\nE  assert 1 == 2\n=== stage: b\nValue of: x\nstage  0 passed, 2 failed")
+
+
 def test_nothing_at_all_is_not_a_success(tmp_path: Path) -> None:
     assert summary(tmp_path) == (1, "0 passed, 0 failed, 0 skipped")
