@@ -1,6 +1,7 @@
 // Read models and events of a job.
 
 #include "engine/job.hpp"
+#include "plan/words.hpp"
 
 #include <fmt/format.h>
 
@@ -61,7 +62,7 @@ JobStatus Job::status() const {
   if (machine_) {
     status.plan_digest = machine_->plan().digest;
     status.tensors = static_cast<std::int64_t>(machine_->plan().tensors.size());
-    status.data_path = name_of(machine_->plan().options.data_path);
+    status.data_path = plan::name_of(machine_->plan().options.data_path);
     status.buckets = static_cast<std::int64_t>(machine_->plan().buckets.size());
   }
   if (history_.last_commit()) {

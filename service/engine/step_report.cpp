@@ -1,6 +1,7 @@
 #include "engine/step_report.hpp"
 
 #include "engine/lane_plan.hpp"
+#include "plan/words.hpp"
 #include "policy/fixed.hpp"
 
 #include <algorithm>
@@ -8,11 +9,9 @@
 
 namespace gradsync::engine {
 
-std::string name_of(plan::DataPath path) { return path == plan::DataPath::Stats ? "stats" : "arena"; }
-
 ReportConstants report_constants(const plan::Plan& plan) {
   ReportConstants constants{
-      layer_names(plan), policy::policy_digest(plan.options), name_of(plan.options.data_path), {}};
+      layer_names(plan), policy::policy_digest(plan.options), std::string(plan::name_of(plan.options.data_path)), {}};
   for (const plan::ScalarCollective& collective : plan.scalar_collectives) {
     constants.scalar_collectives.push_back({collective.mesh, collective.axes, collective.length});
   }

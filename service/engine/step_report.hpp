@@ -18,8 +18,6 @@ struct ReportConstants {
   std::vector<ScalarCollectiveReport> scalar_collectives;
 };
 
-[[nodiscard]] std::string name_of(plan::DataPath path);
-
 [[nodiscard]] ReportConstants report_constants(const plan::Plan& plan);
 
 /// Everything but step, epoch, attempts and what was waited for.

@@ -233,6 +233,7 @@ INSTANTIATE_TEST_SUITE_P(
         Fault{"scale", 2, [](StatsRow& row) { row.scale = kInfinity; }},
         Fault{"scale", 2, [](StatsRow& row) { row.scale = 1e-300; }},
         Fault{"scale", 3, [](StatsRow& row) { row.scale = 1e300; }},
+        Fault{"scale", 2, [](StatsRow& row) { row.maximum = 1e152, row.power_sum = 1.5e304; }},  // no room to add
         Fault{"power_sum", 2, [](StatsRow& row) { row.power_sum = kNan; }},
         Fault{"power_sum", 2, [](StatsRow& row) { row.power_sum = kInfinity; }},
         Fault{"power_sum", 2, [](StatsRow& row) { row.power_sum = -1, row.power_sum_low = 0; }},

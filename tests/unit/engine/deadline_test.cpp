@@ -222,6 +222,21 @@ TEST(Deadline, a_lane_that_hangs_keeps_nobody_waiting) {
   EXPECT_EQ(a->calls + b->calls, 2);
 }
 
+TEST(Deadline, a_lane_that_works_for_others_does_not_hang) {
+  Harness h(second());
+  h.start(2);
+  const auto a = h.finish(0, 0);
+  h.finish(1, 0);
+  h.pass(Milliseconds(1000));
+  h.pass(Milliseconds(2999));
+  h.engine.on_lane_report(device::Unmapped{12345});
+  h.pass(Milliseconds(2999));
+  EXPECT_EQ(a->calls, 0) << "it reported something 2,999 ms ago";
+  h.pump();
+  ASSERT_TRUE(a->error);
+  EXPECT_EQ(a->error->code, ErrorCode::StepTimeout);
+}
+
 TEST(Deadline, a_rank_that_left_a_hanging_lane_is_answered_too) {
   Harness h(second());
   h.start(2);

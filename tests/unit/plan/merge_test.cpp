@@ -255,6 +255,17 @@ TEST(MergeRefuses, different_weights_of_one_box_and_options_that_differ) {
   EXPECT_THAT(ranks.refusal().message, HasSubstr("norm_type is 2 on rank 0 and 1 on rank 3"));
 }
 
+TEST(MergeRefuses, more_clip_groups_than_a_report_can_name) {
+  Ranks ranks({mesh({{"pp", 2}})});
+  for (int i = 0; i < 1002; ++i) {
+    TensorDeclaration tensor_of_its_own = tensor(std::to_string(i), {1}, {only({"pp"}, {i % 2})});
+    tensor_of_its_own.clip_group = "group" + std::to_string(i);
+    ranks.add(tensor_of_its_own);
+  }
+  EXPECT_EQ(ranks.refusal().path, "options.clip") << "501 on each rank, 1,002 in all";
+  EXPECT_THAT(ranks.refusal().message, HasSubstr("1002 clip groups, at most 1000"));
+}
+
 TEST(MergeRefuses, a_clip_group_without_tensors) {
   Ranks ranks({mesh({{"pp", 2}})});
   ranks.add(tensor("a", {4}, {only({"pp"}, {0})})).add(tensor("b", {4}, {only({"pp"}, {1})}));
