@@ -62,7 +62,11 @@ TORCH = [f"tests/python/torch/test_torch_{name}.py" for name in ("statistics", "
 # The tests that should notice first, then everything about that layer.
 CHECKS: dict[Layer, tuple[Check, ...]] = {
     "plan": (Check("plan_test", unit("plan_test")), PRODUCT),
-    "norm": (Check("device_test", unit("device_test", "--gtest_filter=*Stats*:NormSum*:*Float*:StepMath*")), PRODUCT),
+    "norm": (
+        Check("device_test", unit("device_test", "--gtest_filter=*Stats*:NormSum*:*Float*:StepMath*")),
+        Check("engine_tests", unit("engine_tests", "--gtest_filter=StatsEngine.*")),
+        PRODUCT,
+    ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),
         Check(None, pytest("tests/python/torch")),

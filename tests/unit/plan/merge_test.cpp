@@ -116,6 +116,24 @@ TEST(Merge, nested_splits_follow_the_mesh_or_the_split_order) {
   EXPECT_EQ(box_of({5}, place_ranks(w, kGrid).ranks[1].cuts).offset[0], 2);
 }
 
+TEST(Merge, of_axes_taken_as_one_the_first_named_is_the_slowest) {
+  const Mesh grid = mesh({{"dp_shard", 2}, {"cp", 3}});  // ranks 0 to 5: (0,0) (0,1) (0,2) (1,0) (1,1) (1,2)
+  const auto boxes = [&grid](const TensorDeclaration& tensor) {
+    std::vector<std::uint32_t> all;
+    for (const RankPlace& rank : place_ranks(tensor, grid).ranks) {
+      all.push_back(rank.box);
+    }
+    return all;
+  };
+  EXPECT_THAT(boxes(tensor("w", {6}, {shard({"dp_shard", "cp"}, 0)})), ElementsAre(0, 1, 2, 3, 4, 5));
+  EXPECT_THAT(boxes(tensor("w", {6}, {shard({"cp", "dp_shard"}, 0)})), ElementsAre(0, 2, 4, 1, 3, 5));
+  std::vector<bool> holds;
+  for (const RankPlace& rank : place_ranks(tensor("e", {6}, {only({"cp", "dp_shard"}, {1, 4})}), grid).ranks) {
+    holds.push_back(rank.holds);
+  }
+  EXPECT_THAT(holds, ElementsAre(false, false, true, true, false, false)) << "cp 0 dp_shard 1, and cp 2 dp_shard 0";
+}
+
 TEST(Merge, stages_hold_tensors_of_their_own_and_experts_of_one_name_differ) {
   const Mesh dense = mesh({{"pp", 2}, {"ep", 2}});
   Ranks ranks({dense});

@@ -93,6 +93,14 @@ TEST(NormProgram, one_packed_vector_per_axis_set_experts_once_the_pipeline_once)
   EXPECT_EQ(plan->scalar_sums[static_cast<std::size_t>(first.next)].collective, 2u);
 }
 
+TEST(NormProgram, axes_named_ep_and_more_are_expert_axes_and_travel_after_the_others) {
+  const Mesh expert = mesh({{"ep_shard", 2}, {"ep", 2}, {"epochs", 2}});
+  const Result<Plan> plan =
+      plan_of({expert}, {tensor("e", {8, 4}, {shard({"ep_shard"}, 0), shard({"ep"}, 1), shard({"epochs"}, 0)})});
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_THAT(axes_of(*plan), ElementsAre(ElementsAre("epochs"), ElementsAre("ep_shard", "ep")));
+}
+
 TEST(NormProgram, a_tied_copy_is_in_the_clip_set_alone_and_plans_no_sum) {
   TensorDeclaration embed = tensor("embed", {4}, {only({"pp"}, {0})});
   TensorDeclaration head = tensor("head", {4}, {only({"pp"}, {1})});
