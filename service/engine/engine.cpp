@@ -243,7 +243,7 @@ void Engine::on_lane_report(device::LaneReport report) {
 void Engine::on_plan(PlanOutcome outcome) {
   // Tickets are unique over all jobs; every other job ignores it.
   for (const auto& [key, job] : state_->jobs) {
-    job->on_plan(outcome);
+    job->on_plan(outcome);  // its own takes the plan
   }
   state_->settle();
 }

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
 #include "device/lane.hpp"
+#include "engine/prepared_plan.hpp"
 #include "engine/report.hpp"
 #include "plan/make_plan.hpp"
 
@@ -159,7 +160,7 @@ struct PlanRequest {
 
 struct PlanOutcome {
   std::uint64_t ticket = 0;
-  Result<std::shared_ptr<const plan::Plan>> plan;
+  Result<std::unique_ptr<PreparedPlan>> plan;
 };
 
 class PlannerPort {

@@ -75,7 +75,7 @@ class Job {
   // declaration (job_declare.cpp, job_epoch.cpp)
   void declare(std::int64_t rank, DeclareRequest request, Reply<DeclareResult> reply);
   void stop_forming(const Error& error);  ///< answers every declaration that waits
-  void on_plan(PlanOutcome outcome);
+  void on_plan(PlanOutcome& outcome);
   void on_loaded(device::PlanId plan);
   void on_load_failed(const device::Failed& report);
 
@@ -176,7 +176,7 @@ class Job {
   static void answer_declare(Rank& rank, const Error& error);
   void cancel_forming();
   void try_form();
-  void load(std::shared_ptr<const plan::Plan> plan);
+  void load(PreparedPlan prepared);
   void commit_epoch();
   [[nodiscard]] bool changes_plan(const plan::Plan& plan) const;
   void unload(EpochPlan& plan);

@@ -1,7 +1,6 @@
 // How an epoch forms and ends.
 
 #include "engine/job.hpp"
-#include "engine/lane_plan.hpp"
 #include "engine/metrics.hpp"
 
 #include <fmt/format.h>
@@ -10,6 +9,18 @@
 #include <algorithm>
 
 namespace gradsync::engine {
+
+namespace {
+
+device::LaneCommand load_command(device::PlanId id, device::LanePlan layout) {
+  return device::LoadPlan{id, std::move(layout)};
+}
+
+device::LaneCommand load_command(device::PlanId id, device::StatsPlan layout) {
+  return device::LoadStats{id, std::move(layout)};
+}
+
+}  // namespace
 
 void Job::cancel_forming() {
   plan_ticket_ = 0;
@@ -48,7 +59,7 @@ bool Job::all_committed() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.committed; });
 }
 
-void Job::on_plan(PlanOutcome outcome) {
+void Job::on_plan(PlanOutcome& outcome) {
   for (Rank& rank : ranks_) {
     if (rank.validate_ticket == outcome.ticket) {
       rank.validate_ticket = 0;
@@ -71,8 +82,9 @@ void Job::on_plan(PlanOutcome outcome) {
     refuse_fresh(outcome.plan.error());
     return;
   }
+  PreparedPlan& prepared = **outcome.plan;
   for (std::int64_t rank = 0; rank < world_size(); ++rank) {
-    if (const std::optional<Error> error = arena_error(rank, **outcome.plan)) {
+    if (const std::optional<Error> error = arena_error(rank, *prepared.plan)) {
       if (ranks_[index(rank)].committed) {  // a survivor that released what its declaration names
         drop_declaration(ranks_[index(rank)]);
         end_epoch(*error);
@@ -81,7 +93,7 @@ void Job::on_plan(PlanOutcome outcome) {
       return;
     }
   }
-  if (changes_plan(**outcome.plan)) {
+  if (changes_plan(*prepared.plan)) {
     redeclare_ = true;
     end_epoch(make_error(
         ErrorCode::StaleEpoch,
@@ -90,7 +102,7 @@ void Job::on_plan(PlanOutcome outcome) {
     ));
     return;
   }
-  load(std::move(*outcome.plan));
+  load(std::move(prepared));
 }
 
 // Survivors may already work for the coming epoch, with the plan they know: they must not find themselves in another.
@@ -99,20 +111,22 @@ bool Job::changes_plan(const plan::Plan& plan) const {
          std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.committed; });
 }
 
-void Job::load(std::shared_ptr<const plan::Plan> plan) {
+void Job::load(PreparedPlan prepared) {
   EpochPlan& loading = loading_.emplace();
   loading.id = context_.next_plan++;
-  loading.plan = std::move(plan);
-  loading.constants = report_constants(*loading.plan);
+  loading.plan = std::move(prepared.plan);
+  loading.constants = std::move(prepared.constants);
   for (const Rank& rank : ranks_) {
     context_.buffers.use(rank.buffer);
     loading.buffers.push_back(rank.buffer);
   }
-  if (loading.plan->options.data_path == plan::DataPath::Stats) {
-    context_.lane.submit(device::LoadStats{loading.id, stats_plan_of(*loading.plan, loading.buffers)});
-  } else {
-    context_.lane.submit(device::LoadPlan{loading.id, lane_plan_of(*loading.plan, loading.buffers)});
-  }
+  std::visit(
+      [this, &loading](auto& layout) {
+        layout.rank_buffers = loading.buffers;
+        context_.lane.submit(load_command(loading.id, std::move(layout)));
+      },
+      prepared.layout
+  );
 }
 
 void Job::on_loaded(device::PlanId plan) {

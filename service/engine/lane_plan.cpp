@@ -28,16 +28,13 @@ std::map<std::string, std::int32_t> layer_numbers(const plan::Plan& plan) {
   return layers;
 }
 
-}  // namespace
-
-device::LanePlan lane_plan_of(const plan::Plan& plan, const std::vector<std::uint64_t>& rank_buffers) {
+device::LanePlan lane_plan_of(const plan::Plan& plan) {
   const std::map<std::string, std::int32_t> layers = layer_numbers(plan);
   device::LanePlan lane;
   lane.world_size = plan.world_size;
   lane.norm_type = plan.options.norm_type;
   lane.clip_groups = static_cast<std::uint32_t>(plan.clip_groups.size());
   lane.layers = static_cast<std::uint32_t>(layers.size());
-  lane.rank_buffers = rank_buffers;
   lane.tensors.reserve(plan.tensors.size());
   for (const plan::PlannedTensor& tensor : plan.tensors) {
     device::LaneTensor entry;
@@ -59,14 +56,13 @@ device::LanePlan lane_plan_of(const plan::Plan& plan, const std::vector<std::uin
   return lane;
 }
 
-device::StatsPlan stats_plan_of(const plan::Plan& plan, const std::vector<std::uint64_t>& rank_buffers) {
+device::StatsPlan stats_plan_of(const plan::Plan& plan) {
   const std::map<std::string, std::int32_t> layers = layer_numbers(plan);
   device::StatsPlan lane;
   lane.world_size = plan.world_size;
   lane.norm_type = plan.options.norm_type;
   lane.clip_groups = static_cast<std::uint32_t>(plan.clip_groups.size());
   lane.layers = static_cast<std::uint32_t>(layers.size());
-  lane.rank_buffers = rank_buffers;
   lane.tensors.reserve(plan.tensors.size());
   for (const plan::PlannedTensor& tensor : plan.tensors) {
     device::StatsTensor& entry = lane.tensors.emplace_back();
@@ -87,6 +83,15 @@ device::StatsPlan stats_plan_of(const plan::Plan& plan, const std::vector<std::u
     }
   }
   return lane;
+}
+
+}  // namespace
+
+LaneLayout lane_layout_of(const plan::Plan& plan) {
+  if (plan.options.data_path == plan::DataPath::Stats) {
+    return stats_plan_of(plan);
+  }
+  return lane_plan_of(plan);
 }
 
 }  // namespace gradsync::engine

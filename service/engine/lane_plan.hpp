@@ -4,12 +4,16 @@
 #include "device/lane.hpp"
 #include "plan/plan.hpp"
 
+#include <string>
+#include <variant>
+#include <vector>
+
 namespace gradsync::engine {
 
-[[nodiscard]] device::LanePlan lane_plan_of(const plan::Plan& plan, const std::vector<std::uint64_t>& rank_buffers);
+/// By data path. `rank_buffers` is left empty: the ranks' buffers are known when it is loaded.
+using LaneLayout = std::variant<device::LanePlan, device::StatsPlan>;
 
-/// The same for a plan of data path `stats`; `rank_buffers` are the tables.
-[[nodiscard]] device::StatsPlan stats_plan_of(const plan::Plan& plan, const std::vector<std::uint64_t>& rank_buffers);
+[[nodiscard]] LaneLayout lane_layout_of(const plan::Plan& plan);
 
 /// Names of the layers, in the order of LanePlan's layer indices: first appearance among the tensors.
 [[nodiscard]] std::vector<std::string> layer_names(const plan::Plan& plan);

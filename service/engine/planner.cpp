@@ -23,13 +23,13 @@ PlanOutcome run_planner(const PlanRequest& request) {
     }
   }
   if (request.validate_only) {
-    return {request.ticket, std::shared_ptr<const plan::Plan>()};
+    return {request.ticket, std::unique_ptr<PreparedPlan>()};
   }
   Result<plan::Plan> plan = plan::plan_job(by_rank, request.meshes, request.world_size, request.sizes);
   if (!plan) {
     return {request.ticket, plan.error()};
   }
-  return {request.ticket, std::make_shared<const plan::Plan>(std::move(*plan))};
+  return {request.ticket, std::make_unique<PreparedPlan>(std::move(*plan))};
 }
 
 namespace {

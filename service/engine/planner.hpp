@@ -8,7 +8,7 @@
 
 namespace gradsync::engine {
 
-/// Validates every declaration, compares them and makes the plan. Pure.
+/// Validates every declaration, compares them, makes the plan and prepares it. Pure.
 [[nodiscard]] PlanOutcome run_planner(const PlanRequest& request);
 
 /// One thread, requests in order. `sink` is called on that thread and must only hand the outcome over.

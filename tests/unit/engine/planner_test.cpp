@@ -47,5 +47,25 @@ TEST(Planner, validate_only_makes_no_plan) {
   EXPECT_EQ(*outcome.plan, nullptr);
 }
 
+TEST(Planner, prepares_for_the_lane_and_for_reports_what_the_io_thread_only_hands_on) {
+  PlanRequest arena = request(4);
+  const PlanOutcome reduced = run_planner(arena);
+  ASSERT_TRUE(reduced.plan);
+  EXPECT_EQ(std::get<device::LanePlan>((*reduced.plan)->layout).buckets.size(), 1u);
+  EXPECT_EQ((*reduced.plan)->constants.data_path, "arena");
+
+  plan::RankDeclaration measured = Harness::declaration({Harness::tensor("a")});
+  measured.options.data_path = plan::DataPath::Stats;
+  measured.tensors[0].placements.clear();
+  PlanRequest stats = request(5);
+  stats.by_rank = {std::make_shared<const plan::RankDeclaration>(measured)};
+  const PlanOutcome outcome = run_planner(stats);
+  ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
+  const auto& layout = std::get<device::StatsPlan>((*outcome.plan)->layout);
+  ASSERT_EQ(layout.tensors.size(), 1u);
+  EXPECT_EQ(layout.tensors[0].holders.size(), 1u);
+  EXPECT_TRUE(layout.rank_buffers.empty()) << "known when it is loaded";
+}
+
 }  // namespace
 }  // namespace gradsync::engine

@@ -130,7 +130,7 @@ TEST_F(StatsEngine, a_tied_copy_is_not_in_the_norm_set) {
       std::vector<const plan::RankDeclaration*>{&all, &all}, {{"default", {{"dp", 2}}, {}}}, 2, plan::BucketSizes{}
   );
   ASSERT_TRUE(plan) << plan.error().message;
-  const device::StatsPlan lane = stats_plan_of(*plan, {1, 2});
+  const auto lane = std::get<device::StatsPlan>(lane_layout_of(*plan));
   EXPECT_TRUE(lane.tensors[0].counted);
   EXPECT_FALSE(lane.tensors[1].counted);
 }
