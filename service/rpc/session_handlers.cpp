@@ -59,7 +59,7 @@ void session_initialize(Core& core, Caller& caller, InitializeParams params, Ans
           {"arena", "stats"},
           {"float32", "bfloat16", "float16", "float64"},
           {"strict", "torch"},
-          {"replicate", "partial_to_replicate"},
+          {{"replicate", "partial_to_replicate"}, {"replicate", "shard", "only"}},
       },
       LimitsAnswer{
           core.limits.message_bytes,

@@ -37,11 +37,16 @@ struct ServerAnswer {
   std::string boot_id;
 };
 
+struct PlacementsAnswer {
+  std::vector<std::string> arena;
+  std::vector<std::string> stats;
+};
+
 struct Capabilities {
   std::vector<std::string> data_paths;
   std::vector<std::string> dtypes;
   std::vector<std::string> modes;
-  std::vector<std::string> placements;
+  PlacementsAnswer placements;
 };
 
 struct LimitsAnswer {
@@ -143,6 +148,16 @@ struct Fields<ServerAnswer> {
 };
 
 template <>
+struct Fields<PlacementsAnswer> {
+  static constexpr const char* kName = "Placements";
+
+  static void visit(auto& v, auto& s) {
+    v.required("arena", s.arena, "what can be synchronised");
+    v.required("stats", s.stats, "what the norm of reduced gradients can be of");
+  }
+};
+
+template <>
 struct Fields<Capabilities> {
   static constexpr const char* kName = "Capabilities";
 
@@ -150,7 +165,7 @@ struct Fields<Capabilities> {
     v.required("data_paths", s.data_paths, "ways to hand over gradients");
     v.required("dtypes", s.dtypes, "element types");
     v.required("modes", s.modes, "clip modes");
-    v.required("placements", s.placements, "placements that can be synchronised");
+    v.required("placements", s.placements, "what axes may do to a tensor, by data path");
   }
 };
 

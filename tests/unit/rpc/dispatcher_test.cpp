@@ -1,6 +1,7 @@
 #include "rpc/dispatcher.hpp"
 
 #include "fakes/recording_lane.hpp"
+#include "plan/words.hpp"
 #include "rpc_harness.hpp"
 
 #include <prometheus/text_serializer.h>
@@ -54,6 +55,35 @@ TEST(Dispatcher, tells_the_operators_limits_and_deadlines) {
   EXPECT_EQ(told["declare_s"], 1.5);
   EXPECT_EQ(told["first_step_s"], 7200);
   EXPECT_EQ(told["step_s"], 90);
+}
+
+TEST(Dispatcher, tells_which_placements_each_data_path_takes) {
+  Harness rpc;
+  rpc.open(1);
+  const Json told = rpc.initialize(1)["result"]["capabilities"]["placements"];
+  const std::map<std::string, plan::PlacementKind> kinds{
+      {"replicate", plan::Replicate{}},
+      {"shard", plan::Shard{0}},
+      {"only", plan::Only{{0}}},
+      {"partial_to_replicate", plan::Partial{plan::ReduceOp::Sum, std::nullopt}},
+      {"partial_to_shard", plan::Partial{plan::ReduceOp::Sum, plan::Shard{0}}},
+  };
+  const std::vector<plan::Mesh> meshes{{"m", {{"dp", 2}}, {}}};
+  for (const plan::DataPath path : {plan::DataPath::Arena, plan::DataPath::Stats}) {
+    const Json& listed = told[std::string(plan::name_of(path))];
+    for (const auto& [name, kind] : kinds) {
+      plan::RankDeclaration declaration;
+      declaration.options.data_path = path;
+      plan::TensorDeclaration& tensor = declaration.tensors.emplace_back();
+      tensor.name = "w";
+      tensor.shape = {4};
+      tensor.local_shape = {std::holds_alternative<plan::Shard>(kind) ? 2 : 4};
+      tensor.mesh = "m";
+      tensor.placements = {{{"dp"}, kind}};
+      const bool taken = plan::validate_declaration(declaration, meshes).has_value();
+      EXPECT_EQ(taken, std::count(listed.begin(), listed.end(), name) == 1) << plan::name_of(path) << ": " << name;
+    }
+  }
 }
 
 TEST(Dispatcher, answers_a_batch_once_its_last_waiting_call_is_done) {
