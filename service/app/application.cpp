@@ -4,6 +4,7 @@
 #include "app/daemon_state.hpp"
 #include "app/engine_clock.hpp"
 #include "app/pages.hpp"
+#include "app/settings.hpp"
 #include "base/log.hpp"
 #include "base/version.hpp"
 #include "device/host_lane.hpp"
@@ -45,8 +46,7 @@ net::ServerOptions server_options(const Options& options) {
 
 engine::EngineOptions engine_options(const Options& options) {
   engine::EngineOptions engine;
-  engine.buckets.first_bytes = static_cast<std::uint64_t>(options.engine.first_bucket_bytes);
-  engine.buckets.bytes = static_cast<std::uint64_t>(options.engine.bucket_bytes);
+  engine.buckets = bucket_sizes(options.engine);
   engine.limits.sessions = options.limits.sessions;
   engine.limits.buffers_per_session = options.limits.buffers_per_session;
   engine.limits.arena_bytes = static_cast<std::uint64_t>(options.limits.arena_bytes);

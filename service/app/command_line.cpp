@@ -135,8 +135,10 @@ std::variant<Command, int> parse_command_line(int argc, const char* const* argv)
   plan_check->footer(
       "\nExample: gradsyncd plan check job.jsonl\n"
       "Head: {\"gradsync_declaration\": 1, \"world_size\": 2, \"meshes\": [...], \"options\": {...}}\n"
-      "Then: {\"rank\": 0, \"tensors\": [...]}, all as gradients.declare takes them."
+      "Then: {\"rank\": 0, \"tensors\": [...]}, all as gradients.declare takes them.\n"
+      "The plan is the one of a daemon with the same settings: of data path arena its digest depends on bucket sizes."
   );
+  add_settings(*plan_check, parsed.plan_check.settings);
 
   CLI::App* version = app.add_subcommand("version", "Print the version");
   version->add_flag("--json", parsed.version.json, "As JSON");

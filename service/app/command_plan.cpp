@@ -21,7 +21,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Result<plan::Plan> plan_of(std::istream& in) {
+Result<plan::Plan> plan_of(std::istream& in, plan::BucketSizes sizes) {
   const bool shows = ::isatty(STDERR_FILENO) == 1;
   const Result<rpc::JobDeclaration> job = rpc::read_declaration_file(in, [shows](std::size_t ranks) {
     if (shows && ranks % 64 == 0) {
@@ -38,7 +38,7 @@ Result<plan::Plan> plan_of(std::istream& in) {
   for (const plan::RankDeclaration& rank : job->ranks) {
     by_rank.push_back(&rank);
   }
-  return plan::plan_job(by_rank, job->meshes, static_cast<std::int64_t>(by_rank.size()), {});
+  return plan::plan_job(by_rank, job->meshes, static_cast<std::int64_t>(by_rank.size()), sizes);
 }
 
 Json refusal(const Error& error) {
@@ -66,13 +66,19 @@ std::uint64_t counted(const plan::Plan& plan) {
   return elements;
 }
 
-Json summary(const plan::Plan& plan, bool explain) {
+/// Of data path arena the digest depends on them.
+bool has_buckets(const plan::Plan& plan) { return plan.options.data_path == plan::DataPath::Arena; }
+
+Json summary(const plan::Plan& plan, plan::BucketSizes sizes, bool explain) {
   Json json{
       {"ok", true},
       {"ranks", plan.world_size},
       {"tensors", plan.tensors.size()},
       {"counted_elements", counted(plan)},
       {"plan_digest", plan.digest}};
+  if (has_buckets(plan)) {
+    json["bucket_sizes"] = {{"first_bucket_bytes", sizes.first_bytes}, {"bucket_bytes", sizes.bytes}};
+  }
   json["scalar_collectives"] = Json::array();
   for (const plan::ScalarCollective& collective : plan.scalar_collectives) {
     json["scalar_collectives"].push_back(
@@ -93,7 +99,7 @@ Json summary(const plan::Plan& plan, bool explain) {
   return json;
 }
 
-void print(const plan::Plan& plan, bool explain) {
+void print(const plan::Plan& plan, plan::BucketSizes sizes, bool explain) {
   std::cout << fmt::format(
       "ok: {} ranks, {} tensors, {} elements counted once, plan {}\n",
       plan.world_size,
@@ -101,6 +107,14 @@ void print(const plan::Plan& plan, bool explain) {
       counted(plan),
       plan.digest
   );
+  if (has_buckets(plan)) {
+    std::cout << fmt::format(
+        "  {} buckets: the first of {}, the others of {} (engine.first_bucket_bytes, engine.bucket_bytes)\n",
+        plan.buckets.size(),
+        human_bytes(sizes.first_bytes),
+        human_bytes(sizes.bytes)
+    );
+  }
   for (std::size_t i = 0; i < plan.norm_groups.size(); ++i) {
     std::cout << "  " << plan::explain_norm_group(plan, i) << "\n";
   }
@@ -112,6 +126,12 @@ void print(const plan::Plan& plan, bool explain) {
 }  // namespace
 
 int execute(const PlanCheckCommand& command) {
+  const Result<Configuration> configuration = load_settings(command.settings);
+  if (configuration.has_error()) {
+    complain(configuration.error().message, configuration.error().hint);
+    return kExitConfiguration;
+  }
+  const plan::BucketSizes sizes = bucket_sizes(configuration->options.engine);
   std::ifstream file;
   if (command.file != "-") {
     file.open(command.file);
@@ -123,7 +143,7 @@ int execute(const PlanCheckCommand& command) {
       return kExitUsage;
     }
   }
-  const Result<plan::Plan> plan = plan_of(command.file == "-" ? std::cin : file);
+  const Result<plan::Plan> plan = plan_of(command.file == "-" ? std::cin : file, sizes);
   if (plan.has_error()) {
     if (command.json) {
       std::cout << refusal(plan.error()).dump(2) << "\n";
@@ -134,9 +154,9 @@ int execute(const PlanCheckCommand& command) {
     return kExitFailure;
   }
   if (command.json) {
-    std::cout << summary(*plan, command.explain).dump(2) << "\n";
+    std::cout << summary(*plan, sizes, command.explain).dump(2) << "\n";
   } else {
-    print(*plan, command.explain);
+    print(*plan, sizes, command.explain);
   }
   return kExitOk;
 }

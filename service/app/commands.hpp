@@ -46,6 +46,7 @@ struct RpcCommand {
 };
 
 struct PlanCheckCommand {
+  SettingsSource settings;
   std::string file;  ///< JSON lines; "-": standard input
   bool explain = false;
   bool json = false;

@@ -17,6 +17,10 @@ Result<Configuration> load_settings(const SettingsSource& source) {
   return resolve_configuration(inputs);
 }
 
+plan::BucketSizes bucket_sizes(const EngineSection& engine) {
+  return {static_cast<std::uint64_t>(engine.first_bucket_bytes), static_cast<std::uint64_t>(engine.bucket_bytes)};
+}
+
 void complain(const std::string& message, const std::string& hint) {
   std::cerr << "gradsyncd: " << message << "\n";
   if (!hint.empty()) {

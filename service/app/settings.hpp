@@ -3,10 +3,13 @@
 
 #include "app/commands.hpp"
 #include "app/configuration.hpp"
+#include "plan/make_plan.hpp"
 
 namespace gradsync::app {
 
 [[nodiscard]] Result<Configuration> load_settings(const SettingsSource& source);
+
+[[nodiscard]] plan::BucketSizes bucket_sizes(const EngineSection& engine);
 
 /// One line and its hint on stderr.
 void complain(const std::string& message, const std::string& hint);
