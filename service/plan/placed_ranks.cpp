@@ -43,6 +43,12 @@ std::optional<Shard> shard_after_sync(const PlacementKind& kind) {
   return partial != nullptr ? partial->to_shard : std::nullopt;
 }
 
+/// An `only` placement: whether it admits each coordinate along its axes.
+struct Admission {
+  Resolved along;
+  std::vector<bool> at;
+};
+
 struct Split {
   Resolved along;
   std::size_t dim = 0;
@@ -76,13 +82,17 @@ void note_axes(const Resolved& resolved, const Mesh& mesh, std::vector<std::size
 PlacedRanks place_ranks(const TensorDeclaration& tensor, const Mesh& mesh) {
   PlacedRanks placed;
   std::vector<Split> splits;
-  std::vector<std::pair<Resolved, const Only*>> onlys;
+  std::vector<Admission> admissions;
   for (const Placement& placement : tensor.placements) {
     Resolved resolved = resolve(placement, mesh);
     if (const Only* only = std::get_if<Only>(&placement.kind)) {
       if (!everywhere(*only, resolved)) {
         note_axes(resolved, mesh, placed.roles.only);
-        onlys.emplace_back(std::move(resolved), only);
+        std::vector<bool> at(static_cast<std::size_t>(resolved.size), false);
+        for (const std::int64_t coordinate : only->at) {
+          at[static_cast<std::size_t>(coordinate)] = true;
+        }
+        admissions.push_back({std::move(resolved), std::move(at)});
       }
     } else if (const auto shard = shard_after_sync(placement.kind)) {
       note_axes(resolved, mesh, placed.roles.sharding);
@@ -100,9 +110,8 @@ PlacedRanks place_ranks(const TensorDeclaration& tensor, const Mesh& mesh) {
   for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
     const std::vector<std::int64_t> at = mesh.coordinates(rank);
     RankPlace& place = placed.ranks[static_cast<std::size_t>(rank)];
-    for (const auto& [along, only] : onlys) {
-      const std::int64_t coordinate = along.coordinate(mesh, at);
-      place.holds = place.holds && std::find(only->at.begin(), only->at.end(), coordinate) != only->at.end();
+    for (const Admission& admission : admissions) {
+      place.holds = place.holds && admission.at[static_cast<std::size_t>(admission.along.coordinate(mesh, at))];
     }
     placed.holders += place.holds ? 1 : 0;
     for (const Split& split : splits) {
