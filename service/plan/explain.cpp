@@ -1,21 +1,10 @@
 #include "plan/explain.hpp"
 
-#include "base/assert.hpp"
-
 #include <fmt/format.h>
-
-#include <algorithm>
 
 namespace gradsync::plan {
 
 namespace {
-
-const Mesh& mesh_of(const Plan& plan, const std::string& name) {
-  const auto mesh =
-      std::find_if(plan.meshes.begin(), plan.meshes.end(), [&name](const Mesh& each) { return each.name == name; });
-  GRADSYNC_ASSERT(mesh != plan.meshes.end(), "a planned tensor names a mesh of the plan");
-  return *mesh;
-}
 
 std::string tensors(std::size_t count) { return fmt::format("{} tensor{}", count, count == 1 ? "" : "s"); }
 
@@ -86,7 +75,7 @@ std::string counting_words(const Plan& plan, std::uint32_t index) {
 
 std::vector<Stage> stages_of(const Plan& plan, std::uint32_t tensor) {
   const TensorDeclaration& declaration = plan.tensors[tensor].declaration;
-  return stages_of(declaration, mesh_of(plan, declaration.mesh));
+  return stages_of(declaration, plan.meshes[mesh_index(plan.meshes, declaration.mesh)]);
 }
 
 std::string explain_tensor(const Plan& plan, std::uint32_t index) {

@@ -1,6 +1,5 @@
 #include "plan/make_plan.hpp"
 
-#include "base/assert.hpp"
 #include "base/hash.hpp"
 #include "plan/bucket_assignment.hpp"
 #include "plan/canonical_text.hpp"
@@ -17,15 +16,6 @@
 namespace gradsync::plan {
 
 namespace {
-
-std::size_t mesh_index(const std::vector<Mesh>& meshes, const std::string& name) {
-  for (std::size_t i = 0; i < meshes.size(); ++i) {
-    if (meshes[i].name == name) {
-      return i;
-    }
-  }
-  GRADSYNC_ASSERT(false, "a validated tensor names a mesh of the job");
-}
 
 std::uint64_t bytes_of(const PlannedTensor& tensor) {
   return static_cast<std::uint64_t>(tensor.numel) * size_of(tensor.declaration.dtype);

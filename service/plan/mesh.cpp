@@ -1,10 +1,12 @@
 #include "plan/mesh.hpp"
 
+#include "base/assert.hpp"
 #include "base/text.hpp"
 #include "plan/limits.hpp"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 namespace gradsync::plan {
@@ -139,6 +141,12 @@ std::vector<std::int64_t> Mesh::coordinates(std::int64_t rank) const {
     rank /= axes[k].size;
   }
   return at;
+}
+
+std::size_t mesh_index(const std::vector<Mesh>& meshes, std::string_view name) {
+  const auto found = std::find_if(meshes.begin(), meshes.end(), [name](const Mesh& mesh) { return mesh.name == name; });
+  GRADSYNC_ASSERT(found != meshes.end(), "a validated tensor names a mesh of the job");
+  return static_cast<std::size_t>(found - meshes.begin());
 }
 
 Result<void> validate_meshes(const std::vector<Mesh>& meshes, std::int64_t world_size) {

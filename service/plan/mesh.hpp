@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gradsync::plan {
@@ -29,6 +30,9 @@ struct Mesh {
   /// Coordinates of a rank, one per axis.
   [[nodiscard]] std::vector<std::int64_t> coordinates(std::int64_t rank) const;
 };
+
+/// Where a mesh of that name, which is there, stands in the list.
+[[nodiscard]] std::size_t mesh_index(const std::vector<Mesh>& meshes, std::string_view name);
 
 /// Checks names, sizes and that every mesh covers exactly `world_size` ranks. `path` of an error is relative to the
 /// list: `meshes[0].axes[1].size`.

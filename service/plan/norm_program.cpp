@@ -1,6 +1,5 @@
 #include "plan/norm_program.hpp"
 
-#include "base/assert.hpp"
 #include "plan/reduction.hpp"
 
 #include <algorithm>
@@ -118,13 +117,6 @@ class Program {
   std::map<std::pair<std::uint32_t, std::int32_t>, std::int32_t> sums_;
 };
 
-const Mesh& mesh_of(const Plan& plan, const std::string& name) {
-  const auto mesh =
-      std::find_if(plan.meshes.begin(), plan.meshes.end(), [&name](const Mesh& each) { return each.name == name; });
-  GRADSYNC_ASSERT(mesh != plan.meshes.end(), "a validated tensor names a mesh of the job");
-  return *mesh;
-}
-
 NormGroup group_of(const Mesh& mesh, const AxisRoles& roles, std::int32_t sum) {
   NormGroup group;
   group.mesh = mesh.name;
@@ -156,7 +148,7 @@ void plan_norm_program(Plan& plan, const Merged& merged) {
     std::uint32_t& number = group_of_placed[tensor.placed];
     if (number == kUnknown) {
       const AxisRoles& roles = merged.placed_of(tensor).roles;
-      const Mesh& mesh = mesh_of(plan, plan.tensors[i].declaration.mesh);
+      const Mesh& mesh = plan.meshes[mesh_index(plan.meshes, plan.tensors[i].declaration.mesh)];
       NormGroup group = group_of(mesh, roles, program.sum_for(mesh, roles));
       const auto [entry, fresh] = numbers.emplace(
           std::tuple(group.mesh, group.axes, group.sum), static_cast<std::uint32_t>(plan.norm_groups.size())

@@ -73,15 +73,7 @@ plan::RankDeclaration declaration_of(FileRank&& rank, const plan::DeclareOptions
   declaration.options = options;
   declaration.tensors.reserve(rank.tensors.size());
   for (WireTensor& tensor : rank.tensors) {
-    if (tensor.weight_fingerprint && !tensor.weight_fingerprint->empty()) {
-      declaration.weight_fingerprints.resize(declaration.tensors.size());
-      declaration.weight_fingerprints.push_back(std::move(*tensor.weight_fingerprint));
-    }
-    plan::TensorDeclaration& planned = declaration.tensors.emplace_back(std::move(tensor.declaration));
-    planned.local_shape = tensor.local_shape ? std::move(*tensor.local_shape) : planned.shape;
-  }
-  if (!declaration.weight_fingerprints.empty()) {
-    declaration.weight_fingerprints.resize(declaration.tensors.size());
+    append(declaration, std::move(tensor));
   }
   return declaration;
 }

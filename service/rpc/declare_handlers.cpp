@@ -87,15 +87,9 @@ Result<void> add_page(const RpcLimits& limits, Declaring& declaring, DeclarePara
     );
   }
   tensors.reserve(total);
-  auto& fingerprints = declaring.declaration.weight_fingerprints;
   for (WireTensor& tensor : params.tensors) {
     declaring.bytes += bytes_of(tensor);
-    if (tensor.weight_fingerprint && !tensor.weight_fingerprint->empty()) {
-      fingerprints.resize(tensors.size());
-      fingerprints.push_back(std::move(*tensor.weight_fingerprint));
-    }
-    plan::TensorDeclaration& declaration = tensors.emplace_back(std::move(tensor.declaration));
-    declaration.local_shape = tensor.local_shape ? std::move(*tensor.local_shape) : declaration.shape;
+    append(declaring.declaration, std::move(tensor));
   }
   declaring.next_page = params.page + 1;
   return {};
@@ -193,10 +187,6 @@ void gradients_declare(Core& core, Caller& caller, DeclareParams params, Answer<
     return;
   }
   Declaring complete = std::exchange(declaring, {});
-  auto& fingerprints = complete.declaration.weight_fingerprints;
-  if (!fingerprints.empty()) {
-    fingerprints.resize(complete.declaration.tensors.size());
-  }
   engine::DeclareRequest request{std::move(complete.declaration), complete.buffer, std::nullopt};
   if (params.timeout_ms) {
     request.timeout = Milliseconds(*params.timeout_ms);

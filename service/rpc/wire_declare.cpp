@@ -53,6 +53,19 @@ bool check_field(FieldReader& reader, const char* field, bool given, bool belong
 
 }  // namespace
 
+void append(plan::RankDeclaration& declaration, WireTensor tensor) {
+  plan::TensorDeclaration& planned = declaration.tensors.emplace_back(std::move(tensor.declaration));
+  planned.local_shape = tensor.local_shape ? std::move(*tensor.local_shape) : planned.shape;
+  std::vector<std::string>& fingerprints = declaration.weight_fingerprints;
+  const bool given = tensor.weight_fingerprint && !tensor.weight_fingerprint->empty();
+  if (given || !fingerprints.empty()) {
+    fingerprints.resize(declaration.tensors.size());
+  }
+  if (given) {
+    fingerprints.back() = std::move(*tensor.weight_fingerprint);
+  }
+}
+
 template <>
 struct EnumNames<PlacementName> {
   static constexpr std::array<std::pair<const char*, PlacementName>, 4> kEntries{{

@@ -18,6 +18,9 @@ struct WireTensor {
   std::optional<std::string> weight_fingerprint;
 };
 
+/// What a rank declares, one more tensor: its local shape made whole, fingerprints none or one per tensor.
+void append(plan::RankDeclaration& declaration, WireTensor tensor);
+
 struct DeclareParams {
   std::uint64_t buffer = 0;
   std::int64_t page = 0;
