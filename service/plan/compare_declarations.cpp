@@ -82,14 +82,6 @@ Error count_mismatch(const RankDeclaration& first, const RankDeclaration& other,
 }
 
 Result<void> compare_with_first(const RankDeclaration& first, const RankDeclaration& other, std::int64_t rank) {
-  if (const auto found = difference_of(first.options, other.options)) {
-    return mismatch(
-        rank,
-        "options." + found->field,
-        fmt::format("{} is {} on rank 0 and {} on rank {}", found->field, found->first, found->other, rank),
-        "give every rank the same options"
-    );
-  }
   const std::size_t common = std::min(first.tensors.size(), other.tensors.size());
   for (std::size_t i = 0; i < common; ++i) {
     if (first.tensors[i] != other.tensors[i]) {
@@ -103,6 +95,20 @@ Result<void> compare_with_first(const RankDeclaration& first, const RankDeclarat
 }
 
 }  // namespace
+
+Result<void> compare_options(std::span<const RankDeclaration* const> by_rank) {
+  for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {
+    if (const auto found = difference_of(by_rank.front()->options, by_rank[rank]->options)) {
+      return mismatch(
+          static_cast<std::int64_t>(rank),
+          "options." + found->field,
+          fmt::format("{} is {} on rank 0 and {} on rank {}", found->field, found->first, found->other, rank),
+          "give every rank the same options"
+      );
+    }
+  }
+  return {};
+}
 
 Result<void> compare_declarations(std::span<const RankDeclaration* const> by_rank) {
   for (std::size_t rank = 1; rank < by_rank.size(); ++rank) {

@@ -18,9 +18,12 @@ struct BucketSizes {
 /// Errors: InvalidDeclaration, UnsupportedPlacement, with path `tensors[i]…` and the tensor's name.
 [[nodiscard]] Result<void> validate_declaration(const RankDeclaration& declaration, const std::vector<Mesh>& meshes);
 
-/// Compares every rank's declaration with that of the first. The Span holds one declaration per rank, in rank order.
-/// Errors: PlanMismatch with the first differing tensor and field and both values; WeightsDiverged with tensor and
-/// ranks.
+/// Compares every rank's options with those of the first. Errors: PlanMismatch with the field and both values.
+[[nodiscard]] Result<void> compare_options(std::span<const RankDeclaration* const> by_rank);
+
+/// Compares every rank's tensors and weights with those of the first. The Span holds one declaration per rank, in rank
+/// order. Errors: PlanMismatch with the first differing tensor and field and both values; WeightsDiverged with tensor
+/// and ranks.
 [[nodiscard]] Result<void> compare_declarations(std::span<const RankDeclaration* const> by_rank);
 
 /// The canonical plan of declarations already validated and compared.
@@ -29,7 +32,7 @@ struct BucketSizes {
 );
 
 /// What the planner does with the declarations of all ranks, each validated by itself: compares or merges them, by the
-/// data path, and makes the plan. Errors as `compare_declarations` and `merge_declarations`.
+/// data path, and makes the plan. Errors as `compare_options`, `compare_declarations` and `merge_declarations`.
 [[nodiscard]] Result<Plan> plan_job(
     std::span<const RankDeclaration* const> by_rank,
     const std::vector<Mesh>& meshes,

@@ -2,8 +2,7 @@
 
 #include "plan/declaration_checks.hpp"
 #include "plan/limits.hpp"
-#include "plan/tensor_difference.hpp"
-#include "plan/words.hpp"
+#include "plan/merge_refusals.hpp"
 
 #include <fmt/format.h>
 
@@ -15,13 +14,6 @@
 namespace gradsync::plan {
 
 namespace {
-
-Error plan_mismatch(std::string path, std::vector<std::int64_t> ranks, std::string message, std::string hint) {
-  Error error = make_error(ErrorCode::PlanMismatch, std::move(message), std::move(hint));
-  error.path = std::move(path);
-  error.ranks = std::move(ranks);
-  return error;
-}
 
 class Merger {
  public:
@@ -40,11 +32,11 @@ class Merger {
       MergedTensor& merged = merged_.tensors[index];
       const TensorDeclaration& first = declaration_of(by_rank_, merged.rank, merged.row);
       if (const auto found = difference_of(first, tensor, Fields::Common)) {
-        return differs(merged, tensor, rank, row, *found);
+        return holders_differ(tensor, {merged.rank, rank}, row, *found);
       }
       const RankPlace& place = merged_.placed_of(merged).ranks[rank];
       if (!place.holds) {
-        return not_placed_here(tensor, rank, row);
+        return not_placed_here(tensor, *meshes_.at(tensor.mesh), rank, row);
       }
       merged.holdings.push_back({rank, row, place.box, static_cast<std::uint64_t>(numel_of(tensor.local_shape))});
     }
@@ -56,7 +48,7 @@ class Merger {
     for (const MergedTensor& merged : merged_.tensors) {
       const PlacedRanks& placed = merged_.placed_of(merged);
       if (static_cast<std::int64_t>(merged.holdings.size()) != placed.holders) {
-        return holders_missing(merged, placed);
+        return holders_missing(declaration_of(by_rank_, merged.rank, merged.row), merged, placed);
       }
     }
     return {};
@@ -78,7 +70,7 @@ class Merger {
       const TensorDeclaration& original = declaration_of(by_rank_, counted.rank, counted.row);
       if (original.shape != tensor.shape || original.dtype != tensor.dtype ||
           original.clip_group != tensor.clip_group) {
-        return tied_differs(original, merged, tensor);
+        return tied_differ(original, merged, tensor);
       }
     }
     return {};
@@ -125,142 +117,12 @@ class Merger {
     return static_cast<std::uint32_t>(entry->second);
   }
 
-  static Error differs(
-      const MergedTensor& merged,
-      const TensorDeclaration& tensor,
-      std::uint32_t rank,
-      std::uint32_t row,
-      const Difference& found
-  ) {
-    Error error = plan_mismatch(
-        fmt::format("tensors[{}].{}", row, found.field),
-        {merged.rank, rank},
-        fmt::format(
-            "tensor '{}': {} is {} on rank {} and {} on rank {}",
-            tensor.name,
-            found.field,
-            found.first,
-            merged.rank,
-            found.other,
-            rank
-        ),
-        "a name is one tensor on all its holders: give different tensors different names, or `only` placements that "
-        "tell them apart"
-    );
-    error.tensor = tensor.name;
-    error.rank = rank;
-    return error;
-  }
-
-  [[nodiscard]] Error not_placed_here(const TensorDeclaration& tensor, std::uint32_t rank, std::uint32_t row) const {
-    const Mesh& mesh = *meshes_.at(tensor.mesh);
-    const std::vector<std::int64_t> at = mesh.coordinates(rank);
-    std::vector<std::string> coordinates;
-    for (std::size_t axis = 0; axis < at.size(); ++axis) {
-      coordinates.push_back(fmt::format("{}={}", mesh.axes[axis].name, at[axis]));
-    }
-    std::vector<std::string> onlys;
-    for (const Placement& placement : tensor.placements) {
-      if (std::holds_alternative<Only>(placement.kind)) {
-        onlys.push_back(words_of(placement));
-      }
-    }
-    Error error = plan_mismatch(
-        fmt::format("tensors[{}].placements", row),
-        {rank},
-        fmt::format(
-            "tensor '{}' is declared by rank {} at {}, where '{}' does not put it",
-            tensor.name,
-            rank,
-            fmt::join(coordinates, " "),
-            fmt::join(onlys, "; ")
-        ),
-        "declare it where it exists, or name that coordinate too"
-    );
-    error.tensor = tensor.name;
-    error.rank = rank;
-    return error;
-  }
-
-  [[nodiscard]] Error holders_missing(const MergedTensor& merged, const PlacedRanks& placed) const {
-    const TensorDeclaration& tensor = declaration_of(by_rank_, merged.rank, merged.row);
-    std::vector<std::int64_t> missing;
-    std::size_t next = 0;
-    for (std::uint32_t rank = 0; rank < placed.ranks.size(); ++rank) {
-      if (next < merged.holdings.size() && merged.holdings[next].rank == rank) {
-        ++next;
-      } else if (placed.ranks[rank].holds) {
-        missing.push_back(rank);
-      }
-    }
-    constexpr std::size_t kNamed = 20;
-    const std::size_t more = missing.size() - std::min(missing.size(), kNamed);
-    missing.resize(std::min(missing.size(), kNamed));
-    Error error = plan_mismatch(
-        fmt::format("tensors[{}]", merged.row),
-        missing,
-        fmt::format(
-            "tensor '{}' is declared by {} of the {} ranks that its placements name; rank{} {}{} did not declare it",
-            tensor.name,
-            merged.holdings.size(),
-            placed.holders,
-            missing.size() > 1 ? "s" : "",
-            fmt::join(missing, ", "),
-            more > 0 ? fmt::format(" and {} more", more) : ""
-        ),
-        "where it exists at some coordinates of an axis alone, place that axis only(i…); a frozen parameter is left "
-        "out "
-        "on all its holders"
-    );
-    error.tensor = tensor.name;
-    return error;
-  }
-
-  static Error tied_differs(
-      const TensorDeclaration& counted, const MergedTensor& merged, const TensorDeclaration& tensor
-  ) {
-    Error error = plan_mismatch(
-        fmt::format("tensors[{}].tied", merged.row),
-        {merged.rank},
-        fmt::format(
-            "tensors '{}' and '{}' are tied by '{}', but one is {} {} in clip group '{}' and the other {} {} in '{}'",
-            counted.name,
-            tensor.name,
-            *tensor.tied,
-            name_of(counted.dtype),
-            words_of(counted.shape),
-            counted.clip_group,
-            name_of(tensor.dtype),
-            words_of(tensor.shape),
-            tensor.clip_group
-        ),
-        "tied tensors are one weight: equal shape, dtype and clip group"
-    );
-    error.tensor = tensor.name;
-    error.rank = merged.rank;
-    return error;
-  }
-
   Declarations by_rank_;
   std::unordered_map<std::string_view, const Mesh*> meshes_;
   Merged merged_;
   std::unordered_map<std::string, std::size_t> index_;   ///< key → tensor
   std::unordered_map<std::string, std::size_t> placed_;  ///< placements → placed
 };
-
-Result<void> compare_options(Declarations by_rank) {
-  for (std::uint32_t rank = 1; rank < by_rank.size(); ++rank) {
-    if (const auto found = difference_of(by_rank[0]->options, by_rank[rank]->options)) {
-      return plan_mismatch(
-          "options." + found->field,
-          {0, rank},
-          fmt::format("{} is {} on rank 0 and {} on rank {}", found->field, found->first, found->other, rank),
-          "give every rank the same options"
-      );
-    }
-  }
-  return {};
-}
 
 /// Holders of one box start from the same weights.
 Result<void> compare_fingerprints(Declarations by_rank, const MergedTensor& tensor, std::int64_t boxes) {
@@ -325,9 +187,6 @@ Result<void> check_clip_groups(Declarations by_rank, const Merged& merged) {
 }  // namespace
 
 Result<Merged> merge_declarations(Declarations by_rank, const std::vector<Mesh>& meshes) {
-  if (const auto options = compare_options(by_rank); !options) {
-    return options.error();
-  }
   Merger merger(by_rank, meshes);
   for (std::uint32_t rank = 0; rank < by_rank.size(); ++rank) {
     if (const auto added = merger.add_rank(rank); !added) {

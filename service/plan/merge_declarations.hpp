@@ -37,9 +37,9 @@ using Declarations = std::span<const RankDeclaration* const>;  ///< one per rank
   return by_rank[rank]->tensors[row];
 }
 
-/// For declarations that were validated one by one. Checks that all holders and none but they declare a tensor, alike,
-/// and that their boxes tile it.
-/// Errors: PlanMismatch (ranks differ, or a holder is missing), InvalidDeclaration (boxes), WeightsDiverged.
+/// For declarations that were validated one by one and have equal options. Checks that all holders and none but they
+/// declare a tensor, alike, and that their boxes tile it. Errors: PlanMismatch (ranks differ, or a holder is missing),
+/// InvalidDeclaration (boxes), WeightsDiverged.
 [[nodiscard]] Result<Merged> merge_declarations(Declarations by_rank, const std::vector<Mesh>& meshes);
 
 /// The boxes of one merged tensor: equal where only replicating axes differ, else disjoint and together the shape.

@@ -40,6 +40,9 @@ Plan plan_of(Declarations by_rank, Merged merged, const std::vector<Mesh>& meshe
 Result<Plan> plan_job(
     Declarations by_rank, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
 ) {
+  if (const Result<void> equal = compare_options(by_rank); !equal) {
+    return equal.error();
+  }
   if (by_rank.front()->options.data_path == DataPath::Arena) {
     if (const Result<void> equal = compare_declarations(by_rank); !equal) {
       return equal.error();
