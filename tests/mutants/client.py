@@ -16,8 +16,8 @@ CLIENT = (
         "norm-filter-on-the-clip-set",
         "What another name counts already (a tied copy, here: the last block held) stays unclipped.",
         "torch/_session.py",
-        "    for block in blocks:\n        first =",
-        "    for block in blocks[:-1]:\n        first =",
+        "    for block in arranged.blocks:\n        first =",
+        "    for block in arranged.blocks[:-1]:\n        first =",
     ),
     client(
         "clipped-twice",
@@ -37,16 +37,23 @@ CLIENT = (
         "negative-values-have-no-maximum",
         "The largest value is taken without its sign being dropped.",
         "torch/_statistics.py",
-        "        maximum = torch.maximum(block.amax(1), block.amin(1).neg_()).double()",
-        "        maximum = block.amax(1).clamp_min(0).double()",
+        "        out[3] = torch.maximum(piece.amax(1), piece.amin(1).neg_())",
+        "        out[3] = piece.amax(1).clamp_min(0)",
+    ),
+    client(
+        "maximum-of-squares",
+        "The largest square is taken for the largest value.",
+        "torch/_statistics.py",
+        "            maxima.sqrt_()",
+        "            maxima.abs_()",
     ),
     client(
         "last-block-dropped",
         "Of a gradient that is summed in pieces the last is left out.",
         "torch/_statistics.py",
-        "        yield from torch.split(matrix, max(1, chunk // matrix.shape[0]), 1)",
-        "        pieces = torch.split(matrix, max(1, chunk // matrix.shape[0]), 1)\n"
-        "        yield from pieces[: max(1, len(pieces) - 1)]",
+        "        for part in torch.split(piece, max(1, _chunk(piece) // len(piece)), 1):",
+        "        parts = torch.split(piece, max(1, _chunk(piece) // len(piece)), 1)\n"
+        "        for part in parts[: max(1, len(parts) - 1)]:",
     ),
     client(
         "nan-counted-as-infinite",
@@ -129,8 +136,15 @@ CLIENT = (
         "never-a-fingerprint",
         "The client takes no fingerprints, whatever the daemon asks for.",
         "torch/_session.py",
-        "self._measurer.measure(gradients, self._grads.check, blocks)",
-        "self._measurer.measure(gradients, False, blocks)",
+        "self._measurer.measure(arranged, self._grads.check, ",
+        "self._measurer.measure(arranged, False, ",
+    ),
+    client(
+        "model-checked-once-and-for-all",
+        "A walk of the model counts as the one that was right, whatever became of the model.",
+        "torch/_held_gradients.py",
+        "self._tree.is_of(model) and not self._tree.changed()",
+        "self._tree.is_of(model)",
     ),
     client(
         "dtensors-checked-once-and-for-all",

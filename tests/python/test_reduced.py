@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fake_daemon import FakeDaemon, Fault, report
 
 import gradsync
 from gradsync import Only, Replicate, Row, Shard, Tensor
-from gradsync.errors import NotReady, StepTimeout, UsageError
+from gradsync.errors import NotReady, RankLost, StepTimeout, UsageError
 
 W = Tensor("w", (4,), local_shape=(2,), placements={"dp": Shard(0)})
 B = Tensor("b", (3,), placements={"dp": Replicate()})
@@ -102,6 +103,24 @@ def test_the_report_says_what_is_missing_and_what_travels(daemon: FakeDaemon, jo
     assert not grads.check
 
 
+def test_a_new_epoch_begins_with_fingerprints_and_a_new_attempt_does_not(daemon: FakeDaemon, job: gradsync.Job) -> None:
+    def fail(params: dict[str, Any]) -> Any:
+        raise Fault("rank_lost", epoch=next(epochs), attempt=params["attempt"] + 1)
+
+    epochs = iter((1, 2))
+
+    grads = job.declare([W], data_path="stats")
+    grads.write("w", [1.0, 1.0])
+    daemon.script["step.finish"] = lambda params: report(params["step"], check_next=False)
+    grads.finish()
+    daemon.script["step.finish"] = fail
+    for due in (False, True):
+        grads.write("w", [1.0, 1.0])
+        with pytest.raises(RankLost):
+            grads.finish()
+        assert grads.check is due
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [({"accumulate": 2}, "accumulate"), ({"data_path": "ipc"}, "data_path")],
@@ -133,7 +152,16 @@ def test_row_keeps_what_one_double_loses() -> None:
 @pytest.mark.parametrize("value", [1e200, 1e-200])
 def test_row_rescales_what_leaves_the_doubles(value: float) -> None:
     row = Row.of([value, value / 2])
-    assert (row.scale, row.power_sum, row.maximum) == (value, 1.25, value)
+    assert row.scale <= value < 2 * row.scale
+    assert math.frexp(row.scale)[0] == 0.5, "a power of two: dividing by it loses no digit"
+    exact = (Fraction(value) / Fraction(row.scale)) ** 2 * Fraction(5, 4)
+    assert Fraction(row.power_sum) + Fraction(row.power_sum_low) == pytest.approx(exact, rel=2.0**-104)
+    assert row.maximum == value
+
+
+def test_row_of_high_powers_is_divided_by_the_largest() -> None:
+    row = Row.of([3.0, -6.0], 1000.0)
+    assert (row.scale, row.power_sum, row.maximum) == (6.0, 1.0, 6.0)
 
 
 def test_every_rank_adds_its_line_to_the_file(tmp_path: Path, job: gradsync.Job) -> None:

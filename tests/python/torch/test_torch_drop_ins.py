@@ -230,6 +230,25 @@ def test_other_parameters_than_those_of_init_are_refused(daemon: FakeDaemon, nor
     assert not daemon.of("step.finish")
 
 
+def test_a_model_that_changed_is_noticed_whatever_was_right_before(daemon: FakeDaemon, norms: Norms) -> None:
+    model = net()
+    init(daemon, model)
+    for _ in range(3):
+        model.zero_grad()
+        backward(model)
+        gst.clip_grad_norm_(model.parameters(), 1.0)
+    begun = model.parameters()
+    next(begun)
+    with pytest.raises(UsageError, match=r"1 parameters.*'0\.weight'"):
+        gst.clip_grad_norm_(begun, 1.0)
+    with pytest.raises(UsageError, match="4 parameters"):
+        gst.clip_grad_norm_(model.parameters(recurse=False), 1.0)
+    model[2].bias = nn.Parameter(torch.ones(3))
+    with pytest.raises(ParameterChanged):
+        gst.clip_grad_norm_(model.parameters(), 1.0)
+    assert len(daemon.of("step.finish")) == 3
+
+
 def test_frozen_parameters_may_be_given(daemon: FakeDaemon, norms: Norms) -> None:
     model = net()
     model[0].weight.requires_grad = False

@@ -21,9 +21,15 @@ NORMS = [1.0, 2.0, 3.0, 2.5, math.inf]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
+def rows_of(measurer: Measurer, gradients: list, fingerprint: bool) -> torch.Tensor:
+    table = torch.empty(len(gradients), 8, dtype=torch.int64)
+    measurer.measure(measurer.arrange(gradients), fingerprint, 1, table)
+    return table
+
+
 def measure(gradients: list, p: float, fingerprint: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     kinds = [next((g.numel(), g.dtype, g.device) for g in [gradient]) for gradient in gradients]
-    table = Measurer(kinds, p).measure(gradients, fingerprint)
+    table = rows_of(Measurer(kinds, p), gradients, fingerprint)
     return table, table.view(torch.float64)
 
 
@@ -108,9 +114,9 @@ def test_what_is_not_finite_is_counted_and_left_out(dtype: torch.dtype, p: float
 def test_no_gradient_has_stamp_zero_and_changes_no_other_row() -> None:
     gradients = [torch.ones(4), torch.full((4,), 2.0), torch.full((4,), 3.0)]
     measurer = Measurer([(4, torch.float32, torch.device("cpu"))] * 3, 2.0)
-    table = measurer.measure([gradients[0], None, gradients[2]], True)
+    table = rows_of(measurer, [gradients[0], None, gradients[2]], True)
     assert table[:, 0].tolist() == [1, 0, 1]
-    whole = measurer.measure(gradients, True)
+    whole = rows_of(measurer, gradients, True)
     assert torch.equal(table[[0, 2]], whole[[0, 2]])
     assert table.view(torch.float64)[:, 1].tolist() == [4.0, 0.0, 36.0]
 
@@ -170,12 +176,12 @@ def test_gradients_of_one_allocation_are_measured_without_a_copy(offsets: list[i
     flat = torch.randn(100)
     gradients = slices(flat, offsets, 5)
     measurer = Measurer([(5, torch.float32, flat.device)] * len(offsets), 2.0)
-    (block,) = measurer.arrange(gradients)
+    (block,) = measurer.arrange(gradients).blocks
     assert len(block.views) == views
     places = {view.data_ptr() + row * view.stride(0) * 4 for view in block.views for row in range(view.shape[0])}
     assert places == {gradient.data_ptr() for gradient in gradients}
     copied = [gradient.clone() for gradient in gradients]
-    assert torch.equal(measurer.measure(gradients, True), measurer.measure(copied, True))
+    assert torch.equal(rows_of(measurer, gradients, True), rows_of(measurer, copied, True))
 
 
 def test_what_lies_between_gradients_is_not_multiplied() -> None:
@@ -197,5 +203,5 @@ def test_neighbours_by_chance_are_not_taken_for_one_allocation() -> None:
     parts = [torch.frombuffer(memory, dtype=torch.float32, offset=20 * i, count=5) for i in range(4)]
     assert [part.data_ptr() - address for part in parts] == [0, 20, 40, 60]
     assert all(part.untyped_storage().nbytes() == 20 for part in parts)
-    (block,) = Measurer([(5, torch.float32, whole.device)] * 4, 2.0).arrange(parts)
+    (block,) = Measurer([(5, torch.float32, whole.device)] * 4, 2.0).arrange(parts).blocks
     assert not block.joined

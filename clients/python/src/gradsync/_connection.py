@@ -33,6 +33,7 @@ _log = logging.getLogger("gradsync")
 _RECONNECT_S = 15.0
 _HANDSHAKE_S = 5.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 1.0
+_JITTER = random.Random()  # the program's own random numbers stay as they are
 
 
 class Connection:
@@ -155,7 +156,7 @@ class Connection:
                     )
                 )
                 return None
-            if self._closing.wait(delay * random.uniform(0.5, 1.0)):
+            if self._closing.wait(delay * _JITTER.uniform(0.5, 1.0)):
                 return None
             delay = min(delay * 2, _LONGEST_DELAY_S)
 

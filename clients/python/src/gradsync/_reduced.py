@@ -17,7 +17,7 @@ from ._report import StepReport
 from ._row import ABSENT, ROW_BYTES, Row
 from ._step_request import UNSET, Unset, max_norm_param, step_params
 from ._tensor import Tensor
-from .errors import NotReady, UsageError, local_error
+from .errors import NotReady, RpcError, UsageError, local_error
 
 if TYPE_CHECKING:
     import os
@@ -131,7 +131,13 @@ class ReducedGrads(Declared):
         return step, step_params(self._job, step, scale, timeout, "all", (), None)
 
     def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        wire = super()._step_call(method, params, timeout)
+        epoch = self._job.epoch
+        try:
+            wire = super()._step_call(method, params, timeout)
+        except RpcError:
+            # Who came new to this epoch sends fingerprints first; one alone compares with nothing.
+            self.check = self.check or self._job.epoch != epoch
+            raise
         self.check = bool(wire.get("check_next", self.check))
         return wire
 

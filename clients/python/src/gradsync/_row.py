@@ -8,17 +8,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["ABSENT", "ROW_BYTES", "Row", "leaves_range"]
+__all__ = ["ABSENT", "PLAIN_SUMS", "ROW_BYTES", "Row", "leaves_range", "scale_of"]
 
 ROW = struct.Struct("<Q4d3Q")
 ROW_BYTES = ROW.size
 ABSENT = bytes(ROW_BYTES)  # stamp 0: no gradient in this step
-_LEAST, _MOST = 1e-250, 1e300  # sums of plain powers outside have lost digits, or will
+PLAIN_SUMS = (1e-250, 1e300)  # sums of plain powers outside have lost digits, or will
+_EXACT_POWERS = 64.0  # of numbers below 2: no sum of them leaves the doubles
 
 
 def leaves_range(power_sum: float, maximum: float) -> bool:
-    """Whether the powers have to be divided by the largest before they are summed."""
-    return maximum > 0 and not _LEAST < power_sum < _MOST
+    """Whether the values have to be divided by `scale_of` the largest before their powers are summed."""
+    return maximum > 0 and not PLAIN_SUMS[0] < power_sum < PLAIN_SUMS[1]
+
+
+def scale_of(maximum: float, p: float) -> float:
+    """A divisor that makes the largest value about 1: a power of two, which changes no digit, or for large p itself."""
+    return math.ldexp(1.0, math.frexp(maximum)[1] - 1) if p <= _EXACT_POWERS else maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Row:
             except OverflowError:
                 high = math.inf
             if leaves_range(high, maximum):
-                scale = maximum
+                scale = scale_of(maximum, norm_type)
                 high, low = _power_sum([value / scale for value in finite], norm_type)
         nan = sum(map(math.isnan, given))
         return cls(high, low, scale, maximum, len(given) - len(finite), nan, fingerprint)

@@ -14,10 +14,13 @@ from gradsync._declared import some_of
 from gradsync.errors import UsageError
 
 from ._errors import GradientRefused, ParameterChanged
+from ._module_tree import ModuleTree, model_of_walk
 from ._placed import is_dtensor, is_partial, local_tensor
 from ._statistics import Measurer
 
 __all__ = ["HeldGradients"]
+
+_GRADIENT, _SPEC, _LOCAL, _DTYPE = map(operator.attrgetter, ("grad", "_spec", "_local_tensor", "dtype"))
 
 
 class HeldGradients:
@@ -28,6 +31,7 @@ class HeldGradients:
         self._names = [tensor.name for tensor in tensors]
         self._known = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._accepted: list[torch.Tensor] = []  # the last list of parameters that was found to be right
+        self._tree: ModuleTree | None = None  # of the model that list came from
         self._is_dtensor = [is_dtensor(parameter) for parameter in self._parameters]
         self._all_dtensors = all(self._is_dtensor)
         self._specs: list[Any] = [None] * len(self._parameters)  # of DTensor gradients found to be right
@@ -79,19 +83,24 @@ class HeldGradients:
         return found
 
     def _gather_as_before(self) -> list[torch.Tensor | None] | None:
-        """The same for DTensors alone whose specs are all the objects that were right before; else None."""
+        """The same for DTensors alone whose specs are those that were right before; else None."""
         if not self._all_dtensors:
             return None
-        gradients: list[Any] = [parameter.grad for parameter in self._parameters]
-        specs = [getattr(gradient, "_spec", None) for gradient in gradients]
-        if type(None) in set(map(type, specs)) or not all(map(operator.is_, specs, self._specs)):
+        gradients = list(map(_GRADIENT, self._parameters))
+        try:
+            if list(map(_SPEC, gradients)) != self._specs:  # as a rule the very objects, which no code compares
+                return None
+            found: list[Any] = list(map(_LOCAL, gradients))
+        except AttributeError:  # None, or a plain tensor
             return None
-        found = [gradient._local_tensor for gradient in gradients]
         plain = set(map(type, found)) == {torch.Tensor}
-        return found if plain and [local.dtype for local in found] == self._dtypes else None
+        return found if plain and list(map(_DTYPE, found)) == self._dtypes else None
 
     def check_parameters(self, parameters: torch.Tensor | Iterable[torch.Tensor]) -> None:
         """Raises unless these are the parameters of init(), those without a gradient perhaps left out."""
+        model = model_of_walk(parameters)
+        if model is not None and self._tree is not None and self._tree.is_of(model) and not self._tree.changed():
+            return
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         accepted = self._accepted
         if len(given) == len(accepted) and all(map(operator.is_, given, accepted)):
@@ -113,6 +122,7 @@ class HeldGradients:
             )
         frozen = len(given) != len(self._known)  # these may get gradients later
         self._accepted = [] if left_out or frozen else given
+        self._tree = ModuleTree(model) if model is not None and self._accepted else None
 
     def check_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises unless these are all gradients there are."""

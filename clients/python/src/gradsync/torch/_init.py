@@ -181,12 +181,12 @@ def clip_grad_norm_(
     titan = pp_mesh is not None or ep_enabled
     session = _session()
     if not isinstance(session, Session):
-        rows = session.measure() if isinstance(session, Observer) else None
+        measured = isinstance(session, Observer) and session.measure()
         norm = _framework.clip_grad_norm_(
             parameters, max_norm, norm_type, error_if_nonfinite, foreach, pp_mesh, ep_enabled
         )
         if isinstance(session, Observer):
-            session.finish(rows, norm)
+            session.finish(measured, norm)
         return norm
     return session.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach, plain=titan)
 

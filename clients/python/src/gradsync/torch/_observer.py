@@ -24,6 +24,7 @@ from gradsync.errors import GradsyncError, RpcError
 
 from ._held_gradients import HeldGradients
 from ._placed import is_dtensor
+from ._statistics import rows_in
 
 if TYPE_CHECKING:
     import os
@@ -54,7 +55,6 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class _Step:
     number: int
-    rows: torch.Tensor
     theirs: float | None
 
 
@@ -82,6 +82,7 @@ class Observer:
         self._number = 0
         self._log_step = log
         self._grads: gradsync.ReducedGrads | None = None
+        self._table: torch.Tensor | None = None  # this thread's while the observer's is idle
         self._said: set[str] = set()
         self._ended = False
         self._closing = False
@@ -106,30 +107,31 @@ class Observer:
         """
         self.finish(self.measure(), norm)
 
-    def measure(self) -> torch.Tensor | None:
-        """The rows of this step, or None where it is not observed."""
+    def measure(self) -> bool:
+        """Whether this step is observed; its rows are in the table then."""
         self._number += 1
-        if not self._ready():
-            self.skipped += 1
-            return None
         try:
-            assert self._grads is not None
-            return self._measurer.measure(self._held.gather(), self._grads.check)
+            if self._ready():
+                assert self._grads is not None
+                assert self._table is not None
+                arranged = self._measurer.arrange(self._held.gather())
+                self._measurer.measure(arranged, self._grads.check, self._grads.stamp, self._table)
+                return True
         except Exception as error:
             self._warn(f"this rank's gradients cannot be observed: {error}")
-            self.skipped += 1
-            return None
+        self.skipped += 1
+        return False
 
-    def finish(self, rows: torch.Tensor | None, norm: torch.Tensor | float | None) -> None:
-        """Hands the rows of `measure` over."""
+    def finish(self, measured: bool, norm: torch.Tensor | float | None) -> None:
+        """Hands over what `measure` found, where it did, beside the framework's own norm."""
         try:
             theirs = None if norm is None else _number(norm)
         except Exception as error:
             self._warn(f"the framework's norm cannot be read: {error}")
             theirs = None
-        if rows is not None:
+        if measured:
             self._idle.clear()
-            self._steps.put(_Step(self._number - 1, rows, theirs))
+            self._steps.put(_Step(self._number - 1, theirs))
 
     def wait(self, timeout: float = 10.0) -> Observation | None:
         """The result of the last step that was observed, at the end of a run for instance."""
@@ -182,11 +184,10 @@ class Observer:
         leave: Callable[[], None] | None = None
         try:
             self._grads, leave = self._declare(self._reachable.set)
-            memory = self._grads.table_memoryview()
-            table = torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else None
+            self._table = rows_in(self._grads.table_memoryview())
             self._idle.set()
             while (step := self._steps.get()) is not None:
-                self._send(self._grads, table, step)
+                self._send(self._grads, step)
                 self._idle.set()
         except Exception as error:
             if not self._closing:
@@ -199,11 +200,7 @@ class Observer:
                 with contextlib.suppress(Exception):
                     leave()
 
-    def _send(self, grads: gradsync.ReducedGrads, table: torch.Tensor | None, step: _Step) -> None:
-        rows = step.rows
-        rows[:, 0] *= grads.stamp
-        if table is not None:
-            table.copy_(rows)
+    def _send(self, grads: gradsync.ReducedGrads, step: _Step) -> None:
         grads.wrote_all()
         try:
             report = grads.finish(step=step.number)

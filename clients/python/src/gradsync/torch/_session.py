@@ -20,7 +20,7 @@ from gradsync.errors import GradsyncError, UsageError
 
 from ._held_gradients import HeldGradients
 from ._placed import local_tensor
-from ._statistics import Block
+from ._statistics import Arranged, rows_in
 
 if TYPE_CHECKING:
     import os
@@ -45,6 +45,7 @@ class Session:
         self._owned_client = owned_client
         self._held = HeldGradients(parameters, tensors)
         self._mesh = self._held.common_mesh()
+        self._norm_spec: Any = None  # of the norm as a DTensor
         self._half_done: gradsync.StepReport | None = None
         self.report: gradsync.StepReport | None = None  #: of the last step
         self._declare(norm_type, timeout)
@@ -63,12 +64,12 @@ class Session:
     ) -> torch.Tensor:
         """As `torch.nn.utils.clip_grad_norm_`, over all ranks of the job. `plain`: the norm is no DTensor."""
         self._held.check_parameters(parameters)
-        blocks = self._prepare(norm_type)
+        arranged = self._prepare(norm_type)
         report = self.report = self._grads.finish(max_norm=float(max_norm))
         norm = self._as_tensor(report.norm, plain)
         if error_if_nonfinite and not math.isfinite(report.norm):
             raise _nonfinite(norm_type)
-        _multiply(blocks, report.coefficient)
+        _multiply(arranged, report.coefficient)
         return norm
 
     def get_total_norm(
@@ -144,10 +145,9 @@ class Session:
         )
         self._tensors = [replace(tensor, weight_fingerprint=None) for tensor in self._tensors]  # weights move now
         self._measurer = self._held.measurer(norm_type)
-        memory = self._grads.table_memoryview()
-        self._table = torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else None
+        self._table = rows_in(self._grads.table_memoryview())
 
-    def _prepare(self, norm_type: float) -> list[Block]:
+    def _prepare(self, norm_type: float) -> Arranged:
         """Measures the gradients into the table; what a caller left half done is done."""
         gradients = self._held.gather()
         if self._half_done is not None:
@@ -155,13 +155,10 @@ class Session:
             self._grads.apply_clip(max_norm=None)
         if float(norm_type) != self._grads.norm_type:
             self._declare(float(norm_type))
-        blocks = self._measurer.arrange(gradients)
-        rows = self._measurer.measure(gradients, self._grads.check, blocks)
-        rows[:, 0] *= self._grads.stamp
-        if self._table is not None:
-            self._table.copy_(rows)
+        arranged = self._measurer.arrange(gradients)
+        self._measurer.measure(arranged, self._grads.check, self._grads.stamp, self._table)
         self._grads.wrote_all()
-        return blocks
+        return arranged
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
         value = torch.tensor(norm, dtype=self._held.norm_dtype, device=self._held.device)
@@ -170,7 +167,12 @@ class Session:
         # Where torch's norm would be a DTensor, callers take its full_tensor().
         from torch.distributed.tensor import DTensor, Replicate
 
-        return DTensor.from_local(value, self._mesh, [Replicate()] * self._mesh.ndim, run_check=False)
+        if self._norm_spec is None:
+            whole: Any = DTensor.from_local(value, self._mesh, [Replicate()] * self._mesh.ndim, run_check=False)
+            self._norm_spec = whole._spec
+        make: Any = DTensor  # from_local takes ten times as long
+        made: torch.Tensor = make(value, self._norm_spec, requires_grad=False)
+        return made
 
 
 def _nonfinite(norm_type: float) -> RuntimeError:
@@ -180,12 +182,12 @@ def _nonfinite(norm_type: float) -> RuntimeError:
     )
 
 
-def _multiply(blocks: Sequence[Block], coefficient: float) -> None:
+def _multiply(arranged: Arranged, coefficient: float) -> None:
     """All that is held, whether the norm counted it or not."""
     if coefficient == 1.0:
         return  # a product with 1 changes no bit
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for block in blocks:
+    for block in arranged.blocks:
         first = block.views[0]
         groups.setdefault((first.device, first.dtype), []).extend(block.views)
     with torch.no_grad():

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import _utils
 
-from gradsync._row import leaves_range
+from gradsync._row import PLAIN_SUMS, leaves_range, scale_of
 
-__all__ = ["Block", "Measurer"]
+__all__ = ["Arranged", "Measurer", "rows_in"]
 
 _SMALL = 1 << 16  # elements up to which gradients are copied together
 _CHUNK = {"cpu": 1 << 18}  # elements that are float64 at a time: what a cache holds; elsewhere launches cost more
@@ -31,16 +32,33 @@ _PLAIN = (1e-100, 1e100)  # maxima whose squares, and the rounding errors of the
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Gradients of one dtype, device and size: their indices, and the same as an index of rows."""
+
+    members: tuple[int, ...]
+    rows: slice | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
-    """Gradients of one dtype, device and size: `members` are their indices, `views` lie over their own memory.
+    """A group where it lies now: `views` are over the gradients' own memory.
 
     `joined`: a view is a matrix of gradients that lie at equal distances (fully_shard cuts them from one allocation);
     otherwise a view is one gradient.
     """
 
-    members: tuple[int, ...]
+    group: Group
     views: list[torch.Tensor]
     joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """The gradients of one moment, and what is measured together; empty gradients and None are in no block."""
+
+    gradients: Sequence[torch.Tensor | None]
+    whole: bool  #: none of them is None
+    blocks: list[Block]
 
 
 class Measurer:
@@ -52,59 +70,69 @@ class Measurer:
         self._all = _grouped(self._kinds, range(len(self._kinds)))
         self._scratch: dict[torch.device, torch.Tensor] = {}
 
-    def arrange(self, gradients: Sequence[torch.Tensor | None]) -> list[Block]:
+    def arrange(self, gradients: Sequence[torch.Tensor | None]) -> Arranged:
         """What is measured together; only for as long as the gradients stay where they are."""
-        groups = self._all
-        if any(gradient is None for gradient in gradients):
-            present = [index for index, gradient in enumerate(gradients) if gradient is not None]
-            groups = _grouped(self._kinds, present)
-        return [Block(group, *_views([gradients[i] for i in group])) for group in groups]  # type: ignore[misc]
+        groups, whole = self._all, type(None) not in set(map(type, gradients))
+        if not whole:
+            groups = _grouped(self._kinds, [i for i, gradient in enumerate(gradients) if gradient is not None])
+        blocks = []
+        for group in groups:
+            rows = group.rows
+            held: Any = gradients[rows] if isinstance(rows, slice) else [gradients[i] for i in group.members]
+            blocks.append(Block(group, *_views(held)))
+        return Arranged(gradients, whole, blocks)
 
-    def measure(
-        self, gradients: Sequence[torch.Tensor | None], fingerprint: bool, blocks: Sequence[Block] | None = None
-    ) -> torch.Tensor:
-        """One row of 8 int64 per gradient, as docs/adr/0008 has them; the stamp is 1, or 0 where there is none."""
-        blocks = self.arrange(gradients) if blocks is None else blocks
-        table = torch.zeros(len(gradients), 8, dtype=torch.int64)
+    def measure(self, arranged: Arranged, fingerprint: bool, stamp: int, table: torch.Tensor) -> None:
+        """Fills the rows of 8 int64 per gradient, as docs/adr/0008 has them, with `stamp`, or 0 where there is none."""
+        table.zero_()
         numbers = table.view(torch.float64)
         numbers[:, 3] = 1.0
-        found = [self._measure_views(block, fingerprint) for block in blocks]  # launched; then waited for
-        for block, (sums, prints) in zip(blocks, found, strict=True):
-            rows = _index(block.members)
-            numbers[rows, 1:5] = sums.cpu().T
+        found = [self._measure_views(block, fingerprint) for block in arranged.blocks]  # launched; then waited for
+        plain = True
+        for block, (sums, prints) in zip(arranged.blocks, found, strict=True):
+            rows, here = block.group.rows, sums.cpu()
+            numbers[rows, 1:5] = here.T
             if prints is not None:
                 table[rows, 7] = prints.cpu()
-        table[:, 0] = torch.tensor([gradient is not None for gradient in gradients])
-        self._look_again(gradients, table, numbers)
-        return table
+            plain = plain and self._are_plain(here)
+        if arranged.whole:
+            table[:, 0] = stamp
+        else:
+            table[:, 0] = torch.tensor([0 if gradient is None else stamp for gradient in arranged.gradients])
+        if not plain:
+            self._look_again(arranged.gradients, table, numbers)
 
     def _measure_views(self, block: Block, fingerprint: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Four rows of float64 (sum, its low part, scale, maximum), and fingerprints, on the gradients' device."""
         with torch.no_grad():
-            matrices = block.views if block.joined else [_flatten(block.views).view(len(block.members), -1)]
-            pieces = [piece for matrix in matrices for piece in _blocks(matrix, across=False)]
-            sums = torch.cat([self._measure_block(piece) for piece in pieces], 1)
-            return sums, torch.cat([_fingerprints(piece) for piece in pieces]) if fingerprint else None
+            matrices = block.views if block.joined else [_flatten(block.views).view(len(block.views), -1)]
+            out = torch.zeros(4, len(block.group.members), dtype=torch.float64, device=matrices[0].device)
+            out[2] = 1.0
+            as_it_is = math.isinf(self._p) or matrices[0].dtype is torch.float64
+            measure = self._measure_as_it_is if as_it_is else self._measure_widened
+            for matrix, part in zip(matrices, torch.split(out, list(map(len, matrices)), 1), strict=True):
+                rows = _rows_at_a_time(matrix)
+                for piece, found in zip(torch.split(matrix, rows), torch.split(part, rows, 1), strict=True):
+                    measure(piece, found)
+            if not fingerprint:
+                return out, None
+            return out, torch.cat([_fingerprints(p) for m in matrices for p in torch.split(m, _rows_at_a_time(m))])
 
-    def _measure_block(self, block: torch.Tensor) -> torch.Tensor:
-        maximum = torch.maximum(block.amax(1), block.amin(1).neg_()).double()
-        out = torch.zeros(4, block.shape[0], dtype=torch.float64, device=block.device)
-        out[2] = 1.0
-        out[3] = maximum
-        if math.isinf(self._p):
-            return out
-        if block.dtype is torch.float64:
-            _exact_sums(block, self._p, maximum, out)
-            return out
-        for part in _blocks(block, across=True):
+    def _measure_as_it_is(self, piece: torch.Tensor, out: torch.Tensor) -> None:
+        out[3] = torch.maximum(piece.amax(1), piece.amin(1).neg_())
+        if not math.isinf(self._p):
+            _exact_sums(piece, self._p, out)
+
+    def _measure_widened(self, piece: torch.Tensor, out: torch.Tensor) -> None:
+        sums, maxima = out[0], out[3]
+        for part in torch.split(piece, max(1, _chunk(piece) // len(piece)), 1):
             wide = self._widened(part)
-            if self._p == 2:
-                out[0] += wide.mul_(wide).sum(1)
-            elif self._p == 1:
-                out[0] += wide.abs_().sum(1)
-            else:
-                out[0] += wide.abs_().pow_(self._p).sum(1)
-        return out
+            # A square of what was a float32 is exact in float64, and so is its root.
+            powers = torch.square(wide, out=wide) if self._p == 2 else wide.abs_()
+            torch.maximum(maxima, powers.amax(1), out=maxima)
+            sums += (powers if self._p in (1, 2) else powers.pow_(self._p)).sum(1)
+        if self._p == 2:
+            maxima.sqrt_()
 
     def _widened(self, part: torch.Tensor) -> torch.Tensor:
         # New memory for every piece would cost more than the arithmetic: its pages come one by one.
@@ -113,11 +141,16 @@ class Measurer:
             scratch = self._scratch[part.device] = torch.empty(part.numel(), dtype=torch.float64, device=part.device)
         return scratch[: part.numel()].view(part.shape).copy_(part)
 
+    def _are_plain(self, sums: torch.Tensor) -> bool:
+        """Whether the fast pass answered for all these gradients; no where one is all zeros."""
+        least, most = torch.aminmax(sums[3] if math.isinf(self._p) else sums[0])
+        return PLAIN_SUMS[0] < float(least) and float(most) < PLAIN_SUMS[1]
+
     def _look_again(self, gradients: Sequence[torch.Tensor | None], table: torch.Tensor, numbers: torch.Tensor) -> None:
         sums, maxima = numbers[:, 1], numbers[:, 4]
         odd = ~(torch.isfinite(sums) & torch.isfinite(maxima))
         if math.isfinite(self._p):
-            odd |= (maxima > 0) & ((sums <= 1e-250) | (sums >= 1e300)) & (numbers[:, 3] == 1.0)
+            odd |= (maxima > 0) & ((sums <= PLAIN_SUMS[0]) | (sums >= PLAIN_SUMS[1])) & (numbers[:, 3] == 1.0)
         for index in odd.nonzero().flatten().tolist():
             gradient = gradients[index]
             assert gradient is not None
@@ -125,25 +158,35 @@ class Measurer:
                 flat = gradient.detach().reshape(1, -1)
                 finite = torch.isfinite(flat)
                 values = torch.where(finite, flat, 0).double()
-                maximum = values.abs().amax(1)
                 out = torch.zeros(4, 1, dtype=torch.float64, device=flat.device)
                 out[2] = 1.0
-                out[3] = maximum
+                out[3] = values.abs().amax(1)
                 if math.isfinite(self._p):
-                    _exact_sums(values, self._p, maximum, out)
+                    _exact_sums(values, self._p, out)
                 counts = torch.stack([(~finite).sum(), torch.isnan(flat).sum()])
             numbers[index, 1:5] = out.cpu()[:, 0]
             table[index, 5:7] = counts.cpu()
 
 
-def _grouped(kinds: Sequence[tuple[int, torch.dtype, torch.device]], indices: Sequence[int]) -> list[tuple[int, ...]]:
-    """Indices of gradients that one matrix holds; empty gradients are in none."""
+def rows_in(memory: memoryview) -> torch.Tensor:
+    """A table that `Measurer.measure` fills, over this memory: one row of 8 int64 for every 64 bytes."""
+    return torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else torch.empty(0, 8).long()
+
+
+def _grouped(kinds: Sequence[tuple[int, torch.dtype, torch.device]], indices: Sequence[int]) -> list[Group]:
+    """Gradients that one matrix holds; empty gradients are in none."""
     groups: dict[object, list[int]] = {}
     for index in indices:
         numel, dtype, device = kinds[index]
         if numel:
             groups.setdefault((numel, dtype, device) if numel <= _SMALL else index, []).append(index)
-    return [tuple(group) for group in groups.values()]
+    return [_group(members) for members in groups.values()]
+
+
+def _group(members: list[int]) -> Group:
+    reach = range(members[0], members[-1] + 1)
+    side_by_side = len(reach) == len(members)  # they are in order
+    return Group(tuple(members), slice(reach.start, reach.stop) if side_by_side else torch.tensor(members))
 
 
 def _views(group: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
@@ -185,26 +228,20 @@ def _runs(places: list[int], length: int, size: int) -> list[tuple[int, int, int
     return found
 
 
-@functools.lru_cache(maxsize=64)
-def _index(group: tuple[int, ...]) -> torch.Tensor:
-    return torch.tensor(group)
+def _chunk(matrix: torch.Tensor) -> int:
+    return _CHUNK.get(matrix.device.type, _CHUNK_ELSEWHERE)
 
 
-def _blocks(matrix: torch.Tensor, *, across: bool) -> Iterator[torch.Tensor]:
-    """Pieces of bounded size: whole rows, or `across` them columns."""
-    chunk = _CHUNK.get(matrix.device.type, _CHUNK_ELSEWHERE)
-    if across:
-        yield from torch.split(matrix, max(1, chunk // matrix.shape[0]), 1)
-    else:
-        yield from torch.split(matrix, max(1, chunk // matrix.shape[1]), 0)
+def _rows_at_a_time(matrix: torch.Tensor) -> int:
+    return max(1, _chunk(matrix) // matrix.shape[1])
 
 
 # Sums to the last bit of a double
 
 
-def _exact_sums(values: torch.Tensor, p: float, maximum: torch.Tensor, out: torch.Tensor) -> None:
-    """Of finite float64 rows, as high and low part; powers of p other than 1 and 2 are rounded one by one."""
-    scale = torch.ones_like(maximum)
+def _exact_sums(values: torch.Tensor, p: float, out: torch.Tensor) -> None:
+    """Of finite float64 rows whose maxima are in `out`; powers of p other than 1 and 2 are rounded one by one."""
+    maximum, scale = out[3], torch.ones_like(out[3])
     if p == 2:
         # A power of two changes no digit; what becomes too small to square is nothing beside the largest.
         _, exponent = torch.frexp(maximum)
@@ -221,8 +258,8 @@ def _exact_sums(values: torch.Tensor, p: float, maximum: torch.Tensor, out: torc
     for row in range(len(out[0])):
         total, largest = float(out[0, row]), float(maximum[row])
         if float(scale[row]) == 1.0 and leaves_range(total, largest):
-            scale[row] = largest
-            powers = (values[row] / largest).abs().pow(p)[None]
+            scale[row] = scale_of(largest, p)
+            powers = (values[row] / scale[row]).abs().pow(p)[None]
             one_high, one_low = _sum_pairs(powers, torch.zeros_like(powers))
             out[0, row], out[1, row] = one_high[0], one_low[0]
     out[2] = scale
