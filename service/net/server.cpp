@@ -131,6 +131,7 @@ Server::Server(
     NetMetrics& metrics
 )
     : state_(std::make_shared<State>()) {
+  const std::size_t most_half_sent = options.partial_bytes;
   state_->context = std::shared_ptr<ServerContext>(new ServerContext{
       .io = io,
       .options = std::move(options),
@@ -144,7 +145,7 @@ Server::Server(
       .sessions = {},
       .websockets = {},
       .watches = {},
-      .partial_bytes = 0,
+      .half_sent = HalfSent{most_half_sent},
       .closing_all = false,
       .force_close = Timer{io.get_executor()}});
 }

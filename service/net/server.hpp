@@ -102,6 +102,8 @@ struct ServerOptions {
   /// Without a sign of life for this long a WebSocket is closed; a ping goes out at half of it. Long, because a trainer
   /// that compiles may hold its interpreter lock for minutes; a local peer's real sign of life is its process.
   Milliseconds idle_timeout{3'600'000};
+  /// From the first to the last byte of a message. Long for the same reason; what began holds memory until it ends.
+  Milliseconds message_timeout{300'000};
   /// A local WebSocket that the handler does not call initialized by then is closed.
   Milliseconds initialize_timeout{30'000};
   Milliseconds watch_after_close{2'000};  ///< how long the end of a process is still told after its connection closed

@@ -2,6 +2,7 @@
 // What the coroutines of one server share. Thread: io only. Internal to net.
 
 #include "net/asio_types.hpp"
+#include "net/half_sent.hpp"
 #include "net/metrics.hpp"
 #include "net/server.hpp"
 
@@ -27,6 +28,7 @@ class WebSocketPort {
   virtual void send(std::string text) = 0;
   [[nodiscard]] virtual bool drained() const = 0;
   virtual void close(std::string_view reason) = 0;
+  virtual void drop_half_sent() = 0;  ///< closes it, because too much is half sent to this daemon
 };
 
 class ProcessWatch;
@@ -52,7 +54,7 @@ struct ServerContext {
   std::unordered_map<ConnectionId, std::shared_ptr<Session>> sessions;
   std::unordered_map<ConnectionId, std::shared_ptr<WebSocketPort>> websockets;
   std::unordered_map<ConnectionId, std::shared_ptr<ProcessWatch>> watches;
-  std::size_t partial_bytes = 0;  ///< held for messages that have begun and not ended
+  HalfSent half_sent;
   bool closing_all = false;
   Timer force_close;  ///< of close_all: who has not gone by then is aborted
 

@@ -1,11 +1,10 @@
 #include "net/websocket_session.hpp"
 
 #include "base/version.hpp"
-#include "net/process_watch.hpp"
+#include "net/eager_socket.hpp"
+#include "net/known_connection.hpp"
 
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/websocket/stream.hpp>
 #include <fmt/format.h>
@@ -23,23 +22,7 @@ namespace {
 
 constexpr std::size_t kReasonBytes = 123;  // of a close frame
 constexpr std::size_t kReadBytes = 64 * 1024;
-constexpr std::chrono::seconds kLinger{1};
-
-/// Beast's own teardown waits until the peer closes, and holds back the end of the connection as long. Here the end is
-/// known at once; the session then reads off what the peer still sends, so that it sees the close frame and no reset.
-class EagerSocket : public Socket {
- public:
-  explicit EagerSocket(Socket&& socket) : Socket(std::move(socket)) {}
-
-  template <typename Handler>
-  friend void async_teardown(beast::role_type, EagerSocket& socket, Handler&& handler) {
-    boost::system::error_code ignored;
-    socket.shutdown(Socket::shutdown_send, ignored);
-    asio::post(
-        socket.get_executor(), beast::bind_front_handler(std::forward<Handler>(handler), boost::system::error_code{})
-    );
-  }
-};
+constexpr Milliseconds kLinger{1'000};
 
 class WebSocketSession final : public Session,
                                public WebSocketPort,
@@ -53,6 +36,7 @@ class WebSocketSession final : public Session,
         head_(std::move(upgrade.head)),
         stream_(std::move(upgrade.socket)),
         initialize_(context->io.get_executor()),
+        half_sent_(context->io.get_executor()),
         linger_(context->io.get_executor()) {
     websocket::stream_base::timeout timeout{};
     timeout.handshake_timeout = context->options.handshake_timeout;
@@ -107,6 +91,10 @@ class WebSocketSession final : public Session,
 
   void close(std::string_view reason) override { start_close(websocket::close_code::policy_error, reason); }
 
+  void drop_half_sent() override {
+    drop(websocket::close_code::try_again_later, "limit_exceeded: too much is half sent to this daemon");
+  }
+
   // ---- the coroutine
 
   Task<void> run() {
@@ -123,51 +111,33 @@ class WebSocketSession final : public Session,
   }
 
  private:
-  /// Between the upgrade and the last message the handler knows the connection; it hears `on_close` exactly once.
-  class Open {
+  /// Messages are read; ends however reading ends.
+  class Reading {
    public:
-    explicit Open(WebSocketSession& session) : session_(session), context_(session.context_) {
+    explicit Reading(WebSocketSession& session) : session_(session) {
       session_.open_ = true;
-      context_->websockets.emplace(session.id_, session.shared_from_this());
-      context_->messages.on_open(session.id_, session.peer_);
-      ProcessWatch::start(context_, session.id_, std::move(session.process_));
       session_.expect_initialize();
       if (session_.closing_) {  // asked to go while the upgrade was being answered
         session_.write_close();
       }
     }
 
-    Open(const Open&) = delete;
-    Open& operator=(const Open&) = delete;
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
 
-    ~Open() {
+    ~Reading() {
       session_.open_ = false;
       session_.initialize_.cancel();
       session_.hold_partial(0);
-      context_->websockets.erase(session_.id_);
-      if (context_->io.stopped()) {  // the frame is destroyed with the io context, and the handler may be gone
-        return;
-      }
-      const bool watch_on = context_->messages.on_close(session_.id_);
-      const auto watch = context_->watches.find(session_.id_);
-      if (watch == context_->watches.end()) {
-        return;
-      }
-      if (watch_on) {
-        watch->second->on_connection_closed(context_->options.watch_after_close);
-      } else {
-        watch->second->stop();
-        context_->watches.erase(watch);
-      }
     }
 
    private:
     WebSocketSession& session_;
-    ContextPtr context_;
   };
 
   Task<void> read_messages() {
-    const Open open{*this};
+    const KnownConnection known{context_, id_, peer_, std::move(process_), shared_from_this()};
+    const Reading reading{*this};
     for (;;) {
       auto [error, bytes] = co_await stream_.async_read_some(buffer_, kReadBytes, use_task);
       if (error) {
@@ -194,54 +164,86 @@ class WebSocketSession final : public Session,
     }
   }
 
-  /// Counts what this connection holds of a message that has not ended; over the limit of all connections it is closed.
+  /// Notes what this connection holds of a message that has not ended; 0: it has.
   void hold_partial(std::size_t bytes) {
-    context_->partial_bytes = context_->partial_bytes - partial_bytes_ + bytes;
-    partial_bytes_ = bytes;
-    if (context_->partial_bytes > context_->options.partial_bytes) {
-      spdlog::warn(
-          "closing a connection: half-sent messages hold {} bytes, at most {} connection={} pid={} uid={}",
-          context_->partial_bytes,
-          context_->options.partial_bytes,
-          id_,
-          peer_.pid,
-          peer_.uid
-      );
-      start_close(websocket::close_code::try_again_later, "limit_exceeded: too much is half sent to this daemon");
-      hold_partial(0);
-      buffer_.consume(buffer_.size());
+    if (bytes == partial_bytes_) {
+      return;
     }
+    if (bytes == 0) {
+      half_sent_.cancel();
+    } else if (partial_bytes_ == 0) {
+      expect_end_of_message();
+    }
+    partial_bytes_ = bytes;
+    const std::optional<ConnectionId> culprit = context_->half_sent.hold(id_, peer_, bytes);
+    if (culprit) {
+      spdlog::warn(
+          "half-sent messages hold more than {} bytes, closing the connection of the process that holds most "
+          "connection={}",
+          context_->options.partial_bytes,
+          *culprit
+      );
+      context_->websockets.at(*culprit)->drop_half_sent();
+    }
+  }
+
+  void expect_end_of_message() {
+    after(half_sent_, context_->options.message_timeout, [](WebSocketSession& session) {
+      const Milliseconds waited = session.context_->options.message_timeout;
+      spdlog::info(
+          "closing a connection that began a message and did not end it within {} ms connection={} pid={} uid={}",
+          waited.count(),
+          session.id_,
+          session.peer_.pid,
+          session.peer_.uid
+      );
+      session.drop(
+          websocket::close_code::policy_error,
+          fmt::format("invalid_request: a message was begun and not ended within {} ms", waited.count())
+      );
+    });
+  }
+
+  /// Closes it in the middle of a message, of which nothing is kept for a peer that does not answer the close.
+  void drop(websocket::close_code code, std::string_view reason) {
+    start_close(code, reason);
+    hold_partial(0);
+    after(half_sent_, kLinger, [](WebSocketSession& session) { session.abort(); });
   }
 
   void expect_initialize() {
     if (!peer_.local) {  // by TCP there is nothing to initialize
       return;
     }
-    initialize_.expires_after(context_->options.initialize_timeout);
-    initialize_.async_wait([self = weak_from_this()](boost::system::error_code error) {
-      const auto session = self.lock();
-      if (!error && session && session->open_ && !session->context_->messages.initialized(session->id_)) {
-        const Milliseconds waited = session->context_->options.initialize_timeout;
+    after(initialize_, context_->options.initialize_timeout, [](WebSocketSession& session) {
+      if (session.open_ && !session.context_->messages.initialized(session.id_)) {
+        const Milliseconds waited = session.context_->options.initialize_timeout;
         spdlog::info(
             "closing a connection that was not initialized within {} ms connection={} pid={} uid={}",
             waited.count(),
-            session->id_,
-            session->peer_.pid,
-            session->peer_.uid
+            session.id_,
+            session.peer_.pid,
+            session.peer_.uid
         );
-        session->close(fmt::format("not_initialized: no session.initialize within {} ms", waited.count()));
+        session.close(fmt::format("not_initialized: no session.initialize within {} ms", waited.count()));
+      }
+    });
+  }
+
+  /// Unless the timer is cancelled or set anew before, or the session is gone by then.
+  template <typename Then>
+  void after(Timer& timer, Milliseconds wait, Then then) {
+    timer.expires_after(wait);
+    timer.async_wait([self = weak_from_this(), then](boost::system::error_code error) {
+      const auto session = self.lock();
+      if (!error && session) {
+        then(*session);
       }
     });
   }
 
   Task<void> linger() {
-    linger_.expires_after(kLinger);
-    linger_.async_wait([self = weak_from_this()](boost::system::error_code error) {
-      const auto session = self.lock();
-      if (!error && session) {
-        session->abort();
-      }
-    });
+    after(linger_, kLinger, [](WebSocketSession& session) { session.abort(); });
     std::vector<char> sink(64 * 1024);
     for (;;) {
       auto [error, bytes] = co_await stream_.next_layer().async_read_some(asio::buffer(sink), use_task);
@@ -306,8 +308,9 @@ class WebSocketSession final : public Session,
   std::string head_;
   websocket::stream<EagerSocket, false> stream_;  // false: permessage-deflate is not compiled in
   beast::flat_buffer buffer_;
-  std::size_t partial_bytes_ = 0;  ///< this connection's part of context_->partial_bytes
+  std::size_t partial_bytes_ = 0;  ///< what context_->half_sent knows of this connection
   Timer initialize_;
+  Timer half_sent_;  ///< for the end of a message; once that is given up, for the end of the connection
   Timer linger_;
   std::deque<std::string> queue_;  ///< the front is being written
   std::size_t queued_bytes_ = 0;

@@ -243,27 +243,71 @@ TEST_F(WebSocket, one_that_was_initialized_in_time_stays) {
   EXPECT_EQ(client.read_frame().payload, "still here");
 }
 
+/// Half a message; it has been read when this returns, because a ping behind it was answered.
+void begin_message(RawClient& client, std::size_t bytes) {
+  client.send_frame(1, std::string(bytes, 'a'), false);
+  client.send_frame(9, "");
+  ASSERT_EQ(client.read_frame().opcode, 10);
+}
+
 TEST_F(WebSocket, half_sent_messages_are_limited_over_all_connections) {
   ServerOptions narrow = options();
   narrow.partial_bytes = 100'000;
   RunningServer running{narrow};
   RawClient first = websocket();
-  first.send_frame(1, std::string(60'000, 'a'), false);
   RawClient second = websocket();
-  second.send_frame(9, "");  // read in order: what came before has been read when the pong comes
-  ASSERT_EQ(second.read_frame().opcode, 10);
-  first.send_frame(9, "");
-  ASSERT_EQ(first.read_frame().opcode, 10);
-  second.send_frame(1, std::string(60'000, 'b'), false);
+  RawClient third = websocket();
+  begin_message(first, 20'000);
+  begin_message(second, 60'000);
+  third.send_frame(1, std::string(30'000, 'b'), false);
   const Frame close = second.read_frame();
-  EXPECT_EQ(close.opcode, 8);
+  EXPECT_EQ(close.opcode, 8) << "it holds most, though another added last";
   EXPECT_EQ(close.close_code(), 1013);
   EXPECT_NE(close.payload.find("limit_exceeded"), std::string::npos);
   first.send_frame(0, "the rest");
-  EXPECT_EQ(first.read_frame().payload.size(), 60'008u);
+  EXPECT_EQ(first.read_frame().payload.size(), 20'008u);
+  third.send_frame(0, "the rest");
+  EXPECT_EQ(third.read_frame().payload.size(), 30'008u);
   first.send_frame(1, std::string(90'000, 'c'), false);  // what was held is free again
   first.send_frame(0, "d");
   EXPECT_EQ(first.read_frame().payload.size(), 90'001u);
+}
+
+TEST_F(WebSocket, one_that_is_closed_for_what_it_half_sent_does_not_keep_it) {
+  ServerOptions narrow = options();
+  narrow.partial_bytes = 1'000;
+  RunningServer running{narrow};
+  RawClient client = websocket();
+  client.send_frame(1, std::string(2'000, 'a'), false);
+  EXPECT_EQ(client.read_frame().close_code(), 1013);
+  EXPECT_TRUE(running.handlers.saw("close 1")) << "though the client never answers";
+}
+
+TEST_F(WebSocket, a_message_that_does_not_end_closes_its_connection_initialized_or_not) {
+  ServerOptions hasty = options();
+  hasty.message_timeout = Milliseconds(50);
+  RunningServer running{hasty};
+  RawClient client = websocket();
+  client.send_frame(1, "a whole one");
+  EXPECT_EQ(client.read_frame().payload, "a whole one");
+  client.send_frame(1, "half of ", false);
+  const Frame close = client.read_frame();
+  EXPECT_EQ(close.opcode, 8);
+  EXPECT_EQ(close.close_code(), 1008);
+  EXPECT_NE(close.payload.find("not ended within 50 ms"), std::string::npos) << close.payload;
+  EXPECT_TRUE(running.handlers.saw("close 1"));
+}
+
+TEST_F(WebSocket, a_message_that_ended_leaves_no_deadline_behind) {
+  ServerOptions hasty = options();
+  hasty.message_timeout = Milliseconds(500);
+  hasty.idle_timeout = Milliseconds(2'000);
+  RunningServer running{hasty};
+  RawClient client = websocket();
+  client.send_frame(1, "half", false);
+  client.send_frame(0, " and half");
+  EXPECT_EQ(client.read_frame().payload, "half and half");
+  EXPECT_EQ(client.read_frame().opcode, 9) << "a ping at half of the idle timeout, later than the deadline";
 }
 
 TEST_F(WebSocket, shutting_down_says_going_away) {
