@@ -1,0 +1,69 @@
+#pragma once
+// What every worker with a GPU can do: memory with names, exported and opened by CUDA IPC, filled and checked by
+// kernels. Programs add their own handlers. One thread.
+
+#include "gpu/experiments/cuda_calls.hpp"
+#include "gpu/experiments/worker.hpp"
+
+#include <map>
+#include <memory>
+#include <string>
+
+namespace gradsync::experiments {
+
+class DeviceWorker {
+ public:
+  /// `this` must outlive the handlers: start allocate export open close free fill count word memory.
+  [[nodiscard]] Handlers handlers();
+
+  /// Of the block that the message names in `key`, plus its field `key`_offset where it is there.
+  [[nodiscard]] CUdeviceptr address(const Message& message, const std::string& key) const;
+
+  [[nodiscard]] const Stream& stream() const { return *stream_; }
+
+  /// For what must never queue behind a wait.
+  [[nodiscard]] const Stream& free_stream() const { return *free_stream_; }
+
+  /// A zeroed 64-bit word of this process, one of 64.
+  [[nodiscard]] CUdeviceptr word(int which) const;
+  [[nodiscard]] std::uint64_t read_word(CUdeviceptr at) const;
+
+  /// Room for `count` 64-bit words of this process, zeroed.
+  [[nodiscard]] CUdeviceptr words(std::size_t count);
+
+ private:
+  struct Block {
+    CUdeviceptr base;
+    bool imported;
+  };
+
+  Message start(const Message& message);
+  Message allocate(const Message& message);
+  Message export_block(const Message& message);
+  Message open_block(const Message& message);
+  Message release(const Message& message);
+
+  std::map<std::string, Block> blocks_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Stream> free_stream_;
+  CUdeviceptr scratch_ = 0;
+};
+
+using Environment = std::vector<std::pair<std::string, std::string>>;
+
+/// Environment of a worker whose kernels are all loaded before a stream can wait.
+Environment eager_environment();
+
+/// Without what cuBLAS and NCCL would take long to load in full; their own warm-up loads what they use.
+Environment lazy_environment();
+
+/// The same with one setting changed or added.
+Environment with(Environment environment, const std::string& key, const std::string& value);
+
+/// A worker that has its context. Streams of lower priority numbers go first; CUDA limits them to what the device has.
+Worker started(WorkerOptions options, int priority = 0);
+
+/// Exports `block` of one worker and opens it in another under the same name; the answer of the opening.
+Message share(Worker& owner, Worker& importer, const std::string& block, double seconds = 20);
+
+}  // namespace gradsync::experiments

@@ -1,0 +1,448 @@
+// Question 3: how do two processes share one GPU, without MPS and with it?
+//
+//   beside_*          back-to-back matrix products of the trainer beside a load of the sidecar: `memory` (a kernel
+//   bound by
+//                     memory), `copy_device` (cudaMemcpy inside the GPU), `copy_to_device`, `copy_to_host` (copy
+//                     engines, pinned memory). Rates alone (the other context exists and rests) and beside, and shares
+//                     = beside ÷ alone. `sum_of_shares`: 1 is time slicing, 2 would be full overlap; below 1 switching
+//                     costs.
+//   one_process_*     the same two loads on two streams of one process: the overlap that the hardware itself allows.
+//   mps_beside_*      the same under MPS, `_high`: the sidecar's stream has the highest priority, `_25`: it has 25 % of
+//   the
+//                     multiprocessors.
+//   imported_memory   the memory-bound kernel on own and on imported memory; equal rates mean that an import costs
+//   nothing. context_memory    device memory that one more process takes: context, kernels, two streams; loading lazily
+//   and eagerly. flag_to_kernel_*  microseconds from the trainer's flag to the start of the sidecar's kernel, while the
+//   trainer's stream
+//                     rests (`quiet`, the case of epoch separation) or multiplies (`busy`).
+
+#include "gpu/experiments/device_worker.hpp"
+#include "gpu/experiments/experiment.hpp"
+#include "gpu/experiments/matrix_product.hpp"
+#include "gpu/experiments/mps.hpp"
+#include "gpu/experiments/probe_kernels.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <thread>
+
+namespace gradsync::experiments {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+DeviceWorker& device() {
+  static DeviceWorker one;
+  return one;
+}
+
+/// One kind of work over and over on a stream and a thread of its own, two pieces in flight.
+class Load {
+ public:
+  Load(const std::string& kind, const Message& message) : stream_(static_cast<int>(message.integer("priority"))) {
+    const std::size_t bytes = message.size("bytes");
+    if (kind == "matrix") {
+      product_ = std::make_unique<MatrixProduct>(static_cast<int>(message.integer("n")));
+      how_ = product_->how();
+      // Rates are in units of 1e12 operations, or 1e9 bytes moved (read and written).
+      unit_ = product_->operations() * 1e-12;
+      piece_ = [this] { product_->enqueue(stream_); };
+      return;
+    }
+    CUdeviceptr from = 0;
+    if (message.has("block")) {
+      from = device().address(message, "block");
+    } else {
+      must(driver().memory_allocate(&from, 2 * bytes), "cuMemAlloc");
+    }
+    const CUdeviceptr to = from + bytes;
+    must(fill_ramp(from, bytes / 4, 1, 0.5F, stream_.get()), "fill_ramp");
+    stream_.synchronize();
+    const bool to_device = kind == "copy_to_device";
+    if (kind == "memory") {
+      unit_ = 2e-9 * static_cast<double>(bytes);
+      piece_ = [this, from, to, bytes] { must(double_floats(from, to, bytes / 4, stream_.get()), "double_floats"); };
+    } else if (kind == "copy_device") {
+      unit_ = 2e-9 * static_cast<double>(bytes);
+      piece_ = copy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes, cudaMemcpyDeviceToDevice);
+    } else if (to_device || kind == "copy_to_host") {
+      unit_ = 1e-9 * static_cast<double>(bytes);
+      void* host = nullptr;
+      must(cudaMallocHost(&host, bytes), "cudaMallocHost");
+      auto* const near = reinterpret_cast<void*>(from);
+      piece_ =
+          to_device ? copy(near, host, bytes, cudaMemcpyHostToDevice) : copy(host, near, bytes, cudaMemcpyDeviceToHost);
+    } else {
+      throw std::runtime_error("no load '" + kind + "'");
+    }
+  }
+
+  Load(Load&&) = delete;
+  Load& operator=(Load&&) = delete;
+
+  ~Load() {
+    stopping_ = true;
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  void begin() {
+    thread_ = std::thread([this] { run(); });
+  }
+
+  /// Since the last call; throws what ended the thread.
+  double rate() {
+    const std::int64_t done = done_.load();
+    const double now = now_us();
+    const double rate = static_cast<double>(done - done_before_) * unit_ / ((now - at_us_) * 1e-6);
+    done_before_ = done;
+    at_us_ = now;
+    if (failed_) {
+      throw std::runtime_error(failure_);
+    }
+    return rate;
+  }
+
+  [[nodiscard]] const std::string& how() const { return how_; }
+
+ private:
+  std::function<void()> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+    return [this, to, from, bytes, kind] {
+      must(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");
+    };
+  }
+
+  void run() {
+    try {
+      must(cudaSetDevice(0), "cudaSetDevice");
+      const std::array<Event, 2> ends{Event(cudaEventDisableTiming), Event(cudaEventDisableTiming)};
+      for (std::size_t piece = 0; !stopping_; ++piece) {
+        piece_();
+        ends[piece % 2].record(stream_);
+        if (piece > 0) {
+          const Event& before = ends[(piece + 1) % 2];
+          while (!before.done()) {
+            (void)usleep(20);
+          }
+          ++done_;
+        }
+      }
+      stream_.synchronize();
+    } catch (const std::exception& error) {
+      failure_ = error.what();
+      failed_ = true;
+    }
+  }
+
+  Stream stream_;
+  std::unique_ptr<MatrixProduct> product_;
+  std::function<void()> piece_;
+  std::string how_;
+  double unit_ = 0;
+  std::atomic<std::int64_t> done_{0};
+  std::int64_t done_before_ = 0;
+  double at_us_ = 0;
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> failed_{false};
+  std::string failure_;
+  std::thread thread_;
+};
+
+std::map<std::string, std::unique_ptr<Load>> loads;
+
+Load& load_of(const Message& message) {
+  const auto found = loads.find(message.text("slot"));
+  if (found == loads.end()) {
+    throw std::runtime_error("no load in slot '" + message.text("slot") + "'");
+  }
+  return *found->second;
+}
+
+void expect_from_peer() {
+  Message message;
+  if (!receive(kPeerSocket, &message, Deadline(10))) {
+    throw std::runtime_error("the other worker sent nothing for 10 s");
+  }
+}
+
+std::vector<double> clock_values(CUdeviceptr stamps, std::size_t count) {
+  std::vector<std::uint64_t> values(count);
+  device().free_stream().copy_to_host(values.data(), stamps, count * 8);
+  std::vector<double> result;
+  for (const std::uint64_t value : values) {
+    // A double keeps nanoseconds of this many digits.
+    result.push_back(static_cast<double>(value % 1'000'000'000'000'000));
+  }
+  return result;
+}
+
+Message flag_rounds(const Message& message, bool trainer) {
+  const Stream& stream = device().free_stream();
+  const std::size_t rounds = message.size("rounds");
+  const CUdeviceptr ready = device().address(message, "page");
+  const CUdeviceptr stamps = device().words(rounds);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    if (trainer) {
+      expect_from_peer();
+      must(stamp(stamps + 8 * round, stream.get()), "stamp");
+      stream.write(ready, round + 1);
+    } else {
+      stream.wait_at_least(ready, round + 1);
+      must(stamp(stamps + 8 * round, stream.get()), "stamp");
+      send(kPeerSocket, Message("armed"));
+    }
+    if (!stream.done_within(10)) {
+      throw std::runtime_error("round " + std::to_string(round) + " is not done after 10 s");
+    }
+  }
+  return Message("ok").set("times", clock_values(stamps, rounds));
+}
+
+Handlers handlers() {
+  Handlers all = device().handlers();
+  all["prepare"] = [](const Message& message) {
+    auto& slot = loads[message.text("slot")];
+    slot = nullptr;
+    slot = std::make_unique<Load>(message.text("kind"), message);
+    return Message("ok").set("how", slot->how());
+  };
+  all["begin"] = [](const Message& message) {
+    load_of(message).begin();
+    return Message("ok");
+  };
+  all["rate"] = [](const Message& message) { return Message("ok").set("rate", load_of(message).rate()); };
+  all["end"] = [](const Message& message) {
+    loads.erase(message.text("slot"));
+    return Message("ok");
+  };
+  all["flag_trainer"] = [](const Message& message) { return flag_rounds(message, true); };
+  all["flag_sidecar"] = [](const Message& message) { return flag_rounds(message, false); };
+  return all;
+}
+
+/// A load in a worker, begun and ended by the experiment.
+struct Placed {
+  Worker* worker;
+  std::string kind;
+  std::string slot;
+  int priority = 0;
+  std::string block = "";
+};
+
+struct Sizes {
+  int n;
+  std::size_t bytes;
+  double window_seconds;
+};
+
+Sizes sizes_of(const Experiment& experiment) {
+  return experiment.quick() ? Sizes{128, kMiB, 0.05} : Sizes{8192, 1024 * kMiB, 1.0};
+}
+
+Message prepare(const Placed& load, const Sizes& sizes) {
+  Message message = Message("prepare")
+                        .set("slot", load.slot)
+                        .set("kind", load.kind)
+                        .set("priority", load.priority)
+                        .set("n", sizes.n)
+                        // Pieces of about a millisecond each, over PCIe of a few.
+                        .set("bytes", load.kind.starts_with("copy_to_") ? sizes.bytes / 8 : sizes.bytes);
+  if (!load.block.empty()) {
+    message.set("block", load.block);
+  }
+  return load.worker->call(message, 40);
+}
+
+/// Rates of loads that run at the same time, over one window after they got going.
+std::vector<double> rates(const std::vector<Placed>& loads_placed, double seconds) {
+  const auto each = [&](const char* what) {
+    std::vector<Message> answers;
+    for (const Placed& load : loads_placed) {
+      answers.push_back(load.worker->call(Message(what).set("slot", load.slot)));
+    }
+    return answers;
+  };
+  (void)each("begin");
+  (void)usleep(static_cast<useconds_t>(seconds * 0.2e6));
+  (void)each("rate");
+  (void)usleep(static_cast<useconds_t>(seconds * 1e6));
+  std::vector<double> result;
+  for (const Message& answer : each("rate")) {
+    result.push_back(answer.number("rate"));
+  }
+  (void)each("end");
+  return result;
+}
+
+void shares(JsonLine& line, const Placed& products, const Placed& other, const Sizes& sizes) {
+  line.add("products_by", prepare(products, sizes).text("how"));
+  const double products_alone = rates({products}, sizes.window_seconds)[0];
+  (void)prepare(other, sizes);
+  const double other_alone = rates({other}, sizes.window_seconds)[0];
+  (void)prepare(products, sizes);
+  (void)prepare(other, sizes);
+  const std::vector<double> beside = rates({products, other}, sizes.window_seconds);
+  line.add("products_alone_tflops", products_alone)
+      .add("products_beside_tflops", beside[0])
+      .add("other_alone_gb_s", other_alone)
+      .add("other_beside_gb_s", beside[1])
+      .add("products_share", beside[0] / products_alone)
+      .add("other_share", beside[1] / other_alone)
+      .add("sum_of_shares", beside[0] / products_alone + beside[1] / other_alone);
+}
+
+void beside(
+    JsonLine& line,
+    const Sizes& sizes,
+    const std::string& kind,
+    int priority,
+    const Environment& trainer_environment,
+    const Environment& sidecar_environment
+) {
+  Worker trainer = started({.name = "trainer", .environment = trainer_environment});
+  Worker sidecar = started({.name = "sidecar", .environment = sidecar_environment});
+  shares(line, {&trainer, "matrix", "a"}, {&sidecar, kind, "a", priority}, sizes);
+}
+
+void one_process(JsonLine& line, const Sizes& sizes, const std::string& kind, int priority) {
+  Worker worker = started({.name = "both", .environment = lazy_environment()});
+  shares(line, {&worker, "matrix", "a"}, {&worker, kind, "b", priority}, sizes);
+}
+
+void imported_memory(JsonLine& line, const Sizes& sizes) {
+  Worker trainer = started({"trainer"});
+  Worker sidecar = started({"sidecar"});
+  (void)trainer.call(Message("allocate").set("block", "a").set("bytes", 2 * sizes.bytes));
+  (void)share(trainer, sidecar, "a");
+  const Placed own{&sidecar, "memory", "own"};
+  const Placed imported{&sidecar, "memory", "imported", 0, "a"};
+  (void)prepare(own, sizes);
+  line.add("own_gb_s", rates({own}, sizes.window_seconds)[0]);
+  (void)prepare(imported, sizes);
+  line.add("imported_gb_s", rates({imported}, sizes.window_seconds)[0]);
+}
+
+void context_memory(JsonLine& line, const Environment& base) {
+  Worker observer = started({.name = "observer", .environment = base});
+  const auto free_now = [&] { return observer.call(Message("memory")).integer("free"); };
+  for (const char* loading : {"LAZY", "EAGER"}) {
+    const std::int64_t before = free_now();
+    Worker worker({.name = "worker", .environment = with(base, "CUDA_MODULE_LOADING", loading)});
+    const Message answer = worker.call(Message("start"), 40);
+    line.add(std::string("bytes_") + loading, before - free_now())
+        .add(std::string("context_ms_") + loading, answer.number("context_ms"))
+        .add(std::string("start_ms_") + loading, answer.number("start_ms"));
+    worker.kill();
+    const Deadline deadline(3);
+    while (free_now() + static_cast<std::int64_t>(kMiB) < before && !deadline.passed()) {
+    }
+    line.add(std::string("not_back_after_kill_") + loading, before - free_now());
+  }
+}
+
+void flag_to_kernel(JsonLine& line, const Sizes& sizes, int rounds, int priority, const Environment& environment) {
+  const SocketPair sockets = socket_pair();
+  Worker trainer = started({.name = "trainer", .environment = environment, .peer_socket = sockets.ours});
+  Worker sidecar = started({.name = "sidecar", .environment = environment, .peer_socket = sockets.theirs}, priority);
+  (void)close(sockets.ours);
+  (void)close(sockets.theirs);
+  for (const bool busy : {false, true}) {
+    const std::string page = busy ? "page_busy" : "page_quiet";
+    (void)trainer.call(Message("allocate").set("block", page).set("bytes", 2 * kMiB));
+    (void)trainer.call(Message("fill").set("block", page).set("words", 1024).set("value", 0));
+    (void)share(trainer, sidecar, page);
+    const Placed products{&trainer, "matrix", "a"};
+    if (busy) {
+      line.add("products_by", prepare(products, sizes).text("how"));
+      (void)trainer.call(Message("begin").set("slot", "a"));
+    }
+    trainer.send(Message("flag_trainer").set("page", page).set("rounds", rounds));
+    sidecar.send(Message("flag_sidecar").set("page", page).set("rounds", rounds));
+    const std::vector<double> there = sidecar.reply(25).numbers("times");
+    const std::vector<double> here = trainer.reply(25).numbers("times");
+    if (busy) {
+      (void)trainer.call(Message("end").set("slot", "a"));
+    }
+    std::vector<double> latencies;
+    for (std::size_t i = 0; i < here.size() && i < there.size(); ++i) {
+      latencies.push_back((there[i] - here[i]) * 1e-3);
+    }
+    line.add(busy ? "busy_us" : "quiet_us", summary(latencies));
+  }
+}
+
+void ask(Experiment& experiment) {
+  const Sizes sizes = sizes_of(experiment);
+  const int rounds = experiment.quick() ? 10 : 100;
+  constexpr int kHigh = -100;  // CUDA takes the highest that the device has
+  const Environment without = lazy_environment();
+  for (const char* kind : {"memory", "copy_device", "copy_to_device", "copy_to_host"}) {
+    experiment.part(std::string("beside_") + kind, 60, [&](JsonLine& line) {
+      beside(line, sizes, kind, 0, without, without);
+    });
+  }
+  experiment.part("beside_memory_high", 60, [&](JsonLine& line) {
+    beside(line, sizes, "memory", kHigh, without, without);
+  });
+  experiment.part("flag_to_kernel", 60, [&](JsonLine& line) { flag_to_kernel(line, sizes, rounds, 0, without); });
+  experiment.part("flag_to_kernel_high", 60, [&](JsonLine& line) {
+    flag_to_kernel(line, sizes, rounds, kHigh, without);
+  });
+  experiment.part("one_process_memory", 60, [&](JsonLine& line) { one_process(line, sizes, "memory", 0); });
+  experiment.part("one_process_memory_high", 60, [&](JsonLine& line) { one_process(line, sizes, "memory", kHigh); });
+  experiment.part("one_process_copy_to_device", 60, [&](JsonLine& line) {
+    one_process(line, sizes, "copy_to_device", 0);
+  });
+  experiment.part("imported_memory", 60, [&](JsonLine& line) { imported_memory(line, sizes); });
+  experiment.part("context_memory", 60, [&](JsonLine& line) { context_memory(line, without); });
+
+  std::unique_ptr<MultiProcessService> service;
+  experiment.part("mps_start", 30, [&](JsonLine& line) {
+    service = std::make_unique<MultiProcessService>();
+    if (!service->refused().empty()) {
+      line.add("not_possible", service->refused());
+      service = nullptr;
+      return;
+    }
+    Worker worker({.name = "worker", .environment = service->environment()});
+    try {
+      const Message answer = worker.call(Message("start"), 20);
+      line.add("attribute_mps", answer.flag("mps")).add("context_ms", answer.number("context_ms"));
+    } catch (const std::exception& error) {
+      line.add("not_possible", error.what());
+      service = nullptr;
+    }
+  });
+  if (service == nullptr) {
+    return;
+  }
+  const Environment mps = with(service->environment(), "CUDA_MODULE_LOADING", "LAZY");
+  const auto quarter = with(mps, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25");
+  for (const char* kind : {"memory", "copy_to_device"}) {
+    experiment.part(std::string("mps_beside_") + kind, 60, [&](JsonLine& line) {
+      beside(line, sizes, kind, 0, mps, mps);
+    });
+  }
+  experiment.part("mps_beside_memory_high", 60, [&](JsonLine& line) {
+    beside(line, sizes, "memory", kHigh, mps, mps);
+  });
+  experiment.part("mps_beside_memory_25", 60, [&](JsonLine& line) { beside(line, sizes, "memory", 0, mps, quarter); });
+  experiment.part("mps_flag_to_kernel", 60, [&](JsonLine& line) { flag_to_kernel(line, sizes, rounds, 0, mps); });
+  experiment.part("mps_flag_to_kernel_high", 60, [&](JsonLine& line) {
+    flag_to_kernel(line, sizes, rounds, kHigh, mps);
+  });
+  experiment.part("mps_context_memory", 60, [&](JsonLine& line) { context_memory(line, mps); });
+}
+
+}  // namespace
+}  // namespace gradsync::experiments
+
+int main(int argc, char** argv) {
+  using namespace gradsync::experiments;
+  return experiment_main(argc, argv, "two_processes", 130, handlers, ask);
+}
