@@ -1,0 +1,167 @@
+"""Why a norm differs: the mistakes whose prediction is the framework's number on every rank in every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ._mistakes import RIGHT, mistakes, twins
+from ._sums import Sums, Way, round_to, ulp
+from ._world import World
+
+__all__ = ["Cause", "Numbers", "causes", "close"]
+
+_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One of `kind`; where several predict the same number, all of them are given."""
+
+    kind: str
+    text: str
+    fix: str = ""
+    groups: tuple[str, ...] = ()
+    axis: str | None = None
+    way: Way | None = None
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Of one norm: the rows it is of, ours per step, theirs per step and rank, in their dtype."""
+
+    world: World
+    sums: Sequence[Sums]
+    ours: Sequence[float]
+    theirs: Sequence[Sequence[float]]
+    dtype: str
+    tolerance: float
+
+    def dtypes(self) -> list[str]:
+        """In which their norm may have been made: its own, and those of the gradients that can hold it."""
+        gradients = {tensor.dtype for found in self.world.ranks.values() for tensor in found.tensors}
+        narrow = [dtype for dtype in sorted({*gradients, "float32"}) if dtype != self.dtype]
+        seen = [norm for norms in self.theirs for norm in norms]
+        return [self.dtype, *(d for d in narrow if all(repr(round_to(norm, d)) == repr(norm) for norm in seen))]
+
+    @property
+    def places(self) -> list[tuple[int, int, int]]:
+        """Step, position of the rank, rank."""
+        return [(step, i, rank) for step in range(len(self.ours)) for i, rank in enumerate(self.world.ranks)]
+
+
+def close(theirs: float, ours: float, tolerance: float) -> bool:
+    """What is not finite equals whatever is not finite: either stops a run."""
+    if math.isfinite(ours) and math.isfinite(theirs):
+        return abs(theirs - ours) <= tolerance * abs(ours)
+    return not math.isfinite(ours) and not math.isfinite(theirs)
+
+
+def causes(numbers: Numbers) -> tuple[Cause, ...]:
+    """At least one, `unknown` perhaps."""
+    arithmetic = _lost_nan(numbers) or _arithmetic(numbers)
+    if arithmetic is not None:
+        return (arithmetic,)
+    candidates = mistakes(numbers.world, twins(numbers.world, len(numbers.ours)))
+    found = tuple(
+        Cause(one.kind, one.text, one.fix, tuple(group.label for group in one.groups), one.axis, one.way)
+        for one in candidates
+        if _predicts(numbers, one.way)
+    )
+    return found or (_unknown(numbers),)
+
+
+def _predicts(numbers: Numbers, way: Way) -> bool:
+    """By the exact sums, where they can be told from a right norm; else by the framework's arithmetic."""
+    exact = [(step, i, numbers.sums[step].exact(way, rank)) for step, i, rank in numbers.places]
+    if all(close(norm, numbers.ours[step], numbers.tolerance) for step, _, norm in exact):
+        return False
+    if all(close(numbers.theirs[step][i], norm, numbers.tolerance) for step, i, norm in exact):
+        return True
+    return _dtype_that_predicts(numbers, way) is not None
+
+
+def _dtype_that_predicts(numbers: Numbers, way: Way) -> str | None:
+    for dtype in numbers.dtypes():
+        if all(
+            _matches(numbers.theirs[step][i], numbers.sums[step].theirs(way, rank, dtype), dtype, numbers.tolerance)
+            for step, i, rank in numbers.places
+        ):
+            return dtype
+    return None
+
+
+def _matches(theirs: float, predicted: float, dtype: str, tolerance: float) -> bool:
+    if not math.isfinite(theirs) or not math.isfinite(predicted):
+        return repr(theirs) == repr(predicted)
+    slack = ulp(predicted, dtype) if dtype in ("bfloat16", "float16") else tolerance * abs(predicted)
+    return abs(theirs - predicted) <= slack
+
+
+def _arithmetic(numbers: Numbers) -> Cause | None:
+    """Where the right sums, made the framework's way, give the framework's number."""
+    dtype = _dtype_that_predicts(numbers, RIGHT)
+    if dtype is None:
+        return None
+    pairs = [(numbers.theirs[step][i], numbers.ours[step]) for step, i, _ in numbers.places]
+    if any(math.isinf(theirs) and math.isfinite(ours) for theirs, ours in pairs):
+        return Cause(
+            "overflow",
+            f"the gradients are finite, but their powers or norm leave the range of {dtype}: a clip multiplies all of "
+            "them by 0",
+            "measure in float64, or divide by the largest value first",
+        )
+    if any(theirs == 0 < ours for theirs, ours in pairs):
+        return Cause("underflow", f"the powers of the gradients are too small for {dtype}", "measure in float64")
+    return Cause(
+        "low_precision",
+        f"the norm is computed in {dtype}, {_BITS[dtype]} binary digits: the same sums in that dtype give their number",
+        "compute norms in float64, or in float32 over small blocks; what is smaller than this rounding cannot be seen",
+    )
+
+
+def _lost_nan(numbers: Numbers) -> Cause | None:
+    """A finite norm of gradients that are not finite."""
+    world = numbers.world
+    lost = [
+        (s, i, rank)
+        for s, i, rank in numbers.places
+        if math.isfinite(numbers.theirs[s][i]) > math.isfinite(numbers.ours[s])
+    ]
+    if not lost:
+        return None
+    where = sorted({f"'{name}' of rank {rank}" for step, _, _ in lost for name, rank in _nonfinite(world, step)})
+    for step, i, rank in lost:
+        sums, theirs = numbers.sums[step], numbers.theirs[step][i]
+        finite = [sums.exact(RIGHT, rank)]
+        if math.isinf(world.p):  # which maximum is left depends on where the NaN was
+            finite += [sums.exact(Way({group: frozenset() for group in world.groups}), one) for one in world.ranks]
+        if not any(close(theirs, norm, numbers.tolerance) for norm in finite):
+            return Cause("unknown", f"{', '.join(where)} is not finite, and their norm does not show it")
+    how = "MAX over ranks drops NaN" if math.isinf(world.p) else "their norm is of the finite values alone"
+    return Cause(
+        "nan_lost",
+        f"{how}: {', '.join(where)} is not finite",
+        "carry the count of values that are not finite by SUM beside the norm",
+    )
+
+
+def _nonfinite(world: World, step: int) -> list[tuple[str, int]]:
+    return [
+        (key[0], rank)
+        for rank, found in world.ranks.items()
+        for key, row in zip(world.keys_of[rank], found.steps[step].rows, strict=True)
+        if row is not None and row.nonfinite
+    ]
+
+
+def _unknown(numbers: Numbers) -> Cause:
+    ratios = [numbers.theirs[step][i] / numbers.ours[step] for step, i, _ in numbers.places if numbers.ours[step]]
+    finite = [ratio for ratio in ratios if math.isfinite(ratio)]
+    text = "no known mistake predicts their norm"
+    if finite and max(finite) - min(finite) <= 1e-4 * max(finite):
+        text += f"; it is {finite[0]:.6g} times ours on every rank in every step"
+    elif finite:
+        text += f"; it is {min(finite):.4g} to {max(finite):.4g} times ours"
+    return Cause("unknown", text)

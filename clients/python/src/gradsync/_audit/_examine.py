@@ -1,0 +1,108 @@
+"""A folder that ranks wrote, examined: whether it is whole, what the daemon says, and the verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from gradsync.errors import GradsyncError, RpcError
+
+from ._findings import DONE, RankFindings, read_ranks
+from ._replay import Replay, replay
+from ._verdict import Verdict, judge
+from ._world import World
+
+__all__ = ["complete", "examine"]
+
+LINE = "gradsync.torch.audit(model, mesh={…}, pp=…, ep=…)"
+_ADVICE = (
+    f"where a script spreads tensors by hand (PP or EP over plain process groups), say how: one line in it, {LINE}, or "
+    "--mesh, --pp and --ep of gradsync audit; docs/parallelism.md has the placement of each parallelism"
+)
+
+
+def complete(folder: Path) -> bool:
+    """Whether every rank has written all it will."""
+    for path in folder.glob("rank-*.jsonl"):
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - len(DONE)))
+            if file.read() != DONE:
+                return False
+    ranks = read_ranks(folder)
+    return bool(ranks) and len(ranks) == _world_size(ranks)
+
+
+def examine(folder: Path, address: str | None, tolerance: float | None = None) -> Verdict:
+    """Never raises for what ranks did; a daemon that cannot be reached is a reason like others."""
+    ranks = read_ranks(folder)
+    reason, advice = _lacks(ranks)
+    if reason is not None:
+        return Verdict(ranks=_world_size(ranks), reason=reason, advice=advice)
+    world = World(ranks)
+    steps = min(len(found.steps) for found in ranks.values())
+    try:
+        answer = replay(world, steps, address)
+    except GradsyncError as error:
+        return Verdict(ranks=world.size, reason=f"no daemon gave the exact norm: {error}")
+    if not answer.steps:
+        return _refused(world, answer)
+    findings = list(answer.findings)
+    if answer.error is not None:
+        findings.append(f"the daemon answered {len(answer.steps)} of {steps} steps: {answer.error}")
+    early = [f"rank {found.rank} stopped early: {found.failed}" for found in ranks.values() if found.failed]
+    return judge(world, answer.steps, tolerance, [*early, *findings], answer.replicas_differ)
+
+
+def _world_size(ranks: Mapping[int, RankFindings]) -> int:
+    return max((found.world_size for found in ranks.values()), default=0)
+
+
+def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
+    """Why these files cannot be compared, if they cannot."""
+    if not ranks:
+        return (
+            "no process called clip_grad_norm_, get_total_norm or clip_grads_with_norm_ of torch",
+            "where a script clips by functions of its own, call gradsync.torch.observe(norm) after "
+            "gradsync.torch.init(model, mesh=…, mode='observe'); interpreters started with -I, -E or -S cannot be "
+            "audited",
+        )
+    failed = {found.rank: found.failed for found in ranks.values() if found.failed is not None and not found.steps}
+    if failed:
+        said = "; ".join(f"rank {rank}: {reason}" for rank, reason in list(failed.items())[:4])
+        placed = any(reason.startswith(("ModuleRefused", "UsageError")) for reason in failed.values() if reason)
+        return f"{len(failed)} ranks cannot be audited: {said}", _ADVICE if placed else ""
+    absent = sorted(set(range(_world_size(ranks))) - set(ranks))
+    if absent:
+        return (
+            f"ranks {', '.join(map(str, absent[:16]))} of {_world_size(ranks)} never called a clip function of torch",
+            "every rank has to clip, one without gradients too; or the run ended before it did",
+        )
+    if any(not found.steps for found in ranks.values()):
+        return "no step was completed by all ranks", "let the script run for one optimizer step at least"
+    orders = {found.p for found in ranks.values()}
+    if len(orders) > 1:
+        return f"ranks measure norms of different orders: {', '.join(map(str, sorted(orders)))}", ""
+    return _differing_meshes(ranks)
+
+
+def _differing_meshes(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
+    used = {str(tensor.mesh) for found in ranks.values() for tensor in found.tensors}
+    for name in sorted(used):
+        unlike = [
+            found.rank for found in ranks.values() if found.meshes.get(name) != ranks[min(ranks)].meshes.get(name)
+        ]
+        if unlike:
+            return (
+                f"ranks {', '.join(map(str, unlike[:16]))} know no mesh '{name}' like that of rank {min(ranks)}",
+                _ADVICE,
+            )
+    return None, ""
+
+
+def _refused(world: World, answer: Replay) -> Verdict:
+    error = answer.error
+    hint = _ADVICE
+    if isinstance(error, RpcError) and error.kind == "weights_diverged":
+        hint = "tensors of one name differ between ranks that should hold copies; " + _ADVICE
+    return Verdict(ranks=world.size, reason=f"the ranks' tensors make no whole model: {error}", advice=hint)

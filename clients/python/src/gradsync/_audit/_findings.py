@@ -1,0 +1,181 @@
+"""What one rank wrote of an audit: a file of JSON lines, a head and then one line per step, whole or not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradsync._placements import Axes, Only, Placement, Replicate, Shard
+from gradsync._row import Row
+from gradsync._tensor import Tensor
+
+__all__ = ["DONE", "Call", "RankFindings", "RankWriter", "Step", "rank_path", "read_ranks", "tensor_of_wire"]
+
+DONE = b'{"done": true}\n'
+
+
+def rank_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.jsonl"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the framework's function.
+
+    Args:
+        kind: "clip": norm and product in one; "apply": the product by a norm that was given; "total": a norm alone.
+        tensors: indices of what it was given; None: everything with a gradient.
+        norm: what it returned or was given; None: it raised, or the norm cannot be read.
+        over: ranks whose numbers together make the norm, where it was left unreduced (a partial DTensor).
+        strangers: how many of the given tensors are not of the audited model.
+    """
+
+    kind: str
+    p: float
+    norm: float | None
+    dtype: str = "float32"
+    tensors: tuple[int, ...] | None = None
+    over: tuple[int, ...] = ()
+    strangers: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows in the order of the declaration, None without a gradient; `own` are norms made the framework's way."""
+
+    rows: Sequence[Row | None]
+    own: Sequence[float | None]
+    calls: Sequence[Call]
+
+
+@dataclass(frozen=True)
+class RankFindings:
+    """One rank: what it holds, its steps, and why it stopped early."""
+
+    rank: int
+    world_size: int
+    meshes: Mapping[str, Mapping[str, int]]
+    tensors: Sequence[Tensor]
+    p: float
+    notes: Sequence[str] = ()
+    steps: Sequence[Step] = field(default_factory=list)
+    failed: str | None = None
+    done: bool = False
+
+
+class RankWriter:
+    """The file of this rank; a line is on disk when its call returns."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._file = rank_path(folder, rank).open("w", encoding="utf-8")
+
+    def head(
+        self,
+        rank: int,
+        world_size: int,
+        meshes: Mapping[str, Mapping[str, int]],
+        tensors: Sequence[Tensor],
+        p: float,
+        notes: Sequence[str],
+    ) -> None:
+        wires = [tensor.encode(None) for tensor in tensors]
+        self._put(
+            head={"rank": rank, "world_size": world_size, "meshes": meshes, "p": p, "notes": list(notes)}, tensors=wires
+        )
+
+    def step(self, step: Step) -> None:
+        rows = [None if row is None else list(_fields(row)) for row in step.rows]
+        self._put(step={"rows": rows, "own": list(step.own), "calls": [asdict(call) for call in step.calls]})
+
+    def failed(self, reason: str) -> None:
+        self._put(failed=reason)
+
+    def done(self) -> None:
+        self._put(done=True)
+        self._file.close()
+
+    def _put(self, **line: Any) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+def read_ranks(folder: Path) -> dict[int, RankFindings]:
+    """Every rank that wrote a head; a last line that is not whole is left out."""
+    found = {}
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        findings = _read(path)
+        if findings is not None:
+            found[findings.rank] = findings
+    return dict(sorted(found.items()))
+
+
+def _read(path: Path) -> RankFindings | None:
+    head: dict[str, Any] | None = None
+    tensors: list[Tensor] = []
+    steps: list[Step] = []
+    failed, done = None, False
+    for text in path.read_text("utf-8").splitlines(keepends=True):
+        if not text.endswith("\n"):
+            break
+        line = json.loads(text)
+        if "head" in line:
+            head, tensors = line["head"], [tensor_of_wire(wire) for wire in line["tensors"]]
+        elif "step" in line:
+            steps.append(_step(line["step"]))
+        failed = line.get("failed", failed)
+        done = done or line.get("done", False)
+    if head is None:
+        rank = int(path.stem.rpartition("-")[2])
+        return None if failed is None else RankFindings(rank, 0, {}, [], 2.0, failed=failed, done=done)
+    return RankFindings(
+        head["rank"], head["world_size"], head["meshes"], tensors, head["p"], head["notes"], steps, failed, done
+    )
+
+
+def _fields(row: Row) -> tuple[float, ...]:
+    return (row.power_sum, row.power_sum_low, row.scale, row.maximum, row.nonfinite, row.nan, row.fingerprint)
+
+
+def _step(wire: Mapping[str, Any]) -> Step:
+    rows = [None if row is None else Row(*row) for row in wire["rows"]]
+    calls = [
+        Call(**{**call, "tensors": _tuple_or_none(call["tensors"]), "over": tuple(call["over"])})
+        for call in wire["calls"]
+    ]
+    return Step(rows, wire["own"], calls)
+
+
+def _tuple_or_none(values: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def tensor_of_wire(wire: Mapping[str, Any]) -> Tensor:
+    """The inverse of `Tensor.encode` for what ranks declare of reduced gradients."""
+    placements: dict[Axes, Placement] = {}
+    for item in wire["placements"]:
+        axes = tuple(item["axes"])
+        kind: Placement
+        if item["kind"] == "shard":
+            kind = Shard(item["dim"])
+        elif item["kind"] == "only":
+            kind = Only(*item["at"])
+        else:
+            kind = Replicate()
+        placements[axes if len(axes) > 1 else axes[0]] = kind
+    order = wire.get("split_order")
+    return Tensor(
+        wire["name"],
+        tuple(wire["shape"]),
+        local_shape=_tuple_or_none(wire.get("local_shape")),
+        local_offset=_tuple_or_none(wire.get("local_offset")),
+        dtype=wire["dtype"],
+        mesh=wire["mesh"],
+        placements=placements,
+        tied=wire.get("tied"),
+        layer=wire.get("layer"),
+        split_order=None if order is None else tuple(order),
+        weight_fingerprint=wire.get("weight_fingerprint"),
+    )

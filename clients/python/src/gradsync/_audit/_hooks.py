@@ -1,0 +1,147 @@
+"""Puts the audit around torch's functions in a script that does not know of it. torch is not imported here, ever:
+processes that do without it stay without it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["VARIABLE", "Recorder", "end", "ended", "install", "options", "start", "wrap_now"]
+
+VARIABLE = "GRADSYNC_AUDIT"  #: JSON: `folder`, `steps`, and what the caller said of meshes
+_MODULE = "torch.nn.utils.clip_grad"
+_KINDS = {
+    "clip_grad_norm_": "clip",
+    "_get_total_norm": "total",
+    "get_total_norm": "total",
+    "_clip_grads_with_norm_": "apply",
+    "clip_grads_with_norm_": "apply",
+}
+Recorder = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+_inside = threading.local()
+_recorder: Recorder | None = None
+_ended = False
+
+
+def options(environ: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    """What the environment asks for; None: no audit."""
+    text = (os.environ if environ is None else environ).get(VARIABLE)
+    return None if not text else dict(json.loads(text))
+
+
+def install() -> None:
+    """For the start of a process: wraps the functions when, and if, torch is imported."""
+    if _MODULE in sys.modules:
+        _wrap(sys.modules[_MODULE])
+    else:
+        sys.meta_path.insert(0, _Finder())
+
+
+def wrap_now() -> None:
+    """For a process that has imported torch: also where a function was taken from its module already."""
+    module = sys.modules[_MODULE]
+    old = {id(vars(module)[name]): name for name in _KINDS if name in vars(module)}
+    keep = [vars(module)[name] for name in old.values()]  # no id is used again
+    _wrap(module)
+    new = {key: vars(module)[name] for key, name in old.items()}
+    for other in list(sys.modules.values()):
+        held: dict[str, Any] = getattr(other, "__dict__", {})
+        for name, value in list(held.items()):
+            if id(value) in new and other is not module and not name.startswith("__"):
+                held[name] = new[id(value)]
+    del keep
+
+
+def start(recorder: Recorder) -> None:
+    """Calls go to `recorder` from now on."""
+    global _recorder, _ended
+    _recorder, _ended = recorder, False
+
+
+def end() -> None:
+    """The wrapped functions are the plain ones again, but for one comparison."""
+    global _recorder, _ended
+    _recorder, _ended = None, True
+
+
+def ended() -> bool:
+    return _ended
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                run = spec.loader.exec_module
+
+                def run_and_wrap(module: ModuleType, run: Callable[[ModuleType], None] = run) -> None:
+                    run(module)
+                    _wrap(module)
+
+                spec.loader.exec_module = run_and_wrap  # type: ignore[method-assign]
+                return spec
+        return None
+
+
+def _wrap(module: ModuleType) -> None:
+    for name, kind in _KINDS.items():
+        original = vars(module).get(name)
+        if original is not None and not hasattr(original, "_gradsync_audits"):
+            setattr(module, name, _wrapped(kind, original))
+
+
+def _wrapped(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def audited(*args: Any, **kwargs: Any) -> Any:
+        if _ended or getattr(_inside, "flag", False) or sys.modules["torch"].compiler.is_compiling():
+            return original(*args, **kwargs)
+        recorder = _recorder or _first()
+        if recorder is None:
+            return original(*args, **kwargs)
+        _inside.flag = True
+        try:
+            return recorder(kind, original, args, kwargs)
+        finally:
+            _inside.flag = False
+
+    audited._gradsync_audits = original  # type: ignore[attr-defined]
+    return audited
+
+
+def _first() -> Recorder | None:
+    """The recorder that the environment asks for, made at the first call: torch is whole by then."""
+    try:
+        from gradsync.torch import _audit
+
+        return _audit.from_environment()
+    except Exception as error:
+        end()
+        _complain(f"{type(error).__name__}: {error}")
+        return None
+
+
+def _complain(reason: str) -> None:
+    """Leaves word where the audit will look; there may be no rank yet, and no gradsync in this interpreter."""
+    try:
+        found = options()
+        if found is not None:
+            rank = os.environ.get("RANK", "0")
+            path = Path(found["folder"]) / f"rank-{rank}.jsonl"
+            path.write_text(json.dumps({"failed": f"{reason} ({sys.executable})"}) + "\n", "utf-8")
+    except OSError:
+        return

@@ -1,0 +1,106 @@
+"""The daemon's answer to what the ranks wrote: declared and stepped as if each of them had spoken with it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import gradsync
+from gradsync._report import StepReport
+from gradsync.errors import GradsyncError
+
+from ._findings import RankFindings
+from ._verdict import OurStep
+from ._world import World
+
+__all__ = ["Replay", "replay"]
+
+_DECLARE_S = 60.0
+_STEP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One answer per step, what the reports say besides norms, and what ended it early."""
+
+    steps: Sequence[OurStep]
+    findings: Sequence[str]
+    replicas_differ: bool
+    error: GradsyncError | None
+
+
+def replay(world: World, steps: int, address: str | None) -> Replay:
+    """Takes every rank of a job of its own, one thread each.
+
+    Raises:
+        ConnectionFailed: no daemon at this address.
+    """
+    clients = [gradsync.connect(address) for _ in world.ranks]
+    job = f"audit-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    reports: dict[int, list[StepReport]] = {}
+    errors: list[GradsyncError] = []
+
+    def one_rank(client: gradsync.Client, found: RankFindings) -> None:
+        try:
+            reports[found.rank] = _one_rank(client, found, world, steps, job, errors)
+        except GradsyncError as error:
+            errors.append(error)
+        finally:
+            client.close()
+
+    _all(one_rank, zip(clients, world.ranks.values(), strict=True))
+    # A rank that fails takes the others along; the first error is the one at fault.
+    answered = max(reports.values(), key=len, default=[])
+    found, differ = _findings(answered)
+    ours = [OurStep(report.norm, {layer.name: layer.norm for layer in report.layers}) for report in answered]
+    return Replay(ours, found, differ, errors[0] if errors else None)
+
+
+def _one_rank(
+    client: gradsync.Client, found: RankFindings, world: World, steps: int, job: str, errors: list[GradsyncError]
+) -> list[StepReport]:
+    used = {str(tensor.mesh) for other in world.ranks.values() for tensor in other.tensors}
+    meshes = {name: axes for name, axes in found.meshes.items() if name in used} or dict(found.meshes)
+    attached = client.attach(job=job, rank=found.rank, world_size=found.world_size, meshes=meshes)
+    labels = [group.label for group in world.groups_of[found.rank]]
+    tensors = [replace(tensor, layer=label) for tensor, label in zip(found.tensors, labels, strict=True)]
+    grads = attached.declare(tensors, data_path="stats", norm_type=found.p, timeout=_DECLARE_S)
+    done: list[StepReport] = []
+    try:
+        for step in found.steps[:steps]:
+            for tensor, row in zip(tensors, step.rows, strict=True):
+                grads.write(tensor.name, row)
+            done.append(grads.finish(max_norm=None, timeout=_STEP_S))
+    except GradsyncError as error:
+        errors.append(error)
+    return done
+
+
+def _all(
+    body: Callable[[gradsync.Client, RankFindings], None], arguments: zip[tuple[gradsync.Client, RankFindings]]
+) -> None:
+    threads = [threading.Thread(target=body, args=pair, name=f"audit-rank-{pair[1].rank}") for pair in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _findings(reports: Sequence[StepReport]) -> tuple[list[str], bool]:
+    said: dict[str, None] = {}
+    differ = False
+    for number, report in enumerate(reports):
+        for divergence in report.divergence[:5]:
+            differ = True
+            said[
+                f"'{divergence.tensor}' should be equal on ranks that replicate it, and the gradients of ranks "
+                f"{', '.join(map(str, divergence.ranks))} differ (first in step {number}): they were not reduced alike"
+            ] = None
+        for missing in report.missing[:5]:
+            said[f"'{missing.tensor}' has no gradient on ranks {', '.join(map(str, missing.ranks))}: counted as 0"] = (
+                None
+            )
+    return list(said), differ

@@ -1,0 +1,107 @@
+"""A verdict as a person reads it, and as JSON."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import Any
+
+from ._verdict import Line, Verdict
+
+__all__ = ["as_json", "as_text"]
+
+_HEADINGS = ("", "tensors", "exact norm", "their norm", "difference", "verdict")
+_WIDTH = 118
+
+
+def as_text(verdict: Verdict) -> str:
+    """Without the last line feed."""
+    if verdict.reason is not None:
+        parts = [f"gradsync audit: nothing could be audited: {verdict.reason}"]
+        return "\n".join(parts + ([_wrapped(f"-> {verdict.advice}")] if verdict.advice else []))
+    p = "inf" if math.isinf(verdict.p) else f"{verdict.p:g}"
+    said = [f"gradsync audit: {verdict.steps} steps, {verdict.ranks} ranks, norms of order {p}", ""]
+    said += _table([_HEADINGS, *(_cells(line) for line in verdict.lines)])
+    for line in verdict.lines:
+        if line.group or not line.causes:
+            continue
+        causes = line.causes
+        head = f"{line.name}: likely cause" if len(causes) == 1 else f"{line.name}: {len(causes)} causes predict this"
+        said += ["", head + ("" if len(causes) == 1 else "; these steps cannot tell them apart")]
+        for cause in causes:
+            said.append(_wrapped(f"* {cause.kind}: {cause.text}"))
+            if cause.fix:
+                said.append(_wrapped(f"-> {cause.fix}", "    "))
+    if verdict.findings:
+        said += ["", "also found", *(_wrapped(f"* {finding}") for finding in verdict.findings)]
+    said += ["", _wrapped(f"agrees: within {verdict.tolerance:.2g} ({verdict.tolerance_text})", "")]
+    return "\n".join(said)
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """The same numbers; what JSON cannot carry is "NaN", "Infinity" or "-Infinity"."""
+    return {
+        "exit_code": verdict.exit_code,
+        "steps": verdict.steps,
+        "ranks": verdict.ranks,
+        "norm_type": _number(verdict.p),
+        "tolerance": verdict.tolerance,
+        "tolerance_text": verdict.tolerance_text,
+        "lines": [
+            {
+                "name": line.name,
+                "norm_group": line.group,
+                "tensors": line.tensors,
+                "verdict": line.verdict,
+                "step": line.step,
+                "ours": _number(line.ours),
+                "theirs": [_number(norm) for norm in line.theirs],
+                "theirs_implied": line.implied,
+                "difference": _number(line.difference),
+                "causes": [
+                    {"kind": c.kind, "text": c.text, "fix": c.fix, "groups": list(c.groups), "axis": c.axis}
+                    for c in line.causes
+                ],
+            }
+            for line in verdict.lines
+        ],
+        "findings": list(verdict.findings),
+        "replicas_differ": verdict.replicas_differ,
+        "reason": verdict.reason,
+        "advice": verdict.advice,
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    theirs = "" if not line.theirs else f"{line.theirs[0]:.8g}"
+    if len(line.theirs) > 1:
+        low, high = min(line.theirs), max(line.theirs)
+        theirs = f"{low:.5g}…{high:.5g}"
+    theirs += " (implied)" if line.implied else ""
+    difference = "" if line.difference is None else _percent(line.difference)
+    ours = "" if line.ours is None else f"{line.ours:.8g}"
+    return ("  " if line.group else "") + line.name, str(line.tensors), ours, theirs, difference, line.verdict
+
+
+def _percent(difference: float) -> str:
+    return f"{100 * difference:+.2f} %" if abs(difference) >= 1e-4 else f"{difference:+.1e}"
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+    lines = []
+    for row in rows:
+        first, *rest, last = zip(row, widths, strict=True)
+        numbers = "  ".join(cell.rjust(width) for cell, width in rest)
+        lines.append(f"  {first[0].ljust(first[1])}  {numbers}  {last[0]}".rstrip())
+    return lines
+
+
+def _wrapped(text: str, indent: str = "  ") -> str:
+    return "\n".join(textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  "))

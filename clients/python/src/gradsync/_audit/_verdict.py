@@ -1,0 +1,200 @@
+"""From what all ranks wrote and the daemon's exact norms: whether the framework's norm is right, and if not, why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ._calls import Seen, seen_calls
+from ._causes import Cause, Numbers, causes, close
+from ._mistakes import RIGHT
+from ._sums import Sums
+from ._world import Group, Key, World
+
+__all__ = ["Line", "OurStep", "Verdict", "judge", "tolerance_of"]
+
+_SAME = 1e-6  # the daemon's norm is a float32's, where the gradients are not float64
+
+
+@dataclass(frozen=True)
+class OurStep:
+    """The daemon's answer for one step; `groups` by label."""
+
+    norm: float
+    groups: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: the whole model, a part that the script clips by itself, or a norm group.
+
+    Numbers are of the step that differs most, `theirs` of every rank where ranks see different ones. `implied`: that
+    of a group follows from the cause, nobody measured it.
+    """
+
+    name: str
+    tensors: int
+    verdict: str  #: "agrees", "differs", "not seen"
+    ours: float | None
+    theirs: tuple[float, ...] = ()
+    difference: float | None = None
+    step: int = 0
+    causes: tuple[Cause, ...] = ()
+    implied: bool = False
+    group: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`reason`: why nothing could be audited."""
+
+    steps: int = 0
+    ranks: int = 0
+    p: float = 2.0
+    tolerance: float = 0.0
+    tolerance_text: str = ""
+    lines: Sequence[Line] = ()
+    findings: Sequence[str] = ()
+    replicas_differ: bool = False
+    reason: str | None = None
+    advice: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        seen = [line for line in self.lines if not line.group and line.verdict != "not seen"]
+        if self.reason is not None or not seen:
+            return 2
+        return int(self.replicas_differ or any(line.verdict == "differs" for line in seen))
+
+
+def tolerance_of(world: World) -> tuple[float, str]:
+    """What a right norm may be off by, and where that comes from."""
+    tensors = [tensor for found in world.ranks.values() for tensor in found.tensors]
+    bits, dtype = (52, "float64") if {tensor.dtype for tensor in tensors} == {"float64"} else (23, "float32")
+    count = len({key for keys in world.keys_of.values() for key in keys})
+    largest = max((math.prod(tensor.held_shape) for tensor in tensors), default=1)
+    value = 2.0**-bits * 8 * (16 + math.sqrt(count) + math.log2(max(2, largest)))
+    return value, (
+        f"8 · 2^-{bits} · (16 + √{count} + log2 {largest}): rounding of {dtype} sums over {count} tensors of up to "
+        f"{largest} elements per rank"
+    )
+
+
+def judge(
+    world: World,
+    ours: Sequence[OurStep],
+    tolerance: float | None = None,
+    findings: Sequence[str] = (),
+    replicas_differ: bool = False,
+) -> Verdict:
+    """Compares as many steps as the daemon answered."""
+    limit, text = tolerance_of(world) if tolerance is None else (tolerance, "as given")
+    said = list(findings)
+    everything = frozenset(key for keys in world.keys_of.values() for key in keys)
+    products, totals = seen_calls(world, len(ours), said)
+    lines: list[Line] = []
+    for seen in products:
+        whole = seen.keys == everything
+        sums = [Sums(world, step, None if whole else seen.keys) for step in range(len(ours))]
+        exact = [one.exact(RIGHT, min(world.ranks)) for one in sums]
+        if whole:
+            _check_ourselves(exact, ours, said)
+        norms = [step.norm for step in ours] if whole else [e if s.finite else math.nan for e, s in zip(exact, sums)]
+        line = _line(world, "whole model" if whole else _part_name(seen.keys), seen, sums, norms, limit, said)
+        lines.append(line)
+        if whole:
+            lines += [_group_line(world, g, line, sums[line.step], ours[line.step], totals) for g in world.groups]
+    notes = [note for found in world.ranks.values() for note in found.notes]
+    return Verdict(
+        len(ours), world.size, world.p, limit, text, lines, tuple(dict.fromkeys([*said, *notes])), replicas_differ
+    )
+
+
+def _line(
+    world: World, name: str, seen: Seen, sums: Sequence[Sums], ours: Sequence[float], tolerance: float, said: list[str]
+) -> Line:
+    if any(norm is None for norms in seen.norms for norm in norms):
+        said.append(f"{name}: a rank's call gave no norm, or one of another order than {world.p:g}")
+        return Line(name, len(seen.keys), "not seen", ours[0] if ours else None)
+    theirs = [[norm for norm in norms if norm is not None] for norms in seen.norms]
+    _compare_ranks(world, name, theirs, said)
+    worst = max(range(len(ours)), key=lambda step: _distance(ours[step], theirs[step]))
+    agrees = all(close(norm, ours[step], tolerance) for step, norms in enumerate(theirs) for norm in norms)
+    why = () if agrees else causes(Numbers(world, sums, ours, theirs, seen.dtype, tolerance))
+    norms = theirs[worst]
+    shown = tuple(norms) if len(set(map(repr, norms))) > 1 else (norms[0],)
+    furthest = max(norms, key=lambda norm: _distance(ours[worst], [norm]))
+    verdict = "agrees" if agrees else "differs"
+    return Line(name, len(seen.keys), verdict, ours[worst], shown, _relative(furthest, ours[worst]), worst, why)
+
+
+def _group_line(world: World, group: Group, whole: Line, sums: Sums, ours: OurStep, totals: Sequence[Seen]) -> Line:
+    keys = {
+        key
+        for rank, groups in world.groups_of.items()
+        for key, one in zip(world.keys_of[rank], groups, strict=True)
+        if one == group
+    }
+    first = min(world.ranks)
+    own = ours.groups.get(group.label, sums.exact(RIGHT, first, group))
+    theirs, implied = _measured(keys, whole.step, totals), False
+    blamed = [cause for cause in whole.causes if group.label in cause.groups]
+    ways = [cause.way for cause in whole.causes if cause.way is not None]
+    verdict = whole.verdict
+    if whole.causes:
+        verdict = "differs" if blamed else "agrees" if ways else "not seen"
+    if not theirs and len(ways) == 1 and len(whole.causes) == 1:
+        found = [sums.exact(ways[0], rank, group) for rank in world.ranks]
+        theirs, implied = tuple(found) if len(set(map(repr, found))) > 1 else (found[0],), True
+    furthest = max(theirs, key=lambda norm: _distance(own, [norm]), default=None)
+    difference = None if furthest is None else _relative(furthest, own)
+    return Line(group.label, len(keys), verdict, own, theirs, difference, whole.step, tuple(blamed), implied, True)
+
+
+def _measured(keys: set[Key], step: int, totals: Sequence[Seen]) -> tuple[float, ...]:
+    """What the script's own norm of just this group was, where all ranks saw the same."""
+    for seen in totals:
+        norms = {norm for norm in seen.norms[step] if norm is not None}
+        if seen.keys == keys and len(norms) == 1:
+            return tuple(norms)
+    return ()
+
+
+def _check_ourselves(exact: Sequence[float], ours: Sequence[OurStep], said: list[str]) -> None:
+    for step, (norm, answer) in enumerate(zip(exact, ours, strict=True)):
+        if math.isfinite(answer.norm) and not close(norm, answer.norm, _SAME):
+            said.append(
+                f"step {step}: the daemon's norm is {answer.norm!r}, the rows give {norm!r}; replicas differ, or this "
+                "is an error of gradsync"
+            )
+
+
+def _compare_ranks(world: World, name: str, theirs: Sequence[Sequence[float]], said: list[str]) -> None:
+    for step, norms in enumerate(theirs):
+        ranks: dict[str, list[str]] = {}
+        for rank, norm in zip(world.ranks, norms, strict=True):
+            ranks.setdefault(f"{norm:.9g}", []).append(str(rank))
+        if len(ranks) > 1:
+            seen = "; ".join(f"{norm} on {', '.join(who)}" for norm, who in ranks.items())
+            said.append(
+                f"{name}: ranks clip by different norms (step {step}: {seen}), so copies of a weight drift apart"
+            )
+            return
+
+
+def _part_name(keys: frozenset[Key]) -> str:
+    first = min(key[0] for key in keys) if keys else "nothing"
+    return f"part: {first}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
+
+
+def _relative(theirs: float, ours: float) -> float | None:
+    if not math.isfinite(ours) or not math.isfinite(theirs):
+        return None
+    return theirs / ours - 1 if ours else None if theirs else 0.0
+
+
+def _distance(ours: float, theirs: Sequence[float]) -> float:
+    if any(math.isfinite(norm) != math.isfinite(ours) for norm in theirs):
+        return math.inf
+    return max((abs(norm - ours) / ours for norm in theirs if math.isfinite(norm) and ours), default=0.0)

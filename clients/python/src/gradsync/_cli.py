@@ -1,0 +1,62 @@
+"""The command `gradsync`: `audit` a training script, `status` of a daemon."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ._cli_audit import add_audit, add_verdict
+from ._client import connect
+from .errors import GradsyncError
+
+__all__ = ["main", "status_main"]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code of the command."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        arguments = ["status", *arguments]  # what `python -m gradsync` alone means
+    parser = argparse.ArgumentParser(
+        prog="gradsync", description="Client of gradsyncd, the sidecar of PyTorch training. Default: status."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_audit(commands.add_parser)
+    add_verdict(commands.add_parser)
+    status = commands.add_parser("status", help="what a running daemon does now")
+    status.add_argument("--address", help="path of its socket (default: $GRADSYNC_ADDRESS, then the usual places)")
+    status.add_argument("--json", action="store_true", help="the whole answer as JSON")
+    status.set_defaults(run=_status)
+    command: list[str] = []
+    if "--" in arguments:
+        where = arguments.index("--")
+        arguments, command = arguments[:where], arguments[where + 1 :]
+    options = parser.parse_args(arguments)
+    options.command = command
+    try:
+        return int(options.run(options))
+    except GradsyncError as error:
+        print(error, file=sys.stderr)
+        return 1 if options.run is _status else 2
+
+
+def status_main() -> int:
+    """`gradsync-status`."""
+    return main(["status", *sys.argv[1:]])
+
+
+def _status(options: argparse.Namespace) -> int:
+    with connect(options.address) as client:
+        status = client.status()
+    if options.json:
+        print(json.dumps(status, indent=2))
+        return 0
+    print(f"gradsyncd {status['version']} pid {status['pid']}: {status['state']}, up {status['uptime_s']:.0f} s")
+    for job in status["jobs"]:
+        print(
+            f"  {job['job']}: {job['state']} ({job['reason']}), world size {job['world_size']}, "
+            f"data path {job['data_path']}, "
+            f"last step {job['last_step']}, {job['steps_committed']} done, {job['steps_failed']} failed"
+        )
+    return 0

@@ -1,0 +1,235 @@
+"""One rank of `gradsync audit`: measures the gradients that the script's clip is given, and writes what was found.
+
+Nothing is sent, waited for or raised here, no collective is added, and no gradient, weight or random number changes.
+After some steps the functions are torch's again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import GeneratorType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gradsync._audit import _hooks
+from gradsync._audit._findings import Call, RankWriter, Step
+
+from ._audit_model import Declaration, Hints, discover
+from ._audit_numbers import Norm, norm_of, own_norms, rows_of
+from ._held_gradients import HeldGradients
+
+__all__ = ["Recorder", "declared", "from_environment", "observed", "rank_and_world"]
+
+_log = logging.getLogger("gradsync")
+_declaration: Declaration | None = None  # of gradsync.torch.init or audit, where the script calls them
+_recorder: Recorder | None = None
+
+
+def from_environment() -> _hooks.Recorder | None:
+    """The recorder of a process that `gradsync audit` started."""
+    asked = _hooks.options()
+    if asked is None:
+        return None
+    return begin(Path(asked["folder"]), int(asked["steps"]), Hints.of(asked)).around
+
+
+def begin(folder: Path, steps: int, hints: Hints) -> Recorder:
+    global _recorder
+    _recorder = Recorder(folder, steps, hints)
+    _hooks.start(_recorder.around)
+    return _recorder
+
+
+def declared(declaration: Declaration) -> None:
+    """What the script itself says of its model goes before what would be found."""
+    global _declaration
+    if _recorder is not None or _hooks.options() is not None:
+        _declaration = declaration
+
+
+def observed(norm: torch.Tensor | float | None) -> None:
+    """A script that clips by functions of its own tells its norm."""
+    if _recorder is None and _hooks.options() is not None and not _hooks.ended():
+        from_environment()
+    if _recorder is not None:
+        _recorder.observe(norm)
+
+
+def rank_and_world() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Recorder:
+    """Calls belong to the thread that clips."""
+
+    def __init__(self, folder: Path, steps: int, hints: Hints) -> None:
+        self._folder, self._hints = folder, hints
+        self._wanted = steps
+        self._pid = os.getpid()
+        self._writer: RankWriter | None = None
+        self._held: HeldGradients | None = None
+        self._open: Step | None = None
+        self._calls: list[Call] = []
+        self._multiplied: set[int] = set()
+        self._parameters: list[nn.Parameter] = []
+        self._index: dict[int, int] = {}
+        self._done = 0
+        self._ended = False
+        self._unhook: Callable[[], None] = lambda: None
+        atexit.register(self.close)
+
+    def around(self, kind: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the original with what it was given, and looks on."""
+        name = "tensors" if kind == "total" else "parameters"
+        found = args[0] if args else kwargs.get(name)
+        if isinstance(found, (torch.Tensor, type(None))):
+            given = [] if found is None else [found]
+        else:
+            given = list(found)  # may be a generator, which only one of us could read
+            again = iter_like(found, given)
+            args, kwargs = ((again, *args[1:]), kwargs) if args else (args, {**kwargs, name: again})
+        p = _argument(args, kwargs, 2, "norm_type", 2.0) if kind == "clip" else None
+        p = _argument(args, kwargs, 1, "norm_type", 2.0) if kind == "total" else p
+        self._guarded(lambda: self._before(kind, given, p))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            self._guarded(lambda: self._after(kind, given, p, None))
+            raise
+        norm = _argument(args, kwargs, 2, "total_norm", None) if kind == "apply" else result
+        self._guarded(lambda: self._after(kind, given, p, norm))
+        return result
+
+    def observe(self, norm: torch.Tensor | float | None) -> None:
+        """All gradients as they are now, beside this norm of them."""
+
+        def look() -> None:
+            given = [] if _declaration is None else list(_declaration.parameters)
+            self._before("clip", given, None)
+            self._after("clip", given, None, norm)
+
+        self._guarded(look)
+
+    def close(self) -> None:
+        """At the end of the script: what was seen until now is all."""
+        if not self._ended and os.getpid() == self._pid:
+            self._guarded(self._finish_step)
+            self._guarded(self._end)
+
+    # inside
+
+    def _guarded(self, look: Callable[[], None]) -> None:
+        if self._ended or os.getpid() != self._pid:
+            return
+        try:
+            with torch.no_grad():
+                look()
+        except Exception as error:
+            _log.warning("gradsync audit: this rank is not audited any further: %s", error)
+            try:
+                self._open_file(rank_and_world()[0]).failed(f"{type(error).__name__}: {error}")
+            except OSError as unwritten:
+                _log.warning("gradsync audit: %s", unwritten)
+            self._end()
+
+    def _before(self, kind: str, given: Sequence[torch.Tensor], p: float | None) -> None:
+        if self._is_of_next_step(kind, set(map(id, given))):
+            self._finish_step()
+        if self._ended:
+            return
+        if self._held is None:
+            self._declare(given, kind, 2.0 if p is None else float(p))
+        if self._open is None:
+            assert self._held is not None
+            gradients = self._held.gather()
+            rows = rows_of(self._held.measurer(self._p), gradients)
+            self._open = Step(rows, own_norms(gradients, self._p), ())
+
+    def _after(self, kind: str, given: Sequence[torch.Tensor], p: float | None, norm: Any) -> None:
+        if self._open is None or self._ended:
+            return
+        seen = Norm(None, "float32") if norm is None else norm_of(norm, rank_and_world()[0])
+        by_id = self._index
+        if kind == "total":
+            by_id = {id(parameter.grad): i for i, parameter in enumerate(self._parameters)}
+        chosen = {by_id[id(tensor)] for tensor in given if id(tensor) in by_id}
+        strange = [t for t in given if id(t) not in by_id and (kind == "total" or t.grad is not None)]
+        whole = chosen >= {i for i, row in enumerate(self._open.rows) if row is not None}
+        order = self._p if p is None else float(p)
+        call = Call(
+            kind, order, seen.value, seen.dtype, None if whole else tuple(sorted(chosen)), seen.over, len(strange)
+        )
+        self._calls.append(call)
+        if kind != "total":
+            self._multiplied |= set(map(id, given))
+
+    def _is_of_next_step(self, kind: str, ids: set[int]) -> bool:
+        """Where no optimizer of torch says that a step is over: gradients that were multiplied come again."""
+        if kind == "total":
+            return any(id(parameter.grad) in ids for parameter in self._parameters if id(parameter) in self._multiplied)
+        return bool(ids & self._multiplied) or (not ids and any(call.kind == kind for call in self._calls))
+
+    def _declare(self, given: Sequence[torch.Tensor], kind: str, p: float) -> None:
+        rank, world_size = rank_and_world()
+        if kind == "total":
+            given = _owners(given)
+        found = _declaration or discover(given, self._hints, rank, world_size)
+        self._parameters = list(found.parameters)
+        self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
+        self._p = p
+        self._held = HeldGradients(self._parameters, found.tensors)
+        writer = self._open_file(rank)
+        writer.head(rank, world_size, {m.name: m.axes for m in found.meshes}, found.tensors, p, found.notes)
+        self._unhook = register_optimizer_step_pre_hook(lambda *_: self._guarded(self._finish_step)).remove
+
+    def _open_file(self, rank: int) -> RankWriter:
+        if self._writer is None:
+            self._writer = RankWriter(self._folder, rank)
+        return self._writer
+
+    def _finish_step(self) -> None:
+        if self._open is None:
+            return
+        step, self._open = Step(self._open.rows, self._open.own, self._calls), None
+        self._calls, self._multiplied = [], set()
+        assert self._writer is not None
+        self._writer.step(step)
+        self._done += 1
+        if self._done == self._wanted:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        _hooks.end()
+        self._unhook()
+        atexit.unregister(self.close)
+        self._held, self._parameters, self._index = None, [], {}  # the model is not kept alive
+        if self._writer is not None:
+            self._writer.done()
+
+
+def iter_like(found: Any, items: list[torch.Tensor]) -> Any:
+    """The items, as a generator where they came from one: torch warns of empty generators alone."""
+    return (item for item in items) if isinstance(found, GeneratorType) else items
+
+
+def _owners(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parameters that have these gradients."""
+    wanted = set(map(id, gradients))
+    parameters = [one for one in gc.get_objects() if issubclass(type(one), nn.Parameter)]
+    return [one for one in parameters if one.grad is not None and id(one.grad) in wanted]
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name, default)

@@ -1,0 +1,142 @@
+"""What a script does not say of its model, found in this process: the modules of its parameters, and their meshes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import gradsync
+
+from ._mesh_axes import JobMesh
+from ._placed import Experts, Placer, is_dtensor
+
+__all__ = ["Declaration", "Hints", "declare", "discover"]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a rank says of its model."""
+
+    meshes: Sequence[JobMesh]
+    parameters: Sequence[nn.Parameter]
+    tensors: Sequence[gradsync.Tensor]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the caller of the audit says of meshes; an empty one says nothing."""
+
+    meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    pp: str | None = None
+    experts: Sequence[Experts] = ()
+    tied: Sequence[Sequence[str]] = ()
+
+    @classmethod
+    def of(cls, wire: Mapping[str, Any]) -> Hints:
+        return cls(
+            wire.get("meshes") or {},
+            wire.get("pp"),
+            [Experts(names, held, axes) for names, held, axes in wire.get("ep") or ()],
+            wire.get("tied") or (),
+        )
+
+
+def discover(given: Sequence[torch.Tensor], hints: Hints, rank: int, world_size: int) -> Declaration:
+    """From the tensors of a first call.
+
+    Raises:
+        UsageError: a parameter has no place in the meshes; says which and what to do.
+    """
+    from ._init import _parameters
+
+    notes: list[str] = []
+    named = _parameters(_roots(given))
+    known = set(map(id, named.values()))
+    strange = [p for p in given if isinstance(p, nn.Parameter) and id(p) not in known and p.requires_grad]
+    if strange:
+        notes.append(f"{len(strange)} parameters of rank {rank} are in no module; they are named by their position")
+        named |= {f"parameter.{number}": parameter for number, parameter in enumerate(strange)}
+    meshes = _meshes(list(named.values()), hints, rank, world_size)
+    return declare(named, meshes, hints, notes)
+
+
+def declare(
+    named: Mapping[str, nn.Parameter], meshes: Sequence[JobMesh], hints: Hints, notes: Sequence[str] = ()
+) -> Declaration:
+    """Places parameters; what DTensors do not say, `hints` does."""
+    from ._init import _pipeline_axis, _tied_ids
+
+    placer = Placer(meshes, _pipeline_axis(hints.pp, meshes[0]), hints.experts, _tied_ids(hints.tied), True)
+    tensors = [placer.place(name, parameter, None) for name, parameter in named.items()]
+    return Declaration(meshes, list(named.values()), tensors, notes)
+
+
+def _roots(given: Sequence[torch.Tensor]) -> list[nn.Module]:
+    """The outermost modules that hold these parameters, as few as do, in the order of the parameters."""
+    place = {id(parameter): number for number, parameter in reversed(list(enumerate(given)))}
+    # type(): isinstance would ask objects for their class, and lazy ones would wake up.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    inner = {id(child) for one in modules for child in (one.__dict__.get("_modules") or {}).values()}
+    held: list[tuple[nn.Module, set[int]]] = []
+    for one in modules:
+        if id(one) not in inner and "_parameters" in one.__dict__:
+            mine = {place[id(parameter)] for parameter in one.parameters() if id(parameter) in place}
+            if mine:
+                held.append((one, mine))
+    held.sort(key=lambda pair: (-len(pair[1]), min(pair[1]), type(pair[0]).__qualname__))
+    chosen: list[tuple[int, nn.Module]] = []
+    covered: set[int] = set()
+    for one, mine in held:
+        if not mine <= covered:
+            covered |= mine
+            chosen.append((min(mine), one))
+    return [one for _, one in sorted(chosen, key=lambda pair: pair[0])]
+
+
+def _meshes(parameters: Sequence[nn.Parameter], hints: Hints, rank: int, world_size: int) -> list[JobMesh]:
+    """All over the whole job that there are, so that ranks agree; those with a pipeline axis first."""
+    if hints.meshes:
+        return [JobMesh(name, axes, rank) for name, axes in hints.meshes.items()]
+    found: dict[tuple[tuple[str, int], ...], None] = {}
+    for mesh in [*_of_parameters(parameters), *_alive()]:
+        ranks = _root(mesh).mesh
+        if ranks.flatten().tolist() == list(range(world_size)):
+            found[tuple(zip(_names(_root(mesh)), map(int, ranks.shape), strict=True))] = None
+    if not found:
+        return [JobMesh("mesh", {"dp": world_size}, rank)]
+    pp = hints.pp or "pp"
+    order = sorted(found, key=lambda axes: (pp not in dict(axes), -len(axes), axes))
+    return [JobMesh("_".join(name for name, _ in axes), dict(axes), rank) for axes in order]
+
+
+def _of_parameters(parameters: Sequence[nn.Parameter]) -> list[Any]:
+    return [parameter.device_mesh for parameter in parameters if is_dtensor(parameter)]  # type: ignore[attr-defined]
+
+
+def _alive() -> list[Any]:
+    try:
+        from torch.distributed.device_mesh import DeviceMesh
+    except ImportError:
+        return []
+    return [one for one in gc.get_objects() if type(one) is DeviceMesh]
+
+
+def _root(mesh: Any) -> Any:
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    from torch.distributed.device_mesh import _mesh_resources  # torch before 2.8
+
+    resources: Any = _mesh_resources
+    return resources.get_root_mesh(mesh)
+
+
+def _names(mesh: Any) -> tuple[str, ...]:
+    if mesh.mesh_dim_names:
+        return tuple(mesh.mesh_dim_names)
+    return ("dp",) if mesh.mesh.ndim == 1 else tuple(f"dim{number}" for number in range(mesh.mesh.ndim))
