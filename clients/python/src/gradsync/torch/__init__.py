@@ -10,6 +10,7 @@ loss.backward(); norm = gradsync.torch.clip_grad_norm_(model.parameters(), 1.0)
 """
 
 from ._attach import attach
+from ._audit_line import Audit, audit
 from ._errors import GradientRefused, LateGradient, ModeNotAvailable, ModuleRefused, ParameterChanged
 from ._gradsync import GradSync
 from ._init import clip_grad_norm_, clip_grads_with_norm_, close, get_total_norm, init, last_report, observe
@@ -20,6 +21,7 @@ from ._recorder import Counters
 from ._session import Session
 
 __all__ = [
+    "Audit",
     "Counters",
     "Experts",
     "GradSync",
@@ -33,6 +35,7 @@ __all__ = [
     "ParameterChanged",
     "Session",
     "attach",
+    "audit",
     "clip_grad_norm_",
     "clip_grads_with_norm_",
     "close",

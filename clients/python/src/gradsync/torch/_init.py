@@ -16,7 +16,8 @@ import gradsync
 from gradsync._launch import Launch, resolve_launch
 from gradsync.errors import CallTimeout, NotAttached, UsageError, local_error
 
-from . import _framework
+from . import _audit, _framework
+from ._audit_model import Declaration
 from ._errors import ModeNotAvailable
 from ._mesh_axes import JobMesh, job_meshes
 from ._module_tree import clean_name
@@ -104,6 +105,7 @@ def init(
             _log.warning("gradsync observe: nothing is observed: %s", error)
             _current = _framework.Off()
             return _current
+        _audit.declared(Declaration(meshes, list(named.values()), tensors))
         within = _OBSERVE_S if timeout is None else timeout
 
         def declare(answered: Callable[[], None]) -> tuple[gradsync.ReducedGrads, Callable[[], None]]:
@@ -153,6 +155,7 @@ def observe(norm: torch.Tensor | float | None = None) -> None:
     """
     session = _session()
     if isinstance(session, Observer):
+        _audit.observed(norm)
         session.observe(norm)
     elif isinstance(session, Session):
         raise UsageError("observe() in mode clip: call clip_grad_norm_() of this module, or set GRADSYNC_MODE=observe")
