@@ -1,4 +1,4 @@
-"""A training step of the demo's model with everything in it: ours against DistributedDataParallel and torch's clip."""
+"""A training step of the demo's model with everything in it, against DistributedDataParallel and torch's clip."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ WORLD_SIZE = 2
 BLOCK = 5  # steps in a turn
 WARM_UP_ROUNDS = 3
 ROUNDS_FACTOR = 2  # Blocks are short, so there are more of them than rounds of the other benchmarks.
-BACKENDS = {"gradsync": "gradsync", "torch_ddp": "ddp"}
 # Both trainings see the same data from the same weights, so that their first steps agree but for rounding.
 TOLERANCE = 1e-3
 
@@ -29,24 +28,26 @@ def check(contenders: dict[str, Ranks]) -> None:
         raise RuntimeError(f"the two trainings differ: ours {ours}, torch_ddp {theirs}")
 
 
-def run(name: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
+def run(name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
+    """`backend` of clients/python/examples/train_char.py against its `ddp`."""
+    backends = {backend: backend, "torch_ddp": "ddp"}
     rounds *= ROUNDS_FACTOR
     threads = max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE)
-    samples: dict[str, list[float]] = {contender: [] for contender in BACKENDS}
+    samples: dict[str, list[float]] = {contender: [] for contender in backends}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
         environment = {
             "TORCHELASTIC_RUN_ID": "bench",
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
             "OMP_NUM_THREADS": str(threads),
             "GLOO_SOCKET_IFNAME": "lo",
             "GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binaries / "gradsyncd", folder)),
         }
         contenders: dict[str, Ranks] = {}
-        for contender, backend in BACKENDS.items():
+        for contender, way in backends.items():
             print(f"{name}: starting {contender}", flush=True)
-            contenders[contender] = Ranks("train", WORLD_SIZE, {"backend": backend, "block": BLOCK}, environment)
+            environment["MASTER_PORT"] = str(free_port())
+            contenders[contender] = Ranks("train", WORLD_SIZE, {"backend": way, "block": BLOCK}, environment)
             stack.callback(contenders[contender].close)
         for round_index in range(-WARM_UP_ROUNDS, rounds):
             # Each goes first in every other round.
@@ -58,7 +59,7 @@ def run(name: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str
                 for contender, milliseconds in times.items():
                     samples[contender].append(round(milliseconds, 4))
             label = "warm-up" if round_index < 0 else f"round {round_index + 1}/{rounds}"
-            figures = ", ".join(f"{contender} {times[contender]:.1f}" for contender in BACKENDS)
+            figures = ", ".join(f"{contender} {times[contender]:.1f}" for contender in backends)
             print(f"{name}: {label}: {figures} ms", flush=True)
     config = {
         "world_size": WORLD_SIZE,
@@ -69,4 +70,4 @@ def run(name: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str
         "rounds": rounds,
         "wanted_ratio": wanted_ratio,
     }
-    return results.write(name, "ms", samples["gradsync"], {"torch_ddp": samples["torch_ddp"]}, None, config)
+    return results.write(name, "ms", samples[backend], {"torch_ddp": samples["torch_ddp"]}, None, config)

@@ -2,7 +2,7 @@
 
     gradsyncd run -- torchrun --nproc-per-node 2 clients/python/examples/train_char.py --backend gradsync
 
-`Sidecar` and `Ddp` are the two ways; everything else is the same for both. With `--json PREFIX` rank r writes
+`Sidecar` and `Ddp` are the two ways, `Observed` is `Ddp` with a second opinion; everything else is the same. With `--json PREFIX` rank r writes
 PREFIX.r, a JSON object per line: one for each step, one for each checked step, one at the end.
 """
 
@@ -75,7 +75,27 @@ class Ddp:
         distributed.destroy_process_group()
 
 
-BACKENDS = {"gradsync": Sidecar, "ddp": Ddp}
+class Observed(Ddp):
+    """torch as before, with gradsync measuring beside it: `last_report()` has the second opinion."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, accumulate: int, max_norm: float) -> None:
+        import gradsync.torch
+
+        super().__init__(model, optimizer, accumulate, max_norm)
+        gradsync.torch.init(model, mode="observe")
+        self._clip = gradsync.torch.clip_grad_norm_
+
+    def reduce_and_clip(self) -> float:
+        return float(self._clip(self.module.parameters(), self._max_norm))
+
+    def close(self) -> None:
+        import gradsync.torch
+
+        gradsync.torch.close()
+        super().close()
+
+
+BACKENDS = {"gradsync": Sidecar, "ddp": Ddp, "observe": Observed}
 
 
 class Run:

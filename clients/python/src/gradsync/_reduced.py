@@ -85,7 +85,7 @@ class ReducedGrads(Declared):
     ) -> StepReport:
         """Completes the step on all ranks; each then multiplies all it holds of a clip group by its coefficient.
 
-        `step` defaults to the one after the last; `max_norm` replaces those of all clip groups for this step.
+        `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
 
         Raises:
             NotReady: rows were not written; nothing was sent and the step stays open.
