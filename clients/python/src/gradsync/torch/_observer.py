@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Observation", "Observer"]
 
-PATIENCE_S = 0.1
+PATIENCE_S = 0.08  # with what the machine adds, below the 100 ms that are promised
 _JOIN_S = 1.0
 _log = logging.getLogger("gradsync")
 
