@@ -19,7 +19,7 @@ from test_torch_drop_ins import Norms, backward, copies, daemon, net, norms  # n
 
 import gradsync.torch as gst
 from gradsync.errors import UsageError
-from gradsync.torch._observer import Observation, Observer
+from gradsync.torch._observer import PATIENCE_S, Observation, Observer
 
 PATIENT_S = 20.0
 
@@ -132,7 +132,7 @@ def test_a_daemon_that_answers_no_more_is_waited_for_once(daemon: Any, norms: No
     observer._idle.wait = lambda timeout=None: (waits.append(timeout), inner(timeout))[1]
     assert same(train(model, gst.clip_grad_norm_, steps=8), expected)
     assert observer.skipped == 7
-    assert waits == [0.1, 0.1]  # before the first step, and once in vain
+    assert waits == [PATIENCE_S] * 2  # before the first step, and once in vain
     going.set()
     assert observer.wait(PATIENT_S).report.step == 0
     backward(model)
