@@ -17,7 +17,7 @@ from ._findings import RankFindings
 
 __all__ = ["Group", "World", "combined", "group_of", "row_norm"]
 
-Key = tuple[str, tuple[tuple[str, int], ...]]  # name, and the coordinates that `Only` gives it
+Key = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]  # name, and the coordinates that `Only` gives it
 
 
 def combined(norms: Iterable[float], p: float) -> float:
@@ -105,20 +105,12 @@ class World:
             found = [one + (place - here) * strides[axis] for one in found for place in range(sizes[axis])]
         return tuple(sorted(found))
 
-    def keys_in(self, group: Group) -> set[Key]:
-        return {
-            key
-            for rank, groups in self.groups_of.items()
-            for key, one in zip(self.keys_of[rank], groups, strict=True)
-            if one == group
-        }
-
 
 def _key(tensor: Tensor) -> Key:
     only = [
-        (axis, placement.at[0])
-        for axis, placement in tensor.placements.items()
-        if isinstance(placement, Only) and isinstance(axis, str)
+        ("+".join((axes,) if isinstance(axes, str) else axes), placement.at)
+        for axes, placement in tensor.placements.items()
+        if isinstance(placement, Only)
     ]
     return tensor.name, tuple(sorted(only))
 

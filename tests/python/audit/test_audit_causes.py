@@ -1,0 +1,277 @@
+"""Each known mistake, planted into a norm by hand: the audit names it, and only it, or says what else predicts it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from planted import Logical, Planted, kinds, only, replicate, shard
+
+from gradsync._audit._findings import Call
+
+DENSE = Logical("dense", (6, 4), (replicate("ep"), replicate("dp")))
+EXPERTS = Logical("experts", (4, 3, 2), (shard(0, "ep"), replicate("dp")))
+MESH = {"dense": {"ep": 2, "dp": 3}}
+
+
+def experts(p: float = 2.0) -> Planted:
+    return Planted(MESH, [DENSE, EXPERTS], p)
+
+
+def right(world: Planted, step: int, rank: int) -> float:
+    return world.root(world.whole(step, *(tensor.name for tensor in world.steps[step].tensors)))
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
+def test_a_right_norm_agrees(p: float) -> None:
+    verdict = experts(p).judge(right)
+    assert verdict.exit_code == 0
+    assert [(line.name, line.tensors, line.verdict) for line in verdict.lines] == [
+        ("whole model", 2, "agrees"),
+        ("copied to all ranks", 1, "agrees"),
+        ("experts, over ep", 1, "agrees"),
+    ]
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
+def test_experts_left_out(p: float) -> None:
+    def norm(world: Planted, step: int, rank: int) -> float:
+        return world.root(world.whole(step, "dense") + world.power(step, rank, "experts"))
+
+    verdict = experts(p).judge(norm)
+    assert kinds(verdict) == [("axis_missing", "ep")]
+    assert verdict.exit_code == 1
+    assert [line.verdict for line in verdict.lines] == ["differs", "agrees", "differs"]
+    assert verdict.lines[2].implied
+    assert any("ranks clip by different norms" in finding for finding in verdict.findings)
+
+
+def test_copies_counted_once_per_rank() -> None:
+    verdict = experts().judge(lambda w, s, r: w.root(3 * w.whole(s, "dense") + w.whole(s, "experts")))
+    assert kinds(verdict) == [("double_count", "dp")]
+    assert verdict.lines[0].causes[0].groups == ("copied to all ranks",)
+
+
+def test_everything_counted_once_per_replica() -> None:
+    verdict = experts().judge(lambda w, s, r: w.root(3 * w.whole(s, "dense", "experts")))
+    assert kinds(verdict) == [("double_count", "dp")]
+    assert len(verdict.lines[0].causes[0].groups) == 2
+
+
+def test_summed_over_all_ranks() -> None:
+    verdict = experts().judge(lambda w, s, r: w.root(6 * w.whole(s, "dense") + 3 * w.whole(s, "experts")))
+    assert kinds(verdict) == [("all_ranks", None)]
+
+
+def test_experts_summed_twice() -> None:
+    verdict = experts().judge(lambda w, s, r: w.root(w.whole(s, "dense") + 2 * w.whole(s, "experts")))
+    assert kinds(verdict) == [("summed_twice", "ep")]
+    assert verdict.lines[0].causes[0].groups == ("experts, over ep",)
+
+
+def test_the_whole_summed_over_ep_once_more() -> None:
+    verdict = experts().judge(lambda w, s, r: w.root(2 * w.whole(s, "dense", "experts")))
+    assert kinds(verdict) == [("summed_twice", "ep")]
+    assert len(verdict.lines[0].causes[0].groups) == 2
+
+
+def test_powers_averaged() -> None:
+    verdict = experts().judge(lambda w, s, r: w.root(w.whole(s, "dense") + w.whole(s, "experts") / 2))
+    assert kinds(verdict) == [("averaged", "ep")]
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("averaged", 2), ("norms_added", 1)])
+def test_norms_averaged_or_added(kind: str, parts: int) -> None:
+    def norm(world: Planted, step: int, rank: int) -> float:
+        own = [world.root(world.whole(step, "dense") + world.power(step, r, "experts")) for r in (0, 3)]
+        return sum(own) / parts
+
+    assert kinds(experts().judge(norm)) == [(kind, "ep")]
+
+
+STAGES = [
+    Logical("first", (5, 3), (only(0, "pp"), shard(0, "dp"))),
+    Logical("second", (4, 3), (only(1, "pp"), shard(0, "dp"))),
+]
+
+
+def pipeline() -> Planted:
+    return Planted({"dense": {"pp": 2, "dp": 2}}, STAGES)
+
+
+def test_the_pipeline_left_out() -> None:
+    verdict = pipeline().judge(lambda w, s, r: w.root(w.whole(s, "first" if r < 2 else "second")))
+    assert kinds(verdict) == [("axis_missing", "pp")]
+    assert len(verdict.lines[0].theirs) == 4
+
+
+def test_what_a_rank_holds_itself() -> None:
+    verdict = pipeline().judge(lambda w, s, r: w.root(w.power(s, r, "first") + w.power(s, r, "second")))
+    assert kinds(verdict) == [("local_only", None)]
+
+
+def test_where_two_mistakes_predict_the_same_both_are_named() -> None:
+    tensors = [
+        Logical("copied", (3, 3), (replicate("dp"), replicate("tp"))),
+        Logical("split", (4,), (shard(0, "tp"), replicate("dp"))),
+    ]
+    world = Planted({"dense": {"dp": 2, "tp": 2}}, tensors)
+    verdict = world.judge(lambda w, s, r: w.root(2 * w.whole(s, "copied") + w.whole(s, "split")))
+    assert sorted(kinds(verdict)) == [("double_count", "dp"), ("double_count", "tp")]
+    assert verdict.lines[1].verdict == "differs"
+    assert not verdict.lines[1].implied  # of which of them?
+
+
+TIED = [
+    Logical("embed", (5, 3), (only(0, "pp"),), tied="e"),
+    Logical("head", (5, 3), (only(1, "pp"),), tied="e"),
+    Logical("other", (2, 3), (only(1, "pp"),)),
+]
+
+
+def test_a_tied_weight_counted_under_both_names() -> None:
+    world = Planted({"dense": {"pp": 2}}, TIED)
+    verdict = world.judge(lambda w, s, r: w.root(2 * w.whole(s, "embed") + w.whole(s, "other")))
+    assert [cause.kind for cause in verdict.lines[0].causes] == ["tied_twice"]
+    assert "'head'" in verdict.lines[0].causes[0].text
+
+
+def test_a_tied_weight_that_gradsync_was_not_told_of() -> None:
+    world = Planted({"dense": {"pp": 2}}, TIED)
+    for step in world.steps:
+        object.__setattr__(step, "tensors", tuple(replace(tensor, tied=None) for tensor in step.tensors))
+    verdict = world.judge(lambda w, s, r: w.root(w.whole(s, "embed") + w.whole(s, "other")))
+    assert [cause.kind for cause in verdict.lines[0].causes] == ["tied_once"]
+    assert "'embed' and 'head'" in verdict.lines[0].causes[0].text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_norm_in_the_gradients_own_dtype(dtype: str) -> None:
+    tensors = [Logical(f"t{i}", (31, 17), (replicate("dp"),), dtype=dtype) for i in range(9)]
+
+    def norm(world: Planted, step: int, rank: int) -> float:
+        values = [torch.from_numpy(v).to(getattr(torch, dtype)) for v in world.steps[step].values]
+        return float(torch.nn.utils.get_total_norm(values))
+
+    verdict = Planted({"dense": {"dp": 2}}, tensors).judge(norm, dtype=dtype)
+    assert [kind for kind, _ in kinds(verdict)] == ["low_precision"]
+    assert dtype in verdict.lines[0].causes[0].text
+
+
+@pytest.mark.parametrize(("factor", "kind", "theirs"), [(1e25, "overflow", math.inf), (1e-30, "underflow", 0.0)])
+def test_squares_out_of_range(factor: float, kind: str, theirs: float) -> None:
+    world = experts()
+    for step in world.steps:
+        object.__setattr__(step, "values", tuple(values * factor for values in step.values))
+    assert [name for name, _ in kinds(world.judge(lambda w, s, r: theirs))] == [kind]
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+def test_a_nan_that_the_norm_does_not_show(p: float) -> None:
+    world = experts(p)
+    for step in world.steps:
+        step.values[1][0, 0, 0] = math.nan
+    largest = max(abs(v) for v in world.steps[0].values[0].reshape(-1).tolist())
+
+    def norm(world: Planted, step: int, rank: int) -> float:
+        finite = [abs(v) for values in world.steps[step].values for v in values.reshape(-1).tolist() if v == v]
+        return max(finite) if math.isinf(p) else math.fsum(v**p for v in finite) ** (1 / p)
+
+    assert largest > 0
+    verdict = world.judge(norm)
+    assert [kind for kind, _ in kinds(verdict)] == ["nan_lost"]
+    assert "'experts' of rank 0" in verdict.lines[0].causes[0].text
+
+
+def test_a_nan_that_both_see_agrees() -> None:
+    world = experts()
+    for step in world.steps:
+        step.values[0][0, 0] = math.nan
+    assert world.judge(lambda w, s, r: math.inf).exit_code == 0
+
+
+def test_what_no_mistake_predicts_is_unknown_with_its_ratio() -> None:
+    verdict = experts().judge(lambda w, s, r: 1.37 * right(w, s, r))
+    assert kinds(verdict) == [("unknown", None)]
+    assert "1.37 times ours" in verdict.lines[0].causes[0].text
+    assert [line.verdict for line in verdict.lines[1:]] == ["not seen", "not seen"]
+
+
+def test_a_cause_has_to_predict_every_step() -> None:
+    def norm(world: Planted, step: int, rank: int) -> float:
+        times = 3 if step == 0 else 1
+        return world.root(times * world.whole(step, "dense") + world.whole(step, "experts"))
+
+    assert kinds(experts().judge(norm)) == [("unknown", None)]
+
+
+@pytest.mark.parametrize(("tolerance", "verdict"), [(None, "differs"), (0.01, "agrees")])
+def test_the_tolerance(tolerance: float | None, verdict: str) -> None:
+    found = experts().judge(lambda w, s, r: 1.001 * right(w, s, r), tolerance=tolerance)
+    assert found.lines[0].verdict == verdict
+
+
+def test_the_derived_tolerance_is_of_rounding_and_says_so() -> None:
+    found = experts().judge(right)
+    assert 1e-5 < found.tolerance < 1e-4
+    assert "2^-23" in found.tolerance_text
+    assert "2 tensors" in found.tolerance_text
+
+
+# what ranks call
+
+
+def test_products_by_one_norm_are_one_and_norms_of_parts_are_shown() -> None:
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        dense = world.root(world.whole(step, "dense"))
+        return [
+            Call("total", 2.0, dense, tensors=(0,)),
+            Call("total", 2.0, world.root(world.power(step, rank, "experts")), tensors=(1,)),
+            Call("apply", 2.0, norm, tensors=(0,)),
+            Call("apply", 2.0, norm, tensors=(1,)),
+        ]
+
+    world = experts()
+    verdict = world.judge(right, calls=calls)
+    assert [line.name for line in verdict.lines] == ["whole model", "copied to all ranks", "experts, over ep"]
+    assert verdict.lines[1].theirs == (world.root(world.whole(verdict.lines[1].step, "dense")),)
+    assert verdict.lines[2].theirs == ()  # every rank had another
+
+
+def test_parts_that_are_clipped_apart_are_judged_apart() -> None:
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        dense = world.root(world.whole(step, "dense"))
+        wrong = world.root(world.power(step, rank, "experts"))
+        return [Call("clip", 2.0, dense, tensors=(0,)), Call("clip", 2.0, wrong, tensors=(1,))]
+
+    world = experts()
+    verdict = world.judge(right, calls=calls)
+    assert [(line.name, line.verdict) for line in verdict.lines] == [
+        ("part: dense", "agrees"),
+        ("part: experts", "differs"),
+    ]
+    # These differ on the experts alone, so all ways to leave ep out are one.
+    assert ("axis_missing", "ep") in [(cause.kind, cause.axis) for cause in verdict.lines[1].causes]
+
+
+def test_a_norm_left_unreduced_is_put_together() -> None:
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        over = (rank % 2, rank % 2 + 2)
+        return [Call("clip", 2.0, norm, over=over)]
+
+    tensors = [Logical("w", (4, 3), (shard(0, "dp_shard"), replicate("tp")))]
+    world = Planted({"dense": {"dp_shard": 2, "tp": 2}}, tensors)
+    verdict = world.judge(lambda w, s, r: w.root(w.power(s, r, "w")), calls=calls)
+    assert verdict.exit_code == 0
+
+
+def test_a_norm_of_another_order_is_not_judged() -> None:
+    verdict = experts().judge(right, calls=lambda s, r, norm: [Call("clip", 1.0, norm)])
+    assert verdict.lines[0].verdict == "not seen"
+    assert verdict.exit_code == 2
+
+
+def test_replicas_that_differ_are_a_failure_of_their_own() -> None:
+    assert experts().judge(right, replicas_differ=True).exit_code == 1

@@ -1,0 +1,154 @@
+"""What ranks write, what keeps an audit from a verdict, and how a verdict reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from planted import Logical, Planted, replicate, shard
+
+import gradsync
+from gradsync._audit import _examine
+from gradsync._audit._causes import Cause
+from gradsync._audit._examine import complete, examine
+from gradsync._audit._findings import DONE, Call, RankWriter, Step, rank_path, read_ranks
+from gradsync._audit._table import as_json, as_text
+from gradsync._audit._verdict import Line, Verdict
+from gradsync._row import Row
+
+TENSOR = gradsync.Tensor(
+    "w",
+    (4, 6),
+    local_shape=(2, 3),
+    mesh="m",
+    placements={
+        ("a", "b"): gradsync.Shard(0),
+        "tp": gradsync.Shard(0),
+        "pp": gradsync.Only(1),
+        "dp": gradsync.Replicate(),
+    },
+    split_order=("tp", "a", "b"),
+    tied="t",
+    weight_fingerprint="weights=1",
+)
+STEP = Step(
+    [Row(1.5, 1e-20, 2.0, 3.0, 1, 1, 2**64 - 1), None],
+    [math.inf, None],
+    [Call("clip", 2.0, math.nan, "bfloat16", (0,), (0, 2), 3), Call("total", math.inf, None)],
+)
+
+
+def written(folder: Path, rank: int = 0, world_size: int = 1, steps: int = 1, p: float = 2.0) -> RankWriter:
+    writer = RankWriter(folder, rank)
+    writer.head(rank, world_size, {"m": dict.fromkeys(("pp", "a", "b", "tp", "dp"), 1)}, [TENSOR], p, ["a note"])
+    for _ in range(steps):
+        writer.step(STEP)
+    return writer
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    written(tmp_path).done()
+    (found,) = read_ranks(tmp_path).values()
+    assert list(found.tensors) == [TENSOR]
+    assert found.notes == ["a note"]
+    assert repr(found.steps[0].rows) == repr(STEP.rows)
+    assert found.steps[0].own == STEP.own
+    assert repr(found.steps[0].calls) == repr(STEP.calls)
+    assert found.done
+    assert found.failed is None
+
+
+def test_a_line_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
+    written(tmp_path, steps=2).done()
+    path = rank_path(tmp_path, 0)
+    path.write_text(path.read_text()[: -len(DONE) - 5])
+    (found,) = read_ranks(tmp_path).values()
+    assert len(found.steps) == 1
+    assert not found.done
+
+
+def test_complete_is_when_every_rank_is_done(tmp_path: Path) -> None:
+    assert not complete(tmp_path)
+    written(tmp_path, 0, 2).done()
+    assert not complete(tmp_path)
+    second = written(tmp_path, 1, 2)
+    assert not complete(tmp_path)
+    second.done()
+    assert complete(tmp_path)
+
+
+def test_why_there_is_no_verdict(tmp_path: Path) -> None:
+    assert "no process called clip_grad_norm_" in str(examine(tmp_path, None).reason)
+    written(tmp_path, 0, 3).done()
+    assert "ranks 1, 2 of 3 never called" in str(examine(tmp_path, None).reason)
+    written(tmp_path, 1, 3, steps=0).done()
+    written(tmp_path, 2, 3).done()
+    assert "no step was completed" in str(examine(tmp_path, None).reason)
+    written(tmp_path, 1, 3, p=1.0).done()
+    assert "different orders: 1.0, 2.0" in str(examine(tmp_path, None).reason)
+    writer = RankWriter(tmp_path, 1)
+    writer.failed("ModuleRefused: 'w': its mesh is another")
+    writer.done()
+    verdict = examine(tmp_path, None)
+    assert "rank 1: ModuleRefused" in str(verdict.reason)
+    assert "gradsync.torch.audit(" in verdict.advice
+    assert verdict.exit_code == 2
+
+
+def test_no_daemon_is_a_reason(tmp_path: Path) -> None:
+    written(tmp_path).done()
+    verdict = examine(tmp_path, str(tmp_path / "none.sock"))
+    assert "no daemon gave the exact norm" in str(verdict.reason)
+    assert _examine.LINE in _examine._ADVICE
+
+
+@pytest.fixture
+def verdict() -> Verdict:
+    cause = Cause("double_count", "counted 3 times: " + 40 * "long " + "text", "leave 'dp' out", ("over ep",), "dp")
+    lines = [
+        Line("whole model", 3, "differs", 2.0, (3.0, 4.0), 1.0, 1, (cause, Cause("unknown", "nothing"))),
+        Line("over ep", 3, "differs", 2.0, (4.0,), 1.0, 1, (cause,), True, True),
+        Line("part: w", 1, "agrees", math.nan, (math.inf,), None),
+    ]
+    return Verdict(5, 2, math.inf, 2e-5, "from dtype", lines, ("ranks differ",))
+
+
+def test_the_table(verdict: Verdict) -> None:
+    text = as_text(verdict)
+    assert "5 steps, 2 ranks, norms of order inf" in text
+    assert "3…4" in text
+    assert "4 (implied)" in text
+    assert "+100.00 %" in text
+    assert "2 causes predict this; these steps cannot tell them apart" in text
+    assert "double_count" in text
+    assert "leave 'dp' out" in text
+    assert "ranks differ" in text
+    assert "within 2e-05 (from dtype)" in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert verdict.exit_code == 1
+
+
+def test_json_carries_what_json_cannot(verdict: Verdict) -> None:
+    found = json.loads(json.dumps(as_json(verdict), allow_nan=False))
+    assert found["norm_type"] == "Infinity"
+    assert found["lines"][2]["ours"] == "NaN"
+    assert found["lines"][0]["theirs"] == [3.0, 4.0]
+    assert found["lines"][0]["causes"][0]["groups"] == ["over ep"]
+    assert found["exit_code"] == 1
+
+
+def test_nothing_audited_reads_as_such() -> None:
+    verdict = Verdict(reason="because", advice="do this")
+    assert as_text(verdict).splitlines() == ["gradsync audit: nothing could be audited: because", "  -> do this"]
+    assert as_json(verdict)["reason"] == "because"
+    assert verdict.exit_code == 2
+
+
+def test_a_right_world_reads_well() -> None:
+    tensors = [Logical("w", (4, 3), (shard(0, "ep"), replicate("dp")))]
+    planted = Planted({"dense": {"dp": 2, "ep": 2}}, tensors)
+    text = as_text(planted.judge(lambda w, s, r: w.root(w.whole(s, "w"))))
+    assert "experts, over ep" in text
+    assert "cause" not in text
