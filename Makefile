@@ -1,9 +1,9 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sanitize bench fuzz mutants gpu-test gpu-bench lint format clean
+.PHONY: help setup build demo test sanitize bench fuzz mutants gpu-test gpu-bench gpu-experiments lint format clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install packages and the Python environment (build/venv)
 	@scripts/setup.sh
@@ -35,6 +35,9 @@ gpu-test: ## test the CUDA kernels on a GPU, also under compute-sanitizer (OUT=f
 
 gpu-bench: ## time the CUDA kernels against a copy and torch, and profile them (OUT=folder)
 	@scripts/gpu_bench.sh
+
+gpu-experiments: ## ask a GPU how trainer, sidecar and NCCL share it; under 10 minutes (OUT=folder, ONLY="name …")
+	@ONLY="$(ONLY)" scripts/gpu_experiments.sh
 
 lint: setup ## layers, formatting, ruff, mypy, shellcheck
 	@scripts/lint.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the kernels, their GPU tests and benchmark into build/gpu/bin, for GPU_ARCHITECTURES (default: those of Hopper).
+# Builds the kernels, their GPU tests and benchmark, and the GPU experiments into build/gpu/bin, for GPU_ARCHITECTURES
+# (default: those of Hopper); or only the targets that are named.
 # The programs can be carried to another machine of this processor type.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,4 +11,6 @@ cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADSYNC_KERNELS_O
   -DGRADSYNC_NVCC="$nvcc" -DGRADSYNC_CUDA_ARCHITECTURES="${GPU_ARCHITECTURES:-90-real}" >"$log" 2>&1 ||
   { cat "$log" >&2 && exit 1; }
 grep -i 'not found: gpu_test' "$log" || true
-cmake --build build/gpu --parallel "${JOBS:-$(nproc)}"
+targets=()
+[ $# -eq 0 ] || targets=(--target "$@")
+cmake --build build/gpu --parallel "${JOBS:-$(nproc)}" "${targets[@]}"
