@@ -165,14 +165,23 @@ Environment with(Environment environment, const std::string& key, const std::str
 
 Environment lazy_environment() { return with(eager_environment(), "CUDA_MODULE_LOADING", "LAZY"); }
 
+void start_all(std::initializer_list<Worker*> workers) {
+  for (Worker* worker : workers) {
+    if (!worker->refused().empty()) {
+      throw std::runtime_error("a worker could not be set apart: " + worker->refused());
+    }
+    worker->send(Message("start"));
+  }
+  for (Worker* worker : workers) {
+    (void)worker->reply(40);
+  }
+}
+
 Worker started(WorkerOptions options, int priority) {
   if (options.environment.empty()) {
     options.environment = eager_environment();
   }
   Worker worker(options);
-  if (!worker.refused().empty()) {
-    throw std::runtime_error("worker '" + options.name + "' could not be set apart: " + worker.refused());
-  }
   (void)worker.call(Message("start").set("priority", priority), 40);
   return worker;
 }

@@ -5,6 +5,7 @@
 #include "gpu/experiments/cuda_calls.hpp"
 #include "gpu/experiments/worker.hpp"
 
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -59,6 +60,9 @@ Environment lazy_environment();
 
 /// The same with one setting changed or added.
 Environment with(Environment environment, const std::string& key, const std::string& value);
+
+/// Contexts for workers that were just made, at the same time, because each takes long.
+void start_all(std::initializer_list<Worker*> workers);
 
 /// A worker that has its context. Streams of lower priority numbers go first; CUDA limits them to what the device has.
 Worker started(WorkerOptions options, int priority = 0);

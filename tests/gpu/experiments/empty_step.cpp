@@ -129,8 +129,8 @@ struct Way {
 void steps(JsonLine& line, Way way, std::int64_t rounds, const Environment& environment = eager_environment()) {
   const SocketPair first = socket_pair();
   const SocketPair second = socket_pair();
-  Worker trainer = started({.name = "trainer", .environment = environment, .peer_socket = first.ours});
-  Worker worker = started(
+  Worker trainer({.name = "trainer", .environment = environment, .peer_socket = first.ours});
+  Worker worker(
       {.name = "worker", .environment = environment, .peer_socket = way.through_daemon ? second.theirs : first.theirs}
   );
   std::optional<Worker> daemon;
@@ -141,6 +141,7 @@ void steps(JsonLine& line, Way way, std::int64_t rounds, const Environment& envi
   for (const int socket : {first.ours, first.theirs, second.ours, second.theirs}) {
     (void)close(socket);
   }
+  start_all({&trainer, &worker});
   (void)trainer.call(Message("allocate").set("block", "page").set("bytes", 2 * kMiB));
   (void)trainer.call(Message("fill").set("block", "page").set("words", kMiB / 4).set("value", 0));
   (void)share(trainer, worker, "page");

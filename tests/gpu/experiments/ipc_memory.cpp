@@ -57,8 +57,9 @@ std::string answer(Worker& worker, const Message& message) {
 }
 
 void interior(JsonLine& line) {
-  Worker trainer = started({"trainer"});
-  Worker sidecar = started({"sidecar"});
+  Worker trainer({"trainer", eager_environment()});
+  Worker sidecar({"sidecar", eager_environment()});
+  start_all({&trainer, &sidecar});
   constexpr std::size_t kBytes = 64 * kMiB;
   constexpr std::size_t kOffset = 5 * kMiB + 256;
   constexpr std::size_t kPart = 7 * kMiB;
@@ -102,8 +103,9 @@ void interior(JsonLine& line) {
 }
 
 void cost(JsonLine& line, std::size_t bytes, int rounds) {
-  Worker trainer = started({"trainer"});
-  Worker sidecar = started({"sidecar"});
+  Worker trainer({"trainer", eager_environment()});
+  Worker sidecar({"sidecar", eager_environment()});
+  start_all({&trainer, &sidecar});
   std::vector<double> get;
   std::vector<double> open;
   std::vector<double> reopen;
@@ -155,9 +157,10 @@ void owner_killed(JsonLine& line, std::size_t bytes) {
 }
 
 void owner_frees(JsonLine& line, std::size_t bytes) {
-  Worker trainer = started({"trainer"});
-  Worker sidecar = started({"sidecar"});
-  Worker observer = started({"observer"});
+  Worker trainer({"trainer", eager_environment()});
+  Worker sidecar({"sidecar", eager_environment()});
+  Worker observer({"observer", eager_environment()});
+  start_all({&trainer, &sidecar, &observer});
   const std::int64_t before = free_bytes(observer);
   const std::int64_t address = trainer.call(allocate("a", bytes)).integer("address");
   (void)trainer.call(fill("a", 0, bytes, kTrainerValue));
@@ -215,8 +218,7 @@ void pids(JsonLine& line, int trainer_pid, int sidecar_pid) {
     return;
   }
   line.add("owner_pid", trainer.own_pid()).add("importer_pid", sidecar.own_pid());
-  (void)trainer.call(Message("start"), 40);
-  (void)sidecar.call(Message("start"), 40);
+  start_all({&trainer, &sidecar});
   try_memory(line, trainer, sidecar);
   try_event(line, trainer, sidecar);
 }

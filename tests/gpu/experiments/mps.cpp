@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <spawn.h>
+#include <utility>
 #include <vector>
 
 extern char** environ;
@@ -114,11 +115,12 @@ MultiProcessService::MultiProcessService() {
     refused_ = std::string(kControl) + ": " + std::strerror(errno);
     return;
   }
+  remember_child(control_);
   // It listens at a socket called control.
   const Deadline deadline(5);
   while (access((folder_ + "/control").c_str(), F_OK) != 0) {
     if (waitpid(control_, nullptr, WNOHANG) != 0) {
-      control_ = -1;
+      forget_child(std::exchange(control_, -1));
       refused_ = "the control daemon ended: " + first_line(folder_ + "/output");
       return;
     }
@@ -143,6 +145,7 @@ MultiProcessService::~MultiProcessService() {
       (void)kill(control_, SIGKILL);
       (void)ends_within(control_, 5);
     }
+    forget_child(control_);
     kill_orphaned_servers();
   }
   if (!folder_.empty()) {

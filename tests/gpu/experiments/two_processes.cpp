@@ -18,17 +18,13 @@
 
 #include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"
-#include "gpu/experiments/matrix_product.hpp"
+#include "gpu/experiments/load.hpp"
 #include "gpu/experiments/mps.hpp"
 #include "gpu/experiments/probe_kernels.hpp"
 
 #include <unistd.h>
 
-#include <array>
-#include <atomic>
-#include <functional>
 #include <memory>
-#include <thread>
 
 namespace gradsync::experiments {
 namespace {
@@ -39,119 +35,6 @@ DeviceWorker& device() {
   static DeviceWorker one;
   return one;
 }
-
-/// One kind of work over and over on a stream and a thread of its own, two pieces in flight.
-class Load {
- public:
-  Load(const std::string& kind, const Message& message) : stream_(static_cast<int>(message.integer("priority"))) {
-    const std::size_t bytes = message.size("bytes");
-    if (kind == "matrix") {
-      product_ = std::make_unique<MatrixProduct>(static_cast<int>(message.integer("n")));
-      how_ = product_->how();
-      // Rates are in units of 1e12 operations, or 1e9 bytes moved (read and written).
-      unit_ = product_->operations() * 1e-12;
-      piece_ = [this] { product_->enqueue(stream_); };
-      return;
-    }
-    CUdeviceptr from = 0;
-    if (message.has("block")) {
-      from = device().address(message, "block");
-    } else {
-      must(driver().memory_allocate(&from, 2 * bytes), "cuMemAlloc");
-    }
-    const CUdeviceptr to = from + bytes;
-    must(fill_ramp(from, bytes / 4, 1, 0.5F, stream_.get()), "fill_ramp");
-    stream_.synchronize();
-    const bool to_device = kind == "copy_to_device";
-    if (kind == "memory") {
-      unit_ = 2e-9 * static_cast<double>(bytes);
-      piece_ = [this, from, to, bytes] { must(double_floats(from, to, bytes / 4, stream_.get()), "double_floats"); };
-    } else if (kind == "copy_device") {
-      unit_ = 2e-9 * static_cast<double>(bytes);
-      piece_ = copy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes, cudaMemcpyDeviceToDevice);
-    } else if (to_device || kind == "copy_to_host") {
-      unit_ = 1e-9 * static_cast<double>(bytes);
-      void* host = nullptr;
-      must(cudaMallocHost(&host, bytes), "cudaMallocHost");
-      auto* const near = reinterpret_cast<void*>(from);
-      piece_ =
-          to_device ? copy(near, host, bytes, cudaMemcpyHostToDevice) : copy(host, near, bytes, cudaMemcpyDeviceToHost);
-    } else {
-      throw std::runtime_error("no load '" + kind + "'");
-    }
-  }
-
-  Load(Load&&) = delete;
-  Load& operator=(Load&&) = delete;
-
-  ~Load() {
-    stopping_ = true;
-    if (thread_.joinable()) {
-      thread_.join();
-    }
-  }
-
-  void begin() {
-    thread_ = std::thread([this] { run(); });
-  }
-
-  /// Since the last call; throws what ended the thread.
-  double rate() {
-    const std::int64_t done = done_.load();
-    const double now = now_us();
-    const double rate = static_cast<double>(done - done_before_) * unit_ / ((now - at_us_) * 1e-6);
-    done_before_ = done;
-    at_us_ = now;
-    if (failed_) {
-      throw std::runtime_error(failure_);
-    }
-    return rate;
-  }
-
-  [[nodiscard]] const std::string& how() const { return how_; }
-
- private:
-  std::function<void()> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-    return [this, to, from, bytes, kind] {
-      must(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync");
-    };
-  }
-
-  void run() {
-    try {
-      must(cudaSetDevice(0), "cudaSetDevice");
-      const std::array<Event, 2> ends{Event(cudaEventDisableTiming), Event(cudaEventDisableTiming)};
-      for (std::size_t piece = 0; !stopping_; ++piece) {
-        piece_();
-        ends[piece % 2].record(stream_);
-        if (piece > 0) {
-          const Event& before = ends[(piece + 1) % 2];
-          while (!before.done()) {
-            (void)usleep(20);
-          }
-          ++done_;
-        }
-      }
-      stream_.synchronize();
-    } catch (const std::exception& error) {
-      failure_ = error.what();
-      failed_ = true;
-    }
-  }
-
-  Stream stream_;
-  std::unique_ptr<MatrixProduct> product_;
-  std::function<void()> piece_;
-  std::string how_;
-  double unit_ = 0;
-  std::atomic<std::int64_t> done_{0};
-  std::int64_t done_before_ = 0;
-  double at_us_ = 0;
-  std::atomic<bool> stopping_{false};
-  std::atomic<bool> failed_{false};
-  std::string failure_;
-  std::thread thread_;
-};
 
 std::map<std::string, std::unique_ptr<Load>> loads;
 
@@ -208,7 +91,8 @@ Handlers handlers() {
   all["prepare"] = [](const Message& message) {
     auto& slot = loads[message.text("slot")];
     slot = nullptr;
-    slot = std::make_unique<Load>(message.text("kind"), message);
+    const CUdeviceptr block = message.has("block") ? device().address(message, "block") : 0;
+    slot = std::make_unique<Load>(message, block);
     return Message("ok").set("how", slot->how());
   };
   all["begin"] = [](const Message& message) {
@@ -304,8 +188,9 @@ void beside(
     const Environment& trainer_environment,
     const Environment& sidecar_environment
 ) {
-  Worker trainer = started({.name = "trainer", .environment = trainer_environment});
-  Worker sidecar = started({.name = "sidecar", .environment = sidecar_environment});
+  Worker trainer({.name = "trainer", .environment = trainer_environment});
+  Worker sidecar({.name = "sidecar", .environment = sidecar_environment});
+  start_all({&trainer, &sidecar});
   shares(line, {&trainer, "matrix", "a"}, {&sidecar, kind, "a", priority}, sizes);
 }
 
@@ -315,8 +200,9 @@ void one_process(JsonLine& line, const Sizes& sizes, const std::string& kind, in
 }
 
 void imported_memory(JsonLine& line, const Sizes& sizes) {
-  Worker trainer = started({"trainer"});
-  Worker sidecar = started({"sidecar"});
+  Worker trainer({"trainer", lazy_environment()});
+  Worker sidecar({"sidecar", lazy_environment()});
+  start_all({&trainer, &sidecar});
   (void)trainer.call(Message("allocate").set("block", "a").set("bytes", 2 * sizes.bytes));
   (void)share(trainer, sidecar, "a");
   const Placed own{&sidecar, "memory", "own"};
@@ -376,41 +262,39 @@ void flag_to_kernel(JsonLine& line, const Sizes& sizes, int rounds, int priority
   }
 }
 
-void ask(Experiment& experiment) {
+constexpr int kHigh = -100;  // CUDA takes the highest that the device has
+
+/// The loads that decide whether a sidecar may work beside a backward pass: in two processes, without MPS or with it.
+void ask_beside(Experiment& experiment, const std::string& prefix, const Environment& environment) {
   const Sizes sizes = sizes_of(experiment);
   const int rounds = experiment.quick() ? 10 : 100;
-  constexpr int kHigh = -100;  // CUDA takes the highest that the device has
-  const Environment without = lazy_environment();
-  for (const char* kind : {"memory", "copy_device", "copy_to_device", "copy_to_host"}) {
-    experiment.part(std::string("beside_") + kind, 60, [&](JsonLine& line) {
-      beside(line, sizes, kind, 0, without, without);
+  const auto ask_load = [&](const std::string& name, const char* kind, int priority) {
+    experiment.part(prefix + "beside_" + name, 60, [&](JsonLine& line) {
+      beside(line, sizes, kind, priority, environment, environment);
+    });
+  };
+  ask_load("memory", "memory", 0);
+  ask_load("copy_to_device", "copy_to_device", 0);
+  ask_load("memory_high", "memory", kHigh);
+  for (const int priority : {0, kHigh}) {
+    experiment.part(prefix + "flag_to_kernel" + (priority == 0 ? "" : "_high"), 60, [&](JsonLine& line) {
+      flag_to_kernel(line, sizes, rounds, priority, environment);
     });
   }
-  experiment.part("beside_memory_high", 60, [&](JsonLine& line) {
-    beside(line, sizes, "memory", kHigh, without, without);
-  });
-  experiment.part("flag_to_kernel", 60, [&](JsonLine& line) { flag_to_kernel(line, sizes, rounds, 0, without); });
-  experiment.part("flag_to_kernel_high", 60, [&](JsonLine& line) {
-    flag_to_kernel(line, sizes, rounds, kHigh, without);
-  });
-  experiment.part("one_process_memory", 60, [&](JsonLine& line) { one_process(line, sizes, "memory", 0); });
-  experiment.part("one_process_memory_high", 60, [&](JsonLine& line) { one_process(line, sizes, "memory", kHigh); });
-  experiment.part("one_process_copy_to_device", 60, [&](JsonLine& line) {
-    one_process(line, sizes, "copy_to_device", 0);
-  });
-  experiment.part("imported_memory", 60, [&](JsonLine& line) { imported_memory(line, sizes); });
-  experiment.part("context_memory", 60, [&](JsonLine& line) { context_memory(line, without); });
+  experiment.part(prefix + "context_memory", 60, [&](JsonLine& line) { context_memory(line, environment); });
+}
 
+void ask_mps(Experiment& experiment) {
   std::unique_ptr<MultiProcessService> service;
-  experiment.part("mps_start", 30, [&](JsonLine& line) {
+  experiment.part("mps_start", 40, [&](JsonLine& line) {
     service = std::make_unique<MultiProcessService>();
     if (!service->refused().empty()) {
       line.add("not_possible", service->refused());
       service = nullptr;
       return;
     }
-    Worker worker({.name = "worker", .environment = service->environment()});
     try {
+      Worker worker({.name = "worker", .environment = service->environment()});
       const Message answer = worker.call(Message("start"), 20);
       line.add("attribute_mps", answer.flag("mps")).add("context_ms", answer.number("context_ms"));
     } catch (const std::exception& error) {
@@ -422,21 +306,29 @@ void ask(Experiment& experiment) {
     return;
   }
   const Environment mps = with(service->environment(), "CUDA_MODULE_LOADING", "LAZY");
-  const auto quarter = with(mps, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25");
-  for (const char* kind : {"memory", "copy_to_device"}) {
-    experiment.part(std::string("mps_beside_") + kind, 60, [&](JsonLine& line) {
-      beside(line, sizes, kind, 0, mps, mps);
+  ask_beside(experiment, "mps_", mps);
+  experiment.part("mps_beside_memory_25", 60, [&](JsonLine& line) {
+    beside(line, sizes_of(experiment), "memory", 0, mps, with(mps, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25"));
+  });
+}
+
+void ask(Experiment& experiment) {
+  const Sizes sizes = sizes_of(experiment);
+  const Environment without = lazy_environment();
+  // What decides most comes first: the time of the experiment may be over before the end.
+  ask_beside(experiment, "", without);
+  ask_mps(experiment);
+  for (const char* kind : {"copy_to_host", "copy_device"}) {
+    experiment.part(std::string("beside_") + kind, 60, [&](JsonLine& line) {
+      beside(line, sizes, kind, 0, without, without);
     });
   }
-  experiment.part("mps_beside_memory_high", 60, [&](JsonLine& line) {
-    beside(line, sizes, "memory", kHigh, mps, mps);
+  experiment.part("one_process_memory", 60, [&](JsonLine& line) { one_process(line, sizes, "memory", 0); });
+  experiment.part("one_process_memory_high", 60, [&](JsonLine& line) { one_process(line, sizes, "memory", kHigh); });
+  experiment.part("one_process_copy_to_device", 60, [&](JsonLine& line) {
+    one_process(line, sizes, "copy_to_device", 0);
   });
-  experiment.part("mps_beside_memory_25", 60, [&](JsonLine& line) { beside(line, sizes, "memory", 0, mps, quarter); });
-  experiment.part("mps_flag_to_kernel", 60, [&](JsonLine& line) { flag_to_kernel(line, sizes, rounds, 0, mps); });
-  experiment.part("mps_flag_to_kernel_high", 60, [&](JsonLine& line) {
-    flag_to_kernel(line, sizes, rounds, kHigh, mps);
-  });
-  experiment.part("mps_context_memory", 60, [&](JsonLine& line) { context_memory(line, mps); });
+  experiment.part("imported_memory", 60, [&](JsonLine& line) { imported_memory(line, sizes); });
 }
 
 }  // namespace
@@ -444,5 +336,5 @@ void ask(Experiment& experiment) {
 
 int main(int argc, char** argv) {
   using namespace gradsync::experiments;
-  return experiment_main(argc, argv, "two_processes", 130, handlers, ask);
+  return experiment_main(argc, argv, "two_processes", 140, handlers, ask);
 }

@@ -23,28 +23,8 @@ namespace gradsync::experiments {
 namespace {
 
 // Read by the watchdog's thread.
-constexpr std::size_t kMostWorkers = 64;
-std::atomic<pid_t> running[kMostWorkers];
-
-void remember(pid_t pid) {
-  for (auto& slot : running) {
-    pid_t empty = 0;
-    if (slot.compare_exchange_strong(empty, pid)) {
-      return;
-    }
-  }
-  (void)::kill(pid, SIGKILL);
-  throw std::runtime_error("more than 64 workers at once");
-}
-
-void forget(pid_t pid) {
-  for (auto& slot : running) {
-    pid_t expected = pid;
-    if (slot.compare_exchange_strong(expected, 0)) {
-      return;
-    }
-  }
-}
+constexpr std::size_t kMostChildren = 64;
+std::atomic<pid_t> running[kMostChildren];
 
 [[noreturn]] void refuse(const std::string& what) {
   const int error = errno;
@@ -187,7 +167,7 @@ Worker::Worker(const WorkerOptions& options) : name_(options.name) {
     (void)close(socket_);
     throw std::runtime_error("posix_spawn of a worker: " + std::string(std::strerror(error)));
   }
-  remember(pid_);
+  remember_child(pid_);
   try {
     Message hello;
     if (!receive(socket_, &hello, Deadline(10))) {
@@ -267,7 +247,7 @@ void Worker::kill() {
     while (waitpid(pid_, nullptr, WNOHANG) == 0 && !deadline.passed()) {
       (void)usleep(500);
     }
-    forget(std::exchange(pid_, -1));
+    forget_child(std::exchange(pid_, -1));
   }
 }
 
@@ -313,6 +293,26 @@ void serve(const Handlers& handlers) {
   }
   // Streams may still wait: no destructor of the runtime must run.
   _exit(0);
+}
+
+void remember_child(pid_t pid) {
+  for (auto& slot : running) {
+    pid_t empty = 0;
+    if (slot.compare_exchange_strong(empty, pid)) {
+      return;
+    }
+  }
+  (void)::kill(pid, SIGKILL);
+  throw std::runtime_error("more than 64 children at once");
+}
+
+void forget_child(pid_t pid) {
+  for (auto& slot : running) {
+    pid_t expected = pid;
+    if (slot.compare_exchange_strong(expected, 0)) {
+      return;
+    }
+  }
 }
 
 void kill_children() {

@@ -86,7 +86,11 @@ using Handlers = std::map<std::string, std::function<Message(const Message&)>>;
 /// Whether this process was started as a worker; enters the namespaces it was asked for.
 bool is_worker(int argc, char** argv);
 
-/// Kills whatever is still a child of this process; for the watchdog and the end.
+/// A child that the watchdog must end too, and that it is gone.
+void remember_child(pid_t pid);
+void forget_child(pid_t pid);
+
+/// Kills the workers and the children remembered; for the watchdog.
 void kill_children();
 
 }  // namespace gradsync::experiments
