@@ -1,7 +1,6 @@
 #include "net/http_session.hpp"
 
 #include "base/version.hpp"
-#include "net/http_responses.hpp"
 #include "net/http_rules.hpp"
 #include "net/peer.hpp"
 #include "net/websocket_session.hpp"
@@ -26,8 +25,47 @@ namespace http = boost::beast::http;
 namespace {
 
 using Request = http::request<http::string_body>;
+using Response = http::response<http::string_body>;
 
+constexpr std::size_t kHeaderBytes = 16 * 1024;
 constexpr std::size_t kLingerBytes = 64u << 20;
+
+std::string_view view(beast::string_view text) { return {text.data(), text.size()}; }
+
+Response text_response(http::status status, std::string body) {
+  Response response{status, 11};
+  response.set(http::field::content_type, "text/plain; charset=utf-8");
+  response.body() = std::move(body) + "\n";
+  return response;
+}
+
+Response page_response(const HttpReply& page) {
+  Response response{static_cast<http::status>(page.status), 11};
+  response.set(http::field::content_type, page.content_type);
+  response.set(http::field::cache_control, "no-store");
+  response.body() = page.body;
+  return response;
+}
+
+/// What to say when a request could not be read; nullopt: the peer just left.
+std::optional<Response> unreadable(boost::system::error_code error, std::size_t message_bytes) {
+  if (error == http::error::body_limit) {
+    return text_response(
+        http::status::payload_too_large,
+        fmt::format("limit_exceeded: the body is larger than {} bytes ([limits] message_bytes)", message_bytes)
+    );
+  }
+  if (error == http::error::header_limit) {
+    return text_response(
+        http::status::request_header_fields_too_large, fmt::format("the headers are larger than {} bytes", kHeaderBytes)
+    );
+  }
+  if (error == http::error::end_of_stream || error == http::error::partial_message ||
+      error.category() != http::make_error_code(http::error::bad_method).category()) {
+    return std::nullopt;
+  }
+  return text_response(http::status::bad_request, fmt::format("not a valid HTTP/1.1 request: {}", error.message()));
+}
 
 class HttpSession final : public Session, public std::enable_shared_from_this<HttpSession> {
  public:
@@ -188,6 +226,12 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       return text_response(http::status::not_found, fmt::format("no page '{}'", target.path));
     }
     return reads ? page_response(*page) : not_allowed("GET, HEAD");
+  }
+
+  static Response not_allowed(const char* allowed) {
+    Response response = text_response(http::status::method_not_allowed, fmt::format("allowed here: {}", allowed));
+    response.set(http::field::allow, allowed);
+    return response;
   }
 
   Response post(const Request& request) {
