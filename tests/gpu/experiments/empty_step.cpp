@@ -161,8 +161,7 @@ void steps(JsonLine& line, Way way, std::int64_t rounds, const Environment& envi
     }
     worker.send(about("worker_steps"));
     trainer.send(about("trainer_steps"));
-    answer = trainer.reply(30);
-    (void)worker.reply();
+    answer = replies(trainer, worker, 25).first;
     if (daemon.has_value()) {
       (void)daemon->reply();
     }

@@ -110,9 +110,7 @@ void run_order(
   const auto run = [&](std::int64_t first, std::int64_t last) {
     trainer.send(with_flags(Message("order_trainer"), ready_owner, done_owner).set("first", first).set("last", last));
     sidecar.send(with_flags(Message("order_sidecar"), ready_owner, done_owner).set("first", first).set("last", last));
-    const Message by_trainer = trainer.reply(seconds + 2 * kStuckSeconds);
-    const Message by_sidecar = sidecar.reply(2 * kStuckSeconds);
-    return std::pair{by_trainer, by_sidecar};
+    return replies(trainer, sidecar, seconds + 2 * kStuckSeconds);
   };
   // A short run says how many rounds fit into the time.
   const std::int64_t trial = std::min<std::int64_t>(rounds, 200);
@@ -199,8 +197,9 @@ void wake(JsonLine& line, const char* method, const char* owner, int rounds) {
     };
     pair.trainer.send(about("wake_trainer"));
     pair.sidecar.send(about("wake_sidecar"));
-    const std::vector<double> there = pair.sidecar.reply(30).numbers("times");
-    const std::vector<double> here = pair.trainer.reply(30).numbers("times");
+    const auto [by_trainer, by_sidecar] = replies(pair.trainer, pair.sidecar, 25);
+    const std::vector<double> here = by_trainer.numbers("times");
+    const std::vector<double> there = by_sidecar.numbers("times");
     std::vector<double> latencies;
     for (std::size_t i = 0; i < here.size() && i < there.size(); ++i) {
       latencies.push_back((there[i] - here[i]) * (on_device ? 1e-3 : 1));
@@ -214,8 +213,8 @@ void round_trip_part(JsonLine& line, int rounds) {
   Pair pair;
   pair.trainer.send(with_flags(Message("round_trip_trainer"), "trainer", "trainer").set("rounds", rounds));
   pair.sidecar.send(with_flags(Message("round_trip_sidecar"), "trainer", "trainer").set("rounds", rounds));
-  line.add("rounds", rounds).add("us_per_round_trip", pair.trainer.reply(25).number("us_per_round"));
-  (void)pair.sidecar.reply();
+  const Message answer = replies(pair.trainer, pair.sidecar, 25).first;
+  line.add("rounds", rounds).add("us_per_round_trip", answer.number("us_per_round"));
 }
 
 void released_by(JsonLine& line, const char* by) {

@@ -37,15 +37,13 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 Environment rank_environment(const char* host) {
   Environment environment = lazy_environment();
-  const std::array<std::pair<const char*, const char*>, 8> settings{{
+  const std::array<std::pair<const char*, const char*>, 7> settings{{
       {"NCCL_SOCKET_IFNAME", "lo"},
       {"NCCL_IB_DISABLE", "1"},
       {"NCCL_MNNVL_ENABLE", "0"},
       {"NCCL_NVLS_ENABLE", "0"},
       {"NCCL_RAS_ENABLE", "0"},
       {"NCCL_DEBUG", "WARN"},
-      // Standard output is for results.
-      {"NCCL_DEBUG_FILE", "/dev/stderr"},
       // As in a worker of the daemon: imported memory is not registered.
       {"NCCL_LOCAL_REGISTER", "0"},
   }};
@@ -108,8 +106,8 @@ class Ranks {
   }
 
   std::array<Message, 2> replies(double seconds) {
-    Message first = ranks[0].reply(seconds);
-    return {first, ranks[1].reply(seconds)};
+    const auto [first, second] = experiments::replies(ranks[0], ranks[1], seconds);
+    return {first, second};
   }
 
   Worker trainer;

@@ -249,8 +249,9 @@ void flag_to_kernel(JsonLine& line, const Sizes& sizes, int rounds, int priority
     }
     trainer.send(Message("flag_trainer").set("page", page).set("rounds", rounds));
     sidecar.send(Message("flag_sidecar").set("page", page).set("rounds", rounds));
-    const std::vector<double> there = sidecar.reply(25).numbers("times");
-    const std::vector<double> here = trainer.reply(25).numbers("times");
+    const auto [by_trainer, by_sidecar] = replies(trainer, sidecar, 25);
+    const std::vector<double> here = by_trainer.numbers("times");
+    const std::vector<double> there = by_sidecar.numbers("times");
     if (busy) {
       (void)trainer.call(Message("end").set("slot", "a"));
     }

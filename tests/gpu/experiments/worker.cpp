@@ -191,7 +191,26 @@ Worker::Worker(Worker&& other) noexcept
       socket_(std::exchange(other.socket_, -1)),
       refused_(std::move(other.refused_)) {}
 
-Worker::~Worker() { kill(); }
+Worker::~Worker() {
+  if (socket_ >= 0) {
+    (void)close(std::exchange(socket_, -1));
+  }
+  if (pid_ > 0 && gone_within(2)) {
+    forget_child(std::exchange(pid_, -1));
+  }
+  kill();
+}
+
+bool Worker::gone_within(double seconds) {
+  const Deadline deadline(seconds);
+  while (waitpid(pid_, nullptr, WNOHANG) == 0) {
+    if (deadline.passed()) {
+      return false;
+    }
+    (void)usleep(500);
+  }
+  return true;
+}
 
 void Worker::send(const Message& message) { experiments::send(socket_, message); }
 
@@ -243,12 +262,30 @@ void Worker::kill() {
   if (pid_ > 0) {
     (void)::kill(pid_, SIGKILL);
     // A process inside the driver can be slow to end, and must not hold up the experiment for ever.
-    const Deadline deadline(20);
-    while (waitpid(pid_, nullptr, WNOHANG) == 0 && !deadline.passed()) {
-      (void)usleep(500);
-    }
+    (void)gone_within(20);
     forget_child(std::exchange(pid_, -1));
   }
+}
+
+std::pair<Message, Message> replies(Worker& first, Worker& second, double seconds) {
+  std::array<Message, 2> answers;
+  std::string refused;
+  bool hung = false;
+  for (const auto& [worker, answer] : {std::pair{&first, &answers[0]}, std::pair{&second, &answers[1]}}) {
+    try {
+      *answer = worker->reply(seconds);
+    } catch (const std::exception& error) {
+      hung = hung || dynamic_cast<const WorkerHung*>(&error) != nullptr;
+      refused += (refused.empty() ? "" : "; ") + std::string(error.what());
+    }
+  }
+  if (hung) {
+    throw WorkerHung(refused);
+  }
+  if (!refused.empty()) {
+    throw WorkerRefused(refused);
+  }
+  return {answers[0], answers[1]};
 }
 
 bool is_worker(int argc, char** argv) {
@@ -256,6 +293,8 @@ bool is_worker(int argc, char** argv) {
     return false;
   }
   die_with_parent();
+  // Libraries write there; it is for results.
+  (void)dup2(STDERR_FILENO, STDOUT_FILENO);
   if (argc > 3) {
     const int pid_wanted = std::atoi(argv[2] + std::strlen("--pid="));
     if (pid_wanted > 0) {

@@ -44,6 +44,7 @@ class Worker {
   explicit Worker(const WorkerOptions& options);
   Worker(Worker&& other) noexcept;
   Worker& operator=(Worker&&) = delete;
+  /// Lets it end by itself first: a client of MPS that is killed can take the server with it.
   ~Worker();
 
   /// Sends and waits for the answer.
@@ -67,12 +68,18 @@ class Worker {
   void kill();
 
  private:
+  bool gone_within(double seconds);
+
   std::string name_;
   pid_t pid_ = -1;
   pid_t own_pid_ = -1;
   int socket_ = -1;
   std::string refused_;
 };
+
+/// The answers of two workers that work on one thing. What either failed with is thrown with what the other said: the
+/// one that waited for the other knows less.
+std::pair<Message, Message> replies(Worker& first, Worker& second, double seconds);
 
 constexpr int kCommandSocket = 3;
 constexpr int kPeerSocket = 4;
