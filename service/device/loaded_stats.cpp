@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -64,25 +66,61 @@ void check_tensor(
   }
 }
 
+using BoxBegins = std::map<std::pair<std::uint32_t, std::uint32_t>, std::optional<std::size_t>>;
+
+/// The boxes (tensor, box) that ties name, whose first rows are not known yet.
+BoxBegins tied_boxes(const std::vector<StatsTie>& ties) {
+  BoxBegins boxes;
+  for (const StatsTie& tie : ties) {
+    for (std::uint32_t box = 0; box < tie.boxes.size(); ++box) {
+      if (tie.boxes[box] >= 0) {
+        boxes.try_emplace({tie.copy, box});
+        boxes.try_emplace({tie.counted, static_cast<std::uint32_t>(tie.boxes[box])});
+      }
+    }
+  }
+  return boxes;
+}
+
 }  // namespace
 
 LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables) : layout_(std::move(layout)) {
   check_buffers(layout_.world_size, layout_.norm_type, tables);
   std::vector<std::vector<bool>> named(tables.size());
+  BoxBegins begins = tied_boxes(layout_.ties);
   ends_.reserve(layout_.tensors.size());
   for (std::uint32_t index = 0; index < layout_.tensors.size(); ++index) {
     check_tensor(layout_, index, tables, named);
     const std::vector<StatsHolder> holders = std::exchange(layout_.tensors[index].holders, {});
     for (std::size_t i = 0; i < holders.size(); ++i) {
       const StatsHolder& holder = holders[i];
+      const bool first_of_box = i == 0 || holders[i - 1].box != holder.box;
+      if (const auto begin = first_of_box ? begins.find({index, holder.box}) : begins.end(); begin != begins.end()) {
+        begin->second = rows_.size();
+      }
       rows_.push_back(
           {tables[holder.rank].data + std::size_t{holder.row} * sizeof(StatsRow),
            holder.elements,
            holder.rank,
-           i == 0 || holders[i - 1].box != holder.box}
+           first_of_box}
       );
     }
     ends_.push_back(rows_.size());
+  }
+  for (const StatsTie& tie : layout_.ties) {
+    for (std::uint32_t box = 0; box < tie.boxes.size(); ++box) {
+      if (tie.boxes[box] < 0) {
+        continue;
+      }
+      const auto copy = begins.at({tie.copy, box});
+      const auto counted = begins.at({tie.counted, static_cast<std::uint32_t>(tie.boxes[box])});
+      check(copy && counted && *counted < *copy && rows_[*counted].elements == rows_[*copy].elements, [&] {
+        return fmt::format(
+            "box {} of tensor {} is no copy of box {} of tensor {}", box, tie.copy, tie.boxes[box], tie.counted
+        );
+      });
+      counted_rows_.emplace(*copy, *counted);
+    }
   }
 }
 

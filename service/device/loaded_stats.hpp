@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 namespace gradsync::device {
@@ -33,6 +34,12 @@ class LoadedStats {
   /// By tensor: the end of its rows, which is the begin of the next one's.
   [[nodiscard]] const std::vector<std::size_t>& ends() const { return ends_; }
 
+  /// Where the rows begin that a tied copy's box must agree with; `first` is the first row of that box. nullopt: none.
+  [[nodiscard]] std::optional<std::size_t> counted_rows(std::size_t first) const {
+    const auto found = counted_rows_.find(first);
+    return found == counted_rows_.end() ? std::nullopt : std::optional(found->second);
+  }
+
   std::optional<Tag> measured;          ///< finished with apply == false
   std::optional<Tag> applied;           ///< its trainers multiply, or need not
   std::optional<BufferId> lost_buffer;  ///< unmapped under the plan: no command can run any more
@@ -41,6 +48,7 @@ class LoadedStats {
   StatsPlan layout_;
   std::vector<TableRow> rows_;
   std::vector<std::size_t> ends_;
+  std::unordered_map<std::size_t, std::size_t> counted_rows_;
 };
 
 }  // namespace gradsync::device

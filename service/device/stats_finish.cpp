@@ -35,10 +35,13 @@ class Reading {
       __builtin_prefetch(plan_.rows()[std::min(i + kRowsAhead, plan_.rows().size() - 1)].address);
       if (place.first_of_box) {
         first_.stamp = 0;
+        if (!tensor_->counted) {
+          first_ = counted_row(i);
+        }
         nonfinite_count_ += std::exchange(nonfinite_of_box_, 0);
       }
       const StatsRow row = copy_row(place.address);
-      if (!place.first_of_box && row.stamp != 0 && row.nonfinite == 0 && row == first_) {
+      if (present_ && !place.first_of_box && row.stamp != 0 && row.nonfinite == 0 && row == first_) {
         continue;  // a copy of what was checked and counted
       }
       if (!plainly_right(row, stamp_, place.elements, layout_.norm_type)) {
@@ -69,6 +72,18 @@ class Reading {
     }
   }
 
+  /// Of a tied copy: what the holders of the same box found who are counted for it; stamp 0: none has a gradient.
+  [[nodiscard]] StatsRow counted_row(std::size_t first_of_box) const {
+    const std::vector<TableRow>& rows = plan_.rows();
+    const std::optional<std::size_t> begin = plan_.counted_rows(first_of_box);
+    for (std::size_t i = begin.value_or(rows.size()); i < rows.size() && (i == *begin || !rows[i].first_of_box); ++i) {
+      if (const StatsRow row = copy_row(rows[i].address); row.stamp == stamp_) {
+        return row;
+      }
+    }
+    return {};
+  }
+
   /// Holders of one box hold copies: the first that has a gradient speaks for them.
   void take(const StatsRow& row, const TableRow& place) {
     elements_ = true;
@@ -80,6 +95,7 @@ class Reading {
       nonfinite_of_box_ = std::max(nonfinite_of_box_, row.nonfinite);
       inputs_.emplace_back(place.rank, row.nonfinite);
     }
+    present_ = true;
     if (first_.stamp == 0) {
       first_ = row;
       count(row, place.elements);
@@ -92,7 +108,6 @@ class Reading {
   }
 
   void count(const StatsRow& row, std::uint64_t elements) {
-    present_ = true;
     if (tensor_->counted) {
       totals_.add(sum_of(row), tensor_->clip_group, tensor_->layer);
       math_.counted_elements += elements;
@@ -151,7 +166,7 @@ class Reading {
 
   // of the tensor being read
   const StatsTensor* tensor_ = nullptr;
-  StatsRow first_;  ///< of the box; stamp 0: none has a gradient so far
+  StatsRow first_;  ///< what the box must agree with; stamp 0: nothing so far
   std::uint64_t nonfinite_count_ = 0;
   std::uint64_t nonfinite_of_box_ = 0;
   bool elements_ = false;  ///< some rank holds some

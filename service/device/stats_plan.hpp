@@ -37,12 +37,20 @@ struct StatsTensor {
   std::vector<StatsHolder> holders;  ///< by box, then by rank
 };
 
+/// A tied copy, which must agree with the earlier tensor that is counted for it.
+struct StatsTie {
+  std::uint32_t copy = 0;
+  std::uint32_t counted = 0;
+  std::vector<std::int32_t> boxes;  ///< by box of the copy: the box of `counted` that must be equal; −1: none
+};
+
 struct StatsPlan {
   std::int64_t world_size = 1;
   double norm_type = 2.0;
   std::uint32_t clip_groups = 1;
   std::uint32_t layers = 0;
-  std::vector<StatsTensor> tensors;         ///< in plan order
+  std::vector<StatsTensor> tensors;  ///< in plan order
+  std::vector<StatsTie> ties;
   std::vector<std::uint64_t> rank_buffers;  ///< one mapped table per rank
 };
 

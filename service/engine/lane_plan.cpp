@@ -69,6 +69,10 @@ device::StatsPlan stats_plan_of(const plan::Plan& plan) {
     entry.clip_group = tensor.clip_group;
     entry.layer = tensor.declaration.layer ? layers.at(*tensor.declaration.layer) : -1;
     entry.counted = false;
+    if (!tensor.counted_boxes.empty()) {
+      const auto copy = static_cast<std::uint32_t>(lane.tensors.size() - 1);
+      lane.ties.push_back({copy, tensor.counted_as, tensor.counted_boxes});
+    }
     entry.holders.reserve(tensor.holdings.size());
     for (const plan::Holding& holding : tensor.holdings) {
       entry.holders.push_back({holding.rank, holding.row, holding.box, holding.elements});

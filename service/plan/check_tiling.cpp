@@ -64,11 +64,8 @@ struct Held {
 };
 
 Result<Box> box_held(const TensorDeclaration& tensor, const Holding& holding, const RankPlace& place) {
-  Box box = box_of(tensor.shape, place.cuts);
-  if (tensor.local_offset) {
-    box.offset = *tensor.local_offset;
-    box.extent = tensor.local_shape;
-  } else if (box.extent != tensor.local_shape) {
+  Box box = box_of(tensor, place);
+  if (box.extent != tensor.local_shape) {
     return refuse(
         tensor,
         holding.row,

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace gradsync::plan {
 
 namespace {
@@ -64,8 +66,14 @@ std::string counting_words(const Plan& plan, std::uint32_t index) {
   const PlannedTensor& tensor = plan.tensors[index];
   const NormGroup& group = plan.norm_groups[tensor.norm_group];
   if (tensor.counted_as != index) {
+    const auto alike = std::count_if(tensor.counted_boxes.begin(), tensor.counted_boxes.end(), [](std::int32_t box) {
+      return box >= 0;
+    });
     return fmt::format(
-        "tied to '{}' and counted there, clipped here too", plan.tensors[tensor.counted_as].declaration.name
+        "tied to '{}' and counted there, clipped here too; {}",
+        plan.tensors[tensor.counted_as].declaration.name,
+        alike == 0 ? "cut otherwise, so not compared with it"
+                   : fmt::format("{} of its {} parts compared with it", alike, tensor.boxes)
     );
   }
   return fmt::format("its {} elements are counted once, {}", tensor.counted_elements, sum_words(plan, group));

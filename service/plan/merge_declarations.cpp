@@ -3,6 +3,7 @@
 #include "plan/declaration_checks.hpp"
 #include "plan/limits.hpp"
 #include "plan/merge_refusals.hpp"
+#include "plan/tied_copies.hpp"
 
 #include <fmt/format.h>
 
@@ -54,7 +55,7 @@ class Merger {
     return {};
   }
 
-  /// The first of several tensors with one `tied` id is counted.
+  /// The first of several tensors with one `tied` id is counted, and the others are compared with it.
   Result<void> tie() {
     std::unordered_map<std::string_view, std::uint32_t> firsts;
     for (std::uint32_t i = 0; i < merged_.tensors.size(); ++i) {
@@ -71,6 +72,12 @@ class Merger {
       if (original.shape != tensor.shape || original.dtype != tensor.dtype ||
           original.clip_group != tensor.clip_group) {
         return tied_differ(original, merged, tensor);
+      }
+      if (!fresh) {
+        merged.counted_boxes = equal_boxes(by_rank_, merged_, counted, merged);
+        if (const auto equal = compare_tied_weights(by_rank_, counted, merged); !equal) {
+          return equal.error();
+        }
       }
     }
     return {};
@@ -127,19 +134,15 @@ class Merger {
 /// Holders of one box start from the same weights.
 Result<void> compare_fingerprints(Declarations by_rank, const MergedTensor& tensor, std::int64_t boxes) {
   std::vector<const Holding*> first(static_cast<std::size_t>(boxes), nullptr);
-  const auto fingerprint = [&](const Holding& holding) -> const std::string* {
-    const std::vector<std::string>& all = by_rank[holding.rank]->weight_fingerprints;
-    return all.empty() || all[holding.row].empty() ? nullptr : &all[holding.row];
-  };
   for (const Holding& holding : tensor.holdings) {
-    const std::string* own = fingerprint(holding);
+    const std::string* own = weight_fingerprint_of(by_rank, holding);
     if (own == nullptr) {
       continue;
     }
     const Holding*& reference = first[holding.box];
     if (reference == nullptr) {
       reference = &holding;
-    } else if (*fingerprint(*reference) != *own) {
+    } else if (*weight_fingerprint_of(by_rank, *reference) != *own) {
       const std::string& name = declaration_of(by_rank, holding.rank, holding.row).name;
       Error error = make_error(
           ErrorCode::WeightsDiverged,

@@ -9,17 +9,19 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 namespace gradsync::plan {
 
 /// One logical tensor: what its holders declared under one key (name, `only` placements).
 struct MergedTensor {
-  std::uint32_t rank = 0;         ///< its lowest holder
-  std::uint32_t row = 0;          ///< and the tensor in that rank's declaration
-  std::uint32_t placed = 0;       ///< index into Merged::placed
-  std::vector<Holding> holdings;  ///< by rank
-  std::uint32_t counted_as = 0;   ///< its own index, or that of the earlier tensor it is tied to
+  std::uint32_t rank = 0;                   ///< its lowest holder
+  std::uint32_t row = 0;                    ///< and the tensor in that rank's declaration
+  std::uint32_t placed = 0;                 ///< index into Merged::placed
+  std::vector<Holding> holdings;            ///< by rank
+  std::uint32_t counted_as = 0;             ///< its own index, or that of the earlier tensor it is tied to
+  std::vector<std::int32_t> counted_boxes;  ///< as PlannedTensor::counted_boxes
 };
 
 struct Merged {
@@ -35,6 +37,12 @@ using Declarations = std::span<const RankDeclaration* const>;  ///< one per rank
     Declarations by_rank, std::uint32_t rank, std::uint32_t row
 ) {
   return by_rank[rank]->tensors[row];
+}
+
+/// Of the weights that a rank holds, or null where it gave none.
+[[nodiscard]] inline const std::string* weight_fingerprint_of(Declarations by_rank, const Holding& holding) {
+  const std::vector<std::string>& all = by_rank[holding.rank]->weight_fingerprints;
+  return all.empty() || all[holding.row].empty() ? nullptr : &all[holding.row];
 }
 
 /// For declarations that were validated one by one and have equal options. Checks that all holders and none but they

@@ -136,6 +136,10 @@ Box box_of(const std::vector<std::int64_t>& shape, const std::vector<Cut>& cuts)
   return box;
 }
 
+Box box_of(const TensorDeclaration& tensor, const RankPlace& place) {
+  return tensor.local_offset ? Box{*tensor.local_offset, tensor.local_shape} : box_of(tensor.shape, place.cuts);
+}
+
 std::string placement_key(const TensorDeclaration& tensor) {
   std::string key;
   const auto put = [&key](std::string_view text) {

@@ -53,6 +53,9 @@ struct PlacedRanks {
 /// The box that the cuts leave of a shape.
 [[nodiscard]] Box box_of(const std::vector<std::int64_t>& shape, const std::vector<Cut>& cuts);
 
+/// What a rank in that place holds: as declared with `local_offset`, else what the cuts leave.
+[[nodiscard]] Box box_of(const TensorDeclaration& tensor, const RankPlace& place);
+
 /// Equal for tensors for which `place_ranks` has the same result.
 [[nodiscard]] std::string placement_key(const TensorDeclaration& tensor);
 

@@ -23,16 +23,17 @@ struct Holding {
 /// One tensor as planned. Indices are positions in the declaration.
 struct PlannedTensor {
   TensorDeclaration declaration;
-  std::int64_t numel = 0;             ///< elements this rank holds
-  std::uint32_t bucket = 0;           ///< index into Plan::buckets
-  std::uint64_t offset_bytes = 0;     ///< in the rank's arena; the same on every rank
-  std::uint32_t clip_group = 0;       ///< index into Plan::clip_groups; every held tensor has one (the clip set)
-  std::uint32_t norm_group = 0;       ///< index into Plan::norm_groups (the norm set)
-  std::int64_t replication = 1;       ///< ranks that hold equal bits after sync
-  std::int64_t counted_elements = 0;  ///< logical elements counted in the norm; 0 for a tied copy
-  std::uint32_t counted_as = 0;       ///< its own index, or that of the tensor whose tied copy it is
-  std::vector<Holding> holdings;      ///< by rank; data path stats only
-  std::int64_t boxes = 1;             ///< distinct ones, that tile the shape
+  std::int64_t numel = 0;                   ///< elements this rank holds
+  std::uint32_t bucket = 0;                 ///< index into Plan::buckets
+  std::uint64_t offset_bytes = 0;           ///< in the rank's arena; the same on every rank
+  std::uint32_t clip_group = 0;             ///< index into Plan::clip_groups; every held tensor has one (the clip set)
+  std::uint32_t norm_group = 0;             ///< index into Plan::norm_groups (the norm set)
+  std::int64_t replication = 1;             ///< ranks that hold equal bits after sync
+  std::int64_t counted_elements = 0;        ///< logical elements counted in the norm; 0 for a tied copy
+  std::uint32_t counted_as = 0;             ///< its own index, or that of the tensor whose tied copy it is
+  std::vector<std::int32_t> counted_boxes;  ///< of a tied copy, by box: the equal one of `counted_as`, else −1
+  std::vector<Holding> holdings;            ///< by rank; data path stats only
+  std::int64_t boxes = 1;                   ///< distinct ones, that tile the shape
 };
 
 /// Tensors with equal (dtype, reduction), flattened together. Launched as one unit, in index order.

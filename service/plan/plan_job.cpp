@@ -27,6 +27,7 @@ Plan plan_of(Declarations by_rank, Merged merged, const std::vector<Mesh>& meshe
     planned.replication = placed.holders / placed.boxes;
     planned.counted_elements = tensor.counted_as == i ? numel_of(planned.declaration.shape) : 0;
     planned.counted_as = tensor.counted_as;
+    planned.counted_boxes = tensor.counted_boxes;
     planned.holdings = tensor.holdings;
     plan.tensors.push_back(std::move(planned));
   }

@@ -44,18 +44,21 @@ def findings(world: World, parts: Sequence[Sequence[Part]]) -> Findings:
     sums: list[tuple[int, np.ndarray[Any, Any]]] = []
     for i, tensor in enumerate(world.tensors):
         boxes = copies_by_box(world, i, parts)
-        ranks = sorted((rank, part) for copies in boxes for rank, part in copies.items())
+        ranks = sorted((rank, part) for copies in boxes.values() for rank, part in copies.items())
         without = sorted(rank for rank, part in ranks if part is None)
         if ranks and len(without) == len(ranks):
             absent.add(tensor.name)
         elif without:
             missing[tensor.name] = without
-        if different := sorted(rank for copies in boxes for rank in differing(copies)):
+        others = copies_by_box(world, twin, parts) if (twin := counted_for(world, i, counted)) is not None else {}
+        if different := sorted(
+            rank for box, copies in boxes.items() for rank in differing(copies, first_bits(others.get(box, {})))
+        ):
             divergence[tensor.name] = different
         if bad := {rank: n for rank, part in ranks if part is not None and (n := bad_values(part))}:
             inputs[tensor.name] = bad
-            nonfinite[tensor.name] = sum(max(bad.get(rank, 0) for rank in copies) for copies in boxes)
-        for copies in boxes:
+            nonfinite[tensor.name] = sum(max(bad.get(rank, 0) for rank in copies) for copies in boxes.values())
+        for copies in boxes.values():
             present = [part for _, part in sorted(copies.items()) if part is not None]
             if present and i in counted:
                 sums.append((i, present[0]))
@@ -79,8 +82,16 @@ def findings(world: World, parts: Sequence[Sequence[Part]]) -> Findings:
     )
 
 
-def copies_by_box(world: World, index: int, parts: Sequence[Sequence[Part]]) -> list[Copies]:
-    """Boxes without elements are left out."""
+def counted_for(world: World, index: int, counted: set[int]) -> int | None:
+    """The tensor that is counted for a tied copy."""
+    tied = world.tensors[index].tied
+    if tied is None or index in counted:
+        return None
+    return next(i for i in counted if world.tensors[i].tied == tied)
+
+
+def copies_by_box(world: World, index: int, parts: Sequence[Sequence[Part]]) -> dict[object, Copies]:
+    """By shape and offset; boxes without elements are left out."""
     tensor = world.tensors[index]
     boxes: dict[object, Copies] = {}
     for rank in holders(world, tensor):
@@ -88,13 +99,18 @@ def copies_by_box(world: World, index: int, parts: Sequence[Sequence[Part]]) -> 
         if math.prod(shape):
             part = parts[rank][held(world, rank).index(index)]
             boxes.setdefault((shape, local_offset(world, tensor, rank)), {})[rank] = part
-    return list(boxes.values())
+    return boxes
 
 
-def differing(copies: Copies) -> list[int]:
-    """The ranks whose bits are not those of the lowest that has a gradient."""
+def first_bits(copies: Copies) -> bytes | None:
+    """Those of the lowest rank that has a gradient."""
+    return next((part.tobytes() for _, part in sorted(copies.items()) if part is not None), None)
+
+
+def differing(copies: Copies, wanted: bytes | None) -> list[int]:
+    """The ranks whose bits are not the wanted ones; where none are, those of the lowest that has a gradient."""
     present = [(rank, part.tobytes()) for rank, part in sorted(copies.items()) if part is not None]
-    return [rank for rank, bits in present if bits != present[0][1]]
+    return [rank for rank, bits in present if bits != (wanted or first_bits(copies))]
 
 
 def bad_values(part: np.ndarray[Any, Any]) -> int:
@@ -105,5 +121,5 @@ def counted_elements(world: World, counted: set[int], parts: Sequence[Sequence[P
     return sum(
         next((part.size for part in copies.values() if part is not None), 0)
         for i in counted
-        for copies in copies_by_box(world, i, parts)
+        for copies in copies_by_box(world, i, parts).values()
     )

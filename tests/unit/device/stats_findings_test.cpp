@@ -80,6 +80,106 @@ TEST_F(StatsFindings, a_nan_on_a_tied_copy_makes_the_norm_of_its_group_nan) {
   EXPECT_EQ(math.nonfinite_total, 1);
 }
 
+/// An embedding cut over ranks 0 and 1, and on ranks 2 and 3 the head that shares its weight, cut alike.
+class TiedFindings : public StatsFixture {
+ protected:
+  void prepare() {
+    begin(4);
+    embed = tensor({{0, 0, 2}, {1, 1, 2}});
+    head = tensor({{2, 0, 2}, {3, 1, 2}});
+    plan_.tensors[head].counted = false;
+    plan_.ties = {{head, embed, {0, 1}}};
+  }
+
+  void fill_all() {
+    for (const std::uint32_t rank : {0, 1}) {
+      fill(embed, rank, {2, static_cast<double>(rank)});
+      fill(head, rank + 2, {2, static_cast<double>(rank)});
+    }
+  }
+
+  std::uint32_t embed = 0;
+  std::uint32_t head = 0;
+};
+
+TEST_F(TiedFindings, equal_copies_are_no_divergence_and_count_once) {
+  prepare();
+  load_stats();
+  fill_all();
+  const StepMath math = measure();
+  EXPECT_THAT(math.divergence, IsEmpty());
+  EXPECT_THAT(math.absent, IsEmpty());
+  EXPECT_EQ(math.norm, 3);
+  EXPECT_EQ(math.counted_elements, 4);
+}
+
+TEST_F(TiedFindings, a_copy_that_differs_from_what_is_counted_is_named) {
+  prepare();
+  load_stats();
+  fill_all();
+  fill(head, 3, {2, 1.5});
+  const StepMath math = measure();
+  ASSERT_EQ(math.divergence.size(), 1);
+  EXPECT_EQ(math.divergence[0].tensor, head);
+  EXPECT_THAT(math.divergence[0].ranks, ElementsAre(3));
+  EXPECT_EQ(math.norm, 3);
+}
+
+TEST_F(TiedFindings, fingerprints_decide_here_too) {
+  prepare();
+  load_stats();
+  fill_all();
+  row(embed, 0).fingerprint = 7;
+  row(head, 2).fingerprint = 8;
+  const StepMath math = measure();
+  ASSERT_EQ(math.divergence.size(), 1);
+  EXPECT_THAT(math.divergence[0].ranks, ElementsAre(2));
+}
+
+TEST_F(TiedFindings, every_replica_of_a_copy_is_compared_with_what_is_counted) {
+  begin(3);
+  embed = tensor({{0, 0, 1}});
+  head = tensor({{1, 0, 1}, {2, 0, 1}});
+  plan_.tensors[head].counted = false;
+  plan_.ties = {{head, embed, {0}}};
+  load_stats();
+  fill(embed, 0, {3});
+  fill(head, 1, {4});
+  fill(head, 2, {4});
+  EXPECT_THAT(measure().divergence[0].ranks, ElementsAre(1, 2)) << "equal to each other is not enough";
+  row(head, 1) = {};
+  fill(head, 2, {3});
+  const StepMath math = measure(1);
+  EXPECT_THAT(math.divergence, IsEmpty());
+  ASSERT_EQ(math.missing.size(), 1);
+  EXPECT_THAT(math.missing[0].ranks, ElementsAre(1));
+  EXPECT_THAT(math.absent, IsEmpty());
+}
+
+TEST_F(TiedFindings, boxes_that_are_cut_otherwise_are_not_compared) {
+  prepare();
+  plan_.ties[0].boxes = {-1, 0};  // its second part is the embedding's first
+  load_stats();
+  fill_all();
+  fill(head, 2, {9, 9});
+  fill(head, 3, {2, 0});
+  EXPECT_THAT(measure().divergence, IsEmpty());
+}
+
+TEST_F(TiedFindings, a_copy_is_compared_only_where_both_have_a_gradient) {
+  prepare();
+  load_stats();
+  fill_all();
+  row(embed, 0) = {};
+  row(head, 3) = {};
+  fill(head, 2, {5, 5});
+  const StepMath math = measure();
+  EXPECT_THAT(math.divergence, IsEmpty());
+  ASSERT_EQ(math.missing.size(), 2);
+  EXPECT_EQ(math.missing[0].tensor, embed);
+  EXPECT_EQ(math.missing[1].tensor, head);
+}
+
 TEST_F(StatsFindings, a_sum_that_overflowed_beside_a_nan_is_no_fault) {
   prepare();
   for (std::uint32_t rank = 0; rank < 3; ++rank) {

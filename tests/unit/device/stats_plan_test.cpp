@@ -63,6 +63,16 @@ TEST_F(StatsPlans, a_layout_that_does_not_fit_is_refused) {
   EXPECT_THAT(refused(plan), HasSubstr("box 0 of tensor 0 has two sizes"));
 }
 
+TEST_F(StatsPlans, a_tied_copy_of_what_is_not_there_is_refused) {
+  StatsPlan plan = plan_;
+  plan.ties = {{0, 0, {0}}};  // of itself
+  EXPECT_THAT(refused(plan), HasSubstr("box 0 of tensor 0 is no copy of box 0 of tensor 0"));
+  plan.ties = {{0, 0, {-1, 7}}};
+  EXPECT_THAT(refused(plan), HasSubstr("box 1 of tensor 0 is no copy of box 7 of tensor 0"));
+  plan.ties = {{9, 0, {0}}};
+  EXPECT_THAT(refused(plan), HasSubstr("box 0 of tensor 9 is no copy of box 0 of tensor 0"));
+}
+
 TEST_F(StatsPlans, an_id_is_used_once_by_either_kind) {
   lane_->submit(LoadStats{kPlan, plan_});
   EXPECT_THAT(expect<Failed>().message, HasSubstr("already loaded"));

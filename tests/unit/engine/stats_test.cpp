@@ -133,6 +133,10 @@ TEST_F(StatsEngine, a_tied_copy_is_not_in_the_norm_set) {
   const auto lane = std::get<device::StatsPlan>(lane_layout_of(*plan));
   EXPECT_TRUE(lane.tensors[0].counted);
   EXPECT_FALSE(lane.tensors[1].counted);
+  ASSERT_EQ(lane.ties.size(), 1u);
+  EXPECT_EQ(lane.ties[0].copy, 1u);
+  EXPECT_EQ(lane.ties[0].counted, 0u);
+  EXPECT_THAT(lane.ties[0].boxes, ElementsAre(0)) << "and must agree with what is counted";
 }
 
 TEST_F(StatsEngine, a_step_is_one_finish_with_the_stamp_of_the_attempt) {

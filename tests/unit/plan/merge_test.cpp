@@ -156,6 +156,46 @@ TEST(Merge, only_at_every_coordinate_is_replicate) {
   EXPECT_EQ(plan->tensors[0].replication, 4);
 }
 
+/// `head` shares the weight of `embed`, on the other stage of two.
+Ranks tied(TensorDeclaration embed, TensorDeclaration head) {
+  embed.tied = head.tied = "vocabulary";
+  Ranks ranks({mesh({{"pp", 2}, {"dp_shard", 2}, {"tp", 2}})});
+  ranks.add(embed).add(head);
+  return ranks;
+}
+
+std::vector<std::int32_t> counted_boxes(const Ranks& ranks) {
+  const Result<Plan> plan = ranks.plan();
+  EXPECT_TRUE(plan) << (plan ? "" : plan.error().message);
+  return plan ? plan->tensors.at(1).counted_boxes : std::vector<std::int32_t>{};
+}
+
+TEST(Merge, parts_of_a_tied_copy_that_are_cut_alike_are_known) {
+  const TensorDeclaration embed =
+      tensor("embed", {6, 4}, {only({"pp"}, {0}), shard({"dp_shard"}, 0), shard({"tp"}, 1)});
+  TensorDeclaration head = tensor("head", {6, 4}, {only({"pp"}, {1}), shard({"dp_shard"}, 0), shard({"tp"}, 1)});
+  EXPECT_THAT(counted_boxes(tied(embed, head)), ElementsAre(0, 1, 2, 3));
+  head.split_order = {"tp", "dp_shard"};
+  EXPECT_THAT(counted_boxes(tied(embed, head)), ElementsAre(0, 2, 1, 3)) << "boxes are numbered in nesting order";
+  head = tensor("head", {6, 4}, {only({"pp"}, {1}), shard({"tp"}, 0), replicate({"dp_shard"})});
+  EXPECT_THAT(counted_boxes(tied(embed, head)), ElementsAre(-1, -1)) << "halves are not quarters";
+  const Result<Plan> alone = Ranks({mesh({{"dp", 2}})}).add(tensor("w", {2}, {replicate({"dp"})})).plan();
+  ASSERT_TRUE(alone);
+  EXPECT_TRUE(alone->tensors[0].counted_boxes.empty());
+}
+
+TEST(Merge, empty_parts_of_a_tied_copy_are_not_compared_and_offsets_count) {
+  TensorDeclaration embed = tensor("embed", {1}, {only({"pp"}, {0}), shard({"dp_shard"}, 0), replicate({"tp"})});
+  TensorDeclaration head = tensor("head", {1}, {only({"pp"}, {1}), shard({"dp_shard"}, 0), replicate({"tp"})});
+  EXPECT_THAT(counted_boxes(tied(embed, head)), ElementsAre(0, -1));
+  embed.shape = head.shape = {4};
+  Ranks ranks = tied(embed, head);
+  for (const std::size_t rank : {4, 5, 6, 7}) {  // the head is cut the other way round
+    ranks[rank].tensors[0].local_offset = {rank < 6 ? 2 : 0};
+  }
+  EXPECT_THAT(counted_boxes(ranks), ElementsAre(1, 0));
+}
+
 TEST(Merge, a_rank_may_hold_nothing_but_not_all_ranks) {
   Ranks ranks({mesh({{"pp", 3}})});
   EXPECT_THAT(ranks.refusal().message, HasSubstr("no rank declared a tensor"));
@@ -271,6 +311,25 @@ TEST(MergeRefuses, different_weights_of_one_box_and_options_that_differ) {
   EXPECT_THAT(ranks.refusal().ranks, ElementsAre(1, 3));
   ranks[3].options.norm_type = 1;
   EXPECT_THAT(ranks.refusal().message, HasSubstr("norm_type is 2 on rank 0 and 1 on rank 3"));
+}
+
+TEST(MergeRefuses, tied_copies_that_start_from_different_weights) {
+  Ranks ranks = tied(
+      tensor("embed", {4}, {only({"pp"}, {0}), shard({"dp_shard"}, 0), replicate({"tp"})}),
+      tensor("head", {4}, {only({"pp"}, {1}), shard({"dp_shard"}, 0), replicate({"tp"})})
+  );
+  for (std::size_t rank = 0; rank < 8; ++rank) {
+    ranks[rank].weight_fingerprints = {rank % 4 < 2 ? "first half" : "second half"};
+  }
+  EXPECT_TRUE(ranks.plan());
+  ranks[6].weight_fingerprints = ranks[7].weight_fingerprints = {"another"};
+  const Error error = ranks.refusal();
+  EXPECT_EQ(error.code, ErrorCode::WeightsDiverged);
+  EXPECT_EQ(error.tensor, "head");
+  EXPECT_THAT(error.ranks, ElementsAre(2, 6));
+  EXPECT_THAT(error.message, HasSubstr("tied tensors 'embed' on rank 2 and 'head' on rank 6 differ"));
+  ranks[6].weight_fingerprints = ranks[7].weight_fingerprints = {""};
+  EXPECT_TRUE(ranks.plan()) << "compared where both gave one";
 }
 
 TEST(MergeRefuses, more_clip_groups_than_a_report_can_name) {

@@ -128,7 +128,11 @@ TEST(Explain, says_who_holds_what_and_over_which_ranks_it_is_summed) {
       "cut into 2 parts, each on 1 rank; its 4 elements are counted once, summed over dp_shard (2 ranks), then over pp "
       "(2 ranks)"
   );
-  EXPECT_THAT(explain_tensor(*plan, 2), ::testing::EndsWith("tied to 'embed' and counted there, clipped here too"));
+  EXPECT_THAT(
+      explain_tensor(*plan, 2),
+      ::testing::EndsWith("tied to 'embed' and counted there, clipped here too; 2 of its 2 parts "
+                          "compared with it")
+  );
   EXPECT_EQ(
       explain_tensor(*plan, 1), "whole on 4 ranks, equal on them; its 3 elements are counted once, summed over no rank"
   );
