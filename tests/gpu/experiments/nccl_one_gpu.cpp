@@ -257,11 +257,13 @@ void count_elements(JsonLine& line, Ranks& two, int rank) {
 void abort_while_stopped(JsonLine& line, std::size_t bytes, bool midway) {
   Ranks two(bytes);
   must_form(two.form());
-  (void)two.both(about_reduce("reduce", "grads", two.count), kSeconds + 5);
+  const auto whole = two.both(about_reduce("reduce", "grads", two.count, 2), 2 * kSeconds);
+  const double whole_ms = whole[0].numbers("times").back();
   two.fill();
-  line.add("count", two.count);
+  line.add("count", two.count).add("whole_reduce_ms", whole_ms);
   if (midway) {
     (void)two.both(about_reduce("begin_reduce", "grads", two.count));
+    (void)usleep(static_cast<useconds_t>(whole_ms * 1e3 / 3));
   }
   two.ranks[1].signal(SIGSTOP);
   if (!midway) {
