@@ -109,6 +109,24 @@ def pipeline_that_forgets_pp() -> None:
 
 
 @case
+def pipeline_on_a_device_mesh() -> None:
+    """As torchtitan does it: the norm of the stage, then over pp; the mesh says what pp is."""
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+    part = stage()
+
+    def clip() -> None:
+        norm = nn.utils.get_total_norm([p.grad for p in part.parameters()]).square()
+        dist.all_reduce(norm, group=mesh.get_group())
+        nn.utils.clip_grads_with_norm_(part.parameters(), 1.0, norm.sqrt())
+
+    train(part, clip, 0)
+
+
+@case
 def pipeline_with_the_line() -> None:
     from torch import nn
 
@@ -300,6 +318,13 @@ def test_a_pipeline_by_hand_is_said_plainly_not_to_be_known() -> None:
     assert "nothing could be audited" in said
     assert "gradsync.torch.audit(model" in said
     assert "--pp" in said
+
+
+def test_a_pipeline_on_a_device_mesh_needs_no_word(tmp_path: Path) -> None:
+    code, said, found = audit(*ranks_of(2, "pipeline_on_a_device_mesh"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert whole(found)["verdict"] == "agrees"
+    assert whole(found)["tensors"] == 4  # two of one name are two
 
 
 def check_the_forgotten_pipeline(found: dict[str, Any]) -> None:

@@ -275,3 +275,12 @@ def test_a_norm_of_another_order_is_not_judged() -> None:
 
 def test_replicas_that_differ_are_a_failure_of_their_own() -> None:
     assert experts().judge(right, replicas_differ=True).exit_code == 1
+
+
+def test_a_product_of_nothing_is_found_and_the_norm_still_judged() -> None:
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        return [Call("total", 2.0, norm), Call("apply", 2.0, norm, tensors=())]
+
+    verdict = experts().judge(right, calls=calls)
+    assert (verdict.lines[0].name, verdict.lines[0].verdict) == ("whole model", "agrees")
+    assert any("clips nothing" in finding for finding in verdict.findings)

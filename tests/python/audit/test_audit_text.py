@@ -41,6 +41,7 @@ STEP = Step(
 
 
 def written(folder: Path, rank: int = 0, world_size: int = 1, steps: int = 1, p: float = 2.0) -> RankWriter:
+    rank_path(folder, rank).unlink(missing_ok=True)
     writer = RankWriter(folder, rank)
     writer.head(rank, world_size, {"m": dict.fromkeys(("pp", "a", "b", "tp", "dp"), 1)}, [TENSOR], p, ["a note"])
     for _ in range(steps):
@@ -88,7 +89,10 @@ def test_why_there_is_no_verdict(tmp_path: Path) -> None:
     assert "no step was completed" in str(examine(tmp_path, None).reason)
     written(tmp_path, 1, 3, p=1.0).done()
     assert "different orders: 1.0, 2.0" in str(examine(tmp_path, None).reason)
+    rank_path(tmp_path, 1).unlink()
     writer = RankWriter(tmp_path, 1)
+    with pytest.raises(FileExistsError):
+        RankWriter(tmp_path, 1)
     writer.failed("ModuleRefused: 'w': its mesh is another")
     writer.done()
     verdict = examine(tmp_path, None)
@@ -117,7 +121,7 @@ def verdict() -> Verdict:
 
 def test_the_table(verdict: Verdict) -> None:
     text = as_text(verdict)
-    assert "5 steps, 2 ranks, norms of order inf" in text
+    assert "5 steps, 2 ranks, order inf" in text
     assert "3…4" in text
     assert "4 (implied)" in text
     assert "+100.00 %" in text

@@ -182,7 +182,10 @@ def _run(
 
 
 def _told(folder: Path, address: str, options: argparse.Namespace) -> Verdict:
-    verdict = examine(folder, address, options.tolerance)
+    try:
+        verdict = examine(folder, address, options.tolerance)
+    except Exception as error:  # the command runs on, whatever is wrong with its audit
+        verdict = Verdict(reason=f"an error of gradsync itself, {error!r}", advice="report it, with the command")
     print("\n" + as_text(verdict) + "\n", flush=True)
     return verdict
 

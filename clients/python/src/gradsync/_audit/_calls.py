@@ -33,13 +33,16 @@ def seen_calls(world: World, steps: int, said: list[str]) -> tuple[list[Seen], l
     products = [
         _together(world, {r: [m[0][i] for m in one] for r, one in per_rank.items()}) for i in range(min(counts))
     ]
+    held = [seen for seen in products if seen.keys]
+    if len(held) < len(products):
+        said.append("a call was given no gradients on any rank and clips nothing; a generator that was read before?")
     numbers = {len(totals) for merged in per_rank.values() for _, totals in merged}
     parts = min(numbers) if len(numbers) == 1 else 0
     totals = [_together(world, {r: [m[1][i] for m in one] for r, one in per_rank.items()}) for i in range(parts)]
     strangers = max(call.strangers for found in world.ranks.values() for step in found.steps for call in step.calls)
     if strangers:
         said.append(f"{strangers} tensors that were clipped are of no module that was found; they are not compared")
-    return products, totals
+    return held or [seen for seen in totals if seen.keys][-1:], totals
 
 
 def _merged(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
@@ -70,7 +73,7 @@ def _together(world: World, calls: Mapping[int, Sequence[Call]]) -> Seen:
         [_norm_of(world, rank, {one: own[step] for one, own in calls.items()}) for rank in calls]
         for step in range(steps)
     ]
-    dtypes = [call.dtype for own in calls.values() for call in own if keys]
+    dtypes = [call.dtype for own in calls.values() for call in own]
     return Seen(frozenset(keys), max(set(dtypes), key=dtypes.count), norms)
 
 

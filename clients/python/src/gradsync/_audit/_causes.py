@@ -12,6 +12,7 @@ from ._world import World
 
 __all__ = ["Cause", "Numbers", "causes", "close"]
 
+_NEAR = 0.05  # what rounding to bfloat16 may do to a norm, and more
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
 
@@ -79,7 +80,8 @@ def _predicts(numbers: Numbers, way: Way) -> bool:
         return False
     if all(close(numbers.theirs[step][i], norm, numbers.tolerance) for step, i, norm in exact):
         return True
-    return _dtype_that_predicts(numbers, way) is not None
+    near = all(close(numbers.theirs[step][i], norm, _NEAR) for step, i, norm in exact)
+    return near and _dtype_that_predicts(numbers, way) is not None
 
 
 def _dtype_that_predicts(numbers: Numbers, way: Way) -> str | None:

@@ -70,7 +70,8 @@ class RankWriter:
     """The file of this rank; a line is on disk when its call returns."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file = rank_path(folder, rank).open("w", encoding="utf-8")
+        # Whoever comes second as the same rank (a process that this one forked, a restart) must not write over it.
+        self._file = rank_path(folder, rank).open("x", encoding="utf-8")
 
     def head(
         self,

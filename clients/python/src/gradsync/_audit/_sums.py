@@ -60,6 +60,7 @@ class Sums:
     def __init__(self, world: World, step: int, chosen: Collection[Key] | None = None) -> None:
         self.world = world
         self.finite = True
+        self._known: dict[tuple[int, Group, frozenset[Key]], float] = {}
         self._exact: dict[int, dict[Group, list[tuple[Key, float]]]] = {}
         self._own: dict[int, dict[Group, list[tuple[Key, float]]]] = {}
         for rank, found in world.ranks.items():
@@ -93,16 +94,24 @@ class Sums:
 
     def _combine(self, way: Way, rank: int, only: Group | None) -> float:
         p, norms = self.world.p, []
-        ties = self.world.tied_copies if way.ties is None else way.ties
+        ties = frozenset(self.world.tied_copies if way.ties is None else way.ties)
         for group in self.world.groups:
             if only is not None and group != only:
                 continue
             times = way.times.get(group, 1.0)
             factor = 1.0 if math.isinf(p) else times ** (1 / p)
             for one in self.world.span(group.mesh, way.axes_of(group), rank):
-                held = self._exact[one].get(group, ())
-                norms += [factor * norm for key, norm in held if key not in ties]
+                norms.append(factor * self._held(one, group, ties))
         return combined(norms, p)
+
+    def _held(self, rank: int, group: Group, ties: frozenset[Key]) -> float:
+        """What one rank holds of a group: asked for again by every mistake."""
+        found = self._known.get((rank, group, ties))
+        if found is None:
+            held = self._exact[rank].get(group, ())
+            found = combined((norm for key, norm in held if key not in ties), self.world.p)
+            self._known[rank, group, ties] = found
+        return found
 
     def _combine_in(self, way: Way, rank: int, dtype: str) -> float:
         p, total = self.world.p, []

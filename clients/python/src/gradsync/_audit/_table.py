@@ -20,7 +20,10 @@ def as_text(verdict: Verdict) -> str:
         parts = [f"gradsync audit: nothing could be audited: {verdict.reason}"]
         return "\n".join(parts + ([_wrapped(f"-> {verdict.advice}")] if verdict.advice else []))
     p = "inf" if math.isinf(verdict.p) else f"{verdict.p:g}"
-    said = [f"gradsync audit: {verdict.steps} steps, {verdict.ranks} ranks, norms of order {p}", ""]
+    said = [
+        f"gradsync audit: {verdict.steps} steps, {verdict.ranks} ranks, order {p}; shown: the step that differs most",
+        "",
+    ]
     said += _table([_HEADINGS, *(_cells(line) for line in verdict.lines)])
     for line in verdict.lines:
         if line.group or not line.causes:

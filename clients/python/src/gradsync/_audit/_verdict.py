@@ -115,7 +115,7 @@ def _line(
     world: World, name: str, seen: Seen, sums: Sequence[Sums], ours: Sequence[float], tolerance: float, said: list[str]
 ) -> Line:
     if any(norm is None for norms in seen.norms for norm in norms):
-        said.append(f"{name}: a rank's call gave no norm, or one of another order than {world.p:g}")
+        said.append(f"{name}: a rank's call raised, or its norm cannot be read or is not of order {world.p:g}")
         return Line(name, len(seen.keys), "not seen", ours[0] if ours else None)
     theirs = [[norm for norm in norms if norm is not None] for norms in seen.norms]
     _compare_ranks(world, name, theirs, said)
@@ -177,9 +177,7 @@ def _compare_ranks(world: World, name: str, theirs: Sequence[Sequence[float]], s
             ranks.setdefault(f"{norm:.9g}", []).append(str(rank))
         if len(ranks) > 1:
             seen = "; ".join(f"{norm} on {', '.join(who)}" for norm, who in ranks.items())
-            said.append(
-                f"{name}: ranks clip by different norms (step {step}: {seen}), so copies of a weight drift apart"
-            )
+            said.append(f"{name}: ranks clip by different norms (step {step}: {seen}): one model, several coefficients")
             return
 
 

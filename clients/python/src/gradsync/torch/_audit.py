@@ -26,6 +26,7 @@ from gradsync._audit._findings import Call, RankWriter, Step
 from ._audit_model import Declaration, Hints, discover
 from ._audit_numbers import Norm, norm_of, own_norms, rows_of
 from ._held_gradients import HeldGradients
+from ._placed import local_tensor
 
 __all__ = ["Recorder", "declared", "from_environment", "observed", "rank_and_world"]
 
@@ -79,8 +80,10 @@ class Recorder:
         self._pid = os.getpid()
         self._writer: RankWriter | None = None
         self._held: HeldGradients | None = None
+        self._p = 2.0
         self._open: Step | None = None
         self._calls: list[Call] = []
+        self._late: list[Call] = []  # norms of what was multiplied already: of the next step, if of any
         self._multiplied: set[int] = set()
         self._parameters: list[nn.Parameter] = []
         self._index: dict[int, int] = {}
@@ -144,53 +147,78 @@ class Recorder:
             self._end()
 
     def _before(self, kind: str, given: Sequence[torch.Tensor], p: float | None) -> None:
-        if self._is_of_next_step(kind, set(map(id, given))):
+        if self._is_of_next_step(kind, given):
+            late = self._late
             self._finish_step()
+            self._calls = late
         if self._ended:
             return
         if self._held is None:
-            self._declare(given, kind, 2.0 if p is None else float(p))
-        if self._open is None:
-            assert self._held is not None
-            gradients = self._held.gather()
-            rows = rows_of(self._held.measurer(self._p), gradients)
-            self._open = Step(rows, own_norms(gradients, self._p), ())
+            self._p = self._p if p is None else float(p)
+            if kind == "total":
+                owners = _owners(given)
+                if not owners and _declaration is None:
+                    return  # copies, or parts of DTensors: what is multiplied by this norm says whose they are
+                given = owners
+            self._declare(given)
+            self._measure()
+        elif kind == "total" and (self._multiplied or not self._gradients_of(given)):
+            return
+        elif self._open is None or not self._multiplied:
+            self._measure()  # anew where a norm came first: more may have been added to the gradients since
+
+    def _measure(self) -> None:
+        assert self._held is not None
+        gradients = self._held.gather()
+        rows = rows_of(self._held.measurer(self._p), gradients)
+        if self._open is not None and repr(rows) != repr(self._open.rows):
+            self._calls = []  # of other gradients
+        self._open = Step(rows, own_norms(gradients, self._p), ())
 
     def _after(self, kind: str, given: Sequence[torch.Tensor], p: float | None, norm: Any) -> None:
         if self._open is None or self._ended:
             return
         seen = Norm(None, "float32") if norm is None else norm_of(norm, rank_and_world()[0])
-        by_id = self._index
         if kind == "total":
-            by_id = {id(parameter.grad): i for i, parameter in enumerate(self._parameters)}
-        chosen = {by_id[id(tensor)] for tensor in given if id(tensor) in by_id}
-        strange = [t for t in given if id(t) not in by_id and (kind == "total" or t.grad is not None)]
-        whole = chosen >= {i for i, row in enumerate(self._open.rows) if row is not None}
+            chosen = self._gradients_of(given)
+            strange = sum(tensor.numel() > 0 for tensor in given) - len(chosen)
+            if given and not chosen:
+                return  # of something else than gradients
+        else:
+            chosen = {self._index[id(tensor)] for tensor in given if id(tensor) in self._index}
+            strange = sum(id(tensor) not in self._index and tensor.grad is not None for tensor in given)
+        held = {i for i, row in enumerate(self._open.rows) if row is not None and row.maximum + row.nonfinite > 0}
+        whole = chosen >= held
         order = self._p if p is None else float(p)
-        call = Call(
-            kind, order, seen.value, seen.dtype, None if whole else tuple(sorted(chosen)), seen.over, len(strange)
-        )
-        self._calls.append(call)
+        tensors = None if whole else tuple(sorted(chosen))
+        late = kind == "total" and any(id(self._parameters[i]) in self._multiplied for i in chosen)
+        calls = self._late if late else self._calls
+        calls.append(Call(kind, order, seen.value, seen.dtype, tensors, seen.over, strange))
         if kind != "total":
             self._multiplied |= set(map(id, given))
 
-    def _is_of_next_step(self, kind: str, ids: set[int]) -> bool:
+    def _is_of_next_step(self, kind: str, given: Sequence[torch.Tensor]) -> bool:
         """Where no optimizer of torch says that a step is over: gradients that were multiplied come again."""
         if kind == "total":
-            return any(id(parameter.grad) in ids for parameter in self._parameters if id(parameter) in self._multiplied)
+            return False  # logged after the product, perhaps: what is multiplied next tells
+        ids = set(map(id, given))
         return bool(ids & self._multiplied) or (not ids and any(call.kind == kind for call in self._calls))
 
-    def _declare(self, given: Sequence[torch.Tensor], kind: str, p: float) -> None:
+    def _gradients_of(self, given: Sequence[torch.Tensor]) -> set[int]:
+        """Which gradients these tensors are, or this rank's parts of; empty ones are none."""
+        known = {
+            _place(parameter.grad): i for i, parameter in enumerate(self._parameters) if parameter.grad is not None
+        }
+        return {known[place] for tensor in given if (place := _place(tensor)) in known and place[1]}
+
+    def _declare(self, given: Sequence[torch.Tensor]) -> None:
         rank, world_size = rank_and_world()
-        if kind == "total":
-            given = _owners(given)
         found = _declaration or discover(given, self._hints, rank, world_size)
         self._parameters = list(found.parameters)
         self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
-        self._p = p
         self._held = HeldGradients(self._parameters, found.tensors)
         writer = self._open_file(rank)
-        writer.head(rank, world_size, {m.name: m.axes for m in found.meshes}, found.tensors, p, found.notes)
+        writer.head(rank, world_size, {m.name: m.axes for m in found.meshes}, found.tensors, self._p, found.notes)
         self._unhook = register_optimizer_step_pre_hook(lambda *_: self._guarded(self._finish_step)).remove
 
     def _open_file(self, rank: int) -> RankWriter:
@@ -202,7 +230,7 @@ class Recorder:
         if self._open is None:
             return
         step, self._open = Step(self._open.rows, self._open.own, self._calls), None
-        self._calls, self._multiplied = [], set()
+        self._calls, self._late, self._multiplied = [], [], set()
         assert self._writer is not None
         self._writer.step(step)
         self._done += 1
@@ -224,11 +252,18 @@ def iter_like(found: Any, items: list[torch.Tensor]) -> Any:
     return (item for item in items) if isinstance(found, GeneratorType) else items
 
 
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where this rank's part of a tensor lies: the same for a DTensor and for what its `to_local()` gives."""
+    local = local_tensor(tensor)
+    return local.data_ptr(), local.numel()
+
+
 def _owners(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The parameters that have these gradients."""
     wanted = set(map(id, gradients))
-    parameters = [one for one in gc.get_objects() if issubclass(type(one), nn.Parameter)]
-    return [one for one in parameters if one.grad is not None and id(one.grad) in wanted]
+    # Parameters that are DTensors are of no class of nn.Parameter's.
+    leaves = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.is_leaf]
+    return [one for one in leaves if one.grad is not None and id(one.grad) in wanted]
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:
