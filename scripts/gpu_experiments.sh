@@ -85,6 +85,7 @@ export PYTHONUNBUFFERED=1
 for name in "${order[@]}"; do
   case $name in
   ipc_memory | empty_step) seconds=120 ;;
+  memop_flags) seconds=220 ;;
   *) seconds=180 ;;
   esac
   if [ "$name" = torch_memory ]; then

@@ -14,7 +14,7 @@ namespace gradsync::experiments {
 
 class DeviceWorker {
  public:
-  /// `this` must outlive the handlers: start allocate export open close free fill count word memory.
+  /// `this` must outlive the handlers: start allocate export open release fill count memory.
   [[nodiscard]] Handlers handlers();
 
   /// Of the block that the message names in `key`, plus its field `key`_offset where it is there.
@@ -25,7 +25,7 @@ class DeviceWorker {
   /// For what must never queue behind a wait.
   [[nodiscard]] const Stream& free_stream() const { return *free_stream_; }
 
-  /// A zeroed 64-bit word of this process, one of 64.
+  /// One of 64 words of 64 bits of this process, in pages of their own.
   [[nodiscard]] CUdeviceptr word(int which) const;
   [[nodiscard]] std::uint64_t read_word(CUdeviceptr at) const;
 

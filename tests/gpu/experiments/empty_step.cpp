@@ -1,8 +1,8 @@
 // Question 6: what does one empty step cost through a worker process? Trainer: flag, message; daemon: passes it on;
 // worker: waits for the flag on its stream, one kernel, flag back, answer; trainer: waits for the flag on its stream.
 //
-//   relay             trainer → daemon → worker → daemon → trainer, as in the design.
-//   direct            trainer → worker: what the hop through the daemon costs is the difference.
+//   relay             trainer, daemon, worker, daemon, trainer, as in the design.
+//   direct            trainer and worker: the difference is what the hop through the daemon costs.
 //   messages          the relay without any GPU work: the price of sockets and processes alone.
 //   flags             no messages, the worker enqueued ahead: the price of flags and kernels alone.
 //   mps_relay         the relay with both processes under MPS.

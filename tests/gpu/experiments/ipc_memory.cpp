@@ -1,19 +1,17 @@
 // Question 1: can one process use another's GPU memory through CUDA IPC of the driver API, and what does it cost?
 //
-//   interior        a handle taken at an interior address: offset, sizes seen on both sides, whether kernels of the
-//   importer
-//                   write what the owner reads (`different` and `damaged_outside` must be 0); a small allocation: how
-//                   much of the owner's other memory it shows. A second opening in one process; opening in the owner
-//                   itself.
-//   cost_*          microseconds for export, open (first and again), close, per size. If open is well above a
-//   millisecond,
-//                   buffers are mapped once per job and never per step.
-//   owner_killed    the owner gets SIGKILL while mapped: can the memory still be read, and when does it become free?
-//   owner_frees     the owner frees while mapped (documented as undefined), and allocates again: equal address, equal
-//                   handle? If so, caches of mappings must be keyed by generation.
-//   pids_*          owner and importer in PID namespaces of their own, with equal and with different PIDs.
-//   dev_shm_*       a /dev/shm shared and not shared: does the memory handle open, does the event handle? Decides when
-//                   events can be the fallback of memops.
+//   interior          a handle taken at an interior address: offset, sizes seen on both sides, whether kernels of the
+//                     importer write what the owner reads (`different` and `damaged_outside` must be 0). A second
+//                     opening in one process, an opening in the owner itself. A small allocation: how much of the
+//                     owner's other memory does its handle show?
+//   cost_*            microseconds for export, open (first and again) and close. If opening takes far more than a
+//                     millisecond, buffers are mapped once per job and never per step.
+//   owner_killed      the owner gets SIGKILL while mapped: can the memory still be read, when does it become free?
+//   owner_frees       the owner frees while mapped (documented as undefined) and allocates again: equal address, equal
+//                     handle? If so, caches of mappings must be keyed by generation.
+//   pids_*            owner and importer in PID namespaces of their own, with equal and with different PIDs.
+//   dev_shm_*         a /dev/shm shared and one apart: does the memory handle open, does the event handle? Decides when
+//                     events can be the fallback of memops.
 
 #include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"

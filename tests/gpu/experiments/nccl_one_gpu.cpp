@@ -1,24 +1,20 @@
 // Question 4: can two processes on one GPU be two ranks of an NCCL communicator, when NCCL_HOSTID tells them apart
-// (2.28 refuses duplicates by host hash and bus id), and how do such communicators fail and come back? Over sockets of
-// the loopback interface: what is measured of speed holds for this arrangement only, what is measured of failures does
-// not.
+// (2.28 refuses duplicates by host hash and bus id), and how do such communicators fail and come back? They talk over
+// sockets of the loopback interface: figures of speed hold for this arrangement only, those of failures do not.
 //
-//   same_host           the refusal without NCCL_HOSTID, in NCCL's words.
-//   right               sums on memory of the ranks, and on memory imported from a trainer's process: `different` = 0.
-//   speed_*             milliseconds and GB/s (bytes of one buffer ÷ time) of an all-reduce on imported memory.
-//   build               milliseconds for ncclCommInitRankConfig until ready, finalize with destroy, abort; five in a
-//   row. memory_*            device memory per communicator and rank: after init, after a small and a large all-reduce,
-//   of a
-//                       second communicator; as NCCL chooses, and with maxCTAs 4.
-//   missing_rank        blocking=0 and a deadline, when the other rank never comes: is the call bounded, what does
-//   abort
-//                       take, which threads stay; the next communicator with all ranks.
-//   abort_never_came    the other process is stopped (SIGSTOP) before it takes part: the state until then, abort's
-//   time,
-//                       what event and stream say after it (`event_after_abort` "cudaSuccess" with `right_sums` below
-//                       `count` means: an event alone proves nothing); the other side after SIGCONT; the rebuild.
-//   abort_midway        the same, stopped while the reduction runs.
-//   peer_killed         the other process gets SIGKILL: seconds until NCCL says so by itself.
+//   same_host         the refusal without NCCL_HOSTID, in NCCL's words.
+//   right             sums on memory of the ranks and on memory imported from a trainer's process: `different` is 0.
+//   speed_*           milliseconds and GB/s (bytes of one buffer ÷ time) of an all-reduce on imported memory.
+//   build             milliseconds until a communicator is ready, of finalize with destroy, of abort; five in a row.
+//   memory_*          device memory per communicator and rank: after init, after a small and a large all-reduce, of a
+//                     second communicator; as NCCL chooses, and with maxCTAs 4.
+//   missing_rank      blocking=0 and a deadline when the other rank never comes: is the call bounded, what does abort
+//                     take, which threads stay; the next communicator with all ranks.
+//   abort_never_came  the other process is stopped (SIGSTOP) before it takes part: the state until then, the time of
+//                     abort, what event and stream say after it; the other side after SIGCONT; the rebuild.
+//                     `event_after_abort` cudaSuccess with fewer `right_sums` than `count`: an event proves nothing.
+//   abort_midway      the same, stopped while the reduction runs.
+//   peer_killed       the other process gets SIGKILL: seconds until NCCL says so by itself.
 
 #include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"

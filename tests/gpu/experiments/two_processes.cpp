@@ -1,20 +1,17 @@
 // Question 3: how do two processes share one GPU, without MPS and with it?
 //
-//   beside_*          back-to-back matrix products of the trainer beside a load of the sidecar: `memory` (a kernel
-//   bound by
-//                     memory), `copy_device` (cudaMemcpy inside the GPU), `copy_to_device`, `copy_to_host` (copy
-//                     engines, pinned memory). Rates alone (the other context exists and rests) and beside, and shares
-//                     = beside ÷ alone. `sum_of_shares`: 1 is time slicing, 2 would be full overlap; below 1 switching
-//                     costs.
+//   beside_*          back-to-back matrix products of the trainer beside a load of the sidecar: memory (a kernel bound
+//                     by memory), copy_device (cudaMemcpy inside the GPU), copy_to_device and copy_to_host (copy
+//                     engines, pinned memory); high: the sidecar's stream has the highest priority. Rates alone, while
+//                     the other context exists and rests, and beside; shares are beside ÷ alone. `sum_of_shares`: 1 is
+//                     time slicing, 2 would be full overlap, below 1 taking turns costs.
 //   one_process_*     the same two loads on two streams of one process: the overlap that the hardware itself allows.
-//   mps_beside_*      the same under MPS, `_high`: the sidecar's stream has the highest priority, `_25`: it has 25 % of
-//   the
+//   mps_*             the same under MPS, if `attribute_mps` of mps_start is true; 25: the sidecar has a quarter of the
 //                     multiprocessors.
-//   imported_memory   the memory-bound kernel on own and on imported memory; equal rates mean that an import costs
-//   nothing. context_memory    device memory that one more process takes: context, kernels, two streams; loading lazily
-//   and eagerly. flag_to_kernel_*  microseconds from the trainer's flag to the start of the sidecar's kernel, while the
-//   trainer's stream
-//                     rests (`quiet`, the case of epoch separation) or multiplies (`busy`).
+//   imported_memory   the memory-bound kernel on own and on imported memory; equal rates: an import costs nothing.
+//   context_memory    device memory that one more process takes (context, kernels, two streams), by module loading.
+//   flag_to_kernel*   microseconds from the trainer's flag to the start of the sidecar's kernel, while the trainer's
+//                     other stream rests (`quiet_us`, the case of epoch separation) or multiplies (`busy_us`).
 
 #include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"
@@ -218,16 +215,17 @@ void context_memory(JsonLine& line, const Environment& base) {
   const auto free_now = [&] { return observer.call(Message("memory")).integer("free"); };
   for (const char* loading : {"LAZY", "EAGER"}) {
     const std::int64_t before = free_now();
-    Worker worker({.name = "worker", .environment = with(base, "CUDA_MODULE_LOADING", loading)});
-    const Message answer = worker.call(Message("start"), 40);
-    line.add(std::string("bytes_") + loading, before - free_now())
-        .add(std::string("context_ms_") + loading, answer.number("context_ms"))
-        .add(std::string("start_ms_") + loading, answer.number("start_ms"));
-    worker.kill();
+    {
+      Worker worker({.name = "worker", .environment = with(base, "CUDA_MODULE_LOADING", loading)});
+      const Message answer = worker.call(Message("start"), 40);
+      line.add(std::string("bytes_") + loading, before - free_now())
+          .add(std::string("context_ms_") + loading, answer.number("context_ms"))
+          .add(std::string("start_ms_") + loading, answer.number("start_ms"));
+    }
     const Deadline deadline(3);
     while (free_now() + static_cast<std::int64_t>(kMiB) < before && !deadline.passed()) {
     }
-    line.add(std::string("not_back_after_kill_") + loading, before - free_now());
+    line.add(std::string("not_back_after_end_") + loading, before - free_now());
   }
 }
 
