@@ -109,6 +109,14 @@ def pipeline_that_forgets_pp() -> None:
 
 
 @case
+def copies_that_nobody_reduced() -> None:
+    from torch import nn
+
+    model = blocks()
+    train(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0), rank())
+
+
+@case
 def pipeline_on_a_device_mesh() -> None:
     """As torchtitan does it: the norm of the stage, then over pp; the mesh says what pp is."""
     import torch.distributed as dist
@@ -312,12 +320,19 @@ def test_ddp_agrees_and_no_bit_of_the_run_changes(tmp_path: Path) -> None:
         assert (tmp_path / "plain" / name).read_text() == (tmp_path / "audited" / name).read_text()
 
 
+def test_copies_that_nobody_reduced_are_named(tmp_path: Path) -> None:
+    code, said, found = audit(*ranks_of(2, "copies_that_nobody_reduced"), json_file=tmp_path / "verdict.json")
+    assert code == 1, said
+    assert [cause["kind"] for cause in whole(found)["causes"]] == ["replicas_differ"]
+    assert any("'0.weight'" in finding and "not reduced alike" in finding for finding in found["findings"])
+
+
 def test_a_pipeline_by_hand_is_said_plainly_not_to_be_known() -> None:
     code, said, _ = audit(*ranks_of(2, "pipeline_that_forgets_pp"))
     assert code == 2
     assert "nothing could be audited" in said
     assert "gradsync.torch.audit(model" in said
-    assert "--pp" in said
+    assert "--mesh pp=2" in said
 
 
 def test_a_pipeline_on_a_device_mesh_needs_no_word(tmp_path: Path) -> None:

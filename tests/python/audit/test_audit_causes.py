@@ -275,6 +275,8 @@ def test_a_norm_of_another_order_is_not_judged() -> None:
 
 def test_replicas_that_differ_are_a_failure_of_their_own() -> None:
     assert experts().judge(right, replicas_differ=True).exit_code == 1
+    verdict = experts().judge(lambda w, s, r: (1 + r) * right(w, s, r), replicas_differ=True)
+    assert kinds(verdict) == [("replicas_differ", None)]
 
 
 def test_a_product_of_nothing_is_found_and_the_norm_still_judged() -> None:

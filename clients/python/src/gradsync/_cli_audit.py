@@ -78,7 +78,7 @@ def add_audit(add: AddParser) -> None:
 
 
 def add_verdict(add: AddParser) -> None:
-    parser = add("verdict", help="judge what ranks wrote: gradsync.torch.audit(folder=…)")
+    parser = add("verdict", help="judge a folder that audited ranks wrote")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="for ranks that still write")
     _common(parser)

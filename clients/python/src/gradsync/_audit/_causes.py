@@ -103,6 +103,9 @@ def _matches(theirs: float, predicted: float, dtype: str, tolerance: float) -> b
 
 def _arithmetic(numbers: Numbers) -> Cause | None:
     """Where the right sums, made the framework's way, give the framework's number."""
+    exact = [(numbers.sums[step].exact(RIGHT, rank), numbers.ours[step]) for step, _, rank in numbers.places]
+    if not all(close(norm, ours, numbers.tolerance) for norm, ours in exact if math.isfinite(ours)):
+        return None  # what should be copies is not: then no rank's sums are right
     dtype = _dtype_that_predicts(numbers, RIGHT)
     if dtype is None:
         return None

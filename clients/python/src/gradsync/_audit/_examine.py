@@ -105,4 +105,6 @@ def _refused(world: World, answer: Replay) -> Verdict:
     hint = _ADVICE
     if isinstance(error, RpcError) and error.kind == "weights_diverged":
         hint = "tensors of one name differ between ranks that should hold copies; " + _ADVICE
+    if error is not None and not any(found.meshes.get("mesh") is None for found in world.ranks.values()):
+        hint += f". Where every rank is a stage of its own: --mesh pp={world.size}"
     return Verdict(ranks=world.size, reason=f"the ranks' tensors make no whole model: {error}", advice=hint)

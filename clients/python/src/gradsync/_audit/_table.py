@@ -20,10 +20,8 @@ def as_text(verdict: Verdict) -> str:
         parts = [f"gradsync audit: nothing could be audited: {verdict.reason}"]
         return "\n".join(parts + ([_wrapped(f"-> {verdict.advice}")] if verdict.advice else []))
     p = "inf" if math.isinf(verdict.p) else f"{verdict.p:g}"
-    said = [
-        f"gradsync audit: {verdict.steps} steps, {verdict.ranks} ranks, order {p}; shown: the step that differs most",
-        "",
-    ]
+    what = f"{_count(verdict.steps, 'step')}, {_count(verdict.ranks, 'rank')}, order {p}"
+    said = [f"gradsync audit: {what}; shown: the step that differs most", ""]
     said += _table([_HEADINGS, *(_cells(line) for line in verdict.lines)])
     for line in verdict.lines:
         if line.group or not line.causes:
@@ -73,6 +71,10 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason,
         "advice": verdict.advice,
     }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _number(value: float | None) -> float | str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ._calls import Seen, seen_calls
 from ._causes import Cause, Numbers, causes, close
@@ -15,6 +15,14 @@ from ._world import Group, Key, World
 __all__ = ["Line", "OurStep", "Verdict", "judge", "tolerance_of"]
 
 _SAME = 1e-6  # the daemon's norm is a float32's, where the gradients are not float64
+
+
+_UNLIKE = Cause(
+    "replicas_differ",
+    "ranks hold different gradients where they should hold copies, so there is no one norm; the exact norm here is of "
+    "the lowest rank's",
+    "reduce the gradients of all copies before clipping: see what was also found",
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,8 @@ def judge(
             _check_ourselves(exact, ours, said)
         norms = [step.norm for step in ours] if whole else [e if s.finite else math.nan for e, s in zip(exact, sums)]
         line = _line(world, "whole model" if whole else _part_name(seen.keys), seen, sums, norms, limit, said)
+        if replicas_differ and [cause.kind for cause in line.causes] == ["unknown"]:
+            line = replace(line, causes=(_UNLIKE,))
         lines.append(line)
         if whole:
             lines += [_group_line(world, g, line, sums[line.step], ours[line.step], totals) for g in world.groups]
