@@ -92,6 +92,15 @@ def fsdp2() -> None:
     train(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0), rank())
 
 
+@case
+def fsdp1() -> None:
+    import torch
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(blocks(), device_id=torch.device("cpu"))
+    train(model, lambda: model.clip_grad_norm_(1.0), rank())
+
+
 def stage() -> Any:
     import torch
     from torch import nn
@@ -318,6 +327,15 @@ def test_ddp_agrees_and_no_bit_of_the_run_changes(tmp_path: Path) -> None:
     for number in range(2):
         name = f"rank-{number}"
         assert (tmp_path / "plain" / name).read_text() == (tmp_path / "audited" / name).read_text()
+
+
+def test_the_method_of_fsdp1_agrees(tmp_path: Path) -> None:
+    code, said, found = audit(*ranks_of(2, "fsdp1"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert [(line["name"], line["verdict"]) for line in found["lines"]] == [
+        ("whole model", "agrees"),
+        ("over dp_shard", "agrees"),
+    ]
 
 
 def test_copies_that_nobody_reduced_are_named(tmp_path: Path) -> None:

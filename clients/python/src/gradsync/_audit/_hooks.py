@@ -19,6 +19,7 @@ __all__ = ["VARIABLE", "Recorder", "end", "ended", "install", "options", "start"
 
 VARIABLE = "GRADSYNC_AUDIT"  #: JSON: `folder`, `steps`, and what the caller said of meshes
 _MODULE = "torch.nn.utils.clip_grad"
+_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _KINDS = {
     "clip_grad_norm_": "clip",
     "_get_total_norm": "total",
@@ -41,14 +42,16 @@ def options(environ: Mapping[str, str] | None = None) -> dict[str, Any] | None:
 
 def install() -> None:
     """For the start of a process: wraps the functions when, and if, torch is imported."""
-    if _MODULE in sys.modules:
-        _wrap(sys.modules[_MODULE])
-    else:
-        sys.meta_path.insert(0, _Finder())
+    for name in (_MODULE, _FSDP1):
+        if name in sys.modules:
+            _wrap(sys.modules[name])
+    sys.meta_path.insert(0, _Finder())
 
 
 def wrap_now() -> None:
     """For a process that has imported torch: also where a function was taken from its module already."""
+    if _FSDP1 in sys.modules:
+        _wrap(sys.modules[_FSDP1])
     module = sys.modules[_MODULE]
     old = {id(vars(module)[name]): name for name in _KINDS if name in vars(module)}
     keep = [vars(module)[name] for name in old.values()]  # no id is used again
@@ -82,7 +85,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != _MODULE:
+        if fullname not in (_MODULE, _FSDP1):
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
@@ -99,10 +102,30 @@ class _Finder(MetaPathFinder):
 
 
 def _wrap(module: ModuleType) -> None:
+    if module.__name__ == _FSDP1:
+        wrapper = vars(module).get("FullyShardedDataParallel")
+        if wrapper is not None:
+            _wrap_method(wrapper)
+        return
     for name, kind in _KINDS.items():
         original = vars(module).get(name)
         if original is not None and not hasattr(original, "_gradsync_audits"):
             setattr(module, name, _wrapped(kind, original))
+
+
+def _wrap_method(wrapper: type[Any]) -> None:
+    """`model.clip_grad_norm_(max_norm)` is a clip of the model's parameters."""
+    original = wrapper.clip_grad_norm_
+    if hasattr(original, "_gradsync_audits"):
+        return
+
+    @functools.wraps(original)
+    def clip_grad_norm_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        audited = _wrapped("clip", lambda parameters, *args, **kwargs: original(self, *args, **kwargs))
+        return audited(list(self.parameters()), *args, **kwargs)
+
+    clip_grad_norm_._gradsync_audits = original  # type: ignore[attr-defined]
+    wrapper.clip_grad_norm_ = clip_grad_norm_
 
 
 def _wrapped(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 
 import gradsync
 
+from ._audit_fsdp1 import flat_slices
 from ._mesh_axes import JobMesh
 from ._placed import Experts, Placer, is_dtensor
 
@@ -56,12 +57,16 @@ def discover(given: Sequence[torch.Tensor], hints: Hints, rank: int, world_size:
     from ._init import _parameters
 
     notes: list[str] = []
-    named = _parameters(_roots(given))
+    roots = _roots(given)
+    named = _parameters(roots)
     known = set(map(id, named.values()))
     strange = [p for p in given if isinstance(p, nn.Parameter) and id(p) not in known and p.requires_grad]
     if strange:
         notes.append(f"{len(strange)} parameters of rank {rank} are in no module; they are named by their position")
         named |= {f"parameter.{number}": parameter for number, parameter in enumerate(strange)}
+    flat = None if hints.meshes else flat_slices(named, roots, world_size)
+    if flat is not None:
+        hints = replace(hints, meshes={"mesh": flat[0]}, experts=[*hints.experts, *flat[1]])
     meshes = _meshes(list(named.values()), hints, rank, world_size)
     return declare(named, meshes, hints, notes)
 
