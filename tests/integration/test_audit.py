@@ -165,7 +165,7 @@ def pipeline_of_its_own_norm() -> None:
     import gradsync.torch as gst
 
     part = stage()
-    gst.init(part, mesh={"pp": 2}, mode="observe", job="observed")
+    gst.init(part, mesh={"pp": 2}, job="observed")  # observes: it is audited
 
     def clip() -> None:
         norm = torch.stack([p.grad.norm() for p in part.parameters()]).norm().square()

@@ -151,7 +151,6 @@ def _environment(outer: Mapping[str, str], folder: Path, options: argparse.Names
         "PYTHONPATH": os.pathsep.join(path),
         VARIABLE: json.dumps(asked),
         "GRADSYNC_ADDRESS": f"unix:{address}",
-        "GRADSYNC_MODE": "observe",
     }
 
 

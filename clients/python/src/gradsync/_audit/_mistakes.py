@@ -144,6 +144,14 @@ def _everywhere(world: World) -> Iterator[Mistake]:
         Way(dict.fromkeys(groups, frozenset())),
         groups,
     )
+    for group in (group for group in groups if len(group.summed) > 1):
+        yield Mistake(
+            "local_only",
+            f"the norm of {_names(world, [group])} is of each rank's own part: it is summed over no axis",
+            f"sum its powers over {' and '.join(map(repr, group.summed))}",
+            Way({group: frozenset()}),
+            (group,),
+        )
     yield Mistake(
         "all_ranks",
         "everything is summed over all ranks: copies are counted once per rank",

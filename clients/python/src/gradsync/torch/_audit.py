@@ -28,7 +28,7 @@ from ._audit_numbers import Norm, norm_of, own_norms, rows_of
 from ._held_gradients import HeldGradients
 from ._placed import local_tensor
 
-__all__ = ["Recorder", "declared", "from_environment", "observed", "rank_and_world"]
+__all__ = ["Recorder", "declared", "from_environment", "is_asked_for", "observed", "rank_and_world"]
 
 _log = logging.getLogger("gradsync")
 _declaration: Declaration | None = None  # of gradsync.torch.init or audit, where the script calls them
@@ -41,6 +41,11 @@ def from_environment() -> _hooks.Recorder | None:
     if asked is None:
         return None
     return begin(Path(asked["folder"]), int(asked["steps"]), Hints.of(asked)).around
+
+
+def is_asked_for() -> bool:
+    """By the command `gradsync audit`."""
+    return _hooks.options() is not None
 
 
 def begin(folder: Path, steps: int, hints: Hints) -> Recorder:
@@ -181,14 +186,13 @@ class Recorder:
         seen = Norm(None, "float32") if norm is None else norm_of(norm, rank_and_world()[0])
         if kind == "total":
             chosen = self._gradients_of(given)
-            strange = sum(tensor.numel() > 0 for tensor in given) - len(chosen)
-            if given and not chosen:
+            strange = max(0, sum(tensor.numel() > 0 for tensor in given) - len(chosen))
+            if not chosen and any(tensor.numel() for tensor in given):
                 return  # of something else than gradients
         else:
             chosen = {self._index[id(tensor)] for tensor in given if id(tensor) in self._index}
             strange = sum(id(tensor) not in self._index and tensor.grad is not None for tensor in given)
-        held = {i for i, row in enumerate(self._open.rows) if row is not None and row.maximum + row.nonfinite > 0}
-        whole = chosen >= held
+        whole = chosen >= {i for i, row in enumerate(self._open.rows) if row is not None}
         order = self._p if p is None else float(p)
         tensors = None if whole else tuple(sorted(chosen))
         late = kind == "total" and any(id(self._parameters[i]) in self._multiplied for i in chosen)
@@ -205,11 +209,13 @@ class Recorder:
         return bool(ids & self._multiplied) or (not ids and any(call.kind == kind for call in self._calls))
 
     def _gradients_of(self, given: Sequence[torch.Tensor]) -> set[int]:
-        """Which gradients these tensors are, or this rank's parts of; empty ones are none."""
-        known = {
-            _place(parameter.grad): i for i, parameter in enumerate(self._parameters) if parameter.grad is not None
-        }
-        return {known[place] for tensor in given if (place := _place(tensor)) in known and place[1]}
+        """Which gradients these tensors are, or this rank's parts of; of empty parts nobody can tell."""
+        known: dict[object, int] = {}
+        for index, gradient in enumerate(parameter.grad for parameter in self._parameters):
+            if gradient is not None:
+                known[_place(gradient)] = known[id(gradient)] = index
+        found = [known.get(id(tensor), known.get(_place(tensor)) if tensor.numel() else None) for tensor in given]
+        return {index for index in found if index is not None}
 
     def _declare(self, given: Sequence[torch.Tensor]) -> None:
         rank, world_size = rank_and_world()

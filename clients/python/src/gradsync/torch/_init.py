@@ -70,7 +70,7 @@ def init(
         tied: names of parameters that share one weight across stages; counted once.
         layer: name of a parameter → its layer in the report.
         mode: "clip"; "observe" where the functions are the framework's own and gradsync measures beside them, never
-            raises and changes nothing; "off". Default `$GRADSYNC_MODE`, else "clip".
+            raises and changes nothing; "off". Default `$GRADSYNC_MODE`, else "clip" (under `gradsync audit` "observe").
         check_weights: compare what should be replicas now, which finds tensors that only share their name.
         job, rank, world_size: default from the process group, then from torchrun's environment.
         client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
@@ -245,7 +245,8 @@ def _session() -> Session | Observer | _framework.Off:
 
 
 def _wanted_mode(mode: str | None) -> str:
-    wanted = mode if mode is not None else os.environ.get("GRADSYNC_MODE", "clip")
+    usual = "observe" if _audit.is_asked_for() else "clip"
+    wanted = mode if mode is not None else os.environ.get("GRADSYNC_MODE", usual)
     if wanted in _MODES:
         return wanted
     where = "mode" if mode is not None else "GRADSYNC_MODE"
