@@ -64,8 +64,8 @@ def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
         return (
             "no process called clip_grad_norm_, get_total_norm or clip_grads_with_norm_ of torch",
             "where a script clips by functions of its own, call gradsync.torch.observe(norm) after "
-            "gradsync.torch.init(model, mesh=…, mode='observe'); interpreters started with -I, -E or -S cannot be "
-            "audited",
+            "gradsync.torch.init(model, mesh=…, mode='observe'); interpreters started with -I, -E or -S, and "
+            "calls inside torch.compile, cannot be audited",
         )
     failed = {found.rank: found.failed for found in ranks.values() if found.failed is not None and not found.steps}
     if failed:
