@@ -1,0 +1,268 @@
+"""Training scripts as users write them, right ones and wrong ones, for test_audit.py: `audit_scripts.py CASE`.
+
+`audit_scripts.py ranks N CASE` starts ranks without torchrun, which saves an import of torch per test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STEPS = 2
+CASES: dict[str, Callable[[], None]] = {}
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    CASES[function.__name__] = function
+    return function
+
+
+# what the ranks do
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def blocks() -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(7, 9), nn.LayerNorm(9), nn.Linear(9, 5))
+
+
+def train(model: Any, clip: Callable[[], Any], seed: int, dtype: Any = None) -> list[Any]:
+    """Three steps; the audit sees two of them."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    norms = []
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(STEPS + 1):
+        batch = torch.randn(3, 7, generator=generator)
+        model(batch if dtype is None else batch.to(dtype)).float().square().sum().backward()
+        norms.append(clip())
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+@case
+def ddp() -> None:
+    """Writes all that could have changed."""
+    import torch
+    from torch import nn
+    from torch.nn.utils import clip_grad_norm_
+
+    model = nn.parallel.DistributedDataParallel(blocks())
+    torch.manual_seed(1)
+    norms = train(model, lambda: clip_grad_norm_(model.parameters(), 1.0), rank())
+    found = hashlib.sha256()
+    for tensor in (*model.parameters(), *norms, torch.get_rng_state(), torch.rand(3)):
+        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    if "WRITE_TO" in os.environ:
+        Path(os.environ["WRITE_TO"], f"rank-{rank()}").write_text(found.hexdigest())
+
+
+@case
+def fsdp2() -> None:
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp_shard", "tp"))
+    model = blocks()
+    for block in model:
+        fully_shard(block, mesh=mesh["dp_shard"])
+    fully_shard(model, mesh=mesh["dp_shard"])
+    train(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0), rank())
+
+
+@case
+def fsdp1() -> None:
+    import torch
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(blocks(), device_id=torch.device("cpu"))
+    train(model, lambda: model.clip_grad_norm_(1.0), rank())
+
+
+def stage() -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(rank())
+    return nn.Sequential(nn.Linear(7, 7 + rank()))
+
+
+@case
+def pipeline_that_forgets_pp() -> None:
+    from torch import nn
+
+    part = stage()
+    train(part, lambda: nn.utils.clip_grad_norm_(part.parameters(), 1.0), 0)
+
+
+@case
+def copies_that_nobody_reduced() -> None:
+    from torch import nn
+
+    model = blocks()
+    train(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0), rank())
+
+
+@case
+def pipeline_on_a_device_mesh() -> None:
+    """As torchtitan does it: the norm of the stage, then over pp; the mesh says what pp is."""
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("pp",))
+    part = stage()
+
+    def clip() -> None:
+        norm = nn.utils.get_total_norm([p.grad for p in part.parameters()]).square()
+        dist.all_reduce(norm, group=mesh.get_group())
+        nn.utils.clip_grads_with_norm_(part.parameters(), 1.0, norm.sqrt())
+
+    train(part, clip, 0)
+
+
+@case
+def pipeline_with_the_line() -> None:
+    from torch import nn
+
+    import gradsync.torch as gst
+
+    part = stage()
+    audit = gst.audit(part, mesh={"pp": 2}, pp="pp", steps=STEPS, json=os.environ.get("WRITE_TO"))
+    train(part, lambda: nn.utils.clip_grad_norm_(part.parameters(), 1.0), 0)
+    audit.close()
+    assert audit.exit_code == (1 if rank() == 0 and "GRADSYNC_AUDIT" not in os.environ else None), audit.exit_code
+
+
+@case
+def pipeline_of_its_own_norm() -> None:
+    """A right one, which torch's functions see nothing of."""
+    import torch
+    import torch.distributed as dist
+
+    import gradsync.torch as gst
+
+    part = stage()
+    gst.init(part, mesh={"pp": 2}, job="observed")  # observes: it is audited
+
+    def clip() -> None:
+        norm = torch.stack([p.grad.norm() for p in part.parameters()]).norm().square()
+        dist.all_reduce(norm)
+        gst.observe(norm.sqrt())
+        for parameter in part.parameters():
+            parameter.grad.mul_(torch.clamp(1.0 / norm.sqrt(), max=1.0))
+
+    train(part, clip, 0)
+
+
+@case
+def experts_summed_twice() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    model = nn.Module()
+    torch.manual_seed(0)
+    model.dense = nn.Parameter(torch.randn(4, 3))
+    torch.manual_seed(1 + rank())
+    model.experts = nn.Parameter(torch.randn(2, 3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS + 1):
+        model.dense.grad = torch.full((4, 3), 0.5 + step)
+        model.experts.grad = torch.full((2, 3, 2), 1.0 + rank() + step)
+        experts = nn.utils.get_total_norm([model.experts.grad]).square()
+        dist.all_reduce(experts)
+        dist.all_reduce(experts)  # once too often
+        norm = (nn.utils.get_total_norm([model.dense.grad]).square() + experts).sqrt()
+        nn.utils.clip_grads_with_norm_([model.dense], 1.0, norm)
+        nn.utils.clip_grads_with_norm_([model.experts], 1.0, norm)
+        optimizer.step()
+
+
+@case
+def bfloat16() -> None:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(7, 7) for _ in range(20))).bfloat16()
+    train(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e9), 0, torch.bfloat16)
+
+
+@case
+def overflow() -> None:
+    import torch
+    from torch import nn
+
+    model = nn.Linear(3, 2)
+    for _ in range(STEPS + 1):  # without an optimizer a step is over when the next one clips
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 1e25)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
+@case
+def fails_by_itself() -> None:
+    overflow()
+    os._exit(7)
+
+
+@case
+def clips_nothing() -> None:
+    import torch
+
+    assert torch.ones(1).sum() == 1
+
+
+@case
+def waits_for_a_signal() -> None:
+    overflow()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
+    print("waiting", flush=True)
+    signal.pause()
+
+
+def run_case(name: str) -> None:
+    if "WORLD_SIZE" in os.environ:
+        import torch.distributed as dist
+
+        store = os.environ.get("STORE")
+        method = {} if store is None else {"init_method": f"file://{store}", "rank": rank()}
+        dist.init_process_group("gloo", **method, **({"world_size": int(os.environ["WORLD_SIZE"])} if method else {}))
+        CASES[name]()
+        dist.barrier()
+        sys.stdout.flush()
+        os._exit(0)  # Gloo's threads end some processes by an abort, with and without an audit
+    CASES[name]()
+
+
+def run_ranks(count: int, name: str) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        shared = {**os.environ, "WORLD_SIZE": str(count), "STORE": f"{folder}/store", "OMP_NUM_THREADS": "1"}
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, name], env={**shared, "RANK": str(number)})
+            for number in range(count)
+        ]
+        return max(process.wait() for process in ranks)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ranks":
+        sys.exit(run_ranks(int(sys.argv[2]), sys.argv[3]))
+    run_case(sys.argv[1])
