@@ -51,7 +51,8 @@ def read(path: Path) -> Stage:
 
 def said_by(case: ET.Element) -> str:
     """The end of what a failed case left. CTest has the output in `system-out`, pytest the traceback in `failure`."""
-    texts = (case.findtext(tag, "").splitlines()[-SHOWN_LINES:] for tag in ("failure", "error", "system-out"))
+    found = [element for tag in ("failure", "error", "system-out") if (element := case.find(tag)) is not None]
+    texts = [(element.text or element.get("message") or "").splitlines()[-SHOWN_LINES:] for element in found]
     return "\n".join("\n".join(lines) for lines in texts if lines)
 
 

@@ -28,6 +28,15 @@ def check(contenders: dict[str, Ranks]) -> None:
         raise RuntimeError(f"the two trainings differ: ours {ours}, torch_ddp {theirs}")
 
 
+def check_observed(ranks: Ranks) -> None:
+    """Mode observe never raises: that it did observe has to be looked at."""
+    for result in ranks.results:
+        if "observed" in result and (
+            result["skipped"] or not math.isclose(result["observed"], result["norm"], rel_tol=TOLERANCE)
+        ):
+            raise RuntimeError(f"not every step was observed: {result}")
+
+
 def run(name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
     """`backend` of clients/python/examples/train_char.py against its `ddp`."""
     backends = {backend: backend, "torch_ddp": "ddp"}
@@ -55,6 +64,7 @@ def run(name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Pat
             times = {contender: ranks.step() * 1e3 / BLOCK for contender, ranks in turns}
             if round_index == -WARM_UP_ROUNDS:
                 check(contenders)
+            check_observed(contenders[backend])
             if round_index >= 0:
                 for contender, milliseconds in times.items():
                     samples[contender].append(round(milliseconds, 4))

@@ -30,8 +30,8 @@ CLIENT = (
         "client-float32-accumulation",
         "The client sums squares in float32.",
         "torch/_statistics.py",
-        "torch.empty(part.numel(), dtype=torch.float64, device=part.device)",
-        "torch.empty(part.numel(), dtype=torch.float32, device=part.device)",
+        'torch.empty(_CHUNK["cpu"], dtype=torch.float64)',
+        'torch.empty(_CHUNK["cpu"], dtype=torch.float32)',
     ),
     client(
         "negative-values-have-no-maximum",
@@ -44,16 +44,15 @@ CLIENT = (
         "maximum-of-squares",
         "The largest square is taken for the largest value.",
         "torch/_statistics.py",
-        "            maxima.sqrt_()",
-        "            maxima.abs_()",
+        "                out[3].sqrt_()",
+        "                out[3].abs_()",
     ),
     client(
         "last-block-dropped",
         "Of a gradient that is summed in pieces the last is left out.",
         "torch/_statistics.py",
-        "        for part in torch.split(piece, max(1, _chunk(piece) // len(piece)), 1):",
-        "        parts = torch.split(piece, max(1, _chunk(piece) // len(piece)), 1)\n"
-        "        for part in parts[: max(1, len(parts) - 1)]:",
+        "torch.split(piece, chunk, 1)  # of one row",
+        "torch.split(piece, chunk, 1)[:-1]",
     ),
     client(
         "nan-counted-as-infinite",
@@ -65,7 +64,7 @@ CLIENT = (
     client(
         "fingerprint-without-places",
         "The fingerprint is a sum of bits: swapped elements have the same.",
-        "torch/_statistics.py",
+        "torch/_fingerprints.py",
         "        total += (piece.long() * inner[: piece.shape[1]]).sum(1) * outer[number]",
         "        total += piece.long().sum(1)",
     ),

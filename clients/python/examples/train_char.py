@@ -2,8 +2,9 @@
 
     gradsyncd run -- torchrun --nproc-per-node 2 clients/python/examples/train_char.py --backend gradsync
 
-`Sidecar` and `Ddp` are the two ways, `Observed` is `Ddp` with a second opinion; everything else is the same. With `--json PREFIX` rank r writes
-PREFIX.r, a JSON object per line: one for each step, one for each checked step, one at the end.
+`Sidecar` and `Ddp` are the two ways, `Observed` is `Ddp` with a second opinion; everything else is the same. With
+`--json PREFIX` rank r writes PREFIX.r, a JSON object per line: one for each step, one for each checked step, one at the
+end.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class Observed(Ddp):
         import gradsync.torch
 
         super().__init__(model, optimizer, accumulate, max_norm)
-        gradsync.torch.init(model, mode="observe")
+        self.observer = gradsync.torch.init(model, mode="observe")
         self._clip = gradsync.torch.clip_grad_norm_
 
     def reduce_and_clip(self) -> float:

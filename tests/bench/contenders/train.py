@@ -31,7 +31,11 @@ class Contender:
         self._next_step += self._block
 
     def result(self) -> dict[str, Any]:
-        return {"norm": self._norm, "loss": self._loss, "step": self._next_step}
+        found = {"norm": self._norm, "loss": self._loss, "step": self._next_step}
+        if (observer := getattr(self._run.backend, "observer", None)) is not None:
+            seen = observer.wait()
+            found |= {"skipped": observer.skipped, "observed": None if seen is None else seen.report.norm}
+        return found
 
     def close(self) -> None:
         self._run.backend.close()

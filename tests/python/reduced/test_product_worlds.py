@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from product import Product, declare, fill, parts_of, plan_check, running, steps, told
 from reference.cases import EVERY_AXIS, LAYER_NORM, PIPELINE_AND_EXPERTS, STAGES_BY_ONE_NAME
 from reference.declare import Declared, declarations, to_api
-from reference.expected import answer, coefficient, collectives, partition, wide
+from reference.expected import answer, coefficient, collectives, norm_set, partition, wide
 from reference.faults import FAULTS, Fault
 from reference.findings import Findings, findings
 from reference.strategies import worlds
-from reference.world import World
+from reference.world import World, holders
 from test_real_daemon import binary
 from test_single_copies import pick
 
@@ -80,6 +80,22 @@ def test_what_is_wrong_in_one_copy_is_named(product: Product, data: st.DataObjec
     parts = parts_of(world, {place: spoil})
     once, *_ = steps(product, world, parts)
     compare(world, once, findings(world, parts))
+
+
+def has_tie(world: World) -> bool:
+    values = world.values[-1]
+    return world.tensors[-1].tied is not None and values is not None and values.size > 0
+
+
+@given(worlds(min_tensors=1).filter(has_tie))
+def test_a_gradient_that_a_tied_copy_alone_has_is_named(product: Product, world: World) -> None:
+    (counted,) = (i for i in norm_set(world) if world.tensors[i].tied)
+    tensor = world.tensors[counted]
+    parts = parts_of(world, {(rank, counted): SPOILS["gone"] for rank in holders(world, tensor)})
+    once, *_ = steps(product, world, parts)
+    compare(world, once, findings(world, parts))
+    assert tensor.name not in once.absent
+    assert tensor.name in {found.tensor for found in once.missing}
 
 
 def compare(world: World, report: gradsync.StepReport, wanted: Findings) -> None:

@@ -249,6 +249,20 @@ def test_a_model_that_changed_is_noticed_whatever_was_right_before(daemon: FakeD
     assert len(daemon.of("step.finish")) == 3
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_an_exchanged_table_of_parameters_is_noticed(daemon: FakeDaemon, norms: Norms, again: bool) -> None:
+    model = net()
+    init(daemon, model)
+    for _ in range(2):
+        backward(model)
+        gst.clip_grad_norm_(model.parameters(), 1.0)
+        if again:
+            model.append(nn.ReLU())  # what changes no parameter is looked at once
+    model[2]._parameters = {**model[2]._parameters, "bias": nn.Parameter(torch.ones(3))}
+    with pytest.raises(ParameterChanged):
+        gst.clip_grad_norm_(model.parameters(), 1.0)
+
+
 def test_frozen_parameters_may_be_given(daemon: FakeDaemon, norms: Norms) -> None:
     model = net()
     model[0].weight.requires_grad = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from decimal import Decimal, localcontext
 from pathlib import Path
 
@@ -109,6 +110,24 @@ def test_what_is_not_finite_is_counted_and_left_out(dtype: torch.dtype, p: float
     expected = {1.0: 7.0, 2.0: 25.0, 3.0: 91.0, 2.5: 3**2.5 + 32, math.inf: 0.0}[p]
     assert numbers[0, 1].item() == pytest.approx(expected, rel=1e-15)
     assert numbers[2, 1] == 0
+
+
+def test_rows_have_no_stamp_before_they_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients = [torch.ones(4), torch.full((5,), math.nan)]
+    measurer = Measurer([(one.numel(), one.dtype, one.device) for one in gradients], 2.0)
+    table = rows_of(measurer, gradients, True)
+    seen: list[list[int]] = []
+    for name in ("_measure_blocks", "_look_again"):
+        inner = getattr(measurer, name)
+
+        def looked_at(*arguments: object, inner: Callable[..., object] = inner) -> object:
+            seen.append(table[:, 0].tolist())
+            return inner(*arguments)
+
+        monkeypatch.setattr(measurer, name, looked_at)
+    measurer.measure(measurer.arrange(gradients), True, 7, table)
+    assert seen == [[-1, -1]] * 2
+    assert table[:, 0].tolist() == [7, 7]
 
 
 def test_no_gradient_has_stamp_zero_and_changes_no_other_row() -> None:

@@ -88,7 +88,9 @@ class HeldGradients:
             return None
         gradients = list(map(_GRADIENT, self._parameters))
         try:
-            if list(map(_SPEC, gradients)) != self._specs:  # as a rule the very objects, which no code compares
+            if (
+                list(map(_SPEC, gradients)) != self._specs
+            ):  # quick: the very objects as a rule, which are not looked into
                 return None
             found: list[Any] = list(map(_LOCAL, gradients))
         except AttributeError:  # None, or a plain tensor
@@ -104,6 +106,7 @@ class HeldGradients:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         accepted = self._accepted
         if len(given) == len(accepted) and all(map(operator.is_, given, accepted)):
+            self._tree = ModuleTree(model) if model is not None else self._tree
             return
         strange = [p for p in given if id(p) not in self._known and (p.requires_grad or p.grad is not None)]
         if strange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import weakref
 from collections.abc import Iterator
 from itertools import chain
@@ -10,6 +11,8 @@ from types import GeneratorType
 from typing import Any
 
 from torch import nn
+
+_TABLES = operator.attrgetter("_modules", "_parameters")
 
 
 class ModuleTree:
@@ -23,10 +26,8 @@ class ModuleTree:
     def remember(self) -> None:
         """What the module holds now is how it shall stay."""
         model = self._model()
-        modules = [] if model is None else list(model.modules())
-        self._tables: list[dict[str, Any]] = [
-            table for module in modules for table in (module._modules, module._parameters)
-        ]
+        self._below = [] if model is None else list(model.modules())[1:]
+        self._tables: list[dict[str, Any]] = list(self._own_tables())
         self._filled = [table for table in self._tables if table]
         self._objects = list(self._items())  # alive: no id is used again
         self._ids = list(map(id, self._objects))
@@ -37,7 +38,13 @@ class ModuleTree:
     def changed(self) -> bool:
         # In every step: no names, no walk, no loop in Python. Most tables are empty: what comes into one of them
         # changes the sum, or was taken out of a filled one.
+        if self._model() is not None and not all(map(operator.is_, self._own_tables(), self._tables)):
+            return True  # a whole table was exchanged
         return sum(map(len, self._tables)) != len(self._ids) or list(map(id, self._items())) != self._ids
+
+    def _own_tables(self) -> Iterator[dict[str, Any]]:
+        model = self._model()
+        return chain.from_iterable(map(_TABLES, chain(() if model is None else (model,), self._below)))
 
     def _items(self) -> Iterator[Any]:
         return chain.from_iterable(map(dict.values, self._filled))

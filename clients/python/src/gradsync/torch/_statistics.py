@@ -7,7 +7,6 @@ looked at again, one gradient at a time. Nothing here knows ranks, names or mesh
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,27 +15,30 @@ from typing import Any
 import torch
 from torch import _utils
 
-from gradsync._row import PLAIN_SUMS, leaves_range, scale_of
+from gradsync._row import PLAIN_SUMS
+
+from ._exact_sums import exact_sums
+from ._fingerprints import fingerprints
 
 __all__ = ["Arranged", "Measurer", "rows_in"]
 
-_SMALL = 1 << 16  # elements up to which gradients are copied together
+_SMALL = 1 << 16  # elements up to which gradients are measured together
+_COPIED = 1 << 14  # and up to which they are copied for it, where they do not lie together
 _CHUNK = {"cpu": 1 << 18}  # elements that are float64 at a time: what a cache holds; elsewhere launches cost more
 _CHUNK_ELSEWHERE = 1 << 24
-_HASH_WIDTH = 1 << 14
+_SHAPES = 256  # of pieces that are remembered
 _WORTH = 8  # gradients that a matrix has to join on average, lest copying is cheaper
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_UNFINISHED = -1  # no stamp: rows that are being written
 _flatten: Callable[[Sequence[torch.Tensor]], torch.Tensor] = _utils._flatten_dense_tensors
-_SPLIT = 134217729.0  # 2^27 + 1: Dekker's, cuts a double into halves whose products are exact
-_PLAIN = (1e-100, 1e100)  # maxima whose squares, and the rounding errors of these, are doubles
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Gradients of one dtype, device and size: their indices, and the same as an index of rows."""
+    """Gradients of one dtype, device and size: their indices, also as an index of rows, and as a slice if they are."""
 
     members: tuple[int, ...]
-    rows: slice | torch.Tensor
+    rows: torch.Tensor
+    run: slice | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Measurer:
         self._kinds = list(gradients)
         self._p = norm_type
         self._all = _grouped(self._kinds, range(len(self._kinds)))
-        self._scratch: dict[torch.device, torch.Tensor] = {}
+        self._memory = torch.empty(_CHUNK["cpu"], dtype=torch.float64)
+        self._scratch: dict[torch.Size, torch.Tensor] = {}  # views of it
 
     def arrange(self, gradients: Sequence[torch.Tensor | None]) -> Arranged:
         """What is measured together; only for as long as the gradients stay where they are."""
@@ -77,69 +80,91 @@ class Measurer:
             groups = _grouped(self._kinds, [i for i, gradient in enumerate(gradients) if gradient is not None])
         blocks = []
         for group in groups:
-            rows = group.rows
-            held: Any = gradients[rows] if isinstance(rows, slice) else [gradients[i] for i in group.members]
+            held: Any = gradients[group.run] if group.run else [gradients[i] for i in group.members]
             blocks.append(Block(group, *_views(held)))
         return Arranged(gradients, whole, blocks)
 
     def measure(self, arranged: Arranged, fingerprint: bool, stamp: int, table: torch.Tensor) -> None:
-        """Fills the rows of 8 int64 per gradient, as docs/adr/0008 has them, with `stamp`, or 0 where there is none."""
-        table.zero_()
+        """Fills the rows of 8 int64 per gradient, as docs/adr/0008 has them, with `stamp`, or 0 where there is none.
+
+        The stamps come last: who reads before (a daemon that a `finish` given up by Ctrl-C still waits in) finds none.
+        """
+        table[:, 0] = _UNFINISHED
+        table[:, 1:] = 0
         numbers = table.view(torch.float64)
         numbers[:, 3] = 1.0
-        found = [self._measure_views(block, fingerprint) for block in arranged.blocks]  # launched; then waited for
+        alike: dict[tuple[torch.device, bool], list[Block]] = {}
+        for block in arranged.blocks:
+            first = block.views[0]
+            exact = math.isinf(self._p) or first.dtype is torch.float64
+            alike.setdefault((first.device, exact), []).append(block)
+        found = [self._measure_blocks(blocks, exact, fingerprint) for (_, exact), blocks in alike.items()]  # launched
         plain = True
-        for block, (sums, prints) in zip(arranged.blocks, found, strict=True):
-            rows, here = block.group.rows, sums.cpu()
+        for blocks, (sums, prints) in zip(alike.values(), found, strict=True):  # and waited for
+            rows, here = _rows_of(blocks), sums.cpu()
             numbers[rows, 1:5] = here.T
             if prints is not None:
                 table[rows, 7] = prints.cpu()
             plain = plain and self._are_plain(here)
+        if not plain:
+            self._look_again(arranged.gradients, table, numbers)
         if arranged.whole:
             table[:, 0] = stamp
         else:
             table[:, 0] = torch.tensor([0 if gradient is None else stamp for gradient in arranged.gradients])
-        if not plain:
-            self._look_again(arranged.gradients, table, numbers)
 
-    def _measure_views(self, block: Block, fingerprint: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _measure_blocks(
+        self, blocks: list[Block], exact: bool, fingerprint: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Four rows of float64 (sum, its low part, scale, maximum), and fingerprints, on the gradients' device."""
+        device = blocks[0].views[0].device
+        pieces = _pieces([matrix for block in blocks for matrix in _matrices(block)], _chunk(device))
+        rows = [piece.shape[0] for piece in pieces]
+        out = torch.zeros(4, sum(rows), dtype=torch.float64, device=device)
+        out[2] = 1.0
         with torch.no_grad():
-            matrices = block.views if block.joined else [_flatten(block.views).view(len(block.views), -1)]
-            out = torch.zeros(4, len(block.group.members), dtype=torch.float64, device=matrices[0].device)
-            out[2] = 1.0
-            as_it_is = math.isinf(self._p) or matrices[0].dtype is torch.float64
-            measure = self._measure_as_it_is if as_it_is else self._measure_widened
-            for matrix, part in zip(matrices, torch.split(out, list(map(len, matrices)), 1), strict=True):
-                rows = _rows_at_a_time(matrix)
-                for piece, found in zip(torch.split(matrix, rows), torch.split(part, rows, 1), strict=True):
-                    measure(piece, found)
-            if not fingerprint:
-                return out, None
-            return out, torch.cat([_fingerprints(p) for m in matrices for p in torch.split(m, _rows_at_a_time(m))])
+            for piece, columns in zip(pieces, torch.split(out, rows, 1), strict=True):
+                if exact:
+                    self._measure_exactly(piece, columns)
+                else:
+                    self._measure_widened(piece, columns)
+            if self._p == 2 and not exact:
+                out[3].sqrt_()
+            return out, torch.cat([fingerprints(piece) for piece in pieces]) if fingerprint else None
 
-    def _measure_as_it_is(self, piece: torch.Tensor, out: torch.Tensor) -> None:
+    def _measure_exactly(self, piece: torch.Tensor, out: torch.Tensor) -> None:
         out[3] = torch.maximum(piece.amax(1), piece.amin(1).neg_())
         if not math.isinf(self._p):
-            _exact_sums(piece, self._p, out)
+            exact_sums(piece, self._p, out)
 
     def _measure_widened(self, piece: torch.Tensor, out: torch.Tensor) -> None:
-        sums, maxima = out[0], out[3]
-        for part in torch.split(piece, max(1, _chunk(piece) // len(piece)), 1):
-            wide = self._widened(part)
-            # A square of what was a float32 is exact in float64, and so is its root.
-            powers = torch.square(wide, out=wide) if self._p == 2 else wide.abs_()
-            torch.maximum(maxima, powers.amax(1), out=maxima)
-            sums += (powers if self._p in (1, 2) else powers.pow_(self._p)).sum(1)
-        if self._p == 2:
-            maxima.sqrt_()
+        chunk = _chunk(piece.device)
+        if piece.numel() <= chunk:
+            self._sum_powers(piece, out[0], out[3])
+            return
+        parts = torch.split(piece, chunk, 1)  # of one row
+        found = torch.empty(2, len(parts), dtype=torch.float64, device=piece.device)
+        for number, part in enumerate(parts):
+            self._sum_powers(part, found[0, number : number + 1], found[1, number : number + 1])
+        out[0], out[3] = found[0].sum(), found[1].max()
+
+    def _sum_powers(self, part: torch.Tensor, sums: torch.Tensor, maxima: torch.Tensor) -> None:
+        """For p = 2 the maxima are of the squares: that of what was a float32 is exact in float64, and so is its root."""
+        wide = self._widened(part)
+        powers = torch.square(wide, out=wide) if self._p == 2 else wide.abs_()
+        torch.amax(powers, 1, out=maxima)
+        torch.sum(powers if self._p in (1, 2) else powers.pow_(self._p), 1, out=sums)
 
     def _widened(self, part: torch.Tensor) -> torch.Tensor:
+        if part.device.type != "cpu":
+            return part.double()
         # New memory for every piece would cost more than the arithmetic: its pages come one by one.
-        scratch = self._scratch.get(part.device)
-        if scratch is None or len(scratch) < part.numel():
-            scratch = self._scratch[part.device] = torch.empty(part.numel(), dtype=torch.float64, device=part.device)
-        return scratch[: part.numel()].view(part.shape).copy_(part)
+        wide = self._scratch.get(part.shape)
+        if wide is None:
+            if len(self._scratch) == _SHAPES:
+                self._scratch.clear()
+            wide = self._scratch[part.shape] = self._memory[: part.numel()].view(part.shape)
+        return wide.copy_(part)
 
     def _are_plain(self, sums: torch.Tensor) -> bool:
         """Whether the fast pass answered for all these gradients; no where one is all zeros."""
@@ -162,7 +187,7 @@ class Measurer:
                 out[2] = 1.0
                 out[3] = values.abs().amax(1)
                 if math.isfinite(self._p):
-                    _exact_sums(values, self._p, out)
+                    exact_sums(values, self._p, out)
                 counts = torch.stack([(~finite).sum(), torch.isnan(flat).sum()])
             numbers[index, 1:5] = out.cpu()[:, 0]
             table[index, 5:7] = counts.cpu()
@@ -184,13 +209,30 @@ def _grouped(kinds: Sequence[tuple[int, torch.dtype, torch.device]], indices: Se
 
 
 def _group(members: list[int]) -> Group:
-    reach = range(members[0], members[-1] + 1)
-    side_by_side = len(reach) == len(members)  # they are in order
-    return Group(tuple(members), slice(reach.start, reach.stop) if side_by_side else torch.tensor(members))
+    reach = slice(members[0], members[-1] + 1)  # they are in order
+    return Group(tuple(members), torch.tensor(members), reach if reach.stop - reach.start == len(members) else None)
+
+
+def _rows_of(blocks: list[Block]) -> torch.Tensor | slice:
+    first = blocks[0].group
+    if len(blocks) == 1:
+        return first.run or first.rows
+    return torch.cat([block.group.rows for block in blocks])
+
+
+def _matrices(block: Block) -> list[torch.Tensor]:
+    """The block's gradients as rows."""
+    if block.joined:
+        return block.views
+    if block.views[0].numel() <= _COPIED:
+        return [_flatten(block.views).view(len(block.views), -1)]
+    return [view.detach().reshape(1, -1) for view in block.views]
 
 
 def _views(group: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
     """Matrices over the gradients' own memory, or the gradients where that would save nothing."""
+    if len(group) == 1:
+        return group, False
     first = group[0].detach()
     count, size = first.numel(), first.element_size()
     if not all(map(torch.Tensor.is_contiguous, group)):
@@ -228,90 +270,15 @@ def _runs(places: list[int], length: int, size: int) -> list[tuple[int, int, int
     return found
 
 
-def _chunk(matrix: torch.Tensor) -> int:
-    return _CHUNK.get(matrix.device.type, _CHUNK_ELSEWHERE)
+def _chunk(device: torch.device) -> int:
+    return _CHUNK.get(device.type, _CHUNK_ELSEWHERE)
 
 
-def _rows_at_a_time(matrix: torch.Tensor) -> int:
-    return max(1, _chunk(matrix) // matrix.shape[1])
-
-
-# Sums to the last bit of a double
-
-
-def _exact_sums(values: torch.Tensor, p: float, out: torch.Tensor) -> None:
-    """Of finite float64 rows whose maxima are in `out`; powers of p other than 1 and 2 are rounded one by one."""
-    maximum, scale = out[3], torch.ones_like(out[3])
-    if p == 2:
-        # A power of two changes no digit; what becomes too small to square is nothing beside the largest.
-        _, exponent = torch.frexp(maximum)
-        plain = (maximum > _PLAIN[0]) & (maximum < _PLAIN[1]) | (maximum == 0)
-        scale = torch.where(plain, scale, torch.ldexp(scale, exponent.clamp(-1021, 1023)))
-    scaled = values.abs() / scale[:, None]
-    if p == 2:
-        high, low = _exact_squares(scaled)
-    elif p == 1:
-        high, low = scaled, torch.zeros_like(scaled)
-    else:
-        high, low = scaled.pow(p), torch.zeros_like(scaled)
-    out[0], out[1] = _sum_pairs(high, low)
-    for row in range(len(out[0])):
-        total, largest = float(out[0, row]), float(maximum[row])
-        if float(scale[row]) == 1.0 and leaves_range(total, largest):
-            scale[row] = scale_of(largest, p)
-            powers = (values[row] / scale[row]).abs().pow(p)[None]
-            one_high, one_low = _sum_pairs(powers, torch.zeros_like(powers))
-            out[0, row], out[1, row] = one_high[0], one_low[0]
-    out[2] = scale
-
-
-def _exact_squares(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    squares = values * values
-    wide = values * _SPLIT
-    upper = wide - (wide - values)
-    lower = values - upper
-    error = ((upper * upper - squares) + 2 * upper * lower) + lower * lower
-    return squares, error
-
-
-def _sum_pairs(high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of every row, by halving: each addition keeps what it loses in the low part."""
-    while high.shape[1] > 1:
-        half = high.shape[1] // 2
-        odd_high, odd_low = high[:, 2 * half :], low[:, 2 * half :]
-        a, b = high[:, :half], high[:, half : 2 * half]
-        total = a + b
-        virtual = total - a
-        error = (a - (total - virtual)) + (b - virtual)
-        error += low[:, :half] + low[:, half : 2 * half]
-        high = total + error
-        low = error - (high - total)
-        if odd_high.shape[1]:
-            high, low = torch.cat([high, odd_high], 1), torch.cat([low, odd_low], 1)
-    total = high[:, 0] + low[:, 0]
-    return total, low[:, 0] - (total - high[:, 0])
-
-
-# Fingerprints
-
-
-@functools.lru_cache(maxsize=16)
-def _weights(count: int, device: torch.device) -> torch.Tensor:
-    """Odd 64-bit numbers without a pattern: a difference of one element never cancels."""
-    numbers = torch.arange(1, count + 1, dtype=torch.int64) * -7046029254386353131
-    for shift in (32, 29, 31):
-        numbers = (numbers ^ (numbers >> shift)) * -4658895280553007687
-    return (numbers | 1).to(device)
-
-
-def _fingerprints(matrix: torch.Tensor) -> torch.Tensor:
-    """Of every row, from its bits alone: integer sums are the same in any order, on any device."""
-    bits = matrix.contiguous().view(_INTEGERS[matrix.element_size()])
-    rows, length = bits.shape
-    width = min(length, _HASH_WIDTH)
-    inner = _weights(width, matrix.device)
-    outer = _weights(-(-length // width), matrix.device)
-    total = torch.zeros(rows, dtype=torch.int64, device=matrix.device)
-    for number, piece in enumerate(torch.split(bits, width, 1)):
-        total += (piece.long() * inner[: piece.shape[1]]).sum(1) * outer[number]
-    return torch.where(total == 0, 1, total)
+def _pieces(matrices: list[torch.Tensor], chunk: int) -> list[torch.Tensor]:
+    """Of at most `chunk` elements, or one row."""
+    pieces: list[torch.Tensor] = []
+    for matrix in matrices:
+        count, length = matrix.shape
+        rows = max(1, chunk // length)
+        pieces.extend([matrix] if count <= rows else torch.split(matrix, rows))
+    return pieces
