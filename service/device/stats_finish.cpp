@@ -35,8 +35,10 @@ class Reading {
       __builtin_prefetch(plan_.rows()[std::min(i + kRowsAhead, plan_.rows().size() - 1)].address);
       if (place.first_of_box) {
         first_.stamp = 0;
+        uncounted_ = false;
         if (!tensor_->counted) {
           first_ = counted_row(i);
+          uncounted_ = first_.stamp == 0 && plan_.counted_rows(i).has_value();
         }
         nonfinite_count_ += std::exchange(nonfinite_of_box_, 0);
       }
@@ -56,6 +58,7 @@ class Reading {
   }
 
   [[nodiscard]] StepMath finish(const FinishStep& command) {
+    report_uncounted();
     totals_.write(command.rules, command.scale, math_);
     return std::move(math_);
   }
@@ -96,6 +99,11 @@ class Reading {
       inputs_.emplace_back(place.rank, row.nonfinite);
     }
     present_ = true;
+    if (uncounted_) {  // equal to each other is not enough
+      divergent_.push_back(place.rank);
+      spoil(row);
+      return;
+    }
     if (first_.stamp == 0) {
       first_ = row;
       count(row, place.elements);
@@ -144,6 +152,42 @@ class Reading {
     }
   }
 
+  /// A weight of which a tied copy alone has a gradient is not unused: its norm leaves that gradient out.
+  void report_uncounted() {
+    const auto absent = [this](std::uint32_t tensor) {
+      return std::binary_search(math_.absent.begin(), math_.absent.end(), tensor);
+    };
+    std::vector<std::uint32_t> found;
+    for (const StatsTie& tie : layout_.ties) {
+      if (absent(tie.counted) && !absent(tie.copy)) {
+        found.push_back(tie.counted);
+      }
+    }
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    std::erase_if(math_.absent, [&](std::uint32_t tensor) {
+      return std::binary_search(found.begin(), found.end(), tensor);
+    });
+    found.resize(std::min(found.size(), kMaxFindings));
+    for (const std::uint32_t tensor : found) {
+      math_.missing.push_back({tensor, holders_of(tensor)});
+    }
+    std::sort(math_.missing.begin(), math_.missing.end(), [](const auto& a, const auto& b) {
+      return a.tensor < b.tensor;
+    });
+    math_.missing.resize(std::min(math_.missing.size(), kMaxFindings));
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> holders_of(std::uint32_t tensor) const {
+    std::vector<std::int64_t> ranks;
+    for (std::size_t i = tensor == 0 ? 0 : plan_.ends()[tensor - 1]; i < plan_.ends()[tensor]; ++i) {
+      if (plan_.rows()[i].elements != 0) {
+        ranks.push_back(plan_.rows()[i].rank);
+      }
+    }
+    return sorted(ranks);
+  }
+
   template <typename Finding>
   static void report(std::vector<Finding>& findings, Finding finding) {
     if (findings.size() < kMaxFindings) {
@@ -169,8 +213,9 @@ class Reading {
   StatsRow first_;  ///< what the box must agree with; stamp 0: nothing so far
   std::uint64_t nonfinite_count_ = 0;
   std::uint64_t nonfinite_of_box_ = 0;
-  bool elements_ = false;  ///< some rank holds some
-  bool present_ = false;   ///< some rank that does has a gradient
+  bool uncounted_ = false;  ///< of a tied copy's box: the box that is counted for it has no gradient
+  bool elements_ = false;   ///< some rank holds some
+  bool present_ = false;    ///< some rank that does has a gradient
   std::vector<std::pair<std::int64_t, std::uint64_t>> inputs_;
   std::vector<std::int64_t> divergent_;
   std::vector<std::int64_t> missing_;

@@ -46,13 +46,13 @@ def findings(world: World, parts: Sequence[Sequence[Part]]) -> Findings:
         boxes = copies_by_box(world, i, parts)
         ranks = sorted((rank, part) for copies in boxes.values() for rank, part in copies.items())
         without = sorted(rank for rank, part in ranks if part is None)
-        if ranks and len(without) == len(ranks):
+        if ranks and len(without) == len(ranks) and not has_copy_with_gradient(world, i, counted, parts):
             absent.add(tensor.name)
         elif without:
             missing[tensor.name] = without
         others = copies_by_box(world, twin, parts) if (twin := counted_for(world, i, counted)) is not None else {}
         if different := sorted(
-            rank for box, copies in boxes.items() for rank in differing(copies, first_bits(others.get(box, {})))
+            rank for box, copies in boxes.items() for rank in differing(copies, first_bits(others.get(box, copies)))
         ):
             divergence[tensor.name] = different
         if bad := {rank: n for rank, part in ranks if part is not None and (n := bad_values(part))}:
@@ -90,6 +90,17 @@ def counted_for(world: World, index: int, counted: set[int]) -> int | None:
     return next(i for i in counted if world.tensors[i].tied == tied)
 
 
+def has_copy_with_gradient(world: World, index: int, counted: set[int], parts: Sequence[Sequence[Part]]) -> bool:
+    """Whether a tied copy has a gradient that this tensor is counted for."""
+    return any(
+        part is not None
+        for i in range(len(world.tensors))
+        if counted_for(world, i, counted) == index
+        for copies in copies_by_box(world, i, parts).values()
+        for part in copies.values()
+    )
+
+
 def copies_by_box(world: World, index: int, parts: Sequence[Sequence[Part]]) -> dict[object, Copies]:
     """By shape and offset; boxes without elements are left out."""
     tensor = world.tensors[index]
@@ -108,9 +119,8 @@ def first_bits(copies: Copies) -> bytes | None:
 
 
 def differing(copies: Copies, wanted: bytes | None) -> list[int]:
-    """The ranks whose bits are not the wanted ones; where none are, those of the lowest that has a gradient."""
-    present = [(rank, part.tobytes()) for rank, part in sorted(copies.items()) if part is not None]
-    return [rank for rank, bits in present if bits != (wanted or first_bits(copies))]
+    """The ranks whose bits are not the wanted ones; None: that there is a gradient is wrong."""
+    return [rank for rank, part in sorted(copies.items()) if part is not None and part.tobytes() != wanted]
 
 
 def bad_values(part: np.ndarray[Any, Any]) -> int:
