@@ -140,6 +140,13 @@ NORM = (
         "    entry.counted = true;",
     ),
     norm(
+        "tied-copies-not-compared",
+        "Tied copies are compared with each other alone, not with what is counted for them.",
+        "stats_finish.cpp",
+        "        if (!tensor_->counted) {\n          first_ = counted_row(i);",
+        "        if (!tensor_->counted && tensor_->counted) {\n          first_ = counted_row(i);",
+    ),
+    norm(
         "layers-keep-the-scale",
         "The norms of layers are not divided by the loss scale.",
         "norm_totals.cpp",
