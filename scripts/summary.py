@@ -22,7 +22,7 @@ SHOWN_LINES = 60  # of each kind of output
 class Stage:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)  # per failed case: what the file holds of its output
+    said: list[str] = field(default_factory=list)  # of failed cases: the name and what the file holds of the output
     skipped: int = 0
     seconds: float = 0.0
 
@@ -38,8 +38,9 @@ def read(path: Path) -> Stage:
         stage.seconds += float(case.get("time") or 0)
         # CTest says `notrun` (a test whose binary is missing) and `disabled` where others have an element.
         if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
-            stage.failed.append(".".join(filter(None, (case.get("classname"), case.get("name")))))
-            stage.said.append(said_by(case))
+            name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
+            stage.failed.append(name)
+            stage.said += [f"{name}\n{text}" for text in [said_by(case)] if text]
         elif case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
             stage.skipped += 1
         else:
@@ -64,9 +65,9 @@ def main() -> int:
     options = parser.parse_args()
 
     stages = {path: read(path) for directory in options.directories for path in sorted(directory.rglob("*.xml"))}
-    said = [(path.stem, name, text) for path, stage in stages.items() for name, text in zip(stage.failed, stage.said)]
-    for stem, name, text in [one for one in said if one[2]][:SHOWN_CASES]:
-        print(f"=== {stem}: {name}\n{text}")
+    said = [f"=== {path.stem}: {text}" for path, stage in stages.items() for text in stage.said]
+    for text in said[:SHOWN_CASES]:
+        print(text)
     width = max((len(path.stem) for path in stages), default=0)
     for path, stage in stages.items():
         line = f"{stage.passed} passed, {len(stage.failed)} failed, {stage.skipped} skipped"

@@ -88,9 +88,8 @@ class HeldGradients:
             return None
         gradients = list(map(_GRADIENT, self._parameters))
         try:
-            if (
-                list(map(_SPEC, gradients)) != self._specs
-            ):  # quick: the very objects as a rule, which are not looked into
+            # Quick: as a rule they are the very objects, which are not looked into.
+            if list(map(_SPEC, gradients)) != self._specs:
                 return None
             found: list[Any] = list(map(_LOCAL, gradients))
         except AttributeError:  # None, or a plain tensor

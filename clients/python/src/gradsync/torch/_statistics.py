@@ -149,7 +149,7 @@ class Measurer:
         out[0], out[3] = found[0].sum(), found[1].max()
 
     def _sum_powers(self, part: torch.Tensor, sums: torch.Tensor, maxima: torch.Tensor) -> None:
-        """For p = 2 the maxima are of the squares: that of what was a float32 is exact in float64, and so is its root."""
+        """For p = 2 the maxima are of squares: that of what was a float32 is exact in float64, and so is its root."""
         wide = self._widened(part)
         powers = torch.square(wide, out=wide) if self._p == 2 else wide.abs_()
         torch.amax(powers, 1, out=maxima)
