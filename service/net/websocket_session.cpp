@@ -109,6 +109,14 @@ class WebSocketSession final : public Session,
   void close(std::string_view reason) override { start_close(websocket::close_code::policy_error, reason); }
 
   void drop_half_sent() override {
+    spdlog::warn(
+        "half-sent messages hold more than {} bytes, closing the connection of the process that holds most "
+        "connection={} pid={} uid={}",
+        context_->options.partial_bytes,
+        id_,
+        peer_.pid,
+        peer_.uid
+    );
     drop(websocket::close_code::try_again_later, "limit_exceeded: too much is half sent to this daemon");
   }
 
@@ -194,12 +202,6 @@ class WebSocketSession final : public Session,
     partial_bytes_ = bytes;
     const std::optional<ConnectionId> culprit = context_->half_sent.hold(id_, peer_, bytes);
     if (culprit) {
-      spdlog::warn(
-          "half-sent messages hold more than {} bytes, closing the connection of the process that holds most "
-          "connection={}",
-          context_->options.partial_bytes,
-          *culprit
-      );
       context_->websockets.at(*culprit)->drop_half_sent();
     }
   }

@@ -1,5 +1,7 @@
 #include "unit/net/server_fixture.hpp"
 
+#include <unistd.h>
+
 namespace gradsync::net {
 namespace {
 
@@ -281,6 +283,20 @@ TEST_F(WebSocket, one_that_is_closed_for_what_it_half_sent_does_not_keep_it) {
   client.send_frame(1, std::string(2'000, 'a'), false);
   EXPECT_EQ(client.read_frame().close_code(), 1013);
   EXPECT_TRUE(running.handlers.saw("close 1")) << "though the client never answers";
+}
+
+TEST_F(WebSocket, the_log_says_whose_connection_is_closed_for_what_it_half_sent) {
+  ServerOptions narrow = options();
+  narrow.partial_bytes = 1'000;
+  testing::internal::CaptureStdout();
+  {
+    RunningServer running{narrow};
+    RawClient client = websocket();
+    client.send_frame(1, std::string(2'000, 'a'), false);
+    EXPECT_EQ(client.read_frame().close_code(), 1013);
+  }
+  const std::string log = testing::internal::GetCapturedStdout();
+  EXPECT_NE(log.find(fmt::format("connection=1 pid={} uid={}", ::getpid(), ::getuid())), std::string::npos) << log;
 }
 
 TEST_F(WebSocket, a_message_that_does_not_end_closes_its_connection_initialized_or_not) {
