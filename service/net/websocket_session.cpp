@@ -152,7 +152,7 @@ class WebSocketSession final : public Session,
 
     ~Reading() {
       session_.open_ = false;
-      session_.initialize_.cancel();
+      stop(session_.initialize_);
       session_.hold_partial(0);
     }
 
@@ -195,7 +195,7 @@ class WebSocketSession final : public Session,
       return;
     }
     if (bytes == 0) {
-      half_sent_.cancel();
+      stop(half_sent_);
     } else if (partial_bytes_ == 0) {
       expect_end_of_message();
     }
@@ -249,17 +249,21 @@ class WebSocketSession final : public Session,
     });
   }
 
-  /// Unless the timer is cancelled or set anew before, or the session is gone by then.
+  /// Unless the timer is stopped or set anew before, or the session is gone by then. A wait that has expired and is
+  /// only queued cannot be cancelled any more and comes without an error: the timer's expiry says whether it is still
+  /// meant.
   template <typename Then>
   void after(Timer& timer, Milliseconds wait, Then then) {
     timer.expires_after(wait);
-    timer.async_wait([self = weak_from_this(), then](boost::system::error_code error) {
+    timer.async_wait([self = weak_from_this(), &timer, then](boost::system::error_code error) {
       const auto session = self.lock();
-      if (!error && session) {
+      if (!error && session && timer.expiry() <= Timer::clock_type::now()) {
         then(*session);
       }
     });
   }
+
+  static void stop(Timer& timer) { timer.expires_at(Timer::time_point::max()); }
 
   Task<void> linger() {
     after(linger_, kLinger, [](WebSocketSession& session) { session.abort(); });
@@ -270,7 +274,7 @@ class WebSocketSession final : public Session,
         break;
       }
     }
-    linger_.cancel();
+    stop(linger_);
   }
 
   void write_front() {

@@ -1,5 +1,7 @@
 #include "unit/net/server_fixture.hpp"
 
+#include <boost/asio/steady_timer.hpp>
+
 #include <unistd.h>
 
 namespace gradsync::net {
@@ -324,6 +326,28 @@ TEST_F(WebSocket, a_message_that_ended_leaves_no_deadline_behind) {
   client.send_frame(0, " and half");
   EXPECT_EQ(client.read_frame().payload, "half and half");
   EXPECT_EQ(client.read_frame().opcode, 9) << "a ping at half of the idle timeout, later than the deadline";
+}
+
+TEST_F(WebSocket, a_message_that_ends_as_its_deadline_passes_keeps_its_connection) {
+  ServerOptions hasty = options();
+  hasty.message_timeout = Milliseconds(500);
+  RunningServer running{hasty};
+  RawClient client = websocket();
+  const auto before = std::chrono::steady_clock::now();
+  begin_message(client, 4);
+  bool in_time = false;
+  // The io thread is busy until the deadline has passed: then it finds the end and the deadline at once, the end first.
+  running.on_io([&] {
+    in_time = std::chrono::steady_clock::now() < before + hasty.message_timeout;
+    client.send_frame(0, " and half");
+    boost::asio::steady_timer{running.io, hasty.message_timeout}.wait();
+  });
+  if (!in_time) {
+    GTEST_SKIP() << "the machine was too slow to get there before the deadline";
+  }
+  EXPECT_EQ(client.read_frame().payload, "aaaa and half");
+  client.send_frame(1, "still here");
+  EXPECT_EQ(client.read_frame().payload, "still here");
 }
 
 TEST_F(WebSocket, shutting_down_says_going_away) {
