@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace gradsync::plan {
 
@@ -38,12 +39,24 @@ std::string clip_words(const ClipOptions& clip, ClipMode mode) {
              : fmt::format("min(1, {} / (norm + 1e-6)), always multiplied, as torch does", *clip.max_norm);
 }
 
+/// By box, whether it has elements: nobody counts or compares the others.
+std::vector<bool> filled_boxes(const PlannedTensor& tensor) {
+  std::vector<bool> filled(static_cast<std::size_t>(tensor.boxes));
+  for (const Holding& holding : tensor.holdings) {
+    filled[holding.box] = filled[holding.box] || holding.elements != 0;
+  }
+  return filled;
+}
+
 std::string holding_words(const PlannedTensor& tensor) {
-  const auto copies = [&tensor] {
-    return tensor.replication == 1 ? std::string("1 rank") : fmt::format("{} ranks, equal on them", tensor.replication);
-  };
-  return tensor.boxes == 1 ? fmt::format("whole on {}", copies())
-                           : fmt::format("cut into {} parts, each on {}", tensor.boxes, copies());
+  const std::vector<bool> filled = filled_boxes(tensor);
+  const auto parts = std::count(filled.begin(), filled.end(), true);
+  if (parts == 0) {
+    return "without elements";
+  }
+  const std::string copies =
+      tensor.replication == 1 ? "1 rank" : fmt::format("{} ranks, equal on them", tensor.replication);
+  return parts == 1 ? fmt::format("whole on {}", copies) : fmt::format("cut into {} parts, each on {}", parts, copies);
 }
 
 /// The sums over ranks that a group's numbers go through, in order.
@@ -62,18 +75,27 @@ std::string sum_words(const Plan& plan, const NormGroup& group) {
   return text.empty() ? "summed over no rank" : text;
 }
 
+std::string comparison_words(const PlannedTensor& copy) {
+  const std::vector<bool> filled = filled_boxes(copy);
+  const auto parts = std::count(filled.begin(), filled.end(), true);
+  const auto compared = std::count_if(copy.counted_boxes.begin(), copy.counted_boxes.end(), [](std::int32_t box) {
+    return box >= 0;  // which no empty one is
+  });
+  if (parts == 0) {
+    return "nothing to compare with it";
+  }
+  return compared == 0 ? "cut otherwise, so not compared with it"
+                       : fmt::format("{} of its {} parts compared with it", compared, parts);
+}
+
 std::string counting_words(const Plan& plan, std::uint32_t index) {
   const PlannedTensor& tensor = plan.tensors[index];
   const NormGroup& group = plan.norm_groups[tensor.norm_group];
   if (tensor.counted_as != index) {
-    const auto alike = std::count_if(tensor.counted_boxes.begin(), tensor.counted_boxes.end(), [](std::int32_t box) {
-      return box >= 0;
-    });
     return fmt::format(
         "tied to '{}' and counted there, clipped here too; {}",
         plan.tensors[tensor.counted_as].declaration.name,
-        alike == 0 ? "cut otherwise, so not compared with it"
-                   : fmt::format("{} of its {} parts compared with it", alike, tensor.boxes)
+        comparison_words(tensor)
     );
   }
   return fmt::format("its {} elements are counted once, {}", tensor.counted_elements, sum_words(plan, group));

@@ -140,6 +140,25 @@ TEST(Explain, says_who_holds_what_and_over_which_ranks_it_is_summed) {
   EXPECT_THAT(explain_norm_group(*plan, 1), ::testing::HasSubstr("whole on every rank:"));
 }
 
+TEST(Explain, empty_parts_are_not_counted) {
+  const auto told = [](std::int64_t rows, std::vector<Placement> placed) {
+    TensorDeclaration embed = tensor("embed", {rows}, {only({"pp"}, {0}), shard({"dp"}, 0)});
+    TensorDeclaration head = tensor("head", {rows}, std::move(placed));
+    embed.tied = head.tied = "vocabulary";
+    const Result<Plan> plan = plan_of({mesh({{"pp", 2}, {"dp", 4}})}, {embed, head});
+    return plan ? explain_tensor(*plan, 1) : plan.error().message;
+  };
+  const std::vector<Placement> alike = {only({"pp"}, {1}), shard({"dp"}, 0)};
+  const std::string tied = "; tied to 'embed' and counted there, clipped here too; ";
+  EXPECT_EQ(told(3, alike), "cut into 3 parts, each on 1 rank" + tied + "3 of its 3 parts compared with it");
+  EXPECT_EQ(told(1, alike), "whole on 1 rank" + tied + "1 of its 1 parts compared with it");
+  EXPECT_EQ(told(0, alike), "without elements" + tied + "nothing to compare with it");
+  EXPECT_EQ(
+      told(3, {only({"pp"}, {1}), replicate({"dp"})}),
+      "whole on 4 ranks, equal on them" + tied + "cut otherwise, so not compared with it"
+  );
+}
+
 /// Sums of integers by the plan's program: every rank's result.
 std::vector<std::int64_t> run(
     const Plan& plan, const std::map<std::pair<std::uint32_t, std::uint32_t>, std::int64_t>& values
