@@ -217,6 +217,71 @@ def overflow() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
+def adversary() -> Any:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.ModuleDict({"G": nn.Linear(7, 7), "D": nn.Sequential(nn.Linear(7, 3), nn.LayerNorm(3))})
+
+
+def play(model: Any, clip_g: Callable[[Any], Any]) -> None:
+    """A GAN: each optimizer steps by itself, and what is clipped changes from step to step."""
+    import torch
+    from torch import nn
+
+    generator, judge = model["G"], model["D"]
+    optimizers = [torch.optim.Adam(part.parameters()) for part in (judge, generator)]
+    for _ in range(STEPS + 1):
+        for optimizer, part in zip(optimizers, (judge, generator), strict=True):
+            optimizer.zero_grad()
+            batch = torch.randn(3, 7)
+            judge(generator(batch) if part is generator else batch).pow(3).sum().backward()
+            if part is judge:
+                nn.utils.clip_grad_norm_(part.parameters(), 1.0)
+            else:
+                clip_g(part)
+            optimizer.step()
+
+
+@case
+def gan_of_one_module() -> None:
+    from torch import nn
+
+    play(adversary(), lambda part: nn.utils.clip_grad_norm_(part.parameters(), 1.0))
+
+
+@case
+def only_some_steps_are_wrong() -> None:
+    import torch
+    from torch import nn
+
+    model = adversary()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(STEPS + 1):
+        model["D"](model["G"](torch.randn(3, 7))).pow(3).sum().backward()
+        nn.utils.clip_grad_norm_(model["D"].parameters(), 1.0)
+        if step > 0:
+            norm = nn.utils.get_total_norm([p.grad for p in model["G"].parameters()])
+            nn.utils.clip_grads_with_norm_(model["G"].parameters(), 1.0, 2 * norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@case
+def layers_logged_before_the_clip() -> None:
+    from torch import nn
+
+    model = blocks()
+
+    def clip() -> None:
+        for layer in model:
+            nn.utils.clip_grad_norm_(layer.parameters(), float("inf"))
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    train(model, clip, 0)
+
+
 @case
 def fails_by_itself() -> None:
     overflow()

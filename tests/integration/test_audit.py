@@ -164,6 +164,29 @@ def test_a_norm_in_bfloat16_is_named(tmp_path: Path) -> None:
     assert "bfloat16" in said
 
 
+def verdicts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(line["name"], line["verdict"]) for line in found["lines"] if not line["norm_group"]]
+
+
+def test_what_is_clipped_may_change_with_every_step(tmp_path: Path) -> None:
+    code, said, found = audit(*one("gan_of_one_module"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert verdicts(found) == [("part: D.0.weight … D.1.bias", "agrees"), ("part: G.weight … G.bias", "agrees")]
+
+
+def test_what_only_some_steps_clip_wrongly_is_found(tmp_path: Path) -> None:
+    code, said, found = audit(*one("only_some_steps_are_wrong"), json_file=tmp_path / "verdict.json")
+    assert code == 1, said
+    assert verdicts(found) == [("part: D.0.weight … D.1.bias", "agrees"), ("part: G.weight … G.bias", "differs")]
+
+
+def test_norms_of_layers_that_are_logged_first_are_parts(tmp_path: Path) -> None:
+    code, said, found = audit(*one("layers_logged_before_the_clip"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert ("whole model", "agrees") in verdicts(found)
+    assert ("part: 0.weight … 0.bias", "agrees") in verdicts(found)
+
+
 def test_squares_that_overflow_are_named_and_a_failed_command_goes_before(tmp_path: Path) -> None:
     code, said, found = audit(*one("overflow"), json_file=tmp_path / "verdict.json")
     assert code == 1, said

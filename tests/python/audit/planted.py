@@ -95,4 +95,4 @@ def kinds(verdict: Verdict) -> list[tuple[str, str | None]]:
     return [(cause.kind, cause.axis) for cause in verdict.lines[0].causes]
 
 
-__all__ = ["Logical", "Planted", "kinds", "only", "replicate", "shard"]
+__all__ = ["Logical", "Norms", "Planted", "kinds", "only", "replicate", "shard"]

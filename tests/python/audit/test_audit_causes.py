@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planted import Logical, Planted, kinds, only, replicate, shard
+from planted import Logical, Norms, Planted, kinds, only, replicate, shard
 
 from gradsync._audit._findings import Call
+from gradsync._audit._verdict import Verdict
 
 DENSE = Logical("dense", (6, 4), (replicate("ep"), replicate("dp")))
 EXPERTS = Logical("experts", (4, 3, 2), (shard(0, "ep"), replicate("dp")))
@@ -286,3 +287,54 @@ def test_a_product_of_nothing_is_found_and_the_norm_still_judged() -> None:
     verdict = experts().judge(right, calls=calls)
     assert (verdict.lines[0].name, verdict.lines[0].verdict) == ("whole model", "agrees")
     assert any("clips nothing" in finding for finding in verdict.findings)
+
+
+def in_turn(norm: Norms, whole_step: bool = False) -> Verdict:
+    """Two models by two optimizers: what is clipped alternates, and the other model has gradients at times."""
+    world = Planted({"dense": {"dp": 2}}, [Logical(name, (5, 3), (replicate("dp"),)) for name in ("d", "g")])
+    return world.judge(
+        norm, calls=lambda step, rank, norm: [Call("clip", 2.0, norm, tensors=None if whole_step and step else (step,))]
+    )
+
+
+def of_this_step(world: Planted, step: int, rank: int) -> float:
+    return world.root(world.whole(step, "dg"[step]))
+
+
+def test_what_is_clipped_may_change_from_step_to_step() -> None:
+    verdict = in_turn(of_this_step)
+    assert [(line.name, line.step, line.verdict) for line in verdict.lines] == [
+        ("part: d", 0, "agrees"),
+        ("part: g", 1, "agrees"),
+    ]
+    assert verdict.exit_code == 0
+
+
+def test_what_only_some_steps_clip_is_judged_by_them() -> None:
+    verdict = in_turn(lambda w, s, r: (1 + 0.37 * s) * of_this_step(w, s, r))
+    assert [line.verdict for line in verdict.lines] == ["agrees", "differs"]
+    assert "1.37 times ours" in verdict.lines[1].causes[0].text
+    whole = in_turn(lambda w, s, r: w.root(w.whole(s, *("dg" if s else "d"))), whole_step=True)
+    assert [(line.name, line.verdict) for line in whole.lines if not line.group] == [
+        ("whole model", "agrees"),
+        ("part: d", "agrees"),
+    ]
+
+
+def test_a_call_that_not_all_ranks_make_is_not_compared_and_not_called_right() -> None:
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        both = [Call("clip", 2.0, world.root(world.whole(step, "dense")), tensors=(0,)), Call("clip", 2.0, 1.0)]
+        return both[: 2 - rank % 2]
+
+    world = experts()
+    verdict = world.judge(right, calls=calls)
+    assert sorted({line.verdict for line in verdict.lines if line.name.startswith("part")}) == ["agrees", "not seen"]
+    assert any("ranks 1, 3, 5 made no such call" in finding for finding in verdict.findings)
+    assert verdict.exit_code == 2
+
+
+def test_two_stages_that_clip_a_part_each_clip_one_norm() -> None:
+    """Sets are those of all ranks together."""
+    world = pipeline()
+    verdict = world.judge(right, calls=lambda s, r, norm: [Call("clip", 2.0, norm, tensors=(0,))])
+    assert (verdict.lines[0].name, verdict.lines[0].verdict) == ("whole model", "agrees")

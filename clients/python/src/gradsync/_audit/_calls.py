@@ -1,7 +1,13 @@
-"""What the ranks' calls were together: what is clipped by one norm, of which tensors, and each rank's number."""
+"""What the ranks' calls were together: what is clipped by one norm, of which tensors, and each rank's number.
+
+Scripts differ from step to step (two models in turn, a part only sometimes), so calls of different steps are one line
+of the verdict only if they are of the same tensors. Within a step the calls of ranks belong together by their order.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,77 +18,177 @@ from ._world import Key, World, combined
 __all__ = ["Seen", "seen_calls"]
 
 
+_NOTHING = "a call was given no gradients on any rank and clips nothing; a generator that was read before?"
+
+
 @dataclass(frozen=True)
 class Seen:
-    """A norm of these tensors, per step and rank; None where a rank's call has none, or of another order."""
+    """A norm of these tensors, in these steps, per step and rank.
+
+    `whole`: it is of everything that has a gradient. `lost`: why it cannot be compared, of which `strangers` are part:
+    tensors that nobody declared. `raised`: in how many more steps it gave no number.
+    """
 
     keys: frozenset[Key]
     dtype: str
-    norms: Sequence[Sequence[float | None]]
+    steps: Sequence[int]
+    norms: Sequence[Sequence[float]]
+    whole: bool = False
+    lost: str = ""
+    strangers: int = 0
+    raised: int = 0
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """One call of all ranks in one step."""
+
+    step: int
+    keys: frozenset[Key]
+    order: float
+    dtype: str
+    norms: Sequence[float | None]
+    lost: str
+    strangers: int
 
 
 def seen_calls(world: World, steps: int, said: list[str]) -> tuple[list[Seen], list[Seen]]:
-    """One for each product, or where a script makes none for each norm; then norms of parts, made on the way there."""
-    per_rank = {rank: [_merged(step.calls) for step in found.steps[:steps]] for rank, found in world.ranks.items()}
-    counts = {len(products) for merged in per_rank.values() for products, _ in merged}
-    if not counts or 0 in counts:
-        said.append("some ranks called no clip function in some steps; nothing is compared")
-        return [], []
-    if len(counts) > 1:
-        said.append(f"ranks clip {' or '.join(map(str, sorted(counts)))} times per step; the first calls are compared")
-    products = [
-        _together(world, {r: [m[0][i] for m in one] for r, one in per_rank.items()}) for i in range(min(counts))
-    ]
-    held = [seen for seen in products if seen.keys]
-    if len(held) < len(products):
-        said.append("a call was given no gradients on any rank and clips nothing; a generator that was read before?")
-    numbers = {len(totals) for merged in per_rank.values() for _, totals in merged}
-    parts = min(numbers) if len(numbers) == 1 else 0
-    totals = [_together(world, {r: [m[1][i] for m in one] for r, one in per_rank.items()}) for i in range(parts)]
-    strangers = max(call.strangers for found in world.ranks.values() for step in found.steps for call in step.calls)
-    if strangers:
-        said.append(f"{strangers} tensors that were clipped are of no module that was found; they are not compared")
-    return held or [seen for seen in totals if seen.keys][-1:], totals
+    """What is multiplied, where a step multiplies nothing its last norm; then norms of parts, made on the way there."""
+    products: list[_Joined] = []
+    totals: list[_Joined] = []
+    for step in range(steps):
+        merged = {rank: _merged(found.steps[step].calls) for rank, found in world.ranks.items()}
+        every = _joined(world, step, {rank: one[0] for rank, one in merged.items()})
+        held = [one for one in every if one.keys or one.strangers]
+        if len(held) < len(every):
+            said.append(_NOTHING)
+        norms = _joined(world, step, {rank: one[1] for rank, one in merged.items()})
+        totals += [one for one in norms if not one.lost]
+        products += held or [one for one in norms if one.keys and one.order == world.p][-1:]
+    if not products:
+        said.append("no call of a clip function could be matched over the ranks; nothing is compared")
+    return _seen(world, products), _seen(world, totals)
 
 
 def _merged(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
-    """Products by one and the same norm are one."""
+    """Products and norms alone; products by one and the same norm are one."""
     products: list[Call] = []
     for call in calls:
         if call.kind == "total":
             continue
-        same = [i for i, one in enumerate(products) if call.kind == one.kind == "apply" and call.norm == one.norm]
+        same = [i for i, one in enumerate(products) if call.kind == one.kind == "apply" and _equal(call.norm, one.norm)]
         if same and call.tensors is not None:
             before = products[same[0]]
             both = None if before.tensors is None else tuple(sorted({*before.tensors, *call.tensors}))
-            products[same[0]] = replace(before, tensors=both)
+            products[same[0]] = replace(before, tensors=both, strangers=before.strangers + call.strangers)
         else:
             products.append(call)
-    totals = [call for call in calls if call.kind == "total"]
-    return (products, totals) if products else (totals, [])
+    return products, [call for call in calls if call.kind == "total"]
 
 
-def _together(world: World, calls: Mapping[int, Sequence[Call]]) -> Seen:
-    keys: set[Key] = set()
+def _equal(one: float | None, other: float | None) -> bool:
+    return one == other or (one is not None and other is not None and math.isnan(one) and math.isnan(other))
+
+
+def _joined(world: World, step: int, calls: Mapping[int, Sequence[Call]]) -> list[_Joined]:
+    found = []
+    for row in _rows(world, calls):
+        absent = [str(rank) for rank in world.ranks if rank not in row]
+        orders = sorted({call.p for call in row.values()})
+        strangers = max(call.strangers for call in row.values())
+        lost = ""
+        if absent:
+            lost = f"ranks {', '.join(absent[:8])} made no such call in step {step}"
+        elif strangers:
+            lost = f"{strangers} of its tensors are of no module or optimizer that was there at the first call"
+        elif orders != [world.p]:
+            lost = f"it is of order {', '.join(f'{order:g}' for order in orders)}, the first was of {world.p:g}"
+        dtypes = [call.dtype for call in row.values()]
+        found.append(
+            _Joined(
+                step,
+                frozenset().union(*(_keys(world, rank, call) for rank, call in row.items())),
+                orders[0],
+                max(sorted(set(dtypes)), key=dtypes.count),
+                [] if lost else [_norm_of(rank, row) for rank in world.ranks],
+                lost,
+                strangers,
+            )
+        )
+    return found
+
+
+def _rows(world: World, calls: Mapping[int, Sequence[Call]]) -> list[dict[int, Call]]:
+    """By their order; where ranks make more and fewer of them, those of equal tensors."""
+    if len({len(own) for own in calls.values()}) == 1:
+        return [dict(zip(calls, row, strict=True)) for row in zip(*calls.values(), strict=True)]
+    rows: dict[tuple[frozenset[Key], int], dict[int, Call]] = {}
     for rank, own in calls.items():
-        known = world.keys_of[rank]
+        before: Counter[frozenset[Key]] = Counter()
         for call in own:
-            keys |= set(known) if call.tensors is None else {known[index] for index in call.tensors}
-    steps = len(next(iter(calls.values())))
-    norms = [
-        [_norm_of(world, rank, {one: own[step] for one, own in calls.items()}) for rank in calls]
-        for step in range(steps)
-    ]
-    dtypes = [call.dtype for own in calls.values() for call in own]
-    return Seen(frozenset(keys), max(set(dtypes), key=dtypes.count), norms)
+            keys = _keys(world, rank, call)
+            rows.setdefault((keys, before[keys]), {})[rank] = call
+            before[keys] += 1
+    return list(rows.values())
 
 
-def _norm_of(world: World, rank: int, calls: Mapping[int, Call]) -> float | None:
-    call = calls[rank]
-    if call.p != world.p:
-        return None
+def _keys(world: World, rank: int, call: Call) -> frozenset[Key]:
+    known = world.keys_of[rank]
+    return frozenset(known if call.tensors is None else (known[index] for index in call.tensors))
+
+
+def _norm_of(rank: int, row: Mapping[int, Call]) -> float | None:
+    call = row[rank]
     if not call.over:
         return call.norm
-    norms = [calls[other].norm for other in call.over if other in calls]
-    whole = [norm for norm in norms if norm is not None]
-    return round_to(combined(whole, call.p), call.dtype) if len(whole) == len(call.over) else None
+    norms = [row[other].norm for other in call.over if other in row]
+    parts = [norm for norm in norms if norm is not None]
+    return round_to(combined(parts, call.p), call.dtype) if len(parts) == len(call.over) else None
+
+
+def _seen(world: World, joined: Sequence[_Joined]) -> list[Seen]:
+    """One of each set of tensors, and of all sets that are the whole model."""
+    whole = _whole_sets(world, joined)
+    everything = frozenset(key for keys in world.keys_of.values() for key in keys)
+    alike: dict[tuple[frozenset[Key], str], list[_Joined]] = {}
+    for one in joined:
+        alike.setdefault((everything if one.keys in whole and not one.lost else one.keys, one.lost), []).append(one)
+    found = []
+    for (keys, lost), calls in alike.items():
+        told = [(one.step, [norm for norm in one.norms if norm is not None]) for one in calls]
+        told = [] if lost else [(step, norms) for step, norms in told if len(norms) == len(world.ranks)]
+        dtypes = [one.dtype for one in calls]
+        found.append(
+            Seen(
+                keys,
+                max(sorted(set(dtypes)), key=dtypes.count),
+                [step for step, _ in told],
+                [norms for _, norms in told],
+                not lost and calls[0].keys in whole,
+                lost if lost or told else "its calls raised, or their norm cannot be read",
+                max(one.strangers for one in calls),
+                0 if lost or not told else len(calls) - len(told),
+            )
+        )
+    return sorted(found, key=lambda seen: not seen.whole)
+
+
+def _whole_sets(world: World, joined: Sequence[_Joined]) -> set[frozenset[Key]]:
+    """Sets with all that ever has a gradient; or all that has one in their steps, where that changes over steps."""
+    present: dict[int, set[Key]] = {}
+    for step in {one.step for one in joined}:
+        present[step] = {
+            key
+            for rank, found in world.ranks.items()
+            for key, row in zip(world.keys_of[rank], found.steps[step].rows, strict=True)
+            if row is not None
+        }
+    ever = set().union(*present.values())
+    compared = [one for one in joined if not one.lost]
+    sets = {one.keys for one in compared}
+    covering = {keys for keys in sets if all(keys >= present[one.step] for one in compared if one.keys == keys)}
+    covered = {one.step for one in compared if one.keys in covering}
+    # Two models in turn cover their own steps each: these are parts, having nothing in common.
+    if covering and frozenset.intersection(*covering) and covered == set(present):
+        return covering
+    return {keys for keys in sets if keys >= ever}

@@ -30,9 +30,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one norm: the rows it is of, ours per step, theirs per step and rank, in their dtype."""
+    """Of one norm in some steps: the rows it is of, ours per step, theirs per step and rank, in their dtype."""
 
     world: World
+    steps: Sequence[int]
     sums: Sequence[Sums]
     ours: Sequence[float]
     theirs: Sequence[Sequence[float]]
@@ -48,7 +49,7 @@ class Numbers:
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
-        """Step, position of the rank, rank."""
+        """Place of the step among `steps`, position of the rank, rank."""
         return [(step, i, rank) for step in range(len(self.ours)) for i, rank in enumerate(self.world.ranks)]
 
 
@@ -64,7 +65,7 @@ def causes(numbers: Numbers) -> tuple[Cause, ...]:
     arithmetic = _lost_nan(numbers) or _arithmetic(numbers)
     if arithmetic is not None:
         return (arithmetic,)
-    candidates = mistakes(numbers.world, twins(numbers.world, len(numbers.ours)))
+    candidates = mistakes(numbers.world, twins(numbers.world, numbers.steps))
     found = tuple(
         Cause(one.kind, one.text, one.fix, tuple(group.label for group in one.groups), one.axis, one.way)
         for one in candidates
@@ -136,7 +137,8 @@ def _lost_nan(numbers: Numbers) -> Cause | None:
     ]
     if not lost:
         return None
-    where = sorted({f"'{name}' of rank {rank}" for step, _, _ in lost for name, rank in _nonfinite(world, step)})
+    held = [pair for s, _, _ in lost for pair in _nonfinite(world, numbers.steps[s])]
+    where = sorted({f"'{name}' of rank {rank}" for name, rank in held})
     for step, i, rank in lost:
         sums, theirs = numbers.sums[step], numbers.theirs[step][i]
         finite = [sums.exact(RIGHT, rank)]

@@ -5,7 +5,7 @@ Where several groups could be at fault the mistake is tried for each of them and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ._sums import Way
@@ -36,12 +36,12 @@ def mistakes(world: World, step_twins: Sequence[tuple[Key, Key]] = ()) -> list[M
     return list(found.values())[1:]
 
 
-def twins(world: World, steps: int) -> list[tuple[Key, Key]]:
-    """Pairs of tensors under different names whose gradients were equal in every step, to the last bit."""
+def twins(world: World, steps: Collection[int]) -> list[tuple[Key, Key]]:
+    """Pairs of tensors under different names whose gradients were equal in all of these steps, to the last bit."""
     seen: dict[Key, list[object]] = {}
     for rank, findings in world.ranks.items():
-        for number, step in enumerate(findings.steps[:steps]):
-            for key, row in zip(world.keys_of[rank], step.rows, strict=True):
+        for number in set(steps):
+            for key, row in zip(world.keys_of[rank], findings.steps[number].rows, strict=True):
                 if row is not None and row.maximum > 0:
                     entry = seen.setdefault(key, [])
                     found = (number, row.power_sum, row.maximum, row.fingerprint)
@@ -52,7 +52,7 @@ def twins(world: World, steps: int) -> list[tuple[Key, Key]]:
     for key, entry in seen.items():
         numbers = {item[0] for item in entry if isinstance(item, tuple)}
         other = first.setdefault(tuple(sorted(entry, key=repr)), key)
-        if other != key and len(numbers) == steps and not {key, other} & world.tied_copies:
+        if other != key and len(numbers) == len(set(steps)) and not {key, other} & world.tied_copies:
             pairs.append((other, key))
     return pairs
 

@@ -70,10 +70,12 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        seen = [line for line in self.lines if not line.group and line.verdict != "not seen"]
-        if self.reason is not None or not seen:
+        lines = [line for line in self.lines if not line.group]
+        if self.reason is not None or all(line.verdict == "not seen" for line in lines):
             return 2
-        return int(self.replicas_differ or any(line.verdict == "differs" for line in seen))
+        if self.replicas_differ or any(line.verdict == "differs" for line in lines):
+            return 1
+        return 2 if any(line.verdict == "not seen" for line in lines) else 0
 
 
 def tolerance_of(world: World) -> tuple[float, str]:
@@ -99,21 +101,28 @@ def judge(
     """Compares as many steps as the daemon answered."""
     limit, text = tolerance_of(world) if tolerance is None else (tolerance, "as given")
     said = list(findings)
-    everything = frozenset(key for keys in world.keys_of.values() for key in keys)
     products, totals = seen_calls(world, len(ours), said)
     lines: list[Line] = []
     for seen in products:
-        whole = seen.keys == everything
-        sums = [Sums(world, step, None if whole else seen.keys) for step in range(len(ours))]
-        exact = [one.exact(RIGHT, min(world.ranks)) for one in sums]
-        if whole:
+        name = "whole model" if seen.whole else _part_name(world, seen.keys)
+        if seen.lost:
+            said.append(f"{name}: not compared: {seen.lost}")
+            lines.append(Line(name, len(seen.keys) + seen.strangers, "not seen", None))
+            continue
+        if seen.raised:
+            said.append(f"{name}: {seen.raised} calls raised or gave no norm that can be read; the others are compared")
+        sums = {step: Sums(world, step, None if seen.whole else seen.keys) for step in seen.steps}
+        exact = {step: one.exact(RIGHT, min(world.ranks)) for step, one in sums.items()}
+        if seen.whole:
             _check_ourselves(exact, ours, said)
-        norms = [step.norm for step in ours] if whole else [e if s.finite else math.nan for e, s in zip(exact, sums)]
-        line = _line(world, "whole model" if whole else _part_name(seen.keys), seen, sums, norms, limit, said)
+        norms = [
+            ours[step].norm if seen.whole else exact[step] if sums[step].finite else math.nan for step in seen.steps
+        ]
+        line = _line(world, name, seen, [sums[step] for step in seen.steps], norms, limit, said)
         if replicas_differ and [cause.kind for cause in line.causes] == ["unknown"]:
             line = replace(line, causes=(_UNLIKE,))
         lines.append(line)
-        if whole:
+        if seen.whole:
             lines += [_group_line(world, g, line, sums[line.step], ours[line.step], totals) for g in world.groups]
     notes = [note for found in world.ranks.values() for note in found.notes]
     return Verdict(
@@ -124,19 +133,17 @@ def judge(
 def _line(
     world: World, name: str, seen: Seen, sums: Sequence[Sums], ours: Sequence[float], tolerance: float, said: list[str]
 ) -> Line:
-    if any(norm is None for norms in seen.norms for norm in norms):
-        said.append(f"{name}: a rank's call raised, or its norm cannot be read or is not of order {world.p:g}")
-        return Line(name, len(seen.keys), "not seen", ours[0] if ours else None)
-    theirs = [[norm for norm in norms if norm is not None] for norms in seen.norms]
-    _compare_ranks(world, name, theirs, said)
+    theirs = seen.norms
+    _compare_ranks(world, name, seen, said)
     worst = max(range(len(ours)), key=lambda step: _distance(ours[step], theirs[step]))
     agrees = all(close(norm, ours[step], tolerance) for step, norms in enumerate(theirs) for norm in norms)
-    why = () if agrees else causes(Numbers(world, sums, ours, theirs, seen.dtype, tolerance))
+    why = () if agrees else causes(Numbers(world, seen.steps, sums, ours, theirs, seen.dtype, tolerance))
     norms = theirs[worst]
     shown = tuple(norms) if len(set(map(repr, norms))) > 1 else (norms[0],)
     furthest = max(norms, key=lambda norm: _distance(ours[worst], [norm]))
     verdict = "agrees" if agrees else "differs"
-    return Line(name, len(seen.keys), verdict, ours[worst], shown, _relative(furthest, ours[worst]), worst, why)
+    step, difference = seen.steps[worst], _relative(furthest, ours[worst])
+    return Line(name, len(seen.keys), verdict, ours[worst], shown, difference, step, why)
 
 
 def _group_line(world: World, group: Group, whole: Line, sums: Sums, ours: OurStep, totals: Sequence[Seen]) -> Line:
@@ -165,14 +172,15 @@ def _group_line(world: World, group: Group, whole: Line, sums: Sums, ours: OurSt
 def _measured(keys: set[Key], step: int, totals: Sequence[Seen]) -> tuple[float, ...]:
     """What the script's own norm of just this group was, where all ranks saw the same."""
     for seen in totals:
-        norms = {norm for norm in seen.norms[step] if norm is not None}
-        if seen.keys == keys and len(norms) == 1:
-            return tuple(norms)
+        for where, norms in zip(seen.steps, seen.norms, strict=True):
+            if where == step and seen.keys == keys and len(set(norms)) == 1:
+                return (norms[0],)
     return ()
 
 
-def _check_ourselves(exact: Sequence[float], ours: Sequence[OurStep], said: list[str]) -> None:
-    for step, (norm, answer) in enumerate(zip(exact, ours, strict=True)):
+def _check_ourselves(exact: Mapping[int, float], ours: Sequence[OurStep], said: list[str]) -> None:
+    for step, norm in exact.items():
+        answer = ours[step]
         if math.isfinite(answer.norm) and not close(norm, answer.norm, _SAME):
             said.append(
                 f"step {step}: the daemon's norm is {answer.norm!r}, the rows give {norm!r}; replicas differ, or this "
@@ -180,20 +188,24 @@ def _check_ourselves(exact: Sequence[float], ours: Sequence[OurStep], said: list
             )
 
 
-def _compare_ranks(world: World, name: str, theirs: Sequence[Sequence[float]], said: list[str]) -> None:
-    for step, norms in enumerate(theirs):
+def _compare_ranks(world: World, name: str, seen: Seen, said: list[str]) -> None:
+    for step, norms in zip(seen.steps, seen.norms, strict=True):
         ranks: dict[str, list[str]] = {}
         for rank, norm in zip(world.ranks, norms, strict=True):
             ranks.setdefault(f"{norm:.9g}", []).append(str(rank))
         if len(ranks) > 1:
-            seen = "; ".join(f"{norm} on {', '.join(who)}" for norm, who in ranks.items())
-            said.append(f"{name}: ranks clip by different norms (step {step}: {seen}): one model, several coefficients")
+            which = "; ".join(f"{norm} on {', '.join(who)}" for norm, who in ranks.items())
+            said.append(f"{name}: ranks clip by different norms (step {step}: {which}): one model, many coefficients")
             return
 
 
-def _part_name(keys: frozenset[Key]) -> str:
-    first = min(key[0] for key in keys) if keys else "nothing"
-    return f"part: {first}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
+def _part_name(world: World, keys: frozenset[Key]) -> str:
+    """By its first and last tensor: parts may share some."""
+    held = dict.fromkeys(key[0] for known in world.keys_of.values() for key in known if key in keys)
+    if not held:
+        return "part: unknown tensors"
+    first, last = next(iter(held)), list(held)[-1]
+    return f"part: {first}" if first == last else f"part: {first} … {last}"
 
 
 def _relative(theirs: float, ours: float) -> float | None:

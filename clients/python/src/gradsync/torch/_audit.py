@@ -192,7 +192,7 @@ class Recorder:
         else:
             chosen = {self._index[id(tensor)] for tensor in given if id(tensor) in self._index}
             strange = sum(id(tensor) not in self._index and tensor.grad is not None for tensor in given)
-        whole = chosen >= {i for i, row in enumerate(self._open.rows) if row is not None}
+        whole = not strange and len(chosen) == len(self._parameters)
         order = self._p if p is None else float(p)
         tensors = None if whole else tuple(sorted(chosen))
         late = kind == "total" and any(id(self._parameters[i]) in self._multiplied for i in chosen)
