@@ -251,6 +251,40 @@ def gan_of_one_module() -> None:
     play(adversary(), lambda part: nn.utils.clip_grad_norm_(part.parameters(), 1.0))
 
 
+def play_as_two(twice: bool) -> Callable[[], None]:
+    def run() -> None:
+        import torch
+        from torch import nn
+
+        parts = adversary()
+        if "WORLD_SIZE" in os.environ:
+            parts = {name: nn.parallel.DistributedDataParallel(part) for name, part in parts.items()}
+            torch.manual_seed(rank())
+
+        def clip(part: Any) -> None:
+            norm = nn.utils.get_total_norm([p.grad for p in part.parameters()])
+            nn.utils.clip_grads_with_norm_(part.parameters(), 1.0, 2 * norm if twice else norm)
+
+        play({"G": parts["G"], "D": parts["D"]}, clip)
+
+    return run
+
+
+CASES["gan"] = play_as_two(False)
+CASES["gan_whose_second_norm_is_wrong"] = play_as_two(True)
+
+
+@case
+def another_model_later() -> None:
+    from torch import nn
+
+    for _ in range(2):
+        model = nn.Linear(7, 7)
+        for _ in range(STEPS // 2):
+            model.weight.grad, model.bias.grad = model.weight.detach() * 2, model.bias.detach() * 3
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+
 @case
 def only_some_steps_are_wrong() -> None:
     import torch

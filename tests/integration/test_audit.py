@@ -174,6 +174,22 @@ def test_what_is_clipped_may_change_with_every_step(tmp_path: Path) -> None:
     assert verdicts(found) == [("part: D.0.weight … D.1.bias", "agrees"), ("part: G.weight … G.bias", "agrees")]
 
 
+def test_models_that_are_clipped_later_are_declared_too(tmp_path: Path) -> None:
+    code, said, found = audit(*ranks_of(2, "gan"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert [(line["tensors"], line["verdict"]) for line in found["lines"]] == [(4, "agrees"), (2, "agrees")]
+    code, said, found = audit(*one("gan_whose_second_norm_is_wrong"), json_file=tmp_path / "verdict.json")
+    assert code == 1, said
+    assert [line["verdict"] for line in found["lines"]] == ["agrees", "differs"]
+
+
+def test_a_model_that_nobody_knew_is_not_seen_and_not_called_right(tmp_path: Path) -> None:
+    code, said, found = audit(*one("another_model_later"), json_file=tmp_path / "verdict.json")
+    assert code == 2, said
+    assert verdicts(found) == [("whole model", "agrees"), ("part: unknown tensors", "not seen")]
+    assert "generator" not in said
+
+
 def test_what_only_some_steps_clip_wrongly_is_found(tmp_path: Path) -> None:
     code, said, found = audit(*one("only_some_steps_are_wrong"), json_file=tmp_path / "verdict.json")
     assert code == 1, said

@@ -15,7 +15,7 @@ from torch import nn
 
 from gradsync._audit import _hooks
 from gradsync._audit._findings import RankFindings, Step, read_ranks
-from gradsync.torch import _audit
+from gradsync.torch import _audit, _audit_model
 from gradsync.torch._audit_model import Hints
 
 clip, total, apply = nn.utils.clip_grad_norm_, nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_
@@ -45,6 +45,9 @@ class Script:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Script]]:
     monkeypatch.setattr(_audit, "_declaration", None)
+    all_of, of_others = _audit_model._optimizers, _audit_model._optimizers()  # of tests that ran before in this process
+    mine = lambda: [one for one in all_of() if not any(one is other for other in of_others)]  # noqa: E731
+    monkeypatch.setattr(_audit_model, "_optimizers", mine)
     made: list[Script] = []
 
     def script(*args: Any, **kwargs: Any) -> Script:
@@ -156,6 +159,46 @@ def test_parameters_without_a_module_are_named_by_position(make: Callable[..., S
     found = script.findings()
     assert [tensor.name for tensor in found.tensors] == ["parameter.0"]
     assert "are in no module" in found.notes[0]
+
+
+def test_leaf_tensors_are_parameters(make: Callable[..., Script]) -> None:
+    script, leaf = make(), torch.ones(3, requires_grad=True)
+    leaf.grad = torch.ones(3)
+    script.clip([leaf], 1.0)
+    found = script.findings()
+    assert [tensor.name for tensor in found.tensors] == ["parameter.0"]
+    assert found.steps[0].calls[0].strangers == 0
+
+
+def test_what_optimizers_hold_is_declared_frozen_or_not(make: Callable[..., Script]) -> None:
+    script, first, second = make(), model(3, 2), model(3, 4)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (first, second)]
+    first[0].bias.requires_grad_(False).grad = None
+    script.clip(first.parameters(), 1.0)
+    script.clip(second.parameters(), 1.0)
+    found = script.findings()
+    names = ["0.weight", "0.bias", "parts.1.0.weight", "parts.1.0.bias"]
+    assert [tensor.name for tensor in found.tensors] == names
+    assert kinds(found.steps[0]) == [("clip", (0, 1)), ("clip", (2, 3))]
+    assert len(optimizers) == 2
+
+
+def test_an_optimizer_that_cannot_be_measured_is_none_of_the_audits_business(make: Callable[..., Script]) -> None:
+    script, net, other = make(), model(3, 2), nn.Embedding(4, 3, sparse=True)
+    other(torch.arange(2)).sum().backward()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    script.clip(net.parameters(), 1.0)
+    assert [tensor.name for tensor in script.findings().tensors] == ["0.weight", "0.bias"]
+    assert optimizer.param_groups
+
+
+def test_tensors_that_nobody_declared_are_counted(make: Callable[..., Script]) -> None:
+    script, first, second = make(), model(3, 2), model(3, 4)
+    script.clip(first.parameters(), 1.0)
+    script.clip(second.parameters(), 1.0)
+    script.clip([*first.parameters(), *second.parameters()], 1.0)
+    calls = [call for step in script.findings().steps for call in step.calls]
+    assert [(call.tensors, call.strangers) for call in calls] == [(None, 0), ((), 2), ((0, 1), 2)]
 
 
 def test_the_outermost_module_gives_the_names(make: Callable[..., Script]) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import gradsync
 from gradsync._report import StepReport
 from gradsync.errors import GradsyncError
 
-from ._findings import RankFindings
+from ._findings import RankFindings, Step
 from ._verdict import OurStep
 from ._world import World
 
@@ -71,12 +71,20 @@ def _one_rank(
     done: list[StepReport] = []
     try:
         for step in found.steps[:steps]:
-            for tensor, row in zip(tensors, step.rows, strict=True):
-                grads.write(tensor.name, row)
+            asked = _asked_for(step)
+            for number, (tensor, row) in enumerate(zip(tensors, step.rows, strict=True)):
+                grads.write(tensor.name, row if number in asked else None)
             done.append(grads.finish(max_norm=None, timeout=_STEP_S))
     except GradsyncError as error:
         errors.append(error)
     return done
+
+
+def _asked_for(step: Step) -> Collection[int]:
+    """What the step's calls are of: others may be unreduced yet, or of an earlier step."""
+    if any(call.tensors is None for call in step.calls):
+        return range(len(step.rows))
+    return {index for call in step.calls for index in call.tensors or ()}
 
 
 def _all(

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradsync._audit import _hooks
 from gradsync._audit._findings import Call, RankWriter, Step
+from gradsync.errors import GradsyncError
 
 from ._audit_model import Declaration, Hints, discover
 from ._audit_numbers import Norm, norm_of, own_norms, rows_of
@@ -219,10 +220,17 @@ class Recorder:
 
     def _declare(self, given: Sequence[torch.Tensor]) -> None:
         rank, world_size = rank_and_world()
-        found = _declaration or discover(given, self._hints, rank, world_size)
+        try:
+            found = _declaration or discover(given, self._hints, rank, world_size)
+            self._held = HeldGradients(found.parameters, found.tensors)
+            self._held.gather()
+        except GradsyncError:
+            if _declaration is not None:
+                raise
+            found = discover(given, self._hints, rank, world_size, others=False)
+            self._held = HeldGradients(found.parameters, found.tensors)
         self._parameters = list(found.parameters)
         self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
-        self._held = HeldGradients(self._parameters, found.tensors)
         writer = self._open_file(rank)
         writer.head(rank, world_size, {m.name: m.axes for m in found.meshes}, found.tensors, self._p, found.notes)
         self._unhook = register_optimizer_step_pre_hook(lambda *_: self._guarded(self._finish_step)).remove

@@ -14,6 +14,7 @@ import gradsync
 
 from ._audit_fsdp1 import flat_slices
 from ._mesh_axes import JobMesh
+from ._parameter_set import WIRE_DTYPES, gradient_dtype
 from ._placed import Experts, Placer, is_dtensor
 
 __all__ = ["Declaration", "Hints", "declare", "discover"]
@@ -48,8 +49,10 @@ class Hints:
         )
 
 
-def discover(given: Sequence[torch.Tensor], hints: Hints, rank: int, world_size: int) -> Declaration:
-    """From the tensors of a first call.
+def discover(
+    given: Sequence[torch.Tensor], hints: Hints, rank: int, world_size: int, others: bool = True
+) -> Declaration:
+    """From the tensors of a first call, and with `others` from what optimizers hold besides: later calls may be of it.
 
     Raises:
         UsageError: a parameter has no place in the meshes; says which and what to do.
@@ -57,13 +60,19 @@ def discover(given: Sequence[torch.Tensor], hints: Hints, rank: int, world_size:
     from ._init import _parameters
 
     notes: list[str] = []
+    optimizers = [_held_by(optimizer) for optimizer in _optimizers()] if others else []
+    frozen = {id(p) for group in optimizers for p in group if gradient_dtype(p) in WIRE_DTYPES}  # until a later step
     roots = _roots(given)
-    named = _parameters(roots)
-    known = set(map(id, named.values()))
-    strange = [p for p in given if isinstance(p, nn.Parameter) and id(p) not in known and p.requires_grad]
-    if strange:
-        notes.append(f"{len(strange)} parameters of rank {rank} are in no module; they are named by their position")
-        named |= {f"parameter.{number}": parameter for number, parameter in enumerate(strange)}
+    known = {id(parameter) for root in roots for parameter in root.parameters()} | set(map(id, given))
+    given = [*given, *_besides(optimizers, known, world_size)]
+    if len({id(p) for p in given} - known) > 0:
+        roots = _roots(given)
+    named = _parameters(roots, frozen)
+    known = {id(parameter) for root in roots for parameter in root.parameters()}
+    loose: dict[int, Any] = {id(p): p for p in given if p.is_leaf and p.requires_grad and id(p) not in known}
+    if loose:
+        notes.append(f"{len(loose)} parameters of rank {rank} are in no module; they are named by their position")
+        named |= {f"parameter.{number}": parameter for number, parameter in enumerate(loose.values())}
     flat = None if hints.meshes else flat_slices(named, roots, world_size)
     if flat is not None:
         hints = replace(hints, meshes={"mesh": flat[0]}, experts=[*hints.experts, *flat[1]])
@@ -104,12 +113,32 @@ def _roots(given: Sequence[torch.Tensor]) -> list[nn.Module]:
     return [one for _, one in sorted(chosen, key=lambda pair: pair[0])]
 
 
+def _optimizers() -> list[torch.optim.Optimizer]:
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    groups = optimizer.__dict__.get("param_groups", ())
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _besides(optimizers: list[list[torch.Tensor]], known: set[int], world_size: int) -> list[torch.Tensor]:
+    """Parameters of other optimizers, in an order that all ranks find; those that cannot be told apart are left out."""
+    alike: dict[str, list[list[torch.Tensor]]] = {}
+    for held in optimizers:
+        new = [parameter for parameter in held if id(parameter) not in known]
+        if new:
+            alike.setdefault(repr([(p.dtype, tuple(p.shape)) for p in new]), []).append(new)
+    sure = [some for _, some in sorted(alike.items()) if len(some) == 1 or world_size == 1]
+    return [parameter for some in sure for new in some for parameter in new]
+
+
 def _meshes(parameters: Sequence[nn.Parameter], hints: Hints, rank: int, world_size: int) -> list[JobMesh]:
     """All over the whole job that there are, so that ranks agree; those with a pipeline axis first."""
     if hints.meshes:
         return [JobMesh(name, axes, rank) for name, axes in hints.meshes.items()]
     found: dict[tuple[tuple[str, int], ...], None] = {}
-    for mesh in [*_of_parameters(parameters), *_alive()]:
+    for mesh in [*_of_parameters(parameters), *(_alive() if world_size > 1 else ())]:
         ranks = _root(mesh).mesh
         if ranks.flatten().tolist() == list(range(world_size)):
             found[tuple(zip(_names(_root(mesh)), map(int, ranks.shape), strict=True))] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -277,8 +277,8 @@ def _attach(client: gradsync.Client, launch: Launch, meshes: Sequence[JobMesh]) 
     return client.attach(job=launch.job, rank=launch.rank, world_size=launch.world_size, meshes=axes)
 
 
-def _parameters(model_parts: nn.Module | Sequence[nn.Module]) -> dict[str, nn.Parameter]:
-    """Every trainable parameter once, under its first name."""
+def _parameters(model_parts: nn.Module | Sequence[nn.Module], frozen: Collection[int] = ()) -> dict[str, nn.Parameter]:
+    """Every trainable parameter once, under its first name; and those with these ids."""
     parts = [model_parts] if isinstance(model_parts, nn.Module) else list(model_parts)
     for part in parts:
         if not isinstance(part, nn.Module):
@@ -287,7 +287,7 @@ def _parameters(model_parts: nn.Module | Sequence[nn.Module]) -> dict[str, nn.Pa
     seen: set[int] = set()
     for number, part in enumerate(parts):
         for full_name, parameter in part.named_parameters():
-            if id(parameter) in seen or not parameter.requires_grad:
+            if id(parameter) in seen or not (parameter.requires_grad or id(parameter) in frozen):
                 continue
             seen.add(id(parameter))
             name = clean_name(full_name)
