@@ -13,6 +13,8 @@ from torch import nn
 
 import gradsync.torch as gst
 from gradsync.errors import UsageError
+from gradsync.torch import _optimizer_guard
+from gradsync.torch._optimizer_guard import OptimizerGuard
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -229,16 +231,28 @@ def test_an_optimizer_that_was_checked_is_let_go(ranks):
 
 
 def test_the_guard_goes_with_its_module(real_ranks):
-    from torch.optim.optimizer import _global_optimizer_pre_hooks
-
     gc.collect()  # of other tests
-    before = len(_global_optimizer_pre_hooks)
+    before = len(_optimizer_guard._guards)
 
     def body(rank, attach):
         gs = attach(mlp())
-        assert len(_global_optimizer_pre_hooks) > before
+        assert len(_optimizer_guard._guards) > before
         gs.close()
 
     real_ranks(1, body)
     gc.collect()
-    assert len(_global_optimizer_pre_hooks) == before
+    assert len(_optimizer_guard._guards) == before
+
+
+def test_guards_may_come_and_go_while_an_optimizer_steps():
+    class Found:
+        def holds_any(self, groups):
+            for guard in guards:
+                guard.close()
+            guards.append(OptimizerGuard(Found(), lambda: False))
+            return False
+
+    guards = [OptimizerGuard(Found(), lambda: False) for _ in range(2)]
+    sgd(mlp()).step()
+    assert len(guards) == 4, "both that were there when the step began were asked"
+    guards[-1].close()

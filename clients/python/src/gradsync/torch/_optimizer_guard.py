@@ -1,10 +1,12 @@
 """Looks at each optimizer before it steps, whoever calls it: nothing rank-local reaches the weights unannounced.
 
-Thread: the one that steps. torch calls the hook for every optimizer of the process; those of other modules pass.
+Thread: the one that steps. torch calls the hook for every optimizer of the process; those of other modules pass. There is
+one hook, and it stays: torch walks its hooks while they run, so none may come or go, by a thread or a collected guard.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -27,15 +29,7 @@ class OptimizerGuard:
         self._unsynchronised = unsynchronised
         # The parameters of each optimizer whose mixed dtypes were tried out.
         self._tried: weakref.WeakKeyDictionary[Optimizer, list[int]] = weakref.WeakKeyDictionary()
-        before_step = weakref.WeakMethod(self._before_step)
-
-        def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-            check = before_step()
-            if check is not None and not torch.compiler.is_compiling():  # a compiled step cannot look at itself
-                check(optimizer)
-
-        handle = register_optimizer_step_pre_hook(hook)
-        self._finalizer = weakref.finalize(self, handle.remove)
+        _guards.add(self)
 
     def check(self, optimizer: Optimizer) -> None:
         """Raises ParameterChanged for a parameter that no rank synchronises, or that cannot be stepped."""
@@ -48,9 +42,9 @@ class OptimizerGuard:
             self._tried[optimizer] = members
 
     def close(self) -> None:
-        self._finalizer()
+        _guards.remove(self)
 
-    def _before_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         if not self._found.holds_any(optimizer.param_groups):
             return
         self.check(optimizer)
@@ -59,6 +53,40 @@ class OptimizerGuard:
                 f"{type(optimizer).__name__}.step() would use this rank's own gradients, which are not reduced yet; "
                 "call finish() before it, or step(optimizer) of gradsync instead of it; close() ends synchronisation"
             )
+
+
+class _Guards:
+    """Those of the process, behind one hook; never changed in place, so that a step walks what it found."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._alive: tuple[weakref.ref[OptimizerGuard], ...] = ()
+        self._hooked = False
+
+    def add(self, guard: OptimizerGuard) -> None:
+        with self._lock:
+            if not self._hooked:
+                register_optimizer_step_pre_hook(self._before_step)
+                self._hooked = True
+            self._alive = (*(one for one in self._alive if one() is not None), weakref.ref(guard))
+
+    def remove(self, guard: OptimizerGuard) -> None:
+        with self._lock:
+            self._alive = tuple(one for one in self._alive if one() not in (None, guard))
+
+    def __len__(self) -> int:
+        return sum(one() is not None for one in self._alive)
+
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled step cannot look at itself
+            return
+        for one in self._alive:
+            guard = one()
+            if guard is not None:
+                guard.before_step(optimizer)
+
+
+_guards = _Guards()
 
 
 def try_mixed_dtypes(found: ParameterSet, optimizer: Optimizer) -> None:
