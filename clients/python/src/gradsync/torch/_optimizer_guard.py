@@ -1,7 +1,8 @@
 """Looks at each optimizer before it steps, whoever calls it: nothing rank-local reaches the weights unannounced.
 
-Thread: the one that steps. torch calls the hook for every optimizer of the process; those of other modules pass. There is
-one hook, and it stays: torch walks its hooks while they run, so none may come or go, by a thread or a collected guard.
+Thread: the one that steps. torch calls the hook for every optimizer of the process; those of other modules pass. There
+is one hook, and it stays: torch walks its hooks while they run, so none may come or go, by a thread or a collected
+guard.
 """
 
 from __future__ import annotations
