@@ -172,6 +172,23 @@ def pipeline_of_its_own_norm() -> None:
 
 
 @case
+def tied_over_stages() -> None:
+    """Counted twice, which nobody told the audit of."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    torch.manual_seed(0)
+    part = nn.Module()
+    part.register_parameter("head" if rank() else "embed", nn.Parameter(torch.randn(5, 4)))
+    for step in range(STEPS + 1):
+        next(part.parameters()).grad = torch.full((5, 4), 1.5 + step)
+        norm = nn.utils.get_total_norm([p.grad for p in part.parameters()]).square()
+        dist.all_reduce(norm)
+        nn.utils.clip_grads_with_norm_(part.parameters(), 1.0, norm.sqrt())
+
+
+@case
 def experts_summed_twice() -> None:
     import torch
     import torch.distributed as dist

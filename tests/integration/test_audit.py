@@ -157,6 +157,14 @@ def test_experts_that_are_summed_twice_are_named(tmp_path: Path) -> None:
     assert verdicts == {"experts, over ep": "differs", "copied to all ranks": "agrees"}
 
 
+def test_a_tied_weight_that_is_counted_twice_is_found_untold(tmp_path: Path) -> None:
+    code, said, found = audit(
+        *ranks_of(2, "tied_over_stages"), options=("--mesh", "pp=2"), json_file=tmp_path / "verdict.json"
+    )
+    assert code == 0, said
+    assert any("--tied embed,head" in finding for finding in found["findings"])
+
+
 def test_a_norm_in_bfloat16_is_named(tmp_path: Path) -> None:
     code, said, found = audit(*one("bfloat16"), json_file=tmp_path / "verdict.json")
     assert code == 1, said

@@ -148,6 +148,58 @@ def test_a_tied_weight_that_gradsync_was_not_told_of() -> None:
     assert "'embed' and 'head'" in verdict.lines[0].causes[0].text
 
 
+def test_a_tied_weight_that_both_count_twice_is_found() -> None:
+    world = Planted({"dense": {"pp": 2}}, TIED)
+    for step in world.steps:
+        object.__setattr__(step, "tensors", tuple(replace(tensor, tied=None) for tensor in step.tensors))
+    verdict = world.judge(lambda w, s, r: w.root(2 * w.whole(s, "embed") + w.whole(s, "other")))
+    assert verdict.lines[0].verdict == "agrees"
+    assert [finding for finding in verdict.findings if "--tied embed,head" in finding]
+
+
+def test_a_group_with_a_weight_counted_twice_differs() -> None:
+    world = Planted({"dense": {"pp": 2}}, TIED)
+    verdict = world.judge(lambda w, s, r: w.root(2 * w.whole(s, "embed") + w.whole(s, "other")))
+    assert [line.verdict for line in verdict.lines] == ["differs", "differs"]
+
+
+def test_of_several_dtypes_the_narrow_one_is_named() -> None:
+    tensors = [
+        *(Logical(f"n{i}", (31, 17), (replicate("dp"),), dtype="bfloat16") for i in range(9)),
+        Logical("wide", (5, 3), (replicate("dp"),)),
+    ]
+
+    def norm(world: Planted, step: int, rank: int) -> float:
+        dtypes = [getattr(torch, tensor.dtype) for tensor in world.steps[step].tensors]
+        pairs = zip(world.steps[step].values, dtypes, strict=True)
+        return float(torch.nn.utils.get_total_norm([torch.from_numpy(v).to(dtype) for v, dtype in pairs]))
+
+    verdict = Planted({"dense": {"dp": 2}}, tensors).judge(norm)
+    assert [kind for kind, _ in kinds(verdict)] == ["low_precision"]
+    assert "norms of bfloat16 gradients" in verdict.lines[0].causes[0].text
+
+
+def test_a_step_whose_call_raised_is_left_out_and_counted() -> None:
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        return [Call("clip", 2.0, norm if step else None)]
+
+    verdict = experts().judge(right, calls=calls)
+    assert (verdict.lines[0].verdict, verdict.lines[0].step) == ("agrees", 1)
+    assert any("in 1 of 2 steps the call raised" in finding for finding in verdict.findings)
+    assert verdict.exit_code == 0
+    none = experts().judge(right, calls=lambda s, r, norm: [Call("clip", 2.0, None)])
+    assert none.exit_code == 2
+
+
+def test_parts_by_one_norm_that_is_not_a_number_are_one() -> None:
+    world = experts()
+    for step in world.steps:
+        step.values[1][0, 0, 0] = math.nan
+    calls = [Call("apply", 2.0, math.nan, tensors=(index,)) for index in (0, 1)]
+    verdict = world.judge(right, calls=lambda s, r, norm: calls)
+    assert [(line.name, line.verdict) for line in verdict.lines if not line.group] == [("whole model", "agrees")]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_norm_in_the_gradients_own_dtype(dtype: str) -> None:
     tensors = [Logical(f"t{i}", (31, 17), (replicate("dp"),), dtype=dtype) for i in range(9)]

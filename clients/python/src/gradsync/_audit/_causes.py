@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from ._mistakes import RIGHT, mistakes, twins
 from ._sums import Sums, Way, round_to, ulp
-from ._world import World
+from ._world import Key, World, row_norm
 
 __all__ = ["Cause", "Numbers", "causes", "close"]
 
 _NEAR = 0.05  # what rounding to bfloat16 may do to a norm, and more
+_WIDER = "compute norms in float64, or in float32 over small blocks; what is smaller than this rounding cannot be seen"
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
 
@@ -33,6 +34,7 @@ class Numbers:
     """Of one norm in some steps: the rows it is of, ours per step, theirs per step and rank, in their dtype."""
 
     world: World
+    keys: frozenset[Key] | None  #: None: all
     steps: Sequence[int]
     sums: Sequence[Sums]
     ours: Sequence[float]
@@ -120,11 +122,32 @@ def _arithmetic(numbers: Numbers) -> Cause | None:
         )
     if any(theirs == 0 < ours for theirs, ours in pairs):
         return Cause("underflow", f"the powers of the gradients are too small for {dtype}", "measure in float64")
+    narrow = _narrowest_that_is_off(numbers)
+    if narrow is not None and _BITS[narrow] < _BITS[dtype]:
+        return Cause(
+            "low_precision",
+            f"the norms of {narrow} gradients are made in {narrow}, {_BITS[narrow]} binary digits: sums of such norms "
+            "give their number",
+            _WIDER,
+        )
     return Cause(
         "low_precision",
         f"the norm is computed in {dtype}, {_BITS[dtype]} binary digits: the same sums in that dtype give their number",
-        "compute norms in float64, or in float32 over small blocks; what is smaller than this rounding cannot be seen",
+        _WIDER,
     )
+
+
+def _narrowest_that_is_off(numbers: Numbers) -> str | None:
+    """Of gradients of several dtypes: in which the norms of single ones are wrong already."""
+    world, off = numbers.world, set()
+    for rank, found in world.ranks.items():
+        for step in numbers.steps:
+            state = found.steps[step]
+            for tensor, key, row, own in zip(found.tensors, world.keys_of[rank], state.rows, state.own, strict=True):
+                known = row is not None and own is not None and (numbers.keys is None or key in numbers.keys)
+                if known and not close(float(own or 0.0), row_norm(row, world.p), numbers.tolerance):
+                    off.add(tensor.dtype)
+    return min(off, key=lambda dtype: _BITS[dtype], default=None)
 
 
 def _lost_nan(numbers: Numbers) -> Cause | None:

@@ -165,7 +165,11 @@ def _tied(world: World, step_twins: Sequence[tuple[Key, Key]]) -> Iterator[Mista
     if world.tied_copies:
         names = ", ".join(sorted(f"'{name}'" for name, _ in world.tied_copies))
         yield Mistake(
-            "tied_twice", f"tied weights counted twice: also as {names}", "count a tied weight once", Way(ties=())
+            "tied_twice",
+            f"tied weights counted twice: also as {names}",
+            "count a tied weight once",
+            Way(ties=()),
+            _groups_with(world, world.tied_copies),
         )
     if step_twins:
         pairs = ", ".join(f"'{one}' and '{other}'" for (one, _), (other, _) in step_twins)
@@ -175,7 +179,18 @@ def _tied(world: World, step_twins: Sequence[tuple[Key, Key]]) -> Iterator[Mista
             "gradsync was not told of",
             "say so: tied=[(…, …)]",
             Way(ties={*world.tied_copies, *(copy for _, copy in step_twins)}),
+            _groups_with(world, {copy for _, copy in step_twins}),
         )
+
+
+def _groups_with(world: World, keys: Collection[Key]) -> tuple[Group, ...]:
+    held = {
+        group
+        for rank, known in world.keys_of.items()
+        for key, group in zip(known, world.groups_of[rank], strict=True)
+        if key in keys
+    }
+    return tuple(sorted(held))
 
 
 def _names(world: World, groups: Sequence[Group]) -> str:

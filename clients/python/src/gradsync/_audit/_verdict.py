@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from ._calls import Seen, seen_calls
 from ._causes import Cause, Numbers, causes, close
-from ._mistakes import RIGHT
+from ._mistakes import RIGHT, twins
 from ._sums import Sums
 from ._world import Group, Key, World
 
 __all__ = ["Line", "OurStep", "Verdict", "judge", "tolerance_of"]
 
+_SAID = 5  # of findings that are alike
 _SAME = 1e-6  # the daemon's norm is a float32's, where the gradients are not float64
 
 
@@ -110,7 +111,8 @@ def judge(
             lines.append(Line(name, len(seen.keys) + seen.strangers, "not seen", None))
             continue
         if seen.raised:
-            said.append(f"{name}: {seen.raised} calls raised or gave no norm that can be read; the others are compared")
+            count = f"{seen.raised} of {seen.raised + len(seen.steps)} steps"
+            said.append(f"{name}: in {count} the call raised or gave no norm that can be read; the others are compared")
         sums = {step: Sums(world, step, None if seen.whole else seen.keys) for step in seen.steps}
         exact = {step: one.exact(RIGHT, min(world.ranks)) for step, one in sums.items()}
         if seen.whole:
@@ -124,10 +126,27 @@ def judge(
         lines.append(line)
         if seen.whole:
             lines += [_group_line(world, g, line, sums[line.step], ours[line.step], totals) for g in world.groups]
+    if all(line.verdict != "differs" for line in lines):
+        said += _perhaps_tied(world, len(ours))
     notes = [note for found in world.ranks.values() for note in found.notes]
     return Verdict(
         len(ours), world.size, world.p, limit, text, lines, tuple(dict.fromkeys([*said, *notes])), replicas_differ
     )
+
+
+def _perhaps_tied(world: World, steps: int) -> list[str]:
+    """A right norm of a model whose tied weight nobody told of counts it twice, as the script may do."""
+    holders: dict[Key, set[int]] = {}
+    for rank, keys in world.keys_of.items():
+        for key in keys:
+            holders.setdefault(key, set()).add(rank)
+    apart = [(one, other) for one, other in twins(world, range(steps)) if not holders[one] & holders[other]]
+    said = [
+        f"'{one}' and '{other}' on different ranks have bit-equal gradients in every step, and both are counted; if "
+        f"they are one weight: --tied {one},{other}"
+        for (one, _), (other, _) in apart[:_SAID]
+    ]
+    return said + ([f"and {len(apart) - _SAID} more such pairs"] if len(apart) > _SAID else [])
 
 
 def _line(
@@ -137,7 +156,13 @@ def _line(
     _compare_ranks(world, name, seen, said)
     worst = max(range(len(ours)), key=lambda step: _distance(ours[step], theirs[step]))
     agrees = all(close(norm, ours[step], tolerance) for step, norms in enumerate(theirs) for norm in norms)
-    why = () if agrees else causes(Numbers(world, seen.steps, sums, ours, theirs, seen.dtype, tolerance))
+    why = (
+        ()
+        if agrees
+        else causes(
+            Numbers(world, None if seen.whole else seen.keys, seen.steps, sums, ours, theirs, seen.dtype, tolerance)
+        )
+    )
     norms = theirs[worst]
     shown = tuple(norms) if len(set(map(repr, norms))) > 1 else (norms[0],)
     furthest = max(norms, key=lambda norm: _distance(ours[worst], [norm]))
