@@ -142,6 +142,26 @@ def test_norms_of_other_things_are_no_business_of_an_audit(make: Callable[..., S
     assert kinds(step) == [("clip", None)]
 
 
+def test_the_order_is_that_of_the_first_product(make: Callable[..., Script]) -> None:
+    script, net = make(), model(3, 2)
+    gradients = [p.grad for p in net.parameters()]
+    script.total(gradients, float("inf"))
+    script.clip(net.parameters(), 1.0)
+    found = script.findings()
+    assert found.p == 2.0
+    assert [(call.kind, call.p) for call in found.steps[0].calls] == [("total", float("inf")), ("clip", 2.0)]
+
+
+@pytest.mark.parametrize("wanted", [2.0, float("inf")])
+def test_the_order_of_a_product_is_that_of_its_norm(make: Callable[..., Script], wanted: float) -> None:
+    script, net = make(), model(3, 2)
+    norms = {p: script.total([p.grad for p in net.parameters()], p) for p in (float("inf"), 2.0)}
+    script.apply(net.parameters(), 1.0, norms[wanted])
+    found = script.findings()
+    assert found.p == wanted
+    assert found.steps[0].calls[-1].p == wanted
+
+
 def test_copies_of_gradients_are_attributed_by_what_is_multiplied(make: Callable[..., Script]) -> None:
     script, net = make(), model(3, 2)
     norm = script.total([p.grad.clone() for p in net.parameters()])

@@ -80,6 +80,15 @@ def test_complete_is_when_every_rank_is_done(tmp_path: Path) -> None:
     assert complete(tmp_path)
 
 
+def test_ranks_that_all_failed_are_complete(tmp_path: Path) -> None:
+    for rank in range(2):
+        writer = RankWriter(tmp_path, rank)
+        writer.failed("ModuleRefused: 'w': its gradient is complex", 2)
+        assert not complete(tmp_path)
+        writer.done()
+    assert complete(tmp_path)
+
+
 def test_why_there_is_no_verdict(tmp_path: Path) -> None:
     assert "no process called clip_grad_norm_" in str(examine(tmp_path, None).reason)
     written(tmp_path, 0, 3).done()
@@ -93,7 +102,7 @@ def test_why_there_is_no_verdict(tmp_path: Path) -> None:
     writer = RankWriter(tmp_path, 1)
     with pytest.raises(FileExistsError):
         RankWriter(tmp_path, 1)
-    writer.failed("ModuleRefused: 'w': its mesh is another")
+    writer.failed("ModuleRefused: 'w': its mesh is another", 3)
     writer.done()
     verdict = examine(tmp_path, None)
     assert "rank 1: ModuleRefused" in str(verdict.reason)

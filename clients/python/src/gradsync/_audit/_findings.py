@@ -91,8 +91,8 @@ class RankWriter:
         rows = [None if row is None else list(_fields(row)) for row in step.rows]
         self._put(step={"rows": rows, "own": list(step.own), "calls": [asdict(call) for call in step.calls]})
 
-    def failed(self, reason: str) -> None:
-        self._put(failed=reason)
+    def failed(self, reason: str, world_size: int) -> None:
+        self._put(failed=reason, world_size=world_size)
 
     def done(self) -> None:
         self._put(done=True)
@@ -117,7 +117,7 @@ def _read(path: Path) -> RankFindings | None:
     head: dict[str, Any] | None = None
     tensors: list[Tensor] = []
     steps: list[Step] = []
-    failed, done = None, False
+    failed, world_size, done = None, 0, False
     for text in path.read_text("utf-8").splitlines(keepends=True):
         if not text.endswith("\n"):
             break
@@ -126,11 +126,11 @@ def _read(path: Path) -> RankFindings | None:
             head, tensors = line["head"], [tensor_of_wire(wire) for wire in line["tensors"]]
         elif "step" in line:
             steps.append(_step(line["step"]))
-        failed = line.get("failed", failed)
+        failed, world_size = line.get("failed", failed), line.get("world_size", world_size)
         done = done or line.get("done", False)
     if head is None:
         rank = int(path.stem.rpartition("-")[2])
-        return None if failed is None else RankFindings(rank, 0, {}, [], 2.0, failed=failed, done=done)
+        return None if failed is None else RankFindings(rank, world_size, {}, [], 2.0, failed=failed, done=done)
     return RankFindings(
         head["rank"], head["world_size"], head["meshes"], tensors, head["p"], head["notes"], steps, failed, done
     )

@@ -121,6 +121,8 @@ def _wrap_method(wrapper: type[Any]) -> None:
 
     @functools.wraps(original)
     def clip_grad_norm_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _ended:
+            return original(self, *args, **kwargs)
         audited = _wrapped("clip", lambda parameters, *args, **kwargs: original(self, *args, **kwargs))
         return audited(list(self.parameters()), *args, **kwargs)
 
@@ -163,8 +165,9 @@ def _complain(reason: str) -> None:
     try:
         found = options()
         if found is not None:
-            rank = os.environ.get("RANK", "0")
-            path = Path(found["folder"]) / f"rank-{rank}.jsonl"
-            path.write_text(json.dumps({"failed": f"{reason} ({sys.executable})"}) + "\n", "utf-8")
-    except OSError:
+            rank, world_size = os.environ.get("RANK", "0"), int(os.environ.get("WORLD_SIZE", "1"))
+            failed = {"failed": f"{reason} ({sys.executable})", "world_size": world_size}
+            with (Path(found["folder"]) / f"rank-{rank}.jsonl").open("x", encoding="utf-8") as file:
+                file.write("".join(json.dumps(line) + "\n" for line in (failed, {"done": True})))
+    except (OSError, ValueError):
         return

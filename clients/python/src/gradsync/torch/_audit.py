@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradsync._audit import _hooks
 from gradsync._audit._findings import Call, RankWriter, Step
+from gradsync._row import Row
 from gradsync.errors import GradsyncError
 
 from ._audit_model import Declaration, Hints, discover
@@ -87,6 +88,7 @@ class Recorder:
         self._writer: RankWriter | None = None
         self._held: HeldGradients | None = None
         self._p = 2.0
+        self._order = 2.0  # of the call that is going on
         self._open: Step | None = None
         self._calls: list[Call] = []
         self._late: list[Call] = []  # norms of what was multiplied already: of the next step, if of any
@@ -95,6 +97,7 @@ class Recorder:
         self._index: dict[int, int] = {}
         self._done = 0
         self._ended = False
+        self._write_head: Callable[[], None] = lambda: None  # with the first step: until then the order may change
         self._unhook: Callable[[], None] = lambda: None
         atexit.register(self.close)
 
@@ -110,14 +113,14 @@ class Recorder:
             args, kwargs = ((again, *args[1:]), kwargs) if args else (args, {**kwargs, name: again})
         p = _argument(args, kwargs, 2, "norm_type", 2.0) if kind == "clip" else None
         p = _argument(args, kwargs, 1, "norm_type", 2.0) if kind == "total" else p
-        self._guarded(lambda: self._before(kind, given, p))
+        norm = _argument(args, kwargs, 2, "total_norm", None) if kind == "apply" else None
+        self._guarded(lambda: self._before(kind, given, p, norm))
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            self._guarded(lambda: self._after(kind, given, p, None))
+            self._guarded(lambda: self._after(kind, given, None))
             raise
-        norm = _argument(args, kwargs, 2, "total_norm", None) if kind == "apply" else result
-        self._guarded(lambda: self._after(kind, given, p, norm))
+        self._guarded(lambda: self._after(kind, given, norm if kind == "apply" else result))
         return result
 
     def observe(self, norm: torch.Tensor | float | None) -> None:
@@ -125,8 +128,8 @@ class Recorder:
 
         def look() -> None:
             given = [] if _declaration is None else list(_declaration.parameters)
-            self._before("clip", given, None)
-            self._after("clip", given, None, norm)
+            self._before("clip", given, None, None)
+            self._after("clip", given, norm)
 
         self._guarded(look)
 
@@ -147,19 +150,21 @@ class Recorder:
         except Exception as error:
             _log.warning("gradsync audit: this rank is not audited any further: %s", error)
             try:
-                self._open_file(rank_and_world()[0]).failed(f"{type(error).__name__}: {error}")
+                rank, world_size = rank_and_world()
+                self._open_file(rank).failed(f"{type(error).__name__}: {error}", world_size)
             except OSError as unwritten:
                 _log.warning("gradsync audit: %s", unwritten)
             self._end()
 
-    def _before(self, kind: str, given: Sequence[torch.Tensor], p: float | None) -> None:
+    def _before(self, kind: str, given: Sequence[torch.Tensor], p: float | None, norm: Any) -> None:
         if self._is_of_next_step(kind, given):
             late = self._late
             self._finish_step()
             self._calls = late
         if self._ended:
             return
-        if self._held is None:
+        first = self._held is None
+        if first:
             self._p = self._p if p is None else float(p)
             if kind == "total":
                 owners = _owners(given)
@@ -167,21 +172,33 @@ class Recorder:
                     return  # copies, or parts of DTensors: what is multiplied by this norm says whose they are
                 given = owners
             self._declare(given)
-            self._measure()
-        elif kind == "total" and (self._multiplied or not self._gradients_of(given)):
+        order = self._order_of(norm) if kind == "apply" else p
+        if kind != "total" and not self._done and not self._multiplied and order is not None:
+            self._p = float(order)  # what was only a norm came before, of any order, perhaps for a log
+        self._order = self._p if order is None else float(order)
+        if kind == "total" and not first and (self._multiplied or not self._gradients_of(given)):
             return
-        elif self._open is None or not self._multiplied:
+        if self._open is None or not self._multiplied:
             self._measure()  # anew where a norm came first: more may have been added to the gradients since
 
     def _measure(self) -> None:
         assert self._held is not None
         gradients = self._held.gather()
         rows = rows_of(self._held.measurer(self._p), gradients)
-        if self._open is not None and repr(rows) != repr(self._open.rows):
+        if self._open is not None and [_bits(row) for row in rows] != [_bits(row) for row in self._open.rows]:
             self._calls = []  # of other gradients
         self._open = Step(rows, own_norms(gradients, self._p), ())
 
-    def _after(self, kind: str, given: Sequence[torch.Tensor], p: float | None, norm: Any) -> None:
+    def _order_of(self, norm: Any) -> float | None:
+        """Of what a product is by: a norm that was made in this step, if one was."""
+        totals = [call for call in self._calls if call.kind == "total"]
+        value = norm_of(norm, rank_and_world()[0]).value
+        orders = {call.p for call in totals if call.norm == value}
+        if not orders and not self._done:  # summed over ranks since
+            orders = {call.p for call in totals}
+        return None if not orders or self._p in orders else 2.0 if 2.0 in orders else max(orders)
+
+    def _after(self, kind: str, given: Sequence[torch.Tensor], norm: Any) -> None:
         if self._open is None or self._ended:
             return
         seen = Norm(None, "float32") if norm is None else norm_of(norm, rank_and_world()[0])
@@ -194,11 +211,10 @@ class Recorder:
             chosen = {self._index[id(tensor)] for tensor in given if id(tensor) in self._index}
             strange = sum(id(tensor) not in self._index and tensor.grad is not None for tensor in given)
         whole = not strange and len(chosen) == len(self._parameters)
-        order = self._p if p is None else float(p)
         tensors = None if whole else tuple(sorted(chosen))
         late = kind == "total" and any(id(self._parameters[i]) in self._multiplied for i in chosen)
         calls = self._late if late else self._calls
-        calls.append(Call(kind, order, seen.value, seen.dtype, tensors, seen.over, strange))
+        calls.append(Call(kind, self._order, seen.value, seen.dtype, tensors, seen.over, strange))
         if kind != "total":
             self._multiplied |= set(map(id, given))
 
@@ -231,8 +247,8 @@ class Recorder:
             self._held = HeldGradients(found.parameters, found.tensors)
         self._parameters = list(found.parameters)
         self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
-        writer = self._open_file(rank)
-        writer.head(rank, world_size, {m.name: m.axes for m in found.meshes}, found.tensors, self._p, found.notes)
+        writer, meshes = self._open_file(rank), {mesh.name: mesh.axes for mesh in found.meshes}
+        self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, found.notes)
         self._unhook = register_optimizer_step_pre_hook(lambda *_: self._guarded(self._finish_step)).remove
 
     def _open_file(self, rank: int) -> RankWriter:
@@ -246,6 +262,8 @@ class Recorder:
         step, self._open = Step(self._open.rows, self._open.own, self._calls), None
         self._calls, self._late, self._multiplied = [], [], set()
         assert self._writer is not None
+        if not self._done:
+            self._write_head()
         self._writer.step(step)
         self._done += 1
         if self._done == self._wanted:
@@ -258,12 +276,18 @@ class Recorder:
         atexit.unregister(self.close)
         self._held, self._parameters, self._index = None, [], {}  # the model is not kept alive
         if self._writer is not None:
+            if not self._done:
+                self._write_head()
             self._writer.done()
 
 
 def iter_like(found: Any, items: list[torch.Tensor]) -> Any:
     """The items, as a generator where they came from one: torch warns of empty generators alone."""
     return (item for item in items) if isinstance(found, GeneratorType) else items
+
+
+def _bits(row: Row | None) -> object:
+    return None if row is None else (row.maximum, row.nonfinite, row.fingerprint)
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
