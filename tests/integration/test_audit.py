@@ -262,7 +262,15 @@ def test_without_a_daemon_nothing_is_started(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("--steps", "0"), "give 1 or more"), (("--mesh", "pp"), "pp=2,dp=4"), (("--ep", "x"), "own")],
+    [
+        (("--steps", "0"), "give 1 or more"),
+        (("--mesh", "pp"), "pp=2,dp=4"),
+        (("--mesh", "pp=0"), "pp=2,dp=4"),
+        (("--ep", "x"), "own"),
+        (("--tolerance", "nan"), "no relative tolerance"),
+        (("--json", "/nowhere/at/all"), "it cannot be written"),
+        (("python", "train.py"), "the command comes after --"),
+    ],
 )
 def test_wrong_arguments_say_what_is_right(options: tuple[str, ...], message: str) -> None:
     code, said, _ = audit("true", options=options)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from planted import Logical, Planted, replicate, shard
 
 import gradsync
-from gradsync._audit import _examine
+from gradsync._audit import _examine, _replay
 from gradsync._audit._causes import Cause
 from gradsync._audit._examine import complete, examine
 from gradsync._audit._findings import DONE, Call, RankWriter, Step, rank_path, read_ranks
@@ -108,6 +110,16 @@ def test_why_there_is_no_verdict(tmp_path: Path) -> None:
     assert "rank 1: ModuleRefused" in str(verdict.reason)
     assert "gradsync.torch.audit(" in verdict.advice
     assert verdict.exit_code == 2
+
+
+def test_findings_of_steps_are_said_once_and_not_all(tmp_path: Path) -> None:
+    differing = [SimpleNamespace(tensor=f"w{number}", ranks=[0, 1]) for number in range(9)]
+    reports: Any = [SimpleNamespace(divergence=differing, missing=differing[:1]) for _ in range(3)]
+    said, differ = _replay._findings(reports)
+    assert differ
+    assert len(said) == 7
+    assert "ranks 0, 1 differ (first in step 0)" in said[0]
+    assert said[5:] == ["and 4 more tensors that differ", "'w0' has no gradient on ranks 0, 1: counted as 0"]
 
 
 def test_no_daemon_is_a_reason(tmp_path: Path) -> None:

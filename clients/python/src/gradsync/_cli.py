@@ -32,7 +32,10 @@ def main(argv: list[str] | None = None) -> int:
     if "--" in arguments:
         where = arguments.index("--")
         arguments, command = arguments[:where], arguments[where + 1 :]
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        hint = "; the command comes after --: gradsync audit [options] -- COMMAND …" if arguments[0] == "audit" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     options.command = command
     try:
         return int(options.run(options))

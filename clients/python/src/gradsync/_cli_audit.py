@@ -87,13 +87,14 @@ def add_verdict(add: AddParser) -> None:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the verdict there too")
-    parser.add_argument("--tolerance", type=float, metavar="R", help="relative; default: from dtype and sizes")
+    parser.add_argument("--tolerance", type=_tolerance, metavar="R", help="relative; default: from dtype and sizes")
     parser.add_argument("--address", help="socket of a daemon (default: the usual search, else a private one)")
 
 
 def _audit(options: argparse.Namespace) -> int:
     if not options.command:
         raise UsageError("gradsync audit needs a command: gradsync audit -- torchrun --nproc-per-node 2 train.py")
+    _check_writable(options.json)
     with _daemon(options.address) as client, tempfile.TemporaryDirectory(prefix="gradsync-audit-") as folder:
         environment = _environment(os.environ, Path(folder), options, client.address)
         verdict, code, stopped = _run(options, Path(folder), environment, client.address)
@@ -103,6 +104,7 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _verdict(options: argparse.Namespace) -> int:
+    _check_writable(options.json)
     end = time.monotonic() + options.wait
     while not complete(options.folder) and time.monotonic() < end:
         time.sleep(0.1)
@@ -112,6 +114,19 @@ def _verdict(options: argparse.Namespace) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(verdict), indent=2) + "\n", "utf-8")
     return verdict.exit_code
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before hours of training, not after them."""
+    if path is None:
+        return
+    there = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(f"--json {path}: it cannot be written: {error.strerror}; name a file that can") from error
+    if not there:
+        path.unlink()
 
 
 @contextlib.contextmanager
@@ -226,13 +241,25 @@ def _positive(text: str) -> int:
     return number
 
 
+def _tolerance(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no relative tolerance; give 0 or more, less than 1")
+    return value
+
+
 def _mesh(text: str) -> tuple[str, dict[str, int]]:
     name, colon, axes = text.rpartition(":")
     try:
         pairs = [axis.split("=") for axis in axes.split(",")]
-        return name if colon else "mesh", {axis: int(size) for axis, size in pairs}
+        sizes = {axis: int(size) for axis, size in pairs}
+        if len(sizes) < len(pairs) or not all(axis and size > 0 for axis, size in sizes.items()):
+            raise ValueError
+        return name if colon else "mesh", sizes
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no mesh; write pp=2,dp=4 or dense:pp=2,dp=4") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no mesh; write pp=2,dp=4 or dense:pp=2,dp=4, sizes from 1"
+        ) from None
 
 
 def _experts(text: str) -> list[Any]:

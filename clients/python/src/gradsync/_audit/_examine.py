@@ -71,7 +71,7 @@ def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
     if failed:
         said = "; ".join(f"rank {rank}: {reason}" for rank, reason in list(failed.items())[:4])
         placed = any(reason.startswith(("ModuleRefused", "UsageError")) for reason in failed.values() if reason)
-        return f"{len(failed)} ranks cannot be audited: {said}", _ADVICE if placed else ""
+        return f"{len(failed)} ranks cannot be audited: {said}", _ADVICE if placed and _world_size(ranks) > 1 else ""
     absent = sorted(set(range(_world_size(ranks))) - set(ranks))
     if absent:
         return (
@@ -102,9 +102,13 @@ def _differing_meshes(ranks: Mapping[int, RankFindings]) -> tuple[str | None, st
 
 def _refused(world: World, answer: Replay) -> Verdict:
     error = answer.error
-    hint = _ADVICE
+    hint = _ADVICE if world.size > 1 else ""
     if isinstance(error, RpcError) and error.kind == "weights_diverged":
         hint = "tensors of one name differ between ranks that should hold copies; " + _ADVICE
-    if error is not None and not any(found.meshes.get("mesh") is None for found in world.ranks.values()):
+    if (
+        error is not None
+        and world.size > 1
+        and not any(found.meshes.get("mesh") is None for found in world.ranks.values())
+    ):
         hint += f". Where every rank is a stage of its own: --mesh pp={world.size}"
     return Verdict(ranks=world.size, reason=f"the ranks' tensors make no whole model: {error}", advice=hint)

@@ -20,6 +20,7 @@ __all__ = ["Replay", "replay"]
 
 _DECLARE_S = 60.0
 _STEP_S = 60.0
+_SAID = 5  # of findings that are alike
 
 
 @dataclass(frozen=True)
@@ -98,17 +99,25 @@ def _all(
 
 
 def _findings(reports: Sequence[StepReport]) -> tuple[list[str], bool]:
-    said: dict[str, None] = {}
-    differ = False
+    differing: dict[tuple[str, str], int] = {}
+    missing: dict[tuple[str, str], int] = {}
     for number, report in enumerate(reports):
-        for divergence in report.divergence[:5]:
-            differ = True
-            said[
-                f"'{divergence.tensor}' should be equal on ranks that replicate it, and the gradients of ranks "
-                f"{', '.join(map(str, divergence.ranks))} differ (first in step {number}): they were not reduced alike"
-            ] = None
-        for missing in report.missing[:5]:
-            said[f"'{missing.tensor}' has no gradient on ranks {', '.join(map(str, missing.ranks))}: counted as 0"] = (
-                None
-            )
-    return list(said), differ
+        for divergence in report.divergence:
+            differing.setdefault((divergence.tensor, _some(divergence.ranks)), number)
+        for one in report.missing:
+            missing.setdefault((one.tensor, _some(one.ranks)), number)
+    said = [
+        f"'{tensor}' should be equal on ranks that replicate it, and the gradients of ranks {ranks} differ (first in "
+        f"step {step}): they were not reduced alike"
+        for (tensor, ranks), step in differing.items()
+    ]
+    absent = [f"'{tensor}' has no gradient on ranks {ranks}: counted as 0" for tensor, ranks in missing]
+    return [*_first(said, "tensors that differ"), *_first(absent, "tensors without a gradient")], bool(differing)
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
+
+
+def _first(said: list[str], what: str) -> list[str]:
+    return said if len(said) <= _SAID else [*said[:_SAID], f"and {len(said) - _SAID} more {what}"]
