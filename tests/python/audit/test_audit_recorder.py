@@ -132,6 +132,27 @@ def test_what_is_added_after_a_norm_is_measured_again(make: Callable[..., Script
     assert max(row.maximum for row in step.rows) == wanted
 
 
+@pytest.mark.parametrize("in_one", [True, False])
+def test_gradients_that_are_made_between_two_products_are_another_step(
+    make: Callable[..., Script], in_one: bool
+) -> None:
+    script, first, second = make(), model(3, 2), model(3, 4)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    script.clip(first.parameters(), 1.0)
+    second(torch.randn(2, 3)).square().sum().backward()
+    wanted = float(second[0].weight.grad.abs().max())
+    if in_one:
+        script.clip(second.parameters(), 1.0)
+    else:
+        norm = script.total([p.grad for p in second.parameters()])
+        script.apply(second.parameters(), 1.0, norm)
+    optimizer.step()
+    steps = script.findings().steps
+    last = [("clip", (2, 3))] if in_one else [("total", (2, 3)), ("apply", (2, 3))]
+    assert [kinds(step) for step in steps] == [[("clip", (0, 1))], last]
+    assert steps[1].rows[2].maximum == wanted
+
+
 def test_norms_of_other_things_are_no_business_of_an_audit(make: Callable[..., Script]) -> None:
     script, net = make(), model(3, 2)
     script.total([p.detach() for p in net.parameters()])

@@ -30,7 +30,7 @@ _STOP_S = 30.0
 _STARTUP = Path(__file__).parent / "_audit" / "startup"
 _EXIT_CODES = """\
 exit code: the command's own if it failed; else 0 when all norms agree, 1 when one differs or replicas do, 2 when
-nothing could be audited.
+a call could not be compared or nothing could be audited.
 
 The script is not edited. Gradients, random numbers and the process groups of the script are left alone; after the
 steps of the audit its functions are torch's again. What cannot be found in the processes (a pipeline or experts by

@@ -95,6 +95,7 @@ class Recorder:
         self._multiplied: set[int] = set()
         self._parameters: list[nn.Parameter] = []
         self._index: dict[int, int] = {}
+        self._states: list[object] = []  # of the gradients that were measured
         self._done = 0
         self._ended = False
         self._write_head: Callable[[], None] = lambda: None  # with the first step: until then the order may change
@@ -161,6 +162,8 @@ class Recorder:
             late = self._late
             self._finish_step()
             self._calls = late
+        elif self._changed(kind, given):
+            self._finish_step()  # made after the last measurement: one model's backward after the other's clip
         if self._ended:
             return
         first = self._held is None
@@ -188,6 +191,17 @@ class Recorder:
         if self._open is not None and [_bits(row) for row in rows] != [_bits(row) for row in self._open.rows]:
             self._calls = []  # of other gradients
         self._open = Step(rows, own_norms(gradients, self._p), ())
+        self._states = [_state(parameter.grad) for parameter in self._parameters]
+
+    def _changed(self, kind: str, given: Sequence[torch.Tensor]) -> bool:
+        """Whether a norm of these is of others than were measured before an earlier product."""
+        if self._open is None or not self._multiplied or kind == "apply":
+            return False
+        chosen = {self._index[id(one)] for one in given if id(one) in self._index}
+        chosen = self._gradients_of(given) if kind == "total" else chosen
+        if any(id(self._parameters[index]) in self._multiplied for index in chosen):
+            return False
+        return any(_state(self._parameters[index].grad) != self._states[index] for index in chosen)
 
     def _order_of(self, norm: Any) -> float | None:
         """Of what a product is by: a norm that was made in this step, if one was."""
@@ -288,6 +302,13 @@ def iter_like(found: Any, items: list[torch.Tensor]) -> Any:
 
 def _bits(row: Row | None) -> object:
     return None if row is None else (row.maximum, row.nonfinite, row.fingerprint)
+
+
+def _state(gradient: torch.Tensor | None) -> object:
+    """Another one when the gradient is another or was written to."""
+    if gradient is None or gradient.is_inference():
+        return None
+    return id(gradient), local_tensor(gradient)._version
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int]:
