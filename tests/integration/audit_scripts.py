@@ -189,6 +189,18 @@ def tied_over_stages() -> None:
 
 
 @case
+def optimizers_of_one_rank_alone() -> None:
+    """Their tensors are no copies of anything, and nothing of them is clipped."""
+    import torch
+    from torch import nn
+
+    model, own = blocks(), nn.Linear(2 + rank(), 2)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    train(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0), 0)
+    optimizer.step()
+
+
+@case
 def experts_summed_twice() -> None:
     import torch
     import torch.distributed as dist

@@ -165,6 +165,13 @@ def test_a_tied_weight_that_is_counted_twice_is_found_untold(tmp_path: Path) -> 
     assert any("--tied embed,head" in finding for finding in found["findings"])
 
 
+def test_what_a_rank_has_for_itself_and_does_not_clip_is_left_out(tmp_path: Path) -> None:
+    code, said, found = audit(*ranks_of(2, "optimizers_of_one_rank_alone"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert whole(found)["tensors"] == 6
+    assert any("2 tensors of no call left out" in finding for finding in found["findings"])
+
+
 def test_a_norm_in_bfloat16_is_named(tmp_path: Path) -> None:
     code, said, found = audit(*one("bfloat16"), json_file=tmp_path / "verdict.json")
     assert code == 1, said

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gradsync.errors import GradsyncError, RpcError
 
-from ._findings import DONE, RankFindings, read_ranks
+from ._findings import DONE, RankFindings, Step, read_ranks
 from ._replay import Replay, replay
 from ._verdict import Verdict, judge
-from ._world import World
+from ._world import Key, World
 
 __all__ = ["complete", "examine"]
 
@@ -43,6 +44,12 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
     steps = min(len(found.steps) for found in ranks.values())
     try:
         answer = replay(world, steps, address)
+        called = _called(world)
+        left_out = len(_keys(world)) - len(_keys(called))
+        if not answer.steps and left_out and called.groups:
+            refused, world = answer.error, called
+            answer = replay(world, steps, address)
+            answer = replace(answer, findings=[*answer.findings, f"{left_out} tensors of no call left out: {refused}"])
     except GradsyncError as error:
         return Verdict(ranks=world.size, reason=f"no daemon gave the exact norm: {error}")
     if not answer.steps:
@@ -52,6 +59,34 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
         findings.append(f"the daemon answered {len(answer.steps)} of {steps} steps: {answer.error}")
     early = [f"rank {found.rank} stopped early: {found.failed}" for found in ranks.values() if found.failed]
     return judge(world, answer.steps, tolerance, [*early, *findings], answer.replicas_differ)
+
+
+def _keys(world: World) -> set[Key]:
+    return {key for keys in world.keys_of.values() for key in keys}
+
+
+def _called(world: World) -> World:
+    """Without what no call is of: an optimizer of one rank alone, or of a model that is no copy, is its own affair."""
+    keys = set()
+    for rank, found in world.ranks.items():
+        for call in (call for step in found.steps for call in step.calls):
+            held = range(len(found.tensors)) if call.tensors is None else call.tensors
+            keys |= {world.keys_of[rank][index] for index in held}
+    ranks = {}
+    for rank, found in world.ranks.items():
+        kept = [index for index, key in enumerate(world.keys_of[rank]) if key in keys]
+        steps = [_step_of(step, kept) for step in found.steps]
+        ranks[rank] = replace(found, tensors=[found.tensors[index] for index in kept], steps=steps)
+    return World(ranks)
+
+
+def _step_of(step: Step, kept: Sequence[int]) -> Step:
+    place = {index: number for number, index in enumerate(kept)}
+    calls = [
+        call if call.tensors is None else replace(call, tensors=tuple(place[index] for index in call.tensors))
+        for call in step.calls
+    ]
+    return Step([step.rows[index] for index in kept], [step.own[index] for index in kept], calls)
 
 
 def _world_size(ranks: Mapping[int, RankFindings]) -> int:
