@@ -65,6 +65,17 @@ CUdeviceptr DeviceWorker::words(std::size_t count) {
   return at;
 }
 
+std::vector<double> DeviceWorker::read_stamps(CUdeviceptr at, std::size_t count) const {
+  std::vector<std::uint64_t> values(count);
+  free_stream_->copy_to_host(values.data(), at, count * 8);
+  std::vector<double> times;
+  times.reserve(count);
+  for (const std::uint64_t value : values) {
+    times.push_back(static_cast<double>(value % 1'000'000'000'000'000));
+  }
+  return times;
+}
+
 Message DeviceWorker::allocate(const Message& message) {
   CUdeviceptr base = 0;
   const double began = now_us();

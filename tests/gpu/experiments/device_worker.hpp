@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace gradsync::experiments {
 
@@ -31,6 +32,10 @@ class DeviceWorker {
 
   /// Room for `count` 64-bit words of this process, zeroed.
   [[nodiscard]] CUdeviceptr words(std::size_t count);
+
+  /// Times that kernels left in such words, in ns, without the upper digits, so that a double keeps them whole; every
+  /// process drops the same ones.
+  [[nodiscard]] std::vector<double> read_stamps(CUdeviceptr at, std::size_t count) const;
 
  private:
   struct Block {

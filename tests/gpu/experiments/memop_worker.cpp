@@ -139,17 +139,6 @@ void finish(const Stream& stream) {
   }
 }
 
-std::vector<double> read_stamps(CUdeviceptr stamps, std::size_t count) {
-  std::vector<std::uint64_t> values(count);
-  device().free_stream().copy_to_host(values.data(), stamps, count * 8);
-  std::vector<double> result;
-  for (const std::uint64_t value : values) {
-    // Without the upper digits, so that a double keeps nanoseconds; both processes drop the same ones.
-    result.push_back(static_cast<double>(value % 1'000'000'000'000'000));
-  }
-  return result;
-}
-
 /// Per round: [kernel ends] → signal. The answer has, per round, the time of the end: device clock or host clock.
 Message wake_trainer(const Message& message) {
   const Stream& stream = device().stream();
@@ -183,7 +172,7 @@ Message wake_trainer(const Message& message) {
     finish(stream);
   }
   expect_from_peer();
-  return Message("ok").set("times", on_device ? read_stamps(stamps, rounds) : times);
+  return Message("ok").set("times", on_device ? device().read_stamps(stamps, rounds) : times);
 }
 
 Message wake_sidecar(const Message& message) {
@@ -220,7 +209,7 @@ Message wake_sidecar(const Message& message) {
     }
   }
   tell_peer();
-  return Message("ok").set("times", on_device ? read_stamps(stamps, rounds) : times);
+  return Message("ok").set("times", on_device ? device().read_stamps(stamps, rounds) : times);
 }
 
 Message round_trip(const Message& message, bool trainer) {

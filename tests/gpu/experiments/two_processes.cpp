@@ -50,17 +50,6 @@ void expect_from_peer() {
   }
 }
 
-std::vector<double> clock_values(CUdeviceptr stamps, std::size_t count) {
-  std::vector<std::uint64_t> values(count);
-  device().free_stream().copy_to_host(values.data(), stamps, count * 8);
-  std::vector<double> result;
-  for (const std::uint64_t value : values) {
-    // A double keeps nanoseconds of this many digits.
-    result.push_back(static_cast<double>(value % 1'000'000'000'000'000));
-  }
-  return result;
-}
-
 Message flag_rounds(const Message& message, bool trainer) {
   const Stream& stream = device().free_stream();
   const std::size_t rounds = message.size("rounds");
@@ -80,7 +69,7 @@ Message flag_rounds(const Message& message, bool trainer) {
       throw std::runtime_error("round " + std::to_string(round) + " is not done after 10 s");
     }
   }
-  return Message("ok").set("times", clock_values(stamps, rounds));
+  return Message("ok").set("times", device().read_stamps(stamps, rounds));
 }
 
 Handlers handlers() {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradsync._audit import _hooks
 from gradsync._audit._findings import RankFindings, Step, read_ranks
@@ -70,6 +71,18 @@ def model(*widths: int) -> nn.Sequential:
 
 def kinds(step: Step) -> list[tuple[str, tuple[int, ...] | None]]:
     return [(call.kind, call.tensors) for call in step.calls]
+
+
+def test_the_last_step_of_an_audit_disturbs_no_other_hook_of_optimizers(make: Callable[..., Script]) -> None:
+    script, net = make(steps=1), model(3, 2)
+    script.clip(net.parameters(), 1.0)
+    asked: list[torch.optim.Optimizer] = []
+    later = register_optimizer_step_pre_hook(lambda optimizer, *_: asked.append(optimizer))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.step()
+    later.remove()
+    assert asked == [optimizer]
+    assert len(script.findings().steps) == 1
 
 
 def test_names_rows_and_norm(make: Callable[..., Script]) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 
 import gradsync.torch as gst
 from gradsync.errors import UsageError
-from gradsync.torch import _optimizer_guard
 from gradsync.torch._optimizer_guard import OptimizerGuard
+from gradsync.torch._optimizer_steps import listeners
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -232,16 +232,16 @@ def test_an_optimizer_that_was_checked_is_let_go(ranks):
 
 def test_the_guard_goes_with_its_module(real_ranks):
     gc.collect()  # of other tests
-    before = len(_optimizer_guard._guards)
+    before = len(listeners)
 
     def body(rank, attach):
         gs = attach(mlp())
-        assert len(_optimizer_guard._guards) > before
+        assert len(listeners) > before
         gs.close()
 
     real_ranks(1, body)
     gc.collect()
-    assert len(_optimizer_guard._guards) == before
+    assert len(listeners) == before
 
 
 def test_guards_may_come_and_go_while_an_optimizer_steps():

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim import Optimizer
 
 from gradsync._audit import _hooks
 from gradsync._audit._findings import Call, RankWriter, Step
@@ -28,6 +28,7 @@ from gradsync.errors import GradsyncError
 from ._audit_model import Declaration, Hints, discover
 from ._audit_numbers import Norm, norm_of, own_norms, rows_of
 from ._held_gradients import HeldGradients
+from ._optimizer_steps import listeners
 from ._placed import local_tensor
 
 __all__ = ["Recorder", "declared", "from_environment", "is_asked_for", "observed", "rank_and_world"]
@@ -99,7 +100,6 @@ class Recorder:
         self._done = 0
         self._ended = False
         self._write_head: Callable[[], None] = lambda: None  # with the first step: until then the order may change
-        self._unhook: Callable[[], None] = lambda: None
         atexit.register(self.close)
 
     def around(self, kind: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,6 +133,9 @@ class Recorder:
             self._after("clip", given, norm)
 
         self._guarded(look)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        self._guarded(self._finish_step)
 
     def close(self) -> None:
         """At the end of the script: what was seen until now is all."""
@@ -263,7 +266,7 @@ class Recorder:
         self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         writer, meshes = self._open_file(rank), {mesh.name: mesh.axes for mesh in found.meshes}
         self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, found.notes)
-        self._unhook = register_optimizer_step_pre_hook(lambda *_: self._guarded(self._finish_step)).remove
+        listeners.add(self)
 
     def _open_file(self, rank: int) -> RankWriter:
         if self._writer is None:
@@ -286,7 +289,7 @@ class Recorder:
     def _end(self) -> None:
         self._ended = True
         _hooks.end()
-        self._unhook()
+        listeners.remove(self)
         atexit.unregister(self.close)
         self._held, self._parameters, self._index = None, [], {}  # the model is not kept alive
         if self._writer is not None:

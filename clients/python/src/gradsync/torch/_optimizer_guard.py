@@ -1,24 +1,21 @@
 """Looks at each optimizer before it steps, whoever calls it: nothing rank-local reaches the weights unannounced.
 
-Thread: the one that steps. torch calls the hook for every optimizer of the process; those of other modules pass. There
-is one hook, and it stays: torch walks its hooks while they run, so none may come or go, by a thread or a collected
-guard.
+Thread: the one that steps. What steps an optimizer of another module passes.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradsync.errors import UsageError
 
 from ._errors import ParameterChanged
+from ._optimizer_steps import listeners
 from ._parameter_set import ParameterSet
 
 
@@ -30,7 +27,7 @@ class OptimizerGuard:
         self._unsynchronised = unsynchronised
         # The parameters of each optimizer whose mixed dtypes were tried out.
         self._tried: weakref.WeakKeyDictionary[Optimizer, list[int]] = weakref.WeakKeyDictionary()
-        _guards.add(self)
+        listeners.add(self)
 
     def check(self, optimizer: Optimizer) -> None:
         """Raises ParameterChanged for a parameter that no rank synchronises, or that cannot be stepped."""
@@ -43,7 +40,7 @@ class OptimizerGuard:
             self._tried[optimizer] = members
 
     def close(self) -> None:
-        _guards.remove(self)
+        listeners.remove(self)
 
     def before_step(self, optimizer: Optimizer) -> None:
         if not self._found.holds_any(optimizer.param_groups):
@@ -54,40 +51,6 @@ class OptimizerGuard:
                 f"{type(optimizer).__name__}.step() would use this rank's own gradients, which are not reduced yet; "
                 "call finish() before it, or step(optimizer) of gradsync instead of it; close() ends synchronisation"
             )
-
-
-class _Guards:
-    """Those of the process, behind one hook; never changed in place, so that a step walks what it found."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._alive: tuple[weakref.ref[OptimizerGuard], ...] = ()
-        self._hooked = False
-
-    def add(self, guard: OptimizerGuard) -> None:
-        with self._lock:
-            if not self._hooked:
-                register_optimizer_step_pre_hook(self._before_step)
-                self._hooked = True
-            self._alive = (*(one for one in self._alive if one() is not None), weakref.ref(guard))
-
-    def remove(self, guard: OptimizerGuard) -> None:
-        with self._lock:
-            self._alive = tuple(one for one in self._alive if one() not in (None, guard))
-
-    def __len__(self) -> int:
-        return sum(one() is not None for one in self._alive)
-
-    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # a compiled step cannot look at itself
-            return
-        for one in self._alive:
-            guard = one()
-            if guard is not None:
-                guard.before_step(optimizer)
-
-
-_guards = _Guards()
 
 
 def try_mixed_dtypes(found: ParameterSet, optimizer: Optimizer) -> None:

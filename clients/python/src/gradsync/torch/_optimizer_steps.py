@@ -1,0 +1,56 @@
+"""Tells listeners before any optimizer of the process steps.
+
+There is one hook, and it stays: torch walks its table of hooks while they run, and raises in the script's step when one
+came or went meanwhile, be it by another thread, a collected listener or the hook itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+__all__ = ["listeners"]
+
+
+class Listener(Protocol):
+    def before_step(self, optimizer: Optimizer) -> None: ...
+
+
+class _Listeners:
+    """Held weakly. Never changed in place, so that a step walks what it found."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._alive: tuple[weakref.ref[Listener], ...] = ()
+        self._hooked = False
+
+    def add(self, listener: Listener) -> None:
+        with self._lock:
+            if not self._hooked:
+                register_optimizer_step_pre_hook(self._before_step)
+                self._hooked = True
+            self._alive = (*(one for one in self._alive if one() is not None), weakref.ref(listener))
+
+    def remove(self, listener: Listener) -> None:
+        """Doing it again changes nothing."""
+        with self._lock:
+            self._alive = tuple(one for one in self._alive if one() not in (None, listener))
+
+    def __len__(self) -> int:
+        return sum(one() is not None for one in self._alive)
+
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled step cannot look at itself
+            return
+        for one in self._alive:
+            listener = one()
+            if listener is not None:
+                listener.before_step(optimizer)
+
+
+listeners = _Listeners()
