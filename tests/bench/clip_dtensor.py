@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import results
-from processes import Ranks, free_port, private_daemon
+from processes import Ranks, alternate, free_port, private_daemon
 
 WORLD_SIZE = 4
 TENSORS = 2000
@@ -29,7 +29,6 @@ def check(contenders: dict[str, Ranks]) -> None:
 
 
 def run(name: str, elements: int, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
-    samples: dict[str, list[float]] = {contender: [] for contender in BACKENDS}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
         environment = {
@@ -46,16 +45,7 @@ def run(name: str, elements: int, wanted_ratio: float, rounds: int, binaries: Pa
             environment["MASTER_PORT"] = str(free_port())
             contenders[contender] = Ranks("dtensor_clip", WORLD_SIZE, arguments, environment)
             stack.callback(contenders[contender].close)
-        for round_index in range(-WARM_UP_ROUNDS, rounds):
-            turns = list(contenders.items())[:: 1 if round_index % 2 else -1]
-            times = {contender: ranks.step() * 1e3 for contender, ranks in turns}
-            check(contenders)
-            if round_index >= 0:
-                for contender, milliseconds in times.items():
-                    samples[contender].append(round(milliseconds, 4))
-            label = "warm-up" if round_index < 0 else f"round {round_index + 1}/{rounds}"
-            figures = ", ".join(f"{contender} {times[contender]:.1f}" for contender in BACKENDS)
-            print(f"{name}: {label}: {figures} ms", flush=True)
+        samples = alternate(name, contenders, rounds, WARM_UP_ROUNDS, lambda _: check(contenders))
     config = {
         "world_size": WORLD_SIZE,
         "mesh": {"dp_replicate": 2, "dp_shard": 2},

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,27 @@ class Ranks:
             process.ask("quit")
         for process in self._processes:
             process.close()
+
+
+def alternate(
+    name: str, contenders: dict[str, Ranks], rounds: int, warm_up: int, check: Callable[[int], None], steps: int = 1
+) -> dict[str, list[float]]:
+    """Milliseconds per step of each contender by round; each goes first in every other one.
+
+    `check` gets the number of every round, below 0 in the warm-up; a call of `Ranks.step` makes `steps` steps.
+    """
+    samples: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for number in range(-warm_up, rounds):
+        turns = list(contenders.items())[:: 1 if number % 2 else -1]
+        times = {contender: ranks.step() * 1e3 / steps for contender, ranks in turns}
+        check(number)
+        if number >= 0:
+            for contender, milliseconds in times.items():
+                samples[contender].append(round(milliseconds, 4))
+        label = "warm-up" if number < 0 else f"round {number + 1}/{rounds}"
+        figures = ", ".join(f"{contender} {times[contender]:.1f}" for contender in contenders)
+        print(f"{name}: {label}: {figures} ms", flush=True)
+    return samples
 
 
 class Floor:

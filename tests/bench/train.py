@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import results
-from processes import Ranks, free_port, private_daemon
+from processes import Ranks, alternate, free_port, private_daemon
 
 WORLD_SIZE = 2
 BLOCK = 5  # steps in a turn
@@ -42,7 +42,6 @@ def run(name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Pat
     backends = {backend: backend, "torch_ddp": "ddp"}
     rounds *= ROUNDS_FACTOR
     threads = max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE)
-    samples: dict[str, list[float]] = {contender: [] for contender in backends}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
         environment = {
@@ -58,19 +57,13 @@ def run(name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Pat
             environment["MASTER_PORT"] = str(free_port())
             contenders[contender] = Ranks("train", WORLD_SIZE, {"backend": way, "block": BLOCK}, environment)
             stack.callback(contenders[contender].close)
-        for round_index in range(-WARM_UP_ROUNDS, rounds):
-            # Each goes first in every other round.
-            turns = list(contenders.items())[:: 1 if round_index % 2 else -1]
-            times = {contender: ranks.step() * 1e3 / BLOCK for contender, ranks in turns}
-            if round_index == -WARM_UP_ROUNDS:
+
+        def look(number: int) -> None:
+            if number == -WARM_UP_ROUNDS:
                 check(contenders)
             check_observed(contenders[backend])
-            if round_index >= 0:
-                for contender, milliseconds in times.items():
-                    samples[contender].append(round(milliseconds, 4))
-            label = "warm-up" if round_index < 0 else f"round {round_index + 1}/{rounds}"
-            figures = ", ".join(f"{contender} {times[contender]:.1f}" for contender in backends)
-            print(f"{name}: {label}: {figures} ms", flush=True)
+
+        samples = alternate(name, contenders, rounds, WARM_UP_ROUNDS, look, steps=BLOCK)
     config = {
         "world_size": WORLD_SIZE,
         "model": "clients/python/examples/train_char.py with its default options",
