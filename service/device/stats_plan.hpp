@@ -13,7 +13,7 @@ struct StatsRow {
   double power_sum = 0;     ///< Σ (|g| / scale)^p over finite values: power_sum + power_sum_low; p = inf: 0
   double power_sum_low = 0;
   double scale = 1;
-  double maximum = 0;  ///< of the finite |g|
+  double maximum = 0;  ///< of the finite |g|; -1: not taken, which an ordinary sum allows
   std::uint64_t nonfinite = 0;
   std::uint64_t nan = 0;
   std::uint64_t fingerprint = 0;  ///< 0: not taken

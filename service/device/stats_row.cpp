@@ -20,6 +20,37 @@ double power(double base, double p) {
   return p == 1 ? base : std::pow(base, p);
 }
 
+/// What a row without a maximum must be, so that none is needed: a plain sum that is neither too small nor too large.
+std::optional<RowFault> fault_without_maximum(const StatsRow& row, std::uint64_t elements, double p) {
+  if (std::isinf(p) || elements == 0 || row.nonfinite != 0 || row.scale != 1 ||
+      !(row.power_sum > kSmallestPlain && row.power_sum <= kLargestPlain)) {
+    return RowFault{
+        "maximum",
+        fmt::format(
+            "is {}, not taken, which a sum between {} and {} of finite values with scale 1 allows, for a finite p; "
+            "here "
+            "power_sum is {} of {} values with scale {}, {} of them not finite, p is {}",
+            kNotTaken,
+            kSmallestPlain,
+            kLargestPlain,
+            row.power_sum,
+            elements,
+            row.scale,
+            row.nonfinite,
+            p
+        )};
+  }
+  return std::nullopt;
+}
+
+std::optional<RowFault> low_fault(const StatsRow& row) {
+  if (!(std::abs(row.power_sum_low) <= row.power_sum * std::numeric_limits<double>::epsilon())) {
+    return RowFault{
+        "power_sum_low", fmt::format("is {}, it must be small against power_sum {}", row.power_sum_low, row.power_sum)};
+  }
+  return std::nullopt;
+}
+
 std::optional<RowFault> sum_fault(const StatsRow& row, std::uint64_t finite, double p) {
   if (std::isinf(p)) {
     if (row.power_sum != 0) {
@@ -80,8 +111,13 @@ std::optional<RowFault> fault_of(const StatsRow& row, std::uint64_t stamp, std::
   if (row.nan > row.nonfinite) {
     return RowFault{"nan", fmt::format("is {}, but only {} values are not finite", row.nan, row.nonfinite)};
   }
+  if (row.maximum == kNotTaken) {
+    const auto fault = fault_without_maximum(row, elements, p);
+    return fault ? fault : low_fault(row);
+  }
   if (!std::isfinite(row.maximum) || row.maximum < 0) {
-    return RowFault{"maximum", fmt::format("is {}, it must be finite and at least 0", row.maximum)};
+    return RowFault{
+        "maximum", fmt::format("is {}, it must be finite and at least 0, or {}: not taken", row.maximum, kNotTaken)};
   }
   if (!std::isfinite(row.scale) || row.scale <= 0) {
     return RowFault{"scale", fmt::format("is {}, it must be finite and above 0", row.scale)};
@@ -96,15 +132,13 @@ std::optional<RowFault> fault_of(const StatsRow& row, std::uint64_t stamp, std::
   if (!std::isfinite(row.power_sum) || row.power_sum < 0) {
     return RowFault{"power_sum", fmt::format("is {}, it must be finite and at least 0", row.power_sum)};
   }
-  if (!(std::abs(row.power_sum_low) <= row.power_sum * std::numeric_limits<double>::epsilon())) {
-    return RowFault{
-        "power_sum_low", fmt::format("is {}, it must be small against power_sum {}", row.power_sum_low, row.power_sum)};
-  }
-  return sum_fault(row, finite, p);
+  const auto fault = low_fault(row);
+  return fault ? fault : sum_fault(row, finite, p);
 }
 
 bool agree(const StatsRow& a, const StatsRow& b, double p) {
-  if (a.maximum != b.maximum || a.nonfinite != b.nonfinite || a.nan != b.nan) {
+  const bool both_taken = a.maximum != kNotTaken && b.maximum != kNotTaken;
+  if ((both_taken && a.maximum != b.maximum) || a.nonfinite != b.nonfinite || a.nan != b.nan) {
     return false;
   }
   if (a.fingerprint != 0 && b.fingerprint != 0) {
@@ -113,7 +147,7 @@ bool agree(const StatsRow& a, const StatsRow& b, double p) {
   if (a.nonfinite != 0 || std::isinf(p)) {
     return true;  // of the rest nothing is known
   }
-  if (a.maximum == 0) {
+  if (a.maximum == 0 && b.maximum == 0) {
     return true;  // both are all zeros, whatever they were divided by
   }
   const double ratio = a.scale == b.scale ? 1 : power(b.scale / a.scale, p);

@@ -30,6 +30,7 @@ namespace gradsync::device {
 /// Sums that a client took in plain doubles over as many elements as there may be, and powers of a ratio, are closer.
 inline constexpr double kRowRounding = 1e-6;
 inline constexpr double kSmallestPlain = 1e-290;
+inline constexpr double kNotTaken = -1;         ///< a maximum that nothing depends on
 inline constexpr double kLargestPlain = 1e300;  ///< room to add the rows of as many tensors as there may be
 
 /// What is wrong with a row.
@@ -50,15 +51,20 @@ struct RowFault {
   if (row.stamp != stamp || row.nonfinite != 0 || row.nan != 0 || row.scale != 1 || (p != 2 && p != 1)) {
     return false;
   }
+  if (!(row.power_sum > kSmallestPlain && row.power_sum <= kLargestPlain &&
+        std::abs(row.power_sum_low) <= row.power_sum * std::numeric_limits<double>::epsilon())) {
+    return false;
+  }
+  if (row.maximum == kNotTaken) {
+    return elements != 0;
+  }
   const double largest = p == 2 ? row.maximum * row.maximum : row.maximum;
   return row.maximum > 0 && largest > kSmallestPlain && row.power_sum >= largest * (1 - kRowRounding) &&
-         row.power_sum <= static_cast<double>(elements) * largest * (1 + kRowRounding) &&
-         row.power_sum <= kLargestPlain &&
-         std::abs(row.power_sum_low) <= row.power_sum * std::numeric_limits<double>::epsilon();
+         row.power_sum <= static_cast<double>(elements) * largest * (1 + kRowRounding);
 }
 
-/// Whether rows of two holders of one box can be of equal gradients: maximum and counts exactly, the bytes by their
-/// fingerprints where both have one, else the sums but for the rounding of another order of addition.
+/// Whether rows of two holders of one box can be of equal gradients: counts and the maxima taken exactly, the bytes by
+/// their fingerprints where both have one, else the sums but for the rounding of another order of addition.
 [[nodiscard]] bool agree(const StatsRow& a, const StatsRow& b, double p);
 
 [[nodiscard]] inline TensorSum sum_of(const StatsRow& row) {

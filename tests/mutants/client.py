@@ -41,11 +41,11 @@ CLIENT = (
         "        out[3] = piece.amax(1).clamp_min(0)",
     ),
     client(
-        "maximum-of-squares",
-        "The largest square is taken for the largest value.",
+        "every-power-is-quick",
+        "Powers that a sum of plain values does not stand for are left out.",
         "torch/_statistics.py",
-        "                out[3].sqrt_()",
-        "                out[3].abs_()",
+        "norm_type in (1, 2)  #",
+        "norm_type < 4  #",
     ),
     client(
         "last-block-dropped",
@@ -53,6 +53,20 @@ CLIENT = (
         "torch/_statistics.py",
         "torch.split(piece, chunk, 1)  # of one row",
         "torch.split(piece, chunk, 1)[:-1]",
+    ),
+    client(
+        "last-part-dropped",
+        "Of a large gradient that is summed by itself the last part is left out.",
+        "torch/_statistics.py",
+        "                torch.sum(found, 0, out=out)",
+        "                torch.sum(found[:-1], 0, out=out)",
+    ),
+    client(
+        "zeros-have-no-maximum",
+        "A gradient of zeros is said to have a maximum that was not taken.",
+        "torch/_statistics.py",
+        "                out[3] = (out[0] != 0).double().mul_(NOT_TAKEN)  #",
+        "                out[3] = NOT_TAKEN  #",
     ),
     client(
         "nan-counted-as-infinite",

@@ -93,6 +93,28 @@ TEST_F(StatsFindings, an_equal_maximum_does_not_hide_another_sum) {
   EXPECT_THAT(math.divergence[0].ranks, ElementsAre(1));
 }
 
+TEST_F(StatsFindings, a_maximum_need_not_be_taken) {
+  prepare();
+  row(w, 1).maximum = -1;
+  row(s, 1).maximum = -1;
+  const StepMath math = measure();
+  EXPECT_THAT(math.divergence, IsEmpty());
+  EXPECT_EQ(math.norm, std::sqrt(29.0));
+  row(w, 0).maximum = -1;
+  EXPECT_EQ(measure(1).norm, std::sqrt(29.0));
+  row(w, 1).power_sum *= 1 + 1e-11;  // the sums still say it
+  EXPECT_EQ(measure(2).divergence.size(), 1);
+}
+
+TEST_F(StatsFindings, no_maximum_is_not_all_zeros) {
+  prepare();
+  fill(w, 0, {0, 0, 0});
+  row(w, 1).maximum = -1;
+  const StepMath math = measure();
+  ASSERT_EQ(math.divergence.size(), 1);
+  EXPECT_THAT(math.divergence[0].ranks, ElementsAre(1, 2));
+}
+
 TEST_F(StatsFindings, the_order_of_addition_is_no_divergence) {
   prepare();
   row(w, 1).power_sum *= 1 + 1e-13;
@@ -207,7 +229,15 @@ INSTANTIATE_TEST_SUITE_P(
         Fault{"nonfinite", 2, [](StatsRow& row) { row.nonfinite = 3; }},
         Fault{"nonfinite", 2, [](StatsRow& row) { row.nonfinite = ~std::uint64_t{0}; }},
         Fault{"nan", 2, [](StatsRow& row) { row.nan = 1; }},
-        Fault{"maximum", 2, [](StatsRow& row) { row.maximum = -1; }},
+        Fault{"maximum", 2, [](StatsRow& row) { row.maximum = -2; }},
+        Fault{"maximum", kInfinity, [](StatsRow& row) { row.maximum = -1; }},
+        Fault{"maximum", 2, [](StatsRow& row) { row.maximum = -1, row.scale = 2; }},
+        Fault{"maximum", 2, [](StatsRow& row) { row.maximum = -1, row.nonfinite = 1; }},
+        Fault{"maximum", 2, [](StatsRow& row) { row.maximum = -1, row.power_sum = 0, row.power_sum_low = 0; }},
+        Fault{"maximum", 2, [](StatsRow& row) { row.maximum = -1, row.power_sum = 1e-300, row.power_sum_low = 0; }},
+        Fault{"maximum", 2, [](StatsRow& row) { row.maximum = -1, row.power_sum = kNan; }},
+        Fault{"maximum", 3, [](StatsRow& row) { row.maximum = -1, row.power_sum = 1e301; }},
+        Fault{"power_sum_low", 2, [](StatsRow& row) { row.maximum = -1, row.power_sum_low = 1; }},
         Fault{"maximum", 2, [](StatsRow& row) { row.maximum = kNan; }},
         Fault{"maximum", kInfinity, [](StatsRow& row) { row.maximum = kInfinity; }},
         Fault{"maximum", 2, [](StatsRow& row) { row.nonfinite = 2; }},

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["ABSENT", "PLAIN_SUMS", "ROW_BYTES", "Row", "leaves_range", "scale_of"]
+__all__ = ["ABSENT", "NOT_TAKEN", "PLAIN_SUMS", "ROW_BYTES", "Row", "leaves_range", "scale_of"]
 
 ROW = struct.Struct("<Q4d3Q")
 ROW_BYTES = ROW.size
 ABSENT = bytes(ROW_BYTES)  # stamp 0: no gradient in this step
+NOT_TAKEN = -1.0  # a maximum that nothing depends on
 PLAIN_SUMS = (1e-250, 1e300)  # sums of plain powers outside have lost digits, or will
 _EXACT_POWERS = 64.0  # of numbers below 2: no sum of them leaves the doubles
 
@@ -31,8 +32,8 @@ def scale_of(maximum: float, p: float) -> float:
 class Row:
     """Statistics of a gradient: Σ(|g| / scale)^p over its finite values as `power_sum + power_sum_low`, and the rest.
 
-    `maximum` is the largest finite |g|; `nan` of the `nonfinite` values are NaN. `fingerprint` is of the local bytes,
-    any function of them that all ranks share; 0: not taken.
+    `maximum` is the largest finite |g|, or NOT_TAKEN where the sum says enough; `nan` of the `nonfinite` values are
+    NaN. `fingerprint` is of the local bytes, any function of them that all ranks share; 0: not taken.
     """
 
     power_sum: float

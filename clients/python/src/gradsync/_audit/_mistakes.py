@@ -42,7 +42,7 @@ def twins(world: World, steps: Collection[int]) -> list[tuple[Key, Key]]:
     for rank, findings in world.ranks.items():
         for number in set(steps):
             for key, row in zip(world.keys_of[rank], findings.steps[number].rows, strict=True):
-                if row is not None and row.maximum > 0:
+                if row is not None and (row.power_sum > 0 or row.maximum > 0):
                     entry = seen.setdefault(key, [])
                     found = (number, row.power_sum, row.maximum, row.fingerprint)
                     if found not in entry:

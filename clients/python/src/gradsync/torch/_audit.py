@@ -304,7 +304,7 @@ def iter_like(found: Any, items: list[torch.Tensor]) -> Any:
 
 
 def _bits(row: Row | None) -> object:
-    return None if row is None else (row.maximum, row.nonfinite, row.fingerprint)
+    return None if row is None else row.fingerprint
 
 
 def _state(gradient: torch.Tensor | None) -> object:

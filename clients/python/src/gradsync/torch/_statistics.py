@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import _utils
 
-from gradsync._row import PLAIN_SUMS
+from gradsync._row import NOT_TAKEN, PLAIN_SUMS
 
 from ._exact_sums import exact_sums
 from ._fingerprints import fingerprints
@@ -26,6 +26,7 @@ _SMALL = 1 << 16  # elements up to which gradients are measured together
 _COPIED = 1 << 14  # and up to which they are copied for it, where they do not lie together
 _CHUNK = {"cpu": 1 << 18}  # elements that are float64 at a time: what a cache holds; elsewhere launches cost more
 _CHUNK_ELSEWHERE = 1 << 24
+_ENOUGH = 32  # gradients of a size, before a matrix of them costs less than they do one by one
 _SHAPES = 256  # of pieces that are remembered
 _WORTH = 8  # gradients that a matrix has to join on average, lest copying is cheaper
 _UNFINISHED = -1  # no stamp: rows that are being written
@@ -34,8 +35,12 @@ _flatten: Callable[[Sequence[torch.Tensor]], torch.Tensor] = _utils._flatten_den
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Gradients of one dtype, device and size: their indices, also as an index of rows, and as a slice if they are."""
+    """Gradients of one dtype and device: their indices, also as an index of rows, and as a slice if they are.
 
+    `alike`: they are of one size, and enough to be measured together. Others are measured one by one.
+    """
+
+    alike: bool
     members: tuple[int, ...]
     rows: torch.Tensor
     run: slice | None
@@ -69,9 +74,10 @@ class Measurer:
     def __init__(self, gradients: Sequence[tuple[int, torch.dtype, torch.device]], norm_type: float) -> None:
         self._kinds = list(gradients)
         self._p = norm_type
+        self._quick = norm_type in (1, 2)  # powers of narrow types never leave the doubles: their maxima say nothing
         self._all = _grouped(self._kinds, range(len(self._kinds)))
         self._memory = torch.empty(_CHUNK["cpu"], dtype=torch.float64)
-        self._scratch: dict[torch.Size, torch.Tensor] = {}  # views of it
+        self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # views of it
 
     def arrange(self, gradients: Sequence[torch.Tensor | None]) -> Arranged:
         """What is measured together; only for as long as the gradients stay where they are."""
@@ -81,7 +87,7 @@ class Measurer:
         blocks = []
         for group in groups:
             held: Any = gradients[group.run] if group.run else [gradients[i] for i in group.members]
-            blocks.append(Block(group, *_views(held)))
+            blocks.append(Block(group, *(_views(held) if group.alike else (held, False))))
         return Arranged(gradients, whole, blocks)
 
     def measure(self, arranged: Arranged, fingerprint: bool, stamp: int, table: torch.Tensor) -> None:
@@ -118,19 +124,47 @@ class Measurer:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Four rows of float64 (sum, its low part, scale, maximum), and fingerprints, on the gradients' device."""
         device = blocks[0].views[0].device
-        pieces = _pieces([matrix for block in blocks for matrix in _matrices(block)], _chunk(device))
-        rows = [piece.shape[0] for piece in pieces]
+        quick = self._quick and not exact
+        rows = [len(block.group.members) for block in blocks]
         out = torch.zeros(4, sum(rows), dtype=torch.float64, device=device)
         out[2] = 1.0
+        prints: list[torch.Tensor] = []
         with torch.no_grad():
-            for piece, columns in zip(pieces, torch.split(out, rows, 1), strict=True):
-                if exact:
-                    self._measure_exactly(piece, columns)
+            for block, columns in zip(blocks, torch.split(out, rows, 1), strict=True):
+                if quick and not block.group.alike and device.type == "cpu":
+                    self._sum_apart(block.views, columns[0])
                 else:
-                    self._measure_widened(piece, columns)
-            if self._p == 2 and not exact:
-                out[3].sqrt_()
-            return out, torch.cat([fingerprints(piece) for piece in pieces]) if fingerprint else None
+                    self._measure_matrices(block, columns, exact)
+                if fingerprint:
+                    prints += map(fingerprints, _pieces(_matrices(block), _chunk(device)))
+            if quick:
+                out[3] = (out[0] != 0).double().mul_(NOT_TAKEN)  # or zero, where all values are
+            return out, torch.cat(prints) if fingerprint else None
+
+    def _sum_apart(self, views: list[torch.Tensor], sums: torch.Tensor) -> None:
+        """On a CPU, with as few kernels as there can be: each costs as much as a thousand elements."""
+        for view, out in zip(views, sums.unbind(), strict=True):
+            room = self._room(view.shape)
+            if room is None:
+                parts = torch.split(view.reshape(-1), _CHUNK["cpu"])
+                found = torch.empty(len(parts), dtype=torch.float64)
+                self._sum_apart(list(parts), found)
+                torch.sum(found, 0, out=out)
+                continue
+            wide, flat = room
+            wide.copy_(view)
+            if self._p == 2:
+                torch.dot(flat, flat, out=out)
+            else:
+                torch.sum(flat.abs_(), 0, out=out)
+
+    def _measure_matrices(self, block: Block, columns: torch.Tensor, exact: bool) -> None:
+        pieces = _pieces(_matrices(block), _chunk(columns.device))
+        for piece, part in zip(pieces, torch.split(columns, [len(piece) for piece in pieces], 1), strict=True):
+            if exact:
+                self._measure_exactly(piece, part)
+            else:
+                self._measure_widened(piece, part)
 
     def _measure_exactly(self, piece: torch.Tensor, out: torch.Tensor) -> None:
         out[3] = torch.maximum(piece.amax(1), piece.amin(1).neg_())
@@ -143,28 +177,34 @@ class Measurer:
             self._sum_powers(piece, out[0], out[3])
             return
         parts = torch.split(piece, chunk, 1)  # of one row
-        found = torch.empty(2, len(parts), dtype=torch.float64, device=piece.device)
+        found = torch.zeros(2, len(parts), dtype=torch.float64, device=piece.device)
         for number, part in enumerate(parts):
             self._sum_powers(part, found[0, number : number + 1], found[1, number : number + 1])
         out[0], out[3] = found[0].sum(), found[1].max()
 
     def _sum_powers(self, part: torch.Tensor, sums: torch.Tensor, maxima: torch.Tensor) -> None:
-        """For p = 2 the maxima are of squares: that of what was a float32 is exact in float64, and so is its root."""
         wide = self._widened(part)
         powers = torch.square(wide, out=wide) if self._p == 2 else wide.abs_()
-        torch.amax(powers, 1, out=maxima)
-        torch.sum(powers if self._p in (1, 2) else powers.pow_(self._p), 1, out=sums)
+        if not self._quick:
+            torch.amax(powers, 1, out=maxima)
+        torch.sum(powers if self._quick else powers.pow_(self._p), 1, out=sums)
 
     def _widened(self, part: torch.Tensor) -> torch.Tensor:
-        if part.device.type != "cpu":
-            return part.double()
-        # New memory for every piece would cost more than the arithmetic: its pages come one by one.
-        wide = self._scratch.get(part.shape)
-        if wide is None:
+        room = self._room(part.shape) if part.device.type == "cpu" else None
+        return part.double() if room is None else room[0].copy_(part)
+
+    def _room(self, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Scratch of this shape, and the same as a row; None where there is not enough.
+
+        On a CPU new memory for every piece would cost more than the arithmetic: its pages come one by one.
+        """
+        room = self._scratch.get(shape)
+        if room is None and shape.numel() <= len(self._memory):
             if len(self._scratch) == _SHAPES:
                 self._scratch.clear()
-            wide = self._scratch[part.shape] = self._memory[: part.numel()].view(part.shape)
-        return wide.copy_(part)
+            flat = self._memory[: shape.numel()]
+            room = self._scratch[shape] = flat.view(shape), flat
+        return room
 
     def _are_plain(self, sums: torch.Tensor) -> bool:
         """Whether the fast pass answered for all these gradients; no where one is all zeros."""
@@ -199,18 +239,25 @@ def rows_in(memory: memoryview) -> torch.Tensor:
 
 
 def _grouped(kinds: Sequence[tuple[int, torch.dtype, torch.device]], indices: Sequence[int]) -> list[Group]:
-    """Gradients that one matrix holds; empty gradients are in none."""
-    groups: dict[object, list[int]] = {}
+    """What is measured together, and what is not; empty gradients are in no group."""
+    alike: dict[tuple[int, torch.dtype, torch.device], list[int]] = {}
     for index in indices:
-        numel, dtype, device = kinds[index]
-        if numel:
-            groups.setdefault((numel, dtype, device) if numel <= _SMALL else index, []).append(index)
-    return [_group(members) for members in groups.values()]
+        if kinds[index][0]:
+            alike.setdefault(kinds[index], []).append(index)
+    groups: list[Group] = []
+    apart: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for (numel, dtype, device), members in alike.items():
+        if numel <= _SMALL and (device.type != "cpu" or len(members) >= _ENOUGH):
+            groups.append(_group(True, members))
+        else:
+            apart.setdefault((dtype, device), []).extend(members)
+    return groups + [_group(False, sorted(members)) for members in apart.values()]
 
 
-def _group(members: list[int]) -> Group:
+def _group(alike: bool, members: list[int]) -> Group:
     reach = slice(members[0], members[-1] + 1)  # they are in order
-    return Group(tuple(members), torch.tensor(members), reach if reach.stop - reach.start == len(members) else None)
+    run = reach if reach.stop - reach.start == len(members) else None
+    return Group(alike, tuple(members), torch.tensor(members), run)
 
 
 def _rows_of(blocks: list[Block]) -> torch.Tensor | slice:
@@ -224,7 +271,7 @@ def _matrices(block: Block) -> list[torch.Tensor]:
     """The block's gradients as rows."""
     if block.joined:
         return block.views
-    if block.views[0].numel() <= _COPIED:
+    if block.group.alike and block.views[0].numel() <= _COPIED:
         return [_flatten(block.views).view(len(block.views), -1)]
     return [view.detach().reshape(1, -1) for view in block.views]
 
