@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import gradsync
 from gradsync import Clip, Only, Partial, Replicate, Shard, Tensor
 from gradsync._placements import encode_placements
-from gradsync._tensor import arena_bytes
 from gradsync.errors import PlanMismatch, UsageError
 
 dims = st.integers(0, 5)
@@ -91,12 +90,6 @@ def test_a_tensor_on_the_wire() -> None:
         "placements": [],
     }
     assert pickle.loads(pickle.dumps(tensor)) == tensor
-
-
-def test_the_arena_gives_each_tensor_its_own_line_and_is_never_empty() -> None:
-    assert arena_bytes([]) == 64
-    assert arena_bytes([Tensor("a", (0,))]) == 64
-    assert arena_bytes([Tensor("a", (1,)), Tensor("b", (17,)), Tensor("c", (), dtype="float64")]) == 64 + 128 + 64
 
 
 def test_a_bare_partial_says_what_to_write() -> None:

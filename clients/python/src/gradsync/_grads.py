@@ -35,7 +35,7 @@ class Grads(Declared):
     ) -> None:
         super().__init__(job, tensors, reply)
         self._accumulate = accumulate
-        self._layout = Layout(self.tensors, arena, reply)
+        self._layout = Layout(self.tensors, arena, reply, job.meshes, job.rank)
         self.buckets: list[Bucket] = self._layout.buckets
         self.offsets: list[int] = self._layout.offsets
         self._lock = threading.Lock()
@@ -48,23 +48,27 @@ class Grads(Declared):
     # memory
 
     def input(self, name: str) -> Buffer:
-        """The memory this rank's backward writes.
+        """The memory this rank's backward writes: what it holds before sync, `local_shape`.
 
         Raises:
             UsageError: no tensor of that name was declared.
         """
-        return self._layout.buffer(self.index_of(name))
+        return self._layout.input(self.index_of(name))
 
     def output(self, name: str) -> Buffer:
-        """The reduced, clipped gradient after `finish`: the same memory as `input` on this data path.
+        """The reduced, clipped gradient after `finish`: what this rank holds after sync.
+
+        Where nothing is scattered it is `input(name)` itself. A tensor with a `Partial(op) >> Shard(dim)` over more
+        than one rank has memory of its own for it: `local_shape`, cut along dim in torch.chunk's sizes (ceil first;
+        the last ranks may hold less, or no element at all), and its input keeps what backward wrote.
 
         Raises:
             UsageError: no tensor of that name was declared.
         """
-        return self._layout.buffer(self.index_of(name))
+        return self._layout.output(self.index_of(name))
 
     def arena_memoryview(self) -> memoryview:
-        """The whole arena; tensor i starts at `offsets[i]`."""
+        """The whole arena in bytes; the input of tensor i starts at `offsets[i]`."""
         return self._layout.arena.memory
 
     # counting
@@ -97,7 +101,12 @@ class Grads(Declared):
                 self._send_bucket(bucket, None)
 
     def ready_bucket(self, bucket_index: int, micro_batch: int | None = None) -> None:
-        """Says now that a bucket is complete; for a caller that counts by itself."""
+        """Says now that a bucket is complete; for a caller that counts by itself.
+
+        Of a bucket without tensors on this rank there is nothing to say.
+        """
+        if not self.buckets[bucket_index].tensors:
+            return
         with self._lock:
             self._send_bucket(bucket_index, micro_batch)
 

@@ -10,8 +10,9 @@ from ._arena import Arena, fetch_fd, map_arena
 from ._channel import PATIENCE_S
 from ._grads import Grads
 from ._options import encode_options
+from ._output import arena_bytes
 from ._reduced import ReducedGrads, check_stats_arguments, table_bytes
-from ._tensor import Clip, Mesh, Tensor, arena_bytes
+from ._tensor import Clip, Mesh, Tensor
 from ._wire import dump
 from .errors import GradsyncError, UsageError
 
@@ -112,7 +113,8 @@ class Job:
         if data_path == "stats":
             check_stats_arguments(accumulate, tensors)
 
-        buffer, arena = self._allocate(table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors))
+        size_bytes = table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors, self.meshes)
+        buffer, arena = self._allocate(size_bytes)
         try:
             reply = self._declare_pages(buffer, dump(options), wires, timeout)
         except BaseException:

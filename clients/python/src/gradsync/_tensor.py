@@ -11,7 +11,7 @@ from ._placements import Placements, check_placement, encode_placements
 from ._wire import encode_number
 from .errors import UsageError
 
-__all__ = ["ITEM_BYTES", "Clip", "Mesh", "Tensor"]
+__all__ = ["ARENA_ALIGNMENT", "ITEM_BYTES", "Clip", "Mesh", "Tensor"]
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 ARENA_ALIGNMENT = 64
@@ -73,7 +73,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes this rank holds."""
+        """Bytes this rank holds before sync."""
         return math.prod(self.held_shape) * ITEM_BYTES[self.dtype]
 
     def encode(self, only_mesh: str | None) -> dict[str, Any]:
@@ -100,12 +100,6 @@ class Tensor:
         if self.weight_fingerprint is not None:
             wire["weight_fingerprint"] = self.weight_fingerprint
         return wire
-
-
-def arena_bytes(tensors: Sequence[Tensor]) -> int:
-    """What the daemon needs to lay the tensors out: each on its own 64-byte line, and never nothing."""
-    total = sum(-(-tensor.nbytes // ARENA_ALIGNMENT) * ARENA_ALIGNMENT for tensor in tensors)
-    return max(total, ARENA_ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
