@@ -43,6 +43,7 @@ def declared(world: World, index: int, rank: int) -> Declared:
         mesh=tensor.mesh,
         rules=tensor.rules,
         split_order=tensor.split_order,
+        divisor=tensor.divisor,
         tied=tensor.tied,
         clip_group=tensor.clip_group,
         layer=tensor.layer,
@@ -62,7 +63,7 @@ def _placement(rule: Rule) -> Any:
         return gradsync.Shard(rule.dim)
     if rule.kind == "only":
         return gradsync.Only(*rule.at)
-    return gradsync.Partial("sum") >> gradsync.Replicate()
+    return gradsync.Partial(rule.op) >> (gradsync.Replicate() if rule.to is None else gradsync.Shard(rule.to))
 
 
 def to_api(tensor: Declared) -> gradsync.Tensor:

@@ -16,12 +16,17 @@ TORCH = {"float32": torch.float32, "float64": torch.float64, "float16": torch.fl
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one axis, or several as one flattened axis (first named slowest), does to a tensor."""
+    """What one axis, or several as one flattened axis (first named slowest), does to a tensor.
+
+    `op` and `to` are of partial ones: how they are summed, and the dim that is sharded then; None: it is replicated.
+    """
 
     axes: Axes
     kind: Literal["replicate", "shard", "only", "partial"]
     dim: int = 0
     at: tuple[int, ...] = ()
+    op: Literal["sum", "mean"] = "sum"
+    to: int | None = None
 
 
 def replicate(*axes: str) -> Rule:
@@ -34,6 +39,10 @@ def shard(dim: int, *axes: str) -> Rule:
 
 def only(at: int | Sequence[int], *axes: str) -> Rule:
     return Rule(axes, "only", at=(at,) if isinstance(at, int) else tuple(at))
+
+
+def partial(op: Literal["sum", "mean"], to: int | None, *axes: str) -> Rule:
+    return Rule(axes, "partial", op=op, to=to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,7 @@ class Logical:
     clip_group: str = "all"
     layer: str | None = None
     offsets: bool = False
+    divisor: float | None = None
 
     @property
     def numel(self) -> int:

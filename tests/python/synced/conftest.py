@@ -1,0 +1,26 @@
+"""Makes tests/reference and the harness of tests/python/reduced importable, and bounds Hypothesis as there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, settings
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "reduced")]
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile(
+    "synced",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=60,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=SLOW,
+)
+settings.register_profile("synced-long", settings(deadline=None, max_examples=1000, suppress_health_check=SLOW))
+wanted = os.environ.get("GRADSYNC_HYPOTHESIS", "synced").replace("reduced", "synced")
+settings.load_profile(wanted)
