@@ -2,6 +2,7 @@
 
 #include "device/chunk_reference.hpp"
 #include "device/chunk_sums.hpp"
+#include "device/contributions.hpp"
 #include "device/device_error.hpp"
 
 #include <fmt/format.h>
@@ -20,6 +21,7 @@ class Reduction final : public PoolJob {
   Reduction(LoadedPlan& plan, const ReduceBucket& command, const std::atomic<bool>& cancel)
       : plan_(plan),
         bucket_(plan.layout().buckets[command.bucket]),
+        width_(plan::size_of(bucket_.dtype)),
         tasks_(plan.table().of_bucket[command.bucket]),
         compare_(command.compare),
         cancel_(cancel) {}
@@ -28,64 +30,77 @@ class Reduction final : public PoolJob {
 
   void run_task(std::uint32_t task, std::size_t worker) noexcept override {
     const ChunkRange range = plan_.table().tasks[tasks_.begin + task];
-    for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
+    for (std::uint32_t at = range.begin; at < range.end; ++at) {
       if (cancel_.load(std::memory_order_relaxed)) {
         return;
       }
-      reduce(chunk, plan_.pointers[worker]);
+      reduce(plan_.table().work[at], plan_.pointers[worker]);
     }
   }
 
  private:
-  // 1. The counted group first in order: earlier groups contributed nothing, so nothing of them is touched.
-  // 2. The other groups; while both results are in the cache they are compared.
-  // Invariant: ranks of a group hold equal bits when it is done, so comparing one member speaks for all.
+  // In order, so that the counted sum is there when later ones are compared with it, while both are in the cache.
+  // Invariant: destinations of a sum hold equal bits when it is done, so comparing one of them speaks for all.
   void reduce(std::uint32_t index, LoadedPlan::Pointers& pointers) {
     const Chunk& chunk = plan_.table().chunks[index];
-    const TensorState& tensor = plan_.tensors[chunk.tensor];
+    const LanePart& part = plan_.part_of(chunk);
     plan_.chunk_stats[index] = {};
-    if (tensor.absent) {
+    if (plan_.tensors[part.tensor].absent) {
       return;
     }
-    for (std::size_t group = tensor.counted_group; group < bucket_.groups.size(); ++group) {
-      const bool counted = group == tensor.counted_group;
-      gather(chunk, bucket_.groups[group], pointers);
+    const std::vector<LaneSum>& sums = plan_.sums_of(part);
+    const std::uint32_t counted_sum = plan_.parts[chunk.part].counted_sum;
+    for (std::uint32_t sum = 0; sum < sums.size(); ++sum) {
+      const bool counted = sum == counted_sum;
+      gather(chunk, part, sums[sum], pointers);
       if (pointers.sources.empty()) {
+        write_zeros(chunk, pointers);
         continue;
       }
-      const bool unchanged = pointers.destinations.size() == 1 && bucket_.divisor == 1;
+      const bool unchanged = bucket_.divisor == 1 && pointers.sources.size() == 1 &&
+                             pointers.destinations.size() == 1 && pointers.sources[0] == pointers.destinations[0];
       if (counted || !unchanged) {
-        const ChunkStats stats = reduce_group(chunk, unchanged, pointers);
+        const ChunkStats stats = reduce_sum(chunk, part, unchanged, pointers);
         if (counted) {
           plan_.chunk_stats[index] = stats;
         }
       }
       if (!counted && compare_) {
-        compare_with_counted(chunk, bucket_.groups[tensor.counted_group], bucket_.groups[group]);
+        compare_with_counted(chunk, part, sums[counted_sum], sums[sum]);
       }
     }
   }
 
-  void gather(const Chunk& chunk, const std::vector<std::int64_t>& group, LoadedPlan::Pointers& pointers) const {
+  void gather(const Chunk& chunk, const LanePart& part, const LaneSum& sum, LoadedPlan::Pointers& pointers) const {
     pointers.sources.clear();
     pointers.destinations.clear();
-    pointers.source_ranks.clear();
-    for (const std::int64_t rank : group) {
-      std::byte* address = plan_.address(chunk, rank);
-      pointers.destinations.push_back(address);
-      if (plan_.unused[plan_.slot(chunk.tensor, rank)] == 0) {
+    pointers.source_slots.clear();
+    for (const LaneMember& source : sum.sources) {
+      const std::size_t slot = plan_.slot(part.tensor, source);
+      if (plan_.unused[slot] == 0) {
         pointers.nonfinite[pointers.sources.size()] = 0;
-        pointers.sources.push_back(address);
-        pointers.source_ranks.push_back(rank);
+        pointers.sources.push_back(plan_.input(chunk, source, width_));
+        pointers.source_slots.push_back(slot);
       }
+    }
+    for (const LaneMember& destination : sum.destinations) {
+      pointers.destinations.push_back(plan_.output(chunk, destination, width_));
     }
   }
 
-  ChunkStats reduce_group(const Chunk& chunk, bool unchanged, LoadedPlan::Pointers& pointers) {
+  void write_zeros(const Chunk& chunk, const LoadedPlan::Pointers& pointers) const {
+    for (void* destination : pointers.destinations) {
+      std::memset(destination, 0, chunk.count() * width_);
+    }
+  }
+
+  ChunkStats reduce_sum(const Chunk& chunk, const LanePart& part, bool unchanged, LoadedPlan::Pointers& pointers) {
     const double p = plan_.layout().norm_type;
     ReduceChunk work;
     work.dtype = bucket_.dtype;
-    work.count = chunk.count;
+    work.count = chunk.run;
+    work.runs = chunk.runs;
+    work.source_distance = chunk.runs == 1 ? 0 : part.strides[0].distance;
     work.sources = pointers.sources;
     if (!unchanged) {
       work.destinations = pointers.destinations;
@@ -95,33 +110,31 @@ class Reduction final : public PoolJob {
     work.source_nonfinite = pointers.nonfinite.data();
     ChunkStats stats = reduce_chunk(work);
     if (work.power == PowerKind::None && !std::isinf(p)) {
-      stats.power_sum = power_sum(bucket_.dtype, pointers.destinations[0], chunk.count, p, 1);
+      stats.power_sum = power_sum(bucket_.dtype, pointers.destinations[0], chunk.count(), p, 1);
     }
     for (std::size_t source = 0; source < pointers.sources.size(); ++source) {
       if (pointers.nonfinite[source] != 0) {
-        plan_.nonfinite[plan_.slot(chunk.tensor, pointers.source_ranks[source])].fetch_add(
-            pointers.nonfinite[source], std::memory_order_relaxed
-        );
-        plan_.flagged[chunk.tensor].store(1, std::memory_order_relaxed);
+        const std::size_t slot = pointers.source_slots[source];
+        plan_.nonfinite[slot].fetch_add(pointers.nonfinite[source], std::memory_order_relaxed);
+        plan_.flagged[slot / plan_.world()].store(1, std::memory_order_relaxed);
       }
     }
     return stats;
   }
 
-  void compare_with_counted(
-      const Chunk& chunk, const std::vector<std::int64_t>& counted, const std::vector<std::int64_t>& group
-  ) {
-    const std::size_t bytes = chunk.count * plan::size_of(bucket_.dtype);
-    if (std::memcmp(plan_.address(chunk, counted[0]), plan_.address(chunk, group[0]), bytes) != 0) {
-      for (const std::int64_t rank : group) {
-        plan_.differs[plan_.slot(chunk.tensor, rank)].store(1, std::memory_order_relaxed);
+  void compare_with_counted(const Chunk& chunk, const LanePart& part, const LaneSum& counted, const LaneSum& sum) {
+    const std::byte* ours = plan_.output(chunk, sum.destinations[0], width_);
+    if (std::memcmp(plan_.output(chunk, counted.destinations[0], width_), ours, chunk.count() * width_) != 0) {
+      for (const LaneMember& destination : sum.destinations) {
+        plan_.differs[plan_.slot(part.tensor, destination.rank)].store(1, std::memory_order_relaxed);
       }
-      plan_.flagged[chunk.tensor].store(1, std::memory_order_relaxed);
+      plan_.flagged[part.tensor].store(1, std::memory_order_relaxed);
     }
   }
 
   LoadedPlan& plan_;
   const LaneBucket& bucket_;
+  std::size_t width_;
   ChunkRange tasks_;
   bool compare_;
   const std::atomic<bool>& cancel_;
@@ -142,57 +155,6 @@ void check_command(const LoadedPlan& plan, const ReduceBucket& command) {
       throw DeviceError(
           fmt::format("unused tensor {} of rank {} is not in bucket {}", unused.tensor, unused.rank, command.bucket)
       );
-    }
-  }
-}
-
-/// Which group is counted, and which tensors are absent.
-void find_contributors(LoadedPlan& plan, const LaneBucket& bucket, std::uint32_t index, bool compare) {
-  TensorState& tensor = plan.tensors[index];
-  while (tensor.counted_group < bucket.groups.size() && !plan.contributed(index, bucket.groups[tensor.counted_group])) {
-    ++tensor.counted_group;
-  }
-  tensor.absent = tensor.counted_group == bucket.groups.size();
-  if (!compare || tensor.absent) {
-    return;
-  }
-  // A group without a gradient beside one with: its replicas will not take the same optimizer step.
-  for (const auto& group : bucket.groups) {
-    if (!plan.contributed(index, group)) {
-      for (const std::int64_t rank : group) {
-        plan.differs[plan.slot(index, rank)].store(1, std::memory_order_relaxed);
-      }
-      plan.flagged[index].store(1, std::memory_order_relaxed);
-    }
-  }
-}
-
-/// Forgets the attempt before and notes who contributes to what in this one.
-void begin_attempt(LoadedPlan& plan, const ReduceBucket& command) {
-  BucketState& state = plan.buckets[command.bucket];
-  const LaneBucket& bucket = plan.layout().buckets[command.bucket];
-  state.reduced.reset();
-  for (const std::uint32_t slot : state.unused_slots) {
-    plan.unused[slot] = 0;
-  }
-  state.unused_slots.clear();
-  for (const UnusedTensor& unused : command.unused) {
-    const std::size_t slot = plan.slot(unused.tensor, unused.rank);
-    if (plan.unused[slot] == 0) {
-      plan.unused[slot] = 1;
-      state.unused_slots.push_back(static_cast<std::uint32_t>(slot));
-    }
-  }
-  for (const std::uint32_t tensor : bucket.tensors) {
-    plan.tensors[tensor] = {};
-    if (plan.flagged[tensor].exchange(0, std::memory_order_relaxed) != 0) {
-      for (std::int64_t rank = 0; rank < plan.layout().world_size; ++rank) {
-        plan.nonfinite[plan.slot(tensor, rank)].store(0, std::memory_order_relaxed);
-        plan.differs[plan.slot(tensor, rank)].store(0, std::memory_order_relaxed);
-      }
-    }
-    if (!command.unused.empty()) {
-      find_contributors(plan, bucket, tensor, command.compare);
     }
   }
 }

@@ -3,9 +3,11 @@
 // and the multiplication of a clip. Vector code for every CPU this build knows, chosen at run time.
 //
 // Invariant: the bits do not depend on the vector width. Elements are summed over the sources in the order given;
-// element i of a chunk is added to accumulator i mod 32; the 32 accumulators are combined pairwise in a fixed order.
-// Powers of float64 values are compensated: each accumulator has a second one for what rounding loses, and the sum is a
-// pair of doubles. `chunk_reference.hpp` says the same in plain loops, and the tests hold the two together bit for bit.
+// element i of a run is added to accumulator i mod 32; the 32 accumulators are combined pairwise in a fixed order. A
+// run is therefore rows of 32 elements, the last one padded with zeros: runs of a few elements cost as much arithmetic
+// as runs of 32, and a copy of each to the stack besides. Powers of float64 values are compensated: each accumulator
+// has a second one for what rounding loses, and the sum is a pair of doubles. `chunk_reference.hpp` says the same in
+// plain loops, and the tests hold the two together bit for bit.
 
 #include "device/double_double.hpp"
 #include "plan/dtype.hpp"
@@ -39,10 +41,13 @@ struct ChunkStats {
 
 struct ReduceChunk {
   plan::DType dtype = plan::DType::Float32;
-  std::size_t count = 0;                 ///< elements; any number
+  std::size_t count = 0;                 ///< elements of a run; any number
+  std::size_t runs = 1;                  ///< at equal distances in the sources, together in the destinations
+  std::size_t source_distance = 0;       ///< elements from the begin of a run to that of the next
   std::span<const void* const> sources;  ///< at least one; element-aligned
-  std::span<void* const> destinations;  ///< each may equal a source (then at the same position); empty: only statistics
-  double divisor = 1.0;                 ///< finite, > 0; rounded to float32 unless the dtype is float64
+  /// Each may equal a source, if there is one run (then at the same position). Empty: only statistics.
+  std::span<void* const> destinations;
+  double divisor = 1.0;  ///< finite, > 0; rounded to float32 unless the dtype is float64
   PowerKind power = PowerKind::Two;
   /// One counter per source, raised by its non-finite values. Touched only if there are any.
   std::uint64_t* source_nonfinite = nullptr;

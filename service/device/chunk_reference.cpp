@@ -121,10 +121,12 @@ ChunkStats reduce(const ReduceChunk& chunk, Format) {
   ChunkStats stats;
   PowerSums<Value> sums;
   const auto divisor = static_cast<Value>(chunk.divisor);
-  for (std::size_t i = 0; i < chunk.count; ++i) {
+  for (std::size_t element = 0; element < chunk.count * chunk.runs; ++element) {
+    const std::size_t i = element % chunk.count;  // of its run
+    const std::size_t from = element / chunk.count * chunk.source_distance + i;
     Value value{};
     for (std::size_t s = 0; s < chunk.sources.size(); ++s) {
-      const Value term = Format::load(static_cast<const Stored*>(chunk.sources[s])[i]);
+      const Value term = Format::load(static_cast<const Stored*>(chunk.sources[s])[from]);
       value = s == 0 ? term : value + term;
       if (!std::isfinite(term) && chunk.source_nonfinite != nullptr) {
         ++chunk.source_nonfinite[s];
@@ -139,7 +141,7 @@ ChunkStats reduce(const ReduceChunk& chunk, Format) {
       sums.add(i, {magnitude, 0});
     }
     for (void* destination : chunk.destinations) {
-      static_cast<Stored*>(destination)[i] = stored;
+      static_cast<Stored*>(destination)[element] = stored;
     }
   }
   stats.power_sum = sums.total();

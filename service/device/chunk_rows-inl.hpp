@@ -25,18 +25,23 @@ namespace gradsync::device::HWY_NAMESPACE {
 /// The usual numbers of sources and destinations are constants of the loop; pointers then live in registers.
 enum class Peers : std::uint8_t { OneToNone, TwoToTwo, Any };
 
-/// Where the rows of a chunk are. The pointers are copies, because every store might change what the spans point to.
+/// Where the rows of a run are. The pointers are copies, because every store might change what the spans point to. More
+/// runs than one are of `Any` peers.
 template <typename Row, Peers kPeers>
 class WholeRows {
  public:
   using Stored = typename Row::Stored;
 
-  explicit HWY_INLINE WholeRows(const ReduceChunk& chunk)
+  HWY_INLINE WholeRows(const ReduceChunk& chunk, std::size_t run)
       : chunk_(chunk),
+        from_(run * chunk.source_distance),
+        to_(run * chunk.count),
         first_(static_cast<const Stored*>(chunk.sources[0])),
         second_(kPeers == Peers::TwoToTwo ? static_cast<const Stored*>(chunk.sources[1]) : nullptr),
         first_to_(kPeers == Peers::TwoToTwo ? static_cast<Stored*>(chunk.destinations[0]) : nullptr),
         second_to_(kPeers == Peers::TwoToTwo ? static_cast<Stored*>(chunk.destinations[1]) : nullptr) {}
+
+  HWY_INLINE std::size_t run_begin() const { return from_; }
 
   HWY_INLINE std::size_t sources() const {
     return kPeers == Peers::OneToNone ? 1 : kPeers == Peers::TwoToTwo ? 2 : chunk_.sources.size();
@@ -44,7 +49,7 @@ class WholeRows {
 
   HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
     if constexpr (kPeers == Peers::Any) {
-      return static_cast<const Stored*>(chunk_.sources[s]) + at;
+      return static_cast<const Stored*>(chunk_.sources[s]) + from_ + at;
     }
     return (s == 0 ? first_ : second_) + at;
   }
@@ -67,32 +72,38 @@ class WholeRows {
       Row::store(raw, second_to_ + at);
     } else if constexpr (kPeers == Peers::Any) {
       for (void* destination : chunk_.destinations) {
-        Row::store(raw, static_cast<Stored*>(destination) + at);
+        Row::store(raw, static_cast<Stored*>(destination) + to_ + at);
       }
     }
   }
 
  private:
   const ReduceChunk& chunk_;
+  std::size_t from_;
+  std::size_t to_;
   const Stored* first_;
   const Stored* second_;
   Stored* first_to_;
   Stored* second_to_;
 };
 
-/// The last row of a chunk, shorter than 32. Padded with zeros, which add nothing to any sum. One buffer is enough,
-/// because a source is read to its end before the next is asked for.
+/// The last row of a run, shorter than 32. Padded with zeros, which add nothing to any sum. One buffer is enough,
+/// because a source is read to its end before the next is asked for, and as long a row ends every run.
 template <typename Row>
 class PartialRow {
  public:
   using Stored = typename Row::Stored;
 
-  PartialRow(const ReduceChunk& chunk, Stored* padded) : chunk_(chunk), padded_(padded) {}
+  PartialRow(const ReduceChunk& chunk, std::size_t run, Stored* padded)
+      : chunk_(chunk), from_(run * chunk.source_distance), to_(run * chunk.count), padded_(padded) {}
+
+  HWY_INLINE std::size_t run_begin() const { return from_; }
 
   HWY_INLINE std::size_t sources() const { return chunk_.sources.size(); }
 
   HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
-    std::memcpy(padded_, static_cast<const Stored*>(chunk_.sources[s]) + at, (chunk_.count - at) * sizeof(Stored));
+    const Stored* source = static_cast<const Stored*>(chunk_.sources[s]) + from_ + at;
+    std::memcpy(padded_, source, (chunk_.count - at) * sizeof(Stored));
     return padded_;
   }
 
@@ -100,12 +111,14 @@ class PartialRow {
     HWY_ALIGN Stored row[kRow];
     Row::store(raw, row);
     for (void* destination : chunk_.destinations) {
-      std::memcpy(static_cast<Stored*>(destination) + at, row, (chunk_.count - at) * sizeof(Stored));
+      std::memcpy(static_cast<Stored*>(destination) + to_ + at, row, (chunk_.count - at) * sizeof(Stored));
     }
   }
 
  private:
   const ReduceChunk& chunk_;
+  std::size_t from_;
+  std::size_t to_;
   Stored* padded_;
 };
 

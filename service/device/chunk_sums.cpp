@@ -20,15 +20,16 @@ class Rescaling final : public PoolJob {
     }
     const std::uint32_t index = plan_.rescaled_chunks[task];
     const Chunk& chunk = plan_.table().chunks[index];
-    const TensorState& tensor = plan_.tensors[chunk.tensor];
-    const LaneBucket& bucket = plan_.bucket_of(chunk.tensor);
-    plan_.chunk_stats[index].power_sum = power_sum(
-        bucket.dtype,
-        plan_.address(chunk, bucket.groups[tensor.counted_group][0]),
-        chunk.count,
-        plan_.layout().norm_type,
-        tensor.sum.scale
-    );
+    const LanePart& part = plan_.part_of(chunk);
+    const std::vector<LaneSum>& sums = plan_.sums_of(part);
+    const std::uint32_t counted = plan_.parts[chunk.part].counted_sum;
+    if (counted == sums.size()) {
+      return;  // nobody contributed to it: its sum is 0 on any scale
+    }
+    const plan::DType dtype = plan_.bucket_of(part.tensor).dtype;
+    const std::byte* values = plan_.output(chunk, sums[counted].destinations[0], plan::size_of(dtype));
+    plan_.chunk_stats[index].power_sum =
+        power_sum(dtype, values, chunk.count(), plan_.layout().norm_type, plan_.tensors[part.tensor].sum.scale);
   }
 
  private:
@@ -46,7 +47,13 @@ void add_up_powers(LoadedPlan& plan, std::uint32_t tensor) {
 }
 
 void combine_tensor(LoadedPlan& plan, std::uint32_t tensor) {
-  TensorSum& sum = plan.tensors[tensor].sum;
+  TensorState& state = plan.tensors[tensor];
+  const LaneTensor& layout = plan.layout().tensors[tensor];
+  for (std::uint32_t part = layout.first_part; part < layout.first_part + layout.parts; ++part) {
+    const LanePart& held = plan.layout().parts[part];
+    state.counted_elements += plan.parts[part].counted_sum < plan.sums_of(held).size() ? held.elements : 0;
+  }
+  TensorSum& sum = state.sum;
   const ChunkRange range = plan.table().of_tensor[tensor];
   for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
     const ChunkStats& stats = plan.chunk_stats[chunk];

@@ -19,4 +19,12 @@ class DeviceError : public std::runtime_error {
   Kind kind_;
 };
 
+/// For checks of a layout. The message is made only where it is needed: there may be millions of parts or holders.
+template <typename Message>
+void check_fit(bool fits, const Message& message) {
+  if (!fits) {
+    throw DeviceError("the plan does not fit: " + message());
+  }
+}
+
 }  // namespace gradsync::device

@@ -58,10 +58,8 @@ LaneReport HostExecutor::operator()(UnmapBuffer& command) {
 
 LaneReport HostExecutor::operator()(LoadPlan& command) {
   throw_if_loaded(command.plan);
-  std::vector<BufferView> views = views_of(command.layout.rank_buffers);
-  plans_.try_emplace(
-      command.plan, std::move(command.layout), std::move(views), static_cast<std::size_t>(pool_.threads())
-  );
+  const std::vector<BufferView> views = views_of(command.layout.rank_buffers);
+  plans_.try_emplace(command.plan, std::move(command.layout), views, static_cast<std::size_t>(pool_.threads()));
   return Loaded{command.plan};
 }
 

@@ -33,26 +33,71 @@ using Tag = std::uint64_t;       ///< the attempt a command belongs to
 
 // ---- layout of a loaded plan: only what the arithmetic needs
 
+/// A rank in the sum of a tensor, with one of the tensor's tied copies: 0 is the tensor itself, k the k-th of
+/// LaneTensor::copies.
+struct LaneMember {
+  std::uint32_t rank = 0;
+  std::uint32_t copy = 0;
+};
+
+/// One sum: whose inputs are added, in this order, and who gets the result. Neither is empty.
+struct LaneSum {
+  std::vector<LaneMember> sources;
+  std::vector<LaneMember> destinations;
+};
+
+/// Runs at equal distances, in elements of the input.
+struct LaneStride {
+  std::uint64_t count = 1;
+  std::uint64_t distance = 0;
+};
+
+/// What some ranks hold of a tensor after sync: all of it where nothing is sharded. It lies together in their outputs,
+/// and in the inputs in runs. Parts of a tensor are disjoint.
+struct LanePart {
+  std::uint32_t tensor = 0;
+  std::uint32_t sums = 0;           ///< index into LanePlan::sums
+  std::uint64_t elements = 0;       ///< run · Π count
+  std::uint64_t first = 0;          ///< element of the input at which it begins
+  std::uint64_t run = 0;            ///< elements that lie together in the input
+  std::vector<LaneStride> strides;  ///< of the runs, innermost first; none: one run
+};
+
 struct LaneTensor {
-  std::uint64_t offset_bytes = 0;
-  std::uint64_t numel = 0;
   std::uint32_t bucket = 0;
   std::uint32_t clip_group = 0;
-  std::int32_t layer = -1;  ///< index into LanePlan::layers; −1: none
+  std::int32_t layer = -1;            ///< index into LanePlan::layers; −1: none
+  std::uint32_t first_part = 0;       ///< its parts, by box number, follow each other in LanePlan::parts
+  std::uint32_t parts = 0;            ///< 0 for a tied copy: it is summed and counted with the tensor it is a copy of
+  std::vector<std::uint32_t> copies;  ///< tensors tied to it, whose memory takes part in its sums
 };
 
 struct LaneBucket {
   plan::DType dtype = plan::DType::Float32;
-  std::vector<std::uint32_t> tensors;
-  std::vector<std::vector<std::int64_t>> groups;  ///< as plan::Bucket::groups
-  double divisor = 1.0;
+  std::vector<std::uint32_t> tensors;  ///< tied copies, too
+  double divisor = 1.0;                ///< applied to every sum, once, also where one input alone is summed
 };
+
+/// Where tensors begin in an arena, in bytes. The output is the input where nothing is scattered: then the sums of its
+/// parts may have no source that is not a destination as well.
+struct LaneArena {
+  std::vector<std::uint64_t> input;   ///< by tensor; kNotHeld: not in this arena
+  std::vector<std::uint64_t> output;  ///< by tensor
+};
+
+inline constexpr std::uint64_t kNotHeld = ~std::uint64_t{0};
 
 struct LanePlan {
   std::int64_t world_size = 1;
   double norm_type = 2.0;
   std::vector<LaneTensor> tensors;
+  std::vector<LanePart> parts;
+  /// Shared by parts that are summed alike. More than one sum: the part is replicated, and all of them have equal bits
+  /// where training is right. The first that any rank contributes to is counted in the norm.
+  std::vector<std::vector<LaneSum>> sums;
   std::vector<LaneBucket> buckets;
+  std::vector<LaneArena> arenas;             ///< one for all ranks that are laid out alike
+  std::vector<std::uint32_t> arena_of_rank;  ///< index into `arenas`
   std::uint32_t clip_groups = 1;
   std::uint32_t layers = 0;
   std::vector<BufferId> rank_buffers;  ///< one mapped arena per rank
@@ -93,21 +138,22 @@ struct UnloadPlan {
   PlanId plan = 0;
 };
 
-/// A tensor to which a rank contributed nothing: its memory is not read. Unused on a whole group: neither read nor
-/// written.
+/// A tensor to which a rank contributed nothing: its input is not read. Unused on all ranks: *absent*, neither read nor
+/// written. A sum to which nobody contributed, of a tensor that others did contribute to, is zero, and is written: what
+/// an output held before must not be taken for a gradient.
 struct UnusedTensor {
   std::uint32_t tensor = 0;
   std::int64_t rank = 0;
 };
 
-/// Sums each group of the bucket, divides, writes the result to every member and gathers the statistics. Reports
+/// Makes every sum of the bucket, divides, writes the result to its destinations and gathers the statistics. Reports
 /// Reduced.
 struct ReduceBucket {
   PlanId plan = 0;
   Tag tag = 0;
   std::uint32_t bucket = 0;
   std::vector<UnusedTensor> unused;  ///< of this bucket
-  bool compare = false;              ///< compare the groups' results bit for bit (what must be replicated is)
+  bool compare = false;              ///< compare the sums of a part bit for bit (what must be replicated is)
 };
 
 /// Combines the statistics of all buckets into norms and, if `apply`, multiplies. Every bucket was reduced with this
@@ -187,14 +233,15 @@ struct NonfiniteFinding {
   std::vector<std::pair<std::int64_t, std::uint64_t>> inputs;  ///< (rank, count), ranks with a count > 0 only
 };
 
-/// Bits that differ where they must be equal. `ranks` are those that differ from the first group's result; on data path
+/// Bits that differ where they must be equal. `ranks` are those that differ from the counted sum's result; on data path
 /// `stats` from the lowest rank that holds the same part and has a gradient for it.
 struct DivergenceFinding {
   std::uint32_t tensor = 0;
   std::vector<std::int64_t> ranks;
 };
 
-/// Ranks without a gradient for what they hold of a tensor, while others have one. Data path `stats` only.
+/// Ranks without a gradient for what they hold of a tensor, while others have one: on data path `stats` by rows, else
+/// the destinations of a sum that nobody contributed to.
 struct MissingFinding {
   std::uint32_t tensor = 0;
   std::vector<std::int64_t> ranks;

@@ -6,6 +6,7 @@
 #include "device/chunk_math.hpp"
 #include "device/chunk_table.hpp"
 #include "device/lane.hpp"
+#include "device/layout_check.hpp"
 #include "device/norm_sum.hpp"
 
 #include <atomic>
@@ -19,19 +20,16 @@
 
 namespace gradsync::device {
 
-struct BufferView {
-  std::byte* data = nullptr;
-  std::uint64_t size_bytes = 0;
-};
-
-/// One buffer per rank, none of them twice, and a norm there is. Throws DeviceError.
-void check_buffers(std::int64_t world_size, double norm_type, const std::vector<BufferView>& buffers);
-
-/// What the last reduction of a tensor's bucket found.
+/// What the last reduction of a tensor's bucket found. Of a tied copy only `absent` is used.
 struct TensorState {
   TensorSum sum;
-  bool absent = false;              ///< unused on every rank
-  std::uint32_t counted_group = 0;  ///< whose result the statistics are of: the first that any rank contributed to
+  std::uint64_t counted_elements = 0;  ///< those of parts with a contribution
+  bool absent = false;                 ///< no source of any of its sums contributed
+  bool incomplete = false;             ///< a source of some of its sums may not have contributed
+};
+
+struct PartState {
+  std::uint32_t counted_sum = 0;  ///< the statistics' one: the first with a contribution; past the last: there is none
 };
 
 struct BucketState {
@@ -42,36 +40,61 @@ struct BucketState {
 class LoadedPlan {
  public:
   /// `buffers[rank]`: the rank's arena. Throws DeviceError naming what does not fit.
-  LoadedPlan(LanePlan layout, std::vector<BufferView> buffers, std::size_t threads);
+  LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, std::size_t threads);
 
   [[nodiscard]] const LanePlan& layout() const { return layout_; }
 
   [[nodiscard]] const ChunkTable& table() const { return table_; }
 
-  [[nodiscard]] std::size_t world() const { return buffers_.size(); }
+  [[nodiscard]] std::size_t world() const { return ranks_.size(); }
 
-  [[nodiscard]] std::byte* address(const Chunk& chunk, std::int64_t rank) const;
+  [[nodiscard]] const LanePart& part_of(const Chunk& chunk) const { return layout_.parts[chunk.part]; }
 
   [[nodiscard]] const LaneBucket& bucket_of(std::uint32_t tensor) const {
     return layout_.buckets[layout_.tensors[tensor].bucket];
   }
 
-  [[nodiscard]] std::size_t slot(std::uint32_t tensor, std::int64_t rank) const {
-    return tensor * world() + static_cast<std::size_t>(rank);
+  [[nodiscard]] const std::vector<LaneSum>& sums_of(const LanePart& part) const { return layout_.sums[part.sums]; }
+
+  /// The tensor whose memory a member brings into the sums of `tensor`: itself or one of its tied copies.
+  [[nodiscard]] std::uint32_t memory_of(std::uint32_t tensor, const LaneMember& member) const {
+    return member.copy == 0 ? tensor : layout_.tensors[tensor].copies[member.copy - 1];
   }
 
-  /// Whether any rank of the group contributed to the tensor in this attempt.
-  [[nodiscard]] bool contributed(std::uint32_t tensor, const std::vector<std::int64_t>& group) const;
+  /// Where a member's input of a chunk begins; `width`: bytes of an element.
+  [[nodiscard]] std::byte* input(const Chunk& chunk, const LaneMember& member, std::size_t width) const {
+    const RankMemory& rank = ranks_[member.rank];
+    return rank.data + rank.input[memory_of(part_of(chunk).tensor, member)] + chunk.source * width;
+  }
 
-  /// Pointers of one chunk for one group; one per worker.
+  [[nodiscard]] std::byte* output(const Chunk& chunk, const LaneMember& member, std::size_t width) const {
+    const RankMemory& rank = ranks_[member.rank];
+    return rank.data + rank.output[memory_of(part_of(chunk).tensor, member)] + chunk.first * width;
+  }
+
+  [[nodiscard]] std::size_t slot(std::uint32_t tensor, std::uint32_t rank) const { return tensor * world() + rank; }
+
+  /// Of the memory that a member brings into the sums of `tensor`.
+  [[nodiscard]] std::size_t slot(std::uint32_t tensor, const LaneMember& member) const {
+    return slot(memory_of(tensor, member), member.rank);
+  }
+
+  /// Whether any source of the sum contributed to the tensor in this attempt.
+  [[nodiscard]] bool contributed(std::uint32_t tensor, const LaneSum& sum) const;
+
+  /// The tensor that a tied copy is summed and counted with; itself, if it is none.
+  [[nodiscard]] std::uint32_t counted_as(std::uint32_t tensor) const { return counted_as_[tensor]; }
+
+  /// Pointers of one chunk for one sum; one per worker.
   struct Pointers {
     std::vector<const void*> sources;
     std::vector<void*> destinations;
-    std::vector<std::int64_t> source_ranks;
+    std::vector<std::size_t> source_slots;
     std::vector<std::uint64_t> nonfinite;
   };
 
   std::vector<TensorState> tensors;
+  std::vector<PartState> parts;
   std::vector<BucketState> buckets;
   std::vector<ChunkStats> chunk_stats;                ///< by chunk
   std::vector<std::uint8_t> unused;                   ///< by slot
@@ -85,8 +108,18 @@ class LoadedPlan {
   std::optional<BufferId> lost_buffer;                ///< unmapped under the plan: no command can run any more
 
  private:
+  /// A rank's arena and where tensors begin in it, in bytes; of `layout_`.
+  struct RankMemory {
+    std::byte* data = nullptr;
+    const std::uint64_t* input = nullptr;
+    const std::uint64_t* output = nullptr;
+  };
+
+  void reserve_pointers(std::size_t threads);
+
   LanePlan layout_;
-  std::vector<BufferView> buffers_;
+  std::vector<RankMemory> ranks_;
+  std::vector<std::uint32_t> counted_as_;
   ChunkTable table_;
 };
 

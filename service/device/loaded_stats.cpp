@@ -15,14 +15,6 @@ namespace gradsync::device {
 
 namespace {
 
-/// The message is made only where it is needed: there may be a million holders.
-template <typename Message>
-void check(bool fits, const Message& message) {
-  if (!fits) {
-    throw DeviceError("the plan does not fit: " + message());
-  }
-}
-
 void check_tensor(
     const StatsPlan& layout,
     std::uint32_t index,
@@ -30,18 +22,18 @@ void check_tensor(
     std::vector<std::vector<bool>>& named
 ) {
   const StatsTensor& tensor = layout.tensors[index];
-  check(tensor.clip_group < layout.clip_groups, [&] {
+  check_fit(tensor.clip_group < layout.clip_groups, [&] {
     return fmt::format("tensor {} is in clip group {}", index, tensor.clip_group);
   });
-  check(tensor.layer >= -1 && tensor.layer < static_cast<std::int64_t>(layout.layers), [&] {
+  check_fit(tensor.layer >= -1 && tensor.layer < static_cast<std::int64_t>(layout.layers), [&] {
     return fmt::format("tensor {} is in layer {} of {}", index, tensor.layer, layout.layers);
   });
   const StatsHolder* before = nullptr;
   for (const StatsHolder& holder : tensor.holders) {
-    check(holder.rank < tables.size(), [&] {
+    check_fit(holder.rank < tables.size(), [&] {
       return fmt::format("tensor {} is held by rank {} of {}", index, holder.rank, tables.size());
     });
-    check(holder.row < tables[holder.rank].size_bytes / sizeof(StatsRow), [&] {
+    check_fit(holder.row < tables[holder.rank].size_bytes / sizeof(StatsRow), [&] {
       return fmt::format(
           "row {} of tensor {} ends outside the {} bytes of rank {}",
           holder.row,
@@ -52,14 +44,14 @@ void check_tensor(
     });
     std::vector<bool>& rows = named[holder.rank];
     rows.resize(std::max<std::size_t>(rows.size(), std::size_t{holder.row} + 1));
-    check(!rows[holder.row], [&] {
+    check_fit(!rows[holder.row], [&] {
       return fmt::format("row {} of rank {} is of tensor {} and of another", holder.row, holder.rank, index);
     });
     rows[holder.row] = true;
-    check(before == nullptr || std::tie(before->box, before->rank) < std::tie(holder.box, holder.rank), [&] {
+    check_fit(before == nullptr || std::tie(before->box, before->rank) < std::tie(holder.box, holder.rank), [&] {
       return fmt::format("the holders of tensor {} are not ordered by box and rank", index);
     });
-    check(before == nullptr || before->box != holder.box || before->elements == holder.elements, [&] {
+    check_fit(before == nullptr || before->box != holder.box || before->elements == holder.elements, [&] {
       return fmt::format("box {} of tensor {} has two sizes", holder.box, index);
     });
     before = &holder;
@@ -114,7 +106,7 @@ LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables
       }
       const auto copy = begins.at({tie.copy, box});
       const auto counted = begins.at({tie.counted, static_cast<std::uint32_t>(tie.boxes[box])});
-      check(copy && counted && *counted < *copy && rows_[*counted].elements == rows_[*copy].elements, [&] {
+      check_fit(copy && counted && *counted < *copy && rows_[*counted].elements == rows_[*copy].elements, [&] {
         return fmt::format(
             "box {} of tensor {} is no copy of box {} of tensor {}", box, tie.copy, tie.boxes[box], tie.counted
         );

@@ -2,7 +2,7 @@
 // A plan of data path `stats` on the lane: its layout checked against the mapped tables. Belongs to the lane thread.
 
 #include "device/lane.hpp"
-#include "device/loaded_plan.hpp"
+#include "device/layout_check.hpp"
 #include "device/stats_plan.hpp"
 
 #include <cstddef>

@@ -29,6 +29,7 @@ enum class Division : std::uint8_t { None, ByReciprocal, True };
 template <typename Row>
 HWY_NOINLINE void count_nonfinite_row(
     const ReduceChunk& chunk,
+    std::size_t run_begin,
     std::size_t at,
     typename Row::Value* values,
     typename Row::Stored* stored,
@@ -42,7 +43,7 @@ HWY_NOINLINE void count_nonfinite_row(
   }
   if (chunk.source_nonfinite != nullptr) {
     for (std::size_t s = 0; s < chunk.sources.size(); ++s) {
-      const auto* source = static_cast<const typename Row::Stored*>(chunk.sources[s]) + at;
+      const auto* source = static_cast<const typename Row::Stored*>(chunk.sources[s]) + run_begin + at;
       chunk.source_nonfinite[s] += count_nonfinite(Row::kDType, source, length);
     }
   }
@@ -93,7 +94,7 @@ HWY_INLINE void reduce_row(
     HWY_ALIGN typename Row::Value row_values[kRow];
     HWY_ALIGN typename Row::Stored row_stored[kRow] = {};
     spill_row<Row>(values, row_values);
-    count_nonfinite_row<Row>(chunk, at, row_values, row_stored, stats);
+    count_nonfinite_row<Row>(chunk, rows.run_begin(), at, row_values, row_stored, stats);
     reload_row<Row>(row_values, values);
     Row::load_raw(row_stored, raw);
   }
@@ -141,16 +142,19 @@ ChunkStats reduce_rows(const ReduceChunk& chunk) {
   auto largest = hn::Zero(typename Row::DBits());
   PowerSums<Value> sums;
   clear(sums);
-  const WholeRows<Row, kPeers> whole(chunk);
   const std::size_t count = chunk.count;
-  std::size_t at = 0;
-  for (; at + kRow <= count; at += kRow) {
-    whole.prefetch(at);
-    reduce_row<Row, kPower>(chunk, whole, at, division, by, sums, largest, stats);
-  }
-  if (at < count) {
-    HWY_ALIGN typename Row::Stored padded[kRow] = {};
-    reduce_row<Row, kPower>(chunk, PartialRow<Row>(chunk, padded), at, division, by, sums, largest, stats);
+  const std::size_t runs = kPeers == Peers::Any ? chunk.runs : 1;
+  HWY_ALIGN typename Row::Stored padded[kRow] = {};
+  for (std::size_t run = 0; run < runs; ++run) {
+    const WholeRows<Row, kPeers> whole(chunk, run);
+    std::size_t at = 0;
+    for (; at + kRow <= count; at += kRow) {
+      whole.prefetch(at);
+      reduce_row<Row, kPower>(chunk, whole, at, division, by, sums, largest, stats);
+    }
+    if (at < count) {
+      reduce_row<Row, kPower>(chunk, PartialRow<Row>(chunk, run, padded), at, division, by, sums, largest, stats);
+    }
   }
 
   stats.power_sum = total<Row>(sums);
@@ -161,6 +165,9 @@ ChunkStats reduce_rows(const ReduceChunk& chunk) {
 
 template <typename Row, PowerKind kPower>
 ChunkStats reduce_by_peers(const ReduceChunk& chunk) {
+  if (chunk.runs != 1) {
+    return reduce_rows<Row, Peers::Any, kPower>(chunk);
+  }
   if (chunk.sources.size() == 1 && chunk.destinations.empty()) {
     return reduce_rows<Row, Peers::OneToNone, kPower>(chunk);
   }

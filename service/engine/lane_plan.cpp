@@ -35,24 +35,38 @@ device::LanePlan lane_plan_of(const plan::Plan& plan) {
   lane.norm_type = plan.options.norm_type;
   lane.clip_groups = static_cast<std::uint32_t>(plan.clip_groups.size());
   lane.layers = static_cast<std::uint32_t>(layers.size());
+  lane.arenas.resize(1);
+  lane.arena_of_rank.assign(static_cast<std::size_t>(plan.world_size), 0);
   lane.tensors.reserve(plan.tensors.size());
+  for (const plan::Bucket& bucket : plan.buckets) {
+    device::LaneBucket& entry = lane.buckets.emplace_back();
+    entry.dtype = bucket.dtype;
+    entry.tensors = bucket.tensors;
+    entry.divisor = bucket.divisor;
+    std::vector<device::LaneSum>& sums = lane.sums.emplace_back();
+    for (const std::vector<std::int64_t>& group : bucket.groups) {
+      device::LaneSum& sum = sums.emplace_back();
+      for (const std::int64_t rank : group) {
+        sum.sources.push_back({static_cast<std::uint32_t>(rank), 0});
+      }
+      sum.destinations = sum.sources;
+    }
+  }
   for (const plan::PlannedTensor& tensor : plan.tensors) {
-    device::LaneTensor entry;
-    entry.offset_bytes = tensor.offset_bytes;
-    entry.numel = static_cast<std::uint64_t>(tensor.numel);
+    device::LaneTensor& entry = lane.tensors.emplace_back();
     entry.bucket = tensor.bucket;
     entry.clip_group = tensor.clip_group;
     entry.layer = tensor.declaration.layer ? layers.at(*tensor.declaration.layer) : -1;
-    lane.tensors.push_back(entry);
+    entry.first_part = static_cast<std::uint32_t>(lane.parts.size());
+    entry.parts = 1;
+    device::LanePart& part = lane.parts.emplace_back();
+    part.tensor = static_cast<std::uint32_t>(lane.tensors.size() - 1);
+    part.sums = tensor.bucket;
+    part.elements = static_cast<std::uint64_t>(tensor.numel);
+    part.run = part.elements;
+    lane.arenas[0].input.push_back(tensor.offset_bytes);
   }
-  for (const plan::Bucket& bucket : plan.buckets) {
-    device::LaneBucket entry;
-    entry.dtype = bucket.dtype;
-    entry.tensors = bucket.tensors;
-    entry.groups = bucket.groups;
-    entry.divisor = bucket.divisor;
-    lane.buckets.push_back(std::move(entry));
-  }
+  lane.arenas[0].output = lane.arenas[0].input;
   return lane;
 }
 

@@ -154,20 +154,24 @@ LanePlan make_layout(plan::DType dtype, std::size_t count) {
   LanePlan layout;
   layout.world_size = 2;
   layout.rank_buffers = {1, 2};
+  layout.arenas.resize(1);
+  layout.arena_of_rank = {0, 0};
+  layout.sums = {{{{{0, 0}, {1, 0}}, {{0, 0}, {1, 0}}}}};
   const std::uint64_t numel = count / kTensors;
   const std::uint64_t width = plan::size_of(dtype);
   std::uint64_t bucket_bytes = 0;
   for (std::uint32_t tensor = 0; tensor < kTensors; ++tensor) {
     if (layout.buckets.empty() || bucket_bytes + numel * width > 25U << 20) {
-      layout.buckets.push_back({dtype, {}, {{0, 1}}, 2.0});
+      layout.buckets.push_back({dtype, {}, 2.0});
       bucket_bytes = 0;
     }
     bucket_bytes += numel * width;
     layout.buckets.back().tensors.push_back(tensor);
-    layout.tensors.push_back(
-        {tensor * plan::align_up(numel * width), numel, static_cast<std::uint32_t>(layout.buckets.size() - 1)}
-    );
+    layout.tensors.push_back({static_cast<std::uint32_t>(layout.buckets.size() - 1), 0, -1, tensor, 1, {}});
+    layout.parts.push_back({tensor, 0, numel, 0, numel, {}});
+    layout.arenas[0].input.push_back(tensor * plan::align_up(numel * width));
   }
+  layout.arenas[0].output = layout.arenas[0].input;
   return layout;
 }
 
@@ -189,8 +193,7 @@ Arena make_arena(std::uint64_t bytes) {
 template <typename T>
 void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
   const LanePlan layout = make_layout(dtype, count);
-  const std::uint64_t bytes =
-      layout.tensors.back().offset_bytes + plan::align_up(layout.tensors.back().numel * sizeof(T));
+  const std::uint64_t bytes = layout.arenas[0].input.back() + plan::align_up(layout.parts.back().elements * sizeof(T));
   Arena arenas[2] = {make_arena(bytes), make_arena(bytes)};
   T* memory[2] = {static_cast<T*>(arenas[0].data), static_cast<T*>(arenas[1].data)};
   const auto fill = [&] {

@@ -4,6 +4,7 @@
 #include "device/bucket_reduction.hpp"
 #include "device/device_error.hpp"
 #include "device/step_finish.hpp"
+#include "unit/device/whole_tensors.hpp"
 
 #include <gtest/gtest.h>
 
@@ -60,11 +61,9 @@ class Chunks {
   static constexpr std::size_t kChunks = 8;
   static constexpr std::size_t kBytes = kChunkElements * sizeof(T);
 
-  explicit Chunks(T value, double norm_type = 2) {
-    layout_.norm_type = norm_type;
-    layout_.rank_buffers = {1};
-    layout_.buckets = {{sizeof(T) == 8 ? plan::DType::Float64 : plan::DType::Float32, {0}, {{0}}, 2}};
-    layout_.tensors = {{0, kChunks * kChunkElements, 0}};
+  explicit Chunks(T value, double norm_type = 2) : layout_(empty_layout(1, norm_type)) {
+    add_bucket(layout_, sizeof(T) == 8 ? plan::DType::Float64 : plan::DType::Float32, {{0}}, 2);
+    add_tensor(layout_, 0, kChunks * kChunkElements, 0);
     memory_ =
         static_cast<T*>(::mmap(nullptr, kChunks * kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     std::fill(memory_, memory_ + kChunks * kChunkElements, value);

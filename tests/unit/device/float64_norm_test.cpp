@@ -5,6 +5,7 @@
 #include "device/chunk_math.hpp"
 #include "device/chunk_reference.hpp"
 #include "device/step_finish.hpp"
+#include "unit/device/whole_tensors.hpp"
 
 #include <gtest/gtest.h>
 
@@ -117,17 +118,15 @@ void expect_within(double norm, Quad sum, double p, double unit, int ulps, const
 
 /// The lane's functions on one rank, the values cut into tensors of uneven lengths in two buckets.
 double norm_of(const std::vector<double>& values, double p, double scale) {
-  LanePlan layout;
-  layout.norm_type = p;
-  layout.rank_buffers = {1};
-  layout.buckets = {{plan::DType::Float64, {}, {{0}}, 1}, {plan::DType::Float64, {}, {{0}}, 1}};
+  LanePlan layout = empty_layout(1, p);
+  add_bucket(layout, plan::DType::Float64, {{0}}, 1);
+  add_bucket(layout, plan::DType::Float64, {{0}}, 1);
   const std::size_t count = values.size();
   const std::vector<std::size_t> cuts = {0, 1, 17, count / 3, count / 3 + 1, count - 40, count};
   std::vector<double> memory;
   for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
     const auto bucket = static_cast<std::uint32_t>(i % 2);
-    layout.buckets[bucket].tensors.push_back(static_cast<std::uint32_t>(i));
-    layout.tensors.push_back({memory.size() * sizeof(double), cuts[i + 1] - cuts[i], bucket});
+    add_tensor(layout, bucket, cuts[i + 1] - cuts[i], memory.size() * sizeof(double));
     memory.insert(
         memory.end(),
         values.begin() + static_cast<std::ptrdiff_t>(cuts[i]),

@@ -40,15 +40,6 @@ class HostLaneTest : public LaneFixture {
   std::promise<void> gate_;
 };
 
-LanePlan unused_layout(std::size_t ranks) {
-  LanePlan layout;
-  layout.world_size = static_cast<std::int64_t>(ranks);
-  for (std::size_t rank = 0; rank < ranks; ++rank) {
-    layout.rank_buffers.push_back(rank + 1);
-  }
-  return layout;
-}
-
 TEST_F(HostLaneTest, answers_every_command_once_and_in_order) {
   load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 2}}, {{1000, 0}}));
   lane_->submit(ReduceBucket{kPlan, 1, 0, {}, false});
@@ -80,7 +71,7 @@ TEST_F(HostLaneTest, an_abort_overtakes_its_attempts_and_reports_after_them) {
   load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 1}}, {{3, 0}}));
   set<float>(0, 0, {1, 2, 3});
   set<float>(0, 1, {10, 20, 30});
-  lane_->submit(LoadPlan{7, unused_layout(2)});
+  lane_->submit(LoadPlan{7, empty_layout(2)});
   expect<Loaded>();
   close_gate();
   lane_->submit(ReduceBucket{kPlan, 1, 0, {}, false});
@@ -106,7 +97,7 @@ TEST_F(HostLaneTest, an_abort_does_not_wait_for_the_queued_commands_of_others) {
   start_with_gate();
   load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 1}}, {{3, 0}}));
   for (const PlanId plan : {43, 7}) {
-    lane_->submit(LoadPlan{plan, plan == 7 ? unused_layout(2) : layout_});
+    lane_->submit(LoadPlan{plan, plan == 7 ? empty_layout(2) : layout_});
     expect<Loaded>();
   }
   close_gate();
@@ -133,7 +124,7 @@ TEST_F(HostLaneTest, an_abort_does_not_wait_for_the_queued_commands_of_others) {
 TEST_F(HostLaneTest, an_abort_of_a_plan_that_is_yet_to_be_loaded_keeps_the_order) {
   start_with_gate();
   load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 1}}, {{3, 0}}));
-  lane_->submit(LoadPlan{7, unused_layout(2)});
+  lane_->submit(LoadPlan{7, empty_layout(2)});
   expect<Loaded>();
   close_gate();
   lane_->submit(LoadPlan{43, layout_});
@@ -267,16 +258,24 @@ TEST_F(HostLaneTest, refuses_plans_that_do_not_fit_the_memory) {
     lane_->submit(LoadPlan{8, layout});
     return expect<Failed>().message;
   };
-  EXPECT_THAT(failure([](LanePlan& p) { p.tensors[0].numel = 17; }), HasSubstr("ends outside the 64 bytes of rank 0"));
-  EXPECT_THAT(failure([](LanePlan& p) { p.tensors[0].numel = std::uint64_t{1} << 62; }), HasSubstr("ends outside"));
-  EXPECT_THAT(failure([](LanePlan& p) { p.tensors[0].offset_bytes = 1; }), HasSubstr("not a multiple"));
-  EXPECT_THAT(failure([](LanePlan& p) { p.tensors[0].offset_bytes = ~std::uint64_t{3}; }), HasSubstr("ends outside"));
+  EXPECT_THAT(
+      failure([](LanePlan& p) { p.parts[0].elements = p.parts[0].run = 17; }),
+      HasSubstr("ends outside the 64 bytes of rank 0")
+  );
+  EXPECT_THAT(
+      failure([](LanePlan& p) { p.parts[0].elements = p.parts[0].run = std::uint64_t{1} << 62; }),
+      HasSubstr("ends outside")
+  );
+  EXPECT_THAT(failure([](LanePlan& p) { p.arenas[0].input = p.arenas[0].output = {1}; }), HasSubstr("not a multiple"));
+  EXPECT_THAT(
+      failure([](LanePlan& p) { p.arenas[0].input = p.arenas[0].output = {~std::uint64_t{3}}; }),
+      HasSubstr("ends outside")
+  );
   EXPECT_THAT(failure([](LanePlan& p) { p.tensors[0].clip_group = 1; }), HasSubstr("clip group 1"));
   EXPECT_THAT(failure([](LanePlan& p) { p.tensors[0].layer = 0; }), HasSubstr("layer 0 of 0"));
   EXPECT_THAT(failure([](LanePlan& p) { p.buckets[0].tensors.clear(); }), HasSubstr("tensor 0 is in no bucket"));
   EXPECT_THAT(failure([](LanePlan& p) { p.buckets[0].tensors = {0, 0}; }), HasSubstr("once and alone"));
-  EXPECT_THAT(failure([](LanePlan& p) { p.buckets[0].groups = {{0, 0}}; }), HasSubstr("rank 0 twice"));
-  EXPECT_THAT(failure([](LanePlan& p) { p.buckets[0].groups = {{0}}; }), HasSubstr("1 ranks of 2"));
+  EXPECT_THAT(failure([](LanePlan& p) { p.sums[0] = sums_of_groups({{0, 0}}); }), HasSubstr("rank 0 twice as source"));
   EXPECT_THAT(failure([](LanePlan& p) { p.buckets[0].divisor = 0; }), HasSubstr("divisor is 0"));
   EXPECT_THAT(failure([](LanePlan& p) { p.norm_type = 0.5; }), HasSubstr("norm_type is 0.5"));
   EXPECT_THAT(failure([](LanePlan& p) { p.rank_buffers = {1, 1}; }), HasSubstr("share a buffer"));

@@ -4,6 +4,7 @@
 #include "device/arena.hpp"
 #include "device/half.hpp"
 #include "device/host_lane.hpp"
+#include "unit/device/whole_tensors.hpp"
 
 #include <gtest/gtest.h>
 
@@ -106,7 +107,7 @@ class LaneFixture : public testing::Test {
 
   struct BucketSpec {
     plan::DType dtype = plan::DType::Float32;
-    std::vector<std::vector<std::int64_t>> groups;
+    Groups groups;
     double divisor = 1.0;
   };
 
@@ -119,26 +120,17 @@ class LaneFixture : public testing::Test {
   LanePlan lay_out(
       std::int64_t world, const std::vector<BucketSpec>& buckets, const std::vector<TensorSpec>& tensors, double p = 2
   ) {
-    LanePlan layout;
-    layout.world_size = world;
-    layout.norm_type = p;
+    LanePlan layout = empty_layout(world, p);
     for (const BucketSpec& bucket : buckets) {
-      layout.buckets.push_back({bucket.dtype, {}, bucket.groups, bucket.divisor});
+      add_bucket(layout, bucket.dtype, bucket.groups, bucket.divisor);
     }
     std::uint64_t offset = 0;
     for (const TensorSpec& tensor : tensors) {
-      LaneBucket& bucket = layout.buckets[tensor.bucket];
-      bucket.tensors.push_back(static_cast<std::uint32_t>(layout.tensors.size()));
-      layout.tensors.push_back({offset, tensor.numel, tensor.bucket, tensor.clip_group, tensor.layer});
-      offset += plan::align_up(tensor.numel * plan::size_of(bucket.dtype));
-      layout.clip_groups = std::max(layout.clip_groups, tensor.clip_group + 1);
-      layout.layers = std::max(layout.layers, static_cast<std::uint32_t>(tensor.layer + 1));
+      add_tensor(layout, tensor.bucket, tensor.numel, offset, tensor.clip_group, tensor.layer);
+      offset += plan::align_up(tensor.numel * plan::size_of(layout.buckets[tensor.bucket].dtype));
     }
-    for (std::int64_t rank = 0; rank < world; ++rank) {
-      layout.rank_buffers.push_back(static_cast<BufferId>(rank) + 1);
-      if (arenas_.size() <= static_cast<std::size_t>(rank)) {
-        arenas_.emplace_back(std::max<std::uint64_t>(offset, 64));
-      }
+    while (arenas_.size() < static_cast<std::size_t>(world)) {
+      arenas_.emplace_back(std::max<std::uint64_t>(offset, 64));
     }
     return layout;
   }
@@ -198,20 +190,24 @@ class LaneFixture : public testing::Test {
     return plan::ClipRule{max_norm, plan::ClipMode::Strict, plan::ZeroRule::Refuse, plan::DType::Float32};
   }
 
+  [[nodiscard]] std::uint64_t numel(std::size_t tensor) const {
+    return layout_.parts[layout_.tensors[tensor].first_part].elements;
+  }
+
   template <typename T = float>
   T* values(std::uint32_t tensor, std::int64_t rank) {
-    return arenas_[static_cast<std::size_t>(rank)].at<T>(layout_.tensors[tensor].offset_bytes);
+    return arenas_[static_cast<std::size_t>(rank)].at<T>(layout_.arenas[0].input[tensor]);
   }
 
   template <typename T>
   void set(std::uint32_t tensor, std::int64_t rank, const std::vector<T>& given) {
-    ASSERT_EQ(given.size(), layout_.tensors[tensor].numel);
+    ASSERT_EQ(given.size(), numel(tensor));
     std::memcpy(values<T>(tensor, rank), given.data(), given.size() * sizeof(T));
   }
 
   template <typename T>
   std::vector<T> get(std::uint32_t tensor, std::int64_t rank) {
-    return {values<T>(tensor, rank), values<T>(tensor, rank) + layout_.tensors[tensor].numel};
+    return {values<T>(tensor, rank), values<T>(tensor, rank) + numel(tensor)};
   }
 
   ReportBox box_;

@@ -209,18 +209,31 @@ TEST_F(StepMathTest, a_tensor_unused_everywhere_is_absent) {
   EXPECT_LT(get<float>(1, 0)[0], 3);
 }
 
-TEST_F(StepMathTest, a_group_without_a_gradient_beside_one_with_is_divergence) {
+TEST_F(StepMathTest, a_group_without_a_gradient_beside_one_with_gets_zeros_and_is_divergence) {
   load(lay_out(4, {{kFloat32, {{0, 1}, {2, 3}}, 1}}, {{1, 0}}));
-  for (std::int64_t rank = 0; rank < 4; ++rank) {
-    set<float>(0, rank, {2});
+  for (const bool compare : {false, true}) {
+    for (std::int64_t rank = 0; rank < 4; ++rank) {
+      set<float>(0, rank, {2});
+    }
+    const Tag tag = compare ? 2 : 1;
+    reduce_all(tag, {{0, 0}, {0, 1}}, compare);
+    const StepMath math = finish(tag, {strict(1.0)});
+    EXPECT_EQ(math.norm, 4);  // of the group that has one
+    EXPECT_EQ(math.counted_elements, 1U);
+    ASSERT_EQ(math.divergence.size(), 1U);
+    EXPECT_THAT(math.divergence[0].ranks, ElementsAre(0, 1));
+    ASSERT_EQ(math.missing.size(), 1U);
+    EXPECT_EQ(math.missing[0].tensor, 0U);
+    EXPECT_THAT(math.missing[0].ranks, ElementsAre(0, 1));
+    EXPECT_THAT(math.absent, IsEmpty());
+    EXPECT_EQ(get<float>(0, 0)[0], 0);
+    EXPECT_EQ(get<float>(0, 1)[0], 0);
+    EXPECT_EQ(get<float>(0, 3)[0], 1);
   }
-  reduce_all(1, {{0, 0}, {0, 1}}, true);
-  const StepMath math = finish(1, {strict(1.0)});
-  EXPECT_EQ(math.norm, 4);  // of the group that has one
-  ASSERT_EQ(math.divergence.size(), 1U);
-  EXPECT_THAT(math.divergence[0].ranks, ElementsAre(0, 1));
-  EXPECT_EQ(get<float>(0, 0)[0], 2);
-  EXPECT_EQ(get<float>(0, 3)[0], 1);
+  reduce_all(3);
+  const StepMath next = finish(3, {strict(std::nullopt)});
+  EXPECT_THAT(next.missing, IsEmpty());
+  EXPECT_THAT(next.divergence, IsEmpty());
 }
 
 TEST_F(StepMathTest, nonfinite_values_are_named_by_tensor_and_rank) {
@@ -403,7 +416,7 @@ class EveryThreadCount : public LaneFixture {
     std::mt19937_64 random(5);
     for (std::size_t i = 0; i < layout_.tensors.size(); ++i) {
       const auto tensor = static_cast<std::uint32_t>(i);
-      for (std::uint64_t element = 0; element < layout_.tensors[i].numel; ++element) {
+      for (std::uint64_t element = 0; element < numel(i); ++element) {
         const auto value = static_cast<float>(std::normal_distribution<double>()(random));
         for (std::int64_t rank = 0; rank < 4; ++rank) {
           write(tensor, rank, element, rank < 2 ? value : -0.25F * value);
@@ -457,7 +470,7 @@ TEST_F(EveryThreadCount, and_the_norm_is_within_an_ulp_of_exact_arithmetic) {
   long double squares = 0;
   for (std::size_t i = 0; i < layout_.tensors.size(); ++i) {
     const auto tensor = static_cast<std::uint32_t>(i);
-    for (std::uint64_t element = 0; element < layout_.tensors[i].numel; ++element) {
+    for (std::uint64_t element = 0; element < numel(i); ++element) {
       long double value = 0;
       switch (layout_.buckets[layout_.tensors[i].bucket].dtype) {
         case plan::DType::Float32:
@@ -478,9 +491,9 @@ TEST_F(EveryThreadCount, and_the_norm_is_within_an_ulp_of_exact_arithmetic) {
   }
   // Replicated from here on: every rank by itself, nothing to reduce.
   LanePlan single = layout_;
-  for (LaneBucket& bucket : single.buckets) {
-    bucket.groups = {{0}, {1}, {2}, {3}};
-    bucket.divisor = 1;
+  for (std::size_t bucket = 0; bucket < single.buckets.size(); ++bucket) {
+    single.sums[bucket] = sums_of_groups({{0}, {1}, {2}, {3}});
+    single.buckets[bucket].divisor = 1;
   }
   lane_->submit(LoadPlan{77, single});
   expect<Loaded>();

@@ -1,0 +1,28 @@
+#pragma once
+// The second pass over memory: the multiplication of a clip.
+
+#include "device/lane.hpp"
+#include "device/loaded_plan.hpp"
+#include "device/worker_pool.hpp"
+
+#include <atomic>
+#include <vector>
+
+namespace gradsync::device {
+
+/// Whether the destinations of a sum still hold the equal bits that the reduction gave them. Not once the trainers have
+/// had the gradients back in between.
+enum class Copies { Equal, OwnedByRanks };
+
+/// Multiplies every held gradient of the clip groups that ask for it, on every rank: the clip set is not the norm set.
+/// What nobody contributed to is left alone. Seconds the pass took; 0 where none was needed. Throws DeviceError:
+/// Aborted when `cancel` was raised in time.
+double multiply_gradients(
+    LoadedPlan& plan,
+    const std::vector<plan::ClipOutcome>& outcomes,
+    Copies copies,
+    WorkerPool& pool,
+    const std::atomic<bool>& cancel
+);
+
+}  // namespace gradsync::device
