@@ -32,7 +32,7 @@ def data_collectives(sync: SyncWorld) -> Counter[DataCollective]:
     kinds: dict[object, list[int]] = {}
     for i, tensor in enumerate(world.tensors):
         mesh = world.meshes[tensor.mesh]
-        walk = tuple((wide_axes(mesh, rule), rule.op, rule.to is None) for rule in stages(sync, tensor))
+        walk = tuple((wide_axes(mesh, rule), rule.to is None) for rule in stages(sync, tensor))
         holding = tuple(holders(world, tensor)) if tensor.tied is None else tensor.tied
         kinds.setdefault((tensor.dtype, tensor.mesh, holding, walk, divisor(sync, tensor)), []).append(i)
     found: Counter[DataCollective] = Counter()
