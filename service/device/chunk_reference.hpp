@@ -22,8 +22,8 @@ void scale_chunk_reference(plan::DType dtype, void* values, std::size_t count, d
 /// The error of a square is exact from here on. Smaller squares matter to no sum that is not taken again rescaled.
 inline constexpr double kSmallestExactSquare = 0x1p-968;
 
-/// Σ(|g| / scale)^p with the same accumulators, all values one run. Any p ≥ 1. For p other than 1 and 2 the bits depend on the
-/// machine's libm as well.
+/// Σ(|g| / scale)^p with the same accumulators, all values one run. Any p ≥ 1. For p other than 1 and 2 the bits depend
+/// on the machine's libm as well.
 [[nodiscard]] DoubleDouble power_sum(plan::DType dtype, const void* values, std::size_t count, double p, double scale);
 
 /// Non-finite values among `count` stored elements.

@@ -127,8 +127,8 @@ class LayoutCheck {
     check_fit(part.tensor == index, [&] {
       return fmt::format("part {} of tensor {} names tensor {}", number, index, part.tensor);
     });
-    check_fit(part.sums < layout_.sums.size(), [&] {
-      return fmt::format("part {} has sums {} of {}", number, part.sums, layout_.sums.size());
+    check_fit(part.sums < layout_.sums.size() && !layout_.sums[part.sums].empty(), [&] {
+      return fmt::format("part {} has sums {} of {}, or those are none", number, part.sums, layout_.sums.size());
     });
     const SumsUse& use = uses_[part.sums];
     check_fit(use.copies <= layout_.tensors[index].copies.size(), [&] {

@@ -33,7 +33,6 @@ class Uses {
       : layout_(layout), buffers_(buffers), index_(index) {}
 
   SumsUse of(const std::vector<LaneSum>& sums) {
-    check_fit(!sums.empty(), [&] { return fmt::format("sums[{}] are none", index_); });
     for (const LaneSum& sum : sums) {
       check_fit(!sum.sources.empty() && !sum.destinations.empty(), [&] {
         return fmt::format("a sum of sums[{}] has no source or no destination", index_);

@@ -54,20 +54,26 @@ void on_fault(int signal, siginfo_t* info, void* /*context*/) {
   set_trap();
 }
 
-/// One tensor of eight chunks, alone on its rank and page-aligned; one thread.
+/// One tensor of eight chunks, alone on its rank and page-aligned; one thread. Scattered: half of its columns, four
+/// chunks, go to an output of their own behind it.
 template <typename T>
 class Chunks {
  public:
   static constexpr std::size_t kChunks = 8;
   static constexpr std::size_t kBytes = kChunkElements * sizeof(T);
+  static constexpr std::size_t kSize = 2 * kChunks * kBytes;
 
-  explicit Chunks(T value, double norm_type = 2) : layout_(empty_layout(1, norm_type)) {
+  explicit Chunks(T value, double norm_type = 2, bool is_scattered = false)
+      : layout_(empty_layout(1, norm_type)), output_(is_scattered ? kChunks : 0) {
     add_bucket(layout_, sizeof(T) == 8 ? plan::DType::Float64 : plan::DType::Float32, {{0}}, 2);
     add_tensor(layout_, 0, kChunks * kChunkElements, 0);
-    memory_ =
-        static_cast<T*>(::mmap(nullptr, kChunks * kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    std::fill(memory_, memory_ + kChunks * kChunkElements, value);
-    plan_.emplace(layout_, std::vector<BufferView>{{reinterpret_cast<std::byte*>(memory_), kChunks * kBytes}}, 1);
+    if (is_scattered) {
+      layout_.parts[0] = {0, 0, kChunks * kChunkElements / 2, 0, 64, {{kChunks * kChunkElements / 128, 128}}};
+      layout_.arenas[0].output[0] = kChunks * kBytes;
+    }
+    memory_ = static_cast<T*>(::mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    std::fill(memory_, memory_ + kSize / sizeof(T), value);
+    plan_.emplace(layout_, std::vector<BufferView>{{reinterpret_cast<std::byte*>(memory_), kSize}}, 1);
     cancel = false;
     sprung = 0;
     traps.clear();
@@ -84,11 +90,13 @@ class Chunks {
 
   ~Chunks() {
     ::sigaction(SIGSEGV, &previous, nullptr);
-    ::munmap(memory_, kChunks * kBytes);
+    ::munmap(memory_, kSize);
   }
 
+  /// Chunks of the output.
   void trap(std::size_t first, std::size_t last, bool raises) {
-    traps.push_back({reinterpret_cast<std::byte*>(memory_) + first * kBytes, (last + 1 - first) * kBytes, raises});
+    std::byte* output = reinterpret_cast<std::byte*>(memory_) + output_ * kBytes;
+    traps.push_back({output + first * kBytes, (last + 1 - first) * kBytes, raises});
   }
 
   template <typename Pass>
@@ -101,13 +109,13 @@ class Chunks {
       EXPECT_EQ(error.kind(), DeviceError::Kind::Aborted) << error.what();
     }
     EXPECT_EQ(sprung, touches);
-    ::mprotect(memory_, kChunks * kBytes, PROT_READ | PROT_WRITE);
+    ::mprotect(memory_, kSize, PROT_READ | PROT_WRITE);
   }
 
   [[nodiscard]] std::vector<T> heads() const {
     std::vector<T> values;
     for (std::size_t chunk = 0; chunk < kChunks; ++chunk) {
-      values.push_back(memory_[chunk * kChunkElements]);
+      values.push_back(memory_[(output_ + chunk) * kChunkElements]);
     }
     return values;
   }
@@ -118,6 +126,7 @@ class Chunks {
 
  private:
   LanePlan layout_;
+  std::size_t output_;  ///< the chunk at which it begins
   T* memory_ = nullptr;
   std::optional<LoadedPlan> plan_;
   WorkerPool pool_{1, "test"};
@@ -140,6 +149,17 @@ TEST(AbortBound, so_does_a_reduction_for_a_norm_that_takes_pow) {
   chunks.trap(3, 3, true);
   chunks.trap(4, 7, false);
   chunks.expect_aborted_after(1, kReduce);
+}
+
+TEST(AbortBound, so_does_one_of_a_scattered_tensor) {
+  Chunks<float> chunks(4, 2, true);
+  chunks.trap(1, 1, true);
+  chunks.trap(2, 3, false);
+  chunks.expect_aborted_after(1, kReduce);
+  EXPECT_EQ(chunks.heads(), (std::vector<float>{2, 2, 4, 4, 4, 4, 4, 4}));
+  cancel = false;  // the inputs are as they were: another attempt finds them
+  reduce_bucket(chunks.plan(), {1, 2, 0, {}, false}, chunks.pool(), cancel);
+  EXPECT_EQ(chunks.heads(), (std::vector<float>{2, 2, 2, 2, 4, 4, 4, 4}));
 }
 
 TEST(AbortBound, the_second_reading_of_rescaled_tensors_ends_likewise) {

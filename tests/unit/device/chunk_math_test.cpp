@@ -3,124 +3,18 @@
 #include "device/chunk_math.hpp"
 
 #include "device/chunk_reference.hpp"
-#include "device/half.hpp"
+#include "unit/device/chunk_fixture.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
-#include <cstring>
-#include <limits>
-#include <memory>
 #include <random>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace gradsync::device {
 namespace {
-
-using plan::DType;
-
-std::size_t width(DType dtype) { return dtype == DType::Float64 ? 8 : dtype == DType::Float32 ? 4 : 2; }
-
-double decode(DType dtype, const std::byte* at) {
-  switch (dtype) {
-    case DType::Float32: {
-      float value = 0;
-      std::memcpy(&value, at, 4);
-      return value;
-    }
-    case DType::Float64: {
-      double value = 0;
-      std::memcpy(&value, at, 8);
-      return value;
-    }
-    default: {
-      std::uint16_t value = 0;
-      std::memcpy(&value, at, 2);
-      return dtype == DType::BFloat16 ? bfloat16_to_float(value) : float16_to_float(value);
-    }
-  }
-}
-
-void encode(DType dtype, double value, std::byte* at) {
-  const auto single = static_cast<float>(value);
-  switch (dtype) {
-    case DType::Float32:
-      std::memcpy(at, &single, 4);
-      return;
-    case DType::Float64:
-      std::memcpy(at, &value, 8);
-      return;
-    default: {
-      const std::uint16_t bits = dtype == DType::BFloat16 ? float_to_bfloat16(single) : float_to_float16(single);
-      std::memcpy(at, &bits, 2);
-    }
-  }
-}
-
-enum class Content { Ordinary, Denormal, Huge, NonFinite, AnyBits };
-
-/// Values of one rank, `skew` elements into an allocation so that vectors are not aligned.
-class Memory {
- public:
-  Memory(DType dtype, std::size_t count, std::size_t skew)
-      : dtype_(dtype), count_(count), bytes_((count + skew + 1) * width(dtype), std::byte{0x5a}), skew_(skew) {}
-
-  void fill(Content content, std::mt19937_64& random) {
-    for (std::size_t i = 0; i < count_; ++i) {
-      std::byte* at = begin() + i * width(dtype_);
-      const std::uint64_t bits = random();
-      const double unit = std::normal_distribution<double>()(random);
-      switch (content) {
-        case Content::Ordinary:
-          encode(dtype_, bits % 64 == 0 ? -0.0 : unit, at);
-          break;
-        case Content::Denormal:
-          encode(dtype_, unit * (dtype_ == DType::Float64 ? 1e-310 : dtype_ == DType::Float16 ? 1e-6 : 1e-39), at);
-          break;
-        case Content::Huge:
-          encode(dtype_, unit * (dtype_ == DType::Float64 ? 5e307 : dtype_ == DType::Float16 ? 3e4 : 1.5e38), at);
-          break;
-        case Content::NonFinite:
-          encode(
-              dtype_,
-              bits % 97 == 0   ? std::nan("")
-              : bits % 89 == 0 ? -HUGE_VAL
-              : bits % 83 == 0 ? HUGE_VAL
-                               : unit,
-              at
-          );
-          break;
-        case Content::AnyBits:
-          std::memcpy(at, &bits, width(dtype_));
-          break;
-      }
-    }
-  }
-
-  [[nodiscard]] std::size_t skew() const { return skew_; }
-
-  std::byte* begin() { return bytes_.data() + skew_ * width(dtype_); }
-
-  double at(std::size_t i) { return decode(dtype_, begin() + i * width(dtype_)); }
-
-  bool operator==(const Memory& other) const { return bytes_ == other.bytes_; }
-
- private:
-  DType dtype_;
-  std::size_t count_;
-  std::vector<std::byte> bytes_;
-  std::size_t skew_;
-};
-
-struct Outcome {
-  ChunkStats stats;
-  std::vector<Memory> memory;
-  std::vector<std::uint64_t> source_nonfinite;
-};
 
 struct Form {
   std::size_t sources = 1;
@@ -155,31 +49,7 @@ Outcome run(Function function, DType dtype, const Form& shape, std::vector<Memor
   return result;
 }
 
-void expect_equal_bits(const Outcome& ours, const Outcome& reference, const std::string& what) {
-  EXPECT_TRUE(ours.memory == reference.memory) << what;
-  // NaN sums have no agreed bits; everything else has.
-  if (std::isnan(reference.stats.power_sum.high)) {
-    EXPECT_TRUE(std::isnan(ours.stats.power_sum.high)) << what;
-  } else {
-    EXPECT_EQ(ours.stats.power_sum, reference.stats.power_sum) << what;
-  }
-  EXPECT_EQ(std::bit_cast<std::uint64_t>(ours.stats.maximum), std::bit_cast<std::uint64_t>(reference.stats.maximum))
-      << what;
-  EXPECT_EQ(ours.stats.nonfinite, reference.stats.nonfinite) << what;
-  EXPECT_EQ(ours.stats.nan, reference.stats.nan) << what;
-  EXPECT_EQ(ours.source_nonfinite, reference.source_nonfinite) << what;
-}
-
-class ChunkMath : public testing::TestWithParam<std::tuple<std::string, DType>> {
- protected:
-  void SetUp() override { use_vector_target(target()); }
-
-  void TearDown() override { use_vector_target(""); }
-
-  [[nodiscard]] static std::string target() { return std::get<0>(GetParam()); }
-
-  [[nodiscard]] static DType dtype() { return std::get<1>(GetParam()); }
-};
+class ChunkMath : public ChunkTest {};
 
 TEST_P(ChunkMath, reduces_like_the_plain_loops_bit_for_bit) {
   std::mt19937_64 random(7);
@@ -282,10 +152,6 @@ TEST_P(ChunkMath, sums_of_powers_match_on_request) {
     const Outcome after = run(reduce_chunk, dtype(), Form{1, 0, 1023, 1.0, kind}, {memory});
     EXPECT_EQ(after.stats.power_sum, power_sum(dtype(), memory.begin(), 1023, p, 1));
   }
-}
-
-std::string target_and_dtype(const testing::TestParamInfo<std::tuple<std::string, DType>>& given) {
-  return std::get<0>(given.param) + "_" + std::string(plan::name_of(std::get<1>(given.param)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
