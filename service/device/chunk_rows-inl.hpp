@@ -22,11 +22,29 @@ HWY_BEFORE_NAMESPACE();
 
 namespace gradsync::device::HWY_NAMESPACE {
 
-/// The usual numbers of sources and destinations are constants of the loop; pointers then live in registers.
-enum class Peers : std::uint8_t { OneToNone, TwoToTwo, Any };
+/// The usual numbers of sources and destinations are constants of the loop; pointers then live in registers. `Runs`:
+/// any numbers, and several runs, for which the others have no code.
+enum class Peers : std::uint8_t { OneToNone, TwoToTwo, Any, Runs };
 
-/// Where the rows of a run are. The pointers are copies, because every store might change what the spans point to. More
-/// runs than one are of `Any` peers.
+/// Where a run begins in the sources and in the destinations.
+template <Peers kPeers>
+struct RunPlace {
+  HWY_INLINE RunPlace(const ReduceChunk& /*chunk*/, std::size_t /*run*/) {}
+
+  static constexpr std::size_t from = 0;
+  static constexpr std::size_t to = 0;
+};
+
+template <>
+struct RunPlace<Peers::Runs> {
+  HWY_INLINE RunPlace(const ReduceChunk& chunk, std::size_t run)
+      : from(run * chunk.source_distance), to(run * chunk.count) {}
+
+  std::size_t from;
+  std::size_t to;
+};
+
+/// Where the rows of a run are. The pointers are copies, because every store might change what the spans point to.
 template <typename Row, Peers kPeers>
 class WholeRows {
  public:
@@ -34,30 +52,31 @@ class WholeRows {
 
   HWY_INLINE WholeRows(const ReduceChunk& chunk, std::size_t run)
       : chunk_(chunk),
-        from_(run * chunk.source_distance),
-        to_(run * chunk.count),
+        place_(chunk, run),
         first_(static_cast<const Stored*>(chunk.sources[0])),
         second_(kPeers == Peers::TwoToTwo ? static_cast<const Stored*>(chunk.sources[1]) : nullptr),
         first_to_(kPeers == Peers::TwoToTwo ? static_cast<Stored*>(chunk.destinations[0]) : nullptr),
         second_to_(kPeers == Peers::TwoToTwo ? static_cast<Stored*>(chunk.destinations[1]) : nullptr) {}
 
-  HWY_INLINE std::size_t run_begin() const { return from_; }
+  HWY_INLINE std::size_t run_begin() const { return place_.from; }
 
   HWY_INLINE std::size_t sources() const {
     return kPeers == Peers::OneToNone ? 1 : kPeers == Peers::TwoToTwo ? 2 : chunk_.sources.size();
   }
 
   HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
-    if constexpr (kPeers == Peers::Any) {
-      return static_cast<const Stored*>(chunk_.sources[s]) + from_ + at;
+    if constexpr (kPeers == Peers::Any || kPeers == Peers::Runs) {
+      return static_cast<const Stored*>(chunk_.sources[s]) + place_.from + at;
     }
     return (s == 0 ? first_ : second_) + at;
   }
 
+  HWY_INLINE void close(typename Row::V (& /*values*/)[Row::kVectors]) const {}
+
   /// Half formats compute for so long per byte that the hardware's prefetcher falls behind (measured; float32 gains
   /// nothing). A prefetch never faults, so it may run past the end.
   HWY_INLINE void prefetch(std::size_t at) const {
-    if constexpr (sizeof(Stored) == 2 && kPeers != Peers::Any) {
+    if constexpr (sizeof(Stored) == 2 && (kPeers == Peers::OneToNone || kPeers == Peers::TwoToTwo)) {
       constexpr std::size_t kAhead = 2048 / sizeof(Stored);
       hwy::Prefetch(first_ + at + kAhead);  // a row is one cache line
       if constexpr (kPeers == Peers::TwoToTwo) {
@@ -70,55 +89,118 @@ class WholeRows {
     if constexpr (kPeers == Peers::TwoToTwo) {
       Row::store(raw, first_to_ + at);
       Row::store(raw, second_to_ + at);
-    } else if constexpr (kPeers == Peers::Any) {
+    } else if constexpr (kPeers != Peers::OneToNone) {
       for (void* destination : chunk_.destinations) {
-        Row::store(raw, static_cast<Stored*>(destination) + to_ + at);
+        Row::store(raw, static_cast<Stored*>(destination) + place_.to + at);
       }
     }
   }
 
  private:
   const ReduceChunk& chunk_;
-  std::size_t from_;
-  std::size_t to_;
+  [[no_unique_address]] RunPlace<kPeers> place_;
   const Stored* first_;
   const Stored* second_;
   Stored* first_to_;
   Stored* second_to_;
 };
 
-/// The last row of a run, shorter than 32. Padded with zeros, which add nothing to any sum. One buffer is enough,
-/// because a source is read to its end before the next is asked for, and as long a row ends every run.
+/// Which elements of a row belong to a run that ends in it.
 template <typename Row>
-class PartialRow {
+struct RowEnd {
+  explicit RowEnd(std::size_t length) {
+    for (std::size_t k = 0; k < Row::kVectors; ++k) {
+      HWY_ALIGN typename Row::Bits lanes[Row::kLanes];
+      for (std::size_t lane = 0; lane < Row::kLanes; ++lane) {
+        lanes[lane] = Row::element(k, lane) < length ? -1 : 0;
+      }
+      bits[k] = hn::LoadU(typename Row::DBits(), lanes);
+    }
+  }
+
+  typename Row::VBits bits[Row::kVectors];
+};
+
+struct NoRowEnd {
+  explicit NoRowEnd(std::size_t /*length*/) {}
+};
+
+/// The last row of a run, where others of the chunk follow it in the sources and in the destinations: read and written
+/// as if it were whole. What is read too much is made zero, what is written too much is written again by the next run.
+template <typename Row>
+class OpenRow {
  public:
   using Stored = typename Row::Stored;
 
-  PartialRow(const ReduceChunk& chunk, std::size_t run, Stored* padded)
-      : chunk_(chunk), from_(run * chunk.source_distance), to_(run * chunk.count), padded_(padded) {}
+  HWY_INLINE OpenRow(const ReduceChunk& chunk, std::size_t run, const RowEnd<Row>& end)
+      : chunk_(chunk), place_(chunk, run), end_(end) {}
 
-  HWY_INLINE std::size_t run_begin() const { return from_; }
+  static HWY_INLINE bool fits(const ReduceChunk& chunk, std::size_t run, std::size_t at) {
+    const std::size_t left = chunk.runs - 1 - run;
+    return at + kRow <= left * chunk.source_distance + chunk.count && at + kRow <= (left + 1) * chunk.count;
+  }
+
+  HWY_INLINE std::size_t run_begin() const { return place_.from; }
 
   HWY_INLINE std::size_t sources() const { return chunk_.sources.size(); }
 
   HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
-    const Stored* source = static_cast<const Stored*>(chunk_.sources[s]) + from_ + at;
-    std::memcpy(padded_, source, (chunk_.count - at) * sizeof(Stored));
-    return padded_;
+    return static_cast<const Stored*>(chunk_.sources[s]) + place_.from + at;
+  }
+
+  HWY_INLINE void close(typename Row::V (&values)[Row::kVectors]) const {
+    const typename Row::DBits d;
+    GRADSYNC_UNROLL
+    for (std::size_t k = 0; k < Row::kVectors; ++k) {
+      values[k] = hn::BitCast(typename Row::D(), hn::And(hn::BitCast(d, values[k]), end_.bits[k]));
+    }
   }
 
   HWY_INLINE void write(const typename Row::Raw (&raw)[Row::kRaws], std::size_t at) const {
-    HWY_ALIGN Stored row[kRow];
-    Row::store(raw, row);
     for (void* destination : chunk_.destinations) {
-      std::memcpy(static_cast<Stored*>(destination) + to_ + at, row, (chunk_.count - at) * sizeof(Stored));
+      Row::store(raw, static_cast<Stored*>(destination) + place_.to + at);
     }
   }
 
  private:
   const ReduceChunk& chunk_;
-  std::size_t from_;
-  std::size_t to_;
+  RunPlace<Peers::Runs> place_;
+  const RowEnd<Row>& end_;
+};
+
+/// The last row of a run, shorter than 32. Padded with zeros, which add nothing to any sum. One buffer is enough,
+/// because a source is read to its end before the next is asked for.
+template <typename Row, Peers kPeers>
+class PartialRow {
+ public:
+  using Stored = typename Row::Stored;
+
+  PartialRow(const ReduceChunk& chunk, std::size_t run, Stored* padded)
+      : chunk_(chunk), place_(chunk, run), padded_(padded) {}
+
+  HWY_INLINE std::size_t run_begin() const { return place_.from; }
+
+  HWY_INLINE std::size_t sources() const { return chunk_.sources.size(); }
+
+  HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
+    const Stored* source = static_cast<const Stored*>(chunk_.sources[s]) + place_.from + at;
+    std::memcpy(padded_, source, (chunk_.count - at) * sizeof(Stored));
+    return padded_;
+  }
+
+  HWY_INLINE void close(typename Row::V (& /*values*/)[Row::kVectors]) const {}
+
+  HWY_INLINE void write(const typename Row::Raw (&raw)[Row::kRaws], std::size_t at) const {
+    HWY_ALIGN Stored row[kRow];
+    Row::store(raw, row);
+    for (void* destination : chunk_.destinations) {
+      std::memcpy(static_cast<Stored*>(destination) + place_.to + at, row, (chunk_.count - at) * sizeof(Stored));
+    }
+  }
+
+ private:
+  const ReduceChunk& chunk_;
+  [[no_unique_address]] RunPlace<kPeers> place_;
   Stored* padded_;
 };
 

@@ -15,6 +15,7 @@
 
 #include <bit>
 #include <cmath>
+#include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
 
@@ -73,6 +74,7 @@ HWY_INLINE void reduce_row(
       values[k] = hn::Add(values[k], terms[k]);
     }
   }
+  rows.close(values);
   if (division == Division::ByReciprocal) {
     GRADSYNC_UNROLL
     for (std::size_t k = 0; k < Row::kVectors; ++k) {
@@ -143,19 +145,29 @@ ChunkStats reduce_rows(const ReduceChunk& chunk) {
   PowerSums<Value> sums;
   clear(sums);
   const std::size_t count = chunk.count;
-  const std::size_t runs = kPeers == Peers::Any ? chunk.runs : 1;
-  HWY_ALIGN typename Row::Stored padded[kRow] = {};
-  for (std::size_t run = 0; run < runs; ++run) {
+  const std::conditional_t<kPeers == Peers::Runs, RowEnd<Row>, NoRowEnd> row_end(count % kRow);
+  std::size_t run = 0;
+  do {
     const WholeRows<Row, kPeers> whole(chunk, run);
     std::size_t at = 0;
     for (; at + kRow <= count; at += kRow) {
       whole.prefetch(at);
       reduce_row<Row, kPower>(chunk, whole, at, division, by, sums, largest, stats);
     }
-    if (at < count) {
-      reduce_row<Row, kPower>(chunk, PartialRow<Row>(chunk, run, padded), at, division, by, sums, largest, stats);
+    if (at == count) {
+      continue;
     }
-  }
+    if constexpr (kPeers == Peers::Runs) {
+      if (OpenRow<Row>::fits(chunk, run, at)) {
+        const OpenRow<Row> open(chunk, run, row_end);
+        reduce_row<Row, kPower>(chunk, open, at, division, by, sums, largest, stats);
+        continue;
+      }
+    }
+    HWY_ALIGN typename Row::Stored padded[kRow] = {};
+    const PartialRow<Row, kPeers> rest(chunk, run, padded);
+    reduce_row<Row, kPower>(chunk, rest, at, division, by, sums, largest, stats);
+  } while (kPeers == Peers::Runs && ++run < chunk.runs);
 
   stats.power_sum = total<Row>(sums);
   const double maximum = maximum_of<Row>(largest);
@@ -166,7 +178,7 @@ ChunkStats reduce_rows(const ReduceChunk& chunk) {
 template <typename Row, PowerKind kPower>
 ChunkStats reduce_by_peers(const ReduceChunk& chunk) {
   if (chunk.runs != 1) {
-    return reduce_rows<Row, Peers::Any, kPower>(chunk);
+    return reduce_rows<Row, Peers::Runs, kPower>(chunk);
   }
   if (chunk.sources.size() == 1 && chunk.destinations.empty()) {
     return reduce_rows<Row, Peers::OneToNone, kPower>(chunk);
@@ -183,9 +195,11 @@ ChunkStats reduce_as(const ReduceChunk& chunk) {
     case PowerKind::Two:
       return reduce_by_peers<Row, PowerKind::Two>(chunk);
     case PowerKind::One:
-      return reduce_rows<Row, Peers::Any, PowerKind::One>(chunk);
+      return chunk.runs == 1 ? reduce_rows<Row, Peers::Any, PowerKind::One>(chunk)
+                             : reduce_rows<Row, Peers::Runs, PowerKind::One>(chunk);
     default:
-      return reduce_rows<Row, Peers::Any, PowerKind::None>(chunk);
+      return chunk.runs == 1 ? reduce_rows<Row, Peers::Any, PowerKind::None>(chunk)
+                             : reduce_rows<Row, Peers::Runs, PowerKind::None>(chunk);
   }
 }
 
