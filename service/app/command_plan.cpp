@@ -38,7 +38,7 @@ Result<plan::Plan> plan_of(std::istream& in, plan::BucketSizes sizes) {
   for (const plan::RankDeclaration& rank : job->ranks) {
     by_rank.push_back(&rank);
   }
-  return plan::plan_job(by_rank, job->meshes, static_cast<std::int64_t>(by_rank.size()), sizes);
+  return plan::plan_job(by_rank, job->meshes, sizes);
 }
 
 Json refusal(const Error& error) {

@@ -92,6 +92,7 @@ struct DeclareResult {
   std::uint64_t epoch = 0;
   std::uint64_t attempt = 0;
   std::shared_ptr<const plan::Plan> plan;
+  std::int64_t rank = 0;          ///< whose declaration it was
   std::uint64_t arena_bytes = 0;  ///< of this rank's buffer that are used: its arena or its table
   bool check = false;             ///< the rows of the first step should carry fingerprints; data path `stats` only
 };

@@ -211,7 +211,7 @@ class Job {
   /// Whether what must be equal on several ranks is compared in the step after `steps` steps of the epoch.
   [[nodiscard]] bool compares(std::int64_t steps) const;
   [[nodiscard]] bool check_next(std::int64_t steps) const;
-  [[nodiscard]] DeclareResult declare_result(const Rank& rank) const;
+  [[nodiscard]] DeclareResult declare_result(std::int64_t rank) const;
 
   // deadlines
   [[nodiscard]] bool step_waits_for_paused() const;

@@ -119,9 +119,14 @@ std::vector<std::uint32_t> Job::stable_buckets() const {
     }
   }
   for (std::uint32_t bucket = 0; bucket < buckets; ++bucket) {
-    const bool equal = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-      return rank.bucket_digests[bucket] == ranks_.front().bucket_digests[bucket];
-    });
+    std::optional<std::uint32_t> first;
+    bool equal = true;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!active_->plan->layout(static_cast<std::int64_t>(rank)).bucket_rows[bucket].empty()) {
+        first = first.value_or(ranks_[rank].bucket_digests[bucket]);
+        equal = equal && ranks_[rank].bucket_digests[bucket] == *first;
+      }
+    }
     if (equal) {
       stable.push_back(bucket);
     }

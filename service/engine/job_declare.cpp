@@ -11,9 +11,9 @@ namespace gradsync::engine {
 namespace {
 
 /// What a rank's buffer needs: room for its arena, or a row for each tensor that it declares.
-std::uint64_t used_bytes(const plan::Plan& plan, const plan::RankDeclaration& declaration) {
+std::uint64_t used_bytes(const plan::Plan& plan, const plan::RankDeclaration& declaration, std::int64_t rank) {
   return plan.options.data_path == plan::DataPath::Stats ? declaration.tensors.size() * sizeof(device::StatsRow)
-                                                         : plan.arena_bytes;
+                                                         : plan.layout(rank).bytes();
 }
 
 }  // namespace
@@ -40,7 +40,7 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
     return;
   }
   if (repeats_committed(rank, request)) {
-    reply(declare_result(rank));
+    reply(declare_result(rank_number));
     return;
   }
   answer_declare(
@@ -110,19 +110,21 @@ void Job::answer_declare(Rank& rank, const Error& error) {
   }
 }
 
-DeclareResult Job::declare_result(const Rank& rank) const {
+DeclareResult Job::declare_result(std::int64_t rank) const {
+  const plan::Plan& plan = *active_->plan;
   return {
       epoch_,
       machine_->attempt(),
       active_->plan,
-      used_bytes(*active_->plan, *rank.declaration),
+      rank,
+      used_bytes(plan, *ranks_[index(rank)].declaration, rank),
       check_next(steps_in_epoch_)};
 }
 
 std::optional<Error> Job::arena_error(std::int64_t rank_number, const plan::Plan& plan) const {
   const Rank& rank = ranks_[index(rank_number)];
   const bool stats = plan.options.data_path == plan::DataPath::Stats;
-  const std::uint64_t needed = used_bytes(plan, *rank.declaration);
+  const std::uint64_t needed = used_bytes(plan, *rank.declaration, rank_number);
   const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, rank.buffer);
   if (size && *size >= needed) {
     return std::nullopt;
@@ -138,7 +140,8 @@ std::optional<Error> Job::arena_error(std::int64_t rank_number, const plan::Plan
              )
            : fmt::format("the arena of rank {}, buffer {}, was released", rank_number, rank.buffer),
       size ? stats ? "allocate 64 bytes for each tensor that the rank declares"
-                   : "allocate the sum of the tensors' bytes, each rounded up to a multiple of 64"
+                   : "allocate the sum of the tensors' bytes before sync, each rounded up to a multiple of 64, and as "
+                     "much again as the largest output of each that sync scatters"
            : "that rank has to allocate a buffer and call gradients.declare again"
   );
   error.path = "buffer";

@@ -166,12 +166,13 @@ void Job::commit_epoch() {
       active_->plan->buckets.size(),
       active_->plan->digest
   );
-  for (Rank& rank : ranks_) {
+  for (std::size_t number = 0; number < ranks_.size(); ++number) {
+    Rank& rank = ranks_[number];
     rank.fresh = false;
     rank.committed = true;
     if (rank.declare_reply) {
       const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, nullptr);
-      reply(declare_result(rank));
+      reply(declare_result(static_cast<std::int64_t>(number)));
     }
   }
 }

@@ -28,6 +28,53 @@ std::map<std::string, std::int32_t> layer_numbers(const plan::Plan& plan) {
   return layers;
 }
 
+std::vector<device::LaneMember> members_of(const std::vector<plan::SumMember>& members) {
+  std::vector<device::LaneMember> lane;
+  lane.reserve(members.size());
+  for (const plan::SumMember& member : members) {
+    lane.push_back({member.rank, member.copy});
+  }
+  return lane;
+}
+
+void add_tensor(
+    const plan::PlannedTensor& tensor,
+    std::uint32_t index,
+    const std::map<std::string, std::int32_t>& layers,
+    device::LanePlan& lane
+) {
+  device::LaneTensor& entry = lane.tensors.emplace_back();
+  entry.bucket = tensor.bucket;
+  entry.clip_group = tensor.clip_group;
+  entry.layer = tensor.declaration.layer ? layers.at(*tensor.declaration.layer) : -1;
+  entry.first_part = static_cast<std::uint32_t>(lane.parts.size());
+  entry.parts = static_cast<std::uint32_t>(tensor.parts.size());
+  entry.copies = tensor.copies;
+  for (const plan::PlannedPart& part : tensor.parts) {
+    device::LanePart& laid = lane.parts.emplace_back();
+    laid.tensor = index;
+    laid.sums = part.sums;
+    laid.elements = part.elements;
+    laid.first = part.first;
+    laid.run = part.run;
+    for (const plan::Stride& stride : part.strides) {
+      laid.strides.push_back({stride.count, stride.distance});
+    }
+  }
+}
+
+/// By tensor: the layout is by row.
+device::LaneArena arena_of(const plan::ArenaLayout& layout, std::size_t tensors) {
+  device::LaneArena arena;
+  arena.input.assign(tensors, device::kNotHeld);
+  arena.output.assign(tensors, device::kNotHeld);
+  for (std::size_t row = 0; row < layout.tensors.size(); ++row) {
+    arena.input[layout.tensors[row]] = layout.input_offsets[row];
+    arena.output[layout.tensors[row]] = layout.output_offsets[row];
+  }
+  return arena;
+}
+
 device::LanePlan lane_plan_of(const plan::Plan& plan) {
   const std::map<std::string, std::int32_t> layers = layer_numbers(plan);
   device::LanePlan lane;
@@ -35,38 +82,23 @@ device::LanePlan lane_plan_of(const plan::Plan& plan) {
   lane.norm_type = plan.options.norm_type;
   lane.clip_groups = static_cast<std::uint32_t>(plan.clip_groups.size());
   lane.layers = static_cast<std::uint32_t>(layers.size());
-  lane.arenas.resize(1);
-  lane.arena_of_rank.assign(static_cast<std::size_t>(plan.world_size), 0);
   lane.tensors.reserve(plan.tensors.size());
-  for (const plan::Bucket& bucket : plan.buckets) {
-    device::LaneBucket& entry = lane.buckets.emplace_back();
-    entry.dtype = bucket.dtype;
-    entry.tensors = bucket.tensors;
-    entry.divisor = bucket.divisor;
-    std::vector<device::LaneSum>& sums = lane.sums.emplace_back();
-    for (const std::vector<std::int64_t>& group : bucket.groups) {
-      device::LaneSum& sum = sums.emplace_back();
-      for (const std::int64_t rank : group) {
-        sum.sources.push_back({static_cast<std::uint32_t>(rank), 0});
-      }
-      sum.destinations = sum.sources;
+  for (std::uint32_t i = 0; i < plan.tensors.size(); ++i) {
+    add_tensor(plan.tensors[i], i, layers, lane);
+  }
+  for (const std::vector<plan::RankSum>& sums : plan.sums) {
+    lane.sums.emplace_back();
+    for (const plan::RankSum& sum : sums) {
+      lane.sums.back().push_back({members_of(sum.sources), members_of(sum.destinations)});
     }
   }
-  for (const plan::PlannedTensor& tensor : plan.tensors) {
-    device::LaneTensor& entry = lane.tensors.emplace_back();
-    entry.bucket = tensor.bucket;
-    entry.clip_group = tensor.clip_group;
-    entry.layer = tensor.declaration.layer ? layers.at(*tensor.declaration.layer) : -1;
-    entry.first_part = static_cast<std::uint32_t>(lane.parts.size());
-    entry.parts = 1;
-    device::LanePart& part = lane.parts.emplace_back();
-    part.tensor = static_cast<std::uint32_t>(lane.tensors.size() - 1);
-    part.sums = tensor.bucket;
-    part.elements = static_cast<std::uint64_t>(tensor.numel);
-    part.run = part.elements;
-    lane.arenas[0].input.push_back(tensor.offset_bytes);
+  for (const plan::Bucket& bucket : plan.buckets) {
+    lane.buckets.push_back({bucket.dtype, bucket.tensors, bucket.divisor});
   }
-  lane.arenas[0].output = lane.arenas[0].input;
+  for (const plan::ArenaLayout& layout : plan.layouts) {
+    lane.arenas.push_back(arena_of(layout, plan.tensors.size()));
+  }
+  lane.arena_of_rank = plan.layout_of;
   return lane;
 }
 

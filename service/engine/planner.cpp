@@ -25,7 +25,7 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (request.validate_only) {
     return {request.ticket, std::unique_ptr<PreparedPlan>()};
   }
-  Result<plan::Plan> plan = plan::plan_job(by_rank, request.meshes, request.world_size, request.sizes);
+  Result<plan::Plan> plan = plan::plan_job(by_rank, request.meshes, request.sizes);
   if (!plan) {
     return {request.ticket, plan.error()};
   }

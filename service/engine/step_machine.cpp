@@ -20,9 +20,9 @@ StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t e
       epoch_(epoch),
       ranks_(static_cast<std::size_t>(plan_->world_size)),
       unused_(plan_->buckets.size()) {
-  for (Rank& rank : ranks_) {
-    rank.ready.assign(plan_->buckets.size(), false);
-    rank.is_unused.assign(plan_->tensors.size(), false);
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].ready.assign(plan_->buckets.size(), false);
+    ranks_[rank].is_unused.assign(rows_of(rank).size(), false);
   }
 }
 
@@ -52,14 +52,23 @@ std::optional<Error> StepMachine::disagreement(std::int64_t rank, const Ask& ask
   return std::nullopt;
 }
 
-std::optional<Error> StepMachine::bad_index(const FinishRequest& request) const {
+const std::vector<std::uint32_t>& StepMachine::rows_of(std::size_t rank) const {
+  static const std::vector<std::uint32_t> kNone;
+  return plan_->layouts.empty() ? kNone : plan_->layout(static_cast<std::int64_t>(rank)).tensors;
+}
+
+bool StepMachine::holds(std::size_t rank, std::uint32_t bucket) const {
+  return !plan_->layout(static_cast<std::int64_t>(rank)).bucket_rows[bucket].empty();
+}
+
+std::optional<Error> StepMachine::bad_index(std::int64_t rank, const FinishRequest& request) const {
   const std::size_t buckets = plan_->buckets.size();
   for (const std::uint32_t bucket : request.ready) {
     if (bucket >= buckets) {
       return invalid_params("ready", fmt::format("bucket {} does not exist: the plan has {}", bucket, buckets));
     }
   }
-  return bad_unused("unused", request.unused);
+  return bad_unused(rank, "unused", request.unused);
 }
 
 Actions StepMachine::on_finish(
@@ -90,7 +99,7 @@ Actions StepMachine::on_finish(
     error.step = request.step;
     return fail(std::move(error));
   }
-  if (std::optional<Error> error = bad_index(request)) {
+  if (std::optional<Error> error = bad_index(rank_number, request)) {
     actions.emplace_back(AnswerRank{rank_number, std::move(*error)});
     return actions;
   }
@@ -107,7 +116,7 @@ Actions StepMachine::on_finish(
     rank.ask = ask;
     return fail(std::move(error));
   }
-  if (std::vector<std::string> unready = unready_tensors(rank); !unready.empty()) {
+  if (std::vector<std::string> unready = unready_tensors(rank_number); !unready.empty()) {
     Error error = make_error(
         ErrorCode::NotReady,
         fmt::format(
@@ -188,15 +197,17 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
   return actions;
 }
 
-std::vector<std::string> StepMachine::unready_tensors(const Rank& rank) const {
+std::vector<std::string> StepMachine::unready_tensors(std::int64_t rank_number) const {
+  const Rank& rank = ranks_[index(rank_number)];
   std::vector<std::string> names;
   for (std::size_t bucket = 0; bucket < plan_->buckets.size(); ++bucket) {
     if (rank.ready[bucket]) {
       continue;
     }
-    for (const std::uint32_t tensor : plan_->buckets[bucket].tensors) {
-      if (!rank.is_unused[tensor]) {
-        names.push_back(plan_->tensors[tensor].declaration.name);
+    const plan::ArenaLayout& layout = plan_->layout(rank_number);
+    for (const std::uint32_t row : layout.bucket_rows[bucket]) {
+      if (!rank.is_unused[row]) {
+        names.push_back(plan_->tensors[layout.tensors[row]].declaration.name);
       }
     }
   }
@@ -207,15 +218,11 @@ std::vector<std::string> StepMachine::unready_tensors(const Rank& rank) const {
 void StepMachine::launch_ready(Actions& actions) {
   while (next_launch_ < plan_->buckets.size()) {
     const auto bucket = static_cast<std::uint32_t>(next_launch_);
-    const bool ready = std::all_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-      if (rank.ready[bucket]) {
-        return true;
-      }
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       // A bucket whose tensors are all unused needs no message of its own.
-      return rank.ask.has_value();
-    });
-    if (!ready) {
-      return;
+      if (!ranks_[rank].ready[bucket] && !ranks_[rank].ask && holds(rank, bucket)) {
+        return;
+      }
     }
     LaunchReduce launch;
     launch.bucket = bucket;

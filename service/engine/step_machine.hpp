@@ -76,7 +76,8 @@ class StepMachine {
   StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch);
 
   [[nodiscard]] Actions on_bucket_ready(std::int64_t rank, std::uint64_t attempt, std::uint32_t bucket);
-  [[nodiscard]] Actions on_unused(std::int64_t rank, std::uint64_t attempt, const std::vector<std::uint32_t>& tensors);
+  /// `rows` of the rank's declaration.
+  [[nodiscard]] Actions on_unused(std::int64_t rank, std::uint64_t attempt, const std::vector<std::uint32_t>& rows);
   /// `request.kind` Finish or NormOnly. The epoch was checked by the caller.
   [[nodiscard]] Actions on_finish(std::int64_t rank, const FinishRequest& request, TimePoint now, TimePoint deadline);
   [[nodiscard]] Actions on_clip(std::int64_t rank, const ClipRequest& request, TimePoint now, TimePoint deadline);
@@ -136,21 +137,27 @@ class StepMachine {
 
   struct Rank {
     std::vector<bool> ready;            ///< per bucket
-    std::vector<std::uint32_t> unused;  ///< tensors
-    std::vector<bool> is_unused;        ///< per tensor, the same set
+    std::vector<std::uint32_t> unused;  ///< rows
+    std::vector<bool> is_unused;        ///< per row, the same set
     std::optional<Ask> ask;
     std::optional<Error> notification_error;  ///< of a notification; given out with the finish
   };
 
   [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
 
-  [[nodiscard]] std::vector<std::string> unready_tensors(const Rank& rank) const;
-  [[nodiscard]] std::optional<Error> bad_index(const FinishRequest& request) const;
-  [[nodiscard]] std::optional<Error> bad_unused(const char* path, const std::vector<std::uint32_t>& tensors) const;
+  [[nodiscard]] std::vector<std::string> unready_tensors(std::int64_t rank) const;
+  [[nodiscard]] std::optional<Error> bad_index(std::int64_t rank, const FinishRequest& request) const;
+  [[nodiscard]] std::optional<Error> bad_unused(
+      std::int64_t rank, const char* path, const std::vector<std::uint32_t>& rows
+  ) const;
+  /// Ranks number tensors by the rows of their declarations; the plan's number of each. Data path arena only.
+  [[nodiscard]] const std::vector<std::uint32_t>& rows_of(std::size_t rank) const;
+  /// Whether the rank has a tensor in the bucket: if not, it is not waited for.
+  [[nodiscard]] bool holds(std::size_t rank, std::uint32_t bucket) const;
   [[nodiscard]] Error lane_error(const device::Failed& report) const;
   [[nodiscard]] std::string lane_work() const;
   [[nodiscard]] std::vector<std::string> missing_tensors() const;
-  void mark_unused(std::int64_t rank, const std::vector<std::uint32_t>& tensors);
+  void mark_unused(std::int64_t rank, const std::vector<std::uint32_t>& rows);
   void launch_ready(Actions& actions);
   void finish_if_complete(Actions& actions);
   [[nodiscard]] std::optional<Error> disagreement(std::int64_t rank, const Ask& ask) const;

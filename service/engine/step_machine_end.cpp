@@ -147,8 +147,8 @@ void StepMachine::end_attempt() {
   }
   for (Rank& rank : ranks_) {
     rank.ready.assign(rank.ready.size(), false);
-    for (const std::uint32_t tensor : rank.unused) {
-      rank.is_unused[tensor] = false;
+    for (const std::uint32_t row : rank.unused) {
+      rank.is_unused[row] = false;
     }
     rank.unused.clear();
     rank.ask.reset();
@@ -239,11 +239,11 @@ void StepMachine::extend_deadlines(TimePoint since, TimePoint now) {
 
 std::vector<std::string> StepMachine::missing_tensors() const {
   std::vector<std::string> tensors;
-  for (const Rank& rank : ranks_) {
-    if (rank.ask) {
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].ask) {
       continue;
     }
-    for (std::string& name : unready_tensors(rank)) {
+    for (std::string& name : unready_tensors(static_cast<std::int64_t>(rank))) {
       if (tensors.size() > kNamedTensors) {
         return tensors;
       }

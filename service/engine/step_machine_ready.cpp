@@ -7,30 +7,32 @@
 
 namespace gradsync::engine {
 
-std::optional<Error> StepMachine::bad_unused(const char* path, const std::vector<std::uint32_t>& tensors) const {
-  if (!tensors.empty() && plan_->options.data_path == plan::DataPath::Stats) {
+std::optional<Error> StepMachine::bad_unused(
+    std::int64_t rank, const char* path, const std::vector<std::uint32_t>& rows
+) const {
+  if (!rows.empty() && plan_->options.data_path == plan::DataPath::Stats) {
     return invalid_params(
         path,
         "no tensor is called unused on data path stats",
         "write stamp 0 into the row of a tensor that has no gradient"
     );
   }
-  for (const std::uint32_t tensor : tensors) {
-    if (tensor >= plan_->tensors.size()) {
-      return invalid_params(
-          path, fmt::format("tensor {} does not exist: the plan has {}", tensor, plan_->tensors.size())
-      );
+  const std::size_t declared = rows_of(index(rank)).size();
+  for (const std::uint32_t row : rows) {
+    if (row >= declared) {
+      return invalid_params(path, fmt::format("tensor {} does not exist: rank {} declared {}", row, rank, declared));
     }
   }
   return std::nullopt;
 }
 
-void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::uint32_t>& tensors) {
+void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::uint32_t>& rows) {
   Rank& rank = ranks_[index(rank_number)];
-  for (const std::uint32_t tensor : tensors) {
-    if (rank.is_unused[tensor]) {
+  for (const std::uint32_t row : rows) {
+    if (rank.is_unused[row]) {
       continue;
     }
+    const std::uint32_t tensor = rows_of(index(rank_number))[row];
     if (rank.ready[plan_->tensors[tensor].bucket]) {
       // The bucket may already be reduced with this tensor's memory in it.
       Error error = make_error(
@@ -48,8 +50,8 @@ void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::u
       rank.notification_error = rank.notification_error.value_or(std::move(error));
       continue;
     }
-    rank.is_unused[tensor] = true;
-    rank.unused.push_back(tensor);
+    rank.is_unused[row] = true;
+    rank.unused.push_back(row);
     unused_[plan_->tensors[tensor].bucket].push_back({tensor, rank_number});
   }
 }
@@ -70,6 +72,12 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
     ));
     return actions;
   }
+  if (!holds(index(rank_number), bucket)) {
+    rank.notification_error = rank.notification_error.value_or(
+        invalid_params("bucket", fmt::format("rank {} declared no tensor of bucket {}", rank_number, bucket))
+    );
+    return actions;
+  }
   if (rank.ready[bucket]) {
     Error error = make_error(
         ErrorCode::DuplicateReady,
@@ -87,7 +95,7 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
 }
 
 Actions StepMachine::on_unused(
-    std::int64_t rank_number, std::uint64_t attempt, const std::vector<std::uint32_t>& tensors
+    std::int64_t rank_number, std::uint64_t attempt, const std::vector<std::uint32_t>& rows
 ) {
   Rank& rank = ranks_[index(rank_number)];
   if (attempt < attempt_ || error_) {
@@ -97,11 +105,11 @@ Actions StepMachine::on_unused(
     rank.notification_error = rank.notification_error.value_or(*stale(rank_number, attempt));
     return {};
   }
-  if (std::optional<Error> error = bad_unused("tensors", tensors)) {
+  if (std::optional<Error> error = bad_unused(rank_number, "tensors", rows)) {
     rank.notification_error = rank.notification_error.value_or(std::move(*error));
     return {};
   }
-  mark_unused(rank_number, tensors);
+  mark_unused(rank_number, rows);
   return {};
 }
 

@@ -54,7 +54,7 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
     report.missing.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});
   }
   report.found_inf = math.nonfinite_total > 0;
-  if (plan.options.data_path == plan::DataPath::Stats) {
+  if (plan.options.data_path == plan::DataPath::Stats || !plan.rows_are_tensors) {
     for (const std::uint32_t tensor :
          std::span(math.absent).first(std::min(math.absent.size(), device::kMaxFindings))) {
       report.absent_names.push_back(plan.tensors[tensor].declaration.name);

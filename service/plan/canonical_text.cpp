@@ -81,12 +81,6 @@ class Writer {
     put(options.clip);
   }
 
-  void put(const TensorDeclaration& tensor) {
-    put_common(tensor);
-    put(tensor.local_shape);
-    put(tensor.local_offset);
-  }
-
   /// What is equal on all holders.
   void put_common(const TensorDeclaration& tensor) {
     put(tensor.name);
@@ -132,23 +126,15 @@ std::string canonical_text(const DeclareOptions& options) {
 }
 
 std::string canonical_text(
-    const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
+    Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes, BucketSizes sizes
 ) {
   Writer writer;
-  writer.put(std::string_view("gradsync plan 3"));
-  writer.put(world_size);
-  writer.put(std::bit_cast<std::int64_t>(sizes.first_bytes));
-  writer.put(std::bit_cast<std::int64_t>(sizes.bytes));
-  writer.put(declaration.options);
-  writer.put(meshes);
-  writer.put(declaration.tensors);
-  return writer.take();
-}
-
-std::string canonical_text(Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes) {
-  Writer writer;
-  writer.put(std::string_view("gradsync merged plan 1"));
+  writer.put(std::string_view("gradsync merged plan 2"));
   writer.put(static_cast<std::int64_t>(by_rank.size()));
+  if (by_rank.front()->options.data_path == DataPath::Arena) {
+    writer.put(std::bit_cast<std::int64_t>(sizes.first_bytes));
+    writer.put(std::bit_cast<std::int64_t>(sizes.bytes));
+  }
   writer.put(by_rank.front()->options);
   writer.put(meshes);
   writer.put(static_cast<std::int64_t>(merged.tensors.size()));

@@ -12,12 +12,10 @@ namespace gradsync::plan {
 
 [[nodiscard]] std::string canonical_text(const DeclareOptions& options);
 
-/// All that `make_plan` takes: world and bucket sizes, options, meshes and tensors; not the weight fingerprints.
+/// All that a plan is made of: options, meshes, who holds which tensors, and bucket sizes where there are buckets; not
+/// the weight fingerprints.
 [[nodiscard]] std::string canonical_text(
-    const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
+    Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes, BucketSizes sizes
 );
-
-/// The same of a job whose ranks hold different tensors.
-[[nodiscard]] std::string canonical_text(Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes);
 
 }  // namespace gradsync::plan

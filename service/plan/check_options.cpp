@@ -36,11 +36,8 @@ namespace {
 
 Result<void> check_clip_groups(const RankDeclaration& declaration) {
   std::unordered_set<std::string_view> used;
-  std::vector<std::string> used_names;
   for (const TensorDeclaration& tensor : declaration.tensors) {
-    if (used.insert(tensor.clip_group).second) {
-      used_names.push_back(tensor.clip_group);
-    }
+    used.insert(tensor.clip_group);
   }
   if (used.size() > kMaxClipGroups || declaration.options.clip.size() > kMaxClipGroups) {
     return invalid_option(
@@ -65,10 +62,7 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
           "list every clip group once"
       );
     }
-    // Where ranks hold different tensors, another one may hold those of the group: merge_declarations looks.
-    if (!used.contains(options.group) && declaration.options.data_path == DataPath::Arena) {
-      return unused_clip_group(i, options.group, used_names);
-    }
+    // Whether the group has tensors is seen where all ranks come together: another one may hold them.
     if (const auto checked = check_max_norm(options.clip, path + ".max_norm"); !checked) {
       Error error = checked.error();
       error.code = ErrorCode::InvalidDeclaration;

@@ -1,5 +1,6 @@
 #include "base/text.hpp"
 #include "plan/declaration_checks.hpp"
+#include "plan/reduction.hpp"
 #include "plan/words.hpp"
 
 #include <fmt/format.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <unordered_set>
 
 namespace gradsync::plan {
@@ -173,6 +175,49 @@ Result<void> check_nested(const TensorAt& at, const Placement& placement) {
   );
 }
 
+/// Sync scatters what is there before it: so its cuts come after all others, and in the order of its stages.
+Result<void> check_scattered_last(const TensorAt& at, const Mesh& mesh) {
+  struct Cut {
+    std::size_t named = 0;  ///< in split_order
+    bool scatters = false;
+    std::size_t stage = 0;
+    const Placement* placement = nullptr;
+  };
+
+  std::vector<Cut> order;
+  for (const Placement& placement : at.tensor.placements) {
+    if (!cuts(placement)) {
+      continue;
+    }
+    const auto named = std::find(at.tensor.split_order.begin(), at.tensor.split_order.end(), placement.axes.front());
+    Cut cut{static_cast<std::size_t>(named - at.tensor.split_order.begin()), false, 0, &placement};
+    if (const Partial* partial = std::get_if<Partial>(&placement.kind)) {
+      cut.scatters = true;
+      cut.stage = sync_position(placement, mesh);
+    }
+    order.push_back(cut);
+  }
+  std::sort(order.begin(), order.end(), [](const Cut& a, const Cut& b) { return a.named < b.named; });
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    const Cut& before = order[i - 1];
+    const Cut& after = order[i];
+    if (std::tuple(before.scatters, before.stage) > std::tuple(after.scatters, after.stage)) {
+      return at.invalid(
+          "split_order",
+          fmt::format(
+              "split_order {} has '{}' before '{}', but sync makes the cut of {} later",
+              words_of(at.tensor.split_order),
+              words_of(*before.placement),
+              words_of(*after.placement),
+              fmt::join(before.placement->axes, "+")
+          ),
+          "name `shard` axes first, then `partial → shard` axes in the mesh's sync_order; or leave split_order out"
+      );
+    }
+  }
+  return {};
+}
+
 Result<void> check_split_order(const TensorAt& at, const Mesh& mesh) {
   if (at.tensor.split_order.empty()) {
     return {};
@@ -205,7 +250,7 @@ Result<void> check_split_order(const TensorAt& at, const Mesh& mesh) {
       }
     }
   }
-  return {};
+  return check_scattered_last(at, mesh);
 }
 
 }  // namespace
@@ -236,28 +281,11 @@ Result<void> check_placements(const TensorAt& at, const Mesh& mesh) {
   return check_split_order(at, mesh);
 }
 
-Result<void> check_supported(const TensorAt& at) {
-  for (std::size_t k = 0; k < at.tensor.placements.size(); ++k) {
-    const Placement& placement = at.tensor.placements[k];
-    const Partial* partial = std::get_if<Partial>(&placement.kind);
-    const bool data_parallel =
-        std::holds_alternative<Replicate>(placement.kind) || (partial != nullptr && !partial->to_shard);
-    if (!data_parallel) {
-      return at.unsupported(
-          fmt::format("placements[{}]", k),
-          fmt::format("placement '{}' is not supported yet", words_of(placement)),
-          "this version synchronises replicated gradients: replicate and partial → replicate"
-      );
-    }
-  }
-  return {};
-}
-
 Result<void> check_reduced(const TensorAt& at) {
   for (std::size_t k = 0; k < at.tensor.placements.size(); ++k) {
     const Placement& placement = at.tensor.placements[k];
     if (std::holds_alternative<Partial>(placement.kind)) {
-      return at.invalid(
+      return at.unsupported(
           fmt::format("placements[{}]", k),
           fmt::format("'{}': on data path stats nobody reduces it any more", words_of(placement)),
           "reduce the gradient before its norm is taken, and declare what it is then: replicate or shard"

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <set>
+#include <unordered_map>
 
 namespace gradsync::plan {
 
@@ -39,12 +40,12 @@ std::string sharding_words(const TensorDeclaration& tensor) {
 }
 
 /// Why a rank may hold something else than its cuts leave.
-std::string local_shape_hint(const TensorDeclaration& tensor, const RankPlace& place) {
+std::string local_shape_hint(const TensorDeclaration& tensor, const PlacedRanks& placed, const RankPlace& place) {
   if (tensor.local_shape == tensor.shape) {
     return "it is held whole: place those axes replicate, or declare the logical shape of which this is a shard";
   }
-  for (std::size_t skipped = 0; skipped < place.cuts.size(); ++skipped) {
-    std::vector<Cut> cuts = place.cuts;
+  for (std::size_t skipped = 0; skipped < placed.input_cuts; ++skipped) {
+    std::vector<Cut> cuts(place.cuts.begin(), place.cuts.begin() + static_cast<std::ptrdiff_t>(placed.input_cuts));
     cuts.erase(cuts.begin() + static_cast<std::ptrdiff_t>(skipped));
     if (box_of(tensor.shape, cuts).extent == tensor.local_shape) {
       return fmt::format(
@@ -63,9 +64,10 @@ struct Held {
   std::uint32_t rank = 0;
 };
 
-Result<Box> box_held(const TensorDeclaration& tensor, const Holding& holding, const RankPlace& place) {
-  Box box = box_of(tensor, place);
-  if (box.extent != tensor.local_shape) {
+Result<Box> box_held(const TensorDeclaration& tensor, const Holding& holding, const PlacedRanks& placed) {
+  const RankPlace& place = placed.ranks[holding.rank];
+  const Box input = input_box_of(tensor, placed, place);
+  if (input.extent != tensor.local_shape) {
     return refuse(
         tensor,
         holding.row,
@@ -77,12 +79,12 @@ Result<Box> box_held(const TensorDeclaration& tensor, const Holding& holding, co
             words_of(tensor.local_shape),
             words_of(tensor.shape),
             sharding_words(tensor),
-            words_of(box.extent)
+            words_of(input.extent)
         ),
-        local_shape_hint(tensor, place)
+        local_shape_hint(tensor, placed, place)
     );
   }
-  return box;
+  return box_of(tensor, placed, place);
 }
 
 std::string words_of_box(const Box& box) { return fmt::format("{} at {}", words_of(box.extent), words_of(box.offset)); }
@@ -160,6 +162,33 @@ Result<void> check_partition(const TensorDeclaration& tensor, std::uint32_t row,
   return {};
 }
 
+/// Ranks that are summed hold the same elements before sync. Without offsets they do by their placements.
+Result<void> check_groups(Declarations by_rank, const MergedTensor& merged, const PlacedRanks& placed) {
+  std::unordered_map<std::int64_t, Held> first;
+  for (const Holding& holding : merged.holdings) {
+    const TensorDeclaration& tensor = declaration_of(by_rank, holding.rank, holding.row);
+    Box box = input_box_of(tensor, placed, placed.ranks[holding.rank]);
+    const auto [entry, fresh] = first.try_emplace(placed.group_of[holding.rank], Held{box, holding.rank});
+    if (!fresh && entry->second.box != box) {
+      return refuse(
+          tensor,
+          holding.row,
+          "local_offset",
+          {entry->second.rank, holding.rank},
+          fmt::format(
+              "ranks {} and {} are summed, but one holds {} and the other {}",
+              entry->second.rank,
+              holding.rank,
+              words_of_box(entry->second.box),
+              words_of_box(box)
+          ),
+          "ranks that differ only along partial axes hold the same elements before sync"
+      );
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<void> check_tiling(Declarations by_rank, const MergedTensor& merged, const PlacedRanks& placed) {
@@ -168,7 +197,7 @@ Result<void> check_tiling(Declarations by_rank, const MergedTensor& merged, cons
   bool as_cut = true;
   for (const Holding& holding : merged.holdings) {
     const TensorDeclaration& tensor = declaration_of(by_rank, holding.rank, holding.row);
-    Result<Box> box = box_held(tensor, holding, placed.ranks[holding.rank]);
+    Result<Box> box = box_held(tensor, holding, placed);
     if (!box) {
       return box.error();
     }
@@ -208,6 +237,9 @@ Result<void> check_tiling(Declarations by_rank, const MergedTensor& merged, cons
     }
     GRADSYNC_ASSERT(covered == numel_of(tensor.shape), "the parts that all holders were cut tile the tensor");
     return {};
+  }
+  if (const auto groups = check_groups(by_rank, merged, placed); !groups) {
+    return groups.error();
   }
   return check_partition(tensor, merged.row, std::move(boxes));
 }

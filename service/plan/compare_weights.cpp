@@ -13,11 +13,6 @@ namespace {
 
 constexpr std::size_t kMaxTensorsNamed = 20;
 
-const std::string& fingerprint(const RankDeclaration& declaration, std::size_t tensor) {
-  static const std::string kNone;
-  return declaration.weight_fingerprints.empty() ? kNone : declaration.weight_fingerprints[tensor];
-}
-
 std::string rank_list(const std::vector<std::int64_t>& ranks) {
   std::vector<std::string> texts;
   for (const std::int64_t rank : ranks) {
@@ -28,22 +23,52 @@ std::string rank_list(const std::vector<std::int64_t>& ranks) {
 
 using RanksByFingerprint = std::map<std::string_view, std::vector<std::int64_t>>;
 
-RanksByFingerprint group_ranks(std::span<const RankDeclaration* const> by_rank, std::size_t tensor) {
-  RanksByFingerprint ranks;
-  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
-    ranks[fingerprint(*by_rank[rank], tensor)].push_back(static_cast<std::int64_t>(rank));
+/// Of every box that holders gave different fingerprints of, or not all of them any; by its holders.
+std::vector<RanksByFingerprint> differing(Declarations by_rank, const MergedTensor& tensor, std::size_t boxes) {
+  constexpr std::string_view kNone;
+
+  struct First {
+    std::string_view fingerprint;
+    bool seen = false;
+    bool differs = false;
+  };
+
+  std::vector<First> first(boxes);
+  const auto fingerprint = [&](const Holding& holding) -> std::string_view {
+    const std::string* given = weight_fingerprint_of(by_rank, holding);
+    return given == nullptr ? kNone : *given;
+  };
+  bool any = false;
+  for (const Holding& holding : tensor.holdings) {
+    First& box = first[holding.box];
+    box.differs = box.differs || (box.seen && box.fingerprint != fingerprint(holding));
+    box.fingerprint = box.seen ? box.fingerprint : fingerprint(holding);
+    box.seen = true;
+    any = any || box.differs;
   }
-  return ranks;
+  std::vector<RanksByFingerprint> found;
+  for (std::size_t box = 0; any && box < boxes; ++box) {
+    if (first[box].differs) {
+      RanksByFingerprint& ranks = found.emplace_back();
+      for (const Holding& holding : tensor.holdings) {
+        if (holding.box == box) {
+          ranks[fingerprint(holding)].push_back(holding.rank);
+        }
+      }
+    }
+  }
+  return found;
 }
 
-bool all_equal(std::span<const RankDeclaration* const> by_rank, std::size_t tensor) {
-  const std::string& first = fingerprint(*by_rank.front(), tensor);
-  return std::all_of(by_rank.begin(), by_rank.end(), [&](const RankDeclaration* declaration) {
-    return fingerprint(*declaration, tensor) == first;
-  });
+std::size_t ranks_in(const RanksByFingerprint& ranks) {
+  std::size_t count = 0;
+  for (const auto& [fingerprint, holders] : ranks) {
+    count += holders.size();
+  }
+  return count;
 }
 
-Error partly_given(const RanksByFingerprint& ranks, const std::string& name, std::size_t tensor, std::int64_t world) {
+Error partly_given(const RanksByFingerprint& ranks, const std::string& name, std::size_t tensor) {
   const std::vector<std::int64_t>& without = ranks.at("");
   Error error = make_error(
       ErrorCode::PlanMismatch,
@@ -52,7 +77,7 @@ Error partly_given(const RanksByFingerprint& ranks, const std::string& name, std
           tensor,
           name,
           rank_list(without),
-          world
+          ranks_in(ranks)
       ),
       "give fingerprints on all ranks or on none"
   );
@@ -63,10 +88,11 @@ Error partly_given(const RanksByFingerprint& ranks, const std::string& name, std
 }
 
 /// The ranks outside a strict majority; every rank where no fingerprint has one.
-std::vector<std::int64_t> suspects(const RanksByFingerprint& ranks, std::size_t world) {
+std::vector<std::int64_t> suspects(const RanksByFingerprint& ranks) {
+  const std::size_t all = ranks_in(ranks);
   std::vector<std::int64_t> outside;
   for (const auto& [value, holders] : ranks) {
-    if (2 * holders.size() <= world) {
+    if (2 * holders.size() <= all) {
       outside.insert(outside.end(), holders.begin(), holders.end());
     }
   }
@@ -90,34 +116,36 @@ std::string who_has_what(const RanksByFingerprint& ranks) {
 
 }  // namespace
 
-Result<void> compare_weights(std::span<const RankDeclaration* const> by_rank) {
-  if (by_rank.empty()) {
-    return {};
-  }
-  const RankDeclaration& first = *by_rank.front();
+Result<void> compare_weights(Declarations by_rank, const Merged& merged) {
+  const bool all_or_none = by_rank.front()->options.data_path == DataPath::Arena;
   std::vector<std::string> diverged;
   Error error;
-  for (std::size_t i = 0; i < first.tensors.size(); ++i) {
-    if (all_equal(by_rank, i)) {
-      continue;
+  for (const MergedTensor& tensor : merged.tensors) {
+    const std::string& name = declaration_of(by_rank, tensor.rank, tensor.row).name;
+    const auto boxes = static_cast<std::size_t>(merged.placed_of(tensor).boxes);
+    for (RanksByFingerprint& ranks : differing(by_rank, tensor, boxes)) {
+      if (ranks.contains("") && all_or_none) {
+        return partly_given(ranks, name, tensor.row);
+      }
+      ranks.erase("");
+      if (ranks.size() < 2) {
+        continue;
+      }
+      if (diverged.empty()) {
+        error = make_error(
+            ErrorCode::WeightsDiverged,
+            fmt::format("weights of '{}' differ: fingerprint {}", name, who_has_what(ranks)),
+            "start all replicas from the same weights: load one checkpoint, seed alike, or let rank 0 broadcast "
+            "(init=\"broadcast\")"
+        );
+        error.path = fmt::format("tensors[{}].weight_fingerprint", tensor.row);
+        error.tensor = name;
+        error.ranks = suspects(ranks);
+      }
+      if (diverged.empty() || diverged.back() != name) {
+        diverged.push_back(name);
+      }
     }
-    const RanksByFingerprint ranks = group_ranks(by_rank, i);
-    const std::string& name = first.tensors[i].name;
-    if (ranks.contains("")) {
-      return partly_given(ranks, name, i, static_cast<std::int64_t>(by_rank.size()));
-    }
-    if (diverged.empty()) {
-      error = make_error(
-          ErrorCode::WeightsDiverged,
-          fmt::format("weights of '{}' differ: fingerprint {}", name, who_has_what(ranks)),
-          "start all ranks from the same weights: load one checkpoint, seed alike, or let rank 0 broadcast "
-          "(init=\"broadcast\")"
-      );
-      error.path = fmt::format("tensors[{}].weight_fingerprint", i);
-      error.tensor = name;
-      error.ranks = suspects(ranks, by_rank.size());
-    }
-    diverged.push_back(name);
   }
   if (diverged.empty()) {
     return {};

@@ -39,9 +39,6 @@ struct TensorAt {
 /// Axes known, placed once and completely; dims and coordinates in range; divisor and split order.
 [[nodiscard]] Result<void> check_placements(const TensorAt& at, const Mesh& mesh);
 
-/// Valid, but beyond data parallelism.
-[[nodiscard]] Result<void> check_supported(const TensorAt& at);
-
 /// The refusal of an option's clip group that has no tensor.
 [[nodiscard]] Error unused_clip_group(
     std::size_t index, const std::string& group, const std::vector<std::string>& used

@@ -15,7 +15,11 @@ std::string reduction_words(const std::vector<Stage>& stages, double divisor) {
   std::string text;
   for (const Stage& stage : stages) {
     text += fmt::format(
-        "{}over {} ({} ranks)", text.empty() ? "summed " : ", then ", fmt::join(stage.axes, " and "), stage.size
+        "{}over {} ({} ranks{})",
+        text.empty() ? "summed " : ", then ",
+        fmt::join(stage.axes, " and "),
+        stage.size,
+        stage.scatters ? ", each keeps its part" : ""
     );
   }
   if (divisor != 1) {
@@ -91,6 +95,9 @@ std::string comparison_words(const PlannedTensor& copy) {
 std::string counting_words(const Plan& plan, std::uint32_t index) {
   const PlannedTensor& tensor = plan.tensors[index];
   const NormGroup& group = plan.norm_groups[tensor.norm_group];
+  if (tensor.counted_as != index && plan.options.data_path == DataPath::Arena) {
+    return fmt::format("tied to '{}': summed and counted with it", plan.tensors[tensor.counted_as].declaration.name);
+  }
   if (tensor.counted_as != index) {
     return fmt::format(
         "tied to '{}' and counted there, clipped here too; {}",
@@ -114,6 +121,9 @@ std::string explain_tensor(const Plan& plan, std::uint32_t index) {
     return fmt::format("{}; {}", holding_words(tensor), counting_words(plan, index));
   }
   const std::string reduced = reduction_words(stages_of(plan, index), plan.buckets[tensor.bucket].divisor);
+  if (tensor.replication < plan.world_size || tensor.counted_as != index) {
+    return fmt::format("{}; after sync {}; {}", reduced, holding_words(tensor), counting_words(plan, index));
+  }
   if (tensor.replication == 1) {
     return reduced + "; held by one rank, counted once";
   }

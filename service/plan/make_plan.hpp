@@ -21,29 +21,11 @@ struct BucketSizes {
 /// Compares every rank's options with those of the first. Errors: PlanMismatch with the field and both values.
 [[nodiscard]] Result<void> compare_options(std::span<const RankDeclaration* const> by_rank);
 
-/// Compares every rank's tensors and weights with those of the first. The Span holds one declaration per rank, in rank
-/// order. Errors: PlanMismatch with the first differing tensor and field and both values; WeightsDiverged with tensor
-/// and ranks.
-[[nodiscard]] Result<void> compare_declarations(std::span<const RankDeclaration* const> by_rank);
-
-/// The canonical plan of declarations already validated and compared.
-[[nodiscard]] Plan make_plan(
-    const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
-);
-
-/// What the planner does with the declarations of all ranks, each validated by itself: compares or merges them, by the
-/// data path, and makes the plan. Errors as `compare_options`, `compare_declarations` and `merge_declarations`.
+/// What the planner does with the declarations of all ranks, one per rank in rank order, each validated by itself:
+/// merges them and makes the plan. Plans with equal digests launch the same buckets in the same order. Errors as
+/// `compare_options` and `merge_declarations`; InvalidDeclaration for what cannot be reduced.
 [[nodiscard]] Result<Plan> plan_job(
-    std::span<const RankDeclaration* const> by_rank,
-    const std::vector<Mesh>& meshes,
-    std::int64_t world_size,
-    BucketSizes sizes
-);
-
-/// Digest of everything that a plan is made of (weights apart), so that plans with equal digests launch the same
-/// buckets in the same order: 16 hex digits.
-[[nodiscard]] std::string digest_of(
-    const RankDeclaration& declaration, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
+    std::span<const RankDeclaration* const> by_rank, const std::vector<Mesh>& meshes, BucketSizes sizes
 );
 
 }  // namespace gradsync::plan

@@ -1,5 +1,6 @@
 #include "plan/merge_declarations.hpp"
 
+#include "plan/compare_weights.hpp"
 #include "plan/declaration_checks.hpp"
 #include "plan/limits.hpp"
 #include "plan/merge_refusals.hpp"
@@ -39,7 +40,10 @@ class Merger {
       if (!place.holds) {
         return not_placed_here(tensor, *meshes_.at(tensor.mesh), rank, row);
       }
-      merged.holdings.push_back({rank, row, place.box, static_cast<std::uint64_t>(numel_of(tensor.local_shape))});
+      const PlacedRanks& placed = merged_.placed_of(merged);
+      const std::int64_t left =
+          placed.scatters() ? numel_of(box_of(tensor, placed, place).extent) : numel_of(tensor.local_shape);
+      merged.holdings.push_back({rank, row, place.box, static_cast<std::uint64_t>(left)});
     }
     return {};
   }
@@ -131,37 +135,6 @@ class Merger {
   std::unordered_map<std::string, std::size_t> placed_;  ///< placements → placed
 };
 
-/// Holders of one box start from the same weights.
-Result<void> compare_fingerprints(Declarations by_rank, const MergedTensor& tensor, std::int64_t boxes) {
-  std::vector<const Holding*> first(static_cast<std::size_t>(boxes), nullptr);
-  for (const Holding& holding : tensor.holdings) {
-    const std::string* own = weight_fingerprint_of(by_rank, holding);
-    if (own == nullptr) {
-      continue;
-    }
-    const Holding*& reference = first[holding.box];
-    if (reference == nullptr) {
-      reference = &holding;
-    } else if (*weight_fingerprint_of(by_rank, *reference) != *own) {
-      const std::string& name = declaration_of(by_rank, holding.rank, holding.row).name;
-      Error error = make_error(
-          ErrorCode::WeightsDiverged,
-          fmt::format(
-              "the weights of tensor '{}' differ between ranks {} and {}, which hold the same part of it",
-              name,
-              reference->rank,
-              holding.rank
-          ),
-          "start all replicas from the same weights"
-      );
-      error.tensor = name;
-      error.ranks = {reference->rank, holding.rank};
-      return error;
-    }
-  }
-  return {};
-}
-
 Result<void> check_clip_groups(Declarations by_rank, const Merged& merged) {
   std::unordered_set<std::string_view> used;
   for (const MergedTensor& tensor : merged.tensors) {
@@ -211,9 +184,9 @@ Result<Merged> merge_declarations(Declarations by_rank, const std::vector<Mesh>&
     if (const auto tiled = check_tiling(by_rank, tensor, placed); !tiled) {
       return tiled.error();
     }
-    if (const auto equal = compare_fingerprints(by_rank, tensor, placed.boxes); !equal) {
-      return equal.error();
-    }
+  }
+  if (const auto equal = compare_weights(by_rank, merger.merged()); !equal) {
+    return equal.error();
   }
   if (const auto groups = check_clip_groups(by_rank, merger.merged()); !groups) {
     return groups.error();

@@ -133,4 +133,37 @@ Error tied_differ(const TensorDeclaration& counted, const MergedTensor& merged, 
   return error;
 }
 
+Error tied_reduced_otherwise(
+    const TensorDeclaration& counted, const MergedTensor& merged, const TensorDeclaration& tensor
+) {
+  const auto words = [](const TensorDeclaration& of) {
+    std::vector<std::string> placements;
+    for (const Placement& placement : of.placements) {
+      placements.push_back(words_of(placement));
+    }
+    return fmt::format(
+        "{} on mesh '{}'{}",
+        fmt::join(placements, ", "),
+        of.mesh,
+        of.divisor ? fmt::format(", divided by {}", *of.divisor) : ""
+    );
+  };
+  Error error = mismatch(
+      tensor,
+      fmt::format("tensors[{}].tied", merged.row),
+      {merged.rank},
+      fmt::format(
+          "tensors '{}' and '{}' are tied by '{}' and so summed, but one is {} and the other {}",
+          counted.name,
+          tensor.name,
+          *tensor.tied,
+          words(counted),
+          words(tensor)
+      ),
+      "place the copies of one weight alike on one mesh, but for the one coordinate of `only` at which each is"
+  );
+  error.rank = merged.rank;
+  return error;
+}
+
 }  // namespace gradsync::plan

@@ -31,4 +31,9 @@ namespace gradsync::plan {
     const TensorDeclaration& counted, const MergedTensor& merged, const TensorDeclaration& tensor
 );
 
+/// Tied tensors that are to be summed, but not alike; `merged` is the later one.
+[[nodiscard]] Error tied_reduced_otherwise(
+    const TensorDeclaration& counted, const MergedTensor& merged, const TensorDeclaration& tensor
+);
+
 }  // namespace gradsync::plan

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
+#include <tuple>
 
 namespace gradsync::plan {
 
@@ -35,12 +37,18 @@ Resolved resolve(const Placement& placement, const Mesh& mesh) {
   return resolved;
 }
 
-std::optional<Shard> shard_after_sync(const PlacementKind& kind) {
+/// A placement that leaves a rank a part: before sync, or by it.
+struct Cutting {
+  Shard shard;
+  bool scatters = false;
+};
+
+std::optional<Cutting> cutting_of(const PlacementKind& kind) {
   if (const Shard* shard = std::get_if<Shard>(&kind)) {
-    return *shard;
+    return Cutting{*shard, false};
   }
   const Partial* partial = std::get_if<Partial>(&kind);
-  return partial != nullptr ? partial->to_shard : std::nullopt;
+  return partial != nullptr && partial->to_shard ? std::optional(Cutting{*partial->to_shard, true}) : std::nullopt;
 }
 
 /// An `only` placement: whether it admits each coordinate along its axes.
@@ -52,11 +60,22 @@ struct Admission {
 struct Split {
   Resolved along;
   std::size_t dim = 0;
-  std::size_t position = 0;  ///< in nesting order
+  bool scatters = false;     ///< these come last
+  std::size_t position = 0;  ///< in nesting order, among its like
 };
 
-/// `split_order` where given, else the order of the mesh's axes; of several flattened axes the first named counts.
-std::size_t nesting_position(const Placement& placement, const Resolved& resolved, const TensorDeclaration& tensor) {
+/// What sync scatters: the order of the stages. Before that `split_order` where given, else the order of the mesh's
+/// axes; of several flattened axes the first named counts.
+std::size_t nesting_position(
+    const Placement& placement,
+    const Resolved& resolved,
+    bool scatters,
+    const TensorDeclaration& tensor,
+    const Mesh& mesh
+) {
+  if (scatters) {
+    return sync_position(placement, mesh);
+  }
   if (tensor.split_order.empty()) {
     return resolved.axes.front();
   }
@@ -77,6 +96,28 @@ void note_axes(const Resolved& resolved, const Mesh& mesh, std::vector<std::size
   std::sort(axes.begin(), axes.end());
 }
 
+/// Holders are reduced together that differ only along reduced axes.
+void place_groups(PlacedRanks& placed, const Mesh& mesh) {
+  std::vector<bool> reduced(mesh.axes.size(), false);
+  for (const Stage& stage : placed.stages) {
+    for (const std::string& axis : stage.axes) {
+      reduced[*mesh.axis_index(axis)] = true;
+    }
+  }
+  placed.group_of.resize(placed.ranks.size(), -1);
+  for (std::size_t rank = 0; rank < placed.ranks.size(); ++rank) {
+    if (!placed.ranks[rank].holds) {
+      continue;
+    }
+    const std::vector<std::int64_t> at = mesh.coordinates(static_cast<std::int64_t>(rank));
+    std::int64_t group = 0;  // row-major like the ranks: numbers ascend with the lowest rank
+    for (std::size_t axis = 0; axis < mesh.axes.size(); ++axis) {
+      group = reduced[axis] ? group : group * mesh.axes[axis].size + at[axis];
+    }
+    placed.group_of[rank] = group;
+  }
+}
+
 }  // namespace
 
 PlacedRanks place_ranks(const TensorDeclaration& tensor, const Mesh& mesh) {
@@ -94,18 +135,24 @@ PlacedRanks place_ranks(const TensorDeclaration& tensor, const Mesh& mesh) {
         }
         admissions.push_back({std::move(resolved), std::move(at)});
       }
-    } else if (const auto shard = shard_after_sync(placement.kind)) {
+    } else if (const auto cutting = cutting_of(placement.kind)) {
       note_axes(resolved, mesh, placed.roles.sharding);
-      const std::size_t position = nesting_position(placement, resolved, tensor);
-      splits.push_back({std::move(resolved), static_cast<std::size_t>(shard->dim), position});
+      if (cutting->scatters && resolved.size == 1) {
+        continue;  // no stage, no cut
+      }
+      const std::size_t position = nesting_position(placement, resolved, cutting->scatters, tensor, mesh);
+      const auto dim = static_cast<std::size_t>(cutting->shard.dim);
+      splits.push_back({std::move(resolved), dim, cutting->scatters, position});
     }
   }
   std::stable_sort(splits.begin(), splits.end(), [](const Split& a, const Split& b) {
-    return a.position < b.position;
+    return std::tie(a.scatters, a.position) < std::tie(b.scatters, b.position);
   });
   for (const Split& split : splits) {
     placed.boxes *= split.along.size;
+    placed.input_cuts += split.scatters ? 0 : 1;
   }
+  placed.stages = stages_of(tensor, mesh);
   placed.ranks.resize(static_cast<std::size_t>(mesh.size()));
   for (std::int64_t rank = 0; rank < mesh.size(); ++rank) {
     const std::vector<std::int64_t> at = mesh.coordinates(rank);
@@ -120,11 +167,17 @@ PlacedRanks place_ranks(const TensorDeclaration& tensor, const Mesh& mesh) {
       place.cuts.push_back({split.dim, index, split.along.size});
     }
   }
+  place_groups(placed, mesh);
   return placed;
 }
 
-Box box_of(const std::vector<std::int64_t>& shape, const std::vector<Cut>& cuts) {
-  Box box{std::vector<std::int64_t>(shape.size(), 0), shape};
+bool PlacedRanks::scatters() const {
+  return std::any_of(stages.begin(), stages.end(), [](const Stage& stage) { return stage.scatters; });
+}
+
+namespace {
+
+void cut_down(Box& box, std::span<const Cut> cuts) {
   for (const Cut& cut : cuts) {
     std::int64_t& offset = box.offset[cut.dim];
     std::int64_t& extent = box.extent[cut.dim];
@@ -133,11 +186,29 @@ Box box_of(const std::vector<std::int64_t>& shape, const std::vector<Cut>& cuts)
     offset += begin;
     extent = std::min(part, extent - begin);
   }
+}
+
+}  // namespace
+
+Box box_of(const std::vector<std::int64_t>& shape, const std::vector<Cut>& cuts) {
+  Box box{std::vector<std::int64_t>(shape.size(), 0), shape};
+  cut_down(box, cuts);
   return box;
 }
 
-Box box_of(const TensorDeclaration& tensor, const RankPlace& place) {
-  return tensor.local_offset ? Box{*tensor.local_offset, tensor.local_shape} : box_of(tensor.shape, place.cuts);
+Box input_box_of(const TensorDeclaration& tensor, const PlacedRanks& placed, const RankPlace& place) {
+  if (tensor.local_offset) {
+    return {*tensor.local_offset, tensor.local_shape};
+  }
+  Box box{std::vector<std::int64_t>(tensor.shape.size(), 0), tensor.shape};
+  cut_down(box, std::span(place.cuts).first(placed.input_cuts));
+  return box;
+}
+
+Box box_of(const TensorDeclaration& tensor, const PlacedRanks& placed, const RankPlace& place) {
+  Box box = input_box_of(tensor, placed, place);
+  cut_down(box, std::span(place.cuts).subspan(placed.input_cuts));
+  return box;
 }
 
 std::string placement_key(const TensorDeclaration& tensor) {
@@ -153,10 +224,13 @@ std::string placement_key(const TensorDeclaration& tensor) {
     }
     if (const Only* only = std::get_if<Only>(&placement.kind)) {
       fmt::format_to(std::back_inserter(key), "o{}", fmt::join(only->at, ","));
-    } else if (const auto shard = shard_after_sync(placement.kind)) {
-      fmt::format_to(std::back_inserter(key), "s{}", shard->dim);
-    } else {
+    } else if (const Partial* partial = std::get_if<Partial>(&placement.kind)) {
+      key.push_back(partial->op == ReduceOp::Mean ? 'm' : 'p');
+    } else if (std::holds_alternative<Replicate>(placement.kind)) {
       key.push_back('r');
+    }
+    if (const auto cutting = cutting_of(placement.kind)) {
+      fmt::format_to(std::back_inserter(key), "s{}", cutting->shard.dim);
     }
   }
   key.push_back('/');

@@ -5,6 +5,7 @@
 
 #include "plan/declaration.hpp"
 #include "plan/mesh.hpp"
+#include "plan/reduction.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -31,7 +32,7 @@ struct Box {
 struct RankPlace {
   bool holds = true;      ///< every `only` admits its coordinates
   std::uint32_t box = 0;  ///< number of its box: the coordinate on all sharding axes, nesting order, first slowest
-  std::vector<Cut> cuts;  ///< in nesting order
+  std::vector<Cut> cuts;  ///< in nesting order: what is sharded before sync, then what sync scatters
 };
 
 /// The axes of size > 1 that do not replicate the tensor after sync; indices into the mesh, ascending.
@@ -43,18 +44,28 @@ struct AxisRoles {
 struct PlacedRanks {
   std::vector<RankPlace> ranks;
   AxisRoles roles;
-  std::int64_t boxes = 1;    ///< distinct boxes
-  std::int64_t holders = 0;  ///< ranks that hold
+  std::int64_t boxes = 1;              ///< distinct boxes
+  std::int64_t holders = 0;            ///< ranks that hold
+  std::size_t input_cuts = 0;          ///< how many of the cuts there are before sync
+  std::vector<Stage> stages;           ///< what is reduced, in sync order
+  std::vector<std::int64_t> group_of;  ///< by rank: ranks with equal numbers are reduced together; −1: it does not hold
+
+  /// Whether sync leaves a rank less than it had: its output is not its input then.
+  [[nodiscard]] bool scatters() const;
 };
 
-/// After sync: partial → shard counts as shard. For validated placements.
+/// Boxes are those after sync: partial → shard cuts, too. It does so after every `shard`, in the order of the stages,
+/// so that a part of the result always lies in what its ranks had. For validated placements.
 [[nodiscard]] PlacedRanks place_ranks(const TensorDeclaration& tensor, const Mesh& mesh);
 
 /// The box that the cuts leave of a shape.
 [[nodiscard]] Box box_of(const std::vector<std::int64_t>& shape, const std::vector<Cut>& cuts);
 
-/// What a rank in that place holds: as declared with `local_offset`, else what the cuts leave.
-[[nodiscard]] Box box_of(const TensorDeclaration& tensor, const RankPlace& place);
+/// What a rank in that place holds before sync: as declared with `local_offset`, else what the cuts leave.
+[[nodiscard]] Box input_box_of(const TensorDeclaration& tensor, const PlacedRanks& placed, const RankPlace& place);
+
+/// And after it: what sync leaves of that.
+[[nodiscard]] Box box_of(const TensorDeclaration& tensor, const PlacedRanks& placed, const RankPlace& place);
 
 /// Equal for tensors for which `place_ranks` has the same result.
 [[nodiscard]] std::string placement_key(const TensorDeclaration& tensor);

@@ -1,28 +1,30 @@
 #include "base/hash.hpp"
+#include "plan/arena_layout.hpp"
 #include "plan/canonical_text.hpp"
 #include "plan/clip_groups.hpp"
 #include "plan/make_plan.hpp"
 #include "plan/merge_declarations.hpp"
 #include "plan/norm_program.hpp"
+#include "plan/plan_buckets.hpp"
+#include "plan/rank_sums.hpp"
 
 namespace gradsync::plan {
 
 namespace {
 
-/// Nothing is moved: no buckets, no arena, only who holds what.
-Plan plan_of(Declarations by_rank, Merged merged, const std::vector<Mesh>& meshes) {
+/// Who holds what, and the norm of it.
+Plan plan_of(Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes, BucketSizes sizes) {
   Plan plan;
   plan.world_size = static_cast<std::int64_t>(by_rank.size());
   plan.meshes = meshes;
   plan.options = by_rank.front()->options;
-  plan.digest = digest(canonical_text(by_rank, merged, meshes));
+  plan.digest = digest(canonical_text(by_rank, merged, meshes, sizes));
   plan.tensors.reserve(merged.tensors.size());
   for (std::uint32_t i = 0; i < merged.tensors.size(); ++i) {
     const MergedTensor& tensor = merged.tensors[i];
     const PlacedRanks& placed = merged.placed_of(tensor);
     PlannedTensor planned;
     planned.declaration = declaration_of(by_rank, tensor.rank, tensor.row);
-    planned.numel = numel_of(planned.declaration.local_shape);
     planned.boxes = placed.boxes;
     planned.replication = placed.holders / placed.boxes;
     planned.counted_elements = tensor.counted_as == i ? numel_of(planned.declaration.shape) : 0;
@@ -38,23 +40,23 @@ Plan plan_of(Declarations by_rank, Merged merged, const std::vector<Mesh>& meshe
 
 }  // namespace
 
-Result<Plan> plan_job(
-    Declarations by_rank, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
-) {
+Result<Plan> plan_job(Declarations by_rank, const std::vector<Mesh>& meshes, BucketSizes sizes) {
   if (const Result<void> equal = compare_options(by_rank); !equal) {
     return equal.error();
   }
-  if (by_rank.front()->options.data_path == DataPath::Arena) {
-    if (const Result<void> equal = compare_declarations(by_rank); !equal) {
-      return equal.error();
-    }
-    return make_plan(*by_rank.front(), meshes, world_size, sizes);
-  }
-  Result<Merged> merged = merge_declarations(by_rank, meshes);
+  const Result<Merged> merged = merge_declarations(by_rank, meshes);
   if (!merged) {
     return merged.error();
   }
-  return plan_of(by_rank, std::move(*merged), meshes);
+  Plan plan = plan_of(by_rank, *merged, meshes, sizes);
+  if (plan.options.data_path == DataPath::Arena) {
+    if (const Result<void> summed = plan_sums(plan, by_rank, *merged); !summed) {
+      return summed.error();
+    }
+    plan_buckets(plan, by_rank, *merged, sizes);
+    plan_layouts(plan, by_rank, *merged);
+  }
+  return plan;
 }
 
 }  // namespace gradsync::plan

@@ -30,18 +30,20 @@ std::size_t position_of(const Mesh& mesh, std::string_view axis) {
   return position < named ? position : named + index_of(mesh, axis);
 }
 
-std::size_t first_position(const Mesh& mesh, const Stage& stage) {
+}  // namespace
+
+std::size_t sync_position(const Placement& placement, const Mesh& mesh) {
   std::size_t first = std::numeric_limits<std::size_t>::max();
-  for (const std::string& axis : stage.axes) {
-    first = std::min(first, position_of(mesh, axis));
+  for (const std::string& axis : placement.axes) {
+    if (mesh.axes[index_of(mesh, axis)].size > 1) {
+      first = std::min(first, position_of(mesh, axis));
+    }
   }
   return first;
 }
 
-}  // namespace
-
 std::vector<Stage> stages_of(const TensorDeclaration& tensor, const Mesh& mesh) {
-  std::vector<Stage> stages;
+  std::vector<std::pair<std::size_t, Stage>> placed;
   for (const Placement& placement : tensor.placements) {
     const Partial* partial = std::get_if<Partial>(&placement.kind);
     if (partial == nullptr) {
@@ -49,6 +51,7 @@ std::vector<Stage> stages_of(const TensorDeclaration& tensor, const Mesh& mesh) 
     }
     Stage stage;
     stage.op = partial->op;
+    stage.scatters = partial->to_shard.has_value();
     for (const std::string& axis : placement.axes) {
       const std::int64_t size = mesh.axes[index_of(mesh, axis)].size;
       if (size > 1) {
@@ -57,12 +60,14 @@ std::vector<Stage> stages_of(const TensorDeclaration& tensor, const Mesh& mesh) 
       }
     }
     if (!stage.axes.empty()) {
-      stages.push_back(std::move(stage));
+      placed.emplace_back(sync_position(placement, mesh), std::move(stage));
     }
   }
-  std::stable_sort(stages.begin(), stages.end(), [&mesh](const Stage& a, const Stage& b) {
-    return first_position(mesh, a) < first_position(mesh, b);
-  });
+  std::stable_sort(placed.begin(), placed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Stage> stages;
+  for (auto& [position, stage] : placed) {
+    stages.push_back(std::move(stage));
+  }
   return stages;
 }
 

@@ -15,11 +15,15 @@ struct Stage {
   std::vector<std::string> axes;  ///< of size > 1
   ReduceOp op = ReduceOp::Sum;
   std::int64_t size = 1;  ///< ranks summed
+  bool scatters = false;  ///< a reduce-scatter: each of them keeps its part; else an all-reduce
   friend bool operator==(const Stage&, const Stage&) = default;
 };
 
 /// Stages in the mesh's sync order: its own, or tp, ep, cp, dp_shard, dp_replicate, then the other axes as they stand.
 [[nodiscard]] std::vector<Stage> stages_of(const TensorDeclaration& tensor, const Mesh& mesh);
+
+/// Of a placement in the mesh's sync order: the place of the first of its axes of size > 1.
+[[nodiscard]] std::size_t sync_position(const Placement& placement, const Mesh& mesh);
 
 /// The axes of all stages, in sync order. Axes of size 1 never count.
 [[nodiscard]] std::vector<std::string> reduced_axes(const TensorDeclaration& tensor, const Mesh& mesh);

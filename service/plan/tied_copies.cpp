@@ -18,7 +18,8 @@ std::vector<std::optional<Box>> boxes_of(Declarations by_rank, const Merged& mer
   std::vector<std::optional<Box>> boxes(static_cast<std::size_t>(placed.boxes));
   for (const Holding& holding : tensor.holdings) {
     if (holding.elements != 0) {
-      boxes[holding.box] = box_of(declaration_of(by_rank, holding.rank, holding.row), placed.ranks[holding.rank]);
+      boxes[holding.box] =
+          box_of(declaration_of(by_rank, holding.rank, holding.row), placed, placed.ranks[holding.rank]);
     }
   }
   return boxes;

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace gradsync::plan {
@@ -66,12 +67,15 @@ Error unknown_mesh(const TensorAt& at, const std::vector<Mesh>& meshes) {
   );
 }
 
+/// At most: an output of its own is not larger.
 std::uint64_t arena_bytes_of(const TensorDeclaration& tensor) {
-  std::uint64_t bytes = size_of(tensor.dtype);
-  for (const std::int64_t extent : tensor.local_shape) {
-    bytes *= static_cast<std::uint64_t>(extent);
-  }
-  return align_up(bytes);
+  const bool scatters = std::any_of(tensor.placements.begin(), tensor.placements.end(), [](const Placement& placement) {
+    const Partial* partial = std::get_if<Partial>(&placement.kind);
+    return partial != nullptr && partial->to_shard;
+  });
+  const std::uint64_t bytes =
+      align_up(static_cast<std::uint64_t>(numel_of(tensor.local_shape)) * size_of(tensor.dtype));
+  return scatters ? 2 * bytes : bytes;
 }
 
 Result<void> check_tensor(const TensorAt& at, const Mesh& mesh, DataPath data_path) {
@@ -84,17 +88,16 @@ Result<void> check_tensor(const TensorAt& at, const Mesh& mesh, DataPath data_pa
   if (const auto extent = check_local_extent(at); !extent) {
     return extent.error();
   }
-  return data_path == DataPath::Arena ? check_supported(at) : check_reduced(at);
+  return data_path == DataPath::Arena ? Result<void>{} : check_reduced(at);
 }
 
 /// What earlier tensors of the list have taken.
 struct Taken {
   std::unordered_map<std::string_view, std::size_t> names;
-  std::unordered_map<std::string_view, std::size_t> ties;
   std::uint64_t arena_bytes = 0;
 };
 
-Result<void> check_among(const TensorAt& at, const RankDeclaration& declaration, Taken& taken) {
+Result<void> check_among(const TensorAt& at, Taken& taken) {
   const TensorDeclaration& tensor = at.tensor;
   if (const auto [first, fresh] = taken.names.emplace(tensor.name, at.index); !fresh) {
     return at.invalid(
@@ -102,19 +105,6 @@ Result<void> check_among(const TensorAt& at, const RankDeclaration& declaration,
         fmt::format("declared twice, as tensors {} and {}", first->second, at.index),
         "declare every gradient once, under a name of its own"
     );
-  }
-  if (tensor.tied && declaration.options.data_path == DataPath::Arena) {
-    if (const auto [first, fresh] = taken.ties.emplace(*tensor.tied, at.index); !fresh) {
-      return at.unsupported(
-          "tied",
-          fmt::format(
-              "tied to tensor '{}' by '{}', which is not supported yet",
-              declaration.tensors[first->second].name,
-              *tensor.tied
-          ),
-          "declare a weight that is used twice once: its gradient is the sum of both uses"
-      );
-    }
   }
   taken.arena_bytes += arena_bytes_of(tensor);
   if (taken.arena_bytes >= kMaxArenaBytes) {
@@ -141,9 +131,6 @@ Result<void> check_fingerprints(const RankDeclaration& declaration) {
 
 Result<void> validate_declaration(const RankDeclaration& declaration, const std::vector<Mesh>& meshes) {
   const DataPath data_path = declaration.options.data_path;
-  if (declaration.tensors.empty() && data_path == DataPath::Arena) {
-    return invalid_list("tensors", "no tensor is declared", "declare at least one gradient");
-  }
   std::unordered_map<std::string_view, const Mesh*> mesh_by_name;
   for (const Mesh& mesh : meshes) {
     mesh_by_name.emplace(mesh.name, &mesh);
@@ -162,7 +149,7 @@ Result<void> validate_declaration(const RankDeclaration& declaration, const std:
     if (const auto tensor = check_tensor(at, *mesh->second, data_path); !tensor) {
       return tensor.error();
     }
-    if (const auto among = check_among(at, declaration, taken); !among) {
+    if (const auto among = check_among(at, taken); !among) {
       return among.error();
     }
   }

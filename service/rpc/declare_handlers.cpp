@@ -110,19 +110,27 @@ DeclareAnswer answer_of(const engine::DeclareResult& result) {
     answer.check = result.check;
     return answer;
   }
+  const plan::ArenaLayout& layout = plan.layout(result.rank);
   answer.buckets.emplace();
-  for (const plan::Bucket& bucket : plan.buckets) {
+  for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
+    const std::uint64_t offset = layout.bucket_offsets[i];
     answer.buckets->push_back(
-        {std::string(plan::name_of(bucket.dtype)), bucket.offset_bytes, bucket.size_bytes, bucket.tensors}
+        {std::string(plan::name_of(plan.buckets[i].dtype)),
+         offset,
+         layout.bucket_offsets[i + 1] - offset,
+         layout.bucket_rows[i]}
     );
   }
-  if (plan.tensors.size() <= kMostOffsets) {
-    answer.offsets.emplace();
-    for (const plan::PlannedTensor& tensor : plan.tensors) {
-      answer.offsets->push_back(tensor.offset_bytes);
-    }
+  if (layout.tensors.size() <= kMostOffsets) {
+    answer.offsets = layout.input_offsets;
   }
   return answer;
+}
+
+/// In the arena of its lowest holder.
+std::uint64_t offset_of(const plan::Plan& plan, const plan::PlannedTensor& tensor) {
+  const plan::Holding& holder = tensor.holdings.front();
+  return plan.layout(holder.rank).input_offsets[holder.row];
 }
 
 ExplainedTensor explained(const plan::Plan& plan, std::uint32_t index) {
@@ -133,7 +141,7 @@ ExplainedTensor explained(const plan::Plan& plan, std::uint32_t index) {
       tensor.declaration.dtype,
       tensor.declaration.mesh,
       tensor.bucket,
-      tensor.offset_bytes,
+      plan.options.data_path == plan::DataPath::Stats ? 0 : offset_of(plan, tensor),
       tensor.replication,
       tensor.boxes,
       tensor.counted_elements,
@@ -148,7 +156,15 @@ void add_groups(const plan::Plan& plan, ExplainAnswer& answer) {
   for (std::uint32_t i = 0; i < plan.buckets.size(); ++i) {
     const plan::Bucket& bucket = plan.buckets[i];
     answer.buckets.push_back(
-        {i, bucket.dtype, bucket.size_bytes, bucket.axes, bucket.groups, bucket.divisor, bucket.tensors.size()}
+        {i,
+         bucket.dtype,
+         bucket.size_bytes,
+         bucket.axes,
+         bucket.groups,
+         bucket.divisor,
+         bucket.tensors.size(),
+         bucket.stages,
+         bucket.stage_bytes}
     );
   }
   for (std::size_t i = 0; i < plan.norm_groups.size(); ++i) {

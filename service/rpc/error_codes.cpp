@@ -44,7 +44,12 @@ constexpr std::array kRows{
         BadToken, 1203, 403, false, "allocate again and fetch the descriptor within 10 s, once, from the same process"},
 
     ErrorRow{InvalidDeclaration, 1301, 422, false, "correct the tensor that data.path names"},
-    ErrorRow{UnsupportedPlacement, 1302, 501, false, "this data path takes replicate and partial → replicate"},
+    ErrorRow{
+        UnsupportedPlacement,
+        1302,
+        501,
+        false,
+        "on data path stats the framework has reduced: declare what is left, or use data path arena"},
     ErrorRow{PlanMismatch, 1303, 409, false, "declare the same tensors and options on every rank"},
     ErrorRow{WeightsDiverged, 1304, 409, false, "start from one checkpoint, or broadcast the weights before declaring"},
     ErrorRow{DeclareTimeout, 1305, 504, true, "see which ranks are missing in data.ranks, then declare again"},

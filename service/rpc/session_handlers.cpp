@@ -59,7 +59,7 @@ void session_initialize(Core& core, Caller& caller, InitializeParams params, Ans
           {"arena", "stats"},
           {"float32", "bfloat16", "float16", "float64"},
           {"strict", "torch"},
-          {{"replicate", "partial_to_replicate"}, {"replicate", "shard", "only"}},
+          {{"replicate", "shard", "only", "partial_to_replicate", "partial_to_shard"}, {"replicate", "shard", "only"}},
       },
       LimitsAnswer{
           core.limits.message_bytes,

@@ -42,6 +42,8 @@ struct ExplainedBucket {
   std::vector<std::vector<std::int64_t>> groups;
   double divisor = 1;
   std::uint64_t tensors = 0;
+  std::vector<plan::Stage> stages;
+  std::vector<std::uint64_t> stage_bytes;
 };
 
 struct ExplainedNormGroup {
@@ -97,6 +99,7 @@ struct Fields<plan::Stage> {
     v.required("axes", s.axes, "reduced over");
     v.required("op", s.op, "sum or mean");
     v.required("size", s.size, "ranks that are reduced together");
+    v.required("scatters", s.scatters, "a reduce-scatter: each of them keeps its part; else an all-reduce");
   }
 };
 
@@ -133,6 +136,8 @@ struct Fields<ExplainedBucket> {
     v.required("groups", s.groups, "ranks reduced together");
     v.required("divisor", s.divisor, "applied once, after the sum");
     v.required("tensors", s.tensors, "how many");
+    v.required("stages", s.stages, "its data collectives, in order, where they travel; on one node they are one sum");
+    v.required("stage_bytes", s.stage_bytes, "by stage: what the rank that brings most brings to it");
   }
 };
 

@@ -247,13 +247,9 @@ void visit_report(Visitor& v, Report& s) {
   v.required("data_path", s.data_path, "how gradients were handed over");
   v.required("policy_digest", s.policy_digest, "of the clipping state");
   v.required("timings", s.timings, "in seconds");
-  v.required("missing", s.missing, "tensors without a gradient on some of their ranks; data path stats");
-  v.required(
-      "absent_names",
-      s.absent_names,
-      "absent tensors on data path stats, where ranks number them differently; the first 64"
-  );
-  v.required("scalar_collectives", s.scalar_collectives, "what the norm costs between nodes; data path stats");
+  v.required("missing", s.missing, "tensors without a gradient on some of their ranks");
+  v.required("absent_names", s.absent_names, "absent tensors where ranks number them differently; the first 64");
+  v.required("scalar_collectives", s.scalar_collectives, "what the norm costs between nodes");
   v.required("check_next", s.check_next, "the next step's rows should carry fingerprints; data path stats");
 }
 

@@ -30,7 +30,6 @@ from gradsync.errors import (
     StepMismatch,
     StepTimeout,
     UnknownJob,
-    UnsupportedPlacement,
 )
 
 JOIN_S = 50.0
@@ -437,7 +436,10 @@ def test_ranks_that_declare_different_things_are_told_the_first_difference(ranks
         (Tensor("w", (2,)), InvalidDeclaration),
         (Tensor("w", (2,), placements={"tp": Replicate()}), InvalidDeclaration),
         (Tensor("w", (2,), placements={"dp": Partial("mean") >> Replicate()}, divisor=2), InvalidDeclaration),
-        (Tensor("w", (2,), placements={"dp": Partial() >> gradsync.Shard(0)}), UnsupportedPlacement),
+        (
+            Tensor("w", (2,), placements={"dp": Partial() >> gradsync.Shard(0)}, split_order=("tp",)),
+            InvalidDeclaration,
+        ),
     ],
 )
 def test_a_wrong_declaration_is_refused_with_its_path(tensor: Tensor, error: type[RpcError], ranks: Ranks) -> None:

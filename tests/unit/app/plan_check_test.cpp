@@ -78,7 +78,8 @@ TEST_F(PlanCheck, plans_buckets_by_the_settings_of_the_daemon_and_says_their_siz
     tensor.placements = {{{"dp"}, plan::Partial{plan::ReduceOp::Mean, std::nullopt}}};
   }
   const std::vector<plan::Mesh> meshes{{"m", {{"dp", 2}}, {}}};
-  EXPECT_EQ(small["plan_digest"], plan::digest_of(declaration, meshes, 2, {4096, 4096}));
+  const std::vector<const plan::RankDeclaration*> by_rank{&declaration, &declaration};
+  EXPECT_EQ(small["plan_digest"], plan::plan_job(by_rank, meshes, {4096, 4096})->digest);
   command.json = false;
   EXPECT_THAT(run(), HasSubstr("2 buckets"));
 }

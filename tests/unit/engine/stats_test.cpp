@@ -127,7 +127,7 @@ TEST_F(StatsEngine, a_tied_copy_is_not_in_the_norm_set) {
   all.options.data_path = plan::DataPath::Stats;
   all.tensors[0].tied = all.tensors[1].tied = "embedding";
   const Result<plan::Plan> plan = plan::plan_job(
-      std::vector<const plan::RankDeclaration*>{&all, &all}, {{"default", {{"dp", 2}}, {}}}, 2, plan::BucketSizes{}
+      std::vector<const plan::RankDeclaration*>{&all, &all}, {{"default", {{"dp", 2}}, {}}}, plan::BucketSizes{}
   );
   ASSERT_TRUE(plan) << plan.error().message;
   const auto lane = std::get<device::StatsPlan>(lane_layout_of(*plan));

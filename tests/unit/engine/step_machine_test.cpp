@@ -9,12 +9,15 @@ namespace gradsync::engine {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// `buckets` buckets of one tensor each, on `ranks` ranks.
-std::shared_ptr<const plan::Plan> plan_of(std::size_t buckets, std::int64_t ranks) {
+/// `buckets` buckets of one tensor each, on `ranks` ranks that all hold all of them.
+std::shared_ptr<plan::Plan> plan_of(std::size_t buckets, std::int64_t ranks) {
   auto plan = std::make_shared<plan::Plan>();
   plan->world_size = ranks;
+  plan->layouts.resize(1);
+  plan->layout_of.assign(static_cast<std::size_t>(ranks), 0);
   for (std::uint32_t i = 0; i < buckets; ++i) {
     plan::PlannedTensor tensor;
     tensor.declaration.name = "t" + std::to_string(i);
@@ -23,6 +26,8 @@ std::shared_ptr<const plan::Plan> plan_of(std::size_t buckets, std::int64_t rank
     plan::Bucket bucket;
     bucket.tensors = {i};
     plan->buckets.push_back(bucket);
+    plan->layouts[0].tensors.push_back(i);
+    plan->layouts[0].bucket_rows.push_back({i});
   }
   plan->clip_groups.resize(1);
   return plan;
@@ -106,6 +111,51 @@ TEST_F(StepMachineTest, carries_unused_tensors_to_their_bucket) {
   ASSERT_EQ(std::get<LaunchReduce>(actions[1]).unused.size(), 1u);
   EXPECT_EQ(std::get<LaunchReduce>(actions[1]).unused[0].tensor, 1u);
   EXPECT_EQ(std::get<LaunchReduce>(actions[1]).unused[0].rank, 1);
+}
+
+/// Rank 0 holds tensor 0 alone, as its row 0; rank 1 holds tensor 1.
+std::shared_ptr<plan::Plan> plan_of_two_stages() {
+  auto plan = plan_of(2, 2);
+  plan->layouts.resize(2);
+  plan->layouts[0].tensors = {0};
+  plan->layouts[0].bucket_rows = {{0}, {}};
+  plan->layouts[1].tensors = {1};
+  plan->layouts[1].bucket_rows = {{}, {0}};
+  plan->layout_of = {0, 1};
+  plan->rows_are_tensors = false;
+  return plan;
+}
+
+TEST_F(StepMachineTest, a_bucket_waits_for_its_holders_alone) {
+  StepMachine machine(plan_of_two_stages(), 1);
+  EXPECT_FALSE(machine.begun()) << "what a rank need not say, it has not said";
+  EXPECT_THAT(launched(machine.on_bucket_ready(0, 0, 0)), ElementsAre(0));
+  EXPECT_THAT(launched(machine.on_bucket_ready(1, 0, 1)), ElementsAre(1));
+}
+
+TEST_F(StepMachineTest, ranks_speak_of_their_own_rows) {
+  StepMachine machine(plan_of_two_stages(), 1);
+  EXPECT_THAT(machine.on_unused(1, 0, {0}), IsEmpty());
+  EXPECT_THAT(launched(finish(machine, 0, request(0))), ElementsAre(0));
+  const Actions actions = finish(machine, 1, request(0));
+  ASSERT_EQ(launched(actions), std::vector<std::uint32_t>{1});
+  const auto& unused = find<LaunchReduce>(actions)->unused;
+  ASSERT_EQ(unused.size(), 1u);
+  EXPECT_EQ(unused[0].tensor, 1u);
+  EXPECT_EQ(unused[0].rank, 1);
+}
+
+TEST_F(StepMachineTest, what_a_rank_did_not_declare_is_refused) {
+  StepMachine machine(plan_of_two_stages(), 1);
+  EXPECT_THAT(machine.on_bucket_ready(0, 0, 1), IsEmpty());
+  const Actions actions = finish(machine, 0, request(0));
+  ASSERT_NE(find<AttemptFailed>(actions), nullptr);
+  EXPECT_THAT(find<AttemptFailed>(actions)->error.message, HasSubstr("rank 0 declared no tensor of bucket 1"));
+  FinishRequest ask = request(0, 1);
+  ask.unused = {1};
+  const Actions refused = finish(machine, 0, ask);
+  ASSERT_NE(find<AnswerRank>(refused), nullptr);
+  EXPECT_THAT(find<AnswerRank>(refused)->error.message, HasSubstr("tensor 1 does not exist: rank 0 declared 1"));
 }
 
 TEST_F(StepMachineTest, names_tensors_that_are_neither_ready_nor_unused_and_stays_open) {

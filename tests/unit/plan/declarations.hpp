@@ -3,6 +3,8 @@
 
 #include "plan/make_plan.hpp"
 
+#include <gtest/gtest.h>
+
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +35,19 @@ inline RankDeclaration declaration(std::vector<TensorDeclaration> tensors) {
   RankDeclaration result;
   result.tensors = std::move(tensors);
   return result;
+}
+
+/// The plan of a job whose ranks declare alike; an empty one and a failure when it is refused.
+inline Plan make_plan(
+    const RankDeclaration& declared, const std::vector<Mesh>& meshes, std::int64_t world_size, BucketSizes sizes
+) {
+  const std::vector<const RankDeclaration*> by_rank(static_cast<std::size_t>(world_size), &declared);
+  Result<Plan> plan = plan_job(by_rank, meshes, sizes);
+  if (!plan) {
+    ADD_FAILURE() << plan.error().message;
+    return {};
+  }
+  return *plan;
 }
 
 /// The error of a declaration that must be refused; a default Error and a failure when it is not.

@@ -25,7 +25,7 @@ TEST(Explain, a_data_parallel_mean) {
       explain_tensor(plan, 0),
       "summed over dp (2 ranks), then divided by 2; equal on all 2 ranks after sync, counted once"
   );
-  EXPECT_THAT(stages_of(plan, 0), ElementsAre(Stage{{"dp"}, ReduceOp::Mean, 2}));
+  EXPECT_THAT(stages_of(plan, 0), ElementsAre(Stage{{"dp"}, ReduceOp::Mean, 2, false}));
 }
 
 TEST(Explain, several_stages_in_their_order) {

@@ -54,7 +54,7 @@ class Ranks {
       EXPECT_TRUE(valid) << (valid ? "" : valid.error().message);
       pointers.push_back(&rank);
     }
-    return plan_job(pointers, meshes_, static_cast<std::int64_t>(ranks_.size()), {});
+    return plan_job(pointers, meshes_, {});
   }
 
   [[nodiscard]] Error refusal() const {

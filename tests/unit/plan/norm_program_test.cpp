@@ -38,7 +38,7 @@ Result<Plan> plan_of(const std::vector<Mesh>& meshes, const std::vector<TensorDe
     rank.options.data_path = DataPath::Stats;
     pointers.push_back(&rank);
   }
-  return plan_job(pointers, meshes, meshes.front().size(), {});
+  return plan_job(pointers, meshes, {});
 }
 
 std::vector<std::vector<std::string>> axes_of(const Plan& plan) {

@@ -68,7 +68,7 @@ class RandomJob {
 };
 
 std::uint64_t bytes_of(const PlannedTensor& tensor) {
-  return static_cast<std::uint64_t>(tensor.numel) * size_of(tensor.declaration.dtype);
+  return static_cast<std::uint64_t>(numel_of(tensor.declaration.local_shape)) * size_of(tensor.declaration.dtype);
 }
 
 void expect_each_tensor_in_one_bucket(const Plan& plan) {
@@ -86,17 +86,22 @@ void expect_each_tensor_in_one_bucket(const Plan& plan) {
 }
 
 void expect_arena_is_tiled(const Plan& plan) {
+  ASSERT_EQ(plan.layouts.size(), 1U) << "all ranks declare alike";
+  const ArenaLayout& layout = plan.layouts.front();
   std::uint64_t end = 0;
-  for (const Bucket& bucket : plan.buckets) {
-    EXPECT_EQ(bucket.offset_bytes, end);
-    for (const std::uint32_t index : bucket.tensors) {
-      EXPECT_EQ(plan.tensors[index].offset_bytes, end);
-      EXPECT_EQ(plan.tensors[index].offset_bytes % kArenaAlignment, 0U);
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    EXPECT_EQ(layout.bucket_offsets[b], end);
+    EXPECT_EQ(layout.bucket_rows[b], plan.buckets[b].tensors) << "rows are tensors";
+    for (const std::uint32_t index : plan.buckets[b].tensors) {
+      EXPECT_EQ(layout.input_offsets[index], end);
+      EXPECT_EQ(layout.input_offsets[index] % kArenaAlignment, 0U);
       end += align_up(bytes_of(plan.tensors[index]));
     }
-    EXPECT_EQ(bucket.size_bytes, end - bucket.offset_bytes);
+    EXPECT_EQ(plan.buckets[b].size_bytes, end - layout.bucket_offsets[b]);
   }
-  EXPECT_EQ(plan.arena_bytes, end);
+  EXPECT_EQ(layout.bytes(), end);
+  EXPECT_EQ(layout.output_offsets, layout.input_offsets);
+  EXPECT_TRUE(plan.rows_are_tensors);
 }
 
 /// A bucket is at its limit only with its last tensor, and only the last of its kind may stay below.
@@ -107,7 +112,7 @@ void expect_bucket_sizes(const Plan& plan, BucketSizes sizes) {
       first_opened = b;
     }
   }
-  std::map<std::tuple<DType, std::vector<std::string>, double>, bool> open_of_kind;
+  std::map<std::tuple<DType, std::vector<std::vector<std::string>>, double>, bool> open_of_kind;
   for (std::uint32_t b = 0; b < plan.buckets.size(); ++b) {
     const Bucket& bucket = plan.buckets[b];
     const std::uint64_t limit = b == first_opened ? sizes.first_bytes : sizes.bytes;
@@ -117,7 +122,11 @@ void expect_bucket_sizes(const Plan& plan, BucketSizes sizes) {
       EXPECT_TRUE(last || total + bytes_of(plan.tensors[index]) < limit);
       total += bytes_of(plan.tensors[index]);
     }
-    bool& open = open_of_kind[{bucket.dtype, bucket.axes, bucket.divisor}];
+    std::vector<std::vector<std::string>> stages;
+    for (const Stage& stage : bucket.stages) {
+      stages.push_back(stage.axes);
+    }
+    bool& open = open_of_kind[{bucket.dtype, stages, bucket.divisor}];
     EXPECT_FALSE(open) << "a bucket was opened although another of its kind had room";
     open = total < limit;
   }

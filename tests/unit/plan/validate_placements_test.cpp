@@ -55,7 +55,7 @@ TEST(ValidatePlacements, coordinates_of_only_are_on_the_flattened_axis) {
   EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{-1}}}}).path, "tensors[0].placements[0].at[0]");
   EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{1, 1}}}}).path, "tensors[0].placements[0].at[1]");
   EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{}}}).path, "tensors[0].placements[0].at");
-  EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{3}}}}).code, ErrorCode::UnsupportedPlacement);
+  EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{3}}}}).code, ErrorCode::InternalError) << "is accepted";
 }
 
 TEST(ValidatePlacements, a_divisor_is_a_positive_number_and_excludes_means) {
@@ -121,42 +121,33 @@ TEST(ValidatePlacements, what_nobody_reduces_or_divides_is_refused_on_the_stats_
   EXPECT_TRUE(validate_declaration(all, kGrid).has_value()) << "a rank may hold nothing";
 }
 
-// ---- valid, but beyond this version
+// ---- what sync scatters is cut last
 
-Error unsupported(std::vector<Placement> placements, std::vector<std::int64_t> local_shape) {
-  TensorDeclaration w = tensor("wq", {8, 4}, std::move(placements));
-  w.local_shape = std::move(local_shape);
-  return refused(declaration({tensor("first", {1}, {partial({"dp", "tp"})}), w}), kGrid);
+Error refused_order(std::vector<Placement> placements, std::vector<std::string> split_order) {
+  TensorDeclaration w = tensor("w", {8, 4}, std::move(placements));
+  w.local_shape = {4, 4};
+  w.split_order = std::move(split_order);
+  return refused(declaration({w}), kGrid);
 }
 
-TEST(ValidatePlacements, sharding_is_refused_by_tensor_placement_and_hint) {
-  const Error shard = unsupported({partial({"dp"}), {{"tp"}, Shard{0}}}, {4, 4});
-  EXPECT_EQ(shard.code, ErrorCode::UnsupportedPlacement);
-  EXPECT_EQ(shard.path, "tensors[1].placements[1]");
-  EXPECT_EQ(shard.tensor, "wq");
-  EXPECT_THAT(shard.message, HasSubstr("'tp: shard(0)' is not supported"));
-  EXPECT_FALSE(shard.hint.empty());
-
-  const Error scatter = unsupported({{{"dp"}, Partial{ReduceOp::Mean, Shard{1}}}, replicate({"tp"})}, {8, 4});
-  EXPECT_EQ(scatter.code, ErrorCode::UnsupportedPlacement);
-  EXPECT_EQ(scatter.path, "tensors[1].placements[0]");
-  EXPECT_THAT(scatter.message, HasSubstr("partial(mean) → shard(1)"));
-
-  const Error only = unsupported({partial({"dp"}), {{"tp"}, Only{{1}}}}, {8, 4});
-  EXPECT_EQ(only.code, ErrorCode::UnsupportedPlacement);
-  EXPECT_EQ(only.path, "tensors[1].placements[1]");
+TEST(ValidatePlacements, sync_scatters_what_was_there_before) {
+  const std::vector<Placement> fsdp_over_tp{{{"dp"}, Partial{ReduceOp::Mean, Shard{0}}}, {{"tp"}, Shard{0}}};
+  EXPECT_EQ(refused_order(fsdp_over_tp, {"tp", "dp"}).code, ErrorCode::InternalError) << "is accepted";
+  EXPECT_EQ(refused_order(fsdp_over_tp, {}).code, ErrorCode::InternalError);
+  const Error error = refused_order(fsdp_over_tp, {"dp", "tp"});
+  EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
+  EXPECT_EQ(error.path, "tensors[0].split_order");
+  EXPECT_THAT(error.message, HasSubstr("'dp: partial(mean) → shard(0)' before 'tp: shard(0)'"));
 }
 
-TEST(ValidatePlacements, a_tied_id_is_a_label_until_a_second_tensor_has_it) {
-  TensorDeclaration embedding = tensor("embedding", {4}, {partial({"dp", "tp"})});
-  embedding.tied = "vocabulary";
-  EXPECT_TRUE(validate_declaration(declaration({embedding}), kGrid).has_value());
-  TensorDeclaration head = embedding;
-  head.name = "head";
-  const Error error = refused(declaration({embedding, head}), kGrid);
-  EXPECT_EQ(error.code, ErrorCode::UnsupportedPlacement);
-  EXPECT_EQ(error.path, "tensors[1].tied");
-  EXPECT_THAT(error.message, HasSubstr("'embedding'"));
+TEST(ValidatePlacements, stages_scatter_in_their_order) {
+  const std::vector<Placement> twice{
+      {{"dp"}, Partial{ReduceOp::Mean, Shard{0}}}, {{"tp"}, Partial{ReduceOp::Sum, Shard{0}}}};
+  TensorDeclaration w = tensor("w", {8, 4}, twice);
+  w.split_order = {"tp", "dp"};  // tp is reduced first
+  EXPECT_TRUE(validate_declaration(declaration({w}), kGrid).has_value());
+  w.split_order = {"dp", "tp"};
+  EXPECT_EQ(refused(declaration({w}), kGrid).path, "tensors[0].split_order");
 }
 
 }  // namespace

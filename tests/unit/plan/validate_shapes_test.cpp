@@ -21,10 +21,13 @@ TEST(ValidateShapes, plain_data_parallel_tensors_are_valid) {
   EXPECT_TRUE(validate_declaration(declaration({scalar, empty, placed}), kDp2).has_value());
 }
 
-TEST(ValidateShapes, an_empty_declaration_is_refused) {
-  const Error error = refused(declaration({}), kDp2);
-  EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
-  EXPECT_EQ(error.path, "tensors");
+TEST(ValidateShapes, a_rank_may_hold_nothing) {
+  EXPECT_TRUE(validate_declaration(declaration({}), kDp2).has_value());
+  const RankDeclaration nothing = declaration({});
+  const auto plan = plan_job(std::vector<const RankDeclaration*>{&nothing, &nothing}, kDp2, {});
+  ASSERT_FALSE(plan.has_value()) << "but not all of them";
+  EXPECT_EQ(plan.error().code, ErrorCode::InvalidDeclaration);
+  EXPECT_EQ(plan.error().path, "tensors");
 }
 
 TEST(ValidateShapes, names_are_there_and_not_too_long) {

@@ -1,0 +1,12 @@
+#pragma once
+// Which tensors are reduced by one launch.
+
+#include "plan/make_plan.hpp"
+#include "plan/merge_declarations.hpp"
+
+namespace gradsync::plan {
+
+/// Fills Plan::buckets, but for their sizes, and the tensors' `bucket`. The sums are planned already.
+void plan_buckets(Plan& plan, Declarations by_rank, const Merged& merged, BucketSizes sizes);
+
+}  // namespace gradsync::plan

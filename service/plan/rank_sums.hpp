@@ -1,0 +1,16 @@
+#pragma once
+// Who is summed with whom, for every part of every tensor (docs/adr/0009). Pure.
+
+#include "plan/merge_declarations.hpp"
+#include "plan/plan.hpp"
+
+namespace gradsync::plan {
+
+/// Fills Plan::sums and the tensors' `parts` and `copies`. `plan.tensors` stand in the order of `merged.tensors`.
+/// Errors: InvalidDeclaration, for tied tensors that are not reduced alike.
+[[nodiscard]] Result<void> plan_sums(Plan& plan, Declarations by_rank, const Merged& merged);
+
+/// How `part`, which lies in `whole`, lies in its memory (row-major); all but `box` and `sums`.
+[[nodiscard]] PlannedPart part_of(const Box& whole, const Box& part);
+
+}  // namespace gradsync::plan
