@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from .cut import local_offset, local_shape
 from .expected import norm_set
 from .findings import Findings, copies_by_box, counted_for, findings
 from .sync import Parts, has_gradient
-from .sync_world import SyncWorld, after_sync, inputs
-from .world import World, held
+from .sync_world import SyncWorld, after_sync, divisor, inputs, stages, tied_with
+from .world import World, held, holders
 
 
 def masked(sync: SyncWorld, parts: Parts) -> Parts:
@@ -64,14 +65,29 @@ def by_counted(world: World, found: Mapping[str, Sequence[int]]) -> dict[str, li
 
 
 def nonfinite_inputs(sync: SyncWorld) -> dict[str, dict[int, int]]:
-    """By tensor and rank, what backward left there."""
+    """By tensor and rank, what backward left there and the step reads."""
     world = sync.world
     found: dict[str, dict[int, int]] = {}
     for rank, parts in enumerate(inputs(sync)):
         for i, part in zip(held(world, rank), parts, strict=True):
+            if not is_read(sync, i, rank):
+                continue
             if part is not None and (bad := int(np.count_nonzero(~np.isfinite(part)))):
                 found.setdefault(world.tensors[i].name, {})[rank] = bad
     return found
+
+
+def is_read(sync: SyncWorld, index: int, rank: int) -> bool:
+    """A copy that nobody adds to or divides is read where it is counted; on checked steps it is compared with that."""
+    world, tensor = sync.world, sync.world.tensors[index]
+    alone = stages(sync, tensor) == [] and tied_with(world, index) == [index] and divisor(sync, tensor) == 1
+    if not alone:
+        return True
+    mine = local_offset(world, tensor, rank), local_shape(world, tensor, rank)
+    same = [
+        r for r in holders(world, tensor) if (local_offset(world, tensor, r), local_shape(world, tensor, r)) == mine
+    ]
+    return rank == min((r for r in same if (r, index) not in sync.unused), default=rank)
 
 
 __all__ = ["by_counted", "masked", "merged", "nonfinite_inputs", "sync_findings"]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .cut import local_part, splits
+from .expected import merged_order
 from .world import Axes, Logical, Rule, World, coordinates, flat_index, held, holds, replicate, shard
 
 Array = np.ndarray[Any, Any]
@@ -114,10 +115,14 @@ def group_place(world: World, tensor: Logical, rank: int) -> tuple[int, ...]:
 
 
 def groups(world: World, index: int) -> list[list[tuple[int, int]]]:
-    """(rank, tensor) of those that are summed, by rank; a group lists the holders of all tied copies."""
+    """(rank, tensor) of those that are summed, by rank; a group lists the holders of all tied copies.
+
+    On a rank that holds several copies, the one that appears first among the ranks' declarations comes first.
+    """
     found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    copies = sorted(tied_with(world, index), key=merged_order(world).index)
     for rank in range(world.world_size):
-        for i in tied_with(world, index):
+        for i in copies:
             tensor = world.tensors[i]
             if holds(world, tensor, rank):
                 found.setdefault(group_place(world, tensor, rank), []).append((rank, i))
