@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from product import Product, running
 from reference.expected import clipped, norm_set, wide
 from reference.findings import Findings
 from reference.sync import error_bound, has_gradient, promised, staged
+from reference.sync_collectives import DataCollective, data_collectives
 from reference.sync_findings import sync_findings
 from reference.sync_strategies import sync_worlds
 from reference.sync_world import SyncWorld, after_sync, divisor, stages, summand_count, tied_with, wide_axes
@@ -42,7 +45,7 @@ def test_the_daemon_reduces_as_the_stages_would(product: Product, sync: SyncWorl
     for report in (ranks[0].clipped, ranks[0].once):
         compare(sync, report, wanted, clips=True)
     compare_clipped(sync, ranks)
-    compare_explained(sync, ranks[0])
+    compare_explained(sync, ranks[0].explained)
 
 
 @given(st.data())
@@ -130,20 +133,40 @@ def with_elements(world: World, names: Container[str]) -> list[str]:
     return sorted(tensor.name for tensor in world.tensors if tensor.name in names and tensor.numel)
 
 
-def compare_explained(sync: SyncWorld, rank: Rank) -> None:
-    """What the plan says of itself: the stages of every tensor, its copies after sync, and its divisor."""
+def compare_explained(sync: SyncWorld, explained: dict[str, Any]) -> None:
+    """What the plan says of itself: stages, copies after sync and divisor of every tensor, and what would travel."""
     world, after = sync.world, after_sync(sync)
-    tensors = {tensor["name"]: tensor for tensor in rank.explained["tensors"]}
+    tensors = {tensor["name"]: tensor for tensor in explained["tensors"]}
     assert set(tensors) == {tensor.name for tensor in world.tensors}
     for i, tensor in enumerate(world.tensors):
         told = tensors[tensor.name]
         mesh = world.meshes[tensor.mesh]
-        wanted = [(list(wide_axes(mesh, rule)), rule.op, flat_size(mesh, rule.axes)) for rule in stages(sync, tensor)]
-        assert [(stage["axes"], stage["op"], stage["size"]) for stage in told["stages"]] == wanted
-        assert rank.explained["buckets"][told["bucket"]]["divisor"] == divisor(sync, tensor)
+        wanted = [
+            (list(wide_axes(mesh, rule)), rule.op, flat_size(mesh, rule.axes), rule.to is not None)
+            for rule in stages(sync, tensor)
+        ]
+        assert [(s["axes"], s["op"], s["size"], s["scatters"]) for s in told["stages"]] == wanted
+        assert explained["buckets"][told["bucket"]]["divisor"] == divisor(sync, tensor)
         cut = math.prod(flat_size(mesh, rule.axes) for rule in after.tensors[i].rules if rule.kind == "shard")
         assert told["replication"] * cut == len(holders(world, tensor))
         assert told["counted_elements"] == (after.tensors[i].numel if i in norm_set(after) else 0)
+    assert told_collectives(explained) == data_collectives(sync)
+
+
+def told_collectives(explained: dict[str, Any]) -> Counter[DataCollective]:
+    """Small worlds have one bucket of each kind."""
+    meshes = {tensor["bucket"]: tensor["mesh"] for tensor in explained["tensors"]}
+    return Counter(
+        DataCollective(
+            "reduce_scatter" if stage["scatters"] else "all_reduce",
+            meshes[bucket["index"]],
+            tuple(stage["axes"]),
+            bucket["dtype"],
+            size,
+        )
+        for bucket in explained["buckets"]
+        for stage, size in zip(bucket["stages"], bucket["stage_bytes"], strict=True)
+    )
 
 
 SHARD_THEN_TWO_SCATTERS = (partial("mean", 1, "dp_shard"), partial("sum", 1, "cp"), shard(0, "tp"))
