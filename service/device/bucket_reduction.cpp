@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -63,6 +64,8 @@ class Reduction final : public PoolJob {
         const ChunkStats stats = reduce_sum(chunk, part, unchanged, pointers);
         if (counted) {
           plan_.chunk_stats[index] = stats;
+        } else if (stats.nonfinite != 0) {
+          add_nonfinite(stats, plan_.chunk_stats[index]);
         }
       }
       if (!counted && compare_) {
@@ -120,6 +123,13 @@ class Reduction final : public PoolJob {
       }
     }
     return stats;
+  }
+
+  /// A NaN that a replica alone has is in the norm as well: its ranks are about to take it for a gradient. Values of
+  /// replicas count once.
+  static void add_nonfinite(const ChunkStats& replica, ChunkStats& counted) {
+    counted.nonfinite = std::max(counted.nonfinite, replica.nonfinite);
+    counted.nan = std::max(counted.nan, replica.nan);
   }
 
   void compare_with_counted(const Chunk& chunk, const LanePart& part, const LaneSum& counted, const LaneSum& sum) {

@@ -183,6 +183,31 @@ TEST_F(ShardedStep, replicas_of_a_part_are_counted_once_and_compared) {
   EXPECT_THAT(math.divergence[0].ranks, ElementsAre(3));  // rank 2 holds other columns
 }
 
+TEST_F(ShardedStep, a_nan_of_a_replica_alone_is_in_the_norm) {
+  ShardedJob four = job(4, 1, {twice_scattered({2, 20'000}, 1, {12'000, 8'000})});
+  four.load();
+  for (std::uint64_t i = 0; i < 40'000; ++i) {
+    for (std::uint32_t rank = 0; rank < 4; ++rank) {
+      four.set(rank, 0, i, 1);
+    }
+  }
+  four.set(2, 0, 39'999, std::numeric_limits<double>::quiet_NaN());  // of the group that is not counted
+  WorkerPool pool(2, "test");
+  const std::atomic<bool> cancel{false};
+  reduce_bucket(*four.plan, {1, 1, 0, {}, false}, pool, cancel);
+  StepMath math = finish_step(*four.plan, {1, 1, 1.0, {{}}, true}, pool, cancel);
+  EXPECT_TRUE(std::isnan(math.norm)) << "rank 3 is about to take it for a gradient";
+  EXPECT_EQ(math.nonfinite_total, 1U);
+  ASSERT_EQ(math.nonfinite.size(), 1U);
+  EXPECT_THAT(math.nonfinite[0].inputs, ElementsAre(Pair(2, 1)));
+  four.set(0, 0, 39'999, kInfinity);
+  four.set(2, 0, 39'999, kInfinity);
+  reduce_bucket(*four.plan, {1, 2, 0, {}, false}, pool, cancel);
+  math = finish_step(*four.plan, {1, 2, 1.0, {{}}, true}, pool, cancel);
+  EXPECT_EQ(math.norm, kInfinity);
+  EXPECT_EQ(math.nonfinite_total, 1U) << "of two replicas it counts once";
+}
+
 TEST_F(ShardedStep, a_sum_without_a_gradient_is_zero_and_its_holders_are_missing_it) {
   ShardedJob four = job(4, 2, {twice_scattered({6, 10}, 1, {6, 4})});
   four.load();
