@@ -124,17 +124,22 @@ class ShardedOracle {
 
   void count(const std::vector<double>& values) {
     counted_elements += values.size();
+    const double p = job_.layout.norm_type;
     for (const double value : values) {
       maximum = std::max(maximum, std::abs(value));
-      if (!std::isinf(job_.layout.norm_type)) {
-        powers += std::pow(std::abs(static_cast<long double>(value)), static_cast<long double>(job_.layout.norm_type));
-      }
+      powers += std::isinf(p) ? 0 : p == 2 ? value * value : std::pow(std::abs(value), p);
     }
   }
 
   [[nodiscard]] std::vector<double> values_of(std::uint32_t tensor, const ShardBox& box, const LaneSum& sum) const {
     const Index& shape = job_.specs[tensor].shape;
     const double divisor = job_.layout.buckets[job_.layout.tensors[tensor].bucket].divisor;
+    std::vector<LaneMember> sources;
+    for (const LaneMember& source : sum.sources) {
+      if (contributes(tensor, source)) {
+        sources.push_back(source);
+      }
+    }
     std::vector<double> values;
     Index at = box.begin;
     for (std::uint64_t n = volume(box.extents()); n > 0; --n) {
@@ -143,8 +148,8 @@ class ShardedOracle {
         element = element * shape[dim] + at[dim];
       }
       double value = 0;
-      for (const LaneMember& source : sum.sources) {
-        value += contributes(tensor, source) ? job_.input(source.rank, tensor + source.copy, element) : 0;
+      for (const LaneMember& source : sources) {
+        value += job_.input(source.rank, tensor + source.copy, element);
       }
       values.push_back(value / divisor);
       for (std::size_t dim = shape.size(); dim-- > 0 && ++at[dim] == box.end[dim];) {

@@ -208,6 +208,24 @@ TEST_F(ShardedStep, a_nan_of_a_replica_alone_is_in_the_norm) {
   EXPECT_EQ(math.nonfinite_total, 1U) << "of two replicas it counts once";
 }
 
+TEST_F(ShardedStep, what_is_summed_again_rescaled_is_what_was_counted) {
+  ShardedJob four(4);
+  four.add_bucket(plan::DType::Float64, 1);
+  four.add(twice_scattered({2, 2}, 1, {1, 1}));
+  four.load();
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    for (std::uint64_t i = 0; i < 4; ++i) {
+      four.set(rank, 0, i, 2e200);
+    }
+  }
+  WorkerPool pool(1, "test");
+  const std::atomic<bool> cancel{false};
+  reduce_bucket(*four.plan, {1, 1, 0, {{0, 0}, {0, 1}}, false}, pool, cancel);
+  plan::ClipRule rule;
+  rule.norm_dtype = plan::DType::Float64;
+  EXPECT_DOUBLE_EQ(finish_step(*four.plan, {1, 1, 1.0, {rule}, true}, pool, cancel).norm, 8e200);
+}
+
 TEST_F(ShardedStep, a_sum_without_a_gradient_is_zero_and_its_holders_are_missing_it) {
   ShardedJob four = job(4, 2, {twice_scattered({6, 10}, 1, {6, 4})});
   four.load();
