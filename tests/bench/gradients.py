@@ -1,13 +1,16 @@
-"""The gradients every contender of the step benchmarks reduces: 100 M elements in 200 tensors, alike for all."""
+"""The gradients every contender reduces: 100 M elements in 200 tensors, alike for all."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-# Four sizes in turn: two matrices, one odd one, one vector. 50 rounds of them are 200 tensors and 100 M elements.
-SIZES = (900_000, 500_000, 598_976, 1_024)
+# Four shapes in turn: three matrices, one vector. 50 rounds of them are 200 tensors and 100 M elements. Four ranks get
+# equal parts along dim 0, which are stretches of memory.
+SHAPES = ((900, 1000), (500, 1000), (764, 784), (1024,))
+SIZES = tuple(math.prod(shape) for shape in SHAPES)
 MAX_NORM = 1.0
 SAMPLED_TENSORS = (0, 1, 2, 3, 98, 199)
 SAMPLED_ELEMENTS = 64
@@ -19,12 +22,17 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def tensor_sizes(elements: int) -> list[int]:
-    """Sizes of the tensors in declaration order."""
+def tensor_shapes(elements: int) -> list[tuple[int, ...]]:
+    """Shapes of the tensors in declaration order."""
     rounds, rest = divmod(elements, sum(SIZES))
     if rest:
         raise ValueError(f"elements={elements} is not a multiple of {sum(SIZES)}")
-    return list(SIZES) * rounds
+    return list(SHAPES) * rounds
+
+
+def tensor_sizes(elements: int) -> list[int]:
+    """Sizes of the tensors in declaration order."""
+    return [math.prod(shape) for shape in tensor_shapes(elements)]
 
 
 def pattern(rank: int, dtype: torch.dtype) -> torch.Tensor:
@@ -49,10 +57,33 @@ def result(norm: float, views: list[torch.Tensor]) -> dict[str, Any]:
     return {"norm": norm, "sample": sample(views)}
 
 
-def expected(ranks: int, dtype: torch.dtype, elements: int) -> tuple[float, list[float]]:
-    """Norm and sample of a right result, in fp64."""
-    mean = (sum(pattern(rank, dtype).double() for rank in range(ranks)) / ranks).to(dtype).double()
+def squares(views: list[torch.Tensor]) -> list[float]:
+    """The sum of squares of each tensor: a check that leaves no element out."""
+    return [float(torch.linalg.vector_norm(view, dtype=torch.float64).square()) for view in views]
+
+
+def expected(
+    ranks: int,
+    dtype: torch.dtype,
+    elements: int,
+    part: tuple[int, int] = (0, 1),
+    max_norm: float | None = MAX_NORM,
+) -> tuple[float, list[torch.Tensor]]:
+    """Norm and tensors of a right result, in fp64; `part` is (i, n): the i-th of n equal parts of each tensor."""
+    mean = torch.stack([pattern(rank, dtype).double() for rank in range(ranks)]).mean(0).to(dtype).double()
     sizes = tensor_sizes(elements)
-    squares = {size: float(mean[:size].square().sum()) for size in SIZES}
-    norm = sum(squares[size] for size in sizes) ** 0.5
-    return norm, sample([mean[:size] * min(1.0, MAX_NORM / norm) for size in sizes])
+    by_size = {size: float(mean[:size].square().sum()) for size in SIZES}
+    norm = sum(by_size[size] for size in sizes) ** 0.5
+    scaled = mean * (1.0 if max_norm is None else min(1.0, max_norm / norm))
+    index, parts = part
+    return norm, [scaled[size // parts * index : size // parts * (index + 1)] for size in sizes]
+
+
+def compare(who: str, found: dict[str, Any], right: dict[str, Any], tolerance: float) -> None:
+    """Raises RuntimeError unless what a step answered is right: a contender that is fast and wrong is no contender."""
+    if not math.isclose(found["norm"], right["norm"], rel_tol=tolerance):
+        raise RuntimeError(f"{who}: norm {found['norm']}, expected {right['norm']}")
+    for what in right.keys() - {"norm"}:
+        for index, (value, wanted) in enumerate(zip(found[what], right[what], strict=True)):
+            if not math.isclose(value, wanted, rel_tol=tolerance, abs_tol=1e-12):
+                raise RuntimeError(f"{who}: {what}[{index}] is {value}, expected {wanted}")

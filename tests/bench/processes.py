@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,32 @@ class Ranks:
             process.close()
 
 
+class Floor:
+    """The bare loop."""
+
+    def __init__(self, binary: Path, arguments: list[Any]) -> None:
+        if not binary.exists():
+            raise Unavailable(f"{binary} is missing: build it with `make build`")
+        self._process = Process("floor", [str(binary), *map(str, arguments)], {})
+        self._process.answer(START_DEADLINE_S)
+
+    def step(self) -> float:
+        self._process.ask("fill")
+        self._process.answer()
+        self._process.ask("step")
+        return float(self._process.answer())
+
+    def close(self) -> None:
+        self._process.close()
+
+
 def alternate(
-    name: str, contenders: dict[str, Ranks], rounds: int, warm_up: int, check: Callable[[int], None], steps: int = 1
+    name: str,
+    contenders: Mapping[str, Ranks | Floor],
+    rounds: int,
+    warm_up: int,
+    check: Callable[[int], None],
+    steps: int = 1,
 ) -> dict[str, list[float]]:
     """Milliseconds per step of each contender by round; each goes first in every other one.
 
@@ -125,25 +149,6 @@ def alternate(
         figures = ", ".join(f"{contender} {times[contender]:.1f}" for contender in contenders)
         print(f"{name}: {label}: {figures} ms", flush=True)
     return samples
-
-
-class Floor:
-    """The bare loop."""
-
-    def __init__(self, binary: Path, dtype: str, elements: int, threads: int) -> None:
-        if not binary.exists():
-            raise Unavailable(f"{binary} is missing: build it with `make build`")
-        self._process = Process("floor", [str(binary), dtype, str(elements), str(threads)], {})
-        self._process.answer(START_DEADLINE_S)
-
-    def step(self) -> float:
-        self._process.ask("fill")
-        self._process.answer()
-        self._process.ask("step")
-        return float(self._process.answer())
-
-    def close(self) -> None:
-        self._process.close()
 
 
 def free_port() -> int:

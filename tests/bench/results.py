@@ -80,9 +80,9 @@ def table(results: list[dict[str, Any]]) -> str:
             bar = f">= {wanted}" if wanted and index == 0 else ""
             rows.append(("", peer, f"{value['value']:.1f} {unit}", f"{value['ratio']:.2f} x", bar))
         if result["floor"] is not None:
-            rows.append(
-                ("", "floor", f"{result['floor']:.1f} {unit}", f"ours = {result['floor_ratio']:.2f} x floor", "")
-            )
+            most = result["config"].get("wanted_floor_ratio")
+            ratio = f"ours = {result['floor_ratio']:.2f} x floor"
+            rows.append(("", "floor", f"{result['floor']:.1f} {unit}", ratio, f"<= {most}" if most else ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

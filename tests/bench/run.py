@@ -13,6 +13,7 @@ from typing import Any
 
 import clip_dtensor
 import results
+import scatter
 import step
 import train
 
@@ -21,9 +22,12 @@ BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "step_fp32_100m": functools.partial(step.run, "step_fp32_100m", "float32", 4.0),
     "step_bf16_100m": functools.partial(step.run, "step_bf16_100m", "bfloat16", 3.5),
+    "reduce_scatter_fp32_100m": functools.partial(scatter.run, "reduce_scatter_fp32_100m", 1, 8.0),
+    "hsdp_fp32_100m": functools.partial(scatter.run, "hsdp_fp32_100m", 2, 5.0),
     "clip_dtensor_2k": functools.partial(clip_dtensor.run, "clip_dtensor_2k", 5000, 3.0),
     "clip_dtensor_small": functools.partial(clip_dtensor.run, "clip_dtensor_small", 64, 5.0),
     "train_e2e": functools.partial(train.run, "train_e2e", "gradsync", 1.05),
+    "accumulate_8": functools.partial(train.run, "accumulate_8", "gradsync", 1.0, accumulate=8),
     "observe_e2e": functools.partial(train.run, "observe_e2e", "observe", round(1 / 1.03, 3)),
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import tempfile
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 import results
-from gradients import MAX_NORM, SIZES, dtype_of, expected
+from gradients import MAX_NORM, compare, dtype_of, expected, result, tensor_sizes
 from processes import Floor, Ranks, Unavailable, private_daemon
 
 ELEMENTS = 100_000_000
@@ -21,17 +20,6 @@ WARM_UP_ROUNDS = 2
 PEERS = ("torch_gloo", "deepspeed_shm")
 # How far a right result may be from the fp64 one: torch keeps the norm in the gradients' own type.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
-
-
-def check(contender: str, ranks: Ranks, dtype: str, right: tuple[float, list[float]]) -> None:
-    """A contender that is fast and wrong is no contender."""
-    norm, elements = right
-    for rank, result in enumerate(ranks.results):
-        if not math.isclose(result["norm"], norm, rel_tol=TOLERANCE[dtype]):
-            raise RuntimeError(f"{contender} rank {rank}: norm {result['norm']}, expected {norm}")
-        for index, (found, wanted) in enumerate(zip(result["sample"], elements, strict=True)):
-            if not math.isclose(found, wanted, rel_tol=TOLERANCE[dtype], abs_tol=1e-12):
-                raise RuntimeError(f"{contender} rank {rank}: sampled element {index} is {found}, expected {wanted}")
 
 
 def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
@@ -61,26 +49,28 @@ def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path)
                 print(f"{name}: without {contender}: {error}", flush=True)
                 continue
             stack.callback(contenders[contender].close)
-        floor = Floor(binaries / "bench_floor", dtype, ELEMENTS, min(2, cpus))
+        floor = Floor(binaries / "bench_floor", ["step", dtype, ELEMENTS, min(2, cpus)])
         stack.callback(floor.close)
 
-        right = expected(WORLD_SIZE, dtype_of(dtype), ELEMENTS)
-        samples: dict[str, list[float]] = {contender: [] for contender in (*contenders, "floor")}
+        right = result(*expected(WORLD_SIZE, dtype_of(dtype), ELEMENTS))
+        everything: dict[str, Ranks | Floor] = {**contenders, "floor": floor}
+        samples: dict[str, list[float]] = {contender: [] for contender in everything}
         for round_index in range(-WARM_UP_ROUNDS, rounds):
             line = []
-            for contender, measured in (*contenders.items(), ("floor", floor)):
+            for contender, measured in everything.items():
                 milliseconds = measured.step() * 1e3
                 if round_index >= 0:
                     samples[contender].append(round(milliseconds, 4))
                 if isinstance(measured, Ranks):
-                    check(contender, measured, dtype, right)
+                    for rank, found in enumerate(measured.results):
+                        compare(f"{contender} rank {rank}", found, right, TOLERANCE[dtype])
                 line.append(f"{contender} {milliseconds:.1f}")
             label = "warm-up" if round_index < 0 else f"round {round_index + 1}/{rounds}"
             print(f"{name}: {label}: {', '.join(line)} ms", flush=True)
     config = {
         "world_size": WORLD_SIZE,
         "elements": ELEMENTS,
-        "tensors": ELEMENTS // sum(SIZES) * len(SIZES),
+        "tensors": len(tensor_sizes(ELEMENTS)),
         "dtype": dtype,
         "max_norm": MAX_NORM,
         "clip_active": True,

@@ -15,7 +15,7 @@ import results
 from processes import Ranks, alternate, free_port, private_daemon
 
 WORLD_SIZE = 2
-BLOCK = 5  # steps in a turn
+MICRO_BATCHES_IN_A_BLOCK = 10  # a turn is as many steps as have about that many
 WARM_UP_ROUNDS = 3
 ROUNDS_FACTOR = 2  # Blocks are short, so there are more of them than rounds of the other benchmarks.
 # Both trainings see the same data from the same weights, so that their first steps agree but for rounding.
@@ -37,10 +37,13 @@ def check_observed(ranks: Ranks) -> None:
             raise RuntimeError(f"not every step was observed: {result}")
 
 
-def run(name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
+def run(
+    name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Path, accumulate: int = 2
+) -> dict[str, Any]:
     """`backend` of clients/python/examples/train_char.py against its `ddp`."""
     backends = {backend: backend, "torch_ddp": "ddp"}
     rounds *= ROUNDS_FACTOR
+    block = max(1, MICRO_BATCHES_IN_A_BLOCK // accumulate)
     threads = max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
@@ -55,7 +58,8 @@ def run(name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Pat
         for contender, way in backends.items():
             print(f"{name}: starting {contender}", flush=True)
             environment["MASTER_PORT"] = str(free_port())
-            contenders[contender] = Ranks("train", WORLD_SIZE, {"backend": way, "block": BLOCK}, environment)
+            arguments = {"backend": way, "accumulate": accumulate, "block": block}
+            contenders[contender] = Ranks("train", WORLD_SIZE, arguments, environment)
             stack.callback(contenders[contender].close)
 
         def look(number: int) -> None:
@@ -63,11 +67,12 @@ def run(name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Pat
                 check(contenders)
             check_observed(contenders[backend])
 
-        samples = alternate(name, contenders, rounds, WARM_UP_ROUNDS, look, steps=BLOCK)
+        samples = alternate(name, contenders, rounds, WARM_UP_ROUNDS, look, steps=block)
     config = {
         "world_size": WORLD_SIZE,
-        "model": "clients/python/examples/train_char.py with its default options",
-        "steps_in_a_block": BLOCK,
+        "model": "clients/python/examples/train_char.py, its options the default ones but for the micro-batches",
+        "micro_batches_per_step": accumulate,
+        "steps_in_a_block": block,
         "torch": torch.__version__,
         "torch_threads_per_rank": threads,
         "rounds": rounds,

@@ -5,31 +5,44 @@ from __future__ import annotations
 from typing import Any
 
 import gradsync
-from gradients import MAX_NORM, dtype_of, fill, pattern, result, tensor_sizes
+from gradients import MAX_NORM, dtype_of, fill, pattern, result, squares, tensor_shapes
 
 
 class Contender:
-    def __init__(self, rank: int, world_size: int, elements: int, dtype_name: str) -> None:
-        sizes = tensor_sizes(elements)
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        elements: int,
+        dtype_name: str,
+        axes: dict[str, int] | None = None,
+        scattered: str | None = None,
+        max_norm: float | None = MAX_NORM,
+    ) -> None:
+        """The mean over all `axes`, of which `scattered` leaves each rank its part along dim 0."""
+        shapes, axes = tensor_shapes(elements), axes or {"dp": world_size}
+        self._scattered = scattered is not None
         self._norm = 0.0
         self._client = gradsync.connect()
-        self._job = self._client.attach(
-            job="bench", rank=rank, world_size=world_size, meshes={"ranks": {"dp": world_size}}
-        )
-        self._names = [f"tensor_{index}" for index in range(len(sizes))]
-        mean = gradsync.Partial("mean") >> gradsync.Replicate()
+        self._job = self._client.attach(job="bench", rank=rank, world_size=world_size, meshes={"ranks": axes})
+        self._names = [f"tensor_{index}" for index in range(len(shapes))]
+        placements = {
+            axis: gradsync.Partial("mean") >> (gradsync.Shard(0) if axis == scattered else gradsync.Replicate())
+            for axis in axes
+        }
         self._grads = self._job.declare(
             [
-                gradsync.Tensor(name, shape=(size,), dtype=dtype_name, placements={"dp": mean})
-                for name, size in zip(self._names, sizes, strict=True)
+                gradsync.Tensor(name, shape=shape, dtype=dtype_name, placements=placements)
+                for name, shape in zip(self._names, shapes, strict=True)
             ],
-            clip=gradsync.Clip(max_norm=MAX_NORM),
+            clip=gradsync.Clip(max_norm=max_norm),
         )
-        self.views = [self._grads.input(name).torch() for name in self._names]
+        self.inputs = [self._grads.input(name).torch().view(-1) for name in self._names]
+        self.outputs = [self._grads.output(name).torch().view(-1) for name in self._names]
         self._source = pattern(rank, dtype_of(dtype_name))
 
     def fill(self) -> None:
-        fill(self.views, self._source)
+        fill(self.inputs, self._source)
 
     def step(self) -> None:
         # Backward makes the last declared gradients ready first.
@@ -38,7 +51,8 @@ class Contender:
         self._norm = self._grads.finish().norm
 
     def result(self) -> dict[str, Any]:
-        return result(self._norm, self.views)
+        found = result(self._norm, self.outputs)
+        return found | {"squares": squares(self.outputs)} if self._scattered else found
 
     def close(self) -> None:
         self._job.detach()

@@ -13,9 +13,9 @@ import train_char
 
 
 class Contender:
-    def __init__(self, rank: int, world_size: int, backend: str, block: int) -> None:
+    def __init__(self, rank: int, world_size: int, backend: str, accumulate: int, block: int) -> None:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
-        self._run = train_char.Run(train_char.parse(["--backend", backend]))
+        self._run = train_char.Run(train_char.parse(["--backend", backend, "--accumulate", str(accumulate)]))
         self._block = block
         self._next_step = 0
         self._norm = 0.0
