@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .cut import local_indices
+from .cut import local_indices, local_shape
 from .expected import partition
 from .sync_world import (
     Array,
@@ -18,7 +18,6 @@ from .sync_world import (
     groups,
     input_of,
     stages,
-    summand_of,
     tied_with,
     wide_axes,
 )
@@ -112,16 +111,17 @@ def promised(sync: SyncWorld, index: int) -> dict[int, Array]:
     after = after_sync(sync)
     found = {}
     for group in groups(world, index):
-        total = np.zeros(tensor.shape, dtype)
-        for n, (rank, i) in enumerate(contributors(sync, group)):
-            summand = summand_of(sync, i, rank).astype(dtype)
-            total = summand if n == 0 else total + summand
+        given = [part for rank, i in group if (part := input_of(sync, i, rank)) is not None]
+        total = np.zeros(local_shape(world, tensor, group[0][0]), dtype)
+        for n, part in enumerate(given):
+            total = part.astype(dtype) if n == 0 else total + part.astype(dtype)
         with np.errstate(over="ignore"):
-            whole = rounded((total / dtype(divisor(sync, tensor))).astype(np.float64), tensor.dtype)
+            divided = rounded((total / dtype(divisor(sync, tensor))).astype(np.float64), tensor.dtype)
         for rank, i in group:
             if i == index:
-                indices = local_indices(after, after.tensors[i], rank)
-                found[rank] = whole[np.ix_(*(j.numpy() for j in indices))] if indices else whole
+                before, left = (local_indices(w, w.tensors[i], rank) for w in (world, after))
+                places = [np.searchsorted(b.numpy(), a.numpy()) for b, a in zip(before, left, strict=True)]
+                found[rank] = divided[np.ix_(*places)] if places else divided
     return found
 
 

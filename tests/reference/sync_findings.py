@@ -11,7 +11,7 @@ from .cut import local_offset, local_shape
 from .expected import norm_set
 from .findings import Findings, copies_by_box, counted_for, findings
 from .sync import Parts, has_gradient
-from .sync_world import SyncWorld, after_sync, divisor, inputs, stages, tied_with
+from .sync_world import Array, SyncWorld, after_sync, divisor, inputs, stages, tied_with
 from .world import World, held, holders
 
 
@@ -28,7 +28,7 @@ def sync_findings(sync: SyncWorld, stored: Parts) -> Findings:
     """Of what the ranks hold after sync. `missing` are the ranks whose group had no gradient; they are divergence, too,
     where another group holds the same box and had one. Both are said of the tensor that is counted, of tied copies."""
     world, parts = after_sync(sync), masked(sync, stored)
-    found = findings(world, parts)
+    found = replace(findings(world, as_read(sync, parts)), divergence=findings(world, parts).divergence)
     bare = {world.tensors[i].name: without_but_others(world, i, parts) for i in range(len(world.tensors))}
     return replace(
         found,
@@ -36,6 +36,22 @@ def sync_findings(sync: SyncWorld, stored: Parts) -> Findings:
         divergence=by_counted(world, merged(found.divergence, bare)),
         inputs=nonfinite_inputs(sync),
     )
+
+
+def as_read(sync: SyncWorld, parts: Parts) -> Parts:
+    """What the norm knows of: a copy that is not read counts as the one that is."""
+    world = sync.world
+    return [
+        [
+            part if part is None or is_read(sync, i, rank) else part_of(sync, parts, i, counted_rank(sync, i, rank))
+            for i, part in zip(held(world, rank), parts[rank], strict=True)
+        ]
+        for rank in range(world.world_size)
+    ]
+
+
+def part_of(sync: SyncWorld, parts: Parts, index: int, rank: int) -> Array | None:
+    return parts[rank][held(sync.world, rank).index(index)]
 
 
 def without_but_others(world: World, index: int, parts: Parts) -> list[int]:
@@ -79,15 +95,20 @@ def nonfinite_inputs(sync: SyncWorld) -> dict[str, dict[int, int]]:
 
 def is_read(sync: SyncWorld, index: int, rank: int) -> bool:
     """A copy that nobody adds to or divides is read where it is counted; on checked steps it is compared with that."""
+    tensor = sync.world.tensors[index]
+    alone = stages(sync, tensor) == [] and tied_with(sync.world, index) == [index] and divisor(sync, tensor) == 1
+    return not alone or rank == counted_rank(sync, index, rank)
+
+
+def counted_rank(sync: SyncWorld, index: int, rank: int) -> int:
+    """Of a tensor that is not summed: the lowest rank with a gradient that holds the same part."""
     world, tensor = sync.world, sync.world.tensors[index]
-    alone = stages(sync, tensor) == [] and tied_with(world, index) == [index] and divisor(sync, tensor) == 1
-    if not alone:
-        return True
-    mine = local_offset(world, tensor, rank), local_shape(world, tensor, rank)
-    same = [
-        r for r in holders(world, tensor) if (local_offset(world, tensor, r), local_shape(world, tensor, r)) == mine
-    ]
-    return rank == min((r for r in same if (r, index) not in sync.unused), default=rank)
+
+    def box(holder: int) -> object:
+        return local_offset(world, tensor, holder), local_shape(world, tensor, holder)
+
+    same = [r for r in holders(world, tensor) if box(r) == box(rank)]
+    return min((r for r in same if (r, index) not in sync.unused), default=rank)
 
 
 __all__ = ["by_counted", "masked", "merged", "nonfinite_inputs", "sync_findings"]

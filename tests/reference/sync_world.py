@@ -22,13 +22,15 @@ class SyncWorld:
     """`world.values` say nothing here: the gradient of `tensors[i]` is the sum of `summands[i]`, one for each place on
     its partial axes (first index, in the order of the mesh's axes), each of the logical shape and rounded to its dtype.
 
-    `unused` are (rank, tensor): that rank's backward gives it no gradient. `sync_order` is by mesh.
+    `unused` are (rank, tensor): that rank's backward gives it no gradient. `changed[(rank, tensor)]` is what it leaves
+    there instead, where something went wrong on that rank alone. `sync_order` is by mesh.
     """
 
     world: World
     summands: tuple[Array, ...]
     unused: frozenset[tuple[int, int]] = frozenset()
     sync_order: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    changed: Mapping[tuple[int, int], Array] = field(default_factory=dict)
 
     def with_unused(self, *places: tuple[int, int]) -> SyncWorld:
         return replace(self, unused=frozenset(places))
@@ -63,6 +65,8 @@ def input_of(sync: SyncWorld, index: int, rank: int) -> Array | None:
     """What the rank's backward leaves; None where it is unused."""
     if (rank, index) in sync.unused:
         return None
+    if (rank, index) in sync.changed:
+        return sync.changed[rank, index]
     return local_part(sync.world, sync.world.tensors[index], rank, summand_of(sync, index, rank))
 
 

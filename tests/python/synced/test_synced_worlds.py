@@ -19,7 +19,7 @@ from reference.sync import error_bound, has_gradient, promised, staged
 from reference.sync_collectives import DataCollective, data_collectives
 from reference.sync_findings import sync_findings
 from reference.sync_strategies import sync_worlds
-from reference.sync_world import SyncWorld, after_sync, divisor, stages, summand_count, tied_with, wide_axes
+from reference.sync_world import SyncWorld, after_sync, divisor, inputs, stages, summand_count, tied_with, wide_axes
 from reference.world import Logical, Rule, World, flat_size, holders, partial, replicate, rounded, shard
 from sync_product import Rank, by_tensor, parts, steps
 from test_product_worlds import check_coefficient, check_collectives, same
@@ -65,6 +65,25 @@ def test_what_is_not_finite_is_named_where_it_came_from(product: Product, data: 
         compare(sync, ranks[0].once, wanted, clips=True)
         compare_clipped(sync, ranks)
     assert ranks[0].once.found_inf == bool(wanted.inputs)
+
+
+@given(st.data())
+def test_what_is_wrong_on_one_rank_is_named(product: Product, data: st.DataObject) -> None:
+    """Its group gets it, other groups do not: the copies differ, and a NaN is in the norm though another is counted."""
+    sync = data.draw(sync_worlds())
+    given_inputs = by_tensor(sync, inputs(sync))
+    places = [place for place, values in given_inputs.items() if values is not None and values.size]
+    assume(places)
+    index, rank = data.draw(st.sampled_from(places))
+    values = given_inputs[index, rank].copy()
+    bad = data.draw(st.sampled_from((math.nan, -math.inf, 2.0, 1024.0)))
+    values.reshape(-1)[data.draw(st.integers(0, values.size - 1))] = bad
+    sync = replace(sync, changed={(rank, index): values})
+    ranks = steps(product, sync)
+    with np.errstate(invalid="ignore"):
+        compare_outputs(sync, ranks)
+        compare(sync, ranks[0].once, sync_findings(sync, parts([rank.synced for rank in ranks])), clips=True)
+        compare_clipped(sync, ranks)
 
 
 def compare_outputs(sync: SyncWorld, ranks: list[Rank]) -> None:
