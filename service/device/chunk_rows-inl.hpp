@@ -121,10 +121,6 @@ struct RowEnd {
   typename Row::VBits bits[Row::kVectors];
 };
 
-struct NoRowEnd {
-  explicit NoRowEnd(std::size_t /*length*/) {}
-};
-
 /// The last row of a run, where others of the chunk follow it in the sources and in the destinations: read and written
 /// as if it were whole. What is read too much is made zero, what is written too much is written again by the next run.
 template <typename Row>

@@ -15,7 +15,6 @@
 
 #include <bit>
 #include <cmath>
-#include <type_traits>
 
 HWY_BEFORE_NAMESPACE();
 
@@ -129,6 +128,38 @@ double maximum_of(typename Row::VBits magnitude) {
 }
 
 template <typename Row, Peers kPeers, PowerKind kPower>
+HWY_INLINE void reduce_run(
+    const ReduceChunk& chunk,
+    std::size_t run,
+    const RowEnd<Row>* row_end,
+    Division division,
+    typename Row::V divisor,
+    PowerSums<typename Row::Value>& sums,
+    typename Row::VBits& largest,
+    ChunkStats& stats
+) {
+  const WholeRows<Row, kPeers> whole(chunk, run);
+  const std::size_t count = chunk.count;
+  std::size_t at = 0;
+  for (; at + kRow <= count; at += kRow) {
+    whole.prefetch(at);
+    reduce_row<Row, kPower>(chunk, whole, at, division, divisor, sums, largest, stats);
+  }
+  if (at < count) {
+    if constexpr (kPeers == Peers::Runs) {
+      if (OpenRow<Row>::fits(chunk, run, at)) {
+        const OpenRow<Row> open(chunk, run, *row_end);
+        reduce_row<Row, kPower>(chunk, open, at, division, divisor, sums, largest, stats);
+        return;
+      }
+    }
+    HWY_ALIGN typename Row::Stored padded[kRow] = {};
+    const PartialRow<Row, kPeers> rest(chunk, run, padded);
+    reduce_row<Row, kPower>(chunk, rest, at, division, divisor, sums, largest, stats);
+  }
+}
+
+template <typename Row, Peers kPeers, PowerKind kPower>
 ChunkStats reduce_rows(const ReduceChunk& chunk) {
   using Value = typename Row::Value;
   const typename Row::D d;
@@ -144,30 +175,14 @@ ChunkStats reduce_rows(const ReduceChunk& chunk) {
   auto largest = hn::Zero(typename Row::DBits());
   PowerSums<Value> sums;
   clear(sums);
-  const std::size_t count = chunk.count;
-  const std::conditional_t<kPeers == Peers::Runs, RowEnd<Row>, NoRowEnd> row_end(count % kRow);
-  std::size_t run = 0;
-  do {
-    const WholeRows<Row, kPeers> whole(chunk, run);
-    std::size_t at = 0;
-    for (; at + kRow <= count; at += kRow) {
-      whole.prefetch(at);
-      reduce_row<Row, kPower>(chunk, whole, at, division, by, sums, largest, stats);
+  if constexpr (kPeers == Peers::Runs) {
+    const RowEnd<Row> row_end(chunk.count % kRow);
+    for (std::size_t run = 0; run < chunk.runs; ++run) {
+      reduce_run<Row, kPeers, kPower>(chunk, run, &row_end, division, by, sums, largest, stats);
     }
-    if (at == count) {
-      continue;
-    }
-    if constexpr (kPeers == Peers::Runs) {
-      if (OpenRow<Row>::fits(chunk, run, at)) {
-        const OpenRow<Row> open(chunk, run, row_end);
-        reduce_row<Row, kPower>(chunk, open, at, division, by, sums, largest, stats);
-        continue;
-      }
-    }
-    HWY_ALIGN typename Row::Stored padded[kRow] = {};
-    const PartialRow<Row, kPeers> rest(chunk, run, padded);
-    reduce_row<Row, kPower>(chunk, rest, at, division, by, sums, largest, stats);
-  } while (kPeers == Peers::Runs && ++run < chunk.runs);
+  } else {
+    reduce_run<Row, kPeers, kPower>(chunk, 0, nullptr, division, by, sums, largest, stats);
+  }
 
   stats.power_sum = total<Row>(sums);
   const double maximum = maximum_of<Row>(largest);
