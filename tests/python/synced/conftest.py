@@ -1,11 +1,17 @@
-"""Makes tests/reference and the harness of tests/python/reduced importable, and bounds Hypothesis as there."""
+"""Makes tests/reference and the harness of tests/python/reduced importable, and bounds Hypothesis as there.
+
+One daemon for each file.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 HERE = Path(__file__).parent
@@ -24,3 +30,14 @@ settings.register_profile(
 settings.register_profile("synced-long", settings(deadline=None, max_examples=1000, suppress_health_check=SLOW))
 wanted = os.environ.get("GRADSYNC_HYPOTHESIS", "synced").replace("reduced", "synced")
 settings.load_profile(wanted)
+
+
+@pytest.fixture(scope="module")
+def product() -> Iterator[Any]:
+    from product import running
+    from test_real_daemon import binary
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADSYNCD", binary())
+        with running() as product:
+            yield product

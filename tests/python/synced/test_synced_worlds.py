@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from product import Product, running
+from product import Product
 from reference.expected import clipped, norm_set, wide
 from reference.findings import Findings
 from reference.sync import error_bound, has_gradient, promised, staged
@@ -23,17 +23,8 @@ from reference.sync_world import SyncWorld, after_sync, divisor, inputs, stages,
 from reference.world import Logical, Rule, World, flat_size, holders, partial, replicate, rounded, shard
 from sync_product import Rank, by_tensor, parts, steps
 from test_product_worlds import check_coefficient, check_collectives, same
-from test_real_daemon import binary
 
 import gradsync
-
-
-@pytest.fixture(scope="module")
-def product() -> Iterator[Product]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADSYNCD", binary())
-        with running() as product:
-            yield product
 
 
 @given(sync_worlds(), st.integers(1, 2))
