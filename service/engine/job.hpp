@@ -1,11 +1,12 @@
 #pragma once
 // One job: its ranks, its epochs and the steps of the current one. Thread: io.
 //
-// An epoch is one agreed membership with one plan. It forms when every rank declared the same, and ends when a rank is
-// lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new process has
-// to declare; after a new declaration of a live rank everybody has to. Ending an epoch first fails the attempt in
-// flight; the new number counts from the moment the lane is quiet, because only then may trainers write gradients
-// again. A job whose last rank has left lives on until then, so that the last calls are not answered too early.
+// An epoch is one agreed membership with one plan. It forms when every rank declared what it holds, and ends when a
+// rank is lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new
+// process has to declare; after a new declaration of a live rank everybody has to. Ending an epoch first fails the
+// attempt in flight; the new number counts from the moment the lane is quiet, because only then may trainers write
+// gradients again. A job whose last rank has left lives on until then, so that the last calls are not answered too
+// early.
 
 #include "engine/buffer_table.hpp"
 #include "engine/engine.hpp"
@@ -152,6 +153,7 @@ class Job {
   struct DoneRecord {
     StepKey key;
     std::shared_ptr<const StepReport> report;
+    std::shared_ptr<const plan::Plan> plan;  ///< that it is of
   };
 
   struct FailedRecord {

@@ -93,7 +93,7 @@ void Job::perform(NormKnown& action) {
   complete(report, machine_->attempt());
   report.next_attempt = report.attempt;
   report.check_next = check_next(steps_in_epoch_ + 1);
-  norm_record_ = DoneRecord{{epoch_, report.attempt}, std::make_shared<const StepReport>(report)};
+  norm_record_ = DoneRecord{{epoch_, report.attempt}, std::make_shared<const StepReport>(report), active_->plan};
   answer_steps(std::move(report));
 }
 
@@ -175,7 +175,7 @@ void Job::perform(Committed& action) {
     );
   }
   const auto shared = std::make_shared<const StepReport>(std::move(report));
-  done_ = DoneRecord{{epoch_, action.attempt}, shared};
+  done_ = DoneRecord{{epoch_, action.attempt}, shared, active_->plan};
   forget_attempt();
   history_.committed(shared, context_.now);
   answer_steps(*shared);
@@ -228,8 +228,12 @@ void Job::answer_failed(const Error& error) {
 }
 
 void Job::answer_steps(const Result<StepReport>& result) {
-  for (Rank& rank : ranks_) {
-    answer_step(rank, result);
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (result && ranks_[rank].step_reply) {
+      answer_step(ranks_[rank], report_for(*result, *active_->plan, static_cast<std::int64_t>(rank)));
+    } else {
+      answer_step(ranks_[rank], result);
+    }
   }
 }
 

@@ -175,6 +175,7 @@ void Job::commit_epoch() {
       reply(declare_result(static_cast<std::int64_t>(number)));
     }
   }
+  run(machine_->open());
 }
 
 void Job::unload(EpochPlan& plan) {

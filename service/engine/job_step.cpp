@@ -37,7 +37,7 @@ std::optional<Result<StepReport>> Job::recorded(const Rank& rank, const StepKey&
     return std::nullopt;
   }
   if (done_ && same(done_->key, key)) {
-    return *done_->report;
+    return report_for(*done_->report, *done_->plan, &rank - ranks_.data());
   }
   if (failed_ && same(failed_->key, key)) {
     Error error = failed_->error;
@@ -105,7 +105,7 @@ void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepRepo
     return;
   }
   if (request.kind == FinishKind::NormOnly && norm_record_ && same(norm_record_->key, request.key)) {
-    reply(*norm_record_->report);
+    reply(report_for(*norm_record_->report, *norm_record_->plan, rank_number));
     return;
   }
   if (!std::isfinite(request.scale) || request.scale <= 0) {

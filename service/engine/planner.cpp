@@ -15,8 +15,7 @@ PlanOutcome run_planner(const PlanRequest& request) {
   by_rank.reserve(request.by_rank.size());
   for (std::size_t i = 0; i < request.by_rank.size(); ++i) {
     by_rank.push_back(request.by_rank[i].get());
-    // Ranks usually declare alike, so the first rank's check covers the others once they compare equal.
-    if (i == 0) {
+    if (request.validate_only) {  // each by itself, before all of them are merged
       if (const Result<void> valid = plan::validate_declaration(*request.by_rank[i], request.meshes); !valid) {
         return {request.ticket, valid.error()};
       }

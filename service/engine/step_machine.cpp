@@ -26,6 +26,16 @@ StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t e
   }
 }
 
+Actions StepMachine::open() {
+  Actions actions;
+  open_ = true;
+  if (!error_) {
+    launch_ready(actions);
+    finish_if_complete(actions);
+  }
+  return actions;
+}
+
 std::optional<Error> StepMachine::stale(std::int64_t rank, std::uint64_t attempt) const {
   if (attempt == attempt_) {
     return std::nullopt;
@@ -57,6 +67,10 @@ const std::vector<std::uint32_t>& StepMachine::rows_of(std::size_t rank) const {
   return plan_->layouts.empty() ? kNone : plan_->layout(static_cast<std::int64_t>(rank)).tensors;
 }
 
+Error StepMachine::not_held(std::int64_t rank, const char* path, std::uint32_t bucket) {
+  return invalid_params(path, fmt::format("rank {} declared no tensor of bucket {}", rank, bucket));
+}
+
 bool StepMachine::holds(std::size_t rank, std::uint32_t bucket) const {
   return !plan_->layout(static_cast<std::int64_t>(rank)).bucket_rows[bucket].empty();
 }
@@ -66,6 +80,9 @@ std::optional<Error> StepMachine::bad_index(std::int64_t rank, const FinishReque
   for (const std::uint32_t bucket : request.ready) {
     if (bucket >= buckets) {
       return invalid_params("ready", fmt::format("bucket {} does not exist: the plan has {}", bucket, buckets));
+    }
+    if (!holds(index(rank), bucket)) {
+      return not_held(rank, "ready", bucket);
     }
   }
   return bad_unused(rank, "unused", request.unused);
@@ -216,7 +233,7 @@ std::vector<std::string> StepMachine::unready_tensors(std::int64_t rank_number) 
 
 // Buckets become ready in any order and leave in plan order: every rank must see the same collectives.
 void StepMachine::launch_ready(Actions& actions) {
-  while (next_launch_ < plan_->buckets.size()) {
+  while (open_ && next_launch_ < plan_->buckets.size()) {
     const auto bucket = static_cast<std::uint32_t>(next_launch_);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       // A bucket whose tensors are all unused needs no message of its own.
@@ -239,7 +256,7 @@ void StepMachine::launch_ready(Actions& actions) {
 }
 
 void StepMachine::finish_if_complete(Actions& actions) {
-  if (phase_ != Phase::Collecting || error_ || reduced_ < plan_->buckets.size() || !all_waiting()) {
+  if (!open_ || phase_ != Phase::Collecting || error_ || reduced_ < plan_->buckets.size() || !all_waiting()) {
     return;
   }
   const Ask& ask = *ranks_.front().ask;

@@ -73,7 +73,11 @@ using Actions = std::vector<Action>;
 
 class StepMachine {
  public:
+  /// Launches nothing before `open`: survivors of an epoch may be ready before its plan is on the lane again.
   StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch);
+
+  /// The lane has the plan.
+  [[nodiscard]] Actions open();
 
   [[nodiscard]] Actions on_bucket_ready(std::int64_t rank, std::uint64_t attempt, std::uint32_t bucket);
   /// `rows` of the rank's declaration.
@@ -154,6 +158,7 @@ class StepMachine {
   [[nodiscard]] const std::vector<std::uint32_t>& rows_of(std::size_t rank) const;
   /// Whether the rank has a tensor in the bucket: if not, it is not waited for.
   [[nodiscard]] bool holds(std::size_t rank, std::uint32_t bucket) const;
+  [[nodiscard]] static Error not_held(std::int64_t rank, const char* path, std::uint32_t bucket);
   [[nodiscard]] Error lane_error(const device::Failed& report) const;
   [[nodiscard]] std::string lane_work() const;
   [[nodiscard]] std::vector<std::string> missing_tensors() const;
@@ -167,6 +172,7 @@ class StepMachine {
   std::shared_ptr<const plan::Plan> plan_;
   std::uint64_t epoch_ = 0;
   std::uint64_t attempt_ = 0;
+  bool open_ = false;
   Phase phase_ = Phase::Collecting;
   std::vector<Rank> ranks_;
   std::vector<std::vector<device::UnusedTensor>> unused_;  ///< per bucket, of all ranks

@@ -73,9 +73,7 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
     return actions;
   }
   if (!holds(index(rank_number), bucket)) {
-    rank.notification_error = rank.notification_error.value_or(
-        invalid_params("bucket", fmt::format("rank {} declared no tensor of bucket {}", rank_number, bucket))
-    );
+    rank.notification_error = rank.notification_error.value_or(not_held(rank_number, "bucket", bucket));
     return actions;
   }
   if (rank.ready[bucket]) {

@@ -54,12 +54,14 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
     report.missing.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});
   }
   report.found_inf = math.nonfinite_total > 0;
-  if (plan.options.data_path == plan::DataPath::Stats || !plan.rows_are_tensors) {
+  const bool stats = plan.options.data_path == plan::DataPath::Stats;
+  if (stats || !plan.rows_are_tensors) {
     for (const std::uint32_t tensor :
          std::span(math.absent).first(std::min(math.absent.size(), device::kMaxFindings))) {
       report.absent_names.push_back(plan.tensors[tensor].declaration.name);
     }
-  } else {
+  }
+  if (!stats) {
     report.absent = math.absent;
   }
   report.counted_elements = math.counted_elements;
@@ -70,6 +72,26 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
   report.timings.norm_s = math.norm_s;
   report.timings.clip_s = math.clip_s;
   return report;
+}
+
+StepReport report_for(const StepReport& report, const plan::Plan& plan, std::int64_t rank) {
+  if (plan.rows_are_tensors || report.absent.empty()) {
+    return report;
+  }
+  std::vector<bool> absent(plan.tensors.size(), false);
+  for (const std::uint32_t tensor : report.absent) {
+    absent[tensor] = true;
+  }
+  StepReport own = report;
+  own.absent.clear();
+  own.absent_names.clear();
+  const std::vector<std::uint32_t>& tensors = plan.layout(rank).tensors;
+  for (std::uint32_t row = 0; row < tensors.size(); ++row) {
+    if (absent[tensors[row]]) {
+      own.absent.push_back(row);
+    }
+  }
+  return own;
 }
 
 StepReport measured_report(const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math) {

@@ -30,4 +30,7 @@ struct ReportConstants {
     const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math
 );
 
+/// What one rank is told: `absent` in the rows of its own declaration, where ranks number tensors differently.
+[[nodiscard]] StepReport report_for(const StepReport& report, const plan::Plan& plan, std::int64_t rank);
+
 }  // namespace gradsync::engine

@@ -82,6 +82,12 @@ void add_stage_bytes(Plan& plan, Declarations by_rank, const Merged& merged, std
   }
 }
 
+bool has_offsets(const RankDeclaration& declaration) {
+  return std::any_of(declaration.tensors.begin(), declaration.tensors.end(), [](const TensorDeclaration& tensor) {
+    return tensor.local_offset.has_value();
+  });
+}
+
 bool rows_are_tensors(const Plan& plan) {
   std::vector<std::uint32_t> all(plan.tensors.size());
   std::iota(all.begin(), all.end(), 0U);
@@ -99,7 +105,9 @@ void plan_layouts(Plan& plan, Declarations by_rank, const Merged& merged) {
     plan.layout_of.push_back(static_cast<std::uint32_t>(same - plan.layouts.begin()));
     if (same == plan.layouts.end()) {
       plan.layouts.push_back(std::move(layout));
-      add_stage_bytes(plan, by_rank, merged, rank);  // the same on all ranks that are laid out alike
+      add_stage_bytes(plan, by_rank, merged, rank);
+    } else if (has_offsets(*by_rank[rank])) {  // else the same on all ranks that are laid out alike
+      add_stage_bytes(plan, by_rank, merged, rank);
     }
   }
   plan.rows_are_tensors = rows_are_tensors(plan);

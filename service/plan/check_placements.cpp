@@ -175,6 +175,14 @@ Result<void> check_nested(const TensorAt& at, const Placement& placement) {
   );
 }
 
+std::int64_t flat_size(const Placement& placement, const Mesh& mesh) {
+  std::int64_t size = 1;
+  for (const std::string& axis : placement.axes) {
+    size *= mesh.axes[*mesh.axis_index(axis)].size;
+  }
+  return size;
+}
+
 /// Sync scatters what is there before it: so its cuts come after all others, and in the order of its stages.
 Result<void> check_scattered_last(const TensorAt& at, const Mesh& mesh) {
   struct Cut {
@@ -186,8 +194,8 @@ Result<void> check_scattered_last(const TensorAt& at, const Mesh& mesh) {
 
   std::vector<Cut> order;
   for (const Placement& placement : at.tensor.placements) {
-    if (!cuts(placement)) {
-      continue;
+    if (!cuts(placement) || (std::holds_alternative<Partial>(placement.kind) && flat_size(placement, mesh) == 1)) {
+      continue;  // without a stage there is no cut
     }
     const auto named = std::find(at.tensor.split_order.begin(), at.tensor.split_order.end(), placement.axes.front());
     Cut cut{static_cast<std::size_t>(named - at.tensor.split_order.begin()), false, 0, &placement};

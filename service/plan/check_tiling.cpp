@@ -169,7 +169,7 @@ Result<void> check_groups(Declarations by_rank, const MergedTensor& merged, cons
     const TensorDeclaration& tensor = declaration_of(by_rank, holding.rank, holding.row);
     Box box = input_box_of(tensor, placed, placed.ranks[holding.rank]);
     const auto [entry, fresh] = first.try_emplace(placed.group_of[holding.rank], Held{box, holding.rank});
-    if (!fresh && entry->second.box != box) {
+    if (!fresh && entry->second.box != box && numel_of(entry->second.box.extent) + numel_of(box.extent) > 0) {
       return refuse(
           tensor,
           holding.row,

@@ -23,7 +23,7 @@ struct BucketSizes {
 
 /// What the planner does with the declarations of all ranks, one per rank in rank order, each validated by itself:
 /// merges them and makes the plan. Plans with equal digests launch the same buckets in the same order. Errors as
-/// `compare_options` and `merge_declarations`; InvalidDeclaration for what cannot be reduced.
+/// `compare_options` and `merge_declarations`; PlanMismatch for tied copies that are not reduced alike.
 [[nodiscard]] Result<Plan> plan_job(
     std::span<const RankDeclaration* const> by_rank, const std::vector<Mesh>& meshes, BucketSizes sizes
 );

@@ -33,7 +33,7 @@ class Merger {
       expected = index + 1;
       MergedTensor& merged = merged_.tensors[index];
       const TensorDeclaration& first = declaration_of(by_rank_, merged.rank, merged.row);
-      if (const auto found = difference_of(first, tensor, Fields::Common)) {
+      if (const auto found = difference_of(first, tensor)) {
         return holders_differ(tensor, {merged.rank, rank}, row, *found);
       }
       const RankPlace& place = merged_.placed_of(merged).ranks[rank];

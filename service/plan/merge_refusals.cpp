@@ -92,22 +92,35 @@ Error holders_missing(const TensorDeclaration& tensor, const MergedTensor& merge
   constexpr std::size_t kNamed = 20;
   const std::size_t more = missing.size() - std::min(missing.size(), kNamed);
   missing.resize(std::min(missing.size(), kNamed));
-  return mismatch(
+  const bool few = 2 * merged.holdings.size() <= static_cast<std::size_t>(placed.holders);
+  std::vector<std::int64_t> odd = missing;  // the smaller side is the likelier culprit
+  if (few) {
+    odd.clear();
+    for (const Holding& holding : merged.holdings) {
+      odd.push_back(holding.rank);
+    }
+    odd.resize(std::min(odd.size(), kNamed));
+  }
+  Error error = mismatch(
       tensor,
       fmt::format("tensors[{}]", merged.row),
-      missing,
+      odd,
       fmt::format(
-          "tensor '{}' is declared by {} of the {} ranks that its placements name; rank{} {}{} did not declare it",
+          "tensor '{}' is declared by {} of the {} ranks that its placements name{}; rank{} {}{} did not declare it",
           tensor.name,
           merged.holdings.size(),
           placed.holders,
+          few ? fmt::format(" (rank{} {})", odd.size() > 1 ? "s" : "", fmt::join(odd, ", ")) : "",
           missing.size() > 1 ? "s" : "",
           fmt::join(missing, ", "),
           more > 0 ? fmt::format(" and {} more", more) : ""
       ),
-      "where it exists at some coordinates of an axis alone, place that axis only(i…); a frozen parameter is left out "
-      "on all its holders"
+      "see what differs between the ranks' models; a frozen parameter is left out on all its holders, and what exists "
+      "at "
+      "some coordinates of an axis alone is placed only(i…) there"
   );
+  error.rank = merged.rank;
+  return error;
 }
 
 Error tied_differ(const TensorDeclaration& counted, const MergedTensor& merged, const TensorDeclaration& tensor) {
@@ -160,7 +173,9 @@ Error tied_reduced_otherwise(
           words(counted),
           words(tensor)
       ),
-      "place the copies of one weight alike on one mesh, but for the one coordinate of `only` at which each is"
+      "place the copies of one weight alike on one mesh, axes in one order, and cut them alike; only the one "
+      "coordinate of "
+      "`only` at which each is may differ"
   );
   error.rank = merged.rank;
   return error;

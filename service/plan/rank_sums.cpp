@@ -86,6 +86,13 @@ bool reduced_alike(const TensorDeclaration& first, const TensorDeclaration& othe
          );
 }
 
+/// Every part of the copy that is not empty is the part of that number of the counted tensor.
+bool cut_alike(const MergedTensor& copy) {
+  return std::all_of(copy.holdings.begin(), copy.holdings.end(), [&copy](const Holding& holding) {
+    return holding.elements == 0 || copy.counted_boxes[holding.box] == static_cast<std::int32_t>(holding.box);
+  });
+}
+
 /// Holders are summed whose coordinates agree on every axis that is neither reduced nor the one on which copies lie
 /// apart.
 Groups groups_of(const Tied& tied, const Merged& merged, const Mesh& mesh) {
@@ -161,7 +168,7 @@ class Sums {
     for (const std::uint32_t copy : copies) {
       const MergedTensor& other = merged_.tensors[copy];
       const TensorDeclaration& declaration = declaration_of(by_rank_, other.rank, other.row);
-      if (!reduced_alike(plan_.tensors[index].declaration, declaration)) {
+      if (!reduced_alike(plan_.tensors[index].declaration, declaration) || !cut_alike(other)) {
         return tied_reduced_otherwise(plan_.tensors[index].declaration, other, declaration);
       }
     }

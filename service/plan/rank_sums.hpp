@@ -7,7 +7,7 @@
 namespace gradsync::plan {
 
 /// Fills Plan::sums and the tensors' `parts` and `copies`. `plan.tensors` stand in the order of `merged.tensors`.
-/// Errors: InvalidDeclaration, for tied tensors that are not reduced alike.
+/// Errors: PlanMismatch, for tied tensors that are not reduced or cut alike.
 [[nodiscard]] Result<void> plan_sums(Plan& plan, Declarations by_rank, const Merged& merged);
 
 /// How `part`, which lies in `whole`, lies in its memory (row-major); all but `box` and `sums`.

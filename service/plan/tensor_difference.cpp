@@ -61,17 +61,13 @@ bool placements_differ(Difference& difference, const TensorDeclaration& first, c
 
 }  // namespace
 
-std::optional<Difference> difference_of(const TensorDeclaration& first, const TensorDeclaration& other, Fields fields) {
+std::optional<Difference> difference_of(const TensorDeclaration& first, const TensorDeclaration& other) {
   Difference found;
-  const auto local_differs = [&] {
-    return fields == Fields::All && (differs(found, "local_shape", first.local_shape, other.local_shape) ||
-                                     differs(found, "local_offset", first.local_offset, other.local_offset));
-  };
   const bool any =
       differs(found, "name", first.name, other.name) || differs(found, "shape", first.shape, other.shape) ||
-      local_differs() || differs(found, "dtype", first.dtype, other.dtype) ||
-      differs(found, "mesh", first.mesh, other.mesh) || placements_differ(found, first, other) ||
-      differs(found, "divisor", first.divisor, other.divisor) || differs(found, "tied", first.tied, other.tied) ||
+      differs(found, "dtype", first.dtype, other.dtype) || differs(found, "mesh", first.mesh, other.mesh) ||
+      placements_differ(found, first, other) || differs(found, "divisor", first.divisor, other.divisor) ||
+      differs(found, "tied", first.tied, other.tied) ||
       differs(found, "clip_group", first.clip_group, other.clip_group) ||
       differs(found, "layer", first.layer, other.layer) ||
       differs(found, "split_order", first.split_order, other.split_order);

@@ -14,15 +14,8 @@ struct Difference {
   std::string other;
 };
 
-/// Which fields of a tensor have to agree.
-enum class Fields : std::uint8_t {
-  All,
-  Common,  ///< local_shape and local_offset apart: every rank has its own
-};
-
-[[nodiscard]] std::optional<Difference> difference_of(
-    const TensorDeclaration& first, const TensorDeclaration& other, Fields fields
-);
+/// Of what all holders declare alike: local_shape and local_offset apart, every rank has its own.
+[[nodiscard]] std::optional<Difference> difference_of(const TensorDeclaration& first, const TensorDeclaration& other);
 [[nodiscard]] std::optional<Difference> difference_of(const DeclareOptions& first, const DeclareOptions& other);
 
 }  // namespace gradsync::plan

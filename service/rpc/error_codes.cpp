@@ -50,7 +50,12 @@ constexpr std::array kRows{
         501,
         false,
         "on data path stats the framework has reduced: declare what is left, or use data path arena"},
-    ErrorRow{PlanMismatch, 1303, 409, false, "declare the same tensors and options on every rank"},
+    ErrorRow{
+        PlanMismatch,
+        1303,
+        409,
+        false,
+        "every rank declares what its placements say that it holds, with the same options"},
     ErrorRow{WeightsDiverged, 1304, 409, false, "start from one checkpoint, or broadcast the weights before declaring"},
     ErrorRow{DeclareTimeout, 1305, 504, true, "see which ranks are missing in data.ranks, then declare again"},
 

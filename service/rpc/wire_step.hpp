@@ -240,7 +240,7 @@ void visit_report(Visitor& v, Report& s) {
   v.required("layers", s.layers, "per layer");
   v.required("nonfinite", s.nonfinite, "tensors with NaN or infinities");
   v.required("divergence", s.divergence, "tensors whose replicas differ");
-  v.required("absent", s.absent, "tensors that got no gradient on any rank");
+  v.required("absent", s.absent, "tensors that got no gradient on any rank, by the rows of the rank that is answered");
   v.required("stable_buckets", s.stable_buckets, "buckets whose hook counts were equal on all ranks");
   v.required("counted_elements", s.counted_elements, "logical elements in the norm");
   v.required("collectives", s.collectives, "bucket reductions launched");
@@ -248,7 +248,7 @@ void visit_report(Visitor& v, Report& s) {
   v.required("policy_digest", s.policy_digest, "of the clipping state");
   v.required("timings", s.timings, "in seconds");
   v.required("missing", s.missing, "tensors without a gradient on some of their ranks");
-  v.required("absent_names", s.absent_names, "absent tensors where ranks number them differently; the first 64");
+  v.required("absent_names", s.absent_names, "where ranks number tensors differently: the first 64 absent ones");
   v.required("scalar_collectives", s.scalar_collectives, "what the norm costs between nodes");
   v.required("check_next", s.check_next, "the next step's rows should carry fingerprints; data path stats");
 }

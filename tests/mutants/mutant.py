@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Layer", "Mutant"]
 
-Layer = Literal["plan", "norm", "client"]
+Layer = Literal["plan", "norm", "sync", "client"]
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ PLAN = (
         "replicas-summed",
         "Sums run over axes that replicate a tensor as well.",
         "placed_ranks.cpp",
-        "      splits.push_back({std::move(resolved), static_cast<std::size_t>(shard->dim), position});\n    }",
-        "      splits.push_back({std::move(resolved), static_cast<std::size_t>(shard->dim), position});\n"
+        "      splits.push_back({std::move(resolved), dim, cutting->scatters, position});\n    }",
+        "      splits.push_back({std::move(resolved), dim, cutting->scatters, position});\n"
         "    } else {\n      note_axes(resolved, mesh, placed.roles.sharding);\n    }",
     ),
     plan(

@@ -20,6 +20,7 @@ from client import CLIENT
 from mutant import Layer, Mutant
 from norm import NORM
 from plan import PLAN
+from sync import SYNC
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
@@ -66,6 +67,12 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("device_test", unit("device_test", "--gtest_filter=*Stats*:NormSum*:*Float*:StepMath*")),
         Check("engine_tests", unit("engine_tests", "--gtest_filter=StatsEngine.*")),
         PRODUCT,
+    ),
+    "sync": (
+        Check("plan_test", unit("plan_test")),
+        Check("device_test", unit("device_test", "--gtest_filter=Sharded*:StepMath*")),
+        Check("engine_tests", unit("engine_tests", "--gtest_filter=StepMachine*")),
+        Check("gradsyncd", pytest("tests/python/synced")),
     ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),
@@ -159,7 +166,7 @@ def check_tree(layers: set[Layer]) -> None:
 
 
 def main(ids: list[str]) -> int:
-    everything = (*NORM, *PLAN, *CLIENT)
+    everything = (*NORM, *PLAN, *SYNC, *CLIENT)
     known = {mutant.id: mutant for mutant in everything}
     if unknown := [name for name in ids if name not in known]:
         print(f"mutants: no fault is called {', '.join(unknown)}", file=sys.stderr)

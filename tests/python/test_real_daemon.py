@@ -639,3 +639,20 @@ def test_a_killed_process_takes_its_spawned_daemon_with_it(monkeypatch: pytest.M
         ended, _, _ = select.select([daemon], [], [], JOIN_S)
         os.close(daemon)
         assert ended
+
+
+def test_every_rank_is_told_by_its_own_names_what_is_absent(ranks: Ranks) -> None:
+    """Ranks may declare in another order; what is absent has no gradient when the optimizer steps."""
+    names = [f"t{i}" for i in range(100)]
+
+    def body(rank: int, job: gradsync.Job) -> tuple[str, ...]:
+        order = names if rank == 0 else names[::-1]
+        grads = job.declare([Tensor(name, (2,), placements=SUM) for name in order])
+        grads.ready("t7")
+        for name in names:
+            if name != "t7":
+                grads.mark_unused(name)
+        return grads.finish().absent
+
+    for absent in ranks.outcomes(2, body):
+        assert sorted(absent) == sorted(set(names) - {"t7"})

@@ -118,6 +118,36 @@ TEST(Leaving, weights_of_a_newcomer_are_not_compared_with_those_of_long_ago) {
   EXPECT_EQ(newcomer->error->code, ErrorCode::WeightsDiverged);
 }
 
+/// A tensor that exists on one rank alone, as a layer of a pipeline stage does.
+plan::TensorDeclaration only_on(const std::string& name, std::int64_t rank) {
+  plan::TensorDeclaration tensor = Harness::tensor(name);
+  tensor.placements = {{{"dp"}, plan::Only{{rank}}}};
+  return tensor;
+}
+
+TEST(Leaving, a_survivor_may_be_ready_with_what_it_holds_alone_before_the_epoch_forms_again) {
+  Harness h;
+  const plan::RankDeclaration first = Harness::declaration({only_on("a", 0)});
+  const plan::RankDeclaration second = Harness::declaration({only_on("b", 1)});
+  h.attach(0, 2);
+  h.attach(1, 2);
+  h.declare(0, first);
+  h.declare(1, second);
+  h.pump();
+  h.engine.process_exited(h.sessions.at(0));
+  h.finish(1, 0);  // told of the loss
+  const auto waiting = h.finish(1, 0);
+  h.pump();
+  EXPECT_EQ(waiting->calls, 0) << "no plan is on the lane";
+  h.generation = 1;
+  h.attach(0, 2);
+  h.declare(0, first);
+  h.pump();
+  h.finish(0, 0);
+  h.pump();
+  ASSERT_TRUE(waiting->report) << (waiting->error ? waiting->error->message : "no answer");
+}
+
 TEST(Leaving, a_survivor_that_released_its_arena_has_to_declare_again) {
   Harness h;
   h.start(2, {Harness::tensor("a")});

@@ -72,12 +72,14 @@ class StepMachineTest : public ::testing::Test {
 
 TEST_F(StepMachineTest, holds_a_bucket_until_every_rank_is_ready) {
   StepMachine machine(plan_of(3, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_THAT(machine.on_bucket_ready(0, 0, 0), IsEmpty());
   EXPECT_THAT(launched(machine.on_bucket_ready(1, 0, 0)), ElementsAre(0));
 }
 
 TEST_F(StepMachineTest, launches_strictly_in_plan_order) {
   StepMachine machine(plan_of(3, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_THAT(machine.on_bucket_ready(0, 0, 2), IsEmpty());
   EXPECT_THAT(machine.on_bucket_ready(1, 0, 2), IsEmpty());
   EXPECT_THAT(machine.on_bucket_ready(0, 0, 1), IsEmpty());
@@ -88,6 +90,7 @@ TEST_F(StepMachineTest, launches_strictly_in_plan_order) {
 
 TEST_F(StepMachineTest, finishes_only_after_the_last_reduction_and_the_last_rank) {
   StepMachine machine(plan_of(2, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_EQ(find<LaunchFinish>(finish(machine, 0, request(7))), nullptr);
   const Actions second = finish(machine, 1, request(7));
   EXPECT_THAT(launched(second), ElementsAre(0, 1));
@@ -102,6 +105,7 @@ TEST_F(StepMachineTest, finishes_only_after_the_last_reduction_and_the_last_rank
 
 TEST_F(StepMachineTest, carries_unused_tensors_to_their_bucket) {
   StepMachine machine(plan_of(2, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_THAT(machine.on_unused(1, 0, {1}), IsEmpty());
   FinishRequest ask = request(0);
   static_cast<void>(finish(machine, 0, ask));
@@ -128,13 +132,22 @@ std::shared_ptr<plan::Plan> plan_of_two_stages() {
 
 TEST_F(StepMachineTest, a_bucket_waits_for_its_holders_alone) {
   StepMachine machine(plan_of_two_stages(), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_FALSE(machine.begun()) << "what a rank need not say, it has not said";
   EXPECT_THAT(launched(machine.on_bucket_ready(0, 0, 0)), ElementsAre(0));
   EXPECT_THAT(launched(machine.on_bucket_ready(1, 0, 1)), ElementsAre(1));
 }
 
+TEST_F(StepMachineTest, nothing_is_launched_before_the_lane_has_the_plan) {
+  StepMachine machine(plan_of_two_stages(), 1);
+  EXPECT_THAT(machine.on_bucket_ready(0, 0, 0), IsEmpty()) << "a survivor may be ready before the epoch is there";
+  EXPECT_THAT(finish(machine, 1, request(0)), IsEmpty());
+  EXPECT_THAT(launched(machine.open()), ElementsAre(0, 1));
+}
+
 TEST_F(StepMachineTest, ranks_speak_of_their_own_rows) {
   StepMachine machine(plan_of_two_stages(), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_THAT(machine.on_unused(1, 0, {0}), IsEmpty());
   EXPECT_THAT(launched(finish(machine, 0, request(0))), ElementsAre(0));
   const Actions actions = finish(machine, 1, request(0));
@@ -147,6 +160,7 @@ TEST_F(StepMachineTest, ranks_speak_of_their_own_rows) {
 
 TEST_F(StepMachineTest, what_a_rank_did_not_declare_is_refused) {
   StepMachine machine(plan_of_two_stages(), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_THAT(machine.on_bucket_ready(0, 0, 1), IsEmpty());
   const Actions actions = finish(machine, 0, request(0));
   ASSERT_NE(find<AttemptFailed>(actions), nullptr);
@@ -160,6 +174,7 @@ TEST_F(StepMachineTest, what_a_rank_did_not_declare_is_refused) {
 
 TEST_F(StepMachineTest, names_tensors_that_are_neither_ready_nor_unused_and_stays_open) {
   StepMachine machine(plan_of(2, 1), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   FinishRequest ask = request(0);
   ask.ready_all = false;
   ask.ready = {0};
@@ -175,6 +190,7 @@ TEST_F(StepMachineTest, names_tensors_that_are_neither_ready_nor_unused_and_stay
 
 TEST_F(StepMachineTest, fails_for_all_when_ranks_finish_different_steps) {
   StepMachine machine(plan_of(1, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   static_cast<void>(finish(machine, 0, request(4)));
   const Actions actions = finish(machine, 1, request(5));
   const auto* failed = find<AttemptFailed>(actions);
@@ -186,6 +202,7 @@ TEST_F(StepMachineTest, fails_for_all_when_ranks_finish_different_steps) {
 
 TEST_F(StepMachineTest, aborts_what_runs_and_fails_only_when_the_lane_is_quiet) {
   StepMachine machine(plan_of(2, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   static_cast<void>(finish(machine, 0, request(0)));
   static_cast<void>(finish(machine, 1, request(0)));
   const Actions failing = machine.fail(make_error(ErrorCode::RankLost, "rank 1 died"));
@@ -202,6 +219,7 @@ TEST_F(StepMachineTest, aborts_what_runs_and_fails_only_when_the_lane_is_quiet) 
 
 TEST_F(StepMachineTest, keeps_the_first_error) {
   StepMachine machine(plan_of(1, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   static_cast<void>(finish(machine, 0, request(0)));
   static_cast<void>(finish(machine, 1, request(0)));
   static_cast<void>(machine.fail(make_error(ErrorCode::RankLost, "first")));
@@ -214,6 +232,7 @@ TEST_F(StepMachineTest, keeps_the_first_error) {
 
 TEST_F(StepMachineTest, ignores_reports_of_an_attempt_that_ended) {
   StepMachine machine(plan_of(1, 1), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   static_cast<void>(finish(machine, 0, request(0)));
   static_cast<void>(machine.on_reduced(0));
   static_cast<void>(machine.on_finished(0, {}));
@@ -223,6 +242,7 @@ TEST_F(StepMachineTest, ignores_reports_of_an_attempt_that_ended) {
 
 TEST_F(StepMachineTest, a_bucket_reported_twice_fails_the_step_by_name) {
   StepMachine machine(plan_of(2, 1), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_THAT(launched(machine.on_bucket_ready(0, 0, 0)), ElementsAre(0));
   static_cast<void>(machine.on_reduced(0));
   static_cast<void>(machine.on_bucket_ready(0, 0, 0));
@@ -235,6 +255,7 @@ TEST_F(StepMachineTest, a_bucket_reported_twice_fails_the_step_by_name) {
 
 TEST_F(StepMachineTest, an_unused_mark_after_its_bucket_left_fails_the_step) {
   StepMachine machine(plan_of(1, 1), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   static_cast<void>(machine.on_bucket_ready(0, 0, 0));
   static_cast<void>(machine.on_unused(0, 0, {0}));
   device::Failed aborted;
@@ -247,6 +268,7 @@ TEST_F(StepMachineTest, an_unused_mark_after_its_bucket_left_fails_the_step) {
 
 TEST_F(StepMachineTest, the_deadline_names_missing_ranks_and_tensors) {
   StepMachine machine(plan_of(2, 3), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   static_cast<void>(finish(machine, 0, request(3)));
   static_cast<void>(machine.on_bucket_ready(2, 0, 0));
   EXPECT_EQ(machine.deadline(), start + std::chrono::seconds(10));
@@ -262,6 +284,7 @@ TEST_F(StepMachineTest, the_deadline_names_missing_ranks_and_tensors) {
 
 TEST_F(StepMachineTest, a_notification_of_another_attempt_fails_the_step_and_tells_the_next_one) {
   StepMachine machine(plan_of(1, 1), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   static_cast<void>(machine.on_bucket_ready(0, 3, 0));
   const Actions actions = finish(machine, 0, request(0));
   const auto* failed = find<AttemptFailed>(actions);
@@ -272,6 +295,7 @@ TEST_F(StepMachineTest, a_notification_of_another_attempt_fails_the_step_and_tel
 
 TEST_F(StepMachineTest, a_norm_leaves_the_step_open_for_clip) {
   StepMachine machine(plan_of(1, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   FinishRequest ask = request(0);
   ask.kind = FinishKind::NormOnly;
   static_cast<void>(finish(machine, 0, ask));
@@ -291,6 +315,7 @@ TEST_F(StepMachineTest, a_norm_leaves_the_step_open_for_clip) {
 
 TEST_F(StepMachineTest, clip_without_a_norm_is_refused) {
   StepMachine machine(plan_of(1, 1), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   ClipRequest clip;
   clip.key = {1, 0};
   const Actions actions = machine.on_clip(0, clip, start, start);
@@ -299,6 +324,7 @@ TEST_F(StepMachineTest, clip_without_a_norm_is_refused) {
 
 TEST_F(StepMachineTest, a_finish_of_another_attempt_is_stale_and_told_the_right_one) {
   StepMachine machine(plan_of(1, 1), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
   const Actions actions = finish(machine, 0, request(0, 5));
   const auto* answer = find<AnswerRank>(actions);
   ASSERT_NE(answer, nullptr);

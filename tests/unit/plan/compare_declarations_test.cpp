@@ -91,6 +91,8 @@ TEST(CompareDeclarations, a_rank_with_fewer_tensors_is_told_which_one_is_missing
   const Error more = compared(last_of_three([](RankDeclaration& d) { d.tensors.push_back(tensor("d", {1})); }));
   EXPECT_EQ(more.tensor, "d");
   EXPECT_THAT(more.message, HasSubstr("ranks 0, 1 did not declare it"));
+  EXPECT_THAT(more.ranks, ElementsAre(2)) << "the smaller side is the likelier culprit";
+  EXPECT_EQ(more.rank, 2) << "whose declaration the path is of";
 
   const Error middle = compared(last_of_three([](RankDeclaration& d) { d.tensors.erase(d.tensors.begin() + 1); }));
   EXPECT_EQ(middle.tensor, "b");

@@ -222,6 +222,48 @@ TEST(SyncPlan, copies_that_are_not_reduced_alike_are_refused) {
   EXPECT_THAT(error.message, HasSubstr("partial(sum)"));
 }
 
+TEST(SyncPlan, copies_that_are_cut_otherwise_are_refused) {
+  TensorDeclaration first = tensor("first", {6}, {only({"pp"}, 0), shard({"tp"}, 0)});
+  TensorDeclaration other = tensor("other", {6}, {only({"pp"}, 1), shard({"tp"}, 0)});
+  first.tied = other.tied = "one weight";
+  Job job({mesh({{"pp", 2}, {"tp", 2}})});
+  job.add(first).add(other);
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    job[rank].tensors[0].local_offset = {rank % 2 == 0 ? 0 : 3};
+  }
+  EXPECT_TRUE(job.result().has_value());
+  job[2].tensors[0].local_shape = {2};
+  job[3].tensors[0].local_shape = {4};
+  job[3].tensors[0].local_offset = {2};
+  EXPECT_EQ(job.refusal().path, "tensors[0].tied") << "halves of the one are not the parts of the other";
+}
+
+TEST(SyncPlan, parts_without_elements_may_be_anywhere) {
+  Job job({mesh({{"tp", 2}, {"dp", 2}})});
+  job.add(tensor("w", {4}, {shard({"tp"}, 0), partial({"dp"})}));
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    job[rank].tensors[0].local_shape = {rank < 2 ? 4 : 0};
+    job[rank].tensors[0].local_offset = {rank == 3 ? 4 : 0};
+  }
+  EXPECT_TRUE(job.result().has_value());
+}
+
+TEST(SyncPlan, stages_say_what_the_rank_brings_that_brings_most) {
+  Job job({mesh({{"tp", 2}, {"r", 2}, {"s", 2}})});
+  job.add(tensor("w", {9, 3}, {shard({"tp"}, 0), partial({"r"}), scatter({"s"}, 0)}));
+  const Plan even = job.plan();
+  EXPECT_THAT(
+      even.buckets[0].stages, ElementsAre(Stage{{"r"}, ReduceOp::Mean, 2, false}, Stage{{"s"}, ReduceOp::Mean, 2, true})
+  );
+  EXPECT_THAT(even.buckets[0].stage_bytes, ElementsAre(5U * 3 * 4, 5U * 3 * 4));
+  for (std::size_t rank = 0; rank < 8; ++rank) {  // the same room in the arena
+    job[rank].tensors[0].local_shape = {rank < 4 ? 4 : 5, 3};
+    job[rank].tensors[0].local_offset = {rank < 4 ? 0 : 4, 0};
+  }
+  EXPECT_EQ(job.plan().layouts.size(), 1U);
+  EXPECT_THAT(job.plan().buckets[0].stage_bytes, ElementsAre(5U * 3 * 4, 5U * 3 * 4));
+}
+
 TEST(SyncPlan, ranks_that_are_summed_hold_the_same_elements) {
   Job job({mesh({{"a", 2}, {"dp", 2}})});
   job.add(tensor("w", {6}, {shard({"a"}, 0), partial({"dp"})}));

@@ -140,6 +140,18 @@ TEST(ValidatePlacements, sync_scatters_what_was_there_before) {
   EXPECT_THAT(error.message, HasSubstr("'dp: partial(mean) → shard(0)' before 'tp: shard(0)'"));
 }
 
+TEST(ValidatePlacements, an_axis_of_one_rank_scatters_nothing) {
+  const auto valid = [](std::int64_t cp) {
+    TensorDeclaration w = tensor(
+        "w", {8}, {{{"dp_shard"}, Partial{ReduceOp::Mean, Shard{0}}}, {{"cp"}, Partial{ReduceOp::Mean, Shard{0}}}}
+    );
+    w.split_order = {"cp", "dp_shard"};
+    return validate_declaration(declaration({w}), {mesh({{"dp_shard", 2}, {"cp", cp}})}).has_value();
+  };
+  EXPECT_TRUE(valid(2));
+  EXPECT_TRUE(valid(1));
+}
+
 TEST(ValidatePlacements, stages_scatter_in_their_order) {
   const std::vector<Placement> twice{
       {{"dp"}, Partial{ReduceOp::Mean, Shard{0}}}, {{"tp"}, Partial{ReduceOp::Sum, Shard{0}}}};
