@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,10 +76,14 @@ def steps(product: Product, sync: SyncWorld, accumulate: int = 1) -> list[Rank]:
         return Rank(measured, clipped, once, synced, after_clip, bits, bits_again, explained)
 
     by_rank: list[Rank] = product.each(Ranks.of(sync), body)  # type: ignore[arg-type]
-    for rank in by_rank:
-        assert [told(r) for r in (rank.measured, rank.clipped, rank.once)] == [
-            told(r) for r in (by_rank[0].measured, by_rank[0].clipped, by_rank[0].once)
-        ]
+    names = [{tensor.name for tensor in tensors[rank]} for rank in range(len(by_rank))]
+    for call in ("measured", "clipped", "once"):
+        reports = [getattr(rank, call) for rank in by_rank]
+        absent = set().union(*(report.absent for report in reports))
+        for report, declared in zip(reports, names, strict=True):  # each is told of what it declared
+            assert set(report.absent) == absent & declared, call
+            assert told(replace(report, absent=())) == told(replace(reports[0], absent=())), call
+        by_rank[0] = replace(by_rank[0], **{call: replace(reports[0], absent=tuple(sorted(absent)))})
     return by_rank
 
 

@@ -98,7 +98,7 @@ class StepTimings:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The result of a step, equal on all ranks but for the last three fields, the counts.
+    """The result of a step, equal on all ranks but for `absent` and the last three fields, the counts.
 
     Those are of `gradsync.torch` about this rank's step; 0 without it, and in reports read from the daemon.
     """
@@ -118,7 +118,7 @@ class StepReport:
     layers: tuple[LayerReport, ...]
     nonfinite: tuple[Nonfinite, ...]
     divergence: tuple[Divergence, ...]
-    absent: tuple[str, ...]  #: tensors without a gradient on any rank
+    absent: tuple[str, ...]  #: tensors without a gradient on any rank; on data path "arena" of those declared here
     stable_buckets: tuple[int, ...]
     counted_elements: int
     collectives: int
