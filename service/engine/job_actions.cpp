@@ -229,7 +229,7 @@ void Job::answer_failed(const Error& error) {
 
 void Job::answer_steps(const Result<StepReport>& result) {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (result && ranks_[rank].step_reply) {
+    if (result && ranks_[rank].step_reply && !active_->plan->rows_are_tensors) {
       answer_step(ranks_[rank], report_for(*result, *active_->plan, static_cast<std::int64_t>(rank)));
     } else {
       answer_step(ranks_[rank], result);

@@ -14,7 +14,7 @@ _NUMPY_DTYPES = {"float32": "float32", "float16": "float16", "float64": "float64
 
 
 class Buffer:
-    """The memory of one tensor on this rank: what backward writes and, after finish, the result."""
+    """Memory of a tensor on this rank: what backward writes or the result of finish; one memory unless scattered."""
 
     __slots__ = ("_memory", "dtype", "name", "offset", "shape")
 
