@@ -1,6 +1,7 @@
 #include "app/exit_code.hpp"
 #include "app/settings.hpp"
 #include "base/text.hpp"
+#include "plan/bucket_assignment.hpp"
 #include "plan/explain.hpp"
 #include "plan/make_plan.hpp"
 #include "rpc/declaration_file.hpp"
@@ -107,7 +108,9 @@ void print(const plan::Plan& plan, plan::BucketSizes sizes, bool explain) {
       counted(plan),
       plan.digest
   );
-  if (has_buckets(plan)) {
+  if (has_buckets(plan) && plan.options.buckets == plan::BucketRule::Torch) {
+    std::cout << fmt::format("  {} buckets, those of torch's DistributedDataParallel\n", plan.buckets.size());
+  } else if (has_buckets(plan)) {
     std::cout << fmt::format(
         "  {} buckets: the first of {}, the others of {} (engine.first_bucket_bytes, engine.bucket_bytes)\n",
         plan.buckets.size(),
@@ -131,7 +134,7 @@ int execute(const PlanCheckCommand& command) {
     complain(configuration.error().message, configuration.error().hint);
     return kExitConfiguration;
   }
-  const plan::BucketSizes sizes = bucket_sizes(configuration->options.engine);
+  plan::BucketSizes sizes = bucket_sizes(configuration->options.engine);
   std::ifstream file;
   if (command.file != "-") {
     file.open(command.file);
@@ -152,6 +155,9 @@ int execute(const PlanCheckCommand& command) {
       complain((path.empty() ? "" : path + ": ") + plan.error().message, plan.error().hint);
     }
     return kExitFailure;
+  }
+  if (plan->options.buckets == plan::BucketRule::Torch) {
+    sizes = plan::kTorchBucketSizes;
   }
   if (command.json) {
     std::cout << summary(*plan, sizes, command.explain).dump(2) << "\n";

@@ -23,4 +23,15 @@ struct BucketItem {
     std::span<const BucketItem> items, BucketSizes sizes
 );
 
+/// The limits of torch's DistributedDataParallel: torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, and
+/// _DEFAULT_BUCKET_CAP_MB of torch/nn/parallel/distributed.py.
+inline constexpr BucketSizes kTorchBucketSizes{1u << 20, 25u << 20};
+
+/// The same as reversed(torch.distributed._compute_bucket_assignment_by_size(tensors, [first, cap])), which is what
+/// DistributedDataParallel gives its reducer: filled from the first item to the last, each key with a small bucket of
+/// its own at the front of the model, then ordered by lowest member, the last first.
+[[nodiscard]] std::vector<std::vector<std::uint32_t>> assign_torch_buckets(
+    std::span<const BucketItem> items, BucketSizes sizes = kTorchBucketSizes
+);
+
 }  // namespace gradsync::plan

@@ -132,8 +132,13 @@ std::string canonical_text(
   writer.put(std::string_view("gradsync merged plan 2"));
   writer.put(static_cast<std::int64_t>(by_rank.size()));
   if (by_rank.front()->options.data_path == DataPath::Arena) {
-    writer.put(std::bit_cast<std::int64_t>(sizes.first_bytes));
-    writer.put(std::bit_cast<std::int64_t>(sizes.bytes));
+    // Where the rule has sizes of its own, its name takes their place: a text never looks like a number.
+    if (by_rank.front()->options.buckets == BucketRule::Torch) {
+      writer.put(name_of(BucketRule::Torch));
+    } else {
+      writer.put(std::bit_cast<std::int64_t>(sizes.first_bytes));
+      writer.put(std::bit_cast<std::int64_t>(sizes.bytes));
+    }
   }
   writer.put(by_rank.front()->options);
   writer.put(meshes);

@@ -12,8 +12,8 @@ namespace gradsync::plan {
 
 [[nodiscard]] std::string canonical_text(const DeclareOptions& options);
 
-/// All that a plan is made of: options, meshes, who holds which tensors, and bucket sizes where there are buckets; not
-/// the weight fingerprints.
+/// All that a plan is made of: options, meshes, who holds which tensors, and where there are buckets their sizes or the
+/// name of a rule that has its own; not the weight fingerprints.
 [[nodiscard]] std::string canonical_text(
     Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes, BucketSizes sizes
 );

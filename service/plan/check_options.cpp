@@ -2,6 +2,7 @@
 #include "plan/check_max_norm.hpp"
 #include "plan/declaration_checks.hpp"
 #include "plan/limits.hpp"
+#include "plan/words.hpp"
 
 #include <fmt/format.h>
 
@@ -89,6 +90,13 @@ Result<void> check_options(const RankDeclaration& declaration) {
         "options.accumulate",
         fmt::format("accumulate is {}, but on data path stats nobody counts micro-batches", options.accumulate),
         "leave it out: the framework accumulates"
+    );
+  }
+  if (options.data_path == DataPath::Stats && options.buckets != BucketRule::Default) {
+    return invalid_option(
+        "options.buckets",
+        fmt::format("buckets is \"{}\", but on data path stats there are none", name_of(options.buckets)),
+        "leave it out: the framework reduces, in buckets of its own"
     );
   }
   // Written so that NaN fails too.

@@ -79,6 +79,9 @@ struct ClipGroupOptions {
 /// statistics (docs/adr/0008).
 enum class DataPath : std::uint8_t { Arena, Stats };
 
+/// Which tensors share a bucket: the plan's own rule, or the one of torch's DistributedDataParallel.
+enum class BucketRule : std::uint8_t { Default, Torch };
+
 /// Options that all ranks must declare alike.
 struct DeclareOptions {
   DataPath data_path = DataPath::Arena;
@@ -86,6 +89,7 @@ struct DeclareOptions {
   double norm_type = 2.0;  ///< finite p ≥ 1, or +infinity
   ClipMode mode = ClipMode::Strict;
   std::vector<ClipGroupOptions> clip;  ///< groups not listed only measure
+  BucketRule buckets = BucketRule::Default;
   friend bool operator==(const DeclareOptions&, const DeclareOptions&) = default;
 };
 

@@ -118,7 +118,8 @@ void plan_buckets(Plan& plan, Declarations by_rank, const Merged& merged, Bucket
       tensors.push_back(i);
     }
   }
-  for (const std::vector<std::uint32_t>& members : assign_buckets(items, sizes)) {
+  const bool torch = plan.options.buckets == BucketRule::Torch;
+  for (const std::vector<std::uint32_t>& members : torch ? assign_torch_buckets(items) : assign_buckets(items, sizes)) {
     const BucketKind& kind = kinds[items[members.front()].key];
     const auto number = static_cast<std::uint32_t>(plan.buckets.size());
     Bucket& bucket = plan.buckets.emplace_back();

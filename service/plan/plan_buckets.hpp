@@ -6,7 +6,8 @@
 
 namespace gradsync::plan {
 
-/// Fills Plan::buckets, but for their sizes, and the tensors' `bucket`. The sums are planned already.
+/// Fills Plan::buckets, but for their sizes, and the tensors' `bucket`. The sums are planned already. `sizes` are those
+/// of the default rule.
 void plan_buckets(Plan& plan, Declarations by_rank, const Merged& merged, BucketSizes sizes);
 
 }  // namespace gradsync::plan

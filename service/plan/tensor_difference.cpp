@@ -18,6 +18,8 @@ std::string words(DType dtype) { return std::string(name_of(dtype)); }
 
 std::string words(DataPath path) { return std::string(name_of(path)); }
 
+std::string words(BucketRule rule) { return std::string(name_of(rule)); }
+
 std::string words(ClipMode mode) { return std::string(name_of(mode)); }
 
 std::string words(std::int64_t number) { return fmt::format("{}", number); }
@@ -78,6 +80,7 @@ std::optional<Difference> difference_of(const DeclareOptions& first, const Decla
   Difference found;
   if (differs(found, "data_path", first.data_path, other.data_path) ||
       differs(found, "accumulate", first.accumulate, other.accumulate) ||
+      differs(found, "buckets", first.buckets, other.buckets) ||
       differs(found, "norm_type", first.norm_type, other.norm_type) || differs(found, "mode", first.mode, other.mode)) {
     return found;
   }

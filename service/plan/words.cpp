@@ -27,6 +27,8 @@ std::string_view name_of(ReduceOp op) { return op == ReduceOp::Sum ? "sum" : "me
 
 std::string_view name_of(DataPath path) { return path == DataPath::Arena ? "arena" : "stats"; }
 
+std::string_view name_of(BucketRule rule) { return rule == BucketRule::Default ? "default" : "torch"; }
+
 std::string_view name_of(ClipMode mode) { return mode == ClipMode::Strict ? "strict" : "torch"; }
 
 std::string_view name_of(ZeroRule rule) {

@@ -11,10 +11,11 @@
 
 namespace gradsync::plan {
 
-[[nodiscard]] std::string_view name_of(ReduceOp op);    ///< "sum", "mean"
-[[nodiscard]] std::string_view name_of(ClipMode mode);  ///< "strict", "torch"
-[[nodiscard]] std::string_view name_of(DataPath path);  ///< "arena", "stats"
-[[nodiscard]] std::string_view name_of(ZeroRule rule);  ///< "refuse", "off", "zero"
+[[nodiscard]] std::string_view name_of(ReduceOp op);      ///< "sum", "mean"
+[[nodiscard]] std::string_view name_of(ClipMode mode);    ///< "strict", "torch"
+[[nodiscard]] std::string_view name_of(DataPath path);    ///< "arena", "stats"
+[[nodiscard]] std::string_view name_of(BucketRule rule);  ///< "default", "torch"
+[[nodiscard]] std::string_view name_of(ZeroRule rule);    ///< "refuse", "off", "zero"
 
 [[nodiscard]] std::string words_of(std::span<const std::int64_t> numbers);   ///< "[2, 3]"
 [[nodiscard]] std::string words_of(std::span<const std::string> names);      ///< "[dp, tp]"

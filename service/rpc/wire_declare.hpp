@@ -77,6 +77,14 @@ struct EnumNames<plan::DataPath> {
 };
 
 template <>
+struct EnumNames<plan::BucketRule> {
+  static constexpr std::array<std::pair<const char*, plan::BucketRule>, 2> kEntries{{
+      {"default", plan::BucketRule::Default},
+      {"torch", plan::BucketRule::Torch},
+  }};
+};
+
+template <>
 struct EnumNames<plan::ClipMode> {
   static constexpr std::array<std::pair<const char*, plan::ClipMode>, 2> kEntries{{
       {"strict", plan::ClipMode::Strict},
@@ -121,6 +129,7 @@ struct Fields<plan::DeclareOptions> {
     v.optional("norm_type", s.norm_type, "p of the norm: finite and at least 1, or \"Infinity\"", kPositive);
     v.optional("mode", s.mode, "how the coefficient is made; torch: bit-equal to clip_grad_norm_");
     v.optional("clip", s.clip, "one entry per clip group; groups not listed only measure");
+    v.optional("buckets", s.buckets, "which tensors are reduced by one launch; torch: those of torch's DDP");
   }
 };
 

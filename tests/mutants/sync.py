@@ -108,6 +108,29 @@ SYNC = (
         "    return std::tuple(dtype, mesh, std::vector<std::vector<std::int64_t>>{}, kinds,",
     ),
     sync(
+        "torch-one-small-bucket",
+        "Bucket rule torch begins with a small bucket once, not once for each dtype.",
+        "plan/bucket_assignment.cpp",
+        "OpenBucket{{}, 0, sizes.first_bytes})",
+        "OpenBucket{{}, 0, open.empty() ? sizes.first_bytes : sizes.bytes})",
+    ),
+    sync(
+        "torch-buckets-closed-late",
+        "Bucket rule torch closes a bucket above its limit, not at it.",
+        "plan/bucket_assignment.cpp",
+        "    if (bucket.size_bytes >= bucket.limit_bytes) {\n      buckets.push_back(std::move(bucket.items));\n"
+        "      bucket = {{}, 0, sizes.bytes};",
+        "    if (bucket.size_bytes > bucket.limit_bytes) {\n      buckets.push_back(std::move(bucket.items));\n"
+        "      bucket = {{}, 0, sizes.bytes};",
+    ),
+    sync(
+        "torch-rule-unheard",
+        "The option is read and the default rule is used.",
+        "plan/plan_buckets.cpp",
+        "  const bool torch = plan.options.buckets == BucketRule::Torch;",
+        "  const bool torch = false;",
+    ),
+    sync(
         "everyone-is-waited-for",
         "A bucket waits for ranks that hold nothing of it.",
         "engine/step_machine.cpp",

@@ -140,6 +140,7 @@ def test_declare_sends_options_and_tensors(job: gradsync.Job, daemon: FakeDaemon
         norm_type=math.inf,
         clip={"all": Clip(max_norm=1), "muon": Clip(zero_rule="off", max_norm=0)},
         mode="torch",
+        buckets="torch",
         timeout=2.5,
     )
     (params,) = daemon.of("gradients.declare")
@@ -156,6 +157,7 @@ def test_declare_sends_options_and_tensors(job: gradsync.Job, daemon: FakeDaemon
                 {"group": "all", "max_norm": 1.0, "zero_rule": "refuse"},
                 {"group": "muon", "max_norm": 0.0, "zero_rule": "off"},
             ],
+            "buckets": "torch",
         },
         "tensors": [{"name": "a", "shape": [4], "dtype": "float32", "mesh": "default", "placements": []}],
     }
@@ -176,7 +178,15 @@ def test_a_large_declaration_goes_in_pages_below_the_message_cap(job: gradsync.J
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"accumulate": 0}, {"accumulate": True}, {"norm_type": 0.5}, {"norm_type": math.nan}, {"mode": "strictly"}],
+    [
+        {"accumulate": 0},
+        {"accumulate": True},
+        {"norm_type": 0.5},
+        {"norm_type": math.nan},
+        {"mode": "strictly"},
+        {"buckets": "ddp"},
+        {"buckets": "torch", "data_path": "stats"},
+    ],
 )
 def test_wrong_options_are_refused_before_anything_is_sent(
     arguments: dict, job: gradsync.Job, daemon: FakeDaemon

@@ -22,7 +22,8 @@ SIGNATURES = {
     gradsync.Client.stats: "(self, job=None, last=1)",
     gradsync.Client.subscribe: "(self, topics, callback, *, job=None)",
     gradsync.Job.declare: (
-        "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, mode='strict', timeout=None)"
+        "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, mode='strict', "
+        "buckets='default', timeout=None)"
     ),
     gradsync.ReducedGrads.finish: "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None)",
     gradsync.Grads.ready: "(self, name, micro_batch=None)",

@@ -21,10 +21,10 @@ using ::testing::Not;
 /// Two ranks with two tensors of 4,096 bytes, placed as `placement` says.
 class PlanCheck : public ::testing::Test {
  protected:
-  void write(const std::string& path, const std::string& placement) {
+  void write(const std::string& path, const std::string& placement, const std::string& options = "") {
     std::ofstream file(command.file);
     file << R"({"gradsync_declaration":1,"world_size":2,"meshes":[{"name":"m","axes":[{"name":"dp","size":2}]}],)"
-         << R"("options":{"data_path":")" << path << "\"}}\n";
+         << R"("options":{"data_path":")" << path << '"' << options << "}}\n";
     for (const int rank : {0, 1}) {
       file << R"({"rank":)" << rank << R"(,"tensors":[)";
       for (const char* name : {"a", "b"}) {
@@ -82,6 +82,15 @@ TEST_F(PlanCheck, plans_buckets_by_the_settings_of_the_daemon_and_says_their_siz
   EXPECT_EQ(small["plan_digest"], plan::plan_job(by_rank, meshes, {4096, 4096})->digest);
   command.json = false;
   EXPECT_THAT(run(), HasSubstr("2 buckets"));
+}
+
+TEST_F(PlanCheck, says_that_torchs_rule_has_sizes_of_its_own) {
+  command.settings.flags["engine.first_bucket_bytes"] = "4096";
+  command.settings.flags["engine.bucket_bytes"] = "4096";
+  write("arena", kPartial, R"(,"buckets":"torch")");
+  EXPECT_EQ(json()["bucket_sizes"]["first_bucket_bytes"], 1 << 20);
+  command.json = false;
+  EXPECT_THAT(run(), HasSubstr("1 buckets, those of torch's DistributedDataParallel"));
 }
 
 TEST_F(PlanCheck, says_nothing_of_buckets_where_there_are_none) {

@@ -75,6 +75,10 @@ TEST(CompareDeclarations, options_are_compared_first) {
   EXPECT_EQ(compared(last_of_three([](RankDeclaration& d) { d.options.accumulate = 4; })).path, "options.accumulate");
   EXPECT_EQ(compared(last_of_three([](RankDeclaration& d) { d.options.norm_type = 1; })).path, "options.norm_type");
 
+  const Error buckets = compared(last_of_three([](RankDeclaration& d) { d.options.buckets = BucketRule::Torch; }));
+  EXPECT_EQ(buckets.path, "options.buckets");
+  EXPECT_THAT(buckets.message, HasSubstr("buckets is default on rank 0 and torch on rank 2"));
+
   const Error clip = compared(last_of_three([](RankDeclaration& d) {
     d.options.clip = {{"all", {0.5, ZeroRule::Off}}};
   }));

@@ -160,6 +160,7 @@ TEST(PlanDigest, changes_with_everything_that_matters) {
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.norm_type = 1; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.mode = ClipMode::Torch; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.clip = {group("all", 1)}; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.buckets = BucketRule::Torch; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { std::swap(d.tensors[0], d.tensors[1]); }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].name = "a1"; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].shape = d.tensors[0].local_shape = {2, 2}; }));

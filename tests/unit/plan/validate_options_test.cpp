@@ -32,6 +32,17 @@ TEST(ValidateOptions, accumulate_is_at_least_1) {
   EXPECT_THAT(error.message, HasSubstr("accumulate is 0"));
 }
 
+TEST(ValidateOptions, a_rule_for_buckets_where_there_are_some) {
+  RankDeclaration declared = declaration({tensor("a", {4}, {replicate({"dp"})})});
+  declared.options.buckets = BucketRule::Torch;
+  EXPECT_TRUE(validate_declaration(declared, kDp2).has_value());
+  declared.options.data_path = DataPath::Stats;
+  const Error error = refused(declared, kDp2);
+  EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
+  EXPECT_EQ(error.path, "options.buckets");
+  EXPECT_THAT(error.message, HasSubstr("\"torch\""));
+}
+
 TEST(ValidateOptions, norm_types_from_1_to_infinity) {
   RankDeclaration declared = declaration({tensor("a", {4})});
   for (const double p : {1.0, 2.0, 2.5, kInfinity}) {

@@ -73,6 +73,22 @@ TEST(DeclareWire, names_the_values_an_enum_may_have) {
   EXPECT_EQ(error.message, R"(tensors[0].placements[0].op is "avg"; expected one of "sum", "mean")");
 }
 
+TEST(DeclareWire, reads_which_rule_fills_the_buckets) {
+  const auto with_options = [](const std::string& options) {
+    const Result<Tape> tape = read_json(R"({"buffer":1,"tensors":[],"options":)" + options + "}", 32);
+    EXPECT_TRUE(tape) << options;
+    DeclareParams params;
+    const Result<void> read = read_params(tape->root(), params);
+    return read ? Result<plan::DeclareOptions>(params.options.value()) : Result<plan::DeclareOptions>(read.error());
+  };
+  EXPECT_EQ(with_options("{}")->buckets, plan::BucketRule::Default);
+  EXPECT_EQ(with_options(R"({"buckets":"default"})")->buckets, plan::BucketRule::Default);
+  EXPECT_EQ(with_options(R"({"buckets":"torch"})")->buckets, plan::BucketRule::Torch);
+  const Error error = with_options(R"({"buckets":"ddp"})").error();
+  EXPECT_EQ(error.path, "options.buckets");
+  EXPECT_EQ(error.message, R"(options.buckets is "ddp"; expected one of "default", "torch")");
+}
+
 TEST(DeclareWire, reads_the_optional_fields_of_a_tensor) {
   const Result<DeclareParams> params = declare(
       R"({"axes":["dp"],"kind":"replicate"})",

@@ -68,6 +68,7 @@ class Job:
         norm_type: float = 2.0,
         clip: Clip | Mapping[str, Clip] | None = None,
         mode: Literal["strict", "torch"] = "strict",
+        buckets: Literal["default", "torch"] = "default",
         timeout: float | None = None,
     ) -> Grads: ...
 
@@ -93,12 +94,14 @@ class Job:
         norm_type: float = 2.0,
         clip: Clip | Mapping[str, Clip] | None = None,
         mode: Literal["strict", "torch"] = "strict",
+        buckets: Literal["default", "torch"] = "default",
         timeout: float | None = None,
     ) -> Grads | ReducedGrads:
         """Declares this rank's gradients and waits for all ranks; a new declaration replaces the one before.
 
         `data_path` "arena" shares memory that the sidecar reduces; with "stats" the framework has reduced, each rank
-        declares what it holds (nothing, perhaps) and hands over statistics.
+        declares what it holds (nothing, perhaps) and hands over statistics. `buckets` "torch" reduces those tensors
+        together that torch's DistributedDataParallel would, in its order, whatever sizes the daemon was given.
 
         Raises:
             UsageError: the arguments contradict each other.
@@ -106,7 +109,7 @@ class Job:
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         self._check_attached()
-        options = encode_options(data_path, accumulate, norm_type, clip, mode)
+        options = encode_options(data_path, accumulate, norm_type, clip, mode, buckets)
         only_mesh = next(iter(self.meshes)) if len(self.meshes) == 1 else None
         wires = [dump(tensor.encode(only_mesh)) for tensor in tensors]
         _check_names(tensors)

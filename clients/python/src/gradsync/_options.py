@@ -19,6 +19,7 @@ def encode_options(
     norm_type: float,
     clip: Clip | Mapping[str, Clip] | None,
     mode: Literal["strict", "torch"],
+    buckets: Literal["default", "torch"] = "default",
 ) -> dict[str, Any]:
     if data_path not in ("arena", "stats"):
         raise UsageError(f"data_path={data_path!r}: one of 'arena', 'stats'")
@@ -28,14 +29,20 @@ def encode_options(
         raise UsageError(f"norm_type={norm_type!r}: give 1 or more, or math.inf")
     if mode not in ("strict", "torch"):
         raise UsageError(f"mode={mode!r}: one of 'strict', 'torch'")
+    if buckets not in ("default", "torch"):
+        raise UsageError(f"buckets={buckets!r}: one of 'default', 'torch'")
+    if data_path == "stats" and buckets != "default":
+        raise UsageError(f"buckets={buckets!r}: on data path 'stats' the framework reduces; leave it out")
     groups = {"all": clip} if isinstance(clip, Clip) else dict(clip or {})
     for group, settings in groups.items():
         if not isinstance(settings, Clip):
             raise UsageError(f"clip[{group!r}]={settings!r}: give gradsync.Clip(max_norm=…)")
-    options = {
+    options: dict[str, Any] = {
         "accumulate": accumulate,
         "norm_type": encode_number(norm_type),
         "mode": mode,
         "clip": [settings.encode(group) for group, settings in groups.items()],
     }
+    if buckets != "default":
+        options["buckets"] = buckets
     return options if data_path == "arena" else {"data_path": data_path, **options}
