@@ -176,14 +176,24 @@ def test_modules_that_reduce_themselves(process_group):
     assert "DistributedDataParallel reduces" in str(refuse(wrapped))
     assert "attach the plain module" in str(refuse(nn.Sequential(wrapped)))
 
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_sharded_module_on_one_rank(process_group, ranks):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (1,))
-    assert "FSDPModule reduces" in str(refuse(fully_shard(mlp(), mesh=mesh)))
-    sharded = nn.ParameterDict({"w": nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [Shard(0)]))})
-    assert "DTensor" in str(refuse(sharded))
+
+    def body(rank, attach):
+        model, plain = fully_shard(mlp(), mesh=mesh), mlp()
+        with attach(model, mesh=mesh) as gs:
+            for one in (model, plain):
+                loss_of(one, 0, rank).backward()
+            gs.finish()
+            pairs = zip(model.parameters(), plain.parameters(), strict=True)
+            return [torch.equal(ours.grad.full_tensor(), theirs.grad) for ours, theirs in pairs]
+
+    assert ranks(1, body) == [[True] * 6]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -5,61 +5,19 @@ The reference is the norm of the whole gradients in float64. Where torch differs
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import numpy
 import pytest
+from live_world import DEADLINE_S, Live, run_live
 
-WORLD = 4
-DEADLINE_S = 300.0
 COMPARED = ["fsdp2", "hsdp", "fsdp2_tp", "fsdp2_tp_sp", "tp_sp"]
-Results = list[dict[str, Any]]
 
 
-class Live:
-    """What the ranks wrote, by case."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __getitem__(self, case: str) -> Results:
-        found = [json.loads((self._folder / f"{case}.{rank}.json").read_text()) for rank in range(WORLD)]
-        for rank, result in enumerate(found):
-            assert "error" not in result, f"rank {rank}: {result['error']}"
-        return found
+pytestmark = pytest.mark.timeout(DEADLINE_S)  # the first test waits for the ranks
 
 
 @pytest.fixture(scope="session")
 def live(real_daemon: str, tmp_path_factory: pytest.TempPathFactory) -> Live:
-    folder = tmp_path_factory.mktemp("live")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("GRADSYNC_", "TORCHELASTIC"))}
-    environment = {**kept, "GRADSYNC_ADDRESS": real_daemon}
-    script = str(Path(__file__).parent / "live_rank.py")
-    with contextlib.ExitStack() as logs:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, script, str(rank), str(WORLD), str(folder)],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=logs.enter_context((folder / f"log.{rank}").open("w")),
-            )
-            for rank in range(WORLD)
-        ]
-        try:
-            for rank, process in enumerate(ranks):
-                assert process.wait(DEADLINE_S) == 0, (folder / f"log.{rank}").read_text()[-3000:]
-        finally:
-            for process in ranks:
-                if process.poll() is None:
-                    process.kill()
-                process.wait(DEADLINE_S)
-    return Live(folder)
+    return run_live("live_rank.py", 4, real_daemon, tmp_path_factory.mktemp("live"))
 
 
 def within_one_ulp(found: float, exact: float) -> bool:

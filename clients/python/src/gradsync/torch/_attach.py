@@ -6,7 +6,8 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -18,17 +19,21 @@ from gradsync._launch import resolve_launch
 from gradsync.errors import CallTimeout, UsageError, WeightsDiverged
 
 from . import _weights
+from ._dtensor import local_tensor
 from ._errors import ModeNotAvailable, ModuleRefused
 from ._gradsync import GradSync
+from ._mesh_axes import JobMesh, job_meshes
 from ._off import OffSync
-from ._parameter_set import WIRE_DTYPES, ParameterSet, collect, unsynchronised_buffers
+from ._parameter_set import ParameterSet, collect, unsynchronised_buffers
+from ._placed_gradient import PlacedGradient
 from ._recorder import GradientRecorder
+from ._synced_placements import frozen_tensors, sync_tensors
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_MESH = "data"
-_MODEL_AXES = ("tp", "pp", "ep")
+    MeshSpec = DeviceMesh | Mapping[str, int]
+
 _NAMED_AT_MOST = 10
 _attached: WeakKeyDictionary[nn.Module, GradSync] = WeakKeyDictionary()
 _attached_lock = threading.Lock()
@@ -36,7 +41,7 @@ _attached_lock = threading.Lock()
 
 def attach(
     model: nn.Module,
-    mesh: Mapping[str, int] | DeviceMesh | None = None,
+    mesh: MeshSpec | Mapping[str, MeshSpec] | None = None,
     *,
     accumulate: int = 1,
     clip: gradsync.Clip | Mapping[str, gradsync.Clip] | None = None,
@@ -53,10 +58,14 @@ def attach(
     layer: Callable[[str], str | None] | None = None,
     timeout: float | None = None,
 ) -> GradSync | OffSync:
-    """Hands the gradients of a plain module to the sidecar; this replaces DistributedDataParallel.
+    """Hands the gradients of a module to the sidecar, in the place of DistributedDataParallel.
+
+    The module is a plain one, or made by `parallelize_module`, or by `fully_shard` over one axis: the sidecar reduces
+    along the axes that these leave, once per step.
 
     Args:
-        mesh: axes of data parallelism and their sizes; default one axis `dp` over all ranks.
+        mesh: over all ranks: a DeviceMesh, or axes and sizes; several by name, that of plain parameters first. Default
+            one axis `dp`.
         accumulate: micro-batches in a step (the loss is yours to divide). A hint for overlap, never for correctness.
         clip: of all gradients, or by clip group; None measures only.
         mode: how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
@@ -85,7 +94,8 @@ def attach(
     found = collect(model)
     _close_previous(found)
     launch = resolve_launch(job, rank, world_size, None)
-    axes = _axes(mesh, launch.world_size)
+    meshes = job_meshes(mesh, launch.rank, launch.world_size)
+    tensors = sync_tensors(found, meshes, reduce, clip_group, layer)
     _warn_of_buffers(model, launch.world_size)
 
     owned = gradsync.connect(address) if client is None else None
@@ -94,12 +104,20 @@ def attach(
     with contextlib.ExitStack() as undo:
         if owned is not None:
             undo.push(owned)
-        attached = session.attach(job=launch.job, rank=launch.rank, world_size=launch.world_size, meshes={_MESH: axes})
+        attached = session.attach(
+            job=launch.job,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            meshes={one.name: one.axes for one in meshes},
+        )
         undo.push(lambda kind, error, trace: _leave(attached, error))
-        _prepare_weights(attached, model, found, axes, init, timeout)
+        _prepare_weights(attached, model, found, meshes, init, timeout)
         grads = _declare(
             attached,
-            _tensors(found, axes, init, reduce, clip_group, layer),
+            [
+                replace(tensor, weight_fingerprint=fingerprint)
+                for tensor, fingerprint in zip(tensors, _weights.fingerprints(found, init != "skip"), strict=True)
+            ],
             init,
             accumulate=accumulate,
             norm_type=norm_type,
@@ -108,9 +126,11 @@ def attach(
             timeout=timeout,
         )
         undo.pop_all()
+    views = _views(found, grads)
     recorder = GradientRecorder(
         found,
-        _views(found, grads),
+        views,
+        {i: PlacedGradient(found.parameters[i], views[i], i in found.managed) for i in sorted(found.placed)},
         [bucket.tensors for bucket in grads.buckets],
         accumulate,
         grads.ready_bucket,
@@ -143,31 +163,6 @@ def _wanted_mode() -> str:
     raise UsageError(f"GRADSYNC_MODE={wanted!r} is not a mode; set it to sync or off")
 
 
-def _axes(mesh: Mapping[str, int] | DeviceMesh | None, world_size: int) -> dict[str, int]:
-    if mesh is None:
-        return {"dp": world_size}
-    if isinstance(mesh, Mapping):
-        axes = {str(axis): int(size) for axis, size in mesh.items()}
-    else:
-        ranks = mesh.mesh
-        if ranks.flatten().tolist() != list(range(world_size)):
-            raise UsageError(
-                f"mesh: it holds ranks {ranks.flatten().tolist()[:8]}…, not 0…{world_size - 1} in order; "
-                "give a mesh over all ranks in row-major order, or a dict of axis sizes"
-            )
-        names = mesh.mesh_dim_names or ("dp",)
-        if len(names) != ranks.ndim:
-            raise UsageError("mesh: its dimensions have no names; pass mesh_dim_names to init_device_mesh")
-        axes = dict(zip(names, ranks.shape, strict=True))
-    for axis in _MODEL_AXES:
-        if axes.get(axis, 1) > 1:
-            raise UsageError(
-                f"mesh: axis '{axis}' splits the model, and a plain module is whole on every rank; "
-                "give data-parallel axes only, or declare the tensors by client.attach(…).declare(…)"
-            )
-    return axes
-
-
 def _warn_of_buffers(model: nn.Module, world_size: int) -> None:
     names = unsynchronised_buffers(model) if world_size > 1 else []
     if names:
@@ -180,40 +175,19 @@ def _warn_of_buffers(model: nn.Module, world_size: int) -> None:
 
 
 def _prepare_weights(
-    job: gradsync.Job, model: nn.Module, found: ParameterSet, axes: Mapping[str, int], init: str, timeout: float | None
+    job: gradsync.Job,
+    model: nn.Module,
+    found: ParameterSet,
+    meshes: Sequence[JobMesh],
+    init: str,
+    timeout: float | None,
 ) -> None:
     first_step = job.next_step
     if init == "broadcast":
-        _weights.broadcast(job, model, _MESH, list(axes), timeout)
+        _weights.broadcast(job, model, meshes[0].name, list(meshes[0].axes), timeout)
     elif init == "check" and found.frozen:
-        _weights.check_frozen(job, found, _MESH, list(axes), timeout)
+        job.declare(frozen_tensors(found, meshes), timeout=timeout)
     job.next_step = first_step  # training counts its own steps
-
-
-def _tensors(
-    found: ParameterSet,
-    axes: Mapping[str, int],
-    init: str,
-    reduce: Literal["mean", "sum"],
-    clip_group: Callable[[str], str] | None,
-    layer: Callable[[str], str | None] | None,
-) -> list[gradsync.Tensor]:
-    fingerprints = _weights.fingerprints(found, init != "skip")
-    return [
-        gradsync.Tensor(
-            name,
-            tuple(parameter.shape),
-            dtype=WIRE_DTYPES[dtype],
-            mesh=_MESH,
-            placements={axis: gradsync.Partial(reduce) >> gradsync.Replicate() for axis in axes},
-            clip_group=clip_group(name) if clip_group is not None else "all",
-            layer=layer(name) if layer is not None else None,
-            weight_fingerprint=fingerprint,
-        )
-        for name, parameter, dtype, fingerprint in zip(
-            found.names, found.parameters, found.dtypes, fingerprints, strict=True
-        )
-    ]
 
 
 def _declare(job: gradsync.Job, tensors: list[gradsync.Tensor], init: str, **options: Any) -> gradsync.Grads:
@@ -240,6 +214,6 @@ def _leave(job: gradsync.Job, error: BaseException | None) -> None:
 
 def _views(found: ParameterSet, grads: gradsync.Grads) -> list[torch.Tensor]:
     return [
-        grads.input(name).torch().reshape(-1).as_strided(parameter.shape, strides)
+        grads.input(name).torch().reshape(-1).as_strided(local_tensor(parameter).shape, strides)
         for name, parameter, strides in zip(found.names, found.parameters, found.strides, strict=True)
     ]

@@ -27,9 +27,9 @@ from gradsync.errors import GradsyncError
 
 from ._audit_model import Declaration, Hints, discover
 from ._audit_numbers import Norm, norm_of, own_norms, rows_of
+from ._dtensor import local_tensor
 from ._held_gradients import HeldGradients
 from ._optimizer_steps import listeners
-from ._placed import local_tensor
 
 __all__ = ["Recorder", "declared", "from_environment", "is_asked_for", "observed", "rank_and_world"]
 

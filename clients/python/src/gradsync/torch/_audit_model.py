@@ -13,9 +13,10 @@ from torch import nn
 import gradsync
 
 from ._audit_fsdp1 import flat_slices
+from ._dtensor import is_dtensor
 from ._mesh_axes import JobMesh
 from ._parameter_set import WIRE_DTYPES, gradient_dtype
-from ._placed import Experts, Placer, is_dtensor
+from ._placed import Experts, Placer
 
 __all__ = ["Declaration", "Hints", "declare", "discover"]
 

@@ -10,7 +10,7 @@ import torch
 
 from gradsync._row import Row
 
-from ._placed import is_dtensor, is_partial, local_tensor
+from ._dtensor import is_dtensor, is_partial, local_tensor
 from ._statistics import Measurer
 
 __all__ = ["Norm", "norm_of", "own_norms", "rows_of"]

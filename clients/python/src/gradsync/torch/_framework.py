@@ -13,7 +13,7 @@ from torch.nn.utils.clip_grad import clip_grad_norm_ as _torch_clip_grad_norm_
 
 import gradsync
 
-from ._placed import is_dtensor
+from ._dtensor import is_dtensor
 
 if TYPE_CHECKING:
     import os

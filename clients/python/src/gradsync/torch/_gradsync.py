@@ -109,7 +109,10 @@ class GradSync:
                 max_norm=max_norm,
                 timeout=timeout,
                 ready="all",
-                unused=unused,  # said with the step, so that a step that stays open may still use them
+                unused=[
+                    *unused,
+                    *recorder.silent(unused),
+                ],  # said with the step, so that a step that stays open may still use them
                 bucket_digests=recorder.digests(unused),
             )
         except UsageError:
@@ -125,7 +128,8 @@ class GradSync:
             self._close(brief=True)
             raise
         report = recorder.describe(report)
-        recorder.commit(unused, [self._index[name] for name in report.absent], report.stable_buckets)
+        absent = [self._index[name] for name in report.absent if name in self._index]
+        recorder.commit(unused, absent, report.stable_buckets)
         self.report = report
         self._finished = True
         return report

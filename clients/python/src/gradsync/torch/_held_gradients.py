@@ -13,9 +13,9 @@ import gradsync
 from gradsync._declared import some_of
 from gradsync.errors import UsageError
 
+from ._dtensor import is_dtensor, is_partial, local_tensor
 from ._errors import GradientRefused, ParameterChanged
 from ._module_tree import ModuleTree, model_of_walk
-from ._placed import is_dtensor, is_partial, local_tensor
 from ._statistics import Measurer
 
 __all__ = ["HeldGradients"]

@@ -102,6 +102,7 @@ def _job_mesh(name: str, spec: Any, rank: int, world_size: int) -> JobMesh:
             f"mesh {name!r}: it holds ranks {ranks.flatten().tolist()[:8]}…, not 0…{world_size - 1} in order; "
             "give the mesh that init_device_mesh made over all ranks, not a slice of it"
         )
-    if spec.mesh_dim_names is None or len(spec.mesh_dim_names) != ranks.ndim:
+    names = spec.mesh_dim_names or (("dp",) if ranks.ndim == 1 else ())
+    if len(names) != ranks.ndim:
         raise UsageError(f"mesh {name!r}: its dimensions have no names; pass mesh_dim_names to init_device_mesh")
-    return JobMesh(name, dict(zip(spec.mesh_dim_names, (int(size) for size in ranks.shape), strict=True)), rank)
+    return JobMesh(name, dict(zip(names, (int(size) for size in ranks.shape), strict=True)), rank)

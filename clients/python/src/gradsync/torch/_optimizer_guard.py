@@ -46,6 +46,13 @@ class OptimizerGuard:
         if not self._found.holds_any(optimizer.param_groups):
             return
         self.check(optimizer)
+        for index in self._found.placed:
+            parameter: Any = self._found.parameters[index]
+            if parameter.grad is not None and parameter.grad.placements != parameter.placements:
+                raise UsageError(
+                    f"{type(optimizer).__name__}.step() would use a gradient of '{self._found.names[index]}' that is "
+                    f"{parameter.grad.placements}, its parameter is {parameter.placements}; call finish() before it"
+                )
         if self._unsynchronised():
             raise UsageError(
                 f"{type(optimizer).__name__}.step() would use this rank's own gradients, which are not reduced yet; "

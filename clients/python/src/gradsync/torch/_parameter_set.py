@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from ._dtensor import is_dtensor, local_tensor
 from ._errors import ModuleRefused, ParameterChanged
 from ._module_tree import ModuleTree, clean_name, walk
 
@@ -45,6 +47,9 @@ class ParameterSet:
     frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     known_ids: set[int] = field(default_factory=set)  #: of all parameters seen, frozen ones too
+    placed: set[int] = field(default_factory=set)  #: indices of DTensors
+    managed: dict[int, Any] = field(default_factory=dict)  #: index → mesh along which fully_shard shards and reduces it
+    managed_places: set[tuple[int, str]] = field(default_factory=set)  #: (id of the module, key): fully_shard's own
     mixed_dtypes: bool = False  #: some gradient has another dtype than its parameter
 
     def replaced(self) -> list[int]:
@@ -70,7 +75,12 @@ class ParameterSet:
             )
         if new is None:
             raise ParameterChanged(name, "it was removed from the module", "attach again")
-        if new.shape != old.shape or gradient_dtype(new) != self.dtypes[index] or not new.requires_grad:
+        if (
+            new.shape != old.shape
+            or gradient_dtype(new) != self.dtypes[index]
+            or not new.requires_grad
+            or getattr(new, "_spec", None) != getattr(old, "_spec", None)
+        ):
             raise ParameterChanged(
                 name,
                 f"it was {describe(old)} and is {describe(new)}",
@@ -86,9 +96,9 @@ class ParameterSet:
         """Nothing but these parameters may want a gradient in the module as it is now."""
         declared = set(map(id, self.parameters))
         frozen: list[tuple[str, nn.Parameter]] = []
-        for name, _, _, parameter in self.tree.parameters():
-            if id(parameter) in declared:
-                continue
+        for name, module, key, parameter in self.tree.parameters():
+            if id(parameter) in declared or (id(module), key) in self.managed_places:
+                continue  # what fully_shard gathered is in its place for a while
             if parameter.requires_grad and id(parameter) not in self.known_ids:
                 what = "its module was exchanged" if name in self.names else "it was added"
                 raise ParameterChanged(
@@ -166,12 +176,11 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def refuse_reduced(model: nn.Module) -> None:
-    """Modules whose framework reduces already: a second reduction would divide twice."""
+    """Modules whose framework reduces over all ranks: a second reduction would divide twice."""
     wrappers: list[tuple[type, str]] = [(nn.parallel.DistributedDataParallel, "DistributedDataParallel")]
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    for class_name in ("FullyShardedDataParallel", "FSDPModule"):
-        if fsdp is not None and hasattr(fsdp, class_name):
-            wrappers.append((getattr(fsdp, class_name), class_name))
+    if fsdp is not None:
+        wrappers.append((fsdp.FullyShardedDataParallel, "FullyShardedDataParallel"))
     for name, module in model.named_modules():
         for wrapper, class_name in wrappers:
             if isinstance(module, wrapper):
@@ -184,24 +193,42 @@ def refuse_reduced(model: nn.Module) -> None:
 
 def collect(model: nn.Module) -> ParameterSet:
     refuse_reduced(model)
-    found = ParameterSet(ModuleTree(model))
+    managed = fully_sharded(model)
+    found = ParameterSet(ModuleTree(model), managed_places=set(managed))
     index_of: dict[int, int] = {}
     for name, module, key, parameter in walk(model):
         if id(parameter) not in index_of:
             index_of[id(parameter)] = add(found, name, parameter)
             found.known_ids.add(id(parameter))
-        found.slots.append(Slot(module._parameters, key, name, index_of[id(parameter)]))
+        index = index_of[id(parameter)]
+        if (id(module), key) not in found.managed_places:
+            found.slots.append(Slot(module._parameters, key, name, index))
+        elif index >= 0:
+            found.managed[index] = managed[id(module), key]
     if not found.parameters:
         raise ModuleRefused(type(model).__name__, "it has no parameter that requires a gradient", "unfreeze some")
     return found
 
 
+def fully_sharded(model: nn.Module) -> dict[tuple[int, str], Any]:
+    """(id of the module, key) → mesh, of every parameter that fully_shard gathers and reduces."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    found: dict[tuple[int, str], Any] = {}
+    for module in model.modules():
+        if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+            continue
+        module.reshard()  # after a forward in evaluation the root's parameters are still gathered
+        state = module._get_fsdp_state()
+        for group in getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group]):
+            for one in group.fsdp_params:
+                place = one._module_info
+                owners = [place.module, *place.shared_modules]
+                for owner, key in zip(owners, [place.param_name, *place.shared_param_names], strict=True):
+                    found[id(owner), key] = one.mesh_info.mesh
+    return found
+
+
 def add(found: ParameterSet, name: str, parameter: nn.Parameter) -> int:
-    dtensor = sys.modules.get("torch.distributed.tensor")
-    if dtensor is not None and isinstance(parameter, dtensor.DTensor):
-        raise ModuleRefused(
-            name, "it is a DTensor", "attach the plain module: FSDP2 and tensor parallelism arrive later"
-        )
     if isinstance(parameter, UninitializedParameter):
         raise ModuleRefused(name, "it has no shape yet", "run one forward pass of the lazy module before attach")
     if not parameter.requires_grad:
@@ -216,11 +243,18 @@ def add(found: ParameterSet, name: str, parameter: nn.Parameter) -> int:
         raise ModuleRefused(
             name, f"its gradient is {dtype}", f"use one of {', '.join(WIRE_DTYPES.values())}, or freeze it"
         )
+    placed = is_dtensor(parameter)
+    if placed and dtype is not parameter.dtype:
+        raise ModuleRefused(
+            name, f"it is a DTensor of {parameter.dtype} with grad_dtype {dtype}", "leave grad_dtype as it is"
+        )
+    if placed:
+        found.placed.add(len(found.names))
     found.names.append(name)
     found.parameters.append(parameter)
     found.dtypes.append(dtype)
     found.mixed_dtypes |= parameter.dtype is not dtype
-    found.strides.append(gradient_strides(parameter))
+    found.strides.append(gradient_strides(local_tensor(parameter)))
     return len(found.names) - 1
 
 

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 import gradsync
 from gradsync._placements import Axes, Placement
 from gradsync.errors import UsageError
 
+from ._digests import weight_digest
+from ._dtensor import is_dtensor, is_partial, local_tensor
 from ._errors import ModuleRefused
 from ._mesh_axes import JobMesh
 from ._parameter_set import WIRE_DTYPES, gradient_dtype
-from ._weights import weight_digest
 
 __all__ = ["Experts", "Placer"]
 
@@ -97,6 +97,11 @@ class Placer:
             weight_fingerprint=f"weights={weight_digest(local)}" if self.check_weights else None,
         )
 
+    def placements_of(self, name: str, parameter: nn.Parameter) -> tuple[str, Mapping[tuple[str, ...], Placement]]:
+        """The name of a parameter's mesh, and what it says of itself along the mesh's axes of more than one rank."""
+        sharding = self._read(name, parameter, None)
+        return sharding.mesh.name, sharding.placements
+
     def _read(self, name: str, parameter: nn.Parameter, rule: Experts | None) -> _Sharding:
         if not is_dtensor(parameter):
             return _Sharding(self._mesh_of(rule), {}, [])
@@ -111,7 +116,7 @@ class Placer:
         raise ModuleRefused(
             name,
             f"its mesh {mesh} does not lie along the axes of {' or '.join(str(dict(m.axes)) for m in self.meshes)}",
-            "give init(mesh=…) the mesh over all ranks that it was sliced from, several as a dict",
+            "give mesh=… the mesh over all ranks that it was sliced from, several as a dict",
         )
 
     def _mesh_of(self, rule: Experts | None) -> JobMesh:
@@ -160,21 +165,6 @@ class _Sharding:
     mesh: JobMesh
     placements: Mapping[tuple[str, ...], Placement]
     order: Sequence[str]  #: of the splitting axes, outermost first
-
-
-def is_dtensor(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements")
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds. DTensor's own arithmetic is wrong for uneven nested shards; the memory is not."""
-    local: Any = tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
-    found: torch.Tensor = local.wait() if hasattr(local, "wait") else local
-    return found.detach()
-
-
-def is_partial(placement: Any) -> bool:
-    return bool(placement.is_partial())
 
 
 def _placements(

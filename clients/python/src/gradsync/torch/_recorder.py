@@ -3,7 +3,9 @@
 Each parameter has a view of the arena with the gradient's strides. A step begins with `p.grad` None: autograd allocates
 the first gradient, the hook copies it into the view and puts the view in its place, and later micro-batches accumulate
 into the view directly. (Zeroing the arena, so that autograd adds to it from the start, is no faster: ADR 0006.) A
-parameter whose hook did not fire in a step contributes nothing, so old arena bytes are never part of a sum.
+parameter whose hook did not fire in a step contributes nothing, so old arena bytes are never part of a sum. Gradients
+that are DTensors stay as they are placed (`_placed_gradient.py`); their buckets are not launched early, because writes
+to a DTensor do not all leave a trace.
 
 Hook counts are hints. A bucket is launched during backward only when its counts were equal on all ranks in the step
 before, every tensor of it reached the most it ever had, and only in the last micro-batch; everything else is completed
@@ -15,7 +17,7 @@ Thread: the one that runs backward and step() (autograd calls CPU hooks on the t
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from zlib import crc32
 
@@ -25,8 +27,10 @@ from torch.utils.hooks import RemovableHandle
 
 from gradsync import StepReport
 
+from ._dtensor import is_dtensor, local_tensor
 from ._errors import GradientRefused, LateGradient
 from ._parameter_set import ParameterSet
+from ._placed_gradient import PlacedGradient
 
 _NEVER = 1 << 40
 _current_backward: Callable[[], int] = torch._C._current_graph_task_id
@@ -54,6 +58,7 @@ class GradientRecorder:
         self,
         found: ParameterSet,
         views: Sequence[torch.Tensor],
+        placed: Mapping[int, PlacedGradient],
         buckets: Sequence[Sequence[int]],
         accumulate: int,
         launch: Callable[[int], None],
@@ -62,7 +67,8 @@ class GradientRecorder:
         self._before = Counters()  #: when this attempt at a step began
         self.step = 0
         self.late: LateGradient | None = None
-        self.views = list(views)
+        self.views = [placed[i].result if i in placed else view for i, view in enumerate(views)]
+        self._placed = placed
         self._found = found
         self._buckets = [list(bucket) for bucket in buckets]
         self._accumulate = accumulate
@@ -72,12 +78,13 @@ class GradientRecorder:
         for b, members in enumerate(self._buckets):
             for i in members:
                 self._bucket_of[i] = b
+        self._waiting = {self._bucket_of[i] for i in placed}  #: buckets that only step() completes
         self._counts = [0] * count
         self._most = [0] * count  #: hooks in a step so far
         self._expected = [0] * count  #: of hooks in a step; 0: not known, its bucket is never launched early
         self._left = [_NEVER] * len(self._buckets)  #: tensors of the bucket that have not reached theirs
         self.launched = [False] * len(self._buckets)
-        self._versions = [view._version for view in self.views]  #: when launched, else when the step began
+        self._versions = self._versions_now()  #: when launched, else when the step began
         self._backward = -1
         self._backwards = 0  #: backward passes seen in this step, nested ones counted too
         self._most_backwards = 0
@@ -85,7 +92,7 @@ class GradientRecorder:
         self._handles = [self._hook(i, parameter) for i, parameter in enumerate(found.parameters)]
 
     def _hook(self, index: int, parameter: nn.Parameter) -> RemovableHandle:
-        view, bucket = self.views[index], self._bucket_of[index]
+        views, bucket = self.views, self._bucket_of[index]
         counts, expected, left, launched = self._counts, self._expected, self._left, self.launched
         gather = self._accumulate > 1
         move = self._move
@@ -94,8 +101,8 @@ class GradientRecorder:
             if launched[bucket]:
                 raise self._too_late(index)
             gradient = parameter.grad
-            if gradient is not view:
-                move(index, parameter, gradient, view)
+            if gradient is not views[index]:
+                move(index, parameter, gradient)
             if gather and _current_backward() != self._backward:
                 self._backward = _current_backward()
                 self._backwards += 1
@@ -112,17 +119,22 @@ class GradientRecorder:
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return handle
 
-    def _move(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor | None, view: torch.Tensor) -> None:
+    def _move(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         if gradient is None:
             return  # an earlier hook of the user took it
         if gradient.requires_grad:
             # create_graph: the caller still differentiates through p.grad, so it stays theirs until step().
             self._left[self._bucket_of[index]] = _NEVER
             return
-        self._check(index, gradient, view)
+        self._check(index, gradient)
         if self._counts[index]:
             # Dropped since its hook fired, as after a backward that failed: the counts of this step say nothing.
             self._left[self._bucket_of[index]] = _NEVER
+        view = self.views[index]
+        if index in self._placed:
+            self._bind(index, parameter, gradient)
+            self.counters.copied += 1
+            return
         if gradient.data_ptr() == view.data_ptr() and gradient.stride() == view.stride() and view.numel():
             self.counters.rebound += 1
         else:
@@ -130,12 +142,24 @@ class GradientRecorder:
             self.counters.copied += 1
         parameter.grad = view
 
-    def _check(self, index: int, gradient: torch.Tensor, view: torch.Tensor) -> None:
+    def _bind(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.grad = self.views[index] = self._placed[index].bind(gradient)
+
+    def _check(self, index: int, gradient: torch.Tensor) -> None:
+        view = self.views[index]
         if gradient.layout is not torch.strided:
             raise GradientRefused(
                 self._found.names[index],
                 f"its gradient has layout {gradient.layout}",
                 "only dense gradients are reduced: use sparse=False",
+            )
+        if is_dtensor(gradient) != (index in self._placed):
+            kinds = ("a plain tensor", "a DTensor")
+            raise GradientRefused(
+                self._found.names[index],
+                f"its gradient is {kinds[is_dtensor(gradient)]}, the parameter {kinds[index in self._placed]}",
+                "leave gradients as backward makes them",
             )
         if gradient.dtype is not view.dtype or gradient.shape != view.shape:
             raise GradientRefused(
@@ -191,23 +215,31 @@ class GradientRecorder:
         for index, parameter in enumerate(self._found.parameters):
             gradient = parameter.grad
             if gradient is views[index]:
-                written = gradient._version != versions[index]
+                written = self._version(index) != versions[index]
                 if written and self.launched[self._bucket_of[index]]:
                     raise self._too_late(index)
                 # What lies there is of an earlier step, or zeros, unless somebody wrote a gradient by hand.
-                if not counts[index] and not (written and gradient.any()):
+                if not counts[index] and not (written and local_tensor(gradient).any()):
                     unused.append(index)
             elif self.launched[self._bucket_of[index]]:
                 raise self._too_late(index)
             elif gradient is None:
                 unused.append(index)
             else:
-                self._check(index, gradient, views[index])
-                views[index].copy_(gradient.detach())
-                parameter.grad = views[index]
+                self._check(index, gradient)
+                if index in self._placed:
+                    self._bind(index, parameter, gradient.detach())
+                else:
+                    views[index].copy_(gradient.detach())
+                    parameter.grad = views[index]
                 self.counters.settled += 1
         self.counters.unused += len(unused)
         return unused
+
+    def silent(self, unused: Sequence[int]) -> list[int]:
+        """Tensors whose gradient another rank gives, because this one's is a copy of it."""
+        without = set(unused)
+        return [index for index, placed in self._placed.items() if not placed.speaks and index not in without]
 
     def digests(self, unused: Sequence[int]) -> list[int]:
         """One number per bucket, equal on two ranks when their hooks fired alike in this step."""
@@ -221,6 +253,9 @@ class GradientRecorder:
     def commit(self, unused: Sequence[int], absent: Sequence[int], stable_buckets: Sequence[int]) -> None:
         """The step is done: every parameter gets its reduced gradient, and buckets learn when they may go early."""
         parameters = self._found.parameters
+        for index, placed in self._placed.items():
+            placed.reset()
+            parameters[index].grad = self.views[index] = placed.result
         for index in unused:
             parameters[index].grad = self.views[index]
         for index in absent:
@@ -232,7 +267,7 @@ class GradientRecorder:
         expected, counts, most = self._expected, self._counts, self._most
         stable = set(stable_buckets)
         for b, members in enumerate(self._buckets):
-            steady = b in stable and all(counts[i] for i in members)
+            steady = b in stable and b not in self._waiting and all(counts[i] for i in members)
             for i in members:
                 most[i] = max(most[i], counts[i])
                 expected[i] = most[i] if steady else 0
@@ -244,6 +279,9 @@ class GradientRecorder:
 
     def discard(self) -> None:
         """The step failed: its gradients are lost, and what is left of them must not reach an optimizer."""
+        for index, placed in self._placed.items():
+            placed.reset()
+            self.views[index] = placed.result
         for parameter in self._found.parameters:
             parameter.grad = None
         self._reset()
@@ -253,11 +291,21 @@ class GradientRecorder:
         self.launched[:] = [False] * len(self.launched)
         for b, members in enumerate(self._buckets):
             self._left[b] = len(members) if members and self._expected[members[0]] else _NEVER
-        self._versions[:] = [view._version for view in self.views]
+        self._versions[:] = self._versions_now()
         self._backward = -1
         self._backwards = 0
         self._before = replace(self.counters)
         self.step += 1
+
+    def _versions_now(self) -> list[int]:
+        found = [view._version for view in self.views]
+        for index in self._placed:
+            found[index] = self._version(index)
+        return found
+
+    def _version(self, index: int) -> int:
+        view = self.views[index]
+        return PlacedGradient.version(view) if index in self._placed else view._version
 
     def close(self) -> None:
         """Takes the hooks off and gives every parameter a gradient of its own memory."""
@@ -265,5 +313,6 @@ class GradientRecorder:
             handle.remove()
         for parameter, view in zip(self._found.parameters, self.views, strict=True):
             if parameter.grad is view:
-                parameter.grad = view.clone()
+                with torch.no_grad():
+                    parameter.grad = view.clone()
         self.views.clear()

@@ -18,8 +18,8 @@ from torch import nn
 import gradsync
 from gradsync.errors import GradsyncError, UsageError
 
+from ._dtensor import local_tensor
 from ._held_gradients import HeldGradients
-from ._placed import local_tensor
 from ._statistics import Arranged, rows_in
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ and complex state) travels as its bytes, each as a float32 of 0…255, which is 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,9 @@ from torch import nn
 import gradsync
 from gradsync._placements import Axes, Placement
 
+from ._digests import bytes_of, layout_digest, weight_digest
+from ._dtensor import is_dtensor, local_tensor
+from ._errors import ModuleRefused
 from ._module_tree import clean_name, walk
 from ._parameter_set import WIRE_DTYPES, ParameterSet
 
@@ -24,25 +26,12 @@ if TYPE_CHECKING:
     from gradsync import Job
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in logical order, as a flat uint8 tensor."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
-def layout_digest(strides: Sequence[int]) -> str:
-    return hashlib.blake2b(repr(tuple(strides)).encode(), digest_size=4).hexdigest()
-
-
-def weight_digest(tensor: torch.Tensor) -> str:
-    """16 bytes of BLAKE2b over the raw bytes: NaN payloads and the sign of zero count."""
-    return hashlib.blake2b(bytes_of(tensor).numpy().data, digest_size=16).hexdigest()
-
-
 def fingerprints(found: ParameterSet, check_weights: bool) -> list[str]:
     """One per trainable parameter. The layout is always part of it: ranks add arena bytes, so one that holds a
     parameter in channels_last and one that does not would add different elements."""
     return [
-        f"layout={layout_digest(strides)}" + (f" weights={weight_digest(parameter)}" if check_weights else "")
+        f"layout={layout_digest(strides)}"
+        + (f" weights={weight_digest(local_tensor(parameter))}" if check_weights else "")
         for parameter, strides in zip(found.parameters, found.strides, strict=True)
     ]
 
@@ -58,26 +47,14 @@ def module_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield clean_name(name), buffer
 
 
-def check_frozen(job: Job, found: ParameterSet, mesh: str, axes: Sequence[str], timeout: float | None) -> None:
-    """Frozen weights have no gradient to declare; one element each carries their fingerprints to the comparison."""
-    job.declare(
-        [
-            gradsync.Tensor(
-                name,
-                (1,),
-                mesh=mesh,
-                placements={axis: gradsync.Replicate() for axis in axes},
-                weight_fingerprint=f"weights={weight_digest(parameter)}",
-            )
-            for name, parameter in found.frozen
-        ],
-        timeout=timeout,
-    )
-
-
 def broadcast(job: Job, model: nn.Module, mesh: str, axes: Sequence[str], timeout: float | None) -> None:
     """Gives every rank the parameters and buffers of rank 0, bit for bit (a NaN in a 16-bit float comes out quiet)."""
     state = [(name, tensor) for name, tensor in module_state(model) if tensor.numel()]
+    for name, tensor in state:
+        if is_dtensor(tensor):
+            raise ModuleRefused(
+                name, "it is a DTensor, of which rank 0 has a part", "load equal weights, and attach with init='check'"
+            )
     summed: dict[Axes, Placement] = {axis: gradsync.Partial("sum") >> gradsync.Replicate() for axis in axes}
     grads = job.declare(
         [

@@ -1,0 +1,24 @@
+"""DTensors, told apart without importing torch.distributed where nobody uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["is_dtensor", "is_partial", "local_tensor"]
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements")
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds. DTensor's own arithmetic is wrong for uneven nested shards; the memory is not."""
+    local: Any = tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
+    found: torch.Tensor = local.wait() if hasattr(local, "wait") else local
+    return found.detach()
+
+
+def is_partial(placement: Any) -> bool:
+    return bool(placement.is_partial())

@@ -1,0 +1,114 @@
+"""The gradient of one DTensor parameter, over this rank's part of the arena.
+
+Autograd may place a gradient otherwise than its parameter, and adds the next micro-batch to it by its placements. So a
+gradient stays what it is, only its memory is exchanged: summands of a replicated parameter (`Partial`) become the whole
+part, one's own slice (`Shard`) lies in it between zeros, and of equal copies (`Replicate`) one rank's counts. What fits
+none of these is redistributed to the parameter's placements, as fully_shard does. After sync the same memory is shown
+with the parameter's placements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._dtensor import local_tensor
+
+__all__ = ["PlacedGradient"]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How gradients of certain placements lie in the arena."""
+
+    placements: tuple[Any, ...]  #: what they are brought to, mostly their own
+    slices: tuple[tuple[int, int, int], ...]  #: (dim, start, length) of this rank's part of the memory
+    speaks: bool  #: whether this rank's copy is the one that counts
+
+
+class PlacedGradient:
+    """`view`: the arena's memory, shaped like the local tensor. `managed`: fully_shard reduced along its mesh."""
+
+    def __init__(self, parameter: torch.Tensor, view: torch.Tensor, managed: bool) -> None:
+        spec: Any = parameter._spec  # type: ignore[attr-defined]
+        self._view = view
+        self._spec = spec
+        self._place: list[int] = spec.mesh.get_coordinate()
+        self._summed = [p.is_replicate() and not managed for p in spec.placements]  # by the sidecar, per mesh dim
+        self._forms: dict[tuple[Any, ...], _Form] = {}
+        self.result = _dtensor(view, spec)  #: what the optimizer gets
+        self.bound = self.result  #: what `p.grad` is while it lies in the arena
+        self.speaks = self._form(tuple(spec.placements)).speaks
+
+    def bind(self, gradient: Any) -> torch.Tensor:
+        """Takes a gradient into the arena, in the place of what was there; returns what `p.grad` shall be."""
+        form = self._form(tuple(gradient.placements))
+        if form.placements != tuple(gradient.placements):
+            gradient = gradient.redistribute(placements=form.placements)
+        part = self._view
+        for dim, start, length in form.slices:
+            part = part.narrow(dim, start, length)
+        local = local_tensor(gradient)
+        if local.data_ptr() != part.data_ptr() or local.stride() != part.stride():
+            if form.slices:
+                self._view.zero_()
+            part.copy_(local)
+        self.speaks = form.speaks
+        self.bound = _dtensor(part, gradient._spec)
+        return self.bound
+
+    def reset(self) -> None:
+        """The step is over: the memory holds the result, or nothing of worth."""
+        self.bound = self.result
+        self.speaks = self._form(tuple(self._spec.placements)).speaks
+
+    @staticmethod
+    def version(gradient: Any) -> int:
+        """Autograd counts on the DTensor, fully_shard on what it holds."""
+        return int(gradient._version) + int(gradient._local_tensor._version)
+
+    def _form(self, placements: tuple[Any, ...]) -> _Form:
+        found = self._forms.get(placements)
+        if found is None:
+            found = self._forms[placements] = self._form_of(placements)
+        return found
+
+    def _form_of(self, placements: tuple[Any, ...]) -> _Form:
+        own = tuple(self._spec.placements)
+        kept = [
+            here if self._summed[dim] and _is_kept(here) else there
+            for dim, (here, there) in enumerate(zip(placements, own, strict=True))
+        ]
+        split = [
+            p.dim for p in (*own, *(p for p, summed in zip(kept, self._summed, strict=True) if summed)) if p.is_shard()
+        ]
+        if len(set(split)) != len(split):  # cut twice along one dim: nobody makes these
+            kept = [there if here.is_shard() else here for here, there in zip(kept, own, strict=True)]
+        slices, speaks = [], True
+        for dim, placement in enumerate(kept):
+            if not self._summed[dim]:
+                continue
+            if placement.is_replicate():
+                speaks &= self._place[dim] == 0
+            elif placement.is_shard():
+                held, parts = self._view.shape[placement.dim], self._spec.mesh.size(dim)
+                size = -(-held // parts)  # as torch.chunk cuts
+                start = min(held, size * self._place[dim])
+                slices.append((placement.dim, start, min(size, held - start)))
+        return _Form(tuple(kept), tuple(slices), speaks)
+
+
+def _is_kept(placement: Any) -> bool:
+    if placement.is_partial():
+        return bool(placement.reduce_op == "sum")
+    return bool(placement.is_replicate() or type(placement).__name__ == "Shard")
+
+
+def _dtensor(local: torch.Tensor, spec: Any) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
+    make: Any = DTensor  # from_local communicates or checks, and takes ten times as long
+    made: torch.Tensor = make(local, spec, requires_grad=False)
+    return made

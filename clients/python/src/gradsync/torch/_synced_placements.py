@@ -1,0 +1,133 @@
+"""Along which axes the sidecar reduces each gradient of a module, and along which its framework has done so.
+
+`fully_shard` reduces over its own mesh and hands over gradients that are placed like their parameters. Tensor
+parallelism leaves gradients of replicated parameters unreduced along its axis: summands of one value, or the value
+itself on every rank, which one of them then gives. Parameters that a framework does not place see equal data along axes
+that split the model, and different data along all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import gradsync
+from gradsync._placements import Axes, PartialTo, Placement
+from gradsync.errors import UsageError
+
+from ._digests import weight_digest
+from ._dtensor import local_tensor
+from ._errors import ModuleRefused
+from ._mesh_axes import JobMesh
+from ._parameter_set import ParameterSet
+from ._placed import Placer
+
+__all__ = ["frozen_tensors", "sync_tensors"]
+
+_MODEL_AXES = ("tp", "pp", "ep")
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """What the framework says of one parameter, along axes of more than one rank; nothing of a plain one."""
+
+    mesh: str
+    by_axis: Mapping[str, Placement]
+    managed: bool  #: fully_shard hands its gradient over placed like the parameter
+    reduced: Collection[str]  #: axes along which fully_shard splits the data
+
+
+def sync_tensors(
+    found: ParameterSet,
+    meshes: Sequence[JobMesh],
+    reduce: Literal["mean", "sum"],
+    clip_group: Callable[[str], str] | None,
+    layer: Callable[[str], str | None] | None,
+) -> list[gradsync.Tensor]:
+    """What to declare of every trainable parameter, in their order.
+
+    Raises:
+        ModuleRefused: a parameter does not lie on the meshes, or its framework leaves nothing to reduce.
+        UsageError: an axis splits the model, and nothing in the module is split along it.
+    """
+    placer = Placer(meshes, None, (), {}, check_weights=False)
+    placed = [_read(placer, found, index) for index in range(len(found.names))]
+    _check_model_axes(meshes, placed)
+    splitting = {
+        (one.mesh, axis)
+        for one in placed
+        for axis, placement in one.by_axis.items()
+        if isinstance(placement, gradsync.Shard) and axis not in one.reduced
+    }
+    tensors = []
+    for name, parameter, one in zip(found.names, found.parameters, placed, strict=True):
+        tensor = placer.place(name, parameter, layer(name) if layer is not None else None)
+        placements: dict[Axes, Placement] = {}
+        for axes, placement in tensor.placements.items():
+            axis = axes if isinstance(axes, str) else axes[0]
+            if not isinstance(placement, gradsync.Replicate):
+                placements[axes] = placement
+            elif axis in one.by_axis:
+                placements[axes] = placement if one.managed else gradsync.Partial("sum") >> placement
+            else:
+                placements[axes] = placement if (one.mesh, axis) in splitting else gradsync.Partial(reduce) >> placement
+        group = clip_group(name) if clip_group is not None else "all"
+        tensors.append(replace(tensor, placements=placements, clip_group=group))
+    _check_work_is_left(found, tensors, meshes)
+    return tensors
+
+
+def frozen_tensors(found: ParameterSet, meshes: Sequence[JobMesh]) -> list[gradsync.Tensor]:
+    """Frozen weights have no gradient to declare; one element each carries its fingerprint to the comparison."""
+    placer = Placer(meshes, None, (), {}, check_weights=False)
+    by_name = {mesh.name: mesh for mesh in meshes}
+    tensors = []
+    for name, parameter in found.frozen:
+        mesh_name, own = placer.placements_of(name, parameter)
+        mesh = by_name[mesh_name]
+        split = {axis for axes, placement in own.items() if isinstance(placement, gradsync.Shard) for axis in axes}
+        tensors.append(
+            gradsync.Tensor(
+                name,
+                (1,),
+                mesh=mesh_name,
+                placements={
+                    axis: gradsync.Only(mesh.at[axis]) if axis in split else gradsync.Replicate() for axis in mesh.axes
+                },
+                weight_fingerprint=f"weights={weight_digest(local_tensor(parameter))}",
+            )
+        )
+    return tensors
+
+
+def _read(placer: Placer, found: ParameterSet, index: int) -> _Placed:
+    mesh_name, placements = placer.placements_of(found.names[index], found.parameters[index])
+    by_axis = {axis: placement for axes, placement in placements.items() for axis in axes}
+    managed = found.managed.get(index)
+    if managed is None:
+        return _Placed(mesh_name, by_axis, False, ())
+    mesh = next(mesh for mesh in placer.meshes if mesh.name == mesh_name)
+    return _Placed(mesh_name, by_axis, True, {axis for dim in mesh.dims_of(managed) or () for axis in dim})
+
+
+def _check_model_axes(meshes: Sequence[JobMesh], placed: Sequence[_Placed]) -> None:
+    known = {(one.mesh, axis) for one in placed for axis in one.by_axis}
+    for mesh in meshes:
+        for axis in _MODEL_AXES:
+            if mesh.axes.get(axis, 1) > 1 and (mesh.name, axis) not in known:
+                raise UsageError(
+                    f"mesh: axis '{axis}' splits the model, and no parameter of this module is a DTensor along it; "
+                    "give data-parallel axes only, or declare the tensors by client.attach(…).declare(…)"
+                )
+
+
+def _check_work_is_left(found: ParameterSet, tensors: Sequence[gradsync.Tensor], meshes: Sequence[JobMesh]) -> None:
+    alone = all(size == 1 for mesh in meshes for size in mesh.axes.values())
+    if alone or any(isinstance(p, PartialTo) for tensor in tensors for p in tensor.placements.values()):
+        return
+    raise ModuleRefused(
+        found.names[0],
+        "its framework reduces it over every axis of the mesh, and nothing of this module is left to synchronise",
+        "use gradsync.torch.init() (mode clip) beside it, or fully_shard over one axis and attach with the whole mesh",
+    )
