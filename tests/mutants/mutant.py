@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Layer", "Mutant"]
 
-Layer = Literal["plan", "norm", "sync", "client"]
+Layer = Literal["plan", "norm", "sync", "client", "adapter"]
 
 
 @dataclass(frozen=True)

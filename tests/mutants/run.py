@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapter import ADAPTER
 from client import CLIENT
 from mutant import Layer, Mutant
 from norm import NORM
@@ -73,6 +74,10 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("device_test", unit("device_test", "--gtest_filter=Sharded*:StepMath*")),
         Check("engine_tests", unit("engine_tests", "--gtest_filter=StepMachine*")),
         Check("gradsyncd", pytest("tests/python/synced")),
+    ),
+    "adapter": (
+        Check(None, pytest("tests/python/torch/test_torch_synced.py")),
+        Check(None, pytest("tests/python/torch")),
     ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),
@@ -166,7 +171,7 @@ def check_tree(layers: set[Layer]) -> None:
 
 
 def main(ids: list[str]) -> int:
-    everything = (*NORM, *PLAN, *SYNC, *CLIENT)
+    everything = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT)
     known = {mutant.id: mutant for mutant in everything}
     if unknown := [name for name in ids if name not in known]:
         print(f"mutants: no fault is called {', '.join(unknown)}", file=sys.stderr)

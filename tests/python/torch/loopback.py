@@ -69,7 +69,9 @@ class LoopbackJob:
         self.next_step = 0
         self.paused = False
 
-    def declare(self, tensors, *, accumulate=1, norm_type=2.0, clip=None, mode="strict", timeout=None):
+    def declare(
+        self, tensors, *, accumulate=1, norm_type=2.0, clip=None, mode="strict", buckets="default", timeout=None
+    ):
         everywhere = self.world.exchange(self.rank, list(tensors))
         for index, tensor in enumerate(tensors):
             for rank, other in enumerate(everywhere):

@@ -54,6 +54,7 @@ def attach(
     init: Literal["check", "broadcast", "skip"] = "check",
     norm_type: float = 2.0,
     reduce: Literal["mean", "sum"] = "mean",
+    buckets: Literal["default", "torch"] = "default",
     clip_group: Callable[[str], str] | None = None,
     layer: Callable[[str], str | None] | None = None,
     timeout: float | None = None,
@@ -72,6 +73,8 @@ def attach(
         job, rank, world_size: default from torchrun's environment.
         client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
         init: "check" compares the ranks' weights, "broadcast" gives all ranks those of rank 0, "skip" does neither.
+        reduce: over ranks that see different data.
+        buckets: "torch" reduces in DistributedDataParallel's buckets.
         clip_group, layer: name of a parameter → its clip group, its layer in the report.
         timeout: seconds to wait for the other ranks' declaration.
 
@@ -123,6 +126,7 @@ def attach(
             norm_type=norm_type,
             clip=clip,
             mode=mode,
+            buckets=buckets,
             timeout=timeout,
         )
         undo.pop_all()
