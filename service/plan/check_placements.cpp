@@ -199,7 +199,7 @@ Result<void> check_scattered_last(const TensorAt& at, const Mesh& mesh) {
     }
     const auto named = std::find(at.tensor.split_order.begin(), at.tensor.split_order.end(), placement.axes.front());
     Cut cut{static_cast<std::size_t>(named - at.tensor.split_order.begin()), false, 0, &placement};
-    if (const Partial* partial = std::get_if<Partial>(&placement.kind)) {
+    if (std::holds_alternative<Partial>(placement.kind)) {
       cut.scatters = true;
       cut.stage = sync_position(placement, mesh);
     }

@@ -30,10 +30,6 @@ std::string words(const std::vector<std::int64_t>& numbers) { return words_of(nu
 
 std::string words(const std::vector<std::string>& names) { return words_of(names); }
 
-std::string words(const std::optional<std::vector<std::int64_t>>& numbers) {
-  return numbers ? words_of(*numbers) : "none";
-}
-
 std::string words(const std::optional<double>& number) { return words_of(number); }
 
 std::string words(const std::optional<std::string>& name) { return words_of(name); }
