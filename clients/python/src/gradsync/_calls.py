@@ -53,7 +53,17 @@ class Calls:
         with self._lock:
             return sorted(self._pending.values(), key=lambda pending: pending.request_id)
 
+    def is_alone(self, request_id: int) -> bool:
+        """Whether no other request waits for an answer, and no subscription for a push."""
+        with self._lock:
+            return not self._subscriptions and len(self._pending) == (request_id in self._pending)
+
     # subscriptions
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether pushes may come."""
+        return bool(self._subscriptions)
 
     def add_subscription(self, key: int, subscription: Subscription) -> None:
         with self._lock:
@@ -70,7 +80,7 @@ class Calls:
     # what came
 
     def on_message(self, message: Any) -> None:
-        """One message of the daemon, on the reader thread.
+        """One message of the daemon, on the thread that reads.
 
         Raises:
             ProtocolError: it is none.
@@ -88,12 +98,13 @@ class Calls:
         if request_id is None:
             _log.warning("the daemon could not read a message of this client: %s", reply.get("error"))
             return
+        error = error_from_wire(reply["error"]) if "error" in reply else None  # first: what raises has to be told
         with self._lock:
             pending = self._pending.pop(request_id, None)
         if pending is None:
             return  # its caller has gone (Ctrl-C, timeout)
-        if "error" in reply:
-            pending.future.set_exception(error_from_wire(reply["error"]))
+        if error is not None:
+            pending.future.set_exception(error)
         else:
             pending.future.set_result(reply.get("result"))
 

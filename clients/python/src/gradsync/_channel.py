@@ -1,6 +1,6 @@
 """One conversation with the daemon that outlives its connection: requests, notifications and pushes.
 
-`Calls` remembers who waits for what, `Connection` has the socket and the reader thread. Any thread may call.
+`Calls` remembers who waits for what, `Connection` has the socket and who reads it. Any thread may call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ._address import fd_socket_path
 from ._calls import Calls
 from ._connection import Connection
 from ._handshake import Deadlines
-from ._pending import NOTHING, Pending, Subscription, wait
+from ._pending import NOTHING, Pending, Subscription
 from ._wire import dump, request
 from .errors import CallTimeout, GradsyncError, UsageError
 
@@ -56,7 +56,7 @@ class Channel:
         started = time.monotonic()
         try:
             while True:
-                result = wait(pending.future, timeout + _GRACE_S)
+                result = self._connection.wait(pending, timeout + _GRACE_S)
                 if result is not NOTHING:
                     return result
                 if extend is None or not extend():
@@ -68,9 +68,28 @@ class Channel:
         """Sends a request whose answer is of no more use, and waits no longer than `patience` for it."""
         pending = self._submit(method, params, idempotent=False, session=True)
         try:
-            wait(pending.future, patience)
+            self._connection.wait(pending, patience)
         finally:
             self._calls.forget(pending.request_id)
+
+    def begin(self, method: str, params: str) -> Pending:
+        """Sends a request of the attached rank, to be collected later; waits for nothing.
+
+        Raises:
+            ConnectionLost: the connection is gone and does not come back.
+        """
+        return self._submit(method, params, idempotent=True, session=True, wait=False)
+
+    def collect(self, pending: Pending, patience: float) -> Any:
+        """What `begin` asked for, or NOTHING where it has not come within `patience`.
+
+        Raises:
+            RpcError: the daemon answered with an error.
+            ConnectionLost: the connection is gone and does not come back.
+        """
+        if not pending.future.done():
+            self._calls.check_usable()
+        return self._connection.wait(pending, patience)
 
     def notify(self, text: str) -> None:
         """Sends a notification; while the connection is away it is dropped, since step.finish repeats what they say."""
@@ -140,13 +159,13 @@ class Channel:
         """Whether no call can succeed any more."""
         return self._calls.dead is not None
 
-    def _submit(self, method: str, params: str, idempotent: bool, session: bool) -> Pending:
+    def _submit(self, method: str, params: str, idempotent: bool, session: bool, wait: bool = True) -> Pending:
         if self._connection.is_reader:
             raise UsageError(
-                f"{method} called from an event callback, which runs on the reader thread; use another thread"
+                f"{method} called from an event callback, which runs on the thread that reads; use another thread"
             )
         request_id = next(self._connection.ids)
         pending = Pending(request_id, request(request_id, method, params), method, idempotent, session)
         self._calls.add(pending)
-        self._connection.send(pending)
+        self._connection.send(pending, wait=wait)
         return pending

@@ -1,11 +1,17 @@
-"""The socket under a channel, and the thread that reads it and comes back after a loss.
+"""The socket under a channel, who reads it, and how it comes back after a loss.
 
-Coming back is: initialise, attach the rank again, subscribe again, send again what may be sent again. Any thread may
-send. Lock order: the send lock, then that of the calls. In a forked child the connection is dead and its socket closed.
+A thread that waits for an answer reads the socket itself: no other thread has to wake up for it, which in a trainer
+costs more than the call. The reader thread reads while nobody waits, unless calls follow each other closely, and
+always while there are subscriptions; and it comes back after a loss: initialise, attach the rank again, subscribe
+again, send again what may be sent again.
+
+Any thread may send. Lock order: the send lock, the turn, then that of the calls or of the WebSocket. In a forked child
+the connection is dead and its socket closed.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import logging
@@ -18,11 +24,11 @@ import weakref
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection
 
 from ._calls import Calls
 from ._handshake import Deadlines, ask, shake_hands
-from ._pending import Pending, Subscription
+from ._pending import NOTHING, SLICE_S, Pending, Subscription
+from ._websocket import WebSocket
 from ._wire import load
 from .errors import ConnectionFailed, ConnectionLost, GradsyncError, ProtocolError, RpcError
 
@@ -32,6 +38,8 @@ _log = logging.getLogger("gradsync")
 
 _RECONNECT_S = 15.0
 _HANDSHAKE_S = 5.0
+_CLOSE_S = 2.0
+_LENT_S = 0.5  # after a call the reader thread leaves the socket to the next one for so long
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 1.0
 _JITTER = random.Random()  # the program's own random numbers stay as they are
 
@@ -50,8 +58,11 @@ class Connection:
         self._incarnation = ""
         self._send_lock = threading.Lock()
         self._closing = threading.Event()
+        self._turn = threading.Condition()  # of reading
+        self._turn_of: int | None = None  # the thread that reads now
+        self._lent_until = 0.0  # the reader thread reads no sooner
         websocket, _ = self._handshake(time.monotonic() + timeout)
-        self._websocket: ClientConnection | None = websocket
+        self._websocket: WebSocket | None = websocket
         self._held = websocket  # for the forked child, which takes no lock
         self._thread = threading.Thread(target=self._run, args=(websocket,), name="gradsync-reader", daemon=True)
         self._thread.start()
@@ -62,22 +73,50 @@ class Connection:
         """Whether the caller is the reader thread, which must not wait for an answer."""
         return threading.current_thread() is self._thread
 
-    def send(self, pending: Pending) -> None:
-        """Sends a request now, or leaves it to the reader, which sends it when the connection is back."""
+    def send(self, pending: Pending, *, wait: bool = True) -> None:
+        """Sends a request now, or leaves it to the reader thread, which sends it when the connection is back.
+
+        Without `wait` what the socket does not take at once goes with the next message.
+        """
+        self._lend()
         with self._send_lock:
             websocket = self._websocket
-            if websocket is not None and not pending.sent:
-                with contextlib.suppress(ConnectionClosed):
-                    _send(websocket, pending.text)
-                    pending.sent = True
+            if websocket is None or pending.sent:
+                return
+            with contextlib.suppress(ConnectionClosed):
+                websocket.send(pending.text)
+                pending.sent = True
+        if wait:
+            websocket.drain()
 
     def notify(self, text: str) -> None:
         """Sends a notification; while the connection is away it is dropped."""
         with self._send_lock:
             websocket = self._websocket
-            if websocket is not None:
-                with contextlib.suppress(ConnectionClosed):
-                    _send(websocket, text)
+            if websocket is None:
+                return
+            with contextlib.suppress(ConnectionClosed):
+                websocket.send(text)
+        websocket.drain()
+
+    def wait(self, pending: Pending, timeout: float) -> Any:
+        """The result of what was sent, or NOTHING after `timeout` seconds.
+
+        Raises:
+            GradsyncError: what the daemon answered, or what was lost.
+        """
+        future = pending.future
+        deadline = time.monotonic() + timeout
+        left = timeout
+        while not future.done():
+            within = max(0.0, min(SLICE_S, left))
+            if not self._read_for(pending, within):
+                with contextlib.suppress(concurrent.futures.TimeoutError):
+                    future.exception(within)
+            left = deadline - time.monotonic()
+            if left <= 0 and not future.done():
+                return NOTHING
+        return future.result()
 
     def close(self, *, brief: bool = False) -> None:
         """Ends the connection and its thread; `brief` without the closing handshake. Doing it again changes nothing."""
@@ -86,9 +125,16 @@ class Connection:
         self._closing.set()
         self._calls.die(ConnectionLost("the client was closed; gradsync.connect() opens another"))
         websocket = self._held
-        with contextlib.suppress(Exception):
-            websocket.close_socket() if brief else websocket.close()
+        if brief:
+            websocket.give_up("closed")
+        else:
+            websocket.send_close()
+        if self._turn_of == threading.get_ident():  # left so by a Ctrl-C
+            self._turn_of = None
+        self._call_reader()
         if not self.is_reader and not brief:
+            self._thread.join(_CLOSE_S)
+            websocket.give_up("closed")
             self._thread.join(_HANDSHAKE_S)
 
     def abandon_in_child(self) -> None:
@@ -102,35 +148,123 @@ class Connection:
         with contextlib.suppress(OSError):
             os.close(self._held.socket.detach())
 
+    # whose turn it is to read
+
+    def _lend(self) -> None:
+        """The reader thread stays aside: an answer will be read by who waits for it."""
+        if self._calls.subscribed:
+            self._call_reader()
+        else:
+            self._lent_until = time.monotonic() + _LENT_S
+
+    def _call_reader(self) -> None:
+        with self._turn:
+            self._lent_until = 0.0
+            self._turn.notify_all()
+
+    def _read_for(self, pending: Pending, timeout: float) -> bool:
+        """Reads until its answer came or `timeout` is over; False where somebody else reads, or nobody can."""
+        me = threading.get_ident()
+        lost = False
+        try:
+            with self._turn:
+                websocket = self._websocket
+                if self._turn_of not in (None, me) or websocket is None or self._calls.subscribed:
+                    return False
+                self._turn_of = me
+            deadline = time.monotonic() + timeout
+            while not pending.future.done() and not self._calls.subscribed:
+                self._serve(websocket, max(0.0, deadline - time.monotonic()))
+                if time.monotonic() >= deadline:
+                    break
+            return True
+        except ConnectionClosed:
+            lost = True
+            return False
+        finally:
+            if self._turn_of == me:
+                with self._turn:
+                    self._turn_of = None
+                    if lost or not self._calls.is_alone(pending.request_id):
+                        self._lent_until = 0.0
+                        self._turn.notify_all()
+                    else:
+                        self._lent_until = time.monotonic() + _LENT_S
+
+    def _take_turn(self) -> None:
+        """The reader thread's; as long as it is lent to others, it sleeps."""
+        with self._turn:
+            while True:
+                left = self._lent_until - time.monotonic()
+                if self._turn_of is None and (left <= 0 or self._closing.is_set()):
+                    self._turn_of = threading.get_ident()
+                    return
+                self._turn.wait(left if left > 0 else _LENT_S)
+
+    def _serve(self, websocket: WebSocket, timeout: float | None) -> None:
+        """Waits for messages, and hands over what came.
+
+        Raises:
+            ConnectionClosed: there are no more.
+        """
+        if not websocket.readable(timeout):
+            return
+        try:
+            message = websocket.receive()
+            while message is not None:
+                self._calls.on_message(load(message))
+                message = websocket.receive() if websocket.has_more else None
+        except ConnectionClosed:
+            raise
+        except ProtocolError as error:
+            websocket.give_up(str(error))
+        except Exception as error:  # a defect, here or in an answer: nobody may wait for what is never read
+            self._fail(error)
+            websocket.give_up("the client failed")
+        except BaseException:  # Ctrl-C: a message may be lost
+            websocket.give_up("interrupted while reading")
+            raise
+
+    def _fail(self, error: Exception) -> None:
+        _log.error("reading from %s failed", self.path, exc_info=error)
+        self._closing.set()
+        self._calls.die(ConnectionLost(f"the client failed ({error!r}); connect, attach and declare again"))
+
     # the reader thread
 
-    def _run(self, websocket: ClientConnection) -> None:
-        current: ClientConnection | None = websocket
+    def _run(self, websocket: WebSocket) -> None:
+        current: WebSocket | None = websocket
         try:
             while current is not None:
                 reason = self._read(current)
                 if self._closing.is_set():
                     return
                 current = self._come_back(reason)
-        except Exception as error:  # a defect, here or in an answer: nobody may wait for a reader that is gone
-            _log.exception("the reader thread of %s failed", self.path)
-            self._calls.die(
-                ConnectionLost(f"the client's reader thread failed ({error!r}); connect, attach and declare again")
-            )
+        except Exception as error:
+            self._fail(error)
+        finally:
+            with self._send_lock:
+                self._websocket = None
+            self._held.dispose()
 
-    def _read(self, websocket: ClientConnection) -> str:
-        try:
-            while True:
-                self._calls.on_message(load(websocket.recv()))
-        except ConnectionClosed as closed:
-            return str(closed)
-        except ProtocolError as error:
-            websocket.close_socket()
-            return str(error)
+    def _read(self, websocket: WebSocket) -> str:
+        while True:
+            self._take_turn()
+            closed = ""
+            try:
+                self._serve(websocket, None)
+            except ConnectionClosed as error:
+                closed = websocket.reason(error)
+                with self._send_lock:
+                    self._websocket = None
+                websocket.dispose()
+            finally:
+                with self._turn:
+                    self._turn_of = None
+            if closed:
+                return closed
 
-    def _come_back(self, reason: str) -> ClientConnection | None:
-        with self._send_lock:
-            self._websocket = None
+    def _come_back(self, reason: str) -> WebSocket | None:
         self._calls.lose_connection(reason)
         _log.warning("connection to %s lost (%s); connecting again", self.path, reason)
         deadline = time.monotonic() + _RECONNECT_S
@@ -142,8 +276,9 @@ class Connection:
                     if self._take_over(websocket, incarnation_before):
                         return websocket
                 except BaseException:
-                    websocket.close_socket()
+                    websocket.dispose()
                     raise
+                websocket.dispose()
                 failure: GradsyncError = ConnectionLost("the new connection was lost at once")
             except GradsyncError as error:
                 failure = error
@@ -160,7 +295,7 @@ class Connection:
                 return None
             delay = min(delay * 2, _LONGEST_DELAY_S)
 
-    def _take_over(self, websocket: ClientConnection, incarnation_before: str) -> bool:
+    def _take_over(self, websocket: WebSocket, incarnation_before: str) -> bool:
         if self.resume is not None:
             self._resume_session(websocket, self.resume, incarnation_before)
         for subscription in self._calls.subscriptions():
@@ -168,19 +303,20 @@ class Connection:
         with self._send_lock:
             self._held = websocket
             if self._closing.is_set():  # close() may have seen the old one
-                websocket.close_socket()
-            self._websocket = websocket
+                return False
             try:
                 for pending in self._calls.unanswered():
                     websocket.send(pending.text)
                     pending.sent = True
-            except ConnectionClosed:
-                self._websocket = None
+            except ConnectionClosed as error:
+                self._calls.lose_connection(str(error))
                 return False
+            self._lent_until = 0.0
+            self._websocket = websocket
         _log.warning("connection to %s is back", self.path)
         return True
 
-    def _renew(self, websocket: ClientConnection, subscription: Subscription) -> None:
+    def _renew(self, websocket: WebSocket, subscription: Subscription) -> None:
         subscription.wire_id = None
         try:
             reply = self._ask(websocket, "events.subscribe", subscription.params)
@@ -188,7 +324,7 @@ class Connection:
         except RpcError as error:
             _log.warning("a subscription ended with the lost connection: %s", error)
 
-    def _resume_session(self, websocket: ClientConnection, params: str, incarnation_before: str) -> None:
+    def _resume_session(self, websocket: WebSocket, params: str, incarnation_before: str) -> None:
         try:
             reply = self._ask(websocket, "job.attach", params)
         except RpcError as error:
@@ -208,26 +344,16 @@ class Connection:
         self.resume = None
         self._calls.lose_session(error)
 
-    def _handshake(self, deadline: float) -> tuple[ClientConnection, str]:
+    def _handshake(self, deadline: float) -> tuple[WebSocket, str]:
         """A new connection, and the incarnation of the daemon before it."""
         websocket, welcome = shake_hands(self.path, self._client_id, lambda: next(self.ids), deadline)
         before, self._incarnation = self._incarnation, welcome.incarnation
         self.server, self.deadlines = welcome.server, welcome.deadlines
         return websocket, before
 
-    def _ask(self, websocket: ClientConnection, method: str, params: str) -> dict[str, Any]:
+    def _ask(self, websocket: WebSocket, method: str, params: str) -> dict[str, Any]:
         """A request on a connection that is not in use yet."""
         return ask(websocket, self.path, next(self.ids), method, params, time.monotonic() + _HANDSHAKE_S)
-
-
-def _send(websocket: ClientConnection, text: str) -> None:
-    try:
-        websocket.send(text)
-    except Exception:
-        raise
-    except BaseException:  # Ctrl-C in the middle of a frame: the rest of the stream would be noise
-        websocket.close_socket()
-        raise
 
 
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection
 
 from ._socket import open_websocket, version_skew
 from ._version import PROTOCOL, __version__
+from ._websocket import WebSocket
 from ._wire import dump, load, request
 from .errors import ConnectionFailed, VersionMismatch, error_from_wire
 
@@ -37,9 +37,7 @@ class Welcome:
     deadlines: Deadlines
 
 
-def shake_hands(
-    path: str, client_id: str, next_id: Callable[[], int], deadline: float
-) -> tuple[ClientConnection, Welcome]:
+def shake_hands(path: str, client_id: str, next_id: Callable[[], int], deadline: float) -> tuple[WebSocket, Welcome]:
     """A new connection on which session.initialize is done.
 
     Raises:
@@ -60,19 +58,17 @@ def shake_hands(
             detail = f"the daemon speaks {reply.get('protocol')!r}, the client {PROTOCOL}"
             raise version_skew(path, reply.get("server"), detail)
     except VersionMismatch as error:
-        websocket.close_socket()
+        websocket.dispose()
         raise version_skew(path, error.data.get("server"), error.message) from error
     except BaseException:
-        websocket.close_socket()
+        websocket.dispose()
         raise
     limits = reply.get("limits", {})
     announced = {name: float(limits[name]) for name in Deadlines.__slots__ if name in limits}
     return websocket, Welcome(dict(reply.get("server", {})), str(reply.get("incarnation", "")), Deadlines(**announced))
 
 
-def ask(
-    websocket: ClientConnection, path: str, request_id: int, method: str, params: str, deadline: float
-) -> dict[str, Any]:
+def ask(websocket: WebSocket, path: str, request_id: int, method: str, params: str, deadline: float) -> dict[str, Any]:
     """One request and its result, on a connection that nobody else reads.
 
     Raises:
@@ -82,12 +78,13 @@ def ask(
     try:
         websocket.send(request(request_id, method, params))
         while True:
-            reply = load(websocket.recv(timeout=max(0.0, deadline - time.monotonic())))
+            if not websocket.readable(max(0.0, deadline - time.monotonic())):
+                text = f"{path} did not answer {method} in time; the daemon hangs: see its log"
+                raise ConnectionFailed("timeout", text, path)
+            message = websocket.receive()
+            reply = None if message is None else load(message)
             if isinstance(reply, dict) and reply.get("id") == request_id:
                 break
-    except TimeoutError:
-        text = f"{path} did not answer {method} in time; the daemon hangs: see its log"
-        raise ConnectionFailed("timeout", text, path) from None
     except ConnectionClosed as closed:
         text = f"{path} closed the connection during {method} ({closed}); see the daemon's log"
         raise ConnectionFailed("not_gradsync", text, path) from closed

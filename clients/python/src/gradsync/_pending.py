@@ -1,16 +1,15 @@
-"""What a channel remembers of calls under way, and how a caller waits for one."""
+"""What a channel remembers of calls under way."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["NOTHING", "Pending", "Subscription", "wait"]
+__all__ = ["NOTHING", "SLICE_S", "Pending", "Subscription"]
 
-_SLICE_S = 0.5  # Ctrl-C is looked at this often, whichever thread got the signal
+SLICE_S = 0.5  # Ctrl-C is looked at this often, whichever thread got the signal
 
 NOTHING = object()
 
@@ -35,21 +34,3 @@ class Subscription:
     params: str
     callback: Callable[[dict[str, Any]], None]
     wire_id: int | None = None
-
-
-def wait(future: concurrent.futures.Future[Any], timeout: float) -> Any:
-    """The result, or NOTHING after `timeout` seconds.
-
-    Raises:
-        GradsyncError: what the future holds.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return future.result(max(0.0, min(_SLICE_S, left)))
-        except concurrent.futures.TimeoutError:
-            if future.done():  # the answer is itself a TimeoutError, or came just now
-                return future.result()
-            if left <= 0:
-                return NOTHING

@@ -7,63 +7,69 @@ import os
 import pwd
 import socket
 import stat
+import time
 from typing import Any
 
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
-from websockets.sync.client import ClientConnection, unix_connect
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.protocol import State
 from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
 
 from ._version import SUBPROTOCOL, __version__
+from ._websocket import WebSocket
 from .errors import ConnectionFailed
 
 __all__ = ["MESSAGE_BYTES", "open_websocket"]
 
 MESSAGE_BYTES = 1 << 20
+_URI = parse_uri("ws://localhost/")
 
 
-def open_websocket(path: str, timeout: float) -> ClientConnection:
+def open_websocket(path: str, timeout: float) -> WebSocket:
     """A WebSocket on the daemon's unix socket.
 
     Raises:
         ConnectionFailed: with the reason and what to do.
     """
-    sock = _open_socket(path, timeout)
+    deadline = time.monotonic() + timeout
+    protocol = ClientProtocol(_URI, subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=MESSAGE_BYTES)
+    websocket = WebSocket(_open_socket(path, timeout), protocol)
     try:
-        connection = unix_connect(
-            sock=sock,
-            compression=None,
-            ping_interval=None,
-            max_size=MESSAGE_BYTES,
-            subprotocols=[Subprotocol(SUBPROTOCOL)],
-            user_agent_header=f"gradsync-python/{__version__}",
-            open_timeout=timeout,
-            close_timeout=2,
-        )
-    except InvalidStatus as error:
-        sock.close()
-        raise _refused(path, error.response.status_code, error.response.body or b"") from error
-    except ConnectionClosed as error:
-        sock.close()
-        raise ConnectionFailed(
-            "not_gradsync",
-            f"{path} ended the connection at once ({error}); the daemon is ending, or something else listens there: "
-            "see its log, or try again",
-            path,
-        ) from error
-    except (InvalidHandshake, InvalidMessage, EOFError, OSError) as error:
-        sock.close()
-        if isinstance(error, TimeoutError):
-            raise ConnectionFailed(
-                "timeout",
-                f"{path} accepted the connection but did not answer within {timeout:g} s; it hangs, or something "
-                "else listens there: see its log, or try `gradsyncd status`",
-                path,
-            ) from error
-        raise _not_gradsync(path, str(error)) from error
-    if connection.subprotocol != SUBPROTOCOL:
-        connection.close()
+        _upgrade(websocket, protocol, path, timeout, deadline)
+    except BaseException:
+        websocket.dispose()
+        raise
+    return websocket
+
+
+def _upgrade(websocket: WebSocket, protocol: ClientProtocol, path: str, timeout: float, deadline: float) -> None:
+    request = protocol.connect()
+    request.headers["User-Agent"] = f"gradsync-python/{__version__}"
+    protocol.send_request(request)
+    try:
+        websocket.begin()
+        while protocol.state is State.CONNECTING and protocol.handshake_exc is None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not websocket.readable(left):
+                raise ConnectionFailed(
+                    "timeout",
+                    f"{path} accepted the connection but did not answer within {timeout:g} s; it hangs, or something "
+                    "else listens there: see its log, or try `gradsyncd status`",
+                    path,
+                )
+            websocket.pump()
+    except OSError as error:
+        raise _ended(path, error) from error
+    failure = protocol.handshake_exc
+    if isinstance(failure, InvalidStatus):
+        raise _refused(path, failure.response.status_code, failure.response.body or b"") from failure
+    if failure is not None:
+        if isinstance(failure.__cause__, EOFError):
+            raise _ended(path, failure.__cause__) from failure
+        raise _not_gradsync(path, str(failure)) from failure
+    if protocol.subprotocol != SUBPROTOCOL:
         raise _not_gradsync(path, f"it offers no subprotocol {SUBPROTOCOL}")
-    return connection
 
 
 def _open_socket(path: str, timeout: float) -> socket.socket:
@@ -74,7 +80,6 @@ def _open_socket(path: str, timeout: float) -> socket.socket:
     except OSError as error:
         sock.close()
         raise _not_connected(path, timeout, error) from error
-    sock.settimeout(None)
     return sock
 
 
@@ -154,6 +159,15 @@ def _refused(path: str, status: int, body: bytes) -> ConnectionFailed:
             path,
         )
     return _not_gradsync(path, f"it answered HTTP {status} {text}".rstrip())
+
+
+def _ended(path: str, error: Exception) -> ConnectionFailed:
+    return ConnectionFailed(
+        "not_gradsync",
+        f"{path} ended the connection at once ({error}); the daemon is ending, or something else listens there: "
+        "see its log, or try again",
+        path,
+    )
 
 
 def _not_gradsync(path: str, what: str) -> ConnectionFailed:

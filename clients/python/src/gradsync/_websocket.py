@@ -1,0 +1,213 @@
+"""A WebSocket without a thread of its own: any thread sends, one at a time reads, the protocol itself is `websockets`'.
+
+`mutex` guards the protocol and what is on its way out; nobody waits for the peer while holding it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import threading
+import time
+from collections import deque
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import Event, State
+
+__all__ = ["WebSocket"]
+
+_RECEIVE_BYTES = 1 << 16
+_SEND_S = 30.0  # for a peer that takes nothing at all
+_CLOSE_S = 2.0  # from the closing handshake until the peer's end of the stream
+_SLICE_S = 0.5  # Ctrl-C is looked at this often, whichever thread got the signal
+
+
+class WebSocket:
+    """A client's connection over `sock`, which belongs to it from now on."""
+
+    def __init__(self, sock: socket.socket, protocol: ClientProtocol) -> None:
+        sock.setblocking(False)
+        self.socket = sock
+        self.broken = ""  #: why this side gave the connection up, where it did
+        self._protocol = protocol
+        self._mutex = threading.Lock()
+        self._out = bytearray()  # what the socket has not taken yet
+        self._inbox: deque[str | bytes] = deque()
+        self._parts: list[Frame] = []  # of a message that came in fragments
+        self._close_by = math.inf
+        self._watch = select.poll()  # of the thread that reads
+        self._watch.register(sock, select.POLLIN)
+
+    # sending
+
+    def send(self, text: str) -> None:
+        """Sends a message, as much of it as the socket takes now: the rest is `drain`'s, or goes with the next one.
+
+        Raises:
+            ConnectionClosed: nothing of it was sent.
+        """
+        try:
+            with self._mutex:
+                if self._protocol.state is not State.OPEN:
+                    ended = self._protocol
+                    raise ConnectionClosedError(ended.close_rcvd, ended.close_sent, ended.close_rcvd_then_sent)
+                self._protocol.send_text(text.encode())
+                self._write()
+        except OSError as error:
+            raise ConnectionClosedError(None, None) from error
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C in the middle of a frame: the rest of the stream would be noise
+            self.give_up("interrupted while sending")
+            raise
+
+    def drain(self) -> None:
+        """Waits until the socket has taken all that was sent; gives up a peer that takes nothing for a while."""
+        if not self._out:
+            return
+        watch = select.poll()
+        deadline = time.monotonic() + _SEND_S
+        try:
+            watch.register(self.socket, select.POLLOUT)
+            while self._out:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self.give_up(f"the daemon took nothing of a message for {_SEND_S:g} s")
+                    return
+                watch.poll(min(left, _SLICE_S) * 1000)
+                with self._mutex:
+                    before = len(self._out)
+                    self._write()
+                    if len(self._out) < before:
+                        deadline = time.monotonic() + _SEND_S
+        except (OSError, ValueError):  # closed meanwhile: who reads says why
+            return
+        except BaseException:
+            self.give_up("interrupted while sending")
+            raise
+
+    def send_close(self) -> None:
+        """Begins the closing handshake; who reads ends it."""
+        with self._mutex, contextlib.suppress(OSError):
+            if self._protocol.state is State.OPEN:
+                self._close_by = time.monotonic() + _CLOSE_S
+                self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
+                self._write()
+
+    def begin(self) -> None:
+        """Sends what the protocol has to say first."""
+        with self._mutex:
+            self._write()
+
+    def _write(self) -> None:
+        """Under the mutex: as much as the socket takes now."""
+        end = False
+        for data in self._protocol.data_to_send():
+            end = end or not data
+            self._out += data
+        if self._out:
+            with contextlib.suppress(BlockingIOError):
+                del self._out[: self.socket.send(self._out)]
+        if end:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_WR)
+
+    # reading
+
+    def readable(self, timeout: float | None) -> bool:
+        """Whether `receive` has something to do; waits for it, for `timeout` seconds at most."""
+        if self._inbox or self._protocol.state is State.CLOSED:
+            return True
+        if self._close_by < math.inf:
+            left = max(0.0, self._close_by - time.monotonic())
+            timeout = left if timeout is None else min(left, timeout)
+        try:
+            self._watch.modify(self.socket, select.POLLIN | select.POLLOUT if self._out else select.POLLIN)
+            return bool(self._watch.poll(None if timeout is None else timeout * 1000)) or self._is_overdue()
+        except (OSError, ValueError):  # closed meanwhile
+            return True
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next message is here already."""
+        return bool(self._inbox)
+
+    def receive(self) -> str | bytes | None:
+        """The next message, or None where it has not come as a whole yet; never waits.
+
+        Raises:
+            ConnectionClosed: there are no more.
+        """
+        if not self._inbox:
+            self.pump()
+        if self._inbox:
+            return self._inbox.popleft()
+        if self._protocol.state is State.CLOSED:
+            raise self._protocol.close_exc
+        return None
+
+    def pump(self) -> None:
+        """Hands what came to the protocol, and answers what the protocol answers by itself; never waits."""
+        if self._protocol.state is State.CLOSED:
+            return
+        data = self._read()
+        with self._mutex:
+            if data:
+                self._protocol.receive_data(data)
+            elif data is not None:
+                self._protocol.receive_eof()
+            for event in self._protocol.events_received():
+                self._on_event(event)
+            with contextlib.suppress(OSError):  # the end of the stream is read in a moment
+                self._write()
+            if self._close_by == math.inf and self._protocol.close_expected():
+                self._close_by = time.monotonic() + _CLOSE_S
+
+    def _read(self) -> bytes | None:
+        try:
+            return self.socket.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            return b"" if self._is_overdue() else None
+        except OSError:
+            return b""
+
+    def _is_overdue(self) -> bool:
+        return time.monotonic() >= self._close_by
+
+    def _on_event(self, event: Event) -> None:
+        if not isinstance(event, Frame) or event.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            return
+        self._parts.append(event)
+        if not event.fin:
+            return
+        parts, self._parts = self._parts, []
+        data = b"".join(bytes(part.data) for part in parts) if len(parts) > 1 else bytes(event.data)
+        if parts[0].opcode is Opcode.BINARY:
+            self._inbox.append(data)
+            return
+        try:
+            self._inbox.append(data.decode())
+        except UnicodeDecodeError as error:
+            if self._protocol.state is State.OPEN:
+                self._protocol.fail(CloseCode.INVALID_DATA, f"{error.reason} at position {error.start}")
+
+    # the end
+
+    def give_up(self, reason: str) -> None:
+        """Ends the connection without a word; who reads finds its end. The socket stays open for who waits on it."""
+        self.broken = self.broken or reason
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def dispose(self) -> None:
+        """Closes the socket; nobody may read any more."""
+        self.give_up("closed")
+        self.socket.close()
+
+    def reason(self, closed: ConnectionClosed) -> str:
+        """Why the connection ended, in words."""
+        return self.broken or str(closed)
