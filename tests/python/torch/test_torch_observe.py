@@ -129,11 +129,11 @@ def test_a_daemon_that_answers_no_more_is_waited_for_once(daemon: Any, norms: No
     model = net()
     observer = init(daemon.path, model)
     waits: list[float] = []
-    inner = observer._idle.wait
-    observer._idle.wait = lambda timeout=None: (waits.append(timeout), inner(timeout))[1]
+    inner = observer._grads.collect
+    observer._grads.collect = lambda underway, patience: (waits.append(patience), inner(underway, patience))[1]
     assert same(train(model, gst.clip_grad_norm_, steps=8), expected)
     assert observer.skipped == 7
-    assert waits == [PATIENCE_S] * 2  # before the first step, and once in vain
+    assert waits == [PATIENCE_S] + [0.0] * 6  # once in vain
     going.set()
     assert observer.wait(PATIENT_S).report.step == 0
     backward(model)
@@ -141,14 +141,18 @@ def test_a_daemon_that_answers_no_more_is_waited_for_once(daemon: Any, norms: No
     assert observer.wait(PATIENT_S).report.step == 8
 
 
-def test_a_failed_step_is_the_last_of_its_troubles(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def fail_once(daemon: Any, norms: Norms, kind: str) -> None:  # noqa: F811
     from fake_daemon import Fault
 
     def fail(params: dict[str, Any]) -> Any:
         daemon.script["step.finish"] = norms.step_finish
-        raise Fault("step_mismatch", epoch=1, attempt=params["attempt"] + 1)
+        raise Fault(kind, epoch=1, attempt=params["attempt"] + 1)
 
     daemon.script["step.finish"] = fail
+
+
+def test_a_failed_step_is_the_last_of_its_troubles(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    fail_once(daemon, norms, "rank_lost")
     model = net()
     observer = init(daemon.path, model)
     backward(model)
@@ -156,6 +160,48 @@ def test_a_failed_step_is_the_last_of_its_troubles(daemon: Any, norms: Norms) ->
         gst.observe(1.0)
         observer.wait(PATIENT_S)
     assert observer.last.report.step == 1
+
+
+def test_ranks_that_observed_different_steps_meet_again_at_one(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    fail_once(daemon, norms, "step_mismatch")
+    model = net()
+    observer = init(daemon.path, model)
+    backward(model)
+    for _ in range(10):
+        gst.observe(1.0)
+        observer.wait(PATIENT_S)
+    assert [params["step"] for params in daemon.of("step.finish")] == [0, 8, 9]
+    assert observer.skipped == 7
+
+
+def test_a_report_is_decoded_when_it_is_read(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811
+    answer = norms.step_finish
+    daemon.script["step.finish"] = lambda params: {**answer(params), "norm": None}
+    model = net()
+    observer = init(daemon.path, model)
+    backward(model)
+    gst.observe(1.0)
+    assert observer.wait(PATIENT_S) is not None
+    assert caplog.records == []
+    assert gst.last_report() is None
+    assert "where a number belongs" in caplog.text
+
+
+def test_no_other_thread_wakes_up_for_the_result_of_a_step(daemon: Any, norms: Norms) -> None:  # noqa: F811
+    model = net()
+    observer = init(daemon.path, model)
+    backward(model)
+    calls = observer._grads._job._channel._calls
+    readers = []
+    inner = calls.on_message
+    calls.on_message = lambda message: (readers.append(threading.current_thread()), inner(message))[1]
+    gst.observe()
+    assert observer.wait(PATIENT_S) is not None  # the reader thread may have waited for it
+    readers.clear()
+    for _ in range(3):
+        gst.observe()
+        observer.wait(PATIENT_S)
+    assert readers == [threading.current_thread()] * 3
 
 
 def test_what_cannot_be_observed_is_said_and_nothing_else(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._report import StepReport, decode_report
+from ._report import StepReport, decode_fence, decode_report
 from ._step_request import UNSET, Unset, clip_params
 from ._tensor import Tensor
 from ._wire import dump
@@ -89,18 +89,25 @@ class Declared:
         try:
             wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=not self._finished_once)
         except RpcError as error:
-            if error.attempt is not None:
-                self._job.advance(error.epoch, error.attempt)
-                self._reset()
+            self._on_failure(error)
             raise
         return wire
 
+    def _on_failure(self, error: RpcError) -> None:
+        if error.attempt is not None:
+            self._job.advance(error.epoch, error.attempt)
+            self._reset()
+
     def _end(self, step: int, wire: dict[str, Any]) -> StepReport:
         report = decode_report(wire, self._name_of)
-        self._job.advance(report.epoch, report.next_attempt, next_step=step + 1)
+        self._on_end(step, wire)
+        return report
+
+    def _on_end(self, step: int, wire: dict[str, Any]) -> None:
+        epoch, attempt = decode_fence(wire)
+        self._job.advance(epoch, attempt, next_step=step + 1)
         self._finished_once = True
         self._reset()
-        return report
 
     def _name_of(self, index: int) -> str:
         return self.tensors[index].name

@@ -6,17 +6,21 @@ rank multiplies what it holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ._arena import Arena
 from ._declaration_file import save_rank
 from ._declared import Declared, some_of
-from ._report import StepReport
+from ._pending import NOTHING, Pending
+from ._report import StepReport, decode_report
 from ._row import ABSENT, ROW_BYTES, Row
 from ._step_request import UNSET, Unset, max_norm_param, step_params
 from ._tensor import Tensor
+from ._wire import dump
 from .errors import NotReady, RpcError, UsageError, local_error
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
     from ._job import Job
 
-__all__ = ["ReducedGrads", "check_stats_arguments", "table_bytes"]
+__all__ = ["ReducedGrads", "StepUnderway", "check_stats_arguments", "table_bytes"]
 
 _EPOCH_SHIFT = 32
 
@@ -32,6 +36,14 @@ _EPOCH_SHIFT = 32
 def table_bytes(tensors: Sequence[Tensor]) -> int:
     """What the table of these tensors needs; never nothing."""
     return ROW_BYTES * max(1, len(tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class StepUnderway:
+    """A step that was asked for by `ReducedGrads.begin`."""
+
+    step: int
+    pending: Pending
 
 
 class ReducedGrads(Declared):
@@ -106,6 +118,32 @@ class ReducedGrads(Declared):
         step, params = self._begin(step, scale, timeout)
         return self._compute_norm(step, params, timeout)
 
+    def begin(self, step: int) -> StepUnderway:
+        """`finish` for a caller who has other things to do: asks, and waits for nothing.
+
+        Raises:
+            NotReady: rows were not written; nothing was sent and the step stays open.
+        """
+        step, params = self._begin(step, None, None)
+        return StepUnderway(step, self._job._channel.begin("step.finish", dump(params)))
+
+    def collect(self, underway: StepUnderway, patience: float) -> Callable[[], StepReport] | None:
+        """What `begin` asked for, to be decoded by who wants to know; None where it has not come within `patience`.
+
+        Raises:
+            RpcError: the step failed on all ranks; write the rows again for the next attempt.
+        """
+        try:
+            wire = self._job._channel.collect(underway.pending, patience)
+        except RpcError as error:
+            self._on_failure(error)
+            raise
+        if wire is NOTHING:
+            return None
+        self._on_end(underway.step, wire)
+        self.check = bool(wire.get("check_next", self.check))
+        return functools.partial(decode_report, wire, self._name_of)
+
     def save_declaration(self, path: str | os.PathLike[str]) -> None:
         """Writes this rank's line into a file that `gradsyncd plan check` reads; every rank adds its own."""
         job = self._job
@@ -119,8 +157,8 @@ class ReducedGrads(Declared):
     def _begin(self, step: int | None, scale: float | None, timeout: float | None) -> tuple[int, dict[str, Any]]:
         self._check_open()
         self._check_whole()
-        missing = [tensor.name for tensor, written in zip(self.tensors, self._written, strict=True) if not written]
-        if missing:
+        if 0 in self._written:
+            missing = [tensor.name for tensor, written in zip(self.tensors, self._written, strict=True) if not written]
             raise local_error(
                 NotReady,
                 f"{len(missing)} of {len(self.tensors)} rows are not of this attempt: {some_of(missing)}",
@@ -131,15 +169,15 @@ class ReducedGrads(Declared):
         return step, step_params(self._job, step, scale, timeout, "all", (), None)
 
     def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
-        epoch = self._job.epoch
-        try:
-            wire = super()._step_call(method, params, timeout)
-        except RpcError:
-            # Who came new to this epoch sends fingerprints first; one alone compares with nothing.
-            self.check = self.check or self._job.epoch != epoch
-            raise
+        wire = super()._step_call(method, params, timeout)
         self.check = bool(wire.get("check_next", self.check))
         return wire
+
+    def _on_failure(self, error: RpcError) -> None:
+        epoch = self._job.epoch
+        super()._on_failure(error)
+        # Who came new to this epoch sends fingerprints first; one alone compares with nothing.
+        self.check = self.check or self._job.epoch != epoch
 
     def _reset(self) -> None:
         super()._reset()

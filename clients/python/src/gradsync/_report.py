@@ -19,6 +19,7 @@ __all__ = [
     "ScalarCollective",
     "StepReport",
     "StepTimings",
+    "decode_fence",
     "decode_report",
 ]
 
@@ -172,9 +173,25 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
             check_next=bool(wire.get("check_next", False)),
         )
     except (KeyError, TypeError, IndexError) as error:
-        raise ProtocolError(
-            f"a step report of the daemon cannot be read ({error!r}); install client and daemon of the same release"
-        ) from error
+        raise _unreadable(error) from error
+
+
+def decode_fence(wire: Mapping[str, Any]) -> tuple[int, int]:
+    """Epoch and attempt of the next step call, from a report that may never be decoded as a whole.
+
+    Raises:
+        ProtocolError: one is missing or of the wrong type.
+    """
+    try:
+        return decode_int(wire["epoch"]), decode_int(wire["next_attempt"])
+    except (KeyError, TypeError) as error:
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> ProtocolError:
+    return ProtocolError(
+        f"a step report of the daemon cannot be read ({error!r}); install client and daemon of the same release"
+    )
 
 
 def _group(wire: Mapping[str, Any]) -> GroupReport:

@@ -1,8 +1,8 @@
 """Mode `observe`: a second opinion that never raises, never changes a bit and never holds training up.
 
-The training thread measures its gradients, hands the rows to a thread of the observer and goes on; that thread speaks
-with the daemon while the next step computes. Before a step is measured, the result of the step before should be there:
-for a dead or stopped daemon this costs `PATIENCE_S` once, and nothing after that.
+The training thread measures its gradients, asks the daemon and goes on; no thread wakes up for the answer while the
+next step computes, it is taken before that step is measured. For a dead or stopped daemon this costs `PATIENCE_S` once,
+and nothing after that. A thread of the observer joins the job at the beginning, and leaves it at the end.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 import gradsync
+from gradsync._reduced import StepUnderway
 from gradsync.errors import GradsyncError, RpcError
 
+from ._dtensor import is_dtensor
 from ._held_gradients import HeldGradients
-from ._placed import is_dtensor
 from ._statistics import rows_in
 
 if TYPE_CHECKING:
@@ -33,15 +32,24 @@ __all__ = ["Observation", "Observer"]
 
 PATIENCE_S = 0.08  # with what the machine adds, below the 100 ms that are promised
 _JOIN_S = 1.0
+_MEET_EVERY = 8  # ranks that observed different steps go on together at a multiple of this
 _log = logging.getLogger("gradsync")
 
 
-@dataclass(frozen=True, slots=True)
 class Observation:
     """One step: the report, and the framework's own norm where it was given."""
 
-    report: gradsync.StepReport
-    theirs: float | None
+    def __init__(self, decode: Callable[[], gradsync.StepReport], theirs: float | None) -> None:
+        self.theirs = theirs
+        self._decode = decode
+        self._report: gradsync.StepReport | None = None
+
+    @property
+    def report(self) -> gradsync.StepReport:
+        """Decoded when somebody asks for the first time: most are never read."""
+        if self._report is None:
+            self._report = self._decode()
+        return self._report
 
     @property
     def relative_difference(self) -> float | None:
@@ -51,11 +59,8 @@ class Observation:
             return None
         return self.theirs / ours - 1
 
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    number: int
-    theirs: float | None
+    def __repr__(self) -> str:
+        return f"Observation(report={self.report!r}, theirs={self.theirs!r})"
 
 
 class Observer:
@@ -68,37 +73,41 @@ class Observer:
         parameters: Sequence[nn.Parameter],
         norm_type: float,
         timeout: float,
-        log: Callable[[int, dict[str, float]], None] | None = None,
     ) -> None:
         """`declare` runs on the observer's thread, calls its argument once a daemon has answered, and returns how to
         leave."""
         self._declare = declare
         self._held = HeldGradients(parameters, tensors)
         self._measurer = self._held.measurer(norm_type)
-        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
-        self._idle = threading.Event()  # the thread waits for the next step
+        self._declared = threading.Event()  # or it is known that nothing will be
         self._reachable = threading.Event()  # connected, or it is known that there is no daemon
+        self._leaving = threading.Event()
         self._patience = PATIENCE_S
-        self._number = 0
-        self._log_step = log
+        self._number = 0  # of the step that comes
+        self._resume_at = 0
+        self._underway: StepUnderway | None = None
+        self._theirs: float | None = None  # of the step under way
         self._grads: gradsync.ReducedGrads | None = None
-        self._table: torch.Tensor | None = None  # this thread's while the observer's is idle
+        self._table = torch.empty(0, 8)
         self._said: set[str] = set()
         self._ended = False
-        self._closing = False
         self.skipped = 0  #: steps that were not observed
         self.last: Observation | None = None  #: the newest result
         self._thread = threading.Thread(target=self._run, name="gradsync-observer", daemon=True)
         self._thread.start()
         if self._reachable.wait(PATIENCE_S):
-            self._idle.wait(timeout)
+            self._declared.wait(timeout)
         else:
             self._patience = 0.0
 
     @property
     def report(self) -> gradsync.StepReport | None:
         """Of the newest step that has a result: that of a step is there when the next is observed."""
-        return None if self.last is None else self.last.report
+        try:
+            return None if self.last is None else self.last.report
+        except Exception as error:
+            self._warn(str(error))
+            return None
 
     def observe(self, norm: torch.Tensor | float | None = None) -> None:
         """Measures the gradients as they are, beside the framework's own `norm` of them.
@@ -111,9 +120,8 @@ class Observer:
         """Whether this step is observed; its rows are in the table then."""
         self._number += 1
         try:
-            if self._ready():
+            if self._ready() and self._number > self._resume_at:
                 assert self._grads is not None
-                assert self._table is not None
                 arranged = self._measurer.arrange(self._held.gather())
                 self._measurer.measure(arranged, self._grads.check, self._grads.stamp, self._table)
                 return True
@@ -123,19 +131,26 @@ class Observer:
         return False
 
     def finish(self, measured: bool, norm: torch.Tensor | float | None) -> None:
-        """Hands over what `measure` found, where it did, beside the framework's own norm."""
+        """Asks what all ranks found, where `measure` did, and keeps the framework's own norm beside it."""
+        theirs = None
         try:
-            theirs = None if norm is None else _number(norm)
+            theirs = None if norm is None else _number(norm)  # of a DTensor a collective, for those without rows too
         except Exception as error:
             self._warn(f"the framework's norm cannot be read: {error}")
-            theirs = None
-        if measured:
-            self._idle.clear()
-            self._steps.put(_Step(self._number - 1, theirs))
+        if not measured:
+            return
+        self._theirs = theirs
+        try:
+            assert self._grads is not None
+            self._grads.wrote_all()
+            self._underway = self._grads.begin(self._number - 1)
+        except Exception as error:
+            self._end(error)
 
     def wait(self, timeout: float = 10.0) -> Observation | None:
         """The result of the last step that was observed, at the end of a run for instance."""
-        self._idle.wait(timeout)
+        if self._declared.wait(timeout) and not self._ended:
+            self._collect(timeout)
         return self.last
 
     def explain(self) -> dict[str, Any]:
@@ -156,22 +171,53 @@ class Observer:
 
     def close(self) -> None:
         """Ends the observation; a daemon that does not answer is not waited for."""
-        self._closing = True
-        if not self._ended:
-            self._steps.put(None)
-            self._thread.join(_JOIN_S if self._patience else PATIENCE_S)
+        if not self._ended and self._patience:
+            self.wait(PATIENCE_S)  # the last step is the daemon's as well
+        self._ended = True
+        self._leaving.set()
+        self._thread.join(_JOIN_S if self._patience else PATIENCE_S)
 
     # inside
 
     def _ready(self) -> bool:
-        if self._ended or (self._patience == 0.0 and not self._idle.is_set()):
+        if self._ended:
             return False
-        if self._idle.wait(self._patience):
+        if self._declared.wait(self._patience) and self._collect(self._patience):
             self._patience = PATIENCE_S
-            return self._grads is not None and not self._ended
-        self._patience = 0.0
-        self._warn(f"no result of the step before after {PATIENCE_S:g} s; steps are not observed until it comes")
+            return not self._ended
+        if self._patience:
+            self._patience = 0.0
+            self._warn(f"no result of the step before after {PATIENCE_S:g} s; steps are not observed until it comes")
         return False
+
+    def _collect(self, patience: float) -> bool:
+        """Whether no step is under way any more."""
+        underway = self._underway
+        if underway is None:
+            return True
+        assert self._grads is not None
+        try:
+            decode = self._grads.collect(underway, patience)
+            if decode is None:
+                return False
+            self.last = Observation(decode, self._theirs)
+        except RpcError as error:
+            if error.attempt is None:
+                self._end(error)
+            else:
+                self._warn(f"step {underway.step} has no result: {error}")  # the next one may
+                if error.kind == "step_mismatch":
+                    # One rank left a step out. It is one step ahead now, and would be for ever.
+                    self._resume_at = -(-self._number // _MEET_EVERY) * _MEET_EVERY
+        except Exception as error:
+            self._end(error)
+        self._underway = None
+        return True
+
+    def _end(self, error: Exception) -> None:
+        self._ended = True
+        self._leaving.set()
+        self._warn(f"ended: {error}")
 
     def _warn(self, text: str) -> None:
         if text not in self._said:
@@ -185,33 +231,17 @@ class Observer:
         try:
             self._grads, leave = self._declare(self._reachable.set)
             self._table = rows_in(self._grads.table_memoryview())
-            self._idle.set()
-            while (step := self._steps.get()) is not None:
-                self._send(self._grads, step)
-                self._idle.set()
+            self._declared.set()
+            self._leaving.wait()
         except Exception as error:
-            if not self._closing:
-                self._warn(f"ended: {error}")
+            if not self._leaving.is_set():
+                self._end(error)
         finally:
-            self._ended = True
             self._reachable.set()
-            self._idle.set()
+            self._declared.set()
             if leave is not None:
                 with contextlib.suppress(Exception):
                     leave()
-
-    def _send(self, grads: gradsync.ReducedGrads, step: _Step) -> None:
-        grads.wrote_all()
-        try:
-            report = grads.finish(step=step.number)
-        except RpcError as error:
-            if error.attempt is None:
-                raise
-            self._warn(f"step {step.number} has no result: {error}")  # the next one may
-            return
-        self.last = Observation(report, step.theirs)
-        if self._log_step is not None:
-            self._log_step(step.number, _values(self.last))
 
 
 def _number(norm: torch.Tensor | float) -> float:
@@ -219,10 +249,3 @@ def _number(norm: torch.Tensor | float) -> float:
         whole: Any = norm
         return float(whole.full_tensor() if is_dtensor(norm) else whole)
     return float(norm)
-
-
-def _values(seen: Observation) -> dict[str, float]:
-    values = {"grad_norm": seen.report.norm}
-    if seen.theirs is not None:
-        values["grad_norm_framework"] = seen.theirs
-    return values
