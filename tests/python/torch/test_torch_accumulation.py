@@ -223,10 +223,10 @@ def test_one_bucket_of_all_is_launched_in_the_last_micro_batch(real_ranks, accum
 
 # ---- DDP
 #
-# It refuses most of this. Re-entrant checkpoints go with find_unused_parameters=False alone, a parameter without a gradient
-# with True alone; static_graph=True allows both, but no part that is used now and then; a second backward pass of one
-# forward pass fails with each of them. What DDP takes is below: no re-entrant checkpoints, one backward pass of both
-# losses, no_sync() for all micro-batches but the last.
+# It refuses most of this. Re-entrant checkpoints go with find_unused_parameters=False alone, a parameter that has no
+# gradient with True alone; static_graph=True allows both, but no part that is used now and then; a second backward pass
+# of one forward pass fails with each of them. What DDP takes is below: no re-entrant checkpoints, one backward pass of
+# both losses, no_sync() for all micro-batches but the last.
 
 
 def ddp_rank(rank: int, folder: Path) -> None:
