@@ -204,6 +204,40 @@ def goes_early(bucket: set[str], step: int, accumulate: int) -> bool:
     return bucket != of_side or uses_side(step, accumulate - 1)
 
 
+class Uneven(Everything):
+    """A part of every other micro-batch whose re-entrant passes make the numbers of passes unequal."""
+
+    def forward(self, words: torch.Tensor, uses_side: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.embedding(words)
+        if uses_side:
+            x = x + self.side(x)
+            x = x + self._run(self.never, x, True)
+        for block in self.blocks:
+            x = x + self._run(block, x, True)
+        return self.head(x), self.probe(x)
+
+
+@pytest.mark.parametrize("also_last", [False, True])
+def test_a_part_that_makes_micro_batches_unequal_is_not_launched_before_the_last(anyone, also_last, monkeypatch):
+    monkeypatch.setattr(
+        sys.modules[__name__],
+        "uses_side",
+        lambda step, part: part % 2 == 0 or (also_last and step == 3 and part % 8 == 7),
+    )
+    template = Uneven()
+    expected, _ = alone(template, parts=RANKS * 8)
+
+    def body(rank, attach):
+        model = copy.deepcopy(template)
+        model.reentrant = True
+        with attach(model, accumulate=8) as gs:
+            return train(gs, model, rank, 8, own)
+
+    for found, launched in anyone(RANKS, body):
+        assert_equal_gradients(found, expected)
+        assert [until_last for until_last, _ in launched] == [0] * STEPS
+
+
 @pytest.mark.parametrize("accumulate", [2, 8])
 def test_one_bucket_of_all_is_launched_in_the_last_micro_batch(real_ranks, accumulate):
     template = Everything()

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import gradsync
+from gradsync._connection import Connection
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -328,16 +329,16 @@ def test_after_a_failed_step_the_next_one_counts(real_ranks):
 def test_an_interrupted_step_is_not_taken_for_the_next_one(real_ranks, monkeypatch):
     """Ctrl-C while the answer is awaited: the others may have reduced what this rank then overwrites."""
     interrupted = threading.local()
-    wait = gradsync._channel.wait
+    wait = Connection.wait
 
-    def wait_or_interrupt(future, timeout):
-        result = wait(future, timeout)
+    def wait_or_interrupt(connection, pending, timeout):
+        result = wait(connection, pending, timeout)
         if getattr(interrupted, "now", False):
             interrupted.now = False
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(gradsync._channel, "wait", wait_or_interrupt)
+    monkeypatch.setattr(Connection, "wait", wait_or_interrupt)
 
     def body(rank, attach):
         model = mlp()

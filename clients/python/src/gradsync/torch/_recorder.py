@@ -8,8 +8,9 @@ that are DTensors stay as they are placed (`_placed_gradient.py`); their buckets
 to a DTensor do not all leave a trace.
 
 Hook counts are hints. A bucket is launched during backward only when its counts were equal on all ranks in the step
-before, every tensor of it reached the most it ever had, and only in the last micro-batch; everything else is completed
-by `settle`. So steps may be shorter than others (the end of an epoch, a loss used now and then) and none comes late.
+before, every tensor of it reached the most it ever had, and only in the last micro-batch (`_rhythm.py`); everything
+else is completed by `settle`. So steps may be shorter than others (the end of an epoch, a loss used now and then) and
+none comes late.
 
 Thread: the one that runs backward and step() (autograd calls CPU hooks on the thread that called backward).
 """
@@ -31,9 +32,9 @@ from ._dtensor import is_dtensor, local_tensor
 from ._errors import GradientRefused, LateGradient
 from ._parameter_set import ParameterSet
 from ._placed_gradient import PlacedGradient
+from ._rhythm import Rhythm
 
 _NEVER = 1 << 40
-_current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 @dataclass
@@ -85,17 +86,14 @@ class GradientRecorder:
         self._left = [_NEVER] * len(self._buckets)  #: tensors of the bucket that have not reached theirs
         self.launched = [False] * len(self._buckets)
         self._versions = self._versions_now()  #: when launched, else when the step began
-        self._backward = -1
-        self._backwards = 0  #: backward passes seen in this step, nested ones counted too
-        self._most_backwards = 0
-        self._last_micro_batch_from = 0  #: of the backward passes of a step
+        self._rhythm = Rhythm(count, accumulate)
         self._handles = [self._hook(i, parameter) for i, parameter in enumerate(found.parameters)]
 
     def _hook(self, index: int, parameter: nn.Parameter) -> RemovableHandle:
         views, bucket = self.views, self._bucket_of[index]
         counts, expected, left, launched = self._counts, self._expected, self._left, self.launched
         gather = self._accumulate > 1
-        move = self._move
+        move, rhythm = self._move, self._rhythm
 
         def hook(parameter: torch.Tensor) -> None:
             if launched[bucket]:
@@ -103,15 +101,14 @@ class GradientRecorder:
             gradient = parameter.grad
             if gradient is not views[index]:
                 move(index, parameter, gradient)
-            if gather and _current_backward() != self._backward:
-                self._backward = _current_backward()
-                self._backwards += 1
+            if gather:
+                rhythm.beat(index)
             count = counts[index] + 1
             counts[index] = count
             if count >= expected[index]:
                 if count == expected[index]:
                     left[bucket] -= 1
-                    if left[bucket] == 0 and self._backwards >= self._last_micro_batch_from:
+                    if left[bucket] == 0 and rhythm.in_last_micro_batch:
                         self._launch_early(bucket)
                 elif expected[index]:
                     left[bucket] = _NEVER  # fired more often than before: step() completes the bucket
@@ -247,7 +244,7 @@ class GradientRecorder:
         for index in unused:
             marks[index] -= 1
         return [
-            crc32(array("q", [self._backwards, *(marks[i] for i in members)]).tobytes()) for members in self._buckets
+            crc32(array("q", [self._rhythm.beats, *(marks[i] for i in members)]).tobytes()) for members in self._buckets
         ]
 
     def commit(self, unused: Sequence[int], absent: Sequence[int], stable_buckets: Sequence[int]) -> None:
@@ -271,10 +268,7 @@ class GradientRecorder:
             for i in members:
                 most[i] = max(most[i], counts[i])
                 expected[i] = most[i] if steady else 0
-        if self._accumulate > 1 and self._backwards >= self._most_backwards:
-            self._most_backwards = self._backwards
-            per_micro_batch, rest = divmod(self._backwards, self._accumulate)
-            self._last_micro_batch_from = self._backwards - (0 if rest else per_micro_batch - 1)
+        self._rhythm.learn(counts)
         self._reset()
 
     def discard(self) -> None:
@@ -292,8 +286,7 @@ class GradientRecorder:
         for b, members in enumerate(self._buckets):
             self._left[b] = len(members) if members and self._expected[members[0]] else _NEVER
         self._versions[:] = self._versions_now()
-        self._backward = -1
-        self._backwards = 0
+        self._rhythm.restart()
         self._before = replace(self.counters)
         self.step += 1
 
