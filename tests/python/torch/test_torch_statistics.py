@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from reference.exact import power_sum, root
 
 from gradsync._row import NOT_TAKEN
-from gradsync.torch import _statistics
+from gradsync.torch import _apart, _statistics
 from gradsync.torch._statistics import Measurer
 
 NORMS = [1.0, 2.0, 3.0, 2.5, math.inf]
@@ -240,3 +240,45 @@ def test_neighbours_by_chance_are_not_taken_for_one_allocation() -> None:
     assert all(part.untyped_storage().nbytes() == 20 for part in parts)
     (block,) = Measurer([(5, torch.float32, whole.device)] * 4, 2.0).arrange(parts).blocks
     assert not block.joined
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_model_of_many_sizes_is_measured_like_each_gradient_alone(
+    dtype: torch.dtype, p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_apart, "CHUNK", 10_000)  # several batches of small ones
+    torch.manual_seed(6)
+    sizes = [(3000,), (5,), (70, 70), (5,), (), (64, 5, 3), (2, 3000), (3000,), (300, 7), (1, 5), (4096,), (4097,)]
+    gradients = [torch.randn(size).to(dtype) for size in sizes]
+    gradients[2] = gradients[2].t()
+    for _ in range(3):
+        table, numbers = measure(gradients, p)
+        assert table[:, 0].tolist() == [1] * len(sizes)
+        for row, gradient in enumerate(gradients):
+            exact = gradient.double().abs().pow(p).sum()
+            assert torch.isclose(numbers[row, 1], exact, rtol=1e-13, atol=0), row
+            assert numbers[row, 2:5].tolist() == [0, 1, NOT_TAKEN]
+            assert table[row, 5:].tolist() == [0, 0, 0]
+        gradients = [gradient.reshape(1, *gradient.shape) for gradient in gradients]  # other shapes, the same sizes
+
+
+def test_gradients_that_come_and_go_keep_their_rows() -> None:
+    torch.manual_seed(7)
+    gradients = [torch.randn(size) for size in (7, 5000, 7, 300, 4999)]
+    measurer = Measurer([(one.numel(), one.dtype, one.device) for one in gradients], 2.0)
+    whole = rows_of(measurer, gradients, False)
+    for missing in ([0], [1], [4, 2], [], [0, 1, 2, 3], [3]):
+        held = [None if index in missing else one for index, one in enumerate(gradients)]
+        rows = rows_of(measurer, held, False)
+        assert rows[:, 0].tolist() == [0 if one is None else 1 for one in held]
+        kept = [index for index in range(5) if index not in missing]
+        assert torch.equal(rows[kept], whole[kept])
+        assert torch.equal(rows[missing, 1:3], torch.zeros(len(missing), 2, dtype=torch.int64))
+
+
+def test_a_gradient_of_zeros_beside_others_has_a_maximum() -> None:
+    table, numbers = measure([torch.zeros(5), torch.ones(5000), torch.tensor([math.inf, 3.0])], 2.0)
+    assert numbers[:, 1].tolist() == [0.0, 5000.0, 9.0]
+    assert numbers[:, 4].tolist() == [0.0, NOT_TAKEN, 3.0]
+    assert table[:, 5].tolist() == [0, 0, 1]

@@ -17,6 +17,7 @@ from torch import _utils
 
 from gradsync._row import NOT_TAKEN, PLAIN_SUMS
 
+from ._apart import CHUNK, Apart
 from ._exact_sums import exact_sums
 from ._fingerprints import fingerprints
 
@@ -24,7 +25,7 @@ __all__ = ["Arranged", "Measurer", "rows_in"]
 
 _SMALL = 1 << 16  # elements up to which gradients are measured together
 _COPIED = 1 << 14  # and up to which they are copied for it, where they do not lie together
-_CHUNK = {"cpu": 1 << 18}  # elements that are float64 at a time: what a cache holds; elsewhere launches cost more
+_CHUNK = {"cpu": CHUNK}  # elements that are float64 at a time; elsewhere launches cost more
 _CHUNK_ELSEWHERE = 1 << 24
 _ENOUGH = 32  # gradients of a size, before a matrix of them costs less than they do one by one
 _SHAPES = 256  # of pieces that are remembered
@@ -44,6 +45,7 @@ class Group:
     members: tuple[int, ...]
     rows: torch.Tensor
     run: slice | None
+    apart: Apart | None  # where they are summed so
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +77,57 @@ class Measurer:
         self._kinds = list(gradients)
         self._p = norm_type
         self._quick = norm_type in (1, 2)  # powers of narrow types never leave the doubles: their maxima say nothing
-        self._all = _grouped(self._kinds, range(len(self._kinds)))
-        self._memory = torch.empty(_CHUNK["cpu"], dtype=torch.float64)
+        self._memory = torch.empty(CHUNK, dtype=torch.float64)
+        self._all = self._grouped(range(len(self._kinds)))
+        self._some: tuple[list[int], list[Group]] = [], []  # those held last, where some were None
+        self._blank = _blank_rows(len(self._kinds))
         self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # views of it
 
     def arrange(self, gradients: Sequence[torch.Tensor | None]) -> Arranged:
         """What is measured together; only for as long as the gradients stay where they are."""
         groups, whole = self._all, type(None) not in set(map(type, gradients))
         if not whole:
-            groups = _grouped(self._kinds, [i for i, gradient in enumerate(gradients) if gradient is not None])
+            there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+            if there != self._some[0]:
+                self._some = there, self._grouped(there)
+            groups = self._some[1]
         blocks = []
         for group in groups:
             held: Any = gradients[group.run] if group.run else [gradients[i] for i in group.members]
             blocks.append(Block(group, *(_views(held) if group.alike else (held, False))))
         return Arranged(gradients, whole, blocks)
 
+    def _grouped(self, indices: Sequence[int]) -> list[Group]:
+        """What is measured together, and what is not; empty gradients are in no group."""
+        alike: dict[tuple[int, torch.dtype, torch.device], list[int]] = {}
+        for index in indices:
+            if self._kinds[index][0]:
+                alike.setdefault(self._kinds[index], []).append(index)
+        groups: list[Group] = []
+        apart: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for (numel, dtype, device), members in alike.items():
+            if numel <= _SMALL and (device.type != "cpu" or len(members) >= _ENOUGH):
+                groups.append(_group(True, members, None))
+            else:
+                apart.setdefault((dtype, device), []).extend(members)
+        for (dtype, device), members in apart.items():
+            members.sort()
+            sizes = [self._kinds[index][0] for index in members]
+            summed = self._quick and device.type == "cpu" and dtype is not torch.float64
+            groups.append(_group(False, members, Apart(sizes, self._p, self._memory) if summed else None))
+        return groups
+
     def measure(self, arranged: Arranged, fingerprint: bool, stamp: int, table: torch.Tensor) -> None:
         """Fills the rows of 8 int64 per gradient, as docs/adr/0008 has them, with `stamp`, or 0 where there is none.
 
         The stamps come last: who reads before (a daemon that a `finish` given up by Ctrl-C still waits in) finds none.
         """
-        table[:, 0] = _UNFINISHED
-        table[:, 1:] = 0
+        table.copy_(self._blank)
         numbers = table.view(torch.float64)
-        numbers[:, 3] = 1.0
+        if not fingerprint and self._is_simple(arranged):
+            self._measure_simply(arranged, table, numbers)
+            table[:, 0] = stamp
+            return
         alike: dict[tuple[torch.device, bool], list[Block]] = {}
         for block in arranged.blocks:
             first = block.views[0]
@@ -119,6 +148,26 @@ class Measurer:
         else:
             table[:, 0] = torch.tensor([0 if gradient is None else stamp for gradient in arranged.gradients])
 
+    def _is_simple(self, arranged: Arranged) -> bool:
+        """Whether all gradients are there and summed apart: a model of the usual kind on a CPU."""
+        if not arranged.whole or len(arranged.blocks) != 1:
+            return False
+        group = arranged.blocks[0].group
+        return group.apart is not None and len(group.members) == len(self._kinds)
+
+    def _measure_simply(self, arranged: Arranged, table: torch.Tensor, numbers: torch.Tensor) -> None:
+        (block,) = arranged.blocks
+        assert block.group.apart is not None
+        with torch.no_grad():
+            sums = block.group.apart.sums(block.views)
+        numbers[:, 1] = sums
+        low, high = PLAIN_SUMS
+        if all([low < found < high for found in sums.tolist()]):  # noqa: C419 (quicker)
+            numbers[:, 4] = NOT_TAKEN
+        else:
+            numbers[:, 4] = (sums != 0).double().mul_(NOT_TAKEN)
+            self._look_again(arranged.gradients, table, numbers)
+
     def _measure_blocks(
         self, blocks: list[Block], exact: bool, fingerprint: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -131,8 +180,8 @@ class Measurer:
         prints: list[torch.Tensor] = []
         with torch.no_grad():
             for block, columns in zip(blocks, torch.split(out, rows, 1), strict=True):
-                if quick and not block.group.alike and device.type == "cpu":
-                    self._sum_apart(block.views, columns[0])
+                if block.group.apart is not None:
+                    columns[0] = block.group.apart.sums(block.views)
                 else:
                     self._measure_matrices(block, columns, exact)
                 if fingerprint:
@@ -140,23 +189,6 @@ class Measurer:
             if quick:
                 out[3] = (out[0] != 0).double().mul_(NOT_TAKEN)  # or zero, where all values are
             return out, torch.cat(prints) if fingerprint else None
-
-    def _sum_apart(self, views: list[torch.Tensor], sums: torch.Tensor) -> None:
-        """On a CPU, with as few kernels as there can be: each costs as much as a thousand elements."""
-        for view, out in zip(views, sums.unbind(), strict=True):
-            room = self._room(view.shape)
-            if room is None:
-                parts = torch.split(view.reshape(-1), _CHUNK["cpu"])
-                found = torch.empty(len(parts), dtype=torch.float64)
-                self._sum_apart(list(parts), found)
-                torch.sum(found, 0, out=out)
-                continue
-            wide, flat = room
-            wide.copy_(view)
-            if self._p == 2:
-                torch.dot(flat, flat, out=out)
-            else:
-                torch.sum(flat.abs_(), 0, out=out)
 
     def _measure_matrices(self, block: Block, columns: torch.Tensor, exact: bool) -> None:
         pieces = _pieces(_matrices(block), _chunk(columns.device))
@@ -238,26 +270,17 @@ def rows_in(memory: memoryview) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else torch.empty(0, 8).long()
 
 
-def _grouped(kinds: Sequence[tuple[int, torch.dtype, torch.device]], indices: Sequence[int]) -> list[Group]:
-    """What is measured together, and what is not; empty gradients are in no group."""
-    alike: dict[tuple[int, torch.dtype, torch.device], list[int]] = {}
-    for index in indices:
-        if kinds[index][0]:
-            alike.setdefault(kinds[index], []).append(index)
-    groups: list[Group] = []
-    apart: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for (numel, dtype, device), members in alike.items():
-        if numel <= _SMALL and (device.type != "cpu" or len(members) >= _ENOUGH):
-            groups.append(_group(True, members))
-        else:
-            apart.setdefault((dtype, device), []).extend(members)
-    return groups + [_group(False, sorted(members)) for members in apart.values()]
+def _blank_rows(count: int) -> torch.Tensor:
+    rows = torch.zeros(count, 8, dtype=torch.int64)
+    rows[:, 0] = _UNFINISHED
+    rows.view(torch.float64)[:, 3] = 1.0
+    return rows
 
 
-def _group(alike: bool, members: list[int]) -> Group:
+def _group(alike: bool, members: list[int], apart: Apart | None) -> Group:
     reach = slice(members[0], members[-1] + 1)  # they are in order
     run = reach if reach.stop - reach.start == len(members) else None
-    return Group(alike, tuple(members), torch.tensor(members), run)
+    return Group(alike, tuple(members), torch.tensor(members), run, apart)
 
 
 def _rows_of(blocks: list[Block]) -> torch.Tensor | slice:
