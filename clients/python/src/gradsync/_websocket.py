@@ -20,7 +20,7 @@ from websockets.protocol import Event, State
 
 __all__ = ["WebSocket"]
 
-_RECEIVE_BYTES = 1 << 16
+_RECEIVE_BYTES = 1 << 14  # more than most answers; new memory of more pages costs more than another read
 _SEND_S = 30.0  # for a peer that takes nothing at all
 _CLOSE_S = 2.0  # from the closing handshake until the peer's end of the stream
 _SLICE_S = 0.5  # Ctrl-C is looked at this often, whichever thread got the signal
