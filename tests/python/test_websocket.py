@@ -186,7 +186,8 @@ def readers(client: gradsync.Client) -> list[threading.Thread]:
     return found
 
 
-def test_who_waits_reads(client: gradsync.Client) -> None:
+def test_who_waits_reads(client: gradsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_connection, "_LENT_S", 1000.0)
     client.status()  # the reader thread may have waited for it
     found = readers(client)
     for _ in range(5):
