@@ -42,8 +42,11 @@ net::MessageHandler::PostReply Bridge::on_post(const net::PeerIdentity& peer, st
   return {reply.status, std::move(reply.body)};
 }
 
-Result<net::FdHandler::TakenFd> Bridge::on_fd_request(const std::string& token, const net::PeerIdentity& peer) {
-  Result<engine::Engine::TakenFd> taken = clock_.turn([&] { return engine_.take_fd(token, peer.uid, peer.pid); });
+Result<net::FdHandler::TakenFd> Bridge::on_fd_request(
+    const std::string& token, const net::PeerIdentity& peer, UniqueFd given
+) {
+  Result<engine::Engine::TakenFd> taken =
+      clock_.turn([&] { return engine_.exchange_fd(token, peer.uid, peer.pid, std::move(given)); });
   if (taken.has_error()) {
     return taken.error();
   }

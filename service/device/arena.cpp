@@ -15,6 +15,12 @@
 
 namespace gradsync::device {
 
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+}  // namespace
+
 std::uint64_t unpopulated_bytes(int fd) {
   struct stat status {};
 
@@ -62,10 +68,43 @@ Result<UniqueFd> create_arena(std::uint64_t size_bytes, std::uint64_t promised_b
     return failed("ftruncate");
   }
   // Without SEAL a client could add F_SEAL_FUTURE_WRITE and break the daemon's own mapping.
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
     return failed("sealing");
   }
   return fd;
+}
+
+Result<void> check_arena(int fd, std::uint64_t size_bytes) {
+  const auto refused = [](std::string found) {
+    return invalid_params("fd", std::move(found), "hand back the descriptor that buffers.allocate led to");
+  };
+
+  struct stat status {};
+
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || ::fstat(fd, &status) != 0) {
+    return refused("the descriptor is no memfd");
+  }
+  // A kernel may add seals of its own (against execution); those against writing would break the daemon's mapping.
+  if ((seals & kSeals) != kSeals || (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
+    return refused(fmt::format("the memfd has the seals {:#x}, not {:#x}", seals, kSeals));
+  }
+  if (static_cast<std::uint64_t>(status.st_size) != size_bytes) {
+    return refused(fmt::format("the memfd has {} bytes, {} were said", status.st_size, size_bytes));
+  }
+  if (status.st_uid != ::geteuid()) {
+    return refused(fmt::format("the memfd belongs to uid {}, this daemon is uid {}", status.st_uid, ::geteuid()));
+  }
+  return {};
+}
+
+bool same_memory(int a, int b) {
+  struct stat first {};
+
+  struct stat second {};
+
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_ino == second.st_ino &&
+         first.st_dev == second.st_dev;
 }
 
 void punch_out(int fd, std::uint64_t size_bytes) {

@@ -14,6 +14,13 @@ namespace gradsync::device {
 /// Errors: InsufficientMemory (with need, free and limit in the message) when the size exceeds what `headroom` leaves.
 [[nodiscard]] Result<UniqueFd> create_arena(std::uint64_t size_bytes, std::uint64_t promised_bytes = 0);
 
+/// Whether `fd` is an arena as `create_arena` makes them: a memfd of `size_bytes`, with these seals and none against
+/// writing, owned by this daemon's uid. Errors: InvalidParams that says what it is instead.
+[[nodiscard]] Result<void> check_arena(int fd, std::uint64_t size_bytes);
+
+/// Whether two descriptors are of one memory.
+[[nodiscard]] bool same_memory(int a, int b);
+
 /// Bytes of an arena that have no pages yet.
 [[nodiscard]] std::uint64_t unpopulated_bytes(int fd);
 

@@ -33,6 +33,30 @@ Error unknown_buffer(std::uint64_t buffer) {
 Result<BufferGrant> BufferTable::allocate(
     SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
 ) {
+  if (Result<void> room = check_room(session, size_bytes); !room) {
+    return room.error();
+  }
+  std::uint64_t promised_bytes = 0;
+  for (const auto& [id, buffer] : buffers_) {
+    promised_bytes += device::unpopulated_bytes(buffer.fd.get());
+  }
+  Result<UniqueFd> fd = device::create_arena(size_bytes, promised_bytes);
+  if (!fd) {
+    return fd.error();
+  }
+  return grant(session, uid, pid, std::move(*fd), size_bytes, now);
+}
+
+Result<BufferGrant> BufferTable::adopt(
+    SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
+) {
+  if (Result<void> room = check_room(session, size_bytes); !room) {
+    return room.error();
+  }
+  return grant(session, uid, pid, UniqueFd{}, size_bytes, now);
+}
+
+Result<void> BufferTable::check_room(SessionId session, std::uint64_t size_bytes) const {
   if (size_bytes == 0) {
     return invalid_params("bytes", "bytes is 0", "an arena needs at least 64 bytes");
   }
@@ -63,27 +87,25 @@ Result<BufferGrant> BufferTable::allocate(
         "raise limits.arena_bytes"
     );
   }
-  std::uint64_t promised_bytes = 0;
-  for (const auto& [id, buffer] : buffers_) {
-    promised_bytes += device::unpopulated_bytes(buffer.fd.get());
-  }
-  Result<UniqueFd> fd = device::create_arena(size_bytes, promised_bytes);
-  if (!fd) {
-    return fd.error();
-  }
+  return {};
+}
+
+BufferGrant BufferTable::grant(
+    SessionId session, std::uint32_t uid, std::int64_t pid, UniqueFd fd, std::uint64_t size_bytes, TimePoint now
+) {
   forget_expired_tokens(now);
   BufferGrant grant{next_buffer_++, size_bytes, random_hex(kTokenBytes)};
   Buffer& buffer = buffers_[grant.buffer];
   buffer.session = session;
-  buffer.fd = std::move(*fd);
+  buffer.fd = std::move(fd);
   buffer.size_bytes = size_bytes;
   total_bytes_ += size_bytes;
   tokens_[grant.token] = Token{grant.buffer, uid, pid, now + options_.deadlines.token};
   return grant;
 }
 
-Result<Engine::TakenFd> BufferTable::take(
-    const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now
+Result<Engine::TakenFd> BufferTable::exchange(
+    const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given, TimePoint now
 ) {
   forget_expired_tokens(now);
   const auto found = tokens_.find(token);
@@ -102,11 +124,39 @@ Result<Engine::TakenFd> BufferTable::take(
   if (buffer == buffers_.end()) {
     return refused;
   }
+  if (!buffer->second.fd.valid()) {
+    if (Result<void> taken = take_in(buffer->first, std::move(given)); !taken) {
+      erase(buffer);
+      return taken.error();
+    }
+    return Engine::TakenFd{UniqueFd{}, buffer->second.size_bytes};
+  }
   Engine::TakenFd taken{duplicate(buffer->second.fd), buffer->second.size_bytes};
   if (!taken.fd.valid()) {
     return make_error(ErrorCode::LimitExceeded, "the daemon is out of file descriptors", "raise its LimitNOFILE");
   }
   return taken;
+}
+
+Result<void> BufferTable::take_in(std::uint64_t buffer, UniqueFd given) {
+  if (!given.valid()) {
+    return invalid_params("fd", "no descriptor came with the token", "send the arena's descriptor along with it");
+  }
+  if (Result<void> checked = device::check_arena(given.get(), buffers_.at(buffer).size_bytes); !checked) {
+    return checked;
+  }
+  const auto before = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& other) {
+    return other.second.fd.valid() && device::same_memory(other.second.fd.get(), given.get());
+  });
+  if (before != buffers_.end()) {
+    const Buffer& other = before->second;
+    if (other.session != buffers_.at(buffer).session || other.users > 0) {
+      return invalid_params("fd", "this memory is in use as another buffer", "every rank hands back its own arena");
+    }
+    erase(before);  // handed back twice, because the first answer was lost: closed without freeing its pages
+  }
+  buffers_.at(buffer).fd = std::move(given);
+  return {};
 }
 
 Result<void> BufferTable::release(SessionId session, std::uint64_t buffer) {
@@ -140,7 +190,7 @@ void BufferTable::rename_session(SessionId from, SessionId to) {
 
 Result<std::uint64_t> BufferTable::size_of(SessionId session, std::uint64_t buffer) const {
   const auto it = buffers_.find(buffer);
-  if (it == buffers_.end() || it->second.session != session || it->second.released) {
+  if (it == buffers_.end() || it->second.session != session || it->second.released || !it->second.fd.valid()) {
     return unknown_buffer(buffer);
   }
   return it->second.size_bytes;
@@ -185,15 +235,28 @@ void BufferTable::drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it) {
     return;
   }
   // The lane punches the pages out, off the io thread: also those of a buffer that was never declared.
-  lane_.submit(device::UnmapBuffer{it->first, std::move(buffer.fd), buffer.size_bytes});
-  total_bytes_ -= buffer.size_bytes;
-  const std::uint64_t id = it->first;
-  std::erase_if(tokens_, [&](const auto& token) { return token.second.buffer == id; });
+  if (buffer.fd.valid()) {
+    lane_.submit(device::UnmapBuffer{it->first, std::move(buffer.fd), buffer.size_bytes});
+  }
+  erase(it);
+}
+
+void BufferTable::erase(std::map<std::uint64_t, Buffer>::iterator it) {
+  total_bytes_ -= it->second.size_bytes;
+  std::erase_if(tokens_, [&](const auto& token) { return token.second.buffer == it->first; });
   buffers_.erase(it);
 }
 
 void BufferTable::forget_expired_tokens(TimePoint now) {
-  std::erase_if(tokens_, [&](const auto& token) { return token.second.expires <= now; });
+  for (auto token = tokens_.begin(); token != tokens_.end();) {
+    const bool expired = token->second.expires <= now;
+    const auto buffer = buffers_.find(token->second.buffer);
+    token = expired ? tokens_.erase(token) : std::next(token);
+    if (expired && buffer != buffers_.end() && !buffer->second.fd.valid()) {
+      erase(buffer);  // an adoption that nobody completed
+      token = tokens_.begin();
+    }
+  }
 }
 
 }  // namespace gradsync::engine

@@ -19,8 +19,12 @@ class BufferTable {
   [[nodiscard]] Result<BufferGrant> allocate(
       SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
   );
-  [[nodiscard]] Result<Engine::TakenFd> take(
-      const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now
+  /// A place for memory that a daemon before this one made; `exchange` fills it.
+  [[nodiscard]] Result<BufferGrant> adopt(
+      SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
+  );
+  [[nodiscard]] Result<Engine::TakenFd> exchange(
+      const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given, TimePoint now
   );
 
   /// Releases on request of its session: now, or when its plan is unloaded.
@@ -46,7 +50,7 @@ class BufferTable {
  private:
   struct Buffer {
     SessionId session = 0;
-    UniqueFd fd;
+    UniqueFd fd;  ///< none: to be adopted, and its descriptor has not come
     std::uint64_t size_bytes = 0;
     int users = 0;
     bool map_submitted = false;
@@ -60,7 +64,13 @@ class BufferTable {
     TimePoint expires;
   };
 
+  [[nodiscard]] Result<void> check_room(SessionId session, std::uint64_t size_bytes) const;
+  [[nodiscard]] BufferGrant grant(
+      SessionId session, std::uint32_t uid, std::int64_t pid, UniqueFd fd, std::uint64_t size_bytes, TimePoint now
+  );
+  [[nodiscard]] Result<void> take_in(std::uint64_t buffer, UniqueFd given);
   void drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it);
+  void erase(std::map<std::uint64_t, Buffer>::iterator it);
   void forget_expired_tokens(TimePoint now);
 
   const EngineOptions& options_;

@@ -138,6 +138,15 @@ Result<BufferGrant> Engine::allocate(SessionId session, std::uint64_t size_bytes
   return grant;
 }
 
+Result<BufferGrant> Engine::adopt(SessionId session, std::uint64_t size_bytes) {
+  State& state = *state_;
+  const auto seat = state.seats.find(session);
+  if (seat == state.seats.end()) {
+    return state.absent(session);
+  }
+  return state.buffers.adopt(session, seat->second.uid, seat->second.pid, size_bytes, state.context.now);
+}
+
 Result<void> Engine::release(SessionId session, std::uint64_t buffer) {
   if (!state_->job_of(session)) {
     return state_->absent(session);
@@ -147,8 +156,12 @@ Result<void> Engine::release(SessionId session, std::uint64_t buffer) {
   return released;
 }
 
-Result<Engine::TakenFd> Engine::take_fd(const std::string& token, std::uint32_t uid, std::int64_t pid) {
-  return state_->buffers.take(token, uid, pid, state_->context.now);
+Result<Engine::TakenFd> Engine::exchange_fd(
+    const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given
+) {
+  Result<TakenFd> taken = state_->buffers.exchange(token, uid, pid, std::move(given), state_->context.now);
+  state_->settle();
+  return taken;
 }
 
 void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareResult> reply) {

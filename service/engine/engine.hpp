@@ -188,15 +188,20 @@ class Engine {
 
   // buffers
   [[nodiscard]] Result<BufferGrant> allocate(SessionId session, std::uint64_t size_bytes);
+  /// For an arena that a daemon before this one gave out: its descriptor has to come with the token.
+  [[nodiscard]] Result<BufferGrant> adopt(SessionId session, std::uint64_t size_bytes);
   [[nodiscard]] Result<void> release(SessionId session, std::uint64_t buffer);
 
-  /// One use; the peer must have the uid (and pid, unless 0) of the session that got the token.
   struct TakenFd {
-    UniqueFd fd;
+    UniqueFd fd;  ///< none where one was given
     std::uint64_t size_bytes = 0;
   };
 
-  [[nodiscard]] Result<TakenFd> take_fd(const std::string& token, std::uint32_t uid, std::int64_t pid);
+  /// One use of a token; the peer must have the uid (and pid, unless 0) of the session that got it. A token of
+  /// `allocate` gives the descriptor; one of `adopt` takes the `given` one.
+  [[nodiscard]] Result<TakenFd> exchange_fd(
+      const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given
+  );
 
   // declaration and steps
   void declare(SessionId session, DeclareRequest request, Reply<DeclareResult> reply);

@@ -48,20 +48,19 @@ class FdSession final : public Session, public std::enable_shared_from_this<FdSe
       co_return;
     }
     std::string line;
+    UniqueFd given;
     std::optional<Result<std::string>> token;
     while (!(token = read_token_line(line))) {
-      char chunk[kTokenLineBytes];
-      auto [error, bytes] = co_await socket_.async_read_some(asio::buffer(chunk), use_task);
-      if (error) {
+      auto [error] = co_await socket_.async_wait(Socket::wait_read, use_task);
+      if (error || !receive(line, given)) {
         co_return;
       }
-      line.append(chunk, bytes);
     }
     if (token->has_error()) {
       co_await answer(context_->fds.error_line(token->error()), UniqueFd{});
       co_return;
     }
-    Result<FdHandler::TakenFd> taken = context_->fds.on_fd_request(**token, peer_);
+    Result<FdHandler::TakenFd> taken = context_->fds.on_fd_request(**token, peer_, std::move(given));
     if (taken.has_error()) {
       co_await answer(context_->fds.error_line(taken.error()), UniqueFd{});
     } else {
@@ -71,6 +70,34 @@ class FdSession final : public Session, public std::enable_shared_from_this<FdSe
   }
 
  private:
+  /// Appends what has arrived; of descriptors it keeps the first. False: the peer is gone.
+  bool receive(std::string& line, UniqueFd& given) {
+    char chunk[kTokenLineBytes];
+    iovec data{chunk, sizeof chunk};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // room for one; the kernel closes the others
+    const ssize_t bytes = ::recvmsg(socket_.native_handle(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (bytes < 0) {
+      return errno == EAGAIN || errno == EINTR;
+    }
+    const cmsghdr* header = CMSG_FIRSTHDR(&message);
+    if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+        header->cmsg_len >= CMSG_LEN(sizeof(int))) {
+      int value = -1;
+      std::memcpy(&value, CMSG_DATA(header), sizeof value);
+      UniqueFd arrived(value);
+      if (!given.valid()) {
+        given = std::move(arrived);
+      }
+    }
+    line.append(chunk, static_cast<std::size_t>(bytes));
+    return bytes > 0;
+  }
+
   /// The descriptor travels with the first byte; a line this short fits the socket buffer in one piece.
   Task<void> answer(std::string line, UniqueFd fd) {
     line += '\n';

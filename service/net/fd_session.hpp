@@ -1,5 +1,6 @@
 #pragma once
-// One connection of the fd socket: a token in, one line of JSON and a descriptor out. Internal to net.
+// One connection of the fd socket: a token in, with or without a descriptor; one line of JSON out, with or without a
+// descriptor. Internal to net.
 
 #include "net/server_context.hpp"
 

@@ -71,17 +71,20 @@ class PageHandler {
   ) = 0;
 };
 
-/// The fd socket: token in, descriptor out.
+/// The fd socket: token in, descriptor out; or token and descriptor in.
 class FdHandler {
  public:
   virtual ~FdHandler() = default;
 
   struct TakenFd {
-    UniqueFd fd;
+    UniqueFd fd;  ///< none where the token stands for one that is given
     std::uint64_t size_bytes = 0;
   };
 
-  [[nodiscard]] virtual Result<TakenFd> on_fd_request(const std::string& token, const PeerIdentity& peer) = 0;
+  /// `given`: what came along with the token, or none.
+  [[nodiscard]] virtual Result<TakenFd> on_fd_request(
+      const std::string& token, const PeerIdentity& peer, UniqueFd given
+  ) = 0;
   /// The error object of the protocol as one line of JSON: `{"error": {…}}`. JSON is not known here.
   [[nodiscard]] virtual std::string error_line(const Error& error) = 0;
 };

@@ -24,6 +24,9 @@ constexpr std::array kMethods{
     method<AllocateParams, AllocateAnswer, buffers_allocate>(
         "buffers.allocate", Attach, Request, "Get memory for gradients; its descriptor comes over the second socket"
     ),
+    method<AllocateParams, AllocateAnswer, buffers_adopt>(
+        "buffers.adopt", Attach, Request, "Hand back memory of a daemon before this one, over the second socket"
+    ),
     method<ReleaseParams, Empty, buffers_release>("buffers.release", Attach, Request, "Give a buffer back"),
     method<DeclareParams, DeclareAnswer, gradients_declare>(
         "gradients.declare",

@@ -17,6 +17,19 @@ void forget_session(Core& core, engine::SessionId session, const Connection* exc
   std::erase_if(core.orphans, [&](const auto& entry) { return entry.second == session; });
 }
 
+void grant(const AllocateParams& params, const Answer<AllocateAnswer>& answer, auto&& ask) {
+  if (params.device != "cpu") {
+    answer(invalid_params("device", fmt::format("device is \"{}\"; expected \"cpu\"", params.device)));
+    return;
+  }
+  Result<engine::BufferGrant> granted = ask();
+  if (!granted) {
+    answer(granted.error());
+    return;
+  }
+  answer(AllocateAnswer{granted->buffer, granted->size_bytes, std::move(granted->token)});
+}
+
 std::string client_version(Value params) {
   const auto client = params.member("client");
   const auto version = client ? client->member("version") : std::nullopt;
@@ -133,16 +146,11 @@ void job_pause(Core& core, Caller& caller, PauseParams params, Answer<Empty> ans
 }
 
 void buffers_allocate(Core& core, Caller& caller, AllocateParams params, Answer<AllocateAnswer> answer) {
-  if (params.device != "cpu") {
-    answer(invalid_params("device", fmt::format("device is \"{}\"; expected \"cpu\"", params.device)));
-    return;
-  }
-  Result<engine::BufferGrant> grant = core.engine.allocate(caller.connection->session, params.bytes);
-  if (!grant) {
-    answer(grant.error());
-    return;
-  }
-  answer(AllocateAnswer{grant->buffer, grant->size_bytes, std::move(grant->token)});
+  grant(params, answer, [&] { return core.engine.allocate(caller.connection->session, params.bytes); });
+}
+
+void buffers_adopt(Core& core, Caller& caller, AllocateParams params, Answer<AllocateAnswer> answer) {
+  grant(params, answer, [&] { return core.engine.adopt(caller.connection->session, params.bytes); });
 }
 
 void buffers_release(Core& core, Caller& caller, ReleaseParams params, Answer<Empty> answer) {

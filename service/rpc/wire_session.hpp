@@ -271,7 +271,7 @@ struct Fields<AllocateAnswer> {
   static void visit(auto& v, auto& s) {
     v.required("buffer", s.buffer, "id of the buffer");
     v.required("bytes", s.bytes, "its size");
-    v.required("token", s.token, "32 hex digits: fetches the descriptor once, within 10 s");
+    v.required("token", s.token, "32 hex digits: fetches or hands over the descriptor once, within 10 s");
   }
 };
 

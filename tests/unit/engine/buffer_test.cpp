@@ -1,8 +1,12 @@
+#include "device/arena.hpp"
 #include "harness.hpp"
 
 #include <gmock/gmock.h>
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 namespace gradsync::engine {
 namespace {
@@ -11,23 +15,23 @@ TEST(Buffers, a_token_hands_out_the_descriptor_once) {
   Harness h;
   h.attach(0, 1);
   h.allocate(0, 4096);
-  const Result<Engine::TakenFd> taken = h.engine.take_fd(h.tokens.at(0), 1000, 100);
+  const Result<Engine::TakenFd> taken = h.engine.exchange_fd(h.tokens.at(0), 1000, 100, UniqueFd{});
   ASSERT_TRUE(taken);
 
   struct stat info {};
 
   ASSERT_EQ(::fstat(taken->fd.get(), &info), 0);
   EXPECT_EQ(info.st_size, 4096);
-  EXPECT_EQ(h.engine.take_fd(h.tokens.at(0), 1000, 100).error().code, ErrorCode::BadToken);
+  EXPECT_EQ(h.engine.exchange_fd(h.tokens.at(0), 1000, 100, UniqueFd{}).error().code, ErrorCode::BadToken);
 }
 
 TEST(Buffers, a_token_is_good_for_its_own_process_only) {
   Harness h;
   h.attach(0, 1);
   h.allocate(0);
-  EXPECT_EQ(h.engine.take_fd(h.tokens.at(0), 1001, 100).error().code, ErrorCode::BadToken);
-  EXPECT_EQ(h.engine.take_fd(h.tokens.at(0), 1000, 101).error().code, ErrorCode::BadToken);
-  EXPECT_TRUE(h.engine.take_fd(h.tokens.at(0), 1000, 0)) << "pid 0: another pid namespace";
+  EXPECT_EQ(h.engine.exchange_fd(h.tokens.at(0), 1001, 100, UniqueFd{}).error().code, ErrorCode::BadToken);
+  EXPECT_EQ(h.engine.exchange_fd(h.tokens.at(0), 1000, 101, UniqueFd{}).error().code, ErrorCode::BadToken);
+  EXPECT_TRUE(h.engine.exchange_fd(h.tokens.at(0), 1000, 0, UniqueFd{})) << "pid 0: another pid namespace";
 }
 
 TEST(Buffers, a_token_expires) {
@@ -35,7 +39,7 @@ TEST(Buffers, a_token_expires) {
   h.attach(0, 1);
   h.allocate(0);
   h.pass(Milliseconds(10'000));
-  EXPECT_EQ(h.engine.take_fd(h.tokens.at(0), 1000, 100).error().code, ErrorCode::BadToken);
+  EXPECT_EQ(h.engine.exchange_fd(h.tokens.at(0), 1000, 100, UniqueFd{}).error().code, ErrorCode::BadToken);
 }
 
 TEST(Buffers, release_waits_while_a_plan_uses_the_buffer) {
@@ -76,6 +80,104 @@ TEST(Buffers, another_session_cannot_release_or_declare_a_buffer) {
   const auto declared = h.declare(1, Harness::declaration({Harness::tensor("a")}), buffer);
   ASSERT_TRUE(declared->error);
   EXPECT_EQ(declared->error->code, ErrorCode::UnknownBuffer);
+}
+
+class Adoption : public ::testing::Test {
+ protected:
+  Adoption() { h.attach(0, 2), h.attach(1, 2); }
+
+  /// An arena as the daemon before this one made it.
+  static UniqueFd arena(std::uint64_t size_bytes = 4096) { return std::move(*device::create_arena(size_bytes)); }
+
+  static UniqueFd copy(const UniqueFd& fd) { return UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
+
+  Result<BufferGrant> ask(std::int64_t rank, std::uint64_t size_bytes = 4096) {
+    return h.engine.adopt(h.sessions.at(rank), size_bytes);
+  }
+
+  Result<Engine::TakenFd> give(const BufferGrant& grant, UniqueFd fd) {
+    return h.engine.exchange_fd(grant.token, 1000, 0, std::move(fd));
+  }
+
+  Harness h;
+};
+
+TEST_F(Adoption, memory_that_comes_back_is_a_buffer_with_its_contents) {
+  const UniqueFd mine = arena();
+  ASSERT_EQ(::pwrite(mine.get(), "kept", 4, 100), 4);
+  const auto grant = ask(0);
+  ASSERT_TRUE(grant);
+  const auto early = h.declare(0, Harness::declaration({Harness::tensor("a")}), grant->buffer);
+  EXPECT_EQ(early->error->code, ErrorCode::UnknownBuffer) << "its descriptor has not come";
+  const auto taken = give(*grant, copy(mine));
+  ASSERT_TRUE(taken);
+  EXPECT_EQ(taken->size_bytes, 4096u);
+  EXPECT_FALSE(taken->fd.valid());
+  EXPECT_EQ(give(*grant, copy(mine)).error().code, ErrorCode::BadToken) << "once";
+  char text[4] = {};
+  ASSERT_EQ(::pread(mine.get(), text, 4, 100), 4);
+  EXPECT_EQ(std::string(text, 4), "kept");
+  EXPECT_TRUE(h.engine.release(h.sessions.at(0), grant->buffer));
+}
+
+TEST_F(Adoption, what_is_no_arena_of_this_size_is_refused_and_leaves_nothing) {
+  const auto refused = [&](UniqueFd fd, const char* text) {
+    const auto grant = ask(0);
+    ASSERT_TRUE(grant);
+    const auto given = give(*grant, std::move(fd));
+    ASSERT_FALSE(given);
+    EXPECT_EQ(given.error().path, "fd");
+    EXPECT_THAT(given.error().message, ::testing::HasSubstr(text));
+    EXPECT_EQ(h.engine.release(h.sessions.at(0), grant->buffer).error().code, ErrorCode::UnknownBuffer);
+  };
+  refused(UniqueFd{}, "no descriptor came");
+  refused(arena(8192), "has 8192 bytes, 4096 were said");
+  refused(UniqueFd(::open("/dev/zero", O_RDWR | O_CLOEXEC)), "no memfd");
+  UniqueFd bare(::memfd_create("bare", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(bare.get(), 4096), 0);
+  refused(copy(bare), "has the seals 0x0");
+  ASSERT_EQ(::fcntl(bare.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL), 0);
+  refused(copy(bare), "has the seals 0xf");
+  if (::geteuid() == 0) {
+    const UniqueFd strange = arena();
+    ASSERT_EQ(::fchown(strange.get(), 4711, 4711), 0);
+    refused(copy(strange), "belongs to uid 4711");
+  }
+}
+
+TEST_F(Adoption, two_buffers_never_share_memory) {
+  const UniqueFd mine = arena();
+  const auto first = ask(0);
+  const auto second = ask(1);
+  ASSERT_TRUE(give(*first, copy(mine)));
+  const auto again = give(*second, copy(mine));
+  ASSERT_FALSE(again);
+  EXPECT_THAT(again.error().message, ::testing::HasSubstr("in use as another buffer"));
+}
+
+TEST_F(Adoption, what_comes_twice_because_an_answer_was_lost_is_taken_twice) {
+  const UniqueFd mine = arena();
+  ASSERT_EQ(::pwrite(mine.get(), "kept", 4, 0), 4);
+  const auto first = ask(0);
+  ASSERT_TRUE(give(*first, copy(mine)));
+  const auto second = ask(0);
+  ASSERT_TRUE(give(*second, copy(mine)));
+  h.pump();
+  char text[4] = {};
+  ASSERT_EQ(::pread(mine.get(), text, 4, 0), 4);
+  EXPECT_EQ(std::string(text, 4), "kept");
+  EXPECT_EQ(h.engine.release(h.sessions.at(0), first->buffer).error().code, ErrorCode::UnknownBuffer);
+  EXPECT_TRUE(h.engine.release(h.sessions.at(0), second->buffer));
+}
+
+TEST_F(Adoption, nobody_else_completes_it_and_it_expires) {
+  const auto grant = ask(0);
+  EXPECT_EQ(h.engine.exchange_fd(grant->token, 1001, 100, arena()).error().code, ErrorCode::BadToken);
+  EXPECT_EQ(h.engine.exchange_fd(grant->token, 1000, 101, arena()).error().code, ErrorCode::BadToken);
+  h.pass(Milliseconds(10'000));
+  EXPECT_EQ(give(*grant, arena()).error().code, ErrorCode::BadToken);
+  EXPECT_EQ(h.engine.release(h.sessions.at(0), grant->buffer).error().code, ErrorCode::UnknownBuffer);
+  EXPECT_EQ(ask(0, 0).error().path, "bytes");
 }
 
 }  // namespace

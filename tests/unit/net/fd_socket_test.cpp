@@ -1,10 +1,12 @@
 #include "net/listening_socket.hpp"
 #include "unit/net/server_fixture.hpp"
 
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <cstring>
+#include <filesystem>
 
 namespace gradsync::net {
 namespace {
@@ -12,6 +14,27 @@ namespace {
 class FdSocket : public ServerTest {
  protected:
   [[nodiscard]] RawClient connect_fd() const { return RawClient::unix_socket(folder / "gradsync.fd.sock"); }
+
+  static void send_with(const RawClient& client, std::string text, const std::vector<int>& fds) {
+    iovec data{text.data(), text.size()};
+    std::vector<char> control(CMSG_SPACE(sizeof(int) * fds.size()));
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int) * fds.size());
+    std::memcpy(CMSG_DATA(header), fds.data(), sizeof(int) * fds.size());
+    ASSERT_EQ(::sendmsg(client.fd(), &message, 0), static_cast<ssize_t>(text.size()));
+  }
+
+  static std::size_t open_descriptors() {
+    const auto entries = std::filesystem::directory_iterator("/proc/self/fd");
+    return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+  }
 
   /// Reads the answer with whatever descriptor came along.
   static std::pair<std::string, UniqueFd> receive(const RawClient& client) {
@@ -71,6 +94,37 @@ TEST_F(FdSocket, a_bad_token_gets_the_error_and_no_descriptor) {
   EXPECT_FALSE(fd.valid());
   EXPECT_TRUE(client.at_end());
   EXPECT_TRUE(running.handlers.saw(fmt::format("token bad uid={}", ::geteuid())));
+}
+
+TEST_F(FdSocket, a_descriptor_may_come_with_the_token) {
+  const RunningServer running{options()};
+  const UniqueFd memory(::memfd_create("mine", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(memory.get(), 12288), 0);
+  for (const std::string first : {"mine\n", "m"}) {  // with the whole line, or with its first byte
+    RawClient client = connect_fd();
+    send_with(client, first, {memory.get()});
+    client.send(first == "m" ? "ine\n" : "");
+    EXPECT_EQ(client.read_line(), "{\"bytes\":12288}");
+    EXPECT_TRUE(client.at_end());
+  }
+  RawClient without = connect_fd();
+  without.send("mine\n");
+  EXPECT_NE(without.read_line().find("no descriptor came"), std::string::npos);
+}
+
+TEST_F(FdSocket, descriptors_beyond_the_first_are_closed) {
+  const RunningServer running{options()};
+  const UniqueFd memory(::memfd_create("mine", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(memory.get(), 4096), 0);
+  const std::size_t before = open_descriptors();
+  for (int i = 0; i < 20; ++i) {
+    RawClient client = connect_fd();
+    send_with(client, "mi", std::vector<int>(7, memory.get()));
+    send_with(client, "ne\n", {memory.get()});
+    EXPECT_EQ(client.read_line(), "{\"bytes\":4096}");
+    EXPECT_TRUE(client.at_end());
+  }
+  EXPECT_EQ(open_descriptors(), before);
 }
 
 TEST_F(FdSocket, a_line_that_is_too_long_is_an_error) {

@@ -14,6 +14,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -106,8 +107,15 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     return HttpReply{query == "bad" ? 503 : 200, "text/plain", fmt::format("query={} trusted={}", query, trusted)};
   }
 
-  Result<TakenFd> on_fd_request(const std::string& token, const PeerIdentity& peer) override {
+  Result<TakenFd> on_fd_request(const std::string& token, const PeerIdentity& peer, UniqueFd given) override {
     note(fmt::format("token {} uid={}", token, peer.uid));
+    if (token == "mine") {
+      struct stat found {};
+
+      const bool arrived = given.valid() && ::fstat(given.get(), &found) == 0;
+      return arrived ? Result<TakenFd>(TakenFd{UniqueFd{}, static_cast<std::uint64_t>(found.st_size)})
+                     : make_error(ErrorCode::BadToken, "no descriptor came");
+    }
     if (token != "good") {
       return make_error(ErrorCode::BadToken, "no such token");
     }

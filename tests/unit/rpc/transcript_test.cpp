@@ -140,7 +140,7 @@ class Replay {
   void fetch(const std::string& on, const Json& line) {
     const auto peer = peers_.try_emplace(on, Harness::local_peer()).first->second;
     const std::string token = substitute(line["fetch"], variables_);
-    auto taken = rpc_.engine.take_fd(token, peer.uid, peer.pid);
+    auto taken = rpc_.engine.exchange_fd(token, peer.uid, peer.pid, UniqueFd{});
     Json answer;
     if (taken) {
       answer["bytes"] = taken->size_bytes;
@@ -155,7 +155,7 @@ class Replay {
   void fill(const Json& what) {
     const std::string token = substitute(what["token"], variables_);
     if (!arenas_.contains(token)) {
-      auto taken = rpc_.engine.take_fd(token, Harness::local_peer().uid, Harness::local_peer().pid);
+      auto taken = rpc_.engine.exchange_fd(token, Harness::local_peer().uid, Harness::local_peer().pid, UniqueFd{});
       ASSERT_TRUE(taken) << taken.error().message;
       arenas_.emplace(token, std::move(taken->fd));
     }
