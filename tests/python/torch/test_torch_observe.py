@@ -20,6 +20,7 @@ from test_torch_drop_ins import Norms, backward, copies, daemon, net, norms  # n
 import gradsync.torch as gst
 from gradsync import _connection
 from gradsync.errors import UsageError
+from gradsync.torch import _observer
 from gradsync.torch._observer import PATIENCE_S, Observation, Observer
 
 PATIENT_S = 20.0
@@ -28,8 +29,14 @@ PATIENT_S = 20.0
 @pytest.fixture(autouse=True)
 def observing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRADSYNC_MODE", "observe")
+    monkeypatch.setattr(_observer, "PATIENCE_S", PATIENT_S)  # whatever else the machine does
     yield
     gst.close()
+
+
+def hurry(observer: Observer) -> None:
+    """From now on as impatient as it is outside of tests."""
+    _observer.PATIENCE_S = observer._patience = PATIENCE_S
 
 
 def init(address: str, model: Any, **options: Any) -> Any:
@@ -110,6 +117,7 @@ def test_a_daemon_that_dies_disturbs_nobody(daemon: Any, norms: Norms) -> None: 
         norm = gst.clip_grad_norm_(parameters, max_norm)
         if next(first_step, False):
             observer.wait(PATIENT_S)
+            hurry(observer)
             daemon.stop_listening()
         return norm
 
@@ -129,6 +137,7 @@ def test_a_daemon_that_answers_no_more_is_waited_for_once(daemon: Any, norms: No
     expected = train(net(), nn.utils.clip_grad_norm_, steps=8)
     model = net()
     observer = init(daemon.path, model)
+    hurry(observer)
     waits: list[float] = []
     inner = observer._grads.collect
     observer._grads.collect = lambda underway, patience: (waits.append(patience), inner(underway, patience))[1]
@@ -247,6 +256,7 @@ def test_a_stopped_daemon_changes_no_bit(restartable_daemon: Any) -> None:
         calls += 1
         if calls == 1:
             assert abs(observer.wait(PATIENT_S).relative_difference) < 1e-6
+            hurry(observer)
             restartable_daemon._process.send_signal(signal.SIGSTOP)
             os.waitpid(restartable_daemon._process.pid, os.WUNTRACED)
         return norm
