@@ -24,8 +24,8 @@ sanitize: ## C++ tests under ASan+UBSan, and the threaded layers under TSan
 bench: setup ## time a step and a training run against torch and DeepSpeed (ONLY=name for one)
 	@scripts/bench.sh $(if $(ONLY),--only $(ONLY))
 
-fuzz: setup ## feed the parsers of outside bytes with made-up ones (SECONDS_EACH=60; needs clang 16)
-	@scripts/fuzz.sh $(or $(SECONDS_EACH),60)
+fuzz: setup ## feed the parsers of outside bytes with made-up ones (FUZZ_SECONDS=600 for each; needs clang 16)
+	@scripts/fuzz.sh $(or $(FUZZ_SECONDS),600)
 
 mutants: setup ## plant faults one at a time in a copy, and see which test notices (ID="name …" for some)
 	@scripts/mutants.sh $(ID)

@@ -1,26 +1,33 @@
 #!/usr/bin/env bash
-# `make fuzz`: builds every fuzzer (preset cpu-fuzz) and runs each for a while: fuzz.sh [SECONDS] [FUZZER...]
-# What they learn is kept in build/cpu-fuzz/corpus; an input that breaks something lies in build/cpu-fuzz/crashes.
+# Builds the fuzzers (preset cpu-fuzz) and runs each for a while, as many at once as there are cores.
+#   fuzz.sh [SECONDS] [FUZZER...]    `make fuzz`
+#   fuzz.sh --junit FILE SECONDS     `make test`: a machine without clang 16 skips them
+# What they learn is kept in build/fuzz/corpus; an input that breaks something lies in build/fuzz/crashes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+junit=
+if [ "${1:-}" = --junit ]; then
+  junit=$2
+  shift 2
+fi
 seconds=${1:-60}
 shift $(($# > 0 ? 1 : 0))
-if ! command -v clang++-16 >/dev/null; then
-  echo "fuzz: clang++-16 is missing; on Debian 12: apt-get install clang-16 libclang-rt-16-dev" >&2
-  exit 69
-fi
-fuzzers=("$@")
-[ ${#fuzzers[@]} -gt 0 ] || fuzzers=(rpc_fuzz http_fuzz config_fuzz)
-scripts/build.sh cpu-fuzz "${fuzzers[@]}"
 
-build=build/cpu-fuzz
-mkdir -p "$build/crashes"
-export UBSAN_OPTIONS=print_stacktrace=1
-for fuzzer in "${fuzzers[@]}"; do
-  echo "--- $fuzzer for $seconds s"
-  mkdir -p "$build/corpus/$fuzzer"
-  # The daemon logs what it is asked; stderr is the fuzzer's.
-  "$build/bin/$fuzzer" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
-    -verbosity=0 -artifact_prefix="$build/crashes/$fuzzer-" "$build/corpus/$fuzzer" "tests/fuzz/${fuzzer%_fuzz}_corpus" >/dev/null
-done
-echo "fuzz: nothing broke in $seconds s each of: ${fuzzers[*]}"
+missing=
+if ! command -v clang++-16 >/dev/null; then
+  missing="clang++-16 is missing"
+elif [ ! -e "$(clang++-16 -print-file-name="libclang_rt.fuzzer-$(uname -m).a")" ]; then
+  missing="the libFuzzer of clang 16 is missing"
+fi
+if [ -n "$missing" ]; then
+  missing="$missing; on Debian 12: apt-get install clang-16 libclang-rt-16-dev"
+  [ -n "$junit" ] || { echo "fuzz: $missing" >&2; exit 69; }
+  exec python3 scripts/fuzz.py --skip "$missing" --junit "$junit"
+fi
+
+fuzzers=("$@")
+[ ${#fuzzers[@]} -gt 0 ] || fuzzers=(fuzzers)
+begin=$SECONDS
+scripts/build.sh cpu-fuzz "${fuzzers[@]}" >build/fuzz-build.log 2>&1 || { cat build/fuzz-build.log >&2; exit 1; }
+echo "fuzz: built in $((SECONDS - begin)) s"
+exec python3 scripts/fuzz.py --seconds "$seconds" ${junit:+--junit "$junit"} "$@"

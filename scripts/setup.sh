@@ -9,28 +9,45 @@ packages=(
   libbenchmark-dev libboost1.81-dev libboost-system1.81-dev libcli11-dev libgmock-dev libgtest-dev libhwy-dev
   libspdlog-dev libtomlplusplus-dev libxxhash-dev nlohmann-json3-dev prometheus-cpp-dev
 )
+# Only the fuzzers need these: where they cannot be had, the fuzzers are skipped.
+optional=(clang-16 libclang-rt-16-dev)
 
 refuse() {
   echo "setup: $*" >&2
   exit 69
 }
 
-installed=$(dpkg-query -W -f='${Package} ${Status}\n' "${packages[@]}" 2>/dev/null || true)
-missing=()
-for package in "${packages[@]}"; do
-  [[ $'\n'$installed$'\n' == *$'\n'"$package install ok installed"$'\n'* ]] || missing+=("$package")
-done
+# Those of its arguments that are not installed.
+not_installed() {
+  local installed
+  installed=$(dpkg-query -W -f='${Package} ${Status}\n' "$@" 2>/dev/null || true)
+  for package in "$@"; do
+    [[ $'\n'$installed$'\n' == *$'\n'"$package install ok installed"$'\n'* ]] || echo "$package"
+  done
+}
+
+mapfile -t missing < <(not_installed "${packages[@]}")
+mapfile -t wanted_too < <(not_installed "${optional[@]}")
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(sudo)
+install() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+}
+
 if [ ${#missing[@]} -gt 0 ]; then
   command -v apt-get >/dev/null || refuse "this is not Debian 12; install yourself what these packages hold: ${missing[*]}"
-  as_root=()
   if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null || refuse "packages are missing; run as root, or install sudo: ${missing[*]}"
-    as_root=(sudo)
   fi
   echo "setup: installing ${missing[*]}"
   "${as_root[@]}" apt-get update -q || echo "setup: apt-get update failed; trying with the lists that are there" >&2
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" ||
+  install "${missing[@]}" ||
     refuse "apt-get could not install: ${missing[*]} (they are those of Debian 12, bookworm)"
+fi
+if [ ${#wanted_too[@]} -gt 0 ]; then
+  echo "setup: installing ${wanted_too[*]}, for the fuzzers"
+  [ ${#missing[@]} -gt 0 ] || "${as_root[@]}" apt-get update -q || true
+  install "${wanted_too[@]}" || echo "setup: could not install ${wanted_too[*]}; the fuzzers will be skipped" >&2
 fi
 
 # The environment is complete when it was made from these very files, in this place.

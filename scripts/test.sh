@@ -17,6 +17,7 @@ export GRADSYNCD="$PWD/build/cpu-release/bin/gradsyncd"
 stage --name lint-tests --cases --deadline 300 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/lint
 stage --name python --cases --deadline 1200 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/python
 stage --name integration --cases --deadline 1800 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/integration
+stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-60}"
 
 if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
   echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
@@ -24,4 +25,4 @@ elif stage --name cuda-build --deadline 2400 -- scripts/build.sh cuda-release; t
   stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
 fi
 
-finish --require lint- --require build --require cpp --require lint-tests --require python --require integration
+finish --require lint- --require build --require cpp --require lint-tests --require python --require integration --require fuzz

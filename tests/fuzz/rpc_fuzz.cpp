@@ -1,96 +1,250 @@
-// Any bytes: the strict reader, the envelope, dispatch over a real engine, and the decoding of a declaration. Nothing
-// may crash, every reply must itself be strict JSON, and a declaration that was read must be written back readable.
+// A daemon without sockets: dispatcher, engine and planner are real, the lane only answers. The input is a world and
+// what happens to it, one line each:
+//   none | alone | pair | planned | stats   the world (first line; absent: alone), see `World`
+//   {...}  >{...}                           any text as a message of the first or the second connection
+//   !close !>close !exit !>exit             a connection or its process ends
+//   !advance 5000                           milliseconds pass
+//   !hold !go                               planner and lane stop, and go on
+//   !fail !drain                            reductions fail from now on; the daemon begins to shut down
+// Nothing may crash, every reply must itself be strict JSON, and when everyone has gone nothing may be left over.
 
 #include "engine/engine.hpp"
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
 #include "fakes/recording_lane.hpp"
+#include "fuzz/fuzz.hpp"
 #include "rpc/dispatcher.hpp"
 #include "rpc/json_tape.hpp"
 #include "rpc/metrics.hpp"
-#include "rpc/wire_declare.hpp"
 
-#include <cstdlib>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <string>
 
 namespace {
 
 using namespace gradsync;  // NOLINT(google-build-using-namespace): a main file
 
-void require(bool condition) {
-  if (!condition) {
-    std::abort();
-  }
-}
-
 class CheckingOutbox : public rpc::Outbox {
  public:
-  void send(rpc::ConnectionId, std::string text) override { require(rpc::read_json(text, 64).has_value()); }
+  void send(rpc::ConnectionId, std::string text) override { REQUIRE(rpc::read_json(text, 64).has_value()); }
 
   [[nodiscard]] bool drained(rpc::ConnectionId) const override { return true; }
 
   void close(rpc::ConnectionId, std::string) override {}
 };
 
-struct World {
-  World() {
-    dispatcher.on_open(1, {true, true, 1000, 7});
-    say(R"({"jsonrpc":"2.0","id":"i","method":"session.initialize","params":{"protocol":1,"client":{"name":"f","version":"1"},"client_id":"f","pid":1,"boot_id":""}})"
-    );
-    say(R"({"jsonrpc":"2.0","id":"a","method":"job.attach","params":{"job":"j","rank":0,"world_size":1,"meshes":[{"name":"m","axes":[{"name":"dp","size":1}]}]}})"
-    );
-    say(R"({"jsonrpc":"2.0","id":"b","method":"buffers.allocate","params":{"bytes":4096,"device":"cpu"}})");
+/// So small that a handful of messages reaches them, and memory never runs out.
+rpc::RpcLimits small_limits() {
+  rpc::RpcLimits limits;
+  limits.engine.sessions = 4;
+  limits.engine.buffers_per_session = 3;
+  limits.engine.arena_bytes = 1u << 16;
+  limits.engine.tensors = 64;
+  limits.engine.world_size = 8;
+  limits.half_declared_bytes_per_process = 1u << 14;
+  limits.half_declared_bytes = 1u << 15;
+  limits.declare_pages = 4;
+  limits.subscriptions = 2;
+  limits.event_queue = 2;
+  return limits;
+}
+
+engine::EngineOptions engine_options(const rpc::RpcLimits& limits) {
+  engine::EngineOptions options;
+  options.limits = limits.engine;
+  options.history = 4;
+  return options;
+}
+
+class World {
+ public:
+  explicit World(std::string_view kind)
+      : dispatcher_(std::make_unique<rpc::Dispatcher>(
+            engine_,
+            outbox_,
+            rpc::ServerIdentity{
+                "0",
+                "00000000deadbeef",
+                "b",
+                1,
+                [this] {
+                  return rpc::ServerMoment{now_, 1.0, draining_};
+                }},
+            limits_,
+            [](const std::string&) -> Result<std::string> { return std::string("info"); },
+            metrics_
+        )) {
+    engine_.advance(now_);
+    open(1);
+    open(2);
+    if (kind == "none") {
+      return;
+    }
+    const bool pair = kind != "alone";
+    attach(1, 0, pair ? 2 : 1);
+    if (pair) {
+      attach(2, 1, 2);
+    }
+    if (kind == "planned" || kind == "stats") {
+      declare(1, kind == "stats");
+      declare(2, kind == "stats");
+    }
   }
 
-  void say(std::string_view text) {
-    dispatcher.on_text(1, text);
-    while (!planner.requests.empty() || !lane.commands.empty()) {
-      if (!planner.requests.empty()) {
-        engine.on_plan(planner.plan_next());
+  void happen(std::string_view line) {
+    const bool second = line.starts_with(">") || line.starts_with("!>");
+    const rpc::ConnectionId on = second ? 2 : 1;
+    if (line.starts_with("!")) {
+      event(on, line.substr(second ? 2 : 1));
+    } else {
+      const std::string_view text = line.substr(second ? 1 : 0);
+      static_cast<void>(dispatcher_->on_post({true, false, 1000, 7}, text));
+      say(on, text);
+    }
+  }
+
+  /// Everyone goes, and no deadline is left: nothing may wait for ever.
+  void end() {
+    event(1, "close");
+    event(2, "close");
+    event(1, "exit");
+    event(2, "exit");
+    event(1, "go");
+    for (int i = 0; i < 64 && engine_.next_deadline(); ++i) {
+      pass(std::max(*engine_.next_deadline() - now_, TimePoint::duration{}));
+    }
+    REQUIRE(engine_.idle());
+    REQUIRE(engine_.status(std::nullopt).empty());
+  }
+
+ private:
+  static constexpr const char* kNames[] = {"", "1", "2"};
+
+  void open(rpc::ConnectionId on) {
+    dispatcher_->on_open(on, {true, true, 1000, static_cast<std::int64_t>(6 + on)});
+    open_[on] = true;
+    alive_[on] = true;
+  }
+
+  void attach(rpc::ConnectionId on, int rank, int world_size) {
+    const std::string name = kNames[on];
+    say(on,
+        R"({"jsonrpc":"2.0","id":"i","method":"session.initialize","params":{"protocol":1,)"
+        R"("client":{"name":"f","version":"1"},"client_id":"f)" +
+            name + R"(","pid":1,"boot_id":""}})");
+    say(on,
+        R"({"jsonrpc":"2.0","id":"a","method":"job.attach","params":{"job":"j","rank":)" + std::to_string(rank) +
+            R"(,"world_size":)" + std::to_string(world_size) +
+            R"(,"meshes":[{"name":"m","axes":[{"name":"dp","size":)" + std::to_string(world_size) + "}]}]}}");
+    say(on, R"({"jsonrpc":"2.0","id":"b","method":"buffers.allocate","params":{"bytes":4096,"device":"cpu"}})");
+  }
+
+  void declare(rpc::ConnectionId on, bool stats) {
+    const std::string placement =
+        stats ? R"("kind":"replicate")" : R"("kind":"partial","op":"mean","to":{"kind":"replicate"})";
+    const auto tensor = [&](const char* name, int size) {
+      return R"({"name":")" + std::string(name) + R"(","shape":[)" + std::to_string(size) +
+             R"(],"dtype":"float32","mesh":"m","placements":[{"axes":["dp"],)" + placement + "}]}";
+    };
+    say(on,
+        R"({"jsonrpc":"2.0","id":"d","method":"gradients.declare","params":{"buffer":)" + std::string(kNames[on]) +
+            R"(,"options":{"data_path":")" + (stats ? "stats" : "arena") +
+            R"(","clip":[{"group":"all","max_norm":1.0}]},"tensors":[)" + tensor("a", 2) + "," + tensor("b", 3) +
+            "]}}");
+  }
+
+  void event(rpc::ConnectionId on, std::string_view name) {
+    if (name == "close" && open_[on]) {
+      open_[on] = false;
+      if (!dispatcher_->on_close(on)) {
+        alive_[on] = false;  // nobody will tell of its end
+      }
+    } else if (name == "exit" && alive_[on]) {
+      alive_[on] = false;
+      dispatcher_->on_process_exit(on);
+    } else if (name == "hold" || name == "go") {
+      held_ = name == "hold";
+    } else if (name == "fail") {
+      lane_.fail_reductions = true;
+    } else if (name == "drain") {
+      draining_ = true;
+      engine_.drain();
+    } else if (name.starts_with("advance ")) {
+      std::uint32_t milliseconds = 0;
+      std::from_chars(name.data() + 8, name.data() + name.size(), milliseconds);
+      pass(Milliseconds(milliseconds));
+    }
+    pump();
+  }
+
+  void say(rpc::ConnectionId on, std::string_view text) {
+    if (open_[on]) {
+      dispatcher_->on_text(on, text);
+      pump();
+      dispatcher_->on_drained(on);
+    }
+  }
+
+  void pass(TimePoint::duration time) {
+    now_ += time;
+    engine_.advance(now_);
+    pump();
+  }
+
+  void pump() {
+    while (!held_ && (!planner_.requests.empty() || !lane_.commands.empty())) {
+      if (!planner_.requests.empty()) {
+        engine_.on_plan(planner_.plan_next());
       } else {
-        engine.on_lane_report(lane.answer_next());
+        engine_.on_lane_report(lane_.answer_next());
       }
     }
   }
 
-  CheckingOutbox outbox;
-  prometheus::Registry registry;
-  rpc::RpcMetrics metrics{registry};
-  engine::EngineMetrics engine_metrics{registry};
-  fakes::RecordingLane lane;
-  fakes::InlinePlanner planner;
-  engine::Engine engine{{}, lane, planner, [](const engine::Event&) {}, engine_metrics};
-  rpc::Dispatcher dispatcher{
-      engine,
-      outbox,
-      {"0", "0", "0", 1, {}},
-      {},
-      [](const std::string&) -> Result<std::string> { return std::string("info"); },
-      metrics};
+  rpc::RpcLimits limits_ = small_limits();
+  TimePoint now_{};
+  bool draining_ = false;
+  bool held_ = false;
+  bool open_[3] = {};
+  bool alive_[3] = {};
+  CheckingOutbox outbox_;
+  prometheus::Registry registry_;
+  rpc::RpcMetrics metrics_{registry_};
+  engine::EngineMetrics engine_metrics_{registry_};
+  fakes::RecordingLane lane_;
+  fakes::InlinePlanner planner_;
+  engine::Engine engine_{
+      engine_options(limits_),
+      lane_,
+      planner_,
+      [this](const engine::Event& event) {
+        if (dispatcher_) {
+          dispatcher_->on_event(event);
+        }
+      },
+      engine_metrics_};
+  std::unique_ptr<rpc::Dispatcher> dispatcher_;
 };
 
-void decode_declaration(std::string_view text) {
-  const Result<rpc::Tape> tape = rpc::read_json(text, 32);
-  if (!tape) {
-    return;
-  }
-  rpc::DeclareParams params;
-  if (!rpc::read_params(tape->root(), params)) {
-    return;
-  }
-  const std::string written = rpc::to_json(params);
-  const Result<rpc::Tape> again = rpc::read_json(written, 32);
-  rpc::DeclareParams copy;
-  require(again.has_value() && rpc::read_params(again->root(), copy).has_value());
-  require(rpc::to_json(copy) == written);
+bool is_world(std::string_view line) {
+  return line == "none" || line == "alone" || line == "pair" || line == "planned" || line == "stats";
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
-  decode_declaration(text);
-  World world;
-  world.say(text);
-  static_cast<void>(world.dispatcher.on_post({true, false, 1000, 7}, text));
+  static const bool kQuiet = (spdlog::set_level(spdlog::level::off), true);
+  static_cast<void>(kQuiet);
+  std::string_view rest = fuzz::text_of(data, size);
+  std::string_view first = rest.substr(0, rest.find('\n'));
+  World world(is_world(first) ? (static_cast<void>(fuzz::next_piece(rest, '\n')), first) : "alone");
+  for (int lines = 0; !rest.empty() && lines < 64; ++lines) {
+    world.happen(fuzz::next_piece(rest, '\n'));
+  }
+  world.end();
   return 0;
 }
