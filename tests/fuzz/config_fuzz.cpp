@@ -1,5 +1,6 @@
 // Any text as a configuration file, as the value of a variable of the environment and as its name, as the value of a
-// flag, and as a command line (arguments are lines). What is taken must be printed as a file that says the same.
+// flag, and behind a `$` as a command line (arguments are lines). What is taken must be printed as a file that says the
+// same.
 
 #include "app/command_line.hpp"
 #include "app/configuration.hpp"
@@ -97,8 +98,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   static const bool kQuiet = (std::cout.rdbuf(nullptr), std::cerr.rdbuf(nullptr), true);
   static_cast<void>(kQuiet);
   const std::string text(fuzz::text_of(data, size));
+  if (text.starts_with("$")) {
+    check_command_line(text.substr(1));
+    return 0;
+  }
   check_file(text);
   check_setting(text);
-  check_command_line(text);
   return 0;
 }

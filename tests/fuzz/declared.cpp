@@ -90,6 +90,54 @@ void check_layout(const plan::Plan& plan, const plan::RankDeclaration& rank, std
   REQUIRE(end <= layout.bytes());
 }
 
+std::uint64_t held_by(
+    const plan::Plan& plan,
+    const std::vector<plan::RankDeclaration>& ranks,
+    const plan::PlannedTensor& tensor,
+    const plan::SumMember& member
+) {
+  const plan::PlannedTensor& source = member.copy == 0 ? tensor : plan.tensors.at(tensor.copies.at(member.copy - 1));
+  for (const plan::Holding& holding : source.holdings) {
+    if (holding.rank == member.rank) {
+      return static_cast<std::uint64_t>(plan::numel_of(declared(ranks, holding).local_shape));
+    }
+  }
+  const bool holds = false;
+  REQUIRE(holds);
+  return 0;
+}
+
+/// Parts are the tensor, once; what is added lies inside what every rank of the sum holds.
+void check_parts(const plan::Plan& plan, const std::vector<plan::RankDeclaration>& ranks) {
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    const plan::PlannedTensor& tensor = plan.tensors[i];
+    std::uint64_t elements = 0;
+    for (const plan::PlannedPart& part : tensor.parts) {
+      std::uint64_t end = part.first + part.run;
+      std::uint64_t length = part.run;
+      for (const plan::Stride& stride : part.strides) {
+        REQUIRE(stride.count > 0);
+        end += (stride.count - 1) * stride.distance;
+        length *= stride.count;
+      }
+      REQUIRE(length == part.elements || (part.elements == 0 && part.run == 0));
+      REQUIRE((part.elements == 0) == (plan::numel_of(tensor.declaration.shape) == 0));
+      elements += part.elements;
+      REQUIRE(!plan.sums.at(part.sums).empty());
+      for (const plan::RankSum& sum : plan.sums[part.sums]) {
+        REQUIRE(!sum.sources.empty() && !sum.destinations.empty());
+        for (const plan::SumMember& source : sum.sources) {
+          REQUIRE(end <= held_by(plan, ranks, tensor, source));
+        }
+      }
+    }
+    REQUIRE(
+        tensor.counted_as != i ? tensor.parts.empty()
+                               : elements == static_cast<std::uint64_t>(plan::numel_of(tensor.declaration.shape))
+    );
+  }
+}
+
 void check_buckets(const plan::Plan& plan) {
   std::vector<int> launched(plan.tensors.size());
   for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
@@ -136,6 +184,7 @@ bool check_declared(const std::vector<plan::RankDeclaration>& ranks, const std::
   check_sets(*plan);
   if (plan->options.data_path == plan::DataPath::Arena) {
     check_buckets(*plan);
+    check_parts(*plan, ranks);
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       check_layout(*plan, ranks[rank], static_cast<std::int64_t>(rank));
     }
