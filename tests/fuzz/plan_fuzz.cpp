@@ -255,6 +255,9 @@ std::string text_of(const rpc::JobDeclaration& job) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const rpc::JobDeclaration job = Maker(data, size).job();
   const bool planned = fuzz::check_declared(job.ranks, job.meshes);
+  if (size % 4 != 0) {  // the text costs as much as all the rest
+    return 0;
+  }
   std::istringstream in(text_of(job));
   const Result<rpc::JobDeclaration> read = rpc::read_declaration_file(in);
   REQUIRE(read.has_value() || !planned);

@@ -30,11 +30,16 @@ using namespace gradsync;  // NOLINT(google-build-using-namespace): a main file
 
 class CheckingOutbox : public rpc::Outbox {
  public:
-  void send(rpc::ConnectionId, std::string text) override { REQUIRE(rpc::read_json(text, 64).has_value()); }
+  void send(rpc::ConnectionId connection, std::string text) override {
+    REQUIRE(open[connection]);
+    REQUIRE(rpc::read_json(text, 64).has_value());
+  }
 
   [[nodiscard]] bool drained(rpc::ConnectionId) const override { return true; }
 
   void close(rpc::ConnectionId, std::string) override {}
+
+  bool open[3] = {};  ///< by connection
 };
 
 /// So small that a handful of messages reaches them, and memory never runs out.
@@ -126,7 +131,7 @@ class World {
 
   void open(rpc::ConnectionId on) {
     dispatcher_->on_open(on, {true, true, 1000, static_cast<std::int64_t>(6 + on)});
-    open_[on] = true;
+    outbox_.open[on] = true;
     alive_[on] = true;
   }
 
@@ -158,8 +163,8 @@ class World {
   }
 
   void event(rpc::ConnectionId on, std::string_view name) {
-    if (name == "close" && open_[on]) {
-      open_[on] = false;
+    if (name == "close" && outbox_.open[on]) {
+      outbox_.open[on] = false;
       if (!dispatcher_->on_close(on)) {
         alive_[on] = false;  // nobody will tell of its end
       }
@@ -182,7 +187,7 @@ class World {
   }
 
   void say(rpc::ConnectionId on, std::string_view text) {
-    if (open_[on]) {
+    if (outbox_.open[on]) {
       dispatcher_->on_text(on, text);
       pump();
       dispatcher_->on_drained(on);
@@ -209,7 +214,6 @@ class World {
   TimePoint now_{};
   bool draining_ = false;
   bool held_ = false;
-  bool open_[3] = {};
   bool alive_[3] = {};
   CheckingOutbox outbox_;
   prometheus::Registry registry_;
