@@ -3,10 +3,13 @@
 //   none | alone | pair | planned | stats   the world (first line; absent: alone), see `World`
 //   {...}  >{...}                           any text as a message of the first or the second connection
 //   !close !>close !exit !>exit             a connection or its process ends
+//   !fetch !give  (also !>)                 the fd socket: the last token of the connection, with nothing or with the
+//                                           descriptor that it fetched last
 //   !advance 5000                           milliseconds pass
 //   !hold !go                               planner and lane stop, and go on
 //   !fail !drain                            reductions fail from now on; the daemon begins to shut down
-// Nothing may crash, every reply must itself be strict JSON, and when everyone has gone nothing may be left over.
+// Nothing may crash, every reply must itself be strict JSON, and when everyone has gone nothing may be left over: no
+// call, no job, no mapped buffer.
 
 #include "engine/engine.hpp"
 #include "engine/metrics.hpp"
@@ -19,9 +22,12 @@
 
 #include <spdlog/spdlog.h>
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <charconv>
 #include <memory>
+#include <set>
 #include <string>
 
 namespace {
@@ -33,13 +39,19 @@ class CheckingOutbox : public rpc::Outbox {
   void send(rpc::ConnectionId connection, std::string text) override {
     REQUIRE(open[connection]);
     REQUIRE(rpc::read_json(text, 64).has_value());
+    constexpr std::string_view kToken = R"("token":")";
+    if (const std::size_t at = text.find(kToken); at != std::string::npos) {
+      token[connection] = text.substr(at + kToken.size(), 32);
+    }
   }
 
   [[nodiscard]] bool drained(rpc::ConnectionId) const override { return true; }
 
   void close(rpc::ConnectionId, std::string) override {}
 
-  bool open[3] = {};  ///< by connection
+  // By connection:
+  bool open[3] = {};
+  std::string token[3];  ///< the last one given out
 };
 
 /// So small that a handful of messages reaches them, and memory never runs out.
@@ -124,13 +136,17 @@ class World {
     }
     REQUIRE(engine_.idle());
     REQUIRE(engine_.status(std::nullopt).empty());
+    // TODO: for adopted memory too, once the lane hears that the buffer it replaces is gone.
+    REQUIRE(mapped_.empty() || adopted_);
   }
 
  private:
   static constexpr const char* kNames[] = {"", "1", "2"};
 
+  static std::int64_t pid_of(rpc::ConnectionId on) { return static_cast<std::int64_t>(6 + on); }
+
   void open(rpc::ConnectionId on) {
-    dispatcher_->on_open(on, {true, true, 1000, static_cast<std::int64_t>(6 + on)});
+    dispatcher_->on_open(on, {true, true, 1000, pid_of(on)});
     outbox_.open[on] = true;
     alive_[on] = true;
   }
@@ -171,6 +187,13 @@ class World {
     } else if (name == "exit" && alive_[on]) {
       alive_[on] = false;
       dispatcher_->on_process_exit(on);
+    } else if (name == "fetch" || name == "give") {
+      UniqueFd given(name == "give" && arena_[on].valid() ? ::fcntl(arena_[on].get(), F_DUPFD_CLOEXEC, 0) : -1);
+      auto taken = engine_.exchange_fd(outbox_.token[on], 1000, pid_of(on), std::move(given));
+      if (taken && taken->fd.valid()) {
+        arena_[on] = std::move(taken->fd);
+      }
+      adopted_ = adopted_ || (taken && !taken->fd.valid() && name == "give");
     } else if (name == "hold" || name == "go") {
       held_ = name == "hold";
     } else if (name == "fail") {
@@ -205,8 +228,18 @@ class World {
       if (!planner_.requests.empty()) {
         engine_.on_plan(planner_.plan_next());
       } else {
+        note_mapped(lane_.commands.front());
         engine_.on_lane_report(lane_.answer_next());
       }
+    }
+  }
+
+  void note_mapped(const device::LaneCommand& command) {
+    if (const auto* map = std::get_if<device::MapBuffer>(&command)) {
+      REQUIRE(map->fd.valid());
+      REQUIRE(mapped_.insert(map->buffer).second);
+    } else if (const auto* unmap = std::get_if<device::UnmapBuffer>(&command)) {
+      mapped_.erase(unmap->buffer);
     }
   }
 
@@ -215,6 +248,9 @@ class World {
   bool draining_ = false;
   bool held_ = false;
   bool alive_[3] = {};
+  UniqueFd arena_[3];
+  bool adopted_ = false;
+  std::set<device::BufferId> mapped_;
   CheckingOutbox outbox_;
   prometheus::Registry registry_;
   rpc::RpcMetrics metrics_{registry_};
