@@ -270,10 +270,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 class Elementwise(nn.Module):
     """A replicated DTensor used on activations that are split along its own dim: its gradient is `Shard(0)`."""
 
-    def __init__(self, mesh: Any | None = None) -> None:
+    def __init__(self, mesh: Any, features: int = 7) -> None:
         super().__init__()
-        weight = torch.linspace(1.0, 2.0, 7)
-        self.scale = nn.Parameter(weight if mesh is None else distribute_tensor(weight, mesh, [Replicate()]))
+        self.scale = nn.Parameter(distribute_tensor(torch.linspace(1.0, 2.0, features), mesh, [Replicate()]))
 
 
 def placed_gradients() -> dict[str, Any]:
@@ -304,6 +303,10 @@ def placed_gradients() -> dict[str, Any]:
     return found
 
 
+def stacked(mesh: Any) -> nn.Module:
+    return nn.ParameterDict({"experts": nn.Parameter(distribute_tensor(torch.ones(2, 3), mesh["ep"], [Shard(0)]))})
+
+
 def refusals() -> dict[str, Any]:
     mesh = mesh_of(dp_replicate=2, dp_shard=4)
     found = {}
@@ -311,6 +314,7 @@ def refusals() -> dict[str, Any]:
         "both axes": lambda: gst.attach(sharded(Model(), mesh), mesh=mesh, job="both_axes"),
         "broadcast": lambda: gst.attach(sharded(Model(), mesh["dp_shard"]), mesh=mesh, job="b", init="broadcast"),
         "tp nowhere": lambda: gst.attach(Model(), mesh=mesh_of(dp=4, tp=2), job="tp_nowhere"),
+        "experts on the first mesh": lambda: gst.attach(stacked(mesh_of(dp=4, ep=2)), mesh_of(dp=4, ep=2), job="e"),
         "other mesh": lambda: gst.attach(sharded(Model(), mesh), mesh={"x": 4, "y": 2}, job="other_mesh"),
     }.items():
         try:
@@ -364,6 +368,104 @@ def begun_again() -> dict[str, Any]:
     return {"to_reference": difference(found, gradients(reference))}
 
 
+def empty_slice() -> dict[str, Any]:
+    """Nine features over tp=4 are cut 3, 3, 3, 0: the last rank has no slice, and all of its memory is zeros."""
+    mesh = mesh_of(dp=2, tp=4)
+    model = Elementwise(mesh["tp"], 9)
+    found = []
+    with gst.attach(model, mesh=mesh, job="empty_slice") as gs:
+        for _ in range(3):
+            x = distribute_tensor(torch.arange(9.0), mesh["tp"], [Shard(0)])
+            (model.scale * x).sum().full_tensor().backward()
+            gs.finish()
+            found.append(whole(model.scale.grad).tolist())
+            model.zero_grad()
+    return {"found": found}
+
+
+def value_head() -> dict[str, Any]:
+    """A dim that is smaller than its axis: torch makes the gradient `Replicate`, and cannot add that to a `Shard`."""
+    found: dict[str, Any] = {}
+    for zero in ("none", "zeros"):
+        mesh = mesh_of(dp=4, tp=2)
+        torch.manual_seed(2)
+        reference, model = nn.Linear(6, 1), nn.Linear(6, 1)
+        model.load_state_dict(reference.state_dict())
+        parallelize_module(model, mesh["tp"], ColwiseParallel(output_layouts=Replicate()))
+        data = torch.randn(3, 2, 4, 5, 6, generator=torch.Generator().manual_seed(9))
+        with gst.attach(model, mesh=mesh, job=f"value_head_{zero}", accumulate=2) as gs:
+            worst = 0.0
+            for step in range(3):
+                for micro in range(2):
+                    model(data[step, micro, mesh.get_local_rank("dp")]).square().mean().backward()
+                    for part in range(4):
+                        (reference(data[step, micro, part]).square().mean() / 4).backward()
+                gs.finish()
+                worst = max(worst, difference(gradients(model), gradients(reference)))
+                model.zero_grad(set_to_none=zero == "none")
+                reference.zero_grad()
+        found[zero] = worst
+    return found
+
+
+def exchanged() -> dict[str, Any]:
+    """Parameters that load_state_dict(assign=True) exchanges, and what Module.to() is made of afterwards."""
+    found: dict[str, Any] = {}
+    for name, make in {"fsdp": hsdp, "tp": tp, "moved": tp}.items():
+        case, reference = make(), Model()
+        with gst.attach(case.model, mesh=case.mesh, job=f"exchanged_{name}") as gs:
+            if name == "moved":
+                case.model.to("cpu")
+            else:
+                state = {key: value.detach().clone() for key, value in case.model.state_dict().items()}
+                case.model.load_state_dict(state, assign=True)
+            optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1, foreach=False)
+            backward(case.model, case, 0, 0, case.data)
+            try:
+                optimizer.step()
+                found[f"{name} early"] = "nothing"
+            except gradsync.GradsyncError as error:
+                found[f"{name} early"] = type(error).__name__
+            for part in range(case.parts):
+                backward(reference, case, 0, 0, part, 1 / case.parts)
+            gs.finish()
+            found[name] = difference(gradients(case.model), gradients(reference))
+            optimizer.step()
+    return found
+
+
+def experts() -> dict[str, Any]:
+    """Two meshes over the same ranks: an expert's gradient sums what its group sent, divided by all data ranks."""
+    dense, expert = mesh_of(dp=8), mesh_of(edp=4, ep=2)
+    model = nn.Module()
+    model.dense = nn.Linear(3, 3, bias=False)
+    model.experts = nn.Parameter(distribute_tensor(torch.ones(2, 3), expert["ep"], [Shard(0)]))
+    with gst.attach(model, mesh={"dense": dense, "expert": expert}, job="experts") as gs:
+        x = torch.full((1, 3), float(dist.get_rank() + 1))
+        rows = model.experts.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+        (model.dense(x).sum() + (rows.sum(0) * x).sum()).backward()
+        gs.finish()
+        return {"dense": whole(model.dense.weight.grad).tolist(), "experts": whole(model.experts.grad).tolist()}
+
+
+def lora() -> dict[str, Any]:
+    """A frozen TP base and plain adapters: they see the same along tp, although nothing that is trained says so."""
+    mesh = mesh_of(dp=4, tp=2)
+    model, reference = tensor_parallel(Model(), mesh["tp"]), Model()
+    for one in (model, reference):
+        one.requires_grad_(False)
+        torch.manual_seed(4)
+        one.rare = nn.Linear(WIDTH, WIDTH)
+    case = Case(mesh, model, mesh.get_local_rank("dp"), 4, rare=True)
+    with gst.attach(model, mesh=mesh, job="lora") as gs:
+        backward(model, case, 0, 1, case.data)
+        for part in range(4):
+            backward(reference, case, 0, 1, part, 0.25)
+        gs.finish()
+        stages = sorted({stage_of(stage) for bucket in gs.explain()["buckets"] for stage in bucket["stages"]})
+        return {"to_reference": difference(gradients(model), gradients(reference)), "stages": stages}
+
+
 def checkpointed() -> Model:
     return Model(checkpointed=True)
 
@@ -392,6 +494,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "placed_gradients": placed_gradients,
     "refusals": refusals,
     "begun_again": begun_again,
+    **{case.__name__: case for case in (empty_slice, value_head, exchanged, experts, lora)},
 }
 
 

@@ -71,6 +71,34 @@ def test_gradients_are_taken_as_they_are_placed(synced: Live) -> None:
             assert found[f"{kind} rows"] == [[2.5] * 3] * 7
 
 
+def test_a_rank_whose_slice_is_empty_adds_nothing_of_the_step_before(synced: Live) -> None:
+    assert all(found["found"] == [[float(i) for i in range(9)]] * 3 for found in synced["empty_slice"])
+
+
+def test_a_dim_smaller_than_its_axis(synced: Live) -> None:
+    for found in synced["value_head"]:
+        assert max(found.values()) <= 1e-6
+
+
+def test_parameters_that_are_exchanged_under_a_framework_are_followed(synced: Live) -> None:
+    for found in synced["exchanged"]:
+        for name in ("fsdp", "tp", "moved"):
+            assert found[name] <= 1e-6, name
+            assert found[f"{name} early"] in ("ParameterChanged", "UsageError"), name
+
+
+def test_experts_on_a_mesh_of_their_own(synced: Live) -> None:
+    for found in synced["experts"]:
+        assert found["dense"] == [[4.5] * 3] * 3
+        assert found["experts"] == [[4.5] * 3] * 2
+
+
+def test_adapters_of_a_frozen_base(synced: Live) -> None:
+    for found in synced["lora"]:
+        assert found["to_reference"] <= 1e-6
+        assert found["stages"] == ["mean over dp"]
+
+
 def test_a_backward_begun_again(synced: Live) -> None:
     assert all(found["to_reference"] <= 1e-6 for found in synced["begun_again"])
 
@@ -82,6 +110,7 @@ def test_refusals(synced: Live) -> None:
         assert "load equal weights" in found["broadcast"]
         assert "no parameter of this module is a DTensor along it" in found["tp nowhere"]
         assert "does not lie along the axes" in found["other mesh"]
+        assert "give two meshes" in found["experts on the first mesh"]
         assert found["diverged"].startswith("WeightsDiverged")
         assert "head.weight" in found["diverged"]
         assert "rank 5" in found["diverged"]

@@ -61,7 +61,7 @@ def attach(
 ) -> GradSync | OffSync:
     """Hands the gradients of a module to the sidecar, in the place of DistributedDataParallel.
 
-    The module is a plain one, or made by `parallelize_module`, or by `fully_shard` over one axis: the sidecar reduces
+    The module is a plain one, or made by `parallelize_module`, or by `fully_shard` over some axes: the sidecar reduces
     along the axes that these leave, once per step.
 
     Args:

@@ -1,4 +1,4 @@
-"""What `attach` returns: the step of a plain module whose gradients the sidecar reduces, measures and clips."""
+"""What `attach` returns: the step of a module whose gradients the sidecar reduces, measures and clips."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GradSync:
         self._grads = grads
         self._owned_client = owned_client
         self._index = {name: index for index, name in enumerate(found.names)}
-        self._guard = OptimizerGuard(found, recorder.fired)
+        self._guard = OptimizerGuard(found, recorder.unreduced)
         self._finished = False  # by finish(), and the optimizer is the caller's
         self._closed = False
         self.report: StepReport | None = None  #: of the last step
@@ -67,7 +67,11 @@ class GradSync:
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         for one in optimizers:
             self._guard.check(one)
-        if self._finished and not self._recorder.fired() and any(p.grad is not None for p in self._found.parameters):
+        if (
+            self._finished
+            and not self._recorder.unreduced()
+            and any(p.grad is not None for p in self._found.parameters)
+        ):
             raise UsageError(
                 "finish() completed this step already; call optimizer.step() yourself, or step() instead of finish()"
             )
@@ -167,6 +171,7 @@ class GradSync:
             raise UsageError(
                 "this GradSync is closed (by close(), an interrupted step, or a later attach); attach again"
             )
+        self._recorder.follow_memory()
         if self._found.tree.changed():
             self._recorder.follow_module()
             self._found.check_members()

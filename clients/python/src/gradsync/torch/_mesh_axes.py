@@ -71,7 +71,7 @@ def lines(mesh: DeviceMesh, rank: int) -> list[list[int]]:
     """Per dim of a mesh, the ranks that share this rank's other coordinates."""
     place = (mesh.mesh == rank).nonzero().tolist()
     if len(place) != 1:
-        raise UsageError(f"{mesh}: rank {rank} is not in it; give init() the parts that this rank holds")
+        raise UsageError(f"{mesh}: rank {rank} is not in it; give the parts that this rank holds")
     found = []
     for dim in range(mesh.mesh.ndim):
         line: tuple[Any, ...] = (*place[0][:dim], slice(None), *place[0][dim + 1 :])
@@ -83,7 +83,7 @@ def job_meshes(mesh: MeshSpec | Mapping[str, MeshSpec] | None, rank: int, world_
     """The meshes of the job, the first of them for tensors that belong to none."""
     if mesh is None:
         mesh = {"dp": world_size}
-    if isinstance(mesh, Mapping) and mesh and not all(isinstance(size, int) for size in mesh.values()):
+    if isinstance(mesh, Mapping) and mesh and not all(hasattr(size, "__index__") for size in mesh.values()):
         return [_job_mesh(name, spec, rank, world_size) for name, spec in mesh.items()]
     return [_job_mesh(_DEFAULT, mesh, rank, world_size)]
 

@@ -48,10 +48,11 @@ class OptimizerGuard:
         self.check(optimizer)
         for index in self._found.placed:
             parameter: Any = self._found.parameters[index]
-            if parameter.grad is not None and parameter.grad.placements != parameter.placements:
+            placements = getattr(parameter.grad, "placements", None)
+            if parameter.grad is not None and placements != parameter.placements:
                 raise UsageError(
                     f"{type(optimizer).__name__}.step() would use a gradient of '{self._found.names[index]}' that is "
-                    f"{parameter.grad.placements}, its parameter is {parameter.placements}; call finish() before it"
+                    f"{placements or 'a plain tensor'}, and its parameter {parameter.placements}; call finish() before"
                 )
         if self._unsynchronised():
             raise UsageError(

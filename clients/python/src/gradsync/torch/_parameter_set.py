@@ -48,8 +48,8 @@ class ParameterSet:
     slots: list[Slot] = field(default_factory=list)
     known_ids: set[int] = field(default_factory=set)  #: of all parameters seen, frozen ones too
     placed: set[int] = field(default_factory=set)  #: indices of DTensors
-    managed: dict[int, Any] = field(default_factory=dict)  #: index → mesh along which fully_shard shards and reduces it
-    managed_places: set[tuple[int, str]] = field(default_factory=set)  #: (id of the module, key): fully_shard's own
+    managed: dict[int, Any] = field(default_factory=dict)  #: index → what fully_shard knows of the parameter
+    managed_places: dict[tuple[int, str], Any] = field(default_factory=dict)  #: (id of the module, key) → the same
     mixed_dtypes: bool = False  #: some gradient has another dtype than its parameter
 
     def replaced(self) -> list[int]:
@@ -60,12 +60,16 @@ class ParameterSet:
             for slot in self.slots
             if slot.index >= 0 and slot.owner.get(slot.key) is not parameters[slot.index]
         }
+        found.update(index for index, one in self.managed.items() if one.sharded_param is not parameters[index])
         return sorted(found)
 
     def replace(self, index: int) -> nn.Parameter:
         """Takes the module's new parameter in the place of the old one, if it is of the same kind."""
         old, name = self.parameters[index], self.names[index]
-        held = {slot.name: slot.owner.get(slot.key) for slot in self.slots if slot.index == index}
+        if index in self.managed:
+            held: dict[str, nn.Parameter | None] = {name: self.managed[index].sharded_param}
+        else:
+            held = {slot.name: slot.owner.get(slot.key) for slot in self.slots if slot.index == index}
         new = held[name]
         if any(parameter is not new for parameter in held.values()):
             raise ParameterChanged(
@@ -97,8 +101,10 @@ class ParameterSet:
         declared = set(map(id, self.parameters))
         frozen: list[tuple[str, nn.Parameter]] = []
         for name, module, key, parameter in self.tree.parameters():
-            if id(parameter) in declared or (id(module), key) in self.managed_places:
-                continue  # what fully_shard gathered is in its place for a while
+            managed = self.managed_places.get((id(module), key))
+            gathered = managed is not None and parameter is getattr(managed, "_unsharded_param", None)
+            if id(parameter) in declared or gathered:  # what fully_shard gathered is in its place for a while
+                continue
             if parameter.requires_grad and id(parameter) not in self.known_ids:
                 what = "its module was exchanged" if name in self.names else "it was added"
                 raise ParameterChanged(
@@ -137,9 +143,11 @@ class ParameterSet:
                     )
 
     def holds_any(self, groups: Sequence[dict[str, object]]) -> bool:
-        """Whether an optimizer has to do with this module at all."""
-        known = self.known_ids
-        return any(id(parameter) in known for group in groups for parameter in group["params"])  # type: ignore[attr-defined]
+        """Whether an optimizer has to do with this module at all, as it is now."""
+        stepped = {id(parameter) for group in groups for parameter in group["params"]}  # type: ignore[attr-defined]
+        if not self.known_ids.isdisjoint(stepped):
+            return True
+        return self.tree.changed() and any(id(parameter) in stepped for _, _, _, parameter in self.tree.parameters())
 
     def _name_in_module(self, wanted: nn.Parameter) -> str | None:
         return next((name for name, _, _, parameter in self.tree.parameters() if parameter is wanted), None)
@@ -147,7 +155,8 @@ class ParameterSet:
 
 def describe(parameter: torch.Tensor) -> str:
     grad = "" if parameter.requires_grad else " frozen"
-    return f"a{grad} {str(parameter.dtype).removeprefix('torch.')} parameter of shape {tuple(parameter.shape)}"
+    placed = f" placed {parameter.placements}" if is_dtensor(parameter) else ""  # type: ignore[attr-defined]
+    return f"a{grad} {str(parameter.dtype).removeprefix('torch.')} parameter of shape {tuple(parameter.shape)}{placed}"
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
@@ -194,7 +203,7 @@ def refuse_reduced(model: nn.Module) -> None:
 def collect(model: nn.Module) -> ParameterSet:
     refuse_reduced(model)
     managed = fully_sharded(model)
-    found = ParameterSet(ModuleTree(model), managed_places=set(managed))
+    found = ParameterSet(ModuleTree(model), managed_places=managed)
     index_of: dict[int, int] = {}
     for name, module, key, parameter in walk(model):
         if id(parameter) not in index_of:
@@ -211,7 +220,7 @@ def collect(model: nn.Module) -> ParameterSet:
 
 
 def fully_sharded(model: nn.Module) -> dict[tuple[int, str], Any]:
-    """(id of the module, key) → mesh, of every parameter that fully_shard gathers and reduces."""
+    """(id of the module, key) → torch's own record, of every parameter that fully_shard gathers and reduces."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     found: dict[tuple[int, str], Any] = {}
     for module in model.modules():
@@ -224,7 +233,7 @@ def fully_sharded(model: nn.Module) -> dict[tuple[int, str], Any]:
                 place = one._module_info
                 owners = [place.module, *place.shared_modules]
                 for owner, key in zip(owners, [place.param_name, *place.shared_param_names], strict=True):
-                    found[id(owner), key] = one.mesh_info.mesh
+                    found[id(owner), key] = one
     return found
 
 

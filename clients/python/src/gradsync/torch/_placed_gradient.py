@@ -3,8 +3,8 @@
 Autograd may place a gradient otherwise than its parameter, and adds the next micro-batch to it by its placements. So a
 gradient stays what it is, only its memory is exchanged: summands of a replicated parameter (`Partial`) become the whole
 part, one's own slice (`Shard`) lies in it between zeros, and of equal copies (`Replicate`) one rank's counts. What fits
-none of these is redistributed to the parameter's placements, as fully_shard does. After sync the same memory is shown
-with the parameter's placements.
+none of these is redistributed to the parameter's placements before autograd adds it, as fully_shard does. After sync
+the same memory is shown with the parameter's placements.
 """
 
 from __future__ import annotations
@@ -42,16 +42,25 @@ class PlacedGradient:
         self.bound = self.result  #: what `p.grad` is while it lies in the arena
         self.speaks = self._form(tuple(spec.placements)).speaks
 
+    def fitting(self, gradient: Any) -> Any:
+        """The gradient, redistributed where it is placed in a way that has no place in the arena. Collective then."""
+        form = self._form(tuple(gradient.placements))
+        if form.placements == tuple(gradient.placements):
+            return gradient
+        return gradient.redistribute(placements=form.placements)
+
     def bind(self, gradient: Any) -> torch.Tensor:
         """Takes a gradient into the arena, in the place of what was there; returns what `p.grad` shall be."""
+        gradient = self.fitting(gradient)
         form = self._form(tuple(gradient.placements))
-        if form.placements != tuple(gradient.placements):
-            gradient = gradient.redistribute(placements=form.placements)
         part = self._view
         for dim, start, length in form.slices:
             part = part.narrow(dim, start, length)
         local = local_tensor(gradient)
-        if local.data_ptr() != part.data_ptr() or local.stride() != part.stride():
+        here = local.numel() > 0 and local.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()
+        in_place = here and local.data_ptr() == part.data_ptr() and local.stride() == part.stride()
+        if form.slices or not in_place:
+            local = local.clone() if here else local
             if form.slices:
                 self._view.zero_()
             part.copy_(local)

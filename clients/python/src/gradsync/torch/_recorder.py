@@ -20,6 +20,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -88,6 +89,7 @@ class GradientRecorder:
         self._versions = self._versions_now()  #: when launched, else when the step began
         self._rhythm = Rhythm(count, accumulate)
         self._handles = [self._hook(i, parameter) for i, parameter in enumerate(found.parameters)]
+        self._fitting = {i: self._fit(i) for i in placed if i not in found.managed}
 
     def _hook(self, index: int, parameter: nn.Parameter) -> RemovableHandle:
         views, bucket = self.views, self._bucket_of[index]
@@ -115,6 +117,11 @@ class GradientRecorder:
 
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return handle
+
+    def _fit(self, index: int) -> tuple[RemovableHandle, torch.Tensor]:
+        """A hook before autograd adds a gradient; and the memory of the parameter, for which hooks were made."""
+        parameter: Any = self._found.parameters[index]
+        return parameter.register_hook(self._placed[index].fitting), parameter._local_tensor
 
     def _move(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         if gradient is None:
@@ -158,6 +165,12 @@ class GradientRecorder:
                 f"its gradient is {kinds[is_dtensor(gradient)]}, the parameter {kinds[index in self._placed]}",
                 "leave gradients as backward makes them",
             )
+        if is_dtensor(gradient) and gradient.device_mesh != view.device_mesh:  # type: ignore[attr-defined]
+            raise GradientRefused(
+                self._found.names[index],
+                f"its gradient lies on {gradient.device_mesh}, the parameter on {view.device_mesh}",  # type: ignore[attr-defined]
+                "leave gradients as backward makes them",
+            )
         if gradient.dtype is not view.dtype or gradient.shape != view.shape:
             raise GradientRefused(
                 self._found.names[index],
@@ -191,13 +204,37 @@ class GradientRecorder:
         """Whether backward brought any gradient since the last step."""
         return any(self._counts)
 
+    def unreduced(self) -> bool:
+        """Whether backward brought any gradient since the last step, also one that no hook saw."""
+        return self.fired() or any(self._found.parameters[index].grad is not None for index in self._without_hooks())
+
+    def _without_hooks(self) -> list[int]:
+        # Module.to() swaps what a DTensor is made of: the hooks are still listed, and are not called any more.
+        parameters: list[Any] = self._found.parameters
+        return [
+            index for index, (_, made_for) in self._fitting.items() if parameters[index]._local_tensor is not made_for
+        ]
+
+    def follow_memory(self) -> None:
+        """Hangs the hooks of DTensors on again that `Module.to()` made deaf."""
+        for index in self._without_hooks():
+            parameter: Any = self._found.parameters[index]
+            parameter._post_accumulate_grad_hooks = parameter._backward_hooks = None
+            self._hang(index, parameter)
+
     def follow_module(self) -> None:
         """Moves to the parameters the module holds now."""
         replaced = self._found.replaced()
         for index in replaced:
             self._handles[index].remove()
-            self._handles[index] = self._hook(index, self._found.replace(index))
+            self._hang(index, self._found.replace(index))
         self.counters.replaced_parameters += len(replaced)
+
+    def _hang(self, index: int, parameter: nn.Parameter) -> None:
+        self._handles[index] = self._hook(index, parameter)
+        if index in self._fitting:
+            self._fitting[index][0].remove()
+            self._fitting[index] = self._fit(index)
 
     def settle(self) -> list[int]:
         """Brings what the hooks left aside into the arena; returns the tensors without a gradient on this rank.
@@ -302,7 +339,7 @@ class GradientRecorder:
 
     def close(self) -> None:
         """Takes the hooks off and gives every parameter a gradient of its own memory."""
-        for handle in self._handles:
+        for handle in (*self._handles, *(handle for handle, _ in self._fitting.values())):
             handle.remove()
         for parameter, view in zip(self._found.parameters, self.views, strict=True):
             if parameter.grad is view:

@@ -3,11 +3,13 @@
 `fully_shard` reduces over its own mesh and hands over gradients that are placed like their parameters. Tensor
 parallelism leaves gradients of replicated parameters unreduced along its axis: summands of one value, or the value
 itself on every rank, which one of them then gives. Parameters that a framework does not place see equal data along axes
-that split the model, and different data along all others.
+that split the model, and different data along all others. Experts on a mesh of their own sum what their group sent them
+from all data: they are divided by the ranks of data parallelism of the first mesh, not by the fewer of theirs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -35,7 +37,11 @@ class _Placed:
     mesh: str
     by_axis: Mapping[str, Placement]
     managed: bool  #: fully_shard hands its gradient over placed like the parameter
-    reduced: Collection[str]  #: axes along which fully_shard splits the data
+    reduced: Collection[str]  #: axes along which fully_shard splits the data, those of one rank too
+
+    @staticmethod
+    def frozen(mesh: str, placements: Mapping[tuple[str, ...], Placement]) -> _Placed:
+        return _Placed(mesh, {axis: placement for axes, placement in placements.items() for axis in axes}, True, ())
 
 
 def sync_tensors(
@@ -53,16 +59,21 @@ def sync_tensors(
     """
     placer = Placer(meshes, None, (), {}, check_weights=False)
     placed = [_read(placer, found, index) for index in range(len(found.names))]
-    _check_model_axes(meshes, placed)
+    everything = [*placed, *(_Placed.frozen(*placer.placements_of(name, p)) for name, p in found.frozen)]
+    _check_model_axes(meshes, everything)
     splitting = {
         (one.mesh, axis)
-        for one in placed
+        for one in everything
         for axis, placement in one.by_axis.items()
         if isinstance(placement, gradsync.Shard) and axis not in one.reduced
     }
+    first = meshes[0]
+    data_ranks = math.prod(size for axis, size in first.axes.items() if (first.name, axis) not in splitting)
     tensors = []
     for name, parameter, one in zip(found.names, found.parameters, placed, strict=True):
         tensor = placer.place(name, parameter, layer(name) if layer is not None else None)
+        of_experts = reduce == "mean" and one.mesh != first.name and not one.managed
+        over_data = gradsync.Partial("sum" if of_experts else reduce) >> gradsync.Replicate()
         placements: dict[Axes, Placement] = {}
         for axes, placement in tensor.placements.items():
             axis = axes if isinstance(axes, str) else axes[0]
@@ -71,10 +82,16 @@ def sync_tensors(
             elif axis in one.by_axis:
                 placements[axes] = placement if one.managed else gradsync.Partial("sum") >> placement
             else:
-                placements[axes] = placement if (one.mesh, axis) in splitting else gradsync.Partial(reduce) >> placement
-        group = clip_group(name) if clip_group is not None else "all"
-        tensors.append(replace(tensor, placements=placements, clip_group=group))
-    _check_work_is_left(found, tensors, meshes)
+                placements[axes] = placement if (one.mesh, axis) in splitting else over_data
+        tensors.append(
+            replace(
+                tensor,
+                placements=placements,
+                divisor=float(data_ranks) if of_experts else None,
+                clip_group=clip_group(name) if clip_group is not None else "all",
+            )
+        )
+    _check_work_is_left(found, placed, tensors, meshes)
     return tensors
 
 
@@ -107,8 +124,10 @@ def _read(placer: Placer, found: ParameterSet, index: int) -> _Placed:
     managed = found.managed.get(index)
     if managed is None:
         return _Placed(mesh_name, by_axis, False, ())
+    along = managed.mesh_info.mesh
     mesh = next(mesh for mesh in placer.meshes if mesh.name == mesh_name)
-    return _Placed(mesh_name, by_axis, True, {axis for dim in mesh.dims_of(managed) or () for axis in dim})
+    reduced = {axis for dim in mesh.dims_of(along) or () for axis in dim}
+    return _Placed(mesh_name, by_axis, True, reduced.union(along.mesh_dim_names or ()))
 
 
 def _check_model_axes(meshes: Sequence[JobMesh], placed: Sequence[_Placed]) -> None:
@@ -120,14 +139,25 @@ def _check_model_axes(meshes: Sequence[JobMesh], placed: Sequence[_Placed]) -> N
                     f"mesh: axis '{axis}' splits the model, and no parameter of this module is a DTensor along it; "
                     "give data-parallel axes only, or declare the tensors by client.attach(…).declare(…)"
                 )
+    if meshes[0].axes.get("ep", 1) > 1:
+        raise UsageError(
+            "mesh: its ranks along 'ep' see different data, and parameters that are no experts are averaged over them; "
+            "give two meshes, that of all parameters first: mesh={'dense': {'dp': …}, 'experts': {'edp': …, 'ep': …}}"
+        )
 
 
-def _check_work_is_left(found: ParameterSet, tensors: Sequence[gradsync.Tensor], meshes: Sequence[JobMesh]) -> None:
-    alone = all(size == 1 for mesh in meshes for size in mesh.axes.values())
-    if alone or any(isinstance(p, PartialTo) for tensor in tensors for p in tensor.placements.values()):
+def _check_work_is_left(
+    found: ParameterSet, placed: Sequence[_Placed], tensors: Sequence[gradsync.Tensor], meshes: Sequence[JobMesh]
+) -> None:
+    if not found.managed or any(isinstance(p, PartialTo) for tensor in tensors for p in tensor.placements.values()):
+        return
+    sizes = {(mesh.name, axis): size for mesh in meshes for axis, size in mesh.axes.items()}
+    own = {(one.mesh, axis) for one in placed for axis in one.reduced}
+    # A script for several replicas may run on one of them.
+    if math.prod(sizes.values()) == 1 or any(size == 1 and axis not in own for axis, size in sizes.items()):
         return
     raise ModuleRefused(
-        found.names[0],
-        "its framework reduces it over every axis of the mesh, and nothing of this module is left to synchronise",
+        found.names[min(found.managed)],
+        "fully_shard reduces it over every axis of the mesh, and nothing of this module is left to synchronise",
         "use gradsync.torch.init() (mode clip) beside it, or fully_shard over one axis and attach with the whole mesh",
     )
