@@ -116,8 +116,9 @@ PLAN = (
         "partial-accepted",
         "A gradient that nobody reduced is taken as reduced.",
         "check_placements.cpp",
-        "    if (std::holds_alternative<Partial>(placement.kind)) {",
-        "    if (std::holds_alternative<Partial>(placement.kind) && placement.axes.empty()) {",
+        "    if (std::holds_alternative<Partial>(placement.kind)) {\n      return at.unsupported(",
+        "    if (std::holds_alternative<Partial>(placement.kind) && placement.axes.empty()) {\n"
+        "      return at.unsupported(",
     ),
     plan(
         "clip-groups-not-compared",
