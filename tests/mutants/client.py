@@ -30,8 +30,8 @@ CLIENT = (
         "client-float32-accumulation",
         "The client sums squares in float32.",
         "torch/_statistics.py",
-        'torch.empty(_CHUNK["cpu"], dtype=torch.float64)',
-        'torch.empty(_CHUNK["cpu"], dtype=torch.float32)',
+        "self._memory = torch.empty(CHUNK, dtype=torch.float64)",
+        "self._memory = torch.empty(CHUNK, dtype=torch.float32)",
     ),
     client(
         "negative-values-have-no-maximum",
@@ -57,9 +57,9 @@ CLIENT = (
     client(
         "last-part-dropped",
         "Of a large gradient that is summed by itself the last part is left out.",
-        "torch/_statistics.py",
-        "                torch.sum(found, 0, out=out)",
-        "                torch.sum(found[:-1], 0, out=out)",
+        "torch/_apart.py",
+        "        torch.sum(found, 0, out=out)",
+        "        torch.sum(found[:-1], 0, out=out)",
     ),
     client(
         "zeros-have-no-maximum",
