@@ -150,7 +150,7 @@ Result<void> BufferTable::take_in(std::uint64_t buffer, UniqueFd given) {
   });
   if (before != buffers_.end()) {
     const Buffer& other = before->second;
-    if (other.session != buffers_.at(buffer).session || other.users > 0) {
+    if (other.session != buffers_.at(buffer).session || other.map_submitted) {
       return invalid_params("fd", "this memory is in use as another buffer", "every rank hands back its own arena");
     }
     erase(before);  // handed back twice, because the first answer was lost: closed without freeing its pages

@@ -170,6 +170,25 @@ TEST_F(Adoption, what_comes_twice_because_an_answer_was_lost_is_taken_twice) {
   EXPECT_TRUE(h.engine.release(h.sessions.at(0), second->buffer));
 }
 
+TEST(AdoptedBuffer, that_a_plan_used_is_not_taken_twice) {
+  Harness h;
+  h.attach(0, 1);
+  const UniqueFd mine = std::move(*device::create_arena(4096));
+  const auto give = [&](const BufferGrant& grant) {
+    return h.engine.exchange_fd(grant.token, 1000, 0, UniqueFd(::fcntl(mine.get(), F_DUPFD_CLOEXEC, 0)));
+  };
+  const auto grant = h.engine.adopt(h.sessions.at(0), 4096);
+  ASSERT_TRUE(give(*grant));
+  const auto declared = h.declare(0, Harness::declaration({Harness::tensor("a")}), grant->buffer);
+  h.pump();
+  ASSERT_TRUE(declared->result) << "the lane has mapped it";
+  const auto again = h.engine.adopt(h.sessions.at(0), 4096);
+  ASSERT_TRUE(again);
+  const auto refused = give(*again);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, ::testing::HasSubstr("in use as another buffer"));
+}
+
 TEST_F(Adoption, nobody_else_completes_it_and_it_expires) {
   const auto grant = ask(0);
   EXPECT_EQ(h.engine.exchange_fd(grant->token, 1001, 100, arena()).error().code, ErrorCode::BadToken);
