@@ -206,7 +206,11 @@ class GradientRecorder:
 
     def unreduced(self) -> bool:
         """Whether backward brought any gradient since the last step, also one that no hook saw."""
-        return self.fired() or any(self._found.parameters[index].grad is not None for index in self._without_hooks())
+        parameters = self._found.parameters
+        return self.fired() or any(
+            parameters[index].grad is not None and parameters[index].grad is not self.views[index]
+            for index in self._without_hooks()
+        )
 
     def _without_hooks(self) -> list[int]:
         # Module.to() swaps what a DTensor is made of: the hooks are still listed, and are not called any more.
