@@ -27,13 +27,6 @@ ADAPTER = (
         "                pass",
     ),
     adapter(
-        "slice-of-the-first-rank",
-        "Every rank's slice lies where that of the first does.",
-        "_placed_gradient.py",
-        "                start = min(held, size * self._place[dim])",
-        "                start = 0",
-    ),
-    adapter(
         "summands-taken-for-the-sum",
         "A gradient that sequence parallelism left unreduced is brought to its parameter's placement by nobody.",
         "_synced_placements.py",
