@@ -44,8 +44,8 @@ ADAPTER = (
         "shards-reduced-again",
         "Gradients that fully_shard reduced are summed along its axis once more.",
         "_synced_placements.py",
-        "    managed = found.managed.get(index)",
-        "    managed = None",
+        "    by_fully_shard = managed.get(id(parameter))",
+        "    by_fully_shard = None",
     ),
     adapter(
         "data-seen-alike",

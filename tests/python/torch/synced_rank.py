@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from live_rank import WIDTH, mesh_of
+from live_rank import Block as Inner
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -35,20 +36,7 @@ from torch.utils.checkpoint import checkpoint
 import gradsync
 import gradsync.torch as gst
 
-WIDTH, TOKENS, STEPS = 12, 11, 3
-
-
-class Inner(nn.Module):
-    """A norm, then two linear layers, with sizes that do not divide by the ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 22)
-        self.down = nn.Linear(22, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(self.norm(x))))
+TOKENS, STEPS = 11, 3
 
 
 class Block(nn.Module):
@@ -82,10 +70,6 @@ class Model(nn.Module):
         if rare:
             x = x + self.rare(x)
         return self.head(x)
-
-
-def mesh_of(**axes: int) -> Any:
-    return init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
 
 
 def sharded(model: Model, mesh: Any) -> Model:
@@ -466,6 +450,24 @@ def lora() -> dict[str, Any]:
         return {"to_reference": difference(gradients(model), gradients(reference)), "stages": stages}
 
 
+def adapters_beside_shards() -> dict[str, Any]:
+    """A frozen base that fully_shard shards, and adapters it ignores: these see different data along its axis."""
+    mesh = mesh_of(dp_replicate=2, dp_shard=4)
+    model, reference = Model(), Model()
+    for one in (model, reference):
+        one.requires_grad_(False)
+        torch.manual_seed(4)
+        one.rare = nn.Linear(WIDTH, WIDTH)
+    fully_shard(model, mesh=mesh["dp_shard"], ignored_params=set(model.rare.parameters()))
+    case = Case(mesh, model, dist.get_rank(), 8, rare=True)
+    with gst.attach(model, mesh=mesh, job="adapters_beside_shards") as gs:
+        backward(model, case, 0, 1, case.data)
+        for part in range(8):
+            backward(reference, case, 0, 1, part, 0.125)
+        gs.finish()
+        return {"to_reference": difference(gradients(model), gradients(reference))}
+
+
 def checkpointed() -> Model:
     return Model(checkpointed=True)
 
@@ -494,7 +496,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "placed_gradients": placed_gradients,
     "refusals": refusals,
     "begun_again": begun_again,
-    **{case.__name__: case for case in (empty_slice, value_head, exchanged, experts, lora)},
+    **{case.__name__: case for case in (empty_slice, value_head, exchanged, experts, lora, adapters_beside_shards)},
 }
 
 

@@ -97,6 +97,7 @@ def test_adapters_of_a_frozen_base(synced: Live) -> None:
     for found in synced["lora"]:
         assert found["to_reference"] <= 1e-6
         assert found["stages"] == ["mean over dp"]
+    assert all(found["to_reference"] <= 1e-6 for found in synced["adapters_beside_shards"])
 
 
 def test_a_backward_begun_again(synced: Live) -> None:

@@ -113,10 +113,8 @@ class GradSync:
                 max_norm=max_norm,
                 timeout=timeout,
                 ready="all",
-                unused=[
-                    *unused,
-                    *recorder.silent(unused),
-                ],  # said with the step, so that a step that stays open may still use them
+                # Said with the step, so that a step that stays open may still use them.
+                unused=[*unused, *recorder.silent(unused)],
                 bucket_digests=recorder.digests(unused),
             )
         except UsageError:

@@ -221,10 +221,12 @@ def collect(model: nn.Module) -> ParameterSet:
 
 def fully_sharded(model: nn.Module) -> dict[tuple[int, str], Any]:
     """(id of the module, key) → torch's own record, of every parameter that fully_shard gathers and reduces."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
+    # Before torch 2.6 it lived in the second place.
+    homes: Any = map(sys.modules.get, ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"))
+    kinds = tuple(home.FSDPModule for home in homes if hasattr(home, "FSDPModule"))
     found: dict[tuple[int, str], Any] = {}
     for module in model.modules():
-        if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        if not isinstance(module, kinds):
             continue
         module.reshard()  # after a forward in evaluation the root's parameters are still gathered
         state = module._get_fsdp_state()

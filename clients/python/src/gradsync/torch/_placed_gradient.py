@@ -39,7 +39,6 @@ class PlacedGradient:
         self._summed = [p.is_replicate() and not managed for p in spec.placements]  # by the sidecar, per mesh dim
         self._forms: dict[tuple[Any, ...], _Form] = {}
         self.result = _dtensor(view, spec)  #: what the optimizer gets
-        self.bound = self.result  #: what `p.grad` is while it lies in the arena
         self.speaks = self._form(tuple(spec.placements)).speaks
 
     def fitting(self, gradient: Any) -> Any:
@@ -65,12 +64,10 @@ class PlacedGradient:
                 self._view.zero_()
             part.copy_(local)
         self.speaks = form.speaks
-        self.bound = _dtensor(part, gradient._spec)
-        return self.bound
+        return _dtensor(part, gradient._spec)
 
     def reset(self) -> None:
         """The step is over: the memory holds the result, or nothing of worth."""
-        self.bound = self.result
         self.speaks = self._form(tuple(self._spec.placements)).speaks
 
     @staticmethod

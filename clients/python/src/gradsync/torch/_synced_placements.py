@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+from torch import nn
 
 import gradsync
 from gradsync._placements import Axes, PartialTo, Placement
@@ -39,10 +41,6 @@ class _Placed:
     managed: bool  #: fully_shard hands its gradient over placed like the parameter
     reduced: Collection[str]  #: axes along which fully_shard splits the data, those of one rank too
 
-    @staticmethod
-    def frozen(mesh: str, placements: Mapping[tuple[str, ...], Placement]) -> _Placed:
-        return _Placed(mesh, {axis: placement for axes, placement in placements.items() for axis in axes}, True, ())
-
 
 def sync_tensors(
     found: ParameterSet,
@@ -58,8 +56,9 @@ def sync_tensors(
         UsageError: an axis splits the model, and nothing in the module is split along it.
     """
     placer = Placer(meshes, None, (), {}, check_weights=False)
-    placed = [_read(placer, found, index) for index in range(len(found.names))]
-    everything = [*placed, *(_Placed.frozen(*placer.placements_of(name, p)) for name, p in found.frozen)]
+    managed = {id(one.sharded_param): one for one in found.managed_places.values()}  # frozen parameters too
+    placed = [_read(placer, managed, *named) for named in zip(found.names, found.parameters, strict=True)]
+    everything = [*placed, *(_read(placer, managed, *named) for named in found.frozen)]
     _check_model_axes(meshes, everything)
     splitting = {
         (one.mesh, axis)
@@ -118,13 +117,13 @@ def frozen_tensors(found: ParameterSet, meshes: Sequence[JobMesh]) -> list[grads
     return tensors
 
 
-def _read(placer: Placer, found: ParameterSet, index: int) -> _Placed:
-    mesh_name, placements = placer.placements_of(found.names[index], found.parameters[index])
+def _read(placer: Placer, managed: Mapping[int, Any], name: str, parameter: nn.Parameter) -> _Placed:
+    mesh_name, placements = placer.placements_of(name, parameter)
     by_axis = {axis: placement for axes, placement in placements.items() for axis in axes}
-    managed = found.managed.get(index)
-    if managed is None:
+    by_fully_shard = managed.get(id(parameter))
+    if by_fully_shard is None:
         return _Placed(mesh_name, by_axis, False, ())
-    along = managed.mesh_info.mesh
+    along = by_fully_shard.mesh_info.mesh
     mesh = next(mesh for mesh in placer.meshes if mesh.name == mesh_name)
     reduced = {axis for dim in mesh.dims_of(along) or () for axis in dim}
     return _Placed(mesh_name, by_axis, True, reduced.union(along.mesh_dim_names or ()))
