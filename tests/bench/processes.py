@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -157,27 +158,30 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@dataclass(frozen=True)
+class Daemon:
+    """A gradsyncd that runs."""
+
+    address: str
+    pid: int
+
+
 @contextlib.contextmanager
-def private_daemon(binary: Path, folder: Path) -> Iterator[str]:
-    """A gradsyncd of this benchmark alone; yields its address."""
-    if not binary.exists():
-        raise Unavailable(f"{binary} is missing: build it with `make build`")
-    path = folder / "gradsync.sock"
-    with open(folder / "gradsyncd.log", "wb") as log:
+def listening(name: str, command: list[str], path: Path, environment: dict[str, str]) -> Iterator[int]:
+    """A server from the moment it listens at `path`; yields its pid."""
+    log_path = path.with_name(f"{name}.log")
+    with open(log_path, "wb") as log:
         child = subprocess.Popen(
-            [str(binary), "serve", "--server-socket", str(path), "--server-health", "127.0.0.1:0"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **environment}
         )
     try:
         deadline = time.monotonic() + 10
         while not path.exists():
             if child.poll() is not None or time.monotonic() > deadline:
-                said = (folder / "gradsyncd.log").read_text(errors="replace").strip().splitlines()
-                raise Unavailable(f"gradsyncd did not open {path}: {said[-1] if said else 'it said nothing'}")
+                said = log_path.read_text(errors="replace").strip().splitlines()
+                raise Unavailable(f"{name} did not open {path}: {said[-1] if said else 'it said nothing'}")
             time.sleep(0.01)
-        yield str(path)
+        yield child.pid
     finally:
         child.terminate()
         try:
@@ -185,3 +189,21 @@ def private_daemon(binary: Path, folder: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+@contextlib.contextmanager
+def started_daemon(binary: Path, folder: Path, environment: dict[str, str] | None = None) -> Iterator[Daemon]:
+    """A gradsyncd of this benchmark alone, with default settings."""
+    if not binary.exists():
+        raise Unavailable(f"{binary} is missing: build it with `make build`")
+    path = folder / "gradsync.sock"
+    command = [str(binary), "serve", "--server-socket", str(path), "--server-health", "127.0.0.1:0"]
+    with listening("gradsyncd", command, path, environment or {}) as pid:
+        yield Daemon(str(path), pid)
+
+
+@contextlib.contextmanager
+def private_daemon(binary: Path, folder: Path) -> Iterator[str]:
+    """The same; yields its address alone."""
+    with started_daemon(binary, folder) as daemon:
+        yield daemon.address

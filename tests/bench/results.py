@@ -9,11 +9,35 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "bench"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What is wanted of a figure; the table says whether it was met, and never leaves it out."""
+
+    what: str
+    value: float
+    limit: float
+    at_least: bool = False
+    unit: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+    def wanted(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.limit:g}{self.unit and ' ' + self.unit}"
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        found = f"{self.value:.4g}{self.unit and ' ' + self.unit}"
+        return ("", self.what, found, "", f"{self.wanted()}: {'met' if self.met else 'MISSED'}")
 
 
 def machine() -> dict[str, Any]:
@@ -49,19 +73,30 @@ def write(
     peers: dict[str, list[float]],
     floor: list[float] | None,
     config: dict[str, Any],
+    bars: Sequence[Bar] | None = None,
 ) -> dict[str, Any]:
-    """Writes build/bench/<name>.json from samples taken in alternation; the first peer is the one `ratio` names."""
+    """Writes build/bench/<name>.json from samples taken in alternation; the first peer is the one `ratio` names.
+
+    Without `bars` they are those of `config`: `wanted_ratio` to the first peer, `wanted_ratios` to others by name,
+    and `wanted_floor_ratio`.
+    """
     middle = statistics.median(ours)
     peer_values = {peer: statistics.median(samples) for peer, samples in peers.items()}
     floor_value = statistics.median(floor) if floor else None
+    ratios = {peer: value / middle for peer, value in peer_values.items()}
+    floor_ratio = None if floor_value is None else middle / floor_value
     result = {
         "name": name,
         "unit": unit,
         "ours": round(middle, 4),
-        "ratio": round(next(iter(peer_values.values())) / middle, 3) if peer_values else None,
+        "ratio": round(next(iter(ratios.values())), 3) if ratios else None,
         "floor": None if floor_value is None else round(floor_value, 4),
-        "floor_ratio": None if floor_value is None else round(middle / floor_value, 3),
-        "peers": {peer: {"value": round(v, 4), "ratio": round(v / middle, 3)} for peer, v in peer_values.items()},
+        "floor_ratio": None if floor_ratio is None else round(floor_ratio, 3),
+        "peers": {peer: {"value": round(v, 4), "ratio": round(ratios[peer], 3)} for peer, v in peer_values.items()},
+        "bars": [
+            {**asdict(bar), "met": bar.met}
+            for bar in (_ratio_bars(config, ratios, floor_ratio) if bars is None else bars)
+        ],
         "samples": {"ours": ours, **peers, **({"floor": floor} if floor else {})},
         "config": config,
         "machine": machine(),
@@ -71,18 +106,34 @@ def write(
     return result
 
 
+def _ratio_bars(config: dict[str, Any], ratios: dict[str, float], floor_ratio: float | None) -> list[Bar]:
+    wanted = dict(config.get("wanted_ratios", {}))
+    if "wanted_ratio" in config and ratios:
+        wanted.setdefault(next(iter(ratios)), config["wanted_ratio"])
+    bars = [
+        Bar(f"{peer} / ours", round(ratios[peer], 3), limit, at_least=True)
+        for peer, limit in wanted.items()
+        if peer in ratios
+    ]
+    if floor_ratio is not None and "wanted_floor_ratio" in config:
+        bars.append(Bar("ours / floor", round(floor_ratio, 3), config["wanted_floor_ratio"]))
+    return bars
+
+
 def table(results: list[dict[str, Any]]) -> str:
     rows = [("benchmark", "contender", "median", "ratio to ours", "wanted")]
     for result in results:
-        unit, wanted = result["unit"], result["config"].get("wanted_ratio")
-        rows.append((result["name"], "ours", f"{result['ours']:.1f} {unit}", "", ""))
-        for index, (peer, value) in enumerate(result["peers"].items()):
-            bar = f">= {wanted}" if wanted and index == 0 else ""
-            rows.append(("", peer, f"{value['value']:.1f} {unit}", f"{value['ratio']:.2f} x", bar))
+        unit = result["unit"]
+        rows.append((result["name"], "ours", f"{result['ours']:.4g} {unit}", "", ""))
+        for peer, value in result["peers"].items():
+            rows.append(("", peer, f"{value['value']:.4g} {unit}", f"{value['ratio']:.2f} x", ""))
         if result["floor"] is not None:
-            most = result["config"].get("wanted_floor_ratio")
             ratio = f"ours = {result['floor_ratio']:.2f} x floor"
-            rows.append(("", "floor", f"{result['floor']:.1f} {unit}", ratio, f"<= {most}" if most else ""))
+            rows.append(("", "floor", f"{result['floor']:.4g} {unit}", ratio, ""))
+        for what, found in result["config"].get("shown", {}).items():
+            rows.append(("", what, found, "", ""))
+        for bar in result["bars"]:
+            rows.append(Bar(**{key: value for key, value in bar.items() if key != "met"}).cells())
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -1,4 +1,4 @@
-"""One step of two ranks with 100 M elements, clip active: reduce, divide, norm, scale."""
+"""One step of two ranks, clip active: reduce, divide, norm, scale. 100 M elements, or 1 M in 1,000 small tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import results
 from gradients import MAX_NORM, compare, dtype_of, expected, result, tensor_sizes
 from processes import Floor, Ranks, Unavailable, private_daemon
 
-ELEMENTS = 100_000_000
 WORLD_SIZE = 2
 WARM_UP_ROUNDS = 2
 PEERS = ("torch_gloo", "deepspeed_shm")
@@ -22,7 +21,17 @@ PEERS = ("torch_gloo", "deepspeed_shm")
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
 
-def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
+def run(
+    name: str,
+    dtype: str,
+    wanted: dict[str, Any],
+    rounds: int,
+    binaries: Path,
+    elements: int = 100_000_000,
+    rounds_factor: int = 1,
+) -> dict[str, Any]:
+    """`wanted` as `results.write` reads it from `config`; a short step is taken in more rounds."""
+    rounds *= rounds_factor
     cpus = len(os.sched_getaffinity(0))
     threads = max(1, cpus // WORLD_SIZE)
     unavailable: dict[str, str] = {}
@@ -40,7 +49,7 @@ def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path)
             print(f"{name}: starting {contender}", flush=True)
             try:
                 contenders[contender] = Ranks(
-                    contender, WORLD_SIZE, {"elements": ELEMENTS, "dtype_name": dtype}, environment
+                    contender, WORLD_SIZE, {"elements": elements, "dtype_name": dtype}, environment
                 )
             except Unavailable as error:
                 if contender != "deepspeed_shm":  # The one peer that has to be compiled on this machine.
@@ -49,12 +58,13 @@ def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path)
                 print(f"{name}: without {contender}: {error}", flush=True)
                 continue
             stack.callback(contenders[contender].close)
-        floor = Floor(binaries / "bench_floor", ["step", dtype, ELEMENTS, min(2, cpus)])
+        floor = Floor(binaries / "bench_floor", ["step", dtype, elements, min(2, cpus)])
         stack.callback(floor.close)
 
-        right = result(*expected(WORLD_SIZE, dtype_of(dtype), ELEMENTS))
+        right = result(*expected(WORLD_SIZE, dtype_of(dtype), elements))
         everything: dict[str, Ranks | Floor] = {**contenders, "floor": floor}
         samples: dict[str, list[float]] = {contender: [] for contender in everything}
+        shown = 1 if elements > 10_000_000 else 3  # decimals of a millisecond
         for round_index in range(-WARM_UP_ROUNDS, rounds):
             line = []
             for contender, measured in everything.items():
@@ -64,13 +74,13 @@ def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path)
                 if isinstance(measured, Ranks):
                     for rank, found in enumerate(measured.results):
                         compare(f"{contender} rank {rank}", found, right, TOLERANCE[dtype])
-                line.append(f"{contender} {milliseconds:.1f}")
+                line.append(f"{contender} {milliseconds:.{shown}f}")
             label = "warm-up" if round_index < 0 else f"round {round_index + 1}/{rounds}"
             print(f"{name}: {label}: {', '.join(line)} ms", flush=True)
     config = {
         "world_size": WORLD_SIZE,
-        "elements": ELEMENTS,
-        "tensors": len(tensor_sizes(ELEMENTS)),
+        "elements": elements,
+        "tensors": len(tensor_sizes(elements)),
         "dtype": dtype,
         "max_norm": MAX_NORM,
         "clip_active": True,
@@ -78,8 +88,8 @@ def run(name: str, dtype: str, wanted_ratio: float, rounds: int, binaries: Path)
         "torch_threads_per_rank": threads,
         "peer_bucket_mib": 25,
         "rounds": rounds,
-        "wanted_ratio": wanted_ratio,
         "unavailable_peers": unavailable,
+        **wanted,
     }
     peers = {peer: samples[peer] for peer in PEERS if peer in contenders}
     return results.write(name, "ms", samples["gradsync_raw"], peers, samples["floor"], config)

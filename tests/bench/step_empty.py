@@ -1,0 +1,73 @@
+"""Steps of one element by two ranks, against a bare server that exchanges the same frames with the same client."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import results
+from processes import Ranks, Unavailable, listening, private_daemon
+
+WORLD_SIZE = 2
+STEPS = 500  # in a turn
+WARM_UP_ROUNDS = 2
+WANTED_P50, WANTED_P99 = 1.6, 3.0
+HELLO = '{"protocol":1,"server":{"name":"bench_echo"},"incarnation":"0000000000000000","limits":{}}'
+
+
+@contextlib.contextmanager
+def echo_server(binary: Path, folder: Path, result: str) -> Any:
+    if not binary.exists():
+        raise Unavailable(f"{binary} is missing: build it with `make build`")
+    hello, other, path = folder / "hello.json", folder / "result.json", folder / "echo.sock"
+    hello.write_text(HELLO)
+    other.write_text(result)
+    with listening("bench_echo", [str(binary), str(path), str(hello), str(other)], path, {}):
+        yield str(path)
+
+
+def percentile(samples: list[float], share: float) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(len(samples) * share))]
+
+
+def run(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
+        address = stack.enter_context(private_daemon(binaries / "gradsyncd", folder))
+        contenders = {"ours": Ranks("empty_step", WORLD_SIZE, {"steps": STEPS}, {"GRADSYNC_ADDRESS": address})}
+        stack.callback(contenders["ours"].close)
+        contenders["ours"].step()
+        frames: dict[str, str] = contenders["ours"].results[0]["frames"]
+
+        echo = stack.enter_context(echo_server(binaries / "bench_echo", folder, frames["result"]))
+        contenders["echo"] = Ranks("echo", WORLD_SIZE, {"steps": STEPS, "frames": frames}, {"BENCH_ECHO": echo})
+        stack.callback(contenders["echo"].close)
+
+        p50: dict[str, list[float]] = {contender: [] for contender in contenders}
+        p99: dict[str, list[float]] = {contender: [] for contender in contenders}
+        for number in range(-WARM_UP_ROUNDS, rounds):
+            for contender, ranks in list(contenders.items())[:: 1 if number % 2 else -1]:
+                ranks.step()
+                times = [time for result in ranks.results for time in result["microseconds"]]
+                if number >= 0:
+                    p50[contender].append(round(percentile(times, 0.5), 2))
+                    p99[contender].append(round(percentile(times, 0.99), 2))
+            if any(result["norm"] != 0.5 for result in contenders["ours"].results):
+                raise RuntimeError(f"the norm of 0.5 is not 0.5: {contenders['ours'].results}")
+    middle50, middle99 = ({key: statistics.median(times) for key, times in p.items()} for p in (p50, p99))
+    config = {
+        "world_size": WORLD_SIZE,
+        "steps_in_a_round": STEPS,
+        "rounds": rounds,
+        "frame_bytes": {key: len(text) for key, text in frames.items() if key != "method"},
+        "p99_us": middle99,
+        "p99_samples": p99,
+    }
+    bars = [
+        results.Bar("p50: ours / echo", round(middle50["ours"] / middle50["echo"], 3), WANTED_P50),
+        results.Bar("p99: ours / echo", round(middle99["ours"] / middle99["echo"], 3), WANTED_P99),
+    ]
+    return results.write(name, "us", p50["ours"], {"echo": p50["echo"]}, None, config, bars)
