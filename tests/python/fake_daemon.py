@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import struct
 import threading
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from fake_memory import FakeMemory
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, unix_serve
 from websockets.typing import Subprotocol
@@ -92,19 +92,16 @@ class FakeDaemon:
         self.resumed = True
         self.attached: str | None = None
         self.tensors_per_bucket = 2
+        self.plan_digest = "ab" * 8
         self.refuse: tuple[int, str] | None = None
         self._news = threading.Condition()
         self._connections: list[ServerConnection] = []
         self._pages: list[dict[str, Any]] = []
         self.data_path = "arena"
-        self._buffers: dict[int, int] = {}  # buffer -> memfd
-        self._tokens: dict[str, int] = {}
+        self.keeps_records = False
+        self.memory = FakeMemory(self.path.removesuffix(".sock") + ".fd.sock")
         self._server: Server | None = None
         self._threads: list[threading.Thread] = []
-        self._fd_listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._fd_listener.bind(self.path.removesuffix(".sock") + ".fd.sock")
-        self._fd_listener.listen()
-        self._start(self._serve_fds)
         self.listen()
 
     # what tests do
@@ -135,6 +132,15 @@ class FakeDaemon:
         for connection in connections:
             connection.close_socket()
 
+    def restart(self) -> None:
+        """As a daemon that was killed and started again: everything forgotten, connections cut."""
+        with self._news:
+            self.incarnation = secrets.token_hex(8)
+            self.attached = None
+            self.epoch, self.attempt = self.epoch + 1000, 0
+            self.memory.lose_everything()
+        self.drop_connections()
+
     def push(self, message: dict[str, Any]) -> None:
         """Sends a message on the last connection."""
         self._connections[-1].send(json.dumps(message))
@@ -156,29 +162,26 @@ class FakeDaemon:
 
     def table(self, buffer: int) -> list[tuple[Any, ...]]:
         """The rows of a buffer of data path stats: stamp, four doubles, three counts."""
-        size = os.fstat(self._buffers[buffer]).st_size
-        return list(struct.iter_unpack("<Q4d3Q", os.pread(self._buffers[buffer], size, 0)))
+        fd = self.memory.buffers[buffer]
+        return list(struct.iter_unpack("<Q4d3Q", os.pread(fd, os.fstat(fd).st_size, 0)))
 
     def arena(self, buffer: int) -> int:
         """The memfd of a buffer."""
-        return self._buffers[buffer]
+        return self.memory.buffers[buffer]
 
     @property
     def live_buffers(self) -> list[int]:
         """Buffers not released."""
-        return list(self._buffers)
+        return list(self.memory.buffers)
 
     def stop(self) -> None:
         assert self._server is not None
         self._server.shutdown()
         self.drop_connections()
-        self._fd_listener.shutdown(socket.SHUT_RDWR)
-        self._fd_listener.close()
+        self.memory.stop()
         for thread in self._threads:
             thread.join(WAIT_S)
             assert not thread.is_alive()
-        for fd in self._buffers.values():
-            os.close(fd)
 
     # sockets
 
@@ -220,21 +223,6 @@ class FakeDaemon:
             with contextlib.suppress(ConnectionClosed):
                 connection.send(json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}))
 
-    def _serve_fds(self) -> None:
-        while True:
-            try:
-                sock, _ = self._fd_listener.accept()
-            except OSError:
-                return
-            with sock:
-                token = sock.recv(100).decode().strip()
-                fd = self._tokens.pop(token, None)
-                if fd is None:
-                    sock.sendall(json.dumps({"error": Fault("bad_token").wire}).encode() + b"\n")
-                else:
-                    line = json.dumps({"bytes": os.fstat(fd).st_size}).encode() + b"\n"
-                    socket.send_fds(sock, [line], [fd])
-
     # the answers
 
     def on_session_initialize(self, params: dict[str, Any]) -> Any:
@@ -265,16 +253,15 @@ class FakeDaemon:
         return {}
 
     def on_buffers_allocate(self, params: dict[str, Any]) -> Any:
-        fd = os.memfd_create("fake-arena", os.MFD_CLOEXEC)
-        os.ftruncate(fd, params["bytes"])
-        buffer = len(self.of_unlocked("buffers.allocate")) + 1
-        token = secrets.token_hex(16)
-        self._buffers[buffer] = fd
-        self._tokens[token] = fd
+        buffer, token = self.memory.allocate(params["bytes"])
+        return {"buffer": buffer, "bytes": params["bytes"], "token": token}
+
+    def on_buffers_adopt(self, params: dict[str, Any]) -> Any:
+        buffer, token = self.memory.adopt()
         return {"buffer": buffer, "bytes": params["bytes"], "token": token}
 
     def on_buffers_release(self, params: dict[str, Any]) -> Any:
-        os.close(self._buffers.pop(params["buffer"]))
+        self.memory.release(params["buffer"])
         return {}
 
     def on_gradients_declare(self, params: dict[str, Any]) -> Any:
@@ -284,11 +271,15 @@ class FakeDaemon:
         self._pages += params["tensors"]
         if not params.get("last", True):
             return {"received": len(self._pages)}
+        record = {}
+        if self.keeps_records:
+            fd, size = self.memory.new_record()
+            record = {"record": {"token": self.memory.offer(fd), "bytes": size}}
         if self.data_path == "stats":
-            return {
+            return record | {
                 "epoch": self.epoch,
                 "attempt": self.attempt,
-                "plan_digest": "ab" * 8,
+                "plan_digest": self.plan_digest,
                 "arena_bytes": 64 * max(1, len(self._pages)),
                 "clip_groups": ["all"],
                 "check": True,
@@ -302,10 +293,10 @@ class FakeDaemon:
             at += -(-count * ITEM_BYTES[tensor["dtype"]] // 64) * 64
         indices = list(reversed(range(len(self._pages))))
         size = self.tensors_per_bucket
-        return {
+        return record | {
             "epoch": self.epoch,
             "attempt": self.attempt,
-            "plan_digest": "ab" * 8,
+            "plan_digest": self.plan_digest,
             "arena_bytes": at,
             "clip_groups": ["all"],
             "buckets": [

@@ -126,30 +126,6 @@ def test_a_call_that_must_not_be_repeated_is_told(client: gradsync.Client, daemo
     del daemon.script["job.detach"]
 
 
-def test_a_restarted_daemon_loses_the_session_and_says_so(
-    grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon
-) -> None:
-    daemon.script["step.finish"] = lambda params: NO_REPLY
-    grads.ready("a")
-    result = in_thread(grads.finish)
-    daemon.wait_for("step.finish")
-    daemon.incarnation, daemon.resumed = "f" * 16, False
-    daemon.drop_connections()
-    with pytest.raises(ConnectionLost, match="daemon was restarted"):
-        result()
-    with pytest.raises(ConnectionLost, match="daemon was restarted"):
-        grads.finish(ready="all")
-    client = job.client
-    assert client.status()["state"] == "serving"
-    del daemon.script["step.finish"]
-    daemon.resumed = True
-    job.detach()  # as the error says
-    grads = client.attach(job="j", rank=0, world_size=1).declare([Tensor("a", (1,))])
-    grads.ready("a")
-    assert grads.finish().step == 0
-    assert daemon.of("job.detach") == []
-
-
 def test_a_rank_that_cannot_be_taken_again_gives_the_daemons_error(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
     def refuse(params: dict[str, Any]) -> object:
         raise Fault("superseded", "rank 0 was taken over by process 99")

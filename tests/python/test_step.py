@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import threading
@@ -278,7 +279,7 @@ def test_memory_is_unmapped_with_its_last_view(job: gradsync.Job) -> None:
     assert not mapped()
 
 
-def test_no_descriptor_of_the_arena_stays_open(job: gradsync.Job) -> None:
+def test_one_descriptor_of_the_arena_stays_open_as_long_as_it_is_declared(job: gradsync.Job) -> None:
     def arenas() -> int:  # the fake's own one is among them
         found = 0
         for fd in os.listdir("/proc/self/fd"):
@@ -288,8 +289,12 @@ def test_no_descriptor_of_the_arena_stays_open(job: gradsync.Job) -> None:
                 continue
         return found
 
-    job.declare([Tensor("a", (1000,))])
+    view = job.declare([Tensor("a", (1000,))]).input("a")
+    assert arenas() == 2
+    job.detach()
+    gc.collect()
     assert arenas() == 1
+    del view
 
 
 def test_an_unknown_name_lists_those_declared(grads: gradsync.Grads) -> None:

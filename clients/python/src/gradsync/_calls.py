@@ -9,7 +9,7 @@ import logging
 import threading
 from typing import Any
 
-from ._pending import Pending, Subscription
+from ._pending import Pending, SessionMoved, Subscription
 from .errors import ConnectionLost, GradsyncError, ProtocolError, error_from_wire
 
 __all__ = ["Calls"]
@@ -39,7 +39,7 @@ class Calls:
         self.check_usable()  # before the lock: in a forked child nobody may hold it for ever
         with self._lock:
             self.check_usable()
-            if pending.session and self.session_error is not None:
+            if self.session_error is not None and _ends(pending, self.session_error):
                 raise self.session_error
             self._pending[pending.request_id] = pending
 
@@ -139,11 +139,17 @@ class Calls:
         """Fails what belongs to the attached rank, now and later."""
         with self._lock:
             self.session_error = error
-            lost = [p for p in self._pending.values() if p.session]
+            lost = [p for p in self._pending.values() if _ends(p, error)]
             for pending in lost:
                 del self._pending[pending.request_id]
         for pending in lost:
             pending.future.set_exception(error)
+
+    def accept_move(self) -> None:
+        """The rank declares anew where it is attached now: its calls may go there."""
+        with self._lock:
+            if isinstance(self.session_error, SessionMoved):
+                self.session_error = None
 
     def die(self, error: GradsyncError) -> None:
         """Fails everything, now and later."""
@@ -153,3 +159,8 @@ class Calls:
             lost, self._pending = list(self._pending.values()), {}
         for pending in lost:
             pending.future.set_exception(type(error)(*error.args))
+
+
+def _ends(pending: Pending, error: GradsyncError) -> bool:
+    """Whether losing the session by `error` ends the call."""
+    return pending.session and not (pending.moves and isinstance(error, SessionMoved))

@@ -14,7 +14,7 @@ from ._address import fd_socket_path
 from ._calls import Calls
 from ._connection import Connection
 from ._handshake import Deadlines
-from ._pending import NOTHING, Pending, Subscription
+from ._pending import NOTHING, Pending, SessionMoved, Subscription
 from ._wire import dump, request
 from .errors import CallTimeout, GradsyncError, UsageError
 
@@ -43,16 +43,20 @@ class Channel:
         timeout: float,
         idempotent: bool,
         session: bool = False,
+        moves: bool = False,
         extend: Callable[[], bool] | None = None,
     ) -> Any:
         """Sends a request and waits `timeout` + 5 s for its result; `extend` may grant another round.
 
+        A call of the `session` fails when the rank is lost; one that `moves` goes on to a restarted daemon.
+
         Raises:
             RpcError: the daemon answered with an error.
+            SessionMoved: the rank is attached to a restarted daemon now.
             ConnectionLost: the connection is gone and does not come back.
             CallTimeout: no answer.
         """
-        pending = self._submit(method, params, idempotent, session)
+        pending = self._submit(method, params, idempotent, session, moves=moves)
         started = time.monotonic()
         try:
             while True:
@@ -64,9 +68,9 @@ class Channel:
         finally:
             self._calls.forget(pending.request_id)
 
-    def post(self, method: str, params: str, patience: float) -> None:
+    def post(self, method: str, params: str, patience: float, *, moves: bool = False) -> None:
         """Sends a request whose answer is of no more use, and waits no longer than `patience` for it."""
-        pending = self._submit(method, params, idempotent=False, session=True)
+        pending = self._submit(method, params, idempotent=False, session=True, moves=moves)
         try:
             self._connection.wait(pending, patience)
         finally:
@@ -100,12 +104,40 @@ class Channel:
         """job.attach; from now on the rank is attached again after a lost connection."""
         self._calls.session_error = None
         reply: dict[str, Any] = self.call("job.attach", params, timeout=timeout, idempotent=True)
-        self._connection.resume = params
+        self._connection.hold_seat(params)
         return reply
+
+    def leave(self) -> None:
+        """job.detach for a caller in a hurry: said, but hardly waited for."""
+        self.post("job.detach", "{}", PATIENCE_S, moves=True)
+
+    def pause(self, paused: bool, timeout: float | None) -> None:
+        """job.pause, which a restarted daemon is told as well; without a timeout it is said, but hardly waited for."""
+        self._connection.paused = paused
+        params = dump({"paused": paused})
+        if timeout is None:
+            self.post("job.pause", params, PATIENCE_S, moves=True)
+        else:
+            self.call("job.pause", params, timeout=timeout, idempotent=True, session=True, moves=True)
+
+    def accept_move(self) -> None:
+        """After SessionMoved: calls of the session go to the restarted daemon from now on."""
+        self._calls.accept_move()
+
+    def step_done(self) -> None:
+        """The daemon is of use: the next loss has all the time to come back."""
+        self._connection.renew_patience()
+
+    def give_up_session(self, error: GradsyncError) -> None:
+        """Leaves the job; whatever the rank calls from now on raises `error`."""
+        with contextlib.suppress(GradsyncError):
+            self.leave()
+        self._connection.drop_seat()
+        self._calls.lose_session(error)
 
     def forget_session(self) -> None:
         """The rank is not attached again after a lost connection."""
-        self._connection.resume = None
+        self._connection.drop_seat()
 
     def subscribe(self, params: str, callback: Callback, timeout: float) -> int:
         """events.subscribe; the callback runs on the reader thread. The key stays valid across connections."""
@@ -133,10 +165,10 @@ class Channel:
         A rank that is still attached leaves: a program may end without a word, and has not died for that. `brief` does
         not wait for a daemon that may not answer.
         """
-        if self._connection.resume is not None:
+        if self._connection.has_seat:
             with contextlib.suppress(GradsyncError):
-                self.post("job.detach", "{}", PATIENCE_S)
-            self._connection.resume = None
+                self.leave()
+            self._connection.drop_seat()
         self._connection.close(brief=brief)
 
     @property
@@ -152,20 +184,23 @@ class Channel:
     @property
     def session_lost(self) -> bool:
         """Whether the attached rank is gone although the connection may be there."""
-        return self._calls.session_error is not None
+        error = self._calls.session_error
+        return error is not None and not isinstance(error, SessionMoved)
 
     @property
     def closed(self) -> bool:
         """Whether no call can succeed any more."""
         return self._calls.dead is not None
 
-    def _submit(self, method: str, params: str, idempotent: bool, session: bool, wait: bool = True) -> Pending:
+    def _submit(
+        self, method: str, params: str, idempotent: bool, session: bool, *, moves: bool = False, wait: bool = True
+    ) -> Pending:
         if self._connection.is_reader:
             raise UsageError(
                 f"{method} called from an event callback, which runs on the thread that reads; use another thread"
             )
         request_id = next(self._connection.ids)
-        pending = Pending(request_id, request(request_id, method, params), method, idempotent, session)
+        pending = Pending(request_id, request(request_id, method, params), method, idempotent, session, moves)
         self._calls.add(pending)
         self._connection.send(pending, wait=wait)
         return pending

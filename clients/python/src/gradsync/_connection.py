@@ -21,27 +21,36 @@ import secrets
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
 from ._calls import Calls
 from ._handshake import Deadlines, ask, shake_hands
-from ._pending import NOTHING, SLICE_S, Pending, Subscription
+from ._pending import NOTHING, SLICE_S, Pending, SessionMoved, Subscription
 from ._websocket import WebSocket
 from ._wire import load
-from .errors import ConnectionFailed, ConnectionLost, GradsyncError, ProtocolError, RpcError
+from .errors import ConnectionFailed, ConnectionLost, Draining, GradsyncError, ProtocolError, RpcError
 
 __all__ = ["Connection"]
 
 _log = logging.getLogger("gradsync")
 
-_RECONNECT_S = 15.0
+_RECONNECT_S = 60.0  # without a daemon, all losses since the last step added up
 _HANDSHAKE_S = 5.0
 _CLOSE_S = 2.0
 _LENT_S = 0.5  # after a call the reader thread leaves the socket to the next one for so long
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 1.0
 _JITTER = random.Random()  # the program's own random numbers stay as they are
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A rank that is attached: how, and to which daemon."""
+
+    params: str
+    incarnation: str
 
 
 class Connection:
@@ -52,16 +61,18 @@ class Connection:
         self.ids = itertools.count(1)
         self.deadlines = Deadlines()
         self.server: dict[str, Any] = {}
-        self.resume: str | None = None  # params of job.attach while a rank is attached
+        self.paused = False  # whether the attached rank is
+        self._seat: _Seat | None = None
         self._calls = calls
         self._client_id = secrets.token_hex(16)
-        self._incarnation = ""
+        self._incarnation = ""  # of the daemon
+        self._patience_s = _RECONNECT_S
         self._send_lock = threading.Lock()
         self._closing = threading.Event()
         self._turn = threading.Condition()  # of reading
         self._turn_of: int | None = None  # the thread that reads now
         self._lent_until = 0.0  # the reader thread reads no sooner
-        websocket, _ = self._handshake(time.monotonic() + timeout)
+        websocket = self._handshake(time.monotonic() + timeout)
         self._websocket: WebSocket | None = websocket
         self._held = websocket  # for the forked child, which takes no lock
         self._thread = threading.Thread(target=self._run, args=(websocket,), name="gradsync-reader", daemon=True)
@@ -72,6 +83,24 @@ class Connection:
     def is_reader(self) -> bool:
         """Whether the caller is the reader thread, which must not wait for an answer."""
         return threading.current_thread() is self._thread
+
+    def hold_seat(self, params: str) -> None:
+        """The params of a job.attach that succeeded: after a loss the rank is attached again."""
+        self._seat = _Seat(params, self._incarnation)
+        self.paused = False
+
+    def drop_seat(self) -> None:
+        """The rank is not attached again after a loss."""
+        self._seat = None
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether a rank is attached."""
+        return self._seat is not None
+
+    def renew_patience(self) -> None:
+        """The next loss has all the time to come back."""
+        self._patience_s = _RECONNECT_S
 
     def send(self, pending: Pending, *, wait: bool = True) -> None:
         """Sends a request now, or leaves it to the reader thread, which sends it when the connection is back.
@@ -267,13 +296,17 @@ class Connection:
     def _come_back(self, reason: str) -> WebSocket | None:
         self._calls.lose_connection(reason)
         _log.warning("connection to %s lost (%s); connecting again", self.path, reason)
-        deadline = time.monotonic() + _RECONNECT_S
+        if self._seat is None:
+            self.renew_patience()
+        lost_at = time.monotonic()
+        deadline = lost_at + self._patience_s
         delay = _FIRST_DELAY_S
         while True:
             try:
-                websocket, incarnation_before = self._handshake(min(deadline, time.monotonic() + _HANDSHAKE_S))
+                websocket = self._handshake(min(deadline, time.monotonic() + _HANDSHAKE_S))
                 try:
-                    if self._take_over(websocket, incarnation_before):
+                    if self._take_over(websocket):
+                        self._patience_s -= time.monotonic() - lost_at
                         return websocket
                 except BaseException:
                     websocket.dispose()
@@ -295,9 +328,9 @@ class Connection:
                 return None
             delay = min(delay * 2, _LONGEST_DELAY_S)
 
-    def _take_over(self, websocket: WebSocket, incarnation_before: str) -> bool:
-        if self.resume is not None:
-            self._resume_session(websocket, self.resume, incarnation_before)
+    def _take_over(self, websocket: WebSocket) -> bool:
+        if self._seat is not None:
+            self._resume_session(websocket, self._seat)
         for subscription in self._calls.subscriptions():
             self._renew(websocket, subscription)
         with self._send_lock:
@@ -324,32 +357,36 @@ class Connection:
         except RpcError as error:
             _log.warning("a subscription ended with the lost connection: %s", error)
 
-    def _resume_session(self, websocket: WebSocket, params: str, incarnation_before: str) -> None:
+    def _resume_session(self, websocket: WebSocket, seat: _Seat) -> None:
         try:
-            reply = self._ask(websocket, "job.attach", params)
+            reply = self._ask(websocket, "job.attach", seat.params)
+            if self.paused:
+                self._ask(websocket, "job.pause", '{"paused":true}')
+        except Draining as error:  # what comes after it may take the rank
+            raise ConnectionLost(str(error)) from error
         except RpcError as error:
             self._lose_session(error)
             return
-        if not reply["resumed"]:
-            what = (
-                "the daemon was restarted"
-                if incarnation_before != self._incarnation
-                else "the daemon gave this rank up while the connection was away"
-            )
+        if seat.incarnation != self._incarnation:
+            seat.incarnation = self._incarnation
+            self._calls.lose_session(SessionMoved("the daemon was restarted; call it again"))
+        elif not reply["resumed"]:
             self._lose_session(
-                ConnectionLost(f"{what}, its arenas and plan are gone; detach, attach and declare again")
+                ConnectionLost(
+                    "the daemon gave this rank up while the connection was away, its arenas and plan are gone; detach, "
+                    "attach and declare again"
+                )
             )
 
     def _lose_session(self, error: GradsyncError) -> None:
-        self.resume = None
+        self._seat = None
         self._calls.lose_session(error)
 
-    def _handshake(self, deadline: float) -> tuple[WebSocket, str]:
-        """A new connection, and the incarnation of the daemon before it."""
+    def _handshake(self, deadline: float) -> WebSocket:
         websocket, welcome = shake_hands(self.path, self._client_id, lambda: next(self.ids), deadline)
-        before, self._incarnation = self._incarnation, welcome.incarnation
+        self._incarnation = welcome.incarnation
         self.server, self.deadlines = welcome.server, welcome.deadlines
-        return websocket, before
+        return websocket
 
     def _ask(self, websocket: WebSocket, method: str, params: str) -> dict[str, Any]:
         """A request on a connection that is not in use yet."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ._pending import SessionMoved
 from ._report import StepReport, decode_fence, decode_report
-from ._step_request import UNSET, Unset, clip_params
+from ._step_request import UNSET, Unset, clip_params, fence
 from ._tensor import Tensor
 from ._wire import dump
-from .errors import RpcError, UsageError
+from .errors import ConnectionLost, RpcError, UsageError
 
 if TYPE_CHECKING:
+    from ._comeback import Comeback
     from ._job import Job
 
 __all__ = ["Declared", "some_of"]
@@ -22,12 +24,14 @@ _NAMED_AT_MOST = 20
 class Declared:
     """The tensors of one rank as all ranks agreed on them. Calls that wait belong to one thread."""
 
-    def __init__(self, job: Job, tensors: Sequence[Tensor], reply: dict[str, Any]) -> None:
+    def __init__(self, job: Job, tensors: Sequence[Tensor], reply: dict[str, Any], comeback: Comeback) -> None:
         self._job = job
+        self._comeback = comeback
         self.tensors: tuple[Tensor, ...] = tuple(tensors)
         self.plan_digest: str = reply["plan_digest"]
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
+        self._first_half: dict[str, Any] = {}  # the params of its compute_norm
         self._finished_once = False
         self._retired = False
 
@@ -71,7 +75,7 @@ class Declared:
 
     def _compute_norm(self, step: int, params: dict[str, Any], timeout: float | None) -> StepReport:
         wire = self._step_call("norm.compute", params, timeout)
-        self._half_done = step
+        self._half_done, self._first_half = step, params
         return decode_report(wire, self._name_of)
 
     def _check_whole(self) -> None:
@@ -87,11 +91,33 @@ class Declared:
 
     def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         try:
-            wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=not self._finished_once)
+            return self._call_through(method, params, timeout)
         except RpcError as error:
             self._on_failure(error)
             raise
-        return wire
+        except ConnectionLost as error:
+            if error.step_lost:
+                self._reset()
+            raise
+
+    def _call_through(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        """One call of a step, whatever daemons end in the meantime."""
+        first = not self._finished_once
+        while True:
+            try:
+                wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=first)
+                return wire
+            except SessionMoved:
+                result = self._comeback.settle(self._job.stamp)
+                if result is not None:
+                    return result
+            self._come_back()
+            if method == "clip.apply":
+                self._call_through("norm.compute", self._first_half | fence(self._job), timeout)
+            params = params | fence(self._job)
+
+    def _come_back(self) -> None:
+        self._job.come_back(self._comeback, stepped=self._finished_once)
 
     def _on_failure(self, error: RpcError) -> None:
         if error.attempt is not None:

@@ -22,6 +22,7 @@ from ._wire import dump, notification
 from .errors import NotReady, local_error
 
 if TYPE_CHECKING:
+    from ._comeback import Comeback
     from ._job import Job
 
 __all__ = ["Grads"]
@@ -31,9 +32,15 @@ class Grads(Declared):
     """What `Job.declare` returns: memory of every tensor, and the calls of a step."""
 
     def __init__(
-        self, job: Job, tensors: Sequence[Tensor], accumulate: int, arena: Arena, reply: dict[str, Any]
+        self,
+        job: Job,
+        tensors: Sequence[Tensor],
+        accumulate: int,
+        arena: Arena,
+        reply: dict[str, Any],
+        comeback: Comeback,
     ) -> None:
-        super().__init__(job, tensors, reply)
+        super().__init__(job, tensors, reply, comeback)
         self._accumulate = accumulate
         self._layout = Layout(self.tensors, arena, reply, job.meshes, job.rank)
         self.buckets: list[Bucket] = self._layout.buckets

@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ._arena import Arena, fetch_fd, map_arena
-from ._channel import PATIENCE_S
+from ._comeback import Comeback
+from ._declaring import QUICK_S, Declaring
 from ._grads import Grads
 from ._options import encode_options
 from ._output import arena_bytes
+from ._record import stamp_of
 from ._reduced import ReducedGrads, check_stats_arguments, table_bytes
 from ._tensor import Clip, Mesh, Tensor
 from ._wire import dump
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from ._client import Client
 
 __all__ = ["Job"]
-
-_PAGE_BYTES = 900_000  # of tensors per message; the cap is 1 MiB
-_QUICK_S = 30.0
 
 
 class Job:
@@ -51,6 +49,7 @@ class Job:
         self._grads: Grads | ReducedGrads | None = None
         self._detached = False
         self._channel = client._channel
+        self._declaring = Declaring(self._channel, rank, self._somebody_paused)
         self.notify = self._channel.notify  # text of a notification; any thread, never waits for an answer
 
     @property
@@ -117,22 +116,26 @@ class Job:
             check_stats_arguments(accumulate, tensors)
 
         size_bytes = table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors, self.meshes)
-        buffer, arena = self._allocate(size_bytes)
+        declaring = self._declaring
+        self._channel.accept_move()
+        buffer, arena = declaring.allocate(size_bytes)
         try:
-            reply = self._declare_pages(buffer, dump(options), wires, timeout)
+            reply = declaring.declare(buffer, dump(options), wires, timeout)
+            record = declaring.record(reply)
         except BaseException:
-            self._release(buffer)
+            declaring.release(buffer)
             raise
+        comeback = Comeback(self._channel, declaring, arena, dump(options), tensors, only_mesh, reply, record)
         grads: Grads | ReducedGrads
         if data_path == "stats":
-            grads = ReducedGrads(self, tensors, arena, reply, options)
+            grads = ReducedGrads(self, tensors, arena, reply, comeback, options)
         else:
-            grads = Grads(self, tensors, accumulate, arena, reply)
+            grads = Grads(self, tensors, accumulate, arena, reply, comeback)
         self.advance(reply["epoch"], reply["attempt"])
         if self._grads is not None:
             self._grads.retire()
         if self._buffer is not None:
-            self._release(self._buffer)
+            declaring.release(self._buffer)
         self._buffer, self._grads = buffer, grads
         return grads
 
@@ -140,15 +143,14 @@ class Job:
     def pause(self) -> Iterator[None]:
         """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
         self._check_attached()
-        on, off = dump({"paused": True}), dump({"paused": False})
-        self._channel.call("job.pause", on, timeout=_QUICK_S, idempotent=True, session=True)
+        self._channel.pause(True, QUICK_S)
         try:
             yield
         except BaseException:
             with contextlib.suppress(GradsyncError):  # the caller's error is the one to see
-                self._channel.post("job.pause", off, PATIENCE_S)
+                self._channel.pause(False, None)
             raise
-        self._channel.call("job.pause", off, timeout=_QUICK_S, idempotent=True, session=True)
+        self._channel.pause(False, QUICK_S)
 
     def detach(self) -> None:
         """Leaves the job and gives its memory back: views stay valid, their contents do not.
@@ -156,18 +158,39 @@ class Job:
         Doing it again changes nothing.
         """
         if self._forget():
-            self._channel.call("job.detach", "{}", timeout=_QUICK_S, idempotent=False, session=True)
+            self._channel.call("job.detach", "{}", timeout=QUICK_S, idempotent=False, session=True, moves=True)
 
     def abandon(self) -> None:
         """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): said, but hardly waited for."""
         with contextlib.suppress(GradsyncError):
             if self._forget():
-                self._channel.post("job.detach", "{}", PATIENCE_S)
+                self._channel.leave()
 
-    # for Grads
+    # for what is declared
+
+    @property
+    def stamp(self) -> int:
+        """The attempt as one number, never 0."""
+        return stamp_of(self.epoch, self.attempt)
+
+    def come_back(self, comeback: Comeback, *, stepped: bool) -> dict[str, Any]:
+        """Declares again at the restarted daemon; its answer. `stepped`: weights are not what they were.
+
+        Raises:
+            ConnectionLost: the rank cannot go on.
+        """
+        deadlines = self._channel.deadlines
+        timeout = deadlines.step_s if stepped else deadlines.first_step_s
+        self._buffer, reply = comeback.declare_again(with_weights=not stepped, timeout=timeout)
+        self.advance(reply["epoch"], reply["attempt"])
+        return reply
 
     def step_call(self, method: str, params: str, timeout: float | None, *, first: bool) -> Any:
-        """One request of a step; its timer is 5 s longer than the daemon's deadline."""
+        """One request of a step; its timer is 5 s longer than the daemon's deadline.
+
+        Raises:
+            SessionMoved: the rank is attached to a restarted daemon now.
+        """
         self._check_attached()
         deadlines = self._channel.deadlines
         limit = timeout if timeout is not None else deadlines.first_step_s if first else deadlines.step_s
@@ -176,11 +199,12 @@ class Job:
         )
 
     def advance(self, epoch: int | None, attempt: int, *, next_step: int | None = None) -> None:
-        """Takes over the fence for the next step call."""
+        """Takes over the fence for the next step call; `next_step` once a step is done."""
         if epoch is not None:
             self.epoch = epoch
         self.attempt = attempt
         if next_step is not None:
+            self._channel.step_done()
             self.last_step, self.next_step = next_step - 1, next_step
 
     # inside
@@ -200,51 +224,9 @@ class Job:
         if self._detached:
             raise UsageError(f"rank {self.rank} of job '{self.name}' is detached; attach again")
 
-    def _allocate(self, size_bytes: int) -> tuple[int, Arena]:
-        grant = self._channel.call(
-            "buffers.allocate",
-            dump({"bytes": size_bytes, "device": "cpu"}),
-            timeout=_QUICK_S,
-            idempotent=False,
-            session=True,
-        )
-        buffer: int = grant["buffer"]
-        try:
-            return buffer, map_arena(fetch_fd(self._channel.fd_socket_path, grant["token"], _QUICK_S), grant["bytes"])
-        except BaseException:
-            self._release(buffer)
-            raise
-
-    def _release(self, buffer: int) -> None:
-        # What cannot be released now goes with the session.
-        with contextlib.suppress(GradsyncError):
-            self._channel.post("buffers.release", dump({"buffer": buffer}), PATIENCE_S)
-
-    def _declare_pages(self, buffer: int, options: str, wires: Sequence[str], timeout: float | None) -> dict[str, Any]:
-        pages = _pages(wires)
-        limit = self._channel.deadlines.declare_s if timeout is None else timeout
-        reply: dict[str, Any] = {}
-        for number, page in enumerate(pages):
-            last = number == len(pages) - 1
-            fields = [f'"buffer":{buffer}', f'"page":{number}', f'"last":{"true" if last else "false"}']
-            if number == 0:
-                fields.append(f'"options":{options}')
-            if timeout is not None and last:
-                fields.append(f'"timeout_ms":{max(1, round(timeout * 1000))}')
-            fields.append(f'"tensors":[{",".join(page)}]')
-            reply = self._channel.call(
-                "gradients.declare",
-                "{" + ",".join(fields) + "}",
-                timeout=limit if last else _QUICK_S,
-                idempotent=False,
-                session=True,
-                extend=self._somebody_paused if last else None,
-            )
-        return reply
-
     def _somebody_paused(self) -> bool:
         # A paused rank stops the daemon's deadline, so that of the client has to wait with it.
-        status = self._channel.call("status.get", "{}", timeout=_QUICK_S, idempotent=True)
+        status = self._channel.call("status.get", "{}", timeout=QUICK_S, idempotent=True)
         return any(rank["paused"] for job in status["jobs"] if job["job"] == self.name for rank in job["ranks"])
 
     def __repr__(self) -> str:
@@ -257,15 +239,3 @@ def _check_names(tensors: Sequence[Tensor]) -> None:
         if tensor.name in seen:
             raise UsageError(f"tensor '{tensor.name}' is declared twice on this rank; names are unique")
         seen.add(tensor.name)
-
-
-def _pages(wires: Sequence[str]) -> list[list[str]]:
-    pages: list[list[str]] = [[]]
-    used = 0
-    for wire in wires:
-        if pages[-1] and used + len(wire) > _PAGE_BYTES:
-            pages.append([])
-            used = 0
-        pages[-1].append(wire)
-        used += len(wire) + 1
-    return pages

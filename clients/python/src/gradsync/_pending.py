@@ -7,11 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["NOTHING", "SLICE_S", "Pending", "Subscription"]
+from .errors import ConnectionLost
+
+__all__ = ["NOTHING", "SLICE_S", "Pending", "SessionMoved", "Subscription"]
 
 SLICE_S = 0.5  # Ctrl-C is looked at this often, whichever thread got the signal
 
 NOTHING = object()
+
+
+class SessionMoved(ConnectionLost):
+    """The rank is attached to another daemon now, which knows nothing of its memory and of its plan."""
 
 
 @dataclass(slots=True)
@@ -23,6 +29,7 @@ class Pending:
     method: str
     idempotent: bool  # may be sent again after a lost connection
     session: bool  # belongs to the attached rank: fails when the rank is lost
+    moves: bool = False  # means the same to the next daemon
     future: concurrent.futures.Future[Any] = field(default_factory=concurrent.futures.Future)
     sent: bool = False
 

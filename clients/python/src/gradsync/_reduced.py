@@ -26,11 +26,10 @@ from .errors import NotReady, RpcError, UsageError, local_error
 if TYPE_CHECKING:
     import os
 
+    from ._comeback import Comeback
     from ._job import Job
 
 __all__ = ["ReducedGrads", "StepUnderway", "check_stats_arguments", "table_bytes"]
-
-_EPOCH_SHIFT = 32
 
 
 def table_bytes(tensors: Sequence[Tensor]) -> int:
@@ -50,9 +49,15 @@ class ReducedGrads(Declared):
     """What `Job.declare(…, data_path="stats")` returns. Every call belongs to one thread."""
 
     def __init__(
-        self, job: Job, tensors: Sequence[Tensor], arena: Arena, reply: dict[str, Any], options: dict[str, Any]
+        self,
+        job: Job,
+        tensors: Sequence[Tensor],
+        arena: Arena,
+        reply: dict[str, Any],
+        comeback: Comeback,
+        options: dict[str, Any],
     ) -> None:
-        super().__init__(job, tensors, reply)
+        super().__init__(job, tensors, reply, comeback)
         self._arena = arena
         self._options = options
         self._written = bytearray(len(self.tensors))
@@ -62,7 +67,7 @@ class ReducedGrads(Declared):
     @property
     def stamp(self) -> int:
         """The first field of a row of this attempt; 0 stands for a tensor without a gradient."""
-        return self._job.epoch << _EPOCH_SHIFT | self._job.attempt + 1
+        return self._job.stamp
 
     def table_memoryview(self) -> memoryview:
         """The rows, 64 bytes each in the order of `tensors`, for a caller that fills them by itself."""
@@ -172,6 +177,15 @@ class ReducedGrads(Declared):
         wire = super()._step_call(method, params, timeout)
         self.check = bool(wire.get("check_next", self.check))
         return wire
+
+    def _come_back(self) -> None:
+        before = self.stamp
+        super()._come_back()
+        self.check = True  # as a new epoch begins
+        fields = self.table_memoryview().cast("Q")
+        for index in range(0, len(fields), ROW_BYTES // fields.itemsize):
+            if fields[index] == before:
+                fields[index] = self.stamp
 
     def _on_failure(self, error: RpcError) -> None:
         epoch = self._job.epoch

@@ -12,7 +12,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from ._job import Job
 
-__all__ = ["UNSET", "ReadySet", "Unset", "clip_params", "max_norm_param", "step_params"]
+__all__ = ["UNSET", "ReadySet", "Unset", "clip_params", "fence", "max_norm_param", "step_params"]
 
 ReadySet = Literal["all"] | Sequence[int] | None
 
@@ -36,7 +36,7 @@ def step_params(
     bucket_digests: Sequence[int] | None,
 ) -> dict[str, Any]:
     """Of step.finish and norm.compute."""
-    params = _fence(job, step) | {"ready": "all" if ready is None or ready == "all" else list(ready)}
+    params = _of_step(job, step) | {"ready": "all" if ready is None or ready == "all" else list(ready)}
     if unused:
         params["unused"] = list(unused)
     if scale is not None:
@@ -48,7 +48,7 @@ def step_params(
 
 def clip_params(job: Job, step: int, max_norm: float | None | Unset, timeout: float | None) -> dict[str, Any]:
     """Of clip.apply."""
-    return _fence(job, step) | max_norm_param(max_norm) | _timeout(timeout)
+    return _of_step(job, step) | max_norm_param(max_norm) | _timeout(timeout)
 
 
 def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
@@ -58,8 +58,13 @@ def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
     return {"max_norm": None if max_norm is None else encode_number(max_norm)}
 
 
-def _fence(job: Job, step: int) -> dict[str, Any]:
-    return {"epoch": job.epoch, "attempt": job.attempt, "step": step}
+def fence(job: Job) -> dict[str, Any]:
+    """The attempt that a call belongs to."""
+    return {"epoch": job.epoch, "attempt": job.attempt}
+
+
+def _of_step(job: Job, step: int) -> dict[str, Any]:
+    return fence(job) | {"step": step}
 
 
 def _timeout(timeout: float | None) -> dict[str, Any]:

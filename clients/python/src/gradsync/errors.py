@@ -93,7 +93,15 @@ class ConnectionFailed(GradsyncError):
 
 
 class ConnectionLost(GradsyncError):
-    """The connection to the daemon, or the session behind it, is gone."""
+    """The connection to the daemon, or the session behind it, is gone.
+
+    `step_lost`: only the gradients of the step in flight are, on every rank alike; everything else goes on. Compute
+    the step anew and finish it again.
+    """
+
+    def __init__(self, message: str, *, step_lost: bool = False) -> None:
+        super().__init__(message)
+        self.step_lost = step_lost
 
 
 class ProtocolError(GradsyncError):

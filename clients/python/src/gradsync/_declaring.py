@@ -1,0 +1,109 @@
+"""The calls by which a rank's memory and tensors get to a daemon. They belong to the thread that declares."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ._arena import Arena, fetch_fd, give_fd, map_arena, map_for_reading
+from ._channel import PATIENCE_S, Channel
+from ._record import StepRecord
+from ._wire import dump
+from .errors import GradsyncError
+
+__all__ = ["QUICK_S", "Declaring"]
+
+QUICK_S = 30.0
+_PAGE_BYTES = 900_000  # of tensors per message; the cap is 1 MiB
+
+
+class Declaring:
+    """Of one attached rank."""
+
+    def __init__(self, channel: Channel, rank: int, extend: Callable[[], bool]) -> None:
+        """`extend` may grant a declaration that waits for other ranks another round."""
+        self._channel = channel
+        self._rank = rank
+        self._extend = extend
+
+    def allocate(self, size_bytes: int) -> tuple[int, Arena]:
+        """New memory and its number.
+
+        Raises:
+            InsufficientMemory: it cannot be had.
+            RpcError: the daemon refused it.
+        """
+        grant = self._call("buffers.allocate", dump({"bytes": size_bytes, "device": "cpu"}))
+        buffer: int = grant["buffer"]
+        try:
+            return buffer, map_arena(fetch_fd(self._channel.fd_socket_path, grant["token"], QUICK_S), grant["bytes"])
+        except BaseException:
+            self.release(buffer)
+            raise
+
+    def adopt(self, arena: Arena) -> int:
+        """Hands memory that a daemon before this one gave out to this one; its number from now on.
+
+        Raises:
+            RpcError: the daemon refused it.
+        """
+        grant = self._call("buffers.adopt", dump({"bytes": arena.size_bytes, "device": "cpu"}))
+        give_fd(self._channel.fd_socket_path, grant["token"], arena.fd, QUICK_S)
+        buffer: int = grant["buffer"]
+        return buffer
+
+    def release(self, buffer: int) -> None:
+        """Gives memory back, its pages too. What cannot be released now goes with the session."""
+        with contextlib.suppress(GradsyncError):
+            self._channel.post("buffers.release", dump({"buffer": buffer}), PATIENCE_S)
+
+    def declare(self, buffer: int, options: str, wires: Sequence[str], timeout: float | None) -> dict[str, Any]:
+        """gradients.declare, page by page; the answer, once all ranks declared.
+
+        Raises:
+            RpcError: the daemon refused it, the ranks differ, or not all declared in time.
+        """
+        pages = _pages(wires)
+        limit = self._channel.deadlines.declare_s if timeout is None else timeout
+        reply: dict[str, Any] = {}
+        for number, page in enumerate(pages):
+            last = number == len(pages) - 1
+            fields = [f'"buffer":{buffer}', f'"page":{number}', f'"last":{"true" if last else "false"}']
+            if number == 0:
+                fields.append(f'"options":{options}')
+            if timeout is not None and last:
+                fields.append(f'"timeout_ms":{max(1, round(timeout * 1000))}')
+            fields.append(f'"tensors":[{",".join(page)}]')
+            reply = self._channel.call(
+                "gradients.declare",
+                "{" + ",".join(fields) + "}",
+                timeout=limit if last else QUICK_S,
+                idempotent=False,
+                session=True,
+                extend=self._extend if last else None,
+            )
+        return reply
+
+    def record(self, reply: Mapping[str, Any]) -> StepRecord | None:
+        """The record of the plan that was declared; None of a daemon that keeps none."""
+        offer = reply.get("record")
+        if offer is None:
+            return None
+        fd = fetch_fd(self._channel.fd_socket_path, offer["token"], QUICK_S)
+        return StepRecord(map_for_reading(fd, offer["bytes"]), self._rank)
+
+    def _call(self, method: str, params: str) -> Any:
+        return self._channel.call(method, params, timeout=QUICK_S, idempotent=False, session=True)
+
+
+def _pages(wires: Sequence[str]) -> list[list[str]]:
+    pages: list[list[str]] = [[]]
+    used = 0
+    for wire in wires:
+        if pages[-1] and used + len(wire) > _PAGE_BYTES:
+            pages.append([])
+            used = 0
+        pages[-1].append(wire)
+        used += len(wire) + 1
+    return pages

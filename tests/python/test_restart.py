@@ -1,0 +1,329 @@
+"""A daemon that ends in the middle of a run, and the next one: what is made again, what is returned, what is lost.
+
+Against a fake, which can end at any moment of a step. Real daemons are killed in tests/integration/test_restarts.py.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_daemon import NO_REPLY, FakeDaemon, Fault, report
+
+import gradsync
+from gradsync import Row, Tensor, _comeback, _connection
+from gradsync.errors import ConnectionLost, StaleEpoch, UsageError
+
+TENSORS = [Tensor("a", (4,), weight_fingerprint="1" * 16), Tensor("b", (4,), weight_fingerprint="2" * 16)]
+
+
+@pytest.fixture
+def grads(job: gradsync.Job, daemon: FakeDaemon) -> gradsync.Grads:
+    daemon.keeps_records = True
+    return job.declare(TENSORS)
+
+
+@pytest.fixture
+def table(job: gradsync.Job, daemon: FakeDaemon) -> gradsync.ReducedGrads:
+    daemon.keeps_records = True
+    return job.declare(TENSORS, data_path="stats")
+
+
+def dies_in(daemon: FakeDaemon, method: str, before: Callable[[dict[str, Any]], None] = lambda params: None) -> None:
+    """The daemon ends in the next call of a method, after `before`; the one after it is whole."""
+
+    def end(params: dict[str, Any]) -> Any:
+        before(params)
+        del daemon.script[method]
+        daemon.restart()
+        return NO_REPLY
+
+    daemon.script[method] = end
+
+
+def begun(daemon: FakeDaemon) -> Callable[[dict[str, Any]], None]:
+    return lambda params: daemon.memory.note_begun(params["epoch"], params["attempt"])
+
+
+def done(daemon: FakeDaemon, **fields: Any) -> Callable[[dict[str, Any]], None]:
+    def note(params: dict[str, Any]) -> None:
+        daemon.memory.note_begun(params["epoch"], params["attempt"])
+        result = report(params["step"], params["epoch"], params["attempt"], **fields)
+        daemon.memory.note_done(params["epoch"], params["attempt"], result)
+
+    return note
+
+
+def test_a_step_whose_inputs_are_whole_is_made_again(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    view = grads.arena_memoryview().cast("f")
+    memory = os.fstat(daemon.arena(1)).st_ino
+    dies_in(daemon, "step.finish")
+    assert grads.finish(ready="all", unused=[1], scale=2.0).step == 0
+    first, second = daemon.of("step.finish")
+    assert second == first | {"epoch": 1001, "attempt": 0}
+    (again,) = daemon.live_buffers
+    assert again != 1
+    assert os.fstat(daemon.arena(again)).st_ino == memory, "the same memory, and the view is of it"
+    view[0] = 7.0
+    assert os.pread(daemon.arena(again), 4, 0) == b"\0\0\xe0\x40"
+    assert grads.finish(ready="all").step == 1
+    before, after = daemon.of("gradients.declare")
+    assert after["tensors"] == before["tensors"], "no step was done: weights are still compared"
+    assert after["buffer"] == again
+
+
+def test_a_step_that_was_done_returns_its_result(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    dies_in(daemon, "step.finish", done(daemon, norm=3.5))
+    result = grads.finish(ready="all")
+    assert (result.step, result.norm) == (0, 3.5)
+    assert len(daemon.of("step.finish")) == 1
+    assert grads.finish(ready="all").step == 1, "and the rank comes back in its next step"
+    assert daemon.of("step.finish")[-1]["epoch"] == 1001
+    after = daemon.of("gradients.declare")[-1]
+    assert all("weight_fingerprint" not in tensor for tensor in after["tensors"]), "weights have moved"
+
+
+def test_gradients_that_were_being_reduced_are_lost_once(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    grads.ready("a")
+    grads.ready("b")
+    dies_in(daemon, "step.finish", begun(daemon))
+    with pytest.raises(ConnectionLost, match="compute the step anew") as lost:
+        grads.finish()
+    assert lost.value.step_lost
+    assert pickle.loads(pickle.dumps(lost.value)).step_lost
+    grads.ready("a")
+    grads.ready("b")
+    assert grads.finish().step == 0
+    first, second = daemon.of("step.finish")
+    assert (first["epoch"], second["epoch"]) == (1, 1001)
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_daemon_that_ends_between_calls_is_noticed_in_the_next(
+    grads: gradsync.Grads, daemon: FakeDaemon, touched: bool
+) -> None:
+    grads.ready("a")
+    grads.ready("b")
+    daemon.wait_for("bucket.ready")
+    if touched:
+        daemon.memory.note_begun(1, 0)
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    if touched:
+        with pytest.raises(ConnectionLost) as lost:
+            grads.finish()
+        assert lost.value.step_lost
+    else:
+        assert grads.finish().step == 0
+        assert len(daemon.of("step.finish")) == 1
+
+
+def test_a_later_attempt_than_ones_own_loses_the_gradients_too(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    dies_in(daemon, "step.finish", lambda params: daemon.memory.note_begun(params["epoch"] + 1, 0))
+    with pytest.raises(ConnectionLost) as lost:
+        grads.finish(ready="all")
+    assert lost.value.step_lost
+
+
+def test_rows_are_stamped_again_and_the_norm_is_asked_for_again(
+    table: gradsync.ReducedGrads, daemon: FakeDaemon
+) -> None:
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    table.write("a", Row.of([3.0]))
+    table.write("b", None)
+    assert daemon.of("norm.compute") == []
+    assert table.compute_norm(scale=4.0).step == 0
+    (buffer,) = daemon.live_buffers
+    assert [row[0] for row in daemon.table(buffer)] == [1001 << 32 | 1, 0]
+    dies_in(daemon, "clip.apply")
+    assert table.apply_clip(max_norm=1.0).step == 0
+    first, again = daemon.of("norm.compute")
+    assert again == first | {"epoch": 2001, "attempt": 0}
+    assert [params["epoch"] for params in daemon.of("clip.apply")] == [1001, 2001]
+    (buffer,) = daemon.live_buffers
+    assert [row[0] for row in daemon.table(buffer)] == [2001 << 32 | 1, 0]
+    assert table.check, "a new epoch begins with fingerprints"
+
+
+def test_a_daemon_that_ends_while_a_rank_comes_back_is_waited_for_too(
+    grads: gradsync.Grads, daemon: FakeDaemon
+) -> None:
+    dies_in(daemon, "step.finish")
+    dies_in(daemon, "gradients.declare")
+    dies_in(daemon, "buffers.adopt")
+    assert grads.finish(ready="all").step == 0
+    assert daemon.of("step.finish")[-1]["epoch"] == 3001
+    assert len(daemon.live_buffers) == 1
+
+
+def test_what_was_decided_by_the_record_is_not_decided_again(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    dies_in(daemon, "step.finish", begun(daemon))
+    with pytest.raises(ConnectionLost):
+        grads.finish(ready="all")
+    dies_in(daemon, "gradients.declare")  # the next life ends before it has a record
+    assert grads.finish(ready="all").step == 0
+
+
+def test_a_token_that_came_too_late_is_asked_for_again(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    normal, wrong = daemon.on_buffers_adopt, iter([True, False])
+    daemon.script["buffers.adopt"] = lambda params: normal(params) | ({"token": "0" * 32} if next(wrong) else {})
+    assert grads.finish(ready="all").step == 0
+
+
+def test_another_plan_is_refused(grads: gradsync.Grads, daemon: FakeDaemon, job: gradsync.Job) -> None:
+    daemon.plan_digest = "cd" * 8
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    for _ in range(2):
+        with pytest.raises(ConnectionLost, match="plan cdcdcdcdcdcdcdcd of what was plan abababab") as lost:
+            grads.finish(ready="all")
+        assert not lost.value.step_lost
+    assert len(daemon.of("job.detach")) == 1, "the others learn that this rank does not go on"
+    assert daemon.of("buffers.release") == [], "which would free the pages under live views"
+    assert daemon.of("step.finish") == []
+
+
+def test_a_refused_declaration_ends_it_and_says_why(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    def refuse(params: dict[str, Any]) -> Any:
+        raise Fault("declaration_mismatch", "rank 1 declared otherwise")
+
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    daemon.script["gradients.declare"] = refuse
+    with pytest.raises(ConnectionLost, match="does not take this rank back: rank 1 declared otherwise"):
+        grads.finish(ready="all")
+    assert daemon.of("buffers.release") == []
+
+
+def test_a_daemon_that_drains_is_asked_until_its_successor_is_there(
+    grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_comeback, "_LONGEST_DELAY_S", 0.02)
+    draining = iter([True, True, False])
+
+    def declare(params: dict[str, Any]) -> Any:
+        if next(draining):
+            raise Fault("draining")
+        return daemon.on_gradients_declare(params)
+
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    daemon.script["gradients.declare"] = declare
+    assert grads.finish(ready="all").step == 0
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_with_a_daemon_of_the_release_before_a_restart_is_final(
+    job: gradsync.Job, daemon: FakeDaemon, records: bool
+) -> None:
+    def unknown(params: dict[str, Any]) -> Any:
+        raise Fault("method_not_found", "there is no method buffers.adopt", code=-32601)
+
+    daemon.keeps_records = records
+    grads = job.declare(TENSORS)
+    daemon.script["buffers.adopt"] = unknown
+    dies_in(daemon, "step.finish")
+    with pytest.raises(ConnectionLost, match="the daemon was restarted"):
+        grads.finish(ready="all")
+    with pytest.raises(ConnectionLost, match="the daemon was restarted"):
+        grads.finish(ready="all")
+    assert job.client.status()["state"] == "serving"
+    job.detach()  # as the error says
+    grads = job.client.attach(job="j", rank=0, world_size=1).declare(TENSORS)
+    assert grads.finish(ready="all").step == 0
+
+
+def test_a_paused_rank_is_paused_at_the_next_daemon_too(
+    grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon
+) -> None:
+    with job.pause():
+        daemon.restart()
+        daemon.wait_for("job.pause", 2)
+    assert [params["paused"] for params in daemon.of("job.pause")] == [True, True, False]
+    daemon.restart()
+    daemon.wait_for("job.attach", 3)
+    assert grads.finish(ready="all").step == 0
+    assert len(daemon.of("job.pause")) == 3
+
+
+def test_a_rank_leaves_the_next_daemon_as_well(grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon) -> None:
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    job.detach()
+    assert len(daemon.of("job.detach")) == 1
+    with pytest.raises(UsageError, match="no longer declared"):
+        grads.finish(ready="all")
+
+
+def test_declaring_anew_needs_nothing_of_the_daemon_before(
+    grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon
+) -> None:
+    daemon.restart()
+    while not job._channel._calls.session_error:
+        job.client.status()
+    anew = job.declare([Tensor("c", (2,))])
+    assert daemon.of("buffers.adopt") == []
+    assert anew.finish(ready="all").step == 0
+
+
+def test_a_daemon_that_ends_during_declare_is_told(job: gradsync.Job, daemon: FakeDaemon) -> None:
+    daemon.keeps_records = True
+    dies_in(daemon, "gradients.declare")
+    with pytest.raises(ConnectionLost):
+        job.declare(TENSORS)
+    assert job.declare(TENSORS).finish(ready="all").step == 0
+
+
+def test_errors_of_the_daemon_are_not_losses(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    def stale(params: dict[str, Any]) -> Any:
+        raise Fault("stale_epoch", epoch=2, attempt=0)
+
+    daemon.script["step.finish"] = stale
+    with pytest.raises(StaleEpoch):
+        grads.finish(ready="all")
+    assert daemon.of("buffers.adopt") == []
+
+
+def test_all_losses_since_the_last_step_have_one_clock(
+    grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = grads._job._channel._connection
+    connection._patience_s = 0.0
+    dies_in(daemon, "step.finish", lambda params: daemon.stop_listening())
+    with pytest.raises(ConnectionLost, match="does not come back"):
+        grads.finish(ready="all")
+    daemon.listen()
+    assert _connection._RECONNECT_S == 60.0
+
+
+def test_a_step_renews_the_clock(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    connection = grads._job._channel._connection
+    connection._patience_s = 1.0
+    assert grads.finish(ready="all").step == 0
+    assert connection._patience_s == _connection._RECONNECT_S
+
+
+def test_a_forked_child_keeps_no_descriptor(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    arena = grads._layout.arena
+    kept = arena.fd
+    assert kept >= 0
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.fstat(kept)
+        except OSError:
+            os.write(writer, b"closed")
+        os._exit(0)
+    os.close(writer)
+    assert os.read(reader, 10) == b"closed"
+    os.close(reader)
+    os.waitpid(child, 0)
+    os.fstat(kept)
+    assert grads.finish(ready="all").step == 0
