@@ -17,7 +17,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -47,6 +47,9 @@ class Sidecar:
     def step(self) -> float:
         return self._gs.step(self._optimizer).norm
 
+    def lost(self, error: Exception) -> bool:
+        return getattr(error, "step_lost", False)
+
     def close(self) -> None:
         self._gs.close()
 
@@ -71,6 +74,9 @@ class Ddp:
         self._optimizer.step()
         self._optimizer.zero_grad()
         return norm
+
+    def lost(self, error: Exception) -> bool:
+        return False
 
     def close(self) -> None:
         distributed.destroy_process_group()
@@ -109,6 +115,7 @@ class Run:
         torch.manual_seed(options.seed)  # equal weights everywhere: attach compares them
         self.model = CharModel(options.context, options.width, options.layers, options.heads)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
+        self.steps_lost = 0  # and computed anew
         self.backend = BACKENDS[options.backend](self.model, self.optimizer, options.accumulate, options.max_norm)
 
     def forward_backward(self, step: int) -> float:
@@ -122,13 +129,23 @@ class Run:
             total += loss.detach()
         return total.item()
 
+    def compute(self, step: int, end: Callable[[], float]) -> tuple[float, float]:
+        """Loss and norm of a step; computed anew when the sidecar was restarted in the middle of it."""
+        while True:
+            loss = self.forward_backward(step)
+            try:
+                return loss, end()
+            except Exception as error:
+                if not self.backend.lost(error):
+                    raise
+            self.steps_lost += 1
+
     def train(self) -> Iterator[dict[str, object]]:
         for step in range(self.options.steps):
             if self.options.checks is not None and step % self.options.check_every == 0:
                 yield self.check(step)
             start = time.perf_counter()
-            loss = self.forward_backward(step)
-            norm = self.backend.step()
+            loss, norm = self.compute(step, self.backend.step)
             elapsed = time.perf_counter() - start
             yield {"kind": "step", "step": step, "loss": loss, "norm": norm, "step_ms": elapsed * 1e3}
         yield {
@@ -137,6 +154,7 @@ class Run:
             "world_size": self.world_size,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "weights": digest(p.detach() for p in self.model.parameters()),
+            "steps_lost": self.steps_lost,
         }
 
     def check(self, step: int) -> dict[str, object]:
@@ -150,8 +168,7 @@ class Run:
         saved = torch.load(path) if visiting else None
         if saved is not None:
             self.model.load_state_dict(saved["weights"])
-        loss = self.forward_backward(step)
-        norm = self.backend.reduce_and_clip()
+        loss, norm = self.compute(step, self.backend.reduce_and_clip)
         gradients = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
         self.optimizer.zero_grad()
         self.model.load_state_dict(own)

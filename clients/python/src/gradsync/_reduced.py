@@ -149,6 +149,16 @@ class ReducedGrads(Declared):
         self.check = bool(wire.get("check_next", self.check))
         return functools.partial(decode_report, wire, self._name_of)
 
+    def come_back(self) -> None:
+        """After a restart of the daemon: declares again there. What was asked for by `begin` is given up.
+
+        Raises:
+            ConnectionLost: the daemon does not come back, or does not take the rank.
+        """
+        self._comeback.settle(self.stamp)
+        self._come_back()
+        self._reset()
+
     def save_declaration(self, path: str | os.PathLike[str]) -> None:
         """Writes this rank's line into a file that `gradsyncd plan check` reads; every rank adds its own."""
         job = self._job

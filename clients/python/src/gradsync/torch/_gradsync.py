@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from gradsync import UNSET, GradsyncError, StepReport, Unset
-from gradsync.errors import RpcError, UsageError
+from gradsync.errors import ConnectionLost, RpcError, UsageError
 
 from ._errors import LateGradient
 from ._optimizer_guard import OptimizerGuard
@@ -62,6 +62,7 @@ class GradSync:
             LateGradient: a gradient came or changed after its bucket had been launched.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
+            ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
         """
         self._follow_module()
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
@@ -98,7 +99,8 @@ class GradSync:
             LateGradient: a gradient came or changed after its bucket had been launched.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
-            KeyboardInterrupt, CallTimeout, ConnectionLost: what came of the step is not known; attach again.
+            ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew. Without,
+                and after KeyboardInterrupt and CallTimeout, what came of the step is not known: attach again.
         """
         self._follow_module()
         recorder, grads = self._recorder, self._grads
@@ -122,6 +124,11 @@ class GradSync:
         except RpcError as error:
             if error.attempt is not None:
                 recorder.discard()
+            raise
+        except ConnectionLost as error:
+            recorder.discard()
+            if not error.step_lost:
+                self._close(brief=True)
             raise
         except BaseException:
             # Ctrl-C, or no answer: the others may be reducing, or done, and the same attempt sent again would return

@@ -2,7 +2,8 @@
 
 The training thread measures its gradients, asks the daemon and goes on; no thread wakes up for the answer while the
 next step computes, it is taken before that step is measured. For a dead or stopped daemon this costs `PATIENCE_S` once,
-and nothing after that. A thread of the observer joins the job at the beginning, and leaves it at the end.
+and nothing after that. A thread of the observer joins the job at the beginning and after a restart of the daemon, and
+leaves it at the end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 import gradsync
+from gradsync._pending import SessionMoved
 from gradsync._reduced import StepUnderway
 from gradsync.errors import GradsyncError, RpcError
 
@@ -79,9 +81,10 @@ class Observer:
         self._declare = declare
         self._held = HeldGradients(parameters, tensors)
         self._measurer = self._held.measurer(norm_type)
-        self._declared = threading.Event()  # or it is known that nothing will be
+        self._declared = threading.Event()  # at the daemon that is there, or it is known that nothing will be
         self._reachable = threading.Event()  # connected, or it is known that there is no daemon
-        self._leaving = threading.Event()
+        self._leaving = False
+        self._wanted = threading.Event()  # the observer's thread is: to leave, or to declare again
         self._patience = PATIENCE_S
         self._number = 0  # of the step that comes
         self._resume_at = 0
@@ -144,6 +147,8 @@ class Observer:
             assert self._grads is not None
             self._grads.wrote_all()
             self._underway = self._grads.begin(self._number - 1)
+        except SessionMoved as error:
+            self._follow(error)
         except Exception as error:
             self._end(error)
 
@@ -174,7 +179,7 @@ class Observer:
         if not self._ended and self._patience:
             self.wait(PATIENCE_S)  # the last step is the daemon's as well
         self._ended = True
-        self._leaving.set()
+        self._leave()
         self._thread.join(_JOIN_S if self._patience else PATIENCE_S)
 
     # inside
@@ -209,6 +214,10 @@ class Observer:
                 if error.kind == "step_mismatch":
                     # One rank left a step out. It is one step ahead now, and would be for ever.
                     self._resume_at = -(-self._number // _MEET_EVERY) * _MEET_EVERY
+        except SessionMoved as error:
+            self._underway = None
+            self._follow(error)
+            return False
         except Exception as error:
             self._end(error)
         self._underway = None
@@ -216,8 +225,18 @@ class Observer:
 
     def _end(self, error: Exception) -> None:
         self._ended = True
-        self._leaving.set()
+        self._leave()
         self._warn(f"ended: {error}")
+
+    def _leave(self) -> None:
+        self._leaving = True
+        self._wanted.set()
+
+    def _follow(self, error: SessionMoved) -> None:
+        """To the daemon that is there now; steps until then are not observed."""
+        self._warn(f"steps are not observed until all ranks are back: {error}")
+        self._declared.clear()
+        self._wanted.set()
 
     def _warn(self, text: str) -> None:
         if text not in self._said:
@@ -232,9 +251,12 @@ class Observer:
             self._grads, leave = self._declare(self._reachable.set)
             self._table = rows_in(self._grads.table_memoryview())
             self._declared.set()
-            self._leaving.wait()
+            while self._wanted.wait() and not self._leaving:
+                self._wanted.clear()
+                self._grads.come_back()
+                self._declared.set()
         except Exception as error:
-            if not self._leaving.is_set():
+            if not self._leaving:
                 self._end(error)
         finally:
             self._reachable.set()
