@@ -31,12 +31,17 @@ WorkerPool::~WorkerPool() {
 }
 
 void WorkerPool::set_width(int width) {
+  bool wakes = false;
   {
-    // Under the lock, so that a worker about to park sees the new width or is woken for it.
+    // Under the lock, so that a worker about to park sees the new width or is woken for it. Between jobs nobody is
+    // woken: the next job does that, where it has work for more than one.
     const std::lock_guard lock(mutex_);
     width_.store(static_cast<std::size_t>(std::clamp(width, 1, threads())), std::memory_order_relaxed);
+    wakes = job_ != nullptr;
   }
-  wake_.notify_all();
+  if (wakes) {
+    wake_.notify_all();
+  }
 }
 
 void WorkerPool::run(std::uint32_t tasks, PoolJob& job) {
