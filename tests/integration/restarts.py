@@ -88,17 +88,18 @@ def expected(step: int) -> tuple[list[np.ndarray], float, float]:
 
 def train(case: str, address: str, rank: int, steps: int, folder: Path) -> None:
     import gradsync
-    from gradsync import Row, Tensor
+    from gradsync import Partial, Replicate, Row, Tensor
     from gradsync.errors import ConnectionLost
 
     names = [f"t{index}" for index in range(len(SIZES))]
-    tensors = [Tensor(name, (size,)) for name, size in zip(names, SIZES, strict=True)]
+    stats = case.startswith("stats")
+    dp = Replicate() if stats else Partial("mean") >> Replicate()
+    tensors = [Tensor(name, (size,), placements={"dp": dp}) for name, size in zip(names, SIZES, strict=True)]
     clip = gradsync.Clip(max_norm=MAX_NORM)
     lost = 0
     progress = os.open(folder / f"progress-{rank}", os.O_WRONLY | os.O_CREAT)
     with gradsync.connect(address, timeout=DEADLINE_S) as client:
         job = client.attach(job="restarts", rank=rank, world_size=WORLD)
-        stats = case.startswith("stats")
         grads = job.declare(tensors, data_path="stats" if stats else "arena", clip=clip)
         views = None if stats else [grads.input(name).numpy() for name in names]
         for step in range(steps):
