@@ -103,13 +103,14 @@ struct Application::Parts {
             [this](const engine::Event& event) { dispatcher.on_event(event); },
             engine_metrics
         ),
-        clock(io, engine),
+        clock(io, engine, net_metrics.io_watch),
         bridge(engine, clock, ::geteuid()),
         dispatcher(engine, bridge, identity_of(state), rpc_limits(chosen), set_log_level, rpc_metrics),
         pages(state, engine, clock, dispatcher, registry, ::geteuid()),
         server(io, server_options(chosen), bridge, pages, bridge, net_metrics),
         drain_deadline(io) {
     add_build_info(registry);
+    net_metrics.io_watch.abort_above(Milliseconds{chosen.deadlines.io_turn_ms});
     bridge.connect(dispatcher, server);
     clock.after_turn([this] { finish_drain_if_idle(); });
   }
@@ -198,7 +199,7 @@ void Application::drain() {
   // 1. not ready, no new work; 2. steps in flight; 3. connections; 4. the loop runs out of work.
   parts.state.draining = true;
   parts.server.stop_accepting();
-  parts.clock.turn([&] { parts.engine.drain(); });
+  parts.clock.turn("drain", [&] { parts.engine.drain(); });
   const Milliseconds grace{parts.options.deadlines.drain_ms};
   parts.drain_deadline.expires_after(grace);
   parts.drain_deadline.async_wait([&parts, grace](boost::system::error_code error) {

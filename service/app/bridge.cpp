@@ -16,29 +16,29 @@ rpc::Peer Bridge::rpc_peer(const net::PeerIdentity& peer) const {
 }
 
 void Bridge::on_open(net::ConnectionId connection, const net::PeerIdentity& peer) {
-  clock_.turn([&] { dispatcher_->on_open(connection, rpc_peer(peer)); });
+  clock_.turn("a new connection", [&] { dispatcher_->on_open(connection, rpc_peer(peer)); });
 }
 
 void Bridge::on_text(net::ConnectionId connection, std::string_view text) {
-  clock_.turn([&] { dispatcher_->on_text(connection, text); });
+  clock_.turn("a message", text, [&] { dispatcher_->on_text(connection, text); });
 }
 
 bool Bridge::initialized(net::ConnectionId connection) { return dispatcher_->initialized(connection); }
 
 void Bridge::on_drained(net::ConnectionId connection) {
-  clock_.turn([&] { dispatcher_->on_drained(connection); });
+  clock_.turn("a drained connection", [&] { dispatcher_->on_drained(connection); });
 }
 
 bool Bridge::on_close(net::ConnectionId connection) {
-  return clock_.turn([&] { return dispatcher_->on_close(connection); });
+  return clock_.turn("a closed connection", [&] { return dispatcher_->on_close(connection); });
 }
 
 void Bridge::on_process_exit(net::ConnectionId connection) {
-  clock_.turn([&] { dispatcher_->on_process_exit(connection); });
+  clock_.turn("the end of a process", [&] { dispatcher_->on_process_exit(connection); });
 }
 
 net::MessageHandler::PostReply Bridge::on_post(const net::PeerIdentity& peer, std::string_view body) {
-  rpc::PostReply reply = clock_.turn([&] { return dispatcher_->on_post(rpc_peer(peer), body); });
+  rpc::PostReply reply = clock_.turn("a POST", body, [&] { return dispatcher_->on_post(rpc_peer(peer), body); });
   return {reply.status, std::move(reply.body)};
 }
 
@@ -46,7 +46,7 @@ Result<net::FdHandler::TakenFd> Bridge::on_fd_request(
     const std::string& token, const net::PeerIdentity& peer, UniqueFd given
 ) {
   Result<engine::Engine::TakenFd> taken =
-      clock_.turn([&] { return engine_.exchange_fd(token, peer.uid, peer.pid, std::move(given)); });
+      clock_.turn("a descriptor", [&] { return engine_.exchange_fd(token, peer.uid, peer.pid, std::move(given)); });
   if (taken.has_error()) {
     return taken.error();
   }
@@ -62,11 +62,11 @@ bool Bridge::drained(rpc::ConnectionId connection) const { return server_->drain
 void Bridge::close(rpc::ConnectionId connection, std::string reason) { server_->close(connection, std::move(reason)); }
 
 void Bridge::on_lane_report(device::LaneReport report) {
-  clock_.turn([&] { engine_.on_lane_report(std::move(report)); });
+  clock_.turn("a report of the lane", [&] { engine_.on_lane_report(std::move(report)); });
 }
 
 void Bridge::on_plan(engine::PlanOutcome outcome) {
-  clock_.turn([&] { engine_.on_plan(std::move(outcome)); });
+  clock_.turn("a plan", [&] { engine_.on_plan(std::move(outcome)); });
 }
 
 }  // namespace gradsync::app

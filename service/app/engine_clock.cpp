@@ -12,7 +12,7 @@ void EngineClock::arm() {
   timer_.async_wait([this](boost::system::error_code error) {
     if (!error && !stopped_) {
       armed_.reset();
-      turn([] {});
+      turn("a deadline", [] {});
     }
   });
 }

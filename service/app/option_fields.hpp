@@ -110,6 +110,13 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       deadlines.drain_ms,
       FieldRule{"For the step in flight when the daemon is told to stop, in milliseconds.", 0, kDay}
   );
+  visit(
+      "deadlines",
+      "io_turn_ms",
+      deadlines.io_turn_ms,
+      FieldRule{
+          "For tests: one handler that computes longer than this ends the daemon, in milliseconds; 0: never.", 0, kDay}
+  );
   auto& engine = options.engine;
   visit(
       "engine",

@@ -39,6 +39,7 @@ struct DeadlinesSection {
   std::int64_t reconnect_ms = 2'000;
   std::int64_t initialize_ms = 30'000;
   std::int64_t drain_ms = 30'000;
+  std::int64_t io_turn_ms = 0;  ///< 0: none
 };
 
 struct EngineSection {

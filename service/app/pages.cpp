@@ -58,7 +58,7 @@ std::vector<HealthCheck> Pages::ready_checks() const {
 }
 
 std::vector<engine::JobStatus> Pages::jobs() const {
-  return clock_.turn([this] { return engine_.status(std::nullopt); });
+  return clock_.turn("a page", [this] { return engine_.status(std::nullopt); });
 }
 
 net::HttpReply Pages::healthz(const ProbeQuery& query) const {
@@ -103,7 +103,7 @@ net::HttpReply Pages::status(bool trusted) const {
     return {200, "application/json", body.dump() + "\n"};
   }
   const rpc::Peer operator_peer{.local = true, .privileged = true, .uid = own_uid_, .pid = 0};
-  const rpc::PostReply reply = clock_.turn([&] {
+  const rpc::PostReply reply = clock_.turn("a page", [&] {
     return dispatcher_.on_post(operator_peer, R"({"jsonrpc":"2.0","id":1,"method":"status.get","params":{}})");
   });
   const nlohmann::ordered_json envelope = nlohmann::ordered_json::parse(reply.body, nullptr, false);

@@ -221,6 +221,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     // A page shows the jobs of every uid.
     const bool owner = entrance_ == Entrance::Unix && (peer_.uid == 0 || peer_.uid == context_->own_uid);
     const bool trusted = owner || entrance_ == Entrance::Tcp;
+    const IoWatch::Turn turn{context_->metrics.io_watch, "a page"};
     const std::optional<HttpReply> page = context_->pages.on_get(target.path, target.query, trusted);
     if (!page) {
       return text_response(http::status::not_found, fmt::format("no page '{}'", target.path));

@@ -9,10 +9,18 @@ namespace gradsync::net {
 KnownConnection::KnownConnection(
     ContextPtr context, ConnectionId id, const PeerIdentity& peer, UniqueFd process, std::shared_ptr<WebSocketPort> port
 )
-    : context_(std::move(context)), id_(id) {
+    : context_(std::move(context)), id_(id), peer_(peer) {
   context_->websockets.emplace(id_, std::move(port));
   context_->messages.on_open(id_, peer);
   ProcessWatch::start(context_, id_, std::move(process));
+}
+
+/// Whoever opens it anew pays for what ends with it.
+bool KnownConnection::tell_close() {
+  const IoWatch::Turn turn{context_->metrics.io_watch, "a closed connection"};
+  const bool watch_on = context_->messages.on_close(id_);
+  static_cast<void>(context_->fair_share.charge(peer_, id_, turn.computed(), std::chrono::steady_clock::now()));
+  return watch_on;
 }
 
 KnownConnection::~KnownConnection() {
@@ -20,7 +28,7 @@ KnownConnection::~KnownConnection() {
   if (context_->io.stopped()) {  // the coroutine is destroyed with the io context, and the handler may be gone
     return;
   }
-  const bool watch_on = context_->messages.on_close(id_);
+  const bool watch_on = tell_close();
   const auto watch = context_->watches.find(id_);
   if (watch == context_->watches.end()) {
     return;

@@ -23,8 +23,11 @@ class KnownConnection {
   KnownConnection& operator=(const KnownConnection&) = delete;
 
  private:
+  bool tell_close();
+
   ContextPtr context_;
   ConnectionId id_;
+  PeerIdentity peer_;
 };
 
 }  // namespace gradsync::net

@@ -80,16 +80,22 @@ Task<void> Listener::run() {
     if (error || closed_) {
       break;
     }
-    AcceptResult result = AcceptResult::Accepted;
-    for (int burst = 0; burst < 64 && result == AcceptResult::Accepted; ++burst) {
-      result = accept_one();
-    }
+    const AcceptResult result = accept_burst();
     if (result == AcceptResult::Exhausted) {
       pause_.expires_after(kExhaustedPause);
       auto [paused] = co_await pause_.async_wait(use_task);
       static_cast<void>(paused);
     }
   }
+}
+
+Listener::AcceptResult Listener::accept_burst() {
+  const IoWatch::Turn turn{context_->metrics.io_watch, "accepting connections"};
+  AcceptResult result = AcceptResult::Accepted;
+  for (int burst = 0; burst < 64 && result == AcceptResult::Accepted; ++burst) {
+    result = accept_one();
+  }
+  return result;
 }
 
 Listener::AcceptResult Listener::accept_one() {

@@ -18,6 +18,7 @@ class Listener : public std::enable_shared_from_this<Listener> {
   enum class AcceptResult { Accepted, Empty, Exhausted };
 
   Task<void> run();
+  AcceptResult accept_burst();
   AcceptResult accept_one();
   void serve(Incoming incoming);
 

@@ -36,6 +36,12 @@ NetMetrics::NetMetrics(prometheus::Registry& registry)
       ),
       received_bytes(counter(registry, "gradsync_received_bytes_total", "Payload bytes of WebSocket messages received.")
       ),
-      sent_bytes(counter(registry, "gradsync_sent_bytes_total", "Payload bytes of WebSocket messages written.")) {}
+      sent_bytes(counter(registry, "gradsync_sent_bytes_total", "Payload bytes of WebSocket messages written.")),
+      read_pauses(counter(
+          registry,
+          "gradsync_read_pauses_total",
+          "Times a connection was read later, because its process used more than its share."
+      )),
+      io_watch(registry) {}
 
 }  // namespace gradsync::net

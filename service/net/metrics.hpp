@@ -1,6 +1,8 @@
 #pragma once
 // Counters of the sockets, resolved once. Labels are bounded: why a connection was refused, never who was.
 
+#include "net/io_watch.hpp"
+
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/registry.h>
@@ -19,6 +21,8 @@ struct NetMetrics {
   prometheus::Counter& accept_pauses;
   prometheus::Counter& received_bytes;
   prometheus::Counter& sent_bytes;
+  prometheus::Counter& read_pauses;
+  IoWatch io_watch;
 };
 
 }  // namespace gradsync::net

@@ -146,6 +146,7 @@ Server::Server(
       .websockets = {},
       .watches = {},
       .half_sent = HalfSent{most_half_sent},
+      .fair_share = {},
       .closing_all = false,
       .force_close = Timer{io.get_executor()}});
 }

@@ -2,6 +2,7 @@
 // What the coroutines of one server share. Thread: io only. Internal to net.
 
 #include "net/asio_types.hpp"
+#include "net/fair_share.hpp"
 #include "net/half_sent.hpp"
 #include "net/metrics.hpp"
 #include "net/server.hpp"
@@ -55,6 +56,7 @@ struct ServerContext {
   std::unordered_map<ConnectionId, std::shared_ptr<WebSocketPort>> websockets;
   std::unordered_map<ConnectionId, std::shared_ptr<ProcessWatch>> watches;
   HalfSent half_sent;
+  FairShare fair_share;
   bool closing_all = false;
   Timer force_close;  ///< of close_all: who has not gone by then is aborted
 

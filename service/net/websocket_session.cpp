@@ -54,6 +54,7 @@ class WebSocketSession final : public Session,
         stream_(std::move(upgrade.socket)),
         initialize_(context->io.get_executor()),
         half_sent_(context->io.get_executor()),
+        pause_(context->io.get_executor()),
         linger_(context->io.get_executor()) {
     websocket::stream_base::timeout timeout{};
     timeout.handshake_timeout = context->options.handshake_timeout;
@@ -75,6 +76,7 @@ class WebSocketSession final : public Session,
 
   void abort() override {
     dead_ = true;
+    pause_.cancel();
     boost::system::error_code ignored;
     stream_.next_layer().close(ignored);
   }
@@ -179,14 +181,31 @@ class WebSocketSession final : public Session,
       }
       hold_partial(0);
       if (!closing_) {
-        const auto data = buffer_.data();
-        context_->messages.on_text(id_, {static_cast<const char*>(data.data()), data.size()});
+        const Duration pause = handle_message();
+        if (pause > Duration::zero() && !dead_) {
+          pause_.expires_after(pause);
+          auto [cut_short] = co_await pause_.async_wait(use_task);
+          static_cast<void>(cut_short);
+        }
       }
       buffer_.consume(buffer_.size());
       if (buffer_.capacity() > kReadBytes) {
         buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
       }
     }
+  }
+
+  /// How long to wait with the next one.
+  Duration handle_message() {
+    const auto data = buffer_.data();
+    const std::string_view text{static_cast<const char*>(data.data()), data.size()};
+    const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
+    context_->messages.on_text(id_, text);
+    const Duration pause = context_->fair_share.charge(peer_, id_, turn.computed(), std::chrono::steady_clock::now());
+    if (pause > Duration::zero()) {
+      context_->metrics.read_pauses.Increment();
+    }
+    return pause;
   }
 
   /// Notes what this connection holds of a message that has not ended; 0: it has.
@@ -309,6 +328,7 @@ class WebSocketSession final : public Session,
       return;
     }
     closing_ = true;
+    pause_.cancel();
     close_reason_ =
         websocket::close_reason(code, beast::string_view(reason.data(), std::min(reason.size(), kReasonBytes)));
     if (open_ && queue_.empty()) {
@@ -334,6 +354,7 @@ class WebSocketSession final : public Session,
   std::size_t partial_bytes_ = 0;  ///< what context_->half_sent knows of this connection
   Timer initialize_;
   Timer half_sent_;  ///< for the end of a message; once that is given up, for the end of the connection
+  Timer pause_;      ///< before the next message is read
   Timer linger_;
   std::deque<std::string> queue_;  ///< the front is being written
   std::size_t queued_bytes_ = 0;
