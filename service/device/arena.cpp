@@ -19,7 +19,22 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
+#ifdef MFD_NOEXEC_SEAL
+constexpr unsigned kNeverExecuted = MFD_NOEXEC_SEAL;
+#else
+constexpr unsigned kNeverExecuted = 0x0008U;  // since Linux 6.3
+#endif
+
 }  // namespace
+
+UniqueFd open_memfd(const char* name) {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  UniqueFd fd(::memfd_create(name, kFlags | kNeverExecuted));
+  if (!fd.valid() && errno == EINVAL) {
+    fd.reset(::memfd_create(name, kFlags));
+  }
+  return fd;
+}
 
 std::uint64_t unpopulated_bytes(int fd) {
   struct stat status {};
@@ -60,7 +75,7 @@ Result<UniqueFd> create_arena(std::uint64_t size_bytes, std::uint64_t promised_b
         fmt::format("{} for an arena: {}", call, std::generic_category().message(error))
     );
   };
-  UniqueFd fd(::memfd_create("gradsync-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  UniqueFd fd = open_memfd("gradsync-arena");
   if (!fd.valid()) {
     return failed("memfd_create");
   }

@@ -9,6 +9,9 @@
 
 namespace gradsync::device {
 
+/// An empty memfd that takes seals and, where the kernel knows that, is never executed. Invalid: see errno.
+[[nodiscard]] UniqueFd open_memfd(const char* name);
+
 /// A zeroed memfd of `size_bytes` (> 0), seals SHRINK, GROW, SEAL. No page is populated. Fast enough for the io thread.
 /// `promised_bytes` are those of other arenas that have no pages yet: they count as taken.
 /// Errors: InsufficientMemory (with need, free and limit in the message) when the size exceeds what `headroom` leaves.

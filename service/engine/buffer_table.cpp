@@ -28,6 +28,13 @@ Error unknown_buffer(std::uint64_t buffer) {
   return error;
 }
 
+Result<Engine::TakenFd> taken_or_exhausted(Engine::TakenFd taken) {
+  if (!taken.fd.valid()) {
+    return make_error(ErrorCode::LimitExceeded, "the daemon is out of file descriptors", "raise its LimitNOFILE");
+  }
+  return taken;
+}
+
 }  // namespace
 
 Result<BufferGrant> BufferTable::allocate(
@@ -93,15 +100,28 @@ Result<void> BufferTable::check_room(SessionId session, std::uint64_t size_bytes
 BufferGrant BufferTable::grant(
     SessionId session, std::uint32_t uid, std::int64_t pid, UniqueFd fd, std::uint64_t size_bytes, TimePoint now
 ) {
-  forget_expired_tokens(now);
-  BufferGrant grant{next_buffer_++, size_bytes, random_hex(kTokenBytes)};
+  BufferGrant grant{next_buffer_++, size_bytes, {}};
   Buffer& buffer = buffers_[grant.buffer];
   buffer.session = session;
   buffer.fd = std::move(fd);
   buffer.size_bytes = size_bytes;
   total_bytes_ += size_bytes;
-  tokens_[grant.token] = Token{grant.buffer, uid, pid, now + options_.deadlines.token};
+  grant.token = add_token({grant.buffer, {}, uid, pid, {}}, now);
   return grant;
+}
+
+RecordGrant BufferTable::grant_record(
+    const std::shared_ptr<const StepRecord>& record, std::uint32_t uid, std::int64_t pid, TimePoint now
+) {
+  return {add_token({0, record, uid, pid, {}}, now), record->size_bytes()};
+}
+
+std::string BufferTable::add_token(Token token, TimePoint now) {
+  forget_expired_tokens(now);
+  std::string text = random_hex(kTokenBytes);
+  token.expires = now + options_.deadlines.token;
+  tokens_[text] = std::move(token);
+  return text;
 }
 
 Result<Engine::TakenFd> BufferTable::exchange(
@@ -113,14 +133,18 @@ Result<Engine::TakenFd> BufferTable::exchange(
   const Error refused = make_error(
       ErrorCode::BadToken,
       "the token is unknown, used, expired or belongs to another process",
-      "call buffers.allocate and fetch the descriptor within its 10 s from the same process"
+      "ask for a token anew and fetch the descriptor within its 10 s from the same process"
   );
   if (found == tokens_.end() || found->second.uid != uid ||
       (found->second.pid != 0 && pid != 0 && found->second.pid != pid)) {
     return refused;
   }
-  const auto buffer = buffers_.find(found->second.buffer);
+  const Token owned = std::move(found->second);
   tokens_.erase(found);
+  if (const std::shared_ptr<const StepRecord> record = owned.record.lock()) {
+    return taken_or_exhausted({record->descriptor(), record->size_bytes()});
+  }
+  const auto buffer = buffers_.find(owned.buffer);
   if (buffer == buffers_.end()) {
     return refused;
   }
@@ -131,11 +155,7 @@ Result<Engine::TakenFd> BufferTable::exchange(
     }
     return Engine::TakenFd{UniqueFd{}, buffer->second.size_bytes};
   }
-  Engine::TakenFd taken{duplicate(buffer->second.fd), buffer->second.size_bytes};
-  if (!taken.fd.valid()) {
-    return make_error(ErrorCode::LimitExceeded, "the daemon is out of file descriptors", "raise its LimitNOFILE");
-  }
-  return taken;
+  return taken_or_exhausted({duplicate(buffer->second.fd), buffer->second.size_bytes});
 }
 
 Result<void> BufferTable::take_in(std::uint64_t buffer, UniqueFd given) {

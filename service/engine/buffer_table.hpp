@@ -1,12 +1,14 @@
 #pragma once
-// Arenas and the one-use tokens by which their descriptors are fetched. Thread: io.
+// Arenas and the one-use tokens by which their descriptors, and those of step records, are fetched. Thread: io.
 //
 // Invariant: a buffer in use by a loaded plan is never unmapped; its release waits. Every buffer that goes has its
 // pages punched out, so that memory is free even where a forked child of the trainer still holds a descriptor.
 
 #include "engine/engine.hpp"
+#include "engine/step_record.hpp"
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -22,6 +24,10 @@ class BufferTable {
   /// A place for memory that a daemon before this one made; `exchange` fills it.
   [[nodiscard]] Result<BufferGrant> adopt(
       SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
+  );
+  /// A token by which a rank fetches the record of its job, as long as the job has it.
+  [[nodiscard]] RecordGrant grant_record(
+      const std::shared_ptr<const StepRecord>& record, std::uint32_t uid, std::int64_t pid, TimePoint now
   );
   [[nodiscard]] Result<Engine::TakenFd> exchange(
       const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given, TimePoint now
@@ -58,7 +64,8 @@ class BufferTable {
   };
 
   struct Token {
-    std::uint64_t buffer = 0;
+    std::uint64_t buffer = 0;                ///< 0: of a record
+    std::weak_ptr<const StepRecord> record;  ///< of the job, which may end first
     std::uint32_t uid = 0;
     std::int64_t pid = 0;
     TimePoint expires;
@@ -71,6 +78,7 @@ class BufferTable {
   [[nodiscard]] Result<void> take_in(std::uint64_t buffer, UniqueFd given);
   void drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it);
   void erase(std::map<std::uint64_t, Buffer>::iterator it);
+  std::string add_token(Token token, TimePoint now);
   void forget_expired_tokens(TimePoint now);
 
   const EngineOptions& options_;

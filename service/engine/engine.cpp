@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace gradsync::engine {
@@ -165,6 +166,9 @@ Result<Engine::TakenFd> Engine::exchange_fd(
 }
 
 void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareResult> reply) {
+  if (state_->context.halted) {
+    return;
+  }
   Job* job = state_->job_of(session);
   if (job && state_->draining) {
     reply(draining_error());  // who else is needed may not attach any more
@@ -177,18 +181,21 @@ void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareRes
 }
 
 void Engine::bucket_ready(SessionId session, const BucketReady& ready) {
-  if (Job* job = state_->job_of(session)) {
+  if (Job* job = state_->job_of(session); job && !state_->context.halted) {
     job->bucket_ready(state_->seats.at(session).rank, ready);
   }
 }
 
 void Engine::tensor_unused(SessionId session, const TensorUnused& unused) {
-  if (Job* job = state_->job_of(session)) {
+  if (Job* job = state_->job_of(session); job && !state_->context.halted) {
     job->tensor_unused(state_->seats.at(session).rank, unused);
   }
 }
 
 void Engine::finish(SessionId session, FinishRequest request, Reply<StepReport> reply) {
+  if (state_->context.halted) {
+    return;
+  }
   if (Job* job = state_->job_of(session)) {
     job->finish(state_->seats.at(session).rank, std::move(request), std::move(reply));
     state_->settle();
@@ -198,6 +205,9 @@ void Engine::finish(SessionId session, FinishRequest request, Reply<StepReport> 
 }
 
 void Engine::clip(SessionId session, ClipRequest request, Reply<StepReport> reply) {
+  if (state_->context.halted) {
+    return;
+  }
   if (Job* job = state_->job_of(session)) {
     job->clip(state_->seats.at(session).rank, request, std::move(reply));
     state_->settle();
@@ -254,6 +264,9 @@ void Engine::on_lane_report(device::LaneReport report) {
 }
 
 void Engine::on_plan(PlanOutcome outcome) {
+  if (state_->context.halted) {
+    return;
+  }
   // Tickets are unique over all jobs; every other job ignores it.
   for (const auto& [key, job] : state_->jobs) {
     job->on_plan(outcome);  // its own takes the plan
@@ -304,6 +317,21 @@ bool Engine::idle() const {
     }
   }
   return state_->closing.empty();
+}
+
+void Engine::halt() {
+  State& state = *state_;
+  state.draining = true;
+  state.context.halted = true;
+  for (Job* job : state.all_jobs()) {
+    job->halt();
+  }
+  state.settle();
+}
+
+bool Engine::at_rest() const {
+  const std::vector<Job*> jobs = state_->all_jobs();
+  return std::all_of(jobs.begin(), jobs.end(), [](const Job* job) { return job->at_rest(); });
 }
 
 }  // namespace gradsync::engine

@@ -2,12 +2,12 @@
 // The engine façade: jobs, ranks, buffers, plans and steps, without JSON, sockets or a clock.
 //
 // Thread: io only. Every call returns at once; a call that has to wait takes a `Reply`, which is called exactly once on
-// the io thread, possibly before the call returns, also when its rank leaves; never after the engine is gone. It is
-// called in the middle of an event, as the `EventSink` is: neither may call the engine, its const members apart. Time
-// arrives through `advance`, lane reports and plans through `on_lane_report` and `on_plan`. Invariants: a step is
-// reported as done only after every rank of the job asked for the same step and the lane finished it; after a failure
-// the gradients of that attempt are never reported as usable; a failed step is answered when the
-// lane touches its memory no more, or, once `EngineDeadlines::lane` is over, with an error that says that it still may.
+// the io thread, possibly before the call returns, also when its rank leaves; never after `halt` or the end of the
+// engine. It is called in the middle of an event, as the `EventSink` is: neither may call the engine, its const members
+// apart. Time arrives through `advance`, lane reports and plans through `on_lane_report` and `on_plan`. Invariants: a
+// step is reported as done only after every rank of the job asked for the same step and the lane finished it; after a
+// failure the gradients of that attempt are never reported as usable; a failed step is answered when the lane touches
+// its memory no more, or, once `EngineDeadlines::lane` is over, with an error that says that it still may.
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -55,6 +55,11 @@ struct EngineOptions {
   std::int64_t check_every =
       100;  ///< replica comparison: the first three steps of an epoch, then every this many; 0: no more
   std::int64_t history = 1000;  ///< reports kept per job
+  /// Of every job. Random in a daemon, so that what was said to the one before it fits nothing here; at least 1, and
+  /// far below 2^32, because (epoch << 32) + attempt + 1 names an attempt in one word.
+  std::uint64_t first_epoch = 1;
+  EncodeReport encode_report;            ///< none: no job has a record of its steps
+  std::size_t encoded_bytes = 1u << 20;  ///< no reply has more
 };
 
 struct AttachRequest {
@@ -82,6 +87,12 @@ struct BufferGrant {
   std::string token;  ///< 32 hex digits, one use
 };
 
+/// What the job has begun and done, for a rank to map for reading (engine/step_record.hpp).
+struct RecordGrant {
+  std::string token;  ///< 32 hex digits, one use
+  std::uint64_t size_bytes = 0;
+};
+
 struct DeclareRequest {
   plan::RankDeclaration declaration;
   std::uint64_t buffer = 0;
@@ -95,6 +106,7 @@ struct DeclareResult {
   std::int64_t rank = 0;          ///< whose declaration it was
   std::uint64_t arena_bytes = 0;  ///< of this rank's buffer that are used: its arena or its table
   bool check = false;             ///< the rows of the first step should carry fingerprints; data path `stats` only
+  std::optional<RecordGrant> record;
 };
 
 /// Fencing of every step message.
@@ -102,6 +114,9 @@ struct StepKey {
   std::uint64_t epoch = 0;
   std::uint64_t attempt = 0;
 };
+
+/// An attempt in one word: what rows are stamped with, and what a record tells. 0 names none.
+[[nodiscard]] constexpr std::uint64_t attempt_word(const StepKey& key) { return (key.epoch << 32) + key.attempt + 1; }
 
 struct BucketReady {
   StepKey key;
@@ -157,6 +172,7 @@ struct PlanRequest {
   std::int64_t world_size = 1;
   plan::BucketSizes sizes;
   bool validate_only = false;  ///< check the one declaration given; the outcome's plan is null
+  EncodeReport encode_report;  ///< to measure the longest report; none: not measured
 };
 
 struct PlanOutcome {
@@ -198,7 +214,7 @@ class Engine {
   };
 
   /// One use of a token; the peer must have the uid (and pid, unless 0) of the session that got it. A token of
-  /// `allocate` gives the descriptor; one of `adopt` takes the `given` one.
+  /// `allocate` or of a record gives the descriptor; one of `adopt` takes the `given` one.
   [[nodiscard]] Result<TakenFd> exchange_fd(
       const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given
   );
@@ -227,6 +243,11 @@ class Engine {
 
   void drain();                     ///< no new ranks and plans; steps in flight may finish
   [[nodiscard]] bool idle() const;  ///< no call waits and nothing runs on the lane
+  /// The end, before connections close: attempts in flight fail without an answer, so that who waits goes on with the
+  /// successor, and nothing is launched or recorded any more.
+  void halt();
+  /// After `halt`: nothing on the lane changes gradients, or it hangs (`EngineDeadlines::lane`).
+  [[nodiscard]] bool at_rest() const;
 
  private:
   struct State;

@@ -12,6 +12,7 @@
 #include "engine/engine.hpp"
 #include "engine/history.hpp"
 #include "engine/step_machine.hpp"
+#include "engine/step_record.hpp"
 #include "engine/step_report.hpp"
 
 #include <cstdint>
@@ -34,6 +35,7 @@ struct JobContext {
   TimePoint now;
   std::uint64_t next_plan = 1;
   std::uint64_t next_ticket = 1;
+  bool halted = false;  ///< nobody is answered any more
 };
 
 /// A timeout of a client may be any number: the longest is a year.
@@ -45,6 +47,7 @@ struct EpochPlan {
   std::shared_ptr<const plan::Plan> plan;
   std::vector<std::uint64_t> buffers;
   ReportConstants constants;
+  std::shared_ptr<StepRecord> record;  ///< none where there is no encoder
 };
 
 class Job {
@@ -90,6 +93,12 @@ class Job {
   void on_scaled(const device::Scaled& report);
   void on_aborted(const device::Aborted& report);
   void on_lane_failed(const device::Failed& report);
+
+  // record (job_record.cpp)
+  /// The attempt in flight fails; nothing is recorded and nobody answered any more.
+  void halt();
+  /// Nothing of it changes gradients on the lane, or the lane hangs.
+  [[nodiscard]] bool at_rest() const;
 
   // deadlines (job_deadlines.cpp)
   void on_time();
@@ -175,10 +184,10 @@ class Job {
 
   [[nodiscard]] bool lacks_declaration(const Rank& rank) const { return !rank.valid || (redeclare_ && !rank.fresh); }
 
-  static void answer_declare(Rank& rank, const Error& error);
+  void answer_declare(Rank& rank, const Result<DeclareResult>& result) const;
   void cancel_forming();
   void try_form();
-  void load(PreparedPlan prepared);
+  void load(PreparedPlan prepared, std::shared_ptr<StepRecord> record);
   void commit_epoch();
   [[nodiscard]] bool changes_plan(const plan::Plan& plan) const;
   void unload(EpochPlan& plan);
@@ -206,7 +215,7 @@ class Job {
   [[nodiscard]] std::vector<std::uint32_t> stable_buckets() const;
   [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<StepReport> reply);
   void note_ask();
-  static void answer_step(Rank& rank, const Result<StepReport>& result);
+  void answer_step(Rank& rank, const Result<StepReport>& result) const;
   void answer_steps(const Result<StepReport>& result);
   void answer_failed(const Error& error);  ///< also those that left
   void forget_attempt();
@@ -214,6 +223,12 @@ class Job {
   [[nodiscard]] bool compares(std::int64_t steps) const;
   [[nodiscard]] bool check_next(std::int64_t steps) const;
   [[nodiscard]] DeclareResult declare_result(std::int64_t rank) const;
+
+  // record
+  [[nodiscard]] Result<std::shared_ptr<StepRecord>> record_for(const PreparedPlan& prepared) const;
+  [[nodiscard]] std::optional<RecordGrant> grant_record(const Rank& rank) const;
+  void note_begun();
+  [[nodiscard]] std::vector<EncodedReport> record_done(const StepReport& report, std::uint64_t attempt);
 
   // deadlines
   [[nodiscard]] bool step_waits_for_paused() const;
@@ -232,11 +247,13 @@ class Job {
   const std::vector<plan::Mesh> meshes_;
   std::vector<Rank> ranks_;
 
-  std::uint64_t epoch_ = 1;
+  std::uint64_t epoch_;
   std::optional<EpochPlan> active_;
   std::optional<EpochPlan> loading_;
   std::uint64_t plan_ticket_ = 0;  ///< of the plan being made; 0: none
   bool redeclare_ = false;         ///< every rank has to declare before the next commit
+  std::shared_ptr<StepRecord>
+      record_;  ///< of the last plan; shared with the tokens that lead to it, which do not hold it
   std::optional<StepMachine> machine_;
   std::optional<Error> transition_;    ///< why the epoch ends, while the attempt in flight still fails
   std::optional<Error> ended_;         ///< why the epoch before this one ended

@@ -33,6 +33,7 @@ bool Job::check_next(std::int64_t steps) const {
 }
 
 void Job::perform(LaunchReduce& action) {
+  note_begun();
   device::ReduceBucket command;
   command.plan = active_->id;
   command.tag = machine_->attempt();
@@ -60,10 +61,13 @@ void Job::perform(LaunchFinish& action) {
   command.tag = machine_->attempt();
   command.scale = action.scale;
   command.apply = !action.norm_only;
-  command.stamp = (epoch_ << 32) + machine_->attempt() + 1;
+  command.stamp = attempt_word({epoch_, machine_->attempt()});
   command.rules = rules(action.max_norm, action.override_max_norm ? 1 : 0);
   norm_scale_ = action.scale;
   report_step_ = machine_->ask_of(0)->step;
+  if (command.apply) {
+    note_begun();
+  }
   context_.lane.submit(std::move(command));
 }
 
@@ -77,6 +81,7 @@ void Job::perform(LaunchScale& action) {
     command.outcomes.push_back(plan::apply_clip_rule(clip_rules[group], raw_norms_[group], norm_scale_));
   }
   scale_outcomes_ = command.outcomes;
+  note_begun();
   context_.lane.submit(std::move(command));
 }
 
@@ -175,10 +180,15 @@ void Job::perform(Committed& action) {
     );
   }
   const auto shared = std::make_shared<const StepReport>(std::move(report));
+  const std::vector<EncodedReport> encoded = record_done(*shared, action.attempt);
   done_ = DoneRecord{{epoch_, action.attempt}, shared, active_->plan};
   forget_attempt();
   history_.committed(shared, context_.now);
-  answer_steps(*shared);
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    StepReport own = report_for(*shared, *active_->plan, static_cast<std::int64_t>(rank));
+    own.encoded = encoded[rank];
+    answer_step(ranks_[rank], own);
+  }
   if (context_.events) {
     Event event;
     event.topic = "step";
@@ -223,7 +233,9 @@ void Job::perform(AttemptFailed& action) {
 void Job::answer_failed(const Error& error) {
   answer_steps(error);
   for (const Reply<StepReport>& reply : std::exchange(departed_, {})) {
-    reply(error);
+    if (!context_.halted) {
+      reply(error);
+    }
   }
 }
 
@@ -237,9 +249,9 @@ void Job::answer_steps(const Result<StepReport>& result) {
   }
 }
 
-void Job::answer_step(Rank& rank, const Result<StepReport>& result) {
-  if (rank.step_reply) {
-    const Reply<StepReport> reply = std::exchange(rank.step_reply, nullptr);
+void Job::answer_step(Rank& rank, const Result<StepReport>& result) const {
+  const Reply<StepReport> reply = std::exchange(rank.step_reply, nullptr);
+  if (reply && !context_.halted) {
     reply(result);
   }
 }

@@ -103,10 +103,10 @@ void Job::drop_declaration(Rank& rank) {
   rank.validate_ticket = 0;
 }
 
-void Job::answer_declare(Rank& rank, const Error& error) {
-  if (rank.declare_reply) {
-    const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, nullptr);
-    reply(error);
+void Job::answer_declare(Rank& rank, const Result<DeclareResult>& result) const {
+  const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, nullptr);
+  if (reply && !context_.halted) {
+    reply(result);
   }
 }
 
@@ -118,7 +118,8 @@ DeclareResult Job::declare_result(std::int64_t rank) const {
       active_->plan,
       rank,
       used_bytes(plan, *ranks_[index(rank)].declaration, rank),
-      check_next(steps_in_epoch_)};
+      check_next(steps_in_epoch_),
+      grant_record(ranks_[index(rank)])};
 }
 
 std::optional<Error> Job::arena_error(std::int64_t rank_number, const plan::Plan& plan) const {

@@ -36,7 +36,7 @@ void Job::stop_forming(const Error& error) {
 }
 
 void Job::try_form() {
-  if (plan_ticket_ != 0 || loading_ || transition_) {
+  if (plan_ticket_ != 0 || loading_ || transition_ || context_.halted) {
     return;
   }
   const bool complete =
@@ -52,6 +52,7 @@ void Job::try_form() {
   request.meshes = meshes_;
   request.world_size = world_size();
   request.sizes = context_.options.buckets;
+  request.encode_report = context_.options.encode_report;
   context_.planner.submit(std::move(request));
 }
 
@@ -102,7 +103,12 @@ void Job::on_plan(PlanOutcome& outcome) {
     ));
     return;
   }
-  load(std::move(prepared));
+  Result<std::shared_ptr<StepRecord>> record = record_for(prepared);
+  if (!record) {
+    refuse_fresh(record.error());
+    return;
+  }
+  load(std::move(prepared), std::move(*record));
 }
 
 // Survivors may already work for the coming epoch, with the plan they know: they must not find themselves in another.
@@ -111,11 +117,12 @@ bool Job::changes_plan(const plan::Plan& plan) const {
          std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.committed; });
 }
 
-void Job::load(PreparedPlan prepared) {
+void Job::load(PreparedPlan prepared, std::shared_ptr<StepRecord> record) {
   EpochPlan& loading = loading_.emplace();
   loading.id = context_.next_plan++;
   loading.plan = std::move(prepared.plan);
   loading.constants = std::move(prepared.constants);
+  loading.record = std::move(record);
   for (const Rank& rank : ranks_) {
     context_.buffers.use(rank.buffer);
     loading.buffers.push_back(rank.buffer);
@@ -151,6 +158,7 @@ void Job::on_load_failed(const device::Failed& report) {
 void Job::commit_epoch() {
   const bool keeps_machine = machine_ && machine_->plan().digest == loading_->plan->digest && !redeclare_;
   active_ = std::exchange(loading_, std::nullopt);
+  record_ = active_->record;
   if (!keeps_machine) {
     machine_.emplace(active_->plan, epoch_);
   }
@@ -171,8 +179,7 @@ void Job::commit_epoch() {
     rank.fresh = false;
     rank.committed = true;
     if (rank.declare_reply) {
-      const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, nullptr);
-      reply(declare_result(static_cast<std::int64_t>(number)));
+      answer_declare(rank, declare_result(static_cast<std::int64_t>(number)));
     }
   }
   run(machine_->open());

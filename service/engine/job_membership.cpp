@@ -17,6 +17,7 @@ Job::Job(JobContext& context, const AttachRequest& first)
       restart_count_(first.restart_count),
       meshes_(first.meshes),
       ranks_(static_cast<std::size_t>(first.world_size)),
+      epoch_(context.options.first_epoch),
       history_(context.options.history) {}
 
 Job::~Job() {

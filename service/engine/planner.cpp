@@ -28,7 +28,7 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (!plan) {
     return {request.ticket, plan.error()};
   }
-  return {request.ticket, std::make_unique<PreparedPlan>(std::move(*plan))};
+  return {request.ticket, std::make_unique<PreparedPlan>(std::move(*plan), request.encode_report)};
 }
 
 namespace {

@@ -3,22 +3,31 @@
 // the io thread only hands it on.
 
 #include "engine/lane_plan.hpp"
+#include "engine/largest_report.hpp"
 #include "engine/step_report.hpp"
 
+#include <cstddef>
+#include <limits>
 #include <memory>
 #include <utility>
 
 namespace gradsync::engine {
 
 struct PreparedPlan {
-  explicit PreparedPlan(plan::Plan made)
+  explicit PreparedPlan(plan::Plan made, const EncodeReport& encode = nullptr)
       : plan(std::make_shared<const plan::Plan>(std::move(made))),
         layout(lane_layout_of(*plan)),
-        constants(report_constants(*plan)) {}
+        constants(report_constants(*plan)) {
+    if (encode) {
+      constexpr auto kAnyLength = std::numeric_limits<std::size_t>::max();
+      encoded_bytes = encode(largest_report(*plan, constants), kAnyLength).size();
+    }
+  }
 
   std::shared_ptr<const plan::Plan> plan;
   LaneLayout layout;
   ReportConstants constants;
+  std::size_t encoded_bytes = 0;  ///< of the longest report; 0: not measured
 };
 
 }  // namespace gradsync::engine

@@ -1,7 +1,10 @@
 #pragma once
 // The result of a step and the read models of the engine, as values. Field names are wire names.
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -66,6 +69,13 @@ struct StepTimings {
   friend bool operator==(const StepTimings&, const StepTimings&) = default;
 };
 
+/// A report as the text of its reply, made once for the record of the job and for its ranks. Not part of the report.
+struct EncodedReport {
+  std::shared_ptr<const std::string> text;
+
+  friend bool operator==(const EncodedReport&, const EncodedReport&) { return true; }
+};
+
 struct StepReport {
   std::int64_t step = 0;
   std::uint64_t epoch = 0;
@@ -94,8 +104,13 @@ struct StepReport {
       absent_names;  ///< on data path `stats`, where ranks number tensors differently: the first 64 of them
   std::vector<ScalarCollectiveReport> scalar_collectives;  ///< the same in every step of a plan
   bool check_next = false;  ///< the rows of the next step should carry fingerprints; data path `stats` only
+  EncodedReport encoded;    ///< set for the rank that is answered, where its job has a record
   friend bool operator==(const StepReport&, const StepReport&) = default;
 };
+
+/// A report as the text that its rank is answered, in at most `room` bytes where that is possible. Called on any
+/// thread.
+using EncodeReport = std::function<std::string(const StepReport& report, std::size_t room)>;
 
 struct RankStatus {
   std::int64_t rank = 0;

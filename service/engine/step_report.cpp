@@ -74,8 +74,12 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
   return report;
 }
 
+bool same_for_all(const StepReport& report, const plan::Plan& plan) {
+  return plan.rows_are_tensors || report.absent.empty();
+}
+
 StepReport report_for(const StepReport& report, const plan::Plan& plan, std::int64_t rank) {
-  if (plan.rows_are_tensors || report.absent.empty()) {
+  if (same_for_all(report, plan)) {
     return report;
   }
   std::vector<bool> absent(plan.tensors.size(), false);

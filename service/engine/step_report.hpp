@@ -30,6 +30,9 @@ struct ReportConstants {
     const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math
 );
 
+/// Whether every rank is told the same.
+[[nodiscard]] bool same_for_all(const StepReport& report, const plan::Plan& plan);
+
 /// What one rank is told: `absent` in the rows of its own declaration, where ranks number tensors differently.
 [[nodiscard]] StepReport report_for(const StepReport& report, const plan::Plan& plan, std::int64_t rank);
 

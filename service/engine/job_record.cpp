@@ -1,0 +1,69 @@
+// What a job tells those who come back to another daemon, and its end without answers.
+
+#include "engine/job.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+namespace gradsync::engine {
+
+// Survivors do not declare again: with the same plan they keep the record that they have.
+Result<std::shared_ptr<StepRecord>> Job::record_for(const PreparedPlan& prepared) const {
+  if (prepared.encoded_bytes == 0) {
+    return std::shared_ptr<StepRecord>();
+  }
+  if (record_ && record_->plan_digest() == prepared.plan->digest) {
+    return record_;
+  }
+  const std::size_t text_bytes = std::min(prepared.encoded_bytes, context_.options.encoded_bytes);
+  return StepRecord::create(prepared.plan->digest, ranks_.size(), text_bytes);
+}
+
+std::optional<RecordGrant> Job::grant_record(const Rank& rank) const {
+  if (!record_) {
+    return std::nullopt;
+  }
+  return context_.buffers.grant_record(record_, uid_, rank.pid, context_.now);
+}
+
+/// Before the command that writes gradients: what it leaves half done must never be taken for whole inputs.
+void Job::note_begun() {
+  if (record_ && active_->plan->options.data_path == plan::DataPath::Arena) {
+    record_->begin(attempt_word({epoch_, machine_->attempt()}));
+  }
+}
+
+/// Before anybody is answered: whoever hears that the step is done applies it, and the others have to learn that.
+std::vector<EncodedReport> Job::record_done(const StepReport& report, std::uint64_t attempt) {
+  std::vector<EncodedReport> encoded(ranks_.size());
+  if (!record_) {
+    return encoded;
+  }
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (rank > 0 && same_for_all(report, *active_->plan)) {
+      encoded[rank] = encoded.front();
+    } else {
+      const StepReport own = report_for(report, *active_->plan, static_cast<std::int64_t>(rank));
+      encoded[rank].text = std::make_shared<const std::string>(context_.options.encode_report(own, record_->room()));
+    }
+    record_->keep(rank, *encoded[rank].text);
+  }
+  record_->finish(attempt_word({epoch_, attempt}));
+  return encoded;
+}
+
+void Job::halt() {
+  cancel_forming();
+  if (record_) {
+    record_->close();
+  }
+  if (machine_) {
+    run(machine_->fail(make_error(ErrorCode::Draining, "the daemon ends", "its successor goes on")));
+  }
+}
+
+bool Job::at_rest() const { return stuck_ || !machine_ || !machine_->busy(); }
+
+}  // namespace gradsync::engine

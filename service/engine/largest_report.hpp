@@ -1,0 +1,13 @@
+#pragma once
+// The longest report that a step of a plan can have, for whoever has to reserve room for it. Pure.
+
+#include "engine/report.hpp"
+#include "engine/step_report.hpp"
+#include "plan/plan.hpp"
+
+namespace gradsync::engine {
+
+/// Every list as long as a step can make it, every number as long as its text can get.
+[[nodiscard]] StepReport largest_report(const plan::Plan& plan, const ReportConstants& constants);
+
+}  // namespace gradsync::engine
