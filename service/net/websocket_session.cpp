@@ -65,7 +65,7 @@ class WebSocketSession final : public Session,
       response.set(http::field::server, fmt::format("gradsyncd/{}", kVersion));
       response.set(http::field::sec_websocket_protocol, kSubprotocol);
     }));
-    stream_.read_message_max(context->options.message_bytes);
+    stream_.read_message_max(0);   // Beast would close without a word; `read_messages` names the limit
     stream_.auto_fragment(false);  // one message, one frame, one write
     stream_.text(true);
   }
@@ -174,6 +174,15 @@ class WebSocketSession final : public Session,
       context_->metrics.received_bytes.Increment(static_cast<double>(bytes));
       if (!stream_.got_text()) {
         start_close(websocket::close_code::unknown_data, "text frames only");
+      }
+      if (buffer_.size() > context_->options.message_bytes && !closing_) {
+        drop(
+            websocket::close_code::too_big,
+            fmt::format(
+                "limit_exceeded: a message is larger than {} bytes ([limits] message_bytes)",
+                context_->options.message_bytes
+            )
+        );
       }
       if (!stream_.is_message_done() && !closing_) {
         hold_partial(buffer_.size());
