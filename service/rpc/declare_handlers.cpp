@@ -106,6 +106,9 @@ DeclareAnswer answer_of(const engine::DeclareResult& result) {
   for (const plan::ClipGroup& group : plan.clip_groups) {
     answer.clip_groups->push_back(group.name);
   }
+  if (result.record) {
+    answer.record = WireRecord{result.record->token, result.record->size_bytes};
+  }
   if (plan.options.data_path == plan::DataPath::Stats) {
     answer.check = result.check;
     return answer;

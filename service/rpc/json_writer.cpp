@@ -42,8 +42,7 @@ void JsonWriter::close(char bracket) {
 }
 
 void JsonWriter::key(std::string_view name) {
-  separate();
-  text_ += quoted(name);
+  value(name);
   text_ += ':';
   first_ = true;  // its value follows without a comma
 }

@@ -1,8 +1,14 @@
 #include "rpc/result_size.hpp"
 
+#include <algorithm>
+
 namespace gradsync::rpc {
 
 std::string render(const ReportAnswer& answer, std::size_t room) {
+  const engine::EncodedReport& encoded = answer.report.encoded;
+  if (encoded.text && encoded.text->size() <= room) {
+    return *encoded.text;
+  }
   std::string text = to_json(answer);
   if (text.size() <= room) {
     return text;
@@ -53,6 +59,12 @@ std::string render(const DeclareAnswer& answer, std::size_t room) {
     bucket.tensors.reset();
   }
   return to_json(shorter);
+}
+
+engine::EncodeReport report_encoder(std::size_t message_bytes) {
+  return [message_bytes](const engine::StepReport& report, std::size_t room) {
+    return render(ReportAnswer{report, std::nullopt}, std::min(room, message_bytes));
+  };
 }
 
 }  // namespace gradsync::rpc

@@ -17,4 +17,7 @@ inline constexpr std::size_t kMostOffsets = 20'000;  ///< a declaration of more 
 [[nodiscard]] std::string render(const StatsAnswer& answer, std::size_t room);    ///< the newest reports that fit
 [[nodiscard]] std::string render(const DeclareAnswer& answer, std::size_t room);  ///< without `tensors` of the buckets
 
+/// The `result` of a step's reply, as the engine records it.
+[[nodiscard]] engine::EncodeReport report_encoder(std::size_t message_bytes);
+
 }  // namespace gradsync::rpc

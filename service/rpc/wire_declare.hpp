@@ -37,6 +37,12 @@ struct DeclaredBucket {
   std::optional<std::vector<std::uint32_t>> tensors;
 };
 
+/// Where a rank finds out what was begun and done, should the daemon end.
+struct WireRecord {
+  std::string token;
+  std::uint64_t bytes = 0;
+};
+
 /// A page that is not the last is answered with `received` alone, the last one with all the others.
 struct DeclareAnswer {
   std::optional<std::uint64_t> received;
@@ -48,6 +54,7 @@ struct DeclareAnswer {
   std::optional<std::vector<DeclaredBucket>> buckets;
   std::optional<std::vector<std::uint64_t>> offsets;
   std::optional<bool> check;
+  std::optional<WireRecord> record;
 };
 
 template <>
@@ -183,6 +190,16 @@ struct Fields<DeclaredBucket> {
 };
 
 template <>
+struct Fields<WireRecord> {
+  static constexpr const char* kName = "StepRecord";
+
+  static void visit(auto& v, auto& s) {
+    v.required("token", s.token, "32 hex digits: fetches its descriptor on the fd socket, once, within 10 s");
+    v.required("bytes", s.bytes, "to map for reading");
+  }
+};
+
+template <>
 struct Fields<DeclareAnswer> {
   static constexpr const char* kName = "DeclareResult";
 
@@ -196,6 +213,7 @@ struct Fields<DeclareAnswer> {
     v.optional("buckets", s.buckets, "in launch order");
     v.optional("offsets", s.offsets, "per tensor: bytes from the start of the arena; absent above 20,000 tensors");
     v.optional("check", s.check, "data path stats: the first step's rows should carry fingerprints");
+    v.optional("record", s.record, "what the job has begun and done, in memory that outlives the daemon");
   }
 };
 

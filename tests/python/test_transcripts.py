@@ -72,6 +72,14 @@ def substitute(value: Json, variables: dict[str, Json]) -> Json:
     return value
 
 
+def stamp(given: Json) -> int:
+    """A number, or the stamp of "epoch.attempt"."""
+    if isinstance(given, int):
+        return given
+    epoch, attempt = given.split(".")
+    return (int(epoch) << 32) + int(attempt) + 1
+
+
 def is_number(found: Json) -> bool:
     return isinstance(found, (int, float)) and not isinstance(found, bool)
 
@@ -223,7 +231,9 @@ class Player:
             answer = self.fetch(token)
             assert token in self.arenas, answer
         if "rows" in what:
-            rows = b"".join(struct.pack("<QddddQQQ", *row) for row in what["rows"])
+            rows = b"".join(
+                struct.pack("<QddddQQQ", stamp(row[0]), *row[1:]) for row in substitute(what["rows"], self.variables)
+            )
             os.pwrite(self.arenas[token], rows, what.get("offset", 0))
             return
         values = [math.nan if value == "nan" else float(value) for value in what["values"]]

@@ -1,6 +1,11 @@
 #include "rpc/result_size.hpp"
 
+#include "engine/planner.hpp"
+
 #include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
 
 namespace gradsync::rpc {
 namespace {
@@ -26,6 +31,78 @@ TEST(ResultSize, a_long_report_leaves_its_layers_out_and_says_so) {
   EXPECT_EQ(shorter["absent"].size(), 100U);
   const Json shortest = Json::parse(render(ReportAnswer{long_report(), std::nullopt}, 900));
   EXPECT_EQ(shortest["truncated"], Json::parse(R"(["layers","absent"])"));
+}
+
+TEST(ResultSize, a_report_that_was_encoded_for_the_record_is_not_encoded_again_where_it_fits) {
+  ReportAnswer answer{long_report(), std::nullopt};
+  answer.report.encoded.text = std::make_shared<const std::string>("{\"step\":1}");
+  EXPECT_EQ(render(answer, 10), "{\"step\":1}");
+  EXPECT_NE(render(answer, 9), "{\"step\":1}");
+}
+
+TEST(ResultSize, what_a_record_holds_is_the_result_of_the_reply) {
+  const engine::StepReport report = long_report();
+  const engine::EncodeReport encode = report_encoder(4096);
+  EXPECT_EQ(encode(report, 1 << 20), render(ReportAnswer{report, std::nullopt}, 4096));
+  EXPECT_EQ(encode(report, 900), render(ReportAnswer{report, std::nullopt}, 900));
+}
+
+/// `tensors` over two ranks, each in a layer of its own.
+std::unique_ptr<engine::PreparedPlan> plan_of(int tensors) {
+  plan::RankDeclaration declaration;
+  declaration.options.clip = {{"all", {1.0, plan::ZeroRule::Refuse}}};
+  for (int i = 0; i < tensors; ++i) {
+    plan::TensorDeclaration& tensor = declaration.tensors.emplace_back();
+    tensor.name = "model.layers." + std::to_string(i) + ".attention.weight";
+    tensor.shape = tensor.local_shape = {64};
+    tensor.mesh = "m";
+    tensor.layer = "model.layers." + std::to_string(i) + ".\"\n";
+    tensor.placements = {{{"dp"}, plan::Partial{plan::ReduceOp::Mean, std::nullopt}}};
+  }
+  const auto shared = std::make_shared<const plan::RankDeclaration>(std::move(declaration));
+  engine::PlanRequest request;
+  request.by_rank = {shared, shared};
+  request.meshes = {{"m", {{"dp", 2}}, {}}};
+  request.world_size = 2;
+  request.encode_report = report_encoder(1 << 20);
+  engine::PlanOutcome outcome = engine::run_planner(request);
+  EXPECT_TRUE(outcome.plan) << (outcome.plan ? "" : outcome.plan.error().message);
+  return std::move(*outcome.plan);
+}
+
+/// A step in which everything was found that can be.
+device::StepMath worst_step(const plan::Plan& plan) {
+  device::StepMath math;
+  math.norm = -std::numeric_limits<double>::denorm_min();
+  math.groups.push_back({});
+  math.groups.back().norm = 1.2345678901234567e-300;
+  math.groups.back().reason = "norm 1.2345678901234567e-300 exceeds max_norm 1.2345678901234567e-300";
+  math.layer_norms.assign(plan.tensors.size(), -1.2345678901234567e-300);
+  for (std::uint32_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    math.absent.push_back(tensor);
+    if (tensor < device::kMaxFindings) {
+      math.nonfinite.push_back({tensor, ~0ULL, {{0, ~0ULL}, {1, ~0ULL}}});
+      math.divergence.push_back({tensor, {0, 1}});
+      math.missing.push_back({tensor, {0, 1}});
+    }
+  }
+  return math;
+}
+
+TEST(ResultSize, no_report_of_a_plan_is_longer_than_what_is_reserved) {
+  for (const int tensors : {1, 10, 63, 64, 65, 1000}) {
+    const auto prepared = plan_of(tensors);
+    engine::StepReport report = step_report(*prepared->plan, prepared->constants, worst_step(*prepared->plan));
+    for (std::uint32_t bucket = 0; bucket < prepared->plan->buckets.size(); ++bucket) {
+      report.stable_buckets.push_back(bucket);
+    }
+    report.epoch = report.attempt = ~0ULL;
+    report.timings = {1e-300, 1e-300, 1e-300, 1e-300, 1e-300};
+    const std::string text = report_encoder(1 << 20)(report, 1 << 20);
+    EXPECT_FALSE(Json::parse(text).contains("truncated"));
+    EXPECT_LE(text.size(), prepared->encoded_bytes) << tensors;
+    EXPECT_GE(text.size() * 2, prepared->encoded_bytes) << "and that is not far more: " << tensors;
+  }
 }
 
 TEST(ResultSize, stats_keep_the_newest_reports_that_fit) {

@@ -7,6 +7,7 @@
 #include "rpc/codec.hpp"
 #include "rpc/dispatcher.hpp"
 #include "rpc/metrics.hpp"
+#include "rpc/result_size.hpp"
 
 #include <gtest/gtest.h>
 
@@ -47,7 +48,7 @@ class RpcHarness {
  public:
   explicit RpcHarness(RpcLimits limits = {}, engine::EngineOptions options = {})
       : engine(
-            std::move(options),
+            with_record(std::move(options), limits),
             lane,
             planner,
             [this](const engine::Event& event) { dispatcher->on_event(event); },
@@ -65,6 +66,11 @@ class RpcHarness {
         metrics
     );
     engine.advance(now);
+  }
+
+  static engine::EngineOptions with_record(engine::EngineOptions options, const RpcLimits& limits) {
+    options.encode_report = report_encoder(limits.message_bytes);
+    return options;
   }
 
   static Peer local_peer() { return {true, true, 1000, 4242}; }

@@ -159,7 +159,8 @@ class Replay {
       ASSERT_TRUE(taken) << taken.error().message;
       arenas_.emplace(token, std::move(taken->fd));
     }
-    const std::string bytes = what.contains("rows") ? rows_of(what["rows"]) : values_of(what["values"]);
+    const std::string bytes =
+        what.contains("rows") ? rows_of(substitute(what["rows"], variables_)) : values_of(what["values"]);
     ASSERT_EQ(
         ::pwrite(arenas_.at(token).get(), bytes.data(), bytes.size(), what.value("offset", 0)),
         static_cast<ssize_t>(bytes.size())
@@ -175,11 +176,21 @@ class Replay {
     return bytes;
   }
 
+  /// A number, or the stamp of "epoch.attempt".
+  static std::uint64_t stamp_of(const Json& given) {
+    if (!given.is_string()) {
+      return given.get<std::uint64_t>();
+    }
+    const std::string text = given;
+    const std::size_t point = text.find('.');
+    return engine::attempt_word({std::stoull(text.substr(0, point)), std::stoull(text.substr(point + 1))});
+  }
+
   static std::string rows_of(const Json& given) {
     std::string bytes;
     for (const Json& row : given) {
       const device::StatsRow filled{
-          row[0].get<std::uint64_t>(),
+          stamp_of(row[0]),
           row[1].get<double>(),
           row[2].get<double>(),
           row[3].get<double>(),
