@@ -5,13 +5,16 @@
 #include "app/engine_clock.hpp"
 #include "app/pages.hpp"
 #include "app/settings.hpp"
+#include "base/hash.hpp"
 #include "base/log.hpp"
 #include "base/version.hpp"
 #include "device/host_lane.hpp"
 #include "engine/metrics.hpp"
 #include "engine/planner.hpp"
+#include "net/listening_socket.hpp"
 #include "net/metrics.hpp"
 #include "rpc/metrics.hpp"
+#include "rpc/result_size.hpp"
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
@@ -21,6 +24,9 @@
 #include <spdlog/spdlog.h>
 
 #include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
 
 namespace gradsync::app {
 
@@ -44,6 +50,17 @@ net::ServerOptions server_options(const Options& options) {
   return server;
 }
 
+/// Of 30 bits: no epoch of this daemon is one of the daemon before it.
+std::uint64_t random_epoch() {
+  constexpr std::uint64_t kMask = (1U << 30) - 1;
+  return std::max<std::uint64_t>(std::stoull(random_hex(sizeof(std::uint32_t)), nullptr, 16) & kMask, 1);
+}
+
+bool told_to_stop() {
+  sigset_t pending;
+  return ::sigpending(&pending) == 0 && (::sigismember(&pending, SIGTERM) == 1 || ::sigismember(&pending, SIGINT) == 1);
+}
+
 engine::EngineOptions engine_options(const Options& options) {
   engine::EngineOptions engine;
   engine.buckets = bucket_sizes(options.engine);
@@ -57,6 +74,9 @@ engine::EngineOptions engine_options(const Options& options) {
   engine.deadlines.reconnect = Milliseconds{options.deadlines.reconnect_ms};
   engine.check_every = options.engine.check_every;
   engine.history = options.engine.history;
+  engine.first_epoch = random_epoch();
+  engine.encoded_bytes = static_cast<std::size_t>(options.limits.message_bytes);
+  engine.encode_report = rpc::report_encoder(engine.encoded_bytes);
   return engine;
 }
 
@@ -112,13 +132,15 @@ struct Application::Parts {
     add_build_info(registry);
     net_metrics.io_watch.abort_above(Milliseconds{chosen.deadlines.io_turn_ms});
     bridge.connect(dispatcher, server);
-    clock.after_turn([this] { finish_drain_if_idle(); });
+    clock.after_turn([this] { go_on_draining(); });
   }
 
-  void finish_drain_if_idle();
+  void go_on_draining();
+  void halt();
   void close_everything();
 
   Options options;
+  UniqueFd life;  ///< held to the last: the successor waits until the lane is joined
   DaemonState state;
   prometheus::Registry registry;
   engine::EngineMetrics engine_metrics;
@@ -135,12 +157,26 @@ struct Application::Parts {
   net::Server server;
   boost::asio::steady_timer drain_deadline;
   std::function<void()> on_closed;
+  bool halted = false;
   bool closed = false;
 };
 
-void Application::Parts::finish_drain_if_idle() {
-  if (state.draining && !closed && engine.idle()) {
+/// After every turn.
+void Application::Parts::go_on_draining() {
+  if (state.draining && !halted && engine.idle()) {
+    halted = true;
+    engine.halt();
+  }
+  if (halted && engine.at_rest()) {
     close_everything();
+  }
+}
+
+/// A rank whose connection closes must find its gradients at rest: first what is in flight ends, then connections do.
+void Application::Parts::halt() {
+  if (!halted) {
+    halted = true;
+    clock.turn("the end of the drain", [this] { engine.halt(); });
   }
 }
 
@@ -149,6 +185,9 @@ void Application::Parts::close_everything() {
     return;
   }
   closed = true;
+  if (!engine.idle()) {
+    spdlog::error("drain: closing beside a lane that hangs; nothing of it is recorded");
+  }
   // Not from inside an event: the turn that ends the last step still has replies to hand over.
   boost::asio::post(io, [this] {
     drain_deadline.cancel();
@@ -169,6 +208,15 @@ Application::~Application() {
 boost::asio::io_context& Application::io() { return parts_->io; }
 
 std::optional<net::StartFailure> Application::start() {
+  // As long as the daemon before this one may drain; it is waited for until its lane is joined.
+  constexpr Milliseconds kMore{5'000};
+  const Milliseconds patience =
+      Milliseconds{parts_->options.deadlines.drain_ms} + engine::EngineDeadlines{}.lane + kMore;
+  auto life = net::hold_socket(parts_->options.server.socket, patience, told_to_stop);
+  if (auto* failure = std::get_if<net::StartFailure>(&life)) {
+    return *failure;
+  }
+  parts_->life = std::get<UniqueFd>(std::move(life));
   if (auto failure = parts_->server.start()) {
     return failure;
   }
@@ -193,27 +241,30 @@ void Application::run() { parts_->io.run(); }
 void Application::drain() {
   Parts& parts = *parts_;
   if (parts.state.draining) {
-    parts.close_everything();
+    parts.halt();
     return;
   }
-  // 1. not ready, no new work; 2. steps in flight; 3. connections; 4. the loop runs out of work.
+  // 1. not ready, no new work; 2. steps in flight; 3. the lane at rest; 4. connections; 5. the loop runs out of work.
   parts.state.draining = true;
   parts.server.stop_accepting();
   parts.clock.turn("drain", [&] { parts.engine.drain(); });
   const Milliseconds grace{parts.options.deadlines.drain_ms};
   parts.drain_deadline.expires_after(grace);
   parts.drain_deadline.async_wait([&parts, grace](boost::system::error_code error) {
-    if (!error && !parts.closed) {
+    if (!error && !parts.halted) {
       spdlog::warn("drain: a step did not finish within drain_ms={}; closing", grace.count());
-      parts.close_everything();
+      parts.halt();
     }
   });
-  parts.finish_drain_if_idle();
 }
 
 void Application::on_closed(std::function<void()> hook) { parts_->on_closed = std::move(hook); }
 
-void Application::stop_at_once() { parts_->io.stop(); }
+// Nothing is recorded from here on, and connections close when the lane is joined.
+void Application::stop_at_once() {
+  parts_->engine.halt();
+  parts_->io.stop();
+}
 
 bool Application::draining() const { return parts_->state.draining; }
 

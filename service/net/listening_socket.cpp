@@ -3,6 +3,7 @@
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -22,6 +23,8 @@ namespace {
 
 using Kind = StartFailure::Kind;
 
+constexpr Milliseconds kPause{10};
+
 std::string reason(int error) { return std::generic_category().message(error); }
 
 StartFailure cannot(const std::string& what, const std::string& path, int error, std::string hint = {}) {
@@ -30,6 +33,56 @@ StartFailure cannot(const std::string& what, const std::string& path, int error,
       configuration ? Kind::Configuration : Kind::System,
       fmt::format("cannot {} '{}': {}", what, path, reason(error)),
       std::move(hint)};
+}
+
+Started<sockaddr_un> address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return StartFailure{
+        Kind::Configuration,
+        fmt::format(
+            "the socket path '{}' has {} bytes; the system allows {}", path, path.size(), sizeof address.sun_path - 1
+        ),
+        "set [server] socket to a shorter path"};
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+/// The folder of a socket, made (0755) when only it is missing.
+Started<std::string> make_directory(const std::string& socket_path) {
+  std::string directory = std::filesystem::path(socket_path).parent_path().string();
+  if (directory.empty()) {
+    directory = ".";
+  }
+  if (::mkdir(directory.c_str(), 0755) != 0 && errno != EEXIST) {
+    return cannot(
+        "create the socket directory",
+        directory,
+        errno,
+        "create it, or set [server] socket to a path this user may write"
+    );
+  }
+  return directory;
+}
+
+std::optional<StartFailure> refuse_answering(const std::string& path, const sockaddr_un& address) {
+  const UniqueFd probe{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+  if (!probe.valid()) {
+    return cannot("open a socket for", path, errno);
+  }
+  const int connected = ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  if (connected == 0 || errno == EAGAIN || errno == EINPROGRESS) {  // EAGAIN: a listener with a full backlog
+    return StartFailure{
+        Kind::InUse,
+        fmt::format("a daemon is already answering at '{}'", path),
+        "stop it first, or give this one another [server] socket"};
+  }
+  if (errno != ECONNREFUSED && errno != ENOENT) {
+    return cannot("try the socket", path, errno, "remove the file if no daemon uses it");
+  }
+  return std::nullopt;
 }
 
 /// What lies at the path: nothing, a socket that nobody answers (stale), or something that must stay.
@@ -45,19 +98,8 @@ std::optional<StartFailure> clear_stale(const std::string& path, const sockaddr_
         fmt::format("'{}' exists and is not a socket", path),
         "remove it or set another [server] socket"};
   }
-  const UniqueFd probe{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
-  if (!probe.valid()) {
-    return cannot("open a socket for", path, errno);
-  }
-  const int connected = ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  if (connected == 0 || errno == EAGAIN || errno == EINPROGRESS) {  // EAGAIN: a listener with a full backlog
-    return StartFailure{
-        Kind::InUse,
-        fmt::format("a daemon is already answering at '{}'", path),
-        "stop it first, or give this one another [server] socket"};
-  }
-  if (errno != ECONNREFUSED && errno != ENOENT) {
-    return cannot("try the socket", path, errno, "remove the file if no daemon uses it");
+  if (auto failure = refuse_answering(path, address)) {
+    return failure;
   }
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
     return cannot("remove the stale socket", path, errno);
@@ -77,24 +119,16 @@ void SocketFile::remove_if_ours() {
 }
 
 Started<UniqueFd> lock_socket_directory(const std::string& socket_path, Milliseconds patience) {
-  std::string directory = std::filesystem::path(socket_path).parent_path().string();
-  if (directory.empty()) {
-    directory = ".";
+  const auto made = make_directory(socket_path);
+  if (const auto* failure = std::get_if<StartFailure>(&made)) {
+    return *failure;
   }
-  if (::mkdir(directory.c_str(), 0755) != 0 && errno != EEXIST) {
-    return cannot(
-        "create the socket directory",
-        directory,
-        errno,
-        "create it, or set [server] socket to a path this user may write"
-    );
-  }
+  const auto& directory = std::get<std::string>(made);
   UniqueFd fd{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
   if (!fd.valid()) {
     return cannot("open the socket directory", directory, errno);
   }
   // The system has no lock with a deadline; the one who holds it binds two sockets and lets go.
-  constexpr Milliseconds kPause{10};
   const auto give_up = std::chrono::steady_clock::now() + patience;
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) {
@@ -112,18 +146,57 @@ Started<UniqueFd> lock_socket_directory(const std::string& socket_path, Millisec
   return fd;
 }
 
-Started<UnixListener> listen_unix(const std::string& path, unsigned mode) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) {
-    return StartFailure{
-        Kind::Configuration,
-        fmt::format(
-            "the socket path '{}' has {} bytes; the system allows {}", path, path.size(), sizeof address.sun_path - 1
-        ),
-        "set [server] socket to a shorter path"};
+Started<UniqueFd> hold_socket(
+    const std::string& socket_path, Milliseconds patience, const std::function<bool()>& interrupted
+) {
+  const auto address = address_of(socket_path);
+  if (const auto* failure = std::get_if<StartFailure>(&address)) {
+    return *failure;
   }
-  std::memcpy(address.sun_path, path.data(), path.size());
+  const auto made = make_directory(socket_path);
+  if (const auto* failure = std::get_if<StartFailure>(&made)) {
+    return *failure;
+  }
+  if (auto failure = refuse_answering(socket_path, std::get<sockaddr_un>(address))) {
+    return *failure;
+  }
+  const std::string path = socket_path + ".lock";
+  // A stranger who may read the folder must not be able to hold it.
+  UniqueFd fd{::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)};
+  if (!fd.valid()) {
+    return cannot("open the lock file", path, errno, "check the owner and mode of its directory");
+  }
+  const auto give_up = std::chrono::steady_clock::now() + patience;
+  bool told = false;
+  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) {
+      return cannot("lock", path, errno);
+    }
+    // Another that waited too may have been the first.
+    if (auto failure = refuse_answering(socket_path, std::get<sockaddr_un>(address))) {
+      return *failure;
+    }
+    if (interrupted() || std::chrono::steady_clock::now() >= give_up) {
+      return StartFailure{
+          Kind::InUse,
+          fmt::format("the daemon before this one has not ended: it holds '{}'", path),
+          "`fuser -v` on the file names it: wait for it or end it, or set another [server] socket"};
+    }
+    if (!told) {
+      spdlog::info("waiting for the daemon before this one to end lock={} patience_ms={}", path, patience.count());
+      told = true;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  return fd;
+}
+
+Started<UnixListener> listen_unix(const std::string& path, unsigned mode) {
+  const auto made = address_of(path);
+  if (const auto* failure = std::get_if<StartFailure>(&made)) {
+    return *failure;
+  }
+  const auto& address = std::get<sockaddr_un>(made);
   if (auto failure = clear_stale(path, address)) {
     return *failure;
   }

@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <variant>
@@ -46,6 +47,13 @@ using Started = std::variant<T, StartFailure>;
 /// once one finds the other's socket alive instead of both replacing a stale one. Waits for the lock until `patience`
 /// is over, and blocks meanwhile: nothing is served yet.
 [[nodiscard]] Started<UniqueFd> lock_socket_directory(const std::string& socket_path, Milliseconds patience);
+
+/// The lock that a daemon holds for its whole life, on a file beside its socket that is never removed: `….sock.lock`,
+/// mode 0600. A successor waits for it until `patience` is over, because a daemon that drains still touches its ranks'
+/// memory; beside one that answers, it is refused at once. Blocks meanwhile; `interrupted` ends the waiting.
+[[nodiscard]] Started<UniqueFd> hold_socket(
+    const std::string& socket_path, Milliseconds patience, const std::function<bool()>& interrupted
+);
 
 /// "127.0.0.1:9477", "[::1]:0", "localhost:9477".
 struct TcpListener {

@@ -1,3 +1,4 @@
+#include "net/listening_socket.hpp"
 #include "unit/net/server_fixture.hpp"
 
 #include <sys/file.h>
@@ -47,6 +48,54 @@ TEST_F(Lifecycle, waits_for_the_lock_of_the_directory_until_a_deadline) {
   }
   ASSERT_EQ(::flock(other.get(), LOCK_UN), 0);
   const RunningServer running{impatient};
+}
+
+TEST_F(Lifecycle, a_successor_waits_for_the_lock_of_the_daemon_before_it) {
+  const std::string path = folder / "gradsync.sock";
+  auto held = hold_socket(path, Milliseconds(0), [] { return false; });
+  ASSERT_TRUE(std::holds_alternative<UniqueFd>(held));
+  int asked = 0;
+  const auto next = hold_socket(path, Milliseconds(60'000), [&] {
+    if (++asked == 2) {
+      held = UniqueFd{};  // it ended
+    }
+    return false;
+  });
+  EXPECT_TRUE(std::holds_alternative<UniqueFd>(next));
+  EXPECT_EQ(asked, 2);
+  EXPECT_EQ(fs::status(path + ".lock").permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+TEST_F(Lifecycle, a_daemon_that_does_not_end_is_not_waited_for_longer_than_said) {
+  const std::string path = folder / "gradsync.sock";
+  const auto held = hold_socket(path, Milliseconds(0), [] { return false; });
+  ASSERT_TRUE(std::holds_alternative<UniqueFd>(held));
+  for (const bool interrupted : {false, true}) {
+    const auto next = hold_socket(path, Milliseconds(interrupted ? 60'000 : 30), [&] { return interrupted; });
+    ASSERT_TRUE(std::holds_alternative<StartFailure>(next));
+    EXPECT_EQ(std::get<StartFailure>(next).kind, StartFailure::Kind::InUse);
+    EXPECT_NE(std::get<StartFailure>(next).message.find(path + ".lock"), std::string::npos);
+  }
+}
+
+TEST_F(Lifecycle, beside_one_that_answers_nobody_waits) {
+  const std::string path = folder / "gradsync.sock";
+  const auto held = hold_socket(path, Milliseconds(0), [] { return false; });
+  const RunningServer first{options()};
+  const auto next = hold_socket(path, Milliseconds(60'000), [] {
+    ADD_FAILURE() << "it waits";
+    return true;
+  });
+  ASSERT_TRUE(std::holds_alternative<StartFailure>(next));
+  EXPECT_NE(std::get<StartFailure>(next).message.find("already answering"), std::string::npos);
+}
+
+TEST_F(Lifecycle, a_lock_file_that_cannot_be_made_is_named) {
+  fs::create_symlink(folder / "elsewhere", folder / "gradsync.sock.lock");
+  const auto refused = hold_socket(folder / "gradsync.sock", Milliseconds(0), [] { return false; });
+  ASSERT_TRUE(std::holds_alternative<StartFailure>(refused));
+  EXPECT_NE(std::get<StartFailure>(refused).message.find("gradsync.sock.lock"), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder / "elsewhere"));
 }
 
 TEST_F(Lifecycle, leaves_the_sockets_of_a_live_daemon_alone) {
