@@ -86,7 +86,8 @@ Result<std::shared_ptr<StepRecord>> StepRecord::create(
   if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(size_bytes)); error != 0) {
     return failed("posix_fallocate", error);
   }
-  void* memory = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd.get(), 0);
+  // Not populated: the pages are there, and most of what is reserved for findings is never touched.
+  void* memory = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (memory == MAP_FAILED) {
     return failed("mmap", errno);
   }
