@@ -80,15 +80,11 @@ def run_idle(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
         before, begin = threads_of(daemon.pid), time.monotonic()
         time.sleep(IDLE_S)
         after, seconds = threads_of(daemon.pid), time.monotonic() - begin
-    by_thread = {
-        found.name: round((found.cpu_ns - before[thread].cpu_ns) / 1e7 / seconds, 5)
-        for thread, found in after.items()
-        if thread in before
-    }
-    percent = sum(
-        (found.cpu_ns - (before[thread].cpu_ns if thread in before else 0)) / 1e7 / seconds
-        for thread, found in after.items()
-    )
+    by_thread: dict[str, float] = {}  # the log's thread bears the name of the main one
+    for thread, found in after.items():
+        cpu_ns = found.cpu_ns - (before[thread].cpu_ns if thread in before else 0)
+        by_thread[found.name] = by_thread.get(found.name, 0.0) + cpu_ns / 1e7 / seconds
+    percent = sum(by_thread.values())
     config = {"world_size": WORLD_SIZE, "seconds": round(seconds, 2), "percent_by_thread": by_thread}
     bars = [results.Bar("of one CPU", round(percent, 5), WANTED_IDLE_PERCENT, unit="%")]
     return results.write(name, "% of one CPU", [round(percent, 5)], {}, None, config, bars)

@@ -40,7 +40,7 @@ def run(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
         contenders = {"ours": Ranks("empty_step", WORLD_SIZE, {"steps": STEPS}, {"GRADSYNC_ADDRESS": address})}
         stack.callback(contenders["ours"].close)
         contenders["ours"].step()
-        frames: dict[str, str] = contenders["ours"].results[0]["frames"]
+        frames: dict[str, Any] = contenders["ours"].results[0]["frames"]
 
         echo = stack.enter_context(echo_server(binaries / "bench_echo", folder, frames["result"]))
         contenders["echo"] = Ranks("echo", WORLD_SIZE, {"steps": STEPS, "frames": frames}, {"BENCH_ECHO": echo})
@@ -62,7 +62,7 @@ def run(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
         "world_size": WORLD_SIZE,
         "steps_in_a_round": STEPS,
         "rounds": rounds,
-        "frame_bytes": {key: len(text) for key, text in frames.items() if key != "method"},
+        "frame_bytes": {key: len(frames[key]) for key in ("notification", "params", "result")},
         "p99_us": middle99,
         "p99_samples": p99,
     }

@@ -10,7 +10,7 @@ import gradsync
 
 
 class Contender:
-    def __init__(self, rank: int, world_size: int, steps: int, frames: dict[str, str]) -> None:
+    def __init__(self, rank: int, world_size: int, steps: int, frames: dict[str, Any]) -> None:
         self._client = gradsync.connect(os.environ["BENCH_ECHO"])
         self._channel = self._client._channel
         self._steps = steps
@@ -22,10 +22,11 @@ class Contender:
 
     def step(self) -> None:
         self._microseconds = []
-        notification, method, params = (self._frames[key] for key in ("notification", "method", "params"))
+        notification, notified = self._frames["notification"], self._frames["notified"]
+        method, params = self._frames["method"], self._frames["params"]
         for _ in range(self._steps):
             begin = time.perf_counter_ns()
-            self._channel.notify(notification)
+            self._channel.notify(notification, **notified)
             self._channel.call(method, params, timeout=60, idempotent=True, session=True)
             self._microseconds.append((time.perf_counter_ns() - begin) / 1e3)
 

@@ -38,15 +38,15 @@ class Contender:
     def result(self) -> dict[str, Any]:
         return {"norm": self._norm, "microseconds": self._microseconds, "frames": self._frames}
 
-    def _one_step_recorded(self) -> dict[str, str]:
+    def _one_step_recorded(self) -> dict[str, Any]:
         """The texts of one step, for the bare server to exchange as well."""
         job: Any = self._job
         notify, step_call = job.notify, job.step_call
-        frames = {}
+        frames: dict[str, Any] = {}
 
-        def recorded_notify(text: str) -> None:
-            frames["notification"] = text
-            notify(text)
+        def recorded_notify(text: str, **named: Any) -> None:
+            frames.update(notification=text, notified=named)
+            notify(text, **named)
 
         def recorded_call(method: str, params: str, *arguments: Any, **named: Any) -> Any:
             result = step_call(method, params, *arguments, **named)
