@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,21 @@ def test_observe_in_mode_clip_is_a_mistake(daemon: Any, norms: Norms) -> None:  
     init(daemon.path, net(), mode="clip")
     with pytest.raises(UsageError, match="mode clip"):
         gst.observe(1.0)
+
+
+def test_an_observer_goes_on_at_the_next_daemon(restartable_daemon: Any) -> None:
+    model = net()
+    observer = init(restartable_daemon.address, model)
+    hurry(observer)
+    backward(model)
+    gst.observe(1.0)
+    assert observer.wait(PATIENT_S).report.step == 0
+    restartable_daemon._restart()
+    end = time.monotonic() + PATIENT_S
+    while observer.report.step == 0 and time.monotonic() < end:
+        backward(model)
+        gst.observe(1.0)
+    assert observer.report.step > 0
 
 
 def test_a_stopped_daemon_changes_no_bit(restartable_daemon: Any) -> None:
