@@ -166,7 +166,7 @@ Result<Engine::TakenFd> Engine::exchange_fd(
 }
 
 void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareResult> reply) {
-  if (state_->context.halted) {
+  if (state_->halted) {
     return;
   }
   Job* job = state_->job_of(session);
@@ -181,22 +181,23 @@ void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareRes
 }
 
 void Engine::bucket_ready(SessionId session, const BucketReady& ready) {
-  if (Job* job = state_->job_of(session); job && !state_->context.halted) {
+  if (Job* job = state_->job_of(session); job && !job->halted()) {
     job->bucket_ready(state_->seats.at(session).rank, ready);
   }
 }
 
 void Engine::tensor_unused(SessionId session, const TensorUnused& unused) {
-  if (Job* job = state_->job_of(session); job && !state_->context.halted) {
+  if (Job* job = state_->job_of(session); job && !job->halted()) {
     job->tensor_unused(state_->seats.at(session).rank, unused);
   }
 }
 
 void Engine::finish(SessionId session, FinishRequest request, Reply<StepReport> reply) {
-  if (state_->context.halted) {
+  Job* job = state_->job_of(session);
+  if (state_->halted || (job && job->halted())) {
     return;
   }
-  if (Job* job = state_->job_of(session)) {
+  if (job) {
     job->finish(state_->seats.at(session).rank, std::move(request), std::move(reply));
     state_->settle();
   } else {
@@ -205,10 +206,11 @@ void Engine::finish(SessionId session, FinishRequest request, Reply<StepReport> 
 }
 
 void Engine::clip(SessionId session, ClipRequest request, Reply<StepReport> reply) {
-  if (state_->context.halted) {
+  Job* job = state_->job_of(session);
+  if (state_->halted || (job && job->halted())) {
     return;
   }
-  if (Job* job = state_->job_of(session)) {
+  if (job) {
     job->clip(state_->seats.at(session).rank, request, std::move(reply));
     state_->settle();
   } else {
@@ -264,7 +266,7 @@ void Engine::on_lane_report(device::LaneReport report) {
 }
 
 void Engine::on_plan(PlanOutcome outcome) {
-  if (state_->context.halted) {
+  if (state_->halted) {
     return;
   }
   // Tickets are unique over all jobs; every other job ignores it.
@@ -322,7 +324,7 @@ bool Engine::idle() const {
 void Engine::halt() {
   State& state = *state_;
   state.draining = true;
-  state.context.halted = true;
+  state.halted = true;
   for (Job* job : state.all_jobs()) {
     job->halt();
   }

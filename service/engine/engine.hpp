@@ -241,8 +241,9 @@ class Engine {
   void advance(TimePoint now);  ///< call before any event of that moment, and when `next_deadline` has come
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 
-  void drain();                     ///< no new ranks and plans; steps in flight may finish
-  [[nodiscard]] bool idle() const;  ///< no call waits and nothing runs on the lane
+  /// No new ranks and plans; what has begun may finish, and a job in which nothing has is halted.
+  void drain();
+  [[nodiscard]] bool idle() const;  ///< no call waits, no step has begun and nothing runs on the lane
   /// The end, before connections close: attempts in flight fail without an answer, so that who waits goes on with the
   /// successor, and nothing is launched or recorded any more.
   void halt();

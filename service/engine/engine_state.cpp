@@ -118,6 +118,11 @@ void Engine::State::settle() {
       ++it;
     }
   }
+  for (const auto& [key, job] : jobs) {
+    if (draining && job->idle() && !job->halted()) {
+      job->halt();  // its next step is for the successor, also while other jobs are waited for
+    }
+  }
   std::erase_if(closing, [](const auto& job) { return job->quiet(); });
   const bool all_wait = !jobs.empty() && std::all_of(jobs.begin(), jobs.end(), [](const auto& entry) {
     return !entry.second->stepping() || entry.second->wants_width();

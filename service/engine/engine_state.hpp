@@ -36,6 +36,7 @@ struct Engine::State {
   std::map<SessionId, Error> evicted;  ///< why a session that still has a connection holds no rank any more
   SessionId next_session = 1;
   bool draining = false;
+  bool halted = false;
   bool wide = false;
 
   [[nodiscard]] std::vector<Job*> all_jobs() const;  ///< those that close included

@@ -35,7 +35,6 @@ struct JobContext {
   TimePoint now;
   std::uint64_t next_plan = 1;
   std::uint64_t next_ticket = 1;
-  bool halted = false;  ///< nobody is answered any more
 };
 
 /// A timeout of a client may be any number: the longest is a year.
@@ -97,6 +96,9 @@ class Job {
   // record (job_record.cpp)
   /// The attempt in flight fails; nothing is recorded and nobody answered any more.
   void halt();
+
+  [[nodiscard]] bool halted() const { return halted_; }
+
   /// Nothing of it changes gradients on the lane, or the lane hangs.
   [[nodiscard]] bool at_rest() const;
 
@@ -253,7 +255,8 @@ class Job {
   std::uint64_t plan_ticket_ = 0;  ///< of the plan being made; 0: none
   bool redeclare_ = false;         ///< every rank has to declare before the next commit
   std::shared_ptr<StepRecord>
-      record_;  ///< of the last plan; shared with the tokens that lead to it, which do not hold it
+      record_;           ///< of the last plan; shared with the tokens that lead to it, which do not hold it
+  bool halted_ = false;  ///< nobody is answered any more
   std::optional<StepMachine> machine_;
   std::optional<Error> transition_;    ///< why the epoch ends, while the attempt in flight still fails
   std::optional<Error> ended_;         ///< why the epoch before this one ended

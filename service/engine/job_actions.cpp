@@ -233,7 +233,7 @@ void Job::perform(AttemptFailed& action) {
 void Job::answer_failed(const Error& error) {
   answer_steps(error);
   for (const Reply<StepReport>& reply : std::exchange(departed_, {})) {
-    if (!context_.halted) {
+    if (!halted_) {
       reply(error);
     }
   }
@@ -251,7 +251,7 @@ void Job::answer_steps(const Result<StepReport>& result) {
 
 void Job::answer_step(Rank& rank, const Result<StepReport>& result) const {
   const Reply<StepReport> reply = std::exchange(rank.step_reply, nullptr);
-  if (reply && !context_.halted) {
+  if (reply && !halted_) {
     reply(result);
   }
 }

@@ -36,7 +36,7 @@ void Job::stop_forming(const Error& error) {
 }
 
 void Job::try_form() {
-  if (plan_ticket_ != 0 || loading_ || transition_ || context_.halted) {
+  if (plan_ticket_ != 0 || loading_ || transition_ || halted_) {
     return;
   }
   const bool complete =

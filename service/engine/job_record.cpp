@@ -55,11 +55,12 @@ std::vector<EncodedReport> Job::record_done(const StepReport& report, std::uint6
 }
 
 void Job::halt() {
+  halted_ = true;
   cancel_forming();
   if (record_) {
     record_->close();
   }
-  if (machine_) {
+  if (machine_ && (machine_->busy() || machine_->begun())) {
     run(machine_->fail(make_error(ErrorCode::Draining, "the daemon ends", "its successor goes on")));
   }
 }

@@ -43,7 +43,8 @@ std::string Job::forming_reason() const {
 bool Job::idle() const {
   const bool waiting =
       std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.declare_reply || rank.step_reply; });
-  return !waiting && !loading_ && !(machine_ && machine_->busy());
+  // What has begun cannot be begun anew by a successor: between the halves of a step nobody waits either.
+  return !waiting && !loading_ && !(machine_ && !halted_ && machine_->begun()) && !(machine_ && machine_->busy());
 }
 
 JobStatus Job::status() const {

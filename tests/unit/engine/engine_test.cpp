@@ -342,16 +342,41 @@ TEST(Engine, keeps_two_jobs_apart) {
 
 TEST(Engine, a_draining_daemon_takes_no_ranks_but_finishes_steps) {
   Harness h;
-  h.start(1);
+  h.start(2);
+  h.ready(0, 0);
   h.engine.drain();
-  const auto outcome = h.finish(0, 0);
-  EXPECT_FALSE(h.engine.idle());
+  EXPECT_FALSE(h.engine.idle()) << "the step has begun, though nobody waits for it yet";
+  h.finish(0, 0);
+  const auto outcome = h.finish(1, 0);
   h.pump();
   EXPECT_TRUE(outcome->report);
   EXPECT_TRUE(h.engine.idle());
   AttachRequest request = h.request(0, 1);
   request.job = "late";
   EXPECT_EQ(h.engine.attach(request).error().code, ErrorCode::Draining);
+}
+
+TEST(Engine, a_draining_daemon_begins_no_step_anew_while_it_waits_for_another_job) {
+  Harness h;
+  h.start(1);
+  AttachRequest request = h.request(0, 1);
+  request.job = "other";
+  request.pid = 555;
+  const Result<AttachResult> other = h.engine.attach(request);
+  ASSERT_TRUE(other);
+  h.sessions[1] = other->session;
+  h.declare(1, Harness::declaration({Harness::tensor("a")}));
+  h.pump();
+  h.ready(1, 0);
+  h.engine.drain();
+  const auto late = h.finish(0, 0);
+  EXPECT_EQ(h.lane.count<device::ReduceBucket>(), 1u) << "of the other job alone";
+  EXPECT_FALSE(h.engine.idle());
+  const auto done = h.finish(1, 0);
+  h.pump();
+  EXPECT_TRUE(done->report);
+  EXPECT_EQ(late->calls, 0) << "it goes on with the successor";
+  EXPECT_TRUE(h.engine.idle());
 }
 
 TEST(Engine, a_draining_daemon_answers_declarations_that_wait_for_ranks_that_cannot_come) {

@@ -190,6 +190,24 @@ TEST_F(Record, of_two_halves_is_begun_with_the_norm_and_done_with_the_clip) {
   EXPECT_THAT(record->text(1), StartsWith("step 3"));
 }
 
+TEST_F(Record, of_two_halves_is_done_in_a_drain_that_begins_between_them) {
+  start();
+  FinishRequest norm = Harness::ready_all();
+  norm.kind = FinishKind::NormOnly;
+  h.finish(0, 3, norm);
+  h.finish(1, 3, norm);
+  h.pump();
+  h.engine.drain();
+  EXPECT_FALSE(h.engine.idle());
+  clip(0, 3);
+  const auto done = clip(1, 3);
+  h.pump();
+  ASSERT_TRUE(done->report);
+  EXPECT_EQ(record->done(), word(1, 0));
+  EXPECT_TRUE(h.engine.idle());
+  EXPECT_EQ(h.finish(0, 4)->calls, 0) << "the next step is for the successor";
+}
+
 TEST_F(Record, of_an_attempt_that_fails_is_never_done) {
   start();
   h.lane.fail_reductions = true;
