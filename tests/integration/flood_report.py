@@ -1,0 +1,85 @@
+"""What floods cost those who behave: the p99 of two ranks' steps undisturbed and under each kind of flood.
+
+    python tests/integration/flood_report.py [--seconds 12] [--flooders 2] [kind ...]
+
+Quiet and flooded times of one second alternate on one daemon, so that what else the machine does is in both. Flooders
+are processes of the lowest priority; where processors are few they disturb by what they compute, too, so a kind that
+floods nobody and computes (`spinning`) is measured beside the others."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Event
+
+from daemon import DEADLINE_S, Daemon
+from floods import KINDS
+from walkers import PROCESSES, Walkers
+
+PHASE_S = 1.0
+
+
+def spinning(address: str) -> int:
+    end = time.perf_counter() + 0.01
+    while time.perf_counter() < end:
+        pass
+    return 0
+
+
+KIND_OF = {kind.__name__: kind for kind in (spinning, *KINDS)}
+
+
+def flood(kind: Callable[[str], int], address: str, go: Event, stop: Event) -> None:
+    os.nice(19)
+    while not stop.is_set():
+        if go.wait(0.1):
+            kind(address)
+
+
+def measure(kind: Callable[[str], int], flooders: int, seconds: float) -> dict[str, float]:
+    with Daemon() as daemon:
+        go, stop = PROCESSES.Event(), PROCESSES.Event()
+        others = [
+            PROCESSES.Process(target=flood, args=(kind, daemon.socket, go, stop), daemon=True) for _ in range(flooders)
+        ]
+        for other in others:
+            other.start()
+        phases = []
+        with Walkers(daemon.socket) as walkers:
+            while len(phases) * PHASE_S < seconds:
+                phases.append(time.perf_counter())
+                time.sleep(PHASE_S)
+                (go.clear if go.is_set() else go.set)()
+            took, wrong = walkers.stop()
+        stop.set()
+        for other in others:
+            other.join(DEADLINE_S)
+            assert other.exitcode == 0, f"a flooder of {kind.__name__} ended with {other.exitcode}"
+    assert wrong == 0, f"{wrong} steps were wrong"
+    of_phase: tuple[list[float], list[float]] = ([], [])
+    for begin, step_s in took:
+        if begin >= phases[0]:
+            of_phase[sum(begin >= phase for phase in phases[1:]) % 2].append(step_s * 1e6)
+    found: dict[str, float] = {}
+    for name, steps in zip(("quiet", "flooded"), of_phase, strict=True):
+        cuts = statistics.quantiles(steps, n=100)
+        found |= {f"{name}_steps": len(steps), f"{name}_p50_us": round(cuts[49]), f"{name}_p99_us": round(cuts[98])}
+    return {**found, "p99_ratio": round(found["flooded_p99_us"] / found["quiet_p99_us"], 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=", ".join(KIND_OF))
+    parser.add_argument("--seconds", type=float, default=12)
+    parser.add_argument("--flooders", type=int, default=2)
+    arguments = parser.parse_args()
+    for name in arguments.kinds or KIND_OF:
+        print(json.dumps({"kind": name, **measure(KIND_OF[name], arguments.flooders, arguments.seconds)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
