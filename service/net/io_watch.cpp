@@ -85,11 +85,7 @@ void IoWatch::end(const Turn& turn, TimePoint now) {
     return;
   }
   const Duration computed = this->computed(turn.begin_, now);
-  (computed > kLongTurn ? computed_ : held_up_).Increment();
-  note_long(described(turn.what_, turn.text_), took, computed, now);
-}
-
-void IoWatch::note_long(std::string what, Duration took, Duration computed, TimePoint now) {
+  std::string what = described(turn.what_, turn.text_);
   if (abort_above_.count() > 0 && computed > abort_above_) {
     const std::string why = fmt::format(
         "the io thread computed for {:.0f} ms in '{}', the limit is {} ms", ms(computed), what, abort_above_.count()
@@ -97,26 +93,33 @@ void IoWatch::note_long(std::string what, Duration took, Duration computed, Time
     spdlog::critical("{}", why);
     GRADSYNC_ASSERT(computed <= abort_above_, why.c_str());
   }
-  ++unsaid_;
-  if (took > longest_) {
-    longest_ = took;
-    longest_computed_ = computed;
-    longest_what_ = std::move(what);
+  if (computed > kLongTurn) {
+    computed_.Increment();
+    note(unsaid_computed_, computed, std::move(what), now);
+  } else {
+    held_up_.Increment();
+    note(unsaid_held_up_, took, std::move(what), now);
   }
-  if (logged_ != TimePoint{} && now - logged_ < kLogEvery) {
+}
+
+void IoWatch::note(Unsaid& unsaid, Duration took, std::string what, TimePoint now) {
+  ++unsaid.turns;
+  if (took > unsaid.longest) {
+    unsaid.longest = took;
+    unsaid.what = std::move(what);
+  }
+  if (unsaid.logged != TimePoint{} && now - unsaid.logged < kLogEvery) {
     return;
   }
   spdlog::warn(
-      "the io thread had {} turns above {} ms, the longest of {:.0f} ms ({:.0f} ms of them computing): {}",
-      unsaid_,
+      "the io thread {} for more than {} ms {} times, the longest {:.0f} ms: {}",
+      unsaid.how,
       kLongTurn.count(),
-      ms(longest_),
-      ms(longest_computed_),
-      longest_what_
+      unsaid.turns,
+      ms(unsaid.longest),
+      unsaid.what
   );
-  logged_ = now;
-  unsaid_ = 0;
-  longest_ = {};
+  unsaid = {unsaid.how, now, 0, {}, {}};
 }
 
 /// The text may be anything that a client sends, so of the method only what a name is made of is shown.

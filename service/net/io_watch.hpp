@@ -55,10 +55,19 @@ class IoWatch {
     Duration used{};
   };
 
+  /// Long turns of one reason since the last line in the log, of which there is one per minute.
+  struct Unsaid {
+    const char* how;
+    TimePoint logged{};
+    std::uint64_t turns = 0;
+    Duration longest{};
+    std::string what;
+  };
+
   [[nodiscard]] Duration computed(TimePoint begin, TimePoint now) const;
   void begin(TimePoint now);
   void end(const Turn& turn, TimePoint now);
-  void note_long(std::string what, Duration took, Duration computed, TimePoint now);
+  static void note(Unsaid& unsaid, Duration took, std::string what, TimePoint now);
   [[nodiscard]] static std::string described(const char* what, std::string_view text);
 
   prometheus::Histogram& seconds_;
@@ -68,12 +77,8 @@ class IoWatch {
   Processor processor_;
   bool inside_ = false;
 
-  // Since the last line in the log, of which there is one per minute.
-  TimePoint logged_{};
-  std::uint64_t unsaid_ = 0;
-  Duration longest_{};
-  Duration longest_computed_{};
-  std::string longest_what_;
+  Unsaid unsaid_computed_{"computed", {}, 0, {}, {}};
+  Unsaid unsaid_held_up_{"was held up", {}, 0, {}, {}};
 };
 
 }  // namespace gradsync::net
