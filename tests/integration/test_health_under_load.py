@@ -17,7 +17,7 @@ from daemon import DEADLINE_S, Daemon, get
 from raw import REPLICATED, RawRank, declare_all, frame
 from walkers import PROCESSES
 
-RANKS, TENSORS, PAGE = 16, 100_000, 5_000
+RANKS, TENSORS, PAGE = 16, 100_000, 2_500  # pages of 430 kB: one of 860 kB takes 22 ms, and 50 where memory is busy
 QUOTA_US, PERIOD_US = 100_000, 100_000
 
 
