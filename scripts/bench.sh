@@ -13,5 +13,5 @@ if ! cmp -s scripts/requirements-bench.txt "$stamp"; then
     echo "bench: the peers could not be installed; going on without them" >&2
   fi
 fi
-scripts/build.sh cpu-release gradsyncd bench_floor
+scripts/build.sh cpu-release gradsyncd bench_floor bench_echo bench_allocations
 exec build/venv/bin/python tests/bench/run.py "$@"

@@ -16,6 +16,8 @@ namespace gradsync::device {
 
 namespace {
 
+constexpr std::size_t kSmallTable = 256;  ///< rows
+
 void throw_if_lost(const std::optional<BufferId>& buffer, PlanId plan) {
   if (buffer) {
     throw DeviceError(fmt::format("buffer {} of plan {} was unmapped", *buffer, plan));
@@ -104,6 +106,24 @@ LaneReport HostExecutor::operator()(ScaleGradients& command) {
   LoadedPlan& plan = usable_plan(command.plan);
   throw_if_cancelled();
   return Scaled{command.plan, command.tag, scale_gradients(plan, command, pool_, cancel_)};
+}
+
+bool HostExecutor::is_small(const LaneCommand& command) const {
+  if (const auto* reduce = std::get_if<ReduceBucket>(&command)) {
+    const auto plan = plans_.find(reduce->plan);
+    return plan != plans_.end() && plan->second.is_small(reduce->bucket);
+  }
+  const auto* finish = std::get_if<FinishStep>(&command);
+  const auto* scale = std::get_if<ScaleGradients>(&command);
+  if (finish == nullptr && scale == nullptr) {
+    return false;
+  }
+  const PlanId id = finish != nullptr ? finish->plan : scale->plan;
+  if (const auto stats = stats_plans_.find(id); stats != stats_plans_.end()) {
+    return stats->second.rows().size() <= kSmallTable;
+  }
+  const auto plan = plans_.find(id);
+  return plan != plans_.end() && plan->second.is_small();
 }
 
 LoadedPlan& HostExecutor::usable_plan(PlanId plan) {

@@ -26,6 +26,9 @@ class HostExecutor {
   LaneReport operator()(FinishStep& command);
   LaneReport operator()(ScaleGradients& command);
 
+  /// Whether a command of a step takes microseconds.
+  [[nodiscard]] bool is_small(const LaneCommand& command) const;
+
   [[nodiscard]] bool loaded(PlanId plan) const { return plans_.contains(plan) || stats_plans_.contains(plan); }
 
  private:

@@ -82,6 +82,7 @@ class HostLane::Queue {
       pool_.set_width(width->wide ? pool_.threads() : std::max(1, pool_.threads() / 2));
       return;
     }
+    std::optional<LaneCommand> small;
     {
       const std::lock_guard lock(mutex_);
       if (const auto* abort = std::get_if<Abort>(&command)) {
@@ -89,6 +90,20 @@ class HostLane::Queue {
         commands_.insert(place_of(*abort), std::move(command));
       } else {
         commands_.push_back(std::move(command));
+      }
+      if (executing_) {
+        return;  // whoever executes looks for more
+      }
+      if (commands_.size() == 1 && executor_.is_small(commands_.front())) {
+        small = take();
+      }
+    }
+    if (small) {
+      sink_(execute(*small));
+      const std::lock_guard lock(mutex_);
+      put_down();
+      if (commands_.empty()) {
+        return;
       }
     }
     wake_.notify_one();
@@ -136,16 +151,27 @@ class HostLane::Queue {
 
   std::optional<LaneCommand> next() {
     std::unique_lock lock(mutex_);
-    running_.reset();
-    wake_.wait(lock, [this] { return stop_ || !commands_.empty(); });
+    put_down();
+    wake_.wait(lock, [this] { return !executing_ && (stop_ || !commands_.empty()); });
     if (commands_.empty()) {
       return std::nullopt;
     }
+    return take();
+  }
+
+  /// The first command, for the caller to execute.
+  LaneCommand take() {
     LaneCommand command = std::move(commands_.front());
     commands_.pop_front();
+    executing_ = true;
     running_ = attempt_of(command);
     cancel_.store(running_ && is_aborted(*running_), std::memory_order_relaxed);
     return command;
+  }
+
+  void put_down() {
+    executing_ = false;
+    running_.reset();
   }
 
   LaneReport execute(LaneCommand& command) {
@@ -194,13 +220,14 @@ class HostLane::Queue {
   LaneSink sink_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<LaneCommand> commands_;  ///< guarded by mutex_, as are the next three
+  std::deque<LaneCommand> commands_;  ///< guarded by mutex_, as are the next four
   std::map<PlanId, Tag> aborted_;     ///< the highest aborted attempt of each plan
   std::optional<Attempt> running_;
+  bool executing_ = false;  ///< some thread uses the executor and the pool
   bool stop_ = false;
   std::atomic<bool> cancel_{false};  ///< the running attempt is aborted; seen by the chunks at once
   WorkerPool pool_;
-  HostExecutor executor_;  ///< used by the lane thread only
+  HostExecutor executor_;  ///< of whoever executes
   std::thread thread_;
 };
 

@@ -2,6 +2,9 @@
 // The lane of the CPU engine: one thread that owns the mapped arenas and the loaded plans of all local jobs, and a pool
 // of workers that lives and dies with it. The mutex guards the queue, and which attempts are aborted; nothing else is
 // shared. An attempt once aborted stays aborted until its plan is unloaded, also for commands submitted later.
+//
+// A step command that takes less than it costs to wake a thread is executed by the thread that submits it, if nothing
+// else is queued or under way: arenas and plans belong to whoever executes, one thread at a time.
 
 #include "device/lane.hpp"
 
@@ -16,7 +19,7 @@ struct HostLaneOptions {
 
 class HostLane final : public Lane {
  public:
-  /// The sink is called on the lane's thread. Starts wide.
+  /// The sink is called on the lane's thread, or within `submit`. Starts wide.
   HostLane(HostLaneOptions options, LaneSink sink);
   ~HostLane() override;
   HostLane(const HostLane&) = delete;

@@ -54,6 +54,23 @@ void LoadedPlan::reserve_pointers(std::size_t threads) {
   }
 }
 
+bool LoadedPlan::is_small(ChunkRange tasks) const {
+  constexpr std::size_t kFewChunks = 64;
+  constexpr std::size_t kFewInputs = std::size_t{64} << 10;  // numbers, of all ranks
+  if (tasks.end - tasks.begin > 1) {
+    return false;  // would wake workers
+  }
+  if (tasks.end == tasks.begin) {
+    return true;
+  }
+  const ChunkRange work = table_.tasks[tasks.begin];
+  std::size_t inputs = 0;
+  for (std::uint32_t at = work.begin; at < work.end && inputs <= kFewInputs; ++at) {
+    inputs += table_.chunks[table_.work[at]].count() * world();
+  }
+  return inputs <= kFewInputs && work.end - work.begin <= kFewChunks;
+}
+
 bool LoadedPlan::contributed(std::uint32_t tensor, const LaneSum& sum) const {
   return std::any_of(sum.sources.begin(), sum.sources.end(), [&](const LaneMember& source) {
     return unused[slot(tensor, source)] == 0;

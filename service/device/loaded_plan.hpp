@@ -85,6 +85,16 @@ class LoadedPlan {
   /// The tensor that a tied copy is summed and counted with; itself, if it is none.
   [[nodiscard]] std::uint32_t counted_as(std::uint32_t tensor) const { return counted_as_[tensor]; }
 
+  /// Whether a pass over the bucket takes about as long as waking a thread does.
+  [[nodiscard]] bool is_small(std::uint32_t bucket) const {
+    return bucket < table_.of_bucket.size() && is_small(table_.of_bucket[bucket]);
+  }
+
+  /// Whether one over all buckets does.
+  [[nodiscard]] bool is_small() const {
+    return is_small(ChunkRange{0, static_cast<std::uint32_t>(table_.tasks.size())});
+  }
+
   /// Pointers of one chunk for one sum; one per worker.
   struct Pointers {
     std::vector<const void*> sources;
@@ -116,6 +126,7 @@ class LoadedPlan {
   };
 
   void reserve_pointers(std::size_t threads);
+  [[nodiscard]] bool is_small(ChunkRange tasks) const;
 
   LanePlan layout_;
   std::vector<RankMemory> ranks_;

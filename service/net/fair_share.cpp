@@ -10,7 +10,7 @@ FairShare::Process FairShare::process_of(const PeerIdentity& peer, ConnectionId 
 }
 
 Duration FairShare::charge(const PeerIdentity& peer, ConnectionId connection, Duration computed, TimePoint now) {
-  const Duration cost = computed > kHeavyTurn ? computed * kHeavy : computed;
+  const Duration cost = computed > kShortTurn ? computed : Duration::zero();
   const auto [account, is_new] = used_up_to_.try_emplace(process_of(peer, connection), now);
   account->second = std::max(account->second, now) + std::chrono::duration_cast<Duration>(cost / kShare);
   const Duration ahead = account->second - now;

@@ -1,8 +1,10 @@
 #pragma once
-// How much of the io thread a process may have. Messages cost time there in which nobody else is served, so each
-// process has an account: it may run ahead by `kBurst`, which is about a declaration of 100,000 tensors, and then gets
-// `kShare` of the thread. Who has used more is not refused anything: its connections are read later. Peers by TCP count
-// as one, and a process of another pid namespace, whose number the kernel does not tell, as one for each connection.
+// How much of the io thread the long messages of a process may have. While one is read nobody else is served, and a
+// step that comes meanwhile waits for all of it, so each process has an account: it may run ahead by `kBurst`, which is
+// about a declaration of 100,000 tensors, and then gets `kShare` of the thread. Who has used more is not refused
+// anything: its connections are read later. Short messages, those of steps among them, are free: connections take
+// turns. Peers by TCP count as one, and a process of another pid namespace, whose number the kernel does not tell, as
+// one for each connection.
 //
 // Thread: io only. Internal to net.
 
@@ -17,11 +19,9 @@ namespace gradsync::net {
 
 class FairShare {
  public:
-  static constexpr Milliseconds kBurst{1'500};
-  static constexpr double kShare = 0.2;
-  /// What takes longer than this is charged `kHeavy` times: a step that comes meanwhile waits for all of it.
-  static constexpr Milliseconds kHeavyTurn{1};
-  static constexpr int kHeavy = 4;
+  static constexpr Milliseconds kBurst{1'000};
+  static constexpr double kShare = 0.05;
+  static constexpr Milliseconds kShortTurn{1};
   static constexpr Milliseconds kLongestPause{1'000};
 
   /// Notes what a message of the peer has cost. How long to wait before the next one of its connection is read; 0: not.

@@ -15,7 +15,7 @@ from .errors import GradsyncError
 __all__ = ["QUICK_S", "Declaring"]
 
 QUICK_S = 30.0
-_PAGE_BYTES = 900_000  # of tensors per message; the cap is 1 MiB
+_PAGE_BYTES = 400_000  # of tensors per message: about 10 ms of the daemon's only io thread; the cap is 1 MiB
 
 
 class Declaring:
