@@ -106,14 +106,22 @@ BufferGrant BufferTable::grant(
   buffer.fd = std::move(fd);
   buffer.size_bytes = size_bytes;
   total_bytes_ += size_bytes;
-  grant.token = add_token({grant.buffer, {}, uid, pid, {}}, now);
+  grant.token = add_token({grant.buffer, {}, 0, uid, pid, {}}, now);
   return grant;
 }
 
 RecordGrant BufferTable::grant_record(
-    const std::shared_ptr<const StepRecord>& record, std::uint32_t uid, std::int64_t pid, TimePoint now
+    const std::shared_ptr<const StepRecord>& record,
+    std::int64_t rank,
+    std::uint32_t uid,
+    std::int64_t pid,
+    TimePoint now
 ) {
-  return {add_token({0, record, uid, pid, {}}, now), record->size_bytes()};
+  // A rank has one at a time: those of earlier answers were never used, and never will be.
+  std::erase_if(tokens_, [&](const auto& token) {
+    return token.second.buffer == 0 && token.second.rank == rank && token.second.record.lock() == record;
+  });
+  return {add_token({0, record, rank, uid, pid, {}}, now), record->size_bytes()};
 }
 
 std::string BufferTable::add_token(Token token, TimePoint now) {
@@ -269,7 +277,9 @@ void BufferTable::erase(std::map<std::uint64_t, Buffer>::iterator it) {
 
 void BufferTable::forget_expired_tokens(TimePoint now) {
   for (auto token = tokens_.begin(); token != tokens_.end();) {
-    const bool expired = token->second.expires <= now;
+    // A rank that was stopped while its declaration was answered must find the record all the same.
+    const bool of_record = token->second.buffer == 0;
+    const bool expired = of_record ? token->second.record.expired() : token->second.expires <= now;
     const auto buffer = buffers_.find(token->second.buffer);
     token = expired ? tokens_.erase(token) : std::next(token);
     if (expired && buffer != buffers_.end() && !buffer->second.fd.valid()) {

@@ -27,7 +27,11 @@ class BufferTable {
   );
   /// A token by which a rank fetches the record of its job, as long as the job has it.
   [[nodiscard]] RecordGrant grant_record(
-      const std::shared_ptr<const StepRecord>& record, std::uint32_t uid, std::int64_t pid, TimePoint now
+      const std::shared_ptr<const StepRecord>& record,
+      std::int64_t rank,
+      std::uint32_t uid,
+      std::int64_t pid,
+      TimePoint now
   );
   [[nodiscard]] Result<Engine::TakenFd> exchange(
       const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given, TimePoint now
@@ -66,9 +70,10 @@ class BufferTable {
   struct Token {
     std::uint64_t buffer = 0;                ///< 0: of a record
     std::weak_ptr<const StepRecord> record;  ///< of the job, which may end first
+    std::int64_t rank = 0;                   ///< whose record
     std::uint32_t uid = 0;
     std::int64_t pid = 0;
-    TimePoint expires;
+    TimePoint expires;  ///< not of a record: its token lives as long as it does
   };
 
   [[nodiscard]] Result<void> check_room(SessionId session, std::uint64_t size_bytes) const;

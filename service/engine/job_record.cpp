@@ -25,7 +25,7 @@ std::optional<RecordGrant> Job::grant_record(const Rank& rank) const {
   if (!record_) {
     return std::nullopt;
   }
-  return context_.buffers.grant_record(record_, uid_, rank.pid, context_.now);
+  return context_.buffers.grant_record(record_, &rank - ranks_.data(), uid_, rank.pid, context_.now);
 }
 
 /// Before the command that writes gradients: what it leaves half done must never be taken for whole inputs.
