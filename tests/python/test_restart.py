@@ -14,8 +14,8 @@ import pytest
 from fake_daemon import NO_REPLY, FakeDaemon, Fault, report
 
 import gradsync
-from gradsync import Row, Tensor, _comeback, _connection
-from gradsync.errors import ConnectionLost, StaleEpoch, UsageError
+from gradsync import Row, Tensor, _comeback, _connection, _declaring
+from gradsync.errors import ConnectionLost, DeclareTimeout, StaleEpoch, UsageError
 
 TENSORS = [Tensor("a", (4,), weight_fingerprint="1" * 16), Tensor("b", (4,), weight_fingerprint="2" * 16)]
 
@@ -42,6 +42,11 @@ def dies_in(daemon: FakeDaemon, method: str, before: Callable[[dict[str, Any]], 
         return NO_REPLY
 
     daemon.script[method] = end
+
+
+def wait_until_moved(job: gradsync.Job) -> None:
+    while job._channel.seat == job.seat:
+        job.client.status()
 
 
 def begun(daemon: FakeDaemon) -> Callable[[dict[str, Any]], None]:
@@ -189,16 +194,92 @@ def test_another_plan_is_refused(grads: gradsync.Grads, daemon: FakeDaemon, job:
     assert daemon.of("step.finish") == []
 
 
-def test_a_refused_declaration_ends_it_and_says_why(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+def test_a_refused_declaration_is_told_and_may_be_made_again(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
     def refuse(params: dict[str, Any]) -> Any:
-        raise Fault("declaration_mismatch", "rank 1 declared otherwise")
+        raise Fault("declare_timeout", "rank 1 did not declare in time")
 
     daemon.restart()
     daemon.wait_for("job.attach", 2)
     daemon.script["gradients.declare"] = refuse
-    with pytest.raises(ConnectionLost, match="does not take this rank back: rank 1 declared otherwise"):
-        grads.finish(ready="all")
+    with pytest.raises(DeclareTimeout, match="rank 1"):
+        grads.finish(ready="all", timeout=7)
+    assert daemon.of("gradients.declare")[-1]["timeout_ms"] == 7000, "the caller's patience"
     assert daemon.of("buffers.release") == []
+    assert daemon.of("job.detach") == []
+    del daemon.script["gradients.declare"]
+    assert grads.finish(ready="all").step == 0
+    assert len(daemon.of("buffers.adopt")) == 1, "handed over already"
+
+
+def test_a_record_that_cannot_be_fetched_costs_nothing_but_the_next_restart(
+    job: gradsync.Job, daemon: FakeDaemon
+) -> None:
+    daemon.keeps_records = True
+    normal = daemon.on_gradients_declare
+    offer = {"record": {"token": "0" * 32, "bytes": 8192}}
+    daemon.script["gradients.declare"] = lambda params: normal(params) | offer
+    grads = job.declare(TENSORS)
+    assert grads.finish(ready="all").step == 0
+    assert len(daemon.of("gradients.declare")) == 1
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    with pytest.raises(ConnectionLost, match="arenas and plan are gone; detach, attach and declare again"):
+        grads.finish(ready="all")
+
+
+def test_a_daemon_that_ends_before_its_record_is_fetched(
+    grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, ends = _declaring.fetch_fd, iter([True])
+
+    def fetch_fd(*arguments: Any) -> int:
+        if next(ends, False):
+            daemon.restart()
+            raise ConnectionLost("the fd socket did not answer")
+        return fetch(*arguments)
+
+    monkeypatch.setattr(_declaring, "fetch_fd", fetch_fd)
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    assert grads.finish(ready="all").step == 0
+    assert daemon.of("step.finish")[0]["epoch"] == 2001
+    dies_in(daemon, "step.finish", begun(daemon))
+    with pytest.raises(ConnectionLost) as lost:
+        grads.finish(ready="all")
+    assert lost.value.step_lost, "decided by the record of the third"
+
+
+def test_an_interrupted_come_back_is_made_again(
+    grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    daemon.restart()
+    daemon.wait_for("job.attach", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(_declaring.Declaring, "declare", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            grads.finish(ready="all")
+    assert grads.finish(ready="all").step == 0
+
+
+def test_a_new_declaration_releases_no_memory_of_the_daemon_before(
+    grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon
+) -> None:
+    daemon.memory.made = 0  # numbers begin anew with each daemon
+    daemon.restart()
+    wait_until_moved(job)
+    job.declare([Tensor("c", (2,))])
+    assert daemon.of("buffers.release") == []
+    assert len(daemon.live_buffers) == 1
+
+
+def test_detaching_while_the_daemon_ends_is_no_error(
+    grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon
+) -> None:
+    dies_in(daemon, "job.detach")
+    job.detach()
 
 
 def test_a_daemon_that_drains_is_asked_until_its_successor_is_there(
@@ -229,7 +310,7 @@ def test_with_a_daemon_of_the_release_before_a_restart_is_final(
     grads = job.declare(TENSORS)
     daemon.script["buffers.adopt"] = unknown
     dies_in(daemon, "step.finish")
-    with pytest.raises(ConnectionLost, match="the daemon was restarted"):
+    with pytest.raises(ConnectionLost, match=r"the daemon was restarted.*detach, attach and declare again"):
         grads.finish(ready="all")
     with pytest.raises(ConnectionLost, match="the daemon was restarted"):
         grads.finish(ready="all")
@@ -265,8 +346,7 @@ def test_declaring_anew_needs_nothing_of_the_daemon_before(
     grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon
 ) -> None:
     daemon.restart()
-    while not job._channel._calls.session_error:
-        job.client.status()
+    wait_until_moved(job)
     anew = job.declare([Tensor("c", (2,))])
     assert daemon.of("buffers.adopt") == []
     assert anew.finish(ready="all").step == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import json
 import os
 import socket
@@ -145,9 +146,7 @@ def _map(fd: int, size_bytes: int, protection: int, *, keep: bool) -> Arena:
     if failed:
         raise _insufficient(size_bytes, "mmap", failure)
     _libc.madvise(address, size_bytes, _MADV_DONTFORK)
-    # A subclass, because instances of plain ctypes arrays take no weak reference.
-    mapping_type: Any = type("ArenaMapping", (ctypes.Array,), {"_type_": ctypes.c_char, "_length_": size_bytes})
-    mapping = mapping_type.from_address(address)
+    mapping = _mapping_type(size_bytes).from_address(address)
     finalizer = weakref.finalize(mapping, _unmap, address, size_bytes, os.getpid())
     finalizer.atexit = False  # type: ignore[misc]  # tensors may live longer than the interpreter's exit handlers
     memory = memoryview(mapping).cast("B")
@@ -156,6 +155,12 @@ def _map(fd: int, size_bytes: int, protection: int, *, keep: bool) -> Arena:
         weakref.finalize(arena, _close, fd, os.getpid())
     _live.add(arena)
     return arena
+
+
+@functools.lru_cache(maxsize=16)  # a class is garbage that only the collector finds
+def _mapping_type(size_bytes: int) -> Any:
+    # A subclass, because instances of plain ctypes arrays take no weak reference.
+    return type("ArenaMapping", (ctypes.Array,), {"_type_": ctypes.c_char, "_length_": size_bytes})
 
 
 def _populate(arena: Arena) -> None:

@@ -5,6 +5,7 @@ Any thread may call; nobody waits while holding the lock. The first error that e
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 from typing import Any
@@ -23,6 +24,7 @@ class Calls:
     def __init__(self) -> None:
         self.dead: GradsyncError | None = None  # no call can succeed any more
         self.session_error: GradsyncError | None = None  # the attached rank is gone
+        self.seat = ""  # incarnation of the daemon at which the rank is attached
         self._lock = threading.Lock()
         self._pending: dict[int, Pending] = {}
         self._subscriptions: dict[int, Subscription] = {}
@@ -39,8 +41,10 @@ class Calls:
         self.check_usable()  # before the lock: in a forked child nobody may hold it for ever
         with self._lock:
             self.check_usable()
-            if self.session_error is not None and _ends(pending, self.session_error):
-                raise self.session_error
+            if pending.session and self.session_error is not None:
+                raise copy.copy(self.session_error)
+            if pending.seat is not None and pending.seat != self.seat:
+                raise _moved()
             self._pending[pending.request_id] = pending
 
     def forget(self, request_id: int) -> None:
@@ -125,9 +129,7 @@ class Calls:
     def lose_connection(self, reason: str) -> None:
         """Fails what was sent and must not be sent again."""
         with self._lock:
-            lost = [p for p in self._pending.values() if p.sent and not p.idempotent]
-            for pending in lost:
-                del self._pending[pending.request_id]
+            lost = self._take([p for p in self._pending.values() if p.sent and not p.idempotent])
         for pending in lost:
             pending.future.set_exception(
                 ConnectionLost(
@@ -139,17 +141,22 @@ class Calls:
         """Fails what belongs to the attached rank, now and later."""
         with self._lock:
             self.session_error = error
-            lost = [p for p in self._pending.values() if _ends(p, error)]
-            for pending in lost:
-                del self._pending[pending.request_id]
+            lost = self._take([p for p in self._pending.values() if p.session])
         for pending in lost:
-            pending.future.set_exception(error)
+            pending.future.set_exception(copy.copy(error))
 
-    def accept_move(self) -> None:
-        """The rank declares anew where it is attached now: its calls may go there."""
+    def move(self, seat: str) -> None:
+        """The rank is attached to this daemon now: fails what was meant for another one, now and later."""
         with self._lock:
-            if isinstance(self.session_error, SessionMoved):
-                self.session_error = None
+            self.seat = seat
+            lost = self._take([p for p in self._pending.values() if p.seat not in (None, seat)])
+        for pending in lost:
+            pending.future.set_exception(_moved())
+
+    def _take(self, lost: list[Pending]) -> list[Pending]:
+        for pending in lost:
+            del self._pending[pending.request_id]
+        return lost
 
     def die(self, error: GradsyncError) -> None:
         """Fails everything, now and later."""
@@ -161,6 +168,5 @@ class Calls:
             pending.future.set_exception(type(error)(*error.args))
 
 
-def _ends(pending: Pending, error: GradsyncError) -> bool:
-    """Whether losing the session by `error` ends the call."""
-    return pending.session and not (pending.moves and isinstance(error, SessionMoved))
+def _moved() -> SessionMoved:
+    return SessionMoved("the daemon was restarted; call it again")

@@ -14,7 +14,7 @@ from ._address import fd_socket_path
 from ._calls import Calls
 from ._connection import Connection
 from ._handshake import Deadlines
-from ._pending import NOTHING, Pending, SessionMoved, Subscription
+from ._pending import NOTHING, Pending, Subscription
 from ._wire import dump, request
 from .errors import CallTimeout, GradsyncError, UsageError
 
@@ -43,12 +43,13 @@ class Channel:
         timeout: float,
         idempotent: bool,
         session: bool = False,
-        moves: bool = False,
+        seat: str | None = None,
         extend: Callable[[], bool] | None = None,
     ) -> Any:
         """Sends a request and waits `timeout` + 5 s for its result; `extend` may grant another round.
 
-        A call of the `session` fails when the rank is lost; one that `moves` goes on to a restarted daemon.
+        A call of the `session` fails when the rank is lost, and one for a `seat` when the rank is at another one. Time
+        without a connection does not count; it has a limit of its own.
 
         Raises:
             RpcError: the daemon answered with an error.
@@ -56,33 +57,38 @@ class Channel:
             ConnectionLost: the connection is gone and does not come back.
             CallTimeout: no answer.
         """
-        pending = self._submit(method, params, idempotent, session, moves=moves)
+        pending = self._submit(method, params, idempotent, session, seat=seat)
         started = time.monotonic()
+        losses = self._connection.losses
         try:
             while True:
                 result = self._connection.wait(pending, timeout + _GRACE_S)
                 if result is not NOTHING:
                     return result
+                if self._connection.is_away or losses != self._connection.losses:
+                    losses = self._connection.losses
+                    continue
                 if extend is None or not extend():
                     raise CallTimeout(method, time.monotonic() - started)
         finally:
             self._calls.forget(pending.request_id)
 
-    def post(self, method: str, params: str, patience: float, *, moves: bool = False) -> None:
+    def post(self, method: str, params: str, patience: float, *, seat: str | None = None) -> None:
         """Sends a request whose answer is of no more use, and waits no longer than `patience` for it."""
-        pending = self._submit(method, params, idempotent=False, session=True, moves=moves)
+        pending = self._submit(method, params, idempotent=False, session=True, seat=seat)
         try:
             self._connection.wait(pending, patience)
         finally:
             self._calls.forget(pending.request_id)
 
-    def begin(self, method: str, params: str) -> Pending:
+    def begin(self, method: str, params: str, seat: str) -> Pending:
         """Sends a request of the attached rank, to be collected later; waits for nothing.
 
         Raises:
+            SessionMoved: the rank is attached to a restarted daemon now.
             ConnectionLost: the connection is gone and does not come back.
         """
-        return self._submit(method, params, idempotent=True, session=True, wait=False)
+        return self._submit(method, params, idempotent=True, session=True, seat=seat, wait=False)
 
     def collect(self, pending: Pending, patience: float) -> Any:
         """What `begin` asked for, or NOTHING where it has not come within `patience`.
@@ -109,20 +115,26 @@ class Channel:
 
     def leave(self) -> None:
         """job.detach for a caller in a hurry: said, but hardly waited for."""
-        self.post("job.detach", "{}", PATIENCE_S, moves=True)
+        self.post("job.detach", "{}", PATIENCE_S)
 
     def pause(self, paused: bool, timeout: float | None) -> None:
         """job.pause, which a restarted daemon is told as well; without a timeout it is said, but hardly waited for."""
         self._connection.paused = paused
         params = dump({"paused": paused})
         if timeout is None:
-            self.post("job.pause", params, PATIENCE_S, moves=True)
+            self.post("job.pause", params, PATIENCE_S)
         else:
-            self.call("job.pause", params, timeout=timeout, idempotent=True, session=True, moves=True)
+            self.call("job.pause", params, timeout=timeout, idempotent=True, session=True)
 
-    def accept_move(self) -> None:
-        """After SessionMoved: calls of the session go to the restarted daemon from now on."""
-        self._calls.accept_move()
+    @property
+    def seat(self) -> str:
+        """The daemon at which the rank is attached; a restarted one is another."""
+        return self._calls.seat
+
+    def check_seat(self, seat: str, timeout: float) -> None:
+        """Raises SessionMoved where the rank is at another daemon."""
+        params = dump({"paused": self._connection.paused})
+        self.call("job.pause", params, timeout=timeout, idempotent=True, session=True, seat=seat)
 
     def step_done(self) -> None:
         """The daemon is of use: the next loss has all the time to come back."""
@@ -184,8 +196,7 @@ class Channel:
     @property
     def session_lost(self) -> bool:
         """Whether the attached rank is gone although the connection may be there."""
-        error = self._calls.session_error
-        return error is not None and not isinstance(error, SessionMoved)
+        return self._calls.session_error is not None
 
     @property
     def closed(self) -> bool:
@@ -193,14 +204,14 @@ class Channel:
         return self._calls.dead is not None
 
     def _submit(
-        self, method: str, params: str, idempotent: bool, session: bool, *, moves: bool = False, wait: bool = True
+        self, method: str, params: str, idempotent: bool, session: bool, *, seat: str | None = None, wait: bool = True
     ) -> Pending:
         if self._connection.is_reader:
             raise UsageError(
                 f"{method} called from an event callback, which runs on the thread that reads; use another thread"
             )
         request_id = next(self._connection.ids)
-        pending = Pending(request_id, request(request_id, method, params), method, idempotent, session, moves)
+        pending = Pending(request_id, request(request_id, method, params), method, idempotent, session, seat)
         self._calls.add(pending)
         self._connection.send(pending, wait=wait)
         return pending

@@ -4,6 +4,7 @@ is gone; then, when it calls again, its memory handed over and its tensors decla
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,12 +17,13 @@ from ._pending import SessionMoved
 from ._record import StepRecord
 from ._tensor import Tensor
 from ._wire import dump
-from .errors import BadToken, ConnectionLost, Draining, GradsyncError
+from .errors import BadToken, ConnectionLost, Draining, MethodNotFound
 
 __all__ = ["Comeback"]
 
 _GIVE_UP_S = 60.0  # of a daemon that is there and does not take the rank
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 1.0
+_JITTER = random.Random()  # the program's own random numbers stay as they are
 _SAME = ("plan_digest", "arena_bytes", "offsets", "buckets")
 
 
@@ -47,7 +49,8 @@ class Comeback:
         self._only_mesh = only_mesh
         self._declared = {key: reply.get(key) for key in _SAME}
         self._record = record
-        self._possible = record is not None  # else the daemon is of a release before records
+        self._possible = record is not None  # of the attempt under way it can be known what came of it
+        self._adopted: tuple[str, int] | None = None  # where, and as what, the arena was handed over last
 
     def settle(self, stamp: int) -> dict[str, Any] | None:
         """What came of the attempt that was under way: its result, or None where it may be made again.
@@ -58,55 +61,52 @@ class Comeback:
             ConnectionLost: with `step_lost`, the gradients of the attempt are lost; else the rank cannot go on.
         """
         if not self._possible:
-            raise self._final(
-                "the daemon was restarted, its arenas and plan are gone; detach, attach and declare again"
-            )
+            raise self._final("the daemon was restarted, its arenas and plan are gone")
         record, self._record = self._record, None
         return None if record is None else record.settle(stamp)
 
-    def declare_again(self, *, with_weights: bool, timeout: float) -> tuple[int, dict[str, Any]]:
-        """The number of the arena at this daemon, and what it answered to the declaration.
+    def declare_again(self, *, with_weights: bool, timeout: float) -> tuple[str, int, dict[str, Any]]:
+        """The daemon, the number of the arena there, and what it answered to the declaration.
 
         `with_weights`: no step was done since the weights were looked at. `timeout`: how long other ranks may take.
 
         Raises:
-            ConnectionLost: the daemon does not come back, or does not take the rank.
+            RpcError: the declaration failed, because of another rank perhaps; it may be made again.
+            ConnectionLost: the daemon does not come back, or the rank cannot go on there.
         """
         tensors = self._tensors if with_weights else [replace(t, weight_fingerprint=None) for t in self._tensors]
         wires = [dump(tensor.encode(self._only_mesh)) for tensor in tensors]
         give_up_at = time.monotonic() + _GIVE_UP_S
         delay = _FIRST_DELAY_S
-        buffer: int | None = None
-        self._channel.accept_move()
         while True:
+            seat = self._channel.seat
             try:
-                if buffer is None:
-                    buffer = self._declaring.adopt(self._arena)
-                reply = self._declaring.declare(buffer, self._options, wires, timeout)
-                self._record = self._declaring.record(reply)
+                if self._adopted is None or self._adopted[0] != seat:
+                    self._adopted = (seat, self._declaring.adopt(self._arena, seat))
+                buffer = self._adopted[1]
+                reply = self._declaring.declare(buffer, self._options, wires, timeout, seat)
+                self._record = self._declaring.record(reply, seat)
                 break
             except SessionMoved:
-                buffer = None
                 give_up_at = time.monotonic() + _GIVE_UP_S
-                self._channel.accept_move()
+            except MethodNotFound as error:
+                raise self._final(
+                    f"the daemon was restarted, and is of a release that takes no arenas: {error}"
+                ) from error
             except (BadToken, ConnectionLost, Draining) as error:
                 if self._channel.closed or time.monotonic() > give_up_at:
                     raise self._final(f"the daemon was restarted and does not take this rank back: {error}") from error
-                if isinstance(error, BadToken):
-                    buffer = None
-                time.sleep(delay)
+                time.sleep(delay * _JITTER.uniform(0.5, 1.0))
                 delay = min(2 * delay, _LONGEST_DELAY_S)
-            except GradsyncError as error:
-                raise self._final(f"the daemon was restarted and does not take this rank back: {error}") from error
         self._possible = self._record is not None
         if {key: reply.get(key) for key in _SAME} != self._declared:
             raise self._final(
                 f"the restarted daemon made plan {reply.get('plan_digest')} of what was plan "
-                f"{self._declared['plan_digest']}: the gradients would lie elsewhere; detach, attach and declare again"
+                f"{self._declared['plan_digest']}: the gradients would lie elsewhere"
             )
-        return buffer, reply
+        return seat, buffer, reply
 
     def _final(self, text: str) -> ConnectionLost:
-        error = ConnectionLost(text)
+        error = ConnectionLost(f"{text}; detach, attach and declare again")
         self._channel.give_up_session(error)
         return error

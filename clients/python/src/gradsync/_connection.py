@@ -21,14 +21,13 @@ import secrets
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
 from ._calls import Calls
 from ._handshake import Deadlines, ask, shake_hands
-from ._pending import NOTHING, SLICE_S, Pending, SessionMoved, Subscription
+from ._pending import NOTHING, SLICE_S, Pending, Subscription
 from ._websocket import WebSocket
 from ._wire import load
 from .errors import ConnectionFailed, ConnectionLost, Draining, GradsyncError, ProtocolError, RpcError
@@ -45,14 +44,6 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 1.0
 _JITTER = random.Random()  # the program's own random numbers stay as they are
 
 
-@dataclass(slots=True)
-class _Seat:
-    """A rank that is attached: how, and to which daemon."""
-
-    params: str
-    incarnation: str
-
-
 class Connection:
     """One WebSocket at a time; `calls` outlive each of them."""
 
@@ -62,7 +53,8 @@ class Connection:
         self.deadlines = Deadlines()
         self.server: dict[str, Any] = {}
         self.paused = False  # whether the attached rank is
-        self._seat: _Seat | None = None
+        self.losses = 0
+        self._attach: str | None = None  # params of job.attach while a rank is attached
         self._calls = calls
         self._client_id = secrets.token_hex(16)
         self._incarnation = ""  # of the daemon
@@ -86,17 +78,23 @@ class Connection:
 
     def hold_seat(self, params: str) -> None:
         """The params of a job.attach that succeeded: after a loss the rank is attached again."""
-        self._seat = _Seat(params, self._incarnation)
+        self._attach = params
         self.paused = False
+        self._calls.seat = self._incarnation
 
     def drop_seat(self) -> None:
         """The rank is not attached again after a loss."""
-        self._seat = None
+        self._attach = None
 
     @property
     def has_seat(self) -> bool:
         """Whether a rank is attached."""
-        return self._seat is not None
+        return self._attach is not None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether there is no connection at the moment; it comes back, or all calls end."""
+        return self._websocket is None
 
     def renew_patience(self) -> None:
         """The next loss has all the time to come back."""
@@ -296,7 +294,8 @@ class Connection:
     def _come_back(self, reason: str) -> WebSocket | None:
         self._calls.lose_connection(reason)
         _log.warning("connection to %s lost (%s); connecting again", self.path, reason)
-        if self._seat is None:
+        self.losses += 1
+        if self._attach is None:
             self.renew_patience()
         lost_at = time.monotonic()
         deadline = lost_at + self._patience_s
@@ -329,8 +328,8 @@ class Connection:
             delay = min(delay * 2, _LONGEST_DELAY_S)
 
     def _take_over(self, websocket: WebSocket) -> bool:
-        if self._seat is not None:
-            self._resume_session(websocket, self._seat)
+        if self._attach is not None:
+            self._resume_session(websocket, self._attach)
         for subscription in self._calls.subscriptions():
             self._renew(websocket, subscription)
         with self._send_lock:
@@ -357,9 +356,9 @@ class Connection:
         except RpcError as error:
             _log.warning("a subscription ended with the lost connection: %s", error)
 
-    def _resume_session(self, websocket: WebSocket, seat: _Seat) -> None:
+    def _resume_session(self, websocket: WebSocket, params: str) -> None:
         try:
-            reply = self._ask(websocket, "job.attach", seat.params)
+            reply = self._ask(websocket, "job.attach", params)
             if self.paused:
                 self._ask(websocket, "job.pause", '{"paused":true}')
         except Draining as error:  # what comes after it may take the rank
@@ -367,9 +366,8 @@ class Connection:
         except RpcError as error:
             self._lose_session(error)
             return
-        if seat.incarnation != self._incarnation:
-            seat.incarnation = self._incarnation
-            self._calls.lose_session(SessionMoved("the daemon was restarted; call it again"))
+        if self._calls.seat != self._incarnation:
+            self._calls.move(self._incarnation)
         elif not reply["resumed"]:
             self._lose_session(
                 ConnectionLost(
@@ -379,7 +377,7 @@ class Connection:
             )
 
     def _lose_session(self, error: GradsyncError) -> None:
-        self._seat = None
+        self._attach = None
         self._calls.lose_session(error)
 
     def _handshake(self, deadline: float) -> WebSocket:

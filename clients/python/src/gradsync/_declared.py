@@ -111,13 +111,13 @@ class Declared:
                 result = self._comeback.settle(self._job.stamp)
                 if result is not None:
                     return result
-            self._come_back()
+            self._come_back(timeout)
             if method == "clip.apply":
                 self._call_through("norm.compute", self._first_half | fence(self._job), timeout)
             params = params | fence(self._job)
 
-    def _come_back(self) -> None:
-        self._job.come_back(self._comeback, stepped=self._finished_once)
+    def _come_back(self, timeout: float | None) -> None:
+        self._job.come_back(self._comeback, timeout, stepped=self._finished_once)
 
     def _on_failure(self, error: RpcError) -> None:
         if error.attempt is not None:

@@ -1,8 +1,12 @@
-"""The calls by which a rank's memory and tensors get to a daemon. They belong to the thread that declares."""
+"""The calls by which a rank's memory and tensors get to a daemon. They belong to the thread that declares.
+
+Each says which daemon it means: memory and plans of one are nothing to the next. SessionMoved: that one is gone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +17,8 @@ from ._wire import dump
 from .errors import GradsyncError
 
 __all__ = ["QUICK_S", "Declaring"]
+
+_log = logging.getLogger("gradsync")
 
 QUICK_S = 30.0
 _PAGE_BYTES = 400_000  # of tensors per message: about 10 ms of the daemon's only io thread; the cap is 1 MiB
@@ -27,38 +33,40 @@ class Declaring:
         self._rank = rank
         self._extend = extend
 
-    def allocate(self, size_bytes: int) -> tuple[int, Arena]:
+    def allocate(self, size_bytes: int, seat: str) -> tuple[int, Arena]:
         """New memory and its number.
 
         Raises:
             InsufficientMemory: it cannot be had.
             RpcError: the daemon refused it.
         """
-        grant = self._call("buffers.allocate", dump({"bytes": size_bytes, "device": "cpu"}))
+        grant = self._call("buffers.allocate", dump({"bytes": size_bytes, "device": "cpu"}), seat)
         buffer: int = grant["buffer"]
         try:
             return buffer, map_arena(fetch_fd(self._channel.fd_socket_path, grant["token"], QUICK_S), grant["bytes"])
         except BaseException:
-            self.release(buffer)
+            self.release(buffer, seat)
             raise
 
-    def adopt(self, arena: Arena) -> int:
+    def adopt(self, arena: Arena, seat: str) -> int:
         """Hands memory that a daemon before this one gave out to this one; its number from now on.
 
         Raises:
             RpcError: the daemon refused it.
         """
-        grant = self._call("buffers.adopt", dump({"bytes": arena.size_bytes, "device": "cpu"}))
+        grant = self._call("buffers.adopt", dump({"bytes": arena.size_bytes, "device": "cpu"}), seat)
         give_fd(self._channel.fd_socket_path, grant["token"], arena.fd, QUICK_S)
         buffer: int = grant["buffer"]
         return buffer
 
-    def release(self, buffer: int) -> None:
+    def release(self, buffer: int, seat: str) -> None:
         """Gives memory back, its pages too. What cannot be released now goes with the session."""
         with contextlib.suppress(GradsyncError):
-            self._channel.post("buffers.release", dump({"buffer": buffer}), PATIENCE_S)
+            self._channel.post("buffers.release", dump({"buffer": buffer}), PATIENCE_S, seat=seat)
 
-    def declare(self, buffer: int, options: str, wires: Sequence[str], timeout: float | None) -> dict[str, Any]:
+    def declare(
+        self, buffer: int, options: str, wires: Sequence[str], timeout: float | None, seat: str
+    ) -> dict[str, Any]:
         """gradients.declare, page by page; the answer, once all ranks declared.
 
         Raises:
@@ -81,20 +89,26 @@ class Declaring:
                 timeout=limit if last else QUICK_S,
                 idempotent=False,
                 session=True,
+                seat=seat,
                 extend=self._extend if last else None,
             )
         return reply
 
-    def record(self, reply: Mapping[str, Any]) -> StepRecord | None:
-        """The record of the plan that was declared; None of a daemon that keeps none."""
+    def record(self, reply: Mapping[str, Any], seat: str) -> StepRecord | None:
+        """The record of the plan that was declared; None of a daemon that keeps none, or does not hand it out."""
         offer = reply.get("record")
         if offer is None:
             return None
-        fd = fetch_fd(self._channel.fd_socket_path, offer["token"], QUICK_S)
-        return StepRecord(map_for_reading(fd, offer["bytes"]), self._rank)
+        try:
+            fd = fetch_fd(self._channel.fd_socket_path, offer["token"], QUICK_S)
+            return StepRecord(map_for_reading(fd, offer["bytes"]), self._rank)
+        except GradsyncError as error:
+            self._channel.check_seat(seat, QUICK_S)  # else it is no wonder
+            _log.warning("a restart of the daemon will end this rank, for its step record cannot be had: %s", error)
+            return None
 
-    def _call(self, method: str, params: str) -> Any:
-        return self._channel.call(method, params, timeout=QUICK_S, idempotent=False, session=True)
+    def _call(self, method: str, params: str, seat: str) -> Any:
+        return self._channel.call(method, params, timeout=QUICK_S, idempotent=False, session=True, seat=seat)
 
 
 def _pages(wires: Sequence[str]) -> list[list[str]]:

@@ -15,7 +15,7 @@ from ._record import stamp_of
 from ._reduced import ReducedGrads, check_stats_arguments, table_bytes
 from ._tensor import Clip, Mesh, Tensor
 from ._wire import dump
-from .errors import GradsyncError, UsageError
+from .errors import ConnectionLost, GradsyncError, UsageError
 
 if TYPE_CHECKING:
     from ._client import Client
@@ -45,10 +45,11 @@ class Job:
         self.last_step: int = reply["last_step"]
         self.resumed: bool = reply["resumed"]
         self.next_step: int = self.last_step + 1
-        self._buffer: int | None = None
+        self._buffer: tuple[int, str] | None = None  # and the daemon that has it
         self._grads: Grads | ReducedGrads | None = None
         self._detached = False
         self._channel = client._channel
+        self.seat = self._channel.seat  # the daemon that the calls of a step are for
         self._declaring = Declaring(self._channel, rank, self._somebody_paused)
         self.notify = self._channel.notify  # text of a notification; any thread, never waits for an answer
 
@@ -117,14 +118,15 @@ class Job:
 
         size_bytes = table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors, self.meshes)
         declaring = self._declaring
-        self._channel.accept_move()
-        buffer, arena = declaring.allocate(size_bytes)
+        seat = self._channel.seat
+        buffer, arena = declaring.allocate(size_bytes, seat)
         try:
-            reply = declaring.declare(buffer, dump(options), wires, timeout)
-            record = declaring.record(reply)
+            reply = declaring.declare(buffer, dump(options), wires, timeout, seat)
+            record = declaring.record(reply, seat)
         except BaseException:
-            declaring.release(buffer)
+            declaring.release(buffer, seat)
             raise
+        self.seat = seat
         comeback = Comeback(self._channel, declaring, arena, dump(options), tensors, only_mesh, reply, record)
         grads: Grads | ReducedGrads
         if data_path == "stats":
@@ -135,8 +137,8 @@ class Job:
         if self._grads is not None:
             self._grads.retire()
         if self._buffer is not None:
-            declaring.release(self._buffer)
-        self._buffer, self._grads = buffer, grads
+            declaring.release(*self._buffer)
+        self._buffer, self._grads = (buffer, seat), grads
         return grads
 
     @contextlib.contextmanager
@@ -158,7 +160,8 @@ class Job:
         Doing it again changes nothing.
         """
         if self._forget():
-            self._channel.call("job.detach", "{}", timeout=QUICK_S, idempotent=False, session=True, moves=True)
+            with contextlib.suppress(ConnectionLost):  # who is not there any more has left
+                self._channel.call("job.detach", "{}", timeout=QUICK_S, idempotent=False, session=True)
 
     def abandon(self) -> None:
         """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): said, but hardly waited for."""
@@ -173,15 +176,17 @@ class Job:
         """The attempt as one number, never 0."""
         return stamp_of(self.epoch, self.attempt)
 
-    def come_back(self, comeback: Comeback, *, stepped: bool) -> dict[str, Any]:
+    def come_back(self, comeback: Comeback, timeout: float | None, *, stepped: bool) -> dict[str, Any]:
         """Declares again at the restarted daemon; its answer. `stepped`: weights are not what they were.
 
         Raises:
+            RpcError: the declaration failed, because of another rank perhaps; it may be made again.
             ConnectionLost: the rank cannot go on.
         """
         deadlines = self._channel.deadlines
-        timeout = deadlines.step_s if stepped else deadlines.first_step_s
-        self._buffer, reply = comeback.declare_again(with_weights=not stepped, timeout=timeout)
+        limit = timeout if timeout is not None else deadlines.step_s if stepped else deadlines.first_step_s
+        self.seat, buffer, reply = comeback.declare_again(with_weights=not stepped, timeout=limit)
+        self._buffer = (buffer, self.seat)
         self.advance(reply["epoch"], reply["attempt"])
         return reply
 
@@ -195,7 +200,13 @@ class Job:
         deadlines = self._channel.deadlines
         limit = timeout if timeout is not None else deadlines.first_step_s if first else deadlines.step_s
         return self._channel.call(
-            method, params, timeout=limit, idempotent=True, session=True, extend=self._somebody_paused
+            method,
+            params,
+            timeout=limit,
+            idempotent=True,
+            session=True,
+            seat=self.seat,
+            extend=self._somebody_paused,
         )
 
     def advance(self, epoch: int | None, attempt: int, *, next_step: int | None = None) -> None:

@@ -29,7 +29,7 @@ class Pending:
     method: str
     idempotent: bool  # may be sent again after a lost connection
     session: bool  # belongs to the attached rank: fails when the rank is lost
-    moves: bool = False  # means the same to the next daemon
+    seat: str | None = None  # of the session: the daemon it is meant for, None where it means the same to all
     future: concurrent.futures.Future[Any] = field(default_factory=concurrent.futures.Future)
     sent: bool = False
 

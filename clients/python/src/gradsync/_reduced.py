@@ -130,7 +130,7 @@ class ReducedGrads(Declared):
             NotReady: rows were not written; nothing was sent and the step stays open.
         """
         step, params = self._begin(step, None, None)
-        return StepUnderway(step, self._job._channel.begin("step.finish", dump(params)))
+        return StepUnderway(step, self._job._channel.begin("step.finish", dump(params), self._job.seat))
 
     def collect(self, underway: StepUnderway, patience: float) -> Callable[[], StepReport] | None:
         """What `begin` asked for, to be decoded by who wants to know; None where it has not come within `patience`.
@@ -156,7 +156,7 @@ class ReducedGrads(Declared):
             ConnectionLost: the daemon does not come back, or does not take the rank.
         """
         self._comeback.settle(self.stamp)
-        self._come_back()
+        self._come_back(None)
         self._reset()
 
     def save_declaration(self, path: str | os.PathLike[str]) -> None:
@@ -188,9 +188,9 @@ class ReducedGrads(Declared):
         self.check = bool(wire.get("check_next", self.check))
         return wire
 
-    def _come_back(self) -> None:
+    def _come_back(self, timeout: float | None) -> None:
         before = self.stamp
-        super()._come_back()
+        super()._come_back(timeout)
         self.check = True  # as a new epoch begins
         fields = self.table_memoryview().cast("Q")
         for index in range(0, len(fields), ROW_BYTES // fields.itemsize):

@@ -99,8 +99,8 @@ class GradSync:
             LateGradient: a gradient came or changed after its bucket had been launched.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
-            ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew. Without,
-                and after KeyboardInterrupt and CallTimeout, what came of the step is not known: attach again.
+            ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
+                Without, and after KeyboardInterrupt and CallTimeout, its outcome is not known: attach again.
         """
         self._follow_module()
         recorder, grads = self._recorder, self._grads
