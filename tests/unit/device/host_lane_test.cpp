@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include <future>
+#include <map>
+#include <thread>
 
 namespace gradsync::device {
 namespace {
@@ -64,6 +66,65 @@ TEST_F(HostLaneTest, finishes_what_is_queued_before_it_dies) {
   }
   lane_.reset();
   EXPECT_EQ(box_.waiting(), 20U);
+}
+
+TEST_F(HostLaneTest, executes_what_is_small_where_it_is_submitted) {
+  std::vector<std::thread::id> executed_by;
+  lane_ = std::make_unique<HostLane>(HostLaneOptions{2}, [&](LaneReport report) {
+    executed_by.push_back(std::this_thread::get_id());
+    box_.put(std::move(report));
+  });
+  load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 2}, {plan::DType::Float32, {{0, 1}}, 2}}, {{3, 0}, {100'000, 1}}));
+  set<float>(0, 0, {1, 2, 3});
+  set<float>(0, 1, {3, 4, 5});
+  executed_by.clear();
+  lane_->submit(ReduceBucket{kPlan, 1, 0, {}, false});
+  EXPECT_EQ(box_.waiting(), 1U) << "it is done before submit returns";
+  expect<Reduced>();
+  EXPECT_EQ(get<float>(0, 1), (std::vector<float>{2, 3, 4}));
+  lane_->submit(ReduceBucket{kPlan, 1, 1, {}, false});
+  expect<Reduced>();
+  lane_->submit(FinishStep{kPlan, 1, 1.0, {strict(1.0)}, true});
+  expect<Finished>();
+  const auto me = std::this_thread::get_id();
+  ASSERT_EQ(executed_by.size(), 3U);
+  EXPECT_EQ(executed_by[0], me);
+  EXPECT_NE(executed_by[1], me) << "a large bucket";
+  EXPECT_NE(executed_by[2], me) << "and a pass over it";
+}
+
+TEST_F(HostLaneTest, a_small_command_takes_its_turn) {
+  start_with_gate();
+  load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 1}}, {{3, 0}}));
+  lane_->submit(LoadPlan{7, empty_layout(2)});
+  expect<Loaded>();
+  close_gate();
+  lane_->submit(ReduceBucket{kPlan, 1, 0, {}, false});
+  EXPECT_EQ(box_.waiting(), 0U);
+  gate_.set_value();
+  EXPECT_EQ(expect<Reduced>().tag, 1U);
+}
+
+TEST_F(HostLaneTest, one_thread_at_a_time_executes_whoever_submits) {
+  load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 1}}, {{3, 0}}));
+  LanePlan other = layout_;
+  lane_->submit(LoadPlan{43, other});
+  expect<Loaded>();
+  constexpr int kTimes = 500;
+  std::thread second([this] {
+    for (Tag tag = 1; tag <= kTimes; ++tag) {
+      lane_->submit(ReduceBucket{43, tag, 0, {}, false});
+    }
+  });
+  for (Tag tag = 1; tag <= kTimes; ++tag) {
+    lane_->submit(ReduceBucket{kPlan, tag, 0, {}, false});
+  }
+  second.join();
+  std::map<PlanId, Tag> last;
+  for (int report = 0; report < 2 * kTimes; ++report) {
+    const auto reduced = expect<Reduced>();
+    EXPECT_EQ(reduced.tag, ++last[reduced.plan]) << "in the order of submission";
+  }
 }
 
 TEST_F(HostLaneTest, an_abort_overtakes_its_attempts_and_reports_after_them) {
