@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Layer", "Mutant"]
 
-Layer = Literal["plan", "norm", "sync", "client", "adapter"]
+Layer = Literal["plan", "norm", "sync", "client", "adapter", "restart"]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from client import CLIENT
 from mutant import Layer, Mutant
 from norm import NORM
 from plan import PLAN
+from restart import RESTART
 from sync import SYNC
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,11 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     "adapter": (
         Check(None, pytest("tests/python/torch/test_torch_synced.py")),
         Check(None, pytest("tests/python/torch")),
+    ),
+    "restart": (
+        Check(None, pytest("tests/python/test_restart.py")),
+        Check("engine_tests", unit("engine_tests", "--gtest_filter=Record*")),
+        Check("gradsyncd", pytest("tests/integration/test_restarts.py")),
     ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),
@@ -171,7 +177,7 @@ def check_tree(layers: set[Layer]) -> None:
 
 
 def main(ids: list[str]) -> int:
-    everything = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT)
+    everything = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART)
     known = {mutant.id: mutant for mutant in everything}
     if unknown := [name for name in ids if name not in known]:
         print(f"mutants: no fault is called {', '.join(unknown)}", file=sys.stderr)
