@@ -64,11 +64,14 @@ bool LoadedPlan::is_small(ChunkRange tasks) const {
     return true;
   }
   const ChunkRange work = table_.tasks[tasks.begin];
+  if (work.end - work.begin > kFewChunks) {
+    return false;  // asked at every command: no more than these are looked at
+  }
   std::size_t inputs = 0;
-  for (std::uint32_t at = work.begin; at < work.end && inputs <= kFewInputs; ++at) {
+  for (std::uint32_t at = work.begin; at < work.end; ++at) {
     inputs += table_.chunks[table_.work[at]].count() * world();
   }
-  return inputs <= kFewInputs && work.end - work.begin <= kFewChunks;
+  return inputs <= kFewInputs;
 }
 
 bool LoadedPlan::contributed(std::uint32_t tensor, const LaneSum& sum) const {
