@@ -184,6 +184,18 @@ class PlannerPort {
  public:
   virtual ~PlannerPort() = default;
   virtual void submit(PlanRequest request) = 0;  ///< the outcome comes back through Engine::on_plan
+
+  /// The same value; its last owner leaves it to be freed where nobody waits, for what was declared of 100,000 tensors
+  /// takes tens of milliseconds. The value may outlive the port.
+  template <typename T>
+  [[nodiscard]] std::shared_ptr<const T> freed_elsewhere(std::shared_ptr<const T> value) const {
+    const T* bare = value.get();
+    return {bare, [free = disposal(), value = std::move(value)](const T*) mutable { free(std::move(value)); }};
+  }
+
+ protected:
+  using Disposal = std::function<void(std::shared_ptr<const void>)>;  ///< any thread; does not throw
+  [[nodiscard]] virtual Disposal disposal() const = 0;
 };
 
 struct EngineMetrics;

@@ -65,7 +65,8 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
   }
   cancel_forming();
   drop_declaration(rank);
-  rank.declaration = std::make_shared<const plan::RankDeclaration>(std::move(request.declaration));
+  rank.declaration =
+      context_.planner.freed_elsewhere(std::make_shared<const plan::RankDeclaration>(std::move(request.declaration)));
   rank.buffer = request.buffer;
   rank.fresh = true;
   rank.declare_reply = std::move(reply);

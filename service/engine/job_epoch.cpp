@@ -120,7 +120,7 @@ bool Job::changes_plan(const plan::Plan& plan) const {
 void Job::load(PreparedPlan prepared, std::shared_ptr<StepRecord> record) {
   EpochPlan& loading = loading_.emplace();
   loading.id = context_.next_plan++;
-  loading.plan = std::move(prepared.plan);
+  loading.plan = context_.planner.freed_elsewhere(std::move(prepared.plan));
   loading.constants = std::move(prepared.constants);
   loading.record = std::move(record);
   for (const Rank& rank : ranks_) {

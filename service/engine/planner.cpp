@@ -5,8 +5,11 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <new>
 #include <pthread.h>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace gradsync::engine {
 
@@ -52,7 +55,8 @@ struct ThreadPlanner::State {
   std::function<void(PlanOutcome)> sink;
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<PlanRequest> queue;
+  std::deque<PlanRequest> queue;                    ///< guarded by mutex, as are the next two
+  std::vector<std::shared_ptr<const void>> unused;  ///< to be freed
   bool stopping = false;
   std::thread thread;
 
@@ -60,20 +64,35 @@ struct ThreadPlanner::State {
     ::pthread_setname_np(::pthread_self(), "planner");
     std::unique_lock lock(mutex);
     for (;;) {
-      wake.wait(lock, [this] { return stopping || !queue.empty(); });
+      wake.wait(lock, [this] { return stopping || !queue.empty() || !unused.empty(); });
       if (stopping) {
         return;
       }
-      PlanRequest request = std::move(queue.front());
-      queue.pop_front();
-      lock.unlock();
-      sink(guarded(request));
+      if (queue.empty()) {
+        const auto freed_unlocked = std::exchange(unused, {});
+        lock.unlock();
+      } else {
+        PlanRequest request = std::move(queue.front());
+        queue.pop_front();
+        lock.unlock();
+        sink(guarded(request));
+      }
       lock.lock();
     }
   }
+
+  void free(std::shared_ptr<const void> value) noexcept {
+    try {
+      const std::lock_guard lock(mutex);
+      unused.push_back(std::move(value));
+    } catch (const std::bad_alloc&) {
+      return;  // freed here
+    }
+    wake.notify_one();
+  }
 };
 
-ThreadPlanner::ThreadPlanner(std::function<void(PlanOutcome)> sink) : state_(std::make_unique<State>()) {
+ThreadPlanner::ThreadPlanner(std::function<void(PlanOutcome)> sink) : state_(std::make_shared<State>()) {
   state_->sink = std::move(sink);
   state_->thread = std::thread([state = state_.get()] { state->run(); });
 }
@@ -93,6 +112,10 @@ void ThreadPlanner::submit(PlanRequest request) {
     state_->queue.push_back(std::move(request));
   }
   state_->wake.notify_one();
+}
+
+PlannerPort::Disposal ThreadPlanner::disposal() const {
+  return [state = state_](std::shared_ptr<const void> value) { state->free(std::move(value)); };
 }
 
 }  // namespace gradsync::engine

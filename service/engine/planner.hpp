@@ -11,8 +11,8 @@ namespace gradsync::engine {
 /// Validates every declaration, compares them, makes the plan and prepares it. Pure.
 [[nodiscard]] PlanOutcome run_planner(const PlanRequest& request);
 
-/// One thread, requests in order. `sink` is called on that thread and must only hand the outcome over.
-/// Requests still queued at destruction are dropped.
+/// One thread, requests in order; between them it frees what is left to it. `sink` is called on that thread and must
+/// only hand the outcome over. Requests still queued at destruction are dropped.
 class ThreadPlanner : public PlannerPort {
  public:
   explicit ThreadPlanner(std::function<void(PlanOutcome)> sink);
@@ -20,8 +20,10 @@ class ThreadPlanner : public PlannerPort {
   void submit(PlanRequest request) override;
 
  private:
+  [[nodiscard]] Disposal disposal() const override;
+
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;  ///< also of what is yet to be freed
 };
 
 }  // namespace gradsync::engine

@@ -19,6 +19,11 @@ class InlinePlanner : public engine::PlannerPort {
   }
 
   std::deque<engine::PlanRequest> requests;
+
+ private:
+  [[nodiscard]] Disposal disposal() const override {
+    return [](std::shared_ptr<const void> value) { value.reset(); };
+  }
 };
 
 }  // namespace gradsync::fakes

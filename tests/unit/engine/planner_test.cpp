@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -37,6 +39,41 @@ TEST(Planner, plans_in_the_order_of_submission_on_its_own_thread) {
   ASSERT_TRUE(arrived.wait_for(lock, std::chrono::seconds(60), [&] { return tickets.size() == 2; }));
   EXPECT_EQ(tickets, (std::vector<std::uint64_t>{1, 2}));
   EXPECT_NE(thread, std::this_thread::get_id());
+}
+
+struct Freed {
+  std::promise<std::thread::id>* by = nullptr;
+
+  explicit Freed(std::promise<std::thread::id>* given) : by(given) {}
+
+  Freed(const Freed&) = delete;
+  Freed& operator=(const Freed&) = delete;
+
+  ~Freed() { by->set_value(std::this_thread::get_id()); }
+};
+
+TEST(Planner, frees_on_its_own_thread_what_its_last_owner_lets_go) {
+  std::promise<std::thread::id> freed;
+  std::future<std::thread::id> by = freed.get_future();
+  ThreadPlanner planner([](const PlanOutcome&) {});
+  auto value = planner.freed_elsewhere(std::make_shared<const Freed>(&freed));
+  auto other = value;
+  value.reset();
+  EXPECT_EQ(by.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "somebody holds it still";
+  other.reset();
+  ASSERT_EQ(by.wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  EXPECT_NE(by.get(), std::this_thread::get_id());
+}
+
+TEST(Planner, frees_what_outlives_it) {
+  std::promise<std::thread::id> freed;
+  std::future<std::thread::id> by = freed.get_future();
+  auto planner = std::make_unique<ThreadPlanner>([](const PlanOutcome&) {});
+  auto value = planner->freed_elsewhere(std::make_shared<const Freed>(&freed));
+  planner.reset();
+  EXPECT_EQ(by.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  value.reset();
+  EXPECT_EQ(by.wait_for(std::chrono::seconds(0)), std::future_status::ready);
 }
 
 TEST(Planner, validate_only_makes_no_plan) {
