@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import math
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from fake_daemon import report
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradsync._report import decode_report
+from gradsync._report import StepReport, decode_report, read_report
 from gradsync._wire import decode_int, decode_number, dump, encode_number, load, plain
 from gradsync.errors import ProtocolError
 
@@ -83,3 +88,42 @@ def test_a_report_without_a_field_is_a_protocol_error(missing: str) -> None:
     del wire[missing]
     with pytest.raises(ProtocolError, match=missing):
         decode_report(wire, str)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        repr,
+        hash,
+        dataclasses.asdict,
+        lambda report: report.groups,
+        lambda report: report.threshold,
+        lambda report: pickle.loads(pickle.dumps(report)),
+        copy.deepcopy,
+        lambda report: dataclasses.replace(report, skipped=True),
+    ],
+)
+def test_a_report_decoded_when_it_is_read_is_no_other(look: Callable[[StepReport], Any]) -> None:
+    wire = report(7, absent=[1], absent_names=["far"], nonfinite=[{"tensor": "w", "count": 2, "inputs": []}])
+    names = ["zero", "one"].__getitem__
+    read, decoded = read_report(wire, names), decode_report(wire, names)
+    assert look(read) == look(decoded)
+    assert read == decoded
+    assert read.absent == ("one", "far")
+
+
+def test_a_report_that_was_not_read_is_as_frozen_as_another() -> None:
+    read = read_report(report(7), str)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        read.threshold = 1.0  # type: ignore[misc]
+    with pytest.raises(AttributeError, match="nrom"):
+        read.nrom  # type: ignore[attr-defined]  # noqa: B018
+    assert read.threshold == math.inf
+
+
+@pytest.mark.parametrize("missing", sorted(report(0)))
+def test_a_field_missing_is_found_at_once_or_when_it_is_read(missing: str) -> None:
+    wire = report(0)
+    del wire[missing]
+    with pytest.raises(ProtocolError, match=missing):
+        repr(read_report(wire, str))

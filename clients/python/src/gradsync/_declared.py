@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._pending import SessionMoved
-from ._report import StepReport, decode_fence, decode_report
+from ._report import StepReport, decode_fence, read_report
 from ._step_request import UNSET, Unset, clip_params, fence
 from ._tensor import Tensor
 from ._wire import dump
@@ -76,7 +76,7 @@ class Declared:
     def _compute_norm(self, step: int, params: dict[str, Any], timeout: float | None) -> StepReport:
         wire = self._step_call("norm.compute", params, timeout)
         self._half_done, self._first_half = step, params
-        return decode_report(wire, self._name_of)
+        return read_report(wire, self._name_of)
 
     def _check_whole(self) -> None:
         if self._half_done is not None:
@@ -125,7 +125,7 @@ class Declared:
             self._reset()
 
     def _end(self, step: int, wire: dict[str, Any]) -> StepReport:
-        report = decode_report(wire, self._name_of)
+        report = read_report(wire, self._name_of)
         self._on_end(step, wire)
         return report
 

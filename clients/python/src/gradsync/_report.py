@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ._wire import decode_int, decode_number
 from .errors import ProtocolError
@@ -21,6 +21,7 @@ __all__ = [
     "StepTimings",
     "decode_fence",
     "decode_report",
+    "read_report",
 ]
 
 
@@ -97,8 +98,27 @@ class StepTimings:
     total_s: float
 
 
+class _WhenRead:
+    """A report in its wire form: the fields that are not set come all together when somebody asks for one of them.
+
+    Python asks `__getattr__` for a slot that is empty, so equality, repr, pickle and `replace` need to know nothing.
+    """
+
+    __slots__ = ("_wire",)
+
+    if not TYPE_CHECKING:  # a field that does not exist stays an error of the type checker
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "_wire" or name not in _FIELDS or not hasattr(self, "_wire"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            decoded = decode_report(self._wire, str)
+            for field in _FIELDS:
+                _set(self, field, getattr(decoded, field))
+            return getattr(decoded, name)
+
+
 @dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(_WhenRead):
     """The result of a step, equal on all ranks but for `absent` and the last three fields, the counts.
 
     Those are of `gradsync.torch` about this rank's step; 0 without it, and in reports read from the daemon.
@@ -132,6 +152,34 @@ class StepReport:
     copied_gradients: int = 0  #: moved into the arena by a hook; one per parameter that was used is normal
     settled_gradients: int = 0  #: moved there by step(): create_graph, a gradient set by hand, a replaced parameter
     rebound_gradients: int = 0  #: `p.grad` was another tensor over the arena's own memory
+
+
+_FIELDS = StepReport.__slots__
+_set = object.__setattr__  # as a frozen dataclass does it
+
+
+def read_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) -> StepReport:
+    """A report of which only what a training loop asks for every time is decoded; the rest is when somebody reads it.
+
+    Raises:
+        ProtocolError: one of the former is missing or of the wrong type; for the others, reading them does.
+    """
+    try:
+        norm, coefficient = decode_number(wire["norm"]), decode_number(wire["coefficient"])
+        found_inf, skipped, clipped = wire["found_inf"], wire["skipped"], wire["clipped"]
+        if wire["absent"]:  # the names now: a report outlives what was declared
+            names = [*map(tensor_name, wire["absent"]), *wire.get("absent_names", ())]
+            wire = {**wire, "absent": (), "absent_names": names}
+    except (KeyError, TypeError, IndexError) as error:
+        raise _unreadable(error) from error
+    report = StepReport.__new__(StepReport)
+    _set(report, "_wire", wire)
+    _set(report, "norm", norm)
+    _set(report, "coefficient", coefficient)
+    _set(report, "found_inf", found_inf)
+    _set(report, "skipped", skipped)
+    _set(report, "clipped", clipped)
+    return report
 
 
 def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) -> StepReport:

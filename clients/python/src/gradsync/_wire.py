@@ -26,6 +26,8 @@ def encode_number(value: float) -> float | str:
 
 def decode_number(value: Any) -> float:
     """A number as it came; `float` also reads the three strings and decimal integers."""
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ProtocolError(f"the daemon sent {value!r} where a number belongs; are both of the same release?")
     try:
@@ -36,6 +38,8 @@ def decode_number(value: Any) -> float:
 
 def decode_int(value: Any) -> int:
     """An integer as it came: a JSON integer, or a decimal string above 2^53."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ProtocolError(f"the daemon sent {value!r} where an integer belongs; are both of the same release?")
     try:
