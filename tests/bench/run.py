@@ -30,7 +30,9 @@ SMALL = {"wanted_ratio": 8.0}
 BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "step_fp32_100m": functools.partial(step.run, "step_fp32_100m", "float32", FP32),
     "step_bf16_100m": functools.partial(step.run, "step_bf16_100m", "bfloat16", BF16),
-    "step_small": functools.partial(step.run, "step_small", "float32", SMALL, elements=1_000_000, rounds_factor=8),
+    "step_small": functools.partial(
+        step.run, "step_small", "float32", SMALL, elements=1_000_000, rounds_factor=8, ready="all"
+    ),
     "step_empty": functools.partial(step_empty.run, "step_empty"),
     "first_step": functools.partial(first_step.run, "first_step"),
     "reduce_scatter_fp32_100m": functools.partial(scatter.run, "reduce_scatter_fp32_100m", 1, 8.0),

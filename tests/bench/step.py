@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from processes import Floor, Ranks, Unavailable, private_daemon
 WORLD_SIZE = 2
 WARM_UP_ROUNDS = 2
 PEERS = ("torch_gloo", "deepspeed_shm")
+READY_EACH = "ours, a ready call per tensor"
 # How far a right result may be from the fp64 one: torch keeps the norm in the gradients' own type.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 
@@ -29,8 +31,12 @@ def run(
     binaries: Path,
     elements: int = 100_000_000,
     rounds_factor: int = 1,
+    ready: str = "each",
 ) -> dict[str, Any]:
-    """`wanted` as `results.write` reads it from `config`; a short step is taken in more rounds."""
+    """`wanted` as `results.write` reads it from `config`; a short step is taken in more rounds.
+
+    With `ready` "all" ours says so once for all tensors, as the peers do; with a call per tensor it is measured beside.
+    """
     rounds *= rounds_factor
     cpus = len(os.sched_getaffinity(0))
     threads = max(1, cpus // WORLD_SIZE)
@@ -45,11 +51,15 @@ def run(
             "GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binaries / "gradsyncd", folder)),
         }
         contenders: dict[str, Ranks] = {}
-        for contender in ("gradsync_raw", *PEERS):
+        wanted_contenders = {"gradsync_raw": ("gradsync_raw", {"ready": ready})}
+        if ready != "each":
+            wanted_contenders[READY_EACH] = ("gradsync_raw", {"ready": "each"})
+        wanted_contenders |= {peer: (peer, {}) for peer in PEERS}
+        for contender, (module, own) in wanted_contenders.items():
             print(f"{name}: starting {contender}", flush=True)
             try:
                 contenders[contender] = Ranks(
-                    contender, WORLD_SIZE, {"elements": elements, "dtype_name": dtype}, environment
+                    module, WORLD_SIZE, {"elements": elements, "dtype_name": dtype, **own}, environment
                 )
             except Unavailable as error:
                 if contender != "deepspeed_shm":  # The one peer that has to be compiled on this machine.
@@ -89,7 +99,12 @@ def run(
         "peer_bucket_mib": 25,
         "rounds": rounds,
         "unavailable_peers": unavailable,
+        "ready": ready,
         **wanted,
     }
+    if READY_EACH in samples:
+        each, torch_gloo = (statistics.median(samples[contender]) for contender in (READY_EACH, "torch_gloo"))
+        config["ready_each_samples"] = samples[READY_EACH]
+        config["shown"] = {READY_EACH: f"{each:.4g} ms, torch_gloo {torch_gloo / each:.2f} x"}
     peers = {peer: samples[peer] for peer in PEERS if peer in contenders}
     return results.write(name, "ms", samples["gradsync_raw"], peers, samples["floor"], config)

@@ -18,13 +18,18 @@ class Contender:
         axes: dict[str, int] | None = None,
         scattered: str | None = None,
         max_norm: float | None = MAX_NORM,
+        ready: str = "each",
     ) -> None:
-        """The mean over all `axes`, of which `scattered` leaves each rank its part along dim 0."""
+        """The mean over all `axes`, of which `scattered` leaves each rank its part along dim 0.
+
+        `ready`: "each" says so of every tensor by itself, "all" of all of them with the call that finishes the step.
+        """
         shapes, axes = tensor_shapes(elements), axes or {"dp": world_size}
         self._scattered = scattered is not None
+        self._ready = ready
         self._norm = 0.0
         self._client = gradsync.connect()
-        self._job = self._client.attach(job="bench", rank=rank, world_size=world_size, meshes={"ranks": axes})
+        self._job = self._client.attach(job=f"bench_{ready}", rank=rank, world_size=world_size, meshes={"ranks": axes})
         self._names = [f"tensor_{index}" for index in range(len(shapes))]
         placements = {
             axis: gradsync.Partial("mean") >> (gradsync.Shard(0) if axis == scattered else gradsync.Replicate())
@@ -45,6 +50,9 @@ class Contender:
         fill(self.inputs, self._source)
 
     def step(self) -> None:
+        if self._ready == "all":
+            self._norm = self._grads.finish(ready="all").norm
+            return
         # Backward makes the last declared gradients ready first.
         for name in reversed(self._names):
             self._grads.ready(name)

@@ -86,9 +86,12 @@ class Grads(Declared):
         Raises:
             AccumulationError: more often than declared, or after `mark_unused`.
         """
-        index = self.index_of(name)
+        index = self._index.get(name)
+        if index is None:
+            index = self.index_of(name)  # which says what is declared
         with self._lock:
-            self._check_open()
+            if self._retired:
+                self._check_open()
             bucket = self._tracker.ready(index)
             if bucket is not None:
                 self._send_bucket(bucket, micro_batch)
@@ -183,7 +186,7 @@ class Grads(Declared):
         if ready is None:
             self._check_complete()
         step = self._job.next_step if step is None else step
-        everything_unused = list(dict.fromkeys([*self._unused, *unused]))
+        everything_unused = list(dict.fromkeys([*self._unused, *unused])) if self._unused or unused else ()
         return step, step_params(self._job, step, scale, timeout, ready, everything_unused, bucket_digests)
 
     def _reset(self) -> None:
@@ -205,6 +208,8 @@ class Grads(Declared):
         job.notify(notification("bucket.ready", f'{head},"bucket":{bucket}{tail}}}'))
 
     def _check_complete(self) -> None:
+        if self._tracker.complete():  # a look at the buckets, not at every tensor
+            return
         missing = self._tracker.missing()
         if missing:
             names = [self.tensors[index].name for index in missing]

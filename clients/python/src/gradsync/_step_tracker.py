@@ -40,20 +40,24 @@ class StepTracker:
             AccumulationError: the tensor is complete already.
         """
         count = self._counts[tensor]
+        if 0 <= count < self._accumulate:  # almost every call, of which a step has one per tensor
+            self._counts[tensor] = count = count + 1
+            if count < self._accumulate:
+                return None
+            bucket = self._bucket_of[tensor]
+            self._left[bucket] = left = self._left[bucket] - 1
+            return None if left else bucket
         if count == _UNUSED:
             raise AccumulationError(
                 f"'{self._names[tensor]}' became ready after it was marked unused in this step; "
                 "mark a tensor unused only when no micro-batch gave it a gradient",
                 self._names[tensor],
             )
-        if count >= self._accumulate:
-            raise AccumulationError(
-                f"'{self._names[tensor]}' became ready {count + 1} times in this step, declared is "
-                f"accumulate={self._accumulate}; call finish() before the next micro-batch, or declare more",
-                self._names[tensor],
-            )
-        self._counts[tensor] = count + 1
-        return self._complete(tensor) if count + 1 == self._accumulate else None
+        raise AccumulationError(
+            f"'{self._names[tensor]}' became ready {count + 1} times in this step, declared is "
+            f"accumulate={self._accumulate}; call finish() before the next micro-batch, or declare more",
+            self._names[tensor],
+        )
 
     def mark_unused(self, tensor: int) -> int | None:
         """The tensor gets no gradient in this step; saying it again changes nothing.
