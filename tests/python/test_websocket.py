@@ -157,6 +157,39 @@ def test_a_message_larger_than_the_sockets_room_goes_as_the_peer_reads(peer: Pee
     assert [len(frame.data) for frame in found] == [3_000_000, 5]
 
 
+def test_a_kept_message_goes_before_the_next_one_or_not_at_all(peer: Peer) -> None:
+    websocket = peer.websocket
+    websocket.keep("one")
+    websocket.send("two")
+    websocket.keep("never")
+    websocket.send("three", instead=True)
+    websocket.keep("four")
+    websocket.keep("five")
+    websocket.send_kept()
+    websocket.send_kept()
+    assert [frame.data for frame in peer.frames()] == [b"one", b"two", b"three", b"four", b"five"]
+
+
+def test_a_kept_message_is_sent_by_who_reads(peer: Peer) -> None:
+    assert not peer.websocket.readable(0)
+    peer.websocket.keep("one")
+    assert peer.websocket.readable(WAIT_S)
+    assert peer.websocket.receive() is None
+    assert [frame.data for frame in peer.frames()] == [b"one"]
+    assert not peer.websocket.readable(0)
+
+
+def test_a_kept_message_ends_with_its_connection(peer: Peer) -> None:
+    peer.websocket.keep("one")
+    peer.protocol.send_close(1001)
+    peer.flush()
+    assert peer.websocket.receive() is None
+    peer.websocket.send_kept()
+    with pytest.raises(ConnectionClosed):
+        peer.websocket.send("two")
+    assert [frame.opcode for frame in peer.frames()] == [Opcode.CLOSE]
+
+
 def test_a_peer_that_takes_nothing_is_given_up(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_websocket, "_SEND_S", 0.1)
     peer.websocket.send("x" * 3_000_000)

@@ -49,7 +49,8 @@ class Contender:
 
         def recorded_call(method: str, params: str, *arguments: Any, **named: Any) -> Any:
             result = step_call(method, params, *arguments, **named)
-            frames.update(method=method, params=params, result=json.dumps(result, separators=(",", ":")))
+            frames.update(method=method, params=params, called={"instead": named["instead"]})
+            frames.update(result=json.dumps(result, separators=(",", ":")))
             return result
 
         job.notify, job.step_call = recorded_notify, recorded_call

@@ -108,9 +108,9 @@ class Calls:
         if pending is None:
             return  # its caller has gone (Ctrl-C, timeout)
         if error is not None:
-            pending.future.set_exception(error)
+            pending.fail(error)
         else:
-            pending.future.set_result(reply.get("result"))
+            pending.answer(reply.get("result"))
 
     def _on_push(self, push: dict[str, Any]) -> None:
         params = push.get("params")
@@ -131,7 +131,7 @@ class Calls:
         with self._lock:
             lost = self._take([p for p in self._pending.values() if p.sent and not p.idempotent])
         for pending in lost:
-            pending.future.set_exception(
+            pending.fail(
                 ConnectionLost(
                     f"the connection was lost while {pending.method} was under way ({reason}); call it again"
                 )
@@ -143,7 +143,7 @@ class Calls:
             self.session_error = error
             lost = self._take([p for p in self._pending.values() if p.session])
         for pending in lost:
-            pending.future.set_exception(copy.copy(error))
+            pending.fail(copy.copy(error))
 
     def move(self, seat: str) -> None:
         """The rank is attached to this daemon now: fails what was meant for another one, now and later."""
@@ -151,7 +151,7 @@ class Calls:
             self.seat = seat
             lost = self._take([p for p in self._pending.values() if p.seat not in (None, seat)])
         for pending in lost:
-            pending.future.set_exception(_moved())
+            pending.fail(_moved())
 
     def _take(self, lost: list[Pending]) -> list[Pending]:
         for pending in lost:
@@ -165,7 +165,7 @@ class Calls:
                 self.dead = error
             lost, self._pending = list(self._pending.values()), {}
         for pending in lost:
-            pending.future.set_exception(type(error)(*error.args))
+            pending.fail(type(error)(*error.args))
 
 
 def _moved() -> SessionMoved:

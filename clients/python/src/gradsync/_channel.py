@@ -45,8 +45,11 @@ class Channel:
         session: bool = False,
         seat: str | None = None,
         extend: Callable[[], bool] | None = None,
+        instead: bool = False,
     ) -> Any:
         """Sends a request and waits `timeout` + 5 s for its result; `extend` may grant another round.
+
+        `instead`: it says what the notification that was kept says, which is not sent then.
 
         A call of the `session` fails when the rank is lost, and one for a `seat` when the rank is at another one. Time
         without a connection does not count; it has a limit of its own.
@@ -57,7 +60,7 @@ class Channel:
             ConnectionLost: the connection is gone and does not come back.
             CallTimeout: no answer.
         """
-        pending = self._submit(method, params, idempotent, session, seat=seat)
+        pending = self._submit(method, params, idempotent, session, seat=seat, instead=instead)
         started = time.monotonic()
         losses = self._connection.losses
         try:
@@ -97,14 +100,17 @@ class Channel:
             RpcError: the daemon answered with an error.
             ConnectionLost: the connection is gone and does not come back.
         """
-        if not pending.future.done():
+        if not pending.done:
             self._calls.check_usable()
         return self._connection.wait(pending, patience)
 
-    def notify(self, text: str) -> None:
-        """Sends a notification; while the connection is away it is dropped, since step.finish repeats what they say."""
+    def notify(self, text: str, *, keep: bool = False) -> None:
+        """Sends a notification; while the connection is away it is dropped, since step.finish repeats what they say.
+
+        With `keep` it may wait for the next call, for half a second at most.
+        """
         self._calls.check_usable()
-        self._connection.notify(text)
+        self._connection.notify(text, keep=keep)
 
     def attach(self, params: str, timeout: float) -> dict[str, Any]:
         """job.attach; from now on the rank is attached again after a lost connection."""
@@ -204,7 +210,15 @@ class Channel:
         return self._calls.dead is not None
 
     def _submit(
-        self, method: str, params: str, idempotent: bool, session: bool, *, seat: str | None = None, wait: bool = True
+        self,
+        method: str,
+        params: str,
+        idempotent: bool,
+        session: bool,
+        *,
+        seat: str | None = None,
+        wait: bool = True,
+        instead: bool = False,
     ) -> Pending:
         if self._connection.is_reader:
             raise UsageError(
@@ -213,5 +227,5 @@ class Channel:
         request_id = next(self._connection.ids)
         pending = Pending(request_id, request(request_id, method, params), method, idempotent, session, seat)
         self._calls.add(pending)
-        self._connection.send(pending, wait=wait)
+        self._connection.send(pending, wait=wait, instead=instead)
         return pending

@@ -11,7 +11,6 @@ the connection is dead and its socket closed.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import itertools
 import logging
@@ -61,7 +60,8 @@ class Connection:
         self._patience_s = _RECONNECT_S
         self._send_lock = threading.Lock()
         self._closing = threading.Event()
-        self._turn = threading.Condition()  # of reading
+        self._turn_lock = threading.RLock()
+        self._turn = threading.Condition(self._turn_lock)  # of reading
         self._turn_of: int | None = None  # the thread that reads now
         self._lent_until = 0.0  # the reader thread reads no sooner
         websocket = self._handshake(time.monotonic() + timeout)
@@ -74,7 +74,7 @@ class Connection:
     @property
     def is_reader(self) -> bool:
         """Whether the caller is the reader thread, which must not wait for an answer."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
 
     def hold_seat(self, params: str) -> None:
         """The params of a job.attach that succeeded: after a loss the rank is attached again."""
@@ -100,30 +100,42 @@ class Connection:
         """The next loss has all the time to come back."""
         self._patience_s = _RECONNECT_S
 
-    def send(self, pending: Pending, *, wait: bool = True) -> None:
+    def send(self, pending: Pending, *, wait: bool = True, instead: bool = False) -> None:
         """Sends a request now, or leaves it to the reader thread, which sends it when the connection is back.
 
-        Without `wait` what the socket does not take at once goes with the next message.
+        Without `wait` what the socket does not take at once goes with the next message. `instead`: of what is kept.
         """
         self._lend()
         with self._send_lock:
             websocket = self._websocket
             if websocket is None or pending.sent:
                 return
-            with contextlib.suppress(ConnectionClosed):
-                websocket.send(pending.text)
+            try:
+                websocket.send(pending.text, instead=instead)
                 pending.sent = True
+            except ConnectionClosed:  # who reads finds it as well
+                return
         if wait:
             websocket.drain()
 
-    def notify(self, text: str) -> None:
-        """Sends a notification; while the connection is away it is dropped."""
+    def notify(self, text: str, *, keep: bool = False) -> None:
+        """Sends a notification; while the connection is away it is dropped.
+
+        With `keep` it waits for the call that is about to follow, which may be sent instead. Only where calls follow
+        each other closely, and no longer than until the reader thread takes its turn, which is half a second.
+        """
         with self._send_lock:
             websocket = self._websocket
             if websocket is None:
                 return
-            with contextlib.suppress(ConnectionClosed):
-                websocket.send(text)
+            if keep and self._is_lent():
+                websocket.keep(text)
+                if self._is_lent():  # still: who begins to read now sees what is kept
+                    return
+                websocket.send_kept()
+            else:
+                with contextlib.suppress(ConnectionClosed):
+                    websocket.send(text)
         websocket.drain()
 
     def wait(self, pending: Pending, timeout: float) -> Any:
@@ -132,18 +144,16 @@ class Connection:
         Raises:
             GradsyncError: what the daemon answered, or what was lost.
         """
-        future = pending.future
         deadline = time.monotonic() + timeout
         left = timeout
-        while not future.done():
+        while not pending.done:
             within = max(0.0, min(SLICE_S, left))
             if not self._read_for(pending, within):
-                with contextlib.suppress(concurrent.futures.TimeoutError):
-                    future.exception(within)
+                pending.wait(within)
             left = deadline - time.monotonic()
-            if left <= 0 and not future.done():
+            if left <= 0 and not pending.done:
                 return NOTHING
-        return future.result()
+        return pending.result()
 
     def close(self, *, brief: bool = False) -> None:
         """Ends the connection and its thread; `brief` without the closing handshake. Doing it again changes nothing."""
@@ -184,6 +194,10 @@ class Connection:
         else:
             self._lent_until = time.monotonic() + _LENT_S
 
+    def _is_lent(self) -> bool:
+        """Whether nobody reads, and the reader thread will in a moment."""
+        return self._turn_of is None and time.monotonic() < self._lent_until
+
     def _call_reader(self) -> None:
         with self._turn:
             self._lent_until = 0.0
@@ -194,13 +208,13 @@ class Connection:
         me = threading.get_ident()
         lost = False
         try:
-            with self._turn:
+            with self._turn_lock:
                 websocket = self._websocket
                 if self._turn_of not in (None, me) or websocket is None or self._calls.subscribed:
                     return False
                 self._turn_of = me
             deadline = time.monotonic() + timeout
-            while not pending.future.done() and not self._calls.subscribed:
+            while not pending.done and not self._calls.subscribed:
                 self._serve(websocket, max(0.0, deadline - time.monotonic()))
                 if time.monotonic() >= deadline:
                     break
@@ -210,7 +224,7 @@ class Connection:
             return False
         finally:
             if self._turn_of == me:
-                with self._turn:
+                with self._turn_lock:
                     self._turn_of = None
                     if lost or not self._calls.is_alone(pending.request_id):
                         self._lent_until = 0.0

@@ -103,9 +103,10 @@ class Declared:
     def _call_through(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         """One call of a step, whatever daemons end in the meantime."""
         first = not self._finished_once
+        instead = params.get("ready") == "all"
         while True:
             try:
-                wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=first)
+                wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=first, instead=instead)
                 return wire
             except SessionMoved:
                 result = self._comeback.settle(self._job.stamp)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Grads"]
 
+_KEPT_BYTES = 256 << 10  # a bucket of less is reduced in the time of a message or two
+
 
 class Grads(Declared):
     """What `Job.declare` returns: memory of every tensor, and the calls of a step."""
@@ -150,7 +152,9 @@ class Grads(Declared):
         """
         self._check_whole()
         step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests)
-        return self._finish(step, params | max_norm_param(max_norm), timeout)
+        if max_norm is not UNSET:
+            params |= max_norm_param(max_norm)
+        return self._finish(step, params, timeout)
 
     def compute_norm(
         self,
@@ -205,7 +209,9 @@ class Grads(Declared):
             self._unused_notified = len(self._unused)
             job.notify(notification("tensor.unused", f'{head},"tensors":{dump(new)}}}'))
         tail = "" if micro_batch is None else f',"micro_batch":{micro_batch}'
-        job.notify(notification("bucket.ready", f'{head},"bucket":{bucket}{tail}}}'))
+        # The call that ends the step says of the last bucket what this does, and is about to follow.
+        keep = not tail and self.buckets[bucket].nbytes <= _KEPT_BYTES and self._tracker.complete()
+        job.notify(notification("bucket.ready", f'{head},"bucket":{bucket}{tail}}}'), keep=keep)
 
     def _check_complete(self) -> None:
         if self._tracker.complete():  # a look at the buckets, not at every tensor

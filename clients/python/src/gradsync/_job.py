@@ -190,8 +190,10 @@ class Job:
         self.advance(reply["epoch"], reply["attempt"])
         return reply
 
-    def step_call(self, method: str, params: str, timeout: float | None, *, first: bool) -> Any:
+    def step_call(self, method: str, params: str, timeout: float | None, *, first: bool, instead: bool = False) -> Any:
         """One request of a step; its timer is 5 s longer than the daemon's deadline.
+
+        `instead`: it says that all buckets are ready.
 
         Raises:
             SessionMoved: the rank is attached to a restarted daemon now.
@@ -207,6 +209,7 @@ class Job:
             session=True,
             seat=self.seat,
             extend=self._somebody_paused,
+            instead=instead,
         )
 
     def advance(self, epoch: int | None, attempt: int, *, next_step: int | None = None) -> None:

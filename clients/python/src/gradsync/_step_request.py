@@ -36,14 +36,15 @@ def step_params(
     bucket_digests: Sequence[int] | None,
 ) -> dict[str, Any]:
     """Of step.finish and norm.compute."""
-    params = _of_step(job, step) | {"ready": "all" if ready is None or ready == "all" else list(ready)}
+    params = _of_step(job, step)
+    params["ready"] = "all" if ready is None or ready == "all" else list(ready)
     if unused:
         params["unused"] = list(unused)
     if scale is not None:
         params["scale"] = encode_number(scale)
     if bucket_digests is not None:
         params["bucket_digests"] = list(bucket_digests)
-    return params | _timeout(timeout)
+    return params if timeout is None else params | _timeout(timeout)
 
 
 def clip_params(job: Job, step: int, max_norm: float | None | Unset, timeout: float | None) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def fence(job: Job) -> dict[str, Any]:
 
 
 def _of_step(job: Job, step: int) -> dict[str, Any]:
-    return fence(job) | {"step": step}
+    return {"epoch": job.epoch, "attempt": job.attempt, "step": step}
 
 
 def _timeout(timeout: float | None) -> dict[str, Any]:

@@ -36,16 +36,26 @@ class WebSocket:
         self._protocol = protocol
         self._mutex = threading.Lock()
         self._out = bytearray()  # what the socket has not taken yet
+        self._kept = ""  # a message that goes before the next one, or when somebody reads
         self._inbox: deque[str | bytes] = deque()
         self._parts: list[Frame] = []  # of a message that came in fragments
         self._close_by = math.inf
         self._watch = select.poll()  # of the thread that reads
-        self._watch.register(sock, select.POLLIN)
+        self._mask = select.POLLIN
+        self._watch.register(sock, self._mask)
 
     # sending
 
-    def send(self, text: str) -> None:
+    def keep(self, text: str) -> None:
+        """Leaves a message to the next `send`, or to the next thread that reads; waits for nothing."""
+        with self._mutex:
+            self._frame_kept()
+            self._kept = text
+
+    def send(self, text: str, *, instead: bool = False) -> None:
         """Sends a message, as much of it as the socket takes now: the rest is `drain`'s, or goes with the next one.
+
+        What was kept goes first; `instead` where this message says it as well.
 
         Raises:
             ConnectionClosed: nothing of it was sent.
@@ -55,6 +65,9 @@ class WebSocket:
                 if self._protocol.state is not State.OPEN:
                     ended = self._protocol
                     raise ConnectionClosedError(ended.close_rcvd, ended.close_sent, ended.close_rcvd_then_sent)
+                if instead:
+                    self._kept = ""
+                self._frame_kept()
                 self._protocol.send_text(text.encode())
                 self._write()
         except OSError as error:
@@ -64,6 +77,12 @@ class WebSocket:
         except BaseException:  # Ctrl-C in the middle of a frame: the rest of the stream would be noise
             self.give_up("interrupted while sending")
             raise
+
+    def send_kept(self) -> None:
+        """Sends what was kept, if nobody has."""
+        with self._mutex, contextlib.suppress(OSError):  # the end of the stream is found by who reads
+            self._frame_kept()
+            self._write()
 
     def drain(self) -> None:
         """Waits until the socket has taken all that was sent; gives up a peer that takes nothing for a while."""
@@ -103,6 +122,12 @@ class WebSocket:
         with self._mutex:
             self._write()
 
+    def _frame_kept(self) -> None:
+        """Under the mutex: what was kept is on its way out."""
+        if self._kept and self._protocol.state is State.OPEN:
+            text, self._kept = self._kept, ""
+            self._protocol.send_text(text.encode())
+
     def _write(self) -> None:
         """Under the mutex: as much as the socket takes now."""
         end = False
@@ -110,8 +135,10 @@ class WebSocket:
             end = end or not data
             self._out += data
         if self._out:
-            with contextlib.suppress(BlockingIOError):
+            try:  # noqa: SIM105 (in every step)
                 del self._out[: self.socket.send(self._out)]
+            except BlockingIOError:
+                pass
         if end:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
@@ -126,7 +153,10 @@ class WebSocket:
             left = max(0.0, self._close_by - time.monotonic())
             timeout = left if timeout is None else min(left, timeout)
         try:
-            self._watch.modify(self.socket, select.POLLIN | select.POLLOUT if self._out else select.POLLIN)
+            mask = select.POLLIN | select.POLLOUT if self._out or self._kept else select.POLLIN
+            if mask != self._mask:
+                self._watch.modify(self.socket, mask)
+                self._mask = mask
             return bool(self._watch.poll(None if timeout is None else timeout * 1000)) or self._is_overdue()
         except (OSError, ValueError):  # closed meanwhile
             return True
@@ -162,8 +192,11 @@ class WebSocket:
                 self._protocol.receive_eof()
             for event in self._protocol.events_received():
                 self._on_event(event)
-            with contextlib.suppress(OSError):  # the end of the stream is read in a moment
+            self._frame_kept()
+            try:  # noqa: SIM105 (in every step)
                 self._write()
+            except OSError:  # the end of the stream is read in a moment
+                pass
             if self._close_by == math.inf and self._protocol.close_expected():
                 self._close_by = time.monotonic() + _CLOSE_S
 
