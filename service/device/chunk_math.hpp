@@ -5,9 +5,9 @@
 // Invariant: the bits do not depend on the vector width. Elements are summed over the sources in the order given;
 // element i of a run is added to accumulator i mod 32; the 32 accumulators are combined pairwise in a fixed order. A
 // run is therefore rows of 32 elements, the last one padded with zeros, and a run of a few elements costs the
-// arithmetic of 32 (the last run of a chunk a copy to the stack besides). Powers of float64 values are compensated:
-// each accumulator has a second one for what rounding loses, and the sum is a pair of doubles. `chunk_reference.hpp`
-// says the same in plain loops, and the tests hold the two together bit for bit.
+// arithmetic of 32 (the last run of a chunk a copy to the stack besides, where vectors have no masks). Powers of
+// float64 values are compensated: each accumulator has a second one for what rounding loses, and the sum is a pair of
+// doubles. `chunk_reference.hpp` says the same in plain loops, and the tests hold the two together bit for bit.
 
 #include "device/double_double.hpp"
 #include "plan/dtype.hpp"

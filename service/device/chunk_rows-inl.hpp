@@ -16,7 +16,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 HWY_BEFORE_NAMESPACE();
 
@@ -64,11 +63,12 @@ class WholeRows {
     return kPeers == Peers::OneToNone ? 1 : kPeers == Peers::TwoToTwo ? 2 : chunk_.sources.size();
   }
 
-  HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
+  HWY_INLINE void read(std::size_t s, std::size_t at, typename Row::V (&values)[Row::kVectors]) const {
     if constexpr (kPeers == Peers::Any || kPeers == Peers::Runs) {
-      return static_cast<const Stored*>(chunk_.sources[s]) + place_.from + at;
+      load_row<Row>(static_cast<const Stored*>(chunk_.sources[s]) + place_.from + at, values);
+    } else {
+      load_row<Row>((s == 0 ? first_ : second_) + at, values);
     }
-    return (s == 0 ? first_ : second_) + at;
   }
 
   HWY_INLINE void close(typename Row::V (& /*values*/)[Row::kVectors]) const {}
@@ -87,11 +87,11 @@ class WholeRows {
 
   HWY_INLINE void write(const typename Row::Raw (&raw)[Row::kRaws], std::size_t at) const {
     if constexpr (kPeers == Peers::TwoToTwo) {
-      Row::store(raw, first_to_ + at);
-      Row::store(raw, second_to_ + at);
+      store_row<Row>(raw, first_to_ + at);
+      store_row<Row>(raw, second_to_ + at);
     } else if constexpr (kPeers != Peers::OneToNone) {
       for (void* destination : chunk_.destinations) {
-        Row::store(raw, static_cast<Stored*>(destination) + place_.to + at);
+        store_row<Row>(raw, static_cast<Stored*>(destination) + place_.to + at);
       }
     }
   }
@@ -140,8 +140,8 @@ class OpenRow {
 
   HWY_INLINE std::size_t sources() const { return chunk_.sources.size(); }
 
-  HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
-    return static_cast<const Stored*>(chunk_.sources[s]) + place_.from + at;
+  HWY_INLINE void read(std::size_t s, std::size_t at, typename Row::V (&values)[Row::kVectors]) const {
+    load_row<Row>(static_cast<const Stored*>(chunk_.sources[s]) + place_.from + at, values);
   }
 
   HWY_INLINE void close(typename Row::V (&values)[Row::kVectors]) const {
@@ -154,7 +154,7 @@ class OpenRow {
 
   HWY_INLINE void write(const typename Row::Raw (&raw)[Row::kRaws], std::size_t at) const {
     for (void* destination : chunk_.destinations) {
-      Row::store(raw, static_cast<Stored*>(destination) + place_.to + at);
+      store_row<Row>(raw, static_cast<Stored*>(destination) + place_.to + at);
     }
   }
 
@@ -164,40 +164,34 @@ class OpenRow {
   const RowEnd<Row>& end_;
 };
 
-/// The last row of a run, shorter than 32. Padded with zeros, which add nothing to any sum. One buffer is enough,
-/// because a source is read to its end before the next is asked for.
+/// The last row of a run, shorter than 32. Padded with zeros, which add nothing to any sum.
 template <typename Row, Peers kPeers>
 class PartialRow {
  public:
   using Stored = typename Row::Stored;
 
-  PartialRow(const ReduceChunk& chunk, std::size_t run, Stored* padded)
-      : chunk_(chunk), place_(chunk, run), padded_(padded) {}
+  HWY_INLINE PartialRow(const ReduceChunk& chunk, std::size_t run) : chunk_(chunk), place_(chunk, run) {}
 
   HWY_INLINE std::size_t run_begin() const { return place_.from; }
 
   HWY_INLINE std::size_t sources() const { return chunk_.sources.size(); }
 
-  HWY_INLINE const Stored* source(std::size_t s, std::size_t at) const {
-    const Stored* source = static_cast<const Stored*>(chunk_.sources[s]) + place_.from + at;
-    std::memcpy(padded_, source, (chunk_.count - at) * sizeof(Stored));
-    return padded_;
+  HWY_INLINE void read(std::size_t s, std::size_t at, typename Row::V (&values)[Row::kVectors]) const {
+    const auto* source = static_cast<const Stored*>(chunk_.sources[s]);
+    load_first<Row>(source + place_.from + at, chunk_.count - at, values);
   }
 
   HWY_INLINE void close(typename Row::V (& /*values*/)[Row::kVectors]) const {}
 
   HWY_INLINE void write(const typename Row::Raw (&raw)[Row::kRaws], std::size_t at) const {
-    HWY_ALIGN Stored row[kRow];
-    Row::store(raw, row);
     for (void* destination : chunk_.destinations) {
-      std::memcpy(static_cast<Stored*>(destination) + place_.to + at, row, (chunk_.count - at) * sizeof(Stored));
+      store_first<Row>(raw, chunk_.count - at, static_cast<Stored*>(destination) + place_.to + at);
     }
   }
 
  private:
   const ReduceChunk& chunk_;
   [[no_unique_address]] RunPlace<kPeers> place_;
-  Stored* padded_;
 };
 
 }  // namespace gradsync::device::HWY_NAMESPACE

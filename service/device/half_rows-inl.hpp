@@ -33,6 +33,7 @@ HWY_INLINE VFloatBits round_bfloat16(VFloat value) {
 
 struct BFloat16Row : RowShape<DFloat> {
   using Stored = std::uint16_t;
+  using DRaw = DHalf;
   using Raw = VHalf;
   static constexpr plan::DType kDType = plan::DType::BFloat16;
   static constexpr std::size_t kRaws = kVectors;
@@ -40,10 +41,9 @@ struct BFloat16Row : RowShape<DFloat> {
 
   static constexpr std::size_t element(std::size_t vector, std::size_t lane) { return vector * kLanes + lane; }
 
-  static HWY_INLINE void load(const Stored* from, V (&values)[kVectors]) {
+  static HWY_INLINE void widen(const Raw (&raw)[kRaws], V (&values)[kVectors]) {
     for (std::size_t k = 0; k < kVectors; ++k) {
-      values[k] =
-          hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(DFloatBits(), hn::LoadU(DHalf(), from + k * kLanes))));
+      values[k] = hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(DFloatBits(), raw[k])));
     }
   }
 
@@ -52,18 +52,6 @@ struct BFloat16Row : RowShape<DFloat> {
       const VFloatBits half = hn::ShiftRight<16>(round_bfloat16(values[k]));
       values[k] = hn::BitCast(D(), hn::ShiftLeft<16>(half));
       raw[k] = hn::TruncateTo(DHalf(), half);
-    }
-  }
-
-  static HWY_INLINE void load_raw(const Stored* from, Raw (&raw)[kRaws]) {
-    for (std::size_t k = 0; k < kRaws; ++k) {
-      raw[k] = hn::LoadU(DHalf(), from + k * kLanes);
-    }
-  }
-
-  static HWY_INLINE void store(const Raw (&raw)[kRaws], Stored* to) {
-    for (std::size_t k = 0; k < kRaws; ++k) {
-      hn::StoreU(raw[k], DHalf(), to + k * kLanes);
     }
   }
 };
@@ -75,6 +63,7 @@ struct BFloat16Row : RowShape<DFloat> {
 struct BFloat16Row : RowShape<DFloat> {
   using Stored = std::uint16_t;
   using DPairs = hn::Repartition<std::uint16_t, DFloat>;
+  using DRaw = DPairs;
   using Raw = hn::Vec<DPairs>;
   static constexpr plan::DType kDType = plan::DType::BFloat16;
   static constexpr std::size_t kRaws = kVectors / 2;
@@ -84,11 +73,11 @@ struct BFloat16Row : RowShape<DFloat> {
     return (vector / 2) * (2 * kLanes) + 2 * lane + vector % 2;
   }
 
-  static HWY_INLINE void load(const Stored* from, V (&values)[kVectors]) {
+  static HWY_INLINE void widen(const Raw (&raw)[kRaws], V (&values)[kVectors]) {
     const DFloatBits d;
     GRADSYNC_UNROLL
     for (std::size_t k = 0; k < kRaws; ++k) {
-      const VFloatBits pairs = hn::BitCast(d, hn::LoadU(DPairs(), from + 2 * k * kLanes));
+      const VFloatBits pairs = hn::BitCast(d, raw[k]);
       values[2 * k] = hn::BitCast(D(), hn::ShiftLeft<16>(pairs));
       values[2 * k + 1] = hn::BitCast(D(), hn::And(pairs, hn::Set(d, 0xffff'0000U)));
     }
@@ -106,26 +95,13 @@ struct BFloat16Row : RowShape<DFloat> {
       raw[k] = hn::BitCast(DPairs(), hn::Or(hn::ShiftRight<16>(even), odd));
     }
   }
-
-  static HWY_INLINE void load_raw(const Stored* from, Raw (&raw)[kRaws]) {
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < kRaws; ++k) {
-      raw[k] = hn::LoadU(DPairs(), from + 2 * k * kLanes);
-    }
-  }
-
-  static HWY_INLINE void store(const Raw (&raw)[kRaws], Stored* to) {
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < kRaws; ++k) {
-      hn::StoreU(raw[k], DPairs(), to + 2 * k * kLanes);
-    }
-  }
 };
 
 #endif
 
 struct Float16Row : RowShape<DFloat> {
   using Stored = std::uint16_t;
+  using DRaw = DHalf;
   using Raw = VHalf;
   static constexpr plan::DType kDType = plan::DType::Float16;
   static constexpr std::size_t kRaws = kVectors;
@@ -169,10 +145,10 @@ struct Float16Row : RowShape<DFloat> {
     return hn::TruncateTo(DHalf(), hn::Or(half, sign));
   }
 
-  static HWY_INLINE void load(const Stored* from, V (&values)[kVectors]) {
+  static HWY_INLINE void widen(const Raw (&raw)[kRaws], V (&values)[kVectors]) {
     GRADSYNC_UNROLL
     for (std::size_t k = 0; k < kVectors; ++k) {
-      values[k] = decode(hn::LoadU(DHalf(), from + k * kLanes));
+      values[k] = decode(raw[k]);
     }
   }
 
@@ -181,20 +157,6 @@ struct Float16Row : RowShape<DFloat> {
     for (std::size_t k = 0; k < kVectors; ++k) {
       raw[k] = encode(values[k]);
       values[k] = decode(raw[k]);
-    }
-  }
-
-  static HWY_INLINE void load_raw(const Stored* from, Raw (&raw)[kRaws]) {
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < kRaws; ++k) {
-      raw[k] = hn::LoadU(DHalf(), from + k * kLanes);
-    }
-  }
-
-  static HWY_INLINE void store(const Raw (&raw)[kRaws], Stored* to) {
-    GRADSYNC_UNROLL
-    for (std::size_t k = 0; k < kRaws; ++k) {
-      hn::StoreU(raw[k], DHalf(), to + k * kLanes);
     }
   }
 };

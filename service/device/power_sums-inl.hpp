@@ -111,7 +111,8 @@ HWY_INLINE std::array<double, kAccumulators> in_order(const VDouble (&sums)[kSum
   constexpr std::size_t kHalves = kSumVectors / Row::kVectors;
   HWY_ALIGN double lanes[kDoubleLanes];
   std::array<double, kAccumulators> ordered;
-  for (std::size_t s = 0; s < kSumVectors; ++s) {
+  GRADSYNC_UNROLL  // an index that is no constant would keep the sums in memory during the whole loop over the rows
+      for (std::size_t s = 0; s < kSumVectors; ++s) {
     hn::StoreU(sums[s], DDouble(), lanes);
     for (std::size_t lane = 0; lane < kDoubleLanes; ++lane) {
       ordered[Row::element(s / kHalves, s % kHalves * kDoubleLanes + lane)] = lanes[lane];
@@ -120,9 +121,24 @@ HWY_INLINE std::array<double, kAccumulators> in_order(const VDouble (&sums)[kSum
   return ordered;
 }
 
+/// As `combine_accumulators` does, with the bounds of its loops as constants.
+template <std::size_t kHalf = kAccumulators / 2>
+HWY_INLINE double combined(std::array<double, kAccumulators>& sums) {
+  GRADSYNC_UNROLL
+  for (std::size_t i = 0; i < kHalf; ++i) {
+    sums[i] += sums[i + kHalf];
+  }
+  if constexpr (kHalf == 1) {
+    return sums[0];
+  } else {
+    return combined<kHalf / 2>(sums);
+  }
+}
+
 template <typename Row>
 HWY_INLINE DoubleDouble total(const PowerSums<float>& sums) {
-  return {combine_accumulators(in_order<Row>(sums.high)), 0};
+  std::array<double, kAccumulators> ordered = in_order<Row>(sums.high);
+  return {combined(ordered), 0};
 }
 
 template <typename Row>

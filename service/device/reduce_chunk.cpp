@@ -64,10 +64,10 @@ HWY_INLINE void reduce_row(
 ) {
   const typename Row::DBits bits;
   typename Row::V values[Row::kVectors];
-  Row::load(rows.source(0, at), values);
+  rows.read(0, at, values);
   for (std::size_t s = 1; s < rows.sources(); ++s) {
     typename Row::V terms[Row::kVectors];
-    Row::load(rows.source(s, at), terms);
+    rows.read(s, at, terms);
     GRADSYNC_UNROLL
     for (std::size_t k = 0; k < Row::kVectors; ++k) {
       values[k] = hn::Add(values[k], terms[k]);
@@ -97,7 +97,7 @@ HWY_INLINE void reduce_row(
     spill_row<Row>(values, row_values);
     count_nonfinite_row<Row>(chunk, rows.run_begin(), at, row_values, row_stored, stats);
     reload_row<Row>(row_values, values);
-    Row::load_raw(row_stored, raw);
+    load_raw<Row>(row_stored, raw);
   }
   if constexpr (kPower != PowerKind::None) {
     GRADSYNC_UNROLL
@@ -153,8 +153,7 @@ HWY_INLINE void reduce_run(
         return;
       }
     }
-    HWY_ALIGN typename Row::Stored padded[kRow] = {};
-    const PartialRow<Row, kPeers> rest(chunk, run, padded);
+    const PartialRow<Row, kPeers> rest(chunk, run);
     reduce_row<Row, kPower>(chunk, rest, at, division, divisor, sums, largest, stats);
   }
 }

@@ -11,8 +11,6 @@
 #include "device/chunk_math.hpp"
 #include "device/chunk_reference.hpp"
 
-#include <cstring>
-
 HWY_BEFORE_NAMESPACE();
 
 namespace gradsync::device::HWY_NAMESPACE {
@@ -21,11 +19,9 @@ namespace {
 
 template <typename Row>
 HWY_INLINE void scale_row(
-    const typename Row::Stored* row, typename Row::V multiplier, typename Row::Raw (&raw)[Row::kRaws]
+    typename Row::V (&values)[Row::kVectors], typename Row::V multiplier, typename Row::Raw (&raw)[Row::kRaws]
 ) {
   const typename Row::DBits bits;
-  typename Row::V values[Row::kVectors];
-  Row::load(row, values);
   GRADSYNC_UNROLL
   for (std::size_t k = 0; k < Row::kVectors; ++k) {
     values[k] = hn::Mul(values[k], multiplier);
@@ -44,7 +40,7 @@ HWY_INLINE void scale_row(
   } else {
     finish_nonfinite_row(Row::kDType, elements, kRow, stored, unused);
   }
-  Row::load_raw(stored, raw);
+  load_raw<Row>(stored, raw);
 }
 
 /// One or two destinations are constants of the loop, their pointers in registers.
@@ -57,14 +53,16 @@ HWY_INLINE std::size_t scale_whole_rows(
   Stored* const second = kDestinations == 2 ? static_cast<Stored*>(destinations[1]) : nullptr;
   std::size_t at = 0;
   for (; at + kRow <= count; at += kRow) {
+    typename Row::V values[Row::kVectors];
     typename Row::Raw raw[Row::kRaws];
-    scale_row<Row>(source + at, by, raw);
-    Row::store(raw, first + at);
+    load_row<Row>(source + at, values);
+    scale_row<Row>(values, by, raw);
+    store_row<Row>(raw, first + at);
     if constexpr (kDestinations == 2) {
-      Row::store(raw, second + at);
+      store_row<Row>(raw, second + at);
     } else if constexpr (kDestinations == 0) {
       for (std::size_t d = 1; d < destinations.size(); ++d) {
-        Row::store(raw, static_cast<Stored*>(destinations[d]) + at);
+        store_row<Row>(raw, static_cast<Stored*>(destinations[d]) + at);
       }
     }
   }
@@ -80,13 +78,12 @@ void scale_as(const void* from, std::span<void* const> destinations, std::size_t
                          : destinations.size() == 2 ? scale_whole_rows<Row, 2>(source, destinations, count, by)
                                                     : scale_whole_rows<Row, 0>(source, destinations, count, by);
   if (at < count) {
-    HWY_ALIGN Stored padded[kRow] = {};
-    std::memcpy(padded, source + at, (count - at) * sizeof(Stored));
+    typename Row::V values[Row::kVectors];
     typename Row::Raw raw[Row::kRaws];
-    scale_row<Row>(padded, by, raw);
-    Row::store(raw, padded);
+    load_first<Row>(source + at, count - at, values);
+    scale_row<Row>(values, by, raw);
     for (void* destination : destinations) {
-      std::memcpy(static_cast<Stored*>(destination) + at, padded, (count - at) * sizeof(Stored));
+      store_first<Row>(raw, count - at, static_cast<Stored*>(destination) + at);
     }
   }
 }

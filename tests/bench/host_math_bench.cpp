@@ -1,15 +1,16 @@
 // The host lane's two passes beside the barest loops this compiler makes for the same reads and writes, alternating in
-// one run, with the same number of threads. 2 ranks, 200 tensors, half as many elements for float64. One JSON line per
-// dtype and pass: medians of wall time in milliseconds, and under `cpu` of the CPU time of all threads; `floor_ratio`
-// is ours ÷ floor.
+// one run, with the same number of threads. Before both, two threads write the ranks' gradients. 2 ranks, half as many
+// elements for float64. One JSON line per dtype and pass: medians of wall time in milliseconds, and under `cpu` of the
+// CPU time of all threads; `floor_ratio` is ours ÷ floor.
 //
-//   host_math_bench [million elements = 100] [rounds = 15] [threads = 2]
+//   host_math_bench [million elements = 100] [rounds = 15] [threads = 2] [tensors = 200] [dtype]
 
 #include "bench/host_bench.hpp"
 #include "device/host_lane.hpp"
 #include "device/worker_pool.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
@@ -78,18 +79,43 @@ class Floor final : public PoolJob {
   bool reduces_;
 };
 
-LanePlan make_layout(plan::DType dtype, std::size_t count) {
-  constexpr std::size_t kTensors = 200;
+/// Every rank's gradients as a backward leaves them: written by a thread of its own.
+template <typename T>
+class Backward final : public PoolJob {
+ public:
+  Backward(T* const (&memory)[2], std::size_t count) : memory_{memory[0], memory[1]}, count_(count) {
+    std::minstd_rand random(1);
+    for (std::size_t i = 0; i < kBlock; ++i) {
+      const float value = static_cast<float>(random() % 65536) * 0x1p-15F - 1.0F;
+      narrow(value, values_[0][i]);
+      narrow(0.5F * value, values_[1][i]);
+    }
+  }
+
+  void run_task(std::uint32_t rank, std::size_t /*worker*/) noexcept override {
+    for (std::size_t at = 0; at < count_; at += kBlock) {
+      std::copy_n(values_[rank].data(), std::min(kBlock, count_ - at), memory_[rank] + at);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kBlock = 4096;
+  T* memory_[2];
+  std::size_t count_;
+  std::array<std::array<T, kBlock>, 2> values_;
+};
+
+LanePlan make_layout(plan::DType dtype, std::size_t count, std::size_t tensors) {
   LanePlan layout;
   layout.world_size = 2;
   layout.rank_buffers = {1, 2};
   layout.arenas.resize(1);
   layout.arena_of_rank = {0, 0};
   layout.sums = {{{{{0, 0}, {1, 0}}, {{0, 0}, {1, 0}}}}};
-  const std::uint64_t numel = count / kTensors;
+  const std::uint64_t numel = count / tensors;
   const std::uint64_t width = plan::size_of(dtype);
   std::uint64_t bucket_bytes = 0;
-  for (std::uint32_t tensor = 0; tensor < kTensors; ++tensor) {
+  for (std::uint32_t tensor = 0; tensor < tensors; ++tensor) {
     if (layout.buckets.empty() || bucket_bytes + numel * width > 25U << 20) {
       layout.buckets.push_back({dtype, {}, 2.0});
       bucket_bytes = 0;
@@ -105,20 +131,11 @@ LanePlan make_layout(plan::DType dtype, std::size_t count) {
 }
 
 template <typename T>
-void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
-  const LanePlan layout = make_layout(dtype, count);
+void measure(plan::DType dtype, std::size_t count, std::size_t tensors, int rounds, int threads) {
+  const LanePlan layout = make_layout(dtype, count, tensors);
   const std::uint64_t bytes = layout.arenas[0].input.back() + plan::align_up(layout.parts.back().elements * sizeof(T));
   Arena arenas[2] = {make_arena(bytes), make_arena(bytes)};
   T* memory[2] = {static_cast<T*>(arenas[0].data), static_cast<T*>(arenas[1].data)};
-  const auto fill = [&] {
-    std::minstd_rand random(1);
-    for (std::size_t i = 0; i < bytes / sizeof(T); ++i) {
-      const float value = static_cast<float>(random() % 65536) * 0x1p-15F - 1.0F;
-      narrow(value, memory[0][i]);
-      narrow(0.5F * value, memory[1][i]);
-    }
-  };
-
   Reports reports;
   HostLane lane({threads}, [&](LaneReport report) { reports.put(std::move(report)); });
   WorkerPool pool(threads, "floor");
@@ -128,9 +145,9 @@ void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
   }
   lane.submit(LoadPlan{1, layout});
   (void)reports.take();
-  fill();
 
   const std::size_t elements = bytes / sizeof(T);
+  Backward<T> backward(memory, elements);
   Samples floor_reduce;
   Samples floor_scale;
   Samples our_reduce;
@@ -138,9 +155,14 @@ void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
   for (int round = 1; round <= rounds; ++round) {
     Floor<T> reduce(memory[0], memory[1], elements, true);
     Floor<T> scale(memory[0], memory[1], elements, false);
+    pool.run(2, backward);
     Moment start;
     pool.run(reduce.tasks(), reduce);
     floor_reduce.add_since(start);
+    start = {};
+    pool.run(scale.tasks(), scale);
+    floor_scale.add_since(start);
+    pool.run(2, backward);
     start = {};
     for (std::uint32_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
       lane.submit(ReduceBucket{1, static_cast<Tag>(round), bucket, {}, false});
@@ -150,19 +172,16 @@ void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
     }
     our_reduce.add_since(start);
     start = {};
-    pool.run(scale.tasks(), scale);
-    floor_scale.add_since(start);
-    start = {};
-    // A limit far above the norm and a loss scale: the pass is made, and values stay in range over the rounds.
+    // A limit far above the norm and a loss scale: the pass is made.
     lane.submit(FinishStep{1, static_cast<Tag>(round), 1.001, {plan::ClipRule{1e30}}, true});
     (void)reports.take();
     our_scale.add_since(start);
   }
   const auto print = [&](const char* pass, Summary ours, Summary floor) {
     std::printf(
-        "{\"name\": \"host_math_%s_%s\", \"unit\": \"ms\", \"ours\": %.2f, \"floor\": %.2f, \"floor_ratio\": %.3f, "
-        "\"cpu\": {\"ours\": %.2f, \"floor\": %.2f, \"floor_ratio\": %.3f}, "
-        "\"elements\": %zu, \"ranks\": 2, \"threads\": %d, \"samples\": %d}\n",
+        "{\"name\": \"host_math_%s_%s\", \"unit\": \"ms\", \"ours\": %.3f, \"floor\": %.3f, \"floor_ratio\": %.3f, "
+        "\"cpu\": {\"ours\": %.3f, \"floor\": %.3f, \"floor_ratio\": %.3f}, "
+        "\"elements\": %zu, \"tensors\": %zu, \"ranks\": 2, \"threads\": %d, \"samples\": %d}\n",
         pass,
         std::string(plan::name_of(dtype)).c_str(),
         ours.wall,
@@ -172,6 +191,7 @@ void measure(plan::DType dtype, std::size_t count, int rounds, int threads) {
         floor.cpu,
         ours.cpu / floor.cpu,
         elements,
+        tensors,
         threads,
         rounds
     );
@@ -194,7 +214,15 @@ int main(int argc, char** argv) {
   const auto elements = static_cast<std::size_t>(argument(1, 100)) * 1'000'000;
   const int rounds = static_cast<int>(argument(2, 15));
   const int threads = static_cast<int>(argument(3, 2));
-  gradsync::device::measure<float>(gradsync::plan::DType::Float32, elements, rounds, threads);
-  gradsync::device::measure<std::uint16_t>(gradsync::plan::DType::BFloat16, elements, rounds, threads);
-  gradsync::device::measure<double>(gradsync::plan::DType::Float64, elements / 2, rounds, threads);
+  const auto tensors = static_cast<std::size_t>(argument(4, 200));
+  const auto wanted = [&](const char* dtype) { return argc <= 5 || std::string(argv[5]) == dtype; };
+  if (wanted("float32")) {
+    gradsync::device::measure<float>(gradsync::plan::DType::Float32, elements, tensors, rounds, threads);
+  }
+  if (wanted("bfloat16")) {
+    gradsync::device::measure<std::uint16_t>(gradsync::plan::DType::BFloat16, elements, tensors, rounds, threads);
+  }
+  if (wanted("float64")) {
+    gradsync::device::measure<double>(gradsync::plan::DType::Float64, elements / 2, tensors, rounds, threads);
+  }
 }

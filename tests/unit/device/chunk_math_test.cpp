@@ -8,7 +8,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -152,6 +157,40 @@ TEST_P(ChunkMath, sums_of_powers_match_on_request) {
     const Outcome after = run(reduce_chunk, dtype(), Form{1, 0, 1023, 1.0, kind}, {memory});
     EXPECT_EQ(after.stats.power_sum, power_sum(dtype(), memory.begin(), 1023, p, 1));
   }
+}
+
+/// The last row of an arena ends with its mapping, and the bytes behind a tensor's last element belong to another one.
+TEST_P(ChunkMath, nothing_beside_the_elements_is_touched) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  void* mapped = ::mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  auto* const pages = static_cast<std::byte*>(mapped);
+  ASSERT_EQ(::mprotect(pages + page, page, PROT_NONE), 0);
+  std::mt19937_64 random(14);
+  for (std::size_t count = 1; count <= 70; ++count) {
+    const std::size_t bytes = count * width(dtype());
+    Memory memory(dtype(), count, 0);
+    memory.fill(Content::Ordinary, random);
+    // In the middle of what others hold, then as the last of its memory.
+    for (std::byte* const begin : {pages + page / 2, pages + page - bytes}) {
+      std::fill(pages, pages + page, std::byte{0x5a});
+      std::memcpy(begin, memory.begin(), bytes);
+      void* const place = begin;
+      const void* const source = begin;
+      ReduceChunk chunk;
+      chunk.dtype = dtype();
+      chunk.count = count;
+      chunk.sources = {&source, 1};
+      chunk.destinations = {&place, 1};
+      (void)reduce_chunk(chunk);
+      scale_chunk(dtype(), source, {&place, 1}, count, 1.0);
+      EXPECT_EQ(std::memcmp(begin, memory.begin(), bytes), 0) << count;
+      const auto untouched = [](std::byte byte) { return byte == std::byte{0x5a}; };
+      EXPECT_TRUE(std::all_of(pages, begin, untouched)) << count;
+      EXPECT_TRUE(std::all_of(begin + bytes, pages + page, untouched)) << count;
+    }
+  }
+  ::munmap(mapped, 2 * page);
 }
 
 INSTANTIATE_TEST_SUITE_P(
