@@ -14,7 +14,6 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <sstream>
 #include <utility>
 
 namespace gradsync::net {
@@ -24,7 +23,6 @@ namespace http = boost::beast::http;
 
 namespace {
 
-using Request = http::request<http::string_body>;
 using Response = http::response<http::string_body>;
 
 constexpr std::size_t kHeaderBytes = 16 * 1024;
@@ -124,7 +122,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       if (!answer && entrance_ != Entrance::Health && beast::websocket::is_upgrade(request)) {
         answer = refuse_upgrade(request);
         if (!answer) {
-          co_await upgrade(request);
+          co_await upgrade(std::move(request));
           co_return;
         }
       }
@@ -206,6 +204,15 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
           fmt::format("version_mismatch: subprotocol '{}' is not supported; supported: {}", offered, kSubprotocol)
       );
     }
+    if (buffer_.size() > 0) {  // the WebSocket could not read them; a silent loss would leave the peer waiting
+      return text_response(
+          http::status::bad_request,
+          fmt::format(
+              "invalid_request: {} bytes came along with the upgrade request; send frames after its answer",
+              buffer_.size()
+          )
+      );
+    }
     return std::nullopt;
   }
 
@@ -254,11 +261,9 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     return response;
   }
 
-  Task<void> upgrade(const Request& request) {
+  Task<void> upgrade(Request request) {
     deadline_.cancel();
-    std::ostringstream head;
-    head << request.base();
-    Upgrade upgrade{id_, std::move(socket_), head.str(), peer_, std::move(process_)};
+    Upgrade upgrade{id_, std::move(socket_), std::move(request), peer_, std::move(process_)};
     co_await serve_websocket(context_, std::move(upgrade));
   }
 

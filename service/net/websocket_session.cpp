@@ -5,6 +5,7 @@
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/write.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/websocket/stream.hpp>
@@ -50,7 +51,7 @@ class WebSocketSession final : public Session,
         id_(upgrade.id),
         peer_(upgrade.peer),
         process_(std::move(upgrade.process)),
-        head_(std::move(upgrade.head)),
+        request_(std::move(upgrade.request)),
         stream_(std::move(upgrade.socket)),
         initialize_(context->io.get_executor()),
         half_sent_(context->io.get_executor()),
@@ -125,13 +126,16 @@ class WebSocketSession final : public Session,
   // ---- the coroutine
 
   Task<void> run() {
-    auto [accept_error] = co_await stream_.async_accept(asio::buffer(head_), use_task);
+    auto [accept_error] = co_await stream_.async_accept(request_, use_task);
     if (accept_error) {
       spdlog::debug("upgrade failed connection={}: {}", id_, accept_error.message());
       co_return;
     }
-    head_ = {};
-    co_await read_messages();
+    request_ = {};
+    if (co_await read_messages()) {
+      co_await write_close();
+    }
+    buffer_ = {};
     if (!dead_) {
       co_await linger();
     }
@@ -144,9 +148,6 @@ class WebSocketSession final : public Session,
     explicit Reading(WebSocketSession& session) : session_(session) {
       session_.open_ = true;
       session_.expect_initialize();
-      if (session_.closing_) {  // asked to go while the upgrade was being answered
-        session_.write_close();
-      }
     }
 
     Reading(const Reading&) = delete;
@@ -162,14 +163,19 @@ class WebSocketSession final : public Session,
     WebSocketSession& session_;
   };
 
-  Task<void> read_messages() {
+  /// True: the close frame is still to be written.
+  Task<bool> read_messages() {
     const KnownConnection known{context_, id_, peer_, std::move(process_), shared_from_this()};
     const Reading reading{*this};
-    for (;;) {
+    while (!closing_ || !queue_.empty()) {
       auto [error, bytes] = co_await stream_.async_read_some(buffer_, kReadBytes, use_task);
       if (error) {
         spdlog::debug("connection ends connection={} pid={}: {}", id_, peer_.pid, error.message());
-        co_return;
+        if (error == asio::error::eof && queue_.empty()) {
+          abort();  // nothing to read off: the reactor tells of an end once, so `linger` would wait its time out
+        }
+        const bool stopped = error == asio::error::operation_aborted && closing_ && !dead_;
+        co_return stopped;
       }
       context_->metrics.received_bytes.Increment(static_cast<double>(bytes));
       if (!stream_.got_text()) {
@@ -202,6 +208,7 @@ class WebSocketSession final : public Session,
         buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
       }
     }
+    co_return !dead_;
   }
 
   /// How long to wait with the next one.
@@ -326,7 +333,7 @@ class WebSocketSession final : public Session,
     if (!queue_.empty()) {
       write_front();
     } else if (closing_) {
-      write_close();
+      stop_reading();
     } else {
       context_->messages.on_drained(id_);
     }
@@ -341,23 +348,38 @@ class WebSocketSession final : public Session,
     close_reason_ =
         websocket::close_reason(code, beast::string_view(reason.data(), std::min(reason.size(), kReasonBytes)));
     if (open_ && queue_.empty()) {
-      write_close();
+      stop_reading();
     }
   }
 
-  void write_close() {
-    stream_.async_close(close_reason_, [self = shared_from_this()](boost::system::error_code error) {
-      if (error) {
-        self->abort();
-      }
-    });
+  /// Beast must not read while it closes: at a wrong frame that comes meanwhile both wait for each other for ever, and
+  /// the session stays. So reading ends first, and the close frame goes out without Beast.
+  void stop_reading() {
+    boost::system::error_code ignored;
+    stream_.next_layer().cancel(ignored);
+    after(linger_, kLinger, [](WebSocketSession& session) { session.abort(); });  // a read that was done reads on
+  }
+
+  Task<void> write_close() {
+    std::string frame{'\x88', static_cast<char>(2 + close_reason_.reason.size())};
+    frame += static_cast<char>(close_reason_.code >> 8);
+    frame += static_cast<char>(close_reason_.code & 0xff);
+    frame.append(close_reason_.reason.data(), close_reason_.reason.size());
+    after(linger_, kLinger, [](WebSocketSession& session) { session.abort(); });
+    auto [error, bytes] = co_await asio::async_write(stream_.next_layer(), asio::buffer(frame), use_task);
+    if (error) {
+      abort();
+      co_return;
+    }
+    boost::system::error_code ignored;
+    stream_.next_layer().shutdown(Socket::shutdown_send, ignored);
   }
 
   ContextPtr context_;
   ConnectionId id_;
   PeerIdentity peer_;
   UniqueFd process_;
-  std::string head_;
+  Request request_;
   websocket::stream<EagerSocket, false> stream_;  // false: permessage-deflate is not compiled in
   beast::flat_buffer buffer_;
   std::size_t partial_bytes_ = 0;  ///< what context_->half_sent knows of this connection

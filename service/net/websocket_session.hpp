@@ -4,15 +4,18 @@
 
 #include "net/server_context.hpp"
 
-#include <string>
+#include <boost/beast/http/message.hpp>
+#include <boost/beast/http/string_body.hpp>
 
 namespace gradsync::net {
+
+using Request = boost::beast::http::request<boost::beast::http::string_body>;
 
 /// What the HTTP side hands over with an upgrade.
 struct Upgrade {
   ConnectionId id = 0;
   Socket socket;
-  std::string head;  ///< of the request, as it was read
+  Request request;
   PeerIdentity peer;
   UniqueFd process;
 };
