@@ -12,7 +12,7 @@ import pytest
 from fake_daemon import FakeDaemon, Fault, report
 
 import gradsync
-from gradsync import Tensor, _connection, _grads
+from gradsync import Tensor, _grads, _turns
 from gradsync.errors import AccumulationError, NotReady, ProtocolError, RankLost, StepMismatch, UsageError
 
 
@@ -227,7 +227,7 @@ def test_ready_from_many_threads_loses_nothing(job: gradsync.Job, daemon: FakeDa
 def keeping(grads: gradsync.Grads, client: gradsync.Client, monkeypatch: pytest.MonkeyPatch) -> gradsync.Grads:
     """`grads` between two calls that follow each other closely, however slow the machine."""
     monkeypatch.setattr(_grads, "_KEPT_BYTES", 64)
-    monkeypatch.setattr(_connection, "_LENT_S", 1000.0)
+    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)
     client.status()
     client.status()  # the reader thread may have waited for the first
     return grads

@@ -17,7 +17,7 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 import gradsync
-from gradsync import _connection, _websocket
+from gradsync import _turns, _websocket
 from gradsync._websocket import WebSocket
 from gradsync.errors import ConnectionLost
 
@@ -220,7 +220,7 @@ def readers(client: gradsync.Client) -> list[threading.Thread]:
 
 
 def test_who_waits_reads(client: gradsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_connection, "_LENT_S", 1000.0)
+    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)
     client.status()  # the reader thread may have waited for it
     found = readers(client)
     for _ in range(5):
@@ -264,7 +264,7 @@ def test_calls_of_many_threads_get_their_own_answers(client: gradsync.Client, da
 def test_an_answer_for_another_thread_is_read_when_the_reading_one_has_its_own(
     client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_connection, "_LENT_S", 1000.0)  # the reader thread comes only when it is called
+    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)  # the reader thread comes only when it is called
     client.status()
     client.status()
     for method in ("first", "second"):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_torch_drop_ins import Norms, backward, copies, daemon, net, norms  # noqa: F401
 
 import gradsync.torch as gst
-from gradsync import _connection
+from gradsync import _turns
 from gradsync.errors import UsageError
 from gradsync.torch import _observer
 from gradsync.torch._observer import PATIENCE_S, Observation, Observer
@@ -203,7 +203,7 @@ def test_no_other_thread_wakes_up_for_the_result_of_a_step(
     norms: Norms,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_connection, "_LENT_S", 1000.0)  # steps that follow each other closely, on any machine
+    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)  # steps that follow each other closely, on any machine
     model = net()
     observer = init(daemon.path, model)
     backward(model)

@@ -1,7 +1,6 @@
-"""The socket under a channel, who reads it, and how it comes back after a loss.
+"""The socket under a channel, and how it comes back after a loss.
 
-A thread that waits for an answer reads the socket itself: no other thread has to wake up for it, which in a trainer
-costs more than the call. The reader thread reads while nobody waits, unless calls follow each other closely, and
+A thread that waits for an answer reads the socket itself when it is its turn (`_turns.py`). The reader thread reads
 always while there are subscriptions; and it comes back after a loss: initialise, attach the rank again, subscribe
 again, send again what may be sent again.
 
@@ -27,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from ._calls import Calls
 from ._handshake import Deadlines, ask, shake_hands
 from ._pending import NOTHING, SLICE_S, Pending, Subscription
+from ._turns import Turns
 from ._websocket import WebSocket
 from ._wire import load
 from .errors import ConnectionFailed, ConnectionLost, Draining, GradsyncError, ProtocolError, RpcError
@@ -38,7 +38,6 @@ _log = logging.getLogger("gradsync")
 _RECONNECT_S = 60.0  # without a daemon, all losses since the last step added up
 _HANDSHAKE_S = 5.0
 _CLOSE_S = 2.0
-_LENT_S = 0.5  # after a call the reader thread leaves the socket to the next one for so long
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 1.0
 _JITTER = random.Random()  # the program's own random numbers stay as they are
 
@@ -60,10 +59,7 @@ class Connection:
         self._patience_s = _RECONNECT_S
         self._send_lock = threading.Lock()
         self._closing = threading.Event()
-        self._turn_lock = threading.RLock()
-        self._turn = threading.Condition(self._turn_lock)  # of reading
-        self._turn_of: int | None = None  # the thread that reads now
-        self._lent_until = 0.0  # the reader thread reads no sooner
+        self._turns = Turns()  # of reading
         websocket = self._handshake(time.monotonic() + timeout)
         self._websocket: WebSocket | None = websocket
         self._held = websocket  # for the forked child, which takes no lock
@@ -74,7 +70,7 @@ class Connection:
     @property
     def is_reader(self) -> bool:
         """Whether the caller is the reader thread, which must not wait for an answer."""
-        return threading.get_ident() == self._thread.ident
+        return threading.current_thread() is self._thread  # the number may be another thread's in a forked child
 
     def hold_seat(self, params: str) -> None:
         """The params of a job.attach that succeeded: after a loss the rank is attached again."""
@@ -128,9 +124,9 @@ class Connection:
             websocket = self._websocket
             if websocket is None:
                 return
-            if keep and self._is_lent():
+            if keep and self._turns.is_lent:
                 websocket.keep(text)
-                if self._is_lent():  # still: who begins to read now sees what is kept
+                if self._turns.is_lent:  # still: who begins to read now sees what is kept
                     return
                 websocket.send_kept()
             else:
@@ -166,9 +162,7 @@ class Connection:
             websocket.give_up("closed")
         else:
             websocket.send_close()
-        if self._turn_of == threading.get_ident():  # left so by a Ctrl-C
-            self._turn_of = None
-        self._call_reader()
+        self._turns.leave()
         if not self.is_reader and not brief:
             self._thread.join(_CLOSE_S)
             websocket.give_up("closed")
@@ -185,62 +179,34 @@ class Connection:
         with contextlib.suppress(OSError):
             os.close(self._held.socket.detach())
 
-    # whose turn it is to read
+    # reading
 
     def _lend(self) -> None:
-        """The reader thread stays aside: an answer will be read by who waits for it."""
         if self._calls.subscribed:
-            self._call_reader()
+            self._turns.call_reader()
         else:
-            self._lent_until = time.monotonic() + _LENT_S
-
-    def _is_lent(self) -> bool:
-        """Whether nobody reads, and the reader thread will in a moment."""
-        return self._turn_of is None and time.monotonic() < self._lent_until
-
-    def _call_reader(self) -> None:
-        with self._turn:
-            self._lent_until = 0.0
-            self._turn.notify_all()
+            self._turns.lend()
 
     def _read_for(self, pending: Pending, timeout: float) -> bool:
         """Reads until its answer came or `timeout` is over; False where somebody else reads, or nobody can."""
-        me = threading.get_ident()
-        lost = False
+        orderly = False
         try:
-            with self._turn_lock:
-                websocket = self._websocket
-                if self._turn_of not in (None, me) or websocket is None or self._calls.subscribed:
-                    return False
-                self._turn_of = me
+            if not self._turns.take():
+                return False
+            websocket = self._websocket  # not disposed of in this turn
+            if websocket is None or self._calls.subscribed:
+                return False
             deadline = time.monotonic() + timeout
             while not pending.done and not self._calls.subscribed:
                 self._serve(websocket, max(0.0, deadline - time.monotonic()))
                 if time.monotonic() >= deadline:
                     break
+            orderly = True
             return True
         except ConnectionClosed:
-            lost = True
             return False
         finally:
-            if self._turn_of == me:
-                with self._turn_lock:
-                    self._turn_of = None
-                    if lost or not self._calls.is_alone(pending.request_id):
-                        self._lent_until = 0.0
-                        self._turn.notify_all()
-                    else:
-                        self._lent_until = time.monotonic() + _LENT_S
-
-    def _take_turn(self) -> None:
-        """The reader thread's; as long as it is lent to others, it sleeps."""
-        with self._turn:
-            while True:
-                left = self._lent_until - time.monotonic()
-                if self._turn_of is None and (left <= 0 or self._closing.is_set()):
-                    self._turn_of = threading.get_ident()
-                    return
-                self._turn.wait(left if left > 0 else _LENT_S)
+            self._turns.give_back(lambda: orderly and self._calls.is_alone(pending.request_id))
 
     def _serve(self, websocket: WebSocket, timeout: float | None) -> None:
         """Waits for messages, and hands over what came.
@@ -290,7 +256,7 @@ class Connection:
 
     def _read(self, websocket: WebSocket) -> str:
         while True:
-            self._take_turn()
+            self._turns.wait(self._closing)
             closed = ""
             try:
                 self._serve(websocket, None)
@@ -300,8 +266,7 @@ class Connection:
                     self._websocket = None
                 websocket.dispose()
             finally:
-                with self._turn:
-                    self._turn_of = None
+                self._turns.done()
             if closed:
                 return closed
 
@@ -357,7 +322,7 @@ class Connection:
             except ConnectionClosed as error:
                 self._calls.lose_connection(str(error))
                 return False
-            self._lent_until = 0.0
+            self._turns.call_reader()
             self._websocket = websocket
         _log.warning("connection to %s is back", self.path)
         return True
