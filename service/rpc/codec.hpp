@@ -201,12 +201,18 @@ struct Codec<std::vector<T>> {
 
 /// Reads params; `out` holds the defaults. Errors: InvalidParams.
 template <typename T>
-[[nodiscard]] Result<void> read_params(Value value, T& out) {
-  FieldReader reader;
+[[nodiscard]] Result<void> read_params(FieldReader& reader, Value value, T& out) {
+  reader.begin();
   if (!Codec<T>::read(reader, value, out, {})) {
     return reader.error();
   }
   return {};
+}
+
+template <typename T>
+[[nodiscard]] Result<void> read_params(Value value, T& out) {
+  FieldReader reader;
+  return read_params(reader, value, out);
 }
 
 template <typename T>

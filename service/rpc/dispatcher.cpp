@@ -49,42 +49,30 @@ std::optional<Error> refusal(const Method& method, const Caller& caller) {
 }  // namespace
 
 struct Dispatcher::State {
+  explicit State(std::shared_ptr<Core> core_) : core(std::move(core_)), tapes(core->limits.depth) {}
+
   /// Shared with completions, which may outlive the dispatcher inside the engine.
   std::shared_ptr<Core> core;
 
-  void handle(Caller caller, std::string_view text, ReplyGroup::Deliver deliver);
-  void dispatch(Caller& caller, const Request& request, std::size_t index, const std::shared_ptr<ReplyGroup>& group);
-  void refuse(const Error& error, const ReplyGroup::Deliver& deliver);
-  void pump(Connection& connection);
+  // Of the message being read; the next one uses their memory again.
+  TapeReader tapes;
+  Envelope envelope;
+  FieldReader fields;
 
-  /// Metrics when the request is done, and its id is free for the in-flight set. `id` empty: none was begun.
-  [[nodiscard]] Completion::Done done_of(const Caller& caller, std::size_t method, std::string id);
+  /// Whether a method was called.
+  bool handle(Caller caller, std::string_view text, PostReply* post);
+  bool dispatch(Caller& caller, const Request& request, std::size_t index, const std::shared_ptr<ReplyGroup>& group);
+  void refuse(const Error& error, const Asker& asker);
+  void pump(Connection& connection);
 };
 
-Completion::Done Dispatcher::State::done_of(const Caller& caller, std::size_t method, std::string id) {
-  return [weak = std::weak_ptr(core),
-          connection = caller.connection != nullptr ? std::optional(caller.connection->id) : std::nullopt,
-          method,
-          id = std::move(id),
-          start = core->moment().now](const Error* error) {
-    const auto alive = weak.lock();
-    if (!alive) {
-      return;
-    }
-    alive->metrics.request_done(method, error, seconds(alive->moment().now - start));
-    const auto at = connection ? alive->connections.find(*connection) : alive->connections.end();
-    if (at != alive->connections.end() && !id.empty()) {
-      at->second.ids.end(id);
-    }
-  };
-}
-
-void Dispatcher::State::refuse(const Error& error, const ReplyGroup::Deliver& deliver) {
+void Dispatcher::State::refuse(const Error& error, const Asker& asker) {
   core->metrics.request_done(methods().size(), &error, 0);
-  deliver(error_reply(std::nullopt, error), row_of(error.code).http);
+  asker.deliver(error_reply(std::nullopt, error), row_of(error.code).http);
 }
 
-void Dispatcher::State::handle(Caller caller, std::string_view text, ReplyGroup::Deliver deliver) {
+bool Dispatcher::State::handle(Caller caller, std::string_view text, PostReply* post) {
+  Asker asker{core, caller.connection != nullptr ? std::optional(caller.connection->id) : std::nullopt, post};
   if (text.size() > core->limits.message_bytes) {
     refuse(
         make_error(
@@ -93,35 +81,36 @@ void Dispatcher::State::handle(Caller caller, std::string_view text, ReplyGroup:
                 "a message of {} bytes; at most {} (limits.message_bytes)", text.size(), core->limits.message_bytes
             )
         ),
-        deliver
+        asker
     );
-    return;
+    return false;
   }
-  const Result<Tape> tape = read_json(text, core->limits.depth);
-  if (!tape) {
-    refuse(tape.error(), deliver);
-    return;
+  const Result<Value> root = tapes.read(text);
+  if (!root) {
+    refuse(root.error(), asker);
+    return false;
   }
-  const Result<Envelope> envelope = read_envelope(tape->root(), core->limits.batch_items);
-  if (!envelope) {
-    refuse(envelope.error(), deliver);
-    return;
+  if (const auto read = read_envelope(*root, core->limits.batch_items, envelope); !read) {
+    refuse(read.error(), asker);
+    return false;
   }
   const auto group = std::make_shared<ReplyGroup>(
-      envelope->batch, envelope->requests.size(), core->limits.message_bytes, std::move(deliver)
+      envelope.batch, envelope.requests.size(), core->limits.message_bytes, std::move(asker)
   );
-  for (std::size_t i = 0; i < envelope->requests.size(); ++i) {
-    dispatch(caller, envelope->requests[i], i, group);
+  bool called = false;
+  for (std::size_t i = 0; i < envelope.requests.size(); ++i) {
+    called = dispatch(caller, envelope.requests[i], i, group) || called;
   }
+  return called;
 }
 
-void Dispatcher::State::dispatch(
+bool Dispatcher::State::dispatch(
     Caller& caller, const Request& request, std::size_t index, const std::shared_ptr<ReplyGroup>& group
 ) {
-  const std::size_t method = find_method(request.method);
+  Counted counted{find_method(request.method), false, core->moment().now};
+  const std::size_t method = counted.method;
   std::optional<Error> error = request.error;
   std::optional<std::string> id = request.id;
-  std::string begun;  // the id, once it counts as used
   if (!error && id && caller.connection != nullptr) {
     if (caller.connection->ids.in_flight() >= kCallsInFlight) {
       error = make_error(ErrorCode::LimitExceeded, fmt::format("{} calls of this connection wait", kCallsInFlight));
@@ -130,7 +119,7 @@ void Dispatcher::State::dispatch(
       error = make_error(ErrorCode::InvalidRequest, fmt::format("id {} was used before", *id), "use a fresh id");
       id.reset();
     } else {
-      begun = *id;
+      counted.id_in_use = true;
     }
   }
   if (!error && method == methods().size()) {
@@ -139,13 +128,13 @@ void Dispatcher::State::dispatch(
   if (!error) {
     error = refusal(methods()[method], caller);
   }
-  const auto completion =
-      std::make_shared<Completion>(group, index, request.answered(), std::move(id), done_of(caller, method, begun));
+  auto completion = std::make_shared<Completion>(group, index, request.answered(), std::move(id), counted);
   if (error) {
     completion->fail(*error);
-    return;
+    return false;
   }
-  methods()[method].call(*core, caller, request.params, completion);
+  methods()[method].call(*core, caller, fields, request.params, std::move(completion));
+  return true;
 }
 
 void Dispatcher::State::pump(Connection& connection) {
@@ -166,10 +155,8 @@ Dispatcher::Dispatcher(
     SetLogLevel set_log_level,
     RpcMetrics& metrics
 )
-    : state_(std::make_unique<State>()) {
-  state_->core = std::make_shared<Core>(Core{
-      engine, outbox, std::move(identity), limits, std::move(set_log_level), metrics, {}, {}});
-}
+    : state_(std::make_unique<State>(std::make_shared<Core>(Core{
+          engine, outbox, std::move(identity), limits, std::move(set_log_level), metrics, {}, {}}))) {}
 
 Dispatcher::~Dispatcher() = default;
 
@@ -177,18 +164,12 @@ void Dispatcher::on_open(ConnectionId connection, const Peer& peer) {
   state_->core->connections.try_emplace(connection, connection, peer, state_->core->limits);
 }
 
-void Dispatcher::on_text(ConnectionId connection, std::string_view text) {
+bool Dispatcher::on_text(ConnectionId connection, std::string_view text) {
   const auto at = state_->core->connections.find(connection);
   if (at == state_->core->connections.end()) {
-    return;
+    return false;
   }
-  const auto deliver = [weak = std::weak_ptr(state_->core), connection](std::string reply, int) {
-    const auto alive = weak.lock();
-    if (!reply.empty() && alive && alive->connections.contains(connection)) {
-      alive->outbox.send(connection, std::move(reply));
-    }
-  };
-  state_->handle(Caller{at->second.peer, &at->second}, text, deliver);
+  return state_->handle(Caller{at->second.peer, &at->second}, text, nullptr);
 }
 
 void Dispatcher::on_drained(ConnectionId connection) {
@@ -241,10 +222,7 @@ void Dispatcher::on_process_exit(ConnectionId connection) {
 
 PostReply Dispatcher::on_post(const Peer& peer, std::string_view body) {
   PostReply reply;
-  state_->handle(Caller{peer, nullptr}, body, [&reply](std::string text, int http_status) {
-    reply.status = text.empty() ? 204 : http_status;
-    reply.body = std::move(text);
-  });
+  state_->handle(Caller{peer, nullptr}, body, &reply);
   return reply;
 }
 

@@ -91,7 +91,8 @@ class Dispatcher {
   ~Dispatcher();
 
   void on_open(ConnectionId connection, const Peer& peer);
-  void on_text(ConnectionId connection, std::string_view text);
+  /// False: nothing of it could be handed to a method; it was answered with an error.
+  bool on_text(ConnectionId connection, std::string_view text);
   void on_drained(ConnectionId connection);
   [[nodiscard]] bool initialized(ConnectionId connection) const;  ///< `session.initialize` was answered
   bool on_close(ConnectionId connection);  ///< the engine hears `connection_lost`; true: `on_process_exit` is wanted

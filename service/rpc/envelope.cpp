@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 namespace gradsync::rpc {
@@ -97,13 +98,13 @@ Request read_request(Value item) {
   return request;
 }
 
-Result<Envelope> read_envelope(Value root, std::size_t batch_items) {
-  Envelope envelope;
-  if (!root.is(TokenType::Array)) {
+Result<void> read_envelope(Value root, std::size_t batch_items, Envelope& envelope) {
+  envelope.requests.clear();
+  envelope.batch = root.is(TokenType::Array);
+  if (!envelope.batch) {
     envelope.requests.push_back(read_request(root));
-    return envelope;
+    return {};
   }
-  envelope.batch = true;
   std::size_t count = 0;
   root.each_item([&](Value) { return ++count <= batch_items; });
   if (count == 0) {
@@ -116,11 +117,18 @@ Result<Envelope> read_envelope(Value root, std::size_t batch_items) {
     envelope.requests.push_back(read_request(item));
     return true;
   });
-  return envelope;
+  return {};
 }
 
 std::string result_reply(const std::optional<std::string>& id, std::string_view result) {
-  return fmt::format(R"({{"jsonrpc":"2.0","id":{},"result":{}}})", id ? *id : "null", result);
+  std::string text;
+  text.reserve(result.size() + kLongestId + 64);
+  text += R"({"jsonrpc":"2.0","id":)";
+  text += id ? std::string_view(*id) : "null";
+  text += R"(,"result":)";
+  text += result;
+  text += '}';
+  return text;
 }
 
 std::string error_reply(const std::optional<std::string>& id, const Error& error) {
@@ -132,10 +140,10 @@ std::string notification(std::string_view method, std::string_view params) {
 }
 
 bool UsedIds::begin(const std::string& id) {
-  if (in_flight_.contains(id) || !recent_.insert(id).second) {
+  if (std::find(in_flight_.begin(), in_flight_.end(), id) != in_flight_.end() || !recent_.insert(id).second) {
     return false;
   }
-  in_flight_.insert(id);
+  in_flight_.push_back(id);
   order_.push_back(id);
   if (order_.size() > kRemembered) {
     recent_.erase(order_.front());
@@ -144,6 +152,6 @@ bool UsedIds::begin(const std::string& id) {
   return true;
 }
 
-void UsedIds::end(const std::string& id) { in_flight_.erase(id); }
+void UsedIds::end(const std::string& id) { std::erase(in_flight_, id); }
 
 }  // namespace gradsync::rpc

@@ -32,7 +32,7 @@ struct Envelope {
   std::vector<Request> requests;
 };
 
-[[nodiscard]] Result<Envelope> read_envelope(Value root, std::size_t batch_items);
+[[nodiscard]] Result<void> read_envelope(Value root, std::size_t batch_items, Envelope& envelope);
 
 /// `id` is JSON text or empty for null.
 [[nodiscard]] std::string result_reply(const std::optional<std::string>& id, std::string_view result);
@@ -52,7 +52,7 @@ class UsedIds {
   [[nodiscard]] std::size_t in_flight() const { return in_flight_.size(); }
 
  private:
-  std::unordered_set<std::string> in_flight_;
+  std::vector<std::string> in_flight_;  ///< one or two
   std::unordered_set<std::string> recent_;
   std::deque<std::string> order_;
 };

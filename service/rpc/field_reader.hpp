@@ -43,6 +43,13 @@ class FieldReader {
     FieldReader& reader_;
   };
 
+  /// Forgets the last message, and keeps its memory.
+  void begin() {
+    path_.clear();
+    members.clear();
+    failed_ = false;
+  }
+
   [[nodiscard]] const Error& error() const { return error_; }
 
   // Each of these notes the error (the first one stays) and returns false.

@@ -24,6 +24,9 @@ struct OpenContainer {
 
 constexpr std::size_t kFewKeys = 24;
 
+/// Memory of a longer message (pages of a declaration) is given back when the next one comes.
+constexpr std::size_t kKeptText = 64U << 10;
+
 std::string cut(std::string_view text, std::size_t most) {
   if (text.size() <= most) {
     return std::string(text);
@@ -42,10 +45,24 @@ Error parse_failure(std::string message, std::string hint = {}) {
 
 class TapeBuilder {
  public:
-  TapeBuilder(std::size_t depth, std::size_t text_size) : depth_(depth) {
-    tape_.tokens_.reserve(text_size / 8 + 8);
-    tape_.text_.reserve(text_size / 2 + 8);
+  explicit TapeBuilder(std::size_t depth) : depth_(depth) {}
+
+  [[nodiscard]] Result<void> read(std::string_view text) {
+    if (text.size() >= UINT32_MAX) {
+      return parse_failure("longer than 4 GiB");
+    }
+    begin(text.size());
+    const bool parsed = Json::sax_parse(text.data(), text.data() + text.size(), this);
+    if (failure_) {
+      return std::move(*failure_);
+    }
+    if (!parsed) {
+      return parse_failure("not JSON");
+    }
+    return {};
   }
+
+  Tape& tape() { return tape_; }
 
   bool null() { return push(TokenType::Null) != nullptr; }
 
@@ -120,17 +137,20 @@ class TapeBuilder {
     return fail(parse_failure("not JSON: " + cut(what, 240)));
   }
 
-  [[nodiscard]] Result<Tape> take(bool parsed) {
-    if (failure_) {
-      return std::move(*failure_);
+ private:
+  void begin(std::size_t text_size) {
+    if (tape_.text_.capacity() > kKeptText) {
+      tape_ = {};
+      open_.clear();
     }
-    if (!parsed) {
-      return parse_failure("not JSON");
-    }
-    return std::move(tape_);
+    tape_.tokens_.clear();
+    tape_.text_.clear();
+    tape_.tokens_.reserve(text_size / 8 + 8);
+    tape_.text_.reserve(text_size / 2 + 8);
+    open_count_ = 0;
+    failure_.reset();
   }
 
- private:
   Token* push(TokenType type) {
     Token& token = tape_.tokens_.emplace_back();
     token.type = type;
@@ -195,12 +215,22 @@ class TapeBuilder {
 };
 
 Result<Tape> read_json(std::string_view text, std::size_t depth) {
-  if (text.size() >= UINT32_MAX) {
-    return parse_failure("longer than 4 GiB");
+  TapeBuilder builder(depth);
+  if (auto read = builder.read(text); !read) {
+    return read.error();
   }
-  TapeBuilder builder(depth, text.size());
-  const bool parsed = Json::sax_parse(text.data(), text.data() + text.size(), &builder);
-  return builder.take(parsed);
+  return std::move(builder.tape());
+}
+
+TapeReader::TapeReader(std::size_t depth) : builder_(std::make_unique<TapeBuilder>(depth)) {}
+
+TapeReader::~TapeReader() = default;
+
+Result<Value> TapeReader::read(std::string_view text) {
+  if (auto read = builder_->read(text); !read) {
+    return read.error();
+  }
+  return builder_->tape().root();
 }
 
 Value Tape::root() const { return {*this, 0}; }

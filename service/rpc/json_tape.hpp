@@ -1,6 +1,6 @@
 #pragma once
-// The strict JSON reader. One SAX pass checks the text and leaves a flat tape of tokens, which costs one allocation per
-// message instead of one per value; typed reading (field_reader.hpp) then walks the tape straight into structs.
+// The strict JSON reader. One SAX pass checks the text and leaves a flat tape of tokens, in memory that the next
+// message uses again; typed reading (field_reader.hpp) then walks the tape straight into structs.
 //
 // Refused: what is not JSON, invalid UTF-8 (lone surrogates included), nesting deeper than `depth`, a key twice in one
 // object, an integer outside [−2^63, 2^64), a number outside the range of a double.
@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -101,7 +102,22 @@ class Value {
   std::uint32_t index_;
 };
 
-/// Errors: ParseError; the message says where.
+class TapeBuilder;
+
+/// Reads one text after the other.
+class TapeReader {
+ public:
+  explicit TapeReader(std::size_t depth);
+  ~TapeReader();
+
+  /// The root, valid until the next text is read. Errors: ParseError; the message says where.
+  [[nodiscard]] Result<Value> read(std::string_view text);
+
+ private:
+  std::unique_ptr<TapeBuilder> builder_;
+};
+
+/// The same for one text.
 [[nodiscard]] Result<Tape> read_json(std::string_view text, std::size_t depth);
 
 }  // namespace gradsync::rpc

@@ -28,7 +28,13 @@ struct Method {
   const char* summary;
   Needs needs;
   Form form;  ///< how clients are expected to send it; both are accepted
-  void (*call)(Core& core, Caller& caller, const std::optional<Value>& params, std::shared_ptr<Completion> completion);
+  void (*call)(
+      Core& core,
+      Caller& caller,
+      FieldReader& reader,
+      const std::optional<Value>& params,
+      std::shared_ptr<Completion> completion
+  );
   Json (*params_schema)(SchemaBuilder& builder);
   Json (*result_schema)(SchemaBuilder& builder);
 };
@@ -42,7 +48,7 @@ template <typename P>
 concept CheckedBeforeReading = requires(Value value) { P::check_before_reading(value); };
 
 template <typename P>
-[[nodiscard]] Result<P> read_method_params(const std::optional<Value>& value) {
+[[nodiscard]] Result<P> read_method_params(FieldReader& reader, const std::optional<Value>& value) {
   P params;
   if (value && value->is(TokenType::Array)) {
     return invalid_params("", "params is a list; expected an object", "name the params");
@@ -55,7 +61,7 @@ template <typename P>
       return checked.error();
     }
   }
-  if (auto read = read_params(object, params); !read) {
+  if (auto read = read_params(reader, object, params); !read) {
     return read.error();
   }
   return params;
@@ -73,8 +79,12 @@ template <typename P, typename R, Handler<P, R> handler>
       summary,
       needs,
       form,
-      [](Core& core, Caller& caller, const std::optional<Value>& value, std::shared_ptr<Completion> completion) {
-        Result<P> params = read_method_params<P>(value);
+      [](Core& core,
+         Caller& caller,
+         FieldReader& reader,
+         const std::optional<Value>& value,
+         std::shared_ptr<Completion> completion) {
+        Result<P> params = read_method_params<P>(reader, value);
         if (!params) {
           completion->fail(params.error());
           return;

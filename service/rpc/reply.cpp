@@ -1,6 +1,7 @@
 #include "rpc/reply.hpp"
 
 #include "base/text.hpp"
+#include "rpc/core.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/error_codes.hpp"
 
@@ -22,13 +23,27 @@ Error too_long(std::size_t size_bytes, std::size_t most) {
 
 }  // namespace
 
-void ReplyGroup::complete(std::size_t index, const std::optional<std::string>& id, std::string reply, int http_status) {
-  replies_[index] = {id, std::move(reply)};
-  if (!batch_) {
-    http_status_ = http_status;
+void Asker::deliver(std::string text, int http_status) const {
+  if (post != nullptr) {
+    post->status = text.empty() ? 204 : http_status;
+    post->body = std::move(text);
+    return;
   }
-  if (--pending_ == 0) {
-    deliver_(batch_ ? batch_text() : std::move(replies_.front().text), http_status_);
+  const std::shared_ptr<Core> alive = core.lock();
+  if (!text.empty() && alive && alive->connections.contains(*connection)) {
+    alive->outbox.send(*connection, std::move(text));
+  }
+}
+
+void ReplyGroup::complete(std::size_t index, const std::optional<std::string>& id, std::string reply, int http_status) {
+  --pending_;
+  if (!batch_) {
+    asker_.deliver(std::move(reply), http_status);
+    return;
+  }
+  replies_[index] = {id, std::move(reply)};
+  if (pending_ == 0) {
+    asker_.deliver(batch_text(), 200);
   }
 }
 
@@ -53,17 +68,31 @@ std::size_t Completion::room() const {
   return group_->message_bytes() > taken ? group_->message_bytes() - taken : 0;
 }
 
+void Completion::note_done(const Error* error) const {
+  const Asker& asker = group_->asker();
+  const std::shared_ptr<Core> core = asker.core.lock();
+  if (!core) {
+    return;
+  }
+  core->metrics.request_done(counted_.method, error, seconds(core->moment().now - counted_.start));
+  if (counted_.id_in_use) {
+    if (const auto at = core->connections.find(*asker.connection); at != core->connections.end()) {
+      at->second.ids.end(*id_);
+    }
+  }
+}
+
 void Completion::succeed(std::string result) {
   if (answered_ && result.size() > room()) {
     fail(too_long(result.size(), group_->message_bytes()));
     return;
   }
-  done_(nullptr);
+  note_done(nullptr);
   group_->complete(index_, id_, answered_ ? result_reply(id_, result) : std::string(), 200);
 }
 
 void Completion::fail(const Error& error) {
-  done_(&error);
+  note_done(&error);
   group_->complete(index_, id_, answered_ ? error_reply(id_, error) : std::string(), row_of(error.code).http);
 }
 

@@ -7,9 +7,9 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "rpc/codec.hpp"
+#include "rpc/dispatcher.hpp"
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,21 +17,33 @@
 
 namespace gradsync::rpc {
 
+struct Core;
+
+/// Who asked, and where the answer goes: to a connection, which may be gone by then as the dispatcher may, or into the
+/// answer of a POST, which waits for it.
+struct Asker {
+  std::weak_ptr<Core> core;
+  std::optional<ConnectionId> connection;
+  PostReply* post = nullptr;
+
+  void deliver(std::string text, int http_status) const;
+};
+
 class ReplyGroup {
  public:
-  using Deliver = std::function<void(std::string text, int http_status)>;
-
-  ReplyGroup(bool batch, std::size_t requests, std::size_t message_bytes, Deliver deliver)
+  ReplyGroup(bool batch, std::size_t requests, std::size_t message_bytes, Asker asker)
       : batch_(batch),
         message_bytes_(message_bytes),
-        deliver_(std::move(deliver)),
+        asker_(std::move(asker)),
         pending_(requests),
-        replies_(requests) {}
+        replies_(batch ? requests : 0) {}
 
   /// Empty text: nothing to say.
   void complete(std::size_t index, const std::optional<std::string>& id, std::string reply, int http_status);
 
   [[nodiscard]] std::size_t message_bytes() const { return message_bytes_; }
+
+  [[nodiscard]] const Asker& asker() const { return asker_; }
 
  private:
   [[nodiscard]] std::string batch_text();
@@ -43,22 +55,29 @@ class ReplyGroup {
 
   bool batch_;
   std::size_t message_bytes_;
-  Deliver deliver_;
+  Asker asker_;
   std::size_t pending_;
-  std::vector<Item> replies_;
-  int http_status_ = 200;
+  std::vector<Item> replies_;  ///< of a batch
+};
+
+/// What a request is counted as when it is done.
+struct Counted {
+  std::size_t method = 0;  ///< index in the table, or its size
+  bool id_in_use = false;  ///< the connection's id is this request's, until it is done
+  TimePoint start{};
 };
 
 /// One request under way.
 class Completion {
  public:
-  /// Called once with the error or nullptr, before the reply goes out: metrics, and the id is free again.
-  using Done = std::function<void(const Error*)>;
-
   Completion(
-      std::shared_ptr<ReplyGroup> group, std::size_t index, bool answered, std::optional<std::string> id, Done done
+      std::shared_ptr<ReplyGroup> group,
+      std::size_t index,
+      bool answered,
+      std::optional<std::string> id,
+      const Counted& counted
   )
-      : group_(std::move(group)), index_(index), answered_(answered), id_(std::move(id)), done_(std::move(done)) {}
+      : group_(std::move(group)), index_(index), answered_(answered), id_(std::move(id)), counted_(counted) {}
 
   void succeed(std::string result);
   void fail(const Error& error);
@@ -67,11 +86,14 @@ class Completion {
   [[nodiscard]] std::size_t room() const;
 
  private:
+  /// Metrics, and the id is free again: before the reply goes out.
+  void note_done(const Error* error) const;
+
   std::shared_ptr<ReplyGroup> group_;
   std::size_t index_;
   bool answered_;  ///< false: a notification
   std::optional<std::string> id_;
-  Done done_;
+  Counted counted_;
 };
 
 /// Result as text. Overloads in result_size.hpp, found by argument type, leave parts out to keep to `room` bytes; what

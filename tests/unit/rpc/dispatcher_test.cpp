@@ -321,6 +321,23 @@ TEST(Dispatcher, refuses_a_message_beyond_the_limit_and_serves_on) {
   EXPECT_TRUE(rpc.call(1, "status.get", Json::object()).contains("result"));
 }
 
+TEST(Dispatcher, tells_what_no_method_was_called_for) {
+  Harness harness;
+  harness.open(1);
+  const auto called = [&](const char* text) { return harness.dispatcher->on_text(1, text); };
+  constexpr auto kGood = R"({"jsonrpc": "2.0", "id": 1, "method": "status.get"})";
+  constexpr auto kUnknown = R"({"jsonrpc": "2.0", "id": 2, "method": "status.got"})";
+  EXPECT_TRUE(called(kGood));
+  EXPECT_FALSE(called(kGood)) << "a used id";
+  EXPECT_FALSE(called(kUnknown));
+  EXPECT_FALSE(called(R"({"jsonrpc": "2.0", "id": 3, "method": "step.finish", "params": {}})")) << "no rank";
+  EXPECT_FALSE(called("{"));
+  EXPECT_FALSE(called("[]"));
+  EXPECT_FALSE(called(R"([{"jsonrpc": "2.0", "id": 4, "method": "status.got"}, 7])"));
+  EXPECT_TRUE(called(R"([{"jsonrpc": "2.0", "id": 5, "method": "status.get"}, 7])"));
+  EXPECT_FALSE(harness.dispatcher->on_text(2, kGood)) << "a connection that is gone";
+}
+
 TEST(Dispatcher, a_batch_whose_replies_are_too_long_together_keeps_those_that_fit) {
   RpcLimits limits;
   limits.message_bytes = 700;

@@ -7,19 +7,20 @@ namespace {
 
 struct Read {
   Tape tape;
-  Result<Envelope> envelope;
+  Envelope envelope;
+  Result<void> result;
 };
 
 /// The tape is kept, because requests point into it.
 std::shared_ptr<Read> read(const std::string& text, std::size_t batch_items = 64) {
   Result<Tape> tape = read_json(text, 32);
   EXPECT_TRUE(tape) << text;
-  auto kept = std::make_shared<Read>(Read{std::move(*tape), Envelope{}});
-  kept->envelope = read_envelope(kept->tape.root(), batch_items);
+  auto kept = std::make_shared<Read>(Read{std::move(*tape), {}, {}});
+  kept->result = read_envelope(kept->tape.root(), batch_items, kept->envelope);
   return kept;
 }
 
-Request request(const std::string& text) { return read(text)->envelope->requests.at(0); }
+Request request(const std::string& text) { return read(text)->envelope.requests.at(0); }
 
 void expect_invalid(const std::string& text, std::optional<std::string> id = std::nullopt) {
   const Request broken = request(text);
@@ -79,22 +80,22 @@ TEST(Envelope, refuses_members_that_a_request_does_not_have) {
 }
 
 TEST(Envelope, an_empty_or_too_long_batch_is_one_error) {
-  EXPECT_FALSE(read("[]")->envelope);
-  EXPECT_TRUE(read("[1,2,3]", 3)->envelope);
+  EXPECT_FALSE(read("[]")->result);
+  EXPECT_TRUE(read("[1,2,3]", 3)->result);
   const auto too_long = read("[1,2,3,4]", 3);
-  ASSERT_FALSE(too_long->envelope);
-  EXPECT_EQ(too_long->envelope.error().code, ErrorCode::InvalidRequest);
+  ASSERT_FALSE(too_long->result);
+  EXPECT_EQ(too_long->result.error().code, ErrorCode::InvalidRequest);
 }
 
 TEST(Envelope, reads_each_item_of_a_batch_by_itself) {
   const auto batch = read(R"([1, {"jsonrpc":"2.0","method":"m"}, {"jsonrpc":"2.0","id":1,"method":"m"}, []])");
-  ASSERT_TRUE(batch->envelope);
-  EXPECT_TRUE(batch->envelope->batch);
-  ASSERT_EQ(batch->envelope->requests.size(), 4U);
-  EXPECT_TRUE(batch->envelope->requests[0].error);
-  EXPECT_FALSE(batch->envelope->requests[1].answered());
-  EXPECT_FALSE(batch->envelope->requests[2].error);
-  EXPECT_TRUE(batch->envelope->requests[3].error);
+  ASSERT_TRUE(batch->result);
+  EXPECT_TRUE(batch->envelope.batch);
+  ASSERT_EQ(batch->envelope.requests.size(), 4U);
+  EXPECT_TRUE(batch->envelope.requests[0].error);
+  EXPECT_FALSE(batch->envelope.requests[1].answered());
+  EXPECT_FALSE(batch->envelope.requests[2].error);
+  EXPECT_TRUE(batch->envelope.requests[3].error);
 }
 
 TEST(UsedIds, refuses_an_id_in_flight_however_old_it_is) {
