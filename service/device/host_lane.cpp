@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
+#include <list>
 #include <map>
 #include <mutex>
 #include <new>
@@ -87,9 +87,9 @@ class HostLane::Queue {
       const std::lock_guard lock(mutex_);
       if (const auto* abort = std::get_if<Abort>(&command)) {
         note_abort(*abort);
-        commands_.insert(place_of(*abort), std::move(command));
+        put(place_of(*abort), std::move(command));
       } else {
-        commands_.push_back(std::move(command));
+        put(commands_.end(), std::move(command));
       }
       if (executing_) {
         return;  // whoever executes looks for more
@@ -112,6 +112,17 @@ class HostLane::Queue {
   [[nodiscard]] int threads() const { return pool_.threads(); }
 
  private:
+  using Commands = std::list<LaneCommand>;
+
+  void put(Commands::iterator place, LaneCommand command) {
+    if (spare_.empty()) {
+      commands_.insert(place, std::move(command));
+      return;
+    }
+    spare_.front() = std::move(command);
+    commands_.splice(place, spare_, spare_.begin());
+  }
+
   void note_abort(const Abort& abort) {
     const auto [entry, added] = aborted_.try_emplace(abort.plan, abort.tag);
     entry->second = std::max(entry->second, abort.tag);
@@ -120,7 +131,7 @@ class HostLane::Queue {
 
   /// Moves what the Abort ends to the front, for it takes no time any more, and returns the place behind that: other
   /// plans' commands may take seconds, and whoever aborts waits. A plan that is yet to be loaded keeps its order.
-  std::deque<LaneCommand>::iterator place_of(const Abort& abort) {
+  Commands::iterator place_of(const Abort& abort) {
     const auto loads = [&](const LaneCommand& command) {
       const auto* load = std::get_if<LoadPlan>(&command);
       const auto* load_stats = std::get_if<LoadStats>(&command);
@@ -162,7 +173,7 @@ class HostLane::Queue {
   /// The first command, for the caller to execute.
   LaneCommand take() {
     LaneCommand command = std::move(commands_.front());
-    commands_.pop_front();
+    spare_.splice(spare_.begin(), commands_, commands_.begin());
     executing_ = true;
     running_ = attempt_of(command);
     cancel_.store(running_ && is_aborted(*running_), std::memory_order_relaxed);
@@ -220,8 +231,9 @@ class HostLane::Queue {
   LaneSink sink_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<LaneCommand> commands_;  ///< guarded by mutex_, as are the next four
-  std::map<PlanId, Tag> aborted_;     ///< the highest aborted attempt of each plan
+  Commands commands_;              ///< guarded by mutex_, as are the next five
+  Commands spare_;                 ///< places of commands that were executed, for those to come
+  std::map<PlanId, Tag> aborted_;  ///< the highest aborted attempt of each plan
   std::optional<Attempt> running_;
   bool executing_ = false;  ///< some thread uses the executor and the pool
   bool stop_ = false;

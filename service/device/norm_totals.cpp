@@ -8,9 +8,9 @@ namespace gradsync::device {
 
 void NormTotals::write(const std::vector<plan::ClipRule>& rules, double scale, StepMath& math) const {
   plan::ClipRule measure;
-  for (std::size_t group = 0; group < groups_.size(); ++group) {
+  for (std::size_t group = 0; group < rules.size(); ++group) {
     const plan::ClipRule& rule = rules[group];
-    const double raw_norm = (one_group_ ? total_ : groups_[group]).norm();
+    const double raw_norm = (groups_.empty() ? total_ : groups_[group]).norm();
     math.groups.push_back(plan::apply_clip_rule(rule, raw_norm, scale));
     math.raw_group_norms.push_back(raw_norm);
     measure.norm_dtype = rule.norm_dtype == plan::DType::Float64 ? rule.norm_dtype : measure.norm_dtype;

@@ -15,12 +15,12 @@ namespace gradsync::device {
 class NormTotals {
  public:
   NormTotals(double p, std::uint32_t clip_groups, std::uint32_t layers)
-      : total_(p), groups_(clip_groups, NormSum(p)), layers_(layers, NormSum(p)), one_group_(clip_groups == 1) {}
+      : total_(p), groups_(clip_groups == 1 ? 0 : clip_groups, NormSum(p)), layers_(layers, NormSum(p)) {}
 
   /// `layer` −1: none.
   void add(const TensorSum& sum, std::uint32_t clip_group, std::int32_t layer) {
     total_.add(sum);
-    if (!one_group_) {
+    if (!groups_.empty()) {
       groups_[clip_group].add(sum);
     }
     if (layer >= 0) {
@@ -33,9 +33,8 @@ class NormTotals {
 
  private:
   NormSum total_;
-  std::vector<NormSum> groups_;
+  std::vector<NormSum> groups_;  ///< none where there is one group: its sum is the whole
   std::vector<NormSum> layers_;
-  bool one_group_;  ///< its sum is the whole
 };
 
 /// Throws DeviceError unless there is one rule per clip group and the scale is positive.
