@@ -187,7 +187,7 @@ void Job::perform(Committed& action) {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     StepReport own = report_for(*shared, *active_->plan, static_cast<std::int64_t>(rank));
     own.encoded = encoded[rank];
-    answer_step(ranks_[rank], own);
+    answer_step(ranks_[rank], std::move(own));
   }
   if (context_.events) {
     Event event;
