@@ -19,8 +19,8 @@ void Bridge::on_open(net::ConnectionId connection, const net::PeerIdentity& peer
   clock_.turn("a new connection", [&] { dispatcher_->on_open(connection, rpc_peer(peer)); });
 }
 
-void Bridge::on_text(net::ConnectionId connection, std::string_view text) {
-  clock_.turn("a message", text, [&] { dispatcher_->on_text(connection, text); });
+bool Bridge::on_text(net::ConnectionId connection, std::string_view text) {
+  return clock_.turn("a message", text, [&] { return dispatcher_->on_text(connection, text); });
 }
 
 bool Bridge::initialized(net::ConnectionId connection) { return dispatcher_->initialized(connection); }

@@ -21,7 +21,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
 
   // net::MessageHandler
   void on_open(net::ConnectionId connection, const net::PeerIdentity& peer) override;
-  void on_text(net::ConnectionId connection, std::string_view text) override;
+  [[nodiscard]] bool on_text(net::ConnectionId connection, std::string_view text) override;
   [[nodiscard]] bool initialized(net::ConnectionId connection) override;
   void on_drained(net::ConnectionId connection) override;
   [[nodiscard]] bool on_close(net::ConnectionId connection) override;

@@ -4,22 +4,61 @@
 
 namespace gradsync::net {
 
+namespace {
+
+/// An account runs ahead of the time used by what earning it takes.
+Duration earning(Duration used) { return std::chrono::duration_cast<Duration>(used / FairShare::kShare); }
+
+}  // namespace
+
 FairShare::Process FairShare::process_of(const PeerIdentity& peer, ConnectionId connection) {
   const bool unknown = peer.local && peer.pid == 0;
   return {peer.uid, unknown ? -static_cast<std::int64_t>(connection) : peer.pid};
 }
 
-Duration FairShare::charge(const PeerIdentity& peer, ConnectionId connection, Duration computed, TimePoint now) {
-  const Duration cost = computed > kShortTurn ? computed : Duration::zero();
-  const auto [account, is_new] = used_up_to_.try_emplace(process_of(peer, connection), now);
-  account->second = std::max(account->second, now) + std::chrono::duration_cast<Duration>(cost / kShare);
-  const Duration ahead = account->second - now;
+Duration FairShare::charge(
+    const PeerIdentity& peer, ConnectionId connection, Worth worth, Duration computed, TimePoint now
+) {
+  const Process process = process_of(peer, connection);
+  if (worth == Worth::Understood && computed <= kShortTurn) {
+    note_free(process, now);
+    return Duration::zero();
+  }
+  const auto [account, is_new] = used_up_to_.try_emplace(process, now);
+  // What is used while nobody waits is no debt beyond what delays the process for the longest pause.
+  const TimePoint most = now + earning(kBurst) + kLongestPause;
+  account->second = std::min(most, std::max(account->second, now) + earning(computed));
+  const TimePoint used_up_to = account->second;
   if (is_new && used_up_to_.size() > look_again_at_) {
     forget_the_idle(now);
   }
-  // The burst is time used; an account runs ahead of it by what earning it takes.
-  const Duration over = ahead - std::chrono::duration_cast<Duration>(kBurst / kShare);
-  return std::clamp(over, Duration::zero(), Duration{kLongestPause});
+  return pause_of(process, used_up_to, worth, now);
+}
+
+Duration FairShare::pause(const PeerIdentity& peer, ConnectionId connection, TimePoint now) const {
+  const Process process = process_of(peer, connection);
+  const auto account = used_up_to_.find(process);
+  return account == used_up_to_.end() ? Duration::zero() : pause_of(process, account->second, Worth::Refused, now);
+}
+
+Duration FairShare::pause_of(const Process& process, TimePoint used_up_to, Worth worth, TimePoint now) const {
+  const Duration over = used_up_to - now - earning(worth == Worth::Refused ? kRefusedBurst : kBurst);
+  if (over <= Duration::zero() || !others_are_served(process, now)) {
+    return Duration::zero();
+  }
+  return std::clamp<Duration>(over, kShortestPause, kLongestPause);
+}
+
+void FairShare::note_free(const Process& process, TimePoint now) {
+  if (served_[0].process != process) {
+    std::swap(served_[0], served_[1]);
+  }
+  served_[0] = {process, now};
+}
+
+bool FairShare::others_are_served(const Process& process, TimePoint now) const {
+  const Seen& other = served_[0].process == process ? served_[1] : served_[0];
+  return other.at != TimePoint{} && now - other.at <= kBusy;
 }
 
 void FairShare::forget_the_idle(TimePoint now) {

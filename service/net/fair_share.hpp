@@ -1,16 +1,17 @@
 #pragma once
-// How much of the io thread the long messages of a process may have. While one is read nobody else is served, and a
-// step that comes meanwhile waits for all of it, so each process has an account: it may run ahead by `kBurst`, which is
-// about a declaration of 100,000 tensors, and then gets `kShare` of the thread. Who has used more is not refused
-// anything: its connections are read later. Short messages, those of steps among them, are free: connections take
-// turns. Peers by TCP count as one, and a process of another pid namespace, whose number the kernel does not tell, as
-// one for each connection.
+// How much of the io thread a process may have for what does not step anybody's training. While one of its messages is
+// read nobody else is served, so each process has an account of `kShare` of the thread, which may run ahead by
+// `kBurst`, a declaration of 20,000 tensors; by `kRefusedBurst` where the message is refused or asks for a page. Who
+// has used more, while others send short messages, is not refused anything: its connections are read later. Short
+// messages that are understood, those of steps among them, are free: connections take turns. Peers by TCP count as one,
+// and a process of another pid namespace, whose number the kernel does not tell, as one for each connection.
 //
 // Thread: io only. Internal to net.
 
 #include "base/clock.hpp"
 #include "net/server.hpp"
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -19,24 +20,41 @@ namespace gradsync::net {
 
 class FairShare {
  public:
-  static constexpr Milliseconds kBurst{1'000};
+  enum class Worth : std::uint8_t { Understood, Refused };
+
+  static constexpr Milliseconds kBurst{150};
+  static constexpr Milliseconds kRefusedBurst{5};
   static constexpr double kShare = 0.05;
-  static constexpr Milliseconds kShortTurn{1};
+  static constexpr Milliseconds kShortTurn{1};      ///< of an understood message: free
+  static constexpr Milliseconds kShortestPause{1};  ///< refused messages are short: some are read at a time
   static constexpr Milliseconds kLongestPause{1'000};
+  static constexpr Milliseconds kBusy{1'000};  ///< so long after a free message of another process there is one to wait
 
   /// Notes what a message of the peer has cost. How long to wait before the next one of its connection is read; 0: not.
-  [[nodiscard]] Duration charge(const PeerIdentity& peer, ConnectionId connection, Duration computed, TimePoint now);
+  Duration charge(const PeerIdentity& peer, ConnectionId connection, Worth worth, Duration computed, TimePoint now);
+
+  /// How long to wait before a request by HTTP is answered: it may come by a connection of its own.
+  [[nodiscard]] Duration pause(const PeerIdentity& peer, ConnectionId connection, TimePoint now) const;
 
   [[nodiscard]] std::size_t accounts() const { return used_up_to_.size(); }
 
  private:
   using Process = std::pair<std::uint32_t, std::int64_t>;  ///< uid, pid; or the connection, negative
 
+  struct Seen {
+    Process process;
+    TimePoint at;
+  };
+
   [[nodiscard]] static Process process_of(const PeerIdentity& peer, ConnectionId connection);
+  void note_free(const Process& process, TimePoint now);
+  [[nodiscard]] Duration pause_of(const Process& process, TimePoint used_up_to, Worth worth, TimePoint now) const;
+  [[nodiscard]] bool others_are_served(const Process& process, TimePoint now) const;
   void forget_the_idle(TimePoint now);
 
   /// The moment at which the account is level again; in the past: it is.
   std::map<Process, TimePoint> used_up_to_;
+  std::array<Seen, 2> served_{};      ///< the last free messages of two processes, the later one first
   std::size_t look_again_at_ = 1024;  ///< accounts
 };
 

@@ -118,6 +118,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         break;
       }
       Request request = parser.release();
+      co_await take_turn();
       std::optional<Response> answer = refuse(request);
       if (!answer && entrance_ != Entrance::Health && beast::websocket::is_upgrade(request)) {
         answer = refuse_upgrade(request);
@@ -144,6 +145,19 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   }
 
  private:
+  /// Peers by TCP are one to the fair share: who asks much there must not keep a probe waiting.
+  Task<void> take_turn() {
+    const Duration wait =
+        peer_.local ? context_->fair_share.pause(peer_, id_, std::chrono::steady_clock::now()) : Duration::zero();
+    if (wait > Duration::zero()) {
+      context_->metrics.read_pauses.Increment();
+      deadline_.expires_after(wait);
+      auto [cut_short] = co_await deadline_.async_wait(use_task);
+      static_cast<void>(cut_short);
+      arm_deadline();
+    }
+  }
+
   void arm_deadline() {
     deadline_.expires_after(context_->options.handshake_timeout);
     deadline_.async_wait([self = weak_from_this()](boost::system::error_code error) {
@@ -230,10 +244,17 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     const bool trusted = owner || entrance_ == Entrance::Tcp;
     const IoWatch::Turn turn{context_->metrics.io_watch, "a page"};
     const std::optional<HttpReply> page = context_->pages.on_get(target.path, target.query, trusted);
+    charge(turn);
     if (!page) {
       return text_response(http::status::not_found, fmt::format("no page '{}'", target.path));
     }
     return reads ? page_response(*page) : not_allowed("GET, HEAD");
+  }
+
+  void charge(const IoWatch::Turn& turn) {
+    context_->fair_share.charge(
+        peer_, id_, FairShare::Worth::Refused, turn.computed(), std::chrono::steady_clock::now()
+    );
   }
 
   static Response not_allowed(const char* allowed) {
@@ -252,7 +273,9 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
           )
       );
     }
+    const IoWatch::Turn turn{context_->metrics.io_watch, "a POST", request.body()};
     MessageHandler::PostReply reply = context_->messages.on_post(peer_, request.body());
+    charge(turn);
     Response response{static_cast<http::status>(reply.status), 11};
     if (!reply.body.empty()) {
       response.set(http::field::content_type, "application/json");

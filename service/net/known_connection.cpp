@@ -19,7 +19,7 @@ KnownConnection::KnownConnection(
 bool KnownConnection::tell_close() {
   const IoWatch::Turn turn{context_->metrics.io_watch, "a closed connection"};
   const bool watch_on = context_->messages.on_close(id_);
-  static_cast<void>(context_->fair_share.charge(peer_, id_, turn.computed(), std::chrono::steady_clock::now()));
+  context_->fair_share.charge(peer_, id_, FairShare::Worth::Refused, turn.computed(), std::chrono::steady_clock::now());
   return watch_on;
 }
 

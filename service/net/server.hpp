@@ -37,7 +37,8 @@ class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
   virtual void on_open(ConnectionId connection, const PeerIdentity& peer) = 0;
-  virtual void on_text(ConnectionId connection, std::string_view text) = 0;
+  /// False: it is not a request that can be carried out; who sends many of those is read later (net/fair_share.hpp).
+  [[nodiscard]] virtual bool on_text(ConnectionId connection, std::string_view text) = 0;
   /// Asked once, `initialize_timeout` after the connection opened.
   [[nodiscard]] virtual bool initialized(ConnectionId connection) = 0;
   virtual void on_drained(ConnectionId connection) = 0;  ///< the write queue became empty

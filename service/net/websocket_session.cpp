@@ -216,8 +216,9 @@ class WebSocketSession final : public Session,
     const auto data = buffer_.data();
     const std::string_view text{static_cast<const char*>(data.data()), data.size()};
     const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
-    context_->messages.on_text(id_, text);
-    const Duration pause = context_->fair_share.charge(peer_, id_, turn.computed(), std::chrono::steady_clock::now());
+    const auto worth = context_->messages.on_text(id_, text) ? FairShare::Worth::Understood : FairShare::Worth::Refused;
+    const Duration pause =
+        context_->fair_share.charge(peer_, id_, worth, turn.computed(), std::chrono::steady_clock::now());
     if (pause > Duration::zero()) {
       context_->metrics.read_pauses.Increment();
     }

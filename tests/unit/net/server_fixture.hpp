@@ -60,7 +60,7 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     note(fmt::format("open {} local={} uid={} token={}", connection, peer.local, peer.uid, peer.token));
   }
 
-  void on_text(ConnectionId connection, std::string_view text) override {
+  bool on_text(ConnectionId connection, std::string_view text) override {
     if (text == "flood") {
       for (int i = 0; i < 64; ++i) {
         server->send(connection, std::string(1 << 20, 'x'));
@@ -75,6 +75,7 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     } else {
       server->send(connection, std::string(text));
     }
+    return true;
   }
 
   bool initialized(ConnectionId connection) override {
