@@ -4,17 +4,18 @@
 
 namespace gradsync::rpc {
 
-std::string render(const ReportAnswer& answer, std::size_t room) {
-  const engine::EncodedReport& encoded = answer.report.encoded;
-  if (encoded.text && encoded.text->size() <= room) {
-    return *encoded.text;
+namespace {
+
+/// A report that is not cut is written like the answer with it.
+std::string render_report(const engine::StepReport& report, std::size_t room) {
+  if (report.encoded.text && report.encoded.text->size() <= room) {
+    return *report.encoded.text;
   }
-  std::string text = to_json(answer);
+  std::string text = to_json(report);
   if (text.size() <= room) {
     return text;
   }
-  ReportAnswer shorter = answer;
-  shorter.truncated = std::vector<std::string>{"layers"};
+  ReportAnswer shorter{report, std::vector<std::string>{"layers"}};
   shorter.report.layers.clear();
   text = to_json(shorter);
   if (text.size() <= room) {
@@ -26,11 +27,15 @@ std::string render(const ReportAnswer& answer, std::size_t room) {
   return to_json(shorter);
 }
 
+}  // namespace
+
+std::string render(const ReportAnswer& answer, std::size_t room) { return render_report(answer.report, room); }
+
 std::string render(const StatsAnswer& answer, std::size_t room) {
   std::vector<std::string> newest_first;
   std::size_t size = sizeof(R"({"reports":[]})");
   for (auto report = answer.reports.rbegin(); report != answer.reports.rend(); ++report) {
-    newest_first.push_back(render(ReportAnswer{*report, std::nullopt}, room > 64 ? room - 64 : 0));
+    newest_first.push_back(render_report(*report, room > 64 ? room - 64 : 0));
     size += newest_first.back().size() + 1;
     if (size > room) {
       newest_first.pop_back();
@@ -63,7 +68,7 @@ std::string render(const DeclareAnswer& answer, std::size_t room) {
 
 engine::EncodeReport report_encoder(std::size_t message_bytes) {
   return [message_bytes](const engine::StepReport& report, std::size_t room) {
-    return render(ReportAnswer{report, std::nullopt}, std::min(room, message_bytes));
+    return render_report(report, std::min(room, message_bytes));
   };
 }
 
