@@ -9,8 +9,8 @@ import secrets
 import socket
 from collections.abc import Callable
 
-from daemon import DEADLINE_S, UnixHttp, get
-from raw import BINARY_FRAME, PING, PONG, TEXT, RawClient, RawRank, fetch, frame, header
+from daemon import UnixHttp, get
+from raw import BINARY_FRAME, PING, PONG, TEXT, RawClient, RawRank, connected, fetch, frame, header
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -157,9 +157,7 @@ def pages(address: str) -> int:
 
 def connections(address: str) -> int:
     for _ in range(50):
-        with socket.socket(socket.AF_UNIX) as raw:
-            raw.settimeout(DEADLINE_S)
-            raw.connect(address)
+        with connected(address) as raw:
             raw.sendall(frame(b"{}", TEXT))
     return 50
 

@@ -11,6 +11,7 @@ import mmap
 import os
 import socket
 import struct
+import time
 from types import TracebackType
 from typing import Any
 
@@ -53,14 +54,30 @@ class Closed(Exception):
         self.code, self.reason = code, reason
 
 
+def connected(address: str) -> socket.socket:
+    """A connection; where the daemon has not accepted those before it, the system says so at once and does not wait."""
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        raw = socket.socket(socket.AF_UNIX)
+        raw.settimeout(DEADLINE_S)
+        try:
+            raw.connect(address)
+            return raw
+        except BlockingIOError:
+            raw.close()
+            assert time.monotonic() < end, f"{address} accepts nobody"
+            time.sleep(0.001)
+        except BaseException:
+            raw.close()
+            raise
+
+
 class RawClient:
     """One upgraded connection on the unix socket."""
 
     def __init__(self, address: str, *, initialize: bool = False) -> None:
         self.address = address
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(DEADLINE_S)
-        self.socket.connect(address)
+        self.socket = connected(address)
         self._read = b""
         self._ids = 0
         self._answers: dict[int, Any] = {}
@@ -168,9 +185,7 @@ class RawClient:
 
 def fetch(address: str, token: str) -> tuple[Any, list[int]]:
     """What the second socket answers to a token, and the descriptors that came with it."""
-    with socket.socket(socket.AF_UNIX) as second:
-        second.settimeout(DEADLINE_S)
-        second.connect(address.replace(".sock", ".fd.sock"))
+    with connected(address.replace(".sock", ".fd.sock")) as second:
         second.sendall(token.encode() + b"\n")
         data, fds, _, _ = socket.recv_fds(second, 4096, 4)
         while not data.endswith(b"\n"):
