@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import socket
 import subprocess
@@ -62,9 +63,33 @@ def test_a_stale_socket_is_called_stale(tmp_path: Path) -> None:
     path = str(tmp_path / "gradsync.sock")
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(path)
-    error = failure(path)
+    error = failure(path, timeout=0.1)
     assert (error.reason, error.path) == ("stale", path)
     assert "nobody listens" in str(error)
+
+
+def test_a_named_daemon_that_is_not_there_is_called_so(tmp_path: Path) -> None:
+    error = failure(str(tmp_path / "gradsync.sock"), timeout=0.1)
+    assert (error.reason, error.path) == ("not_found", str(tmp_path / "gradsync.sock"))
+
+
+@pytest.mark.parametrize("leaves_a_file", [False, True], ids=["starts", "is replaced"])
+def test_a_daemon_that_is_yet_to_listen_is_waited_for(leaves_a_file: bool, tmp_path: Path) -> None:
+    path = tmp_path / "gradsync.sock"
+    if leaves_a_file:
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(path))
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        connecting = threads.submit(gradsync.connect, str(path), timeout=30)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            connecting.result(0.2)
+        path.unlink(missing_ok=True)
+        fake = FakeDaemon(tmp_path)
+        try:
+            with connecting.result(30) as client:
+                assert client.status()["state"] == "serving"
+        finally:
+            fake.stop()
 
 
 def test_a_plain_file_is_not_a_socket(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def status_main() -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    with connect(options.address) as client:
+    with connect(options.address, timeout=2.0) as client:
         status = client.status()
     if options.json:
         print(json.dumps(status, indent=2))

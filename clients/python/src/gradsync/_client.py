@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -23,6 +25,9 @@ from .errors import CallTimeout, ConnectionFailed, GradsyncError, UsageError
 
 __all__ = ["Client", "Subscription", "connect"]
 
+_log = logging.getLogger("gradsync")
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 0.5
 _QUICK_S = 30.0
 _EXPLAIN_PAGE = 200
 
@@ -30,7 +35,11 @@ _EXPLAIN_PAGE = 200
 def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = False, timeout: float = 10.0) -> Client:
     """Connects to `address`, else $GRADSYNC_ADDRESS, else the user's daemon, else the machine's.
 
-    `spawn` starts a private daemon instead, which ends with the client.
+    A daemon at an address that was given, or whose socket file is still there, is waited for: it may be starting, or
+    being replaced. `spawn` starts a private daemon instead, which ends with the client.
+
+    Args:
+        timeout: seconds, for all of it.
 
     Raises:
         ConnectionFailed: no usable daemon; `reason` and text say which way and what to do.
@@ -45,7 +54,27 @@ def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = Fals
         except BaseException:
             daemon.stop()
             raise
-    paths = candidates(address)
+    return _connect(candidates(address), address is not None or bool(os.environ.get("GRADSYNC_ADDRESS")), timeout)
+
+
+def _connect(paths: list[str], named: bool, timeout: float) -> Client:
+    """To the first of the paths at which a daemon lives; a named one may be yet to come."""
+    deadline = time.monotonic() + timeout
+    delay = _FIRST_DELAY_S
+    while True:
+        try:
+            return _connect_once(paths, max(0.05, deadline - time.monotonic()))
+        except ConnectionFailed as error:
+            comes = error.reason == "stale" or (named and error.reason == "not_found")
+            if not comes or time.monotonic() + delay > deadline:
+                raise
+            if delay == _FIRST_DELAY_S:
+                _log.info("waiting %g s for a daemon at %s", timeout, error.path)
+        time.sleep(delay)
+        delay = min(2 * delay, _LONGEST_DELAY_S)
+
+
+def _connect_once(paths: list[str], timeout: float) -> Client:
     first: ConnectionFailed | None = None
     for path in paths:
         try:
