@@ -139,8 +139,15 @@ def main() -> int:
     if options.skip:
         print(f"fuzz: skipped: {options.skip}", flush=True)
     else:
-        with ThreadPoolExecutor(max(1, options.jobs)) as pool:
-            for outcome in pool.map(lambda fuzzer: run(fuzzer, options), fuzzers):
+        jobs = max(1, options.jobs)
+        # Where the last round would leave cores idle, its fuzzers share those of the first.
+        left_over = len(fuzzers) % jobs if len(fuzzers) > jobs else 0
+        with ThreadPoolExecutor(jobs) as pool, ThreadPoolExecutor(jobs) as beside:
+            running = [
+                (beside if index < left_over else pool).submit(run, fuzzer, options)
+                for index, fuzzer in enumerate(fuzzers)
+            ]
+            for outcome in (future.result() for future in running):
                 outcomes.append(outcome)
                 end = "ok" if outcome.failure is None else "FAILED\n" + outcome.failure
                 print(f"fuzz: {outcome.fuzzer}: {outcome.runs} inputs in {outcome.seconds:.0f} s: {end}", flush=True)
