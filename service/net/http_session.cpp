@@ -23,6 +23,7 @@ namespace http = boost::beast::http;
 
 namespace {
 
+using Request = http::request<http::string_body>;
 using Response = http::response<http::string_body>;
 
 constexpr std::size_t kHeaderBytes = 16 * 1024;

@@ -8,6 +8,7 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/string_body.hpp>
 #include <boost/beast/websocket/stream.hpp>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -21,6 +22,8 @@ namespace http = boost::beast::http;
 namespace websocket = boost::beast::websocket;
 
 namespace {
+
+using Request = http::request<http::string_body>;
 
 constexpr std::size_t kReasonBytes = 123;  // of a close frame
 constexpr std::size_t kReadBytes = 64 * 1024;
@@ -126,12 +129,12 @@ class WebSocketSession final : public Session,
   // ---- the coroutine
 
   Task<void> run() {
-    auto [accept_error] = co_await stream_.async_accept(request_, use_task);
+    auto [accept_error] = co_await stream_.async_accept(std::any_cast<const Request&>(request_), use_task);
     if (accept_error) {
       spdlog::debug("upgrade failed connection={}: {}", id_, accept_error.message());
       co_return;
     }
-    request_ = {};
+    request_.reset();
     if (co_await read_messages()) {
       co_await write_close();
     }
@@ -380,7 +383,7 @@ class WebSocketSession final : public Session,
   ConnectionId id_;
   PeerIdentity peer_;
   UniqueFd process_;
-  Request request_;
+  std::any request_;
   websocket::stream<EagerSocket, false> stream_;  // false: permessage-deflate is not compiled in
   beast::flat_buffer buffer_;
   std::size_t partial_bytes_ = 0;  ///< what context_->half_sent knows of this connection

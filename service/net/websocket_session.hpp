@@ -4,18 +4,15 @@
 
 #include "net/server_context.hpp"
 
-#include <boost/beast/http/message.hpp>
-#include <boost/beast/http/string_body.hpp>
+#include <any>
 
 namespace gradsync::net {
-
-using Request = boost::beast::http::request<boost::beast::http::string_body>;
 
 /// What the HTTP side hands over with an upgrade.
 struct Upgrade {
   ConnectionId id = 0;
   Socket socket;
-  Request request;
+  std::any request;  ///< an http::request<http::string_body>; Beast's headers stay in .cpp files
   PeerIdentity peer;
   UniqueFd process;
 };
