@@ -15,7 +15,7 @@ from raw import BINARY_FRAME, PING, PONG, TEXT, RawClient, RawRank, connected, f
 KIB, MIB = 1024, 1024 * 1024
 
 
-def answered(address: str, payload: bytes, kind: str, count: int = 2000) -> int:
+def answered(address: str, payload: bytes, kind: str, count: int = 500) -> int:
     """Text frames that are read and answered with an error of this kind, a few hundred in flight."""
     batch = frame(payload) * min(count, 250)
     with RawClient(address) as client:
