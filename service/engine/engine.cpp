@@ -258,9 +258,7 @@ Result<std::shared_ptr<const plan::Plan>> Engine::plan_of(std::optional<std::uin
 }
 
 void Engine::on_lane_report(device::LaneReport report) {
-  for (Job* job : state_->all_jobs()) {
-    job->lane_moved();
-  }
+  state_->each_job([](Job& job) { job.lane_moved(); });
   std::visit([this](auto& value) { state_->on(value); }, report);
   state_->settle();
 }
@@ -280,13 +278,13 @@ void Engine::advance(TimePoint now) {
   State& state = *state_;
   state.context.now = now;
   bool any = false;
-  for (Job* job : state.all_jobs()) {
-    const std::optional<TimePoint> due = job->next_deadline();
+  state.each_job([&](Job& job) {
+    const std::optional<TimePoint> due = job.next_deadline();
     if (due && *due <= now) {
-      job->on_time();
+      job.on_time();
       any = true;
     }
-  }
+  });
   if (any) {
     state.evict_lost();
     state.settle();
@@ -295,12 +293,12 @@ void Engine::advance(TimePoint now) {
 
 std::optional<TimePoint> Engine::next_deadline() const {
   std::optional<TimePoint> earliest;
-  for (const Job* job : state_->all_jobs()) {
-    const std::optional<TimePoint> due = job->next_deadline();
+  state_->each_job([&](const Job& job) {
+    const std::optional<TimePoint> due = job.next_deadline();
     if (due && (!earliest || *due < *earliest)) {
       earliest = due;
     }
-  }
+  });
   return earliest;
 }
 
@@ -325,15 +323,14 @@ void Engine::halt() {
   State& state = *state_;
   state.draining = true;
   state.halted = true;
-  for (Job* job : state.all_jobs()) {
-    job->halt();
-  }
+  state.each_job([](Job& job) { job.halt(); });
   state.settle();
 }
 
 bool Engine::at_rest() const {
-  const std::vector<Job*> jobs = state_->all_jobs();
-  return std::all_of(jobs.begin(), jobs.end(), [](const Job* job) { return job->at_rest(); });
+  bool all = true;
+  state_->each_job([&](const Job& job) { all = all && job.at_rest(); });
+  return all;
 }
 
 }  // namespace gradsync::engine

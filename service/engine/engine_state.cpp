@@ -136,25 +136,10 @@ void Engine::State::settle() {
   metrics.arena_bytes.Set(static_cast<double>(buffers.total_bytes()));
 }
 
-std::vector<Job*> Engine::State::all_jobs() const {
-  std::vector<Job*> all;
-  all.reserve(jobs.size() + closing.size());
-  for (const auto& [key, job] : jobs) {
-    all.push_back(job.get());
-  }
-  for (const auto& job : closing) {
-    all.push_back(job.get());
-  }
-  return all;
-}
-
 Job* Engine::State::job_of_plan(device::PlanId plan) const {
-  for (Job* job : all_jobs()) {
-    if (job->owns_plan(plan)) {
-      return job;
-    }
-  }
-  return nullptr;
+  Job* owner = nullptr;
+  each_job([&](Job& job) { owner = job.owns_plan(plan) ? &job : owner; });
+  return owner;
 }
 
 Job* Engine::State::job_of_buffer(std::uint64_t buffer) const {

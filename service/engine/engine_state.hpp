@@ -39,7 +39,17 @@ struct Engine::State {
   bool halted = false;
   bool wide = false;
 
-  [[nodiscard]] std::vector<Job*> all_jobs() const;  ///< those that close included
+  /// Those that close included. A job knows nothing of the others, so no visit changes the list.
+  template <typename Visit>
+  void each_job(Visit visit) const {
+    for (const auto& [key, job] : jobs) {
+      visit(*job);
+    }
+    for (const auto& job : closing) {
+      visit(*job);
+    }
+  }
+
   [[nodiscard]] Job* job_of(SessionId session);
   [[nodiscard]] Error absent(SessionId session) const;
   [[nodiscard]] Result<const Job*> find(std::optional<std::uint32_t> uid, const std::string& name) const;

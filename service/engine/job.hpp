@@ -217,7 +217,7 @@ class Job {
   [[nodiscard]] std::vector<std::uint32_t> stable_buckets() const;
   [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<StepReport> reply);
   void note_ask();
-  void answer_step(Rank& rank, const Result<StepReport>& result) const;
+  void answer_step(Rank& rank, Result<StepReport> result) const;
   void answer_steps(const Result<StepReport>& result);
   void answer_failed(const Error& error);  ///< also those that left
   void forget_attempt();

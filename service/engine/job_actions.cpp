@@ -249,10 +249,10 @@ void Job::answer_steps(const Result<StepReport>& result) {
   }
 }
 
-void Job::answer_step(Rank& rank, const Result<StepReport>& result) const {
+void Job::answer_step(Rank& rank, Result<StepReport> result) const {
   const Reply<StepReport> reply = std::exchange(rank.step_reply, nullptr);
   if (reply && !halted_) {
-    reply(result);
+    reply(std::move(result));
   }
 }
 

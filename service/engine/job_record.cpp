@@ -41,12 +41,15 @@ std::vector<EncodedReport> Job::record_done(const StepReport& report, std::uint6
   if (!record_) {
     return encoded;
   }
+  const auto encode = [this](const StepReport& own) {
+    return EncodedReport{std::make_shared<const std::string>(context_.options.encode_report(own, record_->room()))};
+  };
+  const bool same = same_for_all(report, *active_->plan);
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (rank > 0 && same_for_all(report, *active_->plan)) {
-      encoded[rank] = encoded.front();
+    if (same) {
+      encoded[rank] = rank == 0 ? encode(report) : encoded.front();
     } else {
-      const StepReport own = report_for(report, *active_->plan, static_cast<std::int64_t>(rank));
-      encoded[rank].text = std::make_shared<const std::string>(context_.options.encode_report(own, record_->room()));
+      encoded[rank] = encode(report_for(report, *active_->plan, static_cast<std::int64_t>(rank)));
     }
     record_->keep(rank, *encoded[rank].text);
   }
