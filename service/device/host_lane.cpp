@@ -99,20 +99,30 @@ class HostLane::Queue {
       }
     }
     if (small) {
+      const Executing executing{*this};
       sink_(execute(*small));
-      const std::lock_guard lock(mutex_);
-      put_down();
-      if (commands_.empty()) {
-        return;
-      }
+    } else {
+      wake_.notify_one();
     }
-    wake_.notify_one();
   }
 
   [[nodiscard]] int threads() const { return pool_.threads(); }
 
  private:
   using Commands = std::list<LaneCommand>;
+
+  /// What a submitter executes; afterwards the lane's thread goes on, also where the sink threw.
+  struct Executing {
+    Queue& queue;
+
+    ~Executing() {
+      const std::lock_guard lock(queue.mutex_);
+      queue.put_down();
+      if (!queue.commands_.empty()) {
+        queue.wake_.notify_one();
+      }
+    }
+  };
 
   void put(Commands::iterator place, LaneCommand command) {
     if (spare_.empty()) {

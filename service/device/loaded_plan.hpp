@@ -92,7 +92,9 @@ class LoadedPlan {
 
   /// Whether one over all buckets does.
   [[nodiscard]] bool is_small() const {
-    return is_small(ChunkRange{0, static_cast<std::uint32_t>(table_.tasks.size())});
+    constexpr std::size_t kFewTensors = 256;  // each is looked at, those without elements too
+    return layout_.tensors.size() <= kFewTensors &&
+           is_small(ChunkRange{0, static_cast<std::uint32_t>(table_.tasks.size())});
   }
 
   /// Pointers of one chunk for one sum; one per worker.

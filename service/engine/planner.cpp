@@ -104,6 +104,7 @@ ThreadPlanner::~ThreadPlanner() {
   }
   state_->wake.notify_one();
   state_->thread.join();
+  state_->queue.clear();  // what they declare leads back to the state
 }
 
 void ThreadPlanner::submit(PlanRequest request) {

@@ -17,28 +17,35 @@ FairShare::Process FairShare::process_of(const PeerIdentity& peer, ConnectionId 
 }
 
 Duration FairShare::charge(
-    const PeerIdentity& peer, ConnectionId connection, Worth worth, Duration computed, TimePoint now
+    const PeerIdentity& peer, ConnectionId connection, Worth worth, Duration computed, TimePoint now, Duration prepaid
 ) {
   const Process process = process_of(peer, connection);
   if (worth == Worth::Understood && computed <= kShortTurn) {
     note_free(process, now);
     return Duration::zero();
   }
+  return pause_of(process, note_used(process, computed - std::min(prepaid, computed), now), worth, now);
+}
+
+Duration FairShare::pause(const PeerIdentity& peer, ConnectionId connection, Worth worth, TimePoint now) const {
+  const Process process = process_of(peer, connection);
+  const auto account = used_up_to_.find(process);
+  return account == used_up_to_.end() ? Duration::zero() : pause_of(process, account->second, worth, now);
+}
+
+void FairShare::prepay(const PeerIdentity& peer, ConnectionId connection, Duration cost, TimePoint now) {
+  note_used(process_of(peer, connection), cost, now);
+}
+
+TimePoint FairShare::note_used(const Process& process, Duration used, TimePoint now) {
   const auto [account, is_new] = used_up_to_.try_emplace(process, now);
   // What is used while nobody waits is no debt beyond what delays the process for the longest pause.
   const TimePoint most = now + earning(kBurst) + kLongestPause;
-  account->second = std::min(most, std::max(account->second, now) + earning(computed));
-  const TimePoint used_up_to = account->second;
+  const TimePoint used_up_to = account->second = std::min(most, std::max(account->second, now) + earning(used));
   if (is_new && used_up_to_.size() > look_again_at_) {
     forget_the_idle(now);
   }
-  return pause_of(process, used_up_to, worth, now);
-}
-
-Duration FairShare::pause(const PeerIdentity& peer, ConnectionId connection, TimePoint now) const {
-  const Process process = process_of(peer, connection);
-  const auto account = used_up_to_.find(process);
-  return account == used_up_to_.end() ? Duration::zero() : pause_of(process, account->second, Worth::Refused, now);
+  return used_up_to;
 }
 
 Duration FairShare::pause_of(const Process& process, TimePoint used_up_to, Worth worth, TimePoint now) const {

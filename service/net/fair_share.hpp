@@ -30,11 +30,23 @@ class FairShare {
   static constexpr Milliseconds kLongestPause{1'000};
   static constexpr Milliseconds kBusy{1'000};  ///< so long after a free message of another process there is one to wait
 
-  /// Notes what a message of the peer has cost. How long to wait before the next one of its connection is read; 0: not.
-  Duration charge(const PeerIdentity& peer, ConnectionId connection, Worth worth, Duration computed, TimePoint now);
+  /// Notes what a message of the peer has cost, beyond what was prepaid. Returns `pause`.
+  Duration charge(
+      const PeerIdentity& peer,
+      ConnectionId connection,
+      Worth worth,
+      Duration computed,
+      TimePoint now,
+      Duration prepaid = Duration::zero()
+  );
 
-  /// How long to wait before a request by HTTP is answered: it may come by a connection of its own.
-  [[nodiscard]] Duration pause(const PeerIdentity& peer, ConnectionId connection, TimePoint now) const;
+  /// How long to wait before a message of the peer is read; 0: not. Ask again then: others of the process may have gone
+  /// first.
+  [[nodiscard]] Duration pause(const PeerIdentity& peer, ConnectionId connection, Worth worth, TimePoint now) const;
+
+  /// For who has waited and goes on: what the next message may cost is noted now, so that of all connections that wait
+  /// for one account one goes on at a time.
+  void prepay(const PeerIdentity& peer, ConnectionId connection, Duration cost, TimePoint now);
 
   [[nodiscard]] std::size_t accounts() const { return used_up_to_.size(); }
 
@@ -47,6 +59,7 @@ class FairShare {
   };
 
   [[nodiscard]] static Process process_of(const PeerIdentity& peer, ConnectionId connection);
+  TimePoint note_used(const Process& process, Duration used, TimePoint now);
   void note_free(const Process& process, TimePoint now);
   [[nodiscard]] Duration pause_of(const Process& process, TimePoint used_up_to, Worth worth, TimePoint now) const;
   [[nodiscard]] bool others_are_served(const Process& process, TimePoint now) const;

@@ -1,6 +1,7 @@
 #include "net/fd_session.hpp"
 
 #include "net/peer.hpp"
+#include "net/session_timer.hpp"
 #include "net/token_line.hpp"
 
 #include <boost/asio/buffer.hpp>
@@ -24,7 +25,8 @@ class FdSession final : public Session, public std::enable_shared_from_this<FdSe
         refused_(incoming.refused),
         socket_(context->io.get_executor()),
         deadline_(context->io.get_executor()) {
-    socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.release());
+    socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.get());
+    static_cast<void>(incoming.socket.release());  // the socket's now
   }
 
   void go_away() override { abort(); }
@@ -36,12 +38,8 @@ class FdSession final : public Session, public std::enable_shared_from_this<FdSe
   }
 
   Task<void> run() {
-    deadline_.expires_after(context_->options.handshake_timeout);
-    deadline_.async_wait([self = weak_from_this()](boost::system::error_code error) {
-      const auto session = self.lock();
-      if (!error && session) {
-        session->abort();
-      }
+    after(deadline_, context_->options.handshake_timeout, weak_from_this(), [](FdSession& session) {
+      session.abort();
     });
     if (refused_) {
       co_await answer(context_->fds.error_line(uid_refused(peer_.uid, context_->own_uid)), UniqueFd{});

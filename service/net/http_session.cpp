@@ -3,6 +3,7 @@
 #include "base/version.hpp"
 #include "net/http_rules.hpp"
 #include "net/peer.hpp"
+#include "net/session_timer.hpp"
 #include "net/websocket_session.hpp"
 
 #include <boost/asio/buffer.hpp>
@@ -77,7 +78,8 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         refused_(incoming.refused),
         socket_(context->io.get_executor()),
         deadline_(context->io.get_executor()) {
-    socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.release());
+    socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.get());
+    static_cast<void>(incoming.socket.release());  // the socket's now
   }
 
   void go_away() override {
@@ -120,6 +122,9 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       }
       Request request = parser.release();
       co_await take_turn();
+      if (leaving_ || !socket_.is_open()) {
+        break;
+      }
       std::optional<Response> answer = refuse(request);
       if (!answer && entrance_ != Entrance::Health && beast::websocket::is_upgrade(request)) {
         answer = refuse_upgrade(request);
@@ -148,24 +153,30 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
  private:
   /// Peers by TCP are one to the fair share: who asks much there must not keep a probe waiting.
   Task<void> take_turn() {
-    const Duration wait =
-        peer_.local ? context_->fair_share.pause(peer_, id_, std::chrono::steady_clock::now()) : Duration::zero();
-    if (wait > Duration::zero()) {
-      context_->metrics.read_pauses.Increment();
+    bool waited = false;
+    while (peer_.local && socket_.is_open()) {
+      const TimePoint now = std::chrono::steady_clock::now();
+      const Duration wait = context_->fair_share.pause(peer_, id_, FairShare::Worth::Refused, now);
+      if (wait == Duration::zero()) {
+        if (waited) {
+          context_->fair_share.prepay(peer_, id_, FairShare::kShortestPause, now);
+          arm_deadline();
+        }
+        break;
+      }
+      if (!waited) {
+        context_->metrics.read_pauses.Increment();
+      }
+      waited = true;
       deadline_.expires_after(wait);
       auto [cut_short] = co_await deadline_.async_wait(use_task);
       static_cast<void>(cut_short);
-      arm_deadline();
     }
   }
 
   void arm_deadline() {
-    deadline_.expires_after(context_->options.handshake_timeout);
-    deadline_.async_wait([self = weak_from_this()](boost::system::error_code error) {
-      const auto session = self.lock();
-      if (!error && session) {
-        session->abort();
-      }
+    after(deadline_, context_->options.handshake_timeout, weak_from_this(), [](HttpSession& session) {
+      session.abort();
     });
   }
 

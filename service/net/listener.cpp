@@ -149,7 +149,13 @@ Listener::AcceptResult Listener::accept_one() {
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   }
   incoming.socket = std::move(socket);
-  serve(std::move(incoming));
+  try {
+    serve(std::move(incoming));
+  } catch (const std::exception& problem) {  // no memory, or no room in epoll (fs.epoll.max_user_watches is per uid)
+    context_->metrics.accept_pauses.Increment();
+    spdlog::warn("a connection is dropped, accepting pauses for {} ms: {}", kExhaustedPause.count(), problem.what());
+    return AcceptResult::Exhausted;
+  }
   return AcceptResult::Accepted;
 }
 

@@ -5,17 +5,23 @@
 namespace gradsync::net {
 
 ProcessWatch::ProcessWatch(const ContextPtr& context, ConnectionId id, UniqueFd process)
-    : context_(context),
-      id_(id),
-      process_(context->io.get_executor(), process.release()),
-      afterwards_(context->io.get_executor()) {}
+    : context_(context), id_(id), process_(context->io.get_executor()), afterwards_(context->io.get_executor()) {
+  process_.assign(process.get());
+  static_cast<void>(process.release());  // the descriptor's now
+}
 
 void ProcessWatch::start(const ContextPtr& context, ConnectionId id, UniqueFd process) {
   if (!process.valid() || context->closing_all) {
     return;
   }
-  auto watch = std::make_shared<ProcessWatch>(context, id, std::move(process));
-  context->watches.emplace(id, watch);
+  std::shared_ptr<ProcessWatch> watch;
+  try {
+    watch = std::make_shared<ProcessWatch>(context, id, std::move(process));
+    context->watches.emplace(id, watch);
+  } catch (const std::exception& problem) {  // no room in epoll; the end of its connection is seen all the same
+    spdlog::warn("the end of a process will not be seen connection={}: {}", id, problem.what());
+    return;
+  }
   watch->process_.async_wait(Descriptor::wait_read, [watch](boost::system::error_code error) {
     if (!error) {
       watch->finish(true);

@@ -1,12 +1,12 @@
 #include "net/websocket_session.hpp"
 
 #include "base/version.hpp"
+#include "net/eager_socket.hpp"
 #include "net/known_connection.hpp"
+#include "net/session_timer.hpp"
 
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
-#include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/websocket/stream.hpp>
@@ -28,22 +28,6 @@ using Request = http::request<http::string_body>;
 constexpr std::size_t kReasonBytes = 123;  // of a close frame
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr Milliseconds kLinger{1'000};
-
-/// Beast's own teardown waits until the peer closes, and holds back the end of the connection as long. Here the end is
-/// known at once; the session then reads off what the peer still sends, so that it sees the close frame and no reset.
-class EagerSocket : public Socket {
- public:
-  explicit EagerSocket(Socket&& socket) : Socket(std::move(socket)) {}
-
-  template <typename Handler>
-  friend void async_teardown(beast::role_type, EagerSocket& socket, Handler&& handler) {
-    boost::system::error_code ignored;
-    socket.shutdown(Socket::shutdown_send, ignored);
-    asio::post(
-        socket.get_executor(), beast::bind_front_handler(std::forward<Handler>(handler), boost::system::error_code{})
-    );
-  }
-};
 
 class WebSocketSession final : public Session,
                                public WebSocketPort,
@@ -198,34 +182,52 @@ class WebSocketSession final : public Session,
         continue;
       }
       hold_partial(0);
+      std::optional<Handled> handled;
       if (!closing_) {
-        const Duration pause = handle_message();
-        if (pause > Duration::zero() && !dead_) {
-          pause_.expires_after(pause);
-          auto [cut_short] = co_await pause_.async_wait(use_task);
-          static_cast<void>(cut_short);
-        }
+        handled = handle_message();
       }
       buffer_.consume(buffer_.size());
       if (buffer_.capacity() > kReadBytes) {
         buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
       }
+      if (handled && handled->pause > Duration::zero()) {
+        co_await wait_for_turn(*handled);
+      }
     }
     co_return !dead_;
   }
 
-  /// How long to wait with the next one.
-  Duration handle_message() {
+  struct Handled {
+    FairShare::Worth worth;
+    Duration cost;
+    Duration pause;  ///< before the next one is read
+  };
+
+  Handled handle_message() {
     const auto data = buffer_.data();
     const std::string_view text{static_cast<const char*>(data.data()), data.size()};
     const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
     const auto worth = context_->messages.on_text(id_, text) ? FairShare::Worth::Understood : FairShare::Worth::Refused;
-    const Duration pause =
-        context_->fair_share.charge(peer_, id_, worth, turn.computed(), std::chrono::steady_clock::now());
-    if (pause > Duration::zero()) {
-      context_->metrics.read_pauses.Increment();
+    const Duration cost = turn.computed();
+    const Duration prepaid = std::exchange(prepaid_, Duration::zero());
+    const TimePoint now = std::chrono::steady_clock::now();
+    return {worth, cost, context_->fair_share.charge(peer_, id_, worth, cost, now, prepaid)};
+  }
+
+  Task<void> wait_for_turn(Handled handled) {
+    context_->metrics.read_pauses.Increment();
+    while (!closing_ && !dead_) {
+      const TimePoint now = std::chrono::steady_clock::now();
+      const Duration pause = context_->fair_share.pause(peer_, id_, handled.worth, now);
+      if (pause == Duration::zero()) {
+        prepaid_ = handled.cost;
+        context_->fair_share.prepay(peer_, id_, prepaid_, now);
+        break;
+      }
+      pause_.expires_after(pause);
+      auto [cut_short] = co_await pause_.async_wait(use_task);
+      static_cast<void>(cut_short);
     }
-    return pause;
   }
 
   /// Notes what this connection holds of a message that has not ended; 0: it has.
@@ -246,7 +248,7 @@ class WebSocketSession final : public Session,
   }
 
   void expect_end_of_message() {
-    after(half_sent_, context_->options.message_timeout, [](WebSocketSession& session) {
+    after(half_sent_, context_->options.message_timeout, weak_from_this(), [](WebSocketSession& session) {
       const Milliseconds waited = session.context_->options.message_timeout;
       spdlog::info(
           "closing a connection that began a message and did not end it within {} ms connection={} pid={} uid={}",
@@ -266,14 +268,14 @@ class WebSocketSession final : public Session,
   void drop(websocket::close_code code, std::string_view reason) {
     start_close(code, reason);
     hold_partial(0);
-    after(half_sent_, kLinger, [](WebSocketSession& session) { session.abort(); });
+    after(half_sent_, kLinger, weak_from_this(), [](WebSocketSession& session) { session.abort(); });
   }
 
   void expect_initialize() {
     if (!peer_.local) {  // by TCP there is nothing to initialize
       return;
     }
-    after(initialize_, context_->options.initialize_timeout, [](WebSocketSession& session) {
+    after(initialize_, context_->options.initialize_timeout, weak_from_this(), [](WebSocketSession& session) {
       if (session.open_ && !session.context_->messages.initialized(session.id_)) {
         const Milliseconds waited = session.context_->options.initialize_timeout;
         spdlog::info(
@@ -288,24 +290,8 @@ class WebSocketSession final : public Session,
     });
   }
 
-  /// Unless the timer is stopped or set anew before, or the session is gone by then. A wait that has expired and is
-  /// only queued cannot be cancelled any more and comes without an error: the timer's expiry says whether it is still
-  /// meant.
-  template <typename Then>
-  void after(Timer& timer, Milliseconds wait, Then then) {
-    timer.expires_after(wait);
-    timer.async_wait([self = weak_from_this(), &timer, then](boost::system::error_code error) {
-      const auto session = self.lock();
-      if (!error && session && timer.expiry() <= Timer::clock_type::now()) {
-        then(*session);
-      }
-    });
-  }
-
-  static void stop(Timer& timer) { timer.expires_at(Timer::time_point::max()); }
-
   Task<void> linger() {
-    after(linger_, kLinger, [](WebSocketSession& session) { session.abort(); });
+    after(linger_, kLinger, weak_from_this(), [](WebSocketSession& session) { session.abort(); });
     std::vector<char> sink(64 * 1024);
     for (;;) {
       auto [error, bytes] = co_await stream_.next_layer().async_read_some(asio::buffer(sink), use_task);
@@ -351,6 +337,7 @@ class WebSocketSession final : public Session,
     pause_.cancel();
     close_reason_ =
         websocket::close_reason(code, beast::string_view(reason.data(), std::min(reason.size(), kReasonBytes)));
+    after(linger_, kLinger, weak_from_this(), [](WebSocketSession& session) { session.abort(); });
     if (open_ && queue_.empty()) {
       stop_reading();
     }
@@ -361,7 +348,6 @@ class WebSocketSession final : public Session,
   void stop_reading() {
     boost::system::error_code ignored;
     stream_.next_layer().cancel(ignored);
-    after(linger_, kLinger, [](WebSocketSession& session) { session.abort(); });  // a read that was done reads on
   }
 
   Task<void> write_close() {
@@ -369,7 +355,6 @@ class WebSocketSession final : public Session,
     frame += static_cast<char>(close_reason_.code >> 8);
     frame += static_cast<char>(close_reason_.code & 0xff);
     frame.append(close_reason_.reason.data(), close_reason_.reason.size());
-    after(linger_, kLinger, [](WebSocketSession& session) { session.abort(); });
     auto [error, bytes] = co_await asio::async_write(stream_.next_layer(), asio::buffer(frame), use_task);
     if (error) {
       abort();
@@ -388,8 +373,9 @@ class WebSocketSession final : public Session,
   beast::flat_buffer buffer_;
   std::size_t partial_bytes_ = 0;  ///< what context_->half_sent knows of this connection
   Timer initialize_;
-  Timer half_sent_;  ///< for the end of a message; once that is given up, for the end of the connection
-  Timer pause_;      ///< before the next message is read
+  Timer half_sent_;     ///< for the end of a message; once that is given up, for the end of the connection
+  Timer pause_;         ///< before the next message is read
+  Duration prepaid_{};  ///< of its cost, by who has waited
   Timer linger_;
   std::deque<std::string> queue_;  ///< the front is being written
   std::size_t queued_bytes_ = 0;

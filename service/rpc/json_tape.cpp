@@ -141,6 +141,7 @@ class TapeBuilder {
   void begin(std::size_t text_size) {
     if (tape_.text_.capacity() > kKeptText) {
       tape_ = {};
+      std::string().swap(tape_.text_);  // a moved-to string keeps its memory
       open_.clear();
     }
     tape_.tokens_.clear();
@@ -191,7 +192,9 @@ class TapeBuilder {
     OpenContainer& container = open_[open_count_++];
     container.index = static_cast<std::uint32_t>(tape_.tokens_.size());
     container.keys.clear();
-    container.many_keys.clear();
+    if (!container.many_keys.empty()) {  // an empty one would zero all its buckets, for every object
+      container.many_keys = {};
+    }
     push(type);
     return true;
   }

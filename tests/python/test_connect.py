@@ -92,6 +92,20 @@ def test_a_daemon_that_is_yet_to_listen_is_waited_for(leaves_a_file: bool, tmp_p
             fake.stop()
 
 
+def test_a_daemon_that_is_ending_or_full_is_waited_for(daemon: FakeDaemon) -> None:
+    daemon.refuse = (503, "the daemon is shutting down")
+    error = failure(daemon.path, timeout=0.1)
+    assert error.reason == "ending"
+    assert "the daemon is shutting down" in str(error)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        connecting = threads.submit(gradsync.connect, daemon.path, timeout=30)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            connecting.result(0.2)
+        daemon.refuse = None
+        with connecting.result(30) as client:
+            assert client.status()["state"] == "serving"
+
+
 def test_a_plain_file_is_not_a_socket(tmp_path: Path) -> None:
     (tmp_path / "gradsync.sock").touch()
     assert failure(str(tmp_path / "gradsync.sock")).reason == "not_a_socket"

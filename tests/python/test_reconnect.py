@@ -107,8 +107,9 @@ def test_a_daemon_that_dies_during_the_handshake_is_tried_again(
         return ours
 
     monkeypatch.setattr(_socket, "_open_socket", open_socket)
-    with pytest.raises(ConnectionFailed, match="ended the connection at once"):
-        gradsync.connect(daemon.path)
+    with pytest.raises(ConnectionFailed, match="ended the connection at once") as ended:
+        gradsync.connect(daemon.path, timeout=0)
+    assert ended.value.reason == "ending"
     daemon.drop_connections()
     grads.ready("a")
     assert grads.finish().step == 0

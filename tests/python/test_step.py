@@ -267,6 +267,15 @@ def test_what_is_kept_goes_before_a_call_that_does_not_say_it(
     assert names == ["bucket.ready", "bucket.ready", *(["status.get"] if ready is None else []), "step.finish"]
 
 
+def test_a_call_that_names_unused_tensors_does_not_say_what_is_kept(
+    keeping: gradsync.Grads, daemon: FakeDaemon
+) -> None:
+    """A tensor that is unused after its bucket was ready is an error, which the daemon can only know if it is told."""
+    ready_all(keeping)
+    keeping.finish(unused=[0])
+    assert [params["bucket"] for params in daemon.of("bucket.ready")] == [0, 1]
+
+
 def test_what_is_kept_goes_by_itself_where_no_call_follows(
     grads: gradsync.Grads, client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

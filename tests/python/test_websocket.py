@@ -292,6 +292,29 @@ def test_a_defect_in_who_reads_ends_the_client_instead_of_hanging_it(
         result()
 
 
+def test_a_ctrl_c_inside_the_parser_is_a_lost_connection(
+    client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it interrupts, a generator, is over: whoever calls it again gets a StopIteration."""
+    original = ClientProtocol.receive_data
+    interrupted = False
+
+    def receive_data(self: ClientProtocol, data: bytes) -> None:
+        nonlocal interrupted
+        if interrupted or threading.current_thread() is not threading.main_thread():
+            original(self, data)
+            return
+        interrupted = True
+        self.parser.close()
+        raise KeyboardInterrupt
+
+    client.status()  # who waits for the next answer reads it
+    monkeypatch.setattr(ClientProtocol, "receive_data", receive_data)
+    with pytest.raises(KeyboardInterrupt):
+        client.status()
+    assert client.status()["state"] == "serving"
+
+
 def test_a_lost_connection_is_found_by_who_waits(client: gradsync.Client, daemon: FakeDaemon) -> None:
     client.status()
     daemon.script["status.get"] = lambda params: NO_REPLY

@@ -86,12 +86,22 @@ TEST_F(FairShareTest, knows_of_others_for_a_while) {
 }
 
 TEST_F(FairShareTest, makes_requests_by_http_wait_for_what_was_used_by_any_connection) {
-  EXPECT_EQ(share_.pause(process(7), 1, now_), Duration::zero());
+  EXPECT_EQ(share_.pause(process(7), 1, kRefused, now_), Duration::zero());
   EXPECT_EQ(charge(7, milliseconds{6}, kRefused), milliseconds{20});
-  EXPECT_EQ(share_.pause(process(7), 2, now_), milliseconds{20});
-  EXPECT_EQ(share_.pause(process(8), 2, now_), Duration::zero());
+  EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), milliseconds{20});
+  EXPECT_EQ(share_.pause(process(8), 2, kRefused, now_), Duration::zero());
   now_ += milliseconds{20};
-  EXPECT_EQ(share_.pause(process(7), 2, now_), Duration::zero());
+  EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), Duration::zero());
+}
+
+TEST_F(FairShareTest, lets_one_connection_go_on_at_a_time) {
+  EXPECT_EQ(charge(7, milliseconds{6}, kRefused), milliseconds{20});
+  now_ += milliseconds{20};
+  ASSERT_EQ(share_.pause(process(7), 1, kRefused, now_), Duration::zero());
+  share_.prepay(process(7), 1, milliseconds{6}, now_);
+  EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), milliseconds{120}) << "the other one waits on";
+  step(kStepping);
+  EXPECT_EQ(share_.charge(process(7), 1, kRefused, milliseconds{7}, now_, milliseconds{6}), milliseconds{140});
 }
 
 TEST_F(FairShareTest, never_charges_short_messages) {

@@ -63,9 +63,9 @@ def _connect(paths: list[str], named: bool, timeout: float) -> Client:
     delay = _FIRST_DELAY_S
     while True:
         try:
-            return _connect_once(paths, max(0.05, deadline - time.monotonic()))
+            return _connect_once(paths, deadline)
         except ConnectionFailed as error:
-            comes = error.reason == "stale" or (named and error.reason == "not_found")
+            comes = error.reason in ("stale", "ending") or (named and error.reason == "not_found")
             if not comes or time.monotonic() + delay > deadline:
                 raise
             if delay == _FIRST_DELAY_S:
@@ -74,11 +74,11 @@ def _connect(paths: list[str], named: bool, timeout: float) -> Client:
         delay = min(2 * delay, _LONGEST_DELAY_S)
 
 
-def _connect_once(paths: list[str], timeout: float) -> Client:
+def _connect_once(paths: list[str], deadline: float) -> Client:
     first: ConnectionFailed | None = None
     for path in paths:
         try:
-            return Client(Channel(path, timeout))
+            return Client(Channel(path, max(0.05, deadline - time.monotonic())))
         except ConnectionFailed as error:
             # A stale file of the user's daemon must not hide the machine's; what is alive and refuses ends the search.
             if error.reason not in ("not_found", "stale"):

@@ -103,7 +103,8 @@ class Declared:
     def _call_through(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         """One call of a step, whatever daemons end in the meantime."""
         first = not self._finished_once
-        instead = params.get("ready") == "all"
+        # With unused tensors it does not say the same: unused after its bucket was ready is an error.
+        instead = params.get("ready") == "all" and "unused" not in params
         while True:
             try:
                 wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=first, instead=instead)

@@ -87,7 +87,7 @@ def ask(websocket: WebSocket, path: str, request_id: int, method: str, params: s
                 break
     except ConnectionClosed as closed:
         text = f"{path} closed the connection during {method} ({closed}); see the daemon's log"
-        raise ConnectionFailed("not_gradsync", text, path) from closed
+        raise ConnectionFailed("ending", text, path) from closed
     if "error" in reply:
         raise error_from_wire(reply["error"])
     result = reply.get("result")

@@ -111,9 +111,13 @@ class _WhenRead:
         def __getattr__(self, name: str) -> Any:
             if name == "_wire" or name not in _FIELDS or not hasattr(self, "_wire"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            decoded = decode_report(self._wire, str)
+            wire = self._wire
+            if wire is None:  # another thread has decoded it meanwhile
+                return object.__getattribute__(self, name)
+            decoded = decode_report(wire, str)
             for field in _FIELDS:
                 _set(self, field, getattr(decoded, field))
+            _set(self, "_wire", None)
             return getattr(decoded, name)
 
 

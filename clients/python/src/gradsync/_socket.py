@@ -154,7 +154,7 @@ def _refused(path: str, status: int, body: bytes) -> ConnectionFailed:
         )
     if status == 503:
         return ConnectionFailed(
-            "refused",
+            "ending",
             f"the daemon at {path} takes no connections now: {text or 'no reason given'}; try again later",
             path,
         )
@@ -163,7 +163,7 @@ def _refused(path: str, status: int, body: bytes) -> ConnectionFailed:
 
 def _ended(path: str, error: Exception) -> ConnectionFailed:
     return ConnectionFailed(
-        "not_gradsync",
+        "ending",
         f"{path} ended the connection at once ({error}); the daemon is ending, or something else listens there: "
         "see its log, or try again",
         path,

@@ -34,6 +34,7 @@ class WebSocket:
         self.socket = sock
         self.broken = ""  #: why this side gave the connection up, where it did
         self._protocol = protocol
+        self._torn = False  # the protocol was left in the middle of what came
         self._mutex = threading.Lock()
         self._out = bytearray()  # what the socket has not taken yet
         self._kept = ""  # a message that goes before the next one, or when somebody reads
@@ -80,9 +81,13 @@ class WebSocket:
 
     def send_kept(self) -> None:
         """Sends what was kept, if nobody has."""
-        with self._mutex, contextlib.suppress(OSError):  # the end of the stream is found by who reads
-            self._frame_kept()
-            self._write()
+        try:
+            with self._mutex, contextlib.suppress(OSError):  # the end of the stream is found by who reads
+                self._frame_kept()
+                self._write()
+        except BaseException:
+            self.give_up("interrupted while sending")
+            raise
 
     def drain(self) -> None:
         """Waits until the socket has taken all that was sent; gives up a peer that takes nothing for a while."""
@@ -155,6 +160,7 @@ class WebSocket:
         try:
             mask = select.POLLIN | select.POLLOUT if self._out or self._kept else select.POLLIN
             if mask != self._mask:
+                self._mask = 0  # until it is so: a Ctrl-C comes between any two lines
                 self._watch.modify(self.socket, mask)
                 self._mask = mask
             return bool(self._watch.poll(None if timeout is None else timeout * 1000)) or self._is_overdue()
@@ -184,14 +190,18 @@ class WebSocket:
         """Hands what came to the protocol, and answers what the protocol answers by itself; never waits."""
         if self._protocol.state is State.CLOSED:
             return
+        if self._torn:
+            raise ConnectionClosedError(None, None)
         data = self._read()
         with self._mutex:
+            self._torn = True  # a Ctrl-C inside the parser ends it for good
             if data:
                 self._protocol.receive_data(data)
             elif data is not None:
                 self._protocol.receive_eof()
             for event in self._protocol.events_received():
                 self._on_event(event)
+            self._torn = False
             self._frame_kept()
             try:  # noqa: SIM105 (in every step)
                 self._write()
