@@ -18,6 +18,8 @@ namespace gradsync::net {
 
 namespace {
 
+constexpr int kBurst = 4;  // connections, and then those that are open have a turn
+constexpr Milliseconds kBurstPause{1};
 constexpr Milliseconds kExhaustedPause{100};
 constexpr std::size_t kSpareForHealth = 64;
 
@@ -81,8 +83,8 @@ Task<void> Listener::run() {
       break;
     }
     const AcceptResult result = accept_burst();
-    if (result == AcceptResult::Exhausted) {
-      pause_.expires_after(kExhaustedPause);
+    if (result != AcceptResult::Empty) {
+      pause_.expires_after(result == AcceptResult::Exhausted ? kExhaustedPause : kBurstPause);
       auto [paused] = co_await pause_.async_wait(use_task);
       static_cast<void>(paused);
     }
@@ -92,7 +94,7 @@ Task<void> Listener::run() {
 Listener::AcceptResult Listener::accept_burst() {
   const IoWatch::Turn turn{context_->metrics.io_watch, "accepting connections"};
   AcceptResult result = AcceptResult::Accepted;
-  for (int burst = 0; burst < 64 && result == AcceptResult::Accepted; ++burst) {
+  for (int burst = 0; burst < kBurst && result == AcceptResult::Accepted; ++burst) {
     result = accept_one();
   }
   return result;

@@ -28,6 +28,8 @@ using Request = http::request<http::string_body>;
 constexpr std::size_t kReasonBytes = 123;  // of a close frame
 constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr Milliseconds kLinger{1'000};
+constexpr std::chrono::nanoseconds kByte{1};           // to read one, before anybody looks at the message
+constexpr std::chrono::microseconds kConnection{200};  // to take one, and to end it
 
 class WebSocketSession final : public Session,
                                public WebSocketPort,
@@ -158,6 +160,10 @@ class WebSocketSession final : public Session,
       auto [error, bytes] = co_await stream_.async_read_some(buffer_, kReadBytes, use_task);
       if (error) {
         spdlog::debug("connection ends connection={} pid={}: {}", id_, peer_.pid, error.message());
+        if (error.category() == websocket::make_error_code(websocket::error::closed).category() &&
+            error != websocket::error::closed) {
+          charge_violation();
+        }
         if (error == asio::error::eof && queue_.empty()) {
           abort();  // nothing to read off: the reactor tells of an end once, so `linger` would wait its time out
         }
@@ -165,10 +171,12 @@ class WebSocketSession final : public Session,
         co_return stopped;
       }
       context_->metrics.received_bytes.Increment(static_cast<double>(bytes));
-      if (!stream_.got_text()) {
+      if (!stream_.got_text() && !closing_) {
+        charge_violation();
         start_close(websocket::close_code::unknown_data, "text frames only");
       }
       if (buffer_.size() > context_->options.message_bytes && !closing_) {
+        charge_violation();
         drop(
             websocket::close_code::too_big,
             fmt::format(
@@ -208,10 +216,16 @@ class WebSocketSession final : public Session,
     const std::string_view text{static_cast<const char*>(data.data()), data.size()};
     const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
     const auto worth = context_->messages.on_text(id_, text) ? FairShare::Worth::Understood : FairShare::Worth::Refused;
-    const Duration cost = turn.computed();
+    const Duration cost = turn.computed() + text.size() * kByte;
     const Duration prepaid = std::exchange(prepaid_, Duration::zero());
     const TimePoint now = std::chrono::steady_clock::now();
     return {worth, cost, context_->fair_share.charge(peer_, id_, worth, cost, now, prepaid)};
+  }
+
+  /// What ends a connection costs who opens the next one: its upgrade waits.
+  void charge_violation() {
+    const Duration cost = kConnection + buffer_.size() * kByte;
+    context_->fair_share.charge(peer_, id_, FairShare::Worth::Refused, cost, std::chrono::steady_clock::now());
   }
 
   Task<void> wait_for_turn(Handled handled) {

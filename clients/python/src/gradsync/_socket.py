@@ -23,6 +23,7 @@ from .errors import ConnectionFailed
 __all__ = ["MESSAGE_BYTES", "open_websocket"]
 
 MESSAGE_BYTES = 1 << 20
+_FULL_S = 0.02  # until a full queue of the listener is tried again
 _URI = parse_uri("ws://localhost/")
 
 
@@ -75,12 +76,19 @@ def _upgrade(websocket: WebSocket, protocol: ClientProtocol, path: str, timeout:
 def _open_socket(path: str, timeout: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
+    deadline = time.monotonic() + timeout
     try:
-        sock.connect(path)
+        while True:
+            try:
+                sock.connect(path)
+                return sock
+            except BlockingIOError:  # more wait to be accepted than the kernel keeps
+                if time.monotonic() + _FULL_S > deadline:
+                    raise
+            time.sleep(_FULL_S)
     except OSError as error:
         sock.close()
         raise _not_connected(path, timeout, error) from error
-    return sock
 
 
 def _not_connected(path: str, timeout: float, error: OSError) -> ConnectionFailed:
