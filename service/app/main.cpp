@@ -4,10 +4,16 @@
 #include <csignal>
 #include <exception>
 #include <iostream>
+#include <malloc.h>
 
 int main(int argc, char** argv) {
   using namespace gradsync::app;
   std::signal(SIGPIPE, SIG_IGN);
+#ifdef M_MMAP_THRESHOLD
+  // What a large message took goes back to the system at once: left alone, glibc keeps up to twice as much as the
+  // largest block ever freed.
+  ::mallopt(M_MMAP_THRESHOLD, 256 * 1024);
+#endif
   try {
     const std::variant<Command, int> parsed = parse_command_line(argc, argv);
     if (const int* code = std::get_if<int>(&parsed)) {

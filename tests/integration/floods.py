@@ -27,7 +27,7 @@ def answered(address: str, payload: bytes, kind: str, count: int = 500) -> int:
     return count
 
 
-def refused(address: str, garbage: bytes, code: int, count: int = 1000) -> int:
+def refused(address: str, garbage: bytes, code: int, count: int = 2000) -> int:
     """The first of these frames ends the connection; the others were sent with it."""
     with RawClient(address) as client:
         client.send(garbage)
@@ -59,31 +59,31 @@ def deep_text(address: str) -> int:
 
 
 def random_binary(address: str) -> int:
-    return refused(address, b"".join(frame(secrets.token_bytes(16), BINARY_FRAME) for _ in range(1000)), 1003)
+    return refused(address, b"".join(frame(secrets.token_bytes(16), BINARY_FRAME) for _ in range(2000)), 1003)
 
 
 def invalid_utf8(address: str) -> int:
-    return refused(address, frame(b"\xff\xfe\xc0\x80") * 1000, 1007)
+    return refused(address, frame(b"\xff\xfe\xc0\x80") * 2000, 1007)
 
 
 def unmasked(address: str) -> int:
-    return refused(address, frame(b"{}", masked=False) * 1000, 1002)
+    return refused(address, frame(b"{}", masked=False) * 2000, 1002)
 
 
 def reserved_bits(address: str) -> int:
-    return refused(address, frame(b"{}", reserved=4) * 1000, 1002)
+    return refused(address, frame(b"{}", reserved=4) * 2000, 1002)
 
 
 def unknown_opcode(address: str) -> int:
-    return refused(address, frame(b"{}", 5) * 1000, 1002)
+    return refused(address, frame(b"{}", 5) * 2000, 1002)
 
 
 def long_control(address: str) -> int:
-    return refused(address, frame(bytes(126), PING) * 1000, 1002)
+    return refused(address, frame(bytes(126), PING) * 2000, 1002)
 
 
 def continues_nothing(address: str) -> int:
-    return refused(address, frame(b"{}", 0) * 1000, 1002)
+    return refused(address, frame(b"{}", 0) * 2000, 1002)
 
 
 def random_bytes(address: str) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from daemon import BINARY, DEADLINE_S, Daemon, clean_environment, get, run_command
+from raw import connected
 
 import gradsync
 from gradsync.errors import InsufficientMemory, RankLost, StepTimeout
@@ -81,9 +82,7 @@ def test_ten_thousand_connections() -> None:
 
         def many(number: int) -> None:
             for index in range(number):
-                with socket.socket(socket.AF_UNIX) as raw:
-                    raw.settimeout(DEADLINE_S)
-                    raw.connect(daemon.socket if index % 2 else daemon.socket.replace(".sock", ".fd.sock"))
+                with connected(daemon.socket if index % 2 else daemon.socket.replace(".sock", ".fd.sock")) as raw:
                     raw.sendall(
                         (b"GET / HTTP/1.1\r\nUpgr", b"\x00" * 70, b"", b"POST /rpc HTTP/1.1\r\n\r\n")[index % 4]
                     )

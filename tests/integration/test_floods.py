@@ -49,6 +49,7 @@ def metric(daemon: Daemon, name: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.timeout(300)  # who sends what is refused is read later
 def test_a_million_frames_of_garbage() -> None:
     """What costs least is sent most; every kind is sent."""
     with Daemon() as daemon, undisturbed(daemon):
