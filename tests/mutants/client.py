@@ -127,9 +127,9 @@ CLIENT = (
     client(
         "stamp-without-epoch",
         "Rows of an earlier epoch have the stamp of this one.",
-        "_reduced.py",
-        "        return self._job.epoch << _EPOCH_SHIFT | self._job.attempt + 1",
-        "        return 1 << _EPOCH_SHIFT | self._job.attempt + 1",
+        "_job.py",
+        "        return stamp_of(self.epoch, self.attempt)",
+        "        return stamp_of(1, self.attempt)",
     ),
     client(
         "rows-kept-for-the-next-step",

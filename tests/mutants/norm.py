@@ -128,8 +128,8 @@ NORM = (
         "groups-share-a-norm",
         "Every clip group is clipped by the norm of the whole.",
         "norm_totals.cpp",
-        "(one_group_ ? total_ : groups_[group]).norm()",
-        "(one_group_ || group > 0 ? total_ : groups_[group]).norm()",
+        "(groups_.empty() ? total_ : groups_[group]).norm()",
+        "(groups_.empty() || group > 0 ? total_ : groups_[group]).norm()",
     ),
     Mutant(
         "tied-counted-twice",
