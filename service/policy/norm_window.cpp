@@ -1,0 +1,58 @@
+#include "policy/norm_window.hpp"
+
+#include "base/assert.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace gradsync::policy {
+
+NormWindow::NormWindow(std::size_t capacity) : capacity_(capacity) {
+  GRADSYNC_ASSERT(capacity > 0, "a window of nothing has no percentile");
+  ring_.reserve(capacity);
+  sorted_.reserve(capacity);
+}
+
+void NormWindow::push(double norm) {
+  GRADSYNC_ASSERT(std::isfinite(norm), "only finite norms have an order");
+  if (ring_.size() < capacity_) {
+    ring_.push_back(norm);
+    sorted_.insert(std::upper_bound(sorted_.begin(), sorted_.end(), norm), norm);
+    return;
+  }
+  const auto leaving = std::lower_bound(sorted_.begin(), sorted_.end(), ring_[oldest_]);
+  const auto place = std::upper_bound(sorted_.begin(), sorted_.end(), norm);
+  if (place <= leaving) {  // what lies between makes room
+    std::move_backward(place, leaving, leaving + 1);
+    *place = norm;
+  } else {
+    std::move(leaving + 1, place, leaving);
+    *(place - 1) = norm;
+  }
+  ring_[oldest_] = norm;
+  oldest_ = (oldest_ + 1) % capacity_;
+}
+
+double NormWindow::percentile(double percentile) const {
+  GRADSYNC_ASSERT(!sorted_.empty() && percentile > 0 && percentile <= 100, "checked where it was declared");
+  const double last = static_cast<double>(sorted_.size() - 1);
+  const double place = last * (percentile / 100);
+  if (place >= last) {
+    return sorted_.back();
+  }
+  const double below = std::floor(place);
+  const double share = place - below;
+  const auto index = static_cast<std::size_t>(below);
+  const double low = sorted_[index];
+  const double high = sorted_[index + 1];
+  const double distance = high - low;
+  return share >= 0.5 ? high - distance * (1 - share) : low + distance * share;
+}
+
+std::vector<double> NormWindow::norms() const {
+  std::vector<double> norms(ring_.begin() + static_cast<std::ptrdiff_t>(oldest_), ring_.end());
+  norms.insert(norms.end(), ring_.begin(), ring_.begin() + static_cast<std::ptrdiff_t>(oldest_));
+  return norms;
+}
+
+}  // namespace gradsync::policy
