@@ -1,12 +1,13 @@
 #include "net/websocket_session.hpp"
 
 #include "base/version.hpp"
-#include "net/eager_socket.hpp"
 #include "net/known_connection.hpp"
 #include "net/session_timer.hpp"
 
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
+#include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/websocket/stream.hpp>
@@ -30,6 +31,22 @@ constexpr std::size_t kReadBytes = 64 * 1024;
 constexpr Milliseconds kLinger{1'000};
 constexpr std::chrono::nanoseconds kByte{1};           // to read one, before anybody looks at the message
 constexpr std::chrono::microseconds kConnection{200};  // to take one, and to end it
+
+/// Beast's own teardown waits until the peer closes, and holds back the end of the connection as long. Here the end is
+/// known at once; the session then reads off what the peer still sends, so that it sees the close frame and no reset.
+class EagerSocket : public Socket {
+ public:
+  explicit EagerSocket(Socket&& socket) : Socket(std::move(socket)) {}
+
+  template <typename Handler>
+  friend void async_teardown(beast::role_type, EagerSocket& socket, Handler&& handler) {
+    boost::system::error_code ignored;
+    socket.shutdown(Socket::shutdown_send, ignored);
+    asio::post(
+        socket.get_executor(), beast::bind_front_handler(std::forward<Handler>(handler), boost::system::error_code{})
+    );
+  }
+};
 
 class WebSocketSession final : public Session,
                                public WebSocketPort,
