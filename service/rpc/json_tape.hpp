@@ -3,7 +3,7 @@
 // message uses again; typed reading (field_reader.hpp) then walks the tape straight into structs.
 //
 // Refused: what is not JSON, invalid UTF-8 (lone surrogates included), nesting deeper than `depth`, a key twice in one
-// object, an integer outside [−2^63, 2^64), a number outside the range of a double.
+// object, an integer outside [−2^63, 2^64), a number outside the range of a double, an exponent beyond 32 bits.
 
 #include "base/error.hpp"
 
