@@ -156,9 +156,10 @@ struct ReduceBucket {
   bool compare = false;              ///< compare the sums of a part bit for bit (what must be replicated is)
 };
 
-/// Combines the statistics of all buckets into norms and, if `apply`, multiplies. Every bucket was reduced with this
-/// tag. On a plan of data path `stats` it reads the tables instead and never multiplies; a row that is stale or cannot
-/// be right fails it, with tensor, rank and field. Reports Finished.
+/// Combines the statistics of all buckets into norms and, if `apply`, multiplies. It may be queued behind the last
+/// reduction, and is refused, with nothing multiplied, unless every bucket was reduced with this tag. On a plan of data
+/// path `stats` it reads the tables instead and never multiplies; a row that is stale or cannot be right fails it, with
+/// tensor, rank and field. Reports Finished.
 struct FinishStep {
   PlanId plan = 0;
   Tag tag = 0;

@@ -216,7 +216,7 @@ void Job::on_reduced(const device::Reduced& report) {
     context_.metrics.buckets_reduced.Increment();
     context_.metrics.reduce_seconds.Increment(report.busy_s);
     context_.metrics.bucket_bytes.Increment(static_cast<double>(active_->plan->buckets[report.bucket].size_bytes));
-    run(machine_->on_reduced(report.tag));
+    machine_->on_reduced(report.tag);
   }
 }
 
@@ -243,7 +243,15 @@ void Job::on_lane_failed(const device::Failed& report) {
     on_load_failed(report);
   } else if (active_ && active_->id == report.plan && machine_) {
     if (!report.aborted) {
-      spdlog::error("lane failed job={} epoch={} attempt={} reason=\"{}\"", name_, epoch_, report.tag, report.message);
+      // What is refused behind the first failure, such as a norm of buckets that were not reduced, is no second one.
+      spdlog::log(
+          machine_->failing() ? spdlog::level::debug : spdlog::level::err,
+          "lane failed job={} epoch={} attempt={} reason=\"{}\"",
+          name_,
+          epoch_,
+          report.tag,
+          report.message
+      );
     }
     run(machine_->on_lane_failed(report));
   }

@@ -256,7 +256,9 @@ void StepMachine::launch_ready(Actions& actions) {
 }
 
 void StepMachine::finish_if_complete(Actions& actions) {
-  if (!open_ || phase_ != Phase::Collecting || error_ || reduced_ < plan_->buckets.size() || !all_waiting()) {
+  // Behind the last bucket in the lane's queue, not after its report: the lane takes commands in order and refuses a
+  // norm of buckets that are not reduced, so that two threads need not wake each other once more.
+  if (!open_ || phase_ != Phase::Collecting || error_ || next_launch_ < plan_->buckets.size() || !all_waiting()) {
     return;
   }
   const Ask& ask = *ranks_.front().ask;

@@ -2,9 +2,10 @@
 // One epoch's steps as a sans-I/O machine: events in, actions out; no clock, no lane, no reply of its own.
 //
 // Invariants: buckets are launched strictly in plan order, each once per attempt and only when every rank said it is
-// ready; the step is finished only when every rank asked for the same step and every bucket is reduced; after the first
-// failure the attempt is sticky: it aborts once, and `Failed` is given out only when nothing of it is outstanding on
-// the lane. An attempt that ended leaves a record, so that a repeated call gets the same answer.
+// ready; the norm is launched behind them, once every rank asked for the same step; the step is done only when the lane
+// did all of it; after the first failure the attempt is sticky: it aborts once, and `Failed` is given out only when
+// nothing of it is outstanding on the lane. An attempt that ended leaves a record, so that a repeated call gets the
+// same answer.
 
 #include "engine/ask.hpp"
 #include "engine/engine.hpp"
@@ -24,7 +25,8 @@ struct LaunchReduce {
   std::vector<device::UnusedTensor> unused;
 };
 
-/// All buckets are reduced and all ranks agree: combine, and multiply unless `norm_only`.
+/// All ranks agree and all buckets are launched: combine behind them, and multiply unless `norm_only`. The lane takes
+/// commands in order, and refuses to combine buckets that are not reduced.
 struct LaunchFinish {
   double scale = 1.0;
   bool norm_only = false;
@@ -86,7 +88,7 @@ class StepMachine {
   [[nodiscard]] Actions on_finish(std::int64_t rank, const FinishRequest& request, TimePoint now, TimePoint deadline);
   [[nodiscard]] Actions on_clip(std::int64_t rank, const ClipRequest& request, TimePoint now, TimePoint deadline);
 
-  [[nodiscard]] Actions on_reduced(std::uint64_t tag);
+  void on_reduced(std::uint64_t tag);
   [[nodiscard]] Actions on_finished(std::uint64_t tag, device::StepMath math);
   [[nodiscard]] Actions on_scaled(std::uint64_t tag, double clip_s);
   [[nodiscard]] Actions on_lane_failed(const device::Failed& report);

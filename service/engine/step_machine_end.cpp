@@ -1,5 +1,6 @@
 // How an attempt ends: the lane's reports, failures and deadlines.
 
+#include "base/assert.hpp"
 #include "base/text.hpp"
 #include "engine/step_machine.hpp"
 
@@ -15,15 +16,11 @@ constexpr std::size_t kNamedTensors = 20;
 
 }  // namespace
 
-Actions StepMachine::on_reduced(std::uint64_t tag) {
-  Actions actions;
-  if (tag != attempt_) {
-    return actions;
+void StepMachine::on_reduced(std::uint64_t tag) {
+  if (tag == attempt_) {
+    --outstanding_;
+    ++reduced_;
   }
-  --outstanding_;
-  ++reduced_;
-  finish_if_complete(actions);
-  return actions;
 }
 
 Actions StepMachine::on_finished(std::uint64_t tag, device::StepMath math) {
@@ -35,6 +32,7 @@ Actions StepMachine::on_finished(std::uint64_t tag, device::StepMath math) {
   if (error_) {
     return actions;  // the Abort's report settles it
   }
+  GRADSYNC_ASSERT(reduced_ == plan_->buckets.size(), "the lane refuses a norm of buckets that are not reduced");
   if (ranks_.front().ask->kind == Ask::Kind::NormOnly) {
     phase_ = Phase::NormGiven;
     math_ = math;

@@ -201,12 +201,16 @@ class CheckedLane : public device::Lane {
     if (const auto refused = refuse(command)) {
       return *refused;
     }
+    ++reduced_[{command.plan, command.tag}];
     return device::Reduced{command.plan, command.tag, command.bucket, 0.001};
   }
 
   device::LaneReport answer(const device::FinishStep& command) {
     if (const auto refused = refuse(command)) {
       return *refused;
+    }
+    if (reduced_[{command.plan, command.tag}] != buckets_of_[command.plan]) {
+      return failed(command.plan, command.tag, 0);  // a bucket before it has failed
     }
     device::StepMath math;
     math.norm = static_cast<double>(command.tag + 1);
@@ -268,6 +272,7 @@ class CheckedLane : public device::Lane {
   std::map<device::PlanId, std::size_t> buckets_of_;
   std::map<device::PlanId, device::Tag> aborted_;
   std::map<Work, std::size_t> launched_;
+  std::map<Work, std::size_t> reduced_;
   std::set<Work> finished_;
   std::set<Work> scaled_;
 };

@@ -88,19 +88,37 @@ TEST_F(StepMachineTest, launches_strictly_in_plan_order) {
   EXPECT_THAT(launched(machine.on_bucket_ready(1, 0, 0)), ElementsAre(0, 1, 2));
 }
 
-TEST_F(StepMachineTest, finishes_only_after_the_last_reduction_and_the_last_rank) {
+TEST_F(StepMachineTest, finishes_behind_the_last_bucket_once_the_last_rank_asks) {
   StepMachine machine(plan_of(2, 2), 1);
   EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_EQ(find<LaunchFinish>(finish(machine, 0, request(7))), nullptr);
   const Actions second = finish(machine, 1, request(7));
   EXPECT_THAT(launched(second), ElementsAre(0, 1));
-  EXPECT_EQ(find<LaunchFinish>(second), nullptr);
-  EXPECT_EQ(find<LaunchFinish>(machine.on_reduced(0)), nullptr);
-  EXPECT_NE(find<LaunchFinish>(machine.on_reduced(0)), nullptr);
+  ASSERT_EQ(second.size(), 3u);
+  EXPECT_TRUE(std::holds_alternative<LaunchFinish>(second.back())) << "the lane takes commands in order";
+  machine.on_reduced(0);
+  machine.on_reduced(0);
+  EXPECT_TRUE(machine.busy()) << "the norm";
   const Actions done = machine.on_finished(0, {});
   ASSERT_NE(find<Committed>(done), nullptr);
   EXPECT_EQ(machine.attempt(), 1u);
   EXPECT_FALSE(machine.busy());
+}
+
+TEST_F(StepMachineTest, launches_the_norm_once_whatever_comes_late) {
+  StepMachine machine(plan_of(2, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
+  static_cast<void>(finish(machine, 0, request(7)));
+  EXPECT_NE(find<LaunchFinish>(finish(machine, 1, request(7))), nullptr);
+  EXPECT_THAT(finish(machine, 0, request(7)), IsEmpty());
+  EXPECT_THAT(machine.open(), IsEmpty());
+  EXPECT_THAT(machine.on_bucket_ready(0, 0, 1), IsEmpty());
+  EXPECT_THAT(machine.on_unused(0, 0, {1}), IsEmpty());
+  machine.on_reduced(0);
+  machine.on_reduced(0);
+  EXPECT_NE(find<Committed>(machine.on_finished(0, {})), nullptr);
+  EXPECT_FALSE(machine.begun()) << "what came late is not of the next attempt";
+  EXPECT_THAT(finish(machine, 0, request(8, 1)), IsEmpty()) << "and no error of it either";
 }
 
 TEST_F(StepMachineTest, carries_unused_tensors_to_their_bucket) {
@@ -110,7 +128,7 @@ TEST_F(StepMachineTest, carries_unused_tensors_to_their_bucket) {
   FinishRequest ask = request(0);
   static_cast<void>(finish(machine, 0, ask));
   const Actions actions = finish(machine, 1, ask);
-  ASSERT_EQ(actions.size(), 2u);
+  ASSERT_EQ(launched(actions).size(), 2u);
   EXPECT_THAT(std::get<LaunchReduce>(actions[0]).unused, IsEmpty());
   ASSERT_EQ(std::get<LaunchReduce>(actions[1]).unused.size(), 1u);
   EXPECT_EQ(std::get<LaunchReduce>(actions[1]).unused[0].tensor, 1u);
@@ -143,6 +161,26 @@ TEST_F(StepMachineTest, nothing_is_launched_before_the_lane_has_the_plan) {
   EXPECT_THAT(machine.on_bucket_ready(0, 0, 0), IsEmpty()) << "a survivor may be ready before the epoch is there";
   EXPECT_THAT(finish(machine, 1, request(0)), IsEmpty());
   EXPECT_THAT(launched(machine.open()), ElementsAre(0, 1));
+}
+
+TEST_F(StepMachineTest, a_plan_that_is_loaded_after_all_have_asked_gets_buckets_and_norm_at_once) {
+  StepMachine machine(plan_of_two_stages(), 1);
+  EXPECT_THAT(finish(machine, 0, request(0)), IsEmpty());
+  EXPECT_THAT(finish(machine, 1, request(0)), IsEmpty());
+  const Actions actions = machine.open();
+  EXPECT_THAT(launched(actions), ElementsAre(0, 1));
+  ASSERT_EQ(actions.size(), 3u);
+  EXPECT_TRUE(std::holds_alternative<LaunchFinish>(actions.back()));
+}
+
+TEST_F(StepMachineTest, a_bucket_that_nobody_holds_is_before_the_norm_too) {
+  auto plan = plan_of_two_stages();
+  plan->layouts[1].tensors.clear();
+  plan->layouts[1].bucket_rows = {{}, {}};
+  StepMachine machine(plan, 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
+  EXPECT_THAT(launched(finish(machine, 0, request(0))), ElementsAre(0, 1));
+  EXPECT_NE(find<LaunchFinish>(finish(machine, 1, request(0))), nullptr);
 }
 
 TEST_F(StepMachineTest, ranks_speak_of_their_own_rows) {
@@ -211,8 +249,9 @@ TEST_F(StepMachineTest, aborts_what_runs_and_fails_only_when_the_lane_is_quiet) 
   device::Failed aborted;
   aborted.tag = 0;
   aborted.aborted = true;
-  EXPECT_THAT(machine.on_lane_failed(aborted), IsEmpty());
-  EXPECT_THAT(machine.on_lane_failed(aborted), IsEmpty());
+  for (int command = 0; command < 3; ++command) {  // two buckets and the norm behind them
+    EXPECT_THAT(machine.on_lane_failed(aborted), IsEmpty());
+  }
   EXPECT_NE(find<AttemptFailed>(machine.on_aborted(0)), nullptr);
   EXPECT_EQ(machine.attempt(), 1u);
 }
@@ -226,17 +265,59 @@ TEST_F(StepMachineTest, keeps_the_first_error) {
   EXPECT_THAT(machine.fail(make_error(ErrorCode::StepTimeout, "second")), IsEmpty());
   device::Failed report;
   static_cast<void>(machine.on_lane_failed(report));
+  static_cast<void>(machine.on_lane_failed(report));
   const Actions settled = machine.on_aborted(0);
+  ASSERT_NE(find<AttemptFailed>(settled), nullptr);
   EXPECT_EQ(find<AttemptFailed>(settled)->error.message, "first");
+}
+
+TEST_F(StepMachineTest, a_bucket_that_fails_fails_the_step_once_and_the_norm_behind_it_says_nothing) {
+  for (const bool refused : {true, false}) {
+    StepMachine machine(plan_of(2, 1), 1);
+    EXPECT_THAT(machine.open(), IsEmpty());
+    EXPECT_NE(find<LaunchFinish>(finish(machine, 0, request(0))), nullptr);
+    machine.on_reduced(0);
+    device::Failed report;
+    report.message = "bucket 1 failed";
+    EXPECT_NE(find<LaunchAbort>(machine.on_lane_failed(report)), nullptr);
+    report.message = "bucket 1 does not hold the sums of attempt 0";
+    EXPECT_THAT(refused ? machine.on_lane_failed(report) : machine.on_finished(0, {}), IsEmpty());
+    EXPECT_EQ(machine.attempt(), 0u) << "the Abort is yet to be answered";
+    const Actions settled = machine.on_aborted(0);
+    ASSERT_EQ(settled.size(), 1u);
+    ASSERT_NE(find<AttemptFailed>(settled), nullptr);
+    EXPECT_THAT(find<AttemptFailed>(settled)->error.message, HasSubstr("bucket 1 failed"));
+    EXPECT_FALSE(machine.busy());
+    EXPECT_EQ(launched(finish(machine, 0, request(0, 1))).size(), 2u) << "the next attempt has all of it again";
+  }
+}
+
+TEST_F(StepMachineTest, a_deadline_over_buckets_and_norm_waits_for_all_that_is_queued) {
+  StepMachine machine(plan_of(2, 2), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
+  static_cast<void>(finish(machine, 0, request(3)));
+  static_cast<void>(finish(machine, 1, request(3)));
+  machine.on_reduced(0);
+  EXPECT_NE(find<LaunchAbort>(machine.on_deadline(start + std::chrono::seconds(10))), nullptr);
+  EXPECT_EQ(machine.failure()->code, ErrorCode::StepTimeout);
+  EXPECT_THAT(machine.failure()->message, HasSubstr("the lane did not finish within 10.0 s: 1 of 2 buckets reduced"));
+  EXPECT_THAT(machine.failure()->ranks, IsEmpty());
+  machine.on_reduced(0);  // it ran and came to its end
+  device::Failed aborted;
+  aborted.aborted = true;
+  EXPECT_THAT(machine.on_lane_failed(aborted), IsEmpty());
+  const Actions settled = machine.on_aborted(0);
+  ASSERT_NE(find<AttemptFailed>(settled), nullptr);
+  EXPECT_EQ(find<AttemptFailed>(settled)->error.step, 3);
 }
 
 TEST_F(StepMachineTest, ignores_reports_of_an_attempt_that_ended) {
   StepMachine machine(plan_of(1, 1), 1);
   EXPECT_THAT(machine.open(), IsEmpty());
   static_cast<void>(finish(machine, 0, request(0)));
-  static_cast<void>(machine.on_reduced(0));
+  machine.on_reduced(0);
   static_cast<void>(machine.on_finished(0, {}));
-  EXPECT_THAT(machine.on_reduced(0), IsEmpty());
+  machine.on_reduced(0);
   EXPECT_FALSE(machine.busy());
 }
 
@@ -244,7 +325,7 @@ TEST_F(StepMachineTest, a_bucket_reported_twice_fails_the_step_by_name) {
   StepMachine machine(plan_of(2, 1), 1);
   EXPECT_THAT(machine.open(), IsEmpty());
   EXPECT_THAT(launched(machine.on_bucket_ready(0, 0, 0)), ElementsAre(0));
-  static_cast<void>(machine.on_reduced(0));
+  machine.on_reduced(0);
   static_cast<void>(machine.on_bucket_ready(0, 0, 0));
   const Actions actions = finish(machine, 0, request(0));
   const auto* failed = find<AttemptFailed>(actions);
@@ -299,10 +380,10 @@ TEST_F(StepMachineTest, a_norm_leaves_the_step_open_for_clip) {
   FinishRequest ask = request(0);
   ask.kind = FinishKind::NormOnly;
   static_cast<void>(finish(machine, 0, ask));
-  static_cast<void>(finish(machine, 1, ask));
-  const Actions reduced = machine.on_reduced(0);
-  ASSERT_NE(find<LaunchFinish>(reduced), nullptr);
-  EXPECT_TRUE(find<LaunchFinish>(reduced)->norm_only);
+  const Actions asked = finish(machine, 1, ask);
+  ASSERT_NE(find<LaunchFinish>(asked), nullptr);
+  EXPECT_TRUE(find<LaunchFinish>(asked)->norm_only);
+  machine.on_reduced(0);
   EXPECT_NE(find<NormKnown>(machine.on_finished(0, {})), nullptr);
   EXPECT_EQ(machine.attempt(), 0u);
   ClipRequest clip;
@@ -311,6 +392,22 @@ TEST_F(StepMachineTest, a_norm_leaves_the_step_open_for_clip) {
   EXPECT_NE(find<LaunchScale>(machine.on_clip(1, clip, start, start)), nullptr);
   EXPECT_NE(find<Committed>(machine.on_scaled(0, 0.5)), nullptr);
   EXPECT_EQ(machine.attempt(), 1u);
+}
+
+TEST_F(StepMachineTest, a_clip_before_the_queued_norm_is_known_is_refused) {
+  StepMachine machine(plan_of(1, 1), 1);
+  EXPECT_THAT(machine.open(), IsEmpty());
+  FinishRequest ask = request(0);
+  ask.kind = FinishKind::NormOnly;
+  EXPECT_NE(find<LaunchFinish>(finish(machine, 0, ask)), nullptr);
+  machine.on_reduced(0);
+  ClipRequest clip;
+  clip.key = {1, 0};
+  const Actions early = machine.on_clip(0, clip, start, start);
+  ASSERT_NE(find<AnswerRank>(early), nullptr);
+  EXPECT_EQ(find<AnswerRank>(early)->error.code, ErrorCode::StepMismatch);
+  EXPECT_NE(find<NormKnown>(machine.on_finished(0, {})), nullptr);
+  EXPECT_NE(find<LaunchScale>(machine.on_clip(0, clip, start, start)), nullptr);
 }
 
 TEST_F(StepMachineTest, clip_without_a_norm_is_refused) {
