@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <memory_resource>
 
 namespace gradsync::rpc {
 
@@ -19,9 +20,11 @@ struct Core {
   RpcLimits limits;
   SetLogLevel set_log_level;
   RpcMetrics& metrics;
-  std::map<ConnectionId, Connection> connections;
+  /// Of calls under way, which may outlive the core.
+  std::shared_ptr<std::pmr::memory_resource> call_memory = std::make_shared<std::pmr::unsynchronized_pool_resource>();
+  std::map<ConnectionId, Connection> connections = {};
   /// Sessions of closed connections whose process still lives, so that its exit reaches the engine.
-  std::map<ConnectionId, engine::SessionId> orphans;
+  std::map<ConnectionId, engine::SessionId> orphans = {};
 
   [[nodiscard]] ServerMoment moment() const { return identity.moment ? identity.moment() : ServerMoment{}; }
 

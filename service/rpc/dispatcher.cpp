@@ -5,6 +5,7 @@
 #include "rpc/envelope.hpp"
 #include "rpc/error_codes.hpp"
 #include "rpc/method.hpp"
+#include "rpc/pooled.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -94,8 +95,12 @@ bool Dispatcher::State::handle(Caller caller, std::string_view text, PostReply* 
     refuse(read.error(), asker);
     return false;
   }
-  const auto group = std::make_shared<ReplyGroup>(
-      envelope.batch, envelope.requests.size(), core->limits.message_bytes, std::move(asker)
+  const auto group = std::allocate_shared<ReplyGroup>(
+      Pooled<ReplyGroup>(core->call_memory),
+      envelope.batch,
+      envelope.requests.size(),
+      core->limits.message_bytes,
+      std::move(asker)
   );
   bool called = false;
   for (std::size_t i = 0; i < envelope.requests.size(); ++i) {
@@ -128,7 +133,9 @@ bool Dispatcher::State::dispatch(
   if (!error) {
     error = refusal(methods()[method], caller);
   }
-  auto completion = std::make_shared<Completion>(group, index, request.answered(), std::move(id), counted);
+  auto completion = std::allocate_shared<Completion>(
+      Pooled<Completion>(core->call_memory), group, index, request.answered(), std::move(id), counted
+  );
   if (error) {
     completion->fail(*error);
     return false;
@@ -156,7 +163,7 @@ Dispatcher::Dispatcher(
     RpcMetrics& metrics
 )
     : state_(std::make_unique<State>(std::make_shared<Core>(Core{
-          engine, outbox, std::move(identity), limits, std::move(set_log_level), metrics, {}, {}}))) {}
+          engine, outbox, std::move(identity), limits, std::move(set_log_level), metrics}))) {}
 
 Dispatcher::~Dispatcher() = default;
 

@@ -121,8 +121,9 @@ Result<void> read_envelope(Value root, std::size_t batch_items, Envelope& envelo
 }
 
 std::string result_reply(const std::optional<std::string>& id, std::string_view result) {
+  constexpr std::size_t kAround = 64;
   std::string text;
-  text.reserve(result.size() + kLongestId + 64);
+  text.reserve(result.size() + (id ? id->size() : 0) + kAround);
   text += R"({"jsonrpc":"2.0","id":)";
   text += id ? std::string_view(*id) : "null";
   text += R"(,"result":)";
@@ -140,15 +141,21 @@ std::string notification(std::string_view method, std::string_view params) {
 }
 
 bool UsedIds::begin(const std::string& id) {
-  if (std::find(in_flight_.begin(), in_flight_.end(), id) != in_flight_.end() || !recent_.insert(id).second) {
+  if (std::find(in_flight_.begin(), in_flight_.end(), id) != in_flight_.end()) {
+    return false;
+  }
+  const auto [at, fresh] = recent_.insert(id);
+  if (!fresh) {
     return false;
   }
   in_flight_.push_back(id);
-  order_.push_back(id);
-  if (order_.size() > kRemembered) {
-    recent_.erase(order_.front());
-    order_.pop_front();
+  if (order_.size() < kRemembered) {
+    order_.push_back(&*at);
+    return true;
   }
+  recent_.erase(recent_.find(*order_[oldest_]));
+  order_[oldest_] = &*at;
+  oldest_ = (oldest_ + 1) % kRemembered;
   return true;
 }
 

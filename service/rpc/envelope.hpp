@@ -4,7 +4,7 @@
 #include "rpc/json_tape.hpp"
 
 #include <cstdint>
-#include <deque>
+#include <memory_resource>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -53,8 +53,10 @@ class UsedIds {
 
  private:
   std::vector<std::string> in_flight_;  ///< one or two
-  std::unordered_set<std::string> recent_;
-  std::deque<std::string> order_;
+  std::pmr::unsynchronized_pool_resource memory_;
+  std::pmr::unordered_set<std::string> recent_{&memory_};
+  std::vector<const std::string*> order_;  ///< of those; full, it is a ring that begins at `oldest_`
+  std::size_t oldest_ = 0;
 };
 
 }  // namespace gradsync::rpc

@@ -51,11 +51,16 @@ void JsonWriter::value(bool value) { raw(value ? "true" : "false"); }
 
 void JsonWriter::value(std::int64_t value) {
   const std::uint64_t magnitude = value < 0 ? 0 - static_cast<std::uint64_t>(value) : static_cast<std::uint64_t>(value);
-  raw(magnitude > kExactIntegers ? fmt::format("\"{}\"", value) : fmt::format("{}", value));
+  integer(value, magnitude <= kExactIntegers);
 }
 
-void JsonWriter::value(std::uint64_t value) {
-  raw(value > kExactIntegers ? fmt::format("\"{}\"", value) : fmt::format("{}", value));
+void JsonWriter::value(std::uint64_t value) { integer(value, value <= kExactIntegers); }
+
+template <typename Integer>
+void JsonWriter::integer(Integer value, bool exact) {
+  const fmt::format_int digits(value);
+  separate();
+  text_.append(exact ? "" : "\"").append(digits.data(), digits.size()).append(exact ? "" : "\"");
 }
 
 void JsonWriter::value(double value) {

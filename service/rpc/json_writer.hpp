@@ -3,6 +3,7 @@
 // same bits; NaN and infinities are the strings "NaN", "Infinity", "-Infinity"; integers beyond ±2^53 are decimal
 // strings.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,6 +12,8 @@ namespace gradsync::rpc {
 
 class JsonWriter {
  public:
+  explicit JsonWriter(std::size_t about_bytes = 0) { text_.reserve(about_bytes); }
+
   void begin_object() { open('{'); }
 
   void end_object() { close('}'); }
@@ -32,6 +35,8 @@ class JsonWriter {
 
  private:
   void separate();
+  template <typename Integer>
+  void integer(Integer value, bool exact);
   void open(char bracket);
   void close(char bracket);
 

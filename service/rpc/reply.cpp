@@ -82,7 +82,7 @@ void Completion::note_done(const Error* error) const {
   }
 }
 
-void Completion::succeed(std::string result) {
+void Completion::succeed(std::string_view result) {
   if (answered_ && result.size() > room()) {
     fail(too_long(result.size(), group_->message_bytes()));
     return;

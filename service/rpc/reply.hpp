@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace gradsync::rpc {
@@ -79,7 +80,7 @@ class Completion {
   )
       : group_(std::move(group)), index_(index), answered_(answered), id_(std::move(id)), counted_(counted) {}
 
-  void succeed(std::string result);
+  void succeed(std::string_view result);
   void fail(const Error& error);
 
   /// Bytes that a result may have.
@@ -103,6 +104,12 @@ template <typename R>
   return to_json(result);
 }
 
+/// The result as text where somebody has made it already, in at most `room` bytes. Overloads as with `render`.
+template <typename R>
+[[nodiscard]] const std::string* text_at_hand(const R&, std::size_t) {
+  return nullptr;
+}
+
 /// What a handler answers with. Copyable, as engine replies are std::functions.
 template <typename R>
 class Answer {
@@ -110,10 +117,12 @@ class Answer {
   explicit Answer(std::shared_ptr<Completion> completion) : completion_(std::move(completion)) {}
 
   void operator()(const Result<R>& result) const {
-    if (result) {
-      completion_->succeed(render(*result, completion_->room()));
-    } else {
+    if (!result) {
       completion_->fail(result.error());
+    } else if (const std::string* text = text_at_hand(*result, completion_->room())) {
+      completion_->succeed(*text);
+    } else {
+      completion_->succeed(render(*result, completion_->room()));
     }
   }
 
