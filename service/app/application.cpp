@@ -4,6 +4,7 @@
 #include "app/daemon_state.hpp"
 #include "app/engine_clock.hpp"
 #include "app/pages.hpp"
+#include "app/post_memory.hpp"
 #include "app/settings.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
@@ -16,6 +17,7 @@
 #include "rpc/metrics.hpp"
 #include "rpc/result_size.hpp"
 
+#include <boost/asio/bind_allocator.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -108,9 +110,9 @@ struct Application::Parts {
         lane(
             {.threads = static_cast<int>(chosen.engine.threads)},
             [this](device::LaneReport report) {
-              boost::asio::post(io, [this, moved = std::move(report)]() mutable {
-                bridge.on_lane_report(std::move(moved));
-              });
+              auto deliver = [this, moved = std::move(report)]() mutable { bridge.on_lane_report(std::move(moved)); };
+              const PostAllocator<std::byte> allocator(post_memory);
+              boost::asio::post(io, boost::asio::bind_allocator(allocator, std::move(deliver)));
             }
         ),
         planner([this](engine::PlanOutcome outcome) {
@@ -146,6 +148,7 @@ struct Application::Parts {
   engine::EngineMetrics engine_metrics;
   rpc::RpcMetrics rpc_metrics;
   net::NetMetrics net_metrics;
+  PostMemory post_memory;  ///< of the lane's reports
   boost::asio::io_context io{1};
   device::HostLane lane;
   engine::ThreadPlanner planner;
