@@ -1,8 +1,10 @@
 #include "net/http_session.hpp"
 
 #include "base/version.hpp"
+#include "net/closing.hpp"
 #include "net/http_rules.hpp"
 #include "net/peer.hpp"
+#include "net/read_pace.hpp"
 #include "net/session_timer.hpp"
 #include "net/websocket_session.hpp"
 
@@ -76,6 +78,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         peer_(incoming.peer),
         process_(std::move(incoming.process)),
         refused_(incoming.refused),
+        pace_(context, peer_, id_, context->options.handshake_timeout),
         socket_(context->io.get_executor()),
         deadline_(context->io.get_executor()) {
     socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.get());
@@ -84,6 +87,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
 
   void go_away() override {
     leaving_ = true;
+    pace_.stop();
     if (!busy_) {
       abort();
     }
@@ -93,6 +97,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     boost::system::error_code ignored;
     socket_.close(ignored);
     deadline_.cancel();
+    pace_.stop();
   }
 
   Task<void> run() {
@@ -121,8 +126,14 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         break;
       }
       Request request = parser.release();
-      co_await take_turn();
+      const bool in_time = co_await take_turn();
       if (leaving_ || !socket_.is_open()) {
+        break;
+      }
+      if (!in_time) {
+        Response answer = waited_too_long();
+        answer.keep_alive(false);
+        co_await write(std::move(answer));
         break;
       }
       std::optional<Response> answer = refuse(request);
@@ -151,27 +162,43 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   }
 
  private:
-  /// Peers by TCP are one to the fair share: who asks much there must not keep a probe waiting.
-  Task<void> take_turn() {
-    bool waited = false;
-    while (peer_.local && socket_.is_open()) {
-      const TimePoint now = std::chrono::steady_clock::now();
-      const Duration wait = context_->fair_share.pause(peer_, id_, FairShare::Worth::Refused, now);
-      if (wait == Duration::zero()) {
-        if (waited) {
-          context_->fair_share.prepay(peer_, id_, FairShare::kShortestPause, now);
-          arm_deadline();
-        }
-        break;
-      }
-      if (!waited) {
-        context_->metrics.read_pauses.Increment();
-      }
-      waited = true;
-      deadline_.expires_after(wait);
-      auto [cut_short] = co_await deadline_.async_wait(use_task);
-      static_cast<void>(cut_short);
+  /// Waits until a request may be answered. Peers by TCP are one to the fair share: who asks much there must not keep a
+  /// probe waiting. False: it has waited for too long.
+  Task<bool> take_turn() {
+    if (!peer_.local) {
+      co_return true;
     }
+    pace_.charge(FairShare::Worth::Refused, Duration::zero());  // a debtor by what any connection of the process did
+    ReadPace::Turn turn = pace_.next();
+    if (turn == ReadPace::Turn::Wait) {
+      stop(deadline_);
+      while (turn == ReadPace::Turn::Wait) {
+        auto [cut_short] = co_await pace_.timer().async_wait(use_task);
+        static_cast<void>(cut_short);
+        turn = pace_.next();
+      }
+      arm_deadline();
+    }
+    co_return turn != ReadPace::Turn::TooLong;
+  }
+
+  Response waited_too_long() const {
+    const Milliseconds waited = pace_.longest();
+    spdlog::info(
+        "a request that waited for {} ms behind others of its process is refused connection={} pid={} uid={}",
+        waited.count(),
+        id_,
+        peer_.pid,
+        peer_.uid
+    );
+    return text_response(
+        http::status::service_unavailable,
+        fmt::format(
+            "limit_exceeded: this process used more than its share of the daemon for {} ms; send less, or try again "
+            "later",
+            waited.count()
+        )
+    );
   }
 
   void arm_deadline() {
@@ -263,11 +290,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     return reads ? page_response(*page) : not_allowed("GET, HEAD");
   }
 
-  void charge(const IoWatch::Turn& turn) {
-    context_->fair_share.charge(
-        peer_, id_, FairShare::Worth::Refused, turn.computed(), std::chrono::steady_clock::now()
-    );
-  }
+  void charge(const IoWatch::Turn& turn) { pace_.charge(FairShare::Worth::Refused, turn.computed()); }
 
   static Response not_allowed(const char* allowed) {
     Response response = text_response(http::status::method_not_allowed, fmt::format("allowed here: {}", allowed));
@@ -325,15 +348,8 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   Task<void> linger() {
     boost::system::error_code ignored;
     socket_.shutdown(Socket::shutdown_send, ignored);
-    std::size_t read = 0;
-    std::vector<char> sink(64 * 1024);
-    while (read < kLingerBytes) {
-      auto [error, bytes] = co_await socket_.async_read_some(asio::buffer(sink), use_task);
-      if (error) {
-        break;
-      }
-      read += bytes;
-    }
+    const Duration cost = co_await read_off(socket_, kLingerBytes);
+    pace_.charge(FairShare::Worth::Refused, cost);
   }
 
   ContextPtr context_;
@@ -342,6 +358,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   PeerIdentity peer_;
   UniqueFd process_;
   bool refused_;
+  ReadPace pace_;
   Socket socket_;
   Timer deadline_;
   beast::flat_buffer buffer_;

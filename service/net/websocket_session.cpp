@@ -1,12 +1,14 @@
 #include "net/websocket_session.hpp"
 
 #include "base/version.hpp"
+#include "net/closing.hpp"
 #include "net/known_connection.hpp"
+#include "net/paced_socket.hpp"
+#include "net/read_pace.hpp"
 #include "net/session_timer.hpp"
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/write.hpp>
 #include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/string_body.hpp>
@@ -28,15 +30,16 @@ using Request = http::request<http::string_body>;
 
 constexpr std::size_t kReasonBytes = 123;  // of a close frame
 constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kSmallPart = 1024;  // of a message
+constexpr std::size_t kLingerBytes = 64u << 20;
 constexpr Milliseconds kLinger{1'000};
-constexpr std::chrono::nanoseconds kByte{1};           // to read one, before anybody looks at the message
 constexpr std::chrono::microseconds kConnection{200};  // to take one, and to end it
 
 /// Beast's own teardown waits until the peer closes, and holds back the end of the connection as long. Here the end is
 /// known at once; the session then reads off what the peer still sends, so that it sees the close frame and no reset.
-class EagerSocket : public Socket {
+class EagerSocket : public PacedSocket {
  public:
-  explicit EagerSocket(Socket&& socket) : Socket(std::move(socket)) {}
+  using PacedSocket::PacedSocket;
 
   template <typename Handler>
   friend void async_teardown(beast::role_type, EagerSocket& socket, Handler&& handler) {
@@ -58,10 +61,10 @@ class WebSocketSession final : public Session,
         peer_(upgrade.peer),
         process_(std::move(upgrade.process)),
         request_(std::move(upgrade.request)),
-        stream_(std::move(upgrade.socket)),
+        pace_(context, peer_, id_, context->options.message_timeout),
+        stream_(std::move(upgrade.socket), pace_),
         initialize_(context->io.get_executor()),
         half_sent_(context->io.get_executor()),
-        pause_(context->io.get_executor()),
         linger_(context->io.get_executor()) {
     websocket::stream_base::timeout timeout{};
     timeout.handshake_timeout = context->options.handshake_timeout;
@@ -75,6 +78,7 @@ class WebSocketSession final : public Session,
     stream_.read_message_max(0);   // Beast would close without a word; `read_messages` names the limit
     stream_.auto_fragment(false);  // one message, one frame, one write
     stream_.text(true);
+    stream_.control_callback([this](websocket::frame_type, beast::string_view) { pace_.charge_small_read(); });
   }
 
   // ---- Session
@@ -83,7 +87,7 @@ class WebSocketSession final : public Session,
 
   void abort() override {
     dead_ = true;
-    pause_.cancel();
+    pace_.stop();
     boost::system::error_code ignored;
     stream_.next_layer().close(ignored);
   }
@@ -96,13 +100,7 @@ class WebSocketSession final : public Session,
     }
     if (!queue_.empty() && queued_bytes_ + text.size() > context_->options.write_queue_bytes) {
       context_->metrics.slow_readers.Increment();
-      spdlog::warn(
-          "closing a connection that does not read connection={} pid={} uid={} queued_bytes={}",
-          id_,
-          peer_.pid,
-          peer_.uid,
-          queued_bytes_
-      );
+      log(spdlog::level::warn, fmt::format("closing a connection that does not read queued_bytes={}", queued_bytes_));
       abort();
       return;
     }
@@ -118,14 +116,11 @@ class WebSocketSession final : public Session,
   void close(std::string_view reason) override { start_close(websocket::close_code::policy_error, reason); }
 
   void drop_half_sent() override {
-    spdlog::warn(
-        "half-sent messages hold more than {} bytes, closing the connection of the process that holds most "
-        "connection={} pid={} uid={}",
-        context_->options.partial_bytes,
-        id_,
-        peer_.pid,
-        peer_.uid
-    );
+    log(spdlog::level::warn,
+        fmt::format(
+            "half-sent messages hold more than {} bytes, closing the connection of the process that holds most",
+            context_->options.partial_bytes
+        ));
     drop(websocket::close_code::try_again_later, "limit_exceeded: too much is half sent to this daemon");
   }
 
@@ -139,7 +134,11 @@ class WebSocketSession final : public Session,
     }
     request_.reset();
     if (co_await read_messages()) {
-      co_await write_close();
+      const std::string_view reason{close_reason_.reason.data(), close_reason_.reason.size()};
+      const bool said = co_await say_close(stream_.next_layer(), close_reason_.code, reason);
+      if (!said) {
+        abort();
+      }
     }
     buffer_ = {};
     if (!dead_) {
@@ -184,6 +183,9 @@ class WebSocketSession final : public Session,
         if (error == asio::error::eof && queue_.empty()) {
           abort();  // nothing to read off: the reactor tells of an end once, so `linger` would wait its time out
         }
+        if (error == kWaitedTooLong) {
+          co_return give_up();
+        }
         const bool stopped = error == asio::error::operation_aborted && closing_ && !dead_;
         co_return stopped;
       }
@@ -204,61 +206,44 @@ class WebSocketSession final : public Session,
       }
       if (!stream_.is_message_done() && !closing_) {
         hold_partial(buffer_.size());
+        if (bytes < kSmallPart) {
+          pace_.charge_small_read();
+        }
         continue;
       }
       hold_partial(0);
-      std::optional<Handled> handled;
       if (!closing_) {
-        handled = handle_message();
+        handle_message();
       }
       buffer_.consume(buffer_.size());
       if (buffer_.capacity() > kReadBytes) {
         buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
       }
-      if (handled && handled->pause > Duration::zero()) {
-        co_await wait_for_turn(*handled);
-      }
     }
     co_return !dead_;
   }
 
-  struct Handled {
-    FairShare::Worth worth;
-    Duration cost;
-    Duration pause;  ///< before the next one is read
-  };
-
-  Handled handle_message() {
+  void handle_message() {
     const auto data = buffer_.data();
     const std::string_view text{static_cast<const char*>(data.data()), data.size()};
     const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
     const auto worth = context_->messages.on_text(id_, text) ? FairShare::Worth::Understood : FairShare::Worth::Refused;
-    const Duration cost = turn.computed() + text.size() * kByte;
-    const Duration prepaid = std::exchange(prepaid_, Duration::zero());
-    const TimePoint now = std::chrono::steady_clock::now();
-    return {worth, cost, context_->fair_share.charge(peer_, id_, worth, cost, now, prepaid)};
+    pace_.charge(worth, turn.computed() + text.size() * ReadPace::kByte);
   }
 
   /// What ends a connection costs who opens the next one: its upgrade waits.
-  void charge_violation() {
-    const Duration cost = kConnection + buffer_.size() * kByte;
-    context_->fair_share.charge(peer_, id_, FairShare::Worth::Refused, cost, std::chrono::steady_clock::now());
-  }
+  void charge_violation() { pace_.charge(FairShare::Worth::Refused, kConnection + buffer_.size() * ReadPace::kByte); }
 
-  Task<void> wait_for_turn(Handled handled) {
-    context_->metrics.read_pauses.Increment();
-    while (!closing_ && !dead_) {
-      const TimePoint now = std::chrono::steady_clock::now();
-      const Duration pause = context_->fair_share.pause(peer_, id_, handled.worth, now);
-      if (pause == Duration::zero()) {
-        prepaid_ = handled.cost;
-        context_->fair_share.prepay(peer_, id_, prepaid_, now);
-        break;
-      }
-      pause_.expires_after(pause);
-      auto [cut_short] = co_await pause_.async_wait(use_task);
-      static_cast<void>(cut_short);
-    }
+  /// True: the close frame is still to be written.
+  bool give_up() {
+    const Milliseconds waited = pace_.longest();
+    log(spdlog::level::info,
+        fmt::format("closing a connection that waited for {} ms behind others of its process", waited.count()));
+    start_close(
+        websocket::close_code::try_again_later,
+        fmt::format("limit_exceeded: this process used more than its share of the daemon for {} ms", waited.count())
+    );
+    return queue_.empty() && !dead_;
   }
 
   /// Notes what this connection holds of a message that has not ended; 0: it has.
@@ -281,12 +266,9 @@ class WebSocketSession final : public Session,
   void expect_end_of_message() {
     after(half_sent_, context_->options.message_timeout, weak_from_this(), [](WebSocketSession& session) {
       const Milliseconds waited = session.context_->options.message_timeout;
-      spdlog::info(
-          "closing a connection that began a message and did not end it within {} ms connection={} pid={} uid={}",
-          waited.count(),
-          session.id_,
-          session.peer_.pid,
-          session.peer_.uid
+      session.log(
+          spdlog::level::info,
+          fmt::format("closing a connection that began a message and did not end it within {} ms", waited.count())
       );
       session.drop(
           websocket::close_code::policy_error,
@@ -309,27 +291,23 @@ class WebSocketSession final : public Session,
     after(initialize_, context_->options.initialize_timeout, weak_from_this(), [](WebSocketSession& session) {
       if (session.open_ && !session.context_->messages.initialized(session.id_)) {
         const Milliseconds waited = session.context_->options.initialize_timeout;
-        spdlog::info(
-            "closing a connection that was not initialized within {} ms connection={} pid={} uid={}",
-            waited.count(),
-            session.id_,
-            session.peer_.pid,
-            session.peer_.uid
+        session.log(
+            spdlog::level::info,
+            fmt::format("closing a connection that was not initialized within {} ms", waited.count())
         );
         session.close(fmt::format("not_initialized: no session.initialize within {} ms", waited.count()));
       }
     });
   }
 
+  void log(spdlog::level::level_enum level, std::string_view what) const {
+    spdlog::log(level, "{} connection={} pid={} uid={}", what, id_, peer_.pid, peer_.uid);
+  }
+
   Task<void> linger() {
     after(linger_, kLinger, weak_from_this(), [](WebSocketSession& session) { session.abort(); });
-    std::vector<char> sink(64 * 1024);
-    for (;;) {
-      auto [error, bytes] = co_await stream_.next_layer().async_read_some(asio::buffer(sink), use_task);
-      if (error) {
-        break;
-      }
-    }
+    const Duration cost = co_await read_off(stream_.next_layer(), kLingerBytes);
+    pace_.charge(FairShare::Worth::Refused, cost);
     stop(linger_);
   }
 
@@ -365,7 +343,6 @@ class WebSocketSession final : public Session,
       return;
     }
     closing_ = true;
-    pause_.cancel();
     close_reason_ =
         websocket::close_reason(code, beast::string_view(reason.data(), std::min(reason.size(), kReasonBytes)));
     after(linger_, kLinger, weak_from_this(), [](WebSocketSession& session) { session.abort(); });
@@ -377,22 +354,9 @@ class WebSocketSession final : public Session,
   /// Beast must not read while it closes: at a wrong frame that comes meanwhile both wait for each other for ever, and
   /// the session stays. So reading ends first, and the close frame goes out without Beast.
   void stop_reading() {
+    pace_.stop();
     boost::system::error_code ignored;
     stream_.next_layer().cancel(ignored);
-  }
-
-  Task<void> write_close() {
-    std::string frame{'\x88', static_cast<char>(2 + close_reason_.reason.size())};
-    frame += static_cast<char>(close_reason_.code >> 8);
-    frame += static_cast<char>(close_reason_.code & 0xff);
-    frame.append(close_reason_.reason.data(), close_reason_.reason.size());
-    auto [error, bytes] = co_await asio::async_write(stream_.next_layer(), asio::buffer(frame), use_task);
-    if (error) {
-      abort();
-      co_return;
-    }
-    boost::system::error_code ignored;
-    stream_.next_layer().shutdown(Socket::shutdown_send, ignored);
   }
 
   ContextPtr context_;
@@ -400,13 +364,12 @@ class WebSocketSession final : public Session,
   PeerIdentity peer_;
   UniqueFd process_;
   std::any request_;
+  ReadPace pace_;
   websocket::stream<EagerSocket, false> stream_;  // false: permessage-deflate is not compiled in
   beast::flat_buffer buffer_;
   std::size_t partial_bytes_ = 0;  ///< what context_->half_sent knows of this connection
   Timer initialize_;
-  Timer half_sent_;     ///< for the end of a message; once that is given up, for the end of the connection
-  Timer pause_;         ///< before the next message is read
-  Duration prepaid_{};  ///< of its cost, by who has waited
+  Timer half_sent_;  ///< for the end of a message; once that is given up, for the end of the connection
   Timer linger_;
   std::deque<std::string> queue_;  ///< the front is being written
   std::size_t queued_bytes_ = 0;

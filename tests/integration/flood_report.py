@@ -2,9 +2,10 @@
 
     python tests/integration/flood_report.py [--seconds 12] [--flooders 2] [kind ...]
 
-Quiet and flooded times of one second alternate on one daemon, so that what else the machine does is in both. Flooders
-are processes of the lowest priority; where processors are few they disturb by what they compute, too, so a kind that
-floods nobody and computes (`spinning`) is measured beside the others."""
+Quiet and flooded times of half a second alternate on one daemon, so that what else the machine does is in both, and the
+median over them is reported, so that what it does now and then is in neither. Flooders are processes of the lowest
+priority; where processors are few they disturb by what they compute, too, so a kind that floods nobody and computes
+(`spinning`) is measured beside the others."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from daemon import DEADLINE_S, Daemon
 from floods import KINDS
 from walkers import PROCESSES, Walkers
 
-PHASE_S = 1.0
+PHASE_S = 0.5
 
 
 def spinning(address: str) -> int:
@@ -60,14 +61,16 @@ def measure(kind: Callable[[str], int], flooders: int, seconds: float) -> dict[s
             other.join(DEADLINE_S)
             assert other.exitcode == 0, f"a flooder of {kind.__name__} ended with {other.exitcode}"
     assert wrong == 0, f"{wrong} steps were wrong"
-    of_phase: tuple[list[float], list[float]] = ([], [])
+    steps: list[list[float]] = [[] for _ in phases]
     for begin, step_s in took:
         if begin >= phases[0]:
-            of_phase[sum(begin >= phase for phase in phases[1:]) % 2].append(step_s * 1e6)
+            steps[sum(begin >= phase for phase in phases[1:])].append(step_s * 1e6)
     found: dict[str, float] = {}
-    for name, steps in zip(("quiet", "flooded"), of_phase, strict=True):
-        cuts = statistics.quantiles(steps, n=100)
-        found |= {f"{name}_steps": len(steps), f"{name}_p50_us": round(cuts[49]), f"{name}_p99_us": round(cuts[98])}
+    for name, first in (("quiet", 0), ("flooded", 1)):
+        cuts = [statistics.quantiles(of_phase, n=100) for of_phase in steps[first::2]]
+        p50, p99 = (statistics.median(cut[percent - 1] for cut in cuts) for percent in (50, 99))
+        count = sum(map(len, steps[first::2]))
+        found |= {f"{name}_steps": count, f"{name}_p50_us": round(p50), f"{name}_p99_us": round(p99)}
     return {**found, "p99_ratio": round(found["flooded_p99_us"] / found["quiet_p99_us"], 2)}
 
 

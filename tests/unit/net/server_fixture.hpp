@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <future>
@@ -48,9 +49,12 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
-/// Echoes texts and bodies. "flood" sends without end, "bye" answers and closes, "throw" throws.
+/// Echoes texts and bodies. "flood" sends without end, "bye" answers and closes, "throw" throws, "costly" computes for
+/// `kCostly` and is refused.
 class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler {
  public:
+  static constexpr std::chrono::milliseconds kCostly{30};
+
   bool watch_on = true;  ///< answer of on_close
   bool everybody_initialized = true;
 
@@ -72,6 +76,10 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
       server->send(connection, "never");
     } else if (text == "throw") {
       throw std::runtime_error("thrown by the handler");
+    } else if (text == "costly") {
+      compute(kCostly);
+      note(fmt::format("costly {}", connection));
+      return false;
     } else {
       server->send(connection, std::string(text));
     }
@@ -150,6 +158,17 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     const std::scoped_lock lock{mutex_};
     notes_.push_back(std::move(text));
     changed_.notify_all();
+  }
+
+  static void compute(std::chrono::milliseconds for_time) {
+    const auto used = [] {
+      timespec now{};
+      ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+      return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+    };
+    const auto end = used() + for_time;
+    while (used() < end) {
+    }
   }
 
   std::mutex mutex_;

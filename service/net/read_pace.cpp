@@ -1,0 +1,58 @@
+#include "net/read_pace.hpp"
+
+#include <algorithm>
+
+namespace gradsync::net {
+
+ReadPace::ReadPace(const ContextPtr& context, const PeerIdentity& peer, ConnectionId id, Milliseconds longest)
+    : context_(context), peer_(peer), id_(id), longest_(longest), timer_(context->io.get_executor()) {}
+
+void ReadPace::charge(FairShare::Worth worth, Duration cost, TimePoint now) {
+  const Duration prepaid = std::min(prepaid_, cost);
+  if (context_->fair_share.charge(peer_, id_, worth, cost, now, prepaid) > Duration::zero()) {
+    owes_ = true;
+    worth_ = worth;
+  }
+  prepaid_ -= prepaid;
+  spent_ += cost;
+}
+
+void ReadPace::charge_small_read() {
+  const TimePoint now = std::chrono::steady_clock::now();
+  if (now - last_small_read_ < kFreeAfter) {
+    charge(FairShare::Worth::Refused, kSmallRead, now);
+  }
+  last_small_read_ = now;
+}
+
+ReadPace::Turn ReadPace::next_of_debtor() {
+  if (stopped_) {
+    return Turn::Stopped;
+  }
+  const TimePoint now = std::chrono::steady_clock::now();
+  const Duration pause = context_->fair_share.pause(peer_, id_, worth_, now);
+  const bool waited = waits_since_ != TimePoint{};
+  if (pause == Duration::zero()) {
+    if (waited) {  // what comes next may cost as much, or a request of HTTP that
+      const Duration next = std::max<Duration>(spent_, FairShare::kShortestPause);
+      context_->fair_share.prepay(peer_, id_, next - std::min(next, prepaid_), now);
+      prepaid_ = std::max(prepaid_, next);
+    }
+    owes_ = false;
+    spent_ = {};
+    waits_since_ = {};
+    return Turn::Go;
+  }
+  if (!waited) {
+    context_->metrics.read_pauses.Increment();
+    waits_since_ = now;
+  }
+  const Duration left = longest_ - (now - waits_since_);
+  if (left <= Duration::zero()) {
+    return Turn::TooLong;
+  }
+  timer_.expires_after(std::min(pause, left));
+  return Turn::Wait;
+}
+
+}  // namespace gradsync::net
