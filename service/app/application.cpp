@@ -110,7 +110,9 @@ struct Application::Parts {
         lane(
             {.threads = static_cast<int>(chosen.engine.threads)},
             [this](device::LaneReport report) {
-              auto deliver = [this, moved = std::move(report)]() mutable { bridge.on_lane_report(std::move(moved)); };
+              auto deliver = [this, number = lane_reports++, moved = std::move(report)]() mutable {
+                bridge.on_lane_report(number, std::move(moved));
+              };
               const PostAllocator<std::byte> allocator(post_memory);
               boost::asio::post(io, boost::asio::bind_allocator(allocator, std::move(deliver)));
             }
@@ -148,7 +150,8 @@ struct Application::Parts {
   engine::EngineMetrics engine_metrics;
   rpc::RpcMetrics rpc_metrics;
   net::NetMetrics net_metrics;
-  PostMemory post_memory;  ///< of the lane's reports
+  PostMemory post_memory;          ///< of the lane's reports
+  std::uint64_t lane_reports = 0;  ///< so far; counted by whoever executes for the lane, one thread at a time
   boost::asio::io_context io{1};
   device::HostLane lane;
   engine::ThreadPlanner planner;

@@ -61,8 +61,10 @@ bool Bridge::drained(rpc::ConnectionId connection) const { return server_->drain
 
 void Bridge::close(rpc::ConnectionId connection, std::string reason) { server_->close(connection, std::move(reason)); }
 
-void Bridge::on_lane_report(device::LaneReport report) {
-  clock_.turn("a report of the lane", [&] { engine_.on_lane_report(std::move(report)); });
+void Bridge::on_lane_report(std::uint64_t number, device::LaneReport report) {
+  lane_reports_.arrive(number, std::move(report), [this](device::LaneReport next) {
+    clock_.turn("a report of the lane", [&] { engine_.on_lane_report(std::move(next)); });
+  });
 }
 
 void Bridge::on_plan(engine::PlanOutcome outcome) {

@@ -3,6 +3,8 @@
 // sockets, and each event of the engine is one turn of its clock. Thread: io only.
 
 #include "app/engine_clock.hpp"
+#include "app/in_order.hpp"
+#include "device/lane.hpp"
 #include "net/server.hpp"
 #include "rpc/dispatcher.hpp"
 
@@ -39,7 +41,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
   void close(rpc::ConnectionId connection, std::string reason) override;
 
   // what comes back from other threads
-  void on_lane_report(device::LaneReport report);
+  void on_lane_report(std::uint64_t number, device::LaneReport report);  ///< numbered in the order of the lane
   void on_plan(engine::PlanOutcome outcome);
 
  private:
@@ -48,6 +50,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
   engine::Engine& engine_;
   EngineClock& clock_;
   std::uint32_t own_uid_;
+  InOrder<device::LaneReport> lane_reports_;
   rpc::Dispatcher* dispatcher_ = nullptr;
   net::Server* server_ = nullptr;
 };
