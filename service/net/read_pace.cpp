@@ -17,12 +17,12 @@ void ReadPace::charge(FairShare::Worth worth, Duration cost, TimePoint now) {
   spent_ += cost;
 }
 
-void ReadPace::charge_small_read() {
+void ReadPace::charge_frame(Duration cost) {
   const TimePoint now = std::chrono::steady_clock::now();
-  if (now - last_small_read_ < kFreeAfter) {
-    charge(FairShare::Worth::Refused, kSmallRead, now);
+  if (now - last_frame_ < kFreeAfter) {
+    charge(FairShare::Worth::Refused, cost, now);
   }
-  last_small_read_ = now;
+  last_frame_ = now;
 }
 
 ReadPace::Turn ReadPace::next_of_debtor() {

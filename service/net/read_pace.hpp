@@ -16,12 +16,12 @@ namespace gradsync::net {
 
 class ReadPace {
  public:
-  /// A frame that is no message, or a small part of one. The thread is done with it in 3; but every pong wakes its
-  /// receiver, which keeps the system busy, so that charged with 3 or 10 pings still are felt by others.
-  static constexpr std::chrono::microseconds kSmallRead{20};
-  /// To read one, before anybody looks at the message.
-  static constexpr std::chrono::nanoseconds kByte{1};
-  /// A small read that comes as long after the one before it is free: so is every ping that keeps a connection alive.
+  /// A ping, or another frame of control. The thread is done with it in 3; but every pong wakes its receiver, which
+  /// keeps the system busy, so that charged with 3 or 10 pings still are felt by others.
+  static constexpr std::chrono::microseconds kControlFrame{20};
+  static constexpr std::chrono::microseconds kSmallPart{2};  ///< of a message
+  static constexpr std::chrono::nanoseconds kByte{1};        ///< before anybody looks at the message
+  /// A frame that comes as long after the one before is free: so is every ping that keeps a connection alive.
   static constexpr std::chrono::seconds kFreeAfter{1};
 
   /// Who has waited for as long as `longest` is told `TooLong`.
@@ -29,7 +29,8 @@ class ReadPace {
 
   void charge(FairShare::Worth worth, Duration cost) { charge(worth, cost, std::chrono::steady_clock::now()); }
 
-  void charge_small_read();
+  /// That brought no message: a frame of control, or a small part of a message.
+  void charge_frame(Duration cost);
 
   enum class Turn : std::uint8_t {
     Go,       ///< read
@@ -69,7 +70,7 @@ class ReadPace {
   Duration spent_{};                                       ///< since it was read last
   Duration prepaid_{};                                     ///< for what is read next, by who has waited
   TimePoint waits_since_{};
-  TimePoint last_small_read_{};
+  TimePoint last_frame_{};
   bool owes_ = false;
   bool stopped_ = false;
 };

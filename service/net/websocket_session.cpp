@@ -30,7 +30,7 @@ using Request = http::request<http::string_body>;
 
 constexpr std::size_t kReasonBytes = 123;  // of a close frame
 constexpr std::size_t kReadBytes = 64 * 1024;
-constexpr std::size_t kSmallPart = 1024;  // of a message
+constexpr std::size_t kSmallPartBytes = 1024;  // of a message
 constexpr std::size_t kLingerBytes = 64u << 20;
 constexpr Milliseconds kLinger{1'000};
 constexpr std::chrono::microseconds kConnection{200};  // to take one, and to end it
@@ -78,7 +78,9 @@ class WebSocketSession final : public Session,
     stream_.read_message_max(0);   // Beast would close without a word; `read_messages` names the limit
     stream_.auto_fragment(false);  // one message, one frame, one write
     stream_.text(true);
-    stream_.control_callback([this](websocket::frame_type, beast::string_view) { pace_.charge_small_read(); });
+    stream_.control_callback([this](websocket::frame_type, beast::string_view) {
+      pace_.charge_frame(ReadPace::kControlFrame);
+    });
   }
 
   // ---- Session
@@ -206,8 +208,8 @@ class WebSocketSession final : public Session,
       }
       if (!stream_.is_message_done() && !closing_) {
         hold_partial(buffer_.size());
-        if (bytes < kSmallPart) {
-          pace_.charge_small_read();
+        if (bytes < kSmallPartBytes) {
+          pace_.charge_frame(ReadPace::kSmallPart);
         }
         continue;
       }

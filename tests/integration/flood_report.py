@@ -1,16 +1,18 @@
 """What floods cost those who behave: the p99 of two ranks' steps undisturbed and under each kind of flood.
 
-    python tests/integration/flood_report.py [--seconds 12] [--flooders 2] [kind ...]
+    python tests/integration/flood_report.py [--seconds 12] [--flooders 2] [--real-time] [kind ...]
 
 Quiet and flooded times of half a second alternate on one daemon, so that what else the machine does is in both, and the
 median over them is reported, so that what it does now and then is in neither. Flooders are processes of the lowest
 priority; where processors are few they disturb by what they compute, too, so a kind that floods nobody and computes
-(`spinning`) is measured beside the others."""
+(`spinning`) is measured beside the others. With `--real-time` the daemon and the ranks run before everything else and
+the flooders as usual: what is left is what the daemon does for them, and the system. It takes root."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import time
@@ -34,23 +36,31 @@ def spinning(address: str) -> int:
 KIND_OF = {kind.__name__: kind for kind in (spinning, *KINDS)}
 
 
-def flood(kind: Callable[[str], int], address: str, go: Event, stop: Event) -> None:
-    os.nice(19)
+def flood(kind: Callable[[str], int], address: str, nice: int, go: Event, stop: Event) -> None:
+    os.nice(nice)
     while not stop.is_set():
         if go.wait(0.1):
             kind(address)
 
 
-def measure(kind: Callable[[str], int], flooders: int, seconds: float) -> dict[str, float]:
+def run_first(pid: int) -> None:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(10))
+
+
+def measure(kind: Callable[[str], int], flooders: int, seconds: float, real_time: bool) -> dict[str, float]:
     with Daemon() as daemon:
         go, stop = PROCESSES.Event(), PROCESSES.Event()
-        others = [
-            PROCESSES.Process(target=flood, args=(kind, daemon.socket, go, stop), daemon=True) for _ in range(flooders)
-        ]
+        arguments = (kind, daemon.socket, 0 if real_time else 19, go, stop)
+        others = [PROCESSES.Process(target=flood, args=arguments, daemon=True) for _ in range(flooders)]
         for other in others:
             other.start()
         phases = []
         with Walkers(daemon.socket) as walkers:
+            if real_time:
+                ranks = [child.pid for child in multiprocessing.active_children() if child not in others]
+                for pid in (daemon.process.pid, *(rank for rank in ranks if rank)):
+                    run_first(pid)
             while len(phases) * PHASE_S < seconds:
                 phases.append(time.perf_counter())
                 time.sleep(PHASE_S)
@@ -79,9 +89,11 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help=", ".join(KIND_OF))
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--flooders", type=int, default=2)
+    parser.add_argument("--real-time", action="store_true")
     arguments = parser.parse_args()
     for name in arguments.kinds or KIND_OF:
-        print(json.dumps({"kind": name, **measure(KIND_OF[name], arguments.flooders, arguments.seconds)}), flush=True)
+        found = measure(KIND_OF[name], arguments.flooders, arguments.seconds, arguments.real_time)
+        print(json.dumps({"kind": name, **found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ class ReadPaceTest : public ServerTest {
 };
 
 constexpr int kMany = 1'000;
+constexpr int kParts = 10'000;
 
 std::string frames(int count, int opcode, std::string_view payload) {
   std::string packet;
@@ -115,9 +116,9 @@ TEST_F(ReadPaceTest, small_fragments_beside_others_are_read_later) {
   const Stepping stepping{over_tcp(running)};
   RawClient client = websocket();
   client.send_frame(1, "begin", false);
-  client.send(frames(kMany, 0x00, "-"));
+  client.send(frames(kParts, 0x00, "-"));
   client.send_frame(0, "end");
-  EXPECT_EQ(client.read_frame().payload.size(), 8U + kMany);
+  EXPECT_EQ(client.read_frame().payload.size(), 8U + kParts);
   EXPECT_GT(read_pauses(running), 0);
 }
 
