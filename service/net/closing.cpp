@@ -30,7 +30,7 @@ Task<bool> say_close(Socket& socket, std::uint16_t code, std::string_view reason
 }
 
 Task<Duration> read_off(Socket& socket, std::size_t most_bytes) {
-  std::vector<char> sink(64 * 1024);
+  std::vector<char> sink(16 * 1024);
   std::size_t read = 0;
   Duration cost{};
   while (read < most_bytes) {

@@ -28,8 +28,9 @@ namespace {
 
 using Request = http::request<http::string_body>;
 
-constexpr std::size_t kReasonBytes = 123;  // of a close frame
-constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kReasonBytes = 123;      // of a close frame
+constexpr std::size_t kReadBytes = 16 * 1024;  // in one turn of the thread, of a large message
+constexpr std::size_t kKeptBytes = 64 * 1024;  // of a buffer
 constexpr std::size_t kSmallPartBytes = 1024;  // of a message
 constexpr std::size_t kLingerBytes = 64u << 20;
 constexpr Milliseconds kLinger{1'000};
@@ -218,7 +219,7 @@ class WebSocketSession final : public Session,
         handle_message();
       }
       buffer_.consume(buffer_.size());
-      if (buffer_.capacity() > kReadBytes) {
+      if (buffer_.capacity() > kKeptBytes) {
         buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
       }
     }
