@@ -55,7 +55,7 @@ def measure(kind: Callable[[str], int], flooders: int, seconds: float, real_time
         others = [PROCESSES.Process(target=flood, args=arguments, daemon=True) for _ in range(flooders)]
         for other in others:
             other.start()
-        phases = []
+        phases: list[float] = []
         with Walkers(daemon.socket) as walkers:
             if real_time:
                 ranks = [child.pid for child in multiprocessing.active_children() if child not in others]
