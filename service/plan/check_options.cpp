@@ -1,5 +1,6 @@
 #include "base/text.hpp"
 #include "plan/check_max_norm.hpp"
+#include "plan/check_policy.hpp"
 #include "plan/declaration_checks.hpp"
 #include "plan/limits.hpp"
 #include "plan/words.hpp"
@@ -64,7 +65,11 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
       );
     }
     // Whether the group has tensors is seen where all ranks come together: another one may hold them.
-    if (const auto checked = check_max_norm(options.clip, path + ".max_norm"); !checked) {
+    auto checked = check_max_norm(options.clip, path + ".max_norm");
+    if (checked) {
+      checked = check_policies(options.clip, path);
+    }
+    if (!checked) {
       Error error = checked.error();
       error.code = ErrorCode::InvalidDeclaration;
       error.message = fmt::format("clip group '{}': {}", options.group, error.message);

@@ -1,15 +1,19 @@
 #include "plan/clip_rule.hpp"
 
+#include "base/assert.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 namespace gradsync::plan {
 
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kFloatMax = std::numeric_limits<float>::max();
 
 /// Rounds to nearest like a cast, but defined for values beyond the range of float: they stay what they are when
@@ -67,54 +71,126 @@ double strict_coefficient(double max_norm, double measured, double reported, DTy
   return shrink_to_fit(std::min(max_norm / reported, max_norm / measured), measured, max_norm, dtype);
 }
 
+/// What the norm is compared with, and its name.
+struct Limit {
+  double value = kInfinity;
+  std::string_view name = "max_norm";
+};
+
+/// Empty: the norm is measured only.
+std::optional<Limit> limit_of(const ClipRule& rule, double norm) {
+  std::optional<Limit> limit;
+  if (rule.max_norm && (*rule.max_norm != 0 || rule.zero_rule != ZeroRule::Off)) {
+    limit = Limit{*rule.max_norm};
+  }
+  if (rule.bound.kind == ClipBound::Kind::None) {
+    return limit;
+  }
+  const double threshold = rule.bound.threshold(norm);
+  if (!limit || threshold < limit->value) {
+    limit = Limit{threshold, rule.bound.kind == ClipBound::Kind::Percentile ? "the percentile" : "the z-score threshold"};
+  }
+  return limit;
+}
+
 /// The shortest text that reads back as the norm; longer where that text would look equal to the threshold.
-std::string norm_text(double norm, double max_norm, DType dtype) {
+std::string norm_text(double norm, double threshold, DType dtype) {
   if (dtype != DType::Float64 && norm <= kFloatMax) {
     std::string text = fmt::format("{}", static_cast<float>(norm));
-    if (norm == max_norm || text != fmt::format("{}", max_norm)) {
+    if (norm == threshold || text != fmt::format("{}", threshold)) {
       return text;
     }
   }
   return fmt::format("{}", norm);
 }
 
-std::string compared_reason(const ClipOutcome& outcome, double max_norm, DType dtype) {
+std::string compared_reason(const ClipOutcome& outcome, const Limit& limit, DType dtype) {
   return fmt::format(
-      "norm {} {} max_norm {}",
-      norm_text(outcome.norm, max_norm, dtype),
+      "norm {} {} {} {}",
+      norm_text(outcome.norm, limit.value, dtype),
       outcome.clipped ? "exceeds" : "is within",
-      max_norm
+      limit.name,
+      limit.value
   );
 }
 
-std::string non_finite_reason(double norm, const char* consequence) {
+std::string non_finite_reason(double norm, std::string_view consequence) {
   return fmt::format("norm is not finite: {} ({})", norm, consequence);
 }
 
-void decide_strict(const ClipRule& rule, double measured, ClipOutcome& outcome) {
-  const double max_norm = *rule.max_norm;
+void decide_strict(const Limit& limit, DType dtype, double measured, ClipOutcome& outcome) {
   if (!std::isfinite(outcome.norm)) {
     outcome.reason = non_finite_reason(outcome.norm, "strict mode does not clip by it");
     return;
   }
-  outcome.reason = compared_reason(outcome, max_norm, rule.norm_dtype);
+  outcome.reason = compared_reason(outcome, limit, dtype);
   if (outcome.clipped) {
-    outcome.coefficient = strict_coefficient(max_norm, measured, outcome.norm, rule.norm_dtype);
+    outcome.coefficient = strict_coefficient(limit.value, measured, outcome.norm, dtype);
   }
 }
 
-void decide_torch(const ClipRule& rule, ClipOutcome& outcome) {
-  const double max_norm = *rule.max_norm;
-  outcome.coefficient = rule.norm_dtype == DType::Float64
-                            ? torch_coefficient<double>(outcome.norm, max_norm)
-                            : torch_coefficient<float>(nearest_float(outcome.norm), nearest_float(max_norm));
+void decide_torch(const Limit& limit, DType dtype, ClipOutcome& outcome) {
+  outcome.coefficient = dtype == DType::Float64
+                            ? torch_coefficient<double>(outcome.norm, limit.value)
+                            : torch_coefficient<float>(nearest_float(outcome.norm), nearest_float(limit.value));
   if (!std::isfinite(outcome.norm)) {
     outcome.reason = non_finite_reason(
         outcome.norm, std::isnan(outcome.norm) ? "torch mode multiplies by NaN" : "torch mode multiplies by 0"
     );
   } else {
-    outcome.reason = compared_reason(outcome, max_norm, rule.norm_dtype);
+    outcome.reason = compared_reason(outcome, limit, dtype);
   }
+}
+
+std::string measured_reason(const ClipRule& rule, double norm) {
+  return !std::isfinite(norm) ? non_finite_reason(norm, "no max_norm: measured only")
+         : rule.max_norm      ? "max_norm 0 means off: measured only"
+                              : "no max_norm: measured only";
+}
+
+void multiply_by(double factor, StepAction action, ClipOutcome& outcome) {
+  outcome.coefficient = factor;
+  outcome.multiplier = factor;
+  outcome.multiply = false;
+  outcome.clipped = false;
+  outcome.action = action;
+}
+
+std::string_view consequence_of(StepAction action) {
+  switch (action) {
+    case StepAction::Step:
+      return "the step is done";
+    case StepAction::Zero:
+      return "the gradients of the group become 0";
+    case StepAction::Skip:
+      return "the step is skipped";
+    case StepAction::Raise:
+      return "an error is raised, no optimizer steps";
+  }
+  GRADSYNC_ASSERT(false, "every StepAction has a consequence");
+}
+
+void act_on_nonfinite(NonfiniteAction action, ClipOutcome& outcome) {
+  constexpr StepAction kActions[] = {StepAction::Step, StepAction::Skip, StepAction::Zero, StepAction::Raise};
+  const StepAction wanted = kActions[static_cast<std::size_t>(action)];
+  if (wanted != StepAction::Step) {
+    multiply_by(wanted == StepAction::Zero ? 0 : 1, wanted, outcome);
+    outcome.reason = non_finite_reason(outcome.norm, consequence_of(wanted));
+  }
+}
+
+void act_on_spike(const ClipRule& rule, ClipOutcome& outcome) {
+  outcome.spike = true;
+  if (rule.spike == SpikeAction::Clip) {
+    return;
+  }
+  multiply_by(1, rule.spike == SpikeAction::Skip ? StepAction::Skip : StepAction::Raise, outcome);
+  outcome.reason = fmt::format(
+      "norm {} is a spike, above {} ({})",
+      norm_text(outcome.norm, rule.spike_above, rule.norm_dtype),
+      rule.spike_above,
+      consequence_of(outcome.action)
+  );
 }
 
 }  // namespace
@@ -124,36 +200,59 @@ ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale)
   // norm before the division.
   const bool beyond = std::isfinite(raw_norm) && std::isinf(raw_norm / scale);
   const double measured = beyond ? std::numeric_limits<double>::max() : raw_norm / scale;
-  const bool off = !rule.max_norm || (*rule.max_norm == 0 && rule.zero_rule == ZeroRule::Off);
-  const bool torch = rule.mode == ClipMode::Torch && !off;
 
   ClipOutcome outcome;
   outcome.norm = round_norm(measured, rule.norm_dtype);
-  outcome.threshold = off ? std::numeric_limits<double>::infinity() : *rule.max_norm;
+  const std::optional<Limit> limit = limit_of(rule, outcome.norm);
+  const bool torch = rule.mode == ClipMode::Torch && limit;
+  outcome.threshold = limit ? limit->value : kInfinity;
   outcome.clipped = outcome.norm > outcome.threshold;
-  if (off) {
-    outcome.reason = !std::isfinite(outcome.norm) ? non_finite_reason(outcome.norm, "no max_norm: measured only")
-                     : rule.max_norm              ? "max_norm 0 means off: measured only"
-                                                  : "no max_norm: measured only";
+  if (!limit) {
+    outcome.reason = measured_reason(rule, outcome.norm);
   } else if (torch) {
-    decide_torch(rule, outcome);
+    decide_torch(*limit, rule.norm_dtype, outcome);
   } else {
-    decide_strict(rule, measured, outcome);
+    decide_strict(*limit, rule.norm_dtype, measured, outcome);
   }
 
   const double multiplier = outcome.coefficient / scale;
   if (outcome.clipped && std::isfinite(raw_norm) && (!torch || beyond)) {
     // What is multiplied is the stored values, so they are what must come to no more than max_norm.
-    const double largest = *rule.max_norm / raw_norm;
+    const double largest = limit->value / raw_norm;
     outcome.multiplier =
-        shrink_to_fit(beyond ? largest : std::min(multiplier, largest), raw_norm, *rule.max_norm, rule.norm_dtype);
+        shrink_to_fit(beyond ? largest : std::min(multiplier, largest), raw_norm, limit->value, rule.norm_dtype);
     outcome.coefficient = beyond ? outcome.multiplier * scale : outcome.coefficient;
   } else {
     outcome.multiplier =
         rule.norm_dtype == DType::Float64 ? multiplier : static_cast<double>(nearest_float(multiplier));
   }
   outcome.multiply = torch || outcome.multiplier != 1.0;
+
+  if (!std::isfinite(outcome.norm)) {
+    act_on_nonfinite(rule.nonfinite, outcome);
+  } else if (outcome.norm > rule.spike_above) {
+    act_on_spike(rule, outcome);
+  }
   return outcome;
+}
+
+void decide_together(std::span<ClipOutcome> outcomes) {
+  const auto weight = [](const ClipOutcome& outcome) {
+    return outcome.action == StepAction::Raise ? 2 : outcome.action == StepAction::Skip ? 1 : 0;
+  };
+  const auto deciding = std::max_element(
+      outcomes.begin(), outcomes.end(), [&](const auto& a, const auto& b) { return weight(a) < weight(b); }
+  );
+  if (deciding == outcomes.end() || weight(*deciding) == 0) {
+    return;
+  }
+  const ClipOutcome decided = *deciding;
+  for (ClipOutcome& outcome : outcomes) {
+    if (weight(outcome) == 0) {
+      outcome.reason = decided.reason;
+    }
+    multiply_by(1, decided.action, outcome);
+  }
 }
 
 }  // namespace gradsync::plan

@@ -1,19 +1,31 @@
 #pragma once
 // norm → coefficient, for one clip group. Pure. Known before the norm, so a lane can apply it without asking back.
 
+#include "plan/clip_bound.hpp"
 #include "plan/declaration.hpp"
 
+#include <cstdint>
+#include <limits>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace gradsync::plan {
 
 struct ClipRule {
-  std::optional<double> max_norm;  ///< empty: measure only. Never negative or NaN
+  std::optional<double> max_norm;  ///< empty: no limit but `bound`. Never negative or NaN
   ClipMode mode = ClipMode::Strict;
-  ZeroRule zero_rule = ZeroRule::Refuse;  ///< Refuse with max_norm 0 never reaches a lane
+  ZeroRule zero_rule = ZeroRule::Refuse;  ///< of a declared max_norm; Refuse with max_norm 0 never reaches a lane
   DType norm_dtype = DType::Float32;
+  ClipBound bound = {};  ///< of an adaptive policy; the threshold is the smaller of it and max_norm
+  NonfiniteAction nonfinite = NonfiniteAction::Propagate;
+  SpikeAction spike = SpikeAction::Clip;
+  double spike_above = std::numeric_limits<double>::infinity();  ///< norms above it are spikes
 };
+
+/// What becomes of the step of a clip group. Zero: its gradients become 0, and the optimizer steps. Skip and Raise:
+/// nothing is multiplied, in no group, and no optimizer steps.
+enum class StepAction : std::uint8_t { Step, Zero, Skip, Raise };
 
 struct ClipOutcome {
   double norm = 0;         ///< unscaled units, rounded to the norm dtype
@@ -21,8 +33,10 @@ struct ClipOutcome {
   double coefficient = 1;  ///< what gradients are multiplied by for clipping, without 1/scale
   double multiplier = 1;   ///< coefficient / scale: what the scale pass applies; a float32 unless norm_dtype is Float64
   bool multiply = false;   ///< false: the gradients stay bit-unchanged and no pass is made
-  bool clipped = false;    ///< norm > threshold
+  bool clipped = false;    ///< norm > threshold, and the step is done
   std::string reason;      ///< in words
+  StepAction action = StepAction::Step;
+  bool spike = false;  ///< norm > spike_above
 };
 
 /// strict: norm ≤ max_norm and scale 1 → no multiplication; else max_norm / norm. torch: min(1, max_norm / (norm +
@@ -33,6 +47,13 @@ struct ClipOutcome {
 /// takes above the range of float64 as the largest double, and it is clipped like any other. `raw_norm` is the norm of
 /// the stored values, unrounded, `scale` the loss scale they carry: hand on what was measured, never a reported norm
 /// times the scale, which is rounded and may overflow.
+///
+/// With a `bound` the threshold is a function of the reported norm; all else is as with that threshold declared. A spike
+/// or a norm that is not finite is clipped or propagated as above, unless the rule has another action for it.
 [[nodiscard]] ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale);
+
+/// The groups of one step, together: where one skips or raises, all do, and nothing is multiplied. A group that had no
+/// reason of its own names that of the first that had. Raise is stronger than Skip.
+void decide_together(std::span<ClipOutcome> outcomes);
 
 }  // namespace gradsync::plan

@@ -2,6 +2,7 @@
 // What one rank says about its gradients: plain values, exactly as they came over the wire.
 
 #include "plan/dtype.hpp"
+#include "plan/policy_options.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -64,8 +65,13 @@ enum class ClipMode : std::uint8_t { Strict, Torch };
 enum class ZeroRule : std::uint8_t { Refuse, Off, Zero };
 
 struct ClipOptions {
-  std::optional<double> max_norm;  ///< empty: measure only
+  std::optional<double> max_norm;  ///< empty: measure only; of an adaptive policy the ceiling, empty: none
   ZeroRule zero_rule = ZeroRule::Refuse;
+  PolicyOptions policy = {};
+  NonfiniteAction nonfinite = NonfiniteAction::Propagate;
+  SpikeAction spike = SpikeAction::Clip;
+  double spike_factor = kDefaultSpikeFactor;
+  std::vector<PolicyOptions> watch = {};  ///< these say what they would have done
   friend bool operator==(const ClipOptions&, const ClipOptions&) = default;
 };
 

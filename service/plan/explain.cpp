@@ -1,8 +1,11 @@
 #include "plan/explain.hpp"
 
+#include "plan/words.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <variant>
 #include <vector>
 
 namespace gradsync::plan {
@@ -29,6 +32,9 @@ std::string reduction_words(const std::vector<Stage>& stages, double divisor) {
 }
 
 std::string clip_words(const ClipOptions& clip, ClipMode mode) {
+  if (!std::holds_alternative<FixedPolicy>(clip.policy)) {
+    return fmt::format("by their norm and what earlier norms were: {}", words_of(clip));
+  }
   if (!clip.max_norm) {
     return "no max_norm, so their norm is measured and nothing is clipped";
   }

@@ -11,4 +11,7 @@ inline constexpr std::size_t kMaxNameBytes = 512;
 /// Each report names every clip group.
 inline constexpr std::size_t kMaxClipGroups = 1000;
 
+/// Of a clip group. Each report says what every one of them would have done.
+inline constexpr std::size_t kMaxWatchingPolicies = 8;
+
 }  // namespace gradsync::plan

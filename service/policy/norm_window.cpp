@@ -49,10 +49,10 @@ double NormWindow::percentile(double percentile) const {
   return share >= 0.5 ? high - distance * (1 - share) : low + distance * share;
 }
 
-std::vector<double> NormWindow::norms() const {
-  std::vector<double> norms(ring_.begin() + static_cast<std::ptrdiff_t>(oldest_), ring_.end());
-  norms.insert(norms.end(), ring_.begin(), ring_.begin() + static_cast<std::ptrdiff_t>(oldest_));
-  return norms;
+void NormWindow::append_to(std::vector<double>& norms) const {
+  const auto oldest = ring_.begin() + static_cast<std::ptrdiff_t>(oldest_);
+  norms.insert(norms.end(), oldest, ring_.end());
+  norms.insert(norms.end(), ring_.begin(), oldest);
 }
 
 }  // namespace gradsync::policy

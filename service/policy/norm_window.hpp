@@ -25,8 +25,8 @@ class NormWindow {
 
   [[nodiscard]] std::size_t capacity() const { return capacity_; }
 
-  /// In the order of arrival, the oldest first: pushed into a new window they make this one again.
-  [[nodiscard]] std::vector<double> norms() const;
+  /// Appends them in the order of arrival, the oldest first: pushed into a new window they make this one again.
+  void append_to(std::vector<double>& norms) const;
 
  private:
   std::size_t capacity_;

@@ -1,0 +1,41 @@
+#include "policy/percentile.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace gradsync::policy {
+
+plan::ClipBound Percentile::bound() const {
+  plan::ClipBound bound;
+  if (window_.size() >= static_cast<std::size_t>(options_.warmup)) {
+    bound.kind = plan::ClipBound::Kind::Percentile;
+    bound.begin = window_.percentile(options_.percentile);
+  }
+  return bound;
+}
+
+Result<void> Percentile::restore(std::span<const double> state) {
+  if (state.size() > window_.capacity()) {
+    return invalid_params(
+        "state",
+        fmt::format("the state has {} norms, and the window {}", state.size(), window_.capacity()),
+        "import it with the window it was exported with"
+    );
+  }
+  NormWindow window(window_.capacity());
+  for (std::size_t i = 0; i < state.size(); ++i) {
+    if (!(state[i] >= 0 && std::isfinite(state[i]))) {
+      return invalid_params(
+          "state",
+          fmt::format("norm {} of the state is {}, a finite number >= 0 is expected", i, state[i]),
+          "take the state of an earlier checkpoint, or begin anew without one"
+      );
+    }
+    window.push(state[i]);
+  }
+  window_ = std::move(window);
+  return {};
+}
+
+}  // namespace gradsync::policy

@@ -1,0 +1,102 @@
+#include "policy/policy.hpp"
+
+#include "plan/words.hpp"
+#include "policy/state_bytes.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <span>
+#include <vector>
+
+namespace gradsync::policy {
+
+Policy::Policy(const plan::ClipOptions& clip, plan::ClipMode mode, plan::DType norm_dtype, double norm_type)
+    : clip_(clip),
+      mode_(mode),
+      norm_dtype_(norm_dtype),
+      settings_(fmt::format("{}, norm_type {}", plan::words_of(clip.policy), norm_type)) {
+  clip_.watch.clear();
+  if (const auto* percentile = std::get_if<plan::PercentilePolicy>(&clip.policy)) {
+    memory_.emplace<Percentile>(*percentile);
+  } else if (const auto* zscore = std::get_if<plan::ZScorePolicy>(&clip.policy)) {
+    memory_.emplace<ZScore>(*zscore);
+  }
+}
+
+plan::ClipRule Policy::rule() const {
+  plan::ClipRule rule;
+  rule.max_norm = clip_.max_norm;
+  rule.mode = mode_;
+  rule.zero_rule = clip_.zero_rule;
+  rule.norm_dtype = norm_dtype_;
+  rule.nonfinite = clip_.nonfinite;
+  rule.spike = skips_ < kMaxSpikeSkips ? clip_.spike : plan::SpikeAction::Clip;
+  if (const auto* percentile = std::get_if<Percentile>(&memory_)) {
+    rule.bound = percentile->bound();
+  } else if (const auto* zscore = std::get_if<ZScore>(&memory_)) {
+    rule.bound = zscore->bound();
+  } else if (std::holds_alternative<plan::ObservePolicy>(clip_.policy)) {
+    rule.max_norm.reset();
+  } else if (clip_.max_norm.value_or(0) > 0) {
+    rule.spike_above = clip_.spike_factor * *clip_.max_norm;
+  }
+  if (rule.bound.kind != plan::ClipBound::Kind::None) {
+    rule.spike_above = clip_.spike_factor * rule.bound.begin;
+  }
+  return rule;
+}
+
+void Policy::record(const plan::ClipOutcome& outcome) {
+  if (outcome.action == plan::StepAction::Skip || outcome.action == plan::StepAction::Raise) {
+    skips_ += outcome.spike && outcome.action == plan::StepAction::Skip ? 1 : 0;
+    return;
+  }
+  if (!std::isfinite(outcome.norm)) {
+    return;
+  }
+  skips_ = 0;
+  if (auto* percentile = std::get_if<Percentile>(&memory_)) {
+    percentile->record(outcome.norm);
+  } else if (auto* zscore = std::get_if<ZScore>(&memory_)) {
+    zscore->record(outcome.norm);
+  }
+}
+
+void Policy::save(std::string& bytes) const {
+  std::vector<double> numbers{static_cast<double>(skips_)};
+  std::visit(
+      [&numbers](const auto& memory) {
+        if constexpr (!std::is_same_v<std::decay_t<decltype(memory)>, Stateless>) {
+          memory.save(numbers);
+        }
+      },
+      memory_
+  );
+  write_state({settings_, std::move(numbers)}, bytes);
+}
+
+Result<void> Policy::restore(std::string_view bytes) {
+  const Result<State> state = read_state(bytes, settings_);
+  if (!state) {
+    return state.error();
+  }
+  const std::span<const double> numbers(state->numbers);
+  if (numbers.empty() || !(numbers.front() >= 0 && numbers.front() <= kMaxSpikeSkips)) {
+    return invalid_params(
+        "state", "the state does not say how many spikes were skipped", "take the state of an earlier checkpoint"
+    );
+  }
+  Result<void> restored;
+  if (auto* percentile = std::get_if<Percentile>(&memory_)) {
+    restored = percentile->restore(numbers.subspan(1));
+  } else if (auto* zscore = std::get_if<ZScore>(&memory_)) {
+    restored = zscore->restore(numbers.subspan(1));
+  }
+  if (restored) {
+    skips_ = static_cast<std::uint32_t>(numbers.front());
+  }
+  return restored;
+}
+
+}  // namespace gradsync::policy

@@ -1,0 +1,101 @@
+#include "policy/zscore.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace gradsync::policy {
+
+namespace {
+
+bool is_norm(double value) { return value >= 0 && std::isfinite(value); }
+
+Error damaged(std::string what) {
+  return invalid_params("state", std::move(what), "take the state of an earlier checkpoint, or begin anew without one");
+}
+
+}  // namespace
+
+ZScore::ZScore(const plan::ZScorePolicy& options) : options_(options) {
+  first_.reserve(static_cast<std::size_t>(options.warmup));
+}
+
+plan::ClipBound ZScore::bound() const {
+  plan::ClipBound bound;
+  if (begun_) {
+    bound.kind = plan::ClipBound::Kind::ZScore;
+    bound.mean = mean_;
+    bound.deviation = std::sqrt(variance_);
+    bound.z = options_.z;
+    bound.begin = mean_ + options_.z * (bound.deviation + plan::kScoreEpsilon);
+  }
+  return bound;
+}
+
+void ZScore::record(double norm) {
+  if (!std::isfinite(norm * norm)) {
+    return;
+  }
+  if (!begun_) {
+    first_.push_back(norm);
+    if (first_.size() >= static_cast<std::size_t>(options_.warmup)) {
+      begin();
+    }
+    return;
+  }
+  const double value = std::min(norm, bound().threshold(norm));
+  mean_ = options_.alpha * mean_ + (1 - options_.alpha) * value;
+  variance_ = options_.alpha * variance_ + (1 - options_.alpha) * ((value - mean_) * (value - mean_));
+}
+
+void ZScore::begin() {
+  const auto count = static_cast<double>(first_.size());
+  double sum = 0;
+  for (const double norm : first_) {
+    sum += norm;
+  }
+  mean_ = sum / count;
+  double squares = 0;
+  for (const double norm : first_) {
+    squares += (norm - mean_) * (norm - mean_);
+  }
+  variance_ = squares / count;
+  begun_ = true;
+  first_.clear();
+}
+
+void ZScore::save(std::vector<double>& state) const {
+  state.push_back(begun_ ? 1 : 0);
+  if (begun_) {
+    state.insert(state.end(), {mean_, variance_});
+  } else {
+    state.insert(state.end(), first_.begin(), first_.end());
+  }
+}
+
+Result<void> ZScore::restore(std::span<const double> state) {
+  const bool begun = !state.empty() && state.front() == 1;
+  if (state.empty() || (!begun && state.front() != 0)) {
+    return damaged("the state of a z-score says neither that its warm-up lasts nor that it is over");
+  }
+  const std::span<const double> values = state.subspan(1);
+  if (begun ? values.size() != 2 : values.size() >= static_cast<std::size_t>(options_.warmup)) {
+    return damaged(fmt::format(
+        "the state of a z-score has {} numbers {} a warm-up of {}",
+        values.size(),
+        begun ? "after" : "within",
+        options_.warmup
+    ));
+  }
+  if (const auto bad = std::find_if_not(values.begin(), values.end(), is_norm); bad != values.end()) {
+    return damaged(fmt::format("a number of the state is {}, a finite one >= 0 is expected", *bad));
+  }
+  begun_ = begun;
+  mean_ = begun ? values[0] : 0;
+  variance_ = begun ? values[1] : 0;
+  first_.assign(values.begin(), begun ? values.begin() : values.end());
+  return {};
+}
+
+}  // namespace gradsync::policy

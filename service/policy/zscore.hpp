@@ -1,0 +1,48 @@
+#pragma once
+// ZClip: clips a norm that is more than z deviations above the moving mean (Kumar, Owen, Chowdhury, Güra, 2025). Pure;
+// one owner, one thread.
+//
+// Followed is the authors' code, bluorion-com/ZClip at 1acb0857, mode "zscore", option "adaptive_scaling", factor 1:
+//   the first `warmup` norms give mean and variance (of the population); from then on
+//   score = (norm − mean) / (√variance + 1e-6)
+//   value = norm where score ≤ z, else mean + z · √variance / (score / z)     the threshold, ClipBound
+//   mean = α · mean + (1 − α) · value, variance = α · variance + (1 − α) · (value − mean)², with the new mean.
+// The ceiling is applied after it and has no part in it: with values clipped by it fed back, the variance collapses. Two
+// things are ours: a norm that is not finite or whose square is not is left out, and the numbers are float64.
+
+#include "base/error.hpp"
+#include "plan/clip_bound.hpp"
+#include "plan/policy_options.hpp"
+
+#include <span>
+#include <vector>
+
+namespace gradsync::policy {
+
+class ZScore {
+ public:
+  explicit ZScore(const plan::ZScorePolicy& options);
+
+  /// None before `warmup` norms.
+  [[nodiscard]] plan::ClipBound bound() const;
+
+  /// A finite norm ≥ 0, before clipping.
+  void record(double norm);
+
+  /// Appends what `restore` takes: 0 and the norms of the warm-up, or 1, mean and variance.
+  void save(std::vector<double>& state) const;
+
+  /// Errors: InvalidParams for what `save` does not write; then nothing changes.
+  [[nodiscard]] Result<void> restore(std::span<const double> state);
+
+ private:
+  void begin();
+
+  plan::ZScorePolicy options_;
+  std::vector<double> first_;  ///< norms of the warm-up; empty after it
+  bool begun_ = false;
+  double mean_ = 0;
+  double variance_ = 0;
+};
+
+}  // namespace gradsync::policy
