@@ -21,6 +21,7 @@ Examples:
   gradsyncd serve --socket /tmp/g/gradsync.sock --health off --log-level debug
   gradsyncd config show --origin                          every setting and where it came from
   gradsyncd status --watch                                jobs, ranks, norms
+  gradsyncd policy replay run.jsonl --policy percentile   what adaptive clipping would have done with a recorded run
   gradsyncd rpc stats.get '{"job": "llm", "last": 3}'     any method that needs no session
 
 Settings come from flags, then the environment (GRADSYNC_SECTION_KEY), then the file, then defaults.
@@ -63,6 +64,7 @@ struct Parsed {
   StatusCommand status;
   RpcCommand rpc;
   PlanCheckCommand plan_check;
+  PolicyReplayCommand replay;
   VersionCommand version;
 };
 
@@ -140,6 +142,30 @@ std::variant<Command, int> parse_command_line(int argc, const char* const* argv)
   );
   add_settings(*plan_check, parsed.plan_check.settings);
 
+  CLI::App* policy = app.add_subcommand("policy", "Policies of clipping");
+  policy->require_subcommand(1);
+  CLI::App* replay = policy->add_subcommand("replay", "Say what policies would have done with the norms of a run");
+  replay->add_option("trace", parsed.replay.file, "JSON lines with the norm of each step; - reads stdin")->required();
+  replay
+      ->add_option(
+          "--policy",
+          parsed.replay.policies,
+          "fixed, observe, percentile or zscore, with settings: percentile:percentile=90,window=500. More than one is "
+          "possible"
+      )
+      ->required()
+      ->take_all();
+  replay->add_option("--key", parsed.replay.key, "Key of the norm in a line; else norm, or grad_norm");
+  replay->add_option("--group", parsed.replay.clip_group, "Lines are reports of steps: the norm of this clip group");
+  replay->add_option("--plot", parsed.replay.plot, "Write a picture of norms, thresholds and clips (SVG)");
+  replay->add_flag("--json", parsed.replay.json, "A line for each step instead of a summary");
+  replay->footer(
+      "\nExample: gradsyncd policy replay run.jsonl --policy percentile --policy zscore:z=3,max_norm=none --plot "
+      "run.svg\n"
+      "Settings of all: max_norm (1 unless given, none), mode, nonfinite, spike, spike_factor, zero_rule;\n"
+      "of percentile: percentile, window, warmup; of zscore: z, alpha, warmup."
+  );
+
   CLI::App* version = app.add_subcommand("version", "Print the version");
   version->add_flag("--json", parsed.version.json, "As JSON");
   version->footer("\nExample: gradsyncd version --json");
@@ -187,6 +213,9 @@ std::variant<Command, int> parse_command_line(int argc, const char* const* argv)
   }
   if (plan_check->parsed()) {
     return Command{parsed.plan_check};
+  }
+  if (replay->parsed()) {
+    return Command{parsed.replay};
   }
   return Command{parsed.version};
 }

@@ -52,6 +52,15 @@ struct PlanCheckCommand {
   bool json = false;
 };
 
+struct PolicyReplayCommand {
+  std::string file;                   ///< JSON lines; "-": standard input
+  std::vector<std::string> policies;  ///< as policy_text.hpp reads them
+  std::string key;                    ///< of the norm; empty: norm or grad_norm
+  std::string clip_group;             ///< empty: the norm of the step
+  std::string plot;                   ///< SVG file to write; empty: none
+  bool json = false;
+};
+
 struct VersionCommand {
   bool json = false;
 };
@@ -64,6 +73,7 @@ using Command = std::variant<
     StatusCommand,
     RpcCommand,
     PlanCheckCommand,
+    PolicyReplayCommand,
     VersionCommand>;
 
 /// Each returns an exit code.
@@ -74,6 +84,7 @@ using Command = std::variant<
 [[nodiscard]] int execute(const StatusCommand& command);
 [[nodiscard]] int execute(const RpcCommand& command);
 [[nodiscard]] int execute(const PlanCheckCommand& command);
+[[nodiscard]] int execute(const PolicyReplayCommand& command);
 [[nodiscard]] int execute(const VersionCommand& command);
 
 }  // namespace gradsync::app

@@ -71,7 +71,8 @@ class Writer {
     put(options.group);
     put(options.clip.max_norm);
     put(name_of(options.clip.zero_rule));
-    if (options.clip != ClipOptions{options.clip.max_norm, options.clip.zero_rule}) {  // digests from before policies hold
+    if (options.clip !=
+        ClipOptions{options.clip.max_norm, options.clip.zero_rule}) {  // digests from before policies hold
       put(words_of(options.clip));
     }
   }

@@ -16,6 +16,7 @@ class Check {
   explicit Check(const std::string& path) : path_(path) {}
 
   Result<void> operator()(const FixedPolicy& /*policy*/) const { return {}; }
+
   Result<void> operator()(const ObservePolicy& /*policy*/) const { return {}; }
 
   Result<void> operator()(const PercentilePolicy& policy) const {
@@ -36,7 +37,9 @@ class Check {
     if (policy.warmup < 1 || policy.warmup > policy.window) {
       return refuse(
           "warmup",
-          fmt::format("warmup is {}, 1 to {} norms are expected: it ends within the window", policy.warmup, policy.window),
+          fmt::format(
+              "warmup is {}, 1 to {} norms are expected: it ends within the window", policy.warmup, policy.window
+          ),
           "give a warmup of at most the window, a tenth of it for example"
       );
     }
@@ -74,7 +77,9 @@ class Check {
 
 }  // namespace
 
-Result<void> check_policy(const PolicyOptions& policy, const std::string& path) { return std::visit(Check(path), policy); }
+Result<void> check_policy(const PolicyOptions& policy, const std::string& path) {
+  return std::visit(Check(path), policy);
+}
 
 Result<void> check_policies(const ClipOptions& clip, const std::string& path) {
   if (const auto checked = check_policy(clip.policy, path + ".policy"); !checked) {

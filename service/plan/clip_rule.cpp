@@ -88,7 +88,8 @@ std::optional<Limit> limit_of(const ClipRule& rule, double norm) {
   }
   const double threshold = rule.bound.threshold(norm);
   if (!limit || threshold < limit->value) {
-    limit = Limit{threshold, rule.bound.kind == ClipBound::Kind::Percentile ? "the percentile" : "the z-score threshold"};
+    limit =
+        Limit{threshold, rule.bound.kind == ClipBound::Kind::Percentile ? "the percentile" : "the z-score threshold"};
   }
   return limit;
 }
@@ -240,9 +241,9 @@ void decide_together(std::span<ClipOutcome> outcomes) {
   const auto weight = [](const ClipOutcome& outcome) {
     return outcome.action == StepAction::Raise ? 2 : outcome.action == StepAction::Skip ? 1 : 0;
   };
-  const auto deciding = std::max_element(
-      outcomes.begin(), outcomes.end(), [&](const auto& a, const auto& b) { return weight(a) < weight(b); }
-  );
+  const auto deciding = std::max_element(outcomes.begin(), outcomes.end(), [&](const auto& a, const auto& b) {
+    return weight(a) < weight(b);
+  });
   if (deciding == outcomes.end() || weight(*deciding) == 0) {
     return;
   }

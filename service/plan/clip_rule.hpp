@@ -48,8 +48,8 @@ struct ClipOutcome {
 /// the stored values, unrounded, `scale` the loss scale they carry: hand on what was measured, never a reported norm
 /// times the scale, which is rounded and may overflow.
 ///
-/// With a `bound` the threshold is a function of the reported norm; all else is as with that threshold declared. A spike
-/// or a norm that is not finite is clipped or propagated as above, unless the rule has another action for it.
+/// With a `bound` the threshold is a function of the reported norm; all else is as with that threshold declared. A
+/// spike or a norm that is not finite is clipped or propagated as above, unless the rule has another action for it.
 [[nodiscard]] ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale);
 
 /// The groups of one step, together: where one skips or raises, all do, and nothing is multiplied. A group that had no

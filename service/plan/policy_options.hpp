@@ -25,8 +25,8 @@ struct PercentilePolicy {
   friend bool operator==(const PercentilePolicy&, const PercentilePolicy&) = default;
 };
 
-/// ZClip (Kumar, Owen, Chowdhury, Güra: ZClip, Adaptive Spike Mitigation for LLM Pre-Training, 2025): a norm more than z
-/// deviations above the mean is clipped, the further the more; max_norm is the ceiling.
+/// ZClip (Kumar, Owen, Chowdhury, Güra: ZClip, Adaptive Spike Mitigation for LLM Pre-Training, 2025): a norm more than
+/// z deviations above the mean is clipped, the further the more; max_norm is the ceiling.
 struct ZScorePolicy {
   double z = 2.5;
   double alpha = 0.97;       ///< of the past, in the moving mean and variance; in (0, 1)

@@ -27,7 +27,7 @@ namespace gradsync::plan {
 [[nodiscard]] std::string words_of(const std::optional<std::string>& name);  ///< "none", "'head'"
 [[nodiscard]] std::string words_of(const PlacementKind& kind);               ///< "partial(mean) → shard(0)"
 [[nodiscard]] std::string words_of(const Placement& placement);              ///< "dp: partial(mean) → replicate"
-[[nodiscard]] std::string words_of(const PolicyOptions& policy);             ///< "percentile 95, window 1000, warmup 100"
+[[nodiscard]] std::string words_of(const PolicyOptions& policy);  ///< "percentile 95, window 1000, warmup 100"
 
 /// "max_norm 1, zero_rule refuse", and what else is not as it is by default.
 [[nodiscard]] std::string words_of(const ClipOptions& clip);

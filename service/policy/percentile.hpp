@@ -1,8 +1,8 @@
 #pragma once
 // Clips what lies above a percentile of the last norms. Pure; one owner, one thread.
 //
-// The order of one step: the threshold is of the norms before this one; the norm of the step, as it was before clipping,
-// is recorded after it. Before `warmup` norms there is no threshold.
+// The order of one step: the threshold is of the norms before this one; the norm of the step, as it was before
+// clipping, is recorded after it. Before `warmup` norms there is no threshold.
 
 #include "base/error.hpp"
 #include "plan/clip_bound.hpp"

@@ -82,7 +82,8 @@ Result<void> Policy::restore(std::string_view bytes) {
     return state.error();
   }
   const std::span<const double> numbers(state->numbers);
-  if (numbers.empty() || !(numbers.front() >= 0 && numbers.front() <= kMaxSpikeSkips)) {
+  const double skips = numbers.empty() ? -1 : numbers.front();
+  if (!(skips >= 0 && skips <= kMaxSpikeSkips && skips == std::floor(skips)) || std::signbit(skips)) {
     return invalid_params(
         "state", "the state does not say how many spikes were skipped", "take the state of an earlier checkpoint"
     );
@@ -92,9 +93,15 @@ Result<void> Policy::restore(std::string_view bytes) {
     restored = percentile->restore(numbers.subspan(1));
   } else if (auto* zscore = std::get_if<ZScore>(&memory_)) {
     restored = zscore->restore(numbers.subspan(1));
+  } else if (numbers.size() != 1) {
+    restored = invalid_params(
+        "state",
+        fmt::format("a policy that remembers nothing has {} numbers", numbers.size() - 1),
+        "take the state of an earlier checkpoint"
+    );
   }
   if (restored) {
-    skips_ = static_cast<std::uint32_t>(numbers.front());
+    skips_ = static_cast<std::uint32_t>(skips);
   }
   return restored;
 }

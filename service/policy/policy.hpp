@@ -1,9 +1,9 @@
 #pragma once
 // What a clip group remembers, and the rule it makes of that for the next norm. Pure; one owner, one thread.
 //
-// A step: `rule()` before the norm; `plan::apply_clip_rule` on the norm, `plan::decide_together` on all groups; `record`
-// once, when the step is done for good. A policy that only watches goes the same way by its own rule: its outcome is
-// what it would have done, and what it records.
+// A step: `rule()` before the norm; `plan::apply_clip_rule` on the norm, `plan::decide_together` on all groups;
+// `record` once, when the step is done for good. A policy that only watches goes the same way by its own rule: its
+// outcome is what it would have done, and what it records.
 
 #include "base/error.hpp"
 #include "plan/clip_rule.hpp"

@@ -31,9 +31,7 @@ T value_at(std::string_view bytes, std::size_t offset) {
 }
 
 Error damaged(std::string what) {
-  return invalid_params(
-      "state", std::move(what), "take the state of an earlier checkpoint, or begin anew without one"
-  );
+  return invalid_params("state", std::move(what), "take the state of an earlier checkpoint, or begin anew without one");
 }
 
 }  // namespace
@@ -77,8 +75,10 @@ Result<State> read_state(std::string_view bytes, std::string_view settings) {
         "declare the policy that the state is of, or begin anew without it"
     );
   }
-  state.numbers.resize(count);
-  std::memcpy(state.numbers.data(), content.data() + kHeadBytes + words, count * sizeof(double));
+  state.numbers.reserve(count);
+  for (std::size_t at = kHeadBytes + words; at < content.size(); at += sizeof(double)) {
+    state.numbers.push_back(value_at<double>(content, at));
+  }
   return state;
 }
 

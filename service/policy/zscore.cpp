@@ -9,7 +9,8 @@ namespace gradsync::policy {
 
 namespace {
 
-bool is_norm(double value) { return value >= 0 && std::isfinite(value); }
+/// What `record` takes, and so is any mean of it.
+bool is_norm(double value) { return value >= 0 && std::isfinite(value * value); }
 
 Error damaged(std::string what) {
   return invalid_params("state", std::move(what), "take the state of an earlier checkpoint, or begin anew without one");
@@ -34,7 +35,7 @@ plan::ClipBound ZScore::bound() const {
 }
 
 void ZScore::record(double norm) {
-  if (!std::isfinite(norm * norm)) {
+  if (!is_norm(norm)) {
     return;
   }
   if (!begun_) {
@@ -76,7 +77,7 @@ void ZScore::save(std::vector<double>& state) const {
 
 Result<void> ZScore::restore(std::span<const double> state) {
   const bool begun = !state.empty() && state.front() == 1;
-  if (state.empty() || (!begun && state.front() != 0)) {
+  if (state.empty() || (!begun && (state.front() != 0 || std::signbit(state.front())))) {
     return damaged("the state of a z-score says neither that its warm-up lasts nor that it is over");
   }
   const std::span<const double> values = state.subspan(1);
@@ -88,8 +89,12 @@ Result<void> ZScore::restore(std::span<const double> state) {
         options_.warmup
     ));
   }
-  if (const auto bad = std::find_if_not(values.begin(), values.end(), is_norm); bad != values.end()) {
-    return damaged(fmt::format("a number of the state is {}, a finite one >= 0 is expected", *bad));
+  const std::span<const double> norms = begun ? values.first(1) : values;
+  if (const auto bad = std::find_if_not(norms.begin(), norms.end(), is_norm); bad != norms.end()) {
+    return damaged(fmt::format("a norm of the state is {}, a finite number >= 0 is expected", *bad));
+  }
+  if (begun && !(values[1] >= 0 && std::isfinite(values[1]))) {
+    return damaged(fmt::format("the variance of the state is {}, a finite number >= 0 is expected", values[1]));
   }
   begun_ = begun;
   mean_ = begun ? values[0] : 0;

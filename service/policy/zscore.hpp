@@ -7,8 +7,8 @@
 //   score = (norm − mean) / (√variance + 1e-6)
 //   value = norm where score ≤ z, else mean + z · √variance / (score / z)     the threshold, ClipBound
 //   mean = α · mean + (1 − α) · value, variance = α · variance + (1 − α) · (value − mean)², with the new mean.
-// The ceiling is applied after it and has no part in it: with values clipped by it fed back, the variance collapses. Two
-// things are ours: a norm that is not finite or whose square is not is left out, and the numbers are float64.
+// The ceiling is applied after it and has no part in it: with values clipped by it fed back, the variance collapses.
+// Two things are ours: a norm that is not finite or whose square is not is left out, and the numbers are float64.
 
 #include "base/error.hpp"
 #include "plan/clip_bound.hpp"

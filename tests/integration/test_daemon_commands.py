@@ -20,7 +20,18 @@ def test_version_in_words_and_as_json() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["serve"], ["run"], ["check-config"], ["config"], ["config", "show"], ["status"], ["rpc"], ["version"]],
+    [
+        [],
+        ["serve"],
+        ["run"],
+        ["check-config"],
+        ["config"],
+        ["config", "show"],
+        ["status"],
+        ["rpc"],
+        ["policy", "replay"],
+        ["version"],
+    ],
 )
 def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     result = run_command(*command, "--help")

@@ -203,7 +203,8 @@ TEST(ClipWords, say_what_is_not_as_by_default) {
   clip.watch = {ZScorePolicy{}, ObservePolicy{}};
   EXPECT_EQ(
       words_of(clip),
-      "max_norm 1, zero_rule refuse, policy percentile 95, window 1000, warmup 100, nonfinite zero, spike skip above 3, "
+      "max_norm 1, zero_rule refuse, policy percentile 95, window 1000, warmup 100, nonfinite zero, spike skip above "
+      "3, "
       "watched by zscore 2.5, alpha 0.97, warmup 25, watched by observe"
   );
 }

@@ -157,7 +157,19 @@ TEST(ZScore, refuses_a_state_that_it_never_writes) {
   policy.record(2.0);
   const ClipBound before = policy.bound();
   const std::vector<std::vector<double>> wrong{
-      {}, {2}, {kNaN}, {1}, {1, 1}, {1, 1, -1}, {1, 1, kNaN}, {1, 1, 1, 1}, {0, 1, 2}, {0, -1}, {0, kNaN}};
+      {},
+      {2},
+      {-0.0},
+      {kNaN},
+      {1},
+      {1, 1},
+      {1, 1, -1},
+      {1, 1, kNaN},
+      {1, 1e200, 1},
+      {1, 1, 1, 1},
+      {0, 1, 2},
+      {0, -1},
+      {0, kNaN}};
   for (const std::vector<double>& state : wrong) {
     const Result<void> restored = policy.restore(state);
     ASSERT_TRUE(restored.has_error());
