@@ -19,6 +19,7 @@ constexpr double kLeft = 70;
 constexpr double kTop = 20;
 constexpr double kBottom = 40;
 constexpr double kLegendLine = 18;
+constexpr double kRadius = 1.5;
 constexpr const char* kColours[] = {
     "#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#e377c2", "#17becf"};
 
@@ -29,10 +30,8 @@ bool shows(double value) { return value > 0 && std::isfinite(value); }
 /// Steps from left to right, norms on a logarithmic axis from the bottom up.
 class Axes {
  public:
-  Axes(std::size_t steps, double least, double greatest) : steps_(steps) {
-    low_ = std::floor(std::log10(least));
-    high_ = std::max(std::ceil(std::log10(greatest)), low_ + 1);
-  }
+  Axes(std::size_t steps, double least, double greatest)
+      : steps_(steps), low_(std::log10(least) - 0.05), high_(std::log10(greatest) + 0.05) {}
 
   [[nodiscard]] double x(std::size_t index) const {
     return kLeft + (kWidth - kLeft - 20) * static_cast<double>(index) /
@@ -45,19 +44,10 @@ class Axes {
 
   [[nodiscard]] std::string frame(std::int64_t first, std::int64_t last) const {
     std::string svg;
-    for (double decade = low_; decade <= high_; ++decade) {
-      const double at = y(std::pow(10, decade));
-      svg += fmt::format(
-          "<line x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"#ddd\"/>"
-          "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">1e{:.0f}</text>\n",
-          kLeft,
-          kWidth - 20,
-          at,
-          at,
-          kLeft - 6,
-          at + 4,
-          decade
-      );
+    for (double decade = std::floor(low_); decade <= high_; ++decade) {
+      for (const double digit : {1, 2, 5}) {
+        svg += grid_line(digit * std::pow(10, decade));
+      }
     }
     svg += fmt::format(
         "<text x=\"{:.1f}\" y=\"{:.1f}\">step {}</text><text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"end\">step "
@@ -73,6 +63,23 @@ class Axes {
   }
 
  private:
+  [[nodiscard]] std::string grid_line(double value) const {
+    const double at = y(value);
+    if (at < kTop || at > kHeight - kBottom) {
+      return "";
+    }
+    return fmt::format(
+        "<line x1=\"{0:.1f}\" x2=\"{1:.1f}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" stroke=\"#ddd\"/>"
+        "<text x=\"{3:.1f}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:g}</text>\n",
+        kLeft,
+        kWidth - 20,
+        at,
+        kLeft - 6,
+        at + 4,
+        value
+    );
+  }
+
   std::size_t steps_;
   double low_;
   double high_;
@@ -82,7 +89,11 @@ class Axes {
 std::size_t steps_in_a_column(std::size_t steps) { return (steps + 899) / 900; }
 
 std::string dots(
-    const Axes& axes, std::span<const RecordedNorm> norms, const char* colour, const std::vector<bool>& shown
+    const Axes& axes,
+    std::span<const RecordedNorm> norms,
+    const char* colour,
+    const std::vector<bool>& shown,
+    double radius
 ) {
   std::string svg = fmt::format("<g fill=\"{}\">\n", colour);
   const std::size_t column = steps_in_a_column(norms.size());
@@ -96,10 +107,11 @@ std::string dots(
       }
     }
     if (greatest > 0) {
-      svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"1.5\"/>\n", axes.x(begin), axes.y(greatest));
+      svg +=
+          fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\"/>\n", axes.x(begin), axes.y(greatest), radius);
     }
     if (greatest > least) {
-      svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"1.5\"/>\n", axes.x(begin), axes.y(least));
+      svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{:.1f}\"/>\n", axes.x(begin), axes.y(least), radius);
     }
   }
   return svg + "</g>\n";
@@ -157,14 +169,16 @@ std::string plot_thresholds(std::span<const RecordedNorm> norms, std::span<const
       height
   );
   svg += axes.frame(norms.front().step, norms.back().step);
-  svg += dots(axes, norms, "#999", std::vector<bool>(norms.size(), true));
+  svg += dots(axes, norms, "#999", std::vector<bool>(norms.size(), true), kRadius);
   svg += fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" fill=\"#777\">norm before clipping</text>\n", kLeft, kHeight);
   for (std::size_t i = 0; i < replays.size(); ++i) {
     std::vector<bool> clipped;
     for (const plan::ClipOutcome& outcome : replays[i].outcomes) {
       clipped.push_back(outcome.clipped);
     }
-    svg += dots(axes, norms, colour_of(i), clipped) + line(axes, replays[i], colour_of(i));
+    // Smaller and smaller: who clips the same norm as the policies before is seen inside of theirs.
+    const double radius = kRadius + 0.8 * static_cast<double>(replays.size() - 1 - i);
+    svg += dots(axes, norms, colour_of(i), clipped, radius) + line(axes, replays[i], colour_of(i));
     svg += fmt::format(
         "<text x=\"{:.0f}\" y=\"{:.0f}\" fill=\"{}\">{}: {} of {} steps clipped</text>\n",
         kLeft,

@@ -155,7 +155,7 @@ TEST_F(PolicyReplay, says_of_each_step_what_each_policy_would_have_done) {
     if (step <= 30) {
       EXPECT_EQ(json["policies"][0]["threshold"], step < 10 ? 1 : 0.5);
     } else {  // the spike is the largest of twenty
-      EXPECT_DOUBLE_EQ(json["policies"][0]["threshold"].get<double>(), 0.5 + 0.05 * 8.5);
+      EXPECT_NEAR(json["policies"][0]["threshold"].get<double>(), 0.5 + 0.05 * 8.5, 1e-12);
     }
     EXPECT_EQ(json["policies"][0]["clipped"], step == 30);
     EXPECT_EQ(json["policies"][1]["threshold"], "Infinity");
