@@ -110,11 +110,12 @@ struct Application::Parts {
         lane(
             {.threads = static_cast<int>(chosen.engine.threads)},
             [this](device::LaneReport report) {
-              auto deliver = [this, number = lane_reports++, moved = std::move(report)]() mutable {
+              auto deliver = [this, number = lane_reports, moved = std::move(report)]() mutable {
                 bridge.on_lane_report(number, std::move(moved));
               };
               const PostAllocator<std::byte> allocator(post_memory);
               boost::asio::post(io, boost::asio::bind_allocator(allocator, std::move(deliver)));
+              ++lane_reports;  // not where the post threw: the next report would wait for this one for ever
             }
         ),
         planner([this](engine::PlanOutcome outcome) {

@@ -11,7 +11,7 @@
 namespace gradsync::app {
 
 struct RecordedNorm {
-  std::int64_t step = 0;  ///< as recorded, else the number of the line, from 0
+  std::int64_t step = 0;  ///< as recorded, else how many norms came before
   double norm = 0;
 };
 

@@ -9,6 +9,10 @@ namespace {
 /// An account runs ahead of the time used by what earning it takes.
 Duration earning(Duration used) { return std::chrono::duration_cast<Duration>(used / FairShare::kShare); }
 
+Duration burst(FairShare::Worth worth) {
+  return worth == FairShare::Worth::Refused ? FairShare::kRefusedBurst : FairShare::kBurst;
+}
+
 }  // namespace
 
 FairShare::Process FairShare::process_of(const PeerIdentity& peer, ConnectionId connection) {
@@ -24,32 +28,34 @@ Duration FairShare::charge(
     note_free(process, now);
     return Duration::zero();
   }
-  return pause_of(process, note_used(process, computed - std::min(prepaid, computed), now), worth, now);
+  const TimePoint used_up_to = note_used(process, worth, computed - std::min(prepaid, computed), now);
+  return pause_of(process, used_up_to, worth, now);
 }
 
 Duration FairShare::pause(const PeerIdentity& peer, ConnectionId connection, Worth worth, TimePoint now) const {
   const Process process = process_of(peer, connection);
-  const auto account = used_up_to_.find(process);
-  return account == used_up_to_.end() ? Duration::zero() : pause_of(process, account->second, worth, now);
+  const auto found = used_up_to_.find(process);
+  return found == used_up_to_.end() ? Duration::zero()
+                                    : pause_of(process, found->second[static_cast<std::size_t>(worth)], worth, now);
 }
 
-void FairShare::prepay(const PeerIdentity& peer, ConnectionId connection, Duration cost, TimePoint now) {
-  note_used(process_of(peer, connection), cost, now);
+void FairShare::prepay(const PeerIdentity& peer, ConnectionId connection, Worth worth, Duration cost, TimePoint now) {
+  note_used(process_of(peer, connection), worth, cost, now);
 }
 
-TimePoint FairShare::note_used(const Process& process, Duration used, TimePoint now) {
-  const auto [account, is_new] = used_up_to_.try_emplace(process, now);
-  // What is used while nobody waits is no debt beyond what delays the process for the longest pause.
-  const TimePoint most = now + earning(kBurst) + kLongestPause;
-  const TimePoint used_up_to = account->second = std::min(most, std::max(account->second, now) + earning(used));
-  if (is_new && used_up_to_.size() > look_again_at_) {
+TimePoint FairShare::note_used(const Process& process, Worth worth, Duration used, TimePoint now) {
+  if (used_up_to_.size() > look_again_at_) {
     forget_the_idle(now);
   }
-  return used_up_to;
+  TimePoint& used_up_to =
+      used_up_to_.try_emplace(process, Accounts{now, now}).first->second[static_cast<std::size_t>(worth)];
+  // What is used while nobody waits is no debt beyond what delays the process for the longest pause.
+  const TimePoint most = now + earning(burst(worth)) + kLongestPause;
+  return used_up_to = std::min(most, std::max(used_up_to, now) + earning(used));
 }
 
 Duration FairShare::pause_of(const Process& process, TimePoint used_up_to, Worth worth, TimePoint now) const {
-  const Duration over = used_up_to - now - earning(worth == Worth::Refused ? kRefusedBurst : kBurst);
+  const Duration over = used_up_to - now - earning(burst(worth));
   if (over <= Duration::zero() || !others_are_served(process, now)) {
     return Duration::zero();
   }
@@ -69,7 +75,9 @@ bool FairShare::others_are_served(const Process& process, TimePoint now) const {
 }
 
 void FairShare::forget_the_idle(TimePoint now) {
-  std::erase_if(used_up_to_, [now](const auto& account) { return account.second <= now; });
+  std::erase_if(used_up_to_, [now](const auto& process) {
+    return std::max(process.second[0], process.second[1]) <= now;
+  });
   look_again_at_ = std::max<std::size_t>(1024, used_up_to_.size() * 2);
 }
 

@@ -168,7 +168,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     if (!peer_.local) {
       co_return true;
     }
-    pace_.charge(FairShare::Worth::Refused, Duration::zero());  // a debtor by what any connection of the process did
+    pace_.answer_for_process();
     ReadPace::Turn turn = pace_.next();
     if (turn == ReadPace::Turn::Wait) {
       stop(deadline_);

@@ -10,8 +10,7 @@ ReadPace::ReadPace(const ContextPtr& context, const PeerIdentity& peer, Connecti
 void ReadPace::charge(FairShare::Worth worth, Duration cost, TimePoint now) {
   const Duration prepaid = std::min(prepaid_, cost);
   if (context_->fair_share.charge(peer_, id_, worth, cost, now, prepaid) > Duration::zero()) {
-    owes_ = true;
-    worth_ = worth;
+    (worth == FairShare::Worth::Refused ? owes_refused_ : owes_understood_) = true;
   }
   prepaid_ -= prepaid;
   spent_ += cost;
@@ -30,15 +29,21 @@ ReadPace::Turn ReadPace::next_of_debtor() {
     return Turn::Stopped;
   }
   const TimePoint now = std::chrono::steady_clock::now();
-  const Duration pause = context_->fair_share.pause(peer_, id_, worth_, now);
+  const auto pause_for = [&](bool owes, FairShare::Worth worth) {
+    return owes ? context_->fair_share.pause(peer_, id_, worth, now) : Duration::zero();
+  };
+  const Duration pause = std::max(
+      pause_for(owes_understood_, FairShare::Worth::Understood), pause_for(owes_refused_, FairShare::Worth::Refused)
+  );
   const bool waited = waits_since_ != TimePoint{};
   if (pause == Duration::zero()) {
     if (waited) {  // what comes next may cost as much, or a request of HTTP that
       const Duration next = std::max<Duration>(spent_, FairShare::kShortestPause);
-      context_->fair_share.prepay(peer_, id_, next - std::min(next, prepaid_), now);
+      const auto worth = owes_refused_ ? FairShare::Worth::Refused : FairShare::Worth::Understood;
+      context_->fair_share.prepay(peer_, id_, worth, next - std::min(next, prepaid_), now);
       prepaid_ = std::max(prepaid_, next);
     }
-    owes_ = false;
+    owes_understood_ = owes_refused_ = false;
     spent_ = {};
     waits_since_ = {};
     return Turn::Go;

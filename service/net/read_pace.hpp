@@ -32,6 +32,9 @@ class ReadPace {
   /// That brought no message: a frame of control, or a small part of a message.
   void charge_frame(Duration cost);
 
+  /// What comes next waits for what any connection of the process has used.
+  void answer_for_process() { owes_understood_ = owes_refused_ = true; }
+
   enum class Turn : std::uint8_t {
     Go,       ///< read
     Wait,     ///< for the timer, which is set, and ask again
@@ -40,7 +43,7 @@ class ReadPace {
   };
 
   [[nodiscard]] Turn next() {
-    if (!owes_ && !stopped_) {
+    if (!owes_understood_ && !owes_refused_ && !stopped_) {
       spent_ = {};
       return Turn::Go;
     }
@@ -66,12 +69,12 @@ class ReadPace {
   ConnectionId id_;
   Milliseconds longest_;
   Timer timer_;
-  FairShare::Worth worth_ = FairShare::Worth::Understood;  ///< of what made it a debtor
-  Duration spent_{};                                       ///< since it was read last
-  Duration prepaid_{};                                     ///< for what is read next, by who has waited
+  Duration spent_{};    ///< since it was read last
+  Duration prepaid_{};  ///< for what is read next, by who has waited
   TimePoint waits_since_{};
   TimePoint last_frame_{};
-  bool owes_ = false;
+  bool owes_understood_ = false;  ///< it waits for this account of its process
+  bool owes_refused_ = false;     ///< likewise
   bool stopped_ = false;
 };
 

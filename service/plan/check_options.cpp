@@ -52,6 +52,7 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
         "clip tensors together: a group is what shares one coefficient"
     );
   }
+  std::int64_t norms = 0;
   std::unordered_map<std::string_view, std::size_t> listed;
   for (std::size_t i = 0; i < declaration.options.clip.size(); ++i) {
     const ClipGroupOptions& options = declaration.options.clip[i];
@@ -75,6 +76,14 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
       error.message = fmt::format("clip group '{}': {}", options.group, error.message);
       return error;
     }
+    norms += remembered_norms(options.clip);
+  }
+  if (norms > kMaxRememberedNorms) {
+    return invalid_option(
+        "options.clip",
+        fmt::format("the policies remember {} norms, at most {} are allowed", norms, kMaxRememberedNorms),
+        "give the clip groups shorter windows, or fewer of them policies that watch"
+    );
   }
   return {};
 }

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <variant>
 
 namespace gradsync::plan {
 
@@ -75,7 +76,23 @@ class Check {
   const std::string& path_;
 };
 
+std::int64_t norms_of(const PolicyOptions& policy) {
+  if (const auto* percentile = std::get_if<PercentilePolicy>(&policy)) {
+    return percentile->window;
+  }
+  const auto* zscore = std::get_if<ZScorePolicy>(&policy);
+  return zscore != nullptr ? zscore->warmup : 0;
+}
+
 }  // namespace
+
+std::int64_t remembered_norms(const ClipOptions& clip) {
+  std::int64_t norms = norms_of(clip.policy);
+  for (const PolicyOptions& policy : clip.watch) {
+    norms += norms_of(policy);
+  }
+  return norms;
+}
 
 Result<void> check_policy(const PolicyOptions& policy, const std::string& path) {
   return std::visit(Check(path), policy);

@@ -249,7 +249,7 @@ void decide_together(std::span<ClipOutcome> outcomes) {
   }
   const ClipOutcome decided = *deciding;
   for (ClipOutcome& outcome : outcomes) {
-    if (weight(outcome) == 0) {
+    if (outcome.action != decided.action) {
       outcome.reason = decided.reason;
     }
     multiply_by(1, decided.action, outcome);

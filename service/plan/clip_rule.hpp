@@ -32,11 +32,11 @@ struct ClipOutcome {
   double threshold = 0;    ///< +infinity when only measured
   double coefficient = 1;  ///< what gradients are multiplied by for clipping, without 1/scale
   double multiplier = 1;   ///< coefficient / scale: what the scale pass applies; a float32 unless norm_dtype is Float64
-  bool multiply = false;   ///< false: the gradients stay bit-unchanged and no pass is made
+  bool multiply = false;   ///< false: nothing is multiplied; the bits stay as they are, but where `action` is Zero
   bool clipped = false;    ///< norm > threshold, and the step is done
   std::string reason;      ///< in words
-  StepAction action = StepAction::Step;
-  bool spike = false;  ///< norm > spike_above
+  StepAction action = StepAction::Step;  ///< Zero: write zeros, NaN times 0 is NaN. Skip, Raise: the multiplier is 1
+  bool spike = false;                    ///< norm > spike_above
 };
 
 /// strict: norm ≤ max_norm and scale 1 → no multiplication; else max_norm / norm. torch: min(1, max_norm / (norm +
@@ -52,8 +52,8 @@ struct ClipOutcome {
 /// spike or a norm that is not finite is clipped or propagated as above, unless the rule has another action for it.
 [[nodiscard]] ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale);
 
-/// The groups of one step, together: where one skips or raises, all do, and nothing is multiplied. A group that had no
-/// reason of its own names that of the first that had. Raise is stronger than Skip.
+/// The groups of one step, together: where one skips or raises, all do, and nothing is multiplied. A group that would
+/// have done otherwise names the reason of the first that decided. Raise is stronger than Skip.
 void decide_together(std::span<ClipOutcome> outcomes);
 
 }  // namespace gradsync::plan

@@ -32,8 +32,11 @@ std::string reduction_words(const std::vector<Stage>& stages, double divisor) {
 }
 
 std::string clip_words(const ClipOptions& clip, ClipMode mode) {
-  if (!std::holds_alternative<FixedPolicy>(clip.policy)) {
-    return fmt::format("by their norm and what earlier norms were: {}", words_of(clip));
+  if (std::holds_alternative<ObservePolicy>(clip.policy)) {
+    return "the policy observes: their norm is measured and nothing is clipped";
+  }
+  if (clip != ClipOptions{clip.max_norm, clip.zero_rule}) {
+    return fmt::format("by their norm and what is declared: {}", words_of(clip));
   }
   if (!clip.max_norm) {
     return "no max_norm, so their norm is measured and nothing is clipped";

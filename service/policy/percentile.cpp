@@ -8,9 +8,12 @@ namespace gradsync::policy {
 
 plan::ClipBound Percentile::bound() const {
   plan::ClipBound bound;
-  if (window_.size() >= static_cast<std::size_t>(options_.warmup)) {
+  if (window_.size() < static_cast<std::size_t>(options_.warmup)) {
+    return bound;
+  }
+  if (const double threshold = window_.percentile(options_.percentile); threshold > 0) {
     bound.kind = plan::ClipBound::Kind::Percentile;
-    bound.begin = window_.percentile(options_.percentile);
+    bound.begin = threshold;
   }
   return bound;
 }

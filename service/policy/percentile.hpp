@@ -2,7 +2,8 @@
 // Clips what lies above a percentile of the last norms. Pure; one owner, one thread.
 //
 // The order of one step: the threshold is of the norms before this one; the norm of the step, as it was before
-// clipping, is recorded after it. Before `warmup` norms there is no threshold.
+// clipping, is recorded after it. Before `warmup` norms there is no threshold, nor where it would be 0: norms of a
+// group that took no part so far must not make its first gradients 0.
 
 #include "base/error.hpp"
 #include "plan/clip_bound.hpp"

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <span>
 #include <vector>
@@ -49,13 +50,14 @@ plan::ClipRule Policy::rule() const {
 
 void Policy::record(const plan::ClipOutcome& outcome) {
   if (outcome.action == plan::StepAction::Skip || outcome.action == plan::StepAction::Raise) {
-    skips_ += outcome.spike && outcome.action == plan::StepAction::Skip ? 1 : 0;
+    const bool skipped = outcome.spike && clip_.spike == plan::SpikeAction::Skip;
+    skips_ = std::min(skips_ + (skipped ? 1 : 0), kMaxSpikeSkips);
     return;
   }
   if (!std::isfinite(outcome.norm)) {
     return;
   }
-  skips_ = 0;
+  skips_ = outcome.spike ? skips_ : 0;
   if (auto* percentile = std::get_if<Percentile>(&memory_)) {
     percentile->record(outcome.norm);
   } else if (auto* zscore = std::get_if<ZScore>(&memory_)) {

@@ -17,7 +17,8 @@
 
 namespace gradsync::policy {
 
-/// A spike that is the rule is no spike: after so many skips in a row it is clipped, and recorded.
+/// A spike that is the rule is no spike: after so many skips in a row spikes are clipped and recorded, until a norm is
+/// none.
 inline constexpr std::uint32_t kMaxSpikeSkips = 5;
 
 class Policy {
@@ -49,7 +50,7 @@ class Policy {
   plan::DType norm_dtype_;
   std::string settings_;  ///< on which a state depends: with others its numbers mean something else
   std::variant<Stateless, Percentile, ZScore> memory_;
-  std::uint32_t skips_ = 0;  ///< spikes skipped in a row
+  std::uint32_t skips_ = 0;  ///< spikes skipped since the last norm that was none
 };
 
 }  // namespace gradsync::policy

@@ -9,8 +9,8 @@ namespace gradsync::policy {
 
 namespace {
 
-/// What `record` takes, and so is any mean of it.
-bool is_norm(double value) { return value >= 0 && std::isfinite(value * value); }
+/// What `record` takes, and so is any mean of it: the squares of a warm-up can be added up.
+bool is_norm(double value) { return value >= 0 && value <= 1e150; }
 
 Error damaged(std::string what) {
   return invalid_params("state", std::move(what), "take the state of an earlier checkpoint, or begin anew without one");
@@ -24,7 +24,7 @@ ZScore::ZScore(const plan::ZScorePolicy& options) : options_(options) {
 
 plan::ClipBound ZScore::bound() const {
   plan::ClipBound bound;
-  if (begun_) {
+  if (begun_ && variance_ > 0) {
     bound.kind = plan::ClipBound::Kind::ZScore;
     bound.mean = mean_;
     bound.deviation = std::sqrt(variance_);

@@ -8,7 +8,9 @@
 //   value = norm where score ≤ z, else mean + z · √variance / (score / z)     the threshold, ClipBound
 //   mean = α · mean + (1 − α) · value, variance = α · variance + (1 − α) · (value − mean)², with the new mean.
 // The ceiling is applied after it and has no part in it: with values clipped by it fed back, the variance collapses.
-// Two things are ours: a norm that is not finite or whose square is not is left out, and the numbers are float64.
+// Three things are ours: a norm that is not finite or above 1e150 is left out, without a deviation there is no
+// threshold (else norms that were equal so far, all 0 for one, are clipped to their mean for ever), and the numbers are
+// float64.
 
 #include "base/error.hpp"
 #include "plan/clip_bound.hpp"
@@ -23,7 +25,7 @@ class ZScore {
  public:
   explicit ZScore(const plan::ZScorePolicy& options);
 
-  /// None before `warmup` norms.
+  /// None before `warmup` norms, and where they do not deviate.
   [[nodiscard]] plan::ClipBound bound() const;
 
   /// A finite norm ≥ 0, before clipping.

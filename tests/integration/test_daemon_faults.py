@@ -70,7 +70,7 @@ def test_200_ranks_come_and_go() -> None:
         fds, count, memory = descriptors(pid), threads(pid), resident_kb(pid)
         for cycle in range(200):
             assert one_step(daemon.socket, f"job-{cycle}") == pytest.approx(12**0.5)
-        becomes(lambda: descriptors(pid), fds)
+        becomes(lambda: int(descriptors(pid) <= fds), 1)  # the last of the warm-up may have been on its way out
         assert threads(pid) == count
         assert resident_kb(pid) - memory < 1024
 

@@ -51,6 +51,13 @@ TEST_F(FairShareTest, lets_what_is_refused_run_ahead_less) {
   EXPECT_EQ(charge(7, milliseconds{2}), Duration::zero()) << "what is understood has the whole burst";
 }
 
+TEST_F(FairShareTest, holds_what_was_understood_against_nothing_else) {
+  use_the_burst(7);
+  EXPECT_EQ(charge(7, std::chrono::microseconds{2}, kRefused), Duration::zero()) << "a ping after a declaration";
+  EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), Duration::zero());
+  EXPECT_GT(charge(7, milliseconds{2}), Duration::zero());
+}
+
 TEST_F(FairShareTest, pauses_no_less_than_a_while) {
   EXPECT_EQ(charge(7, milliseconds{5}, kRefused), Duration::zero());
   EXPECT_EQ(charge(7, std::chrono::microseconds{1}, kRefused), FairShare::kShortestPause);
@@ -98,7 +105,7 @@ TEST_F(FairShareTest, lets_one_connection_go_on_at_a_time) {
   EXPECT_EQ(charge(7, milliseconds{6}, kRefused), milliseconds{20});
   now_ += milliseconds{20};
   ASSERT_EQ(share_.pause(process(7), 1, kRefused, now_), Duration::zero());
-  share_.prepay(process(7), 1, milliseconds{6}, now_);
+  share_.prepay(process(7), 1, kRefused, milliseconds{6}, now_);
   EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), milliseconds{120}) << "the other one waits on";
   step(kStepping);
   EXPECT_EQ(share_.charge(process(7), 1, kRefused, milliseconds{7}, now_, milliseconds{6}), milliseconds{140});

@@ -130,7 +130,10 @@ TEST(ClipRuleAction, of_one_group_decides_for_all) {
   }
   outcomes.push_back(apply_clip_rule(strict, kInfinity, 4));
   decide_together(outcomes);
-  EXPECT_EQ(outcomes.front().action, StepAction::Raise);
+  for (const ClipOutcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.action, StepAction::Raise);
+    EXPECT_THAT(outcome.reason, HasSubstr("an error is raised"));
+  }
 
   std::vector<ClipOutcome> usual{apply_clip_rule(rule(1, 0.5), 3, 4), apply_clip_rule(rule(1, 0.5), 0.1, 4)};
   const ClipOutcome before = usual.front();
@@ -191,6 +194,13 @@ TEST(CheckPolicy, looks_at_those_that_watch_and_at_the_spike) {
     clip.spike_factor = factor;
     EXPECT_EQ(check_policies(clip, "clip").error().path, "clip.spike_factor");
   }
+}
+
+TEST(CheckPolicy, adds_up_what_is_remembered) {
+  ClipOptions clip;
+  clip.policy = PercentilePolicy{95, 1000, 100};
+  clip.watch = {ZScorePolicy{2.5, 0.97, 25}, ObservePolicy{}, PercentilePolicy{90, 500, 100}};
+  EXPECT_EQ(remembered_norms(clip), 1525);
 }
 
 TEST(ClipWords, say_what_is_not_as_by_default) {

@@ -142,6 +142,59 @@ TEST(Policy, skips_a_spike_and_after_five_in_a_row_believes_it) {
   EXPECT_EQ(step(policy, 1.6).action, StepAction::Step) << "the median of 100, 0.5, 0.5, 1.6 is above 1.6 / 3";
 }
 
+TEST(Policy, clips_spikes_after_five_skips_until_a_norm_is_none) {
+  ClipOptions clip;
+  clip.max_norm = 100;
+  clip.policy = plan::ZScorePolicy{2.5, 0.97, 10};
+  clip.spike = plan::SpikeAction::Skip;
+  Policy policy = made(clip);
+  for (int i = 0; i < 50; ++i) {
+    step(policy, i % 2 == 0 ? 0.9 : 1.1);
+  }
+  int skipped = 0;
+  for (int i = 0; i < 1000; ++i) {  // the level has risen for good
+    skipped += step(policy, i % 2 == 0 ? 4.5 : 5.5).action == StepAction::Skip ? 1 : 0;
+  }
+  EXPECT_EQ(skipped, 5);
+}
+
+TEST(Policy, counts_no_skip_that_its_own_rule_did_not_want) {
+  for (const plan::SpikeAction action : {plan::SpikeAction::Skip, plan::SpikeAction::Clip}) {
+    ClipOptions clip = percentile();
+    clip.spike = action;
+    Policy policy = made(clip);
+    for (const double norm : {0.5, 0.5, 0.5}) {
+      step(policy, norm);
+    }
+    for (int i = 0; i < 20; ++i) {
+      ClipOutcome outcomes[2] = {plan::apply_clip_rule(policy.rule(), 9, 1)};
+      outcomes[1].action = StepAction::Skip;
+      plan::decide_together(outcomes);
+      policy.record(outcomes[0]);
+      Policy resumed = made(clip);
+      ASSERT_TRUE(resumed.restore(state_of(policy))) << i;
+    }
+    EXPECT_EQ(step(policy, 9).action, StepAction::Step);
+  }
+}
+
+TEST(Policy, has_no_threshold_of_zero) {
+  for (const plan::PolicyOptions& kind :
+       {plan::PolicyOptions{plan::PercentilePolicy{95, 10, 3}},
+        plan::PolicyOptions{plan::ZScorePolicy{2.5, 0.97, 3}}}) {
+    ClipOptions clip;
+    clip.max_norm = 1;
+    clip.policy = kind;
+    Policy policy = made(clip);
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(step(policy, 0).threshold, 1) << "a group that took no part yet";
+    }
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_GT(step(policy, 0.5).coefficient, 0) << i;
+    }
+  }
+}
+
 TEST(Policy, a_step_that_another_group_skipped_is_not_recorded) {
   Policy policy = made(percentile());
   const std::string before = state_of(policy);
