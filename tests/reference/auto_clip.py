@@ -16,7 +16,8 @@ class AutoClip:
     """Auto gradient clipping: the smaller of a hard limit and a percentile of the last norms.
 
     In this order: threshold of the norms so far (the hard limit alone before `warmup` of them), clip, append the norm
-    as it was before clipping, drop the oldest beyond `window`. A norm that is not finite is not appended.
+    as it was before clipping, drop the oldest beyond `window`. Two things are not of the source: a norm that is not
+    finite is not appended, and a percentile of 0 is no threshold.
     """
 
     grad_clip_norm: float = 1.0
@@ -28,7 +29,8 @@ class AutoClip:
     def threshold(self, norm: float) -> float:
         if len(self.history) < self.warmup:
             return self.grad_clip_norm
-        return min(self.grad_clip_norm, float(np.percentile(np.array(self.history), self.grad_clip_percentile)))
+        adaptive = float(np.percentile(np.array(self.history), self.grad_clip_percentile))
+        return min(self.grad_clip_norm, adaptive) if adaptive > 0 else self.grad_clip_norm
 
     def append(self, norm: float) -> None:
         if math.isfinite(norm):
@@ -53,6 +55,8 @@ class ZClip:
         if len(self.buffer) < self.warmup:
             return None
         deviation = math.sqrt(self.variance)
+        if deviation == 0:  # not of the source, which then clips to the mean for ever
+            return None
         score = (norm - self.mean) / (deviation + 1e-6)
         return self.mean + (self.z * deviation) / (score / self.z) if score > self.z else None
 
