@@ -6,7 +6,6 @@
 #include "plan/clip_rule.hpp"
 
 #include <cstddef>
-#include <limits>
 #include <span>
 #include <string>
 #include <vector>

@@ -1,5 +1,7 @@
 #include "policy/percentile.hpp"
 
+#include "policy/state_bytes.hpp"
+
 #include <fmt/format.h>
 
 #include <cmath>
@@ -29,11 +31,7 @@ Result<void> Percentile::restore(std::span<const double> state) {
   NormWindow window(window_.capacity());
   for (std::size_t i = 0; i < state.size(); ++i) {
     if (!(state[i] >= 0 && std::isfinite(state[i]))) {
-      return invalid_params(
-          "state",
-          fmt::format("norm {} of the state is {}, a finite number >= 0 is expected", i, state[i]),
-          "take the state of an earlier checkpoint, or begin anew without one"
-      );
+      return damaged_state(fmt::format("norm {} of the state is {}, a finite number >= 0 is expected", i, state[i]));
     }
     window.push(state[i]);
   }

@@ -86,9 +86,7 @@ Result<void> Policy::restore(std::string_view bytes) {
   const std::span<const double> numbers(state->numbers);
   const double skips = numbers.empty() ? -1 : numbers.front();
   if (!(skips >= 0 && skips <= kMaxSpikeSkips && skips == std::floor(skips)) || std::signbit(skips)) {
-    return invalid_params(
-        "state", "the state does not say how many spikes were skipped", "take the state of an earlier checkpoint"
-    );
+    return damaged_state("the state does not say how many spikes were skipped");
   }
   Result<void> restored;
   if (auto* percentile = std::get_if<Percentile>(&memory_)) {
@@ -96,11 +94,7 @@ Result<void> Policy::restore(std::string_view bytes) {
   } else if (auto* zscore = std::get_if<ZScore>(&memory_)) {
     restored = zscore->restore(numbers.subspan(1));
   } else if (numbers.size() != 1) {
-    restored = invalid_params(
-        "state",
-        fmt::format("a policy that remembers nothing has {} numbers", numbers.size() - 1),
-        "take the state of an earlier checkpoint"
-    );
+    restored = damaged_state(fmt::format("a policy that remembers nothing has {} numbers", numbers.size() - 1));
   }
   if (restored) {
     skips_ = static_cast<std::uint32_t>(skips);

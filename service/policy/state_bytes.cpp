@@ -30,11 +30,11 @@ T value_at(std::string_view bytes, std::size_t offset) {
   return value;
 }
 
-Error damaged(std::string what) {
+}  // namespace
+
+Error damaged_state(std::string what) {
   return invalid_params("state", std::move(what), "take the state of an earlier checkpoint, or begin anew without one");
 }
-
-}  // namespace
 
 void write_state(const State& state, std::string& bytes) {
   bytes.assign(kMagic);
@@ -50,21 +50,21 @@ void write_state(const State& state, std::string& bytes) {
 
 Result<State> read_state(std::string_view bytes, std::string_view settings) {
   if (bytes.size() < kHeadBytes + sizeof(std::uint64_t) || !bytes.starts_with(kMagic)) {
-    return damaged(fmt::format("{} bytes are not the state of a policy", bytes.size()));
+    return damaged_state(fmt::format("{} bytes are not the state of a policy", bytes.size()));
   }
   const auto version = value_at<std::uint32_t>(bytes, kMagic.size());
   if (version != kVersion) {
-    return damaged(fmt::format("the state has version {}, this daemon reads version {}", version, kVersion));
+    return damaged_state(fmt::format("the state has version {}, this daemon reads version {}", version, kVersion));
   }
   const std::size_t words = value_at<std::uint32_t>(bytes, kMagic.size() + sizeof(std::uint32_t));
   const auto count = value_at<std::uint64_t>(bytes, kMagic.size() + 2 * sizeof(std::uint32_t));
   const std::size_t rest = bytes.size() - kHeadBytes - sizeof(std::uint64_t);
   if (words > rest || (rest - words) % sizeof(double) != 0 || (rest - words) / sizeof(double) != count) {
-    return damaged(fmt::format("the state says it has {} numbers, and has {} bytes", count, bytes.size()));
+    return damaged_state(fmt::format("the state says it has {} numbers, and has {} bytes", count, bytes.size()));
   }
   const std::string_view content = bytes.substr(0, bytes.size() - sizeof(std::uint64_t));
   if (hash64(content) != value_at<std::uint64_t>(bytes, content.size())) {
-    return damaged("the checksum of the state is wrong: it was damaged after it was saved");
+    return damaged_state("the checksum of the state is wrong: it was damaged after it was saved");
   }
   State state;
   state.settings = content.substr(kHeadBytes, words);

@@ -22,6 +22,9 @@ struct State {
   std::vector<double> numbers;
 };
 
+/// InvalidParams with path `state`: `what` was found, which nothing that saves a state writes.
+[[nodiscard]] Error damaged_state(std::string what);
+
 /// Replaces `bytes`.
 void write_state(const State& state, std::string& bytes);
 

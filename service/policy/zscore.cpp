@@ -1,5 +1,7 @@
 #include "policy/zscore.hpp"
 
+#include "policy/state_bytes.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,10 +13,6 @@ namespace {
 
 /// What `record` takes, and so is any mean of it: the squares of a warm-up can be added up.
 bool is_norm(double value) { return value >= 0 && value <= 1e150; }
-
-Error damaged(std::string what) {
-  return invalid_params("state", std::move(what), "take the state of an earlier checkpoint, or begin anew without one");
-}
 
 }  // namespace
 
@@ -78,11 +76,11 @@ void ZScore::save(std::vector<double>& state) const {
 Result<void> ZScore::restore(std::span<const double> state) {
   const bool begun = !state.empty() && state.front() == 1;
   if (state.empty() || (!begun && (state.front() != 0 || std::signbit(state.front())))) {
-    return damaged("the state of a z-score says neither that its warm-up lasts nor that it is over");
+    return damaged_state("the state of a z-score says neither that its warm-up lasts nor that it is over");
   }
   const std::span<const double> values = state.subspan(1);
   if (begun ? values.size() != 2 : values.size() >= static_cast<std::size_t>(options_.warmup)) {
-    return damaged(fmt::format(
+    return damaged_state(fmt::format(
         "the state of a z-score has {} numbers {} a warm-up of {}",
         values.size(),
         begun ? "after" : "within",
@@ -91,10 +89,10 @@ Result<void> ZScore::restore(std::span<const double> state) {
   }
   const std::span<const double> norms = begun ? values.first(1) : values;
   if (const auto bad = std::find_if_not(norms.begin(), norms.end(), is_norm); bad != norms.end()) {
-    return damaged(fmt::format("a norm of the state is {}, a finite number >= 0 is expected", *bad));
+    return damaged_state(fmt::format("a norm of the state is {}, a finite number >= 0 is expected", *bad));
   }
   if (begun && !(values[1] >= 0 && std::isfinite(values[1]))) {
-    return damaged(fmt::format("the variance of the state is {}, a finite number >= 0 is expected", values[1]));
+    return damaged_state(fmt::format("the variance of the state is {}, a finite number >= 0 is expected", values[1]));
   }
   begun_ = begun;
   mean_ = begun ? values[0] : 0;

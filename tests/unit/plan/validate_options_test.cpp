@@ -74,6 +74,24 @@ TEST(ValidateOptions, max_norm_0_needs_a_zero_rule) {
   EXPECT_TRUE(validate_declaration(with_clip({clip("all", -0.0, ZeroRule::Zero)}), kDp2).has_value());
 }
 
+TEST(ValidateOptions, a_policy_is_in_range_and_all_of_them_remember_no_more_than_a_million_norms) {
+  ClipGroupOptions wrong = clip("all", 1.0);
+  wrong.clip.policy = PercentilePolicy{101, 1000, 100};
+  const Error error = refused(with_clip({wrong}), kDp2);
+  EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
+  EXPECT_EQ(error.path, "options.clip[0].policy.percentile");
+
+  ClipGroupOptions long_memory = clip("all", 1.0);
+  long_memory.clip.policy = PercentilePolicy{95, 100'000, 100};
+  long_memory.clip.watch.assign(8, PercentilePolicy{95, 100'000, 100});
+  EXPECT_TRUE(validate_declaration(with_clip({long_memory}), kDp2).has_value());
+  ClipGroupOptions other = long_memory;
+  other.group = "other";
+  const Error together = refused(with_clip({long_memory, other}), kDp2);
+  EXPECT_EQ(together.path, "options.clip");
+  EXPECT_EQ(together.message, "the policies remember 1800000 norms, at most 1000000 are allowed");
+}
+
 TEST(ValidateOptions, a_clip_group_is_listed_once) {
   const Error error = refused(with_clip({clip("all", 1.0), clip("all", 2.0)}), kDp2);
   EXPECT_EQ(error.path, "options.clip[1].group");
