@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <type_traits>
 
 namespace gradsync::device {
 
@@ -109,21 +110,20 @@ LaneReport HostExecutor::operator()(ScaleGradients& command) {
 }
 
 bool HostExecutor::is_small(const LaneCommand& command) const {
-  if (const auto* reduce = std::get_if<ReduceBucket>(&command)) {
-    const auto plan = plans_.find(reduce->plan);
-    return plan != plans_.end() && plan->second.is_small(reduce->bucket);
-  }
-  const auto* finish = std::get_if<FinishStep>(&command);
-  const auto* scale = std::get_if<ScaleGradients>(&command);
-  if (finish == nullptr && scale == nullptr) {
-    return false;
-  }
-  const PlanId id = finish != nullptr ? finish->plan : scale->plan;
-  if (const auto stats = stats_plans_.find(id); stats != stats_plans_.end()) {
-    return stats->second.rows().size() <= kSmallTable;
-  }
-  const auto plan = plans_.find(id);
-  return plan != plans_.end() && plan->second.is_small();
+  return std::visit(
+      [this](const auto& given) {
+        using Command = std::remove_cvref_t<decltype(given)>;
+        if constexpr (std::is_same_v<Command, ReduceBucket> || std::is_same_v<Command, FinishStep> || std::is_same_v<Command, ScaleGradients>) {
+          const auto plan = plans_.find(given.plan);
+          const auto stats = stats_plans_.find(given.plan);
+          return (plan != plans_.end() && plan->second.is_small()) ||
+                 (stats != stats_plans_.end() && stats->second.rows().size() <= kSmallTable);
+        } else {
+          return false;
+        }
+      },
+      command
+  );
 }
 
 LoadedPlan& HostExecutor::usable_plan(PlanId plan) {

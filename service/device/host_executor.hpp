@@ -26,7 +26,7 @@ class HostExecutor {
   LaneReport operator()(FinishStep& command);
   LaneReport operator()(ScaleGradients& command);
 
-  /// Whether a command of a step takes microseconds.
+  /// Whether it is of a step whose commands take about a millisecond together, at most.
   [[nodiscard]] bool is_small(const LaneCommand& command) const;
 
   [[nodiscard]] bool loaded(PlanId plan) const { return plans_.contains(plan) || stats_plans_.contains(plan); }

@@ -3,8 +3,11 @@
 // of workers that lives and dies with it. The mutex guards the queue, and which attempts are aborted; nothing else is
 // shared. An attempt once aborted stays aborted until its plan is unloaded, also for commands submitted later.
 //
-// A step command that takes less than it costs to wake a thread is executed by the thread that submits it, if nothing
-// else is queued or under way: arenas and plans belong to whoever executes, one thread at a time.
+// A command of a small step (LoadedPlan::is_small) is executed by the thread that submits it, with the workers' help,
+// if nothing else is queued or under way: two threads need not be woken for it, one to execute and one to take the
+// report. Arenas and plans belong to whoever executes, one thread at a time. What a submitter does besides waits
+// meanwhile, about a millisecond on a machine that is not overloaded: who needs more patience than that has a larger
+// step.
 
 #include "device/lane.hpp"
 

@@ -1,6 +1,7 @@
 #include "device/loaded_plan.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace gradsync::device {
@@ -34,6 +35,7 @@ LoadedPlan::LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, 
   differs = std::vector<std::atomic<std::uint8_t>>(slots);
   flagged = std::vector<std::atomic<std::uint8_t>>(layout_.tensors.size());
   reserve_pointers(threads);
+  small_ = takes_a_moment();
 }
 
 void LoadedPlan::reserve_pointers(std::size_t threads) {
@@ -54,24 +56,17 @@ void LoadedPlan::reserve_pointers(std::size_t threads) {
   }
 }
 
-bool LoadedPlan::is_small(ChunkRange tasks) const {
-  constexpr std::size_t kFewChunks = 64;
-  constexpr std::size_t kFewInputs = std::size_t{64} << 10;  // numbers, of all ranks
-  if (tasks.end - tasks.begin > 1) {
-    return false;  // would wake workers
-  }
-  if (tasks.end == tasks.begin) {
-    return true;
-  }
-  const ChunkRange work = table_.tasks[tasks.begin];
-  if (work.end - work.begin > kFewChunks) {
-    return false;  // asked at every command: no more than these are looked at
-  }
+bool LoadedPlan::takes_a_moment() const {
+  constexpr std::size_t kFewInputs = std::size_t{2} << 20;   // numbers, of all ranks
+  constexpr std::size_t kFewPowers = std::size_t{64} << 10;  // the same, where each takes `pow`
+  constexpr std::size_t kFewSlots = 8192;  // tensors times ranks: each is looked at, those without elements too
   std::size_t inputs = 0;
-  for (std::uint32_t at = work.begin; at < work.end; ++at) {
-    inputs += table_.chunks[table_.work[at]].count() * world();
+  for (const Chunk& chunk : table_.chunks) {
+    inputs += chunk.count() * world();
   }
-  return inputs <= kFewInputs;
+  const double p = layout_.norm_type;
+  const bool powers = p != 1 && p != 2 && !std::isinf(p);
+  return inputs <= (powers ? kFewPowers : kFewInputs) && layout_.tensors.size() * world() <= kFewSlots;
 }
 
 bool LoadedPlan::contributed(std::uint32_t tensor, const LaneSum& sum) const {

@@ -85,17 +85,8 @@ class LoadedPlan {
   /// The tensor that a tied copy is summed and counted with; itself, if it is none.
   [[nodiscard]] std::uint32_t counted_as(std::uint32_t tensor) const { return counted_as_[tensor]; }
 
-  /// Whether a pass over the bucket takes about as long as waking a thread does.
-  [[nodiscard]] bool is_small(std::uint32_t bucket) const {
-    return bucket < table_.of_bucket.size() && is_small(table_.of_bucket[bucket]);
-  }
-
-  /// Whether one over all buckets does.
-  [[nodiscard]] bool is_small() const {
-    constexpr std::size_t kFewTensors = 256;  // each is looked at, those without elements too
-    return layout_.tensors.size() <= kFewTensors &&
-           is_small(ChunkRange{0, static_cast<std::uint32_t>(table_.tasks.size())});
-  }
+  /// Whether a step takes no more than about a millisecond of one thread in all its commands together.
+  [[nodiscard]] bool is_small() const { return small_; }
 
   /// Pointers of one chunk for one sum; one per worker.
   struct Pointers {
@@ -128,12 +119,13 @@ class LoadedPlan {
   };
 
   void reserve_pointers(std::size_t threads);
-  [[nodiscard]] bool is_small(ChunkRange tasks) const;
+  [[nodiscard]] bool takes_a_moment() const;
 
   LanePlan layout_;
   std::vector<RankMemory> ranks_;
   std::vector<std::uint32_t> counted_as_;
   ChunkTable table_;
+  bool small_ = false;
 };
 
 }  // namespace gradsync::device

@@ -7,6 +7,18 @@
 
 namespace gradsync::device {
 
+namespace {
+
+template <typename Condition>
+void linger_until(Condition condition) {
+  const auto end = std::chrono::steady_clock::now() + WorkerPool::kLinger;
+  while (!condition() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace
+
 void name_this_thread(const std::string& name) { ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str()); }
 
 WorkerPool::WorkerPool(int threads, const std::string& name) : width_(static_cast<std::size_t>(threads)) {
@@ -23,6 +35,7 @@ WorkerPool::~WorkerPool() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
+    begun_.fetch_add(1, std::memory_order_relaxed);
   }
   wake_.notify_all();
   for (std::thread& thread : workers_) {
@@ -53,11 +66,13 @@ void WorkerPool::run(std::uint32_t tasks, PoolJob& job) {
     next_.store(0, std::memory_order_relaxed);
     tasks_ = tasks;
     job_ = &job;
+    begun_.fetch_add(1, std::memory_order_relaxed);
   }
   if (tasks > 1 && width_.load(std::memory_order_relaxed) > 1) {
     wake_.notify_all();
   }
   claim(0, tasks, job);
+  linger_until([this] { return active_.load(std::memory_order_relaxed) == 0; });
   std::unique_lock lock(mutex_);
   // The caller leaves its claims only when none are left (worker 0 is always within the width).
   job_ = nullptr;
@@ -78,12 +93,18 @@ void WorkerPool::work(std::size_t worker) {
     }
     PoolJob& job = *job_;
     const std::uint32_t tasks = tasks_;
-    ++active_;
+    const std::uint64_t begun = begun_.load(std::memory_order_relaxed);
+    active_.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
     claim(worker, tasks, job);
     lock.lock();
-    if (--active_ == 0) {
+    if (active_.fetch_sub(1, std::memory_order_relaxed) == 1) {
       done_.notify_one();
+    }
+    if (worker < width_.load(std::memory_order_relaxed)) {
+      lock.unlock();
+      linger_until([&] { return begun_.load(std::memory_order_relaxed) != begun; });
+      lock.lock();
     }
   }
 }

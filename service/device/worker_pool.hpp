@@ -1,12 +1,14 @@
 #pragma once
 // Threads that share the tasks of one job. Created once, named, parked between jobs, joined at the end. The thread that
-// calls `run` works too and counts as worker 0.
+// calls `run` works too and counts as worker 0. After a job a worker within the width looks for the next one for
+// kLinger before it parks: the passes of a step follow each other sooner than a thread is woken.
 //
 // Invariants: tasks are claimed one at a time, so a thread that is slowed by a busy trainer leaves its share to the
 // others; `run` returns when every task is done and no worker touches the job any more. The width may change from any
 // thread at any time: workers beyond it stop at their next claim, and come back when it grows.
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -27,6 +29,8 @@ class PoolJob {
 
 class WorkerPool {
  public:
+  static constexpr std::chrono::microseconds kLinger{50};
+
   WorkerPool(int threads, const std::string& name);  ///< `threads` ≥ 1, the caller of `run` included
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
@@ -45,10 +49,11 @@ class WorkerPool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable done_;
-  PoolJob* job_ = nullptr;  ///< guarded by mutex_, as are the next three
+  PoolJob* job_ = nullptr;  ///< guarded by mutex_, as are the next two
   std::uint32_t tasks_ = 0;
-  int active_ = 0;  ///< workers inside the job, the caller not counted
   bool stop_ = false;
+  std::atomic<int> active_{0};           ///< workers inside the job, the caller not counted; written under mutex_
+  std::atomic<std::uint64_t> begun_{0};  ///< jobs, and the end; written under mutex_
   std::atomic<std::uint32_t> next_{0};
   std::atomic<std::size_t> width_;
   std::vector<std::thread> workers_;

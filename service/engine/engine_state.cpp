@@ -15,7 +15,7 @@ Engine::State::State(
       events(std::move(sink)),
       metrics(registered),
       buffers(options, lane),
-      context{options, lane, planner, buffers, events, metrics, {}, 1, 1} {}
+      context{options, lane, planner, buffers, events, metrics, {}, 1, 1, [this] { follow_width(); }} {}
 
 Job* Engine::State::job_of(SessionId session) {
   const auto seat = seats.find(session);
@@ -124,6 +124,13 @@ void Engine::State::settle() {
     }
   }
   std::erase_if(closing, [](const auto& job) { return job->quiet(); });
+  follow_width();
+  metrics.jobs.Set(static_cast<double>(jobs.size()));
+  metrics.ranks_attached.Set(static_cast<double>(seats.size()));
+  metrics.arena_bytes.Set(static_cast<double>(buffers.total_bytes()));
+}
+
+void Engine::State::follow_width() {
   const bool all_wait = !jobs.empty() && std::all_of(jobs.begin(), jobs.end(), [](const auto& entry) {
     return !entry.second->stepping() || entry.second->wants_width();
   });
@@ -131,9 +138,6 @@ void Engine::State::settle() {
     wide = all_wait;
     context.lane.submit(device::SetWidth{wide});
   }
-  metrics.jobs.Set(static_cast<double>(jobs.size()));
-  metrics.ranks_attached.Set(static_cast<double>(seats.size()));
-  metrics.arena_bytes.Set(static_cast<double>(buffers.total_bytes()));
 }
 
 Job* Engine::State::job_of_plan(device::PlanId plan) const {

@@ -59,6 +59,8 @@ struct Engine::State {
   void evict_lost();
   void supersede(const JobKey& key, std::int64_t restart_count);
   void leave(SessionId session, const std::string& why, bool lost);
+  /// As many threads as work for the lane while every trainer waits, else half of them.
+  void follow_width();
   /// After every event: forget empty jobs, adapt the lane's width, refresh gauges.
   void settle();
 

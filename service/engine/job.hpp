@@ -16,6 +16,7 @@
 #include "engine/step_report.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,7 @@ struct JobContext {
   TimePoint now;
   std::uint64_t next_plan = 1;
   std::uint64_t next_ticket = 1;
+  std::function<void()> follow_width = {};  ///< tells the lane how many threads may work; before it gets work
 };
 
 /// A timeout of a client may be any number: the longest is a year.

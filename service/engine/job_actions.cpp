@@ -18,6 +18,9 @@ constexpr std::int64_t kFirstCheckedSteps = 3;
 }  // namespace
 
 void Job::run(Actions actions) {
+  if (!actions.empty()) {
+    context_.follow_width();  // the lane may do what it is given before this returns
+  }
   for (Action& action : actions) {
     std::visit([this](auto& value) { perform(value); }, action);
   }

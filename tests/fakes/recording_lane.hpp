@@ -22,6 +22,7 @@ class RecordingLane : public device::Lane {
       aborted.push_back(*abort);
     }
     commands.push_back(std::move(command));
+    was_wide.push_back(wide);
   }
 
   /// The answer to the oldest command.
@@ -49,6 +50,7 @@ class RecordingLane : public device::Lane {
   std::vector<device::Abort> aborted;
   device::StepMath math;
   bool wide = false;
+  std::vector<bool> was_wide;  ///< when a command came, by command
   bool fail_reductions = false;
   std::vector<device::BufferId> unmapped;
   std::vector<device::ReduceBucket> reduced;

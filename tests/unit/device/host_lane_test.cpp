@@ -90,10 +90,44 @@ TEST_F(HostLaneTest, executes_what_is_small_where_it_is_submitted) {
   expect<Reduced>();
   lane_->submit(FinishStep{kPlan, tag, 1.0, {strict(1.0)}, true});
   expect<Finished>();
-  ASSERT_EQ(executed_by.size(), 3U);
-  EXPECT_EQ(executed_by[0], me);
-  EXPECT_NE(executed_by[1], me) << "a large bucket";
-  EXPECT_NE(executed_by[2], me) << "and a pass over it";
+  EXPECT_EQ(executed_by, (std::vector<std::thread::id>{me, me, me}));
+}
+
+TEST_F(HostLaneTest, executes_no_part_of_a_large_step_where_it_is_submitted) {
+  std::vector<std::thread::id> executed_by;
+  lane_ = std::make_unique<HostLane>(HostLaneOptions{2}, [&](LaneReport report) {
+    executed_by.push_back(std::this_thread::get_id());
+    box_.put(std::move(report));
+  });
+  load(lay_out(2, {{plan::DType::Float32, {{0, 1}}, 2}, {plan::DType::Float32, {{0, 1}}, 2}}, {{3, 0}, {1'100'000, 1}})
+  );
+  executed_by.clear();
+  for (Tag tag = 1; tag <= 20; ++tag) {
+    lane_->submit(ReduceBucket{kPlan, tag, 0, {}, false});
+    expect<Reduced>();
+  }
+  for (const std::thread::id id : executed_by) {
+    EXPECT_NE(id, std::this_thread::get_id()) << "a small bucket, but its step is large";
+  }
+}
+
+TEST_F(HostLaneTest, a_submitter_waits_for_no_powers) {
+  std::vector<std::thread::id> executed_by;
+  lane_ = std::make_unique<HostLane>(HostLaneOptions{2}, [&](LaneReport report) {
+    executed_by.push_back(std::this_thread::get_id());
+    box_.put(std::move(report));
+  });
+  LanePlan plan = lay_out(2, {{plan::DType::Float32, {{0, 1}}, 2}}, {{100'000, 0}});
+  plan.norm_type = 3;
+  load(std::move(plan));
+  executed_by.clear();
+  for (Tag tag = 1; tag <= 20; ++tag) {
+    lane_->submit(ReduceBucket{kPlan, tag, 0, {}, false});
+    expect<Reduced>();
+  }
+  for (const std::thread::id id : executed_by) {
+    EXPECT_NE(id, std::this_thread::get_id());
+  }
 }
 
 TEST_F(HostLaneTest, a_small_command_takes_its_turn) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <limits>
 
 namespace gradsync::device {
@@ -70,7 +71,8 @@ TEST_F(ShardedStep, reduce_scatter_of_columns_gathers_them) {
 
 TEST_F(ShardedStep, every_dimension_and_uneven_lengths) {
   for (std::size_t dim = 0; dim < 3; ++dim) {
-    expect_steps(job(3, 4, {scattered({5, 7, 6}, dim, {3, 1, 1 + (dim == 1 ? 2 : dim == 2 ? 1 : 0)}, {0, 1, 2})}));
+    const std::uint64_t rest = std::array<std::uint64_t, 3>{1, 3, 2}[dim];
+    expect_steps(job(3, 4, {scattered({5, 7, 6}, dim, {3, 1, rest}, {0, 1, 2})}));
   }
 }
 

@@ -36,7 +36,9 @@ class QueuedNorm : public ::testing::Test {
 
 TEST_F(QueuedNorm, the_lane_has_buckets_and_norm_in_order_and_all_threads_before_it_reports_anything) {
   h.start(2);
+  h.lane.was_wide.clear();
   ask_all();
+  EXPECT_EQ(h.lane.was_wide, (std::vector{true, true})) << "a lane may execute what it gets at once";
   ASSERT_EQ(h.lane.commands.size(), 2u) << "two small tensors are one bucket";
   EXPECT_TRUE(std::holds_alternative<device::ReduceBucket>(h.lane.commands[0]));
   EXPECT_TRUE(std::holds_alternative<device::FinishStep>(h.lane.commands[1]));
