@@ -1,6 +1,7 @@
 #include "engine/largest_report.hpp"
 
 #include "device/lane.hpp"
+#include "plan/words.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -11,6 +12,7 @@ namespace gradsync::engine {
 namespace {
 
 constexpr double kLong = -2.2250738585072014e-308;  // no double has a longer text
+constexpr auto kLongest = plan::StepAction::Raise;
 constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kReasonBytes = 128;    // the longest is below 90
 constexpr std::size_t kBytesOfAHolder = 64;  // of what is found of a tensor: about, to find the longest
@@ -72,7 +74,11 @@ StepReport largest_report(const plan::Plan& plan, const ReportConstants& constan
   report.norm = report.threshold = report.coefficient = kLong;
   report.reason = std::string(kReasonBytes, 'x');
   for (const plan::ClipGroup& group : plan.clip_groups) {
-    report.groups.push_back({group.name, kLong, kLong, kLong, false, report.reason});
+    GroupReport& entry = report.groups.emplace_back(GroupReport{
+        group.name, kLong, kLong, kLong, false, report.reason, kLongest, false, {}});
+    for (const plan::PolicyOptions& policy : group.clip.watch) {
+      entry.watch.push_back({plan::words_of(policy), kLong, kLong, false, kLongest, false, report.reason});
+    }
   }
   for (const std::string& layer : constants.layers) {
     report.layers.push_back({layer, kLong});
@@ -86,6 +92,7 @@ StepReport largest_report(const plan::Plan& plan, const ReportConstants& constan
   report.data_path = constants.data_path;
   report.policy_digest = constants.policy_digest;
   report.scalar_collectives = constants.scalar_collectives;
+  report.action = kLongest;
   report.timings = {kLong, kLong, kLong, kLong, kLong};
   return report;
 }

@@ -1,6 +1,8 @@
 #pragma once
 // The result of a step and the read models of the engine, as values. Field names are wire names.
 
+#include "plan/clip_rule.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,6 +12,18 @@
 
 namespace gradsync::engine {
 
+/// What a policy that only watches would have done with the norm of its clip group.
+struct WatchReport {
+  std::string policy;  ///< in the words of plan::words_of
+  double threshold = 0;
+  double coefficient = 1;
+  bool clipped = false;
+  plan::StepAction action = plan::StepAction::Step;
+  bool spike = false;
+  std::string reason;
+  friend bool operator==(const WatchReport&, const WatchReport&) = default;
+};
+
 struct GroupReport {
   std::string name;
   double norm = 0;
@@ -17,6 +31,9 @@ struct GroupReport {
   double coefficient = 1;
   bool clipped = false;
   std::string reason;
+  plan::StepAction action = plan::StepAction::Step;  ///< Zero: its gradients became 0
+  bool spike = false;                                ///< the norm was far above the threshold
+  std::vector<WatchReport> watch = {};               ///< as declared
   friend bool operator==(const GroupReport&, const GroupReport&) = default;
 };
 
@@ -85,8 +102,8 @@ struct StepReport {
   double threshold = 0;  ///< of the first clip group
   double coefficient = 1;
   bool clipped = false;  ///< any group
-  bool skipped = false;
-  std::string reason;
+  bool skipped = false;  ///< nothing was multiplied, and no optimizer may step
+  std::string reason;    ///< of the clip group that decided, else of the first
   bool found_inf = false;
   std::vector<GroupReport> groups;
   std::vector<LayerReport> layers;
@@ -104,7 +121,9 @@ struct StepReport {
       absent_names;  ///< on data path `stats`, where ranks number tensors differently: the first 64 of them
   std::vector<ScalarCollectiveReport> scalar_collectives;  ///< the same in every step of a plan
   bool check_next = false;  ///< the rows of the next step should carry fingerprints; data path `stats` only
-  EncodedReport encoded;    ///< set for the rank that is answered, where its job has a record
+  /// Step, Skip or Raise: the strongest of the groups. Raise: the trainer raises from the report, on every rank.
+  plan::StepAction action = plan::StepAction::Step;
+  EncodedReport encoded;  ///< set for the rank that is answered, where its job has a record
   friend bool operator==(const StepReport&, const StepReport&) = default;
 };
 

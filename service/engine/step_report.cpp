@@ -29,12 +29,18 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
          outcome.threshold,
          outcome.coefficient,
          outcome.clipped,
-         outcome.reason}
+         outcome.reason,
+         outcome.action,
+         outcome.spike,
+         {}}
     );
+    report.action =
+        std::max(report.action, outcome.action == plan::StepAction::Zero ? plan::StepAction::Step : outcome.action);
     report.clipped = report.clipped || outcome.clipped;
   }
   report.threshold = report.groups.front().threshold;
   report.coefficient = report.groups.front().coefficient;
+  report.skipped = report.action != plan::StepAction::Step;
   report.reason = report.groups.front().reason;
   for (std::size_t i = 0; i < math.layer_norms.size() && i < constants.layers.size(); ++i) {
     report.layers.push_back({constants.layers[i], math.layer_norms[i]});

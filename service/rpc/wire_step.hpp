@@ -135,6 +135,31 @@ struct Fields<ClipParams> {
 };
 
 template <>
+struct EnumNames<plan::StepAction> {
+  static constexpr std::array<std::pair<const char*, plan::StepAction>, 4> kEntries{{
+      {"step", plan::StepAction::Step},
+      {"zero", plan::StepAction::Zero},
+      {"skip", plan::StepAction::Skip},
+      {"raise", plan::StepAction::Raise},
+  }};
+};
+
+template <>
+struct Fields<engine::WatchReport> {
+  static constexpr const char* kName = "WatchReport";
+
+  static void visit(auto& v, auto& s) {
+    v.required("policy", s.policy, "as declared, in words");
+    v.required("threshold", s.threshold, "\"Infinity\": it would have clipped nothing");
+    v.required("coefficient", s.coefficient, "what gradients would have been multiplied by");
+    v.required("clipped", s.clipped, "norm > threshold");
+    v.required("action", s.action, "what would have become of the step");
+    v.required("spike", s.spike, "norm far above the threshold");
+    v.required("reason", s.reason, "in words");
+  }
+};
+
+template <>
 struct Fields<engine::GroupReport> {
   static constexpr const char* kName = "GroupReport";
 
@@ -145,6 +170,9 @@ struct Fields<engine::GroupReport> {
     v.required("coefficient", s.coefficient, "what its gradients were multiplied by");
     v.required("clipped", s.clipped, "norm > threshold");
     v.required("reason", s.reason, "in words");
+    v.required("action", s.action, "step; zero: its gradients became 0; skip, raise: nothing was multiplied");
+    v.required("spike", s.spike, "norm far above the threshold");
+    v.required("watch", s.watch, "what the policies that only watch would have done");
   }
 };
 
@@ -245,12 +273,13 @@ void visit_report(Visitor& v, Report& s) {
   v.required("counted_elements", s.counted_elements, "logical elements in the norm");
   v.required("collectives", s.collectives, "bucket reductions launched");
   v.required("data_path", s.data_path, "how gradients were handed over");
-  v.required("policy_digest", s.policy_digest, "of the clipping state");
+  v.required("policy_digest", s.policy_digest, "of the clipping policies and all they remember, equal on all ranks");
   v.required("timings", s.timings, "in seconds");
   v.required("missing", s.missing, "tensors without a gradient on some of their ranks");
   v.required("absent_names", s.absent_names, "where ranks number tensors differently: the first 64 absent ones");
   v.required("scalar_collectives", s.scalar_collectives, "what the norm costs between nodes");
   v.required("check_next", s.check_next, "the next step's rows should carry fingerprints; data path stats");
+  v.required("action", s.action, "the strongest of the groups: step, skip (no optimizer steps) or raise");
 }
 
 template <>
