@@ -1,0 +1,82 @@
+#pragma once
+// The policies of a job: of every clip group the one that decides, and those that watch. Pure; one owner, one thread.
+//
+// A step: `rules` before the norm; the lane applies them and decides the groups together; `commit` once, when the step
+// is done for good. A watcher goes by its own rule and its own group alone, with the norm that was measured: what it
+// would have done is what `policy replay` says of the same norms.
+
+#include "base/error.hpp"
+#include "plan/plan.hpp"
+#include "policy/policy.hpp"
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// A step's own `max_norm`, of the first `groups` clip groups: it takes the place of the declared one, as the threshold
+/// of a fixed policy and the ceiling of an adaptive one. A policy that observes has none.
+struct StepMaxNorm {
+  std::optional<double> max_norm;  ///< empty: no limit
+  std::size_t groups = 0;          ///< 0: all as declared
+};
+
+/// A step that is done. One outcome and one norm per clip group.
+struct DoneStep {
+  std::span<const plan::ClipOutcome> outcomes;  ///< by `rules` with the same `max_norm`, and decided together
+  std::span<const double> raw_norms;            ///< as plan::apply_clip_rule takes them
+  double scale = 1;
+  bool scaled = false;  ///< a loss scaler skips the step where a norm is not finite: then no policy records it
+  StepMaxNorm max_norm = {};
+};
+
+class GroupPolicies {
+ public:
+  /// `plan` of a declaration that was checked. Watchers have the group's max_norm and its settings for spikes and for
+  /// norms that are not finite.
+  explicit GroupPolicies(const plan::Plan& plan);
+
+  GroupPolicies(GroupPolicies&&) = default;
+  GroupPolicies& operator=(GroupPolicies&&) = default;
+  GroupPolicies(const GroupPolicies&) = delete;  // a copy would allocate where it records
+  GroupPolicies& operator=(const GroupPolicies&) = delete;
+
+  /// Errors: InvalidParams with path `max_norm`, of the first group that it cannot be for.
+  [[nodiscard]] Result<void> check(const StepMaxNorm& max_norm) const;
+
+  /// Replaces `rules`: one per clip group, by the policies that decide. `max_norm` as checked.
+  void rules(const StepMaxNorm& max_norm, std::vector<plan::ClipRule>& rules) const;
+
+  /// Replaces `watched`: by clip group, in the order declared, what each watcher would have done. Then all record, or,
+  /// where memory for that ran out and it throws, none.
+  void commit(const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched);
+
+  /// Replaces `bytes`: all that is remembered, with names and settings. Equal states have equal bytes.
+  void save(std::string& bytes) const;
+
+  /// Continues where the state was saved, bit for bit. Errors: InvalidParams with path `state` for bytes that are
+  /// damaged, of other clip groups, or of other policies, each named; then nothing changes.
+  [[nodiscard]] Result<void> restore(std::string_view bytes);
+
+  /// 16 hex digits over all that `save` writes.
+  [[nodiscard]] std::string digest() const;
+
+  /// Continues what policies of an earlier plan of the job remember. Of a clip group of the same name each policy takes
+  /// the state of an equal one, where there are several of the one in its place; the others begin anew.
+  void take_over(const GroupPolicies& earlier);
+
+ private:
+  struct Group {
+    std::string name;
+    plan::ClipOptions clip;
+    std::vector<policy::Policy> policies;  ///< the one that decides, then those that watch
+  };
+
+  std::vector<Group> groups_;
+};
+
+}  // namespace gradsync::engine
