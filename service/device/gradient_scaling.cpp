@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 namespace gradsync::device {
 
@@ -30,7 +31,12 @@ class Scaling final : public PoolJob {
       const Chunk& chunk = plan_.table().chunks[plan_.table().work[at]];
       const std::uint32_t tensor = plan_.part_of(chunk).tensor;
       const plan::ClipOutcome& outcome = outcomes_[plan_.layout().tensors[tensor].clip_group];
-      if (changes(outcome) && !plan_.tensors[tensor].absent) {
+      if (!changes(outcome) || plan_.tensors[tensor].absent) {
+        continue;
+      }
+      if (outcome.action == plan::StepAction::Zero) {
+        write_zeros(chunk, tensor);
+      } else {
         scale(chunk, tensor, outcome.multiplier, plan_.pointers[worker].destinations);
       }
     }
@@ -38,9 +44,28 @@ class Scaling final : public PoolJob {
 
  private:
   // Multiplying by exactly 1 leaves every bit as it is: after a reduction no NaN is left that it could quiet.
-  static bool changes(const plan::ClipOutcome& outcome) { return outcome.multiply && outcome.multiplier != 1; }
+  static bool changes(const plan::ClipOutcome& outcome) {
+    return outcome.action == plan::StepAction::Zero || (outcome.multiply && outcome.multiplier != 1);
+  }
 
-  [[nodiscard]] bool needed() const { return std::any_of(outcomes_.begin(), outcomes_.end(), changes); }
+  static bool holds_back(const plan::ClipOutcome& outcome) {
+    return outcome.action == plan::StepAction::Skip || outcome.action == plan::StepAction::Raise;
+  }
+
+  [[nodiscard]] bool needed() const {
+    return std::none_of(outcomes_.begin(), outcomes_.end(), holds_back) &&
+           std::any_of(outcomes_.begin(), outcomes_.end(), changes);
+  }
+
+  /// Written, not multiplied: NaN times 0 is NaN. Where nobody contributed zeros are what the reduction wrote.
+  void write_zeros(const Chunk& chunk, std::uint32_t tensor) const {
+    const std::size_t width = plan::size_of(plan_.bucket_of(tensor).dtype);
+    for (const LaneSum& sum : plan_.sums_of(plan_.part_of(chunk))) {
+      for (const LaneMember& destination : sum.destinations) {
+        std::memset(plan_.output(chunk, destination, width), 0, chunk.count() * width);
+      }
+    }
+  }
 
   void scale(const Chunk& chunk, std::uint32_t tensor, double multiplier, std::vector<void*>& destinations) const {
     const plan::DType dtype = plan_.bucket_of(tensor).dtype;

@@ -1,5 +1,5 @@
 #pragma once
-// The second pass over memory: the multiplication of a clip.
+// The second pass over memory: the multiplication of a clip, or the zeros of a group whose norm is not finite.
 
 #include "device/lane.hpp"
 #include "device/loaded_plan.hpp"
@@ -15,8 +15,9 @@ namespace gradsync::device {
 enum class Copies { Equal, OwnedByRanks };
 
 /// Multiplies every held gradient of the clip groups that ask for it, on every rank: the clip set is not the norm set.
-/// What nobody contributed to is left alone. Seconds the pass took; 0 where none was needed. Throws DeviceError:
-/// Aborted when `cancel` was raised in time.
+/// What nobody contributed to is left alone. Where `action` is Zero all that is held becomes 0, but for tensors that
+/// are absent; where any group skips or raises nothing is touched, in no group. Seconds the pass took; 0 where none was
+/// needed. Throws DeviceError: Aborted when `cancel` was raised in time.
 double multiply_gradients(
     LoadedPlan& plan,
     const std::vector<plan::ClipOutcome>& outcomes,

@@ -15,6 +15,7 @@ void NormTotals::write(const std::vector<plan::ClipRule>& rules, double scale, S
     math.raw_group_norms.push_back(raw_norm);
     measure.norm_dtype = rule.norm_dtype == plan::DType::Float64 ? rule.norm_dtype : measure.norm_dtype;
   }
+  plan::decide_together(math.groups);
   math.norm = plan::apply_clip_rule(measure, total_.norm(), scale).norm;
   for (const NormSum& layer : layers_) {
     math.layer_norms.push_back(layer.norm() / scale);

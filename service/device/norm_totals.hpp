@@ -28,7 +28,7 @@ class NormTotals {
     }
   }
 
-  /// Norms and outcomes; one rule per clip group.
+  /// Norms and outcomes, decided together; one rule per clip group.
   void write(const std::vector<plan::ClipRule>& rules, double scale, StepMath& math) const;
 
  private:
