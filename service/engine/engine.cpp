@@ -192,7 +192,7 @@ void Engine::tensor_unused(SessionId session, const TensorUnused& unused) {
   }
 }
 
-void Engine::finish(SessionId session, FinishRequest request, Reply<StepReport> reply) {
+void Engine::finish(SessionId session, FinishRequest request, Reply<RankReport> reply) {
   Job* job = state_->job_of(session);
   if (state_->halted || (job && job->halted())) {
     return;
@@ -205,7 +205,7 @@ void Engine::finish(SessionId session, FinishRequest request, Reply<StepReport> 
   }
 }
 
-void Engine::clip(SessionId session, ClipRequest request, Reply<StepReport> reply) {
+void Engine::clip(SessionId session, ClipRequest request, Reply<RankReport> reply) {
   Job* job = state_->job_of(session);
   if (state_->halted || (job && job->halted())) {
     return;

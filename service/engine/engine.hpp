@@ -235,8 +235,8 @@ class Engine {
   void declare(SessionId session, DeclareRequest request, Reply<DeclareResult> reply);
   void bucket_ready(SessionId session, const BucketReady& ready);
   void tensor_unused(SessionId session, const TensorUnused& unused);
-  void finish(SessionId session, FinishRequest request, Reply<StepReport> reply);
-  void clip(SessionId session, ClipRequest request, Reply<StepReport> reply);
+  void finish(SessionId session, FinishRequest request, Reply<RankReport> reply);
+  void clip(SessionId session, ClipRequest request, Reply<RankReport> reply);
 
   // read models; only jobs of `uid` (nullopt: all, for the operator)
   [[nodiscard]] std::vector<JobStatus> status(std::optional<std::uint32_t> uid) const;

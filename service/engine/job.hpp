@@ -87,8 +87,8 @@ class Job {
   // steps (job_step.cpp)
   void bucket_ready(std::int64_t rank, const BucketReady& ready);
   void tensor_unused(std::int64_t rank, const TensorUnused& unused);
-  void finish(std::int64_t rank, FinishRequest request, Reply<StepReport> reply);
-  void clip(std::int64_t rank, const ClipRequest& request, Reply<StepReport> reply);
+  void finish(std::int64_t rank, FinishRequest request, Reply<RankReport> reply);
+  void clip(std::int64_t rank, const ClipRequest& request, Reply<RankReport> reply);
   void on_reduced(const device::Reduced& report);
   void on_finished(device::Finished report);
   void on_scaled(const device::Scaled& report);
@@ -155,7 +155,7 @@ class Job {
     TimePoint declare_deadline;
 
     // step
-    Reply<StepReport> step_reply;
+    Reply<RankReport> step_reply;
     StepKey step_key;
     Ask step_ask;
     std::vector<std::uint32_t> bucket_digests;
@@ -211,16 +211,16 @@ class Job {
   void perform(NormKnown& action);
   void perform(Committed& action);
   void perform(AttemptFailed& action);
-  [[nodiscard]] std::optional<Result<StepReport>> recorded(const Rank& rank, const StepKey& key) const;
+  [[nodiscard]] std::optional<Result<RankReport>> recorded(const Rank& rank, const StepKey& key) const;
   [[nodiscard]] std::optional<Error> refuse_step(const Rank& rank, const StepKey& key) const;
   [[nodiscard]] std::vector<plan::ClipRule> rules(const std::optional<double>& max_norm, std::size_t overridden) const;
   [[nodiscard]] TimePoint step_deadline(const std::optional<Milliseconds>& timeout) const;
   void complete(StepReport& report, std::uint64_t attempt) const;
   [[nodiscard]] std::vector<std::uint32_t> stable_buckets() const;
-  [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<StepReport> reply);
+  [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<RankReport> reply);
   void note_ask();
-  void answer_step(Rank& rank, Result<StepReport> result) const;
-  void answer_steps(const Result<StepReport>& result);
+  void answer_step(Rank& rank, Result<RankReport> result) const;
+  void answer_steps(const Error& error);
   void answer_failed(const Error& error);  ///< also those that left
   void forget_attempt();
   /// Whether what must be equal on several ranks is compared in the step after `steps` steps of the epoch.
@@ -232,7 +232,10 @@ class Job {
   [[nodiscard]] Result<std::shared_ptr<StepRecord>> record_for(const PreparedPlan& prepared) const;
   [[nodiscard]] std::optional<RecordGrant> grant_record(const Rank& rank) const;
   void note_begun();
-  [[nodiscard]] std::vector<EncodedReport> record_done(const StepReport& report, std::uint64_t attempt);
+  /// Answers for all ranks, kept for whoever comes back to another daemon.
+  [[nodiscard]] std::vector<RankReport> record_done(
+      const std::shared_ptr<const StepReport>& report, std::uint64_t attempt
+  );
 
   // deadlines
   [[nodiscard]] bool step_waits_for_paused() const;
@@ -268,7 +271,7 @@ class Job {
   std::optional<DoneRecord> done_;           ///< the last step done
   std::optional<FailedRecord> failed_;       ///< the last attempt that failed
   std::optional<DoneRecord> norm_record_;    ///< the norm given out in this attempt
-  std::vector<Reply<StepReport>> departed_;  ///< step calls of ranks that left, until the attempt has ended
+  std::vector<Reply<RankReport>> departed_;  ///< step calls of ranks that left, until the attempt has ended
   std::optional<TimePoint> step_suspended_;  ///< since when step deadlines stand still, for a paused rank
   std::optional<TimePoint> declare_suspended_;
   double norm_scale_ = 1.0;

@@ -101,8 +101,11 @@ void Job::perform(NormKnown& action) {
   complete(report, machine_->attempt());
   report.next_attempt = report.attempt;
   report.check_next = check_next(steps_in_epoch_ + 1);
-  norm_record_ = DoneRecord{{epoch_, report.attempt}, std::make_shared<const StepReport>(report), active_->plan};
-  answer_steps(std::move(report));
+  const auto shared = std::make_shared<const StepReport>(std::move(report));
+  norm_record_ = DoneRecord{{epoch_, shared->attempt}, shared, active_->plan};
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    answer_step(ranks_[rank], RankReport{report_for(shared, *active_->plan, static_cast<std::int64_t>(rank)), nullptr});
+  }
 }
 
 /// What only the job knows of a report.
@@ -183,14 +186,12 @@ void Job::perform(Committed& action) {
     );
   }
   const auto shared = std::make_shared<const StepReport>(std::move(report));
-  const std::vector<EncodedReport> encoded = record_done(*shared, action.attempt);
+  std::vector<RankReport> answers = record_done(shared, action.attempt);
   done_ = DoneRecord{{epoch_, action.attempt}, shared, active_->plan};
   forget_attempt();
   history_.committed(shared, context_.now);
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    StepReport own = report_for(*shared, *active_->plan, static_cast<std::int64_t>(rank));
-    own.encoded = encoded[rank];
-    answer_step(ranks_[rank], std::move(own));
+    answer_step(ranks_[rank], std::move(answers[rank]));
   }
   if (context_.events) {
     Event event;
@@ -235,25 +236,21 @@ void Job::perform(AttemptFailed& action) {
 
 void Job::answer_failed(const Error& error) {
   answer_steps(error);
-  for (const Reply<StepReport>& reply : std::exchange(departed_, {})) {
+  for (const Reply<RankReport>& reply : std::exchange(departed_, {})) {
     if (!halted_) {
       reply(error);
     }
   }
 }
 
-void Job::answer_steps(const Result<StepReport>& result) {
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (result && ranks_[rank].step_reply && !active_->plan->rows_are_tensors) {
-      answer_step(ranks_[rank], report_for(*result, *active_->plan, static_cast<std::int64_t>(rank)));
-    } else {
-      answer_step(ranks_[rank], result);
-    }
+void Job::answer_steps(const Error& error) {
+  for (Rank& rank : ranks_) {
+    answer_step(rank, error);
   }
 }
 
-void Job::answer_step(Rank& rank, Result<StepReport> result) const {
-  const Reply<StepReport> reply = std::exchange(rank.step_reply, nullptr);
+void Job::answer_step(Rank& rank, Result<RankReport> result) const {
+  const Reply<RankReport> reply = std::exchange(rank.step_reply, nullptr);
   if (reply && !halted_) {
     reply(std::move(result));
   }

@@ -36,25 +36,23 @@ void Job::note_begun() {
 }
 
 /// Before anybody is answered: whoever hears that the step is done applies it, and the others have to learn that.
-std::vector<EncodedReport> Job::record_done(const StepReport& report, std::uint64_t attempt) {
-  std::vector<EncodedReport> encoded(ranks_.size());
-  if (!record_) {
-    return encoded;
-  }
-  const auto encode = [this](const StepReport& own) {
-    return EncodedReport{std::make_shared<const std::string>(context_.options.encode_report(own, record_->room()))};
-  };
-  const bool same = same_for_all(report, *active_->plan);
+std::vector<RankReport> Job::record_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt) {
+  std::vector<RankReport> answers(ranks_.size());
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (same) {
-      encoded[rank] = rank == 0 ? encode(report) : encoded.front();
-    } else {
-      encoded[rank] = encode(report_for(report, *active_->plan, static_cast<std::int64_t>(rank)));
+    answers[rank].report = report_for(report, *active_->plan, static_cast<std::int64_t>(rank));
+    if (record_) {
+      const bool same = rank > 0 && answers[rank].report == answers[0].report;
+      answers[rank].text = same ? answers[0].text
+                                : std::make_shared<const std::string>(
+                                      context_.options.encode_report(*answers[rank].report, record_->room())
+                                  );
+      record_->keep(rank, *answers[rank].text);
     }
-    record_->keep(rank, *encoded[rank].text);
   }
-  record_->finish(attempt_word({epoch_, attempt}));
-  return encoded;
+  if (record_) {
+    record_->finish(attempt_word({epoch_, attempt}));
+  }
+  return answers;
 }
 
 void Job::halt() {

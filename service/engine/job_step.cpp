@@ -32,12 +32,12 @@ void Job::tensor_unused(std::int64_t rank_number, const TensorUnused& unused) {
   }
 }
 
-std::optional<Result<StepReport>> Job::recorded(const Rank& rank, const StepKey& key) const {
+std::optional<Result<RankReport>> Job::recorded(const Rank& rank, const StepKey& key) const {
   if (key.epoch < rank.joined_epoch) {
     return std::nullopt;
   }
   if (done_ && same(done_->key, key)) {
-    return report_for(*done_->report, *done_->plan, &rank - ranks_.data());
+    return RankReport{report_for(done_->report, *done_->plan, &rank - ranks_.data()), nullptr};
   }
   if (failed_ && same(failed_->key, key)) {
     Error error = failed_->error;
@@ -90,7 +90,7 @@ TimePoint Job::step_deadline(const std::optional<Milliseconds>& timeout) const {
   return deadline_after(context_.now, timeout.value_or(steps_in_epoch_ == 0 ? deadlines.first_step : deadlines.step));
 }
 
-void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepReport> reply) {
+void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<RankReport> reply) {
   Rank& rank = ranks_[index(rank_number)];
   if (const auto before = recorded(rank, request.key)) {
     reply(*before);
@@ -105,7 +105,7 @@ void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepRepo
     return;
   }
   if (request.kind == FinishKind::NormOnly && norm_record_ && same(norm_record_->key, request.key)) {
-    reply(report_for(*norm_record_->report, *norm_record_->plan, rank_number));
+    reply(RankReport{report_for(norm_record_->report, *norm_record_->plan, rank_number), nullptr});
     return;
   }
   if (!std::isfinite(request.scale) || request.scale <= 0) {
@@ -139,7 +139,7 @@ void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<StepRepo
 
 // A call that comes again after a lost connection takes the place of the first; whoever still listens there is told.
 // True: the call is new, and the machine has to hear of it.
-bool Job::take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<StepReport> reply) {
+bool Job::take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<RankReport> reply) {
   const std::int64_t number = &rank - ranks_.data();
   if (!rank.step_reply) {
     rank.step_reply = std::move(reply);
@@ -164,7 +164,7 @@ bool Job::take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<
     reply(std::move(error));
     return false;
   }
-  const Reply<StepReport> before = std::exchange(rank.step_reply, std::move(reply));
+  const Reply<RankReport> before = std::exchange(rank.step_reply, std::move(reply));
   before(make_error(
       ErrorCode::Superseded,
       fmt::format("rank {} made this call again while it waited", number),
@@ -178,7 +178,7 @@ void Job::note_ask() {
   last_ask_ = context_.now;
 }
 
-void Job::clip(std::int64_t rank_number, const ClipRequest& request, Reply<StepReport> reply) {
+void Job::clip(std::int64_t rank_number, const ClipRequest& request, Reply<RankReport> reply) {
   Rank& rank = ranks_[index(rank_number)];
   if (const auto before = recorded(rank, request.key)) {
     reply(*before);

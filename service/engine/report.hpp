@@ -86,13 +86,6 @@ struct StepTimings {
   friend bool operator==(const StepTimings&, const StepTimings&) = default;
 };
 
-/// A report as the text of its reply, made once for the record of the job and for its ranks. Not part of the report.
-struct EncodedReport {
-  std::shared_ptr<const std::string> text;
-
-  friend bool operator==(const EncodedReport&, const EncodedReport&) { return true; }
-};
-
 struct StepReport {
   std::int64_t step = 0;
   std::uint64_t epoch = 0;
@@ -123,8 +116,13 @@ struct StepReport {
   bool check_next = false;  ///< the rows of the next step should carry fingerprints; data path `stats` only
   /// Step, Skip or Raise: the strongest of the groups. Raise: the trainer raises from the report, on every rank.
   plan::StepAction action = plan::StepAction::Step;
-  EncodedReport encoded;  ///< set for the rank that is answered, where its job has a record
   friend bool operator==(const StepReport&, const StepReport&) = default;
+};
+
+/// What a rank is answered; ranks that are told the same share it.
+struct RankReport {
+  std::shared_ptr<const StepReport> report;
+  std::shared_ptr<const std::string> text;  ///< of the reply, made once for the record of the job; null: none was made
 };
 
 /// A report as the text that its rank is answered, in at most `room` bytes where that is possible. Called on any

@@ -80,25 +80,23 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
   return report;
 }
 
-bool same_for_all(const StepReport& report, const plan::Plan& plan) {
-  return plan.rows_are_tensors || report.absent.empty();
-}
-
-StepReport report_for(const StepReport& report, const plan::Plan& plan, std::int64_t rank) {
-  if (same_for_all(report, plan)) {
+std::shared_ptr<const StepReport> report_for(
+    const std::shared_ptr<const StepReport>& report, const plan::Plan& plan, std::int64_t rank
+) {
+  if (plan.rows_are_tensors || report->absent.empty()) {
     return report;
   }
   std::vector<bool> absent(plan.tensors.size(), false);
-  for (const std::uint32_t tensor : report.absent) {
+  for (const std::uint32_t tensor : report->absent) {
     absent[tensor] = true;
   }
-  StepReport own = report;
-  own.absent.clear();
-  own.absent_names.clear();
+  const auto own = std::make_shared<StepReport>(*report);
+  own->absent.clear();
+  own->absent_names.clear();
   const std::vector<std::uint32_t>& tensors = plan.layout(rank).tensors;
   for (std::uint32_t row = 0; row < tensors.size(); ++row) {
     if (absent[tensors[row]]) {
-      own.absent.push_back(row);
+      own->absent.push_back(row);
     }
   }
   return own;

@@ -5,6 +5,7 @@
 #include "engine/report.hpp"
 #include "plan/plan.hpp"
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,10 +31,10 @@ struct ReportConstants {
     const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math
 );
 
-/// Whether every rank is told the same.
-[[nodiscard]] bool same_for_all(const StepReport& report, const plan::Plan& plan);
-
-/// What one rank is told: `absent` in the rows of its own declaration, where ranks number tensors differently.
-[[nodiscard]] StepReport report_for(const StepReport& report, const plan::Plan& plan, std::int64_t rank);
+/// What one rank is told: `absent` in the rows of its own declaration, where ranks number tensors differently; else
+/// what all are told.
+[[nodiscard]] std::shared_ptr<const StepReport> report_for(
+    const std::shared_ptr<const StepReport>& report, const plan::Plan& plan, std::int64_t rank
+);
 
 }  // namespace gradsync::engine

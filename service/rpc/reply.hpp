@@ -104,12 +104,6 @@ template <typename R>
   return to_json(result);
 }
 
-/// The result as text where somebody has made it already, in at most `room` bytes. Overloads as with `render`.
-template <typename R>
-[[nodiscard]] const std::string* text_at_hand(const R&, std::size_t) {
-  return nullptr;
-}
-
 /// What a handler answers with. Copyable, as engine replies are std::functions.
 template <typename R>
 class Answer {
@@ -119,11 +113,18 @@ class Answer {
   void operator()(const Result<R>& result) const {
     if (!result) {
       completion_->fail(result.error());
-    } else if (const std::string* text = text_at_hand(*result, completion_->room())) {
-      completion_->succeed(*text);
     } else {
       completion_->succeed(render(*result, completion_->room()));
     }
+  }
+
+  /// Answers with the text of a result that somebody has made already; false: it is too long, and nothing was said.
+  [[nodiscard]] bool with_text(std::string_view text) const {
+    const bool fits = text.size() <= completion_->room();
+    if (fits) {
+      completion_->succeed(text);
+    }
+    return fits;
   }
 
  private:

@@ -6,10 +6,6 @@ namespace gradsync::rpc {
 
 namespace {
 
-const std::string* text_at_hand(const engine::StepReport& report, std::size_t room) {
-  return report.encoded.text && report.encoded.text->size() <= room ? report.encoded.text.get() : nullptr;
-}
-
 /// What most reports have room in, so that writing one allocates once.
 std::size_t about_bytes(const engine::StepReport& report) {
   constexpr std::size_t kReport = 1024;
@@ -21,9 +17,6 @@ std::size_t about_bytes(const engine::StepReport& report) {
 
 /// A report that is not cut is written like the answer with it.
 std::string render_report(const engine::StepReport& report, std::size_t room) {
-  if (const std::string* text = text_at_hand(report, room)) {
-    return *text;
-  }
   std::string text = to_json(report, about_bytes(report));
   if (text.size() <= room) {
     return text;
@@ -43,10 +36,6 @@ std::string render_report(const engine::StepReport& report, std::size_t room) {
 }  // namespace
 
 std::string render(const ReportAnswer& answer, std::size_t room) { return render_report(answer.report, room); }
-
-const std::string* text_at_hand(const ReportAnswer& answer, std::size_t room) {
-  return text_at_hand(answer.report, room);
-}
 
 std::string render(const StatsAnswer& answer, std::size_t room) {
   std::vector<std::string> newest_first;

@@ -17,9 +17,6 @@ inline constexpr std::size_t kMostOffsets = 20'000;  ///< a declaration of more 
 [[nodiscard]] std::string render(const StatsAnswer& answer, std::size_t room);    ///< the newest reports that fit
 [[nodiscard]] std::string render(const DeclareAnswer& answer, std::size_t room);  ///< without `tensors` of the buckets
 
-/// The one made for the record of the job.
-[[nodiscard]] const std::string* text_at_hand(const ReportAnswer& answer, std::size_t room);
-
 /// The `result` of a step's reply, as the engine records it.
 [[nodiscard]] engine::EncodeReport report_encoder(std::size_t message_bytes);
 

@@ -8,12 +8,12 @@ std::optional<Milliseconds> timeout_of(const std::optional<std::int64_t>& timeou
   return timeout_ms ? std::optional(Milliseconds(*timeout_ms)) : std::nullopt;
 }
 
-engine::Reply<engine::StepReport> report_to(Answer<ReportAnswer> answer) {
-  return [answer = std::move(answer)](Result<engine::StepReport> report) {
-    if (report) {
-      answer(ReportAnswer{std::move(*report), std::nullopt});
-    } else {
+engine::Reply<engine::RankReport> report_to(Answer<ReportAnswer> answer) {
+  return [answer = std::move(answer)](const Result<engine::RankReport>& report) {
+    if (!report) {
       answer(report.error());
+    } else if (!report->text || !answer.with_text(*report->text)) {
+      answer(ReportAnswer{*report->report, std::nullopt});
     }
   };
 }

@@ -128,12 +128,12 @@ class Harness {
     return outcome;
   }
 
-  Reply<StepReport> listener(std::int64_t rank, std::shared_ptr<Outcome> outcome) {
-    return [this, rank, outcome](Result<StepReport> result) {
+  Reply<RankReport> listener(std::int64_t rank, std::shared_ptr<Outcome> outcome) {
+    return [this, rank, outcome](const Result<RankReport>& result) {
       ++outcome->calls;
       if (result) {
-        outcome->report = *result;
-        keys[rank] = {result->epoch, result->next_attempt};
+        outcome->report = *result->report;
+        keys[rank] = {result->report->epoch, result->report->next_attempt};
       } else {
         outcome->error = result.error();
         if (result.error().epoch) {

@@ -520,17 +520,17 @@ class RandomWorld {
     return call;
   }
 
-  Reply<StepReport> listener(Member& member, std::shared_ptr<Call> call) {
-    return [this, call, &member](const Result<StepReport>& result) {
+  Reply<RankReport> listener(Member& member, std::shared_ptr<Call> call) {
+    return [this, call, &member](const Result<RankReport>& result) {
       expect(++call->answers == 1, "{} was answered twice", call->method);
-      result ? check_success(*call, *result) : check_failure(call, result.error());
+      result ? check_success(*call, *result->report) : check_failure(call, result.error());
       if (member.stepping != call) {
         return;
       }
       member.stepping.reset();
       if (result) {
-        restart_step(member, {result->epoch, result->next_attempt});
-        member.norm_given = result->next_attempt == result->attempt;
+        restart_step(member, {result->report->epoch, result->report->next_attempt});
+        member.norm_given = result->report->next_attempt == result->report->attempt;
         return;
       }
       const Error& error = result.error();

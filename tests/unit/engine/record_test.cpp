@@ -154,11 +154,11 @@ TEST_F(Record, says_done_with_every_text_before_anybody_is_answered) {
     FinishRequest request = Harness::ready_all();
     request.key = h.keys.at(rank);
     request.step = 7;
-    h.engine.finish(h.sessions.at(rank), request, [&](const Result<StepReport>& result) {
+    h.engine.finish(h.sessions.at(rank), request, [&](const Result<RankReport>& result) {
       ASSERT_TRUE(result);
       seen.push_back(record->done());
       texts.push_back(record->text(0) + "|" + record->text(1));
-      EXPECT_EQ(*result->encoded.text, "step 7 absent 0");
+      EXPECT_EQ(*result->text, "step 7 absent 0");
     });
   }
   pump_until<device::FinishStep>();

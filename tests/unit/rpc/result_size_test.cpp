@@ -33,13 +33,6 @@ TEST(ResultSize, a_long_report_leaves_its_layers_out_and_says_so) {
   EXPECT_EQ(shortest["truncated"], Json::parse(R"(["layers","absent"])"));
 }
 
-TEST(ResultSize, a_report_that_was_encoded_for_the_record_is_not_encoded_again_where_it_fits) {
-  ReportAnswer answer{long_report(), std::nullopt};
-  answer.report.encoded.text = std::make_shared<const std::string>("{\"step\":1}");
-  EXPECT_EQ(render(answer, 10), "{\"step\":1}");
-  EXPECT_NE(render(answer, 9), "{\"step\":1}");
-}
-
 TEST(ResultSize, what_a_record_holds_is_the_result_of_the_reply) {
   const engine::StepReport report = long_report();
   const engine::EncodeReport encode = report_encoder(4096);
