@@ -21,12 +21,6 @@ struct WirePlacement {
   std::optional<WireTarget> to;
 };
 
-struct WireClip {
-  std::string group;
-  Settable<double> max_norm;
-  plan::ZeroRule zero_rule = plan::ZeroRule::Refuse;
-};
-
 const char* name_of(PlacementName kind) {
   switch (kind) {
     case PlacementName::Replicate:
@@ -108,17 +102,6 @@ struct Fields<WirePlacement> {
   }
 };
 
-template <>
-struct Fields<WireClip> {
-  static constexpr const char* kName = "ClipGroup";
-
-  static void visit(auto& v, auto& s) {
-    v.required("group", s.group, "name of the clip group", kPlanNameLength);
-    v.optional("max_norm", s.max_norm, "null or absent: measure only", kNatural);
-    v.optional("zero_rule", s.zero_rule, "what max_norm 0 means");
-  }
-};
-
 bool Codec<plan::Placement>::read(FieldReader& reader, Value value, plan::Placement& out, Bounds) {
   WirePlacement wire;
   if (!Codec<WirePlacement>::read(reader, value, wire, {})) {
@@ -181,25 +164,6 @@ void Codec<plan::Placement>::write(JsonWriter& writer, const plan::Placement& pl
 
 Json Codec<plan::Placement>::schema(SchemaBuilder& builder, Bounds) {
   return Codec<WirePlacement>::schema(builder, {});
-}
-
-bool Codec<plan::ClipGroupOptions>::read(FieldReader& reader, Value value, plan::ClipGroupOptions& out, Bounds) {
-  WireClip wire;
-  if (!Codec<WireClip>::read(reader, value, wire, {})) {
-    return false;
-  }
-  out.group = std::move(wire.group);
-  out.clip.max_norm = wire.max_norm.value;
-  out.clip.zero_rule = wire.zero_rule;
-  return true;
-}
-
-void Codec<plan::ClipGroupOptions>::write(JsonWriter& writer, const plan::ClipGroupOptions& options) {
-  Codec<WireClip>::write(writer, WireClip{options.group, {true, options.clip.max_norm}, options.clip.zero_rule});
-}
-
-Json Codec<plan::ClipGroupOptions>::schema(SchemaBuilder& builder, Bounds) {
-  return Codec<WireClip>::schema(builder, {});
 }
 
 }  // namespace gradsync::rpc

@@ -4,6 +4,7 @@
 
 #include "plan/plan.hpp"
 #include "rpc/codec.hpp"
+#include "rpc/wire_clip.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -99,28 +100,11 @@ struct EnumNames<plan::ClipMode> {
   }};
 };
 
-template <>
-struct EnumNames<plan::ZeroRule> {
-  static constexpr std::array<std::pair<const char*, plan::ZeroRule>, 3> kEntries{{
-      {"refuse", plan::ZeroRule::Refuse},
-      {"off", plan::ZeroRule::Off},
-      {"zero", plan::ZeroRule::Zero},
-  }};
-};
-
 /// The wire's placement is flat; which fields belong to which kind is checked when it becomes the planner's variant.
 template <>
 struct Codec<plan::Placement> {
   static bool read(FieldReader& reader, Value value, plan::Placement& out, Bounds);
   static void write(JsonWriter& writer, const plan::Placement& placement);
-  static Json schema(SchemaBuilder& builder, Bounds);
-};
-
-/// `max_norm`: a number, or null (or absent) to measure only.
-template <>
-struct Codec<plan::ClipGroupOptions> {
-  static bool read(FieldReader& reader, Value value, plan::ClipGroupOptions& out, Bounds);
-  static void write(JsonWriter& writer, const plan::ClipGroupOptions& options);
   static Json schema(SchemaBuilder& builder, Bounds);
 };
 
