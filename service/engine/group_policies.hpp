@@ -55,8 +55,9 @@ class GroupPolicies {
   /// where memory for that ran out and it throws, none.
   void commit(const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched);
 
-  /// Replaces `bytes`: all that is remembered, with names and settings. Equal states have equal bytes.
-  void save(std::string& bytes) const;
+  /// Replaces `bytes`: all that is remembered, with names and settings. Equal states have equal bytes. Returns their
+  /// digest, at no further cost.
+  std::string save(std::string& bytes) const;
 
   /// Continues where the state was saved, bit for bit. Errors: InvalidParams with path `state` for bytes that are
   /// damaged, of other clip groups, or of other policies, each named; then nothing changes.
@@ -65,17 +66,26 @@ class GroupPolicies {
   /// 16 hex digits over all that `save` writes.
   [[nodiscard]] std::string digest() const;
 
-  /// Continues what policies of an earlier plan of the job remember. Of a clip group of the same name each policy takes
-  /// the state of an equal one, where there are several of the one in its place; the others begin anew.
+  /// Continues what policies of an earlier plan of the job remember. In a clip group of the same name each policy takes
+  /// the state of one with equal settings, rather of the one in its place; those that find none begin anew.
   void take_over(const GroupPolicies& earlier);
 
  private:
   struct Group {
     std::string name;
     plan::ClipOptions clip;
+    plan::DType norm_dtype = plan::DType::Float32;
     std::vector<policy::Policy> policies;  ///< the one that decides, then those that watch
   };
 
+  [[nodiscard]] std::vector<policy::Policy> new_policies(const Group& group) const;
+  [[nodiscard]] Result<std::vector<policy::Policy>> restored_policies(
+      const Group& group, const std::vector<std::string_view>& states
+  ) const;
+  [[nodiscard]] plan::ClipRule rule(std::size_t group, std::size_t policy, const StepMaxNorm& step) const;
+
+  plan::ClipMode mode_;
+  double norm_type_;
   std::vector<Group> groups_;
 };
 
