@@ -17,6 +17,8 @@
 #include "engine/report.hpp"
 #include "plan/make_plan.hpp"
 
+#include <boost/function.hpp>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -28,8 +30,9 @@ namespace gradsync::engine {
 
 using SessionId = std::uint64_t;  ///< one rank attached; 0 is never used
 
+/// Holds a shared pointer without memory of its own, which std::function does not.
 template <typename T>
-using Reply = std::function<void(Result<T>)>;
+using Reply = boost::function<void(const Result<T>&)>;
 
 struct EngineLimits {
   std::int64_t sessions = 1024;

@@ -10,6 +10,7 @@
 
 #include "engine/buffer_table.hpp"
 #include "engine/engine.hpp"
+#include "engine/group_policies.hpp"
 #include "engine/history.hpp"
 #include "engine/step_machine.hpp"
 #include "engine/step_record.hpp"
@@ -213,9 +214,9 @@ class Job {
   void perform(AttemptFailed& action);
   [[nodiscard]] std::optional<Result<RankReport>> recorded(const Rank& rank, const StepKey& key) const;
   [[nodiscard]] std::optional<Error> refuse_step(const Rank& rank, const StepKey& key) const;
-  [[nodiscard]] std::vector<plan::ClipRule> rules(const std::optional<double>& max_norm, std::size_t overridden) const;
   [[nodiscard]] TimePoint step_deadline(const std::optional<Milliseconds>& timeout) const;
   void complete(StepReport& report, std::uint64_t attempt) const;
+  void commit_policies(const device::StepMath& math, StepReport& report);
   [[nodiscard]] std::vector<std::uint32_t> stable_buckets() const;
   [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<RankReport> reply);
   void note_ask();
@@ -274,6 +275,9 @@ class Job {
   std::vector<Reply<RankReport>> departed_;  ///< step calls of ranks that left, until the attempt has ended
   std::optional<TimePoint> step_suspended_;  ///< since when step deadlines stand still, for a paused rank
   std::optional<TimePoint> declare_suspended_;
+  std::optional<GroupPolicies> policies_;  ///< of the last plan, with what was remembered in those before it
+  std::vector<std::vector<plan::ClipOutcome>> watched_;  ///< of the last step
+  StepMaxNorm step_max_norm_;                            ///< by which the outcomes of this attempt are made
   double norm_scale_ = 1.0;
   std::vector<double> raw_norms_;                  ///< by clip group, of the norm given out: what clip.apply clips by
   std::vector<plan::ClipOutcome> scale_outcomes_;  ///< of the clip.apply in flight

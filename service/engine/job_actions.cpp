@@ -2,7 +2,6 @@
 
 #include "engine/job.hpp"
 #include "engine/metrics.hpp"
-#include "policy/fixed.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -46,18 +45,6 @@ void Job::perform(LaunchReduce& action) {
   context_.lane.submit(std::move(command));
 }
 
-// An override was checked when the call arrived: by the first group for step.finish, by every group for clip.apply.
-std::vector<plan::ClipRule> Job::rules(const std::optional<double>& max_norm, std::size_t overridden) const {
-  std::vector<plan::ClipRule> rules;
-  for (const plan::ClipGroup& group : active_->plan->clip_groups) {
-    const bool override_max_norm = rules.size() < overridden;
-    rules.push_back(
-        *policy::fixed_rule(group.clip, override_max_norm, max_norm, active_->plan->options.mode, group.norm_dtype)
-    );
-  }
-  return rules;
-}
-
 void Job::perform(LaunchFinish& action) {
   device::FinishStep command;
   command.plan = active_->id;
@@ -65,7 +52,8 @@ void Job::perform(LaunchFinish& action) {
   command.scale = action.scale;
   command.apply = !action.norm_only;
   command.stamp = attempt_word({epoch_, machine_->attempt()});
-  command.rules = rules(action.max_norm, action.override_max_norm ? 1 : 0);
+  step_max_norm_ = {action.max_norm, action.override_max_norm ? std::size_t{1} : 0};  // checked when the call arrived
+  policies_->rules(step_max_norm_, command.rules);
   norm_scale_ = action.scale;
   report_step_ = machine_->ask_of(0)->step;
   if (command.apply) {
@@ -78,11 +66,13 @@ void Job::perform(LaunchScale& action) {
   device::ScaleGradients command;
   command.plan = active_->id;
   command.tag = machine_->attempt();
-  const std::vector<plan::ClipRule> clip_rules =
-      rules(action.max_norm, action.override_max_norm ? raw_norms_.size() : 0);
-  for (std::size_t group = 0; group < clip_rules.size(); ++group) {
-    command.outcomes.push_back(plan::apply_clip_rule(clip_rules[group], raw_norms_[group], norm_scale_));
+  step_max_norm_ = {action.max_norm, action.override_max_norm ? raw_norms_.size() : 0};
+  std::vector<plan::ClipRule> rules;
+  policies_->rules(step_max_norm_, rules);
+  for (std::size_t group = 0; group < rules.size(); ++group) {
+    command.outcomes.push_back(plan::apply_clip_rule(rules[group], raw_norms_[group], norm_scale_));
   }
+  plan::decide_together(command.outcomes);
   scale_outcomes_ = command.outcomes;
   note_begun();
   context_.lane.submit(std::move(command));
@@ -97,6 +87,7 @@ void Job::perform(AnswerRank& action) { answer_step(ranks_[index(action.rank)], 
 
 void Job::perform(NormKnown& action) {
   StepReport report = measured_report(*active_->plan, active_->constants, action.math);
+  report.policy_digest = policies_->digest();
   raw_norms_ = std::move(action.math.raw_group_norms);
   complete(report, machine_->attempt());
   report.next_attempt = report.attempt;
@@ -145,12 +136,38 @@ std::vector<std::uint32_t> Job::stable_buckets() const {
   return stable;
 }
 
+/// Once for every step that is done, before anybody is told.
+void Job::commit_policies(const device::StepMath& math, StepReport& report) {
+  // A loss scaler takes no step after a norm that is not finite, whichever group it is of.
+  const bool scaled = norm_scale_ != 1.0;
+  policies_->commit({math.groups, math.raw_group_norms, norm_scale_, scaled, step_max_norm_}, watched_);
+  const auto& groups = active_->plan->clip_groups;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    context_.metrics.policies.count(PolicyRole::Decides, groups[group].clip.policy, math.groups[group]);
+    for (std::size_t watcher = 0; watcher < watched_[group].size(); ++watcher) {
+      const plan::ClipOutcome& outcome = watched_[group][watcher];
+      context_.metrics.policies.count(PolicyRole::Watches, groups[group].clip.watch[watcher], outcome);
+      report.groups[group].watch.push_back(
+          {active_->constants.watching[group][watcher],
+           outcome.threshold,
+           outcome.coefficient,
+           outcome.clipped,
+           outcome.action,
+           outcome.spike,
+           outcome.reason}
+      );
+    }
+  }
+  report.policy_digest = policies_->digest();
+}
+
 void Job::perform(Committed& action) {
   if (!scale_outcomes_.empty()) {
     action.math.groups = std::exchange(scale_outcomes_, {});
   }
   StepReport report = step_report(*active_->plan, active_->constants, action.math);
   complete(report, action.attempt);
+  commit_policies(action.math, report);
   report.stable_buckets = stable_buckets();
   ++steps_in_epoch_;
   report.check_next = check_next(steps_in_epoch_);
@@ -183,6 +200,13 @@ void Job::perform(Committed& action) {
             report.divergence.front().tensor,
             fmt::join(report.divergence.front().ranks, ", ")
         )
+    );
+  }
+  if (report.skipped) {
+    const bool raised = report.action == plan::StepAction::Raise;
+    publish_alert(
+        raised ? "step_raised" : "step_skipped",
+        fmt::format("step {}: no optimizer steps: {}", report.step, report.reason)
     );
   }
   const auto shared = std::make_shared<const StepReport>(std::move(report));
@@ -250,7 +274,7 @@ void Job::answer_steps(const Error& error) {
 }
 
 void Job::answer_step(Rank& rank, Result<RankReport> result) const {
-  const Reply<RankReport> reply = std::exchange(rank.step_reply, nullptr);
+  const Reply<RankReport> reply = std::exchange(rank.step_reply, {});
   if (reply && !halted_) {
     reply(std::move(result));
   }

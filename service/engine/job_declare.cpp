@@ -105,7 +105,7 @@ void Job::drop_declaration(Rank& rank) {
 }
 
 void Job::answer_declare(Rank& rank, const Result<DeclareResult>& result) const {
-  const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, nullptr);
+  const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, {});
   if (reply && !halted_) {
     reply(result);
   }

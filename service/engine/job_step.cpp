@@ -2,7 +2,6 @@
 
 #include "engine/job.hpp"
 #include "engine/metrics.hpp"
-#include "policy/fixed.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -117,11 +116,8 @@ void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<RankRepo
     return;
   }
   if (request.override_max_norm && machine_) {
-    const plan::ClipGroup& group = machine_->plan().clip_groups.front();
-    if (const auto rule =
-            policy::fixed_rule(group.clip, true, request.max_norm, machine_->plan().options.mode, group.norm_dtype);
-        !rule) {
-      reply(rule.error());
+    if (const auto checked = policies_->check({request.max_norm, 1}); !checked) {
+      reply(checked.error());
       return;
     }
   }
@@ -193,13 +189,9 @@ void Job::clip(std::int64_t rank_number, const ClipRequest& request, Reply<RankR
     return;
   }
   if (request.override_max_norm && machine_) {
-    for (const plan::ClipGroup& group : machine_->plan().clip_groups) {
-      if (const auto rule =
-              policy::fixed_rule(group.clip, true, request.max_norm, machine_->plan().options.mode, group.norm_dtype);
-          !rule) {
-        reply(rule.error());
-        return;
-      }
+    if (const auto checked = policies_->check({request.max_norm, machine_->plan().clip_groups.size()}); !checked) {
+      reply(checked.error());
+      return;
     }
   }
   const TimePoint deadline = step_deadline(request.timeout);

@@ -1,5 +1,11 @@
 #include "engine/metrics.hpp"
 
+#include "plan/words.hpp"
+
+#include <initializer_list>
+#include <string>
+#include <variant>
+
 namespace gradsync::engine {
 
 namespace {
@@ -19,6 +25,36 @@ prometheus::Histogram& histogram(prometheus::Registry& registry, const char* nam
 
 }  // namespace
 
+PolicyMetrics::PolicyMetrics(prometheus::Registry& registry) {
+  const auto family = [&registry](const char* name, const char* help) -> prometheus::Family<prometheus::Counter>& {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+  };
+  auto& clipped =
+      family("gradsync_policy_clipped_total", "Steps of a clip group that a policy clipped, or would have.");
+  auto& skipped = family("gradsync_policy_skipped_total", "Steps that a policy skipped, or would have.");
+  auto& raised = family("gradsync_policy_raised_total", "Steps that a policy refused with an error, or would have.");
+  for (const char* role : {"decides", "watches"}) {
+    for (const plan::PolicyOptions& policy : std::initializer_list<plan::PolicyOptions>{
+             plan::FixedPolicy{}, plan::ObservePolicy{}, plan::PercentilePolicy{}, plan::ZScorePolicy{}}) {
+      const prometheus::Labels labels{{"role", role}, {"policy", std::string(plan::name_of(policy))}};
+      counters_.push_back({&clipped.Add(labels), &skipped.Add(labels), &raised.Add(labels)});
+    }
+  }
+}
+
+void PolicyMetrics::count(PolicyRole role, const plan::PolicyOptions& policy, const plan::ClipOutcome& outcome) {
+  constexpr std::size_t kKinds = std::variant_size_v<plan::PolicyOptions>;
+  const Counters& counters = counters_[static_cast<std::size_t>(role) * kKinds + policy.index()];
+  if (outcome.clipped) {
+    counters.clipped->Increment();
+  }
+  if (outcome.action == plan::StepAction::Skip) {
+    counters.skipped->Increment();
+  } else if (outcome.action == plan::StepAction::Raise) {
+    counters.raised->Increment();
+  }
+}
+
 EngineMetrics::EngineMetrics(prometheus::Registry& registry)
     : jobs(gauge(registry, "gradsync_jobs", "Jobs with at least one attached rank.")),
       ranks_attached(gauge(registry, "gradsync_ranks_attached", "Ranks attached, all jobs.")),
@@ -28,6 +64,7 @@ EngineMetrics::EngineMetrics(prometheus::Registry& registry)
       steps_clipped(
           counter(registry, "gradsync_steps_clipped_total", "Committed steps whose norm exceeded the threshold.")
       ),
+      policies(registry),
       buckets_reduced(counter(registry, "gradsync_buckets_reduced_total", "Bucket reductions done.")),
       bucket_bytes(counter(registry, "gradsync_bucket_bytes_total", "Bytes of one rank's gradients reduced.")),
       nonfinite_values(

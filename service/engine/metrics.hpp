@@ -1,12 +1,36 @@
 #pragma once
 // Counters of the engine, resolved once. Labels are bounded: never job, step or bucket.
 
+#include "plan/clip_rule.hpp"
+
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <cstdint>
+#include <vector>
+
 namespace gradsync::engine {
+
+enum class PolicyRole : std::uint8_t { Decides, Watches };
+
+/// What policies did, or would have done, with the steps that are done: by role and kind, over all jobs and groups.
+class PolicyMetrics {
+ public:
+  explicit PolicyMetrics(prometheus::Registry& registry);
+
+  void count(PolicyRole role, const plan::PolicyOptions& policy, const plan::ClipOutcome& outcome);
+
+ private:
+  struct Counters {
+    prometheus::Counter* clipped;
+    prometheus::Counter* skipped;
+    prometheus::Counter* raised;
+  };
+
+  std::vector<Counters> counters_;  ///< by role, then by kind
+};
 
 struct EngineMetrics {
   explicit EngineMetrics(prometheus::Registry& registry);
@@ -17,6 +41,7 @@ struct EngineMetrics {
   prometheus::Counter& steps_committed;
   prometheus::Counter& steps_failed;
   prometheus::Counter& steps_clipped;
+  PolicyMetrics policies;
   prometheus::Counter& buckets_reduced;
   prometheus::Counter& bucket_bytes;
   prometheus::Counter& nonfinite_values;

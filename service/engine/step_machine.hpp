@@ -11,6 +11,8 @@
 #include "engine/engine.hpp"
 #include "plan/plan.hpp"
 
+#include <boost/container/small_vector.hpp>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -71,7 +73,7 @@ struct AttemptFailed {
 
 using Action =
     std::variant<LaunchReduce, LaunchFinish, LaunchScale, LaunchAbort, AnswerRank, NormKnown, Committed, AttemptFailed>;
-using Actions = std::vector<Action>;
+using Actions = boost::container::small_vector<Action, 2>;
 
 class StepMachine {
  public:

@@ -2,7 +2,6 @@
 
 #include "engine/lane_plan.hpp"
 #include "plan/words.hpp"
-#include "policy/fixed.hpp"
 
 #include <algorithm>
 #include <span>
@@ -10,8 +9,15 @@
 namespace gradsync::engine {
 
 ReportConstants report_constants(const plan::Plan& plan) {
-  ReportConstants constants{
-      layer_names(plan), policy::policy_digest(plan.options), std::string(plan::name_of(plan.options.data_path)), {}};
+  ReportConstants constants;
+  constants.layers = layer_names(plan);
+  constants.data_path = plan::name_of(plan.options.data_path);
+  for (const plan::ClipGroup& group : plan.clip_groups) {
+    std::vector<std::string>& watching = constants.watching.emplace_back();
+    for (const plan::PolicyOptions& policy : group.clip.watch) {
+      watching.push_back(plan::words_of(policy));
+    }
+  }
   for (const plan::ScalarCollective& collective : plan.scalar_collectives) {
     constants.scalar_collectives.push_back({collective.mesh, collective.axes, collective.length});
   }
@@ -73,7 +79,6 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
   report.counted_elements = math.counted_elements;
   report.collectives = static_cast<std::int64_t>(plan.buckets.size());
   report.data_path = constants.data_path;
-  report.policy_digest = constants.policy_digest;
   report.scalar_collectives = constants.scalar_collectives;
   report.timings.norm_s = math.norm_s;
   report.timings.clip_s = math.clip_s;
@@ -107,10 +112,14 @@ StepReport measured_report(const plan::Plan& plan, const ReportConstants& consta
   for (GroupReport& group : report.groups) {
     group.coefficient = 1;
     group.clipped = false;
+    group.action = plan::StepAction::Step;
+    group.spike = false;
     group.reason = "measured: clip.apply decides";
   }
   report.coefficient = 1;
   report.clipped = false;
+  report.skipped = false;
+  report.action = plan::StepAction::Step;
   report.reason = "measured: clip.apply decides";
   return report;
 }

@@ -14,14 +14,14 @@ namespace gradsync::engine {
 /// What is the same in every report of a plan; made once, because a plan may have ten thousand tensors.
 struct ReportConstants {
   std::vector<std::string> layers;
-  std::string policy_digest;
+  std::vector<std::vector<std::string>> watching;  ///< by clip group, the policies that only watch, in words
   std::string data_path;
   std::vector<ScalarCollectiveReport> scalar_collectives;
 };
 
 [[nodiscard]] ReportConstants report_constants(const plan::Plan& plan);
 
-/// Everything but step, epoch, attempts and what was waited for.
+/// Everything but step, epoch, attempts, what was waited for, and the policies: their digest, and what watchers say.
 [[nodiscard]] StepReport step_report(
     const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math
 );

@@ -1,10 +1,11 @@
 #pragma once
 // A lane that keeps its commands and answers them when told, one report each as the interface promises. The result of a
-// FinishStep is what the test put into `math`.
+// FinishStep is what the test put into `math`, and what the rules make of `raw_norms`.
 
 #include "device/lane.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <functional>
 #include <vector>
@@ -49,6 +50,7 @@ class RecordingLane : public device::Lane {
   std::deque<device::LaneCommand> commands;
   std::vector<device::Abort> aborted;
   device::StepMath math;
+  std::vector<double> raw_norms;  ///< by clip group: with these the outcomes are made by the step's rules
   bool wide = false;
   std::vector<bool> was_wide;  ///< when a command came, by command
   bool fail_reductions = false;
@@ -103,6 +105,12 @@ class RecordingLane : public device::Lane {
     }
     finished.push_back(command);
     device::StepMath result = math;
+    for (std::size_t group = 0; group < raw_norms.size(); ++group) {
+      result.groups.push_back(plan::apply_clip_rule(command.rules[group], raw_norms[group], command.scale));
+      result.raw_group_norms.push_back(raw_norms[group]);
+      result.nonfinite_total += std::isfinite(raw_norms[group]) ? 0 : 1;
+    }
+    plan::decide_together(result.groups);
     while (result.groups.size() < command.rules.size()) {
       result.groups.push_back(plan::ClipOutcome{});
     }

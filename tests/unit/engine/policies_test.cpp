@@ -1,0 +1,262 @@
+// Policies in the steps of a job: what the lane is told, what ranks are told, and when a norm is remembered.
+
+#include "unit/engine/harness.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace gradsync::engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class Policies : public testing::Test {
+ protected:
+  static plan::ClipOptions percentile(std::optional<double> ceiling = std::nullopt) {
+    plan::ClipOptions clip;
+    clip.max_norm = ceiling;
+    clip.policy = plan::PercentilePolicy{50, 4, 2};
+    return clip;
+  }
+
+  void declare(std::int64_t rank) {
+    plan::RankDeclaration declaration = Harness::declaration({Harness::tensor("a"), Harness::tensor("b")});
+    if (!second.empty()) {
+      declaration.tensors[1].clip_group = second;
+    }
+    declaration.options.clip = clips;
+    h.declare(rank, declaration);
+  }
+
+  void start(std::vector<plan::ClipGroupOptions> declared, std::int64_t world_size = 1) {
+    clips = std::move(declared);
+    for (std::int64_t rank = 0; rank < world_size; ++rank) {
+      h.attach(rank, world_size);
+    }
+    for (std::int64_t rank = 0; rank < world_size; ++rank) {
+      declare(rank);
+    }
+    h.pump();
+  }
+
+  StepReport step(std::vector<double> norms, FinishRequest request = Harness::ready_all()) {
+    h.lane.raw_norms = std::move(norms);
+    const auto outcome = h.finish(0, ++number, std::move(request));
+    h.pump();
+    EXPECT_TRUE(outcome->report) << (outcome->error ? outcome->error->message : "no answer");
+    return outcome->report.value_or(StepReport{});
+  }
+
+  /// Norms 1, 2, 3: the median of what is remembered is 2, and the warm-up of two norms is over.
+  void warm_up() {
+    for (const double norm : {1.0, 2.0, 3.0}) {
+      step({norm});
+    }
+  }
+
+  Harness h;
+  std::vector<plan::ClipGroupOptions> clips;
+  std::string second;  ///< clip group of the second tensor
+  std::int64_t number = 0;
+};
+
+TEST_F(Policies, the_threshold_is_that_of_the_norms_before) {
+  start({{"all", percentile()}});
+  EXPECT_EQ(step({1}).threshold, kInfinity) << "warm-up, no ceiling";
+  EXPECT_EQ(step({3}).threshold, kInfinity);
+  EXPECT_EQ(step({4}).threshold, 2) << "the median of 1 and 3; 4 is remembered after it was compared";
+  const StepReport report = step({6});
+  EXPECT_EQ(report.threshold, 3);
+  EXPECT_EQ(report.coefficient, 0.5);
+  EXPECT_TRUE(report.clipped);
+}
+
+TEST_F(Policies, a_steps_max_norm_is_the_ceiling) {
+  start({{"all", percentile(10)}});
+  warm_up();
+  FinishRequest request = Harness::ready_all();
+  request.override_max_norm = true;
+  request.max_norm = 0.5;
+  EXPECT_EQ(step({8}, request).threshold, 0.5);
+  EXPECT_EQ(step({8}).threshold, 2.5) << "the norm of 8 was remembered, and the ceiling is as declared again";
+}
+
+TEST_F(Policies, a_failed_attempt_remembers_nothing) {
+  start({{"all", percentile()}});
+  warm_up();
+  h.lane.raw_norms = {100};
+  h.lane.fail_reductions = true;
+  const auto failed = h.finish(0, 9);
+  h.pump();
+  ASSERT_TRUE(failed->error);
+  h.lane.fail_reductions = false;
+  EXPECT_EQ(step({2}).threshold, 2);
+}
+
+TEST_F(Policies, a_norm_that_is_given_out_is_remembered_once_when_it_is_applied) {
+  start({{"all", percentile()}});
+  warm_up();
+  const std::string before = step({2}).policy_digest;  // remembers 1, 2, 3, 2
+  FinishRequest request = Harness::ready_all();
+  request.kind = FinishKind::NormOnly;
+  const StepReport measured = step({4}, request);
+  EXPECT_EQ(measured.policy_digest, before);
+  EXPECT_EQ(measured.coefficient, 1);
+  std::optional<StepReport> applied;
+  h.engine.clip(h.sessions.at(0), {h.keys.at(0), number, {}, false, {}}, [&](const Result<RankReport>& result) {
+    applied = *result->report;
+  });
+  h.pump();
+  ASSERT_TRUE(applied);
+  EXPECT_EQ(applied->threshold, 2);
+  EXPECT_EQ(applied->coefficient, 0.5);
+  EXPECT_EQ(h.lane.scaled.back().outcomes.at(0).coefficient, 0.5);
+  EXPECT_NE(applied->policy_digest, before);
+  h.keys[0] = {applied->epoch, applied->next_attempt};
+  EXPECT_EQ(step({1}).threshold, 2.5) << "of 2, 3, 2, 4";
+}
+
+TEST_F(Policies, a_group_that_skips_skips_for_all_and_nobody_remembers) {
+  second = "head";
+  plan::ClipOptions skips = percentile();
+  skips.nonfinite = plan::NonfiniteAction::Skip;
+  start({{"all", skips}, {"head", percentile()}});
+  step({1, 10});
+  step({3, 30});
+  const StepReport report = step({kNaN, 50});
+  EXPECT_EQ(report.action, plan::StepAction::Skip);
+  EXPECT_TRUE(report.skipped);
+  EXPECT_FALSE(report.clipped);
+  EXPECT_THAT(report.reason, HasSubstr("skip"));
+  EXPECT_EQ(report.groups.at(1).action, plan::StepAction::Skip);
+  EXPECT_EQ(report.groups.at(1).coefficient, 1);
+  const StepReport next = step({1, 10});
+  EXPECT_EQ(next.groups.at(0).threshold, 2);
+  EXPECT_EQ(next.groups.at(1).threshold, 20) << "not of 50";
+  ASSERT_THAT(h.events, testing::Contains(testing::Field(&Event::kind, "step_skipped")));
+}
+
+TEST_F(Policies, in_halves_a_group_that_raises_raises_for_all) {
+  second = "head";
+  plan::ClipOptions raises = percentile();
+  raises.nonfinite = plan::NonfiniteAction::Raise;
+  plan::ClipOptions fixed;
+  fixed.max_norm = 1;
+  start({{"all", fixed}, {"head", raises}});
+  FinishRequest request = Harness::ready_all();
+  request.kind = FinishKind::NormOnly;
+  EXPECT_EQ(step({5, kInfinity}, request).action, plan::StepAction::Step) << "clip.apply decides";
+  std::optional<StepReport> applied;
+  h.engine.clip(h.sessions.at(0), {h.keys.at(0), number, {}, false, {}}, [&](const Result<RankReport>& result) {
+    applied = *result->report;
+  });
+  h.pump();
+  ASSERT_TRUE(applied);
+  EXPECT_EQ(applied->action, plan::StepAction::Raise);
+  EXPECT_EQ(applied->reason, applied->groups.at(1).reason);
+  EXPECT_FALSE(h.lane.scaled.back().outcomes.at(0).multiply) << "no group is multiplied";
+}
+
+TEST_F(Policies, zero_is_of_one_group_and_the_step_is_taken) {
+  second = "head";
+  plan::ClipOptions zeroes;
+  zeroes.nonfinite = plan::NonfiniteAction::Zero;
+  start({{"all", zeroes}, {"head", percentile()}});
+  const StepReport report = step({kNaN, 3});
+  EXPECT_EQ(report.groups.at(0).action, plan::StepAction::Zero);
+  EXPECT_EQ(report.groups.at(1).action, plan::StepAction::Step);
+  EXPECT_EQ(report.action, plan::StepAction::Step);
+  EXPECT_FALSE(report.skipped);
+}
+
+TEST_F(Policies, with_a_loss_scale_no_group_remembers_a_step_with_an_inf) {
+  second = "head";
+  start({{"all", percentile()}, {"head", percentile()}});
+  FinishRequest scaled = Harness::ready_all();
+  scaled.scale = 2;
+  step({2, 20}, scaled);
+  step({6, 60}, scaled);
+  step({kInfinity, 200}, scaled);
+  const StepReport next = step({2, 20}, scaled);
+  EXPECT_EQ(next.groups.at(0).threshold, 2) << "of 1 and 3, unscaled";
+  EXPECT_EQ(next.groups.at(1).threshold, 20);
+}
+
+TEST_F(Policies, those_that_watch_say_what_they_would_have_done) {
+  plan::ClipOptions clip;
+  clip.max_norm = 100;
+  clip.watch = {plan::PercentilePolicy{50, 4, 2}, plan::ObservePolicy{}};
+  start({{"all", clip}});
+  warm_up();
+  const StepReport report = step({8});
+  EXPECT_EQ(report.threshold, 100);
+  EXPECT_FALSE(report.clipped);
+  ASSERT_THAT(report.groups.at(0).watch, SizeIs(2));
+  const WatchReport& watch = report.groups[0].watch[0];
+  EXPECT_EQ(watch.policy, "percentile 50, window 4, warmup 2");
+  EXPECT_EQ(watch.threshold, 2);
+  EXPECT_EQ(watch.coefficient, 0.25);
+  EXPECT_TRUE(watch.clipped);
+  EXPECT_EQ(report.groups[0].watch[1].policy, "observe");
+  EXPECT_FALSE(report.groups[0].watch[1].clipped);
+  const auto families = h.registry.Collect();
+  double would_have = 0;
+  for (const auto& family : families) {
+    for (const auto& metric : family.metric) {
+      if (family.name == "gradsync_policy_clipped_total" && metric.label.size() == 2 &&
+          metric.label[0].value + metric.label[1].value == "percentilewatches") {
+        would_have = metric.counter.value;
+      }
+    }
+  }
+  EXPECT_EQ(would_have, 2) << "3 above the median of 1 and 2, and 8";
+}
+
+TEST_F(Policies, survivors_go_on_with_what_was_remembered) {
+  start({{"all", percentile()}}, 2);
+  const auto both = [&](double norm) {
+    h.lane.raw_norms = {norm};
+    ++number;
+    const auto a = h.finish(0, number);
+    const auto b = h.finish(1, number);
+    h.pump();
+    EXPECT_TRUE(a->report && b->report);
+    EXPECT_EQ(a->report.value_or(StepReport{}), b->report.value_or(StepReport{}));
+    return a->report.value_or(StepReport{});
+  };
+  both(1);
+  const std::string digest = both(3).policy_digest;
+  h.engine.process_exited(h.sessions.at(1));
+  h.generation = 1;
+  h.attach(1, 2);
+  declare(1);
+  h.pump();
+  h.keys[0] = h.keys.at(1);
+  const StepReport report = both(8);
+  EXPECT_EQ(report.threshold, 2);
+  EXPECT_NE(report.policy_digest, digest);
+}
+
+TEST_F(Policies, another_declaration_keeps_what_is_remembered_of_equal_policies) {
+  start({{"all", percentile()}});
+  warm_up();
+  clips = {{"all", percentile(2.5)}};  // another ceiling, the same window
+  declare(0);
+  h.pump();
+  EXPECT_EQ(step({4}).threshold, 2);
+  clips[0].clip.policy = plan::PercentilePolicy{50, 8, 2};
+  declare(0);
+  h.pump();
+  EXPECT_EQ(step({4}).threshold, 2.5) << "another window begins anew";
+}
+
+}  // namespace
+}  // namespace gradsync::engine
