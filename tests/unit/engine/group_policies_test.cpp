@@ -87,6 +87,17 @@ TEST(GroupPolicies, watchers_say_and_record_what_each_would_have_done_alone) {
   EXPECT_GT(skipped, 0U) << "or the watchers always did as the group";
 }
 
+TEST(GroupPolicies, says_of_watchers_what_is_of_this_step_alone) {
+  GroupPolicies policies(plan_of({clip(plan::FixedPolicy{}, {kMedian})}));
+  Watched watched(3, std::vector<ClipOutcome>(2));
+  const std::vector<double> norms = {0.5};
+  const std::vector<ClipOutcome> outcomes(1);
+  policies.commit({outcomes, norms}, watched);
+  ASSERT_EQ(watched.size(), 1U);
+  ASSERT_EQ(watched[0].size(), 1U);
+  EXPECT_EQ(watched[0][0].norm, 0.5);
+}
+
 TEST(GroupPolicies, a_skip_in_one_group_keeps_the_others_from_recording_and_no_watcher) {
   plan::ClipOptions spiky = clip(kMedian);
   spiky.spike = SpikeAction::Skip;

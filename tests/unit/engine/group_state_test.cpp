@@ -88,6 +88,14 @@ TEST(GroupState, damaged_bytes_are_refused_and_change_nothing) {
     }
     expect_refused(bytes.substr(0, at));
   }
+  const auto message_with = [&](std::size_t at) {
+    std::string other = bytes;
+    ++other[at];
+    return fresh.restore(other).error().message;
+  };
+  EXPECT_THAT(message_with(0), HasSubstr("are not the state of a job's policies"));
+  EXPECT_THAT(message_with(16), HasSubstr("has version 2, this daemon reads version 1"));
+  EXPECT_THAT(message_with(20), HasSubstr("were damaged"));
   expect_refused(bytes + '\0');
   expect_refused({});
   EXPECT_TRUE(fresh.restore(bytes));
