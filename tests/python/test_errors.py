@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradsync import errors
+from gradsync._wire_errors import error_from_wire
 
 TABLE = Path(__file__).parents[1] / "contract" / "error_codes.json"
 KINDS = sorted(cls.KIND for cls in errors.RpcError.__subclasses__())
@@ -36,7 +37,7 @@ def test_a_class_is_named_after_its_kind() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> None:
-    error = errors.error_from_wire(
+    error = error_from_wire(
         {
             "code": -31000,
             "message": "found this",
@@ -74,10 +75,10 @@ def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> 
 
 
 def test_a_kind_of_the_future_is_still_an_rpc_error() -> None:
-    error = errors.error_from_wire({"code": 5, "message": "new", "data": {"kind": "from_the_future"}})
+    error = error_from_wire({"code": 5, "message": "new", "data": {"kind": "from_the_future"}})
     assert type(error) is errors.RpcError
     assert (error.kind, error.attempt) == ("from_the_future", None)
-    assert type(errors.error_from_wire({"code": 5, "message": "bare"})) is errors.RpcError
+    assert type(error_from_wire({"code": 5, "message": "bare"})) is errors.RpcError
 
 
 def test_every_other_error_pickles_too() -> None:

@@ -9,9 +9,10 @@ import gradsync
 import gradsync.trackers
 
 EXPORTED = """
-    UNSET Bucket Buffer Client Clip Divergence Grads GradsyncError GroupReport Job LayerReport Mesh Missing Nonfinite
-    NonfiniteInput Only Partial PartialTo ReducedGrads Replicate Row ScalarCollective Shard StepReport StepTimings
-    Subscription Tensor Unset UsageError __version__ connect errors write_declaration
+    UNSET Bucket Buffer Client Clip ClipRaised Divergence Fixed Grads GradsyncError GroupReport Job LayerReport Mesh
+    Missing Nonfinite NonfiniteInput Observe Only Partial PartialTo Percentile Policy ReducedGrads Replicate Row
+    ScalarCollective Shard StepReport StepTimings Subscription Tensor Unset UsageError WatchReport ZScore
+    __version__ connect errors write_declaration
 """
 SIGNATURES = {
     gradsync.connect: "(address=None, *, spawn=False, timeout=10.0)",
@@ -25,6 +26,16 @@ SIGNATURES = {
         "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, mode='strict', "
         "buckets='default', timeout=None)"
     ),
+    gradsync.Clip.percentile: (
+        "(ceiling=1.0, percentile=95.0, window=1000, warmup=100, *, nonfinite='propagate', spike='clip', "
+        "spike_factor=3.0, watch=())"
+    ),
+    gradsync.Clip.zscore: (
+        "(ceiling=1.0, z=2.5, alpha=0.97, warmup=25, *, nonfinite='propagate', spike='clip', spike_factor=3.0, "
+        "watch=())"
+    ),
+    gradsync.Clip.observe: "(*watch, ceiling=1.0, nonfinite='propagate')",
+    gradsync.Clip.from_config: "(config)",
     gradsync.ReducedGrads.finish: "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None)",
     gradsync.Grads.ready: "(self, name, micro_batch=None)",
     gradsync.Grads.finish: (

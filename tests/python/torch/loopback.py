@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import torch
 
 import gradsync
-from gradsync.errors import PlanMismatch, RankLost, WeightsDiverged, local_error
+from gradsync._wire_errors import local_error
+from gradsync.errors import ClipRaised, PlanMismatch, RankLost, WeightsDiverged
 
 WAIT_S = 60.0
 
@@ -148,15 +149,19 @@ class LoopbackGrads:
         results, absent = self._reduce(ranks)
         self.job.world.exchange(self.job.rank, None)  # nobody writes before everybody has read
         report = self._clip(results, absent, clip, scale)
+        report = self._act(results, clip, report)
         stable = [b for b in range(len(self.buckets)) if bucket_digests and len({r[2][b] for r in ranks}) == 1]
         for index, result in results.items():
             self.memory[index].copy_(result)
         self._unused.clear()
         self._snapshots.clear()
         self.job.next_step += 1
-        return dataclasses.replace(
+        report = dataclasses.replace(
             report, absent=tuple(self.tensors[i].name for i in absent), stable_buckets=tuple(stable)
         )
+        if report.action == "raise":
+            raise ClipRaised(report)
+        return report
 
     def _reduce(self, ranks):
         results, absent = {}, []
@@ -218,6 +223,27 @@ class LoopbackGrads:
             data_path="loopback",
             policy_digest="",
             timings=gradsync.StepTimings(0.0, 0.0, 0.0, 0.0, 0.0),
+        )
+
+    def _act(self, results, clip, report):
+        """What a norm that is not finite does to the step."""
+        wanted = {g.name: clip[g.name].nonfinite for g in report.groups if g.name in clip and not math.isfinite(g.norm)}
+        decided = next((action for action in ("raise", "skip") if action in wanted.values()), "step")
+        for index, result in results.items():
+            if decided == "step" and wanted.get(self.tensors[index].clip_group) == "zero":
+                result.zero_()
+        groups = [
+            dataclasses.replace(
+                g, action="zero" if (decided, wanted.get(g.name)) == ("step", "zero") else decided, clipped=False
+            )
+            for g in report.groups
+        ]
+        return dataclasses.replace(
+            report,
+            groups=tuple(groups if wanted else report.groups),
+            action=decided,
+            skipped=decided != "step",
+            reason="norm is not finite" if wanted else report.reason,
         )
 
 

@@ -6,11 +6,13 @@ Importing this needs neither torch nor numpy; `gradsync.torch` is the adapter fo
 from . import errors
 from ._buffer import Buffer
 from ._client import Client, Subscription, connect
+from ._clip import Clip
 from ._declaration_file import write_declaration
 from ._grads import Grads
 from ._job import Job
 from ._layout import Bucket
 from ._placements import Only, Partial, PartialTo, Replicate, Shard
+from ._policies import Fixed, Observe, Percentile, Policy, ZScore
 from ._reduced import ReducedGrads
 from ._report import (
     Divergence,
@@ -22,12 +24,13 @@ from ._report import (
     ScalarCollective,
     StepReport,
     StepTimings,
+    WatchReport,
 )
 from ._row import Row
 from ._step_request import UNSET, Unset
-from ._tensor import Clip, Mesh, Tensor
+from ._tensor import Mesh, Tensor
 from ._version import __version__
-from .errors import GradsyncError, UsageError
+from .errors import ClipRaised, GradsyncError, UsageError
 
 __all__ = [
     "UNSET",
@@ -35,7 +38,9 @@ __all__ = [
     "Buffer",
     "Client",
     "Clip",
+    "ClipRaised",
     "Divergence",
+    "Fixed",
     "Grads",
     "GradsyncError",
     "GroupReport",
@@ -45,9 +50,12 @@ __all__ = [
     "Missing",
     "Nonfinite",
     "NonfiniteInput",
+    "Observe",
     "Only",
     "Partial",
     "PartialTo",
+    "Percentile",
+    "Policy",
     "ReducedGrads",
     "Replicate",
     "Row",
@@ -59,6 +67,8 @@ __all__ = [
     "Tensor",
     "Unset",
     "UsageError",
+    "WatchReport",
+    "ZScore",
     "__version__",
     "connect",
     "errors",

@@ -17,7 +17,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import ConnectionLost, InsufficientMemory, ProtocolError, error_from_wire, local_error
+from ._wire_errors import error_from_wire, local_error
+from .errors import ConnectionLost, InsufficientMemory, ProtocolError
 
 __all__ = ["Arena", "fetch_fd", "give_fd", "map_arena", "map_for_reading"]
 

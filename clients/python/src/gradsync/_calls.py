@@ -11,7 +11,8 @@ import threading
 from typing import Any
 
 from ._pending import Pending, SessionMoved, Subscription
-from .errors import ConnectionLost, GradsyncError, ProtocolError, error_from_wire
+from ._wire_errors import error_from_wire
+from .errors import ConnectionLost, GradsyncError, ProtocolError
 
 __all__ = ["Calls"]
 

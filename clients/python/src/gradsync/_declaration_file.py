@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ._clip import Clip
 from ._options import encode_options
-from ._tensor import Clip, Mesh, Tensor
+from ._tensor import Mesh, Tensor
 from ._wire import dump
 
 __all__ = ["save_rank", "write_declaration"]

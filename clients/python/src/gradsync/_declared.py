@@ -10,7 +10,7 @@ from ._report import StepReport, decode_fence, read_report
 from ._step_request import UNSET, Unset, clip_params, fence
 from ._tensor import Tensor
 from ._wire import dump
-from .errors import ConnectionLost, RpcError, UsageError
+from .errors import ClipRaised, ConnectionLost, RpcError, UsageError
 
 if TYPE_CHECKING:
     from ._comeback import Comeback
@@ -51,6 +51,7 @@ class Declared:
 
         Raises:
             UsageError: `compute_norm` did not come first.
+            ClipRaised: a clip group was declared to raise at this norm; the step is done.
             RpcError: the step failed on all ranks.
         """
         self._check_open()
@@ -129,6 +130,8 @@ class Declared:
     def _end(self, step: int, wire: dict[str, Any]) -> StepReport:
         report = read_report(wire, self._name_of)
         self._on_end(step, wire)
+        if report.action == "raise":
+            raise ClipRaised(report)
         return report
 
     def _on_end(self, step: int, wire: dict[str, Any]) -> None:

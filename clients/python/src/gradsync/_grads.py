@@ -19,7 +19,8 @@ from ._step_request import UNSET, ReadySet, Unset, max_norm_param, step_params
 from ._step_tracker import StepTracker
 from ._tensor import Tensor
 from ._wire import dump, notification
-from .errors import NotReady, local_error
+from ._wire_errors import local_error
+from .errors import NotReady
 
 if TYPE_CHECKING:
     from ._comeback import Comeback
@@ -148,6 +149,7 @@ class Grads(Declared):
 
         Raises:
             NotReady: tensors are missing; nothing was sent and the step stays open.
+            ClipRaised: a clip group was declared to raise at this norm; the step is done.
             RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
         """
         self._check_whole()

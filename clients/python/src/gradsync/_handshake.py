@@ -14,7 +14,8 @@ from ._socket import open_websocket, version_skew
 from ._version import PROTOCOL, __version__
 from ._websocket import WebSocket
 from ._wire import dump, load, request
-from .errors import ConnectionFailed, VersionMismatch, error_from_wire
+from ._wire_errors import error_from_wire
+from .errors import ConnectionFailed, VersionMismatch
 
 __all__ = ["Deadlines", "Welcome", "ask", "shake_hands"]
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from ._clip import Clip
 from ._comeback import Comeback
 from ._declaring import QUICK_S, Declaring
 from ._grads import Grads
@@ -13,7 +14,7 @@ from ._options import encode_options
 from ._output import arena_bytes
 from ._record import stamp_of
 from ._reduced import ReducedGrads, check_stats_arguments, table_bytes
-from ._tensor import Clip, Mesh, Tensor
+from ._tensor import Mesh, Tensor
 from ._wire import dump
 from .errors import ConnectionLost, GradsyncError, UsageError
 

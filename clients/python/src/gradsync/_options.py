@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ._tensor import Clip
+from ._clip import Clip
 from ._wire import encode_number
 from .errors import UsageError
 

@@ -21,7 +21,8 @@ from ._row import ABSENT, ROW_BYTES, Row
 from ._step_request import UNSET, Unset, max_norm_param, step_params
 from ._tensor import Tensor
 from ._wire import dump
-from .errors import NotReady, RpcError, UsageError, local_error
+from ._wire_errors import local_error
+from .errors import NotReady, RpcError, UsageError
 
 if TYPE_CHECKING:
     import os
@@ -106,6 +107,7 @@ class ReducedGrads(Declared):
 
         Raises:
             NotReady: rows were not written; nothing was sent and the step stays open.
+            ClipRaised: a clip group was declared to raise at this norm; the step is done.
             RpcError: the step failed on all ranks; write the rows again for the next attempt.
         """
         step, params = self._begin(step, scale, timeout)

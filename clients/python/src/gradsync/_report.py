@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._wire import decode_int, decode_number
 from .errors import ProtocolError
@@ -19,10 +19,27 @@ __all__ = [
     "ScalarCollective",
     "StepReport",
     "StepTimings",
+    "WatchReport",
     "decode_fence",
     "decode_report",
     "read_report",
 ]
+
+
+Action = Literal["step", "zero", "skip", "raise"]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReport:
+    """What a policy that only watches would have done with the norm of its clip group."""
+
+    policy: str  #: in words
+    threshold: float
+    coefficient: float
+    clipped: bool
+    action: Action
+    spike: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +52,9 @@ class GroupReport:
     coefficient: float
     clipped: bool
     reason: str
+    action: Action = "step"  #: "zero": its gradients became 0
+    spike: bool = False  #: the norm is far above the policy's own threshold
+    watch: tuple[WatchReport, ...] = ()  #: as declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +156,7 @@ class StepReport(_WhenRead):
     threshold: float
     coefficient: float
     clipped: bool
-    skipped: bool
+    skipped: bool  #: nothing was multiplied, and no optimizer may step
     reason: str
     found_inf: bool
     groups: tuple[GroupReport, ...]
@@ -153,6 +173,7 @@ class StepReport(_WhenRead):
     missing: tuple[Missing, ...] = ()  #: data path "stats"
     scalar_collectives: tuple[ScalarCollective, ...] = ()  #: data path "stats"
     check_next: bool = False  #: data path "stats": the next step's rows should carry fingerprints
+    action: Action = "step"  #: of the clip groups the strongest of "step", "skip" and "raise"
     copied_gradients: int = 0  #: moved into the arena by a hook; one per parameter that was used is normal
     settled_gradients: int = 0  #: moved there by step(): create_graph, a gradient set by hand, a replaced parameter
     rebound_gradients: int = 0  #: `p.grad` was another tensor over the arena's own memory
@@ -171,6 +192,7 @@ def read_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) -> S
     try:
         norm, coefficient = decode_number(wire["norm"]), decode_number(wire["coefficient"])
         found_inf, skipped, clipped = wire["found_inf"], wire["skipped"], wire["clipped"]
+        action = wire.get("action", "step")  # what came later is not sent by every daemon
         if wire["absent"]:  # the names now: a report outlives what was declared
             names = [*map(tensor_name, wire["absent"]), *wire.get("absent_names", ())]
             wire = {**wire, "absent": (), "absent_names": names}
@@ -183,6 +205,7 @@ def read_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) -> S
     _set(report, "found_inf", found_inf)
     _set(report, "skipped", skipped)
     _set(report, "clipped", clipped)
+    _set(report, "action", action)
     return report
 
 
@@ -223,6 +246,7 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
                 for item in wire.get("scalar_collectives", ())
             ),
             check_next=bool(wire.get("check_next", False)),
+            action=wire.get("action", "step"),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise _unreadable(error) from error
@@ -253,6 +277,21 @@ def _group(wire: Mapping[str, Any]) -> GroupReport:
         threshold=decode_number(wire["threshold"]),
         coefficient=decode_number(wire["coefficient"]),
         clipped=wire["clipped"],
+        reason=wire["reason"],
+        action=wire.get("action", "step"),
+        spike=wire.get("spike", False),
+        watch=tuple(_watch(policy) for policy in wire.get("watch", ())),
+    )
+
+
+def _watch(wire: Mapping[str, Any]) -> WatchReport:
+    return WatchReport(
+        policy=wire["policy"],
+        threshold=decode_number(wire["threshold"]),
+        coefficient=decode_number(wire["coefficient"]),
+        clipped=wire["clipped"],
+        action=wire["action"],
+        spike=wire["spike"],
         reason=wire["reason"],
     )
 

@@ -1,17 +1,17 @@
-"""Tensors, meshes and clip settings as a rank declares them: frozen values, checked when made."""
+"""Tensors and meshes as a rank declares them: frozen values, checked when made."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from ._placements import Placements, check_placement, encode_placements
 from ._wire import encode_number
 from .errors import UsageError
 
-__all__ = ["ARENA_ALIGNMENT", "ITEM_BYTES", "Clip", "Mesh", "Tensor"]
+__all__ = ["ARENA_ALIGNMENT", "ITEM_BYTES", "Mesh", "Tensor"]
 
 ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 ARENA_ALIGNMENT = 64
@@ -100,28 +100,6 @@ class Tensor:
         if self.weight_fingerprint is not None:
             wire["weight_fingerprint"] = self.weight_fingerprint
         return wire
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
-    """How one clip group is clipped; `max_norm=None` measures only.
-
-    `zero_rule` says what `max_norm=0` means: refuse, off (do not clip) or zero (zero the gradients).
-    """
-
-    max_norm: float | None = None
-    zero_rule: Literal["refuse", "off", "zero"] = "refuse"
-
-    def __post_init__(self) -> None:
-        if self.max_norm is not None and not self.max_norm >= 0:
-            raise UsageError(f"Clip(max_norm={self.max_norm!r}): give a number of 0 or more, or None to measure only")
-        if self.zero_rule not in ("refuse", "off", "zero"):
-            raise UsageError(f"Clip(zero_rule={self.zero_rule!r}): one of 'refuse', 'off', 'zero'")
-
-    def encode(self, group: str) -> dict[str, Any]:
-        """The wire form."""
-        max_norm = None if self.max_norm is None else encode_number(self.max_norm)
-        return {"group": group, "max_norm": max_norm, "zero_rule": self.zero_rule}
 
 
 @dataclass(frozen=True, slots=True)

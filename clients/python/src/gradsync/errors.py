@@ -4,6 +4,7 @@
     ├── ConnectionFailed        connect() did not reach a usable daemon; `reason` says which way
     ├── ConnectionLost          the connection or the session behind it is gone
     ├── ProtocolError           the daemon said something this client does not understand
+    ├── ClipRaised              a norm at which a clip group is declared to raise; the step is done
     ├── CallTimeout             no answer within the client's own timer (also a TimeoutError)
     ├── UsageError              a call this client refuses by itself (also a ValueError)
     │   └── AccumulationError   a tensor became ready more or less often than declared
@@ -22,13 +23,18 @@ Every message ends with the next thing to try.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from ._report import StepReport
 
 __all__ = [
     "AccumulationError",
     "BadToken",
     "CallTimeout",
+    "ClipRaised",
     "ConnectionFailed",
     "ConnectionLost",
     "DeclareTimeout",
@@ -68,8 +74,6 @@ __all__ = [
     "UsageError",
     "VersionMismatch",
     "WeightsDiverged",
-    "error_class",
-    "error_from_wire",
 ]
 
 
@@ -122,6 +126,24 @@ class CallTimeout(GradsyncError, TimeoutError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.method, self.waited_s)
+
+
+class ClipRaised(GradsyncError):
+    """A norm at which a clip group is declared to raise (`nonfinite="raise"`, `spike="raise"`), on every rank alike.
+
+    The step is done, nothing was multiplied. `group` is the first whose norm was not finite, or a spike.
+    """
+
+    def __init__(self, report: StepReport) -> None:
+        self.report, self.reason = report, report.reason
+        found = [group.name for group in report.groups if group.spike or not math.isfinite(group.norm)]
+        self.group = found[0] if found else ""
+        named = ", ".join(repr(one.tensor) for one in report.nonfinite[:3]) or "none is non-finite"
+        where = f"step {report.step}, clip group '{self.group}'"
+        super().__init__(f"{where}: {report.reason} (tensors: {named}); go on with the next step, or from a checkpoint")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.report,)
 
 
 class UsageError(GradsyncError, ValueError):
@@ -375,25 +397,3 @@ class UnknownSubscription(RpcError):
     """No such subscription on this connection."""
 
     KIND = "unknown_subscription"
-
-
-_BY_KIND: dict[str, type[RpcError]] = {cls.KIND: cls for cls in RpcError.__subclasses__()}
-
-
-def error_class(kind: str) -> type[RpcError]:
-    """The class for a kind; `RpcError` itself for one that is newer than this client."""
-    return _BY_KIND.get(kind, RpcError)
-
-
-def error_from_wire(error: Mapping[str, Any]) -> RpcError:
-    """The exception for the `error` member of a reply."""
-    data = error.get("data")
-    data = data if isinstance(data, Mapping) else {}
-    return error_class(str(data.get("kind", "")))(
-        int(error.get("code", 0)), str(error.get("message", "the daemon gave no message")), data
-    )
-
-
-def local_error(cls: type[RpcError], message: str, hint: str, **data: Any) -> RpcError:
-    """An error of a daemon's kind that this client found by itself."""
-    return cls(0, message, {"kind": cls.KIND, "hint": hint, "retryable": False, **data})

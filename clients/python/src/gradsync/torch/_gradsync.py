@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from gradsync import UNSET, GradsyncError, StepReport, Unset
-from gradsync.errors import ConnectionLost, RpcError, UsageError
+from gradsync.errors import ClipRaised, ConnectionLost, RpcError, UsageError
 
 from ._errors import LateGradient
 from ._optimizer_guard import OptimizerGuard
@@ -54,12 +54,16 @@ class GradSync:
     ) -> StepReport:
         """Ends the step: gradients reduced and clipped on all ranks, optimizers stepped, gradients dropped.
 
+        Where `report.skipped` no optimizer was stepped and every gradient is dropped: a scheduler that counts optimizer
+        steps wants `if not report.skipped: scheduler.step()`.
+
         With `scale` (the factor the loss was multiplied by) gradients are divided by it, and a step with non-finite
         gradients is skipped on every rank, as torch.amp.GradScaler does.
 
         Raises:
             ParameterChanged: the module or the optimizer holds a parameter that is not synchronised.
             LateGradient: a gradient came or changed after its bucket had been launched.
+            ClipRaised: a clip group was declared to raise at this norm; the step is done, its gradients are dropped.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
@@ -79,7 +83,8 @@ class GradSync:
         report = self.finish(scale=scale, max_norm=max_norm, timeout=timeout)
         self._finished = False
         if scale is not None and report.found_inf and not report.skipped:
-            report = replace(report, skipped=True, reason=f"non-finite gradients at scale {scale:g}; {report.reason}")
+            reason = f"non-finite gradients at scale {scale:g}; {report.reason}"
+            report = replace(report, skipped=True, action="skip", reason=reason)
             self.report = report
         if not report.skipped:
             for one in optimizers:
@@ -94,9 +99,12 @@ class GradSync:
     ) -> StepReport:
         """Reduces, measures and clips: every `p.grad` is the result, and None where no rank had a gradient.
 
+        All are None where `report.skipped`, so that an optimizer called all the same finds nothing to do.
+
         Raises:
             ParameterChanged: a parameter is not what the ranks agreed on.
             LateGradient: a gradient came or changed after its bucket had been launched.
+            ClipRaised: a clip group was declared to raise at this norm; the step is done, its gradients are dropped.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
@@ -119,6 +127,8 @@ class GradSync:
                 unused=[*unused, *recorder.silent(unused)],
                 bucket_digests=recorder.digests(unused),
             )
+        except ClipRaised as error:
+            raise ClipRaised(self._commit(error.report, unused)) from None
         except UsageError:
             raise  # nothing was sent, the step is open
         except RpcError as error:
@@ -136,11 +146,18 @@ class GradSync:
             recorder.discard()
             self._close(brief=True)
             raise
-        report = recorder.describe(report)
-        absent = [self._index[name] for name in report.absent if name in self._index]
-        recorder.commit(unused, absent, report.stable_buckets)
-        self.report = report
         self._finished = True
+        return self._commit(report, unused)
+
+    def _commit(self, report: StepReport, unused: Sequence[int]) -> StepReport:
+        """What holds after a step that is done, whatever became of it."""
+        report = self._recorder.describe(report)
+        absent = [self._index[name] for name in report.absent if name in self._index]
+        self._recorder.commit(unused, absent, report.stable_buckets)
+        if report.skipped:
+            for parameter in self._found.parameters:
+                parameter.grad = None
+        self.report = report
         return report
 
     def pause(self) -> AbstractContextManager[None]:

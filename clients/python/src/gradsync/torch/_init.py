@@ -14,10 +14,12 @@ from torch import nn
 
 import gradsync
 from gradsync._launch import Launch, resolve_launch
-from gradsync.errors import CallTimeout, NotAttached, UsageError, local_error
+from gradsync._wire_errors import local_error
+from gradsync.errors import CallTimeout, NotAttached, UsageError
 
 from . import _audit, _framework
 from ._audit_model import Declaration
+from ._clipping import check_clip, obeyed_by_caller, watching
 from ._errors import ModeNotAvailable
 from ._mesh_axes import JobMesh, job_meshes
 from ._module_tree import clean_name
@@ -46,6 +48,7 @@ def init(
     ep: Experts | Sequence[Experts] = (),
     tied: Iterable[Sequence[str]] = (),
     layer: Callable[[str], str | None] | None = None,
+    clip: gradsync.Clip | None = None,
     mode: str | None = None,
     norm_type: float = 2.0,
     check_weights: bool = True,
@@ -69,6 +72,8 @@ def init(
         ep: parameters that differ along an expert axis without being DTensors on it.
         tied: names of parameters that share one weight across stages; counted once.
         layer: name of a parameter → its layer in the report.
+        clip: the policy, what becomes of a step whose norm is not finite or a spike, and policies that watch. The
+            `max_norm` of each call takes the place of its own. In mode "observe" it only says what it would do.
         mode: "clip"; "observe" where the functions are the framework's own and gradsync measures beside them, never
             raises and changes nothing; "off". Default `$GRADSYNC_MODE`, else "clip" (under `gradsync audit` "observe").
         check_weights: compare what should be replicas now, which finds tensors that only share their name.
@@ -77,6 +82,7 @@ def init(
         timeout: seconds to wait for the other ranks' declaration.
 
     Raises:
+        UsageError: `clip` may skip steps, and here the caller steps the optimizer.
         ModuleRefused: a parameter is placed in a way that has no exact norm; says why and what to do.
         WeightsDiverged: what is declared as replicas is not equal.
         RpcError: the declaration is refused, or ranks differ; names the tensor, the field and both values.
@@ -90,6 +96,7 @@ def init(
         return _current
 
     def prepare() -> tuple[Launch, list[JobMesh], dict[str, nn.Parameter], list[gradsync.Tensor]]:
+        check_clip(clip)
         launch = _launch(job, rank, world_size)
         meshes = job_meshes(mesh, launch.rank, launch.world_size)
         named = _parameters(model_parts)
@@ -112,20 +119,23 @@ def init(
             connection, owned = _connect(client, address)
             answered()
             attached = _attach(connection, launch, meshes)
-            grads = attached.declare(tensors, data_path="stats", norm_type=float(norm_type), timeout=within)
+            grads = attached.declare(
+                tensors, data_path="stats", norm_type=float(norm_type), clip=watching(clip), timeout=within
+            )
             return grads, attached.detach if owned is None else owned.close
 
         _current = Observer(declare, tensors, list(named.values()), float(norm_type), within)
         return _current
 
     launch, meshes, named, tensors = prepare()
+    settings = obeyed_by_caller(clip)
     with contextlib.ExitStack() as undo:
         connection, owned = _connect(client, address)
         if owned is not None:
             undo.push(owned)
         attached = _attach(connection, launch, meshes)
         undo.push(lambda kind, error, trace: _leave(attached, error))
-        _current = Session(attached, tensors, list(named.values()), float(norm_type), owned, timeout)
+        _current = Session(attached, tensors, list(named.values()), float(norm_type), settings, owned, timeout)
         undo.pop_all()
     return _current
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import gradsync
-from gradsync.errors import GradsyncError, UsageError
+from gradsync.errors import ClipRaised, GradsyncError, UsageError
 
 from ._dtensor import local_tensor
 from ._held_gradients import HeldGradients
@@ -37,10 +37,12 @@ class Session:
         tensors: Sequence[gradsync.Tensor],
         parameters: Sequence[nn.Parameter],
         norm_type: float,
+        clip: gradsync.Clip,
         owned_client: gradsync.Client | None,
         timeout: float | None,
     ) -> None:
         self._job = job
+        self._clip = replace(clip, zero_rule="zero")  # as torch, where a step's max_norm is 0
         self._tensors = list(tensors)
         self._owned_client = owned_client
         self._held = HeldGradients(parameters, tensors)
@@ -65,11 +67,11 @@ class Session:
         """As `torch.nn.utils.clip_grad_norm_`, over all ranks of the job. `plain`: the norm is no DTensor."""
         self._held.check_parameters(parameters)
         arranged = self._prepare(norm_type)
-        report = self.report = self._grads.finish(max_norm=float(max_norm))
+        report = self._end(self._grads.finish, max_norm)
         norm = self._as_tensor(report.norm, plain)
         if error_if_nonfinite and not math.isfinite(report.norm):
             raise _nonfinite(norm_type)
-        _multiply(arranged, report.coefficient)
+        _obey(arranged, report)
         return norm
 
     def get_total_norm(
@@ -108,8 +110,8 @@ class Session:
                 "call that first, with the gradients of all parameters of init()"
             )
         self._half_done = None
-        report = self.report = self._grads.apply_clip(max_norm=float(max_norm))
-        _multiply(self._measurer.arrange(self._held.gather()), report.coefficient)
+        report = self._end(self._grads.apply_clip, max_norm)
+        _obey(self._measurer.arrange(self._held.gather()), report)
 
     # around the steps
 
@@ -140,7 +142,7 @@ class Session:
             data_path="stats",
             norm_type=norm_type,
             mode="torch",
-            clip=gradsync.Clip(zero_rule="zero"),
+            clip=self._clip,
             timeout=timeout,
         )
         self._tensors = [replace(tensor, weight_fingerprint=None) for tensor in self._tensors]  # weights move now
@@ -159,6 +161,15 @@ class Session:
         self._measurer.measure(arranged, self._grads.check, self._grads.stamp, self._table)
         self._grads.wrote_all()
         return arranged
+
+    def _end(self, ask: Callable[..., gradsync.StepReport], max_norm: float) -> gradsync.StepReport:
+        """Ends the step; its report is kept also where it is one that raises."""
+        try:
+            self.report = ask(max_norm=float(max_norm))
+        except ClipRaised as error:
+            self.report = error.report
+            raise
+        return self.report
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
         value = torch.tensor(norm, dtype=self._held.norm_dtype, device=self._held.device)
@@ -182,8 +193,17 @@ def _nonfinite(norm_type: float) -> RuntimeError:
     )
 
 
-def _multiply(arranged: Arranged, coefficient: float) -> None:
+def _obey(arranged: Arranged, report: gradsync.StepReport) -> None:
     """All that is held, whether the norm counted it or not."""
+    if report.coefficient == 0.0 and any(group.action == "zero" for group in report.groups):
+        with torch.no_grad():
+            for block in arranged.blocks:
+                torch._foreach_zero_(block.views)  # NaN times 0 is NaN
+    else:
+        _multiply(arranged, report.coefficient)
+
+
+def _multiply(arranged: Arranged, coefficient: float) -> None:
     if coefficient == 1.0:
         return  # a product with 1 changes no bit
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}

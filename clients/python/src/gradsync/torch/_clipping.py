@@ -1,0 +1,41 @@
+"""How `init` clips: what the caller of torch's functions can obey, and what a second opinion makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gradsync
+from gradsync.errors import UsageError
+
+__all__ = ["check_clip", "obeyed_by_caller", "watching"]
+
+
+def check_clip(clip: object) -> None:
+    """Raises UsageError for what is no Clip: gradients of init() are one clip group."""
+    if clip is not None and not isinstance(clip, gradsync.Clip):
+        raise UsageError(f"init(clip={clip!r}): give one gradsync.Clip, or None")
+
+
+def obeyed_by_caller(clip: gradsync.Clip | None) -> gradsync.Clip:
+    """The settings of drop-ins, after which the caller steps the optimizer whatever the report says.
+
+    Raises:
+        UsageError: they may skip steps.
+    """
+    clip = gradsync.Clip() if clip is None else clip
+    for setting in ("nonfinite", "spike"):
+        if getattr(clip, setting) == "skip":
+            raise UsageError(
+                f"init(clip=…, {setting}='skip'): after clip_grad_norm_() the caller steps the optimizer, so nothing "
+                f"can skip it; give {setting}='raise'"
+                + (" or 'zero'" if setting == "nonfinite" else " or 'clip'")
+                + ", or attach() and gs.step(optimizer)"
+            )
+    return clip
+
+
+def watching(clip: gradsync.Clip | None) -> gradsync.Clip | None:
+    """The settings of mode `observe`: the policy watches, beside those that do already."""
+    if clip is None:
+        return None
+    return replace(clip, policy=gradsync.Observe(), watch=(clip.policy, *clip.watch))
