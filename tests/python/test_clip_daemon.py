@@ -1,0 +1,228 @@
+"""Policies and actions against a real gradsyncd, on both data paths: hundreds of steps, and NaN in one gradient."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from test_real_daemon import Ranks, binary
+
+import gradsync
+from gradsync import Clip, Observe, Partial, Percentile, Replicate, Shard, StepReport, Tensor, ZScore
+from gradsync.errors import ClipRaised, InvalidDeclaration, PlanMismatch
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from reference.auto_clip import AutoClip, ZClip, thresholds
+
+STEPS = 400
+SIZE = 6
+HERE = SIZE // 2  # of what each of two ranks holds on data path stats
+DTYPES = {"float32": numpy.float32, "float64": numpy.float64}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A daemon for this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADSYNCD", binary())
+        with gradsync.connect(spawn=True) as client:
+            yield client.address
+
+
+@pytest.fixture
+def ranks(address: str) -> Ranks:
+    return Ranks(address)
+
+
+class Arena:
+    """Two tensors that the sidecar reduces; the first alone is not finite where a test wants that."""
+
+    def __init__(self, job: gradsync.Job, clip: Any, dtype: str = "float32") -> None:
+        mean = {"dp": Partial("mean") >> Replicate()}
+        tensors = [Tensor(name, (SIZE,), dtype=dtype, placements=mean, clip_group=name) for name in _groups(clip)]
+        self.grads = job.declare(tensors, clip=clip)
+
+    def step(self, *gradients: numpy.ndarray) -> StepReport:
+        for tensor, gradient in zip(self.grads.tensors, gradients, strict=True):
+            self.grads.input(tensor.name).numpy()[:] = gradient
+            self.grads.ready(tensor.name)
+        return self.grads.finish()
+
+    def results(self) -> list[numpy.ndarray]:
+        return [self.grads.output(tensor.name).numpy().copy() for tensor in self.grads.tensors]
+
+
+class Stats:
+    """The same, reduced already and cut in halves: the caller obeys the report."""
+
+    def __init__(self, job: gradsync.Job, clip: Any, dtype: str = "float32") -> None:
+        cut = {"dp": Shard(0)}
+        self.part = slice(job.rank * HERE, (job.rank + 1) * HERE)
+        tensors = [
+            Tensor(name, (SIZE,), local_shape=(HERE,), dtype=dtype, placements=cut, clip_group=name)
+            for name in _groups(clip)
+        ]
+        self.grads = job.declare(tensors, data_path="stats", clip=clip)
+
+    def step(self, *gradients: numpy.ndarray) -> StepReport:
+        for tensor, gradient in zip(self.grads.tensors, gradients, strict=True):
+            self.grads.write(tensor.name, gradient[self.part].tolist())
+        return self.grads.finish()
+
+
+def _groups(clip: Any) -> list[str]:
+    return ["all"] if isinstance(clip, Clip) else list(clip)
+
+
+def done(run: Arena | Stats, *gradients: numpy.ndarray) -> tuple[StepReport, str | None]:
+    """The report of a step, and the clip group that raised."""
+    try:
+        return run.step(*gradients), None
+    except ClipRaised as error:
+        return error.report, error.group
+
+
+def run_of_gradients(dtype: str) -> list[numpy.ndarray]:
+    """Norms that fall, with rare large ones."""
+    draw = random.Random(17)
+    whole = []
+    for step in range(STEPS):
+        scale = draw.lognormvariate(-2.0 * step / STEPS, 0.4) * (8 if draw.random() < 0.02 else 1)
+        whole.append(numpy.array([draw.gauss(0, scale) for _ in range(SIZE)]).astype(DTYPES[dtype]))
+    return whole
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("path", [Arena, Stats])
+def test_thresholds_of_a_run_are_those_of_the_sources(ranks: Ranks, path: Any, dtype: str) -> None:
+    watch = [ZScore(z=1.5, alpha=0.9, warmup=10), Observe(), Percentile(percentile=37.5, window=64, warmup=10)]
+    clip = Clip.percentile(1.5, percentile=90, window=100, warmup=20, watch=watch)
+
+    def body(rank: int, job: gradsync.Job) -> list[StepReport]:
+        run = path(job, clip, dtype)
+        return [run.step(gradient) for gradient in run_of_gradients(dtype)]
+
+    first, second = ranks(2, body)
+    assert [report.groups for report in first] == [report.groups for report in second]
+    assert [report.policy_digest for report in first] == [report.policy_digest for report in second]
+    assert len({report.policy_digest for report in first}) == STEPS
+    norms = [report.norm for report in first]
+    clipped = thresholds(AutoClip(1.5, 90, 100, 20), norms)
+    assert [report.threshold for report in first] == clipped
+    assert [report.clipped for report in first] == [norm > most for norm, most in zip(norms, clipped, strict=True)]
+    assert STEPS // 20 < sum(report.clipped for report in first) < STEPS // 2
+    zscore, observe, percentile = ([report.groups[0].watch[i] for report in first] for i in range(3))
+    assert [said.threshold for said in percentile] == thresholds(AutoClip(1.5, 37.5, 64, 10), norms)
+    assert {(said.threshold, said.clipped) for said in observe} == {(math.inf, False)}
+    wanted = thresholds(ZClip(1.5, 1.5, 0.9, 10), norms)
+    assert [said.clipped for said in zscore] == [norm > most for norm, most in zip(norms, wanted, strict=True)]
+    for said, most in zip(zscore, wanted, strict=True):
+        assert not said.clipped or said.threshold == pytest.approx(most, rel=1e-12)
+
+
+def test_the_max_norm_of_a_step_is_its_ceiling(ranks: Ranks) -> None:
+    def body(rank: int, job: gradsync.Job) -> tuple[list[float], list[float]]:
+        grads = Arena(job, Clip.percentile(None, percentile=50, window=4, warmup=2)).grads
+        found = []
+        for norm, max_norm in [(1.0, gradsync.UNSET), (3.0, gradsync.UNSET), (5.0, 10.0), (5.0, 1.5), (5.0, None)]:
+            grads.input("all").numpy()[:] = [norm, 0, 0, 0, 0, 0]
+            grads.ready("all")
+            found.append(grads.finish(max_norm=max_norm).threshold)
+        return found
+
+    assert ranks(2, body) == [[math.inf, math.inf, 2.0, 1.5, 4.0]] * 2
+
+
+def plain(value: float) -> numpy.ndarray:
+    return numpy.full(SIZE, value, dtype=numpy.float32)
+
+
+def spoiled(rank: int) -> numpy.ndarray:
+    gradient = plain(2.0)
+    gradient[-1] = math.nan if rank == 1 else 2.0
+    return gradient
+
+
+@pytest.mark.parametrize("path", [Arena, Stats])
+@pytest.mark.parametrize("action", ["skip", "zero", "raise"])
+def test_nan_in_one_gradient(ranks: Ranks, path: Any, action: str) -> None:
+    """Of two clip groups one finds NaN; the step before and the step after are like any."""
+    clip = {"a": Clip.percentile(1.0, window=4, warmup=1, nonfinite=action), "b": Clip(max_norm=1.0)}
+
+    def body(rank: int, job: gradsync.Job) -> tuple[StepReport, StepReport, list[numpy.ndarray]]:
+        run = path(job, clip)
+        run.step(plain(1.0), plain(1.0))
+        report, raised_by = done(run, spoiled(rank), plain(2.0))
+        assert raised_by == ("a" if action == "raise" else None)
+        results = run.results() if path is Arena else []
+        return report, run.step(plain(1.0), plain(1.0)), results
+
+    found = ranks(2, body)
+    for report, after, results in found:
+        groups = {group.name: group for group in report.groups}
+        assert math.isnan(groups["a"].norm)
+        assert report.found_inf
+        assert [one.tensor for one in report.nonfinite] == ["a"]
+        assert (report.action, report.skipped) == (("step", False) if action == "zero" else (action, True))
+        assert groups["a"].action == action
+        assert groups["b"].action == ("step" if action == "zero" else action)
+        assert groups["b"].clipped == (action == "zero")
+        assert groups["b"].coefficient == pytest.approx(1 / (2 * math.sqrt(SIZE)) if action == "zero" else 1.0)
+        if results:
+            mean_of_nan, other = results
+            assert (not mean_of_nan.any()) if action == "zero" else math.isnan(mean_of_nan[-1])
+            numpy.testing.assert_allclose(other, plain(groups["b"].coefficient * 2.0), rtol=1e-6)
+        assert (after.action, after.step, after.attempt) == ("step", report.step + 1, report.attempt + 1)
+        assert after.groups[0].threshold == 1.0  # of one norm, √6, and the ceiling: NaN is not remembered
+    assert [report.groups[1] for report, _, _ in found] == [found[0][0].groups[1]] * 2
+
+
+@pytest.mark.parametrize("action", ["skip", "raise"])
+def test_spikes(ranks: Ranks, action: str) -> None:
+    clip = Clip.percentile(None, percentile=50, window=4, warmup=2, spike=action, spike_factor=2)
+
+    def body(rank: int, job: gradsync.Job) -> list[tuple[str, bool, float]]:
+        run, found = Arena(job, clip), []
+        for value in (1.0, 1.0, 1.5, 2.5, 1.0):
+            report, _ = done(run, plain(value))
+            found.append((report.action, report.groups[0].spike, report.threshold))
+        return found
+
+    first, second = ranks(2, body)
+    assert first == second
+    assert [(acted, spike) for acted, spike, _ in first] == [
+        ("step", False),
+        ("step", False),
+        ("step", False),
+        (action, True),
+        ("step", False),
+    ]
+    assert first[4][2] == first[3][2]  # the spike is not remembered
+
+
+def test_ranks_that_declare_other_policies_are_told_what_differs(ranks: Ranks) -> None:
+    def body(rank: int, job: gradsync.Job) -> None:
+        Arena(job, Clip.percentile(percentile=95 - rank))
+
+    for outcome in ranks.outcomes(2, body):
+        assert isinstance(outcome, PlanMismatch)
+        assert "percentile 95" in str(outcome)
+        assert "percentile 94" in str(outcome)
+
+
+def test_norms_beyond_what_a_daemon_remembers_are_refused(ranks: Ranks) -> None:
+    clip = {f"g{i}": Clip.percentile(window=100_000, warmup=1) for i in range(11)}
+
+    def body(rank: int, job: gradsync.Job) -> None:
+        Arena(job, clip)
+
+    (outcome,) = ranks.outcomes(1, body)
+    assert isinstance(outcome, InvalidDeclaration)
+    assert outcome.path == "options.clip"
