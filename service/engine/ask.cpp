@@ -1,6 +1,7 @@
 #include "engine/ask.hpp"
 
 #include "base/assert.hpp"
+#include "base/hash.hpp"
 
 #include <fmt/format.h>
 
@@ -27,6 +28,20 @@ std::string difference(std::int64_t rank, const Ask& ask, std::int64_t other_ran
   if (other.scale != ask.scale) {
     return fmt::format("rank {} gave scale {} and rank {} scale {}", other_rank, other.scale, rank, ask.scale);
   }
+  if (other.scaled != ask.scaled) {
+    return fmt::format(
+        "rank {} has a loss scaler and rank {} none", ask.scaled ? rank : other_rank, ask.scaled ? other_rank : rank
+    );
+  }
+  if (other.state_digest != ask.state_digest) {
+    return fmt::format(
+        "rank {} imports a state with digest {} and rank {} one with {}",
+        other_rank,
+        other.state_digest,
+        rank,
+        ask.state_digest
+    );
+  }
   if (!same_terms(ask, other)) {
     return fmt::format(
         "rank {} gave max_norm {} and rank {} max_norm {}",
@@ -49,6 +64,8 @@ const char* method_of(Ask::Kind kind) {
       return "norm.compute";
     case Ask::Kind::Clip:
       return "clip.apply";
+    case Ask::Kind::Import:
+      return "policy.import";
   }
   GRADSYNC_ASSERT(false, "an Ask without a method");
 }
@@ -58,6 +75,7 @@ Ask make_ask(const FinishRequest& request, TimePoint now, TimePoint deadline) {
   ask.kind = request.kind == FinishKind::Finish ? Ask::Kind::Finish : Ask::Kind::NormOnly;
   ask.step = request.step;
   ask.scale = request.scale;
+  ask.scaled = request.scaled;
   ask.override_max_norm = request.override_max_norm;
   ask.max_norm = request.max_norm;
   ask.since = now;
@@ -78,9 +96,19 @@ Ask make_ask(const ClipRequest& request, TimePoint now, TimePoint deadline) {
   return ask;
 }
 
+Ask make_ask(const ImportRequest& request, TimePoint now, TimePoint deadline) {
+  Ask ask;
+  ask.kind = Ask::Kind::Import;
+  ask.state_digest = digest(request.state);
+  ask.since = now;
+  ask.half = now + (deadline - now) / 2;
+  ask.deadline = deadline;
+  return ask;
+}
+
 bool same_terms(const Ask& a, const Ask& b) {
-  return a.kind == b.kind && a.step == b.step && a.scale == b.scale && a.override_max_norm == b.override_max_norm &&
-         a.max_norm == b.max_norm;
+  return a.kind == b.kind && a.step == b.step && a.scale == b.scale && a.scaled == b.scaled &&
+         a.override_max_norm == b.override_max_norm && a.max_norm == b.max_norm && a.state_digest == b.state_digest;
 }
 
 std::optional<Error> mismatch(std::int64_t rank, const Ask& ask, std::int64_t other_rank, const Ask& other) {

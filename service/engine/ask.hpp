@@ -6,17 +6,20 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace gradsync::engine {
 
 /// What a rank asked for and waits on.
 struct Ask {
-  enum class Kind : std::uint8_t { Finish, NormOnly, Clip };
+  enum class Kind : std::uint8_t { Finish, NormOnly, Clip, Import };
   Kind kind = Kind::Finish;
   std::int64_t step = 0;
   double scale = 1.0;
+  bool scaled = false;
   bool override_max_norm = false;
   std::optional<double> max_norm;
+  std::string state_digest;  ///< Import
   TimePoint since;
   TimePoint half;  ///< when to warn
   TimePoint deadline;
@@ -24,6 +27,7 @@ struct Ask {
 
 [[nodiscard]] Ask make_ask(const FinishRequest& request, TimePoint now, TimePoint deadline);
 [[nodiscard]] Ask make_ask(const ClipRequest& request, TimePoint now, TimePoint deadline);
+[[nodiscard]] Ask make_ask(const ImportRequest& request, TimePoint now, TimePoint deadline);
 /// Times apart, the two ask for the same.
 [[nodiscard]] bool same_terms(const Ask& a, const Ask& b);
 

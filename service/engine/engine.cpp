@@ -205,6 +205,24 @@ void Engine::finish(SessionId session, FinishRequest request, Reply<RankReport> 
   }
 }
 
+Result<PolicyExport> Engine::export_policies(SessionId session) const {
+  const Job* job = state_->job_of(session);
+  return job ? job->export_policies() : Result<PolicyExport>(state_->absent(session));
+}
+
+void Engine::import_policies(SessionId session, ImportRequest request, Reply<RankReport> reply) {
+  Job* job = state_->job_of(session);
+  if (state_->halted || (job && job->halted())) {
+    return;
+  }
+  if (job) {
+    job->import_policies(state_->seats.at(session).rank, std::move(request), std::move(reply));
+    state_->settle();
+  } else {
+    reply(state_->absent(session));
+  }
+}
+
 void Engine::clip(SessionId session, ClipRequest request, Reply<RankReport> reply) {
   Job* job = state_->job_of(session);
   if (state_->halted || (job && job->halted())) {

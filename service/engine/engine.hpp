@@ -141,6 +141,7 @@ struct FinishRequest {
   std::vector<std::uint32_t> ready;  ///< else these, those already notified included
   std::vector<std::uint32_t> unused;
   double scale = 1.0;
+  bool scaled = false;             ///< a loss scaler takes no step after a norm that is not finite: policies ignore it
   bool override_max_norm = false;  ///< `max_norm` replaces that of the first clip group for this step
   std::optional<double> max_norm;
   std::vector<std::uint32_t> bucket_digests;  ///< of hook counts, one per bucket; empty: not given
@@ -153,6 +154,18 @@ struct ClipRequest {
   std::optional<double> max_norm;  ///< for all clip groups; empty: as declared
   bool override_max_norm = false;
   std::optional<Milliseconds> timeout;
+};
+
+/// What the policies of a job remembered once, for them to go on with; equal on all ranks, between two steps.
+struct ImportRequest {
+  StepKey key;
+  std::string state;
+  std::optional<Milliseconds> timeout;
+};
+
+struct PolicyExport {
+  std::string state;   ///< of the last step that was done
+  std::string digest;  ///< as in its report
 };
 
 struct Event {
@@ -240,6 +253,11 @@ class Engine {
   void tensor_unused(SessionId session, const TensorUnused& unused);
   void finish(SessionId session, FinishRequest request, Reply<RankReport> reply);
   void clip(SessionId session, ClipRequest request, Reply<RankReport> reply);
+
+  // what policies remember
+  [[nodiscard]] Result<PolicyExport> export_policies(SessionId session) const;
+  /// An attempt like a step: done when every rank gave the same state. Its report has no norm.
+  void import_policies(SessionId session, ImportRequest request, Reply<RankReport> reply);
 
   // read models; only jobs of `uid` (nullopt: all, for the operator)
   [[nodiscard]] std::vector<JobStatus> status(std::optional<std::uint32_t> uid) const;

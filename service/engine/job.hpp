@@ -90,6 +90,10 @@ class Job {
   void tensor_unused(std::int64_t rank, const TensorUnused& unused);
   void finish(std::int64_t rank, FinishRequest request, Reply<RankReport> reply);
   void clip(std::int64_t rank, const ClipRequest& request, Reply<RankReport> reply);
+  // policies (job_policies.cpp)
+  [[nodiscard]] Result<PolicyExport> export_policies() const;
+  void import_policies(std::int64_t rank, ImportRequest request, Reply<RankReport> reply);
+
   void on_reduced(const device::Reduced& report);
   void on_finished(device::Finished report);
   void on_scaled(const device::Scaled& report);
@@ -211,6 +215,7 @@ class Job {
   void perform(AnswerRank& action);
   void perform(NormKnown& action);
   void perform(Committed& action);
+  void perform(Imported& action);
   void perform(AttemptFailed& action);
   [[nodiscard]] std::optional<Result<RankReport>> recorded(const Rank& rank, const StepKey& key) const;
   [[nodiscard]] std::optional<Error> refuse_step(const Rank& rank, const StepKey& key) const;
@@ -222,6 +227,7 @@ class Job {
   void note_ask();
   void answer_step(Rank& rank, Result<RankReport> result) const;
   void answer_steps(const Error& error);
+  void answer_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt);
   void answer_failed(const Error& error);  ///< also those that left
   void forget_attempt();
   /// Whether what must be equal on several ranks is compared in the step after `steps` steps of the epoch.
@@ -277,8 +283,11 @@ class Job {
   std::optional<TimePoint> declare_suspended_;
   std::optional<GroupPolicies> policies_;  ///< of the last plan, with what was remembered in those before it
   std::vector<std::vector<plan::ClipOutcome>> watched_;  ///< of the last step
+  std::string saved_;                                    ///< what policies remember, as after the last step
+  std::string import_state_;                             ///< that ranks wait to import, the last one given
   StepMaxNorm step_max_norm_;                            ///< by which the outcomes of this attempt are made
   double norm_scale_ = 1.0;
+  bool norm_scaled_ = false;
   std::vector<double> raw_norms_;                  ///< by clip group, of the norm given out: what clip.apply clips by
   std::vector<plan::ClipOutcome> scale_outcomes_;  ///< of the clip.apply in flight
   std::int64_t report_step_ = 0;                   ///< the trainers' label of the step in flight

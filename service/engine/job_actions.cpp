@@ -55,6 +55,7 @@ void Job::perform(LaunchFinish& action) {
   step_max_norm_ = {action.max_norm, action.override_max_norm ? std::size_t{1} : 0};  // checked when the call arrived
   policies_->rules(step_max_norm_, command.rules);
   norm_scale_ = action.scale;
+  norm_scaled_ = action.scaled;
   report_step_ = machine_->ask_of(0)->step;
   if (command.apply) {
     note_begun();
@@ -136,31 +137,6 @@ std::vector<std::uint32_t> Job::stable_buckets() const {
   return stable;
 }
 
-/// Once for every step that is done, before anybody is told.
-void Job::commit_policies(const device::StepMath& math, StepReport& report) {
-  // A loss scaler takes no step after a norm that is not finite, whichever group it is of.
-  const bool scaled = norm_scale_ != 1.0;
-  policies_->commit({math.groups, math.raw_group_norms, norm_scale_, scaled, step_max_norm_}, watched_);
-  const auto& groups = active_->plan->clip_groups;
-  for (std::size_t group = 0; group < groups.size(); ++group) {
-    context_.metrics.policies.count(PolicyRole::Decides, groups[group].clip.policy, math.groups[group]);
-    for (std::size_t watcher = 0; watcher < watched_[group].size(); ++watcher) {
-      const plan::ClipOutcome& outcome = watched_[group][watcher];
-      context_.metrics.policies.count(PolicyRole::Watches, groups[group].clip.watch[watcher], outcome);
-      report.groups[group].watch.push_back(
-          {active_->constants.watching[group][watcher],
-           outcome.threshold,
-           outcome.coefficient,
-           outcome.clipped,
-           outcome.action,
-           outcome.spike,
-           outcome.reason}
-      );
-    }
-  }
-  report.policy_digest = policies_->digest();
-}
-
 void Job::perform(Committed& action) {
   if (!scale_outcomes_.empty()) {
     action.math.groups = std::exchange(scale_outcomes_, {});
@@ -210,13 +186,8 @@ void Job::perform(Committed& action) {
     );
   }
   const auto shared = std::make_shared<const StepReport>(std::move(report));
-  std::vector<RankReport> answers = record_done(shared, action.attempt);
-  done_ = DoneRecord{{epoch_, action.attempt}, shared, active_->plan};
-  forget_attempt();
   history_.committed(shared, context_.now);
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    answer_step(ranks_[rank], std::move(answers[rank]));
-  }
+  answer_done(shared, action.attempt);
   if (context_.events) {
     Event event;
     event.topic = "step";
@@ -225,6 +196,16 @@ void Job::perform(Committed& action) {
     event.epoch = epoch_;
     event.report = shared;
     context_.events(event);
+  }
+}
+
+/// The attempt is done: recorded first, then said.
+void Job::answer_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt) {
+  std::vector<RankReport> answers = record_done(report, attempt);
+  done_ = DoneRecord{{epoch_, attempt}, report, active_->plan};
+  forget_attempt();
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    answer_step(ranks_[rank], std::move(answers[rank]));
   }
 }
 

@@ -214,6 +214,46 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
   return actions;
 }
 
+bool StepMachine::importing() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.ask && rank.ask->kind == Ask::Kind::Import;
+  });
+}
+
+Actions StepMachine::on_import(
+    std::int64_t rank_number, const ImportRequest& request, TimePoint now, TimePoint deadline
+) {
+  Actions actions;
+  if (std::optional<Error> error = stale(rank_number, request.key.attempt)) {
+    actions.emplace_back(AnswerRank{rank_number, std::move(*error)});
+    return actions;
+  }
+  Rank& rank = ranks_[index(rank_number)];
+  const Ask ask = make_ask(request, now, deadline);
+  if (error_) {
+    rank.ask = ask;
+    return actions;
+  }
+  const bool some_ready = std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
+  if (phase_ != Phase::Collecting || next_launch_ > 0 || some_ready) {
+    Error error = make_error(
+        ErrorCode::StepMismatch,
+        fmt::format("rank {} called policy.import in the middle of a step", rank_number),
+        "finish the step first, or import before its first gradient is ready"
+    );
+    error.rank = rank_number;
+    actions.emplace_back(AnswerRank{rank_number, std::move(error)});
+    return actions;
+  }
+  std::optional<Error> error = disagreement(rank_number, ask);
+  rank.ask = ask;
+  if (error) {
+    return fail(std::move(*error));
+  }
+  finish_if_complete(actions);
+  return actions;
+}
+
 std::vector<std::string> StepMachine::unready_tensors(std::int64_t rank_number) const {
   const Rank& rank = ranks_[index(rank_number)];
   std::vector<std::string> names;
@@ -233,7 +273,7 @@ std::vector<std::string> StepMachine::unready_tensors(std::int64_t rank_number) 
 
 // Buckets become ready in any order and leave in plan order: every rank must see the same collectives.
 void StepMachine::launch_ready(Actions& actions) {
-  while (open_ && next_launch_ < plan_->buckets.size()) {
+  while (open_ && !importing() && next_launch_ < plan_->buckets.size()) {
     const auto bucket = static_cast<std::uint32_t>(next_launch_);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       // A bucket whose tensors are all unused needs no message of its own.
@@ -256,6 +296,11 @@ void StepMachine::launch_ready(Actions& actions) {
 }
 
 void StepMachine::finish_if_complete(Actions& actions) {
+  if (open_ && importing() && all_waiting()) {
+    actions.emplace_back(Imported{attempt_});
+    end_attempt();
+    return;
+  }
   // Behind the last bucket in the lane's queue, not after its report: the lane takes commands in order and refuses a
   // norm of buckets that are not reduced, so that two threads need not wake each other once more.
   if (!open_ || phase_ != Phase::Collecting || error_ || next_launch_ < plan_->buckets.size() || !all_waiting()) {
@@ -264,7 +309,8 @@ void StepMachine::finish_if_complete(Actions& actions) {
   const Ask& ask = *ranks_.front().ask;
   phase_ = Phase::Finishing;
   ++outstanding_;
-  actions.emplace_back(LaunchFinish{ask.scale, ask.kind == Ask::Kind::NormOnly, ask.override_max_norm, ask.max_norm});
+  actions.emplace_back(LaunchFinish{
+      ask.scale, ask.scaled, ask.kind == Ask::Kind::NormOnly, ask.override_max_norm, ask.max_norm});
 }
 
 }  // namespace gradsync::engine

@@ -31,6 +31,7 @@ struct LaunchReduce {
 /// commands in order, and refuses to combine buckets that are not reduced.
 struct LaunchFinish {
   double scale = 1.0;
+  bool scaled = false;
   bool norm_only = false;
   bool override_max_norm = false;
   std::optional<double> max_norm;
@@ -64,6 +65,11 @@ struct Committed {
   device::StepMath math;
 };
 
+/// Every rank gave the same state: the policies go on with it. The attempt is done; answer every rank.
+struct Imported {
+  std::uint64_t attempt = 0;
+};
+
 /// The attempt failed and the lane is quiet: answer every waiting rank with the error.
 struct AttemptFailed {
   std::uint64_t attempt = 0;
@@ -71,8 +77,16 @@ struct AttemptFailed {
   bool begun = false;  ///< false: no rank had sent anything of it
 };
 
-using Action =
-    std::variant<LaunchReduce, LaunchFinish, LaunchScale, LaunchAbort, AnswerRank, NormKnown, Committed, AttemptFailed>;
+using Action = std::variant<
+    LaunchReduce,
+    LaunchFinish,
+    LaunchScale,
+    LaunchAbort,
+    AnswerRank,
+    NormKnown,
+    Committed,
+    Imported,
+    AttemptFailed>;
 using Actions = boost::container::small_vector<Action, 2>;
 
 class StepMachine {
@@ -89,6 +103,8 @@ class StepMachine {
   /// `request.kind` Finish or NormOnly. The epoch was checked by the caller.
   [[nodiscard]] Actions on_finish(std::int64_t rank, const FinishRequest& request, TimePoint now, TimePoint deadline);
   [[nodiscard]] Actions on_clip(std::int64_t rank, const ClipRequest& request, TimePoint now, TimePoint deadline);
+
+  [[nodiscard]] Actions on_import(std::int64_t rank, const ImportRequest& request, TimePoint now, TimePoint deadline);
 
   void on_reduced(std::uint64_t tag);
   [[nodiscard]] Actions on_finished(std::uint64_t tag, device::StepMath math);
@@ -166,6 +182,8 @@ class StepMachine {
   [[nodiscard]] Error lane_error(const device::Failed& report) const;
   [[nodiscard]] std::string lane_work() const;
   [[nodiscard]] std::vector<std::string> missing_tensors() const;
+  /// A rank waits to import: nothing is reduced meanwhile.
+  [[nodiscard]] bool importing() const;
   void mark_unused(std::int64_t rank, const std::vector<std::uint32_t>& rows);
   void launch_ready(Actions& actions);
   void finish_if_complete(Actions& actions);

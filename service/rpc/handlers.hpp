@@ -42,6 +42,8 @@ void tensor_unused(Core& core, Caller& caller, TensorUnusedParams params, Answer
 void step_finish(Core& core, Caller& caller, FinishParams params, Answer<ReportAnswer> answer);
 void norm_compute(Core& core, Caller& caller, NormParams params, Answer<ReportAnswer> answer);
 void clip_apply(Core& core, Caller& caller, ClipParams params, Answer<ReportAnswer> answer);
+void policy_export(Core& core, Caller& caller, Empty params, Answer<ExportAnswer> answer);
+void policy_import(Core& core, Caller& caller, ImportParams params, Answer<ReportAnswer> answer);
 
 // read_handlers.cpp
 void stats_get(Core& core, Caller& caller, StatsParams params, Answer<StatsAnswer> answer);

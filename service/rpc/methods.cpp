@@ -50,6 +50,12 @@ constexpr std::array kMethods{
         "norm.compute", Attach, Request, "Reduce and measure, multiply nothing; clip.apply finishes the step"
     ),
     method<ClipParams, ReportAnswer, clip_apply>("clip.apply", Attach, Request, "Clip and finish a measured step"),
+    method<Empty, ExportAnswer, policy_export>(
+        "policy.export", Attach, Request, "What the clipping policies of the job remember, for a checkpoint"
+    ),
+    method<ImportParams, ReportAnswer, policy_import>(
+        "policy.import", Attach, Request, "Go on with such a state; answered when all ranks gave the same"
+    ),
     method<StatsParams, StatsAnswer, stats_get>("stats.get", Nothing, Request, "The last reports of a job"),
     method<Empty, StatusAnswer, status_get>("status.get", Nothing, Request, "The daemon, its jobs and their ranks"),
     method<LogLevelParams, LogLevelAnswer, log_set_level>("log.set_level", Nothing, Request, "Change what is logged"),

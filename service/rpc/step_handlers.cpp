@@ -1,4 +1,10 @@
+// Steps, and what policies remember of them.
+
 #include "rpc/handlers.hpp"
+
+#include <boost/algorithm/hex.hpp>
+
+#include <iterator>
 
 namespace gradsync::rpc {
 
@@ -27,6 +33,7 @@ engine::FinishRequest finish_request(NormParams& params, engine::FinishKind kind
   request.ready = std::move(params.ready.buckets);
   request.unused = std::move(params.unused);
   request.scale = params.scale;
+  request.scaled = params.scaled.value_or(params.scale != 1);
   request.bucket_digests = std::move(params.bucket_digests);
   request.timeout = timeout_of(params.timeout_ms);
   return request;
@@ -65,6 +72,32 @@ void clip_apply(Core& core, Caller& caller, ClipParams params, Answer<ReportAnsw
   request.max_norm = params.max_norm.value;
   request.timeout = timeout_of(params.timeout_ms);
   core.engine.clip(caller.connection->session, std::move(request), report_to(std::move(answer)));
+}
+
+void policy_export(Core& core, Caller& caller, Empty /*params*/, Answer<ExportAnswer> answer) {
+  const Result<engine::PolicyExport> exported = core.engine.export_policies(caller.connection->session);
+  if (!exported) {
+    answer(exported.error());
+    return;
+  }
+  ExportAnswer result{{}, exported->digest};
+  result.state.reserve(2 * exported->state.size());
+  boost::algorithm::hex_lower(exported->state, std::back_inserter(result.state));
+  answer(std::move(result));
+}
+
+void policy_import(Core& core, Caller& caller, ImportParams params, Answer<ReportAnswer> answer) {
+  engine::ImportRequest request;
+  request.key = {params.epoch, params.attempt};
+  request.timeout = timeout_of(params.timeout_ms);
+  try {
+    boost::algorithm::unhex(params.state, std::back_inserter(request.state));
+  } catch (const boost::algorithm::hex_decode_error&) {
+    answer(invalid_params("state", "the state is not in hex digits, two for a byte", "pass it as policy.export gave it")
+    );
+    return;
+  }
+  core.engine.import_policies(caller.connection->session, std::move(request), report_to(std::move(answer)));
 }
 
 }  // namespace gradsync::rpc

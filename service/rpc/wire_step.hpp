@@ -46,6 +46,7 @@ struct NormParams {
   ReadySet ready;
   std::vector<std::uint32_t> unused;
   double scale = 1;
+  std::optional<bool> scaled;
   std::vector<std::uint32_t> bucket_digests;
   std::optional<std::int64_t> timeout_ms;
 };
@@ -59,6 +60,19 @@ struct ClipParams {
   std::uint64_t attempt = 0;
   std::int64_t step = 0;
   Settable<double> max_norm;
+  std::optional<std::int64_t> timeout_ms;
+};
+
+/// What policies remember goes over the wire as hex digits, opaque to clients.
+struct ExportAnswer {
+  std::string state;
+  std::string policy_digest;
+};
+
+struct ImportParams {
+  std::uint64_t epoch = 0;
+  std::uint64_t attempt = 0;
+  std::string state;
   std::optional<std::int64_t> timeout_ms;
 };
 
@@ -102,6 +116,9 @@ void visit_finish(Visitor& v, Params& s) {
   v.required("ready", s.ready, "buckets that are ready, those notified before included");
   v.optional("unused", s.unused, "tensors without a gradient, those notified before included");
   v.optional("scale", s.scale, "loss scale the gradients carry: finite and above 0");
+  v.optional(
+      "scaled", s.scaled, "a loss scaler takes no step where a gradient is not finite; absent: where scale is not 1"
+  );
   v.optional("bucket_digests", s.bucket_digests, "of hook counts, one per bucket");
   v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
 }
@@ -173,6 +190,28 @@ struct Fields<engine::GroupReport> {
     v.required("action", s.action, "step; zero: its gradients became 0; skip, raise: nothing was multiplied");
     v.required("spike", s.spike, "norm far above the threshold");
     v.required("watch", s.watch, "what the policies that only watch would have done");
+  }
+};
+
+template <>
+struct Fields<ExportAnswer> {
+  static constexpr const char* kName = "PolicyState";
+
+  static void visit(auto& v, auto& s) {
+    v.required("state", s.state, "opaque, in hex digits: all that the policies of the job remember");
+    v.required("policy_digest", s.policy_digest, "as in the report of the last step");
+  }
+};
+
+template <>
+struct Fields<ImportParams> {
+  static constexpr const char* kName = "ImportParams";
+
+  static void visit(auto& v, auto& s) {
+    v.required("epoch", s.epoch, "from the declaration");
+    v.required("attempt", s.attempt, "from the declaration or the last report");
+    v.required("state", s.state, "as policy.export gave it, equal on all ranks");
+    v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
   }
 };
 

@@ -182,6 +182,7 @@ TEST_F(Policies, with_a_loss_scale_no_group_remembers_a_step_with_an_inf) {
   start({{"all", percentile()}, {"head", percentile()}});
   FinishRequest scaled = Harness::ready_all();
   scaled.scale = 2;
+  scaled.scaled = true;
   step({2, 20}, scaled);
   step({6, 60}, scaled);
   step({kInfinity, 200}, scaled);
@@ -256,6 +257,126 @@ TEST_F(Policies, another_declaration_keeps_what_is_remembered_of_equal_policies)
   declare(0);
   h.pump();
   EXPECT_EQ(step({4}).threshold, 2.5) << "another window begins anew";
+}
+
+class Imports : public Policies {
+ protected:
+  void SetUp() override {
+    start({{"all", percentile()}}, 2);
+    both(1);
+    both(3);
+    saved = export_state();
+  }
+
+  std::shared_ptr<Outcome> import(std::int64_t rank, const std::string& state) {
+    auto outcome = std::make_shared<Outcome>();
+    h.engine.import_policies(h.sessions.at(rank), {h.keys.at(rank), state, {}}, h.listener(rank, outcome));
+    return outcome;
+  }
+
+  std::string export_state() {
+    const Result<PolicyExport> exported = h.engine.export_policies(h.sessions.at(0));
+    EXPECT_TRUE(exported);
+    return exported->state;
+  }
+
+  StepReport both(double norm) {
+    h.lane.raw_norms = {norm};
+    ++number;
+    const auto a = h.finish(0, number);
+    const auto b = h.finish(1, number);
+    h.pump();
+    EXPECT_TRUE(a->report && b->report);
+    return a->report.value_or(StepReport{});
+  }
+
+  std::string saved;  ///< remembers 1 and 3
+};
+
+TEST_F(Imports, go_on_where_the_state_was_exported) {
+  const StepReport first = both(8);
+  both(9);
+  const auto a = import(0, saved);
+  EXPECT_EQ(a->calls, 0) << "rank 1 has not asked";
+  const auto b = import(1, saved);
+  ASSERT_TRUE(a->report && b->report);
+  EXPECT_EQ(a->report->next_attempt, a->report->attempt + 1);
+  EXPECT_EQ(export_state(), saved);
+  const StepReport again = both(8);
+  EXPECT_EQ(again.threshold, first.threshold);
+  EXPECT_EQ(again.policy_digest, first.policy_digest);
+}
+
+TEST_F(Imports, are_no_steps) {
+  const auto steps = h.metrics.steps_committed.Value();
+  import(0, saved);
+  import(1, saved);
+  EXPECT_EQ(h.metrics.steps_committed.Value(), steps);
+  EXPECT_EQ(h.engine.stats({}, "job", 10)->size(), 2U);
+}
+
+TEST_F(Imports, of_different_states_fail_on_all_ranks_and_change_nothing) {
+  both(8);
+  const std::string other = export_state();
+  const auto a = import(0, saved);
+  const auto b = import(1, other);
+  ASSERT_TRUE(a->error && b->error);
+  EXPECT_EQ(a->error->code, ErrorCode::StepMismatch);
+  EXPECT_THAT(a->error->message, HasSubstr("digest"));
+  EXPECT_EQ(export_state(), other);
+  EXPECT_EQ(both(8).threshold, 3);
+}
+
+TEST_F(Imports, against_a_step_of_another_rank_are_a_disagreement) {
+  const auto a = import(0, saved);
+  h.ready(1, 0);
+  EXPECT_TRUE(h.lane.commands.empty()) << "nothing is reduced while a rank imports";
+  const auto b = h.finish(1, 7);
+  h.pump();
+  ASSERT_TRUE(a->error && b->error);
+  EXPECT_THAT(b->error->message, HasSubstr("policy.import"));
+  EXPECT_THAT(b->error->message, HasSubstr("step.finish"));
+}
+
+TEST_F(Imports, in_the_middle_of_a_step_are_refused_and_the_step_goes_on) {
+  h.ready(0, 0);
+  const auto refused = import(0, saved);
+  ASSERT_TRUE(refused->error);
+  EXPECT_EQ(refused->error->code, ErrorCode::StepMismatch);
+  h.lane.raw_norms = {2};
+  const auto a = h.finish(0, 7);
+  const auto b = h.finish(1, 7);
+  h.pump();
+  EXPECT_TRUE(a->report && b->report);
+}
+
+TEST_F(Imports, of_what_is_no_state_are_refused_at_once) {
+  std::string damaged = saved;
+  damaged[damaged.size() / 2] ^= 1;
+  const auto refused = import(0, damaged);
+  ASSERT_TRUE(refused->error);
+  EXPECT_EQ(refused->error->code, ErrorCode::InvalidParams);
+  EXPECT_EQ(refused->error->path, "state");
+  EXPECT_EQ(both(8).threshold, 2);
+}
+
+TEST_F(Imports, that_come_again_get_the_same_answer) {
+  const StepKey key = h.keys.at(0);
+  const auto a = import(0, saved);
+  import(1, saved);
+  h.keys[0] = key;
+  const auto again = import(0, saved);
+  ASSERT_TRUE(again->report);
+  EXPECT_EQ(*again->report, *a->report);
+}
+
+TEST_F(Imports, have_a_deadline) {
+  const auto a = import(0, saved);
+  h.pass(Milliseconds(601'000));
+  h.pump();
+  ASSERT_TRUE(a->error);
+  EXPECT_EQ(a->error->code, ErrorCode::StepTimeout);
+  EXPECT_THAT(a->error->ranks, ElementsAre(1));
 }
 
 }  // namespace

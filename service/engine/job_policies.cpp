@@ -1,0 +1,98 @@
+// What the policies of a job remember: committed with each step, exported, and imported on all ranks alike.
+
+#include "base/assert.hpp"
+#include "engine/job.hpp"
+#include "engine/metrics.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+namespace gradsync::engine {
+
+/// Once for every step that is done, before anybody is told.
+void Job::commit_policies(const device::StepMath& math, StepReport& report) {
+  policies_->commit({math.groups, math.raw_group_norms, norm_scale_, norm_scaled_, step_max_norm_}, watched_);
+  const auto& groups = active_->plan->clip_groups;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    context_.metrics.policies.count(PolicyRole::Decides, groups[group].clip.policy, math.groups[group]);
+    for (std::size_t watcher = 0; watcher < watched_[group].size(); ++watcher) {
+      const plan::ClipOutcome& outcome = watched_[group][watcher];
+      context_.metrics.policies.count(PolicyRole::Watches, groups[group].clip.watch[watcher], outcome);
+      report.groups[group].watch.push_back(
+          {active_->constants.watching[group][watcher],
+           outcome.threshold,
+           outcome.coefficient,
+           outcome.clipped,
+           outcome.action,
+           outcome.spike,
+           outcome.reason}
+      );
+    }
+  }
+  report.policy_digest = policies_->save(saved_);
+}
+
+Result<PolicyExport> Job::export_policies() const {
+  if (!policies_) {
+    return make_error(
+        ErrorCode::NotDeclared,
+        "the job has no policies yet: its gradients are not declared",
+        "call gradients.declare on every rank first"
+    );
+  }
+  PolicyExport exported;
+  exported.digest = policies_->save(exported.state);
+  return exported;
+}
+
+void Job::import_policies(std::int64_t rank_number, ImportRequest request, Reply<RankReport> reply) {
+  Rank& rank = ranks_[index(rank_number)];
+  if (const auto before = recorded(rank, request.key)) {
+    reply(*before);
+    return;
+  }
+  if (stuck_) {
+    reply(*stuck_);
+    return;
+  }
+  if (std::optional<Error> error = transition_ ? std::nullopt : refuse_step(rank, request.key)) {
+    reply(std::move(*error));
+    return;
+  }
+  if (!transition_) {
+    GroupPolicies trial(machine_->plan());
+    if (const Result<void> restored = trial.restore(request.state); !restored) {
+      reply(restored.error());
+      return;
+    }
+  }
+  const TimePoint deadline = step_deadline(request.timeout);
+  if (take_step_reply(rank, request.key, make_ask(request, context_.now, deadline), std::move(reply)) && !transition_) {
+    note_ask();
+    import_state_ = request.state;
+    run(machine_->on_import(rank_number, request, context_.now, deadline));
+    follow_pauses();
+  }
+}
+
+void Job::perform(Imported& action) {
+  const Result<void> restored = policies_->restore(import_state_);
+  GRADSYNC_ASSERT(restored.has_value(), "a state is tried before a rank may wait to import it");
+  import_state_ = {};
+  StepReport report;
+  report.step = history_.last_step();
+  report.reason = "the policies go on with the state that was imported";
+  report.data_path = active_->constants.data_path;
+  report.policy_digest = policies_->save(saved_);
+  report.epoch = epoch_;
+  report.attempt = action.attempt;
+  report.next_attempt = machine_->attempt();
+  report.check_next = check_next(steps_in_epoch_);
+  spdlog::info(
+      "policies imported job={} epoch={} attempt={} digest={}", name_, epoch_, action.attempt, report.policy_digest
+  );
+  answer_done(std::make_shared<const StepReport>(std::move(report)), action.attempt);
+}
+
+}  // namespace gradsync::engine
