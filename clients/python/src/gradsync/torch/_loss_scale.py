@@ -1,0 +1,134 @@
+"""A step under a `torch.amp.GradScaler`: the daemon divides its scale out, and the scaler learns what was found.
+
+A scaler keeps for each optimizer whether its gradients are scaled, and where `unscale_` found something that is not
+finite; its `step` and `update` go by that. Here the same is left behind as by `unscale_`, agreed by all ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.optim import Optimizer
+
+from gradsync import StepReport
+from gradsync.errors import UsageError
+
+__all__ = ["LossScale", "loss_scale"]
+
+_OURS = "gradsync"  # beside torch's own keys in the state of an optimizer, which update() drops
+
+
+class LossScale:
+    """The scaler and the optimizers of one step. `factor` is what the gradients have been multiplied by."""
+
+    def __init__(self, scaler: GradScaler, optimizers: Sequence[Optimizer], factor: float) -> None:
+        self._scaler = scaler
+        self._optimizers = optimizers
+        self.factor = factor
+
+    def settle(self, report: StepReport) -> StepReport:
+        """Tells the scaler what became of the step. One with gradients that are not finite is skipped, whatever else
+        would have been done about it."""
+        if report.found_inf and not report.skipped:
+            reason = f"non-finite gradients at scale {self.factor:g}; {report.reason}"
+            report = replace(report, skipped=True, action="skip", reason=reason)
+        if report.skipped and not report.found_inf:
+            self._take_back()
+        self._record(OptState.UNSCALED, report)
+        return report
+
+    def settle_raised(self, report: StepReport) -> None:
+        """After a report that raises: the next step may begin, whether update() is called or not."""
+        self._record(OptState.READY, report)
+
+    def step(self, report: StepReport) -> None:
+        """What the loop does with a step that is settled: the scaler steps where gradients are finite."""
+        for optimizer in self._optimizers:
+            if report.skipped and not report.found_inf:
+                self._scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
+            else:
+                self._scaler.step(optimizer)
+
+    def _record(self, stage: OptState, report: StepReport) -> None:
+        scale = self._scaler._get_scale_async()
+        assert scale is not None  # loss_scale() saw it
+        for optimizer in self._optimizers:
+            # A tensor for each: update() adds the others to the first, in place.
+            found_inf = torch.full((), float(report.found_inf), dtype=torch.float32, device=scale.device)
+            self._scaler._per_optimizer_states[id(optimizer)] |= {
+                "stage": stage,
+                "found_inf_per_device": {found_inf.device: found_inf},
+                _OURS: "skipped" if report.skipped and not report.found_inf else "done",
+            }
+
+    def _take_back(self) -> None:
+        """update() will count this step towards the growth of the scale, which a spike says nothing about. Once: it
+        counts one for all optimizers of an iteration."""
+        tracker = self._scaler._growth_tracker
+        if tracker is not None and all(
+            state.get(_OURS) != "skipped" for state in self._scaler._per_optimizer_states.values()
+        ):
+            tracker.sub_(1)
+
+
+def loss_scale(
+    scaler: Any, scale: float | None, optimizers: Optimizer | Sequence[Optimizer] | None
+) -> LossScale | None:
+    """What to do about `scaler`; None without one, and for one that is not enabled. Nothing is changed here.
+
+    Raises:
+        UsageError: it is no scaler, `scale` is given too, no optimizers are, or it is not at the beginning of a step.
+    """
+    if scaler is None:
+        return None
+    if not isinstance(scaler, GradScaler):
+        raise UsageError(
+            f"scaler={scaler!r}: give a torch.amp.GradScaler, or a factor of your own as scale= without a scaler"
+        )
+    if scale is not None:
+        raise UsageError(f"scale={scale!r} beside scaler=: the scaler has a scale of its own; give one of the two")
+    if not scaler.is_enabled():
+        return None
+    stepped = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
+    if not stepped:
+        raise UsageError(f"optimizers={optimizers!r} with a scaler: give those that scaler.step() will be called with")
+    for number, optimizer in enumerate(stepped):
+        if not isinstance(optimizer, Optimizer):
+            raise UsageError(f"optimizers[{number}]={optimizer!r}: give a torch.optim.Optimizer")
+        if any(optimizer is other for other in stepped[:number]):
+            raise UsageError(f"optimizers[{number}] is there twice; a scaler steps an optimizer once between updates")
+        _check_stage(scaler, optimizer, number)
+    return LossScale(scaler, stepped, _factor_of(scaler))
+
+
+def _check_stage(scaler: GradScaler, optimizer: Optimizer, number: int) -> None:
+    state = scaler._per_optimizer_states.get(id(optimizer))  # reading it by [] would make one
+    if state is None or state["stage"] is OptState.READY:
+        return
+    name = f"optimizers[{number}] ({type(optimizer).__name__})"
+    if state["stage"] is OptState.STEPPED or _OURS in state:
+        raise UsageError(f"{name} had its step already: scaler.update() was forgotten after it; call it once a step")
+    raise UsageError(
+        f"{name}: double unscale: scaler.unscale_() has divided its gradients, and this step would do it again; leave "
+        "unscale_() out, gradsync unscales, measures and clips in one pass"
+    )
+
+
+def _factor_of(scaler: GradScaler) -> float:
+    if scaler._get_scale_async() is None:
+        raise UsageError(
+            "scaler= has scaled nothing yet, so gradients are not multiplied by its scale; call "
+            "scaler.scale(loss).backward()"
+        )
+    factor = float(scaler.get_scale())
+    if not (factor > 0 and math.isfinite(factor)):
+        raise UsageError(
+            f"scaler.get_scale() is {factor!r}, and gradients cannot be divided by it: every step had gradients that "
+            "are not finite; look for what makes them (report.nonfinite), and begin with a new scaler"
+        )
+    return factor
