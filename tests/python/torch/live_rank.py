@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import gradsync.torch as gst
-from gradsync import GradsyncError
+from gradsync import Clip, ClipRaised, GradsyncError, ZScore
 
 WIDTH = 12
 NORMS = [1.0, 2.0, 3.0, math.inf]
@@ -262,11 +262,60 @@ def overflow() -> dict[str, Any]:
     return {"ours": ours, "exact": 1e30 * math.sqrt(elements), "after": after}
 
 
+def policies() -> dict[str, Any]:
+    """A threshold that follows the norms, and NaN on one rank: first zeros, then an error on every rank."""
+    mesh = mesh_of(dp_shard=4)
+    model = sharded(blocks(), mesh)
+    clip = Clip.percentile(percentile=50, window=4, warmup=2, watch=[ZScore(warmup=2)], nonfinite="zero")
+    gst.init(model, mesh=mesh, job="policies", clip=clip)
+    steps = []
+    for step, factor in enumerate((50.0, 40.0, 30.0, 20.0, 45.0, 60.0)):
+        before = policy_gradients(model, factor, nan=step == 3)
+        gst.clip_grad_norm_(model.parameters(), 1e6)
+        report = gst.last_report()
+        coefficient = torch.tensor(report.coefficient)
+        after = [local(p.grad) for p in model.parameters()]
+        steps.append(
+            {
+                "norm": str(report.norm),
+                "threshold": report.threshold,
+                "action": report.groups[0].action,
+                "watched": len(report.groups[0].watch),
+                "zeros": all(not gradient.any() for gradient in after),
+                "multiplied": all(torch.equal(a * coefficient, b) for a, b in zip(before, after, strict=True)),
+            }
+        )
+    gst.init(model, mesh=mesh, job="policies_raise", clip=Clip(nonfinite="raise"))
+    before = policy_gradients(model, 1.0, nan=True)
+    raised = ""
+    try:
+        gst.clip_grad_norm_(model.parameters(), 1.0)
+    except ClipRaised as error:
+        raised = error.group
+    kept = all(
+        torch.equal(a.nan_to_num(), local(p.grad).nan_to_num()) for a, p in zip(before, model.parameters(), strict=True)
+    )
+    policy_gradients(model, 1.0, nan=False)
+    next_norm = gst.clip_grad_norm_(model.parameters(), 1.0).full_tensor().item()
+    gst.close()
+    return {"steps": steps, "raised": raised, "kept": kept, "next_is_finite": math.isfinite(next_norm)}
+
+
+def policy_gradients(model: nn.Module, factor: float, nan: bool) -> list[torch.Tensor]:
+    model.zero_grad()
+    backward(model, dist.get_rank(), factor)
+    held = [local(p.grad) for p in model.parameters()]
+    if nan and dist.get_rank() == 2:
+        next(gradient for gradient in held if gradient.numel()).view(-1)[0] = math.nan
+    return [gradient.clone() for gradient in held]
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **{case.__name__: (lambda case=case: compare(case)) for case in (fsdp2, hsdp, fsdp2_tp, fsdp2_tp_sp, tp_sp)},
     "pipeline_and_experts": pipeline_and_experts,
     "bfloat16": bfloat16,
     "overflow": overflow,
+    "policies": policies,
 }
 
 

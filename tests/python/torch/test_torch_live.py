@@ -5,9 +5,17 @@ The reference is the norm of the whole gradients in float64. Where torch differs
 
 from __future__ import annotations
 
+import math
+import sys
+from pathlib import Path
+
 import numpy
 import pytest
 from live_world import DEADLINE_S, Live, run_live
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from reference.auto_clip import AutoClip, thresholds
 
 COMPARED = ["fsdp2", "hsdp", "fsdp2_tp", "fsdp2_tp_sp", "tp_sp"]
 
@@ -95,3 +103,22 @@ def test_squares_that_overflow_float32_are_clipped_not_zeroed(live: Live) -> Non
     for result in live["overflow"]:
         assert result["ours"] == pytest.approx(result["exact"], rel=1e-6)
         assert result["after"] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_the_threshold_of_drop_ins_follows_the_norms_before(live: Live) -> None:
+    results = live["policies"]
+    norms = [float(one["norm"]) for one in results[0]["steps"]]
+    assert [math.isnan(norm) for norm in norms] == [False, False, False, True, False, False]
+    wanted = thresholds(AutoClip(1e6, 50, 4, 2), norms)
+    for result in results:
+        assert [float(one["norm"]) for one in result["steps"]] == pytest.approx(norms, abs=0, nan_ok=True)
+        assert [one["threshold"] for one in result["steps"]] == wanted
+        assert {one["watched"] for one in result["steps"]} == {1}
+        assert all(one["multiplied"] for number, one in enumerate(result["steps"]) if number != 3)
+
+
+def test_nan_on_one_rank_zeroes_or_raises_on_all(live: Live) -> None:
+    for result in live["policies"]:
+        assert [one["action"] for one in result["steps"]] == ["step", "step", "step", "zero", "step", "step"]
+        assert [one["zeros"] for one in result["steps"]] == [False, False, False, True, False, False]
+        assert (result["raised"], result["kept"], result["next_is_finite"]) == ("all", True, True)
