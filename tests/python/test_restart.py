@@ -15,7 +15,7 @@ from fake_daemon import NO_REPLY, FakeDaemon, Fault, report
 
 import gradsync
 from gradsync import Row, Tensor, _comeback, _connection, _declaring
-from gradsync.errors import ConnectionLost, DeclareTimeout, StaleEpoch, UsageError
+from gradsync.errors import ClipRaised, ConnectionLost, DeclareTimeout, StaleEpoch, UsageError
 
 TENSORS = [Tensor("a", (4,), weight_fingerprint="1" * 16), Tensor("b", (4,), weight_fingerprint="2" * 16)]
 
@@ -89,6 +89,14 @@ def test_a_step_that_was_done_returns_its_result(grads: gradsync.Grads, daemon: 
     assert daemon.of("step.finish")[-1]["epoch"] == 1001
     after = daemon.of("gradients.declare")[-1]
     assert all("weight_fingerprint" not in tensor for tensor in after["tensors"]), "weights have moved"
+
+
+def test_a_step_that_was_done_and_raises_raises(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    dies_in(daemon, "step.finish", done(daemon, action="raise", skipped=True, reason="norm is not finite: nan"))
+    with pytest.raises(ClipRaised, match="norm is not finite: nan"):
+        grads.finish(ready="all")
+    assert grads.finish(ready="all").step == 1
+    assert [params["step"] for params in daemon.of("step.finish")] == [0, 1]
 
 
 def test_gradients_that_were_being_reduced_are_lost_once(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
