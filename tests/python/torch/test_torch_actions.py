@@ -198,3 +198,20 @@ def test_observed_policies_only_watch(daemon, norms, monkeypatch):  # noqa: F811
     assert declared["policy"] == {"kind": "observe"}
     assert [policy["kind"] for policy in declared["watch"]] == ["percentile", "zscore"]
     assert declared["max_norm"] == 1.0
+
+
+def test_an_observer_is_told_what_raises_and_does_not_raise(daemon, norms, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("GRADSYNC_MODE", "observe")
+    model = net()
+    observer = init(daemon, model, clip=Clip(max_norm=1.0, nonfinite="raise"))
+    assert observer._declared.wait(30)
+    daemon.script["step.finish"] = lambda params: after(norms, params, "raise")
+    for _ in range(2):
+        model.zero_grad()
+        backward(model)
+        before = copies(model)
+        observer._patience = 20.0  # whatever else the machine does
+        gst.observe()
+        assert all(map(torch.equal, copies(model), before))
+    assert observer.wait(20.0).report.action == "raise"
+    assert (gst.last_report().step, observer.skipped) == (1, 0)
