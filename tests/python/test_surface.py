@@ -40,7 +40,7 @@ SIGNATURES = {
     gradsync.Grads.ready: "(self, name, micro_batch=None)",
     gradsync.Grads.finish: (
         "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None, *, ready=None, "
-        "unused=(), bucket_digests=None)"
+        "unused=(), bucket_digests=None, scaled=None)"
     ),
     gradsync.Grads.apply_clip: "(self, max_norm=<Unset.UNSET: 'unset'>, timeout=None)",
 }

@@ -136,6 +136,7 @@ class LoopbackGrads:
         ready=None,
         unused=(),
         bucket_digests=None,
+        scaled=None,
     ):
         assert ready == "all"
         for bucket, snapshot in self._snapshots.items():

@@ -140,12 +140,14 @@ class Grads(Declared):
         ready: Literal["all"] | Sequence[int] | None = None,
         unused: Sequence[int] = (),
         bucket_digests: Sequence[int] | None = None,
+        scaled: bool | None = None,
     ) -> StepReport:
         """Completes the step on all ranks: reduced, measured, clipped.
 
         `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
         `ready` None trusts the counters of this object; "all", or a list of bucket indices, is the word of a caller
-        that counts by itself; `unused` are tensors that this call alone says to be so.
+        that counts by itself; `unused` are tensors that this call alone says to be so. `scaled` says that a loss scaler
+        takes no step where a gradient is not finite, so that no policy remembers it; None: where `scale` is not 1.
 
         Raises:
             NotReady: tensors are missing; nothing was sent and the step stays open.
@@ -153,7 +155,7 @@ class Grads(Declared):
             RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
         """
         self._check_whole()
-        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests)
+        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests, scaled)
         if max_norm is not UNSET:
             params |= max_norm_param(max_norm)
         return self._finish(step, params, timeout)
@@ -166,6 +168,7 @@ class Grads(Declared):
         *,
         ready: Literal["all"] | Sequence[int] | None = None,
         bucket_digests: Sequence[int] | None = None,
+        scaled: bool | None = None,
     ) -> StepReport:
         """The first half of `finish`: reduced and measured, nothing multiplied; `apply_clip` has to follow.
 
@@ -174,7 +177,7 @@ class Grads(Declared):
             RpcError: the step failed on all ranks.
         """
         self._check_whole()
-        step, params = self._begin(step, scale, timeout, ready, (), bucket_digests)
+        step, params = self._begin(step, scale, timeout, ready, (), bucket_digests, scaled)
         return self._compute_norm(step, params, timeout)
 
     # inside
@@ -187,13 +190,14 @@ class Grads(Declared):
         ready: ReadySet,
         unused: Sequence[int],
         bucket_digests: Sequence[int] | None,
+        scaled: bool | None,
     ) -> tuple[int, dict[str, Any]]:
         self._check_open()
         if ready is None:
             self._check_complete()
         step = self._job.next_step if step is None else step
         everything_unused = list(dict.fromkeys([*self._unused, *unused])) if self._unused or unused else ()
-        return step, step_params(self._job, step, scale, timeout, ready, everything_unused, bucket_digests)
+        return step, step_params(self._job, step, scale, timeout, ready, everything_unused, bucket_digests, scaled)
 
     def _reset(self) -> None:
         super()._reset()

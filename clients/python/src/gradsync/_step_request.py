@@ -34,6 +34,7 @@ def step_params(
     ready: ReadySet,
     unused: Sequence[int],
     bucket_digests: Sequence[int] | None,
+    scaled: bool | None = None,
 ) -> dict[str, Any]:
     """Of step.finish and norm.compute."""
     params = _of_step(job, step)
@@ -42,6 +43,8 @@ def step_params(
         params["unused"] = list(unused)
     if scale is not None:
         params["scale"] = encode_number(scale)
+    if scaled is not None:
+        params["scaled"] = scaled
     if bucket_digests is not None:
         params["bucket_digests"] = list(bucket_digests)
     return params if timeout is None else params | _timeout(timeout)

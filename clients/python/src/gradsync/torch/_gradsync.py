@@ -15,11 +15,14 @@ from gradsync import UNSET, GradsyncError, StepReport, Unset
 from gradsync.errors import ClipRaised, ConnectionLost, RpcError, UsageError
 
 from ._errors import LateGradient
+from ._loss_scale import LossScale, loss_scale
 from ._optimizer_guard import OptimizerGuard
 from ._parameter_set import ParameterSet
 from ._recorder import Counters, GradientRecorder
 
 if TYPE_CHECKING:
+    from torch.amp.grad_scaler import GradScaler
+
     from gradsync import Client, Grads, Job
 
 
@@ -47,6 +50,7 @@ class GradSync:
         self,
         optimizer: Optimizer | Sequence[Optimizer],
         *,
+        scaler: GradScaler | None = None,
         scale: float | None = None,
         max_norm: float | None | Unset = UNSET,
         zero_grad: bool = True,
@@ -57,10 +61,12 @@ class GradSync:
         Where `report.skipped` no optimizer was stepped and every gradient is dropped: a scheduler that counts optimizer
         steps wants `if not report.skipped: scheduler.step()`.
 
-        With `scale` (the factor the loss was multiplied by) gradients are divided by it, and a step with non-finite
-        gradients is skipped on every rank, as torch.amp.GradScaler does.
+        With `scaler`, `scaler.scale(loss).backward()` comes before this and `scaler.update()` after it; `unscale_` and
+        `scaler.step` are done here. With `scale`, a factor of your own that the loss was multiplied by, gradients are
+        divided by it. With either a step with non-finite gradients is skipped on every rank.
 
         Raises:
+            UsageError: `scaler` is not at the beginning of a step, or `scale` is given too; nothing was sent.
             ParameterChanged: the module or the optimizer holds a parameter that is not synchronised.
             LateGradient: a gradient came or changed after its bucket had been launched.
             ClipRaised: a clip group was declared to raise at this norm; the step is done, its gradients are dropped.
@@ -80,13 +86,16 @@ class GradSync:
             raise UsageError(
                 "finish() completed this step already; call optimizer.step() yourself, or step() instead of finish()"
             )
-        report = self.finish(scale=scale, max_norm=max_norm, timeout=timeout)
+        held = loss_scale(scaler, scale, optimizers)
+        report = self._end(held, scale, max_norm, timeout)
         self._finished = False
         if scale is not None and report.found_inf and not report.skipped:
             reason = f"non-finite gradients at scale {scale:g}; {report.reason}"
             report = replace(report, skipped=True, action="skip", reason=reason)
             self.report = report
-        if not report.skipped:
+        if held is not None:
+            held.step(report)
+        elif not report.skipped:
             for one in optimizers:
                 one.step()
         if zero_grad:
@@ -95,13 +104,22 @@ class GradSync:
         return report
 
     def finish(
-        self, *, scale: float | None = None, max_norm: float | None | Unset = UNSET, timeout: float | None = None
+        self,
+        *,
+        scaler: GradScaler | None = None,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
+        scale: float | None = None,
+        max_norm: float | None | Unset = UNSET,
+        timeout: float | None = None,
     ) -> StepReport:
         """Reduces, measures and clips: every `p.grad` is the result, and None where no rank had a gradient.
 
         All are None where `report.skipped`, so that an optimizer called all the same finds nothing to do.
 
+        With `scaler` come the `optimizers` that `scaler.step` is called with afterwards, and then `scaler.update()`.
+
         Raises:
+            UsageError: `scaler` is not at the beginning of a step, or `scale` is given too; nothing was sent.
             ParameterChanged: a parameter is not what the ranks agreed on.
             LateGradient: a gradient came or changed after its bucket had been launched.
             ClipRaised: a clip group was declared to raise at this norm; the step is done, its gradients are dropped.
@@ -110,6 +128,11 @@ class GradSync:
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
                 Without, and after KeyboardInterrupt and CallTimeout, its outcome is not known: attach again.
         """
+        return self._end(loss_scale(scaler, scale, optimizers), scale, max_norm, timeout)
+
+    def _end(
+        self, held: LossScale | None, scale: float | None, max_norm: float | None | Unset, timeout: float | None
+    ) -> StepReport:
         self._follow_module()
         recorder, grads = self._recorder, self._grads
         try:
@@ -119,7 +142,8 @@ class GradSync:
             raise
         try:
             report = grads.finish(
-                scale=scale,
+                scale=scale if held is None else held.factor,
+                scaled=None if held is None else True,
                 max_norm=max_norm,
                 timeout=timeout,
                 ready="all",
@@ -128,7 +152,11 @@ class GradSync:
                 bucket_digests=recorder.digests(unused),
             )
         except ClipRaised as error:
-            raise ClipRaised(self._commit(error.report, unused)) from None
+            if held is None or not error.report.found_inf:
+                if held is not None:
+                    held.settle_raised()
+                raise ClipRaised(self._commit(error.report, unused)) from None
+            report = error.report  # the scaler skips it
         except UsageError:
             raise  # nothing was sent, the step is open
         except RpcError as error:
@@ -147,7 +175,7 @@ class GradSync:
             self._close(brief=True)
             raise
         self._finished = True
-        return self._commit(report, unused)
+        return self._commit(report if held is None else held.settle(report), unused)
 
     def _commit(self, report: StepReport, unused: Sequence[int]) -> StepReport:
         """What holds after a step that is done, whatever became of it."""

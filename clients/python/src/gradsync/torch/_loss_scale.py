@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from gradsync import StepReport
 from gradsync.errors import UsageError
 
-__all__ = ["LossScale", "loss_scale"]
+__all__ = ["LossScale", "check_scaler", "loss_scale", "report_of_scaler"]
 
 _OURS = "gradsync"  # beside torch's own keys in the state of an optimizer, which update() drops
 
@@ -34,36 +34,37 @@ class LossScale:
     def settle(self, report: StepReport) -> StepReport:
         """Tells the scaler what became of the step. One with gradients that are not finite is skipped, whatever else
         would have been done about it."""
-        if report.found_inf and not report.skipped:
+        if report.found_inf and report.action != "skip":
             reason = f"non-finite gradients at scale {self.factor:g}; {report.reason}"
             report = replace(report, skipped=True, action="skip", reason=reason)
-        if report.skipped and not report.found_inf:
+        spike = _is_skipped_spike(report)
+        if spike:
             self._take_back()
-        self._record(OptState.UNSCALED, report)
+        self._record(OptState.UNSCALED, report.found_inf, "skipped" if spike else "done")
         return report
 
-    def settle_raised(self, report: StepReport) -> None:
-        """After a report that raises: the next step may begin, whether update() is called or not."""
-        self._record(OptState.READY, report)
+    def settle_raised(self) -> None:
+        """After a report that raises, with finite gradients: the next step may begin, with or without an update()."""
+        self._record(OptState.READY, False, "raised")
 
     def step(self, report: StepReport) -> None:
         """What the loop does with a step that is settled: the scaler steps where gradients are finite."""
         for optimizer in self._optimizers:
-            if report.skipped and not report.found_inf:
+            if _is_skipped_spike(report):
                 self._scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
             else:
                 self._scaler.step(optimizer)
 
-    def _record(self, stage: OptState, report: StepReport) -> None:
+    def _record(self, stage: OptState, found: bool, outcome: str) -> None:
         scale = self._scaler._get_scale_async()
         assert scale is not None  # loss_scale() saw it
         for optimizer in self._optimizers:
             # A tensor for each: update() adds the others to the first, in place.
-            found_inf = torch.full((), float(report.found_inf), dtype=torch.float32, device=scale.device)
+            found_inf = torch.full((), float(found), dtype=torch.float32, device=scale.device)
             self._scaler._per_optimizer_states[id(optimizer)] |= {
                 "stage": stage,
                 "found_inf_per_device": {found_inf.device: found_inf},
-                _OURS: "skipped" if report.skipped and not report.found_inf else "done",
+                _OURS: outcome,
             }
 
     def _take_back(self) -> None:
@@ -76,6 +77,10 @@ class LossScale:
             tracker.sub_(1)
 
 
+def _is_skipped_spike(report: StepReport) -> bool:
+    return report.skipped and not report.found_inf
+
+
 def loss_scale(
     scaler: Any, scale: float | None, optimizers: Optimizer | Sequence[Optimizer] | None
 ) -> LossScale | None:
@@ -84,15 +89,8 @@ def loss_scale(
     Raises:
         UsageError: it is no scaler, `scale` is given too, no optimizers are, or it is not at the beginning of a step.
     """
-    if scaler is None:
-        return None
-    if not isinstance(scaler, GradScaler):
-        raise UsageError(
-            f"scaler={scaler!r}: give a torch.amp.GradScaler, or a factor of your own as scale= without a scaler"
-        )
-    if scale is not None:
-        raise UsageError(f"scale={scale!r} beside scaler=: the scaler has a scale of its own; give one of the two")
-    if not scaler.is_enabled():
+    check_scaler(scaler, scale)
+    if scaler is None or not scaler.is_enabled():
         return None
     stepped = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
     if not stepped:
@@ -104,6 +102,31 @@ def loss_scale(
             raise UsageError(f"optimizers[{number}] is there twice; a scaler steps an optimizer once between updates")
         _check_stage(scaler, optimizer, number)
     return LossScale(scaler, stepped, _factor_of(scaler))
+
+
+def check_scaler(scaler: object, scale: float | None) -> None:
+    """Raises UsageError for what is no scaler, and for one beside `scale`."""
+    if scaler is None:
+        return
+    if not isinstance(scaler, GradScaler):
+        raise UsageError(
+            f"scaler={scaler!r}: give a torch.amp.GradScaler, or a factor of your own as scale= without a scaler"
+        )
+    if scale is not None:
+        raise UsageError(f"scale={scale!r} beside scaler=: the scaler has a scale of its own; give one of the two")
+
+
+def report_of_scaler(report: StepReport, scaler: GradScaler, optimizers: Sequence[Optimizer]) -> StepReport:
+    """The report of a step that torch's scaler took by itself, with what it found."""
+    found = [
+        any(bool(inf) for inf in scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        for optimizer in optimizers
+    ]
+    if not any(found):
+        return report
+    skipped = all(found)
+    reason = f"{report.reason}; the scaler skipped {sum(found)} of {len(found)} optimizers: non-finite gradients"
+    return replace(report, found_inf=True, skipped=skipped, action="skip" if skipped else "step", reason=reason)
 
 
 def _check_stage(scaler: GradScaler, optimizer: Optimizer, number: int) -> None:

@@ -7,14 +7,18 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from gradsync import UNSET, StepReport, StepTimings, Unset
 
+from ._loss_scale import check_scaler, report_of_scaler
 from ._recorder import Counters
+
+if TYPE_CHECKING:
+    from torch.amp.grad_scaler import GradScaler
 
 
 class OffSync:
@@ -35,21 +39,32 @@ class OffSync:
         self,
         optimizer: Optimizer | Sequence[Optimizer],
         *,
+        scaler: GradScaler | None = None,
         scale: float | None = None,
         max_norm: float | None | Unset = UNSET,
         zero_grad: bool = True,
         timeout: float | None = None,
     ) -> StepReport:
-        report = self.finish(scale=scale, max_norm=max_norm, timeout=timeout)
-        for one in [optimizer] if isinstance(optimizer, Optimizer) else optimizer:
-            one.step()
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        report = self.finish(scaler=scaler, optimizers=optimizers, scale=scale, max_norm=max_norm, timeout=timeout)
+        for one in optimizers:
+            one.step() if scaler is None else scaler.step(one)
+        if scaler is not None and scaler.is_enabled():
+            report = self.report = report_of_scaler(report, scaler, optimizers)
         if zero_grad:
             self._model.zero_grad()
         return report
 
     def finish(
-        self, *, scale: float | None = None, max_norm: float | None | Unset = UNSET, timeout: float | None = None
+        self,
+        *,
+        scaler: GradScaler | None = None,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
+        scale: float | None = None,
+        max_norm: float | None | Unset = UNSET,
+        timeout: float | None = None,
     ) -> StepReport:
+        check_scaler(scaler, scale)  # which unscales by itself when it steps
         if scale is not None and scale != 1.0:
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
