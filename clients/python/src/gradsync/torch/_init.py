@@ -28,7 +28,9 @@ from ._placed import Experts, Placer
 from ._session import Session
 
 if TYPE_CHECKING:
+    from torch.amp.grad_scaler import GradScaler
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
 
     MeshSpec = DeviceMesh | Mapping[str, int]
 
@@ -179,16 +181,22 @@ def clip_grad_norm_(
     foreach: bool | None = None,
     pp_mesh: DeviceMesh | None = None,
     ep_enabled: bool = False,
+    *,
+    scaler: GradScaler | None = None,
+    optimizers: Optimizer | Sequence[Optimizer] | None = None,
 ) -> torch.Tensor:
     """`torch.nn.utils.clip_grad_norm_` of the whole model: every element once, everything held is multiplied.
 
     `pp_mesh` and `ep_enabled` are torchtitan's; what they ask for is in the plan already. Every rank calls it, also one
     without gradients or parameters.
 
+    After `scaler.unscale_(optimizer)` give both: where a gradient is not finite on one rank, `scaler.step(optimizer)`
+    then skips on all.
+
     Raises:
         NotAttached: `init` did not come first.
         GradientRefused: a gradient is not reduced, or not placed like its parameter.
-        UsageError: the parameters are not those of `init`.
+        UsageError: the parameters are not those of `init`, or an optimizer was not unscaled.
         RuntimeError: `error_if_nonfinite`, and the norm is NaN or infinite; gradients are unchanged.
     """
     titan = pp_mesh is not None or ep_enabled
@@ -201,7 +209,16 @@ def clip_grad_norm_(
         if isinstance(session, Observer):
             session.finish(measured, norm)
         return norm
-    return session.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach, plain=titan)
+    return session.clip_grad_norm_(
+        parameters,
+        max_norm,
+        norm_type,
+        error_if_nonfinite,
+        foreach,
+        scaler=scaler,
+        optimizers=optimizers,
+        plain=titan,
+    )
 
 
 def get_total_norm(

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from gradsync import StepReport
 from gradsync.errors import UsageError
 
-__all__ = ["LossScale", "check_scaler", "loss_scale", "report_of_scaler"]
+__all__ = ["LossScale", "check_scaler", "loss_scale", "report_of_scaler", "unscaled_by_caller"]
 
 _OURS = "gradsync"  # beside torch's own keys in the state of an optimizer, which update() drops
 
@@ -40,12 +40,21 @@ class LossScale:
         spike = _is_skipped_spike(report)
         if spike:
             self._take_back()
-        self._record(OptState.UNSCALED, report.found_inf, "skipped" if spike else "done")
+        for optimizer in self._optimizers:
+            self._record(optimizer, OptState.UNSCALED, report.found_inf, "skipped" if spike else "done")
         return report
 
     def settle_raised(self) -> None:
         """After a report that raises, with finite gradients: the next step may begin, with or without an update()."""
-        self._record(OptState.READY, False, "raised")
+        for optimizer in self._optimizers:
+            self._record(optimizer, OptState.READY, False, "raised")
+
+    def agree(self, report: StepReport) -> None:
+        """After `unscale_` on each rank: what one rank found all know, also those that had nothing to look at."""
+        for optimizer in self._optimizers:
+            found = self._scaler._found_inf_per_device(optimizer)
+            if report.found_inf or not found:
+                self._record(optimizer, OptState.UNSCALED, report.found_inf, "done")
 
     def step(self, report: StepReport) -> None:
         """What the loop does with a step that is settled: the scaler steps where gradients are finite."""
@@ -55,17 +64,16 @@ class LossScale:
             else:
                 self._scaler.step(optimizer)
 
-    def _record(self, stage: OptState, found: bool, outcome: str) -> None:
+    def _record(self, optimizer: Optimizer, stage: OptState, found: bool, outcome: str) -> None:
         scale = self._scaler._get_scale_async()
-        assert scale is not None  # loss_scale() saw it
-        for optimizer in self._optimizers:
-            # A tensor for each: update() adds the others to the first, in place.
-            found_inf = torch.full((), float(found), dtype=torch.float32, device=scale.device)
-            self._scaler._per_optimizer_states[id(optimizer)] |= {
-                "stage": stage,
-                "found_inf_per_device": {found_inf.device: found_inf},
-                _OURS: outcome,
-            }
+        assert scale is not None  # it was asked for its factor, or has unscaled
+        # A tensor for each optimizer: update() adds the others to the first, in place.
+        found_inf = torch.full((), float(found), dtype=torch.float32, device=scale.device)
+        self._scaler._per_optimizer_states[id(optimizer)] |= {
+            "stage": stage,
+            "found_inf_per_device": {found_inf.device: found_inf},
+            _OURS: outcome,
+        }
 
     def _take_back(self) -> None:
         """update() will count this step towards the growth of the scale, which a spike says nothing about. Once: it
@@ -92,6 +100,33 @@ def loss_scale(
     check_scaler(scaler, scale)
     if scaler is None or not scaler.is_enabled():
         return None
+    stepped = _stepped(optimizers)
+    for number, optimizer in enumerate(stepped):
+        _check_ready(scaler, optimizer, number)
+    return LossScale(scaler, stepped, _factor_of(scaler))
+
+
+def unscaled_by_caller(scaler: Any, optimizers: Optimizer | Sequence[Optimizer] | None) -> LossScale | None:
+    """The same for drop-ins, where `scaler.unscale_` comes first as in torch's recipe, so that gradients have no scale.
+
+    Raises:
+        UsageError: it is no scaler, no optimizers are given, or one of them has not been unscaled in this iteration.
+    """
+    check_scaler(scaler, None)
+    if scaler is None or not scaler.is_enabled():
+        return None
+    stepped = _stepped(optimizers)
+    for number, optimizer in enumerate(stepped):
+        state = scaler._per_optimizer_states.get(id(optimizer))
+        if state is None or state["stage"] is not OptState.UNSCALED:
+            raise UsageError(
+                f"optimizers[{number}] ({type(optimizer).__name__}): its gradients still have the scale; call "
+                "scaler.unscale_() with it after the backward and before the norm"
+            )
+    return LossScale(scaler, stepped, 1.0)
+
+
+def _stepped(optimizers: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
     stepped = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
     if not stepped:
         raise UsageError(f"optimizers={optimizers!r} with a scaler: give those that scaler.step() will be called with")
@@ -100,8 +135,7 @@ def loss_scale(
             raise UsageError(f"optimizers[{number}]={optimizer!r}: give a torch.optim.Optimizer")
         if any(optimizer is other for other in stepped[:number]):
             raise UsageError(f"optimizers[{number}] is there twice; a scaler steps an optimizer once between updates")
-        _check_stage(scaler, optimizer, number)
-    return LossScale(scaler, stepped, _factor_of(scaler))
+    return stepped
 
 
 def check_scaler(scaler: object, scale: float | None) -> None:
@@ -129,7 +163,7 @@ def report_of_scaler(report: StepReport, scaler: GradScaler, optimizers: Sequenc
     return replace(report, found_inf=True, skipped=skipped, action="skip" if skipped else "step", reason=reason)
 
 
-def _check_stage(scaler: GradScaler, optimizer: Optimizer, number: int) -> None:
+def _check_ready(scaler: GradScaler, optimizer: Optimizer, number: int) -> None:
     state = scaler._per_optimizer_states.get(id(optimizer))  # reading it by [] would make one
     if state is None or state["stage"] is OptState.READY:
         return

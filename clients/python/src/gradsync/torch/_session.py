@@ -20,10 +20,14 @@ from gradsync.errors import ClipRaised, GradsyncError, UsageError
 
 from ._dtensor import local_tensor
 from ._held_gradients import HeldGradients
+from ._loss_scale import unscaled_by_caller
 from ._statistics import Arranged, rows_in
 
 if TYPE_CHECKING:
     import os
+
+    from torch.amp.grad_scaler import GradScaler
+    from torch.optim import Optimizer
 
 __all__ = ["Session"]
 
@@ -62,12 +66,17 @@ class Session:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
         *,
+        scaler: GradScaler | None = None,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
         plain: bool = False,
     ) -> torch.Tensor:
         """As `torch.nn.utils.clip_grad_norm_`, over all ranks of the job. `plain`: the norm is no DTensor."""
+        held = unscaled_by_caller(scaler, optimizers)
         self._held.check_parameters(parameters)
         arranged = self._prepare(norm_type)
-        report = self._end(self._grads.finish, max_norm)
+        report = self._end(self._grads.finish, max_norm, scaled=held is not None)
+        if held is not None:
+            held.agree(report)
         norm = self._as_tensor(report.norm, plain)
         if error_if_nonfinite and not math.isfinite(report.norm):
             raise _nonfinite(norm_type)
@@ -162,13 +171,16 @@ class Session:
         self._grads.wrote_all()
         return arranged
 
-    def _end(self, ask: Callable[..., gradsync.StepReport], max_norm: float) -> gradsync.StepReport:
-        """Ends the step; its report is kept also where it is one that raises."""
+    def _end(
+        self, ask: Callable[..., gradsync.StepReport], max_norm: float, scaled: bool = False
+    ) -> gradsync.StepReport:
+        """Ends the step; its report is kept also where it is one that raises. What is not finite a scaler skips."""
         try:
             self.report = ask(max_norm=float(max_norm))
         except ClipRaised as error:
             self.report = error.report
-            raise
+            if not (scaled and error.report.found_inf):
+                raise
         return self.report
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
