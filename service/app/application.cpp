@@ -65,6 +65,7 @@ bool told_to_stop() {
 
 engine::EngineOptions engine_options(const Options& options) {
   engine::EngineOptions engine;
+  engine.policy_directory = policy_directory(options);
   engine.buckets = bucket_sizes(options.engine);
   engine.limits.sessions = options.limits.sessions;
   engine.limits.buffers_per_session = options.limits.buffers_per_session;

@@ -140,6 +140,13 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       FieldRule{"Replicas are compared on the first three steps and then every so many; 1: always.", 1}
   );
   visit("engine", "history", engine.history, FieldRule{"Step reports kept per job.", 1, 1'000'000});
+  visit(
+      "engine",
+      "policy_directory",
+      engine.policy_directory,
+      FieldRule{"Where what clipping policies remember outlives the daemon; empty: beside the socket, as ….policies; "
+                "\"off\" for nowhere."}
+  );
   auto& log = options.log;
   visit(
       "log",

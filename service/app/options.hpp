@@ -48,6 +48,7 @@ struct EngineSection {
   std::int64_t threads = 0;  ///< 0: what affinity and cgroup allow
   std::int64_t check_every = 100;
   std::int64_t history = 1000;
+  std::string policy_directory;  ///< empty: beside the socket; "off": none
 };
 
 struct LogSection {

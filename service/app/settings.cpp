@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <iostream>
+#include <string_view>
 
 namespace gradsync::app {
 
@@ -19,6 +20,17 @@ Result<Configuration> load_settings(const SettingsSource& source) {
 
 plan::BucketSizes bucket_sizes(const EngineSection& engine) {
   return {static_cast<std::uint64_t>(engine.first_bucket_bytes), static_cast<std::uint64_t>(engine.bucket_bytes)};
+}
+
+std::string policy_directory(const Options& options) {
+  const std::string& chosen = options.engine.policy_directory;
+  if (!chosen.empty()) {
+    return chosen == "off" ? std::string() : chosen;
+  }
+  constexpr std::string_view kEnd = ".sock";
+  std::string_view socket = options.server.socket;
+  socket.remove_suffix(socket.ends_with(kEnd) ? kEnd.size() : 0);
+  return std::string(socket) + ".policies";
 }
 
 void complain(const std::string& message, const std::string& hint) {

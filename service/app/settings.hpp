@@ -11,6 +11,9 @@ namespace gradsync::app {
 
 [[nodiscard]] plan::BucketSizes bucket_sizes(const EngineSection& engine);
 
+/// Where what policies remember outlives the daemon; empty: nowhere.
+[[nodiscard]] std::string policy_directory(const Options& options);
+
 /// One line and its hint on stderr.
 void complain(const std::string& message, const std::string& hint);
 

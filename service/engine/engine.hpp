@@ -63,6 +63,7 @@ struct EngineOptions {
   std::uint64_t first_epoch = 1;
   EncodeReport encode_report;            ///< none: no job has a record of its steps
   std::size_t encoded_bytes = 1u << 20;  ///< no reply has more
+  std::string policy_directory;          ///< where what policies remember outlives the daemon; empty: nowhere
 };
 
 struct AttachRequest {
@@ -96,10 +97,20 @@ struct RecordGrant {
   std::uint64_t size_bytes = 0;
 };
 
+/// Fencing of every step message.
+struct StepKey {
+  std::uint64_t epoch = 0;
+  std::uint64_t attempt = 0;
+};
+
+/// An attempt in one word: what rows are stamped with, and what a record tells. 0 names none.
+[[nodiscard]] constexpr std::uint64_t attempt_word(const StepKey& key) { return (key.epoch << 32) + key.attempt + 1; }
+
 struct DeclareRequest {
   plan::RankDeclaration declaration;
   std::uint64_t buffer = 0;
   std::optional<Milliseconds> timeout;
+  std::optional<StepKey> last_done;  ///< that the daemon before this one did: policies go on from there
 };
 
 struct DeclareResult {
@@ -111,15 +122,6 @@ struct DeclareResult {
   bool check = false;             ///< the rows of the first step should carry fingerprints; data path `stats` only
   std::optional<RecordGrant> record;
 };
-
-/// Fencing of every step message.
-struct StepKey {
-  std::uint64_t epoch = 0;
-  std::uint64_t attempt = 0;
-};
-
-/// An attempt in one word: what rows are stamped with, and what a record tells. 0 names none.
-[[nodiscard]] constexpr std::uint64_t attempt_word(const StepKey& key) { return (key.epoch << 32) + key.attempt + 1; }
 
 struct BucketReady {
   StepKey key;
@@ -173,7 +175,8 @@ struct Event {
   std::uint32_t uid = 0;
   std::string job;
   std::string what;  ///< alert and epoch: one line in words
-  std::string kind;  ///< alert: an error kind, "nonfinite", "divergence", "deadline_half" or "lane_stuck"
+  std::string kind;  ///< alert: an error kind, "nonfinite", "divergence", "deadline_half", "lane_stuck",
+                     ///< "step_skipped", "step_raised" or "policy_state"
   std::uint64_t epoch = 0;
   std::shared_ptr<const StepReport> report;  ///< topic step
 };

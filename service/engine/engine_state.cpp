@@ -104,6 +104,7 @@ void Engine::State::leave(SessionId session, const std::string& why, bool lost) 
 }
 
 void Engine::State::close(std::unique_ptr<Job> job) {
+  job->release_policies();
   if (!job->quiet()) {
     closing.push_back(std::move(job));
   }

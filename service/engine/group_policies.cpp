@@ -3,6 +3,7 @@
 #include "base/text.hpp"
 #include "engine/group_state_bytes.hpp"
 #include "plan/check_max_norm.hpp"
+#include "plan/check_policy.hpp"
 
 #include <fmt/format.h>
 
@@ -116,6 +117,12 @@ std::string GroupPolicies::save(std::string& bytes) const {
     }
   }
   return writer.finish();
+}
+
+bool GroupPolicies::remember() const {
+  return std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
+    return plan::remembered_norms(group.clip) > 0 || group.clip.spike == plan::SpikeAction::Skip;
+  });
 }
 
 std::string GroupPolicies::digest() const {

@@ -63,6 +63,9 @@ class GroupPolicies {
   /// damaged, of other clip groups, or of other policies, each named; then nothing changes.
   [[nodiscard]] Result<void> restore(std::string_view bytes);
 
+  /// Whether any of them remembers norms.
+  [[nodiscard]] bool remember() const;
+
   /// 16 hex digits over all that `save` writes.
   [[nodiscard]] std::string digest() const;
 

@@ -12,6 +12,7 @@
 #include "engine/engine.hpp"
 #include "engine/group_policies.hpp"
 #include "engine/history.hpp"
+#include "engine/policy_file.hpp"
 #include "engine/step_machine.hpp"
 #include "engine/step_record.hpp"
 #include "engine/step_report.hpp"
@@ -74,6 +75,9 @@ class Job {
   [[nodiscard]] bool empty() const;
   /// All ranks leave: waiting calls get `error`, those of a step when the lane is quiet.
   void end(const Error& error);
+
+  /// No step of it will be done any more: another job may go on with what its policies remember.
+  void release_policies() { policy_file_.reset(); }
 
   /// Nothing of it runs on the lane and no call waits for that.
   [[nodiscard]] bool quiet() const { return !(machine_ && machine_->busy()) && departed_.empty(); }
@@ -158,6 +162,7 @@ class Job {
     Reply<DeclareResult> declare_reply;
     TimePoint declare_since;
     TimePoint declare_deadline;
+    std::optional<std::uint64_t> last_done;  ///< word of the step before, where another daemon did it
 
     // step
     Reply<RankReport> step_reply;
@@ -221,7 +226,11 @@ class Job {
   [[nodiscard]] std::optional<Error> refuse_step(const Rank& rank, const StepKey& key) const;
   [[nodiscard]] TimePoint step_deadline(const std::optional<Milliseconds>& timeout) const;
   void complete(StepReport& report, std::uint64_t attempt) const;
+  void adopt_policies();
+  void recall_policies();
+  void forget_policies(const std::string& why);
   void commit_policies(const device::StepMath& math, StepReport& report);
+  void store_policies(std::uint64_t attempt);
   [[nodiscard]] std::vector<std::uint32_t> stable_buckets() const;
   [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<RankReport> reply);
   void note_ask();
@@ -283,9 +292,10 @@ class Job {
   std::optional<TimePoint> declare_suspended_;
   std::optional<GroupPolicies> policies_;  ///< of the last plan, with what was remembered in those before it
   std::vector<std::vector<plan::ClipOutcome>> watched_;  ///< of the last step
-  std::string saved_;                                    ///< what policies remember, as after the last step
-  std::string import_state_;                             ///< that ranks wait to import, the last one given
-  StepMaxNorm step_max_norm_;                            ///< by which the outcomes of this attempt are made
+  std::optional<PolicyFile> policy_file_;
+  std::string saved_;          ///< what policies remember, as after the last step
+  std::string import_state_;   ///< that ranks wait to import, the last one given
+  StepMaxNorm step_max_norm_;  ///< by which the outcomes of this attempt are made
   double norm_scale_ = 1.0;
   bool norm_scaled_ = false;
   std::vector<double> raw_norms_;                  ///< by clip group, of the norm given out: what clip.apply clips by

@@ -161,11 +161,7 @@ void Job::commit_epoch() {
   record_ = active_->record;
   if (!keeps_machine) {
     machine_.emplace(active_->plan, epoch_);
-    GroupPolicies policies(*active_->plan);
-    if (policies_) {
-      policies.take_over(*policies_);
-    }
-    policies_ = std::move(policies);
+    adopt_policies();
   }
   redeclare_ = false;
   steps_in_epoch_ = 0;

@@ -10,6 +10,79 @@
 
 namespace gradsync::engine {
 
+/// A new plan goes on with what was remembered under the one before it, the first of the job with the file.
+void Job::adopt_policies() {
+  GroupPolicies policies(*active_->plan);
+  const bool first = !policies_;
+  if (!first) {
+    policies.take_over(*policies_);
+  }
+  policies_ = std::move(policies);
+  if (first && policies_->remember() && !context_.options.policy_directory.empty()) {
+    recall_policies();
+  }
+}
+
+void Job::recall_policies() {
+  Result<PolicyFile> file = PolicyFile::open(context_.options.policy_directory, uid_, name_);
+  if (!file) {
+    forget_policies(file.error().message);
+    return;
+  }
+  policy_file_ = std::move(*file);
+  std::optional<std::uint64_t> word;
+  for (const Rank& rank : ranks_) {
+    if (word && rank.last_done && *rank.last_done != *word) {
+      forget_policies("ranks do not agree which step was done last");
+      return;
+    }
+    word = word ? word : rank.last_done;
+  }
+  std::optional<std::string> state;
+  if (word) {
+    state = policy_file_->find(*word);
+    if (!state) {
+      forget_policies("the state after the step that was done last is not there");
+      return;
+    }
+  } else if (restart_count_ > 0) {
+    // Trainers that restarted load a checkpoint, and its state with it: that of the last step is for those who do not.
+    if (std::optional<PolicyFile::Stored> stored = policy_file_->newest()) {
+      state = std::move(stored->state);
+    }
+  } else if (const Result<void> wiped = policy_file_->wipe(); !wiped) {
+    spdlog::warn("policy state not wiped job={}: {}", name_, wiped.error().message);  // of a job of the same name
+  }
+  if (!state) {
+    return;
+  }
+  if (const Result<void> restored = policies_->restore(*state); !restored) {
+    forget_policies(restored.error().message);
+    return;
+  }
+  spdlog::info("policies go on job={} epoch={} digest={}", name_, epoch_, policies_->save(saved_));
+}
+
+void Job::forget_policies(const std::string& why) {
+  publish_alert("policy_state", "the policies begin anew: " + why);
+  spdlog::warn("policies begin anew job={} epoch={} reason=\"{}\"", name_, epoch_, why);
+}
+
+/// Before anybody is told that the attempt is done. What cannot be stored is not stored later either: a file that is
+/// behind is known by its words.
+void Job::store_policies(std::uint64_t attempt) {
+  if (!policy_file_) {
+    return;
+  }
+  if (const Result<void> stored = policy_file_->store(attempt_word({epoch_, attempt}), saved_); !stored) {
+    policy_file_.reset();
+    publish_alert(
+        "policy_state", "a restart of the daemon will lose what the policies remember: " + stored.error().message
+    );
+    spdlog::warn("policy state not stored job={} epoch={} reason=\"{}\"", name_, epoch_, stored.error().message);
+  }
+}
+
 /// Once for every step that is done, before anybody is told.
 void Job::commit_policies(const device::StepMath& math, StepReport& report) {
   policies_->commit({math.groups, math.raw_group_norms, norm_scale_, norm_scaled_, step_max_norm_}, watched_);
@@ -31,6 +104,7 @@ void Job::commit_policies(const device::StepMath& math, StepReport& report) {
     }
   }
   report.policy_digest = policies_->save(saved_);
+  store_policies(report.attempt);
 }
 
 Result<PolicyExport> Job::export_policies() const {
@@ -89,6 +163,7 @@ void Job::perform(Imported& action) {
   report.attempt = action.attempt;
   report.next_attempt = machine_->attempt();
   report.check_next = check_next(steps_in_epoch_);
+  store_policies(action.attempt);
   spdlog::info(
       "policies imported job={} epoch={} attempt={} digest={}", name_, epoch_, action.attempt, report.policy_digest
   );

@@ -44,7 +44,7 @@ Error PolicyFile::failed(const char* call, int error) const {
       std::generic_category().message(error)
   );
   if (error == ENOMEM || error == ENOSPC || error == EDQUOT) {
-    return make_error(ErrorCode::InsufficientMemory, std::move(message), "free space where [state] directory lies");
+    return make_error(ErrorCode::InsufficientMemory, std::move(message), "free space where engine.policy_directory lies");
   }
   if (error == EMFILE || error == ENFILE) {
     return make_error(ErrorCode::LimitExceeded, std::move(message), "raise LimitNOFILE of the daemon");
@@ -52,7 +52,7 @@ Error PolicyFile::failed(const char* call, int error) const {
   if (error == EFBIG) {
     return make_error(ErrorCode::LimitExceeded, std::move(message), "raise LimitFSIZE of the daemon");
   }
-  return make_error(ErrorCode::InternalError, std::move(message), "look at [state] directory and what is in it");
+  return make_error(ErrorCode::InternalError, std::move(message), "look at engine.policy_directory and what is in it");
 }
 
 std::string PolicyFile::new_name() const { return name_ + ".new"; }
@@ -95,6 +95,10 @@ Result<PolicyFile> PolicyFile::open(const std::string& directory, std::uint32_t 
 }
 
 Result<void> PolicyFile::open_directory() {
+  constexpr mode_t kOwnerOnly = 0700;
+  if (::mkdir(directory_.c_str(), kOwnerOnly) != 0 && errno != EEXIST) {
+    return failed("making the directory", errno);
+  }
   directory_fd_.reset(retried([&] { return ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
 
   struct stat found {};
@@ -111,7 +115,7 @@ Result<void> PolicyFile::open_directory() {
             found.st_uid,
             found.st_mode & 07777
         ),
-        "give [state] directory one that only the daemon's user may write"
+        "give engine.policy_directory one that only the daemon's user may write"
     );
   }
   return {};
@@ -130,7 +134,7 @@ Result<bool> PolicyFile::open_locked() {
     return make_error(
         ErrorCode::InternalError,
         fmt::format("another daemon has '{}/{}', the policies of job '{}'", directory_, name_, job_),
-        "give each daemon its own [state] directory"
+        "give each daemon its own engine.policy_directory"
     );
   }
 

@@ -31,10 +31,10 @@ class PolicyFile {
   /// States beyond it are refused.
   static constexpr std::size_t kMostStateBytes = std::size_t{256} << 20;
 
-  /// The file of this job in `directory`, which only this user may write, locked for as long as it is open. Contents
-  /// that are damaged, or not of this job, are renamed to "NAME.damaged-N" with a warning, and the file begins anew.
-  /// Errors: InvalidParams with path `job` for a name that is too long; InsufficientMemory, LimitExceeded; else
-  /// InternalError: another daemon has it, or it cannot be trusted by its kind, owner or mode.
+  /// The file of this job in `directory`, which is made where it is missing and only this user may write, locked for as
+  /// long as it is open. Contents that are damaged, or not of this job, are renamed to "NAME.damaged-N" with a warning,
+  /// and the file begins anew. Errors: InvalidParams with path `job` for a name that is too long; InsufficientMemory,
+  /// LimitExceeded; else InternalError: another daemon has it, or it cannot be trusted by its kind, owner or mode.
   [[nodiscard]] static Result<PolicyFile> open(const std::string& directory, std::uint32_t uid, const std::string& job);
 
   PolicyFile(PolicyFile&&) = default;

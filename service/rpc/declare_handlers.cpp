@@ -206,7 +206,10 @@ void gradients_declare(Core& core, Caller& caller, DeclareParams params, Answer<
     return;
   }
   Declaring complete = std::exchange(declaring, {});
-  engine::DeclareRequest request{std::move(complete.declaration), complete.buffer, std::nullopt};
+  engine::DeclareRequest request{std::move(complete.declaration), complete.buffer, std::nullopt, std::nullopt};
+  if (params.last_done) {
+    request.last_done = {params.last_done->epoch, params.last_done->attempt};
+  }
   if (params.timeout_ms) {
     request.timeout = Milliseconds(*params.timeout_ms);
   }

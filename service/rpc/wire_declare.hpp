@@ -22,6 +22,11 @@ struct WireTensor {
 /// What a rank declares, one more tensor: its local shape made whole, fingerprints none or one per tensor.
 void append(plan::RankDeclaration& declaration, WireTensor tensor);
 
+struct LastDone {
+  std::uint64_t epoch = 0;
+  std::uint64_t attempt = 0;
+};
+
 struct DeclareParams {
   std::uint64_t buffer = 0;
   std::int64_t page = 0;
@@ -29,6 +34,7 @@ struct DeclareParams {
   std::optional<plan::DeclareOptions> options;
   std::vector<WireTensor> tensors;
   std::optional<std::int64_t> timeout_ms;
+  std::optional<LastDone> last_done;
 };
 
 struct DeclaredBucket {
@@ -146,6 +152,16 @@ struct Fields<WireTensor> {
 };
 
 template <>
+struct Fields<LastDone> {
+  static constexpr const char* kName = "LastDone";
+
+  static void visit(auto& v, auto& s) {
+    v.required("epoch", s.epoch, "of its report");
+    v.required("attempt", s.attempt, "of its report");
+  }
+};
+
+template <>
 struct Fields<DeclareParams> {
   static constexpr const char* kName = "DeclareParams";
 
@@ -158,6 +174,9 @@ struct Fields<DeclareParams> {
     v.optional("options", s.options, "equal on all ranks; on page 0");
     v.required("tensors", s.tensors, "in the order of their indices");
     v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
+    v.optional(
+        "last_done", s.last_done, "the step that a daemon before this one did last; on the last page, of who comes back"
+    );
   }
 };
 
