@@ -194,6 +194,14 @@ def test_a_spike_moves_no_weight_and_an_inf_after_it_halves_the_scale():
     assert "non-finite gradients at scale 8" in report.reason
 
 
+def test_a_step_that_a_spike_skipped_is_not_taken_by_hand():
+    scaler, optimizers, _ = began()
+    held = held_by(scaler, optimizers)
+    held.step(held.settle(report_of(spike=True)))
+    with pytest.raises(RuntimeError, match="already been called since the last update"):
+        scaler.step(optimizers[0])
+
+
 def test_an_optimizer_that_the_caller_steps_after_a_spike_finds_nothing_to_do():
     scaler, optimizers, parameters = began()
     before = scaler.state_dict()
