@@ -65,10 +65,13 @@ class Comeback:
         record, self._record = self._record, None
         return None if record is None else record.settle(stamp)
 
-    def declare_again(self, *, with_weights: bool, timeout: float) -> tuple[str, int, dict[str, Any]]:
+    def declare_again(
+        self, *, with_weights: bool, last_done: tuple[int, int] | None, timeout: float
+    ) -> tuple[str, int, dict[str, Any]]:
         """The daemon, the number of the arena there, and what it answered to the declaration.
 
-        `with_weights`: no step was done since the weights were looked at. `timeout`: how long other ranks may take.
+        `with_weights`: no step was done since the weights were looked at. `last_done`: epoch and attempt of the last
+        step that was done. `timeout`: how long other ranks may take.
 
         Raises:
             RpcError: the declaration failed, because of another rank perhaps; it may be made again.
@@ -84,7 +87,7 @@ class Comeback:
                 if self._adopted is None or self._adopted[0] != seat:
                     self._adopted = (seat, self._declaring.adopt(self._arena, seat))
                 buffer = self._adopted[1]
-                reply = self._declaring.declare(buffer, self._options, wires, timeout, seat)
+                reply = self._declaring.declare(buffer, self._options, wires, timeout, seat, last_done)
                 self._record = self._declaring.record(reply, seat)
                 break
             except SessionMoved:

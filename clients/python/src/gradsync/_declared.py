@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._pending import SessionMoved
+from ._policy_state import STATE_VERSION, check_state
 from ._report import StepReport, decode_fence, read_report
-from ._step_request import UNSET, Unset, clip_params, fence
+from ._step_request import UNSET, Unset, clip_params, fence, timeout_param
 from ._tensor import Tensor
 from ._wire import dump
 from .errors import ClipRaised, ConnectionLost, RpcError, UsageError
@@ -60,6 +61,34 @@ class Declared:
             raise UsageError("apply_clip() needs the norm of this step; call compute_norm() first")
         params = clip_params(self._job, step, max_norm, timeout)
         return self._end(step, self._step_call("clip.apply", params, timeout))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the clipping policies of the job remember, as of the last step: equal on all ranks, for a checkpoint.
+
+        The values are opaque; the keys are always the same, as torch.distributed.checkpoint wants them.
+        """
+        self._check_open()
+        answer = self._job.policy_export()
+        return {"version": STATE_VERSION, "policies": answer["state"]}
+
+    def load_state_dict(self, state: Mapping[str, Any], timeout: float | None = None) -> None:
+        """Goes on with such a state, between two steps; every rank has to load the same. From here on thresholds are
+        those of the run that saved it, to the bit.
+
+        Raises:
+            UsageError: it is no such state, or a step is half done.
+            InvalidParams: it is damaged, or of other clip groups or policies, which are named.
+            RpcError: the ranks do not load the same, or not all did in time.
+        """
+        self._check_open()
+        self._check_whole()
+        policies = check_state(state)
+        if policies:
+            params = fence(self._job) | {"state": policies} | timeout_param(timeout)
+            wire = self._step_call("policy.import", params, timeout)
+            epoch, attempt = decode_fence(wire)
+            self._job.note_done(epoch, wire["attempt"])
+            self._job.advance(epoch, attempt)
 
     def explain(self) -> dict[str, Any]:
         """The plan in words and numbers, per tensor, bucket and group: `plan.explain`, all pages together."""
@@ -136,6 +165,7 @@ class Declared:
 
     def _on_end(self, step: int, wire: dict[str, Any]) -> None:
         epoch, attempt = decode_fence(wire)
+        self._job.note_done(epoch, wire["attempt"])
         self._job.advance(epoch, attempt, next_step=step + 1)
         self._finished_once = True
         self._reset()

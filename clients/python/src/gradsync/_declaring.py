@@ -65,9 +65,17 @@ class Declaring:
             self._channel.post("buffers.release", dump({"buffer": buffer}), PATIENCE_S, seat=seat)
 
     def declare(
-        self, buffer: int, options: str, wires: Sequence[str], timeout: float | None, seat: str
+        self,
+        buffer: int,
+        options: str,
+        wires: Sequence[str],
+        timeout: float | None,
+        seat: str,
+        last_done: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
         """gradients.declare, page by page; the answer, once all ranks declared.
+
+        `last_done`: epoch and attempt of the last step that a daemon before this one did, for its policies to go on.
 
         Raises:
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
@@ -82,6 +90,8 @@ class Declaring:
                 fields.append(f'"options":{options}')
             if timeout is not None and last:
                 fields.append(f'"timeout_ms":{max(1, round(timeout * 1000))}')
+            if last_done is not None and last:
+                fields.append(f'"last_done":{{"epoch":{last_done[0]},"attempt":{last_done[1]}}}')
             fields.append(f'"tensors":[{",".join(page)}]')
             reply = self._channel.call(
                 "gradients.declare",

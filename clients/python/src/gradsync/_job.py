@@ -49,6 +49,7 @@ class Job:
         self._buffer: tuple[int, str] | None = None  # and the daemon that has it
         self._grads: Grads | ReducedGrads | None = None
         self._detached = False
+        self._last_done: tuple[int, int] | None = None  # epoch and attempt
         self._channel = client._channel
         self.seat = self._channel.seat  # the daemon that the calls of a step are for
         self._declaring = Declaring(self._channel, rank, self._somebody_paused)
@@ -186,7 +187,9 @@ class Job:
         """
         deadlines = self._channel.deadlines
         limit = timeout if timeout is not None else deadlines.step_s if stepped else deadlines.first_step_s
-        self.seat, buffer, reply = comeback.declare_again(with_weights=not stepped, timeout=limit)
+        self.seat, buffer, reply = comeback.declare_again(
+            with_weights=not stepped, last_done=self._last_done, timeout=limit
+        )
         self._buffer = (buffer, self.seat)
         self.advance(reply["epoch"], reply["attempt"])
         return reply
@@ -212,6 +215,18 @@ class Job:
             extend=self._somebody_paused,
             instead=instead,
         )
+
+    def policy_export(self) -> dict[str, Any]:
+        """What the policies of the job remember, in the form of `policy.export`."""
+        self._check_attached()
+        answer: dict[str, Any] = self._channel.call(
+            "policy.export", "{}", timeout=QUICK_S, idempotent=True, session=True
+        )
+        return answer
+
+    def note_done(self, epoch: int, attempt: int) -> None:
+        """An attempt of this job was done: after a restart of the daemon its policies go on from there."""
+        self._last_done = (epoch, attempt)
 
     def advance(self, epoch: int | None, attempt: int, *, next_step: int | None = None) -> None:
         """Takes over the fence for the next step call; `next_step` once a step is done."""

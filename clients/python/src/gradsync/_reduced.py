@@ -157,7 +157,9 @@ class ReducedGrads(Declared):
         Raises:
             ConnectionLost: the daemon does not come back, or does not take the rank.
         """
-        self._comeback.settle(self.stamp)
+        result = self._comeback.settle(self.stamp)
+        if result is not None:  # done, and given up: the policies remember it
+            self._job.note_done(result["epoch"], result["attempt"])
         self._come_back(None)
         self._reset()
 

@@ -12,7 +12,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from ._job import Job
 
-__all__ = ["UNSET", "ReadySet", "Unset", "clip_params", "fence", "max_norm_param", "step_params"]
+__all__ = ["UNSET", "ReadySet", "Unset", "clip_params", "fence", "max_norm_param", "step_params", "timeout_param"]
 
 ReadySet = Literal["all"] | Sequence[int] | None
 
@@ -47,12 +47,12 @@ def step_params(
         params["scaled"] = scaled
     if bucket_digests is not None:
         params["bucket_digests"] = list(bucket_digests)
-    return params if timeout is None else params | _timeout(timeout)
+    return params if timeout is None else params | timeout_param(timeout)
 
 
 def clip_params(job: Job, step: int, max_norm: float | None | Unset, timeout: float | None) -> dict[str, Any]:
     """Of clip.apply."""
-    return _of_step(job, step) | max_norm_param(max_norm) | _timeout(timeout)
+    return _of_step(job, step) | max_norm_param(max_norm) | timeout_param(timeout)
 
 
 def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
@@ -71,7 +71,8 @@ def _of_step(job: Job, step: int) -> dict[str, Any]:
     return {"epoch": job.epoch, "attempt": job.attempt, "step": step}
 
 
-def _timeout(timeout: float | None) -> dict[str, Any]:
+def timeout_param(timeout: float | None) -> dict[str, Any]:
+    """`timeout_ms` where a timeout was given."""
     if timeout is None:
         return {}
     if not timeout > 0:

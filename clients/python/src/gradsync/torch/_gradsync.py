@@ -196,6 +196,22 @@ class GradSync:
         """What the adapter did since attach."""
         return replace(self._recorder.counters)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the clipping policies remember, for a checkpoint; equal on all ranks, and any of them may save it.
+
+        The object is a `Stateful` of torch.distributed.checkpoint.
+        """
+        return self._grads.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with such a state; every rank loads the same, between two steps.
+
+        Raises:
+            UsageError: it is no such state.
+            InvalidParams: it is of other clip groups or policies, or damaged.
+        """
+        self._grads.load_state_dict(state)
+
     def explain(self) -> dict[str, Any]:
         """The plan in words and numbers."""
         return self._grads.explain()

@@ -124,6 +124,22 @@ class Session:
 
     # around the steps
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the clipping policies remember, for a checkpoint; equal on all ranks, and any of them may save it.
+
+        The object is a `Stateful` of torch.distributed.checkpoint.
+        """
+        return self._grads.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on with such a state; every rank loads the same, between two steps.
+
+        Raises:
+            UsageError: it is no such state.
+            InvalidParams: it is of other clip groups or policies, or damaged.
+        """
+        self._grads.load_state_dict(state)
+
     def explain(self) -> dict[str, Any]:
         """The plan: how often every tensor is held, over which ranks it is summed, and why."""
         return self._grads.explain()

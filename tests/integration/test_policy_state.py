@@ -1,0 +1,189 @@
+"""What policies remember: over daemons that end in the middle of a run, and from a checkpoint. Thresholds and digests
+are those of an undisturbed run, bit for bit.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from daemon import DEADLINE_S
+from restarts import Lives
+
+import gradsync
+from gradsync import Clip, Partial, Replicate, Row, Tensor, ZScore
+from gradsync.errors import ConnectionLost, InvalidParams, StepMismatch, UsageError
+
+WORLD, STEPS, ENDS = 2, 400, 8
+CLIP = Clip.percentile(ceiling=None, percentile=90, window=50, warmup=10, watch=(ZScore(),))
+Record = list[tuple[float, float, str, float]]
+
+
+def norm_of(step: int) -> float:
+    """Heavy-tailed, so that thresholds move and some steps are clipped."""
+    return float(np.float32(random.Random(step).lognormvariate(0, 1)))
+
+
+class Rank:
+    """One rank of a job: a thread with a connection of its own."""
+
+    def __init__(
+        self, address: str, job: str, rank: int, data_path: str, clip: Clip = CLIP, world_size: int = WORLD
+    ) -> None:
+        self.client = gradsync.connect(address, timeout=DEADLINE_S)
+        self.job = self.client.attach(job=job, rank=rank, world_size=world_size)
+        self.stats = data_path == "stats"
+        dp = Replicate() if self.stats else Partial("mean") >> Replicate()
+        self.grads: Any = self.job.declare([Tensor("a", (4,), placements={"dp": dp})], data_path=data_path, clip=clip)
+        self.record: Record = []
+
+    def step(self, step: int) -> None:
+        while True:
+            if self.stats:
+                self.grads.write("a", Row.of([norm_of(step)]))
+            else:
+                self.grads.input("a").numpy()[:] = [norm_of(step), 0, 0, 0]
+                self.grads.ready("a")
+            try:
+                report = self.grads.finish(step=step)
+            except ConnectionLost as error:
+                if not error.step_lost:
+                    raise
+                continue
+            watch = report.groups[0].watch[0].threshold if report.groups[0].watch else 0.0
+            self.record.append((report.threshold, report.coefficient, report.policy_digest, watch))
+            return
+
+
+def on_all(body: Callable[[int], Any]) -> list[Any]:
+    """`body(rank)` on a thread each; what they returned or raised."""
+    results: list[Any] = [None] * WORLD
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = body(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(WORLD)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE_S)
+        assert not thread.is_alive(), "a rank hangs"
+    return results
+
+
+def whole(results: list[Any]) -> list[Any]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def start(address: str, job: str, data_path: str) -> list[Rank]:
+    return whole(on_all(lambda rank: Rank(address, job, rank, data_path)))
+
+
+def undisturbed(address: str, data_path: str) -> Record:
+    ranks = start(address, "undisturbed", data_path)
+    whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(STEPS)]))
+    assert ranks[0].record == ranks[1].record
+    clipped = sum(coefficient < 1 for _, coefficient, _, _ in ranks[0].record)
+    assert STEPS * 0.04 < clipped < STEPS * 0.2, "the run would say nothing"
+    return ranks[0].record
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("data_path", ["arena", "stats"])
+def test_thresholds_survive_the_daemon(data_path: str, how: signal.Signals, tmp_path: Path) -> None:
+    with Lives(tmp_path) as lives:
+        expected = undisturbed(lives.address, data_path)
+        ranks = start(lives.address, "disturbed", data_path)
+        going = threading.Event()
+
+        def end_now_and_then() -> None:
+            chance = random.Random(how)
+            while len(lives.processes) <= ENDS and not going.wait(chance.uniform(0.05, 0.25)):
+                lives.end(how)
+
+        killer = threading.Thread(target=end_now_and_then)
+        killer.start()
+        try:
+
+            def train(rank: int) -> None:
+                for step in range(STEPS):
+                    ranks[rank].step(step)
+                    if rank == 0:
+                        going.wait(0.005)  # the run shall outlast the daemons
+
+            results = on_all(train)
+        finally:
+            going.set()
+            killer.join(DEADLINE_S)
+        whole(results)
+        assert len(lives.processes) > 3, "too few daemons ended"
+    assert ranks[0].record == ranks[1].record
+    assert ranks[0].record == expected
+
+
+def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    with Lives(tmp_path) as lives:
+        expected = undisturbed(lives.address, "arena")
+        first = start(lives.address, "first", "arena")
+        whole(on_all(lambda rank: [first[rank].step(step) for step in range(150)]))
+        states = whole(on_all(lambda rank: first[rank].grads.state_dict()))
+        assert states[0] == states[1]
+        whole(on_all(lambda rank: first[rank].step(150)))
+        lives.end(signal.SIGKILL)
+        second = start(lives.address, "second", "stats")
+        whole(on_all(lambda rank: second[rank].grads.load_state_dict(states[rank])))
+        whole(on_all(lambda rank: [second[rank].step(step) for step in range(150, STEPS)]))
+    assert second[0].record == expected[150:]
+
+
+def test_a_state_that_does_not_fit_is_refused_and_training_goes_on(tmp_path: Path) -> None:
+    with Lives(tmp_path) as lives:
+        ranks = start(lives.address, "one", "arena")
+        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(20)]))
+        state = ranks[0].grads.state_dict()
+        wider = Clip.percentile(ceiling=None, percentile=90, window=60, warmup=10, watch=(ZScore(),))
+        others = whole(on_all(lambda rank: Rank(lives.address, "other", rank, "arena", wider)))
+        for result in on_all(lambda rank: others[rank].grads.load_state_dict(state)):
+            assert isinstance(result, InvalidParams), result
+            assert "window 50" in str(result)
+            assert "window 60" in str(result)
+        whole(on_all(lambda rank: others[rank].step(0)))
+
+        damaged = dict(state, policies=state["policies"][:-2] + ("00" if state["policies"][-2:] != "00" else "11"))
+        assert all(isinstance(e, InvalidParams) for e in on_all(lambda r: ranks[r].grads.load_state_dict(damaged)))
+        assert all(
+            isinstance(e, UsageError) for e in on_all(lambda r: ranks[r].grads.load_state_dict({"policies": ""}))
+        )
+
+        later = (whole(on_all(lambda rank: ranks[rank].step(20))), ranks[0].grads.state_dict())[1]
+        for result in on_all(lambda rank: ranks[rank].grads.load_state_dict((state, later)[rank])):
+            assert isinstance(result, StepMismatch), result
+        assert ranks[0].grads.state_dict() == later
+        whole(on_all(lambda rank: ranks[rank].step(21)))
+        assert ranks[0].record == ranks[1].record
+
+
+def test_a_torch_checkpoint_holds_it(tmp_path: Path) -> None:
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    with Lives(tmp_path) as lives:
+        first = Rank(lives.address, "saves", 0, "arena", world_size=1)
+        for step in range(40):
+            first.step(step)
+        checkpoint.save({"gradsync": first.grads}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+        first.step(40)
+        second = Rank(lives.address, "loads", 0, "arena", world_size=1)
+        checkpoint.load({"gradsync": second.grads}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+        second.step(40)
+    assert second.record == first.record[40:]
