@@ -283,17 +283,29 @@ TEST(PolicyFile, refuses_what_others_may_have_written) {
   EXPECT_THAT(message(), HasSubstr("mode 0777"));
 }
 
-TEST(PolicyFile, a_name_that_has_no_room_and_a_directory_that_is_missing_are_named) {
+TEST(PolicyFile, a_name_that_has_no_room_and_a_directory_that_cannot_be_made_are_named) {
   const StateFolder folder;
   const auto long_name = PolicyFile::open(folder.path(), kUid, std::string(4096, 'j'));
   ASSERT_FALSE(long_name);
   EXPECT_EQ(long_name.error().path, "job");
   EXPECT_THAT(long_name.error().message, HasSubstr("4096 bytes"));
-  const auto missing = PolicyFile::open(folder.path() + "/missing", kUid, "train");
+  const auto missing = PolicyFile::open(folder.path() + "/missing/too", kUid, "train");
   ASSERT_FALSE(missing);
-  EXPECT_THAT(missing.error().message, HasSubstr("/missing"));
+  EXPECT_THAT(missing.error().message, HasSubstr("/missing/too"));
   EXPECT_THAT(folder.names(), SizeIs(0));
   opened(folder.path(), std::string(512, 'j'));
+}
+
+TEST(PolicyFile, makes_its_directory_for_the_daemons_user_alone) {
+  const StateFolder folder;
+  const std::string directory = folder.path() + "/states";
+  { opened(directory); }
+  opened(directory);
+
+  struct stat found {};
+
+  ASSERT_EQ(::stat(directory.c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 07777, 0700U);
 }
 
 /// Files of this process may have so many bytes, as if the disk were full there.
