@@ -38,6 +38,22 @@ TEST(PolicyFileKill, a_store_cut_after_any_byte_leaves_the_state_before_it) {
   }
 }
 
+TEST(PolicyFileKill, a_cut_is_known_also_where_the_word_was_there_before) {
+  const StateFolder folder;
+  PolicyFile file = opened(folder.path());
+  stored(file, 7, std::string(500, 'a'));
+  stored(file, 8, state_of(8));
+  const std::string before = bytes_of(folder.file());
+  stored(file, 7, std::string(500, 'b'));
+  const std::string after = bytes_of(folder.file());
+  for (std::size_t cut = 0; cut < after.size(); ++cut) {
+    const std::string bytes = after.substr(0, cut) + before.substr(cut);
+    ASSERT_EQ(state_in(bytes, 8), state_of(8)) << cut;
+    const std::optional<std::string> state = state_in(bytes, 7);
+    ASSERT_TRUE(!state || *state == std::string(500, bytes == after ? 'b' : 'a')) << cut;
+  }
+}
+
 /// `work` in a process of its own, killed at its n-th stop, of which each system call has two. False when it ended
 /// first.
 bool killed_at(int stops, const std::function<void()>& work) {

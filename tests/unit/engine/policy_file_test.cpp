@@ -71,12 +71,15 @@ TEST(PolicyFile, keeps_the_state_a_job_goes_on_with_not_the_one_stored_last) {
   EXPECT_EQ(newest_word(file), 3U);
 }
 
-TEST(PolicyFile, the_newest_is_by_time_not_by_word_or_slot) {
+TEST(PolicyFile, the_newest_is_by_time_not_by_word_or_slot_and_is_kept) {
   const StateFolder folder;
+  std::optional<std::uint64_t> before;
   for (const std::uint64_t word : {9, 4, 6, 2, 8}) {
     PolicyFile file = opened(folder.path());
     stored(file, word, state_of(word));
     EXPECT_EQ(newest_word(file), word);
+    EXPECT_TRUE(!before || state_in(bytes_of(folder.file()), *before)) << "though nobody asked for it";
+    before = word;
   }
 }
 
@@ -349,6 +352,8 @@ TEST(PolicyFile, a_store_that_fails_at_any_byte_leaves_the_state_before_it) {
     word += done ? 1 : 0;
     ASSERT_EQ(newest_word(file), word) << bytes;
     ASSERT_EQ(state_in(bytes_of(folder.file()), word), state_of(word)) << bytes;
+    ASSERT_TRUE(!file.find(word - 1) || state_in(bytes_of(folder.file()), word - 1)) << bytes;
+    ASSERT_EQ(file.find(word), state_of(word)) << bytes;
   }
   EXPECT_GT(failures, 100U);
   stored(file, word + 1, state_of(word + 1));
