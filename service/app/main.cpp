@@ -9,6 +9,7 @@
 int main(int argc, char** argv) {
   using namespace gradsync::app;
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file at its limit is an error of the write
 #ifdef M_MMAP_THRESHOLD
   // What a large message took goes back to the system at once: left alone, glibc keeps up to twice as much as the
   // largest block ever freed.

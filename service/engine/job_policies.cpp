@@ -68,13 +68,15 @@ void Job::forget_policies(const std::string& why) {
   spdlog::warn("policies begin anew job={} epoch={} reason=\"{}\"", name_, epoch_, why);
 }
 
-/// Before anybody is told that the attempt is done. What cannot be stored is not stored later either: a file that is
-/// behind is known by its words.
+/// Before anybody is told that the attempt is done. Where it cannot be stored, nothing is from then on.
 void Job::store_policies(std::uint64_t attempt) {
   if (!policy_file_) {
     return;
   }
   if (const Result<void> stored = policy_file_->store(attempt_word({epoch_, attempt}), saved_); !stored) {
+    if (const Result<void> wiped = policy_file_->wipe(); !wiped) {  // or restarted trainers would get what is old
+      spdlog::warn("old policy state stays job={} reason=\"{}\"", name_, wiped.error().message);
+    }
     policy_file_.reset();
     publish_alert(
         "policy_state", "a restart of the daemon will lose what the policies remember: " + stored.error().message
