@@ -44,7 +44,9 @@ Error PolicyFile::failed(const char* call, int error) const {
       std::generic_category().message(error)
   );
   if (error == ENOMEM || error == ENOSPC || error == EDQUOT) {
-    return make_error(ErrorCode::InsufficientMemory, std::move(message), "free space where engine.policy_directory lies");
+    return make_error(
+        ErrorCode::InsufficientMemory, std::move(message), "free space where engine.policy_directory lies"
+    );
   }
   if (error == EMFILE || error == ENFILE) {
     return make_error(ErrorCode::LimitExceeded, std::move(message), "raise LimitNOFILE of the daemon");
