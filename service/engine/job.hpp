@@ -294,6 +294,7 @@ class Job {
   std::vector<std::vector<plan::ClipOutcome>> watched_;  ///< of the last step
   std::optional<PolicyFile> policy_file_;
   std::string saved_;          ///< what policies remember, as after the last step
+  std::string policy_digest_;  ///< of that
   std::string import_state_;   ///< that ranks wait to import, the last one given
   StepMaxNorm step_max_norm_;  ///< by which the outcomes of this attempt are made
   double norm_scale_ = 1.0;

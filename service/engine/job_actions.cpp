@@ -88,7 +88,7 @@ void Job::perform(AnswerRank& action) { answer_step(ranks_[index(action.rank)], 
 
 void Job::perform(NormKnown& action) {
   StepReport report = measured_report(*active_->plan, active_->constants, action.math);
-  report.policy_digest = policies_->digest();
+  report.policy_digest = policy_digest_;
   raw_norms_ = std::move(action.math.raw_group_norms);
   complete(report, machine_->attempt());
   report.next_attempt = report.attempt;

@@ -21,6 +21,7 @@ void Job::adopt_policies() {
   if (first && policies_->remember() && !context_.options.policy_directory.empty()) {
     recall_policies();
   }
+  policy_digest_ = policies_->save(saved_);
 }
 
 void Job::recall_policies() {
@@ -60,7 +61,7 @@ void Job::recall_policies() {
     forget_policies(restored.error().message);
     return;
   }
-  spdlog::info("policies go on job={} epoch={} digest={}", name_, epoch_, policies_->save(saved_));
+  spdlog::info("policies go on job={} epoch={}", name_, epoch_);
 }
 
 void Job::forget_policies(const std::string& why) {
@@ -105,7 +106,10 @@ void Job::commit_policies(const device::StepMath& math, StepReport& report) {
       );
     }
   }
-  report.policy_digest = policies_->save(saved_);
+  if (policies_->remember()) {
+    policy_digest_ = policies_->save(saved_);
+  }
+  report.policy_digest = policy_digest_;
   store_policies(report.attempt);
 }
 
@@ -117,9 +121,7 @@ Result<PolicyExport> Job::export_policies() const {
         "call gradients.declare on every rank first"
     );
   }
-  PolicyExport exported;
-  exported.digest = policies_->save(exported.state);
-  return exported;
+  return PolicyExport{saved_, policy_digest_};
 }
 
 void Job::import_policies(std::int64_t rank_number, ImportRequest request, Reply<RankReport> reply) {
@@ -160,7 +162,7 @@ void Job::perform(Imported& action) {
   report.step = history_.last_step();
   report.reason = "the policies go on with the state that was imported";
   report.data_path = active_->constants.data_path;
-  report.policy_digest = policies_->save(saved_);
+  report.policy_digest = policy_digest_ = policies_->save(saved_);
   report.epoch = epoch_;
   report.attempt = action.attempt;
   report.next_attempt = machine_->attempt();
