@@ -167,11 +167,17 @@ def test_a_state_that_does_not_fit_is_refused_and_training_goes_on(tmp_path: Pat
             isinstance(e, UsageError) for e in on_all(lambda r: ranks[r].grads.load_state_dict({"policies": ""}))
         )
 
-        later = (whole(on_all(lambda rank: ranks[rank].step(20))), ranks[0].grads.state_dict())[1]
+        for rank in ranks:
+            rank.grads.ready("a")
+            with pytest.raises(UsageError, match="between two steps"):
+                rank.grads.load_state_dict(state)
+        whole(on_all(lambda rank: ranks[rank].grads.finish(step=20)))
+
+        later = (whole(on_all(lambda rank: ranks[rank].step(21))), ranks[0].grads.state_dict())[1]
         for result in on_all(lambda rank: ranks[rank].grads.load_state_dict((state, later)[rank])):
             assert isinstance(result, StepMismatch), result
         assert ranks[0].grads.state_dict() == later
-        whole(on_all(lambda rank: ranks[rank].step(21)))
+        whole(on_all(lambda rank: ranks[rank].step(22)))
         assert ranks[0].record == ranks[1].record
 
 

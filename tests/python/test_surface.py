@@ -36,7 +36,11 @@ SIGNATURES = {
     ),
     gradsync.Clip.observe: "(*watch, ceiling=1.0, nonfinite='propagate')",
     gradsync.Clip.from_config: "(config)",
-    gradsync.ReducedGrads.finish: "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None)",
+    gradsync.ReducedGrads.finish: (
+        "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None, scaled=None)"
+    ),
+    gradsync.ReducedGrads.state_dict: "(self)",
+    gradsync.ReducedGrads.load_state_dict: "(self, state, timeout=None)",
     gradsync.Grads.ready: "(self, name, micro_batch=None)",
     gradsync.Grads.finish: (
         "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None, *, ready=None, "

@@ -83,6 +83,8 @@ class Declared:
         self._check_open()
         self._check_whole()
         policies = check_state(state)
+        if self._begun():
+            raise UsageError("load_state_dict() belongs between two steps; gradients of this one are ready already")
         if policies:
             params = fence(self._job) | {"state": policies} | timeout_param(timeout)
             wire = self._step_call("policy.import", params, timeout)
@@ -107,6 +109,10 @@ class Declared:
         wire = self._step_call("norm.compute", params, timeout)
         self._half_done, self._first_half = step, params
         return read_report(wire, self._name_of)
+
+    def _begun(self) -> bool:
+        """Whether this rank has said something of the step."""
+        raise NotImplementedError
 
     def _check_whole(self) -> None:
         if self._half_done is not None:

@@ -130,6 +130,10 @@ class Grads(Declared):
 
     # the step
 
+    def _begun(self) -> bool:
+        with self._lock:
+            return self._tracker.begun() or bool(self._unused)
+
     def finish(
         self,
         step: int | None = None,

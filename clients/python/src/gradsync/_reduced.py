@@ -100,21 +100,27 @@ class ReducedGrads(Declared):
         scale: float | None = None,
         max_norm: float | None | Unset = UNSET,
         timeout: float | None = None,
+        scaled: bool | None = None,
     ) -> StepReport:
         """Completes the step on all ranks; each then multiplies all it holds of a clip group by its coefficient.
 
         `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
+        `scaled` says that a loss scaler takes no step where a gradient is not finite (default: where `scale` is not 1).
 
         Raises:
             NotReady: rows were not written; nothing was sent and the step stays open.
             ClipRaised: a clip group was declared to raise at this norm; the step is done.
             RpcError: the step failed on all ranks; write the rows again for the next attempt.
         """
-        step, params = self._begin(step, scale, timeout)
+        step, params = self._begin(step, scale, timeout, scaled)
         return self._finish(step, params | max_norm_param(max_norm), timeout)
 
     def compute_norm(
-        self, step: int | None = None, scale: float | None = None, timeout: float | None = None
+        self,
+        step: int | None = None,
+        scale: float | None = None,
+        timeout: float | None = None,
+        scaled: bool | None = None,
     ) -> StepReport:
         """The first half of `finish`: the norm without a coefficient; `apply_clip` has to follow.
 
@@ -122,7 +128,7 @@ class ReducedGrads(Declared):
             NotReady: rows were not written; nothing was sent and the step stays open.
             RpcError: the step failed on all ranks.
         """
-        step, params = self._begin(step, scale, timeout)
+        step, params = self._begin(step, scale, timeout, scaled)
         return self._compute_norm(step, params, timeout)
 
     def begin(self, step: int) -> StepUnderway:
@@ -173,7 +179,9 @@ class ReducedGrads(Declared):
 
     # inside
 
-    def _begin(self, step: int | None, scale: float | None, timeout: float | None) -> tuple[int, dict[str, Any]]:
+    def _begin(
+        self, step: int | None, scale: float | None, timeout: float | None, scaled: bool | None = None
+    ) -> tuple[int, dict[str, Any]]:
         self._check_open()
         self._check_whole()
         if 0 in self._written:
@@ -185,7 +193,10 @@ class ReducedGrads(Declared):
                 tensors=missing,
             )
         step = self._job.next_step if step is None else step
-        return step, step_params(self._job, step, scale, timeout, "all", (), None)
+        return step, step_params(self._job, step, scale, timeout, "all", (), None, scaled)
+
+    def _begun(self) -> bool:
+        return any(self._written)
 
     def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
         wire = super()._step_call(method, params, timeout)

@@ -89,6 +89,10 @@ class StepTracker:
         """Micro-batches seen; 0 for an unused tensor."""
         return max(self._counts[tensor], 0)
 
+    def begun(self) -> bool:
+        """Whether any tensor is ready or unused, or a micro-batch of one."""
+        return any(self._counts)
+
     def complete(self) -> bool:
         """Whether every bucket is complete."""
         return not any(self._left)
