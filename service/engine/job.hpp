@@ -223,6 +223,8 @@ class Job {
   void perform(Imported& action);
   void perform(AttemptFailed& action);
   [[nodiscard]] std::optional<Result<RankReport>> recorded(const Rank& rank, const StepKey& key) const;
+  /// What a step call is answered without the machine: what is recorded of its attempt, or why it is refused.
+  [[nodiscard]] std::optional<Result<RankReport>> answer_at_hand(const Rank& rank, const StepKey& key) const;
   [[nodiscard]] std::optional<Error> refuse_step(const Rank& rank, const StepKey& key) const;
   [[nodiscard]] TimePoint step_deadline(const std::optional<Milliseconds>& timeout) const;
   void complete(StepReport& report, std::uint64_t attempt) const;

@@ -265,6 +265,7 @@ void Job::forget_attempt() {
   norm_record_.reset();
   scale_outcomes_.clear();
   raw_norms_.clear();
+  import_state_ = {};
   first_ask_.reset();
   last_ask_.reset();
   reduce_s_ = 0;

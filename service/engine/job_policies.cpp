@@ -126,16 +126,8 @@ Result<PolicyExport> Job::export_policies() const {
 
 void Job::import_policies(std::int64_t rank_number, ImportRequest request, Reply<RankReport> reply) {
   Rank& rank = ranks_[index(rank_number)];
-  if (const auto before = recorded(rank, request.key)) {
-    reply(*before);
-    return;
-  }
-  if (stuck_) {
-    reply(*stuck_);
-    return;
-  }
-  if (std::optional<Error> error = transition_ ? std::nullopt : refuse_step(rank, request.key)) {
-    reply(std::move(*error));
+  if (const auto answer = answer_at_hand(rank, request.key)) {
+    reply(*answer);
     return;
   }
   if (!transition_) {

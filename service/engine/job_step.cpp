@@ -84,6 +84,19 @@ std::optional<Error> Job::refuse_step(const Rank& rank, const StepKey& key) cons
   return error;
 }
 
+std::optional<Result<RankReport>> Job::answer_at_hand(const Rank& rank, const StepKey& key) const {
+  if (auto before = recorded(rank, key)) {
+    return before;
+  }
+  if (stuck_) {
+    return Result<RankReport>(*stuck_);
+  }
+  if (std::optional<Error> error = transition_ ? std::nullopt : refuse_step(rank, key)) {
+    return Result<RankReport>(std::move(*error));
+  }
+  return std::nullopt;
+}
+
 TimePoint Job::step_deadline(const std::optional<Milliseconds>& timeout) const {
   const EngineDeadlines& deadlines = context_.options.deadlines;
   return deadline_after(context_.now, timeout.value_or(steps_in_epoch_ == 0 ? deadlines.first_step : deadlines.step));
@@ -91,16 +104,8 @@ TimePoint Job::step_deadline(const std::optional<Milliseconds>& timeout) const {
 
 void Job::finish(std::int64_t rank_number, FinishRequest request, Reply<RankReport> reply) {
   Rank& rank = ranks_[index(rank_number)];
-  if (const auto before = recorded(rank, request.key)) {
-    reply(*before);
-    return;
-  }
-  if (stuck_) {
-    reply(*stuck_);
-    return;
-  }
-  if (std::optional<Error> error = transition_ ? std::nullopt : refuse_step(rank, request.key)) {
-    reply(std::move(*error));
+  if (const auto answer = answer_at_hand(rank, request.key)) {
+    reply(*answer);
     return;
   }
   if (request.kind == FinishKind::NormOnly && norm_record_ && same(norm_record_->key, request.key)) {
@@ -176,16 +181,8 @@ void Job::note_ask() {
 
 void Job::clip(std::int64_t rank_number, const ClipRequest& request, Reply<RankReport> reply) {
   Rank& rank = ranks_[index(rank_number)];
-  if (const auto before = recorded(rank, request.key)) {
-    reply(*before);
-    return;
-  }
-  if (stuck_) {
-    reply(*stuck_);
-    return;
-  }
-  if (std::optional<Error> error = transition_ ? std::nullopt : refuse_step(rank, request.key)) {
-    reply(std::move(*error));
+  if (const auto answer = answer_at_hand(rank, request.key)) {
+    reply(*answer);
     return;
   }
   if (request.override_max_norm && machine_) {

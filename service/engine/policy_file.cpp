@@ -1,6 +1,6 @@
 #include "engine/policy_file.hpp"
 
-#include "base/hash.hpp"
+#include "engine/policy_folder.hpp"
 #include "engine/retried.hpp"
 
 #include <fmt/format.h>
@@ -14,25 +14,38 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <sched.h>
 #include <utility>
 
 namespace gradsync::engine {
 
 namespace {
 
-constexpr int kOpenFlags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+constexpr int kOpenFlags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 constexpr mode_t kOthersWrite = 0022;
 constexpr int kOpenAttempts = 8;
+constexpr int kLockAttempts = 1000;
 constexpr int kMostDamaged = 1000;
-constexpr std::size_t kMostFileBytes = kPolicyFilePage + 4 * slot_bytes_for(PolicyFile::kMostStateBytes);
+constexpr std::size_t kMostFileBytes = kPolicyFilePage + 2 * slot_bytes_for(PolicyFile::kMostStateBytes);
 
-bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
+/// Who makes room locks for a moment what nobody has, and then it is gone. Returns 0, or the error.
+int lock(int fd) {
+  for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
+    if (retried([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0) {
+      return 0;
+    }
+    if (errno != EWOULDBLOCK) {
+      return errno;
+    }
+    ::sched_yield();
+  }
+  return EWOULDBLOCK;
+}
 
 }  // namespace
 
-// The uid stands beside the hash, so that no user can choose a name that another's file has.
 PolicyFile::PolicyFile(const std::string& directory, std::uint32_t uid, const std::string& job)
-    : uid_(uid), job_(job), directory_(directory), name_(fmt::format("{}-{}.policies", uid, digest(job))) {}
+    : uid_(uid), job_(job), directory_(directory), name_(policy_file_name(uid, job)) {}
 
 Error PolicyFile::failed(const char* call, int error) const {
   std::string message = fmt::format(
@@ -126,12 +139,20 @@ Result<void> PolicyFile::open_directory() {
 /// False when another file has taken the name before this one was locked.
 Result<bool> PolicyFile::open_locked() {
   fd_.reset(retried([&] { return ::openat(directory_fd_.get(), name_.c_str(), kOpenFlags, 0600); }));
+  const bool missing = !fd_.valid() && errno == ENOENT;
+  if (missing) {
+    fd_.reset(retried([&] { return ::openat(directory_fd_.get(), name_.c_str(), kOpenFlags | O_CREAT | O_EXCL, 0600); })
+    );
+  }
   if (!fd_.valid()) {
+    if (missing && errno == EEXIST) {
+      return false;
+    }
     return failed("opening", errno);
   }
-  if (retried([&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); }) != 0) {
-    if (errno != EWOULDBLOCK) {
-      return failed("locking", errno);
+  if (const int error = lock(fd_.get()); error != 0) {
+    if (error != EWOULDBLOCK) {
+      return failed("locking", error);
     }
     return make_error(
         ErrorCode::InternalError,
@@ -142,12 +163,10 @@ Result<bool> PolicyFile::open_locked() {
 
   struct stat opened {};
 
-  struct stat named {};
-
   if (::fstat(fd_.get(), &opened) != 0) {
     return failed("looking", errno);
   }
-  if (::fstatat(directory_fd_.get(), name_.c_str(), &named, AT_SYMLINK_NOFOLLOW) != 0 || !same_file(opened, named)) {
+  if (!has_name(directory_fd_.get(), name_, fd_.get())) {
     return false;
   }
   if (!S_ISREG(opened.st_mode) || opened.st_uid != ::geteuid() || (opened.st_mode & kOthersWrite) != 0) {
@@ -165,6 +184,12 @@ Result<bool> PolicyFile::open_locked() {
   }
   if (::unlinkat(directory_fd_.get(), new_name().c_str(), 0) != 0 && errno != ENOENT) {
     return failed("removing what a killed daemon left", errno);
+  }
+  if (missing) {
+    if (const Result<void> room = make_room(directory_fd_.get(), directory_, uid_, fd_.get()); !room) {
+      ::unlinkat(directory_fd_.get(), name_.c_str(), 0);
+      return room.error();
+    }
   }
   return true;
 }

@@ -28,13 +28,14 @@ class PolicyFile {
     std::string state;
   };
 
-  /// States beyond it are refused.
-  static constexpr std::size_t kMostStateBytes = std::size_t{256} << 20;
+  /// States beyond it are refused. There is room for a file of such states and for the one that takes its place.
+  static constexpr std::size_t kMostStateBytes = std::size_t{60} << 20;
 
   /// The file of this job in `directory`, which is made where it is missing and only this user may write, locked for as
   /// long as it is open. Contents that are damaged, or not of this job, are renamed to "NAME.damaged-N" with a warning,
-  /// and the file begins anew. Errors: InvalidParams with path `job` for a name that is too long; InsufficientMemory,
-  /// LimitExceeded; else InternalError: another daemon has it, or it cannot be trusted by its kind, owner or mode.
+  /// and the file begins anew. For one that is made here, others of this uid are removed (`make_room`). Errors:
+  /// InvalidParams with path `job` for a name that is too long; InsufficientMemory, LimitExceeded; else InternalError:
+  /// another daemon has it, or it cannot be trusted by its kind, owner or mode.
   [[nodiscard]] static Result<PolicyFile> open(const std::string& directory, std::uint32_t uid, const std::string& job);
 
   PolicyFile(PolicyFile&&) = default;
@@ -62,6 +63,7 @@ class PolicyFile {
   [[nodiscard]] Result<std::string> read_all() const;
   [[nodiscard]] Result<void> set_aside(const std::string& why) const;
   [[nodiscard]] Result<void> write_new_file(std::size_t slot_bytes, std::size_t slot);
+  [[nodiscard]] Result<void> fill_new_file(int fd, std::size_t slot_bytes, std::size_t slot) const;
   [[nodiscard]] Error failed(const char* call, int error) const;
   [[nodiscard]] std::string new_name() const;
   [[nodiscard]] std::string found_in(std::size_t slot);

@@ -2,6 +2,7 @@
 
 #include "base/assert.hpp"
 #include "engine/policy_file.hpp"
+#include "engine/policy_folder.hpp"
 #include "engine/retried.hpp"
 
 #include <fmt/format.h>
@@ -18,6 +19,9 @@
 namespace gradsync::engine {
 
 namespace {
+
+constexpr std::size_t kMostSlotBytes = slot_bytes_for(PolicyFile::kMostStateBytes);
+static_assert(2 * slot_offset(2, kMostSlotBytes) <= kMostPolicyBytes, "no job alone has states without room");
 
 /// 0, or the error that kept some of the bytes from being written.
 int write_all(int fd, std::string_view bytes, std::size_t offset) {
@@ -59,7 +63,7 @@ Result<void> PolicyFile::store(std::uint64_t word, std::string_view state) {
   next_.fill(state);
   if (next_.image.size() > slot_bytes_) {
     // Twice the room, because states grow by a norm a step until their windows are full.
-    const std::size_t slot_bytes = std::max(slot_bytes_for(state.size()), 2 * slot_bytes_);
+    const std::size_t slot_bytes = std::min(std::max(slot_bytes_for(state.size()), 2 * slot_bytes_), kMostSlotBytes);
     if (Result<void> written = write_new_file(slot_bytes, slot); !written) {
       return written;
     }
@@ -74,9 +78,7 @@ Result<void> PolicyFile::store(std::uint64_t word, std::string_view state) {
   return {};
 }
 
-/// With the slot that is kept, and with `next_` in the other one.
 Result<void> PolicyFile::write_new_file(std::size_t slot_bytes, std::size_t slot) {
-  const std::string header = policy_file_header(uid_, job_, slot_bytes);
   const std::string name = new_name();
   const int directory = directory_fd_.get();
   UniqueFd fd(retried([&] {
@@ -85,28 +87,40 @@ Result<void> PolicyFile::write_new_file(std::size_t slot_bytes, std::size_t slot
   if (!fd.valid()) {
     return failed("making a larger one", errno);
   }
-  int error = allocate(fd.get(), slot_offset(slots_.size(), slot_bytes));
-  if (error == 0) {
-    error = write_all(fd.get(), header, 0);
+  Result<void> made = fill_new_file(fd.get(), slot_bytes, slot);
+  if (made && ::renameat(directory, name.c_str(), directory, name_.c_str()) != 0) {
+    made = failed("making a larger one", errno);
   }
-  if (error == 0 && slots_[1 - slot].word != 0) {
-    error = write_all(fd.get(), slots_[1 - slot].image, slot_offset(1 - slot, slot_bytes));
-  }
-  if (error == 0) {
-    error = write_all(fd.get(), next_.image, slot_offset(slot, slot_bytes));
-  }
-  // Locked before it has the name: nobody else may find it free.
-  if (error == 0 && (retried([&] { return ::flock(fd.get(), LOCK_EX | LOCK_NB); }) != 0 ||
-                     ::renameat(directory, name.c_str(), directory, name_.c_str()) != 0)) {
-    error = errno;
-  }
-  if (error != 0) {
+  if (!made) {
     ::unlinkat(directory, name.c_str(), 0);
-    return failed("making a larger one", error);
+    return made;
   }
   fd_ = std::move(fd);
   slot_bytes_ = slot_bytes;
   return {};
+}
+
+/// With the slot that is kept, and with `next_` in the other one. Locked before all else: nobody may find it free.
+Result<void> PolicyFile::fill_new_file(int fd, std::size_t slot_bytes, std::size_t slot) const {
+  const std::size_t size = slot_offset(slots_.size(), slot_bytes);
+  if (retried([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) != 0 ||
+      retried([&] { return ::ftruncate(fd, static_cast<off_t>(size)); }) != 0) {
+    return failed("making a larger one", errno);
+  }
+  if (Result<void> room = make_room(directory_fd_.get(), directory_, uid_, fd); !room) {
+    return room;
+  }
+  int error = allocate(fd, size);
+  if (error == 0) {
+    error = write_all(fd, policy_file_header(uid_, job_, slot_bytes), 0);
+  }
+  if (error == 0 && slots_[1 - slot].word != 0) {
+    error = write_all(fd, slots_[1 - slot].image, slot_offset(1 - slot, slot_bytes));
+  }
+  if (error == 0) {
+    error = write_all(fd, next_.image, slot_offset(slot, slot_bytes));
+  }
+  return error == 0 ? Result<void>{} : failed("making a larger one", error);
 }
 
 Result<void> PolicyFile::wipe() {
