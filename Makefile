@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test sanitize bench fuzz mutants gpu-test gpu-bench gpu-experiments lint format clean
+.PHONY: help setup build demo demo-adaptive test sanitize bench fuzz mutants gpu-test gpu-bench gpu-experiments lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,10 @@ build: setup ## build gradsyncd and the tests (preset cpu-release)
 demo: setup ## train a small model on two ranks through gradsyncd, and compare with torch
 	@scripts/build.sh cpu-release gradsyncd
 	@build/venv/bin/python clients/python/examples/demo.py
+
+demo-adaptive: setup ## clip at a percentile of the norms, stop, resume; compare with numpy and with a run without a stop
+	@scripts/build.sh cpu-release gradsyncd
+	@build/venv/bin/python clients/python/examples/demo_adaptive.py
 
 test: ## lint, build, unit, contract, Python and integration tests
 	@scripts/test.sh
