@@ -44,7 +44,7 @@ def findings(root: Path, files: dict[str, str]) -> list[str]:
         ("device", "kernels/kernels.hpp"),
         ("collective", "base/clock.hpp"),
         ("engine", "device/lane.hpp"),
-        ("engine", "policy/fixed.hpp"),
+        ("engine", "policy/policy.hpp"),
         ("rpc", "engine/engine.hpp"),
         ("net", "base/log.hpp"),
         ("app", "rpc/dispatcher.hpp"),
@@ -60,7 +60,7 @@ def test_arrows_that_point_down_pass(tmp_path: Path, layer: str, target: str) ->
     ("layer", "target"),
     [
         ("base", "plan/plan.hpp"),
-        ("plan", "policy/fixed.hpp"),
+        ("plan", "policy/policy.hpp"),
         ("plan", "device/lane.hpp"),
         ("policy", "engine/engine.hpp"),
         ("device", "collective/ring.hpp"),
