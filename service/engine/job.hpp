@@ -162,7 +162,7 @@ class Job {
     Reply<DeclareResult> declare_reply;
     TimePoint declare_since;
     TimePoint declare_deadline;
-    std::optional<std::uint64_t> last_done;  ///< word of the step before, where another daemon did it
+    std::optional<StepKey> last_done;  ///< the step before, where another daemon did it
 
     // step
     Reply<RankReport> step_reply;

@@ -69,7 +69,7 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
       context_.planner.freed_elsewhere(std::make_shared<const plan::RankDeclaration>(std::move(request.declaration)));
   rank.buffer = request.buffer;
   rank.fresh = true;
-  rank.last_done = request.last_done ? std::optional(attempt_word(*request.last_done)) : std::nullopt;
+  rank.last_done = request.last_done;
   rank.declare_reply = std::move(reply);
   rank.declare_since = context_.now;
   rank.declare_deadline = deadline_after(context_.now, request.timeout.value_or(context_.options.deadlines.declare));

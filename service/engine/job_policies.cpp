@@ -4,6 +4,7 @@
 #include "engine/job.hpp"
 #include "engine/metrics.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <utility>
@@ -31,17 +32,30 @@ void Job::recall_policies() {
     return;
   }
   policy_file_ = std::move(*file);
-  std::optional<std::uint64_t> word;
-  for (const Rank& rank : ranks_) {
-    if (word && rank.last_done && *rank.last_done != *word) {
-      forget_policies("ranks do not agree which step was done last");
+  std::optional<StepKey> last;
+  std::size_t known_by = 0;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const std::optional<StepKey>& known = ranks_[rank].last_done;
+    if (last && known && attempt_word(*known) != attempt_word(*last)) {
+      forget_policies(fmt::format(
+          "the last step done is epoch {}, attempt {} to rank {} and epoch {}, attempt {} to rank {}",
+          last->epoch,
+          last->attempt,
+          known_by,
+          known->epoch,
+          known->attempt,
+          rank
+      ));
       return;
     }
-    word = word ? word : rank.last_done;
+    if (known && !last) {
+      last = known;
+      known_by = rank;
+    }
   }
   std::optional<std::string> state;
-  if (word) {
-    state = policy_file_->find(*word);
+  if (last) {
+    state = policy_file_->find(attempt_word(*last));
     if (!state) {
       forget_policies("the state after the step that was done last is not there");
       return;

@@ -132,7 +132,13 @@ TEST_F(Recalled, not_where_ranks_know_different_steps) {
   Daemon next(folder.path(), 1000);
   next.start(last, before_last);
   EXPECT_EQ(next.step(4).threshold, kInfinity);
-  EXPECT_THAT(next.events(), Contains(Field(&Event::kind, "policy_state")));
+  EXPECT_THAT(
+      next.events(),
+      Contains(testing::AllOf(
+          Field(&Event::kind, "policy_state"),
+          Field(&Event::what, testing::HasSubstr("epoch 1, attempt 2 to rank 0 and epoch 1, attempt 1 to rank 1"))
+      ))
+  );
 }
 
 TEST_F(Recalled, not_by_a_new_job_of_the_same_name_and_for_good) {
