@@ -39,9 +39,15 @@ class Rank:
         self.client = gradsync.connect(address, timeout=DEADLINE_S)
         self.job = self.client.attach(job=job, rank=rank, world_size=world_size)
         self.stats = data_path == "stats"
-        dp = Replicate() if self.stats else Partial("mean") >> Replicate()
-        self.grads: Any = self.job.declare([Tensor("a", (4,), placements={"dp": dp})], data_path=data_path, clip=clip)
         self.record: Record = []
+        self.clip = clip
+        self.declare()
+
+    def declare(self) -> None:
+        dp = Replicate() if self.stats else Partial("mean") >> Replicate()
+        tensor = Tensor("a", (4,), placements={"dp": dp})
+        data_path: Any = "stats" if self.stats else "arena"
+        self.grads: Any = self.job.declare([tensor], data_path=data_path, clip=self.clip)
 
     def step(self, step: int) -> None:
         while True:
@@ -146,6 +152,52 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
         whole(on_all(lambda rank: second[rank].grads.load_state_dict(states[rank])))
         whole(on_all(lambda rank: [second[rank].step(step) for step in range(150, STEPS)]))
     assert second[0].record == expected[150:]
+
+
+def test_a_checkpoint_right_after_a_restart_is_that_of_before(tmp_path: Path) -> None:
+    with Lives(tmp_path) as lives:
+        ranks = start(lives.address, "saved", "arena")
+        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(60)]))
+        before = ranks[0].grads.state_dict()
+        lives.end(signal.SIGKILL)
+        assert whole(on_all(lambda rank: ranks[rank].grads.state_dict())) == [before, before]
+        whole(on_all(lambda rank: ranks[rank].step(60)))
+        expected = undisturbed(lives.address, "arena")
+    assert ranks[0].record == ranks[1].record == expected[:61]
+
+
+def test_a_checkpoint_between_the_halves_of_a_step_leaves_it_half_done(tmp_path: Path) -> None:
+    with Lives(tmp_path) as lives:
+        ranks = start(lives.address, "halves", "stats")
+        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(20)]))
+        before = ranks[0].grads.state_dict()
+        for rank in ranks:
+            rank.grads.write("a", Row.of([norm_of(20)]))
+        measured = whole(on_all(lambda rank: ranks[rank].grads.compute_norm()))
+        lives.end(signal.SIGKILL)
+        assert whole(on_all(lambda rank: ranks[rank].grads.state_dict())) == [before, before]
+        ended = whole(on_all(lambda rank: ranks[rank].grads.apply_clip()))
+        assert [report.norm for report in ended] == [report.norm for report in measured]
+        assert {report.step for report in ended} == {20}
+        assert ranks[0].grads.state_dict() != before
+
+
+def test_what_is_remembered_survives_a_daemon_and_a_declaration(tmp_path: Path) -> None:
+    with Lives(tmp_path) as lives:
+        ranks = start(lives.address, "anew", "arena")
+        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(60)]))
+        lives.end(signal.SIGKILL)
+
+        def declare_anew(rank: int) -> None:
+            try:
+                ranks[rank].declare()
+            except ConnectionLost:  # this call noticed the restart
+                ranks[rank].declare()
+
+        whole(on_all(declare_anew))
+        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(60, 80)]))
+        expected = undisturbed(lives.address, "arena")
+    assert ranks[0].record == ranks[1].record == expected[:80]
 
 
 def test_a_state_that_does_not_fit_is_refused_and_training_goes_on(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Declared", "some_of"]
 
 _NAMED_AT_MOST = 20
+_EXPORT = "policy.export"
 
 
 class Declared:
@@ -65,10 +66,15 @@ class Declared:
     def state_dict(self) -> dict[str, Any]:
         """What the clipping policies of the job remember, as of the last step: equal on all ranks, for a checkpoint.
 
-        The values are opaque; the keys are always the same, as torch.distributed.checkpoint wants them.
+        The values are opaque; the keys are always the same, as torch.distributed.checkpoint wants them. After a restart
+        of the daemon this waits, as a step does, until all ranks are back.
+
+        Raises:
+            RpcError: the ranks did not come back in time, or one declared something else.
+            ConnectionLost: with `step_lost`, the daemon was restarted in the middle of a step: compute it anew.
         """
         self._check_open()
-        answer = self._job.policy_export()
+        answer = self._step_call(_EXPORT, {}, None)
         return {"version": STATE_VERSION, "policies": answer["state"]}
 
     def load_state_dict(self, state: Mapping[str, Any], timeout: float | None = None) -> None:
@@ -147,12 +153,15 @@ class Declared:
                 return wire
             except SessionMoved:
                 result = self._comeback.settle(self._job.stamp)
-                if result is not None:
+            if result is not None:
+                if method != _EXPORT:
                     return result
+                self._job.note_done(result["epoch"], result["attempt"])  # by a call that was not waited for
             self._come_back(timeout)
-            if method == "clip.apply":
+            if self._half_done is not None and method != "norm.compute":
                 self._call_through("norm.compute", self._first_half | fence(self._job), timeout)
-            params = params | fence(self._job)
+            if method != _EXPORT:
+                params = params | fence(self._job)
 
     def _come_back(self, timeout: float | None) -> None:
         self._job.come_back(self._comeback, timeout, stepped=self._finished_once)

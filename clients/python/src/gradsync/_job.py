@@ -123,7 +123,7 @@ class Job:
         seat = self._channel.seat
         buffer, arena = declaring.allocate(size_bytes, seat)
         try:
-            reply = declaring.declare(buffer, dump(options), wires, timeout, seat)
+            reply = declaring.declare(buffer, dump(options), wires, timeout, seat, self._last_done)
             record = declaring.record(reply, seat)
         except BaseException:
             declaring.release(buffer, seat)
@@ -215,14 +215,6 @@ class Job:
             extend=self._somebody_paused,
             instead=instead,
         )
-
-    def policy_export(self) -> dict[str, Any]:
-        """What the policies of the job remember, in the form of `policy.export`."""
-        self._check_attached()
-        answer: dict[str, Any] = self._channel.call(
-            "policy.export", "{}", timeout=QUICK_S, idempotent=True, session=True
-        )
-        return answer
 
     def note_done(self, epoch: int, attempt: int) -> None:
         """An attempt of this job was done: after a restart of the daemon its policies go on from there."""
