@@ -200,6 +200,39 @@ def test_observed_policies_only_watch(daemon, norms, monkeypatch):  # noqa: F811
     assert declared["max_norm"] == 1.0
 
 
+EIGHT = [gradsync.Percentile(percentile=10.0 * (1 + i)) for i in range(8)]
+
+
+@pytest.mark.parametrize("clip", [Clip(policy=EIGHT[3], watch=EIGHT), Clip.observe(*EIGHT)])
+def test_eight_policies_watch_a_run_that_is_observed(daemon, norms, monkeypatch, clip):  # noqa: F811
+    monkeypatch.setenv("GRADSYNC_MODE", "observe")
+    observer = init(daemon, net(), clip=clip)
+    assert observer._declared.wait(30)
+    (declared,) = daemon.of("gradients.declare")[-1]["options"]["clip"]
+    assert declared["policy"] == {"kind": "observe"}
+    assert [policy["percentile"] for policy in declared["watch"]] == [10, 20, 30, 40, 50, 60, 70, 80]
+
+
+def test_a_ninth_policy_that_would_watch_is_refused(daemon, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("GRADSYNC_MODE", "observe")
+    with pytest.raises(UsageError, match=r"ZScore\(.*watches as well, beside 8"):
+        init(daemon, net(), clip=Clip.zscore(watch=EIGHT))
+    assert daemon.of("gradients.declare") == []
+
+
+@pytest.mark.parametrize("mode", ["observe", "off"])
+def test_modes_that_clip_nothing_keep_what_was_saved(daemon, norms, monkeypatch, mode):  # noqa: F811
+    monkeypatch.setenv("GRADSYNC_MODE", mode)
+    first, second = init(daemon, net()), init(daemon, net())
+    saved = {"version": 1, "policies": "00ff"}
+    assert set(first.state_dict()) == set(saved)
+    second.load_state_dict(saved)
+    assert second.state_dict() == saved
+    assert first.state_dict()["policies"] == ""
+    with pytest.raises(UsageError, match="load_state_dict"):
+        second.load_state_dict({})
+
+
 def test_an_observer_is_told_what_raises_and_does_not_raise(daemon, norms, monkeypatch):  # noqa: F811
     monkeypatch.setenv("GRADSYNC_MODE", "observe")
     model = net()

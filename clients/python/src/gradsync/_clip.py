@@ -11,10 +11,10 @@ from ._policies import Fixed, Observe, Percentile, Policy, ZScore, require_numbe
 from ._wire import encode_number
 from .errors import UsageError
 
-__all__ = ["Clip"]
+__all__ = ["MOST_WATCHING", "Clip"]
 
 _FIXED = Fixed()
-_MAX_WATCHING = 8
+MOST_WATCHING = 8
 _ZERO_RULES = ("refuse", "off", "zero")
 _NONFINITE = ("propagate", "skip", "zero", "raise")
 _SPIKE = ("clip", "skip", "raise")
@@ -58,9 +58,9 @@ class Clip:
         if isinstance(self.watch, Policy) or not isinstance(self.watch, Sequence):
             raise UsageError(f"Clip(watch={self.watch!r}): give a list of policies")
         object.__setattr__(self, "watch", tuple(self.watch))
-        if len(self.watch) > _MAX_WATCHING:
+        if len(self.watch) > MOST_WATCHING:
             raise UsageError(
-                f"Clip(watch=…): {len(self.watch)} policies, at most {_MAX_WATCHING} may watch; try the others on a "
+                f"Clip(watch=…): {len(self.watch)} policies, at most {MOST_WATCHING} may watch; try the others on a "
                 "recorded run: gradsyncd policy replay"
             )
         for number, policy in enumerate(self.watch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import gradsync
+from gradsync._clip import MOST_WATCHING
 from gradsync.errors import UsageError
 
 __all__ = ["check_clip", "obeyed_by_caller", "watching"]
@@ -35,7 +36,18 @@ def obeyed_by_caller(clip: gradsync.Clip | None) -> gradsync.Clip:
 
 
 def watching(clip: gradsync.Clip | None) -> gradsync.Clip | None:
-    """The settings of mode `observe`: the policy watches, beside those that do already."""
+    """The settings of mode `observe`: the policy watches, beside those that do already.
+
+    Raises:
+        UsageError: these are one too many.
+    """
     if clip is None:
         return None
+    if clip.policy == gradsync.Observe() or clip.policy in clip.watch:
+        return replace(clip, policy=gradsync.Observe())
+    if len(clip.watch) == MOST_WATCHING:
+        raise UsageError(
+            f"init(clip=…) in mode observe: {clip.policy} watches as well, beside {MOST_WATCHING} policies, and "
+            f"{MOST_WATCHING} are the most; leave one of Clip(watch=…) out"
+        )
     return replace(clip, policy=gradsync.Observe(), watch=(clip.policy, *clip.watch))

@@ -14,6 +14,7 @@ from torch.nn.utils.clip_grad import clip_grad_norm_ as _torch_clip_grad_norm_
 import gradsync
 
 from ._dtensor import is_dtensor
+from ._kept_state import KeptState
 
 if TYPE_CHECKING:
     import os
@@ -26,7 +27,7 @@ Tensors = torch.Tensor | Iterable[torch.Tensor]
 _utils: Any = torch.nn.utils  # get_total_norm and clip_grads_with_norm_ are there since torch 2.6
 
 
-class Off:
+class Off(KeptState):
     """What `init` returns in mode `off`."""
 
     report: gradsync.StepReport | None = None

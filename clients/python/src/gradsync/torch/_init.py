@@ -84,7 +84,8 @@ def init(
         timeout: seconds to wait for the other ranks' declaration.
 
     Raises:
-        UsageError: `clip` may skip steps, and here the caller steps the optimizer.
+        UsageError: `clip` may skip steps, and here the caller steps the optimizer; with mode "observe", more policies
+            would watch than can.
         ModuleRefused: a parameter is placed in a way that has no exact norm; says why and what to do.
         WeightsDiverged: what is declared as replicas is not equal.
         RpcError: the declaration is refused, or ranks differ; names the tensor, the field and both values.
@@ -96,9 +97,9 @@ def init(
     if wanted == "off":
         _current = _framework.Off()
         return _current
+    check_clip(clip)
 
     def prepare() -> tuple[Launch, list[JobMesh], dict[str, nn.Parameter], list[gradsync.Tensor]]:
-        check_clip(clip)
         launch = _launch(job, rank, world_size)
         meshes = job_meshes(mesh, launch.rank, launch.world_size)
         named = _parameters(model_parts)
@@ -108,6 +109,7 @@ def init(
         return launch, meshes, named, tensors
 
     if wanted == "observe":
+        watched = watching(clip)
         try:
             launch, meshes, named, tensors = prepare()
         except Exception as error:
@@ -122,7 +124,7 @@ def init(
             answered()
             attached = _attach(connection, launch, meshes)
             grads = attached.declare(
-                tensors, data_path="stats", norm_type=float(norm_type), clip=watching(clip), timeout=within
+                tensors, data_path="stats", norm_type=float(norm_type), clip=watched, timeout=within
             )
             return grads, attached.detach if owned is None else owned.close
 

@@ -25,6 +25,7 @@ from gradsync.errors import GradsyncError, RpcError
 
 from ._dtensor import is_dtensor
 from ._held_gradients import HeldGradients
+from ._kept_state import KeptState
 from ._statistics import rows_in
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Observation:
         return f"Observation(report={self.report!r}, theirs={self.theirs!r})"
 
 
-class Observer:
+class Observer(KeptState):
     """What `init` returns in mode `observe`. Calls belong to the thread that runs backward."""
 
     def __init__(

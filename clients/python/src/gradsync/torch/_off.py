@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradsync import UNSET, StepReport, StepTimings, Unset
-from gradsync._policy_state import STATE_VERSION, check_state
 
+from ._kept_state import KeptState
 from ._loss_scale import check_scaler, report_of_scaler
 from ._recorder import Counters
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
 
 
-class OffSync:
+class OffSync(KeptState):
     """Steps the optimizers and drops the gradients; reduces, measures and clips nothing."""
 
     def __init__(self, model: nn.Module, world_size: int) -> None:
@@ -34,7 +34,6 @@ class OffSync:
             )
         self._model = model
         self._counters = Counters()
-        self._state: dict[str, Any] = {"version": STATE_VERSION, "policies": ""}
         self.report: StepReport | None = None
 
     def step(
@@ -103,19 +102,6 @@ class OffSync:
 
     def stats(self) -> Counters:
         return self._counters
-
-    def state_dict(self) -> dict[str, Any]:
-        """What was loaded: a run in mode off loses nothing that another mode saved."""
-        return dict(self._state)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keeps it; nothing is clipped here.
-
-        Raises:
-            UsageError: it is no state.
-        """
-        check_state(state)
-        self._state = dict(state)
 
     def explain(self) -> dict[str, Any]:
         return {}
