@@ -121,6 +121,7 @@ TEST(PolicyFileRoom, files_of_30_days_go_when_one_is_made_and_only_then) {
   const std::string half = left(folder, "half", 0) + ".new";
   std::filesystem::rename(path_of(folder, "half"), half);
   const std::string younger = left(folder, "younger", 30 * kDay - kMinute);
+  left(folder, "new", 0);
   PolicyFile file = opened(folder.path());
   stored(file, 1, state_of(1, 20'000));
   for (const std::string& path : {old, damaged, half}) {
@@ -128,7 +129,7 @@ TEST(PolicyFileRoom, files_of_30_days_go_when_one_is_made_and_only_then) {
   }
   stored(file, 2, state_of(2));
   EXPECT_TRUE(file.wipe());
-  { opened(folder.path(), "younger"); }
+  { opened(folder.path(), "new"); }
   EXPECT_TRUE(is_there(old) && is_there(damaged) && is_there(half)) << "nobody looked";
   { opened(folder.path(), "another"); }
   EXPECT_FALSE(is_there(old) || is_there(damaged) || is_there(half));
@@ -313,6 +314,17 @@ TEST(PolicyFileRoom, of_two_that_want_the_last_place_at_once_not_both_get_it) {
       EXPECT_TRUE(*result || result->error().code == ErrorCode::LimitExceeded);
     }
     EXPECT_EQ(folder.names().size(), files.size() + (*got[0] || *got[1] ? 1 : 0));
+  }
+}
+
+TEST(PolicyFileRoom, of_two_that_make_the_file_of_one_job_at_once_one_has_it) {
+  for (int round = 0; round < 200; ++round) {
+    const StateFolder folder;
+    std::optional<Result<PolicyFile>> got[2];
+    race([&](std::size_t daemon) { got[daemon] = PolicyFile::open(folder.path(), kUid, "train"); });
+    ASSERT_NE(got[0]->has_value(), got[1]->has_value());
+    EXPECT_THAT(got[*got[0] ? 1 : 0]->error().message, HasSubstr("another daemon has"));
+    EXPECT_TRUE(is_there(path_of(folder, "train")));
   }
 }
 
