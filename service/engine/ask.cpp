@@ -33,6 +33,11 @@ std::string difference(std::int64_t rank, const Ask& ask, std::int64_t other_ran
         "rank {} has a loss scaler and rank {} none", ask.scaled ? rank : other_rank, ask.scaled ? other_rank : rank
     );
   }
+  if (other.abandon != ask.abandon) {
+    return fmt::format(
+        "rank {} abandons the step and rank {} clips", ask.abandon ? rank : other_rank, ask.abandon ? other_rank : rank
+    );
+  }
   if (other.state_digest != ask.state_digest) {
     return fmt::format(
         "rank {} imports a state with digest {} and rank {} one with {}",
@@ -88,6 +93,7 @@ Ask make_ask(const ClipRequest& request, TimePoint now, TimePoint deadline) {
   Ask ask;
   ask.kind = Ask::Kind::Clip;
   ask.step = request.step;
+  ask.abandon = request.abandon;
   ask.override_max_norm = request.override_max_norm;
   ask.max_norm = request.max_norm;
   ask.since = now;
@@ -107,7 +113,7 @@ Ask make_ask(const ImportRequest& request, TimePoint now, TimePoint deadline) {
 }
 
 bool same_terms(const Ask& a, const Ask& b) {
-  return a.kind == b.kind && a.step == b.step && a.scale == b.scale && a.scaled == b.scaled &&
+  return a.kind == b.kind && a.step == b.step && a.scale == b.scale && a.scaled == b.scaled && a.abandon == b.abandon &&
          a.override_max_norm == b.override_max_norm && a.max_norm == b.max_norm && a.state_digest == b.state_digest;
 }
 

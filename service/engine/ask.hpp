@@ -17,6 +17,7 @@ struct Ask {
   std::int64_t step = 0;
   double scale = 1.0;
   bool scaled = false;
+  bool abandon = false;
   bool override_max_norm = false;
   std::optional<double> max_norm;
   std::string state_digest;  ///< Import

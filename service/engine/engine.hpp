@@ -156,6 +156,7 @@ struct ClipRequest {
   std::optional<double> max_norm;  ///< for all clip groups; empty: as declared
   bool override_max_norm = false;
   std::optional<Milliseconds> timeout;
+  bool abandon = false;  ///< the step ends as it is: nothing is multiplied, no policy acts or remembers
 };
 
 /// What the policies of a job remembered once, for them to go on with; equal on all ranks, between two steps.

@@ -184,28 +184,34 @@ Result<std::vector<policy::Policy>> GroupPolicies::restored_policies(
   return policies;
 }
 
-void GroupPolicies::take_over(const GroupPolicies& earlier) {
-  for (Group& group : groups_) {
-    const auto same_name = [&group](const Group& other) { return other.name == group.name; };
-    const auto found = std::find_if(earlier.groups_.begin(), earlier.groups_.end(), same_name);
-    if (found == earlier.groups_.end()) {
-      continue;
-    }
-    std::vector<std::string> states(found->policies.size());
+bool GroupPolicies::take_over(const GroupPolicies& earlier) {
+  bool all = true;
+  for (const Group& before : earlier.groups_) {
+    const auto same_name = [&before](const Group& group) { return group.name == before.name; };
+    const auto found = std::find_if(groups_.begin(), groups_.end(), same_name);
+    std::vector<std::string> states(before.policies.size());
+    std::vector<bool> taken(states.size(), false);
     for (std::size_t policy = 0; policy < states.size(); ++policy) {
-      found->policies[policy].save(states[policy]);
+      before.policies[policy].save(states[policy]);
+      plan::ClipOptions alone;
+      alone.policy = policy == 0 ? before.clip.policy : before.clip.watch[policy - 1];
+      taken[policy] = plan::remembered_norms(alone) == 0;
     }
-    for (std::size_t policy = 0; policy < group.policies.size(); ++policy) {
-      if (policy < states.size() && group.policies[policy].restore(states[policy])) {
+    for (std::size_t policy = 0; found != groups_.end() && policy < found->policies.size(); ++policy) {
+      if (policy < states.size() && found->policies[policy].restore(states[policy])) {
+        taken[policy] = true;
         continue;
       }
-      for (const std::string& state : states) {
-        if (group.policies[policy].restore(state)) {
+      for (std::size_t state = 0; state < states.size(); ++state) {
+        if (found->policies[policy].restore(states[state])) {
+          taken[state] = true;
           break;
         }
       }
     }
+    all = all && std::find(taken.begin(), taken.end(), false) == taken.end();
   }
+  return all;
 }
 
 }  // namespace gradsync::engine

@@ -70,8 +70,9 @@ class GroupPolicies {
   [[nodiscard]] std::string digest() const;
 
   /// Continues what policies of an earlier plan of the job remember. In a clip group of the same name each policy takes
-  /// the state of one with equal settings, rather of the one in its place; those that find none begin anew.
-  void take_over(const GroupPolicies& earlier);
+  /// the state of one with equal settings, rather of the one in its place; those that find none begin anew. False: some
+  /// norms are remembered no more.
+  bool take_over(const GroupPolicies& earlier);
 
  private:
   struct Group {

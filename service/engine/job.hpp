@@ -229,8 +229,12 @@ class Job {
   [[nodiscard]] TimePoint step_deadline(const std::optional<Milliseconds>& timeout) const;
   void complete(StepReport& report, std::uint64_t attempt) const;
   void adopt_policies();
+  void open_policy_file(bool first);
+  void make_rules(std::vector<plan::ClipRule>& rules) const;
   void recall_policies();
   void forget_policies(const std::string& why);
+  void wipe_policy_file();
+  void lose_policy_file(const std::string& why);
   void commit_policies(const device::StepMath& math, StepReport& report);
   void store_policies(std::uint64_t attempt);
   [[nodiscard]] std::vector<std::uint32_t> stable_buckets() const;
@@ -295,12 +299,14 @@ class Job {
   std::optional<GroupPolicies> policies_;  ///< of the last plan, with what was remembered in those before it
   std::vector<std::vector<plan::ClipOutcome>> watched_;  ///< of the last step
   std::optional<PolicyFile> policy_file_;
+  bool policy_file_tried_ = false;
   std::string saved_;          ///< what policies remember, as after the last step
   std::string policy_digest_;  ///< of that
   std::string import_state_;   ///< that ranks wait to import, the last one given
   StepMaxNorm step_max_norm_;  ///< by which the outcomes of this attempt are made
   double norm_scale_ = 1.0;
   bool norm_scaled_ = false;
+  bool abandoned_ = false;                         ///< the step whose norm was given out
   std::vector<double> raw_norms_;                  ///< by clip group, of the norm given out: what clip.apply clips by
   std::vector<plan::ClipOutcome> scale_outcomes_;  ///< of the clip.apply in flight
   std::int64_t report_step_ = 0;                   ///< the trainers' label of the step in flight

@@ -7,6 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace gradsync::engine {
 
@@ -53,9 +54,9 @@ void Job::perform(LaunchFinish& action) {
   command.apply = !action.norm_only;
   command.stamp = attempt_word({epoch_, machine_->attempt()});
   step_max_norm_ = {action.max_norm, action.override_max_norm ? std::size_t{1} : 0};  // checked when the call arrived
-  policies_->rules(step_max_norm_, command.rules);
   norm_scale_ = action.scale;
   norm_scaled_ = action.scaled;
+  make_rules(command.rules);
   report_step_ = machine_->ask_of(0)->step;
   if (command.apply) {
     note_begun();
@@ -68,10 +69,18 @@ void Job::perform(LaunchScale& action) {
   command.plan = active_->id;
   command.tag = machine_->attempt();
   step_max_norm_ = {action.max_norm, action.override_max_norm ? raw_norms_.size() : 0};
+  abandoned_ = action.abandon;
   std::vector<plan::ClipRule> rules;
-  policies_->rules(step_max_norm_, rules);
+  make_rules(rules);
   for (std::size_t group = 0; group < rules.size(); ++group) {
     command.outcomes.push_back(plan::apply_clip_rule(rules[group], raw_norms_[group], norm_scale_));
+    if (abandoned_) {
+      plan::ClipOutcome outcome;
+      outcome.norm = command.outcomes.back().norm;
+      outcome.threshold = std::numeric_limits<double>::infinity();
+      outcome.reason = "abandoned: nothing was multiplied";
+      command.outcomes.back() = std::move(outcome);
+    }
   }
   plan::decide_together(command.outcomes);
   scale_outcomes_ = command.outcomes;
@@ -178,7 +187,7 @@ void Job::perform(Committed& action) {
         )
     );
   }
-  if (report.skipped) {
+  if (report.skipped && !(norm_scaled_ && report.found_inf)) {  // with a loss scale that is the run of things
     const bool raised = report.action == plan::StepAction::Raise;
     publish_alert(
         raised ? "step_raised" : "step_skipped",
@@ -266,6 +275,7 @@ void Job::forget_attempt() {
   scale_outcomes_.clear();
   raw_norms_.clear();
   import_state_ = {};
+  abandoned_ = false;
   first_ask_.reset();
   last_ask_.reset();
   reduce_s_ = 0;

@@ -15,23 +15,39 @@ namespace gradsync::engine {
 void Job::adopt_policies() {
   GroupPolicies policies(*active_->plan);
   const bool first = !policies_;
-  if (!first) {
-    policies.take_over(*policies_);
+  if (!first && !policies.take_over(*policies_)) {
+    forget_policies("what was declared anew has others in their place");
   }
   policies_ = std::move(policies);
-  if (first && policies_->remember() && !context_.options.policy_directory.empty()) {
-    recall_policies();
+  if (policies_->remember() && !policy_file_tried_ && !context_.options.policy_directory.empty()) {
+    open_policy_file(first);
   }
   policy_digest_ = policies_->save(saved_);
 }
 
-void Job::recall_policies() {
+/// Once. `first`: nothing was remembered in this daemon yet.
+void Job::open_policy_file(bool first) {
+  policy_file_tried_ = true;
   Result<PolicyFile> file = PolicyFile::open(context_.options.policy_directory, uid_, name_);
   if (!file) {
-    forget_policies(file.error().message);
+    lose_policy_file(file.error().message);
     return;
   }
   policy_file_ = std::move(*file);
+  if (first) {
+    recall_policies();
+  } else {
+    wipe_policy_file();  // what is there is of a job before this one
+  }
+}
+
+void Job::wipe_policy_file() {
+  if (const Result<void> wiped = policy_file_->wipe(); !wiped) {
+    spdlog::warn("old policy state stays job={} reason=\"{}\"", name_, wiped.error().message);
+  }
+}
+
+void Job::recall_policies() {
   std::optional<StepKey> last;
   std::size_t known_by = 0;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -62,13 +78,14 @@ void Job::recall_policies() {
     }
   } else if (restart_count_ > 0) {
     // Trainers that restarted load a checkpoint, and its state with it: that of the last step is for those who do not.
-    if (std::optional<PolicyFile::Stored> stored = policy_file_->newest()) {
-      state = std::move(stored->state);
+    std::optional<PolicyFile::Stored> stored = policy_file_->newest();
+    if (!stored) {
+      forget_policies("the trainers restarted, and no state is stored");
+      return;
     }
-  } else if (const Result<void> wiped = policy_file_->wipe(); !wiped) {
-    spdlog::warn("policy state not wiped job={}: {}", name_, wiped.error().message);  // of a job of the same name
-  }
-  if (!state) {
+    state = std::move(stored->state);
+  } else {
+    wipe_policy_file();  // of another job of the same name
     return;
   }
   if (const Result<void> restored = policies_->restore(*state); !restored) {
@@ -76,6 +93,19 @@ void Job::recall_policies() {
     return;
   }
   spdlog::info("policies go on job={} epoch={}", name_, epoch_);
+  if (!last) {
+    publish_alert(
+        "policy_state",
+        "the trainers restarted: the policies go on with the state that was stored last, which may be newer than a "
+        "checkpoint; load_state_dict() takes that of the checkpoint"
+    );
+  }
+}
+
+void Job::lose_policy_file(const std::string& why) {
+  policy_file_.reset();
+  publish_alert("policy_state", "a restart of the daemon will lose what the policies remember: " + why);
+  spdlog::warn("policy state not kept job={} epoch={} reason=\"{}\"", name_, epoch_, why);
 }
 
 void Job::forget_policies(const std::string& why) {
@@ -89,19 +119,27 @@ void Job::store_policies(std::uint64_t attempt) {
     return;
   }
   if (const Result<void> stored = policy_file_->store(attempt_word({epoch_, attempt}), saved_); !stored) {
-    if (const Result<void> wiped = policy_file_->wipe(); !wiped) {  // or restarted trainers would get what is old
-      spdlog::warn("old policy state stays job={} reason=\"{}\"", name_, wiped.error().message);
+    wipe_policy_file();  // or restarted trainers would get what is old
+    lose_policy_file(stored.error().message);
+  }
+}
+
+void Job::make_rules(std::vector<plan::ClipRule>& rules) const {
+  policies_->rules(step_max_norm_, rules);
+  if (norm_scaled_) {  // a loss scaler takes no step after a norm that is not finite, whatever was declared
+    for (plan::ClipRule& rule : rules) {
+      rule.nonfinite = plan::NonfiniteAction::Skip;
     }
-    policy_file_.reset();
-    publish_alert(
-        "policy_state", "a restart of the daemon will lose what the policies remember: " + stored.error().message
-    );
-    spdlog::warn("policy state not stored job={} epoch={} reason=\"{}\"", name_, epoch_, stored.error().message);
   }
 }
 
 /// Once for every step that is done, before anybody is told.
 void Job::commit_policies(const device::StepMath& math, StepReport& report) {
+  if (abandoned_) {
+    report.policy_digest = policy_digest_;
+    store_policies(report.attempt);
+    return;
+  }
   policies_->commit({math.groups, math.raw_group_norms, norm_scale_, norm_scaled_, step_max_norm_}, watched_);
   const auto& groups = active_->plan->clip_groups;
   for (std::size_t group = 0; group < groups.size(); ++group) {

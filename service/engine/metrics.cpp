@@ -2,6 +2,7 @@
 
 #include "plan/words.hpp"
 
+#include <cmath>
 #include <initializer_list>
 #include <string>
 #include <variant>
@@ -47,6 +48,10 @@ void PolicyMetrics::count(PolicyRole role, const plan::PolicyOptions& policy, co
   const Counters& counters = counters_[static_cast<std::size_t>(role) * kKinds + policy.index()];
   if (outcome.clipped) {
     counters.clipped->Increment();
+  }
+  const bool decided = outcome.spike || !std::isfinite(outcome.norm);  // else another group did
+  if (!decided) {
+    return;
   }
   if (outcome.action == plan::StepAction::Skip) {
     counters.skipped->Increment();

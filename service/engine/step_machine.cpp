@@ -209,7 +209,7 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
   if (all_waiting()) {
     phase_ = Phase::Scaling;
     ++outstanding_;
-    actions.emplace_back(LaunchScale{ask.override_max_norm, ask.max_norm});
+    actions.emplace_back(LaunchScale{ask.override_max_norm, ask.max_norm, ask.abandon});
   }
   return actions;
 }

@@ -41,6 +41,7 @@ struct LaunchFinish {
 struct LaunchScale {
   bool override_max_norm = false;
   std::optional<double> max_norm;
+  bool abandon = false;
 };
 
 /// Stop what the lane still does for this attempt.

@@ -53,6 +53,7 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
     );
   }
   std::int64_t norms = 0;
+  std::size_t watching = 0;
   std::unordered_map<std::string_view, std::size_t> listed;
   for (std::size_t i = 0; i < declaration.options.clip.size(); ++i) {
     const ClipGroupOptions& options = declaration.options.clip[i];
@@ -77,6 +78,14 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
       return error;
     }
     norms += remembered_norms(options.clip);
+    watching += options.clip.watch.size();
+  }
+  if (watching > kMaxWatchingInAll) {
+    return invalid_option(
+        "options.clip",
+        fmt::format("{} policies watch, at most {} may in all clip groups together", watching, kMaxWatchingInAll),
+        "let policies watch the clip groups that matter, or try them on a recorded run: gradsyncd policy replay"
+    );
   }
   if (norms > kMaxRememberedNorms) {
     return invalid_option(

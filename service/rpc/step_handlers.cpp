@@ -70,6 +70,7 @@ void clip_apply(Core& core, Caller& caller, ClipParams params, Answer<ReportAnsw
   request.step = params.step;
   request.override_max_norm = params.max_norm.given;
   request.max_norm = params.max_norm.value;
+  request.abandon = params.abandon;
   request.timeout = timeout_of(params.timeout_ms);
   core.engine.clip(caller.connection->session, std::move(request), report_to(std::move(answer)));
 }

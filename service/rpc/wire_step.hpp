@@ -61,6 +61,7 @@ struct ClipParams {
   std::int64_t step = 0;
   Settable<double> max_norm;
   std::optional<std::int64_t> timeout_ms;
+  bool abandon = false;
 };
 
 /// What policies remember goes over the wire as hex digits, opaque to clients.
@@ -147,6 +148,7 @@ struct Fields<ClipParams> {
   static void visit(auto& v, auto& s) {
     visit_key(v, s);
     v.optional("max_norm", s.max_norm, "for all clip groups; absent: as declared", kNatural);
+    v.optional("abandon", s.abandon, "the step ends as it is: nothing is multiplied, no policy acts or remembers");
     v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
   }
 };

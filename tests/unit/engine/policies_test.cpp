@@ -191,6 +191,67 @@ TEST_F(Policies, with_a_loss_scale_no_group_remembers_a_step_with_an_inf) {
   EXPECT_EQ(next.groups.at(1).threshold, 20);
 }
 
+TEST_F(Policies, with_a_loss_scale_a_norm_that_is_not_finite_skips_whatever_was_declared) {
+  for (const plan::NonfiniteAction action :
+       {plan::NonfiniteAction::Propagate, plan::NonfiniteAction::Zero, plan::NonfiniteAction::Raise}) {
+    Harness other;
+    plan::RankDeclaration declaration = Harness::declaration({Harness::tensor("a")});
+    declaration.options.clip[0].clip.nonfinite = action;
+    other.attach(0, 1);
+    other.declare(0, declaration);
+    other.pump();
+    other.lane.raw_norms = {kNaN};
+    FinishRequest scaled = Harness::ready_all();
+    scaled.scaled = true;
+    const auto outcome = other.finish(0, 1, scaled);
+    other.pump();
+    ASSERT_TRUE(outcome->report);
+    EXPECT_EQ(outcome->report->action, plan::StepAction::Skip);
+    EXPECT_TRUE(outcome->report->found_inf);
+    EXPECT_THAT(other.events, testing::Not(testing::Contains(testing::Field(&Event::kind, "step_skipped"))));
+  }
+}
+
+TEST_F(Policies, a_step_that_is_abandoned_is_neither_clipped_nor_remembered_nor_refused) {
+  plan::ClipOptions raises = percentile();
+  raises.nonfinite = plan::NonfiniteAction::Raise;
+  start({{"all", raises}});
+  warm_up();
+  const std::string before = step({2}).policy_digest;
+  for (const double norm : {100.0, kNaN}) {
+    FinishRequest request = Harness::ready_all();
+    request.kind = FinishKind::NormOnly;
+    step({norm}, request);
+    std::optional<StepReport> ended;
+    ClipRequest abandon;
+    abandon.key = h.keys.at(0);
+    abandon.step = number;
+    abandon.abandon = true;
+    h.engine.clip(h.sessions.at(0), abandon, [&](const Result<RankReport>& result) { ended = *result->report; });
+    h.pump();
+    ASSERT_TRUE(ended);
+    EXPECT_EQ(ended->action, plan::StepAction::Step);
+    EXPECT_FALSE(ended->clipped);
+    EXPECT_FALSE(h.lane.scaled.back().outcomes.at(0).multiply);
+    EXPECT_EQ(ended->policy_digest, before);
+    h.keys[0] = {ended->epoch, ended->next_attempt};
+  }
+  EXPECT_EQ(step({4}).threshold, 2) << "of 1, 2, 3 and 2";
+}
+
+TEST_F(Policies, a_declaration_that_loses_what_was_remembered_says_so) {
+  start({{"all", percentile()}});
+  warm_up();
+  clips[0].clip.watch = {plan::ObservePolicy{}};
+  declare(0);
+  h.pump();
+  EXPECT_THAT(h.events, testing::Not(testing::Contains(testing::Field(&Event::kind, "policy_state"))));
+  clips[0].clip.policy = plan::FixedPolicy{};
+  declare(0);
+  h.pump();
+  EXPECT_THAT(h.events, testing::Contains(testing::Field(&Event::kind, "policy_state")));
+}
+
 TEST_F(Policies, those_that_watch_say_what_they_would_have_done) {
   plan::ClipOptions clip;
   clip.max_norm = 100;

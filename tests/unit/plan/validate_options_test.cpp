@@ -74,7 +74,7 @@ TEST(ValidateOptions, max_norm_0_needs_a_zero_rule) {
   EXPECT_TRUE(validate_declaration(with_clip({clip("all", -0.0, ZeroRule::Zero)}), kDp2).has_value());
 }
 
-TEST(ValidateOptions, a_policy_is_in_range_and_all_of_them_remember_no_more_than_a_million_norms) {
+TEST(ValidateOptions, a_policy_is_in_range_and_all_of_them_fit_into_a_message) {
   ClipGroupOptions wrong = clip("all", 1.0);
   wrong.clip.policy = PercentilePolicy{101, 1000, 100};
   const Error error = refused(with_clip({wrong}), kDp2);
@@ -82,14 +82,25 @@ TEST(ValidateOptions, a_policy_is_in_range_and_all_of_them_remember_no_more_than
   EXPECT_EQ(error.path, "options.clip[0].policy.percentile");
 
   ClipGroupOptions long_memory = clip("all", 1.0);
-  long_memory.clip.policy = PercentilePolicy{95, 100'000, 100};
-  long_memory.clip.watch.assign(8, PercentilePolicy{95, 100'000, 100});
+  long_memory.clip.policy = PercentilePolicy{95, 5'000, 100};
+  long_memory.clip.watch.assign(8, PercentilePolicy{95, 5'000, 100});
   EXPECT_TRUE(validate_declaration(with_clip({long_memory}), kDp2).has_value());
   ClipGroupOptions other = long_memory;
   other.group = "other";
   const Error together = refused(with_clip({long_memory, other}), kDp2);
   EXPECT_EQ(together.path, "options.clip");
-  EXPECT_EQ(together.message, "the policies remember 1800000 norms, at most 1000000 are allowed");
+  EXPECT_EQ(together.message, "the policies remember 90000 norms, at most 50000 are allowed");
+}
+
+TEST(ValidateOptions, what_watchers_say_fits_into_a_report) {
+  std::vector<ClipGroupOptions> groups;
+  for (int group = 0; group < 33; ++group) {
+    groups.push_back(clip("group " + std::to_string(group), 1.0));
+    groups.back().clip.watch.assign(8, ObservePolicy{});
+  }
+  const Error error = refused(with_clip(groups), kDp2);
+  EXPECT_EQ(error.path, "options.clip");
+  EXPECT_THAT(error.message, HasSubstr("264 policies watch, at most 256"));
 }
 
 TEST(ValidateOptions, a_clip_group_is_listed_once) {
