@@ -85,6 +85,7 @@ def test_unused_tensors_are_said_before_the_bucket_they_complete(grads: gradsync
                 "ready": "all",
                 "unused": [0, 2],
                 "scale": 1024.0,
+                "scaled": True,
                 "max_norm": None,
                 "timeout_ms": 1500,
                 "bucket_digests": [7, 8],
@@ -125,6 +126,16 @@ def test_accumulation_counts_calls(job: gradsync.Job, daemon: FakeDaemon) -> Non
     grads.finish()
     assert daemon.of("bucket.ready") == [{"epoch": 1, "attempt": 0, "step": 0, "bucket": 0, "micro_batch": 1}]
     assert daemon.of("tensor.unused") == []
+
+
+def test_a_norm_that_was_only_looked_at_is_abandoned(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+    with pytest.raises(UsageError, match=r"abandon\(\) needs the norm"):
+        grads.abandon()
+    grads.compute_norm(ready="all")
+    assert grads.abandon(timeout=2.0).step == 0
+    (sent,) = daemon.of("clip.apply")
+    assert sent == {"epoch": 1, "attempt": 0, "step": 0, "abandon": True, "timeout_ms": 2000}
+    assert grads.finish(ready="all").step == 1
 
 
 def test_a_failed_step_resets_the_counters_and_takes_the_next_attempt(
@@ -175,7 +186,7 @@ def test_the_two_halves(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
     grads.apply_clip(0.5)
     fence = {"epoch": 1, "attempt": 0, "step": 0}
     assert steps_of(daemon)[2:] == [
-        ("norm.compute", {**fence, "ready": "all", "scale": 2.0}),
+        ("norm.compute", {**fence, "ready": "all", "scale": 2.0, "scaled": True}),
         ("clip.apply", {**fence, "max_norm": 0.5}),
     ]
     for name in "abcd":

@@ -47,6 +47,7 @@ SIGNATURES = {
         "unused=(), bucket_digests=None, scaled=None)"
     ),
     gradsync.Grads.apply_clip: "(self, max_norm=<Unset.UNSET: 'unset'>, timeout=None)",
+    gradsync.Grads.abandon: "(self, timeout=None)",
 }
 
 

@@ -150,7 +150,7 @@ class LoopbackGrads:
         results, absent = self._reduce(ranks)
         self.job.world.exchange(self.job.rank, None)  # nobody writes before everybody has read
         report = self._clip(results, absent, clip, scale)
-        report = self._act(results, clip, report)
+        report = self._act(results, clip, report, scaled if scale is None else True)
         stable = [b for b in range(len(self.buckets)) if bucket_digests and len({r[2][b] for r in ranks}) == 1]
         for index, result in results.items():
             self.memory[index].copy_(result)
@@ -226,9 +226,13 @@ class LoopbackGrads:
             timings=gradsync.StepTimings(0.0, 0.0, 0.0, 0.0, 0.0),
         )
 
-    def _act(self, results, clip, report):
+    def _act(self, results, clip, report, scaled):
         """What a norm that is not finite does to the step."""
-        wanted = {g.name: clip[g.name].nonfinite for g in report.groups if g.name in clip and not math.isfinite(g.norm)}
+        wanted = {
+            g.name: "skip" if scaled else clip[g.name].nonfinite if g.name in clip else "propagate"
+            for g in report.groups
+            if not math.isfinite(g.norm)
+        }
         decided = next((action for action in ("raise", "skip") if action in wanted.values()), "step")
         for index, result in results.items():
             if decided == "step" and wanted.get(self.tensors[index].clip_group) == "zero":

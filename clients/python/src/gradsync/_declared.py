@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ._pending import SessionMoved
 from ._policy_state import STATE_VERSION, check_state
 from ._report import StepReport, decode_fence, read_report
-from ._step_request import UNSET, Unset, clip_params, fence, timeout_param
+from ._step_request import UNSET, Unset, fence, max_norm_param, timeout_param
 from ._tensor import Tensor
 from ._wire import dump
 from .errors import ClipRaised, ConnectionLost, RpcError, UsageError
@@ -56,12 +56,16 @@ class Declared:
             ClipRaised: a clip group was declared to raise at this norm; the step is done.
             RpcError: the step failed on all ranks.
         """
-        self._check_open()
-        step = self._half_done
-        if step is None:
-            raise UsageError("apply_clip() needs the norm of this step; call compute_norm() first")
-        params = clip_params(self._job, step, max_norm, timeout)
-        return self._end(step, self._step_call("clip.apply", params, timeout))
+        return self._apply("apply_clip()", max_norm_param(max_norm), timeout)
+
+    def abandon(self, timeout: float | None = None) -> StepReport:
+        """Ends the step that `compute_norm` left half done: nothing is multiplied, no policy acts or remembers.
+
+        Raises:
+            UsageError: `compute_norm` did not come first.
+            RpcError: the step failed on all ranks.
+        """
+        return self._apply("abandon()", {"abandon": True}, timeout)
 
     def state_dict(self) -> dict[str, Any]:
         """What the clipping policies of the job remember, as of the last step: equal on all ranks, for a checkpoint.
@@ -115,6 +119,14 @@ class Declared:
         wire = self._step_call("norm.compute", params, timeout)
         self._half_done, self._first_half = step, params
         return read_report(wire, self._name_of)
+
+    def _apply(self, name: str, how: dict[str, Any], timeout: float | None) -> StepReport:
+        self._check_open()
+        step = self._half_done
+        if step is None:
+            raise UsageError(f"{name} needs the norm of this step; call compute_norm() first")
+        params = fence(self._job) | {"step": step} | how | timeout_param(timeout)
+        return self._end(step, self._step_call("clip.apply", params, timeout))
 
     def _begun(self) -> bool:
         """Whether this rank has said something of the step."""

@@ -150,8 +150,9 @@ class Grads(Declared):
 
         `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
         `ready` None trusts the counters of this object; "all", or a list of bucket indices, is the word of a caller
-        that counts by itself; `unused` are tensors that this call alone says to be so. `scaled` says that a loss scaler
-        takes no step where a gradient is not finite, so that no policy remembers it; None: where `scale` is not 1.
+        that counts by itself; `unused` are tensors that this call alone says to be so. `scaled` says that there is a
+        loss scaler, which skips the step where a norm is not finite, whatever the clip groups were declared to do, and
+        no policy remembers it (default: where `scale` is given).
 
         Raises:
             NotReady: tensors are missing; nothing was sent and the step stays open.

@@ -105,7 +105,8 @@ class ReducedGrads(Declared):
         """Completes the step on all ranks; each then multiplies all it holds of a clip group by its coefficient.
 
         `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
-        `scaled` says that a loss scaler takes no step where a gradient is not finite (default: where `scale` is not 1).
+        `scaled` says that there is a loss scaler, which skips the step where a norm is not finite, whatever the clip
+        groups were declared to do, and no policy remembers it (default: where `scale` is given).
 
         Raises:
             NotReady: rows were not written; nothing was sent and the step stays open.

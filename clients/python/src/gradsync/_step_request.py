@@ -12,7 +12,7 @@ from .errors import UsageError
 if TYPE_CHECKING:
     from ._job import Job
 
-__all__ = ["UNSET", "ReadySet", "Unset", "clip_params", "fence", "max_norm_param", "step_params", "timeout_param"]
+__all__ = ["UNSET", "ReadySet", "Unset", "fence", "max_norm_param", "step_params", "timeout_param"]
 
 ReadySet = Literal["all"] | Sequence[int] | None
 
@@ -36,23 +36,18 @@ def step_params(
     bucket_digests: Sequence[int] | None,
     scaled: bool | None = None,
 ) -> dict[str, Any]:
-    """Of step.finish and norm.compute."""
-    params = _of_step(job, step)
+    """Of step.finish and norm.compute. With a scale, whatever it is, a loss scaler looks for what is not finite."""
+    params = fence(job) | {"step": step}
     params["ready"] = "all" if ready is None or ready == "all" else list(ready)
     if unused:
         params["unused"] = list(unused)
     if scale is not None:
         params["scale"] = encode_number(scale)
-    if scaled is not None:
-        params["scaled"] = scaled
+    if scaled is not None or scale is not None:
+        params["scaled"] = scaled is not False
     if bucket_digests is not None:
         params["bucket_digests"] = list(bucket_digests)
     return params if timeout is None else params | timeout_param(timeout)
-
-
-def clip_params(job: Job, step: int, max_norm: float | None | Unset, timeout: float | None) -> dict[str, Any]:
-    """Of clip.apply."""
-    return _of_step(job, step) | max_norm_param(max_norm) | timeout_param(timeout)
 
 
 def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
@@ -65,10 +60,6 @@ def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
 def fence(job: Job) -> dict[str, Any]:
     """The attempt that a call belongs to."""
     return {"epoch": job.epoch, "attempt": job.attempt}
-
-
-def _of_step(job: Job, step: int) -> dict[str, Any]:
-    return {"epoch": job.epoch, "attempt": job.attempt, "step": step}
 
 
 def timeout_param(timeout: float | None) -> dict[str, Any]:

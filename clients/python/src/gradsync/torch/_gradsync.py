@@ -89,10 +89,6 @@ class GradSync:
         held = loss_scale(scaler, scale, optimizers)
         report = self._end(held, scale, max_norm, timeout)
         self._finished = False
-        if scale is not None and report.found_inf and not report.skipped:
-            reason = f"non-finite gradients at scale {scale:g}; {report.reason}"
-            report = replace(report, skipped=True, action="skip", reason=reason)
-            self.report = report
         if held is not None:
             held.step(report)
         elif not report.skipped:
@@ -143,7 +139,6 @@ class GradSync:
         try:
             report = grads.finish(
                 scale=scale if held is None else held.factor,
-                scaled=None if held is None else True,
                 max_norm=max_norm,
                 timeout=timeout,
                 ready="all",
@@ -152,11 +147,11 @@ class GradSync:
                 bucket_digests=recorder.digests(unused),
             )
         except ClipRaised as error:
-            if held is None or not error.report.found_inf:
+            if (held is None and scale is None) or not error.report.found_inf:
                 if held is not None:
                     held.settle_raised()
                 raise ClipRaised(self._commit(error.report, unused)) from None
-            report = error.report  # the scaler skips it
+            report = replace(error.report, action="skip")  # a spike of one clip group beside the inf of another
         except UsageError:
             raise  # nothing was sent, the step is open
         except RpcError as error:
@@ -175,7 +170,9 @@ class GradSync:
             self._close(brief=True)
             raise
         self._finished = True
-        return self._commit(report if held is None else held.settle(report), unused)
+        if held is not None:
+            held.settle(report)
+        return self._commit(report, unused)
 
     def _commit(self, report: StepReport, unused: Sequence[int]) -> StepReport:
         """What holds after a step that is done, whatever became of it."""

@@ -31,18 +31,13 @@ class LossScale:
         self._optimizers = optimizers
         self.factor = factor
 
-    def settle(self, report: StepReport) -> StepReport:
-        """Tells the scaler what became of the step. One with gradients that are not finite is skipped, whatever else
-        would have been done about it."""
-        if report.found_inf and report.action != "skip":
-            reason = f"non-finite gradients at scale {self.factor:g}; {report.reason}"
-            report = replace(report, skipped=True, action="skip", reason=reason)
+    def settle(self, report: StepReport) -> None:
+        """Tells the scaler what became of the step."""
         spike = _is_skipped_spike(report)
         if spike:
             self._take_back()
         for optimizer in self._optimizers:
-            self._record(optimizer, OptState.UNSCALED, report.found_inf, "skipped" if spike else "done")
-        return report
+            self._record(optimizer, OptState.UNSCALED, _not_finite(report), "skipped" if spike else "done")
 
     def settle_raised(self) -> None:
         """After a report that raises, with finite gradients: the next step may begin, with or without an update()."""
@@ -53,8 +48,8 @@ class LossScale:
         """After `unscale_` on each rank: what one rank found all know, also those that had nothing to look at."""
         for optimizer in self._optimizers:
             found = self._scaler._found_inf_per_device(optimizer)
-            if report.found_inf or not found:
-                self._record(optimizer, OptState.UNSCALED, report.found_inf, "done")
+            if _not_finite(report) or not found:
+                self._record(optimizer, OptState.UNSCALED, _not_finite(report), "done")
 
     def step(self, report: StepReport) -> None:
         """What the loop does with a step that is settled: the scaler steps where gradients are finite."""
@@ -85,8 +80,13 @@ class LossScale:
             tracker.sub_(1)
 
 
+def _not_finite(report: StepReport) -> bool:
+    """Finite gradients may have a norm that is not, and the daemon skips that as well."""
+    return report.found_inf or not math.isfinite(report.norm)
+
+
 def _is_skipped_spike(report: StepReport) -> bool:
-    return report.skipped and not report.found_inf
+    return report.skipped and not _not_finite(report)
 
 
 def loss_scale(

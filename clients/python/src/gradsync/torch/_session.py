@@ -74,7 +74,7 @@ class Session:
         held = unscaled_by_caller(scaler, optimizers)
         self._held.check_parameters(parameters)
         arranged = self._prepare(norm_type)
-        report = self._end(self._grads.finish, max_norm, scaled=held is not None)
+        report = self._end(self._grads.finish, max_norm=float(max_norm), scaled=None if held is None else True)
         if held is not None:
             held.agree(report)
         norm = self._as_tensor(report.norm, plain)
@@ -119,7 +119,7 @@ class Session:
                 "call that first, with the gradients of all parameters of init()"
             )
         self._half_done = None
-        report = self._end(self._grads.apply_clip, max_norm)
+        report = self._end(self._grads.apply_clip, max_norm=float(max_norm))
         _obey(self._measurer.arrange(self._held.gather()), report)
 
     # around the steps
@@ -175,11 +175,11 @@ class Session:
         self._table = rows_in(self._grads.table_memoryview())
 
     def _prepare(self, norm_type: float) -> Arranged:
-        """Measures the gradients into the table; what a caller left half done is done."""
+        """Measures the gradients into the table; a norm that the caller only looked at is nobody's to remember."""
         gradients = self._held.gather()
         if self._half_done is not None:
             self._half_done = None
-            self._grads.apply_clip(max_norm=None)
+            self._grads.abandon()
         if float(norm_type) != self._grads.norm_type:
             self._declare(float(norm_type))
         arranged = self._measurer.arrange(gradients)
@@ -187,16 +187,13 @@ class Session:
         self._grads.wrote_all()
         return arranged
 
-    def _end(
-        self, ask: Callable[..., gradsync.StepReport], max_norm: float, scaled: bool = False
-    ) -> gradsync.StepReport:
-        """Ends the step; its report is kept also where it is one that raises. What is not finite a scaler skips."""
+    def _end(self, ask: Callable[..., gradsync.StepReport], **how: Any) -> gradsync.StepReport:
+        """Ends the step; its report is kept also where it is one that raises."""
         try:
-            self.report = ask(max_norm=float(max_norm))
+            self.report = ask(**how)
         except ClipRaised as error:
             self.report = error.report
-            if not (scaled and error.report.found_inf):
-                raise
+            raise
         return self.report
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
