@@ -10,7 +10,7 @@ from .errors import UsageError
 
 __all__ = ["Fixed", "Observe", "Percentile", "Policy", "ZScore", "require_number"]
 
-_MAX_WINDOW = 100_000
+_MAX_WINDOW = 50_000
 
 
 class Policy:
