@@ -62,8 +62,15 @@ RESTART = (
         "half-a-step",
         "clip.apply is called at a daemon that knows no norm.",
         "_declared.py",
-        '            if method == "clip.apply":\n                self._call_through',
-        '            if method == "clip":\n                self._call_through',
+        '            if self._half_done is not None and method != "norm.compute":',
+        '            if self._half_done is not None and method == "norm.compute":',
+    ),
+    client(
+        "the-last-step-is-not-said",
+        "Policies begin anew at the next daemon: nobody tells it which step was done last.",
+        "_job.py",
+        "        self._last_done = (epoch, attempt)",
+        "        self._last_done = None",
     ),
     client(
         "calls-follow-the-rank",
