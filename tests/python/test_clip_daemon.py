@@ -218,7 +218,7 @@ def test_ranks_that_declare_other_policies_are_told_what_differs(ranks: Ranks) -
 
 
 def test_norms_beyond_what_a_daemon_remembers_are_refused(ranks: Ranks) -> None:
-    clip = {f"g{i}": Clip.percentile(window=100_000, warmup=1) for i in range(11)}
+    clip = {f"g{i}": Clip.percentile(window=50_000, warmup=1) for i in range(11)}
 
     def body(rank: int, job: gradsync.Job) -> None:
         Arena(job, clip)
