@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ _NAMED_AT_MOST = 20
 _EXPORT = "policy.export"
 
 
-class Declared:
+class Declared(ABC):
     """The tensors of one rank as all ranks agreed on them. Calls that wait belong to one thread."""
 
     def __init__(self, job: Job, tensors: Sequence[Tensor], reply: dict[str, Any], comeback: Comeback) -> None:
@@ -128,9 +129,9 @@ class Declared:
         params = fence(self._job) | {"step": step} | how | timeout_param(timeout)
         return self._end(step, self._step_call("clip.apply", params, timeout))
 
+    @abstractmethod
     def _begun(self) -> bool:
         """Whether this rank has said something of the step."""
-        raise NotImplementedError
 
     def _check_whole(self) -> None:
         if self._half_done is not None:
