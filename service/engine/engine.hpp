@@ -143,7 +143,7 @@ struct FinishRequest {
   std::vector<std::uint32_t> ready;  ///< else these, those already notified included
   std::vector<std::uint32_t> unused;
   double scale = 1.0;
-  bool scaled = false;             ///< a loss scaler takes no step after a norm that is not finite: policies ignore it
+  bool scaled = false;  ///< a norm that is not finite skips the step, whatever was declared, for a loss scaler
   bool override_max_norm = false;  ///< `max_norm` replaces that of the first clip group for this step
   std::optional<double> max_norm;
   std::vector<std::uint32_t> bucket_digests;  ///< of hook counts, one per bucket; empty: not given

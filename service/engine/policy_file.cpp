@@ -13,8 +13,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
-#include <sched.h>
+#include <thread>
 #include <utility>
 
 namespace gradsync::engine {
@@ -24,21 +25,22 @@ namespace {
 constexpr int kOpenFlags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 constexpr mode_t kOthersWrite = 0022;
 constexpr int kOpenAttempts = 8;
-constexpr int kLockAttempts = 1000;
+constexpr std::chrono::milliseconds kLockPatience{10};  // of the io thread
 constexpr int kMostDamaged = 1000;
 constexpr std::size_t kMostFileBytes = kPolicyFilePage + 2 * slot_bytes_for(PolicyFile::kMostStateBytes);
 
 /// Who makes room locks for a moment what nobody has, and then it is gone. Returns 0, or the error.
 int lock(int fd) {
-  for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
+  const auto end = std::chrono::steady_clock::now() + kLockPatience;
+  do {
     if (retried([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0) {
       return 0;
     }
     if (errno != EWOULDBLOCK) {
       return errno;
     }
-    ::sched_yield();
-  }
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() < end);
   return EWOULDBLOCK;
 }
 

@@ -238,8 +238,10 @@ ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale)
 }
 
 void decide_together(std::span<ClipOutcome> outcomes) {
+  // A norm beside one that is not finite is no spike to be trusted: what overflows in one group is large in others.
   const auto weight = [](const ClipOutcome& outcome) {
-    return outcome.action == StepAction::Raise ? 2 : outcome.action == StepAction::Skip ? 1 : 0;
+    const int action = outcome.action == StepAction::Raise ? 2 : outcome.action == StepAction::Skip ? 1 : 0;
+    return action == 0 || std::isfinite(outcome.norm) ? action : action + 2;
   };
   const auto deciding = std::max_element(outcomes.begin(), outcomes.end(), [&](const auto& a, const auto& b) {
     return weight(a) < weight(b);

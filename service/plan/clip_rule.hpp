@@ -52,8 +52,8 @@ struct ClipOutcome {
 /// spike or a norm that is not finite is clipped or propagated as above, unless the rule has another action for it.
 [[nodiscard]] ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale);
 
-/// The groups of one step, together: where one skips or raises, all do, and nothing is multiplied. A group that would
-/// have done otherwise names the reason of the first that decided. Raise is stronger than Skip.
+/// The groups of one step, together: where one skips or raises, all do, nothing is multiplied, and the others name the
+/// reason of the first that decided. Raise is stronger than Skip, a norm that is not finite than a spike.
 void decide_together(std::span<ClipOutcome> outcomes);
 
 }  // namespace gradsync::plan

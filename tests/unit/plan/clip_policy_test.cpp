@@ -219,5 +219,23 @@ TEST(ClipWords, say_what_is_not_as_by_default) {
   );
 }
 
+TEST(ClipPolicies, what_a_norm_that_is_not_finite_does_goes_before_what_a_spike_does) {
+  ClipRule skips;
+  skips.nonfinite = NonfiniteAction::Skip;
+  ClipRule raises;
+  raises.max_norm = 1;
+  raises.spike = SpikeAction::Raise;
+  raises.spike_above = 3;
+  std::vector<ClipOutcome> outcomes{
+      apply_clip_rule(raises, 100, 1), apply_clip_rule(skips, std::numeric_limits<double>::infinity(), 1)};
+  ASSERT_EQ(outcomes[0].action, StepAction::Raise);
+  const std::string reason = outcomes[1].reason;
+  decide_together(outcomes);
+  for (const ClipOutcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.action, StepAction::Skip);
+    EXPECT_EQ(outcome.reason, reason);
+  }
+}
+
 }  // namespace
 }  // namespace gradsync::plan

@@ -147,11 +147,9 @@ class GradSync:
                 bucket_digests=recorder.digests(unused),
             )
         except ClipRaised as error:
-            if (held is None and scale is None) or not error.report.found_inf:
-                if held is not None:
-                    held.settle_raised()
-                raise ClipRaised(self._commit(error.report, unused)) from None
-            report = replace(error.report, action="skip")  # a spike of one clip group beside the inf of another
+            if held is not None:
+                held.settle_raised()
+            raise ClipRaised(self._commit(error.report, unused)) from None
         except UsageError:
             raise  # nothing was sent, the step is open
         except RpcError as error:
