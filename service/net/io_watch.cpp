@@ -60,7 +60,10 @@ IoWatch::Turn::~Turn() {
   }
 }
 
-Duration IoWatch::Turn::computed() const { return watch_.computed(begin_, std::chrono::steady_clock::now()); }
+Duration IoWatch::Turn::computed() const {
+  const Duration computed = watch_.computed(begin_, std::chrono::steady_clock::now());
+  return std::max(computed - watch_.excused_, Duration::zero());
+}
 
 Duration IoWatch::computed(TimePoint begin, TimePoint now) const {
   const Duration took = now - begin;
@@ -73,6 +76,7 @@ Duration IoWatch::computed(TimePoint begin, TimePoint now) const {
 }
 
 void IoWatch::begin(TimePoint now) {
+  excused_ = Duration::zero();
   if (now - processor_.at >= kProcessorReadingLasts) {
     processor_ = {now, processor_time()};
   }

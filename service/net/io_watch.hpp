@@ -33,7 +33,7 @@ class IoWatch {
     /// `what` names the handler; `text`, of a message, has to live as long as the turn and names the method.
     Turn(IoWatch& watch, const char* what, std::string_view text = {});
     ~Turn();
-    /// Time of the processor that the turn has used so far, and what came just before it within a millisecond.
+    /// Time of the processor that the turn has used so far and that nothing excuses; at most a millisecond too much.
     [[nodiscard]] Duration computed() const;
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
@@ -46,6 +46,21 @@ class IoWatch {
     std::string_view text_;
     TimePoint begin_{};
     bool outermost_;
+  };
+
+  /// While it lives the turn works for others than who sent the message.
+  class [[nodiscard]] Excused {
+   public:
+    explicit Excused(IoWatch& watch) : watch_(watch), begin_(std::chrono::steady_clock::now()) {}
+
+    ~Excused() { watch_.excused_ += std::chrono::steady_clock::now() - begin_; }
+
+    Excused(const Excused&) = delete;
+    Excused& operator=(const Excused&) = delete;
+
+   private:
+    IoWatch& watch_;
+    TimePoint begin_;
   };
 
  private:
@@ -75,6 +90,7 @@ class IoWatch {
   prometheus::Counter& held_up_;
   Milliseconds abort_above_{0};
   Processor processor_;
+  Duration excused_{};  ///< in this turn
   bool inside_ = false;
 
   Unsaid unsaid_computed_{"computed", {}, 0, {}, {}};

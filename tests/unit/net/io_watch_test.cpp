@@ -53,6 +53,20 @@ class IoWatchTest : public testing::Test {
   std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
 };
 
+TEST_F(IoWatchTest, what_is_done_for_others_is_not_the_cost_of_a_message) {
+  {
+    const IoWatch::Turn turn{watch_, "a message"};
+    {
+      const IoWatch::Excused excused{watch_};
+      compute(Milliseconds{20});
+    }
+    EXPECT_LT(turn.computed(), Milliseconds{10});
+  }
+  const IoWatch::Turn next{watch_, "a message"};
+  compute(Milliseconds{20});
+  EXPECT_GE(next.computed(), Milliseconds{19}) << "only its own turn is excused";
+}
+
 TEST_F(IoWatchTest, counts_a_turn_once_with_those_inside_of_it) {
   {
     const IoWatch::Turn outer{watch_, "a page"};
