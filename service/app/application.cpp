@@ -3,6 +3,7 @@
 #include "app/bridge.hpp"
 #include "app/daemon_state.hpp"
 #include "app/engine_clock.hpp"
+#include "app/excused_lane.hpp"
 #include "app/pages.hpp"
 #include "app/post_memory.hpp"
 #include "app/settings.hpp"
@@ -78,7 +79,7 @@ engine::EngineOptions engine_options(const Options& options) {
   engine.check_every = options.engine.check_every;
   engine.history = options.engine.history;
   engine.first_epoch = random_epoch();
-  engine.encoded_bytes = static_cast<std::size_t>(options.limits.message_bytes);
+  engine.encoded_bytes = rpc::result_bytes(static_cast<std::size_t>(options.limits.message_bytes));
   engine.encode_report = rpc::report_encoder(engine.encoded_bytes);
   return engine;
 }
@@ -119,12 +120,13 @@ struct Application::Parts {
               ++lane_reports;  // not where the post threw: the next report would wait for this one for ever
             }
         ),
+        excused_lane(lane, net_metrics.io_watch),
         planner([this](engine::PlanOutcome outcome) {
           boost::asio::post(io, [this, moved = std::move(outcome)]() mutable { bridge.on_plan(std::move(moved)); });
         }),
         engine(
             engine_options(chosen),
-            lane,
+            excused_lane,
             planner,
             [this](const engine::Event& event) { dispatcher.on_event(event); },
             engine_metrics
@@ -156,6 +158,7 @@ struct Application::Parts {
   std::uint64_t lane_reports = 0;  ///< so far; counted by whoever executes for the lane, one thread at a time
   boost::asio::io_context io{1};
   device::HostLane lane;
+  ExcusedLane excused_lane;
   engine::ThreadPlanner planner;
   engine::Engine engine;
   EngineClock clock;

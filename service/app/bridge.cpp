@@ -57,6 +57,8 @@ std::string Bridge::error_line(const Error& error) { return fmt::format("{{\"err
 
 void Bridge::send(rpc::ConnectionId connection, std::string text) { server_->send(connection, std::move(text)); }
 
+std::string Bridge::spare_text() { return server_->spare_text(); }
+
 bool Bridge::drained(rpc::ConnectionId connection) const { return server_->drained(connection); }
 
 void Bridge::close(rpc::ConnectionId connection, std::string reason) { server_->close(connection, std::move(reason)); }

@@ -37,6 +37,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
 
   // rpc::Outbox
   void send(rpc::ConnectionId connection, std::string text) override;
+  [[nodiscard]] std::string spare_text() override;
   [[nodiscard]] bool drained(rpc::ConnectionId connection) const override;
   void close(rpc::ConnectionId connection, std::string reason) override;
 

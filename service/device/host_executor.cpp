@@ -91,11 +91,13 @@ LaneReport HostExecutor::operator()(ReduceBucket& command) {
 LaneReport HostExecutor::operator()(FinishStep& command) {
   if (LoadedStats* stats = usable_stats(command.plan)) {
     throw_if_cancelled();
-    return Finished{command.plan, command.tag, finish_stats(*stats, command, cancel_)};
+    StepMath math = finish_stats(*stats, command, cancel_, std::move(command.memory));
+    return Finished{command.plan, command.tag, std::move(math), std::move(command.rules)};
   }
   LoadedPlan& plan = usable_plan(command.plan);
   throw_if_cancelled();
-  return Finished{command.plan, command.tag, finish_step(plan, command, pool_, cancel_)};
+  StepMath math = finish_step(plan, command, pool_, cancel_, std::move(command.memory));
+  return Finished{command.plan, command.tag, std::move(math), std::move(command.rules)};
 }
 
 LaneReport HostExecutor::operator()(ScaleGradients& command) {

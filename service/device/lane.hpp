@@ -15,6 +15,7 @@
 
 #include "base/unique_fd.hpp"
 #include "device/stats_plan.hpp"
+#include "device/step_math.hpp"
 #include "plan/clip_rule.hpp"
 #include "plan/plan.hpp"
 
@@ -167,6 +168,7 @@ struct FinishStep {
   std::vector<plan::ClipRule> rules;  ///< one per clip group
   bool apply = true;                  ///< false: measure only; `ScaleGradients` may follow
   std::uint64_t stamp = 0;            ///< what rows of this attempt carry; of data path `stats` only
+  StepMath memory = {};               ///< of an earlier step, whatever it says: this one's is written into it
 };
 
 /// The second half of a step finished with `apply == false`: one outcome per clip group. On data path `stats` the
@@ -226,52 +228,11 @@ struct Reduced {
   double busy_s = 0;
 };
 
-/// Non-finite values of one tensor: in the stored result, and in what each rank contributed before the reduction. On
-/// data path `stats`: of the whole tensor, and on each rank.
-struct NonfiniteFinding {
-  std::uint32_t tensor = 0;
-  std::uint64_t count = 0;
-  std::vector<std::pair<std::int64_t, std::uint64_t>> inputs;  ///< (rank, count), ranks with a count > 0 only
-};
-
-/// Bits that differ where they must be equal. `ranks` are those that differ from the counted sum's result; on data path
-/// `stats` from the lowest rank that holds the same part and has a gradient for it.
-struct DivergenceFinding {
-  std::uint32_t tensor = 0;
-  std::vector<std::int64_t> ranks;
-};
-
-/// Ranks without a gradient for what they hold of a tensor, while others have one: on data path `stats` by rows, else
-/// the destinations of a sum that nobody contributed to.
-struct MissingFinding {
-  std::uint32_t tensor = 0;
-  std::vector<std::int64_t> ranks;
-};
-
-struct StepMath {
-  double norm = 0;  ///< over all clip groups, unscaled units
-  std::vector<plan::ClipOutcome> groups;
-  /// By clip group, as `plan::apply_clip_rule` takes it: the norm of the stored values, neither divided by the scale
-  /// nor rounded. With the step's scale a later call gets the coefficient that this step would have applied, to the
-  /// bit.
-  std::vector<double> raw_group_norms;
-  std::vector<double> layer_norms;
-  std::vector<NonfiniteFinding> nonfinite;    ///< by tensor index; at most kMaxFindings
-  std::vector<DivergenceFinding> divergence;  ///< by tensor index; at most kMaxFindings
-  std::vector<MissingFinding> missing;        ///< by tensor index; at most kMaxFindings
-  std::vector<std::uint32_t> absent;          ///< tensors unused on every rank, ascending
-  std::uint64_t nonfinite_total = 0;
-  std::uint64_t counted_elements = 0;
-  double norm_s = 0;  ///< time to combine
-  double clip_s = 0;  ///< time of the scale pass
-};
-
-inline constexpr std::size_t kMaxFindings = 64;
-
 struct Finished {
   PlanId plan = 0;
   Tag tag = 0;
   StepMath math;
+  std::vector<plan::ClipRule> rules = {};  ///< those of the command, given back: the next has their memory
 };
 
 struct Scaled {

@@ -7,7 +7,7 @@
 namespace gradsync::device {
 
 LoadedPlan::LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, std::size_t threads)
-    : layout_(std::move(layout)) {
+    : totals(layout.norm_type, layout.clip_groups, layout.layers), layout_(std::move(layout)) {
   check_layout(layout_, buffers);
   table_ = make_chunk_table(layout_);
   for (std::size_t rank = 0; rank < buffers.size(); ++rank) {

@@ -8,6 +8,7 @@
 #include "device/lane.hpp"
 #include "device/layout_check.hpp"
 #include "device/norm_sum.hpp"
+#include "device/norm_totals.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -106,6 +107,7 @@ class LoadedPlan {
   std::vector<std::atomic<std::uint8_t>> flagged;     ///< by tensor: some slot of `nonfinite` or `differs` is raised
   std::vector<std::uint32_t> rescaled_chunks;         ///< scratch; reserved for all
   std::vector<Pointers> pointers;                     ///< by worker
+  NormTotals totals;                                  ///< scratch
   std::optional<Tag> measured;                        ///< finished with apply == false
   std::optional<Tag> applied;                         ///< its gradients were multiplied, or need not be
   std::optional<BufferId> lost_buffer;                ///< unmapped under the plan: no command can run any more

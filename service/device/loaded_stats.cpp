@@ -76,7 +76,8 @@ BoxBegins tied_boxes(const std::vector<StatsTie>& ties) {
 
 }  // namespace
 
-LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables) : layout_(std::move(layout)) {
+LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables)
+    : totals(layout.norm_type, layout.clip_groups, layout.layers), layout_(std::move(layout)) {
   check_buffers(layout_.world_size, layout_.norm_type, tables);
   std::vector<std::vector<bool>> named(tables.size());
   BoxBegins begins = tied_boxes(layout_.ties);

@@ -3,6 +3,7 @@
 
 #include "device/lane.hpp"
 #include "device/layout_check.hpp"
+#include "device/norm_totals.hpp"
 #include "device/stats_plan.hpp"
 
 #include <cstddef>
@@ -40,6 +41,7 @@ class LoadedStats {
     return found == counted_rows_.end() ? std::nullopt : std::optional(found->second);
   }
 
+  NormTotals totals;                    ///< scratch
   std::optional<Tag> measured;          ///< finished with apply == false
   std::optional<Tag> applied;           ///< its trainers multiply, or need not
   std::optional<BufferId> lost_buffer;  ///< unmapped under the plan: no command can run any more

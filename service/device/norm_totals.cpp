@@ -7,16 +7,16 @@
 namespace gradsync::device {
 
 void NormTotals::write(const std::vector<plan::ClipRule>& rules, double scale, StepMath& math) const {
-  plan::ClipRule measure;
+  plan::DType dtype = plan::DType::Float32;
+  math.groups.resize(rules.size());
   for (std::size_t group = 0; group < rules.size(); ++group) {
-    const plan::ClipRule& rule = rules[group];
     const double raw_norm = (groups_.empty() ? total_ : groups_[group]).norm();
-    math.groups.push_back(plan::apply_clip_rule(rule, raw_norm, scale));
+    plan::apply_clip_rule(rules[group], raw_norm, scale, math.groups[group]);
     math.raw_group_norms.push_back(raw_norm);
-    measure.norm_dtype = rule.norm_dtype == plan::DType::Float64 ? rule.norm_dtype : measure.norm_dtype;
+    dtype = rules[group].norm_dtype == plan::DType::Float64 ? plan::DType::Float64 : dtype;
   }
   plan::decide_together(math.groups);
-  math.norm = plan::apply_clip_rule(measure, total_.norm(), scale).norm;
+  math.norm = plan::reported_norm(total_.norm(), scale, dtype);
   for (const NormSum& layer : layers_) {
     math.layer_norms.push_back(layer.norm() / scale);
   }

@@ -1,10 +1,11 @@
 #pragma once
 // The sums of a step, whole, by clip group and by layer, and what the rules make of them. Tensors are added in plan
-// order: the order of addition is part of the result.
+// order: the order of addition is part of the result. A plan has one, for step after step.
 
 #include "device/lane.hpp"
 #include "device/norm_sum.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,7 +16,14 @@ namespace gradsync::device {
 class NormTotals {
  public:
   NormTotals(double p, std::uint32_t clip_groups, std::uint32_t layers)
-      : total_(p), groups_(clip_groups == 1 ? 0 : clip_groups, NormSum(p)), layers_(layers, NormSum(p)) {}
+      : p_(p), total_(p), groups_(clip_groups == 1 ? 0 : clip_groups, NormSum(p)), layers_(layers, NormSum(p)) {}
+
+  /// For the next step.
+  void clear() {
+    total_ = NormSum(p_);
+    std::fill(groups_.begin(), groups_.end(), total_);
+    std::fill(layers_.begin(), layers_.end(), total_);
+  }
 
   /// `layer` −1: none.
   void add(const TensorSum& sum, std::uint32_t clip_group, std::int32_t layer) {
@@ -28,10 +36,11 @@ class NormTotals {
     }
   }
 
-  /// Norms and outcomes, decided together; one rule per clip group.
+  /// Norms and outcomes, decided together; one rule per clip group. `math.groups` is written over, in its memory.
   void write(const std::vector<plan::ClipRule>& rules, double scale, StepMath& math) const;
 
  private:
+  double p_;
   NormSum total_;
   std::vector<NormSum> groups_;  ///< none where there is one group: its sum is the whole
   std::vector<NormSum> layers_;

@@ -20,11 +20,10 @@ constexpr std::uint32_t kTensorsPerCheck = 256;  // between two looks at `cancel
 /// One pass over the tables, tensor by tensor.
 class Reading {
  public:
-  Reading(const LoadedStats& plan, std::uint64_t stamp)
-      : plan_(plan),
-        layout_(plan.layout()),
-        stamp_(stamp),
-        totals_(layout_.norm_type, layout_.clip_groups, layout_.layers) {}
+  Reading(LoadedStats& plan, std::uint64_t stamp, StepMath memory)
+      : plan_(plan), layout_(plan.layout()), stamp_(stamp), totals_(plan.totals), math_(renewed(std::move(memory))) {
+    totals_.clear();
+  }
 
   void read_tensor(std::uint32_t index, std::size_t begin, std::size_t end) {
     tensor_ = &layout_.tensors[index];
@@ -205,7 +204,7 @@ class Reading {
   const LoadedStats& plan_;
   const StatsPlan& layout_;
   std::uint64_t stamp_;
-  NormTotals totals_;
+  NormTotals& totals_;
   StepMath math_;
 
   // of the tensor being read
@@ -223,14 +222,14 @@ class Reading {
 
 }  // namespace
 
-StepMath finish_stats(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel) {
+StepMath finish_stats(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel, StepMath memory) {
   check_unapplied(plan.applied, command.tag);
   check_rules(command, plan.layout().clip_groups);
   if (command.stamp == 0) {
     throw DeviceError("stamp is 0, which means that there is no gradient");
   }
   const auto start = std::chrono::steady_clock::now();
-  Reading reading(plan, command.stamp);
+  Reading reading(plan, command.stamp, std::move(memory));
   std::size_t begin = 0;
   for (std::uint32_t tensor = 0; tensor < plan.ends().size(); ++tensor) {
     if (tensor % kTensorsPerCheck == 0 && cancel.load(std::memory_order_relaxed)) {

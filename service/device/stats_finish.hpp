@@ -30,8 +30,11 @@ class RowError : public DeviceError {
   std::string field_;
 };
 
-/// Throws RowError for the first row that is stale or impossible, DeviceError as `finish_step` does.
-[[nodiscard]] StepMath finish_stats(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel);
+/// Throws RowError for the first row that is stale or impossible, DeviceError as `finish_step` does. `memory`: of an
+/// earlier step.
+[[nodiscard]] StepMath finish_stats(
+    LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel, StepMath memory = {}
+);
 
 /// Nothing is left to do here but to keep the rule that a step is applied once. Throws DeviceError.
 void scale_stats(LoadedStats& plan, const ScaleGradients& command);

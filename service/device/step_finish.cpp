@@ -26,18 +26,18 @@ void check_reduced(const LoadedPlan& plan, Tag tag) {
   check_unapplied(plan.applied, tag);
 }
 
-void combine_norms(const LoadedPlan& plan, const FinishStep& command, StepMath& math) {
+void combine_norms(LoadedPlan& plan, const FinishStep& command, StepMath& math) {
   const LanePlan& layout = plan.layout();
-  NormTotals totals(layout.norm_type, layout.clip_groups, layout.layers);
+  plan.totals.clear();
   for (std::size_t index = 0; index < plan.tensors.size(); ++index) {
     const LaneTensor& tensor = layout.tensors[index];
     const TensorState& state = plan.tensors[index];
     if (!state.absent && tensor.parts != 0) {
-      totals.add(state.sum, tensor.clip_group, tensor.layer);
+      plan.totals.add(state.sum, tensor.clip_group, tensor.layer);
       math.counted_elements += state.counted_elements;
     }
   }
-  totals.write(command.rules, command.scale, math);
+  plan.totals.write(command.rules, command.scale, math);
 }
 
 void report_ranks(const LoadedPlan& plan, std::uint32_t index, StepMath& math) {
@@ -79,11 +79,13 @@ void report_findings(const LoadedPlan& plan, StepMath& math) {
 
 }  // namespace
 
-StepMath finish_step(LoadedPlan& plan, const FinishStep& command, WorkerPool& pool, const std::atomic<bool>& cancel) {
+StepMath finish_step(
+    LoadedPlan& plan, const FinishStep& command, WorkerPool& pool, const std::atomic<bool>& cancel, StepMath memory
+) {
   check_reduced(plan, command.tag);
   check_rules(command, plan.layout().clip_groups);
   const auto start = std::chrono::steady_clock::now();
-  StepMath math;
+  StepMath math = renewed(std::move(memory));
   combine_norms(plan, command, math);
   report_findings(plan, math);
   math.norm_s = seconds(std::chrono::steady_clock::now() - start);

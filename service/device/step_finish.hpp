@@ -10,9 +10,9 @@
 namespace gradsync::device {
 
 /// Throws DeviceError: Aborted when `cancel` was raised in time; Failed when a bucket was not reduced with the
-/// command's tag, when the step was already applied, or the rules do not match the plan.
+/// command's tag, when the step was already applied, or the rules do not match the plan. `memory`: of an earlier step.
 [[nodiscard]] StepMath finish_step(
-    LoadedPlan& plan, const FinishStep& command, WorkerPool& pool, const std::atomic<bool>& cancel
+    LoadedPlan& plan, const FinishStep& command, WorkerPool& pool, const std::atomic<bool>& cancel, StepMath memory = {}
 );
 
 /// The scale pass of a step that was finished without it. Returns the seconds it took.

@@ -62,7 +62,7 @@ struct EngineOptions {
   /// far below 2^32, because (epoch << 32) + attempt + 1 names an attempt in one word.
   std::uint64_t first_epoch = 1;
   EncodeReport encode_report;            ///< none: no job has a record of its steps
-  std::size_t encoded_bytes = 1u << 20;  ///< no reply has more
+  std::size_t encoded_bytes = 1u << 20;  ///< no result has more
   std::string policy_directory;          ///< where what policies remember outlives the daemon; empty: nowhere
 };
 
@@ -193,6 +193,7 @@ struct PlanRequest {
   plan::BucketSizes sizes;
   bool validate_only = false;  ///< check the one declaration given; the outcome's plan is null
   EncodeReport encode_report;  ///< to measure the longest report; none: not measured
+  std::size_t encoded_bytes = 1u << 20;  ///< no report may have more, with all left out that can be
 };
 
 struct PlanOutcome {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <utility>
 #include <variant>
@@ -87,10 +88,10 @@ void GroupPolicies::rules(const StepMaxNorm& max_norm, std::vector<plan::ClipRul
 void GroupPolicies::commit(const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched) {
   watched.resize(groups_.size());
   for (std::size_t group = 0; group < groups_.size(); ++group) {
-    watched[group].clear();
+    watched[group].resize(groups_[group].policies.size() - 1);
     for (std::size_t policy = 1; policy < groups_[group].policies.size(); ++policy) {
       const plan::ClipRule own = rule(group, policy, step.max_norm);
-      watched[group].push_back(plan::apply_clip_rule(own, step.raw_norms[group], step.scale));
+      plan::apply_clip_rule(own, step.raw_norms[group], step.scale, watched[group][policy - 1]);
     }
   }
   if (step.scaled && !std::all_of(step.outcomes.begin(), step.outcomes.end(), is_finite)) {
@@ -184,26 +185,24 @@ Result<std::vector<policy::Policy>> GroupPolicies::restored_policies(
   return policies;
 }
 
-bool GroupPolicies::take_over(const GroupPolicies& earlier) {
+Result<bool> GroupPolicies::take_over(std::string_view saved) {
+  const Result<std::vector<SavedGroup>> earlier = read_group_states(saved);
+  if (!earlier) {
+    return earlier.error();
+  }
   bool all = true;
-  for (const Group& before : earlier.groups_) {
+  for (const SavedGroup& before : *earlier) {
     const auto same_name = [&before](const Group& group) { return group.name == before.name; };
     const auto found = std::find_if(groups_.begin(), groups_.end(), same_name);
-    std::vector<std::string> states(before.policies.size());
-    std::vector<bool> taken(states.size(), false);
-    for (std::size_t policy = 0; policy < states.size(); ++policy) {
-      before.policies[policy].save(states[policy]);
-      plan::ClipOptions alone;
-      alone.policy = policy == 0 ? before.clip.policy : before.clip.watch[policy - 1];
-      taken[policy] = plan::remembered_norms(alone) == 0;
-    }
+    std::vector<bool> taken(before.states.size());
+    std::transform(before.states.begin(), before.states.end(), taken.begin(), std::not_fn(policy::remembers_norms));
     for (std::size_t policy = 0; found != groups_.end() && policy < found->policies.size(); ++policy) {
-      if (policy < states.size() && found->policies[policy].restore(states[policy])) {
+      if (policy < taken.size() && found->policies[policy].restore(before.states[policy])) {
         taken[policy] = true;
         continue;
       }
-      for (std::size_t state = 0; state < states.size(); ++state) {
-        if (found->policies[policy].restore(states[state])) {
+      for (std::size_t state = 0; state < taken.size(); ++state) {
+        if (found->policies[policy].restore(before.states[state])) {
           taken[state] = true;
           break;
         }

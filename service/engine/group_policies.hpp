@@ -69,10 +69,10 @@ class GroupPolicies {
   /// 16 hex digits over all that `save` writes.
   [[nodiscard]] std::string digest() const;
 
-  /// Continues what policies of an earlier plan of the job remember. In a clip group of the same name each policy takes
-  /// the state of one with equal settings, rather of the one in its place; those that find none begin anew. False: some
-  /// norms are remembered no more.
-  bool take_over(const GroupPolicies& earlier);
+  /// Continues what policies of an earlier plan of the job remembered. In a clip group of the same name each policy
+  /// takes the state of one with equal settings, rather of the one in its place; those that find none begin anew.
+  /// False: some norms are remembered no more. Errors: InvalidParams with path `state` for bytes that are damaged.
+  [[nodiscard]] Result<bool> take_over(std::string_view saved);
 
  private:
   struct Group {

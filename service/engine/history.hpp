@@ -1,11 +1,14 @@
 #pragma once
-// The last reports of a job, and its counts.
+// The last reports of a job, and its counts. Reports are used again: in a job whose history is full, or that had room
+// made for it, a step takes no memory. Thread: io, as all who hold a report.
 
 #include "base/clock.hpp"
 #include "engine/report.hpp"
 
-#include <algorithm>
-#include <deque>
+#include <boost/circular_buffer.hpp>
+
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -14,28 +17,23 @@ namespace gradsync::engine {
 
 class History {
  public:
-  explicit History(std::int64_t capacity) : capacity_(static_cast<std::size_t>(capacity)) {}
+  /// What is made ahead for a job. Long reports, of many layers, are more than that; then some are made in steps.
+  static constexpr std::size_t kRoomBytes = std::size_t{4} << 20;
 
-  void committed(std::shared_ptr<const StepReport> report, TimePoint now) {
-    last_step_ = report->step;
-    last_commit_ = now;
-    ++steps_committed_;
-    reports_.push_back(std::move(report));
-    if (reports_.size() > capacity_) {
-      reports_.pop_front();
-    }
-  }
+  explicit History(std::int64_t capacity) : reports_(static_cast<std::size_t>(capacity)) {}
+
+  /// Makes the reports to come now, with the memory that this one has: those of a plan are alike.
+  void make_room(const StepReport& like);
+
+  /// A report to be written over, which nobody else holds.
+  [[nodiscard]] std::shared_ptr<StepReport> next();
+
+  /// The oldest goes where there are too many; its memory stays unless somebody holds it still.
+  void committed(std::shared_ptr<StepReport> report, TimePoint now);
 
   void failed() { ++steps_failed_; }
 
-  [[nodiscard]] std::vector<StepReport> last(std::int64_t count) const {
-    const auto shown = std::min(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)), reports_.size());
-    std::vector<StepReport> reports;
-    for (auto it = reports_.end() - static_cast<std::ptrdiff_t>(shown); it != reports_.end(); ++it) {
-      reports.push_back(**it);
-    }
-    return reports;
-  }
+  [[nodiscard]] std::vector<StepReport> last(std::int64_t count) const;
 
   [[nodiscard]] const StepReport* newest() const { return reports_.empty() ? nullptr : reports_.back().get(); }
 
@@ -48,8 +46,8 @@ class History {
   [[nodiscard]] std::uint64_t steps_failed() const { return steps_failed_; }
 
  private:
-  std::size_t capacity_;
-  std::deque<std::shared_ptr<const StepReport>> reports_;
+  boost::circular_buffer<std::shared_ptr<StepReport>> reports_;
+  std::vector<std::shared_ptr<StepReport>> spare_;
   std::int64_t last_step_ = -1;
   std::optional<TimePoint> last_commit_;
   std::uint64_t steps_committed_ = 0;

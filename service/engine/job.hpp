@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -232,12 +233,14 @@ class Job {
   void open_policy_file(bool first);
   void make_rules(std::vector<plan::ClipRule>& rules) const;
   void recall_policies();
+  void take_over_policies(std::string_view saved);
   void forget_policies(const std::string& why);
   void wipe_policy_file();
   void lose_policy_file(const std::string& why);
   void commit_policies(const device::StepMath& math, StepReport& report);
   void store_policies(std::uint64_t attempt);
-  [[nodiscard]] std::vector<std::uint32_t> stable_buckets() const;
+  void find_stable_buckets(std::vector<std::uint32_t>& stable) const;
+  void publish_step(const std::shared_ptr<const StepReport>& report);
   [[nodiscard]] bool take_step_reply(Rank& rank, const StepKey& key, const Ask& ask, Reply<RankReport> reply);
   void note_ask();
   void answer_step(Rank& rank, Result<RankReport> result) const;
@@ -254,10 +257,11 @@ class Job {
   [[nodiscard]] Result<std::shared_ptr<StepRecord>> record_for(const PreparedPlan& prepared) const;
   [[nodiscard]] std::optional<RecordGrant> grant_record(const Rank& rank) const;
   void note_begun();
-  /// Answers for all ranks, kept for whoever comes back to another daemon.
-  [[nodiscard]] std::vector<RankReport> record_done(
-      const std::shared_ptr<const StepReport>& report, std::uint64_t attempt
+  /// Fills in `answers` for all ranks, kept for whoever comes back to another daemon.
+  void record_done(
+      const std::shared_ptr<const StepReport>& report, std::uint64_t attempt, std::vector<RankReport>& answers
   );
+  [[nodiscard]] std::shared_ptr<const std::string> text_of(const StepReport& report);
 
   // deadlines
   [[nodiscard]] bool step_waits_for_paused() const;
@@ -316,6 +320,13 @@ class Job {
   bool half_warned_ = false;
   std::int64_t steps_in_epoch_ = 0;
   History history_;
+
+  // Memory that every step uses again. What it says is of an earlier one.
+  device::StepMath step_memory_;       ///< goes to the lane and comes back with the result
+  std::vector<plan::ClipRule> rules_;  ///< likewise
+  std::vector<RankReport> answers_;    ///< empty between steps
+  std::shared_ptr<std::string> text_;  ///< of the record; whoever reads it holds it
+  Event step_event_;                   ///< without a report between steps
 };
 
 }  // namespace gradsync::engine

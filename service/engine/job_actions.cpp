@@ -53,6 +53,8 @@ void Job::perform(LaunchFinish& action) {
   command.scale = action.scale;
   command.apply = !action.norm_only;
   command.stamp = attempt_word({epoch_, machine_->attempt()});
+  command.rules = std::move(rules_);
+  command.memory = std::move(step_memory_);
   step_max_norm_ = {action.max_norm, action.override_max_norm ? std::size_t{1} : 0};  // checked when the call arrived
   norm_scale_ = action.scale;
   norm_scaled_ = action.scaled;
@@ -122,12 +124,11 @@ void Job::complete(StepReport& report, std::uint64_t attempt) const {
   }
 }
 
-std::vector<std::uint32_t> Job::stable_buckets() const {
-  std::vector<std::uint32_t> stable;
+void Job::find_stable_buckets(std::vector<std::uint32_t>& stable) const {
   const std::size_t buckets = active_->plan->buckets.size();
   for (const Rank& rank : ranks_) {
     if (rank.bucket_digests.size() != buckets) {
-      return stable;
+      return;
     }
   }
   for (std::uint32_t bucket = 0; bucket < buckets; ++bucket) {
@@ -143,17 +144,18 @@ std::vector<std::uint32_t> Job::stable_buckets() const {
       stable.push_back(bucket);
     }
   }
-  return stable;
 }
 
 void Job::perform(Committed& action) {
   if (!scale_outcomes_.empty()) {
     action.math.groups = std::exchange(scale_outcomes_, {});
   }
-  StepReport report = step_report(*active_->plan, active_->constants, action.math);
+  const std::shared_ptr<StepReport> shared = history_.next();
+  StepReport& report = *shared;
+  step_report(*active_->plan, active_->constants, action.math, report);
   complete(report, action.attempt);
   commit_policies(action.math, report);
-  report.stable_buckets = stable_buckets();
+  find_stable_buckets(report.stable_buckets);
   ++steps_in_epoch_;
   report.check_next = check_next(steps_in_epoch_);
   EngineMetrics& metrics = context_.metrics;
@@ -194,28 +196,35 @@ void Job::perform(Committed& action) {
         fmt::format("step {}: no optimizer steps: {}", report.step, report.reason)
     );
   }
-  const auto shared = std::make_shared<const StepReport>(std::move(report));
+  step_memory_ = std::move(action.math);
   history_.committed(shared, context_.now);
   answer_done(shared, action.attempt);
+  publish_step(shared);
+}
+
+void Job::publish_step(const std::shared_ptr<const StepReport>& report) {
   if (context_.events) {
-    Event event;
-    event.topic = "step";
-    event.uid = uid_;
-    event.job = name_;
-    event.epoch = epoch_;
-    event.report = shared;
-    context_.events(event);
+    step_event_.topic = "step";
+    step_event_.uid = uid_;
+    step_event_.job = name_;
+    step_event_.epoch = epoch_;
+    step_event_.report = report;
+    context_.events(step_event_);
+    step_event_.report.reset();
   }
 }
 
 /// The attempt is done: recorded first, then said.
 void Job::answer_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt) {
-  std::vector<RankReport> answers = record_done(report, attempt);
+  std::vector<RankReport> answers = std::move(answers_);
+  record_done(report, attempt, answers);
   done_ = DoneRecord{{epoch_, attempt}, report, active_->plan};
   forget_attempt();
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     answer_step(ranks_[rank], std::move(answers[rank]));
   }
+  answers.clear();
+  answers_ = std::move(answers);
 }
 
 void Job::perform(AttemptFailed& action) {

@@ -1,6 +1,7 @@
 // How an epoch forms and ends.
 
 #include "engine/job.hpp"
+#include "engine/largest_report.hpp"
 #include "engine/metrics.hpp"
 
 #include <fmt/format.h>
@@ -53,6 +54,7 @@ void Job::try_form() {
   request.world_size = world_size();
   request.sizes = context_.options.buckets;
   request.encode_report = context_.options.encode_report;
+  request.encoded_bytes = context_.options.encoded_bytes;
   context_.planner.submit(std::move(request));
 }
 
@@ -159,6 +161,7 @@ void Job::commit_epoch() {
   const bool keeps_machine = machine_ && machine_->plan().digest == loading_->plan->digest && !redeclare_;
   active_ = std::exchange(loading_, std::nullopt);
   record_ = active_->record;
+  history_.make_room(largest_clean_report(*active_->plan, active_->constants));
   if (!keeps_machine) {
     machine_.emplace(active_->plan, epoch_);
     adopt_policies();

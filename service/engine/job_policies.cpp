@@ -13,16 +13,25 @@ namespace gradsync::engine {
 
 /// A new plan goes on with what was remembered under the one before it, the first of the job with the file.
 void Job::adopt_policies() {
-  GroupPolicies policies(*active_->plan);
   const bool first = !policies_;
-  if (!first && !policies.take_over(*policies_)) {
-    forget_policies("what was declared anew has others in their place");
+  policies_ = GroupPolicies(*active_->plan);
+  if (!first) {
+    take_over_policies(saved_);
   }
-  policies_ = std::move(policies);
   if (policies_->remember() && !policy_file_tried_ && !context_.options.policy_directory.empty()) {
     open_policy_file(first);
   }
   policy_digest_ = policies_->save(saved_);
+}
+
+/// What was saved under a plan that may have been another.
+void Job::take_over_policies(std::string_view saved) {
+  const Result<bool> all = policies_->take_over(saved);
+  if (!all) {
+    forget_policies(all.error().message);
+  } else if (!*all) {
+    forget_policies("some of those that remembered norms are not declared any more, or with other settings");
+  }
 }
 
 /// Once. `first`: nothing was remembered in this daemon yet.
@@ -88,10 +97,7 @@ void Job::recall_policies() {
     wipe_policy_file();  // of another job of the same name
     return;
   }
-  if (const Result<void> restored = policies_->restore(*state); !restored) {
-    forget_policies(restored.error().message);
-    return;
-  }
+  take_over_policies(*state);
   spdlog::info("policies go on job={} epoch={}", name_, epoch_);
   if (!last) {
     publish_alert(
@@ -136,6 +142,9 @@ void Job::make_rules(std::vector<plan::ClipRule>& rules) const {
 /// Once for every step that is done, before anybody is told.
 void Job::commit_policies(const device::StepMath& math, StepReport& report) {
   if (abandoned_) {
+    for (GroupReport& group : report.groups) {
+      group.watch.clear();
+    }
     report.policy_digest = policy_digest_;
     store_policies(report.attempt);
     return;
@@ -147,15 +156,13 @@ void Job::commit_policies(const device::StepMath& math, StepReport& report) {
     for (std::size_t watcher = 0; watcher < watched_[group].size(); ++watcher) {
       const plan::ClipOutcome& outcome = watched_[group][watcher];
       context_.metrics.policies.count(PolicyRole::Watches, groups[group].clip.watch[watcher], outcome);
-      report.groups[group].watch.push_back(
-          {active_->constants.watching[group][watcher],
-           outcome.threshold,
-           outcome.coefficient,
-           outcome.clipped,
-           outcome.action,
-           outcome.spike,
-           outcome.reason}
-      );
+      WatchReport& entry = report.groups[group].watch[watcher];
+      entry.threshold = outcome.threshold;
+      entry.coefficient = outcome.coefficient;
+      entry.clipped = outcome.clipped;
+      entry.action = outcome.action;
+      entry.spike = outcome.spike;
+      entry.reason = outcome.reason;
     }
   }
   if (policies_->remember()) {

@@ -36,23 +36,30 @@ void Job::note_begun() {
 }
 
 /// Before anybody is answered: whoever hears that the step is done applies it, and the others have to learn that.
-std::vector<RankReport> Job::record_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt) {
-  std::vector<RankReport> answers(ranks_.size());
+void Job::record_done(
+    const std::shared_ptr<const StepReport>& report, std::uint64_t attempt, std::vector<RankReport>& answers
+) {
+  answers.resize(ranks_.size());
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     answers[rank].report = report_for(report, *active_->plan, static_cast<std::int64_t>(rank));
     if (record_) {
       const bool same = rank > 0 && answers[rank].report == answers[0].report;
-      answers[rank].text = same ? answers[0].text
-                                : std::make_shared<const std::string>(
-                                      context_.options.encode_report(*answers[rank].report, record_->room())
-                                  );
+      answers[rank].text = same ? answers[0].text : text_of(*answers[rank].report);
       record_->keep(rank, *answers[rank].text);
     }
   }
   if (record_) {
     record_->finish(attempt_word({epoch_, attempt}));
   }
-  return answers;
+}
+
+/// In the memory of the text before, if nobody reads that any more.
+std::shared_ptr<const std::string> Job::text_of(const StepReport& report) {
+  if (!text_ || text_.use_count() > 1) {
+    text_ = std::make_shared<std::string>();
+  }
+  *text_ = context_.options.encode_report(report, record_->room(), std::move(*text_));
+  return text_;
 }
 
 void Job::halt() {

@@ -210,6 +210,7 @@ void Job::on_reduced(const device::Reduced& report) {
 }
 
 void Job::on_finished(device::Finished report) {
+  rules_ = std::move(report.rules);
   if (active_ && active_->id == report.plan && machine_) {
     run(machine_->on_finished(report.tag, std::move(report.math)));
   }

@@ -69,12 +69,23 @@ std::size_t most_rows(const plan::Plan& plan) {
 }  // namespace
 
 StepReport largest_report(const plan::Plan& plan, const ReportConstants& constants) {
+  StepReport report = largest_clean_report(plan, constants);
+  add_findings(plan, report);
+  report.absent.resize(most_rows(plan));
+  std::iota(report.absent.begin(), report.absent.end(), 0);
+  return report;
+}
+
+StepReport largest_clean_report(const plan::Plan& plan, const ReportConstants& constants) {
   StepReport report;
   report.step = std::numeric_limits<std::int64_t>::min();
   report.epoch = report.attempt = report.next_attempt = report.counted_elements = kMost;
   report.norm = report.threshold = report.coefficient = kLong;
   report.reason = std::string(kReasonBytes, 'x');
   for (const plan::ClipGroup& group : plan.clip_groups) {
+    if (group.name.size() > report.decided_by.size()) {
+      report.decided_by = group.name;
+    }
     GroupReport& entry = report.groups.emplace_back(GroupReport{
         group.name, kLong, kLong, kLong, false, report.reason, kLongest, false, {}});
     for (const plan::PolicyOptions& policy : group.clip.watch) {
@@ -84,9 +95,6 @@ StepReport largest_report(const plan::Plan& plan, const ReportConstants& constan
   for (const std::string& layer : constants.layers) {
     report.layers.push_back({layer, kLong});
   }
-  add_findings(plan, report);
-  report.absent.resize(most_rows(plan));
-  std::iota(report.absent.begin(), report.absent.end(), 0);
   report.stable_buckets.resize(plan.buckets.size());
   std::iota(report.stable_buckets.begin(), report.stable_buckets.end(), 0);
   report.collectives = static_cast<std::int64_t>(plan.buckets.size());

@@ -1,5 +1,7 @@
 #include "engine/planner.hpp"
 
+#include "base/text.hpp"
+
 #include <fmt/format.h>
 
 #include <condition_variable>
@@ -12,6 +14,33 @@
 #include <vector>
 
 namespace gradsync::engine {
+
+namespace {
+
+/// Each report names every clip group, every bucket, and ranks where something was found: all of that has to fit.
+Result<void> check_report_size(const PreparedPlan& prepared, const PlanRequest& request) {
+  if (prepared.encoded_bytes <= request.encoded_bytes) {
+    return {};
+  }
+  const StepReport largest = largest_report(*prepared.plan, prepared.constants);
+  const std::size_t least = request.encode_report(largest, 0, {}).size();
+  if (least <= request.encoded_bytes) {
+    return {};
+  }
+  return make_error(
+      ErrorCode::InvalidDeclaration,
+      fmt::format(
+          "the report of a step may have {}, a message at most {}: there are {} clip groups and {} buckets",
+          human_bytes(least),
+          human_bytes(request.encoded_bytes),
+          prepared.plan->clip_groups.size(),
+          prepared.plan->buckets.size()
+      ),
+      "declare fewer clip groups or give them shorter names, or larger buckets"
+  );
+}
+
+}  // namespace
 
 PlanOutcome run_planner(const PlanRequest& request) {
   std::vector<const plan::RankDeclaration*> by_rank;
@@ -31,7 +60,11 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (!plan) {
     return {request.ticket, plan.error()};
   }
-  return {request.ticket, std::make_unique<PreparedPlan>(std::move(*plan), request.encode_report)};
+  auto prepared = std::make_unique<PreparedPlan>(std::move(*plan), request.encode_report);
+  if (const Result<void> fits = check_report_size(*prepared, request); !fits) {
+    return {request.ticket, fits.error()};
+  }
+  return {request.ticket, std::move(prepared)};
 }
 
 namespace {

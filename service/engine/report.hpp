@@ -116,6 +116,7 @@ struct StepReport {
   bool check_next = false;  ///< the rows of the next step should carry fingerprints; data path `stats` only
   /// Step, Skip or Raise: the strongest of the groups. Raise: the trainer raises from the report, on every rank.
   plan::StepAction action = plan::StepAction::Step;
+  std::string decided_by;  ///< the clip group whose norm skips or raises the step; empty: none does
   friend bool operator==(const StepReport&, const StepReport&) = default;
 };
 
@@ -125,9 +126,9 @@ struct RankReport {
   std::shared_ptr<const std::string> text;  ///< of the reply, made once for the record of the job; null: none was made
 };
 
-/// A report as the text that its rank is answered, in at most `room` bytes where that is possible. Called on any
-/// thread.
-using EncodeReport = std::function<std::string(const StepReport& report, std::size_t room)>;
+/// A report as the text that its rank is answered, in at most `room` bytes where that is possible. `memory` is a text
+/// that is not needed any more. Called on any thread.
+using EncodeReport = std::function<std::string(const StepReport& report, std::size_t room, std::string memory)>;
 
 struct RankStatus {
   std::int64_t rank = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 namespace gradsync::engine {
 
@@ -24,32 +25,93 @@ ReportConstants report_constants(const plan::Plan& plan) {
   return constants;
 }
 
-StepReport step_report(const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math) {
-  StepReport report;
+namespace {
+
+// As new, but with the memory of what every step of a plan fills in.
+
+void renew(StepReport& report) {
+  StepReport fresh;
+  fresh.reason.swap(report.reason);
+  fresh.groups.swap(report.groups);
+  fresh.layers.swap(report.layers);
+  fresh.absent.swap(report.absent);
+  fresh.stable_buckets.swap(report.stable_buckets);
+  fresh.policy_digest.swap(report.policy_digest);
+  fresh.scalar_collectives.swap(report.scalar_collectives);
+  fresh.reason.clear();
+  fresh.absent.clear();
+  fresh.stable_buckets.clear();
+  fresh.policy_digest.clear();
+  report = std::move(fresh);
+}
+
+void renew(GroupReport& group) {
+  GroupReport fresh;
+  fresh.name.swap(group.name);
+  fresh.reason.swap(group.reason);
+  fresh.watch.swap(group.watch);
+  group = std::move(fresh);
+}
+
+void renew(WatchReport& watcher) {
+  WatchReport fresh;
+  fresh.policy.swap(watcher.policy);
+  fresh.reason.swap(watcher.reason);
+  fresh.reason.clear();
+  watcher = std::move(fresh);
+}
+
+void report_group(
+    const std::string& name,
+    const std::vector<std::string>& watching,
+    const plan::ClipOutcome& outcome,
+    GroupReport& group
+) {
+  renew(group);
+  group.name = name;
+  group.norm = outcome.norm;
+  group.threshold = outcome.threshold;
+  group.coefficient = outcome.coefficient;
+  group.clipped = outcome.clipped;
+  group.reason = outcome.reason;
+  group.action = outcome.action;
+  group.spike = outcome.spike;
+  group.watch.resize(watching.size());
+  for (std::size_t watcher = 0; watcher < watching.size(); ++watcher) {
+    renew(group.watch[watcher]);
+    group.watch[watcher].policy = watching[watcher];
+  }
+}
+
+}  // namespace
+
+void step_report(
+    const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math, StepReport& report
+) {
+  renew(report);
   report.norm = math.norm;
+  report.groups.resize(plan.clip_groups.size());
   for (std::size_t i = 0; i < plan.clip_groups.size(); ++i) {
     const plan::ClipOutcome& outcome = math.groups[i];
-    report.groups.push_back(
-        {plan.clip_groups[i].name,
-         outcome.norm,
-         outcome.threshold,
-         outcome.coefficient,
-         outcome.clipped,
-         outcome.reason,
-         outcome.action,
-         outcome.spike,
-         {}}
-    );
+    report_group(plan.clip_groups[i].name, constants.watching[i], outcome, report.groups[i]);
     report.action =
         std::max(report.action, outcome.action == plan::StepAction::Zero ? plan::StepAction::Step : outcome.action);
     report.clipped = report.clipped || outcome.clipped;
+    if (outcome.decides) {
+      report.decided_by = plan.clip_groups[i].name;
+      report.reason = outcome.reason;
+    }
   }
   report.threshold = report.groups.front().threshold;
   report.coefficient = report.groups.front().coefficient;
   report.skipped = report.action != plan::StepAction::Step;
-  report.reason = report.groups.front().reason;
-  for (std::size_t i = 0; i < math.layer_norms.size() && i < constants.layers.size(); ++i) {
-    report.layers.push_back({constants.layers[i], math.layer_norms[i]});
+  if (report.decided_by.empty()) {
+    report.reason = report.groups.front().reason;
+  }
+  report.layers.resize(std::min(math.layer_norms.size(), constants.layers.size()));
+  for (std::size_t i = 0; i < report.layers.size(); ++i) {
+    report.layers[i].name = constants.layers[i];
+    report.layers[i].norm = math.layer_norms[i];
   }
   for (const device::NonfiniteFinding& finding : math.nonfinite) {
     NonfiniteReport& entry = report.nonfinite.emplace_back();
@@ -82,7 +144,6 @@ StepReport step_report(const plan::Plan& plan, const ReportConstants& constants,
   report.scalar_collectives = constants.scalar_collectives;
   report.timings.norm_s = math.norm_s;
   report.timings.clip_s = math.clip_s;
-  return report;
 }
 
 std::shared_ptr<const StepReport> report_for(
@@ -108,13 +169,15 @@ std::shared_ptr<const StepReport> report_for(
 }
 
 StepReport measured_report(const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math) {
-  StepReport report = step_report(plan, constants, math);
+  StepReport report;
+  step_report(plan, constants, math, report);
   for (GroupReport& group : report.groups) {
     group.coefficient = 1;
     group.clipped = false;
     group.action = plan::StepAction::Step;
     group.spike = false;
     group.reason = "measured: clip.apply decides";
+    group.watch.clear();
   }
   report.coefficient = 1;
   report.clipped = false;

@@ -21,9 +21,10 @@ struct ReportConstants {
 
 [[nodiscard]] ReportConstants report_constants(const plan::Plan& plan);
 
-/// Everything but step, epoch, attempts, what was waited for, and the policies: their digest, and what watchers say.
-[[nodiscard]] StepReport step_report(
-    const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math
+/// Everything but step, epoch, attempts, what was waited for, and the policies: their digest, and what watchers say, of
+/// which only the names are there. Nothing is left of what `report` said before, but the memory of it is used again.
+void step_report(
+    const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math, StepReport& report
 );
 
 /// The report of a norm that was given out before anything is multiplied.

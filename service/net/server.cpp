@@ -147,6 +147,7 @@ Server::Server(
       .watches = {},
       .half_sent = HalfSent{most_half_sent},
       .fair_share = {},
+      .texts = {},
       .closing_all = false,
       .force_close = Timer{io.get_executor()}});
 }
@@ -187,6 +188,8 @@ void Server::send(ConnectionId connection, std::string text) {
     found->second->send(std::move(text));
   }
 }
+
+std::string Server::spare_text() { return state_->context->texts.take(); }
 
 bool Server::drained(ConnectionId connection) const {
   const auto found = state_->context->websockets.find(connection);

@@ -148,6 +148,7 @@ class Server {
   [[nodiscard]] std::string tcp_endpoint() const;
 
   void send(ConnectionId connection, std::string text);
+  [[nodiscard]] std::string spare_text();  ///< empty, with the memory of a text that was sent; or without any
   [[nodiscard]] bool drained(ConnectionId connection) const;  ///< nothing waits to be written; false when closed
   void close(ConnectionId connection, std::string reason);    ///< what is queued is written first
 

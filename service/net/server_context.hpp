@@ -6,6 +6,7 @@
 #include "net/half_sent.hpp"
 #include "net/metrics.hpp"
 #include "net/server.hpp"
+#include "net/text_stock.hpp"
 
 #include <memory>
 #include <string>
@@ -57,6 +58,7 @@ struct ServerContext {
   std::unordered_map<ConnectionId, std::shared_ptr<ProcessWatch>> watches;
   HalfSent half_sent;
   FairShare fair_share;
+  TextStock texts;
   bool closing_all = false;
   Timer force_close;  ///< of close_all: who has not gone by then is aborted
 

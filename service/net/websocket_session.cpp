@@ -6,6 +6,7 @@
 #include "net/paced_socket.hpp"
 #include "net/read_pace.hpp"
 #include "net/session_timer.hpp"
+#include "net/text_queue.hpp"
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
@@ -15,8 +16,6 @@
 #include <boost/beast/websocket/stream.hpp>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-
-#include <deque>
 
 namespace gradsync::net {
 
@@ -101,15 +100,15 @@ class WebSocketSession final : public Session,
     if (closing_ || dead_) {
       return;
     }
-    if (!queue_.empty() && queued_bytes_ + text.size() > context_->options.write_queue_bytes) {
+    const bool writing = !queue_.empty();
+    if (writing && queue_.bytes() + text.size() > context_->options.write_queue_bytes) {
       context_->metrics.slow_readers.Increment();
-      log(spdlog::level::warn, fmt::format("closing a connection that does not read queued_bytes={}", queued_bytes_));
+      log(spdlog::level::warn, fmt::format("closing a connection that does not read queued_bytes={}", queue_.bytes()));
       abort();
       return;
     }
-    queued_bytes_ += text.size();
-    queue_.push_back(std::move(text));
-    if (queue_.size() == 1) {
+    queue_.push(std::move(text));
+    if (!writing) {
       write_front();
     }
   }
@@ -330,8 +329,7 @@ class WebSocketSession final : public Session,
       return;
     }
     context_->metrics.sent_bytes.Increment(static_cast<double>(bytes));
-    queued_bytes_ -= queue_.front().size();
-    queue_.pop_front();
+    context_->texts.give_back(queue_.pop());
     if (!queue_.empty()) {
       write_front();
     } else if (closing_) {
@@ -374,8 +372,7 @@ class WebSocketSession final : public Session,
   Timer initialize_;
   Timer half_sent_;  ///< for the end of a message; once that is given up, for the end of the connection
   Timer linger_;
-  std::deque<std::string> queue_;  ///< the front is being written
-  std::size_t queued_bytes_ = 0;
+  TextQueue queue_;  ///< the front is being written
   websocket::close_reason close_reason_;
   bool open_ = false;
   bool closing_ = false;

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 namespace gradsync::plan {
 
@@ -15,6 +17,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kFloatMax = std::numeric_limits<float>::max();
+constexpr std::size_t kReasonBytes = 128;  // the longest is below 120
 
 /// Rounds to nearest like a cast, but defined for values beyond the range of float: they stay what they are when
 /// not finite and become the largest float when finite.
@@ -94,37 +97,57 @@ std::optional<Limit> limit_of(const ClipRule& rule, double norm) {
   return limit;
 }
 
-/// The shortest text that reads back as the norm; longer where that text would look equal to the threshold.
-std::string norm_text(double norm, double threshold, DType dtype) {
-  if (dtype != DType::Float64 && norm <= kFloatMax) {
-    std::string text = fmt::format("{}", static_cast<float>(norm));
-    if (norm == threshold || text != fmt::format("{}", threshold)) {
-      return text;
-    }
-  }
-  return fmt::format("{}", norm);
+/// Replaces the reason, in the memory it has: a steady step allocates nothing.
+template <typename... Args>
+void say(ClipOutcome& outcome, fmt::format_string<Args...> text, Args&&... args) {
+  outcome.reason.clear();
+  outcome.reason.reserve(kReasonBytes);
+  fmt::format_to(std::back_inserter(outcome.reason), text, std::forward<Args>(args)...);
 }
 
-std::string compared_reason(const ClipOutcome& outcome, const Limit& limit, DType dtype) {
-  return fmt::format(
+/// A number as text, without the heap.
+class NumberText {
+ public:
+  template <typename Number>
+  explicit NumberText(Number number) : size_(fmt::format_to_n(text_, sizeof text_, "{}", number).size) {}
+
+  [[nodiscard]] std::string_view view() const { return {text_, size_}; }
+
+ private:
+  char text_[32];  // a double has 24 at most
+  std::size_t size_;
+};
+
+/// Whether the norm is said as a float32, which is shorter, and does not look equal to the threshold unless it is.
+bool is_said_short(double norm, double threshold, DType dtype) {
+  return dtype != DType::Float64 && norm <= kFloatMax &&
+         (norm == threshold || NumberText(static_cast<float>(norm)).view() != NumberText(threshold).view());
+}
+
+/// The shortest text that reads back as the norm; longer where that text would look equal to the threshold.
+NumberText norm_text(double norm, double threshold, DType dtype) {
+  return is_said_short(norm, threshold, dtype) ? NumberText(static_cast<float>(norm)) : NumberText(norm);
+}
+
+void say_compared(const Limit& limit, DType dtype, ClipOutcome& outcome) {
+  say(outcome,
       "norm {} {} {} {}",
-      norm_text(outcome.norm, limit.value, dtype),
+      norm_text(outcome.norm, limit.value, dtype).view(),
       outcome.clipped ? "exceeds" : "is within",
       limit.name,
-      limit.value
-  );
+      limit.value);
 }
 
-std::string non_finite_reason(double norm, std::string_view consequence) {
-  return fmt::format("norm is not finite: {} ({})", norm, consequence);
+void say_not_finite(std::string_view consequence, ClipOutcome& outcome) {
+  say(outcome, "norm is not finite: {} ({})", outcome.norm, consequence);
 }
 
 void decide_strict(const Limit& limit, DType dtype, double measured, ClipOutcome& outcome) {
   if (!std::isfinite(outcome.norm)) {
-    outcome.reason = non_finite_reason(outcome.norm, "strict mode does not clip by it");
+    say_not_finite("strict mode does not clip by it", outcome);
     return;
   }
-  outcome.reason = compared_reason(outcome, limit, dtype);
+  say_compared(limit, dtype, outcome);
   if (outcome.clipped) {
     outcome.coefficient = strict_coefficient(limit.value, measured, outcome.norm, dtype);
   }
@@ -135,18 +158,18 @@ void decide_torch(const Limit& limit, DType dtype, ClipOutcome& outcome) {
                             ? torch_coefficient<double>(outcome.norm, limit.value)
                             : torch_coefficient<float>(nearest_float(outcome.norm), nearest_float(limit.value));
   if (!std::isfinite(outcome.norm)) {
-    outcome.reason = non_finite_reason(
-        outcome.norm, std::isnan(outcome.norm) ? "torch mode multiplies by NaN" : "torch mode multiplies by 0"
-    );
+    say_not_finite(std::isnan(outcome.norm) ? "torch mode multiplies by NaN" : "torch mode multiplies by 0", outcome);
   } else {
-    outcome.reason = compared_reason(outcome, limit, dtype);
+    say_compared(limit, dtype, outcome);
   }
 }
 
-std::string measured_reason(const ClipRule& rule, double norm) {
-  return !std::isfinite(norm) ? non_finite_reason(norm, "no max_norm: measured only")
-         : rule.max_norm      ? "max_norm 0 means off: measured only"
-                              : "no max_norm: measured only";
+void say_measured(const ClipRule& rule, ClipOutcome& outcome) {
+  if (!std::isfinite(outcome.norm)) {
+    say_not_finite("no max_norm: measured only", outcome);
+  } else {
+    say(outcome, "{}: measured only", rule.max_norm ? "max_norm 0 means off" : "no max_norm");
+  }
 }
 
 void multiply_by(double factor, StepAction action, ClipOutcome& outcome) {
@@ -176,7 +199,7 @@ void act_on_nonfinite(NonfiniteAction action, ClipOutcome& outcome) {
   const StepAction wanted = kActions[static_cast<std::size_t>(action)];
   if (wanted != StepAction::Step) {
     multiply_by(wanted == StepAction::Zero ? 0 : 1, wanted, outcome);
-    outcome.reason = non_finite_reason(outcome.norm, consequence_of(wanted));
+    say_not_finite(consequence_of(wanted), outcome);
   }
 }
 
@@ -186,30 +209,47 @@ void act_on_spike(const ClipRule& rule, ClipOutcome& outcome) {
     return;
   }
   multiply_by(1, rule.spike == SpikeAction::Skip ? StepAction::Skip : StepAction::Raise, outcome);
-  outcome.reason = fmt::format(
+  say(outcome,
       "norm {} is a spike, above {} ({})",
-      norm_text(outcome.norm, rule.spike_above, rule.norm_dtype),
+      norm_text(outcome.norm, rule.spike_above, rule.norm_dtype).view(),
       rule.spike_above,
-      consequence_of(outcome.action)
-  );
+      consequence_of(outcome.action));
+}
+
+/// A scale below 1 can lift a norm out of the doubles. It is then the largest of them, and clips by what is exact: the
+/// norm before the division.
+bool is_beyond(double raw_norm, double scale) { return std::isfinite(raw_norm) && std::isinf(raw_norm / scale); }
+
+double measured_norm(double raw_norm, double scale) {
+  return is_beyond(raw_norm, scale) ? std::numeric_limits<double>::max() : raw_norm / scale;
 }
 
 }  // namespace
 
-ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale) {
-  // A scale below 1 can lift a norm out of the doubles. It is then the largest of them, and clips by what is exact: the
-  // norm before the division.
-  const bool beyond = std::isfinite(raw_norm) && std::isinf(raw_norm / scale);
-  const double measured = beyond ? std::numeric_limits<double>::max() : raw_norm / scale;
+double reported_norm(double raw_norm, double scale, DType norm_dtype) {
+  return round_norm(measured_norm(raw_norm, scale), norm_dtype);
+}
 
+ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale) {
   ClipOutcome outcome;
+  apply_clip_rule(rule, raw_norm, scale, outcome);
+  return outcome;
+}
+
+void apply_clip_rule(const ClipRule& rule, double raw_norm, double scale, ClipOutcome& outcome) {
+  const bool beyond = is_beyond(raw_norm, scale);
+  const double measured = measured_norm(raw_norm, scale);
+
+  ClipOutcome fresh;
+  fresh.reason.swap(outcome.reason);
+  outcome = std::move(fresh);
   outcome.norm = round_norm(measured, rule.norm_dtype);
   const std::optional<Limit> limit = limit_of(rule, outcome.norm);
   const bool torch = rule.mode == ClipMode::Torch && limit;
   outcome.threshold = limit ? limit->value : kInfinity;
   outcome.clipped = outcome.norm > outcome.threshold;
   if (!limit) {
-    outcome.reason = measured_reason(rule, outcome.norm);
+    say_measured(rule, outcome);
   } else if (torch) {
     decide_torch(*limit, rule.norm_dtype, outcome);
   } else {
@@ -234,7 +274,6 @@ ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale)
   } else if (outcome.norm > rule.spike_above) {
     act_on_spike(rule, outcome);
   }
-  return outcome;
 }
 
 void decide_together(std::span<ClipOutcome> outcomes) {
@@ -255,6 +294,7 @@ void decide_together(std::span<ClipOutcome> outcomes) {
       outcome.reason = decided.reason;
     }
     multiply_by(1, decided.action, outcome);
+    outcome.decides = &outcome == &*deciding;
   }
 }
 

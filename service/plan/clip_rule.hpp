@@ -37,6 +37,7 @@ struct ClipOutcome {
   std::string reason;      ///< in words
   StepAction action = StepAction::Step;  ///< Zero: write zeros, NaN times 0 is NaN. Skip, Raise: the multiplier is 1
   bool spike = false;                    ///< norm > spike_above
+  bool decides = false;                  ///< its norm is why the step is skipped or raised, in all groups
 };
 
 /// strict: norm ≤ max_norm and scale 1 → no multiplication; else max_norm / norm. torch: min(1, max_norm / (norm +
@@ -51,6 +52,12 @@ struct ClipOutcome {
 /// With a `bound` the threshold is a function of the reported norm; all else is as with that threshold declared. A
 /// spike or a norm that is not finite is clipped or propagated as above, unless the rule has another action for it.
 [[nodiscard]] ClipOutcome apply_clip_rule(const ClipRule& rule, double raw_norm, double scale);
+
+/// The same, in place of what `outcome` was: the memory of its reason is used again.
+void apply_clip_rule(const ClipRule& rule, double raw_norm, double scale, ClipOutcome& outcome);
+
+/// The norm of such an outcome alone.
+[[nodiscard]] double reported_norm(double raw_norm, double scale, DType norm_dtype);
 
 /// The groups of one step, together: where one skips or raises, all do, nothing is multiplied, and the others name the
 /// reason of the first that decided. Raise is stronger than Skip, a norm that is not finite than a spike.

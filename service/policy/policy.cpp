@@ -102,4 +102,6 @@ Result<void> Policy::restore(std::string_view bytes) {
   return restored;
 }
 
+bool remembers_norms(std::string_view state) { return count_of(state) > 1; }
+
 }  // namespace gradsync::policy

@@ -53,4 +53,7 @@ class Policy {
   std::uint32_t skips_ = 0;  ///< spikes skipped since the last norm that was none
 };
 
+/// Whether what a policy saved is of one that remembers norms. `state` as saved.
+[[nodiscard]] bool remembers_norms(std::string_view state);
+
 }  // namespace gradsync::policy

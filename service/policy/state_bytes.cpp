@@ -57,7 +57,7 @@ Result<State> read_state(std::string_view bytes, std::string_view settings) {
     return damaged_state(fmt::format("the state has version {}, this daemon reads version {}", version, kVersion));
   }
   const std::size_t words = value_at<std::uint32_t>(bytes, kMagic.size() + sizeof(std::uint32_t));
-  const auto count = value_at<std::uint64_t>(bytes, kMagic.size() + 2 * sizeof(std::uint32_t));
+  const std::uint64_t count = count_of(bytes);
   const std::size_t rest = bytes.size() - kHeadBytes - sizeof(std::uint64_t);
   if (words > rest || (rest - words) % sizeof(double) != 0 || (rest - words) / sizeof(double) != count) {
     return damaged_state(fmt::format("the state says it has {} numbers, and has {} bytes", count, bytes.size()));
@@ -80,6 +80,10 @@ Result<State> read_state(std::string_view bytes, std::string_view settings) {
     state.numbers.push_back(value_at<double>(content, at));
   }
   return state;
+}
+
+std::uint64_t count_of(std::string_view bytes) {
+  return bytes.size() < kHeadBytes ? 0 : value_at<std::uint64_t>(bytes, kMagic.size() + 2 * sizeof(std::uint32_t));
 }
 
 }  // namespace gradsync::policy

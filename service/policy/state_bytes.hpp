@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,5 +32,8 @@ void write_state(const State& state, std::string& bytes);
 /// Errors: InvalidParams with path `state` for anything that `write_state` did not write, and for settings other than
 /// `settings`: both are named.
 [[nodiscard]] Result<State> read_state(std::string_view bytes, std::string_view settings);
+
+/// How many numbers a state has, or says it has; 0 for bytes that are none.
+[[nodiscard]] std::uint64_t count_of(std::string_view bytes);
 
 }  // namespace gradsync::policy

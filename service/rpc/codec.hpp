@@ -216,8 +216,8 @@ template <typename T>
 }
 
 template <typename T>
-[[nodiscard]] std::string to_json(const T& object, std::size_t about_bytes = 0) {
-  JsonWriter writer(about_bytes);
+[[nodiscard]] std::string to_json(const T& object, std::string memory = {}) {
+  JsonWriter writer(std::move(memory));
   Codec<T>::write(writer, object);
   return writer.take();
 }

@@ -32,6 +32,10 @@ class Outbox {
  public:
   virtual ~Outbox() = default;
   virtual void send(ConnectionId connection, std::string text) = 0;
+
+  /// A text that was sent, or none: whoever writes the next uses its memory.
+  [[nodiscard]] virtual std::string spare_text() { return {}; }
+
   [[nodiscard]] virtual bool drained(ConnectionId connection) const = 0;  ///< nothing waits to be written
   virtual void close(ConnectionId connection, std::string reason) = 0;
 };

@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <functional>
+#include <utility>
 
 namespace gradsync::rpc {
 
@@ -33,6 +36,16 @@ std::optional<Error> read_id(Value value, std::optional<std::string>& id) {
   return invalid_request(
       fmt::format("id is {}; expected a string or an integer", value.describe()), "leave id out for a notification"
   );
+}
+
+/// An integer as read_id writes it, in 64 bits; those from 2^63 on are texts to whoever asks.
+std::optional<std::uint64_t> integer_of(std::string_view id) {
+  std::int64_t value = 0;
+  const auto [end, problem] = std::from_chars(id.data(), id.data() + id.size(), value);
+  if (problem != std::errc{} || end != id.data() + id.size()) {
+    return std::nullopt;
+  }
+  return static_cast<std::uint64_t>(value);
 }
 
 std::optional<Error> unknown_member(std::string_view name) {
@@ -120,9 +133,10 @@ Result<void> read_envelope(Value root, std::size_t batch_items, Envelope& envelo
   return {};
 }
 
-std::string result_reply(const std::optional<std::string>& id, std::string_view result) {
+std::string result_reply(const std::optional<std::string>& id, std::string_view result, std::string memory) {
   constexpr std::size_t kAround = 64;
-  std::string text;
+  std::string text = std::move(memory);
+  text.clear();
   text.reserve(result.size() + (id ? id->size() : 0) + kAround);
   text += R"({"jsonrpc":"2.0","id":)";
   text += id ? std::string_view(*id) : "null";
@@ -140,22 +154,43 @@ std::string notification(std::string_view method, std::string_view params) {
   return fmt::format(R"({{"jsonrpc":"2.0","method":"{}","params":{}}})", method, params);
 }
 
+bool UsedIds::is_remembered(const Used& used, std::uint64_t use) const {
+  return used.first_use + use + kRemembered >= uses_;
+}
+
+bool UsedIds::has(const Used& used, std::uint64_t value, std::string_view text) const {
+  const std::uint64_t use = text.empty() ? value - used.value : 0;
+  return used.text == text && (text.empty() || used.value == value) && use < used.uses && is_remembered(used, use);
+}
+
 bool UsedIds::begin(const std::string& id) {
   if (std::find(in_flight_.begin(), in_flight_.end(), id) != in_flight_.end()) {
     return false;
   }
-  const auto [at, fresh] = recent_.insert(id);
-  if (!fresh) {
-    return false;
+  const std::optional<std::uint64_t> integer = integer_of(id);
+  const std::uint64_t value = integer ? *integer : std::hash<std::string_view>{}(id);
+  const std::string_view text = integer ? std::string_view{} : id;
+  std::size_t place = used_.size();
+  for (std::size_t i = 0; i < used_.size(); ++i) {
+    if (has(used_[i], value, text)) {
+      return false;
+    }
+    place = is_remembered(used_[i], used_[i].uses - 1) ? place : i;
   }
+  if (integer && !used_.empty() && used_[newest_].text.empty() && used_[newest_].value + used_[newest_].uses == value) {
+    ++used_[newest_].uses;
+  } else {
+    if (place == used_.size()) {
+      used_.emplace_back();
+    }
+    used_[place].first_use = uses_;
+    used_[place].uses = 1;
+    used_[place].value = value;
+    used_[place].text = text;
+    newest_ = place;
+  }
+  ++uses_;
   in_flight_.push_back(id);
-  if (order_.size() < kRemembered) {
-    order_.push_back(&*at);
-    return true;
-  }
-  recent_.erase(recent_.find(*order_[oldest_]));
-  order_[oldest_] = &*at;
-  oldest_ = (oldest_ + 1) % kRemembered;
   return true;
 }
 

@@ -3,11 +3,11 @@
 
 #include "rpc/json_tape.hpp"
 
+#include <cstddef>
 #include <cstdint>
-#include <memory_resource>
 #include <optional>
 #include <string>
-#include <unordered_set>
+#include <string_view>
 #include <vector>
 
 namespace gradsync::rpc {
@@ -34,13 +34,16 @@ struct Envelope {
 
 [[nodiscard]] Result<void> read_envelope(Value root, std::size_t batch_items, Envelope& envelope);
 
-/// `id` is JSON text or empty for null.
-[[nodiscard]] std::string result_reply(const std::optional<std::string>& id, std::string_view result);
+/// `id` is JSON text or empty for null; `memory` a text that is not needed any more.
+[[nodiscard]] std::string result_reply(
+    const std::optional<std::string>& id, std::string_view result, std::string memory = {}
+);
 [[nodiscard]] std::string error_reply(const std::optional<std::string>& id, const Error& error);
 [[nodiscard]] std::string notification(std::string_view method, std::string_view params);
 
 /// Ids that a connection may not use: those still in flight and the last `kRemembered` used ones. Bounded, so a
-/// connection may live for ever; a client that counts up never meets the limit of the memory.
+/// connection may live for ever; a client that counts up never meets the limit of the memory, and takes none but for
+/// the first of its ids.
 class UsedIds {
  public:
   static constexpr std::size_t kRemembered = 1024;
@@ -52,11 +55,21 @@ class UsedIds {
   [[nodiscard]] std::size_t in_flight() const { return in_flight_.size(); }
 
  private:
+  /// Integers used one after the other, each above the one before by 1; or a text, used once.
+  struct Used {
+    std::uint64_t first_use = 0;  ///< the number of that use, counted on this connection
+    std::uint64_t uses = 0;
+    std::uint64_t value = 0;  ///< the first integer; of a text its hash
+    std::string text;         ///< empty: integers
+  };
+
+  [[nodiscard]] bool is_remembered(const Used& used, std::uint64_t use) const;
+  [[nodiscard]] bool has(const Used& used, std::uint64_t value, std::string_view text) const;
+
   std::vector<std::string> in_flight_;  ///< one or two
-  std::pmr::unsynchronized_pool_resource memory_;
-  std::pmr::unordered_set<std::string> recent_{&memory_};
-  std::vector<const std::string*> order_;  ///< of those; full, it is a ring that begins at `oldest_`
-  std::size_t oldest_ = 0;
+  std::vector<Used> used_;              ///< in no order; what is forgotten is written over
+  std::size_t newest_ = 0;
+  std::uint64_t uses_ = 0;
 };
 
 }  // namespace gradsync::rpc

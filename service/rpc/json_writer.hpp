@@ -1,18 +1,19 @@
 #pragma once
 // Writes JSON text straight into a string: replies need no tree. Doubles are the shortest text that reads back to the
 // same bits; NaN and infinities are the strings "NaN", "Infinity", "-Infinity"; integers beyond ±2^53 are decimal
-// strings.
+// strings. The memory of a text that is not needed any more may be given to it.
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace gradsync::rpc {
 
 class JsonWriter {
  public:
-  explicit JsonWriter(std::size_t about_bytes = 0) { text_.reserve(about_bytes); }
+  explicit JsonWriter(std::string memory = {}) : text_(std::move(memory)) { text_.clear(); }
 
   void begin_object() { open('{'); }
 

@@ -28,6 +28,7 @@ struct Asker {
   PostReply* post = nullptr;
 
   void deliver(std::string text, int http_status) const;
+  [[nodiscard]] std::string spare_text() const;  ///< for one that will be delivered
 };
 
 class ReplyGroup {

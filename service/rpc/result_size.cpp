@@ -1,6 +1,7 @@
 #include "rpc/result_size.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gradsync::rpc {
 
@@ -15,22 +16,52 @@ std::size_t about_bytes(const engine::StepReport& report) {
          kIndex * (report.absent.size() + report.stable_buckets.size());
 }
 
+template <typename Findings>
+void keep_first(Findings& findings) {
+  findings.resize(std::min<std::size_t>(findings.size(), 1));
+}
+
+/// What a report is cut by until it fits, what can be missed most first.
+struct Cut {
+  const char* list;
+  void (*leave_out)(engine::StepReport& report);
+};
+
+constexpr Cut kCuts[] = {
+    {"layers", [](engine::StepReport& report) { report.layers.clear(); }},
+    {"absent",
+     [](engine::StepReport& report) {
+       report.absent.clear();
+       report.absent_names.clear();
+     }},
+    {"watch",
+     [](engine::StepReport& report) {
+       for (engine::GroupReport& group : report.groups) {
+         group.watch.clear();
+       }
+     }},
+    {"missing", [](engine::StepReport& report) { keep_first(report.missing); }},
+    {"divergence", [](engine::StepReport& report) { keep_first(report.divergence); }},
+    {"nonfinite", [](engine::StepReport& report) { keep_first(report.nonfinite); }},
+};
+
 /// A report that is not cut is written like the answer with it.
-std::string render_report(const engine::StepReport& report, std::size_t room) {
-  std::string text = to_json(report, about_bytes(report));
+std::string render_report(const engine::StepReport& report, std::size_t room, std::string memory = {}) {
+  memory.reserve(about_bytes(report));
+  std::string text = to_json(report, std::move(memory));
   if (text.size() <= room) {
     return text;
   }
-  ReportAnswer shorter{report, std::vector<std::string>{"layers"}};
-  shorter.report.layers.clear();
-  text = to_json(shorter);
-  if (text.size() <= room) {
-    return text;
+  ReportAnswer shorter{report, std::vector<std::string>{}};
+  for (const Cut& cut : kCuts) {
+    cut.leave_out(shorter.report);
+    shorter.truncated->push_back(cut.list);
+    text = to_json(shorter);
+    if (text.size() <= room) {
+      break;
+    }
   }
-  shorter.truncated->push_back("absent");
-  shorter.report.absent.clear();
-  shorter.report.absent_names.clear();
-  return to_json(shorter);
+  return text;
 }
 
 }  // namespace
@@ -73,8 +104,8 @@ std::string render(const DeclareAnswer& answer, std::size_t room) {
 }
 
 engine::EncodeReport report_encoder(std::size_t message_bytes) {
-  return [message_bytes](const engine::StepReport& report, std::size_t room) {
-    return render_report(report, std::min(room, message_bytes));
+  return [message_bytes](const engine::StepReport& report, std::size_t room, std::string memory) {
+    return render_report(report, std::min(room, message_bytes), std::move(memory));
   };
 }
 

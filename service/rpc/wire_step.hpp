@@ -321,6 +321,7 @@ void visit_report(Visitor& v, Report& s) {
   v.required("scalar_collectives", s.scalar_collectives, "what the norm costs between nodes");
   v.required("check_next", s.check_next, "the next step's rows should carry fingerprints; data path stats");
   v.required("action", s.action, "the strongest of the groups: step, skip (no optimizer steps) or raise");
+  v.required("decided_by", s.decided_by, "the clip group whose norm skips or raises the step; empty: none does");
 }
 
 template <>
@@ -336,7 +337,7 @@ struct Fields<ReportAnswer> {
 
   static void visit(auto& v, auto& s) {
     visit_report(v, s.report);
-    v.optional("truncated", s.truncated, "lists left empty because the message would have been too long");
+    v.optional("truncated", s.truncated, "what was left out because the message would have been too long: lists, or all but the first of what was found");
   }
 };
 

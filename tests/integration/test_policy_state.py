@@ -200,6 +200,25 @@ def test_what_is_remembered_survives_a_daemon_and_a_declaration(tmp_path: Path) 
     assert ranks[0].record == ranks[1].record == expected[:80]
 
 
+@pytest.mark.parametrize("data_path", ["arena", "stats"])
+def test_a_watcher_that_is_added_before_the_daemon_ends_costs_the_others_nothing(
+    data_path: str, tmp_path: Path
+) -> None:
+    with Lives(tmp_path) as lives:
+        clip = Clip.percentile(ceiling=None, percentile=90, window=50, warmup=10)
+        rank = Rank(lives.address, "one", 0, data_path, clip=clip, world_size=1)
+        plain = Rank(lives.address, "two", 0, data_path, world_size=1)
+        for step in range(20):
+            rank.step(step)
+            plain.step(step)
+        rank.clip = CLIP
+        rank.declare()
+        lives.end(signal.SIGKILL)
+        rank.step(20)
+        plain.step(20)
+        assert rank.record[-1][0] == plain.record[-1][0] < float("inf")
+
+
 def test_a_state_that_does_not_fit_is_refused_and_training_goes_on(tmp_path: Path) -> None:
     with Lives(tmp_path) as lives:
         ranks = start(lives.address, "one", "arena")

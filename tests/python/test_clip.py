@@ -213,7 +213,15 @@ def test_an_older_daemon_says_nothing_of_actions(job: gradsync.Job) -> None:
 def test_a_step_that_raises_is_done_and_the_next_one_works(job: gradsync.Job, daemon: FakeDaemon) -> None:
     grads = job.declare([Tensor("w", (1,))], clip=Clip(nonfinite="raise"))
     found = [{"tensor": "w", "count": 1, "inputs": []}]
-    answer(daemon, action="raise", norm="NaN", reason="norm is not finite: nan", found_inf=True, nonfinite=found)
+    answer(
+        daemon,
+        action="raise",
+        decided_by="all",
+        norm="NaN",
+        reason="norm is not finite: nan",
+        found_inf=True,
+        nonfinite=found,
+    )
     with pytest.raises(
         ClipRaised, match=r"step 0, clip group 'all': norm is not finite: nan \(tensors: 'w'\)"
     ) as caught:
@@ -241,7 +249,7 @@ def test_the_second_half_of_a_step_raises_and_the_first_does_not(job: gradsync.J
 
 
 def test_what_was_raised_survives_pickling(job: gradsync.Job, daemon: FakeDaemon) -> None:
-    answer(daemon, action="raise", norm="NaN")
+    answer(daemon, action="raise", decided_by="all", norm="NaN")
     with pytest.raises(ClipRaised) as caught:
         step(job.declare([Tensor("w", (1,))]))
     copy = pickle.loads(pickle.dumps(caught.value))

@@ -207,6 +207,29 @@ def test_spikes(ranks: Ranks, action: str) -> None:
     assert first[4][2] == first[3][2]  # the spike is not remembered
 
 
+@pytest.mark.parametrize("path", [Arena, Stats])
+def test_the_group_that_decided_is_named(ranks: Ranks, path: Any) -> None:
+    """A spike beside what is not finite decides nothing, though its group is the first that found something."""
+    clip = {
+        "a": Clip(max_norm=1.0, spike="raise", spike_factor=2),
+        "b": Clip(max_norm=1.0, nonfinite="raise"),
+        "c": Clip(max_norm=1.0, spike="skip", spike_factor=2),
+    }
+
+    def body(rank: int, job: gradsync.Job) -> list[tuple[str, str, str | None]]:
+        run = path(job, clip)
+        found = []
+        for values in ((9.0, spoiled(rank), 0.1), (0.1, 0.1, 9.0), (0.1, 0.1, 0.1)):
+            gradients = [plain(value) if isinstance(value, float) else value for value in values]
+            report, raised_by = done(run, *gradients)
+            found.append((report.action, report.decided_by, raised_by))
+            decided = [group for group in report.groups if group.name == report.decided_by]
+            assert report.reason == (decided or report.groups)[0].reason
+        return found
+
+    assert ranks(2, body) == [[("raise", "b", "b"), ("skip", "c", None), ("step", "", None)]] * 2
+
+
 def test_ranks_that_declare_other_policies_are_told_what_differs(ranks: Ranks) -> None:
     def body(rank: int, job: gradsync.Job) -> None:
         Arena(job, Clip.percentile(percentile=95 - rank))

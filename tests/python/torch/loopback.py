@@ -249,6 +249,7 @@ class LoopbackGrads:
             action=decided,
             skipped=decided != "step",
             reason="norm is not finite" if wanted else report.reason,
+            decided_by=next((name for name, action in wanted.items() if action == decided), ""),
         )
 
 

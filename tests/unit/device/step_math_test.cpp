@@ -522,19 +522,75 @@ TEST_F(SteadyStep, allocates_nothing) {
   LoadedPlan plan(layout, views, 2);
   const std::atomic<bool> cancel{false};
   std::vector<ReduceBucket> reductions;
+  std::vector<FinishStep> finishes;
   std::vector<ScaleGradients> scalings;
   for (Tag tag = 1; tag <= 3; ++tag) {
     reductions.push_back({kPlan, tag, 0, {{0, 1}, {1, 0}, {1, 1}}, true});
     plan::ClipOutcome half;
     half.multiply = true;
     half.multiplier = 0.5;
+    finishes.push_back({kPlan, tag, 1.0, {strict(1.0)}, false});
     scalings.push_back({kPlan, tag, {half}});
   }
+  StepMath math;
   for (std::size_t step = 0; step < 3; ++step) {
     EXPECT_EQ(allocations_during([&] { reduce_bucket(plan, reductions[step], pool, cancel); }), 0);
-    (void)finish_step(plan, {kPlan, reductions[step].tag, 1.0, {strict(1.0)}, false}, pool, cancel);
+    const int of_finish =
+        allocations_during([&] { math = finish_step(plan, finishes[step], pool, cancel, std::move(math)); });
+    EXPECT_EQ(of_finish == 0, step > 0) << "but for the first: " << of_finish;
     EXPECT_EQ(allocations_during([&] { scale_gradients(plan, scalings[step], pool, cancel); }), 0);
   }
+}
+
+TEST(RenewedMath, says_nothing_of_before_but_in_groups) {
+  StepMath used;
+  auto& [norm, groups, raw, layers, nonfinite, divergence, missing, absent, total, counted, norm_s, clip_s] = used;
+  norm = norm_s = clip_s = 1;
+  total = counted = 1;
+  groups.resize(2);
+  raw = layers = {1, 2};
+  nonfinite = {{1, 1, {{0, 1}}}};
+  divergence = {{1, {0}}};
+  missing = {{1, {0}}};
+  absent = {1};
+  const double* const memory = raw.data();
+  const StepMath math = renewed(std::move(used));
+  EXPECT_EQ(math.norm + math.norm_s + math.clip_s, 0);
+  EXPECT_EQ(math.nonfinite_total + math.counted_elements, 0U);
+  EXPECT_EQ(math.groups.size(), 2U) << "their texts are written over one by one";
+  EXPECT_TRUE(math.raw_group_norms.empty() && math.layer_norms.empty() && math.absent.empty());
+  EXPECT_TRUE(math.nonfinite.empty() && math.divergence.empty() && math.missing.empty());
+  EXPECT_EQ(math.raw_group_norms.data(), memory);
+}
+
+TEST_F(SteadyStep, writes_over_all_that_another_step_said) {
+  const LanePlan layout = lay_out(2, {{kFloat32, {{0, 1}}, 2}}, {{50'000, 0}, {3, 0}});
+  std::vector<BufferView> views;
+  for (const ClientArena& arena : arenas_) {
+    std::memset(arena.data(), 0x3f, arena.size_bytes());
+    views.push_back({arena.data(), arena.size_bytes()});
+  }
+  WorkerPool pool(1, "test");
+  LoadedPlan plan(layout, views, 1);
+  const std::atomic<bool> cancel{false};
+  StepMath other;
+  other.groups.resize(3);
+  other.groups[0].action = plan::StepAction::Raise;
+  other.raw_group_norms = {7, 7};
+  other.absent = {0, 1};
+  other.nonfinite_total = other.counted_elements = 7;
+  reduce_bucket(plan, {kPlan, 1, 0, {}, false}, pool, cancel);
+  const FinishStep command{kPlan, 1, 1.0, {strict(1.0)}, false};
+  const StepMath fresh = finish_step(plan, command, pool, cancel);
+  const StepMath again = finish_step(plan, command, pool, cancel, other);
+  EXPECT_EQ(again.norm, fresh.norm);
+  EXPECT_EQ(again.raw_group_norms, fresh.raw_group_norms);
+  ASSERT_EQ(again.groups.size(), 1U);
+  EXPECT_EQ(again.groups[0].reason, fresh.groups[0].reason);
+  EXPECT_EQ(again.groups[0].action, plan::StepAction::Step);
+  EXPECT_THAT(again.absent, IsEmpty());
+  EXPECT_EQ(again.nonfinite_total, 0U);
+  EXPECT_EQ(again.counted_elements, fresh.counted_elements);
 }
 
 TEST_F(SteadyStep, a_raised_flag_stops_before_memory_is_touched) {

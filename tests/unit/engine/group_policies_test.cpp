@@ -226,7 +226,7 @@ TEST(GroupPolicies, commits_all_or_nothing_where_memory_runs_out) {
   ASSERT_TRUE(restored.restore(saved(policies)));
   expect_all_or_nothing(restored);
   GroupPolicies later(every_kind());
-  later.take_over(policies);
+  ASSERT_TRUE(*later.take_over(saved(policies)));
   expect_all_or_nothing(later);
   GroupPolicies moved = std::move(policies);
   expect_all_or_nothing(moved);

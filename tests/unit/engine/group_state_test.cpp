@@ -151,7 +151,9 @@ TEST(GroupState, a_later_plan_takes_over_group_by_group_what_has_equal_settings)
   plan::Plan plan = plan_of({clip(kMedian, {kScore}), clip(PercentilePolicy{50, 20, 3}), clip(kMedian)});
   std::swap(plan.clip_groups[0], plan.clip_groups[2]);  // c, b, a
   GroupPolicies later(plan);
-  later.take_over(earlier);
+  const Result<bool> all = later.take_over(saved(earlier));
+  ASSERT_TRUE(all);
+  EXPECT_FALSE(*all) << "the window of b";
   const Step done = step(later, {9, 9, 9});
   EXPECT_EQ(done.outcomes[2].threshold, 0.5) << "a: as it was";
   EXPECT_EQ(done.outcomes[1].threshold, 1) << "b: another window begins anew";
@@ -165,7 +167,9 @@ TEST(GroupState, a_watcher_that_is_made_to_decide_keeps_what_it_learnt) {
     step(earlier, {norm});
   }
   GroupPolicies later(plan_of({clip(kMedian, {plan::FixedPolicy{}})}));
-  later.take_over(earlier);
+  const Result<bool> all = later.take_over(saved(earlier));
+  ASSERT_TRUE(all);
+  EXPECT_FALSE(*all) << "the z-score that watched";
   EXPECT_EQ(next_threshold(later), 0.5);
 }
 
@@ -175,8 +179,30 @@ TEST(GroupState, takes_over_from_itself_what_it_has) {
     step(earlier, {1.0 + i, 0.5, 0.25, i % 7 == 6 ? 900.0 : 1.0 / (i + 1)});
   }
   GroupPolicies later(every_kind());
-  later.take_over(earlier);
+  ASSERT_TRUE(*later.take_over(saved(earlier)));
   EXPECT_EQ(saved(later), saved(earlier));
+}
+
+TEST(GroupState, a_watcher_that_is_added_costs_the_others_nothing) {
+  GroupPolicies earlier(plan_of({clip(kMedian)}));
+  for (const double norm : {0.5, 0.25, 0.75}) {
+    step(earlier, {norm});
+  }
+  GroupPolicies later(plan_of({clip(kMedian, {kScore})}));
+  EXPECT_FALSE(later.restore(saved(earlier))) << "a checkpoint is taken as a whole or not at all";
+  ASSERT_TRUE(*later.take_over(saved(earlier)));
+  EXPECT_EQ(next_threshold(later), 0.5);
+}
+
+TEST(GroupState, takes_over_nothing_that_is_damaged) {
+  GroupPolicies policies(plan_of({clip(kMedian)}));
+  step(policies, {0.5});
+  const std::string before = saved(policies);
+  std::string damaged = before;
+  damaged.back() ^= 1;
+  EXPECT_FALSE(policies.take_over(damaged));
+  EXPECT_FALSE(policies.take_over(std::string_view(before).substr(0, before.size() / 2)));
+  EXPECT_EQ(saved(policies), before);
 }
 
 }  // namespace

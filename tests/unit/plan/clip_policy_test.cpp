@@ -127,12 +127,14 @@ TEST(ClipRuleAction, of_one_group_decides_for_all) {
     EXPECT_EQ(outcome.action, StepAction::Skip);
     EXPECT_FALSE(outcome.multiply) << "no gradient is unscaled where none is used";
     EXPECT_THAT(outcome.reason, StartsWith("norm is not finite"));
+    EXPECT_EQ(outcome.decides, &outcome == &outcomes[1]);
   }
   outcomes.push_back(apply_clip_rule(strict, kInfinity, 4));
   decide_together(outcomes);
   for (const ClipOutcome& outcome : outcomes) {
     EXPECT_EQ(outcome.action, StepAction::Raise);
     EXPECT_THAT(outcome.reason, HasSubstr("an error is raised"));
+    EXPECT_EQ(outcome.decides, &outcome == &outcomes[3]);
   }
 
   std::vector<ClipOutcome> usual{apply_clip_rule(rule(1, 0.5), 3, 4), apply_clip_rule(rule(1, 0.5), 0.1, 4)};
@@ -140,6 +142,7 @@ TEST(ClipRuleAction, of_one_group_decides_for_all) {
   decide_together(usual);
   EXPECT_EQ(usual.front().multiplier, before.multiplier);
   EXPECT_TRUE(usual.front().clipped);
+  EXPECT_FALSE(usual.front().decides);
   decide_together({});
 }
 

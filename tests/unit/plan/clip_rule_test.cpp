@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <tuple>
 
 namespace gradsync::plan {
 namespace {
@@ -225,6 +226,67 @@ TEST(ClipRule, a_scale_that_lifts_the_norm_out_of_the_doubles_still_clips) {
     EXPECT_LE(outcome.multiplier * 1e300, 10);
     EXPECT_GE(outcome.multiplier * 1e300, 10 * (1 - 1e-15));
     EXPECT_THAT(outcome.reason, HasSubstr("exceeds max_norm 10"));
+  }
+}
+
+/// All that an outcome says; a field more does not compile here.
+auto all_of(const ClipOutcome& outcome) {
+  const auto& [norm, threshold, coefficient, multiplier, multiply, clipped, reason, action, spike, decides] = outcome;
+  const auto bits = [](double value) { return std::bit_cast<std::uint64_t>(value); };
+  return std::tuple(
+      bits(norm),
+      bits(threshold),
+      bits(coefficient),
+      bits(multiplier),
+      multiply,
+      clipped,
+      reason,
+      action,
+      spike,
+      decides
+  );
+}
+
+TEST(ClipRule, an_outcome_that_is_written_over_says_nothing_of_the_one_before) {
+  ClipRule spike = strict(1);
+  spike.spike = SpikeAction::Raise;
+  spike.spike_above = 2;
+  ClipRule skip = strict(1);
+  skip.nonfinite = NonfiniteAction::Skip;
+  const ClipRule rules[] = {spike, skip, strict(1), torch(1), strict({}), with(strict(0), ZeroRule::Off)};
+  const double norms[] = {0.5, 3, 1e30, kInfinity, kNaN};
+  ClipOutcome used;
+  for (const ClipRule& before : rules) {
+    for (const double norm_before : norms) {
+      for (const ClipRule& rule : rules) {
+        for (const double norm : norms) {
+          apply_clip_rule(before, norm_before, 2, used);
+          apply_clip_rule(rule, norm, 1, used);
+          EXPECT_EQ(all_of(used), all_of(apply_clip_rule(rule, norm, 1))) << norm_before << " " << norm;
+        }
+      }
+    }
+  }
+}
+
+TEST(ClipRule, the_memory_of_a_reason_is_used_again) {
+  ClipOutcome outcome = apply_clip_rule(strict(1), 0.5, 1);
+  const char* const memory = outcome.reason.data();
+  ClipRule longest = strict(1, DType::Float64);
+  longest.spike = SpikeAction::Raise;
+  longest.spike_above = 1.2345678901234567e-300;
+  apply_clip_rule(longest, 2.2345678901234567e-300, 1, outcome);
+  EXPECT_GT(outcome.reason.size(), 90U);
+  EXPECT_EQ(outcome.reason.data(), memory);
+}
+
+TEST(ClipRule, the_norm_alone_is_that_of_the_outcome) {
+  for (const DType dtype : {DType::Float32, DType::Float64}) {
+    for (const double norm : {0.0, 0.1, 1e39, 1e300, kInfinity}) {
+      for (const double scale : {1.0, 1024.0, 1e-10}) {
+        EXPECT_EQ(reported_norm(norm, scale, dtype), apply_clip_rule(strict({}, dtype), norm, scale).norm);
+      }
+    }
   }
 }
 

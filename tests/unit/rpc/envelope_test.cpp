@@ -2,6 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <random>
+#include <set>
+
 namespace gradsync::rpc {
 namespace {
 
@@ -120,6 +126,79 @@ TEST(UsedIds, remembers_the_last_ids_and_no_more) {
   EXPECT_TRUE(ids.begin("0"));
   EXPECT_FALSE(ids.begin("2"));
   EXPECT_FALSE(ids.begin(std::to_string(UsedIds::kRemembered)));
+}
+
+/// The last ids one by one, and those in flight.
+class PlainIds {
+ public:
+  bool begin(const std::string& id) {
+    if (in_flight_.contains(id) || std::find(last_.begin(), last_.end(), id) != last_.end()) {
+      return false;
+    }
+    in_flight_.insert(id);
+    last_.push_back(id);
+    if (last_.size() > UsedIds::kRemembered) {
+      last_.pop_front();
+    }
+    return true;
+  }
+
+  void end(const std::string& id) { in_flight_.erase(id); }
+
+ private:
+  std::set<std::string> in_flight_;
+  std::deque<std::string> last_;
+};
+
+/// Of clients that count, in both directions and past both ends, jump, come back to what they used, or use texts.
+std::string some_id(std::mt19937& random, std::int64_t& counter) {
+  switch (random() % 40) {
+    case 0:
+      counter = static_cast<std::int64_t>(random() % 4096) - 2048;
+      break;
+    case 1:
+      counter = std::numeric_limits<std::int64_t>::max() - static_cast<std::int64_t>(random() % 3);
+      break;
+    case 2:
+      counter -= counter > -5000 ? static_cast<std::int64_t>(random() % 2048) : 0;
+      break;
+    case 3:
+      return std::to_string(std::numeric_limits<std::uint64_t>::max() - random() % 3);
+    case 4:
+      return "\"" + std::to_string(random() % 64) + "\"";
+    case 5:
+      return std::to_string(-static_cast<std::int64_t>(random() % 3));
+    default:
+      break;
+  }
+  const std::string id = std::to_string(counter);
+  counter = counter == std::numeric_limits<std::int64_t>::max() ? -1 : counter + 1;
+  return id;
+}
+
+TEST(UsedIds, refuses_exactly_the_last_ones_whatever_they_are) {
+  std::mt19937 random(7);
+  for (const unsigned texts : {0U, 1U, 500U}) {
+    UsedIds ids;
+    PlainIds plain;
+    std::int64_t counter = 0;
+    std::vector<std::string> waiting;
+    for (int call = 0; call < 20'000; ++call) {
+      const std::string id = texts != 0 && random() % texts == 0 ? "\"" + std::to_string(random() % 3000) + "\""
+                                                                 : some_id(random, counter);
+      const bool fresh = ids.begin(id);
+      ASSERT_EQ(fresh, plain.begin(id)) << id;
+      if (fresh) {
+        waiting.push_back(id);
+      }
+      while (waiting.size() > random() % 4) {
+        const std::string done = waiting.front();
+        waiting.erase(waiting.begin());
+        ids.end(done);
+        plain.end(done);
+      }
+    }
+  }
 }
 
 TEST(UsedIds, an_integer_and_a_text_are_different_ids) {

@@ -33,11 +33,59 @@ TEST(ResultSize, a_long_report_leaves_its_layers_out_and_says_so) {
   EXPECT_EQ(shortest["truncated"], Json::parse(R"(["layers","absent"])"));
 }
 
+TEST(ResultSize, what_watching_policies_say_is_left_out_last) {
+  engine::StepReport report = long_report();
+  report.groups.resize(2);
+  report.groups[1].name = "heads";
+  for (engine::GroupReport& group : report.groups) {
+    group.watch.assign(8, {"percentile", 1, 1, false, plan::StepAction::Step, false, "norm 1 is within 1"});
+  }
+  const Json shorter = Json::parse(render(ReportAnswer{report, std::nullopt}, 3300));
+  EXPECT_EQ(shorter["truncated"], Json::parse(R"(["layers","absent"])"));
+  EXPECT_EQ(shorter["groups"][1]["watch"].size(), 8U);
+  const Json shortest = Json::parse(render(ReportAnswer{report, std::nullopt}, 1500));
+  EXPECT_EQ(shortest["truncated"], Json::parse(R"(["layers","absent","watch"])"));
+  EXPECT_EQ(shortest["groups"][1]["watch"].size(), 0U);
+  EXPECT_EQ(shortest["groups"][1]["name"], "heads") << "who multiplies needs every group";
+}
+
 TEST(ResultSize, what_a_record_holds_is_the_result_of_the_reply) {
   const engine::StepReport report = long_report();
   const engine::EncodeReport encode = report_encoder(4096);
-  EXPECT_EQ(encode(report, 1 << 20), render(ReportAnswer{report, std::nullopt}, 4096));
-  EXPECT_EQ(encode(report, 900), render(ReportAnswer{report, std::nullopt}, 900));
+  EXPECT_EQ(encode(report, 1 << 20, {}), render(ReportAnswer{report, std::nullopt}, 4096));
+  EXPECT_EQ(encode(report, 900, "what was said before"), render(ReportAnswer{report, std::nullopt}, 900));
+}
+
+TEST(ResultSize, a_record_is_written_in_the_memory_of_the_one_before) {
+  const engine::EncodeReport encode = report_encoder(1 << 20);
+  const std::string first = encode(long_report(), 1 << 20, {});
+  std::string memory = encode(long_report(), 1 << 20, {});
+  const char* const place = memory.data();
+  const std::string second = encode(long_report(), 1 << 20, std::move(memory));
+  EXPECT_EQ(second.data(), place);
+  EXPECT_EQ(second, first);
+}
+
+TEST(ResultSize, of_what_was_found_the_first_is_always_told) {
+  engine::StepReport report = long_report();
+  report.nonfinite.assign(64, {"weight", 3, {{0, 1}, {1, 2}}});
+  report.divergence.assign(64, {"weight", {1}});
+  report.missing.assign(64, {"weight", {1}});
+  const Json shortest = Json::parse(render(ReportAnswer{report, std::nullopt}, 0));
+  EXPECT_EQ(
+      shortest["truncated"], Json::parse(R"(["layers","absent","watch","missing","divergence","nonfinite"])")
+  );
+  for (const char* found : {"nonfinite", "divergence", "missing"}) {
+    EXPECT_EQ(shortest[found].size(), 1U) << found;
+  }
+  EXPECT_EQ(shortest["nonfinite"][0]["inputs"].size(), 2U);
+}
+
+TEST(ResultSize, the_reply_with_the_longest_id_fits_a_message) {
+  const std::string id = Json(std::string(kLongestId, '\x01')).dump();
+  for (const std::size_t message_bytes : {std::size_t{4096}, std::size_t{1} << 20}) {
+    EXPECT_LE(result_reply(id, std::string(result_bytes(message_bytes), ' '), {}).size(), message_bytes);
+  }
 }
 
 /// `tensors` over two ranks, each in a layer of its own.
@@ -85,17 +133,41 @@ device::StepMath worst_step(const plan::Plan& plan) {
 TEST(ResultSize, no_report_of_a_plan_is_longer_than_what_is_reserved) {
   for (const int tensors : {1, 10, 63, 64, 65, 1000}) {
     const auto prepared = plan_of(tensors);
-    engine::StepReport report = step_report(*prepared->plan, prepared->constants, worst_step(*prepared->plan));
+    engine::StepReport report;
+    step_report(*prepared->plan, prepared->constants, worst_step(*prepared->plan), report);
     for (std::uint32_t bucket = 0; bucket < prepared->plan->buckets.size(); ++bucket) {
       report.stable_buckets.push_back(bucket);
     }
     report.epoch = report.attempt = ~0ULL;
     report.timings = {1e-300, 1e-300, 1e-300, 1e-300, 1e-300};
-    const std::string text = report_encoder(1 << 20)(report, 1 << 20);
+    const std::string text = report_encoder(1 << 20)(report, 1 << 20, {});
     EXPECT_FALSE(Json::parse(text).contains("truncated"));
     EXPECT_LE(text.size(), prepared->encoded_bytes) << tensors;
     EXPECT_GE(text.size() * 2, prepared->encoded_bytes) << "and that is not far more: " << tensors;
   }
+}
+
+TEST(ResultSize, a_plan_whose_reports_do_not_fit_is_refused) {
+  plan::RankDeclaration declaration;
+  for (int i = 0; i < 20; ++i) {
+    plan::TensorDeclaration& tensor = declaration.tensors.emplace_back();
+    tensor.name = "w" + std::to_string(i);
+    tensor.shape = tensor.local_shape = {64};
+    tensor.mesh = "m";
+    tensor.clip_group = std::string(100, 'g') + std::to_string(i);
+    tensor.placements = {{{"dp"}, plan::Partial{plan::ReduceOp::Mean, std::nullopt}}};
+    declaration.options.clip.push_back({tensor.clip_group, {1.0, plan::ZeroRule::Refuse}});
+  }
+  engine::PlanRequest request;
+  request.by_rank = {std::make_shared<const plan::RankDeclaration>(declaration)};
+  request.meshes = {{"m", {{"dp", 1}}, {}}};
+  request.encode_report = report_encoder(1 << 20);
+  EXPECT_TRUE(engine::run_planner(request).plan);
+  request.encoded_bytes = 4096;
+  const engine::PlanOutcome refused = engine::run_planner(request);
+  ASSERT_FALSE(refused.plan);
+  EXPECT_EQ(refused.plan.error().code, ErrorCode::InvalidDeclaration);
+  EXPECT_NE(refused.plan.error().message.find("20 clip groups"), std::string::npos) << refused.plan.error().message;
 }
 
 TEST(ResultSize, stats_keep_the_newest_reports_that_fit) {

@@ -174,6 +174,7 @@ class StepReport(_WhenRead):
     scalar_collectives: tuple[ScalarCollective, ...] = ()  #: data path "stats"
     check_next: bool = False  #: data path "stats": the next step's rows should carry fingerprints
     action: Action = "step"  #: of the clip groups the strongest of "step", "skip" and "raise"
+    decided_by: str = ""  #: the clip group whose norm skips or raises the step; empty: none does
     copied_gradients: int = 0  #: moved into the arena by a hook; one per parameter that was used is normal
     settled_gradients: int = 0  #: moved there by step(): create_graph, a gradient set by hand, a replaced parameter
     rebound_gradients: int = 0  #: `p.grad` was another tensor over the arena's own memory
@@ -247,6 +248,7 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
             ),
             check_next=bool(wire.get("check_next", False)),
             action=wire.get("action", "step"),
+            decided_by=wire.get("decided_by", ""),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise _unreadable(error) from error

@@ -23,7 +23,6 @@ Every message ends with the next thing to try.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -131,13 +130,11 @@ class CallTimeout(GradsyncError, TimeoutError):
 class ClipRaised(GradsyncError):
     """A norm at which a clip group is declared to raise (`nonfinite="raise"`, `spike="raise"`), on every rank alike.
 
-    The step is done, nothing was multiplied. `group` is the first whose norm was not finite, or a spike.
+    The step is done, nothing was multiplied. `group` is the one whose norm decided that.
     """
 
     def __init__(self, report: StepReport) -> None:
-        self.report, self.reason = report, report.reason
-        found = [group.name for group in report.groups if group.spike or not math.isfinite(group.norm)]
-        self.group = found[0] if found else ""
+        self.report, self.reason, self.group = report, report.reason, report.decided_by
         named = ", ".join(repr(one.tensor) for one in report.nonfinite[:3]) or "none is non-finite"
         where = f"step {report.step}, clip group '{self.group}'"
         super().__init__(f"{where}: {report.reason} (tensors: {named}); go on with the next step, or from a checkpoint")
