@@ -25,6 +25,7 @@ class Reduction final : public PoolJob {
         width_(plan::size_of(bucket_.dtype)),
         tasks_(plan.table().of_bucket[command.bucket]),
         compare_(command.compare),
+        deferred_(plan.buckets[command.bucket].deferred),
         cancel_(cancel) {}
 
   [[nodiscard]] std::uint32_t tasks() const { return tasks_.end - tasks_.begin; }
@@ -41,7 +42,7 @@ class Reduction final : public PoolJob {
 
  private:
   // In order, so that the counted sum is there when later ones are compared with it, while both are in the cache.
-  // Invariant: destinations of a sum hold equal bits when it is done, so comparing one of them speaks for all.
+  // Invariant: destinations of a sum hold equal bits when it is done, or are about to: the first speaks for all.
   void reduce(std::uint32_t index, LoadedPlan::Pointers& pointers) {
     const Chunk& chunk = plan_.table().chunks[index];
     const LanePart& part = plan_.part_of(chunk);
@@ -88,6 +89,9 @@ class Reduction final : public PoolJob {
     }
     for (const LaneMember& destination : sum.destinations) {
       pointers.destinations.push_back(plan_.output(chunk, destination, width_));
+      if (deferred_) {
+        return;
+      }
     }
   }
 
@@ -147,6 +151,7 @@ class Reduction final : public PoolJob {
   std::size_t width_;
   ChunkRange tasks_;
   bool compare_;
+  bool deferred_;
   const std::atomic<bool>& cancel_;
 };
 
@@ -180,6 +185,7 @@ void throw_if_cancelled(const std::atomic<bool>& cancel) {
 void reduce_bucket(LoadedPlan& plan, const ReduceBucket& command, WorkerPool& pool, const std::atomic<bool>& cancel) {
   check_command(plan, command);
   begin_attempt(plan, command);
+  plan.buckets[command.bucket].deferred = command.defer;
   Reduction reduction(plan, command, cancel);
   pool.run(reduction.tasks(), reduction);
   throw_if_cancelled(cancel);

@@ -11,15 +11,27 @@ namespace gradsync::device {
 
 namespace {
 
-class Scaling final : public PoolJob {
+/// Copies what the reduction deferred, multiplies, or both in one.
+class FinalPass final : public PoolJob {
  public:
-  Scaling(
-      LoadedPlan& plan, const std::vector<plan::ClipOutcome>& outcomes, Copies copies, const std::atomic<bool>& cancel
+  /// Without `outcomes` it only copies.
+  FinalPass(
+      LoadedPlan& plan,
+      const std::vector<plan::ClipOutcome>* outcomes,
+      Copies copies,
+      const std::atomic<bool>& cancel
   )
-      : plan_(plan), outcomes_(outcomes), copies_(copies), cancel_(cancel) {}
+      : plan_(plan), outcomes_(outcomes), copies_(copies), cancel_(cancel) {
+    if (outcomes_ != nullptr && std::any_of(outcomes_->begin(), outcomes_->end(), holds_back)) {
+      outcomes_ = nullptr;
+    }
+  }
 
   [[nodiscard]] std::uint32_t tasks() const {
-    return needed() ? static_cast<std::uint32_t>(plan_.table().tasks.size()) : 0;
+    const auto deferred = [](const BucketState& bucket) { return bucket.deferred; };
+    const bool needed = (outcomes_ != nullptr && std::any_of(outcomes_->begin(), outcomes_->end(), changes)) ||
+                        std::any_of(plan_.buckets.begin(), plan_.buckets.end(), deferred);
+    return needed ? static_cast<std::uint32_t>(plan_.table().tasks.size()) : 0;
   }
 
   void run_task(std::uint32_t task, std::size_t worker) noexcept override {
@@ -30,14 +42,8 @@ class Scaling final : public PoolJob {
       }
       const Chunk& chunk = plan_.table().chunks[plan_.table().work[at]];
       const std::uint32_t tensor = plan_.part_of(chunk).tensor;
-      const plan::ClipOutcome& outcome = outcomes_[plan_.layout().tensors[tensor].clip_group];
-      if (!changes(outcome) || plan_.tensors[tensor].absent) {
-        continue;
-      }
-      if (outcome.action == plan::StepAction::Zero) {
-        write_zeros(chunk, tensor);
-      } else {
-        scale(chunk, tensor, outcome.multiplier, plan_.pointers[worker].destinations);
+      if (!plan_.tensors[tensor].absent) {
+        finish(chunk, tensor, plan_.pointers[worker].destinations);
       }
     }
   }
@@ -52,9 +58,34 @@ class Scaling final : public PoolJob {
     return outcome.action == plan::StepAction::Skip || outcome.action == plan::StepAction::Raise;
   }
 
-  [[nodiscard]] bool needed() const {
-    return std::none_of(outcomes_.begin(), outcomes_.end(), holds_back) &&
-           std::any_of(outcomes_.begin(), outcomes_.end(), changes);
+  void finish(const Chunk& chunk, std::uint32_t tensor, std::vector<void*>& destinations) const {
+    const LaneTensor& layout = plan_.layout().tensors[tensor];
+    const bool deferred = plan_.buckets[layout.bucket].deferred;
+    const plan::ClipOutcome* outcome = outcomes_ == nullptr ? nullptr : &(*outcomes_)[layout.clip_group];
+    if (outcome != nullptr && outcome->action == plan::StepAction::Zero) {
+      write_zeros(chunk, tensor);
+      return;
+    }
+    const bool multiply = outcome != nullptr && changes(*outcome);
+    for (const LaneSum& sum : plan_.sums_of(plan_.part_of(chunk))) {
+      if (multiply && (!plan_.tensors[tensor].incomplete || plan_.contributed(tensor, sum))) {
+        scale(chunk, tensor, sum, outcome->multiplier, destinations);
+      } else if (deferred) {
+        copy(chunk, tensor, sum);
+      }
+    }
+  }
+
+  /// From the first destination, which has the sum.
+  void copy(const Chunk& chunk, std::uint32_t tensor, const LaneSum& sum) const {
+    const std::size_t width = plan::size_of(plan_.bucket_of(tensor).dtype);
+    for (std::size_t destination = 1; destination < sum.destinations.size(); ++destination) {
+      std::memcpy(
+          plan_.output(chunk, sum.destinations[destination], width),
+          plan_.output(chunk, sum.destinations[0], width),
+          chunk.count() * width
+      );
+    }
   }
 
   /// Written, not multiplied: NaN times 0 is NaN. Where nobody contributed zeros are what the reduction wrote.
@@ -67,32 +98,49 @@ class Scaling final : public PoolJob {
     }
   }
 
-  void scale(const Chunk& chunk, std::uint32_t tensor, double multiplier, std::vector<void*>& destinations) const {
+  void scale(
+      const Chunk& chunk,
+      std::uint32_t tensor,
+      const LaneSum& sum,
+      double multiplier,
+      std::vector<void*>& destinations
+  ) const {
     const plan::DType dtype = plan_.bucket_of(tensor).dtype;
     const std::size_t width = plan::size_of(dtype);
-    for (const LaneSum& sum : plan_.sums_of(plan_.part_of(chunk))) {
-      if (plan_.tensors[tensor].incomplete && !plan_.contributed(tensor, sum)) {
-        continue;
-      }
-      destinations.clear();
-      for (const LaneMember& destination : sum.destinations) {
-        destinations.push_back(plan_.output(chunk, destination, width));
-      }
-      if (copies_ == Copies::Equal) {
-        scale_chunk(dtype, destinations[0], destinations, chunk.count(), multiplier);
-        continue;
-      }
-      for (void* const& copy : destinations) {
-        scale_chunk(dtype, copy, {&copy, 1}, chunk.count(), multiplier);
-      }
+    destinations.clear();
+    for (const LaneMember& destination : sum.destinations) {
+      destinations.push_back(plan_.output(chunk, destination, width));
+    }
+    if (copies_ == Copies::Equal) {
+      scale_chunk(dtype, destinations[0], destinations, chunk.count(), multiplier);
+      return;
+    }
+    for (void* const& copy : destinations) {
+      scale_chunk(dtype, copy, {&copy, 1}, chunk.count(), multiplier);
     }
   }
 
   LoadedPlan& plan_;
-  const std::vector<plan::ClipOutcome>& outcomes_;
+  const std::vector<plan::ClipOutcome>* outcomes_;  ///< null: nothing is multiplied
   Copies copies_;
   const std::atomic<bool>& cancel_;
 };
+
+/// Seconds it took.
+double run(FinalPass pass, LoadedPlan& plan, WorkerPool& pool, const std::atomic<bool>& cancel) {
+  if (pass.tasks() == 0) {
+    return 0;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  pool.run(pass.tasks(), pass);
+  if (cancel.load(std::memory_order_relaxed)) {
+    throw DeviceError("aborted", DeviceError::Kind::Aborted);
+  }
+  for (BucketState& bucket : plan.buckets) {
+    bucket.deferred = false;
+  }
+  return seconds(std::chrono::steady_clock::now() - start);
+}
 
 }  // namespace
 
@@ -103,16 +151,11 @@ double multiply_gradients(
     WorkerPool& pool,
     const std::atomic<bool>& cancel
 ) {
-  Scaling scaling(plan, outcomes, copies, cancel);
-  if (scaling.tasks() == 0) {
-    return 0;
-  }
-  const auto start = std::chrono::steady_clock::now();
-  pool.run(scaling.tasks(), scaling);
-  if (cancel.load(std::memory_order_relaxed)) {
-    throw DeviceError("aborted", DeviceError::Kind::Aborted);
-  }
-  return seconds(std::chrono::steady_clock::now() - start);
+  return run({plan, &outcomes, copies, cancel}, plan, pool, cancel);
+}
+
+double write_deferred(LoadedPlan& plan, WorkerPool& pool, const std::atomic<bool>& cancel) {
+  return run({plan, nullptr, Copies::Equal, cancel}, plan, pool, cancel);
 }
 
 }  // namespace gradsync::device

@@ -1,5 +1,6 @@
 #pragma once
-// The second pass over memory: the multiplication of a clip, or the zeros of a group whose norm is not finite.
+// The second pass over memory: the multiplication of a clip, or the zeros of a group whose norm is not finite; and what
+// the reduction left to it, the copies of a sum for all destinations but the first.
 
 #include "device/lane.hpp"
 #include "device/loaded_plan.hpp"
@@ -16,8 +17,8 @@ enum class Copies { Equal, OwnedByRanks };
 
 /// Multiplies every held gradient of the clip groups that ask for it, on every rank: the clip set is not the norm set.
 /// What nobody contributed to is left alone. Where `action` is Zero all that is held becomes 0, but for tensors that
-/// are absent; where any group skips or raises nothing is touched, in no group. Seconds the pass took; 0 where none was
-/// needed. Throws DeviceError: Aborted when `cancel` was raised in time.
+/// are absent; where any group skips or raises nothing is multiplied, in no group. What was deferred is written in the
+/// same pass. Seconds it took; 0 where none was needed. Throws DeviceError: Aborted when `cancel` was raised in time.
 double multiply_gradients(
     LoadedPlan& plan,
     const std::vector<plan::ClipOutcome>& outcomes,
@@ -25,5 +26,8 @@ double multiply_gradients(
     WorkerPool& pool,
     const std::atomic<bool>& cancel
 );
+
+/// What the reduction deferred and nothing else, for trainers that are to see the sums. The same seconds and errors.
+double write_deferred(LoadedPlan& plan, WorkerPool& pool, const std::atomic<bool>& cancel);
 
 }  // namespace gradsync::device

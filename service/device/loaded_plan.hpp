@@ -36,6 +36,7 @@ struct PartState {
 struct BucketState {
   std::optional<Tag> reduced;               ///< the attempt whose sums the memory holds; empty after a failure
   std::vector<std::uint32_t> unused_slots;  ///< raised entries of LoadedPlan::unused
+  bool deferred = false;                    ///< of each sum only the first destination is written yet
 };
 
 class LoadedPlan {

@@ -93,6 +93,7 @@ StepMath finish_step(
     plan.applied = command.tag;  // before the pass: an aborted one must not be repeated either
     math.clip_s = multiply_gradients(plan, math.groups, Copies::Equal, pool, cancel);
   } else {
+    math.clip_s = write_deferred(plan, pool, cancel);  // trainers see the sums before they are multiplied
     plan.measured = command.tag;
   }
   return math;

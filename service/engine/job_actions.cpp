@@ -15,6 +15,9 @@ namespace {
 
 constexpr std::int64_t kFirstCheckedSteps = 3;
 
+/// Steps in a row that were multiplied by their finish, until the next is expected to be as well.
+constexpr std::int64_t kClippedBefore = 2;
+
 }  // namespace
 
 void Job::run(Actions actions) {
@@ -43,6 +46,7 @@ void Job::perform(LaunchReduce& action) {
   command.bucket = action.bucket;
   command.unused = std::move(action.unused);
   command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares(steps_in_epoch_);
+  command.defer = clipped_in_a_row_ >= kClippedBefore;
   context_.lane.submit(std::move(command));
 }
 
@@ -147,7 +151,8 @@ void Job::find_stable_buckets(std::vector<std::uint32_t>& stable) const {
 }
 
 void Job::perform(Committed& action) {
-  if (!scale_outcomes_.empty()) {
+  const bool in_halves = !scale_outcomes_.empty();
+  if (in_halves) {
     action.math.groups = std::exchange(scale_outcomes_, {});
   }
   const std::shared_ptr<StepReport> shared = history_.next();
@@ -157,6 +162,7 @@ void Job::perform(Committed& action) {
   commit_policies(action.math, report);
   find_stable_buckets(report.stable_buckets);
   ++steps_in_epoch_;
+  clipped_in_a_row_ = report.clipped && !in_halves ? clipped_in_a_row_ + 1 : 0;
   report.check_next = check_next(steps_in_epoch_);
   EngineMetrics& metrics = context_.metrics;
   metrics.steps_committed.Increment();

@@ -184,6 +184,7 @@ inline StepMath expect_step(
   ShardedOracle oracle(job, unused);
   for (std::uint32_t bucket = 0; bucket < job.layout.buckets.size(); ++bucket) {
     ReduceBucket command{1, tag, bucket, {}, true};
+    command.defer = (tag + bucket) % 2 == 0;
     for (const auto& [tensor, rank] : unused) {
       if (job.layout.tensors[tensor].bucket == bucket) {
         command.unused.push_back({tensor, rank});
