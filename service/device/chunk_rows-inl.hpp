@@ -23,7 +23,7 @@ namespace gradsync::device::HWY_NAMESPACE {
 
 /// The usual numbers of sources and destinations are constants of the loop; pointers then live in registers. `Runs`:
 /// any numbers, and several runs, for which the others have no code.
-enum class Peers : std::uint8_t { OneToNone, TwoToTwo, Any, Runs };
+enum class Peers : std::uint8_t { OneToNone, TwoToOne, TwoToTwo, Any, Runs };
 
 /// Where a run begins in the sources and in the destinations.
 template <Peers kPeers>
@@ -53,15 +53,13 @@ class WholeRows {
       : chunk_(chunk),
         place_(chunk, run),
         first_(static_cast<const Stored*>(chunk.sources[0])),
-        second_(kPeers == Peers::TwoToTwo ? static_cast<const Stored*>(chunk.sources[1]) : nullptr),
-        first_to_(kPeers == Peers::TwoToTwo ? static_cast<Stored*>(chunk.destinations[0]) : nullptr),
+        second_(kTwo ? static_cast<const Stored*>(chunk.sources[1]) : nullptr),
+        first_to_(kTwo ? static_cast<Stored*>(chunk.destinations[0]) : nullptr),
         second_to_(kPeers == Peers::TwoToTwo ? static_cast<Stored*>(chunk.destinations[1]) : nullptr) {}
 
   HWY_INLINE std::size_t run_begin() const { return place_.from; }
 
-  HWY_INLINE std::size_t sources() const {
-    return kPeers == Peers::OneToNone ? 1 : kPeers == Peers::TwoToTwo ? 2 : chunk_.sources.size();
-  }
+  HWY_INLINE std::size_t sources() const { return kPeers == Peers::OneToNone ? 1 : kTwo ? 2 : chunk_.sources.size(); }
 
   HWY_INLINE void read(std::size_t s, std::size_t at, typename Row::V (&values)[Row::kVectors]) const {
     if constexpr (kPeers == Peers::Any || kPeers == Peers::Runs) {
@@ -76,19 +74,21 @@ class WholeRows {
   /// Half formats compute for so long per byte that the hardware's prefetcher falls behind (measured; float32 gains
   /// nothing). A prefetch never faults, so it may run past the end.
   HWY_INLINE void prefetch(std::size_t at) const {
-    if constexpr (sizeof(Stored) == 2 && (kPeers == Peers::OneToNone || kPeers == Peers::TwoToTwo)) {
+    if constexpr (sizeof(Stored) == 2 && (kPeers == Peers::OneToNone || kTwo)) {
       constexpr std::size_t kAhead = 2048 / sizeof(Stored);
       hwy::Prefetch(first_ + at + kAhead);  // a row is one cache line
-      if constexpr (kPeers == Peers::TwoToTwo) {
+      if constexpr (kTwo) {
         hwy::Prefetch(second_ + at + kAhead);
       }
     }
   }
 
   HWY_INLINE void write(const typename Row::Raw (&raw)[Row::kRaws], std::size_t at) const {
-    if constexpr (kPeers == Peers::TwoToTwo) {
+    if constexpr (kTwo) {
       store_row<Row>(raw, first_to_ + at);
-      store_row<Row>(raw, second_to_ + at);
+      if constexpr (kPeers == Peers::TwoToTwo) {
+        store_row<Row>(raw, second_to_ + at);
+      }
     } else if constexpr (kPeers != Peers::OneToNone) {
       for (void* destination : chunk_.destinations) {
         store_row<Row>(raw, static_cast<Stored*>(destination) + place_.to + at);
@@ -97,6 +97,8 @@ class WholeRows {
   }
 
  private:
+  static constexpr bool kTwo = kPeers == Peers::TwoToOne || kPeers == Peers::TwoToTwo;
+
   const ReduceChunk& chunk_;
   [[no_unique_address]] RunPlace<kPeers> place_;
   const Stored* first_;

@@ -16,10 +16,7 @@ class FinalPass final : public PoolJob {
  public:
   /// Without `outcomes` it only copies.
   FinalPass(
-      LoadedPlan& plan,
-      const std::vector<plan::ClipOutcome>* outcomes,
-      Copies copies,
-      const std::atomic<bool>& cancel
+      LoadedPlan& plan, const std::vector<plan::ClipOutcome>* outcomes, Copies copies, const std::atomic<bool>& cancel
   )
       : plan_(plan), outcomes_(outcomes), copies_(copies), cancel_(cancel) {
     if (outcomes_ != nullptr && std::any_of(outcomes_->begin(), outcomes_->end(), holds_back)) {
@@ -99,11 +96,7 @@ class FinalPass final : public PoolJob {
   }
 
   void scale(
-      const Chunk& chunk,
-      std::uint32_t tensor,
-      const LaneSum& sum,
-      double multiplier,
-      std::vector<void*>& destinations
+      const Chunk& chunk, std::uint32_t tensor, const LaneSum& sum, double multiplier, std::vector<void*>& destinations
   ) const {
     const plan::DType dtype = plan_.bucket_of(tensor).dtype;
     const std::size_t width = plan::size_of(dtype);

@@ -200,6 +200,9 @@ ChunkStats reduce_by_peers(const ReduceChunk& chunk) {
   if (chunk.sources.size() == 2 && chunk.destinations.size() == 2) {
     return reduce_rows<Row, Peers::TwoToTwo, kPower>(chunk);
   }
+  if (chunk.sources.size() == 2 && chunk.destinations.size() == 1) {
+    return reduce_rows<Row, Peers::TwoToOne, kPower>(chunk);
+  }
   return reduce_rows<Row, Peers::Any, kPower>(chunk);
 }
 

@@ -191,8 +191,8 @@ struct PlanRequest {
   std::vector<plan::Mesh> meshes;
   std::int64_t world_size = 1;
   plan::BucketSizes sizes;
-  bool validate_only = false;  ///< check the one declaration given; the outcome's plan is null
-  EncodeReport encode_report;  ///< to measure the longest report; none: not measured
+  bool validate_only = false;            ///< check the one declaration given; the outcome's plan is null
+  EncodeReport encode_report;            ///< to measure the longest report; none: not measured
   std::size_t encoded_bytes = 1u << 20;  ///< no report may have more, with all left out that can be
 };
 

@@ -135,9 +135,12 @@ Result<void> read_envelope(Value root, std::size_t batch_items, Envelope& envelo
 
 std::string result_reply(const std::optional<std::string>& id, std::string_view result, std::string memory) {
   constexpr std::size_t kAround = 64;
+  const std::size_t most = result.size() + (id ? id->size() : 0) + kAround;
   std::string text = std::move(memory);
   text.clear();
-  text.reserve(result.size() + (id ? id->size() : 0) + kAround);
+  if (text.capacity() < most) {
+    text.reserve(most + most / 8);  // the next one differs by some digits
+  }
   text += R"({"jsonrpc":"2.0","id":)";
   text += id ? std::string_view(*id) : "null";
   text += R"(,"result":)";

@@ -3,10 +3,10 @@
 // else here). No protocol, no readiness, no fixed summation order, no NaN rule, no watch: a bound to compare with,
 // never a competitor.
 //
-//   reduce pass   read both ranks' buffers, write both, sum the squares of what was written
-//   scale pass    read one rank's buffer, equal to the other by now, and write both
+//   reduce pass   read both ranks' buffers, write one, sum the squares of what was written
+//   scale pass    read that one and write both
 //
-// Per element of both ranks that is 3 reads and 4 writes. The floor of the benchmarks that scatter is in
+// Per element of both ranks that is 3 reads and 3 writes. The floor of the benchmarks that scatter is in
 // floor_scatter.hpp. Commands arrive on stdin, one per line: `fill`, `step`, `quit`.
 #include "bench/floor_scatter.hpp"
 #include "bench/floor_team.hpp"
@@ -40,13 +40,12 @@ inline void narrow(float value, Bfloat16& out) {
 }
 
 template <typename T>
-float reduce(T* __restrict a, T* __restrict b, std::size_t count) {
+float reduce(T* __restrict a, const T* __restrict b, std::size_t count) {
   float squares = 0;
   for (std::size_t i = 0; i < count; ++i) {
     T stored;
     narrow((widen(a[i]) + widen(b[i])) * 0.5F, stored);
     a[i] = stored;
-    b[i] = stored;
     const float value = widen(stored);
     squares += value * value;
   }

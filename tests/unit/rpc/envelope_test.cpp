@@ -104,6 +104,15 @@ TEST(Envelope, reads_each_item_of_a_batch_by_itself) {
   EXPECT_TRUE(batch->envelope.requests[3].error);
 }
 
+TEST(Replies, a_result_is_written_in_the_memory_of_a_text_that_was_sent) {
+  std::string sent = result_reply("7", std::string(900, '1'));
+  const char* const memory = sent.data();
+  const std::string longer(930, '2');
+  const std::string next = result_reply("\"an id\"", longer, std::move(sent));
+  EXPECT_EQ(next, R"({"jsonrpc":"2.0","id":"an id","result":)" + longer + "}");
+  EXPECT_EQ(next.data(), memory);
+}
+
 TEST(UsedIds, refuses_an_id_in_flight_however_old_it_is) {
   UsedIds ids;
   ASSERT_TRUE(ids.begin("old"));

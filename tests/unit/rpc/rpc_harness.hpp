@@ -15,12 +15,15 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 namespace gradsync::rpc {
 
 class RecordingOutbox : public Outbox {
  public:
   void send(ConnectionId connection, std::string text) override { sent[connection].push_back(std::move(text)); }
+
+  [[nodiscard]] std::string spare_text() override { return std::exchange(spare, {}); }
 
   [[nodiscard]] bool drained(ConnectionId connection) const override { return !stuck.contains(connection); }
 
@@ -38,6 +41,7 @@ class RecordingOutbox : public Outbox {
   }
 
   std::map<ConnectionId, std::deque<std::string>> sent;
+  std::string spare;
   std::set<ConnectionId> stuck;  ///< connections whose reader is slow
   std::set<ConnectionId> closed;
 };
