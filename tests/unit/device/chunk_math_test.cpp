@@ -23,7 +23,7 @@ namespace {
 
 struct Form {
   std::size_t sources = 1;
-  std::size_t destinations = 1;  ///< the first `sources` of them are the sources
+  std::size_t destinations = 1;  ///< the first of them are the sources
   std::size_t count = 0;
   double divisor = 1;
   PowerKind power = PowerKind::Two;
@@ -64,9 +64,10 @@ TEST_P(ChunkMath, reduces_like_the_plain_loops_bit_for_bit) {
       for (const std::size_t count : {0, 1, 2, 15, 31, 32, 33, 63, 64, 100, 1000}) {
         for (const double divisor : {1.0, 2.0, 3.0, 8.0, 1000.0, 0.25}) {
           const auto power = static_cast<PowerKind>(random() % 3);
-          const Form shape{sources, sources + random() % 2, count, divisor, power};
+          const std::size_t destinations[] = {1, sources, sources + 1};
+          const Form shape{sources, destinations[random() % 3], count, divisor, power};
           std::vector<Memory> memory;
-          for (std::size_t r = 0; r < shape.destinations; ++r) {
+          for (std::size_t r = 0; r < std::max(sources, shape.destinations); ++r) {
             memory.emplace_back(dtype(), count, random() % 3).fill(content, random);
           }
           const Outcome ours = run(reduce_chunk, dtype(), shape, memory);
