@@ -207,6 +207,26 @@ def test_spikes(ranks: Ranks, action: str) -> None:
     assert first[4][2] == first[3][2]  # the spike is not remembered
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_rank_has_the_result_whether_steps_before_were_clipped_or_not(ranks: Ranks, dtype: str) -> None:
+    """After clipped steps the daemon expects another one, and writes some ranks' results later."""
+    values = [4.0, 4.0, 4.0, 0.125, 4.0, 4.0, 0.125, 4.0, 4.0, 4.0, math.nan, 4.0, 4.0, 4.0]
+    clip = Clip(max_norm=1.0, nonfinite="skip")
+
+    def body(rank: int, job: gradsync.Job) -> list[tuple[StepReport, numpy.ndarray]]:
+        run, found = Arena(job, clip, dtype), []
+        for value in values:
+            share = numpy.full(SIZE, value * (0.5 + rank), dtype=DTYPES[dtype])  # the mean is the value
+            found.append((run.step(share), run.results()[0]))
+        return found
+
+    first, second = ranks(2, body)
+    for value, (report, result), (_, other) in zip(values, first, second, strict=True):
+        assert result.tobytes() == other.tobytes()
+        numpy.testing.assert_allclose(result.astype(numpy.float64), value * report.coefficient, rtol=1e-6)
+    assert [report.clipped for report, _ in first] == [value == 4.0 for value in values]
+
+
 @pytest.mark.parametrize("path", [Arena, Stats])
 def test_the_group_that_decided_is_named(ranks: Ranks, path: Any) -> None:
     """A spike beside what is not finite decides nothing, though its group is the first that found something."""

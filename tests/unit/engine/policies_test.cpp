@@ -239,6 +239,33 @@ TEST_F(Policies, a_step_that_is_abandoned_is_neither_clipped_nor_remembered_nor_
   EXPECT_EQ(step({4}).threshold, 2) << "of 1, 2, 3 and 2";
 }
 
+TEST_F(Policies, copies_wait_for_the_finish_where_it_is_expected_to_multiply) {
+  plan::ClipOptions fixed;
+  fixed.max_norm = 1;
+  start({{"all", fixed}});
+  std::vector<bool> deferred;
+  const auto reduced = [&](double norm, FinishKind kind = FinishKind::Finish) {
+    FinishRequest request = Harness::ready_all();
+    request.kind = kind;
+    step({norm}, request);
+    deferred.push_back(h.lane.reduced.back().defer);
+  };
+  for (const double norm : {2.0, 2.0, 2.0, 2.0, 0.5, 2.0, 2.0, 2.0}) {
+    reduced(norm);
+  }
+  EXPECT_THAT(deferred, ElementsAre(false, false, true, true, true, false, false, true));
+
+  deferred.clear();
+  for (int i = 0; i < 3; ++i) {
+    reduced(2, FinishKind::NormOnly);
+    h.engine.clip(h.sessions.at(0), {h.keys.at(0), number, {}, false, {}}, [&](const Result<RankReport>& result) {
+      h.keys[0] = {result->report->epoch, result->report->next_attempt};
+    });
+    h.pump();
+  }
+  EXPECT_THAT(deferred, ElementsAre(true, false, false)) << "trainers see the sums in between";
+}
+
 TEST_F(Policies, a_declaration_that_loses_what_was_remembered_says_so) {
   start({{"all", percentile()}});
   warm_up();
