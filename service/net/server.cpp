@@ -5,10 +5,14 @@
 #include "net/process_watch.hpp"
 #include "net/server_context.hpp"
 
+#include <boost/asio/post.hpp>
+#include <boost/asio/recycling_allocator.hpp>
 #include <spdlog/spdlog.h>
 
 #include <unistd.h>
 
+#include <array>
+#include <cstddef>
 #include <fstream>
 #include <sstream>
 
@@ -17,6 +21,20 @@ namespace gradsync::net {
 namespace {
 
 constexpr std::chrono::seconds kPoliteClose{1};
+
+/// On the io thread. Asio keeps some blocks of operations that have ended, and where all of them are too small for the
+/// next one takes another from the heap: so those that it begins with are as long as it keeps any.
+void fill_block_cache() {
+  constexpr std::size_t kLongest = 1020;
+  std::array<std::byte*, BOOST_ASIO_RECYCLING_ALLOCATOR_CACHE_SIZE> blocks{};
+  asio::recycling_allocator<std::byte> memory;
+  for (std::byte*& block : blocks) {
+    block = memory.allocate(kLongest);
+  }
+  for (std::byte* const block : blocks) {
+    memory.deallocate(block, kLongest);
+  }
+}
 
 Started<std::string> read_token(const std::string& path) {
   std::ifstream file{path};
@@ -165,6 +183,7 @@ Server::~Server() {
 }
 
 std::optional<StartFailure> Server::start() {
+  asio::post(state_->context->io, fill_block_cache);
   if (auto failure = state_->start_unix()) {
     return failure;
   }
