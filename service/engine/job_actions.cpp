@@ -76,10 +76,9 @@ void Job::perform(LaunchScale& action) {
   command.tag = machine_->attempt();
   step_max_norm_ = {action.max_norm, action.override_max_norm ? raw_norms_.size() : 0};
   abandoned_ = action.abandon;
-  std::vector<plan::ClipRule> rules;
-  make_rules(rules);
-  for (std::size_t group = 0; group < rules.size(); ++group) {
-    command.outcomes.push_back(plan::apply_clip_rule(rules[group], raw_norms_[group], norm_scale_));
+  make_rules(rules_);
+  for (std::size_t group = 0; group < rules_.size(); ++group) {
+    command.outcomes.push_back(plan::apply_clip_rule(rules_[group], raw_norms_[group], norm_scale_));
     if (abandoned_) {
       plan::ClipOutcome outcome;
       outcome.norm = command.outcomes.back().norm;
@@ -110,8 +109,10 @@ void Job::perform(NormKnown& action) {
   report.check_next = check_next(steps_in_epoch_ + 1);
   const auto shared = std::make_shared<const StepReport>(std::move(report));
   norm_record_ = DoneRecord{{epoch_, shared->attempt}, shared, active_->plan};
+  const std::shared_ptr<const std::string> text = record_ ? text_of(*shared) : nullptr;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    answer_step(ranks_[rank], RankReport{report_for(shared, *active_->plan, static_cast<std::int64_t>(rank)), nullptr});
+    const auto told = report_for(shared, *active_->plan, static_cast<std::int64_t>(rank));
+    answer_step(ranks_[rank], RankReport{told, told == shared ? text : nullptr});
   }
 }
 
