@@ -155,8 +155,8 @@ struct ReduceBucket {
   std::uint32_t bucket = 0;
   std::vector<UnusedTensor> unused;  ///< of this bucket
   bool compare = false;              ///< compare the sums of a part bit for bit (what must be replicated is)
-  /// Leaves all destinations of a sum but the first to the finish. A finish that multiplies writes them in any case, and
-  /// saves a write of each; one that does not has to copy. The results are the same.
+  /// Leaves all destinations of a sum but the first to the finish. A finish that multiplies writes them in any case,
+  /// and saves a write of each; one that does not has to copy. The results are the same.
   bool defer = false;
 };
 

@@ -337,7 +337,11 @@ struct Fields<ReportAnswer> {
 
   static void visit(auto& v, auto& s) {
     visit_report(v, s.report);
-    v.optional("truncated", s.truncated, "what was left out because the message would have been too long: lists, or all but the first of what was found");
+    v.optional(
+        "truncated",
+        s.truncated,
+        "what was left out because the message would have been too long: lists, or all but the first of what was found"
+    );
   }
 };
 
