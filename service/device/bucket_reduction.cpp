@@ -60,7 +60,7 @@ class Reduction final : public PoolJob {
         continue;
       }
       const bool unchanged = bucket_.divisor == 1 && pointers.sources.size() == 1 &&
-                             pointers.destinations.size() == 1 && pointers.sources[0] == pointers.destinations[0];
+                             sums[sum].destinations.size() == 1 && pointers.sources[0] == pointers.destinations[0];
       if (counted || !unchanged) {
         const ChunkStats stats = reduce_sum(chunk, part, unchanged, pointers);
         if (counted) {
@@ -129,8 +129,9 @@ class Reduction final : public PoolJob {
     return stats;
   }
 
-  /// A NaN that a replica alone has is in the norm as well: its ranks are about to take it for a gradient. Values of
-  /// replicas count once.
+  /// A NaN that the sum of a replica alone has is in the norm as well: its ranks are about to take it for a gradient.
+  /// Values of replicas count once. What a replica of one rank holds is nothing that is summed here: steps that compare
+  /// read it.
   static void add_nonfinite(const ChunkStats& replica, ChunkStats& counted) {
     counted.nonfinite = std::max(counted.nonfinite, replica.nonfinite);
     counted.nan = std::max(counted.nan, replica.nan);

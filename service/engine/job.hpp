@@ -319,7 +319,7 @@ class Job {
   std::optional<TimePoint> last_ask_;
   bool half_warned_ = false;
   std::int64_t steps_in_epoch_ = 0;
-  std::int64_t clipped_in_a_row_ = 0;  ///< steps that ended by `finish` alone
+  std::int64_t multiplied_in_a_row_ = 0;  ///< steps that ended by `finish` alone
   History history_;
 
   // Memory that every step uses again. What it says is of an earlier one.

@@ -15,8 +15,14 @@ namespace {
 
 constexpr std::int64_t kFirstCheckedSteps = 3;
 
-/// Steps in a row that were multiplied by their finish, until the next is expected to be as well.
-constexpr std::int64_t kClippedBefore = 2;
+/// Steps in a row whose finish multiplied every clip group, until the next is expected to do so as well.
+constexpr std::int64_t kMultipliedBefore = 2;
+
+bool multiplies_all(const device::StepMath& math) {
+  return std::all_of(math.groups.begin(), math.groups.end(), [](const plan::ClipOutcome& outcome) {
+    return outcome.multiply && outcome.multiplier != 1;
+  });
+}
 
 }  // namespace
 
@@ -46,7 +52,7 @@ void Job::perform(LaunchReduce& action) {
   command.bucket = action.bucket;
   command.unused = std::move(action.unused);
   command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares(steps_in_epoch_);
-  command.defer = clipped_in_a_row_ >= kClippedBefore;
+  command.defer = multiplied_in_a_row_ >= kMultipliedBefore;
   context_.lane.submit(std::move(command));
 }
 
@@ -163,7 +169,7 @@ void Job::perform(Committed& action) {
   commit_policies(action.math, report);
   find_stable_buckets(report.stable_buckets);
   ++steps_in_epoch_;
-  clipped_in_a_row_ = report.clipped && !in_halves ? clipped_in_a_row_ + 1 : 0;
+  multiplied_in_a_row_ = !in_halves && multiplies_all(action.math) ? multiplied_in_a_row_ + 1 : 0;
   report.check_next = check_next(steps_in_epoch_);
   EngineMetrics& metrics = context_.metrics;
   metrics.steps_committed.Increment();

@@ -30,7 +30,10 @@ void Job::take_over_policies(std::string_view saved) {
   if (!all) {
     forget_policies(all.error().message);
   } else if (!*all) {
-    forget_policies("some of those that remembered norms are not declared any more, or with other settings");
+    const std::string_view what =
+        "policies begin anew whose settings were others, and those that are declared no more are forgotten";
+    publish_alert("policy_state", std::string(what));
+    spdlog::warn("{} job={} epoch={}", what, name_, epoch_);
   }
 }
 
@@ -98,7 +101,6 @@ void Job::recall_policies() {
     return;
   }
   take_over_policies(*state);
-  spdlog::info("policies go on job={} epoch={}", name_, epoch_);
   if (!last) {
     publish_alert(
         "policy_state",

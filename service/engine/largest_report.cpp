@@ -15,11 +15,10 @@ constexpr double kLong = -2.2250738585072014e-308;  // no double has a longer te
 constexpr auto kLongest = plan::StepAction::Raise;
 constexpr auto kMost = std::numeric_limits<std::uint64_t>::max();
 constexpr std::size_t kDigestBytes = 16;
-constexpr std::size_t kReasonBytes = 128;    // the longest is below 90
-constexpr std::size_t kBytesOfAHolder = 64;  // of what is found of a tensor: about, to find the longest
+constexpr std::size_t kBytesOfAHolder = 64;  // of what is found of a tensor, thrice its name apart: about
 
 std::size_t length_of(const plan::PlannedTensor& tensor) {
-  return tensor.declaration.name.size() + kBytesOfAHolder * tensor.holdings.size();
+  return 3 * tensor.declaration.name.size() + kBytesOfAHolder * tensor.holdings.size();
 }
 
 /// Indices of those of which most can be said, as many as a report names.
@@ -81,7 +80,7 @@ StepReport largest_clean_report(const plan::Plan& plan, const ReportConstants& c
   report.step = std::numeric_limits<std::int64_t>::min();
   report.epoch = report.attempt = report.next_attempt = report.counted_elements = kMost;
   report.norm = report.threshold = report.coefficient = kLong;
-  report.reason = std::string(kReasonBytes, 'x');
+  report.reason = std::string(plan::kReasonBytes, 'x');
   for (const plan::ClipGroup& group : plan.clip_groups) {
     if (group.name.size() > report.decided_by.size()) {
       report.decided_by = group.name;

@@ -36,7 +36,7 @@ Result<void> check_report_size(const PreparedPlan& prepared, const PlanRequest& 
           prepared.plan->clip_groups.size(),
           prepared.plan->buckets.size()
       ),
-      "declare fewer clip groups or give them shorter names, or larger buckets"
+      "declare fewer clip groups, shorter names or larger buckets, or raise limits.message_bytes of the daemon"
   );
 }
 

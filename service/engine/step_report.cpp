@@ -183,6 +183,7 @@ StepReport measured_report(const plan::Plan& plan, const ReportConstants& consta
   report.clipped = false;
   report.skipped = false;
   report.action = plan::StepAction::Step;
+  report.decided_by.clear();
   report.reason = "measured: clip.apply decides";
   return report;
 }

@@ -33,7 +33,7 @@ class IoWatch {
     /// `what` names the handler; `text`, of a message, has to live as long as the turn and names the method.
     Turn(IoWatch& watch, const char* what, std::string_view text = {});
     ~Turn();
-    /// Time of the processor that the turn has used so far and that nothing excuses; at most a millisecond too much.
+    /// Time of the processor that the turn has used so far; less what is excused, waiting within it included.
     [[nodiscard]] Duration computed() const;
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;

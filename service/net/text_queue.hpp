@@ -14,8 +14,9 @@ class TextQueue {
   static constexpr std::size_t kKeptPlaces = 64;
 
   void push(std::string text) {
-    bytes_ += text.size();
+    const std::size_t bytes = text.size();
     coming_.push_back(std::move(text));
+    bytes_ += bytes;
     if (written_ == writing_.size()) {
       turn();
     }

@@ -17,7 +17,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kFloatMax = std::numeric_limits<float>::max();
-constexpr std::size_t kReasonBytes = 128;  // the longest is below 120
 
 /// Rounds to nearest like a cast, but defined for values beyond the range of float: they stay what they are when
 /// not finite and become the largest float when finite.

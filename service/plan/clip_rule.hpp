@@ -27,6 +27,9 @@ struct ClipRule {
 /// nothing is multiplied, in no group, and no optimizer steps.
 enum class StepAction : std::uint8_t { Step, Zero, Skip, Raise };
 
+/// More than any reason has: the longest is below 120.
+inline constexpr std::size_t kReasonBytes = 128;
+
 struct ClipOutcome {
   double norm = 0;         ///< unscaled units, rounded to the norm dtype
   double threshold = 0;    ///< +infinity when only measured

@@ -186,10 +186,10 @@ bool UsedIds::begin(const std::string& id) {
     if (place == used_.size()) {
       used_.emplace_back();
     }
+    used_[place].text = text;  // first: it may need memory
     used_[place].first_use = uses_;
     used_[place].uses = 1;
     used_[place].value = value;
-    used_[place].text = text;
     newest_ = place;
   }
   ++uses_;

@@ -16,37 +16,49 @@ std::size_t about_bytes(const engine::StepReport& report) {
          kIndex * (report.absent.size() + report.stable_buckets.size());
 }
 
-template <typename Findings>
-void keep_first(Findings& findings) {
+bool keep_first(auto& findings) {
+  const bool more = findings.size() > 1;
   findings.resize(std::min<std::size_t>(findings.size(), 1));
+  return more;
 }
 
-/// What a report is cut by until it fits, what can be missed most first.
+bool leave_out(auto& list) {
+  const bool some = !list.empty();
+  list.clear();
+  return some;
+}
+
+bool leave_out_watchers(engine::StepReport& report) {
+  bool some = false;
+  for (engine::GroupReport& group : report.groups) {
+    some = leave_out(group.watch) || some;
+  }
+  return some;
+}
+
+bool leave_out_absent(engine::StepReport& report) {
+  const bool rows = leave_out(report.absent);
+  return leave_out(report.absent_names) || rows;
+}
+
+/// What a report is cut by until it fits, what can be missed most first. `cut`: true where there was something.
 struct Cut {
   const char* list;
-  void (*leave_out)(engine::StepReport& report);
+  bool (*cut)(engine::StepReport& report);
 };
 
 constexpr Cut kCuts[] = {
-    {"layers", [](engine::StepReport& report) { report.layers.clear(); }},
-    {"absent",
-     [](engine::StepReport& report) {
-       report.absent.clear();
-       report.absent_names.clear();
-     }},
-    {"watch",
-     [](engine::StepReport& report) {
-       for (engine::GroupReport& group : report.groups) {
-         group.watch.clear();
-       }
-     }},
-    {"missing", [](engine::StepReport& report) { keep_first(report.missing); }},
-    {"divergence", [](engine::StepReport& report) { keep_first(report.divergence); }},
-    {"nonfinite", [](engine::StepReport& report) { keep_first(report.nonfinite); }},
+    {"layers", [](engine::StepReport& report) { return leave_out(report.layers); }},
+    {"absent", leave_out_absent},
+    {"watch", leave_out_watchers},
+    {"missing", [](engine::StepReport& report) { return keep_first(report.missing); }},
+    {"divergence", [](engine::StepReport& report) { return keep_first(report.divergence); }},
+    {"nonfinite", [](engine::StepReport& report) { return keep_first(report.nonfinite); }},
 };
 
 /// A report that is not cut is written like the answer with it.
 std::string render_report(const engine::StepReport& report, std::size_t room, std::string memory = {}) {
+  memory.clear();
   memory.reserve(about_bytes(report));
   std::string text = to_json(report, std::move(memory));
   if (text.size() <= room) {
@@ -54,7 +66,9 @@ std::string render_report(const engine::StepReport& report, std::size_t room, st
   }
   ReportAnswer shorter{report, std::vector<std::string>{}};
   for (const Cut& cut : kCuts) {
-    cut.leave_out(shorter.report);
+    if (!cut.cut(shorter.report)) {
+      continue;
+    }
     shorter.truncated->push_back(cut.list);
     text = to_json(shorter);
     if (text.size() <= room) {

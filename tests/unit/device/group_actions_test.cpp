@@ -245,6 +245,30 @@ TEST_P(GroupActions, an_abort_ends_the_zeros_and_the_attempt) {
   EXPECT_THROW((void)finish_step(*job_.plan, command, pool_, cancel_), DeviceError) << "not to be repeated";
 }
 
+/// Of two replicas of a sum one is made of a single gradient, which nothing divides, and that is where the NaN is.
+TEST(DeferredCopies, hide_no_nan_of_a_replica) {
+  for (const bool defer : {false, true}) {
+    SCOPED_TRACE(defer);
+    ShardedJob job(4);
+    job.add_bucket(plan::DType::Float32, 1);
+    job.add(replicated({1'001}, {{0, 2}, {1, 3}}));
+    job.load();
+    std::mt19937_64 random(6);
+    job.fill(random);
+    job.set(1, 0, 5, kNaN);
+    WorkerPool pool(2, "test");
+    const std::atomic<bool> cancel{false};
+    reduce_bucket(*job.plan, {1, 1, 0, {{0, 3}}, false, defer}, pool, cancel);
+    plan::ClipRule rule;
+    rule.nonfinite = NonfiniteAction::Skip;
+    const StepMath math = finish_step(*job.plan, {1, 1, 1.0, {rule}, true}, pool, cancel);
+    EXPECT_EQ(math.groups[0].action, StepAction::Skip);
+    ASSERT_EQ(math.nonfinite.size(), 1U);
+    EXPECT_EQ(math.nonfinite[0].inputs, (std::vector<std::pair<std::int64_t, std::uint64_t>>{{1, 1}}));
+    EXPECT_TRUE(std::isnan(job.output(3, 0, 6)[5])) << "it has what rank 1 has";
+  }
+}
+
 class StatsActions : public StatsFixture {
  protected:
   /// One tensor in each of two groups, the first of which is not finite on rank 1.

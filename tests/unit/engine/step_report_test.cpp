@@ -97,9 +97,13 @@ TEST(StepReport, has_room_in_one_that_was_made_ahead) {
 
 TEST(StepReport, of_a_norm_alone_has_no_watchers) {
   const auto plan = two_groups();
-  const StepReport report = measured_report(*plan->plan, plan->constants, measured(*plan));
+  device::StepMath math = measured(*plan);
+  math.groups[0].decides = true;
+  math.groups[0].action = plan::StepAction::Skip;
+  const StepReport report = measured_report(*plan->plan, plan->constants, math);
   EXPECT_TRUE(report.groups[0].watch.empty());
   EXPECT_FALSE(report.clipped);
+  EXPECT_TRUE(report.decided_by.empty());
 }
 
 }  // namespace

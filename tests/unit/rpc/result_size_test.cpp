@@ -72,7 +72,7 @@ TEST(ResultSize, of_what_was_found_the_first_is_always_told) {
   report.divergence.assign(64, {"weight", {1}});
   report.missing.assign(64, {"weight", {1}});
   const Json shortest = Json::parse(render(ReportAnswer{report, std::nullopt}, 0));
-  EXPECT_EQ(shortest["truncated"], Json::parse(R"(["layers","absent","watch","missing","divergence","nonfinite"])"));
+  EXPECT_EQ(shortest["truncated"], Json::parse(R"(["layers","absent","missing","divergence","nonfinite"])"));
   for (const char* found : {"nonfinite", "divergence", "missing"}) {
     EXPECT_EQ(shortest[found].size(), 1U) << found;
   }

@@ -23,6 +23,7 @@ Every message ends with the next thing to try.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -134,7 +135,10 @@ class ClipRaised(GradsyncError):
     """
 
     def __init__(self, report: StepReport) -> None:
-        self.report, self.reason, self.group = report, report.reason, report.decided_by
+        self.report, self.reason = report, report.reason
+        # An older daemon does not say which group decided.
+        found = [group.name for group in report.groups if group.spike or not math.isfinite(group.norm)]
+        self.group = report.decided_by or (found[0] if found else "")
         named = ", ".join(repr(one.tensor) for one in report.nonfinite[:3]) or "none is non-finite"
         where = f"step {report.step}, clip group '{self.group}'"
         super().__init__(f"{where}: {report.reason} (tensors: {named}); go on with the next step, or from a checkpoint")
