@@ -21,6 +21,7 @@ from client import CLIENT
 from mutant import Layer, Mutant
 from norm import NORM
 from plan import PLAN
+from policy import POLICY
 from restart import RESTART
 from sync import SYNC
 
@@ -79,6 +80,13 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     "adapter": (
         Check(None, pytest("tests/python/torch/test_torch_synced.py")),
         Check(None, pytest("tests/python/torch")),
+    ),
+    "policy": (
+        Check("policy_test", unit("policy_test")),
+        Check("plan_test", unit("plan_test", "--gtest_filter=Clip*")),
+        Check("device_test", unit("device_test", "--gtest_filter=*GroupActions*:DeferredCopies*:RandomPlans*")),
+        Check("engine_tests", unit("engine_tests", "--gtest_filter=Group*:Polic*:Imports*:StepReport*")),
+        Check("gradsyncd", pytest("tests/python/test_clip_daemon.py")),
     ),
     "restart": (
         Check(None, pytest("tests/python/test_restart.py")),
@@ -177,7 +185,7 @@ def check_tree(layers: set[Layer]) -> None:
 
 
 def main(ids: list[str]) -> int:
-    everything = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART)
+    everything = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY)
     known = {mutant.id: mutant for mutant in everything}
     if unknown := [name for name in ids if name not in known]:
         print(f"mutants: no fault is called {', '.join(unknown)}", file=sys.stderr)

@@ -1,0 +1,104 @@
+"""Faults in clipping that adapts: what is remembered, what is decided, and what every rank is left with."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["POLICY"]
+
+
+def service(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "policy", f"service/{file}", old, new)
+
+
+POLICY = (
+    service(
+        "clipped-norms-remembered",
+        "The window holds what is left after the clip: thresholds sink from clip to clip.",
+        "policy/policy.cpp",
+        "    percentile->record(outcome.norm);",
+        "    percentile->record(std::min(outcome.norm, outcome.threshold));",
+    ),
+    service(
+        "skipped-norms-remembered",
+        "A spike that was skipped raises the next threshold.",
+        "policy/policy.cpp",
+        "    skips_ = std::min(skips_ + (skipped ? 1 : 0), kMaxSpikeSkips);\n    return;",
+        "    skips_ = std::min(skips_ + (skipped ? 1 : 0), kMaxSpikeSkips);",
+    ),
+    service(
+        "variance-around-the-mean-before",
+        "ZClip's variance is taken around the mean that it had before this norm.",
+        "policy/zscore.cpp",
+        "  mean_ = options_.alpha * mean_ + (1 - options_.alpha) * value;\n"
+        "  variance_ = options_.alpha * variance_ + (1 - options_.alpha) * ((value - mean_) * (value - mean_));",
+        "  const double before = mean_;\n"
+        "  mean_ = options_.alpha * mean_ + (1 - options_.alpha) * value;\n"
+        "  variance_ = options_.alpha * variance_ + (1 - options_.alpha) * ((value - before) * (value - before));",
+    ),
+    service(
+        "warm-one-norm-late",
+        "The percentile is waited for one step longer than declared.",
+        "policy/percentile.cpp",
+        "  if (window_.size() < static_cast<std::size_t>(options_.warmup)) {",
+        "  if (window_.size() <= static_cast<std::size_t>(options_.warmup)) {",
+    ),
+    service(
+        "watchers-learn-what-was-decided",
+        "A policy that only watches records the outcome of the one that decides.",
+        "engine/group_policies.cpp",
+        "policies[policy].record(watched[group][policy - 1]);",
+        "policies[policy].record(step.outcomes[group]);",
+    ),
+    service(
+        "overflows-of-a-scaler-remembered",
+        "A step that the loss scaler skips is recorded.",
+        "engine/group_policies.cpp",
+        "  if (step.scaled && !std::all_of(",
+        "  if (step.scaled && step.raw_norms.empty() && !std::all_of(",
+    ),
+    service(
+        "one-lost-policy-loses-all",
+        "A watcher that was added costs the others what they remember.",
+        "engine/group_policies.cpp",
+        "      if (policy < taken.size() && found->policies[policy].restore(before.states[policy])) {",
+        "      if (found->policies.size() != taken.size()) {\n        continue;\n      }\n"
+        "      if (policy < taken.size() && found->policies[policy].restore(before.states[policy])) {",
+    ),
+    service(
+        "the-first-that-found-something-decides",
+        "The report names a group with a spike where another group's NaN decided.",
+        "engine/step_report.cpp",
+        "    if (outcome.decides) {",
+        "    if (report.decided_by.empty() && outcome.action == plan::StepAction::Raise &&\n"
+        "        (outcome.spike || outcome.decides)) {",
+    ),
+    service(
+        "a-spike-outdoes-a-nan",
+        "A norm beside one that is not finite decides.",
+        "plan/clip_rule.cpp",
+        "    return action == 0 || std::isfinite(outcome.norm) ? action : action + 2;",
+        "    return action;",
+    ),
+    service(
+        "deferred-copies-hide-a-nan",
+        "A replica of one contributor counts as unchanged once its copies wait.",
+        "device/bucket_reduction.cpp",
+        "sums[sum].destinations.size() == 1 && pointers.sources[0]",
+        "pointers.destinations.size() == 1 && pointers.sources[0]",
+    ),
+    service(
+        "a-skipped-step-leaves-copies-out",
+        "After a skip only some ranks have the sums.",
+        "device/gradient_scaling.cpp",
+        "      } else if (deferred) {",
+        "      } else if (deferred && outcome != nullptr) {",
+    ),
+    service(
+        "a-norm-alone-leaves-copies-out",
+        "Trainers that look at gradients between norm.compute and clip.apply see their own.",
+        "device/step_finish.cpp",
+        "    math.clip_s = write_deferred(plan, pool, cancel);  // trainers see the sums before they are multiplied\n",
+        "",
+    ),
+)
