@@ -68,6 +68,8 @@ void JsonWriter::value(double value) {
     raw("\"NaN\"");
   } else if (std::isinf(value)) {
     raw(value > 0 ? "\"Infinity\"" : "\"-Infinity\"");
+  } else if (value == 0 && std::signbit(value)) {
+    raw("-0.0");  // "-0" is an integer to who reads it, which has no sign
   } else {
     char digits[32];
     const auto [end, problem] = std::to_chars(digits, digits + sizeof(digits), value);

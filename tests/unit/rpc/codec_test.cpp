@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 
 namespace gradsync::rpc {
@@ -111,7 +112,7 @@ TEST(Codec, writes_numbers_that_read_back_to_the_same_bits) {
   for (const double value : {0.1, -0.0, 5.0, 1e300, 5e-324, 1.0 / 3, 123456789012345680.0}) {
     const auto back = read_text<double>(to_json(value));
     ASSERT_TRUE(back);
-    EXPECT_EQ(*back, value);
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(*back), std::bit_cast<std::uint64_t>(value)) << value;
   }
   EXPECT_EQ(to_json(std::nan("")), "\"NaN\"");
   EXPECT_EQ(to_json(-HUGE_VAL), "\"-Infinity\"");
