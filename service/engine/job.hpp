@@ -233,7 +233,7 @@ class Job {
   void open_policy_file(bool first);
   void make_rules(std::vector<plan::ClipRule>& rules) const;
   void recall_policies();
-  void take_over_policies(std::string_view saved);
+  [[nodiscard]] bool take_over_policies(std::string_view saved);
   void forget_policies(const std::string& why);
   void wipe_policy_file();
   void lose_policy_file(const std::string& why);

@@ -16,7 +16,7 @@ void Job::adopt_policies() {
   const bool first = !policies_;
   policies_ = GroupPolicies(*active_->plan);
   if (!first) {
-    take_over_policies(saved_);
+    (void)take_over_policies(saved_);
   }
   if (policies_->remember() && !policy_file_tried_ && !context_.options.policy_directory.empty()) {
     open_policy_file(first);
@@ -24,8 +24,8 @@ void Job::adopt_policies() {
   policy_digest_ = policies_->save(saved_);
 }
 
-/// What was saved under a plan that may have been another.
-void Job::take_over_policies(std::string_view saved) {
+/// What was saved under a plan that may have been another. False: all or some of it is lost, and that was said.
+bool Job::take_over_policies(std::string_view saved) {
   const Result<bool> all = policies_->take_over(saved);
   if (!all) {
     forget_policies(all.error().message);
@@ -35,6 +35,7 @@ void Job::take_over_policies(std::string_view saved) {
     publish_alert("policy_state", std::string(what));
     spdlog::warn("{} job={} epoch={}", what, name_, epoch_);
   }
+  return all && *all;
 }
 
 /// Once. `first`: nothing was remembered in this daemon yet.
@@ -100,7 +101,10 @@ void Job::recall_policies() {
     wipe_policy_file();  // of another job of the same name
     return;
   }
-  take_over_policies(*state);
+  if (!take_over_policies(*state)) {
+    return;
+  }
+  spdlog::info("policies go on job={} epoch={}", name_, epoch_);
   if (!last) {
     publish_alert(
         "policy_state",

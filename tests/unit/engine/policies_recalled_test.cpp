@@ -13,6 +13,7 @@ namespace {
 
 using testing::Contains;
 using testing::Field;
+using testing::HasSubstr;
 using testing::Not;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -41,7 +42,7 @@ class Daemon {
       DeclareRequest request;
       request.declaration = Harness::declaration({Harness::tensor("a")});
       request.declaration.options.clip[0].clip.max_norm.reset();
-      request.declaration.options.clip[0].clip.policy = plan::PercentilePolicy{50, 4, 2};
+      request.declaration.options.clip[0].clip.policy = policy;
       request.buffer = h_.allocate(rank);
       request.last_done = rank == 0 ? last_done : of_rank_1;
       h_.engine.declare(h_.sessions.at(rank), std::move(request), [this, rank](const Result<DeclareResult>& result) {
@@ -64,6 +65,8 @@ class Daemon {
   [[nodiscard]] const std::vector<Event>& events() const { return h_.events; }
 
   [[nodiscard]] static StepKey key_of(const StepReport& report) { return {report.epoch, report.attempt}; }
+
+  plan::PercentilePolicy policy{50, 4, 2};
 
  private:
   Harness h_;
@@ -160,6 +163,15 @@ TEST_F(Recalled, by_trainers_that_restarted_in_the_same_daemon) {
   daemon.start({}, {}, 1);  // supersedes: another job of the same name
   EXPECT_THAT(daemon.events(), Contains(Field(&Event::kind, "policy_state"))) << "it may be newer than a checkpoint";
   EXPECT_EQ(daemon.step(2).threshold, 3.5);
+}
+
+TEST_F(Recalled, not_with_other_settings_by_trainers_that_restarted) {
+  Daemon next(folder.path(), 1000);
+  next.policy.percentile = 60;
+  next.start({}, {}, 1);
+  EXPECT_THAT(next.events(), Contains(Field(&Event::what, HasSubstr("policies begin anew"))));
+  EXPECT_THAT(next.events(), Not(Contains(Field(&Event::what, HasSubstr("go on"))))) << "which contradicts it";
+  EXPECT_EQ(next.step(4).threshold, kInfinity);
 }
 
 TEST_F(Recalled, not_where_the_directory_cannot_be_had) {
