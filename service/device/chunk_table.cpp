@@ -12,8 +12,11 @@ namespace gradsync::device {
 
 namespace {
 
-/// Bytes of one rank that a task covers: large beside the cost of a claim, small beside the share of a thread.
-constexpr std::uint64_t kTaskBytes = 128U << 10;
+/// Bytes of one rank that a task covers: small beside the share of a thread, but no smaller than what memory likes to
+/// be read in. Threads that take turns in shorter stretches spoil each other's prefetching (docs/performance.md).
+constexpr std::uint64_t kFewestTaskBytes = 256U << 10;
+constexpr std::uint64_t kMostTaskBytes = 512U << 10;
+constexpr std::uint64_t kTasksOfThread = 4;  ///< of a bucket, at least, where it is large enough
 /// A task is not ended between parts that read the same stretch of the input, unless it is this large.
 constexpr std::uint64_t kLargestTaskBytes = 1U << 20;
 
@@ -45,7 +48,9 @@ void for_each_row(const LanePart& part, Take take) {
 
 class Cutting {
  public:
-  explicit Cutting(const LanePlan& plan) : plan_(plan) { table_.of_tensor.resize(plan.tensors.size()); }
+  Cutting(const LanePlan& plan, std::size_t threads) : plan_(plan), threads_(threads) {
+    table_.of_tensor.resize(plan.tensors.size());
+  }
 
   void add_tensor(std::uint32_t index) {
     const LaneTensor& tensor = plan_.tensors[index];
@@ -70,9 +75,17 @@ class Cutting {
     }
   }
 
-  void begin_bucket() {
+  void begin_bucket(const LaneBucket& bucket) {
+    std::uint64_t bytes = 0;
+    for (const std::uint32_t tensor : bucket.tensors) {
+      const LaneTensor& held = plan_.tensors[tensor];
+      for (std::uint32_t part = held.first_part; part < held.first_part + held.parts; ++part) {
+        bytes += plan_.parts[part].elements * plan::size_of(bucket.dtype);
+      }
+    }
+    full_task_ = std::clamp(bytes / (kTasksOfThread * threads_), kFewestTaskBytes, kMostTaskBytes);
     first_task_ = static_cast<std::uint32_t>(table_.tasks.size());
-    task_bytes_ = kTaskBytes;  // the first chunk opens a task
+    task_bytes_ = full_task_;  // the first chunk opens a task
   }
 
   void add_to_tasks(std::uint32_t tensor, std::uint64_t width) {
@@ -81,7 +94,7 @@ class Cutting {
     for (std::uint32_t at = range.begin; at < range.end; ++at) {
       const Chunk& chunk = table_.chunks[table_.work[at]];
       const bool apart = chunk.source >= stretch_end || task_bytes_ >= kLargestTaskBytes;
-      if (task_bytes_ >= kTaskBytes && apart) {
+      if (task_bytes_ >= full_task_ && apart) {
         table_.tasks.push_back({at, at});
         task_bytes_ = 0;
       }
@@ -128,17 +141,19 @@ class Cutting {
   }
 
   const LanePlan& plan_;
+  std::size_t threads_;
   ChunkTable table_;
+  std::uint64_t full_task_ = 0;  ///< bytes
   std::uint32_t first_task_ = 0;
   std::uint64_t task_bytes_ = 0;
 };
 
 }  // namespace
 
-ChunkTable make_chunk_table(const LanePlan& plan) {
-  Cutting cutting(plan);
+ChunkTable make_chunk_table(const LanePlan& plan, std::size_t threads) {
+  Cutting cutting(plan, threads);
   for (const LaneBucket& bucket : plan.buckets) {
-    cutting.begin_bucket();
+    cutting.begin_bucket(bucket);
     for (const std::uint32_t tensor : bucket.tensors) {
       cutting.add_tensor(tensor);
       cutting.add_to_tasks(tensor, plan::size_of(bucket.dtype));

@@ -2,7 +2,8 @@
 // Every part of a plan cut into chunks at fixed places, and the chunks of each bucket grouped into tasks of about equal
 // bytes, so that a thousand small tensors do not cost a thousand claims.
 //
-// Invariant: chunks, their order and thereby the bits of a norm depend on the plan alone.
+// Invariant: chunks, their order and thereby the bits of a norm depend on the plan alone; how many of them make a task,
+// on the number of threads as well.
 
 #include "device/lane.hpp"
 
@@ -41,7 +42,7 @@ struct ChunkTable {
   std::vector<ChunkRange> of_bucket;  ///< ranges of `tasks`
 };
 
-/// Of a plan that was checked. Throws DeviceError when there would be more chunks than 2^32.
-[[nodiscard]] ChunkTable make_chunk_table(const LanePlan& plan);
+/// Of a plan that was checked, for a pool of `threads`. Throws DeviceError when there would be more chunks than 2^32.
+[[nodiscard]] ChunkTable make_chunk_table(const LanePlan& plan, std::size_t threads);
 
 }  // namespace gradsync::device

@@ -9,7 +9,7 @@ namespace gradsync::device {
 LoadedPlan::LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, std::size_t threads)
     : totals(layout.norm_type, layout.clip_groups, layout.layers), layout_(std::move(layout)) {
   check_layout(layout_, buffers);
-  table_ = make_chunk_table(layout_);
+  table_ = make_chunk_table(layout_, threads);
   for (std::size_t rank = 0; rank < buffers.size(); ++rank) {
     const LaneArena& arena = layout_.arenas[layout_.arena_of_rank[rank]];
     ranks_.push_back({buffers[rank].data, arena.input.data(), arena.output.data()});

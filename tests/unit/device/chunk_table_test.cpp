@@ -13,13 +13,13 @@ namespace {
 
 using testing::ElementsAre;
 
-ChunkTable table_of(const std::vector<ShardedTensor>& tensors) {
+ChunkTable table_of(const std::vector<ShardedTensor>& tensors, std::size_t threads = 2) {
   ShardedJob job(4);
   job.add_bucket(plan::DType::Float32, 1);
   for (const ShardedTensor& tensor : tensors) {
     job.add(tensor);
   }
-  return make_chunk_table(job.layout);
+  return make_chunk_table(job.layout, threads);
 }
 
 /// Where it begins in the input, runs, and elements of each.
@@ -33,8 +33,22 @@ TEST(ChunkTable, whole_tensors_are_cut_at_fixed_places) {
   EXPECT_EQ(table.chunks[2].first, 32'768U);
   EXPECT_THAT(of(table.chunks[3]), ElementsAre(0, 1, 3));
   EXPECT_THAT(table.work, ElementsAre(0, 1, 2, 3));
-  EXPECT_EQ(table.tasks.size(), 2U);  // of 128 KiB
+  EXPECT_EQ(table.tasks.size(), 1U);
   EXPECT_EQ(table.of_tensor[0].end, 3U);
+}
+
+TEST(ChunkTable, a_bucket_is_some_tasks_for_each_thread_none_short_and_none_long) {
+  const ShardedTensor tensor = replicated({1'000, 4'096}, {{0, 1}});  // 16 MB, a chunk is 64 KiB
+  const auto tasks_for = [&](std::size_t threads) { return table_of({tensor}, threads).tasks.size(); };
+  EXPECT_EQ(tasks_for(1), 32U);   // of 512 KiB
+  EXPECT_EQ(tasks_for(12), 42U);  // of a quarter of a thread's share, in whole chunks
+  EXPECT_EQ(tasks_for(64), 63U);  // of 256 KiB
+  const std::vector<Chunk> few = table_of({tensor}, 1).chunks;
+  const std::vector<Chunk> many = table_of({tensor}, 64).chunks;
+  ASSERT_EQ(few.size(), many.size());
+  for (std::size_t at = 0; at < few.size(); ++at) {
+    EXPECT_EQ(of(few[at]), of(many[at]));
+  }
 }
 
 TEST(ChunkTable, runs_are_taken_several_at_a_time_and_not_across_the_innermost_stride) {
@@ -67,9 +81,9 @@ TEST(ChunkTable, parts_that_share_rows_are_worked_on_together) {
   for (std::uint32_t at = 0; at < 20; ++at) {
     EXPECT_EQ(table.work[at], at % 4 * 5 + at / 4);
   }
-  ASSERT_EQ(table.tasks.size(), 5U);
+  ASSERT_EQ(table.tasks.size(), 3U);  // of two stretches, 229 kB each
   for (const ChunkRange& task : table.tasks) {
-    EXPECT_EQ(task.end - task.begin, 4U);
+    EXPECT_EQ((task.end - task.begin) % 4, 0U);
   }
 }
 
