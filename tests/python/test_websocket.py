@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 import gradsync
-from gradsync import _turns, _websocket
+from gradsync import _awake, _turns, _websocket
+from gradsync._awake import Awake
 from gradsync._websocket import WebSocket
 from gradsync.errors import ConnectionLost
 
@@ -102,6 +103,65 @@ def test_a_message_that_comes_byte_by_byte_is_one(peer: Peer) -> None:
         assert peer.websocket.receive() is None
     peer.socket.sendall(data[-1:])
     assert receive(peer) == "größe"
+
+
+class Looks:
+    """The poll object of a WebSocket, with what it was asked; `then` happens at the second look."""
+
+    def __init__(self, websocket: WebSocket, then: Callable[[], None] = lambda: None) -> None:
+        self.timeouts: list[float | None] = []
+        self._real, self._then = websocket._watch, then
+        websocket._watch = self  # type: ignore[assignment]
+
+    def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+        self.timeouts.append(timeout)
+        if len(self.timeouts) == 2:
+            self._then()
+        return self._real.poll(timeout)
+
+
+def test_what_comes_while_it_waits_awake_is_found_without_sleeping(peer: Peer) -> None:
+    looks = Looks(peer.websocket, lambda: peer.send(Frame(Opcode.TEXT, b"soon")))
+    assert peer.websocket.readable(WAIT_S, awake_s=WAIT_S)
+    assert looks.timeouts == [0, 0]
+    assert peer.websocket.receive() == "soon"
+
+
+def test_what_does_not_come_is_waited_for_awake_and_then_asleep(peer: Peer) -> None:
+    looks = Looks(peer.websocket)
+    assert not peer.websocket.readable(0.05, awake_s=0.01)
+    assert set(looks.timeouts[:-1]) == {0}
+    assert looks.timeouts[-1] == 50
+    looks.timeouts.clear()
+    assert not peer.websocket.readable(0.01, awake_s=WAIT_S)  # no longer than it waits at all
+    assert looks.timeouts[-1] == 10
+
+
+def test_an_answer_is_waited_for_awake_after_two_that_took_neither_short_nor_long() -> None:
+    awake = Awake()
+    assert awake.seconds == 0
+    for seconds, then in [(0.001, 0), (0.001, 2e-3), (0.0003, 2e-3), (0.0001, 0), (0.001, 0), (0.002, 2e-3), (0.1, 0)]:
+        awake.took(seconds)
+        assert awake.seconds == then
+
+
+def test_calls_whose_answers_come_in_a_moment_wait_awake(
+    daemon: FakeDaemon, client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_awake, "_FROM_S", 0)
+    monkeypatch.setattr(_awake, "_UNTIL_S", WAIT_S)
+    waits: list[float] = []
+    readable = WebSocket.readable
+
+    def spy(self: WebSocket, timeout: float | None, awake_s: float = 0.0) -> bool:
+        waits.append(awake_s)
+        return readable(self, timeout, awake_s)
+
+    monkeypatch.setattr(WebSocket, "readable", spy)
+    for _ in range(3):
+        client.status()
+    assert waits[0] == 0
+    assert waits[-1] == WAIT_S
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
+from ._awake import Awake
 from ._calls import Calls
 from ._handshake import Deadlines, ask, shake_hands
 from ._pending import NOTHING, SLICE_S, Pending, Subscription
@@ -52,6 +53,7 @@ class Connection:
         self.server: dict[str, Any] = {}
         self.paused = False  # whether the attached rank is
         self.losses = 0
+        self._awake = Awake()
         self._attach: str | None = None  # params of job.attach while a rank is attached
         self._calls = calls
         self._client_id = secrets.token_hex(16)
@@ -149,6 +151,7 @@ class Connection:
             left = deadline - time.monotonic()
             if left <= 0 and not pending.done:
                 return NOTHING
+            self._awake.took(timeout - left)
         return pending.result()
 
     def close(self, *, brief: bool = False) -> None:
@@ -198,7 +201,7 @@ class Connection:
                 return False
             deadline = time.monotonic() + timeout
             while not pending.done and not self._calls.subscribed:
-                self._serve(websocket, max(0.0, deadline - time.monotonic()))
+                self._serve(websocket, max(0.0, deadline - time.monotonic()), self._awake.seconds)
                 if time.monotonic() >= deadline:
                     break
             orderly = True
@@ -208,13 +211,13 @@ class Connection:
         finally:
             self._turns.give_back(lambda: orderly and self._calls.is_alone(pending.request_id))
 
-    def _serve(self, websocket: WebSocket, timeout: float | None) -> None:
+    def _serve(self, websocket: WebSocket, timeout: float | None, awake_s: float = 0.0) -> None:
         """Waits for messages, and hands over what came.
 
         Raises:
             ConnectionClosed: there are no more.
         """
-        if not websocket.readable(timeout):
+        if not websocket.readable(timeout, awake_s):
             return
         try:
             message = websocket.receive()

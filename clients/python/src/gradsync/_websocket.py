@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import select
 import socket
 import threading
@@ -150,8 +151,11 @@ class WebSocket:
 
     # reading
 
-    def readable(self, timeout: float | None) -> bool:
-        """Whether `receive` has something to do; waits for it, for `timeout` seconds at most."""
+    def readable(self, timeout: float | None, awake_s: float = 0.0) -> bool:
+        """Whether `receive` has something to do; waits for it, for `timeout` seconds at most.
+
+        The first `awake_s` of them it does not sleep, but lets others run who can.
+        """
         if self._inbox or self._protocol.state is State.CLOSED:
             return True
         if self._close_by < math.inf:
@@ -163,9 +167,19 @@ class WebSocket:
                 self._mask = 0  # until it is so: a Ctrl-C comes between any two lines
                 self._watch.modify(self.socket, mask)
                 self._mask = mask
+            if awake_s > 0 and self._comes_within(awake_s if timeout is None else min(awake_s, timeout)):
+                return True
             return bool(self._watch.poll(None if timeout is None else timeout * 1000)) or self._is_overdue()
         except (OSError, ValueError):  # closed meanwhile
             return True
+
+    def _comes_within(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self._watch.poll(0):
+            if time.monotonic() >= end:
+                return False
+            os.sched_yield()
+        return True
 
     @property
     def has_more(self) -> bool:
