@@ -55,11 +55,23 @@ struct ReduceChunk {
 
 [[nodiscard]] ChunkStats reduce_chunk(const ReduceChunk& chunk);
 
-/// Each destination = round(source · multiplier), in float32 (float64 for float64). The source may be among the
-/// destinations: scaling in place is one destination equal to it, and copies known to be equal are read once.
+/// How destinations are written that are not the first. A line that is written past the cache is not fetched before,
+/// which is a third of the bytes that copies cost; its reader does not find it in the cache.
+enum class Stores : std::uint8_t { Cached, PastCache };
+
+/// Each destination = round(source · multiplier), in float32 (float64 for float64). The source may be the first
+/// destination: scaling in place is one destination equal to it, and copies known to be equal are read once. After
+/// stores past the cache the thread has to call `fence_stores` before it tells anybody.
 void scale_chunk(
-    plan::DType dtype, const void* source, std::span<void* const> destinations, std::size_t count, double multiplier
+    plan::DType dtype,
+    const void* source,
+    std::span<void* const> destinations,
+    std::size_t count,
+    double multiplier,
+    Stores stores = Stores::Cached
 );
+
+void fence_stores();
 
 /// Names of the vector targets of this build that this CPU can run, best first.
 [[nodiscard]] std::vector<std::string> vector_targets();

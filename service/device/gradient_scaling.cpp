@@ -18,7 +18,11 @@ class FinalPass final : public PoolJob {
   FinalPass(
       LoadedPlan& plan, const std::vector<plan::ClipOutcome>* outcomes, Copies copies, const std::atomic<bool>& cancel
   )
-      : plan_(plan), outcomes_(outcomes), copies_(copies), cancel_(cancel) {
+      : plan_(plan),
+        outcomes_(outcomes),
+        copies_(copies),
+        stores_(plan.fits_caches() ? Stores::Cached : Stores::PastCache),
+        cancel_(cancel) {
     if (outcomes_ != nullptr && std::any_of(outcomes_->begin(), outcomes_->end(), holds_back)) {
       outcomes_ = nullptr;
     }
@@ -35,13 +39,16 @@ class FinalPass final : public PoolJob {
     const ChunkRange range = plan_.table().tasks[task];
     for (std::uint32_t at = range.begin; at < range.end; ++at) {
       if (cancel_.load(std::memory_order_relaxed)) {
-        return;
+        break;
       }
       const Chunk& chunk = plan_.table().chunks[plan_.table().work[at]];
       const std::uint32_t tensor = plan_.part_of(chunk).tensor;
       if (!plan_.tensors[tensor].absent) {
         finish(chunk, tensor, plan_.pointers[worker].destinations);
       }
+    }
+    if (stores_ == Stores::PastCache) {
+      fence_stores();
     }
   }
 
@@ -105,7 +112,7 @@ class FinalPass final : public PoolJob {
       destinations.push_back(plan_.output(chunk, destination, width));
     }
     if (copies_ == Copies::Equal) {
-      scale_chunk(dtype, destinations[0], destinations, chunk.count(), multiplier);
+      scale_chunk(dtype, destinations[0], destinations, chunk.count(), multiplier, stores_);
       return;
     }
     for (void* const& copy : destinations) {
@@ -116,6 +123,7 @@ class FinalPass final : public PoolJob {
   LoadedPlan& plan_;
   const std::vector<plan::ClipOutcome>* outcomes_;  ///< null: nothing is multiplied
   Copies copies_;
+  Stores stores_;
   const std::atomic<bool>& cancel_;
 };
 

@@ -6,6 +6,13 @@
 
 namespace gradsync::device {
 
+namespace {
+
+constexpr std::uint64_t kCacheBytes = 128U
+                                      << 20;  ///< more than the last level that two CPUs share has on most machines
+
+}  // namespace
+
 LoadedPlan::LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, std::size_t threads)
     : totals(layout.norm_type, layout.clip_groups, layout.layers), layout_(std::move(layout)) {
   check_layout(layout_, buffers);
@@ -36,6 +43,7 @@ LoadedPlan::LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, 
   flagged = std::vector<std::atomic<std::uint8_t>>(layout_.tensors.size());
   reserve_pointers(threads);
   small_ = takes_a_moment();
+  fits_caches_ = written_bytes() <= kCacheBytes;
 }
 
 void LoadedPlan::reserve_pointers(std::size_t threads) {
@@ -67,6 +75,16 @@ bool LoadedPlan::takes_a_moment() const {
   const double p = layout_.norm_type;
   const bool powers = p != 1 && p != 2 && !std::isinf(p);
   return inputs <= (powers ? kFewPowers : kFewInputs) && layout_.tensors.size() * world() <= kFewSlots;
+}
+
+std::uint64_t LoadedPlan::written_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const LanePart& part : layout_.parts) {
+    for (const LaneSum& sum : sums_of(part)) {
+      bytes += part.elements * plan::size_of(bucket_of(part.tensor).dtype) * sum.destinations.size();
+    }
+  }
+  return bytes;
 }
 
 bool LoadedPlan::contributed(std::uint32_t tensor, const LaneSum& sum) const {

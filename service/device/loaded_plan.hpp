@@ -90,6 +90,9 @@ class LoadedPlan {
   /// Whether a step takes no more than about a millisecond of one thread in all its commands together.
   [[nodiscard]] bool is_small() const { return small_; }
 
+  /// Whether what the last pass of a step writes may still be in some cache when trainers read it.
+  [[nodiscard]] bool fits_caches() const { return fits_caches_; }
+
   /// Pointers of one chunk for one sum; one per worker.
   struct Pointers {
     std::vector<const void*> sources;
@@ -123,12 +126,14 @@ class LoadedPlan {
 
   void reserve_pointers(std::size_t threads);
   [[nodiscard]] bool takes_a_moment() const;
+  [[nodiscard]] std::uint64_t written_bytes() const;
 
   LanePlan layout_;
   std::vector<RankMemory> ranks_;
   std::vector<std::uint32_t> counted_as_;
   ChunkTable table_;
   bool small_ = false;
+  bool fits_caches_ = false;
 };
 
 }  // namespace gradsync::device

@@ -11,6 +11,7 @@
 
 #include "device/chunk_math.hpp"
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -97,6 +98,21 @@ HWY_INLINE void store_row(const typename Row::Raw (&raw)[Row::kRaws], typename R
   GRADSYNC_UNROLL
   for (std::size_t k = 0; k < Row::kRaws; ++k) {
     hn::StoreU(raw[k], typename Row::DRaw(), to + k * (kRow / Row::kRaws));
+  }
+}
+
+/// Whether a vector of a row is no shorter than the shortest store past the cache.
+template <typename Row>
+inline constexpr bool kStreams = kRow / Row::kRaws * sizeof(typename Row::Stored) >= HWY_STREAM_MULTIPLE;
+
+inline constexpr std::size_t kStreamAlignment = 64;  ///< a cache line, and the longest vector
+
+/// Past the cache, to an aligned place.
+template <typename Row>
+HWY_INLINE void stream_row(const typename Row::Raw (&raw)[Row::kRaws], typename Row::Stored* to) {
+  GRADSYNC_UNROLL
+  for (std::size_t k = 0; k < Row::kRaws; ++k) {
+    hn::Stream(raw[k], typename Row::DRaw(), to + k * (kRow / Row::kRaws));
   }
 }
 

@@ -11,6 +11,11 @@
 #include "device/chunk_math.hpp"
 #include "device/chunk_reference.hpp"
 
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+#include <cstdint>
+
 HWY_BEFORE_NAMESPACE();
 
 namespace gradsync::device::HWY_NAMESPACE {
@@ -43,8 +48,17 @@ HWY_INLINE void scale_row(
   load_raw<Row>(stored, raw);
 }
 
+template <typename Row, Stores kStores>
+HWY_INLINE void write_row(const typename Row::Raw (&raw)[Row::kRaws], typename Row::Stored* to) {
+  if constexpr (kStores == Stores::PastCache) {
+    stream_row<Row>(raw, to);
+  } else {
+    store_row<Row>(raw, to);
+  }
+}
+
 /// One or two destinations are constants of the loop, their pointers in registers.
-template <typename Row, std::size_t kDestinations>
+template <typename Row, std::size_t kDestinations, Stores kStores>
 HWY_INLINE std::size_t scale_whole_rows(
     const typename Row::Stored* source, std::span<void* const> destinations, std::size_t count, typename Row::V by
 ) {
@@ -59,24 +73,43 @@ HWY_INLINE std::size_t scale_whole_rows(
     scale_row<Row>(values, by, raw);
     store_row<Row>(raw, first + at);
     if constexpr (kDestinations == 2) {
-      store_row<Row>(raw, second + at);
+      write_row<Row, kStores>(raw, second + at);
     } else if constexpr (kDestinations == 0) {
       for (std::size_t d = 1; d < destinations.size(); ++d) {
-        store_row<Row>(raw, static_cast<Stored*>(destinations[d]) + at);
+        write_row<Row, kStores>(raw, static_cast<Stored*>(destinations[d]) + at);
       }
     }
   }
   return at;
 }
 
+template <typename Row, Stores kStores>
+HWY_INLINE std::size_t scale_copies(
+    const typename Row::Stored* source, std::span<void* const> destinations, std::size_t count, typename Row::V by
+) {
+  return destinations.size() == 2 ? scale_whole_rows<Row, 2, kStores>(source, destinations, count, by)
+                                  : scale_whole_rows<Row, 0, kStores>(source, destinations, count, by);
+}
+
 template <typename Row>
-void scale_as(const void* from, std::span<void* const> destinations, std::size_t count, double multiplier) {
+bool can_stream(std::span<void* const> destinations) {
+  return kStreams<Row> && std::all_of(destinations.begin() + 1, destinations.end(), [](const void* destination) {
+           return reinterpret_cast<std::uintptr_t>(destination) % kStreamAlignment == 0;
+         });
+}
+
+template <typename Row>
+void scale_as(
+    const void* from, std::span<void* const> destinations, std::size_t count, double multiplier, Stores stores
+) {
   using Stored = typename Row::Stored;
   const auto* source = static_cast<const Stored*>(from);
   const auto by = hn::Set(typename Row::D(), static_cast<typename Row::Value>(multiplier));
-  const std::size_t at = destinations.size() == 1   ? scale_whole_rows<Row, 1>(source, destinations, count, by)
-                         : destinations.size() == 2 ? scale_whole_rows<Row, 2>(source, destinations, count, by)
-                                                    : scale_whole_rows<Row, 0>(source, destinations, count, by);
+  const std::size_t at = destinations.size() == 1
+                             ? scale_whole_rows<Row, 1, Stores::Cached>(source, destinations, count, by)
+                         : stores == Stores::PastCache && can_stream<Row>(destinations)
+                             ? scale_copies<Row, Stores::PastCache>(source, destinations, count, by)
+                             : scale_copies<Row, Stores::Cached>(source, destinations, count, by);
   if (at < count) {
     typename Row::V values[Row::kVectors];
     typename Row::Raw raw[Row::kRaws];
@@ -91,17 +124,22 @@ void scale_as(const void* from, std::span<void* const> destinations, std::size_t
 }  // namespace
 
 void scale_any(
-    plan::DType dtype, const void* source, std::span<void* const> destinations, std::size_t count, double multiplier
+    plan::DType dtype,
+    const void* source,
+    std::span<void* const> destinations,
+    std::size_t count,
+    double multiplier,
+    Stores stores
 ) {
   switch (dtype) {
     case plan::DType::Float32:
-      return scale_as<Float32Row>(source, destinations, count, multiplier);
+      return scale_as<Float32Row>(source, destinations, count, multiplier, stores);
     case plan::DType::BFloat16:
-      return scale_as<BFloat16Row>(source, destinations, count, multiplier);
+      return scale_as<BFloat16Row>(source, destinations, count, multiplier, stores);
     case plan::DType::Float16:
-      return scale_as<Float16Row>(source, destinations, count, multiplier);
+      return scale_as<Float16Row>(source, destinations, count, multiplier, stores);
     default:
-      return scale_as<Float64Row>(source, destinations, count, multiplier);
+      return scale_as<Float64Row>(source, destinations, count, multiplier, stores);
   }
 }
 
@@ -118,10 +156,17 @@ namespace gradsync::device {
 HWY_EXPORT(scale_any);
 
 void scale_chunk(
-    plan::DType dtype, const void* source, std::span<void* const> destinations, std::size_t count, double multiplier
+    plan::DType dtype,
+    const void* source,
+    std::span<void* const> destinations,
+    std::size_t count,
+    double multiplier,
+    Stores stores
 ) {
-  HWY_DYNAMIC_DISPATCH(scale_any)(dtype, source, destinations, count, multiplier);
+  HWY_DYNAMIC_DISPATCH(scale_any)(dtype, source, destinations, count, multiplier, stores);
 }
+
+void fence_stores() { hwy::FlushStream(); }
 
 std::vector<std::string> vector_targets() {
   std::vector<std::string> names;

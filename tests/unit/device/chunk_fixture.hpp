@@ -4,6 +4,7 @@
 #include "device/chunk_math.hpp"
 #include "device/half.hpp"
 
+#include <boost/align/aligned_allocator.hpp>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -58,7 +59,7 @@ inline void encode(DType dtype, double value, std::byte* at) {
 
 enum class Content { Ordinary, Denormal, Huge, NonFinite, AnyBits };
 
-/// Values of one rank, `skew` elements into an allocation so that vectors are not aligned.
+/// Values of one rank, `skew` elements behind the begin of a cache line.
 class Memory {
  public:
   Memory(DType dtype, std::size_t count, std::size_t skew)
@@ -107,7 +108,7 @@ class Memory {
  private:
   DType dtype_;
   std::size_t count_;
-  std::vector<std::byte> bytes_;
+  std::vector<std::byte, boost::alignment::aligned_allocator<std::byte, 64>> bytes_;
   std::size_t skew_;
 };
 

@@ -90,17 +90,19 @@ TEST_P(ChunkMath, scales_like_the_plain_loops_bit_for_bit) {
   for (const Content content :
        {Content::Ordinary, Content::Denormal, Content::Huge, Content::NonFinite, Content::AnyBits}) {
     for (const std::size_t count : {0, 1, 31, 32, 33, 64, 777}) {
-      for (const double multiplier : {0.5, 0.12345678901234, 1e-20, 1e20, 0.0, HUGE_VAL, std::nan("")}) {
+      for (const double multiplier : {0.5, 0.25, 2.0, 0.12345678901234, 1e-20, 1e20, 0.0, HUGE_VAL, std::nan("")}) {
+        const Stores stores = random() % 2 == 0 ? Stores::Cached : Stores::PastCache;
         Memory ours(dtype(), count, random() % 3);
         ours.fill(content, random);
         Memory reference = ours;
         // Copies beyond the first start with other content: they are written, never read.
-        std::vector<Memory> copies(random() % 3, Memory(dtype(), count, ours.skew()));
+        std::vector<Memory> copies(random() % 4, Memory(dtype(), count, ours.skew()));
         std::vector<void*> destinations{ours.begin()};
         for (Memory& copy : copies) {
           destinations.push_back(copy.begin());
         }
-        scale_chunk(dtype(), ours.begin(), destinations, count, multiplier);
+        scale_chunk(dtype(), ours.begin(), destinations, count, multiplier, stores);
+        fence_stores();
         scale_chunk_reference(dtype(), reference.begin(), count, multiplier);
         for (const Memory& copy : copies) {
           EXPECT_TRUE(copy == reference) << static_cast<int>(content) << " count " << count << " x " << multiplier;
