@@ -158,4 +158,18 @@ SYNC = (
         "          add_nonfinite(stats, plan_.chunk_stats[index]);\n",
         "",
     ),
+    sync(
+        "first-vector-of-a-row-streamed",
+        "Copies that are written past the cache repeat the first vector of a row.",
+        "device/row_formats-inl.hpp",
+        "hn::Stream(raw[k],",
+        "hn::Stream(raw[0],",
+    ),
+    sync(
+        "streamed-to-any-place",
+        "Copies are written past the cache to places that are not aligned.",
+        "device/scale_chunk.cpp",
+        "% kStreamAlignment == 0;",
+        "% 1 == 0;",
+    ),
 )
