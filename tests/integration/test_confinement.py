@@ -11,6 +11,7 @@ import re
 import secrets
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +24,15 @@ from gradsync.errors import InsufficientMemory
 
 SUM = {"dp": gradsync.Partial("sum") >> gradsync.Replicate()}
 TIMES = 20
-LIMIT = 64 << 20
+LIMIT, HELD = 128 << 20, 64 << 20
+HOLDING = """
+import os, sys
+with open(sys.argv[1], "w") as group:
+    group.write(str(os.getpid()))
+held = b"x" * int(sys.argv[2])
+print("holds", flush=True)
+sys.stdin.read()
+"""
 SLOT = 64  # bytes of the arena that a small tensor takes
 FLOATS = 4  # of each of many tensors
 
@@ -41,7 +50,10 @@ def memory_group(limit: int) -> Iterator[Path]:
         try:
             if not (group / file).exists():  # a folder like any other, or a hierarchy without this controller
                 continue
-            (group / file).write_text(str(limit))
+            try:
+                (group / file).write_text(str(limit))
+            except OSError:
+                continue
             yield group
             return
         finally:
@@ -55,30 +67,50 @@ def enter(group: Path, pid: int) -> None:
     except OSError as error:
         pytest.skip(f"this machine lets no process into a memory cgroup: {error}")
     paths = [line.split(":", 2)[2] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-    if not any(path == f"/{group.name}" for path in paths):
+    if f"/{group.name}" not in paths:
         pytest.skip(f"the cgroup of the daemon has a name here that only the host can follow: {paths}")
 
 
-def test_an_arena_above_the_room_of_the_cgroup_is_refused_and_a_small_one_is_not() -> None:
-    wanted = LIMIT + SLOT
+@contextlib.contextmanager
+def holding(group: Path, size: int) -> Iterator[None]:
+    """Another process of that cgroup has so many of its bytes."""
+    if not size:
+        yield
+        return
+    command = [sys.executable, "-c", HOLDING, str(group / "cgroup.procs"), str(size)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "holds\n"
+        yield
+        other.communicate(timeout=DEADLINE_S)
+
+
+def refused_and_then_given(daemon: Daemon, wanted: int, room: int) -> None:
+    for attempt in range(TIMES):
+        with gradsync.connect(daemon.socket) as client:
+            job = client.attach(job=f"job-{attempt}", rank=0, world_size=1)
+            with pytest.raises(InsufficientMemory) as refused:
+                job.declare([gradsync.Tensor("w", (wanted // 4,), placements=SUM)])
+            said = re.search(r"needs (\d+) bytes, (\d+) are free \(limit (\d+),", str(refused.value))
+            assert said, refused.value
+            need, free, limit = map(int, said.groups())
+            assert (need, limit) == (wanted, LIMIT)
+            assert 0 < free <= room
+            assert daemon.process.poll() is None
+            grads = job.declare([gradsync.Tensor("w", (3,), placements=SUM)])
+            grads.input("w").numpy()[:] = [1.0, 2.0, 2.0]
+            grads.ready("w")
+            assert grads.finish(timeout=DEADLINE_S).norm == 3.0
+            assert grads.output("w").numpy().tolist() == [1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("held", [0, HELD])
+def test_an_arena_above_the_room_of_the_cgroup_is_refused_and_a_small_one_is_not(held: int) -> None:
+    wanted = LIMIT - held + SLOT
     with memory_group(LIMIT) as group, Daemon() as daemon:
         enter(group, daemon.process.pid)
-        for attempt in range(TIMES):
-            with gradsync.connect(daemon.socket) as client:
-                job = client.attach(job=f"job-{attempt}", rank=0, world_size=1)
-                with pytest.raises(InsufficientMemory) as refused:
-                    job.declare([gradsync.Tensor("w", (wanted // 4,), placements=SUM)])
-                said = re.search(r"needs (\d+) bytes, (\d+) are free \(limit (\d+),", str(refused.value))
-                assert said, refused.value
-                need, free, limit = map(int, said.groups())
-                assert (need, limit) == (wanted, LIMIT)
-                assert 0 < free <= limit
-                assert daemon.process.poll() is None
-                grads = job.declare([gradsync.Tensor("w", (3,), placements=SUM)])
-                grads.input("w").numpy()[:] = [1.0, 2.0, 2.0]
-                grads.ready("w")
-                assert grads.finish(timeout=DEADLINE_S).norm == 3.0
-                assert grads.output("w").numpy().tolist() == [1.0, 2.0, 2.0]
+        with holding(group, held):
+            refused_and_then_given(daemon, wanted, LIMIT - held)
         assert get(daemon.health(), "/livez")[0] == 200
 
 
@@ -130,8 +162,9 @@ def test_many_tensors_and_their_steps_have_no_turn_that_computes_for_50_ms() -> 
     pages, size = 100, 1_000
     last = pages * size * SLOT // 4 - SLOT // 4
     with Daemon("--deadlines-io-turn-ms", "50") as daemon, contextlib.ExitStack() as stack:
-        ranks = [stack.enter_context(RawRank(daemon.socket, "job", rank, 2)) for rank in range(2)]
+        ranks = [RawRank(daemon.socket, "job", rank, 2) for rank in range(2)]
         for rank in ranks:
+            stack.enter_context(rank)
             rank.allocate(pages * size * SLOT)
         for page in range(pages - 1):
             for rank in ranks:
