@@ -1,10 +1,8 @@
-"""What a machine does to a daemon: no descriptors, no room for logs or sockets, ranks that stop or fork, connections by
-the thousand. Afterwards it serves, and descriptors, threads and memory are where they were."""
+"""What a machine does to a daemon: no descriptors, no room for logs or sockets, connections by the thousand.
+Afterwards it serves, and descriptors, threads and memory are where they were."""
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -12,18 +10,15 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
-from daemon import BINARY, DEADLINE_S, Daemon, clean_environment, get, run_command
+from daemon import BINARY, DEADLINE_S, Daemon, clean_environment, run_command
 from raw import connected
 
 import gradsync
-from gradsync.errors import InsufficientMemory, RankLost, StepTimeout
+from gradsync.errors import InsufficientMemory
 
-PROCESSES = multiprocessing.get_context("forkserver")
 SUM = {"dp": gradsync.Partial("sum") >> gradsync.Replicate()}
 TIMES = 20
 
@@ -47,11 +42,6 @@ def becomes(value: Callable[[], int], wanted: int) -> None:
     while value() != wanted:
         assert time.monotonic() < end, f"{value()} is not {wanted}"
         time.sleep(0.01)
-
-
-def told(results: Connection) -> Any:
-    assert results.poll(DEADLINE_S), "the other rank says nothing"
-    return results.recv()
 
 
 def one_step(address: str, job: str) -> float:
@@ -169,82 +159,3 @@ def test_logs_that_find_no_room_disturb_nobody(tmp_path: Path) -> None:
         if process.poll() is None:
             process.kill()
             process.wait(DEADLINE_S)
-
-
-def stopping(address: str, results: Connection) -> None:
-    """Rank 1: takes part in a step, then stops in the middle of the next."""
-    with gradsync.connect(address) as client:
-        grads = client.attach(job="job", rank=1, world_size=2).declare([gradsync.Tensor("w", (3,), placements=SUM)])
-        grads.input("w").numpy()[:] = 1.0
-        grads.ready("w")
-        grads.finish(timeout=DEADLINE_S)
-        results.send("stops")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        grads.input("w").numpy()[:] = 1.0
-        grads.ready("w")
-        try:
-            grads.finish(timeout=DEADLINE_S)
-            results.send("done")
-        except gradsync.GradsyncError as error:
-            results.send(type(error).__name__)
-        grads.input("w").numpy()[:] = 1.0
-        grads.ready("w")
-        results.send(grads.finish(timeout=DEADLINE_S).norm)
-
-
-@pytest.mark.parametrize("times", range(3))
-def test_a_stopped_rank_is_named_at_the_deadline_and_goes_on_later(times: int) -> None:
-    results, theirs = PROCESSES.Pipe()
-    with Daemon() as daemon, gradsync.connect(daemon.socket) as client:
-        other = PROCESSES.Process(target=stopping, args=(daemon.socket, theirs))
-        other.start()
-        grads = client.attach(job="job", rank=0, world_size=2).declare([gradsync.Tensor("w", (3,), placements=SUM)])
-
-        def step(timeout: float) -> gradsync.StepReport:
-            grads.input("w").numpy()[:] = 1.0
-            grads.ready("w")
-            return grads.finish(timeout=timeout)
-
-        step(DEADLINE_S)
-        assert told(results) == "stops"
-        with pytest.raises(StepTimeout) as late:
-            step(0.3)
-        assert list(late.value.ranks) == [1]
-        assert other.pid is not None
-        os.kill(other.pid, signal.SIGCONT)
-        assert told(results) in ("StepTimeout", "StaleEpoch", "StaleAttempt", "StepMismatch")
-        assert step(DEADLINE_S).norm == pytest.approx(12**0.5)
-        assert told(results) == pytest.approx(12**0.5)
-        other.join(DEADLINE_S)
-        assert other.exitcode == 0
-
-
-def forking(address: str, results: Connection) -> None:
-    """A rank that forks in the middle of a step, like a data loader; the child lives on when the rank is killed."""
-    client = gradsync.connect(address)
-    grads = client.attach(job="job", rank=1, world_size=2).declare([gradsync.Tensor("w", (3,), placements=SUM)])
-    grads.ready("w")
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    results.send(child)
-    signal.pause()
-
-
-def test_a_killed_rank_whose_child_lives_on_is_lost_at_once() -> None:
-    for _ in range(5):
-        results, theirs = PROCESSES.Pipe()
-        with Daemon() as daemon, gradsync.connect(daemon.socket) as client:
-            other = PROCESSES.Process(target=forking, args=(daemon.socket, theirs))
-            other.start()
-            grads = client.attach(job="job", rank=0, world_size=2).declare([gradsync.Tensor("w", (3,), placements=SUM)])
-            child = told(results)
-            other.kill()
-            grads.ready("w")
-            with pytest.raises(RankLost) as lost:
-                grads.finish(timeout=DEADLINE_S)
-            assert lost.value.rank == 1
-            os.kill(child, signal.SIGKILL)
-            other.join(DEADLINE_S)
-            status = json.loads(get(daemon.unix(), "/healthz")[1])
-            assert status["state"] == "serving"
