@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,7 +108,7 @@ def test_a_message_that_comes_byte_by_byte_is_one(peer: Peer) -> None:
 
 
 class Looks:
-    """The poll object of a WebSocket, with what it was asked; `then` happens at the second look."""
+    """The poll object of a WebSocket, with what it was asked; `then` happens at the second look, and it never waits."""
 
     def __init__(self, websocket: WebSocket, then: Callable[[], None] = lambda: None) -> None:
         self.timeouts: list[float | None] = []
@@ -117,51 +119,109 @@ class Looks:
         self.timeouts.append(timeout)
         if len(self.timeouts) == 2:
             self._then()
-        return self._real.poll(timeout)
+        return self._real.poll(0)
 
 
 def test_what_comes_while_it_waits_awake_is_found_without_sleeping(peer: Peer) -> None:
     looks = Looks(peer.websocket, lambda: peer.send(Frame(Opcode.TEXT, b"soon")))
-    assert peer.websocket.readable(WAIT_S, awake_s=WAIT_S)
+    assert peer.websocket.readable(WAIT_S, time.monotonic() + WAIT_S)
     assert looks.timeouts == [0, 0]
     assert peer.websocket.receive() == "soon"
 
 
 def test_what_does_not_come_is_waited_for_awake_and_then_asleep(peer: Peer) -> None:
     looks = Looks(peer.websocket)
-    assert not peer.websocket.readable(0.05, awake_s=0.01)
+    assert not peer.websocket.readable(WAIT_S, time.monotonic() + 0.01)
     assert set(looks.timeouts[:-1]) == {0}
-    assert looks.timeouts[-1] == 50
+    assert looks.timeouts[-1] is not None
+    assert 0 < looks.timeouts[-1] < WAIT_S * 1000 - 9  # milliseconds: what is left
     looks.timeouts.clear()
-    assert not peer.websocket.readable(0.01, awake_s=WAIT_S)  # no longer than it waits at all
-    assert looks.timeouts[-1] == 10
+    assert not peer.websocket.readable(0.01, time.monotonic() + WAIT_S)
+    assert set(looks.timeouts) == {0}  # nothing is left
+    looks.timeouts.clear()
+    assert not peer.websocket.readable(0.01, time.monotonic())
+    assert len(looks.timeouts) == 1
 
 
-def test_an_answer_is_waited_for_awake_after_two_that_took_neither_short_nor_long() -> None:
-    awake = Awake()
-    assert awake.seconds == 0
-    for seconds, then in [(0.001, 0), (0.001, 2e-3), (0.0003, 2e-3), (0.0001, 0), (0.001, 0), (0.002, 2e-3), (0.1, 0)]:
-        awake.took(seconds)
-        assert awake.seconds == then
+class Clock:
+    """The time that `_awake` reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cpus: float) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(_awake.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(_awake, "available_cpus", lambda: cpus)
+
+    def call(self, awake: Awake, *, took: float, after: float = 0.01, answered: bool = True) -> float:
+        """How long it would have waited awake."""
+        self.now += after
+        began, seconds = self.now, awake.begin(self.now)
+        self.now += took
+        awake.end(began, answered)
+        return seconds
 
 
-def test_calls_whose_answers_come_in_a_moment_wait_awake(
-    daemon: FakeDaemon, client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_is_waited_for_awake_after_two_that_took_neither_short_nor_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, awake = Clock(monkeypatch, cpus=2), Awake()
+    awake.seat(2)
+    took_and_then = [(1e-3, 0), (1e-3, 0), (2e-4, 2e-3), (1e-4, 2e-3), (2e-4, 0), (1e-3, 0), (1.9e-3, 0), (0.1, 2e-3)]
+    for took, seconds in took_and_then:
+        assert clock.call(awake, took=took) == seconds
+    assert clock.call(awake, took=1e-3) == 0
+
+
+def test_nobody_waits_awake_who_called_at_once_or_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, awake = Clock(monkeypatch, cpus=2), Awake()
+    awake.seat(2)
+    for _ in range(3):
+        clock.call(awake, took=1e-3)
+    assert clock.call(awake, took=1e-3, after=1e-4) == 0
+    assert clock.call(awake, took=1e-3, answered=False) == 2e-3
+    assert clock.call(awake, took=1e-3) == 0
+
+
+@pytest.mark.parametrize(("ranks", "cpus"), [(3, 2), (2, 1.5), (None, 2)])
+def test_nobody_waits_awake_without_a_cpu_for_each_rank(
+    ranks: int | None, cpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, awake = Clock(monkeypatch, cpus), Awake()
+    if ranks is not None:
+        awake.seat(ranks)
+    assert [clock.call(awake, took=1e-3) for _ in range(4)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("150000 100000\n", 1.5), ("max 100000\n", 8), ("", 8), (None, 8)])
+def test_cpus_are_those_of_affinity_and_of_the_containers_quota(
+    text: str | None, cpus: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "cpu.max").write_text(text)
+    monkeypatch.setattr(_awake, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(_awake.os, "sched_getaffinity", lambda _: set(range(8)))
+    assert _awake.available_cpus() == cpus
+
+
+def test_an_attached_rank_waits_awake_for_answers_that_come_in_a_moment(
+    client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_awake, "_FROM_S", 0)
+    monkeypatch.setattr(_awake, "_APART_S", 0)
     monkeypatch.setattr(_awake, "_UNTIL_S", WAIT_S)
-    waits: list[float] = []
+    monkeypatch.setattr(_awake, "available_cpus", lambda: 1000)
+    client.attach(job="test", rank=0, world_size=2)
+    waits: list[bool] = []
     readable = WebSocket.readable
 
-    def spy(self: WebSocket, timeout: float | None, awake_s: float = 0.0) -> bool:
-        waits.append(awake_s)
-        return readable(self, timeout, awake_s)
+    def spy(self: WebSocket, timeout: float | None, awake_until: float = 0.0) -> bool:
+        waits.append(awake_until > time.monotonic())
+        return readable(self, timeout, awake_until)
 
     monkeypatch.setattr(WebSocket, "readable", spy)
-    for _ in range(3):
+    for _ in range(4):
         client.status()
-    assert waits[0] == 0
-    assert waits[-1] == WAIT_S
+    assert not waits[0]
+    assert waits[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,23 @@
 """Whether a thread waits for an answer awake: it looks again and again and lets others run, instead of sleeping.
 
-Waking a thread costs tens of microseconds, far more where its CPU went idle meanwhile. Sooner answers gain nothing by
-it, since no CPU goes idle for them, and later ones are not worth the CPU (docs/performance.md, "A small step").
+A CPU that everybody sleeps on goes idle, and waking a thread there costs tens of microseconds, far more in a guest.
+Steps of a fraction of a millisecond gain a fifth by it (docs/performance.md, "A small step"). What is not such a step
+gains nothing or loses: sooner answers, calls that follow each other at once, later answers, which are worth no CPU,
+and more ranks than there are CPUs.
 """
 
 from __future__ import annotations
 
-__all__ = ["Awake"]
+import os
+import time
+from pathlib import Path
+
+__all__ = ["Awake", "available_cpus"]
 
 _FROM_S, _UNTIL_S = 300e-6, 2e-3
 _IN_A_ROW = 2  # so many answers that took that long, before one is waited for awake
+_APART_S = 1e-3  # between an answer and the next call: the program computes there
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container that sees its own cgroup
 
 
 class Awake:
@@ -17,12 +25,32 @@ class Awake:
 
     def __init__(self) -> None:
         self._in_a_row = 0
+        self._answered = 0.0
+        self._spare = False
 
-    @property
-    def seconds(self) -> float:
-        """How long the next answer is waited for awake."""
-        return _UNTIL_S if self._in_a_row >= _IN_A_ROW else 0.0
+    def seat(self, ranks: int) -> None:
+        """This is one of so many ranks of a job, which compete for the CPUs."""
+        self._spare = ranks <= available_cpus()
 
-    def took(self, seconds: float) -> None:
-        """An answer came after so long."""
-        self._in_a_row = self._in_a_row + 1 if _FROM_S <= seconds <= _UNTIL_S else 0
+    def begin(self, now: float) -> float:
+        """How long the answer to a call that begins now is waited for awake, in seconds."""
+        return _UNTIL_S if self._spare and self._in_a_row >= _IN_A_ROW and now - self._answered >= _APART_S else 0.0
+
+    def end(self, began: float, answered: bool) -> None:
+        """A call has its answer, or is not waited for any longer."""
+        now = time.monotonic()
+        # Awake it comes sooner, and shall not undo itself by that.
+        shortest = _FROM_S if self._in_a_row < _IN_A_ROW else _FROM_S / 2
+        fits = answered and shortest <= now - began <= _UNTIL_S
+        self._in_a_row = self._in_a_row + 1 if fits else 0
+        self._answered = now
+
+
+def available_cpus() -> float:
+    """What affinity and the quota of the container leave to this process."""
+    cpus = float(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return cpus if quota == "max" else min(cpus, int(quota) / int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        return cpus

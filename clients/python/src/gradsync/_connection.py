@@ -77,6 +77,7 @@ class Connection:
     def hold_seat(self, params: str) -> None:
         """The params of a job.attach that succeeded: after a loss the rank is attached again."""
         self._attach = params
+        self._awake.seat(load(params)["world_size"])
         self.paused = False
         self._calls.seat = self._incarnation
 
@@ -142,17 +143,16 @@ class Connection:
         Raises:
             GradsyncError: what the daemon answered, or what was lost.
         """
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
+        awake_until = began + self._awake.begin(began)
         left = timeout
-        while not pending.done:
-            within = max(0.0, min(SLICE_S, left))
-            if not self._read_for(pending, within):
+        while not pending.done and left > 0:
+            within = min(SLICE_S, left)
+            if not self._read_for(pending, within, awake_until):
                 pending.wait(within)
-            left = deadline - time.monotonic()
-            if left <= 0 and not pending.done:
-                return NOTHING
-            self._awake.took(timeout - left)
-        return pending.result()
+            left = began + timeout - time.monotonic()
+        self._awake.end(began, pending.done)
+        return pending.result() if pending.done else NOTHING
 
     def close(self, *, brief: bool = False) -> None:
         """Ends the connection and its thread; `brief` without the closing handshake. Doing it again changes nothing."""
@@ -190,7 +190,7 @@ class Connection:
         else:
             self._turns.lend()
 
-    def _read_for(self, pending: Pending, timeout: float) -> bool:
+    def _read_for(self, pending: Pending, timeout: float, awake_until: float) -> bool:
         """Reads until its answer came or `timeout` is over; False where somebody else reads, or nobody can."""
         orderly = False
         try:
@@ -201,7 +201,7 @@ class Connection:
                 return False
             deadline = time.monotonic() + timeout
             while not pending.done and not self._calls.subscribed:
-                self._serve(websocket, max(0.0, deadline - time.monotonic()), self._awake.seconds)
+                self._serve(websocket, max(0.0, deadline - time.monotonic()), awake_until)
                 if time.monotonic() >= deadline:
                     break
             orderly = True
@@ -211,13 +211,13 @@ class Connection:
         finally:
             self._turns.give_back(lambda: orderly and self._calls.is_alone(pending.request_id))
 
-    def _serve(self, websocket: WebSocket, timeout: float | None, awake_s: float = 0.0) -> None:
+    def _serve(self, websocket: WebSocket, timeout: float | None, awake_until: float = 0.0) -> None:
         """Waits for messages, and hands over what came.
 
         Raises:
             ConnectionClosed: there are no more.
         """
-        if not websocket.readable(timeout, awake_s):
+        if not websocket.readable(timeout, awake_until):
             return
         try:
             message = websocket.receive()

@@ -151,10 +151,10 @@ class WebSocket:
 
     # reading
 
-    def readable(self, timeout: float | None, awake_s: float = 0.0) -> bool:
+    def readable(self, timeout: float | None, awake_until: float = 0.0) -> bool:
         """Whether `receive` has something to do; waits for it, for `timeout` seconds at most.
 
-        The first `awake_s` of them it does not sleep, but lets others run who can.
+        Until `awake_until`, of the monotonic clock, it does not sleep, but lets others run who can.
         """
         if self._inbox or self._protocol.state is State.CLOSED:
             return True
@@ -167,19 +167,21 @@ class WebSocket:
                 self._mask = 0  # until it is so: a Ctrl-C comes between any two lines
                 self._watch.modify(self.socket, mask)
                 self._mask = mask
-            if awake_s > 0 and self._comes_within(awake_s if timeout is None else min(awake_s, timeout)):
-                return True
+            if awake_until > 0 and timeout is not None:
+                deadline = time.monotonic() + timeout
+                if self._comes_by(min(awake_until, deadline)):
+                    return True
+                timeout = max(0.0, deadline - time.monotonic())
             return bool(self._watch.poll(None if timeout is None else timeout * 1000)) or self._is_overdue()
         except (OSError, ValueError):  # closed meanwhile
             return True
 
-    def _comes_within(self, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        while not self._watch.poll(0):
-            if time.monotonic() >= end:
-                return False
+    def _comes_by(self, end: float) -> bool:
+        while time.monotonic() < end:
+            if self._watch.poll(0):
+                return True
             os.sched_yield()
-        return True
+        return False
 
     @property
     def has_more(self) -> bool:
