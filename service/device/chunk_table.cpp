@@ -14,7 +14,8 @@ namespace {
 
 /// Bytes of one rank that a task covers: small beside the share of a thread, but no smaller than what memory likes to
 /// be read in. Threads that take turns in shorter stretches spoil each other's prefetching (docs/performance.md).
-constexpr std::uint64_t kFewestTaskBytes = 256U << 10;
+constexpr std::uint64_t kFewestTaskBytes = 128U << 10;
+constexpr std::uint64_t kShortTaskBytes = 256U << 10;  ///< no fewer where that leaves a task to each thread
 constexpr std::uint64_t kMostTaskBytes = 512U << 10;
 constexpr std::uint64_t kTasksOfThread = 4;  ///< of a bucket, at least, where it is large enough
 /// A task is not ended between parts that read the same stretch of the input, unless it is this large.
@@ -83,7 +84,9 @@ class Cutting {
         bytes += plan_.parts[part].elements * plan::size_of(bucket.dtype);
       }
     }
-    full_task_ = std::clamp(bytes / (kTasksOfThread * threads_), kFewestTaskBytes, kMostTaskBytes);
+    const std::uint64_t share = bytes / threads_;
+    full_task_ =
+        std::clamp(share / kTasksOfThread, std::clamp(share, kFewestTaskBytes, kShortTaskBytes), kMostTaskBytes);
     first_task_ = static_cast<std::uint32_t>(table_.tasks.size());
     task_bytes_ = full_task_;  // the first chunk opens a task
   }

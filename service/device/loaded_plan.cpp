@@ -8,8 +8,8 @@ namespace gradsync::device {
 
 namespace {
 
-constexpr std::uint64_t kCacheBytes = 128U
-                                      << 20;  ///< more than the last level that two CPUs share has on most machines
+/// More than the last level of cache that two CPUs share has on most machines.
+constexpr std::uint64_t kCacheBytes = 128U << 20;
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <boost/align/aligned_allocator.hpp>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -104,6 +105,17 @@ class Memory {
   double at(std::size_t i) { return decode(dtype_, begin() + i * width(dtype_)); }
 
   bool operator==(const Memory& other) const { return bytes_ == other.bytes_; }
+
+  /// The same elements, and nothing written beside them, wherever they are.
+  [[nodiscard]] bool holds_what(const Memory& other) const {
+    Memory moved(dtype_, count_, skew_);
+    std::copy_n(
+        other.bytes_.begin() + static_cast<std::ptrdiff_t>(other.skew_ * width(dtype_)),
+        count_ * width(dtype_),
+        moved.bytes_.begin() + static_cast<std::ptrdiff_t>(skew_ * width(dtype_))
+    );
+    return bytes_ == moved.bytes_;
+  }
 
  private:
   DType dtype_;

@@ -33,16 +33,18 @@ TEST(ChunkTable, whole_tensors_are_cut_at_fixed_places) {
   EXPECT_EQ(table.chunks[2].first, 32'768U);
   EXPECT_THAT(of(table.chunks[3]), ElementsAre(0, 1, 3));
   EXPECT_THAT(table.work, ElementsAre(0, 1, 2, 3));
-  EXPECT_EQ(table.tasks.size(), 1U);
+  EXPECT_EQ(table.tasks.size(), 2U);  // of 128 KiB
   EXPECT_EQ(table.of_tensor[0].end, 3U);
 }
 
 TEST(ChunkTable, a_bucket_is_some_tasks_for_each_thread_none_short_and_none_long) {
   const ShardedTensor tensor = replicated({1'000, 4'096}, {{0, 1}});  // 16 MB, a chunk is 64 KiB
   const auto tasks_for = [&](std::size_t threads) { return table_of({tensor}, threads).tasks.size(); };
-  EXPECT_EQ(tasks_for(1), 32U);   // of 512 KiB
-  EXPECT_EQ(tasks_for(12), 42U);  // of a quarter of a thread's share, in whole chunks
-  EXPECT_EQ(tasks_for(64), 63U);  // of 256 KiB
+  EXPECT_EQ(tasks_for(1), 32U);     // of 512 KiB
+  EXPECT_EQ(tasks_for(12), 42U);    // of a quarter of a thread's share, in whole chunks
+  EXPECT_EQ(tasks_for(64), 63U);    // of 256 KiB
+  EXPECT_EQ(tasks_for(100), 84U);   // of a thread's share, in whole chunks
+  EXPECT_EQ(tasks_for(200), 125U);  // of 128 KiB
   const std::vector<Chunk> few = table_of({tensor}, 1).chunks;
   const std::vector<Chunk> many = table_of({tensor}, 64).chunks;
   ASSERT_EQ(few.size(), many.size());
