@@ -85,17 +85,22 @@ void IoWatch::begin(TimePoint now) {
 void IoWatch::end(const Turn& turn, TimePoint now) {
   const Duration took = now - turn.begin_;
   seconds_.Observe(seconds(took));
-  if (took <= kLongTurn) {
+  const bool limited = abort_above_.count() > 0;
+  if (took <= (limited ? std::min<Duration>(kLongTurn, abort_above_) : kLongTurn)) {
     return;
   }
   const Duration computed = this->computed(turn.begin_, now);
   std::string what = described(turn.what_, turn.text_);
-  if (abort_above_.count() > 0 && computed > abort_above_) {
+  if (limited && computed > abort_above_) {
     const std::string why = fmt::format(
         "the io thread computed for {:.0f} ms in '{}', the limit is {} ms", ms(computed), what, abort_above_.count()
     );
     spdlog::critical("{}", why);
+    spdlog::shutdown();  // what is logged is written by another thread
     GRADSYNC_ASSERT(computed <= abort_above_, why.c_str());
+  }
+  if (took <= kLongTurn) {
+    return;
   }
   if (computed > kLongTurn) {
     computed_.Increment();

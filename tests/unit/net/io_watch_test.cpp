@@ -118,5 +118,16 @@ TEST_F(IoWatchTest, ends_the_process_where_a_test_asked_for_it) {
   );
 }
 
+TEST_F(IoWatchTest, a_limit_below_what_is_a_long_turn_is_one_as_well) {
+  watch_.abort_above(Milliseconds{1});
+  EXPECT_DEATH(
+      {
+        const IoWatch::Turn turn(watch_, "a plan");
+        compute(Milliseconds{5});
+      },
+      "computed for .* ms in 'a plan', the limit is 1 ms"
+  );
+}
+
 }  // namespace
 }  // namespace gradsync::net
