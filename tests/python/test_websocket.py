@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from websockets.uri import parse_uri
 import gradsync
 from gradsync import _awake, _turns, _websocket
 from gradsync._awake import Awake
+from gradsync._pending import NOTHING
 from gradsync._websocket import WebSocket
 from gradsync.errors import ConnectionLost
 
@@ -222,6 +224,14 @@ def test_an_attached_rank_waits_awake_for_answers_that_come_in_a_moment(
         client.status()
     assert not waits[0]
     assert waits[-1]
+
+
+def test_an_answer_that_is_there_is_read_without_patience(client: gradsync.Client) -> None:
+    channel = client._channel
+    client.status()  # the next answer is read by who waits for it
+    pending = channel._submit("status.get", "{}", idempotent=True, session=False, wait=False)
+    assert select.select([channel._connection._held.socket], [], [], WAIT_S)[0]
+    assert channel._connection.wait(pending, 0) is not NOTHING
 
 
 @pytest.mark.parametrize(

@@ -146,11 +146,13 @@ class Connection:
         began = time.monotonic()
         awake_until = began + self._awake.begin(began)
         left = timeout
-        while not pending.done and left > 0:
-            within = min(SLICE_S, left)
+        while not pending.done:
+            within = max(0.0, min(SLICE_S, left))
             if not self._read_for(pending, within, awake_until):
                 pending.wait(within)
             left = began + timeout - time.monotonic()
+            if left <= 0:
+                break
         self._awake.end(began, pending.done)
         return pending.result() if pending.done else NOTHING
 
