@@ -80,6 +80,10 @@ class HostLane::Queue {
   void submit(LaneCommand command) {
     if (const auto* width = std::get_if<SetWidth>(&command)) {
       pool_.set_width(width->wide ? pool_.threads() : std::max(1, pool_.threads() / 2));
+      // Narrow is what the first call of a step makes it: one that takes a moment may soon have the others.
+      if (!width->wide && small_.load(std::memory_order_relaxed)) {
+        pool_.stir();
+      }
       return;
     }
     std::optional<LaneCommand> small;
@@ -97,6 +101,7 @@ class HostLane::Queue {
       if (commands_.size() == 1 && executor_.is_small(commands_.front())) {
         small = take();
       }
+      small_.store(small.has_value(), std::memory_order_relaxed);
     }
     if (small) {
       const Executing executing{*this};
@@ -247,6 +252,7 @@ class HostLane::Queue {
   std::optional<Attempt> running_;
   bool executing_ = false;  ///< some thread uses the executor and the pool
   bool stop_ = false;
+  std::atomic<bool> small_{false};   ///< the last command was executed where it was submitted
   std::atomic<bool> cancel_{false};  ///< the running attempt is aborted; seen by the chunks at once
   WorkerPool pool_;
   HostExecutor executor_;  ///< of whoever executes

@@ -10,8 +10,8 @@ namespace gradsync::device {
 namespace {
 
 template <typename Condition>
-void linger_until(Condition condition) {
-  const auto end = std::chrono::steady_clock::now() + WorkerPool::kLinger;
+void linger_until(Condition condition, std::chrono::microseconds longest = WorkerPool::kLinger) {
+  const auto end = std::chrono::steady_clock::now() + longest;
   while (!condition() && std::chrono::steady_clock::now() < end) {
     std::this_thread::yield();
   }
@@ -57,6 +57,17 @@ void WorkerPool::set_width(int width) {
   }
 }
 
+void WorkerPool::stir() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (tasks_ <= 1) {
+      return;  // nor will the next job have work for them
+    }
+    ++stirs_;
+  }
+  wake_.notify_all();
+}
+
 void WorkerPool::run(std::uint32_t tasks, PoolJob& job) {
   if (tasks == 0) {
     return;
@@ -86,14 +97,22 @@ bool WorkerPool::wanted(std::size_t worker) const {
 
 void WorkerPool::work(std::size_t worker) {
   std::unique_lock lock(mutex_);
+  std::uint64_t stirs = stirs_;
   while (true) {
-    wake_.wait(lock, [&] { return stop_ || wanted(worker); });
+    wake_.wait(lock, [&] { return stop_ || wanted(worker) || stirs != stirs_; });
     if (stop_) {
       return;
     }
+    stirs = stirs_;
+    const std::uint64_t begun = begun_.load(std::memory_order_relaxed);
+    if (!wanted(worker)) {
+      lock.unlock();
+      linger_until([&] { return begun_.load(std::memory_order_relaxed) != begun; }, kStirred);
+      lock.lock();
+      continue;
+    }
     PoolJob& job = *job_;
     const std::uint32_t tasks = tasks_;
-    const std::uint64_t begun = begun_.load(std::memory_order_relaxed);
     active_.fetch_add(1, std::memory_order_relaxed);
     lock.unlock();
     claim(worker, tasks, job);

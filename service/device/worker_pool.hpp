@@ -1,7 +1,8 @@
 #pragma once
 // Threads that share the tasks of one job. Created once, named, parked between jobs, joined at the end. The thread that
 // calls `run` works too and counts as worker 0. After a job a worker within the width looks for the next one for
-// kLinger before it parks: the passes of a step follow each other sooner than a thread is woken.
+// kLinger before it parks: the passes of a step follow each other sooner than a thread is woken. `stir` lets parked
+// ones look for kStirred, where the first job of a step is about to come.
 //
 // Invariants: tasks are claimed one at a time, so a thread that is slowed by a busy trainer leaves its share to the
 // others; `run` returns when every task is done and no worker touches the job any more. The width may change from any
@@ -30,6 +31,7 @@ class PoolJob {
 class WorkerPool {
  public:
   static constexpr std::chrono::microseconds kLinger{50};
+  static constexpr std::chrono::microseconds kStirred{200};
 
   WorkerPool(int threads, const std::string& name);  ///< `threads` ≥ 1, the caller of `run` included
   ~WorkerPool();
@@ -39,6 +41,7 @@ class WorkerPool {
   [[nodiscard]] int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   void set_width(int width);                    ///< 1 … threads(); any thread
+  void stir();                                  ///< any thread; waits for nothing
   void run(std::uint32_t tasks, PoolJob& job);  ///< one thread only
 
  private:
@@ -49,9 +52,10 @@ class WorkerPool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable done_;
-  PoolJob* job_ = nullptr;  ///< guarded by mutex_, as are the next two
+  PoolJob* job_ = nullptr;  ///< guarded by mutex_, as are the next three
   std::uint32_t tasks_ = 0;
   bool stop_ = false;
+  std::uint64_t stirs_ = 0;
   std::atomic<int> active_{0};           ///< workers inside the job, the caller not counted; written under mutex_
   std::atomic<std::uint64_t> begun_{0};  ///< jobs, and the end; written under mutex_
   std::atomic<std::uint32_t> next_{0};

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <vector>
 
 namespace gradsync::device {
@@ -125,6 +127,39 @@ TEST(WorkerPool, narrowing_reaches_work_that_is_already_running) {
 
   pool.run(10'000, job_after);
   EXPECT_LE(job_after.late_, 1);
+}
+
+TEST(WorkerPool, stirred_workers_take_jobs_as_others_do) {
+  for (int round = 0; round < 50; ++round) {
+    WorkerPool pool(3, "test");
+    std::atomic<bool> stop{false};
+    std::thread stirring([&] {
+      while (!stop) {
+        pool.stir();
+      }
+    });
+    for (int run = 0; run < 20; ++run) {
+      pool.set_width(1 + run % 3);
+      CountingJob job(40);
+      pool.run(40, job);
+      EXPECT_TRUE(job.each_ran_once());
+      EXPECT_LE(job.workers().size(), 1 + run % 3U);
+    }
+    stop = true;
+    stirring.join();
+    pool.stir();  // and it ends
+  }
+}
+
+TEST(WorkerPool, stirred_workers_park_where_nothing_comes) {
+  WorkerPool pool(2, "test");
+  CountingJob before(2);
+  pool.run(2, before);
+  pool.stir();
+  std::this_thread::sleep_for(2 * WorkerPool::kStirred);
+  MeetingJob job(2);
+  pool.run(2, job);
+  EXPECT_TRUE(job.met());
 }
 
 }  // namespace
