@@ -145,52 +145,55 @@ def test_what_does_not_come_is_waited_for_awake_and_then_asleep(peer: Peer) -> N
     assert len(looks.timeouts) == 1
 
 
-class Clock:
-    """The time that `_awake` reads."""
+class Calling:
+    """A rank that calls, and the time between."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, cpus: float) -> None:
+    def __init__(self, ranks: int | None = 2, cpus: float = 2) -> None:
         self.now = 100.0
-        monkeypatch.setattr(_awake.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(_awake, "available_cpus", lambda: cpus)
+        self.awake = Awake()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_awake, "available_cpus", lambda: cpus)
+            if ranks is not None:
+                self.awake.seat(ranks)
 
-    def call(self, awake: Awake, *, took: float, after: float = 0.01, answered: bool = True) -> float:
-        """How long it would have waited awake."""
+    def call(self, *, took: float, after: float = 0.01, answered: bool = True) -> bool:
+        """Whether it would have waited awake."""
         self.now += after
-        began, seconds = self.now, awake.begin(self.now)
+        began, until = self.now, self.awake.until(self.now)
+        assert until == 0 or until == pytest.approx(began + 2e-3)
         self.now += took
-        awake.end(began, answered)
-        return seconds
+        self.awake.end(began, took, answered)
+        return until != 0
 
 
-def test_an_answer_is_waited_for_awake_after_two_that_took_neither_short_nor_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, awake = Clock(monkeypatch, cpus=2), Awake()
-    awake.seat(2)
-    took_and_then = [(1e-3, 0), (1e-3, 0), (2e-4, 2e-3), (1e-4, 2e-3), (2e-4, 0), (1e-3, 0), (1.9e-3, 0), (0.1, 2e-3)]
-    for took, seconds in took_and_then:
-        assert clock.call(awake, took=took) == seconds
-    assert clock.call(awake, took=1e-3) == 0
+def test_an_answer_is_waited_for_awake_after_two_that_took_neither_short_nor_long() -> None:
+    calling = Calling()
+    took = [1e-3, 1e-3, 2e-4, 1e-4, 2e-4, 1e-3, 1.9e-3, 0.1, 1e-3]
+    assert [calling.call(took=seconds) for seconds in took] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
-def test_nobody_waits_awake_who_called_at_once_or_was_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, awake = Clock(monkeypatch, cpus=2), Awake()
-    awake.seat(2)
-    for _ in range(3):
-        clock.call(awake, took=1e-3)
-    assert clock.call(awake, took=1e-3, after=1e-4) == 0
-    assert clock.call(awake, took=1e-3, answered=False) == 2e-3
-    assert clock.call(awake, took=1e-3) == 0
+def test_nobody_waits_awake_who_called_at_once_or_was_not_answered() -> None:
+    calling = Calling()
+    assert [calling.call(took=1e-3) for _ in range(3)] == [False, False, True]
+    assert not calling.call(took=1e-3, after=1e-4)
+    assert calling.call(took=1e-3, answered=False)
+    assert not calling.call(took=1e-3)
 
 
 @pytest.mark.parametrize(("ranks", "cpus"), [(3, 2), (2, 1.5), (None, 2)])
-def test_nobody_waits_awake_without_a_cpu_for_each_rank(
-    ranks: int | None, cpus: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, awake = Clock(monkeypatch, cpus), Awake()
-    if ranks is not None:
-        awake.seat(ranks)
-    assert [clock.call(awake, took=1e-3) for _ in range(4)] == [0, 0, 0, 0]
+def test_nobody_waits_awake_without_a_cpu_for_each_rank(ranks: int | None, cpus: float) -> None:
+    calling = Calling(ranks, cpus)
+    assert not any(calling.call(took=1e-3) for _ in range(4))
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("150000 100000\n", 1.5), ("max 100000\n", 8), ("", 8), (None, 8)])

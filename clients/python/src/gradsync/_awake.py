@@ -9,7 +9,6 @@ and more ranks than there are CPUs.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 __all__ = ["Awake", "available_cpus"]
@@ -32,18 +31,18 @@ class Awake:
         """This is one of so many ranks of a job, which compete for the CPUs."""
         self._spare = ranks <= available_cpus()
 
-    def begin(self, now: float) -> float:
-        """How long the answer to a call that begins now is waited for awake, in seconds."""
-        return _UNTIL_S if self._spare and self._in_a_row >= _IN_A_ROW and now - self._answered >= _APART_S else 0.0
+    def until(self, now: float) -> float:
+        """Until when, by the monotonic clock, the answer to a call that begins now is waited for awake; 0: not."""
+        if self._in_a_row < _IN_A_ROW or not self._spare or now - self._answered < _APART_S:
+            return 0.0
+        return now + _UNTIL_S
 
-    def end(self, began: float, answered: bool) -> None:
-        """A call has its answer, or is not waited for any longer."""
-        now = time.monotonic()
+    def end(self, began: float, took: float, answered: bool) -> None:
+        """A call has its answer after `took` seconds, or is not waited for any longer."""
+        self._answered = began + took
         # Awake it comes sooner, and shall not undo itself by that.
         shortest = _FROM_S if self._in_a_row < _IN_A_ROW else _FROM_S / 2
-        fits = answered and shortest <= now - began <= _UNTIL_S
-        self._in_a_row = self._in_a_row + 1 if fits else 0
-        self._answered = now
+        self._in_a_row = self._in_a_row + 1 if shortest <= took <= _UNTIL_S and answered else 0
 
 
 def available_cpus() -> float:

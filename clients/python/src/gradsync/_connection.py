@@ -144,7 +144,7 @@ class Connection:
             GradsyncError: what the daemon answered, or what was lost.
         """
         began = time.monotonic()
-        awake_until = began + self._awake.begin(began)
+        awake_until = self._awake.until(began)
         left = timeout
         while not pending.done:
             within = max(0.0, min(SLICE_S, left))
@@ -153,7 +153,7 @@ class Connection:
             left = began + timeout - time.monotonic()
             if left <= 0:
                 break
-        self._awake.end(began, pending.done)
+        self._awake.end(began, timeout - left, pending.done)
         return pending.result() if pending.done else NOTHING
 
     def close(self, *, brief: bool = False) -> None:
