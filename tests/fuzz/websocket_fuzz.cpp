@@ -291,7 +291,9 @@ class World {
       return;
     }
     REQUIRE(is_prefix(handed_up, heard.texts));
-    REQUIRE(is_prefix(said.pongs, heard.pings));
+    // While the server is closing, what ends a connection otherwise may count no more, and what is behind it may again.
+    const bool outlived = act == 'B' && heard.ends;
+    REQUIRE(outlived || is_prefix(said.pongs, heard.pings));
     if (act == 'F') {
       return;
     }
@@ -304,12 +306,11 @@ class World {
     if (act == 'B') {
       replies.insert(replies.end(), {"first", "last"});
       heard.codes.insert({kTold, 1002, 1007});  // until the replies are out, what comes may be wrong in its own way
-      heard.codes.insert(heard.closes.begin(), heard.closes.end());  // or be a close frame, which has the same answer
     }
     REQUIRE(is_prefix(said.texts, replies));
     const bool dropped =
         said.closed && said.code == kTryAgainLater && said.reason.find("half sent") != std::string::npos;
-    if (dropped || closed || connection.closed) {
+    if (dropped || closed || connection.closed || outlived) {
       return;
     }
     REQUIRE(handed_up == heard.texts);

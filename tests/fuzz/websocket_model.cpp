@@ -225,13 +225,6 @@ Heard heard_from_client(std::string_view stream, std::size_t message_bytes) {
     }
     stream = rest.substr(there);
   }
-  while (const std::optional<Header> header = header_of(stream)) {
-    const std::string_view rest = stream.substr(header->size);
-    if (header->opcode == kClose && header->masked && header->length >= 2 && rest.size() >= 2) {
-      heard.closes.insert((byte_at(rest, 0) ^ header->key[0]) << 8 | (byte_at(rest, 1) ^ header->key[1]));
-    }
-    stream = rest.substr(static_cast<std::size_t>(std::min<std::uint64_t>(header->length, rest.size())));
-  }
   if (!heard.ends && reader.doubtful()) {
     heard.codes = {0, kBadPayload};
     heard.alive = false;

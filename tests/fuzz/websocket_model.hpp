@@ -24,10 +24,9 @@ struct Heard {
   std::vector<std::string> pings;
   /// Codes of the close frame that are right then; 0: no close frame, or one without a code.
   std::set<unsigned> codes;
-  std::set<unsigned> closes;  ///< codes of the client's own close frames, those behind the end included
-  bool ends = false;          ///< the server has to end the connection, whatever comes after
-  bool unclear = false;       ///< whether it ended there
-  bool alive = true;          ///< and it has not ended, nor broken off in a frame that may end it
+  bool ends = false;     ///< the server has to end the connection, whatever comes after
+  bool unclear = false;  ///< whether it ended there
+  bool alive = true;     ///< and it has not ended, nor broken off in a frame that may end it
 };
 
 /// Frames of a client. `message_bytes`: longer messages are refused.
