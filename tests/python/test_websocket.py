@@ -20,7 +20,7 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 import gradsync
-from gradsync import _awake, _turns, _websocket
+from gradsync import _awake, _connection, _turns, _websocket
 from gradsync._awake import Awake
 from gradsync._pending import NOTHING
 from gradsync._websocket import WebSocket
@@ -210,6 +210,7 @@ def test_cpus_are_those_of_affinity_and_of_the_containers_quota(
 def test_an_attached_rank_waits_awake_for_answers_that_come_in_a_moment(
     client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_connection, "SHORT_S", 0)
     monkeypatch.setattr(_awake, "_FROM_S", 0)
     monkeypatch.setattr(_awake, "_APART_S", 0)
     monkeypatch.setattr(_awake, "_UNTIL_S", WAIT_S)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["Awake", "available_cpus"]
+__all__ = ["SHORT_S", "Awake", "available_cpus"]
+
+SHORT_S = 100e-6  #: answers that come sooner need not be noted where none was that took longer
 
 _FROM_S, _UNTIL_S = 300e-6, 2e-3
 _IN_A_ROW = 2  # so many answers that took that long, before one is waited for awake
@@ -23,7 +25,7 @@ class Awake:
     """Of one connection; threads may disagree about it without harm."""
 
     def __init__(self) -> None:
-        self._in_a_row = 0
+        self.in_a_row = 0  #: answers that took neither short nor long, and nothing between them
         self._answered = 0.0
         self._spare = False
 
@@ -33,7 +35,7 @@ class Awake:
 
     def until(self, now: float) -> float:
         """Until when, by the monotonic clock, the answer to a call that begins now is waited for awake; 0: not."""
-        if self._in_a_row < _IN_A_ROW or not self._spare or now - self._answered < _APART_S:
+        if self.in_a_row < _IN_A_ROW or not self._spare or now - self._answered < _APART_S:
             return 0.0
         return now + _UNTIL_S
 
@@ -41,8 +43,8 @@ class Awake:
         """A call has its answer after `took` seconds, or is not waited for any longer."""
         self._answered = began + took
         # Awake it comes sooner, and shall not undo itself by that.
-        shortest = _FROM_S if self._in_a_row < _IN_A_ROW else _FROM_S / 2
-        self._in_a_row = self._in_a_row + 1 if shortest <= took <= _UNTIL_S and answered else 0
+        shortest = _FROM_S if self.in_a_row < _IN_A_ROW else _FROM_S / 2
+        self.in_a_row = self.in_a_row + 1 if shortest <= took <= _UNTIL_S and answered else 0
 
 
 def available_cpus() -> float:

@@ -23,7 +23,7 @@ from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
-from ._awake import Awake
+from ._awake import SHORT_S, Awake
 from ._calls import Calls
 from ._handshake import Deadlines, ask, shake_hands
 from ._pending import NOTHING, SLICE_S, Pending, Subscription
@@ -144,7 +144,8 @@ class Connection:
             GradsyncError: what the daemon answered, or what was lost.
         """
         began = time.monotonic()
-        awake_until = self._awake.until(began)
+        awake = self._awake
+        awake_until = awake.until(began) if awake.in_a_row else 0.0
         left = timeout
         while not pending.done:
             within = max(0.0, min(SLICE_S, left))
@@ -153,7 +154,8 @@ class Connection:
             left = began + timeout - time.monotonic()
             if left <= 0:
                 break
-        self._awake.end(began, timeout - left, pending.done)
+        if awake.in_a_row or timeout - left > SHORT_S:  # not for a step of microseconds
+            awake.end(began, timeout - left, pending.done)
         return pending.result() if pending.done else NOTHING
 
     def close(self, *, brief: bool = False) -> None:
