@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -83,8 +84,9 @@ class Other:
             fence = {"epoch": rank.epoch, "attempt": rank.attempt, "step": 1}
             rank.call("norm.compute", **fence, ready="all")
         assert self.told() is None
-        while state in WAITS_IN and self.seat(rank)["waiting_in"] != WAITS_IN[state]:
-            pass
+        deadline = time.monotonic() + DEADLINE_S
+        while state in WAITS_IN and (waiting := self.seat(rank)["waiting_in"]) != WAITS_IN[state]:
+            assert time.monotonic() < deadline, f"rank 1 waits in {waiting!r}, not in {WAITS_IN[state]}"
 
     def seat(self, rank: RawRank) -> Any:
         """What the daemon tells rank 0 of rank 1."""
