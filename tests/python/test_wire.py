@@ -57,6 +57,17 @@ def test_text_that_is_no_json_is_a_protocol_error() -> None:
         load("<html>")
 
 
+@pytest.mark.parametrize("text", ['{"a":1}', ' {"a":1}', '{"a":1}\n', '\t{ "a" : 1 } ', b' {"a":1}'])
+def test_space_around_json_is_nothing(text: str | bytes) -> None:
+    assert load(text) == {"a": 1}
+
+
+@pytest.mark.parametrize("text", ['{"a":1}{"b":2}', '{"a":1} x', '{"a":1', "{", "", " ", '{"a":NaN}x'])
+def test_what_follows_json_is_a_protocol_error(text: str) -> None:
+    with pytest.raises(ProtocolError, match="not JSON"):
+        load(text)
+
+
 def test_a_report_is_decoded_with_names() -> None:
     wire = report(
         7,

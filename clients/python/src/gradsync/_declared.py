@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ._pending import SessionMoved
 from ._policy_state import STATE_VERSION, check_state
 from ._report import StepReport, decode_fence, read_report
-from ._step_request import UNSET, Unset, fence, max_norm_param, timeout_param
+from ._step_request import UNSET, StepParams, Unset, max_norm_param, timeout_param
 from ._tensor import Tensor
-from ._wire import dump
 from .errors import ClipRaised, ConnectionLost, RpcError, UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Declared(ABC):
         self.plan_digest: str = reply["plan_digest"]
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
-        self._first_half: dict[str, Any] = {}  # the params of its compute_norm
+        self._first_half: StepParams | None = None  # of its compute_norm
         self._finished_once = False
         self._retired = False
 
@@ -79,7 +78,7 @@ class Declared(ABC):
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of a step: compute it anew.
         """
         self._check_open()
-        answer = self._step_call(_EXPORT, {}, None)
+        answer = self._step_call(_EXPORT, None, None)
         return {"version": STATE_VERSION, "policies": answer["state"]}
 
     def load_state_dict(self, state: Mapping[str, Any], timeout: float | None = None) -> None:
@@ -97,7 +96,7 @@ class Declared(ABC):
         if self._begun():
             raise UsageError("load_state_dict() belongs between two steps; gradients of this one are ready already")
         if policies:
-            params = fence(self._job) | {"state": policies} | timeout_param(timeout)
+            params = StepParams.of({"state": policies} | timeout_param(timeout))
             wire = self._step_call("policy.import", params, timeout)
             epoch, attempt = decode_fence(wire)
             self._job.note_done(epoch, wire["attempt"])
@@ -113,10 +112,10 @@ class Declared(ABC):
 
     # for data paths
 
-    def _finish(self, step: int, params: dict[str, Any], timeout: float | None) -> StepReport:
+    def _finish(self, step: int, params: StepParams, timeout: float | None) -> StepReport:
         return self._end(step, self._step_call("step.finish", params, timeout))
 
-    def _compute_norm(self, step: int, params: dict[str, Any], timeout: float | None) -> StepReport:
+    def _compute_norm(self, step: int, params: StepParams, timeout: float | None) -> StepReport:
         wire = self._step_call("norm.compute", params, timeout)
         self._half_done, self._first_half = step, params
         return read_report(wire, self._name_of)
@@ -126,7 +125,7 @@ class Declared(ABC):
         step = self._half_done
         if step is None:
             raise UsageError(f"{name} needs the norm of this step; call compute_norm() first")
-        params = fence(self._job) | {"step": step} | how | timeout_param(timeout)
+        params = StepParams.of({"step": step} | how | timeout_param(timeout))
         return self._end(step, self._step_call("clip.apply", params, timeout))
 
     @abstractmethod
@@ -144,7 +143,7 @@ class Declared(ABC):
     def _reset(self) -> None:
         self._half_done = None
 
-    def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+    def _step_call(self, method: str, params: StepParams | None, timeout: float | None) -> dict[str, Any]:
         try:
             return self._call_through(method, params, timeout)
         except RpcError as error:
@@ -155,26 +154,26 @@ class Declared(ABC):
                 self._reset()
             raise
 
-    def _call_through(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+    def _call_through(self, method: str, params: StepParams | None, timeout: float | None) -> dict[str, Any]:
         """One call of a step, whatever daemons end in the meantime."""
+        job = self._job
         first = not self._finished_once
         # With unused tensors it does not say the same: unused after its bucket was ready is an error.
-        instead = params.get("ready") == "all" and "unused" not in params
+        instead = params is not None and params.says_all
         while True:
+            text = "{}" if params is None else params.text(job)
             try:
-                wire: dict[str, Any] = self._job.step_call(method, dump(params), timeout, first=first, instead=instead)
+                wire: dict[str, Any] = job.step_call(method, text, timeout, first=first, instead=instead)
                 return wire
             except SessionMoved:
-                result = self._comeback.settle(self._job.stamp)
+                result = self._comeback.settle(job.stamp)
             if result is not None:
                 if method != _EXPORT:
                     return result
-                self._job.note_done(result["epoch"], result["attempt"])  # by a call that was not waited for
+                job.note_done(result["epoch"], result["attempt"])  # by a call that was not waited for
             self._come_back(timeout)
             if self._half_done is not None and method != "norm.compute":
-                self._call_through("norm.compute", self._first_half | fence(self._job), timeout)
-            if method != _EXPORT:
-                params = params | fence(self._job)
+                self._call_through("norm.compute", self._first_half, timeout)
 
     def _come_back(self, timeout: float | None) -> None:
         self._job.come_back(self._comeback, timeout, stepped=self._finished_once)

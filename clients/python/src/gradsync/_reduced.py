@@ -18,9 +18,8 @@ from ._declared import Declared, some_of
 from ._pending import NOTHING, Pending
 from ._report import StepReport, decode_report
 from ._row import ABSENT, ROW_BYTES, Row
-from ._step_request import UNSET, Unset, max_norm_param, step_params
+from ._step_request import UNSET, StepParams, Unset, max_norm_param, step_params
 from ._tensor import Tensor
-from ._wire import dump
 from ._wire_errors import local_error
 from .errors import NotReady, RpcError, UsageError
 
@@ -114,7 +113,7 @@ class ReducedGrads(Declared):
             RpcError: the step failed on all ranks; write the rows again for the next attempt.
         """
         step, params = self._begin(step, scale, timeout, scaled)
-        return self._finish(step, params | max_norm_param(max_norm), timeout)
+        return self._finish(step, params.plus(max_norm_param(max_norm)), timeout)
 
     def compute_norm(
         self,
@@ -139,7 +138,7 @@ class ReducedGrads(Declared):
             NotReady: rows were not written; nothing was sent and the step stays open.
         """
         step, params = self._begin(step, None, None)
-        return StepUnderway(step, self._job._channel.begin("step.finish", dump(params), self._job.seat))
+        return StepUnderway(step, self._job._channel.begin("step.finish", params.text(self._job), self._job.seat))
 
     def collect(self, underway: StepUnderway, patience: float) -> Callable[[], StepReport] | None:
         """What `begin` asked for, to be decoded by who wants to know; None where it has not come within `patience`.
@@ -182,7 +181,7 @@ class ReducedGrads(Declared):
 
     def _begin(
         self, step: int | None, scale: float | None, timeout: float | None, scaled: bool | None = None
-    ) -> tuple[int, dict[str, Any]]:
+    ) -> tuple[int, StepParams]:
         self._check_open()
         self._check_whole()
         if 0 in self._written:
@@ -194,12 +193,12 @@ class ReducedGrads(Declared):
                 tensors=missing,
             )
         step = self._job.next_step if step is None else step
-        return step, step_params(self._job, step, scale, timeout, "all", (), None, scaled)
+        return step, step_params(step, scale, timeout, "all", (), None, scaled)
 
     def _begun(self) -> bool:
         return any(self._written)
 
-    def _step_call(self, method: str, params: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+    def _step_call(self, method: str, params: StepParams | None, timeout: float | None) -> dict[str, Any]:
         wire = super()._step_call(method, params, timeout)
         self.check = bool(wire.get("check_next", self.check))
         return wire

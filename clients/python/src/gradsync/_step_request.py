@@ -1,18 +1,21 @@
-"""The params of a step's calls, in their wire form."""
+"""The params of a step's calls, in their wire form.
+
+A step waits for its text, so what every call says is written as it is; the encoder of JSON is for the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from ._wire import encode_number
+from ._wire import dump, encode_number
 from .errors import UsageError
 
 if TYPE_CHECKING:
     from ._job import Job
 
-__all__ = ["UNSET", "ReadySet", "Unset", "fence", "max_norm_param", "step_params", "timeout_param"]
+__all__ = ["UNSET", "ReadySet", "StepParams", "Unset", "max_norm_param", "step_params", "timeout_param"]
 
 ReadySet = Literal["all"] | Sequence[int] | None
 
@@ -26,8 +29,26 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 
 
+class StepParams(NamedTuple):
+    """What a call of a step says, but for its attempt: after a restart of the daemon it is another one."""
+
+    members: str  #: of a JSON object, each with a comma before it
+    says_all: bool = False  #: that all buckets are ready, and of no tensor that it is unused
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> StepParams:
+        return cls(_members(params))
+
+    def plus(self, params: Mapping[str, Any]) -> StepParams:
+        """With these besides."""
+        return self._replace(members=self.members + _members(params))
+
+    def text(self, job: Job) -> str:
+        """Of the job's attempt, as JSON."""
+        return f'{{"epoch":{job.epoch},"attempt":{job.attempt}{self.members}}}'
+
+
 def step_params(
-    job: Job,
     step: int,
     scale: float | None,
     timeout: float | None,
@@ -35,10 +56,13 @@ def step_params(
     unused: Sequence[int],
     bucket_digests: Sequence[int] | None,
     scaled: bool | None = None,
-) -> dict[str, Any]:
+) -> StepParams:
     """Of step.finish and norm.compute. With a scale, whatever it is, a loss scaler looks for what is not finite."""
-    params = fence(job) | {"step": step}
-    params["ready"] = "all" if ready is None or ready == "all" else list(ready)
+    every = ready is None or ready == "all"
+    number = step if type(step) is int else dump(step)
+    buckets = '"all"' if every else dump(list(ready or ()))
+    members = f',"step":{number},"ready":{buckets}'
+    params: dict[str, Any] = {}
     if unused:
         params["unused"] = list(unused)
     if scale is not None:
@@ -47,7 +71,9 @@ def step_params(
         params["scaled"] = scaled is not False
     if bucket_digests is not None:
         params["bucket_digests"] = list(bucket_digests)
-    return params if timeout is None else params | timeout_param(timeout)
+    if timeout is not None:
+        params |= timeout_param(timeout)
+    return StepParams(members + _members(params), every and not unused)
 
 
 def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
@@ -57,11 +83,6 @@ def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
     return {"max_norm": None if max_norm is None else encode_number(max_norm)}
 
 
-def fence(job: Job) -> dict[str, Any]:
-    """The attempt that a call belongs to."""
-    return {"epoch": job.epoch, "attempt": job.attempt}
-
-
 def timeout_param(timeout: float | None) -> dict[str, Any]:
     """`timeout_ms` where a timeout was given."""
     if timeout is None:
@@ -69,3 +90,7 @@ def timeout_param(timeout: float | None) -> dict[str, Any]:
     if not timeout > 0:
         raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for the daemon's default")
     return {"timeout_ms": max(1, round(timeout * 1000))}
+
+
+def _members(params: Mapping[str, Any]) -> str:
+    return f",{dump(params)[1:-1]}" if params else ""

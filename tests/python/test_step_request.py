@@ -1,0 +1,86 @@
+"""The params of a step's calls as text: whatever is given, they say what a dictionary of it would."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradsync._step_request import UNSET, StepParams, max_norm_param, step_params
+from gradsync.errors import UsageError
+
+JOB: Any = SimpleNamespace(epoch=7, attempt=3)
+INDICES = st.lists(st.integers(0, 2**32), max_size=5)
+
+
+def said(params: StepParams) -> dict[str, Any]:
+    read = json.loads(params.text(JOB))
+    assert isinstance(read, dict)
+    return read
+
+
+@given(
+    step=st.integers(-(2**70), 2**70),
+    scale=st.none() | st.floats(),
+    timeout=st.none() | st.floats(1e-3, 1e6),
+    ready=st.none() | st.just("all") | INDICES,
+    unused=INDICES,
+    digests=st.none() | INDICES,
+    scaled=st.none() | st.booleans(),
+    max_norm=st.just(UNSET) | st.none() | st.floats(),
+)
+def test_the_text_says_all_that_was_given(
+    step: int,
+    scale: float | None,
+    timeout: float | None,
+    ready: Any,
+    unused: list[int],
+    digests: list[int] | None,
+    scaled: bool | None,
+    max_norm: Any,
+) -> None:
+    params = step_params(step, scale, timeout, ready, unused, digests, scaled)
+    expected: dict[str, Any] = {"epoch": 7, "attempt": 3, "step": step, "ready": "all" if ready is None else ready}
+    if unused:
+        expected["unused"] = unused
+    if scale is not None:
+        expected |= max_norm_param(scale)  # how a number travels
+        expected["scale"] = expected.pop("max_norm")
+    if scaled is not None or scale is not None:
+        expected["scaled"] = scaled is not False
+    if digests is not None:
+        expected["bucket_digests"] = digests
+    if timeout is not None:
+        expected["timeout_ms"] = max(1, round(timeout * 1000))
+    assert said(params) == expected
+    assert params.says_all == (ready in (None, "all") and not unused)
+
+    more = params.plus(max_norm_param(max_norm))
+    assert said(more) == expected | max_norm_param(max_norm)
+    assert more.says_all == params.says_all
+
+
+def test_params_follow_the_attempt_of_the_job() -> None:
+    params = StepParams.of({"step": 4, "abandon": True})
+    assert said(params) == {"epoch": 7, "attempt": 3, "step": 4, "abandon": True}
+    assert not params.says_all
+    after_restart: Any = SimpleNamespace(epoch=8, attempt=0)
+    assert json.loads(params.text(after_restart)) == {"epoch": 8, "attempt": 0, "step": 4, "abandon": True}
+
+
+@pytest.mark.parametrize("step", ["5", '5,"attempt":9', True, 2.5])
+def test_a_step_that_is_no_integer_travels_as_what_it_is(step: Any) -> None:
+    """For the daemon to refuse."""
+    found = said(step_params(step, None, None, None, (), None))
+    assert found["step"] == step
+    assert type(found["step"]) is type(step)
+    assert found["attempt"] == 3
+
+
+def test_a_timeout_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="timeout=0"):
+        step_params(1, None, 0, None, (), None)
