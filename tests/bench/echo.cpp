@@ -3,6 +3,11 @@
 // other is read and forgotten, as a notification is. No JSON, no session, no state, no timer.
 //
 //   bench_echo SOCKET HELLO RESULT    files with the result of the first request of a connection, and of all others
+//   bench_echo SOCKET HELLO RESULT ELEMENTS FILE FILE
+//                                     the same, but two clients are answered together, once both have asked and the
+//                                     bare loops of a step went over their files: the least that step_small can take
+#include "bench/echo_step.hpp"
+
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/basic_stream_socket.hpp>
 #include <boost/asio/generic/stream_protocol.hpp>
@@ -13,11 +18,14 @@
 #include <boost/beast/websocket/stream.hpp>
 
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace {
 
@@ -28,14 +36,19 @@ using Socket = asio::basic_stream_socket<asio::generic::stream_protocol, Executo
 using Acceptor = asio::basic_socket_acceptor<asio::local::stream_protocol, Executor>;
 using boost::system::error_code;
 
-struct Results {
+constexpr std::size_t kRanks = 2;
+
+/// What all connections share.
+struct Server {
   std::string hello;
   std::string other;
+  std::function<void()> step;                  ///< empty: nobody waits for anybody
+  std::vector<std::function<void()>> waiting;  ///< the answers of those who have asked
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
-  Connection(Socket socket, const Results& results) : stream_(std::move(socket)), results_(results) {
+  Connection(Socket socket, Server& server) : stream_(std::move(socket)), server_(server) {
     stream_.set_option(websocket::stream_base::decorator([](websocket::response_type& response) {
       response.set(boost::beast::http::field::sec_websocket_protocol, "gradsync.v1.jsonrpc");
     }));
@@ -72,9 +85,22 @@ class Connection : public std::enable_shared_from_this<Connection> {
     const std::size_t begin = at + kId.size();
     reply_ = R"({"jsonrpc":"2.0","id":)";
     reply_.append(text.substr(begin, text.find(',', begin) - begin));
-    reply_.append(",\"result\":").append(greeted_ ? results_.other : results_.hello).push_back('}');
-    greeted_ = true;
+    reply_.append(",\"result\":").append(greeted_ ? server_.other : server_.hello).push_back('}');
     buffer_.consume(buffer_.size());
+    if (!std::exchange(greeted_, true) || !server_.step) {
+      write();
+      return;
+    }
+    server_.waiting.emplace_back([self = shared_from_this()] { self->write(); });
+    if (server_.waiting.size() == kRanks) {
+      server_.step();
+      for (const std::function<void()>& answer : std::exchange(server_.waiting, {})) {
+        answer();
+      }
+    }
+  }
+
+  void write() {
     stream_.async_write(asio::buffer(reply_), [self = shared_from_this()](error_code error, std::size_t) {
       if (!error) {
         self->read();
@@ -83,18 +109,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
   }
 
   websocket::stream<Socket, false> stream_;
-  const Results& results_;
+  Server& server_;
   boost::beast::flat_buffer buffer_;
   std::string reply_;
   bool greeted_ = false;
 };
 
-void accept(Acceptor& acceptor, const Results& results) {
+void accept(Acceptor& acceptor, Server& server) {
   acceptor.async_accept([&](error_code error, auto socket) {
     if (!error) {
-      std::make_shared<Connection>(Socket(std::move(socket)), results)->start();
+      std::make_shared<Connection>(Socket(std::move(socket)), server)->start();
     }
-    accept(acceptor, results);
+    accept(acceptor, server);
   });
 }
 
@@ -107,13 +133,16 @@ std::string contents(const char* path) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::cerr << "usage: bench_echo SOCKET HELLO RESULT\n";
+  if (argc != 4 && argc != 7) {
+    std::cerr << "usage: bench_echo SOCKET HELLO RESULT [ELEMENTS FILE FILE]\n";
     return 64;
   }
-  const Results results{contents(argv[2]), contents(argv[3])};
+  Server server{contents(argv[2]), contents(argv[3]), {}, {}};
+  if (argc == 7) {
+    server.step = gradsync::floors::step_over_files(std::stoull(argv[4]), argv[5], argv[6]);
+  }
   asio::io_context io{1};
   Acceptor acceptor{io, asio::local::stream_protocol::endpoint(argv[1])};
-  accept(acceptor, results);
+  accept(acceptor, server);
   io.run();
 }

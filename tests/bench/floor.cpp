@@ -2,18 +2,13 @@
 // clipping, in the barest loop this compiler makes for this machine (built with -Ofast -march=native, unlike anything
 // else here). No protocol, no readiness, no fixed summation order, no NaN rule, no watch: a bound to compare with,
 // never a competitor.
-//
-//   reduce pass   read both ranks' buffers, write one, sum the squares of what was written
-//   scale pass    read that one and write both
-//
-// Per element of both ranks that is 3 reads and 3 writes. The floor of the benchmarks that scatter is in
-// floor_scatter.hpp. Commands arrive on stdin, one per line: `fill`, `step`, `quit`.
+// The loops are in floor_step.hpp, those of the benchmarks that scatter in floor_scatter.hpp. Commands arrive on stdin,
+// one per line: `fill`, `step`, `quit`.
 #include "bench/floor_scatter.hpp"
+#include "bench/floor_step.hpp"
 #include "bench/floor_team.hpp"
 
-#include <bit>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <iostream>
 #include <string>
@@ -21,46 +16,6 @@
 
 namespace gradsync::floors {
 namespace {
-
-constexpr double kMaxNorm = 1.0;
-
-struct Bfloat16 {
-  std::uint16_t bits;
-};
-
-inline float widen(float value) { return value; }
-
-inline float widen(Bfloat16 value) { return std::bit_cast<float>(std::uint32_t{value.bits} << 16); }
-
-inline void narrow(float value, float& out) { out = value; }
-
-inline void narrow(float value, Bfloat16& out) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  out.bits = static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-template <typename T>
-float reduce(T* __restrict a, const T* __restrict b, std::size_t count) {
-  float squares = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    T stored;
-    narrow((widen(a[i]) + widen(b[i])) * 0.5F, stored);
-    a[i] = stored;
-    const float value = widen(stored);
-    squares += value * value;
-  }
-  return squares;
-}
-
-template <typename T>
-void scale(T* __restrict a, T* __restrict b, std::size_t count, float coefficient) {
-  for (std::size_t i = 0; i < count; ++i) {
-    T scaled;
-    narrow(widen(a[i]) * coefficient, scaled);
-    a[i] = scaled;
-    b[i] = scaled;
-  }
-}
 
 template <typename T>
 class StepFloor {
@@ -80,14 +35,7 @@ class StepFloor {
 
   double step() {
     const auto begin = std::chrono::steady_clock::now();
-    const double squares = team_.pass(count_, [this](std::size_t at, std::size_t count) {
-      return double{reduce(a_ + at, b_ + at, count)};
-    });
-    const auto coefficient = static_cast<float>(std::min(1.0, kMaxNorm / std::sqrt(squares)));
-    team_.pass(count_, [this, coefficient](std::size_t at, std::size_t count) {
-      scale(a_ + at, b_ + at, count, coefficient);
-      return 0.0;
-    });
+    bare_step(a_, b_, count_, team_);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 

@@ -66,9 +66,13 @@ class Process:
         try:
             self._child.wait(10)
         except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+            self.kill()
         self._errors.close()
+
+    def kill(self) -> None:
+        """Ends it by SIGKILL."""
+        self._child.kill()
+        self._child.wait()
 
 
 class Ranks:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attach_again
 import clip_dtensor
 import declare
 import first_step
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     ),
     "step_empty": functools.partial(step_empty.run, "step_empty"),
     "first_step": functools.partial(first_step.run, "first_step"),
+    "attach_again": functools.partial(attach_again.run, "attach_again"),
     "reduce_scatter_fp32_100m": functools.partial(scatter.run, "reduce_scatter_fp32_100m", 1, 8.0),
     "hsdp_fp32_100m": functools.partial(scatter.run, "hsdp_fp32_100m", 2, 5.0),
     "clip_dtensor_2k": functools.partial(clip_dtensor.run, "clip_dtensor_2k", 5000, 3.0),

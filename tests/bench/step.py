@@ -6,6 +6,7 @@ import contextlib
 import os
 import statistics
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,30 @@ import torch
 import results
 from gradients import MAX_NORM, compare, dtype_of, expected, result, tensor_sizes
 from processes import Floor, Ranks, Unavailable, private_daemon
+from step_empty import echo_server, recorded_frames
 
 WORLD_SIZE = 2
 WARM_UP_ROUNDS = 2
 PEERS = ("torch_gloo", "deepspeed_shm")
 READY_EACH = "ours, a ready call per tensor"
+BARE_SERVER = "bare_server"
 # How far a right result may be from the fp64 one: torch keeps the norm in the gradients' own type.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+
+
+@contextlib.contextmanager
+def bare_server(binaries: Path, elements: int, folder: Path, environment: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """What ranks of contender `bare_server` need: the server, the ranks' memory, and the frames of a step."""
+    with tempfile.TemporaryDirectory(prefix="gradsync-bench-", dir="/dev/shm") as memory:
+        files = [str(Path(memory) / f"rank{rank}") for rank in range(WORLD_SIZE)]
+        for rank, file in enumerate(files):
+            with open(file, "wb") as empty:
+                empty.truncate((elements + 1) * 4)
+            environment[f"BENCH_RANK_{rank}"] = file
+        frames = recorded_frames(environment["GRADSYNC_ADDRESS"])
+        step = [str(elements), *files]
+        with echo_server(binaries / "bench_echo", folder, frames["result"], step) as environment["BENCH_ECHO"]:
+            yield {"frames": frames}
 
 
 def run(
@@ -35,7 +53,8 @@ def run(
 ) -> dict[str, Any]:
     """`wanted` as `results.write` reads it from `config`; a short step is taken in more rounds.
 
-    With `ready` "all" ours says so once for all tensors, as the peers do; with a call per tensor it is measured beside.
+    With `ready` "all" ours says so once for all tensors, as the peers do; with a call per tensor it is measured beside,
+    and so is a server that only answers and runs the loops of the floor.
     """
     rounds *= rounds_factor
     cpus = len(os.sched_getaffinity(0))
@@ -54,6 +73,10 @@ def run(
         wanted_contenders = {"gradsync_raw": ("gradsync_raw", {"ready": ready})}
         if ready != "each":
             wanted_contenders[READY_EACH] = ("gradsync_raw", {"ready": "each"})
+            wanted_contenders[BARE_SERVER] = (
+                "bare_server",
+                stack.enter_context(bare_server(binaries, elements, folder, environment)),
+            )
         wanted_contenders |= {peer: (peer, {}) for peer in PEERS}
         for contender, (module, own) in wanted_contenders.items():
             print(f"{name}: starting {contender}", flush=True)
@@ -105,6 +128,11 @@ def run(
     if READY_EACH in samples:
         each, torch_gloo = (statistics.median(samples[contender]) for contender in (READY_EACH, "torch_gloo"))
         config["ready_each_samples"] = samples[READY_EACH]
-        config["shown"] = {READY_EACH: f"{each:.4g} ms, torch_gloo {torch_gloo / each:.2f} x"}
+        bare = statistics.median(samples[BARE_SERVER])
+        config["bare_server_samples"] = samples[BARE_SERVER]
+        config["shown"] = {
+            READY_EACH: f"{each:.4g} ms, torch_gloo {torch_gloo / each:.2f} x",
+            BARE_SERVER: f"{bare:.4g} ms, torch_gloo {torch_gloo / bare:.2f} x",
+        }
     peers = {peer: samples[peer] for peer in PEERS if peer in contenders}
     return results.write(name, "ms", samples["gradsync_raw"], peers, samples["floor"], config)

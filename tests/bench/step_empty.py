@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,26 @@ HELLO = '{"protocol":1,"server":{"name":"bench_echo"},"incarnation":"00000000000
 
 
 @contextlib.contextmanager
-def echo_server(binary: Path, folder: Path, result: str) -> Any:
+def echo_server(binary: Path, folder: Path, result: str, step: Sequence[str] = ()) -> Iterator[str]:
+    """`bench_echo`, with its arguments for a bare step; yields its address."""
     if not binary.exists():
         raise Unavailable(f"{binary} is missing: build it with `make build`")
     hello, other, path = folder / "hello.json", folder / "result.json", folder / "echo.sock"
     hello.write_text(HELLO)
     other.write_text(result)
-    with listening("bench_echo", [str(binary), str(path), str(hello), str(other)], path, {}):
+    with listening("bench_echo", [str(binary), str(path), str(hello), str(other), *step], path, {}):
         yield str(path)
+
+
+def recorded_frames(address: str) -> dict[str, Any]:
+    """The texts of one step of two ranks, as contender `empty_step` records them."""
+    ranks = Ranks("empty_step", WORLD_SIZE, {"steps": 1}, {"GRADSYNC_ADDRESS": address})
+    try:
+        ranks.step()
+        frames: dict[str, Any] = ranks.results[0]["frames"]
+        return frames
+    finally:
+        ranks.close()
 
 
 def percentile(samples: list[float], share: float) -> float:
