@@ -5,7 +5,7 @@
 //   bench_echo SOCKET HELLO RESULT    files with the result of the first request of a connection, and of all others
 //   bench_echo SOCKET HELLO RESULT ELEMENTS FILE FILE
 //                                     the same, but two clients are answered together, once both have asked and the
-//                                     bare loops of a step went over their files: the least that step_small can take
+//                                     bare loops of a step went over their files: step_small without an engine
 #include "bench/echo_step.hpp"
 
 #include <boost/asio/basic_socket_acceptor.hpp>

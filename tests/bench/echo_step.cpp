@@ -8,15 +8,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 
 namespace gradsync::floors {
 
 namespace {
-
-constexpr unsigned kThreads = 2;
 
 float* map_file(const std::string& path, std::size_t elements) {
   const std::size_t bytes = (elements + 1) * sizeof(float);
@@ -39,7 +39,7 @@ float* map_file(const std::string& path, std::size_t elements) {
 std::function<void()> step_over_files(std::size_t elements, const std::string& first, const std::string& second) {
   float* a = map_file(first, elements);
   float* b = map_file(second, elements);
-  const auto team = std::make_shared<Team>(kThreads);
+  const auto team = std::make_shared<Team>(std::clamp(std::thread::hardware_concurrency(), 1U, 2U));
   return [=] { a[elements] = b[elements] = static_cast<float>(bare_step(a, b, elements, *team)); };
 }
 

@@ -73,10 +73,11 @@ def run(
         wanted_contenders = {"gradsync_raw": ("gradsync_raw", {"ready": ready})}
         if ready != "each":
             wanted_contenders[READY_EACH] = ("gradsync_raw", {"ready": "each"})
-            wanted_contenders[BARE_SERVER] = (
-                "bare_server",
-                stack.enter_context(bare_server(binaries, elements, folder, environment)),
-            )
+            try:
+                frames = stack.enter_context(bare_server(binaries, elements, folder, environment))
+                wanted_contenders[BARE_SERVER] = ("bare_server", frames)
+            except Unavailable as error:
+                unavailable[BARE_SERVER] = str(error)
         wanted_contenders |= {peer: (peer, {}) for peer in PEERS}
         for contender, (module, own) in wanted_contenders.items():
             print(f"{name}: starting {contender}", flush=True)
@@ -128,11 +129,10 @@ def run(
     if READY_EACH in samples:
         each, torch_gloo = (statistics.median(samples[contender]) for contender in (READY_EACH, "torch_gloo"))
         config["ready_each_samples"] = samples[READY_EACH]
-        bare = statistics.median(samples[BARE_SERVER])
-        config["bare_server_samples"] = samples[BARE_SERVER]
-        config["shown"] = {
-            READY_EACH: f"{each:.4g} ms, torch_gloo {torch_gloo / each:.2f} x",
-            BARE_SERVER: f"{bare:.4g} ms, torch_gloo {torch_gloo / bare:.2f} x",
-        }
+        config["shown"] = {READY_EACH: f"{each:.4g} ms, torch_gloo {torch_gloo / each:.2f} x"}
+        if BARE_SERVER in samples:
+            bare = statistics.median(samples[BARE_SERVER])
+            config["bare_server_samples"] = samples[BARE_SERVER]
+            config["shown"][BARE_SERVER] = f"{bare:.4g} ms, torch_gloo {torch_gloo / bare:.2f} x"
     peers = {peer: samples[peer] for peer in PEERS if peer in contenders}
     return results.write(name, "ms", samples["gradsync_raw"], peers, samples["floor"], config)

@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,6 +80,12 @@ def test_a_step_that_is_no_integer_travels_as_what_it_is(step: Any) -> None:
     assert found["step"] == step
     assert type(found["step"]) is type(step)
     assert found["attempt"] == 3
+
+
+@pytest.mark.parametrize("ready", [0, False, 2.5, np.array([0]), np.int64(0)])
+def test_what_is_no_list_of_buckets_is_not_taken_for_an_empty_one(ready: Any) -> None:
+    with pytest.raises(TypeError):
+        step_params(1, None, None, ready, (), None)
 
 
 def test_a_timeout_of_nothing_is_refused() -> None:

@@ -21,6 +21,7 @@ class Contender:
         self._source = pattern(rank, dtype_of(dtype_name))
         self._client = gradsync.connect(os.environ["BENCH_ECHO"])
         self._channel = self._client._channel
+        self._channel._connection._awake.seat(world_size)  # it waits for answers as a rank that is attached does
         self._frames = frames
 
     def fill(self) -> None:

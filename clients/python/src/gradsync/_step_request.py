@@ -58,9 +58,11 @@ def step_params(
     scaled: bool | None = None,
 ) -> StepParams:
     """Of step.finish and norm.compute. With a scale, whatever it is, a loss scaler looks for what is not finite."""
-    every = ready is None or ready == "all"
+    if ready is None or ready == "all":
+        buckets, every = '"all"', True
+    else:
+        buckets, every = dump(list(ready)), False
     number = step if type(step) is int else dump(step)
-    buckets = '"all"' if every else dump(list(ready or ()))
     members = f',"step":{number},"ready":{buckets}'
     params: dict[str, Any] = {}
     if unused:
