@@ -5,7 +5,6 @@
 #include "bench/floor_team.hpp"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,27 +17,21 @@ namespace gradsync::floors {
 
 namespace {
 
-float* map_file(const std::string& path, std::size_t elements) {
+float* gradients_in(const std::string& path, std::size_t elements) {
   const std::size_t bytes = (elements + 1) * sizeof(float);
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0 || lseek(fd, 0, SEEK_END) != static_cast<off_t>(bytes)) {
     std::fprintf(stderr, "bench_echo: %s has to be a file of %zu bytes\n", path.c_str(), bytes);
     std::exit(66);
   }
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-  if (memory == MAP_FAILED) {
-    std::perror("bench_echo: mmap");
-    std::exit(70);
-  }
-  close(fd);
-  return static_cast<float*>(memory);
+  return map_file<float>(fd, elements + 1);
 }
 
 }  // namespace
 
 std::function<void()> step_over_files(std::size_t elements, const std::string& first, const std::string& second) {
-  float* a = map_file(first, elements);
-  float* b = map_file(second, elements);
+  float* a = gradients_in(first, elements);
+  float* b = gradients_in(second, elements);
   const auto team = std::make_shared<Team>(std::clamp(std::thread::hardware_concurrency(), 1U, 2U));
   return [=] { a[elements] = b[elements] = static_cast<float>(bare_step(a, b, elements, *team)); };
 }

@@ -16,21 +16,26 @@
 
 namespace gradsync::floors {
 
+/// Takes the descriptor.
 template <typename T>
-T* map_elements(std::size_t count) {
-  const int fd = memfd_create("floor", MFD_CLOEXEC);
-  const std::size_t bytes = count * sizeof(T);
-  if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
-    std::perror("floor: memfd");
-    std::exit(70);
-  }
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+T* map_file(int fd, std::size_t count) {
+  void* memory = mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
   if (memory == MAP_FAILED) {
     std::perror("floor: mmap");
     std::exit(70);
   }
   close(fd);
   return static_cast<T*>(memory);
+}
+
+template <typename T>
+T* map_elements(std::size_t count) {
+  const int fd = memfd_create("floor", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, static_cast<off_t>(count * sizeof(T))) != 0) {
+    std::perror("floor: memfd");
+    std::exit(70);
+  }
+  return map_file<T>(fd, count);
 }
 
 /// Threads claim chunks from one counter per pass: a static split loses to whatever else runs on the machine.

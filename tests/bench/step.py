@@ -78,6 +78,7 @@ def run(
                 wanted_contenders[BARE_SERVER] = ("bare_server", frames)
             except Unavailable as error:
                 unavailable[BARE_SERVER] = str(error)
+                print(f"{name}: without {BARE_SERVER}: {error}", flush=True)
         wanted_contenders |= {peer: (peer, {}) for peer in PEERS}
         for contender, (module, own) in wanted_contenders.items():
             print(f"{name}: starting {contender}", flush=True)

@@ -50,11 +50,9 @@ def run(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
         address = stack.enter_context(private_daemon(binaries / "gradsyncd", folder))
+        frames = recorded_frames(address)
         contenders = {"ours": Ranks("empty_step", WORLD_SIZE, {"steps": STEPS}, {"GRADSYNC_ADDRESS": address})}
         stack.callback(contenders["ours"].close)
-        contenders["ours"].step()
-        frames: dict[str, Any] = contenders["ours"].results[0]["frames"]
-
         echo = stack.enter_context(echo_server(binaries / "bench_echo", folder, frames["result"]))
         contenders["echo"] = Ranks("echo", WORLD_SIZE, {"steps": STEPS, "frames": frames}, {"BENCH_ECHO": echo})
         stack.callback(contenders["echo"].close)

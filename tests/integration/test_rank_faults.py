@@ -92,9 +92,8 @@ def test_a_rank_killed_while_it_says_its_declaration_is_replaced() -> None:
                 assert ours.recv() == "declaring"
                 other.kill()
                 other.join(DEADLINE_S)
-                with RawRank(
-                    daemon.socket, job, 1, 2
-                ) as heir:  # nothing is lost yet: who takes its place is waited for
+                # Nothing is lost yet: who takes its place is waited for.
+                with RawRank(daemon.socket, job, 1, 2) as heir:
                     heir.declared(heir.ask_declare(["w", "v"], 100))
                     rank.declared(declared)
                     assert_a_good_step([rank, heir], 0)

@@ -15,7 +15,7 @@ from ._buffer import Buffer
 from ._declared import Declared, some_of
 from ._layout import Bucket, Layout
 from ._report import StepReport
-from ._step_request import UNSET, ReadySet, StepParams, Unset, max_norm_param, step_params
+from ._step_request import UNSET, ReadySet, StepParams, Unset, step_params
 from ._step_tracker import StepTracker
 from ._tensor import Tensor
 from ._wire import dump, notification
@@ -160,9 +160,7 @@ class Grads(Declared):
             RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
         """
         self._check_whole()
-        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests, scaled)
-        if max_norm is not UNSET:
-            params = params.plus(max_norm_param(max_norm))
+        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests, scaled, max_norm)
         return self._finish(step, params, timeout)
 
     def compute_norm(
@@ -196,13 +194,14 @@ class Grads(Declared):
         unused: Sequence[int],
         bucket_digests: Sequence[int] | None,
         scaled: bool | None,
+        max_norm: float | None | Unset = UNSET,
     ) -> tuple[int, StepParams]:
         self._check_open()
         if ready is None:
             self._check_complete()
         step = self._job.next_step if step is None else step
         everything_unused = list(dict.fromkeys([*self._unused, *unused])) if self._unused or unused else ()
-        return step, step_params(step, scale, timeout, ready, everything_unused, bucket_digests, scaled)
+        return step, step_params(step, scale, timeout, ready, everything_unused, bucket_digests, scaled, max_norm)
 
     def _reset(self) -> None:
         super()._reset()

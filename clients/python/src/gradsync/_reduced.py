@@ -18,7 +18,7 @@ from ._declared import Declared, some_of
 from ._pending import NOTHING, Pending
 from ._report import StepReport, decode_report
 from ._row import ABSENT, ROW_BYTES, Row
-from ._step_request import UNSET, StepParams, Unset, max_norm_param, step_params
+from ._step_request import UNSET, StepParams, Unset, step_params
 from ._tensor import Tensor
 from ._wire_errors import local_error
 from .errors import NotReady, RpcError, UsageError
@@ -112,8 +112,8 @@ class ReducedGrads(Declared):
             ClipRaised: a clip group was declared to raise at this norm; the step is done.
             RpcError: the step failed on all ranks; write the rows again for the next attempt.
         """
-        step, params = self._begin(step, scale, timeout, scaled)
-        return self._finish(step, params.plus(max_norm_param(max_norm)), timeout)
+        step, params = self._begin(step, scale, timeout, scaled, max_norm)
+        return self._finish(step, params, timeout)
 
     def compute_norm(
         self,
@@ -137,7 +137,7 @@ class ReducedGrads(Declared):
         Raises:
             NotReady: rows were not written; nothing was sent and the step stays open.
         """
-        step, params = self._begin(step, None, None)
+        step, params = self._begin(step, None, None, None)
         return StepUnderway(step, self._job._channel.begin("step.finish", params.text(self._job), self._job.seat))
 
     def collect(self, underway: StepUnderway, patience: float) -> Callable[[], StepReport] | None:
@@ -180,7 +180,12 @@ class ReducedGrads(Declared):
     # inside
 
     def _begin(
-        self, step: int | None, scale: float | None, timeout: float | None, scaled: bool | None = None
+        self,
+        step: int | None,
+        scale: float | None,
+        timeout: float | None,
+        scaled: bool | None,
+        max_norm: float | None | Unset = UNSET,
     ) -> tuple[int, StepParams]:
         self._check_open()
         self._check_whole()
@@ -193,7 +198,7 @@ class ReducedGrads(Declared):
                 tensors=missing,
             )
         step = self._job.next_step if step is None else step
-        return step, step_params(step, scale, timeout, "all", (), None, scaled)
+        return step, step_params(step, scale, timeout, "all", (), None, scaled, max_norm)
 
     def _begun(self) -> bool:
         return any(self._written)

@@ -39,10 +39,6 @@ class StepParams(NamedTuple):
     def of(cls, params: Mapping[str, Any]) -> StepParams:
         return cls(_members(params))
 
-    def plus(self, params: Mapping[str, Any]) -> StepParams:
-        """With these besides."""
-        return self._replace(members=self.members + _members(params))
-
     def text(self, job: Job) -> str:
         """Of the job's attempt, as JSON."""
         return f'{{"epoch":{job.epoch},"attempt":{job.attempt}{self.members}}}'
@@ -55,7 +51,8 @@ def step_params(
     ready: ReadySet,
     unused: Sequence[int],
     bucket_digests: Sequence[int] | None,
-    scaled: bool | None = None,
+    scaled: bool | None,
+    max_norm: float | None | Unset = UNSET,
 ) -> StepParams:
     """Of step.finish and norm.compute. With a scale, whatever it is, a loss scaler looks for what is not finite."""
     if ready is None or ready == "all":
@@ -73,6 +70,8 @@ def step_params(
         params["scaled"] = scaled is not False
     if bucket_digests is not None:
         params["bucket_digests"] = list(bucket_digests)
+    if max_norm is not UNSET:
+        params |= max_norm_param(max_norm)
     if timeout is not None:
         params |= timeout_param(timeout)
     return StepParams(members + _members(params), every and not unused)
