@@ -1,6 +1,6 @@
 """Runs fuzzers side by side, each for a while, and writes a JUnit file: one case per fuzzer.
 
-    fuzz.py --bin DIR --state DIR [--seconds N] [--jobs N] [--junit FILE] [FUZZER...]
+    fuzz.py --bin DIR --state DIR [--seconds N] [--seed N] [--jobs N] [--junit FILE] [FUZZER...]
 
 What a fuzzer learns stays in STATE/corpus/NAME, beside the seeds of tests/fuzz. An input that breaks something lies in
 STATE/crashes; its path, its text and what the fuzzer said are printed. Exits 1 when one broke. With `--skip REASON`
@@ -65,6 +65,7 @@ def run(fuzzer: str, options: argparse.Namespace) -> Outcome:
     command = [
         str(binary),
         f"-max_total_time={options.seconds}",
+        f"-seed={options.seed}",
         f"-timeout={INPUT_SECONDS}",
         "-rss_limit_mb=2048",
         "-max_len=8192",
@@ -128,6 +129,7 @@ def main() -> int:
     parser.add_argument("--bin", type=Path, default=Path("build/cpu-fuzz/bin"), help="where they were built")
     parser.add_argument("--state", type=Path, default=Path("build/fuzz"), help="corpora, inputs that broke, logs")
     parser.add_argument("--seconds", type=int, default=60, help="for each (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="the same inputs each time; 0: others (default 0)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="at once")
     parser.add_argument("--junit", type=Path, help="file to write")
     parser.add_argument("--skip", help="run nothing, and say why")

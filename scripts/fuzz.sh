@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the fuzzers (preset cpu-fuzz) and runs each for a while, as many at once as there are cores.
 #   fuzz.sh [SECONDS] [FUZZER...]    `make fuzz`
-#   fuzz.sh --junit FILE SECONDS     `make test`: a machine without clang 16 skips them
+#   fuzz.sh --junit FILE SECONDS     `make test`: a machine without clang 16 skips them; the same inputs each time, so
+#                                    that a change fails for what it did (`make fuzz` tries others in every run)
 # What they learn is kept in build/fuzz/corpus; an input that breaks something lies in build/fuzz/crashes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,4 +31,4 @@ fuzzers=("$@")
 begin=$SECONDS
 scripts/build.sh cpu-fuzz "${fuzzers[@]}" >build/fuzz-build.log 2>&1 || { cat build/fuzz-build.log >&2; exit 1; }
 echo "fuzz: built in $((SECONDS - begin)) s"
-exec python3 scripts/fuzz.py --seconds "$seconds" ${junit:+--junit "$junit"} "$@"
+exec python3 scripts/fuzz.py --seconds "$seconds" ${junit:+--seed 1 --junit "$junit"} "$@"

@@ -62,7 +62,7 @@ class Handlers : public net::MessageHandler, public net::PageHandler, public net
 
   bool on_text(net::ConnectionId connection, std::string_view text) override {
     REQUIRE(texts.contains(connection) && !closed_.contains(connection));
-    REQUIRE(text.size() <= kMessageBytes && fuzz::may_become_utf8(std::string(text)));
+    REQUIRE(text.size() <= kMessageBytes);  // that it is UTF-8, or unclear, is for `check`
     texts[connection].emplace_back(text);
     if (text.starts_with('B')) {
       server->send(connection, "first");

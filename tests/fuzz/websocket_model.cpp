@@ -66,6 +66,17 @@ bool is_close_code(unsigned code) {
   return (code >= 1000 && code <= 1003) || (code >= 1007 && code <= 1013) || code >= 3000;
 }
 
+/// It is UTF-8, or it breaks off within a character.
+bool may_become_utf8(const std::string& text) {
+  bool may = is_utf8(text);
+  for (const char second : {'\x80', '\x90', '\xa0'}) {
+    for (std::size_t more = 0; more < 3; ++more) {
+      may = may || is_utf8(text + second + std::string(more, '\x80')) || is_utf8(text + std::string(more + 1, '\x80'));
+    }
+  }
+  return may;
+}
+
 /// Reads messages out of frames; `heard` says how far it came.
 class Reader {
  public:
@@ -76,10 +87,9 @@ class Reader {
     const bool begins = header.opcode == kText || header.opcode == kBinary;
     const bool wrong = header.reserved != 0 || !header.masked || !is_known(header.opcode) || (begins && in_message_) ||
                        (header.opcode == kContinuation && !in_message_) ||
-                       (is_control(header) && (!header.fin || header.length > 125));
-    // The end of a control frame is waited for before its length is looked at again.
+                       (is_control(header) && (!header.fin || header.length > 125)) || !header.canonical;
     const bool whole = payload.size() == header.length;
-    if (wrong || (!header.canonical && !is_control(header))) {
+    if (wrong) {
       return ends({kProtocolError});
     }
     std::string plain(payload);
@@ -141,7 +151,8 @@ class Reader {
     in_message_ = false;
     if (!is_utf8(message_)) {
       // Of a text that breaks off within a character Beast does not notice the end when that comes as an empty frame.
-      // It is no JSON either, so whoever reads it refuses it. The next text is then read as the rest of the character.
+      // It is no JSON either, so whoever reads it refuses it. The next text is then read as the rest of the character,
+      // and handed up if it fits: no JSON again.
       heard_.unclear = empty && may_become_utf8(message_);
       return ends(heard_.unclear ? std::set{0u, kProtocolError, kBadPayload} : std::set{kBadPayload});
     }
@@ -182,16 +193,6 @@ bool is_utf8(std::string_view text) {
     i += more + 1;
   }
   return true;
-}
-
-bool may_become_utf8(const std::string& text) {
-  bool may = is_utf8(text);
-  for (const char second : {'\x80', '\x90', '\xa0'}) {
-    for (std::size_t more = 0; more < 3; ++more) {
-      may = may || is_utf8(text + second + std::string(more, '\x80')) || is_utf8(text + std::string(more + 1, '\x80'));
-    }
-  }
-  return may;
 }
 
 std::string client_frame(unsigned opcode, bool fin, std::string_view payload) {

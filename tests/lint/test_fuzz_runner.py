@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 GOOD = """#!/bin/sh
+echo "$@" >&2
 echo "stat::number_of_executed_units: 12" >&2
 """
 BREAKS = """#!/bin/sh
@@ -47,6 +48,11 @@ def test_one_that_ends_well_has_passed(tmp_path: Path) -> None:
     assert "http_fuzz: 12 inputs" in done.stdout
     assert [case.get("name") for case in cases] == ["http_fuzz"]
     assert cases[0].find("failure") is None
+
+
+def test_the_seed_is_handed_on(tmp_path: Path) -> None:
+    run(tmp_path, {"http_fuzz": GOOD}, "--seed", "7")
+    assert " -seed=7 " in (tmp_path / "state" / "http_fuzz.log").read_text()
 
 
 def test_one_that_breaks_shows_the_input_and_where_it_lies(tmp_path: Path) -> None:
