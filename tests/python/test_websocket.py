@@ -27,6 +27,7 @@ from gradsync._websocket import WebSocket
 from gradsync.errors import ConnectionLost
 
 WAIT_S = 20.0
+LIMIT = 20_000  # bytes of a message
 
 
 class Peer:
@@ -36,7 +37,7 @@ class Peer:
         ours, self.socket = socket.socketpair()
         self.socket.settimeout(WAIT_S)
         self.protocol = ServerProtocol()
-        client = ClientProtocol(parse_uri("ws://localhost/"), max_size=100)
+        client = ClientProtocol(parse_uri("ws://localhost/"), max_size=LIMIT)
         self.websocket = WebSocket(ours, client)
         client.send_request(client.connect())
         self.websocket.begin()
@@ -241,8 +242,8 @@ def test_an_answer_that_is_there_is_read_without_patience(client: gradsync.Clien
 @pytest.mark.parametrize(
     ("frames", "code"),
     [
-        ([Frame(Opcode.TEXT, b"x" * 101)], 1009),
-        ([Frame(Opcode.TEXT, b"x" * 60, fin=False), Frame(Opcode.CONT, b"x" * 60)], 1009),
+        ([Frame(Opcode.TEXT, b"x" * (LIMIT + 1))], 1009),
+        ([Frame(Opcode.TEXT, b"x" * 60, fin=False), Frame(Opcode.CONT, b"x" * LIMIT)], 1009),
         ([Frame(Opcode.CONT, b"x")], 1002),
         ([Frame(Opcode.TEXT, b"\xff")], 1007),
     ],
@@ -443,6 +444,7 @@ def test_a_ctrl_c_inside_the_parser_is_a_lost_connection(
         raise KeyboardInterrupt
 
     client.status()  # who waits for the next answer reads it
+    monkeypatch.setattr(_websocket, "whole_text", lambda data: None)
     monkeypatch.setattr(ClientProtocol, "receive_data", receive_data)
     with pytest.raises(KeyboardInterrupt):
         client.status()

@@ -1,5 +1,7 @@
 """A WebSocket without a thread of its own: any thread sends, one at a time reads, the protocol itself is `websockets`'.
 
+Texts are framed here, and those that come as a whole are read here (docs/adr/0016); all else goes through the library.
+
 `mutex` guards the protocol and what is on its way out; nobody waits for the peer while holding it.
 """
 
@@ -19,6 +21,8 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Event, State
 
+from ._frames import Seam, text_frame, whole_text
+
 __all__ = ["WebSocket"]
 
 _RECEIVE_BYTES = 1 << 14  # more than most answers; new memory of more pages costs more than another read
@@ -36,6 +40,7 @@ class WebSocket:
         self.broken = ""  #: why this side gave the connection up, where it did
         self._protocol = protocol
         self._torn = False  # the protocol was left in the middle of what came
+        self._seam = Seam()
         self._mutex = threading.Lock()
         self._out = bytearray()  # what the socket has not taken yet
         self._kept = ""  # a message that goes before the next one, or when somebody reads
@@ -69,9 +74,10 @@ class WebSocket:
                     raise ConnectionClosedError(ended.close_rcvd, ended.close_sent, ended.close_rcvd_then_sent)
                 if instead:
                     self._kept = ""
-                self._frame_kept()
-                self._protocol.send_text(text.encode())
-                self._write()
+                if self._kept:
+                    self._frame_kept()
+                self._out += text_frame(text)
+                self._flush()
         except OSError as error:
             raise ConnectionClosedError(None, None) from error
         except Exception:
@@ -132,19 +138,23 @@ class WebSocket:
         """Under the mutex: what was kept is on its way out."""
         if self._kept and self._protocol.state is State.OPEN:
             text, self._kept = self._kept, ""
-            self._protocol.send_text(text.encode())
+            self._out += text_frame(text)
 
-    def _write(self) -> None:
+    def _flush(self) -> None:
         """Under the mutex: as much as the socket takes now."""
-        end = False
-        for data in self._protocol.data_to_send():
-            end = end or not data
-            self._out += data
         if self._out:
             try:  # noqa: SIM105 (in every step)
                 del self._out[: self.socket.send(self._out)]
             except BlockingIOError:
                 pass
+
+    def _write(self) -> None:
+        """Under the mutex: what the protocol has to say, after what is on its way out."""
+        end = False
+        for data in self._protocol.data_to_send():
+            end = end or not data
+            self._out += data
+        self._flush()
         if end:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_WR)
@@ -209,15 +219,14 @@ class WebSocket:
         if self._torn:
             raise ConnectionClosedError(None, None)
         data = self._read()
+        text = whole_text(data) if data and self._is_plain else None
+        if text is not None:
+            self._inbox.append(text)
+            if not self._kept and not self._out:
+                return
         with self._mutex:
-            self._torn = True  # a Ctrl-C inside the parser ends it for good
-            if data:
-                self._protocol.receive_data(data)
-            elif data is not None:
-                self._protocol.receive_eof()
-            for event in self._protocol.events_received():
-                self._on_event(event)
-            self._torn = False
+            if text is None:
+                self._parse(data)
             self._frame_kept()
             try:  # noqa: SIM105 (in every step)
                 self._write()
@@ -225,6 +234,24 @@ class WebSocket:
                 pass
             if self._close_by == math.inf and self._protocol.close_expected():
                 self._close_by = time.monotonic() + _CLOSE_S
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a frame that comes now may be read without the library: none is under way, and nothing has ended."""
+        return not self._seam.within and not self._parts and self._protocol.state is State.OPEN
+
+    def _parse(self, data: bytes | None) -> None:
+        """Under the mutex."""
+        self._torn = True  # a Ctrl-C inside the parser ends it for good
+        if data:
+            self._protocol.receive_data(data)
+        elif data is not None:
+            self._protocol.receive_eof()
+        events = self._protocol.events_received()
+        for event in events:
+            self._on_event(event)
+        self._seam.parsed(data or b"", events)
+        self._torn = False
 
     def _read(self) -> bytes | None:
         try:
