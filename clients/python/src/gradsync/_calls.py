@@ -26,6 +26,7 @@ class Calls:
         self.dead: GradsyncError | None = None  # no call can succeed any more
         self.session_error: GradsyncError | None = None  # the attached rank is gone
         self.seat = ""  # incarnation of the daemon at which the rank is attached
+        self.subscribed = False  # pushes may come
         self._lock = threading.Lock()
         self._pending: dict[int, Pending] = {}
         self._subscriptions: dict[int, Subscription] = {}
@@ -39,9 +40,11 @@ class Calls:
 
     def add(self, pending: Pending) -> None:
         """From now on somebody waits for it; raises where no answer can come."""
-        self.check_usable()  # before the lock: in a forked child nobody may hold it for ever
-        with self._lock:
+        if self.dead is not None:  # before the lock: in a forked child nobody may hold it for ever
             self.check_usable()
+        with self._lock:
+            if self.dead is not None:
+                self.check_usable()
             if pending.session and self.session_error is not None:
                 raise copy.copy(self.session_error)
             if pending.seat is not None and pending.seat != self.seat:
@@ -65,18 +68,16 @@ class Calls:
 
     # subscriptions
 
-    @property
-    def subscribed(self) -> bool:
-        """Whether pushes may come."""
-        return bool(self._subscriptions)
-
     def add_subscription(self, key: int, subscription: Subscription) -> None:
         with self._lock:
             self._subscriptions[key] = subscription
+            self.subscribed = True
 
     def drop_subscription(self, key: int) -> Subscription | None:
         with self._lock:
-            return self._subscriptions.pop(key, None)
+            subscription = self._subscriptions.pop(key, None)
+            self.subscribed = bool(self._subscriptions)
+            return subscription
 
     def subscriptions(self) -> list[Subscription]:
         with self._lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from ._address import fd_socket_path
@@ -74,7 +75,8 @@ class Channel:
                 if extend is None or not extend():
                     raise CallTimeout(method, time.monotonic() - started)
         finally:
-            self._calls.forget(pending.request_id)
+            if not pending.done:  # who ends one forgets it
+                self._calls.forget(pending.request_id)
 
     def post(self, method: str, params: str, patience: float, *, seat: str | None = None) -> None:
         """Sends a request whose answer is of no more use, and waits no longer than `patience` for it."""
@@ -220,7 +222,7 @@ class Channel:
         wait: bool = True,
         instead: bool = False,
     ) -> Pending:
-        if self._connection.is_reader:
+        if self._connection.reader == get_ident():
             raise UsageError(
                 f"{method} called from an event callback, which runs on the thread that reads; use another thread"
             )

@@ -67,12 +67,8 @@ class Connection:
         self._held = websocket  # for the forked child, which takes no lock
         self._thread = threading.Thread(target=self._run, args=(websocket,), name="gradsync-reader", daemon=True)
         self._thread.start()
+        self.reader = self._thread.ident  #: the thread that reads, which must not wait for an answer
         _live.add(self)
-
-    @property
-    def is_reader(self) -> bool:
-        """Whether the caller is the reader thread, which must not wait for an answer."""
-        return threading.current_thread() is self._thread  # the number may be another thread's in a forked child
 
     def hold_seat(self, params: str) -> None:
         """The params of a job.attach that succeeded: after a loss the rank is attached again."""
@@ -170,7 +166,7 @@ class Connection:
         else:
             websocket.send_close()
         self._turns.leave()
-        if not self.is_reader and not brief:
+        if self.reader != threading.get_ident() and not brief:
             self._thread.join(_CLOSE_S)
             websocket.give_up("closed")
             self._thread.join(_HANDSHAKE_S)
@@ -180,6 +176,7 @@ class Connection:
         parent = os.getppid()
         self._closing = threading.Event()  # the old one's lock may be held by a thread that the child does not have
         self._closing.set()
+        self.reader = None  # its number may be another thread's here
         self._calls.dead = ConnectionLost(
             f"this client belongs to process {parent}, which forked this one; call gradsync.connect() in the child"
         )
