@@ -26,6 +26,7 @@ class Reduction final : public PoolJob {
         tasks_(plan.table().of_bucket[command.bucket]),
         compare_(command.compare),
         deferred_(plan.buckets[command.bucket].deferred),
+        marked_(plan.buckets[command.bucket].marked),
         cancel_(cancel) {}
 
   [[nodiscard]] std::uint32_t tasks() const { return tasks_.end - tasks_.begin; }
@@ -47,7 +48,7 @@ class Reduction final : public PoolJob {
     const Chunk& chunk = plan_.table().chunks[index];
     const LanePart& part = plan_.part_of(chunk);
     plan_.chunk_stats[index] = {};
-    if (plan_.tensors[part.tensor].absent) {
+    if (marked_ && plan_.tensors[part.tensor].absent) {
       return;
     }
     const std::vector<LaneSum>& sums = plan_.sums_of(part);
@@ -123,7 +124,7 @@ class Reduction final : public PoolJob {
       if (pointers.nonfinite[source] != 0) {
         const std::size_t slot = pointers.source_slots[source];
         plan_.nonfinite[slot].fetch_add(pointers.nonfinite[source], std::memory_order_relaxed);
-        plan_.flagged[slot / plan_.world()].store(1, std::memory_order_relaxed);
+        plan_.flag(static_cast<std::uint32_t>(slot / plan_.world()));
       }
     }
     return stats;
@@ -143,7 +144,7 @@ class Reduction final : public PoolJob {
       for (const LaneMember& destination : sum.destinations) {
         plan_.differs[plan_.slot(part.tensor, destination.rank)].store(1, std::memory_order_relaxed);
       }
-      plan_.flagged[part.tensor].store(1, std::memory_order_relaxed);
+      plan_.flag(part.tensor);
     }
   }
 
@@ -153,6 +154,7 @@ class Reduction final : public PoolJob {
   ChunkRange tasks_;
   bool compare_;
   bool deferred_;
+  bool marked_;
   const std::atomic<bool>& cancel_;
 };
 
@@ -190,9 +192,7 @@ void reduce_bucket(LoadedPlan& plan, const ReduceBucket& command, WorkerPool& po
   Reduction reduction(plan, command, cancel);
   pool.run(reduction.tasks(), reduction);
   throw_if_cancelled(cancel);
-  const LaneBucket& bucket = plan.layout().buckets[command.bucket];
-  combine_chunks(plan, bucket);
-  rescale_where_needed(plan, bucket, pool, cancel);
+  combine_chunks(plan, plan.layout().buckets[command.bucket], pool, cancel);
   throw_if_cancelled(cancel);
   plan.buckets[command.bucket].reduced = command.tag;
 }

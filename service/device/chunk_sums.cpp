@@ -47,13 +47,8 @@ void add_up_powers(LoadedPlan& plan, std::uint32_t tensor) {
 }
 
 void combine_tensor(LoadedPlan& plan, std::uint32_t tensor) {
-  TensorState& state = plan.tensors[tensor];
-  const LaneTensor& layout = plan.layout().tensors[tensor];
-  for (std::uint32_t part = layout.first_part; part < layout.first_part + layout.parts; ++part) {
-    const LanePart& held = plan.layout().parts[part];
-    state.counted_elements += plan.parts[part].counted_sum < plan.sums_of(held).size() ? held.elements : 0;
-  }
-  TensorSum& sum = state.sum;
+  TensorSum& sum = plan.tensors[tensor].sum;
+  sum = {};
   const ChunkRange range = plan.table().of_tensor[tensor];
   for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
     const ChunkStats& stats = plan.chunk_stats[chunk];
@@ -66,35 +61,31 @@ void combine_tensor(LoadedPlan& plan, std::uint32_t tensor) {
 
 }  // namespace
 
-void combine_chunks(LoadedPlan& plan, const LaneBucket& bucket) {
-  for (const std::uint32_t tensor : bucket.tensors) {
-    combine_tensor(plan, tensor);
-  }
-}
-
-void rescale_where_needed(
-    LoadedPlan& plan, const LaneBucket& bucket, WorkerPool& pool, const std::atomic<bool>& cancel
-) {
+void combine_chunks(LoadedPlan& plan, const LaneBucket& bucket, WorkerPool& pool, const std::atomic<bool>& cancel) {
   const double p = plan.layout().norm_type;
   plan.rescaled_chunks.clear();
-  for (const std::uint32_t index : bucket.tensors) {
-    TensorSum& sum = plan.tensors[index].sum;
+  for (const std::uint32_t tensor : bucket.tensors) {
+    combine_tensor(plan, tensor);
+    TensorSum& sum = plan.tensors[tensor].sum;
     if (needs_rescaling(sum, p)) {
       sum.scale = rescaling_divisor(sum.maximum, p);
-      const ChunkRange range = plan.table().of_tensor[index];
+      const ChunkRange range = plan.table().of_tensor[tensor];
       for (std::uint32_t chunk = range.begin; chunk < range.end; ++chunk) {
         plan.rescaled_chunks.push_back(chunk);
       }
     }
+  }
+  if (plan.rescaled_chunks.empty()) {
+    return;
   }
   Rescaling rescaling(plan, cancel);
   pool.run(static_cast<std::uint32_t>(plan.rescaled_chunks.size()), rescaling);
   if (cancel.load(std::memory_order_relaxed)) {
     return;
   }
-  for (const std::uint32_t index : bucket.tensors) {
-    if (plan.tensors[index].sum.scale != 1) {
-      add_up_powers(plan, index);
+  for (const std::uint32_t tensor : bucket.tensors) {
+    if (plan.tensors[tensor].sum.scale != 1) {
+      add_up_powers(plan, tensor);
     }
   }
 }

@@ -6,19 +6,6 @@ namespace gradsync::device {
 
 namespace {
 
-void forget_findings(LoadedPlan& plan, std::uint32_t tensor) {
-  plan.tensors[tensor] = {};
-  const LaneTensor& layout = plan.layout().tensors[tensor];
-  const auto first = plan.parts.begin() + layout.first_part;
-  std::fill(first, first + layout.parts, PartState{});
-  if (plan.flagged[tensor].exchange(0, std::memory_order_relaxed) != 0) {
-    for (std::uint32_t rank = 0; rank < plan.world(); ++rank) {
-      plan.nonfinite[plan.slot(tensor, rank)].store(0, std::memory_order_relaxed);
-      plan.differs[plan.slot(tensor, rank)].store(0, std::memory_order_relaxed);
-    }
-  }
-}
-
 /// Calls `take` with each sum of elements to which nobody contributed, and its part's number.
 template <typename Take>
 void for_each_empty_sum(const LoadedPlan& plan, std::uint32_t index, Take take) {
@@ -48,6 +35,7 @@ void find_contributors(LoadedPlan& plan, std::uint32_t index) {
     present = present || counted != sums.end();
   }
   plan.tensors[index].absent = !present;
+  plan.count_elements(index);
   for (const std::uint32_t copy : tensor.copies) {
     plan.tensors[copy].absent = !present;
   }
@@ -61,7 +49,7 @@ void find_contributors(LoadedPlan& plan, std::uint32_t index) {
     for (const LaneMember& member : sum.destinations) {
       plan.differs[plan.slot(index, member.rank)].store(1, std::memory_order_relaxed);
     }
-    plan.flagged[index].store(1, std::memory_order_relaxed);
+    plan.flag(index);
   });
 }
 
@@ -75,10 +63,14 @@ void begin_attempt(LoadedPlan& plan, const ReduceBucket& command) {
   }
   state.unused_slots.clear();
   const std::vector<std::uint32_t>& tensors = plan.layout().buckets[command.bucket].tensors;
-  for (const std::uint32_t tensor : tensors) {
-    forget_findings(plan, tensor);
+  if (state.has_findings()) {
+    for (const std::uint32_t tensor : tensors) {
+      plan.forget_findings(tensor);
+    }
   }
-  if (command.unused.empty()) {
+  state.flagged.store(false, std::memory_order_relaxed);
+  state.marked = !command.unused.empty();
+  if (!state.marked) {
     return;
   }
   for (const UnusedTensor& unused : command.unused) {

@@ -43,8 +43,9 @@ class FinalPass final : public PoolJob {
       }
       const Chunk& chunk = plan_.table().chunks[plan_.table().work[at]];
       const std::uint32_t tensor = plan_.part_of(chunk).tensor;
-      if (!plan_.tensors[tensor].absent) {
-        finish(chunk, tensor, plan_.pointers[worker].destinations);
+      const BucketState& bucket = plan_.buckets[plan_.layout().tensors[tensor].bucket];
+      if (!bucket.marked || !plan_.tensors[tensor].absent) {
+        finish(chunk, tensor, bucket, plan_.pointers[worker].destinations);
       }
     }
     if (stores_ == Stores::PastCache) {
@@ -62,19 +63,19 @@ class FinalPass final : public PoolJob {
     return outcome.action == plan::StepAction::Skip || outcome.action == plan::StepAction::Raise;
   }
 
-  void finish(const Chunk& chunk, std::uint32_t tensor, std::vector<void*>& destinations) const {
-    const LaneTensor& layout = plan_.layout().tensors[tensor];
-    const bool deferred = plan_.buckets[layout.bucket].deferred;
-    const plan::ClipOutcome* outcome = outcomes_ == nullptr ? nullptr : &(*outcomes_)[layout.clip_group];
+  void finish(const Chunk& chunk, std::uint32_t tensor, const BucketState& bucket, std::vector<void*>& destinations)
+      const {
+    const plan::ClipOutcome* outcome =
+        outcomes_ == nullptr ? nullptr : &(*outcomes_)[plan_.layout().tensors[tensor].clip_group];
     if (outcome != nullptr && outcome->action == plan::StepAction::Zero) {
       write_zeros(chunk, tensor);
       return;
     }
     const bool multiply = outcome != nullptr && changes(*outcome);
     for (const LaneSum& sum : plan_.sums_of(plan_.part_of(chunk))) {
-      if (multiply && (!plan_.tensors[tensor].incomplete || plan_.contributed(tensor, sum))) {
+      if (multiply && (!bucket.marked || plan_.contributed(tensor, sum))) {
         scale(chunk, tensor, sum, outcome->multiplier, destinations);
-      } else if (deferred) {
+      } else if (bucket.deferred) {
         copy(chunk, tensor, sum);
       }
     }

@@ -31,7 +31,7 @@ LoadedPlan::LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, 
   const std::size_t slots = layout_.tensors.size() * world();
   tensors.resize(layout_.tensors.size());
   parts.resize(layout_.parts.size());
-  buckets.resize(layout_.buckets.size());
+  buckets = std::vector<BucketState>(layout_.buckets.size());
   for (std::size_t bucket = 0; bucket < buckets.size(); ++bucket) {
     buckets[bucket].unused_slots.reserve(layout_.buckets[bucket].tensors.size() * world());
   }
@@ -41,6 +41,9 @@ LoadedPlan::LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, 
   nonfinite = std::vector<std::atomic<std::uint64_t>>(slots);
   differs = std::vector<std::atomic<std::uint8_t>>(slots);
   flagged = std::vector<std::atomic<std::uint8_t>>(layout_.tensors.size());
+  for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
+    count_elements(tensor);
+  }
   reserve_pointers(threads);
   small_ = takes_a_moment();
   fits_caches_ = written_bytes() <= kCacheBytes;
@@ -85,6 +88,32 @@ std::uint64_t LoadedPlan::written_bytes() const {
     }
   }
   return bytes;
+}
+
+void LoadedPlan::forget_findings(std::uint32_t tensor) {
+  TensorState& state = tensors[tensor];
+  state.absent = false;
+  state.incomplete = false;
+  const LaneTensor& layout = layout_.tensors[tensor];
+  const auto first = parts.begin() + layout.first_part;
+  std::fill(first, first + layout.parts, PartState{});
+  count_elements(tensor);
+  if (flagged[tensor].exchange(0, std::memory_order_relaxed) != 0) {
+    for (std::uint32_t rank = 0; rank < world(); ++rank) {
+      nonfinite[slot(tensor, rank)].store(0, std::memory_order_relaxed);
+      differs[slot(tensor, rank)].store(0, std::memory_order_relaxed);
+    }
+  }
+}
+
+void LoadedPlan::count_elements(std::uint32_t tensor) {
+  const LaneTensor& layout = layout_.tensors[tensor];
+  std::uint64_t counted = 0;
+  for (std::uint32_t part = layout.first_part; part < layout.first_part + layout.parts; ++part) {
+    const LanePart& held = layout_.parts[part];
+    counted += parts[part].counted_sum < sums_of(held).size() ? held.elements : 0;
+  }
+  tensors[tensor].counted_elements = counted;
 }
 
 bool LoadedPlan::contributed(std::uint32_t tensor, const LaneSum& sum) const {

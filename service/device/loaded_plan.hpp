@@ -21,7 +21,8 @@
 
 namespace gradsync::device {
 
-/// What the last reduction of a tensor's bucket found. Of a tied copy only `absent` is used.
+/// What the last reduction of a tensor's bucket found. Of a tied copy only `absent` is used. All but the sum is as it
+/// was when the plan was loaded, everybody contributes, unless the bucket is `marked`.
 struct TensorState {
   TensorSum sum;
   std::uint64_t counted_elements = 0;  ///< those of parts with a contribution
@@ -37,6 +38,11 @@ struct BucketState {
   std::optional<Tag> reduced;               ///< the attempt whose sums the memory holds; empty after a failure
   std::vector<std::uint32_t> unused_slots;  ///< raised entries of LoadedPlan::unused
   bool deferred = false;                    ///< of each sum only the first destination is written yet
+  bool marked = false;                      ///< somebody did not contribute to some tensor
+  std::atomic<bool> flagged{false};         ///< some tensor is
+
+  /// Whether its tensors have to be looked at one by one. A step whose buckets have none spares a thousand of them.
+  [[nodiscard]] bool has_findings() const { return marked || flagged.load(std::memory_order_relaxed); }
 };
 
 class LoadedPlan {
@@ -84,6 +90,18 @@ class LoadedPlan {
   /// Whether any source of the sum contributed to the tensor in this attempt.
   [[nodiscard]] bool contributed(std::uint32_t tensor, const LaneSum& sum) const;
 
+  /// Says that some slot of `nonfinite` or `differs` of the tensor is raised; any worker.
+  void flag(std::uint32_t tensor) {
+    flagged[tensor].store(1, std::memory_order_relaxed);
+    buckets[layout_.tensors[tensor].bucket].flagged.store(true, std::memory_order_relaxed);
+  }
+
+  /// Forgets what is known of the tensor but its sum: everybody contributes, and nothing was found.
+  void forget_findings(std::uint32_t tensor);
+
+  /// Notes how many elements are in parts with a contribution.
+  void count_elements(std::uint32_t tensor);
+
   /// The tensor that a tied copy is summed and counted with; itself, if it is none.
   [[nodiscard]] std::uint32_t counted_as(std::uint32_t tensor) const { return counted_as_[tensor]; }
 
@@ -108,7 +126,7 @@ class LoadedPlan {
   std::vector<std::uint8_t> unused;                   ///< by slot
   std::vector<std::atomic<std::uint64_t>> nonfinite;  ///< inputs, by slot
   std::vector<std::atomic<std::uint8_t>> differs;     ///< by slot
-  std::vector<std::atomic<std::uint8_t>> flagged;     ///< by tensor: some slot of `nonfinite` or `differs` is raised
+  std::vector<std::atomic<std::uint8_t>> flagged;     ///< by tensor; by `flag`
   std::vector<std::uint32_t> rescaled_chunks;         ///< scratch; reserved for all
   std::vector<Pointers> pointers;                     ///< by worker
   NormTotals totals;                                  ///< scratch

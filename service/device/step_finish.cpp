@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -26,8 +27,10 @@ void check_reduced(const LoadedPlan& plan, Tag tag) {
   check_unapplied(plan.applied, tag);
 }
 
-void combine_norms(LoadedPlan& plan, const FinishStep& command, StepMath& math) {
+/// Whether anything is to be said of single tensors.
+bool combine_norms(LoadedPlan& plan, const FinishStep& command, StepMath& math) {
   const LanePlan& layout = plan.layout();
+  std::uint64_t nonfinite = 0;
   plan.totals.clear();
   for (std::size_t index = 0; index < plan.tensors.size(); ++index) {
     const LaneTensor& tensor = layout.tensors[index];
@@ -35,9 +38,13 @@ void combine_norms(LoadedPlan& plan, const FinishStep& command, StepMath& math) 
     if (!state.absent && tensor.parts != 0) {
       plan.totals.add(state.sum, tensor.clip_group, tensor.layer);
       math.counted_elements += state.counted_elements;
+      nonfinite += state.sum.nonfinite;
     }
   }
   plan.totals.write(command.rules, command.scale, math);
+  return nonfinite != 0 || std::any_of(plan.buckets.begin(), plan.buckets.end(), [](const BucketState& bucket) {
+           return bucket.has_findings();
+         });
 }
 
 void report_ranks(const LoadedPlan& plan, std::uint32_t index, StepMath& math) {
@@ -86,8 +93,9 @@ StepMath finish_step(
   check_rules(command, plan.layout().clip_groups);
   const auto start = std::chrono::steady_clock::now();
   StepMath math = renewed(std::move(memory));
-  combine_norms(plan, command, math);
-  report_findings(plan, math);
+  if (combine_norms(plan, command, math)) {
+    report_findings(plan, math);
+  }
   math.norm_s = seconds(std::chrono::steady_clock::now() - start);
   if (command.apply) {
     plan.applied = command.tag;  // before the pass: an aborted one must not be repeated either
