@@ -94,6 +94,17 @@ def test_an_upgrade_in_pieces_or_with_more_behind_it_is_no_seam() -> None:
     assert not seam((UPGRADE + HELLO.serialize(mask=False), [RESPONSE, HELLO]))
 
 
+def test_half_a_frame_behind_an_upgrade_in_pieces_is_counted_once() -> None:
+    text = Frame(Opcode.TEXT, b"x" * 120 + b"\r\n\r\n" + HELLO.serialize(mask=False) + b"x" * 80)
+    data = text.serialize(mask=False)
+    middle = data.index(b"\r\n\r\n") + 4
+    begun = ((UPGRADE[:-1], []), (UPGRADE[-1:] + data[:middle], [RESPONSE]))
+    assert not seam(*begun)
+    assert not seam(*begun, (data[middle:], [text]))
+    within_another = data[: middle - len(UPGRADE[:-1])]
+    assert not seam(*begun, (data[middle:], [text]), (within_another, []))
+
+
 def test_a_frame_with_too_long_a_length_leaves_no_seam() -> None:
     assert not seam((UPGRADE, [RESPONSE]), (b"\x81\x7e\x00\x05hello", [HELLO]))
 

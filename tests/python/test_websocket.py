@@ -20,7 +20,7 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 import gradsync
-from gradsync import _awake, _connection, _turns, _websocket
+from gradsync import _awake, _channel, _connection, _frames, _turns, _websocket
 from gradsync._awake import Awake
 from gradsync._pending import NOTHING
 from gradsync._websocket import WebSocket
@@ -449,6 +449,39 @@ def test_a_ctrl_c_inside_the_parser_is_a_lost_connection(
     with pytest.raises(KeyboardInterrupt):
         client.status()
     assert client.status()["state"] == "serving"
+
+
+def test_a_ctrl_c_while_an_answer_is_read_is_a_lost_connection(
+    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted = False
+
+    def interrupt(data: bytes) -> str | None:
+        nonlocal interrupted
+        if interrupted or threading.current_thread() is not threading.main_thread():
+            return _frames.whole_text(data)
+        interrupted = True
+        raise KeyboardInterrupt
+
+    client.status()  # who waits for the next answer reads it
+    monkeypatch.setattr(_websocket, "whole_text", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        client.status()
+    assert client.status()["state"] == "serving"
+    assert len(daemon.of("session.initialize")) == 2
+
+
+def test_a_thread_with_the_number_of_the_reader_that_ended_is_not_taken_for_it(
+    client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = client._channel._connection._thread
+    monkeypatch.setattr(_channel, "get_ident", lambda: reader.ident)
+    with pytest.raises(gradsync.UsageError, match="event callback"):
+        client.status()
+    client.close()
+    reader.join(WAIT_S)
+    with pytest.raises(ConnectionLost, match="the client was closed"):
+        client.status()
 
 
 def test_a_lost_connection_is_found_by_who_waits(client: gradsync.Client, daemon: FakeDaemon) -> None:

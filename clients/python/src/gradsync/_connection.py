@@ -65,9 +65,9 @@ class Connection:
         websocket = self._handshake(time.monotonic() + timeout)
         self._websocket: WebSocket | None = websocket
         self._held = websocket  # for the forked child, which takes no lock
+        self.reader: int | None = None  #: the thread that reads, which must not wait for an answer
         self._thread = threading.Thread(target=self._run, args=(websocket,), name="gradsync-reader", daemon=True)
         self._thread.start()
-        self.reader = self._thread.ident  #: the thread that reads, which must not wait for an answer
         _live.add(self)
 
     def hold_seat(self, params: str) -> None:
@@ -245,6 +245,7 @@ class Connection:
 
     def _run(self, websocket: WebSocket) -> None:
         current: WebSocket | None = websocket
+        self.reader = threading.get_ident()
         try:
             while current is not None:
                 reason = self._read(current)
@@ -257,6 +258,7 @@ class Connection:
             with self._send_lock:
                 self._websocket = None
             self._held.dispose()
+            self.reader = None  # the next thread may be given its number
 
     def _read(self, websocket: WebSocket) -> str:
         while True:

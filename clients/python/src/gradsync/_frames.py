@@ -15,6 +15,7 @@ __all__ = ["Seam", "text_frame", "whole_text"]
 _TEXT = 0x81  # the last frame of its message
 _MASKED = 0x80
 _TWO_BYTES, _EIGHT_BYTES = 126, 127  # of a length that needs more than seven bits
+_BLANK_LINE = b"\r\n\r\n"
 _SHORT, _MEDIUM, _LONG = struct.Struct("!BB4x"), struct.Struct("!BBH4x"), struct.Struct("!BBQ4x")
 
 
@@ -30,7 +31,7 @@ def text_frame(text: str) -> bytes:
 
 
 def whole_text(data: bytes) -> str | None:
-    """The text, where `data` is one frame of a server with all of a message of less than 64 KiB, and nothing else."""
+    """The text, where `data` is one frame of a server, of 4 bytes to 64 KiB, with a whole message, and nothing else."""
     if data[:1] != b"\x81" or len(data) < 4:
         return None
     begin, size = 2, data[1]
@@ -60,8 +61,8 @@ class Seam:
         for event in events:
             if isinstance(event, Frame):
                 self.within -= _frame_bytes(len(event.data))
-            elif data.find(b"\r\n\r\n") == len(data) - 4:  # the answer to the upgrade, as a whole
-                self.within -= len(data)
+            elif self.within == len(data) and data.find(_BLANK_LINE) == len(data) - len(_BLANK_LINE):
+                self.within = 0  # all that ever came is the answer to the upgrade
 
 
 def _frame_bytes(size: int) -> int:

@@ -26,13 +26,10 @@ class StepTracker:
         for index, bucket in enumerate(buckets):
             for tensor in bucket:
                 self._bucket_of[tensor] = index
-        self._counts = [0] * len(names)
-        self._left = list(self._sizes)
+        self.reset()
 
     def reset(self) -> None:
         """Begins a step: nothing is ready."""
-        if self._accumulate == 1 and self._left == self._sizes:  # nothing was, since the last one
-            return
         self._counts = [0] * len(self._names)
         self._left = list(self._sizes)
 

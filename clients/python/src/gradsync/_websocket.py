@@ -25,7 +25,9 @@ from ._frames import Seam, text_frame, whole_text
 
 __all__ = ["WebSocket"]
 
-_RECEIVE_BYTES = 1 << 14  # more than most answers; new memory of more pages costs more than another read
+# More than most answers; new memory of more pages costs more than another read. Less than any limit of messages, which
+# is only known to the protocol.
+_RECEIVE_BYTES = 1 << 14
 _SEND_S = 30.0  # for a peer that takes nothing at all
 _CLOSE_S = 2.0  # from the closing handshake until the peer's end of the stream
 _SLICE_S = 0.5  # Ctrl-C is looked at this often, whichever thread got the signal
@@ -55,9 +57,13 @@ class WebSocket:
 
     def keep(self, text: str) -> None:
         """Leaves a message to the next `send`, or to the next thread that reads; waits for nothing."""
-        with self._mutex:
-            self._frame_kept()
-            self._kept = text
+        try:
+            with self._mutex:
+                self._frame_kept()
+                self._kept = text
+        except BaseException:
+            self.give_up("interrupted while sending")
+            raise
 
     def send(self, text: str, *, instead: bool = False) -> None:
         """Sends a message, as much of it as the socket takes now: the rest is `drain`'s, or goes with the next one.
