@@ -73,7 +73,7 @@ class FinalPass final : public PoolJob {
     }
     const bool multiply = outcome != nullptr && changes(*outcome);
     for (const LaneSum& sum : plan_.sums_of(plan_.part_of(chunk))) {
-      if (multiply && (!bucket.marked || plan_.contributed(tensor, sum))) {
+      if (multiply && (!bucket.marked || !plan_.tensors[tensor].incomplete || plan_.contributed(tensor, sum))) {
         scale(chunk, tensor, sum, outcome->multiplier, destinations);
       } else if (bucket.deferred) {
         copy(chunk, tensor, sum);

@@ -93,6 +93,9 @@ class HostLane::Queue {
         note_abort(*abort);
         put(place_of(*abort), std::move(command));
       } else {
+        if (const auto* load = std::get_if<LoadPlan>(&command)) {
+          make_places(load->layout.buckets.size());
+        }
         put(commands_.end(), std::move(command));
       }
       if (executing_) {
@@ -128,6 +131,12 @@ class HostLane::Queue {
       }
     }
   };
+
+  /// For the commands of a step of so many buckets, so that none allocates, however many of them wait.
+  void make_places(std::size_t buckets) {
+    constexpr std::size_t kBesides = 4;  // finish, scale, abort, and the command that brought the plan
+    spare_.resize(std::max(spare_.size(), buckets + kBesides));
+  }
 
   void put(Commands::iterator place, LaneCommand command) {
     if (spare_.empty()) {

@@ -70,7 +70,7 @@ void LoadedPlan::reserve_pointers(std::size_t threads) {
 bool LoadedPlan::takes_a_moment() const {
   constexpr std::size_t kFewInputs = std::size_t{2} << 20;   // numbers, of all ranks
   constexpr std::size_t kFewPowers = std::size_t{64} << 10;  // the same, where each takes `pow`
-  constexpr std::size_t kFewSlots = 8192;  // tensors times ranks: each is looked at, those without elements too
+  constexpr std::size_t kFewSlots = 8192;                    // tensors times ranks: each may have to be looked at
   std::size_t inputs = 0;
   for (const Chunk& chunk : table_.chunks) {
     inputs += chunk.count() * world();

@@ -2,6 +2,7 @@
 
 #include "device/host_lane.hpp"
 
+#include "unit/device/allocation_counter.hpp"
 #include "unit/device/lane_fixture.hpp"
 
 #include <gmock/gmock.h>
@@ -66,6 +67,35 @@ TEST_F(HostLaneTest, finishes_what_is_queued_before_it_dies) {
   }
   lane_.reset();
   EXPECT_EQ(box_.waiting(), 20U);
+}
+
+TEST_F(HostLaneTest, a_step_that_waits_as_a_whole_allocates_nothing) {
+  start_with_gate();
+  constexpr std::uint32_t kBuckets = 8;
+  const BucketSpec bucket{plan::DType::Float32, {{0, 1}}, 2};
+  std::vector<TensorSpec> tensors(kBuckets, TensorSpec{300'000});
+  for (std::uint32_t index = 0; index < kBuckets; ++index) {
+    tensors[index].bucket = index;
+  }
+  load(lay_out(2, std::vector(kBuckets, bucket), tensors));
+  lane_->submit(LoadPlan{7, empty_layout(2)});
+  expect<Loaded>();
+  close_gate();
+  FinishStep finish{kPlan, 1, 1.0, {strict(1.0)}, true};
+  EXPECT_EQ(
+      allocations_during([&] {
+        for (std::uint32_t index = 0; index < kBuckets; ++index) {
+          lane_->submit(ReduceBucket{kPlan, 1, index, {}, false});
+        }
+        lane_->submit(std::move(finish));
+      }),
+      0
+  );
+  gate_.set_value();
+  for (std::uint32_t index = 0; index < kBuckets; ++index) {
+    EXPECT_EQ(expect<Reduced>().bucket, index);
+  }
+  EXPECT_EQ(expect<Finished>().tag, 1U);
 }
 
 TEST_F(HostLaneTest, executes_what_is_small_where_it_is_submitted) {
