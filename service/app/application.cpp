@@ -4,8 +4,8 @@
 #include "app/daemon_state.hpp"
 #include "app/engine_clock.hpp"
 #include "app/excused_lane.hpp"
+#include "app/lane_reports.hpp"
 #include "app/pages.hpp"
-#include "app/post_memory.hpp"
 #include "app/settings.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
@@ -18,7 +18,6 @@
 #include "rpc/metrics.hpp"
 #include "rpc/result_size.hpp"
 
-#include <boost/asio/bind_allocator.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -109,16 +108,12 @@ struct Application::Parts {
         engine_metrics(registry),
         rpc_metrics(registry),
         net_metrics(registry),
+        lane_reports(
+            io, net_metrics.io_watch, [this](device::LaneReport report) { bridge.on_lane_report(std::move(report)); }
+        ),
         lane(
             {.threads = static_cast<int>(chosen.engine.threads)},
-            [this](device::LaneReport report) {
-              auto deliver = [this, number = lane_reports, moved = std::move(report)]() mutable {
-                bridge.on_lane_report(number, std::move(moved));
-              };
-              const PostAllocator<std::byte> allocator(post_memory);
-              boost::asio::post(io, boost::asio::bind_allocator(allocator, std::move(deliver)));
-              ++lane_reports;  // not where the post threw: the next report would wait for this one for ever
-            }
+            [this](device::LaneReport report) { lane_reports.take(std::move(report)); }
         ),
         excused_lane(lane, net_metrics.io_watch),
         planner([this](engine::PlanOutcome outcome) {
@@ -132,7 +127,7 @@ struct Application::Parts {
             engine_metrics
         ),
         clock(io, engine, net_metrics.io_watch),
-        bridge(engine, clock, ::geteuid()),
+        bridge(engine, clock, lane_reports, ::geteuid()),
         dispatcher(engine, bridge, identity_of(state), rpc_limits(chosen), set_log_level, rpc_metrics),
         pages(state, engine, clock, dispatcher, registry, ::geteuid()),
         server(io, server_options(chosen), bridge, pages, bridge, net_metrics),
@@ -154,9 +149,8 @@ struct Application::Parts {
   engine::EngineMetrics engine_metrics;
   rpc::RpcMetrics rpc_metrics;
   net::NetMetrics net_metrics;
-  PostMemory post_memory;          ///< of the lane's reports
-  std::uint64_t lane_reports = 0;  ///< so far; counted by whoever executes for the lane, one thread at a time
   boost::asio::io_context io{1};
+  LaneReports lane_reports;
   device::HostLane lane;
   ExcusedLane excused_lane;
   engine::ThreadPlanner planner;

@@ -20,7 +20,9 @@ void Bridge::on_open(net::ConnectionId connection, const net::PeerIdentity& peer
 }
 
 bool Bridge::on_text(net::ConnectionId connection, std::string_view text) {
-  return clock_.turn("a message", text, [&] { return dispatcher_->on_text(connection, text); });
+  return lane_reports_.after([&] {
+    return clock_.turn("a message", text, [&] { return dispatcher_->on_text(connection, text); });
+  });
 }
 
 bool Bridge::initialized(net::ConnectionId connection) { return dispatcher_->initialized(connection); }
@@ -63,10 +65,8 @@ bool Bridge::drained(rpc::ConnectionId connection) const { return server_->drain
 
 void Bridge::close(rpc::ConnectionId connection, std::string reason) { server_->close(connection, std::move(reason)); }
 
-void Bridge::on_lane_report(std::uint64_t number, device::LaneReport report) {
-  lane_reports_.arrive(number, std::move(report), [this](device::LaneReport next) {
-    clock_.turn("a report of the lane", [&] { engine_.on_lane_report(std::move(next)); });
-  });
+void Bridge::on_lane_report(device::LaneReport report) {
+  clock_.turn("a report of the lane", [&] { engine_.on_lane_report(std::move(report)); });
 }
 
 void Bridge::on_plan(engine::PlanOutcome outcome) {

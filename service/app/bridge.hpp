@@ -3,7 +3,7 @@
 // sockets, and each event of the engine is one turn of its clock. Thread: io only.
 
 #include "app/engine_clock.hpp"
-#include "app/in_order.hpp"
+#include "app/lane_reports.hpp"
 #include "device/lane.hpp"
 #include "net/server.hpp"
 #include "rpc/dispatcher.hpp"
@@ -12,8 +12,8 @@ namespace gradsync::app {
 
 class Bridge final : public net::MessageHandler, public net::FdHandler, public rpc::Outbox {
  public:
-  Bridge(engine::Engine& engine, EngineClock& clock, std::uint32_t own_uid)
-      : engine_(engine), clock_(clock), own_uid_(own_uid) {}
+  Bridge(engine::Engine& engine, EngineClock& clock, LaneReports& lane_reports, std::uint32_t own_uid)
+      : engine_(engine), clock_(clock), lane_reports_(lane_reports), own_uid_(own_uid) {}
 
   /// Both exist only after the bridge, which they are given.
   void connect(rpc::Dispatcher& dispatcher, net::Server& server) {
@@ -42,7 +42,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
   void close(rpc::ConnectionId connection, std::string reason) override;
 
   // what comes back from other threads
-  void on_lane_report(std::uint64_t number, device::LaneReport report);  ///< numbered in the order of the lane
+  void on_lane_report(device::LaneReport report);
   void on_plan(engine::PlanOutcome outcome);
 
  private:
@@ -50,8 +50,8 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
 
   engine::Engine& engine_;
   EngineClock& clock_;
+  LaneReports& lane_reports_;
   std::uint32_t own_uid_;
-  InOrder<device::LaneReport> lane_reports_;
   rpc::Dispatcher* dispatcher_ = nullptr;
   net::Server* server_ = nullptr;
 };

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace gradsync::net {
 
@@ -48,12 +49,18 @@ class IoWatch {
     bool outermost_;
   };
 
-  /// While it lives the turn works for others than who sent the message.
+  /// While it lives the turn works for others than who sent the message. One inside another counts once.
   class [[nodiscard]] Excused {
    public:
-    explicit Excused(IoWatch& watch) : watch_(watch), begin_(std::chrono::steady_clock::now()) {}
+    explicit Excused(IoWatch& watch)
+        : watch_(watch), begin_(std::chrono::steady_clock::now()), outermost_(!std::exchange(watch.excusing_, true)) {}
 
-    ~Excused() { watch_.excused_ += std::chrono::steady_clock::now() - begin_; }
+    ~Excused() {
+      if (outermost_) {
+        watch_.excused_ += std::chrono::steady_clock::now() - begin_;
+        watch_.excusing_ = false;
+      }
+    }
 
     Excused(const Excused&) = delete;
     Excused& operator=(const Excused&) = delete;
@@ -61,6 +68,7 @@ class IoWatch {
    private:
     IoWatch& watch_;
     TimePoint begin_;
+    bool outermost_;
   };
 
  private:
@@ -92,6 +100,7 @@ class IoWatch {
   Processor processor_;
   Duration excused_{};  ///< in this turn
   bool inside_ = false;
+  bool excusing_ = false;
 
   Unsaid unsaid_computed_{"computed", {}, 0, {}, {}};
   Unsaid unsaid_held_up_{"was held up", {}, 0, {}, {}};

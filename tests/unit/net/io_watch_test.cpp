@@ -58,8 +58,11 @@ TEST_F(IoWatchTest, what_is_done_for_others_is_not_the_cost_of_a_message) {
     const IoWatch::Turn turn{watch_, "a message"};
     {
       const IoWatch::Excused excused{watch_};
+      const IoWatch::Excused inside{watch_};
       compute(Milliseconds{20});
     }
+    compute(Milliseconds{5});
+    EXPECT_GE(turn.computed(), Milliseconds{4}) << "excused once";
     EXPECT_LT(turn.computed(), Milliseconds{10});
   }
   const IoWatch::Turn next{watch_, "a message"};
