@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--bin", type=Path, default=Path("build/cpu-fuzz/bin"), help="where they were built")
     parser.add_argument("--state", type=Path, default=Path("build/fuzz"), help="corpora, inputs that broke, logs")
     parser.add_argument("--seconds", type=int, default=60, help="for each (default 60)")
-    parser.add_argument("--seed", type=int, default=0, help="the same inputs each time; 0: others (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of random numbers; 0: another each time (default 0)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="at once")
     parser.add_argument("--junit", type=Path, help="file to write")
     parser.add_argument("--skip", help="run nothing, and say why")

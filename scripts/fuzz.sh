@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the fuzzers (preset cpu-fuzz) and runs each for a while, as many at once as there are cores.
 #   fuzz.sh [SECONDS] [FUZZER...]    `make fuzz`
-#   fuzz.sh --junit FILE SECONDS     `make test`: a machine without clang 16 skips them; the same inputs each time, so
-#                                    that a change fails for what it did (`make fuzz` tries others in every run)
+#   fuzz.sh --junit FILE SECONDS     `make test`: a machine without clang 16 skips them; with one seed, so that runs begin
+#                                    alike (what is learnt from them depends on their timing)
 # What they learn is kept in build/fuzz/corpus; an input that breaks something lies in build/fuzz/crashes.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -62,7 +62,8 @@ class Handlers : public net::MessageHandler, public net::PageHandler, public net
 
   bool on_text(net::ConnectionId connection, std::string_view text) override {
     REQUIRE(texts.contains(connection) && !closed_.contains(connection));
-    REQUIRE(text.size() <= kMessageBytes);  // that it is UTF-8, or unclear, is for `check`
+    REQUIRE(text.size() <= kMessageBytes);
+    REQUIRE(fuzz::may_become_utf8(std::string(fuzz::without_rest(text))));  // more is known in `check`
     texts[connection].emplace_back(text);
     if (text.starts_with('B')) {
       server->send(connection, "first");

@@ -66,17 +66,6 @@ bool is_close_code(unsigned code) {
   return (code >= 1000 && code <= 1003) || (code >= 1007 && code <= 1013) || code >= 3000;
 }
 
-/// It is UTF-8, or it breaks off within a character.
-bool may_become_utf8(const std::string& text) {
-  bool may = is_utf8(text);
-  for (const char second : {'\x80', '\x90', '\xa0'}) {
-    for (std::size_t more = 0; more < 3; ++more) {
-      may = may || is_utf8(text + second + std::string(more, '\x80')) || is_utf8(text + std::string(more + 1, '\x80'));
-    }
-  }
-  return may;
-}
-
 /// Reads messages out of frames; `heard` says how far it came.
 class Reader {
  public:
@@ -193,6 +182,24 @@ bool is_utf8(std::string_view text) {
     i += more + 1;
   }
   return true;
+}
+
+bool may_become_utf8(const std::string& text) {
+  bool may = is_utf8(text);
+  for (const char second : {'\x80', '\x90', '\xa0'}) {
+    for (std::size_t more = 0; more < 3; ++more) {
+      may = may || is_utf8(text + second + std::string(more, '\x80')) || is_utf8(text + std::string(more + 1, '\x80'));
+    }
+  }
+  return may;
+}
+
+std::string_view without_rest(std::string_view text) {
+  std::size_t rest = 0;
+  while (rest < text.size() && rest < 3 && byte_at(text, rest) >> 6 == 2) {
+    ++rest;
+  }
+  return text.substr(rest);
 }
 
 std::string client_frame(unsigned opcode, bool fin, std::string_view payload) {

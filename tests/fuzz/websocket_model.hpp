@@ -12,6 +12,12 @@ namespace gradsync::fuzz {
 
 [[nodiscard]] bool is_utf8(std::string_view text);
 
+/// It is, or it breaks off within a character.
+[[nodiscard]] bool may_become_utf8(const std::string& text);
+
+/// Without the bytes at its begin that may be the rest of a character.
+[[nodiscard]] std::string_view without_rest(std::string_view text);
+
 /// Of one frame with the bit of its end, masked with the key of its length unless that is 0.
 [[nodiscard]] std::string client_frame(unsigned opcode, bool fin, std::string_view payload);
 
