@@ -46,9 +46,11 @@ class LaneReports {
     inside_ = true;
     const Leave leave{*this};
     const auto result = turn();
-    const net::IoWatch::Excused excused{watch_};  // a step is done for all its ranks, by the message that came last
-    while (delivered_ < here_.size()) {
-      arrive(std::move(here_[delivered_++]));
+    if (!here_.empty()) {
+      const net::IoWatch::Excused excused{watch_};  // a step is done for all its ranks, by the message that came last
+      while (delivered_ < here_.size()) {
+        arrive(std::move(here_[delivered_++]));
+      }
     }
     return result;
   }

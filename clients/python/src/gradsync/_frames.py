@@ -32,7 +32,7 @@ def text_frame(text: str) -> bytes:
 
 def whole_text(data: bytes) -> str | None:
     """The text, where `data` is one frame of a server, of 4 bytes to 64 KiB, with a whole message, and nothing else."""
-    if data[:1] != b"\x81" or len(data) < 4:
+    if len(data) < 4 or data[0] != _TEXT:
         return None
     begin, size = 2, data[1]
     if size == _TWO_BYTES:
