@@ -73,6 +73,15 @@ std::size_t utf8_length(std::string_view text, std::size_t at) {
   return outside ? 0 : length;
 }
 
+bool ends_within_character(std::string_view text) {
+  for (std::size_t at = text.size(); at-- > 0;) {
+    if ((static_cast<unsigned char>(text[at]) & 0xC0) != 0x80) {
+      return utf8_length(text, at) == 0;
+    }
+  }
+  return false;
+}
+
 std::string human_bytes(std::uint64_t bytes) {
   constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB"};
   if (bytes < 1024) {

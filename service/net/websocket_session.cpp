@@ -1,16 +1,15 @@
 #include "net/websocket_session.hpp"
 
+#include "base/text.hpp"
 #include "base/version.hpp"
 #include "net/closing.hpp"
+#include "net/eager_socket.hpp"
 #include "net/known_connection.hpp"
-#include "net/paced_socket.hpp"
 #include "net/read_pace.hpp"
 #include "net/session_timer.hpp"
 #include "net/text_queue.hpp"
 
 #include <boost/asio/buffer.hpp>
-#include <boost/asio/post.hpp>
-#include <boost/beast/core/bind_handler.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/websocket/stream.hpp>
@@ -34,22 +33,6 @@ constexpr std::size_t kSmallPartBytes = 1024;  // of a message
 constexpr std::size_t kLingerBytes = 64u << 20;
 constexpr Milliseconds kLinger{1'000};
 constexpr std::chrono::microseconds kConnection{200};  // to take one, and to end it
-
-/// Beast's own teardown waits until the peer closes, and holds back the end of the connection as long. Here the end is
-/// known at once; the session then reads off what the peer still sends, so that it sees the close frame and no reset.
-class EagerSocket : public PacedSocket {
- public:
-  using PacedSocket::PacedSocket;
-
-  template <typename Handler>
-  friend void async_teardown(beast::role_type, EagerSocket& socket, Handler&& handler) {
-    boost::system::error_code ignored;
-    socket.shutdown(Socket::shutdown_send, ignored);
-    asio::post(
-        socket.get_executor(), beast::bind_front_handler(std::forward<Handler>(handler), boost::system::error_code{})
-    );
-  }
-};
 
 class WebSocketSession final : public Session,
                                public WebSocketPort,
@@ -191,6 +174,9 @@ class WebSocketSession final : public Session,
         const bool stopped = error == asio::error::operation_aborted && closing_ && !dead_;
         co_return stopped;
       }
+      if (dead_) {
+        co_return false;  // nor is what Beast had read before that handed up
+      }
       context_->metrics.received_bytes.Increment(static_cast<double>(bytes));
       if (!stream_.got_text() && !closing_) {
         charge_violation();
@@ -228,6 +214,11 @@ class WebSocketSession final : public Session,
   void handle_message() {
     const auto data = buffer_.data();
     const std::string_view text{static_cast<const char*>(data.data()), data.size()};
+    if (ends_within_character(text)) {  // the one fault of a text that Beast misses, where its last frame is empty
+      charge_violation();
+      start_close(websocket::close_code::bad_payload, "a text ends within a character");
+      return;
+    }
     const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
     const auto worth = context_->messages.on_text(id_, text) ? FairShare::Worth::Understood : FairShare::Worth::Refused;
     pace_.charge(worth, turn.computed() + text.size() * ReadPace::kByte);

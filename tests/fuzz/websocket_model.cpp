@@ -94,7 +94,7 @@ class Reader {
       message_.clear();
     }
     message_ += plain;
-    return data(whole && header.fin, header.length == 0) && whole;
+    return data(whole && header.fin) && whole;
   }
 
   /// A message that has not ended cannot become text: the server may say so at any time.
@@ -126,7 +126,7 @@ class Reader {
     return ends(good ? std::set{code} : std::set{kProtocolError, kBadPayload});
   }
 
-  bool data(bool done, bool empty) {
+  bool data(bool done) {
     if (binary_ && (done || !message_.empty())) {
       return ends({kUnknownData});
     }
@@ -139,11 +139,7 @@ class Reader {
     }
     in_message_ = false;
     if (!is_utf8(message_)) {
-      // Of a text that breaks off within a character Beast does not notice the end when that comes as an empty frame.
-      // It is no JSON either, so whoever reads it refuses it. The next text is then read as the rest of the character,
-      // and handed up if it fits: no JSON again.
-      heard_.unclear = empty && may_become_utf8(message_);
-      return ends(heard_.unclear ? std::set{0u, kProtocolError, kBadPayload} : std::set{kBadPayload});
+      return ends({kBadPayload});
     }
     heard_.texts.push_back(std::move(message_));
     message_.clear();
@@ -192,14 +188,6 @@ bool may_become_utf8(const std::string& text) {
     }
   }
   return may;
-}
-
-std::string_view without_rest(std::string_view text) {
-  std::size_t rest = 0;
-  while (rest < text.size() && rest < 3 && byte_at(text, rest) >> 6 == 2) {
-    ++rest;
-  }
-  return text.substr(rest);
 }
 
 std::string client_frame(unsigned opcode, bool fin, std::string_view payload) {

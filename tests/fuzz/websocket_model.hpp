@@ -15,9 +15,6 @@ namespace gradsync::fuzz {
 /// It is, or it breaks off within a character.
 [[nodiscard]] bool may_become_utf8(const std::string& text);
 
-/// Without the bytes at its begin that may be the rest of a character.
-[[nodiscard]] std::string_view without_rest(std::string_view text);
-
 /// Of one frame with the bit of its end, masked with the key of its length unless that is 0.
 [[nodiscard]] std::string client_frame(unsigned opcode, bool fin, std::string_view payload);
 
@@ -27,9 +24,8 @@ struct Heard {
   std::vector<std::string> pings;
   /// Codes of the close frame that are right then; 0: no close frame, or one without a code.
   std::set<unsigned> codes;
-  bool ends = false;     ///< the server has to end the connection, whatever comes after
-  bool unclear = false;  ///< whether it ended there
-  bool alive = true;     ///< and it has not ended, nor broken off in a frame that may end it
+  bool ends = false;  ///< the server has to end the connection, whatever comes after
+  bool alive = true;  ///< and it has not ended, nor broken off in a frame that may end it
 };
 
 /// Frames of a client. `message_bytes`: longer messages are refused.

@@ -68,5 +68,14 @@ TEST(Utf8Length, is_zero_where_no_character_begins) {
   }
 }
 
+TEST(EndsWithinCharacter, looks_at_the_last_character) {
+  for (const char* text : {"", "a", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xe2\x82\xac."}) {
+    EXPECT_FALSE(ends_within_character(text)) << text;
+  }
+  for (const char* text : {"\xc3", "a\xe2", "a\xe2\x82", "\xf0", "\xf0\x9f", "a\xf0\x9f\x98", "\xc3\xa9\xc3"}) {
+    EXPECT_TRUE(ends_within_character(text)) << text;
+  }
+}
+
 }  // namespace
 }  // namespace gradsync

@@ -58,15 +58,23 @@ TEST_F(WebSocket, another_path_is_not_found) {
   EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/elsewhere").status, 404);
 }
 
+/// Frames of one text each; none is longer than 125 bytes.
+std::string text_frames(std::initializer_list<std::string> texts) {
+  std::string frames;
+  for (const std::string& text : texts) {
+    frames += '\x81';
+    frames += static_cast<char>(0x80 | static_cast<int>(text.size()));
+    frames += std::string(4, '\0') + text;
+  }
+  return frames;
+}
+
 TEST_F(WebSocket, several_messages_in_one_packet_are_answered_in_order) {
   const RunningServer running{options()};
   RawClient client = websocket();
   std::string packet;
   for (int i = 0; i < 100; ++i) {
-    const std::string text = std::to_string(i);
-    packet += '\x81';
-    packet += static_cast<char>(0x80 | static_cast<int>(text.size()));
-    packet += std::string(4, '\0') + text;
+    packet += text_frames({std::to_string(i)});
   }
   client.send(packet);
   for (int i = 0; i < 100; ++i) {
@@ -132,6 +140,13 @@ INSTANTIATE_TEST_SUITE_P(
         BadFrame{"bad_utf8", [](RawClient& c) { c.send_frame(1, "\xff\xfe"); }, 1007},
         BadFrame{"surrogate", [](RawClient& c) { c.send_frame(1, "\xed\xa0\x80"); }, 1007},
         BadFrame{"cut_character", [](RawClient& c) { c.send_frame(1, "\xc3"); }, 1007},
+        BadFrame{
+            "cut_character_before_an_empty_frame",
+            [](RawClient& c) {
+              c.send_frame(1, "gr\xc3", false);
+              c.send_frame(0, "");
+            },
+            1007},
         BadFrame{"too_big", [](RawClient& c) { c.send_frame(1, std::string((1 << 20) + 1, 'x')); }, 1009},
         BadFrame{
             "too_big_in_fragments",
@@ -209,6 +224,16 @@ TEST_F(WebSocket, a_reader_that_is_too_slow_is_disconnected) {
   RawClient other = websocket();
   other.send_frame(1, "still here");
   EXPECT_EQ(other.read_frame().payload, "still here");
+}
+
+TEST_F(WebSocket, nothing_counts_behind_the_message_whose_answer_ended_the_connection) {
+  ServerOptions small = options();
+  small.write_queue_bytes = 4u << 20;
+  RunningServer running{small};
+  RawClient client = websocket();
+  client.send(text_frames({"flood", "costly"}));
+  EXPECT_TRUE(running.handlers.saw("close 1"));
+  EXPECT_EQ(running.handlers.count("costly 1"), 0);
 }
 
 TEST_F(WebSocket, an_exception_ends_its_connection_and_no_other) {
