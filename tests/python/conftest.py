@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_daemon import FakeDaemon
+from real_daemon import Ranks, binary
 
 import gradsync
 
@@ -21,6 +22,20 @@ LAUNCHER = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*LAUNCHER, "GRADSYNC_ADDRESS", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A real daemon for one file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADSYNCD", binary())
+        with gradsync.connect(spawn=True) as client:
+            yield client.address
+
+
+@pytest.fixture
+def ranks(address: str) -> Ranks:
+    return Ranks(address)
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-from test_real_daemon import Ranks, binary
+from real_daemon import Ranks
 
 import gradsync
 from gradsync import Clip, Observe, Partial, Percentile, Replicate, Shard, StepReport, Tensor, ZScore
@@ -25,20 +24,6 @@ STEPS = 400
 SIZE = 6
 HERE = SIZE // 2  # of what each of two ranks holds on data path stats
 DTYPES = {"float32": numpy.float32, "float64": numpy.float64}
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A daemon for this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADSYNCD", binary())
-        with gradsync.connect(spawn=True) as client:
-            yield client.address
-
-
-@pytest.fixture
-def ranks(address: str) -> Ranks:
-    return Ranks(address)
 
 
 class Arena:

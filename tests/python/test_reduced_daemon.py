@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_real_daemon import Ranks, binary
+from real_daemon import Ranks, binary
 
 import gradsync
 from gradsync import Clip, Only, Replicate, Row, Shard, Tensor
@@ -19,15 +18,6 @@ FSDP = [
     Tensor("w", (4,), local_shape=(2,), placements={"dp": Shard(0)}),
     Tensor("b", (2,), placements={"dp": Replicate()}),
 ]
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """A daemon for this file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADSYNCD", binary())
-        with gradsync.connect(spawn=True) as client:
-            yield client.address
 
 
 class MeshRanks(Ranks):
@@ -45,11 +35,6 @@ class MeshRanks(Ranks):
             return body(rank, again)
 
         return super().outcomes(count, attach)
-
-
-@pytest.fixture
-def ranks(address: str) -> Ranks:
-    return Ranks(address)
 
 
 def f32(value: float) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 import pytest
-from test_clip_daemon import Arena, Stats, address, plain, ranks, spoiled  # noqa: F401  fixtures
-from test_real_daemon import Ranks
+from real_daemon import Ranks
+from test_clip_daemon import Arena, Stats, plain, spoiled
 
 import gradsync
 from gradsync import Clip, StepReport
@@ -42,7 +42,7 @@ def in_halves(grads: Any, **how: Any) -> StepReport:
 @PATHS
 @pytest.mark.parametrize("end", [in_one, in_halves])
 @pytest.mark.parametrize("how", [{"scale": 1.0}, {"scaled": True}])
-def test_no_group_remembers_a_step_with_nan_in_one(ranks: Ranks, path: Any, end: Any, how: dict[str, Any]) -> None:  # noqa: F811
+def test_no_group_remembers_a_step_with_nan_in_one(ranks: Ranks, path: Any, end: Any, how: dict[str, Any]) -> None:
     def body(rank: int, job: gradsync.Job) -> list[StepReport]:
         run = path(job, {"a": PERCENTILE, "b": PERCENTILE})
         steps = [(plain(1.0), plain(1.0)), (spoiled(rank), plain(2.0)), (plain(1.0), plain(1.0))]
@@ -58,7 +58,7 @@ def test_no_group_remembers_a_step_with_nan_in_one(ranks: Ranks, path: Any, end:
 @PATHS
 @pytest.mark.parametrize("end", [in_one, in_halves])
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip", "zero", "raise"])
-def test_a_scale_skips_whatever_was_declared(ranks: Ranks, path: Any, end: Any, nonfinite: Any) -> None:  # noqa: F811
+def test_a_scale_skips_whatever_was_declared(ranks: Ranks, path: Any, end: Any, nonfinite: Any) -> None:
     def body(rank: int, job: gradsync.Job) -> list[StepReport]:
         run = path(job, Clip(max_norm=1.0, nonfinite=nonfinite))
         return [end(fill(run, gradient), scale=8.0) for gradient in (spoiled(rank), plain(8.0))]
@@ -71,7 +71,7 @@ def test_a_scale_skips_whatever_was_declared(ranks: Ranks, path: Any, end: Any, 
 
 
 @PATHS
-def test_a_norm_that_is_abandoned_is_neither_remembered_nor_obeyed(ranks: Ranks, path: Any) -> None:  # noqa: F811
+def test_a_norm_that_is_abandoned_is_neither_remembered_nor_obeyed(ranks: Ranks, path: Any) -> None:
     """Of a spike, and of NaN, where a step raises."""
     clip = Clip.percentile(1.0, percentile=50, window=8, warmup=1, nonfinite="raise", spike="raise")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_real_daemon import binary
+from real_daemon import binary
 from websockets.sync.client import ClientConnection, unix_connect
 
 Json = Any

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from product import Product, declare, fill, parts_of, plan_check, running, steps, told
+from real_daemon import binary
 from reference.cases import EVERY_AXIS, LAYER_NORM, PIPELINE_AND_EXPERTS, STAGES_BY_ONE_NAME
 from reference.declare import Declared, declarations, to_api
 from reference.expected import answer, coefficient, collectives, norm_set, partition, wide
@@ -20,7 +21,6 @@ from reference.faults import FAULTS, Fault
 from reference.findings import Findings, findings
 from reference.strategies import worlds
 from reference.world import World, holders
-from test_real_daemon import binary
 from test_single_copies import pick
 
 import gradsync

@@ -35,7 +35,7 @@ settings.load_profile(wanted)
 @pytest.fixture(scope="module")
 def product() -> Iterator[Any]:
     from product import running
-    from test_real_daemon import binary
+    from real_daemon import binary
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADSYNCD", binary())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_real_daemon import Ranks, binary
+from real_daemon import Ranks, binary
 from torch import nn
 from torch.nn.parallel import distributed as ddp
 
@@ -93,14 +93,6 @@ def test_buckets_equal_torchs_on_10000_lists(tmp_path: Path) -> None:
 
 
 # ---- live
-
-
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADSYNCD", binary())
-        with gradsync.connect(spawn=True) as client:
-            yield client.address
 
 
 @pytest.fixture
