@@ -48,7 +48,8 @@ class WebSocketSession final : public Session,
         stream_(std::move(upgrade.socket), pace_),
         initialize_(context->io.get_executor()),
         half_sent_(context->io.get_executor()),
-        linger_(context->io.get_executor()) {
+        linger_(context->io.get_executor()),
+        written_(context->io.get_executor(), Timer::time_point::max()) {
     websocket::stream_base::timeout timeout{};
     timeout.handshake_timeout = context->options.handshake_timeout;
     timeout.idle_timeout = context->options.idle_timeout;
@@ -75,6 +76,7 @@ class WebSocketSession final : public Session,
     pace_.stop();
     boost::system::error_code ignored;
     stream_.next_layer().close(ignored);
+    written_.cancel();
   }
 
   // ---- WebSocketPort
@@ -87,6 +89,7 @@ class WebSocketSession final : public Session,
     if (writing && queue_.bytes() + text.size() > context_->options.write_queue_bytes) {
       context_->metrics.slow_readers.Increment();
       log(spdlog::level::warn, fmt::format("closing a connection that does not read queued_bytes={}", queue_.bytes()));
+      closing_ = true;  // what it sent behind this counts no more, be it read already
       abort();
       return;
     }
@@ -157,7 +160,7 @@ class WebSocketSession final : public Session,
   Task<bool> read_messages() {
     const KnownConnection known{context_, id_, peer_, std::move(process_), shared_from_this()};
     const Reading reading{*this};
-    while (!closing_ || !queue_.empty()) {
+    while (!closing_) {
       auto [error, bytes] = co_await stream_.async_read_some(buffer_, kReadBytes, use_task);
       if (error) {
         spdlog::debug("connection ends connection={} pid={}: {}", id_, peer_.pid, error.message());
@@ -173,9 +176,6 @@ class WebSocketSession final : public Session,
         }
         const bool stopped = error == asio::error::operation_aborted && closing_ && !dead_;
         co_return stopped;
-      }
-      if (dead_) {
-        co_return false;  // nor is what Beast had read before that handed up
       }
       context_->metrics.received_bytes.Increment(static_cast<double>(bytes));
       if (!stream_.got_text() && !closing_) {
@@ -207,6 +207,10 @@ class WebSocketSession final : public Session,
       if (buffer_.capacity() > kKeptBytes) {
         buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
       }
+    }
+    while (!queue_.empty() && !dead_) {
+      auto [cut_short] = co_await written_.async_wait(use_task);
+      static_cast<void>(cut_short);
     }
     co_return !dead_;
   }
@@ -331,10 +335,10 @@ class WebSocketSession final : public Session,
   }
 
   void start_close(websocket::close_code code, std::string_view reason) {
-    if (closing_ || dead_) {
+    const bool already = std::exchange(closing_, true);
+    if (already || dead_) {
       return;
     }
-    closing_ = true;
     close_reason_ =
         websocket::close_reason(code, beast::string_view(reason.data(), std::min(reason.size(), kReasonBytes)));
     after(linger_, kLinger, weak_from_this(), [](WebSocketSession& session) { session.abort(); });
@@ -344,9 +348,11 @@ class WebSocketSession final : public Session,
   }
 
   /// Beast must not read while it closes: at a wrong frame that comes meanwhile both wait for each other for ever, and
-  /// the session stays. So reading ends first, and the close frame goes out without Beast.
+  /// the session stays. So reading ends first, and the close frame goes out without Beast. Nor while the last texts are
+  /// written: it would answer pings and faults by itself, and with the latter end the connection before they are out.
   void stop_reading() {
     pace_.stop();
+    written_.cancel();
     boost::system::error_code ignored;
     stream_.next_layer().cancel(ignored);
   }
@@ -363,6 +369,7 @@ class WebSocketSession final : public Session,
   Timer initialize_;
   Timer half_sent_;  ///< for the end of a message; once that is given up, for the end of the connection
   Timer linger_;
+  Timer written_;    ///< a wait for it ends when all is written, or the connection is dead
   TextQueue queue_;  ///< the front is being written
   websocket::close_reason close_reason_;
   bool open_ = false;

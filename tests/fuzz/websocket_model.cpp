@@ -88,6 +88,9 @@ class Reader {
     if (is_control(header)) {
       return whole ? control(header.opcode, plain) : false;
     }
+    if (header.opcode == kContinuation && header.length > ~message_.size()) {
+      return ends({kTooBig});  // the two lengths have no sum
+    }
     if (begins) {
       in_message_ = true;
       binary_ = header.opcode == kBinary;

@@ -40,6 +40,17 @@ TEST_F(Http, a_chunked_body_is_joined) {
   EXPECT_EQ(client.read_answer().body, "true false abcdefg");
 }
 
+TEST_F(Http, a_chunked_body_may_come_in_any_pieces) {
+  RunningServer running{options()};
+  RawClient client = connect();
+  client.send("POST /rpc HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n");
+  for (const char byte : std::string_view("3\r\nabc\r\n0\r\n\r\n")) {
+    client.send({&byte, 1});
+    running.on_io([] {});
+  }
+  EXPECT_EQ(client.read_answer().body, "true false abc");
+}
+
 TEST_F(Http, a_client_that_asks_first_is_told_to_continue) {
   const RunningServer running{options()};
   RawClient client = connect();

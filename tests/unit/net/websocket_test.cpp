@@ -236,6 +236,38 @@ TEST_F(WebSocket, nothing_counts_behind_the_message_whose_answer_ended_the_conne
   EXPECT_EQ(running.handlers.count("costly 1"), 0);
 }
 
+TEST_F(WebSocket, the_last_message_of_a_client_that_left_without_its_answers_still_counts) {
+  RunningServer running{options()};
+  {
+    RawClient client = websocket();
+    running.on_io([&] {
+      client.send(text_frames({"answered", "costly"}));
+      const RawClient gone = std::move(client);
+    });
+  }
+  EXPECT_TRUE(running.handlers.saw("close 1"));
+  EXPECT_EQ(running.handlers.count("costly 1"), 1);
+}
+
+TEST_F(WebSocket, nothing_that_comes_while_the_last_texts_are_written_is_answered) {
+  RunningServer running{options()};
+  RawClient client = websocket();
+  const std::string large(1 << 20, 'x');
+  for (int i = 0; i < 4; ++i) {
+    client.send_frame(1, large);
+  }
+  client.send_frame(1, "bye");
+  client.send_frame(9, "are you there");
+  client.send_frame(0, "continues nothing");
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the server reads what it would read
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(client.read_frame().payload.size(), large.size());
+  }
+  EXPECT_EQ(client.read_frame().payload, "first");
+  EXPECT_EQ(client.read_frame().payload, "last");
+  EXPECT_EQ(client.read_frame().close_code(), 1008);
+}
+
 TEST_F(WebSocket, an_exception_ends_its_connection_and_no_other) {
   RunningServer running{options()};
   RawClient other = websocket();
