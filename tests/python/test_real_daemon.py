@@ -215,6 +215,23 @@ def test_the_two_halves_give_what_finish_gives(ranks: Ranks) -> None:
         assert (whole.norm, whole.coefficient, whole.clipped) == (5, 0.5, True)
 
 
+def test_an_infinite_max_norm_measures_only(ranks: Ranks) -> None:
+    def body(rank: int, job: gradsync.Job) -> None:
+        grads = job.declare([Tensor("w", (2,), placements=SUM)], clip=Clip(max_norm=1))
+        for halves in (False, True):
+            grads.input("w").numpy()[:] = [3, 4]
+            all_ready(grads)
+            if halves:
+                assert grads.compute_norm().norm == 5
+                report = grads.apply_clip(max_norm=math.inf)
+            else:
+                report = grads.finish(max_norm=math.inf)
+            assert (report.norm, report.threshold, report.clipped) == (5, math.inf, False)
+            assert grads.output("w").numpy().tolist() == [3, 4]
+
+    ranks(1, body)
+
+
 def test_clip_groups_have_norms_of_their_own(ranks: Ranks) -> None:
     def body(rank: int, job: gradsync.Job) -> tuple[gradsync.StepReport, list[float], list[float]]:
         tensors = [

@@ -95,7 +95,7 @@ def test_unused_tensors_are_said_before_the_bucket_they_complete(grads: gradsync
     for name in "abcd":  # the next step begins with nothing unused
         grads.ready(name)
     grads.finish(max_norm=math.inf)
-    assert daemon.of("step.finish")[1] == {**fence, "attempt": 1, "step": 1, "ready": "all", "max_norm": "Infinity"}
+    assert daemon.of("step.finish")[1] == {**fence, "attempt": 1, "step": 1, "ready": "all", "max_norm": None}
 
 
 def test_finish_with_missing_tensors_names_them_and_sends_nothing(grads: gradsync.Grads, daemon: FakeDaemon) -> None:

@@ -144,7 +144,7 @@ class LoopbackGrads:
                 assert same_bits(was, self.memory[index]), f"{self.tensors[index].name} was written after its launch"
         clip = dict(self.clip)
         if max_norm is not gradsync.UNSET:
-            clip[next(iter(clip), "all")] = gradsync.Clip(max_norm=max_norm)
+            clip[next(iter(clip), "all")] = gradsync.Clip(max_norm=None if max_norm == math.inf else max_norm)
         local = (self.memory, self._unused.union(unused), bucket_digests, scale)
         ranks = self.job.world.exchange(self.job.rank, local)
         results, absent = self._reduce(ranks)

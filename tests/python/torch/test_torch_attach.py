@@ -123,6 +123,19 @@ def test_ranks_with_different_parameters_are_refused(ranks):
         assert isinstance(outcome, gradsync.errors.PlanMismatch)
 
 
+def test_what_failed_is_said_and_not_that_leaving_failed_too(real_ranks, monkeypatch):
+    def detach(job):
+        raise gradsync.errors.UsageError("as of a daemon that is another one by now")
+
+    def body(rank, attach):
+        with pytest.raises(gradsync.errors.DeclareTimeout) as caught:
+            attach(mlp(), timeout=0.2)
+        return caught.value.ranks
+
+    monkeypatch.setattr(gradsync.Job, "detach", detach)
+    assert real_ranks(2, lambda rank, attach: body(rank, attach) if rank == 0 else None)[0] == (1,)
+
+
 def test_unsynchronised_buffers_are_named_once(ranks):
     def body(rank, attach):
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
@@ -229,7 +242,14 @@ def test_a_mesh_axis_that_splits_the_model():
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"init": "copy"}, "init='copy'"), ({"reduce": "max"}, "reduce='max'")],
+    [
+        ({"init": "copy"}, "init='copy'"),
+        ({"reduce": "max"}, "reduce='max'"),
+        ({"clip": 1.0}, r"clip=1.0: give gradsync.Clip\(max_norm=…\)"),
+        ({"clip": {"all": 1.0}}, r"clip\['all'\]=1.0"),
+        ({"accumulate": 0}, "accumulate=0"),
+        ({"mode": "lax"}, "mode='lax'"),
+    ],
 )
 def test_arguments(options, text):
     with pytest.raises(UsageError, match=text):

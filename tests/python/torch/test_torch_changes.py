@@ -249,10 +249,10 @@ def test_guards_may_come_and_go_while_an_optimizer_steps():
         def holds_any(self, groups):
             for guard in guards:
                 guard.close()
-            guards.append(OptimizerGuard(Found(), lambda: False))
+            guards.append(OptimizerGuard(Found(), lambda: False, str))
             return False
 
-    guards = [OptimizerGuard(Found(), lambda: False) for _ in range(2)]
+    guards = [OptimizerGuard(Found(), lambda: False, str) for _ in range(2)]
     sgd(mlp()).step()
     assert len(guards) == 4, "both that were there when the step began were asked"
     guards[-1].close()

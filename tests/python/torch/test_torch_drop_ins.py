@@ -52,6 +52,7 @@ class Norms:
         self.daemon.attempt += 1
         coefficient = 1.0
         if params.get("max_norm") is not None:
+            assert math.isfinite(float(params["max_norm"]))  # a daemon refuses others
             norm = torch.tensor(self.norm)
             coefficient = torch.clamp(float(params["max_norm"]) / (norm + 1e-6), max=1.0).item()
         return self.answer(params, coefficient=coefficient if coefficient == coefficient else "NaN", check_next=False)

@@ -112,6 +112,38 @@ def test_max_norm_of_a_step_replaces_the_declared_one(ranks):
     assert ranks(2, body) == [[1e-3, 0.25, math.inf]] * 2
 
 
+def test_an_infinite_max_norm_measures_only(ranks):
+    def body(rank, attach):
+        model = mlp()
+        with attach(model, clip=gradsync.Clip(max_norm=1e-3)) as gs:
+            loss_of(model, 0, rank).backward()
+            return gs.step(sgd(model), max_norm=math.inf)
+
+    for report in ranks(2, body):
+        assert (report.clipped, report.threshold) == (False, math.inf)
+        assert report.norm > 1e-3
+
+
+def test_a_loss_that_the_optimizer_computes_itself(ranks):
+    def body(rank, attach):
+        model = mlp()
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        with attach(model) as gs:
+
+            def closure():
+                optimizer.zero_grad()
+                loss = loss_of(model, 0, rank)
+                loss.backward()
+                gs.finish()
+                return loss
+
+            optimizer.step(closure)
+        return weights(model)
+
+    first, second = ranks(2, body)
+    assert_same_bits(first, second)
+
+
 def test_sum_does_not_divide(ranks):
     def body(rank, attach):
         model = nn.Linear(1, 1, bias=False)
@@ -387,6 +419,13 @@ def test_refused_arguments_leave_the_step_open(real_ranks):
                     gs.step(optimizer, max_norm=-1.0)
                 with pytest.raises(gradsync.errors.UsageError, match="timeout"):
                     gs.step(optimizer, timeout=-1.0)
+                for given, text in (
+                    (model.parameters(), "got Parameter"),
+                    (None, "got NoneType"),
+                    (torch.optim.LBFGS(model.parameters()), r"LBFGS.*step\(closure\)"),
+                ):
+                    with pytest.raises(gradsync.errors.UsageError, match=text):
+                        gs.step(given)
                 gs.step(optimizer)
         return weights(model)
 

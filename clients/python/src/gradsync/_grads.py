@@ -148,7 +148,8 @@ class Grads(Declared):
     ) -> StepReport:
         """Completes the step on all ranks: reduced, measured, clipped.
 
-        `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
+        `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step;
+        `None` and `math.inf` measure only.
         `ready` None trusts the counters of this object; "all", or a list of bucket indices, is the word of a caller
         that counts by itself; `unused` are tensors that this call alone says to be so. `scaled` says that there is a
         loss scaler, which skips the step where a norm is not finite, whatever the clip groups were declared to do, and

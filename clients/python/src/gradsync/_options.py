@@ -33,6 +33,8 @@ def encode_options(
         raise UsageError(f"buckets={buckets!r}: one of 'default', 'torch'")
     if data_path == "stats" and buckets != "default":
         raise UsageError(f"buckets={buckets!r}: on data path 'stats' the framework reduces; leave it out")
+    if clip is not None and not isinstance(clip, (Clip, Mapping)):
+        raise UsageError(f"clip={clip!r}: give gradsync.Clip(max_norm=…), or one for each clip group by name")
     groups = {"all": clip} if isinstance(clip, Clip) else dict(clip or {})
     for group, settings in groups.items():
         if not isinstance(settings, Clip):

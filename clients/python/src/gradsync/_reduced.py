@@ -103,7 +103,8 @@ class ReducedGrads(Declared):
     ) -> StepReport:
         """Completes the step on all ranks; each then multiplies all it holds of a clip group by its coefficient.
 
-        `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step.
+        `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step;
+        `None` and `math.inf` measure only.
         `scaled` says that there is a loss scaler, which skips the step where a norm is not finite, whatever the clip
         groups were declared to do, and no policy remembers it (default: where `scale` is given).
 

@@ -92,7 +92,13 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A tensor that others hold a gradient of, and these ranks none: it counts as zero there."""
+    """A tensor that others have a gradient of, and these ranks none.
+
+    On data path "stats" these ranks hold it, and their zero is counted. On data path "arena" they are those of whole
+    reduction groups in which no rank had one, while another group had; they got zeros. A rank without one in a group
+    where another has one is not named: the sum takes it for zero. In plain data parallelism there is one group, so
+    nothing is ever missing.
+    """
 
     tensor: str
     ranks: tuple[int, ...]
@@ -170,7 +176,7 @@ class StepReport(_WhenRead):
     data_path: str  #: how gradients reached the sidecar: "arena"; "off" where GRADSYNC_MODE=off
     policy_digest: str
     timings: StepTimings
-    missing: tuple[Missing, ...] = ()  #: data path "stats"
+    missing: tuple[Missing, ...] = ()  #: never in plain data parallelism of data path "arena": see `Missing`
     scalar_collectives: tuple[ScalarCollective, ...] = ()  #: data path "stats"
     check_next: bool = False  #: data path "stats": the next step's rows should carry fingerprints
     action: Action = "step"  #: of the clip groups the strongest of "step", "skip" and "raise"

@@ -5,6 +5,7 @@ A step waits for its text, so what every call says is written as it is; the enco
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -78,7 +79,9 @@ def step_params(
 
 
 def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
-    """`max_norm` where it was given: None is a value of its own."""
+    """`max_norm` where it was given: None is a value of its own, and what an infinite one means."""
+    if max_norm == math.inf:
+        max_norm = None
     if max_norm is UNSET:
         return {}
     return {"max_norm": None if max_norm is None else encode_number(max_norm)}

@@ -16,7 +16,8 @@ from torch import nn
 
 import gradsync
 from gradsync._launch import resolve_launch
-from gradsync.errors import CallTimeout, UsageError, WeightsDiverged
+from gradsync._options import encode_options
+from gradsync.errors import CallTimeout, GradsyncError, UsageError, WeightsDiverged
 
 from . import _weights
 from ._dtensor import local_tensor
@@ -67,7 +68,8 @@ def attach(
     Args:
         mesh: over all ranks: a DeviceMesh, or axes and sizes; several by name, that of plain parameters first. Default
             one axis `dp`.
-        accumulate: micro-batches in a step (the loss is yours to divide). A hint for overlap, never for correctness.
+        accumulate: micro-batches in a step, at most (the loss is yours to divide). Fewer are always right; a gradient
+            of one more may come too late, and is refused then (LateGradient).
         clip: of all gradients, or by clip group; None measures only.
         mode: how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
         job, rank, world_size: default from torchrun's environment.
@@ -92,6 +94,7 @@ def attach(
         raise UsageError(f"reduce={reduce!r}: one of 'mean', 'sum'")
     if not isinstance(model, nn.Module):
         raise UsageError(f"attach() got {type(model).__name__}; give one nn.Module (wrap several in a ModuleList)")
+    encode_options("arena", accumulate, norm_type, clip, mode, buckets)  # what is wrong is said before others wait
     if _wanted_mode() == "off":
         return OffSync(model, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
     found = collect(model)
@@ -210,10 +213,11 @@ def _declare(job: gradsync.Job, tensors: list[gradsync.Tensor], init: str, **opt
 
 
 def _leave(job: gradsync.Job, error: BaseException | None) -> None:
-    if isinstance(error, (KeyboardInterrupt, CallTimeout)):
-        job.abandon()
-    else:
-        job.detach()
+    with contextlib.suppress(GradsyncError):  # `error` is the one to see
+        if isinstance(error, (KeyboardInterrupt, CallTimeout)):
+            job.abandon()
+        else:
+            job.detach()
 
 
 def _views(found: ParameterSet, grads: gradsync.Grads) -> list[torch.Tensor]:

@@ -137,6 +137,9 @@ class Recorder:
     def before_step(self, optimizer: Optimizer) -> None:
         self._guarded(self._finish_step)
 
+    def before_unscale(self, optimizer: Optimizer) -> None:
+        """What it divides is looked at when the script clips."""
+
     def close(self) -> None:
         """At the end of the script: what was seen until now is all."""
         if not self._ended and os.getpid() == self._pid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from gradsync.errors import ClipRaised, ConnectionLost, RpcError, UsageError
 
 from ._errors import LateGradient
 from ._loss_scale import LossScale, loss_scale
-from ._optimizer_guard import OptimizerGuard
+from ._optimizer_guard import OptimizerGuard, steppable
 from ._parameter_set import ParameterSet
 from ._recorder import Counters, GradientRecorder
 
@@ -41,8 +42,9 @@ class GradSync:
         self._grads = grads
         self._owned_client = owned_client
         self._index = {name: index for index, name in enumerate(found.names)}
-        self._guard = OptimizerGuard(found, recorder.unreduced)
+        self._guard = OptimizerGuard(found, recorder.unreduced, self._against_unscaling)
         self._finished = False  # by finish(), and the optimizer is the caller's
+        self._unscaled = False  # likewise: a scale was divided out
         self._closed = False
         self.report: StepReport | None = None  #: of the last step
 
@@ -75,7 +77,7 @@ class GradSync:
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
         """
         self._follow_module()
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = steppable(optimizer)
         for one in optimizers:
             self._guard.check(one)
         if (
@@ -168,6 +170,7 @@ class GradSync:
             self._close(brief=True)
             raise
         self._finished = True
+        self._unscaled = held is not None or scale is not None
         if held is not None:
             held.settle(report)
         return self._commit(report, unused)
@@ -226,6 +229,15 @@ class GradSync:
     def synchronises_any(self, parameter_ids: set[int]) -> bool:
         """Whether one of these parameters is under this object's care."""
         return not self._closed and not parameter_ids.isdisjoint(map(id, self._found.parameters))
+
+    def _against_unscaling(self) -> str:
+        if not self._finished or self.report is None or all(p.grad is None for p in self._found.parameters):
+            return ""
+        if self._unscaled:
+            return "gradients that finish() has divided by a scale already"
+        if any(math.isfinite(group.threshold) for group in self.report.groups):
+            return "gradients that finish() has measured and clipped with the scale of the loss still in them"
+        return ""
 
     def _follow_module(self) -> None:
         if self._closed:

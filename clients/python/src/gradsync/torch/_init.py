@@ -15,7 +15,7 @@ from torch import nn
 import gradsync
 from gradsync._launch import Launch, resolve_launch
 from gradsync._wire_errors import local_error
-from gradsync.errors import CallTimeout, NotAttached, UsageError
+from gradsync.errors import CallTimeout, GradsyncError, NotAttached, UsageError
 
 from . import _audit, _framework
 from ._audit_model import Declaration
@@ -350,7 +350,8 @@ def _tied_ids(tied: Iterable[Sequence[str]]) -> dict[str, str]:
 
 
 def _leave(job: gradsync.Job, error: BaseException | None) -> None:
-    if isinstance(error, (KeyboardInterrupt, CallTimeout)):
-        job.abandon()
-    else:
-        job.detach()
+    with contextlib.suppress(GradsyncError):  # `error` is the one to see
+        if isinstance(error, (KeyboardInterrupt, CallTimeout)):
+            job.abandon()
+        else:
+            job.detach()

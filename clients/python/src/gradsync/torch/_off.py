@@ -16,6 +16,7 @@ from gradsync import UNSET, StepReport, StepTimings, Unset
 
 from ._kept_state import KeptState
 from ._loss_scale import check_scaler, report_of_scaler
+from ._optimizer_guard import steppable
 from ._recorder import Counters
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class OffSync(KeptState):
         zero_grad: bool = True,
         timeout: float | None = None,
     ) -> StepReport:
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = steppable(optimizer)
         report = self.finish(scaler=scaler, optimizers=optimizers, scale=scale, max_norm=max_norm, timeout=timeout)
         for one in optimizers:
             one.step() if scaler is None else scaler.step(one)

@@ -5,8 +5,10 @@ Thread: the one that steps. What steps an optimizer of another module passes.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +22,13 @@ from ._parameter_set import ParameterSet
 
 
 class OptimizerGuard:
-    """`unsynchronised` says whether backward brought gradients that no step has reduced yet."""
+    """`unsynchronised` says whether backward brought gradients that no step has reduced yet, `done` what is wrong about
+    dividing those of the step that finish() has completed by the scale of a loss; "" where nothing is."""
 
-    def __init__(self, found: ParameterSet, unsynchronised: Callable[[], bool]) -> None:
+    def __init__(self, found: ParameterSet, unsynchronised: Callable[[], bool], done: Callable[[], str]) -> None:
         self._found = found
         self._unsynchronised = unsynchronised
+        self._done = done
         # The parameters of each optimizer whose mixed dtypes were tried out.
         self._tried: weakref.WeakKeyDictionary[Optimizer, list[int]] = weakref.WeakKeyDictionary()
         listeners.add(self)
@@ -41,6 +45,25 @@ class OptimizerGuard:
 
     def close(self) -> None:
         listeners.remove(self)
+
+    def before_unscale(self, optimizer: Optimizer) -> None:
+        """Torch divides the memory of gradients without a trace in their version counters, so this is seen here only.
+
+        Raises:
+            UsageError: they may be on their way through the reduction, or were divided or clipped with the scale.
+        """
+        if not self._found.holds_any(optimizer.param_groups):
+            return
+        wrong = (
+            "this rank's own gradients, which are not reduced yet, and may be read by other ranks just now"
+            if self._unsynchronised()
+            else self._done()
+        )
+        if wrong:
+            raise UsageError(
+                f"GradScaler.unscale_() would divide {wrong}; leave unscale_() out and give gs.step() or gs.finish() "
+                "scaler= (and finish() all of its optimizers): gradsync unscales, measures and clips in one pass"
+            )
 
     def before_step(self, optimizer: Optimizer) -> None:
         if not self._found.holds_any(optimizer.param_groups):
@@ -59,6 +82,36 @@ class OptimizerGuard:
                 f"{type(optimizer).__name__}.step() would use this rank's own gradients, which are not reduced yet; "
                 "call finish() before it, or step(optimizer) of gradsync instead of it; close() ends synchronisation"
             )
+
+
+def steppable(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """The optimizers that `gs.step` was given.
+
+    Raises:
+        UsageError: something among them is none, or one wants to compute the loss itself.
+    """
+    single = hasattr(optimizer, "param_groups") or not isinstance(optimizer, Iterable)
+    given: list[Any] = [optimizer] if single else list(optimizer)  # type: ignore[arg-type]
+    for one in given:
+        if not (hasattr(one, "param_groups") and callable(getattr(one, "step", None))):
+            raise UsageError(f"gs.step() got {type(one).__name__}; give a torch.optim.Optimizer, or a list of several")
+        if _needs_closure(type(one)):  # type: ignore[arg-type]
+            raise UsageError(
+                f"gs.step() cannot step {type(one).__name__}, which computes the loss itself, several times; call "
+                "optimizer.step(closure) with gs.finish() at the end of the closure"
+            )
+    return given
+
+
+@functools.cache
+def _needs_closure(kind: Any) -> bool:
+    """Of its `step`, which has one more argument than an instance's."""
+    try:
+        arguments = inspect.signature(kind.step).parameters.values()
+    except (TypeError, ValueError):  # not written in Python
+        return False
+    wanted = [one for one in arguments if one.default is one.empty]
+    return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in wanted) > 1
 
 
 def try_mixed_dtypes(found: ParameterSet, optimizer: Optimizer) -> None:

@@ -1,16 +1,20 @@
-"""Tells listeners before any optimizer of the process steps.
+"""Tells listeners before any optimizer of the process steps, and before a GradScaler divides its gradients.
 
 There is one hook, and it stays: torch walks its table of hooks while they run, and raises in the script's step when one
-came or went meanwhile, be it by another thread, a collected listener or the hook itself.
+came or went meanwhile, be it by another thread, a collected listener or the hook itself. For `unscale_` torch has no
+hook, so that the method itself is replaced, once and for good.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -19,6 +23,8 @@ __all__ = ["listeners"]
 
 class Listener(Protocol):
     def before_step(self, optimizer: Optimizer) -> None: ...
+
+    def before_unscale(self, optimizer: Optimizer) -> None: ...
 
 
 class _Listeners:
@@ -33,6 +39,7 @@ class _Listeners:
         with self._lock:
             if not self._hooked:
                 register_optimizer_step_pre_hook(self._before_step)
+                self._hook_unscale()
                 self._hooked = True
             self._alive = (*(one for one in self._alive if one() is not None), weakref.ref(listener))
 
@@ -47,10 +54,26 @@ class _Listeners:
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if torch.compiler.is_compiling():  # a compiled step cannot look at itself
             return
+        for listener in self._listening():
+            listener.before_step(optimizer)
+
+    def _hook_unscale(self) -> None:
+        unscale = GradScaler.unscale_
+
+        @functools.wraps(unscale)
+        def unscale_(scaler: GradScaler, optimizer: Optimizer) -> None:
+            if scaler.is_enabled():
+                for listener in self._listening():
+                    listener.before_unscale(optimizer)
+            unscale(scaler, optimizer)
+
+        GradScaler.unscale_ = unscale_  # type: ignore[method-assign, assignment]
+
+    def _listening(self) -> Iterator[Listener]:
         for one in self._alive:
             listener = one()
             if listener is not None:
-                listener.before_step(optimizer)
+                yield listener
 
 
 listeners = _Listeners()
