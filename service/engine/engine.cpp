@@ -74,7 +74,7 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
     const Error error = make_error(
         ErrorCode::Superseded,
         fmt::format("rank {} of job '{}' was attached anew", request.rank, request.job),
-        "use the newer connection"
+        "use the newer connection; two models of one process need a job each, by name"
     );
     if (job.resumes(request)) {
       state.buffers.rename_session(before, session);
