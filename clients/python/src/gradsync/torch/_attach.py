@@ -93,7 +93,10 @@ def attach(
     if reduce not in ("mean", "sum"):
         raise UsageError(f"reduce={reduce!r}: one of 'mean', 'sum'")
     if not isinstance(model, nn.Module):
-        raise UsageError(f"attach() got {type(model).__name__}; give one nn.Module (wrap several in a ModuleList)")
+        raise UsageError(
+            f"attach() got {type(model).__name__}; give one nn.Module (several: in a ModuleList, or each with a job= "
+            "of its own)"
+        )
     encode_options("arena", accumulate, norm_type, clip, mode, buckets)  # what is wrong is said before others wait
     if _wanted_mode() == "off":
         return OffSync(model, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
