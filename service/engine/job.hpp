@@ -197,6 +197,9 @@ class Job {
   void refuse_fresh(const Error& error);
   [[nodiscard]] bool repeats_committed(const Rank& rank, const DeclareRequest& request) const;
 
+  /// Survivors declared weights, to be found equal before the first step.
+  [[nodiscard]] bool compares_weights() const;
+
   [[nodiscard]] bool lacks_declaration(const Rank& rank) const { return !rank.valid || (redeclare_ && !rank.fresh); }
 
   void answer_declare(Rank& rank, const Result<DeclareResult>& result) const;

@@ -220,12 +220,16 @@ void Job::apply_transition() {
   std::shared_ptr<const plan::Plan> plan = machine_->plan_pointer();
   machine_.emplace(std::move(plan), epoch_);
   // Weights that were compared before steps were taken are no longer those of the ranks that took them.
-  redeclare_ = redeclare_ || (steps_in_epoch_ > 0 && std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-                                return rank.declaration && !rank.declaration->weight_fingerprints.empty();
-                              }));
+  redeclare_ = redeclare_ || (steps_in_epoch_ > 0 && compares_weights());
   publish_epoch(fmt::format("epoch {} of job '{}' forms: {}", epoch_, name_, ended_->message));
   spdlog::info("epoch ended job={} epoch={} reason=\"{}\"", name_, epoch_ - 1, ended_->message);
   try_form();
+}
+
+bool Job::compares_weights() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+    return rank.declaration && !rank.declaration->weight_fingerprints.empty();
+  });
 }
 
 bool Job::owns_plan(device::PlanId plan) const {

@@ -129,6 +129,9 @@ void Job::leave(std::int64_t rank_number, const std::string& why, bool lost) {
     publish_alert("rank_lost", error.message);
   }
   if (machine_ && took_part) {
+    // Who leaves by choice attaches anew with all the others, where weights are compared: each waits for what the
+    // others declare then, and is not matched with what they declared before.
+    redeclare_ = redeclare_ || (!lost && compares_weights());
     end_epoch(error);
   }
   follow_pauses();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import time
 
 import pytest
 import torch
@@ -384,6 +385,22 @@ def test_attaching_again_in_the_same_process(real_ranks):
 
     for norms in real_ranks(2, body):
         assert norms[0] == norms[1]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_attaching_again_before_a_step_waits_for_all(real_ranks, late):
+    def body(rank, attach):
+        model = mlp()
+        attach(model)
+        if rank == late:
+            time.sleep(0.1)
+        gs = attach(model, accumulate=2)  # of nobody's declaration before
+        for part in range(2):
+            loss_of(model, part, rank).backward()
+        return gs.finish().norm
+
+    first, second = real_ranks(2, body)
+    assert first == second
 
 
 def test_a_notebook_cell_that_compiles_and_attaches_again(real_ranks):

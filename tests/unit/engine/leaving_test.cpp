@@ -168,5 +168,57 @@ TEST(Leaving, a_survivor_that_released_its_arena_has_to_declare_again) {
   EXPECT_TRUE(a->result && b->result);
 }
 
+TEST(Leaving, ranks_that_attach_anew_before_a_step_are_not_matched_with_what_others_declared_before) {
+  Harness h;
+  plan::RankDeclaration before = Harness::declaration({Harness::tensor("a")});
+  before.weight_fingerprints = {"initial"};
+  plan::RankDeclaration after = before;
+  after.options.accumulate = 2;
+  for (const std::int64_t rank : {0, 1}) {
+    h.attach(rank, 2);
+  }
+  h.declare(0, before);
+  h.declare(1, before);
+  h.pump();
+  EXPECT_TRUE(h.engine.detach(h.sessions.at(1)));
+  h.attach(1, 2);
+  const auto first = h.declare(1, after);
+  h.pump();
+  EXPECT_EQ(first->calls, 0) << "rank 0 attaches anew as well, but a little later";
+  EXPECT_TRUE(h.engine.detach(h.sessions.at(0)));
+  h.attach(0, 2);
+  const auto second = h.declare(0, after);
+  h.pump();
+  EXPECT_EQ(first->calls, 1);
+  EXPECT_EQ(second->calls, 1);
+  const auto a = h.finish(0, 0);
+  const auto b = h.finish(1, 0);
+  h.pump();
+  EXPECT_TRUE(a->report && b->report);
+}
+
+TEST(Leaving, a_survivor_of_a_rank_that_died_before_a_step_need_not_declare) {
+  Harness h;
+  plan::RankDeclaration declaration = Harness::declaration({Harness::tensor("a")});
+  declaration.weight_fingerprints = {"initial"};
+  for (const std::int64_t rank : {0, 1}) {
+    h.attach(rank, 2);
+  }
+  h.declare(0, declaration);
+  h.declare(1, declaration);
+  h.pump();
+  h.engine.process_exited(h.sessions.at(1));
+  h.finish(0, 0);  // told of the loss
+  h.generation = 1;
+  h.attach(1, 2);
+  const auto heir = h.declare(1, declaration);
+  h.pump();
+  EXPECT_EQ(heir->calls, 1);
+  const auto a = h.finish(0, 0);
+  const auto b = h.finish(1, 0);
+  h.pump();
+  EXPECT_TRUE(a->report && b->report);
+}
+
 }  // namespace
 }  // namespace gradsync::engine
