@@ -29,11 +29,11 @@ Task<bool> say_close(Socket& socket, std::uint16_t code, std::string_view reason
   co_return !error;
 }
 
-Task<Duration> read_off(Socket& socket, std::size_t most_bytes) {
+Task<Duration> read_off(Socket& socket, std::size_t most_bytes, std::function<bool()> wanted) {
   std::vector<char> sink(16 * 1024);
   std::size_t read = 0;
   Duration cost{};
-  while (read < most_bytes) {
+  while (read < most_bytes && wanted()) {
     auto [error, bytes] = co_await socket.async_read_some(asio::buffer(sink), use_task);
     if (error) {
       break;

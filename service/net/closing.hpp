@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
 namespace gradsync::net {
@@ -16,7 +17,10 @@ namespace gradsync::net {
 /// A close frame without Beast, which must not be reading any more. False: it could not be written.
 [[nodiscard]] Task<bool> say_close(Socket& socket, std::uint16_t code, std::string_view reason);
 
-/// Until the peer closes, the socket is closed, or that much was read. Returns what it cost (net/fair_share.hpp).
-[[nodiscard]] Task<Duration> read_off(Socket& socket, std::size_t most_bytes);
+/// Until the peer closes, the socket is closed, that much was read, or a read ends and it is not `wanted` any more.
+/// Returns what it cost (net/fair_share.hpp).
+[[nodiscard]] Task<Duration> read_off(
+    Socket& socket, std::size_t most_bytes, std::function<bool()> wanted = [] { return true; }
+);
 
 }  // namespace gradsync::net

@@ -22,6 +22,12 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 namespace websocket = boost::beast::websocket;
 
+/// What Beast calls at the end.
+template <typename Handler>
+void async_teardown(beast::role_type, EagerSocket& socket, Handler&& handler) {
+  socket.tear_down(std::forward<Handler>(handler));
+}
+
 namespace {
 
 using Request = http::request<http::string_body>;
@@ -208,7 +214,11 @@ class WebSocketSession final : public Session,
         buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
       }
     }
-    while (!queue_.empty() && !dead_) {
+    // While the last texts are written, what the peer sends is read off: as long as its own writing is blocked it reads
+    // nothing of them.
+    const auto writes = [this] { return !queue_.empty() && !dead_; };
+    co_await read_off(stream_.next_layer(), kLingerBytes, writes);
+    while (writes()) {
       auto [cut_short] = co_await written_.async_wait(use_task);
       static_cast<void>(cut_short);
     }
@@ -348,8 +358,8 @@ class WebSocketSession final : public Session,
   }
 
   /// Beast must not read while it closes: at a wrong frame that comes meanwhile both wait for each other for ever, and
-  /// the session stays. So reading ends first, and the close frame goes out without Beast. Nor while the last texts are
-  /// written: it would answer pings and faults by itself, and with the latter end the connection before they are out.
+  /// the session stays. So reading ends first, and the close frame goes out without Beast. Nor does it begin to read
+  /// while the last texts are written: it would answer faults by itself and end the connection before they are out.
   void stop_reading() {
     pace_.stop();
     written_.cancel();

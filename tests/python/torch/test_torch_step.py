@@ -144,6 +144,25 @@ def test_a_loss_that_the_optimizer_computes_itself(ranks):
     assert_same_bits(first, second)
 
 
+def test_what_steps_like_an_optimizer_is_one(ranks):
+    class Wrapper:
+        def __init__(self, optimizer):
+            self._optimizer = optimizer
+
+        def __getattr__(self, name):
+            return getattr(self._optimizer, name)
+
+    def body(rank, attach):
+        model = mlp()
+        before = weights(model)
+        with attach(model) as gs:
+            loss_of(model, 0, rank).backward()
+            gs.step([Wrapper(sgd(model))])
+        return any((before[name] != after).any() for name, after in weights(model).items())
+
+    assert ranks(2, body) == [True, True]
+
+
 def test_sum_does_not_divide(ranks):
     def body(rank, attach):
         model = nn.Linear(1, 1, bias=False)

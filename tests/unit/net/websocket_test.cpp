@@ -268,6 +268,25 @@ TEST_F(WebSocket, nothing_that_comes_while_the_last_texts_are_written_is_answere
   EXPECT_EQ(client.read_frame().close_code(), 1008);
 }
 
+TEST_F(WebSocket, a_client_that_is_still_writing_is_read_off_and_gets_the_last_texts) {
+  RunningServer running{options()};
+  RawClient client = websocket();
+  const std::string large(1 << 20, 'x');
+  for (int i = 0; i < 4; ++i) {
+    client.send_frame(1, large);
+  }
+  client.send_frame(1, "bye");
+  for (int i = 0; i < 8; ++i) {
+    client.send_frame(1, large);
+  }
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(client.read_frame().payload.size(), large.size());
+  }
+  EXPECT_EQ(client.read_frame().payload, "first");
+  EXPECT_EQ(client.read_frame().payload, "last");
+  EXPECT_EQ(client.read_frame().close_code(), 1008);
+}
+
 TEST_F(WebSocket, an_exception_ends_its_connection_and_no_other) {
   RunningServer running{options()};
   RawClient other = websocket();

@@ -20,6 +20,7 @@ from gradsync._options import encode_options
 from gradsync.errors import CallTimeout, GradsyncError, UsageError, WeightsDiverged
 
 from . import _weights
+from ._clipping import adapts
 from ._dtensor import local_tensor
 from ._errors import ModeNotAvailable, ModuleRefused
 from ._gradsync import GradSync
@@ -145,7 +146,7 @@ def attach(
         accumulate,
         grads.ready_bucket,
     )
-    gs = GradSync(found, recorder, attached, grads, owned)
+    gs = GradSync(found, recorder, attached, grads, owned, adapts=adapts(clip))
     with _attached_lock:
         _attached[model] = gs
     return gs

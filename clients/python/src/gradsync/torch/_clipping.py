@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import gradsync
 from gradsync._clip import MOST_WATCHING
 from gradsync.errors import UsageError
 
-__all__ = ["check_clip", "obeyed_by_caller", "watching"]
+__all__ = ["adapts", "check_clip", "obeyed_by_caller", "watching"]
 
 
 def check_clip(clip: object) -> None:
     """Raises UsageError for what is no Clip: gradients of init() are one clip group."""
     if clip is not None and not isinstance(clip, gradsync.Clip):
         raise UsageError(f"init(clip={clip!r}): give one gradsync.Clip, or None")
+
+
+def adapts(clip: gradsync.Clip | Mapping[str, gradsync.Clip] | None) -> bool:
+    """Whether a clip group has a threshold that follows the norms of the run, which may begin without one."""
+    settings = [clip] if isinstance(clip, gradsync.Clip) else list((clip or {}).values())
+    return any(isinstance(one.policy, (gradsync.Percentile, gradsync.ZScore)) for one in settings)
 
 
 def obeyed_by_caller(clip: gradsync.Clip | None) -> gradsync.Clip:

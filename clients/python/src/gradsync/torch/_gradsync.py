@@ -34,8 +34,16 @@ class GradSync:
     """
 
     def __init__(
-        self, found: ParameterSet, recorder: GradientRecorder, job: Job, grads: Grads, owned_client: Client | None
+        self,
+        found: ParameterSet,
+        recorder: GradientRecorder,
+        job: Job,
+        grads: Grads,
+        owned_client: Client | None,
+        *,
+        adapts: bool,
     ) -> None:
+        """`adapts`: a threshold follows the norms of the run."""
         self._found = found
         self._recorder = recorder
         self._job = job
@@ -44,7 +52,8 @@ class GradSync:
         self._index = {name: index for index, name in enumerate(found.names)}
         self._guard = OptimizerGuard(found, recorder.unreduced, self._against_unscaling)
         self._finished = False  # by finish(), and the optimizer is the caller's
-        self._unscaled = False  # likewise: a scale was divided out
+        self._unscaled = False  # a scale was divided out of the gradients of the last step
+        self._adapts = adapts
         self._closed = False
         self.report: StepReport | None = None  #: of the last step
 
@@ -170,7 +179,7 @@ class GradSync:
             self._close(brief=True)
             raise
         self._finished = True
-        self._unscaled = held is not None or scale is not None
+        self._unscaled = held is not None or scale not in (None, 1)
         if held is not None:
             held.settle(report)
         return self._commit(report, unused)
@@ -231,12 +240,12 @@ class GradSync:
         return not self._closed and not parameter_ids.isdisjoint(map(id, self._found.parameters))
 
     def _against_unscaling(self) -> str:
-        if not self._finished or self.report is None or all(p.grad is None for p in self._found.parameters):
+        if self.report is None or all(p.grad is None for p in self._found.parameters):
             return ""
         if self._unscaled:
-            return "gradients that finish() has divided by a scale already"
-        if any(math.isfinite(group.threshold) for group in self.report.groups):
-            return "gradients that finish() has measured and clipped with the scale of the loss still in them"
+            return "gradients that were divided by a scale already"
+        if self._adapts or any(math.isfinite(group.threshold) for group in self.report.groups):
+            return "gradients that were measured, to be clipped, with the scale of the loss still in them"
         return ""
 
     def _follow_module(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from gradsync.errors import UsageError
+from gradsync.errors import GradsyncError, UsageError
 
 from ._errors import ParameterChanged
 from ._optimizer_steps import listeners
@@ -61,13 +61,22 @@ class OptimizerGuard:
         )
         if wrong:
             raise UsageError(
-                f"GradScaler.unscale_() would divide {wrong}; leave unscale_() out and give gs.step() or gs.finish() "
+                f"The scaler would divide {wrong}; leave unscale_() out and give gs.step() or gs.finish() "
                 "scaler= (and finish() all of its optimizers): gradsync unscales, measures and clips in one pass"
             )
 
     def before_step(self, optimizer: Optimizer) -> None:
         if not self._found.holds_any(optimizer.param_groups):
             return
+        try:
+            self._check_step(optimizer)
+        except GradsyncError:
+            # What a scaler told a fused optimizer is for this step, and would be divided by in the next one too.
+            for told in ("grad_scale", "found_inf"):
+                vars(optimizer).pop(told, None)
+            raise
+
+    def _check_step(self, optimizer: Optimizer) -> None:
         self.check(optimizer)
         for index in self._found.placed:
             parameter: Any = self._found.parameters[index]
@@ -82,6 +91,8 @@ class OptimizerGuard:
                 f"{type(optimizer).__name__}.step() would use this rank's own gradients, which are not reduced yet; "
                 "call finish() before it, or step(optimizer) of gradsync instead of it; close() ends synchronisation"
             )
+        if getattr(optimizer, "grad_scale", None) is not None:  # a scaler lets a fused optimizer unscale by itself
+            self.before_unscale(optimizer)
 
 
 def steppable(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
@@ -107,8 +118,8 @@ def steppable(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
 def _needs_closure(kind: Any) -> bool:
     """Of its `step`, which has one more argument than an instance's."""
     try:
-        arguments = inspect.signature(kind.step).parameters.values()
-    except (TypeError, ValueError):  # not written in Python
+        arguments = inspect.signature(getattr(kind, "step", None)).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # not written in Python, or not of the class
         return False
     wanted = [one for one in arguments if one.default is one.empty]
     return sum(one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) for one in wanted) > 1

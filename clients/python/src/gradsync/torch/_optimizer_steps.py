@@ -2,7 +2,7 @@
 
 There is one hook, and it stays: torch walks its table of hooks while they run, and raises in the script's step when one
 came or went meanwhile, be it by another thread, a collected listener or the hook itself. For `unscale_` torch has no
-hook, so that the method itself is replaced, once and for good.
+hook, so that the method itself is replaced, once and for good, in each kind of scaler that is known by then.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class _Listeners:
         self._lock = threading.Lock()
         self._alive: tuple[weakref.ref[Listener], ...] = ()
         self._hooked = False
+        self._told: weakref.WeakSet[type] = weakref.WeakSet()  # kinds of scalers
 
     def add(self, listener: Listener) -> None:
         with self._lock:
             if not self._hooked:
                 register_optimizer_step_pre_hook(self._before_step)
-                self._hook_unscale()
                 self._hooked = True
+            self._hook_unscale(GradScaler)
             self._alive = (*(one for one in self._alive if one() is not None), weakref.ref(listener))
 
     def remove(self, listener: Listener) -> None:
@@ -57,8 +58,13 @@ class _Listeners:
         for listener in self._listening():
             listener.before_step(optimizer)
 
-    def _hook_unscale(self) -> None:
-        unscale = GradScaler.unscale_
+    def _hook_unscale(self, kind: Any) -> None:
+        for derived in kind.__subclasses__():  # FSDP's calls no other's
+            self._hook_unscale(derived)
+        unscale = vars(kind).get("unscale_")
+        if unscale is None or kind in self._told:
+            return
+        self._told.add(kind)
 
         @functools.wraps(unscale)
         def unscale_(scaler: GradScaler, optimizer: Optimizer) -> None:
@@ -67,7 +73,7 @@ class _Listeners:
                     listener.before_unscale(optimizer)
             unscale(scaler, optimizer)
 
-        GradScaler.unscale_ = unscale_  # type: ignore[method-assign, assignment]
+        kind.unscale_ = unscale_
 
     def _listening(self) -> Iterator[Listener]:
         for one in self._alive:
