@@ -217,7 +217,8 @@ class WebSocketSession final : public Session,
     // While the last texts are written, what the peer sends is read off: as long as its own writing is blocked it reads
     // nothing of them.
     const auto writes = [this] { return !queue_.empty() && !dead_; };
-    co_await read_off(stream_.next_layer(), kLingerBytes, writes);
+    const Duration cost = co_await read_off(stream_.next_layer(), kLingerBytes, writes);
+    pace_.charge(FairShare::Worth::Refused, cost);
     while (writes()) {
       auto [cut_short] = co_await written_.async_wait(use_task);
       static_cast<void>(cut_short);
