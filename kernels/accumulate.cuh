@@ -1,12 +1,12 @@
 #pragma once
-// How one thread sums the vectors of a piece that are its own: fast, in fp32 pairs (fp64 pairs for fp64); and
+// Sums, in one thread, the vectors of a piece that are its own: fast, in fp32 pairs (fp64 pairs for fp64); and
 // carefully, in fp64 with a test per element, when the fast sum says that it cannot be trusted.
 //
 // Bounds: squares of |x| in [2^-50, 2^58) neither overflow when up to 2^10 are added nor lose more than 2^-40 of their
 // sum to underflow, if the largest is in that range. NaN shows in the sum, infinity in the maximum.
 
+#include "arithmetic/fingerprint.hpp"
 #include "kernels/block_reduce.cuh"
-#include "kernels/fingerprint.hpp"
 #include "kernels/format.cuh"
 
 #include <type_traits>
@@ -29,10 +29,10 @@ class FastSum {
   /// False: something here needs care; `sum` is then unchanged.
   __device__ bool finish(ThreadSum& sum) const {
     if constexpr (kPower == Power::Maximum) {
-      if (magnitude_ >= kFloatInfinity) {
+      if (magnitude_ >= arithmetic::kFloatInfinity) {
         return false;
       }
-      sum.maximum = static_cast<double>(bits_as<float>(magnitude_));
+      sum.maximum = static_cast<double>(arithmetic::bits_as<float>(magnitude_));
       return true;
     } else {
       const float all = (high_[0] + high_[1]) + (high_[2] + high_[3]);
@@ -51,7 +51,7 @@ class FastSum {
 
   __device__ void add_word(std::uint32_t k, std::uint32_t word) {
     if constexpr (std::is_same_v<Format, Float32>) {
-      add_one(k, bits_as<float>(word));
+      add_one(k, arithmetic::bits_as<float>(word));
     } else {
       const float even = Format::load(static_cast<std::uint16_t>(word));
       const float odd = Format::load(static_cast<std::uint16_t>(word >> 16));
@@ -77,7 +77,7 @@ class FastSum {
     see(value);
   }
 
-  /// What the addition dropped.
+  /// The part that the addition dropped.
   __device__ float add_term(std::uint32_t k, float term) {
     float error = 0;
     high_[k] = two_sum(high_[k], term, error);
@@ -86,7 +86,7 @@ class FastSum {
 
   __device__ void see(float value) {
     if constexpr (kPower == Power::Maximum) {
-      const std::uint32_t magnitude = bits_as<std::uint32_t>(value) & kFloatMagnitude;
+      const std::uint32_t magnitude = arithmetic::bits_as<std::uint32_t>(value) & arithmetic::kFloatMagnitude;
       magnitude_ = magnitude > magnitude_ ? magnitude : magnitude_;
     } else {
       maximum_ = fmaxf(maximum_, fabsf(value));  // passes NaN over
@@ -112,7 +112,7 @@ class FastDoubleSum {
 
   __device__ bool finish(ThreadSum& sum) const {
     const double all = high_[0] + high_[1];
-    if (!is_finite(all) || !is_finite(maximum_)) {
+    if (!arithmetic::is_finite(all) || !arithmetic::is_finite(maximum_)) {
       return false;
     }
     sum.maximum = maximum_;
@@ -164,11 +164,11 @@ __device__ __noinline__ ThreadSum sum_carefully(Share share, double p, double di
     const std::uint32_t count = rest < Format::kPerVector ? rest : Format::kPerVector;
     for (std::uint32_t i = 0; i < count; ++i) {
       const double value = fabs(static_cast<double>(Format::load(__ldg(elements + first + i))));
-      if (is_finite(value)) {
+      if (arithmetic::is_finite(value)) {
         sum.maximum = value > sum.maximum ? value : sum.maximum;
       } else {
         ++sum.nonfinite;
-        sum.nan += is_nan(value) ? 1 : 0;
+        sum.nan += arithmetic::is_nan(value) ? 1 : 0;
       }
       if constexpr (kPower != Power::Maximum) {
         const double scaled = divisor == 1 ? value : value / divisor;

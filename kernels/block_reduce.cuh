@@ -8,7 +8,7 @@ namespace gradsync::kernels {
 
 inline constexpr std::uint32_t kAllLanes = 0xffff'ffffU;
 
-/// What one thread learnt of one piece. `low` is zero except for sums that are kept in pairs of doubles.
+/// The sums of one thread over one piece. `low` is zero except for sums that are kept in pairs of doubles.
 struct ThreadSum {
   double high = 0;
   double low = 0;
@@ -122,7 +122,7 @@ __device__ inline PowerSum tree_sum(PowerSum sum, const Add& add) {
   return sum;
 }
 
-// What other blocks of this launch wrote is not read through the read-only cache.
+// Results of other blocks of this launch are not read through the read-only cache.
 
 __device__ inline std::uint64_t load_fresh(const std::uint64_t* from) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(from));
@@ -145,7 +145,7 @@ __device__ inline PowerSum load_record(const Record* record) {
   const uint4 a = __ldcg(words);
   const uint4 b = __ldcg(words + 1);
   const auto pair = [](std::uint32_t low, std::uint32_t high) {
-    return bits_as<double>(low | (static_cast<std::uint64_t>(high) << 32));
+    return arithmetic::bits_as<double>(low | (static_cast<std::uint64_t>(high) << 32));
   };
   return {pair(a.x, a.y), pair(a.z, a.w), 1, pair(b.x, b.y), b.z, b.w, 0};
 }

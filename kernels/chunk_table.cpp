@@ -156,7 +156,7 @@ ChunkTable::ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_g
         }
       }
     }
-    // What is left for the end is small.
+    // The items that are left for the end are small.
     std::stable_sort(
         pieces.items.begin() + shape_.of_dtype[dtype].begin,
         pieces.items.end(),

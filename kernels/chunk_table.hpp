@@ -23,8 +23,8 @@ struct TensorSpec {
   void* address = nullptr;  ///< on the device, aligned to an element; may be null only without elements
   std::uint64_t count = 0;  ///< elements; 0 is a tensor whose sums are zero
   DType dtype = DType::Float32;
-  std::uint32_t norm_group = 0;  ///< whose sum it is added to
-  std::uint32_t clip_group = 0;  ///< whose coefficient multiplies it
+  std::uint32_t norm_group = 0;  ///< the norm group that its sum is added to
+  std::uint32_t clip_group = 0;  ///< the clip group that has its coefficient
 };
 
 /// Consecutive elements of one tensor; or, where `pieces` is 0, a run of `count` small tensors from `first` on.
@@ -52,7 +52,7 @@ struct ItemRange {
 
 /// The tables as a kernel sees them. Addresses are the device's.
 struct DeviceTable {
-  const Piece* items = nullptr;  ///< what a block claims at a time; by dtype, large ones first
+  const Piece* items = nullptr;  ///< the units that a block claims at a time; by dtype, large ones first
   const Piece* small = nullptr;  ///< the pieces of small tensors
   const TensorEntry* tensors = nullptr;
   const std::uint32_t* split = nullptr;          ///< tensors with more pieces than one, those with kManyPieces first
@@ -72,7 +72,7 @@ class ChunkTable {
   /// Throws std::invalid_argument that names the tensor, the field and the value.
   ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_groups, std::uint32_t clip_groups);
 
-  /// What to copy to the device, to an address aligned to 256 bytes.
+  /// The bytes to copy to the device, to an address aligned to 256 bytes.
   [[nodiscard]] std::span<const std::byte> image() const { return image_; }
 
   [[nodiscard]] DeviceTable at(const void* device_address) const;

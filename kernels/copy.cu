@@ -57,7 +57,7 @@ class Convert {
   Value multiplier_;
 };
 
-/// Where element `index` of a part lies on one side.
+/// The position of element `index` of a part on one side.
 __device__ inline std::uint64_t place(std::uint64_t index, std::uint64_t row_count, std::uint64_t stride) {
   if (stride == row_count) {
     return index;

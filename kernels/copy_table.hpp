@@ -37,8 +37,8 @@ struct ShardedTensor {
   std::uint64_t inner = 1;
 };
 
-/// Where shards lie in the flat buffer of a reduce-scatter: rank by rank, `rank_stride` elements apart, this tensor's
-/// shard at `offset` in each, padded to `shard_count` elements.
+/// The positions of shards in the flat buffer of a reduce-scatter: rank by rank, `rank_stride` elements apart, this
+/// tensor's shard at `offset` in each, padded to `shard_count` elements.
 struct ShardedBucket {
   void* address = nullptr;
   DType dtype = DType::Float32;
@@ -90,7 +90,7 @@ class CopyTable {
   /// which would round twice.
   explicit CopyTable(std::span<const CopyPart> parts);
 
-  /// What to copy to the device, to an address aligned to 256 bytes.
+  /// The bytes to copy to the device, to an address aligned to 256 bytes.
   [[nodiscard]] std::span<const std::byte> image() const { return image_; }
 
   [[nodiscard]] DeviceCopyTable at(const void* device_address) const;

@@ -7,7 +7,7 @@ namespace {
 
 struct Decision {
   const PowerSum* sums;
-  const ClipRule* rules;
+  const arithmetic::ClipLimit* rules;
   ClipOutcome* outcomes;
   double p;
   double scale;
@@ -34,14 +34,14 @@ __global__ void __launch_bounds__(kThreads) decide_kernel(const Decision decisio
 cudaError_t decide(
     const PowerSum* sums,
     std::uint32_t sums_per_group,
-    const ClipRule* rules,
+    const arithmetic::ClipLimit* rules,
     std::uint32_t clip_groups,
     double p,
     double scale,
     ClipOutcome* outcomes,
     cudaStream_t stream
 ) {
-  if (!(p >= 1) || !(scale > 0) || !is_finite(scale)) {
+  if (!(p >= 1) || !(scale > 0) || !arithmetic::is_finite(scale)) {
     return cudaErrorInvalidValue;
   }
   if (clip_groups == 0) {

@@ -1,7 +1,7 @@
 #pragma once
-// How each dtype lies in a 16-byte vector, and how elements get in and out of it.
+// The layout of each dtype in a 16-byte vector, and how elements get in and out of it.
 
-#include "kernels/half.hpp"
+#include "arithmetic/half.hpp"
 
 #include <cuda_runtime.h>
 
@@ -12,9 +12,11 @@ struct Float32 {
   using Value = float;
   static constexpr std::uint32_t kPerVector = 4;
 
-  __device__ static float load(Stored stored) { return bits_as<float>(stored); }
+  __device__ static float load(Stored stored) { return arithmetic::bits_as<float>(stored); }
 
-  __device__ static Stored store(float value) { return value != value ? kFloatNan : bits_as<Stored>(value); }
+  __device__ static Stored store(float value) {
+    return value != value ? arithmetic::kFloatNan : arithmetic::bits_as<Stored>(value);
+  }
 };
 
 struct BFloat16 {
@@ -22,9 +24,9 @@ struct BFloat16 {
   using Value = float;
   static constexpr std::uint32_t kPerVector = 8;
 
-  __device__ static float load(Stored stored) { return bfloat16_to_float(stored); }
+  __device__ static float load(Stored stored) { return arithmetic::bfloat16_to_float(stored); }
 
-  __device__ static Stored store(float value) { return float_to_bfloat16(value); }
+  __device__ static Stored store(float value) { return arithmetic::float_to_bfloat16(value); }
 };
 
 struct Float16 {
@@ -32,9 +34,9 @@ struct Float16 {
   using Value = float;
   static constexpr std::uint32_t kPerVector = 8;
 
-  __device__ static float load(Stored stored) { return float16_to_float(stored); }
+  __device__ static float load(Stored stored) { return arithmetic::float16_to_float(stored); }
 
-  __device__ static Stored store(float value) { return float_to_float16(value); }
+  __device__ static Stored store(float value) { return arithmetic::float_to_float16(value); }
 };
 
 struct Float64 {
@@ -42,9 +44,11 @@ struct Float64 {
   using Value = double;
   static constexpr std::uint32_t kPerVector = 2;
 
-  __device__ static double load(Stored stored) { return bits_as<double>(stored); }
+  __device__ static double load(Stored stored) { return arithmetic::bits_as<double>(stored); }
 
-  __device__ static Stored store(double value) { return value != value ? kDoubleNan : bits_as<Stored>(value); }
+  __device__ static Stored store(double value) {
+    return value != value ? arithmetic::kDoubleNan : arithmetic::bits_as<Stored>(value);
+  }
 };
 
 /// Element i of a vector; i is a constant after unrolling.

@@ -12,18 +12,18 @@
 // stored; units are those of the stored values until `decide` divides by the loss scale.
 
 #include "kernels/chunk_table.hpp"
-#include "kernels/clip.hpp"
+#include "kernels/clip_outcome.hpp"
 #include "kernels/copy_table.hpp"
 #include "kernels/power_sum.hpp"
 
-// Only the types of the CUDA runtime, no functions: who includes this need not link it.
+// Only the types of the CUDA runtime are used, no functions, so that a program that includes this need not link it.
 #include <driver_types.h>
 
 namespace gradsync::kernels {
 
 struct Measurement {
   double p = 2;              ///< 1, 2, any finite p ≥ 1, or infinity
-  bool fingerprint = false;  ///< of the bytes, in the same pass (fingerprint.hpp)
+  bool fingerprint = false;  ///< of the bytes, in the same pass (arithmetic/fingerprint.hpp)
 };
 
 /// One read of every tensor: tensors[i] = its Σ|g|^p, finite maximum, non-finite counts and fingerprint;
@@ -48,7 +48,7 @@ struct Measurement {
 [[nodiscard]] cudaError_t decide(
     const PowerSum* sums,
     std::uint32_t sums_per_group,
-    const ClipRule* rules,
+    const arithmetic::ClipLimit* rules,
     std::uint32_t clip_groups,
     double p,
     double scale,

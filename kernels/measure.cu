@@ -6,7 +6,7 @@ namespace gradsync::kernels {
 namespace {
 
 Power power_of(double p) {
-  return p == 2 ? Power::Two : p == 1 ? Power::One : is_finite(p) ? Power::Any : Power::Maximum;
+  return p == 2 ? Power::Two : p == 1 ? Power::One : arithmetic::is_finite(p) ? Power::Any : Power::Maximum;
 }
 
 bool may_leave_range(DType dtype, Power power) {

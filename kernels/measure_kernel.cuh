@@ -79,7 +79,7 @@ __device__ inline ThreadSum sum_share(const Share& share, std::uint64_t first, d
       fast.add(vector);
     }
     if constexpr (Kind::kFingerprint) {
-      fingerprint += fingerprint_vector(vector.x, vector.y, vector.z, vector.w, first_vector + index);
+      fingerprint += arithmetic::fingerprint_vector(vector.x, vector.y, vector.z, vector.w, first_vector + index);
     }
   };
   if constexpr (Kind::kFast || Kind::kFingerprint) {
@@ -142,7 +142,7 @@ __device__ inline void put_tensor(const MeasurePass& pass, std::uint32_t tensor,
   if (pass.again) {
     sum.fingerprint = load_sum(pass.tensors + tensor).fingerprint;
   } else if (pass.fingerprint) {
-    sum.fingerprint += fingerprint_length(pass.entries[tensor].count * pass.entries[tensor].element_bytes);
+    sum.fingerprint += arithmetic::fingerprint_length(pass.entries[tensor].count * pass.entries[tensor].element_bytes);
   }
   pass.tensors[tensor] = sum;
 }
@@ -202,7 +202,7 @@ __device__ __noinline__ inline void add_groups(const MeasurePass& pass) {
 template <typename Kind>
 __global__ void __launch_bounds__(kThreads, measure_blocks(Kind::kPower)) measure_kernel(const MeasurePass pass) {
   GRADSYNC_SHARED(WarpSums, warps);
-  // Of the piece at hand, in all threads.
+  // The divisor of the piece at hand, equal in all threads.
   double divisor = 1;
   for_each_item<Order::Forwards>(
       pass.work,

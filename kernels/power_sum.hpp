@@ -1,11 +1,11 @@
 #pragma once
-// What one pass learns about a tensor or a group of tensors, how two such sums are added, and the norm of one.
+// The result of one pass over a tensor or a group of tensors, the sum of two such results, and the norm of one.
 // Compiled for host and device: the same bits on both (for p = 1, 2 and infinity).
 //
-// Formulas: service/device/norm_sum.cpp. The sum is kept as high + low (two doubles that do not overlap), so that a
-// norm of fp64 gradients is within 1 ulp; without the low part everything here gives what NormSum gives.
+// Formulas: service/device/math/norm_sum.cpp. The sum is kept as high + low (two doubles that do not overlap), so that
+// a norm of fp64 gradients is within 1 ulp; without the low part everything here gives what NormSum gives.
 
-#include "kernels/host_device.hpp"
+#include "arithmetic/host_device.hpp"
 
 #include <cmath>
 
@@ -38,9 +38,9 @@ GRADSYNC_HD inline T two_sum(T a, T b, T& error) {
 GRADSYNC_HD inline void add_pair(double& high, double& low, double other_high, double other_low) {
   double error = 0;
   const double sum = two_sum(high, other_high, error);
-  const double rest = is_finite(sum) ? error + (low + other_low) : 0;
+  const double rest = arithmetic::is_finite(sum) ? error + (low + other_low) : 0;
   high = sum + rest;
-  low = is_finite(sum) ? rest - (high - sum) : 0;
+  low = arithmetic::is_finite(sum) ? rest - (high - sum) : 0;
 }
 
 /// Parts of one tensor, which have one scale. Infinite and NaN sums stay so.
@@ -85,7 +85,8 @@ GRADSYNC_HD inline void add_tensor(PowerSum& sum, const PowerSum& tensor, double
 
 /// Whether a plain sum lost what the norm needs, so that it must be taken again with `rescaling_divisor`.
 GRADSYNC_HD inline bool needs_rescaling(const PowerSum& sum, double p) {
-  return is_finite(p) && sum.nonfinite == 0 && sum.maximum > 0 && !(sum.high >= 1e-280 && sum.high <= 1e280);
+  return arithmetic::is_finite(p) && sum.nonfinite == 0 && sum.maximum > 0 &&
+         !(sum.high >= 1e-280 && sum.high <= 1e280);
 }
 
 /// The power of two below the maximum, by which division is exact; the maximum itself where powers of 2 overflow.
@@ -96,12 +97,12 @@ GRADSYNC_HD inline double rescaling_divisor(double maximum, double p) {
 /// NaN if any value was NaN, else infinity if any was infinite. For p = 2 the root is correctly rounded.
 GRADSYNC_HD inline double norm_of(const PowerSum& sum, double p) {
   if (sum.nan != 0) {
-    return bits_as<double>(kDoubleNan);
+    return arithmetic::bits_as<double>(arithmetic::kDoubleNan);
   }
   if (sum.nonfinite != 0) {
-    return bits_as<double>(kDoubleInfinity);
+    return arithmetic::bits_as<double>(arithmetic::kDoubleInfinity);
   }
-  if (!is_finite(p)) {
+  if (!arithmetic::is_finite(p)) {
     return sum.maximum;
   }
   if (sum.high == 0 || p == 1) {

@@ -11,7 +11,7 @@ struct PassCounters {
   std::uint32_t reserved[3];
 };
 
-/// What one piece of a tensor with several leaves for the block that adds them.
+/// The result that one piece leaves for the block that adds the pieces of a tensor.
 struct alignas(16) Record {
   double high;
   double low;

@@ -30,7 +30,7 @@ gpu_programs() {
   programs=build/gpu/bin
 }
 
-# What the figures belong to, in $out/machine.txt.
+# Describes the machine of the figures, in $out/machine.txt.
 gpu_machine() {
   {
     date -u +%FT%TZ

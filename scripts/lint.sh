@@ -12,7 +12,8 @@ tracked '*.sh' .ci/run >build/lint-shell.txt
 stage --name lint-layers -- "$python" tests/lint/check_layers.py
 stage --name lint-clang-format -- xargs -a build/lint-cpp.txt clang-format-16 --dry-run -Werror
 stage --name lint-ruff -- "$python" -m ruff check clients scripts tests
-stage --name lint-mypy -- env -C clients/python ../../build/venv/bin/python -m mypy
+stage --name lint-ruff-format -- "$python" -m ruff format --check clients scripts tests
+stage --name lint-mypy -- env -C clients/python ../../build/venv/bin/python -m mypy --cache-dir ../../build/mypy_cache
 stage --name lint-protocol -- "$python" tests/contract/update_protocol.py --check
 stage --name lint-shellcheck -- xargs -a build/lint-shell.txt shellcheck --external-sources
 [ $# -gt 0 ] || finish --require lint-

@@ -5,5 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=build/venv/bin/python
 "$python" tests/mutants/run.py --copy
-build/mutants/tree/scripts/build.sh cpu-release plan_test device_test gradsyncd
+build/mutants/tree/scripts/build.sh cpu-debug plan_test device_test engine_tests policy_test gradsyncd
 exec "$python" tests/mutants/run.py "$@"

@@ -34,6 +34,6 @@ sanitize() {
 }
 
 which=${1:-all}
-[ "$which" = tsan ] || sanitize asan base plan policy device engine rpc net app kernels
-[ "$which" = asan ] || sanitize tsan device engine rpc net
+[ "$which" = tsan ] || sanitize asan arithmetic base plan policy device conformance engine rpc net app kernels
+[ "$which" = asan ] || sanitize tsan device conformance engine rpc net
 finish "${required[@]}"

@@ -17,7 +17,7 @@ refuse() {
   exit 69
 }
 
-# Those of its arguments that are not installed.
+# Prints those of its arguments that are not installed.
 not_installed() {
   local installed
   installed=$(dpkg-query -W -f='${Package} ${Status}\n' "$@" 2>/dev/null || true)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 def run(command: list[str], deadline_s: float) -> tuple[int, str]:
     """Exit code and, where the deadline ended it, a word about that. The whole process group is ended."""
-    # Whoever ends this process must not leave a compiler or a test behind.
+    # A signal that ends this process must not leave a compiler or a test behind.
     for ends in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ends, lambda number, _: sys.exit(128 + number))
     # Started in the background, this process ignores Ctrl-C, and its children would with it; tests send it to theirs.

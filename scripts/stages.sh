@@ -3,7 +3,7 @@
 # `results`, and `finish` adds them up. A failed stage does not end the run: later ones still tell what they can.
 python=build/venv/bin/python
 
-# A check whose machine cannot be set up has one failure and nothing else to say.
+# A check whose machine cannot be set up reports one failure.
 setup_or_fail() {
   rm -rf "$results"
   mkdir -p "$results"

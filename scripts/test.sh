@@ -14,10 +14,22 @@ if stage --name build --deadline 3600 -- scripts/build.sh cpu-release; then
 fi
 
 export GRADSYNCD="$PWD/build/cpu-release/bin/gradsyncd"
-stage --name lint-tests --cases --deadline 300 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/lint
-stage --name python --cases --deadline 1200 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/python
-stage --name integration --cases --deadline 1800 -- "$python" -m pytest -q -rs --junitxml '{junit}' tests/integration
-stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-60}"
+cores=$(nproc)
+tests=("$python" -m pytest -q -rs --junitxml '{junit}')
+quick=("${tests[@]}" -m 'not long' -n "$((cores < 4 ? cores : 4))" --dist loadfile)
+stage --name lint-tests --cases --deadline 300 -- "${quick[@]}" tests/lint
+stage --name python --cases --deadline 1200 -- "${quick[@]}" tests/python
+stage --name integration --cases --deadline 1200 -- "${quick[@]}" tests/integration
+if [ -n "${LONG:-}" ]; then
+  stage --name python-long --cases --deadline 1200 -- "${tests[@]}" -m long tests/python
+  stage --name integration-long --cases --deadline 1800 -- "${tests[@]}" -m long tests/integration
+  stage --name dist-wheel --deadline 600 -- scripts/dist.sh
+  stage --name dist --cases --deadline 900 -- "${tests[@]}" tests/dist
+  not_run=
+else
+  not_run="tests that take longer than ten seconds and the wheel (LONG=1 make test), "
+fi
+stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
 
 if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
   echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
@@ -25,4 +37,7 @@ elif stage --name cuda-build --deadline 2400 -- scripts/build.sh cuda-release; t
   stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
 fi
 
+echo
+echo "make test does not run: ${not_run}sanitizers (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"
+echo "benchmarks (make bench), planted faults (make mutants), tests on a GPU (make gpu-test)."
 finish --require lint- --require build --require cpp --require lint-tests --require python --require integration --require fuzz

@@ -1,5 +1,5 @@
-#include "app/command_line.hpp"
-#include "app/exit_code.hpp"
+#include "app/cli/command_line.hpp"
+#include "app/cli/exit_code.hpp"
 
 #include <csignal>
 #include <exception>
@@ -11,8 +11,8 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a file at its limit is an error of the write
 #ifdef M_MMAP_THRESHOLD
-  // What a large message took goes back to the system at once: left alone, glibc keeps up to twice as much as the
-  // largest block ever freed.
+  // The memory of a large message goes back to the system at once. By default glibc keeps up to twice as much as the
+  // largest block that was ever freed.
   ::mallopt(M_MMAP_THRESHOLD, 256 * 1024);
 #endif
   try {

@@ -1,5 +1,5 @@
 #pragma once
-// Time enters the engine as values. Nobody below `app` reads a clock.
+// Time enters the engine as values. No layer below `app` reads a clock.
 
 #include <chrono>
 

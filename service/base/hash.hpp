@@ -1,5 +1,5 @@
 #pragma once
-// XXH3-64 over bytes, as 16 hex digits. For digests that people and peers compare; not for secrets.
+// XXH3-64 over bytes, as 16 hex digits. The digests are compared by people and peers; they keep no secrets.
 
 #include <cstdint>
 #include <string>
@@ -11,7 +11,7 @@ namespace gradsync {
 [[nodiscard]] std::string hex64(std::uint64_t value);
 [[nodiscard]] std::string digest(std::string_view bytes);
 
-/// `bytes` random bytes from the kernel, as hex digits. For tokens and incarnations.
+/// Reads `bytes` random bytes from the kernel and returns them as hex digits. Tokens and incarnations are made of them.
 [[nodiscard]] std::string random_hex(std::size_t bytes);
 
 }  // namespace gradsync

@@ -1,6 +1,6 @@
 #pragma once
-// Logging: spdlog, asynchronous, dropping the oldest line when the sink is stuck, so that a full pipe never blocks a
-// step. A message is followed by `key=value` pairs. Text on a tty, one JSON object per line elsewhere.
+// Logging: spdlog, asynchronous. When the sink is stuck the oldest line is dropped, so that a full pipe never blocks a
+// step. A message is followed by `key=value` pairs. On a tty a line is text, elsewhere one JSON object.
 
 #include "base/error.hpp"
 

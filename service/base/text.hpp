@@ -22,7 +22,7 @@ namespace gradsync {
 /// Bytes of the UTF-8 character at `at`; 0 where none begins (stray, cut short, overlong, surrogate, beyond U+10FFFF).
 [[nodiscard]] std::size_t utf8_length(std::string_view text, std::size_t at);
 
-/// What lacks of `text` to be UTF-8 is, if anything, the rest of its last character: whether it does.
+/// True where `text` is not UTF-8 only because its last character is cut short.
 [[nodiscard]] bool ends_within_character(std::string_view text);
 
 }  // namespace gradsync

@@ -1,5 +1,5 @@
 #pragma once
-// What is thrown on a lane; the lane turns it into a `Failed` report at one place.
+// The exception that code on a lane throws. The lane turns it into a `Failed` report at one place.
 
 #include <stdexcept>
 #include <string>

@@ -14,9 +14,9 @@
 // promised where the machine itself stands still: a thread that the kernel does not run, a page that it does not bring.
 
 #include "base/unique_fd.hpp"
-#include "device/stats_plan.hpp"
+#include "device/stats/stats_plan.hpp"
 #include "device/step_math.hpp"
-#include "plan/clip_rule.hpp"
+#include "plan/clip/clip_rule.hpp"
 #include "plan/plan.hpp"
 
 #include <cstdint>
@@ -28,9 +28,13 @@
 
 namespace gradsync::device {
 
+using LaneId = std::uint32_t;    ///< one lane of this daemon
 using PlanId = std::uint64_t;    ///< one loaded plan of one epoch of one job
 using BufferId = std::uint64_t;  ///< one registered buffer
 using Tag = std::uint64_t;       ///< the attempt a command belongs to
+
+/// The lane of the CPU engine. It is the only lane of a daemon today.
+inline constexpr LaneId kHostLane = 0;
 
 // ---- layout of a loaded plan: only what the arithmetic needs
 
@@ -41,7 +45,7 @@ struct LaneMember {
   std::uint32_t copy = 0;
 };
 
-/// One sum: whose inputs are added, in this order, and who gets the result. Neither is empty.
+/// The sources whose inputs are added, in this order, and the destinations that get the result. Neither list is empty.
 struct LaneSum {
   std::vector<LaneMember> sources;
   std::vector<LaneMember> destinations;
@@ -53,15 +57,15 @@ struct LaneStride {
   std::uint64_t distance = 0;
 };
 
-/// What some ranks hold of a tensor after sync: all of it where nothing is sharded. It lies together in their outputs,
-/// and in the inputs in runs. Parts of a tensor are disjoint.
+/// The part of a tensor that some ranks hold after sync; all of it where nothing is sharded. It is contiguous in their
+/// outputs, and lies in the inputs in runs. Parts of a tensor are disjoint.
 struct LanePart {
   std::uint32_t tensor = 0;
   std::uint32_t sums = 0;           ///< index into LanePlan::sums
   std::uint64_t elements = 0;       ///< run · Π count
   std::uint64_t first = 0;          ///< element of the input at which it begins
   std::uint64_t run = 0;            ///< elements that lie together in the input
-  std::vector<LaneStride> strides;  ///< of the runs, innermost first; none: one run
+  std::vector<LaneStride> strides;  ///< strides between runs, innermost first; none: one run
 };
 
 struct LaneTensor {
@@ -70,7 +74,7 @@ struct LaneTensor {
   std::int32_t layer = -1;            ///< index into LanePlan::layers; −1: none
   std::uint32_t first_part = 0;       ///< its parts, by box number, follow each other in LanePlan::parts
   std::uint32_t parts = 0;            ///< 0 for a tied copy: it is summed and counted with the tensor it is a copy of
-  std::vector<std::uint32_t> copies;  ///< tensors tied to it, whose memory takes part in its sums
+  std::vector<std::uint32_t> copies;  ///< tensors tied to it; their memory takes part in its sums
 };
 
 struct LaneBucket {
@@ -79,8 +83,8 @@ struct LaneBucket {
   double divisor = 1.0;                ///< applied to every sum, once, also where one input alone is summed
 };
 
-/// Where tensors begin in an arena, in bytes. The output is the input where nothing is scattered: then the sums of its
-/// parts may have no source that is not a destination as well.
+/// The positions of tensors in an arena, in bytes. Where nothing is scattered the output is the input: then each source
+/// of its parts' sums must be a destination as well.
 struct LaneArena {
   std::vector<std::uint64_t> input;   ///< by tensor; kNotHeld: not in this arena
   std::vector<std::uint64_t> output;  ///< by tensor
@@ -121,7 +125,8 @@ struct UnmapBuffer {
   std::uint64_t size_bytes = 0;
 };
 
-/// Prepares a plan: chunk table and scratch for its steps, so that a steady step allocates nothing. Reports Loaded.
+/// Prepares a plan: chunk table and scratch for its steps, so that a steady step allocates only its report. Reports
+/// Loaded.
 struct LoadPlan {
   PlanId plan = 0;
   LanePlan layout;
@@ -140,8 +145,8 @@ struct UnloadPlan {
 };
 
 /// A tensor to which a rank contributed nothing: its input is not read. Unused on all ranks: *absent*, neither read nor
-/// written. A sum to which nobody contributed, of a tensor that others did contribute to, is zero, and is written: what
-/// an output held before must not be taken for a gradient.
+/// written. If no rank contributed to a sum, but others did to the tensor, the sum is zero and is written: the old
+/// contents of an output must not be taken for a gradient.
 struct UnusedTensor {
   std::uint32_t tensor = 0;
   std::int64_t rank = 0;
@@ -153,7 +158,7 @@ struct ReduceBucket {
   PlanId plan = 0;
   Tag tag = 0;
   std::uint32_t bucket = 0;
-  std::vector<UnusedTensor> unused;  ///< of this bucket
+  std::vector<UnusedTensor> unused;  ///< those that belong to this bucket
   bool compare = false;              ///< compare the sums of a part bit for bit (what must be replicated is)
   /// Leaves all destinations of a sum but the first to the finish. A finish that multiplies writes them in any case,
   /// and saves a write of each; one that does not has to copy. The results are the same.
@@ -170,8 +175,7 @@ struct FinishStep {
   double scale = 1.0;
   std::vector<plan::ClipRule> rules;  ///< one per clip group
   bool apply = true;                  ///< false: measure only; `ScaleGradients` may follow
-  std::uint64_t stamp = 0;            ///< what rows of this attempt carry; of data path `stats` only
-  StepMath memory = {};               ///< of an earlier step, whatever it says: this one's is written into it
+  std::uint64_t stamp = 0;            ///< the stamp that rows of this attempt carry; data path `stats` only
 };
 
 /// The second half of a step finished with `apply == false`: one outcome per clip group. On data path `stats` the
@@ -235,7 +239,6 @@ struct Finished {
   PlanId plan = 0;
   Tag tag = 0;
   StepMath math;
-  std::vector<plan::ClipRule> rules = {};  ///< those of the command, given back: the next has their memory
 };
 
 struct Scaled {

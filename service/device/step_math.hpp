@@ -1,8 +1,7 @@
 #pragma once
-// What a lane found out in a step: norms, outcomes, and what is wrong with which tensor. A value that goes from the io
-// thread to the lane and back, step after step, so that a steady step allocates nothing for it.
+// The results of a step on a lane: norms, outcomes, and what is wrong with which tensor.
 
-#include "plan/clip_rule.hpp"
+#include "plan/clip/clip_rule.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +27,8 @@ struct DivergenceFinding {
   std::vector<std::int64_t> ranks;
 };
 
-/// Ranks without a gradient for what they hold of a tensor, while others have one: on data path `stats` by rows, else
-/// the destinations of a sum that nobody contributed to.
+/// Ranks that have no gradient for their part of a tensor, while others have one. On data path `stats` the rows say so;
+/// else these are the destinations of a sum to which no rank contributed.
 struct MissingFinding {
   std::uint32_t tensor = 0;
   std::vector<std::int64_t> ranks;
@@ -52,8 +51,5 @@ struct StepMath {
   double norm_s = 0;  ///< time to combine
   double clip_s = 0;  ///< time of the scale pass
 };
-
-/// As new, in the memory of a step before: but for `groups`, whose texts are written over one by one.
-[[nodiscard]] StepMath renewed(StepMath before);
 
 }  // namespace gradsync::device

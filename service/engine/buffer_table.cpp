@@ -1,8 +1,9 @@
 #include "engine/buffer_table.hpp"
 
+#include "base/assert.hpp"
 #include "base/hash.hpp"
 #include "base/text.hpp"
-#include "device/arena.hpp"
+#include "device/memory/arena.hpp"
 
 #include <fmt/format.h>
 
@@ -28,7 +29,7 @@ Error unknown_buffer(std::uint64_t buffer) {
   return error;
 }
 
-Result<Engine::TakenFd> taken_or_exhausted(Engine::TakenFd taken) {
+Result<TakenFd> taken_or_exhausted(TakenFd taken) {
   if (!taken.fd.valid()) {
     return make_error(ErrorCode::LimitExceeded, "the daemon is out of file descriptors", "raise its LimitNOFILE");
   }
@@ -38,7 +39,7 @@ Result<Engine::TakenFd> taken_or_exhausted(Engine::TakenFd taken) {
 }  // namespace
 
 Result<BufferGrant> BufferTable::allocate(
-    SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
+    SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, device::LaneId lane, TimePoint now
 ) {
   if (Result<void> room = check_room(session, size_bytes); !room) {
     return room.error();
@@ -51,7 +52,9 @@ Result<BufferGrant> BufferTable::allocate(
   if (!fd) {
     return fd.error();
   }
-  return grant(session, uid, pid, std::move(*fd), size_bytes, now);
+  BufferGrant granted = grant(session, uid, pid, std::move(*fd), size_bytes, now);
+  buffers_.at(granted.buffer).lane = lane;
+  return granted;
 }
 
 Result<BufferGrant> BufferTable::adopt(
@@ -132,12 +135,12 @@ std::string BufferTable::add_token(Token token, TimePoint now) {
   return text;
 }
 
-Result<Engine::TakenFd> BufferTable::exchange(
+Result<TakenFd> BufferTable::exchange(
     const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given, TimePoint now
 ) {
   forget_expired_tokens(now);
   const auto found = tokens_.find(token);
-  // One text for every reason: an answer must not tell a guesser that a token exists.
+  // All reasons have one text: an answer must not tell a guesser that a token exists.
   const Error refused = make_error(
       ErrorCode::BadToken,
       "the token is unknown, used, expired or belongs to another process",
@@ -161,7 +164,7 @@ Result<Engine::TakenFd> BufferTable::exchange(
       erase(buffer);
       return taken.error();
     }
-    return Engine::TakenFd{UniqueFd{}, buffer->second.size_bytes};
+    return TakenFd{UniqueFd{}, buffer->second.size_bytes};
   }
   return taken_or_exhausted({duplicate(buffer->second.fd), buffer->second.size_bytes});
 }
@@ -224,12 +227,17 @@ Result<std::uint64_t> BufferTable::size_of(SessionId session, std::uint64_t buff
   return it->second.size_bytes;
 }
 
+device::LaneId BufferTable::lane_of(std::uint64_t buffer) const {
+  const auto it = buffers_.find(buffer);
+  return it == buffers_.end() ? device::kHostLane : it->second.lane;
+}
+
 void BufferTable::use(std::uint64_t buffer) {
   Buffer& entry = buffers_.at(buffer);
   ++entry.users;
   if (!entry.map_submitted) {
     entry.map_submitted = true;
-    lane_.submit(device::MapBuffer{buffer, duplicate(entry.fd), entry.size_bytes});
+    lanes_[entry.lane].submit(device::MapBuffer{buffer, duplicate(entry.fd), entry.size_bytes});
   }
 }
 
@@ -241,8 +249,9 @@ void BufferTable::unuse(std::uint64_t buffer) {
   }
 }
 
-void BufferTable::on_map_failed(std::uint64_t buffer) {
+void BufferTable::on_map_failed(device::LaneId lane, std::uint64_t buffer) {
   if (const auto it = buffers_.find(buffer); it != buffers_.end()) {
+    GRADSYNC_ASSERT(it->second.lane == lane, "a lane maps the buffers that it was given");
     it->second.map_submitted = false;
   }
 }
@@ -264,7 +273,7 @@ void BufferTable::drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it) {
   }
   // The lane punches the pages out, off the io thread: also those of a buffer that was never declared.
   if (buffer.fd.valid()) {
-    lane_.submit(device::UnmapBuffer{it->first, std::move(buffer.fd), buffer.size_bytes});
+    lanes_[buffer.lane].submit(device::UnmapBuffer{it->first, std::move(buffer.fd), buffer.size_bytes});
   }
   erase(it);
 }
@@ -283,7 +292,7 @@ void BufferTable::forget_expired_tokens(TimePoint now) {
     const auto buffer = buffers_.find(token->second.buffer);
     token = expired ? tokens_.erase(token) : std::next(token);
     if (expired && buffer != buffers_.end() && !buffer->second.fd.valid()) {
-      erase(buffer);  // an adoption that nobody completed
+      erase(buffer);  // an adoption that was never completed
       token = tokens_.begin();
     }
   }

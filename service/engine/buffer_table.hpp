@@ -4,8 +4,9 @@
 // Invariant: a buffer in use by a loaded plan is never unmapped; its release waits. Every buffer that goes has its
 // pages punched out, so that memory is free even where a forked child of the trainer still holds a descriptor.
 
-#include "engine/engine.hpp"
-#include "engine/step_record.hpp"
+#include "engine/lanes.hpp"
+#include "engine/step/step_record.hpp"
+#include "engine/types.hpp"
 
 #include <map>
 #include <memory>
@@ -16,10 +17,16 @@ namespace gradsync::engine {
 
 class BufferTable {
  public:
-  BufferTable(const EngineOptions& options, device::Lane& lane) : options_(options), lane_(lane) {}
+  BufferTable(const EngineOptions& options, const Lanes& lanes) : options_(options), lanes_(lanes) {}
 
+  /// Memory for `lane` to work on.
   [[nodiscard]] Result<BufferGrant> allocate(
-      SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
+      SessionId session,
+      std::uint32_t uid,
+      std::int64_t pid,
+      std::uint64_t size_bytes,
+      device::LaneId lane,
+      TimePoint now
   );
   /// A place for memory that a daemon before this one made; `exchange` fills it.
   [[nodiscard]] Result<BufferGrant> adopt(
@@ -33,7 +40,7 @@ class BufferTable {
       std::int64_t pid,
       TimePoint now
   );
-  [[nodiscard]] Result<Engine::TakenFd> exchange(
+  [[nodiscard]] Result<TakenFd> exchange(
       const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given, TimePoint now
   );
 
@@ -46,12 +53,14 @@ class BufferTable {
 
   /// Size of a session's buffer, or UnknownBuffer.
   [[nodiscard]] Result<std::uint64_t> size_of(SessionId session, std::uint64_t buffer) const;
-  /// Has the lane map it (once) and marks it used by one more plan.
+  /// The lane that works on it; the host lane where it was released.
+  [[nodiscard]] device::LaneId lane_of(std::uint64_t buffer) const;
+  /// Has its lane map it (once) and marks it used by one more plan.
   void use(std::uint64_t buffer);
   /// One plan less uses it.
   void unuse(std::uint64_t buffer);
-  /// The lane could not map it: the next plan has it try again.
-  void on_map_failed(std::uint64_t buffer);
+  /// Its lane could not map it: the next plan has it try again.
+  void on_map_failed(device::LaneId lane, std::uint64_t buffer);
 
   [[nodiscard]] std::uint64_t total_bytes() const { return total_bytes_; }
 
@@ -60,6 +69,7 @@ class BufferTable {
  private:
   struct Buffer {
     SessionId session = 0;
+    device::LaneId lane = device::kHostLane;
     UniqueFd fd;  ///< none: to be adopted, and its descriptor has not come
     std::uint64_t size_bytes = 0;
     int users = 0;
@@ -69,8 +79,8 @@ class BufferTable {
 
   struct Token {
     std::uint64_t buffer = 0;                ///< 0: of a record
-    std::weak_ptr<const StepRecord> record;  ///< of the job, which may end first
-    std::int64_t rank = 0;                   ///< whose record
+    std::weak_ptr<const StepRecord> record;  ///< held weakly, because the job may end first
+    std::int64_t rank = 0;                   ///< the rank that the record is for
     std::uint32_t uid = 0;
     std::int64_t pid = 0;
     TimePoint expires;  ///< not of a record: its token lives as long as it does
@@ -87,7 +97,7 @@ class BufferTable {
   void forget_expired_tokens(TimePoint now);
 
   const EngineOptions& options_;
-  device::Lane& lane_;
+  const Lanes& lanes_;
   std::map<std::uint64_t, Buffer> buffers_;
   std::map<std::string, Token> tokens_;
   std::uint64_t next_buffer_ = 1;

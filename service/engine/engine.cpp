@@ -17,21 +17,7 @@ Error draining_error() {
   );
 }
 
-}  // namespace
-
-Engine::Engine(
-    EngineOptions options, device::Lane& host_lane, PlannerPort& planner, EventSink events, EngineMetrics& metrics
-)
-    : state_(std::make_unique<State>(std::move(options), host_lane, planner, std::move(events), metrics)) {}
-
-Engine::~Engine() = default;
-
-Result<AttachResult> Engine::attach(const AttachRequest& request) {
-  State& state = *state_;
-  if (state.draining) {
-    return draining_error();
-  }
-  const EngineLimits& limits = state.options.limits;
+Result<void> check_attach(const AttachRequest& request, const EngineLimits& limits) {
   if (request.job.empty() || request.job.size() > 256) {
     return invalid_params("job", fmt::format("a job name has 1 to 256 bytes, this one {}", request.job.size()));
   }
@@ -43,7 +29,23 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
   if (request.rank < 0 || request.rank >= request.world_size) {
     return invalid_params("rank", fmt::format("rank is {}, it must be 0 to {}", request.rank, request.world_size - 1));
   }
-  if (const Result<void> valid = plan::validate_meshes(request.meshes, request.world_size); !valid) {
+  return plan::validate_meshes(request.meshes, request.world_size);
+}
+
+}  // namespace
+
+Engine::Engine(EngineOptions options, Lanes lanes, PlannerPort& planner, EventSink events, EngineMetrics& metrics)
+    : state_(std::make_unique<State>(std::move(options), std::move(lanes), planner, std::move(events), metrics)) {}
+
+Engine::~Engine() = default;
+
+Result<AttachResult> Engine::attach(const AttachRequest& request) {
+  State& state = *state_;
+  if (state.draining) {
+    return draining_error();
+  }
+  const EngineLimits& limits = state.options.limits;
+  if (const Result<void> valid = check_attach(request, limits); !valid) {
     return valid.error();
   }
   const JobKey key{request.uid, request.job};
@@ -71,19 +73,9 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
   Job& job = *found->second;
   const SessionId session = state.next_session++;
   if (before != 0) {
-    const Error error = make_error(
-        ErrorCode::Superseded,
-        fmt::format("rank {} of job '{}' was attached anew", request.rank, request.job),
-        "use the newer connection; two models of one process need a job each, by name"
-    );
-    if (job.resumes(request)) {
-      state.buffers.rename_session(before, session);
-    } else {
-      job.leave(request.rank, "was attached anew by its own process", false);
-    }
-    state.evict(before, error);
+    state.replace(before, session, job, request);
   }
-  state.seats[session] = Seat{key, request.rank, request.uid, request.pid};
+  state.seats[session] = SessionSeat{key, request.rank, request.uid, request.pid};
   const AttachResult result = job.attach(request, session);
   state.settle();
   return result;
@@ -127,14 +119,14 @@ void Engine::process_exited(SessionId session) {
   state_->settle();
 }
 
-Result<BufferGrant> Engine::allocate(SessionId session, std::uint64_t size_bytes) {
+Result<BufferGrant> Engine::allocate(SessionId session, std::uint64_t size_bytes, device::LaneId lane) {
   State& state = *state_;
   const auto seat = state.seats.find(session);
   if (seat == state.seats.end()) {
     return state.absent(session);
   }
   Result<BufferGrant> grant =
-      state.buffers.allocate(session, seat->second.uid, seat->second.pid, size_bytes, state.context.now);
+      state.buffers.allocate(session, seat->second.uid, seat->second.pid, size_bytes, lane, state.context.now);
   state.settle();
   return grant;
 }
@@ -157,9 +149,7 @@ Result<void> Engine::release(SessionId session, std::uint64_t buffer) {
   return released;
 }
 
-Result<Engine::TakenFd> Engine::exchange_fd(
-    const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given
-) {
+Result<TakenFd> Engine::exchange_fd(const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given) {
   Result<TakenFd> taken = state_->buffers.exchange(token, uid, pid, std::move(given), state_->context.now);
   state_->settle();
   return taken;
@@ -171,12 +161,20 @@ void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareRes
   }
   Job* job = state_->job_of(session);
   if (job && state_->draining) {
-    reply(draining_error());  // who else is needed may not attach any more
+    reply(draining_error());  // other ranks that it needs may not attach any more
   } else if (job) {
     job->declare(state_->seats.at(session).rank, std::move(request), std::move(reply));
     state_->settle();
   } else {
     reply(state_->absent(session));
+  }
+}
+
+void Engine::declaration_refused(SessionId session, const Error& refusal) {
+  Job* job = state_->job_of(session);
+  if (job && !state_->draining && !state_->halted) {
+    job->declaration_refused(state_->seats.at(session).rank, refusal);
+    state_->settle();
   }
 }
 
@@ -275,9 +273,9 @@ Result<std::shared_ptr<const plan::Plan>> Engine::plan_of(std::optional<std::uin
   return plan;
 }
 
-void Engine::on_lane_report(device::LaneReport report) {
-  state_->each_job([](Job& job) { job.lane_moved(); });
-  std::visit([this](auto& value) { state_->on(value); }, report);
+void Engine::on_lane_report(device::LaneId lane, device::LaneReport report) {
+  state_->each_job([&](Job& job) { job.lane_moved(lane); });
+  std::visit([&](auto& value) { state_->on(lane, value); }, report);
   state_->settle();
 }
 
@@ -323,7 +321,7 @@ std::optional<TimePoint> Engine::next_deadline() const {
 void Engine::drain() {
   state_->draining = true;
   for (const auto& [key, job] : state_->jobs) {
-    job->stop_forming(draining_error());
+    job->drain(draining_error());
   }
   state_->settle();
 }

@@ -1,5 +1,6 @@
 #include "engine/engine_state.hpp"
 
+#include "base/assert.hpp"
 #include "engine/metrics.hpp"
 
 #include <fmt/format.h>
@@ -8,14 +9,13 @@
 
 namespace gradsync::engine {
 
-Engine::State::State(
-    EngineOptions given, device::Lane& lane, PlannerPort& planner, EventSink sink, EngineMetrics& registered
-)
+Engine::State::State(EngineOptions given, Lanes all, PlannerPort& planner, EventSink sink, EngineMetrics& registered)
     : options(std::move(given)),
       events(std::move(sink)),
       metrics(registered),
-      buffers(options, lane),
-      context{options, lane, planner, buffers, events, metrics, {}, 1, 1, [this] { follow_width(); }} {}
+      lanes(std::move(all)),
+      buffers(options, lanes),
+      context{options, lanes, planner, buffers, events, metrics, {}, 1, 1, [this] { follow_width(); }} {}
 
 Job* Engine::State::job_of(SessionId session) {
   const auto seat = seats.find(session);
@@ -75,6 +75,22 @@ void Engine::State::evict_lost() {
   }
 }
 
+void Engine::State::replace(SessionId before, SessionId session, Job& job, const AttachRequest& request) {
+  if (job.resumes(request)) {
+    buffers.rename_session(before, session);
+  } else {
+    job.leave(request.rank, "was attached anew by its own process", false);
+  }
+  evict(
+      before,
+      make_error(
+          ErrorCode::Superseded,
+          fmt::format("rank {} of job '{}' was attached anew", request.rank, request.job),
+          "use the newer connection; two models of one process need a job each, by name"
+      )
+  );
+}
+
 void Engine::State::supersede(const JobKey& key, std::int64_t restart_count) {
   auto node = jobs.extract(key);
   const Error error = make_error(
@@ -98,7 +114,7 @@ void Engine::State::leave(SessionId session, const std::string& why, bool lost) 
     evicted.erase(session);
     return;
   }
-  const Seat seat = found->second;
+  const SessionSeat seat = found->second;
   seats.erase(found);
   jobs.at(seat.job)->leave(seat.rank, why, lost);
 }
@@ -132,18 +148,21 @@ void Engine::State::settle() {
 }
 
 void Engine::State::follow_width() {
-  const bool all_wait = !jobs.empty() && std::all_of(jobs.begin(), jobs.end(), [](const auto& entry) {
-    return !entry.second->stepping() || entry.second->wants_width();
-  });
-  if (all_wait != wide) {
-    wide = all_wait;
-    context.lane.submit(device::SetWidth{wide});
+  for (Lanes::Entry& entry : lanes) {
+    const bool wide = !jobs.empty() && std::none_of(jobs.begin(), jobs.end(), [&](const auto& job) {
+      return job.second->computes_beside(entry.id);
+    });
+    if (wide != entry.wide) {
+      entry.wide = wide;
+      entry.lane->submit(device::SetWidth{wide});
+    }
   }
 }
 
-Job* Engine::State::job_of_plan(device::PlanId plan) const {
+Job* Engine::State::job_of_plan(device::LaneId lane, device::PlanId plan) const {
   Job* owner = nullptr;
   each_job([&](Job& job) { owner = job.owns_plan(plan) ? &job : owner; });
+  GRADSYNC_ASSERT(!owner || owner->runs_on(lane), "a lane reports on plans that it was given");
   return owner;
 }
 
@@ -156,42 +175,42 @@ Job* Engine::State::job_of_buffer(std::uint64_t buffer) const {
   return nullptr;
 }
 
-void Engine::State::on(device::Loaded& report) {
-  if (Job* job = job_of_plan(report.plan)) {
+void Engine::State::on(device::LaneId lane, device::Loaded& report) {
+  if (Job* job = job_of_plan(lane, report.plan)) {
     job->on_loaded(report.plan);
   }
 }
 
-void Engine::State::on(device::Reduced& report) {
-  if (Job* job = job_of_plan(report.plan)) {
-    job->on_reduced(report);
+void Engine::State::on(device::LaneId lane, device::Reduced& report) {
+  if (Job* job = job_of_plan(lane, report.plan)) {
+    job->on_reduced(lane, report);
   }
 }
 
-void Engine::State::on(device::Finished& report) {
-  if (Job* job = job_of_plan(report.plan)) {
-    job->on_finished(std::move(report));
+void Engine::State::on(device::LaneId lane, device::Finished& report) {
+  if (Job* job = job_of_plan(lane, report.plan)) {
+    job->on_finished(lane, std::move(report));
   }
 }
 
-void Engine::State::on(device::Scaled& report) {
-  if (Job* job = job_of_plan(report.plan)) {
-    job->on_scaled(report);
+void Engine::State::on(device::LaneId lane, device::Scaled& report) {
+  if (Job* job = job_of_plan(lane, report.plan)) {
+    job->on_scaled(lane, report);
   }
 }
 
-void Engine::State::on(device::Aborted& report) {
-  if (Job* job = job_of_plan(report.plan)) {
-    job->on_aborted(report);
+void Engine::State::on(device::LaneId lane, device::Aborted& report) {
+  if (Job* job = job_of_plan(lane, report.plan)) {
+    job->on_aborted(lane, report);
   }
 }
 
-void Engine::State::on(device::Failed& report) {
+void Engine::State::on(device::LaneId lane, device::Failed& report) {
   if (report.buffer != 0) {
-    buffers.on_map_failed(report.buffer);
+    buffers.on_map_failed(lane, report.buffer);
   }
-  if (Job* job = report.plan != 0 ? job_of_plan(report.plan) : job_of_buffer(report.buffer)) {
-    job->on_lane_failed(report);
+  if (Job* job = report.plan != 0 ? job_of_plan(lane, report.plan) : job_of_buffer(report.buffer)) {
+    job->on_lane_failed(lane, report);
   }
 }
 

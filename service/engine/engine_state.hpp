@@ -1,8 +1,8 @@
 #pragma once
-// What the façade holds: the jobs, who sits where, and the way from a lane's report to its job. Thread: io.
+// The state of the façade: the jobs, the seats of sessions, and the way from a lane's report to its job. Thread: io.
 
 #include "engine/engine.hpp"
-#include "engine/job.hpp"
+#include "engine/job/job.hpp"
 
 #include <map>
 #include <memory>
@@ -15,7 +15,7 @@ namespace gradsync::engine {
 
 using JobKey = std::pair<std::uint32_t, std::string>;  ///< uid and name
 
-struct Seat {
+struct SessionSeat {
   JobKey job;
   std::int64_t rank = 0;
   std::uint32_t uid = 0;
@@ -23,21 +23,21 @@ struct Seat {
 };
 
 struct Engine::State {
-  State(EngineOptions given, device::Lane& lane, PlannerPort& planner, EventSink sink, EngineMetrics& registered);
+  State(EngineOptions given, Lanes all, PlannerPort& planner, EventSink sink, EngineMetrics& registered);
 
   const EngineOptions options;
   const EventSink events;
   EngineMetrics& metrics;
+  Lanes lanes;
   BufferTable buffers;
   JobContext context;
   std::map<JobKey, std::unique_ptr<Job>> jobs;
   std::vector<std::unique_ptr<Job>> closing;  ///< without ranks, until the lane has let go of their memory
-  std::map<SessionId, Seat> seats;
+  std::map<SessionId, SessionSeat> seats;
   std::map<SessionId, Error> evicted;  ///< why a session that still has a connection holds no rank any more
   SessionId next_session = 1;
   bool draining = false;
   bool halted = false;
-  bool wide = false;
 
   /// Those that close included. A job knows nothing of the others, so no visit changes the list.
   template <typename Visit>
@@ -58,27 +58,29 @@ struct Engine::State {
   /// Ranks that ran out of time have left their jobs: their seats go too.
   void evict_lost();
   void supersede(const JobKey& key, std::int64_t restart_count);
+  /// The process of a seat attaches again: `session` takes the place of `before`, and its buffers where it resumes.
+  void replace(SessionId before, SessionId session, Job& job, const AttachRequest& request);
   void leave(SessionId session, const std::string& why, bool lost);
-  /// As many threads as work for the lane while every trainer waits, else half of them.
+  /// Lets all threads work for a lane while every trainer beside it waits, else half of them.
   void follow_width();
   /// After every event: forget empty jobs, adapt the lane's width, refresh gauges.
   void settle();
 
-  void on(device::Mapped&) {}
+  void on(device::LaneId, device::Mapped&) {}
 
-  void on(device::Unmapped&) {}
+  void on(device::LaneId, device::Unmapped&) {}
 
-  void on(device::Unloaded&) {}
+  void on(device::LaneId, device::Unloaded&) {}
 
-  void on(device::Loaded& report);
-  void on(device::Reduced& report);
-  void on(device::Finished& report);
-  void on(device::Scaled& report);
-  void on(device::Aborted& report);
-  void on(device::Failed& report);
+  void on(device::LaneId lane, device::Loaded& report);
+  void on(device::LaneId lane, device::Reduced& report);
+  void on(device::LaneId lane, device::Finished& report);
+  void on(device::LaneId lane, device::Scaled& report);
+  void on(device::LaneId lane, device::Aborted& report);
+  void on(device::LaneId lane, device::Failed& report);
 
  private:
-  [[nodiscard]] Job* job_of_plan(device::PlanId plan) const;
+  [[nodiscard]] Job* job_of_plan(device::LaneId lane, device::PlanId plan) const;
   [[nodiscard]] Job* job_of_buffer(std::uint64_t buffer) const;
   void close(std::unique_ptr<Job> job);
 };

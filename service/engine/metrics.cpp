@@ -1,6 +1,6 @@
 #include "engine/metrics.hpp"
 
-#include "plan/words.hpp"
+#include "plan/check/words.hpp"
 
 #include <cmath>
 #include <initializer_list>
@@ -31,7 +31,7 @@ PolicyMetrics::PolicyMetrics(prometheus::Registry& registry) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
   };
   auto& clipped =
-      family("gradsync_policy_clipped_total", "Steps of a clip group that a policy clipped, or would have.");
+      family("gradsync_policy_clipped_total", "Steps of a clip group whose norm exceeded the threshold of a policy.");
   auto& skipped = family("gradsync_policy_skipped_total", "Steps that a policy skipped, or would have.");
   auto& raised = family("gradsync_policy_raised_total", "Steps that a policy refused with an error, or would have.");
   for (const char* role : {"decides", "watches"}) {

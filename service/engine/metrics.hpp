@@ -1,7 +1,7 @@
 #pragma once
 // Counters of the engine, resolved once. Labels are bounded: never job, step or bucket.
 
-#include "plan/clip_rule.hpp"
+#include "plan/clip/clip_rule.hpp"
 
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
@@ -15,7 +15,8 @@ namespace gradsync::engine {
 
 enum class PolicyRole : std::uint8_t { Decides, Watches };
 
-/// What policies did, or would have done, with the steps that are done: by role and kind, over all jobs and groups.
+/// The actions of policies, or those that they would have taken, over the steps that are done: by role and kind, over
+/// all jobs and groups.
 class PolicyMetrics {
  public:
   explicit PolicyMetrics(prometheus::Registry& registry);

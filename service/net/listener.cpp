@@ -1,8 +1,8 @@
 #include "net/listener.hpp"
 
-#include "net/fd_session.hpp"
-#include "net/http_session.hpp"
-#include "net/peer.hpp"
+#include "net/fd/fd_session.hpp"
+#include "net/http/http_session.hpp"
+#include "net/socket/peer.hpp"
 
 #include <boost/asio/co_spawn.hpp>
 #include <fmt/format.h>
@@ -100,57 +100,70 @@ Listener::AcceptResult Listener::accept_burst() {
   return result;
 }
 
+Listener::AcceptResult Listener::none_accepted(int error) const {
+  if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+    context_->metrics.accept_pauses.Increment();
+    spdlog::warn(
+        "accepting pauses for {} ms: {} connections={}; raise LimitNOFILE or [limits] connections is too high",
+        kExhaustedPause.count(),
+        std::generic_category().message(error),
+        context_->sessions.size()
+    );
+    return AcceptResult::Exhausted;
+  }
+  // Anything else is the failure of one connection (ECONNABORTED and friends) or an empty queue.
+  return error == EAGAIN ? AcceptResult::Empty : AcceptResult::Accepted;
+}
+
+void Listener::refuse_beyond_limit(int socket) const {
+  context_->metrics.refused_limit.Increment();
+  spdlog::warn("connection refused: limit [limits] connections={} is reached", context_->options.connections);
+  const Error error = too_many(context_->options.connections);
+  turn_away(socket, entrance_ == Entrance::Fd ? context_->fds.error_line(error) + "\n" : http_503(error));
+}
+
+bool Listener::identify(Incoming& incoming) const {
+  const auto peer = local_peer(incoming.socket.get());
+  if (!peer) {
+    return false;
+  }
+  incoming.peer = *peer;
+  if (!uid_allowed(peer->uid, context_->own_uid, context_->options)) {
+    incoming.refused = true;
+    context_->metrics.refused_uid.Increment();
+    spdlog::warn("connection refused uid={} pid={}: not in [server] allowed_uids", peer->uid, peer->pid);
+  } else if (entrance_ == Entrance::Unix) {
+    incoming.process = open_peer_process(incoming.socket.get(), peer->pid);
+  }
+  return true;
+}
+
 Listener::AcceptResult Listener::accept_one() {
   sockaddr_storage from{};
   socklen_t size = sizeof from;
   UniqueFd socket{
       ::accept4(listening_.native_handle(), reinterpret_cast<sockaddr*>(&from), &size, SOCK_CLOEXEC | SOCK_NONBLOCK)};
   if (!socket.valid()) {
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      context_->metrics.accept_pauses.Increment();
-      spdlog::warn(
-          "accepting pauses for {} ms: {} connections={}; raise LimitNOFILE or [limits] connections is too high",
-          kExhaustedPause.count(),
-          std::generic_category().message(errno),
-          context_->sessions.size()
-      );
-      return AcceptResult::Exhausted;
-    }
-    // Anything else is the failure of one connection (ECONNABORTED and friends) or an empty queue.
-    return errno == EAGAIN ? AcceptResult::Empty : AcceptResult::Accepted;
+    return none_accepted(errno);
   }
   context_->metrics.accepted.Increment();
   // Probes get in when the daemon is full: a busy daemon is not a dead one.
   const std::size_t spare = entrance_ == Entrance::Health ? kSpareForHealth : 0;
   if (context_->sessions.size() >= context_->options.connections + spare) {
-    context_->metrics.refused_limit.Increment();
-    spdlog::warn("connection refused: limit [limits] connections={} is reached", context_->options.connections);
-    const Error error = too_many(context_->options.connections);
-    turn_away(socket.get(), entrance_ == Entrance::Fd ? context_->fds.error_line(error) + "\n" : http_503(error));
+    refuse_beyond_limit(socket.get());
     return AcceptResult::Accepted;
   }
   Incoming incoming;
   incoming.id = ++context_->last_id;
   incoming.entrance = entrance_;
   incoming.family = from.ss_family;
-  if (from.ss_family == AF_UNIX) {
-    const auto peer = local_peer(socket.get());
-    if (!peer) {
-      return AcceptResult::Accepted;  // gone already
-    }
-    incoming.peer = *peer;
-    if (!uid_allowed(peer->uid, context_->own_uid, context_->options)) {
-      incoming.refused = true;
-      context_->metrics.refused_uid.Increment();
-      spdlog::warn("connection refused uid={} pid={}: not in [server] allowed_uids", peer->uid, peer->pid);
-    } else if (entrance_ == Entrance::Unix) {
-      incoming.process = open_peer_process(socket.get(), peer->pid);
-    }
-  } else {
-    const int on = 1;
-    ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  }
   incoming.socket = std::move(socket);
+  if (from.ss_family != AF_UNIX) {
+    const int on = 1;
+    ::setsockopt(incoming.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  } else if (!identify(incoming)) {
+    return AcceptResult::Accepted;  // gone already
+  }
   try {
     serve(std::move(incoming));
   } catch (const std::exception& problem) {  // no memory, or no room in epoll (fs.epoll.max_user_watches is per uid)

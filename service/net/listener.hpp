@@ -20,6 +20,10 @@ class Listener : public std::enable_shared_from_this<Listener> {
   Task<void> run();
   AcceptResult accept_burst();
   AcceptResult accept_one();
+  [[nodiscard]] AcceptResult none_accepted(int error) const;
+  void refuse_beyond_limit(int socket) const;
+  /// Notes who the local peer is and whether it is refused; false: it is gone already.
+  [[nodiscard]] bool identify(Incoming& incoming) const;
   void serve(Incoming incoming);
 
   ContextPtr context_;

@@ -1,7 +1,7 @@
 #pragma once
-// Counters of the sockets, resolved once. Labels are bounded: why a connection was refused, never who was.
+// Counters of the sockets, resolved once. Labels are bounded: the reason of a refusal, never the peer.
 
-#include "net/io_watch.hpp"
+#include "net/limits/io_watch.hpp"
 
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>

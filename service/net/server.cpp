@@ -1,18 +1,14 @@
 #include "net/server.hpp"
 
 #include "net/listener.hpp"
-#include "net/listening_socket.hpp"
-#include "net/process_watch.hpp"
 #include "net/server_context.hpp"
+#include "net/socket/listening_socket.hpp"
+#include "net/socket/process_watch.hpp"
 
-#include <boost/asio/post.hpp>
-#include <boost/asio/recycling_allocator.hpp>
 #include <spdlog/spdlog.h>
 
 #include <unistd.h>
 
-#include <array>
-#include <cstddef>
 #include <fstream>
 #include <sstream>
 
@@ -21,20 +17,6 @@ namespace gradsync::net {
 namespace {
 
 constexpr std::chrono::seconds kPoliteClose{1};
-
-/// On the io thread. Asio keeps some blocks of operations that have ended, and where all of them are too small for the
-/// next one takes another from the heap: so those that it begins with are as long as it keeps any.
-void fill_block_cache() {
-  constexpr std::size_t kLongest = 1020;
-  std::array<std::byte*, BOOST_ASIO_RECYCLING_ALLOCATOR_CACHE_SIZE> blocks{};
-  asio::recycling_allocator<std::byte> memory;
-  for (std::byte*& block : blocks) {
-    block = memory.allocate(kLongest);
-  }
-  for (std::byte* const block : blocks) {
-    memory.deallocate(block, kLongest);
-  }
-}
 
 Started<std::string> read_token(const std::string& path) {
   std::ifstream file{path};
@@ -149,7 +131,7 @@ Server::Server(
     NetMetrics& metrics
 )
     : state_(std::make_shared<State>()) {
-  const std::size_t most_half_sent = options.partial_bytes;
+  const std::size_t most_partial_bytes = options.partial_bytes;
   state_->context = std::shared_ptr<ServerContext>(new ServerContext{
       .io = io,
       .options = std::move(options),
@@ -163,9 +145,8 @@ Server::Server(
       .sessions = {},
       .websockets = {},
       .watches = {},
-      .half_sent = HalfSent{most_half_sent},
+      .partial_messages = PartialMessages{most_partial_bytes},
       .fair_share = {},
-      .texts = {},
       .closing_all = false,
       .force_close = Timer{io.get_executor()}});
 }
@@ -183,7 +164,6 @@ Server::~Server() {
 }
 
 std::optional<StartFailure> Server::start() {
-  asio::post(state_->context->io, fill_block_cache);
   if (auto failure = state_->start_unix()) {
     return failure;
   }
@@ -207,8 +187,6 @@ void Server::send(ConnectionId connection, std::string text) {
     found->second->send(std::move(text));
   }
 }
-
-std::string Server::spare_text() { return state_->context->texts.take(); }
 
 bool Server::drained(ConnectionId connection) const {
   const auto found = state_->context->websockets.find(connection);

@@ -2,7 +2,7 @@
 // Sockets, HTTP and WebSocket: text in, text out. Beast and Asio stay in .cpp files.
 //
 // Thread: io only. One coroutine reads each connection and never is cancelled in the middle of a frame; writes go
-// through one bounded queue per connection. What arrives is handed to the interfaces below, which app implements.
+// through one bounded queue per connection. Messages go to the interfaces below, which app implements.
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -37,7 +37,8 @@ class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
   virtual void on_open(ConnectionId connection, const PeerIdentity& peer) = 0;
-  /// False: it is not a request that can be carried out; who sends many of those is read later (net/fair_share.hpp).
+  /// False where the text is not a request that can be carried out. A process that sends many of those is read later
+  /// (net/limits/fair_share.hpp).
   [[nodiscard]] virtual bool on_text(ConnectionId connection, std::string_view text) = 0;
   /// Asked once, `initialize_timeout` after the connection opened.
   [[nodiscard]] virtual bool initialized(ConnectionId connection) = 0;
@@ -93,16 +94,16 @@ class FdHandler {
 struct ServerOptions {
   std::string socket_path;  ///< …/gradsync.sock; the fd socket lies beside it as …/gradsync.fd.sock
   unsigned socket_mode = 0660;
-  std::vector<std::uint32_t> allowed_uids;  ///< besides the daemon's own and root; empty: whoever the mode lets in
+  std::vector<std::uint32_t> allowed_uids;  ///< besides the daemon's own and root; empty: all that the mode admits
   bool allow_any_uid = true;
   std::string health_address = "127.0.0.1:9477";  ///< empty: none; port 0: any
   std::string tcp_address;                        ///< empty: none. RPC over TCP, read methods only
   std::string tcp_token_file;
   std::size_t message_bytes = 1u << 20;
   std::size_t connections = 2048;
-  std::size_t partial_bytes = 256u << 20;    ///< of messages that have begun and not ended, all connections
+  std::size_t partial_bytes = 256u << 20;    ///< the limit for unfinished messages of all connections together
   std::size_t write_queue_bytes = 8u << 20;  ///< a reader slower than this is disconnected
-  Milliseconds handshake_timeout{10'000};    ///< also of an fd request, and of a request on a kept connection
+  Milliseconds handshake_timeout{10'000};    ///< also for an fd request, and for a request on a kept connection
   /// Without a sign of life for this long a WebSocket is closed; a ping goes out at half of it. Long, because a trainer
   /// that compiles may hold its interpreter lock for minutes; a local peer's real sign of life is its process.
   Milliseconds idle_timeout{3'600'000};
@@ -148,9 +149,8 @@ class Server {
   [[nodiscard]] std::string tcp_endpoint() const;
 
   void send(ConnectionId connection, std::string text);
-  [[nodiscard]] std::string spare_text();  ///< empty, with the memory of a text that was sent; or without any
   [[nodiscard]] bool drained(ConnectionId connection) const;  ///< nothing waits to be written; false when closed
-  void close(ConnectionId connection, std::string reason);    ///< what is queued is written first
+  void close(ConnectionId connection, std::string reason);    ///< queued texts are written first
 
   void stop_accepting();  ///< closes the RPC and fd listeners and removes their files; health serves on
   void close_all();       ///< closes every connection (politely, for a second at most) and the health listener

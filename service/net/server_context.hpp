@@ -1,12 +1,11 @@
 #pragma once
-// What the coroutines of one server share. Thread: io only. Internal to net.
+// The state that the coroutines of one server share. Thread: io only. Internal to net.
 
-#include "net/asio_types.hpp"
-#include "net/fair_share.hpp"
-#include "net/half_sent.hpp"
+#include "net/limits/fair_share.hpp"
 #include "net/metrics.hpp"
 #include "net/server.hpp"
-#include "net/text_stock.hpp"
+#include "net/socket/asio_types.hpp"
+#include "net/socket/partial_messages.hpp"
 
 #include <memory>
 #include <string>
@@ -30,12 +29,12 @@ class WebSocketPort {
   virtual void send(std::string text) = 0;
   [[nodiscard]] virtual bool drained() const = 0;
   virtual void close(std::string_view reason) = 0;
-  virtual void drop_half_sent() = 0;  ///< closes it, because too much is half sent to this daemon
+  virtual void drop_partial_message() = 0;  ///< closes it, because too much is half sent to this daemon
 };
 
 class ProcessWatch;
 
-/// Which listener a connection came through, and with it what it may ask for.
+/// The listener that a connection came through. It decides which requests are allowed.
 enum class Entrance {
   Unix,    ///< everything
   Fd,      ///< descriptors for tokens
@@ -50,17 +49,16 @@ struct ServerContext {
   PageHandler& pages;
   FdHandler& fds;
   NetMetrics& metrics;
-  std::string bearer_token;  ///< of the TCP listener
+  std::string bearer_token;  ///< the token that the TCP listener requires
   std::uint32_t own_uid = 0;
   ConnectionId last_id = 0;
   std::unordered_map<ConnectionId, std::shared_ptr<Session>> sessions;
   std::unordered_map<ConnectionId, std::shared_ptr<WebSocketPort>> websockets;
   std::unordered_map<ConnectionId, std::shared_ptr<ProcessWatch>> watches;
-  HalfSent half_sent;
+  PartialMessages partial_messages;
   FairShare fair_share;
-  TextStock texts;
   bool closing_all = false;
-  Timer force_close;  ///< of close_all: who has not gone by then is aborted
+  Timer force_close;  ///< set by close_all: connections still open then are aborted
 
   void remove_session(ConnectionId id) {
     sessions.erase(id);

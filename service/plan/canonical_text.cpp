@@ -1,7 +1,7 @@
 #include "plan/canonical_text.hpp"
 
 #include "base/hash.hpp"
-#include "plan/words.hpp"
+#include "plan/check/words.hpp"
 
 #include <fmt/format.h>
 
@@ -85,7 +85,7 @@ class Writer {
     put(options.clip);
   }
 
-  /// What is equal on all holders.
+  /// Writes the fields that are equal on all holders.
   void put_common(const TensorDeclaration& tensor) {
     put(tensor.name);
     put(tensor.shape);
@@ -136,7 +136,8 @@ std::string canonical_text(
   writer.put(std::string_view("gradsync merged plan 2"));
   writer.put(static_cast<std::int64_t>(by_rank.size()));
   if (by_rank.front()->options.data_path == DataPath::Arena) {
-    // Where the rule has sizes of its own, its name takes their place: a text never looks like a number.
+    // A rule that has its own sizes is named instead of them. No number looks like a name, so the two cannot be
+    // confused.
     if (by_rank.front()->options.buckets == BucketRule::Torch) {
       writer.put(name_of(BucketRule::Torch));
     } else {

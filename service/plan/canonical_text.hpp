@@ -3,7 +3,7 @@
 // length, numbers are decimal, doubles are their bits.
 
 #include "plan/make_plan.hpp"
-#include "plan/merge_declarations.hpp"
+#include "plan/merge/merge_declarations.hpp"
 
 #include <string>
 #include <vector>
@@ -12,8 +12,8 @@ namespace gradsync::plan {
 
 [[nodiscard]] std::string canonical_text(const DeclareOptions& options);
 
-/// All that a plan is made of: options, meshes, who holds which tensors, and where there are buckets their sizes or the
-/// name of a rule that has its own; not the weight fingerprints.
+/// Contains everything that a plan is made of: options, meshes and which rank holds which tensors. Where there are
+/// buckets it contains their sizes, or the name of a rule that has its own sizes. Weight fingerprints are not in it.
 [[nodiscard]] std::string canonical_text(
     Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes, BucketSizes sizes
 );

@@ -1,5 +1,5 @@
 #pragma once
-// What one rank says about its gradients: plain values, exactly as they came over the wire.
+// The declaration of one rank: plain values that describe its gradients, exactly as they came over the wire.
 
 #include "plan/dtype.hpp"
 #include "plan/policy_options.hpp"
@@ -36,7 +36,7 @@ struct Partial {
 
 using PlacementKind = std::variant<Replicate, Shard, Only, Partial>;
 
-/// What one axis, or several taken as one flattened axis, does to a tensor.
+/// The effect of one axis, or of several axes taken as one flattened axis, on a tensor.
 struct Placement {
   std::vector<std::string> axes;
   PlacementKind kind;
@@ -61,7 +61,7 @@ struct TensorDeclaration {
 
 enum class ClipMode : std::uint8_t { Strict, Torch };
 
-/// What `max_norm == 0` means: references disagree, so nothing is assumed.
+/// The meaning of `max_norm == 0`. References disagree about it, so no meaning is assumed.
 enum class ZeroRule : std::uint8_t { Refuse, Off, Zero };
 
 struct ClipOptions {
@@ -81,11 +81,11 @@ struct ClipGroupOptions {
   friend bool operator==(const ClipGroupOptions&, const ClipGroupOptions&) = default;
 };
 
-/// Where the gradients are: in arenas that the daemon reduces and multiplies, or with the trainer, who hands over their
-/// statistics (docs/adr/0008).
+/// The place of the gradients: they lie in arenas that the daemon reduces and multiplies, or they stay with the
+/// trainer, which hands over their statistics (docs/adr/0008).
 enum class DataPath : std::uint8_t { Arena, Stats };
 
-/// Which tensors share a bucket: the plan's own rule, or the one of torch's DistributedDataParallel.
+/// The rule that decides which tensors share a bucket: the plan's own, or that of torch's DistributedDataParallel.
 enum class BucketRule : std::uint8_t { Default, Torch };
 
 /// Options that all ranks must declare alike.
@@ -99,7 +99,7 @@ struct DeclareOptions {
   friend bool operator==(const DeclareOptions&, const DeclareOptions&) = default;
 };
 
-/// Elements of a shape whose product is known to be countable; 0 where any extent is 0, whatever the others are.
+/// The number of elements of a shape whose product is known to fit; 0 where any extent is 0, whatever the others are.
 [[nodiscard]] inline std::int64_t numel_of(const std::vector<std::int64_t>& shape) {
   std::int64_t elements = 1;
   for (const std::int64_t extent : shape) {

@@ -1,6 +1,6 @@
 #include "plan/explain.hpp"
 
-#include "plan/words.hpp"
+#include "plan/check/words.hpp"
 
 #include <fmt/format.h>
 
@@ -52,7 +52,7 @@ std::string clip_words(const ClipOptions& clip, ClipMode mode) {
              : fmt::format("min(1, {} / (norm + 1e-6)), always multiplied, as torch does", *clip.max_norm);
 }
 
-/// By box, whether it has elements: nobody counts or compares the others.
+/// By box, whether it has elements; empty boxes are neither counted nor compared.
 std::vector<bool> filled_boxes(const PlannedTensor& tensor) {
   std::vector<bool> filled(static_cast<std::size_t>(tensor.boxes));
   for (const Holding& holding : tensor.holdings) {

@@ -1,8 +1,8 @@
 #pragma once
 // A plan in words: why a tensor is reduced, counted and clipped as it is. Used by `plan.explain`.
 
+#include "plan/layout/reduction.hpp"
 #include "plan/plan.hpp"
-#include "plan/reduction.hpp"
 
 #include <cstddef>
 #include <cstdint>

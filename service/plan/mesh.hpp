@@ -31,7 +31,7 @@ struct Mesh {
   [[nodiscard]] std::vector<std::int64_t> coordinates(std::int64_t rank) const;
 };
 
-/// Where a mesh of that name, which is there, stands in the list.
+/// The index of the mesh of that name, which must be in the list.
 [[nodiscard]] std::size_t mesh_index(const std::vector<Mesh>& meshes, std::string_view name);
 
 /// Checks names, sizes and that every mesh covers exactly `world_size` ranks. `path` of an error is relative to the

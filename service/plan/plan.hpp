@@ -3,8 +3,8 @@
 // every daemon that sees the same declaration makes the same plan, bit for bit, and `digest` says so.
 
 #include "plan/declaration.hpp"
+#include "plan/layout/reduction.hpp"
 #include "plan/mesh.hpp"
-#include "plan/reduction.hpp"
 
 #include <cstdint>
 #include <string>
@@ -17,7 +17,7 @@ struct Holding {
   std::uint32_t rank = 0;
   std::uint32_t row = 0;       ///< position in that rank's declaration
   std::uint32_t box = 0;       ///< which box of the tensor; boxes are numbered by offset
-  std::uint64_t elements = 0;  ///< of that box; before sync the rank may hold more
+  std::uint64_t elements = 0;  ///< the elements of that box; before sync the rank may hold more
   friend bool operator==(const Holding&, const Holding&) = default;
 };
 
@@ -28,7 +28,8 @@ struct SumMember {
   friend bool operator==(const SumMember&, const SumMember&) = default;
 };
 
-/// Whose inputs are added, and who gets the result. In the order of ranks, which is that of the additions.
+/// The members whose inputs are added, and those that get the result. Both are in the order of ranks, which is the
+/// order of the additions.
 struct RankSum {
   std::vector<SumMember> sources;
   std::vector<SumMember> destinations;
@@ -48,7 +49,7 @@ struct PlannedPart {
   std::uint64_t elements = 0;
   std::uint64_t first = 0;      ///< element of the input at which it begins
   std::uint64_t run = 0;        ///< elements that lie together
-  std::vector<Stride> strides;  ///< of the runs, innermost first; none: one run
+  std::vector<Stride> strides;  ///< strides between runs, innermost first; none: one run
 };
 
 /// One tensor as planned. Indices are positions in Plan::tensors; `declaration` is that of its lowest holder.
@@ -59,8 +60,8 @@ struct PlannedTensor {
   std::uint32_t norm_group = 0;             ///< index into Plan::norm_groups (the norm set)
   std::int64_t replication = 1;             ///< ranks that hold equal bits after sync
   std::int64_t counted_elements = 0;        ///< logical elements counted in the norm; 0 for a tied copy
-  std::uint32_t counted_as = 0;             ///< its own index, or that of the tensor whose tied copy it is
-  std::vector<std::int32_t> counted_boxes;  ///< of a tied copy, by box: the equal one of `counted_as`, else −1
+  std::uint32_t counted_as = 0;             ///< its own index; for a tied copy that of the counted tensor
+  std::vector<std::int32_t> counted_boxes;  ///< for a tied copy, by box: the equal box of `counted_as`, else −1
   std::vector<Holding> holdings;            ///< by rank
   std::int64_t boxes = 1;                   ///< distinct ones, that tile the shape
   std::vector<PlannedPart> parts;           ///< by box; none for a tied copy; data path arena only
@@ -75,14 +76,14 @@ struct Bucket {
   std::vector<Stage> stages;           ///< in sync order; none: nothing to reduce
   /// By stage: what the rank that brings most brings to it. On one node the stages are one sum and nothing travels.
   std::vector<std::uint64_t> stage_bytes;
-  std::vector<std::string> axes;  ///< of all stages, in stage order
+  std::vector<std::string> axes;  ///< the axes of all stages, in stage order
   std::string mesh;
   std::vector<std::vector<std::int64_t>> groups;  ///< holders reduced together, by lowest rank
   double divisor = 1.0;                           ///< applied once, after the sum
 };
 
-/// Where one rank's tensors lie in its arena. A tensor's output is its input unless sync scatters it; then it follows
-/// the input, and has as much room as the largest part of any rank.
+/// The positions of one rank's tensors in its arena. A tensor's output is its input unless sync scatters it; then the
+/// output follows the input, and has as much room as the largest part of any rank.
 struct ArenaLayout {
   std::vector<std::uint32_t> tensors;         ///< by row of the declaration: index into Plan::tensors
   std::vector<std::uint64_t> input_offsets;   ///< by row, bytes
@@ -96,7 +97,8 @@ struct ArenaLayout {
   friend bool operator==(const ArenaLayout&, const ArenaLayout&) = default;
 };
 
-/// Tensors whose shards are spread over the same axes after sync. With no axes no scalar is ever communicated.
+/// A group of tensors whose shards are spread over the same axes after sync. A group without axes needs no
+/// communication of scalars.
 struct NormGroup {
   std::string mesh;
   std::vector<std::string> axes;
@@ -114,8 +116,8 @@ struct ScalarSum {
 /// One packed vector, summed over the ranks of each group. In the order in which they run. Where `only` puts a tensor
 /// at several coordinates, the ranks of the lowest contribute.
 struct ScalarCollective {
-  std::string mesh;                               ///< of the first norm group that needs it
-  std::vector<std::string> axes;                  ///< and its axes there, in mesh order
+  std::string mesh;                               ///< the mesh of the first norm group that needs it
+  std::vector<std::string> axes;                  ///< the axes of that norm group, in mesh order
   std::vector<std::vector<std::int64_t>> groups;  ///< a partition of all ranks; ascending, by lowest rank
   std::vector<std::uint32_t> sums;                ///< indices into Plan::scalar_sums
   std::int64_t length = 0;                        ///< fp64 numbers: 6 per cell; cells: clip groups + layers, per sum
@@ -139,7 +141,7 @@ struct Plan {
   std::vector<ScalarSum> scalar_sums;
   std::vector<ScalarCollective> scalar_collectives;  ///< run order
   std::vector<ClipGroup> clip_groups;
-  std::vector<std::vector<RankSum>> sums;  ///< of a part: more than one where it is replicated; data path arena only
+  std::vector<std::vector<RankSum>> sums;  ///< by part: more than one where it is replicated; data path arena only
   std::vector<ArenaLayout> layouts;        ///< distinct ones; data path arena only
   std::vector<std::uint32_t> layout_of;    ///< by rank: index into `layouts`
   bool rows_are_tensors = true;            ///< every rank declared all tensors, in their order

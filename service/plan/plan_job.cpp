@@ -1,18 +1,18 @@
 #include "base/hash.hpp"
-#include "plan/arena_layout.hpp"
 #include "plan/canonical_text.hpp"
-#include "plan/clip_groups.hpp"
+#include "plan/clip/clip_groups.hpp"
+#include "plan/layout/arena_layout.hpp"
+#include "plan/layout/norm_program.hpp"
+#include "plan/layout/plan_buckets.hpp"
+#include "plan/layout/rank_sums.hpp"
 #include "plan/make_plan.hpp"
-#include "plan/merge_declarations.hpp"
-#include "plan/norm_program.hpp"
-#include "plan/plan_buckets.hpp"
-#include "plan/rank_sums.hpp"
+#include "plan/merge/merge_declarations.hpp"
 
 namespace gradsync::plan {
 
 namespace {
 
-/// Who holds what, and the norm of it.
+/// Plans which rank holds which part, and the norm of all parts.
 Plan plan_of(Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes, BucketSizes sizes) {
   Plan plan;
   plan.world_size = static_cast<std::int64_t>(by_rank.size());

@@ -1,6 +1,6 @@
 #pragma once
-// How the threshold of a clip group is found, and what happens where a norm is not to be trusted. Values; what they do
-// is in service/policy.
+// Options that say how the threshold of a clip group is found, and what happens where a norm is not to be trusted.
+// These are values only; service/policy acts on them.
 
 #include <cstdint>
 #include <variant>
@@ -29,18 +29,18 @@ struct PercentilePolicy {
 /// z deviations above the mean is clipped, the further the more; max_norm is the ceiling.
 struct ZScorePolicy {
   double z = 2.5;
-  double alpha = 0.97;       ///< of the past, in the moving mean and variance; in (0, 1)
+  double alpha = 0.97;       ///< the weight of the past in the moving mean and variance; in (0, 1)
   std::int64_t warmup = 25;  ///< norms of which mean and variance begin
   friend bool operator==(const ZScorePolicy&, const ZScorePolicy&) = default;
 };
 
 using PolicyOptions = std::variant<FixedPolicy, ObservePolicy, PercentilePolicy, ZScorePolicy>;
 
-/// What a norm that is not finite does to the step. Zero: the gradients of the clip group become 0, and the optimizer
-/// steps.
+/// The effect on the step of a norm that is not finite. Zero: the gradients of the clip group become 0, and the
+/// optimizer steps.
 enum class NonfiniteAction : std::uint8_t { Propagate, Skip, Zero, Raise };
 
-/// What a norm above `spike_factor` × the policy's own threshold does to the step.
+/// The effect on the step of a norm above `spike_factor` × the policy's own threshold.
 enum class SpikeAction : std::uint8_t { Clip, Skip, Raise };
 
 inline constexpr double kDefaultSpikeFactor = 3;

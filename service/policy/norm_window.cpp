@@ -22,7 +22,7 @@ void NormWindow::push(double norm) {
   }
   const auto leaving = std::lower_bound(sorted_.begin(), sorted_.end(), ring_[oldest_]);
   const auto place = std::upper_bound(sorted_.begin(), sorted_.end(), norm);
-  if (place <= leaving) {  // what lies between makes room
+  if (place <= leaving) {  // the norms between make room
     std::move_backward(place, leaving, leaving + 1);
     *place = norm;
   } else {

@@ -6,7 +6,7 @@
 // group that took no part so far must not make its first gradients 0.
 
 #include "base/error.hpp"
-#include "plan/clip_bound.hpp"
+#include "plan/clip/clip_bound.hpp"
 #include "plan/policy_options.hpp"
 #include "policy/norm_window.hpp"
 

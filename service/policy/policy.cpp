@@ -1,6 +1,6 @@
 #include "policy/policy.hpp"
 
-#include "plan/words.hpp"
+#include "plan/check/words.hpp"
 #include "policy/state_bytes.hpp"
 
 #include <fmt/format.h>

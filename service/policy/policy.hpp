@@ -1,12 +1,12 @@
 #pragma once
-// What a clip group remembers, and the rule it makes of that for the next norm. Pure; one owner, one thread.
+// The memory of a clip group, and the rule it makes of that for the next norm. Pure; one owner, one thread.
 //
 // A step: `rule()` before the norm; `plan::apply_clip_rule` on the norm, `plan::decide_together` on all groups;
-// `record` once, when the step is done for good. A policy that only watches goes the same way by its own rule: its
-// outcome is what it would have done, and what it records.
+// `record` once, when the step is done for good. A policy that only watches does the same with its own rule:
+// its outcome is what it would have done, and that is what it records.
 
 #include "base/error.hpp"
-#include "plan/clip_rule.hpp"
+#include "plan/clip/clip_rule.hpp"
 #include "policy/percentile.hpp"
 #include "policy/zscore.hpp"
 
@@ -17,16 +17,16 @@
 
 namespace gradsync::policy {
 
-/// A spike that is the rule is no spike: after so many skips in a row spikes are clipped and recorded, until a norm is
-/// none.
+/// Norms that have risen for good must not stop the training: after so many skips in a row, spikes are clipped and
+/// recorded until a norm is no spike.
 inline constexpr std::uint32_t kMaxSpikeSkips = 5;
 
 class Policy {
  public:
-  /// `clip` as checked by plan::check_policies; its `watch` is of no account here. Norms are of type `norm_type`.
+  /// `clip` was checked by plan::check_policies; its `watch` is not used here. Norms are of type `norm_type`.
   Policy(const plan::ClipOptions& clip, plan::ClipMode mode, plan::DType norm_dtype, double norm_type = 2);
 
-  /// For the next norm, with `max_norm` as declared.
+  /// Makes the rule for the next norm, with `max_norm` as declared.
   [[nodiscard]] plan::ClipRule rule() const;
 
   /// The outcome of a step that is done: what was decided with this policy's rule, and together with the other groups.
@@ -53,7 +53,7 @@ class Policy {
   std::uint32_t skips_ = 0;  ///< spikes skipped since the last norm that was none
 };
 
-/// Whether what a policy saved is of one that remembers norms. `state` as saved.
+/// Whether a saved state is that of a policy that remembers norms.
 [[nodiscard]] bool remembers_norms(std::string_view state);
 
 }  // namespace gradsync::policy

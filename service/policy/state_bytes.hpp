@@ -33,7 +33,7 @@ void write_state(const State& state, std::string& bytes);
 /// `settings`: both are named.
 [[nodiscard]] Result<State> read_state(std::string_view bytes, std::string_view settings);
 
-/// How many numbers a state has, or says it has; 0 for bytes that are none.
+/// The number of norms that a state has, or claims to have; 0 for bytes that are no state.
 [[nodiscard]] std::uint64_t count_of(std::string_view bytes);
 
 }  // namespace gradsync::policy

@@ -11,7 +11,7 @@ namespace gradsync::policy {
 
 namespace {
 
-/// What `record` takes, and so is any mean of it: the squares of a warm-up can be added up.
+/// A value that `record` accepts. Any mean of such values is one too, and the squares of a warm-up can be added up.
 bool is_norm(double value) { return value >= 0 && value <= 1e150; }
 
 }  // namespace

@@ -2,18 +2,18 @@
 // ZClip: clips a norm that is more than z deviations above the moving mean (Kumar, Owen, Chowdhury, Güra, 2025). Pure;
 // one owner, one thread.
 //
-// Followed is the authors' code, bluorion-com/ZClip at 1acb0857, mode "zscore", option "adaptive_scaling", factor 1:
+// This follows the authors' code, bluorion-com/ZClip at 1acb0857, mode "zscore", option "adaptive_scaling", factor 1:
 //   the first `warmup` norms give mean and variance (of the population); from then on
 //   score = (norm − mean) / (√variance + 1e-6)
 //   value = norm where score ≤ z, else mean + z · √variance / (score / z)     the threshold, ClipBound
 //   mean = α · mean + (1 − α) · value, variance = α · variance + (1 − α) · (value − mean)², with the new mean.
-// The ceiling is applied after it and has no part in it: with values clipped by it fed back, the variance collapses.
-// Three things are ours: a norm that is not finite or above 1e150 is left out, without a deviation there is no
-// threshold (else norms that were equal so far, all 0 for one, are clipped to their mean for ever), and the numbers are
+// The ceiling is applied afterwards and is not fed back, because with it the variance would collapse.
+// Three things differ: a norm that is not finite or above 1e150 is left out; without a deviation there is no
+// threshold (else norms that were equal so far, for instance 0, would be clipped to their mean for ever); numbers are
 // float64.
 
 #include "base/error.hpp"
-#include "plan/clip_bound.hpp"
+#include "plan/clip/clip_bound.hpp"
 #include "plan/policy_options.hpp"
 
 #include <span>
@@ -25,7 +25,7 @@ class ZScore {
  public:
   explicit ZScore(const plan::ZScorePolicy& options);
 
-  /// None before `warmup` norms, and where they do not deviate.
+  /// There is none before `warmup` norms, and where they do not deviate.
   [[nodiscard]] plan::ClipBound bound() const;
 
   /// A finite norm ≥ 0, before clipping.

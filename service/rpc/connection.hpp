@@ -1,11 +1,11 @@
 #pragma once
-// What the dispatcher knows about one connection. Thread: io only.
+// The dispatcher's knowledge about one connection. Thread: io only.
 
-#include "engine/engine.hpp"
+#include "engine/types.hpp"
 #include "rpc/dispatcher.hpp"
 #include "rpc/envelope.hpp"
-#include "rpc/subscriptions.hpp"
-#include "rpc/wire_session.hpp"
+#include "rpc/handlers/subscriptions.hpp"
+#include "rpc/wire/wire_session.hpp"
 
 #include <cstdint>
 #include <optional>
@@ -17,7 +17,7 @@ namespace gradsync::rpc {
 struct Declaring {
   std::int64_t next_page = 0;
   std::uint64_t buffer = 0;
-  std::uint64_t bytes = 0;  ///< of memory, about
+  std::uint64_t bytes = 0;  ///< the approximate memory of the declaration
   plan::RankDeclaration declaration;
 };
 

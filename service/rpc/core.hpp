@@ -1,5 +1,5 @@
 #pragma once
-// What handlers see: the engine, the connections, and who calls. Thread: io only.
+// The things that handlers use: the engine, the connections, and the caller. Thread: io only.
 
 #include "rpc/connection.hpp"
 #include "rpc/dispatcher.hpp"
@@ -9,7 +9,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <memory_resource>
 
 namespace gradsync::rpc {
 
@@ -20,22 +19,20 @@ struct Core {
   RpcLimits limits;
   SetLogLevel set_log_level;
   RpcMetrics& metrics;
-  /// Of calls under way, which may outlive the core.
-  std::shared_ptr<std::pmr::memory_resource> call_memory = std::make_shared<std::pmr::unsynchronized_pool_resource>();
   std::map<ConnectionId, Connection> connections = {};
   /// Sessions of closed connections whose process still lives, so that its exit reaches the engine.
   std::map<ConnectionId, engine::SessionId> orphans = {};
 
   [[nodiscard]] ServerMoment moment() const { return identity.moment ? identity.moment() : ServerMoment{}; }
 
-  /// Uid whose jobs the peer may see; nullopt: all.
+  /// The uid that the peer may see the jobs of; nullopt: all.
   [[nodiscard]] static std::optional<std::uint32_t> visible_uid(const Peer& peer) {
     const bool all = peer.local ? peer.uid == 0 : peer.privileged;
     return all ? std::nullopt : std::optional<std::uint32_t>(peer.uid);
   }
 };
 
-/// Who calls. `connection` is null for `POST /rpc`, and after the connection closed.
+/// The caller. `connection` is null for `POST /rpc`, and after the connection closed.
 struct Caller {
   Peer peer;
   Connection* connection = nullptr;

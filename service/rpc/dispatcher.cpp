@@ -4,8 +4,7 @@
 #include "rpc/core.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/error_codes.hpp"
-#include "rpc/method.hpp"
-#include "rpc/pooled.hpp"
+#include "rpc/handlers/method.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -55,7 +54,7 @@ struct Dispatcher::State {
   /// Shared with completions, which may outlive the dispatcher inside the engine.
   std::shared_ptr<Core> core;
 
-  // Of the message being read; the next one uses their memory again.
+  // These belong to the message being read; the next one uses their memory again.
   TapeReader tapes;
   Envelope envelope;
   FieldReader fields;
@@ -95,12 +94,8 @@ bool Dispatcher::State::handle(Caller caller, std::string_view text, PostReply* 
     refuse(read.error(), asker);
     return false;
   }
-  const auto group = std::allocate_shared<ReplyGroup>(
-      Pooled<ReplyGroup>(core->call_memory),
-      envelope.batch,
-      envelope.requests.size(),
-      core->limits.message_bytes,
-      std::move(asker)
+  const auto group = std::make_shared<ReplyGroup>(
+      envelope.batch, envelope.requests.size(), core->limits.message_bytes, std::move(asker)
   );
   bool called = false;
   for (std::size_t i = 0; i < envelope.requests.size(); ++i) {
@@ -133,9 +128,7 @@ bool Dispatcher::State::dispatch(
   if (!error) {
     error = refusal(methods()[method], caller);
   }
-  auto completion = std::allocate_shared<Completion>(
-      Pooled<Completion>(core->call_memory), group, index, request.answered(), std::move(id), counted
-  );
+  auto completion = std::make_shared<Completion>(group, index, request.answered(), std::move(id), counted);
   if (error) {
     completion->fail(*error);
     return false;

@@ -18,7 +18,7 @@ namespace gradsync::rpc {
 
 using ConnectionId = std::uint64_t;
 
-/// Who is at the other end.
+/// The process at the other end.
 struct Peer {
   bool local = false;  ///< unix socket: may attach
   bool privileged =
@@ -27,27 +27,24 @@ struct Peer {
   std::int64_t pid = 0;  ///< 0: another pid namespace
 };
 
-/// Where replies go. Implemented by app over net.
+/// The way out for replies. Implemented by app over net.
 class Outbox {
  public:
   virtual ~Outbox() = default;
   virtual void send(ConnectionId connection, std::string text) = 0;
 
-  /// A text that was sent, or none: whoever writes the next uses its memory.
-  [[nodiscard]] virtual std::string spare_text() { return {}; }
-
   [[nodiscard]] virtual bool drained(ConnectionId connection) const = 0;  ///< nothing waits to be written
   virtual void close(ConnectionId connection, std::string reason) = 0;
 };
 
-/// What changes while the daemon runs. rpc has no clock of its own.
+/// The values that change while the daemon runs. rpc has no clock of its own.
 struct ServerMoment {
   TimePoint now{};
   double uptime_s = 0;
   bool draining = false;
 };
 
-/// What the daemon says about itself.
+/// The daemon's description of itself.
 struct ServerIdentity {
   std::string version;
   std::string incarnation;  ///< 16 hex digits, new at every start
@@ -63,11 +60,11 @@ struct RpcLimits {
   std::size_t subscriptions = 16;  ///< per connection
   std::size_t event_queue = 256;   ///< per subscription
   std::size_t declare_pages = 256;
-  /// Memory of declarations whose last page has not come: of one process, and of all.
+  /// The limits for declarations whose last page has not come: for one process, and for all.
   std::uint64_t half_declared_bytes_per_process = 256u << 20;
   std::uint64_t half_declared_bytes = 1u << 30;
-  engine::EngineLimits engine;  ///< those given to the engine: told to clients, and `tensors` stops a declaration early
-  engine::EngineDeadlines deadlines;  ///< those given to the engine: told to clients
+  engine::EngineLimits engine;  ///< the limits of the engine: told to clients, and `tensors` stops a declaration early
+  engine::EngineDeadlines deadlines;  ///< the deadlines of the engine: told to clients
 };
 
 /// Set by `log.set_level`; returns the level before.

@@ -2,7 +2,7 @@
 
 #include "base/text.hpp"
 #include "rpc/error_codes.hpp"
-#include "rpc/json_writer.hpp"
+#include "rpc/json/json_writer.hpp"
 
 #include <fmt/format.h>
 
@@ -34,11 +34,12 @@ std::optional<Error> read_id(Value value, std::optional<std::string>& id) {
     return std::nullopt;
   }
   return invalid_request(
-      fmt::format("id is {}; expected a string or an integer", value.describe()), "leave id out for a notification"
+      fmt::format("id is {}; expected a string or an integer of 64 bits", value.describe()),
+      "leave id out for a notification"
   );
 }
 
-/// An integer as read_id writes it, in 64 bits; those from 2^63 on are texts to whoever asks.
+/// Reads an integer of 64 bits, as read_id writes it. Integers from 2^63 on are treated as texts.
 std::optional<std::uint64_t> integer_of(std::string_view id) {
   std::int64_t value = 0;
   const auto [end, problem] = std::from_chars(id.data(), id.data() + id.size(), value);
@@ -61,6 +62,27 @@ std::optional<Error> unknown_member(std::string_view name) {
   );
 }
 
+std::optional<Error> read_member(std::string_view name, Value value, Request& request) {
+  if (name == "jsonrpc") {
+    if (!value.is(TokenType::String) || value.text() != "2.0") {
+      return invalid_request(fmt::format("jsonrpc is {}; expected \"2.0\"", value.describe()));
+    }
+  } else if (name == "method") {
+    if (!value.is(TokenType::String)) {
+      return invalid_request(fmt::format("method is {}; expected a string", value.describe()));
+    }
+    request.method = value.text();
+  } else if (name == "params") {
+    if (!value.is(TokenType::Object) && !value.is(TokenType::Array)) {
+      return invalid_request(fmt::format("params is {}; expected an object", value.describe()));
+    }
+    request.params = value;
+  } else if (name != "id") {
+    return unknown_member(name);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Request read_request(Value item) {
@@ -79,27 +101,9 @@ Request read_request(Value item) {
     if (request.error) {
       return false;
     }
-    if (name == "jsonrpc") {
-      version = value.is(TokenType::String) && value.text() == "2.0";
-      if (!version) {
-        request.error = invalid_request(fmt::format("jsonrpc is {}; expected \"2.0\"", value.describe()));
-      }
-    } else if (name == "method") {
-      method = value.is(TokenType::String);
-      if (method) {
-        request.method = value.text();
-      } else {
-        request.error = invalid_request(fmt::format("method is {}; expected a string", value.describe()));
-      }
-    } else if (name == "params") {
-      if (value.is(TokenType::Object) || value.is(TokenType::Array)) {
-        request.params = value;
-      } else {
-        request.error = invalid_request(fmt::format("params is {}; expected an object", value.describe()));
-      }
-    } else if (name != "id") {
-      request.error = unknown_member(name);
-    }
+    version = version || name == "jsonrpc";
+    method = method || name == "method";
+    request.error = read_member(name, value, request);
     return true;
   });
   if (!request.error && !version) {
@@ -133,14 +137,10 @@ Result<void> read_envelope(Value root, std::size_t batch_items, Envelope& envelo
   return {};
 }
 
-std::string result_reply(const std::optional<std::string>& id, std::string_view result, std::string memory) {
+std::string result_reply(const std::optional<std::string>& id, std::string_view result) {
   constexpr std::size_t kAround = 64;
-  const std::size_t most = result.size() + (id ? id->size() : 0) + kAround;
-  std::string text = std::move(memory);
-  text.clear();
-  if (text.capacity() < most) {
-    text.reserve(most + most / 8);  // the next one differs by some digits
-  }
+  std::string text;
+  text.reserve(result.size() + (id ? id->size() : 0) + kAround);
   text += R"({"jsonrpc":"2.0","id":)";
   text += id ? std::string_view(*id) : "null";
   text += R"(,"result":)";

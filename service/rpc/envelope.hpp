@@ -1,7 +1,7 @@
 #pragma once
 // The JSON-RPC 2.0 envelope: one tape → requests, and replies → text. Knows no method.
 
-#include "rpc/json_tape.hpp"
+#include "rpc/json/json_tape.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -34,10 +34,8 @@ struct Envelope {
 
 [[nodiscard]] Result<void> read_envelope(Value root, std::size_t batch_items, Envelope& envelope);
 
-/// `id` is JSON text or empty for null; `memory` a text that is not needed any more.
-[[nodiscard]] std::string result_reply(
-    const std::optional<std::string>& id, std::string_view result, std::string memory = {}
-);
+/// `id` is JSON text or empty for null.
+[[nodiscard]] std::string result_reply(const std::optional<std::string>& id, std::string_view result);
 [[nodiscard]] std::string error_reply(const std::optional<std::string>& id, const Error& error);
 [[nodiscard]] std::string notification(std::string_view method, std::string_view params);
 

@@ -1,7 +1,7 @@
 #include "rpc/error_codes.hpp"
 
 #include "base/assert.hpp"
-#include "rpc/codec.hpp"
+#include "rpc/json/codec.hpp"
 
 #include <array>
 

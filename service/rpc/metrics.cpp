@@ -1,6 +1,6 @@
 #include "rpc/metrics.hpp"
 
-#include "rpc/method.hpp"
+#include "rpc/handlers/method.hpp"
 
 namespace gradsync::rpc {
 

@@ -35,11 +35,6 @@ void Asker::deliver(std::string text, int http_status) const {
   }
 }
 
-std::string Asker::spare_text() const {
-  const std::shared_ptr<Core> alive = post == nullptr ? core.lock() : nullptr;
-  return alive ? alive->outbox.spare_text() : std::string();
-}
-
 void ReplyGroup::complete(std::size_t index, const std::optional<std::string>& id, std::string reply, int http_status) {
   --pending_;
   if (!batch_) {
@@ -93,9 +88,7 @@ void Completion::succeed(std::string_view result) {
     return;
   }
   note_done(nullptr);
-  group_->complete(
-      index_, id_, answered_ ? result_reply(id_, result, group_->asker().spare_text()) : std::string(), 200
-  );
+  group_->complete(index_, id_, answered_ ? result_reply(id_, result) : std::string(), 200);
 }
 
 void Completion::fail(const Error& error) {

@@ -6,8 +6,8 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
-#include "rpc/codec.hpp"
 #include "rpc/dispatcher.hpp"
+#include "rpc/json/codec.hpp"
 
 #include <cstdint>
 #include <memory>
@@ -20,15 +20,14 @@ namespace gradsync::rpc {
 
 struct Core;
 
-/// Who asked, and where the answer goes: to a connection, which may be gone by then as the dispatcher may, or into the
-/// answer of a POST, which waits for it.
+/// The caller, and the way its answer goes: to a connection, which may be gone by then as the dispatcher may, or into
+/// the answer of a POST, which waits for it.
 struct Asker {
   std::weak_ptr<Core> core;
   std::optional<ConnectionId> connection;
   PostReply* post = nullptr;
 
   void deliver(std::string text, int http_status) const;
-  [[nodiscard]] std::string spare_text() const;  ///< for one that will be delivered
 };
 
 class ReplyGroup {
@@ -59,10 +58,10 @@ class ReplyGroup {
   std::size_t message_bytes_;
   Asker asker_;
   std::size_t pending_;
-  std::vector<Item> replies_;  ///< of a batch
+  std::vector<Item> replies_;  ///< the replies to the items of a batch
 };
 
-/// What a request is counted as when it is done.
+/// The entry of a request in the metrics when it is done.
 struct Counted {
   std::size_t method = 0;  ///< index in the table, or its size
   bool id_in_use = false;  ///< the connection's id is this request's, until it is done
@@ -105,7 +104,7 @@ template <typename R>
   return to_json(result);
 }
 
-/// What a handler answers with. Copyable, as engine replies are std::functions.
+/// The callback by which a handler answers. It is copyable, because engine replies are std::functions.
 template <typename R>
 class Answer {
  public:
@@ -119,7 +118,7 @@ class Answer {
     }
   }
 
-  /// Answers with the text of a result that somebody has made already; false: it is too long, and nothing was said.
+  /// Answers with the text of a result that is made already; false: it is too long, and nothing was sent.
   [[nodiscard]] bool with_text(std::string_view text) const {
     const bool fits = text.size() <= completion_->room();
     if (fits) {

@@ -6,6 +6,9 @@
 //   bench_echo SOCKET HELLO RESULT ELEMENTS FILE FILE
 //                                     the same, but two clients are answered together, once both have asked and the
 //                                     bare loops of a step went over their files: step_small without an engine
+//   bench_echo SOCKET HELLO RESULT lane
+//                                     two clients are answered together, once both have asked and another thread was
+//                                     woken and has woken this one: step_empty without an engine
 #include "bench/echo_step.hpp"
 
 #include <boost/asio/basic_socket_acceptor.hpp>
@@ -13,6 +16,8 @@
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/asio/thread_pool.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/field.hpp>
 #include <boost/beast/websocket/stream.hpp>
@@ -43,6 +48,7 @@ struct Server {
   std::string hello;
   std::string other;
   std::function<void()> step;                  ///< empty: nobody waits for anybody
+  asio::thread_pool* lane = nullptr;           ///< executes the step; nullptr: the thread of the connections does
   std::vector<std::function<void()>> waiting;  ///< the answers of those who have asked
 };
 
@@ -93,11 +99,25 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     server_.waiting.emplace_back([self = shared_from_this()] { self->write(); });
     if (server_.waiting.size() == kRanks) {
-      server_.step();
-      for (const std::function<void()>& answer : std::exchange(server_.waiting, {})) {
+      step(std::exchange(server_.waiting, {}));
+    }
+  }
+
+  void step(std::vector<std::function<void()>> answers) {
+    const auto answer_all = [answers = std::move(answers)] {
+      for (const std::function<void()>& answer : answers) {
         answer();
       }
+    };
+    if (server_.lane == nullptr) {
+      server_.step();
+      answer_all();
+      return;
     }
+    asio::post(*server_.lane, [self = shared_from_this(), answer_all] {
+      self->server_.step();
+      asio::post(self->stream_.get_executor(), answer_all);
+    });
   }
 
   void write() {
@@ -133,13 +153,18 @@ std::string contents(const char* path) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4 && argc != 7) {
-    std::cerr << "usage: bench_echo SOCKET HELLO RESULT [ELEMENTS FILE FILE]\n";
+  if (argc != 4 && argc != 5 && argc != 7) {
+    std::cerr << "usage: bench_echo SOCKET HELLO RESULT [lane | ELEMENTS FILE FILE]\n";
     return 64;
   }
-  Server server{contents(argv[2]), contents(argv[3]), {}, {}};
+  Server server{contents(argv[2]), contents(argv[3]), {}, nullptr, {}};
+  asio::thread_pool lane{1};
   if (argc == 7) {
     server.step = gradsync::floors::step_over_files(std::stoull(argv[4]), argv[5], argv[6]);
+  }
+  if (argc == 5) {
+    server.step = [] {};
+    server.lane = &lane;
   }
   asio::io_context io{1};
   Acceptor acceptor{io, asio::local::stream_protocol::endpoint(argv[1])};

@@ -1,8 +1,8 @@
 #pragma once
 // What benches of the host lane share: arenas, reports as they come, and samples of wall and CPU time.
 
-#include "device/arena.hpp"
-#include "device/host_lane.hpp"
+#include "device/host/host_lane.hpp"
+#include "device/memory/arena.hpp"
 
 #include <sys/mman.h>
 

@@ -6,8 +6,8 @@
 //   host_math_bench [million elements = 100] [rounds = 15] [threads = 2] [tensors = 200] [dtype]
 
 #include "bench/host_bench.hpp"
-#include "device/host_lane.hpp"
-#include "device/worker_pool.hpp"
+#include "device/host/host_lane.hpp"
+#include "device/host/worker_pool.hpp"
 
 #include <algorithm>
 #include <array>

@@ -120,6 +120,17 @@ def _ratio_bars(config: dict[str, Any], ratios: dict[str, float], floor_ratio: f
     return bars
 
 
+def missed(results: list[dict[str, Any]]) -> list[str]:
+    """A line for each bar that was not met."""
+    return [
+        f"{result['name']}: {bar['what']} is {bar['value']:g}{bar['unit'] and ' ' + bar['unit']}, "
+        f"wanted {'>=' if bar['at_least'] else '<='} {bar['limit']:g}"
+        for result in results
+        for bar in result["bars"]
+        if not bar["met"]
+    ]
+
+
 def table(results: list[dict[str, Any]]) -> str:
     rows = [("benchmark", "contender", "median", "ratio to ours", "wanted")]
     for result in results:

@@ -38,7 +38,7 @@ def check_observed(ranks: Ranks) -> None:
 
 
 def run(
-    name: str, backend: str, wanted_ratio: float, rounds: int, binaries: Path, accumulate: int = 2
+    name: str, backend: str, wanted: dict[str, float], rounds: int, binaries: Path, accumulate: int = 2
 ) -> dict[str, Any]:
     """`backend` of clients/python/examples/train_char.py against its `ddp`, and the bound of whatever synchronises."""
     backends = {backend: backend, "torch_ddp": "ddp"}
@@ -78,7 +78,7 @@ def run(
         "torch": torch.__version__,
         "torch_threads_per_rank": threads,
         "rounds": rounds,
-        "wanted_ratio": wanted_ratio,
+        **wanted,
     }
     peers = {"torch_ddp": samples["torch_ddp"]}
     return results.write(name, "ms", samples[backend], peers, samples.get("floor"), config)

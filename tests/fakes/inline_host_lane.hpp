@@ -2,7 +2,7 @@
 // The real host lane for single-threaded tests: commands run on its threads, reports wait here until the test pumps
 // them.
 
-#include "device/host_lane.hpp"
+#include "device/host/host_lane.hpp"
 
 #include <condition_variable>
 #include <deque>

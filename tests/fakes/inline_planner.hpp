@@ -1,7 +1,7 @@
 #pragma once
 // Plans when told, on the calling thread, with the real planner.
 
-#include "engine/planner.hpp"
+#include "engine/plan/planner.hpp"
 
 #include <deque>
 

@@ -30,7 +30,7 @@ class RecordingLane : public device::Lane {
   device::LaneReport answer_next() {
     device::LaneCommand command = std::move(commands.front());
     commands.pop_front();
-    return std::visit([this](auto& value) { return answer(value); }, command);
+    return std::visit([this](auto& value) { return this->answer(value); }, command);
   }
 
   /// Answers everything, also what the answers cause.

@@ -2,11 +2,11 @@
 // flag, and behind a `$` as a command line (arguments are lines). What is taken must be printed as a file that says the
 // same.
 
-#include "app/command_line.hpp"
-#include "app/configuration.hpp"
-#include "app/configuration_file.hpp"
-#include "app/exit_code.hpp"
-#include "app/option_fields.hpp"
+#include "app/cli/command_line.hpp"
+#include "app/cli/exit_code.hpp"
+#include "app/config/configuration.hpp"
+#include "app/config/configuration_file.hpp"
+#include "app/config/option_fields.hpp"
 #include "fuzz/fuzz.hpp"
 
 #include <iostream>

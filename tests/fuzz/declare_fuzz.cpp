@@ -4,9 +4,9 @@
 
 #include "fuzz/declared.hpp"
 #include "fuzz/fuzz.hpp"
-#include "rpc/codec.hpp"
-#include "rpc/json_tape.hpp"
-#include "rpc/wire_declare.hpp"
+#include "rpc/json/codec.hpp"
+#include "rpc/json/json_tape.hpp"
+#include "rpc/wire/wire_declare.hpp"
 
 #include <array>
 #include <optional>

@@ -1,6 +1,6 @@
 #include "fuzz/declared.hpp"
 
-#include "engine/prepared_plan.hpp"
+#include "engine/plan/prepared_plan.hpp"
 #include "fuzz/fuzz.hpp"
 #include "plan/explain.hpp"
 

@@ -92,21 +92,21 @@ class Owner {
     }
   }
 
-  Result<engine::Engine::TakenFd> exchange(const std::string& token, const net::PeerIdentity& peer, UniqueFd given) {
+  Result<engine::TakenFd> exchange(const std::string& token, const net::PeerIdentity& peer, UniqueFd given) {
     const int number = given.get();
     const bool sealed = given.valid() && ::fcntl(number, F_GET_SEALS) == kSeals;
 
     struct stat status {};
 
     const bool sized = given.valid() && ::fstat(number, &status) == 0 && status.st_size == kBytes;
-    Result<engine::Engine::TakenFd> taken = engine_.exchange_fd(token, peer.uid, peer.pid, std::move(given));
+    Result<engine::TakenFd> taken = engine_.exchange_fd(token, peer.uid, peer.pid, std::move(given));
     if (taken) {
       REQUIRE(std::find(tokens.begin(), tokens.end(), token) != tokens.end());
       REQUIRE(taken->size_bytes == kBytes && taken->fd.valid() != adopts_);
       REQUIRE(!adopts_ || (sealed && sized));
     }
     while (!lane_.commands.empty()) {
-      engine_.on_lane_report(lane_.answer_next());
+      engine_.on_lane_report(device::kHostLane, lane_.answer_next());
     }
     return taken;
   }
@@ -126,7 +126,7 @@ class Owner {
   engine::EngineMetrics metrics_{registry_};
   fakes::RecordingLane lane_;
   fakes::InlinePlanner planner_;
-  engine::Engine engine_{options(), lane_, planner_, [](const engine::Event&) {}, metrics_};
+  engine::Engine engine_{options(), engine::Lanes(lane_), planner_, [](const engine::Event&) {}, metrics_};
 };
 
 class Handlers : public net::MessageHandler, public net::PageHandler, public net::FdHandler {
@@ -152,7 +152,7 @@ class Handlers : public net::MessageHandler, public net::PageHandler, public net
   Result<TakenFd> on_fd_request(const std::string& token, const net::PeerIdentity& peer, UniqueFd given) override {
     REQUIRE(peer.local && peer.uid == ::getuid() && peer.pid == ::getpid());
     REQUIRE(!given.valid() || (::fcntl(given.get(), F_GETFD) & FD_CLOEXEC) != 0);
-    Result<engine::Engine::TakenFd> taken = owner->exchange(token, peer, std::move(given));
+    Result<engine::TakenFd> taken = owner->exchange(token, peer, std::move(given));
     if (!taken) {
       return taken.error();
     }

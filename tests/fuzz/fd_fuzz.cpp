@@ -13,7 +13,7 @@
 #include "fakes/inline_planner.hpp"
 #include "fakes/recording_lane.hpp"
 #include "fuzz/fuzz.hpp"
-#include "net/token_line.hpp"
+#include "net/fd/token_line.hpp"
 
 #include <spdlog/spdlog.h>
 
@@ -81,7 +81,7 @@ class World {
       engine_.advance(now_);
     }
     while (!lane_.commands.empty()) {
-      engine_.on_lane_report(lane_.answer_next());
+      engine_.on_lane_report(device::kHostLane, lane_.answer_next());
     }
   }
 
@@ -132,7 +132,7 @@ class World {
         found != grants_.end() && !found->spent && now_ < found->until && uid_ == kUid && (pid_ == kPid || pid_ == 0);
     UniqueFd given = descriptor(found == grants_.end() ? 64 : found->bytes);
     const bool gave = given.valid();
-    Result<engine::Engine::TakenFd> taken = engine_.exchange_fd(token, uid_, pid_, std::move(given));
+    Result<engine::TakenFd> taken = engine_.exchange_fd(token, uid_, pid_, std::move(given));
     if (!taken) {
       REQUIRE(!taken.error().message.empty());
       REQUIRE(!known || found->adopts);
@@ -182,7 +182,7 @@ class World {
   engine::EngineMetrics metrics_{registry_};
   fakes::RecordingLane lane_;
   fakes::InlinePlanner planner_;
-  engine::Engine engine_{options(), lane_, planner_, [](const engine::Event&) {}, metrics_};
+  engine::Engine engine_{options(), engine::Lanes(lane_), planner_, [](const engine::Event&) {}, metrics_};
   engine::SessionId session_ = 0;
   std::vector<Grant> grants_;
   std::uint32_t uid_ = kUid;

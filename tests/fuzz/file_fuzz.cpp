@@ -2,7 +2,7 @@
 
 #include "fuzz/declared.hpp"
 #include "fuzz/fuzz.hpp"
-#include "rpc/declaration_file.hpp"
+#include "rpc/wire/declaration_file.hpp"
 
 #include <sstream>
 #include <string>

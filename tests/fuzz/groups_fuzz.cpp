@@ -3,7 +3,7 @@
 
 #include "base/hash.hpp"
 #include "fuzz/fuzz.hpp"
-#include "unit/engine/group_steps.hpp"
+#include "unit/engine/policies/group_steps.hpp"
 
 #include <cmath>
 #include <cstring>

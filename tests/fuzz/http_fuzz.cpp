@@ -2,7 +2,7 @@
 // one-line definitions say.
 
 #include "fuzz/fuzz.hpp"
-#include "net/http_rules.hpp"
+#include "net/http/http_rules.hpp"
 
 #include <string>
 

@@ -1,7 +1,7 @@
 // Any bytes as JSON: our reader and nlohmann's make the same of them, or both refuse; a refusal has a reason.
 
 #include "fuzz/fuzz.hpp"
-#include "rpc/json_tape.hpp"
+#include "rpc/json/json_tape.hpp"
 #include "unit/rpc/json_oracle.hpp"
 
 #include <cstdio>

@@ -4,10 +4,10 @@
 
 #include "fuzz/declared.hpp"
 #include "fuzz/fuzz.hpp"
-#include "rpc/codec.hpp"
-#include "rpc/declaration_file.hpp"
-#include "rpc/wire_declare.hpp"
-#include "rpc/wire_session.hpp"
+#include "rpc/json/codec.hpp"
+#include "rpc/wire/declaration_file.hpp"
+#include "rpc/wire/wire_declare.hpp"
+#include "rpc/wire/wire_session.hpp"
 
 #include <fmt/format.h>
 

@@ -17,7 +17,7 @@
 #include "fakes/recording_lane.hpp"
 #include "fuzz/fuzz.hpp"
 #include "rpc/dispatcher.hpp"
-#include "rpc/json_tape.hpp"
+#include "rpc/json/json_tape.hpp"
 #include "rpc/metrics.hpp"
 
 #include <spdlog/spdlog.h>
@@ -227,7 +227,7 @@ class World {
         engine_.on_plan(planner_.plan_next());
       } else {
         note_mapped(lane_.commands.front());
-        engine_.on_lane_report(lane_.answer_next());
+        engine_.on_lane_report(device::kHostLane, lane_.answer_next());
       }
     }
   }
@@ -256,7 +256,7 @@ class World {
   fakes::InlinePlanner planner_;
   engine::Engine engine_{
       engine_options(limits_),
-      lane_,
+      engine::Lanes(lane_),
       planner_,
       [this](const engine::Event& event) {
         if (dispatcher_) {

@@ -3,7 +3,7 @@
 // was changed, 2: cut short), and changes: u16 place, u8 bytes, and these.
 
 #include "base/hash.hpp"
-#include "engine/policy_file_bytes.hpp"
+#include "engine/policies/policy_file_bytes.hpp"
 #include "fuzz/fuzz.hpp"
 
 #include <algorithm>

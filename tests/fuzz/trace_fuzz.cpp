@@ -1,8 +1,8 @@
 // A policy and a trace of `gradsyncd policy replay`, from texts to the picture: a line for the policy, then the trace.
 
-#include "app/norm_trace.hpp"
-#include "app/policy_replay.hpp"
-#include "app/policy_text.hpp"
+#include "app/replay/norm_trace.hpp"
+#include "app/replay/policy_replay.hpp"
+#include "app/replay/policy_text.hpp"
 #include "fuzz/fuzz.hpp"
 
 #include <algorithm>

@@ -95,7 +95,7 @@ constexpr double kAlmostOne = 1.0000002;
 
 std::vector<BenchResult> run_case(const BenchCase& bench, const BenchOptions& options) {
   const BenchMemory memory(bench);
-  const ClipStep step(memory.tensors(), {1e30, ClipMode::Strict, NormType::Float32});
+  const ClipStep step(memory.tensors(), {1e30, arithmetic::ClipMode::Strict, arithmetic::NormType::Float32});
   const double bytes = static_cast<double>(bytes_of(bench));
   std::vector<CopyPart> parts;
   const DeviceMemory bucket(memory.tensors().size() * 512 + static_cast<std::size_t>(bytes));

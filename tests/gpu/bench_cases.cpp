@@ -1,6 +1,6 @@
 #include "gpu/bench_cases.hpp"
 
-#include "kernels/half.hpp"
+#include "arithmetic/half.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -44,7 +44,7 @@ std::vector<std::uint16_t> gradient_like(std::size_t count) {
   for (std::uint16_t& value : values) {
     const std::uint64_t bits = random();
     const auto magnitude = static_cast<float>(bits >> 40) * 0x1p-24F * 2e-3F;
-    value = float_to_bfloat16((bits & 1) != 0 ? -magnitude : magnitude);
+    value = arithmetic::float_to_bfloat16((bits & 1) != 0 ? -magnitude : magnitude);
   }
   return values;
 }

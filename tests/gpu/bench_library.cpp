@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <exception>
 
-using gradsync::kernels::ClipMode;
+using gradsync::arithmetic::ClipMode;
+using gradsync::arithmetic::NormType;
 using gradsync::kernels::ClipStep;
 using gradsync::kernels::DType;
-using gradsync::kernels::NormType;
 using gradsync::kernels::TensorSpec;
 
 namespace {

@@ -10,12 +10,12 @@ namespace gradsync::kernels {
 
 class ClipStep {
  public:
-  ClipStep(const std::vector<TensorSpec>& tensors, ClipRule rule)
+  ClipStep(const std::vector<TensorSpec>& tensors, arithmetic::ClipLimit rule)
       : chunks_(tensors, 1, 1),
         image_(chunks_.image().size()),
         scratch_(chunks_.scratch_bytes()),
         sums_((tensors.size() + 1) * sizeof(PowerSum)),
-        rules_(uploaded(std::vector<ClipRule>{rule})),
+        rules_(uploaded(std::vector<arithmetic::ClipLimit>{rule})),
         outcomes_(sizeof(ClipOutcome)) {
     image_.upload(chunks_.image().data(), chunks_.image().size());
     scratch_.zero();
@@ -33,7 +33,7 @@ class ClipStep {
         decide(
             sums() + table.tensor_count,
             1,
-            reinterpret_cast<const ClipRule*>(rules_.get()),
+            reinterpret_cast<const arithmetic::ClipLimit*>(rules_.get()),
             1,
             2,
             loss_scale,

@@ -21,7 +21,9 @@ class Gpu : public testing::Test {
   }
 };
 
-ClipRule strict(double max_norm) { return {max_norm, ClipMode::Strict, NormType::Float32}; }
+arithmetic::ClipLimit strict(double max_norm) {
+  return {max_norm, arithmetic::ClipMode::Strict, arithmetic::NormType::Float32};
+}
 
 void enqueue(const ClipStep& step, cudaStream_t stream) {
   step.enqueue_measure(stream);

@@ -80,7 +80,7 @@ class HalfStep:
 
 @pytest.fixture(autouse=True)
 def _no_other_daemon_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradsync._connection._RECONNECT_S", 0.5)
+    monkeypatch.setattr("gradsync._transport._connection._RECONNECT_S", 0.5)
 
 
 @pytest.fixture

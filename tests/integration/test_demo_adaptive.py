@@ -32,6 +32,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("demo_adaptive")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_a_resumed_run_has_the_thresholds_and_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
     if not os.access(BINARY, os.X_OK):

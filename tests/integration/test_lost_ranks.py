@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,30 @@ def test_a_stopped_rank_is_named_at_the_deadline_and_goes_on_later() -> None:
         assert told(results) == pytest.approx(12**0.5)
         other.join(DEADLINE_S)
         assert other.exitcode == 0
+
+
+def attaching(address: str, results: Connection) -> None:
+    client = gradsync.connect(address)
+    client.attach(job="job", rank=1, world_size=2)
+    results.send(True)
+    signal.pause()
+
+
+def test_a_rank_killed_before_it_declared_is_lost_by_name_when_no_successor_comes() -> None:
+    results, theirs = PROCESSES.Pipe()
+    with Daemon() as daemon, gradsync.connect(daemon.socket) as client:
+        other = PROCESSES.Process(target=attaching, args=(daemon.socket, theirs))
+        other.start()
+        attached = client.attach(job="job", rank=0, world_size=2)
+        assert told(results)
+        other.kill()
+        other.join(DEADLINE_S)
+        begun = time.monotonic()
+        with pytest.raises(RankLost) as lost:
+            attached.declare([gradsync.Tensor("w", (3,), placements=SUM)], timeout=DEADLINE_S)
+        assert 9.5 < time.monotonic() - begun < 20
+        assert lost.value.rank == 1
+        assert "no process took its place within 10.0 s" in str(lost.value)
 
 
 def forking(address: str, job: str, results: Connection) -> None:

@@ -27,6 +27,7 @@ def lost_steps(folder: Path) -> list[int]:
     return [int((folder / f"lost-{rank}").read_text()) for rank in range(WORLD)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_is_right_however_often_the_daemon_ends(case: str, how: signal.Signals, tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str,
         return demo.records()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", HOW)
 def test_the_demo_has_the_same_bits_after_twenty_ends(
     how: signal.Signals, tmp_path: Path, undisturbed: list[list[dict[str, object]]]

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 
 import numpy as np
+import pytest
 from daemon import DEADLINE_S, Daemon
 
 import gradsync
@@ -59,6 +60,7 @@ def member(address, rank, results):
         results.put((rank, steps))
 
 
+@pytest.mark.long
 def test_sixty_four_ranks():
     PROCESSES.set_forkserver_preload(["gradsync", "numpy"])
     results = PROCESSES.Queue()

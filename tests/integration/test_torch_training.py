@@ -241,6 +241,7 @@ def torchrun(
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(DEADLINE_S + 10)
 @pytest.mark.parametrize(
     ("name", "ranks"),
@@ -259,6 +260,7 @@ def test_ranks_as_processes(gradsyncd, name, ranks):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_a_module_compiled_by_inductor(gradsyncd):
     if shutil.which("g++") is None and shutil.which("c++") is None:
@@ -281,6 +283,7 @@ def test_the_minimal_example(gradsyncd):
     assert done.stdout.count("step 19: loss") == 2  # two ranks share the stream, and sometimes a line
 
 
+@pytest.mark.long
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_the_demo_writes_its_report_and_curves(gradsyncd, tmp_path):
     import json

@@ -290,7 +290,9 @@ PowerSum sum_with_norm(double norm, double p) {
 }
 
 /// NaN has many bit patterns, and hosts and GPUs make different ones.
-std::uint64_t bits_of(double value) { return std::isnan(value) ? kDoubleNan : bits_as<std::uint64_t>(value); }
+std::uint64_t bits_of(double value) {
+  return std::isnan(value) ? arithmetic::kDoubleNan : arithmetic::bits_as<std::uint64_t>(value);
+}
 
 bool equal_bits(const ClipOutcome& a, const ClipOutcome& b) {
   return bits_of(a.norm) == bits_of(b.norm) && bits_of(a.threshold) == bits_of(b.threshold) &&
@@ -300,15 +302,16 @@ bool equal_bits(const ClipOutcome& a, const ClipOutcome& b) {
 
 TEST_P(Conformance, decisions_are_those_of_the_formula) {
   std::vector<PowerSum> sums;
-  std::vector<ClipRule> rules;
+  std::vector<arithmetic::ClipLimit> rules;
   for (const double norm : {0.0, 0.3, 0.9999999, 1.0, 1.0000001, 7.7, 6e31, 1e60}) {
-    for (const ClipMode mode : {ClipMode::MeasureOnly, ClipMode::Strict, ClipMode::Torch}) {
-      for (const NormType type : {NormType::Float32, NormType::Float64}) {
+    for (const arithmetic::ClipMode mode :
+         {arithmetic::ClipMode::MeasureOnly, arithmetic::ClipMode::Strict, arithmetic::ClipMode::Torch}) {
+      for (const arithmetic::NormType type : {arithmetic::NormType::Float32, arithmetic::NormType::Float64}) {
         sums.push_back(sum_with_norm(norm, 2));
         rules.push_back({1.0, mode, type});
         sums.push_back(sums.back());
         sums.back().nonfinite = 3;
-        sums.back().nan = mode == ClipMode::Torch ? 1 : 0;
+        sums.back().nan = mode == arithmetic::ClipMode::Torch ? 1 : 0;
         rules.push_back(rules.back());
       }
     }
@@ -328,7 +331,9 @@ TEST_P(Conformance, sums_that_were_gathered_are_added_in_their_order) {
   for (int i = 0; i < 12; ++i) {
     sums.push_back(sum_with_norm(1 + i, 2));
   }
-  const std::vector<ClipRule> rules(3, ClipRule{1, ClipMode::Strict, NormType::Float64});
+  const std::vector<arithmetic::ClipLimit> rules(
+      3, arithmetic::ClipLimit{1, arithmetic::ClipMode::Strict, arithmetic::NormType::Float64}
+  );
   const std::vector<ClipOutcome> outcomes = implementation_->decide(sums, rules, 2, 1);
   ASSERT_EQ(outcomes.size(), 3U);
   EXPECT_EQ(outcomes[0].norm, std::sqrt(1.0 + 4 + 9 + 16));
@@ -387,10 +392,11 @@ TEST_P(Conformance, a_strictly_clipped_norm_does_not_exceed_its_threshold) {
   for (const DType dtype : {DType::Float32, DType::Float64}) {
     for (const double max_norm : {0.01, 0.1, 1.0}) {
       std::vector<HostTensor> tensors{make_tensor(dtype, 60'007, Values::Constant)};
-      const NormType type = dtype == DType::Float64 ? NormType::Float64 : NormType::Float32;
+      const arithmetic::NormType type =
+          dtype == DType::Float64 ? arithmetic::NormType::Float64 : arithmetic::NormType::Float32;
       const Measured measured = implementation_->measure(tensors, 2, false);
       const std::vector<ClipOutcome> outcomes =
-          implementation_->decide(measured.groups, {{max_norm, ClipMode::Strict, type}}, 2, 1);
+          implementation_->decide(measured.groups, {{max_norm, arithmetic::ClipMode::Strict, type}}, 2, 1);
       ASSERT_EQ(outcomes[0].clipped, 1U);
       EXPECT_LE(outcomes[0].coefficient * norm_of(measured.groups[0], 2), max_norm);
       implementation_->scale(tensors, outcomes);

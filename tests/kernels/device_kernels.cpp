@@ -59,7 +59,7 @@ class DeviceKernels final : public Implementation {
   }
 
   std::vector<ClipOutcome> decide(
-      const std::vector<PowerSum>& sums, const std::vector<ClipRule>& rules, double p, double scale
+      const std::vector<PowerSum>& sums, const std::vector<arithmetic::ClipLimit>& rules, double p, double scale
   ) override {
     const DeviceMemory device_sums = uploaded(sums);
     const DeviceMemory device_rules = uploaded(rules);
@@ -68,7 +68,7 @@ class DeviceKernels final : public Implementation {
         kernels::decide(
             reinterpret_cast<const PowerSum*>(device_sums.get()),
             static_cast<std::uint32_t>(rules.empty() ? 0 : sums.size() / rules.size()),
-            reinterpret_cast<const ClipRule*>(device_rules.get()),
+            reinterpret_cast<const arithmetic::ClipLimit*>(device_rules.get()),
             static_cast<std::uint32_t>(rules.size()),
             p,
             scale,

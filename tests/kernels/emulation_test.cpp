@@ -109,7 +109,8 @@ TEST_F(Emulation, ten_thousand_tensors_take_three_launches) {
   const DeviceMemory of_tensors(tensors.size() * sizeof(PowerSum));
   const DeviceMemory group(sizeof(PowerSum));
   const DeviceMemory outcome(sizeof(ClipOutcome));
-  const DeviceMemory rules = uploaded(std::vector<ClipRule>{{1e-3, ClipMode::Strict, NormType::Float32}});
+  const DeviceMemory rules =
+      uploaded(std::vector<arithmetic::ClipLimit>{{1e-3, arithmetic::ClipMode::Strict, arithmetic::NormType::Float32}});
   auto* sums = reinterpret_cast<PowerSum*>(group.get());
   auto* outcomes = reinterpret_cast<ClipOutcome*>(outcome.get());
   must(
@@ -118,7 +119,7 @@ TEST_F(Emulation, ten_thousand_tensors_take_three_launches) {
       ),
       "measure"
   );
-  must(decide(sums, 1, reinterpret_cast<ClipRule*>(rules.get()), 1, 2, 1, outcomes, nullptr), "decide");
+  must(decide(sums, 1, reinterpret_cast<arithmetic::ClipLimit*>(rules.get()), 1, 2, 1, outcomes, nullptr), "decide");
   must(scale(device.table(), outcomes, device.scratch(), nullptr), "scale");
   EXPECT_EQ(simt::settings().launches, 3U);
   EXPECT_EQ(downloaded<ClipOutcome>(outcome, 1)[0].clipped, 1U);

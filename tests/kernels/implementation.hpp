@@ -4,7 +4,7 @@
 // compiled with.
 
 #include "kernels/chunk_table.hpp"
-#include "kernels/clip.hpp"
+#include "kernels/clip_outcome.hpp"
 #include "kernels/copy_table.hpp"
 #include "kernels/power_sum.hpp"
 
@@ -47,7 +47,7 @@ class Implementation {
   virtual Measured measure(const std::vector<HostTensor>& tensors, double p, bool fingerprint) = 0;
   /// `sums` has the same number of sums per rule.
   virtual std::vector<ClipOutcome> decide(
-      const std::vector<PowerSum>& sums, const std::vector<ClipRule>& rules, double p, double scale
+      const std::vector<PowerSum>& sums, const std::vector<arithmetic::ClipLimit>& rules, double p, double scale
   ) = 0;
   virtual void scale(std::vector<HostTensor>& tensors, const std::vector<ClipOutcome>& outcomes) = 0;
   virtual void copy(std::vector<HostBuffer>& buffers, const MakeParts& make_parts) = 0;

@@ -43,16 +43,17 @@ TEST_P(RecordedBits, are_those_of_every_device) {
     const Measured measured = implementation->measure(tensors, recorded.p, true);
     const PowerSum& sum = measured.groups.at(0);
     const std::uint64_t fingerprint = measured.tensors[0].fingerprint ^ measured.tensors[1].fingerprint;
-    const bool equal = bits_as<std::uint64_t>(sum.high) == recorded.high &&
-                       bits_as<std::uint64_t>(sum.low) == recorded.low && fingerprint == recorded.fingerprint;
+    const bool equal = arithmetic::bits_as<std::uint64_t>(sum.high) == recorded.high &&
+                       arithmetic::bits_as<std::uint64_t>(sum.low) == recorded.low &&
+                       fingerprint == recorded.fingerprint;
     EXPECT_TRUE(equal) << "    {DType::"
                        << (recorded.dtype == DType::Float32    ? "Float32"
                            : recorded.dtype == DType::BFloat16 ? "BFloat16"
                            : recorded.dtype == DType::Float16  ? "Float16"
                                                                : "Float64")
                        << ", " << (recorded.p == kInfinity ? "kInfinity" : std::to_string(static_cast<int>(recorded.p)))
-                       << std::hex << ", 0x" << bits_as<std::uint64_t>(sum.high) << "ULL, 0x"
-                       << bits_as<std::uint64_t>(sum.low) << "ULL, 0x" << fingerprint << "ULL},";
+                       << std::hex << ", 0x" << arithmetic::bits_as<std::uint64_t>(sum.high) << "ULL, 0x"
+                       << arithmetic::bits_as<std::uint64_t>(sum.low) << "ULL, 0x" << fingerprint << "ULL},";
   }
 }
 

@@ -1,7 +1,7 @@
 #include "kernels/reference.hpp"
 
-#include "kernels/fingerprint.hpp"
-#include "kernels/half.hpp"
+#include "arithmetic/fingerprint.hpp"
+#include "arithmetic/half.hpp"
 
 #include <cmath>
 #include <cstring>
@@ -27,9 +27,9 @@ double read_element(DType dtype, const std::byte* from) {
     case DType::Float32:
       return read<float>(from);
     case DType::BFloat16:
-      return bfloat16_to_float(read<std::uint16_t>(from));
+      return arithmetic::bfloat16_to_float(read<std::uint16_t>(from));
     case DType::Float16:
-      return float16_to_float(read<std::uint16_t>(from));
+      return arithmetic::float16_to_float(read<std::uint16_t>(from));
     case DType::Float64:
       return read<double>(from);
   }
@@ -41,22 +41,22 @@ void write_element(DType dtype, std::byte* to, double value) {
   const auto single = static_cast<float>(value);
   switch (dtype) {
     case DType::Float32:
-      return write(to, std::isnan(single) ? kFloatNan : bits_as<std::uint32_t>(single));
+      return write(to, std::isnan(single) ? arithmetic::kFloatNan : arithmetic::bits_as<std::uint32_t>(single));
     case DType::BFloat16:
-      return write(to, float_to_bfloat16(single));
+      return write(to, arithmetic::float_to_bfloat16(single));
     case DType::Float16:
-      return write(to, float_to_float16(single));
+      return write(to, arithmetic::float_to_float16(single));
     case DType::Float64:
-      return write(to, std::isnan(value) ? kDoubleNan : bits_as<std::uint64_t>(value));
+      return write(to, std::isnan(value) ? arithmetic::kDoubleNan : arithmetic::bits_as<std::uint64_t>(value));
   }
 }
 
 std::uint64_t fingerprint_of(const std::vector<std::byte>& bytes) {
-  std::uint64_t sum = fingerprint_length(bytes.size());
+  std::uint64_t sum = arithmetic::fingerprint_length(bytes.size());
   for (std::size_t first = 0; first < bytes.size(); first += 16) {
     std::uint32_t words[4] = {};
     std::memcpy(words, bytes.data() + first, std::min<std::size_t>(16, bytes.size() - first));
-    sum += fingerprint_vector(words[0], words[1], words[2], words[3], first / 16);
+    sum += arithmetic::fingerprint_vector(words[0], words[1], words[2], words[3], first / 16);
   }
   return sum;
 }
@@ -102,7 +102,7 @@ class Reference final : public Implementation {
   }
 
   std::vector<ClipOutcome> decide(
-      const std::vector<PowerSum>& sums, const std::vector<ClipRule>& rules, double p, double scale
+      const std::vector<PowerSum>& sums, const std::vector<arithmetic::ClipLimit>& rules, double p, double scale
   ) override {
     std::vector<ClipOutcome> outcomes;
     const std::size_t each = rules.empty() ? 0 : sums.size() / rules.size();

@@ -1,4 +1,5 @@
-"""Checks that includes in `service/` and `kernels/` point down, and a few rules that keep the layers apart.
+"""Checks that includes of `service/`, `kernels/` and `arithmetic/` point down and go in no circle, and a few rules that
+keep layers apart.
 
     check_layers.py [ROOT]
 
@@ -13,15 +14,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# What a layer may include besides itself; the diagram is in docs/architecture.md.
+# What a layer may include besides itself; the diagram is in service/README.md.
 _PURE = {"base", "plan"}
 _ENGINE = {"base", "plan", "policy", "device", "collective"}
 ALLOWED: dict[str, set[str]] = {
+    "arithmetic": set(),
     "base": set(),
-    "plan": {"base"},
+    "plan": {"arithmetic", "base"},
     "policy": _PURE,
-    "kernels": set(),
-    "device": _PURE | {"policy", "kernels"},
+    "kernels": {"arithmetic"},
+    "device": _PURE | {"policy", "kernels", "arithmetic"},
     "collective": _PURE | {"policy", "kernels"},
     "engine": _ENGINE,
     "rpc": _ENGINE | {"engine"},
@@ -103,13 +105,44 @@ def check_file(root: Path, path: Path, layer: str) -> list[Finding]:
     return findings
 
 
-def check_tree(root: Path) -> list[Finding]:
+def _included_headers(service: Path, path: Path) -> dict[str, int]:
+    """The headers of `service/` that a file includes, with the lines where it does."""
+    lines = _blank_comments(path.read_text(encoding="utf-8")).splitlines()
+    matches = ((number, _INCLUDE.match(line)) for number, line in enumerate(lines, start=1))
+    found = {match["quoted"]: number for number, match in matches if match is not None and match["quoted"]}
+    return {target: number for target, number in found.items() if (service / target).is_file()}
+
+
+def check_circles(root: Path) -> list[Finding]:
+    """Every header that leads back to itself; the finding names one way."""
+    service = root / "service"
+    includes = {str(p.relative_to(service)): _included_headers(service, p) for p in sorted(service.rglob("*.hpp"))}
     findings = []
-    for folder in (root / "service", root / "kernels"):
+    for start in includes:
+        ways = [[start]]
+        seen: set[str] = set()
+        while ways:
+            way = ways.pop()
+            for target in includes.get(way[-1], {}):
+                if target == start:
+                    circle = [*way, start]
+                    text = f"includes itself: {' → '.join(circle)} (move what they share into a header of its own)"
+                    findings.append(Finding(Path("service") / start, includes[start][circle[1]], text))
+                    ways = []
+                    break
+                if target not in seen:
+                    seen.add(target)
+                    ways.append([*way, target])
+    return findings
+
+
+def check_tree(root: Path) -> list[Finding]:
+    findings = check_circles(root)
+    for folder in (root / "service", root / "kernels", root / "arithmetic"):
         for path in sorted(folder.rglob("*")):
             if path.suffix not in SOURCES or not path.is_file():
                 continue
-            layer = "kernels" if folder.name == "kernels" else path.relative_to(folder).parts[0]
+            layer = path.relative_to(folder).parts[0] if folder.name == "service" else folder.name
             if layer not in ALLOWED:
                 shown = path.relative_to(root)
                 findings.append(Finding(shown, 1, f"'{layer}' is not a layer ({', '.join(sorted(ALLOWED))})"))

@@ -8,7 +8,7 @@ __all__ = ["ADAPTER"]
 
 
 def adapter(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
-    return Mutant(name, fault, "adapter", f"clients/python/src/gradsync/torch/{file}", old, new)
+    return Mutant(name, fault, "adapter", f"clients/python/src/gradsync/torch/_synced/{file}", old, new)
 
 
 ADAPTER = (
@@ -16,8 +16,8 @@ ADAPTER = (
         "every-copy-counts",
         "Equal copies of a gradient are added up over tp.",
         "_placed_gradient.py",
-        "                speaks &= self._place[dim] == 0",
-        "                speaks &= True",
+        "                contributes &= self._place[dim] == 0",
+        "                contributes &= True",
     ),
     adapter(
         "old-bytes-beside-a-slice",
@@ -29,28 +29,28 @@ ADAPTER = (
     adapter(
         "summands-taken-for-the-sum",
         "A gradient that sequence parallelism left unreduced is brought to its parameter's placement by nobody.",
-        "_synced_placements.py",
+        "_placements.py",
         'placement if one.managed else gradsync.Partial("sum") >> placement',
         "placement",
     ),
     adapter(
         "mean-over-tp",
         "What tensor parallelism left unreduced is averaged.",
-        "_synced_placements.py",
+        "_placements.py",
         'gradsync.Partial("sum") >> placement',
         'gradsync.Partial("mean") >> placement',
     ),
     adapter(
         "shards-reduced-again",
         "Gradients that fully_shard reduced are summed along its axis once more.",
-        "_synced_placements.py",
+        "_placements.py",
         "    by_fully_shard = managed.get(id(parameter))",
         "    by_fully_shard = None",
     ),
     adapter(
         "data-seen-alike",
         "Replicas of a placed parameter are taken to see equal data.",
-        "_synced_placements.py",
+        "_placements.py",
         "if (one.mesh, axis) in splitting else",
         "if one.by_axis or (one.mesh, axis) in splitting else",
     ),

@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Layer", "Mutant"]
 
-Layer = Literal["plan", "norm", "sync", "client", "adapter", "restart", "policy"]
+Layer = Literal["plan", "norm", "sync", "client", "adapter", "restart", "policy", "epoch"]
 
 
 @dataclass(frozen=True)

@@ -11,32 +11,36 @@ def plan(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "plan", f"service/plan/{file}", old, new)
 
 
+def arithmetic(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "plan", f"arithmetic/{file}", old, new)
+
+
 PLAN = (
     plan(
         "tied-to-itself",
         "A tied copy stands for itself: counted twice.",
-        "merge_declarations.cpp",
+        "merge/merge_declarations.cpp",
         "      merged.counted_as = first->second;",
         "      merged.counted_as = i;",
     ),
     plan(
         "ep-forgotten",
         "The sum over expert axes is left out of the program.",
-        "norm_program.cpp",
+        "layout/norm_program.cpp",
         "      if (!names.empty()) {",
         "      if (!names.empty() && *level != Level::Experts) {",
     ),
     plan(
         "pp-forgotten",
         "The sum over pipeline stages is left out of the program.",
-        "norm_program.cpp",
+        "layout/norm_program.cpp",
         "      if (!names.empty()) {",
         "      if (!names.empty() && *level != Level::Stages) {",
     ),
     plan(
         "ep-summed-twice",
         "Sums of experts travel over the expert axes two times.",
-        "norm_program.cpp",
+        "layout/norm_program.cpp",
         "        next = sum_of(collective_of(*level, mesh, names), next);",
         "        next = sum_of(collective_of(*level, mesh, names), next);\n"
         "        next = *level == Level::Experts ? sum_of(collective_of(*level, mesh, names), next) : next;",
@@ -44,78 +48,78 @@ PLAN = (
     plan(
         "replicas-summed",
         "Sums run over axes that replicate a tensor as well.",
-        "placed_ranks.cpp",
-        "      splits.push_back({std::move(resolved), dim, cutting->scatters, position});\n    }",
-        "      splits.push_back({std::move(resolved), dim, cutting->scatters, position});\n"
+        "merge/placed_ranks.cpp",
+        "cutting->scatters, position}\n      );\n    }",
+        "cutting->scatters, position}\n      );\n"
         "    } else {\n      note_axes(resolved, mesh, placed.roles.sharding);\n    }",
     ),
     plan(
         "experts-with-shards",
         "Expert axes are summed together with the other shards.",
-        "norm_program.cpp",
+        "layout/norm_program.cpp",
         "  return is_expert_axis(axis.name) ? Level::Experts : Level::Shards;",
         '  return is_expert_axis(axis.name) && axis.name == "none" ? Level::Experts : Level::Shards;',
     ),
     plan(
         "only-not-normalised",
         "`only` at every coordinate of an axis counts as a placement in particular.",
-        "placed_ranks.cpp",
+        "merge/placed_ranks.cpp",
         "  return static_cast<std::int64_t>(only.at.size()) == along.size;",
         "  return static_cast<std::int64_t>(only.at.size()) > along.size;",
     ),
     plan(
         "stages-by-name-alone",
         "Tensors of two stages with one name are taken for one.",
-        "merge_declarations.cpp",
+        "merge/merge_declarations.cpp",
         '    return only.empty() ? tensor.name : fmt::format("{}\\n{}", tensor.name, only);',
         '    return only.size() < 999 ? tensor.name : fmt::format("{}\\n{}", tensor.name, only);',
     ),
     plan(
         "floor-of-uneven-shards",
         "Uneven shards are cut by rounding down: the rest belongs to nobody.",
-        "placed_ranks.cpp",
+        "merge/placed_ranks.cpp",
         "extent / cut.count + (extent % cut.count != 0 ? 1 : 0);",
         "extent / cut.count;",
     ),
     plan(
         "split-order-ignored",
         "Nested splits are cut in the order of the mesh, whatever was declared.",
-        "placed_ranks.cpp",
+        "merge/placed_ranks.cpp",
         "  if (tensor.split_order.empty()) {",
         "  if (tensor.split_order.size() < 99) {",
     ),
     plan(
         "overlaps-accepted",
         "Shards that overlap are not refused.",
-        "check_tiling.cpp",
-        "        if (overlap(boxes[i]->box, boxes[k]->box)) {",
-        "        if (i == k && overlap(boxes[i]->box, boxes[k]->box)) {",
+        "check/check_tiling.cpp",
+        "      if (overlap(boxes[i]->box, boxes[k]->box)) {",
+        "      if (i == k && overlap(boxes[i]->box, boxes[k]->box)) {",
     ),
     plan(
         "gaps-accepted",
         "Shards that leave a gap are not refused.",
-        "check_tiling.cpp",
+        "check/check_tiling.cpp",
         "  if (covered != whole) {",
         "  if (covered > whole) {",
     ),
     plan(
         "replicas-of-two-sizes",
         "Ranks that replicate a tensor may hold different parts of it.",
-        "check_tiling.cpp",
-        "    } else if (held.box != *box &&",
-        "    } else if (held.rank == holding.rank && held.box != *box &&",
+        "check/check_tiling.cpp",
+        "    } else if (first->box != held.box &&",
+        "    } else if (first->rank == held.rank && first->box != held.box &&",
     ),
     plan(
         "holders-not-counted",
         "A rank that leaves a tensor out is not noticed.",
-        "merge_declarations.cpp",
+        "merge/merge_declarations.cpp",
         "      if (static_cast<std::int64_t>(merged.holdings.size()) != placed.holders) {",
         "      if (static_cast<std::int64_t>(merged.holdings.size()) > placed.holders) {",
     ),
     plan(
         "partial-accepted",
         "A gradient that nobody reduced is taken as reduced.",
-        "check_placements.cpp",
+        "check/check_placements.cpp",
         "    if (std::holds_alternative<Partial>(placement.kind)) {\n      return at.unsupported(",
         "    if (std::holds_alternative<Partial>(placement.kind) && placement.axes.empty()) {\n"
         "      return at.unsupported(",
@@ -123,56 +127,70 @@ PLAN = (
     plan(
         "clip-groups-not-compared",
         "Holders may put a tensor into different clip groups, and get different coefficients.",
-        "tensor_difference.cpp",
+        "merge/tensor_difference.cpp",
         '      differs(found, "clip_group", first.clip_group, other.clip_group) ||\n',
         "",
     ),
     plan(
         "missing-axis-accepted",
         "An axis without a placement is taken as replicating.",
-        "check_placements.cpp",
+        "check/check_placements.cpp",
         "    if (mesh.axes[a].size > 1 && !placed[a]) {",
         "    if (mesh.axes[a].size > 99 && !placed[a]) {",
     ),
-    plan(
+    arithmetic(
         "epsilon-forgotten",
         "torch's 1e-6 is left out of the coefficient.",
-        "clip_rule.cpp",
+        "clip.hpp",
         "  const T shifted = norm + static_cast<T>(1e-6);",
         "  const T shifted = norm;",
     ),
-    plan(
+    arithmetic(
         "coefficient-above-one",
         "In torch mode gradients within the threshold are blown up to it.",
-        "clip_rule.cpp",
+        "clip.hpp",
         "  return coefficient > T{1} ? 1.0 : static_cast<double>(coefficient);",
         "  return static_cast<double>(coefficient);",
     ),
-    plan(
+    arithmetic(
         "coefficient-rounded-up",
         "In strict mode the clipped norm may be above the threshold.",
-        "clip_rule.cpp",
+        "clip.hpp",
         "  while (factor > 0 && factor * norm > max_norm) {",
         "  while (factor > 1 && factor * norm > max_norm) {",
     ),
-    plan(
+    arithmetic(
         "scale-divided-twice",
         "The loss scale divides twice.",
-        "clip_rule.cpp",
-        "  const double multiplier = outcome.coefficient / scale;",
-        "  const double multiplier = outcome.coefficient / scale / scale;",
+        "clip.hpp",
+        "  const double multiplier = found.coefficient / scale;",
+        "  const double multiplier = found.coefficient / scale / scale;",
+    ),
+    arithmetic(
+        "torch-clips-by-float-max",
+        "In torch mode a norm above float32 is clipped by as if it were the largest float.",
+        "clip.hpp",
+        "  const bool as_torch = limit.mode == ClipMode::Torch && held;",
+        "  const bool as_torch = limit.mode == ClipMode::Torch && !beyond;",
+    ),
+    plan(
+        "a-skipped-step-is-not-clipped",
+        "A norm above the threshold is not said to be where the step is skipped.",
+        "clip/clip_rule.cpp",
+        "  outcome.multiply = false;\n",
+        "  outcome.multiply = false;\n  outcome.clipped = false;\n",
     ),
     plan(
         "float64-clipped-as-float32",
         "A clip group with float64 gradients has a float32 norm.",
-        "clip_groups.cpp",
+        "clip/clip_groups.cpp",
         "      group.norm_dtype = DType::Float64;",
         "      group.norm_dtype = DType::Float32;",
     ),
     plan(
         "flattened-axes-reversed",
         "Of several axes taken as one the last named is the slowest.",
-        "placed_ranks.cpp",
+        "merge/placed_ranks.cpp",
         "    for (const std::size_t axis : axes) {\n      flat = flat * mesh.axes[axis].size + at[axis];\n    }",
         "    for (std::size_t i = axes.size(); i-- > 0;) {\n"
         "      flat = flat * mesh.axes[axes[i]].size + at[axes[i]];\n    }",
@@ -180,14 +198,14 @@ PLAN = (
     plan(
         "expert-shard-axes-are-plain",
         "Axes named ep_… are not expert axes.",
-        "norm_program.cpp",
+        "layout/norm_program.cpp",
         'return name == "ep" || name.starts_with("ep_");',
         'return name == "ep";',
     ),
     plan(
         "layers-left-at-home",
         "Scalar sums have no room for the layers' norms.",
-        "norm_program.cpp",
+        "layout/norm_program.cpp",
         "plan_.clip_groups.size() + layers.size()",
         "plan_.clip_groups.size()",
     ),

@@ -46,21 +46,21 @@ POLICY = (
     service(
         "watchers-learn-what-was-decided",
         "A policy that only watches records the outcome of the one that decides.",
-        "engine/group_policies.cpp",
+        "engine/policies/group_policies.cpp",
         "policies[policy].record(watched[group][policy - 1]);",
         "policies[policy].record(step.outcomes[group]);",
     ),
     service(
         "overflows-of-a-scaler-remembered",
         "A step that the loss scaler skips is recorded.",
-        "engine/group_policies.cpp",
+        "engine/policies/group_policies.cpp",
         "  if (step.scaled && !std::all_of(",
         "  if (step.scaled && step.raw_norms.empty() && !std::all_of(",
     ),
     service(
         "one-lost-policy-loses-all",
         "A watcher that was added costs the others what they remember.",
-        "engine/group_policies.cpp",
+        "engine/policies/group_policies.cpp",
         "      if (policy < taken.size() && found->policies[policy].restore(before.states[policy])) {",
         "      if (found->policies.size() != taken.size()) {\n        continue;\n      }\n"
         "      if (policy < taken.size() && found->policies[policy].restore(before.states[policy])) {",
@@ -68,7 +68,7 @@ POLICY = (
     service(
         "the-first-that-found-something-decides",
         "The report names a group with a spike where another group's NaN decided.",
-        "engine/step_report.cpp",
+        "engine/report/step_report.cpp",
         "    if (outcome.decides) {",
         "    if (report.decided_by.empty() && outcome.action == plan::StepAction::Raise &&\n"
         "        (outcome.spike || outcome.decides)) {",
@@ -76,28 +76,28 @@ POLICY = (
     service(
         "a-spike-outdoes-a-nan",
         "A norm beside one that is not finite decides.",
-        "plan/clip_rule.cpp",
+        "plan/clip/clip_rule.cpp",
         "    return action == 0 || std::isfinite(outcome.norm) ? action : action + 2;",
         "    return action;",
     ),
     service(
         "deferred-copies-hide-a-nan",
         "A replica of one contributor counts as unchanged once its copies wait.",
-        "device/bucket_reduction.cpp",
+        "device/host/bucket_reduction.cpp",
         "sums[sum].destinations.size() == 1 && pointers.sources[0]",
         "pointers.destinations.size() == 1 && pointers.sources[0]",
     ),
     service(
         "a-skipped-step-leaves-copies-out",
         "After a skip only some ranks have the sums.",
-        "device/gradient_scaling.cpp",
-        "      } else if (deferred) {",
-        "      } else if (deferred && outcome != nullptr) {",
+        "device/host/gradient_scaling.cpp",
+        "      } else if (bucket.deferred) {",
+        "      } else if (bucket.deferred && outcome != nullptr) {",
     ),
     service(
         "a-norm-alone-leaves-copies-out",
         "Trainers that look at gradients between norm.compute and clip.apply see their own.",
-        "device/step_finish.cpp",
+        "device/host/step_finish.cpp",
         "    math.clip_s = write_deferred(plan, pool, cancel);  // trainers see the sums before they are multiplied\n",
         "",
     ),

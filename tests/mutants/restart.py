@@ -12,56 +12,56 @@ def client(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
 
 
 def engine(name: str, fault: str, old: str, new: str) -> Mutant:
-    return Mutant(name, fault, "restart", "service/engine/job_record.cpp", old, new)
+    return Mutant(name, fault, "restart", "service/engine/job/job_record.cpp", old, new)
 
 
 RESTART = (
     client(
         "only-ones-own-attempt-is-begun",
         "Gradients that a later attempt has touched count as whole.",
-        "_record.py",
+        "_step/_record.py",
         "        if begun >= stamp:",
         "        if begun == stamp:",
     ),
     client(
         "begun-before-done",
         "A step that is done is computed again, on some ranks.",
-        "_record.py",
+        "_step/_record.py",
         "        if done == stamp:",
         "        if done == stamp and begun != stamp:",
     ),
     client(
         "the-record-is-asked-for-ever",
         "What was decided for one attempt is decided for the next one too.",
-        "_comeback.py",
+        "_step/_reconnect.py",
         "        record, self._record = self._record, None",
         "        record = self._record",
     ),
     client(
         "any-plan-will-do",
         "A plan with other offsets is gone on with.",
-        "_comeback.py",
+        "_step/_reconnect.py",
         "        if {key: reply.get(key) for key in _SAME} != self._declared:",
         "        if not reply:",
     ),
     client(
         "weights-are-compared-again",
         "Fingerprints of weights that moved are given once more.",
-        "_comeback.py",
+        "_step/_reconnect.py",
         "        tensors = self._tensors if with_weights else [",
         "        tensors = self._tensors if self._tensors else [",
     ),
     client(
         "rows-keep-their-stamp",
         "Rows are handed over as they are.",
-        "_reduced.py",
+        "_step/_reduced.py",
         "            if fields[index] == before:",
         "            if fields[index] == 0:",
     ),
     client(
         "half-a-step",
         "clip.apply is called at a daemon that knows no norm.",
-        "_declared.py",
+        "_step/_declared.py",
         '            if self._half_done is not None and method != "norm.compute":',
         '            if self._half_done is not None and method == "norm.compute":',
     ),
@@ -75,34 +75,34 @@ RESTART = (
     client(
         "calls-follow-the-rank",
         "What was meant for one daemon is sent to the next.",
-        "_calls.py",
+        "_transport/_calls.py",
         "            if pending.seat is not None and pending.seat != self.seat:",
         "            if pending.seat is not None and not self.seat:",
     ),
     client(
         "pause-ends-with-the-daemon",
         "A paused rank is not paused at the next daemon.",
-        "_connection.py",
-        "            if self.paused:",
+        "_transport/_connection.py",
+        "            if self._calls.paused:",
         "            if not params:",
     ),
     client(
         "a-child-keeps-the-arena",
         "A forked child keeps the descriptor.",
-        "_arena.py",
+        "_step/_arena.py",
         "            os.close(arena.fd)\n            arena.fd = -1",
         "            arena.fd = -1",
     ),
     engine(
         "begun-is-not-noted",
         "Half reduced gradients are taken for inputs.",
-        "    record_->begin(attempt_word({epoch_, machine_->attempt()}));",
-        "    record_->begin(attempt_word({epoch_, 0}));",
+        "    record_->begin(attempt_word({epochs_.epoch(), machine_->attempt()}));",
+        "    record_->begin(attempt_word({epochs_.epoch(), 0}));",
     ),
     engine(
         "done-is-not-noted",
         "Who has not heard that a step is done computes it anew.",
-        "  record_->finish(attempt_word({epoch_, attempt}));",
+        "  record_->finish(attempt_word({epochs_.epoch(), attempt}));",
         "  record_->finish(0);",
     ),
 )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from adapter import ADAPTER
 from client import CLIENT
+from epoch import EPOCH
 from mutant import Layer, Mutant
 from norm import NORM
 from plan import PLAN
@@ -28,8 +29,9 @@ from sync import SYNC
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
 TREE = WORK / "tree"
-BUILD = TREE / "build" / "cpu-release"
+BUILD = TREE / "build" / "cpu-debug"
 DEADLINE_S = 600.0
+MUTANTS: tuple[Mutant, ...] = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY, *EPOCH)
 
 
 class HarnessError(Exception):
@@ -87,6 +89,10 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("device_test", unit("device_test", "--gtest_filter=*GroupActions*:DeferredCopies*:RandomPlans*")),
         Check("engine_tests", unit("engine_tests", "--gtest_filter=Group*:Polic*:Imports*:StepReport*")),
         Check("gradsyncd", pytest("tests/python/test_clip_daemon.py")),
+    ),
+    "epoch": (
+        Check("engine_tests", unit("engine_tests", "--gtest_filter=Epoch*")),
+        Check("engine_tests", unit("engine_tests")),
     ),
     "restart": (
         Check(None, pytest("tests/python/test_restart.py")),
@@ -185,12 +191,11 @@ def check_tree(layers: set[Layer]) -> None:
 
 
 def main(ids: list[str]) -> int:
-    everything = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY)
-    known = {mutant.id: mutant for mutant in everything}
+    known = {mutant.id: mutant for mutant in MUTANTS}
     if unknown := [name for name in ids if name not in known]:
         print(f"mutants: no fault is called {', '.join(unknown)}", file=sys.stderr)
         return 2
-    chosen = [known[name] for name in ids] or list(everything)
+    chosen = [known[name] for name in ids] or list(MUTANTS)
     results: list[dict[str, str | None]] = []
     errors: list[str] = []
     try:

@@ -7,6 +7,7 @@ returns the result, raises `Fault`, or returns `NO_REPLY`. `received` lists what
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -80,6 +81,16 @@ def report(step: int, epoch: int = 1, attempt: int = 0, **fields: Any) -> dict[s
     }
 
 
+def norm_dtype(tensors: list[dict[str, Any]]) -> str:
+    return "float64" if any(tensor["dtype"] == "float64" for tensor in tensors) else "float32"
+
+
+def _accept_until_shut_down(server: Server) -> None:
+    # shutdown() closes the socket from another thread: one that comes before the first accept() can end in EBADF.
+    with contextlib.suppress(OSError):
+        server.serve_forever()
+
+
 class FakeDaemon:
     """Listens from construction until `stop`."""
 
@@ -98,6 +109,7 @@ class FakeDaemon:
         self._connections: list[ServerConnection] = []
         self._pages: list[dict[str, Any]] = []
         self.data_path = "arena"
+        self.norm_dtype: str | None = None  # None: that of the declared tensors
         self.keeps_records = False
         self.memory = FakeMemory(self.path.removesuffix(".sock") + ".fd.sock")
         self._server: Server | None = None
@@ -116,7 +128,7 @@ class FakeDaemon:
             ping_interval=None,
             process_request=self._process_request,
         )
-        self._start(self._server.serve_forever)
+        self._start(functools.partial(_accept_until_shut_down, self._server))
 
     def stop_listening(self) -> None:
         """As a daemon that is gone: closes everything and removes the socket file."""
@@ -283,6 +295,7 @@ class FakeDaemon:
                 "arena_bytes": 64 * max(1, len(self._pages)),
                 "clip_groups": ["all"],
                 "check": True,
+                "norm_dtype": self.norm_dtype or norm_dtype(self._pages),
             }
         offsets, at = [], 0
         for tensor in self._pages:

@@ -54,7 +54,7 @@ class FakeMemory:
         return token
 
     def lose_everything(self) -> None:
-        """The daemon is gone; who has mapped its memory keeps it."""
+        """The daemon is gone; a process that has mapped its memory keeps it."""
         self.buffers, self._offers, self._wanted, self.record = {}, {}, {}, None
 
     def new_record(self, world_size: int = 1) -> tuple[int, int]:

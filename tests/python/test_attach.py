@@ -43,6 +43,23 @@ def test_torchruns_environment_says_everything(
     ]
 
 
+@pytest.mark.parametrize("arguments", [{}, {"rank": 3, "world_size": 8}], ids=["from the environment", "given"])
+def test_a_job_over_several_nodes_is_refused_before_anything_is_sent(
+    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, int]
+) -> None:
+    set_environment(monkeypatch, LOCAL_WORLD_SIZE="4")
+    with pytest.raises(UsageError, match="this node runs 4 of the 8 ranks"):
+        client.attach(**arguments)
+    assert daemon.of("job.attach") == []
+
+
+def test_a_job_with_all_its_ranks_on_this_node_is_attached(
+    client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environment(monkeypatch, LOCAL_WORLD_SIZE="8")
+    assert client.attach().world_size == 8
+
+
 def test_arguments_win_over_the_environment(
     client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ def test_a_stale_socket_is_called_stale(tmp_path: Path) -> None:
         gone.bind(path)
     error = failure(path, timeout=0.1)
     assert (error.reason, error.path) == ("stale", path)
-    assert "nobody listens" in str(error)
+    assert "no daemon listens" in str(error)
 
 
 def test_a_named_daemon_that_is_not_there_is_called_so(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import gradsync
 from gradsync import Clip, Only, Partial, Replicate, Shard, Tensor
 from gradsync._placements import encode_placements
-from gradsync.errors import PlanMismatch, UsageError
+from gradsync._step import _declaring
+from gradsync.errors import ConnectionLost, PlanMismatch, UsageError
 
 dims = st.integers(0, 5)
 ops = st.sampled_from(["sum", "mean"])
@@ -133,6 +134,23 @@ def test_options_are_keyword_only_and_values_frozen() -> None:
         Clip().max_norm = 1.0
 
 
+def test_the_timeout_of_a_declaration_is_also_that_of_the_memory(
+    job: gradsync.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def fetch_fd(path: str, token: str, timeout: float) -> int:
+        waited.append(timeout)
+        raise ConnectionLost("nobody answers")
+
+    monkeypatch.setattr(_declaring, "fetch_fd", fetch_fd)
+    for limit in (2.5, None):
+        with pytest.raises(ConnectionLost, match="nobody answers"):
+            job.declare([Tensor("a", (4,))], timeout=limit)
+    assert 0 < waited[0] <= 2.5
+    assert waited[1] == _declaring.QUICK_S
+
+
 def test_declare_sends_options_and_tensors(job: gradsync.Job, daemon: FakeDaemon) -> None:
     job.declare(
         [Tensor("a", (4,))],
@@ -144,11 +162,11 @@ def test_declare_sends_options_and_tensors(job: gradsync.Job, daemon: FakeDaemon
         timeout=2.5,
     )
     (params,) = daemon.of("gradients.declare")
+    assert 0 < params.pop("timeout_ms") <= 2500, "what is left of the caller's limit"
     assert params == {
         "buffer": 1,
         "page": 0,
         "last": True,
-        "timeout_ms": 2500,
         "options": {
             "accumulate": 2,
             "norm_type": "Infinity",

@@ -10,8 +10,8 @@ import pytest
 from fake_daemon import FakeDaemon
 
 import gradsync
-from gradsync import Mesh, Partial, Replicate, Shard, Tensor, _grads
-from gradsync._output import mesh_of, padded, reserved_bytes
+from gradsync import Mesh, Partial, Replicate, Shard, Tensor
+from gradsync._step._output import mesh_of, padded, reserved_bytes
 from gradsync.errors import UsageError
 
 MESH = Mesh({"dp": 2, "tp": 2})
@@ -122,9 +122,8 @@ def test_views_outlive_a_new_declaration(client: gradsync.Client, daemon: FakeDa
 
 
 def test_a_bucket_of_other_ranks_is_neither_waited_for_nor_reported(
-    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    client: gradsync.Client, daemon: FakeDaemon
 ) -> None:
-    monkeypatch.setattr(_grads, "_KEPT_BYTES", -1)
     answer(daemon, [[], [3, 2], [], [1, 0]], offsets=True)
     grads = declared(client, 0)
     assert [bucket.tensors for bucket in grads.buckets] == [(), (3, 2), (), (1, 0)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradsync import Mesh, Only, Partial, Replicate, Shard, Tensor
-from gradsync._output import arena_bytes, cuts_of, output_shape, padded, reserved_bytes
+from gradsync._step._output import arena_bytes, cuts_of, output_shape, padded, reserved_bytes
 
 MEAN, SUM = Partial("mean"), Partial("sum")
 CONVENTIONAL = ["tp", "ep", "cp", "dp_shard", "dp_replicate"]
@@ -61,7 +61,7 @@ def test_the_stage_order() -> None:
     usual = ["tp", "ep", "cp", "dp_shard", "dp_replicate", "zone", "a"]
     assert order(Mesh(axes), list(axes)) == usual
     assert order(Mesh(axes, sync_order=tuple(reversed(usual))), list(axes)) == usual[::-1]
-    # Of flattened axes the earliest counts, wherever it is named; one of size 1 never does.
+    # Among flattened axes the earliest counts, wherever it is named; an axis of size 1 never does.
     assert order(Mesh(axes), ["ep", ("dp_replicate", "tp"), "cp"]) == ["dp_replicate+tp", "ep", "cp"]
     assert order(Mesh(axes | {"tp": 1}), ["ep", ("dp_replicate", "tp"), "cp"]) == ["ep", "cp", "dp_replicate+tp"]
 

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon
 
 import gradsync
+from gradsync._transport._websocket import WebSocket
 
 HERE = str(Path(__file__).parent)
 
@@ -47,7 +49,7 @@ def test_a_forked_child_holds_neither_socket_nor_arena(daemon: FakeDaemon) -> No
         client = gradsync.connect(sys.argv[1])
         grads = client.attach(job="j", rank=0, world_size=1).declare([gradsync.Tensor("a", (1000,))])
         view = grads.input("a").memoryview()
-        ours = client._channel._connection._held.socket.fileno()
+        ours = client._channel._connection._websocket.socket.fileno()
         assert os.path.exists(f"/proc/self/fd/{ours}")
         pid = os.fork()
         if pid == 0:
@@ -210,10 +212,29 @@ def test_ctrl_c_leaves_a_waiting_call_and_the_step_can_be_finished_after_it(tmp_
     assert done.stdout == "interrupted\n0\n", done.stderr  # stderr: a signal in the middle of a send costs a reconnect
 
 
+def test_ctrl_c_while_nothing_is_read_keeps_the_connection(
+    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grads = client.attach(job="j", rank=0, world_size=1).declare([gradsync.Tensor("a", (1,))])
+    readable = WebSocket.readable
+
+    def interrupted(websocket: WebSocket, timeout: float | None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return readable(websocket, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WebSocket, "readable", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            grads.finish(ready="all")
+    assert grads.finish(ready="all").step == 0
+    assert len(daemon.of("session.initialize")) == 1
+
+
 OUT_OF_MEMORY = """
 import errno
 import gradsync
-from gradsync import _arena
+from gradsync._step import _arena
 
 class Refusing:
     def __getattr__(self, name):

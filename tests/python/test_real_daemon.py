@@ -44,6 +44,25 @@ def gradient(rank: int, size: int) -> numpy.ndarray:
     return ((numpy.arange(size) * (rank + 3)) % 13 - 6).astype("f8") * 6
 
 
+@pytest.mark.parametrize("data_path", ["arena", "stats"])
+@pytest.mark.parametrize("clip", [None, {"all": Clip(max_norm=1.0), "other": Clip.percentile(1.0, window=4, warmup=1)}])
+def test_a_job_in_which_nobody_holds_a_tensor_has_the_norm_zero(data_path: str, clip: Any, ranks: Ranks) -> None:
+    def body(rank: int, job: gradsync.Job) -> list[gradsync.StepReport]:
+        grads = job.declare([], data_path=data_path, clip=clip)
+        assert grads.explain()["total"] == 0
+        reports = [grads.finish(), grads.finish(max_norm=0.5)]
+        assert grads.compute_norm().norm == 0.0
+        return [*reports, grads.apply_clip()]
+
+    for reports in ranks(2, body):
+        assert [report.step for report in reports] == [0, 1, 2]
+        for report in reports:
+            assert (report.norm, report.coefficient, report.clipped, report.skipped) == (0.0, 1, False, False)
+            assert {group.name for group in report.groups} == set(clip or {"all": None})
+            assert [group.norm for group in report.groups] == [0.0] * len(report.groups)
+            assert (report.counted_elements, report.collectives) == (0, 0)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_every_dtype_is_reduced_exactly(world: int, op: str, ranks: Ranks) -> None:

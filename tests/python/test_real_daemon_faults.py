@@ -56,6 +56,31 @@ def test_a_wrong_declaration_is_refused_with_its_path(tensor: Tensor, error: typ
     assert mine.path.startswith("tensors[0]")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [Tensor("w", (2,), placements={"tp": Replicate()}), Tensor("n" * 600, (2,), placements=SUM)],
+    ids=["checked", "read"],
+)
+def test_a_refused_declaration_is_told_at_once_to_every_rank(wrong: Tensor, ranks: Ranks) -> None:
+    told = threading.Event()
+
+    def body(rank: int, job: gradsync.Job) -> RpcError:
+        tensor = wrong if rank == 0 else Tensor("w", (2,), placements=SUM)
+        with pytest.raises(RpcError) as refused:
+            job.declare([tensor], timeout=JOIN_S / 2)
+        if rank == 1:
+            told.set()
+        assert told.wait(JOIN_S)  # rank 0 stays until rank 1 has heard of it
+        return refused.value
+
+    mine, other = ranks.outcomes(2, body)
+    assert mine.path is not None
+    assert mine.path.startswith("tensors[0]")
+    assert isinstance(other, type(mine)), other
+    assert other.rank == 0
+    assert "the declaration of rank 0 is refused: " in str(other)
+
+
 def test_a_declaration_without_the_others_times_out_and_names_them(ranks: Ranks) -> None:
     def body(rank: int, job: gradsync.Job) -> None:
         if rank == 0:
@@ -174,7 +199,7 @@ def test_a_lost_connection_is_resumed_in_the_middle_of_a_job(ranks: Ranks) -> No
         for step in range(6):
             grads.input("w").numpy()[:] = 1
             if step % 2 == rank:
-                job.client._channel._connection._held.socket.shutdown(2)  # SHUT_RDWR: as if the connection broke
+                job.client._channel._connection._websocket.socket.shutdown(2)  # SHUT_RDWR: as if the connection broke
             grads.ready("w")
             steps.append(grads.finish().step)
             assert grads.output("w").numpy().tolist() == [2, 2]
@@ -192,7 +217,7 @@ def test_a_finish_that_waits_survives_its_connection(ranks: Ranks) -> None:
         grads.ready("w")
         if rank == 1:
             assert waiting.wait(JOIN_S)
-            peers[0].client._channel._connection._held.socket.shutdown(2)
+            peers[0].client._channel._connection._websocket.socket.shutdown(2)
             peers[0].client.status()  # rank 0 is back, and its finish was sent again before this
         else:
             peers.append(job)

@@ -12,7 +12,8 @@ import pytest
 from fake_daemon import NO_REPLY, FakeDaemon, Fault
 
 import gradsync
-from gradsync import Tensor, _channel, _connection, _socket
+from gradsync import Tensor
+from gradsync._transport import _channel, _connection, _handshake
 from gradsync.errors import CallTimeout, ConnectionFailed, ConnectionLost, Superseded
 
 
@@ -61,7 +62,7 @@ def test_a_finish_in_flight_is_sent_again_with_the_same_key(grads: gradsync.Grad
     assert grads.finish().step == 1
 
 
-def test_the_client_comes_back_by_itself_while_nobody_calls(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
+def test_the_client_comes_back_by_itself_while_no_thread_calls(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
     for times in range(2, 5):
         daemon.drop_connections()
         daemon.wait_for("job.attach", times)
@@ -94,7 +95,7 @@ def test_a_call_made_while_the_connection_is_away_waits_for_it(
 def test_a_daemon_that_dies_during_the_handshake_is_tried_again(
     grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = _socket._open_socket
+    original = _handshake._open_socket
     dead = 0
 
     def open_socket(path: str, timeout: float) -> socket.socket:
@@ -106,7 +107,7 @@ def test_a_daemon_that_dies_during_the_handshake_is_tried_again(
         theirs.close()
         return ours
 
-    monkeypatch.setattr(_socket, "_open_socket", open_socket)
+    monkeypatch.setattr(_handshake, "_open_socket", open_socket)
     with pytest.raises(ConnectionFailed, match="ended the connection at once") as ended:
         gradsync.connect(daemon.path, timeout=0)
     assert ended.value.reason == "ending"
@@ -216,8 +217,8 @@ def test_deadlines_that_the_daemon_announces_are_those_of_the_timer(daemon: Fake
     normal = daemon.on_session_initialize
     daemon.script["session.initialize"] = lambda params: {**normal(params), "limits": {"step_s": 7200}}
     with gradsync.connect(daemon.path) as client:
-        deadlines = client._channel.deadlines
-        assert (deadlines.declare_s, deadlines.first_step_s, deadlines.step_s) == (300, 1800, 7200)
+        welcome = client._channel.welcome
+        assert (welcome.declare_s, welcome.first_step_s, welcome.step_s) == (300, 1800, 7200)
 
 
 def test_a_subscription_that_is_refused_after_the_loss_does_not_end_the_client(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from fake_daemon import NO_REPLY, FakeDaemon, Fault, report
 
 import gradsync
-from gradsync import Row, Tensor, _comeback, _connection, _declaring
-from gradsync.errors import ClipRaised, ConnectionLost, DeclareTimeout, StaleEpoch, UsageError
+from gradsync import Row, Tensor, _job
+from gradsync._step import _declaring, _reconnect
+from gradsync._transport import _channel, _connection
+from gradsync.errors import CallTimeout, ClipRaised, ConnectionLost, DeclareTimeout, StaleEpoch, UsageError
 
 TENSORS = [Tensor("a", (4,), weight_fingerprint="1" * 16), Tensor("b", (4,), weight_fingerprint="2" * 16)]
 
@@ -89,6 +92,7 @@ def test_a_step_that_was_done_returns_its_result(grads: gradsync.Grads, daemon: 
     assert daemon.of("step.finish")[-1]["epoch"] == 1001
     after = daemon.of("gradients.declare")[-1]
     assert all("weight_fingerprint" not in tensor for tensor in after["tensors"]), "weights have moved"
+    assert after["last_done"] == {"epoch": 1, "attempt": 0}, "policies go on from there"
 
 
 def test_a_step_that_was_done_and_raises_raises(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
@@ -211,7 +215,8 @@ def test_a_refused_declaration_is_told_and_may_be_made_again(grads: gradsync.Gra
     daemon.script["gradients.declare"] = refuse
     with pytest.raises(DeclareTimeout, match="rank 1"):
         grads.finish(ready="all", timeout=7)
-    assert daemon.of("gradients.declare")[-1]["timeout_ms"] == 7000, "the caller's patience"
+    left_ms = daemon.of("gradients.declare")[-1]["timeout_ms"]
+    assert left_ms == pytest.approx(7000, abs=500), "the caller's patience, less what has passed of it"
     assert daemon.of("buffers.release") == []
     assert daemon.of("job.detach") == []
     del daemon.script["gradients.declare"]
@@ -293,7 +298,7 @@ def test_detaching_while_the_daemon_ends_is_no_error(
 def test_a_daemon_that_drains_is_asked_until_its_successor_is_there(
     grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_comeback, "_LONGEST_DELAY_S", 0.02)
+    monkeypatch.setattr(_reconnect, "_LONGEST_DELAY_S", 0.02)
     draining = iter([True, True, False])
 
     def declare(params: dict[str, Any]) -> Any:
@@ -415,3 +420,59 @@ def test_a_forked_child_keeps_no_descriptor(grads: gradsync.Grads, daemon: FakeD
     os.waitpid(child, 0)
     os.fstat(kept)
     assert grads.finish(ready="all").step == 0
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_timeout_of_the_caller_is_the_limit_for_the_whole_call(
+    job: gradsync.Job, daemon: FakeDaemon, declared: bool
+) -> None:
+    daemon.keeps_records = True
+    grads = job.declare(TENSORS)
+    if declared:  # the daemon is there again at once, but does not answer to the next declaration
+        dies_in(daemon, "step.finish", lambda params: daemon.script.update({"gradients.declare": lambda p: NO_REPLY}))
+    else:
+        dies_in(daemon, "step.finish", lambda params: daemon.stop_listening())
+    began = time.monotonic()
+    with pytest.raises(CallTimeout):
+        grads.finish(ready="all", timeout=0.5)
+    assert time.monotonic() - began < 10
+    if not declared:
+        daemon.listen()
+
+
+def test_an_attach_waits_no_longer_than_its_caller_says(client: gradsync.Client, daemon: FakeDaemon) -> None:
+    dies_in(daemon, "job.attach", lambda params: daemon.stop_listening())
+    began = time.monotonic()
+    with pytest.raises(CallTimeout):
+        client.attach(job="j", rank=0, world_size=1, timeout=0.5)
+    assert time.monotonic() - began < 10
+    daemon.listen()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_slow_call_says_once_which_ranks_it_waits_for(
+    client: gradsync.Client,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    answers: bool,
+) -> None:
+    grads = client.attach(job="slow", rank=0, world_size=4).declare(TENSORS)
+    monkeypatch.setattr(_channel, "_SLOW_S", 0.05)
+    monkeypatch.setattr(_channel, "_GRACE_S", 0.1)
+    monkeypatch.setattr(_job, "_GLANCE_S", 5.0 if answers else 0.05)
+    rank = {"state": "declared", "waiting_in": "", "paused": False}
+    ranks = [
+        rank | {"rank": 0, "pid": 10, "waiting_in": "step.finish"},
+        rank | {"rank": 1, "pid": 11},
+        rank | {"rank": 2, "pid": 12, "paused": True},
+    ]
+    daemon.script["step.finish"] = lambda params: NO_REPLY
+    daemon.script["status.get"] = lambda params: {"jobs": [{"job": "slow", "ranks": ranks}]} if answers else NO_REPLY
+    monkeypatch.setattr(type(grads._job), "_somebody_paused", lambda self: False)
+    with pytest.raises(CallTimeout):
+        grads.finish(ready="all", timeout=0.3)
+    lines = [record.getMessage() for record in caplog.records if "waits for" in record.getMessage()]
+    assert len(lines) == 1
+    waits_for = "rank 1 (pid 11, declared), rank 2 (pid 12, paused), rank 3 (not attached)"
+    assert lines[0].endswith(waits_for if answers else "the daemon, which does not answer status.get either")

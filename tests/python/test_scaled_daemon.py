@@ -72,7 +72,7 @@ def test_a_scale_skips_whatever_was_declared(ranks: Ranks, path: Any, end: Any, 
 
 @PATHS
 def test_a_norm_that_is_abandoned_is_neither_remembered_nor_obeyed(ranks: Ranks, path: Any) -> None:
-    """Of a spike, and of NaN, where a step raises."""
+    """The norms are a spike and NaN, at which the clip group is declared to raise."""
     clip = Clip.percentile(1.0, percentile=50, window=8, warmup=1, nonfinite="raise", spike="raise")
 
     def body(rank: int, job: gradsync.Job) -> list[StepReport]:

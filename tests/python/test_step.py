@@ -12,14 +12,8 @@ import pytest
 from fake_daemon import FakeDaemon, Fault, report
 
 import gradsync
-from gradsync import Tensor, _grads, _turns
+from gradsync import Tensor
 from gradsync.errors import AccumulationError, NotReady, ProtocolError, RankLost, StepMismatch, UsageError
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All buckets are said at once, whatever the time; what is kept has tests of its own."""
-    monkeypatch.setattr(_grads, "_KEPT_BYTES", -1)
 
 
 @pytest.fixture
@@ -229,107 +223,6 @@ def test_ready_from_many_threads_loses_nothing(job: gradsync.Job, daemon: FakeDa
         thread.join(20)
     grads.finish()
     assert sorted(params["bucket"] for params in daemon.of("bucket.ready")) == list(range(32))
-
-
-# the last bucket of a step, where it is small
-
-
-@pytest.fixture
-def keeping(grads: gradsync.Grads, client: gradsync.Client, monkeypatch: pytest.MonkeyPatch) -> gradsync.Grads:
-    """`grads` between two calls that follow each other closely, however slow the machine."""
-    monkeypatch.setattr(_grads, "_KEPT_BYTES", 64)
-    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)
-    client.status()
-    client.status()  # the reader thread may have waited for the first
-    return grads
-
-
-def ready_all(grads: gradsync.Grads) -> None:
-    for name in "dcba":
-        grads.ready(name)
-
-
-def test_the_call_that_ends_the_step_says_that_the_last_bucket_is_ready(
-    keeping: gradsync.Grads, daemon: FakeDaemon
-) -> None:
-    ready_all(keeping)
-    keeping.finish()
-    ready_all(keeping)
-    keeping.compute_norm()
-    keeping.apply_clip()
-    assert [(name, params.get("bucket")) for name, params in steps_of(daemon)] == [
-        ("bucket.ready", 0),
-        ("step.finish", None),
-        ("bucket.ready", 0),
-        ("norm.compute", None),
-        ("clip.apply", None),
-    ]
-
-
-@pytest.mark.parametrize("ready", [None, [0, 1]])
-def test_what_is_kept_goes_before_a_call_that_does_not_say_it(
-    keeping: gradsync.Grads, client: gradsync.Client, daemon: FakeDaemon, ready: list[int] | None
-) -> None:
-    ready_all(keeping)
-    if ready is None:
-        client.status()
-    keeping.finish(ready=ready)
-    names = [name for name, _ in daemon.received if name in ("bucket.ready", "status.get", "step.finish")][2:]
-    assert names == ["bucket.ready", "bucket.ready", *(["status.get"] if ready is None else []), "step.finish"]
-
-
-def test_a_call_that_names_unused_tensors_does_not_say_what_is_kept(
-    keeping: gradsync.Grads, daemon: FakeDaemon
-) -> None:
-    """A tensor that is unused after its bucket was ready is an error, which the daemon can only know if it is told."""
-    ready_all(keeping)
-    keeping.finish(unused=[0])
-    assert [params["bucket"] for params in daemon.of("bucket.ready")] == [0, 1]
-
-
-def test_what_is_kept_goes_by_itself_where_no_call_follows(
-    grads: gradsync.Grads, client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_grads, "_KEPT_BYTES", 64)
-    client.status()
-    ready_all(grads)
-    daemon.wait_for("bucket.ready", 2)
-    grads.finish()
-    assert [params["bucket"] for params in daemon.of("bucket.ready")] == [0, 1]
-
-
-def test_nothing_is_kept_while_somebody_reads(
-    keeping: gradsync.Grads, client: gradsync.Client, daemon: FakeDaemon
-) -> None:
-    with client.subscribe(["step"], lambda params: None):
-        ready_all(keeping)
-        daemon.wait_for("bucket.ready", 2)
-
-
-def test_a_large_bucket_and_one_with_a_micro_batch_are_said_at_once(
-    keeping: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in "dcba":
-        keeping.ready(name, micro_batch=3)
-    daemon.wait_for("bucket.ready", 2)
-    keeping.finish()
-    monkeypatch.setattr(_grads, "_KEPT_BYTES", 63)
-    ready_all(keeping)
-    daemon.wait_for("bucket.ready", 4)
-
-
-def test_what_is_kept_for_a_failed_step_is_not_said_again(keeping: gradsync.Grads, daemon: FakeDaemon) -> None:
-    def fail(params: dict) -> dict:
-        raise Fault("rank_lost", epoch=2, attempt=1)
-
-    daemon.script["step.finish"] = fail
-    ready_all(keeping)
-    with pytest.raises(RankLost):
-        keeping.finish()
-    del daemon.script["step.finish"]
-    ready_all(keeping)
-    keeping.finish()
-    assert [(p["attempt"], p["bucket"]) for p in daemon.of("bucket.ready")] == [(0, 0), (1, 0)]
 
 
 def test_buffers_are_the_daemons_memory(job: gradsync.Job, daemon: FakeDaemon) -> None:

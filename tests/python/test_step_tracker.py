@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradsync._step_tracker import StepTracker
+from gradsync._step._step_tracker import StepTracker
 from gradsync.errors import AccumulationError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_daemon import report
 
-from gradsync._report import decode_report
+from gradsync._step._report import decode_report
 from gradsync.trackers import JsonlTracker, Logger, measurements
 
 

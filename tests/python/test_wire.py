@@ -15,7 +15,7 @@ from fake_daemon import report
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradsync._report import StepReport, decode_report, read_report
+from gradsync._step._report import StepReport, decode_report, read_report
 from gradsync._wire import decode_int, decode_number, dump, encode_number, load, plain
 from gradsync.errors import ProtocolError
 

@@ -21,15 +21,14 @@ class Contender:
         self._source = pattern(rank, dtype_of(dtype_name))
         self._client = gradsync.connect(os.environ["BENCH_ECHO"])
         self._channel = self._client._channel
-        self._channel._connection._awake.seat(world_size)  # it waits for answers as a rank that is attached does
         self._frames = frames
 
     def fill(self) -> None:
         fill(self._views, self._source)
 
     def step(self) -> None:
-        method, params, called = self._frames["method"], self._frames["params"], self._frames["called"]
-        self._channel.call(method, params, timeout=60, idempotent=True, session=True, **called)
+        method, params = self._frames["method"], self._frames["params"]
+        self._channel.call(method, params, timeout=60, idempotent=True, session=True)
 
     def result(self) -> dict[str, Any]:
         return result(float(self._norm), self._views)

@@ -22,12 +22,12 @@ class Contender:
 
     def step(self) -> None:
         self._microseconds = []
-        notification, notified = self._frames["notification"], self._frames["notified"]
-        method, params, called = self._frames["method"], self._frames["params"], self._frames["called"]
+        notification = self._frames["notification"]
+        method, params = self._frames["method"], self._frames["params"]
         for _ in range(self._steps):
             begin = time.perf_counter_ns()
-            self._channel.notify(notification, **notified)
-            self._channel.call(method, params, timeout=60, idempotent=True, session=True, **called)
+            self._channel.notify(notification)
+            self._channel.call(method, params, timeout=60, idempotent=True, session=True)
             self._microseconds.append((time.perf_counter_ns() - begin) / 1e3)
 
     def result(self) -> dict[str, Any]:

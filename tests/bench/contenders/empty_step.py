@@ -43,13 +43,13 @@ class Contender:
         notify, step_call = job.notify, job.step_call
         frames: dict[str, Any] = {}
 
-        def recorded_notify(text: str, **named: Any) -> None:
-            frames.update(notification=text, notified=named)
-            notify(text, **named)
+        def recorded_notify(text: str) -> None:
+            frames.update(notification=text)
+            notify(text)
 
         def recorded_call(method: str, params: str, *arguments: Any, **named: Any) -> Any:
             result = step_call(method, params, *arguments, **named)
-            frames.update(method=method, params=params, called={"instead": named["instead"]})
+            frames.update(method=method, params=params)
             frames.update(result=json.dumps(result, separators=(",", ":")))
             return result
 

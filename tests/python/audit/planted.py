@@ -16,7 +16,7 @@ from reference.world import World as Reference
 from gradsync._audit._findings import Call, RankFindings, Step
 from gradsync._audit._verdict import OurStep, Verdict, judge
 from gradsync._audit._world import World
-from gradsync._row import Row
+from gradsync._step._row import Row
 
 STEPS = 2
 Norms = Callable[["Planted", int, int], float]  # (world, step, rank) → what that rank's script clips by

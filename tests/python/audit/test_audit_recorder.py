@@ -16,8 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradsync._audit import _hooks
 from gradsync._audit._findings import RankFindings, Step, read_ranks
-from gradsync.torch import _audit, _audit_model
-from gradsync.torch._audit_model import Hints
+from gradsync.torch._audit import _model, _recorder
+from gradsync.torch._audit._model import Hints
 
 clip, total, apply = nn.utils.clip_grad_norm_, nn.utils.get_total_norm, nn.utils.clip_grads_with_norm_
 
@@ -27,7 +27,7 @@ class Script:
 
     def __init__(self, folder: Path, steps: int = 3, hints: Hints | None = None) -> None:
         self.folder = folder
-        self.recorder = _audit.Recorder(folder, steps, hints or Hints())
+        self.recorder = _recorder.Recorder(folder, steps, hints or Hints())
 
     def clip(self, *args: Any, **kwargs: Any) -> Any:
         return self.recorder.around("clip", clip, args, kwargs)
@@ -45,10 +45,10 @@ class Script:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Script]]:
-    monkeypatch.setattr(_audit, "_declaration", None)
-    all_of, of_others = _audit_model._optimizers, _audit_model._optimizers()  # of tests that ran before in this process
+    monkeypatch.setattr(_recorder, "_declaration", None)
+    all_of, of_others = _model._optimizers, _model._optimizers()  # of tests that ran before in this process
     mine = lambda: [one for one in all_of() if not any(one is other for other in of_others)]  # noqa: E731
-    monkeypatch.setattr(_audit_model, "_optimizers", mine)
+    monkeypatch.setattr(_model, "_optimizers", mine)
     made: list[Script] = []
 
     def script(*args: Any, **kwargs: Any) -> Script:
@@ -318,12 +318,12 @@ def test_a_forked_child_is_not_looked_at(make: Callable[..., Script], monkeypatc
 
 
 def test_a_norm_that_the_script_tells(make: Callable[..., Script], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradsync.torch._audit_model import declare
+    from gradsync.torch._audit._model import declare
     from gradsync.torch._mesh_axes import job_meshes
 
     script, net = make(), model(3, 2)
     told = declare(dict(net.named_parameters()), job_meshes(None, 0, 1), Hints())
-    monkeypatch.setattr(_audit, "_declaration", told)
+    monkeypatch.setattr(_recorder, "_declaration", told)
     script.recorder.observe(3.5)
     script.recorder.observe(torch.tensor(4.5, dtype=torch.bfloat16))
     found = script.findings()

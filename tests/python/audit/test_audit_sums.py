@@ -20,7 +20,7 @@ from gradsync._audit._findings import Call, RankFindings, Step
 from gradsync._audit._mistakes import RIGHT, mistakes
 from gradsync._audit._sums import Sums, round_to, ulp
 from gradsync._audit._world import World, combined
-from gradsync._row import Row
+from gradsync._step._row import Row
 
 DTYPES = ["float32", "float16", "bfloat16"]
 

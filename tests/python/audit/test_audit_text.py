@@ -18,7 +18,7 @@ from gradsync._audit._examine import complete, examine
 from gradsync._audit._findings import DONE, Call, RankWriter, Step, rank_path, read_ranks
 from gradsync._audit._table import as_json, as_text
 from gradsync._audit._verdict import Line, Verdict
-from gradsync._row import Row
+from gradsync._step._row import Row
 
 TENSOR = gradsync.Tensor(
     "w",

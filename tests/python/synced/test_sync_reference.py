@@ -29,7 +29,7 @@ from reference.sync_world import (
 from reference.world import Logical, World, held, holders, only, partial, replicate, rounded, shard
 
 import gradsync
-from gradsync._output import cuts_of, output_shape
+from gradsync._step._output import cuts_of, output_shape
 
 
 @given(sync_worlds(unused=False))

@@ -238,9 +238,7 @@ class LoopbackGrads:
             if decided == "step" and wanted.get(self.tensors[index].clip_group) == "zero":
                 result.zero_()
         groups = [
-            dataclasses.replace(
-                g, action="zero" if (decided, wanted.get(g.name)) == ("step", "zero") else decided, clipped=False
-            )
+            dataclasses.replace(g, action="zero" if (decided, wanted.get(g.name)) == ("step", "zero") else decided)
             for g in report.groups
         ]
         return dataclasses.replace(

@@ -13,8 +13,8 @@ from torch import nn
 
 import gradsync.torch as gst
 from gradsync.errors import UsageError
-from gradsync.torch._optimizer_guard import OptimizerGuard
 from gradsync.torch._optimizer_steps import listeners
+from gradsync.torch._synced._optimizer_guard import OptimizerGuard
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -129,7 +129,7 @@ def test_a_frozen_parameter_that_came_later_and_is_unfrozen_is_named(ranks):
 @pytest.mark.parametrize("exchange", [False, True])
 def test_a_parameter_an_optimizer_got_after_attach_is_caught_after_finish_too(ranks, exchange):
     def body(rank, attach):
-        model, other = mlp(), nn.Linear(2, 2)
+        model, other = mlp(), mlp(seed=1)[0]  # modules draw from one generator, under a lock
         optimizer = sgd(model)
         with attach(model) as gs:
             for step in range(2):

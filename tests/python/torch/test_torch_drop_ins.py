@@ -151,6 +151,14 @@ def test_halves(daemon: FakeDaemon, norms: Norms) -> None:
         gst.clip_grads_with_norm_(ours.parameters(), 0.5, norm)
 
 
+def test_the_norm_has_the_type_of_the_job_whatever_this_rank_holds(daemon: FakeDaemon, norms: Norms) -> None:
+    daemon.norm_dtype = "float64"  # another stage holds float64
+    model = net()
+    init(daemon, model)
+    backward(model, 1.0)
+    assert gst.clip_grad_norm_(model.parameters(), 1.0).dtype is torch.float64
+
+
 def test_a_norm_that_is_only_looked_at_does_not_hold_up_the_next_step(daemon: FakeDaemon, norms: Norms) -> None:
     model = net()
     init(daemon, model)
@@ -355,7 +363,7 @@ def test_dtensor_gradients_are_checked_again_when_they_change(daemon: FakeDaemon
             gst.clip_grad_norm_(model.parameters(), 1e9)
         assert len(daemon.of("step.finish")) == 3
         parameter.grad = DTensor.from_local(torch.ones(2), mesh, [Partial()])
-        with pytest.raises(GradientRefused, match=r"'w'.*nobody"):
+        with pytest.raises(GradientRefused, match=r"'w'.*is not reduced"):
             gst.clip_grad_norm_(model.parameters(), 1.0)
         parameter.grad = None
         gst.clip_grad_norm_(model.parameters(), 1.0)

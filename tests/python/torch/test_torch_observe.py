@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_torch_drop_ins import Norms, backward, copies, daemon, net, norms  # noqa: F401
 
 import gradsync.torch as gst
-from gradsync import _turns
+from gradsync._transport import _turns
 from gradsync.errors import UsageError
-from gradsync.torch import _observer
-from gradsync.torch._observer import PATIENCE_S, Observation, Observer
+from gradsync.torch._reduced import _observer
+from gradsync.torch._reduced._observer import PATIENCE_S, Observation, Observer
 
 PATIENT_S = 20.0
 

@@ -33,8 +33,8 @@ from reference.world import Logical, Rule, World
 import gradsync
 from gradsync.errors import UsageError
 from gradsync.torch import Experts, ModuleRefused
-from gradsync.torch._init import _parameters, _pipeline_axis, _tied_ids
 from gradsync.torch._mesh_axes import job_meshes
+from gradsync.torch._model_parts import pipeline_axis, tied_ids, trainable_parameters
 from gradsync.torch._placed import Placer, local_tensor
 
 Axes = dict[str, int]
@@ -69,12 +69,12 @@ def declare(mesh: object, model: object, rank: int, world_size: int, **options: 
     meshes = job_meshes(mesh, rank, world_size)
     placer = Placer(
         meshes,
-        _pipeline_axis(options.get("pp"), meshes[0]),
+        pipeline_axis(options.get("pp"), meshes[0]),
         options.get("ep", ()),
-        _tied_ids(options.get("tied", ())),
+        tied_ids(options.get("tied", ())),
         True,
     )
-    return [placer.place(name, parameter, None) for name, parameter in _parameters(model).items()]
+    return [placer.place(name, parameter, None) for name, parameter in trainable_parameters(model).items()]
 
 
 def every_rank(
@@ -88,7 +88,7 @@ def every_rank(
             mesh = world_mesh(axes)
             model = build(rank, mesh)
             tensors = declare(options.get("meshes", lambda m: m)(mesh), model, rank, size, **options)
-            found.append((tensors, [local_tensor(p).clone() for p in _parameters(model).values()]))
+            found.append((tensors, [local_tensor(p).clone() for p in trainable_parameters(model).values()]))
     return found
 
 
@@ -300,7 +300,7 @@ def test_weights_tied_across_stages_are_named_by_the_caller() -> None:
     tensors = declare({"pp": 1}, model, 0, 1, tied=[("embed.weight", "head.weight")])
     assert [tensor.tied for tensor in tensors] == ["embed.weight", "embed.weight"]
     with pytest.raises(UsageError, match="groups"):
-        _tied_ids(["embed.weight"])
+        tied_ids(["embed.weight"])
 
 
 def test_parts_of_one_rank_may_share_names_and_be_none_at_all() -> None:

@@ -17,7 +17,7 @@ def sgd(model: nn.Module) -> SGD:
 
 
 def cut(client) -> None:
-    client._channel._connection._held.socket.shutdown(2)  # SHUT_RDWR: as if the connection broke
+    client._channel._connection._websocket.socket.shutdown(2)  # SHUT_RDWR: as if the connection broke
 
 
 def test_training_goes_on_over_broken_connections(real_ranks):

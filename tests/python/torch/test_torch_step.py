@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import gradsync
-from gradsync._connection import Connection
+from gradsync._transport._connection import Connection
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -19,7 +19,8 @@ STAGES = {
 ELEMENTS, RARE, UNUSED = 1595, 156, 3
 
 
-pytestmark = pytest.mark.timeout(DEADLINE_S)  # the first test waits for the ranks
+# The first test waits for the ranks.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(DEADLINE_S)]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-#include "app/configuration.hpp"
+#include "app/config/configuration.hpp"
 
-#include "app/private_options.hpp"
+#include "app/config/private_options.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "app/health.hpp"
+#include "app/daemon/health.hpp"
 
 #include <gtest/gtest.h>
 

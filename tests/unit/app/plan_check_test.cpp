@@ -1,7 +1,7 @@
 // `gradsyncd plan check`: the plan of a daemon with the same settings.
 
-#include "app/commands.hpp"
-#include "app/exit_code.hpp"
+#include "app/cli/commands.hpp"
+#include "app/cli/exit_code.hpp"
 #include "plan/make_plan.hpp"
 
 #include <gmock/gmock.h>

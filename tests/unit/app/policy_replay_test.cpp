@@ -1,11 +1,11 @@
 // `gradsyncd policy replay`: policies and traces as texts, and what comes of them.
 
-#include "app/policy_replay.hpp"
+#include "app/replay/policy_replay.hpp"
 
-#include "app/commands.hpp"
-#include "app/exit_code.hpp"
-#include "app/norm_trace.hpp"
-#include "app/policy_text.hpp"
+#include "app/cli/commands.hpp"
+#include "app/cli/exit_code.hpp"
+#include "app/replay/norm_trace.hpp"
+#include "app/replay/policy_text.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,9 +1,9 @@
 #pragma once
 // A host lane with arenas that the test sees as a trainer does: through its own mapping of the same memfd.
 
-#include "device/arena.hpp"
-#include "device/half.hpp"
-#include "device/host_lane.hpp"
+#include "arithmetic/half.hpp"
+#include "device/host/host_lane.hpp"
+#include "device/memory/arena.hpp"
 #include "unit/device/whole_tensors.hpp"
 
 #include <gtest/gtest.h>

@@ -3,9 +3,9 @@
 // the plan needs; and what a step of it must leave behind, by plain loops over indices in double. The numbers are small
 // integers and divisors powers of two, so that every format holds every sum exactly.
 
-#include "device/half.hpp"
+#include "arithmetic/half.hpp"
 #include "device/lane.hpp"
-#include "device/loaded_plan.hpp"
+#include "device/loaded/loaded_plan.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -224,7 +224,8 @@ class ShardedJob {
   ) const {
     const plan::DType dtype = dtype_of(memory);
     const auto single = static_cast<float>(value);
-    const std::uint16_t half = dtype == plan::DType::BFloat16 ? float_to_bfloat16(single) : float_to_float16(single);
+    const std::uint16_t half =
+        dtype == plan::DType::BFloat16 ? arithmetic::float_to_bfloat16(single) : arithmetic::float_to_float16(single);
     const void* from = dtype == plan::DType::Float64   ? static_cast<const void*>(&value)
                        : dtype == plan::DType::Float32 ? static_cast<const void*>(&single)
                                                        : &half;
@@ -244,8 +245,8 @@ class ShardedJob {
     std::memcpy(to, bytes.data() + offset + element * plan::size_of(dtype), plan::size_of(dtype));
     return dtype == plan::DType::Float64    ? value
            : dtype == plan::DType::Float32  ? single
-           : dtype == plan::DType::BFloat16 ? bfloat16_to_float(half)
-                                            : float16_to_float(half);
+           : dtype == plan::DType::BFloat16 ? arithmetic::bfloat16_to_float(half)
+                                            : arithmetic::float16_to_float(half);
   }
 
   LanePlan layout;

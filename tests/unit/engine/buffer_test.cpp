@@ -1,5 +1,5 @@
-#include "device/arena.hpp"
-#include "harness.hpp"
+#include "device/memory/arena.hpp"
+#include "unit/engine/harness.hpp"
 
 #include <gmock/gmock.h>
 
@@ -15,7 +15,7 @@ TEST(Buffers, a_token_hands_out_the_descriptor_once) {
   Harness h;
   h.attach(0, 1);
   h.allocate(0, 4096);
-  const Result<Engine::TakenFd> taken = h.engine.exchange_fd(h.tokens.at(0), 1000, 100, UniqueFd{});
+  const Result<TakenFd> taken = h.engine.exchange_fd(h.tokens.at(0), 1000, 100, UniqueFd{});
   ASSERT_TRUE(taken);
 
   struct stat info {};
@@ -95,7 +95,7 @@ class Adoption : public ::testing::Test {
     return h.engine.adopt(h.sessions.at(rank), size_bytes);
   }
 
-  Result<Engine::TakenFd> give(const BufferGrant& grant, UniqueFd fd) {
+  Result<TakenFd> give(const BufferGrant& grant, UniqueFd fd) {
     return h.engine.exchange_fd(grant.token, 1000, 0, std::move(fd));
   }
 

@@ -1,4 +1,4 @@
-#include "harness.hpp"
+#include "unit/engine/harness.hpp"
 
 #include <gmock/gmock.h>
 

@@ -25,7 +25,7 @@ class Harness {
  public:
   explicit Harness(EngineOptions options = {})
       : engine(
-            std::move(options), lane, planner, [this](const Event& event) { events.push_back(event); }, metrics
+            std::move(options), Lanes(lane), planner, [this](const Event& event) { events.push_back(event); }, metrics
         ) {
     engine.advance(now);
   }
@@ -104,7 +104,7 @@ class Harness {
       if (!planner.requests.empty()) {
         engine.on_plan(planner.plan_next());
       } else {
-        engine.on_lane_report(lane.answer_next());
+        engine.on_lane_report(device::kHostLane, lane.answer_next());
       }
     }
   }

@@ -1,6 +1,6 @@
 // Random events over one or two jobs of one to four ranks; what must hold is checked after each event.
 
-#include "random_world.hpp"
+#include "unit/engine/random_world.hpp"
 
 #include <gmock/gmock.h>
 #include <spdlog/spdlog.h>

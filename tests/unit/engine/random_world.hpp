@@ -2,10 +2,10 @@
 // Trainers that mostly behave and sometimes do not, around one engine: the model that random_test.cpp runs. It knows
 // what each rank asked for and checks every answer against that; a breach is a line of text.
 
-#include "checked_lane.hpp"
 #include "engine/engine.hpp"
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
+#include "unit/engine/checked_lane.hpp"
 
 #include <fmt/format.h>
 
@@ -179,7 +179,7 @@ class RandomWorld {
 
   void answer_lane() {
     if (!lane_.commands.empty()) {
-      engine_.on_lane_report(lane_.answer_next());
+      engine_.on_lane_report(device::kHostLane, lane_.answer_next());
     }
   }
 
@@ -590,7 +590,7 @@ class RandomWorld {
   fakes::InlinePlanner planner_;
   prometheus::Registry registry_;
   EngineMetrics metrics_{registry_};
-  Engine engine_{options(), lane_, planner_, [](const Event&) {}, metrics_};
+  Engine engine_{options(), Lanes(lane_), planner_, [](const Event&) {}, metrics_};
   std::vector<Run> runs_;
   std::deque<Member> members_;
   std::vector<std::shared_ptr<Call>> calls_;

@@ -1,7 +1,7 @@
 // Data path `stats` through the engine: tables instead of arenas, no buckets, one finish.
 
-#include "engine/lane_plan.hpp"
-#include "harness.hpp"
+#include "engine/plan/lane_plan.hpp"
+#include "unit/engine/harness.hpp"
 
 #include <gmock/gmock.h>
 
@@ -237,7 +237,7 @@ TEST_F(StatsEngine, a_row_that_cannot_be_right_fails_the_step_by_name) {
   world.lane.commands.clear();
   device::Failed failed{command.plan, command.tag, 0, false, false, "tensor 1, rank 1: nan is 7, but 0 …"};
   failed.row = device::FailedRow{1, 1, "nan"};
-  world.engine.on_lane_report(failed);
+  world.engine.on_lane_report(device::kHostLane, failed);
   for (const auto& outcome : {first, second}) {
     ASSERT_TRUE(outcome->error.has_value());
     EXPECT_EQ(outcome->error->code, ErrorCode::StepFailed);

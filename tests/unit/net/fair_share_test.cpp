@@ -1,4 +1,4 @@
-#include "net/fair_share.hpp"
+#include "net/limits/fair_share.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-PeerIdentity process(std::int64_t pid) { return {.local = true, .uid = 1000, .gid = 1000, .pid = pid, .token = false}; }
+PeerIdentity process_of(std::int64_t pid) {
+  return {.local = true, .uid = 1000, .gid = 1000, .pid = pid, .token = false};
+}
 
 constexpr auto kUnderstood = FairShare::Worth::Understood;
 constexpr auto kRefused = FairShare::Worth::Refused;
@@ -21,11 +23,11 @@ class FairShareTest : public testing::Test {
       std::int64_t pid, Duration computed, FairShare::Worth worth = kUnderstood, ConnectionId connection = 1
   ) {
     step(kStepping);
-    return share_.charge(process(pid), connection, worth, computed, now_);
+    return share_.charge(process_of(pid), connection, worth, computed, now_);
   }
 
   void step(std::int64_t pid) {
-    ASSERT_EQ(share_.charge(process(pid), 1, kUnderstood, FairShare::kShortTurn, now_), Duration::zero());
+    ASSERT_EQ(share_.charge(process_of(pid), 1, kUnderstood, FairShare::kShortTurn, now_), Duration::zero());
   }
 
   void use_the_burst(std::int64_t pid) {
@@ -54,7 +56,7 @@ TEST_F(FairShareTest, lets_what_is_refused_run_ahead_less) {
 TEST_F(FairShareTest, holds_what_was_understood_against_nothing_else) {
   use_the_burst(7);
   EXPECT_EQ(charge(7, std::chrono::microseconds{2}, kRefused), Duration::zero()) << "a ping after a declaration";
-  EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), Duration::zero());
+  EXPECT_EQ(share_.pause(process_of(7), 2, kRefused, now_), Duration::zero());
   EXPECT_GT(charge(7, milliseconds{2}), Duration::zero());
 }
 
@@ -66,15 +68,15 @@ TEST_F(FairShareTest, pauses_no_less_than_a_while) {
 TEST_F(FairShareTest, makes_nobody_wait_where_nobody_else_is_served) {
   for (int i = 0; i < 1000; ++i) {
     step(7);
-    ASSERT_EQ(share_.charge(process(7), 1, kRefused, milliseconds{20}, now_), Duration::zero());
+    ASSERT_EQ(share_.charge(process_of(7), 1, kRefused, milliseconds{20}, now_), Duration::zero());
   }
   step(8);
-  EXPECT_GT(share_.charge(process(7), 1, kRefused, milliseconds{20}, now_), Duration::zero());
+  EXPECT_GT(share_.charge(process_of(7), 1, kRefused, milliseconds{20}, now_), Duration::zero());
 }
 
 TEST_F(FairShareTest, forgets_debts_made_while_nobody_else_was_served) {
   for (int i = 0; i < 1000; ++i) {
-    ASSERT_EQ(share_.charge(process(7), 1, kUnderstood, milliseconds{20}, now_), Duration::zero());
+    ASSERT_EQ(share_.charge(process_of(7), 1, kUnderstood, milliseconds{20}, now_), Duration::zero());
   }
   EXPECT_EQ(charge(7, milliseconds{2}), FairShare::kLongestPause);
   now_ += FairShare::kLongestPause;
@@ -84,31 +86,31 @@ TEST_F(FairShareTest, forgets_debts_made_while_nobody_else_was_served) {
 TEST_F(FairShareTest, knows_of_others_for_a_while) {
   use_the_burst(7);
   now_ += FairShare::kBusy;
-  EXPECT_GT(share_.charge(process(7), 1, kUnderstood, milliseconds{100}, now_), Duration::zero());
+  EXPECT_GT(share_.charge(process_of(7), 1, kUnderstood, milliseconds{100}, now_), Duration::zero());
   step(7);
   step(7);
-  EXPECT_GT(share_.charge(process(7), 1, kUnderstood, milliseconds{2}, now_), Duration::zero()) << "its own steps";
+  EXPECT_GT(share_.charge(process_of(7), 1, kUnderstood, milliseconds{2}, now_), Duration::zero()) << "its own steps";
   now_ += milliseconds{1};
-  EXPECT_EQ(share_.charge(process(7), 1, kUnderstood, milliseconds{2}, now_), Duration::zero());
+  EXPECT_EQ(share_.charge(process_of(7), 1, kUnderstood, milliseconds{2}, now_), Duration::zero());
 }
 
 TEST_F(FairShareTest, makes_requests_by_http_wait_for_what_was_used_by_any_connection) {
-  EXPECT_EQ(share_.pause(process(7), 1, kRefused, now_), Duration::zero());
+  EXPECT_EQ(share_.pause(process_of(7), 1, kRefused, now_), Duration::zero());
   EXPECT_EQ(charge(7, milliseconds{6}, kRefused), milliseconds{20});
-  EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), milliseconds{20});
-  EXPECT_EQ(share_.pause(process(8), 2, kRefused, now_), Duration::zero());
+  EXPECT_EQ(share_.pause(process_of(7), 2, kRefused, now_), milliseconds{20});
+  EXPECT_EQ(share_.pause(process_of(8), 2, kRefused, now_), Duration::zero());
   now_ += milliseconds{20};
-  EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), Duration::zero());
+  EXPECT_EQ(share_.pause(process_of(7), 2, kRefused, now_), Duration::zero());
 }
 
 TEST_F(FairShareTest, lets_one_connection_go_on_at_a_time) {
   EXPECT_EQ(charge(7, milliseconds{6}, kRefused), milliseconds{20});
   now_ += milliseconds{20};
-  ASSERT_EQ(share_.pause(process(7), 1, kRefused, now_), Duration::zero());
-  share_.prepay(process(7), 1, kRefused, milliseconds{6}, now_);
-  EXPECT_EQ(share_.pause(process(7), 2, kRefused, now_), milliseconds{120}) << "the other one waits on";
+  ASSERT_EQ(share_.pause(process_of(7), 1, kRefused, now_), Duration::zero());
+  share_.prepay(process_of(7), 1, kRefused, milliseconds{6}, now_);
+  EXPECT_EQ(share_.pause(process_of(7), 2, kRefused, now_), milliseconds{120}) << "the other one waits on";
   step(kStepping);
-  EXPECT_EQ(share_.charge(process(7), 1, kRefused, milliseconds{7}, now_, milliseconds{6}), milliseconds{140});
+  EXPECT_EQ(share_.charge(process_of(7), 1, kRefused, milliseconds{7}, now_, milliseconds{6}), milliseconds{140});
 }
 
 TEST_F(FairShareTest, never_charges_short_messages) {

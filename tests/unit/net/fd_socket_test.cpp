@@ -1,4 +1,4 @@
-#include "net/listening_socket.hpp"
+#include "net/socket/listening_socket.hpp"
 #include "unit/net/server_fixture.hpp"
 
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "net/http_rules.hpp"
+#include "net/http/http_rules.hpp"
 
 #include <gtest/gtest.h>
 

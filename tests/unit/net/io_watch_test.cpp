@@ -1,4 +1,4 @@
-#include "net/io_watch.hpp"
+#include "net/limits/io_watch.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,34 +52,6 @@ class IoWatchTest : public testing::Test {
  private:
   std::shared_ptr<spdlog::logger> before_ = spdlog::default_logger();
 };
-
-TEST_F(IoWatchTest, what_is_done_for_others_is_not_the_cost_of_a_message) {
-  {
-    const IoWatch::Turn turn{watch_, "a message"};
-    {
-      const IoWatch::Excused excused{watch_};
-      compute(Milliseconds{20});
-    }
-    EXPECT_LT(turn.computed(), Milliseconds{10});
-  }
-  const IoWatch::Turn next{watch_, "a message"};
-  compute(Milliseconds{20});
-  EXPECT_GE(next.computed(), Milliseconds{19}) << "only its own turn is excused";
-}
-
-TEST_F(IoWatchTest, an_excuse_within_another_counts_once) {
-  const IoWatch::Turn turn{watch_, "a message"};
-  const TimePoint begin = std::chrono::steady_clock::now();
-  {
-    const IoWatch::Excused excused{watch_};
-    const IoWatch::Excused inside{watch_};
-    compute(Milliseconds{20});
-  }
-  // As much again as was excused, by the clock, however long others had the processor: 20 ms are left, and none if it
-  // counted twice.
-  compute(std::chrono::ceil<Milliseconds>(std::chrono::steady_clock::now() - begin));
-  EXPECT_GE(turn.computed(), Milliseconds{10});
-}
 
 TEST_F(IoWatchTest, counts_a_turn_once_with_those_inside_of_it) {
   {

@@ -1,4 +1,4 @@
-#include "net/peer.hpp"
+#include "net/socket/peer.hpp"
 
 #include "unit/net/server_fixture.hpp"
 

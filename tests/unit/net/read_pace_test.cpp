@@ -1,4 +1,4 @@
-#include "net/read_pace.hpp"
+#include "net/limits/read_pace.hpp"
 
 #include "unit/net/server_fixture.hpp"
 

@@ -50,7 +50,7 @@ class TempFolder {
 };
 
 /// Echoes texts and bodies. "flood" sends without end, "bye" answers and closes, "throw" throws, "costly" computes for
-/// `kCostly` and is refused, "spare" tells what the server's spare text has room for.
+/// `kCostly` and is refused.
 class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler {
  public:
   static constexpr std::chrono::milliseconds kCostly{30};
@@ -76,8 +76,6 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
       server->send(connection, "never");
     } else if (text == "throw") {
       throw std::runtime_error("thrown by the handler");
-    } else if (text == "spare") {
-      server->send(connection, std::to_string(server->spare_text().capacity()));
     } else if (text == "costly") {
       compute(kCostly);
       note(fmt::format("costly {}", connection));

@@ -1,6 +1,4 @@
-#include "net/text_queue.hpp"
-
-#include "net/text_stock.hpp"
+#include "net/socket/text_queue.hpp"
 
 #include <gtest/gtest.h>
 
@@ -44,31 +42,6 @@ TEST(TextQueue, the_front_stays_where_it_is_while_others_come) {
   EXPECT_EQ(queue.front().data(), written);
   EXPECT_EQ(queue.pop(), "short");
   EXPECT_EQ(queue.front(), "another");
-}
-
-TEST(TextStock, gives_memory_out_again_without_what_it_said) {
-  TextStock stock;
-  EXPECT_EQ(stock.take().capacity(), std::string().capacity());
-  std::string text(1000, 'x');
-  const char* const memory = text.data();
-  stock.give_back(std::move(text));
-  const std::string again = stock.take();
-  EXPECT_EQ(again, "");
-  EXPECT_EQ(again.data(), memory);
-}
-
-TEST(TextStock, keeps_a_few_texts_of_a_reasonable_length) {
-  TextStock stock;
-  stock.give_back(std::string(2 * TextStock::kTextBytes, 'x'));
-  EXPECT_LT(stock.take().capacity(), 100U);
-  for (std::size_t i = 0; i < 2 * TextStock::kTexts; ++i) {
-    stock.give_back(std::string(1000, 'x'));
-  }
-  std::size_t kept = 0;
-  while (stock.take().capacity() >= 1000) {
-    ++kept;
-  }
-  EXPECT_EQ(kept, TextStock::kTexts);
 }
 
 }  // namespace

@@ -22,17 +22,6 @@ TEST_F(WebSocket, echoes_in_one_frame_whatever_the_size) {
   }
 }
 
-TEST_F(WebSocket, the_memory_of_a_text_that_was_sent_is_there_for_the_next) {
-  const RunningServer running{options()};
-  RawClient client = websocket();
-  client.send_frame(1, "spare");
-  EXPECT_LT(std::stoul(client.read_frame().payload), 100U);
-  client.send_frame(1, std::string(5000, 'g'));
-  EXPECT_EQ(client.read_frame().payload.size(), 5000U);
-  client.send_frame(1, "spare");
-  EXPECT_GE(std::stoul(client.read_frame().payload), 5000U);
-}
-
 TEST_F(WebSocket, names_the_subprotocol_it_speaks) {
   const RunningServer running{options()};
   RawClient client = connect();

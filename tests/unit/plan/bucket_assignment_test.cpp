@@ -2,7 +2,7 @@
 // parameters over in the order in which they become ready; here the last item is ready first, so its lists are
 // reversed.
 
-#include "plan/bucket_assignment.hpp"
+#include "plan/layout/bucket_assignment.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,6 @@
-#include "plan/clip_rule.hpp"
+#include "plan/clip/clip_rule.hpp"
+
+#include "fakes/not_finite.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,9 +16,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 struct TorchRow {
   DType dtype;
@@ -190,6 +189,50 @@ TEST(ClipRule, a_finite_norm_above_float32_is_not_reported_as_infinite) {
   EXPECT_TRUE(outcome.clipped);
   EXPECT_GT(outcome.coefficient, 0);
   EXPECT_LE(outcome.multiplier * 1e39, 1);
+}
+
+TEST(ClipRule, torch_mode_clips_a_norm_above_float32_by_that_norm) {
+  for (const double norm : {6e38, 1e39, 3e40}) {
+    for (const double scale : {1.0, 1024.0, 3.0}) {
+      const ClipOutcome outcome = apply_clip_rule(torch(1), norm * scale, scale);
+      EXPECT_TRUE(outcome.clipped);
+      EXPECT_TRUE(outcome.multiply);
+      EXPECT_GT(outcome.multiplier, 0);
+      EXPECT_LE(outcome.multiplier * (norm * scale), 1) << norm << " " << scale;
+      EXPECT_LE(outcome.coefficient * outcome.norm, 1);
+      EXPECT_EQ(outcome.coefficient, apply_clip_rule(strict(1), norm * scale, scale).coefficient);
+    }
+  }
+  const ClipOutcome within = apply_clip_rule(torch(1e40), 1e39, 1);
+  EXPECT_FALSE(within.clipped);
+  EXPECT_EQ(within.coefficient, 1);
+}
+
+TEST(ClipRule, torch_mode_has_an_infinite_float32_for_a_threshold_above_it) {
+  EXPECT_EQ(apply_clip_rule(torch(1e300), std::numeric_limits<float>::max(), 1).multiplier, 1);
+  const ClipOutcome outcome = apply_clip_rule(torch(1e300), kInfinity, 1);
+  EXPECT_TRUE(std::isnan(outcome.multiplier)) << "as torch: 0 times infinity";
+  EXPECT_THAT(outcome.reason, HasSubstr("torch mode multiplies by NaN"));
+}
+
+TEST(ClipRule, clipped_is_norm_above_threshold_whatever_becomes_of_the_step) {
+  for (ClipRule rule : {strict(1), torch(1)}) {
+    rule.spike_above = 2;
+    for (const SpikeAction action : {SpikeAction::Clip, SpikeAction::Skip, SpikeAction::Raise}) {
+      rule.spike = action;
+      EXPECT_TRUE(apply_clip_rule(rule, 3, 1).clipped);
+    }
+    rule.nonfinite = NonfiniteAction::Skip;
+    EXPECT_TRUE(apply_clip_rule(rule, kInfinity, 1).clipped);
+    EXPECT_FALSE(apply_clip_rule(rule, kNaN, 1).clipped);
+
+    ClipOutcome together[] = {
+        apply_clip_rule(rule, 1.5, 1), apply_clip_rule(rule, 0.5, 1), apply_clip_rule(rule, kNaN, 1)};
+    decide_together(together);
+    EXPECT_EQ(together[0].action, StepAction::Skip);
+    EXPECT_TRUE(together[0].clipped);
+    EXPECT_FALSE(together[1].clipped);
+  }
 }
 
 TEST(ClipRule, a_strict_multiplier_fits_with_any_scale) {

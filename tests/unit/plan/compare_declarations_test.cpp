@@ -65,6 +65,24 @@ TEST(CompareDeclarations, every_field_of_a_tensor_is_compared) {
   EXPECT_EQ(path([](TensorDeclaration& t) { t.split_order = {"dp"}; }), "tensors[0].split_order");
 }
 
+TEST(CompareDeclarations, clip_groups_are_compared_by_name_and_not_by_their_place_in_the_list) {
+  const auto with = [](std::vector<ClipGroupOptions> clip) {
+    RankDeclaration declared = model();
+    declared.tensors[0].clip_group = "head";
+    declared.options.clip = std::move(clip);
+    return declared;
+  };
+  const ClipGroupOptions all{"all", ClipOptions{1.0}};
+  const ClipGroupOptions head{"head", ClipOptions{2.0}};
+  EXPECT_TRUE(agree({with({all, head}), with({head, all})}));
+  const Error differs = compared({with({all, head}), with({{"head", ClipOptions{3.0}}, all})});
+  EXPECT_EQ(differs.path, "options.clip[1]");
+  EXPECT_THAT(differs.message, HasSubstr("'head': max_norm 2"));
+  EXPECT_THAT(differs.message, HasSubstr("'head': max_norm 3"));
+  EXPECT_THAT(compared({with({all}), with({head, all})}).message, HasSubstr("clip[0] is none on rank 0"));
+  EXPECT_THAT(compared({with({head, all}), with({all})}).message, HasSubstr("none on rank 1"));
+}
+
 TEST(CompareDeclarations, options_are_compared_first) {
   const Error mode = compared(last_of_three([](RankDeclaration& d) {
     d.options.mode = ClipMode::Torch;

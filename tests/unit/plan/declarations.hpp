@@ -13,11 +13,19 @@ namespace gradsync::plan {
 
 inline Mesh mesh(std::vector<Axis> axes, std::string name = "dense") { return {std::move(name), std::move(axes), {}}; }
 
+inline const std::vector<Mesh> kDp2{mesh({{"dp", 2}})};
+
 inline Placement partial(std::vector<std::string> axes, ReduceOp op = ReduceOp::Mean) {
   return {std::move(axes), Partial{op, {}}};
 }
 
 inline Placement replicate(std::vector<std::string> axes) { return {std::move(axes), Replicate{}}; }
+
+inline Placement shard(std::vector<std::string> axes, std::int64_t dim) { return {std::move(axes), Shard{dim}}; }
+
+inline Placement only(std::vector<std::string> axes, std::vector<std::int64_t> at) {
+  return {std::move(axes), Only{at}};
+}
 
 inline TensorDeclaration tensor(
     std::string name, std::vector<std::int64_t> shape, std::vector<Placement> placements = {partial({"dp"})}

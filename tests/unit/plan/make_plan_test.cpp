@@ -11,8 +11,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-const std::vector<Mesh> kDp2{mesh({{"dp", 2}})};
-
 ClipGroupOptions group(std::string name, double max_norm) { return {std::move(name), {max_norm, ZeroRule::Refuse}}; }
 
 TEST(MakePlan, packs_the_arena_in_launch_order_at_aligned_offsets) {

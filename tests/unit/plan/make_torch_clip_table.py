@@ -25,6 +25,7 @@ def multiplier(norm: float, max_norm: float, dtype: torch.dtype) -> float:
 def pairs(random_numbers: random.Random) -> list[tuple[float, float]]:
     fixed = [(0.0, 1.0), (0.0, 0.0), (1.0, 1.0), (3.0, 1.0), (1.0 - 1e-7, 1.0), (1.0 + 1e-6, 1.0), (0.999999, 1.0)]
     fixed += [(5.0, 0.1), (0.1, 0.1), (1e-45, 1e-6), (3.4e38, 1.0), (2.5, 0.0), (math.inf, 1.0), (7.0, 7.000001)]
+    fixed += [(3.4028234663852886e38, 1e300), (3e38, 1e300)]
     drawn = [(10 ** random_numbers.uniform(-6, 9), 10 ** random_numbers.uniform(-3, 2)) for _ in range(24)]
     near = [(limit * (1 + random_numbers.uniform(-2e-6, 2e-6)), limit) for _, limit in drawn[:10]]
     return fixed + drawn + near

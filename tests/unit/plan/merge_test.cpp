@@ -1,7 +1,7 @@
 // Declarations of ranks that hold different tensors: who holds what, which part, and what is refused.
 
 #include "declarations.hpp"
-#include "plan/merge_declarations.hpp"
+#include "plan/merge/merge_declarations.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,10 +11,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-Placement shard(std::vector<std::string> axes, std::int64_t dim) { return {std::move(axes), Shard{dim}}; }
-
-Placement only(std::vector<std::string> axes, std::vector<std::int64_t> at) { return {std::move(axes), Only{at}}; }
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 /// What `rank` declares of a tensor whose parts follow from the placements.
 TensorDeclaration held(TensorDeclaration tensor, const Mesh& mesh, std::int64_t rank) {
@@ -69,7 +67,7 @@ class Ranks {
 
 const Mesh kFsdp = mesh({{"dp_shard", 3}});
 const Mesh kHsdp = mesh({{"dp_replicate", 2}, {"dp_shard", 2}});
-const Mesh kGrid = mesh({{"dp_shard", 2}, {"tp", 2}});
+const Mesh kShardedTp = mesh({{"dp_shard", 2}, {"tp", 2}});
 
 TEST(Merge, parts_are_those_of_torch_chunk_uneven_and_empty_ones_too) {
   Ranks ranks({kFsdp});
@@ -104,16 +102,16 @@ TEST(Merge, nested_splits_follow_the_mesh_or_the_split_order) {
   const auto extents = [&w] {
     std::vector<std::int64_t> all;
     for (std::int64_t rank = 0; rank < 4; ++rank) {
-      all.push_back(held(w, kGrid, rank).local_shape[0]);
+      all.push_back(held(w, kShardedTp, rank).local_shape[0]);
     }
     return all;
   };
   EXPECT_THAT(extents(), ElementsAre(2, 1, 1, 1)) << "dp 3+2, then tp 2+1 and 1+1";
   w.split_order = {"tp", "dp_shard"};
   EXPECT_THAT(extents(), ElementsAre(2, 1, 1, 1)) << "tp 3+2, then dp: ranks (0,0) 2, (0,1) 1, (1,0) 1, (1,1) 1";
-  EXPECT_EQ(box_of({5}, place_ranks(w, kGrid).ranks[1].cuts).offset[0], 3) << "rank 1 is tp 1: behind tp 0's 3";
+  EXPECT_EQ(box_of({5}, place_ranks(w, kShardedTp).ranks[1].cuts).offset[0], 3) << "rank 1 is tp 1: behind tp 0's 3";
   w.split_order.clear();
-  EXPECT_EQ(box_of({5}, place_ranks(w, kGrid).ranks[1].cuts).offset[0], 2);
+  EXPECT_EQ(box_of({5}, place_ranks(w, kShardedTp).ranks[1].cuts).offset[0], 2);
 }
 
 TEST(Merge, of_axes_taken_as_one_the_first_named_is_the_slowest) {
@@ -196,11 +194,51 @@ TEST(Merge, empty_parts_of_a_tied_copy_are_not_compared_and_offsets_count) {
   EXPECT_THAT(counted_boxes(ranks), ElementsAre(1, 0));
 }
 
-TEST(Merge, a_rank_may_hold_nothing_but_not_all_ranks) {
+TEST(Merge, a_rank_may_hold_nothing_and_so_may_all_ranks) {
   Ranks ranks({mesh({{"pp", 3}})});
-  EXPECT_THAT(ranks.refusal().message, HasSubstr("no rank declared a tensor"));
+  Result<Plan> plan = ranks.plan();
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_THAT(plan->tensors, IsEmpty());
+  EXPECT_THAT(plan->scalar_collectives, IsEmpty());
+  ASSERT_EQ(plan->clip_groups.size(), 1u) << "whose norm is said";
+  EXPECT_EQ(plan->clip_groups[0].name, "all");
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    ranks[rank].options.clip = {{"experts", {1.0, ZeroRule::Refuse}}, {"dense", {}}};
+  }
+  plan = ranks.plan();
+  ASSERT_TRUE(plan) << plan.error().message;
+  ASSERT_EQ(plan->clip_groups.size(), 2u) << "those that are listed";
+  EXPECT_EQ(plan->clip_groups[0].name, "experts");
   ranks.add(tensor("a", {4}, {only({"pp"}, {1})}));
-  EXPECT_TRUE(ranks.plan());
+  EXPECT_EQ(ranks.refusal().path, "options.clip[0].group") << "where one holds a tensor, it belongs to some group";
+}
+
+TEST(Merge, the_elements_of_all_ranks_are_fewer_than_2_to_the_62) {
+  const auto ranks_with = [](std::int64_t tensors) {
+    Ranks ranks({mesh({{"dp", 16}})});
+    for (std::int64_t i = 0; i < tensors; ++i) {
+      TensorDeclaration half = tensor("half" + std::to_string(i), {std::int64_t{1} << 60}, {shard({"dp"}, 0)});
+      half.dtype = DType::Float16;
+      ranks.add(half);  // 2^57 bytes on each rank
+    }
+    return ranks;
+  };
+  EXPECT_TRUE(ranks_with(3).plan());
+  for (const std::int64_t tensors : {4, 16}) {  // the sum of 16 is 2^64
+    const Error error = ranks_with(tensors).refusal();
+    EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
+    EXPECT_EQ(error.path, "tensors");
+    EXPECT_THAT(error.message, HasSubstr("up to 'half3' have 2^62 elements or more together"));
+  }
+}
+
+TEST(Merge, ranks_that_hold_nothing_have_arenas_of_no_bytes) {
+  const RankDeclaration nothing = declaration({});
+  const Plan plan = make_plan(nothing, kDp2, 2, {});
+  EXPECT_THAT(plan.buckets, IsEmpty());
+  ASSERT_EQ(plan.layouts.size(), 1u);
+  EXPECT_EQ(plan.layout(1).bytes(), 0u);
+  EXPECT_THAT(plan.digest, SizeIs(16));
 }
 
 // ---- refused
@@ -221,10 +259,10 @@ TEST(MergeRefuses, a_tensor_called_sharded_but_held_whole) {
 }
 
 TEST(MergeRefuses, an_axis_that_cuts_in_the_declaration_alone) {
-  Ranks ranks({kGrid});
+  Ranks ranks({kShardedTp});
   ranks.add(tensor("w", {8}, {shard({"dp_shard"}, 0), shard({"tp"}, 0)}));
   ranks[0].tensors[0].local_shape = {4};
-  EXPECT_THAT(ranks.refusal().hint, HasSubstr("one axis of size 2 did not cut dim 0"));
+  EXPECT_THAT(ranks.refusal().hint, HasSubstr("axis 'dp_shard' of size 2 did not cut dim 0"));
 }
 
 TEST(MergeRefuses, one_name_for_two_tensors) {
@@ -269,9 +307,10 @@ TEST(MergeRefuses, overlap_and_gap_of_equal_size) {
   EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
   EXPECT_EQ(error.path, "tensors[0].local_offset");
   EXPECT_THAT(error.message, HasSubstr("ranks 0 and 1 hold overlapping shards: [4] at [0] and [4] at [3]"));
+  EXPECT_THAT(error.message, HasSubstr("they differ on axis 'dp_shard' (dp_shard: shard(0))"));
   ranks[1].tensors[0].local_offset = {5};
   ranks[1].tensors[0].local_shape = {3};
-  EXPECT_THAT(ranks.refusal().message, HasSubstr("hold 7 of the 8 elements"));
+  EXPECT_THAT(ranks.refusal().message, HasSubstr("its shards (dp_shard: shard(0)) hold 7 of the 8 elements"));
 }
 
 TEST(MergeRefuses, replicas_that_hold_different_parts) {
@@ -284,6 +323,7 @@ TEST(MergeRefuses, replicas_that_hold_different_parts) {
   ranks[2].tensors[0].local_offset = {4};
   ranks[3].tensors[0].local_offset = {0};
   EXPECT_THAT(ranks.refusal().message, HasSubstr("ranks 0 and 2 hold the same part"));
+  EXPECT_THAT(ranks.refusal().message, HasSubstr("they differ on axis 'dp_replicate'"));
 }
 
 TEST(MergeRefuses, tied_tensors_that_cannot_be_one_weight) {

@@ -1,6 +1,7 @@
 #include "plan/mesh.hpp"
 
 #include "declarations.hpp"
+#include "plan/mesh_difference.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,6 +26,37 @@ TEST(Mesh, numbers_ranks_row_major_with_the_last_axis_fastest) {
   EXPECT_THAT(dense.coordinates(1), ElementsAre(0, 0, 1));
   EXPECT_THAT(dense.coordinates(2), ElementsAre(0, 1, 0));
   EXPECT_THAT(dense.coordinates(11), ElementsAre(1, 2, 1));
+}
+
+TEST(Mesh, the_first_difference_of_two_lists_is_named_with_both_values) {
+  const std::vector<Mesh> first{mesh({{"dp", 4}, {"tp", 2}}), mesh({{"ep", 8}}, "experts")};
+  EXPECT_FALSE(difference_of(first, first));
+  const auto differs = [&](auto change) {
+    std::vector<Mesh> other = first;
+    change(other);
+    const auto found = difference_of(first, other);
+    return found ? found->path + ": " + found->what + " is " + found->other + ", was " + found->first : "equal";
+  };
+  using Meshes = std::vector<Mesh>;
+  EXPECT_EQ(
+      differs([](Meshes& m) {
+        m[0].axes = {{"dp", 2}, {"tp", 4}};
+      }),
+      "meshes[0].axes[0].size: the size of axis 'dp' of mesh 'dense' is 2, was 4"
+  );
+  EXPECT_EQ(
+      differs([](Meshes& m) {
+        m[0].axes = {{"tp", 2}, {"dp", 4}};
+      }),
+      "meshes[0].axes: the list of axes of mesh 'dense' is [tp, dp], was [dp, tp]"
+  );
+  EXPECT_EQ(
+      differs([](Meshes& m) {
+        m[0].sync_order = {"tp", "dp"};
+      }),
+      "meshes[0].sync_order: the sync_order of mesh 'dense' is [tp, dp], was []"
+  );
+  EXPECT_EQ(differs([](Meshes& m) { m.pop_back(); }), "meshes: the list of meshes is [dense], was [dense, experts]");
 }
 
 TEST(Mesh, finds_axes_by_name) {

@@ -2,7 +2,7 @@
 
 #include "declarations.hpp"
 #include "plan/explain.hpp"
-#include "plan/merge_declarations.hpp"
+#include "plan/merge/merge_declarations.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,10 +15,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-Placement shard(std::vector<std::string> axes, std::int64_t dim) { return {std::move(axes), Shard{dim}}; }
-
-Placement only(std::vector<std::string> axes, std::vector<std::int64_t> at) { return {std::move(axes), Only{at}}; }
 
 Result<Plan> plan_of(const std::vector<Mesh>& meshes, const std::vector<TensorDeclaration>& tensors) {
   std::vector<RankDeclaration> ranks(static_cast<std::size_t>(meshes.front().size()));

@@ -1,4 +1,4 @@
-#include "plan/reduction.hpp"
+#include "plan/layout/reduction.hpp"
 
 #include "declarations.hpp"
 

@@ -2,8 +2,8 @@
 
 #include "declarations.hpp"
 #include "plan/explain.hpp"
-#include "plan/placed_ranks.hpp"
-#include "plan/rank_sums.hpp"
+#include "plan/layout/rank_sums.hpp"
+#include "plan/merge/placed_ranks.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,13 +22,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-Placement shard(std::vector<std::string> axes, std::int64_t dim) { return {std::move(axes), Shard{dim}}; }
-
 Placement scatter(std::vector<std::string> axes, std::int64_t dim, ReduceOp op = ReduceOp::Mean) {
   return {std::move(axes), Partial{op, Shard{dim}}};
 }
-
-Placement only(std::vector<std::string> axes, std::int64_t at) { return {std::move(axes), Only{{at}}}; }
 
 /// Every tensor on the ranks that its `only` placements name, cut by its `shard` placements.
 class Job {
@@ -158,8 +154,8 @@ TEST(SyncPlan, scattered_outputs_follow_their_inputs_with_room_for_the_largest_p
 
 TEST(SyncPlan, ranks_that_hold_other_tensors_have_other_layouts_and_buckets) {
   const Plan plan = Job({mesh({{"pp", 2}, {"dp", 2}})})
-                        .add(tensor("first", {4}, {only({"pp"}, 0), partial({"dp"})}))
-                        .add(tensor("last", {4}, {only({"pp"}, 1), partial({"dp"})}))
+                        .add(tensor("first", {4}, {only({"pp"}, {0}), partial({"dp"})}))
+                        .add(tensor("last", {4}, {only({"pp"}, {1}), partial({"dp"})}))
                         .plan();
   ASSERT_EQ(plan.layouts.size(), 2U);
   EXPECT_THAT(plan.layout_of, ElementsAre(0, 0, 1, 1));
@@ -172,7 +168,7 @@ TEST(SyncPlan, ranks_that_hold_other_tensors_have_other_layouts_and_buckets) {
 }
 
 TEST(SyncPlan, the_divisor_of_an_expert_needs_no_stage) {
-  TensorDeclaration expert = tensor("expert", {4}, {only({"ep"}, 1), partial({"edp"}, ReduceOp::Sum)});
+  TensorDeclaration expert = tensor("expert", {4}, {only({"ep"}, {1}), partial({"edp"}, ReduceOp::Sum)});
   expert.mesh = "expert";
   expert.divisor = 4;
   const Plan plan = Job({mesh({{"dp", 4}}), mesh({{"ep", 4}, {"edp", 1}}, "expert")}).add(expert).plan();
@@ -184,8 +180,8 @@ TEST(SyncPlan, the_divisor_of_an_expert_needs_no_stage) {
 // ---- tied copies
 
 TEST(SyncPlan, tied_copies_on_two_stages_are_summed_over_both) {
-  TensorDeclaration embed = tensor("embed", {4}, {only({"pp"}, 0), partial({"dp"})});
-  TensorDeclaration head = tensor("head", {4}, {only({"pp"}, 1), partial({"dp"})});
+  TensorDeclaration embed = tensor("embed", {4}, {only({"pp"}, {0}), partial({"dp"})});
+  TensorDeclaration head = tensor("head", {4}, {only({"pp"}, {1}), partial({"dp"})});
   embed.tied = head.tied = "vocabulary";
   const Plan plan = Job({mesh({{"pp", 2}, {"dp", 2}})}).add(embed).add(head).plan();
   EXPECT_THAT(plan.tensors[0].copies, ElementsAre(1));
@@ -212,8 +208,8 @@ TEST(SyncPlan, two_copies_on_one_rank_are_added_in_the_order_of_its_rows) {
 }
 
 TEST(SyncPlan, copies_that_are_not_reduced_alike_are_refused) {
-  TensorDeclaration embed = tensor("embed", {4}, {only({"pp"}, 0), partial({"dp"})});
-  TensorDeclaration head = tensor("head", {4}, {only({"pp"}, 1), partial({"dp"}, ReduceOp::Sum)});
+  TensorDeclaration embed = tensor("embed", {4}, {only({"pp"}, {0}), partial({"dp"})});
+  TensorDeclaration head = tensor("head", {4}, {only({"pp"}, {1}), partial({"dp"}, ReduceOp::Sum)});
   embed.tied = head.tied = "vocabulary";
   const Error error = Job({mesh({{"pp", 2}, {"dp", 2}})}).add(embed).add(head).refusal();
   EXPECT_EQ(error.tensor, "head");
@@ -223,8 +219,8 @@ TEST(SyncPlan, copies_that_are_not_reduced_alike_are_refused) {
 }
 
 TEST(SyncPlan, copies_that_are_cut_otherwise_are_refused) {
-  TensorDeclaration first = tensor("first", {6}, {only({"pp"}, 0), shard({"tp"}, 0)});
-  TensorDeclaration other = tensor("other", {6}, {only({"pp"}, 1), shard({"tp"}, 0)});
+  TensorDeclaration first = tensor("first", {6}, {only({"pp"}, {0}), shard({"tp"}, 0)});
+  TensorDeclaration other = tensor("other", {6}, {only({"pp"}, {1}), shard({"tp"}, 0)});
   first.tied = other.tied = "one weight";
   Job job({mesh({{"pp", 2}, {"tp", 2}})});
   job.add(first).add(other);

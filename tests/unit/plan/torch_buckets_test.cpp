@@ -3,7 +3,7 @@
 // cases come from tests/python/synced/test_torch_buckets.py, which asks torch.
 
 #include "declarations.hpp"
-#include "plan/bucket_assignment.hpp"
+#include "plan/layout/bucket_assignment.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,18 +1,13 @@
 #include "declarations.hpp"
+#include "fakes/not_finite.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <limits>
 
 namespace gradsync::plan {
 namespace {
 
 using ::testing::HasSubstr;
-
-const std::vector<Mesh> kDp2{mesh({{"dp", 2}})};
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 RankDeclaration with_clip(std::vector<ClipGroupOptions> clip) {
   RankDeclaration declared = declaration({tensor("a", {4})});

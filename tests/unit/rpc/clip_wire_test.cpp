@@ -1,14 +1,14 @@
 // An entry of `options.clip` as it comes over the wire: what each field becomes, and where an error points.
 
 #include "plan/limits.hpp"
-#include "rpc/wire_declare.hpp"
+#include "rpc/wire/wire_declare.hpp"
 
 #include <gtest/gtest.h>
 
 namespace gradsync::rpc {
 namespace {
 
-Result<plan::ClipGroupOptions> read(const std::string& fields) {
+Result<plan::ClipGroupOptions> read_clip(const std::string& fields) {
   const std::string text = R"({"clip":[{"group":"all")" + fields + "}]}";
   const Result<Tape> tape = read_json(text, 32);
   EXPECT_TRUE(tape) << text;
@@ -20,13 +20,13 @@ Result<plan::ClipGroupOptions> read(const std::string& fields) {
 }
 
 plan::ClipOptions clip(const std::string& fields) {
-  const Result<plan::ClipGroupOptions> options = read(fields);
+  const Result<plan::ClipGroupOptions> options = read_clip(fields);
   EXPECT_TRUE(options) << fields << (options ? "" : options.error().message);
   return options ? options->clip : plan::ClipOptions{};
 }
 
-Error refused(const std::string& fields) {
-  const Result<plan::ClipGroupOptions> options = read(fields);
+Error refused_clip(const std::string& fields) {
+  const Result<plan::ClipGroupOptions> options = read_clip(fields);
   EXPECT_FALSE(options) << fields;
   return options ? Error{} : options.error();
 }
@@ -74,32 +74,34 @@ TEST(ClipWire, reads_the_policies_that_watch_in_their_order) {
 }
 
 TEST(ClipWire, a_field_of_another_kind_is_refused) {
-  const Error error = refused(R"(,"policy":{"kind":"fixed","window":10})");
+  const Error error = refused_clip(R"(,"policy":{"kind":"fixed","window":10})");
   EXPECT_EQ(error.path, "clip[0].policy.window");
   EXPECT_EQ(error.message, R"(clip[0].policy.window does not belong to the kind "fixed")");
   EXPECT_EQ(error.code, ErrorCode::InvalidParams);
-  EXPECT_EQ(refused(R"(,"policy":{"kind":"observe","warmup":10})").path, "clip[0].policy.warmup");
-  EXPECT_EQ(refused(R"(,"policy":{"kind":"zscore","percentile":95})").path, "clip[0].policy.percentile");
-  EXPECT_EQ(refused(R"(,"policy":{"kind":"percentile","z":2})").path, "clip[0].policy.z");
-  EXPECT_EQ(refused(R"(,"watch":[{"kind":"fixed"},{"kind":"percentile","alpha":0.5}])").path, "clip[0].watch[1].alpha");
+  EXPECT_EQ(refused_clip(R"(,"policy":{"kind":"observe","warmup":10})").path, "clip[0].policy.warmup");
+  EXPECT_EQ(refused_clip(R"(,"policy":{"kind":"zscore","percentile":95})").path, "clip[0].policy.percentile");
+  EXPECT_EQ(refused_clip(R"(,"policy":{"kind":"percentile","z":2})").path, "clip[0].policy.z");
+  EXPECT_EQ(
+      refused_clip(R"(,"watch":[{"kind":"fixed"},{"kind":"percentile","alpha":0.5}])").path, "clip[0].watch[1].alpha"
+  );
 }
 
 TEST(ClipWire, says_what_it_expected) {
-  EXPECT_EQ(refused(R"(,"policy":"percentile")").path, "clip[0].policy");
-  EXPECT_EQ(refused(R"(,"policy":{"percentile":95})").path, "clip[0].policy.kind");
+  EXPECT_EQ(refused_clip(R"(,"policy":"percentile")").path, "clip[0].policy");
+  EXPECT_EQ(refused_clip(R"(,"policy":{"percentile":95})").path, "clip[0].policy.kind");
   EXPECT_EQ(
-      refused(R"(,"policy":{"kind":"median"})").message,
+      refused_clip(R"(,"policy":{"kind":"median"})").message,
       R"(clip[0].policy.kind is "median"; expected one of "fixed", "observe", "percentile", "zscore")"
   );
   EXPECT_EQ(
-      refused(R"(,"nonfinite":"ignore")").message,
+      refused_clip(R"(,"nonfinite":"ignore")").message,
       R"(clip[0].nonfinite is "ignore"; expected one of "propagate", "skip", "zero", "raise")"
   );
   EXPECT_EQ(
-      refused(R"(,"spike":"zero")").message, R"(clip[0].spike is "zero"; expected one of "clip", "skip", "raise")"
+      refused_clip(R"(,"spike":"zero")").message, R"(clip[0].spike is "zero"; expected one of "clip", "skip", "raise")"
   );
-  EXPECT_EQ(refused(R"(,"policy":{"kind":"percentile","window":1.5})").path, "clip[0].policy.window");
-  EXPECT_EQ(refused(R"(,"polcy":{})").hint, R"(did you mean "policy"?)");
+  EXPECT_EQ(refused_clip(R"(,"policy":{"kind":"percentile","window":1.5})").path, "clip[0].policy.window");
+  EXPECT_EQ(refused_clip(R"(,"polcy":{})").hint, R"(did you mean "policy"?)");
 }
 
 TEST(ClipWire, takes_as_many_watching_policies_as_the_planner_does) {
@@ -111,7 +113,7 @@ TEST(ClipWire, takes_as_many_watching_policies_as_the_planner_does) {
     return R"(,"watch":[)" + list + "]";
   };
   EXPECT_EQ(clip(watching(plan::kMaxWatchingPolicies)).watch.size(), plan::kMaxWatchingPolicies);
-  EXPECT_EQ(refused(watching(plan::kMaxWatchingPolicies + 1)).path, "clip[0].watch");
+  EXPECT_EQ(refused_clip(watching(plan::kMaxWatchingPolicies + 1)).path, "clip[0].watch");
 }
 
 TEST(ClipWire, what_is_written_reads_back_equal) {

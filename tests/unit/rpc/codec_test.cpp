@@ -1,7 +1,7 @@
-#include "rpc/codec.hpp"
+#include "rpc/json/codec.hpp"
 
-#include "rpc/wire_session.hpp"
-#include "rpc/wire_step.hpp"
+#include "rpc/wire/wire_session.hpp"
+#include "rpc/wire/wire_step.hpp"
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ Result<T> read_text(const std::string& text, Bounds bounds = {}) {
 }
 
 template <typename T>
-Error refused(const std::string& text, Bounds bounds = {}) {
+Error refused_text(const std::string& text, Bounds bounds = {}) {
   const Result<T> result = read_text<T>(text, bounds);
   EXPECT_FALSE(result) << text;
   return result ? Error{} : result.error();
@@ -52,37 +52,53 @@ TEST(Codec, reads_a_struct_in_any_order_of_fields) {
   EXPECT_EQ(params->meshes, (std::vector<plan::Mesh>{{"m", {{"dp", 2}}, {}}}));
 }
 
+TEST(Codec, refuses_integers_beyond_64_bits_by_field) {
+  for (const char* number : {"18446744073709551616", "-9223372036854775809", "100000000000000000000000000000000"}) {
+    const std::string expected =
+        std::string("params is the integer ") + number + "; expected a number that fits 64 bits";
+    EXPECT_EQ(refused_text<std::int64_t>(number).message, expected);
+    EXPECT_EQ(refused_text<std::uint64_t>(number).message, expected);
+    EXPECT_EQ(refused_text<std::uint32_t>(number).message, expected);
+    EXPECT_EQ(refused_text<double>(number).message, expected);
+    EXPECT_EQ(refused_text<std::string>(number).code, ErrorCode::InvalidParams);
+  }
+  const Error error = refused_text<AttachParams>(attach_with(R"("size":2)", R"("size":18446744073709551616)"));
+  EXPECT_EQ(error.code, ErrorCode::InvalidParams);
+  EXPECT_EQ(error.path, "meshes[0].axes[0].size");
+}
+
 TEST(Codec, names_the_path_of_a_missing_field) {
-  const Error error = refused<AttachParams>(attach_with(R"(,"size":2)", ""));
+  const Error error = refused_text<AttachParams>(attach_with(R"(,"size":2)", ""));
   EXPECT_EQ(error.code, ErrorCode::InvalidParams);
   EXPECT_EQ(error.path, "meshes[0].axes[0].size");
   EXPECT_EQ(error.message, "meshes[0].axes[0].size is missing");
 }
 
 TEST(Codec, guesses_the_name_of_an_unknown_field_before_it_calls_one_missing) {
-  const Error error = refused<AttachParams>(attach_with("\"rank\"", "\"ranks\""));
+  const Error error = refused_text<AttachParams>(attach_with("\"rank\"", "\"ranks\""));
   EXPECT_EQ(error.path, "ranks");
   EXPECT_EQ(error.hint, "did you mean \"rank\"?");
-  EXPECT_EQ(refused<AttachParams>(attach_with("\"rank\"", "\"zzzzzzzz\"")).hint.substr(0, 10), "known: job");
-  EXPECT_EQ(refused<AttachParams>(attach_with("\"rank\"", "\"" + std::string(5000, 'r') + "\"")).path, "");
+  EXPECT_EQ(refused_text<AttachParams>(attach_with("\"rank\"", "\"zzzzzzzz\"")).hint.substr(0, 10), "known: job");
+  EXPECT_EQ(refused_text<AttachParams>(attach_with("\"rank\"", "\"" + std::string(5000, 'r') + "\"")).path, "");
 }
 
 TEST(Codec, true_is_not_1_and_one_and_a_half_is_no_integer) {
   EXPECT_EQ(
-      refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":true)")).message, "rank is true; expected an integer"
+      refused_text<AttachParams>(attach_with(R"("rank":0)", R"("rank":true)")).message,
+      "rank is true; expected an integer"
   );
-  EXPECT_EQ(refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":1.5)")).path, "rank");
-  EXPECT_EQ(refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":1.0)")).path, "rank");
-  EXPECT_EQ(refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":null)")).path, "rank");
-  EXPECT_EQ(refused<bool>("1").message, "params is 1; expected true or false");
+  EXPECT_EQ(refused_text<AttachParams>(attach_with(R"("rank":0)", R"("rank":1.5)")).path, "rank");
+  EXPECT_EQ(refused_text<AttachParams>(attach_with(R"("rank":0)", R"("rank":1.0)")).path, "rank");
+  EXPECT_EQ(refused_text<AttachParams>(attach_with(R"("rank":0)", R"("rank":null)")).path, "rank");
+  EXPECT_EQ(refused_text<bool>("1").message, "params is 1; expected true or false");
 }
 
 TEST(Codec, minus_one_is_not_4294967295) {
-  EXPECT_EQ(refused<std::uint32_t>("-1").message, "params is -1; expected 0 to 4294967295");
+  EXPECT_EQ(refused_text<std::uint32_t>("-1").message, "params is -1; expected 0 to 4294967295");
   EXPECT_FALSE(read_text<std::uint64_t>("-1"));
   EXPECT_FALSE(read_text<std::uint32_t>("4294967296"));
   EXPECT_EQ(
-      refused<AttachParams>(attach_with(R"("rank":0)", R"("rank":-1)")).message, "rank is -1; expected at least 0"
+      refused_text<AttachParams>(attach_with(R"("rank":0)", R"("rank":-1)")).message, "rank is -1; expected at least 0"
   );
 }
 
@@ -141,36 +157,37 @@ TEST(Codec, tells_an_absent_field_from_null) {
 TEST(Codec, reads_ready_as_all_or_a_list) {
   const std::string call = R"({"epoch":1,"attempt":0,"step":5,"ready":)";
   EXPECT_EQ(read_text<FinishParams>(call + "[2,0]}")->ready.buckets, (std::vector<std::uint32_t>{2, 0}));
-  EXPECT_EQ(refused<FinishParams>(call + "\"most\"}").path, "ready");
-  EXPECT_EQ(refused<FinishParams>(call + "[0,-1]}").path, "ready[1]");
+  EXPECT_EQ(refused_text<FinishParams>(call + "\"most\"}").path, "ready");
+  EXPECT_EQ(refused_text<FinishParams>(call + "[0,-1]}").path, "ready[1]");
 }
 
 TEST(Codec, refuses_control_characters_and_shows_them_escaped) {
-  const Error error = refused<AttachParams>(attach_with("\"j\"", R"("j\nepoch begins\u001b[2J")"));
+  const Error error = refused_text<AttachParams>(attach_with("\"j\"", R"("j\nepoch begins\u001b[2J")"));
   EXPECT_EQ(error.path, "job");
   EXPECT_EQ(
       error.message, R"(job is "j\u000aepoch begins\u001b[2J"; expected no control character (U+000A at byte 1))"
   );
   for (const char* text :
        {R"("\u0000")", R"("\u007f")", R"("a\u0085")", R"("\u009b2J")", R"("x\u2028")", R"("\u2029")"}) {
-    EXPECT_EQ(refused<AttachParams>(attach_with("\"dp\"", text)).path, "meshes[0].axes[0].name") << text;
+    EXPECT_EQ(refused_text<AttachParams>(attach_with("\"dp\"", text)).path, "meshes[0].axes[0].name") << text;
   }
   for (const char* text : {R"("größe")", R"("\u00a0")", R"("‒—")", R"("模型 7")", "\"a b\""}) {
     EXPECT_TRUE(read_text<AttachParams>(attach_with("\"j\"", text))) << text;
   }
-  const Error longer =
-      refused<AttachParams>(attach_with("\"j\"", "\"" + std::string(59, 'x') + "é\\t" + std::string(90, 'y') + "\""));
+  const Error longer = refused_text<AttachParams>(
+      attach_with("\"j\"", "\"" + std::string(59, 'x') + "é\\t" + std::string(90, 'y') + "\"")
+  );
   EXPECT_NE(longer.message.find("xé…\";"), std::string::npos) << longer.message;
 }
 
 TEST(Codec, limits_texts_and_lists) {
   EXPECT_EQ(
-      refused<AttachParams>(attach_with("\"j\"", "\"\"")).message, "job is a string of 0 bytes; expected 1 to 256"
+      refused_text<AttachParams>(attach_with("\"j\"", "\"\"")).message, "job is a string of 0 bytes; expected 1 to 256"
   );
   EXPECT_EQ(
-      refused<AttachParams>(attach_with(R"([{"name":"m","axes":[{"name":"dp","size":2}]}])", "[]")).path, "meshes"
+      refused_text<AttachParams>(attach_with(R"([{"name":"m","axes":[{"name":"dp","size":2}]}])", "[]")).path, "meshes"
   );
-  EXPECT_EQ(refused<AttachParams>("[]").message, "params is an array; expected an object");
+  EXPECT_EQ(refused_text<AttachParams>("[]").message, "params is an array; expected an object");
 }
 
 }  // namespace

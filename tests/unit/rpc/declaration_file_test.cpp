@@ -1,4 +1,4 @@
-#include "rpc/declaration_file.hpp"
+#include "rpc/wire/declaration_file.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ std::string rank(int number, const std::string& local = "[2]") {
          R"(, "dtype": "float32", "mesh": "m", "placements": [{"axes": ["dp"], "kind": "shard", "dim": 0}]}]})" + "\n";
 }
 
-Error refused(const std::string& text) {
+Error refused_file(const std::string& text) {
   std::istringstream in(text);
   const Result<JobDeclaration> job = read_declaration_file(in);
   return job ? make_error(ErrorCode::InternalError, "accepted") : job.error();
@@ -39,16 +39,16 @@ TEST(DeclarationFile, holds_every_rank_in_any_order) {
 }
 
 TEST(DeclarationFile, says_the_line_and_the_field_at_fault) {
-  EXPECT_THAT(refused("").message, HasSubstr("empty"));
-  EXPECT_EQ(refused("{").path, "line 1");
-  EXPECT_EQ(refused(kHead + "{\"rank\": 0}\n").path, "line 2: tensors");
-  EXPECT_EQ(refused(kHead + rank(0) + rank(1, "[5]")).path, "line 3: tensors[0].local_shape[0]");
-  EXPECT_EQ(refused(kHead + rank(0) + rank(1, "[5]")).rank, 1);
-  EXPECT_THAT(refused(kHead + rank(0) + rank(0)).message, HasSubstr("rank 0 has a second line"));
-  EXPECT_THAT(refused(kHead + rank(2)).message, HasSubstr("rank is 2, world_size 2"));
-  EXPECT_THAT(refused(kHead + rank(0)).message, HasSubstr("rank 1 of 2 has no line"));
+  EXPECT_THAT(refused_file("").message, HasSubstr("empty"));
+  EXPECT_EQ(refused_file("{").path, "line 1");
+  EXPECT_EQ(refused_file(kHead + "{\"rank\": 0}\n").path, "line 2: tensors");
+  EXPECT_EQ(refused_file(kHead + rank(0) + rank(1, "[5]")).path, "line 3: tensors[0].local_shape[0]");
+  EXPECT_EQ(refused_file(kHead + rank(0) + rank(1, "[5]")).rank, 1);
+  EXPECT_THAT(refused_file(kHead + rank(0) + rank(0)).message, HasSubstr("rank 0 has a second line"));
+  EXPECT_THAT(refused_file(kHead + rank(2)).message, HasSubstr("rank is 2, world_size 2"));
+  EXPECT_THAT(refused_file(kHead + rank(0)).message, HasSubstr("rank 1 of 2 has no line"));
   EXPECT_EQ(
-      refused(R"({"gradsync_declaration": 2, "world_size": 1, "meshes": []})").path, "line 1: gradsync_declaration"
+      refused_file(R"({"gradsync_declaration": 2, "world_size": 1, "meshes": []})").path, "line 1: gradsync_declaration"
   );
 }
 

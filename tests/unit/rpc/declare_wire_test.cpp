@@ -1,6 +1,6 @@
 // gradients.declare as it comes over the wire: what each field becomes, and where an error points.
 
-#include "rpc/wire_declare.hpp"
+#include "rpc/wire/wire_declare.hpp"
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ Result<DeclareParams> declare(const std::string& placement, const std::string& m
   return params;
 }
 
-Error refused(const std::string& placement, const std::string& more = "") {
+Error refused_placement(const std::string& placement, const std::string& more = "") {
   const Result<DeclareParams> params = declare(placement, more);
   EXPECT_FALSE(params) << placement;
   return params ? Error{} : params.error();
@@ -35,7 +35,7 @@ plan::Placement placement(const std::string& text) {
 TEST(DeclareWire, takes_names_as_long_as_the_planner_does) {
   const auto layer = [](std::size_t bytes) { return R"(,"layer":")" + std::string(bytes, 'x') + "\""; };
   EXPECT_TRUE(declare("", layer(plan::kMaxNameBytes)));
-  const Error error = refused("", layer(plan::kMaxNameBytes + 1));
+  const Error error = refused_placement("", layer(plan::kMaxNameBytes + 1));
   EXPECT_EQ(error.path, "tensors[0].layer");
   EXPECT_EQ(error.message, "tensors[0].layer is a string of 513 bytes; expected 1 to 512");
 }
@@ -55,21 +55,21 @@ TEST(DeclareWire, reads_every_kind_of_placement) {
 }
 
 TEST(DeclareWire, points_at_the_field_that_does_not_fit_the_kind) {
-  EXPECT_EQ(refused(R"({"axes":["dp"],"kind":"shard"})").path, "tensors[0].placements[0].dim");
-  EXPECT_EQ(refused(R"({"axes":["dp"],"kind":"replicate","dim":0})").path, "tensors[0].placements[0].dim");
-  EXPECT_EQ(refused(R"({"axes":["dp"],"kind":"only"})").path, "tensors[0].placements[0].at");
-  EXPECT_EQ(refused(R"({"axes":["dp"],"kind":"partial","op":"sum"})").path, "tensors[0].placements[0].to");
+  EXPECT_EQ(refused_placement(R"({"axes":["dp"],"kind":"shard"})").path, "tensors[0].placements[0].dim");
+  EXPECT_EQ(refused_placement(R"({"axes":["dp"],"kind":"replicate","dim":0})").path, "tensors[0].placements[0].dim");
+  EXPECT_EQ(refused_placement(R"({"axes":["dp"],"kind":"only"})").path, "tensors[0].placements[0].at");
+  EXPECT_EQ(refused_placement(R"({"axes":["dp"],"kind":"partial","op":"sum"})").path, "tensors[0].placements[0].to");
   EXPECT_EQ(
-      refused(R"({"axes":["dp"],"kind":"partial","op":"sum","to":{"kind":"shard"}})").path,
+      refused_placement(R"({"axes":["dp"],"kind":"partial","op":"sum","to":{"kind":"shard"}})").path,
       "tensors[0].placements[0].to.dim"
   );
-  EXPECT_EQ(refused(R"({"axes":["dp"],"kind":"partly"})").path, "tensors[0].placements[0].kind");
-  EXPECT_EQ(refused(R"({"axes":[],"kind":"replicate"})").path, "tensors[0].placements[0].axes");
-  EXPECT_EQ(refused("", R"(,"dtyp":1)").hint, "did you mean \"dtype\"?");
+  EXPECT_EQ(refused_placement(R"({"axes":["dp"],"kind":"partly"})").path, "tensors[0].placements[0].kind");
+  EXPECT_EQ(refused_placement(R"({"axes":[],"kind":"replicate"})").path, "tensors[0].placements[0].axes");
+  EXPECT_EQ(refused_placement("", R"(,"dtyp":1)").hint, "did you mean \"dtype\"?");
 }
 
 TEST(DeclareWire, names_the_values_an_enum_may_have) {
-  const Error error = refused(R"({"axes":["dp"],"kind":"partial","op":"avg","to":{"kind":"replicate"}})");
+  const Error error = refused_placement(R"({"axes":["dp"],"kind":"partial","op":"avg","to":{"kind":"replicate"}})");
   EXPECT_EQ(error.message, R"(tensors[0].placements[0].op is "avg"; expected one of "sum", "mean")");
 }
 

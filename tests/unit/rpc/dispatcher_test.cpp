@@ -1,7 +1,7 @@
 #include "rpc/dispatcher.hpp"
 
 #include "fakes/recording_lane.hpp"
-#include "plan/words.hpp"
+#include "plan/check/words.hpp"
 #include "rpc_harness.hpp"
 
 #include <prometheus/text_serializer.h>
@@ -40,17 +40,6 @@ TEST(Dispatcher, asks_for_initialize_then_attach) {
   EXPECT_EQ(kind_of_reply(rpc.call(1, "job.detach", Json::object())), "not_attached");
   EXPECT_TRUE(rpc.attach(1, 0, 1).contains("result"));
   EXPECT_EQ(kind_of_reply(rpc.initialize(1)), "invalid_request");
-}
-
-TEST(Dispatcher, answers_in_the_memory_of_a_text_that_was_sent) {
-  Harness rpc;
-  rpc.open(1);
-  rpc.outbox.spare = "what was said to somebody else" + std::string(10'000, '.');
-  const char* const memory = rpc.outbox.spare.data();
-  rpc.request(1, "status.get", Json::object());
-  const std::string text = rpc.outbox.take(1);
-  EXPECT_EQ(text.data(), memory);
-  EXPECT_EQ(Json::parse(text)["id"], 1);
 }
 
 TEST(Dispatcher, tells_the_operators_limits_and_deadlines) {

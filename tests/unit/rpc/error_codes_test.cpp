@@ -1,7 +1,7 @@
 #include "rpc/error_codes.hpp"
 
 #include "committed_file.hpp"
-#include "rpc/codec.hpp"
+#include "rpc/json/codec.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Our reader of JSON against nlohmann's: above all the bits of numbers, which Boost.JSON does not read exactly itself.
 #include "unit/rpc/json_oracle.hpp"
 
-#include "rpc/json_tape.hpp"
+#include "rpc/json/json_tape.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

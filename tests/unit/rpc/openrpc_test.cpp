@@ -1,7 +1,7 @@
-#include "rpc/openrpc.hpp"
+#include "rpc/handlers/openrpc.hpp"
 
 #include "committed_file.hpp"
-#include "rpc/method.hpp"
+#include "rpc/handlers/method.hpp"
 
 #include <gtest/gtest.h>
 

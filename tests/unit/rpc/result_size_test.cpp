@@ -1,6 +1,6 @@
-#include "rpc/result_size.hpp"
+#include "rpc/wire/result_size.hpp"
 
-#include "engine/planner.hpp"
+#include "engine/plan/planner.hpp"
 
 #include <gtest/gtest.h>
 
@@ -82,7 +82,7 @@ TEST(ResultSize, of_what_was_found_the_first_is_always_told) {
 TEST(ResultSize, the_reply_with_the_longest_id_fits_a_message) {
   const std::string id = Json(std::string(kLongestId, '\x01')).dump();
   for (const std::size_t message_bytes : {std::size_t{4096}, std::size_t{1} << 20}) {
-    EXPECT_LE(result_reply(id, std::string(result_bytes(message_bytes), ' '), {}).size(), message_bytes);
+    EXPECT_LE(result_reply(id, std::string(result_bytes(message_bytes), ' ')).size(), message_bytes);
   }
 }
 

@@ -4,10 +4,10 @@
 #include "engine/engine.hpp"
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
-#include "rpc/codec.hpp"
 #include "rpc/dispatcher.hpp"
+#include "rpc/json/codec.hpp"
 #include "rpc/metrics.hpp"
-#include "rpc/result_size.hpp"
+#include "rpc/wire/result_size.hpp"
 
 #include <gtest/gtest.h>
 
@@ -22,8 +22,6 @@ namespace gradsync::rpc {
 class RecordingOutbox : public Outbox {
  public:
   void send(ConnectionId connection, std::string text) override { sent[connection].push_back(std::move(text)); }
-
-  [[nodiscard]] std::string spare_text() override { return std::exchange(spare, {}); }
 
   [[nodiscard]] bool drained(ConnectionId connection) const override { return !stuck.contains(connection); }
 
@@ -41,7 +39,6 @@ class RecordingOutbox : public Outbox {
   }
 
   std::map<ConnectionId, std::deque<std::string>> sent;
-  std::string spare;
   std::set<ConnectionId> stuck;  ///< connections whose reader is slow
   std::set<ConnectionId> closed;
 };
@@ -53,7 +50,7 @@ class RpcHarness {
   explicit RpcHarness(RpcLimits limits = {}, engine::EngineOptions options = {})
       : engine(
             with_record(std::move(options), limits),
-            lane,
+            engine::Lanes(lane),
             planner,
             [this](const engine::Event& event) { dispatcher->on_event(event); },
             engine_metrics
@@ -183,14 +180,14 @@ class RpcHarness {
       if (host_lane.commands.empty()) {
         return false;
       }
-      engine.on_lane_report(host_lane.answer_next());
+      engine.on_lane_report(device::kHostLane, host_lane.answer_next());
       return true;
     } else {
       device::LaneReport report;
       if (!host_lane.wait_report(report)) {
         return false;
       }
-      engine.on_lane_report(std::move(report));
+      engine.on_lane_report(device::kHostLane, std::move(report));
       return true;
     }
   }

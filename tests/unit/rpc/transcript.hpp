@@ -1,7 +1,7 @@
 #pragma once
 // Reads and matches transcripts (tests/contract/README.md says what a line means).
 
-#include "rpc/codec.hpp"
+#include "rpc/json/codec.hpp"
 
 #include <map>
 #include <string>

@@ -5,7 +5,7 @@
 
 #include "fakes/inline_host_lane.hpp"
 #include "rpc/error_codes.hpp"
-#include "rpc/method.hpp"
+#include "rpc/handlers/method.hpp"
 #include "rpc_harness.hpp"
 
 #include <unistd.h>

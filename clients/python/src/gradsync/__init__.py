@@ -4,17 +4,17 @@ Importing this needs neither torch nor numpy; `gradsync.torch` is the adapter fo
 """
 
 from . import errors
-from ._buffer import Buffer
 from ._client import Client, Subscription, connect
 from ._clip import Clip
 from ._declaration_file import write_declaration
-from ._grads import Grads
 from ._job import Job
-from ._layout import Bucket
 from ._placements import Only, Partial, PartialTo, Replicate, Shard
 from ._policies import Fixed, Observe, Percentile, Policy, ZScore
-from ._reduced import ReducedGrads
-from ._report import (
+from ._step._buffer import Buffer
+from ._step._grads import Grads
+from ._step._layout import Bucket
+from ._step._reduced import ReducedGrads
+from ._step._report import (
     Divergence,
     GroupReport,
     LayerReport,
@@ -26,8 +26,8 @@ from ._report import (
     StepTimings,
     WatchReport,
 )
-from ._row import Row
-from ._step_request import UNSET, Unset
+from ._step._row import Row
+from ._step._step_request import UNSET, Unset
 from ._tensor import Mesh, Tensor
 from ._version import __version__
 from .errors import ClipRaised, GradsyncError, UsageError

@@ -1,4 +1,4 @@
-"""The command `gradsync`: `audit` a training script, `status` of a daemon."""
+"""The command `gradsync`: it audits a training script, or prints the status of a daemon."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from ._cli_audit import add_audit, add_verdict
+from ._audit._cli import add_audit, add_verdict
 from ._client import connect
 from .errors import GradsyncError
 
@@ -14,17 +14,17 @@ __all__ = ["main", "status_main"]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code of the command."""
+    """Runs the command and returns its exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
-        arguments = ["status", *arguments]  # what `python -m gradsync` alone means
+        arguments = ["status", *arguments]  # `python -m gradsync` without a command means this
     parser = argparse.ArgumentParser(
         prog="gradsync", description="Client of gradsyncd, the sidecar of PyTorch training. Default: status."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_audit(commands.add_parser)
     add_verdict(commands.add_parser)
-    status = commands.add_parser("status", help="what a running daemon does now")
+    status = commands.add_parser("status", help="show what a running daemon does now")
     status.add_argument("--address", help="path of its socket (default: $GRADSYNC_ADDRESS, then the usual places)")
     status.add_argument("--json", action="store_true", help="the whole answer as JSON")
     status.set_defaults(run=_status)
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def status_main() -> int:
-    """`gradsync-status`."""
+    """The command `gradsync-status`."""
     return main(["status", *sys.argv[1:]])
 
 

@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import Any
 
 from ._address import candidates
-from ._channel import Channel
-from ._grads import Grads
+from ._connect_errors import not_found
 from ._job import Job
 from ._launch import resolve_launch
-from ._report import StepReport, decode_report
-from ._socket import not_found
 from ._spawn import PrivateDaemon
+from ._step._grads import Grads
+from ._step._report import StepReport, decode_report
 from ._tensor import Mesh
+from ._transport._channel import Channel
 from ._wire import dump, plain
 from .errors import CallTimeout, ConnectionFailed, GradsyncError, UsageError
 
@@ -35,8 +35,8 @@ _EXPLAIN_PAGE = 200
 def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = False, timeout: float = 10.0) -> Client:
     """Connects to `address`, else $GRADSYNC_ADDRESS, else the user's daemon, else the machine's.
 
-    A daemon at an address that was given, or whose socket file is still there, is waited for: it may be starting, or
-    being replaced. `spawn` starts a private daemon instead, which ends with the client.
+    It waits for a daemon at an address that was given, and for one whose socket file is still there, because it may be
+    starting, or being replaced. `spawn` starts a private daemon instead, which ends with the client.
 
     Args:
         timeout: seconds, for all of it.
@@ -58,7 +58,7 @@ def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = Fals
 
 
 def _connect(paths: list[str], named: bool, timeout: float) -> Client:
-    """To the first of the paths at which a daemon lives; a named one may be yet to come."""
+    """Connects to the first path at which a daemon listens; a daemon at a named path may still be starting."""
     deadline = time.monotonic() + timeout
     delay = _FIRST_DELAY_S
     while True:
@@ -80,7 +80,7 @@ def _connect_once(paths: list[str], deadline: float) -> Client:
         try:
             return Client(Channel(path, max(0.05, deadline - time.monotonic())))
         except ConnectionFailed as error:
-            # A stale file of the user's daemon must not hide the machine's; what is alive and refuses ends the search.
+            # A stale file of the user's daemon must not hide the machine's; a live daemon that refuses ends the search.
             if error.reason not in ("not_found", "stale"):
                 raise
             if error.reason == "stale" and first is None:
@@ -126,7 +126,7 @@ class Client:
     @property
     def server(self) -> dict[str, Any]:
         """Name, version and pid of the daemon."""
-        return dict(self._channel.server)
+        return dict(self._channel.welcome.server)
 
     @property
     def job(self) -> Job | None:
@@ -173,10 +173,12 @@ class Client:
         Raises:
             RpcError: the daemon answered with an error.
         """
-        return self._channel.call(method, dump(plain(dict(params or {}))), timeout=timeout, idempotent=False)
+        return self._channel.call(
+            method, dump(plain(dict(params or {}))), timeout=timeout, idempotent=False, whole=True
+        )
 
     def status(self) -> dict[str, Any]:
-        """What the daemon says of itself and of this user's jobs."""
+        """The daemon's status: the daemon itself and this user's jobs."""
         result: dict[str, Any] = self._read("status.get", {})
         return result
 
@@ -195,7 +197,7 @@ class Client:
             if not whole:
                 whole = page
             elif page["digest"] != whole["digest"]:
-                whole = {}  # declared anew between two pages
+                whole = {}  # the rank declared again between two pages
             elif page["tensors"]:
                 whole["tensors"] += page["tensors"]
             else:
@@ -223,7 +225,7 @@ class Client:
         self._finalizer()
 
     def abandon(self) -> None:
-        """`close` for a caller in a hurry (Ctrl-C, a daemon that does not answer): nothing is waited for."""
+        """`close` for a caller in a hurry (Ctrl-C, a daemon that does not answer): it does not wait."""
         if self._job is not None:
             self._job.abandon()
         self._job = None

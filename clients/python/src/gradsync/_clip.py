@@ -25,12 +25,13 @@ SpikeAction = Literal["clip", "skip", "raise"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """How one clip group is clipped; with policy `Fixed` `max_norm=None` measures only.
+    """How one clip group is clipped; with policy `Fixed` and `max_norm=None` its norm is only measured.
 
-    `zero_rule` says what `max_norm=0` means: refuse, off (do not clip) or zero (zero the gradients). Of an adaptive
-    policy `max_norm` is the ceiling, None is none. `nonfinite` and `spike` say what becomes of a step whose norm is
-    not finite, or above `spike_factor` times the policy's own threshold: "skip" steps no optimizer, "zero" steps it
-    with zeros, "raise" raises `ClipRaised` on every rank. The policies that `watch` only say what they would have done.
+    `zero_rule` says what `max_norm=0` means: refuse, off (do not clip) or zero (zero the gradients). For an adaptive
+    policy `max_norm` is the ceiling; None sets no ceiling. `nonfinite` and `spike` say what becomes of a step whose
+    norm is not finite, or above `spike_factor` times the policy's own threshold: "skip" steps no optimizer, "zero"
+    steps it with zeros, "raise" raises `ClipRaised` on every rank. Policies in `watch` clip nothing; they report what
+    they would have done.
 
     Raises:
         UsageError: a field has a value that it cannot have.
@@ -96,24 +97,24 @@ class Clip:
         spike_factor: float = 3.0,
         watch: Sequence[Policy] = (),
     ) -> Clip:
-        """Clips norms that lie far above the moving mean, the further the more, never above `ceiling`."""
+        """Clips norms far above the moving mean, harder the further they are above it, and never above `ceiling`."""
         policy = ZScore(z=z, alpha=alpha, warmup=warmup)
         return cls._adaptive(ceiling, policy, nonfinite, spike, spike_factor, watch)
 
     @classmethod
     def observe(cls, *watch: Policy, ceiling: float | None = 1.0, nonfinite: NonfiniteAction = "propagate") -> Clip:
-        """Clips nothing; `watch` say what they would have done with this ceiling."""
+        """Clips nothing; the policies in `watch` report what they would have done with this ceiling."""
         return cls(max_norm=ceiling, policy=Observe(), nonfinite=nonfinite, watch=watch)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Clip:
-        """Of a training configuration as TOML or YAML gave it.
+        """Reads the keys of gradient clipping from a training configuration, as TOML or YAML gave it.
 
         `auto_grad_clip` (true) clips at the `grad_clip_percentile` (95) of the last norms, never above `grad_clip_norm`
-        (1.0); false clips at `grad_clip_norm`. Other keys are somebody else's.
+        (1.0); false clips at `grad_clip_norm`. Other keys are ignored.
 
         Raises:
-            UsageError: a key has a value that it cannot have, or looks like one of these and is none.
+            UsageError: a key has a value that it cannot have, or an unknown key begins like one of these.
         """
         if not isinstance(config, Mapping):
             raise UsageError(f"Clip.from_config({config!r}): give the table that has {next(iter(_CONFIG))}")
@@ -151,7 +152,7 @@ class Clip:
         )
 
     def encode(self, group: str) -> dict[str, Any]:
-        """The wire form; what is as ever is left out, for daemons that know nothing else."""
+        """The wire form; fields with default values are left out, because older daemons do not know them."""
         max_norm = None if self.max_norm is None else encode_number(self.max_norm)
         wire: dict[str, Any] = {"group": group, "max_norm": max_norm, "zero_rule": self.zero_rule}
         if self.policy != _FIXED:

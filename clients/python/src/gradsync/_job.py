@@ -1,19 +1,20 @@
-"""One rank of one job: declare, pause, detach. Holds what fences the steps."""
+"""One rank of one job: it declares, pauses and detaches. It holds the epoch and the attempt, which fence the steps."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._clip import Clip
-from ._comeback import Comeback
-from ._declaring import QUICK_S, Declaring
-from ._grads import Grads
 from ._options import encode_options
-from ._output import arena_bytes
-from ._record import stamp_of
-from ._reduced import ReducedGrads, check_stats_arguments, table_bytes
+from ._step._declaring import QUICK_S, Declaring
+from ._step._grads import Grads
+from ._step._output import arena_bytes
+from ._step._reconnect import Reconnect
+from ._step._record import stamp_of
+from ._step._reduced import ReducedGrads, check_stats_arguments, table_bytes
 from ._tensor import Mesh, Tensor
 from ._wire import dump
 from .errors import ConnectionLost, GradsyncError, UsageError
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from ._client import Client
 
 __all__ = ["Job"]
+
+_log = logging.getLogger("gradsync")
+
+_GLANCE_S = 1.0  # a daemon that is well answers sooner
+_NAMED_AT_MOST = 8
 
 
 class Job:
@@ -46,18 +52,18 @@ class Job:
         self.last_step: int = reply["last_step"]
         self.resumed: bool = reply["resumed"]
         self.next_step: int = self.last_step + 1
-        self._buffer: tuple[int, str] | None = None  # and the daemon that has it
+        self._buffer: tuple[int, str] | None = None  # its number, and the daemon that has it
         self._grads: Grads | ReducedGrads | None = None
         self._detached = False
         self._last_done: tuple[int, int] | None = None  # epoch and attempt
         self._channel = client._channel
         self.seat = self._channel.seat  # the daemon that the calls of a step are for
-        self._declaring = Declaring(self._channel, rank, self._somebody_paused)
+        self._declaring = Declaring(self._channel, rank, self._somebody_paused, self._log_what_is_waited_for)
         self.notify = self._channel.notify  # text of a notification; any thread, never waits for an answer
 
     @property
     def grads(self) -> Grads | ReducedGrads | None:
-        """What is declared now."""
+        """The declaration in force."""
         return self._grads
 
     @overload
@@ -119,28 +125,17 @@ class Job:
             check_stats_arguments(accumulate, tensors)
 
         size_bytes = table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors, self.meshes)
-        declaring = self._declaring
         seat = self._channel.seat
-        buffer, arena = declaring.allocate(size_bytes, seat)
-        try:
-            reply = declaring.declare(buffer, dump(options), wires, timeout, seat, self._last_done)
-            record = declaring.record(reply, seat)
-        except BaseException:
-            declaring.release(buffer, seat)
-            raise
-        self.seat = seat
-        comeback = Comeback(self._channel, declaring, arena, dump(options), tensors, only_mesh, reply, record)
+        new = self._declaring.share(size_bytes, dump(options), wires, timeout, seat, self._last_done)
+        reconnect = Reconnect(
+            self._channel, self._declaring, new.arena, dump(options), tensors, only_mesh, new.reply, new.record
+        )
         grads: Grads | ReducedGrads
         if data_path == "stats":
-            grads = ReducedGrads(self, tensors, arena, reply, comeback, options)
+            grads = ReducedGrads(self, tensors, new.arena, new.reply, reconnect, options)
         else:
-            grads = Grads(self, tensors, accumulate, arena, reply, comeback)
-        self.advance(reply["epoch"], reply["attempt"])
-        if self._grads is not None:
-            self._grads.retire()
-        if self._buffer is not None:
-            declaring.release(*self._buffer)
-        self._buffer, self._grads = (buffer, seat), grads
+            grads = Grads(self, tensors, accumulate, new.arena, new.reply, reconnect)
+        self._replace(grads, (new.buffer, seat), new.reply)
         return grads
 
     @contextlib.contextmanager
@@ -162,14 +157,13 @@ class Job:
         Doing it again changes nothing.
         """
         if self._forget():
-            with contextlib.suppress(ConnectionLost):  # who is not there any more has left
+            with contextlib.suppress(ConnectionLost):  # a lost connection has left the job already
                 self._channel.call("job.detach", "{}", timeout=QUICK_S, idempotent=False, session=True)
 
     def abandon(self) -> None:
-        """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): said, but hardly waited for."""
-        with contextlib.suppress(GradsyncError):
-            if self._forget():
-                self._channel.leave()
+        """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): it hardly waits for the answer."""
+        if self._forget():
+            self._channel.leave()
 
     # for what is declared
 
@@ -178,33 +172,31 @@ class Job:
         """The attempt as one number, never 0."""
         return stamp_of(self.epoch, self.attempt)
 
-    def come_back(self, comeback: Comeback, timeout: float | None, *, stepped: bool) -> dict[str, Any]:
-        """Declares again at the restarted daemon; its answer. `stepped`: weights are not what they were.
+    def come_back(self, reconnect: Reconnect, timeout: float | None, *, stepped: bool) -> dict[str, Any]:
+        """Declares again at the restarted daemon and returns its answer. `stepped`: the weights have changed since.
 
         Raises:
             RpcError: the declaration failed, because of another rank perhaps; it may be made again.
             ConnectionLost: the rank cannot go on.
         """
-        deadlines = self._channel.deadlines
-        limit = timeout if timeout is not None else deadlines.step_s if stepped else deadlines.first_step_s
-        self.seat, buffer, reply = comeback.declare_again(
-            with_weights=not stepped, last_done=self._last_done, timeout=limit
+        welcome = self._channel.welcome
+        limit = timeout if timeout is not None else welcome.step_s if stepped else welcome.first_step_s
+        self.seat, buffer, reply = reconnect.declare_again(
+            with_weights=not stepped, last_done=self._last_done, timeout=limit, whole=timeout is not None
         )
         self._buffer = (buffer, self.seat)
         self.advance(reply["epoch"], reply["attempt"])
         return reply
 
-    def step_call(self, method: str, params: str, timeout: float | None, *, first: bool, instead: bool = False) -> Any:
+    def step_call(self, method: str, params: str, timeout: float | None, *, first: bool) -> Any:
         """One request of a step; its timer is 5 s longer than the daemon's deadline.
-
-        `instead`: it says that all buckets are ready.
 
         Raises:
             SessionMoved: the rank is attached to a restarted daemon now.
         """
         self._check_attached()
-        deadlines = self._channel.deadlines
-        limit = timeout if timeout is not None else deadlines.first_step_s if first else deadlines.step_s
+        welcome = self._channel.welcome
+        limit = timeout if timeout is not None else welcome.first_step_s if first else welcome.step_s
         return self._channel.call(
             method,
             params,
@@ -213,7 +205,8 @@ class Job:
             session=True,
             seat=self.seat,
             extend=self._somebody_paused,
-            instead=instead,
+            on_slow=self._log_what_is_waited_for,
+            whole=timeout is not None,
         )
 
     def note_done(self, epoch: int, attempt: int) -> None:
@@ -230,6 +223,17 @@ class Job:
             self.last_step, self.next_step = next_step - 1, next_step
 
     # inside
+
+    def _replace(self, grads: Grads | ReducedGrads, buffer: tuple[int, str], reply: Mapping[str, Any]) -> None:
+        """A new declaration takes the place of the one before, whose memory is given back."""
+        self.seat = buffer[1]
+        self.advance(reply["epoch"], reply["attempt"])
+        if self._grads is not None:
+            self._grads.retire()
+        before = self._buffer
+        self._buffer, self._grads = buffer, grads
+        if before is not None:
+            self._declaring.release(*before)
 
     def _forget(self) -> bool:
         """Whether the daemon has to be told."""
@@ -251,8 +255,30 @@ class Job:
         status = self._channel.call("status.get", "{}", timeout=QUICK_S, idempotent=True)
         return any(rank["paused"] for job in status["jobs"] if job["job"] == self.name for rank in job["ranks"])
 
+    def _log_what_is_waited_for(self, method: str) -> None:
+        status = None
+        with contextlib.suppress(GradsyncError):
+            status = self._channel.post("status.get", "{}", _GLANCE_S, session=False)
+        if status is None:
+            _log.warning("%s of %r waits for the daemon, which does not answer status.get either", method, self)
+            return
+        ranks = {rank["rank"]: rank for job in status["jobs"] if job["job"] == self.name for rank in job["ranks"]}
+        missing = [
+            f"rank {number} ({_whereabouts(ranks.get(number))})"
+            for number in range(self.world_size)
+            if number not in ranks or ranks[number]["waiting_in"] != method
+        ]
+        _log.warning("%s of %r waits for %s", method, self, ", ".join(missing[:_NAMED_AT_MOST]) or "the daemon's work")
+
     def __repr__(self) -> str:
         return f"Job({self.name!r}, rank={self.rank}, world_size={self.world_size}, epoch={self.epoch})"
+
+
+def _whereabouts(rank: Mapping[str, Any] | None) -> str:
+    """Where a rank is that has not called, from its entry in status.get."""
+    if rank is None:
+        return "not attached"
+    return f"pid {rank['pid']}, {'paused' if rank['paused'] else rank['waiting_in'] or rank['state']}"
 
 
 def _check_names(tensors: Sequence[Tensor]) -> None:

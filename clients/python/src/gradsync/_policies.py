@@ -73,7 +73,7 @@ class ZScore(Policy):
     """
 
     z: float = 2.5
-    alpha: float = 0.97  #: of the past, in the moving mean and variance
+    alpha: float = 0.97  #: the weight of the past in the moving mean and variance
     warmup: int = 25
 
     KIND: ClassVar[str] = "zscore"

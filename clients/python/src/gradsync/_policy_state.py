@@ -1,4 +1,4 @@
-"""What a checkpoint holds of clipping policies: a dict of fixed keys, whose values only the daemon understands."""
+"""The state of clipping policies in a checkpoint: a dict of fixed keys, whose values only the daemon understands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A private daemon for one process, like a notebook: `gradsyncd run` with a child that lives as long as this process.
+"""A private daemon for one process, a notebook for instance: `gradsyncd run` with a child that lives as long.
 
-The child prints the address and then reads its stdin, a pipe from here. When this process ends, however it ends, the
-pipe closes, the child ends, and with it the daemon and its private folder.
+The child prints the address and then reads its stdin, which is a pipe from this process. When this process ends,
+however it ends, the pipe closes and the child ends; then the daemon ends too and removes its private folder.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import selectors
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import weakref
@@ -20,16 +21,17 @@ from typing import IO
 
 from .errors import ConnectionFailed
 
-__all__ = ["PrivateDaemon", "find_binary"]
+__all__ = ["PrivateDaemon", "find_binary", "run_daemon_of_this_package"]
 
 _STOP_S = 10.0
 _BRIEF_STOP_S = 0.2
-_MARK = b"gradsync-address="  # whatever else is written to stdout is not for us
+_MARK = b"gradsync-address="  # other lines on stdout are not for this client
+_BESIDE = Path(__file__).parent / "bin" / "gradsyncd"  # where wheels have it
 _CHILD = f'echo "{_MARK.decode()}$GRADSYNC_ADDRESS"; read -r _'
 
 
 def find_binary(environ: Mapping[str, str] | None = None) -> str:
-    """$GRADSYNCD, then PATH, then beside this package.
+    """Looks for the binary in $GRADSYNCD, then in this package, whose release it is of, then in PATH.
 
     Raises:
         ConnectionFailed: there is none.
@@ -40,15 +42,19 @@ def find_binary(environ: Mapping[str, str] | None = None) -> str:
         if os.access(named, os.X_OK):
             return named
         raise ConnectionFailed("spawn", f"GRADSYNCD={named!r} is not an executable file; correct or unset it", named)
-    beside = Path(__file__).parent / "bin" / "gradsyncd"
-    found = shutil.which("gradsyncd", path=environ.get("PATH")) or (str(beside) if os.access(beside, os.X_OK) else None)
+    found = str(_BESIDE) if os.access(_BESIDE, os.X_OK) else shutil.which("gradsyncd", path=environ.get("PATH"))
     if found is None:
         raise ConnectionFailed(
             "spawn",
-            f"connect(spawn=True) needs the gradsyncd binary and found none in GRADSYNCD, PATH or {beside}; "
+            f"connect(spawn=True) needs the gradsyncd binary and found none in GRADSYNCD, {_BESIDE} or PATH; "
             "build or install it, or set GRADSYNCD to its path",
         )
     return found
+
+
+def run_daemon_of_this_package() -> None:
+    """The command `gradsyncd` of a wheel: becomes the daemon that came with it."""
+    os.execv(_BESIDE, ["gradsyncd", *sys.argv[1:]])
 
 
 class PrivateDaemon:
@@ -63,7 +69,7 @@ class PrivateDaemon:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C in a terminal is for the trainer
+            start_new_session=True,  # Ctrl-C in a terminal must reach only the trainer
         )
         _live.add(self)
         try:
@@ -105,7 +111,7 @@ class PrivateDaemon:
     def stop(self, *, brief: bool = False) -> None:
         """Stops the daemon and waits for it, at most for a moment if `brief`.
 
-        Does nothing in a forked child, and the second time.
+        In a forked child it does nothing, and stopping again does nothing.
         """
         if os.getpid() != self._owner_pid:
             return
@@ -120,9 +126,9 @@ class PrivateDaemon:
         self._log.close()
 
     def abandon_in_child(self) -> None:
-        """In a forked child: lets go of the pipe, so that the daemon ends with its owner and not with the child."""
+        """Closes a forked child's copy of the pipe, so that the daemon ends with its owner and not with the child."""
         self._close_pipes()
-        self._process.returncode = 0  # not this process's child: nothing to wait for
+        self._process.returncode = 0  # the daemon is not a child of this process, which cannot wait for it
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):

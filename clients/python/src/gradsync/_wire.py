@@ -11,7 +11,6 @@ from .errors import ProtocolError
 __all__ = ["decode_int", "decode_number", "dump", "encode_number", "load", "notification", "request"]
 
 _SAFE_INTEGER = 2**53
-_scan = json.JSONDecoder().raw_decode
 _dump = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
@@ -75,13 +74,9 @@ def load(text: str | bytes) -> Any:
     """Reads JSON.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the text is not JSON.
     """
     try:
-        if type(text) is str and text.startswith("{"):
-            value, end = _scan(text)  # which looks for no space around it
-            if end == len(text):
-                return value
         return json.loads(text)
     except ValueError as error:
         raise ProtocolError(f"the daemon sent text that is not JSON ({error}); is something else listening?") from None

@@ -1,12 +1,12 @@
 """Everything this package raises.
 
     GradsyncError
-    ├── ConnectionFailed        connect() did not reach a usable daemon; `reason` says which way
+    ├── ConnectionFailed        connect() did not reach a usable daemon; `reason` says why
     ├── ConnectionLost          the connection or the session behind it is gone
-    ├── ProtocolError           the daemon said something this client does not understand
-    ├── ClipRaised              a norm at which a clip group is declared to raise; the step is done
-    ├── CallTimeout             no answer within the client's own timer (also a TimeoutError)
-    ├── UsageError              a call this client refuses by itself (also a ValueError)
+    ├── ProtocolError           the daemon sent something that this client does not understand
+    ├── ClipRaised              a clip group is declared to raise at this norm; the step is done
+    ├── CallTimeout             no answer came within the client's own timer (also a TimeoutError)
+    ├── UsageError              this client refuses the call by itself (also a ValueError)
     │   └── AccumulationError   a tensor became ready more or less often than declared
     └── RpcError                an answer of the daemon; one subclass for each `kind`:
         ├── ParseError, InvalidRequest, MethodNotFound, InvalidParams, InternalError
@@ -17,7 +17,7 @@
         ├── NotDeclared, NotReady, StepMismatch, StepTimeout, StaleEpoch, StaleAttempt, DuplicateReady, StepFailed
         └── UnknownSubscription
 
-Fields of an `RpcError` come from the daemon's `data`; where the protocol leaves one out it is None or empty.
+The fields of an `RpcError` come from the daemon's `data`; a field that the protocol leaves out is None or empty.
 Every message ends with the next thing to try.
 """
 
@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from ._report import StepReport
+    from ._step._report import StepReport
 
 __all__ = [
     "AccumulationError",
@@ -100,8 +100,8 @@ class ConnectionFailed(GradsyncError):
 class ConnectionLost(GradsyncError):
     """The connection to the daemon, or the session behind it, is gone.
 
-    `step_lost`: only the gradients of the step in flight are, on every rank alike; everything else goes on. Compute
-    the step anew and finish it again.
+    With `step_lost` only the gradients of the step in flight are lost, on every rank alike, and everything else goes
+    on: compute the step again and finish it again.
     """
 
     def __init__(self, message: str, *, step_lost: bool = False) -> None:
@@ -110,11 +110,14 @@ class ConnectionLost(GradsyncError):
 
 
 class ProtocolError(GradsyncError):
-    """The daemon sent something this client does not understand."""
+    """The daemon sent something that this client does not understand."""
 
 
 class CallTimeout(GradsyncError, TimeoutError):
-    """The daemon did not answer within the client's own timer, which is 5 s longer than the daemon's deadline."""
+    """No answer came within the client's own timer, which is 5 s longer than the daemon's deadline.
+
+    If the connection is lost meanwhile, a timeout that the caller gave limits the whole call.
+    """
 
     def __init__(self, method: str, waited_s: float) -> None:
         super().__init__(
@@ -129,9 +132,9 @@ class CallTimeout(GradsyncError, TimeoutError):
 
 
 class ClipRaised(GradsyncError):
-    """A norm at which a clip group is declared to raise (`nonfinite="raise"`, `spike="raise"`), on every rank alike.
+    """A clip group is declared to raise at this norm (`nonfinite="raise"`, `spike="raise"`); every rank raises.
 
-    The step is done, nothing was multiplied. `group` is the one whose norm decided that.
+    The step is done and nothing was multiplied. `group` names the clip group whose norm decided this.
     """
 
     def __init__(self, report: StepReport) -> None:
@@ -148,7 +151,7 @@ class ClipRaised(GradsyncError):
 
 
 class UsageError(GradsyncError, ValueError):
-    """A call that this client refuses by itself; nothing was sent."""
+    """This client refuses the call by itself; nothing was sent."""
 
 
 class AccumulationError(UsageError):
@@ -163,7 +166,7 @@ class AccumulationError(UsageError):
 
 
 class RpcError(GradsyncError):
-    """An error the daemon answered with; `code` 0 marks one of the same kind found by the client itself."""
+    """The daemon answered with an error; with `code` 0 the client found an error of the same kind by itself."""
 
     KIND: ClassVar[str] = ""
 
@@ -203,7 +206,7 @@ class ParseError(RpcError):
 
 
 class InvalidRequest(RpcError):
-    """JSON, but not a request the daemon accepts."""
+    """The text is JSON, but not a request that the daemon accepts."""
 
     KIND = "invalid_request"
 
@@ -221,7 +224,7 @@ class InvalidParams(RpcError):
 
 
 class InternalError(RpcError):
-    """A defect of the daemon."""
+    """The daemon has a defect."""
 
     KIND = "internal_error"
 
@@ -275,7 +278,7 @@ class UnknownJob(RpcError):
 
 
 class RankInUse(RpcError):
-    """A live process already holds this rank."""
+    """Another live process already holds this rank."""
 
     KIND = "rank_in_use"
 
@@ -287,7 +290,7 @@ class JobMismatch(RpcError):
 
 
 class Superseded(RpcError):
-    """A newer attach took this rank over."""
+    """A later attach took this rank over."""
 
     KIND = "superseded"
 
@@ -299,7 +302,7 @@ class RankLost(RpcError):
 
 
 class UnknownBuffer(RpcError):
-    """No such buffer in this session."""
+    """This session has no such buffer."""
 
     KIND = "unknown_buffer"
 
@@ -323,7 +326,7 @@ class InvalidDeclaration(RpcError):
 
 
 class UnsupportedPlacement(RpcError):
-    """A valid placement that this data path does not implement."""
+    """The placement is valid, but this data path does not implement it."""
 
     KIND = "unsupported_placement"
 
@@ -341,7 +344,7 @@ class WeightsDiverged(RpcError):
 
 
 class DeclareTimeout(RpcError):
-    """Not all ranks declared in time; `ranks` are missing."""
+    """Not all ranks declared in time; those in `ranks` are missing."""
 
     KIND = "declare_timeout"
 
@@ -353,19 +356,19 @@ class NotDeclared(RpcError):
 
 
 class NotReady(RpcError):
-    """finish() with tensors, named in `tensors`, that are neither ready nor unused."""
+    """finish() came while some tensors, named in `tensors`, were neither ready nor unused."""
 
     KIND = "not_ready"
 
 
 class StepMismatch(RpcError):
-    """Ranks disagree on step, scale, max_norm or call."""
+    """Ranks disagree on the step, the scale, max_norm or the call."""
 
     KIND = "step_mismatch"
 
 
 class StepTimeout(RpcError):
-    """The deadline passed; `ranks` and `tensors` were missing."""
+    """The deadline passed; those in `ranks` and `tensors` were missing."""
 
     KIND = "step_timeout"
 
@@ -395,6 +398,6 @@ class StepFailed(RpcError):
 
 
 class UnknownSubscription(RpcError):
-    """No such subscription on this connection."""
+    """This connection has no such subscription."""
 
     KIND = "unknown_subscription"

@@ -1,4 +1,4 @@
-"""What the ranks' calls were together: what is clipped by one norm, of which tensors, and each rank's number.
+"""Joins the calls of all ranks: which tensors one norm clips, and which number each rank has for it.
 
 Scripts differ from step to step (two models in turn, a part only sometimes), so calls of different steps are one line
 of the verdict only if they are of the same tensors. Within a step the calls of ranks belong together by their order.
@@ -23,10 +23,10 @@ _NOTHING = "a call was given no gradients on any rank and clips nothing; a gener
 
 @dataclass(frozen=True)
 class Seen:
-    """A norm of these tensors, in these steps, per step and rank.
+    """The norms of these tensors, per step and rank.
 
-    `whole`: it is of everything that has a gradient. `lost`: why it cannot be compared, of which `strangers` are part:
-    tensors that nobody declared. `raised`: in how many more steps it gave no number.
+    `whole` says that the tensors are all that have a gradient. `lost` says why the norms cannot be compared.
+    `strangers` counts tensors that no rank declared, `raised` further steps in which the call gave no number.
     """
 
     keys: frozenset[Key]
@@ -53,7 +53,7 @@ class _Joined:
 
 
 def seen_calls(world: World, steps: int, said: list[str]) -> tuple[list[Seen], list[Seen]]:
-    """What is multiplied, where a step multiplies nothing its last norm; then norms of parts, made on the way there."""
+    """First what the steps multiplied by, or their last norm if they did not multiply; then the norms of parts."""
     products: list[_Joined] = []
     totals: list[_Joined] = []
     for step in range(steps):
@@ -71,7 +71,7 @@ def seen_calls(world: World, steps: int, said: list[str]) -> tuple[list[Seen], l
 
 
 def _merged(calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
-    """Products and norms alone; products by one and the same norm are one."""
+    """Separates calls that multiply from those that only compute a norm, and joins those that multiply by one norm."""
     products: list[Call] = []
     for call in calls:
         if call.kind == "total":
@@ -119,7 +119,7 @@ def _joined(world: World, step: int, calls: Mapping[int, Sequence[Call]]) -> lis
 
 
 def _rows(world: World, calls: Mapping[int, Sequence[Call]]) -> list[dict[int, Call]]:
-    """By their order; where ranks make more and fewer of them, those of equal tensors."""
+    """Matches calls by their order; where ranks made different numbers of calls, by equal tensors."""
     if len({len(own) for own in calls.values()}) == 1:
         return [dict(zip(calls, row, strict=True)) for row in zip(*calls.values(), strict=True)]
     rows: dict[tuple[frozenset[Key], int], dict[int, Call]] = {}
@@ -147,7 +147,7 @@ def _norm_of(rank: int, row: Mapping[int, Call]) -> float | None:
 
 
 def _seen(world: World, joined: Sequence[_Joined]) -> list[Seen]:
-    """One of each set of tensors, and of all sets that are the whole model."""
+    """Joins the calls for each set of tensors; all sets that are the whole model count as one."""
     whole = _whole_sets(world, joined)
     everything = frozenset(key for keys in world.keys_of.values() for key in keys)
     alike: dict[tuple[frozenset[Key], str], list[_Joined]] = {}
@@ -174,7 +174,7 @@ def _seen(world: World, joined: Sequence[_Joined]) -> list[Seen]:
 
 
 def _whole_sets(world: World, joined: Sequence[_Joined]) -> set[frozenset[Key]]:
-    """Sets with all that ever has a gradient; or all that has one in their steps, where that changes over steps."""
+    """The sets that contain every tensor that ever has a gradient, or that has one in the steps of the set."""
     present: dict[int, set[Key]] = {}
     for step in {one.step for one in joined}:
         present[step] = {
@@ -188,7 +188,7 @@ def _whole_sets(world: World, joined: Sequence[_Joined]) -> set[frozenset[Key]]:
     sets = {one.keys for one in compared}
     covering = {keys for keys in sets if all(keys >= present[one.step] for one in compared if one.keys == keys)}
     covered = {one.step for one in compared if one.keys in covering}
-    # Two models in turn cover their own steps each: these are parts, having nothing in common.
+    # If a script trains two models in turn, each covers its own steps, but they have nothing in common: they are parts.
     if covering and frozenset.intersection(*covering) and covered == set(present):
         return covering
     return {keys for keys in sets if keys >= ever}

@@ -12,14 +12,14 @@ from ._world import Key, World, row_norm
 
 __all__ = ["Cause", "Numbers", "causes", "close"]
 
-_NEAR = 0.05  # what rounding to bfloat16 may do to a norm, and more
+_NEAR = 0.05  # relative, and more than rounding to bfloat16 changes a norm
 _WIDER = "compute norms in float64, or in float32 over small blocks; what is smaller than this rounding cannot be seen"
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One of `kind`; where several predict the same number, all of them are given."""
+    """Why a norm may differ; where several causes predict the same number, all of them are given."""
 
     kind: str
     text: str
@@ -31,10 +31,10 @@ class Cause:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one norm in some steps: the rows it is of, ours per step, theirs per step and rank, in their dtype."""
+    """One norm in some steps: its rows, our value per step, and theirs per step and rank, in their dtype."""
 
     world: World
-    keys: frozenset[Key] | None  #: None: all
+    keys: frozenset[Key] | None  #: None for all
     steps: Sequence[int]
     sums: Sequence[Sums]
     ours: Sequence[float]
@@ -43,7 +43,7 @@ class Numbers:
     tolerance: float
 
     def dtypes(self) -> list[str]:
-        """In which their norm may have been made: its own, and those of the gradients that can hold it."""
+        """The dtypes in which their norm may have been computed: its own, and those of gradients that can hold it."""
         gradients = {tensor.dtype for found in self.world.ranks.values() for tensor in found.tensors}
         narrow = [dtype for dtype in sorted({*gradients, "float32"}) if dtype != self.dtype]
         seen = [norm for norms in self.theirs for norm in norms]
@@ -51,19 +51,19 @@ class Numbers:
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
-        """Place of the step among `steps`, position of the rank, rank."""
+        """For each number the place of its step among `steps`, the position of its rank, and the rank."""
         return [(step, i, rank) for step in range(len(self.ours)) for i, rank in enumerate(self.world.ranks)]
 
 
 def close(theirs: float, ours: float, tolerance: float) -> bool:
-    """What is not finite equals whatever is not finite: either stops a run."""
+    """Whether two norms are equal within the tolerance; any two that are not finite are, because either stops a run."""
     if math.isfinite(ours) and math.isfinite(theirs):
         return abs(theirs - ours) <= tolerance * abs(ours)
     return not math.isfinite(ours) and not math.isfinite(theirs)
 
 
 def causes(numbers: Numbers) -> tuple[Cause, ...]:
-    """At least one, `unknown` perhaps."""
+    """The causes that predict the norm; if none does, the cause `unknown`."""
     arithmetic = _lost_nan(numbers) or _arithmetic(numbers)
     if arithmetic is not None:
         return (arithmetic,)
@@ -77,7 +77,7 @@ def causes(numbers: Numbers) -> tuple[Cause, ...]:
 
 
 def _predicts(numbers: Numbers, way: Way) -> bool:
-    """By the exact sums, where they can be told from a right norm; else by the framework's arithmetic."""
+    """Compares with exact sums if these differ enough from a right norm; else with the framework's arithmetic."""
     exact = [(step, i, numbers.sums[step].exact(way, rank)) for step, i, rank in numbers.places]
     if all(close(norm, numbers.ours[step], numbers.tolerance) for step, _, norm in exact):
         return False
@@ -105,10 +105,10 @@ def _matches(theirs: float, predicted: float, dtype: str, tolerance: float) -> b
 
 
 def _arithmetic(numbers: Numbers) -> Cause | None:
-    """Where the right sums, made the framework's way, give the framework's number."""
+    """Whether the right sums, computed as the framework does, give the framework's number."""
     exact = [(numbers.sums[step].exact(RIGHT, rank), numbers.ours[step]) for step, _, rank in numbers.places]
     if not all(close(norm, ours, numbers.tolerance) for norm, ours in exact if math.isfinite(ours)):
-        return None  # what should be copies is not: then no rank's sums are right
+        return None  # ranks hold different gradients where they should hold copies, so no rank's sums are right
     dtype = _dtype_that_predicts(numbers, RIGHT)
     if dtype is None:
         return None
@@ -138,7 +138,7 @@ def _arithmetic(numbers: Numbers) -> Cause | None:
 
 
 def _narrowest_that_is_off(numbers: Numbers) -> str | None:
-    """Of gradients of several dtypes: in which the norms of single ones are wrong already."""
+    """For gradients of several dtypes: the dtypes in which norms of single gradients are wrong already."""
     world, off = numbers.world, set()
     for rank, found in world.ranks.items():
         for step in numbers.steps:
@@ -151,7 +151,7 @@ def _narrowest_that_is_off(numbers: Numbers) -> str | None:
 
 
 def _lost_nan(numbers: Numbers) -> Cause | None:
-    """A finite norm of gradients that are not finite."""
+    """The cause of a finite norm over gradients that are not finite."""
     world = numbers.world
     lost = [
         (s, i, rank)
@@ -165,7 +165,7 @@ def _lost_nan(numbers: Numbers) -> Cause | None:
     for step, i, rank in lost:
         sums, theirs = numbers.sums[step], numbers.theirs[step][i]
         finite = [sums.exact(RIGHT, rank)]
-        if math.isinf(world.p):  # which maximum is left depends on where the NaN was
+        if math.isinf(world.p):  # the position of the NaN decides which maximum remains
             finite += [sums.exact(Way({group: frozenset() for group in world.groups}), one) for one in world.ranks]
         if not any(close(theirs, norm, numbers.tolerance) for norm in finite):
             return Cause("unknown", f"{', '.join(where)} is not finite, and their norm does not show it")

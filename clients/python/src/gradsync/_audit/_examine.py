@@ -1,4 +1,4 @@
-"""A folder that ranks wrote, examined: whether it is whole, what the daemon says, and the verdict."""
+"""Examines a folder that ranks wrote: checks that it is complete, asks the daemon, and returns the verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ADVICE = (
 
 
 def complete(folder: Path) -> bool:
-    """Whether every rank has written all it will."""
+    """Whether every rank has written everything."""
     for path in folder.glob("rank-*.jsonl"):
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - len(DONE)))
@@ -35,7 +35,7 @@ def complete(folder: Path) -> bool:
 
 
 def examine(folder: Path, address: str | None, tolerance: float | None = None) -> Verdict:
-    """Never raises for what ranks did; a daemon that cannot be reached is a reason like others."""
+    """The verdict on what the ranks wrote. If they or the daemon give too little, its `reason` says so."""
     ranks = read_ranks(folder)
     reason, advice = _lacks(ranks)
     if reason is not None:
@@ -66,7 +66,7 @@ def _keys(world: World) -> set[Key]:
 
 
 def _called(world: World) -> World:
-    """Without what no call is of: an optimizer of one rank alone, or of a model that is no copy, is its own affair."""
+    """The same world without tensors that no call uses, such as those of an optimizer that only one rank has."""
     keys = set()
     for rank, found in world.ranks.items():
         for call in (call for step in found.steps for call in step.calls):

@@ -1,4 +1,4 @@
-"""What one rank wrote of an audit: a file of JSON lines, a head and then one line per step, whole or not there."""
+"""The findings of one rank of an audit: a file of JSON lines with a head and then one line per step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradsync._placements import Axes, Only, Placement, Replicate, Shard
-from gradsync._row import Row
+from gradsync._step._row import Row
 from gradsync._tensor import Tensor
 
 __all__ = ["DONE", "Call", "RankFindings", "RankWriter", "Step", "rank_path", "read_ranks", "tensor_of_wire"]
@@ -26,10 +26,10 @@ class Call:
     """One call of the framework's function.
 
     Args:
-        kind: "clip": norm and product in one; "apply": the product by a norm that was given; "total": a norm alone.
-        tensors: indices of what it was given; None: everything with a gradient.
-        norm: what it returned or was given; None: it raised, or the norm cannot be read.
-        over: ranks whose numbers together make the norm, where it was left unreduced (a partial DTensor).
+        kind: "clip" computes the norm and multiplies; "apply" multiplies by a given norm; "total" only computes it.
+        tensors: indices of the tensors that it was given; None stands for everything with a gradient.
+        norm: what it returned or was given; None if it raised, or if the norm cannot be read.
+        over: the ranks whose numbers together make the norm, if it is not reduced yet (a partial DTensor).
         strangers: how many of the given tensors are not of the audited model.
     """
 
@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """Rows in the order of the declaration, None without a gradient; `own` are norms made the framework's way."""
+    """`rows` are in the order of the declaration, None without a gradient; `own` are norms made the framework's way."""
 
     rows: Sequence[Row | None]
     own: Sequence[float | None]
@@ -70,7 +70,7 @@ class RankWriter:
     """The file of this rank; a line is on disk when its call returns."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        # Whoever comes second as the same rank (a process that this one forked, a restart) must not write over it.
+        # A second process of the same rank (a forked or restarted one) must not overwrite the file.
         self._file = rank_path(folder, rank).open("x", encoding="utf-8")
 
     def head(
@@ -104,7 +104,7 @@ class RankWriter:
 
 
 def read_ranks(folder: Path) -> dict[int, RankFindings]:
-    """Every rank that wrote a head; a last line that is not whole is left out."""
+    """The findings of every rank that wrote a head; an incomplete last line is left out."""
     found = {}
     for path in sorted(folder.glob("rank-*.jsonl")):
         findings = _read(path)

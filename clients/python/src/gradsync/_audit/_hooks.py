@@ -1,5 +1,5 @@
-"""Puts the audit around torch's functions in a script that does not know of it. torch is not imported here, ever:
-processes that do without it stay without it."""
+"""Wraps torch's clip functions for the audit, without a change to the script. It never imports torch, so that processes
+that do not use torch need not load it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = ["VARIABLE", "Recorder", "end", "ended", "install", "options", "start", "wrap_now"]
 
-VARIABLE = "GRADSYNC_AUDIT"  #: JSON: `folder`, `steps`, and what the caller said of meshes
+VARIABLE = "GRADSYNC_AUDIT"  #: JSON: `folder`, `steps`, and what the caller said about meshes
 _MODULE = "torch.nn.utils.clip_grad"
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _KINDS = {
@@ -35,13 +35,13 @@ _ended = False
 
 
 def options(environ: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-    """What the environment asks for; None: no audit."""
+    """The options that the environment gives; None if there is no audit."""
     text = (os.environ if environ is None else environ).get(VARIABLE)
     return None if not text else dict(json.loads(text))
 
 
 def install() -> None:
-    """For the start of a process: wraps the functions when, and if, torch is imported."""
+    """Called at the start of a process; wraps the functions when torch is imported."""
     for name in (_MODULE, _FSDP1):
         if name in sys.modules:
             _wrap(sys.modules[name])
@@ -49,12 +49,12 @@ def install() -> None:
 
 
 def wrap_now() -> None:
-    """For a process that has imported torch: also where a function was taken from its module already."""
+    """Called after torch was imported; it also wraps functions that other modules have imported already."""
     if _FSDP1 in sys.modules:
         _wrap(sys.modules[_FSDP1])
     module = sys.modules[_MODULE]
     old = {id(vars(module)[name]): name for name in _KINDS if name in vars(module)}
-    keep = [vars(module)[name] for name in old.values()]  # no id is used again
+    keep = [vars(module)[name] for name in old.values()]  # while they live, their ids are not used again
     _wrap(module)
     new = {key: vars(module)[name] for key, name in old.items()}
     for other in list(sys.modules.values()):
@@ -72,7 +72,7 @@ def start(recorder: Recorder) -> None:
 
 
 def end() -> None:
-    """The wrapped functions are the plain ones again, but for one comparison."""
+    """From now on the wrapped functions only make one comparison and call the plain ones."""
     global _recorder, _ended
     _recorder, _ended = None, True
 
@@ -114,7 +114,7 @@ def _wrap(module: ModuleType) -> None:
 
 
 def _wrap_method(wrapper: type[Any]) -> None:
-    """`model.clip_grad_norm_(max_norm)` is a clip of the model's parameters."""
+    """Wraps `model.clip_grad_norm_(max_norm)`, which clips the model's parameters."""
     original = wrapper.clip_grad_norm_
     if hasattr(original, "_gradsync_audits"):
         return
@@ -149,11 +149,11 @@ def _wrapped(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first() -> Recorder | None:
-    """The recorder that the environment asks for, made at the first call: torch is whole by then."""
+    """The recorder that the environment asks for; it is made at the first call, when torch is imported completely."""
     try:
-        from gradsync.torch import _audit
+        from gradsync.torch._audit import _recorder
 
-        return _audit.from_environment()
+        return _recorder.from_environment()
     except Exception as error:
         end()
         _complain(f"{type(error).__name__}: {error}")
@@ -161,7 +161,7 @@ def _first() -> Recorder | None:
 
 
 def _complain(reason: str) -> None:
-    """Leaves word where the audit will look; there may be no rank yet, and no gradsync in this interpreter."""
+    """Writes the reason where the audit will look, although the rank may not be known and gradsync not installed."""
     try:
         found = options()
         if found is not None:

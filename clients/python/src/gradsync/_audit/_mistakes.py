@@ -1,6 +1,6 @@
-"""The known mistakes of distributed norms, each as the way of summing that it is: what it predicts can be compared.
+"""The known mistakes of distributed norms. Each is a way of summing, so that the norm it predicts can be compared.
 
-Where several groups could be at fault the mistake is tried for each of them and for all.
+Where a mistake could concern several groups, it is tried for each of them and for all together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RIGHT = Way()
 
 @dataclass(frozen=True)
 class Mistake:
-    """One way to be wrong, in words."""
+    """One wrong way of summing, and its description in words."""
 
     kind: str
     text: str
@@ -29,7 +29,7 @@ class Mistake:
 
 
 def mistakes(world: World, step_twins: Sequence[tuple[Key, Key]] = ()) -> list[Mistake]:
-    """All that could be made in this world; of two that are the same by construction the first."""
+    """All mistakes that are possible in this world; of mistakes with the same effect only the first."""
     found: dict[object, Mistake] = {RIGHT.signature(world.groups): Mistake("", "", "", RIGHT)}
     for mistake in (*_per_axis(world), *_everywhere(world), *_tied(world, step_twins)):
         found.setdefault(mistake.way.signature(world.groups), mistake)
@@ -68,49 +68,61 @@ def _per_axis(world: World) -> Iterator[Mistake]:
         size = world.size_of(axis)
         summed = [group for group in world.groups if axis in group.summed]
         copied = [group for group in world.groups if axis in group.copied]
-        what = {"pp": "the other pipeline stages", "ep": "the experts of other ranks"}.get(axis, "the other parts")
-        for some in _subsets(summed):
-            yield Mistake(
-                "axis_missing",
-                f"the norm of {_names(world, some)} is not summed over '{axis}': {what} are left out",
-                f"sum the powers over '{axis}' once",
-                Way({group: frozenset(group.summed) - {axis} for group in some}),
-                some,
-                axis,
-            )
-        for some in _subsets(copied):
-            yield Mistake(
-                "double_count",
-                f"{_names(world, some)} counted {size} times: the powers are summed over '{axis}', along which every "
-                "rank holds a copy",
-                f"leave '{axis}' out of the sum for what is copied along it",
-                Way({group: frozenset(group.summed) | {axis} for group in some}),
-                some,
-                axis,
-            )
-        for some in _subsets(summed):
-            yield Mistake(
-                "summed_twice",
-                f"{_names(world, some)} counted {size} times: the powers, whole already, are summed over '{axis}' once "
-                "more",
-                f"sum over '{axis}' in one place only",
-                Way(times=dict.fromkeys(some, float(size))),
-                some,
-                axis,
-            )
-        if summed and copied:
-            yield Mistake(
-                "summed_twice",
-                f"everything counted {size} times: the whole sum of powers is summed over '{axis}' once more",
-                f"sum over '{axis}' only what is spread over it, and once",
-                Way(
-                    {group: frozenset(group.summed) | {axis} for group in copied},
-                    dict.fromkeys(summed, float(size)),
-                ),
-                (*summed, *copied),
-                axis,
-            )
+        yield from _left_out(world, axis, summed)
+        yield from _double_counts(world, axis, size, copied)
+        yield from _summed_twice(world, axis, size, summed, copied)
         yield from _averaged(world, axis, size, summed)
+
+
+def _left_out(world: World, axis: str, summed: list[Group]) -> Iterator[Mistake]:
+    what = {"pp": "the other pipeline stages", "ep": "the experts of other ranks"}.get(axis, "the other parts")
+    for some in _subsets(summed):
+        yield Mistake(
+            "axis_missing",
+            f"the norm of {_names(world, some)} is not summed over '{axis}': {what} are left out",
+            f"sum the powers over '{axis}' once",
+            Way({group: frozenset(group.summed) - {axis} for group in some}),
+            some,
+            axis,
+        )
+
+
+def _double_counts(world: World, axis: str, size: int, copied: list[Group]) -> Iterator[Mistake]:
+    for some in _subsets(copied):
+        yield Mistake(
+            "double_count",
+            f"{_names(world, some)} counted {size} times: the powers are summed over '{axis}', along which every "
+            "rank holds a copy",
+            f"leave '{axis}' out of the sum for what is copied along it",
+            Way({group: frozenset(group.summed) | {axis} for group in some}),
+            some,
+            axis,
+        )
+
+
+def _summed_twice(world: World, axis: str, size: int, summed: list[Group], copied: list[Group]) -> Iterator[Mistake]:
+    for some in _subsets(summed):
+        yield Mistake(
+            "summed_twice",
+            f"{_names(world, some)} counted {size} times: the powers, whole already, are summed over '{axis}' once "
+            "more",
+            f"sum over '{axis}' in one place only",
+            Way(times=dict.fromkeys(some, float(size))),
+            some,
+            axis,
+        )
+    if summed and copied:
+        yield Mistake(
+            "summed_twice",
+            f"everything counted {size} times: the whole sum of powers is summed over '{axis}' once more",
+            f"sum over '{axis}' only what is spread over it, and once",
+            Way(
+                {group: frozenset(group.summed) | {axis} for group in copied},
+                dict.fromkeys(summed, float(size)),
+            ),
+            (*summed, *copied),
+            axis,
+        )
 
 
 def _averaged(world: World, axis: str, size: int, summed: list[Group]) -> Iterator[Mistake]:
@@ -175,9 +187,9 @@ def _tied(world: World, step_twins: Sequence[tuple[Key, Key]]) -> Iterator[Mista
         pairs = ", ".join(f"'{one}' and '{other}'" for (one, _), (other, _) in step_twins)
         yield Mistake(
             "tied_once",
-            f"{pairs} have equal gradients in every step and were counted once: one tied weight, it seems, that "
-            "gradsync was not told of",
-            "say so: tied=[(…, …)]",
+            f"{pairs} have equal gradients in every step and were counted once: they seem to be one tied "
+            "weight that gradsync does not know of",
+            "declare it: tied=[(…, …)]",
             Way(ties={*world.tied_copies, *(copy for _, copy in step_twins)}),
             _groups_with(world, {copy for _, copy in step_twins}),
         )

@@ -1,4 +1,4 @@
-"""The daemon's answer to what the ranks wrote: declared and stepped as if each of them had spoken with it."""
+"""Asks a daemon for the exact norms: declares and steps what the ranks wrote, as if they had spoken with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import gradsync
-from gradsync._report import StepReport
+from gradsync._step._report import StepReport
 from gradsync.errors import GradsyncError
 
 from ._findings import RankFindings, Step
@@ -20,12 +20,12 @@ __all__ = ["Replay", "replay"]
 
 _DECLARE_S = 60.0
 _STEP_S = 60.0
-_SAID = 5  # of findings that are alike
+_SAID = 5  # how many similar findings are printed
 
 
 @dataclass(frozen=True)
 class Replay:
-    """One answer per step, what the reports say besides norms, and what ended it early."""
+    """One answer per step, what the reports say besides norms, and the error that ended the replay early, if any."""
 
     steps: Sequence[OurStep]
     findings: Sequence[str]
@@ -34,10 +34,10 @@ class Replay:
 
 
 def replay(world: World, steps: int, address: str | None) -> Replay:
-    """Takes every rank of a job of its own, one thread each.
+    """Attaches every rank to a job that exists only for this audit, each in a thread of its own.
 
     Raises:
-        ConnectionFailed: no daemon at this address.
+        ConnectionFailed: no daemon listens at this address.
     """
     clients = [gradsync.connect(address) for _ in world.ranks]
     job = f"audit-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -53,7 +53,7 @@ def replay(world: World, steps: int, address: str | None) -> Replay:
             client.close()
 
     _all(one_rank, zip(clients, world.ranks.values(), strict=True))
-    # A rank that fails takes the others along; the first error is the one at fault.
+    # A rank that fails makes the others fail too, so the first error is the cause.
     answered = max(reports.values(), key=len, default=[])
     found, differ = _findings(answered)
     ours = [OurStep(report.norm, {layer.name: layer.norm for layer in report.layers}) for report in answered]
@@ -82,7 +82,7 @@ def _one_rank(
 
 
 def _asked_for(step: Step) -> Collection[int]:
-    """What the step's calls are of: others may be unreduced yet, or of an earlier step."""
+    """The tensors that the step's calls use; others may not be reduced yet, or belong to an earlier step."""
     if any(call.tensors is None for call in step.calls):
         return range(len(step.rows))
     return {index for call in step.calls for index in call.tensors or ()}

@@ -1,4 +1,4 @@
-"""What a norm would be if it were summed in a certain way: exactly, and by the framework's arithmetic."""
+"""The value of a norm that is summed in a given way, exactly and with the framework's arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38,
 
 
 def round_to(value: float, dtype: str) -> float:
-    """The nearest number of that dtype; too large becomes infinite."""
+    """The nearest number of that dtype; a number that is too large becomes infinite."""
     if dtype == "float64" or not math.isfinite(value):
         return value
     if dtype == "bfloat16":
@@ -38,12 +38,12 @@ def ulp(value: float, dtype: str) -> float:
 
 @dataclass(frozen=True)
 class Way:
-    """How a norm is summed: per group over which axes and how often; what is not named is summed as it should be."""
+    """How a norm is summed: for each group the axes and a factor; a group that is not named is summed correctly."""
 
     axes: Mapping[Group, frozenset[str]] = field(default_factory=dict)
     times: Mapping[Group, float] = field(default_factory=dict)
-    ties: Collection[Key] | None = None  #: left out as second copies; None: those that were declared
-    after: tuple[str, str] | None = None  #: "mean" or "sum" of the norms, not of their powers, over this axis
+    ties: Collection[Key] | None = None  #: left out as second copies; None for those that were declared
+    after: tuple[str, str] | None = None  #: "mean" or "sum", and the axis over which it takes norms, not powers
 
     def axes_of(self, group: Group) -> frozenset[str]:
         return self.axes.get(group, frozenset(group.summed))
@@ -55,7 +55,7 @@ class Way:
 
 
 class Sums:
-    """The rows of one step; `chosen` says which keys take part, None: all."""
+    """The norms of one step; `chosen` says which keys take part, None stands for all."""
 
     def __init__(self, world: World, step: int, chosen: Collection[Key] | None = None) -> None:
         self.world = world
@@ -77,11 +77,11 @@ class Sums:
             self._exact[rank], self._own[rank] = exact, own
 
     def exact(self, way: Way, rank: int, only: Group | None = None) -> float:
-        """In float64, as that rank would see it; of one group where `only` names it."""
+        """The norm in float64, as that rank would see it; if `only` names a group, the norm of that group."""
         return self._after(way, rank, lambda one: self._combine(way, one, only))
 
     def theirs(self, way: Way, rank: int, dtype: str) -> float:
-        """By norms per tensor and sums of them in `dtype`, as frameworks do it."""
+        """The norm from norms per tensor that are summed in `dtype`, as frameworks do."""
         return self._after(way, rank, lambda one: self._combine_in(way, one, dtype))
 
     def _after(self, way: Way, rank: int, norm_of: Callable[[int], float]) -> float:
@@ -105,7 +105,7 @@ class Sums:
         return combined(norms, p)
 
     def _held(self, rank: int, group: Group, ties: frozenset[Key]) -> float:
-        """What one rank holds of a group: asked for again by every mistake."""
+        """The rows that one rank holds of a group, cached because every mistake needs them."""
         found = self._known.get((rank, group, ties))
         if found is None:
             held = self._exact[rank].get(group, ())
@@ -116,7 +116,7 @@ class Sums:
     def _combine_in(self, way: Way, rank: int, dtype: str) -> float:
         p, total = self.world.p, []
         ties = self.world.tied_copies if way.ties is None else way.ties
-        wide = "float64" if dtype == "float64" else "float32"  # of the sums inside one kernel
+        wide = "float64" if dtype == "float64" else "float32"  # the dtype of the sums inside one kernel
         for group in self.world.groups:
             parts: dict[Key, list[float]] = {}
             for one in self.world.span(group.mesh, way.axes_of(group), rank):

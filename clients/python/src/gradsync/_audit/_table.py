@@ -15,7 +15,7 @@ _WIDTH = 118
 
 
 def as_text(verdict: Verdict) -> str:
-    """Without the last line feed."""
+    """The text of the table, without a line feed at its end."""
     if verdict.reason is not None:
         parts = [f"gradsync audit: nothing could be audited: {verdict.reason}"]
         return "\n".join(parts + ([_wrapped(f"-> {verdict.advice}")] if verdict.advice else []))
@@ -40,7 +40,7 @@ def as_text(verdict: Verdict) -> str:
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """The same numbers; what JSON cannot carry is "NaN", "Infinity" or "-Infinity"."""
+    """The same numbers; those that JSON cannot carry become "NaN", "Infinity" or "-Infinity"."""
     return {
         "exit_code": verdict.exit_code,
         "steps": verdict.steps,

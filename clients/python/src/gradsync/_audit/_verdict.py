@@ -1,4 +1,4 @@
-"""From what all ranks wrote and the daemon's exact norms: whether the framework's norm is right, and if not, why."""
+"""Decides from all findings and the daemon's exact norms whether the framework's norm is right, and if not, why."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ._world import Group, Key, World
 
 __all__ = ["Line", "OurStep", "Verdict", "judge", "tolerance_of"]
 
-_SAID = 5  # of findings that are alike
-_SAME = 1e-6  # the daemon's norm is a float32's, where the gradients are not float64
+_SAID = 5  # how many similar findings are printed
+_SAME = 1e-6  # the daemon's norm has the precision of float32, unless the gradients are float64
 
 
 _UNLIKE = Cause(
@@ -38,8 +38,8 @@ class OurStep:
 class Line:
     """One line of the table: the whole model, a part that the script clips by itself, or a norm group.
 
-    Numbers are of the step that differs most, `theirs` of every rank where ranks see different ones. `implied`: that
-    of a group follows from the cause, nobody measured it.
+    The numbers are those of the step that differs most; `theirs` has one per rank if ranks see different norms. With
+    `implied` the script's norm of a group was not measured, but follows from the cause.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reason`: why nothing could be audited."""
+    """What the audit found; `reason` says why nothing could be audited, if that is so."""
 
     steps: int = 0
     ranks: int = 0
@@ -80,7 +80,7 @@ class Verdict:
 
 
 def tolerance_of(world: World) -> tuple[float, str]:
-    """What a right norm may be off by, and where that comes from."""
+    """The tolerance for a right norm, and its reason."""
     tensors = [tensor for found in world.ranks.values() for tensor in found.tensors]
     bits, dtype = (52, "float64") if {tensor.dtype for tensor in tensors} == {"float64"} else (23, "float32")
     count = len({key for keys in world.keys_of.values() for key in keys})
@@ -135,7 +135,7 @@ def judge(
 
 
 def _perhaps_tied(world: World, steps: int) -> list[str]:
-    """A right norm of a model whose tied weight nobody told of counts it twice, as the script may do."""
+    """Finds weights that may be tied: unless the audit knows of them, it counts them twice, as the script may do."""
     holders: dict[Key, set[int]] = {}
     for rank, keys in world.keys_of.items():
         for key in keys:
@@ -195,7 +195,7 @@ def _group_line(world: World, group: Group, whole: Line, sums: Sums, ours: OurSt
 
 
 def _measured(keys: set[Key], step: int, totals: Sequence[Seen]) -> tuple[float, ...]:
-    """What the script's own norm of just this group was, where all ranks saw the same."""
+    """The script's own norm of exactly this group, if all ranks have the same value."""
     for seen in totals:
         for where, norms in zip(seen.steps, seen.norms, strict=True):
             if where == step and seen.keys == keys and len(set(norms)) == 1:
@@ -219,13 +219,13 @@ def _compare_ranks(world: World, name: str, seen: Seen, said: list[str]) -> None
         for rank, norm in zip(world.ranks, norms, strict=True):
             ranks.setdefault(f"{norm:.9g}", []).append(str(rank))
         if len(ranks) > 1:
-            which = "; ".join(f"{norm} on {', '.join(who)}" for norm, who in ranks.items())
+            which = "; ".join(f"{norm} on {', '.join(names)}" for norm, names in ranks.items())
             said.append(f"{name}: ranks clip by different norms (step {step}: {which}): one model, many coefficients")
             return
 
 
 def _part_name(world: World, keys: frozenset[Key]) -> str:
-    """By its first and last tensor: parts may share some."""
+    """Names a part by its first and last tensor, because parts may share others."""
     held = dict.fromkeys(key[0] for known in world.keys_of.values() for key in known if key in keys)
     if not held:
         return "part: unknown tensors"

@@ -1,4 +1,4 @@
-"""All ranks of an audited job together: who holds what, and norms of what any set of ranks holds."""
+"""All ranks of an audited job: which rank holds which tensors, and which ranks hold parts or copies of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradsync._placements import Only, Shard
-from gradsync._row import Row
+from gradsync._step._row import Row
 from gradsync._tensor import Tensor
 
 from ._findings import RankFindings
@@ -21,7 +21,7 @@ Key = tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]  # name, and the coord
 
 
 def combined(norms: Iterable[float], p: float) -> float:
-    """The norm of vectors with these norms; no power of it leaves the doubles. NaN where one of them is."""
+    """The norm of all vectors together, from the norm of each; powers do not overflow. NaN if one of the norms is."""
     values = [abs(norm) for norm in norms]
     if any(math.isnan(value) for value in values):
         return math.nan
@@ -42,7 +42,7 @@ def row_norm(row: Row | None, p: float) -> float:
 
 @dataclass(frozen=True, order=True)
 class Group:
-    """Tensors that lie over the ranks alike: `summed` axes make their norm whole, along `copied` ones it is equal."""
+    """Tensors that lie over the ranks alike: powers are summed over `summed` axes, and equal along `copied` ones."""
 
     mesh: str
     summed: tuple[str, ...]
@@ -56,7 +56,7 @@ class Group:
 
 
 def group_of(tensor: Tensor, mesh: Mapping[str, int]) -> Group:
-    """By the axes of more than one rank, in the order of the mesh."""
+    """Groups tensors by the axes of more than one rank, in the order of the mesh."""
     summed = set()
     for axes, placement in tensor.placements.items():
         names = (axes,) if isinstance(axes, str) else axes
@@ -73,7 +73,7 @@ def group_of(tensor: Tensor, mesh: Mapping[str, int]) -> Group:
 
 
 class World:
-    """What every rank holds; steps are looked up in it by number."""
+    """The rows of every rank, looked up by the number of the step."""
 
     def __init__(self, ranks: Mapping[int, RankFindings]) -> None:
         first = next(iter(ranks.values()))

@@ -3,22 +3,22 @@
 gs = gradsync.torch.attach(model, clip=gradsync.Clip(max_norm=1.0))
 loss.backward(); report = gs.step(optimizer)
 
-Or, where FSDP2, TP, PP, EP or DDP reduce already, exact norm and clip in their place:
+Or, where FSDP2, TP, PP, EP or DDP reduce the gradients, their exact norm and clip:
 
 gradsync.torch.init(model, mesh=device_mesh)
 loss.backward(); norm = gradsync.torch.clip_grad_norm_(model.parameters(), 1.0)
 """
 
-from ._attach import attach
-from ._audit_line import Audit, audit
+from ._audit._line import Audit, audit
 from ._errors import GradientRefused, LateGradient, ModeNotAvailable, ModuleRefused, ParameterChanged
-from ._gradsync import GradSync
-from ._init import clip_grad_norm_, clip_grads_with_norm_, close, get_total_norm, init, last_report, observe
-from ._observer import Observation, Observer
-from ._off import OffSync
 from ._placed import Experts
-from ._recorder import Counters
-from ._session import Session
+from ._reduced._init import clip_grad_norm_, clip_grads_with_norm_, close, get_total_norm, init, last_report, observe
+from ._reduced._observer import Observation, Observer
+from ._reduced._session import Session
+from ._synced._attach import attach
+from ._synced._gradsync import GradSync
+from ._synced._off import OffSync
+from ._synced._recorder import Counters
 
 __all__ = [
     "Audit",

@@ -1,4 +1,4 @@
-"""How `init` clips: what the caller of torch's functions can obey, and what a second opinion makes of it."""
+"""Checks the `clip` of `init`, for mode `clip` and for mode `observe`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["adapts", "check_clip", "obeyed_by_caller", "watching"]
 
 
 def check_clip(clip: object) -> None:
-    """Raises UsageError for what is no Clip: gradients of init() are one clip group."""
+    """Raises UsageError unless `clip` is one Clip or None: gradients of init() are one clip group."""
     if clip is not None and not isinstance(clip, gradsync.Clip):
         raise UsageError(f"init(clip={clip!r}): give one gradsync.Clip, or None")
 
@@ -25,10 +25,10 @@ def adapts(clip: gradsync.Clip | Mapping[str, gradsync.Clip] | None) -> bool:
 
 
 def obeyed_by_caller(clip: gradsync.Clip | None) -> gradsync.Clip:
-    """The settings of drop-ins, after which the caller steps the optimizer whatever the report says.
+    """The settings of mode `clip`, where the caller steps the optimizer whatever the report says.
 
     Raises:
-        UsageError: they may skip steps.
+        UsageError: these settings may skip steps.
     """
     clip = gradsync.Clip() if clip is None else clip
     for setting in ("nonfinite", "spike"):
@@ -43,10 +43,10 @@ def obeyed_by_caller(clip: gradsync.Clip | None) -> gradsync.Clip:
 
 
 def watching(clip: gradsync.Clip | None) -> gradsync.Clip | None:
-    """The settings of mode `observe`: the policy watches, beside those that do already.
+    """The settings of mode `observe`, where the policy only watches, like those in `watch`.
 
     Raises:
-        UsageError: these are one too many.
+        UsageError: more policies would watch than are allowed.
     """
     if clip is None:
         return None

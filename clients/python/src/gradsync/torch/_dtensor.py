@@ -1,4 +1,4 @@
-"""DTensors, told apart without importing torch.distributed where nobody uses it."""
+"""Recognises DTensors without importing torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds. DTensor's own arithmetic is wrong for uneven nested shards; the memory is not."""
+    """The part that this rank holds. For uneven nested shards DTensor's own arithmetic is wrong, its memory right."""
     local: Any = tensor._local_tensor if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
     found: torch.Tensor = local.wait() if hasattr(local, "wait") else local
     return found.detach()

@@ -1,4 +1,4 @@
-"""What the torch adapter refuses by itself.
+"""The errors of the torch adapter.
 
 UsageError
 ├── ModuleRefused     the module, or a parameter of it, cannot be synchronised

@@ -1,4 +1,4 @@
-"""A step under a `torch.amp.GradScaler`: the daemon divides its scale out, and the scaler learns what was found.
+"""A step under a `torch.amp.GradScaler`: the daemon divides by its scale, and the scaler learns what was found.
 
 A scaler keeps for each optimizer whether its gradients are scaled, and where `unscale_` found something that is not
 finite; its `step` and `update` go by that. Here the same is left behind as by `unscale_`, agreed by all ranks.
@@ -20,7 +20,7 @@ from gradsync.errors import UsageError
 
 __all__ = ["LossScale", "check_scaler", "loss_scale", "report_of_scaler", "unscaled_by_caller"]
 
-_OURS = "gradsync"  # beside torch's own keys in the state of an optimizer, which update() drops
+_OURS = "gradsync"  # our key beside torch's own in the state of an optimizer, which update() drops
 
 
 class LossScale:
@@ -45,14 +45,14 @@ class LossScale:
             self._record(optimizer, OptState.READY, False, "raised")
 
     def agree(self, report: StepReport) -> None:
-        """After `unscale_` on each rank: what one rank found all know, also those that had nothing to look at."""
+        """After `unscale_` on each rank: all ranks adopt what one rank found, also those without gradients."""
         for optimizer in self._optimizers:
             found = self._scaler._found_inf_per_device(optimizer)
             if _not_finite(report) or not found:
                 self._record(optimizer, OptState.UNSCALED, _not_finite(report), "done")
 
     def step(self, report: StepReport) -> None:
-        """What the loop does with a step that is settled: the scaler steps where gradients are finite."""
+        """Steps the optimizers through the scaler, which skips where gradients are not finite."""
         for optimizer in self._optimizers:
             if _is_skipped_spike(report):
                 self._scaler._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
@@ -61,7 +61,7 @@ class LossScale:
 
     def _record(self, optimizer: Optimizer, stage: OptState, found: bool, outcome: str) -> None:
         scale = self._scaler._get_scale_async()
-        assert scale is not None  # it was asked for its factor, or has unscaled
+        assert scale is not None  # the scaler was asked for its factor, or has unscaled
         # A tensor for each optimizer: update() adds the others to the first, in place.
         found_inf = torch.full((), float(found), dtype=torch.float32, device=scale.device)
         self._scaler._per_optimizer_states[id(optimizer)] |= {
@@ -81,7 +81,7 @@ class LossScale:
 
 
 def _not_finite(report: StepReport) -> bool:
-    """Finite gradients may have a norm that is not, and the daemon skips that as well."""
+    """Finite gradients may have a norm that is not finite; the daemon skips that step as well."""
     return report.found_inf or not math.isfinite(report.norm)
 
 
@@ -92,10 +92,11 @@ def _is_skipped_spike(report: StepReport) -> bool:
 def loss_scale(
     scaler: Any, scale: float | None, optimizers: Optimizer | Sequence[Optimizer] | None
 ) -> LossScale | None:
-    """What to do about `scaler`; None without one, and for one that is not enabled. Nothing is changed here.
+    """The scaler and optimizers of a step; None without a scaler, or if it is not enabled. It changes nothing.
 
     Raises:
-        UsageError: it is no scaler, `scale` is given too, no optimizers are, or it is not at the beginning of a step.
+        UsageError: `scaler` is not a GradScaler or not at the beginning of a step, `scale` is given too, or no
+            optimizers are given.
     """
     check_scaler(scaler, scale)
     if scaler is None or not scaler.is_enabled():
@@ -107,10 +108,10 @@ def loss_scale(
 
 
 def unscaled_by_caller(scaler: Any, optimizers: Optimizer | Sequence[Optimizer] | None) -> LossScale | None:
-    """The same for drop-ins, where `scaler.unscale_` comes first as in torch's recipe, so that gradients have no scale.
+    """The same for mode `clip`, where the caller has called `scaler.unscale_` as in torch's recipe.
 
     Raises:
-        UsageError: it is no scaler, no optimizers are given, or one of them has not been unscaled in this iteration.
+        UsageError: `scaler` is not a GradScaler, no optimizers are given, or one was not unscaled in this iteration.
     """
     check_scaler(scaler, None)
     if scaler is None or not scaler.is_enabled():
@@ -139,7 +140,7 @@ def _stepped(optimizers: Optimizer | Sequence[Optimizer] | None) -> list[Optimiz
 
 
 def check_scaler(scaler: object, scale: float | None) -> None:
-    """Raises UsageError for what is no scaler, and for one beside `scale`."""
+    """Raises UsageError if `scaler` is not a GradScaler, or if `scale` is given as well."""
     if scaler is None:
         return
     if not isinstance(scaler, GradScaler):
@@ -164,7 +165,7 @@ def report_of_scaler(report: StepReport, scaler: GradScaler, optimizers: Sequenc
 
 
 def _check_ready(scaler: GradScaler, optimizer: Optimizer, number: int) -> None:
-    state = scaler._per_optimizer_states.get(id(optimizer))  # reading it by [] would make one
+    state = scaler._per_optimizer_states.get(id(optimizer))  # reading it by [] would create an entry
     if state is None or state["stage"] is OptState.READY:
         return
     name = f"optimizers[{number}] ({type(optimizer).__name__})"

@@ -1,4 +1,4 @@
-"""Notices that a module was changed after attach: a parameter or a submodule added, exchanged or taken out."""
+"""Notices that a parameter or a submodule was added to a module, exchanged or removed after attach."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ class ModuleTree:
         self.remember()
 
     def remember(self) -> None:
-        """What the module holds now is how it shall stay."""
+        """Remembers what the module holds now, to compare with it later."""
         model = self._model()
         self._below = [] if model is None else list(model.modules())[1:]
         self._tables: list[dict[str, Any]] = list(self._own_tables())
         self._filled = [table for table in self._tables if table]
-        self._objects = list(self._items())  # alive: no id is used again
+        self._objects = list(self._items())  # kept alive, so that no id is used again
         self._ids = list(map(id, self._objects))
 
     def is_of(self, model: nn.Module) -> bool:
         return self._model() is model
 
     def changed(self) -> bool:
-        # In every step: no names, no walk, no loop in Python. Most tables are empty: what comes into one of them
+        # This runs in every step, so it has no loop in Python. Most tables are empty: an entry in one of them
         # changes the sum, or was taken out of a filled one.
         if self._model() is not None and not all(map(operator.is_, self._own_tables(), self._tables)):
-            return True  # a whole table was exchanged
+            return True  # This notices that a whole table was exchanged.
         return sum(map(len, self._tables)) != len(self._ids) or list(map(id, self._items())) != self._ids
 
     def _own_tables(self) -> Iterator[dict[str, Any]]:
@@ -50,7 +50,7 @@ class ModuleTree:
         return chain.from_iterable(map(dict.values, self._filled))
 
     def parameters(self) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-        """Of the module as it is; none when it is gone."""
+        """The parameters of the module as it is now; none when the module no longer exists."""
         model = self._model()
         return iter(()) if model is None else walk(model)
 

@@ -1,8 +1,8 @@
 """Tells listeners before any optimizer of the process steps, and before a GradScaler divides its gradients.
 
-There is one hook, and it stays: torch walks its table of hooks while they run, and raises in the script's step when one
-came or went meanwhile, be it by another thread, a collected listener or the hook itself. For `unscale_` torch has no
-hook, so that the method itself is replaced, once and for good, in each kind of scaler that is known by then.
+There is one hook, which is never removed: torch iterates over its table of hooks while they run, and the script's step
+raises when a hook was added or removed meanwhile. Torch has no hook for `unscale_`, so the method is replaced once in
+each class of scalers that is known by then.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Listener(Protocol):
 
 
 class _Listeners:
-    """Held weakly. Never changed in place, so that a step walks what it found."""
+    """Weak references to listeners. The tuple is never changed in place, so that a step can iterate over it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._alive: tuple[weakref.ref[Listener], ...] = ()
         self._hooked = False
-        self._told: weakref.WeakSet[type] = weakref.WeakSet()  # kinds of scalers
+        self._told: weakref.WeakSet[type] = weakref.WeakSet()  # classes of scalers whose `unscale_` tells listeners
 
     def add(self, listener: Listener) -> None:
         with self._lock:
@@ -53,7 +53,7 @@ class _Listeners:
         return sum(one() is not None for one in self._alive)
 
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # a compiled step cannot look at itself
+        if torch.compiler.is_compiling():  # A compiled step cannot run this.
             return
         for listener in self._listening():
             listener.before_step(optimizer)

@@ -1,4 +1,4 @@
-"""The trainable parameters of a module: their names, where they hang, and what cannot be synchronised.
+"""The trainable parameters of a module: their names, where modules hold them, and what cannot be synchronised.
 
 A parameter's index is its position in `named_parameters()`; tied weights are one parameter under their first name.
 Everything that runs per step works on indices and lists: no lookup by name.
@@ -34,7 +34,7 @@ class Slot:
     owner: dict[str, nn.Parameter | None]
     key: str
     name: str
-    index: int  #: of the parameter; −1: frozen
+    index: int  #: the index of the parameter; −1: frozen
 
 
 @dataclass
@@ -42,11 +42,11 @@ class ParameterSet:
     tree: ModuleTree
     names: list[str] = field(default_factory=list)
     parameters: list[nn.Parameter] = field(default_factory=list)
-    dtypes: list[torch.dtype] = field(default_factory=list)  #: of the gradients
-    strides: list[tuple[int, ...]] = field(default_factory=list)  #: of the gradients
+    dtypes: list[torch.dtype] = field(default_factory=list)  #: dtypes of the gradients
+    strides: list[tuple[int, ...]] = field(default_factory=list)  #: strides of the gradients
     frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
-    known_ids: set[int] = field(default_factory=set)  #: of all parameters seen, frozen ones too
+    known_ids: set[int] = field(default_factory=set)  #: ids of all parameters, also of frozen ones
     placed: set[int] = field(default_factory=set)  #: indices of DTensors
     managed: dict[int, Any] = field(default_factory=dict)  #: index → what fully_shard knows of the parameter
     managed_places: dict[tuple[int, str], Any] = field(default_factory=dict)  #: (id of the module, key) → the same
@@ -97,13 +97,13 @@ class ParameterSet:
         return new
 
     def check_members(self) -> None:
-        """Nothing but these parameters may want a gradient in the module as it is now."""
+        """Raises ParameterChanged if another parameter of the module requires a gradient now."""
         declared = set(map(id, self.parameters))
         frozen: list[tuple[str, nn.Parameter]] = []
         for name, module, key, parameter in self.tree.parameters():
             managed = self.managed_places.get((id(module), key))
             gathered = managed is not None and parameter is getattr(managed, "_unsharded_param", None)
-            if id(parameter) in declared or gathered:  # what fully_shard gathered is in its place for a while
+            if id(parameter) in declared or gathered:  # fully_shard has put what it gathered in its place
                 continue
             if parameter.requires_grad and id(parameter) not in self.known_ids:
                 what = "its module was exchanged" if name in self.names else "it was added"
@@ -143,7 +143,7 @@ class ParameterSet:
                     )
 
     def holds_any(self, groups: Sequence[dict[str, object]]) -> bool:
-        """Whether an optimizer has to do with this module at all, as it is now."""
+        """Whether an optimizer steps any parameter of this module as it is now."""
         stepped = {id(parameter) for group in groups for parameter in group["params"]}  # type: ignore[attr-defined]
         if not self.known_ids.isdisjoint(stepped):
             return True
@@ -185,7 +185,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def refuse_reduced(model: nn.Module) -> None:
-    """Modules whose framework reduces over all ranks: a second reduction would divide twice."""
+    """Refuses modules whose framework reduces over all ranks: a second reduction would divide twice."""
     wrappers: list[tuple[type, str]] = [(nn.parallel.DistributedDataParallel, "DistributedDataParallel")]
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
@@ -221,7 +221,7 @@ def collect(model: nn.Module) -> ParameterSet:
 
 def fully_sharded(model: nn.Module) -> dict[tuple[int, str], Any]:
     """(id of the module, key) → torch's own record, of every parameter that fully_shard gathers and reduces."""
-    # Before torch 2.6 it lived in the second place.
+    # FSDPModule is in the second package before torch 2.6.
     homes: Any = map(sys.modules.get, ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"))
     kinds = tuple(home.FSDPModule for home in homes if hasattr(home, "FSDPModule"))
     found: dict[tuple[int, str], Any] = {}

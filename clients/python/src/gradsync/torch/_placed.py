@@ -1,7 +1,7 @@
-"""From a parameter to what this rank declares of its gradient: logical shape, what is held, a placement for every axis.
+"""Makes the declaration of a gradient from its parameter: logical shape, local shape, a placement for every axis.
 
-DTensors say it by themselves. What axes mean that a parameter's mesh does not have, the caller says: `pp` separates
-stages, `Experts` the experts of an expert axis, and along every other axis the parameter is replicated.
+DTensors have their placements. The caller says what the other axes of the mesh mean: `pp` separates stages, `Experts`
+the experts of an expert axis. Along every remaining axis the parameter is replicated.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Placer:
-    """Declares parameters one by one; every rank uses an equal one."""
+    """Declares parameters one by one; every rank uses an equal `Placer`."""
 
     meshes: Sequence[JobMesh]
     pp: str | None
@@ -98,7 +98,7 @@ class Placer:
         )
 
     def placements_of(self, name: str, parameter: nn.Parameter) -> tuple[str, Mapping[tuple[str, ...], Placement]]:
-        """The name of a parameter's mesh, and what it says of itself along the mesh's axes of more than one rank."""
+        """The name of a parameter's mesh, and its own placements along the axes of more than one rank."""
         sharding = self._read(name, parameter, None)
         return sharding.mesh.name, sharding.placements
 
@@ -108,7 +108,7 @@ class Placer:
         mesh, spec = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
         wanted = [m for m in self.meshes if rule is None or set(rule.axis_names) <= set(m.axes)]
         names = set(mesh.mesh_dim_names or ())
-        # Meshes over the same ranks may share lines: the one that knows the dims by name comes first.
+        # Several meshes may fit the same ranks; one that has the dims' names comes first.
         for candidate in sorted(wanted, key=lambda m: not names <= set(m.axes)):
             dims = candidate.dims_of(mesh)
             if dims is not None:
@@ -153,7 +153,7 @@ class Placer:
                 raise ModuleRefused(name, "a scalar has no dim 0 to hold experts", 'use Experts(…, held="own")')
             shape[0] *= size
             placements[axes] = gradsync.Shard(0)
-            order[:0] = axes  # the slice was cut before anything sharded what this rank got
+            order[:0] = axes  # the slice was cut before anything else sharded it
             return
         if len(axes) > 1:
             raise UsageError(f"Experts({rule.names!r}, held='own'): one axis; flatten {', '.join(axes)} into one")
@@ -164,7 +164,7 @@ class Placer:
 class _Sharding:
     mesh: JobMesh
     placements: Mapping[tuple[str, ...], Placement]
-    order: Sequence[str]  #: of the splitting axes, outermost first
+    order: Sequence[str]  #: the splitting axes, outermost first
 
 
 def _placements(

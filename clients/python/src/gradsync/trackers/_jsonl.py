@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from types import TracebackType
 
-from .._wire import dump, encode_number
+from gradsync._wire import dump, encode_number
 
 __all__ = ["JsonlTracker"]
 

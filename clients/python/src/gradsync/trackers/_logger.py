@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from .._report import StepReport
+from gradsync._step._report import StepReport
 
 __all__ = ["Logger", "Tracker", "measurements"]
 
@@ -21,7 +21,7 @@ class Tracker(Protocol):
 
 
 def measurements(report: StepReport) -> dict[str, float]:
-    """What is tracked of a report: grad_norm, grad_clip_threshold, grad_clipped (0 or 1)."""
+    """The values of a report that are tracked: grad_norm, grad_clip_threshold, grad_clipped (0 or 1)."""
     return {
         "grad_norm": report.norm,
         "grad_clip_threshold": report.threshold,

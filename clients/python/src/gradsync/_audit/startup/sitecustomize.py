@@ -1,5 +1,5 @@
-"""Found first on PYTHONPATH in every process of an audited command: prepares the audit, then does what would have been
-done without it."""
+"""Every process of an audited command finds this first on PYTHONPATH: it prepares the audit, then runs the
+`sitecustomize` that would have run without it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _prepare() -> None:
     if not os.environ.get("GRADSYNC_AUDIT"):
         return
     try:
-        # By path: `import gradsync` costs every process of the command what only ranks need.
+        # Loaded by its path, because `import gradsync` would cost every process of the command what only ranks need.
         hooks = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_hooks.py")
         spec = importlib.util.spec_from_file_location("gradsync._audit._hooks", hooks)
         if spec is None or spec.loader is None:

@@ -1,0 +1,57 @@
+"""Puts the daemon into the wheel: `gradsync/bin/gradsyncd`, stripped, and the command `gradsyncd` that starts it.
+
+The daemon is built by the project's own CMake, two folders up, or taken from $GRADSYNCD_FOR_WHEEL. A wheel that is
+built without the daemon's sources, from an sdist for instance, is a pure client; so is an editable installation.
+`make dist` adds the shared libraries that the daemon needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_PRESET = "cpu-release"
+_COMMAND = """#!python
+from gradsync._spawn import run_daemon_of_this_package
+
+run_daemon_of_this_package()
+"""
+
+
+class DaemonHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's generic is of no use here
+    """Registered in pyproject.toml for wheels."""
+
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        sources = Path(self.root).parents[1]
+        named = os.environ.get("GRADSYNCD_FOR_WHEEL")
+        if version == "editable" or not (named or (sources / "service" / "CMakeLists.txt").is_file()):
+            return
+        built = Path(named) if named else self._build(sources)
+        self._folder = tempfile.TemporaryDirectory(prefix="gradsync-wheel-")
+        stripped, command = Path(self._folder.name) / "gradsyncd", Path(self._folder.name) / "command"
+        shutil.copy(built, stripped)
+        subprocess.run(["strip", "--strip-all", str(stripped)], check=True)
+        command.write_text(_COMMAND)
+        command.chmod(0o755)
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["force_include"][str(stripped)] = "gradsync/bin/gradsyncd"
+        build_data["shared_scripts"][str(command)] = "gradsyncd"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _build(self, sources: Path) -> Path:
+        self.app.display_info("building gradsyncd; that takes minutes the first time")
+        subprocess.run(["scripts/build.sh", _PRESET, "gradsyncd"], cwd=sources, check=True)
+        return sources / "build" / _PRESET / "bin" / "gradsyncd"

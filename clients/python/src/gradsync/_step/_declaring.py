@@ -1,0 +1,192 @@
+"""The calls by which a rank's memory and tensors get to a daemon. They belong to the thread that declares.
+
+Each call names the daemon that it is for, because a restarted daemon knows no memory and no plan of the one before it.
+A call for a daemon that is gone raises SessionMoved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradsync._transport._channel import PATIENCE_S, Channel
+from gradsync._wire import dump
+from gradsync.errors import GradsyncError
+
+from ._arena import Arena, fetch_fd, give_fd, map_arena, map_for_reading
+from ._record import StepRecord
+
+__all__ = ["QUICK_S", "Declared", "Declaring"]
+
+_log = logging.getLogger("gradsync")
+
+QUICK_S = 30.0
+_SHORTEST_S = 0.05  # what a descriptor is given even where the timeout has passed
+_PAGE_BYTES = 400_000  # bytes of tensors per message: about 10 ms of the daemon's only io thread; the cap is 1 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Memory, its number at the daemon, and what the daemon answered to the declaration of what is in it."""
+
+    buffer: int
+    arena: Arena
+    reply: dict[str, Any]
+    record: StepRecord | None
+
+
+class Declaring:
+    """Sends the declarations of one attached rank."""
+
+    def __init__(self, channel: Channel, rank: int, extend: Callable[[], bool], on_slow: Callable[[str], None]) -> None:
+        """`extend` may grant a declaration that waits for other ranks another round; `on_slow` says that it waits."""
+        self._channel = channel
+        self._rank = rank
+        self._extend = extend
+        self._on_slow = on_slow
+
+    def allocate(self, size_bytes: int, seat: str, timeout: float | None) -> tuple[int, Arena]:
+        """New memory and its number; `timeout` is the caller's, or None.
+
+        Raises:
+            InsufficientMemory: it cannot be had.
+            RpcError: the daemon refused it.
+        """
+        began = time.monotonic()
+        grant = self._call("buffers.allocate", dump({"bytes": size_bytes, "device": "cpu"}), seat, timeout)
+        buffer: int = grant["buffer"]
+        try:
+            fd = fetch_fd(self._channel.fd_socket_path, grant["token"], _quick(timeout, began))
+            return buffer, map_arena(fd, grant["bytes"])
+        except BaseException:
+            self.release(buffer, seat)
+            raise
+
+    def adopt(self, arena: Arena, seat: str, timeout: float | None) -> int:
+        """Hands memory that a daemon before this one gave out to this one; its number from now on.
+
+        Raises:
+            RpcError: the daemon refused it.
+        """
+        began = time.monotonic()
+        grant = self._call("buffers.adopt", dump({"bytes": arena.size_bytes, "device": "cpu"}), seat, timeout)
+        give_fd(self._channel.fd_socket_path, grant["token"], arena.fd, _quick(timeout, began))
+        buffer: int = grant["buffer"]
+        return buffer
+
+    def release(self, buffer: int, seat: str) -> None:
+        """Gives memory back, its pages too. What cannot be released now goes with the session."""
+        with contextlib.suppress(GradsyncError):
+            self._channel.post("buffers.release", dump({"buffer": buffer}), PATIENCE_S, seat=seat)
+
+    def declare(
+        self,
+        buffer: int,
+        options: str,
+        wires: Sequence[str],
+        timeout: float | None,
+        seat: str,
+        last_done: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        """gradients.declare, page by page; the answer, once all ranks declared.
+
+        `last_done`: epoch and attempt of the last step that a daemon before this one did, for its policies to go on.
+
+        Raises:
+            RpcError: the daemon refused it, the ranks differ, or not all declared in time.
+        """
+        pages = _pages(wires)
+        began = time.monotonic()
+        done = [] if last_done is None else [f'"last_done":{{"epoch":{last_done[0]},"attempt":{last_done[1]}}}']
+        reply: dict[str, Any] = {}
+        for number, page in enumerate(pages):
+            last = number == len(pages) - 1
+            left = _left(timeout, began)
+            limit = self._channel.welcome.declare_s if left is None else left
+            fields = [f'"buffer":{buffer}', f'"page":{number}', f'"last":{"true" if last else "false"}']
+            if number == 0:
+                fields.append(f'"options":{options}')
+            if last:
+                fields += [*([] if left is None else [f'"timeout_ms":{max(1, round(left * 1000))}']), *done]
+            fields.append(f'"tensors":[{",".join(page)}]')
+            reply = self._channel.call(
+                "gradients.declare",
+                "{" + ",".join(fields) + "}",
+                timeout=limit if last else min(QUICK_S, limit),
+                idempotent=False,
+                session=True,
+                seat=seat,
+                extend=self._extend if last else None,
+                on_slow=self._on_slow if last else None,
+                whole=timeout is not None,
+            )
+        return reply
+
+    def share(
+        self,
+        size_bytes: int,
+        options: str,
+        wires: Sequence[str],
+        timeout: float | None,
+        seat: str,
+        last_done: tuple[int, int] | None,
+    ) -> Declared:
+        """New memory, and the declaration of what is in it, within `timeout`; on failure the memory is given back.
+
+        Raises:
+            InsufficientMemory: the memory cannot be had.
+            RpcError: the daemon refused it, the ranks differ, or not all declared in time.
+        """
+        began = time.monotonic()
+        buffer, arena = self.allocate(size_bytes, seat, timeout)
+        try:
+            reply = self.declare(buffer, options, wires, _left(timeout, began), seat, last_done)
+            return Declared(buffer, arena, reply, self.record(reply, seat))
+        except BaseException:
+            self.release(buffer, seat)
+            raise
+
+    def record(self, reply: Mapping[str, Any], seat: str) -> StepRecord | None:
+        """The record of the plan that was declared; None of a daemon that keeps none, or does not hand it out."""
+        offer = reply.get("record")
+        if offer is None:
+            return None
+        try:
+            fd = fetch_fd(self._channel.fd_socket_path, offer["token"], QUICK_S)
+            return StepRecord(map_for_reading(fd, offer["bytes"]), self._rank)
+        except GradsyncError as error:
+            self._channel.check_seat(seat, QUICK_S)  # raises if the daemon was restarted, which explains the error
+            _log.warning("a restart of the daemon will end this rank, for its step record cannot be had: %s", error)
+            return None
+
+    def _call(self, method: str, params: str, seat: str, timeout: float | None) -> Any:
+        limit = QUICK_S if timeout is None else min(QUICK_S, timeout)
+        whole = timeout is not None
+        return self._channel.call(method, params, timeout=limit, idempotent=False, session=True, seat=seat, whole=whole)
+
+
+def _left(timeout: float | None, began: float) -> float | None:
+    """Seconds that are left of the caller's timeout; None where the caller gave none."""
+    return None if timeout is None else max(0.0, began + timeout - time.monotonic())
+
+
+def _quick(timeout: float | None, began: float) -> float:
+    """Seconds for the transfer of a descriptor: at most those that are left of the caller's timeout."""
+    left = _left(timeout, began)
+    return QUICK_S if left is None else min(QUICK_S, max(_SHORTEST_S, left))
+
+
+def _pages(wires: Sequence[str]) -> list[list[str]]:
+    pages: list[list[str]] = [[]]
+    used = 0
+    for wire in wires:
+        if pages[-1] and used + len(wire) > _PAGE_BYTES:
+            pages.append([])
+            used = 0
+        pages[-1].append(wire)
+        used += len(wire) + 1
+    return pages

@@ -1,0 +1,243 @@
+"""Gradients that the framework reduced, as one rank declared them: a table of what it finds, and the calls of a step.
+
+No gradient memory is shared: the rank writes one row per tensor, the daemon answers with norm and coefficient, and the
+rank multiplies what it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradsync._declaration_file import save_rank
+from gradsync._tensor import Tensor
+from gradsync._transport._calls import Pending
+from gradsync._wire_errors import local_error
+from gradsync.errors import NotReady, RpcError, UsageError
+
+from ._arena import Arena
+from ._declared import Declared, some_of
+from ._report import StepReport, decode_report
+from ._row import ABSENT, ROW_BYTES, Row
+from ._step_request import UNSET, StepParams, Unset, step_params
+
+if TYPE_CHECKING:
+    import os
+
+    from gradsync._job import Job
+
+    from ._reconnect import Reconnect
+
+__all__ = ["ReducedGrads", "StepUnderway", "check_stats_arguments", "table_bytes"]
+
+
+def table_bytes(tensors: Sequence[Tensor]) -> int:
+    """The bytes of the table of these tensors; at least one row."""
+    return ROW_BYTES * max(1, len(tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class StepUnderway:
+    """A step that was asked for by `ReducedGrads.begin`."""
+
+    step: int
+    pending: Pending
+
+
+class ReducedGrads(Declared):
+    """What `Job.declare(…, data_path="stats")` returns. Every call belongs to one thread."""
+
+    def __init__(
+        self,
+        job: Job,
+        tensors: Sequence[Tensor],
+        arena: Arena,
+        reply: dict[str, Any],
+        reconnect: Reconnect,
+        options: dict[str, Any],
+    ) -> None:
+        super().__init__(job, tensors, reply, reconnect)
+        self._arena = arena
+        self._options = options
+        self._written = bytearray(len(self.tensors))
+        self.norm_type = float(options["norm_type"])  #: p of the powers that rows are made of
+        self.check: bool = bool(reply.get("check", True))  #: whether this step's rows should carry fingerprints
+        self.norm_dtype: str = reply["norm_dtype"]  #: the type of the job's norm, the same on every rank
+
+    @property
+    def stamp(self) -> int:
+        """The first field of a row of this attempt; 0 stands for a tensor without a gradient."""
+        return self._job.stamp
+
+    def table_memoryview(self) -> memoryview:
+        """The rows, 64 bytes each in the order of `tensors`, for a caller that fills them by itself."""
+        return self._arena.memory[: ROW_BYTES * len(self.tensors)]
+
+    def write(self, name: str, row: Row | Iterable[float] | None) -> None:
+        """Says what this rank found in a gradient: its statistics, its values, or None where it has no gradient.
+
+        Raises:
+            UsageError: no tensor of that name was declared.
+        """
+        self._check_open()
+        index = self.index_of(name)
+        if row is None:
+            data = ABSENT
+        else:
+            statistics = row if isinstance(row, Row) else Row.of(row, self.norm_type)
+            data = statistics.pack(self.stamp)
+        self._arena.memory[index * ROW_BYTES : (index + 1) * ROW_BYTES] = data
+        self._written[index] = 1
+
+    def wrote_all(self) -> None:
+        """For a caller that filled the table by itself."""
+        self._written[:] = b"\1" * len(self._written)
+
+    def finish(
+        self,
+        step: int | None = None,
+        scale: float | None = None,
+        max_norm: float | None | Unset = UNSET,
+        timeout: float | None = None,
+        scaled: bool | None = None,
+    ) -> StepReport:
+        """Completes the step on all ranks; each then multiplies all it holds of a clip group by its coefficient.
+
+        `step` defaults to the one after the last; `max_norm` replaces that of the first clip group for this step;
+        `None` and `math.inf` measure only.
+        `scaled` says that there is a loss scaler, which skips the step where a norm is not finite, whatever the clip
+        groups were declared to do, and no policy remembers it (default: where `scale` is given).
+
+        Raises:
+            NotReady: rows were not written; nothing was sent and the step stays open.
+            ClipRaised: a clip group was declared to raise at this norm; the step is done.
+            RpcError: the step failed on all ranks; write the rows again for the next attempt.
+        """
+        step, params = self._begin(step, scale, timeout, scaled, max_norm)
+        return self._finish(step, params, timeout)
+
+    def compute_norm(
+        self,
+        step: int | None = None,
+        scale: float | None = None,
+        timeout: float | None = None,
+        scaled: bool | None = None,
+    ) -> StepReport:
+        """The first half of `finish`: the norm without a coefficient; `apply_clip` has to follow.
+
+        Raises:
+            NotReady: rows were not written; nothing was sent and the step stays open.
+            RpcError: the step failed on all ranks.
+        """
+        step, params = self._begin(step, scale, timeout, scaled)
+        return self._compute_norm(step, params, timeout)
+
+    def begin(self, step: int) -> StepUnderway:
+        """`finish` without waiting: it sends the request and returns.
+
+        Raises:
+            NotReady: rows were not written; nothing was sent and the step stays open.
+        """
+        step, params = self._begin(step, None, None, None)
+        return StepUnderway(step, self._job._channel.begin("step.finish", params.text(self._job), self._job.seat))
+
+    def collect(self, underway: StepUnderway, patience: float) -> Callable[[], StepReport] | None:
+        """Returns a function that decodes the answer to `begin`; None where none came within `patience`.
+
+        Raises:
+            RpcError: the step failed on all ranks; write the rows again for the next attempt.
+        """
+        try:
+            if not self._job._channel.collect(underway.pending, patience):
+                return None
+            wire = underway.pending.result()
+        except RpcError as error:
+            self._on_failure(error)
+            raise
+        self._on_end(underway.step, wire)
+        self.check = bool(wire.get("check_next", self.check))
+        return functools.partial(decode_report, wire, self._name_of)
+
+    def come_back(self) -> None:
+        """After a restart of the daemon: declares again there. What was asked for by `begin` is given up.
+
+        Raises:
+            ConnectionLost: the daemon does not come back, or does not take the rank.
+        """
+        result = self._reconnect.settle(self.stamp)
+        if result is not None:  # done, and given up: the policies remember it
+            self._job.note_done(result["epoch"], result["attempt"])
+        self._come_back(None)
+        self._reset()
+
+    def save_declaration(self, path: str | os.PathLike[str]) -> None:
+        """Writes this rank's line into a file that `gradsyncd plan check` reads; every rank adds its own."""
+        job = self._job
+        only_mesh = next(iter(job.meshes)) if len(job.meshes) == 1 else None
+        save_rank(
+            Path(path), job.world_size, job.meshes, self._options, job.rank, [t.encode(only_mesh) for t in self.tensors]
+        )
+
+    # inside
+
+    def _begin(
+        self,
+        step: int | None,
+        scale: float | None,
+        timeout: float | None,
+        scaled: bool | None,
+        max_norm: float | None | Unset = UNSET,
+    ) -> tuple[int, StepParams]:
+        self._check_open()
+        self._check_whole()
+        if 0 in self._written:
+            missing = [tensor.name for tensor, written in zip(self.tensors, self._written, strict=True) if not written]
+            raise local_error(
+                NotReady,
+                f"{len(missing)} of {len(self.tensors)} rows are not of this attempt: {some_of(missing)}",
+                "write() each of them, None for a tensor without a gradient, then finish() again",
+                tensors=missing,
+            )
+        step = self._job.next_step if step is None else step
+        return step, step_params(step, scale, timeout, "all", (), None, scaled, max_norm)
+
+    def _begun(self) -> bool:
+        return any(self._written)
+
+    def _step_call(self, method: str, params: StepParams | None, timeout: float | None) -> dict[str, Any]:
+        wire = super()._step_call(method, params, timeout)
+        self.check = bool(wire.get("check_next", self.check))
+        return wire
+
+    def _come_back(self, timeout: float | None) -> None:
+        before = self.stamp
+        super()._come_back(timeout)
+        self.check = True  # a new epoch begins with a check
+        fields = self.table_memoryview().cast("Q")
+        for index in range(0, len(fields), ROW_BYTES // fields.itemsize):
+            if fields[index] == before:
+                fields[index] = self.stamp
+
+    def _on_failure(self, error: RpcError) -> None:
+        epoch = self._job.epoch
+        super()._on_failure(error)
+        # Who came new to this epoch sends fingerprints first; one alone compares with nothing.
+        self.check = self.check or self._job.epoch != epoch
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._written = bytearray(len(self.tensors))  # what was written has the stamp of an attempt that is over
+
+
+def check_stats_arguments(accumulate: int, tensors: Sequence[Tensor]) -> None:
+    """Raises UsageError for what only means something where the sidecar reduces."""
+    if accumulate != 1:
+        raise UsageError(f"accumulate={accumulate}: on data path stats the framework accumulates; leave accumulate out")
+    for tensor in tensors:
+        if tensor.divisor is not None:
+            raise UsageError(
+                f"Tensor({tensor.name!r}).divisor: on data path stats the framework has divided; leave divisor out"
+            )

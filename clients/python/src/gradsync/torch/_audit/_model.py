@@ -1,0 +1,176 @@
+"""Finds in this process what a script does not say about its model: the modules and meshes of its parameters."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+import gradsync
+
+from .._dtensor import is_dtensor
+from .._mesh_axes import JobMesh
+from .._model_parts import pipeline_axis, tied_ids, trainable_parameters
+from .._parameter_set import WIRE_DTYPES, gradient_dtype
+from .._placed import Experts, Placer
+from ._fsdp1 import flat_slices
+
+__all__ = ["Declaration", "Hints", "declare", "discover"]
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The parameters of a rank, and how it declares them."""
+
+    meshes: Sequence[JobMesh]
+    parameters: Sequence[nn.Parameter]
+    tensors: Sequence[gradsync.Tensor]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the caller of the audit says about meshes; every field may be left empty."""
+
+    meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    pp: str | None = None
+    experts: Sequence[Experts] = ()
+    tied: Sequence[Sequence[str]] = ()
+
+    @classmethod
+    def of(cls, wire: Mapping[str, Any]) -> Hints:
+        return cls(
+            wire.get("meshes") or {},
+            wire.get("pp"),
+            [Experts(names, held, axes) for names, held, axes in wire.get("ep") or ()],
+            wire.get("tied") or (),
+        )
+
+
+def discover(
+    given: Sequence[torch.Tensor], hints: Hints, rank: int, world_size: int, others: bool = True
+) -> Declaration:
+    """Starts from the tensors of a first call; with `others` it adds what optimizers hold, for later calls.
+
+    Raises:
+        UsageError: a parameter has no place in the meshes; says which and what to do.
+    """
+    notes: list[str] = []
+    optimizers = [_held_by(optimizer) for optimizer in _optimizers()] if others else []
+    frozen = {
+        id(p) for group in optimizers for p in group if gradient_dtype(p) in WIRE_DTYPES
+    }  # until a later step unfreezes them
+    roots = _roots(given)
+    known = {id(parameter) for root in roots for parameter in root.parameters()} | set(map(id, given))
+    given = [*given, *_besides(optimizers, known, world_size)]
+    if len({id(p) for p in given} - known) > 0:
+        roots = _roots(given)
+    named = trainable_parameters(roots, frozen)
+    known = {id(parameter) for root in roots for parameter in root.parameters()}
+    loose: dict[int, Any] = {id(p): p for p in given if p.is_leaf and p.requires_grad and id(p) not in known}
+    if loose:
+        notes.append(f"{len(loose)} parameters of rank {rank} are in no module; they are named by their position")
+        named |= {f"parameter.{number}": parameter for number, parameter in enumerate(loose.values())}
+    flat = None if hints.meshes else flat_slices(named, roots, world_size)
+    if flat is not None:
+        hints = replace(hints, meshes={"mesh": flat[0]}, experts=[*hints.experts, *flat[1]])
+    meshes = _meshes(list(named.values()), hints, rank, world_size)
+    return declare(named, meshes, hints, notes)
+
+
+def declare(
+    named: Mapping[str, nn.Parameter], meshes: Sequence[JobMesh], hints: Hints, notes: Sequence[str] = ()
+) -> Declaration:
+    """Places parameters; `hints` says what DTensors do not."""
+    placer = Placer(meshes, pipeline_axis(hints.pp, meshes[0]), hints.experts, tied_ids(hints.tied), True)
+    tensors = [placer.place(name, parameter, None) for name, parameter in named.items()]
+    return Declaration(meshes, list(named.values()), tensors, notes)
+
+
+def _roots(given: Sequence[torch.Tensor]) -> list[nn.Module]:
+    """The fewest outermost modules that hold all these parameters, in the order of the parameters."""
+    place = {id(parameter): number for number, parameter in reversed(list(enumerate(given)))}
+    # `isinstance` would ask objects for their class, which imports what lazy objects stand for.
+    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    inner = {id(child) for one in modules for child in (one.__dict__.get("_modules") or {}).values()}
+    held: list[tuple[nn.Module, set[int]]] = []
+    for one in modules:
+        if id(one) not in inner and "_parameters" in one.__dict__:
+            mine = {place[id(parameter)] for parameter in one.parameters() if id(parameter) in place}
+            if mine:
+                held.append((one, mine))
+    held.sort(key=lambda pair: (-len(pair[1]), min(pair[1]), type(pair[0]).__qualname__))
+    chosen: list[tuple[int, nn.Module]] = []
+    covered: set[int] = set()
+    for one, mine in held:
+        if not mine <= covered:
+            covered |= mine
+            chosen.append((min(mine), one))
+    return [one for _, one in sorted(chosen, key=lambda pair: pair[0])]
+
+
+def _optimizers() -> list[torch.optim.Optimizer]:
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    groups = optimizer.__dict__.get("param_groups", ())
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _besides(optimizers: list[list[torch.Tensor]], known: set[int], world_size: int) -> list[torch.Tensor]:
+    """Parameters of other optimizers, in the same order on all ranks; it leaves out sets that look alike."""
+    alike: dict[str, list[list[torch.Tensor]]] = {}
+    for held in optimizers:
+        new = [parameter for parameter in held if id(parameter) not in known]
+        if new:
+            alike.setdefault(repr([(p.dtype, tuple(p.shape)) for p in new]), []).append(new)
+    sure = [some for _, some in sorted(alike.items()) if len(some) == 1 or world_size == 1]
+    return [parameter for some in sure for new in some for parameter in new]
+
+
+def _meshes(parameters: Sequence[nn.Parameter], hints: Hints, rank: int, world_size: int) -> list[JobMesh]:
+    """All meshes that cover the whole job, so that ranks agree; those with a pipeline axis come first."""
+    if hints.meshes:
+        return [JobMesh(name, axes, rank) for name, axes in hints.meshes.items()]
+    found: dict[tuple[tuple[str, int], ...], None] = {}
+    for mesh in [*_of_parameters(parameters), *(_alive() if world_size > 1 else ())]:
+        ranks = _root(mesh).mesh
+        if ranks.flatten().tolist() == list(range(world_size)):
+            found[tuple(zip(_names(_root(mesh)), map(int, ranks.shape), strict=True))] = None
+    if not found:
+        return [JobMesh("mesh", {"dp": world_size}, rank)]
+    pp = hints.pp or "pp"
+    order = sorted(found, key=lambda axes: (pp not in dict(axes), -len(axes), axes))
+    return [JobMesh("_".join(name for name, _ in axes), dict(axes), rank) for axes in order]
+
+
+def _of_parameters(parameters: Sequence[nn.Parameter]) -> list[Any]:
+    return [parameter.device_mesh for parameter in parameters if is_dtensor(parameter)]  # type: ignore[attr-defined]
+
+
+def _alive() -> list[Any]:
+    try:
+        from torch.distributed.device_mesh import DeviceMesh
+    except ImportError:
+        return []
+    return [one for one in gc.get_objects() if type(one) is DeviceMesh]
+
+
+def _root(mesh: Any) -> Any:
+    if hasattr(mesh, "_get_root_mesh"):
+        return mesh._get_root_mesh()
+    from torch.distributed.device_mesh import _mesh_resources  # torch before 2.8
+
+    resources: Any = _mesh_resources
+    return resources.get_root_mesh(mesh)
+
+
+def _names(mesh: Any) -> tuple[str, ...]:
+    if mesh.mesh_dim_names:
+        return tuple(mesh.mesh_dim_names)
+    return ("dp",) if mesh.mesh.ndim == 1 else tuple(f"dim{number}" for number in range(mesh.mesh.ndim))

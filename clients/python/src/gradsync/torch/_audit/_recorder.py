@@ -1,0 +1,340 @@
+"""One rank of `gradsync audit`: measures the gradients that the script's clip is given, and writes what was found.
+
+It sends nothing, waits for nothing, raises nothing and adds no collective, and changes no gradient, weight or random
+number. After some steps it restores torch's functions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import GeneratorType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from gradsync._audit import _hooks
+from gradsync._audit._findings import Call, RankWriter, Step
+from gradsync._step._row import Row
+from gradsync.errors import GradsyncError
+
+from .._dtensor import local_tensor
+from .._optimizer_steps import listeners
+from .._reduced._held_gradients import HeldGradients
+from ._model import Declaration, Hints, discover
+from ._numbers import Norm, norm_of, own_norms, rows_of
+
+__all__ = ["Recorder", "declared", "from_environment", "is_asked_for", "observed", "rank_and_world"]
+
+_log = logging.getLogger("gradsync")
+_declaration: Declaration | None = None  # set by gradsync.torch.init or audit, where the script calls them
+_recorder: Recorder | None = None
+
+
+def from_environment() -> _hooks.Recorder | None:
+    """The recorder of a process that `gradsync audit` started."""
+    asked = _hooks.options()
+    if asked is None:
+        return None
+    return begin(Path(asked["folder"]), int(asked["steps"]), Hints.of(asked)).around
+
+
+def is_asked_for() -> bool:
+    """Whether the command `gradsync audit` started this process."""
+    return _hooks.options() is not None
+
+
+def begin(folder: Path, steps: int, hints: Hints) -> Recorder:
+    global _recorder
+    _recorder = Recorder(folder, steps, hints)
+    _hooks.start(_recorder.around)
+    return _recorder
+
+
+def declared(declaration: Declaration) -> None:
+    """Keeps what the script itself says about its model, which replaces what would be found."""
+    global _declaration
+    if _recorder is not None or _hooks.options() is not None:
+        _declaration = declaration
+
+
+def observed(norm: torch.Tensor | float | None) -> None:
+    """Takes the norm of a script that clips by functions of its own."""
+    if _recorder is None and _hooks.options() is not None and not _hooks.ended():
+        from_environment()
+    if _recorder is not None:
+        _recorder.observe(norm)
+
+
+def rank_and_world() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Recorder:
+    """Calls belong to the thread that clips."""
+
+    def __init__(self, folder: Path, steps: int, hints: Hints) -> None:
+        self._folder, self._hints = folder, hints
+        self._wanted = steps
+        self._pid = os.getpid()
+        self._writer: RankWriter | None = None
+        self._held: HeldGradients | None = None
+        self._p = 2.0
+        self._order = 2.0  # the order of the norm in the current call
+        self._open: Step | None = None
+        self._calls: list[Call] = []
+        self._late: list[
+            Call
+        ] = []  # norms of gradients that were multiplied already: they belong to the next step, if to any
+        self._multiplied: set[int] = set()
+        self._parameters: list[nn.Parameter] = []
+        self._index: dict[int, int] = {}
+        self._states: list[object] = []  # states of the gradients that were measured
+        self._done = 0
+        self._ended = False
+        self._write_head: Callable[[], None] = (
+            lambda: None
+        )  # called with the first step, because the order may change until then
+        atexit.register(self.close)
+
+    def around(self, kind: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the original with what it was given, and measures before and after it."""
+        name = "tensors" if kind == "total" else "parameters"
+        found = args[0] if args else kwargs.get(name)
+        if isinstance(found, (torch.Tensor, type(None))):
+            given = [] if found is None else [found]
+        else:
+            given = list(found)  # It may be a generator, which can be read only once.
+            again = iter_like(found, given)
+            args, kwargs = ((again, *args[1:]), kwargs) if args else (args, {**kwargs, name: again})
+        p = _argument(args, kwargs, 2, "norm_type", 2.0) if kind == "clip" else None
+        p = _argument(args, kwargs, 1, "norm_type", 2.0) if kind == "total" else p
+        norm = _argument(args, kwargs, 2, "total_norm", None) if kind == "apply" else None
+        self._guarded(lambda: self._before(kind, given, p, norm))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            self._guarded(lambda: self._after(kind, given, None))
+            raise
+        self._guarded(lambda: self._after(kind, given, norm if kind == "apply" else result))
+        return result
+
+    def observe(self, norm: torch.Tensor | float | None) -> None:
+        """Measures all gradients as they are now, beside this norm of them."""
+
+        def look() -> None:
+            given = [] if _declaration is None else list(_declaration.parameters)
+            self._before("clip", given, None, None)
+            self._after("clip", given, norm)
+
+        self._guarded(look)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        self._guarded(self._finish_step)
+
+    def before_unscale(self, optimizer: Optimizer) -> None:
+        """Does nothing: the divided gradients are measured when the script clips."""
+
+    def close(self) -> None:
+        """Ends the audit of this rank, also at the end of the script."""
+        if not self._ended and os.getpid() == self._pid:
+            self._guarded(self._finish_step)
+            self._guarded(self._end)
+
+    # inside
+
+    def _guarded(self, look: Callable[[], None]) -> None:
+        if self._ended or os.getpid() != self._pid:
+            return
+        try:
+            with torch.no_grad():
+                look()
+        except Exception as error:
+            _log.warning("gradsync audit: this rank is not audited any further: %s", error)
+            try:
+                rank, world_size = rank_and_world()
+                self._open_file(rank).failed(f"{type(error).__name__}: {error}", world_size)
+            except OSError as unwritten:
+                _log.warning("gradsync audit: %s", unwritten)
+            self._end()
+
+    def _before(self, kind: str, given: Sequence[torch.Tensor], p: float | None, norm: Any) -> None:
+        if self._is_of_next_step(kind, given):
+            late = self._late
+            self._finish_step()
+            self._calls = late
+        elif self._changed(kind, given):
+            # Gradients are newer than the last measurement: one model's backward came after another's clip.
+            self._finish_step()
+        if self._ended:
+            return
+        first = self._held is None
+        if first:
+            self._p = self._p if p is None else float(p)
+            if kind == "total":
+                owners = _owners(given)
+                if not owners and _declaration is None:
+                    return  # Copies, or parts of DTensors: the product by this norm will tell their parameters.
+                given = owners
+            self._declare(given)
+        order = self._order_of(norm) if kind == "apply" else p
+        if kind != "total" and not self._done and not self._multiplied and order is not None:
+            self._p = float(order)  # Norms that came before may have any order; they were perhaps for a log.
+        self._order = self._p if order is None else float(order)
+        if kind == "total" and not first and (self._multiplied or not self._gradients_of(given)):
+            return
+        if self._open is None or not self._multiplied:
+            self._measure()  # Measure again after a norm: more may have been added to the gradients since.
+
+    def _measure(self) -> None:
+        assert self._held is not None
+        gradients = self._held.gather()
+        rows = rows_of(self._held.measurer(self._p), gradients)
+        if self._open is not None and [_bits(row) for row in rows] != [_bits(row) for row in self._open.rows]:
+            self._calls = []  # The gradients changed, so these calls no longer count.
+        self._open = Step(rows, own_norms(gradients, self._p), ())
+        self._states = [_state(parameter.grad) for parameter in self._parameters]
+
+    def _changed(self, kind: str, given: Sequence[torch.Tensor]) -> bool:
+        """Whether these gradients changed since they were measured before an earlier product."""
+        if self._open is None or not self._multiplied or kind == "apply":
+            return False
+        chosen = {self._index[id(one)] for one in given if id(one) in self._index}
+        chosen = self._gradients_of(given) if kind == "total" else chosen
+        if any(id(self._parameters[index]) in self._multiplied for index in chosen):
+            return False
+        return any(_state(self._parameters[index].grad) != self._states[index] for index in chosen)
+
+    def _order_of(self, norm: Any) -> float | None:
+        """The order of the norm that gradients are multiplied by, if a norm of this step is found for it."""
+        totals = [call for call in self._calls if call.kind == "total"]
+        value = norm_of(norm, rank_and_world()[0]).value
+        orders = {call.p for call in totals if call.norm == value}
+        if not orders and not self._done:  # The script may have summed the norm over ranks since.
+            orders = {call.p for call in totals}
+        return None if not orders or self._p in orders else 2.0 if 2.0 in orders else max(orders)
+
+    def _after(self, kind: str, given: Sequence[torch.Tensor], norm: Any) -> None:
+        if self._open is None or self._ended:
+            return
+        seen = Norm(None, "float32") if norm is None else norm_of(norm, rank_and_world()[0])
+        if kind == "total":
+            chosen = self._gradients_of(given)
+            strange = max(0, sum(tensor.numel() > 0 for tensor in given) - len(chosen))
+            if not chosen and any(tensor.numel() for tensor in given):
+                return  # The norm is not one of gradients.
+        else:
+            chosen = {self._index[id(tensor)] for tensor in given if id(tensor) in self._index}
+            strange = sum(id(tensor) not in self._index and tensor.grad is not None for tensor in given)
+        whole = not strange and len(chosen) == len(self._parameters)
+        tensors = None if whole else tuple(sorted(chosen))
+        late = kind == "total" and any(id(self._parameters[i]) in self._multiplied for i in chosen)
+        calls = self._late if late else self._calls
+        calls.append(Call(kind, self._order, seen.value, seen.dtype, tensors, seen.over, strange))
+        if kind != "total":
+            self._multiplied |= set(map(id, given))
+
+    def _is_of_next_step(self, kind: str, given: Sequence[torch.Tensor]) -> bool:
+        """Whether gradients come again that were multiplied: a step is over without an optimizer of torch."""
+        if kind == "total":
+            return False  # The norm is perhaps logged after the product; the next product will tell.
+        ids = set(map(id, given))
+        return bool(ids & self._multiplied) or (not ids and any(call.kind == kind for call in self._calls))
+
+    def _gradients_of(self, given: Sequence[torch.Tensor]) -> set[int]:
+        """The gradients that these tensors are, or are this rank's parts of; empty parts cannot be told apart."""
+        known: dict[object, int] = {}
+        for index, gradient in enumerate(parameter.grad for parameter in self._parameters):
+            if gradient is not None:
+                known[_place(gradient)] = known[id(gradient)] = index
+        found = [known.get(id(tensor), known.get(_place(tensor)) if tensor.numel() else None) for tensor in given]
+        return {index for index in found if index is not None}
+
+    def _declare(self, given: Sequence[torch.Tensor]) -> None:
+        rank, world_size = rank_and_world()
+        try:
+            found = _declaration or discover(given, self._hints, rank, world_size)
+            self._held = HeldGradients(found.parameters, found.tensors)
+            self._held.gather()
+        except GradsyncError:
+            if _declaration is not None:
+                raise
+            found = discover(given, self._hints, rank, world_size, others=False)
+            self._held = HeldGradients(found.parameters, found.tensors)
+        self._parameters = list(found.parameters)
+        self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
+        writer, meshes = self._open_file(rank), {mesh.name: mesh.axes for mesh in found.meshes}
+        self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, found.notes)
+        listeners.add(self)
+
+    def _open_file(self, rank: int) -> RankWriter:
+        if self._writer is None:
+            self._writer = RankWriter(self._folder, rank)
+        return self._writer
+
+    def _finish_step(self) -> None:
+        if self._open is None:
+            return
+        step, self._open = Step(self._open.rows, self._open.own, self._calls), None
+        self._calls, self._late, self._multiplied = [], [], set()
+        assert self._writer is not None
+        if not self._done:
+            self._write_head()
+        self._writer.step(step)
+        self._done += 1
+        if self._done == self._wanted:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        _hooks.end()
+        listeners.remove(self)
+        atexit.unregister(self.close)
+        self._held, self._parameters, self._index = None, [], {}  # so that the model is not kept alive
+        if self._writer is not None:
+            if not self._done:
+                self._write_head()
+            self._writer.done()
+
+
+def iter_like(found: Any, items: list[torch.Tensor]) -> Any:
+    """The items, as a generator where they came from one, because torch warns only of empty generators."""
+    return (item for item in items) if isinstance(found, GeneratorType) else items
+
+
+def _bits(row: Row | None) -> object:
+    return None if row is None else row.fingerprint
+
+
+def _state(gradient: torch.Tensor | None) -> object:
+    """A value that changes when the gradient is exchanged or written to."""
+    if gradient is None or gradient.is_inference():
+        return None
+    return id(gradient), local_tensor(gradient)._version
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where this rank's part of a tensor lies: the same for a DTensor and for what its `to_local()` gives."""
+    local = local_tensor(tensor)
+    return local.data_ptr(), local.numel()
+
+
+def _owners(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parameters that have these gradients."""
+    wanted = set(map(id, gradients))
+    # A parameter that is a DTensor is not an instance of nn.Parameter.
+    leaves = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.is_leaf]
+    return [one for one in leaves if one.grad is not None and id(one.grad) in wanted]
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:
+    return args[place] if len(args) > place else kwargs.get(name, default)

@@ -1,0 +1,1 @@
+"""Gradients that a framework has reduced: what `init` returns, and torch's functions over all ranks."""

@@ -1,0 +1,35 @@
+"""The options of `init`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import gradsync
+
+from .._joining import JoinOptions
+from .._placed import Experts
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from .._mesh_axes import MeshSpec
+
+__all__ = ["InitOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitOptions:
+    """What `init` was called with, but for the model and the mode; its docstring explains every field."""
+
+    mesh: MeshSpec | Mapping[str, MeshSpec] | None
+    join: JoinOptions
+    pp: str | DeviceMesh | None
+    ep: Experts | Sequence[Experts]
+    tied: Iterable[Sequence[str]]
+    layer: Callable[[str], str | None] | None
+    clip: gradsync.Clip | None
+    norm_type: float
+    check_weights: bool
+    timeout: float | None

@@ -1,0 +1,243 @@
+"""Measures one rank's gradients that its framework reduced, and multiplies them by what the daemon answers.
+
+Each step takes the gradients where they are at that moment, because frameworks make new ones. The plan covers all
+parameters, so a gradient that is None on a rank changes no call: its row says that it is absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import gradsync
+from gradsync.errors import ClipRaised, GradsyncError, UsageError
+
+from .._dtensor import local_tensor
+from .._loss_scale import unscaled_by_caller
+from .._statistics._measurer import Arranged, rows_in
+from ._held_gradients import HeldGradients
+
+if TYPE_CHECKING:
+    import os
+
+    from torch.amp.grad_scaler import GradScaler
+    from torch.optim import Optimizer
+
+__all__ = ["Session"]
+
+
+class Session:
+    """What `init` returns in mode `clip`. Calls belong to the thread that runs backward."""
+
+    def __init__(
+        self,
+        job: gradsync.Job,
+        tensors: Sequence[gradsync.Tensor],
+        parameters: Sequence[nn.Parameter],
+        norm_type: float,
+        clip: gradsync.Clip,
+        owned_client: gradsync.Client | None,
+        timeout: float | None,
+    ) -> None:
+        self._job = job
+        self._clip = replace(clip, zero_rule="zero")  # as torch does where max_norm is 0
+        self._tensors = list(tensors)
+        self._owned_client = owned_client
+        self._held = HeldGradients(parameters, tensors)
+        self._mesh = self._held.common_mesh()
+        self._norm_spec: Any = None  # the spec of the norm as a DTensor
+        self._half_done: gradsync.StepReport | None = None
+        self.report: gradsync.StepReport | None = None  #: the report of the last step
+        self._declare(norm_type, timeout)
+
+    # torch's functions
+
+    def clip_grad_norm_(
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+        *,
+        scaler: GradScaler | None = None,
+        optimizers: Optimizer | Sequence[Optimizer] | None = None,
+        plain: bool = False,
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.clip_grad_norm_`, over all ranks of the job. With `plain` the norm is not a DTensor."""
+        held = unscaled_by_caller(scaler, optimizers)
+        self._held.check_parameters(parameters)
+        arranged = self._prepare(norm_type)
+        report = self._end(self._grads.finish, max_norm=float(max_norm), scaled=None if held is None else True)
+        if held is not None:
+            held.agree(report)
+        norm = self._as_tensor(report.norm, plain)
+        if error_if_nonfinite and not math.isfinite(report.norm):
+            raise _nonfinite(norm_type)
+        _obey(arranged, report)
+        return norm
+
+    def get_total_norm(
+        self,
+        tensors: torch.Tensor | Iterable[torch.Tensor],
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """As `torch.nn.utils.get_total_norm` of all gradients that this rank holds, over all ranks of the job."""
+        self._held.check_gradients([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
+        self._prepare(norm_type)
+        self._half_done = self.report = self._grads.compute_norm()
+        if error_if_nonfinite and not math.isfinite(self.report.norm):
+            raise _nonfinite(norm_type)
+        return self._as_tensor(self.report.norm, plain=False)
+
+    def clip_grads_with_norm_(
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        total_norm: torch.Tensor,
+        foreach: bool | None = None,
+    ) -> None:
+        """As `torch.nn.utils.clip_grads_with_norm_`, with the norm that `get_total_norm` returned in this step."""
+        self._held.check_parameters(parameters)
+        measured = None if self._half_done is None else self._as_tensor(self._half_done.norm, plain=True)
+        given = local_tensor(total_norm).to("cpu") if isinstance(total_norm, torch.Tensor) else None
+        if (
+            measured is None
+            or given is None
+            or not torch.equal(torch.nan_to_num(measured.cpu()), torch.nan_to_num(given))
+        ):
+            raise UsageError(
+                f"clip_grads_with_norm_(total_norm={total_norm!r}) is not what get_total_norm returned in this step; "
+                "call that first, with the gradients of all parameters of init()"
+            )
+        self._half_done = None
+        report = self._end(self._grads.apply_clip, max_norm=float(max_norm))
+        _obey(self._measurer.arrange(self._held.gather()), report)
+
+    # around the steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the clipping policies, for a checkpoint; it is equal on all ranks, so any rank may save it.
+
+        The object is a `Stateful` of torch.distributed.checkpoint.
+        """
+        return self._grads.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a saved state; every rank loads the same one, between two steps.
+
+        Raises:
+            UsageError: `state` is not the state of clipping policies.
+            InvalidParams: the state belongs to other clip groups or policies, or is damaged.
+        """
+        self._grads.load_state_dict(state)
+
+    def explain(self) -> dict[str, Any]:
+        """The plan: how many ranks hold each tensor, over which ranks it is summed, and why."""
+        return self._grads.explain()
+
+    def save_declaration(self, path: str | os.PathLike[str]) -> None:
+        """Adds this rank's line to a file for `gradsyncd plan check`."""
+        self._grads.save_declaration(path)
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
+        return self._job.pause()
+
+    def close(self) -> None:
+        """Leaves the job. Doing it again changes nothing."""
+        with contextlib.suppress(GradsyncError):
+            self._job.detach()
+        if self._owned_client is not None:
+            self._owned_client.close()
+
+    # inside
+
+    def _declare(self, norm_type: float, timeout: float | None = None) -> None:
+        self._grads: gradsync.ReducedGrads = self._job.declare(
+            self._tensors,
+            data_path="stats",
+            norm_type=norm_type,
+            mode="torch",
+            clip=self._clip,
+            timeout=timeout,
+        )
+        self._tensors = [
+            replace(tensor, weight_fingerprint=None) for tensor in self._tensors
+        ]  # training changes the weights from now on
+        self._measurer = self._held.measurer(norm_type)
+        self._table = rows_in(self._grads.table_memoryview())
+
+    def _prepare(self, norm_type: float) -> Arranged:
+        """Measures the gradients into the table; a norm that was not followed by a clip is abandoned."""
+        gradients = self._held.gather()
+        if self._half_done is not None:
+            self._half_done = None
+            self._grads.abandon()
+        if float(norm_type) != self._grads.norm_type:
+            self._declare(float(norm_type))
+        arranged = self._measurer.arrange(gradients)
+        self._measurer.measure(arranged, self._grads.check, self._grads.stamp, self._table)
+        self._grads.wrote_all()
+        return arranged
+
+    def _end(self, ask: Callable[..., gradsync.StepReport], **how: Any) -> gradsync.StepReport:
+        """Ends the step and keeps its report, also when the report raises."""
+        try:
+            self.report = ask(**how)
+        except ClipRaised as error:
+            self.report = error.report
+            raise
+        return self.report
+
+    def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
+        value = torch.tensor(norm, dtype=getattr(torch, self._grads.norm_dtype), device=self._held.device)
+        if plain or self._mesh is None:
+            return value
+        # Where torch's norm would be a DTensor, callers take its full_tensor().
+        from torch.distributed.tensor import DTensor, Replicate
+
+        if self._norm_spec is None:
+            whole: Any = DTensor.from_local(value, self._mesh, [Replicate()] * self._mesh.ndim, run_check=False)
+            self._norm_spec = whole._spec
+        make: Any = DTensor  # from_local takes ten times as long
+        made: torch.Tensor = make(value, self._norm_spec, requires_grad=False)
+        return made
+
+
+def _nonfinite(norm_type: float) -> RuntimeError:
+    return RuntimeError(
+        f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. "
+        "To disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+    )
+
+
+def _obey(arranged: Arranged, report: gradsync.StepReport) -> None:
+    """Multiplies everything that is held, whether the norm counted it or not."""
+    if report.coefficient == 0.0 and any(group.action == "zero" for group in report.groups):
+        with torch.no_grad():
+            for block in arranged.blocks:
+                torch._foreach_zero_(block.views)  # NaN times 0 is NaN
+    else:
+        _multiply(arranged, report.coefficient)
+
+
+def _multiply(arranged: Arranged, coefficient: float) -> None:
+    if coefficient == 1.0:
+        return  # a product with 1 changes no bit
+    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for block in arranged.blocks:
+        first = block.views[0]
+        groups.setdefault((first.device, first.dtype), []).extend(block.views)
+    with torch.no_grad():
+        for (device, dtype), views in groups.items():
+            wide = torch.float64 if dtype is torch.float64 else torch.float32
+            torch._foreach_mul_(views, torch.tensor(coefficient, dtype=wide, device=device))

@@ -1,0 +1,1 @@
+"""What one rank measures in its gradients: sums of powers, maxima, counts and fingerprints."""

@@ -1,0 +1,359 @@
+"""Measures one rank's gradients on their device: sums of powers in float64, maxima, counts of non-finite values.
+
+Gradients of one dtype, device and size are measured together, as the rows of one matrix, by a few kernels whatever
+their number. Where the fast pass has no answer (a value that is not finite, powers outside the range of doubles),
+gradients are measured again one by one. Nothing here knows ranks, names or meshes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import _utils
+
+from gradsync._step._row import NOT_TAKEN, PLAIN_SUMS
+
+from ._cpu_sums import CHUNK, CpuSums
+from ._exact_sums import exact_sums
+from ._fingerprints import fingerprints
+
+__all__ = ["Arranged", "Measurer", "rows_in"]
+
+_SMALL = 1 << 16  # elements up to which gradients are measured together
+_COPIED = 1 << 14  # and up to which they are copied for it, where they do not lie together
+_CHUNK = {"cpu": CHUNK}  # elements that are float64 at a time; elsewhere launches cost more
+_CHUNK_ELSEWHERE = 1 << 24
+_LEAST_ALIKE = 32  # gradients of one size from which on a matrix costs less than one by one
+_SHAPES = 256  # shapes of pieces whose scratch views are kept
+_LEAST_PER_MATRIX = 8  # with fewer gradients per matrix on average, copying is cheaper
+_UNFINISHED = -1  # the stamp of rows that are being written
+_flatten: Callable[[Sequence[torch.Tensor]], torch.Tensor] = _utils._flatten_dense_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Gradients of one dtype and device: their indices, also as an index of rows, and as a slice if they are.
+
+    `alike`: they are of one size, and enough to be measured together. Others are measured one by one.
+    """
+
+    alike: bool
+    members: tuple[int, ...]
+    rows: torch.Tensor
+    run: slice | None
+    cpu_sums: CpuSums | None  # set where `CpuSums` sums them
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A group where it lies now: `views` are over the gradients' own memory.
+
+    `joined`: a view is a matrix of gradients that lie at equal distances (fully_shard cuts them from one allocation);
+    otherwise a view is one gradient.
+    """
+
+    group: Group
+    views: list[torch.Tensor]
+    joined: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """The gradients of one moment, and what is measured together; empty gradients and None are in no block."""
+
+    gradients: Sequence[torch.Tensor | None]
+    whole: bool  #: none of them is None
+    blocks: list[Block]
+
+
+class Measurer:
+    """Measures the same gradients every step; sizes, dtypes and devices do not change, the memory does."""
+
+    def __init__(self, gradients: Sequence[tuple[int, torch.dtype, torch.device]], norm_type: float) -> None:
+        self._kinds = list(gradients)
+        self._p = norm_type
+        # Powers of narrow types stay in the range of doubles, so maxima are not needed.
+        self._quick = norm_type in (1, 2)
+        self._memory = torch.empty(CHUNK, dtype=torch.float64)
+        self._all = self._grouped(range(len(self._kinds)))
+        self._some: tuple[list[int], list[Group]] = (
+            [],
+            [],
+        )  # the gradients that were not None last time, and their groups
+        self._blank = _blank_rows(len(self._kinds))
+        self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # views of `_memory`
+
+    def arrange(self, gradients: Sequence[torch.Tensor | None]) -> Arranged:
+        """Says what is measured together; valid as long as the gradients stay where they are."""
+        groups, whole = self._all, type(None) not in set(map(type, gradients))
+        if not whole:
+            there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+            if there != self._some[0]:
+                self._some = there, self._grouped(there)
+            groups = self._some[1]
+        blocks = []
+        for group in groups:
+            held: Any = gradients[group.run] if group.run else [gradients[i] for i in group.members]
+            blocks.append(Block(group, *(_views(held) if group.alike else (held, False))))
+        return Arranged(gradients, whole, blocks)
+
+    def _grouped(self, indices: Sequence[int]) -> list[Group]:
+        """Groups what is measured together and what is not; empty gradients are in no group."""
+        alike: dict[tuple[int, torch.dtype, torch.device], list[int]] = {}
+        for index in indices:
+            if self._kinds[index][0]:
+                alike.setdefault(self._kinds[index], []).append(index)
+        groups: list[Group] = []
+        single: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for (numel, dtype, device), members in alike.items():
+            if numel <= _SMALL and (device.type != "cpu" or len(members) >= _LEAST_ALIKE):
+                groups.append(_group(True, members, None))
+            else:
+                single.setdefault((dtype, device), []).extend(members)
+        for (dtype, device), members in single.items():
+            members.sort()
+            sizes = [self._kinds[index][0] for index in members]
+            summed = self._quick and device.type == "cpu" and dtype is not torch.float64
+            groups.append(_group(False, members, CpuSums(sizes, self._p, self._memory) if summed else None))
+        return groups
+
+    def measure(self, arranged: Arranged, fingerprint: bool, stamp: int, table: torch.Tensor) -> None:
+        """Fills the rows of 8 int64 per gradient, as docs/adr/0008 has them, with `stamp`, or 0 where there is none.
+
+        The stamps come last, so that a daemon that reads too early (for a `finish` that Ctrl-C ended) finds none.
+        """
+        table.copy_(self._blank)
+        numbers = table.view(torch.float64)
+        if not fingerprint and self._is_simple(arranged):
+            self._measure_simply(arranged, table, numbers)
+            table[:, 0] = stamp
+            return
+        alike: dict[tuple[torch.device, bool], list[Block]] = {}
+        for block in arranged.blocks:
+            first = block.views[0]
+            exact = math.isinf(self._p) or first.dtype is torch.float64
+            alike.setdefault((first.device, exact), []).append(block)
+        # All kernels are started before the results of the first are waited for.
+        found = [self._measure_blocks(blocks, exact, fingerprint) for (_, exact), blocks in alike.items()]
+        plain = True
+        for blocks, (sums, prints) in zip(alike.values(), found, strict=True):
+            rows, here = _rows_of(blocks), sums.cpu()
+            numbers[rows, 1:5] = here.T
+            if prints is not None:
+                table[rows, 7] = torch.where(prints == 0, 1, prints).cpu()  # 0 says that none was taken
+            plain = plain and self._are_plain(here)
+        if not plain:
+            self._look_again(arranged.gradients, table, numbers)
+        if arranged.whole:
+            table[:, 0] = stamp
+        else:
+            table[:, 0] = torch.tensor([0 if gradient is None else stamp for gradient in arranged.gradients])
+
+    def _is_simple(self, arranged: Arranged) -> bool:
+        """Whether `CpuSums` sums all gradients and none is missing, as with most models on a CPU."""
+        if not arranged.whole or len(arranged.blocks) != 1:
+            return False
+        group = arranged.blocks[0].group
+        return group.cpu_sums is not None and len(group.members) == len(self._kinds)
+
+    def _measure_simply(self, arranged: Arranged, table: torch.Tensor, numbers: torch.Tensor) -> None:
+        (block,) = arranged.blocks
+        assert block.group.cpu_sums is not None
+        with torch.no_grad():
+            sums = block.group.cpu_sums.sums(block.views)
+        numbers[:, 1] = sums
+        low, high = PLAIN_SUMS
+        if all([low < found < high for found in sums.tolist()]):  # noqa: C419 (quicker)
+            numbers[:, 4] = NOT_TAKEN
+        else:
+            numbers[:, 4] = (sums != 0).double().mul_(NOT_TAKEN)
+            self._look_again(arranged.gradients, table, numbers)
+
+    def _measure_blocks(
+        self, blocks: list[Block], exact: bool, fingerprint: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Four rows of float64 (sum, its low part, scale, maximum), and fingerprints, on the gradients' device."""
+        device = blocks[0].views[0].device
+        quick = self._quick and not exact
+        rows = [len(block.group.members) for block in blocks]
+        out = torch.zeros(4, sum(rows), dtype=torch.float64, device=device)
+        out[2] = 1.0
+        prints: list[torch.Tensor] = []
+        with torch.no_grad():
+            for block, columns in zip(blocks, torch.split(out, rows, 1), strict=True):
+                if block.group.cpu_sums is not None:
+                    columns[0] = block.group.cpu_sums.sums(block.views)
+                else:
+                    self._measure_matrices(block, columns, exact)
+                if fingerprint:
+                    prints += map(fingerprints, _pieces(_matrices(block), _chunk(device)))
+            if quick:
+                out[3] = (out[0] != 0).double().mul_(NOT_TAKEN)  # or 0 where all values are 0
+            return out, torch.cat(prints) if fingerprint else None
+
+    def _measure_matrices(self, block: Block, columns: torch.Tensor, exact: bool) -> None:
+        pieces = _pieces(_matrices(block), _chunk(columns.device))
+        for piece, part in zip(pieces, torch.split(columns, [len(piece) for piece in pieces], 1), strict=True):
+            if exact:
+                self._measure_exactly(piece, part)
+            else:
+                self._measure_widened(piece, part)
+
+    def _measure_exactly(self, piece: torch.Tensor, out: torch.Tensor) -> None:
+        out[3] = torch.maximum(piece.amax(1), piece.amin(1).neg_())
+        if not math.isinf(self._p):
+            exact_sums(piece, self._p, out)
+
+    def _measure_widened(self, piece: torch.Tensor, out: torch.Tensor) -> None:
+        chunk = _chunk(piece.device)
+        if piece.numel() <= chunk:
+            self._sum_powers(piece, out[0], out[3])
+            return
+        parts = torch.split(piece, chunk, 1)  # of one row
+        found = torch.zeros(2, len(parts), dtype=torch.float64, device=piece.device)
+        for number, part in enumerate(parts):
+            self._sum_powers(part, found[0, number : number + 1], found[1, number : number + 1])
+        out[0], out[3] = found[0].sum(), found[1].max()
+
+    def _sum_powers(self, part: torch.Tensor, sums: torch.Tensor, maxima: torch.Tensor) -> None:
+        wide = self._widened(part)
+        powers = torch.square(wide, out=wide) if self._p == 2 else wide.abs_()
+        if not self._quick:
+            torch.amax(powers, 1, out=maxima)
+        torch.sum(powers if self._quick else powers.pow_(self._p), 1, out=sums)
+
+    def _widened(self, part: torch.Tensor) -> torch.Tensor:
+        room = self._room(part.shape) if part.device.type == "cpu" else None
+        return part.double() if room is None else room[0].copy_(part)
+
+    def _room(self, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Scratch of this shape, and the same as a row; None where the scratch is too small.
+
+        On a CPU new memory for every piece would cost more than the arithmetic, because of its page faults.
+        """
+        room = self._scratch.get(shape)
+        if room is None and shape.numel() <= len(self._memory):
+            if len(self._scratch) == _SHAPES:
+                self._scratch.clear()
+            flat = self._memory[: shape.numel()]
+            room = self._scratch[shape] = flat.view(shape), flat
+        return room
+
+    def _are_plain(self, sums: torch.Tensor) -> bool:
+        """Whether the fast pass has the answer for all these gradients; it has none for one of zeros only."""
+        least, most = torch.aminmax(sums[3] if math.isinf(self._p) else sums[0])
+        return PLAIN_SUMS[0] < float(least) and float(most) < PLAIN_SUMS[1]
+
+    def _look_again(self, gradients: Sequence[torch.Tensor | None], table: torch.Tensor, numbers: torch.Tensor) -> None:
+        sums, maxima = numbers[:, 1], numbers[:, 4]
+        odd = ~(torch.isfinite(sums) & torch.isfinite(maxima))
+        if math.isfinite(self._p):
+            odd |= (maxima > 0) & ((sums <= PLAIN_SUMS[0]) | (sums >= PLAIN_SUMS[1])) & (numbers[:, 3] == 1.0)
+        for index in odd.nonzero().flatten().tolist():
+            gradient = gradients[index]
+            assert gradient is not None
+            with torch.no_grad():
+                flat = gradient.detach().reshape(1, -1)
+                finite = torch.isfinite(flat)
+                values = torch.where(finite, flat, 0).double()
+                out = torch.zeros(4, 1, dtype=torch.float64, device=flat.device)
+                out[2] = 1.0
+                out[3] = values.abs().amax(1)
+                if math.isfinite(self._p):
+                    exact_sums(values, self._p, out)
+                counts = torch.stack([(~finite).sum(), torch.isnan(flat).sum()])
+            numbers[index, 1:5] = out.cpu()[:, 0]
+            table[index, 5:7] = counts.cpu()
+
+
+def rows_in(memory: memoryview) -> torch.Tensor:
+    """A table that `Measurer.measure` fills, over this memory: one row of 8 int64 for every 64 bytes."""
+    return torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else torch.empty(0, 8).long()
+
+
+def _blank_rows(count: int) -> torch.Tensor:
+    rows = torch.zeros(count, 8, dtype=torch.int64)
+    rows[:, 0] = _UNFINISHED
+    rows.view(torch.float64)[:, 3] = 1.0
+    return rows
+
+
+def _group(alike: bool, members: list[int], cpu_sums: CpuSums | None) -> Group:
+    reach = slice(members[0], members[-1] + 1)  # they are in order
+    run = reach if reach.stop - reach.start == len(members) else None
+    return Group(alike, tuple(members), torch.tensor(members), run, cpu_sums)
+
+
+def _rows_of(blocks: list[Block]) -> torch.Tensor | slice:
+    first = blocks[0].group
+    if len(blocks) == 1:
+        return first.run or first.rows
+    return torch.cat([block.group.rows for block in blocks])
+
+
+def _matrices(block: Block) -> list[torch.Tensor]:
+    """The block's gradients as rows."""
+    if block.joined:
+        return block.views
+    if block.group.alike and block.views[0].numel() <= _COPIED:
+        return [_flatten(block.views).view(len(block.views), -1)]
+    return [view.detach().reshape(1, -1) for view in block.views]
+
+
+def _views(group: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """Matrices over the gradients' own memory, or the gradients where that would save nothing."""
+    if len(group) == 1:
+        return group, False
+    first = group[0].detach()
+    count, size = first.numel(), first.element_size()
+    if not all(map(torch.Tensor.is_contiguous, group)):
+        return group, False
+    places = list(map(torch.Tensor.data_ptr, group))
+    runs = _runs(places, count * size, size)
+    if len(runs) > 1 and len(runs) * _LEAST_PER_MATRIX > len(group):
+        return group, False
+    views = []
+    for start, end, step in runs:
+        head = group[start].detach()
+        storage = head.untyped_storage()
+        if places[end - 1] + count * size > storage.data_ptr() + storage.nbytes():
+            return group, False  # Neighbours by chance, in different allocations.
+        views.append(head.as_strided((end - start, count), (step // size, 1)))
+    return views, True
+
+
+def _runs(places: list[int], length: int, size: int) -> list[tuple[int, int, int]]:
+    """Start, end and distance of addresses that follow each other at equal distances."""
+    if len(places) > 1:
+        step = places[1] - places[0]
+        reach = range(places[0], places[0] + step * len(places), step) if step else ()
+        if step >= length and step % size == 0 and places == list(reach):
+            return [(0, len(places), step)]
+    found, start = [], 0
+    while start < len(places):
+        end, step = start + 1, length
+        if end < len(places) and places[end] - places[start] >= length and (places[end] - places[start]) % size == 0:
+            step = places[end] - places[start]
+            while end < len(places) and places[end] - places[end - 1] == step:
+                end += 1
+        found.append((start, end, step))
+        start = end
+    return found
+
+
+def _chunk(device: torch.device) -> int:
+    return _CHUNK.get(device.type, _CHUNK_ELSEWHERE)
+
+
+def _pieces(matrices: list[torch.Tensor], chunk: int) -> list[torch.Tensor]:
+    """Cuts matrices into pieces of at most `chunk` elements, or of one row."""
+    pieces: list[torch.Tensor] = []
+    for matrix in matrices:
+        count, length = matrix.shape
+        rows = max(1, chunk // length)
+        pieces.extend([matrix] if count <= rows else torch.split(matrix, rows))
+    return pieces

@@ -1,0 +1,1 @@
+"""Gradients that the sidecar reduces: what `attach` returns, and how it follows backward."""

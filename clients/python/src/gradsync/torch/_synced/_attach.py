@@ -1,0 +1,209 @@
+"""`attach` declares the gradients of a module. It is collective: every rank of the job calls it alike."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+import gradsync
+from gradsync._launch import resolve_launch
+from gradsync.errors import UsageError, WeightsDiverged
+
+from .._clipping import adapts
+from .._dtensor import local_tensor
+from .._errors import ModeNotAvailable, ModuleRefused
+from .._joining import JoinOptions, joined
+from .._mesh_axes import JobMesh, job_meshes
+from .._parameter_set import ParameterSet, collect, unsynchronised_buffers
+from . import _weights
+from ._gradsync import GradSync
+from ._off import OffSync
+from ._options import AttachOptions
+from ._placed_gradient import PlacedGradient
+from ._placements import frozen_tensors, sync_tensors
+from ._recorder import GradientRecorder
+
+if TYPE_CHECKING:
+    from .._mesh_axes import MeshSpec
+
+_NAMED_AT_MOST = 10
+_attached: WeakKeyDictionary[nn.Module, GradSync] = WeakKeyDictionary()
+_attached_lock = threading.Lock()
+
+
+def attach(
+    model: nn.Module,
+    mesh: MeshSpec | Mapping[str, MeshSpec] | None = None,
+    *,
+    accumulate: int = 1,
+    clip: gradsync.Clip | Mapping[str, gradsync.Clip] | None = None,
+    mode: Literal["strict", "torch"] = "strict",
+    job: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    client: gradsync.Client | None = None,
+    address: str | None = None,
+    init: Literal["check", "broadcast", "skip"] = "check",
+    norm_type: float = 2.0,
+    reduce: Literal["mean", "sum"] = "mean",
+    buckets: Literal["default", "torch"] = "default",
+    clip_group: Callable[[str], str] | None = None,
+    layer: Callable[[str], str | None] | None = None,
+    timeout: float | None = None,
+) -> GradSync | OffSync:
+    """Hands the gradients of a module to the sidecar, in the place of DistributedDataParallel.
+
+    The module is a plain one, or made by `parallelize_module`, or by `fully_shard` over some axes: the sidecar reduces
+    along the axes that these leave, once per step.
+
+    Args:
+        mesh: over all ranks: a DeviceMesh, or axes and sizes; several by name, that of plain parameters first. Default
+            one axis `dp`.
+        accumulate: micro-batches in a step, at most (the loss is yours to divide). Fewer are always right; a gradient
+            of one more may come too late, and is refused then (LateGradient).
+        clip: of all gradients, or by clip group; None measures only.
+        mode: how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
+        job, rank, world_size: default from torchrun's environment.
+        client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
+        init: "check" compares the ranks' weights, "broadcast" gives all ranks those of rank 0, "skip" does neither.
+        reduce: over ranks that see different data.
+        buckets: "torch" reduces in DistributedDataParallel's buckets.
+        clip_group, layer: name of a parameter → its clip group, its layer in the report.
+        timeout: seconds to wait for the other ranks' declaration.
+
+    `$GRADSYNC_MODE`: `sync` (the default), or `off`, where steps are the optimizer's alone.
+
+    Raises:
+        ModuleRefused: the module or a parameter cannot be synchronised; says why and what to do.
+        WeightsDiverged: ranks start from different weights; names the tensor and the ranks.
+        PlanMismatch: ranks declared different parameters.
+        ConnectionFailed: no daemon.
+    """
+    options = AttachOptions(
+        mesh=mesh,
+        join=JoinOptions(job, rank, world_size, client, address),
+        accumulate=accumulate,
+        clip=clip,
+        mode=mode,
+        init=init,
+        norm_type=norm_type,
+        reduce=reduce,
+        buckets=buckets,
+        clip_group=clip_group,
+        layer=layer,
+        timeout=timeout,
+    )
+    _check_module(model)
+    if _wanted_mode() == "off":
+        return OffSync(model, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
+    return _attach(model, options)
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"attach() got {type(model).__name__}; give one nn.Module (several: in a ModuleList, or each with a job= "
+            "of its own)"
+        )
+
+
+def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
+    found = collect(model)
+    _close_previous(found)
+    join = options.join
+    launch = resolve_launch(join.job, join.rank, join.world_size, None)
+    meshes = job_meshes(options.mesh, launch.rank, launch.world_size)
+    tensors = sync_tensors(found, meshes, options)
+    _warn_of_buffers(model, launch.world_size)
+    with joined(join, launch, meshes) as (job, owned):
+        _prepare_weights(job, model, found, meshes, options)
+        prints = _weights.fingerprints(found, options.init != "skip")
+        grads = _declare(job, [replace(t, weight_fingerprint=p) for t, p in zip(tensors, prints, strict=True)], options)
+    recorder = _recorder(found, grads, options.accumulate)
+    gs = GradSync(found, recorder, job, grads, owned, adapts=adapts(options.clip))
+    with _attached_lock:
+        _attached[model] = gs
+    return gs
+
+
+def _close_previous(found: ParameterSet) -> None:
+    # A notebook cell run again, perhaps with a new wrapper (torch.compile) around the same parameters: a gradient has
+    # one place in one arena.
+    wanted = set(map(id, found.parameters))
+    with _attached_lock:
+        previous = [gs for gs in _attached.values() if gs.synchronises_any(wanted)]
+    for gs in previous:
+        gs.close()
+
+
+def _wanted_mode() -> str:
+    wanted = os.environ.get("GRADSYNC_MODE", "sync")
+    if wanted in ("sync", "off"):
+        return wanted
+    if wanted in ("observe", "clip"):
+        raise ModeNotAvailable(
+            f"GRADSYNC_MODE={wanted}: attach() lets the sidecar reduce; for gradients that a framework reduces "
+            "call gradsync.torch.init() instead, or set it to sync or off"
+        )
+    raise UsageError(f"GRADSYNC_MODE={wanted!r} is not a mode; set it to sync or off")
+
+
+def _warn_of_buffers(model: nn.Module, world_size: int) -> None:
+    names = unsynchronised_buffers(model) if world_size > 1 else []
+    if names:
+        more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+        warnings.warn(
+            f"module buffers are not synchronised between ranks: {', '.join(names[:_NAMED_AT_MOST])}{more}; "
+            "for batch statistics use SyncBatchNorm or another norm, and save them from one rank",
+            stacklevel=4,
+        )
+
+
+def _prepare_weights(
+    job: gradsync.Job, model: nn.Module, found: ParameterSet, meshes: Sequence[JobMesh], options: AttachOptions
+) -> None:
+    first_step = job.next_step
+    if options.init == "broadcast":
+        _weights.broadcast(job, model, meshes[0].name, list(meshes[0].axes), options.timeout)
+    elif options.init == "check" and found.frozen:
+        job.declare(frozen_tensors(found, meshes), timeout=options.timeout)
+    job.next_step = first_step  # Training counts its own steps.
+
+
+def _declare(job: gradsync.Job, tensors: Sequence[gradsync.Tensor], options: AttachOptions) -> gradsync.Grads:
+    try:
+        return job.declare(
+            tensors,
+            accumulate=options.accumulate,
+            norm_type=options.norm_type,
+            clip=options.clip,
+            mode=options.mode,
+            buckets=options.buckets,
+            timeout=options.timeout,
+        )
+    except WeightsDiverged as error:
+        if options.init != "skip":
+            raise
+        # Without weights in the fingerprint only the layout is left to differ.
+        raise ModuleRefused(
+            error.tensor or "?",
+            f"its memory layout differs between ranks ({error.message})",
+            "use the same memory_format on every rank",
+        ) from error
+
+
+def _recorder(found: ParameterSet, grads: gradsync.Grads, accumulate: int) -> GradientRecorder:
+    views = [
+        grads.input(name).torch().reshape(-1).as_strided(local_tensor(parameter).shape, strides)
+        for name, parameter, strides in zip(found.names, found.parameters, found.strides, strict=True)
+    ]
+    placed = {i: PlacedGradient(found.parameters[i], views[i], i in found.managed) for i in sorted(found.placed)}
+    buckets = [bucket.tensors for bucket in grads.buckets]
+    return GradientRecorder(found, views, placed, buckets, accumulate, grads.ready_bucket)

@@ -1,0 +1,47 @@
+"""The options of `attach`, checked before any other rank waits for this one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import gradsync
+from gradsync._options import encode_options
+from gradsync.errors import UsageError
+
+from .._joining import JoinOptions
+
+if TYPE_CHECKING:
+    from .._mesh_axes import MeshSpec
+
+__all__ = ["AttachOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachOptions:
+    """What `attach` was called with, but for the module; its docstring explains every field.
+
+    Raises:
+        UsageError: a value is not among those that are allowed.
+    """
+
+    mesh: MeshSpec | Mapping[str, MeshSpec] | None
+    join: JoinOptions
+    accumulate: int
+    clip: gradsync.Clip | Mapping[str, gradsync.Clip] | None
+    mode: Literal["strict", "torch"]
+    init: Literal["check", "broadcast", "skip"]
+    norm_type: float
+    reduce: Literal["mean", "sum"]
+    buckets: Literal["default", "torch"]
+    clip_group: Callable[[str], str] | None
+    layer: Callable[[str], str | None] | None
+    timeout: float | None
+
+    def __post_init__(self) -> None:
+        if self.init not in ("check", "broadcast", "skip"):
+            raise UsageError(f"init={self.init!r}: one of 'check', 'broadcast', 'skip'")
+        if self.reduce not in ("mean", "sum"):
+            raise UsageError(f"reduce={self.reduce!r}: one of 'mean', 'sum'")
+        encode_options("arena", self.accumulate, self.norm_type, self.clip, self.mode, self.buckets)

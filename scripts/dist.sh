@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# `make dist`: build/dist/*.whl, a wheel with the daemon and every shared library that is not part of glibc or of GCC's
+# runtime. Two runs of one commit give the same bytes. GRADSYNCD_FOR_WHEEL=path takes a daemon that is built already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=build/venv/bin/python
+tools=build/dist-tools  # not build/venv: auditwheel is no part of the development environment
+stamp=$tools/.requirements
+if ! cmp -s scripts/requirements-dist.txt "$stamp"; then
+  "$python" -m venv --clear "$tools"
+  "$tools/bin/python" -m pip install --quiet --disable-pip-version-check -r scripts/requirements-dist.txt
+  cp scripts/requirements-dist.txt "$stamp"
+fi
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
+export SOURCE_DATE_EPOCH
+rm -rf build/dist build/dist-unrepaired
+"$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/dist-unrepaired \
+  clients/python
+PATH=$PWD/$tools/bin:$PATH auditwheel repair --wheel-dir build/dist build/dist-unrepaired/*.whl
+"$tools/bin/auditwheel" show build/dist/*.whl
+ls -l build/dist

@@ -1,0 +1,286 @@
+#include "app/cli/command_line.hpp"
+
+#include "app/cli/exit_code.hpp"
+#include "app/config/configuration.hpp"
+#include "app/config/option_text.hpp"
+#include "base/assert.hpp"
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iostream>
+#include <optional>
+
+namespace gradsync::app {
+
+namespace {
+
+constexpr const char* kExamples = R"(
+Examples:
+  gradsyncd run -- torchrun --nproc-per-node 2 train.py   a private daemon beside one training
+  gradsyncd serve                                         the daemon of this machine
+  gradsyncd serve --socket /tmp/g/gradsync.sock --health off --log-level debug
+  gradsyncd config show --origin                          every setting and where it came from
+  gradsyncd status --watch                                jobs, ranks, norms
+  gradsyncd policy replay run.jsonl --policy percentile   what adaptive clipping would have done with a recorded run
+  gradsyncd rpc stats.get '{"job": "llm", "last": 3}'     any method that needs no session
+
+Settings come from flags, then the environment (GRADSYNC_SECTION_KEY), then the file, then defaults.
+Exit codes: 0 ok, 1 failure, 64 usage, 69 no daemon answers, 70 defect, 75 try again, 78 configuration.
+)";
+
+/// One flag per setting; the texts are checked with those of the environment.
+void add_settings(CLI::App& command, SettingsSource& settings) {
+  command.add_option(
+      "--config", settings.file, "Configuration file; else $GRADSYNC_CONFIG, else /etc/gradsync/gradsyncd.toml"
+  );
+  Options defaults;
+  for_each_field(defaults, [&](std::string_view section, std::string_view key, auto&, const FieldRule& rule) {
+    const std::string name = fmt::format("{}.{}", section, key);
+    std::string flags = flag_name(section, key);
+    if (name == "server.socket" || name == "server.health" || name == "server.tcp") {
+      flags += fmt::format(",--{}", key);
+    }
+    command
+        .add_option_function<std::string>(
+            flags, [&settings, name](const std::string& text) { settings.flags[name] = text; }, std::string(rule.doc)
+        )
+        ->type_name("")
+        ->group(fmt::format("[{}]", section));
+  });
+}
+
+void add_address(CLI::App& command, std::string& address) {
+  command.add_option(
+      "--address", address, "Socket of the daemon (path or unix:path); else $GRADSYNC_ADDRESS, else the usual places"
+  );
+}
+
+struct Parsed {
+  ServeCommand serve;
+  RunCommand run;
+  CheckConfigCommand check;
+  std::string check_file;
+  ConfigShowCommand show;
+  StatusCommand status;
+  RpcCommand rpc;
+  PlanCheckCommand plan_check;
+  PolicyReplayCommand replay;
+  VersionCommand version;
+  WorkerCommand worker;
+};
+
+int usage(const std::string& message, const std::string& hint) {
+  std::cerr << "gradsyncd: " << message << "\n  " << hint << "\n";
+  return kExitUsage;
+}
+
+void add_serve(CLI::App& serve, Parsed& parsed) {
+  serve.footer("\nExample: gradsyncd serve --config /etc/gradsync/gradsyncd.toml");
+  add_settings(serve, parsed.serve.settings);
+}
+
+void add_run(CLI::App& run, Parsed& parsed) {
+  run.footer(
+      "\nExample: gradsyncd run -- torchrun --nproc-per-node 2 train.py\n"
+      "The command finds the daemon by GRADSYNC_ADDRESS. Signals are passed on to it."
+  );
+  add_settings(run, parsed.run.settings);
+}
+
+void add_check_config(CLI::App& check, Parsed& parsed) {
+  check.add_option("file", parsed.check_file, "Configuration file");
+  check.footer("\nExample: gradsyncd check-config deploy/config/gradsyncd.toml");
+  add_settings(check, parsed.check.settings);
+}
+
+/// `config`, `plan` and `policy` are the names of groups: what they do is in their subcommands.
+void add_group(CLI::App& group, Parsed& /*parsed*/) { group.require_subcommand(1); }
+
+void add_config_show(CLI::App& show, Parsed& parsed) {
+  show.add_flag("--origin", parsed.show.origin, "Say where each value came from");
+  show.footer("\nExample: gradsyncd config show --origin");
+  add_settings(show, parsed.show.settings);
+}
+
+void add_status(CLI::App& status, Parsed& parsed) {
+  status.add_flag("--watch", parsed.status.watch, "Again every second, until interrupted");
+  status.add_flag("--json", parsed.status.json, "The result of status.get");
+  status.footer("\nExample: gradsyncd status --address unix:/run/gradsync/gradsync.sock");
+  add_address(status, parsed.status.address);
+}
+
+void add_rpc(CLI::App& rpc, Parsed& parsed) {
+  rpc.add_option("method", parsed.rpc.method, "Method, like status.get")->required();
+  rpc.add_option("params", parsed.rpc.params, "Params as a JSON object");
+  rpc.footer("\nExample: gradsyncd rpc log.set_level '{\"level\": \"debug\"}'");
+  add_address(rpc, parsed.rpc.address);
+}
+
+void add_plan_check(CLI::App& check, Parsed& parsed) {
+  check.add_option("file", parsed.plan_check.file, "JSON lines: the head, then one line per rank; - reads stdin")
+      ->required();
+  check.add_flag("--explain", parsed.plan_check.explain, "Say of every tensor who holds it and how it is counted");
+  check.add_flag("--json", parsed.plan_check.json, "As JSON");
+  check.footer(
+      "\nExample: gradsyncd plan check job.jsonl\n"
+      "Head: {\"gradsync_declaration\": 1, \"world_size\": 2, \"meshes\": [...], \"options\": {...}}\n"
+      "Then: {\"rank\": 0, \"tensors\": [...]}, all as gradients.declare takes them.\n"
+      "The plan is the one of a daemon with the same settings: of data path arena its digest depends on bucket sizes."
+  );
+  add_settings(check, parsed.plan_check.settings);
+}
+
+void add_policy_replay(CLI::App& replay, Parsed& parsed) {
+  replay.add_option("trace", parsed.replay.file, "JSON lines with the norm of each step; - reads stdin")->required();
+  replay
+      .add_option(
+          "--policy",
+          parsed.replay.policies,
+          "fixed, observe, percentile or zscore, with settings: percentile:percentile=90,window=500. More than one is "
+          "possible"
+      )
+      ->required()
+      ->take_all();
+  replay.add_option("--key", parsed.replay.key, "Key of the norm in a line; else norm, or grad_norm");
+  replay.add_option("--group", parsed.replay.clip_group, "Lines are reports of steps: the norm of this clip group");
+  replay.add_option("--plot", parsed.replay.plot, "Write a picture of norms, thresholds and clips (SVG)");
+  replay.add_flag("--json", parsed.replay.json, "A line for each step instead of a summary");
+  replay.footer(
+      "\nExample: gradsyncd policy replay run.jsonl --policy percentile --policy zscore:z=3,max_norm=none --plot "
+      "run.svg\n"
+      "Settings of all: max_norm (1 unless given, none), mode, nonfinite, spike, spike_factor, zero_rule;\n"
+      "of percentile: percentile, window, warmup; of zscore: z, alpha, warmup."
+  );
+}
+
+void add_version(CLI::App& version, Parsed& parsed) {
+  version.add_flag("--json", parsed.version.json, "As JSON");
+  version.footer("\nExample: gradsyncd version --json");
+}
+
+void add_worker(CLI::App& worker, Parsed& parsed) {
+  worker.group("");  // not in the list of commands
+  worker.add_option("--fd", parsed.worker.fd, "Descriptor of the socket");
+  worker.add_option("--threads", parsed.worker.threads, "Threads that work; 0: as many as there are CPUs");
+}
+
+Command take_check_config(const Parsed& parsed) {
+  CheckConfigCommand check = parsed.check;
+  if (!parsed.check_file.empty()) {
+    check.settings.file = parsed.check_file;
+  }
+  return check;
+}
+
+template <auto member>
+Command take(const Parsed& parsed) {
+  return parsed.*member;
+}
+
+/// A line of the table of commands.
+struct CommandRow {
+  const char* group;  ///< the command that it is a subcommand of; "": none
+  const char* name;
+  const char* summary;
+  void (*add_options)(CLI::App& command, Parsed& parsed);
+  Command (*take)(const Parsed& parsed);  ///< null: the command is a group
+};
+
+/// In the order of --help; a group is before its subcommands.
+constexpr CommandRow kCommands[] = {
+    {"",
+     "serve",
+     "Serve trainers until SIGTERM, which drains; a second one stops at once",
+     add_serve,
+     take<&Parsed::serve>},
+    {"", "run", "Run a command beside a private daemon and return its exit code", add_run, take<&Parsed::run>},
+    {"", "check-config", "Check a configuration, and say nothing but ok", add_check_config, take_check_config},
+    {"", "config", "The effective configuration", add_group, nullptr},
+    {"config", "show", "Print it as a file that can be used as one", add_config_show, take<&Parsed::show>},
+    {"", "status", "Show jobs, ranks and what they wait for", add_status, take<&Parsed::status>},
+    {"", "rpc", "Call a method that needs no session", add_rpc, take<&Parsed::rpc>},
+    {"", "plan", "What a job's declarations come down to", add_group, nullptr},
+    {"plan",
+     "check",
+     "Check the declarations of all ranks, offline; exit code 1 and the reason if refused",
+     add_plan_check,
+     take<&Parsed::plan_check>},
+    {"", "policy", "Policies of clipping", add_group, nullptr},
+    {"policy",
+     "replay",
+     "Say what policies would have done with the norms of a run",
+     add_policy_replay,
+     take<&Parsed::replay>},
+    {"", "version", "Print the version", add_version, take<&Parsed::version>},
+    {"",
+     "worker",
+     "Execute what a daemon sends over a socket; started by the daemon",
+     add_worker,
+     take<&Parsed::worker>},
+};
+
+/// A command of `app` that was parsed, of those that do something.
+const CommandRow* parsed_row(const CLI::App& app) {
+  for (const CommandRow& row : kCommands) {
+    const CLI::App* const parent = *row.group == '\0' ? &app : app.get_subcommand(row.group);
+    if (row.take != nullptr && parent->get_subcommand(row.name)->parsed()) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+/// Reads what is before `--`; the exit code where nothing is left to do.
+std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    app.exit(help);
+    return kExitOk;
+  } catch (const CLI::CallForAllHelp& help) {
+    app.exit(help);
+    return kExitOk;
+  } catch (const CLI::ParseError& error) {
+    return usage(error.what(), "gradsyncd --help lists commands and flags");
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::variant<Command, int> parse_command_line(int argc, const char* const* argv) {
+  Parsed parsed;
+  CLI::App app{"Node-local sidecar that syncs, measures and clips gradients.", "gradsyncd"};
+  app.footer(kExamples);
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "Help of every command");
+  for (const CommandRow& row : kCommands) {
+    CLI::App* const parent = *row.group == '\0' ? &app : app.get_subcommand(row.group);
+    row.add_options(*parent->add_subcommand(row.name, row.summary), parsed);
+  }
+
+  // Everything after `--` belongs to the child of `run`, also its flags.
+  const char* const* const end = argv + argc;
+  const char* const* const separator =
+      std::find_if(argv, end, [](const char* text) { return std::string_view{text} == "--"; });
+  if (const std::optional<int> code = parse(app, static_cast<int>(separator - argv), argv)) {
+    return *code;
+  }
+  const bool runs = app.got_subcommand("run");
+  if (separator != end && !runs) {
+    return usage("'--' is only for `gradsyncd run`", "example: gradsyncd run -- python train.py");
+  }
+  if (runs && end - separator < 2) {
+    return usage("`run` needs a command after '--'", "example: gradsyncd run -- torchrun --nproc-per-node 2 train.py");
+  }
+  if (runs) {
+    parsed.run.command.assign(separator + 1, end);
+  }
+  const CommandRow* const row = parsed_row(app);
+  GRADSYNC_ASSERT(row != nullptr, "one command is required, and a group requires one of its own");
+  return row->take(parsed);
+}
+
+}  // namespace gradsync::app

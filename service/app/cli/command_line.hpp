@@ -1,0 +1,12 @@
+#pragma once
+// Arguments to a command, or to the exit code of a command line that needs none (help) or is wrong.
+
+#include "app/cli/commands.hpp"
+
+#include <variant>
+
+namespace gradsync::app {
+
+[[nodiscard]] std::variant<Command, int> parse_command_line(int argc, const char* const* argv);
+
+}  // namespace gradsync::app

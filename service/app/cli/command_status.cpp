@@ -1,0 +1,135 @@
+#include "app/cli/exit_code.hpp"
+#include "app/cli/rpc_client.hpp"
+#include "app/config/settings.hpp"
+#include "app/daemon/signals.hpp"
+#include "app/daemon/status_page.hpp"
+#include "base/text.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <iostream>
+
+namespace gradsync::app {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string number(const Json& job, const char* key) {
+  const auto value = job.find(key);
+  if (value == job.end() || value->is_null()) {
+    return "–";
+  }
+  return value->is_string() ? value->get<std::string>() : fmt::format("{:.6g}", value->get<double>());
+}
+
+std::string job_text(const Json& job) {
+  const double age = job.value("last_commit_age_s", -1.0);
+  const std::string reason = job.value("reason", "");
+  std::string text = fmt::format(
+      "\njob {}  {}{}{}\n  step {} (epoch {}, attempt {}), {} committed, {} failed, last commit {}\n  norm {}, "
+      "threshold {}, "
+      "{} tensors in {} buckets over {}\n",
+      job.value("job", ""),
+      job.value("state", ""),
+      reason.empty() ? "" : ": ",
+      reason,
+      job.value("last_step", -1),
+      job.value("epoch", 0),
+      job.value("attempt", 0),
+      job.value("steps_committed", 0),
+      job.value("steps_failed", 0),
+      age < 0 ? "none" : human_seconds(age) + " ago",
+      number(job, "norm"),
+      number(job, "threshold"),
+      job.value("tensors", 0),
+      job.value("buckets", 0),
+      job.value("data_path", "")
+  );
+  for (const Json& rank : job.value("ranks", Json::array())) {
+    const std::string waiting = rank.value("waiting_in", "");
+    text += fmt::format(
+        "  rank {:<5} {:<13} pid {:<8} {:<10} {}{}\n",
+        rank.value("rank", 0),
+        rank.value("state", ""),
+        rank.value("pid", 0),
+        human_bytes(rank.value("arena_bytes", std::uint64_t{0})),
+        waiting.empty() ? "" : fmt::format("waits {} in {}", human_seconds(rank.value("waited_s", 0.0)), waiting),
+        rank.value("paused", false) ? " paused" : ""
+    );
+  }
+  return text;
+}
+
+std::string status_text(const Json& status) {
+  std::string text = fmt::format(
+      "gradsyncd {} pid {}: {}, up {}\n",
+      status.value("version", ""),
+      status.value("pid", 0),
+      status.value("state", ""),
+      human_seconds(status.value("uptime_s", 0.0))
+  );
+  const Json jobs = status.value("jobs", Json::array());
+  if (jobs.empty()) {
+    text += "no jobs\n";
+  }
+  for (const Json& job : jobs) {
+    text += job_text(job);
+  }
+  return text;
+}
+
+/// 0, or the exit code of what went wrong.
+int show_once(const StatusCommand& command, const std::string& socket) {
+  const Result<HttpReplyText> reply = post_rpc(socket, R"({"jsonrpc":"2.0","id":1,"method":"status.get","params":{}})");
+  if (reply.has_error()) {
+    complain(reply.error().message, reply.error().hint);
+    return kExitUnavailable;
+  }
+  const Json answer = Json::parse(reply->body, nullptr, false);
+  if (!answer.is_object() || !answer.contains("result")) {
+    complain(fmt::format("the daemon at '{}' answered {}: {}", socket, reply->status, reply->body), "");
+    return kExitFailure;
+  }
+  if (command.json) {
+    std::cout << answer["result"].dump() << "\n" << std::flush;
+    return kExitOk;
+  }
+  if (command.watch && ::isatty(STDOUT_FILENO) != 0) {
+    std::cout << "\x1b[H\x1b[2J";
+  }
+  std::cout << status_text(answer["result"]) << std::flush;
+  return kExitOk;
+}
+
+}  // namespace
+
+int execute(const StatusCommand& command) {
+  const std::string socket = find_daemon(command.address, process_environment(), ::geteuid() == 0);
+  if (!command.watch) {
+    return show_once(command, socket);
+  }
+  const std::vector<int> stops{SIGINT, SIGTERM};
+  block_signals(stops);
+  sigset_t stop_set;
+  ::sigemptyset(&stop_set);
+  for (const int number : stops) {
+    ::sigaddset(&stop_set, number);
+  }
+  for (;;) {
+    if (const int code = show_once(command, socket); code != kExitOk) {
+      return code;
+    }
+    const timespec second{1, 0};
+    if (::sigtimedwait(&stop_set, nullptr, &second) > 0) {
+      return kExitOk;
+    }
+  }
+}
+
+}  // namespace gradsync::app

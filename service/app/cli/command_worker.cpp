@@ -1,0 +1,28 @@
+#include "app/cli/commands.hpp"
+#include "app/cli/exit_code.hpp"
+#include "app/config/settings.hpp"
+#include "device/process/lane_worker.hpp"
+
+#include <sys/socket.h>
+
+#include <exception>
+
+namespace gradsync::app {
+
+int execute(const WorkerCommand& command) {
+  int type = 0;
+  socklen_t size = sizeof(type);
+  if (::getsockopt(command.fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_SEQPACKET) {
+    complain("`worker` is started by gradsyncd itself, with a socket", "gradsyncd --help lists what people start");
+    return kExitUsage;
+  }
+  try {
+    device::serve_lane(UniqueFd(command.fd), {command.threads});
+  } catch (const std::exception& error) {
+    complain(error.what(), "the daemon that started this worker reports its work as failed");
+    return kExitInternal;
+  }
+  return kExitOk;
+}
+
+}  // namespace gradsync::app

@@ -1,0 +1,98 @@
+#pragma once
+// The arguments of each command, and the function that executes it. Each command has its own source file.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace gradsync::app {
+
+/// The sources of settings that the command line names.
+struct SettingsSource {
+  std::optional<std::string> file;           ///< --config
+  std::map<std::string, std::string> flags;  ///< "server.socket" → text
+};
+
+struct ServeCommand {
+  SettingsSource settings;
+};
+
+struct RunCommand {
+  SettingsSource settings;
+  std::vector<std::string> command;
+};
+
+struct CheckConfigCommand {
+  SettingsSource settings;
+};
+
+struct ConfigShowCommand {
+  SettingsSource settings;
+  bool origin = false;
+};
+
+struct StatusCommand {
+  std::string address;  ///< empty: searched
+  bool watch = false;
+  bool json = false;
+};
+
+struct RpcCommand {
+  std::string address;
+  std::string method;
+  std::string params;  ///< JSON object; empty: {}
+};
+
+struct PlanCheckCommand {
+  SettingsSource settings;
+  std::string file;  ///< JSON lines; "-": standard input
+  bool explain = false;
+  bool json = false;
+};
+
+struct PolicyReplayCommand {
+  std::string file;                   ///< JSON lines; "-": standard input
+  std::vector<std::string> policies;  ///< as policy_text.hpp reads them
+  std::string key;                    ///< the field of a line that has the norm; empty: norm or grad_norm
+  std::string clip_group;             ///< empty: the norm of the step
+  std::string plot;                   ///< SVG file to write; empty: none
+  bool json = false;
+};
+
+struct VersionCommand {
+  bool json = false;
+};
+
+/// The worker that a process lane starts; people do not call it.
+struct WorkerCommand {
+  int fd = 3;       ///< the worker's end of the lane's socket
+  int threads = 0;  ///< see HostLaneOptions
+};
+
+using Command = std::variant<
+    ServeCommand,
+    RunCommand,
+    CheckConfigCommand,
+    ConfigShowCommand,
+    StatusCommand,
+    RpcCommand,
+    PlanCheckCommand,
+    PolicyReplayCommand,
+    VersionCommand,
+    WorkerCommand>;
+
+/// Each returns an exit code.
+[[nodiscard]] int execute(const ServeCommand& command);
+[[nodiscard]] int execute(const RunCommand& command);
+[[nodiscard]] int execute(const CheckConfigCommand& command);
+[[nodiscard]] int execute(const ConfigShowCommand& command);
+[[nodiscard]] int execute(const StatusCommand& command);
+[[nodiscard]] int execute(const RpcCommand& command);
+[[nodiscard]] int execute(const PlanCheckCommand& command);
+[[nodiscard]] int execute(const PolicyReplayCommand& command);
+[[nodiscard]] int execute(const VersionCommand& command);
+[[nodiscard]] int execute(const WorkerCommand& command);
+
+}  // namespace gradsync::app

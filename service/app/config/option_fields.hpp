@@ -1,0 +1,165 @@
+#pragma once
+// The one list of settings: file, environment, flags, help and the printed configuration are all made from it.
+
+#include "app/config/options.hpp"
+
+#include <limits>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace gradsync::app {
+
+struct FieldRule {
+  std::string_view doc;
+  std::int64_t least = 0;
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::string_view> choices = {};  ///< the texts that are allowed; empty: any
+};
+
+/// Calls `visit(section, key, field, rule)` for every setting, in the order of the file.
+template <typename AnyOptions, typename Visit>
+void for_each_field(AnyOptions& options, Visit&& visit) {
+  constexpr std::int64_t kDay = 86'400'000;
+  constexpr std::int64_t kMebi = 1 << 20;
+  auto& server = options.server;
+  visit(
+      "server",
+      "socket",
+      server.socket,
+      FieldRule{"Unix socket of the daemon; must end in .sock. The socket for descriptors lies beside it as ….fd.sock."}
+  );
+  visit("server", "socket_mode", server.socket_mode, FieldRule{"Mode of both sockets."});
+  visit(
+      "server",
+      "allowed_uids",
+      server.allowed_uids,
+      FieldRule{
+          "Uids that may connect, besides root and the daemon's own. Empty: every uid that the mode admits.",
+          0,
+          4'294'967'294}
+  );
+  visit(
+      "server",
+      "health",
+      server.health,
+      FieldRule{"Address of health, metrics and status pages over HTTP; \"off\" for none, port 0 for any free one."}
+  );
+  visit(
+      "server",
+      "tcp",
+      server.tcp,
+      FieldRule{"Address of read-only RPC over TCP; \"off\" for none. Needs tcp_token_file."}
+  );
+  visit(
+      "server",
+      "tcp_token_file",
+      server.tcp_token_file,
+      FieldRule{"File with the bearer token (at least 16 bytes) that TCP clients send."}
+  );
+  auto& limits = options.limits;
+  visit("limits", "sessions", limits.sessions, FieldRule{"Ranks attached at once, all jobs.", 1, 1'000'000});
+  visit(
+      "limits", "buffers_per_session", limits.buffers_per_session, FieldRule{"Buffers one rank may hold.", 1, 1'000'000}
+  );
+  visit(
+      "limits",
+      "arena_bytes",
+      limits.arena_bytes,
+      FieldRule{"Bytes of gradient memory of all jobs; 0: what the machine and its cgroup have."}
+  );
+  visit("limits", "tensors", limits.tensors, FieldRule{"Tensors one job may declare.", 1, 10'000'000});
+  visit("limits", "message_bytes", limits.message_bytes, FieldRule{"Bytes of one message.", 4096, 64 * kMebi});
+  visit(
+      "limits", "connections", limits.connections, FieldRule{"Open connections; probes get in above it.", 1, 1'000'000}
+  );
+  auto& deadlines = options.deadlines;
+  visit(
+      "deadlines",
+      "declare_ms",
+      deadlines.declare_ms,
+      FieldRule{"Until all ranks of a job have declared, in milliseconds.", 1, kDay}
+  );
+  visit(
+      "deadlines",
+      "first_step_ms",
+      deadlines.first_step_ms,
+      FieldRule{"Until all ranks finish the first step, compilation included, in milliseconds.", 1, kDay}
+  );
+  visit(
+      "deadlines",
+      "step_ms",
+      deadlines.step_ms,
+      FieldRule{"Until all ranks finish a later step, in milliseconds.", 1, kDay}
+  );
+  visit(
+      "deadlines",
+      "reconnect_ms",
+      deadlines.reconnect_ms,
+      FieldRule{"For a live trainer to come back after its connection closed, in milliseconds.", 0, kDay}
+  );
+  visit(
+      "deadlines",
+      "initialize_ms",
+      deadlines.initialize_ms,
+      FieldRule{"For session.initialize on a new connection, in milliseconds; then it is closed.", 1, kDay}
+  );
+  visit(
+      "deadlines",
+      "drain_ms",
+      deadlines.drain_ms,
+      FieldRule{"For the step in flight when the daemon is told to stop, in milliseconds.", 0, kDay}
+  );
+  visit(
+      "deadlines",
+      "io_turn_ms",
+      deadlines.io_turn_ms,
+      FieldRule{
+          "For tests: one handler that computes longer than this ends the daemon, in milliseconds; 0: never.", 0, kDay}
+  );
+  auto& engine = options.engine;
+  visit(
+      "engine",
+      "first_bucket_bytes",
+      engine.first_bucket_bytes,
+      FieldRule{"Size of the first bucket, small so that reduction starts early, in bytes.", 1, 1024 * kMebi}
+  );
+  visit(
+      "engine", "bucket_bytes", engine.bucket_bytes, FieldRule{"Size of the other buckets in bytes.", 1, 1024 * kMebi}
+  );
+  visit(
+      "engine",
+      "threads",
+      engine.threads,
+      FieldRule{"Threads of the host lane; 0: what CPU affinity and the cgroup allow.", 0, 4096}
+  );
+  visit(
+      "engine",
+      "check_every",
+      engine.check_every,
+      FieldRule{"Replicas are compared on the first three steps, then every so many; 1: always.", 1}
+  );
+  visit("engine", "history", engine.history, FieldRule{"Step reports kept per job.", 1, 1'000'000});
+  visit(
+      "engine",
+      "policy_directory",
+      engine.policy_directory,
+      FieldRule{
+          "Directory of what clipping policies remember; empty: beside the socket, as ….policies; \"off\" for none."}
+  );
+  auto& log = options.log;
+  visit(
+      "log",
+      "level",
+      log.level,
+      FieldRule{"trace, debug, info, warn or error.", 0, 0, {"trace", "debug", "info", "warn", "error"}}
+  );
+  visit(
+      "log",
+      "format",
+      log.format,
+      FieldRule{"text, json, or auto: text on a terminal and JSON elsewhere.", 0, 0, {"auto", "text", "json"}}
+  );
+}
+
+}  // namespace gradsync::app

@@ -1,0 +1,50 @@
+#include "app/config/settings.hpp"
+
+#include "base/log.hpp"
+
+#include <unistd.h>
+
+#include <iostream>
+#include <string_view>
+
+namespace gradsync::app {
+
+Result<Configuration> load_settings(const SettingsSource& source) {
+  ConfigurationInputs inputs;
+  inputs.environment = process_environment();
+  inputs.file = source.file ? source.file : default_configuration_file(inputs.environment);
+  inputs.flags = source.flags;
+  inputs.root = ::geteuid() == 0;
+  return resolve_configuration(inputs);
+}
+
+plan::BucketSizes bucket_sizes(const EngineSection& engine) {
+  return {static_cast<std::uint64_t>(engine.first_bucket_bytes), static_cast<std::uint64_t>(engine.bucket_bytes)};
+}
+
+std::string policy_directory(const Options& options) {
+  const std::string& chosen = options.engine.policy_directory;
+  if (!chosen.empty()) {
+    return chosen == "off" ? std::string() : chosen;
+  }
+  constexpr std::string_view kEnd = ".sock";
+  std::string_view socket = options.server.socket;
+  socket.remove_suffix(socket.ends_with(kEnd) ? kEnd.size() : 0);
+  return std::string(socket) + ".policies";
+}
+
+void complain(const std::string& message, const std::string& hint) {
+  std::cerr << "gradsyncd: " << message << "\n";
+  if (!hint.empty()) {
+    std::cerr << "  " << hint << "\n";
+  }
+}
+
+void start_logging_as(const LogSection& log) {
+  const LogFormat format = log.format == "text"   ? LogFormat::Text
+                           : log.format == "json" ? LogFormat::Json
+                                                  : LogFormat::Auto;
+  start_logging(format, log.level);
+}
+
+}  // namespace gradsync::app

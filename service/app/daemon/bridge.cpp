@@ -1,0 +1,72 @@
+#include "app/daemon/bridge.hpp"
+
+#include "rpc/error_codes.hpp"
+
+#include <fmt/format.h>
+
+namespace gradsync::app {
+
+rpc::Peer Bridge::rpc_peer(const net::PeerIdentity& peer) const {
+  rpc::Peer result;
+  result.local = peer.local;
+  result.privileged = peer.token || (peer.local && (peer.uid == own_uid_ || peer.uid == 0));
+  result.uid = peer.uid;
+  result.pid = peer.pid;
+  return result;
+}
+
+void Bridge::on_open(net::ConnectionId connection, const net::PeerIdentity& peer) {
+  clock_.turn("a new connection", [&] { dispatcher_->on_open(connection, rpc_peer(peer)); });
+}
+
+bool Bridge::on_text(net::ConnectionId connection, std::string_view text) {
+  return clock_.turn("a message", text, [&] { return dispatcher_->on_text(connection, text); });
+}
+
+bool Bridge::initialized(net::ConnectionId connection) { return dispatcher_->initialized(connection); }
+
+void Bridge::on_drained(net::ConnectionId connection) {
+  clock_.turn("a drained connection", [&] { dispatcher_->on_drained(connection); });
+}
+
+bool Bridge::on_close(net::ConnectionId connection) {
+  return clock_.turn("a closed connection", [&] { return dispatcher_->on_close(connection); });
+}
+
+void Bridge::on_process_exit(net::ConnectionId connection) {
+  clock_.turn("the end of a process", [&] { dispatcher_->on_process_exit(connection); });
+}
+
+net::MessageHandler::PostReply Bridge::on_post(const net::PeerIdentity& peer, std::string_view body) {
+  rpc::PostReply reply = clock_.turn("a POST", body, [&] { return dispatcher_->on_post(rpc_peer(peer), body); });
+  return {reply.status, std::move(reply.body)};
+}
+
+Result<net::FdHandler::TakenFd> Bridge::on_fd_request(
+    const std::string& token, const net::PeerIdentity& peer, UniqueFd given
+) {
+  Result<engine::TakenFd> taken =
+      clock_.turn("a descriptor", [&] { return engine_.exchange_fd(token, peer.uid, peer.pid, std::move(given)); });
+  if (taken.has_error()) {
+    return taken.error();
+  }
+  return TakenFd{std::move(taken->fd), taken->size_bytes};
+}
+
+std::string Bridge::error_line(const Error& error) { return fmt::format("{{\"error\":{}}}", rpc::error_json(error)); }
+
+void Bridge::send(rpc::ConnectionId connection, std::string text) { server_->send(connection, std::move(text)); }
+
+bool Bridge::drained(rpc::ConnectionId connection) const { return server_->drained(connection); }
+
+void Bridge::close(rpc::ConnectionId connection, std::string reason) { server_->close(connection, std::move(reason)); }
+
+void Bridge::on_lane_report(device::LaneId lane, device::LaneReport report) {
+  clock_.turn("a report of the lane", [&] { engine_.on_lane_report(lane, std::move(report)); });
+}
+
+void Bridge::on_plan(engine::PlanOutcome outcome) {
+  clock_.turn("a plan", [&] { engine_.on_plan(std::move(outcome)); });
+}
+
+}  // namespace gradsync::app

@@ -1,0 +1,154 @@
+#include "device/host/host_executor.hpp"
+
+#include "base/clock.hpp"
+#include "device/device_error.hpp"
+#include "device/host/bucket_reduction.hpp"
+#include "device/host/stats_finish.hpp"
+#include "device/host/step_finish.hpp"
+#include "device/memory/arena.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace gradsync::device {
+
+namespace {
+
+void throw_if_lost(const std::optional<BufferId>& buffer, PlanId plan) {
+  if (buffer) {
+    throw DeviceError(fmt::format("buffer {} of plan {} was unmapped", *buffer, plan));
+  }
+}
+
+}  // namespace
+
+LaneReport HostExecutor::operator()(MapBuffer& command) {
+  if (buffers_.contains(command.buffer)) {
+    throw DeviceError(fmt::format("buffer {} is already mapped", command.buffer));
+  }
+  buffers_.emplace(command.buffer, MappedBuffer(std::move(command.fd), command.size_bytes, pool_));
+  return Mapped{command.buffer};
+}
+
+LaneReport HostExecutor::operator()(UnmapBuffer& command) {
+  const auto found = buffers_.find(command.buffer);
+  if (found == buffers_.end() && command.fd.valid()) {
+    punch_out(command.fd.get(), command.size_bytes);
+    return Unmapped{command.buffer};
+  }
+  if (found == buffers_.end()) {
+    throw DeviceError(fmt::format("buffer {} is not mapped", command.buffer));
+  }
+  const auto mark_lost = [&](auto& plans) {
+    for (auto& [id, plan] : plans) {
+      const auto& used = plan.layout().rank_buffers;
+      if (std::find(used.begin(), used.end(), command.buffer) != used.end()) {
+        plan.lose(command.buffer);
+      }
+    }
+  };
+  mark_lost(plans_);
+  mark_lost(stats_plans_);
+  found->second.punch_out();
+  buffers_.erase(found);
+  return Unmapped{command.buffer};
+}
+
+LaneReport HostExecutor::operator()(LoadPlan& command) {
+  throw_if_loaded(command.plan);
+  const std::vector<BufferView> views = views_of(command.layout.rank_buffers);
+  plans_.try_emplace(command.plan, std::move(command.layout), views, static_cast<std::size_t>(pool_.threads()));
+  return Loaded{command.plan};
+}
+
+LaneReport HostExecutor::operator()(LoadStats& command) {
+  throw_if_loaded(command.plan);
+  const std::vector<BufferView> views = views_of(command.layout.rank_buffers);
+  stats_plans_.try_emplace(command.plan, std::move(command.layout), views);
+  return Loaded{command.plan};
+}
+
+LaneReport HostExecutor::operator()(UnloadPlan& command) {
+  if (plans_.erase(command.plan) + stats_plans_.erase(command.plan) == 0) {
+    throw DeviceError(fmt::format("plan {} is not loaded", command.plan));
+  }
+  return Unloaded{command.plan};
+}
+
+LaneReport HostExecutor::operator()(ReduceBucket& command) {
+  LoadedPlan& plan = usable_plan(command.plan);
+  throw_if_cancelled();
+  const auto start = std::chrono::steady_clock::now();
+  reduce_bucket(plan, command, pool_, cancel_);
+  return Reduced{command.plan, command.tag, command.bucket, seconds(std::chrono::steady_clock::now() - start)};
+}
+
+LaneReport HostExecutor::operator()(FinishStep& command) {
+  if (LoadedStats* stats = usable_stats(command.plan)) {
+    throw_if_cancelled();
+    return Finished{command.plan, command.tag, finish_stats(*stats, command, cancel_)};
+  }
+  LoadedPlan& plan = usable_plan(command.plan);
+  throw_if_cancelled();
+  return Finished{command.plan, command.tag, finish_step(plan, command, pool_, cancel_)};
+}
+
+LaneReport HostExecutor::operator()(ScaleGradients& command) {
+  if (LoadedStats* stats = usable_stats(command.plan)) {
+    throw_if_cancelled();
+    scale_stats(*stats, command);
+    return Scaled{command.plan, command.tag, 0};
+  }
+  LoadedPlan& plan = usable_plan(command.plan);
+  throw_if_cancelled();
+  return Scaled{command.plan, command.tag, scale_gradients(plan, command, pool_, cancel_)};
+}
+
+LoadedPlan& HostExecutor::usable_plan(PlanId plan) {
+  const auto found = plans_.find(plan);
+  if (found == plans_.end()) {
+    const bool stats = stats_plans_.contains(plan);
+    throw DeviceError(
+        fmt::format("plan {} {}", plan, stats ? "has no gradients here: its data path is stats" : "is not loaded")
+    );
+  }
+  throw_if_lost(found->second.lost_buffer(), plan);
+  return found->second;
+}
+
+LoadedStats* HostExecutor::usable_stats(PlanId plan) {
+  const auto found = stats_plans_.find(plan);
+  if (found == stats_plans_.end()) {
+    return nullptr;
+  }
+  throw_if_lost(found->second.lost_buffer(), plan);
+  return &found->second;
+}
+
+std::vector<BufferView> HostExecutor::views_of(const std::vector<BufferId>& rank_buffers) const {
+  std::vector<BufferView> views;
+  for (const BufferId buffer : rank_buffers) {
+    const auto found = buffers_.find(buffer);
+    if (found == buffers_.end()) {
+      throw DeviceError(fmt::format("buffer {} of rank {} is not mapped", buffer, views.size()));
+    }
+    views.push_back({found->second.data(), found->second.size_bytes()});
+  }
+  return views;
+}
+
+void HostExecutor::throw_if_loaded(PlanId plan) const {
+  if (loaded(plan)) {
+    throw DeviceError(fmt::format("plan {} is already loaded", plan));
+  }
+}
+
+void HostExecutor::throw_if_cancelled() const {
+  if (cancel_.load(std::memory_order_relaxed)) {
+    throw DeviceError("aborted", DeviceError::Kind::Aborted);
+  }
+}
+
+}  // namespace gradsync::device

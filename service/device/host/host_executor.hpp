@@ -1,0 +1,45 @@
+#pragma once
+// Executes the commands of the host lane on its thread. Returns the report, or throws DeviceError.
+
+#include "device/host/worker_pool.hpp"
+#include "device/lane.hpp"
+#include "device/loaded/loaded_plan.hpp"
+#include "device/loaded/loaded_stats.hpp"
+#include "device/memory/mapped_buffer.hpp"
+
+#include <atomic>
+#include <map>
+#include <vector>
+
+namespace gradsync::device {
+
+class HostExecutor {
+ public:
+  HostExecutor(WorkerPool& pool, const std::atomic<bool>& cancel) : pool_(pool), cancel_(cancel) {}
+
+  LaneReport operator()(MapBuffer& command);
+  LaneReport operator()(UnmapBuffer& command);
+  LaneReport operator()(LoadPlan& command);
+  LaneReport operator()(LoadStats& command);
+  LaneReport operator()(UnloadPlan& command);
+  LaneReport operator()(ReduceBucket& command);
+  LaneReport operator()(FinishStep& command);
+  LaneReport operator()(ScaleGradients& command);
+
+  [[nodiscard]] bool loaded(PlanId plan) const { return plans_.contains(plan) || stats_plans_.contains(plan); }
+
+ private:
+  LoadedPlan& usable_plan(PlanId plan);
+  LoadedStats* usable_stats(PlanId plan);  ///< null: the plan is of the other kind, or none
+  [[nodiscard]] std::vector<BufferView> views_of(const std::vector<BufferId>& rank_buffers) const;
+  void throw_if_loaded(PlanId plan) const;
+  void throw_if_cancelled() const;
+
+  WorkerPool& pool_;
+  const std::atomic<bool>& cancel_;
+  std::map<BufferId, MappedBuffer> buffers_;
+  std::map<PlanId, LoadedPlan> plans_;
+  std::map<PlanId, LoadedStats> stats_plans_;
+};
+
+}  // namespace gradsync::device

@@ -1,0 +1,256 @@
+#include "device/host/stats_finish.hpp"
+
+#include "base/clock.hpp"
+#include "device/math/norm_totals.hpp"
+#include "device/stats/stats_row.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace gradsync::device {
+
+namespace {
+
+constexpr std::size_t kRowsAhead = 24;           // tables lie page by page, so that their rows compete for the cache
+constexpr std::uint32_t kTensorsPerCheck = 256;  // between two looks at `cancel`
+
+/// One pass over the tables, tensor by tensor.
+class Reading {
+ public:
+  Reading(LoadedStats& plan, std::uint64_t stamp)
+      : plan_(plan), layout_(plan.layout()), stamp_(stamp), totals_(plan.attempt().totals) {
+    totals_.clear();
+  }
+
+  void read_tensor(std::uint32_t index, std::size_t begin, std::size_t end) {
+    tensor_ = &layout_.tensors[index];
+    elements_ = present_ = false;
+    nonfinite_count_ = nonfinite_of_box_ = 0;
+    for (std::size_t i = begin; i < end; ++i) {
+      const TableRow& place = plan_.rows()[i];
+      __builtin_prefetch(plan_.rows()[std::min(i + kRowsAhead, plan_.rows().size() - 1)].address);
+      if (place.first_of_box) {
+        first_.stamp = 0;
+        uncounted_ = false;
+        if (!tensor_->counted) {
+          first_ = counted_row(i);
+          uncounted_ = first_.stamp == 0 && plan_.counted_rows(i).has_value();
+        }
+        nonfinite_count_ += std::exchange(nonfinite_of_box_, 0);
+      }
+      const StatsRow row = copy_row(place.address);
+      if (present_ && !place.first_of_box && row.stamp != 0 && row.nonfinite == 0 && row == first_) {
+        continue;  // a copy of what was checked and counted
+      }
+      if (!plainly_right(row, stamp_, place.elements, layout_.norm_type)) {
+        throw_if_wrong(index, place, row);
+      }
+      if (place.elements != 0) {
+        take(row, place);
+      }
+    }
+    nonfinite_count_ += nonfinite_of_box_;
+    report(index);
+  }
+
+  [[nodiscard]] StepMath finish(const FinishStep& command) {
+    report_uncounted();
+    totals_.write(command.rules, command.scale, math_);
+    return std::move(math_);
+  }
+
+ private:
+  void throw_if_wrong(std::uint32_t index, const TableRow& place, const StatsRow& row) const {
+    if (const auto fault = fault_of(row, stamp_, place.elements, layout_.norm_type)) {
+      throw RowError(
+          index,
+          place.rank,
+          fault->field,
+          fmt::format("tensor {}, rank {}: {} {}", index, place.rank, fault->field, fault->message)
+      );
+    }
+  }
+
+  /// Finds the row that a box of a tied copy must agree with: the first with a gradient among the holders of the
+  /// counted tensor's box. stamp 0: none has a gradient.
+  [[nodiscard]] StatsRow counted_row(std::size_t first_of_box) const {
+    const std::vector<TableRow>& rows = plan_.rows();
+    const std::optional<std::size_t> begin = plan_.counted_rows(first_of_box);
+    for (std::size_t i = begin.value_or(rows.size()); i < rows.size() && (i == *begin || !rows[i].first_of_box); ++i) {
+      if (const StatsRow row = copy_row(rows[i].address); row.stamp == stamp_) {
+        return row;
+      }
+    }
+    return {};
+  }
+
+  /// Holders of one box hold copies: the first that has a gradient speaks for them.
+  void take(const StatsRow& row, const TableRow& place) {
+    elements_ = true;
+    if (row.stamp == 0) {
+      missing_.push_back(place.rank);
+      return;
+    }
+    if (row.nonfinite != 0) {
+      nonfinite_of_box_ = std::max(nonfinite_of_box_, row.nonfinite);
+      inputs_.emplace_back(place.rank, row.nonfinite);
+    }
+    present_ = true;
+    if (uncounted_) {  // equal to each other is not enough
+      divergent_.push_back(place.rank);
+      spoil(row);
+      return;
+    }
+    if (first_.stamp == 0) {
+      first_ = row;
+      count(row, place.elements);
+      return;
+    }
+    if (!agree(first_, row, layout_.norm_type)) {
+      divergent_.push_back(place.rank);
+    }
+    spoil(row);
+  }
+
+  void count(const StatsRow& row, std::uint64_t elements) {
+    if (tensor_->counted) {
+      totals_.add(sum_of(row), tensor_->clip_group, tensor_->layer);
+      math_.counted_elements += elements;
+    } else {
+      spoil(row);
+    }
+  }
+
+  /// A value that is not finite makes the norm not finite, whether or not its tensor is counted: the step of that rank
+  /// would spread it.
+  void spoil(const StatsRow& row) {
+    if (row.nonfinite != 0) {
+      TensorSum sum;
+      sum.nonfinite = row.nonfinite;
+      sum.nan = row.nan;
+      totals_.add(sum, tensor_->clip_group, tensor_->layer);
+    }
+  }
+
+  void report(std::uint32_t index) {
+    if (elements_ && !present_) {
+      math_.absent.push_back(index);
+      missing_.clear();
+      return;
+    }
+    math_.nonfinite_total += nonfinite_count_;
+    if (!inputs_.empty()) {
+      report(math_.nonfinite, NonfiniteFinding{index, nonfinite_count_, sorted(inputs_)});
+    }
+    if (!divergent_.empty()) {
+      report(math_.divergence, DivergenceFinding{index, sorted(divergent_)});
+    }
+    if (!missing_.empty()) {
+      report(math_.missing, MissingFinding{index, sorted(missing_)});
+    }
+  }
+
+  /// A weight of which a tied copy alone has a gradient is not unused: its norm leaves that gradient out.
+  void report_uncounted() {
+    const auto absent = [this](std::uint32_t tensor) {
+      return std::binary_search(math_.absent.begin(), math_.absent.end(), tensor);
+    };
+    std::vector<std::uint32_t> found;
+    for (const StatsTie& tie : layout_.ties) {
+      if (absent(tie.counted) && !absent(tie.copy)) {
+        found.push_back(tie.counted);
+      }
+    }
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    std::erase_if(math_.absent, [&](std::uint32_t tensor) {
+      return std::binary_search(found.begin(), found.end(), tensor);
+    });
+    found.resize(std::min(found.size(), kMaxFindings));
+    for (const std::uint32_t tensor : found) {
+      math_.missing.push_back({tensor, holders_of(tensor)});
+    }
+    std::sort(math_.missing.begin(), math_.missing.end(), [](const auto& a, const auto& b) {
+      return a.tensor < b.tensor;
+    });
+    math_.missing.resize(std::min(math_.missing.size(), kMaxFindings));
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> holders_of(std::uint32_t tensor) const {
+    std::vector<std::int64_t> ranks;
+    for (std::size_t i = tensor == 0 ? 0 : plan_.ends()[tensor - 1]; i < plan_.ends()[tensor]; ++i) {
+      if (plan_.rows()[i].elements != 0) {
+        ranks.push_back(plan_.rows()[i].rank);
+      }
+    }
+    return sorted(ranks);
+  }
+
+  template <typename Finding>
+  static void report(std::vector<Finding>& findings, Finding finding) {
+    if (findings.size() < kMaxFindings) {
+      findings.push_back(std::move(finding));
+    }
+  }
+
+  /// Leaves nothing for the next tensor.
+  template <typename Item>
+  static std::vector<Item> sorted(std::vector<Item>& items) {
+    std::sort(items.begin(), items.end());
+    return std::exchange(items, {});
+  }
+
+  const LoadedStats& plan_;
+  const StatsPlan& layout_;
+  std::uint64_t stamp_;
+  NormTotals& totals_;
+  StepMath math_;
+
+  // of the tensor being read
+  const StatsTensor* tensor_ = nullptr;
+  StatsRow first_;  ///< the row that the box must agree with; stamp 0: none so far
+  std::uint64_t nonfinite_count_ = 0;
+  std::uint64_t nonfinite_of_box_ = 0;
+  bool uncounted_ = false;  ///< of a tied copy's box: the box that is counted for it has no gradient
+  bool elements_ = false;   ///< some rank holds some
+  bool present_ = false;    ///< some rank that does has a gradient
+  std::vector<std::pair<std::int64_t, std::uint64_t>> inputs_;
+  std::vector<std::int64_t> divergent_;
+  std::vector<std::int64_t> missing_;
+};
+
+}  // namespace
+
+StepMath finish_stats(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel) {
+  check_unapplied(plan.attempt().applied, command.tag);
+  check_rules(command, plan.layout().clip_groups);
+  if (command.stamp == 0) {
+    throw DeviceError("stamp is 0, which means that there is no gradient");
+  }
+  const auto start = std::chrono::steady_clock::now();
+  Reading reading(plan, command.stamp);
+  std::size_t begin = 0;
+  for (std::uint32_t tensor = 0; tensor < plan.ends().size(); ++tensor) {
+    if (tensor % kTensorsPerCheck == 0 && cancel.load(std::memory_order_relaxed)) {
+      throw DeviceError("aborted", DeviceError::Kind::Aborted);
+    }
+    reading.read_tensor(tensor, begin, plan.ends()[tensor]);
+    begin = plan.ends()[tensor];
+  }
+  StepMath math = reading.finish(command);
+  math.norm_s = seconds(std::chrono::steady_clock::now() - start);
+  (command.apply ? plan.attempt().applied : plan.attempt().measured) = command.tag;
+  return math;
+}
+
+void scale_stats(LoadedStats& plan, const ScaleGradients& command) {
+  check_unapplied(plan.attempt().applied, command.tag);
+  check_measured(plan.attempt().measured, command.tag);
+  check_outcomes(command, plan.layout().clip_groups);
+  plan.attempt().applied = command.tag;
+}
+
+}  // namespace gradsync::device

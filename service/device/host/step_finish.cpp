@@ -1,0 +1,119 @@
+#include "device/host/step_finish.hpp"
+
+#include "base/clock.hpp"
+#include "device/device_error.hpp"
+#include "device/host/contributions.hpp"
+#include "device/host/gradient_scaling.hpp"
+#include "device/math/norm_totals.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace gradsync::device {
+
+namespace {
+
+void check_reduced(const LoadedPlan& plan, Tag tag) {
+  for (std::size_t bucket = 0; bucket < plan.attempt().buckets.size(); ++bucket) {
+    if (plan.attempt().buckets[bucket].reduced != tag) {
+      throw DeviceError(
+          fmt::format("bucket {} does not hold the sums of attempt {}: a norm of it would be wrong", bucket, tag)
+      );
+    }
+  }
+  check_unapplied(plan.attempt().applied, tag);
+}
+
+/// Whether anything is to be said of single tensors.
+bool combine_norms(LoadedPlan& plan, const FinishStep& command, StepMath& math) {
+  const LanePlan& layout = plan.layout();
+  std::uint64_t nonfinite = 0;
+  plan.attempt().totals.clear();
+  for (std::size_t index = 0; index < plan.attempt().tensors.size(); ++index) {
+    const LaneTensor& tensor = layout.tensors[index];
+    const TensorState& state = plan.attempt().tensors[index];
+    if (!state.absent && tensor.parts != 0) {
+      plan.attempt().totals.add(state.sum, tensor.clip_group, tensor.layer);
+      math.counted_elements += state.counted_elements;
+      nonfinite += state.sum.nonfinite;
+    }
+  }
+  plan.attempt().totals.write(command.rules, command.scale, math);
+  return nonfinite != 0 ||
+         std::any_of(plan.attempt().buckets.begin(), plan.attempt().buckets.end(), [](const BucketState& bucket) {
+           return bucket.has_findings();
+         });
+}
+
+void report_ranks(const LoadedPlan& plan, std::uint32_t index, StepMath& math) {
+  NonfiniteFinding nonfinite{index, plan.attempt().tensors[index].sum.nonfinite, {}};
+  DivergenceFinding divergence{index, {}};
+  for (std::uint32_t rank = 0; rank < plan.world(); ++rank) {
+    const std::size_t slot = plan.slot(index, rank);
+    if (const std::uint64_t inputs = plan.attempt().nonfinite[slot].load(std::memory_order_relaxed); inputs != 0) {
+      nonfinite.inputs.emplace_back(rank, inputs);
+    }
+    if (plan.attempt().differs[slot].load(std::memory_order_relaxed) != 0) {
+      divergence.ranks.push_back(rank);
+    }
+  }
+  if ((nonfinite.count != 0 || !nonfinite.inputs.empty()) && math.nonfinite.size() < kMaxFindings) {
+    math.nonfinite.push_back(std::move(nonfinite));
+  }
+  if (!divergence.ranks.empty() && math.divergence.size() < kMaxFindings) {
+    math.divergence.push_back(std::move(divergence));
+  }
+}
+
+void report_findings(const LoadedPlan& plan, StepMath& math) {
+  for (std::uint32_t index = 0; index < plan.attempt().tensors.size(); ++index) {
+    if (plan.attempt().tensors[index].absent) {
+      math.absent.push_back(index);
+      continue;
+    }
+    const std::uint64_t count = plan.attempt().tensors[index].sum.nonfinite;
+    math.nonfinite_total += count;
+    if (count != 0 || plan.attempt().flagged[index].load(std::memory_order_relaxed) != 0) {
+      report_ranks(plan, index, math);
+    }
+    if (plan.attempt().tensors[index].incomplete && math.missing.size() < kMaxFindings) {
+      report_missing(plan, index, math);
+    }
+  }
+}
+
+}  // namespace
+
+StepMath finish_step(LoadedPlan& plan, const FinishStep& command, WorkerPool& pool, const std::atomic<bool>& cancel) {
+  check_reduced(plan, command.tag);
+  check_rules(command, plan.layout().clip_groups);
+  const auto start = std::chrono::steady_clock::now();
+  StepMath math;
+  if (combine_norms(plan, command, math)) {
+    report_findings(plan, math);
+  }
+  math.norm_s = seconds(std::chrono::steady_clock::now() - start);
+  if (command.apply) {
+    plan.attempt().applied = command.tag;  // before the pass: an aborted one must not be repeated either
+    math.clip_s = multiply_gradients(plan, math.groups, Copies::Equal, pool, cancel);
+  } else {
+    math.clip_s = write_deferred(plan, pool, cancel);  // trainers see the sums before they are multiplied
+    plan.attempt().measured = command.tag;
+  }
+  return math;
+}
+
+double scale_gradients(
+    LoadedPlan& plan, const ScaleGradients& command, WorkerPool& pool, const std::atomic<bool>& cancel
+) {
+  check_reduced(plan, command.tag);
+  check_measured(plan.attempt().measured, command.tag);
+  check_outcomes(command, plan.layout().clip_groups);
+  plan.attempt().applied = command.tag;
+  return multiply_gradients(plan, command.outcomes, Copies::OwnedByRanks, pool, cancel);
+}
+
+}  // namespace gradsync::device

@@ -1,0 +1,68 @@
+#pragma once
+// A plan of data path `stats` on the lane: its layout checked against the mapped tables. Belongs to the lane thread.
+
+#include "device/lane.hpp"
+#include "device/loaded/layout_check.hpp"
+#include "device/math/norm_totals.hpp"
+#include "device/stats/stats_plan.hpp"
+
+#include <cstddef>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace gradsync::device {
+
+/// A holder's row, where it lies.
+struct TableRow {
+  std::byte* address = nullptr;
+  std::uint64_t elements = 0;
+  std::uint32_t rank = 0;
+  bool first_of_box = false;
+};
+
+struct StatsAttempt {
+  NormTotals totals;            ///< scratch
+  std::optional<Tag> measured;  ///< finished with apply == false
+  std::optional<Tag> applied;   ///< its trainers multiply, or need not
+};
+
+class LoadedStats {
+ public:
+  /// `tables[rank]`: the rank's buffer. Throws DeviceError naming what does not fit.
+  LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables);
+
+  /// The layout without the holders, which are in `rows`.
+  [[nodiscard]] const StatsPlan& layout() const { return layout_; }
+
+  /// The rows of all tensors, in plan order; those of one tensor by box, then by rank.
+  [[nodiscard]] const std::vector<TableRow>& rows() const { return rows_; }
+
+  /// By tensor: the end of its rows, which is the begin of the next one's.
+  [[nodiscard]] const std::vector<std::size_t>& ends() const { return ends_; }
+
+  /// Finds the begin of the rows that a tied copy's box must agree with; `first` is the first row of that box. nullopt:
+  /// none.
+  [[nodiscard]] std::optional<std::size_t> counted_rows(std::size_t first) const {
+    const auto found = counted_rows_.find(first);
+    return found == counted_rows_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+  /// The part of it that steps write.
+  [[nodiscard]] StatsAttempt& attempt() { return attempt_; }
+
+  /// Unmapped under the plan: no command can run any more.
+  [[nodiscard]] std::optional<BufferId> lost_buffer() const { return lost_buffer_; }
+
+  void lose(BufferId buffer) { lost_buffer_ = buffer; }
+
+ private:
+  StatsPlan layout_;
+  std::vector<TableRow> rows_;
+  std::vector<std::size_t> ends_;
+  std::unordered_map<std::size_t, std::size_t> counted_rows_;
+  StatsAttempt attempt_;
+  std::optional<BufferId> lost_buffer_;
+};
+
+}  // namespace gradsync::device

@@ -1,0 +1,146 @@
+#include "device/process/outstanding_commands.hpp"
+
+#include "device/about.hpp"
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace gradsync::device {
+
+namespace {
+
+template <typename Report, typename... Reports>
+constexpr std::size_t index_in(std::type_identity<std::variant<Reports...>> /*all*/) {
+  std::size_t index = 0;
+  static_cast<void>(((!std::is_same_v<Report, Reports> && (++index, true)) && ...));
+  return index;
+}
+
+template <typename Report>
+constexpr std::size_t kIndexOf = index_in<Report>(std::type_identity<LaneReport>());
+
+/// The alternative of LaneReport by which a command is answered; nothing: by none.
+std::optional<std::size_t> report_of(const MapBuffer& /*command*/) { return kIndexOf<Mapped>; }
+
+std::optional<std::size_t> report_of(const UnmapBuffer& /*command*/) { return kIndexOf<Unmapped>; }
+
+std::optional<std::size_t> report_of(const LoadPlan& /*command*/) { return kIndexOf<Loaded>; }
+
+std::optional<std::size_t> report_of(const LoadStats& /*command*/) { return kIndexOf<Loaded>; }
+
+std::optional<std::size_t> report_of(const UnloadPlan& /*command*/) { return kIndexOf<Unloaded>; }
+
+std::optional<std::size_t> report_of(const ReduceBucket& /*command*/) { return kIndexOf<Reduced>; }
+
+std::optional<std::size_t> report_of(const FinishStep& /*command*/) { return kIndexOf<Finished>; }
+
+std::optional<std::size_t> report_of(const ScaleGradients& /*command*/) { return kIndexOf<Scaled>; }
+
+std::optional<std::size_t> report_of(const Abort& /*command*/) { return kIndexOf<Aborted>; }
+
+std::optional<std::size_t> report_of(const SetWidth& /*command*/) { return std::nullopt; }
+
+/// Of a command that works on an attempt, or ends one: those are answered in their order.
+bool is_of_attempt(std::size_t report) {
+  return report == kIndexOf<Reduced> || report == kIndexOf<Finished> || report == kIndexOf<Scaled> ||
+         report == kIndexOf<Aborted>;
+}
+
+bool is_below(std::int64_t rank, std::size_t ranks) { return rank >= 0 && static_cast<std::size_t>(rank) < ranks; }
+
+}  // namespace
+
+void OutstandingCommands::add(const LaneCommand& command, TimePoint abort_deadline) {
+  const std::optional<std::size_t> report = std::visit([](const auto& given) { return report_of(given); }, command);
+  if (!report) {
+    return;
+  }
+  Waiting& waiting = commands_.emplace_back();
+  waiting.report = *report;
+  waiting.failure = about(command);
+  const auto note_plan = [this](PlanId plan, const auto& layout) {
+    plans_[plan] = {layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers};
+  };
+  if (std::holds_alternative<Abort>(command)) {
+    waiting.deadline = abort_deadline;
+  } else if (const auto* load = std::get_if<LoadPlan>(&command)) {
+    note_plan(load->plan, load->layout);
+  } else if (const auto* load_stats = std::get_if<LoadStats>(&command)) {
+    note_plan(load_stats->plan, load_stats->layout);
+  } else if (const auto* unload = std::get_if<UnloadPlan>(&command)) {
+    plans_.erase(unload->plan);
+  } else if (const auto* reduce = std::get_if<ReduceBucket>(&command)) {
+    waiting.bucket = reduce->bucket;
+  } else if (const auto* finish = std::get_if<FinishStep>(&command)) {
+    const auto plan = plans_.find(finish->plan);
+    waiting.size = plan == plans_.end() ? PlanSize{} : plan->second;
+  }
+}
+
+bool OutstandingCommands::answered_by(const LaneReport& report) {
+  const Failed ids = about(report);
+  const bool failed = std::holds_alternative<Failed>(report);
+  const auto found = std::find_if(commands_.begin(), commands_.end(), [&](const Waiting& waiting) {
+    const Failed& its = waiting.failure;
+    const bool same_kind =
+        is_of_attempt(report.index()) ? is_of_attempt(waiting.report) : waiting.report == report.index();
+    return (failed || same_kind) && its.plan == ids.plan && its.tag == ids.tag && its.buffer == ids.buffer;
+  });
+  if (found == commands_.end() || !(failed || found->report == report.index()) || !names_what_exists(report, *found)) {
+    return false;
+  }
+  commands_.erase(found);
+  return true;
+}
+
+bool OutstandingCommands::names_what_exists(const LaneReport& report, const Waiting& waiting) {
+  if (const auto* reduced = std::get_if<Reduced>(&report)) {
+    return reduced->bucket == waiting.bucket;
+  }
+  if (const auto* finished = std::get_if<Finished>(&report)) {
+    return names_what_exists(finished->math, *waiting.size);
+  }
+  if (const auto* failed = std::get_if<Failed>(&report); failed != nullptr && failed->row) {
+    return waiting.size && failed->row->tensor < waiting.size->tensors &&
+           is_below(failed->row->rank, waiting.size->ranks);
+  }
+  return true;
+}
+
+bool OutstandingCommands::names_what_exists(const StepMath& math, const PlanSize& size) {
+  const auto is_tensor = [&](std::uint32_t tensor) { return tensor < size.tensors; };
+  const auto are_ranks = [&](const std::vector<std::int64_t>& ranks) {
+    return std::ranges::all_of(ranks, [&](std::int64_t rank) { return is_below(rank, size.ranks); });
+  };
+  const auto of_ranks = [&](const auto& finding) { return is_tensor(finding.tensor) && are_ranks(finding.ranks); };
+  return math.groups.size() == size.groups && math.raw_group_norms.size() == size.groups &&
+         math.layer_norms.size() == size.layers && math.absent.size() <= size.tensors &&
+         std::ranges::all_of(math.absent, is_tensor) && std::ranges::all_of(math.divergence, of_ranks) &&
+         std::ranges::all_of(math.missing, of_ranks) &&
+         std::ranges::all_of(math.nonfinite, [&](const NonfiniteFinding& finding) {
+           return is_tensor(finding.tensor) && std::ranges::all_of(finding.inputs, [&](const auto& input) {
+                    return is_below(input.first, size.ranks);
+                  });
+         });
+}
+
+Failed OutstandingCommands::take_oldest() {
+  Failed failure = std::move(commands_.front().failure);
+  commands_.pop_front();
+  return failure;
+}
+
+std::optional<TimePoint> OutstandingCommands::next_deadline() const {
+  std::optional<TimePoint> earliest;
+  for (const Waiting& waiting : commands_) {
+    if (waiting.deadline && (!earliest || *waiting.deadline < *earliest)) {
+      earliest = waiting.deadline;
+    }
+  }
+  return earliest;
+}
+
+}  // namespace gradsync::device

@@ -1,0 +1,57 @@
+#pragma once
+// The commands of a lane that have no report yet, in the order of submission. A report is matched with the oldest
+// command that it answers, so that each command gets exactly one, whatever a worker sends. Those of an attempt are
+// answered in their order, and what a report names exists in its plan: its reader trusts both. Pure; one thread.
+
+#include "base/clock.hpp"
+#include "device/lane.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+
+namespace gradsync::device {
+
+class OutstandingCommands {
+ public:
+  /// A SetWidth is not kept: it has no report. `abort_deadline` is kept for an Abort.
+  void add(const LaneCommand& command, TimePoint abort_deadline);
+
+  /// Forgets the command that `report` answers. False: it answers none.
+  [[nodiscard]] bool answered_by(const LaneReport& report);
+
+  /// Forgets the oldest command and returns its Failed report, without a message. There must be one.
+  [[nodiscard]] Failed take_oldest();
+
+  /// The earliest deadline of an Abort.
+  [[nodiscard]] std::optional<TimePoint> next_deadline() const;
+
+  [[nodiscard]] bool empty() const { return commands_.empty(); }
+
+ private:
+  /// How many there are of what a report may name.
+  struct PlanSize {
+    std::size_t tensors = 0;
+    std::size_t ranks = 0;
+    std::size_t groups = 0;
+    std::size_t layers = 0;
+  };
+
+  struct Waiting {
+    std::size_t report = 0;  ///< the alternative of LaneReport that says it was done
+    Failed failure;          ///< the one that says it was not
+    std::optional<TimePoint> deadline;
+    std::optional<std::uint32_t> bucket;  ///< of a ReduceBucket
+    std::optional<PlanSize> size;         ///< of a FinishStep
+  };
+
+  [[nodiscard]] static bool names_what_exists(const LaneReport& report, const Waiting& waiting);
+  [[nodiscard]] static bool names_what_exists(const StepMath& math, const PlanSize& size);
+
+  std::deque<Waiting> commands_;
+  std::map<PlanId, PlanSize> plans_;  ///< that the lane has, or is about to have
+};
+
+}  // namespace gradsync::device

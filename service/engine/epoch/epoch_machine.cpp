@@ -1,0 +1,292 @@
+// The seats of the epoch machine, the end of an epoch, and the queries about it.
+
+#include "engine/epoch/epoch_machine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace gradsync::engine {
+
+EpochMachine::EpochMachine(
+    std::string job,
+    std::int64_t world_size,
+    std::uint64_t first_epoch,
+    EngineDeadlines deadlines,
+    std::uint64_t& next_ticket
+)
+    : job_(std::move(job)),
+      deadlines_(deadlines),
+      next_ticket_(next_ticket),
+      roster_(world_size),
+      epoch_(first_epoch) {}
+
+void EpochMachine::on_joined(std::int64_t rank, const Joining& joining) {
+  Seat& seat = roster_[rank];
+  seat.taken = true;
+  seat.pid = joining.pid;
+  seat.resumed = joining.resumes;
+  seat.reconnect_until.reset();
+  seat.loss.reset();
+  if (!joining.resumes) {
+    seat.joined_epoch = coming_epoch();
+    forget_unheard(rank);
+  }
+}
+
+EpochActions EpochMachine::on_left(TimePoint now, std::int64_t rank, const std::string& why, Leaving how) {
+  EpochActions actions;
+  if (!roster_[rank].taken) {
+    return actions;
+  }
+  actions.emplace_back(VacateSeat{rank});
+  cancel(actions);
+  // A rank that never took part in the epoch leaves nothing behind: calls that wait for its seat go on waiting.
+  const Seat before = std::exchange(roster_[rank], Seat{});
+  Error error = make_error(
+      ErrorCode::RankLost,
+      fmt::format("rank {} of job '{}' {}", rank, job_, why),
+      "the gradients of the step in flight are lost: start the rank again and compute the step anew on every rank"
+  );
+  error.rank = rank;
+  error.job = job_;
+  error.ranks = {rank};
+  if (how == Leaving::Lost) {
+    actions.emplace_back(ReportLoss{rank, error});
+    if (!before.declaration.committed) {
+      roster_[rank].loss = Seat::Loss{now, error};
+    }
+  }
+  if (before.declaration.committed) {
+    // A rank that leaves by choice attaches anew with all the others, where weights are compared: each waits for what
+    // the others declare then, and is not matched with what they declared before.
+    redeclare_ = redeclare_ || (how == Leaving::ByChoice && roster_.compares_weights());
+    end_epoch(error, actions);
+  }
+  follow_pauses(now);
+  if (before.call) {
+    actions.emplace_back(AnswerDeclare{rank, error});
+  }
+  return actions;
+}
+
+void EpochMachine::on_disconnected(TimePoint now, std::int64_t rank) {
+  roster_[rank].reconnect_until = now + deadlines_.reconnect;
+}
+
+void EpochMachine::on_paused(TimePoint now, std::int64_t rank, bool paused) {
+  roster_[rank].paused = paused;
+  follow_pauses(now);
+}
+
+// The attempt in flight fails first; the number rises in `on_attempt_failed`, when the lane is quiet.
+void EpochMachine::end_epoch(Error error, EpochActions& actions) {
+  if (ending_) {
+    return;
+  }
+  error.job = job_;
+  error.epoch = epoch_ + 1;
+  error.attempt = 0;
+  state_ = State::Ending;
+  ending_ = error;
+  actions.emplace_back(FailAttempt{std::move(error)});
+}
+
+EpochActions EpochMachine::on_attempt_failed(TimePoint now) {
+  EpochActions actions;
+  if (!ending_) {
+    return actions;
+  }
+  ended_ = std::exchange(ending_, std::nullopt);
+  ++epoch_;
+  state_ = State::Forming;
+  // Weights that were compared before steps were taken are no longer those of the ranks that took them.
+  redeclare_ = redeclare_ || (steps_ > 0 && roster_.compares_weights());
+  actions.emplace_back(UnloadPlan{});
+  actions.emplace_back(FormEpoch{ended_->message});
+  try_form(actions);
+  follow_pauses(now);
+  return actions;
+}
+
+EpochActions EpochMachine::on_superseded(const Error& error) {
+  EpochActions actions;
+  cancel(actions);
+  std::vector<std::int64_t> calling;
+  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
+    if (roster_[rank].call) {
+      calling.push_back(rank);
+    }
+    if (std::exchange(roster_[rank], Seat{}).taken) {
+      actions.emplace_back(VacateSeat{rank});
+    }
+  }
+  if (digest_) {
+    state_ = State::Ending;
+    ending_ = error;  // without an epoch: an older restart has nothing to go on with
+    actions.emplace_back(FailAttempt{error});
+  }
+  for (const std::int64_t rank : calling) {
+    actions.emplace_back(AnswerDeclare{rank, error});
+  }
+  return actions;
+}
+
+EpochActions EpochMachine::on_halt() {
+  EpochActions actions;
+  halted_ = true;
+  cancel(actions);
+  return actions;
+}
+
+EpochActions EpochMachine::on_time(TimePoint now) {
+  EpochActions actions;
+  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
+    Seat& seat = roster_[rank];
+    if (seat.reconnect_until && *seat.reconnect_until <= now) {
+      const std::string why = fmt::format(
+          "lost its connection and process {} did not come back within {:.1f} s",
+          seat.pid,
+          seconds(deadlines_.reconnect)
+      );
+      EpochActions left = on_left(now, rank, why, Leaving::Lost);
+      std::move(left.begin(), left.end(), std::back_inserter(actions));
+    } else if (seat.call && !suspended_ && seat.call->deadline <= now) {
+      time_out(now, rank, actions);
+    }
+  }
+  for (Seat& seat : roster_) {
+    if (const auto due = successor_deadline(seat); due && *due <= now) {
+      Error error = seat.loss->error;
+      error.message +=
+          fmt::format(" before the epoch began, and no process took its place within {:.1f} s", seconds(kSuccessor));
+      error.hint = "look why the rank ended, start it again, and call gradients.declare on every rank";
+      refuse_fresh(error, actions);
+    }
+  }
+  follow_pauses(now);
+  return actions;
+}
+
+/// The deadline of declare calls that wait for a seat whose process died.
+std::optional<TimePoint> EpochMachine::successor_deadline(const Seat& seat) const {
+  const std::optional<TimePoint> first = roster_.first_call();
+  if (!seat.loss || !first) {
+    return std::nullopt;
+  }
+  return std::max(seat.loss->at, *first) + kSuccessor;
+}
+
+std::optional<TimePoint> EpochMachine::next_deadline() const {
+  std::optional<TimePoint> earliest;
+  const auto lower = [&earliest](const std::optional<TimePoint>& other) {
+    if (other && (!earliest || *other < *earliest)) {
+      earliest = other;
+    }
+  };
+  for (const Seat& seat : roster_) {
+    lower(seat.reconnect_until);
+    lower(successor_deadline(seat));
+    if (seat.call && !suspended_) {
+      lower(seat.call->deadline);
+    }
+  }
+  return earliest;
+}
+
+// Called after everything that may change which rank waits for which. The time that a declare call waited for a paused
+// rank does not count; a pause that no call waited for does not count twice, and neither do two pauses at once.
+void EpochMachine::follow_pauses(TimePoint now) {
+  const bool waits = roster_.any_calls() && std::any_of(roster_.begin(), roster_.end(), [this](const Seat& seat) {
+                       return seat.paused && !seat.call && lacks_declaration(seat);
+                     });
+  if (waits == suspended_.has_value()) {
+    return;
+  }
+  for (Seat& seat : roster_) {
+    if (suspended_ && seat.call) {
+      seat.call->deadline += now - std::max(*suspended_, seat.call->since);
+    }
+  }
+  suspended_ = waits ? std::optional(now) : std::nullopt;
+}
+
+std::optional<std::int64_t> EpochMachine::rank_checked(std::uint64_t ticket) const {
+  for (std::int64_t rank = 0; ticket != 0 && rank < roster_.size(); ++rank) {
+    if (roster_[rank].declaration.ticket == ticket) {
+      return rank;
+    }
+  }
+  return std::nullopt;
+}
+
+bool EpochMachine::may_repeat(std::int64_t rank) const {
+  const Seat& seat = roster_[rank];
+  return state_ == State::Committed && seat.resumed && seat.declaration.committed;
+}
+
+std::optional<Error> EpochMachine::refuse_step(std::int64_t rank, const StepKey& key, std::uint64_t attempt) const {
+  const SeatDeclaration& declaration = roster_[rank].declaration;
+  if (!digest_ || !declaration.committed) {
+    return make_error(
+        ErrorCode::NotDeclared,
+        fmt::format("rank {} has no committed declaration", rank),
+        "call gradients.declare and wait for its answer"
+    );
+  }
+  const bool must_declare = redeclare_ && !declaration.fresh;
+  if (key.epoch == epoch_ && !must_declare) {
+    return std::nullopt;
+  }
+  Error error;
+  if (ended_ && key.epoch < epoch_) {
+    error = *ended_;
+  } else if (key.epoch != epoch_) {
+    error = make_error(
+        ErrorCode::StaleEpoch,
+        fmt::format("the call belongs to epoch {}, the job is in epoch {}", key.epoch, epoch_),
+        "continue with the epoch and attempt given here"
+    );
+  } else {
+    error = make_error(
+        ErrorCode::StaleEpoch, fmt::format("epoch {} has not begun: rank {} has not declared for it", epoch_, rank)
+    );
+  }
+  if (must_declare) {
+    error.hint = "every rank has to call gradients.declare again";
+  }
+  error.epoch = epoch_;
+  error.attempt = attempt;
+  return error;
+}
+
+std::string EpochMachine::lacks() const {
+  if (ending_) {
+    return "the lane stops the attempt of the epoch before";
+  }
+  std::vector<std::int64_t> absent;
+  std::vector<std::int64_t> undeclared;
+  for (const std::int64_t rank : lacking()) {
+    (roster_[rank].taken ? undeclared : absent).push_back(rank);
+  }
+  if (absent.empty() && undeclared.empty()) {
+    return "the plan is being loaded";
+  }
+  std::string text;
+  if (!absent.empty()) {
+    text = fmt::format("rank{} {} not attached", absent.size() > 1 ? "s" : "", fmt::join(absent, ", "));
+  }
+  if (!undeclared.empty()) {
+    text += fmt::format(
+        "{}rank{} {} not declared",
+        text.empty() ? "" : "; ",
+        undeclared.size() > 1 ? "s" : "",
+        fmt::join(undeclared, ", ")
+    );
+  }
+  return text;
+}
+
+}  // namespace gradsync::engine

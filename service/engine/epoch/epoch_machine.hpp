@@ -1,0 +1,163 @@
+#pragma once
+// How the epochs of one job form and end, as a sans-I/O machine: events in, actions out; no clock, lane or reply.
+//
+// An epoch is one agreed membership with one plan. It forms when every rank declared what it holds, and ends when a
+// rank is lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new
+// process has to declare; after a new declaration of a live rank everybody has to.
+//
+//   Forming ──all declared──▶ Planning ──made──▶ Loading ──loaded──▶ Committed
+//      ▲  ◀──refused or overtaken──┘◀────────────────┘                  │ lost, or declared anew
+//      └───────────────── the attempt in flight has failed ── Ending ◀──┘
+//
+// Invariants: a declare call is answered once; a plan is committed only when all declarations in it still stand; an
+// epoch ends by failing the attempt in flight, and the new number counts from the moment the lane is quiet, because
+// only then may trainers write gradients again.
+
+#include "engine/epoch/epoch_action.hpp"
+#include "engine/epoch/roster.hpp"
+#include "engine/types.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// The result of planning: a plan, or why there is none.
+struct PlanMade {
+  std::string digest;
+  std::optional<Error> refusal;
+  std::optional<std::int64_t> refused_for;  ///< the rank that has a buffer that does not fit
+};
+
+class EpochMachine {
+ public:
+  enum class State : std::uint8_t { Forming, Planning, Loading, Committed, Ending };
+  enum class Leaving : std::uint8_t { ByChoice, Lost };
+
+  /// A rank that died before its epoch began has this long to be attached anew, while others wait for it.
+  static constexpr Milliseconds kSuccessor{10'000};
+
+  struct Joining {
+    std::int64_t pid = 0;
+    bool resumes = false;  ///< the client of before, on a new connection
+  };
+
+  struct Declaring {
+    Milliseconds timeout{0};
+    bool compares_weights = false;
+  };
+
+  /// Takes its tickets from `next_ticket`, so that they are unique among all machines that share it.
+  EpochMachine(
+      std::string job,
+      std::int64_t world_size,
+      std::uint64_t first_epoch,
+      EngineDeadlines deadlines,
+      std::uint64_t& next_ticket
+  );
+
+  // events
+  void on_joined(std::int64_t rank, const Joining& joining);
+  [[nodiscard]] EpochActions on_left(TimePoint now, std::int64_t rank, const std::string& why, Leaving how);
+  void on_disconnected(TimePoint now, std::int64_t rank);
+  void on_paused(TimePoint now, std::int64_t rank, bool paused);
+  /// A declare call of a rank. `Superseded` answers the one that it takes the place of.
+  [[nodiscard]] EpochActions on_called_again(std::int64_t rank);
+  [[nodiscard]] EpochActions on_declared(TimePoint now, std::int64_t rank, const Declaring& declaring);
+  [[nodiscard]] EpochActions on_checked(TimePoint now, std::int64_t rank, const std::optional<Error>& refusal);
+  /// A declaration of the rank was refused before it could be checked. Its earlier declaration stands.
+  [[nodiscard]] EpochActions on_refused_unchecked(TimePoint now, std::int64_t rank, const Error& refusal);
+  /// The rank goes on with steps: the refusal of its later declaration no longer matters.
+  void on_step_called(std::int64_t rank);
+  /// A step call of the rank waits. Where the epoch does not form, for a reason that the rank has not heard, it is
+  /// told.
+  [[nodiscard]] EpochActions on_step_waits(std::int64_t rank) const;
+  /// A step call of the rank is answered with the error.
+  void on_told(std::int64_t rank, const Error& error);
+  [[nodiscard]] EpochActions on_planned(TimePoint now, const PlanMade& made);
+  [[nodiscard]] EpochActions on_lane_loaded();
+  [[nodiscard]] EpochActions on_load_failed(const Error& error);
+
+  void on_step_done() { ++steps_; }
+
+  /// Nothing of the attempt that an end of the epoch failed is on the lane any more.
+  [[nodiscard]] EpochActions on_attempt_failed(TimePoint now);
+  /// No rank may be attached any more: declarations that wait are refused.
+  [[nodiscard]] EpochActions on_drain(const Error& error);
+  /// A restart takes over: all ranks leave.
+  [[nodiscard]] EpochActions on_superseded(const Error& error);
+  /// Nothing forms any more.
+  [[nodiscard]] EpochActions on_halt();
+  [[nodiscard]] EpochActions on_time(TimePoint now);
+
+  // what it knows
+  [[nodiscard]] std::optional<TimePoint> next_deadline() const;
+
+  [[nodiscard]] State state() const { return state_; }
+
+  [[nodiscard]] const Seat& seat(std::int64_t rank) const { return roster_[rank]; }
+
+  [[nodiscard]] const Roster& roster() const { return roster_; }
+
+  [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
+
+  /// The epoch that a process which comes now belongs to.
+  [[nodiscard]] std::uint64_t coming_epoch() const { return ending_ ? epoch_ + 1 : epoch_; }
+
+  /// Steps done in this epoch.
+  [[nodiscard]] std::int64_t steps() const { return steps_; }
+
+  /// Why the epoch ends, while the attempt in flight still fails.
+  [[nodiscard]] const std::optional<Error>& ending() const { return ending_; }
+
+  [[nodiscard]] bool halted() const { return halted_; }
+
+  /// The rank that has a declaration in the check with this ticket.
+  [[nodiscard]] std::optional<std::int64_t> rank_checked(std::uint64_t ticket) const;
+
+  [[nodiscard]] bool plans(std::uint64_t ticket) const { return state_ == State::Planning && plan_ticket_ == ticket; }
+
+  /// The answer to the rank's declaration may be lost: the same call again need not make everybody declare.
+  [[nodiscard]] bool may_repeat(std::int64_t rank) const;
+  /// Why a step call of an epoch is refused; nothing where only its attempt decides, which is `attempt` now.
+  [[nodiscard]] std::optional<Error> refuse_step(std::int64_t rank, const StepKey& key, std::uint64_t attempt) const;
+  /// Says in words what the epoch lacks.
+  [[nodiscard]] std::string lacks() const;
+
+ private:
+  [[nodiscard]] bool lacks_declaration(const Seat& seat) const;
+  [[nodiscard]] std::vector<std::int64_t> lacking() const;
+  [[nodiscard]] std::optional<Error> refusal_besides(std::int64_t rank) const;
+  [[nodiscard]] std::optional<TimePoint> successor_deadline(const Seat& seat) const;
+  static void drop_declaration(Seat& seat);
+  void cancel(EpochActions& actions);
+  void refuse(std::int64_t rank, const Error& error, EpochActions& actions);
+  void refuse_fresh(const Error& error, EpochActions& actions);
+  [[nodiscard]] Error told_to_others(std::int64_t rank, const Error& refusal) const;
+  void tell_waiting(const Error& told, EpochActions& actions);
+  void forget_unheard(std::int64_t rank);
+  void end_epoch(Error error, EpochActions& actions);
+  void try_form(EpochActions& actions);
+  void time_out(TimePoint now, std::int64_t rank, EpochActions& actions);
+  void follow_pauses(TimePoint now);
+
+  const std::string job_;
+  const EngineDeadlines deadlines_;
+  std::uint64_t& next_ticket_;
+  Roster roster_;
+  State state_ = State::Forming;
+  std::uint64_t epoch_;
+  std::uint64_t plan_ticket_ = 0;       ///< Planning
+  std::string loading_;                 ///< Loading: the digest of the plan
+  std::optional<std::string> digest_;   ///< the digest of the plan committed last
+  bool redeclare_ = false;              ///< every rank has to declare before the next commit
+  std::optional<Error> ending_;         ///< Ending: why
+  std::optional<Error> ended_;          ///< why the epoch before this one ended
+  std::optional<TimePoint> suspended_;  ///< since when declare deadlines stand still, for a paused rank
+  std::int64_t steps_ = 0;
+  bool halted_ = false;
+};
+
+}  // namespace gradsync::engine

@@ -1,0 +1,293 @@
+// The way in which an epoch forms: declarations, their checks, the plan, and the lane that loads it.
+
+#include "engine/epoch/epoch_machine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace gradsync::engine {
+
+bool EpochMachine::lacks_declaration(const Seat& seat) const {
+  return !seat.declaration.valid || (redeclare_ && !seat.declaration.fresh);
+}
+
+std::vector<std::int64_t> EpochMachine::lacking() const {
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
+    if (lacks_declaration(roster_[rank])) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+void EpochMachine::drop_declaration(Seat& seat) {
+  seat.declaration = SeatDeclaration{};
+  seat.resumed = false;
+}
+
+void EpochMachine::cancel(EpochActions& actions) {
+  if (state_ == State::Loading) {
+    actions.emplace_back(UnloadPlan{});
+  }
+  if (state_ == State::Planning || state_ == State::Loading) {
+    state_ = State::Forming;
+  }
+}
+
+void EpochMachine::refuse(std::int64_t rank, const Error& error, EpochActions& actions) {
+  drop_declaration(roster_[rank]);
+  if (std::exchange(roster_[rank].call, std::nullopt)) {
+    actions.emplace_back(AnswerDeclare{rank, error});
+  }
+}
+
+/// The ranks that declared since the last commit have to do it again.
+void EpochMachine::refuse_fresh(const Error& error, EpochActions& actions) {
+  cancel(actions);
+  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
+    if (roster_[rank].declaration.fresh) {
+      refuse(rank, error, actions);
+    }
+  }
+}
+
+/// A refusal of one rank's declaration, as the others hear of it.
+Error EpochMachine::told_to_others(std::int64_t rank, const Error& refusal) const {
+  Error told = refusal;
+  told.message = fmt::format("the declaration of rank {} is refused: {}", rank, refusal.message);
+  told.path.clear();  // the request of another rank has nothing there
+  told.rank = rank;
+  told.ranks = {rank};
+  told.job = job_;
+  return told;
+}
+
+/// Tells the ranks that wait for an epoch which does not form, in declare calls and, as survivors, in step calls: in
+/// those that wait now, or in the next.
+void EpochMachine::tell_waiting(const Error& told, EpochActions& actions) {
+  refuse_fresh(told, actions);
+  if (!roster_.any_committed() || (state_ != State::Forming && state_ != State::Ending)) {
+    return;
+  }
+  Error survivors = told;
+  survivors.path.clear();  // the request of another rank has nothing there
+  survivors.job = job_;
+  for (Seat& seat : roster_) {
+    if (seat.declaration.committed) {
+      seat.unheard = survivors;
+    }
+  }
+  if (state_ == State::Forming) {
+    actions.emplace_back(FailStepCalls{std::move(survivors)});
+  }
+}
+
+EpochActions EpochMachine::on_step_waits(std::int64_t rank) const {
+  EpochActions actions;
+  if (state_ == State::Forming && roster_[rank].unheard) {
+    actions.emplace_back(FailStepCalls{*roster_[rank].unheard});
+  }
+  return actions;
+}
+
+void EpochMachine::on_told(std::int64_t rank, const Error& error) {
+  std::optional<Error>& unheard = roster_[rank].unheard;
+  if (unheard && unheard->message == error.message) {
+    unheard.reset();
+  }
+}
+
+/// What was refused may be mended, because the rank declares or attaches anew; not where another rank was refused.
+void EpochMachine::forget_unheard(std::int64_t rank) {
+  if (refusal_besides(rank)) {
+    return;
+  }
+  for (Seat& seat : roster_) {
+    seat.unheard.reset();
+  }
+}
+
+EpochActions EpochMachine::on_drain(const Error& error) {
+  EpochActions actions;
+  refuse_fresh(error, actions);
+  return actions;
+}
+
+EpochActions EpochMachine::on_called_again(std::int64_t rank) {
+  EpochActions actions;
+  if (std::exchange(roster_[rank].call, std::nullopt)) {
+    actions.emplace_back(AnswerDeclare{
+        rank,
+        make_error(
+            ErrorCode::Superseded,
+            fmt::format("rank {} called gradients.declare again while this call waited", rank),
+            "the newer call is answered"
+        )});
+  }
+  return actions;
+}
+
+EpochActions EpochMachine::on_declared(TimePoint now, std::int64_t rank, const Declaring& declaring) {
+  EpochActions actions;
+  Seat& seat = roster_[rank];
+  cancel(actions);
+  const bool was_committed = seat.declaration.committed;
+  const bool ends = was_committed && !ending_ && !redeclare_;
+  redeclare_ = redeclare_ || was_committed;
+  drop_declaration(seat);
+  forget_unheard(rank);
+  seat.refusal.reset();
+  seat.declaration.fresh = true;
+  seat.declaration.compares_weights = declaring.compares_weights;
+  seat.declaration.ticket = next_ticket_++;
+  seat.call = DeclareCall{now, deadline_after(now, declaring.timeout)};
+  if (ends) {
+    Error error = make_error(
+        ErrorCode::StaleEpoch,
+        fmt::format("rank {} declared its gradients anew", rank),
+        "every rank has to call gradients.declare again"
+    );
+    error.rank = rank;
+    end_epoch(std::move(error), actions);
+  }
+  actions.emplace_back(CheckDeclaration{rank, seat.declaration.ticket});
+  follow_pauses(now);
+  return actions;
+}
+
+EpochActions EpochMachine::on_checked(TimePoint now, std::int64_t rank, const std::optional<Error>& refusal) {
+  EpochActions actions;
+  Seat& seat = roster_[rank];
+  seat.declaration.ticket = 0;
+  if (refusal) {
+    refuse(rank, *refusal, actions);
+    seat.refusal = told_to_others(rank, *refusal);
+    tell_waiting(*seat.refusal, actions);
+  } else if (const std::optional<Error> other = refusal_besides(rank)) {
+    refuse(rank, *other, actions);
+  } else {
+    seat.declaration.valid = true;
+    try_form(actions);
+  }
+  follow_pauses(now);
+  return actions;
+}
+
+/// Returns the refusal of the first rank, besides this one, that is waited for.
+std::optional<Error> EpochMachine::refusal_besides(std::int64_t rank) const {
+  for (std::int64_t other = 0; other < roster_.size(); ++other) {
+    if (other != rank && lacks_declaration(roster_[other]) && roster_[other].refusal) {
+      return roster_[other].refusal;
+    }
+  }
+  return std::nullopt;
+}
+
+EpochActions EpochMachine::on_refused_unchecked(TimePoint now, std::int64_t rank, const Error& refusal) {
+  EpochActions actions;
+  Seat& seat = roster_[rank];
+  if (seat.call) {
+    return actions;  // an earlier declaration of it waits with the others
+  }
+  seat.refusal = told_to_others(rank, refusal);
+  if (lacks_declaration(seat)) {
+    tell_waiting(*seat.refusal, actions);
+    follow_pauses(now);
+  }
+  return actions;
+}
+
+void EpochMachine::on_step_called(std::int64_t rank) { roster_[rank].refusal.reset(); }
+
+void EpochMachine::try_form(EpochActions& actions) {
+  if (state_ != State::Forming || halted_ || !lacking().empty() || roster_.all_committed()) {
+    return;
+  }
+  state_ = State::Planning;
+  plan_ticket_ = next_ticket_++;
+  actions.emplace_back(MakePlan{plan_ticket_});
+}
+
+EpochActions EpochMachine::on_planned(TimePoint now, const PlanMade& made) {
+  EpochActions actions;
+  state_ = State::Forming;
+  if (made.refusal) {
+    if (made.refused_for && roster_[*made.refused_for].declaration.committed) {
+      drop_declaration(roster_[*made.refused_for]);  // a survivor that released what its declaration names
+      end_epoch(*made.refusal, actions);             // the other survivors hear of it in their step calls
+      refuse_fresh(*made.refusal, actions);
+    } else {
+      tell_waiting(*made.refusal, actions);
+    }
+    follow_pauses(now);
+    return actions;
+  }
+  // Survivors may already work for the coming epoch, with the plan they know: they must not find themselves in another.
+  if (digest_ && !redeclare_ && *digest_ != made.digest && roster_.any_committed()) {
+    redeclare_ = true;
+    end_epoch(
+        make_error(
+            ErrorCode::StaleEpoch,
+            fmt::format("what the new process declared makes another plan of job '{}'", job_),
+            "every rank has to call gradients.declare again"
+        ),
+        actions
+    );
+    follow_pauses(now);
+    return actions;
+  }
+  state_ = State::Loading;
+  loading_ = made.digest;
+  actions.emplace_back(LoadPlan{});
+  return actions;
+}
+
+EpochActions EpochMachine::on_load_failed(const Error& error) {
+  EpochActions actions;
+  if (state_ == State::Loading) {
+    tell_waiting(error, actions);
+  }
+  return actions;
+}
+
+EpochActions EpochMachine::on_lane_loaded() {
+  EpochActions actions;
+  if (state_ != State::Loading) {
+    return actions;
+  }
+  const bool keeps_steps = digest_ == loading_ && !redeclare_;
+  state_ = State::Committed;
+  digest_ = std::exchange(loading_, {});
+  redeclare_ = false;
+  steps_ = 0;
+  actions.emplace_back(CommitPlan{keeps_steps});
+  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
+    Seat& seat = roster_[rank];
+    seat.declaration.fresh = false;
+    seat.declaration.committed = true;
+    if (std::exchange(seat.call, std::nullopt)) {
+      actions.emplace_back(AnswerDeclare{rank, std::nullopt});
+    }
+  }
+  actions.emplace_back(OpenSteps{});
+  return actions;
+}
+
+void EpochMachine::time_out(TimePoint now, std::int64_t rank, EpochActions& actions) {
+  const double waited_s = seconds(now - roster_[rank].call->since);
+  Error error = make_error(
+      ErrorCode::DeclareTimeout,
+      fmt::format("not all ranks declared within {:.1f} s: {}", waited_s, lacks()),
+      "look why these ranks do not reach gradients.declare, or raise the timeout"
+  );
+  error.job = job_;
+  error.waited_s = waited_s;
+  error.ranks = lacking();
+  cancel(actions);
+  refuse(rank, error, actions);
+}
+
+}  // namespace gradsync::engine

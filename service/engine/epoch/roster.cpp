@@ -1,0 +1,42 @@
+#include "engine/epoch/roster.hpp"
+
+#include <algorithm>
+
+namespace gradsync::engine {
+
+TimePoint deadline_after(TimePoint now, Milliseconds timeout) {
+  constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
+  return now + std::clamp(timeout, Milliseconds(0), kLongest);
+}
+
+bool Roster::empty() const {
+  return std::none_of(begin(), end(), [](const Seat& seat) { return seat.taken; });
+}
+
+bool Roster::all_committed() const {
+  return std::all_of(begin(), end(), [](const Seat& seat) { return seat.declaration.committed; });
+}
+
+bool Roster::any_committed() const {
+  return std::any_of(begin(), end(), [](const Seat& seat) { return seat.declaration.committed; });
+}
+
+bool Roster::any_calls() const {
+  return std::any_of(begin(), end(), [](const Seat& seat) { return seat.call.has_value(); });
+}
+
+bool Roster::compares_weights() const {
+  return std::any_of(begin(), end(), [](const Seat& seat) { return seat.declaration.compares_weights; });
+}
+
+std::optional<TimePoint> Roster::first_call() const {
+  std::optional<TimePoint> first;
+  for (const Seat& seat : *this) {
+    if (seat.call && (!first || seat.call->since < *first)) {
+      first = seat.call->since;
+    }
+  }
+  return first;
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,84 @@
+#pragma once
+// The seats of a job, one per rank, with what the epoch machine has to know of each. Pure; one owner, one thread.
+//
+// A seat names no session, buffer or descriptor, so its process may run on this node or on another: only the owner of
+// the machine knows.
+
+#include "base/clock.hpp"
+#include "base/error.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// A timeout of a client may be any number: the longest is a year.
+[[nodiscard]] TimePoint deadline_after(TimePoint now, Milliseconds timeout);
+
+/// The declaration of a rank, as far as epochs need it. It is replaced as a whole.
+struct SeatDeclaration {
+  std::uint64_t ticket = 0;       ///< the check that is made of it; 0: none
+  bool valid = false;             ///< it was checked
+  bool fresh = false;             ///< it was declared since the last commit
+  bool committed = false;         ///< it is part of the last commit: its rank may send step messages
+  bool compares_weights = false;  ///< weights are found equal before the first step
+};
+
+/// A declare call that waits for its answer.
+struct DeclareCall {
+  TimePoint since;
+  TimePoint deadline;
+};
+
+struct Seat {
+  /// A process that died before its epoch began.
+  struct Loss {
+    TimePoint at;
+    Error error;
+  };
+
+  bool taken = false;
+  std::int64_t pid = 0;
+  bool paused = false;
+  bool resumed = false;                      ///< it came back since it declared, and may not have heard the answer
+  std::uint64_t joined_epoch = 0;            ///< records of earlier epochs belong to another process
+  std::optional<TimePoint> reconnect_until;  ///< set while the connection is gone but the process lives
+  std::optional<Loss> loss;                  ///< no process has taken the seat since
+  std::optional<Error> refusal;  ///< why its own declaration was refused, for the others, until it declares again
+  std::optional<Error> unheard;  ///< why the epoch does not form, which its next step call that waits is told
+  SeatDeclaration declaration;
+  std::optional<DeclareCall> call;
+};
+
+class Roster {
+ public:
+  explicit Roster(std::int64_t world_size) : seats_(static_cast<std::size_t>(world_size)) {}
+
+  [[nodiscard]] Seat& operator[](std::int64_t rank) { return seats_[static_cast<std::size_t>(rank)]; }
+
+  [[nodiscard]] const Seat& operator[](std::int64_t rank) const { return seats_[static_cast<std::size_t>(rank)]; }
+
+  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(seats_.size()); }
+
+  [[nodiscard]] auto begin() { return seats_.begin(); }
+
+  [[nodiscard]] auto end() { return seats_.end(); }
+
+  [[nodiscard]] auto begin() const { return seats_.begin(); }
+
+  [[nodiscard]] auto end() const { return seats_.end(); }
+
+  [[nodiscard]] bool empty() const;
+  [[nodiscard]] bool all_committed() const;
+  [[nodiscard]] bool any_committed() const;
+  [[nodiscard]] bool any_calls() const;
+  [[nodiscard]] bool compares_weights() const;
+  /// Since when the declare call that came first waits.
+  [[nodiscard]] std::optional<TimePoint> first_call() const;
+
+ private:
+  std::vector<Seat> seats_;
+};
+
+}  // namespace gradsync::engine

@@ -1,0 +1,50 @@
+#pragma once
+// Everything of a job that ends with an attempt. It is replaced as a whole, so nothing of it is cleared by hand.
+
+#include "engine/policies/policy_keeper.hpp"
+#include "engine/step/ask.hpp"
+#include "engine/types.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// An attempt that was answered, for calls that come again.
+struct DoneRecord {
+  StepKey key;
+  std::shared_ptr<const StepReport> report;
+  std::shared_ptr<const plan::Plan> plan;  ///< the one that the report is of
+};
+
+/// The step call of a rank.
+struct StepCall {
+  Reply<RankReport> reply;  ///< none: the rank does not wait
+  StepKey key;
+  Ask ask;
+  std::vector<std::uint32_t> bucket_digests;
+};
+
+struct Attempt {
+  explicit Attempt(std::size_t world_size) : calls(world_size) {}
+
+  std::vector<StepCall> calls;              ///< by rank
+  std::vector<Reply<RankReport>> departed;  ///< step calls of ranks that left
+  StepTerms terms;                          ///< by which the outcomes are made
+  std::optional<DoneRecord> norm;           ///< the norm given out
+  std::vector<double> raw_norms;            ///< by clip group, of the norm given out: what clip.apply clips by
+  std::vector<plan::ClipOutcome> outcomes;  ///< those of the clip.apply in flight
+  std::string import_state;                 ///< that ranks wait to import, the last one given
+  std::int64_t step = 0;                    ///< the trainers' label
+  double reduce_s = 0;
+  std::optional<TimePoint> first_ask;
+  std::optional<TimePoint> last_ask;
+  std::optional<TimePoint> quiet_by;  ///< when the lane, told to abort, must be at rest
+  std::optional<Error> stuck;         ///< it was not: what step calls are answered until it is
+};
+
+}  // namespace gradsync::engine

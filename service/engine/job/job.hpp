@@ -1,0 +1,286 @@
+#pragma once
+// One job: it performs what the epoch machine and the step machine decide, for the processes of its ranks. Thread: io.
+//
+// A job whose last rank has left lives on until the lane is quiet, so that the last calls are not answered too early.
+
+#include "engine/buffer_table.hpp"
+#include "engine/epoch/epoch_machine.hpp"
+#include "engine/job/attempt.hpp"
+#include "engine/lanes.hpp"
+#include "engine/plan/planner_port.hpp"
+#include "engine/policies/policy_keeper.hpp"
+#include "engine/report/history.hpp"
+#include "engine/report/step_report.hpp"
+#include "engine/step/step_machine.hpp"
+#include "engine/step/step_record.hpp"
+#include "engine/types.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// The things that all jobs share.
+struct JobContext {
+  const EngineOptions& options;
+  const Lanes& lanes;
+  PlannerPort& planner;
+  BufferTable& buffers;
+  const EventSink& events;
+  EngineMetrics& metrics;
+  TimePoint now;
+  std::uint64_t next_plan = 1;
+  std::uint64_t next_ticket = 1;
+  std::function<void()> follow_width = {};  ///< tells the lane how many threads may work; before it gets work
+};
+
+/// A plan that its lane has, or is about to have.
+struct EpochPlan {
+  device::PlanId id = 0;
+  std::shared_ptr<const plan::Plan> plan;
+  std::vector<LaneShare> shares;  ///< one: the planner refuses a plan of several
+  std::vector<std::uint64_t> buffers;
+  ReportConstants constants;
+  std::shared_ptr<StepRecord> record;  ///< none where there is no encoder
+};
+
+class Job {
+ public:
+  Job(JobContext& context, const AttachRequest& first);
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  // membership (job_membership.cpp)
+  /// Whether the request may take its rank. Resuming counts as taking.
+  [[nodiscard]] Result<void> may_attach(const AttachRequest& request) const;
+  [[nodiscard]] AttachResult attach(const AttachRequest& request, SessionId session);
+
+  /// The session that holds a rank, 0 for none.
+  [[nodiscard]] SessionId holder(std::int64_t rank) const { return ranks_[index(rank)].session; }
+
+  [[nodiscard]] bool resumes(const AttachRequest& request) const;
+  void leave(std::int64_t rank, const std::string& why, bool lost);
+
+  void connection_lost(std::int64_t rank) { epochs_.on_disconnected(context_.now, rank); }
+
+  void pause(std::int64_t rank, bool paused);
+
+  [[nodiscard]] bool empty() const { return epochs_.roster().empty(); }
+
+  /// All ranks leave: waiting calls get `error`, those of a step when the lane is quiet.
+  void end(const Error& error) { perform(epochs_.on_superseded(error)); }
+
+  /// No step of this job will be done any more: another job may go on with the state of its policies.
+  void release_policies() { policies_.release(); }
+
+  /// Nothing of it runs on the lane and no call waits for that.
+  [[nodiscard]] bool quiet() const { return !(machine_ && machine_->busy()) && attempt_.departed.empty(); }
+
+  // declaration (job_declare.cpp, job_epoch.cpp)
+  void declare(std::int64_t rank, DeclareRequest request, Reply<DeclareResult> reply);
+  /// A declaration of the rank was refused before it came to `declare`: the others are told.
+  void declaration_refused(std::int64_t rank, const Error& refusal);
+
+  void drain(const Error& error) { perform(epochs_.on_drain(error)); }  ///< answers every declaration that waits
+
+  void on_plan(PlanOutcome& outcome);
+  void on_loaded(device::PlanId plan);
+  void on_load_failed(const device::Failed& report);
+
+  // steps (job_step.cpp)
+  void bucket_ready(std::int64_t rank, const BucketReady& ready);
+  void tensor_unused(std::int64_t rank, const TensorUnused& unused);
+  void finish(std::int64_t rank, FinishRequest request, Reply<RankReport> reply);
+  void clip(std::int64_t rank, const ClipRequest& request, Reply<RankReport> reply);
+
+  // policies (job_policies.cpp)
+  [[nodiscard]] Result<PolicyExport> export_policies() const { return policies_.exported(); }
+
+  void import_policies(std::int64_t rank, ImportRequest request, Reply<RankReport> reply);
+
+  // reports of the lane that has the plan
+  void on_reduced(device::LaneId lane, const device::Reduced& report);
+  void on_finished(device::LaneId lane, device::Finished report);
+  void on_scaled(device::LaneId lane, const device::Scaled& report);
+  void on_aborted(device::LaneId lane, const device::Aborted& report);
+  void on_lane_failed(device::LaneId lane, const device::Failed& report);
+
+  // record (job_record.cpp)
+  /// The attempt in flight fails; nothing is recorded and nobody answered any more.
+  void halt();
+
+  [[nodiscard]] bool halted() const { return epochs_.halted(); }
+
+  /// Nothing of it changes gradients on the lane, or the lane hangs.
+  [[nodiscard]] bool at_rest() const;
+
+  // deadlines (job_deadlines.cpp)
+  void on_time();
+  /// The lane reported something, of whatever job: it does not hang.
+  void lane_moved(device::LaneId lane);
+  [[nodiscard]] std::optional<TimePoint> next_deadline() const;
+
+  // read models (job_status.cpp)
+  [[nodiscard]] JobStatus status() const;
+
+  [[nodiscard]] std::vector<StepReport> reports(std::int64_t last) const { return history_.last(last); }
+
+  [[nodiscard]] std::shared_ptr<const plan::Plan> plan() const { return machine_ ? machine_->plan_pointer() : nullptr; }
+
+  [[nodiscard]] bool idle() const;
+
+  /// Some rank computes, so that the lane must leave it threads: until the job has a plan again, that is any lane.
+  [[nodiscard]] bool computes_beside(device::LaneId lane) const {
+    return machine_ && !machine_->all_waiting() && (!active_ || runs_on(lane));
+  }
+
+  [[nodiscard]] bool owns_plan(device::PlanId plan) const;
+  /// The lane has its plan, or a part of it.
+  [[nodiscard]] bool runs_on(device::LaneId lane) const;
+  [[nodiscard]] bool owns_buffer(std::uint64_t buffer) const;
+
+  [[nodiscard]] std::int64_t restart_count() const { return identity_.restart_count; }
+
+ private:
+  /// The process of a rank, and what it declared.
+  struct Rank {
+    SessionId session = 0;
+    std::string client_id;
+    std::int64_t pid = 0;
+    std::shared_ptr<const plan::RankDeclaration> declaration;
+    std::uint64_t buffer = 0;
+    std::optional<StepKey> last_done;  ///< the step before, where another daemon did it
+    Reply<DeclareResult> declare_reply;
+  };
+
+  struct Identity {
+    std::string name;
+    std::uint32_t uid = 0;
+    std::int64_t restart_count = 0;
+    std::vector<plan::Mesh> meshes;
+  };
+
+  struct FailedRecord {
+    StepKey key;
+    Error error;
+  };
+
+  /// Ended attempts, for calls that come again.
+  struct EndedAttempts {
+    std::optional<DoneRecord> done;
+    std::optional<FailedRecord> failed;
+  };
+
+  [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
+
+  [[nodiscard]] std::int64_t world_size() const { return static_cast<std::int64_t>(ranks_.size()); }
+
+  // membership (job_membership.cpp)
+  [[nodiscard]] std::optional<Error> refuse_other_job(const AttachRequest& request) const;
+  [[nodiscard]] std::optional<Error> refuse_taken_rank(const AttachRequest& request) const;
+
+  // epoch (job_epoch.cpp)
+  void perform(const EpochActions& actions);
+  void perform(const CheckDeclaration& action);
+  void perform(const MakePlan& action);
+  void perform(const LoadPlan& action);
+  void perform(const UnloadPlan& action);
+  void perform(const CommitPlan& action);
+  void perform(const OpenSteps& action);
+  void perform(const AnswerDeclare& action);
+  void perform(const FailAttempt& action);
+  void perform(const FormEpoch& action);
+  void perform(const VacateSeat& action);
+  void perform(const ReportLoss& action);
+  void perform(const FailStepCalls& action);
+  [[nodiscard]] PlanRequest plan_request(std::uint64_t ticket) const;
+  [[nodiscard]] PlanMade made(const PlanOutcome& outcome) const;
+  [[nodiscard]] std::optional<Error> arena_error(std::int64_t rank, const plan::Plan& plan) const;
+  [[nodiscard]] bool repeats_committed(std::int64_t rank, const DeclareRequest& request) const;
+
+  [[nodiscard]] bool forming() const { return epochs_.state() != EpochMachine::State::Committed; }
+
+  // step
+  void run(Actions actions);
+  void perform(LaunchReduce& action);
+  void perform(LaunchFinish& action);
+  void perform(LaunchScale& action);
+  void perform(LaunchAbort& action);
+  void perform(AnswerRank& action);
+  void perform(NormKnown& action);
+  void perform(Committed& action);
+  void perform(Imported& action);
+  void perform(AttemptFailed& action);
+  void perform(HalfTime& action);
+  [[nodiscard]] std::optional<Result<RankReport>> recorded(std::int64_t rank, const StepKey& key) const;
+  /// The answer to a step call that does not need the machine: the record of its attempt, or why it is refused.
+  [[nodiscard]] std::optional<Result<RankReport>> answer_at_hand(std::int64_t rank, const StepKey& key);
+  [[nodiscard]] std::optional<Error> refuse_step(std::int64_t rank, const StepKey& key) const;
+  [[nodiscard]] TimePoint step_deadline(const std::optional<Milliseconds>& timeout) const;
+  void complete(StepReport& report, std::uint64_t attempt) const;
+  void find_stable_buckets(std::vector<std::uint32_t>& stable) const;
+  void count_step(const StepReport& report, std::uint64_t nonfinite_values) const;
+  /// Raises an alert for values that are not finite, for divergence, and for a step that no optimizer takes.
+  void publish_findings(const StepReport& report, std::uint64_t nonfinite_values) const;
+  void publish_step(const std::shared_ptr<const StepReport>& report);
+  [[nodiscard]] bool take_step_reply(std::int64_t rank, const StepKey& key, const Ask& ask, Reply<RankReport> reply);
+  void note_ask();
+  void follow_step_call(std::int64_t rank);
+  void answer_step(StepCall& call, Result<RankReport> result) const;
+
+  [[nodiscard]] StepCall& call_of(std::int64_t rank) { return attempt_.calls[index(rank)]; }
+
+  void answer_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt);
+  void answer_failed(Attempt& attempt, const Error& error) const;  ///< also calls of ranks that left
+  /// Whether what must be equal on several ranks is compared in the step after `steps` steps of the epoch.
+  [[nodiscard]] bool compares(std::int64_t steps) const;
+  [[nodiscard]] bool check_next(std::int64_t steps) const;
+  [[nodiscard]] DeclareResult declare_result(std::int64_t rank) const;
+
+  // record
+  [[nodiscard]] Result<std::shared_ptr<StepRecord>> record_for(const PreparedPlan& prepared) const;
+  [[nodiscard]] std::optional<RecordGrant> grant_record(std::int64_t rank) const;
+  void note_begun();
+  /// Fills in `answers` for all ranks, and keeps them for ranks that come back to another daemon.
+  void record_done(
+      const std::shared_ptr<const StepReport>& report, std::uint64_t attempt, std::vector<RankReport>& answers
+  );
+  [[nodiscard]] std::shared_ptr<const std::string> text_of(const StepReport& report);
+
+  // read models
+  [[nodiscard]] RankStatus rank_status(std::int64_t rank) const;
+
+  // deadlines
+  void follow_pauses();
+  void give_up_on_lane();
+
+  void publish_alert(const std::string& kind, const std::string& what) const;
+  void publish_epoch(const std::string& what) const;
+
+  JobContext& context_;
+  const Identity identity_;
+  std::vector<Rank> ranks_;
+  EpochMachine epochs_;
+  std::unique_ptr<PreparedPlan> prepared_;  ///< on its way from the planner to the lane
+  std::optional<EpochPlan> active_;         ///< the plan that the lane has, or is about to have
+  /// The record of the last plan. It is shared with the tokens that lead to it, which do not own it.
+  std::shared_ptr<StepRecord> record_;
+  std::optional<StepMachine> machine_;
+  Attempt attempt_;
+  EndedAttempts ended_;
+  PolicyKeeper policies_;
+  History history_;
+  std::int64_t multiplied_in_a_row_ = 0;  ///< steps that ended by `finish` alone
+
+  // Memory that every step uses again. Its contents are those of an earlier step.
+  std::vector<RankReport> answers_;    ///< empty between steps
+  std::shared_ptr<std::string> text_;  ///< the text of the record; its readers hold it
+  Event step_event_;                   ///< without a report between steps
+};
+
+}  // namespace gradsync::engine

@@ -1,0 +1,298 @@
+// Performs the actions of the step machine.
+
+#include "engine/job/job.hpp"
+#include "engine/metrics.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace gradsync::engine {
+
+namespace {
+
+constexpr std::int64_t kFirstCheckedSteps = 3;
+
+/// After this many steps in a row whose finish multiplied every clip group, the next is expected to do so as well.
+constexpr std::int64_t kMultipliedBefore = 2;
+
+bool multiplies_all(const device::StepMath& math) {
+  return std::all_of(math.groups.begin(), math.groups.end(), [](const plan::ClipOutcome& outcome) {
+    return outcome.multiply && outcome.multiplier != 1;
+  });
+}
+
+}  // namespace
+
+void Job::run(Actions actions) {
+  if (!actions.empty()) {
+    context_.follow_width();  // the lane may do what it is given before this returns
+  }
+  for (Action& action : actions) {
+    std::visit([this](auto& value) { perform(value); }, action);
+  }
+}
+
+bool Job::compares(std::int64_t steps) const {
+  const std::int64_t every = context_.options.check_every;
+  return steps < kFirstCheckedSteps || (every > 0 && steps % every == 0);
+}
+
+bool Job::check_next(std::int64_t steps) const {
+  return active_->plan->options.data_path == plan::DataPath::Stats && compares(steps);
+}
+
+void Job::perform(LaunchReduce& action) {
+  note_begun();
+  device::ReduceBucket command;
+  command.plan = active_->id;
+  command.tag = machine_->attempt();
+  command.bucket = action.bucket;
+  command.unused = std::move(action.unused);
+  command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares(epochs_.steps());
+  command.defer = multiplied_in_a_row_ >= kMultipliedBefore;
+  context_.lanes[action.lane].submit(std::move(command));
+}
+
+void Job::perform(LaunchFinish& action) {
+  device::FinishStep command;
+  command.plan = active_->id;
+  command.tag = machine_->attempt();
+  command.scale = action.scale;
+  command.apply = !action.norm_only;
+  command.stamp = attempt_word({epochs_.epoch(), machine_->attempt()});
+  // Checked when the call arrived.
+  attempt_.terms.max_norm = {action.max_norm, action.override_max_norm ? std::size_t{1} : 0};
+  attempt_.terms.scale = action.scale;
+  attempt_.terms.scaled = action.scaled;
+  policies_.rules(attempt_.terms, command.rules);
+  attempt_.step = machine_->ask_of(0)->step;
+  if (command.apply) {
+    note_begun();
+  }
+  context_.lanes[action.lane].submit(std::move(command));
+}
+
+void Job::perform(LaunchScale& action) {
+  device::ScaleGradients command;
+  command.plan = active_->id;
+  command.tag = machine_->attempt();
+  attempt_.terms.max_norm = {action.max_norm, action.override_max_norm ? attempt_.raw_norms.size() : 0};
+  attempt_.terms.abandoned = action.abandon;
+  std::vector<plan::ClipRule> rules;
+  policies_.rules(attempt_.terms, rules);
+  for (std::size_t group = 0; group < rules.size(); ++group) {
+    command.outcomes.push_back(plan::apply_clip_rule(rules[group], attempt_.raw_norms[group], attempt_.terms.scale));
+    if (attempt_.terms.abandoned) {
+      plan::ClipOutcome outcome;
+      outcome.norm = command.outcomes.back().norm;
+      outcome.threshold = std::numeric_limits<double>::infinity();
+      outcome.reason = "abandoned: nothing was multiplied";
+      command.outcomes.back() = std::move(outcome);
+    }
+  }
+  plan::decide_together(command.outcomes);
+  attempt_.outcomes = command.outcomes;
+  note_begun();
+  context_.lanes[action.lane].submit(std::move(command));
+}
+
+void Job::perform(LaunchAbort& action) {
+  attempt_.quiet_by = context_.now + context_.options.deadlines.lane;
+  context_.lanes[action.lane].submit(device::Abort{active_->id, action.attempt});
+}
+
+void Job::perform(AnswerRank& action) { answer_step(call_of(action.rank), action.error); }
+
+void Job::perform(NormKnown& action) {
+  StepReport report = measured_report(*active_->plan, active_->constants, action.math);
+  report.policy_digest = policies_.digest();
+  attempt_.raw_norms = std::move(action.math.raw_group_norms);
+  complete(report, machine_->attempt());
+  report.next_attempt = report.attempt;
+  report.check_next = check_next(epochs_.steps() + 1);
+  const auto shared = std::make_shared<const StepReport>(std::move(report));
+  attempt_.norm = DoneRecord{{epochs_.epoch(), shared->attempt}, shared, active_->plan};
+  const std::shared_ptr<const std::string> text = record_ ? text_of(*shared) : nullptr;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const auto told = report_for(shared, *active_->plan, static_cast<std::int64_t>(rank));
+    answer_step(attempt_.calls[rank], RankReport{told, told == shared ? text : nullptr});
+  }
+}
+
+/// Fills in the fields of a report that only the job knows.
+void Job::complete(StepReport& report, std::uint64_t attempt) const {
+  report.step = attempt_.step;
+  report.epoch = epochs_.epoch();
+  report.attempt = attempt;
+  report.next_attempt = machine_->attempt();
+  report.timings.reduce_s = attempt_.reduce_s;
+  if (attempt_.first_ask && attempt_.last_ask) {
+    report.timings.wait_s = seconds(*attempt_.last_ask - *attempt_.first_ask);
+    report.timings.total_s = seconds(context_.now - *attempt_.first_ask);
+  }
+}
+
+void Job::find_stable_buckets(std::vector<std::uint32_t>& stable) const {
+  const std::size_t buckets = active_->plan->buckets.size();
+  const std::vector<StepCall>& calls = attempt_.calls;
+  for (const StepCall& call : calls) {
+    if (call.bucket_digests.size() != buckets) {
+      return;
+    }
+  }
+  for (std::uint32_t bucket = 0; bucket < buckets; ++bucket) {
+    std::optional<std::uint32_t> first;
+    bool equal = true;
+    for (std::size_t rank = 0; rank < calls.size(); ++rank) {
+      if (!active_->plan->layout(static_cast<std::int64_t>(rank)).bucket_rows[bucket].empty()) {
+        first = first.value_or(calls[rank].bucket_digests[bucket]);
+        equal = equal && calls[rank].bucket_digests[bucket] == *first;
+      }
+    }
+    if (equal) {
+      stable.push_back(bucket);
+    }
+  }
+}
+
+void Job::count_step(const StepReport& report, std::uint64_t nonfinite_values) const {
+  EngineMetrics& metrics = context_.metrics;
+  metrics.steps_committed.Increment();
+  metrics.step_seconds.Observe(report.timings.total_s);
+  metrics.step_wait_seconds.Observe(report.timings.wait_s);
+  if (report.clipped) {
+    metrics.steps_clipped.Increment();
+  }
+  if (report.found_inf) {
+    metrics.nonfinite_values.Increment(static_cast<double>(nonfinite_values));
+  }
+  metrics.divergences.Increment(static_cast<double>(report.divergence.size()));
+}
+
+void Job::publish_findings(const StepReport& report, std::uint64_t nonfinite_values) const {
+  if (report.found_inf) {
+    publish_alert(
+        "nonfinite",
+        fmt::format(
+            "step {}: {} non-finite values, first in tensor '{}'",
+            report.step,
+            nonfinite_values,
+            report.nonfinite.empty() ? "" : report.nonfinite.front().tensor
+        )
+    );
+  }
+  if (!report.divergence.empty()) {
+    publish_alert(
+        "divergence",
+        fmt::format(
+            "step {}: tensor '{}' differs on rank {}",
+            report.step,
+            report.divergence.front().tensor,
+            fmt::join(report.divergence.front().ranks, ", ")
+        )
+    );
+  }
+  if (report.skipped && !(attempt_.terms.scaled && report.found_inf)) {  // with a loss scale that is the run of things
+    const bool raised = report.action == plan::StepAction::Raise;
+    publish_alert(
+        raised ? "step_raised" : "step_skipped",
+        fmt::format("step {}: no optimizer steps: {}", report.step, report.reason)
+    );
+  }
+}
+
+void Job::perform(Committed& action) {
+  const bool in_halves = !attempt_.outcomes.empty();
+  if (in_halves) {
+    action.math.groups = std::exchange(attempt_.outcomes, {});
+  }
+  const std::shared_ptr<StepReport> shared = history_.next();
+  StepReport& report = *shared;
+  step_report(*active_->plan, active_->constants, action.math, report);
+  complete(report, action.attempt);
+  policies_.commit(*active_->plan, action.math, attempt_.terms, report);
+  find_stable_buckets(report.stable_buckets);
+  epochs_.on_step_done();
+  multiplied_in_a_row_ = !in_halves && multiplies_all(action.math) ? multiplied_in_a_row_ + 1 : 0;
+  report.check_next = check_next(epochs_.steps());
+  count_step(report, action.math.nonfinite_total);
+  publish_findings(report, action.math.nonfinite_total);
+  history_.committed(shared, context_.now);
+  answer_done(shared, action.attempt);
+  publish_step(shared);
+}
+
+void Job::publish_step(const std::shared_ptr<const StepReport>& report) {
+  if (context_.events) {
+    step_event_.topic = "step";
+    step_event_.uid = identity_.uid;
+    step_event_.job = identity_.name;
+    step_event_.epoch = epochs_.epoch();
+    step_event_.report = report;
+    context_.events(step_event_);
+    step_event_.report.reset();
+  }
+}
+
+/// The attempt is done: recorded first, then said.
+void Job::answer_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt) {
+  std::vector<RankReport> answers = std::move(answers_);
+  record_done(report, attempt, answers);
+  ended_.done = DoneRecord{{epochs_.epoch(), attempt}, report, active_->plan};
+  Attempt over = std::exchange(attempt_, Attempt(ranks_.size()));
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    answer_step(over.calls[rank], std::move(answers[rank]));
+  }
+  answers.clear();
+  answers_ = std::move(answers);
+}
+
+void Job::perform(AttemptFailed& action) {
+  Attempt over = std::exchange(attempt_, Attempt(ranks_.size()));
+  if (over.stuck) {
+    spdlog::info("lane at rest again job={} epoch={} attempt={}", identity_.name, epochs_.epoch(), action.attempt);
+  }
+  Error error = epochs_.ending() ? *epochs_.ending() : std::move(action.error);
+  error.job = identity_.name;
+  if (action.begun) {
+    context_.metrics.steps_failed.Increment();
+    history_.failed();
+    ended_.failed = FailedRecord{{epochs_.epoch(), action.attempt}, error};
+  }
+  if (!epochs_.ending()) {
+    publish_alert(kind_of(error.code), error.message);
+    spdlog::warn(
+        "step failed job={} epoch={} attempt={} kind={} reason=\"{}\"",
+        identity_.name,
+        epochs_.epoch(),
+        action.attempt,
+        kind_of(error.code),
+        error.message
+    );
+  }
+  perform(epochs_.on_attempt_failed(context_.now));
+  answer_failed(over, error);
+}
+
+void Job::answer_failed(Attempt& attempt, const Error& error) const {
+  for (StepCall& call : attempt.calls) {
+    answer_step(call, error);
+  }
+  for (const Reply<RankReport>& reply : std::exchange(attempt.departed, {})) {
+    if (!halted()) {
+      reply(error);
+    }
+  }
+}
+
+void Job::answer_step(StepCall& call, Result<RankReport> result) const {
+  const Reply<RankReport> reply = std::exchange(call.reply, {});
+  if (reply && !halted()) {
+    reply(std::move(result));
+  }
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,228 @@
+// Performs what the epoch machine decides.
+
+#include "engine/job/job.hpp"
+#include "engine/metrics.hpp"
+#include "engine/report/largest_report.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+namespace gradsync::engine {
+
+namespace {
+
+device::LaneCommand load_command(device::PlanId id, device::LanePlan layout) {
+  return device::LoadPlan{id, std::move(layout)};
+}
+
+device::LaneCommand load_command(device::PlanId id, device::StatsPlan layout) {
+  return device::LoadStats{id, std::move(layout)};
+}
+
+}  // namespace
+
+void Job::perform(const EpochActions& actions) {
+  for (const EpochAction& action : actions) {
+    std::visit([this](const auto& value) { perform(value); }, action);
+  }
+  follow_pauses();
+}
+
+PlanRequest Job::plan_request(std::uint64_t ticket) const {
+  PlanRequest request;
+  request.ticket = ticket;
+  request.meshes = identity_.meshes;
+  request.world_size = world_size();
+  return request;
+}
+
+void Job::perform(const CheckDeclaration& action) {
+  PlanRequest request = plan_request(action.ticket);
+  request.by_rank = {ranks_[index(action.rank)].declaration};
+  request.validate_only = true;
+  context_.planner.submit(std::move(request));
+}
+
+void Job::perform(const MakePlan& action) {
+  PlanRequest request = plan_request(action.ticket);
+  for (const Rank& rank : ranks_) {
+    request.by_rank.push_back(rank.declaration);
+    request.lane_of_rank.push_back(context_.buffers.lane_of(rank.buffer));
+  }
+  request.sizes = context_.options.buckets;
+  request.encode_report = context_.options.encode_report;
+  request.encoded_bytes = context_.options.encoded_bytes;
+  context_.planner.submit(std::move(request));
+}
+
+// A ticket that the machine does not know was overtaken, or is of another job.
+void Job::on_plan(PlanOutcome& outcome) {
+  if (const std::optional<std::int64_t> rank = epochs_.rank_checked(outcome.ticket)) {
+    perform(epochs_.on_checked(
+        context_.now, *rank, outcome.plan ? std::nullopt : std::optional<Error>(outcome.plan.error())
+    ));
+  } else if (epochs_.plans(outcome.ticket)) {
+    const PlanMade plan = made(outcome);
+    if (outcome.plan) {
+      prepared_ = std::move(*outcome.plan);
+    }
+    perform(epochs_.on_planned(context_.now, plan));
+    prepared_.reset();
+  }
+}
+
+PlanMade Job::made(const PlanOutcome& outcome) const {
+  if (!outcome.plan) {
+    return {{}, outcome.plan.error(), std::nullopt};
+  }
+  const plan::Plan& plan = *(*outcome.plan)->plan;
+  for (std::int64_t rank = 0; rank < world_size(); ++rank) {
+    if (std::optional<Error> error = arena_error(rank, plan)) {
+      return {plan.digest, std::move(error), rank};
+    }
+  }
+  return {plan.digest, std::nullopt, std::nullopt};
+}
+
+void Job::perform(const LoadPlan&) {
+  Result<std::shared_ptr<StepRecord>> record = record_for(*prepared_);
+  if (!record) {
+    perform(epochs_.on_load_failed(record.error()));
+    return;
+  }
+  EpochPlan& loading = active_.emplace();
+  loading.id = context_.next_plan++;
+  loading.plan = context_.planner.freed_elsewhere(std::move(prepared_->plan));
+  loading.shares = std::move(prepared_->shares);
+  loading.constants = std::move(prepared_->constants);
+  loading.record = std::move(*record);
+  for (const Rank& rank : ranks_) {
+    context_.buffers.use(rank.buffer);
+    loading.buffers.push_back(rank.buffer);
+  }
+  std::visit(
+      [this, &loading](auto& layout) {
+        layout.rank_buffers = loading.buffers;
+        context_.lanes[loading.shares.front().lane].submit(load_command(loading.id, std::move(layout)));
+      },
+      prepared_->layout
+  );
+}
+
+void Job::perform(const UnloadPlan&) {
+  if (active_) {
+    for (const LaneShare& share : active_->shares) {
+      context_.lanes[share.lane].submit(device::UnloadPlan{active_->id});
+    }
+    for (const std::uint64_t buffer : active_->buffers) {
+      context_.buffers.unuse(buffer);
+    }
+    active_.reset();
+  }
+}
+
+void Job::on_loaded(device::PlanId plan) {
+  if (owns_plan(plan)) {
+    perform(epochs_.on_lane_loaded());
+  }
+}
+
+void Job::on_load_failed(const device::Failed& report) {
+  perform(epochs_.on_load_failed(make_error(
+      report.out_of_memory ? ErrorCode::InsufficientMemory : ErrorCode::InternalError,
+      "the lane could not take the plan: " + report.message,
+      report.out_of_memory ? "give the daemon's cgroup more memory" : "see the daemon's log"
+  )));
+}
+
+void Job::perform(const CommitPlan& action) {
+  record_ = active_->record;
+  history_.make_room(largest_clean_report(*active_->plan, active_->constants));
+  if (!action.keeps_steps) {
+    machine_.emplace(active_->plan, epochs_.epoch());
+    std::vector<std::optional<StepKey>> last_done;
+    for (const Rank& rank : ranks_) {
+      last_done.push_back(rank.last_done);
+    }
+    policies_.adopt(*active_->plan, last_done);
+  }
+  publish_epoch(fmt::format("epoch {} of job '{}' begins with {} ranks", epochs_.epoch(), identity_.name, ranks_.size())
+  );
+  spdlog::info(
+      "epoch begins job={} epoch={} ranks={} tensors={} buckets={} plan={}",
+      identity_.name,
+      epochs_.epoch(),
+      ranks_.size(),
+      active_->plan->tensors.size(),
+      active_->plan->buckets.size(),
+      active_->plan->digest
+  );
+}
+
+void Job::perform(const OpenSteps&) { run(machine_->open(active_->shares)); }
+
+void Job::perform(const FailAttempt& action) { run(machine_->fail(action.error)); }
+
+void Job::perform(const FailStepCalls& action) {
+  if (!machine_->any_waiting()) {
+    return;
+  }
+  for (std::int64_t rank = 0; rank < world_size(); ++rank) {
+    if (machine_->waiting(rank)) {
+      epochs_.on_told(rank, action.error);
+    }
+  }
+  run(machine_->fail(action.error));
+}
+
+// Survivors keep their declarations and may already work for the new epoch, if the plan stays the same.
+void Job::perform(const FormEpoch& action) {
+  std::shared_ptr<const plan::Plan> plan = machine_->plan_pointer();
+  machine_.emplace(std::move(plan), epochs_.epoch());
+  publish_epoch(fmt::format("epoch {} of job '{}' forms: {}", epochs_.epoch(), identity_.name, action.reason));
+  spdlog::info("epoch ended job={} epoch={} reason=\"{}\"", identity_.name, epochs_.epoch() - 1, action.reason);
+}
+
+void Job::perform(const ReportLoss& action) {
+  context_.metrics.ranks_lost.Increment();
+  spdlog::warn(
+      "rank lost job={} rank={} epoch={} reason=\"{}\"",
+      identity_.name,
+      action.rank,
+      epochs_.epoch(),
+      action.error.message
+  );
+  publish_alert("rank_lost", action.error.message);
+}
+
+void Job::perform(const VacateSeat& action) {
+  Rank& rank = ranks_[index(action.rank)];
+  context_.buffers.release_all(rank.session);
+  if (Reply<RankReport>& waiting = call_of(action.rank).reply) {
+    attempt_.departed.push_back(std::move(waiting));
+  }
+  call_of(action.rank) = StepCall{};
+  Reply<DeclareResult> declaring = std::move(rank.declare_reply);
+  rank = Rank{};
+  rank.declare_reply = std::move(declaring);  // an answer follows
+}
+
+bool Job::owns_plan(device::PlanId plan) const { return active_ && active_->id == plan; }
+
+bool Job::runs_on(device::LaneId lane) const {
+  return active_ && std::any_of(active_->shares.begin(), active_->shares.end(), [&](const LaneShare& share) {
+           return share.lane == lane;
+         });
+}
+
+bool Job::owns_buffer(std::uint64_t buffer) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
+    return rank.buffer == buffer && buffer != 0;
+  });
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,54 @@
+// A state of the policies is imported on all ranks alike.
+
+#include "engine/job/job.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+namespace gradsync::engine {
+
+void Job::import_policies(std::int64_t rank, ImportRequest request, Reply<RankReport> reply) {
+  if (const auto answer = answer_at_hand(rank, request.key)) {
+    reply(*answer);
+    return;
+  }
+  if (!epochs_.ending()) {
+    GroupPolicies trial(machine_->plan());
+    if (const Result<void> restored = trial.restore(request.state); !restored) {
+      reply(restored.error());
+      return;
+    }
+  }
+  const TimePoint deadline = step_deadline(request.timeout);
+  if (take_step_reply(rank, request.key, make_ask(request, context_.now, deadline), std::move(reply)) &&
+      !epochs_.ending()) {
+    note_ask();
+    attempt_.import_state = request.state;
+    run(machine_->on_import(rank, request, context_.now, deadline));
+    follow_step_call(rank);
+  }
+}
+
+void Job::perform(Imported& action) {
+  policies_.import_state(attempt_.import_state, {epochs_.epoch(), action.attempt});
+  StepReport report;
+  report.step = history_.last_step();
+  report.reason = "the policies go on with the state that was imported";
+  report.data_path = active_->constants.data_path;
+  report.policy_digest = policies_.digest();
+  report.epoch = epochs_.epoch();
+  report.attempt = action.attempt;
+  report.next_attempt = machine_->attempt();
+  report.check_next = check_next(epochs_.steps());
+  spdlog::info(
+      "policies imported job={} epoch={} attempt={} digest={}",
+      identity_.name,
+      epochs_.epoch(),
+      action.attempt,
+      report.policy_digest
+  );
+  answer_done(std::make_shared<const StepReport>(std::move(report)), action.attempt);
+}
+
+}  // namespace gradsync::engine

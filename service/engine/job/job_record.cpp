@@ -1,0 +1,78 @@
+// The record of a job for ranks that come back to another daemon, and the end of the job without answers.
+
+#include "engine/job/job.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+namespace gradsync::engine {
+
+// Survivors do not declare again: with the same plan they keep the record that they have.
+Result<std::shared_ptr<StepRecord>> Job::record_for(const PreparedPlan& prepared) const {
+  if (prepared.encoded_bytes == 0) {
+    return std::shared_ptr<StepRecord>();
+  }
+  if (record_ && record_->plan_digest() == prepared.plan->digest) {
+    return record_;
+  }
+  const std::size_t text_bytes = std::min(prepared.encoded_bytes, context_.options.encoded_bytes);
+  return StepRecord::create(prepared.plan->digest, ranks_.size(), text_bytes);
+}
+
+std::optional<RecordGrant> Job::grant_record(std::int64_t rank) const {
+  if (!record_) {
+    return std::nullopt;
+  }
+  return context_.buffers.grant_record(record_, rank, identity_.uid, ranks_[index(rank)].pid, context_.now);
+}
+
+/// Before the command that writes gradients: what it leaves half done must never be taken for whole inputs.
+void Job::note_begun() {
+  if (record_ && active_->plan->options.data_path == plan::DataPath::Arena) {
+    record_->begin(attempt_word({epochs_.epoch(), machine_->attempt()}));
+  }
+}
+
+/// Called before any rank is answered: a rank that hears that the step is done applies it, and the others have to learn
+/// that.
+void Job::record_done(
+    const std::shared_ptr<const StepReport>& report, std::uint64_t attempt, std::vector<RankReport>& answers
+) {
+  answers.resize(ranks_.size());
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    answers[rank].report = report_for(report, *active_->plan, static_cast<std::int64_t>(rank));
+    if (record_) {
+      const bool same = rank > 0 && answers[rank].report == answers[0].report;
+      answers[rank].text = same ? answers[0].text : text_of(*answers[rank].report);
+      record_->keep(rank, *answers[rank].text);
+    }
+  }
+  if (record_) {
+    record_->finish(attempt_word({epochs_.epoch(), attempt}));
+  }
+}
+
+/// Writes into the memory of the text before, unless it still has a reader.
+std::shared_ptr<const std::string> Job::text_of(const StepReport& report) {
+  if (!text_ || text_.use_count() > 1) {
+    text_ = std::make_shared<std::string>();
+  }
+  *text_ = context_.options.encode_report(report, record_->room(), std::move(*text_));
+  return text_;
+}
+
+void Job::halt() {
+  perform(epochs_.on_halt());
+  if (record_) {
+    record_->close();
+  }
+  if (machine_ && (machine_->busy() || machine_->begun())) {
+    run(machine_->fail(make_error(ErrorCode::Draining, "the daemon ends", "its successor goes on")));
+  }
+}
+
+bool Job::at_rest() const { return attempt_.stuck || !machine_ || !machine_->busy(); }
+
+}  // namespace gradsync::engine

@@ -1,0 +1,185 @@
+#include "engine/plan/planner.hpp"
+
+#include "base/text.hpp"
+
+#include <fmt/format.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <new>
+#include <pthread.h>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace gradsync::engine {
+
+namespace {
+
+/// Each report names every clip group, every bucket, and ranks where something was found: all of that has to fit.
+Result<void> check_report_size(const PreparedPlan& prepared, const PlanRequest& request) {
+  if (prepared.encoded_bytes <= request.encoded_bytes) {
+    return {};
+  }
+  const StepReport largest = largest_report(*prepared.plan, prepared.constants);
+  const std::size_t least = request.encode_report(largest, 0, {}).size();
+  if (least <= request.encoded_bytes) {
+    return {};
+  }
+  return make_error(
+      ErrorCode::InvalidDeclaration,
+      fmt::format(
+          "the report of a step may have {}, a message at most {}: there are {} clip groups and {} buckets",
+          human_bytes(least),
+          human_bytes(request.encoded_bytes),
+          prepared.plan->clip_groups.size(),
+          prepared.plan->buckets.size()
+      ),
+      "declare fewer clip groups, shorter names or larger buckets, or raise limits.message_bytes of the daemon"
+  );
+}
+
+/// One lane has all of the plan: no norm is taken over several yet.
+Result<std::vector<LaneShare>> place(const plan::Plan& plan, const PlanRequest& request) {
+  Result<std::vector<LaneShare>> shares = project_plan(plan, request.lane_of_rank);
+  if (!shares || shares->size() == 1) {
+    return shares;
+  }
+  const LaneShare& first = shares->front();
+  const LaneShare& other = (*shares)[1];
+  Error error = make_error(
+      ErrorCode::UnsupportedPlacement,
+      fmt::format(
+          "the norm would be taken over lane {}, which holds the buffer of rank {}, and lane {}, which holds that of "
+          "rank {}",
+          first.lane,
+          first.ranks.front(),
+          other.lane,
+          other.ranks.front()
+      ),
+      "allocate the buffers of all ranks of a job on one device"
+  );
+  error.path = "buffer";
+  error.ranks = {first.ranks.front(), other.ranks.front()};
+  return error;
+}
+
+}  // namespace
+
+PlanOutcome run_planner(const PlanRequest& request) {
+  std::vector<const plan::RankDeclaration*> by_rank;
+  by_rank.reserve(request.by_rank.size());
+  for (std::size_t i = 0; i < request.by_rank.size(); ++i) {
+    by_rank.push_back(request.by_rank[i].get());
+    if (request.validate_only) {  // each by itself, before all of them are merged
+      if (const Result<void> valid = plan::validate_declaration(*request.by_rank[i], request.meshes); !valid) {
+        return {request.ticket, valid.error()};
+      }
+    }
+  }
+  if (request.validate_only) {
+    return {request.ticket, std::unique_ptr<PreparedPlan>()};
+  }
+  Result<plan::Plan> plan = plan::plan_job(by_rank, request.meshes, request.sizes);
+  if (!plan) {
+    return {request.ticket, plan.error()};
+  }
+  Result<std::vector<LaneShare>> shares = place(*plan, request);
+  if (!shares) {
+    return {request.ticket, shares.error()};
+  }
+  auto prepared = std::make_unique<PreparedPlan>(std::move(*plan), request.encode_report);
+  prepared->shares = std::move(*shares);
+  if (const Result<void> fits = check_report_size(*prepared, request); !fits) {
+    return {request.ticket, fits.error()};
+  }
+  return {request.ticket, std::move(prepared)};
+}
+
+namespace {
+
+/// Top of the thread: what is thrown (no memory, a defect) becomes the outcome.
+PlanOutcome guarded(const PlanRequest& request) {
+  try {
+    return run_planner(request);
+  } catch (const std::exception& error) {
+    return {
+        request.ticket,
+        make_error(
+            ErrorCode::InternalError, fmt::format("no plan was made: {}", error.what()), "see the daemon's log"
+        )};
+  }
+}
+
+}  // namespace
+
+struct ThreadPlanner::State {
+  std::function<void(PlanOutcome)> sink;
+  std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<PlanRequest> queue;                    ///< guarded by mutex, as are the next two
+  std::vector<std::shared_ptr<const void>> unused;  ///< to be freed
+  bool stopping = false;
+  std::thread thread;
+
+  void run() {
+    ::pthread_setname_np(::pthread_self(), "planner");
+    std::unique_lock lock(mutex);
+    for (;;) {
+      wake.wait(lock, [this] { return stopping || !queue.empty() || !unused.empty(); });
+      if (stopping) {
+        return;
+      }
+      if (queue.empty()) {
+        const auto freed_unlocked = std::exchange(unused, {});
+        lock.unlock();
+      } else {
+        PlanRequest request = std::move(queue.front());
+        queue.pop_front();
+        lock.unlock();
+        sink(guarded(request));
+      }
+      lock.lock();
+    }
+  }
+
+  void free(std::shared_ptr<const void> value) noexcept {
+    try {
+      const std::lock_guard lock(mutex);
+      unused.push_back(std::move(value));
+    } catch (const std::bad_alloc&) {
+      return;  // freed here
+    }
+    wake.notify_one();
+  }
+};
+
+ThreadPlanner::ThreadPlanner(std::function<void(PlanOutcome)> sink) : state_(std::make_shared<State>()) {
+  state_->sink = std::move(sink);
+  state_->thread = std::thread([state = state_.get()] { state->run(); });
+}
+
+ThreadPlanner::~ThreadPlanner() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+  }
+  state_->wake.notify_one();
+  state_->thread.join();
+  state_->queue.clear();  // their declarations lead back to the state
+}
+
+void ThreadPlanner::submit(PlanRequest request) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->queue.push_back(std::move(request));
+  }
+  state_->wake.notify_one();
+}
+
+PlannerPort::Disposal ThreadPlanner::disposal() const {
+  return [state = state_](std::shared_ptr<const void> value) { state->free(std::move(value)); };
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,55 @@
+#pragma once
+// The way to the planner thread and back.
+
+#include "base/error.hpp"
+#include "device/lane.hpp"
+#include "engine/plan/prepared_plan.hpp"
+#include "engine/report/report.hpp"
+#include "plan/make_plan.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// Work for the planner thread and its answer.
+struct PlanRequest {
+  std::uint64_t ticket = 0;
+  std::vector<std::shared_ptr<const plan::RankDeclaration>> by_rank;
+  std::vector<device::LaneId> lane_of_rank;  ///< which lane holds the rank's buffer; empty: the host lane holds all
+  std::vector<plan::Mesh> meshes;
+  std::int64_t world_size = 1;
+  plan::BucketSizes sizes;
+  bool validate_only = false;            ///< check the one declaration given; the outcome's plan is null
+  EncodeReport encode_report;            ///< to measure the longest report; none: not measured
+  std::size_t encoded_bytes = 1u << 20;  ///< no report may have more, with all left out that can be
+};
+
+struct PlanOutcome {
+  std::uint64_t ticket = 0;
+  Result<std::unique_ptr<PreparedPlan>> plan;
+};
+
+class PlannerPort {
+ public:
+  virtual ~PlannerPort() = default;
+  virtual void submit(PlanRequest request) = 0;  ///< the outcome comes back through Engine::on_plan
+
+  /// Returns the same value, to be freed on another thread by its last owner: freeing the declarations of 100,000
+  /// tensors takes tens of milliseconds. The value may outlive the port.
+  template <typename T>
+  [[nodiscard]] std::shared_ptr<const T> freed_elsewhere(std::shared_ptr<const T> value) const {
+    const T* bare = value.get();
+    return {bare, [free = disposal(), value = std::move(value)](const T*) mutable { free(std::move(value)); }};
+  }
+
+ protected:
+  using Disposal = std::function<void(std::shared_ptr<const void>)>;  ///< any thread; does not throw
+  [[nodiscard]] virtual Disposal disposal() const = 0;
+};
+
+}  // namespace gradsync::engine

@@ -1,0 +1,36 @@
+#pragma once
+// A plan with all that is worked out from it once: it may have 100,000 tensors, so that is done where it was made and
+// the io thread only hands it on.
+
+#include "engine/plan/lane_plan.hpp"
+#include "engine/plan/project_plan.hpp"
+#include "engine/report/largest_report.hpp"
+#include "engine/report/step_report.hpp"
+
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace gradsync::engine {
+
+struct PreparedPlan {
+  explicit PreparedPlan(plan::Plan made, const EncodeReport& encode = nullptr)
+      : plan(std::make_shared<const plan::Plan>(std::move(made))),
+        layout(lane_layout_of(*plan)),
+        constants(report_constants(*plan)) {
+    if (encode) {
+      constexpr auto kAnyLength = std::numeric_limits<std::size_t>::max();
+      encoded_bytes = encode(largest_report(*plan, constants), kAnyLength, {}).size();
+    }
+  }
+
+  std::shared_ptr<const plan::Plan> plan;
+  LaneLayout layout;
+  std::vector<LaneShare> shares;  ///< `run_planner` knows where buffers lie
+  ReportConstants constants;
+  std::size_t encoded_bytes = 0;  ///< the size of the longest report; 0: not measured
+};
+
+}  // namespace gradsync::engine

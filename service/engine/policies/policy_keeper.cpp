@@ -1,0 +1,220 @@
+#include "engine/policies/policy_keeper.hpp"
+
+#include "base/assert.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+namespace gradsync::engine {
+
+namespace {
+
+/// The step that the ranks know as done last; none where no rank knows one. Error: two ranks name different steps.
+Result<std::optional<StepKey>> last_step_of(const std::vector<std::optional<StepKey>>& last_done) {
+  std::optional<StepKey> last;
+  std::size_t known_by = 0;
+  for (std::size_t rank = 0; rank < last_done.size(); ++rank) {
+    const std::optional<StepKey>& known = last_done[rank];
+    if (last && known && attempt_word(*known) != attempt_word(*last)) {
+      return make_error(
+          ErrorCode::InvalidParams,
+          fmt::format(
+              "the last step done is epoch {}, attempt {} to rank {} and epoch {}, attempt {} to rank {}",
+              last->epoch,
+              last->attempt,
+              known_by,
+              known->epoch,
+              known->attempt,
+              rank
+          )
+      );
+    }
+    if (known && !last) {
+      last = known;
+      known_by = rank;
+    }
+  }
+  return last;
+}
+
+}  // namespace
+
+PolicyKeeper::PolicyKeeper(
+    Job job, std::string directory, PolicyMetrics& metrics, std::function<void(const std::string& what)> alert
+)
+    : job_(std::move(job)), directory_(std::move(directory)), metrics_(metrics), alert_(std::move(alert)) {}
+
+void PolicyKeeper::adopt(const plan::Plan& plan, const std::vector<std::optional<StepKey>>& last_done) {
+  const bool first = !policies_;
+  policies_ = GroupPolicies(plan);
+  if (!first) {
+    (void)take_over(saved_);
+  }
+  if (policies_->remember() && !file_tried_ && !directory_.empty()) {
+    open_file(first, last_done);
+  }
+  digest_ = policies_->save(saved_);
+}
+
+/// Takes over a state that may have been saved under another plan. False: all or some of it is lost, and an alert said
+/// so.
+bool PolicyKeeper::take_over(std::string_view saved) {
+  const Result<bool> all = policies_->take_over(saved);
+  if (!all) {
+    forget(all.error().message);
+  } else if (!*all) {
+    const std::string what =
+        "policies begin anew whose settings were others, and those that are declared no more are forgotten";
+    alert_(what);
+    spdlog::warn("{} job={}", what, job_.name);
+  }
+  return all && *all;
+}
+
+/// Called once. `first`: nothing was remembered in this daemon yet.
+void PolicyKeeper::open_file(bool first, const std::vector<std::optional<StepKey>>& last_done) {
+  file_tried_ = true;
+  Result<PolicyFile> file = PolicyFile::open(directory_, job_.uid, job_.name);
+  if (!file) {
+    lose_file(file.error().message);
+    return;
+  }
+  file_ = std::move(*file);
+  if (first) {
+    recall(last_done);
+  } else {
+    wipe_file();  // the stored state is that of an earlier job
+  }
+}
+
+void PolicyKeeper::wipe_file() {
+  if (const Result<void> wiped = file_->wipe(); !wiped) {
+    spdlog::warn("old policy state stays job={} reason=\"{}\"", job_.name, wiped.error().message);
+  }
+}
+
+void PolicyKeeper::recall(const std::vector<std::optional<StepKey>>& last_done) {
+  const Result<std::optional<StepKey>> agreed = last_step_of(last_done);
+  if (!agreed) {
+    forget(agreed.error().message);
+    return;
+  }
+  const std::optional<StepKey>& last = *agreed;
+  std::optional<std::string> state;
+  if (last) {
+    state = file_->find(attempt_word(*last));
+    if (!state) {
+      forget("the state after the step that was done last is not there");
+      return;
+    }
+  } else if (job_.restart_count > 0) {
+    // Restarted trainers that load a checkpoint bring its state along; the state of the last step is for those that do
+    // not.
+    std::optional<PolicyFile::Stored> stored = file_->newest();
+    if (!stored) {
+      forget("the trainers restarted, and no state is stored");
+      return;
+    }
+    state = std::move(stored->state);
+  } else {
+    wipe_file();  // of another job of the same name
+    return;
+  }
+  if (!take_over(*state)) {
+    return;
+  }
+  spdlog::info("policies go on job={}", job_.name);
+  if (!last) {
+    alert_(
+        "the trainers restarted: the policies go on with the state that was stored last, which may be newer than a "
+        "checkpoint; load_state_dict() takes that of the checkpoint"
+    );
+  }
+}
+
+void PolicyKeeper::lose_file(const std::string& why) {
+  file_.reset();
+  alert_("a restart of the daemon will lose what the policies remember: " + why);
+  spdlog::warn("policy state not kept job={} reason=\"{}\"", job_.name, why);
+}
+
+void PolicyKeeper::forget(const std::string& why) {
+  alert_("the policies begin anew: " + why);
+  spdlog::warn("policies begin anew job={} reason=\"{}\"", job_.name, why);
+}
+
+/// If it cannot be stored, nothing is stored from then on.
+void PolicyKeeper::store(const StepKey& attempt) {
+  if (!file_) {
+    return;
+  }
+  if (const Result<void> stored = file_->store(attempt_word(attempt), saved_); !stored) {
+    wipe_file();  // or restarted trainers would get what is old
+    lose_file(stored.error().message);
+  }
+}
+
+void PolicyKeeper::rules(const StepTerms& terms, std::vector<plan::ClipRule>& rules) const {
+  policies_->rules(terms.max_norm, rules);
+  if (terms.scaled) {
+    for (plan::ClipRule& rule : rules) {
+      rule.nonfinite = plan::NonfiniteAction::Skip;
+    }
+  }
+}
+
+void PolicyKeeper::commit(
+    const plan::Plan& plan, const device::StepMath& math, const StepTerms& terms, StepReport& report
+) {
+  if (terms.abandoned) {
+    for (GroupReport& group : report.groups) {
+      group.watch.clear();
+    }
+    report.policy_digest = digest_;
+    store({report.epoch, report.attempt});
+    return;
+  }
+  policies_->commit({math.groups, math.raw_group_norms, terms.scale, terms.scaled, terms.max_norm}, watched_);
+  const auto& groups = plan.clip_groups;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    metrics_.count(PolicyRole::Decides, groups[group].clip.policy, math.groups[group]);
+    for (std::size_t watcher = 0; watcher < watched_[group].size(); ++watcher) {
+      const plan::ClipOutcome& outcome = watched_[group][watcher];
+      metrics_.count(PolicyRole::Watches, groups[group].clip.watch[watcher], outcome);
+      WatchReport& entry = report.groups[group].watch[watcher];
+      entry.threshold = outcome.threshold;
+      entry.coefficient = outcome.coefficient;
+      entry.clipped = outcome.clipped;
+      entry.action = outcome.action;
+      entry.spike = outcome.spike;
+      entry.reason = outcome.reason;
+    }
+  }
+  if (policies_->remember()) {
+    digest_ = policies_->save(saved_);
+  }
+  report.policy_digest = digest_;
+  store({report.epoch, report.attempt});
+}
+
+Result<PolicyExport> PolicyKeeper::exported() const {
+  if (!policies_) {
+    return make_error(
+        ErrorCode::NotDeclared,
+        "the job has no policies yet: its gradients are not declared",
+        "call gradients.declare on every rank first"
+    );
+  }
+  return PolicyExport{saved_, digest_};
+}
+
+void PolicyKeeper::import_state(const std::string& state, const StepKey& attempt) {
+  const Result<void> restored = policies_->restore(state);
+  GRADSYNC_ASSERT(restored.has_value(), "a state is tried before a rank may wait to import it");
+  digest_ = policies_->save(saved_);
+  store(attempt);
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,41 @@
+#pragma once
+// Turns the measurements of a lane into the report that a trainer gets. Pure.
+
+#include "device/lane.hpp"
+#include "engine/report/report.hpp"
+#include "plan/plan.hpp"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// The parts that are the same in every report of a plan; made once, because a plan may have ten thousand tensors.
+struct ReportConstants {
+  std::vector<std::string> layers;
+  std::vector<std::vector<std::string>> watching;  ///< by clip group, the policies that only watch, in words
+  std::string data_path;
+  std::vector<ScalarCollectiveReport> scalar_collectives;
+};
+
+[[nodiscard]] ReportConstants report_constants(const plan::Plan& plan);
+
+/// Everything but step, epoch, attempts, what was waited for, and the policies: their digest, and what watchers say, of
+/// which only the names are there. Nothing is left of what `report` said before, but the memory of it is used again.
+void step_report(
+    const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math, StepReport& report
+);
+
+/// The report of a norm that was given out before anything is multiplied.
+[[nodiscard]] StepReport measured_report(
+    const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math
+);
+
+/// The report for one rank: `absent` in the rows of its own declaration, where ranks number tensors differently; else
+/// the report for all.
+[[nodiscard]] std::shared_ptr<const StepReport> report_for(
+    const std::shared_ptr<const StepReport>& report, const plan::Plan& plan, std::int64_t rank
+);
+
+}  // namespace gradsync::engine

@@ -1,0 +1,244 @@
+#pragma once
+// One epoch's steps as a sans-I/O machine: events in, actions out; no clock, no lane, no reply of its own.
+//
+// Invariants: buckets are launched strictly in plan order, each once per attempt and only when every rank said it is
+// ready; the norm is launched behind them, once every rank asked for the same step; the step is done only when the lane
+// did all of it; after the first failure the attempt is sticky: it aborts once, and `Failed` is given out only when
+// nothing of it is outstanding on any lane. An attempt that ended leaves a record, so that a repeated call gets the
+// same answer.
+
+#include "engine/epoch/roster.hpp"
+#include "engine/plan/project_plan.hpp"
+#include "engine/step/ask.hpp"
+#include "engine/types.hpp"
+#include "plan/plan.hpp"
+
+#include <boost/container/small_vector.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// Launch the reduction of a bucket.
+struct LaunchReduce {
+  device::LaneId lane = device::kHostLane;
+  std::uint32_t bucket = 0;
+  std::vector<device::UnusedTensor> unused;
+};
+
+/// All ranks agree and all buckets are launched: combine behind them, and multiply unless `norm_only`. The lane takes
+/// commands in order, and refuses to combine buckets that are not reduced.
+struct LaunchFinish {
+  device::LaneId lane = device::kHostLane;
+  double scale = 1.0;
+  bool scaled = false;
+  bool norm_only = false;
+  bool override_max_norm = false;
+  std::optional<double> max_norm;
+};
+
+/// The second half of a step that has given out its norm.
+struct LaunchScale {
+  device::LaneId lane = device::kHostLane;
+  bool override_max_norm = false;
+  std::optional<double> max_norm;
+  bool abandon = false;
+};
+
+/// Stop what the lane still does for this attempt. A lane that owes nothing is told nothing.
+struct LaunchAbort {
+  device::LaneId lane = device::kHostLane;
+  std::uint64_t attempt = 0;
+};
+
+/// Answer one rank's call; the attempt goes on.
+struct AnswerRank {
+  std::int64_t rank = 0;
+  Error error;
+};
+
+/// The norm is known (norm_only): answer every waiting rank, the step stays open for `clip`.
+struct NormKnown {
+  device::StepMath math;
+};
+
+/// The attempt is done: answer every rank.
+struct Committed {
+  std::uint64_t attempt = 0;
+  device::StepMath math;
+};
+
+/// Every rank gave the same state: the policies go on with it. The attempt is done; answer every rank.
+struct Imported {
+  std::uint64_t attempt = 0;
+};
+
+/// The attempt failed and the lane is quiet: answer every waiting rank with the error.
+struct AttemptFailed {
+  std::uint64_t attempt = 0;
+  Error error;
+  bool begun = false;  ///< false: no rank had sent anything of it
+};
+
+/// Half of a waiting rank's time is over, and other ranks are missing. Said once in an attempt.
+struct HalfTime {
+  std::string waits_for;
+};
+
+using Action = std::variant<
+    LaunchReduce,
+    LaunchFinish,
+    LaunchScale,
+    LaunchAbort,
+    AnswerRank,
+    NormKnown,
+    Committed,
+    Imported,
+    AttemptFailed,
+    HalfTime>;
+using Actions = boost::container::small_vector<Action, 2>;
+
+class StepMachine {
+ public:
+  /// Launches nothing before `open`: survivors of an epoch may be ready before its plan is on the lane again.
+  StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch);
+
+  /// The lanes have the plan. Buckets are launched on any number of them, the norm only where there is one.
+  [[nodiscard]] Actions open(const std::vector<LaneShare>& shares);
+
+  [[nodiscard]] Actions on_bucket_ready(std::int64_t rank, std::uint64_t attempt, std::uint32_t bucket);
+  /// `rows` of the rank's declaration.
+  [[nodiscard]] Actions on_unused(std::int64_t rank, std::uint64_t attempt, const std::vector<std::uint32_t>& rows);
+  /// `request.kind` Finish or NormOnly. The epoch was checked by the caller.
+  [[nodiscard]] Actions on_finish(std::int64_t rank, const FinishRequest& request, TimePoint now, TimePoint deadline);
+  [[nodiscard]] Actions on_clip(std::int64_t rank, const ClipRequest& request, TimePoint now, TimePoint deadline);
+
+  [[nodiscard]] Actions on_import(std::int64_t rank, const ImportRequest& request, TimePoint now, TimePoint deadline);
+
+  // The lane is the one that reports, and one that owes a report.
+  void on_reduced(device::LaneId lane, std::uint64_t tag);
+  [[nodiscard]] Actions on_finished(device::LaneId lane, std::uint64_t tag, device::StepMath math);
+  [[nodiscard]] Actions on_scaled(device::LaneId lane, std::uint64_t tag, double clip_s);
+  [[nodiscard]] Actions on_lane_failed(device::LaneId lane, const device::Failed& report);
+  [[nodiscard]] Actions on_aborted(device::LaneId lane, std::uint64_t tag);
+
+  /// Ends the attempt with an error; `AttemptFailed` follows now or when the lane is quiet.
+  [[nodiscard]] Actions fail(Error error);
+
+  /// `next_deadline` has come. `forming`: what the epoch lacks, empty when it is complete.
+  [[nodiscard]] Actions on_time(TimePoint now, const std::string& forming = {});
+  /// The earliest deadline of a waiting rank, or the moment of its warning; none while deadlines stand still.
+  [[nodiscard]] std::optional<TimePoint> next_deadline() const;
+  /// Called after everything that may change which rank waits for which. The time that a call waited for a paused rank
+  /// does not count; a pause that no call waited for does not count twice, and neither do two pauses at once.
+  void follow_pauses(TimePoint now, const Roster& roster);
+
+  [[nodiscard]] std::uint64_t attempt() const { return attempt_; }
+
+  /// StaleAttempt, unless the attempt is the current one.
+  [[nodiscard]] std::optional<Error> stale(std::int64_t rank, std::uint64_t attempt) const;
+
+  [[nodiscard]] bool waiting(std::int64_t rank) const { return ranks_[index(rank)].ask.has_value(); }
+
+  [[nodiscard]] const std::optional<Ask>& ask_of(std::int64_t rank) const { return ranks_[index(rank)].ask; }
+
+  [[nodiscard]] bool all_waiting() const;
+  [[nodiscard]] bool any_waiting() const;
+
+  [[nodiscard]] bool busy() const;
+
+  [[nodiscard]] bool failing() const { return error_.has_value(); }
+
+  /// Why the attempt fails, while the lane has not stopped.
+  [[nodiscard]] const std::optional<Error>& failure() const { return error_; }
+
+  /// Some rank has begun this attempt.
+  [[nodiscard]] bool begun() const;
+
+  [[nodiscard]] std::int64_t launched() const { return static_cast<std::int64_t>(next_launch_); }
+
+  /// Ranks that have not asked yet.
+  [[nodiscard]] std::vector<std::int64_t> missing_ranks() const;
+  /// Says in words what the attempt waits for.
+  [[nodiscard]] std::string waits_for() const;
+
+  [[nodiscard]] const plan::Plan& plan() const { return *plan_; }
+
+  [[nodiscard]] std::shared_ptr<const plan::Plan> plan_pointer() const { return plan_; }
+
+ private:
+  static constexpr std::size_t kNamedTensors = 20;  ///< in an error
+
+  enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling };
+
+  struct Rank {
+    std::vector<bool> ready;            ///< per bucket
+    std::vector<std::uint32_t> unused;  ///< rows
+    std::vector<bool> is_unused;        ///< per row, the same set
+    std::optional<Ask> ask;
+    std::optional<Error> notification_error;  ///< the error of a notification; given out with the finish
+  };
+
+  struct LaneWork {
+    device::LaneId lane = device::kHostLane;
+    std::size_t outstanding = 0;  ///< commands, an Abort included
+  };
+
+  [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
+
+  /// Counts one command more for the lane, and says its id.
+  [[nodiscard]] static device::LaneId launch_on(LaneWork& work);
+  [[nodiscard]] device::LaneId launch_norm();
+  void count_report(device::LaneId lane);
+  [[nodiscard]] std::vector<std::string> unready_tensors(std::int64_t rank) const;
+  [[nodiscard]] std::optional<Error> bad_index(std::int64_t rank, const FinishRequest& request) const;
+  [[nodiscard]] std::optional<Error> bad_unused(
+      std::int64_t rank, const char* path, const std::vector<std::uint32_t>& rows
+  ) const;
+  /// Ranks number tensors by the rows of their declarations; the plan's number of each. Data path arena only.
+  [[nodiscard]] const std::vector<std::uint32_t>& rows_of(std::size_t rank) const;
+  /// Whether the rank has a tensor in the bucket: if not, it is not waited for.
+  [[nodiscard]] bool holds(std::size_t rank, std::uint32_t bucket) const;
+  [[nodiscard]] static Error not_held(std::int64_t rank, const char* path, std::uint32_t bucket);
+  [[nodiscard]] static Error not_ready(std::int64_t rank, std::int64_t step, std::vector<std::string> unready);
+  [[nodiscard]] std::optional<TimePoint> deadline() const;
+  /// When half of a waiting rank's time is over, while ranks are missing.
+  [[nodiscard]] std::optional<TimePoint> half_time() const;
+  [[nodiscard]] Error timeout(TimePoint now, const std::string& forming) const;
+  [[nodiscard]] Error lane_error(const device::Failed& report) const;
+  [[nodiscard]] std::string lane_work() const;
+  [[nodiscard]] std::vector<std::string> missing_tensors() const;
+  /// A rank waits to import: nothing is reduced meanwhile.
+  [[nodiscard]] bool importing() const;
+  void mark_unused(std::int64_t rank, const std::vector<std::uint32_t>& rows);
+  /// Notes the buckets and tensors that the request calls ready or unused.
+  void mark_asked(std::int64_t rank, const FinishRequest& request);
+  void launch_ready(Actions& actions);
+  void finish_if_complete(Actions& actions);
+  [[nodiscard]] std::optional<Error> disagreement(std::int64_t rank, const Ask& ask) const;
+  void end_attempt();
+  void settle_failure(Actions& actions);
+
+  std::shared_ptr<const plan::Plan> plan_;
+  std::uint64_t epoch_ = 0;
+  std::uint64_t attempt_ = 0;
+  bool open_ = false;
+  Phase phase_ = Phase::Collecting;
+  std::vector<Rank> ranks_;
+  std::vector<std::vector<device::UnusedTensor>> unused_;  ///< per bucket, of all ranks
+  std::size_t next_launch_ = 0;
+  std::size_t reduced_ = 0;
+  boost::container::small_vector<LaneWork, 1> lanes_;
+  std::vector<std::size_t> lane_of_bucket_;  ///< index into `lanes_`
+  bool half_warned_ = false;
+  std::optional<TimePoint> suspended_;  ///< since when deadlines stand still, for a paused rank
+  std::optional<Error> error_;          ///< sticky failure of this attempt
+  device::StepMath math_;               ///< of the norm given out
+  std::int64_t norm_step_ = 0;          ///< and its step
+};
+
+}  // namespace gradsync::engine

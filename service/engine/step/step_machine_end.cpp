@@ -1,0 +1,338 @@
+// The end of an attempt: the lane's reports, failures and deadlines.
+
+#include "base/assert.hpp"
+#include "base/text.hpp"
+#include "engine/step/step_machine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace gradsync::engine {
+
+bool StepMachine::busy() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const LaneWork& work) { return work.outstanding > 0; });
+}
+
+device::LaneId StepMachine::launch_on(LaneWork& work) {
+  ++work.outstanding;
+  return work.lane;
+}
+
+device::LaneId StepMachine::launch_norm() {
+  GRADSYNC_ASSERT(lanes_.size() == 1, "the planner refuses a plan whose norm would be taken over several lanes");
+  return launch_on(lanes_.front());
+}
+
+void StepMachine::count_report(device::LaneId lane) {
+  const auto work = std::find_if(lanes_.begin(), lanes_.end(), [&](const LaneWork& each) { return each.lane == lane; });
+  GRADSYNC_ASSERT(
+      work != lanes_.end() && work->outstanding > 0, "a lane reports once on each command that it was given"
+  );
+  --work->outstanding;
+}
+
+void StepMachine::on_reduced(device::LaneId lane, std::uint64_t tag) {
+  if (tag == attempt_) {
+    count_report(lane);
+    ++reduced_;
+  }
+}
+
+Actions StepMachine::on_finished(device::LaneId lane, std::uint64_t tag, device::StepMath math) {
+  Actions actions;
+  if (tag != attempt_) {
+    return actions;
+  }
+  count_report(lane);
+  if (error_) {
+    return actions;  // the Abort's report settles it
+  }
+  GRADSYNC_ASSERT(reduced_ == plan_->buckets.size(), "the lane refuses a norm of buckets that are not reduced");
+  if (ranks_.front().ask->kind == Ask::Kind::NormOnly) {
+    phase_ = Phase::NormGiven;
+    math_ = math;
+    norm_step_ = ranks_.front().ask->step;
+    for (Rank& rank : ranks_) {
+      rank.ask.reset();
+    }
+    actions.emplace_back(NormKnown{std::move(math)});
+    return actions;
+  }
+  actions.emplace_back(Committed{attempt_, std::move(math)});
+  end_attempt();
+  return actions;
+}
+
+Actions StepMachine::on_scaled(device::LaneId lane, std::uint64_t tag, double clip_s) {
+  Actions actions;
+  if (tag != attempt_) {
+    return actions;
+  }
+  count_report(lane);
+  if (error_) {
+    return actions;
+  }
+  math_.clip_s = clip_s;
+  actions.emplace_back(Committed{attempt_, std::move(math_)});
+  end_attempt();
+  return actions;
+}
+
+Actions StepMachine::on_lane_failed(device::LaneId lane, const device::Failed& report) {
+  if (report.tag != attempt_) {
+    return {};
+  }
+  count_report(lane);
+  if (error_) {
+    Actions actions;
+    settle_failure(actions);
+    return actions;
+  }
+  return fail(lane_error(report));
+}
+
+Error StepMachine::lane_error(const device::Failed& report) const {
+  if (!report.row) {
+    return make_error(
+        ErrorCode::StepFailed,
+        "the lane failed: " + report.message,
+        "the gradients of this step are lost: compute them again"
+    );
+  }
+  const std::string& tensor = plan_->tensors[report.row->tensor].declaration.name;
+  Error error = make_error(
+      ErrorCode::StepFailed,
+      fmt::format("the row that rank {} wrote for '{}' cannot be right: {}", report.row->rank, tensor, report.message),
+      "the gradients are as they were: fill every row with the stamp of the attempt given here and finish again"
+  );
+  error.path = report.row->field;
+  error.tensor = tensor;
+  error.rank = report.row->rank;
+  return error;
+}
+
+Actions StepMachine::on_aborted(device::LaneId lane, std::uint64_t tag) {
+  Actions actions;
+  if (tag != attempt_) {
+    return actions;
+  }
+  count_report(lane);
+  settle_failure(actions);
+  return actions;
+}
+
+Actions StepMachine::fail(Error error) {
+  Actions actions;
+  if (error_) {
+    return actions;
+  }
+  error_ = std::move(error);
+  for (LaneWork& work : lanes_) {
+    if (work.outstanding > 0) {
+      actions.emplace_back(LaunchAbort{launch_on(work), attempt_});
+    }
+  }
+  settle_failure(actions);
+  return actions;
+}
+
+void StepMachine::settle_failure(Actions& actions) {
+  if (!error_ || busy()) {
+    return;
+  }
+  Error error = std::move(*error_);
+  const std::uint64_t failed = attempt_;
+  const bool was_begun = begun();
+  end_attempt();
+  error.epoch = epoch_;
+  error.attempt = attempt_;
+  actions.emplace_back(AttemptFailed{failed, std::move(error), was_begun});
+}
+
+void StepMachine::end_attempt() {
+  ++attempt_;
+  phase_ = Phase::Collecting;
+  next_launch_ = 0;
+  reduced_ = 0;
+  half_warned_ = false;
+  suspended_.reset();
+  error_.reset();
+  for (std::vector<device::UnusedTensor>& unused : unused_) {
+    unused.clear();
+  }
+  for (Rank& rank : ranks_) {
+    rank.ready.assign(rank.ready.size(), false);
+    for (const std::uint32_t row : rank.unused) {
+      rank.is_unused[row] = false;
+    }
+    rank.unused.clear();
+    rank.ask.reset();
+    rank.notification_error.reset();
+  }
+}
+
+bool StepMachine::all_waiting() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ask.has_value(); });
+}
+
+bool StepMachine::any_waiting() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ask.has_value(); });
+}
+
+bool StepMachine::begun() const {
+  return phase_ != Phase::Collecting || std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+           return rank.ask.has_value() || std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
+         });
+}
+
+std::vector<std::int64_t> StepMachine::missing_ranks() const {
+  std::vector<std::int64_t> missing;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].ask) {
+      missing.push_back(static_cast<std::int64_t>(rank));
+    }
+  }
+  return missing;
+}
+
+std::string StepMachine::waits_for() const {
+  if (error_) {
+    return "the lane to stop after: " + error_->message;
+  }
+  const std::vector<std::int64_t> missing = missing_ranks();
+  if (missing.size() == ranks_.size()) {
+    return phase_ == Phase::NormGiven ? "clip.apply of every rank" : "the next step";
+  }
+  if (missing.empty()) {
+    return "the lane: " + lane_work();
+  }
+  return fmt::format("rank{} {}", missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
+}
+
+std::string StepMachine::lane_work() const {
+  if (plan_->options.data_path == plan::DataPath::Stats) {
+    return "the tables of all ranks are filled, the norm is not known";
+  }
+  return fmt::format("{} of {} buckets reduced", reduced_, plan_->buckets.size());
+}
+
+std::optional<TimePoint> StepMachine::deadline() const {
+  std::optional<TimePoint> earliest;
+  if (error_ || suspended_) {
+    return earliest;
+  }
+  for (const Rank& rank : ranks_) {
+    if (rank.ask && (!earliest || rank.ask->deadline < *earliest)) {
+      earliest = rank.ask->deadline;
+    }
+  }
+  return earliest;
+}
+
+std::optional<TimePoint> StepMachine::half_time() const {
+  std::optional<TimePoint> earliest;
+  if (error_ || suspended_ || half_warned_ || all_waiting()) {
+    return earliest;
+  }
+  for (const Rank& rank : ranks_) {
+    if (rank.ask && (!earliest || rank.ask->half < *earliest)) {
+      earliest = rank.ask->half;
+    }
+  }
+  return earliest;
+}
+
+std::optional<TimePoint> StepMachine::next_deadline() const {
+  const std::optional<TimePoint> due = deadline();
+  const std::optional<TimePoint> half = half_time();
+  return half && due ? std::min(*half, *due) : due;
+}
+
+void StepMachine::follow_pauses(TimePoint now, const Roster& roster) {
+  bool any_paused = false;
+  for (std::int64_t rank = 0; rank < roster.size(); ++rank) {
+    any_paused = any_paused || (roster[rank].paused && !waiting(rank));
+  }
+  const bool waits = !error_ && any_paused && any_waiting();
+  if (waits == suspended_.has_value()) {
+    return;
+  }
+  for (Rank& rank : ranks_) {
+    if (suspended_ && rank.ask) {
+      const Duration by = now - std::max(*suspended_, rank.ask->since);
+      rank.ask->half += by;
+      rank.ask->deadline += by;
+    }
+  }
+  suspended_ = waits ? std::optional(now) : std::nullopt;
+}
+
+std::vector<std::string> StepMachine::missing_tensors() const {
+  std::vector<std::string> tensors;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].ask) {
+      continue;
+    }
+    for (std::string& name : unready_tensors(static_cast<std::int64_t>(rank))) {
+      if (tensors.size() > kNamedTensors) {
+        return tensors;
+      }
+      if (std::find(tensors.begin(), tensors.end(), name) == tensors.end()) {
+        tensors.push_back(std::move(name));
+      }
+    }
+  }
+  return tensors;
+}
+
+Actions StepMachine::on_time(TimePoint now, const std::string& forming) {
+  Actions actions;
+  if (const std::optional<TimePoint> half = half_time(); half && *half <= now) {
+    half_warned_ = true;
+    actions.emplace_back(HalfTime{waits_for()});
+  }
+  if (const std::optional<TimePoint> due = deadline(); due && *due <= now) {
+    Actions failing = fail(timeout(now, forming));
+    std::move(failing.begin(), failing.end(), std::back_inserter(actions));
+  }
+  return actions;
+}
+
+Error StepMachine::timeout(TimePoint now, const std::string& forming) const {
+  const auto waiting_longest = std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
+    return a.ask && (!b.ask || a.ask->since < b.ask->since);
+  });
+  const double waited_s = seconds(now - waiting_longest->ask->since);
+  const std::vector<std::int64_t> missing = missing_ranks();
+  std::vector<std::string> tensors = missing_tensors();
+  std::string what;
+  if (missing.empty()) {
+    what = fmt::format("the lane did not finish within {:.1f} s: {}", waited_s, lane_work());
+  } else if (!forming.empty()) {
+    what = fmt::format("waited {:.1f} s, but the epoch is not complete: {}", waited_s, forming);
+  } else {
+    what = fmt::format(
+        "waited {:.1f} s for rank{} {}; not ready there: {}",
+        waited_s,
+        missing.size() > 1 ? "s" : "",
+        fmt::join(missing, ", "),
+        tensors.empty() ? "nothing (the finish call itself is missing)" : enumerate_names(tensors, kNamedTensors)
+    );
+  }
+  Error error = make_error(
+      ErrorCode::StepTimeout,
+      std::move(what),
+      "look at what these ranks do (py-spy, gradsyncd status); raise the timeout when the step is just long"
+  );
+  error.ranks = missing;
+  tensors.resize(std::min(tensors.size(), kNamedTensors));
+  error.tensors = std::move(tensors);
+  error.step = waiting_longest->ask->step;
+  error.waited_s = waited_s;
+  return error;
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,389 @@
+#include "net/http/http_session.hpp"
+
+#include "base/version.hpp"
+#include "net/http/http_rules.hpp"
+#include "net/http/websocket_session.hpp"
+#include "net/limits/read_pace.hpp"
+#include "net/limits/session_timer.hpp"
+#include "net/socket/closing.hpp"
+#include "net/socket/peer.hpp"
+
+#include <boost/asio/buffer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/write.hpp>
+#include <boost/beast/websocket/rfc6455.hpp>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+namespace gradsync::net {
+
+namespace beast = boost::beast;
+namespace http = boost::beast::http;
+
+namespace {
+
+using Request = http::request<http::string_body>;
+using Response = http::response<http::string_body>;
+
+constexpr std::size_t kHeaderBytes = 16 * 1024;
+constexpr std::size_t kLingerBytes = 64u << 20;
+
+std::string_view view(beast::string_view text) { return {text.data(), text.size()}; }
+
+Response text_response(http::status status, std::string body) {
+  Response response{status, 11};
+  response.set(http::field::content_type, "text/plain; charset=utf-8");
+  response.body() = std::move(body) + "\n";
+  return response;
+}
+
+Response page_response(const HttpReply& page) {
+  Response response{static_cast<http::status>(page.status), 11};
+  response.set(http::field::content_type, page.content_type);
+  response.set(http::field::cache_control, "no-store");
+  response.body() = page.body;
+  return response;
+}
+
+void set_length(Response& answer, http::verb method) {
+  if (method == http::verb::head) {
+    answer.content_length(answer.body().size());
+    answer.body().clear();
+  } else {
+    answer.prepare_payload();
+  }
+}
+
+/// The reply to a request that could not be read; nullopt: the peer just left.
+std::optional<Response> unreadable(boost::system::error_code error, std::size_t message_bytes) {
+  if (error == http::error::body_limit) {
+    return text_response(
+        http::status::payload_too_large,
+        fmt::format("limit_exceeded: the body is larger than {} bytes ([limits] message_bytes)", message_bytes)
+    );
+  }
+  if (error == http::error::header_limit) {
+    return text_response(
+        http::status::request_header_fields_too_large, fmt::format("the headers are larger than {} bytes", kHeaderBytes)
+    );
+  }
+  if (error == http::error::end_of_stream || error == http::error::partial_message ||
+      error.category() != http::make_error_code(http::error::bad_method).category()) {
+    return std::nullopt;
+  }
+  return text_response(http::status::bad_request, fmt::format("not a valid HTTP/1.1 request: {}", error.message()));
+}
+
+class HttpSession final : public Session, public std::enable_shared_from_this<HttpSession> {
+ public:
+  HttpSession(const ContextPtr& context, Incoming incoming)
+      : context_(context),
+        id_(incoming.id),
+        entrance_(incoming.entrance),
+        peer_(incoming.peer),
+        process_(std::move(incoming.process)),
+        refused_(incoming.refused),
+        pace_(context, peer_, id_, context->options.handshake_timeout),
+        socket_(context->io.get_executor()),
+        deadline_(context->io.get_executor()) {
+    socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.get());
+    static_cast<void>(incoming.socket.release());  // the socket's now
+  }
+
+  void go_away() override {
+    leaving_ = true;
+    pace_.stop();
+    if (!busy_) {
+      abort();
+    }
+  }
+
+  void abort() override {
+    boost::system::error_code ignored;
+    socket_.close(ignored);
+    deadline_.cancel();
+    pace_.stop();
+  }
+
+  Task<void> run() {
+    bool keep_alive = true;
+    while (keep_alive && !leaving_) {
+      arm_deadline();
+      http::request_parser<http::string_body> parser;
+      parser.header_limit(kHeaderBytes);
+      parser.body_limit(context_->options.message_bytes);
+      if (const boost::system::error_code error = co_await read_request(parser)) {
+        co_await refuse_unreadable(error);
+        break;
+      }
+      Request request = parser.release();
+      const bool in_time = co_await take_turn();
+      if (leaving_ || !socket_.is_open()) {
+        break;
+      }
+      if (!in_time) {
+        Response answer = waited_too_long();
+        answer.keep_alive(false);
+        co_await write(std::move(answer));
+        break;
+      }
+      std::optional<Response> answer = refuse(request);
+      if (!answer && entrance_ != Entrance::Health && beast::websocket::is_upgrade(request)) {
+        answer = refuse_upgrade(request);
+        if (!answer) {
+          co_await upgrade(std::move(request));
+          co_return;
+        }
+      }
+      if (!answer) {
+        answer = respond(request);
+      }
+      keep_alive = request.keep_alive() && !refused_ && !leaving_;
+      answer->keep_alive(keep_alive);
+      set_length(*answer, request.method());
+      co_await write(std::move(*answer));
+      busy_ = false;
+    }
+    abort();
+  }
+
+ private:
+  Task<boost::system::error_code> read_request(http::request_parser<http::string_body>& parser) {
+    auto [header_error, header_bytes] = co_await http::async_read_header(socket_, buffer_, parser, use_task);
+    busy_ = true;
+    if (header_error) {
+      co_return header_error;
+    }
+    if (beast::iequals(parser.get()[http::field::expect], "100-continue")) {
+      co_await write_continue();
+    }
+    auto [body_error, body_bytes] = co_await http::async_read(socket_, buffer_, parser, use_task);
+    co_return body_error;
+  }
+
+  Task<void> refuse_unreadable(boost::system::error_code error) {
+    if (std::optional<Response> answer = unreadable(error, context_->options.message_bytes)) {
+      answer->keep_alive(false);
+      co_await write(std::move(*answer));
+      co_await linger();
+    }
+  }
+
+  /// Waits until a request may be answered; false if that takes too long. Peers by TCP are not paced: they share one
+  /// account, and one that asks much must not delay a probe.
+  Task<bool> take_turn() {
+    if (!peer_.local) {
+      co_return true;
+    }
+    pace_.answer_for_process();
+    ReadPace::Turn turn = pace_.next();
+    if (turn == ReadPace::Turn::Wait) {
+      stop(deadline_);
+      while (turn == ReadPace::Turn::Wait) {
+        auto [cut_short] = co_await pace_.timer().async_wait(use_task);
+        static_cast<void>(cut_short);
+        turn = pace_.next();
+      }
+      arm_deadline();
+    }
+    co_return turn != ReadPace::Turn::TooLong;
+  }
+
+  Response waited_too_long() const {
+    const Milliseconds waited = pace_.longest();
+    spdlog::info(
+        "a request that waited for {} ms behind others of its process is refused connection={} pid={} uid={}",
+        waited.count(),
+        id_,
+        peer_.pid,
+        peer_.uid
+    );
+    return text_response(
+        http::status::service_unavailable,
+        fmt::format(
+            "limit_exceeded: this process used more than its share of the daemon for {} ms; send less, or try again "
+            "later",
+            waited.count()
+        )
+    );
+  }
+
+  void arm_deadline() {
+    after(deadline_, context_->options.handshake_timeout, weak_from_this(), [](HttpSession& session) {
+      session.abort();
+    });
+  }
+
+  /// The refusal of a peer that may not ask at all, or none.
+  std::optional<Response> refuse(const Request& request) {
+    if (refused_) {
+      const Error error = uid_refused(peer_.uid, context_->own_uid);
+      return text_response(
+          http::status::forbidden, fmt::format("{}: {}; {}", kind_of(error.code), error.message, error.hint)
+      );
+    }
+    if (entrance_ != Entrance::Tcp) {
+      return std::nullopt;
+    }
+    if (!bearer_matches(view(request[http::field::authorization]), context_->bearer_token)) {
+      context_->metrics.refused_token.Increment();
+      Response response = text_response(
+          http::status::unauthorized,
+          "unauthorized: send the header 'Authorization: Bearer <token>' with the token of [server] tcp_token_file"
+      );
+      response.set(http::field::www_authenticate, "Bearer");
+      return response;
+    }
+    peer_.token = true;
+    const auto origin = request.find(http::field::origin);
+    if (origin != request.end() && !origin_matches_host(view(origin->value()), view(request[http::field::host]))) {
+      context_->metrics.refused_token.Increment();
+      return text_response(
+          http::status::forbidden,
+          fmt::format(
+              "unauthorized: origin '{}' is not this host '{}'", view(origin->value()), view(request[http::field::host])
+          )
+      );
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Response> refuse_upgrade(const Request& request) {
+    const Target target = split_target(view(request.target()));
+    if (target.path != "/" && target.path != "/rpc") {
+      return text_response(http::status::not_found, fmt::format("no WebSocket at '{}'; use /rpc", target.path));
+    }
+    std::string offered;
+    for (auto [field, end] = request.equal_range(http::field::sec_websocket_protocol); field != end; ++field) {
+      offered += offered.empty() ? "" : ",";
+      offered += view(field->value());
+    }
+    if (!offers_subprotocol(offered, kSubprotocol)) {
+      return text_response(
+          http::status::bad_request,
+          fmt::format("version_mismatch: subprotocol '{}' is not supported; supported: {}", offered, kSubprotocol)
+      );
+    }
+    if (buffer_.size() > 0) {  // the WebSocket could not read them; a silent loss would leave the peer waiting
+      return text_response(
+          http::status::bad_request,
+          fmt::format(
+              "invalid_request: {} bytes came along with the upgrade request; send frames after its answer",
+              buffer_.size()
+          )
+      );
+    }
+    return std::nullopt;
+  }
+
+  Response respond(const Request& request) {
+    const Target target = split_target(view(request.target()));
+    const bool reads = request.method() == http::verb::get || request.method() == http::verb::head;
+    if (target.path == "/rpc" && entrance_ != Entrance::Health) {
+      return request.method() == http::verb::post ? post(request) : not_allowed("POST");
+    }
+    if (!reads && entrance_ == Entrance::Health) {
+      return not_allowed("GET, HEAD");
+    }
+    // A page shows the jobs of every uid.
+    const bool owner = entrance_ == Entrance::Unix && (peer_.uid == 0 || peer_.uid == context_->own_uid);
+    const bool trusted = owner || entrance_ == Entrance::Tcp;
+    const IoWatch::Turn turn{context_->metrics.io_watch, "a page"};
+    const std::optional<HttpReply> page = context_->pages.on_get(target.path, target.query, trusted);
+    charge(turn);
+    if (!page) {
+      return text_response(http::status::not_found, fmt::format("no page '{}'", target.path));
+    }
+    return reads ? page_response(*page) : not_allowed("GET, HEAD");
+  }
+
+  void charge(const IoWatch::Turn& turn) { pace_.charge(FairShare::Worth::Refused, turn.computed()); }
+
+  static Response not_allowed(const char* allowed) {
+    Response response = text_response(http::status::method_not_allowed, fmt::format("allowed here: {}", allowed));
+    response.set(http::field::allow, allowed);
+    return response;
+  }
+
+  Response post(const Request& request) {
+    if (!is_json_content_type(view(request[http::field::content_type]))) {
+      return text_response(
+          http::status::unsupported_media_type,
+          fmt::format(
+              "content type '{}' is not supported; send 'Content-Type: application/json'",
+              view(request[http::field::content_type])
+          )
+      );
+    }
+    const IoWatch::Turn turn{context_->metrics.io_watch, "a POST", request.body()};
+    MessageHandler::PostReply reply = context_->messages.on_post(peer_, request.body());
+    charge(turn);
+    Response response{static_cast<http::status>(reply.status), 11};
+    if (!reply.body.empty()) {
+      response.set(http::field::content_type, "application/json");
+    }
+    response.body() = std::move(reply.body);
+    return response;
+  }
+
+  Task<void> upgrade(Request request) {
+    deadline_.cancel();
+    Upgrade upgrade{id_, std::move(socket_), std::move(request), peer_, std::move(process_)};
+    co_await serve_websocket(context_, std::move(upgrade));
+  }
+
+  Task<void> write(Response response) {
+    response.set(http::field::server, fmt::format("gradsyncd/{}", kVersion));
+    if (!response.has_content_length()) {
+      response.prepare_payload();
+    }
+    auto [error, bytes] = co_await http::async_write(socket_, response, use_task);
+    if (error) {
+      abort();
+    }
+  }
+
+  Task<void> write_continue() {
+    http::response<http::empty_body> response{http::status::continue_, 11};
+    auto [error, bytes] = co_await http::async_write(socket_, response, use_task);
+    if (error) {
+      abort();
+    }
+  }
+
+  /// Reads off what the peer still sends, so that it sees the answer and not a reset; ends with the deadline.
+  Task<void> linger() {
+    boost::system::error_code ignored;
+    socket_.shutdown(Socket::shutdown_send, ignored);
+    const Duration cost = co_await read_off(socket_, kLingerBytes);
+    pace_.charge(FairShare::Worth::Refused, cost);
+  }
+
+  ContextPtr context_;
+  ConnectionId id_;
+  Entrance entrance_;
+  PeerIdentity peer_;
+  UniqueFd process_;
+  bool refused_;
+  ReadPace pace_;
+  Socket socket_;
+  Timer deadline_;
+  beast::flat_buffer buffer_;
+  bool busy_ = false;     ///< a request is being read or answered
+  bool leaving_ = false;  ///< go_away was called
+};
+
+Task<void> drive(std::shared_ptr<HttpSession> session) { co_await session->run(); }
+
+}  // namespace
+
+Serving serve_http(const ContextPtr& context, Incoming incoming) {
+  auto session = std::make_shared<HttpSession>(context, std::move(incoming));
+  return {session, drive(session)};
+}
+
+}  // namespace gradsync::net

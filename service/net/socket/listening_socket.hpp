@@ -1,0 +1,69 @@
+#pragma once
+// Listening sockets by plain system calls: close-on-exec from birth, the mode in place before a peer can connect, a
+// stale socket file replaced and a live daemon's left alone. Used at start and stop only.
+
+#include "base/unique_fd.hpp"
+#include "net/server.hpp"
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+
+namespace gradsync::net {
+
+/// A bound socket file; `remove_if_ours` unlinks it unless another daemon has replaced it meanwhile.
+class SocketFile {
+ public:
+  SocketFile() = default;
+
+  SocketFile(std::string path, dev_t device, ino_t inode) : path_(std::move(path)), device_(device), inode_(inode) {}
+
+  void remove_if_ours();
+
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+};
+
+struct UnixListener {
+  UniqueFd fd;
+  SocketFile file;
+};
+
+template <typename T>
+using Started = std::variant<T, StartFailure>;
+
+/// Binds one socket file. The directory must exist; see `SocketDirectory` for the race between two starting daemons.
+[[nodiscard]] Started<UnixListener> listen_unix(const std::string& path, unsigned mode);
+
+/// Creates the directory (0755) when only it is missing, and holds a lock on it, so that of two daemons starting at
+/// once one finds the other's socket alive instead of both replacing a stale one. Waits for the lock until `patience`
+/// is over, and blocks meanwhile: nothing is served yet.
+[[nodiscard]] Started<UniqueFd> lock_socket_directory(const std::string& socket_path, Milliseconds patience);
+
+/// The lock that a daemon holds for its whole life, on a file beside its socket that is never removed: `….sock.lock`,
+/// mode 0600. A successor waits for it until `patience` is over, because a daemon that drains still touches its ranks'
+/// memory; beside one that answers, it is refused at once. Blocks meanwhile; `interrupted` ends the waiting.
+[[nodiscard]] Started<UniqueFd> hold_socket(
+    const std::string& socket_path, Milliseconds patience, const std::function<bool()>& interrupted
+);
+
+/// "127.0.0.1:9477", "[::1]:0", "localhost:9477".
+struct TcpListener {
+  UniqueFd fd;
+  std::string endpoint;  ///< the address and port that were bound
+};
+
+[[nodiscard]] Started<TcpListener> listen_tcp(const std::string& address);
+
+/// …/gradsync.sock → …/gradsync.fd.sock
+[[nodiscard]] std::string fd_socket_path(const std::string& socket_path);
+
+}  // namespace gradsync::net

@@ -1,0 +1,259 @@
+#include "base/text.hpp"
+#include "plan/explain.hpp"
+#include "rpc/handlers/handlers.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gradsync::rpc {
+
+namespace {
+
+template <typename T>
+std::uint64_t bytes_of(const std::vector<T>& items) {
+  return items.capacity() * sizeof(T);
+}
+
+/// Memory of what a tensor brings, about: texts and lists with their allocations.
+std::uint64_t bytes_of(const WireTensor& tensor) {
+  const plan::TensorDeclaration& declaration = tensor.declaration;
+  std::uint64_t bytes = sizeof(plan::TensorDeclaration) + declaration.name.capacity() + declaration.mesh.capacity() +
+                        bytes_of(declaration.shape) * 2 + bytes_of(declaration.placements);
+  for (const plan::Placement& placement : declaration.placements) {
+    bytes += bytes_of(placement.axes);
+    if (const auto* only = std::get_if<plan::Only>(&placement.kind)) {
+      bytes += bytes_of(only->at);
+    }
+  }
+  bytes += declaration.clip_group.capacity() + bytes_of(declaration.split_order);
+  bytes += declaration.local_offset ? bytes_of(*declaration.local_offset) : 0;
+  for (const std::optional<std::string>* text : {&declaration.tied, &declaration.layer, &tensor.weight_fingerprint}) {
+    bytes += *text ? (*text)->capacity() : 0;
+  }
+  return bytes;
+}
+
+/// Pages are kept until the last one comes, so what a client leaves half sent is limited, over all its connections too.
+Result<void> check_half_declared(const Core& core, const Caller& caller) {
+  std::uint64_t of_process = 0;
+  std::uint64_t of_all = 0;
+  for (const auto& [id, connection] : core.connections) {
+    of_all += connection.declaring.bytes;
+    if (connection.peer.uid == caller.peer.uid && connection.peer.pid == caller.peer.pid) {
+      of_process += connection.declaring.bytes;
+    }
+  }
+  const auto refuse = [](std::uint64_t bytes, const char* whose, std::uint64_t most) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format("half-sent declarations of {} hold {}; at most {}", whose, human_bytes(bytes), human_bytes(most)),
+        "send the last page of one declaration before beginning another"
+    );
+  };
+  if (of_process > core.limits.half_declared_bytes_per_process) {
+    return refuse(of_process, "this process", core.limits.half_declared_bytes_per_process);
+  }
+  if (of_all > core.limits.half_declared_bytes) {
+    return refuse(of_all, "this daemon", core.limits.half_declared_bytes);
+  }
+  return {};
+}
+
+/// Appends a page. Errors: InvalidParams, LimitExceeded.
+Result<void> add_page(const RpcLimits& limits, Declaring& declaring, DeclareParams& params) {
+  if (params.page == 0) {
+    declaring = {};
+    declaring.buffer = params.buffer;
+    declaring.declaration.options = std::move(params.options).value_or(plan::DeclareOptions{});
+  } else if (params.page != declaring.next_page) {
+    return invalid_params(
+        "page", fmt::format("page is {}; expected {}", params.page, declaring.next_page), "page 0 begins anew"
+    );
+  } else if (params.options) {
+    return invalid_params("options", "options belong to page 0");
+  } else if (params.buffer != declaring.buffer) {
+    return invalid_params("buffer", fmt::format("buffer is {}; page 0 said {}", params.buffer, declaring.buffer));
+  }
+  auto& tensors = declaring.declaration.tensors;
+  const std::size_t total = tensors.size() + params.tensors.size();
+  if (total > static_cast<std::size_t>(limits.engine.tensors)) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format("{} tensors; at most {} in one declaration (limits.tensors)", total, limits.engine.tensors)
+    );
+  }
+  if (static_cast<std::size_t>(params.page) >= limits.declare_pages) {
+    return make_error(
+        ErrorCode::LimitExceeded, fmt::format("more than {} pages", limits.declare_pages), "put more tensors on a page"
+    );
+  }
+  tensors.reserve(total);
+  for (WireTensor& tensor : params.tensors) {
+    declaring.bytes += bytes_of(tensor);
+    append(declaring.declaration, std::move(tensor));
+  }
+  declaring.next_page = params.page + 1;
+  return {};
+}
+
+DeclareAnswer answer_of(const engine::DeclareResult& result) {
+  const plan::Plan& plan = *result.plan;
+  DeclareAnswer answer;
+  answer.epoch = result.epoch;
+  answer.attempt = result.attempt;
+  answer.plan_digest = plan.digest;
+  answer.arena_bytes = result.arena_bytes;
+  answer.clip_groups.emplace();
+  for (const plan::ClipGroup& group : plan.clip_groups) {
+    answer.clip_groups->push_back(group.name);
+  }
+  if (result.record) {
+    answer.record = WireRecord{result.record->token, result.record->size_bytes};
+  }
+  if (plan.options.data_path == plan::DataPath::Stats) {
+    answer.check = result.check;
+    const bool wide = std::ranges::any_of(plan.clip_groups, [](const plan::ClipGroup& group) {
+      return group.norm_dtype == plan::DType::Float64;
+    });
+    answer.norm_dtype = wide ? plan::DType::Float64 : plan::DType::Float32;
+    return answer;
+  }
+  const plan::ArenaLayout& layout = plan.layout(result.rank);
+  answer.buckets.emplace();
+  for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
+    const std::uint64_t offset = layout.bucket_offsets[i];
+    answer.buckets->push_back(
+        {std::string(plan::name_of(plan.buckets[i].dtype)),
+         offset,
+         layout.bucket_offsets[i + 1] - offset,
+         layout.bucket_rows[i]}
+    );
+  }
+  if (layout.tensors.size() <= kMostOffsets) {
+    answer.offsets = layout.input_offsets;
+  }
+  return answer;
+}
+
+/// In the arena of its lowest holder.
+std::uint64_t offset_of(const plan::Plan& plan, const plan::PlannedTensor& tensor) {
+  const plan::Holding& holder = tensor.holdings.front();
+  return plan.layout(holder.rank).input_offsets[holder.row];
+}
+
+ExplainedTensor explained(const plan::Plan& plan, std::uint32_t index) {
+  const plan::PlannedTensor& tensor = plan.tensors[index];
+  return ExplainedTensor{
+      tensor.declaration.name,
+      tensor.declaration.shape,
+      tensor.declaration.dtype,
+      tensor.declaration.mesh,
+      tensor.bucket,
+      plan.options.data_path == plan::DataPath::Stats ? 0 : offset_of(plan, tensor),
+      tensor.replication,
+      tensor.boxes,
+      tensor.counted_elements,
+      tensor.norm_group,
+      tensor.clip_group,
+      plan::stages_of(plan, index),
+      plan::explain_tensor(plan, index),
+  };
+}
+
+void add_groups(const plan::Plan& plan, ExplainAnswer& answer) {
+  for (std::uint32_t i = 0; i < plan.buckets.size(); ++i) {
+    const plan::Bucket& bucket = plan.buckets[i];
+    answer.buckets.push_back(
+        {i,
+         bucket.dtype,
+         bucket.size_bytes,
+         bucket.axes,
+         bucket.groups,
+         bucket.divisor,
+         bucket.tensors.size(),
+         bucket.stages,
+         bucket.stage_bytes}
+    );
+  }
+  for (std::size_t i = 0; i < plan.norm_groups.size(); ++i) {
+    const plan::NormGroup& group = plan.norm_groups[i];
+    answer.norm_groups.push_back({group.mesh, group.axes, group.tensors.size(), plan::explain_norm_group(plan, i)});
+  }
+  for (const plan::ScalarCollective& collective : plan.scalar_collectives) {
+    answer.scalar_collectives.push_back({collective.mesh, collective.axes, collective.groups, collective.length});
+  }
+  for (std::size_t i = 0; i < plan.clip_groups.size(); ++i) {
+    const plan::ClipGroup& group = plan.clip_groups[i];
+    answer.clip_groups.push_back(
+        {group.name, group.clip.max_norm, group.tensors.size(), plan::explain_clip_group(plan, i)}
+    );
+  }
+}
+
+}  // namespace
+
+void gradients_declare(Core& core, Caller& caller, DeclareParams params, Answer<DeclareAnswer> answer) {
+  Declaring& declaring = caller.connection->declaring;
+  if (const Result<void> added = add_page(core.limits, declaring, params); !added) {
+    declaring = {};
+    declaration_refused(core, caller, added.error());
+    answer(added.error());
+    return;
+  }
+  if (!params.last) {
+    if (const Result<void> held = check_half_declared(core, caller); !held) {
+      declaring = {};
+      declaration_refused(core, caller, held.error());
+      answer(held.error());
+      return;
+    }
+    DeclareAnswer received;
+    received.received = declaring.declaration.tensors.size();
+    answer(std::move(received));
+    return;
+  }
+  Declaring complete = std::exchange(declaring, {});
+  engine::DeclareRequest request{std::move(complete.declaration), complete.buffer, std::nullopt, std::nullopt};
+  if (params.last_done) {
+    request.last_done = {params.last_done->epoch, params.last_done->attempt};
+  }
+  if (params.timeout_ms) {
+    request.timeout = Milliseconds(*params.timeout_ms);
+  }
+  core.engine.declare(
+      caller.connection->session,
+      std::move(request),
+      [answer = std::move(answer)](const Result<engine::DeclareResult>& result) {
+        if (result) {
+          answer(answer_of(*result));
+        } else {
+          answer(result.error());
+        }
+      }
+  );
+}
+
+void declaration_refused(Core& core, Caller& caller, const Error& refusal) {
+  core.engine.declaration_refused(caller.connection->session, refusal);
+}
+
+void plan_explain(Core& core, Caller& caller, ExplainParams params, Answer<ExplainAnswer> answer) {
+  const auto found = core.engine.plan_of(Core::visible_uid(caller.peer), params.job);
+  if (!found) {
+    answer(found.error());
+    return;
+  }
+  const plan::Plan& plan = **found;
+  ExplainAnswer page{
+      std::move(params.job), plan.digest, plan.world_size, plan.tensors.size(), params.offset, {}, {}, {}, {}, {}};
+  const std::uint64_t left = plan.tensors.size() - std::min<std::uint64_t>(params.offset, plan.tensors.size());
+  const std::uint64_t end = params.offset + std::min(static_cast<std::uint64_t>(params.limit), left);
+  for (std::uint64_t i = params.offset; i < end; ++i) {
+    page.tensors.push_back(explained(plan, static_cast<std::uint32_t>(i)));
+  }
+  add_groups(plan, page);
+  answer(std::move(page));
+}
+
+}  // namespace gradsync::rpc

@@ -1,0 +1,70 @@
+#include "rpc/handlers/handlers.hpp"
+#include "rpc/handlers/openrpc.hpp"
+
+namespace gradsync::rpc {
+
+void stats_get(Core& core, Caller& caller, StatsParams params, Answer<StatsAnswer> answer) {
+  auto reports = core.engine.stats(Core::visible_uid(caller.peer), params.job, params.last);
+  if (!reports) {
+    answer(reports.error());
+    return;
+  }
+  answer(StatsAnswer{std::move(*reports)});
+}
+
+void status_get(Core& core, Caller& caller, Empty, Answer<StatusAnswer> answer) {
+  const ServerMoment moment = core.moment();
+  answer(StatusAnswer{
+      core.identity.version,
+      core.identity.incarnation,
+      core.identity.pid,
+      moment.draining ? "draining" : "serving",
+      moment.uptime_s,
+      core.engine.status(Core::visible_uid(caller.peer)),
+  });
+}
+
+void log_set_level(Core& core, Caller& caller, LogLevelParams params, Answer<LogLevelAnswer> answer) {
+  if (!caller.peer.privileged) {
+    answer(make_error(
+        ErrorCode::Unauthorized,
+        "log.set_level is for the daemon's uid, root or the token; you are uid " + std::to_string(caller.peer.uid)
+    ));
+    return;
+  }
+  for (const auto& [name, level] : EnumNames<LogLevel>::kEntries) {
+    if (level == params.level) {
+      Result<std::string> previous = core.set_log_level(name);
+      if (!previous) {
+        answer(previous.error());
+        return;
+      }
+      answer(LogLevelAnswer{std::move(*previous)});
+      return;
+    }
+  }
+}
+
+void events_subscribe(Core& core, Caller& caller, SubscribeParams params, Answer<SubscribeAnswer> answer) {
+  const Result<std::uint64_t> subscription = caller.connection->subscriptions.add(params);
+  if (!subscription) {
+    answer(subscription.error());
+    return;
+  }
+  core.metrics.subscriptions.Increment();
+  answer(SubscribeAnswer{*subscription});
+}
+
+void events_unsubscribe(Core& core, Caller& caller, UnsubscribeParams params, Answer<Empty> answer) {
+  const Result<void> removed = caller.connection->subscriptions.remove(params.subscription);
+  if (!removed) {
+    answer(removed.error());
+    return;
+  }
+  core.metrics.subscriptions.Decrement();
+  answer(Empty{});
+}
+
+void rpc_discover(Core&, Caller&, Empty, Answer<Document> answer) { answer(Document{openrpc_document().dump()}); }
+
+}  // namespace gradsync::rpc

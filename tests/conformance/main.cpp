@@ -1,0 +1,57 @@
+// The tests, and the processes that they start from this same binary, chosen by the first argument:
+//   worker      what `gradsyncd worker` does
+//   unasked     a worker that reports what nobody asked for
+//   supervisor  owns a lane, writes the pid of its worker to stdout, and waits to be killed
+
+#include "conformance/lane_kinds.hpp"
+#include "device/process/lane_worker.hpp"
+#include "device/process/packet_socket.hpp"
+
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <string_view>
+
+namespace {
+
+using namespace gradsync;  // NOLINT(google-build-using-namespace): a main file
+
+constexpr int kSocket = 3;
+
+int report_unasked() {
+  device::PacketSocket socket{UniqueFd(kSocket)};
+  (void)socket.send(device::pack(device::encode(device::Aborted{1, 2})));
+  (void)socket.receive();  // the command
+  (void)socket.receive();  // the end
+  return 0;
+}
+
+int supervise() {
+  device::LaneRun run;
+  auto lane = std::make_unique<device::ProcessLane>(device::worker_options(), run.sink());
+  lane->submit(device::UnloadPlan{1});
+  (void)run.next();
+  const pid_t worker = lane->worker_pid();
+  (void)!::write(STDOUT_FILENO, &worker, sizeof(worker));
+  ::pause();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view role = argc > 1 ? argv[1] : "";
+  if (role == "worker") {
+    device::serve_lane(UniqueFd(kSocket), {2});
+    return 0;
+  }
+  if (role == "unasked") {
+    return report_unasked();
+  }
+  if (role == "supervisor") {
+    return supervise();
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

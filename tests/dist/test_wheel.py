@@ -1,0 +1,149 @@
+"""The wheel of `make dist`, as a user gets it: what is in it, and that it works where nothing else was installed.
+
+The clean environments have the wheel, what pip installs for it, and torch: a link to the one of the development
+environment, because a download of torch says nothing about gradsync.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "dist"
+DEADLINE_S = 300
+MOST_BYTES = 12 << 20
+NEWEST_GLIBC = (2, 35)  # Ubuntu 22.04 has it
+GIVEN = re.compile(r"(libc|libm|libstdc\+\+|libgcc_s|ld-linux-[a-z0-9-]+)\.so\.\d+")  # what each distribution has
+
+TRAIN = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 16)).square().mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+SPAWN = """
+import gradsync
+from gradsync import Partial, Replicate
+
+with gradsync.connect(spawn=True) as client:
+    job = client.attach(world_size=1)
+    grads = job.declare([gradsync.Tensor("w", shape=(4,), placements={"dp": Partial("mean") >> Replicate()})])
+    grads.input("w").numpy()[:] = 2.0
+    print(grads.finish(ready="all").norm)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    (found,) = FOLDER.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment with the wheel."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, with_pip=True)
+    subprocess.run(
+        [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel],
+        check=True,
+        timeout=DEADLINE_S,
+    )
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / version / "site-packages"
+    (packages / "torch-of-development.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin"
+
+
+def ran(clean: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": f"{clean}:/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [str(clean / command[0]), *command[1:]], env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+
+
+def elf_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.read_bytes()[:4] == b"\x7fELF"]
+
+
+def test_its_tag_and_its_size_are_those_of_a_small_portable_wheel(wheel: Path) -> None:
+    tag = re.fullmatch(r"gradsync-[\d.]+-py3-none-manylinux_(\d+)_(\d+)_[a-z0-9_]+\.whl", wheel.name)
+    assert tag, wheel.name
+    assert (int(tag[1]), int(tag[2])) <= NEWEST_GLIBC
+    assert wheel.stat().st_size <= MOST_BYTES
+
+
+def test_every_library_is_in_it_or_part_of_each_distribution(unpacked: Path) -> None:
+    files = elf_files(unpacked)
+    inside = {path.name for path in files}
+    assert "gradsyncd" in inside
+    for path in files:
+        text = subprocess.run(["readelf", "--dynamic", path], capture_output=True, text=True, check=True).stdout
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", text)
+        assert needed
+        assert not [name for name in needed if name not in inside and not GIVEN.fullmatch(name)], path.name
+        assert ROOT.as_posix() not in " ".join(re.findall(r"R(?:UN)?PATH.*\[(.*)\]", text))
+
+
+def test_the_daemon_has_no_symbols_for_debuggers(unpacked: Path) -> None:
+    (daemon,) = unpacked.glob("gradsync/bin/gradsyncd")
+    sections = subprocess.run(["readelf", "--sections", daemon], capture_output=True, text=True, check=True).stdout
+    assert ".debug_info" not in sections
+    assert ".symtab" not in sections
+
+
+def test_an_audit_of_a_script_gives_a_verdict_in_a_minute(clean: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    began = time.monotonic()
+    command = ["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    done = ran(clean, "gradsync", "audit", "--steps", "2", "--", str(clean / command[0]), *command[1:])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "agrees" in done.stdout
+    print(f"verdict after {time.monotonic() - began:.1f} s")
+
+
+def test_the_command_and_the_client_start_the_daemon_that_came_with_them(clean: Path) -> None:
+    version = ran(clean, "gradsyncd", "version")
+    assert version.returncode == 0, version.stderr
+    assert version.stdout.startswith("gradsyncd ")
+    spawned = ran(clean, "python", "-c", SPAWN)
+    assert spawned.returncode == 0, spawned.stderr
+    assert float(spawned.stdout) == 4.0
+    where = ran(clean, "python", "-c", "from gradsync._spawn import find_binary; print(find_binary())")
+    assert where.stdout.strip().startswith(str(clean.parent))
+
+
+def test_the_same_daemon_is_packed_into_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
+    again = shutil.copy(wheel, tmp_path)
+    subprocess.run([ROOT / "scripts" / "dist.sh"], check=True, timeout=DEADLINE_S)
+    assert wheel.read_bytes() == Path(again).read_bytes()

@@ -1,0 +1,70 @@
+"""`gradsyncd worker`, as a process lane starts it: told by messages over a socket what to do."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+
+from daemon import BINARY
+
+KINDS = {"command": 0, "report": 1}
+UNLOAD_PLAN, FAILED = 4, 8
+TIMEOUT_S = 60
+
+
+def message(kind: str, alternative: int, payload: bytes) -> bytes:
+    """A message of the lane codec, behind its size."""
+    head = struct.pack("<4sHBBIIQ", b"GSLN", 1, KINDS[kind], alternative, 0, 0, len(payload))
+    return struct.pack("<Q", len(head + payload)) + head + payload
+
+
+def start() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(TIMEOUT_S)
+    with theirs:
+        command = [BINARY, "worker", "--fd", str(theirs.fileno()), "--threads", "1"]
+        worker = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+    return worker, ours
+
+
+def end_of(worker: subprocess.Popen[bytes]) -> tuple[int, str]:
+    _, errors = worker.communicate(timeout=TIMEOUT_S)
+    return worker.returncode, errors.decode()
+
+
+def test_a_worker_answers_commands_and_ends_with_its_supervisor() -> None:
+    worker, ours = start()
+    with ours:
+        ours.send(message("command", UNLOAD_PLAN, struct.pack("<Q", 8)))
+        report = ours.recv(1 << 16)
+        assert report[:8] == struct.pack("<Q", len(report) - 8)
+        assert report[14:16] == bytes([KINDS["report"], FAILED])
+        assert b"plan 8 is not loaded" in report
+    assert end_of(worker) == (0, "")
+
+
+def test_a_worker_ends_at_what_is_no_command() -> None:
+    for garbage, found in [
+        (b"garbage", "a datagram of 7 bytes"),
+        (message("report", UNLOAD_PLAN, struct.pack("<Q", 8)), "it has kind 1"),
+        (message("command", UNLOAD_PLAN, b"1234"), "8 bytes are needed, 4 are left"),
+    ]:
+        worker, ours = start()
+        with ours:
+            ours.send(garbage)
+            assert ours.recv(1 << 16) == b""
+            code, errors = end_of(worker)
+        assert code == 70
+        assert found in errors
+
+
+def test_a_worker_without_a_socket_says_that_people_do_not_start_it() -> None:
+    result = subprocess.run([BINARY, "worker"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert result.returncode == 64
+    assert "started by gradsyncd itself" in result.stderr
+
+
+def test_the_list_of_commands_does_not_name_it() -> None:
+    result = subprocess.run([BINARY, "--help"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert "worker" not in result.stdout

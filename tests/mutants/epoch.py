@@ -1,0 +1,85 @@
+"""Faults in how epochs form and end: who is waited for, who is answered, and when a number counts."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["EPOCH"]
+
+
+def machine(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "epoch", f"service/engine/epoch/{file}", old, new)
+
+
+EPOCH = (
+    machine(
+        "survivors-get-another-plan",
+        "What a new process declared changes the plan under the ranks that already work with it.",
+        "epoch_machine_form.cpp",
+        "  if (digest_ && !redeclare_ && *digest_ != made.digest && roster_.any_committed()) {",
+        "  if (digest_ && redeclare_ && *digest_ != made.digest && roster_.any_committed()) {",
+    ),
+    machine(
+        "old-declarations-count",
+        "After a rank declared anew, what the others declared before is planned with.",
+        "epoch_machine_form.cpp",
+        "  return !seat.declaration.valid || (redeclare_ && !seat.declaration.fresh);",
+        "  return !seat.declaration.valid;",
+    ),
+    machine(
+        "a-lost-rank-leaves-the-plan",
+        "A plan goes on to the lane though a rank that it was made for is gone.",
+        "epoch_machine_form.cpp",
+        "  if (state_ == State::Planning || state_ == State::Loading) {\n    state_ = State::Forming;\n  }",
+        "  if (state_ == State::Loading) {\n    state_ = State::Forming;\n  }",
+    ),
+    machine(
+        "the-lane-keeps-a-dropped-plan",
+        "A plan that is loaded for an epoch that will not begin stays on the lane.",
+        "epoch_machine_form.cpp",
+        "  if (state_ == State::Loading) {\n    actions.emplace_back(UnloadPlan{});\n  }\n",
+        "",
+    ),
+    machine(
+        "an-epoch-counts-too-early",
+        "The number rises while the lane still writes gradients of the epoch before.",
+        "epoch_machine.cpp",
+        "  state_ = State::Ending;\n  ending_ = error;\n",
+        "  state_ = State::Ending;\n  ++epoch_;\n  ending_ = error;\n",
+    ),
+    machine(
+        "trained-weights-compared",
+        "A newcomer's weights are compared with those of survivors that have trained on.",
+        "epoch_machine.cpp",
+        "  redeclare_ = redeclare_ || (steps_ > 0 && roster_.compares_weights());",
+        "  redeclare_ = redeclare_ || (steps_ < 0 && roster_.compares_weights());",
+    ),
+    machine(
+        "a-pause-does-not-count",
+        "The time that a declare call waits for a paused rank runs out.",
+        "epoch_machine.cpp",
+        "      seat.call->deadline += now - std::max(*suspended_, seat.call->since);",
+        "      seat.call->deadline += now - now;",
+    ),
+    machine(
+        "no-successor-is-not-noticed",
+        "The others wait their whole deadline for a rank that died before it declared.",
+        "epoch_machine.cpp",
+        "    if (!before.declaration.committed) {\n      roster_[rank].loss",
+        "    if (before.declaration.committed) {\n      roster_[rank].loss",
+    ),
+    machine(
+        "a-refusal-is-not-passed-on",
+        "The ranks that wait do not hear that the declaration of another was refused.",
+        "epoch_machine_form.cpp",
+        "    tell_waiting(*seat.refusal, actions);\n  } else",
+        "    seat.refusal->hint.clear();\n  } else",
+    ),
+    machine(
+        "a-refusal-stands-for-ever",
+        "A rank that corrected its declaration is still held to have a bad one.",
+        "epoch_machine_form.cpp",
+        "  seat.refusal.reset();\n",
+        "",
+    ),
+)

@@ -1,0 +1,46 @@
+"""Fingerprints are those of arithmetic/fingerprint.hpp: the same table, bit for bit, whatever the dtype and memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from gradsync.torch._statistics import _fingerprints  # noqa: E402
+
+TABLE = Path(__file__).parents[2] / "unit" / "arithmetic" / "fingerprint_table.inc"
+ROWS = [
+    (bytes.fromhex(values), int(fingerprint, 16))
+    for values, fingerprint in re.findall(r'^\{"([0-9a-f]*)", 0x([0-9a-f]+)ULL\},$', TABLE.read_text(), re.MULTILINE)
+]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def fingerprint_of(values: bytes, dtype: torch.dtype) -> int:
+    numbers = torch.tensor(list(values), dtype=torch.uint8).view(dtype)
+    (found,) = _fingerprints.fingerprints(numbers.view(1, -1)).tolist()
+    return int(found) % (1 << 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_table_holds(dtype: torch.dtype) -> None:
+    rows = [row for row in ROWS if len(row[0]) % dtype.itemsize == 0]
+    assert len(rows) > 10
+    for values, wanted in rows:
+        assert fingerprint_of(values, dtype) == wanted, values.hex()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_pieces_and_places_in_memory_do_not_matter(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    bits = torch.arange(3 * 41 * dtype.itemsize, dtype=torch.uint8).view(dtype).view(3, 41)
+    alone = [fingerprint_of(bytes(row.contiguous().view(torch.uint8).tolist()), dtype) for row in bits[:, 1:]]
+    assert len(set(alone)) == 3
+    for width in (_fingerprints._WIDTH, 64):
+        monkeypatch.setattr(_fingerprints, "_WIDTH", width)
+        together = _fingerprints.fingerprints(bits[:, 1:]).tolist()
+        assert [found % (1 << 64) for found in together] == alone
+        one_by_one = [_fingerprints.fingerprints(bits[row : row + 1, 1:]).item() for row in range(3)]
+        assert one_by_one == together

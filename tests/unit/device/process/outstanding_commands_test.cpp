@@ -1,0 +1,117 @@
+// Which reports of a worker are taken for the answer of a command.
+
+#include "device/process/outstanding_commands.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <utility>
+#include <vector>
+
+namespace gradsync::device {
+namespace {
+
+constexpr PlanId kPlan = 7;
+constexpr Tag kTag = 3;
+
+/// Two tensors, two ranks, one clip group and one layer; all of an attempt is outstanding.
+OutstandingCommands an_attempt() {
+  OutstandingCommands commands;
+  LanePlan layout;
+  layout.tensors.resize(2);
+  layout.layers = 1;
+  layout.rank_buffers = {1, 2};
+  const auto add = [&](LaneCommand command) { commands.add(command, TimePoint{}); };
+  add(LoadPlan{kPlan, std::move(layout)});
+  EXPECT_TRUE(commands.answered_by(Loaded{kPlan}));
+  add(ReduceBucket{kPlan, kTag, 0, {}, false, false});
+  add(ReduceBucket{kPlan, kTag, 1, {}, false, false});
+  add(FinishStep{kPlan, kTag, 1.0, {{}}, true, 0});
+  return commands;
+}
+
+Reduced reduced(std::uint32_t bucket) { return {kPlan, kTag, bucket, 0.0}; }
+
+Finished finished() {
+  Finished report{kPlan, kTag, {}};
+  report.math.groups.resize(1);
+  report.math.raw_group_norms = {1.0};
+  report.math.layer_norms = {1.0};
+  report.math.absent = {0, 1};
+  report.math.nonfinite = {{1, 1, {{1, 1}}}};
+  report.math.divergence = {{1, {0, 1}}};
+  report.math.missing = {{0, {0}}};
+  return report;
+}
+
+TEST(OutstandingCommands, an_attempt_is_answered_in_its_order) {
+  OutstandingCommands commands = an_attempt();
+  EXPECT_FALSE(commands.answered_by(finished())) << "no bucket is reduced";
+  EXPECT_FALSE(commands.answered_by(reduced(1))) << "bucket 0 comes first";
+  EXPECT_TRUE(commands.answered_by(reduced(0)));
+  EXPECT_FALSE(commands.answered_by(reduced(0)));
+  EXPECT_FALSE(commands.answered_by(reduced(99)));
+  EXPECT_TRUE(commands.answered_by(reduced(1)));
+  EXPECT_TRUE(commands.answered_by(finished()));
+  EXPECT_TRUE(commands.empty());
+}
+
+TEST(OutstandingCommands, an_abort_is_answered_behind_what_it_ends) {
+  OutstandingCommands commands = an_attempt();
+  commands.add(Abort{kPlan, kTag}, TimePoint{});
+  Failed aborted;
+  aborted.plan = kPlan;
+  aborted.tag = kTag;
+  aborted.aborted = true;
+  EXPECT_FALSE(commands.answered_by(Aborted{kPlan, kTag}));
+  for (int command = 0; command < 3; ++command) {
+    EXPECT_FALSE(commands.answered_by(Aborted{kPlan, kTag}));
+    EXPECT_TRUE(commands.answered_by(aborted));
+  }
+  EXPECT_TRUE(commands.answered_by(Aborted{kPlan, kTag}));
+}
+
+TEST(OutstandingCommands, what_a_norm_names_exists) {
+  const std::vector<std::function<void(StepMath&)>> lies = {
+      [](StepMath& math) { math.groups.clear(); },
+      [](StepMath& math) { math.raw_group_norms.clear(); },
+      [](StepMath& math) { math.layer_norms.resize(2); },
+      [](StepMath& math) { math.absent = {2}; },
+      [](StepMath& math) {
+        math.absent = {0, 0, 0};
+      },
+      [](StepMath& math) { math.nonfinite[0].tensor = 2; },
+      [](StepMath& math) { math.nonfinite[0].inputs[0].first = 2; },
+      [](StepMath& math) { math.divergence[0].tensor = 2; },
+      [](StepMath& math) { math.divergence[0].ranks[0] = -1; },
+      [](StepMath& math) { math.missing[0].tensor = 2; },
+      [](StepMath& math) { math.missing[0].ranks[0] = 2; },
+  };
+  OutstandingCommands commands = an_attempt();
+  EXPECT_TRUE(commands.answered_by(reduced(0)) && commands.answered_by(reduced(1)));
+  for (std::size_t lie = 0; lie < lies.size(); ++lie) {
+    Finished report = finished();
+    lies[lie](report.math);
+    EXPECT_FALSE(commands.answered_by(report)) << lie;
+  }
+  EXPECT_TRUE(commands.answered_by(finished()));
+}
+
+TEST(OutstandingCommands, a_row_that_fails_a_norm_exists) {
+  OutstandingCommands commands = an_attempt();
+  Failed failed;
+  failed.plan = kPlan;
+  failed.tag = kTag;
+  failed.row = FailedRow{0, 0, "scale"};
+  EXPECT_FALSE(commands.answered_by(failed)) << "a reduction reads no row";
+  EXPECT_TRUE(commands.answered_by(reduced(0)) && commands.answered_by(reduced(1)));
+  failed.row = FailedRow{2, 0, "scale"};
+  EXPECT_FALSE(commands.answered_by(failed));
+  failed.row = FailedRow{1, 2, "scale"};
+  EXPECT_FALSE(commands.answered_by(failed));
+  failed.row = FailedRow{1, 1, "scale"};
+  EXPECT_TRUE(commands.answered_by(failed));
+}
+
+}  // namespace
+}  // namespace gradsync::device

@@ -1,0 +1,411 @@
+// Random events drive the epoch machine beside a plain model, which has no actions, tickets or seats: after every event
+// both must have answered the same declare calls in the same way, and must agree on epoch, state and next deadline.
+
+#include "engine/epoch/epoch_machine.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+namespace {
+
+using State = EpochMachine::State;
+using Answers = std::vector<std::pair<std::int64_t, std::optional<ErrorCode>>>;
+
+constexpr std::int64_t kDeclareMs = 7000;
+constexpr std::int64_t kReconnectMs = 2000;
+constexpr std::int64_t kSuccessorMs = 10'000;
+
+/// What a rank declares: `Bad` is refused by its own check; one `Other` makes another plan.
+enum class Content { Bad, One, Other };
+
+struct PlainRank {
+  bool taken = false, paused = false, refused = false;
+  bool waiting = false, valid = false, fresh = false, committed = false, weights = false;
+  std::int64_t since = 0, deadline = 0;
+  std::optional<std::int64_t> lost, back_by;
+};
+
+/// Times are in ms. Where the machine has to fail an attempt, the test says when that is over: `quiet`.
+struct Model {
+  std::vector<PlainRank> ranks;
+  State state = State::Forming;
+  std::uint64_t epoch = 5;
+  std::int64_t now = 0;
+  std::int64_t steps = 0;
+  bool redeclare = false, halted = false;
+  std::optional<Content> plan = {}, loading = {};
+  Answers answers = {};
+
+  [[nodiscard]] bool lacks(const PlainRank& rank) const { return !rank.valid || (redeclare && !rank.fresh); }
+
+  template <typename Rule>
+  [[nodiscard]] bool any(Rule rule) const {
+    return std::any_of(ranks.begin(), ranks.end(), rule);
+  }
+
+  [[nodiscard]] bool stands_still() const {
+    return any([](const PlainRank& rank) { return rank.waiting; }) &&
+           any([this](const PlainRank& rank) { return rank.paused && !rank.waiting && lacks(rank); });
+  }
+
+  [[nodiscard]] std::optional<std::int64_t> successor_by(const PlainRank& rank) const {
+    std::optional<std::int64_t> first;
+    for (const PlainRank& other : ranks) {
+      if (other.waiting) {
+        first = std::min(first.value_or(other.since), other.since);
+      }
+    }
+    return rank.lost && first ? std::optional(std::max(*rank.lost, *first) + kSuccessorMs) : std::nullopt;
+  }
+
+  [[nodiscard]] std::optional<std::int64_t> next_deadline() const {
+    std::optional<std::int64_t> next;
+    const auto lower = [&next](std::optional<std::int64_t> other) {
+      next = other ? std::min(next.value_or(*other), *other) : next;
+    };
+    for (const PlainRank& rank : ranks) {
+      lower(rank.back_by);
+      lower(successor_by(rank));
+      if (rank.waiting && !stands_still()) {
+        lower(rank.deadline);
+      }
+    }
+    return next;
+  }
+
+  void interrupt() { state = state == State::Planning || state == State::Loading ? State::Forming : state; }
+
+  void answer(std::size_t rank, std::optional<ErrorCode> code) {
+    if (ranks[rank].waiting) {
+      answers.emplace_back(static_cast<std::int64_t>(rank), code);
+    }
+    ranks[rank].waiting = false;
+  }
+
+  void refuse(std::size_t rank, ErrorCode code) {
+    answer(rank, code);
+    ranks[rank].valid = ranks[rank].fresh = ranks[rank].committed = ranks[rank].weights = false;
+  }
+
+  void refuse_fresh(ErrorCode code) {
+    interrupt();
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (ranks[rank].fresh) {
+        refuse(rank, code);
+      }
+    }
+  }
+
+  void settle() {
+    if (state == State::Forming && !halted && !any([this](const PlainRank& rank) { return lacks(rank); }) &&
+        any([](const PlainRank& rank) { return !rank.committed; })) {
+      state = State::Planning;
+    }
+  }
+
+  void leave(std::size_t number, bool lost) {
+    PlainRank before = ranks[number];
+    if (!before.taken) {
+      return;
+    }
+    interrupt();
+    answer(number, ErrorCode::RankLost);
+    ranks[number] = {};
+    if (lost && !before.committed) {
+      ranks[number].lost = now;
+    }
+    if (before.committed) {
+      redeclare = redeclare || (!lost && any([](const PlainRank& rank) { return rank.weights; }));
+      state = State::Ending;
+    }
+  }
+
+  void declare(std::size_t number, bool weights) {
+    PlainRank& rank = ranks[number];
+    answer(number, ErrorCode::Superseded);
+    interrupt();
+    if (rank.committed) {
+      state = redeclare ? state : State::Ending;
+      redeclare = true;
+    }
+    rank.valid = rank.committed = rank.refused = false;
+    rank.fresh = rank.waiting = true;
+    rank.weights = weights;
+    rank.since = now;
+    rank.deadline = now + kDeclareMs;
+  }
+
+  void checked(std::size_t number, bool good) {
+    bool other = false;
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      other = other || (rank != number && ranks[rank].refused);
+    }
+    if (!good) {
+      ranks[number].refused = true;
+      refuse_fresh(ErrorCode::InvalidDeclaration);
+    } else if (other) {
+      refuse(number, ErrorCode::InvalidDeclaration);
+    } else {
+      ranks[number].valid = true;
+      settle();
+    }
+  }
+
+  void planned(std::optional<Content> content, std::optional<std::size_t> released) {
+    state = State::Forming;
+    if (!content || released) {
+      if (released && ranks[*released].committed) {
+        refuse(*released, ErrorCode::PlanMismatch);
+        state = State::Ending;
+      }
+      refuse_fresh(ErrorCode::PlanMismatch);
+    } else if (plan && !redeclare && plan != content && any([](const PlainRank& rank) { return rank.committed; })) {
+      redeclare = true;
+      state = State::Ending;
+    } else {
+      loading = content;
+      state = State::Loading;
+    }
+  }
+
+  void loaded() {
+    plan = loading;
+    redeclare = false;
+    steps = 0;
+    state = State::Committed;
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      ranks[rank].fresh = false;
+      ranks[rank].committed = true;
+      answer(rank, std::nullopt);
+    }
+  }
+
+  void quiet() {
+    ++epoch;
+    state = State::Forming;
+    redeclare = redeclare || (steps > 0 && any([](const PlainRank& rank) { return rank.weights; }));
+    settle();
+  }
+
+  void pass(std::int64_t ms) {
+    bool still = stands_still();
+    now += ms;
+    for (std::size_t number = 0; number < ranks.size(); ++number) {
+      PlainRank& rank = ranks[number];
+      rank.deadline += still && rank.waiting ? ms : 0;
+    }
+    for (std::size_t number = 0; number < ranks.size(); ++number) {
+      PlainRank& rank = ranks[number];
+      if (rank.back_by && *rank.back_by <= now) {
+        leave(number, true);
+        still = stands_still();
+      } else if (rank.waiting && !still && rank.deadline <= now) {
+        interrupt();
+        refuse(number, ErrorCode::DeclareTimeout);
+      }
+    }
+    for (const PlainRank& rank : ranks) {
+      if (const auto due = successor_by(rank); due && *due <= now) {
+        refuse_fresh(ErrorCode::RankLost);
+      }
+    }
+  }
+};
+
+/// Does what the machine wants, late or at once, and what the model says beside it.
+class Twins {
+ public:
+  explicit Twins(std::uint32_t seed)
+      : random_(seed),
+        model_{std::vector<PlainRank>(1 + seed % 4)},
+        machine_("job", static_cast<std::int64_t>(model_.ranks.size()), model_.epoch, deadlines(), tickets_) {}
+
+  void run(int events) {
+    for (int event = 0; event < events && !::testing::Test::HasFailure(); ++event) {
+      step();
+      compare(log_);
+    }
+  }
+
+ private:
+  static EngineDeadlines deadlines() {
+    EngineDeadlines deadlines;
+    deadlines.reconnect = Milliseconds(kReconnectMs);
+    return deadlines;
+  }
+
+  std::int64_t below(std::int64_t end) {
+    return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(end));
+  }
+
+  [[nodiscard]] TimePoint now() const { return TimePoint(Milliseconds(model_.now)); }
+
+  void step() {
+    const auto rank = static_cast<std::size_t>(below(static_cast<std::int64_t>(model_.ranks.size())));
+    const auto number = static_cast<std::int64_t>(rank);
+    PlainRank& plain = model_.ranks[rank];
+    const std::int64_t kind = below(100);
+    log_ = "event " + std::to_string(kind) + " of rank " + std::to_string(rank);
+    if (!plain.taken && kind < 60) {
+      plain.lost.reset();
+      plain.taken = true;
+      machine_.on_joined(number, {100 + number, false});
+    } else if (kind < 22 && plain.taken) {
+      declare(rank);
+    } else if (kind < 62) {
+      work();
+    } else if (kind < 70) {
+      if (model_.state == State::Committed) {
+        ++model_.steps;
+        machine_.on_step_done();
+      }
+    } else if (kind < 76 && plain.taken) {
+      const bool lost = below(3) > 0;
+      perform(
+          machine_.on_left(now(), number, "left", lost ? EpochMachine::Leaving::Lost : EpochMachine::Leaving::ByChoice)
+      );
+      model_.leave(rank, lost);
+    } else if (kind < 80 && plain.taken) {
+      if (below(2) == 0) {
+        plain.back_by = model_.now + kReconnectMs;
+        machine_.on_disconnected(now(), number);
+      } else {
+        plain.back_by.reset();
+        machine_.on_joined(number, {100 + number, true});
+      }
+    } else if (kind < 86 && plain.taken) {
+      plain.paused = below(2) == 0;
+      machine_.on_paused(now(), number, plain.paused);
+    } else if (kind < 98) {
+      model_.pass(below(4) == 0 ? below(12'000) : below(900));
+      perform(machine_.on_time(now()));
+    } else if (kind == 98) {
+      perform(machine_.on_drain(make_error(ErrorCode::Draining, "drains")));
+      model_.refuse_fresh(ErrorCode::Draining);
+    }
+  }
+
+  void declare(std::size_t rank) {
+    const bool weights = below(3) == 0;
+    contents_[rank] = below(9) == 0 ? Content::Bad : below(6) == 0 ? Content::Other : Content::One;
+    const auto number = static_cast<std::int64_t>(rank);
+    perform(machine_.on_called_again(number));
+    perform(machine_.on_declared(now(), number, {Milliseconds(kDeclareMs), weights}));
+    model_.declare(rank, weights);
+  }
+
+  /// Planner, lane or the end of an attempt gets on, whichever has something to do.
+  void work() {
+    if (failing_ && below(2) == 0) {
+      failing_ = false;
+      perform(machine_.on_attempt_failed(now()));
+      model_.quiet();
+    } else if (!checks_.empty()) {
+      const auto [ticket, asked] = *checks_.begin();
+      checks_.erase(checks_.begin());
+      if (const auto rank = machine_.rank_checked(ticket)) {
+        ASSERT_EQ(*rank, asked);
+        const bool good = contents_[static_cast<std::size_t>(asked)] != Content::Bad;
+        const auto refusal = make_error(ErrorCode::InvalidDeclaration, "bad");
+        perform(machine_.on_checked(now(), asked, good ? std::nullopt : std::optional<Error>(refusal)));
+        model_.checked(static_cast<std::size_t>(asked), good);
+      }
+    } else if (plan_ticket_ && machine_.plans(*plan_ticket_)) {
+      plan();
+    } else if (loading_) {
+      loading_ = false;
+      loaded_ = true;
+      perform(machine_.on_lane_loaded());
+      model_.loaded();
+    }
+  }
+
+  void plan() {
+    ASSERT_EQ(model_.state, State::Planning);
+    const bool agree = below(6) > 0;
+    Content content = Content::One;
+    for (const auto& [rank, declared] : contents_) {
+      content = declared == Content::Other ? Content::Other : content;
+    }
+    std::optional<std::size_t> released;
+    if (below(8) == 0) {
+      released = static_cast<std::size_t>(below(static_cast<std::int64_t>(model_.ranks.size())));
+    }
+    PlanMade made{content == Content::One ? "one" : "other", std::nullopt, std::nullopt};
+    if (!agree || released) {
+      made.refusal = make_error(ErrorCode::PlanMismatch, "differs");
+      made.refused_for = released;
+    }
+    perform(machine_.on_planned(now(), made));
+    model_.planned(agree ? std::optional(content) : std::nullopt, released);
+  }
+
+  void perform(const EpochActions& actions) {
+    for (const EpochAction& action : actions) {
+      if (const auto* check = std::get_if<CheckDeclaration>(&action)) {
+        checks_[check->ticket] = check->rank;
+      } else if (const auto* make = std::get_if<MakePlan>(&action)) {
+        plan_ticket_ = make->ticket;
+      } else if (std::holds_alternative<LoadPlan>(action)) {
+        EXPECT_FALSE(loading_ || loaded_) << "one plan at a time";
+        loading_ = true;
+      } else if (std::holds_alternative<UnloadPlan>(action)) {
+        loading_ = loaded_ = false;
+      } else if (std::holds_alternative<CommitPlan>(action)) {
+        EXPECT_TRUE(loaded_);
+      } else if (const auto* answer = std::get_if<AnswerDeclare>(&action)) {
+        answers_.emplace_back(answer->rank, answer->error ? std::optional(answer->error->code) : std::nullopt);
+      } else if (std::holds_alternative<FailAttempt>(action)) {
+        EXPECT_FALSE(failing_) << "an attempt fails once";
+        failing_ = true;
+      }
+    }
+  }
+
+  void compare(const std::string& event) {
+    std::sort(answers_.begin(), answers_.end());
+    std::sort(model_.answers.begin(), model_.answers.end());
+    EXPECT_EQ(answers_, model_.answers) << event;
+    EXPECT_EQ(machine_.state(), model_.state) << event;
+    EXPECT_EQ(machine_.epoch(), model_.epoch) << event;
+    EXPECT_EQ(machine_.ending().has_value(), failing_) << event;
+    EXPECT_EQ(machine_.roster().empty(), !model_.any([](const PlainRank& rank) { return rank.taken; })) << event;
+    for (std::size_t rank = 0; rank < model_.ranks.size(); ++rank) {
+      const Seat& seat = machine_.seat(static_cast<std::int64_t>(rank));
+      EXPECT_EQ(seat.call.has_value(), model_.ranks[rank].waiting) << event;
+      EXPECT_EQ(seat.declaration.committed, model_.ranks[rank].committed) << event;
+    }
+    const auto due = model_.next_deadline();
+    EXPECT_EQ(machine_.next_deadline(), due ? std::optional(TimePoint(Milliseconds(*due))) : std::nullopt) << event;
+    EXPECT_EQ(machine_.state() == State::Loading, loading_) << event;
+    answers_.clear();
+    model_.answers.clear();
+  }
+
+  std::mt19937 random_;
+  std::uint64_t tickets_ = 1;
+  Model model_;
+  EpochMachine machine_;
+  std::map<std::size_t, Content> contents_;
+  std::map<std::uint64_t, std::int64_t> checks_;  ///< by ticket, the rank
+  std::optional<std::uint64_t> plan_ticket_;
+  bool loading_ = false, loaded_ = false, failing_ = false;
+  Answers answers_;
+  std::string log_;
+};
+
+TEST(EpochModel, random_events_are_answered_as_a_plain_model_answers_them) {
+  for (std::uint32_t seed = 0; seed < 12'000 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    Twins(seed).run(60);
+  }
+}
+
+}  // namespace
+}  // namespace gradsync::engine
