@@ -27,7 +27,7 @@ sanitize() {
   done
   stage --name "$name-build" --deadline 3000 -- scripts/build.sh "cpu-$name" "${targets[@]}" || return
   for layer in "$@"; do
-    stage --name "$name-$layer" --cases --deadline 900 -- "${fixed_addresses[@]}" \
+    stage --name "$name-$layer" --cases --again=--rerun-failed --deadline 900 -- "${fixed_addresses[@]}" \
       ctest --test-dir "build/cpu-$name/tests/unit/$layer" --parallel 2 --timeout 300 --output-on-failure \
       --no-tests=error --output-junit '{junit}'
   done

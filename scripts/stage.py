@@ -1,22 +1,33 @@
 """Runs one stage of a check: a command with a deadline, whose outcome becomes a JUnit file whatever happens.
 
-    stage.py --results DIR --name NAME [--deadline SECONDS] [--cases] -- COMMAND...
+    stage.py --results DIR --name NAME [--deadline SECONDS] [--cases [--again ARGUMENT]] -- COMMAND...
 
 `{junit}` in the command stands for the file to write. Without it the stage is a single case, passed when the command
 exits 0. With `--cases` the command writes the file itself; if it ends badly without recording a failure (a crash, no
 tests), a failed case is added, so that no stage can fail and leave the totals green.
+
+With `--again` the command is run once more with that argument, which makes it run only what failed. A case that passes
+then counts as passed and keeps what it said first in a `flakyFailure`, the element that Surefire has for it; the
+summary names it. Only failed assertions are tried again, of three cases at most: neither a crash nor what a sanitizer
+found.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
+
+TRIED_AGAIN = 3  # cases of a stage; more than these have another reason than a busy machine
+# The beginnings of what pytest and GoogleTest say of a failed assertion; CTest does not tell one from a crash.
+ASSERTION = re.compile(r"^E  |\[  FAILED  \]", re.MULTILINE)
+NOT_TRIED_AGAIN = re.compile(r"Sanitizer|runtime error:|Segmentation fault|core dumped|crashed", re.IGNORECASE)
 
 
 def run(command: list[str], deadline_s: float) -> tuple[int, str]:
@@ -41,15 +52,42 @@ def run(command: list[str], deadline_s: float) -> tuple[int, str]:
             child.wait()
 
 
-def counts(path: Path) -> tuple[int, int]:
-    """Cases and failed cases in a JUnit file; (0, 0) when it is missing or damaged."""
+def cases_in(path: Path) -> list[ET.Element]:
+    """The cases of a JUnit file; none when it is missing or damaged."""
     try:
-        root = ET.parse(path).getroot()
+        return list(ET.parse(path).getroot().iter("testcase"))
     except (OSError, ET.ParseError):
-        return 0, 0
-    cases = list(root.iter("testcase"))
-    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    return len(cases), len(failed)
+        return []
+
+
+def reasons(case: ET.Element) -> list[ET.Element]:
+    """Why a case failed; none where it did not."""
+    return [element for tag in ("failure", "error") for element in case.findall(tag)]
+
+
+def case_id(case: ET.Element) -> tuple[str | None, str | None]:
+    return case.get("classname"), case.get("name")
+
+
+def worth_another_try(path: Path) -> bool:
+    said = ["".join(case.itertext()) for case in cases_in(path) if reasons(case)]
+    return 0 < len(said) <= TRIED_AGAIN and all(
+        ASSERTION.search(one) and not NOT_TRIED_AGAIN.search(one) for one in said
+    )
+
+
+def keep_passed(first: Path, second: Path) -> bool:
+    """Marks in `first` what failed there and passed in `second` as flaky; true when that is all that failed."""
+    passed = {case_id(case) for case in cases_in(second) if not reasons(case) and case.find("skipped") is None}
+    tree = ET.parse(first)
+    failed = [case for case in tree.getroot().iter("testcase") if reasons(case)]
+    for case in failed:
+        if case_id(case) in passed:
+            for element in reasons(case):
+                element.tag = "flakyFailure"
+            case.set("status", "run")
+    tree.write(first, encoding="utf-8", xml_declaration=True)
+    return all(case_id(case) in passed for case in failed)
 
 
 def add_case(path: Path, name: str, seconds: float, failure: str | None) -> None:
@@ -71,6 +109,7 @@ def main() -> int:
     parser.add_argument("--name", required=True)
     parser.add_argument("--deadline", type=float, default=600.0, help="seconds (default 600)")
     parser.add_argument("--cases", action="store_true", help="the command writes {junit} itself")
+    parser.add_argument("--again", metavar="ARGUMENT", help="makes the command run only what failed; once")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
 
@@ -80,16 +119,24 @@ def main() -> int:
     print(f"--- {options.name}", flush=True)
     begin = time.monotonic()
     code, reason = run([part.replace("{junit}", str(junit)) for part in options.command], options.deadline)
+    if code and options.again and worth_another_try(junit):
+        print(f"--- {options.name}: once more, what failed", flush=True)
+        second = junit.with_suffix(".again")  # not .xml: its cases are not counted
+        again = [part.replace("{junit}", str(second)) for part in options.command]
+        left = max(1.0, options.deadline - (time.monotonic() - begin))
+        code_again, reason_again = run([*again, options.again], left)
+        if keep_passed(junit, second):
+            code, reason = code_again, reason_again
     seconds = time.monotonic() - begin
 
     reason = reason or f"exit code {code}"
     if not options.cases:
         add_case(junit, options.name, seconds, reason if code else None)
     else:
-        cases, failed = counts(junit)
+        cases = cases_in(junit)
         if not cases and not code:
             code, reason = 1, "no tests"
-        if code and not failed:
+        if code and not any(reasons(case) for case in cases):
             add_case(junit, options.name, seconds, reason)
     print(f"--- {options.name}: {'ok' if not code else 'FAILED (' + reason + ')'}, {seconds:.0f} s", flush=True)
     return 1 if code else 0

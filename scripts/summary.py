@@ -16,6 +16,7 @@ from pathlib import Path
 
 SHOWN_CASES = 10
 SHOWN_LINES = 60  # of each kind of output
+SAID_IN = ("failure", "error", "flakyFailure", "system-out")
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Stage:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)  # of failed cases: the name and what the file holds of the output
+    flaky: list[str] = field(default_factory=list)  # names of those that passed when they were tried again
     skipped: int = 0
     seconds: float = 0.0
 
@@ -36,15 +38,18 @@ def read(path: Path) -> Stage:
         return stage
     for case in cases:
         stage.seconds += float(case.get("time") or 0)
+        name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
         # CTest says `notrun` (a test whose binary is missing) and `disabled` where others have an element.
         if case.find("failure") is not None or case.find("error") is not None or case.get("status") == "fail":
-            name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
             stage.failed.append(name)
             stage.said += [f"{name}\n{text}" for text in [said_by(case)] if text]
         elif case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
             stage.skipped += 1
         else:
             stage.passed += 1
+            if case.find("flakyFailure") is not None:
+                stage.flaky.append(name)
+                stage.said.append(f"{name} (passed when tried again)\n{said_by(case)}")
     if not cases:
         stage.failed.append(f"{path.name} has no tests")
     return stage
@@ -52,7 +57,7 @@ def read(path: Path) -> Stage:
 
 def said_by(case: ET.Element) -> str:
     """The end of what a failed case left. CTest has the output in `system-out`, pytest the traceback in `failure`."""
-    found = [element for tag in ("failure", "error", "system-out") if (element := case.find(tag)) is not None]
+    found = [element for tag in SAID_IN if (element := case.find(tag)) is not None]
     texts = [(element.text or element.get("message") or "").splitlines()[-SHOWN_LINES:] for element in found]
     return "\n".join("\n".join(lines) for lines in texts if lines)
 
@@ -77,6 +82,9 @@ def main() -> int:
         if not any(path.stem.startswith(beginning) for path in stages):
             failed.append(f"{beginning}: the stage did not run")
     failed = failed or options.failed
+    for path, stage in stages.items():
+        for name in stage.flaky:
+            print(f"flaky (failed once, passed when tried again; mend it): {path.stem}: {name}")
     for name in failed:
         print(f"failed: {name}")
     passed = sum(stage.passed for stage in stages.values())

@@ -9,7 +9,7 @@ setup_or_fail
 scripts/lint.sh "$results"
 
 if stage --name build --deadline 3600 -- scripts/build.sh cpu-release; then
-  stage --name cpp --cases --deadline 1200 -- \
+  stage --name cpp --cases --again=--rerun-failed --deadline 1200 -- \
     ctest --preset cpu-release --timeout 120 --output-junit '{junit}'
 fi
 
@@ -17,12 +17,12 @@ export GRADSYNCD="$PWD/build/cpu-release/bin/gradsyncd"
 cores=$(nproc)
 tests=("$python" -m pytest -q -rs --junitxml '{junit}')
 quick=("${tests[@]}" -m 'not long' -n "$((cores < 4 ? cores : 4))" --dist loadfile)
-stage --name lint-tests --cases --deadline 300 -- "${quick[@]}" tests/lint
-stage --name python --cases --deadline 1200 -- "${quick[@]}" tests/python
-stage --name integration --cases --deadline 1200 -- "${quick[@]}" tests/integration
+stage --name lint-tests --cases --again=--last-failed --deadline 300 -- "${quick[@]}" tests/lint
+stage --name python --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/python
+stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
 if [ -n "${LONG:-}" ]; then
-  stage --name python-long --cases --deadline 1200 -- "${tests[@]}" -m long tests/python
-  stage --name integration-long --cases --deadline 1800 -- "${tests[@]}" -m long tests/integration
+  stage --name python-long --cases --again=--last-failed --deadline 1200 -- "${tests[@]}" -m long tests/python
+  stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${tests[@]}" -m long tests/integration
   stage --name dist-wheel --deadline 600 -- scripts/dist.sh
   stage --name dist --cases --deadline 900 -- "${tests[@]}" tests/dist
   not_run=

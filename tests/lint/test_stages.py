@@ -68,6 +68,69 @@ def test_a_stage_that_ends_badly_without_a_failed_case_gets_one(
     assert summary(tmp_path) == (1, total)
 
 
+def writes_in_turn(first: str, second: str, code: int, *, then: int = 0) -> list[str]:
+    """A command that fails at first, and that leaves another file when it is told to run what failed."""
+    program = f"""
+import sys
+again = sys.argv[2:] == ["--last-failed"]
+open(sys.argv[1], "w").write({second!r} if again else {first!r})
+sys.exit({then} if again else {code})
+"""
+    return ["--again=--last-failed", "--", sys.executable, "-c", program, "{junit}"]
+
+
+def failing(*names: str, text: str = "E  assert") -> str:
+    cases = "".join(f'<testcase name="{name}"><failure>{text}</failure></testcase>' for name in names)
+    return f'<testsuite><testcase name="good"/>{cases}</testsuite>'
+
+
+def test_what_passes_when_it_is_tried_again_is_counted_and_named(tmp_path: Path) -> None:
+    command = writes_in_turn(failing("a", text="E  was 6499"), ONE_PASSED, 1)
+    assert stage(tmp_path, "--name", "python", "--cases", *command) == 0
+    assert summary(tmp_path) == (0, "2 passed, 0 failed, 0 skipped")
+    shown = subprocess.run(
+        [sys.executable, str(SCRIPTS / "summary.py"), str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout.splitlines()
+    assert shown[:2] == ["=== python: a (passed when tried again)", "E  was 6499"]
+    assert "flaky (failed once, passed when tried again; mend it): python: a" in shown
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "then", "total"),
+    [
+        (failing("a"), failing("a"), 1, "1 passed, 1 failed, 0 skipped"),
+        (failing("a", "b"), ONE_PASSED, 0, "2 passed, 1 failed, 0 skipped"),
+        (failing("a"), ONE_SKIPPED, 0, "1 passed, 1 failed, 0 skipped"),
+        (failing("a"), "<testsuite", 0, "1 passed, 1 failed, 0 skipped"),
+        (failing("a"), ONE_PASSED, 3, "2 passed, 1 failed, 0 skipped"),
+        (failing(*"abcd"), "unread", 0, "1 passed, 4 failed, 0 skipped"),
+        (failing("a", text="E  was: ThreadSanitizer: data race"), ONE_PASSED, 0, "1 passed, 1 failed, 0 skipped"),
+        (failing("a", text="worker 'gw0' crashed"), ONE_PASSED, 0, "1 passed, 1 failed, 0 skipped"),
+        (failing("a", text=""), ONE_PASSED, 0, "1 passed, 1 failed, 0 skipped"),
+    ],
+    ids=[
+        "fails twice",
+        "one of two",
+        "skipped",
+        "damaged",
+        "ends badly",
+        "too many",
+        "sanitizer",
+        "crash",
+        "says nothing",
+    ],
+)
+def test_what_fails_still_fails_after_a_second_try(
+    tmp_path: Path, first: str, second: str, then: int, total: str
+) -> None:
+    assert stage(tmp_path, "--name", "s", "--cases", *writes_in_turn(first, second, 1, then=then)) == 1
+    assert summary(tmp_path) == (1, total)
+
+
 def test_a_stage_past_its_deadline_is_ended_and_fails(tmp_path: Path) -> None:
     hangs = [sys.executable, "-c", "import threading; threading.Event().wait()"]
     assert stage(tmp_path, "--name", "hangs", "--deadline", "0.5", "--", *hangs) == 1
