@@ -1,12 +1,15 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup build dist demo demo-adaptive test sanitize bench fuzz mutants gpu-test gpu-bench gpu-experiments lint format clean
+.PHONY: help setup setup-demo build dist demo demo-adaptive test sanitize bench fuzz mutants gpu-test gpu-bench gpu-experiments lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install packages and the Python environment (build/venv)
 	@scripts/setup.sh
+
+setup-demo:
+	@scripts/setup.sh demo
 
 build: setup ## build gradsyncd and the tests (preset cpu-release)
 	@scripts/build.sh cpu-release
@@ -15,11 +18,11 @@ dist: setup ## build/dist: a wheel with the daemon in it, for any Linux with gli
 	@scripts/dist.sh
 	@build/venv/bin/python -m pytest -q tests/dist
 
-demo: setup ## train a small model on two ranks through gradsyncd, and compare with torch
+demo: setup-demo ## train a small model on two ranks through gradsyncd, and compare with torch
 	@scripts/build.sh cpu-release gradsyncd
 	@build/venv/bin/python clients/python/examples/demo.py
 
-demo-adaptive: setup ## clip at a percentile of the norms, stop, resume; compare with numpy and with a run without a stop
+demo-adaptive: setup-demo ## clip at a percentile of the norms, stop, resume; compare with numpy and with a run without a stop
 	@scripts/build.sh cpu-release gradsyncd
 	@build/venv/bin/python clients/python/examples/demo_adaptive.py
 

@@ -1,16 +1,29 @@
 #!/usr/bin/env bash
-# Installs what building, testing and the demo need on Debian 12: packages by name, and a Python environment in
-# build/venv. Works as root, or as a user with sudo; does nothing when everything is there.
+# Installs what the demo, or the demo and everything else, needs on Debian 12: packages by name, and a Python environment
+# in build/venv: setup.sh [demo|all], by default all. Works as root, or as a user with sudo; does nothing when everything
+# is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+what=${1:-all}
 packages=(
-  ca-certificates ccache clang-format-16 cmake g++ git make ninja-build pkg-config python3-dev python3-venv shellcheck
-  libbenchmark-dev libboost1.81-dev libboost-system1.81-dev libcli11-dev libgmock-dev libgtest-dev libhwy-dev
-  libspdlog-dev libtomlplusplus-dev libxxhash-dev nlohmann-json3-dev prometheus-cpp-dev
+  ca-certificates ccache cmake g++ git make ninja-build pkg-config python3-dev python3-venv
+  libboost1.81-dev libboost-system1.81-dev libcli11-dev libhwy-dev libspdlog-dev libtomlplusplus-dev libxxhash-dev
+  nlohmann-json3-dev prometheus-cpp-dev
 )
-# Only the fuzzers need these: where they cannot be had, the fuzzers are skipped.
-optional=(clang-16 libclang-rt-16-dev)
+optional=()
+case $what in
+  demo) requirements=(scripts/requirements-demo.txt) ;;
+  all)
+    packages+=(clang-format-16 libbenchmark-dev libgmock-dev libgtest-dev shellcheck)
+    optional+=(clang-16 libclang-rt-16-dev)  # only the fuzzers need these: where they cannot be had, they are skipped
+    requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
+    ;;
+  *)
+    echo "setup: '$what' is neither demo nor all" >&2
+    exit 64
+    ;;
+esac
 
 refuse() {
   echo "setup: $*" >&2
@@ -26,8 +39,12 @@ not_installed() {
   done
 }
 
+system() {
+  (. /etc/os-release 2>/dev/null && echo "${PRETTY_NAME:-an unknown system}") || echo "an unknown system"
+}
+
 mapfile -t missing < <(not_installed "${packages[@]}")
-mapfile -t wanted_too < <(not_installed "${optional[@]}")
+mapfile -t wanted_too < <([ ${#optional[@]} -eq 0 ] || not_installed "${optional[@]}")
 as_root=()
 [ "$(id -u)" -eq 0 ] || as_root=(sudo)
 install() {
@@ -35,7 +52,10 @@ install() {
 }
 
 if [ ${#missing[@]} -gt 0 ]; then
-  command -v apt-get >/dev/null || refuse "this is not Debian 12; install yourself what these packages hold: ${missing[*]}"
+  grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release || refuse "this is $(system), and the packages are named as in
+Debian 12 (bookworm). To use gradsync here, no build is needed: 'make dist' on Debian 12, also in a container, writes a
+wheel for every Linux with a glibc that is not older, and 'pip install' of it brings the daemon. To build here, install
+yourself what these packages hold: ${missing[*]}"
   if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null || refuse "packages are missing; run as root, or install sudo: ${missing[*]}"
   fi
@@ -52,14 +72,14 @@ fi
 
 # The environment is complete when it was made from these very files, in this place.
 venv=build/venv
-stamp=$venv/.requirements
-wanted=$(echo "$PWD" && cat scripts/requirements.txt clients/python/pyproject.toml)
+stamp=$venv/.requirements-$what
+wanted=$(echo "$PWD" && cat "${requirements[@]}" clients/python/pyproject.toml)
 if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
   echo "setup: Python environment in $venv (a few minutes the first time)"
   mkdir -p build
   "$venv/bin/python" -c '' 2>/dev/null || "${PYTHON:-python3}" -m venv --clear "$venv"
   pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
-  "${pip[@]}" -r scripts/requirements.txt || refuse "pip could not install scripts/requirements.txt into $venv"
+  "${pip[@]}" "${requirements[@]/#/--requirement=}" || refuse "pip could not install ${requirements[*]} into $venv"
   "${pip[@]}" --no-build-isolation --no-deps --editable clients/python ||
     refuse "pip could not install clients/python into $venv"
   echo "$wanted" >"$stamp"
