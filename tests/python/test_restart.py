@@ -214,9 +214,9 @@ def test_a_refused_declaration_is_told_and_may_be_made_again(grads: gradsync.Gra
     daemon.wait_for("job.attach", 2)
     daemon.script["gradients.declare"] = refuse
     with pytest.raises(DeclareTimeout, match="rank 1"):
-        grads.finish(ready="all", timeout=7)
+        grads.finish(ready="all", timeout=900)  # longer than every limit of the client's own
     left_ms = daemon.of("gradients.declare")[-1]["timeout_ms"]
-    assert left_ms == pytest.approx(7000, abs=500), "the caller's patience, less what has passed of it"
+    assert 600_000 < left_ms <= 900_000, "the caller's patience, less what has passed of it"
     assert daemon.of("buffers.release") == []
     assert daemon.of("job.detach") == []
     del daemon.script["gradients.declare"]
