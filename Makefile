@@ -14,7 +14,7 @@ setup-demo:
 build: setup ## build gradsyncd and the tests (preset cpu-release)
 	@scripts/build.sh cpu-release
 
-dist: setup ## build/dist: a wheel with the daemon in it, for any Linux with glibc 2.35 or later; and test it
+dist: setup ## build/dist: a wheel with the daemon in it, for any Linux with glibc 2.34 or later; and test it
 	@scripts/dist.sh
 	@build/venv/bin/python -m pytest -q tests/dist
 

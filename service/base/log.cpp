@@ -1,5 +1,6 @@
 #include "base/log.hpp"
 
+#include "base/older_runtime.hpp"
 #include "base/text.hpp"
 
 #include <fmt/chrono.h>

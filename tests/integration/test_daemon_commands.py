@@ -3,19 +3,60 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 from daemon import BINARY, Daemon, clean_environment, run_command
 
-EXAMPLE = Path(__file__).parents[2] / "deploy/config/gradsyncd.toml"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "deploy/config/gradsyncd.toml"
 
 
 def test_version_in_words_and_as_json() -> None:
-    assert run_command("version").stdout.startswith("gradsyncd ")
     version = json.loads(run_command("version", "--json").stdout)
+    assert list(version) == ["name", "version", "commit", "protocol", "features"]
     assert version["name"] == "gradsyncd"
     assert version["protocol"] == 1
+    assert version["features"] == {"cpu": True, "cuda": False, "nccl": False}
+    words = run_command("version").stdout
+    assert words == (
+        f"gradsyncd {version['version']} (commit {version['commit']}, protocol 1; CPU yes, CUDA no, NCCL no)\n"
+    )
+    assert run_command("--version").stdout == words
+
+
+def commit_written(sources: Path, output: Path, given: str = "") -> str:
+    """What the build would compile for a checkout in `sources`, or why it would not."""
+    script = ROOT / "service/base/commit.cmake"
+    values = {"SOURCES": sources, "GIVEN": given, "TEMPLATE": script.with_name("commit.cpp.in"), "OUTPUT": output}
+    done = subprocess.run(
+        ["cmake", *(f"-D{key}={value}" for key, value in values.items()), "-P", script], capture_output=True, text=True
+    )
+    return done.stderr if done.returncode else re.findall(r'return "(.*)";', output.read_text())[0]
+
+
+def test_the_commit_is_that_of_the_checkout_and_a_file_that_says_it_already_stays(tmp_path: Path) -> None:
+    output = tmp_path / "commit.cpp"
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    checkout = tmp_path / "checkout"
+    subprocess.run([*git, "init", "-q", checkout], check=True)
+    assert commit_written(checkout, output) == "unknown"  # nothing was committed
+    subprocess.run([*git, "-C", checkout, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
+    head = subprocess.run(
+        [*git, "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout
+    assert commit_written(checkout, output) == head[:12]
+    before = output.stat().st_mtime_ns
+    assert commit_written(checkout, output) == head[:12]
+    assert output.stat().st_mtime_ns == before
+    assert commit_written(checkout, output, given="0123456789abcdef") == "0123456789ab"
+
+    unpacked = checkout / "unpacked"  # sources without git, inside of another project's checkout
+    unpacked.mkdir()
+    assert commit_written(unpacked, output) == "unknown"
+    assert "GRADSYNC_COMMIT='main' is not a commit" in commit_written(checkout, output, given="main")
 
 
 @pytest.mark.parametrize(

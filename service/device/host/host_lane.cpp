@@ -1,5 +1,6 @@
 #include "device/host/host_lane.hpp"
 
+#include "base/older_runtime.hpp"
 #include "device/about.hpp"
 #include "device/device_error.hpp"
 #include "device/host/host_executor.hpp"

@@ -1,6 +1,7 @@
 #include "device/host/worker_pool.hpp"
 
 #include "base/assert.hpp"
+#include "base/older_runtime.hpp"
 
 #include <algorithm>
 #include <pthread.h>

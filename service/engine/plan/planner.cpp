@@ -1,5 +1,6 @@
 #include "engine/plan/planner.hpp"
 
+#include "base/older_runtime.hpp"
 #include "base/text.hpp"
 
 #include <fmt/format.h>
