@@ -240,6 +240,36 @@ def test_spawn_shows_the_log_of_a_daemon_that_ends_at_once(monkeypatch: pytest.M
     assert "something is wrong" in str(error)
 
 
+def test_the_version_names_client_protocol_and_the_daemon_that_would_be_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gradsync.__main__ import main
+
+    def said() -> list[str]:
+        assert main(["--version"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    client = f"gradsync {gradsync.__version__} (protocol 1)"
+    daemon = tmp_path / "gradsyncd"
+    daemon.write_text('#!/bin/sh\n[ "$*" = --version ] && echo "gradsyncd 7.7.7 (commit 0123)"\n')
+    daemon.chmod(0o755)
+    monkeypatch.setenv("GRADSYNCD", str(daemon))
+    assert said() == [client, f"daemon {daemon}: gradsyncd 7.7.7 (commit 0123)"]
+
+    daemon.write_text("#!/bin/sh\necho what is that >&2\nexit 64\n")  # a release before --version
+    assert said() == [client, f"daemon {daemon}: does not say its version (exit code 64): what is that"]
+
+    daemon.write_bytes(b"\x7fELF of another machine")
+    assert said()[1].startswith(f"daemon {daemon}: does not run: ")
+
+    monkeypatch.delenv("GRADSYNCD")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    words = said()
+    assert words[0] == client
+    assert words[1].startswith("no daemon: ")
+    assert "PATH" in words[1]
+
+
 def test_close_is_idempotent_and_calls_after_it_say_so(daemon: FakeDaemon) -> None:
     client = gradsync.connect(daemon.path)
     client.close()

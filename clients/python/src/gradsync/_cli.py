@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 
 from ._audit._cli import add_audit, add_verdict
 from ._client import connect
-from .errors import GradsyncError
+from ._spawn import find_binary
+from ._version import PROTOCOL, __version__
+from .errors import ConnectionFailed, GradsyncError
 
 __all__ = ["main", "status_main"]
+
+_VERSION_S = 10.0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments == ["--version"]:
+        return _version()
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["status", *arguments]  # `python -m gradsync` without a command means this
     parser = argparse.ArgumentParser(
         prog="gradsync", description="Client of gradsyncd, the sidecar of PyTorch training. Default: status."
+    )
+    parser.add_argument(
+        "--version", action="store_true", help="show the versions of this client and of the daemon it would start"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_audit(commands.add_parser)
@@ -63,3 +73,25 @@ def _status(options: argparse.Namespace) -> int:
             f"last step {job['last_step']}, {job['steps_committed']} done, {job['steps_failed']} failed"
         )
     return 0
+
+
+def _version() -> int:
+    print(f"gradsync {__version__} (protocol {PROTOCOL})")
+    try:
+        binary = find_binary()
+    except ConnectionFailed as error:
+        print(f"no daemon: {error}")
+        return 0
+    print(f"daemon {binary}: {_version_of(binary)}")
+    return 0
+
+
+def _version_of(binary: str) -> str:
+    """What a daemon says of itself, or why it says nothing."""
+    try:
+        done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=_VERSION_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    if done.returncode != 0:
+        return f"does not say its version (exit code {done.returncode}): {done.stderr.strip()}"
+    return done.stdout.strip()
