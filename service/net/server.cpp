@@ -63,10 +63,6 @@ std::shared_ptr<Listener> Server::State::listen(UniqueFd fd, Entrance entrance) 
 
 std::optional<StartFailure> Server::State::start_unix() {
   const ServerOptions& options = context->options;
-  auto directory = lock_socket_directory(options.socket_path, options.lock_timeout);
-  if (auto* failure = std::get_if<StartFailure>(&directory)) {
-    return *failure;
-  }
   auto main_socket = listen_unix(options.socket_path, options.socket_mode);
   if (auto* failure = std::get_if<StartFailure>(&main_socket)) {
     return *failure;

@@ -112,7 +112,6 @@ struct ServerOptions {
   /// A local WebSocket that the handler does not call initialized by then is closed.
   Milliseconds initialize_timeout{30'000};
   Milliseconds watch_after_close{2'000};  ///< how long the end of a process is still told after its connection closed
-  Milliseconds lock_timeout{5'000};       ///< for another daemon that starts in the same directory
 };
 
 /// Why the server did not start, for the operator and for the exit code.

@@ -118,34 +118,6 @@ void SocketFile::remove_if_ours() {
   path_.clear();
 }
 
-Started<UniqueFd> lock_socket_directory(const std::string& socket_path, Milliseconds patience) {
-  const auto made = make_directory(socket_path);
-  if (const auto* failure = std::get_if<StartFailure>(&made)) {
-    return *failure;
-  }
-  const auto& directory = std::get<std::string>(made);
-  UniqueFd fd{::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  if (!fd.valid()) {
-    return cannot("open the socket directory", directory, errno);
-  }
-  // The system has no lock with a deadline. The process that holds it binds two sockets and releases it.
-  const auto give_up = std::chrono::steady_clock::now() + patience;
-  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) {
-      return cannot("lock the socket directory", directory, errno);
-    }
-    if (std::chrono::steady_clock::now() >= give_up) {
-      return StartFailure{
-          Kind::InUse,
-          fmt::format("another process has locked the socket directory '{}' for {} ms", directory, patience.count()),
-          "a daemon that hangs while it starts (`fuser -v` on the directory names it): end it, or set another [server] "
-          "socket"};
-    }
-    std::this_thread::sleep_for(kPause);
-  }
-  return fd;
-}
-
 Started<UniqueFd> hold_socket(
     const std::string& socket_path, Milliseconds patience, const std::function<bool()>& interrupted
 ) {

@@ -40,16 +40,13 @@ struct UnixListener {
 template <typename T>
 using Started = std::variant<T, StartFailure>;
 
-/// Binds one socket file. The directory must exist; see `SocketDirectory` for the race between two starting daemons.
+/// Binds one socket file, after removing one that nobody listens on. The caller has the lock of `hold_socket`, without
+/// which two daemons that start at once would both replace a stale file.
 [[nodiscard]] Started<UnixListener> listen_unix(const std::string& path, unsigned mode);
 
-/// Creates the directory (0755) when only it is missing, and holds a lock on it, so that of two daemons starting at
-/// once one finds the other's socket alive instead of both replacing a stale one. Waits for the lock until `patience`
-/// is over, and blocks meanwhile: nothing is served yet.
-[[nodiscard]] Started<UniqueFd> lock_socket_directory(const std::string& socket_path, Milliseconds patience);
-
 /// The lock that a daemon holds for its whole life, on a file beside its socket that is never removed: `….sock.lock`,
-/// mode 0600. A successor waits for it until `patience` is over, because a daemon that drains still touches its ranks'
+/// mode 0600, so that no other user can keep a daemon from starting. Creates the socket's folder (0755) when only it is
+/// missing. A successor waits for it until `patience` is over, because a daemon that drains still touches its ranks'
 /// memory; beside one that answers, it is refused at once. Blocks meanwhile; `interrupted` ends the waiting.
 [[nodiscard]] Started<UniqueFd> hold_socket(
     const std::string& socket_path, Milliseconds patience, const std::function<bool()>& interrupted

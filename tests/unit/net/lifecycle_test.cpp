@@ -34,20 +34,16 @@ TEST_F(Lifecycle, replaces_stale_sockets) {
   EXPECT_EQ(client.request("GET", "/page").status, 200);
 }
 
-TEST_F(Lifecycle, waits_for_the_lock_of_the_directory_until_a_deadline) {
-  const UniqueFd other{::open((folder / "").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-  ASSERT_EQ(::flock(other.get(), LOCK_EX), 0);
-  ServerOptions impatient = options();
-  impatient.lock_timeout = Milliseconds(30);
-  {
-    const RunningServer running{impatient, false};
-    ASSERT_TRUE(running.failure.has_value());
-    EXPECT_EQ(running.failure->kind, StartFailure::Kind::InUse);
-    EXPECT_NE(running.failure->message.find("locked the socket directory"), std::string::npos);
-    EXPECT_FALSE(fs::exists(folder / "gradsync.sock"));
-  }
-  ASSERT_EQ(::flock(other.get(), LOCK_UN), 0);
-  const RunningServer running{impatient};
+TEST_F(Lifecycle, a_lock_on_the_folder_keeps_no_daemon_from_starting) {
+  // Anybody who may read the folder can lock it.
+  const UniqueFd stranger{::open((folder / "").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  ASSERT_EQ(::flock(stranger.get(), LOCK_EX), 0);
+  leave_stale_socket(folder / "gradsync.sock");
+  const auto held = hold_socket(folder / "gradsync.sock", Milliseconds(0), [] { return false; });
+  ASSERT_TRUE(std::holds_alternative<UniqueFd>(held));
+  const RunningServer running{options()};
+  RawClient client = connect();
+  EXPECT_EQ(client.request("GET", "/page").status, 200);
 }
 
 TEST_F(Lifecycle, a_successor_waits_for_the_lock_of_the_daemon_before_it) {
@@ -120,15 +116,12 @@ TEST_F(Lifecycle, never_removes_a_file_that_is_no_socket) {
 }
 
 TEST_F(Lifecycle, creates_the_last_directory_of_the_path_but_not_more) {
-  ServerOptions one = options();
-  one.socket_path = folder / "run/gradsync.sock";
-  { const RunningServer running{one}; }
+  const auto never = [] { return false; };
+  EXPECT_TRUE(std::holds_alternative<UniqueFd>(hold_socket(folder / "run/gradsync.sock", Milliseconds(0), never)));
   EXPECT_TRUE(fs::is_directory(folder / "run"));
-  ServerOptions two = options();
-  two.socket_path = folder / "no/such/gradsync.sock";
-  const RunningServer running{two, false};
-  ASSERT_TRUE(running.failure.has_value());
-  EXPECT_NE(running.failure->message.find(folder / "no/such"), std::string::npos);
+  const auto refused = hold_socket(folder / "no/such/gradsync.sock", Milliseconds(0), never);
+  ASSERT_TRUE(std::holds_alternative<StartFailure>(refused));
+  EXPECT_NE(std::get<StartFailure>(refused).message.find(folder / "no/such"), std::string::npos);
 }
 
 TEST_F(Lifecycle, a_path_too_long_for_a_socket_is_named_with_its_length) {
