@@ -11,9 +11,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_daemon import FakeDaemon
-from real_daemon import Ranks, binary
+from real_daemon import RECONNECT, Ranks, binary
 
 import gradsync
+from gradsync import _job
+from gradsync._step import _declaring
+from gradsync._transport import _channel, _connection, _handshake
 
 LAUNCHER = (
     "RANK",
@@ -24,6 +27,7 @@ LAUNCHER = (
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
 )
+PATIENT_S = 40.0
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +36,26 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def time_for_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client waits for a daemon as long as it takes. A test of one that does not answer says how long that is."""
+    monkeypatch.setattr(_channel, "PATIENCE_S", PATIENT_S)
+    monkeypatch.setattr(_channel, "_GRACE_S", PATIENT_S)
+    monkeypatch.setattr(_handshake, "_SHORTEST_S", PATIENT_S)
+    monkeypatch.setattr(_connection, "_HANDSHAKE_S", PATIENT_S)
+    monkeypatch.setattr(_connection, "_CLOSE_S", PATIENT_S)
+    monkeypatch.setattr(_declaring, "PATIENCE_S", PATIENT_S)
+    monkeypatch.setattr(_declaring, "_SHORTEST_S", PATIENT_S)
+    monkeypatch.setattr(_job, "_GLANCE_S", PATIENT_S)
+
+
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A real daemon for one file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADSYNCD", binary())
-        with gradsync.connect(spawn=True) as client:
+        patch.setenv(*RECONNECT)
+        with gradsync.connect(spawn=True, timeout=PATIENT_S) as client:
             yield client.address
 
 

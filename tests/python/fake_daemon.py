@@ -26,7 +26,7 @@ from websockets.typing import Subprotocol
 NO_REPLY = object()
 ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
 SUBPROTOCOL = "gradsync.v1.jsonrpc"
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 Script = Callable[[dict[str, Any]], Any]
 

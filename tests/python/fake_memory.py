@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -79,7 +80,7 @@ class FakeMemory:
     def stop(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(20)
+        self._thread.join(40)
         assert not self._thread.is_alive()
         for fd in self._kept:
             os.close(fd)
@@ -100,7 +101,7 @@ class FakeMemory:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            with sock:
+            with sock, contextlib.suppress(OSError):  # a client may give up at any time
                 data, given, _, _ = socket.recv_fds(sock, 100, 1)
                 token = data.decode().strip()
                 self._kept += given

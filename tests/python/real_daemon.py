@@ -15,6 +15,7 @@ import gradsync
 from gradsync import Partial, Replicate
 
 JOIN_S = 50.0
+RECONNECT = ("GRADSYNC_DEADLINES_RECONNECT_MS", "60000")  # a trainer that lives is slow and not lost
 MEAN = {"dp": Partial("mean") >> Replicate()}
 SUM = {"dp": Partial("sum") >> Replicate()}
 

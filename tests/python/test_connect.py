@@ -13,6 +13,7 @@ import pytest
 from fake_daemon import FakeDaemon, Fault
 
 import gradsync
+from gradsync._transport import _handshake
 from gradsync.errors import ConnectionFailed, UsageError
 
 
@@ -201,12 +202,17 @@ def test_something_that_speaks_no_http_is_not_a_gradsync_daemon(tmp_path: Path) 
     assert error.reason == "not_gradsync"
 
 
-def test_a_listener_that_never_answers_is_a_timeout(tmp_path: Path) -> None:
+def test_a_listener_that_never_answers_is_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_handshake, "_SHORTEST_S", 0.05)
     path = str(tmp_path / "other.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
         assert failure(path, timeout=0.2).reason == "timeout"
+
+
+def test_a_process_that_was_stopped_until_its_deadline_was_over_still_connects(daemon: FakeDaemon) -> None:
+    _handshake._open_socket(daemon.path, -3.0).close()
 
 
 @pytest.mark.parametrize("address", ["ws://localhost:9477", "localhost:9477", "unix:", "/x/" * 60])

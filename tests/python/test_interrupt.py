@@ -21,7 +21,7 @@ import gradsync
 from fake_daemon import NO_REPLY, FakeDaemon
 
 # Whoever waits for an answer of the silent daemon waits longer than the test.
-gradsync._job._QUICK_S = gradsync._client._QUICK_S = 1000
+gradsync._job.QUICK_S = gradsync._step._declaring.QUICK_S = gradsync._client._QUICK_S = 1000
 
 daemon = FakeDaemon(Path(sys.argv[1]))
 TENSORS = [gradsync.Tensor("a", (4,))]
@@ -44,7 +44,7 @@ def interrupt_at(method):
 
 def run(body: str, folder: Path) -> str:
     program = f"import sys; sys.path.insert(0, {HERE!r})\n" + SILENT + textwrap.dedent(body)
-    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=55)
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -13,6 +13,7 @@ import pytest
 from fake_daemon import FakeDaemon
 
 import gradsync
+from gradsync._transport import _turns
 from gradsync._transport._websocket import WebSocket
 
 HERE = str(Path(__file__).parent)
@@ -25,7 +26,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "error", "-W", "ignore:.*fork:DeprecationWarning", "-c", text, *arguments],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
     )
 
 
@@ -87,7 +88,7 @@ def test_a_forked_child_holds_neither_socket_nor_arena(daemon: FakeDaemon) -> No
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
     assert len(daemon.of("job.attach")) == 1
-    assert len(daemon.of("job.detach")) == 1
+    assert len(daemon.wait_for("job.detach")) == 1
 
 
 def test_a_fork_while_another_thread_is_inside_the_client_does_not_hang_the_child(daemon: FakeDaemon) -> None:
@@ -174,7 +175,7 @@ def test_an_interpreter_that_ends_without_close_ends_cleanly_with_live_views(dae
         daemon.path,
     )
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("end", "", 0)
-    assert len(daemon.of("job.detach")) == 1  # it left, it did not die
+    assert len(daemon.wait_for("job.detach")) == 1  # it left, it did not die
 
 
 INTERRUPT = """
@@ -215,6 +216,7 @@ def test_ctrl_c_leaves_a_waiting_call_and_the_step_can_be_finished_after_it(tmp_
 def test_ctrl_c_while_nothing_is_read_keeps_the_connection(
     client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)  # from now on the main thread reads, however late
     grads = client.attach(job="j", rank=0, world_size=1).declare([gradsync.Tensor("a", (1,))])
     readable = WebSocket.readable
 

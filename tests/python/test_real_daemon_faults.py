@@ -221,8 +221,12 @@ def test_a_finish_that_waits_survives_its_connection(ranks: Ranks) -> None:
             peers[0].client.status()  # rank 0 is back, and its finish was sent again before this
         else:
             peers.append(job)
-            threading.Thread(target=watch, args=(job,)).start()
-        return grads.finish().step, grads.output("w").numpy().tolist()
+            watcher = threading.Thread(target=watch, args=(job,))
+            watcher.start()
+        done = grads.finish().step, grads.output("w").numpy().tolist()
+        if rank == 0:
+            watcher.join(JOIN_S)
+        return done
 
     def watch(job: gradsync.Job) -> None:
         with gradsync.connect(job.client.address) as other:

@@ -31,7 +31,7 @@ def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
     thread.start()
 
     def result() -> Any:
-        thread.join(30)
+        thread.join(50)
         assert not thread.is_alive()
         if "error" in outcome:
             raise outcome["error"]
@@ -85,7 +85,7 @@ def test_a_call_made_while_the_connection_is_away_waits_for_it(
 
     monkeypatch.setattr(connection, "_handshake", handshake)
     for _ in range(3):
-        assert lost.acquire(timeout=20)
+        assert lost.acquire(timeout=40)
     result = in_thread(lambda: client.call("status.get"))
     daemon.listen()
     assert result()["state"] == "serving"
@@ -150,7 +150,7 @@ def test_subscriptions_are_made_again(client: gradsync.Client, daemon: FakeDaemo
         client.status()
         params = {"subscription": 2, "topic": "step", "job": "j", "dropped": 0, "event": {}}
         daemon.push({"jsonrpc": "2.0", "method": "events.notification", "params": params})
-        assert came.wait(20)
+        assert came.wait(40)
 
 
 def test_a_daemon_that_stays_away_ends_the_client(
@@ -190,7 +190,7 @@ def test_no_answer_is_a_timeout_and_the_late_answer_is_ignored(
     assert isinstance(caught.value, TimeoutError)
     del daemon.script["status.get"]
     daemon.push({"jsonrpc": "2.0", "id": 2, "result": {"late": True}})
-    monkeypatch.setattr(_channel, "_GRACE_S", 20)
+    monkeypatch.setattr(_channel, "_GRACE_S", 40)
     assert client.status()["state"] == "serving"
 
 

@@ -212,7 +212,7 @@ def test_ready_from_many_threads_loses_nothing(job: gradsync.Job, daemon: FakeDa
     barrier = threading.Barrier(4)
 
     def backward() -> None:
-        barrier.wait(20)
+        barrier.wait(40)
         for name in names:
             grads.ready(name)
 
@@ -220,7 +220,7 @@ def test_ready_from_many_threads_loses_nothing(job: gradsync.Job, daemon: FakeDa
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(40)
     grads.finish()
     assert sorted(params["bucket"] for params in daemon.of("bucket.ready")) == list(range(32))
 
@@ -300,11 +300,13 @@ def test_one_descriptor_of_the_arena_stays_open_as_long_as_it_is_declared(job: g
                 continue
         return found
 
+    gc.collect()  # whatever tests before this one left
+    before = arenas()
     view = job.declare([Tensor("a", (1000,))]).input("a")
-    assert arenas() == 2
+    assert arenas() == before + 2
     job.detach()
     gc.collect()
-    assert arenas() == 1
+    assert arenas() == before + 1
     del view
 
 
@@ -372,7 +374,7 @@ def test_events_reach_the_callback_until_cancelled(client: gradsync.Client, daem
     with client.subscribe(["step"], callback, job="j"):
         push(99)
         push(1)
-        assert came.wait(20)
+        assert came.wait(40)
         assert [params["subscription"] for params in got] == [1]
     push(1)
     client.status()
@@ -395,5 +397,5 @@ def test_a_call_from_a_callback_is_refused_instead_of_hanging(client: gradsync.C
     with client.subscribe(["step"], callback):
         params = {"subscription": 1, "topic": "step", "job": "j", "dropped": 0, "event": {}}
         daemon.push({"jsonrpc": "2.0", "method": "events.notification", "params": params})
-        assert came.wait(20)
+        assert came.wait(40)
     assert "callback" in str(errors[0])

@@ -23,7 +23,7 @@ from gradsync._transport import _connection, _turns, _websocket
 from gradsync._transport._websocket import WebSocket
 from gradsync.errors import ConnectionLost
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 LIMIT = 20_000  # bytes of a message
 
 
@@ -106,9 +106,17 @@ def test_a_message_that_comes_byte_by_byte_is_one(peer: Peer) -> None:
     assert receive(peer) == "größe".encode()
 
 
+@pytest.fixture
+def callers_read(client: gradsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the thread that waits for an answer reads it, however late: the reader thread stays aside."""
+    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)
+    client.status()  # may be read by the reader thread, which has the turn from the beginning
+    client.status()  # so it has given it back
+
+
+@pytest.mark.usefixtures("callers_read")
 def test_an_answer_that_is_there_is_read_without_patience(client: gradsync.Client) -> None:
     channel = client._channel
-    client.status()  # the thread that waits for the next answer reads it
     pending = channel._submit("status.get", "{}", idempotent=True, session=False, wait=False)
     assert select.select([channel._connection._websocket.socket], [], [], WAIT_S)[0]
     assert channel._connection.wait(pending, 0)
@@ -188,9 +196,8 @@ def readers(client: gradsync.Client) -> list[threading.Thread]:
     return found
 
 
-def test_the_thread_that_waits_reads(client: gradsync.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)
-    client.status()  # the reader thread may have waited for it
+@pytest.mark.usefixtures("callers_read")
+def test_the_thread_that_waits_reads(client: gradsync.Client) -> None:
     found = readers(client)
     for _ in range(5):
         client.status()
@@ -230,12 +237,10 @@ def test_calls_of_many_threads_get_their_own_answers(client: gradsync.Client, da
     assert [result() for result in results] == [[100 * i + k for k in range(50)] for i in range(6)]
 
 
+@pytest.mark.usefixtures("callers_read")
 def test_an_answer_for_another_thread_is_read_when_the_reading_one_has_its_own(
-    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    client: gradsync.Client, daemon: FakeDaemon
 ) -> None:
-    monkeypatch.setattr(_turns, "_LENT_S", 1000.0)  # the reader thread comes only when it is called
-    client.status()
-    client.status()
     for method in ("first", "second"):
         daemon.script[method] = lambda params: NO_REPLY
     first = in_thread(lambda: client.call("first"))
@@ -261,6 +266,7 @@ def test_a_defect_in_the_thread_that_reads_ends_the_client_instead_of_hanging_it
         result()
 
 
+@pytest.mark.usefixtures("callers_read")
 def test_a_ctrl_c_inside_the_parser_is_a_lost_connection(
     client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,13 +283,13 @@ def test_a_ctrl_c_inside_the_parser_is_a_lost_connection(
         self.parser.close()
         raise KeyboardInterrupt
 
-    client.status()  # the thread that waits for the next answer reads it
     monkeypatch.setattr(ClientProtocol, "receive_data", receive_data)
     with pytest.raises(KeyboardInterrupt):
         client.status()
     assert client.status()["state"] == "serving"
 
 
+@pytest.mark.usefixtures("callers_read")
 def test_a_ctrl_c_while_an_answer_is_read_is_a_lost_connection(
     client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +302,6 @@ def test_a_ctrl_c_while_an_answer_is_read_is_a_lost_connection(
         interrupted = True
         raise KeyboardInterrupt
 
-    client.status()  # the thread that waits for the next answer reads it
     monkeypatch.setattr(_connection, "load", interrupt)
     with pytest.raises(KeyboardInterrupt):
         client.status()
@@ -322,21 +327,21 @@ def test_a_callback_that_calls_the_daemon_is_refused(client: gradsync.Client, da
     assert "event callback" in str(refused[0])
 
 
+@pytest.mark.usefixtures("callers_read")
 def test_a_lost_connection_is_found_by_the_thread_that_waits(client: gradsync.Client, daemon: FakeDaemon) -> None:
-    client.status()
     daemon.script["status.get"] = lambda params: NO_REPLY
     result = in_thread(client.status)
-    daemon.wait_for("status.get", 2)
+    daemon.wait_for("status.get", 3)
     del daemon.script["status.get"]
     daemon.drop_connections()
     assert result()["state"] == "serving"
 
 
+@pytest.mark.usefixtures("callers_read")
 def test_noise_read_by_the_thread_that_waits_is_a_lost_connection(client: gradsync.Client, daemon: FakeDaemon) -> None:
-    client.status()
     daemon.script["status.get"] = lambda params: NO_REPLY
     result = in_thread(client.status)
-    daemon.wait_for("status.get", 2)
+    daemon.wait_for("status.get", 3)
     del daemon.script["status.get"]
     daemon._connections[-1].send("<html>")
     assert result()["state"] == "serving"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from loopback import LoopbackClient, World
+from real_daemon import RECONNECT
 
 import gradsync
 from gradsync._spawn import find_binary
 from gradsync.errors import ConnectionFailed
 
-JOIN_S = 120.0
+JOIN_S = 100.0
 _names = itertools.count()
 
 
@@ -82,7 +84,8 @@ def real_daemon():
         pytest.skip("no gradsyncd binary: build it, or set GRADSYNCD")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADSYNCD", binary)
-        with gradsync.connect(spawn=True) as client:
+        patch.setenv(*RECONNECT)
+        with gradsync.connect(spawn=True, timeout=JOIN_S) as client:
             yield client.address
 
 
@@ -110,7 +113,8 @@ class RestartableDaemon:
 
     def start(self) -> None:
         command = [self._binary, "serve", "--socket", self.address, "--health", "127.0.0.1:0"]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        env = os.environ | dict([RECONNECT])
+        self._process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         for line in self._process.stderr:  # ends when the process does
             if "serving" in line:

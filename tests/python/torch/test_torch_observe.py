@@ -24,7 +24,7 @@ from gradsync.errors import UsageError
 from gradsync.torch._reduced import _observer
 from gradsync.torch._reduced._observer import PATIENCE_S, Observation, Observer
 
-PATIENT_S = 20.0
+PATIENT_S = 40.0
 
 
 @pytest.fixture(autouse=True)

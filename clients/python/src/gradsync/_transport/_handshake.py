@@ -65,6 +65,7 @@ def shake_hands(path: str, client_id: str, request_id: int, deadline: float) -> 
 
 
 def _open_socket(path: str, timeout: float) -> socket.socket:
+    timeout = max(timeout, _SHORTEST_S)  # this process may have been stopped until its deadline was over
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     deadline = time.monotonic() + timeout
