@@ -65,6 +65,9 @@ void events_unsubscribe(Core& core, Caller& caller, UnsubscribeParams params, An
   answer(Empty{});
 }
 
-void rpc_discover(Core&, Caller&, Empty, Answer<Document> answer) { answer(Document{openrpc_document().dump()}); }
+void rpc_discover(Core&, Caller&, Empty, Answer<Document> answer) {
+  static const std::string text = openrpc_document().dump();  // takes milliseconds, and a message may ask 64 times
+  answer(Document{text});
+}
 
 }  // namespace gradsync::rpc
