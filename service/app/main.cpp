@@ -6,7 +6,6 @@
 #include <exception>
 #include <iostream>
 #include <malloc.h>
-#include <string_view>
 
 int main(int argc, char** argv) {
   using namespace gradsync::app;
@@ -18,9 +17,6 @@ int main(int argc, char** argv) {
   ::mallopt(M_MMAP_THRESHOLD, 256 * 1024);
 #endif
   try {
-    if (argc == 2 && std::string_view{argv[1]} == "--version") {
-      return execute(VersionCommand{});
-    }
     const std::variant<Command, int> parsed = parse_command_line(argc, argv);
     if (const int* code = std::get_if<int>(&parsed)) {
       return *code;

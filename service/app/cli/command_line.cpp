@@ -11,11 +11,14 @@
 #include <algorithm>
 #include <iostream>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace gradsync::app {
 
 namespace {
 
+constexpr const char* kSummary = "Node-local sidecar that syncs, measures and clips gradients.";
 constexpr const char* kExamples = R"(
 Examples:
   gradsyncd run -- torchrun --nproc-per-node 2 train.py   a private daemon beside one training
@@ -27,16 +30,25 @@ Examples:
   gradsyncd rpc stats.get '{"job": "llm", "last": 3}'     any method that needs no session
 
 Settings come from flags, then the environment (GRADSYNC_SECTION_KEY), then the file, then defaults.
-Exit codes: 0 ok, 1 failure, 64 usage, 69 no daemon answers, 70 defect, 75 try again, 78 configuration.
 )";
+
+std::string footer_of_program() {
+  std::vector<std::string> codes;
+  for (const ExitCodeText& row : kExitCodeTexts) {
+    codes.push_back(fmt::format("{} {}", static_cast<int>(row.code), row.meaning));
+  }
+  return fmt::format("{}Exit codes: {}.\n", kExamples, fmt::join(codes, ", "));
+}
 
 /// One flag per setting; the texts are checked with those of the environment.
 void add_settings(CLI::App& command, SettingsSource& settings) {
-  command.add_option(
-      "--config", settings.file, "Configuration file; else $GRADSYNC_CONFIG, else /etc/gradsync/gradsyncd.toml"
-  );
+  command
+      .add_option(
+          "--config", settings.file, "Configuration file; else $GRADSYNC_CONFIG, else /etc/gradsync/gradsyncd.toml"
+      )
+      ->type_name("FILE");
   Options defaults;
-  for_each_field(defaults, [&](std::string_view section, std::string_view key, auto&, const FieldRule& rule) {
+  for_each_field(defaults, [&](std::string_view section, std::string_view key, auto& field, const FieldRule& rule) {
     const std::string name = fmt::format("{}.{}", section, key);
     std::string flags = flag_name(section, key);
     if (name == "server.socket" || name == "server.health" || name == "server.tcp") {
@@ -46,14 +58,30 @@ void add_settings(CLI::App& command, SettingsSource& settings) {
         .add_option_function<std::string>(
             flags, [&settings, name](const std::string& text) { settings.flags[name] = text; }, std::string(rule.doc)
         )
-        ->type_name("")
+        ->type_name(value_name(field, rule))
         ->group(fmt::format("[{}]", section));
   });
 }
 
 void add_address(CLI::App& command, std::string& address) {
-  command.add_option(
-      "--address", address, "Socket of the daemon (path or unix:path); else $GRADSYNC_ADDRESS, else the usual places"
+  command
+      .add_option(
+          "--address",
+          address,
+          "Socket of the daemon (path or unix:path); else $GRADSYNC_ADDRESS, else the usual places"
+      )
+      ->type_name("SOCKET");
+}
+
+/// CLI11's own check of a set would add the set to the name of the value.
+CLI::Validator is_one_of(std::vector<std::string> words) {
+  return CLI::Validator(
+      [words = std::move(words)](std::string& text) {
+        return std::find(words.begin(), words.end(), text) != words.end()
+                   ? std::string()
+                   : fmt::format("'{}' is not one of {}", text, fmt::join(words, ", "));
+      },
+      ""
   );
 }
 
@@ -68,6 +96,8 @@ struct Parsed {
   PlanCheckCommand plan_check;
   PolicyReplayCommand replay;
   VersionCommand version;
+  CompletionCommand completion;
+  ManCommand man;
   WorkerCommand worker;
 };
 
@@ -90,8 +120,8 @@ void add_run(CLI::App& run, Parsed& parsed) {
 }
 
 void add_check_config(CLI::App& check, Parsed& parsed) {
-  check.add_option("file", parsed.check_file, "Configuration file");
-  check.footer("\nExample: gradsyncd check-config deploy/config/gradsyncd.toml");
+  check.add_option("file", parsed.check_file, "Configuration file")->type_name("FILE");
+  check.footer("\nExample: gradsyncd check-config /etc/gradsync/gradsyncd.toml");
   add_settings(check, parsed.check.settings);
 }
 
@@ -120,7 +150,8 @@ void add_rpc(CLI::App& rpc, Parsed& parsed) {
 
 void add_plan_check(CLI::App& check, Parsed& parsed) {
   check.add_option("file", parsed.plan_check.file, "JSON lines: the head, then one line per rank; - reads stdin")
-      ->required();
+      ->required()
+      ->type_name("FILE");
   check.add_flag("--explain", parsed.plan_check.explain, "Say of every tensor who holds it and how it is counted");
   check.add_flag("--json", parsed.plan_check.json, "As JSON");
   check.footer(
@@ -133,7 +164,9 @@ void add_plan_check(CLI::App& check, Parsed& parsed) {
 }
 
 void add_policy_replay(CLI::App& replay, Parsed& parsed) {
-  replay.add_option("trace", parsed.replay.file, "JSON lines with the norm of each step; - reads stdin")->required();
+  replay.add_option("trace", parsed.replay.file, "JSON lines with the norm of each step; - reads stdin")
+      ->required()
+      ->type_name("FILE");
   replay
       .add_option(
           "--policy",
@@ -145,7 +178,8 @@ void add_policy_replay(CLI::App& replay, Parsed& parsed) {
       ->take_all();
   replay.add_option("--key", parsed.replay.key, "Key of the norm in a line; else norm, or grad_norm");
   replay.add_option("--group", parsed.replay.clip_group, "Lines are reports of steps: the norm of this clip group");
-  replay.add_option("--plot", parsed.replay.plot, "Write a picture of norms, thresholds and clips (SVG)");
+  replay.add_option("--plot", parsed.replay.plot, "Write a picture of norms, thresholds and clips (SVG)")
+      ->type_name("FILE");
   replay.add_flag("--json", parsed.replay.json, "A line for each step instead of a summary");
   replay.footer(
       "\nExample: gradsyncd policy replay run.jsonl --policy percentile --policy zscore:z=3,max_norm=none --plot "
@@ -158,6 +192,24 @@ void add_policy_replay(CLI::App& replay, Parsed& parsed) {
 void add_version(CLI::App& version, Parsed& parsed) {
   version.add_flag("--json", parsed.version.json, "As JSON");
   version.footer("\nExample: gradsyncd version --json");
+}
+
+void add_completion(CLI::App& completion, Parsed& parsed) {
+  completion.add_option("shell", parsed.completion.shell, "The shell")
+      ->required()
+      ->type_name("bash|zsh")
+      ->check(is_one_of({"bash", "zsh"}));
+  completion.footer(
+      "\nExample: source <(gradsyncd completion bash)\n"
+      "The Debian package installs both. For zsh, write it as _gradsyncd into a folder of fpath."
+  );
+}
+
+void add_man(CLI::App& man, Parsed& parsed) {
+  man.add_option("page", parsed.man.page, "The page; gradsyncd unless given")
+      ->type_name("gradsyncd|gradsyncd.toml")
+      ->check(is_one_of({"gradsyncd", "gradsyncd.toml"}));
+  man.footer("\nExample: gradsyncd man gradsyncd.toml | man -l -");
 }
 
 void add_worker(CLI::App& worker, Parsed& parsed) {
@@ -214,12 +266,59 @@ constexpr CommandRow kCommands[] = {
      add_policy_replay,
      take<&Parsed::replay>},
     {"", "version", "Print the version", add_version, take<&Parsed::version>},
+    {"", "completion", "Print a script that completes gradsyncd in a shell", add_completion, take<&Parsed::completion>},
+    {"", "man", "Print a manual page", add_man, take<&Parsed::man>},
     {"",
      "worker",
      "Execute what a daemon sends over a socket; started by the daemon",
      add_worker,
      take<&Parsed::worker>},
 };
+
+void add_commands(CLI::App& app, Parsed& parsed) {
+  app.footer(footer_of_program());
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "Help of every command");
+  app.set_version_flag("--version", "", "Print the version");
+  for (const CommandRow& row : kCommands) {
+    CLI::App* const parent = *row.group == '\0' ? &app : app.get_subcommand(row.group);
+    row.add_options(*parent->add_subcommand(row.name, row.summary), parsed);
+  }
+}
+
+ArgumentText describe_argument(const CLI::Option& option) {
+  ArgumentText argument;
+  for (const std::string& letter : option.get_snames()) {
+    argument.names.push_back("-" + letter);
+  }
+  for (const std::string& word : option.get_lnames()) {
+    argument.names.push_back("--" + word);
+  }
+  if (option.get_positional()) {
+    argument.names = {option.get_name(true)};
+  }
+  argument.value = option.get_items_expected_max() == 0 ? "" : option.get_type_name();
+  argument.doc = option.get_description();
+  argument.is_setting = option.get_group().starts_with('[');
+  argument.is_repeated = option.get_items_expected_max() > 1;
+  return argument;
+}
+
+/// Hidden commands are left out.
+CommandText describe_command(const CLI::App& app) {
+  CommandText command;
+  command.name = app.get_name();
+  command.summary = app.get_description();
+  command.footer = app.get_footer();
+  for (const CLI::Option* option : app.get_options()) {
+    command.arguments.push_back(describe_argument(*option));
+  }
+  for (const CLI::App* child : app.get_subcommands([](const CLI::App* each) { return !each->get_group().empty(); })) {
+    command.commands.push_back(describe_command(*child));
+  }
+  command.runs_another = command.name == "run";
+  return command;
+}
 
 /// A command of `app` that was parsed, of those that do something.
 const CommandRow* parsed_row(const CLI::App& app) {
@@ -232,8 +331,8 @@ const CommandRow* parsed_row(const CLI::App& app) {
   return nullptr;
 }
 
-/// Reads what is before `--`; the exit code where nothing is left to do.
-std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
+/// Reads what is before `--`; what is done instead where --help, --version or a mistake leave nothing to do.
+std::optional<std::variant<Command, int>> parse(CLI::App& app, int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
@@ -242,6 +341,8 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
   } catch (const CLI::CallForAllHelp& help) {
     app.exit(help);
     return kExitOk;
+  } catch (const CLI::CallForVersion&) {
+    return VersionCommand{};
   } catch (const CLI::ParseError& error) {
     return usage(error.what(), "gradsyncd --help lists commands and flags");
   }
@@ -250,23 +351,24 @@ std::optional<int> parse(CLI::App& app, int argc, const char* const* argv) {
 
 }  // namespace
 
+CommandText describe_command_line() {
+  Parsed parsed;
+  CLI::App app{kSummary, "gradsyncd"};
+  add_commands(app, parsed);
+  return describe_command(app);
+}
+
 std::variant<Command, int> parse_command_line(int argc, const char* const* argv) {
   Parsed parsed;
-  CLI::App app{"Node-local sidecar that syncs, measures and clips gradients.", "gradsyncd"};
-  app.footer(kExamples);
-  app.require_subcommand(1);
-  app.set_help_all_flag("--help-all", "Help of every command");
-  for (const CommandRow& row : kCommands) {
-    CLI::App* const parent = *row.group == '\0' ? &app : app.get_subcommand(row.group);
-    row.add_options(*parent->add_subcommand(row.name, row.summary), parsed);
-  }
+  CLI::App app{kSummary, "gradsyncd"};
+  add_commands(app, parsed);
 
   // Everything after `--` belongs to the child of `run`, also its flags.
   const char* const* const end = argv + argc;
   const char* const* const separator =
       std::find_if(argv, end, [](const char* text) { return std::string_view{text} == "--"; });
-  if (const std::optional<int> code = parse(app, static_cast<int>(separator - argv), argv)) {
-    return *code;
+  if (auto instead = parse(app, static_cast<int>(separator - argv), argv)) {
+    return *std::move(instead);
   }
   const bool runs = app.got_subcommand("run");
   if (separator != end && !runs) {

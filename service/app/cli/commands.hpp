@@ -65,6 +65,14 @@ struct VersionCommand {
   bool json = false;
 };
 
+struct CompletionCommand {
+  std::string shell;  ///< bash or zsh
+};
+
+struct ManCommand {
+  std::string page = "gradsyncd";  ///< or gradsyncd.toml
+};
+
 /// The worker that a process lane starts; people do not call it.
 struct WorkerCommand {
   int fd = 3;       ///< the worker's end of the lane's socket
@@ -81,6 +89,8 @@ using Command = std::variant<
     PlanCheckCommand,
     PolicyReplayCommand,
     VersionCommand,
+    CompletionCommand,
+    ManCommand,
     WorkerCommand>;
 
 /// Each returns an exit code.
@@ -93,6 +103,8 @@ using Command = std::variant<
 [[nodiscard]] int execute(const PlanCheckCommand& command);
 [[nodiscard]] int execute(const PolicyReplayCommand& command);
 [[nodiscard]] int execute(const VersionCommand& command);
+[[nodiscard]] int execute(const CompletionCommand& command);
+[[nodiscard]] int execute(const ManCommand& command);
 [[nodiscard]] int execute(const WorkerCommand& command);
 
 }  // namespace gradsync::app

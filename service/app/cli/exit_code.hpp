@@ -16,4 +16,20 @@ enum ExitCode : int {
   kExitNotFound = 127,       ///< of `run`: there is no such command
 };
 
+struct ExitCodeText {
+  ExitCode code;
+  const char* meaning;
+};
+
+/// Those of all commands, for help and manual.
+inline constexpr ExitCodeText kExitCodeTexts[] = {
+    {kExitOk, "ok"},
+    {kExitFailure, "failure"},
+    {kExitUsage, "usage"},
+    {kExitUnavailable, "no daemon answers"},
+    {kExitInternal, "defect"},
+    {kExitTryAgain, "try again"},
+    {kExitConfiguration, "configuration"},
+};
+
 }  // namespace gradsync::app

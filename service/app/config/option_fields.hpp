@@ -15,6 +15,7 @@ struct FieldRule {
   std::int64_t least = 0;
   std::int64_t most = std::numeric_limits<std::int64_t>::max();
   std::vector<std::string_view> choices = {};  ///< the texts that are allowed; empty: any
+  std::string_view value = "TEXT";             ///< what help calls a text: FILE, SOCKET
 };
 
 /// Calls `visit(section, key, field, rule)` for every setting, in the order of the file.
@@ -27,7 +28,10 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       "server",
       "socket",
       server.socket,
-      FieldRule{"Unix socket of the daemon; must end in .sock. The socket for descriptors lies beside it as ….fd.sock."}
+      FieldRule{
+          .doc =
+              "Unix socket of the daemon; must end in .sock. The socket for descriptors lies beside it as ….fd.sock.",
+          .value = "SOCKET"}
   );
   visit("server", "socket_mode", server.socket_mode, FieldRule{"Mode of both sockets."});
   visit(
@@ -43,19 +47,22 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       "server",
       "health",
       server.health,
-      FieldRule{"Address of health, metrics and status pages over HTTP; \"off\" for none, port 0 for any free one."}
+      FieldRule{
+          .doc = "Address of health, metrics and status pages over HTTP; \"off\" for none, port 0 for any free one.",
+          .value = "HOST:PORT"}
   );
   visit(
       "server",
       "tcp",
       server.tcp,
-      FieldRule{"Address of read-only RPC over TCP; \"off\" for none. Needs tcp_token_file."}
+      FieldRule{
+          .doc = "Address of read-only RPC over TCP; \"off\" for none. Needs tcp_token_file.", .value = "HOST:PORT"}
   );
   visit(
       "server",
       "tcp_token_file",
       server.tcp_token_file,
-      FieldRule{"File with the bearer token (at least 16 bytes) that TCP clients send."}
+      FieldRule{.doc = "File with the bearer token (at least 16 bytes) that TCP clients send.", .value = "FILE"}
   );
   auto& limits = options.limits;
   visit("limits", "sessions", limits.sessions, FieldRule{"Ranks attached at once, all jobs.", 1, 1'000'000});
@@ -145,7 +152,9 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       "policy_directory",
       engine.policy_directory,
       FieldRule{
-          "Directory of what clipping policies remember; empty: beside the socket, as ….policies; \"off\" for none."}
+          .doc = "Directory of what clipping policies remember; empty: beside the socket, as ….policies; \"off\" for "
+                 "none.",
+          .value = "DIRECTORY"}
   );
   auto& log = options.log;
   visit(

@@ -117,4 +117,14 @@ std::string toml_text(FileMode value) { return fmt::format("0o{:o}", value.value
 
 std::string toml_text(const std::vector<std::int64_t>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
 
+std::string value_name(const std::string& /*value*/, const FieldRule& rule) {
+  return rule.choices.empty() ? std::string(rule.value) : fmt::format("{}", fmt::join(rule.choices, "|"));
+}
+
+std::string value_name(std::int64_t /*value*/, const FieldRule& /*rule*/) { return "N"; }
+
+std::string value_name(FileMode /*value*/, const FieldRule& /*rule*/) { return "MODE"; }
+
+std::string value_name(const std::vector<std::int64_t>& /*values*/, const FieldRule& /*rule*/) { return "N,N"; }
+
 }  // namespace gradsync::app

@@ -32,4 +32,10 @@ namespace gradsync::app {
 [[nodiscard]] std::string toml_text(FileMode value);
 [[nodiscard]] std::string toml_text(const std::vector<std::int64_t>& values);
 
+/// What help and manual call the value: N, MODE, "text|json", or the name that its rule has for it.
+[[nodiscard]] std::string value_name(const std::string& value, const FieldRule& rule);
+[[nodiscard]] std::string value_name(std::int64_t value, const FieldRule& rule);
+[[nodiscard]] std::string value_name(FileMode value, const FieldRule& rule);
+[[nodiscard]] std::string value_name(const std::vector<std::int64_t>& values, const FieldRule& rule);
+
 }  // namespace gradsync::app
