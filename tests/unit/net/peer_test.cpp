@@ -152,7 +152,7 @@ TEST_F(PeerProcess, is_watched_after_it_closed_only_as_long_as_it_may_come_back)
   ASSERT_EQ(process->tell('u').substr(0, 3), "101");
   EXPECT_EQ(process->tell('c'), "done");
   ASSERT_TRUE(running.handlers.saw("close 1"));
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (processes_held() > before && std::chrono::steady_clock::now() < deadline) {
     running.on_io([] {});
   }

@@ -15,7 +15,7 @@ namespace gradsync::net {
 
 namespace {
 
-constexpr int kDeadlineSeconds = 20;
+constexpr int kDeadlineSeconds = 60;
 
 UniqueFd connected(const sockaddr* address, socklen_t size) {
   UniqueFd fd{::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0)};

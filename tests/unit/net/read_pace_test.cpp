@@ -57,22 +57,45 @@ class ReadPaceTest : public ServerTest {
   }
 
   /// Connections that each send what is costly and refused: this process then owes more than it earns in a while.
+  /// Nobody waits where nobody else was served lately, because the machine let nobody else run: then others try again.
   [[nodiscard]] std::vector<RawClient> debtors(RunningServer& running, std::size_t count) const {
     std::vector<RawClient> clients;
-    for (std::size_t i = 0; i < count; ++i) {
-      clients.push_back(websocket());
+    for (int tries = 0; tries < kTries; ++tries) {
+      clients.clear();
+      for (std::size_t i = 0; i < count; ++i) {
+        clients.push_back(websocket());
+      }
+      const double all = read_pauses(running) + static_cast<double>(count);
+      for (RawClient& client : clients) {
+        client.send_frame(1, "costly");
+      }
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+      while (read_pauses(running) < all && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::yield();
+      }
+      if (read_pauses(running) >= all) {
+        return clients;
+      }
     }
-    for (RawClient& client : clients) {
-      client.send_frame(1, "costly");
-    }
-    const double all = static_cast<double>(count);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (read_pauses(running) < all && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::yield();
-    }
-    EXPECT_GE(read_pauses(running), all);
+    ADD_FAILURE() << "nobody waits for the share of the process";
     return clients;
   }
+
+  /// Whether connections are read later while this process owes. It does so for a second only: a machine that was slow
+  /// meanwhile is given more chances.
+  [[nodiscard]] bool read_later(RunningServer& running, const std::function<void()>& send_and_read) const {
+    for (int tries = 0; tries < kTries && !HasFailure(); ++tries) {
+      const std::vector<RawClient> owing = debtors(running, 3);
+      const double before = read_pauses(running);
+      send_and_read();
+      if (read_pauses(running) > before) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  static constexpr int kTries = 20;
 
   [[nodiscard]] static double read_pauses(RunningServer& running) { return running.metrics.read_pauses.Value(); }
 };
@@ -93,13 +116,12 @@ TEST_F(ReadPaceTest, pings_beside_others_are_read_later_and_answered_all) {
   RunningServer running{tcp_options()};
   const Stepping stepping{over_tcp(running)};
   RawClient client = websocket();
-  const std::vector<RawClient> owing = debtors(running, 3);
-  const double before = read_pauses(running);
-  client.send(frames(kMany, 0x89, "?"));
-  for (int i = 0; i < kMany; ++i) {
-    ASSERT_EQ(client.read_frame().opcode, 10);
-  }
-  EXPECT_GT(read_pauses(running), before);
+  EXPECT_TRUE(read_later(running, [&] {
+    client.send(frames(kMany, 0x89, "?"));
+    for (int i = 0; i < kMany; ++i) {
+      ASSERT_EQ(client.read_frame().opcode, 10);
+    }
+  }));
 }
 
 TEST_F(ReadPaceTest, pings_are_not_made_to_wait_where_nobody_else_is_served) {
@@ -116,13 +138,12 @@ TEST_F(ReadPaceTest, small_fragments_beside_others_are_read_later) {
   RunningServer running{tcp_options()};
   const Stepping stepping{over_tcp(running)};
   RawClient client = websocket();
-  const std::vector<RawClient> owing = debtors(running, 3);
-  const double before = read_pauses(running);
-  client.send_frame(1, "begin", false);
-  client.send(frames(kMany, 0x00, "-"));
-  client.send_frame(0, "end");
-  EXPECT_EQ(client.read_frame().payload.size(), 8U + kMany);
-  EXPECT_GT(read_pauses(running), before);
+  EXPECT_TRUE(read_later(running, [&] {
+    client.send_frame(1, "begin", false);
+    client.send(frames(kMany, 0x00, "-"));
+    client.send_frame(0, "end");
+    EXPECT_EQ(client.read_frame().payload.size(), 8U + kMany);
+  }));
 }
 
 TEST_F(ReadPaceTest, a_ping_that_keeps_a_connection_alive_never_waits) {
@@ -143,13 +164,21 @@ TEST_F(ReadPaceTest, a_connection_that_waits_for_too_long_is_closed_with_the_rea
   hasty.message_timeout = Milliseconds(50);
   RunningServer running{hasty};
   const Stepping stepping{over_tcp(running)};
-  std::vector<RawClient> owing = debtors(running, 1);
-  const Frame close = owing.front().read_frame();
-  EXPECT_EQ(close.opcode, 8);
-  EXPECT_EQ(close.close_code(), 1013);
-  EXPECT_NE(close.payload.find("limit_exceeded: this process used more than its share"), std::string::npos);
-  EXPECT_NE(close.payload.find("for 50 ms"), std::string::npos) << close.payload;
-  EXPECT_TRUE(owing.front().at_end());
+  for (int tries = 0; tries < kTries && !HasFailure(); ++tries) {
+    std::vector<RawClient> owing = debtors(running, 1);
+    owing.front().send_frame(1, "paid");
+    const Frame close = owing.front().read_frame();
+    if (close.payload == "paid") {
+      continue;  // the machine was slow: what it owed was earned before anybody looked
+    }
+    EXPECT_EQ(close.opcode, 8);
+    EXPECT_EQ(close.close_code(), 1013);
+    EXPECT_NE(close.payload.find("limit_exceeded: this process used more than its share"), std::string::npos);
+    EXPECT_NE(close.payload.find("for 50 ms"), std::string::npos) << close.payload;
+    EXPECT_TRUE(owing.front().at_end());
+    return;
+  }
+  ADD_FAILURE() << "no connection was closed";
 }
 
 TEST_F(ReadPaceTest, a_request_that_waits_for_too_long_is_refused_with_the_reason) {
@@ -157,8 +186,11 @@ TEST_F(ReadPaceTest, a_request_that_waits_for_too_long_is_refused_with_the_reaso
   hasty.handshake_timeout = Milliseconds(500);
   RunningServer running{hasty};
   const Stepping stepping{over_tcp(running)};
-  const std::vector<RawClient> owing = debtors(running, 8);
-  const HttpAnswer answer = connect().request("GET", "/page");
+  HttpAnswer answer;
+  for (int tries = 0; tries < kTries && answer.status != 503 && !HasFailure(); ++tries) {
+    const std::vector<RawClient> owing = debtors(running, 8);
+    answer = connect().request("GET", "/page");  // 200 where the machine was slow and all was earned meanwhile
+  }
   EXPECT_EQ(answer.status, 503);
   EXPECT_NE(answer.body.find("limit_exceeded: this process used more than its share"), std::string::npos);
   EXPECT_NE(answer.body.find("for 500 ms"), std::string::npos) << answer.body;

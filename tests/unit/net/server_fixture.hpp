@@ -143,7 +143,7 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
   /// Waits until `text` was noted; false at the deadline.
   [[nodiscard]] bool saw(const std::string& text) {
     std::unique_lock lock{mutex_};
-    return changed_.wait_for(lock, std::chrono::seconds(20), [&] {
+    return changed_.wait_for(lock, std::chrono::seconds(60), [&] {
       return std::find(notes_.begin(), notes_.end(), text) != notes_.end();
     });
   }

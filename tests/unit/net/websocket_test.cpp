@@ -288,17 +288,24 @@ TEST_F(WebSocket, an_exception_ends_its_connection_and_no_other) {
 }
 
 TEST_F(WebSocket, an_idle_connection_is_pinged_and_lives_while_it_answers) {
-  ServerOptions idle = options();
-  idle.idle_timeout = Milliseconds{100};
-  RunningServer running{idle};
-  RawClient client = websocket();
-  for (int i = 0; i < 3; ++i) {
-    const Frame ping = client.read_frame();
-    ASSERT_EQ(ping.opcode, 9);
-    client.send_frame(10, ping.payload);
+  constexpr int kPings = 4;
+  int pings = 0;
+  // A machine that is too slow to answer in time is given more of it.
+  for (Milliseconds timeout{100}; pings < kPings && timeout <= Milliseconds{6'400}; timeout *= 4) {
+    ServerOptions idle = options();
+    idle.idle_timeout = timeout;
+    RunningServer running{idle};
+    RawClient client = websocket();
+    pings = 0;
+    for (Frame ping = client.read_frame(); ping.opcode == 9; ping = client.read_frame()) {
+      if (++pings == kPings) {
+        EXPECT_TRUE(running.handlers.saw("close 1"));  // nothing was answered any more
+        break;
+      }
+      client.send_frame(10, ping.payload);
+    }
   }
-  EXPECT_EQ(client.read_frame().opcode, 9);
-  EXPECT_TRUE(running.handlers.saw("close 1"));  // nothing was answered any more
+  EXPECT_EQ(pings, kPings);
 }
 
 TEST_F(WebSocket, one_that_is_never_initialized_is_closed_with_the_reason) {
@@ -396,12 +403,20 @@ TEST_F(WebSocket, a_message_that_ended_leaves_no_deadline_behind) {
   ServerOptions hasty = options();
   hasty.message_timeout = Milliseconds(500);
   hasty.idle_timeout = Milliseconds(2'000);
-  RunningServer running{hasty};
-  RawClient client = websocket();
-  client.send_frame(1, "half", false);
-  client.send_frame(0, " and half");
-  EXPECT_EQ(client.read_frame().payload, "half and half");
-  EXPECT_EQ(client.read_frame().opcode, 9) << "a ping at half of the idle timeout, later than the deadline";
+  for (int tries = 0; tries < 20; ++tries) {
+    RunningServer running{hasty};
+    RawClient client = websocket();
+    const auto before = std::chrono::steady_clock::now();
+    client.send_frame(1, "half", false);
+    client.send_frame(0, " and half");
+    if (std::chrono::steady_clock::now() >= before + hasty.message_timeout) {
+      continue;  // the machine was too slow to end the message before the deadline
+    }
+    EXPECT_EQ(client.read_frame().payload, "half and half");
+    EXPECT_EQ(client.read_frame().opcode, 9) << "a ping at half of the idle timeout, later than the deadline";
+    return;
+  }
+  GTEST_SKIP() << "the machine was too slow to end a message before its deadline";
 }
 
 TEST_F(WebSocket, a_message_that_ends_as_its_deadline_passes_keeps_its_connection) {
