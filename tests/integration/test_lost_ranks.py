@@ -95,12 +95,12 @@ def test_a_rank_killed_before_it_declared_is_lost_by_name_when_no_successor_come
         other.start()
         attached = client.attach(job="job", rank=0, world_size=2)
         assert told(results)
+        begun = time.monotonic()
         other.kill()
         other.join(DEADLINE_S)
-        begun = time.monotonic()
-        with pytest.raises(RankLost) as lost:
+        with pytest.raises(RankLost) as lost:  # and not DeclareTimeout, which comes after a minute
             attached.declare([gradsync.Tensor("w", (3,), placements=SUM)], timeout=DEADLINE_S)
-        assert 9.5 < time.monotonic() - begun < 20
+        assert time.monotonic() - begun > 9.5
         assert lost.value.rank == 1
         assert "no process took its place within 10.0 s" in str(lost.value)
 

@@ -17,9 +17,11 @@ SILENT = """
 import signal, sys, threading
 from pathlib import Path
 
+import fake_daemon
 import gradsync
 from fake_daemon import NO_REPLY, FakeDaemon
 
+fake_daemon.WAIT_S = 1000
 # Whoever waits for an answer of the silent daemon waits longer than the test.
 gradsync._job.QUICK_S = gradsync._step._declaring.QUICK_S = gradsync._client._QUICK_S = 1000
 

@@ -31,7 +31,8 @@ import gradsync
 WORDS, WIDTH, BLOCKS = 11, 6, 3
 RANKS = 2
 STEPS = 5
-JOIN_S = 50.0
+JOIN_S = 250.0
+pytestmark = pytest.mark.timeout(JOIN_S + 50)  # the first test waits for DDP's ranks
 Gradients = dict[str, torch.Tensor | None]
 
 
