@@ -16,7 +16,8 @@ case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
     packages+=(clang-format-16 libbenchmark-dev libgmock-dev libgtest-dev shellcheck)
-    optional+=(clang-16 libclang-rt-16-dev)  # only the fuzzers need these: where they cannot be had, they are skipped
+    # Only the fuzzers and a test of the wheel need these: where they cannot be had, those are skipped.
+    optional+=(clang-16 libclang-rt-16-dev debootstrap)
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
     ;;
   *)
@@ -65,9 +66,9 @@ yourself what these packages hold: ${missing[*]}"
     refuse "apt-get could not install: ${missing[*]} (they are those of Debian 12, bookworm)"
 fi
 if [ ${#wanted_too[@]} -gt 0 ]; then
-  echo "setup: installing ${wanted_too[*]}, for the fuzzers"
+  echo "setup: installing ${wanted_too[*]}, for the fuzzers and a test of the wheel"
   [ ${#missing[@]} -gt 0 ] || "${as_root[@]}" apt-get update -q || true
-  install "${wanted_too[@]}" || echo "setup: could not install ${wanted_too[*]}; the fuzzers will be skipped" >&2
+  install "${wanted_too[@]}" || echo "setup: could not install ${wanted_too[*]}; what needs them will be skipped" >&2
 fi
 
 # The environment is complete when it was made from these very files, in this place.
