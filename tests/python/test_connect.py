@@ -13,6 +13,7 @@ import pytest
 from fake_daemon import FakeDaemon, Fault
 
 import gradsync
+from gradsync import _places
 from gradsync._transport import _handshake
 from gradsync.errors import ConnectionFailed, UsageError
 
@@ -212,7 +213,7 @@ def test_a_listener_that_never_answers_is_a_timeout(tmp_path: Path, monkeypatch:
 
 
 def test_a_process_that_was_stopped_until_its_deadline_was_over_still_connects(daemon: FakeDaemon) -> None:
-    _handshake._open_socket(daemon.path, -3.0).close()
+    _places.open_socket(daemon.path, -3.0).close()
 
 
 @pytest.mark.parametrize("address", ["ws://localhost:9477", "localhost:9477", "unix:", "/x/" * 60])

@@ -95,7 +95,7 @@ def test_a_call_made_while_the_connection_is_away_waits_for_it(
 def test_a_daemon_that_dies_during_the_handshake_is_tried_again(
     grads: gradsync.Grads, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = _handshake._open_socket
+    original = _handshake.open_socket
     dead = 0
 
     def open_socket(path: str, timeout: float) -> socket.socket:
@@ -107,7 +107,7 @@ def test_a_daemon_that_dies_during_the_handshake_is_tried_again(
         theirs.close()
         return ours
 
-    monkeypatch.setattr(_handshake, "_open_socket", open_socket)
+    monkeypatch.setattr(_handshake, "open_socket", open_socket)
     with pytest.raises(ConnectionFailed, match="ended the connection at once") as ended:
         gradsync.connect(daemon.path, timeout=0)
     assert ended.value.reason == "ending"

@@ -38,8 +38,7 @@ int execute(const ManCommand& command) {
     std::cout << command_page(describe_command_line(), source_date());
     return kExitOk;
   }
-  ConfigurationInputs nothing;
-  nothing.root = true;  // as the daemon of the machine has it
+  const ConfigurationInputs nothing{};  // as the daemon of the machine has it
   std::cout << settings_page(resolve_configuration(nothing).value().options, source_date());
   return kExitOk;
 }

@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <unistd.h>
-
 #include <iostream>
 
 namespace gradsync::app {
@@ -22,7 +20,12 @@ int execute(const RpcCommand& command) {
     return kExitUsage;
   }
   const Json request{{"jsonrpc", "2.0"}, {"id", 1}, {"method", command.method}, {"params", params}};
-  const std::string socket = find_daemon(command.address, process_environment(), ::geteuid() == 0);
+  const Result<std::string> found = find_daemon(command.address, process_environment(), this_caller());
+  if (found.has_error()) {
+    complain(found.error().message, found.error().hint);
+    return kExitUnavailable;
+  }
+  const std::string& socket = *found;
   const Result<HttpReplyText> reply = post_rpc(socket, request.dump(-1, ' ', false, Json::error_handler_t::replace));
   if (reply.has_error()) {
     complain(reply.error().message, reply.error().hint);

@@ -1,20 +1,46 @@
 #include "app/cli/exit_code.hpp"
 #include "app/config/settings.hpp"
+#include "app/config/socket_places.hpp"
 #include "app/daemon/application.hpp"
 #include "app/daemon/signals.hpp"
 #include "app/daemon/start_failure.hpp"
 #include "base/log.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <unistd.h>
+
 #include <csignal>
+#include <iostream>
 
 namespace gradsync::app {
+
+namespace {
+
+/// To the person who started it on a terminal, who would have to find it in the log line otherwise.
+void say_where(const std::string& socket) {
+  const Caller caller = this_caller();
+  const bool searched = socket == socket_places(process_environment(), caller).front();
+  std::cerr << (searched
+                    ? fmt::format("gradsyncd listens at {}, where programs of uid {} look for it", socket, caller.uid)
+                    : fmt::format(
+                          "gradsyncd listens at {}; programs find it by GRADSYNC_ADDRESS=unix:{}", socket, socket
+                      ))
+            << std::endl;
+}
+
+}  // namespace
 
 int execute(const ServeCommand& command) {
   const Result<Configuration> configuration = load_settings(command.settings);
   if (configuration.has_error()) {
     complain(configuration.error().message, configuration.error().hint);
+    return kExitConfiguration;
+  }
+  const std::string& socket = configuration->options.server.socket;
+  if (const auto refused = make_private_place(socket, ::geteuid())) {
+    complain(refused->message, refused->hint);
     return kExitConfiguration;
   }
   const std::vector<int> stops{SIGTERM, SIGINT};
@@ -36,6 +62,9 @@ int execute(const ServeCommand& command) {
       complain(failure->message, failure->hint);
       code = exit_code_of(*failure);
     } else {
+      if (::isatty(STDERR_FILENO) != 0) {
+        say_where(socket);
+      }
       application.on_closed([&] { signals.stop(); });
       application.run();
       spdlog::info("stopped");

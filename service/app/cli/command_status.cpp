@@ -110,7 +110,12 @@ int show_once(const StatusCommand& command, const std::string& socket) {
 }  // namespace
 
 int execute(const StatusCommand& command) {
-  const std::string socket = find_daemon(command.address, process_environment(), ::geteuid() == 0);
+  const Result<std::string> found = find_daemon(command.address, process_environment(), this_caller());
+  if (found.has_error()) {
+    complain(found.error().message, found.error().hint);
+    return kExitUnavailable;
+  }
+  const std::string& socket = *found;
   if (!command.watch) {
     return show_once(command, socket);
   }

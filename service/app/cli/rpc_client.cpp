@@ -3,15 +3,17 @@
 #include "base/unique_fd.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <system_error>
+#include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
-#include <filesystem>
+#include <vector>
 
 namespace gradsync::app {
 
@@ -33,9 +35,39 @@ Error unavailable(const std::string& path, int error) {
   );
 }
 
+/// A connection, or why there is none: what `refuse_place` says, or a number of the system.
+struct Attempt {
+  UniqueFd fd;
+  std::optional<Error> refused;
+  int error = 0;
+};
+
+Attempt connect_to(const std::string& path) {
+  Attempt attempt;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    attempt.error = ENAMETOOLONG;
+    return attempt;
+  }
+  path.copy(address.sun_path, path.size());
+  attempt.refused = refuse_place(path, ::geteuid());
+  if (attempt.refused) {
+    return attempt;
+  }
+  attempt.fd.reset(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const timeval deadline{kDeadlineSeconds, 0};
+  ::setsockopt(attempt.fd.get(), SOL_SOCKET, SO_RCVTIMEO, &deadline, sizeof deadline);
+  ::setsockopt(attempt.fd.get(), SOL_SOCKET, SO_SNDTIMEO, &deadline, sizeof deadline);
+  if (::connect(attempt.fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    attempt.error = errno;
+  }
+  return attempt;
+}
+
 }  // namespace
 
-std::string find_daemon(const std::string& address, const Environment& environment, bool root) {
+Result<std::string> find_daemon(const std::string& address, const Environment& environment, const Caller& caller) {
   std::string found = address;
   if (found.empty()) {
     const auto variable = environment.find("GRADSYNC_ADDRESS");
@@ -47,25 +79,32 @@ std::string find_daemon(const std::string& address, const Environment& environme
   if (!found.empty()) {
     return found;
   }
-  const std::string own = default_socket(environment, root);
-  std::error_code ignored;
-  return std::filesystem::exists(own, ignored) ? own : default_socket({}, true);
+  const std::vector<std::string> places = socket_places(environment, caller);
+  std::optional<Error> first;
+  for (const std::string& place : places) {
+    const Attempt attempt = connect_to(place);
+    const bool gone = attempt.error == ECONNREFUSED;
+    if (!attempt.refused && !gone && attempt.error != ENOENT) {
+      return place;  // a daemon that refuses ends the search too
+    }
+    if (!first && (attempt.refused || gone)) {
+      first = attempt.refused ? *attempt.refused : unavailable(place, attempt.error);
+    }
+  }
+  return first ? *first
+               : make_error(
+                     ErrorCode::Unauthorized,
+                     fmt::format("no daemon answers; tried {}", fmt::join(places, ", ")),
+                     "start one with `gradsyncd serve`, or name its socket with --address or GRADSYNC_ADDRESS"
+                 );
 }
 
 Result<HttpReplyText> post_rpc(const std::string& socket_path, const std::string& body) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (socket_path.size() >= sizeof address.sun_path) {
-    return unavailable(socket_path, ENAMETOOLONG);
+  const Attempt attempt = connect_to(socket_path);
+  if (attempt.refused || attempt.error != 0) {
+    return attempt.refused ? *attempt.refused : unavailable(socket_path, attempt.error);
   }
-  socket_path.copy(address.sun_path, socket_path.size());
-  const UniqueFd fd{::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-  const timeval deadline{kDeadlineSeconds, 0};
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &deadline, sizeof deadline);
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &deadline, sizeof deadline);
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    return unavailable(socket_path, errno);
-  }
+  const UniqueFd& fd = attempt.fd;
   const std::string request = fmt::format(
       "POST /rpc HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: "
       "{}\r\n\r\n{}",

@@ -130,12 +130,6 @@ std::optional<std::string> default_configuration_file(const Environment& environ
   return std::filesystem::exists(usual) ? std::optional(usual) : std::nullopt;
 }
 
-std::string default_socket(const Environment& environment, bool root) {
-  const auto runtime = environment.find("XDG_RUNTIME_DIR");
-  const bool own = !root && runtime != environment.end() && !runtime->second.empty();
-  return (own ? runtime->second : "/run") + "/gradsync/gradsync.sock";
-}
-
 namespace {
 
 struct SettingText {
@@ -163,7 +157,7 @@ std::vector<SettingText> texts_outside_file(
 
 Result<Configuration> resolve_configuration(const ConfigurationInputs& inputs) {
   Configuration configuration;
-  configuration.options.server.socket = default_socket(inputs.environment, inputs.root);
+  configuration.options.server.socket = inputs.socket;
   if (auto error = unknown_variable(inputs.environment)) {
     return *error;
   }

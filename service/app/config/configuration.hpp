@@ -18,10 +18,10 @@ using Environment = std::map<std::string, std::string>;
 [[nodiscard]] Environment process_environment();
 
 struct ConfigurationInputs {
-  std::optional<std::string> file;           ///< must exist when given
-  Environment environment;                   ///< all of it
-  std::map<std::string, std::string> flags;  ///< "server.socket" → text
-  bool root = false;                         ///< decides on the default socket
+  std::optional<std::string> file;                     ///< must exist when given
+  Environment environment;                             ///< all of it
+  std::map<std::string, std::string> flags;            ///< "server.socket" → text
+  std::string socket = "/run/gradsync/gradsync.sock";  ///< where nothing else says it: see socket_places.hpp
 };
 
 struct Configuration {
@@ -39,10 +39,6 @@ struct Configuration {
 
 /// $GRADSYNC_CONFIG, else /etc/gradsync/gradsyncd.toml where it exists.
 [[nodiscard]] std::optional<std::string> default_configuration_file(const Environment& environment);
-
-/// $XDG_RUNTIME_DIR/gradsync/gradsync.sock for users, /run/gradsync/gradsync.sock for root and where the variable is
-/// unset.
-[[nodiscard]] std::string default_socket(const Environment& environment, bool root);
 
 /// Error code InvalidParams; `path` is the key at fault.
 [[nodiscard]] Result<Configuration> resolve_configuration(const ConfigurationInputs& inputs);

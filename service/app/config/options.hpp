@@ -15,7 +15,7 @@ struct FileMode {
 };
 
 struct ServerSection {
-  std::string socket;  ///< empty: filled in by `default_socket`
+  std::string socket;  ///< filled in from `socket_places`
   FileMode socket_mode;
   std::vector<std::int64_t> allowed_uids;  ///< empty: every uid that the mode admits
   std::string health = "127.0.0.1:9477";   ///< empty: none

@@ -1,8 +1,7 @@
 #include "app/config/settings.hpp"
 
+#include "app/config/socket_places.hpp"
 #include "base/log.hpp"
-
-#include <unistd.h>
 
 #include <iostream>
 #include <string_view>
@@ -14,7 +13,7 @@ Result<Configuration> load_settings(const SettingsSource& source) {
   inputs.environment = process_environment();
   inputs.file = source.file ? source.file : default_configuration_file(inputs.environment);
   inputs.flags = source.flags;
-  inputs.root = ::geteuid() == 0;
+  inputs.socket = socket_places(inputs.environment, this_caller()).front();
   return resolve_configuration(inputs);
 }
 

@@ -21,7 +21,6 @@ class ConfigurationTest : public testing::Test {
   ConfigurationTest() {
     std::string name = (std::filesystem::temp_directory_path() / "gradsync-config-XXXXXX").string();
     folder_ = ::mkdtemp(name.data());
-    inputs.root = true;
   }
 
   ~ConfigurationTest() override { std::filesystem::remove_all(folder_); }
@@ -57,11 +56,12 @@ TEST_F(ConfigurationTest, without_anything_every_value_is_its_default) {
   }
 }
 
-TEST_F(ConfigurationTest, a_user_has_the_socket_in_the_runtime_directory_and_root_has_not) {
-  inputs.environment["XDG_RUNTIME_DIR"] = "/run/user/7";
-  EXPECT_EQ(resolved().options.server.socket, "/run/gradsync/gradsync.sock");
-  inputs.root = false;
+TEST_F(ConfigurationTest, the_socket_is_where_the_caller_says_unless_a_setting_says_otherwise) {
+  inputs.socket = "/run/user/7/gradsync/gradsync.sock";
   EXPECT_EQ(resolved().options.server.socket, "/run/user/7/gradsync/gradsync.sock");
+  EXPECT_TRUE(resolved().is_default("server.socket"));
+  inputs.flags["server.socket"] = "/tmp/other/gradsync.sock";
+  EXPECT_EQ(resolved().options.server.socket, "/tmp/other/gradsync.sock");
 }
 
 TEST_F(ConfigurationTest, flag_beats_environment_beats_file_beats_default) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from ._places import socket_places
 from .errors import UsageError
 
 __all__ = ["candidates", "fd_socket_path", "parse_address"]
@@ -40,9 +41,11 @@ def candidates(address: str | os.PathLike[str] | None, environ: Mapping[str, str
     from_environment = environ.get("GRADSYNC_ADDRESS")
     if from_environment:
         return [parse_address(from_environment, "GRADSYNC_ADDRESS")]
-    runtime_dir = environ.get("XDG_RUNTIME_DIR")
-    own = [os.path.join(runtime_dir, "gradsync", "gradsync.sock")] if runtime_dir else []
-    return [*own, "/run/gradsync/gradsync.sock"]
+    return socket_places(environ, os.geteuid(), _may_write)
+
+
+def _may_write(folder: str) -> bool:
+    return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
 
 
 def fd_socket_path(path: str) -> str:

@@ -33,7 +33,7 @@ _EXPLAIN_PAGE = 200
 
 
 def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = False, timeout: float = 10.0) -> Client:
-    """Connects to `address`, else $GRADSYNC_ADDRESS, else the user's daemon, else the machine's.
+    """Connects to `address`, else $GRADSYNC_ADDRESS, else the first of the usual places where a daemon listens.
 
     It waits for a daemon at an address that was given, and for one whose socket file is still there, because it may be
     starting, or being replaced. `spawn` starts a private daemon instead, which ends with the client.
@@ -80,10 +80,10 @@ def _connect_once(paths: list[str], deadline: float) -> Client:
         try:
             return Client(Channel(path, max(0.05, deadline - time.monotonic())))
         except ConnectionFailed as error:
-            # A stale file of the user's daemon must not hide the machine's; a live daemon that refuses ends the search.
-            if error.reason not in ("not_found", "stale"):
+            # What is stale or a stranger's must not hide a daemon further on; a live one that refuses ends the search.
+            if error.reason not in ("not_found", "stale", "unsafe"):
                 raise
-            if error.reason == "stale" and first is None:
+            if error.reason != "not_found" and first is None:
                 first = error
     raise first or not_found(paths)
 

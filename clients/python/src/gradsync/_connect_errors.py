@@ -11,7 +11,7 @@ from typing import Any
 from ._version import __version__
 from .errors import ConnectionFailed
 
-__all__ = ["ended", "not_connected", "not_found", "not_gradsync", "refused", "version_skew"]
+__all__ = ["ended", "not_connected", "not_found", "not_gradsync", "refused", "unsafe", "version_skew"]
 
 
 def not_found(paths: list[str]) -> ConnectionFailed:
@@ -60,6 +60,17 @@ def _permission_text(path: str) -> str:
         f"permission denied for {path}: mode {stat.S_IMODE(info.st_mode):04o}, owner {owner} (uid {info.st_uid}), "
         f"group {info.st_gid}; you are uid {uid}. Join the group {info.st_gid}, have the daemon's socket mode widened, "
         "or start your own daemon with `gradsyncd serve`"
+    )
+
+
+def unsafe(path: str, folder: str, why: str, uid: int) -> ConnectionFailed:
+    """A stranger may have put the socket there."""
+    return ConnectionFailed(
+        "unsafe",
+        f"{path} is not connected to: everybody may write to /tmp, and the folder {folder} {why}, but you are "
+        f"uid {uid}. Have it removed and start gradsyncd again, connect as the user who started it, or start it with "
+        "a --socket in a folder outside of /tmp",
+        path,
     )
 
 

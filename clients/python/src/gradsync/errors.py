@@ -84,8 +84,8 @@ class GradsyncError(Exception):
 class ConnectionFailed(GradsyncError):
     """connect() did not reach a usable daemon.
 
-    `reason` is one of not_found, not_a_socket, stale, permission, refused, ending (or full), version, not_gradsync,
-    timeout, spawn.
+    `reason` is one of not_found, not_a_socket, stale, unsafe, permission, refused, ending (or full), version,
+    not_gradsync, timeout, spawn.
     """
 
     def __init__(self, reason: str, message: str, path: str | None = None) -> None:

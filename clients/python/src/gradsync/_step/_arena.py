@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from gradsync._places import refuse_place
 from gradsync._wire_errors import error_from_wire, local_error
 from gradsync.errors import ConnectionLost, InsufficientMemory, ProtocolError
 
@@ -74,6 +75,7 @@ def _exchange(fd_socket_path: str, token: str, given: Sequence[int], timeout: fl
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout)
+            refuse_place(fd_socket_path)
             sock.connect(fd_socket_path)
             line = token.encode("ascii") + b"\n"
             sent = socket.send_fds(sock, [line], given)

@@ -6,7 +6,6 @@ One thread does all of it, before any other thread reads or sends on the connect
 from __future__ import annotations
 
 import os
-import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from gradsync._connect_errors import ended, not_connected, not_gradsync, refused, version_skew
+from gradsync._connect_errors import ended, not_gradsync, refused, version_skew
+from gradsync._places import open_socket
 from gradsync._version import PROTOCOL, SUBPROTOCOL, __version__
 from gradsync._wire import dump, load, request
 from gradsync._wire_errors import error_from_wire
@@ -31,7 +31,6 @@ __all__ = ["Welcome", "ask", "shake_hands"]
 
 _MESSAGE_BYTES = 1 << 20
 _SHORTEST_S = 0.05  # even a caller without patience gives a daemon so long
-_FULL_S = 0.02  # until a full queue of the listener is tried again
 _URI = parse_uri("ws://localhost/")
 
 
@@ -55,32 +54,13 @@ def shake_hands(path: str, client_id: str, request_id: int, deadline: float) -> 
     """
     deadline = max(deadline, time.monotonic() + _SHORTEST_S)
     protocol = ClientProtocol(_URI, subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=_MESSAGE_BYTES)
-    websocket = WebSocket(_open_socket(path, deadline - time.monotonic()), protocol)
+    websocket = WebSocket(open_socket(path, deadline - time.monotonic()), protocol)
     try:
         _upgrade(websocket, protocol, path, deadline)
         return websocket, _initialize(websocket, path, client_id, request_id, deadline)
     except BaseException:
         websocket.dispose()
         raise
-
-
-def _open_socket(path: str, timeout: float) -> socket.socket:
-    timeout = max(timeout, _SHORTEST_S)  # this process may have been stopped until its deadline was over
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout)
-    deadline = time.monotonic() + timeout
-    try:
-        while True:
-            try:
-                sock.connect(path)
-                return sock
-            except BlockingIOError:  # more wait to be accepted than the kernel keeps
-                if time.monotonic() + _FULL_S > deadline:
-                    raise
-            time.sleep(_FULL_S)
-    except OSError as error:
-        sock.close()
-        raise not_connected(path, timeout, error) from error
 
 
 def _upgrade(websocket: WebSocket, protocol: ClientProtocol, path: str, deadline: float) -> None:
