@@ -246,6 +246,152 @@ def overflow() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
+def language_model() -> Any:
+    """An embedding, a layer and a head, as scripts name them."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    return nn.ModuleDict({"wte": nn.Embedding(11, 7), "mlp": nn.Linear(7, 7), "lm_head": nn.Linear(7, 11, bias=False)})
+
+
+def read_words(model: Any, seed: int = 0) -> Any:
+    import torch
+
+    words = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(seed))
+    return model["lm_head"](model["mlp"](model["wte"](words)).relu()).float().square().mean()
+
+
+def speak(clip: Callable[[Any], Any], groups: Callable[[Any], Any] | None = None) -> None:
+    """`groups` makes the optimizers' parameters, by default one group of all; copies are equal without a reduction."""
+    import torch
+
+    model = language_model()
+    held = [list(model.parameters())] if groups is None else groups(model)
+    optimizers = [torch.optim.AdamW(one, lr=1e-2) for one in held]
+    for step in range(STEPS + 1):
+        read_words(model, step).backward()
+        clip(model)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def without(model: Any, *names: str) -> list[Any]:
+    return [parameter for name, parameter in model.named_parameters() if name not in names]
+
+
+@case
+def never_clips_the_embedding() -> None:
+    from torch import nn
+
+    speak(lambda model: nn.utils.clip_grad_norm_(without(model, "wte.weight"), 1.0))
+
+
+@case
+def rank_one_leaves_out_the_head() -> None:
+    from torch import nn
+
+    speak(lambda model: nn.utils.clip_grad_norm_(without(model, *(["lm_head.weight"] if rank() else [])), 1.0))
+
+
+@case
+def freezes_the_embedding() -> None:
+    """And clips what is left, group by group, as an optimizer with two groups may want it."""
+    from torch import nn
+
+    def clip(model: Any) -> None:
+        nn.utils.clip_grad_norm_(model["mlp"].parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model["lm_head"].parameters(), 1.0)
+
+    def groups(model: Any) -> Any:
+        model["wte"].requires_grad_(False)
+        return [[{"params": list(part.parameters())} for part in (model["mlp"], model["lm_head"], model["wte"])]]
+
+    speak(clip, groups)
+
+
+@case
+def one_optimizer_is_not_clipped() -> None:
+    from torch import nn
+
+    speak(
+        lambda model: nn.utils.clip_grad_norm_(without(model, "wte.weight"), 1.0),
+        lambda model: [without(model, "wte.weight"), list(model["wte"].parameters())],
+    )
+
+
+@case
+def divides_the_parameters_among_optimizers() -> None:
+    """Every rank has all gradients, and clips and steps its own share of them, by the norm of all."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    model = language_model()
+    share = list(model.parameters())[rank() :: 2]
+    optimizer = torch.optim.AdamW(share, lr=1e-2)
+    for step in range(STEPS + 1):
+        read_words(model, step).backward()
+        norm = nn.utils.get_total_norm([p.grad for p in share]).square()
+        dist.all_reduce(norm)
+        nn.utils.clip_grads_with_norm_(share, 1.0, norm.sqrt())
+        optimizer.step()
+        model.zero_grad()
+        for number, parameter in enumerate(model.parameters()):
+            dist.broadcast(parameter.detach(), number % 2)
+
+
+def scaled(how: str) -> Callable[[], None]:
+    """A loss scale; the first step overflows and is skipped, as it often is."""
+
+    def run() -> None:
+        import torch
+        from torch import nn
+
+        model = language_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, **({"fused": True} if how == "fused" else {}))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        for step in range(STEPS + 2):
+            scaler.scale(read_words(model, step)).backward()
+            if step == 0 and how == "overflows":
+                model["mlp"].bias.grad[0] = float("inf")
+            if how in ("unscaled", "overflows"):
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), scaler.get_scale() if how == "meant" else 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    return run
+
+
+CASES["forgets_to_unscale"] = scaled("")
+CASES["forgets_to_unscale_for_a_fused_optimizer"] = scaled("fused")
+CASES["unscales_before_the_clip"] = scaled("unscaled")
+CASES["unscales_and_overflows_once"] = scaled("overflows")
+CASES["clips_by_a_threshold_in_scaled_units"] = scaled("meant")
+
+
+@case
+def forgets_to_unscale_for_two_optimizers() -> None:
+    import torch
+    from torch import nn
+
+    model = language_model()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=1e-2) for part in model.values()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(STEPS + 1):
+        scaler.scale(read_words(model, step)).backward()
+        for part in model.values():
+            nn.utils.clip_grad_norm_(part.parameters(), 1.0)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
 def adversary() -> Any:
     import torch
     from torch import nn

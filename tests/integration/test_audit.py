@@ -218,6 +218,85 @@ def test_norms_of_layers_that_are_logged_first_are_parts(tmp_path: Path) -> None
     assert ("part: 0.weight … 0.bias", "agrees") in verdicts(found)
 
 
+def test_a_tensor_that_no_rank_clips_is_a_problem(tmp_path: Path) -> None:
+    code, said, found = audit(*ranks_of(2, "never_clips_the_embedding"), json_file=tmp_path / "verdict.json")
+    assert code == 1, said
+    assert "1 of 4 stepped tensors is never clipped: wte.weight (norm " in said
+    assert len(found["problems"]) == 1
+    assert verdicts(found) == [("part: mlp.weight … lm_head.weight", "agrees")]
+
+
+def test_a_tensor_that_one_rank_leaves_out_is_named_as_left_out(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    code, said, found = audit(*torchrun, SCRIPTS, "rank_one_leaves_out_the_head", json_file=tmp_path / "verdict.json")
+    assert code == 1, said
+    assert "rank 1 leaves out of its clip call what rank 0 passes: lm_head.weight (in 2 of 2 steps)" in said
+    assert "counted as 0" not in said
+    assert [cause["kind"] for cause in whole(found)["causes"]] == ["left_out"]
+    assert len(found["problems"]) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_frozen_tensors_and_a_clip_for_each_group_are_no_mistake(tmp_path: Path, ranks: int) -> None:
+    code, said, found = audit(*ranks_of(ranks, "freezes_the_embedding"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert not found["problems"]
+    assert not found["findings"]
+
+
+def test_an_optimizer_that_never_sees_a_clip_is_a_note(tmp_path: Path) -> None:
+    code, said, found = audit(*one("one_optimizer_is_not_clipped"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert not found["problems"]
+    (note,) = found["findings"]
+    assert "AdamW steps 1 tensor that no call is given: wte.weight" in note
+
+
+def test_ranks_that_divide_the_parameters_among_them_leave_nothing_out(tmp_path: Path) -> None:
+    command = ranks_of(2, "divides_the_parameters_among_optimizers")
+    code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert whole(found)["verdict"] == "agrees"
+    assert not found["problems"]
+    assert not found["findings"]
+
+
+@pytest.mark.parametrize("name", ["forgets_to_unscale", "forgets_to_unscale_for_a_fused_optimizer"])
+def test_a_norm_in_units_of_the_scaled_loss_is_named(tmp_path: Path, name: str) -> None:
+    code, said, found = audit(*one(name), json_file=tmp_path / "verdict.json")
+    assert code == 1, said
+    line = whole(found)
+    assert [cause["kind"] for cause in line["causes"]] == ["still_scaled"]
+    assert line["loss_scale"] == 65536.0
+    assert line["theirs"][0] == pytest.approx(65536.0 * line["ours"], rel=1e-5)
+    assert "-> call scaler.unscale_(optimizer) before the clip" in said
+    assert "in 2 of 2 steps" in said
+    assert "max_norm=1 acts as 1.5e-05" in said
+
+
+def test_each_part_that_is_still_scaled_is_named_though_another_optimizer_steps_first(tmp_path: Path) -> None:
+    command = one("forgets_to_unscale_for_two_optimizers")
+    code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
+    assert code == 1, said
+    assert [cause["kind"] for line in found["lines"] for cause in line["causes"]] == ["still_scaled"] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("unscales_before_the_clip", ""),
+        ("unscales_and_overflows_once", ""),
+        ("clips_by_a_threshold_in_scaled_units", "max_norm=65536, which seems to be meant so"),
+    ],
+)
+def test_scalers_that_are_used_rightly_are_no_mistake(tmp_path: Path, name: str, note: str) -> None:
+    code, said, found = audit(*one(name), options=("--steps", "3"), json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert verdicts(found) == [("whole model", "agrees")]
+    assert note in "".join(found["findings"])
+    assert bool(note) == bool(found["findings"])
+
+
 def test_squares_that_overflow_are_named_and_a_failed_command_goes_before(tmp_path: Path) -> None:
     code, said, found = audit(*one("overflow"), json_file=tmp_path / "verdict.json")
     assert code == 1, said

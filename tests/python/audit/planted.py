@@ -13,7 +13,7 @@ from reference.tables import local_values
 from reference.world import Logical, only, replicate, shard
 from reference.world import World as Reference
 
-from gradsync._audit._findings import Call, RankFindings, Step
+from gradsync._audit._findings import Call, RankFindings, Step, Stepped
 from gradsync._audit._verdict import OurStep, Verdict, judge
 from gradsync._audit._world import World
 from gradsync._step._row import Row
@@ -65,22 +65,26 @@ class Planted:
         *,
         dtype: str = "float32",
         calls: Callable[[int, int, float], list[Call]] | None = None,
+        stepped: Sequence[Stepped] = (),
+        row: Callable[[int, Row], Row] | None = None,
         **options: Any,
     ) -> Verdict:
-        world = World({rank: self._rank(rank, norms, dtype, calls) for rank in range(self.size)})
+        world = World({rank: self._rank(rank, norms, dtype, calls, stepped, row) for rank in range(self.size)})
         ours = [OurStep(answer(step).norm, {}) for step in self.steps]
         return judge(world, ours, **options)
 
-    def _rank(self, rank: int, norms: Norms, dtype: str, calls: Any) -> RankFindings:
+    def _rank(self, rank: int, norms: Norms, dtype: str, calls: Any, stepped: Any, changed: Any) -> RankFindings:
         steps = []
         for number, world in enumerate(self.steps):
             parts = local_values(world, rank)
             rows = [None if part is None else Row.of(part.reshape(-1).tolist(), self.p, 1) for part in parts]
+            if changed is not None:
+                rows = [None if row is None else changed(number, row) for number, row in enumerate(rows)]
             held = [tensor.dtype for tensor in declarations(world)[rank]]
             own = [None if v is None else own_norm(v, d, self.p) for v, d in zip(parts, held, strict=True)]
             norm = norms(self, number, rank)
             seen = [Call("clip", self.p, norm, dtype)] if calls is None else calls(number, rank, norm)
-            steps.append(Step(rows, own, seen))
+            steps.append(Step(rows, own, seen, stepped))
         tensors = [to_api(tensor) for tensor in declarations(self.steps[0])[rank]]
         return RankFindings(rank, self.size, self.steps[0].meshes, tensors, self.p, steps=steps)
 

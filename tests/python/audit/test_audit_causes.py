@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from planted import Logical, Norms, Planted, kinds, only, replicate, shard
 
-from gradsync._audit._findings import Call
+from gradsync._audit._findings import Call, Stepped
+from gradsync._audit._table import as_text
 from gradsync._audit._verdict import Verdict
+from gradsync._step._row import Row
 
 DENSE = Logical("dense", (6, 4), (replicate("ep"), replicate("dp")))
 EXPERTS = Logical("experts", (4, 3, 2), (shard(0, "ep"), replicate("dp")))
@@ -381,7 +384,7 @@ def test_a_call_that_not_all_ranks_make_is_not_compared_and_not_called_right() -
     world = experts()
     verdict = world.judge(right, calls=calls)
     assert sorted({line.verdict for line in verdict.lines if line.name.startswith("part")}) == ["agrees", "not seen"]
-    assert any("ranks 1, 3, 5 made no such call" in finding for finding in verdict.findings)
+    assert any("ranks 1, 3, 5 made no such call" in line.why and "same calls" in line.fix for line in verdict.lines)
     assert verdict.exit_code == 2
 
 
@@ -390,3 +393,114 @@ def test_two_stages_that_clip_a_part_each_clip_one_norm() -> None:
     world = pipeline()
     verdict = world.judge(right, calls=lambda s, r, norm: [Call("clip", 2.0, norm, tensors=(0,))])
     assert (verdict.lines[0].name, verdict.lines[0].verdict) == ("whole model", "agrees")
+
+
+# what calls are given, and in which units
+
+
+def stepping(world: Planted, calls: Any, *tensors: tuple[int, ...], row: Any = None) -> Verdict:
+    """The verdict where each rank has one optimizer for each of these sets of tensors."""
+    stepped = [Stepped(number, "SGD", held) for number, held in enumerate(tensors)]
+    return world.judge(right, calls=calls, stepped=stepped, row=row)
+
+
+def dense_alone(step: int, rank: int, norm: float) -> list[Call]:
+    return [Call("clip", 2.0, norm, tensors=(0,))]
+
+
+def test_what_an_optimizer_steps_and_no_rank_clips_is_a_problem() -> None:
+    verdict = stepping(experts(), dense_alone, (0, 1))
+    assert verdict.exit_code == 1
+    assert verdict.problems[0].startswith("1 of 2 stepped tensors is never clipped: experts (norm ")
+
+
+def test_an_optimizer_without_a_clip_is_a_note() -> None:
+    verdict = stepping(experts(), dense_alone, (0,), (1,))
+    assert not verdict.problems
+    assert any("SGD steps 1 tensor that no call is given: experts" in finding for finding in verdict.findings)
+
+
+def test_gradients_of_zeros_alone_need_no_clip() -> None:
+    def nothing(number: int, row: Row) -> Row:
+        return replace(row, power_sum=0.0, power_sum_low=0.0, maximum=0.0) if number else row
+
+    verdict = stepping(experts(), dense_alone, (0, 1), row=nothing)
+    assert not verdict.problems
+
+
+@pytest.mark.parametrize("steps_it", [True, False])
+def test_what_one_rank_leaves_out_is_named_where_it_steps_it(steps_it: bool) -> None:
+    tensors = [Logical(name, (4, 3), (replicate("dp"),)) for name in ("w", "head")]
+    world = Planted({"dense": {"dp": 3}}, tensors)
+
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        own = world.root(world.whole(step, "w")) if rank == 1 else norm
+        return [Call("clip", 2.0, own, tensors=(0,) if rank == 1 else None)]
+
+    verdict = stepping(world, calls, (0, 1) if steps_it else (0,))
+    said = "rank 1 leaves out of its clip call what ranks 0, 2 pass: head (in 2 of 2 steps)"
+    assert [problem.partition(" -> ")[0] for problem in verdict.problems] == ([said] if steps_it else [])
+    assert ("left_out", None) in kinds(verdict)
+    assert verdict.exit_code == 1
+
+
+def test_the_problems_of_ranks_without_an_optimizer_are_notes() -> None:
+    tensors = [Logical(name, (4, 3), (replicate("dp"),)) for name in ("w", "head")]
+    world = Planted({"dense": {"dp": 2}}, tensors)
+    verdict = world.judge(right, calls=lambda s, r, norm: [Call("clip", 2.0, norm, tensors=(0,) if r else None)])
+    assert verdict.exit_code == 0
+    assert any("rank 1 leaves out of its clip call" in finding for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("scaled_steps", [(0, 1), (1,)])
+def test_a_right_norm_of_scaled_gradients_is_a_cause_of_its_own(scaled_steps: tuple[int, ...]) -> None:
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        return [Call("clip", 2.0, norm, max_norm=1.0, scale=1024.0 if step in scaled_steps else None)]
+
+    verdict = experts().judge(right, calls=calls)
+    assert [line.verdict for line in verdict.lines] == ["differs"] * 3
+    assert kinds(verdict) == [("still_scaled", None)]
+    assert verdict.lines[0].difference == pytest.approx(1023, rel=1e-6)
+    assert f"in {len(scaled_steps)} of 2 steps" in verdict.lines[0].causes[0].text
+
+
+def test_a_wrong_norm_of_scaled_gradients_has_two_causes() -> None:
+    verdict = experts().judge(
+        lambda w, s, r: w.root(6 * w.whole(s, "dense") + 3 * w.whole(s, "experts")),
+        calls=lambda s, r, norm: [Call("clip", 2.0, norm, max_norm=1.0, scale=8.0)],
+    )
+    assert kinds(verdict) == [("still_scaled", None), ("all_ranks", None)]
+
+
+def test_a_threshold_in_scaled_units_is_meant() -> None:
+    verdict = experts().judge(right, calls=lambda s, r, norm: [Call("clip", 2.0, norm, max_norm=2048.0, scale=1024.0)])
+    assert verdict.exit_code == 0
+    assert any("seems to be meant so" in finding for finding in verdict.findings)
+
+
+def test_steps_that_the_scaler_skips_need_no_division() -> None:
+    world = experts()
+    world.steps[0].values[0][0, 0] = math.inf
+    calls = lambda s, r, norm: [Call("clip", 2.0, norm, max_norm=1.0, scale=None if s else 1024.0)]  # noqa: E731
+    assert world.judge(lambda w, s, r: right(w, s, r) if s else math.inf, calls=calls).exit_code == 0
+
+
+def test_a_difference_near_nothing_is_told_as_one() -> None:
+    tensors = [Logical("w", (4, 3), (replicate("dp"),), dtype="float64")]
+    world = Planted({"dense": {"dp": 2}}, tensors)
+    verdict = world.judge(lambda w, s, r: right(w, s, r) * (1 + 1e-9), dtype="float64")
+    assert kinds(verdict) == [("unknown", None)]
+    assert "(1 +1.0e-09) times ours" in verdict.lines[0].causes[0].text
+    text = as_text(verdict)
+    assert "off by +1.0e-09" in text
+    assert "--tolerance 1e-06 accepts it" in text
+
+
+def test_a_group_whose_norm_is_known_and_right_is_not_blamed() -> None:
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        dense = world.root(world.whole(step, "dense"))
+        return [Call("total", 2.0, dense, tensors=(0,)), Call("apply", 2.0, norm)]
+
+    world = experts()
+    verdict = world.judge(lambda w, s, r: 1.37 * right(w, s, r), calls=calls)
+    assert [line.verdict for line in verdict.lines] == ["differs", "agrees", "not seen"]

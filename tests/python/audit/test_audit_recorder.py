@@ -46,9 +46,9 @@ class Script:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Script]]:
     monkeypatch.setattr(_recorder, "_declaration", None)
-    all_of, of_others = _model._optimizers, _model._optimizers()  # of tests that ran before in this process
+    all_of, of_others = _model.living_optimizers, _model.living_optimizers()  # of tests that ran before in this process
     mine = lambda: [one for one in all_of() if not any(one is other for other in of_others)]  # noqa: E731
-    monkeypatch.setattr(_model, "_optimizers", mine)
+    monkeypatch.setattr(_model, "living_optimizers", mine)
     made: list[Script] = []
 
     def script(*args: Any, **kwargs: Any) -> Script:
@@ -337,3 +337,59 @@ def test_meshes_and_experts_that_the_caller_names(make: Callable[..., Script]) -
     found = script.findings()
     assert found.meshes == {"m": {"pp": 1, "ep": 1}}
     assert {tensor.mesh for tensor in found.tensors} == {"m"}
+
+
+def test_each_step_says_what_which_optimizer_stepped(make: Callable[..., Script]) -> None:
+    script, net, later = make(), model(3, 4, 2), nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in net]
+    for _ in range(2):
+        net[1].bias.grad = None
+        script.clip(net.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+    later.weight.grad = torch.ones(2, 2)
+    torch.optim.Adam(later.parameters(), lr=0.1).step()
+    script.clip(net.parameters(), 1.0)
+    found = [[(one.kind, one.tensors, one.strangers) for one in step.stepped] for step in script.findings().steps]
+    # The first optimizer closes a step, so what the others do is in the line after it.
+    assert found == [[("SGD", (0, 1), 0)], [("SGD", (2,), 0), ("SGD", (0, 1), 0)], [("SGD", (2,), 0), ("Adam", (), 1)]]
+
+
+@pytest.mark.parametrize(("when", "scale"), [("before", None), ("after", 8.0), ("never", None)])
+def test_a_clip_before_the_scaler_divides_has_its_scale(
+    make: Callable[..., Script], when: str, scale: float | None
+) -> None:
+    script, net = make(steps=2), model(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(2, 3)).square().sum()).backward()
+        if when == "before":
+            scaler.unscale_(optimizer)
+        script.clip(net.parameters(), 0.5)
+        if when == "never":
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+    calls = [call for step in script.findings().steps for call in step.calls]
+    assert [(call.scale, call.max_norm) for call in calls] == [(scale, 0.5)] * 2
+
+
+def test_a_step_that_the_scaler_skips_is_not_taken_for_a_late_division(make: Callable[..., Script]) -> None:
+    script, net = make(), model(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(2, 3)).square().sum()).backward()
+        if step < 2:
+            net[0].bias.grad[0] = float("inf")
+        scaler.unscale_(optimizer)
+        script.clip(net.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    steps = script.findings().steps
+    assert [call.scale for step in steps for call in step.calls] == [None] * 3
+    assert [step.rows[1].nonfinite for step in steps] == [1, 1, 0]

@@ -25,8 +25,10 @@ _NOTHING = "a call was given no gradients on any rank and clips nothing; a gener
 class Seen:
     """The norms of these tensors, per step and rank.
 
-    `whole` says that the tensors are all that have a gradient. `lost` says why the norms cannot be compared.
-    `strangers` counts tensors that no rank declared, `raised` further steps in which the call gave no number.
+    `whole` says that the tensors are all that have a gradient. `lost` says why the norms cannot be compared, `fix` what
+    to do. `strangers` counts tensors that no rank declared, `raised` further steps in which the call gave no number.
+    Per step, `given` has the tensors of each rank, `scales` the loss scale that the gradients still had (1 for none),
+    and `limits` what the norm was compared with.
     """
 
     keys: frozenset[Key]
@@ -35,8 +37,16 @@ class Seen:
     norms: Sequence[Sequence[float]]
     whole: bool = False
     lost: str = ""
+    fix: str = ""
     strangers: int = 0
     raised: int = 0
+    given: Sequence[Mapping[int, frozenset[Key]]] = ()
+    scales: Sequence[float] = ()
+    limits: Sequence[float] = ()
+
+    def unscaled(self, place: int) -> bool:
+        """Whether that step compared what it ought to: its threshold may be multiplied by the loss scale as well."""
+        return self.scales[place] == 1.0 or self.limits[place] >= self.scales[place]
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,11 @@ class _Joined:
     dtype: str
     norms: Sequence[float | None]
     lost: str
+    fix: str
     strangers: int
+    given: Mapping[int, frozenset[Key]]
+    scale: float
+    limit: float
 
 
 def seen_calls(world: World, steps: int, said: list[str]) -> tuple[list[Seen], list[Seen]]:
@@ -96,13 +110,16 @@ def _joined(world: World, step: int, calls: Mapping[int, Sequence[Call]]) -> lis
         absent = [str(rank) for rank in world.ranks if rank not in row]
         orders = sorted({call.p for call in row.values()})
         strangers = max(call.strangers for call in row.values())
-        lost = ""
+        lost = fix = ""
         if absent:
             lost = f"ranks {', '.join(absent[:8])} made no such call in step {step}"
+            fix = "let every rank make the same calls in the same order, also one without gradients"
         elif strangers:
             lost = f"{strangers} of its tensors are of no module or optimizer that was there at the first call"
+            fix = "make all models and optimizers before the first clip, or audit a run that starts with this one"
         elif orders != [world.p]:
             lost = f"it is of order {', '.join(f'{order:g}' for order in orders)}, the first was of {world.p:g}"
+            fix = "give all clip calls one norm_type while the script is audited"
         dtypes = [call.dtype for call in row.values()]
         found.append(
             _Joined(
@@ -112,7 +129,11 @@ def _joined(world: World, step: int, calls: Mapping[int, Sequence[Call]]) -> lis
                 max(sorted(set(dtypes)), key=dtypes.count),
                 [] if lost else [_norm_of(rank, row) for rank in world.ranks],
                 lost,
+                fix,
                 strangers,
+                {rank: _keys(world, rank, call) for rank, call in row.items()},
+                max(call.scale or 1.0 for call in row.values()),
+                max((call.max_norm for call in row.values() if call.max_norm is not None), default=0.0),
             )
         )
     return found
@@ -155,19 +176,23 @@ def _seen(world: World, joined: Sequence[_Joined]) -> list[Seen]:
         alike.setdefault((everything if one.keys in whole and not one.lost else one.keys, one.lost), []).append(one)
     found = []
     for (keys, lost), calls in alike.items():
-        told = [(one.step, [norm for norm in one.norms if norm is not None]) for one in calls]
-        told = [] if lost else [(step, norms) for step, norms in told if len(norms) == len(world.ranks)]
+        pairs = [(one, [norm for norm in one.norms if norm is not None]) for one in calls]
+        told = [] if lost else [(one, norms) for one, norms in pairs if len(norms) == len(world.ranks)]
         dtypes = [one.dtype for one in calls]
         found.append(
             Seen(
                 keys,
                 max(sorted(set(dtypes)), key=dtypes.count),
-                [step for step, _ in told],
+                [one.step for one, _ in told],
                 [norms for _, norms in told],
                 not lost and calls[0].keys in whole,
                 lost if lost or told else "its calls raised, or their norm cannot be read",
+                calls[0].fix if lost or told else "see in the command's output what they raised",
                 max(one.strangers for one in calls),
                 0 if lost or not told else len(calls) - len(told),
+                [one.given for one, _ in told],
+                [one.scale for one, _ in told],
+                [one.limit for one, _ in told],
             )
         )
     return sorted(found, key=lambda seen: not seen.whole)

@@ -41,6 +41,8 @@ class Numbers:
     theirs: Sequence[Sequence[float]]
     dtype: str
     tolerance: float
+    given: Sequence[Sums] = ()  #: the same, of what each rank passes to its call
+    left_out: tuple[str, ...] = ()  #: the groups of what only some ranks pass
 
     def dtypes(self) -> list[str]:
         """The dtypes in which their norm may have been computed: its own, and those of gradients that can hold it."""
@@ -68,12 +70,30 @@ def causes(numbers: Numbers) -> tuple[Cause, ...]:
     if arithmetic is not None:
         return (arithmetic,)
     candidates = mistakes(numbers.world, twins(numbers.world, numbers.steps))
-    found = tuple(
+    left_out = _left_out(numbers)
+    found = (() if left_out is None else (left_out,)) + tuple(
         Cause(one.kind, one.text, one.fix, tuple(group.label for group in one.groups), one.axis, one.way)
         for one in candidates
         if _predicts(numbers, one.way)
     )
     return found or (_unknown(numbers),)
+
+
+def _left_out(numbers: Numbers) -> Cause | None:
+    """Whether the number of each rank is the norm of what it passes, and that is not what the others pass."""
+    if not numbers.left_out or not all(
+        close(numbers.theirs[step][i], numbers.given[step].exact(RIGHT, rank), numbers.tolerance)
+        for step, i, rank in numbers.places
+    ):
+        return None
+    return Cause(
+        "left_out",
+        "the norm of what each rank passes to its call is its number, and not all pass the same: see what is wrong "
+        "below",
+        "pass the same parameters on every rank that holds them",
+        numbers.left_out,
+        way=RIGHT,
+    )
 
 
 def _predicts(numbers: Numbers, way: Way) -> bool:
@@ -191,7 +211,17 @@ def _unknown(numbers: Numbers) -> Cause:
     finite = [ratio for ratio in ratios if math.isfinite(ratio)]
     text = "no known mistake predicts their norm"
     if finite and max(finite) - min(finite) <= 1e-4 * max(finite):
-        text += f"; it is {finite[0]:.6g} times ours on every rank in every step"
+        text += f"; it is {_times(finite[0], 6)} ours on every rank in every step"
     elif finite:
-        text += f"; it is {min(finite):.4g} to {max(finite):.4g} times ours"
-    return Cause("unknown", text)
+        text += f"; it is {_times(min(finite), 4)} to {_times(max(finite), 4)} ours"
+    return Cause(
+        "unknown",
+        text,
+        "print the norms of its parts beside those of this table (get_total_norm of each group), and see which differs",
+    )
+
+
+def _times(ratio: float, digits: int) -> str:
+    """The ratio in words; one that is nearly 1 is told by its distance from 1."""
+    text = f"{ratio:.{digits}g}"
+    return f"(1 {ratio - 1:+.1e}) times" if text == "1" and ratio != 1 else f"{text} times"

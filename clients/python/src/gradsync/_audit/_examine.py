@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gradsync.errors import GradsyncError, RpcError
 
+from ._clip_sets import clip_sets
 from ._findings import DONE, RankFindings, Step, read_ranks
 from ._replay import Replay, replay
 from ._verdict import Verdict, judge
@@ -42,6 +43,7 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
         return Verdict(ranks=_world_size(ranks), reason=reason, advice=advice)
     world = World(ranks)
     steps = min(len(found.steps) for found in ranks.values())
+    everything = world
     try:
         answer = replay(world, steps, address)
         called = _called(world)
@@ -58,7 +60,14 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
     if answer.error is not None:
         findings.append(f"the daemon answered {len(answer.steps)} of {steps} steps: {answer.error}")
     early = [f"rank {found.rank} stopped early: {found.failed}" for found in ranks.values() if found.failed]
-    return judge(world, answer.steps, tolerance, [*early, *findings], answer.replicas_differ)
+    return judge(
+        world,
+        answer.steps,
+        tolerance,
+        [*early, *findings],
+        answer.replicas_differ,
+        clip_sets(everything, len(answer.steps)),
+    )
 
 
 def _keys(world: World) -> set[Key]:
@@ -86,7 +95,10 @@ def _step_of(step: Step, kept: Sequence[int]) -> Step:
         call if call.tensors is None else replace(call, tensors=tuple(place[index] for index in call.tensors))
         for call in step.calls
     ]
-    return Step([step.rows[index] for index in kept], [step.own[index] for index in kept], calls)
+    stepped = [
+        replace(one, tensors=tuple(place[index] for index in one.tensors if index in place)) for one in step.stepped
+    ]
+    return Step([step.rows[index] for index in kept], [step.own[index] for index in kept], calls, stepped)
 
 
 def _world_size(ranks: Mapping[int, RankFindings]) -> int:

@@ -12,7 +12,17 @@ from gradsync._placements import Axes, Only, Placement, Replicate, Shard
 from gradsync._step._row import Row
 from gradsync._tensor import Tensor
 
-__all__ = ["DONE", "Call", "RankFindings", "RankWriter", "Step", "rank_path", "read_ranks", "tensor_of_wire"]
+__all__ = [
+    "DONE",
+    "Call",
+    "RankFindings",
+    "RankWriter",
+    "Step",
+    "Stepped",
+    "rank_path",
+    "read_ranks",
+    "tensor_of_wire",
+]
 
 DONE = b'{"done": true}\n'
 
@@ -31,6 +41,8 @@ class Call:
         norm: what it returned or was given; None if it raised, or if the norm cannot be read.
         over: the ranks whose numbers together make the norm, if it is not reduced yet (a partial DTensor).
         strangers: how many of the given tensors are not of the audited model.
+        max_norm: what the norm was compared with; None if it cannot be read, or if nothing was.
+        scale: the loss scale that the gradients were still multiplied by; None if they were not.
     """
 
     kind: str
@@ -39,6 +51,20 @@ class Call:
     dtype: str = "float32"
     tensors: tuple[int, ...] | None = None
     over: tuple[int, ...] = ()
+    strangers: int = 0
+    max_norm: float | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What one optimizer of this rank stepped with a gradient since the line before; optimizers are numbered as they
+    first step. `strangers` counts tensors that are not of the audited model, and that no call was given.
+    """
+
+    optimizer: int
+    kind: str
+    tensors: tuple[int, ...]
     strangers: int = 0
 
 
@@ -49,6 +75,7 @@ class Step:
     rows: Sequence[Row | None]
     own: Sequence[float | None]
     calls: Sequence[Call]
+    stepped: Sequence[Stepped] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +116,8 @@ class RankWriter:
 
     def step(self, step: Step) -> None:
         rows = [None if row is None else list(_fields(row)) for row in step.rows]
-        self._put(step={"rows": rows, "own": list(step.own), "calls": [asdict(call) for call in step.calls]})
+        calls, stepped = [asdict(call) for call in step.calls], [asdict(one) for one in step.stepped]
+        self._put(step={"rows": rows, "own": list(step.own), "calls": calls, "stepped": stepped})
 
     def failed(self, reason: str, world_size: int) -> None:
         self._put(failed=reason, world_size=world_size)
@@ -146,7 +174,8 @@ def _step(wire: Mapping[str, Any]) -> Step:
         Call(**{**call, "tensors": _tuple_or_none(call["tensors"]), "over": tuple(call["over"])})
         for call in wire["calls"]
     ]
-    return Step(rows, wire["own"], calls)
+    stepped = [Stepped(**{**one, "tensors": tuple(one["tensors"])}) for one in wire["stepped"]]
+    return Step(rows, wire["own"], calls, stepped)
 
 
 def _tuple_or_none(values: Sequence[int] | None) -> tuple[int, ...] | None:

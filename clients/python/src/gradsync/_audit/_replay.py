@@ -12,7 +12,8 @@ import gradsync
 from gradsync._step._report import StepReport
 from gradsync.errors import GradsyncError
 
-from ._findings import RankFindings, Step
+from ._clip_sets import passed, stepped_by
+from ._findings import RankFindings
 from ._verdict import OurStep
 from ._world import World
 
@@ -55,7 +56,7 @@ def replay(world: World, steps: int, address: str | None) -> Replay:
     _all(one_rank, zip(clients, world.ranks.values(), strict=True))
     # A rank that fails makes the others fail too, so the first error is the cause.
     answered = max(reports.values(), key=len, default=[])
-    found, differ = _findings(answered)
+    found, differ = _findings(answered, world)
     ours = [OurStep(report.norm, {layer.name: layer.norm for layer in report.layers}) for report in answered]
     return Replay(ours, found, differ, errors[0] if errors else None)
 
@@ -71,8 +72,8 @@ def _one_rank(
     grads = attached.declare(tensors, data_path="stats", norm_type=found.p, timeout=_DECLARE_S)
     done: list[StepReport] = []
     try:
-        for step in found.steps[:steps]:
-            asked = _asked_for(step)
+        for place, step in enumerate(found.steps[:steps]):
+            asked = _asked_for(world, found.rank, place)
             for number, (tensor, row) in enumerate(zip(tensors, step.rows, strict=True)):
                 grads.write(tensor.name, row if number in asked else None)
             done.append(grads.finish(max_norm=None, timeout=_STEP_S))
@@ -81,11 +82,16 @@ def _one_rank(
     return done
 
 
-def _asked_for(step: Step) -> Collection[int]:
-    """The tensors that the step's calls use; others may not be reduced yet, or belong to an earlier step."""
+def _asked_for(world: World, rank: int, place: int) -> Collection[int]:
+    """The tensors that the step's calls use, or that this rank steps and the calls of other ranks use; others may not
+    be reduced yet, or belong to an earlier step."""
+    step = world.ranks[rank].steps[place]
     if any(call.tensors is None for call in step.calls):
         return range(len(step.rows))
-    return {index for call in step.calls for index in call.tensors or ()}
+    own = {index for call in step.calls for index in call.tensors or ()}
+    elsewhere = set().union(*(passed(world, other, place) for other in world.ranks if other != rank))
+    steps = (stepped_by(world, rank) or set()) & elsewhere
+    return own | {world.places[rank][key] for key in steps}
 
 
 def _all(
@@ -98,14 +104,16 @@ def _all(
         thread.join()
 
 
-def _findings(reports: Sequence[StepReport]) -> tuple[list[str], bool]:
+def _findings(reports: Sequence[StepReport], world: World | None = None) -> tuple[list[str], bool]:
     differing: dict[tuple[str, str], int] = {}
     missing: dict[tuple[str, str], int] = {}
     for number, report in enumerate(reports):
         for divergence in report.divergence:
             differing.setdefault((divergence.tensor, _some(divergence.ranks)), number)
         for one in report.missing:
-            missing.setdefault((one.tensor, _some(one.ranks)), number)
+            ranks = [rank for rank in one.ranks if world is None or not _has(world, rank, number, one.tensor)]
+            if ranks:
+                missing.setdefault((one.tensor, _some(ranks)), number)
     said = [
         f"'{tensor}' should be equal on ranks that replicate it, and the gradients of ranks {ranks} differ (first in "
         f"step {step}): they were not reduced alike"
@@ -113,6 +121,12 @@ def _findings(reports: Sequence[StepReport]) -> tuple[list[str], bool]:
     ]
     absent = [f"'{tensor}' has no gradient on ranks {ranks}: counted as 0" for tensor, ranks in missing]
     return [*_first(said, "tensors that differ"), *_first(absent, "tensors without a gradient")], bool(differing)
+
+
+def _has(world: World, rank: int, step: int, name: str) -> bool:
+    """Whether this rank has the gradient, which its calls were not given."""
+    held = zip(world.ranks[rank].tensors, world.ranks[rank].steps[step].rows, strict=True)
+    return any(tensor.name == name and row is not None for tensor, row in held)
 
 
 def _some(ranks: Sequence[int]) -> str:

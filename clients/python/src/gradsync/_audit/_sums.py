@@ -55,9 +55,15 @@ class Way:
 
 
 class Sums:
-    """The norms of one step; `chosen` says which keys take part, None stands for all."""
+    """The norms of one step; `chosen` says which keys take part, None stands for all; `given`, which on each rank."""
 
-    def __init__(self, world: World, step: int, chosen: Collection[Key] | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        step: int,
+        chosen: Collection[Key] | None = None,
+        given: Mapping[int, Collection[Key]] | None = None,
+    ) -> None:
         self.world = world
         self.finite = True
         self._known: dict[tuple[int, Group, frozenset[Key]], float] = {}
@@ -70,7 +76,8 @@ class Sums:
             for key, group, row, theirs in zip(
                 world.keys_of[rank], world.groups_of[rank], state.rows, state.own, strict=True
             ):
-                if (chosen is None or key in chosen) and row is not None:
+                wanted = (chosen is None or key in chosen) and (given is None or key in given[rank])
+                if wanted and row is not None:
                     exact.setdefault(group, []).append((key, row_norm(row, world.p)))
                     self.finite = self.finite and not row.nonfinite
                     own.setdefault(group, []).append((key, 0.0 if theirs is None else theirs))

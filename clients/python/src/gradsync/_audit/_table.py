@@ -12,6 +12,7 @@ __all__ = ["as_json", "as_text"]
 
 _HEADINGS = ("", "tensors", "exact norm", "their norm", "difference", "verdict")
 _WIDTH = 118
+_HARMLESS = 1e-6  # relative; a coefficient in float32 is no more precise
 
 
 def as_text(verdict: Verdict) -> str:
@@ -23,20 +24,45 @@ def as_text(verdict: Verdict) -> str:
     what = f"{_count(verdict.steps, 'step')}, {_count(verdict.ranks, 'rank')}, order {p}"
     said = [f"gradsync audit: {what}; shown: the step that differs most", ""]
     said += _table([_HEADINGS, *(_cells(line) for line in verdict.lines)])
-    for line in verdict.lines:
-        if line.group or not line.causes:
-            continue
-        causes = line.causes
-        head = f"{line.name}: likely cause" if len(causes) == 1 else f"{line.name}: {len(causes)} causes predict this"
-        said += ["", head + ("" if len(causes) == 1 else "; these steps cannot tell them apart")]
-        for cause in causes:
-            said.append(_wrapped(f"* {cause.kind}: {cause.text}"))
-            if cause.fix:
-                said.append(_wrapped(f"-> {cause.fix}", "    "))
+    for line in (line for line in verdict.lines if not line.group):
+        said += ["", *_sentences(verdict, line)]
+    if verdict.problems:
+        said += ["", "wrong, whatever the norms are", *(_with_next_step(problem) for problem in verdict.problems)]
     if verdict.findings:
-        said += ["", "also found", *(_wrapped(f"* {finding}") for finding in verdict.findings)]
+        said += ["", "also found", *(_with_next_step(finding) for finding in verdict.findings)]
     said += ["", _wrapped(f"agrees: within {verdict.tolerance:.2g} ({verdict.tolerance_text})", "")]
     return "\n".join(said)
+
+
+def _sentences(verdict: Verdict, line: Line) -> list[str]:
+    """What was compared, by how much it differs, why, and what to do."""
+    allowed = f"allowed {verdict.tolerance:.2g}"
+    if line.verdict == "not seen":
+        return [_wrapped(f"{line.name}: not seen: {line.why}", ""), _wrapped(f"-> {line.fix}", "    ")]
+    what = f"{_count(line.tensors, 'tensor')} on {_count(verdict.ranks, 'rank')}"
+    if line.verdict == "agrees":
+        most = "are not finite, both" if line.difference is None else f"differ by at most {abs(line.difference):.1e}"
+        return [_wrapped(f"{line.name}: agrees: the norms of {what} {most}, {allowed}; nothing to do", "")]
+    by = "is not finite, or ours is not," if line.difference is None else f"is off by {_percent(line.difference)}"
+    head = f"{line.name}: the norm of {what} {by} in step {line.step}, {allowed}"
+    if line.difference is not None and verdict.tolerance < abs(line.difference) < _HARMLESS:
+        head += f"; a float32 rounds more than this, so --tolerance {_HARMLESS:g} accepts it"
+    why = "likely cause" if len(line.causes) == 1 else f"{len(line.causes)} causes predict this"
+    why += "" if len(line.causes) < 2 else "; these steps cannot tell them apart"
+    if line.scale != 1.0 and len(line.causes) > 1:
+        why = "besides the loss scale it is wrong"
+    said = [_wrapped(head, ""), f"  {why}"]
+    for cause in line.causes:
+        said.append(_wrapped(f"* {cause.kind}: {cause.text}"))
+        if cause.fix:
+            said.append(_wrapped(f"-> {cause.fix}", "    "))
+    return said
+
+
+def _with_next_step(text: str) -> str:
+    """A finding, with what to do on a line of its own."""
+    found, arrow, step = text.partition(" -> ")
+    return _wrapped(f"* {found}") + (f"\n{_wrapped(f'-> {step}', '    ')}" if arrow else "")
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
@@ -59,6 +85,8 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
                 "theirs": [_number(norm) for norm in line.theirs],
                 "theirs_implied": line.implied,
                 "difference": _number(line.difference),
+                "loss_scale": line.scale,
+                "not_seen": line.why,
                 "causes": [
                     {"kind": c.kind, "text": c.text, "fix": c.fix, "groups": list(c.groups), "axis": c.axis}
                     for c in line.causes
@@ -66,6 +94,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
             }
             for line in verdict.lines
         ],
+        "problems": list(verdict.problems),
         "findings": list(verdict.findings),
         "replicas_differ": verdict.replicas_differ,
         "reason": verdict.reason,
@@ -95,6 +124,8 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def _percent(difference: float) -> str:
+    if difference >= 10:
+        return f"{difference + 1:.6g} ×"
     return f"{100 * difference:+.2f} %" if abs(difference) >= 1e-4 else f"{difference:+.1e}"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ._calls import Seen, seen_calls
 from ._causes import Cause, Numbers, causes, close
+from ._clip_sets import ClipSets, clip_sets
 from ._mistakes import RIGHT, twins
 from ._sums import Sums
 from ._world import Group, Key, World
@@ -52,6 +53,9 @@ class Line:
     causes: tuple[Cause, ...] = ()
     implied: bool = False
     group: bool = False
+    scale: float = 1.0  #: the loss scale that the norm still had, and ought not to have had
+    why: str = ""  #: why it is not seen
+    fix: str = ""  #: what to do, so that it is seen
 
 
 @dataclass(frozen=True)
@@ -66,12 +70,15 @@ class Verdict:
     lines: Sequence[Line] = ()
     findings: Sequence[str] = ()
     replicas_differ: bool = False
+    problems: Sequence[str] = ()  #: mistakes whatever the norms are
     reason: str | None = None
     advice: str = ""
 
     @property
     def exit_code(self) -> int:
         lines = [line for line in self.lines if not line.group]
+        if self.reason is None and self.problems:
+            return 1
         if self.reason is not None or all(line.verdict == "not seen" for line in lines):
             return 2
         if self.replicas_differ or any(line.verdict == "differs" for line in lines):
@@ -98,8 +105,10 @@ def judge(
     tolerance: float | None = None,
     findings: Sequence[str] = (),
     replicas_differ: bool = False,
+    sets: ClipSets | None = None,
 ) -> Verdict:
-    """Compares as many steps as the daemon answered."""
+    """Compares as many steps as the daemon answered; `sets` is what the clip calls of a larger world are given."""
+    sets = clip_sets(world, len(ours)) if sets is None else sets
     limit, text = tolerance_of(world) if tolerance is None else (tolerance, "as given")
     said = list(findings)
     products, totals = seen_calls(world, len(ours), said)
@@ -107,8 +116,7 @@ def judge(
     for seen in products:
         name = "whole model" if seen.whole else _part_name(world, seen.keys)
         if seen.lost:
-            said.append(f"{name}: not compared: {seen.lost}")
-            lines.append(Line(name, len(seen.keys) + seen.strangers, "not seen", None))
+            lines.append(Line(name, len(seen.keys) + seen.strangers, "not seen", None, why=seen.lost, fix=seen.fix))
             continue
         if seen.raised:
             count = f"{seen.raised} of {seen.raised + len(seen.steps)} steps"
@@ -125,12 +133,15 @@ def judge(
             line = replace(line, causes=(_UNLIKE,))
         lines.append(line)
         if seen.whole:
-            lines += [_group_line(world, g, line, sums[line.step], ours[line.step], totals) for g in world.groups]
+            lines += [
+                _group_line(world, g, line, sums[line.step], ours[line.step], totals, limit) for g in world.groups
+            ]
     if all(line.verdict != "differs" for line in lines):
         said += _perhaps_tied(world, len(ours))
     notes = [note for found in world.ranks.values() for note in found.notes]
+    said = list(dict.fromkeys([*said, *sets.notes, *notes]))
     return Verdict(
-        len(ours), world.size, world.p, limit, text, lines, tuple(dict.fromkeys([*said, *notes])), replicas_differ
+        len(ours), world.size, world.p, limit, text, lines, tuple(said), replicas_differ, tuple(sets.problems)
     )
 
 
@@ -156,22 +167,76 @@ def _line(
     _compare_ranks(world, name, seen, said)
     worst = max(range(len(ours)), key=lambda step: _distance(ours[step], theirs[step]))
     agrees = all(close(norm, ours[step], tolerance) for step, norms in enumerate(theirs) for norm in norms)
-    why = (
-        ()
-        if agrees
-        else causes(
-            Numbers(world, None if seen.whole else seen.keys, seen.steps, sums, ours, theirs, seen.dtype, tolerance)
-        )
-    )
+    why: tuple[Cause, ...] = ()
+    if not agrees:
+        keys = None if seen.whole else seen.keys
+        given = [Sums(world, step, keys, own) for step, own in zip(seen.steps, seen.given, strict=True)]
+        groups = _groups_left_out(world, seen)
+        why = causes(Numbers(world, keys, seen.steps, sums, ours, theirs, seen.dtype, tolerance, given, groups))
     norms = theirs[worst]
     shown = tuple(norms) if len(set(map(repr, norms))) > 1 else (norms[0],)
     furthest = max(norms, key=lambda norm: _distance(ours[worst], [norm]))
     verdict = "agrees" if agrees else "differs"
     step, difference = seen.steps[worst], _relative(furthest, ours[worst])
-    return Line(name, len(seen.keys), verdict, ours[worst], shown, difference, step, why)
+    line = Line(name, len(seen.keys), verdict, ours[worst], shown, difference, step, why)
+    return _with_loss_scale(world, line, seen, ours, said)
 
 
-def _group_line(world: World, group: Group, whole: Line, sums: Sums, ours: OurStep, totals: Sequence[Seen]) -> Line:
+def _with_loss_scale(world: World, line: Line, seen: Seen, ours: Sequence[float], said: list[str]) -> Line:
+    """A norm may be right and still be compared with a threshold in other units: then the line differs."""
+    places = [place for place, norm in enumerate(ours) if seen.scales[place] != 1.0 and math.isfinite(norm)]
+    for place in (place for place in places if seen.unscaled(place)):
+        said.append(
+            f"{line.name}: gradients are clipped while the loss scale {seen.scales[place]:g} still multiplies them, by "
+            f"max_norm={seen.limits[place]:g}, which seems to be meant so"
+        )
+        break
+    wrong = [place for place in places if not seen.unscaled(place)]
+    if not wrong:
+        return line
+    worst = max(wrong, key=lambda place: (seen.steps[place] == line.step, ours[place]))
+    scale, norms = seen.scales[worst], seen.norms[worst]
+    exact = ours[worst] / scale
+    right = f"their norm is right in units of the scaled loss: {exact:.8g} · {scale:g}"
+    limit = seen.limits[worst]
+    cause = Cause(
+        "still_scaled",
+        f"{right if line.verdict == 'agrees' else 'their norm is in units of the scaled loss'}; the scaler divides "
+        f"these gradients by {scale:g} only after the clip (in {len(wrong)} of {len(ours)} steps)"
+        + (f", so max_norm={limit:g} acts as {limit / scale:.2g}" if limit else ""),
+        "call scaler.unscale_(optimizer) before the clip",
+        tuple(group.label for group in world.groups) if seen.whole else (),
+        way=RIGHT,
+    )
+    furthest = max(norms, key=lambda norm: _distance(exact, [norm]))
+    return replace(
+        line,
+        verdict="differs",
+        ours=exact,
+        theirs=tuple(norms) if len(set(map(repr, norms))) > 1 else (norms[0],),
+        difference=_relative(furthest, exact),
+        step=seen.steps[worst],
+        causes=(cause, *line.causes),
+        scale=scale,
+    )
+
+
+def _groups_left_out(world: World, seen: Seen) -> tuple[str, ...]:
+    """The groups of tensors that only some of the ranks with a gradient of them pass to this call."""
+    found = set()
+    for step, given in zip(seen.steps, seen.given, strict=True):
+        passed = frozenset().union(*given.values())
+        for rank, own in given.items():
+            rows = world.ranks[rank].steps[step].rows
+            for key, group, row in zip(world.keys_of[rank], world.groups_of[rank], rows, strict=True):
+                if row is not None and key in passed and key not in own:
+                    found.add(group.label)
+    return tuple(sorted(found))
+
+
+def _group_line(
+    world: World, group: Group, whole: Line, sums: Sums, ours: OurStep, totals: Sequence[Seen], tolerance: float
+) -> Line:
     keys = {
         key
         for rank, groups in world.groups_of.items()
@@ -179,14 +244,17 @@ def _group_line(world: World, group: Group, whole: Line, sums: Sums, ours: OurSt
         if one == group
     }
     first = min(world.ranks)
-    own = ours.groups.get(group.label, sums.exact(RIGHT, first, group))
+    own = ours.groups.get(group.label, sums.exact(RIGHT, first, group)) / whole.scale
     theirs, implied = _measured(keys, whole.step, totals), False
     blamed = [cause for cause in whole.causes if group.label in cause.groups]
     ways = [cause.way for cause in whole.causes if cause.way is not None]
     verdict = whole.verdict
     if whole.causes:
         verdict = "differs" if blamed else "agrees" if ways else "not seen"
-    if not theirs and len(ways) == 1 and len(whole.causes) == 1:
+    if theirs:  # It is known, and need not be blamed with the others.
+        verdict = "agrees" if all(close(norm, own, tolerance) for norm in theirs) else "differs"
+        blamed = blamed if verdict == "differs" else []
+    elif len(ways) == 1 and len(whole.causes) == 1 and whole.causes[0].kind != "left_out":
         found = [sums.exact(ways[0], rank, group) for rank in world.ranks]
         theirs, implied = tuple(found) if len(set(map(repr, found))) > 1 else (found[0],), True
     furthest = max(theirs, key=lambda norm: _distance(own, [norm]), default=None)

@@ -86,6 +86,10 @@ class World:
             for rank, found in ranks.items()
         }
         self.keys_of = {rank: [_key(tensor) for tensor in found.tensors] for rank, found in ranks.items()}
+        self.places = {rank: {key: place for place, key in enumerate(keys)} for rank, keys in self.keys_of.items()}
+        self.whole = set(ranks) == set(range(self.size))  #: False where ranks of other nodes wrote elsewhere
+        calls = (call for found in ranks.values() for step in found.steps for call in step.calls)
+        self.multiplies = any(call.kind != "total" for call in calls)
         self.groups = sorted({group for groups in self.groups_of.values() for group in groups})
         self.tied_copies = _tied_copies(ranks, self.keys_of)
         self.axes = list(dict.fromkeys(axis for group in self.groups for axis in (*group.summed, *group.copied)))

@@ -24,7 +24,7 @@ __all__ = ["listeners"]
 class Listener(Protocol):
     def before_step(self, optimizer: Optimizer) -> None: ...
 
-    def before_unscale(self, optimizer: Optimizer) -> None: ...
+    def before_unscale(self, optimizer: Optimizer, scaler: GradScaler | None = None) -> None: ...
 
 
 class _Listeners:
@@ -70,7 +70,7 @@ class _Listeners:
         def unscale_(scaler: GradScaler, optimizer: Optimizer) -> None:
             if scaler.is_enabled():
                 for listener in self._listening():
-                    listener.before_unscale(optimizer)
+                    listener.before_unscale(optimizer, scaler)
             unscale(scaler, optimizer)
 
         kind.unscale_ = unscale_

@@ -19,7 +19,7 @@ from .._parameter_set import WIRE_DTYPES, gradient_dtype
 from .._placed import Experts, Placer
 from ._fsdp1 import flat_slices
 
-__all__ = ["Declaration", "Hints", "declare", "discover"]
+__all__ = ["Declaration", "Hints", "declare", "discover", "living_optimizers"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def discover(
         UsageError: a parameter has no place in the meshes; says which and what to do.
     """
     notes: list[str] = []
-    optimizers = [_held_by(optimizer) for optimizer in _optimizers()] if others else []
+    optimizers = [_held_by(optimizer) for optimizer in living_optimizers()] if others else []
     frozen = {
         id(p) for group in optimizers for p in group if gradient_dtype(p) in WIRE_DTYPES
     }  # until a later step unfreezes them
@@ -113,7 +113,7 @@ def _roots(given: Sequence[torch.Tensor]) -> list[nn.Module]:
     return [one for _, one in sorted(chosen, key=lambda pair: pair[0])]
 
 
-def _optimizers() -> list[torch.optim.Optimizer]:
+def living_optimizers() -> list[torch.optim.Optimizer]:
     return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
 
 

@@ -10,7 +10,9 @@ import atexit
 import gc
 import logging
 import os
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import GeneratorType
 from typing import Any
@@ -18,18 +20,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from gradsync._audit import _hooks
-from gradsync._audit._findings import Call, RankWriter, Step
+from gradsync._audit._findings import Call, RankWriter, Step, Stepped
 from gradsync._step._row import Row
 from gradsync.errors import GradsyncError
 
 from .._dtensor import local_tensor
 from .._optimizer_steps import listeners
 from .._reduced._held_gradients import HeldGradients
+from . import _model
 from ._model import Declaration, Hints, discover
 from ._numbers import Norm, norm_of, own_norms, rows_of
+from ._scaled import ScaledClips
 
 __all__ = ["Recorder", "declared", "from_environment", "is_asked_for", "observed", "rank_and_world"]
 
@@ -99,6 +104,10 @@ class Recorder:
         self._parameters: list[nn.Parameter] = []
         self._index: dict[int, int] = {}
         self._states: list[object] = []  # states of the gradients that were measured
+        self._scaled = ScaledClips()
+        self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._stepped: dict[int, Stepped] = {}  # since the last line that was written
+        self._strange: set[int] = set()  # ids of clipped tensors that are not of the model
         self._done = 0
         self._ended = False
         self._write_head: Callable[[], None] = (
@@ -119,13 +128,14 @@ class Recorder:
         p = _argument(args, kwargs, 2, "norm_type", 2.0) if kind == "clip" else None
         p = _argument(args, kwargs, 1, "norm_type", 2.0) if kind == "total" else p
         norm = _argument(args, kwargs, 2, "total_norm", None) if kind == "apply" else None
+        limit = None if kind == "total" else _argument(args, kwargs, 1, "max_norm", None)
         self._guarded(lambda: self._before(kind, given, p, norm))
         try:
             result = original(*args, **kwargs)
         except BaseException:
-            self._guarded(lambda: self._after(kind, given, None))
+            self._guarded(lambda: self._after(kind, given, None, limit))
             raise
-        self._guarded(lambda: self._after(kind, given, norm if kind == "apply" else result))
+        self._guarded(lambda: self._after(kind, given, norm if kind == "apply" else result, limit))
         return result
 
     def observe(self, norm: torch.Tensor | float | None) -> None:
@@ -139,10 +149,19 @@ class Recorder:
         self._guarded(look)
 
     def before_step(self, optimizer: Optimizer) -> None:
-        self._guarded(self._finish_step)
+        def look() -> None:
+            factor = getattr(optimizer, "grad_scale", None)
+            if factor is not None:  # a fused optimizer divides while it steps
+                self._divides(optimizer, float(factor))
+            self._scaled.steps(optimizer)
+            self._keep_stepped(optimizer)
+            self._finish_step()
 
-    def before_unscale(self, optimizer: Optimizer) -> None:
-        """Does nothing: the divided gradients are measured when the script clips."""
+        self._guarded(look)
+
+    def before_unscale(self, optimizer: Optimizer, scaler: GradScaler | None = None) -> None:
+        if scaler is not None:
+            self._guarded(lambda: self._divides(optimizer, float(scaler.get_scale())))
 
     def close(self) -> None:
         """Ends the audit of this rank, also at the end of the script."""
@@ -166,6 +185,20 @@ class Recorder:
             except OSError as unwritten:
                 _log.warning("gradsync audit: %s", unwritten)
             self._end()
+
+    def _divides(self, optimizer: Optimizer, factor: float) -> None:
+        if self._scaled.divides(optimizer, factor):
+            self._finish_step()  # The scaler skipped the step before, and these gradients are newer.
+
+    def _keep_stepped(self, optimizer: Optimizer) -> None:
+        held = [id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        indices = {self._index[one] for one in held if one in self._index}
+        strangers = sum(one not in self._index and one not in self._strange for one in held)
+        before = self._stepped.get(number)
+        if before is not None:
+            indices, strangers = indices | {*before.tensors}, max(strangers, before.strangers)
+        self._stepped[number] = Stepped(number, type(optimizer).__name__, tuple(sorted(indices)), strangers)
 
     def _before(self, kind: str, given: Sequence[torch.Tensor], p: float | None, norm: Any) -> None:
         if self._is_of_next_step(kind, given):
@@ -223,7 +256,7 @@ class Recorder:
             orders = {call.p for call in totals}
         return None if not orders or self._p in orders else 2.0 if 2.0 in orders else max(orders)
 
-    def _after(self, kind: str, given: Sequence[torch.Tensor], norm: Any) -> None:
+    def _after(self, kind: str, given: Sequence[torch.Tensor], norm: Any, limit: Any = None) -> None:
         if self._open is None or self._ended:
             return
         seen = Norm(None, "float32") if norm is None else norm_of(norm, rank_and_world()[0])
@@ -239,9 +272,12 @@ class Recorder:
         tensors = None if whole else tuple(sorted(chosen))
         late = kind == "total" and any(id(self._parameters[i]) in self._multiplied for i in chosen)
         calls = self._late if late else self._calls
-        calls.append(Call(kind, self._order, seen.value, seen.dtype, tensors, seen.over, strange))
+        most = None if limit is None else float(limit)
+        calls.append(Call(kind, self._order, seen.value, seen.dtype, tensors, seen.over, strange, most))
         if kind != "total":
             self._multiplied |= set(map(id, given))
+            self._strange |= {id(tensor) for tensor in given if id(tensor) not in self._index}
+        self._scaled.seen(self._parameters[index] for index in chosen)
 
     def _is_of_next_step(self, kind: str, given: Sequence[torch.Tensor]) -> bool:
         """Whether gradients come again that were multiplied: a step is over without an optimizer of torch."""
@@ -274,6 +310,7 @@ class Recorder:
         self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         writer, meshes = self._open_file(rank), {mesh.name: mesh.axes for mesh in found.meshes}
         self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, found.notes)
+        self._scaled.look(_model.living_optimizers())
         listeners.add(self)
 
     def _open_file(self, rank: int) -> RankWriter:
@@ -284,8 +321,10 @@ class Recorder:
     def _finish_step(self) -> None:
         if self._open is None:
             return
-        step, self._open = Step(self._open.rows, self._open.own, self._calls), None
-        self._calls, self._late, self._multiplied = [], [], set()
+        calls = [replace(call, scale=self._scale_of(call)) for call in self._calls]
+        step, self._open = Step(self._open.rows, self._open.own, calls, list(self._stepped.values())), None
+        self._calls, self._late, self._multiplied, self._stepped = [], [], set(), {}
+        self._scaled.finish()
         assert self._writer is not None
         if not self._done:
             self._write_head()
@@ -293,6 +332,10 @@ class Recorder:
         self._done += 1
         if self._done == self._wanted:
             self._end()
+
+    def _scale_of(self, call: Call) -> float | None:
+        chosen = range(len(self._parameters)) if call.tensors is None else call.tensors
+        return self._scaled.factor([self._parameters[index] for index in chosen])
 
     def _end(self) -> None:
         self._ended = True

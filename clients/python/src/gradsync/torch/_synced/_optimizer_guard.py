@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from gradsync.errors import GradsyncError, UsageError
@@ -46,7 +47,7 @@ class OptimizerGuard:
     def close(self) -> None:
         listeners.remove(self)
 
-    def before_unscale(self, optimizer: Optimizer) -> None:
+    def before_unscale(self, optimizer: Optimizer, scaler: GradScaler | None = None) -> None:
         """Only this hook sees the division, because torch does not count it in the gradients' version counters.
 
         Raises:
