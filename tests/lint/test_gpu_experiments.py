@@ -76,8 +76,8 @@ def test_a_program_that_ends_badly_fails_and_the_others_go_on(tmp_path: Path) ->
 def test_all_experiments_together_end_in_time(tmp_path: Path) -> None:
     folder = programs(tmp_path)
     write_program(folder / "bin" / "experiment_ipc_memory", "exec sleep 1000")
-    # One program takes all there is: 11 seconds, of which an experiment needs at least 10 to begin.
-    code, last, lines = run_script(folder, PYTHON=str(folder / "python"), BUDGET_SECONDS="11")
+    # One program takes all there is: 15 seconds, of which an experiment needs at least 10 to begin.
+    code, last, lines = run_script(folder, PYTHON=str(folder / "python"), BUDGET_SECONDS="15")
     assert (code, last) == (1, "0 answered, 1 failed, 5 skipped")
     assert "not done within" in lines[0]["failed"]
 

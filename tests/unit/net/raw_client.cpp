@@ -28,6 +28,16 @@ UniqueFd connected(const sockaddr* address, socklen_t size) {
   return fd;
 }
 
+/// A call with a deadline is interrupted also where the process is stopped and goes on, without any handler.
+template <typename Call>
+ssize_t uninterrupted(const Call& call) {
+  ssize_t result = call();
+  while (result < 0 && errno == EINTR) {
+    result = call();
+  }
+  return result;
+}
+
 }  // namespace
 
 int Frame::close_code() const {
@@ -55,7 +65,7 @@ RawClient RawClient::tcp(const std::string& endpoint) {
 
 void RawClient::send(std::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent = uninterrupted([&] { return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL); });
     if (sent < 0) {
       return;
     }
@@ -65,7 +75,7 @@ void RawClient::send(std::string_view bytes) {
 
 bool RawClient::read_more() {
   char chunk[65536];
-  const ssize_t got = ::recv(fd_.get(), chunk, sizeof chunk, 0);
+  const ssize_t got = uninterrupted([&] { return ::recv(fd_.get(), chunk, sizeof chunk, 0); });
   if (got <= 0) {
     return false;
   }
@@ -87,7 +97,7 @@ std::string RawClient::read_line() {
 
 bool RawClient::at_end() {
   char byte = 0;
-  const ssize_t got = buffer_.empty() ? ::recv(fd_.get(), &byte, 1, 0) : 1;
+  const ssize_t got = buffer_.empty() ? uninterrupted([&] { return ::recv(fd_.get(), &byte, 1, 0); }) : 1;
   return got == 0 || (got < 0 && errno == ECONNRESET);
 }
 
