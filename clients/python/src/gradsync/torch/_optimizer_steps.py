@@ -1,8 +1,11 @@
-"""Tells listeners before any optimizer of the process steps, and before a GradScaler divides its gradients.
+"""Tells listeners before any optimizer of the process steps, before a GradScaler divides its gradients, and before
+torch takes a norm of gradients or clips them.
 
 There is one hook, which is never removed: torch iterates over its table of hooks while they run, and the script's step
 raises when a hook was added or removed meanwhile. Torch has no hook for `unscale_`, so the method is replaced once in
-each class of scalers that is known by then.
+each class of scalers that is known by then. It has none for its clip functions either, and scripts import those by
+name before they attach; but all of them, in every version, group the gradients by one function that they look up in
+their module when they run, and that one is replaced once.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+import torch.nn.utils.clip_grad
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -25,6 +29,8 @@ class Listener(Protocol):
     def before_step(self, optimizer: Optimizer) -> None: ...
 
     def before_unscale(self, optimizer: Optimizer, scaler: GradScaler | None = None) -> None: ...
+
+    def before_clip(self, gradients: Sequence[torch.Tensor]) -> None: ...
 
 
 class _Listeners:
@@ -40,6 +46,7 @@ class _Listeners:
         with self._lock:
             if not self._hooked:
                 register_optimizer_step_pre_hook(self._before_step)
+                self._hook_clips(torch.nn.utils.clip_grad)
                 self._hooked = True
             self._hook_unscale(GradScaler)
             self._alive = (*(one for one in self._alive if one() is not None), weakref.ref(listener))
@@ -74,6 +81,18 @@ class _Listeners:
             unscale(scaler, optimizer)
 
         kind.unscale_ = unscale_
+
+    def _hook_clips(self, module: Any) -> None:
+        group = module._group_tensors_by_device_and_dtype
+
+        @functools.wraps(group)
+        def group_tensors(tensors: Sequence[Sequence[torch.Tensor]], *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                for listener in self._listening():
+                    listener.before_clip(tensors[0])
+            return group(tensors, *args, **kwargs)
+
+        module._group_tensors_by_device_and_dtype = group_tensors
 
     def _listening(self) -> Iterator[Listener]:
         for one in self._alive:

@@ -163,6 +163,9 @@ class Recorder:
         if scaler is not None:
             self._guarded(lambda: self._divides(optimizer, float(scaler.get_scale())))
 
+    def before_clip(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Does nothing: `around` sees the calls themselves."""
+
     def close(self) -> None:
         """Ends the audit of this rank, also at the end of the script."""
         if not self._ended and os.getpid() == self._pid:

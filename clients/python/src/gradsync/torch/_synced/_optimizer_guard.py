@@ -15,6 +15,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from gradsync._step._declared import some_of
 from gradsync.errors import GradsyncError, UsageError
 
 from .._errors import ParameterChanged
@@ -64,6 +65,28 @@ class OptimizerGuard:
             raise UsageError(
                 f"The scaler would divide {wrong}; leave unscale_() out and give gs.step() or gs.finish() "
                 "scaler= (and finish() all of its optimizers): gradsync unscales, measures and clips in one pass"
+            )
+
+    def before_clip(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Torch's own clip of what is not reduced would multiply each rank's gradients by another coefficient.
+
+        Raises:
+            UsageError: one of these is a gradient of this module, and no step has reduced it yet.
+        """
+        if not self._unsynchronised():
+            return
+        clipped = set(map(id, gradients))
+        names = [
+            name
+            for name, parameter in zip(self._found.names, self._found.parameters, strict=True)
+            if id(parameter.grad) in clipped
+        ]
+        if names:
+            raise UsageError(
+                f"torch.nn.utils would measure or clip this rank's own gradients ({some_of(names)}), which are not "
+                "reduced yet, so that every rank clips differently; leave that call out and give "
+                "attach(clip=gradsync.Clip(max_norm=…)): the norm is in the report of gs.step(); or call it between "
+                "gs.finish() and optimizer.step()"
             )
 
     def before_step(self, optimizer: Optimizer) -> None:
