@@ -83,7 +83,9 @@ class _Listeners:
         kind.unscale_ = unscale_
 
     def _hook_clips(self, module: Any) -> None:
-        group = module._group_tensors_by_device_and_dtype
+        group = getattr(module, "_group_tensors_by_device_and_dtype", None)
+        if group is None:  # In a torch that does without it, a clip is noticed as a change of the gradients.
+            return
 
         @functools.wraps(group)
         def group_tensors(tensors: Sequence[Sequence[torch.Tensor]], *args: Any, **kwargs: Any) -> Any:
