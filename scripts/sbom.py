@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -60,6 +61,7 @@ class Part:
     source: str
     architecture: str
     linked: str  # "headers", or the names of shared libraries
+    distribution: str  # its id and the name of its release, like "debian bookworm"
 
     @property
     def licence(self) -> str:
@@ -73,7 +75,8 @@ class Part:
     @property
     def purl(self) -> str:
         version = quote(self.version, safe=".-~")
-        return f"pkg:deb/debian/{quote(self.package, safe='.-')}@{version}?arch={self.architecture}"
+        vendor, _, release = self.distribution.partition(" ")
+        return f"pkg:deb/{vendor}/{quote(self.package, safe='.-')}@{version}?arch={self.architecture}&distro={release}"
 
 
 def output(*command: str | Path) -> str:
@@ -101,7 +104,8 @@ def owners_of(files: Iterable[str]) -> dict[str, str]:
     files = sorted(files)
     asked = [*files, *(file.removeprefix("/usr") for file in files if file.startswith("/usr/lib/"))]
     done = subprocess.run(["dpkg", "-S", *asked], capture_output=True, text=True)
-    said = dict(reversed(line.split(": ", 1)) for line in done.stdout.splitlines())
+    lines = [line.rpartition(": ") for line in done.stdout.splitlines() if not line.startswith("diversion by ")]
+    said = {file: owner.partition(", ")[0] for owner, _, file in lines}  # a header may be of one package twice, by CPU
     owners = {file: said.get(file) or said.get(file.removeprefix("/usr")) for file in files}
     if orphans := [file for file, owner in owners.items() if owner is None]:
         raise Unknown(f"sbom: in the daemon, but of no Debian package: {', '.join(orphans[:5])}; install it as one")
@@ -115,8 +119,13 @@ def parts_of(build: Path) -> list[Part]:
     for owner in set(of_library.values()):
         linked[owner] = " ".join(sorted(name for name, path in libraries.items() if of_library[path] == owner))
     pattern = "${Package}\t${Version}\t${source:Package}\t${Architecture}"
-    rows = {owner: output("dpkg-query", "-W", "-f", pattern, owner).split("\t") for owner in linked}
-    return sorted((Part(*rows[owner], how) for owner, how in linked.items()), key=lambda part: part.package)
+    system = platform.freedesktop_os_release()
+    distribution = f"{system['ID']} {system['VERSION_CODENAME']}"
+    parts = []
+    for owner, how in linked.items():
+        package, version, source, architecture = output("dpkg-query", "-W", "-f", pattern, owner).split("\t")
+        parts.append(Part(package, version, source, architecture, how, distribution))
+    return sorted(parts, key=lambda part: part.package)
 
 
 def bill(subject: Document, contained: list[Document], parts: list[Part], when: datetime) -> Document:

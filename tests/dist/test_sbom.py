@@ -67,6 +67,7 @@ def test_each_library_has_a_licence_and_the_version_that_is_installed_here(docum
     for component in libraries(document):
         (licence,) = component["licenses"]
         assert licence["expression"]
+        assert re.fullmatch(r"pkg:deb/debian/\S+@\S+\?arch=(all|amd64|arm64)&distro=[a-z]+", component["purl"])
         asked = ["dpkg-query", "-W", "-f", "${Version}", component["name"]]
         assert component["version"] == subprocess.run(asked, capture_output=True, text=True, check=True).stdout
 
@@ -117,7 +118,7 @@ def test_the_wheel_has_the_same_bill_beside_that_of_auditwheel() -> None:
 
 
 def test_a_package_without_a_known_licence_is_refused_by_name() -> None:
-    part = SBOM.Part("libnew1", "1.0-1", "new", "amd64", "libnew.so.1")
+    part = SBOM.Part("libnew1", "1.0-1", "new", "amd64", "libnew.so.1", "debian bookworm")
     with pytest.raises(SBOM.Unknown, match=r"libnew1 1\.0-1.*add 'new' to LICENCES"):
         _ = part.licence
 

@@ -29,7 +29,7 @@ def test_version_in_words_and_as_json() -> None:
 
 def commit_written(sources: Path, output: Path, given: str = "") -> str:
     """What the build would compile for a checkout in `sources`, or why it would not."""
-    script = ROOT / "service/base/commit.cmake"
+    script = ROOT / "service/app/cli/commit.cmake"
     values = {"SOURCES": sources, "GIVEN": given, "TEMPLATE": script.with_name("commit.cpp.in"), "OUTPUT": output}
     done = subprocess.run(
         ["cmake", *(f"-D{key}={value}" for key, value in values.items()), "-P", script], capture_output=True, text=True

@@ -1,6 +1,6 @@
 #include "app/cli/commands.hpp"
+#include "app/cli/commit.hpp"
 #include "app/cli/exit_code.hpp"
-#include "base/commit.hpp"
 #include "base/version.hpp"
 
 #include <fmt/format.h>
