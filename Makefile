@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo build dist demo demo-adaptive test sanitize bench fuzz mutants gpu-test gpu-bench gpu-experiments lint format clean
+.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz mutants gpu-test gpu-bench gpu-experiments lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,11 @@ build: setup ## build gradsyncd and the tests (preset cpu-release)
 
 dist: setup ## build/dist: a wheel with the daemon in it, for any Linux with glibc 2.34 or later; and test it
 	@scripts/dist.sh
-	@build/venv/bin/python -m pytest -q tests/dist
+	@build/venv/bin/python -m pytest -q --ignore tests/dist/test_deb.py tests/dist
+
+deb: setup ## build/deb: a Debian package of the daemon, its service, manual and completion; and test it
+	@scripts/deb.sh
+	@build/venv/bin/python -m pytest -q tests/dist/test_deb.py
 
 demo: setup-demo ## train a small model on two ranks through gradsyncd, and compare with torch
 	@scripts/build.sh cpu-release gradsyncd
