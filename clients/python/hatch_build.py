@@ -39,7 +39,7 @@ class DaemonHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's g
         self._folder = tempfile.TemporaryDirectory(prefix="gradsync-wheel-")
         stripped, command = Path(self._folder.name) / "gradsyncd", Path(self._folder.name) / "command"
         shutil.copy(built, stripped)
-        # The build id is a digest of what debuggers read, too, in which a compiler's cache may put other names of files.
+        # The build id is a digest of what debuggers read, too, into which a compiler's cache may put other file names.
         subprocess.run(["strip", "--strip-all", "--remove-section=.note.gnu.build-id", str(stripped)], check=True)
         command.write_text(_COMMAND)
         command.chmod(0o755)
