@@ -243,7 +243,7 @@ def test_a_finish_that_waits_survives_its_connection(ranks: Ranks) -> None:
 
 def test_spawn_ends_its_daemon_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADSYNCD", binary())
-    with gradsync.connect(spawn=True) as client:
+    with gradsync.connect(spawn=True, timeout=60) as client:
         pid = client.server["pid"]
         path = client.address
         job = client.attach(world_size=1)

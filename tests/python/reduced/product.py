@@ -131,7 +131,7 @@ def plan_check(binary: str, path: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def running() -> Iterator[Product]:
     """$GRADSYNCD, started for this file."""
-    with gradsync.connect(spawn=True) as client:
+    with gradsync.connect(spawn=True, timeout=60) as client:
         product = Product(client.address)
         try:
             yield product

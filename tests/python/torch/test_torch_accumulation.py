@@ -143,7 +143,7 @@ def small_buckets(real_daemon: str) -> Iterator[str]:
         patch.setenv("GRADSYNCD", str(_daemon_binary()))
         patch.setenv("GRADSYNC_ENGINE_FIRST_BUCKET_BYTES", "1")
         patch.setenv("GRADSYNC_ENGINE_BUCKET_BYTES", "1")
-        with gradsync.connect(spawn=True) as client:
+        with gradsync.connect(spawn=True, timeout=60) as client:
             yield client.address
 
 
