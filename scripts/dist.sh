@@ -6,15 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=build/venv/bin/python
-tools=build/dist-tools  # not build/venv: auditwheel is no part of the development environment
-stamp=$tools/.requirements
-if ! cmp -s scripts/requirements-dist.txt "$stamp"; then
-  "$python" -m venv --clear "$tools"
-  "$tools/bin/python" -m pip install --quiet --disable-pip-version-check -r scripts/requirements-dist.txt
-  cp scripts/requirements-dist.txt "$stamp"
-fi
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
-export SOURCE_DATE_EPOCH
+. scripts/dist_tools.sh
 rm -rf build/dist build/dist-unrepaired
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/dist-unrepaired \
   clients/python

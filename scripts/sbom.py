@@ -1,4 +1,5 @@
-"""The bills of materials of a wheel and of the daemon in it, as CycloneDX: sbom.py BUILD_FOLDER WHEEL.
+"""The bills of materials of a wheel and of the daemon in it, as CycloneDX: sbom.py BUILD_FOLDER WHEEL. Without a wheel,
+it prints the daemon's.
 
 What was compiled in is read from the compiler's own list of headers (`ninja -t deps`), and what is linked from the
 loader; dpkg says which package each file is of, in which version. So a new dependency is in the bill, or is refused
@@ -171,12 +172,9 @@ def checked_text(document: Document) -> str:
     return text
 
 
-def main(build: Path, wheel: Path) -> None:
-    from auditwheel.wheeltools import InWheelCtx
-
+def main(build: Path, wheel: Path | None = None) -> None:
     when = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), tz=timezone.utc)
     said = json.loads(output(build / "bin" / "gradsyncd", "version", "--json"))
-    name, version = wheel.name.split("-")[:2]
     daemon = {
         "type": "application",
         "bom-ref": f"gradsyncd@{said['version']}",
@@ -184,10 +182,17 @@ def main(build: Path, wheel: Path) -> None:
         "version": said["version"],
         "properties": [{"name": "gradsync:commit", "value": said["commit"]}],
     }
+    parts = parts_of(build)
+    daemon_text = checked_text(bill(daemon, [], parts, when))
+    if wheel is None:
+        print(daemon_text, end="")
+        return
+    from auditwheel.wheeltools import InWheelCtx
+
+    wheel.with_name("gradsyncd.cdx.json").write_text(daemon_text)
+    name, version = wheel.name.split("-")[:2]
     purl = f"pkg:pypi/{name}@{version}"
     package = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
-    parts = parts_of(build)
-    wheel.with_name("gradsyncd.cdx.json").write_text(checked_text(bill(daemon, [], parts, when)))
     text = checked_text(bill(package, [daemon], parts, when))
     wheel.with_name("gradsync.cdx.json").write_text(text)
     with InWheelCtx(wheel, wheel) as unpacked:
@@ -198,6 +203,6 @@ def main(build: Path, wheel: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
+        main(*map(Path, sys.argv[1:3]))
     except Unknown as reason:
         sys.exit(str(reason))

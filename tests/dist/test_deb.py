@@ -35,6 +35,7 @@ FILES = {
     "usr/share/doc/gradsync/README.md": 0o644,
     "usr/share/doc/gradsync/changelog.gz": 0o644,
     "usr/share/doc/gradsync/copyright": 0o644,
+    "usr/share/doc/gradsync/gradsyncd.cdx.json": 0o644,
     "usr/share/man/man1/gradsyncd.1.gz": 0o644,
     "usr/share/man/man5/gradsyncd.toml.5.gz": 0o644,
     "usr/share/zsh/vendor-completions/_gradsyncd": 0o644,
@@ -105,6 +106,21 @@ def test_it_has_these_files_and_no_others(unpacked: Path) -> None:
     assert {Path(name).name for name in licences} == {f"{name}.gz" for name in header_only}
     folders = [path for path in unpacked.rglob("*") if path.is_dir() and "DEBIAN" not in path.parts]
     assert {path.stat().st_mode & 0o7777 for path in folders} == {0o755}
+
+
+def test_its_bill_of_materials_has_what_it_depends_on_and_what_it_brings_licences_of(
+    package: Path, unpacked: Path
+) -> None:
+    doc = unpacked / "usr/share/doc/gradsync"
+    bill = json.loads((doc / "gradsyncd.cdx.json").read_text())
+    said = json.loads(ran(unpacked / "usr/bin/gradsyncd", "version", "--json"))
+    daemon = bill["metadata"]["component"]
+    assert (daemon["name"], daemon["version"]) == ("gradsyncd", said["version"])
+    assert daemon["properties"] == [{"name": "gradsync:commit", "value": said["commit"]}]
+    named = {component["name"] for component in bill["components"]}
+    assert {path.stem for path in (doc / "licences").iterdir()} - named == set()
+    shared = set(re.findall(r"\blib[a-z0-9.+-]+", field(package, "Depends")))
+    assert shared - {"libc6", "libgcc-s1", "libstdc++6"} - named == set()
 
 
 def test_its_control_files_are_complete(unpacked: Path) -> None:
@@ -256,11 +272,47 @@ def test_a_removal_keeps_what_a_purge_removes(machine: Machine, package: Path) -
     assert machine.users()  # files may still be its own
 
 
+# What the maintainer scripts would ask systemd for, one line per call.
+CALLS = """
+mount -t tmpfs none /run && mkdir -p /run/systemd/system
+for tool in systemctl systemd-sysusers deb-systemd-helper deb-systemd-invoke; do
+  printf '#!/bin/sh\necho %s "$@"\n' $tool >/run/$tool
+  chmod +x /run/$tool
+done
+PATH=/run:$PATH exec "$@"
+"""
+
+
+def calls(script: Path, *arguments: str) -> list[str]:
+    """Of a script on a machine that systemd runs: with a /run of its own, in which the stubs lie."""
+    return ran("unshare", "--mount", "sh", "-e", "-c", CALLS, "sh", script, *arguments).splitlines()
+
+
+def may_mount() -> bool:
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/run"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not may_mount(), reason="a mount namespace of its own is needed, and not allowed here")
+def test_the_service_is_started_restarted_after_an_upgrade_and_stopped_before_a_removal(unpacked: Path) -> None:
+    control = unpacked / "DEBIAN"
+    unit = Path(UNIT).name
+    first = calls(control / "postinst", "configure", "")
+    assert first[0] == "systemd-sysusers gradsync.conf"
+    assert first[-2:] == ["systemctl --system daemon-reload", f"deb-systemd-invoke start {unit}"]
+    assert calls(control / "postinst", "configure", "0.0.9")[-1] == f"deb-systemd-invoke restart {unit}"
+    assert calls(control / "postinst", "triggered", "x") == []
+    assert calls(control / "prerm", "upgrade", "0.2.0") == []
+    assert calls(control / "postrm", "upgrade", "0.2.0") == []
+    assert calls(control / "prerm", "remove") == [f"deb-systemd-invoke stop {unit}"]
+    assert calls(control / "postrm", "remove") == ["systemctl --system daemon-reload"]
+
+
 @as_root
 @needs("systemd-sysusers")
 @needs("setpriv")
 def test_the_daemon_serves_members_of_its_group_and_nobody_else(package: Path) -> None:
-    """As the unit starts it, but for the folders. Other users have no way into pytest's; clients trust nobody's in /tmp."""
+    """As the unit starts it, but for the folders: others have no way into pytest's, and clients trust none in /tmp."""
     root = Path(ran("mktemp", "--directory", "/var/tmp/gradsync-deb-XXXXXX").strip())
     root.chmod(0o755)
     try:
