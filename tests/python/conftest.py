@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,13 +27,15 @@ LAUNCHER = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_ERROR_FILE",
 )
 PATIENT_S = 40.0
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*LAUNCHER, "GRADSYNC_ADDRESS", "XDG_RUNTIME_DIR"):
+    others = [name for name in os.environ if name.startswith(("SLURM_", "OMPI_", "PMI_", "PMIX_"))]
+    for name in (*LAUNCHER, *others, "GRADSYNC_ADDRESS", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -143,17 +143,19 @@ class Client:
         *,
         timeout: float = 30.0,
     ) -> Job:
-        """Takes a rank of a job; what is not given comes from torchrun's environment.
+        """Takes a rank of a job; what is not given comes from torch's process group, else from the launcher.
 
-        `meshes` defaults to `{"default": {"dp": world_size}}`, the job name to `run_id@master_addr:master_port`.
+        Launchers are torchrun, Open MPI and Slurm; a process of which nobody says anything is the only one. `meshes`
+        defaults to `{"default": {"dp": world_size}}`, the job name to one like `train.py@host-3f2a`, which the ranks
+        agree on.
 
         Raises:
-            UsageError: neither the arguments nor the environment say which rank of which job this is.
+            UsageError: nobody says which rank of which job this is, or two contradict each other.
             RpcError: the daemon refused it (`RankInUse`, `JobMismatch`, …).
         """
         if self._job is not None:
             raise UsageError(f"this client holds {self._job!r}; detach() it first, or connect() once more")
-        launch = resolve_launch(job, rank, world_size, restart_count)
+        launch = resolve_launch(job, rank, world_size, restart_count, timeout=timeout)
         given = {"default": {"dp": launch.world_size}} if meshes is None else meshes
         named = {name: mesh if isinstance(mesh, Mesh) else Mesh(mesh) for name, mesh in given.items()}
         params = {

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradsync._audit import _hooks
+from gradsync._launch import rank_and_world
 from gradsync.errors import UsageError
 
 from .._mesh_axes import job_meshes
@@ -65,7 +66,7 @@ def audit(
         address: the daemon that computes the exact norm; by default the one that is found, else a private one.
     """
     try:
-        rank, world_size = audit_recorder.rank_and_world()
+        rank, world_size = rank_and_world()
         meshes = job_meshes(mesh, rank, world_size)
         experts = [ep] if isinstance(ep, Experts) else list(ep)
         hints = Hints(pp=pipeline_axis(pp, meshes[0]), experts=experts, tied=list(tied))

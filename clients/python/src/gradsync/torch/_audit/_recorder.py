@@ -18,13 +18,13 @@ from types import GeneratorType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from gradsync._audit import _hooks
 from gradsync._audit._findings import Call, RankWriter, Step, Stepped
+from gradsync._launch import rank_and_world
 from gradsync._step._row import Row
 from gradsync.errors import GradsyncError
 
@@ -36,7 +36,7 @@ from ._model import Declaration, Hints, discover
 from ._numbers import Norm, norm_of, own_norms, rows_of
 from ._scaled import ScaledClips
 
-__all__ = ["Recorder", "declared", "from_environment", "is_asked_for", "observed", "rank_and_world"]
+__all__ = ["Recorder", "declared", "from_environment", "is_asked_for", "observed"]
 
 _log = logging.getLogger("gradsync")
 _declaration: Declaration | None = None  # set by gradsync.torch.init or audit, where the script calls them
@@ -76,12 +76,6 @@ def observed(norm: torch.Tensor | float | None) -> None:
         from_environment()
     if _recorder is not None:
         _recorder.observe(norm)
-
-
-def rank_and_world() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Recorder:

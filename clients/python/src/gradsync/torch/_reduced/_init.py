@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import gradsync
@@ -81,7 +80,7 @@ def init(
         mode: "clip"; "observe" where the functions are the framework's own and gradsync measures beside them, never
             raises and changes nothing; "off". Default `$GRADSYNC_MODE`, else "clip" (under `gradsync audit` "observe").
         check_weights: compare what should be replicas now, which finds tensors that only share their name.
-        job, rank, world_size: default from the process group, then from torchrun's environment.
+        job, rank, world_size: default from the process group, else from the launcher; the ranks agree on a name.
         client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
         timeout: seconds to wait for the other ranks' declaration.
 
@@ -250,7 +249,7 @@ def _wanted_mode(mode: str | None) -> str:
 
 
 def _clip(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) -> Session:
-    launch, declared = _declaration(model_parts, options)
+    launch, declared = _declaration(model_parts, options, options.timeout)
     settings = obeyed_by_caller(options.clip)
     with joined(options.join, launch, declared.meshes) as (job, owned):
         return Session(job, declared.tensors, declared.parameters, options.norm_type, settings, owned, options.timeout)
@@ -258,13 +257,13 @@ def _clip(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) ->
 
 def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) -> Observer | _framework.Off:
     watched = watching(options.clip)
+    within = _OBSERVE_S if options.timeout is None else options.timeout
     try:
-        launch, declared = _declaration(model_parts, options)
+        launch, declared = _declaration(model_parts, options, within)
     except Exception as error:
         _log.warning("gradsync observe: nothing is observed: %s", error)
         return _framework.Off()
     audit_recorder.declared(declared)
-    within = _OBSERVE_S if options.timeout is None else options.timeout
     norm_type = options.norm_type
 
     def declare(answered: Callable[[], None]) -> tuple[gradsync.ReducedGrads, Callable[[], None]]:
@@ -277,8 +276,11 @@ def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions)
     return Observer(declare, declared.tensors, declared.parameters, norm_type, within)
 
 
-def _declaration(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) -> tuple[Launch, Declaration]:
-    launch = _launch(options.join)
+def _declaration(
+    model_parts: nn.Module | Sequence[nn.Module], options: InitOptions, within: float | None
+) -> tuple[Launch, Declaration]:
+    join = options.join
+    launch = resolve_launch(join.job, join.rank, join.world_size, None, timeout=within)
     meshes = job_meshes(options.mesh, launch.rank, launch.world_size)
     named = trainable_parameters(model_parts)
     experts = [options.ep] if isinstance(options.ep, Experts) else list(options.ep)
@@ -287,10 +289,3 @@ def _declaration(model_parts: nn.Module | Sequence[nn.Module], options: InitOpti
     layers = [options.layer(name) if options.layer else None for name in named]
     tensors = [placer.place(*one, layer) for one, layer in zip(named.items(), layers, strict=True)]
     return launch, Declaration(meshes, list(named.values()), tensors)
-
-
-def _launch(join: JoinOptions) -> Launch:
-    rank, world_size = join.rank, join.world_size
-    if rank is None and world_size is None and dist.is_available() and dist.is_initialized():
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-    return resolve_launch(join.job, rank, world_size, None)

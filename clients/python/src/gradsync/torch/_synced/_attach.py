@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 import gradsync
-from gradsync._launch import resolve_launch
+from gradsync._launch import rank_and_world, resolve_launch
 from gradsync.errors import UsageError, WeightsDiverged
 
 from .._clipping import adapts
@@ -70,7 +70,7 @@ def attach(
             of one more may come too late, and is refused then (LateGradient).
         clip: of all gradients, or by clip group; None measures only.
         mode: how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
-        job, rank, world_size: default from torchrun's environment.
+        job, rank, world_size: default from the process group, else from the launcher; the ranks agree on a name.
         client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
         init: "check" compares the ranks' weights, "broadcast" gives all ranks those of rank 0, "skip" does neither.
         reduce: over ranks that see different data.
@@ -102,7 +102,7 @@ def attach(
     )
     _check_module(model)
     if _wanted_mode() == "off":
-        return OffSync(model, world_size if world_size is not None else int(os.environ.get("WORLD_SIZE", "1")))
+        return OffSync(model, world_size if world_size is not None else rank_and_world()[1])
     return _attach(model, options)
 
 
@@ -118,7 +118,7 @@ def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
     found = collect(model)
     _close_previous(found)
     join = options.join
-    launch = resolve_launch(join.job, join.rank, join.world_size, None)
+    launch = resolve_launch(join.job, join.rank, join.world_size, None, timeout=options.timeout)
     meshes = job_meshes(options.mesh, launch.rank, launch.world_size)
     tensors = sync_tensors(found, meshes, options)
     _warn_of_buffers(model, launch.world_size)
