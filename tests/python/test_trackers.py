@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,14 @@ def test_the_names_are_those_of_the_dashboards() -> None:
         "grad_clip_threshold": 1.0,
         "grad_clipped": 1.0,
     }
+
+
+def test_the_frameworks_norm_is_tracked_where_there_is_one() -> None:
+    seen = replace(step_report(3, norm=2.0), theirs=3.0)
+    assert measurements(seen) | {"grad_norm_framework": 3.0, "grad_norm_difference": 0.5} == measurements(seen)
+    dropped = measurements(replace(step_report(3, norm=0.0), theirs=9.07))
+    assert dropped["grad_norm_framework"] == 9.07
+    assert "grad_norm_difference" not in dropped
 
 
 def test_every_fiftieth_step_of_rank_0_is_tracked(tmp_path: Path) -> None:

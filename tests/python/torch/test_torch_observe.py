@@ -187,15 +187,28 @@ def test_ranks_that_observed_different_steps_meet_again_at_one(daemon: Any, norm
 
 def test_a_report_is_decoded_when_it_is_read(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811
     answer = norms.step_finish
+    daemon.script["step.finish"] = lambda params: {**answer(params), "timings": None}
+    model = net()
+    observer = init(daemon.path, model)
+    backward(model)
+    gst.observe()
+    assert observer.wait(PATIENT_S) is not None
+    assert caplog.records == []
+    assert gst.last_report() is None
+    assert "cannot be read" in caplog.text
+
+
+def test_a_report_without_a_norm_disturbs_nobody(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811
+    answer = norms.step_finish
     daemon.script["step.finish"] = lambda params: {**answer(params), "norm": None}
     model = net()
     observer = init(daemon.path, model)
     backward(model)
-    gst.observe(1.0)
-    assert observer.wait(PATIENT_S) is not None
-    assert caplog.records == []
-    assert gst.last_report() is None
-    assert "where a number belongs" in caplog.text
+    for _ in range(3):
+        gst.observe(1.0)
+        observer.wait(PATIENT_S)
+    assert (observer.skipped, gst.last_report()) == (0, None)
+    assert ["where a number belongs" in record.message for record in caplog.records] == [True]
 
 
 def test_no_other_thread_wakes_up_for_the_result_of_a_step(

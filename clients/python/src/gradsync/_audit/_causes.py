@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradsync._rounding import NARROW
+
 from ._mistakes import RIGHT, mistakes, twins
 from ._sums import Sums, Way, round_to, ulp
 from ._world import Key, World, row_norm
 
 __all__ = ["Cause", "Numbers", "causes", "close"]
 
-_NEAR = 0.05  # relative, and more than rounding to bfloat16 changes a norm
 _WIDER = "compute norms in float64, or in float32 over small blocks; what is smaller than this rounding cannot be seen"
 _BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 
@@ -103,7 +104,7 @@ def _predicts(numbers: Numbers, way: Way) -> bool:
         return False
     if all(close(numbers.theirs[step][i], norm, numbers.tolerance) for step, i, norm in exact):
         return True
-    near = all(close(numbers.theirs[step][i], norm, _NEAR) for step, i, norm in exact)
+    near = all(close(numbers.theirs[step][i], norm, NARROW) for step, i, norm in exact)
     return near and _dtype_that_predicts(numbers, way) is not None
 
 

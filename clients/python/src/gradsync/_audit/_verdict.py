@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gradsync._rounding import rounding
+
 from ._calls import Seen, seen_calls
 from ._causes import Cause, Numbers, causes, close
 from ._clip_sets import ClipSets, clip_sets
@@ -92,8 +94,7 @@ def tolerance_of(world: World) -> tuple[float, str]:
     bits, dtype = (52, "float64") if {tensor.dtype for tensor in tensors} == {"float64"} else (23, "float32")
     count = len({key for keys in world.keys_of.values() for key in keys})
     largest = max((math.prod(tensor.held_shape) for tensor in tensors), default=1)
-    value = 2.0**-bits * 8 * (16 + math.sqrt(count) + math.log2(max(2, largest)))
-    return value, (
+    return rounding(bits, count, largest), (
         f"8 · 2^-{bits} · (16 + √{count} + log2 {largest}): rounding of {dtype} sums over {count} tensors of up to "
         f"{largest} elements per rank"
     )

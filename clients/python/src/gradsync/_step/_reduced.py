@@ -6,8 +6,7 @@ rank multiplies what it holds.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from gradsync.errors import NotReady, RpcError, UsageError
 
 from ._arena import Arena
 from ._declared import Declared, some_of
-from ._report import StepReport, decode_report
+from ._report import Finding, StepReport, decode_report, findings_in
 from ._row import ABSENT, ROW_BYTES, Row
 from ._step_request import UNSET, StepParams, Unset, step_params
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from ._reconnect import Reconnect
 
-__all__ = ["ReducedGrads", "StepUnderway", "check_stats_arguments", "table_bytes"]
+__all__ = ["Answer", "ReducedGrads", "StepUnderway", "check_stats_arguments", "table_bytes"]
 
 
 def table_bytes(tensors: Sequence[Tensor]) -> int:
@@ -45,6 +44,23 @@ class StepUnderway:
 
     step: int
     pending: Pending
+
+
+class Answer:
+    """The answer to `ReducedGrads.begin`; it is decoded as far as somebody wants to know."""
+
+    __slots__ = ("_name_of", "_wire")
+
+    def __init__(self, wire: Mapping[str, Any], name_of: Callable[[int], str]) -> None:
+        self._wire = wire
+        self._name_of = name_of
+
+    def findings(self) -> tuple[float, list[Finding]]:
+        """The norm, and which findings the report has."""
+        return findings_in(self._wire)
+
+    def report(self) -> StepReport:
+        return decode_report(self._wire, self._name_of)
 
 
 class ReducedGrads(Declared):
@@ -144,8 +160,8 @@ class ReducedGrads(Declared):
         step, params = self._begin(step, None, None, None)
         return StepUnderway(step, self._job._channel.begin("step.finish", params.text(self._job), self._job.seat))
 
-    def collect(self, underway: StepUnderway, patience: float) -> Callable[[], StepReport] | None:
-        """Returns a function that decodes the answer to `begin`; None where none came within `patience`.
+    def collect(self, underway: StepUnderway, patience: float) -> Answer | None:
+        """Returns the answer to `begin`; None where none came within `patience`.
 
         Raises:
             RpcError: the step failed on all ranks; write the rows again for the next attempt.
@@ -159,7 +175,7 @@ class ReducedGrads(Declared):
             raise
         self._on_end(underway.step, wire)
         self.check = bool(wire.get("check_next", self.check))
-        return functools.partial(decode_report, wire, self._name_of)
+        return Answer(wire, self._name_of)
 
     def come_back(self) -> None:
         """After a restart of the daemon: declares again there. What was asked for by `begin` is given up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,11 +23,13 @@ __all__ = [
     "WatchReport",
     "decode_fence",
     "decode_report",
+    "findings_in",
     "read_report",
 ]
 
 
 Action = Literal["step", "zero", "skip", "raise"]
+Finding = Literal["nonfinite", "divergence", "missing", "absent", "spike"]  #: what a watcher is told of
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +152,9 @@ class _WhenRead:
 
 @dataclass(frozen=True, slots=True)
 class StepReport(_WhenRead):
-    """The result of a step, equal on all ranks but for `absent` and the last three fields, the counts.
+    """The result of a step, equal on all ranks but for `absent` and the last four fields.
 
-    Those are of `gradsync.torch` about this rank's step; 0 without it, and in reports read from the daemon.
+    Those are of `gradsync.torch` about this rank's step; 0 or None without it, and in reports read from the daemon.
     """
 
     step: int
@@ -184,6 +187,14 @@ class StepReport(_WhenRead):
     copied_gradients: int = 0  #: moved into the arena by a hook; one per parameter that was used is normal
     settled_gradients: int = 0  #: moved there by step(): create_graph, a gradient set by hand, a replaced parameter
     rebound_gradients: int = 0  #: `p.grad` was another tensor over the arena's own memory
+    theirs: float | None = None  #: mode observe: the framework's own norm, where it was given
+
+    @property
+    def relative_difference(self) -> float | None:
+        """How far the framework's norm is from `norm`; None where either is missing or not finite, or `norm` is 0."""
+        if self.theirs is None or not math.isfinite(self.theirs) or not math.isfinite(self.norm) or self.norm == 0:
+            return None
+        return self.theirs / self.norm - 1
 
 
 _FIELDS = StepReport.__slots__
@@ -257,6 +268,32 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
             decided_by=wire.get("decided_by", ""),
         )
     except (KeyError, TypeError, IndexError) as error:
+        raise _unreadable(error) from error
+
+
+def findings_in(wire: Mapping[str, Any]) -> tuple[float, list[Finding]]:
+    """The norm, and which findings a report has; nearly always none, so nothing is decoded for it.
+
+    Raises:
+        ProtocolError: a field that was looked at is missing or of the wrong type.
+    """
+    try:
+        norm = decode_number(wire["norm"])
+        found: list[Finding] = []
+        if wire["found_inf"] or wire["nonfinite"] or not math.isfinite(norm):
+            found.append("nonfinite")
+        if wire["divergence"]:
+            found.append("divergence")
+        if wire.get("missing"):
+            found.append("missing")
+        if wire["absent"] or wire.get("absent_names"):
+            found.append("absent")
+        for group in wire["groups"]:
+            if group.get("spike") or any(watcher["spike"] for watcher in group.get("watch", ())):
+                found.append("spike")
+                break
+        return norm, found
+    except (KeyError, TypeError) as error:
         raise _unreadable(error) from error
 
 

@@ -21,12 +21,20 @@ class Tracker(Protocol):
 
 
 def measurements(report: StepReport) -> dict[str, float]:
-    """The values of a report that are tracked: grad_norm, grad_clip_threshold, grad_clipped (0 or 1)."""
-    return {
+    """The values of a report that are tracked: grad_norm, grad_clip_threshold, grad_clipped (0 or 1).
+
+    In mode observe also grad_norm_framework, and grad_norm_difference, relative to ours, where there is one.
+    """
+    values = {
         "grad_norm": report.norm,
         "grad_clip_threshold": report.threshold,
         "grad_clipped": float(report.clipped),
     }
+    if report.theirs is not None:
+        values["grad_norm_framework"] = report.theirs
+    if report.relative_difference is not None:
+        values["grad_norm_difference"] = report.relative_difference
+    return values
 
 
 class Logger:

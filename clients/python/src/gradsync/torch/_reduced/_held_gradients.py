@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import gradsync
+from gradsync._rounding import NARROW, rounding
 from gradsync._step._declared import some_of
 from gradsync.errors import UsageError
 
@@ -42,6 +43,15 @@ class HeldGradients:
     def measurer(self, norm_type: float) -> Measurer:
         """Makes a measurer for these gradients."""
         return Measurer([(t.numel(), d, t.device) for t, d in zip(self._locals, self._dtypes)], norm_type)
+
+    def rounding(self) -> float:
+        """How far a framework's norm of these gradients may be from the exact one by rounding alone, relatively.
+
+        Norms of float64 gradients often go through float32 on their way here.
+        """
+        if any(dtype.itemsize < 4 for dtype in self._dtypes):
+            return NARROW
+        return rounding(23, len(self._locals), max((one.numel() for one in self._locals), default=1))
 
     def common_mesh(self) -> Any:
         """The mesh of the parameters if they are all DTensors on one, else None."""

@@ -124,7 +124,10 @@ def close() -> None:
 
 
 def last_report() -> gradsync.StepReport | None:
-    """The report of the last step: the norm, what was not finite, differed between replicas, or was missing."""
+    """The report of the last step: the norm, what was not finite, differed between replicas, or was missing.
+
+    In mode `observe` also the framework's own norm (`theirs`) and its `relative_difference`.
+    """
     return None if _current is None else _current.report
 
 
@@ -180,7 +183,7 @@ def clip_grad_norm_(
     measured = isinstance(session, Observer) and session.measure()
     norm = _framework.clip_grad_norm_(*given, pp_mesh, ep_enabled)
     if isinstance(session, Observer):
-        session.finish(measured, norm)
+        session.finish(measured, norm, norm_type)
     return norm
 
 
@@ -200,7 +203,7 @@ def get_total_norm(
     if not isinstance(session, Session):
         norm = _framework.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
         if isinstance(session, Observer):
-            session.observe(norm)
+            session.finish(session.measure(), norm, norm_type)
         return norm
     return session.get_total_norm(tensors, norm_type, error_if_nonfinite, foreach)
 
@@ -273,7 +276,7 @@ def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions)
         grads = job.declare(declared.tensors, data_path="stats", norm_type=norm_type, clip=watched, timeout=within)
         return grads, job.detach if owned is None else owned.close
 
-    return Observer(declare, declared.tensors, declared.parameters, norm_type, within)
+    return Observer(declare, declared.tensors, declared.parameters, norm_type, within, launch.rank)
 
 
 def _declaration(

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 import gradsync
+from gradsync._rounding import NARROW
 from gradsync._step._reduced import StepUnderway
 from gradsync._transport._calls import SessionMoved
 from gradsync.errors import GradsyncError, RpcError
@@ -26,6 +27,7 @@ from gradsync.errors import GradsyncError, RpcError
 from .._dtensor import is_dtensor
 from .._statistics._measurer import rows_in
 from .._unchanged_state import UnchangedState
+from ._conditions import Conditions
 from ._held_gradients import HeldGradients
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ __all__ = ["Observation", "Observer"]
 PATIENCE_S = 0.08  # leaves a margin below the documented 100 ms
 _JOIN_S = 1.0
 _MEET_EVERY = 8  # ranks that observed different steps go on together at a multiple of this
+_NARROW = {torch.bfloat16, torch.float16}
 _log = logging.getLogger("gradsync")
 
 
@@ -51,16 +54,13 @@ class Observation:
     def report(self) -> gradsync.StepReport:
         """The report, which is decoded when it is read for the first time, because most are never read."""
         if self._report is None:
-            self._report = self._decode()
+            self._report = replace(self._decode(), theirs=self.theirs)
         return self._report
 
     @property
     def relative_difference(self) -> float | None:
-        """How far the framework's norm is from ours; None where either is missing or not finite."""
-        ours = self.report.norm
-        if self.theirs is None or not math.isfinite(self.theirs) or not math.isfinite(ours) or ours == 0:
-            return None
-        return self.theirs / ours - 1
+        """That of the report."""
+        return self.report.relative_difference
 
     def __repr__(self) -> str:
         return f"Observation(report={self.report!r}, theirs={self.theirs!r})"
@@ -76,12 +76,16 @@ class Observer(UnchangedState):
         parameters: Sequence[nn.Parameter],
         norm_type: float,
         timeout: float,
+        rank: int,
     ) -> None:
         """`declare` runs on the observer's thread, calls its argument once a daemon has answered, and returns how to
         leave."""
         self._declare = declare
         self._held = HeldGradients(parameters, tensors)
         self._measurer = self._held.measurer(norm_type)
+        self._norm_type = norm_type
+        self._rounding = self._held.rounding()
+        self._conditions = Conditions(rank, lambda text: _log.warning("gradsync observe: rank %d: %s", rank, text))
         self._declared = threading.Event()  # set once the gradients are declared, or it is known that they will not be
         self._reachable = threading.Event()  # set once there is a connection, or it is known that there is no daemon
         self._leaving = False
@@ -90,7 +94,10 @@ class Observer(UnchangedState):
         self._number = 0  # the number of the next step
         self._resume_at = 0
         self._underway: StepUnderway | None = None
-        self._theirs: float | None = None  # the framework's norm in the step under way
+        # Of the step under way: the framework's norm, how far rounding may have taken it, whether bits are compared.
+        self._theirs: float | None = None
+        self._limit = 0.0
+        self._checked = False
         self._grads: gradsync.ReducedGrads | None = None
         self._table = torch.empty(0, 8)
         self._said: set[str] = set()
@@ -127,17 +134,24 @@ class Observer(UnchangedState):
             if self._ready() and self._number > self._resume_at:
                 assert self._grads is not None
                 arranged = self._measurer.arrange(self._held.gather())
-                self._measurer.measure(arranged, self._grads.check, self._grads.stamp, self._table)
+                self._checked = self._grads.check
+                self._measurer.measure(arranged, self._checked, self._grads.stamp, self._table)
                 return True
         except Exception as error:
             self._warn(f"this rank's gradients cannot be observed: {error}")
         self.skipped += 1
         return False
 
-    def finish(self, measured: bool, norm: torch.Tensor | float | None) -> None:
+    def finish(self, measured: bool, norm: torch.Tensor | float | None, norm_type: float | None = None) -> None:
         """Asks what all ranks found, where `measure` did, and keeps the framework's own norm beside it."""
         theirs = None
         try:
+            if norm_type is not None and float(norm_type) != self._norm_type:
+                self._warn(
+                    f"the framework's norm has order {float(norm_type):g} and is not compared with ours of "
+                    f"{self._norm_type:g}; give init(norm_type={float(norm_type):g})"
+                )
+                norm = None
             theirs = (
                 None if norm is None else _number(norm)
             )  # A DTensor needs a collective, also on ranks that measured nothing.
@@ -146,6 +160,7 @@ class Observer(UnchangedState):
         if not measured:
             return
         self._theirs = theirs
+        self._limit = NARROW if isinstance(norm, torch.Tensor) and norm.dtype in _NARROW else self._rounding
         try:
             assert self._grads is not None
             self._grads.wrote_all()
@@ -181,6 +196,7 @@ class Observer(UnchangedState):
         """Ends the observation, without waiting for a daemon that does not answer."""
         if not self._ended and self._patience:
             self.wait(PATIENCE_S)  # so that the daemon completes the last step
+        self._conditions.close()
         self._ended = True
         self._leave()
         self._thread.join(_JOIN_S if self._patience else PATIENCE_S)
@@ -205,10 +221,16 @@ class Observer(UnchangedState):
             return True
         assert self._grads is not None
         try:
-            decode = self._grads.collect(underway, patience)
-            if decode is None:
+            answer = self._grads.collect(underway, patience)
+            if answer is None:
                 return False
-            self.last = Observation(decode, self._theirs)
+            self.last = last = Observation(answer.report, self._theirs)
+            try:
+                self._conditions.see(
+                    answer, underway.step, self._theirs, self._limit, self._checked, lambda: last.report
+                )
+            except Exception as error:
+                self._warn(str(error))
         except RpcError as error:
             if error.attempt is None:
                 self._end(error)
