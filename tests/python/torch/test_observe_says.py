@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,31 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_torch_drop_ins import Norms, backward, daemon, net, norms  # noqa: F401
 from test_torch_observe import PATIENT_S, init, observing  # noqa: F401
 
+import gradsync
 import gradsync.torch as gst
 from gradsync import Clip, StepReport, ZScore
 from gradsync._step._reduced import Answer
 from gradsync._step._report import decode_report
+from gradsync.torch._joining import JoinOptions
 from gradsync.torch._reduced._conditions import Conditions
+from gradsync.torch._reduced._init import _observe
+from gradsync.torch._reduced._options import InitOptions
 
 from fake_daemon import report  # isort: skip  its folder is in the path by now
+
+
+OPTIONS = InitOptions(
+    mesh=None,
+    join=JoinOptions(None, None, None, None, None),
+    pp=None,
+    ep=(),
+    tied=(),
+    layer=None,
+    clip=None,
+    norm_type=2.0,
+    check_weights=True,
+    timeout=None,
+)
 
 
 def norm_of(model: nn.Module) -> torch.Tensor:
@@ -130,6 +150,64 @@ def test_a_spike_of_a_policy_that_watches(real_daemon: str, caplog: pytest.LogCa
     assert end == "over: spikes, seen in 1 of the steps 20 to 20"
 
 
+def test_a_script_with_torchs_own_clip_is_told_that_nothing_is_observed(
+    daemon: Any,  # noqa: F811
+    norms: Norms,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net()
+    init(daemon.path, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    elsewhere = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.01)
+    for step in range(6):
+        for _ in range(4):
+            elsewhere.step()
+        backward(model)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert len(caplog.records) == (step > 2)
+        optimizer.step()
+    assert ["nothing was observed in 3 steps of SGD" in record.message for record in caplog.records] == [True]
+
+
+def test_two_ranks_say_what_is_theirs(real_daemon: str, caplog: pytest.LogCaptureFixture) -> None:
+    """On rank 1 one gradient is another, one is left out, and so the framework's own norm differs."""
+
+    def observe(rank: int) -> None:
+        with gradsync.connect(real_daemon) as client:
+            join = JoinOptions("two", rank, 2, client, None)
+            made = net_of_all if rank == 0 else net_of_one
+            observer = _observe(made, replace(OPTIONS, join=join))
+            for _ in range(2):
+                observer.observe(norm_of_all * (1 if rank == 0 else 3))
+                found[rank] = observer.wait(PATIENT_S)
+            observer.close()
+
+    net_of_all, net_of_one = net(), net()
+    for model in (net_of_all, net_of_one):
+        backward(model)
+    norm_of_all = norm_of(net_of_all)
+    net_of_one[0].weight.grad[0, 0] += 1.0
+    net_of_one[2].bias.grad = None
+    found: list[Any] = [None, None]
+    threads = [threading.Thread(target=observe, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    begins = [record.message for record in caplog.records if ": step 0: " in record.message]
+    assert sorted(text.split("step 0: ")[0] for text in begins) == [
+        "gradsync observe: rank 0: ",
+        "gradsync observe: rank 0: ",
+        "gradsync observe: rank 1: ",
+    ]
+    assert any("copies differ in 1 tensors: '0.weight' (rank 1)" in text for text in begins)
+    assert any("only some ranks have a gradient of 1 tensors: '2.bias' (not rank 1)" in text for text in begins)
+    assert any("rank 1: step 0: the framework's norm is" in text and "(+200 %" in text for text in begins)
+    assert len([record for record in caplog.records if "not over when" in record.message]) == 3
+    assert found[0].report == replace(found[1].report, theirs=found[0].theirs)
+
+
 # many steps, without a daemon
 
 
@@ -140,8 +218,6 @@ def play(steps: list[dict[str, Any]], rank: int = 0, theirs: float = 2.0, checke
         wire = report(step, **fields)
 
         def decode(wire: dict[str, Any] = wire) -> StepReport:
-            from dataclasses import replace
-
             return replace(decode_report(wire, "t{}".format), theirs=theirs)
 
         conditions.see(Answer(wire, "t{}".format), step, theirs, 1e-5, checked, decode)

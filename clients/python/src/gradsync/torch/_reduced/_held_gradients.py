@@ -44,6 +44,10 @@ class HeldGradients:
         """Makes a measurer for these gradients."""
         return Measurer([(t.numel(), d, t.device) for t, d in zip(self._locals, self._dtypes)], norm_type)
 
+    def holds_any(self, groups: Iterable[dict[str, Any]]) -> bool:
+        """Whether an optimizer with these groups steps one of the parameters."""
+        return any(id(parameter) in self._known for group in groups for parameter in group["params"])
+
     def rounding(self) -> float:
         """How far a framework's norm of these gradients may be from the exact one by rounding alone, relatively.
 

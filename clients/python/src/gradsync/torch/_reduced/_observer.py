@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 import gradsync
 from gradsync._rounding import NARROW
@@ -25,6 +26,7 @@ from gradsync._transport._calls import SessionMoved
 from gradsync.errors import GradsyncError, RpcError
 
 from .._dtensor import is_dtensor
+from .._optimizer_steps import listeners
 from .._statistics._measurer import rows_in
 from .._unchanged_state import UnchangedState
 from ._conditions import Conditions
@@ -33,10 +35,13 @@ from ._held_gradients import HeldGradients
 if TYPE_CHECKING:
     import os
 
+    from torch.amp.grad_scaler import GradScaler
+
 __all__ = ["Observation", "Observer"]
 
 PATIENCE_S = 0.08  # leaves a margin below the documented 100 ms
 _JOIN_S = 1.0
+_STEPS_UNSEEN = 3  # steps of an optimizer without an observation, after which it is said
 _MEET_EVERY = 8  # ranks that observed different steps go on together at a multiple of this
 _NARROW = {torch.bfloat16, torch.float16}
 _log = logging.getLogger("gradsync")
@@ -101,11 +106,13 @@ class Observer(UnchangedState):
         self._grads: gradsync.ReducedGrads | None = None
         self._table = torch.empty(0, 8)
         self._said: set[str] = set()
+        self._unseen = 0  # steps of optimizers before anything was observed
         self._ended = False
         self.skipped = 0  #: steps that were not observed
         self.last: Observation | None = None  #: the newest result
         self._thread = threading.Thread(target=self._run, name="gradsync-observer", daemon=True)
         self._thread.start()
+        listeners.add(self)
         if self._reachable.wait(PATIENCE_S):
             self._declared.wait(timeout)
         else:
@@ -170,6 +177,24 @@ class Observer(UnchangedState):
         except Exception as error:
             self._end(error)
 
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Says once that a script whose optimizers step lets nothing be observed, as one with torch's own clip does."""
+        if self._number == 0:
+            self._unseen += self._held.holds_any(optimizer.param_groups)
+            if self._unseen < _STEPS_UNSEEN:
+                return
+            self._warn(
+                f"nothing was observed in {self._unseen} steps of {type(optimizer).__name__}; clip by "
+                "gradsync.torch.clip_grad_norm_, or call gradsync.torch.observe(norm) before the clip"
+            )
+        listeners.remove(self)
+
+    def before_unscale(self, optimizer: Optimizer, scaler: GradScaler | None = None) -> None:
+        """Does nothing: who observes chooses when."""
+
+    def before_clip(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Does nothing: torch's own clips are not observed."""
+
     def wait(self, timeout: float = 10.0) -> Observation | None:
         """Waits for the result of the last step that was observed, at the end of a run for instance."""
         if self._declared.wait(timeout) and not self._ended:
@@ -198,6 +223,7 @@ class Observer(UnchangedState):
             self.wait(PATIENCE_S)  # so that the daemon completes the last step
         self._conditions.close()
         self._ended = True
+        listeners.remove(self)
         self._leave()
         self._thread.join(_JOIN_S if self._patience else PATIENCE_S)
 
