@@ -498,6 +498,26 @@ def fails_by_itself() -> None:
 
 
 @case
+def raises_before_the_clip() -> None:
+    if rank() == 1 or "RANK" not in os.environ:
+        raise ZeroDivisionError("no batch is left\nat all")
+
+
+@case
+def raises_in_the_second_step() -> None:
+    from torch import nn
+
+    done: list[Any] = []
+
+    def clip(model: Any) -> None:
+        if len(done) == 1 and rank() == 1:
+            raise ZeroDivisionError("no batch is left")
+        done.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+
+    speak(clip)
+
+
+@case
 def clips_nothing() -> None:
     import torch
 

@@ -126,6 +126,18 @@ def test_the_line_in_the_script_gives_the_same_under_the_command(tmp_path: Path)
     code, said, found = audit(*ranks_of(2, "pipeline_with_the_line"), json_file=tmp_path / "verdict.json")
     assert code == 1, said
     check_the_forgotten_pipeline(found)
+    assert "had no effect" not in said
+
+
+def test_the_line_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path) -> None:
+    options = ("--mesh", "dp=2", "--ep", "*.weight:slice:dp")
+    code, said, found = audit(
+        *ranks_of(2, "pipeline_with_the_line"), options=options, json_file=tmp_path / "verdict.json"
+    )
+    assert code == 1, said
+    check_the_forgotten_pipeline(found)
+    (note,) = [finding for finding in found["findings"] if "had no effect" in finding]
+    assert note.startswith("--mesh and --ep had no effect: the script says itself what its model is")
 
 
 def test_the_line_in_the_script_gives_the_same_without_the_command(tmp_path: Path) -> None:
@@ -309,6 +321,29 @@ def test_a_command_that_does_not_clip_is_2_and_says_why() -> None:
     code, said, _ = audit(*one("clips_nothing"))
     assert code == 2
     assert "no process called clip_grad_norm_" in said
+
+
+@pytest.mark.parametrize("command", [one("raises_before_the_clip"), ranks_of(2, "raises_before_the_clip")])
+def test_a_command_that_fails_before_it_clips_is_said_to_have_failed(tmp_path: Path, command: list[str]) -> None:
+    code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
+    assert code == 1
+    assert found["reason"].startswith("the command ended with code 1 before any rank called a clip function of torch: ")
+    assert "ZeroDivisionError: no batch is left, at " in found["reason"]
+    assert f"{SCRIPTS}:" in found["reason"]
+    assert "in raises_before_the_clip" in found["reason"]
+    assert ("rank 1: " in found["reason"]) == ("ranks" in command)
+    assert "no process called" not in said
+    assert "Traceback" in said
+
+
+def test_a_command_that_fails_later_is_said_to_have_failed_beside_its_verdict(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    code, said, found = audit(*torchrun, SCRIPTS, "raises_in_the_second_step", json_file=tmp_path / "verdict.json")
+    assert code == 1, said
+    assert whole(found)["verdict"] == "agrees"
+    assert found["steps"] == 1
+    ended = "the command ended with code 1 after 1 of 2 steps: rank 1: ZeroDivisionError: no batch is left, at "
+    assert any(finding.startswith(ended) for finding in found["findings"])
 
 
 def test_stop_ends_the_command_after_the_steps() -> None:

@@ -14,6 +14,7 @@ from planted import Logical, Planted, replicate, shard
 import gradsync
 from gradsync._audit import _examine, _replay
 from gradsync._audit._causes import Cause
+from gradsync._audit._ending import after_failure
 from gradsync._audit._examine import complete, examine
 from gradsync._audit._findings import DONE, Call, RankWriter, Step, rank_path, read_ranks
 from gradsync._audit._table import as_json, as_text
@@ -177,3 +178,41 @@ def test_a_right_world_reads_well() -> None:
     text = as_text(planted.judge(lambda w, s, r: w.root(w.whole(s, "w"))))
     assert "experts, over ep" in text
     assert "cause" not in text
+
+
+def test_a_failed_command_goes_before_what_its_audit_lacks(tmp_path: Path) -> None:
+    nothing = examine(tmp_path, None)
+    failed = after_failure(nothing, -9, tmp_path, 5)
+    assert failed.reason == (
+        "the command was ended by SIGKILL before any rank called a clip function of torch; its output says where"
+    )
+    for rank, when in (("1", 2.0), ("0", 3.0), (None, 1.0)):
+        told = {"rank": rank, "error": f"ValueError: {rank}", "place": "train.py:7 in step", "time": when}
+        (tmp_path / f"raised-{rank}-1.json").write_text(json.dumps(told))
+    (tmp_path / "raised-2-1.json").write_text('{"rank": ')
+    failed = after_failure(nothing, 3, tmp_path, 5)
+    assert "ended with code 3 before" in str(failed.reason)
+    assert "rank 1: ValueError: 1, at train.py:7 in step (and 1 more after it)" in str(failed.reason)
+    written(tmp_path, 0, 3).done()
+    failed = after_failure(examine(tmp_path, None), 3, tmp_path, 5)
+    assert "by then 1 of 3 ranks had made 1 steps; ranks 1, 2 of 3 never called" in str(failed.reason)
+    assert "mend this first" in failed.advice
+    judged = after_failure(Verdict(2, 2), 3, tmp_path, 5)
+    assert judged.findings[0].startswith("the command ended with code 3 after 2 of 5 steps: rank 1")
+
+
+def test_each_line_says_what_was_compared_and_what_to_do() -> None:
+    lines = [
+        Line("whole model", 3, "agrees", 2.0, (2.0,), 1e-8),
+        Line("part: w", 1, "not seen", None, why="rank 1 made no such call", fix="let it"),
+        Line("part: v", 1, "differs", 2.0, (64.0,), 31.0, 1, (Cause("unknown", "nothing", "look"),)),
+    ]
+    verdict = Verdict(5, 2, 2.0, 2e-5, "from dtype", lines, ("a note -> a step",), problems=("a problem",))
+    text = as_text(verdict)
+    assert "whole model: agrees: the norms of 3 tensors on 2 ranks differ by at most 1.0e-08, allowed 2e-05" in text
+    assert "part: w: not seen: rank 1 made no such call\n    -> let it\n" in text
+    assert "part: v: the norm of 1 tensor on 2 ranks is off by 32 × in step 1, allowed 2e-05\n  likely cause\n" in text
+    assert "wrong, whatever the norms are\n  * a problem\n" in text
+    assert "  * a note\n    -> a step\n" in text
+    assert verdict.exit_code == 1
+    assert Verdict(lines=lines[:1], problems=("a problem",)).exit_code == 1

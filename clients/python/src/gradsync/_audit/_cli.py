@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -19,7 +20,8 @@ from typing import Any
 from gradsync._client import Client, connect
 from gradsync.errors import ConnectionFailed, UsageError
 
-from ._examine import complete, examine
+from ._ending import after_failure
+from ._examine import complete, examine, steps_of
 from ._hooks import VARIABLE
 from ._table import as_json, as_text
 from ._verdict import Verdict
@@ -27,6 +29,7 @@ from ._verdict import Verdict
 __all__ = ["add_audit", "add_verdict"]
 
 _LOOK_S = 0.5
+_END_S = 15.0  # torchrun takes some seconds to tell that a rank failed
 _STOP_S = 30.0
 _STARTUP = Path(__file__).parent / "startup"
 _EXIT_CODES = """\
@@ -178,27 +181,34 @@ def _run(
         process = subprocess.Popen(options.command, env=environment)
     except OSError as error:
         raise UsageError(f"gradsync audit: {options.command[0]!r} cannot be run: {error.strerror}") from error
-    verdict, stopped = None, False
+    verdict, stopped, ends_by = None, False, math.inf
     with _signals_passed_to(process):
         while True:
             try:
                 code = process.wait(_LOOK_S if verdict is None else None)
                 break
             except subprocess.TimeoutExpired:
-                if complete(folder):
+                if not complete(folder):
+                    continue
+                if steps_of(folder) < options.steps and ends_by == math.inf:
+                    ends_by = time.monotonic() + _END_S  # Ranks that end early end the command; with which code?
+                if ends_by == math.inf or time.monotonic() >= ends_by:
                     verdict = _told(folder, address, options)
                     if options.stop:
                         stopped = True
                         code = _stop(process)
                         break
     if verdict is None:
-        verdict = _told(folder, address, options)
+        verdict = _told(folder, address, options, code)
     return verdict, code if code >= 0 else 128 - code, stopped
 
 
-def _told(folder: Path, address: str, options: argparse.Namespace) -> Verdict:
+def _told(folder: Path, address: str, options: argparse.Namespace, code: int = 0) -> Verdict:
+    """Prints the verdict, of a command that runs yet or ended with this code."""
     try:
         verdict = examine(folder, address, options.tolerance)
+        if code != 0:
+            verdict = after_failure(verdict, code, folder, options.steps)
     except Exception as error:  # the command runs on, whatever is wrong with its audit
         verdict = Verdict(reason=f"an error of gradsync itself, {error!r}", advice="report it, with the command")
     print("\n" + as_text(verdict) + "\n", flush=True)

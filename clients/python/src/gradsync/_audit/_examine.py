@@ -15,7 +15,7 @@ from ._replay import Replay, replay
 from ._verdict import Verdict, judge
 from ._world import Key, World
 
-__all__ = ["complete", "examine"]
+__all__ = ["complete", "examine", "steps_of"]
 
 LINE = "gradsync.torch.audit(model, mesh={…}, pp=…, ep=…)"
 _ADVICE = (
@@ -33,6 +33,11 @@ def complete(folder: Path) -> bool:
                 return False
     ranks = read_ranks(folder)
     return bool(ranks) and len(ranks) == _world_size(ranks)
+
+
+def steps_of(folder: Path) -> int:
+    """How many steps all ranks have written."""
+    return min((len(found.steps) for found in read_ranks(folder).values()), default=0)
 
 
 def examine(folder: Path, address: str | None, tolerance: float | None = None) -> Verdict:

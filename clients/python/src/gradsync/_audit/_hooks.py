@@ -6,13 +6,16 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Any
 
 __all__ = ["VARIABLE", "Recorder", "end", "ended", "install", "options", "start", "wrap_now"]
@@ -46,6 +49,46 @@ def install() -> None:
         if name in sys.modules:
             _wrap(sys.modules[name])
     sys.meta_path.insert(0, _Finder())
+    _tell_of_exceptions()
+
+
+def _tell_of_exceptions() -> None:
+    """Keeps where a process of the command failed, then does what would have been done."""
+    before = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _keep_exception(kind, error, trace)
+        before(kind, error, trace)
+
+    sys.excepthook = told
+
+
+def _keep_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    try:
+        found = options()
+        if found is None or issubclass(kind, KeyboardInterrupt):
+            return
+        rank = os.environ.get("RANK")
+        told = {
+            "rank": rank,
+            "error": f"{kind.__name__}: {error}".splitlines()[0][:300],
+            "place": _place_of(trace),
+            "time": time.time(),
+        }
+        path = Path(found["folder"]) / f"raised-{rank}-{os.getpid()}.json"
+        path.write_text(json.dumps(told), encoding="utf-8")
+    except Exception as unkept:
+        sys.stderr.write(f"gradsync audit: where this process failed is not kept: {unkept!r}\n")
+
+
+def _place_of(trace: TracebackType | None) -> str:
+    """The innermost line that is not of an installed package."""
+    frames = traceback.extract_tb(trace)
+    own = [one for one in frames if not re.search(r"(site|dist)-packages|/lib/python3|^<frozen", one.filename)]
+    if not frames:
+        return "an unknown line"
+    last = (own or frames)[-1]
+    return f"{last.filename}:{last.lineno} in {last.name}"
 
 
 def wrap_now() -> None:

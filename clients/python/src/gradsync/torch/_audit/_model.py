@@ -50,6 +50,17 @@ class Hints:
             wire.get("tied") or (),
         )
 
+    def overridden(self, declared: bool) -> list[str]:
+        """Says that the script's own line wins over the flags, where both say what the model is."""
+        given = {"--mesh": self.meshes, "--pp": self.pp, "--ep": self.experts, "--tied": self.tied}
+        flags = [flag for flag, value in given.items() if value]
+        if not declared or not flags:
+            return []
+        return [
+            f"{' and '.join(flags)} had no effect: the script says itself what its model is (gradsync.torch.init or "
+            "audit), and that wins -> put it into that line, or take the line out"
+        ]
+
 
 def discover(
     given: Sequence[torch.Tensor], hints: Hints, rank: int, world_size: int, others: bool = True

@@ -306,7 +306,8 @@ class Recorder:
         self._parameters = list(found.parameters)
         self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         writer, meshes = self._open_file(rank), {mesh.name: mesh.axes for mesh in found.meshes}
-        self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, found.notes)
+        notes = [*found.notes, *self._hints.overridden(_declaration is not None)]
+        self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, notes)
         self._scaled.look(_model.living_optimizers())
         listeners.add(self)
 
