@@ -87,6 +87,19 @@ def fsdp2() -> None:
 
 
 @case
+def shards_over_all() -> None:
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp_shard",))
+    model = blocks()
+    fully_shard(model, mesh=mesh)
+    train(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0), rank())
+
+
+@case
 def fsdp1() -> None:
     import torch
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -546,17 +559,20 @@ def run_case(name: str) -> None:
     CASES[name]()
 
 
-def run_ranks(count: int, name: str) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        shared = {**os.environ, "WORLD_SIZE": str(count), "STORE": f"{folder}/store", "OMP_NUM_THREADS": "1"}
+def run_ranks(count: int, name: str, first: int = 0, world_size: int = 0) -> int:
+    """With a world size these are the ranks of one node, which meet the others in the folder $NODES."""
+    with tempfile.TemporaryDirectory() as own:
+        folder = os.environ.get("NODES", own)
+        sizes = {"WORLD_SIZE": str(world_size or count), **({"LOCAL_WORLD_SIZE": str(count)} if world_size else {})}
+        shared = {**os.environ, **sizes, "STORE": f"{folder}/store", "OMP_NUM_THREADS": "1"}
         ranks = [
             subprocess.Popen([sys.executable, __file__, name], env={**shared, "RANK": str(number)})
-            for number in range(count)
+            for number in range(first, first + count)
         ]
         return max(process.wait() for process in ranks)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "ranks":
-        sys.exit(run_ranks(int(sys.argv[2]), sys.argv[3]))
+        sys.exit(run_ranks(int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:])))
     run_case(sys.argv[1])

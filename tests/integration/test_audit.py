@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -344,6 +345,43 @@ def test_a_command_that_fails_later_is_said_to_have_failed_beside_its_verdict(tm
     assert found["steps"] == 1
     ended = "the command ended with code 1 after 1 of 2 steps: rank 1: ZeroDivisionError: no batch is left, at "
     assert any(finding.startswith(ended) for finding in found["findings"])
+
+
+def of_two_nodes(tmp_path: Path, name: str) -> list[tuple[int, str, dict[str, Any]]]:
+    """What `gradsync audit` on each of two nodes of two ranks says."""
+
+    def node(number: int) -> tuple[int, str, dict[str, Any]]:
+        command = [*ranks_of(2, name), str(2 * number), "4"]
+        return audit(*command, json_file=tmp_path / f"{number}.json", NODES=str(tmp_path))
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(node, range(2)))
+
+
+def test_an_audit_over_two_nodes_says_that_it_sees_one(tmp_path: Path) -> None:
+    for number, (code, said, found) in enumerate(of_two_nodes(tmp_path, "ddp")):
+        assert code == 2, said
+        ranks = ("0, 1", "2, 3")[number]
+        assert f"one node: ranks {ranks} of 4; what the ranks of other nodes hold and do is not seen here" in said
+        assert "never called" not in said
+        assert whole(found)["verdict"] == "agrees"
+        assert "that the other nodes hold the same is not known" in " ".join(said.split())
+        assert found["ranks"] == 2
+        assert not found["problems"]
+
+
+def test_an_audit_over_two_nodes_finds_what_one_node_shows(tmp_path: Path) -> None:
+    for code, said, found in of_two_nodes(tmp_path, "never_clips_the_embedding"):
+        assert code == 1, said
+        assert "1 of 4 stepped tensors is never clipped: wte.weight" in found["problems"][0]
+
+
+def test_shards_over_two_nodes_are_not_called_wrong_or_right(tmp_path: Path) -> None:
+    for code, said, found in of_two_nodes(tmp_path, "shards_over_all"):
+        assert code == 2, said
+        assert whole(found)["verdict"] == "not seen"
+        assert "its tensors lie over ranks of other nodes as well" in said
+        assert "-> for the whole model, run the same script with all its ranks on one node" in said
 
 
 def test_stop_ends_the_command_after_the_steps() -> None:

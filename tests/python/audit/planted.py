@@ -14,6 +14,7 @@ from reference.world import Logical, only, replicate, shard
 from reference.world import World as Reference
 
 from gradsync._audit._findings import Call, RankFindings, Step, Stepped
+from gradsync._audit._node import judge_node
 from gradsync._audit._verdict import OurStep, Verdict, judge
 from gradsync._audit._world import World
 from gradsync._step._row import Row
@@ -67,9 +68,13 @@ class Planted:
         calls: Callable[[int, int, float], list[Call]] | None = None,
         stepped: Sequence[Stepped] = (),
         row: Callable[[int, Row], Row] | None = None,
+        ranks: Sequence[int] | None = None,
         **options: Any,
     ) -> Verdict:
-        world = World({rank: self._rank(rank, norms, dtype, calls, stepped, row) for rank in range(self.size)})
+        here = range(self.size) if ranks is None else ranks
+        world = World({rank: self._rank(rank, norms, dtype, calls, stepped, row) for rank in here})
+        if ranks is not None:
+            return judge_node(world, STEPS, None, [])
         ours = [OurStep(answer(step).norm, {}) for step in self.steps]
         return judge(world, ours, **options)
 

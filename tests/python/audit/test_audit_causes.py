@@ -504,3 +504,44 @@ def test_a_group_whose_norm_is_known_and_right_is_not_blamed() -> None:
     world = experts()
     verdict = world.judge(lambda w, s, r: 1.37 * right(w, s, r), calls=calls)
     assert [line.verdict for line in verdict.lines] == ["differs", "agrees", "not seen"]
+
+
+# one node of several
+
+
+def test_a_node_that_holds_whole_copies_knows_the_exact_norm_and_is_no_whole_job() -> None:
+    tensors = [Logical("w", (4, 3), (replicate("node"), shard(0, "dp_shard")))]
+    world = Planted({"dense": {"node": 2, "dp_shard": 2}}, tensors)
+    for ranks in ((0, 1), (2, 3)):
+        verdict = world.judge(right, ranks=ranks)
+        assert verdict.lines[0].verdict == "agrees"
+        assert verdict.exit_code == 2
+        assert f"ranks {ranks[0]}, {ranks[1]} of 4" in verdict.node
+    wrong = world.judge(lambda w, s, r: w.root(w.power(s, r, "w")), ranks=(0, 1))
+    assert ("axis_missing", "dp_shard") in kinds(wrong)
+    assert wrong.exit_code == 1
+    twice = world.judge(lambda w, s, r: w.root(2 * w.whole(s, "w")), ranks=(0, 1))
+    assert kinds(twice) == [("summed_twice", "dp_shard")]  # which twice over the nodes would give as well
+
+
+def test_a_node_whose_copies_differ_says_so() -> None:
+    world = Planted({"dense": {"dp": 4}}, [Logical("w", (4, 3), (replicate("dp"),))])
+    changed = iter(range(100))
+    verdict = world.judge(right, ranks=(0, 1), row=lambda number, row: replace(row, fingerprint=next(changed)))
+    assert verdict.replicas_differ
+    assert verdict.exit_code == 1
+    assert any("'w' should be equal on ranks that replicate it" in finding for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_parts_on_other_nodes_are_not_guessed(scale: float | None) -> None:
+    tensors = [Logical("w", (4, 3), (shard(0, "dp_shard"),))]
+    world = Planted({"dense": {"dp_shard": 4}}, tensors)
+    calls = lambda s, r, norm: [Call("clip", 2.0, norm, max_norm=1.0, scale=scale)]  # noqa: E731
+    verdict = world.judge(right, calls=calls, ranks=(0, 1))
+    assert [line.verdict for line in verdict.lines] == ["not seen"]
+    assert "lie over ranks of other nodes" in verdict.lines[0].why
+    assert any("the ranks of this node clip by equal norms: " in finding for finding in verdict.findings)
+    assert verdict.exit_code == (2 if scale is None else 1)
+    assert len(verdict.problems) == (0 if scale is None else 1)
+    assert "one node: ranks 0, 1 of 4" in as_text(verdict)

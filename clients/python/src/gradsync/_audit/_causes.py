@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gradsync._rounding import NARROW
 
 from ._mistakes import RIGHT, mistakes, twins
-from ._sums import Sums, Way, round_to, ulp
+from ._sums import Sums, Way, reaches, round_to, ulp
 from ._world import Key, World, row_norm
 
 __all__ = ["Cause", "Numbers", "causes", "close"]
@@ -75,7 +75,7 @@ def causes(numbers: Numbers) -> tuple[Cause, ...]:
     found = (() if left_out is None else (left_out,)) + tuple(
         Cause(one.kind, one.text, one.fix, tuple(group.label for group in one.groups), one.axis, one.way)
         for one in candidates
-        if _predicts(numbers, one.way)
+        if reaches(numbers.world, one.way) and _predicts(numbers, one.way)
     )
     return found or (_unknown(numbers),)
 
@@ -215,6 +215,8 @@ def _unknown(numbers: Numbers) -> Cause:
         text += f"; it is {_times(finite[0], 6)} ours on every rank in every step"
     elif finite:
         text += f"; it is {_times(min(finite), 4)} to {_times(max(finite), 4)} ours"
+    if not numbers.world.whole:
+        text += "; mistakes in sums over other nodes cannot be tried here"
     return Cause(
         "unknown",
         text,

@@ -11,6 +11,7 @@ from gradsync.errors import GradsyncError, RpcError
 
 from ._clip_sets import clip_sets
 from ._findings import DONE, RankFindings, Step, read_ranks
+from ._node import judge_node
 from ._replay import Replay, replay
 from ._verdict import Verdict, judge
 from ._world import Key, World
@@ -32,7 +33,7 @@ def complete(folder: Path) -> bool:
             if file.read() != DONE:
                 return False
     ranks = read_ranks(folder)
-    return bool(ranks) and len(ranks) == _world_size(ranks)
+    return bool(ranks) and len(ranks) == (_of_this_node(ranks) or _world_size(ranks))
 
 
 def steps_of(folder: Path) -> int:
@@ -48,6 +49,9 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
         return Verdict(ranks=_world_size(ranks), reason=reason, advice=advice)
     world = World(ranks)
     steps = min(len(found.steps) for found in ranks.values())
+    early = [f"rank {found.rank} stopped early: {found.failed}" for found in ranks.values() if found.failed]
+    if _of_this_node(ranks):
+        return judge_node(world, steps, tolerance, early)
     everything = world
     try:
         answer = replay(world, steps, address)
@@ -64,7 +68,6 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
     findings = list(answer.findings)
     if answer.error is not None:
         findings.append(f"the daemon answered {len(answer.steps)} of {steps} steps: {answer.error}")
-    early = [f"rank {found.rank} stopped early: {found.failed}" for found in ranks.values() if found.failed]
     return judge(
         world,
         answer.steps,
@@ -106,6 +109,11 @@ def _step_of(step: Step, kept: Sequence[int]) -> Step:
     return Step([step.rows[index] for index in kept], [step.own[index] for index in kept], calls, stepped)
 
 
+def _of_this_node(ranks: Mapping[int, RankFindings]) -> int:
+    """How many ranks this node has, where it has not all; else 0."""
+    return max((found.local_world_size for found in ranks.values()), default=0)
+
+
 def _world_size(ranks: Mapping[int, RankFindings]) -> int:
     return max((found.world_size for found in ranks.values()), default=0)
 
@@ -124,7 +132,14 @@ def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
         said = "; ".join(f"rank {rank}: {reason}" for rank, reason in list(failed.items())[:4])
         placed = any(reason.startswith(("ModuleRefused", "UsageError")) for reason in failed.values() if reason)
         return f"{len(failed)} ranks cannot be audited: {said}", _ADVICE if placed and _world_size(ranks) > 1 else ""
-    absent = sorted(set(range(_world_size(ranks))) - set(ranks))
+    here = _of_this_node(ranks)
+    if 0 < len(ranks) < here:
+        return (
+            f"only ranks {', '.join(map(str, list(ranks)[:16]))} of the {here} on this node called a clip function of "
+            "torch",
+            "every rank has to clip, one without gradients too; or the run ended before it did",
+        )
+    absent = [] if here else sorted(set(range(_world_size(ranks))) - set(ranks))
     if absent:
         return (
             f"ranks {', '.join(map(str, absent[:16]))} of {_world_size(ranks)} never called a clip function of torch",

@@ -91,6 +91,7 @@ class RankFindings:
     steps: Sequence[Step] = field(default_factory=list)
     failed: str | None = None
     done: bool = False
+    local_world_size: int = 0  #: how many ranks this node has; 0 where it has all, or nobody says
 
 
 class RankWriter:
@@ -108,11 +109,11 @@ class RankWriter:
         tensors: Sequence[Tensor],
         p: float,
         notes: Sequence[str],
+        local_world_size: int = 0,
     ) -> None:
         wires = [tensor.encode(None) for tensor in tensors]
-        self._put(
-            head={"rank": rank, "world_size": world_size, "meshes": meshes, "p": p, "notes": list(notes)}, tensors=wires
-        )
+        head = {"rank": rank, "world_size": world_size, "local_world_size": local_world_size, "meshes": meshes}
+        self._put(head={**head, "p": p, "notes": list(notes)}, tensors=wires)
 
     def step(self, step: Step) -> None:
         rows = [None if row is None else list(_fields(row)) for row in step.rows]
@@ -160,7 +161,16 @@ def _read(path: Path) -> RankFindings | None:
         rank = int(path.stem.rpartition("-")[2])
         return None if failed is None else RankFindings(rank, world_size, {}, [], 2.0, failed=failed, done=done)
     return RankFindings(
-        head["rank"], head["world_size"], head["meshes"], tensors, head["p"], head["notes"], steps, failed, done
+        head["rank"],
+        head["world_size"],
+        head["meshes"],
+        tensors,
+        head["p"],
+        head["notes"],
+        steps,
+        failed,
+        done,
+        head["local_world_size"],
     )
 
 

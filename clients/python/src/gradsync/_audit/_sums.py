@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ._world import Group, Key, World, combined, row_norm
 
-__all__ = ["Sums", "Way", "round_to", "ulp"]
+__all__ = ["Sums", "Way", "reaches", "round_to", "ulp"]
 
 _DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0}
@@ -52,6 +52,17 @@ class Way:
         """Equal for two ways that are the same by construction."""
         parts = tuple((self.axes_of(group), self.times.get(group, 1.0)) for group in groups)
         return parts, None if self.ties is None else frozenset(self.ties), self.after
+
+
+def reaches(world: World, way: Way) -> bool:
+    """Whether all ranks that this way sums over were audited; those of other nodes were not."""
+    spans = [(group.mesh, way.axes_of(group)) for group in world.groups]
+    if way.after is not None:
+        axis = way.after[1]
+        spans.append((next(name for name, axes in world.meshes.items() if axis in axes), frozenset([axis])))
+    return world.whole or all(
+        other in world.ranks for mesh, axes in spans for rank in world.ranks for other in world.span(mesh, axes, rank)
+    )
 
 
 class Sums:

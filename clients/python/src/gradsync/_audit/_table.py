@@ -22,7 +22,8 @@ def as_text(verdict: Verdict) -> str:
         return "\n".join(parts + ([_wrapped(f"-> {verdict.advice}")] if verdict.advice else []))
     p = "inf" if math.isinf(verdict.p) else f"{verdict.p:g}"
     what = f"{_count(verdict.steps, 'step')}, {_count(verdict.ranks, 'rank')}, order {p}"
-    said = [f"gradsync audit: {what}; shown: the step that differs most", ""]
+    said = [f"gradsync audit: {what}; shown: the step that differs most"]
+    said += [_wrapped(verdict.node), ""] if verdict.node else [""]
     said += _table([_HEADINGS, *(_cells(line) for line in verdict.lines)])
     for line in (line for line in verdict.lines if not line.group):
         said += ["", *_sentences(verdict, line)]
@@ -30,7 +31,8 @@ def as_text(verdict: Verdict) -> str:
         said += ["", "wrong, whatever the norms are", *(_with_next_step(problem) for problem in verdict.problems)]
     if verdict.findings:
         said += ["", "also found", *(_with_next_step(finding) for finding in verdict.findings)]
-    said += ["", _wrapped(f"agrees: within {verdict.tolerance:.2g} ({verdict.tolerance_text})", "")]
+    if verdict.tolerance_text:
+        said += ["", _wrapped(f"agrees: within {verdict.tolerance:.2g} ({verdict.tolerance_text})", "")]
     return "\n".join(said)
 
 
@@ -42,7 +44,8 @@ def _sentences(verdict: Verdict, line: Line) -> list[str]:
     what = f"{_count(line.tensors, 'tensor')} on {_count(verdict.ranks, 'rank')}"
     if line.verdict == "agrees":
         most = "are not finite, both" if line.difference is None else f"differ by at most {abs(line.difference):.1e}"
-        return [_wrapped(f"{line.name}: agrees: the norms of {what} {most}, {allowed}; nothing to do", "")]
+        todo = "nothing to do" if not verdict.node else "that the other nodes hold the same is not known"
+        return [_wrapped(f"{line.name}: agrees: the norms of {what} {most}, {allowed}; {todo}", "")]
     by = "is not finite, or ours is not," if line.difference is None else f"is off by {_percent(line.difference)}"
     head = f"{line.name}: the norm of {what} {by} in step {line.step}, {allowed}"
     if line.difference is not None and verdict.tolerance < abs(line.difference) < _HARMLESS:
@@ -51,6 +54,7 @@ def _sentences(verdict: Verdict, line: Line) -> list[str]:
     why += "" if len(line.causes) < 2 else "; these steps cannot tell them apart"
     if line.scale != 1.0 and len(line.causes) > 1:
         why = "besides the loss scale it is wrong"
+    why += "" if not verdict.node else "; mistakes in sums over other nodes are not tried"
     said = [_wrapped(head, ""), f"  {why}"]
     for cause in line.causes:
         said.append(_wrapped(f"* {cause.kind}: {cause.text}"))
@@ -97,6 +101,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "problems": list(verdict.problems),
         "findings": list(verdict.findings),
         "replicas_differ": verdict.replicas_differ,
+        "node": verdict.node,
         "reason": verdict.reason,
         "advice": verdict.advice,
     }

@@ -15,7 +15,7 @@ from ._mistakes import RIGHT, twins
 from ._sums import Sums
 from ._world import Group, Key, World
 
-__all__ = ["Line", "OurStep", "Verdict", "judge", "tolerance_of"]
+__all__ = ["Line", "OurStep", "Verdict", "compare_ranks", "judge", "part_name", "tolerance_of"]
 
 _SAID = 5  # how many similar findings are printed
 _SAME = 1e-6  # the daemon's norm has the precision of float32, unless the gradients are float64
@@ -73,19 +73,20 @@ class Verdict:
     findings: Sequence[str] = ()
     replicas_differ: bool = False
     problems: Sequence[str] = ()  #: mistakes whatever the norms are
+    node: str = ""  #: which ranks it is of, where others are on other nodes
     reason: str | None = None
     advice: str = ""
 
     @property
     def exit_code(self) -> int:
         lines = [line for line in self.lines if not line.group]
-        if self.reason is None and self.problems:
+        if self.reason is None and (self.problems or self.replicas_differ):
             return 1
         if self.reason is not None or all(line.verdict == "not seen" for line in lines):
             return 2
-        if self.replicas_differ or any(line.verdict == "differs" for line in lines):
+        if any(line.verdict == "differs" for line in lines):
             return 1
-        return 2 if any(line.verdict == "not seen" for line in lines) else 0
+        return 2 if self.node or any(line.verdict == "not seen" for line in lines) else 0
 
 
 def tolerance_of(world: World) -> tuple[float, str]:
@@ -107,6 +108,7 @@ def judge(
     findings: Sequence[str] = (),
     replicas_differ: bool = False,
     sets: ClipSets | None = None,
+    node: str = "",
 ) -> Verdict:
     """Compares as many steps as the daemon answered; `sets` is what the clip calls of a larger world are given."""
     sets = clip_sets(world, len(ours)) if sets is None else sets
@@ -115,7 +117,7 @@ def judge(
     products, totals = seen_calls(world, len(ours), said)
     lines: list[Line] = []
     for seen in products:
-        name = "whole model" if seen.whole else _part_name(world, seen.keys)
+        name = "whole model" if seen.whole else part_name(world, seen.keys)
         if seen.lost:
             lines.append(Line(name, len(seen.keys) + seen.strangers, "not seen", None, why=seen.lost, fix=seen.fix))
             continue
@@ -142,7 +144,16 @@ def judge(
     notes = [note for found in world.ranks.values() for note in found.notes]
     said = list(dict.fromkeys([*said, *sets.notes, *notes]))
     return Verdict(
-        len(ours), world.size, world.p, limit, text, lines, tuple(said), replicas_differ, tuple(sets.problems)
+        len(ours),
+        len(world.ranks),
+        world.p,
+        limit,
+        text,
+        lines,
+        tuple(said),
+        replicas_differ,
+        tuple(sets.problems),
+        node,
     )
 
 
@@ -165,7 +176,7 @@ def _line(
     world: World, name: str, seen: Seen, sums: Sequence[Sums], ours: Sequence[float], tolerance: float, said: list[str]
 ) -> Line:
     theirs = seen.norms
-    _compare_ranks(world, name, seen, said)
+    compare_ranks(world, name, seen, said)
     worst = max(range(len(ours)), key=lambda step: _distance(ours[step], theirs[step]))
     agrees = all(close(norm, ours[step], tolerance) for step, norms in enumerate(theirs) for norm in norms)
     why: tuple[Cause, ...] = ()
@@ -282,7 +293,8 @@ def _check_ourselves(exact: Mapping[int, float], ours: Sequence[OurStep], said: 
             )
 
 
-def _compare_ranks(world: World, name: str, seen: Seen, said: list[str]) -> None:
+def compare_ranks(world: World, name: str, seen: Seen, said: list[str]) -> bool:
+    """Whether ranks have different norms, which is then said."""
     for step, norms in zip(seen.steps, seen.norms, strict=True):
         ranks: dict[str, list[str]] = {}
         for rank, norm in zip(world.ranks, norms, strict=True):
@@ -290,10 +302,11 @@ def _compare_ranks(world: World, name: str, seen: Seen, said: list[str]) -> None
         if len(ranks) > 1:
             which = "; ".join(f"{norm} on {', '.join(names)}" for norm, names in ranks.items())
             said.append(f"{name}: ranks clip by different norms (step {step}: {which}): one model, many coefficients")
-            return
+            return True
+    return False
 
 
-def _part_name(world: World, keys: frozenset[Key]) -> str:
+def part_name(world: World, keys: frozenset[Key]) -> str:
     """Names a part by its first and last tensor, because parts may share others."""
     held = dict.fromkeys(key[0] for known in world.keys_of.values() for key in known if key in keys)
     if not held:

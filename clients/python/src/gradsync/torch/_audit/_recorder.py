@@ -307,7 +307,9 @@ class Recorder:
         self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         writer, meshes = self._open_file(rank), {mesh.name: mesh.axes for mesh in found.meshes}
         notes = [*found.notes, *self._hints.overridden(_declaration is not None)]
-        self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, notes)
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        here = local if local < world_size else 0
+        self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, notes, here)
         self._scaled.look(_model.living_optimizers())
         listeners.add(self)
 
