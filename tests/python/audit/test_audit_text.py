@@ -211,7 +211,8 @@ def test_each_line_says_what_was_compared_and_what_to_do() -> None:
     text = as_text(verdict)
     assert "whole model: agrees: the norms of 3 tensors on 2 ranks differ by at most 1.0e-08, allowed 2e-05" in text
     assert "part: w: not seen: rank 1 made no such call\n    -> let it\n" in text
-    assert "part: v: the norm of 1 tensor on 2 ranks is off by 32 × in step 1, allowed 2e-05\n  likely cause\n" in text
+    assert "part: v: the norm of 1 tensor on 2 ranks is 32 × the exact one in step 1, allowed 2e-05\n" in text
+    assert "\n  likely cause\n  * unknown: nothing\n    -> look\n" in text
     assert "wrong, whatever the norms are\n  * a problem\n" in text
     assert "  * a note\n    -> a step\n" in text
     assert verdict.exit_code == 1

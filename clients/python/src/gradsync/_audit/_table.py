@@ -12,6 +12,7 @@ __all__ = ["as_json", "as_text"]
 
 _HEADINGS = ("", "tensors", "exact norm", "their norm", "difference", "verdict")
 _WIDTH = 118
+_LARGE = 10.0  # a relative difference from which on a factor reads better than a percentage
 _HARMLESS = 1e-6  # relative; a coefficient in float32 is no more precise
 
 
@@ -47,6 +48,8 @@ def _sentences(verdict: Verdict, line: Line) -> list[str]:
         todo = "nothing to do" if not verdict.node else "that the other nodes hold the same is not known"
         return [_wrapped(f"{line.name}: agrees: the norms of {what} {most}, {allowed}; {todo}", "")]
     by = "is not finite, or ours is not," if line.difference is None else f"is off by {_percent(line.difference)}"
+    if line.difference is not None and line.difference >= _LARGE:
+        by = f"is {_percent(line.difference)} the exact one"
     head = f"{line.name}: the norm of {what} {by} in step {line.step}, {allowed}"
     if line.difference is not None and verdict.tolerance < abs(line.difference) < _HARMLESS:
         head += f"; a float32 rounds more than this, so --tolerance {_HARMLESS:g} accepts it"
@@ -129,7 +132,7 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def _percent(difference: float) -> str:
-    if difference >= 10:
+    if difference >= _LARGE:
         return f"{difference + 1:.6g} ×"
     return f"{100 * difference:+.2f} %" if abs(difference) >= 1e-4 else f"{difference:+.1e}"
 
