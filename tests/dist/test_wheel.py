@@ -22,6 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "dist"
 DEADLINE_S = 300
+pytestmark = pytest.mark.timeout(2 * DEADLINE_S)
 MOST_BYTES = 12 << 20
 NEWEST_GLIBC = (2, 34)
 # What RHEL 9 and Ubuntu 22.04 both have: glibc 2.34, and the runtime of GCC 11.
