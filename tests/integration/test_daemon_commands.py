@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import subprocess
 from pathlib import Path
 
 import pytest
-from daemon import BINARY, Daemon, clean_environment, run_command
+from daemon import BINARY, Daemon, clean_environment, get, run_command
+
+import gradsync
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy/config/gradsyncd.toml"
@@ -160,6 +163,23 @@ def test_a_socket_directory_that_cannot_be_made_is_78(tmp_path: Path) -> None:
     result = run_command("serve", "--socket", str(tmp_path / "no/such/gradsync.sock"), "--health", "off")
     assert result.returncode == 78
     assert str(tmp_path / "no/such") in result.stderr
+
+
+@pytest.mark.parametrize(("clip", "said"), [(None, "no threshold"), (0.5, "threshold 0.5")])
+def test_status_says_in_words_that_there_is_no_threshold(clip: float | None, said: str) -> None:
+    with Daemon() as daemon, gradsync.connect(daemon.socket) as client:
+        job = client.attach(job="one", rank=0, world_size=1)
+        policy = None if clip is None else gradsync.Clip(max_norm=clip)
+        grads = job.declare([gradsync.Tensor("w", (4,))], clip=policy)
+        grads.input("w").memoryview()[:] = struct.pack("4f", 1, 1, 1, 1)
+        grads.finish(ready="all")
+        text = run_command("status", "--address", daemon.socket).stdout
+        assert f"\n  norm 2, {said}, 1 tensors" in text
+        page = get(daemon.unix(), "/")[1]
+        assert f"<dt>threshold</dt><dd>{said.removeprefix('threshold ')}</dd>" in page
+        assert not re.search(r"\binf(inity)?\b", text + page, re.IGNORECASE)
+        (wire,) = json.loads(run_command("status", "--json", "--address", daemon.socket).stdout)["jobs"]
+        assert wire["threshold"] == ("Infinity" if clip is None else clip)
 
 
 def test_status_and_rpc_talk_to_the_daemon() -> None:

@@ -15,7 +15,7 @@ from fake_daemon import report
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradsync._step._report import StepReport, decode_report, read_report
+from gradsync._step._report import StepReport, WatchReport, decode_report, read_report
 from gradsync._wire import decode_int, decode_number, dump, encode_number, load, plain
 from gradsync.errors import ProtocolError
 
@@ -91,6 +91,21 @@ def test_a_report_is_decoded_with_names() -> None:
     assert decoded.divergence[0].ranks == (1, 2)
     assert decoded.timings.reduce_s == 0.25
     assert decoded.groups[0].reason == "measured only"
+
+
+def test_people_read_that_there_is_no_threshold() -> None:
+    none = decode_report(report(7, threshold="Infinity"), str)
+    assert repr(none).startswith("StepReport(step=7, epoch=")
+    assert " threshold=no threshold," in repr(none)
+    assert " threshold=no threshold," in repr(none.groups[0])
+    assert "inf" not in repr(none).replace("found_inf", "").lower()
+    some = dataclasses.replace(none, threshold=0.5)
+    assert " threshold=0.5," in repr(some)
+    watched = WatchReport("observe", math.inf, 1.0, False, "step", False, "warm-up")
+    assert repr(watched) == (
+        "WatchReport(policy='observe', threshold=no threshold, coefficient=1.0, clipped=False, action='step', "
+        "spike=False, reason='warm-up')"
+    )
 
 
 @pytest.mark.parametrize("missing", sorted(report(0)))

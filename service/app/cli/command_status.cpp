@@ -20,20 +20,24 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string number(const Json& job, const char* key) {
-  const auto value = job.find(key);
-  if (value == job.end() || value->is_null()) {
-    return "–";
-  }
-  return value->is_string() ? value->get<std::string>() : fmt::format("{:.6g}", value->get<double>());
+/// Norm and threshold, for people; the wire writes what JSON cannot carry as a text.
+std::string measured(const Json& job) {
+  const Json norm = job.value("norm", Json());
+  const Json threshold = job.value("threshold", Json());
+  return fmt::format(
+      "norm {}, {}",
+      norm.is_number()   ? fmt::format("{:.6g}", norm.get<double>())
+      : norm.is_string() ? "not finite"
+                         : "–",
+      threshold.is_number() ? "threshold " + threshold_text(threshold.get<double>()) : "no threshold"
+  );
 }
 
 std::string job_text(const Json& job) {
   const double age = job.value("last_commit_age_s", -1.0);
   const std::string reason = job.value("reason", "");
   std::string text = fmt::format(
-      "\njob {}  {}{}{}\n  step {} (epoch {}, attempt {}), {} committed, {} failed, last commit {}\n  norm {}, "
-      "threshold {}, "
+      "\njob {}  {}{}{}\n  step {} (epoch {}, attempt {}), {} committed, {} failed, last commit {}\n  {}, "
       "{} tensors in {} buckets over {}\n",
       job.value("job", ""),
       job.value("state", ""),
@@ -45,8 +49,7 @@ std::string job_text(const Json& job) {
       job.value("steps_committed", 0),
       job.value("steps_failed", 0),
       age < 0 ? "none" : human_seconds(age) + " ago",
-      number(job, "norm"),
-      number(job, "threshold"),
+      measured(job),
       job.value("tensors", 0),
       job.value("buckets", 0),
       job.value("data_path", "")

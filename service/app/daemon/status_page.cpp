@@ -44,7 +44,7 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-std::string number(double value) { return std::isinf(value) ? "none" : fmt::format("{:.6g}", value); }
+std::string number(double value) { return std::isfinite(value) ? fmt::format("{:.6g}", value) : "not finite"; }
 
 std::string ranks_table(const std::vector<engine::RankStatus>& ranks) {
   std::string rows;
@@ -83,7 +83,7 @@ std::string job_section(const engine::JobStatus& job) {
              job.steps_committed,
              job.steps_failed,
              number(job.norm),
-             number(job.threshold),
+             threshold_text(job.threshold),
              escaped(job.data_path),
              job.tensors,
              job.buckets,
@@ -107,6 +107,10 @@ std::string human_seconds(double seconds) {
     return fmt::format("{} min {} s", whole / 60, whole % 60);
   }
   return fmt::format("{} h {} min", whole / 3600, whole / 60 % 60);
+}
+
+std::string threshold_text(double threshold) {
+  return std::isinf(threshold) ? "no threshold" : fmt::format("{:.6g}", threshold);
 }
 
 std::string render_status_page(const StatusPage& page) {

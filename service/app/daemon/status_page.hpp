@@ -19,6 +19,9 @@ struct StatusPage {
 
 [[nodiscard]] std::string render_status_page(const StatusPage& page);
 
+/// 0.5 → "0.5"; one that clips nothing → "no threshold".
+[[nodiscard]] std::string threshold_text(double threshold);
+
 /// 42.0 → "42 s", 3723 → "1 h 2 min".
 [[nodiscard]] std::string human_seconds(double seconds);
 

@@ -51,8 +51,16 @@ TEST(StatusPage, shows_jobs_with_their_reason_and_ranks_and_escapes_names) {
   EXPECT_THAT(html, HasSubstr("&lt;llm &amp; &quot;friends&quot;&gt;"));
   EXPECT_THAT(html, HasSubstr("stepping: waits for rank 1"));
   EXPECT_THAT(html, HasSubstr("step.finish for 3 min 20 s"));
-  EXPECT_THAT(html, HasSubstr("<dt>threshold</dt><dd>none</dd>"));
+  EXPECT_THAT(html, HasSubstr("<dt>norm</dt><dd>1.5</dd><dt>threshold</dt><dd>no threshold</dd>"));
   EXPECT_THAT(html, HasSubstr("declared, paused"));
+}
+
+TEST(StatusPage, shows_a_threshold_as_a_number_and_says_that_a_norm_is_not_finite) {
+  engine::JobStatus overflown = job();
+  overflown.norm = std::numeric_limits<double>::infinity();
+  overflown.threshold = 0.5;
+  const std::string html = render_status_page(page_with({{overflown}}));
+  EXPECT_THAT(html, HasSubstr("<dt>norm</dt><dd>not finite</dd><dt>threshold</dt><dd>0.5</dd>"));
 }
 
 TEST(StatusPage, a_reader_who_may_not_see_jobs_is_told_how_to) {

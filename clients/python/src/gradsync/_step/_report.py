@@ -32,8 +32,22 @@ Action = Literal["step", "zero", "skip", "raise"]
 Finding = Literal["nonfinite", "divergence", "missing", "absent", "spike"]  #: what a watcher is told of
 
 
-@dataclass(frozen=True, slots=True)
-class WatchReport:
+class _Shown:
+    """Shows every field, and an infinite threshold in words."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={_shown(name, getattr(self, name))}" for name in self.__dataclass_fields__)  # type: ignore[attr-defined]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _shown(name: str, value: object) -> str:
+    return "no threshold" if name == "threshold" and value == math.inf else repr(value)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WatchReport(_Shown):
     """What a policy that only watches would have done with the norm of its clip group."""
 
     policy: str  #: in words
@@ -45,13 +59,13 @@ class WatchReport:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GroupReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class GroupReport(_Shown):
     """One clip group."""
 
     name: str
     norm: float
-    threshold: float
+    threshold: float  #: infinite where nothing is clipped by it
     coefficient: float
     clipped: bool
     reason: str
@@ -150,8 +164,8 @@ class _WhenRead:
             return getattr(decoded, name)
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport(_WhenRead):
+@dataclass(frozen=True, slots=True, repr=False)
+class StepReport(_WhenRead, _Shown):
     """The result of a step, equal on all ranks but for `absent` and the last four fields.
 
     Those are of `gradsync.torch` about this rank's step; 0 or None without it, and in reports read from the daemon.
