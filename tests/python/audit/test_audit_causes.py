@@ -545,3 +545,17 @@ def test_parts_on_other_nodes_are_not_guessed(scale: float | None) -> None:
     assert verdict.exit_code == (2 if scale is None else 1)
     assert len(verdict.problems) == (0 if scale is None else 1)
     assert "one node: ranks 0, 1 of 4" in as_text(verdict)
+
+
+@pytest.mark.parametrize("wrong", [1.0, 1.37])
+def test_a_norm_before_the_sum_over_ranks_is_not_that_of_its_group(wrong: float) -> None:
+    def equal(number: int, row: Row) -> Row:
+        return replace(row, power_sum=1.0, power_sum_low=0.0, scale=1.0)
+
+    def calls(step: int, rank: int, norm: float) -> list[Call]:
+        return [Call("total", 2.0, 1.0), Call("apply", 2.0, norm)]
+
+    world = Planted({"dense": {"dp_shard": 2}}, [Logical("w", (4, 3), (shard(0, "dp_shard"),))])
+    verdict = world.judge(lambda w, s, r: wrong * right(w, s, r), calls=calls, row=equal)
+    assert verdict.lines[1].theirs == ()
+    assert verdict.lines[1].verdict == ("agrees" if wrong == 1.0 else "not seen")

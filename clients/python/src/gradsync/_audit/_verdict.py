@@ -12,7 +12,7 @@ from ._calls import Seen, seen_calls
 from ._causes import Cause, Numbers, causes, close
 from ._clip_sets import ClipSets, clip_sets
 from ._mistakes import RIGHT, twins
-from ._sums import Sums
+from ._sums import Sums, Way
 from ._world import Group, Key, World
 
 __all__ = ["Line", "OurStep", "Verdict", "compare_ranks", "judge", "part_name", "tolerance_of"]
@@ -263,9 +263,12 @@ def _group_line(
     verdict = whole.verdict
     if whole.causes:
         verdict = "differs" if blamed else "agrees" if ways else "not seen"
+    right = all(close(norm, own, tolerance) for norm in theirs)
+    local = [sums.exact(Way({group: frozenset()}), rank, group) for rank in world.ranks]
+    if not right and (whole.verdict == "agrees" or all(close(theirs[0], norm, tolerance) for norm in local)):
+        theirs = ()  # It is what a rank has before it sums over ranks, or only for a log.
     if theirs:  # It is known, and need not be blamed with the others.
-        verdict = "agrees" if all(close(norm, own, tolerance) for norm in theirs) else "differs"
-        blamed = blamed if verdict == "differs" else []
+        verdict, blamed = ("agrees", []) if right else ("differs", blamed)
     elif len(ways) == 1 and len(whole.causes) == 1 and whole.causes[0].kind != "left_out":
         found = [sums.exact(ways[0], rank, group) for rank in world.ranks]
         theirs, implied = tuple(found) if len(set(map(repr, found))) > 1 else (found[0],), True

@@ -145,7 +145,7 @@ class Recorder:
     def before_step(self, optimizer: Optimizer) -> None:
         def look() -> None:
             factor = getattr(optimizer, "grad_scale", None)
-            if factor is not None:  # a fused optimizer divides while it steps
+            if isinstance(factor, torch.Tensor) and factor.numel() == 1:  # a fused optimizer divides while it steps
                 self._divides(optimizer, float(factor))
             self._scaled.steps(optimizer)
             self._keep_stepped(optimizer)
