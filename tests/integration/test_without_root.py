@@ -76,7 +76,11 @@ def bare(**extra: str) -> dict[str, str]:
 
 @pytest.fixture
 def user() -> Iterator[User]:
-    one = User(1_000_000 + secrets.randbelow(1_000_000))
+    one = User(20_000 + secrets.randbelow(40_000))  # a container may have no more users than 65,536
+    for command in ((BINARY, "--version"), (sys.executable, "-c", "import gradsync")):
+        started = one.run(*command)
+        if started.returncode != 0:  # it lies in a folder of root alone, say
+            pytest.skip(f"other users than root cannot start {command[0]}: {started.stderr.strip()[-200:]}")
     yield one
     with contextlib.suppress(FileNotFoundError):
         if os.path.islink(one.folder):
@@ -89,9 +93,12 @@ def user() -> Iterator[User]:
 def python(user: User) -> str:
     """An interpreter that programs of this user can start; that of the tests may lie in root's home."""
     for one in (sys.executable, "/usr/bin/python3"):
-        if user.run("/bin/sh", "-c", f"{one} -c 'import gradsync'", **MODULES).returncode == 0:
+        if (
+            user.run("/bin/sh", "-c", f"'{BINARY}' --version && '{one}' -c 'import gradsync'", **MODULES).returncode
+            == 0
+        ):
             return one
-    pytest.skip("other users than root can start no Python that has this package")
+    pytest.skip("programs of other users than root cannot start the daemon, or no Python that has this package")
 
 
 @contextlib.contextmanager
@@ -143,7 +150,7 @@ def test_a_user_without_anything_is_served_in_a_private_folder_of_tmp(user: User
 
 
 def test_a_user_with_a_runtime_directory_is_served_there(user: User) -> None:
-    with tempfile.TemporaryDirectory(prefix="gradsync-runtime-") as runtime:
+    with tempfile.TemporaryDirectory(prefix="gradsync-runtime-", dir="/tmp") as runtime:
         os.chown(runtime, user.uid, user.uid)
         with serving(user, XDG_RUNTIME_DIR=runtime) as (said, pid):
             assert f"socket={runtime}/gradsync/gradsync.sock " in said
@@ -153,7 +160,7 @@ def test_a_user_with_a_runtime_directory_is_served_there(user: User) -> None:
 
 def test_a_runtime_directory_of_somebody_else_is_passed_over(user: User) -> None:
     with (
-        tempfile.TemporaryDirectory(prefix="gradsync-runtime-") as runtime,  # of root, as `su` leaves it
+        tempfile.TemporaryDirectory(prefix="gradsync-runtime-", dir="/tmp") as runtime,  # of root, as `su` leaves it
         serving(user, XDG_RUNTIME_DIR=runtime) as (said, pid),
     ):
         assert f"socket={user.socket} " in said

@@ -128,7 +128,7 @@ except gradsync.errors.ConnectionFailed as error:
 def test_permission_names_mode_owner_and_uid(tmp_path_factory: pytest.TempPathFactory) -> None:
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         fake = FakeDaemon(Path(folder))
         try:
