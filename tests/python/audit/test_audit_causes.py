@@ -414,6 +414,13 @@ def test_what_an_optimizer_steps_and_no_rank_clips_is_a_problem() -> None:
     assert verdict.problems[0].startswith("1 of 2 stepped tensors is never clipped: experts (norm ")
 
 
+def test_what_is_clipped_by_value_needs_no_norm() -> None:
+    one = [Stepped(0, "SGD", (0, 1), by_value=(1,))]
+    verdict = experts().judge(right, calls=dense_alone, stepped=one)
+    assert not verdict.problems
+    assert not any("no call is given" in finding for finding in verdict.findings)
+
+
 def test_an_optimizer_without_a_clip_is_a_note() -> None:
     verdict = stepping(experts(), dense_alone, (0,), (1,))
     assert not verdict.problems

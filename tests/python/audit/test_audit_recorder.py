@@ -393,3 +393,48 @@ def test_a_step_that_the_scaler_skips_is_not_taken_for_a_late_division(make: Cal
     steps = script.findings().steps
     assert [call.scale for step in steps for call in step.calls] == [None] * 3
     assert [step.rows[1].nonfinite for step in steps] == [1, 1, 0]
+
+
+def test_a_norm_for_a_log_before_the_scaler_divides_is_no_clip(make: Callable[..., Script]) -> None:
+    script, net = make(steps=2), model(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(2, 3)).square().sum()).backward()
+        script.total([parameter.grad for parameter in net.parameters()])
+        scaler.unscale_(optimizer)
+        script.clip(net.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    calls = [call for step in script.findings().steps for call in step.calls]
+    assert [(call.kind, call.scale) for call in calls] == [("clip", None)] * 2
+
+
+def test_only_the_clip_before_the_scaler_divides_has_its_scale(make: Callable[..., Script]) -> None:
+    script, net = make(steps=4), model(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(2, 3)).square().sum()).backward()
+        script.clip(net.parameters(), 0.5)
+        scaler.unscale_(optimizer)
+        script.clip(net.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+    calls = [call for step in script.findings().steps for call in step.calls]
+    assert [call.scale for call in calls] == [8.0, None, 8.0, None]
+
+
+def test_what_is_clipped_by_value_is_told_of_what_is_stepped(make: Callable[..., Script]) -> None:
+    script, net = make(steps=2), model(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        net(torch.ones(2, 3)).square().sum().backward()
+        script.clip([net[0].weight], 0.5)
+        nn.utils.clip_grad_value_([net[0].bias], 0.1)
+        optimizer.step()
+    stepped = [one for step in script.findings().steps for one in step.stepped]
+    assert [(one.tensors, one.by_value) for one in stepped] == [((0, 1), (1,))] * 2

@@ -56,7 +56,7 @@ def _never_clipped(world: World, steps: int) -> tuple[list[str], list[str]]:
     clipped = {key for rank in world.ranks for step in range(steps) for key in passed(world, rank, step)}
     if not clipped:
         return [], []
-    zero = _always_zero(world)
+    spared = _always_zero(world) | _by_value(world)
     with_clip: dict[Key, None] = {}
     without: dict[str, dict[Key, None]] = {}
     strangers, apart = 0, 0
@@ -75,7 +75,7 @@ def _never_clipped(world: World, steps: int) -> tuple[list[str], list[str]]:
                 without.setdefault(kind, {}).update(keys)
                 apart = max(apart, unknown)
     problems = []
-    bare = [key for key in with_clip if key not in clipped and key not in zero]
+    bare = [key for key in with_clip if key not in clipped and key not in spared]
     if bare or strangers:
         names = [*map(_name, bare)] + ([f"{strangers} that were not there at the first call"] if strangers else [])
         number = len(bare) + strangers
@@ -86,7 +86,7 @@ def _never_clipped(world: World, steps: int) -> tuple[list[str], list[str]]:
         )
     notes = []
     for kind, keys in without.items():
-        names = [_name(key) for key in keys if key not in zero and key not in with_clip and key not in clipped]
+        names = [_name(key) for key in keys if key not in spared and key not in with_clip and key not in clipped]
         if names:
             notes.append(
                 f"an optimizer without a clip: {kind} steps {_count(names)} that no call is given: {_some(names)}; on "
@@ -104,6 +104,17 @@ def _always_zero(world: World) -> set[Key]:
                 if row is not None:
                     zero[key] = zero.get(key, True) and row.maximum == 0 and not row.nonfinite
     return {key for key, nothing in zero.items() if nothing}
+
+
+def _by_value(world: World) -> set[Key]:
+    """Tensors that `clip_grad_value_` limits, so that they need no norm."""
+    return {
+        world.keys_of[rank][index]
+        for rank, found in world.ranks.items()
+        for step in found.steps
+        for one in step.stepped
+        for index in one.by_value
+    }
 
 
 def _sizes(world: World, steps: int, bare: Sequence[Key], clipped: set[Key]) -> str:

@@ -59,13 +59,15 @@ class Call:
 @dataclass(frozen=True)
 class Stepped:
     """What one optimizer of this rank stepped with a gradient since the line before; optimizers are numbered as they
-    first step. `strangers` counts tensors that are not of the audited model, and that no call was given.
+    first step. `strangers` counts tensors that are not of the audited model, and that no call was given; `by_value`
+    are those that the script clips by value.
     """
 
     optimizer: int
     kind: str
     tensors: tuple[int, ...]
     strangers: int = 0
+    by_value: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,10 @@ def _step(wire: Mapping[str, Any]) -> Step:
         Call(**{**call, "tensors": _tuple_or_none(call["tensors"]), "over": tuple(call["over"])})
         for call in wire["calls"]
     ]
-    stepped = [Stepped(**{**one, "tensors": tuple(one["tensors"])}) for one in wire["stepped"]]
+    stepped = [
+        Stepped(**{**one, "tensors": tuple(one["tensors"]), "by_value": tuple(one["by_value"])})
+        for one in wire["stepped"]
+    ]
     return Step(rows, wire["own"], calls, stepped)
 
 

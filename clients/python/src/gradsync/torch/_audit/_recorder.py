@@ -99,6 +99,8 @@ class Recorder:
         self._index: dict[int, int] = {}
         self._states: list[object] = []  # states of the gradients that were measured
         self._scaled = ScaledClips()
+        self._calling = False  # a function that `around` was given
+        self._by_value: set[int] = set()  # indices of tensors that `clip_grad_value_` was given
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._stepped: dict[int, Stepped] = {}  # since the last line that was written
         self._strange: set[int] = set()  # ids of clipped tensors that are not of the model
@@ -124,11 +126,14 @@ class Recorder:
         norm = _argument(args, kwargs, 2, "total_norm", None) if kind == "apply" else None
         limit = None if kind == "total" else _argument(args, kwargs, 1, "max_norm", None)
         self._guarded(lambda: self._before(kind, given, p, norm))
+        self._calling = True
         try:
             result = original(*args, **kwargs)
         except BaseException:
             self._guarded(lambda: self._after(kind, given, None, limit))
             raise
+        finally:
+            self._calling = False
         self._guarded(lambda: self._after(kind, given, norm if kind == "apply" else result, limit))
         return result
 
@@ -155,10 +160,12 @@ class Recorder:
 
     def before_unscale(self, optimizer: Optimizer, scaler: GradScaler | None = None) -> None:
         if scaler is not None:
-            self._guarded(lambda: self._divides(optimizer, float(scaler.get_scale())))
+            self._guarded(lambda: self._divides(optimizer, float(scaler.get_scale()), scaler))
 
     def before_clip(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Does nothing: `around` sees the calls themselves."""
+        """Of torch's calls that come here, all but `clip_grad_value_` are seen by `around`."""
+        if not self._calling:
+            self._guarded(lambda: self._by_value.update(self._gradients_of(gradients)))
 
     def close(self) -> None:
         """Ends the audit of this rank, also at the end of the script."""
@@ -183,8 +190,8 @@ class Recorder:
                 _log.warning("gradsync audit: %s", unwritten)
             self._end()
 
-    def _divides(self, optimizer: Optimizer, factor: float) -> None:
-        if self._scaled.divides(optimizer, factor):
+    def _divides(self, optimizer: Optimizer, factor: float, scaler: GradScaler | None = None) -> None:
+        if self._scaled.divides(optimizer, factor, scaler):
             self._finish_step()  # The scaler skipped the step before, and these gradients are newer.
 
     def _keep_stepped(self, optimizer: Optimizer) -> None:
@@ -195,7 +202,8 @@ class Recorder:
         before = self._stepped.get(number)
         if before is not None:
             indices, strangers = indices | {*before.tensors}, max(strangers, before.strangers)
-        self._stepped[number] = Stepped(number, type(optimizer).__name__, tuple(sorted(indices)), strangers)
+        by_value = tuple(sorted(indices & self._by_value))
+        self._stepped[number] = Stepped(number, type(optimizer).__name__, tuple(sorted(indices)), strangers, by_value)
 
     def _before(self, kind: str, given: Sequence[torch.Tensor], p: float | None, norm: Any) -> None:
         if self._is_of_next_step(kind, given):
@@ -274,6 +282,7 @@ class Recorder:
         if kind != "total":
             self._multiplied |= set(map(id, given))
             self._strange |= {id(tensor) for tensor in given if id(tensor) not in self._index}
+            self._scaled.clips(self._parameters[index] for index in chosen)
         self._scaled.seen(self._parameters[index] for index in chosen)
 
     def _is_of_next_step(self, kind: str, given: Sequence[torch.Tensor]) -> bool:

@@ -26,20 +26,31 @@ class ScaledClips:
         self._divided: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # before a clip, as it should be
         self._factors: dict[int, float] = {}  # of the parameters of the open step that were divided after their clip
         self._habit: weakref.WeakKeyDictionary[Optimizer, float] = weakref.WeakKeyDictionary()
+        self._late: weakref.WeakKeyDictionary[Optimizer, GradScaler] = weakref.WeakKeyDictionary()
 
     def look(self, optimizers: Iterable[Optimizer]) -> None:
         """Called once, at the first clip, because what came before it was not told."""
         scalers = [one for one in gc.get_objects() if issubclass(type(one), GradScaler)]
         for optimizer in optimizers:
-            states = [scaler._per_optimizer_states.get(id(optimizer)) for scaler in scalers]
-            if any(state is not None and state["stage"] is OptState.UNSCALED for state in states):
+            if any(_has_divided(scaler, optimizer) for scaler in scalers):
                 self._divided.add(optimizer)
 
     def seen(self, parameters: Iterable[torch.Tensor]) -> None:
         """These were clipped, or their norm was taken."""
         self._clipped |= set(map(id, parameters))
 
-    def divides(self, optimizer: Optimizer, factor: float) -> bool:
+    def clips(self, parameters: Iterable[torch.Tensor]) -> None:
+        """These are multiplied. Where the scaler has divided them, what came before was a norm for a log."""
+        ids = set(map(id, parameters))
+        for optimizer, scaler in list(self._late.items()):
+            held = self._held_by(optimizer)
+            if held & ids and _has_divided(scaler, optimizer):
+                self._factors = {one: factor for one, factor in self._factors.items() if one not in held}
+                self._habit.pop(optimizer, None)
+                self._late.pop(optimizer, None)
+                self._divided.add(optimizer)
+
+    def divides(self, optimizer: Optimizer, factor: float, scaler: GradScaler | None = None) -> bool:
         """The scaler divides the gradients of this optimizer now. Returns whether these are of a new step."""
         early = self._held_by(optimizer) & self._clipped
         if not early:
@@ -52,6 +63,8 @@ class ScaledClips:
         if factor != 1.0:
             self._factors |= dict.fromkeys(early, factor)
             self._habit[optimizer] = factor
+            if scaler is not None:
+                self._late[optimizer] = scaler
         return False
 
     def steps(self, optimizer: Optimizer) -> None:
@@ -77,3 +90,9 @@ class ScaledClips:
     @staticmethod
     def _held_by(optimizer: Optimizer) -> set[int]:
         return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _has_divided(scaler: GradScaler, optimizer: Optimizer) -> bool:
+    """Whether the gradients of this optimizer were divided, and it has not stepped since."""
+    state = scaler._per_optimizer_states.get(id(optimizer))
+    return state is not None and state["stage"] is OptState.UNSCALED
