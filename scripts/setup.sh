@@ -17,7 +17,7 @@ case $what in
   all)
     packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev shellcheck)
     # Only the fuzzers and tests of the packages and the manual need these: where they cannot be had, those are skipped.
-    optional+=(clang-16 libclang-rt-16-dev debootstrap groff-base systemd zsh)
+    optional+=(clang-16 libclang-rt-16-dev debootstrap groff-base zsh)
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
     ;;
   *)

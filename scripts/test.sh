@@ -25,7 +25,7 @@ if [ -n "${LONG:-}" ]; then
   stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${tests[@]}" -m long tests/integration
   stage --name dist-wheel --deadline 600 -- scripts/dist.sh
   stage --name dist-deb --deadline 600 -- scripts/deb.sh
-  stage --name dist --cases --deadline 900 -- "${tests[@]}" tests/dist
+  stage --name dist --cases --deadline 2400 -- "${tests[@]}" tests/dist
   not_run=
 else
   not_run="tests that take longer than ten seconds, the wheel and the Debian package (LONG=1 make test), "
