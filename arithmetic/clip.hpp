@@ -4,7 +4,7 @@
 // strict: norm ≤ max_norm leaves the gradients alone; else max_norm / norm, rounded down so that the clipped norm does
 // not exceed max_norm. torch: min(1, max_norm / (norm + 1e-6)) in the norm's type, as torch.nn.utils.clip_grad_norm_.
 // A norm that is not finite: strict does not clip by it, torch multiplies by NaN or 0 as torch does. A finite norm that
-// the type cannot hold is clipped as in strict mode, in both modes: torch, to which it is infinite, has no number here.
+// the type cannot hold is clipped as strict clips it, in both: torch, to which it is infinite, has no number here.
 
 #include "arithmetic/host_device.hpp"
 

@@ -41,7 +41,6 @@ void check_address(std::size_t index, const void* address, std::uint64_t count, 
 void check(std::span<const TensorSpec> tensors, std::uint32_t norm_groups, std::uint32_t clip_groups) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorSpec& tensor = tensors[i];
-    check_address(i, tensor.address, tensor.count, size_of(tensor.dtype));
     if (tensor.norm_group >= norm_groups) {
       refuse(i, "norm_group is " + std::to_string(tensor.norm_group) + " of " + std::to_string(norm_groups));
     }
@@ -74,7 +73,6 @@ void cut(
   const std::uint64_t each = align_up((end - first + wanted - 1) / wanted, kStepBytes / width);
   for (; first < end; first += each) {
     Piece piece;
-    piece.address = reinterpret_cast<std::uintptr_t>(tensor.address) + first * width;
     piece.first = first;
     piece.count = static_cast<std::uint32_t>(std::min(each, end - first));
     piece.tensor = index;
@@ -118,7 +116,6 @@ void add_small(const TensorSpec& tensor, std::uint32_t index, Pieces& pieces, st
     run_bytes = 1;
   }
   Piece piece;
-  piece.address = reinterpret_cast<std::uintptr_t>(tensor.address);
   piece.count = static_cast<std::uint32_t>(tensor.count);
   piece.tensor = index;
   piece.pieces = 1;
@@ -196,8 +193,6 @@ ChunkTable::ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_g
   offsets_.split = append(image_, split);
   offsets_.group_first = append(image_, group_first);
   offsets_.group_tensors = append(image_, group_tensors);
-  item_count_ = pieces.items.size();
-  small_count_ = pieces.small.size();
   shape_.tensor_count = static_cast<std::uint32_t>(tensors.size());
   shape_.norm_groups = norm_groups;
   shape_.clip_groups = clip_groups;
@@ -205,9 +200,10 @@ ChunkTable::ChunkTable(std::span<const TensorSpec> tensors, std::uint32_t norm_g
   shape_.records = static_cast<std::uint32_t>(pieces.records);
 }
 
-DeviceTable ChunkTable::at(const void* device_address) const {
-  const auto* base = static_cast<const std::byte*>(device_address);
+DeviceTable ChunkTable::at(const void* image, const void* addresses) const {
+  const auto* base = static_cast<const std::byte*>(image);
   DeviceTable table = shape_;
+  table.addresses = static_cast<const std::uint64_t*>(addresses);
   table.items = reinterpret_cast<const Piece*>(base + offsets_.items);
   table.small = reinterpret_cast<const Piece*>(base + offsets_.small);
   table.tensors = reinterpret_cast<const TensorEntry*>(base + offsets_.tensors);
@@ -219,27 +215,20 @@ DeviceTable ChunkTable::at(const void* device_address) const {
 
 std::size_t ChunkTable::scratch_bytes() const { return scratch_size(shape_); }
 
-void ChunkTable::rebind(std::span<void* const> addresses) {
-  if (addresses.size() != shape_.tensor_count) {
+std::vector<std::uint64_t> ChunkTable::addresses(std::span<void* const> tensors) const {
+  if (tensors.size() != shape_.tensor_count) {
     throw std::invalid_argument(
-        std::to_string(addresses.size()) + " addresses for " + std::to_string(shape_.tensor_count) + " tensors"
+        std::to_string(tensors.size()) + " addresses for " + std::to_string(shape_.tensor_count) + " tensors"
     );
   }
-  const DeviceTable host = at(image_.data());
-  for (std::size_t i = 0; i < addresses.size(); ++i) {
-    check_address(i, addresses[i], host.tensors[i].count, host.tensors[i].element_bytes);
+  const auto* entries = reinterpret_cast<const TensorEntry*>(image_.data() + offsets_.tensors);
+  std::vector<std::uint64_t> list;
+  list.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_address(i, tensors[i], entries[i].count, entries[i].element_bytes);
+    list.push_back(reinterpret_cast<std::uintptr_t>(tensors[i]));
   }
-  const auto move = [&](std::size_t offset, std::size_t count) {
-    auto* pieces = reinterpret_cast<Piece*>(image_.data() + offset);
-    for (std::size_t i = 0; i < count; ++i) {
-      if (pieces[i].pieces != 0) {
-        const std::uint64_t width = host.tensors[pieces[i].tensor].element_bytes;
-        pieces[i].address = reinterpret_cast<std::uintptr_t>(addresses[pieces[i].tensor]) + pieces[i].first * width;
-      }
-    }
-  };
-  move(offsets_.items, item_count_);
-  move(offsets_.small, small_count_);
+  return list;
 }
 
 }  // namespace gradsync::kernels

@@ -1,6 +1,8 @@
 #pragma once
 // A list of tensors packed into the tables that the passes over memory read. Pure host code, done once per declaration;
-// the caller copies `image()` to the device and hands `at(address)` to the kernels, by value.
+// the caller copies `image()` to the device and hands `at(…)` to the kernels, by value. The image has no addresses:
+// those of a pass are a list of its own, 8 bytes for each tensor, so that memory that moves from step to step costs no
+// new image, and one list is written while the device still reads another.
 //
 // Invariant: how a tensor is cut depends on its element count and dtype alone. With the fixed order inside a piece and
 // of pieces, the bits of its sum do not depend on addresses, other tensors, the grid or the GPU.
@@ -20,7 +22,6 @@ inline constexpr std::uint64_t kSmallBytes = 16U << 10;
 inline constexpr std::uint32_t kManyPieces = 32;
 
 struct TensorSpec {
-  void* address = nullptr;  ///< on the device, aligned to an element; may be null only without elements
   std::uint64_t count = 0;  ///< elements; 0 is a tensor whose sums are zero
   DType dtype = DType::Float32;
   std::uint32_t norm_group = 0;  ///< the norm group that its sum is added to
@@ -28,10 +29,9 @@ struct TensorSpec {
 };
 
 /// Consecutive elements of one tensor; or, where `pieces` is 0, a run of `count` small tensors from `first` on.
-struct alignas(16) Piece {
-  std::uint64_t address = 0;  ///< of its first element
-  std::uint64_t first = 0;    ///< that element's index in the tensor; a multiple of 4 KiB
-  std::uint32_t count = 0;    ///< elements
+struct Piece {
+  std::uint64_t first = 0;  ///< index in the tensor of its first element; a multiple of 4 KiB
+  std::uint32_t count = 0;  ///< elements
   std::uint32_t tensor = 0;
   std::uint32_t record = 0;  ///< where its sum goes, when the tensor has more pieces than one
   std::uint32_t pieces = 0;  ///< of the whole tensor; 0: a run of small tensors
@@ -55,6 +55,7 @@ struct DeviceTable {
   const Piece* items = nullptr;  ///< the units that a block claims at a time; by dtype, large ones first
   const Piece* small = nullptr;  ///< the pieces of small tensors
   const TensorEntry* tensors = nullptr;
+  const std::uint64_t* addresses = nullptr;      ///< of each tensor, in this pass
   const std::uint32_t* split = nullptr;          ///< tensors with more pieces than one, those with kManyPieces first
   const std::uint32_t* group_first = nullptr;    ///< norm_groups + 1 positions in group_tensors
   const std::uint32_t* group_tensors = nullptr;  ///< tensors of each norm group, in index order
@@ -75,15 +76,16 @@ class ChunkTable {
   /// The bytes to copy to the device, to an address aligned to 256 bytes.
   [[nodiscard]] std::span<const std::byte> image() const { return image_; }
 
-  [[nodiscard]] DeviceTable at(const void* device_address) const;
+  /// The list of addresses to copy to the device, one per tensor: aligned to an element, and null only without
+  /// elements. Throws std::invalid_argument that names the tensor and the value.
+  [[nodiscard]] std::vector<std::uint64_t> addresses(std::span<void* const> tensors) const;
+
+  /// `image`, `addresses`: where the two were copied to. They stay as they are until the pass is over.
+  [[nodiscard]] DeviceTable at(const void* image, const void* addresses) const;
 
   /// Device memory for the passes over this table, aligned to 256 bytes; zeroed by the caller before the first use and
   /// after a launch that failed. Passes that run at the same time need one each.
   [[nodiscard]] std::size_t scratch_bytes() const;
-
-  /// New addresses, one per tensor, of the same tensors: the image changes in place and must be copied again.
-  /// Throws as the constructor.
-  void rebind(std::span<void* const> addresses);
 
   [[nodiscard]] const DeviceTable& shape() const { return shape_; }  ///< counts only; its pointers are null
 
@@ -100,8 +102,6 @@ class ChunkTable {
   std::vector<std::byte> image_;
   Offsets offsets_;
   DeviceTable shape_;
-  std::size_t item_count_ = 0;
-  std::size_t small_count_ = 0;
 };
 
 }  // namespace gradsync::kernels

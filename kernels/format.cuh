@@ -107,6 +107,31 @@ __device__ inline void store_elements(typename Format::Stored* to, const uint4& 
   }
 }
 
+/// The 16 bytes from byte `shift` on of two vectors that follow each other; it is below 16, and a whole element.
+template <typename Format>
+__device__ inline uint4 shifted(const uint4& a, const uint4& b, std::uint32_t shift) {
+  std::uint32_t words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+  const bool by_two = (shift & 8) != 0;
+#pragma unroll
+  for (std::uint32_t i = 0; i < 6; ++i) {
+    words[i] = by_two ? words[i + 2] : words[i];
+  }
+  const bool by_one = (shift & 4) != 0;
+#pragma unroll
+  for (std::uint32_t i = 0; i < 5; ++i) {
+    words[i] = by_one ? words[i + 1] : words[i];
+  }
+  if constexpr (sizeof(typename Format::Stored) == 2) {
+    const std::uint32_t bits = (shift & 2) * 8;
+#pragma unroll
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const std::uint64_t both = words[i] | (static_cast<std::uint64_t>(words[i + 1]) << 32);
+      words[i] = static_cast<std::uint32_t>(both >> bits);
+    }
+  }
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
 __device__ inline bool aligned_to_vector(std::uint64_t address) { return address % sizeof(uint4) == 0; }
 
 }  // namespace gradsync::kernels

@@ -116,8 +116,7 @@ cudaError_t launch_round(const DeviceTable& table, bool last, MeasureLaunch& lau
       continue;
     }
     launch.blocks = blocks[i];
-    launch.pass.work = {
-        table.items, table.of_dtype[i].begin, table.of_dtype[i].end, launch.pass.scratch.counters->next + i};
+    launch.pass.work = items_of(table, i, launch.pass.scratch.counters);
     if (const cudaError_t error = launch_dtype(static_cast<DType>(i), launch, stream); error != cudaSuccess) {
       return error;
     }

@@ -56,21 +56,32 @@ __device__ inline auto make_fast_sum(double divisor) {
   }
 }
 
-/// One vector: its `count` elements are all there, or it is the last of its tensor.
-template <typename Kind, bool kAligned>
-__device__ inline uint4 load_vector(const Share& share, std::uint32_t vector, std::uint32_t count) {
-  using Stored = typename Kind::Format::Stored;
-  const auto* elements = reinterpret_cast<const Stored*>(share.address) + vector * Kind::Format::kPerVector;
-  if (kAligned && count == Kind::Format::kPerVector) {
-    return __ldg(reinterpret_cast<const uint4*>(elements));
+template <typename Format>
+__device__ inline const typename Format::Stored* elements_of(const Share& share, std::uint32_t vector) {
+  return reinterpret_cast<const typename Format::Stored*>(share.address) + vector * Format::kPerVector;
+}
+
+/// One whole vector. Where the piece is not aligned, a vector with neighbours on both sides is cut out of the two
+/// aligned ones that hold it; no byte outside the piece is read.
+template <typename Format, bool kAligned>
+__device__ inline uint4 load_vector(const Share& share, std::uint32_t vector) {
+  if constexpr (kAligned) {
+    return __ldg(reinterpret_cast<const uint4*>(share.address) + vector);
+  } else {
+    if (vector == 0 || (vector + 2) * Format::kPerVector > share.count) {
+      return load_elements<Format>(elements_of<Format>(share, vector), Format::kPerVector);
+    }
+    const auto shift = static_cast<std::uint32_t>(share.address % sizeof(uint4));
+    const auto* holding = reinterpret_cast<const uint4*>(share.address - shift) + vector;
+    return shifted<Format>(__ldg(holding), __ldg(holding + 1), shift);
   }
-  return load_elements<typename Kind::Format>(elements, count);
 }
 
 template <typename Kind, bool kAligned>
 __device__ inline ThreadSum sum_share(const Share& share, std::uint64_t first, double p, double divisor) {
-  constexpr std::uint32_t kPerVector = Kind::Format::kPerVector;
-  constexpr std::uint32_t kInFlight = kAligned ? Kind::kInFlight : 1;
+  using Format = typename Kind::Format;
+  constexpr std::uint32_t kPerVector = Format::kPerVector;
+  constexpr std::uint32_t kInFlight = kAligned ? Kind::kInFlight : Kind::kInFlight / 2;
   std::uint64_t fingerprint = 0;
   [[maybe_unused]] auto fast = make_fast_sum<Kind>(divisor);
   [[maybe_unused]] const std::uint64_t first_vector = first / kPerVector;
@@ -89,7 +100,7 @@ __device__ inline ThreadSum sum_share(const Share& share, std::uint64_t first, d
       uint4 vectors[kInFlight];
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
-        vectors[i] = load_vector<Kind, kAligned>(share, index + i * share.stride, kPerVector);
+        vectors[i] = load_vector<Format, kAligned>(share, index + i * share.stride);
       }
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
@@ -102,7 +113,7 @@ __device__ inline ThreadSum sum_share(const Share& share, std::uint64_t first, d
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
         const std::uint32_t at = index + i * share.stride;
-        vectors[i] = at < whole ? load_vector<Kind, kAligned>(share, at, kPerVector) : make_uint4(0, 0, 0, 0);
+        vectors[i] = at < whole ? load_vector<Format, kAligned>(share, at) : make_uint4(0, 0, 0, 0);
       }
 #pragma unroll
       for (std::uint32_t i = 0; i < kInFlight; ++i) {
@@ -112,7 +123,7 @@ __device__ inline ThreadSum sum_share(const Share& share, std::uint64_t first, d
       }
     }
     if (whole % share.stride == share.own && share.count % kPerVector != 0) {
-      add(load_vector<Kind, false>(share, whole, share.count % kPerVector), whole);
+      add(load_elements<Format>(elements_of<Format>(share, whole), share.count % kPerVector), whole);
     }
   }
   ThreadSum sum;
@@ -121,19 +132,25 @@ __device__ inline ThreadSum sum_share(const Share& share, std::uint64_t first, d
     done = fast.finish(sum);
   }
   if (!done) {
-    sum = sum_carefully<typename Kind::Format, Kind::kPower>(share, p, divisor);
+    sum = sum_carefully<Format, Kind::kPower>(share, p, divisor);
   }
   sum.fingerprint = fingerprint;
   return sum;
 }
 
+/// Not inlined, so that its registers do not make the aligned loop spill.
+template <typename Kind>
+__device__ __noinline__ ThreadSum sum_misaligned(Share share, std::uint64_t first, double p, double divisor) {
+  return sum_share<Kind, false>(share, first, p, divisor);
+}
+
 template <typename Kind>
 __device__ inline ThreadSum sum_piece(
-    const Piece& piece, std::uint32_t own, std::uint32_t stride, double p, double divisor
+    const MeasurePass& pass, const Piece& piece, std::uint32_t own, std::uint32_t stride, double divisor
 ) {
-  const Share share{piece.address, piece.count, own, stride};
-  return aligned_to_vector(piece.address) ? sum_share<Kind, true>(share, piece.first, p, divisor)
-                                          : sum_share<Kind, false>(share, piece.first, p, divisor);
+  const Share share{address_of(pass.work, piece), piece.count, own, stride};
+  return aligned_to_vector(share.address) ? sum_share<Kind, true>(share, piece.first, pass.p, divisor)
+                                          : sum_misaligned<Kind>(share, piece.first, pass.p, divisor);
 }
 
 /// The sum of a whole tensor: by one thread.
@@ -157,7 +174,7 @@ template <typename Kind>
 __device__ inline PowerSum sum_of_warp(
     const MeasurePass& pass, const Piece& piece, std::uint32_t own, std::uint32_t stride, double divisor
 ) {
-  const ThreadSum thread = sum_piece<Kind>(piece, own, stride, pass.p, divisor);
+  const ThreadSum thread = sum_piece<Kind>(pass, piece, own, stride, divisor);
   return warp_sum<Kind::kPairs, Kind::kFingerprint>(thread);
 }
 

@@ -32,47 +32,43 @@ __device__ inline uint4 multiplied(const uint4& vector, typename Format::Value f
   return result;
 }
 
-template <typename Format, bool kAligned>
-__device__ inline void scale_share(
-    const Piece& piece, std::uint32_t own, std::uint32_t stride, typename Format::Value factor
+/// `address` is aligned to a vector.
+template <typename Format>
+__device__ inline void scale_vectors(
+    std::uint64_t address, std::uint32_t count, std::uint32_t own, std::uint32_t stride, typename Format::Value factor
 ) {
   constexpr std::uint32_t kPerVector = Format::kPerVector;
-  auto* elements = reinterpret_cast<typename Format::Stored*>(piece.address);
-  auto* vectors = reinterpret_cast<uint4*>(piece.address);
-  const std::uint32_t whole = piece.count / kPerVector;
+  auto* vectors = reinterpret_cast<uint4*>(address);
+  const std::uint32_t whole = count / kPerVector;
   std::uint32_t index = own;
-  if constexpr (kAligned) {
-    for (; index + (kInFlight - 1) * stride < whole; index += kInFlight * stride) {
-      uint4 loaded[kInFlight];
-#pragma unroll
-      for (std::uint32_t i = 0; i < kInFlight; ++i) {
-        loaded[i] = __ldcg(vectors + index + i * stride);
-      }
-#pragma unroll
-      for (std::uint32_t i = 0; i < kInFlight; ++i) {
-        __stcg(vectors + index + i * stride, multiplied<Format>(loaded[i], factor));
-      }
-    }
+  for (; index + (kInFlight - 1) * stride < whole; index += kInFlight * stride) {
     uint4 loaded[kInFlight];
 #pragma unroll
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
-      if (index + i * stride < whole) {
-        loaded[i] = __ldcg(vectors + index + i * stride);
-      }
+      loaded[i] = __ldcg(vectors + index + i * stride);
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
-      if (index + i * stride < whole) {
-        __stcg(vectors + index + i * stride, multiplied<Format>(loaded[i], factor));
-      }
+      __stcg(vectors + index + i * stride, multiplied<Format>(loaded[i], factor));
     }
-    index = whole % stride == own ? whole : piece.count;
   }
-  for (; index * kPerVector < piece.count; index += stride) {
-    const std::uint32_t rest = piece.count - index * kPerVector;
-    const std::uint32_t count = rest < kPerVector ? rest : kPerVector;
-    auto* place = elements + index * kPerVector;
-    store_elements<Format>(place, multiplied<Format>(load_elements<Format>(place, count), factor), count);
+  uint4 loaded[kInFlight];
+#pragma unroll
+  for (std::uint32_t i = 0; i < kInFlight; ++i) {
+    if (index + i * stride < whole) {
+      loaded[i] = __ldcg(vectors + index + i * stride);
+    }
+  }
+#pragma unroll
+  for (std::uint32_t i = 0; i < kInFlight; ++i) {
+    if (index + i * stride < whole) {
+      __stcg(vectors + index + i * stride, multiplied<Format>(loaded[i], factor));
+    }
+  }
+  if (whole % stride == own && whole * kPerVector < count) {
+    auto* place = reinterpret_cast<typename Format::Stored*>(address) + whole * kPerVector;
+    const std::uint32_t rest = count - whole * kPerVector;
+    store_elements<Format>(place, multiplied<Format>(load_elements<Format>(place, rest), factor), rest);
   }
 }
 
@@ -83,11 +79,16 @@ __device__ inline void scale_piece(const ScalePass& pass, const Piece& piece, st
     return;
   }
   const auto factor = static_cast<typename Format::Value>(outcome.multiplier);
-  if (aligned_to_vector(piece.address)) {
-    scale_share<Format, true>(piece, own, stride, factor);
-  } else {
-    scale_share<Format, false>(piece, own, stride, factor);
+  // Up to the first aligned vector: less than one.
+  constexpr std::uint32_t kWidth = sizeof(typename Format::Stored);
+  const std::uint64_t address = address_of(pass.work, piece);
+  const auto before = static_cast<std::uint32_t>(-address % sizeof(uint4)) / kWidth;
+  const std::uint32_t head = before < piece.count ? before : piece.count;
+  if (own == 0 && head != 0) {
+    auto* place = reinterpret_cast<typename Format::Stored*>(address);
+    store_elements<Format>(place, multiplied<Format>(load_elements<Format>(place, head), factor), head);
   }
+  scale_vectors<Format>(address + head * kWidth, piece.count - head, own, stride, factor);
 }
 
 template <typename Format>
@@ -152,7 +153,7 @@ cudaError_t scale(const DeviceTable& table, const ClipOutcome* outcomes, void* s
     if (range.begin == range.end) {
       continue;
     }
-    pass.work = {table.items, range.begin, range.end, pass.counters->next + dtype};
+    pass.work = items_of(table, dtype, pass.counters);
     if (const cudaError_t error = launch_dtype(static_cast<DType>(dtype), blocks[dtype], pass, stream);
         error != cudaSuccess) {
       return error;

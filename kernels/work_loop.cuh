@@ -26,22 +26,36 @@ struct Claims {
 /// Items [begin, end) of a table, for one launch.
 struct Items {
   const Piece* items;
+  const std::uint64_t* addresses;  ///< of the tensors
   std::uint32_t begin;
   std::uint32_t end;
-  std::uint32_t* next;  ///< claimed so far, beside the two that each block starts with
+  std::uint32_t* next;          ///< claimed so far, beside the two that each block starts with
+  std::uint32_t element_bytes;  ///< of the launch's dtype
 };
 
+inline Items items_of(const DeviceTable& table, std::size_t dtype, PassCounters* counters) {
+  const ItemRange range = table.of_dtype[dtype];
+  const auto width = static_cast<std::uint32_t>(size_of(static_cast<DType>(dtype)));
+  return {table.items, table.addresses, range.begin, range.end, counters->next + dtype, width};
+}
+
+/// Where a piece lies in this pass; it is not a run.
+__device__ inline std::uint64_t address_of(const Items& work, const Piece& piece) {
+  return __ldg(work.addresses + piece.tensor) + piece.first * work.element_bytes;
+}
+
 __device__ inline Piece load_piece(const Piece* piece) {
-  const uint4* words = reinterpret_cast<const uint4*>(piece);
-  const uint4 a = __ldg(words);
-  const uint4 b = __ldg(words + 1);
+  static_assert(sizeof(Piece) == 3 * sizeof(uint2));
+  const uint2* words = reinterpret_cast<const uint2*>(piece);
+  const uint2 a = __ldg(words);
+  const uint2 b = __ldg(words + 1);
+  const uint2 c = __ldg(words + 2);
   Piece loaded;
-  loaded.address = a.x | (static_cast<std::uint64_t>(a.y) << 32);
-  loaded.first = a.z | (static_cast<std::uint64_t>(a.w) << 32);
+  loaded.first = a.x | (static_cast<std::uint64_t>(a.y) << 32);
   loaded.count = b.x;
   loaded.tensor = b.y;
-  loaded.record = b.z;
-  loaded.pieces = b.w;
+  loaded.record = c.x;
+  loaded.pieces = c.y;
   return loaded;
 }
 

@@ -100,7 +100,7 @@ std::vector<BenchResult> run_case(const BenchCase& bench, const BenchOptions& op
   std::vector<CopyPart> parts;
   const DeviceMemory bucket(memory.tensors().size() * 512 + static_cast<std::size_t>(bytes));
   std::uint64_t place = 0;
-  for (const TensorSpec& tensor : memory.tensors()) {
+  for (const PlacedTensor& tensor : memory.tensors()) {
     CopyPart part;
     part.source = tensor.address;
     part.destination = bucket.get() + place;

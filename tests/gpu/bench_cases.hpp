@@ -24,7 +24,7 @@ class BenchMemory {
  public:
   explicit BenchMemory(const BenchCase& bench);
 
-  [[nodiscard]] const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  [[nodiscard]] const std::vector<PlacedTensor>& tensors() const { return tensors_; }
 
   void enqueue_copy(cudaStream_t stream) const;
 
@@ -34,7 +34,7 @@ class BenchMemory {
  private:
   DeviceMemory source_;
   DeviceMemory destination_;
-  std::vector<TensorSpec> tensors_;
+  std::vector<PlacedTensor> tensors_;
 };
 
 }  // namespace gradsync::kernels

@@ -11,7 +11,7 @@ using gradsync::arithmetic::ClipMode;
 using gradsync::arithmetic::NormType;
 using gradsync::kernels::ClipStep;
 using gradsync::kernels::DType;
-using gradsync::kernels::TensorSpec;
+using gradsync::kernels::PlacedTensor;
 
 namespace {
 
@@ -41,12 +41,12 @@ ClipStep* clip_step_new(
 ) {
   ClipStep* step = nullptr;
   guarded([&] {
-    std::vector<TensorSpec> specs;
+    std::vector<PlacedTensor> placed;
     for (std::uint64_t i = 0; i < tensors; ++i) {
-      specs.push_back({reinterpret_cast<void*>(addresses[i]), counts[i], static_cast<DType>(dtype), 0, 0});
+      placed.push_back({reinterpret_cast<void*>(addresses[i]), counts[i], static_cast<DType>(dtype), 0, 0});
     }
     const ClipMode mode = torch_mode != 0 ? ClipMode::Torch : ClipMode::Strict;
-    step = new ClipStep(specs, {max_norm, mode, NormType::Float32});
+    step = new ClipStep(placed, {max_norm, mode, NormType::Float32});
   });
   return step;
 }

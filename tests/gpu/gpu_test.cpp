@@ -73,7 +73,7 @@ TEST_F(Gpu, ten_thousand_tensors_take_three_launches) {
   constexpr std::uint64_t kTensors = 10'000;
   const DeviceMemory memory(kTensors * 2'048);
   memory.zero();
-  std::vector<TensorSpec> tensors;
+  std::vector<PlacedTensor> tensors;
   for (std::uint64_t i = 0; i < kTensors; ++i) {
     tensors.push_back({memory.get() + i * 2'048, 1'024, DType::BFloat16, 0, 0});
   }

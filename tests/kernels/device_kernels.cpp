@@ -16,15 +16,15 @@ std::vector<DeviceMemory> put(const std::vector<HostTensor>& tensors) {
   return memory;
 }
 
-std::vector<TensorSpec> specs(const std::vector<HostTensor>& tensors, const std::vector<DeviceMemory>& memory) {
-  std::vector<TensorSpec> specs;
+std::vector<PlacedTensor> placed(const std::vector<HostTensor>& tensors, const std::vector<DeviceMemory>& memory) {
+  std::vector<PlacedTensor> placed;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const HostTensor& tensor = tensors[i];
-    specs.push_back(
+    placed.push_back(
         {memory[i].get() + tensor.offset, tensor.count(), tensor.dtype, tensor.norm_group, tensor.clip_group}
     );
   }
-  return specs;
+  return placed;
 }
 
 DeviceMemory image_of(std::span<const std::byte> image) {
@@ -118,15 +118,11 @@ class DeviceKernels final : public Implementation {
 
 DeviceTensors::DeviceTensors(const std::vector<HostTensor>& tensors)
     : memory_(put(tensors)),
-      chunks_(
-          specs(tensors, memory_),
+      table_(
+          placed(tensors, memory_),
           group_count(tensors, &HostTensor::norm_group),
           group_count(tensors, &HostTensor::clip_group)
-      ),
-      image_(image_of(chunks_.image())),
-      scratch_(chunks_.scratch_bytes()) {
-  scratch_.zero();
-}
+      ) {}
 
 void DeviceTensors::read_back(std::vector<HostTensor>& tensors) const {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -135,7 +131,7 @@ void DeviceTensors::read_back(std::vector<HostTensor>& tensors) const {
 }
 
 bool DeviceTensors::counters_are_zero() const {
-  for (const std::byte byte : downloaded<std::byte>(scratch_, sizeof(PassCounters))) {
+  for (const std::byte byte : downloaded<std::byte>(table_.scratch(), sizeof(PassCounters))) {
     if (byte != std::byte{0}) {
       return false;
     }

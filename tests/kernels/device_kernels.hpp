@@ -3,6 +3,7 @@
 
 #include "kernels/device_memory.hpp"
 #include "kernels/implementation.hpp"
+#include "kernels/placed_table.hpp"
 
 namespace gradsync::kernels {
 
@@ -16,9 +17,9 @@ class DeviceTensors {
  public:
   explicit DeviceTensors(const std::vector<HostTensor>& tensors);
 
-  [[nodiscard]] DeviceTable table() const { return chunks_.at(image_.get()); }
+  [[nodiscard]] DeviceTable table() const { return table_.table(); }
 
-  [[nodiscard]] void* scratch() const { return scratch_.get(); }
+  [[nodiscard]] void* scratch() const { return table_.scratch().get(); }
 
   void read_back(std::vector<HostTensor>& tensors) const;
   /// The invariant of scratch.hpp.
@@ -26,9 +27,7 @@ class DeviceTensors {
 
  private:
   std::vector<DeviceMemory> memory_;
-  ChunkTable chunks_;
-  DeviceMemory image_;
-  DeviceMemory scratch_;
+  PlacedTable table_;
 };
 
 }  // namespace gradsync::kernels
