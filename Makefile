@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz mutants gpu-test gpu-bench gpu-experiments lint format clean
+.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz attack mutants gpu-test gpu-bench gpu-experiments lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: setup ## time a step and a training run against torch and DeepSpeed (ONLY
 
 fuzz: setup ## feed the parsers of outside bytes with made-up ones (FUZZ_SECONDS=600 for each; needs clang 16)
 	@scripts/fuzz.sh $(or $(FUZZ_SECONDS),600)
+
+attack: setup ## hostile clients for minutes against a daemon with ASan and UBSan (ATTACK_SECONDS=60 for each that can go on)
+	@scripts/attack.sh $(or $(ATTACK_SECONDS),60)
 
 mutants: setup ## plant faults one at a time in a copy, and see which test notices (ID="name …" for some)
 	@scripts/mutants.sh $(ID)

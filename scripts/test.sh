@@ -20,6 +20,7 @@ quick=("${tests[@]}" -m 'not long' -n "$((cores < 4 ? cores : 4))" --dist loadfi
 stage --name lint-tests --cases --again=--last-failed --deadline 300 -- "${quick[@]}" tests/lint
 stage --name python --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/python
 stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
+stage --name attack --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/attack
 if [ -n "${LONG:-}" ]; then
   stage --name python-long --cases --again=--last-failed --deadline 1200 -- "${tests[@]}" -m long tests/python
   stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${tests[@]}" -m long tests/integration
@@ -41,4 +42,4 @@ fi
 echo
 echo "make test does not run: ${not_run}sanitizers (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"
 echo "benchmarks (make bench), planted faults (make mutants), tests on a GPU (make gpu-test)."
-finish --require lint- --require build --require cpp --require lint-tests --require python --require integration --require fuzz
+finish --require lint- --require build --require cpp --require lint-tests --require python --require integration --require attack --require fuzz

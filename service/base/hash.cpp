@@ -6,15 +6,34 @@
 
 #include <sys/random.h>
 
+#include <array>
 #include <vector>
 
 namespace gradsync {
 
 namespace {
+
 constexpr char kHex[] = "0123456789abcdef";
+
+using Secret = std::array<unsigned char, XXH3_SECRET_SIZE_MIN + 56>;  // as long as the library's own
+
+Secret random_secret() {
+  Secret secret{};
+  GRADSYNC_ASSERT(
+      ::getrandom(secret.data(), secret.size(), 0) == static_cast<ssize_t>(secret.size()),
+      "getrandom gives short reads never below 256 bytes"
+  );
+  return secret;
 }
 
+}  // namespace
+
 std::uint64_t hash64(std::string_view bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+std::size_t KeyedHash::operator()(std::string_view text) const noexcept {
+  static const Secret secret = random_secret();
+  return XXH3_64bits_withSecret(text.data(), text.size(), secret.data(), secret.size());
+}
 
 std::string hex64(std::uint64_t value) {
   std::string text(16, '0');

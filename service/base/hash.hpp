@@ -1,6 +1,7 @@
 #pragma once
 // XXH3-64 over bytes, as 16 hex digits. The digests are compared by people and peers; they keep no secrets.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -10,6 +11,12 @@ namespace gradsync {
 [[nodiscard]] std::uint64_t hash64(std::string_view bytes);
 [[nodiscard]] std::string hex64(std::uint64_t value);
 [[nodiscard]] std::string digest(std::string_view bytes);
+
+/// The hash of tables whose keys clients choose. Its key is random for each process, so that nobody can prepare texts
+/// that collide; it is for nothing that is compared between processes, or that has an order.
+struct KeyedHash {
+  [[nodiscard]] std::size_t operator()(std::string_view text) const noexcept;
+};
 
 /// Reads `bytes` random bytes from the kernel and returns them as hex digits. Tokens and incarnations are made of them.
 [[nodiscard]] std::string random_hex(std::size_t bytes);

@@ -25,6 +25,10 @@ struct NonfiniteFinding {
 struct DivergenceFinding {
   std::uint32_t tensor = 0;
   std::vector<std::int64_t> ranks;
+  /// The ranks with copies that more than half of those compared are equal to, and the others. A part of which no
+  /// value has a majority, as with two copies, has suspects alone: all its ranks.
+  std::vector<std::int64_t> majority = {};
+  std::vector<std::int64_t> suspects = {};
 };
 
 /// Ranks that have no gradient for their part of a tensor, while others have one. On data path `stats` the rows say so;

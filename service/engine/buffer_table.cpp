@@ -135,6 +135,16 @@ std::string BufferTable::add_token(Token token, TimePoint now) {
   return text;
 }
 
+bool BufferTable::awaits_fd(const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now) const {
+  const auto found = tokens_.find(token);
+  if (found == tokens_.end() || !found->second.belongs_to(uid, pid) || found->second.buffer == 0 ||
+      found->second.expires <= now) {
+    return false;
+  }
+  const auto buffer = buffers_.find(found->second.buffer);
+  return buffer != buffers_.end() && !buffer->second.fd.valid();
+}
+
 Result<TakenFd> BufferTable::exchange(
     const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given, TimePoint now
 ) {
@@ -146,8 +156,7 @@ Result<TakenFd> BufferTable::exchange(
       "the token is unknown, used, expired or belongs to another process",
       "ask for a token anew and fetch the descriptor within its 10 s from the same process"
   );
-  if (found == tokens_.end() || found->second.uid != uid ||
-      (found->second.pid != 0 && pid != 0 && found->second.pid != pid)) {
+  if (found == tokens_.end() || !found->second.belongs_to(uid, pid)) {
     return refused;
   }
   const Token owned = std::move(found->second);

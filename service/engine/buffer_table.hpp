@@ -40,6 +40,8 @@ class BufferTable {
       std::int64_t pid,
       TimePoint now
   );
+  /// The token is that of an adoption, and the caller's.
+  [[nodiscard]] bool awaits_fd(const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now) const;
   [[nodiscard]] Result<TakenFd> exchange(
       const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given, TimePoint now
   );
@@ -84,6 +86,11 @@ class BufferTable {
     std::uint32_t uid = 0;
     std::int64_t pid = 0;
     TimePoint expires;  ///< not of a record: its token lives as long as it does
+
+    /// pid 0: of a namespace that is not seen from here
+    [[nodiscard]] bool belongs_to(std::uint32_t its_uid, std::int64_t its_pid) const {
+      return uid == its_uid && (pid == 0 || its_pid == 0 || pid == its_pid);
+    }
   };
 
   [[nodiscard]] Result<void> check_room(SessionId session, std::uint64_t size_bytes) const;

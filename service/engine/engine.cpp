@@ -61,6 +61,7 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
   }
   const SessionId before = found == state.jobs.end() ? 0 : found->second->holder(request.rank);
   if (before == 0 && static_cast<std::int64_t>(state.seats.size()) >= limits.sessions) {
+    state.settle();
     return make_error(
         ErrorCode::LimitExceeded,
         fmt::format("{} ranks are attached, the limit sessions is {}", state.seats.size(), limits.sessions),
@@ -71,6 +72,7 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
     found = state.jobs.emplace(key, std::make_unique<Job>(state.context, request)).first;
   }
   Job& job = *found->second;
+  state.index.touch(job);
   const SessionId session = state.next_session++;
   if (before != 0) {
     state.replace(before, session, job, request);
@@ -93,17 +95,19 @@ Result<void> Engine::detach(SessionId session) {
 
 Result<void> Engine::pause(SessionId session, bool paused) {
   State& state = *state_;
-  Job* job = state.job_of(session);
+  Job* job = state.touched_job(session);
   if (!job) {
     return state.absent(session);
   }
   job->pause(state.seats.at(session).rank, paused);
+  state.settle();
   return {};
 }
 
 void Engine::connection_lost(SessionId session) {
-  if (Job* job = state_->job_of(session)) {
+  if (Job* job = state_->touched_job(session)) {
     job->connection_lost(state_->seats.at(session).rank);
+    state_->settle();
   } else {
     state_->evicted.erase(session);
   }
@@ -149,6 +153,10 @@ Result<void> Engine::release(SessionId session, std::uint64_t buffer) {
   return released;
 }
 
+bool Engine::awaits_fd(const std::string& token, std::uint32_t uid, std::int64_t pid) const {
+  return state_->buffers.awaits_fd(token, uid, pid, state_->context.now);
+}
+
 Result<TakenFd> Engine::exchange_fd(const std::string& token, std::uint32_t uid, std::int64_t pid, UniqueFd given) {
   Result<TakenFd> taken = state_->buffers.exchange(token, uid, pid, std::move(given), state_->context.now);
   state_->settle();
@@ -159,7 +167,7 @@ void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareRes
   if (state_->halted) {
     return;
   }
-  Job* job = state_->job_of(session);
+  Job* job = state_->touched_job(session);
   if (job && state_->draining) {
     reply(draining_error());  // other ranks that it needs may not attach any more
   } else if (job) {
@@ -171,7 +179,7 @@ void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareRes
 }
 
 void Engine::declaration_refused(SessionId session, const Error& refusal) {
-  Job* job = state_->job_of(session);
+  Job* job = state_->touched_job(session);
   if (job && !state_->draining && !state_->halted) {
     job->declaration_refused(state_->seats.at(session).rank, refusal);
     state_->settle();
@@ -179,19 +187,21 @@ void Engine::declaration_refused(SessionId session, const Error& refusal) {
 }
 
 void Engine::bucket_ready(SessionId session, const BucketReady& ready) {
-  if (Job* job = state_->job_of(session); job && !job->halted()) {
+  if (Job* job = state_->touched_job(session); job && !job->halted()) {
     job->bucket_ready(state_->seats.at(session).rank, ready);
+    state_->settle();
   }
 }
 
 void Engine::tensor_unused(SessionId session, const TensorUnused& unused) {
-  if (Job* job = state_->job_of(session); job && !job->halted()) {
+  if (Job* job = state_->touched_job(session); job && !job->halted()) {
     job->tensor_unused(state_->seats.at(session).rank, unused);
+    state_->settle();
   }
 }
 
 void Engine::finish(SessionId session, FinishRequest request, Reply<RankReport> reply) {
-  Job* job = state_->job_of(session);
+  Job* job = state_->touched_job(session);
   if (state_->halted || (job && job->halted())) {
     return;
   }
@@ -209,7 +219,7 @@ Result<PolicyExport> Engine::export_policies(SessionId session) const {
 }
 
 void Engine::import_policies(SessionId session, ImportRequest request, Reply<RankReport> reply) {
-  Job* job = state_->job_of(session);
+  Job* job = state_->touched_job(session);
   if (state_->halted || (job && job->halted())) {
     return;
   }
@@ -222,7 +232,7 @@ void Engine::import_policies(SessionId session, ImportRequest request, Reply<Ran
 }
 
 void Engine::clip(SessionId session, ClipRequest request, Reply<RankReport> reply) {
-  Job* job = state_->job_of(session);
+  Job* job = state_->touched_job(session);
   if (state_->halted || (job && job->halted())) {
     return;
   }
@@ -274,7 +284,7 @@ Result<std::shared_ptr<const plan::Plan>> Engine::plan_of(std::optional<std::uin
 }
 
 void Engine::on_lane_report(device::LaneId lane, device::LaneReport report) {
-  state_->each_job([&](Job& job) { job.lane_moved(lane); });
+  state_->lanes.note_report(lane, state_->context.now);
   std::visit([&](auto& value) { state_->on(lane, value); }, report);
   state_->settle();
 }
@@ -283,44 +293,34 @@ void Engine::on_plan(PlanOutcome outcome) {
   if (state_->halted) {
     return;
   }
-  // Tickets are unique over all jobs; every other job ignores it.
-  for (const auto& [key, job] : state_->jobs) {
-    job->on_plan(outcome);  // its own takes the plan
+  const auto asked = state_->context.tickets.extract(outcome.ticket);
+  const auto job = asked ? state_->jobs.find(asked.mapped()) : state_->jobs.end();
+  if (job != state_->jobs.end()) {
+    state_->index.touch(*job->second);
+    job->second->on_plan(outcome);  // a job of the same name that came after it does not know the ticket
+    state_->settle();
   }
-  state_->settle();
 }
 
 void Engine::advance(TimePoint now) {
   State& state = *state_;
   state.context.now = now;
-  bool any = false;
-  state.each_job([&](Job& job) {
-    const std::optional<TimePoint> due = job.next_deadline();
-    if (due && *due <= now) {
-      job.on_time();
-      any = true;
-    }
-  });
-  if (any) {
-    state.evict_lost();
-    state.settle();
+  if (const std::optional<TimePoint> due = next_deadline(); !due || *due > now) {
+    return;
   }
+  for (Job* const job : state.index.due(now)) {
+    state.index.touch(*job);
+    job->on_time();
+  }
+  state.settle();
 }
 
-std::optional<TimePoint> Engine::next_deadline() const {
-  std::optional<TimePoint> earliest;
-  state_->each_job([&](const Job& job) {
-    const std::optional<TimePoint> due = job.next_deadline();
-    if (due && (!earliest || *due < *earliest)) {
-      earliest = due;
-    }
-  });
-  return earliest;
-}
+std::optional<TimePoint> Engine::next_deadline() const { return state_->index.next_deadline(); }
 
 void Engine::drain() {
   state_->draining = true;
   for (const auto& [key, job] : state_->jobs) {
+    state_->index.touch(*job);
     job->drain(draining_error());
   }
   state_->settle();
@@ -339,9 +339,14 @@ void Engine::halt() {
   State& state = *state_;
   state.draining = true;
   state.halted = true;
-  state.each_job([](Job& job) { job.halt(); });
+  state.each_job([&state](Job& job) {
+    state.index.touch(job);
+    job.halt();
+  });
   state.settle();
 }
+
+std::uint64_t Engine::looks_at_jobs() const { return state_->index.looks(); }
 
 bool Engine::at_rest() const {
   bool all = true;

@@ -48,6 +48,9 @@ class Engine {
   [[nodiscard]] Result<BufferGrant> adopt(SessionId session, std::uint64_t size_bytes);
   [[nodiscard]] Result<void> release(SessionId session, std::uint64_t buffer);
 
+  /// Whether `exchange_fd` needs a descriptor to be given.
+  [[nodiscard]] bool awaits_fd(const std::string& token, std::uint32_t uid, std::int64_t pid) const;
+
   /// One use of a token; the peer must have the uid (and pid, unless 0) of the session that got it. A token of
   /// `allocate` or of a record gives the descriptor; one of `adopt` takes the `given` one.
   [[nodiscard]] Result<TakenFd> exchange_fd(
@@ -91,6 +94,9 @@ class Engine {
   void halt();
   /// After `halt`: nothing on the lane changes gradients, or it hangs (`EngineDeadlines::lane`).
   [[nodiscard]] bool at_rest() const;
+
+  /// How many jobs all events so far looked at: a few for each event, however many jobs there are.
+  [[nodiscard]] std::uint64_t looks_at_jobs() const;
 
  private:
   struct State;

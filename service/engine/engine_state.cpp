@@ -15,11 +15,20 @@ Engine::State::State(EngineOptions given, Lanes all, PlannerPort& planner, Event
       metrics(registered),
       lanes(std::move(all)),
       buffers(options, lanes),
-      context{options, lanes, planner, buffers, events, metrics, {}, 1, 1, [this] { follow_width(); }} {}
+      context{options, lanes, planner, buffers, events, metrics, {}, 1, 1, {}, {}, {}, [this] { follow_width(); }},
+      index(lanes) {}
 
-Job* Engine::State::job_of(SessionId session) {
+Job* Engine::State::job_of(SessionId session) const {
   const auto seat = seats.find(session);
   return seat == seats.end() ? nullptr : jobs.at(seat->second.job).get();
+}
+
+Job* Engine::State::touched_job(SessionId session) {
+  Job* const job = job_of(session);
+  if (job != nullptr) {
+    index.touch(*job);
+  }
+  return job;
 }
 
 Error Engine::State::absent(SessionId session) const {
@@ -31,10 +40,11 @@ Error Engine::State::absent(SessionId session) const {
 }
 
 Result<const Job*> Engine::State::find(std::optional<std::uint32_t> uid, const std::string& name) const {
-  for (const auto& [key, job] : jobs) {
-    if (key.second == name && (!uid || key.first == *uid)) {
-      return job.get();
-    }
+  const auto found =
+      uid ? jobs.find({*uid, name})
+          : std::find_if(jobs.begin(), jobs.end(), [&](const auto& job) { return job.first.second == name; });
+  if (found != jobs.end()) {
+    return found->second.get();
   }
   Error error = make_error(
       ErrorCode::UnknownJob, fmt::format("no job '{}' is known here for your uid", name), "status.get lists the jobs"
@@ -54,11 +64,12 @@ void Engine::State::evict(SessionId session, const Error& why) {
 }
 
 void Engine::State::evict_lost() {
-  for (auto it = seats.begin(); it != seats.end();) {
-    const auto [session, seat] = *it++;
-    if (jobs.at(seat.job)->holder(seat.rank) == session) {
+  for (const SessionId session : std::exchange(context.vacated, {})) {
+    const auto found = seats.find(session);
+    if (found == seats.end()) {
       continue;
     }
+    const SessionSeat seat = found->second;
     Error error = make_error(
         ErrorCode::RankLost,
         fmt::format(
@@ -92,7 +103,8 @@ void Engine::State::replace(SessionId before, SessionId session, Job& job, const
 }
 
 void Engine::State::supersede(const JobKey& key, std::int64_t restart_count) {
-  auto node = jobs.extract(key);
+  Job& job = *jobs.at(key);
+  index.touch(job);
   const Error error = make_error(
       ErrorCode::Superseded,
       fmt::format("restart {} of job '{}' has begun and took over", restart_count, key.second),
@@ -104,8 +116,8 @@ void Engine::State::supersede(const JobKey& key, std::int64_t restart_count) {
       evict(session, error);
     }
   }
-  node.mapped()->end(error);
-  close(std::move(node.mapped()));
+  job.end(error);
+  close(job);
 }
 
 void Engine::State::leave(SessionId session, const std::string& why, bool lost) {
@@ -116,31 +128,39 @@ void Engine::State::leave(SessionId session, const std::string& why, bool lost) 
   }
   const SessionSeat seat = found->second;
   seats.erase(found);
-  jobs.at(seat.job)->leave(seat.rank, why, lost);
+  Job& job = *jobs.at(seat.job);
+  index.touch(job);
+  job.leave(seat.rank, why, lost);
 }
 
-void Engine::State::close(std::unique_ptr<Job> job) {
-  job->release_policies();
-  if (!job->quiet()) {
-    closing.push_back(std::move(job));
-  }
+void Engine::State::close(Job& job) {
+  job.release_policies();
+  job.facts.closing = true;
+  closing.push_back(std::move(jobs.extract(job.key()).mapped()));
 }
 
 void Engine::State::settle() {
-  for (auto it = jobs.begin(); it != jobs.end();) {
-    if (it->second->empty()) {
-      close(std::move(it->second));
-      it = jobs.erase(it);
-    } else {
-      ++it;
+  evict_lost();
+  bool closes = false;
+  for (Job* const job : index.touched()) {
+    if (!job->facts.closing && job->empty()) {
+      close(*job);
     }
-  }
-  for (const auto& [key, job] : jobs) {
-    if (draining && job->idle() && !job->halted()) {
+    if (draining && !job->facts.closing && job->idle() && !job->halted()) {
       job->halt();  // its next step is for the successor, also while other jobs are waited for
     }
+    closes = closes || job->facts.closing;
   }
-  std::erase_if(closing, [](const auto& job) { return job->quiet(); });
+  index.settle();
+  if (closes) {
+    std::erase_if(closing, [this](const auto& job) {
+      const bool quiet = job->quiet();
+      if (quiet) {
+        index.forget(*job);
+      }
+      return quiet;
+    });
+  }
   follow_width();
   metrics.jobs.Set(static_cast<double>(jobs.size()));
   metrics.ranks_attached.Set(static_cast<double>(seats.size()));
@@ -148,10 +168,9 @@ void Engine::State::settle() {
 }
 
 void Engine::State::follow_width() {
+  index.count_computing();
   for (Lanes::Entry& entry : lanes) {
-    const bool wide = !jobs.empty() && std::none_of(jobs.begin(), jobs.end(), [&](const auto& job) {
-      return job.second->computes_beside(entry.id);
-    });
+    const bool wide = !jobs.empty() && entry.computing == 0;
     if (wide != entry.wide) {
       entry.wide = wide;
       entry.lane->submit(device::SetWidth{wide});
@@ -159,11 +178,14 @@ void Engine::State::follow_width() {
   }
 }
 
-Job* Engine::State::job_of_plan(device::LaneId lane, device::PlanId plan) const {
-  Job* owner = nullptr;
-  each_job([&](Job& job) { owner = job.owns_plan(plan) ? &job : owner; });
-  GRADSYNC_ASSERT(!owner || owner->runs_on(lane), "a lane reports on plans that it was given");
-  return owner;
+Job* Engine::State::job_of_plan(device::LaneId lane, device::PlanId plan) {
+  const auto owner = context.plans.find(plan);
+  if (owner == context.plans.end()) {
+    return nullptr;
+  }
+  GRADSYNC_ASSERT(owner->second->runs_on(lane), "a lane reports on plans that it was given");
+  index.touch(*owner->second);
+  return owner->second;
 }
 
 Job* Engine::State::job_of_buffer(std::uint64_t buffer) const {
@@ -210,6 +232,7 @@ void Engine::State::on(device::LaneId lane, device::Failed& report) {
     buffers.on_map_failed(lane, report.buffer);
   }
   if (Job* job = report.plan != 0 ? job_of_plan(lane, report.plan) : job_of_buffer(report.buffer)) {
+    index.touch(*job);
     job->on_lane_failed(lane, report);
   }
 }

@@ -3,6 +3,7 @@
 
 #include "engine/engine.hpp"
 #include "engine/job/job.hpp"
+#include "engine/job_index.hpp"
 
 #include <map>
 #include <memory>
@@ -12,8 +13,6 @@
 #include <vector>
 
 namespace gradsync::engine {
-
-using JobKey = std::pair<std::uint32_t, std::string>;  ///< uid and name
 
 struct SessionSeat {
   JobKey job;
@@ -31,6 +30,7 @@ struct Engine::State {
   Lanes lanes;
   BufferTable buffers;
   JobContext context;
+  JobIndex index;
   std::map<JobKey, std::unique_ptr<Job>> jobs;
   std::vector<std::unique_ptr<Job>> closing;  ///< without ranks, until the lane has let go of their memory
   std::map<SessionId, SessionSeat> seats;
@@ -39,7 +39,8 @@ struct Engine::State {
   bool draining = false;
   bool halted = false;
 
-  /// Those that close included. A job knows nothing of the others, so no visit changes the list.
+  /// Those that close included; for what concerns the whole daemon. A job knows nothing of the others, so no visit
+  /// changes the list.
   template <typename Visit>
   void each_job(Visit visit) const {
     for (const auto& [key, job] : jobs) {
@@ -50,7 +51,9 @@ struct Engine::State {
     }
   }
 
-  [[nodiscard]] Job* job_of(SessionId session);
+  [[nodiscard]] Job* job_of(SessionId session) const;
+  /// The same, for an event that may change the job.
+  [[nodiscard]] Job* touched_job(SessionId session);
   [[nodiscard]] Error absent(SessionId session) const;
   [[nodiscard]] Result<const Job*> find(std::optional<std::uint32_t> uid, const std::string& name) const;
 
@@ -63,7 +66,7 @@ struct Engine::State {
   void leave(SessionId session, const std::string& why, bool lost);
   /// Lets all threads work for a lane while every trainer beside it waits, else half of them.
   void follow_width();
-  /// After every event: forget empty jobs, adapt the lane's width, refresh gauges.
+  /// After every event, for the jobs that it touched: forget empty ones, adapt the lane's width, refresh gauges.
   void settle();
 
   void on(device::LaneId, device::Mapped&) {}
@@ -80,9 +83,9 @@ struct Engine::State {
   void on(device::LaneId lane, device::Failed& report);
 
  private:
-  [[nodiscard]] Job* job_of_plan(device::LaneId lane, device::PlanId plan) const;
+  [[nodiscard]] Job* job_of_plan(device::LaneId lane, device::PlanId plan);
   [[nodiscard]] Job* job_of_buffer(std::uint64_t buffer) const;
-  void close(std::unique_ptr<Job> job);
+  void close(Job& job);
 };
 
 }  // namespace gradsync::engine

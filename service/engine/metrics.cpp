@@ -34,6 +34,10 @@ PolicyMetrics::PolicyMetrics(prometheus::Registry& registry) {
       family("gradsync_policy_clipped_total", "Steps of a clip group whose norm exceeded the threshold of a policy.");
   auto& skipped = family("gradsync_policy_skipped_total", "Steps that a policy skipped, or would have.");
   auto& raised = family("gradsync_policy_raised_total", "Steps that a policy refused with an error, or would have.");
+  auto& signs = family("gradsync_clip_signs_total", "Times that a sign of ill health began, of any policy.");
+  for (const policy::Sign sign : policy::kSigns) {
+    signs_[static_cast<std::size_t>(sign)] = &signs.Add({{"sign", std::string(policy::name_of(sign))}});
+  }
   for (const char* role : {"decides", "watches"}) {
     for (const plan::PolicyOptions& policy : std::initializer_list<plan::PolicyOptions>{
              plan::FixedPolicy{}, plan::ObservePolicy{}, plan::PercentilePolicy{}, plan::ZScorePolicy{}}) {

@@ -2,12 +2,15 @@
 // Counters of the engine, resolved once. Labels are bounded: never job, step or bucket.
 
 #include "plan/clip/clip_rule.hpp"
+#include "policy/health.hpp"
 
 #include <prometheus/counter.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -21,6 +24,8 @@ class PolicyMetrics {
  public:
   explicit PolicyMetrics(prometheus::Registry& registry);
 
+  void sign_began(policy::Sign sign) { signs_[static_cast<std::size_t>(sign)]->Increment(); }
+
   void count(PolicyRole role, const plan::PolicyOptions& policy, const plan::ClipOutcome& outcome);
 
  private:
@@ -31,6 +36,7 @@ class PolicyMetrics {
   };
 
   std::vector<Counters> counters_;  ///< by role, then by kind
+  std::array<prometheus::Counter*, policy::kSigns.size()> signs_{};
 };
 
 struct EngineMetrics {

@@ -93,6 +93,8 @@ struct RecordGrant {
   std::uint64_t size_bytes = 0;
 };
 
+using JobKey = std::pair<std::uint32_t, std::string>;  ///< uid and name
+
 /// Fencing of every step message.
 struct StepKey {
   std::uint64_t epoch = 0;
@@ -173,7 +175,7 @@ struct Event {
   std::string job;
   std::string what;  ///< alert and epoch: one line in words
   std::string kind;  ///< alert: an error kind, "nonfinite", "divergence", "deadline_half", "lane_stuck",
-                     ///< "step_skipped", "step_raised" or "policy_state"
+                     ///< "step_skipped", "step_raised", "policy_state" or "clip_health"
   std::uint64_t epoch = 0;
   std::shared_ptr<const StepReport> report;  ///< topic step
 };

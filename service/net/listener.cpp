@@ -1,8 +1,10 @@
 #include "net/listener.hpp"
 
+#include "base/descriptors.hpp"
 #include "net/fd/fd_session.hpp"
 #include "net/http/http_session.hpp"
 #include "net/socket/peer.hpp"
+#include "net/socket/peer_socket.hpp"
 
 #include <boost/asio/co_spawn.hpp>
 #include <fmt/format.h>
@@ -10,6 +12,7 @@
 
 #include <sys/socket.h>
 
+#include <arpa/inet.h>
 #include <cerrno>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -21,32 +24,60 @@ namespace {
 constexpr int kBurst = 4;  // connections, and then those that are open have a turn
 constexpr Milliseconds kBurstPause{1};
 constexpr Milliseconds kExhaustedPause{100};
-constexpr std::size_t kSpareForHealth = 64;
 
-/// Said without waiting for the request: a daemon at its limit keeps no state for those it turns away.
-void turn_away(int socket, const std::string& answer) {
+/// Said without waiting for the request: nothing is read of those who are turned away, and no state is kept.
+void say(int socket, const std::string& answer) {
   if (::send(socket, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
     spdlog::debug("could not tell a refused connection why");
   }
-  ::shutdown(socket, SHUT_WR);
 }
 
-Error too_many(std::size_t limit) {
-  return make_error(
-      ErrorCode::LimitExceeded,
-      fmt::format("the daemon has {} connections open ([limits] connections)", limit),
-      "try again later, or raise the limit"
-  );
-}
-
-std::string http_503(const Error& error) {
+std::string http_refusal(const char* status, const Error& error) {
   const std::string body = fmt::format("{}: {}; {}\n", kind_of(error.code), error.message, error.hint);
   return fmt::format(
-      "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnection: close\r\n"
-      "Content-Length: {}\r\n\r\n{}",
+      "HTTP/1.1 {}\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{}",
+      status,
       body.size(),
       body
   );
+}
+
+Error out_of_descriptors() {
+  return make_error(
+      ErrorCode::LimitExceeded,
+      "the daemon has no file descriptors left but those kept back for probes",
+      "raise the hard limit of open files (LimitNOFILE, ulimit -Hn) of the daemon"
+  );
+}
+
+Error all_places_taken() {
+  return make_error(
+      ErrorCode::LimitExceeded,
+      fmt::format("all {} connections over TCP are taken", ConnectionPools::kTcp),
+      "close some, or try again later"
+  );
+}
+
+/// Without the port.
+std::string address_of(const sockaddr_storage& from) {
+  char text[INET6_ADDRSTRLEN] = {};
+  const void* address = from.ss_family == AF_INET
+                            ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in&>(from).sin_addr)
+                            : &reinterpret_cast<const sockaddr_in6&>(from).sin6_addr;
+  return ::inet_ntop(from.ss_family, address, text, sizeof text) == nullptr ? std::string() : std::string(text);
+}
+
+Pool pool_of(Entrance entrance) {
+  switch (entrance) {
+    case Entrance::Health:
+      return Pool::Health;
+    case Entrance::Tcp:
+      return Pool::Tcp;
+    case Entrance::Unix:
+    case Entrance::Fd:
+      break;
+  }
+  return Pool::Local;
 }
 
 }  // namespace
@@ -55,7 +86,13 @@ Listener::Listener(const ContextPtr& context, UniqueFd fd, Entrance entrance)
     : context_(context),
       listening_(context->io.get_executor(), fd.release()),
       pause_(context->io.get_executor()),
-      entrance_(entrance) {}
+      entrance_(entrance) {
+  const bool kernel_refuses = entrance == Entrance::Unix && context->options.kernel_refuses_descriptors &&
+                              refuse_descriptors(listening_.native_handle());
+  if ((entrance == Entrance::Unix && !kernel_refuses) || entrance == Entrance::Fd) {
+    closer_ = context->closer;
+  }
+}
 
 void Listener::start() {
   asio::co_spawn(
@@ -71,8 +108,9 @@ void Listener::start() {
 
 void Listener::close() {
   closed_ = true;
-  boost::system::error_code ignored;
-  listening_.close(ignored);
+  if (listening_.is_open()) {  // what waits in its queue may have brought descriptors
+    context_->closer->close(UniqueFd{listening_.release()}, context_->own_uid);
+  }
   pause_.cancel();
 }
 
@@ -103,39 +141,75 @@ Listener::AcceptResult Listener::accept_burst() {
 Listener::AcceptResult Listener::none_accepted(int error) const {
   if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
     context_->metrics.accept_pauses.Increment();
-    spdlog::warn(
+    context_->exhausted_line.warn(fmt::format(
         "accepting pauses for {} ms: {} connections={}; raise LimitNOFILE or [limits] connections is too high",
         kExhaustedPause.count(),
         std::generic_category().message(error),
         context_->sessions.size()
-    );
+    ));
     return AcceptResult::Exhausted;
   }
   // Anything else is the failure of one connection (ECONNABORTED and friends) or an empty queue.
   return error == EAGAIN ? AcceptResult::Empty : AcceptResult::Accepted;
 }
 
-void Listener::refuse_beyond_limit(int socket) const {
-  context_->metrics.refused_limit.Increment();
-  spdlog::warn("connection refused: limit [limits] connections={} is reached", context_->options.connections);
-  const Error error = too_many(context_->options.connections);
-  turn_away(socket, entrance_ == Entrance::Fd ? context_->fds.error_line(error) + "\n" : http_503(error));
+void Listener::refuse(UniqueFd socket, const PeerIdentity& peer, const Error& error, bool forbidden) const {
+  (forbidden ? context_->metrics.refused_uid : context_->metrics.refused_limit).Increment();
+  (forbidden ? context_->refused_uid_line : context_->refused_limit_line)
+      .warn(fmt::format("connection refused uid={} pid={}: {}", peer.uid, peer.pid, error.message));
+  say(socket.get(),
+      entrance_ == Entrance::Fd ? context_->fds.error_line(error) + "\n"
+                                : http_refusal(forbidden ? "403 Forbidden" : "503 Service Unavailable", error));
+  if (peer.local) {
+    context_->closer->close_after_goodbye(std::move(socket), peer.uid);
+  } else {
+    ::shutdown(socket.get(), SHUT_WR);
+  }
 }
 
-bool Listener::identify(Incoming& incoming) const {
+bool Listener::admit_local(Incoming& incoming) const {
   const auto peer = local_peer(incoming.socket.get());
   if (!peer) {
+    context_->closer->close(std::move(incoming.socket), context_->own_uid);
     return false;
   }
   incoming.peer = *peer;
   if (!uid_allowed(peer->uid, context_->own_uid, context_->options)) {
-    incoming.refused = true;
-    context_->metrics.refused_uid.Increment();
-    spdlog::warn("connection refused uid={} pid={}: not in [server] allowed_uids", peer->uid, peer->pid);
-  } else if (entrance_ == Entrance::Unix) {
+    refuse(std::move(incoming.socket), *peer, uid_refused(peer->uid, context_->own_uid), true);
+    return false;
+  }
+  std::optional<Error> full = context_->pools.refuse_local(*peer, context_->closer->pending(peer->uid));
+  if (!full && entrance_ == Entrance::Unix) {
     incoming.process = open_peer_process(incoming.socket.get(), peer->pid);
   }
+  if (!full && (is_kept_back(incoming.socket.get()) || is_kept_back(incoming.process.get()))) {
+    full = out_of_descriptors();
+  }
+  if (full) {
+    refuse(std::move(incoming.socket), *peer, *full, false);
+    return false;
+  }
+  incoming.closer = closer_;
   return true;
+}
+
+bool Listener::admit_tcp(Pool pool) const {
+  const std::list<ConnectionId> candidates = context_->pools.in_the_way(pool);
+  if (candidates.empty()) {
+    return true;
+  }
+  for (const ConnectionId id : candidates) {
+    const auto session = context_->sessions.find(id);
+    if (session != context_->sessions.end() && session->second->expendable()) {
+      context_->pools.remove(id);
+      const std::shared_ptr<Session> leaves = session->second;
+      leaves->abort();
+      context_->metrics.refused_limit.Increment();
+      context_->refused_limit_line.warn("a connection over TCP makes room for the next: all places are taken");
+      return true;
+    }
+  }
+  return false;
 }
 
 Listener::AcceptResult Listener::accept_one() {
@@ -147,28 +221,31 @@ Listener::AcceptResult Listener::accept_one() {
     return none_accepted(errno);
   }
   context_->metrics.accepted.Increment();
-  // Probes get in when the daemon is full: a busy daemon is not a dead one.
-  const std::size_t spare = entrance_ == Entrance::Health ? kSpareForHealth : 0;
-  if (context_->sessions.size() >= context_->options.connections + spare) {
-    refuse_beyond_limit(socket.get());
-    return AcceptResult::Accepted;
-  }
   Incoming incoming;
   incoming.id = ++context_->last_id;
   incoming.entrance = entrance_;
   incoming.family = from.ss_family;
   incoming.socket = std::move(socket);
-  if (from.ss_family != AF_UNIX) {
+  if (from.ss_family == AF_UNIX) {
+    if (!admit_local(incoming)) {
+      return AcceptResult::Accepted;
+    }
+  } else {
     const int on = 1;
     ::setsockopt(incoming.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  } else if (!identify(incoming)) {
-    return AcceptResult::Accepted;  // gone already
+    incoming.address = address_of(from);
+    if (!admit_tcp(pool_of(entrance_))) {
+      refuse(std::move(incoming.socket), incoming.peer, all_places_taken(), false);
+      return AcceptResult::Accepted;
+    }
   }
   try {
     serve(std::move(incoming));
   } catch (const std::exception& problem) {  // no memory, or no room in epoll (fs.epoll.max_user_watches is per uid)
     context_->metrics.accept_pauses.Increment();
-    spdlog::warn("a connection is dropped, accepting pauses for {} ms: {}", kExhaustedPause.count(), problem.what());
+    context_->exhausted_line.warn(
+        fmt::format("a connection is dropped, accepting pauses for {} ms: {}", kExhaustedPause.count(), problem.what())
+    );
     return AcceptResult::Exhausted;
   }
   return AcceptResult::Accepted;
@@ -176,6 +253,8 @@ Listener::AcceptResult Listener::accept_one() {
 
 void Listener::serve(Incoming incoming) {
   const ConnectionId id = incoming.id;
+  const PeerIdentity peer = incoming.peer;
+  const std::string address = incoming.address;
   // An exception ends this connection and no other.
   auto ended = [context = context_, id](std::exception_ptr failure) {
     context->remove_session(id);
@@ -190,6 +269,7 @@ void Listener::serve(Incoming incoming) {
   Serving serving = incoming.entrance == Entrance::Fd ? serve_fd_request(context_, std::move(incoming))
                                                       : serve_http(context_, std::move(incoming));
   context_->sessions.emplace(id, std::move(serving.session));
+  context_->pools.add(id, pool_of(entrance_), peer, address);
   context_->metrics.connections.Set(static_cast<double>(context_->sessions.size()));
   asio::co_spawn(context_->io.get_executor(), std::move(serving.task), std::move(ended));
 }

@@ -21,15 +21,18 @@ class Listener : public std::enable_shared_from_this<Listener> {
   AcceptResult accept_burst();
   AcceptResult accept_one();
   [[nodiscard]] AcceptResult none_accepted(int error) const;
-  void refuse_beyond_limit(int socket) const;
-  /// Notes who the local peer is and whether it is refused; false: it is gone already.
-  [[nodiscard]] bool identify(Incoming& incoming) const;
+  void refuse(UniqueFd socket, const PeerIdentity& peer, const Error& error, bool forbidden) const;
+  /// Notes who the local peer is; false: it is gone already, or refused.
+  [[nodiscard]] bool admit_local(Incoming& incoming) const;
+  /// Makes room, where there is none, at the cost of the address that has most; false: it cannot.
+  [[nodiscard]] bool admit_tcp(Pool pool) const;
   void serve(Incoming incoming);
 
   ContextPtr context_;
   Descriptor listening_;
   Timer pause_;
   Entrance entrance_;
+  std::shared_ptr<Closer> closer_;  ///< none where no descriptor can come
   bool closed_ = false;
 };
 

@@ -5,8 +5,10 @@
 #include "net/socket/listening_socket.hpp"
 #include "net/socket/process_watch.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -18,7 +20,23 @@ namespace {
 
 constexpr std::chrono::seconds kPoliteClose{1};
 
+/// Others may neither read nor change a token. Its group may read it, as in a mounted secret.
+std::optional<StartFailure> refuse_token_file(const std::string& path) {
+  struct stat found {};
+
+  if (::stat(path.c_str(), &found) != 0 || (found.st_mode & (S_IRWXO | S_IWGRP)) == 0) {
+    return std::nullopt;  // one that is not there is refused when it is read
+  }
+  return StartFailure{
+      StartFailure::Kind::Configuration,
+      fmt::format("the token file '{}' has mode {:04o}: others may use it", path, found.st_mode & 07777U),
+      "give it mode 0600 or 0640 ([server] tcp_token_file), and a new token if others could read the old one"};
+}
+
 Started<std::string> read_token(const std::string& path) {
+  if (auto refused = refuse_token_file(path)) {
+    return *refused;
+  }
   std::ifstream file{path};
   std::stringstream text;
   text << file.rdbuf();
@@ -128,6 +146,8 @@ Server::Server(
 )
     : state_(std::make_shared<State>()) {
   const std::size_t most_partial_bytes = options.partial_bytes;
+  const std::size_t most_unread_bytes = options.unread_bytes;
+  const std::size_t most_connections = options.connections;
   state_->context = std::shared_ptr<ServerContext>(new ServerContext{
       .io = io,
       .options = std::move(options),
@@ -142,9 +162,15 @@ Server::Server(
       .websockets = {},
       .watches = {},
       .partial_messages = PartialMessages{most_partial_bytes},
+      .unread_answers = UnreadAnswers{most_unread_bytes},
       .fair_share = {},
+      .pools = ConnectionPools{most_connections, ::geteuid()},
+      .refused_uid_line = {},
+      .refused_limit_line = {},
+      .exhausted_line = {},
       .closing_all = false,
-      .force_close = Timer{io.get_executor()}});
+      .force_close = Timer{io.get_executor()},
+      .closer = std::make_shared<Closer>()});
 }
 
 Server::~Server() {

@@ -83,7 +83,9 @@ class FdHandler {
     std::uint64_t size_bytes = 0;
   };
 
-  /// `given`: what came along with the token, or none.
+  /// Whether a descriptor has to come along with the token: nothing else has one received.
+  [[nodiscard]] virtual bool takes_descriptor(const std::string& token, const PeerIdentity& peer) = 0;
+  /// `given`: the memfd that came along with the token, or none.
   [[nodiscard]] virtual Result<TakenFd> on_fd_request(
       const std::string& token, const PeerIdentity& peer, UniqueFd given
   ) = 0;
@@ -102,6 +104,7 @@ struct ServerOptions {
   std::size_t message_bytes = 1u << 20;
   std::size_t connections = 2048;
   std::size_t partial_bytes = 256u << 20;    ///< the limit for unfinished messages of all connections together
+  std::size_t unread_bytes = 128u << 20;     ///< the limit for unread answers of all connections together
   std::size_t write_queue_bytes = 8u << 20;  ///< a reader slower than this is disconnected
   Milliseconds handshake_timeout{10'000};    ///< also for an fd request, and for a request on a kept connection
   /// Without a sign of life for this long a WebSocket is closed; a ping goes out at half of it. Long, because a trainer
@@ -111,6 +114,8 @@ struct ServerOptions {
   Milliseconds message_timeout{300'000};
   /// A local WebSocket that the handler does not call initialized by then is closed.
   Milliseconds initialize_timeout{30'000};
+  /// False: descriptors are kept away as on a kernel before 6.16. For tests.
+  bool kernel_refuses_descriptors = true;
   Milliseconds watch_after_close{2'000};  ///< how long the end of a process is still told after its connection closed
 };
 

@@ -1,10 +1,14 @@
 #pragma once
 // The state that the coroutines of one server share. Thread: io only. Internal to net.
 
+#include "net/limits/connection_pools.hpp"
 #include "net/limits/fair_share.hpp"
+#include "net/limits/repeated_line.hpp"
+#include "net/limits/unread_answers.hpp"
 #include "net/metrics.hpp"
 #include "net/server.hpp"
 #include "net/socket/asio_types.hpp"
+#include "net/socket/closer.hpp"
 #include "net/socket/partial_messages.hpp"
 
 #include <memory>
@@ -20,6 +24,9 @@ class Session {
   virtual ~Session() = default;
   virtual void go_away() = 0;  ///< ends politely: after the answer being written, with a close frame
   virtual void abort() = 0;    ///< closes the socket
+
+  /// May be closed to make room for another one.
+  [[nodiscard]] virtual bool expendable() const { return true; }
 };
 
 /// The writing side of a WebSocket.
@@ -29,6 +36,7 @@ class WebSocketPort {
   virtual void send(std::string text) = 0;
   [[nodiscard]] virtual bool drained() const = 0;
   virtual void close(std::string_view reason) = 0;
+  virtual void drop_unread_answers(std::string_view why) = 0;  ///< ends it, because it does not read
   virtual void drop_partial_message() = 0;  ///< closes it, because too much is half sent to this daemon
 };
 
@@ -56,12 +64,19 @@ struct ServerContext {
   std::unordered_map<ConnectionId, std::shared_ptr<WebSocketPort>> websockets;
   std::unordered_map<ConnectionId, std::shared_ptr<ProcessWatch>> watches;
   PartialMessages partial_messages;
+  UnreadAnswers unread_answers;
   FairShare fair_share;
+  ConnectionPools pools;
+  RepeatedLine refused_uid_line;
+  RepeatedLine refused_limit_line;
+  RepeatedLine exhausted_line;
   bool closing_all = false;
   Timer force_close;  ///< set by close_all: connections still open then are aborted
+  std::shared_ptr<Closer> closer;
 
   void remove_session(ConnectionId id) {
     sessions.erase(id);
+    pools.remove(id);
     metrics.connections.Set(static_cast<double>(sessions.size()));
     if (closing_all && sessions.empty()) {
       force_close.cancel();
@@ -78,8 +93,9 @@ struct Incoming {
   UniqueFd socket;
   int family = 0;
   PeerIdentity peer;
-  UniqueFd process;      ///< pidfd
-  bool refused = false;  ///< its uid may not use this daemon
+  std::string address;             ///< of a peer by TCP
+  UniqueFd process;                ///< pidfd
+  std::shared_ptr<Closer> closer;  ///< none where no descriptor can come
 };
 
 /// A session and its coroutine, which keeps it alive.

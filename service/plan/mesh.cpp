@@ -1,6 +1,7 @@
 #include "plan/mesh.hpp"
 
 #include "base/assert.hpp"
+#include "base/hash.hpp"
 #include "base/text.hpp"
 #include "plan/limits.hpp"
 
@@ -37,7 +38,7 @@ std::vector<std::string> names_of(const Mesh& mesh) {
 }
 
 Result<void> check_axes(const Mesh& mesh, const std::string& path, std::int64_t world_size) {
-  std::unordered_set<std::string_view> seen;
+  std::unordered_set<std::string_view, KeyedHash> seen;
   std::int64_t ranks = 1;
   for (std::size_t k = 0; k < mesh.axes.size(); ++k) {
     const Axis& axis = mesh.axes[k];
@@ -83,7 +84,7 @@ Result<void> check_sync_order(const Mesh& mesh, const std::string& path) {
   if (mesh.sync_order.empty()) {
     return {};
   }
-  std::unordered_set<std::string_view> seen;
+  std::unordered_set<std::string_view, KeyedHash> seen;
   for (std::size_t k = 0; k < mesh.sync_order.size(); ++k) {
     const std::string& name = mesh.sync_order[k];
     const std::string order_path = fmt::format("{}.sync_order[{}]", path, k);
@@ -153,7 +154,7 @@ Result<void> validate_meshes(const std::vector<Mesh>& meshes, std::int64_t world
   if (meshes.empty()) {
     return invalid_params("meshes", "the job has no mesh", "give at least one, for example {\"dp\": world_size}");
   }
-  std::unordered_set<std::string_view> seen;
+  std::unordered_set<std::string_view, KeyedHash> seen;
   for (std::size_t i = 0; i < meshes.size(); ++i) {
     const Mesh& mesh = meshes[i];
     const std::string path = fmt::format("meshes[{}]", i);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 
 namespace gradsync::rpc {
 
@@ -20,6 +21,7 @@ struct Core {
   SetLogLevel set_log_level;
   RpcMetrics& metrics;
   std::map<ConnectionId, Connection> connections = {};
+  std::set<ConnectionId> subscribed = {};  ///< those of them that have subscriptions: events look at no other
   /// Sessions of closed connections whose process still lives, so that its exit reaches the engine.
   std::map<ConnectionId, engine::SessionId> orphans = {};
 

@@ -128,6 +128,16 @@ bool Dispatcher::State::dispatch(
   if (!error) {
     error = refusal(methods()[method], caller);
   }
+  if (!error && request.answered() && group->full()) {
+    error = make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format(
+            "the replies before this one in the batch fill a message (limits.message_bytes {}): it was not called",
+            core->limits.message_bytes
+        ),
+        "send the call again, alone or in a shorter batch"
+    );
+  }
   auto completion = std::make_shared<Completion>(group, index, request.answered(), std::move(id), counted);
   if (error) {
     completion->fail(*error);
@@ -195,6 +205,7 @@ bool Dispatcher::on_close(ConnectionId connection) {
   if (at->second.client) {
     core.metrics.sessions.Decrement();
   }
+  core.subscribed.erase(connection);
   core.connections.erase(at);
   if (session != 0) {
     if (core.orphans.size() >= kOrphans) {
@@ -235,9 +246,10 @@ void Dispatcher::on_event(const engine::Event& event) {
     }
     return json;
   };
-  for (auto& [id, connection] : core.connections) {
+  for (const ConnectionId id : core.subscribed) {
+    Connection& connection = core.connections.at(id);
     const auto uid = Core::visible_uid(connection.peer);
-    if (connection.subscriptions.size() == 0 || (uid && *uid != event.uid)) {
+    if (uid && *uid != event.uid) {
       continue;
     }
     core.metrics.events_dropped.Increment(static_cast<double>(connection.subscriptions.offer(event, render_once)));

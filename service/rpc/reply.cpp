@@ -41,6 +41,7 @@ void ReplyGroup::complete(std::size_t index, const std::optional<std::string>& i
     asker_.deliver(std::move(reply), http_status);
     return;
   }
+  rendered_bytes_ += reply.size();
   replies_[index] = {id, std::move(reply)};
   if (pending_ == 0) {
     asker_.deliver(batch_text(), 200);
@@ -84,6 +85,7 @@ void Completion::note_done(const Error* error) const {
 
 void Completion::succeed(std::string_view result) {
   if (answered_ && result.size() > room()) {
+    group_->wasted(result.size());
     fail(too_long(result.size(), group_->message_bytes()));
     return;
   }

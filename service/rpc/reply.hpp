@@ -39,6 +39,12 @@ class ReplyGroup {
         pending_(requests),
         replies_(batch ? requests : 0) {}
 
+  /// No more fits: the calls that are left in the batch are not made.
+  [[nodiscard]] bool full() const { return batch_ && rendered_bytes_ >= message_bytes_; }
+
+  /// A result of this size was made, for nothing.
+  void wasted(std::size_t bytes) { rendered_bytes_ += bytes; }
+
   /// Empty text: nothing to say.
   void complete(std::size_t index, const std::optional<std::string>& id, std::string reply, int http_status);
 
@@ -58,7 +64,8 @@ class ReplyGroup {
   std::size_t message_bytes_;
   Asker asker_;
   std::size_t pending_;
-  std::vector<Item> replies_;  ///< the replies to the items of a batch
+  std::vector<Item> replies_;       ///< the replies to the items of a batch
+  std::size_t rendered_bytes_ = 0;  ///< those of all results so far
 };
 
 /// The entry of a request in the metrics when it is done.

@@ -111,6 +111,10 @@ class Owner {
     return taken;
   }
 
+  [[nodiscard]] bool awaits_fd(const std::string& token, const net::PeerIdentity& peer) const {
+    return engine_.awaits_fd(token, peer.uid, peer.pid);
+  }
+
   std::array<std::string, kTokens> tokens;
 
  private:
@@ -148,6 +152,10 @@ class Handlers : public net::MessageHandler, public net::PageHandler, public net
   PostReply on_post(const net::PeerIdentity&, std::string_view) override { return {}; }
 
   std::optional<net::HttpReply> on_get(std::string_view, std::string_view, bool) override { return std::nullopt; }
+
+  bool takes_descriptor(const std::string& token, const net::PeerIdentity& peer) override {
+    return owner->awaits_fd(token, peer);
+  }
 
   Result<TakenFd> on_fd_request(const std::string& token, const net::PeerIdentity& peer, UniqueFd given) override {
     REQUIRE(peer.local && peer.uid == ::getuid() && peer.pid == ::getpid());

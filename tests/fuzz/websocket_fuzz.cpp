@@ -105,6 +105,8 @@ class Handlers : public net::MessageHandler, public net::PageHandler, public net
     return path == "/page" ? std::optional<net::HttpReply>(net::HttpReply{200, "text/plain", "page"}) : std::nullopt;
   }
 
+  bool takes_descriptor(const std::string&, const net::PeerIdentity&) override { return false; }
+
   Result<TakenFd> on_fd_request(const std::string&, const net::PeerIdentity&, UniqueFd) override {
     return make_error(ErrorCode::BadToken, "no such token");
   }

@@ -135,3 +135,28 @@ def test_a_wrong_setting_is_78_and_nothing_is_started() -> None:
     result = run_command("run", "--engine-threads", "many", "--", "echo", "started")
     assert result.returncode == 78
     assert result.stdout == ""
+
+
+def gradsync_run(*arguments: str, binary: str) -> subprocess.CompletedProcess[str]:
+    """The command of the client, which needs no daemon in PATH."""
+    return subprocess.run(
+        [sys.executable, "-m", "gradsync", "run", *arguments],
+        env=clean_environment(GRADSYNCD=binary),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def test_the_client_has_the_same_command() -> None:
+    done = gradsync_run("--", "/bin/sh", "-c", f"{STATUS}; exit 7", binary=BINARY)
+    assert done.returncode == 7
+    assert '"jobs":[]' in done.stdout, done.stderr
+    assert gradsync_run("--help", binary=BINARY).stdout == run_command("run", "--help").stdout
+
+
+def test_the_command_of_the_client_says_that_there_is_no_daemon() -> None:
+    done = gradsync_run("--", "true", binary="/does/not/exist")
+    assert done.returncode == 2
+    assert "GRADSYNCD='/does/not/exist' is not an executable file" in done.stderr

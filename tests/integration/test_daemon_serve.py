@@ -124,6 +124,7 @@ def test_a_taken_health_port_is_a_warning() -> None:
 def test_tcp_needs_the_token(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123456789abcdef\n")
+    token.chmod(0o600)
     with Daemon("--tcp", "127.0.0.1:0", "--server-tcp-token-file", str(token)) as daemon:
         daemon.fields["health"] = daemon.fields["tcp"]
         connection = daemon.health()

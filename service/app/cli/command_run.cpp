@@ -5,6 +5,7 @@
 #include "app/daemon/application.hpp"
 #include "app/daemon/signals.hpp"
 #include "app/daemon/start_failure.hpp"
+#include "base/descriptors.hpp"
 #include "base/log.hpp"
 
 #include <fmt/format.h>
@@ -93,6 +94,7 @@ int execute(const RunCommand& command) {
     } else if (const auto error = child.start(command.command, {"GRADSYNC_ADDRESS=unix:" + options.server.socket}, mask)) {
       code = not_started(command.command.front(), *error);
     } else {
+      raise_descriptor_limit();
       child.on_exit([&](int child_code) {
         code = child_code;
         application.drain();

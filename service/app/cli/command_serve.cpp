@@ -4,6 +4,7 @@
 #include "app/daemon/application.hpp"
 #include "app/daemon/signals.hpp"
 #include "app/daemon/start_failure.hpp"
+#include "base/descriptors.hpp"
 #include "base/log.hpp"
 
 #include <fmt/format.h>
@@ -48,6 +49,7 @@ int execute(const ServeCommand& command) {
   start_logging_as(configuration->options.log);
   int code = kExitOk;
   {
+    raise_descriptor_limit();
     Application application{configuration->options};
     Signals signals{application.io(), stops, [&](int number, bool) {
                       if (application.draining()) {

@@ -12,7 +12,9 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <iostream>
+#include <limits>
 
 namespace gradsync::app {
 
@@ -31,6 +33,29 @@ std::string measured(const Json& job) {
                          : "–",
       threshold.is_number() ? "threshold " + threshold_text(threshold.get<double>()) : "no threshold"
   );
+}
+
+/// Thresholds that are infinite are texts on the wire.
+double number_of(const Json& policy, const char* name) {
+  const Json value = policy.value(name, Json());
+  return value.is_number() ? value.get<double>() : std::numeric_limits<double>::infinity();
+}
+
+std::string policy_text(const Json& policy) {
+  engine::ClipStatus one;
+  one.group = policy.value("group", "");
+  one.policy = policy.value("policy", "");
+  one.watches = policy.value("watches", false);
+  one.steps = policy.value("steps", std::int64_t{0});
+  one.clip_rate = policy.value("clip_rate", 0.0);
+  one.threshold = number_of(policy, "threshold");
+  one.threshold_lowest = number_of(policy, "threshold_lowest");
+  one.threshold_highest = number_of(policy, "threshold_highest");
+  std::string text = "  " + clip_text(one) + "\n";
+  for (const Json& sign : policy.value("signs", Json::array())) {
+    text += "    ! " + sign.get<std::string>() + "\n";
+  }
+  return text;
 }
 
 std::string job_text(const Json& job) {
@@ -54,6 +79,9 @@ std::string job_text(const Json& job) {
       job.value("buckets", 0),
       job.value("data_path", "")
   );
+  for (const Json& policy : job.value("clip", Json::array())) {
+    text += policy_text(policy);
+  }
   for (const Json& rank : job.value("ranks", Json::array())) {
     const std::string waiting = rank.value("waiting_in", "");
     text += fmt::format(

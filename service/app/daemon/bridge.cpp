@@ -42,6 +42,10 @@ net::MessageHandler::PostReply Bridge::on_post(const net::PeerIdentity& peer, st
   return {reply.status, std::move(reply.body)};
 }
 
+bool Bridge::takes_descriptor(const std::string& token, const net::PeerIdentity& peer) {
+  return engine_.awaits_fd(token, peer.uid, peer.pid);
+}
+
 Result<net::FdHandler::TakenFd> Bridge::on_fd_request(
     const std::string& token, const net::PeerIdentity& peer, UniqueFd given
 ) {

@@ -30,6 +30,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
   [[nodiscard]] PostReply on_post(const net::PeerIdentity& peer, std::string_view body) override;
 
   // net::FdHandler
+  [[nodiscard]] bool takes_descriptor(const std::string& token, const net::PeerIdentity& peer) override;
   [[nodiscard]] Result<TakenFd> on_fd_request(const std::string& token, const net::PeerIdentity& peer, UniqueFd given)
       override;
   [[nodiscard]] std::string error_line(const Error& error) override;

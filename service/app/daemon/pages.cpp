@@ -28,6 +28,9 @@ std::optional<net::HttpReply> Pages::on_get(std::string_view path, std::string_v
     return healthz(probe);
   }
   if (path == "/metrics") {
+    if (trusted) {
+      metrics_at_ = {};  // the operator sees this moment
+    }
     return metrics();
   }
   if (path == "/status") {
@@ -85,12 +88,19 @@ net::HttpReply Pages::healthz(const ProbeQuery& query) const {
   return reply;
 }
 
-net::HttpReply Pages::metrics() const {
+/// Whoever asks: one text a second for all of them.
+net::HttpReply Pages::metrics() {
+  const TimePoint now = std::chrono::steady_clock::now();
+  if (now - metrics_at_ < kMetricsLast) {
+    return metrics_;
+  }
   std::vector<prometheus::MetricFamily> families = registry_.Collect();
   for (prometheus::MetricFamily& family : process_metrics_.Collect()) {
     families.push_back(std::move(family));
   }
-  return {200, "text/plain; version=0.0.4; charset=utf-8", prometheus::TextSerializer{}.Serialize(families)};
+  metrics_ = {200, "text/plain; version=0.0.4; charset=utf-8", prometheus::TextSerializer{}.Serialize(families)};
+  metrics_at_ = now;
+  return metrics_;
 }
 
 net::HttpReply Pages::status(bool trusted) const {

@@ -36,7 +36,7 @@ class Pages final : public net::PageHandler {
   [[nodiscard]] std::vector<HealthCheck> startup_checks() const;
   [[nodiscard]] std::vector<HealthCheck> ready_checks() const;
   [[nodiscard]] net::HttpReply healthz(const ProbeQuery& query) const;
-  [[nodiscard]] net::HttpReply metrics() const;
+  [[nodiscard]] net::HttpReply metrics();
   [[nodiscard]] net::HttpReply status(bool trusted) const;
   [[nodiscard]] net::HttpReply page(bool trusted) const;
   [[nodiscard]] std::vector<engine::JobStatus> jobs() const;
@@ -48,6 +48,10 @@ class Pages final : public net::PageHandler {
   prometheus::Registry& registry_;
   std::uint32_t own_uid_;
   ProcessMetrics process_metrics_;
+
+  static constexpr std::chrono::seconds kMetricsLast{1};
+  net::HttpReply metrics_;
+  TimePoint metrics_at_{};
 };
 
 }  // namespace gradsync::app

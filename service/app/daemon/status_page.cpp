@@ -64,6 +64,18 @@ std::string ranks_table(const std::vector<engine::RankStatus>& ranks) {
          "</table>\n";
 }
 
+std::string clip_list(const std::vector<engine::ClipStatus>& policies) {
+  std::string items;
+  for (const engine::ClipStatus& one : policies) {
+    items += "<li>" + escaped(clip_text(one));
+    for (const std::string& sign : one.signs) {
+      items += "<br><strong>" + escaped(sign) + "</strong>";
+    }
+    items += "</li>\n";
+  }
+  return items.empty() ? "" : "<ul>\n" + items + "</ul>\n";
+}
+
 std::string job_section(const engine::JobStatus& job) {
   const std::string commit = job.last_commit_age_s < 0 ? "none yet" : human_seconds(job.last_commit_age_s) + " ago";
   return fmt::format(
@@ -90,7 +102,7 @@ std::string job_section(const engine::JobStatus& job) {
              escaped(job.plan_digest),
              job.uid
          ) +
-         ranks_table(job.ranks) + "</section>\n";
+         clip_list(job.clip) + ranks_table(job.ranks) + "</section>\n";
 }
 
 }  // namespace
@@ -111,6 +123,24 @@ std::string human_seconds(double seconds) {
 
 std::string threshold_text(double threshold) {
   return std::isinf(threshold) ? "no threshold" : fmt::format("{:.6g}", threshold);
+}
+
+std::string clip_text(const engine::ClipStatus& policy) {
+  std::string text =
+      fmt::format("clip group {}, {}{}: ", policy.group, policy.policy, policy.watches ? ", watches" : "");
+  if (std::isinf(policy.threshold)) {
+    return text + threshold_text(policy.threshold);
+  }
+  text += fmt::format(
+      "{:.3g} % of {} steps clipped, threshold {}",
+      100 * policy.clip_rate,
+      policy.steps,
+      threshold_text(policy.threshold)
+  );
+  if (policy.threshold_lowest < policy.threshold_highest) {
+    text += fmt::format(", {:.6g} to {}", policy.threshold_lowest, threshold_text(policy.threshold_highest));
+  }
+  return text;
 }
 
 std::string render_status_page(const StatusPage& page) {

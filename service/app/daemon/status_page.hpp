@@ -22,6 +22,9 @@ struct StatusPage {
 /// 0.5 → "0.5"; one that clips nothing → "no threshold".
 [[nodiscard]] std::string threshold_text(double threshold);
 
+/// One policy in a line, without its signs.
+[[nodiscard]] std::string clip_text(const engine::ClipStatus& policy);
+
 /// 42.0 → "42 s", 3723 → "1 h 2 min".
 [[nodiscard]] std::string human_seconds(double seconds);
 

@@ -92,7 +92,7 @@ Result<void> set(NamedPolicy& policy, const std::string& name, std::string_view 
     }
     return set_number(*(clip.max_norm = 1.0), name, value);
   }
-  if (name == "mode") {
+  if (name == "formula" || name == "mode") {  // mode: its old name
     return set_name(policy.mode, name, value, {ClipMode::Strict, ClipMode::Torch});
   }
   if (name == "zero_rule") {

@@ -137,8 +137,8 @@ void fields(auto& archive, Same<NonfiniteFinding> auto& value) {
 }
 
 void fields(auto& archive, Same<DivergenceFinding> auto& value) {
-  auto& [tensor, ranks] = value;
-  archive(tensor, ranks);
+  auto& [tensor, ranks, majority, suspects] = value;
+  archive(tensor, ranks, majority, suspects);
 }
 
 void fields(auto& archive, Same<MissingFinding> auto& value) {

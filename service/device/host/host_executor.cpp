@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 namespace gradsync::device {
 
@@ -137,6 +138,26 @@ std::vector<BufferView> HostExecutor::views_of(const std::vector<BufferId>& rank
     views.push_back({found->second.data(), found->second.size_bytes()});
   }
   return views;
+}
+
+std::uint64_t HostExecutor::bytes_of(const std::vector<BufferId>& rank_buffers) const {
+  std::uint64_t bytes = 0;
+  for (const BufferId buffer : rank_buffers) {
+    const auto found = buffers_.find(buffer);
+    bytes += found == buffers_.end() ? 0 : found->second.size_bytes();
+  }
+  return bytes;
+}
+
+std::uint64_t HostExecutor::work_of(PlanId plan) const {
+  constexpr std::uint64_t kPowerCost = 32;  // of a general exponent: each value takes a logarithm
+  if (const auto found = plans_.find(plan); found != plans_.end()) {
+    const double p = found->second.layout().norm_type;
+    const bool general = p != 1 && p != 2 && !std::isinf(p);
+    return bytes_of(found->second.layout().rank_buffers) * (general ? kPowerCost : 1);
+  }
+  const auto stats = stats_plans_.find(plan);
+  return stats == stats_plans_.end() ? 0 : bytes_of(stats->second.layout().rank_buffers);
 }
 
 void HostExecutor::throw_if_loaded(PlanId plan) const {

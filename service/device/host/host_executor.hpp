@@ -8,6 +8,7 @@
 #include "device/memory/mapped_buffer.hpp"
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <vector>
 
@@ -28,9 +29,13 @@ class HostExecutor {
 
   [[nodiscard]] bool loaded(PlanId plan) const { return plans_.contains(plan) || stats_plans_.contains(plan); }
 
+  /// About how long a pass over the plan's memory takes, in the time of a byte; 0 for one that is not loaded.
+  [[nodiscard]] std::uint64_t work_of(PlanId plan) const;
+
  private:
   LoadedPlan& usable_plan(PlanId plan);
   LoadedStats* usable_stats(PlanId plan);  ///< null: the plan is of the other kind, or none
+  [[nodiscard]] std::uint64_t bytes_of(const std::vector<BufferId>& rank_buffers) const;
   [[nodiscard]] std::vector<BufferView> views_of(const std::vector<BufferId>& rank_buffers) const;
   void throw_if_loaded(PlanId plan) const;
   void throw_if_cancelled() const;

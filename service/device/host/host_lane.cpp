@@ -19,10 +19,25 @@
 #include <thread>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace gradsync::device {
 
 namespace {
+
+/// The plan that a command is about.
+std::optional<PlanId> plan_of(const LaneCommand& command) {
+  return std::visit(
+      [](const auto& given) -> std::optional<PlanId> {
+        if constexpr (requires { given.plan; }) {
+          return given.plan;
+        } else {
+          return std::nullopt;
+        }
+      },
+      command
+  );
+}
 
 /// The attempt a command works on, if an Abort can stop it.
 struct Attempt {
@@ -48,8 +63,10 @@ std::optional<Attempt> attempt_of(const LaneCommand& command) {
 
 class HostLane::Queue {
  public:
-  Queue(int threads, LaneSink sink)
-      : sink_(std::move(sink)), pool_(threads, "lane:host"), executor_(pool_, cancel_), thread_([this] { run(); }) {}
+  Queue(int threads, LaneSink sink) : sink_(std::move(sink)), pool_(threads, "lane:host"), executor_(pool_, cancel_) {
+    pool_.set_between([this] { execute_shorter(); });
+    thread_ = std::thread([this] { run(); });
+  }
 
   ~Queue() {
     {
@@ -74,6 +91,7 @@ class HostLane::Queue {
       } else {
         commands_.push_back(std::move(command));
       }
+      follow_queue();
     }
     wake_.notify_one();
   }
@@ -83,10 +101,103 @@ class HostLane::Queue {
  private:
   using Commands = std::deque<LaneCommand>;
 
+  /// A command that is being executed. Those above it in the stack were begun while it gave way.
+  struct Running {
+    std::optional<PlanId> plan;
+    std::optional<Attempt> attempt;
+    std::uint64_t work = 0;  ///< as that of `HostExecutor::work_of`
+  };
+
+  /// A step of a plan waits for a command of another only where that is not much longer than its own: the running one
+  /// gives way, between two tasks, to what has at most this part of its work.
+  static constexpr std::uint64_t kShorter = 4;
+
   void note_abort(const Abort& abort) {
     const auto [entry, added] = aborted_.try_emplace(abort.plan, abort.tag);
     entry->second = std::max(entry->second, abort.tag);
-    cancel_.store(running_ && is_aborted(*running_), std::memory_order_relaxed);
+    follow_top();
+  }
+
+  /// Called when the command on top of the stack or its attempt changed.
+  void follow_top() {
+    const bool aborted = !running_.empty() && running_.back().attempt && is_aborted(*running_.back().attempt);
+    cancel_.store(aborted, std::memory_order_relaxed);
+  }
+
+  /// Called when the queue or the stack changed.
+  void follow_queue() { pool_.give_way(first_shorter() != commands_.end()); }
+
+  [[nodiscard]] std::uint64_t work_of(const LaneCommand& command) const {
+    if (const auto* map = std::get_if<MapBuffer>(&command)) {
+      return map->size_bytes;
+    }
+    const std::optional<PlanId> plan = plan_of(command);
+    const auto found = plan ? work_.find(*plan) : work_.end();
+    return found == work_.end() ? 0 : found->second;
+  }
+
+  /// The first command for which the running one gives way. The commands of a plan stay in order, and nothing of a plan
+  /// that is being executed is begun.
+  [[nodiscard]] Commands::iterator first_shorter() {
+    if (running_.empty()) {
+      return commands_.end();
+    }
+    behind_.clear();
+    for (const Running& running : running_) {
+      if (running.plan) {
+        behind_.push_back(*running.plan);
+      }
+    }
+    for (auto at = commands_.begin(); at != commands_.end(); ++at) {
+      const std::optional<PlanId> plan = plan_of(*at);
+      if (!plan || std::find(behind_.begin(), behind_.end(), *plan) != behind_.end()) {
+        continue;
+      }
+      const bool is_abort = std::holds_alternative<Abort>(*at);
+      if (is_abort || (attempt_of(*at) && work_of(*at) <= running_.back().work / kShorter)) {
+        return at;
+      }
+      behind_.push_back(*plan);
+    }
+    return commands_.end();
+  }
+
+  /// Takes a command out of the queue, to be executed.
+  LaneCommand begin(Commands::iterator at) {
+    LaneCommand command = std::move(*at);
+    commands_.erase(at);
+    running_.push_back({plan_of(command), attempt_of(command), work_of(command)});
+    follow_top();
+    follow_queue();
+    return command;
+  }
+
+  void end() {
+    const std::lock_guard lock(mutex_);
+    running_.pop_back();
+    follow_top();
+    follow_queue();
+  }
+
+  /// While the running command gives way: on the lane's thread, no worker is inside a job. It goes on after a few, so
+  /// that many short ones do not hold it up for ever.
+  void execute_shorter() {
+    constexpr int kInARow = 8;
+    for (int number = 0; number < kInARow; ++number) {
+      std::optional<LaneCommand> command;
+      {
+        const std::lock_guard lock(mutex_);
+        const auto shorter = first_shorter();
+        if (shorter == commands_.end()) {
+          pool_.give_way(false);
+          return;
+        }
+        command = begin(shorter);
+      }
+      LaneReport report = execute(*command);
+      end();
+      sink_(std::move(report));
+    }
   }
 
   /// Moves the commands that the Abort ends to the front, because they take no time any more, and returns the place
@@ -117,23 +228,20 @@ class HostLane::Queue {
   void run() {
     name_this_thread("lane:host");
     while (auto command = next()) {
-      sink_(execute(*command));
+      LaneReport report = execute(*command);
+      end();
+      sink_(std::move(report));
     }
   }
 
   /// The first command; nothing where the lane ends.
   std::optional<LaneCommand> next() {
     std::unique_lock lock(mutex_);
-    running_.reset();
     wake_.wait(lock, [this] { return stop_ || !commands_.empty(); });
     if (commands_.empty()) {
       return std::nullopt;
     }
-    LaneCommand command = std::move(commands_.front());
-    commands_.pop_front();
-    running_ = attempt_of(command);
-    cancel_.store(running_ && is_aborted(*running_), std::memory_order_relaxed);
-    return command;
+    return begin(commands_.begin());
   }
 
   LaneReport execute(LaneCommand& command) {
@@ -168,6 +276,10 @@ class HostLane::Queue {
       if constexpr (std::is_same_v<Command, UnloadPlan>) {
         forget_abort_unless_loaded(command.plan);
       }
+      if constexpr (std::is_same_v<Command, LoadPlan> || std::is_same_v<Command, LoadStats>) {
+        const std::lock_guard lock(mutex_);
+        work_[command.plan] = executor_.work_of(command.plan);
+      }
       return report;
     }
   }
@@ -176,15 +288,18 @@ class HostLane::Queue {
     if (!executor_.loaded(plan)) {
       const std::lock_guard lock(mutex_);
       aborted_.erase(plan);
+      work_.erase(plan);
     }
   }
 
   LaneSink sink_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  Commands commands_;              ///< guarded by mutex_, as are the next three
-  std::map<PlanId, Tag> aborted_;  ///< the highest aborted attempt of each plan
-  std::optional<Attempt> running_;
+  Commands commands_;                     ///< guarded by mutex_, as are the next four
+  std::map<PlanId, Tag> aborted_;         ///< the highest aborted attempt of each plan
+  std::map<PlanId, std::uint64_t> work_;  ///< of each plan that is loaded
+  std::vector<Running> running_;          ///< a stack: the last one has the pool
+  std::vector<PlanId> behind_;            ///< memory of `first_shorter`
   bool stop_ = false;
   std::atomic<bool> cancel_{false};  ///< the running attempt is aborted; seen by the chunks at once
   WorkerPool pool_;

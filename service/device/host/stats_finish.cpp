@@ -2,6 +2,7 @@
 
 #include "base/clock.hpp"
 #include "device/math/norm_totals.hpp"
+#include "device/stats/copies.hpp"
 #include "device/stats/stats_row.hpp"
 
 #include <fmt/format.h>
@@ -53,6 +54,10 @@ class Reading {
       }
     }
     nonfinite_count_ += nonfinite_of_box_;
+    if (!divergent_.empty() && math_.divergence.size() < kMaxFindings) {
+      math_.divergence.push_back(divergence(index, begin, end));
+    }
+    divergent_.clear();
     report(index);
   }
 
@@ -145,12 +150,36 @@ class Reading {
     if (!inputs_.empty()) {
       report(math_.nonfinite, NonfiniteFinding{index, nonfinite_count_, sorted(inputs_)});
     }
-    if (!divergent_.empty()) {
-      report(math_.divergence, DivergenceFinding{index, sorted(divergent_)});
-    }
     if (!missing_.empty()) {
       report(math_.missing, MissingFinding{index, sorted(missing_)});
     }
+  }
+
+  /// Looks at the tensor again, box by box. A tied copy has to agree with what is counted, whatever most of its holders
+  /// have.
+  [[nodiscard]] DivergenceFinding divergence(std::uint32_t index, std::size_t begin, std::size_t end) {
+    DivergenceFinding finding{index, sorted(divergent_)};
+    std::vector<std::pair<std::int64_t, StatsRow>> holders;
+    for (std::size_t at = begin; at < end; ++at) {
+      const TableRow& place = plan_.rows()[at];
+      if (place.first_of_box) {
+        add_copies(std::exchange(holders, {}), layout_.norm_type, finding);
+      }
+      const StatsRow row = copy_row(place.address);
+      if (place.elements == 0 || row.stamp == 0) {
+        continue;
+      }
+      if (tensor_->counted) {
+        holders.emplace_back(place.rank, row);
+      } else {
+        const bool differs = std::ranges::binary_search(finding.ranks, place.rank);
+        (differs ? finding.suspects : finding.majority).push_back(place.rank);
+      }
+    }
+    add_copies(holders, layout_.norm_type, finding);
+    std::ranges::sort(finding.majority);
+    std::ranges::sort(finding.suspects);
+    return finding;
   }
 
   /// A weight of which a tied copy alone has a gradient is not unused: its norm leaves that gradient out.

@@ -59,30 +59,38 @@ void WorkerPool::set_width(int width) {
 }
 
 void WorkerPool::run(std::uint32_t tasks, PoolJob& job) {
-  if (tasks == 0) {
-    return;
+  std::uint32_t first = 0;
+  while (first < tasks) {
+    if (gives_way_.load(std::memory_order_relaxed) && between_) {
+      between_();
+    }
+    first = run_from(first, tasks, job);
   }
+}
+
+std::uint32_t WorkerPool::run_from(std::uint32_t first, std::uint32_t tasks, PoolJob& job) {
   {
     const std::lock_guard lock(mutex_);
-    next_.store(0, std::memory_order_relaxed);
+    next_.store(first, std::memory_order_relaxed);
     tasks_ = tasks;
     job_ = &job;
     begun_.fetch_add(1, std::memory_order_relaxed);
   }
-  if (tasks > 1 && width_.load(std::memory_order_relaxed) > 1) {
+  if (tasks - first > 1 && width_.load(std::memory_order_relaxed) > 1) {
     wake_.notify_all();
   }
   claim(0, tasks, job);
   linger_until([this] { return active_.load(std::memory_order_relaxed) == 0; });
   std::unique_lock lock(mutex_);
-  // The caller leaves its claims only when none are left (worker 0 is always within the width).
+  // The caller leaves its claims only when none are left (worker 0 is always within the width) or the job gives way.
   job_ = nullptr;
   done_.wait(lock, [this] { return active_ == 0; });
+  return std::min(next_.load(std::memory_order_relaxed), tasks);
 }
 
 bool WorkerPool::wanted(std::size_t worker) const {
   return job_ != nullptr && worker < width_.load(std::memory_order_relaxed) &&
-         next_.load(std::memory_order_relaxed) < tasks_;
+         next_.load(std::memory_order_relaxed) < tasks_ && !gives_way_.load(std::memory_order_relaxed);
 }
 
 void WorkerPool::work(std::size_t worker) {
@@ -111,13 +119,16 @@ void WorkerPool::work(std::size_t worker) {
 }
 
 void WorkerPool::claim(std::size_t worker, std::uint32_t tasks, PoolJob& job) {
-  while (worker < width_.load(std::memory_order_relaxed)) {
+  do {
+    if (worker >= width_.load(std::memory_order_relaxed)) {
+      return;
+    }
     const std::uint32_t task = next_.fetch_add(1, std::memory_order_relaxed);
     if (task >= tasks) {
       return;
     }
     job.run_task(task, worker);
-  }
+  } while (!gives_way_.load(std::memory_order_relaxed));
 }
 
 }  // namespace gradsync::device

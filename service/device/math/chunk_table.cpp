@@ -4,6 +4,7 @@
 #include "device/math/chunk_math.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <tuple>
@@ -17,6 +18,8 @@ namespace {
 constexpr std::uint64_t kFewestTaskBytes = 128U << 10;
 constexpr std::uint64_t kShortTaskBytes = 256U << 10;  ///< no fewer where that leaves a task to each thread
 constexpr std::uint64_t kMostTaskBytes = 512U << 10;
+/// Where each value takes a logarithm: a task is how long another job waits, a millisecond or less.
+constexpr std::uint64_t kSlowTaskBytes = 64U << 10;
 constexpr std::uint64_t kTasksOfThread = 4;  ///< of a bucket, at least, where it is large enough
 /// A task is not ended between parts that read the same stretch of the input, unless it is this large.
 constexpr std::uint64_t kLargestTaskBytes = 1U << 20;
@@ -87,6 +90,9 @@ class Cutting {
     const std::uint64_t share = bytes / threads_;
     full_task_ =
         std::clamp(share / kTasksOfThread, std::clamp(share, kFewestTaskBytes, kShortTaskBytes), kMostTaskBytes);
+    if (plan_.norm_type != 1 && plan_.norm_type != 2 && !std::isinf(plan_.norm_type)) {
+      full_task_ = kSlowTaskBytes;
+    }
     first_task_ = static_cast<std::uint32_t>(table_.tasks.size());
     task_bytes_ = full_task_;  // the first chunk opens a task
   }

@@ -1,5 +1,7 @@
 #include "device/memory/arena.hpp"
 
+#include "base/descriptors.hpp"
+
 #include <fmt/format.h>
 
 #include <fcntl.h>
@@ -79,6 +81,13 @@ Result<UniqueFd> create_arena(std::uint64_t size_bytes, std::uint64_t promised_b
   if (!fd.valid()) {
     return failed("memfd_create");
   }
+  if (is_kept_back(fd.get())) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        "the daemon has no file descriptors left for an arena but those kept back for probes",
+        "release buffers, or raise the hard limit of open files (LimitNOFILE) of the daemon"
+    );
+  }
   if (::ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
     return failed("ftruncate");
   }
@@ -106,6 +115,9 @@ Result<void> check_arena(int fd, std::uint64_t size_bytes) {
   }
   if (static_cast<std::uint64_t>(status.st_size) != size_bytes) {
     return refused(fmt::format("the memfd has {} bytes, {} were said", status.st_size, size_bytes));
+  }
+  if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
+    return refused("the descriptor of the memfd is not open for reading and writing");
   }
   if (status.st_uid != ::geteuid()) {
     return refused(fmt::format("the memfd belongs to uid {}, this daemon is uid {}", status.st_uid, ::geteuid()));

@@ -119,6 +119,12 @@ bool OutstandingCommands::names_what_exists(const StepMath& math, const PlanSize
   return math.groups.size() == size.groups && math.raw_group_norms.size() == size.groups &&
          math.layer_norms.size() == size.layers && math.absent.size() <= size.tensors &&
          std::ranges::all_of(math.absent, is_tensor) && std::ranges::all_of(math.divergence, of_ranks) &&
+         std::ranges::all_of(
+             math.divergence,
+             [&](const DivergenceFinding& finding) {
+               return are_ranks(finding.majority) && are_ranks(finding.suspects);
+             }
+         ) &&
          std::ranges::all_of(math.missing, of_ranks) &&
          std::ranges::all_of(math.nonfinite, [&](const NonfiniteFinding& finding) {
            return is_tensor(finding.tensor) && std::ranges::all_of(finding.inputs, [&](const auto& input) {

@@ -38,13 +38,13 @@ void EpochMachine::on_joined(std::int64_t rank, const Joining& joining) {
 
 EpochActions EpochMachine::on_left(TimePoint now, std::int64_t rank, const std::string& why, Leaving how) {
   EpochActions actions;
-  if (!roster_[rank].taken) {
+  if (!seat(rank).taken) {
     return actions;
   }
   actions.emplace_back(VacateSeat{rank});
   cancel(actions);
   // A rank that never took part in the epoch leaves nothing behind: calls that wait for its seat go on waiting.
-  const Seat before = std::exchange(roster_[rank], Seat{});
+  const Seat before = roster_.take(rank);
   Error error = make_error(
       ErrorCode::RankLost,
       fmt::format("rank {} of job '{}' {}", rank, job_, why),
@@ -115,11 +115,11 @@ EpochActions EpochMachine::on_superseded(const Error& error) {
   EpochActions actions;
   cancel(actions);
   std::vector<std::int64_t> calling;
-  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
-    if (roster_[rank].call) {
+  for (const auto& [rank, seat] : std::exchange(roster_, Roster(roster_.size()))) {
+    if (seat.call) {
       calling.push_back(rank);
     }
-    if (std::exchange(roster_[rank], Seat{}).taken) {
+    if (seat.taken) {
       actions.emplace_back(VacateSeat{rank});
     }
   }
@@ -143,8 +143,12 @@ EpochActions EpochMachine::on_halt() {
 
 EpochActions EpochMachine::on_time(TimePoint now) {
   EpochActions actions;
-  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
-    Seat& seat = roster_[rank];
+  std::vector<std::int64_t> taken;
+  for (const auto& [rank, seat] : roster_) {
+    taken.push_back(rank);
+  }
+  for (const std::int64_t rank : taken) {
+    const Seat& seat = this->seat(rank);
     if (seat.reconnect_until && *seat.reconnect_until <= now) {
       const std::string why = fmt::format(
           "lost its connection and process {} did not come back within {:.1f} s",
@@ -157,7 +161,7 @@ EpochActions EpochMachine::on_time(TimePoint now) {
       time_out(now, rank, actions);
     }
   }
-  for (Seat& seat : roster_) {
+  for (const auto& [rank, seat] : roster_) {
     if (const auto due = successor_deadline(seat); due && *due <= now) {
       Error error = seat.loss->error;
       error.message +=
@@ -186,7 +190,7 @@ std::optional<TimePoint> EpochMachine::next_deadline() const {
       earliest = other;
     }
   };
-  for (const Seat& seat : roster_) {
+  for (const auto& [rank, seat] : roster_) {
     lower(seat.reconnect_until);
     lower(successor_deadline(seat));
     if (seat.call && !suspended_) {
@@ -199,13 +203,14 @@ std::optional<TimePoint> EpochMachine::next_deadline() const {
 // Called after everything that may change which rank waits for which. The time that a declare call waited for a paused
 // rank does not count; a pause that no call waited for does not count twice, and neither do two pauses at once.
 void EpochMachine::follow_pauses(TimePoint now) {
-  const bool waits = roster_.any_calls() && std::any_of(roster_.begin(), roster_.end(), [this](const Seat& seat) {
+  const bool waits = roster_.any_calls() && std::any_of(roster_.begin(), roster_.end(), [this](const auto& each) {
+                       const Seat& seat = each.second;
                        return seat.paused && !seat.call && lacks_declaration(seat);
                      });
   if (waits == suspended_.has_value()) {
     return;
   }
-  for (Seat& seat : roster_) {
+  for (auto& [rank, seat] : roster_) {
     if (suspended_ && seat.call) {
       seat.call->deadline += now - std::max(*suspended_, seat.call->since);
     }
@@ -214,8 +219,8 @@ void EpochMachine::follow_pauses(TimePoint now) {
 }
 
 std::optional<std::int64_t> EpochMachine::rank_checked(std::uint64_t ticket) const {
-  for (std::int64_t rank = 0; ticket != 0 && rank < roster_.size(); ++rank) {
-    if (roster_[rank].declaration.ticket == ticket) {
+  for (const auto& [rank, seat] : roster_) {
+    if (ticket != 0 && seat.declaration.ticket == ticket) {
       return rank;
     }
   }

@@ -129,6 +129,7 @@ class EpochMachine {
  private:
   [[nodiscard]] bool lacks_declaration(const Seat& seat) const;
   [[nodiscard]] std::vector<std::int64_t> lacking() const;
+  [[nodiscard]] bool all_declared() const;  ///< none lacks a declaration
   [[nodiscard]] std::optional<Error> refusal_besides(std::int64_t rank) const;
   [[nodiscard]] std::optional<TimePoint> successor_deadline(const Seat& seat) const;
   static void drop_declaration(Seat& seat);

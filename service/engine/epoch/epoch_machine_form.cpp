@@ -16,11 +16,17 @@ bool EpochMachine::lacks_declaration(const Seat& seat) const {
 std::vector<std::int64_t> EpochMachine::lacking() const {
   std::vector<std::int64_t> ranks;
   for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
-    if (lacks_declaration(roster_[rank])) {
+    if (lacks_declaration(seat(rank))) {
       ranks.push_back(rank);
     }
   }
   return ranks;
+}
+
+bool EpochMachine::all_declared() const {
+  return roster_.count() == roster_.size() && std::none_of(roster_.begin(), roster_.end(), [this](const auto& seat) {
+           return lacks_declaration(seat.second);
+         });
 }
 
 void EpochMachine::drop_declaration(Seat& seat) {
@@ -47,8 +53,8 @@ void EpochMachine::refuse(std::int64_t rank, const Error& error, EpochActions& a
 /// The ranks that declared since the last commit have to do it again.
 void EpochMachine::refuse_fresh(const Error& error, EpochActions& actions) {
   cancel(actions);
-  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
-    if (roster_[rank].declaration.fresh) {
+  for (auto& [rank, seat] : roster_) {
+    if (seat.declaration.fresh) {
       refuse(rank, error, actions);
     }
   }
@@ -75,7 +81,7 @@ void EpochMachine::tell_waiting(const Error& told, EpochActions& actions) {
   Error survivors = told;
   survivors.path.clear();  // the request of another rank has nothing there
   survivors.job = job_;
-  for (Seat& seat : roster_) {
+  for (auto& [rank, seat] : roster_) {
     if (seat.declaration.committed) {
       seat.unheard = survivors;
     }
@@ -105,7 +111,7 @@ void EpochMachine::forget_unheard(std::int64_t rank) {
   if (refusal_besides(rank)) {
     return;
   }
-  for (Seat& seat : roster_) {
+  for (auto& [other, seat] : roster_) {
     seat.unheard.reset();
   }
 }
@@ -178,9 +184,9 @@ EpochActions EpochMachine::on_checked(TimePoint now, std::int64_t rank, const st
 
 /// Returns the refusal of the first rank, besides this one, that is waited for.
 std::optional<Error> EpochMachine::refusal_besides(std::int64_t rank) const {
-  for (std::int64_t other = 0; other < roster_.size(); ++other) {
-    if (other != rank && lacks_declaration(roster_[other]) && roster_[other].refusal) {
-      return roster_[other].refusal;
+  for (const auto& [other, seat] : roster_) {
+    if (other != rank && lacks_declaration(seat) && seat.refusal) {
+      return seat.refusal;
     }
   }
   return std::nullopt;
@@ -203,7 +209,7 @@ EpochActions EpochMachine::on_refused_unchecked(TimePoint now, std::int64_t rank
 void EpochMachine::on_step_called(std::int64_t rank) { roster_[rank].refusal.reset(); }
 
 void EpochMachine::try_form(EpochActions& actions) {
-  if (state_ != State::Forming || halted_ || !lacking().empty() || roster_.all_committed()) {
+  if (state_ != State::Forming || halted_ || !all_declared() || roster_.all_committed()) {
     return;
   }
   state_ = State::Planning;
@@ -264,8 +270,7 @@ EpochActions EpochMachine::on_lane_loaded() {
   redeclare_ = false;
   steps_ = 0;
   actions.emplace_back(CommitPlan{keeps_steps});
-  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
-    Seat& seat = roster_[rank];
+  for (auto& [rank, seat] : roster_) {
     seat.declaration.fresh = false;
     seat.declaration.committed = true;
     if (std::exchange(seat.call, std::nullopt)) {

@@ -10,28 +10,29 @@ TimePoint deadline_after(TimePoint now, Milliseconds timeout) {
 }
 
 bool Roster::empty() const {
-  return std::none_of(begin(), end(), [](const Seat& seat) { return seat.taken; });
+  return std::none_of(begin(), end(), [](const auto& seat) { return seat.second.taken; });
 }
 
 bool Roster::all_committed() const {
-  return std::all_of(begin(), end(), [](const Seat& seat) { return seat.declaration.committed; });
+  return count() == size_ &&
+         std::all_of(begin(), end(), [](const auto& seat) { return seat.second.declaration.committed; });
 }
 
 bool Roster::any_committed() const {
-  return std::any_of(begin(), end(), [](const Seat& seat) { return seat.declaration.committed; });
+  return std::any_of(begin(), end(), [](const auto& seat) { return seat.second.declaration.committed; });
 }
 
 bool Roster::any_calls() const {
-  return std::any_of(begin(), end(), [](const Seat& seat) { return seat.call.has_value(); });
+  return std::any_of(begin(), end(), [](const auto& seat) { return seat.second.call.has_value(); });
 }
 
 bool Roster::compares_weights() const {
-  return std::any_of(begin(), end(), [](const Seat& seat) { return seat.declaration.compares_weights; });
+  return std::any_of(begin(), end(), [](const auto& seat) { return seat.second.declaration.compares_weights; });
 }
 
 std::optional<TimePoint> Roster::first_call() const {
   std::optional<TimePoint> first;
-  for (const Seat& seat : *this) {
+  for (const auto& [rank, seat] : *this) {
     if (seat.call && (!first || seat.call->since < *first)) {
       first = seat.call->since;
     }

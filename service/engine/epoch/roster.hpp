@@ -6,10 +6,10 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "engine/epoch/by_rank.hpp"
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 namespace gradsync::engine {
 
@@ -51,23 +51,12 @@ struct Seat {
   std::optional<DeclareCall> call;
 };
 
-class Roster {
+/// Visits are of the seats about which there is something to know; the others are as a new one.
+class Roster : public ByRank<Seat> {
  public:
-  explicit Roster(std::int64_t world_size) : seats_(static_cast<std::size_t>(world_size)) {}
+  explicit Roster(std::int64_t world_size) : size_(world_size) {}
 
-  [[nodiscard]] Seat& operator[](std::int64_t rank) { return seats_[static_cast<std::size_t>(rank)]; }
-
-  [[nodiscard]] const Seat& operator[](std::int64_t rank) const { return seats_[static_cast<std::size_t>(rank)]; }
-
-  [[nodiscard]] std::int64_t size() const { return static_cast<std::int64_t>(seats_.size()); }
-
-  [[nodiscard]] auto begin() { return seats_.begin(); }
-
-  [[nodiscard]] auto end() { return seats_.end(); }
-
-  [[nodiscard]] auto begin() const { return seats_.begin(); }
-
-  [[nodiscard]] auto end() const { return seats_.end(); }
+  [[nodiscard]] std::int64_t size() const { return size_; }
 
   [[nodiscard]] bool empty() const;
   [[nodiscard]] bool all_committed() const;
@@ -78,7 +67,7 @@ class Roster {
   [[nodiscard]] std::optional<TimePoint> first_call() const;
 
  private:
-  std::vector<Seat> seats_;
+  std::int64_t size_;
 };
 
 }  // namespace gradsync::engine

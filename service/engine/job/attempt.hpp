@@ -43,7 +43,7 @@ struct Attempt {
   double reduce_s = 0;
   std::optional<TimePoint> first_ask;
   std::optional<TimePoint> last_ask;
-  std::optional<TimePoint> quiet_by;  ///< when the lane, told to abort, must be at rest
+  std::optional<TimePoint> abort_at;  ///< when the lane was told to abort
   std::optional<Error> stuck;         ///< it was not: what step calls are answered until it is
 };
 

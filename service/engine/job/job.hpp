@@ -6,6 +6,7 @@
 #include "engine/buffer_table.hpp"
 #include "engine/epoch/epoch_machine.hpp"
 #include "engine/job/attempt.hpp"
+#include "engine/job/job_facts.hpp"
 #include "engine/lanes.hpp"
 #include "engine/plan/planner_port.hpp"
 #include "engine/policies/policy_keeper.hpp"
@@ -17,12 +18,16 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gradsync::engine {
+
+class Job;
 
 /// The things that all jobs share.
 struct JobContext {
@@ -35,7 +40,10 @@ struct JobContext {
   TimePoint now;
   std::uint64_t next_plan = 1;
   std::uint64_t next_ticket = 1;
-  std::function<void()> follow_width = {};  ///< tells the lane how many threads may work; before it gets work
+  std::map<device::PlanId, Job*> plans = {};     ///< which job has the plan on a lane
+  std::map<std::uint64_t, JobKey> tickets = {};  ///< which job asked the planner; it may be gone by now
+  std::vector<SessionId> vacated = {};           ///< sessions that ranks left since the last settling
+  std::function<void()> follow_width = {};       ///< tells the lane how many threads may work; before it gets work
 };
 
 /// A plan that its lane has, or is about to have.
@@ -61,7 +69,7 @@ class Job {
   [[nodiscard]] AttachResult attach(const AttachRequest& request, SessionId session);
 
   /// The session that holds a rank, 0 for none.
-  [[nodiscard]] SessionId holder(std::int64_t rank) const { return ranks_[index(rank)].session; }
+  [[nodiscard]] SessionId holder(std::int64_t rank) const { return ranks_[rank].session; }
 
   [[nodiscard]] bool resumes(const AttachRequest& request) const;
   void leave(std::int64_t rank, const std::string& why, bool lost);
@@ -121,8 +129,6 @@ class Job {
 
   // deadlines (job_deadlines.cpp)
   void on_time();
-  /// The lane reported something, of whatever job: it does not hang.
-  void lane_moved(device::LaneId lane);
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 
   // read models (job_status.cpp)
@@ -146,6 +152,10 @@ class Job {
 
   [[nodiscard]] std::int64_t restart_count() const { return identity_.restart_count; }
 
+  [[nodiscard]] JobKey key() const { return {identity_.uid, identity_.name}; }
+
+  JobFacts facts;  ///< of the index
+
  private:
   /// The process of a rank, and what it declared.
   struct Rank {
@@ -154,6 +164,7 @@ class Job {
     std::int64_t pid = 0;
     std::shared_ptr<const plan::RankDeclaration> declaration;
     std::uint64_t buffer = 0;
+    std::uint64_t check = 0;           ///< the ticket of the check of its declaration
     std::optional<StepKey> last_done;  ///< the step before, where another daemon did it
     Reply<DeclareResult> declare_reply;
   };
@@ -178,7 +189,7 @@ class Job {
 
   [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
 
-  [[nodiscard]] std::int64_t world_size() const { return static_cast<std::int64_t>(ranks_.size()); }
+  [[nodiscard]] std::int64_t world_size() const { return epochs_.roster().size(); }
 
   // membership (job_membership.cpp)
   [[nodiscard]] std::optional<Error> refuse_other_job(const AttachRequest& request) const;
@@ -199,6 +210,8 @@ class Job {
   void perform(const ReportLoss& action);
   void perform(const FailStepCalls& action);
   [[nodiscard]] PlanRequest plan_request(std::uint64_t ticket) const;
+  /// No answer to the ticket is wanted any more; 0 names none.
+  void withdraw(std::uint64_t ticket) const;
   [[nodiscard]] PlanMade made(const PlanOutcome& outcome) const;
   [[nodiscard]] std::optional<Error> arena_error(std::int64_t rank, const plan::Plan& plan) const;
   [[nodiscard]] bool repeats_committed(std::int64_t rank, const DeclareRequest& request) const;
@@ -257,6 +270,8 @@ class Job {
 
   // deadlines
   void follow_pauses();
+  /// When the lane, told to abort, must be at rest: any report of it, of whatever job, shows that it does not hang.
+  [[nodiscard]] std::optional<TimePoint> quiet_by() const;
   void give_up_on_lane();
 
   void publish_alert(const std::string& kind, const std::string& what) const;
@@ -264,8 +279,9 @@ class Job {
 
   JobContext& context_;
   const Identity identity_;
-  std::vector<Rank> ranks_;
+  ByRank<Rank> ranks_;
   EpochMachine epochs_;
+  std::uint64_t planning_ = 0;              ///< the ticket of the plan that is being made
   std::unique_ptr<PreparedPlan> prepared_;  ///< on its way from the planner to the lane
   std::optional<EpochPlan> active_;         ///< the plan that the lane has, or is about to have
   /// The record of the last plan. It is shared with the tokens that lead to it, which do not own it.

@@ -100,7 +100,7 @@ void Job::perform(LaunchScale& action) {
 }
 
 void Job::perform(LaunchAbort& action) {
-  attempt_.quiet_by = context_.now + context_.options.deadlines.lane;
+  attempt_.abort_at = context_.now;
   context_.lanes[action.lane].submit(device::Abort{active_->id, action.attempt});
 }
 
@@ -116,7 +116,7 @@ void Job::perform(NormKnown& action) {
   const auto shared = std::make_shared<const StepReport>(std::move(report));
   attempt_.norm = DoneRecord{{epochs_.epoch(), shared->attempt}, shared, active_->plan};
   const std::shared_ptr<const std::string> text = record_ ? text_of(*shared) : nullptr;
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+  for (std::size_t rank = 0; rank < attempt_.calls.size(); ++rank) {
     const auto told = report_for(shared, *active_->plan, static_cast<std::int64_t>(rank));
     answer_step(attempt_.calls[rank], RankReport{told, told == shared ? text : nullptr});
   }
@@ -188,10 +188,11 @@ void Job::publish_findings(const StepReport& report, std::uint64_t nonfinite_val
     publish_alert(
         "divergence",
         fmt::format(
-            "step {}: tensor '{}' differs on rank {}",
+            "step {}: copies of tensor '{}' differ: rank {} {}",
             report.step,
             report.divergence.front().tensor,
-            fmt::join(report.divergence.front().ranks, ", ")
+            fmt::join(report.divergence.front().suspects, ", "),
+            report.divergence.front().majority.empty() ? "from each other" : "from the other ranks"
         )
     );
   }
@@ -242,8 +243,8 @@ void Job::answer_done(const std::shared_ptr<const StepReport>& report, std::uint
   std::vector<RankReport> answers = std::move(answers_);
   record_done(report, attempt, answers);
   ended_.done = DoneRecord{{epochs_.epoch(), attempt}, report, active_->plan};
-  Attempt over = std::exchange(attempt_, Attempt(ranks_.size()));
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+  Attempt over = std::exchange(attempt_, Attempt(attempt_.calls.size()));
+  for (std::size_t rank = 0; rank < over.calls.size(); ++rank) {
     answer_step(over.calls[rank], std::move(answers[rank]));
   }
   answers.clear();
@@ -251,7 +252,7 @@ void Job::answer_done(const std::shared_ptr<const StepReport>& report, std::uint
 }
 
 void Job::perform(AttemptFailed& action) {
-  Attempt over = std::exchange(attempt_, Attempt(ranks_.size()));
+  Attempt over = std::exchange(attempt_, Attempt(attempt_.calls.size()));
   if (over.stuck) {
     spdlog::info("lane at rest again job={} epoch={} attempt={}", identity_.name, epochs_.epoch(), action.attempt);
   }

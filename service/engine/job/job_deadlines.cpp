@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
 namespace gradsync::engine {
 
 namespace {
@@ -20,7 +22,7 @@ void lower(std::optional<TimePoint>& earliest, const std::optional<TimePoint>& o
 std::optional<TimePoint> Job::next_deadline() const {
   std::optional<TimePoint> earliest = epochs_.next_deadline();
   if (!attempt_.stuck) {
-    lower(earliest, attempt_.quiet_by);
+    lower(earliest, quiet_by());
   }
   if (machine_) {
     lower(earliest, machine_->next_deadline());
@@ -28,15 +30,22 @@ std::optional<TimePoint> Job::next_deadline() const {
   return earliest;
 }
 
-void Job::lane_moved(device::LaneId lane) {
-  if (attempt_.quiet_by && runs_on(lane)) {
-    attempt_.quiet_by = context_.now + context_.options.deadlines.lane;
+std::optional<TimePoint> Job::quiet_by() const {
+  if (!attempt_.abort_at) {
+    return std::nullopt;
   }
+  TimePoint moved = *attempt_.abort_at;
+  if (active_) {
+    for (const LaneShare& share : active_->shares) {
+      moved = std::max(moved, context_.lanes.last_report(share.lane));
+    }
+  }
+  return moved + context_.options.deadlines.lane;
 }
 
 void Job::on_time() {
   perform(epochs_.on_time(context_.now));
-  if (attempt_.quiet_by && !attempt_.stuck && *attempt_.quiet_by <= context_.now) {
+  if (const auto due = quiet_by(); due && !attempt_.stuck && *due <= context_.now) {
     give_up_on_lane();
   }
   if (machine_) {

@@ -19,7 +19,7 @@ std::uint64_t used_bytes(const plan::Plan& plan, const plan::RankDeclaration& de
 }  // namespace
 
 void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<DeclareResult> reply) {
-  Rank& rank = ranks_[index(rank_number)];
+  Rank& rank = ranks_[rank_number];
   const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, request.buffer);
   if (!size) {
     declaration_refused(rank_number, size.error());
@@ -63,7 +63,7 @@ void Job::declaration_refused(std::int64_t rank, const Error& refusal) {
 
 // The answer was lost with the connection: the same call again must not make everybody declare.
 bool Job::repeats_committed(std::int64_t rank_number, const DeclareRequest& request) const {
-  const Rank& rank = ranks_[index(rank_number)];
+  const Rank& rank = ranks_[rank_number];
   if (!epochs_.may_repeat(rank_number) || rank.buffer != request.buffer) {
     return false;
   }
@@ -74,11 +74,14 @@ bool Job::repeats_committed(std::int64_t rank_number, const DeclareRequest& requ
 }
 
 void Job::perform(const AnswerDeclare& action) {
-  Rank& rank = ranks_[index(action.rank)];
+  Rank& rank = ranks_[action.rank];
   const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, {});
   if (action.error) {
     rank.declaration.reset();
     rank.buffer = 0;
+  }
+  if (rank.session == 0) {
+    ranks_.take(action.rank);
   }
   if (reply && !halted()) {
     reply(action.error ? Result<DeclareResult>(*action.error) : declare_result(action.rank));
@@ -92,13 +95,13 @@ DeclareResult Job::declare_result(std::int64_t rank) const {
       machine_->attempt(),
       active_->plan,
       rank,
-      used_bytes(plan, *ranks_[index(rank)].declaration, rank),
+      used_bytes(plan, *ranks_[rank].declaration, rank),
       check_next(epochs_.steps()),
       grant_record(rank)};
 }
 
 std::optional<Error> Job::arena_error(std::int64_t rank_number, const plan::Plan& plan) const {
-  const Rank& rank = ranks_[index(rank_number)];
+  const Rank& rank = ranks_[rank_number];
   const bool stats = plan.options.data_path == plan::DataPath::Stats;
   const std::uint64_t needed = used_bytes(plan, *rank.declaration, rank_number);
   const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, rank.buffer);

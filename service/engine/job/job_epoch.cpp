@@ -29,27 +29,40 @@ void Job::perform(const EpochActions& actions) {
   for (const EpochAction& action : actions) {
     std::visit([this](const auto& value) { perform(value); }, action);
   }
+  if (planning_ != 0 && !epochs_.plans(planning_)) {
+    withdraw(std::exchange(planning_, 0));
+  }
   follow_pauses();
 }
 
+void Job::withdraw(std::uint64_t ticket) const {
+  if (context_.tickets.erase(ticket) > 0) {
+    context_.planner.withdraw(ticket);
+  }
+}
+
 PlanRequest Job::plan_request(std::uint64_t ticket) const {
+  context_.tickets.emplace(ticket, key());
   PlanRequest request;
   request.ticket = ticket;
+  request.job = key();
   request.meshes = identity_.meshes;
   request.world_size = world_size();
   return request;
 }
 
 void Job::perform(const CheckDeclaration& action) {
+  withdraw(std::exchange(ranks_[action.rank].check, action.ticket));
   PlanRequest request = plan_request(action.ticket);
-  request.by_rank = {ranks_[index(action.rank)].declaration};
+  request.by_rank = {ranks_[action.rank].declaration};
   request.validate_only = true;
   context_.planner.submit(std::move(request));
 }
 
 void Job::perform(const MakePlan& action) {
+  planning_ = action.ticket;
   PlanRequest request = plan_request(action.ticket);
-  for (const Rank& rank : ranks_) {
+  for (const auto& [number, rank] : ranks_) {  // every rank: each has declared
     request.by_rank.push_back(rank.declaration);
     request.lane_of_rank.push_back(context_.buffers.lane_of(rank.buffer));
   }
@@ -96,11 +109,12 @@ void Job::perform(const LoadPlan&) {
   }
   EpochPlan& loading = active_.emplace();
   loading.id = context_.next_plan++;
+  context_.plans[loading.id] = this;
   loading.plan = context_.planner.freed_elsewhere(std::move(prepared_->plan));
   loading.shares = std::move(prepared_->shares);
   loading.constants = std::move(prepared_->constants);
   loading.record = std::move(*record);
-  for (const Rank& rank : ranks_) {
+  for (const auto& [number, rank] : ranks_) {
     context_.buffers.use(rank.buffer);
     loading.buffers.push_back(rank.buffer);
   }
@@ -121,6 +135,7 @@ void Job::perform(const UnloadPlan&) {
     for (const std::uint64_t buffer : active_->buffers) {
       context_.buffers.unuse(buffer);
     }
+    context_.plans.erase(active_->id);
     active_.reset();
   }
 }
@@ -141,22 +156,23 @@ void Job::on_load_failed(const device::Failed& report) {
 
 void Job::perform(const CommitPlan& action) {
   record_ = active_->record;
+  attempt_.calls.resize(static_cast<std::size_t>(world_size()));
   history_.make_room(largest_clean_report(*active_->plan, active_->constants));
   if (!action.keeps_steps) {
     machine_.emplace(active_->plan, epochs_.epoch());
     std::vector<std::optional<StepKey>> last_done;
-    for (const Rank& rank : ranks_) {
+    for (const auto& [number, rank] : ranks_) {
       last_done.push_back(rank.last_done);
     }
     policies_.adopt(*active_->plan, last_done);
   }
-  publish_epoch(fmt::format("epoch {} of job '{}' begins with {} ranks", epochs_.epoch(), identity_.name, ranks_.size())
+  publish_epoch(fmt::format("epoch {} of job '{}' begins with {} ranks", epochs_.epoch(), identity_.name, world_size())
   );
   spdlog::info(
       "epoch begins job={} epoch={} ranks={} tensors={} buckets={} plan={}",
       identity_.name,
       epochs_.epoch(),
-      ranks_.size(),
+      world_size(),
       active_->plan->tensors.size(),
       active_->plan->buckets.size(),
       active_->plan->digest
@@ -200,15 +216,18 @@ void Job::perform(const ReportLoss& action) {
 }
 
 void Job::perform(const VacateSeat& action) {
-  Rank& rank = ranks_[index(action.rank)];
-  context_.buffers.release_all(rank.session);
-  if (Reply<RankReport>& waiting = call_of(action.rank).reply) {
-    attempt_.departed.push_back(std::move(waiting));
+  Rank left = ranks_.take(action.rank);
+  context_.vacated.push_back(left.session);
+  withdraw(left.check);
+  context_.buffers.release_all(left.session);
+  if (!attempt_.calls.empty()) {
+    if (Reply<RankReport> waiting = std::exchange(call_of(action.rank), StepCall{}).reply) {
+      attempt_.departed.push_back(std::move(waiting));
+    }
   }
-  call_of(action.rank) = StepCall{};
-  Reply<DeclareResult> declaring = std::move(rank.declare_reply);
-  rank = Rank{};
-  rank.declare_reply = std::move(declaring);  // an answer follows
+  if (left.declare_reply) {
+    ranks_[action.rank].declare_reply = std::move(left.declare_reply);  // an answer follows
+  }
 }
 
 bool Job::owns_plan(device::PlanId plan) const { return active_ && active_->id == plan; }
@@ -220,8 +239,8 @@ bool Job::runs_on(device::LaneId lane) const {
 }
 
 bool Job::owns_buffer(std::uint64_t buffer) const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-    return rank.buffer == buffer && buffer != 0;
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& rank) {
+    return rank.second.buffer == buffer && buffer != 0;
   });
 }
 

@@ -23,21 +23,20 @@ Error attach_refusal(ErrorCode code, std::string path, std::string message, std:
 Job::Job(JobContext& context, const AttachRequest& first)
     : context_(context),
       identity_{first.job, first.uid, first.restart_count, first.meshes},
-      ranks_(static_cast<std::size_t>(first.world_size)),
       epochs_(first.job, first.world_size, context.options.first_epoch, context.options.deadlines, context.next_ticket),
-      attempt_(ranks_.size()),
+      attempt_(0),  // until a plan is committed, no rank calls
       policies_(
           {first.uid, first.job, first.restart_count},
           context.options.policy_directory,
           context.metrics.policies,
-          [this](const std::string& what) { publish_alert("policy_state", what); }
+          [this](const char* kind, const std::string& what) { publish_alert(kind, what); }
       ),
       history_(context.options.history) {}
 
 Job::~Job() { perform(UnloadPlan{}); }
 
 bool Job::resumes(const AttachRequest& request) const {
-  const Rank& rank = ranks_[index(request.rank)];
+  const Rank& rank = ranks_[request.rank];
   return rank.session != 0 && rank.client_id == request.client_id;
 }
 
@@ -81,7 +80,7 @@ std::optional<Error> Job::refuse_other_job(const AttachRequest& request) const {
 }
 
 std::optional<Error> Job::refuse_taken_rank(const AttachRequest& request) const {
-  const Rank& rank = ranks_[index(request.rank)];
+  const Rank& rank = ranks_[request.rank];
   const bool same_process = rank.pid != 0 && rank.pid == request.pid;
   if (rank.session == 0 || same_process || resumes(request)) {
     return std::nullopt;
@@ -108,7 +107,7 @@ Result<void> Job::may_attach(const AttachRequest& request) const {
 }
 
 AttachResult Job::attach(const AttachRequest& request, SessionId session) {
-  Rank& rank = ranks_[index(request.rank)];
+  Rank& rank = ranks_[request.rank];
   AttachResult result;
   result.session = session;
   result.epoch = epochs_.coming_epoch();

@@ -18,14 +18,14 @@ Result<std::shared_ptr<StepRecord>> Job::record_for(const PreparedPlan& prepared
     return record_;
   }
   const std::size_t text_bytes = std::min(prepared.encoded_bytes, context_.options.encoded_bytes);
-  return StepRecord::create(prepared.plan->digest, ranks_.size(), text_bytes);
+  return StepRecord::create(prepared.plan->digest, static_cast<std::size_t>(world_size()), text_bytes);
 }
 
 std::optional<RecordGrant> Job::grant_record(std::int64_t rank) const {
   if (!record_) {
     return std::nullopt;
   }
-  return context_.buffers.grant_record(record_, rank, identity_.uid, ranks_[index(rank)].pid, context_.now);
+  return context_.buffers.grant_record(record_, rank, identity_.uid, ranks_[rank].pid, context_.now);
 }
 
 /// Before the command that writes gradients: what it leaves half done must never be taken for whole inputs.
@@ -40,8 +40,8 @@ void Job::note_begun() {
 void Job::record_done(
     const std::shared_ptr<const StepReport>& report, std::uint64_t attempt, std::vector<RankReport>& answers
 ) {
-  answers.resize(ranks_.size());
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+  answers.resize(static_cast<std::size_t>(world_size()));
+  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     answers[rank].report = report_for(report, *active_->plan, static_cast<std::int64_t>(rank));
     if (record_) {
       const bool same = rank > 0 && answers[rank].report == answers[0].report;

@@ -30,7 +30,7 @@ RankStatus Job::rank_status(std::int64_t rank) const {
   entry.pid = seat.pid;
   entry.paused = seat.paused;
   if (seat.taken) {
-    entry.arena_bytes = context_.buffers.bytes_of(ranks_[index(rank)].session);
+    entry.arena_bytes = context_.buffers.bytes_of(ranks_[rank].session);
   }
   if (seat.call) {
     entry.waiting_in = "gradients.declare";
@@ -62,6 +62,7 @@ JobStatus Job::status() const {
     status.data_path = plan::name_of(machine_->plan().options.data_path);
     status.buckets = static_cast<std::int64_t>(machine_->plan().buckets.size());
   }
+  status.clip = policies_.status();
   if (history_.last_commit()) {
     status.last_commit_age_s = seconds(context_.now - *history_.last_commit());
   }

@@ -2,9 +2,13 @@
 
 #include "base/older_runtime.hpp"
 #include "base/text.hpp"
+#include "plan/interrupt.hpp"
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -104,6 +108,8 @@ namespace {
 PlanOutcome guarded(const PlanRequest& request) {
   try {
     return run_planner(request);
+  } catch (const plan::Interrupted&) {
+    throw;
   } catch (const std::exception& error) {
     return {
         request.ticket,
@@ -116,32 +122,64 @@ PlanOutcome guarded(const PlanRequest& request) {
 }  // namespace
 
 struct ThreadPlanner::State {
+  /// The request that a thread executes.
+  struct Work {
+    std::uint64_t ticket = 0;  ///< 0: none
+    JobKey job;
+    std::atomic<bool> interrupted{false};
+  };
+
   std::function<void(PlanOutcome)> sink;
   std::mutex mutex;
   std::condition_variable wake;
-  std::deque<PlanRequest> queue;                    ///< guarded by mutex, as are the next two
+  std::deque<PlanRequest> queue;                    ///< guarded by mutex, as are the next three
   std::vector<std::shared_ptr<const void>> unused;  ///< to be freed
+  std::array<Work, kThreads> work;
   bool stopping = false;
-  std::thread thread;
+  std::vector<std::thread> threads;
 
-  void run() {
+  /// The first request of a job that no thread works for.
+  [[nodiscard]] std::deque<PlanRequest>::iterator next() {
+    return std::find_if(queue.begin(), queue.end(), [this](const PlanRequest& request) {
+      return std::none_of(work.begin(), work.end(), [&](const Work& other) {
+        return other.ticket != 0 && other.job == request.job;
+      });
+    });
+  }
+
+  void run(Work& mine) {
     ::pthread_setname_np(::pthread_self(), "planner");
     std::unique_lock lock(mutex);
     for (;;) {
-      wake.wait(lock, [this] { return stopping || !queue.empty() || !unused.empty(); });
+      wake.wait(lock, [this] { return stopping || next() != queue.end() || !unused.empty(); });
       if (stopping) {
         return;
       }
-      if (queue.empty()) {
+      const auto at = next();
+      if (at == queue.end()) {
         const auto freed_unlocked = std::exchange(unused, {});
         lock.unlock();
       } else {
-        PlanRequest request = std::move(queue.front());
-        queue.pop_front();
+        PlanRequest request = std::move(*at);
+        queue.erase(at);
+        mine.ticket = request.ticket;
+        mine.job = request.job;
+        mine.interrupted = false;
         lock.unlock();
-        sink(guarded(request));
+        execute(request, mine);
       }
       lock.lock();
+      mine.ticket = 0;
+      wake.notify_one();  // the next request of the same job
+    }
+  }
+
+  void execute(const PlanRequest& request, const Work& mine) const {
+    try {
+      const plan::Interruptible interruptible(mine.interrupted);
+      sink(guarded(request));
+    } catch (const plan::Interrupted&) {
+      return;  // nobody waits for it
     }
   }
 
@@ -158,16 +196,23 @@ struct ThreadPlanner::State {
 
 ThreadPlanner::ThreadPlanner(std::function<void(PlanOutcome)> sink) : state_(std::make_shared<State>()) {
   state_->sink = std::move(sink);
-  state_->thread = std::thread([state = state_.get()] { state->run(); });
+  for (State::Work& work : state_->work) {
+    state_->threads.emplace_back([state = state_.get(), &work] { state->run(work); });
+  }
 }
 
 ThreadPlanner::~ThreadPlanner() {
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;
+    for (State::Work& work : state_->work) {
+      work.interrupted = true;
+    }
   }
-  state_->wake.notify_one();
-  state_->thread.join();
+  state_->wake.notify_all();
+  for (std::thread& thread : state_->threads) {
+    thread.join();
+  }
   state_->queue.clear();  // their declarations lead back to the state
 }
 
@@ -177,6 +222,23 @@ void ThreadPlanner::submit(PlanRequest request) {
     state_->queue.push_back(std::move(request));
   }
   state_->wake.notify_one();
+}
+
+void ThreadPlanner::withdraw(std::uint64_t ticket) {
+  std::deque<PlanRequest> dropped;  // its declarations lead back to the state: freed without the lock
+  const std::lock_guard lock(state_->mutex);
+  for (State::Work& work : state_->work) {
+    if (work.ticket == ticket) {
+      work.interrupted = true;
+    }
+  }
+  const auto at = std::find_if(state_->queue.begin(), state_->queue.end(), [&](const PlanRequest& request) {
+    return request.ticket == ticket;
+  });
+  if (at != state_->queue.end()) {
+    dropped.push_back(std::move(*at));
+    state_->queue.erase(at);
+  }
 }
 
 PlannerPort::Disposal ThreadPlanner::disposal() const {

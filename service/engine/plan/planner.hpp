@@ -11,13 +11,17 @@ namespace gradsync::engine {
 /// Validates every declaration, compares them, makes the plan and prepares it. Pure.
 [[nodiscard]] PlanOutcome run_planner(const PlanRequest& request);
 
-/// Executes requests in order on one thread; between them it frees the values that are left to it. `sink` is called on
-/// that thread and must only hand the outcome over. Requests still queued at destruction are dropped.
+/// Executes the requests of each job in order, on a few threads: one job has at most one of them, so that its long plan
+/// does not hold up those of others. Between requests they free the values that are left to them. `sink` is called on
+/// one of the threads and must only hand the outcome over. Destruction interrupts what is executed and drops the rest.
 class ThreadPlanner : public PlannerPort {
  public:
+  static constexpr std::size_t kThreads = 4;
+
   explicit ThreadPlanner(std::function<void(PlanOutcome)> sink);
   ~ThreadPlanner() override;
   void submit(PlanRequest request) override;
+  void withdraw(std::uint64_t ticket) override;
 
  private:
   [[nodiscard]] Disposal disposal() const override;

@@ -5,6 +5,7 @@
 #include "device/lane.hpp"
 #include "engine/plan/prepared_plan.hpp"
 #include "engine/report/report.hpp"
+#include "engine/types.hpp"
 #include "plan/make_plan.hpp"
 
 #include <cstddef>
@@ -19,6 +20,7 @@ namespace gradsync::engine {
 /// Work for the planner thread and its answer.
 struct PlanRequest {
   std::uint64_t ticket = 0;
+  JobKey job;  ///< which job asks: no job waits for the long plans of another
   std::vector<std::shared_ptr<const plan::RankDeclaration>> by_rank;
   std::vector<device::LaneId> lane_of_rank;  ///< which lane holds the rank's buffer; empty: the host lane holds all
   std::vector<plan::Mesh> meshes;
@@ -38,6 +40,9 @@ class PlannerPort {
  public:
   virtual ~PlannerPort() = default;
   virtual void submit(PlanRequest request) = 0;  ///< the outcome comes back through Engine::on_plan
+
+  /// No outcome of the request is wanted any more. It may come all the same.
+  virtual void withdraw(std::uint64_t ticket) = 0;
 
   /// Returns the same value, to be freed on another thread by its last owner: freeing the declarations of 100,000
   /// tensors takes tens of milliseconds. The value may outlive the port.

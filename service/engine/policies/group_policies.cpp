@@ -4,6 +4,7 @@
 #include "engine/policies/group_state_bytes.hpp"
 #include "plan/check/check_max_norm.hpp"
 #include "plan/check/check_policy.hpp"
+#include "plan/check/words.hpp"
 
 #include <fmt/format.h>
 
@@ -34,9 +35,18 @@ bool is_finite(const plan::ClipOutcome& outcome) { return std::isfinite(outcome.
 GroupPolicies::GroupPolicies(const plan::Plan& plan) : mode_(plan.options.mode), norm_type_(plan.options.norm_type) {
   groups_.reserve(plan.clip_groups.size());
   for (const plan::ClipGroup& group : plan.clip_groups) {
-    groups_.push_back({group.name, group.clip, group.norm_dtype, {}});
+    groups_.push_back({group.name, group.clip, group.norm_dtype, {}, {}});
     groups_.back().policies = new_policies(groups_.back());
+    groups_.back().health.emplace_back(group.clip.policy);
+    for (const plan::PolicyOptions& watching : group.clip.watch) {
+      groups_.back().health.emplace_back(watching);
+    }
   }
+}
+
+const plan::PolicyOptions& GroupPolicies::options(std::size_t group, std::size_t policy) const {
+  const plan::ClipOptions& clip = groups_[group].clip;
+  return policy == 0 ? clip.policy : clip.watch[policy - 1];
 }
 
 std::vector<policy::Policy> GroupPolicies::new_policies(const Group& group) const {
@@ -54,12 +64,12 @@ std::vector<policy::Policy> GroupPolicies::new_policies(const Group& group) cons
 plan::ClipRule GroupPolicies::rule(std::size_t group, std::size_t policy, const StepMaxNorm& step) const {
   plan::ClipRule rule = groups_[group].policies[policy].rule();
   const plan::ClipOptions& clip = groups_[group].clip;
-  const plan::PolicyOptions& options = policy == 0 ? clip.policy : clip.watch[policy - 1];
-  if (group >= step.groups || std::holds_alternative<plan::ObservePolicy>(options)) {
+  const plan::PolicyOptions& own = options(group, policy);
+  if (group >= step.groups || std::holds_alternative<plan::ObservePolicy>(own)) {
     return rule;
   }
   rule.max_norm = step.max_norm;
-  if (std::holds_alternative<plan::FixedPolicy>(options)) {
+  if (std::holds_alternative<plan::FixedPolicy>(own)) {
     const bool limited = step.max_norm.value_or(0) > 0;
     rule.spike_above = limited ? clip.spike_factor * *step.max_norm : std::numeric_limits<double>::infinity();
   }
@@ -85,9 +95,14 @@ void GroupPolicies::rules(const StepMaxNorm& max_norm, std::vector<plan::ClipRul
   }
 }
 
-void GroupPolicies::commit(const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched) {
+void GroupPolicies::commit(
+    const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched, std::vector<HealthChange>& changes
+) {
+  changes.clear();
+  std::size_t policies = 0;
   watched.resize(groups_.size());
   for (std::size_t group = 0; group < groups_.size(); ++group) {
+    policies += groups_[group].policies.size();
     watched[group].resize(groups_[group].policies.size() - 1);
     for (std::size_t policy = 1; policy < groups_[group].policies.size(); ++policy) {
       const plan::ClipRule own = rule(group, policy, step.max_norm);
@@ -97,12 +112,81 @@ void GroupPolicies::commit(const DoneStep& step, std::vector<std::vector<plan::C
   if (step.scaled && !std::all_of(step.outcomes.begin(), step.outcomes.end(), is_finite)) {
     return;
   }
+  changes.reserve(policies);
   // Nothing allocates from here on: a policy has room for all its norms from the beginning.
   for (std::size_t group = 0; group < groups_.size(); ++group) {
-    std::vector<policy::Policy>& policies = groups_[group].policies;
-    policies[0].record(step.outcomes[group]);
-    for (std::size_t policy = 1; policy < policies.size(); ++policy) {
-      policies[policy].record(watched[group][policy - 1]);
+    for (std::size_t policy = 0; policy < groups_[group].policies.size(); ++policy) {
+      const plan::ClipOutcome& outcome = policy == 0 ? step.outcomes[group] : watched[group][policy - 1];
+      observe(group, policy, rule(group, policy, step.max_norm), outcome, changes);
+      groups_[group].policies[policy].record(outcome);
+    }
+  }
+}
+
+/// `rule`: that of the step.
+void GroupPolicies::observe(
+    std::size_t group,
+    std::size_t policy,
+    const plan::ClipRule& rule,
+    const plan::ClipOutcome& outcome,
+    std::vector<HealthChange>& changes
+) {
+  policy::ClipStep step{.norm = outcome.norm, .threshold = outcome.threshold, .clipped = outcome.clipped};
+  if (rule.bound.kind != plan::ClipBound::Kind::None) {
+    step.own = rule.bound.begin;
+  }
+  step.ceiling = rule.max_norm.value_or(step.ceiling);
+  const policy::Health::Changes signs = groups_[group].health[policy].observe(step);
+  if (signs.began.any() || signs.ended.any()) {
+    changes.push_back({group, policy, signs});
+  }
+}
+
+std::string GroupPolicies::words(const HealthChange& change, policy::Sign sign) const {
+  return fmt::format(
+      "clip group '{}', {}{}: {}",
+      groups_[change.group].name,
+      plan::words_of(options(change.group, change.policy)),
+      change.policy == 0 ? "" : " (watches)",
+      groups_[change.group].health[change.policy].words(sign)
+  );
+}
+
+std::vector<ClipStatus> GroupPolicies::status() const {
+  std::vector<ClipStatus> entries;
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    for (std::size_t policy = 0; policy < groups_[group].health.size(); ++policy) {
+      if (entries.size() == kMostClipStatuses) {
+        return entries;
+      }
+      const policy::Health& health = groups_[group].health[policy];
+      const policy::ClipWindow& window = health.window();
+      ClipStatus& entry = entries.emplace_back();
+      entry.group = groups_[group].name;
+      entry.policy = plan::words_of(options(group, policy));
+      entry.watches = policy > 0;
+      entry.steps = window.steps;
+      entry.clip_rate = window.clip_rate();
+      entry.threshold = window.threshold;
+      entry.threshold_lowest = window.lowest;
+      entry.threshold_highest = window.steps == 0 ? window.lowest : window.highest;
+      for (const policy::Sign sign : policy::kSigns) {
+        if (health.has(sign)) {
+          entry.signs.push_back(health.words(sign));
+        }
+      }
+    }
+  }
+  return entries;
+}
+
+void GroupPolicies::continue_health(GroupPolicies&& before) {
+  for (Group& group : groups_) {
+    const auto same = std::find_if(before.groups_.begin(), before.groups_.end(), [&group](const Group& earlier) {
+      return earlier.name == group.name && earlier.clip == group.clip;
+    });
+    if (same != before.groups_.end()) {
+      group.health = std::move(same->health);
     }
   }
 }

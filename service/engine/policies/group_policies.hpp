@@ -6,7 +6,9 @@
 // would have done is what `policy replay` says of the same norms.
 
 #include "base/error.hpp"
+#include "engine/report/report.hpp"
 #include "plan/plan.hpp"
+#include "policy/health.hpp"
 #include "policy/policy.hpp"
 
 #include <cstddef>
@@ -34,6 +36,13 @@ struct DoneStep {
   StepMaxNorm max_norm = {};
 };
 
+/// Signs of a policy that began or ended with a step.
+struct HealthChange {
+  std::size_t group = 0;
+  std::size_t policy = 0;  ///< 0: the one that decides; then those that watch
+  policy::Health::Changes signs;
+};
+
 class GroupPolicies {
  public:
   /// `plan` of a declaration that was checked. Watchers have the group's max_norm and its settings for spikes and for
@@ -51,9 +60,20 @@ class GroupPolicies {
   /// Replaces `rules`: one per clip group, by the policies that decide. `max_norm` as checked.
   void rules(const StepMaxNorm& max_norm, std::vector<plan::ClipRule>& rules) const;
 
-  /// Replaces `watched`: by clip group, in the order declared, what each watcher would have done. Then all record, or,
-  /// where memory for that ran out and it throws, none.
-  void commit(const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched);
+  /// Replaces `watched`: by clip group, in the order declared, what each watcher would have done; and `changes`. Then
+  /// all record, or, where memory for that ran out and it throws, none.
+  void commit(
+      const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched, std::vector<HealthChange>& changes
+  );
+
+  /// "clip group 'all', percentile 95, …" of a change, and what its window shows of the sign.
+  [[nodiscard]] std::string words(const HealthChange& change, policy::Sign sign) const;
+
+  /// By clip group the policy that decides and those that watch; the first 16 of them.
+  [[nodiscard]] std::vector<ClipStatus> status() const;
+
+  /// Signs and windows of the groups of an earlier plan that are declared as before.
+  void continue_health(GroupPolicies&& before);
 
   /// Replaces `bytes`: all that is remembered, with names and settings. Equal states have equal bytes. Returns their
   /// digest, at no further cost.
@@ -80,6 +100,7 @@ class GroupPolicies {
     plan::ClipOptions clip;
     plan::DType norm_dtype = plan::DType::Float32;
     std::vector<policy::Policy> policies;  ///< the one that decides, then those that watch
+    std::vector<policy::Health> health;    ///< of each
   };
 
   [[nodiscard]] std::vector<policy::Policy> new_policies(const Group& group) const;
@@ -87,6 +108,14 @@ class GroupPolicies {
       const Group& group, const std::vector<std::string_view>& states
   ) const;
   [[nodiscard]] plan::ClipRule rule(std::size_t group, std::size_t policy, const StepMaxNorm& step) const;
+  [[nodiscard]] const plan::PolicyOptions& options(std::size_t group, std::size_t policy) const;
+  void observe(
+      std::size_t group,
+      std::size_t policy,
+      const plan::ClipRule& rule,
+      const plan::ClipOutcome& outcome,
+      std::vector<HealthChange>& changes
+  );
 
   plan::ClipMode mode_;
   double norm_type_;

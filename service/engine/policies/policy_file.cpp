@@ -104,6 +104,15 @@ Result<PolicyFile> PolicyFile::open(const std::string& directory, std::uint32_t 
       file.sequence_ = file.slots_[file.current_].sequence;
       return file;
     }
+    if (contents.error().code == ErrorCode::VersionMismatch) {
+      return make_error(
+          ErrorCode::VersionMismatch,
+          fmt::format(
+              "'{}/{}' is of a newer gradsyncd and stays as it is: {}", directory, file.name_, contents.error().message
+          ),
+          "go back to that release, or move the file away"
+      );
+    }
     if (const Result<void> aside = file.set_aside(contents.error().message); !aside) {
       return aside.error();
     }

@@ -100,7 +100,13 @@ Result<PolicyFileContents> read_policy_file(std::string_view bytes, std::uint32_
   if (bytes.size() < kPolicyFilePage || !bytes.starts_with(kFileMagic)) {
     return damaged(fmt::format("its {} bytes are not the states of a job's policies", bytes.size()));
   }
-  if (const auto version = value_at<std::uint32_t>(bytes, kVersionAt); version != kVersion) {
+  const auto version = value_at<std::uint32_t>(bytes, kVersionAt);
+  if (version > kVersion) {
+    return make_error(
+        ErrorCode::VersionMismatch, fmt::format("it has version {}, this daemon reads version {}", version, kVersion)
+    );
+  }
+  if (version != kVersion) {
     return damaged(fmt::format("it has version {}, this daemon reads version {}", version, kVersion));
   }
   contents.slot_bytes = value_at<std::uint64_t>(bytes, kFileSlotBytesAt);

@@ -11,6 +11,8 @@ namespace gradsync::engine {
 
 namespace {
 
+constexpr const char* kPolicyState = "policy_state";
+
 /// The step that the ranks know as done last; none where no rank knows one. Error: two ranks name different steps.
 Result<std::optional<StepKey>> last_step_of(const std::vector<std::optional<StepKey>>& last_done) {
   std::optional<StepKey> last;
@@ -41,14 +43,16 @@ Result<std::optional<StepKey>> last_step_of(const std::vector<std::optional<Step
 
 }  // namespace
 
-PolicyKeeper::PolicyKeeper(
-    Job job, std::string directory, PolicyMetrics& metrics, std::function<void(const std::string& what)> alert
-)
+PolicyKeeper::PolicyKeeper(Job job, std::string directory, PolicyMetrics& metrics, Alert alert)
     : job_(std::move(job)), directory_(std::move(directory)), metrics_(metrics), alert_(std::move(alert)) {}
 
 void PolicyKeeper::adopt(const plan::Plan& plan, const std::vector<std::optional<StepKey>>& last_done) {
   const bool first = !policies_;
-  policies_ = GroupPolicies(plan);
+  GroupPolicies next(plan);
+  if (!first) {
+    next.continue_health(std::move(*policies_));
+  }
+  policies_ = std::move(next);
   if (!first) {
     (void)take_over(saved_);
   }
@@ -67,7 +71,7 @@ bool PolicyKeeper::take_over(std::string_view saved) {
   } else if (!*all) {
     const std::string what =
         "policies begin anew whose settings were others, and those that are declared no more are forgotten";
-    alert_(what);
+    alert_(kPolicyState, what);
     spdlog::warn("{} job={}", what, job_.name);
   }
   return all && *all;
@@ -128,6 +132,7 @@ void PolicyKeeper::recall(const std::vector<std::optional<StepKey>>& last_done) 
   spdlog::info("policies go on job={}", job_.name);
   if (!last) {
     alert_(
+        kPolicyState,
         "the trainers restarted: the policies go on with the state that was stored last, which may be newer than a "
         "checkpoint; load_state_dict() takes that of the checkpoint"
     );
@@ -136,12 +141,12 @@ void PolicyKeeper::recall(const std::vector<std::optional<StepKey>>& last_done) 
 
 void PolicyKeeper::lose_file(const std::string& why) {
   file_.reset();
-  alert_("a restart of the daemon will lose what the policies remember: " + why);
+  alert_(kPolicyState, "a restart of the daemon will lose what the policies remember: " + why);
   spdlog::warn("policy state not kept job={} reason=\"{}\"", job_.name, why);
 }
 
 void PolicyKeeper::forget(const std::string& why) {
-  alert_("the policies begin anew: " + why);
+  alert_(kPolicyState, "the policies begin anew: " + why);
   spdlog::warn("policies begin anew job={} reason=\"{}\"", job_.name, why);
 }
 
@@ -176,7 +181,7 @@ void PolicyKeeper::commit(
     store({report.epoch, report.attempt});
     return;
   }
-  policies_->commit({math.groups, math.raw_group_norms, terms.scale, terms.scaled, terms.max_norm}, watched_);
+  policies_->commit({math.groups, math.raw_group_norms, terms.scale, terms.scaled, terms.max_norm}, watched_, changes_);
   const auto& groups = plan.clip_groups;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     metrics_.count(PolicyRole::Decides, groups[group].clip.policy, math.groups[group]);
@@ -197,6 +202,30 @@ void PolicyKeeper::commit(
   }
   report.policy_digest = digest_;
   store({report.epoch, report.attempt});
+  say_changes(report.step);
+}
+
+void PolicyKeeper::say_changes(std::int64_t step) {
+  for (const HealthChange& change : changes_) {
+    for (const policy::Sign sign : policy::kSigns) {
+      const auto bit = static_cast<std::size_t>(sign);
+      const bool began = change.signs.began.test(bit);
+      if (!began && !change.signs.ended.test(bit)) {
+        continue;
+      }
+      if (began) {
+        metrics_.sign_began(sign);
+      }
+      const std::string what =
+          fmt::format("{}step {}, {}", began ? "" : "over: ", step, policies_->words(change, sign));
+      alert_("clip_health", what);
+      spdlog::warn("{} job={} sign={}", what, job_.name, policy::name_of(sign));
+    }
+  }
+}
+
+std::vector<ClipStatus> PolicyKeeper::status() const {
+  return policies_ ? policies_->status() : std::vector<ClipStatus>();
 }
 
 Result<PolicyExport> PolicyKeeper::exported() const {

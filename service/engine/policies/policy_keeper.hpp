@@ -33,10 +33,11 @@ class PolicyKeeper {
     std::int64_t restart_count = 0;
   };
 
-  /// `alert` hears in words what is lost. `directory`: where states outlive the daemon; empty: nowhere.
-  PolicyKeeper(
-      Job job, std::string directory, PolicyMetrics& metrics, std::function<void(const std::string& what)> alert
-  );
+  using Alert = std::function<void(const char* kind, const std::string& what)>;
+
+  /// `alert` hears in words what is lost (`policy_state`), and of signs of ill health (`clip_health`). `directory`:
+  /// where states outlive the daemon; empty: nowhere.
+  PolicyKeeper(Job job, std::string directory, PolicyMetrics& metrics, Alert alert);
 
   /// A new plan goes on with what was remembered under the one before it, the first of the job with the file.
   /// `last_done`: by rank, the step that the daemon before this one did.
@@ -56,6 +57,9 @@ class PolicyKeeper {
   /// A state that was tried with the plan, for the attempt that imports it.
   void import_state(const std::string& state, const StepKey& attempt);
 
+  /// Empty before there is a plan.
+  [[nodiscard]] std::vector<ClipStatus> status() const;
+
   [[nodiscard]] const std::string& digest() const { return digest_; }
 
  private:
@@ -66,13 +70,15 @@ class PolicyKeeper {
   void wipe_file();
   void lose_file(const std::string& why);
   void store(const StepKey& attempt);
+  void say_changes(std::int64_t step);
 
   const Job job_;
   const std::string directory_;
   PolicyMetrics& metrics_;
-  const std::function<void(const std::string& what)> alert_;
+  const Alert alert_;
   std::optional<GroupPolicies> policies_;                ///< those of the last plan, with the state of earlier plans
   std::vector<std::vector<plan::ClipOutcome>> watched_;  ///< outcomes of the watching policies in the last step
+  std::vector<HealthChange> changes_;                    ///< with the last step
   std::optional<PolicyFile> file_;
   bool file_tried_ = false;
   std::string saved_;   ///< the state of the policies after the last step

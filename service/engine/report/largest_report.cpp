@@ -47,7 +47,7 @@ void add_findings(const plan::Plan& plan, StepReport& report) {
       ranks.push_back(holding.rank);
       nonfinite.inputs.push_back({holding.rank, kMost});
     }
-    report.divergence.push_back({name, ranks});
+    report.divergence.push_back({name, ranks, {}, ranks});  // a rank is in the majority, or a suspect
     report.missing.push_back({name, std::move(ranks)});
     report.absent_names.push_back(name);
   }

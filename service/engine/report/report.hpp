@@ -58,7 +58,9 @@ struct NonfiniteReport {
 
 struct DivergenceReport {
   std::string tensor;
-  std::vector<std::int64_t> ranks;  ///< ranks whose bits differ from those of the lowest rank
+  std::vector<std::int64_t> ranks;          ///< ranks whose bits differ from those of the lowest rank
+  std::vector<std::int64_t> majority = {};  ///< ranks with the bits that more than half of the copies have
+  std::vector<std::int64_t> suspects = {};  ///< the others; all ranks compared where there is no majority
   friend bool operator==(const DivergenceReport&, const DivergenceReport&) = default;
 };
 
@@ -140,6 +142,22 @@ struct RankStatus {
   std::uint64_t arena_bytes = 0;
 };
 
+/// A policy of a clip group in the last whole window of steps; before there is one, in those so far.
+struct ClipStatus {
+  std::string group;
+  std::string policy;      ///< in the words of plan::words_of
+  bool watches = false;    ///< it says only what it would have done
+  std::int64_t steps = 0;  ///< of the window
+  double clip_rate = 0;    ///< share of them whose norm exceeded the threshold
+  double threshold = 0;    ///< of the last of them; +infinity: none
+  double threshold_lowest = 0;
+  double threshold_highest = 0;
+  std::vector<std::string> signs;  ///< of ill health, in words
+};
+
+/// A status has no more of them per job, because it has to fit into a message.
+inline constexpr std::size_t kMostClipStatuses = 16;
+
 struct JobStatus {
   std::string job;
   std::uint32_t uid = 0;
@@ -158,6 +176,7 @@ struct JobStatus {
   double last_commit_age_s = -1;  ///< −1: none yet
   double norm = 0;                ///< that of the last committed step
   double threshold = 0;
+  std::vector<ClipStatus> clip;  ///< the first 16 policies
   std::vector<RankStatus> ranks;
 };
 

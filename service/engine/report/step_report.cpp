@@ -93,7 +93,9 @@ void report_findings(const plan::Plan& plan, const device::StepMath& math, StepR
     }
   }
   for (const device::DivergenceFinding& finding : math.divergence) {
-    report.divergence.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});
+    report.divergence.push_back(
+        {plan.tensors[finding.tensor].declaration.name, finding.ranks, finding.majority, finding.suspects}
+    );
   }
   for (const device::MissingFinding& finding : math.missing) {
     report.missing.push_back({plan.tensors[finding.tensor].declaration.name, finding.ranks});

@@ -171,7 +171,7 @@ Actions StepMachine::on_finish(
   Rank& rank = ranks_[index(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
   if (error_) {
-    rank.ask = ask;  // the attempt is being aborted: this rank gets the error with the others
+    this->ask(rank, ask);  // the attempt is being aborted: this rank gets the error with the others
     return actions;
   }
   if (phase_ == Phase::NormGiven || phase_ == Phase::Scaling) {
@@ -185,7 +185,7 @@ Actions StepMachine::on_finish(
   if (rank.notification_error) {
     Error error = std::move(*rank.notification_error);
     rank.notification_error.reset();
-    rank.ask = ask;
+    this->ask(rank, ask);
     return fail(std::move(error));
   }
   if (std::vector<std::string> unready = unready_tensors(rank_number); !unready.empty()) {
@@ -194,10 +194,10 @@ Actions StepMachine::on_finish(
     return actions;
   }
   if (std::optional<Error> error = disagreement(rank_number, ask)) {
-    rank.ask = ask;
+    this->ask(rank, ask);
     return fail(std::move(*error));
   }
-  rank.ask = ask;
+  this->ask(rank, ask);
   launch_ready(actions);
   finish_if_complete(actions);
   return actions;
@@ -212,7 +212,7 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
   Rank& rank = ranks_[index(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
   if (error_) {
-    rank.ask = ask;
+    this->ask(rank, ask);
     return actions;
   }
   if (phase_ != Phase::NormGiven) {
@@ -224,7 +224,7 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
     return actions;
   }
   std::optional<Error> error = disagreement(rank_number, ask);
-  rank.ask = ask;
+  this->ask(rank, ask);
   if (error) {
     return fail(std::move(*error));
   }
@@ -252,7 +252,7 @@ Actions StepMachine::on_import(
   Rank& rank = ranks_[index(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
   if (error_) {
-    rank.ask = ask;
+    this->ask(rank, ask);
     return actions;
   }
   const bool some_ready = std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
@@ -267,7 +267,7 @@ Actions StepMachine::on_import(
     return actions;
   }
   std::optional<Error> error = disagreement(rank_number, ask);
-  rank.ask = ask;
+  this->ask(rank, ask);
   if (error) {
     return fail(std::move(*error));
   }

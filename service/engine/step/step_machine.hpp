@@ -146,8 +146,9 @@ class StepMachine {
 
   [[nodiscard]] const std::optional<Ask>& ask_of(std::int64_t rank) const { return ranks_[index(rank)].ask; }
 
-  [[nodiscard]] bool all_waiting() const;
-  [[nodiscard]] bool any_waiting() const;
+  [[nodiscard]] bool all_waiting() const { return asked_ == ranks_.size(); }
+
+  [[nodiscard]] bool any_waiting() const { return asked_ > 0; }
 
   [[nodiscard]] bool busy() const;
 
@@ -214,6 +215,8 @@ class StepMachine {
   [[nodiscard]] std::vector<std::string> missing_tensors() const;
   /// A rank waits to import: nothing is reduced meanwhile.
   [[nodiscard]] bool importing() const;
+  void ask(Rank& rank, const Ask& ask);
+  void forget_asks();
   void mark_unused(std::int64_t rank, const std::vector<std::uint32_t>& rows);
   /// Notes the buckets and tensors that the request calls ready or unused.
   void mark_asked(std::int64_t rank, const FinishRequest& request);
@@ -229,6 +232,7 @@ class StepMachine {
   bool open_ = false;
   Phase phase_ = Phase::Collecting;
   std::vector<Rank> ranks_;
+  std::size_t asked_ = 0;                                  ///< the ranks that have an ask
   std::vector<std::vector<device::UnusedTensor>> unused_;  ///< per bucket, of all ranks
   std::size_t next_launch_ = 0;
   std::size_t reduced_ = 0;

@@ -55,9 +55,7 @@ Actions StepMachine::on_finished(device::LaneId lane, std::uint64_t tag, device:
     phase_ = Phase::NormGiven;
     math_ = math;
     norm_step_ = ranks_.front().ask->step;
-    for (Rank& rank : ranks_) {
-      rank.ask.reset();
-    }
+    forget_asks();
     actions.emplace_back(NormKnown{std::move(math)});
     return actions;
   }
@@ -160,6 +158,7 @@ void StepMachine::end_attempt() {
   half_warned_ = false;
   suspended_.reset();
   error_.reset();
+  forget_asks();
   for (std::vector<device::UnusedTensor>& unused : unused_) {
     unused.clear();
   }
@@ -169,22 +168,26 @@ void StepMachine::end_attempt() {
       rank.is_unused[row] = false;
     }
     rank.unused.clear();
-    rank.ask.reset();
     rank.notification_error.reset();
   }
 }
 
-bool StepMachine::all_waiting() const {
-  return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ask.has_value(); });
+void StepMachine::ask(Rank& rank, const Ask& ask) {
+  asked_ += rank.ask ? 0 : 1;
+  rank.ask = ask;
 }
 
-bool StepMachine::any_waiting() const {
-  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.ask.has_value(); });
+void StepMachine::forget_asks() {
+  for (Rank& rank : ranks_) {
+    rank.ask.reset();
+  }
+  asked_ = 0;
 }
 
 bool StepMachine::begun() const {
-  return phase_ != Phase::Collecting || std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-           return rank.ask.has_value() || std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
+  return phase_ != Phase::Collecting || any_waiting() ||
+         std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
+           return std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
          });
 }
 
@@ -221,7 +224,7 @@ std::string StepMachine::lane_work() const {
 
 std::optional<TimePoint> StepMachine::deadline() const {
   std::optional<TimePoint> earliest;
-  if (error_ || suspended_) {
+  if (error_ || suspended_ || !any_waiting()) {
     return earliest;
   }
   for (const Rank& rank : ranks_) {
@@ -234,7 +237,7 @@ std::optional<TimePoint> StepMachine::deadline() const {
 
 std::optional<TimePoint> StepMachine::half_time() const {
   std::optional<TimePoint> earliest;
-  if (error_ || suspended_ || half_warned_ || all_waiting()) {
+  if (error_ || suspended_ || half_warned_ || !any_waiting() || all_waiting()) {
     return earliest;
   }
   for (const Rank& rank : ranks_) {
@@ -252,11 +255,9 @@ std::optional<TimePoint> StepMachine::next_deadline() const {
 }
 
 void StepMachine::follow_pauses(TimePoint now, const Roster& roster) {
-  bool any_paused = false;
-  for (std::int64_t rank = 0; rank < roster.size(); ++rank) {
-    any_paused = any_paused || (roster[rank].paused && !waiting(rank));
-  }
-  const bool waits = !error_ && any_paused && any_waiting();
+  const bool waits = !error_ && any_waiting() && std::any_of(roster.begin(), roster.end(), [this](const auto& seat) {
+    return seat.second.paused && !waiting(seat.first);
+  });
   if (waits == suspended_.has_value()) {
     return;
   }

@@ -1,13 +1,15 @@
 #include "net/fd/fd_session.hpp"
 
+#include "net/fd/peeked_line.hpp"
 #include "net/fd/token_line.hpp"
 #include "net/limits/session_timer.hpp"
-#include "net/socket/peer.hpp"
+#include "net/socket/peer_socket.hpp"
 
 #include <boost/asio/buffer.hpp>
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <fcntl.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -17,102 +19,87 @@ namespace gradsync::net {
 
 namespace {
 
+constexpr Milliseconds kLookAgain{10};
+
+/// No sealing, no memfd: the only descriptors that a daemon takes.
+bool is_memfd(int fd) { return ::fcntl(fd, F_GET_SEALS) >= 0; }
+
 class FdSession final : public Session, public std::enable_shared_from_this<FdSession> {
  public:
   FdSession(const ContextPtr& context, Incoming incoming)
       : context_(context),
         peer_(incoming.peer),
-        refused_(incoming.refused),
         socket_(context->io.get_executor()),
-        deadline_(context->io.get_executor()) {
-    socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.get());
-    static_cast<void>(incoming.socket.release());  // the socket's now
+        deadline_(context->io.get_executor()),
+        look_again_(context->io.get_executor()) {
+    socket_.take(std::move(incoming.socket), incoming.family, peer_.uid, context->closer);
   }
 
   void go_away() override { abort(); }
 
   void abort() override {
-    boost::system::error_code ignored;
-    socket_.close(ignored);
+    socket_.end();
     deadline_.cancel();
+    look_again_.cancel();
   }
 
   Task<void> run() {
     after(deadline_, context_->options.handshake_timeout, weak_from_this(), [](FdSession& session) {
       session.abort();
     });
-    if (refused_) {
-      co_await answer(context_->fds.error_line(uid_refused(peer_.uid, context_->own_uid)), UniqueFd{});
-      co_return;
-    }
-    std::string line;
-    UniqueFd given;
+    PeekedLine line(socket_.native_handle());
     std::optional<Result<std::string>> token;
-    while (!(token = read_token_line(line))) {
-      auto [error] = co_await socket_.async_wait(Socket::wait_read, use_task);
-      if (error || !receive(line, given)) {
+    while (!(token = read_token_line(line.text()))) {
+      // What was looked at stays in the socket, which therefore counts as readable: the rest is asked for.
+      look_again_.expires_after(kLookAgain);
+      bool waited = false;
+      if (line.text().empty()) {
+        auto [error] = co_await socket_.async_wait(Socket::wait_read, use_task);
+        waited = !error;
+      } else {
+        auto [error] = co_await look_again_.async_wait(use_task);
+        waited = !error;
+      }
+      if (!waited || !socket_.is_open() || !line.read_on()) {
         co_return;
       }
     }
-    if (token->has_error()) {
-      co_await answer(context_->fds.error_line(token->error()), UniqueFd{});
-      co_return;
-    }
-    Result<FdHandler::TakenFd> taken = context_->fds.on_fd_request(**token, peer_, std::move(given));
+    const Result<FdHandler::TakenFd> taken = token->has_error() ? token->error() : exchange(**token, line);
     if (taken.has_error()) {
-      co_await answer(context_->fds.error_line(taken.error()), UniqueFd{});
+      co_await answer(context_->fds.error_line(taken.error()), -1);
     } else {
-      co_await answer(fmt::format("{{\"bytes\":{}}}", taken->size_bytes), std::move(taken->fd));
+      co_await answer(fmt::format("{{\"bytes\":{}}}", taken->size_bytes), taken->fd.get());
     }
-    deadline_.cancel();
   }
 
  private:
-  /// Appends what has arrived; of descriptors it keeps the first. False: the peer is gone.
-  bool receive(std::string& line, UniqueFd& given) {
-    char chunk[kTokenLineBytes];
-    iovec data{chunk, sizeof chunk};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &data;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // room for one; the kernel closes the others
-    const ssize_t bytes = ::recvmsg(socket_.native_handle(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (bytes < 0) {
-      return errno == EAGAIN || errno == EINTR;
-    }
-    const cmsghdr* header = CMSG_FIRSTHDR(&message);
-    if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-        header->cmsg_len >= CMSG_LEN(sizeof(int))) {
-      int value = -1;
-      std::memcpy(&value, CMSG_DATA(header), sizeof value);
-      UniqueFd arrived(value);
-      if (!given.valid()) {
-        given = std::move(arrived);
+  Result<FdHandler::TakenFd> exchange(const std::string& token, PeekedLine& line) {
+    UniqueFd given;
+    if (line.carries_descriptor() && context_->fds.takes_descriptor(token, peer_)) {
+      given = line.duplicate_descriptor();
+      if (given.valid() && !is_memfd(given.get())) {
+        context_->closer->close(std::move(given), peer_.uid);
       }
     }
-    line.append(chunk, static_cast<std::size_t>(bytes));
-    return bytes > 0;
+    return context_->fds.on_fd_request(token, peer_, std::move(given));
   }
 
   /// The descriptor travels with the first byte; a line this short fits the socket buffer in one piece.
-  Task<void> answer(std::string line, UniqueFd fd) {
+  Task<void> answer(std::string line, int fd) {
     line += '\n';
     iovec data{line.data(), line.size()};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
     msghdr message{};
     message.msg_iov = &data;
     message.msg_iovlen = 1;
-    if (fd.valid()) {
+    if (fd >= 0) {
       message.msg_control = control;
       message.msg_controllen = sizeof control;
       cmsghdr* header = CMSG_FIRSTHDR(&message);
       header->cmsg_level = SOL_SOCKET;
       header->cmsg_type = SCM_RIGHTS;
       header->cmsg_len = CMSG_LEN(sizeof(int));
-      const int value = fd.get();
-      std::memcpy(CMSG_DATA(header), &value, sizeof value);
+      std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
     }
     for (;;) {
       const ssize_t sent = ::sendmsg(socket_.native_handle(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -132,9 +119,9 @@ class FdSession final : public Session, public std::enable_shared_from_this<FdSe
 
   ContextPtr context_;
   PeerIdentity peer_;
-  bool refused_;
-  Socket socket_;
+  PeerSocket socket_;
   Timer deadline_;
+  Timer look_again_;
 };
 
 Task<void> drive(std::shared_ptr<FdSession> session) {

@@ -55,6 +55,18 @@ bool origin_matches_host(std::string_view origin, std::string_view host) {
          equal_ignoring_case(origin.substr(scheme_end + 3), host);
 }
 
+bool is_loopback_host(std::string_view host) {
+  if (host.empty()) {
+    return true;  // HTTP/1.0; a browser sends one
+  }
+  if (host.front() == '[') {
+    return host.find(']') != std::string_view::npos;
+  }
+  const std::string_view name = host.substr(0, host.find(':'));
+  const bool is_ip = !name.empty() && name.find_first_not_of("0123456789.") == std::string_view::npos;
+  return is_ip || equal_ignoring_case(name, "localhost");
+}
+
 bool constant_time_equal(std::string_view a, std::string_view b) {
   if (b.empty()) {
     return a.empty();

@@ -22,6 +22,9 @@ struct Target {
 /// A browser's Origin must be the page this very Host served; scheme and case do not matter.
 [[nodiscard]] bool origin_matches_host(std::string_view origin, std::string_view host);
 
+/// Whether a page that is served on loopback only may answer to this Host: no name that a stranger's DNS can lead here.
+[[nodiscard]] bool is_loopback_host(std::string_view host);
+
 /// Time does not depend on where the texts differ.
 [[nodiscard]] bool constant_time_equal(std::string_view a, std::string_view b);
 

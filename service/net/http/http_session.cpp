@@ -6,7 +6,7 @@
 #include "net/limits/read_pace.hpp"
 #include "net/limits/session_timer.hpp"
 #include "net/socket/closing.hpp"
-#include "net/socket/peer.hpp"
+#include "net/socket/peer_socket.hpp"
 
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
@@ -86,12 +86,10 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         entrance_(incoming.entrance),
         peer_(incoming.peer),
         process_(std::move(incoming.process)),
-        refused_(incoming.refused),
         pace_(context, peer_, id_, context->options.handshake_timeout),
         socket_(context->io.get_executor()),
         deadline_(context->io.get_executor()) {
-    socket_.assign(asio::generic::stream_protocol(incoming.family, 0), incoming.socket.get());
-    static_cast<void>(incoming.socket.release());  // the socket's now
+    socket_.take(std::move(incoming.socket), incoming.family, peer_.uid, std::move(incoming.closer));
   }
 
   void go_away() override {
@@ -103,8 +101,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   }
 
   void abort() override {
-    boost::system::error_code ignored;
-    socket_.close(ignored);
+    socket_.end();
     deadline_.cancel();
     pace_.stop();
   }
@@ -142,7 +139,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       if (!answer) {
         answer = respond(request);
       }
-      keep_alive = request.keep_alive() && !refused_ && !leaving_;
+      keep_alive = request.keep_alive() && !leaving_;
       answer->keep_alive(keep_alive);
       set_length(*answer, request.method());
       co_await write(std::move(*answer));
@@ -220,10 +217,10 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
 
   /// The refusal of a peer that may not ask at all, or none.
   std::optional<Response> refuse(const Request& request) {
-    if (refused_) {
-      const Error error = uid_refused(peer_.uid, context_->own_uid);
+    if (entrance_ == Entrance::Health && on_loopback() && !is_loopback_host(view(request[http::field::host]))) {
       return text_response(
-          http::status::forbidden, fmt::format("{}: {}; {}", kind_of(error.code), error.message, error.hint)
+          http::status::misdirected_request,
+          fmt::format("unauthorized: '{}' is no name of this port; ask for localhost", view(request[http::field::host]))
       );
     }
     if (entrance_ != Entrance::Tcp) {
@@ -250,6 +247,11 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       );
     }
     return std::nullopt;
+  }
+
+  [[nodiscard]] bool on_loopback() const {
+    const std::string& address = context_->options.health_address;
+    return address.starts_with("127.") || address.starts_with("localhost:") || address.starts_with("[::1]:");
   }
 
   std::optional<Response> refuse_upgrade(const Request& request) {
@@ -368,9 +370,8 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   Entrance entrance_;
   PeerIdentity peer_;
   UniqueFd process_;
-  bool refused_;
   ReadPace pace_;
-  Socket socket_;
+  PeerSocket socket_;
   Timer deadline_;
   beast::flat_buffer buffer_;
   bool busy_ = false;     ///< a request is being read or answered

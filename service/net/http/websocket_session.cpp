@@ -74,6 +74,11 @@ class WebSocketSession final : public Session,
     });
   }
 
+  ~WebSocketSession() override { note_unread(0); }
+
+  WebSocketSession(const WebSocketSession&) = delete;
+  WebSocketSession& operator=(const WebSocketSession&) = delete;
+
   // ---- Session
 
   void go_away() override { start_close(shutting_down()); }
@@ -81,10 +86,11 @@ class WebSocketSession final : public Session,
   void abort() override {
     dead_ = true;
     pace_.stop();
-    boost::system::error_code ignored;
-    stream_.next_layer().close(ignored);
+    stream_.next_layer().end();
     written_.cancel();
   }
+
+  [[nodiscard]] bool expendable() const override { return false; }
 
   // ---- WebSocketPort
 
@@ -104,11 +110,19 @@ class WebSocketSession final : public Session,
     if (!writing) {
       write_front();
     }
+    note_unread(queue_.bytes());
   }
 
   [[nodiscard]] bool drained() const override { return queue_.empty() && !closing_ && !dead_; }
 
   void close(std::string_view reason) override { start_close(close_asked(reason)); }
+
+  void drop_unread_answers(std::string_view why) override {
+    context_->metrics.slow_readers.Increment();
+    log(spdlog::level::warn, fmt::format("closing a connection that does not read: {}", why));
+    closing_ = true;
+    abort();
+  }
 
   void drop_partial_message() override { drop(too_much_half_sent(context_->options.partial_bytes)); }
 
@@ -199,6 +213,10 @@ class WebSocketSession final : public Session,
     if (error == kWaitedTooLong) {
       return give_up();
     }
+    if (error == kSentDescriptors) {
+      log(spdlog::level::warn, "closing a connection that sent descriptors");
+      abort();
+    }
     return error == asio::error::operation_aborted && closing_ && !dead_;
   }
 
@@ -266,6 +284,20 @@ class WebSocketSession final : public Session,
     }
   }
 
+  /// Notes what the peer has not read. Small queues cost nothing.
+  void note_unread(std::size_t bytes) {
+    if (bytes <= UnreadAnswers::kFreeBytes && !unread_noted_) {
+      return;
+    }
+    unread_noted_ = bytes > UnreadAnswers::kFreeBytes;
+    if (const auto excess = context_->unread_answers.note(id_, peer_, bytes)) {
+      const auto found = context_->websockets.find(excess->connection);
+      if (found != context_->websockets.end()) {
+        found->second->drop_unread_answers(excess->why);
+      }
+    }
+  }
+
   void expect_end_of_message() {
     after(message_end_, context_->options.message_timeout, weak_from_this(), [](WebSocketSession& session) {
       session.drop(message_not_ended(session.context_->options.message_timeout));
@@ -318,6 +350,7 @@ class WebSocketSession final : public Session,
     }
     context_->metrics.sent_bytes.Increment(static_cast<double>(bytes));
     queue_.pop();
+    note_unread(queue_.bytes());
     if (!queue_.empty()) {
       write_front();
     } else if (closing_) {
@@ -367,6 +400,7 @@ class WebSocketSession final : public Session,
   Timer linger_;
   Timer written_;    ///< a wait for it ends when all is written, or the connection is dead
   TextQueue queue_;  ///< the front is being written
+  bool unread_noted_ = false;
   websocket::close_reason close_reason_;
   bool open_ = false;
   bool closing_ = false;

@@ -3,6 +3,7 @@
 // net.
 
 #include "net/server_context.hpp"
+#include "net/socket/peer_socket.hpp"
 
 #include <any>
 
@@ -11,7 +12,7 @@ namespace gradsync::net {
 /// The values that the HTTP side hands over with an upgrade.
 struct Upgrade {
   ConnectionId id = 0;
-  Socket socket;
+  PeerSocket socket;
   std::any request;  ///< an http::request<http::string_body>; Beast's headers stay in .cpp files
   PeerIdentity peer;
   UniqueFd process;

@@ -16,7 +16,7 @@ constexpr std::chrono::microseconds kRead{5};
 
 }  // namespace
 
-Task<bool> say_close(Socket& socket, std::uint16_t code, std::string_view reason) {
+Task<bool> say_close(PeerSocket& socket, std::uint16_t code, std::string_view reason) {
   std::string frame{'\x88', static_cast<char>(2 + reason.size())};
   frame += static_cast<char>(code >> 8);
   frame += static_cast<char>(code & 0xff);
@@ -29,7 +29,7 @@ Task<bool> say_close(Socket& socket, std::uint16_t code, std::string_view reason
   co_return !error;
 }
 
-Task<Duration> read_off(Socket& socket, std::size_t most_bytes, std::function<bool()> wanted) {
+Task<Duration> read_off(PeerSocket& socket, std::size_t most_bytes, std::function<bool()> wanted) {
   std::vector<char> sink(16 * 1024);
   std::size_t read = 0;
   Duration cost{};

@@ -5,7 +5,7 @@
 // Thread: io only. Internal to net.
 
 #include "base/clock.hpp"
-#include "net/socket/asio_types.hpp"
+#include "net/socket/peer_socket.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -15,12 +15,12 @@
 namespace gradsync::net {
 
 /// A close frame without Beast, which must not be reading any more. False: it could not be written.
-[[nodiscard]] Task<bool> say_close(Socket& socket, std::uint16_t code, std::string_view reason);
+[[nodiscard]] Task<bool> say_close(PeerSocket& socket, std::uint16_t code, std::string_view reason);
 
 /// Reads and drops until the peer closes, the socket is closed, that much was read, or a read ends and `wanted` is
 /// false. Returns what it cost (net/limits/fair_share.hpp).
 [[nodiscard]] Task<Duration> read_off(
-    Socket& socket, std::size_t most_bytes, std::function<bool()> wanted = [] { return true; }
+    PeerSocket& socket, std::size_t most_bytes, std::function<bool()> wanted = [] { return true; }
 );
 
 }  // namespace gradsync::net

@@ -5,7 +5,7 @@
 // Thread: io only. Internal to net.
 
 #include "net/limits/read_pace.hpp"
-#include "net/socket/asio_types.hpp"
+#include "net/socket/peer_socket.hpp"
 
 #include <boost/asio/append.hpp>
 #include <boost/asio/compose.hpp>
@@ -18,16 +18,16 @@ namespace gradsync::net {
 /// An error that no socket of Asio ends a read with.
 inline constexpr asio::error::basic_errors kWaitedTooLong = asio::error::try_again;
 
-class PacedSocket : public Socket {
+class PacedSocket : public PeerSocket {
  public:
-  PacedSocket(Socket&& socket, ReadPace& pace) : Socket(std::move(socket)), pace_(pace) {}
+  PacedSocket(PeerSocket&& socket, ReadPace& pace) : PeerSocket(std::move(socket)), pace_(pace) {}
 
   /// `operation_aborted`: the pace was stopped.
   template <typename Buffers, typename Handler>
   void async_read_some(const Buffers& buffers, Handler handler) {
     const ReadPace::Turn turn = pace_.next();
     if (turn == ReadPace::Turn::Go) {
-      Socket::async_read_some(buffers, std::move(handler));
+      PeerSocket::async_read_some(buffers, std::move(handler));
     } else {
       asio::async_compose<Handler, void(boost::system::error_code, std::size_t)>(
           Read<Buffers>{*this, buffers, turn}, handler, get_executor()
@@ -59,7 +59,7 @@ class PacedSocket : public Socket {
           read.pace_.timer().async_wait(std::move(self));
           break;
         case ReadPace::Turn::Go:
-          read.Socket::async_read_some(target, std::move(self));
+          read.PeerSocket::async_read_some(target, std::move(self));
           break;
         case ReadPace::Turn::TooLong:
           end(self, kWaitedTooLong);

@@ -1,3 +1,4 @@
+#include "base/hash.hpp"
 #include "base/text.hpp"
 #include "plan/check/check_max_norm.hpp"
 #include "plan/check/check_policy.hpp"
@@ -69,7 +70,7 @@ Result<void> check_policies_in_all(std::size_t watching, std::int64_t norms) {
 }
 
 Result<void> check_clip_groups(const RankDeclaration& declaration) {
-  std::unordered_set<std::string_view> used;
+  std::unordered_set<std::string_view, KeyedHash> used;
   for (const TensorDeclaration& tensor : declaration.tensors) {
     used.insert(tensor.clip_group);
   }
@@ -86,7 +87,7 @@ Result<void> check_clip_groups(const RankDeclaration& declaration) {
   }
   std::int64_t norms = 0;
   std::size_t watching = 0;
-  std::unordered_map<std::string_view, std::size_t> listed;
+  std::unordered_map<std::string_view, std::size_t, KeyedHash> listed;
   for (std::size_t i = 0; i < declaration.options.clip.size(); ++i) {
     const ClipGroupOptions& options = declaration.options.clip[i];
     const std::string path = fmt::format("options.clip[{}]", i);

@@ -1,3 +1,4 @@
+#include "base/hash.hpp"
 #include "base/text.hpp"
 #include "plan/check/declaration_checks.hpp"
 #include "plan/check/words.hpp"
@@ -235,13 +236,13 @@ Result<void> check_split_order(const TensorAt& at, const Mesh& mesh) {
   if (at.tensor.split_order.empty()) {
     return {};
   }
-  std::unordered_set<std::string_view> cutting;
+  std::unordered_set<std::string_view, KeyedHash> cutting;
   for (const Placement& placement : at.tensor.placements) {
     if (cuts(placement)) {
       cutting.insert(placement.axes.begin(), placement.axes.end());
     }
   }
-  std::unordered_set<std::string_view> seen;
+  std::unordered_set<std::string_view, KeyedHash> seen;
   for (std::size_t j = 0; j < at.tensor.split_order.size(); ++j) {
     const std::string& axis = at.tensor.split_order[j];
     const std::string field = fmt::format("split_order[{}]", j);

@@ -1,5 +1,7 @@
+#include "base/hash.hpp"
 #include "base/text.hpp"
 #include "plan/check/declaration_checks.hpp"
+#include "plan/interrupt.hpp"
 #include "plan/make_plan.hpp"
 
 #include <fmt/format.h>
@@ -93,7 +95,7 @@ Result<void> check_tensor(const TensorAt& at, const Mesh& mesh, DataPath data_pa
 
 /// The names and bytes that earlier tensors of the list have taken.
 struct Taken {
-  std::unordered_map<std::string_view, std::size_t> names;
+  std::unordered_map<std::string_view, std::size_t, KeyedHash> names;
   std::uint64_t arena_bytes = 0;
 };
 
@@ -131,13 +133,14 @@ Result<void> check_fingerprints(const RankDeclaration& declaration) {
 
 Result<void> validate_declaration(const RankDeclaration& declaration, const std::vector<Mesh>& meshes) {
   const DataPath data_path = declaration.options.data_path;
-  std::unordered_map<std::string_view, const Mesh*> mesh_by_name;
+  std::unordered_map<std::string_view, const Mesh*, KeyedHash> mesh_by_name;
   for (const Mesh& mesh : meshes) {
     mesh_by_name.emplace(mesh.name, &mesh);
   }
   Taken taken;
   taken.names.reserve(declaration.tensors.size());
   for (std::size_t i = 0; i < declaration.tensors.size(); ++i) {
+    interruption_point();
     const TensorAt at{declaration.tensors[i], i};
     if (const auto texts = check_texts(at); !texts) {
       return texts.error();

@@ -1,11 +1,13 @@
 #include "plan/clip/clip_groups.hpp"
 
+#include "base/hash.hpp"
+
 #include <unordered_map>
 
 namespace gradsync::plan {
 
 void plan_clip_groups(Plan& plan) {
-  std::unordered_map<std::string, std::uint32_t> numbers;
+  std::unordered_map<std::string, std::uint32_t, KeyedHash> numbers;
   const auto number_of = [&](const std::string& name, const ClipOptions& clip) {
     const auto [number, fresh] = numbers.emplace(name, static_cast<std::uint32_t>(plan.clip_groups.size()));
     if (fresh) {

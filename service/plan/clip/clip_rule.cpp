@@ -90,10 +90,10 @@ void say_decided(const ClipRule& rule, const std::optional<Limit>& limit, ClipOu
   if (limit && std::isfinite(outcome.norm)) {
     say_compared(*limit, rule.norm_dtype, outcome);
   } else if (limit && rule.mode == ClipMode::Strict) {
-    say_not_finite("strict mode does not clip by it", outcome);
+    say_not_finite("formula strict does not clip by it", outcome);
   } else if (limit) {
     say_not_finite(
-        std::isnan(outcome.coefficient) ? "torch mode multiplies by NaN" : "torch mode multiplies by 0", outcome
+        std::isnan(outcome.coefficient) ? "formula torch multiplies by NaN" : "formula torch multiplies by 0", outcome
     );
   } else if (!std::isfinite(outcome.norm)) {
     say_not_finite("no max_norm: measured only", outcome);

@@ -47,7 +47,7 @@ struct ClipOutcome {
 /// 1e-6)), computed in the norm dtype and always multiplied, as torch.nn.utils.clip_grad_norm_ does. A non-finite norm
 /// propagates: strict leaves the gradients as they are apart from 1/scale, torch multiplies by NaN or 0 as torch does.
 /// A strict coefficient is rounded down to the norm dtype, so that the clipped norm does not exceed max_norm. A finite
-/// norm above the range of the norm dtype is no infinity: it is reported as a float64 and clipped as in strict mode,
+/// norm above the range of the norm dtype is no infinity: it is reported as a float64 and clipped as by formula strict,
 /// and so is one above float64 (after a scale below 1), reported as the largest double. `raw_norm` is the norm of
 /// the stored values, unrounded, `scale` the loss scale they carry: hand on what was measured, never a reported norm
 /// times the scale, which is rounded and may overflow.

@@ -137,7 +137,7 @@ Result<void> compare_weights(Declarations by_rank, const Merged& merged) {
             ErrorCode::WeightsDiverged,
             fmt::format("weights of '{}' differ: fingerprint {}", name, who_has_what(ranks)),
             "start all replicas from the same weights: load one checkpoint, seed alike, or let rank 0 broadcast "
-            "(init=\"broadcast\")"
+            "(attach with weights=\"broadcast\")"
         );
         error.path = fmt::format("tensors[{}].weight_fingerprint", tensor.row);
         error.tensor = name;

@@ -1,6 +1,8 @@
 #include "plan/merge/merge_declarations.hpp"
 
+#include "base/hash.hpp"
 #include "plan/check/declaration_checks.hpp"
+#include "plan/interrupt.hpp"
 #include "plan/limits.hpp"
 #include "plan/merge/compare_weights.hpp"
 #include "plan/merge/merge_refusals.hpp"
@@ -28,6 +30,7 @@ class Merger {
   Result<void> add_rank(std::uint32_t rank) {
     std::size_t expected = 0;  // ranks mostly declare in one order: the neighbour is tried before the table
     for (std::uint32_t row = 0; row < by_rank_[rank]->tensors.size(); ++row) {
+      interruption_point();
       const TensorDeclaration& tensor = declaration_of(by_rank_, rank, row);
       const std::size_t index = find_or_add(tensor, rank, row, expected);
       expected = index + 1;
@@ -61,7 +64,7 @@ class Merger {
 
   /// The first of several tensors with one `tied` id is counted, and the others are compared with it.
   Result<void> tie() {
-    std::unordered_map<std::string_view, std::uint32_t> firsts;
+    std::unordered_map<std::string_view, std::uint32_t, KeyedHash> firsts;
     for (std::uint32_t i = 0; i < merged_.tensors.size(); ++i) {
       MergedTensor& merged = merged_.tensors[i];
       merged.counted_as = i;
@@ -129,10 +132,10 @@ class Merger {
   }
 
   Declarations by_rank_;
-  std::unordered_map<std::string_view, const Mesh*> meshes_;
+  std::unordered_map<std::string_view, const Mesh*, KeyedHash> meshes_;
   Merged merged_;
-  std::unordered_map<std::string, std::size_t> index_;   ///< key → tensor
-  std::unordered_map<std::string, std::size_t> placed_;  ///< placements → placed
+  std::unordered_map<std::string, std::size_t, KeyedHash> index_;   ///< key → tensor
+  std::unordered_map<std::string, std::size_t, KeyedHash> placed_;  ///< placements → placed
 };
 
 /// The elements of a job are counted in 64 bits. That each rank holds few enough does not bound what all of them hold.
@@ -156,7 +159,7 @@ Result<void> check_elements(Declarations by_rank, const Merged& merged) {
 }
 
 Result<void> check_clip_groups(Declarations by_rank, const Merged& merged) {
-  std::unordered_set<std::string_view> used;
+  std::unordered_set<std::string_view, KeyedHash> used;
   for (const MergedTensor& tensor : merged.tensors) {
     used.insert(declaration_of(by_rank, tensor.rank, tensor.row).clip_group);
   }
@@ -196,6 +199,7 @@ Result<Merged> merge_declarations(Declarations by_rank, const std::vector<Mesh>&
     return holders.error();
   }
   for (const MergedTensor& tensor : merger.merged().tensors) {
+    interruption_point();
     const PlacedRanks& placed = merger.merged().placed_of(tensor);
     const std::string& mesh = declaration_of(by_rank, tensor.rank, tensor.row).mesh;
     if (const auto tiled = check_tiling(by_rank, tensor, placed, meshes[mesh_index(meshes, mesh)]); !tiled) {

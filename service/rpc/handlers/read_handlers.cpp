@@ -51,6 +51,7 @@ void events_subscribe(Core& core, Caller& caller, SubscribeParams params, Answer
     answer(subscription.error());
     return;
   }
+  core.subscribed.insert(caller.connection->id);
   core.metrics.subscriptions.Increment();
   answer(SubscribeAnswer{*subscription});
 }
@@ -60,6 +61,9 @@ void events_unsubscribe(Core& core, Caller& caller, UnsubscribeParams params, An
   if (!removed) {
     answer(removed.error());
     return;
+  }
+  if (caller.connection->subscriptions.size() == 0) {
+    core.subscribed.erase(caller.connection->id);
   }
   core.metrics.subscriptions.Decrement();
   answer(Empty{});

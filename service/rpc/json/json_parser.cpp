@@ -39,15 +39,16 @@ struct Handler {
 
   bool on_array_begin(json::error_code& error) { return go_on(builder.open(TokenType::Array), error); }
 
-  bool on_object_end(std::size_t, json::error_code&) { return close(); }
+  bool on_object_end(std::size_t, json::error_code& error) { return go_on(builder.close(), error); }
 
-  bool on_array_end(std::size_t, json::error_code&) { return close(); }
+  bool on_array_end(std::size_t, json::error_code& error) { return go_on(builder.close(), error); }
 
   bool on_key_part(json::string_view part, std::size_t, json::error_code&) { return text_part(part); }
 
-  bool on_key(json::string_view part, std::size_t, json::error_code& error) {
+  bool on_key(json::string_view part, std::size_t, json::error_code&) {
     text_part(part);
-    return go_on(builder.key_end(), error);
+    builder.key_end();
+    return true;
   }
 
   bool on_string_part(json::string_view part, std::size_t, json::error_code&) { return text_part(part); }
@@ -91,11 +92,6 @@ struct Handler {
  private:
   bool text_part(json::string_view part) {
     builder.text_part({part.data(), part.size()});
-    return true;
-  }
-
-  bool close() {
-    builder.close();
     return true;
   }
 };

@@ -22,8 +22,15 @@ std::optional<ControlCharacter> control_at(std::string_view text, std::size_t at
   if (first == 0xC2 && second >= 0x80 && second < 0xA0) {
     return ControlCharacter{at, 2, second};
   }
-  if (first == 0xE2 && second == 0x80 && (third == 0xA8 || third == 0xA9)) {
+  // Ends of lines and paragraphs, and what turns the direction of the text that a terminal shows.
+  if (first == 0xE2 && second == 0x80 && (third == 0x8E || third == 0x8F || (third >= 0xA8 && third <= 0xAE))) {
     return ControlCharacter{at, 3, 0x2000 + third - 0x80};
+  }
+  if (first == 0xE2 && second == 0x81 && third >= 0xA6 && third <= 0xA9) {
+    return ControlCharacter{at, 3, 0x2040 + third - 0x80};
+  }
+  if (first == 0xD8 && second == 0x9C) {
+    return ControlCharacter{at, 2, 0x061C};
   }
   return std::nullopt;
 }

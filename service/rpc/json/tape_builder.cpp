@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -66,35 +67,31 @@ bool TapeBuilder::other_number(std::string_view text) {
   return true;
 }
 
-bool TapeBuilder::key_end() {
+void TapeBuilder::key_end() {
   const TextSlice slice = take_text();
-  const std::string_view key = tape_.text(slice);
-  OpenContainer& object = open_[open_count_ - 1];
-  if (!is_new_key(object, key)) {
-    return refuse(fmt::format("the key \"{}\" appears twice in one object", cut(key, 60)), "give each field once");
-  }
-  if (object.keys.size() < kFewKeys) {
-    object.keys.push_back(slice);
-  }
+  open_[open_count_ - 1].keys.push_back(slice);
   push(TokenType::Key).text = slice;
-  return true;
 }
 
-bool TapeBuilder::is_new_key(OpenContainer& object, std::string_view key) const {
-  if (object.keys.size() < kFewKeys) {
-    for (const TextSlice& other : object.keys) {
-      if (tape_.text(other) == key) {
-        return false;
+// Sorted, so that no choice of keys makes it slow. Few keys, as every message has, are compared one by one.
+std::optional<std::string_view> TapeBuilder::repeated(std::vector<TextSlice>& keys) const {
+  if (keys.size() <= kFewKeys) {
+    for (auto key = keys.begin(); key != keys.end(); ++key) {
+      for (auto other = keys.begin(); other != key; ++other) {
+        if (tape_.text(*other) == tape_.text(*key)) {
+          return tape_.text(*key);
+        }
       }
     }
-    return true;
+    return std::nullopt;
   }
-  if (object.many_keys.empty()) {
-    for (const TextSlice& other : object.keys) {
-      object.many_keys.emplace(tape_.text(other));
-    }
-  }
-  return object.many_keys.emplace(key).second;
+  std::sort(keys.begin(), keys.end(), [this](const TextSlice& a, const TextSlice& b) {
+    return tape_.text(a) < tape_.text(b);
+  });
+  const auto twice = std::adjacent_find(keys.begin(), keys.end(), [this](const TextSlice& a, const TextSlice& b) {
+    return tape_.text(a) == tape_.text(b);
+  });
+  return twice == keys.end() ? std::nullopt : std::optional(tape_.text(*twice));
 }
 
 bool TapeBuilder::open(TokenType type) {
@@ -107,16 +104,17 @@ bool TapeBuilder::open(TokenType type) {
   OpenContainer& container = open_[open_count_++];
   container.index = static_cast<std::uint32_t>(tape_.tokens_.size());
   container.keys.clear();
-  if (!container.many_keys.empty()) {  // an empty one would zero all its buckets, for every object
-    container.many_keys = {};
-  }
   push(type);
   return true;
 }
 
-void TapeBuilder::close() {
-  const OpenContainer& container = open_[--open_count_];
+bool TapeBuilder::close() {
+  OpenContainer& container = open_[--open_count_];
   tape_.tokens_[container.index].end = static_cast<std::uint32_t>(tape_.tokens_.size());
+  if (const std::optional<std::string_view> key = repeated(container.keys)) {
+    return refuse(fmt::format("the key \"{}\" appears twice in one object", cut(*key, 60)), "give each field once");
+  }
+  return true;
 }
 
 bool TapeBuilder::refuse(std::string message, std::string hint) {

@@ -8,7 +8,6 @@
 
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 namespace gradsync::rpc {
@@ -41,9 +40,9 @@ class TapeBuilder {
 
   void string_end() { push(TokenType::String).text = take_text(); }
 
-  [[nodiscard]] bool key_end();
+  void key_end();
   [[nodiscard]] bool open(TokenType type);
-  void close();
+  [[nodiscard]] bool close();  ///< false: a key appears twice
 
   [[nodiscard]] const Error& refusal() const { return refusal_; }
 
@@ -52,12 +51,9 @@ class TapeBuilder {
   [[nodiscard]] Tape& tape() { return tape_; }
 
  private:
-  /// Keys of one open object. Few keys are compared one by one, many go to a set: a message of 100,000 keys must not
-  /// cost the square of that.
   struct OpenContainer {
     std::uint32_t index = 0;
-    std::vector<TextSlice> keys;
-    std::unordered_set<std::string> many_keys;
+    std::vector<TextSlice> keys;  ///< of an object
   };
 
   Token& push(TokenType type) {
@@ -75,7 +71,8 @@ class TapeBuilder {
     return slice;
   }
 
-  [[nodiscard]] bool is_new_key(OpenContainer& object, std::string_view key) const;
+  /// A key that is there twice. Changes the order of the keys.
+  [[nodiscard]] std::optional<std::string_view> repeated(std::vector<TextSlice>& keys) const;
   bool refuse(std::string message, std::string hint = {});
 
   std::size_t depth_;

@@ -118,6 +118,23 @@ struct Fields<engine::RankStatus> {
 };
 
 template <>
+struct Fields<engine::ClipStatus> {
+  static constexpr const char* kName = "ClipStatus";
+
+  static void visit(auto& v, auto& s) {
+    v.required("group", s.group, "name of the clip group");
+    v.required("policy", s.policy, "in words");
+    v.required("watches", s.watches, "it says only what it would have done");
+    v.required("steps", s.steps, "of its last whole window, or of the first so far");
+    v.required("clip_rate", s.clip_rate, "share of these steps whose norm exceeded the threshold");
+    v.required("threshold", s.threshold, "of the last of these steps");
+    v.required("threshold_lowest", s.threshold_lowest, "of these steps");
+    v.required("threshold_highest", s.threshold_highest, "of these steps");
+    v.required("signs", s.signs, "of ill health, in words");
+  }
+};
+
+template <>
 struct Fields<engine::JobStatus> {
   static constexpr const char* kName = "JobStatus";
 
@@ -139,6 +156,7 @@ struct Fields<engine::JobStatus> {
     v.required("last_commit_age_s", s.last_commit_age_s, "−1: no step yet");
     v.required("norm", s.norm, "of the last committed step");
     v.required("threshold", s.threshold, "of the last committed step");
+    v.required("clip", s.clip, "the policies of the clip groups, at most 16");
     v.required("ranks", s.ranks, "all ranks of the job");
   }
 };
@@ -200,7 +218,12 @@ struct Fields<AlertEvent> {
   static constexpr const char* kName = "AlertEvent";
 
   static void visit(auto& v, auto& s) {
-    v.required("kind", s.kind, "an error kind, nonfinite, divergence, deadline_half or lane_stuck");
+    v.required(
+        "kind",
+        s.kind,
+        "an error kind, nonfinite, divergence, deadline_half, lane_stuck, step_skipped, step_raised, policy_state or "
+        "clip_health"
+    );
     v.required("what", s.what, "in words");
   }
 };

@@ -255,6 +255,8 @@ struct Fields<engine::DivergenceReport> {
   static void visit(auto& v, auto& s) {
     v.required("tensor", s.tensor, "name");
     v.required("ranks", s.ranks, "whose bits differ from those of the lowest rank");
+    v.required("majority", s.majority, "ranks with the bits that more than half of the copies have");
+    v.required("suspects", s.suspects, "the other ranks; all that were compared where there is no majority");
   }
 };
 

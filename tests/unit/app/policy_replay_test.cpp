@@ -30,7 +30,8 @@ TEST(PolicyText, has_the_defaults_of_a_declaration_and_a_ceiling_of_one) {
 
 TEST(PolicyText, sets_what_is_written) {
   const Result<NamedPolicy> policy =
-      read_policy("zscore:z=3.5,alpha=0.9,warmup=7,max_norm=none,spike=skip,spike_factor=4,nonfinite=zero,mode=torch");
+      read_policy("zscore:z=3.5,alpha=0.9,warmup=7,max_norm=none,spike=skip,spike_factor=4,nonfinite=zero,formula=torch"
+      );
   ASSERT_TRUE(policy) << policy.error().message;
   EXPECT_EQ(policy->clip.policy, plan::PolicyOptions(plan::ZScorePolicy{3.5, 0.9, 7}));
   EXPECT_EQ(policy->clip.max_norm, std::nullopt);

@@ -436,5 +436,53 @@ TEST(Engine, a_second_concurrent_call_answers_the_first) {
   EXPECT_TRUE(second->report);
 }
 
+// A job that idles is not looked at when something happens to another, in whatever part of the engine.
+TEST(Engine, what_an_event_costs_does_not_grow_with_idle_jobs) {
+  const auto looks_in_a_step = [](int idle_jobs) {
+    Harness h;
+    h.start(2);
+    for (int number = 0; number < idle_jobs; ++number) {
+      AttachRequest idle = h.request(0, 4096);
+      idle.job = "idle-" + std::to_string(number);
+      EXPECT_TRUE(h.engine.attach(idle));
+    }
+    const std::uint64_t before = h.engine.looks_at_jobs();
+    h.ready(0, 0);
+    h.pass(Milliseconds(1));
+    h.finish(0, 0);
+    h.pass(Milliseconds(1));
+    const auto last = h.finish(1, 0);
+    h.pump();
+    EXPECT_TRUE(last->report);
+    EXPECT_EQ(h.engine.status(1000).size(), static_cast<std::size_t>(idle_jobs) + 1);
+    return h.engine.looks_at_jobs() - before;
+  };
+  EXPECT_GT(looks_in_a_step(0), 0u);
+  EXPECT_EQ(looks_in_a_step(200), looks_in_a_step(0));
+}
+
+// Its deadlines come all the same.
+TEST(Engine, a_rank_of_one_job_of_many_is_lost_when_its_time_to_come_back_is_over) {
+  Harness h;
+  std::vector<SessionId> sessions;
+  for (int number = 0; number < 5; ++number) {
+    AttachRequest request = h.request(0, 4096);
+    request.job = "job-" + std::to_string(number);
+    sessions.push_back(h.engine.attach(request)->session);
+    h.pass(Milliseconds(100));
+  }
+  h.engine.connection_lost(sessions[3]);
+  h.pass(Milliseconds(100));
+  h.engine.connection_lost(sessions[1]);
+  ASSERT_EQ(h.engine.next_deadline(), h.now + Milliseconds(1900));
+  h.pass(Milliseconds(1900));
+  EXPECT_EQ(h.engine.status(1000).size(), 4u) << "job-3 has no rank any more";
+  EXPECT_EQ(h.engine.detach(sessions[3]).error().code, ErrorCode::RankLost);
+  ASSERT_EQ(h.engine.next_deadline(), h.now + Milliseconds(100));
+  h.pass(Milliseconds(100));
+  EXPECT_EQ(h.engine.status(1000).size(), 3u);
+  EXPECT_FALSE(h.engine.next_deadline());
+}
+
 }  // namespace
 }  // namespace gradsync::engine

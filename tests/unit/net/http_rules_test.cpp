@@ -35,6 +35,15 @@ TEST(HttpRules, an_origin_is_only_good_when_it_is_the_host_asked) {
   EXPECT_FALSE(origin_matches_host("http://", ""));
 }
 
+TEST(HttpRules, a_loopback_port_answers_to_addresses_and_localhost) {
+  for (const char* host : {"", "localhost", "LOCALHOST:9477", "127.0.0.1:9477", "[::1]:9477"}) {
+    EXPECT_TRUE(is_loopback_host(host)) << host;
+  }
+  for (const char* host : {"evil.example", "evil.example:9477", "127.0.0.1.evil.example", ":9477", "["}) {
+    EXPECT_FALSE(is_loopback_host(host)) << host;
+  }
+}
+
 TEST(HttpRules, a_bearer_token_must_be_equal_as_a_whole) {
   EXPECT_TRUE(bearer_matches("Bearer 0123456789abcdef", "0123456789abcdef"));
   EXPECT_TRUE(bearer_matches("bearer 0123456789abcdef ", "0123456789abcdef"));

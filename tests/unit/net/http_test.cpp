@@ -172,6 +172,7 @@ class TcpRpc : public ServerTest {
  protected:
   [[nodiscard]] ServerOptions tcp_options() const {
     std::ofstream{folder / "token"} << kToken << "\n";
+    ::chmod((folder / "token").c_str(), 0640);
     ServerOptions tcp = options();
     tcp.tcp_address = "127.0.0.1:0";
     tcp.tcp_token_file = folder / "token";
@@ -210,6 +211,15 @@ TEST_F(TcpRpc, refuses_pages_of_other_origins_even_with_the_token) {
   RawClient client = RawClient::tcp(running.server.tcp_endpoint());
   EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/rpc", bearer + "Origin: http://evil.example\r\n").status, 403);
   EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/rpc", bearer + "Origin: http://localhost\r\n").status, 101);
+}
+
+TEST_F(TcpRpc, does_not_start_with_a_token_that_others_may_use) {
+  const ServerOptions shared = tcp_options();
+  ASSERT_EQ(::chmod(shared.tcp_token_file.c_str(), 0644), 0);
+  const RunningServer running{shared, false};
+  ASSERT_TRUE(running.failure.has_value());
+  EXPECT_EQ(running.failure->kind, StartFailure::Kind::Configuration);
+  EXPECT_NE(running.failure->message.find("has mode 0644: others may use it"), std::string::npos);
 }
 
 TEST_F(TcpRpc, does_not_start_without_a_usable_token) {

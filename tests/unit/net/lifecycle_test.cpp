@@ -167,6 +167,7 @@ TEST_F(Lifecycle, stopping_leaves_files_that_another_daemon_put_there) {
 
 TEST_F(Lifecycle, an_address_that_is_none_is_a_fault_of_the_configuration) {
   std::ofstream{folder / "token"} << std::string(32, 't');
+  fs::permissions(folder / "token", fs::perms::owner_read);
   for (const char* address : {"9478", "127.0.0.1:", "127.0.0.1:70000", "node7:9478", "127.0.0.1:-1"}) {
     ServerOptions tcp = options();
     tcp.tcp_token_file = folder / "token";

@@ -42,6 +42,7 @@ class ReadPaceTest : public ServerTest {
  protected:
   [[nodiscard]] ServerOptions tcp_options() const {
     std::ofstream(folder / "token") << "a-token-of-many-bytes";
+    ::chmod((folder / "token").c_str(), 0600);
     ServerOptions tcp = options();
     tcp.tcp_address = "127.0.0.1:0";
     tcp.tcp_token_file = folder / "token";

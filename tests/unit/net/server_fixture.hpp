@@ -116,6 +116,8 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     return HttpReply{query == "bad" ? 503 : 200, "text/plain", fmt::format("query={} trusted={}", query, trusted)};
   }
 
+  bool takes_descriptor(const std::string& token, const PeerIdentity& /*peer*/) override { return token == "mine"; }
+
   Result<TakenFd> on_fd_request(const std::string& token, const PeerIdentity& peer, UniqueFd given) override {
     note(fmt::format("token {} uid={}", token, peer.uid));
     if (token == "mine") {

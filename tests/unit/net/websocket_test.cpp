@@ -461,5 +461,21 @@ TEST_F(WebSocket, shutting_down_does_not_wait_for_a_client_that_never_answers) {
   EXPECT_TRUE(client.at_end());
 }
 
+TEST_F(WebSocket, several_that_leave_too_much_unread_together_end) {
+  ServerOptions few = options();
+  few.unread_bytes = 4u << 20;  // of one process: 2 MiB, and each asks for 1 MiB
+  RunningServer running{few};
+  std::vector<RawClient> clients;
+  for (int i = 0; i < 6; ++i) {
+    clients.push_back(websocket());
+    clients.back().send_frame(1, std::string(1 << 20, 'x'));
+  }
+  EXPECT_TRUE(running.handlers.saw("close 1"));
+  RawClient reader = websocket();
+  reader.send_frame(1, "still there");
+  EXPECT_EQ(reader.read_frame().payload, "still there");
+  EXPECT_GE(running.metrics.slow_readers.Value(), 1);
+}
+
 }  // namespace
 }  // namespace gradsync::net

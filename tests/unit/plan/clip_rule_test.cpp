@@ -212,7 +212,7 @@ TEST(ClipRule, torch_mode_has_an_infinite_float32_for_a_threshold_above_it) {
   EXPECT_EQ(apply_clip_rule(torch(1e300), std::numeric_limits<float>::max(), 1).multiplier, 1);
   const ClipOutcome outcome = apply_clip_rule(torch(1e300), kInfinity, 1);
   EXPECT_TRUE(std::isnan(outcome.multiplier)) << "as torch: 0 times infinity";
-  EXPECT_THAT(outcome.reason, HasSubstr("torch mode multiplies by NaN"));
+  EXPECT_THAT(outcome.reason, HasSubstr("formula torch multiplies by NaN"));
 }
 
 TEST(ClipRule, clipped_is_norm_above_threshold_whatever_becomes_of_the_step) {

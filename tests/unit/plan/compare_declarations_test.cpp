@@ -89,7 +89,7 @@ TEST(CompareDeclarations, options_are_compared_first) {
     d.tensors[0].name = "z";
   }));
   EXPECT_EQ(mode.path, "options.mode");
-  EXPECT_THAT(mode.message, HasSubstr("mode is strict on rank 0 and torch on rank 2"));
+  EXPECT_THAT(mode.message, HasSubstr("formula is strict on rank 0 and torch on rank 2"));
   EXPECT_EQ(compared(last_of_three([](RankDeclaration& d) { d.options.accumulate = 4; })).path, "options.accumulate");
   EXPECT_EQ(compared(last_of_three([](RankDeclaration& d) { d.options.norm_type = 1; })).path, "options.norm_type");
 

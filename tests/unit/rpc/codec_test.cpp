@@ -1,5 +1,6 @@
 #include "rpc/json/codec.hpp"
 
+#include "rpc/json/plain_text.hpp"
 #include "rpc/wire/wire_session.hpp"
 #include "rpc/wire/wire_step.hpp"
 
@@ -159,6 +160,14 @@ TEST(Codec, reads_ready_as_all_or_a_list) {
   EXPECT_EQ(read_text<FinishParams>(call + "[2,0]}")->ready.buckets, (std::vector<std::uint32_t>{2, 0}));
   EXPECT_EQ(refused_text<FinishParams>(call + "\"most\"}").path, "ready");
   EXPECT_EQ(refused_text<FinishParams>(call + "[0,-1]}").path, "ready[1]");
+}
+
+TEST(Codec, refuses_characters_that_turn_the_direction_of_text) {
+  for (const char* turning : {"\u200e", "\u200f", "\u202a", "\u202e", "\u2066", "\u2069", "\u061c"}) {
+    EXPECT_TRUE(find_control_character(std::string("a") + turning + "b").has_value()) << turning;
+  }
+  EXPECT_EQ(quote_escaped("a\u202eb"), "\"a\\u202eb\"");
+  EXPECT_FALSE(find_control_character("Übergröße – \u05d0\u0627 \u2065").has_value());
 }
 
 TEST(Codec, refuses_control_characters_and_shows_them_escaped) {

@@ -105,6 +105,30 @@ TEST(Dispatcher, answers_a_batch_once_its_last_waiting_call_is_done) {
   EXPECT_EQ(replies[1]["id"], "s");
 }
 
+// Notifications need no room, so they are taken all the same.
+TEST(Dispatcher, calls_nothing_more_of_a_batch_whose_replies_fill_a_message) {
+  RpcLimits limits;
+  limits.message_bytes = 16384;
+  Pair rpc(limits);
+  const auto calls = [&rpc] {
+    const std::string text = prometheus::TextSerializer().Serialize(rpc.registry.Collect());
+    const std::size_t at = text.find("method=\"status.get\",outcome=\"ok\"");
+    return at == std::string::npos ? 0 : std::stoi(text.substr(text.find("} ", at) + 2));
+  };
+  Json batch = Json::array();
+  for (int i = 0; i < 64; ++i) {
+    batch.push_back({{"jsonrpc", "2.0"}, {"id", "s" + std::to_string(i)}, {"method", "status.get"}});
+  }
+  const int before = calls();
+  rpc.send(1, batch.dump());
+  const Json replies = Json::parse(rpc.outbox.take(1));
+  ASSERT_EQ(replies.size(), 64U);
+  EXPECT_TRUE(replies[0].contains("result"));
+  EXPECT_EQ(kind_of_reply(replies[63]), "limit_exceeded");
+  EXPECT_EQ(replies[63]["id"], "s63");
+  EXPECT_LT(calls() - before, 48) << "each reply has some hundred bytes";
+}
+
 TEST(Dispatcher, drops_an_answer_whose_connection_is_gone) {
   Pair rpc;
   rpc.request(1, "step.finish", rpc.finish(0));
@@ -312,10 +336,10 @@ TEST(Dispatcher, limits_the_tensors_of_a_declaration) {
 
 TEST(Dispatcher, refuses_a_message_beyond_the_limit_and_serves_on) {
   RpcLimits limits;
-  limits.message_bytes = 4096;
+  limits.message_bytes = 16384;
   Harness rpc(limits);
   rpc.open(1);
-  rpc.send(1, std::string(5000, ' '));
+  rpc.send(1, std::string(20'000, ' '));
   EXPECT_EQ(kind_of_reply(Json::parse(rpc.outbox.take(1))), "limit_exceeded");
   EXPECT_EQ(kind_of_reply(rpc.call(1, "rpc.discover", Json::object())), "limit_exceeded");
   EXPECT_TRUE(rpc.call(1, "status.get", Json::object()).contains("result"));

@@ -104,7 +104,7 @@ TEST(JsonTape, finds_a_double_key_among_many) {
     text += "\"key" + std::to_string(i) + "\":0,";
   }
   EXPECT_EQ(refusal(text + "\"other\":0}"), "");
-  EXPECT_NE(refusal(text + "\"key7\":0}"), "");
+  EXPECT_NE(refusal(text + "\"key7\":0}").find("\"key7\" appears twice"), std::string::npos);
   EXPECT_NE(refusal(text + "\"key49999\":0}"), "");
 }
 

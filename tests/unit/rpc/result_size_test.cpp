@@ -69,7 +69,7 @@ TEST(ResultSize, a_record_is_written_in_the_memory_of_the_one_before) {
 TEST(ResultSize, of_what_was_found_the_first_is_always_told) {
   engine::StepReport report = long_report();
   report.nonfinite.assign(64, {"weight", 3, {{0, 1}, {1, 2}}});
-  report.divergence.assign(64, {"weight", {1}});
+  report.divergence.assign(64, {"weight", {1}, {}, {0, 1}});
   report.missing.assign(64, {"weight", {1}});
   const Json shortest = Json::parse(render(ReportAnswer{report, std::nullopt}, 0));
   EXPECT_EQ(shortest["truncated"], Json::parse(R"(["layers","absent","missing","divergence","nonfinite"])"));
@@ -121,7 +121,7 @@ device::StepMath worst_step(const plan::Plan& plan) {
     math.absent.push_back(tensor);
     if (tensor < device::kMaxFindings) {
       math.nonfinite.push_back({tensor, ~0ULL, {{0, ~0ULL}, {1, ~0ULL}}});
-      math.divergence.push_back({tensor, {0, 1}});
+      math.divergence.push_back({tensor, {0, 1}, {0}, {1}});
       math.missing.push_back({tensor, {0, 1}});
     }
   }

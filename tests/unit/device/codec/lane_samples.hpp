@@ -149,7 +149,7 @@ inline StepMath sample_math() {
   math.raw_group_norms = {1.5, 2.5};
   math.layer_norms = {3.5};
   math.nonfinite = {{1, 2, {{3, 4}, {5, 6}}}, {7, 8, {}}};
-  math.divergence = {{9, {10, 11}}};
+  math.divergence = {{9, {10, 11}, {11}, {10}}};
   math.missing = {{12, {13}}, {14, {}}};
   math.absent = {15, 16, 17};
   math.nonfinite_total = 18;

@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <future>
 #include <limits>
 #include <map>
@@ -28,6 +30,9 @@ class HostLaneTest : public LaneFixture {
   void start_with_gate() {
     lane_ = std::make_unique<HostLane>(HostLaneOptions{2}, [this](LaneReport report) {
       const bool gate = std::holds_alternative<Unloaded>(report);
+      if (on_report_) {
+        on_report_(report);
+      }
       box_.put(std::move(report));
       if (gate) {
         (void)gate_.get_future().wait_for(std::chrono::seconds(60));
@@ -42,6 +47,7 @@ class HostLaneTest : public LaneFixture {
   }
 
   std::promise<void> gate_;
+  std::function<void(const LaneReport&)> on_report_;  ///< on the lane's thread
 };
 
 TEST_F(HostLaneTest, answers_every_command_once_and_in_order) {
@@ -59,6 +65,85 @@ TEST_F(HostLaneTest, answers_every_command_once_and_in_order) {
   EXPECT_EQ(expect<Unloaded>().plan, kPlan);
   EXPECT_EQ(expect<Unmapped>().buffer, 1U);
   EXPECT_EQ(box_.waiting(), 0U);
+}
+
+/// The plans of two jobs, with arenas of their own.
+class TwoJobs : public HostLaneTest {
+ protected:
+  static constexpr PlanId kLong = 100;
+  static constexpr PlanId kShort = 101;
+
+  /// A rank each, with so many elements in one bucket.
+  void load_both(std::uint64_t long_elements, std::uint64_t short_elements) {
+    start_with_gate();
+    load(lay_out(1, {}, {}));
+    lane_->submit(LoadPlan{7, layout_});
+    expect<Loaded>();
+    load_one(kLong, long_elements);
+    load_one(kShort, short_elements);
+  }
+
+  void load_one(PlanId plan, std::uint64_t elements) {
+    LanePlan layout = empty_layout(1, 2);
+    add_bucket(layout, plan::DType::Float32, {{0}}, 2);
+    add_tensor(layout, 0, elements, 0);
+    layout.rank_buffers = {plan};
+    arenas_of_.emplace_back(elements * sizeof(float));
+    std::fill_n(arenas_of_.back().at<float>(0), elements, 1.0F);
+    lane_->submit(MapBuffer{plan, arenas_of_.back().descriptor(), arenas_of_.back().size_bytes()});
+    expect<Mapped>();
+    lane_->submit(LoadPlan{plan, layout});
+    expect<Loaded>();
+  }
+
+  std::vector<ClientArena> arenas_of_;
+};
+
+TEST_F(TwoJobs, a_long_pass_gives_way_to_the_step_of_a_job_that_is_much_shorter) {
+  constexpr std::uint64_t kElements = 4U << 20;
+  load_both(kElements, 1024);
+  close_gate();
+  lane_->submit(ReduceBucket{kLong, 1, 0, {}, false});
+  lane_->submit(ReduceBucket{kShort, 1, 0, {}, false});
+  lane_->submit(FinishStep{kShort, 1, 1.0, {strict(1.0)}, true});
+  lane_->submit(FinishStep{kLong, 1, 1.0, {strict(std::nullopt)}, true});
+  gate_.set_value();
+  EXPECT_EQ(expect<Reduced>().plan, kShort);
+  EXPECT_EQ(expect<Finished>().plan, kShort);
+  EXPECT_EQ(expect<Reduced>().plan, kLong);
+  const Finished last = expect<Finished>();
+  EXPECT_EQ(last.plan, kLong);
+  EXPECT_EQ(last.math.norm, std::sqrt(static_cast<double>(kElements)) / 2);
+}
+
+TEST_F(TwoJobs, a_pass_does_not_give_way_to_one_about_as_long) {
+  load_both(64U << 10, 48U << 10);
+  close_gate();
+  lane_->submit(ReduceBucket{kLong, 1, 0, {}, false});
+  lane_->submit(ReduceBucket{kShort, 1, 0, {}, false});
+  gate_.set_value();
+  EXPECT_EQ(expect<Reduced>().plan, kLong);
+  EXPECT_EQ(expect<Reduced>().plan, kShort);
+}
+
+TEST_F(TwoJobs, a_long_pass_that_gives_way_can_be_aborted_meanwhile) {
+  load_both(4U << 20, 1024);
+  on_report_ = [this](const LaneReport& report) {
+    if (std::holds_alternative<Reduced>(report)) {
+      lane_->submit(Abort{kLong, 1});
+    }
+  };
+  close_gate();
+  lane_->submit(ReduceBucket{kLong, 1, 0, {}, false});
+  lane_->submit(ReduceBucket{kShort, 1, 0, {}, false});
+  gate_.set_value();
+  EXPECT_EQ(expect<Reduced>().plan, kShort);
+  const Failed failed = expect<Failed>();
+  EXPECT_EQ(failed.plan, kLong);
+  EXPECT_TRUE(failed.aborted);
+  EXPECT_EQ(expect<Aborted>().plan, kLong);
+  lane_->submit(FinishStep{kShort, 1, 1.0, {strict(1.0)}, true});
+  EXPECT_EQ(expect<Finished>().plan, kShort) << "that of the other job is untouched";
 }
 
 TEST_F(HostLaneTest, a_plan_without_tensors_has_the_norm_zero) {
@@ -228,8 +313,8 @@ TEST_F(HostLaneTest, an_abort_does_not_wait_for_the_queued_commands_of_others) {
   EXPECT_EQ(expect<Aborted>().tag, 2U);
   EXPECT_EQ(expect<Aborted>().plan, 43U);
   EXPECT_EQ(expect<Reduced>().plan, 43U);
+  EXPECT_EQ(expect<Reduced>().tag, 4U) << "mapping gives way to what is much shorter";
   EXPECT_EQ(expect<Mapped>().buffer, 9U);
-  EXPECT_EQ(expect<Reduced>().tag, 4U);
 }
 
 TEST_F(HostLaneTest, an_abort_of_a_plan_that_is_yet_to_be_loaded_keeps_the_order) {

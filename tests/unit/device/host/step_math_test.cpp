@@ -160,6 +160,8 @@ TEST_F(StepMathTest, a_group_whose_bits_differ_is_named_only_when_asked) {
   ASSERT_EQ(math.divergence.size(), 1U);
   EXPECT_EQ(math.divergence[0].tensor, 0U);
   EXPECT_THAT(math.divergence[0].ranks, ElementsAre(1, 3));
+  EXPECT_THAT(math.divergence[0].majority, IsEmpty());
+  EXPECT_THAT(math.divergence[0].suspects, ElementsAre(0, 1, 2, 3));
   reduce_all(2, {}, false);
   EXPECT_THAT(finish(2, {strict(std::nullopt)}).divergence, IsEmpty());
 }
@@ -174,6 +176,8 @@ TEST_F(StepMathTest, replicated_tensors_without_a_reduction_are_compared_too) {
   EXPECT_EQ(math.norm, 1);
   ASSERT_EQ(math.divergence.size(), 1U);
   EXPECT_THAT(math.divergence[0].ranks, ElementsAre(2));  // −0 is not 0 in bits
+  EXPECT_THAT(math.divergence[0].majority, ElementsAre(0, 1));
+  EXPECT_THAT(math.divergence[0].suspects, ElementsAre(2));
 }
 
 TEST_F(StepMathTest, an_unused_rank_is_not_read_but_gets_the_result) {

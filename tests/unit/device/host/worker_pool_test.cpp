@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -127,6 +128,57 @@ TEST(WorkerPool, narrowing_reaches_work_that_is_already_running) {
 
   pool.run(10'000, job_after);
   EXPECT_LE(job_after.late_, 1);
+}
+
+TEST(WorkerPool, a_job_gives_way_between_two_tasks_and_goes_on_where_it_stopped) {
+  for (const int threads : {1, 2, 4}) {
+    WorkerPool pool(threads, "test");
+
+    class Yielding final : public PoolJob {
+     public:
+      explicit Yielding(WorkerPool& pool) : pool_(pool) {}
+
+      void run_task(std::uint32_t task, std::size_t /*worker*/) noexcept override {
+        runs_[task].fetch_add(1);
+        ++inside_;
+        if (task % 10 == 3) {
+          pool_.give_way(true);
+        }
+        --inside_;
+      }
+
+      std::array<std::atomic<int>, 100> runs_{};
+      std::atomic<int> inside_{0};
+
+     private:
+      WorkerPool& pool_;
+    } yielding(pool);
+
+    int others = 0;
+    pool.set_between([&] {
+      EXPECT_EQ(yielding.inside_, 0);
+      pool.give_way(false);
+      CountingJob other(7);
+      pool.run(7, other);
+      others += other.each_ran_once() ? 1 : 0;
+    });
+    pool.run(100, yielding);
+    EXPECT_TRUE(std::all_of(yielding.runs_.begin(), yielding.runs_.end(), [](const auto& runs) { return runs == 1; }));
+    EXPECT_GE(others, 1) << threads;
+    EXPECT_LE(others, 10) << threads;
+  }
+}
+
+// What gives way all the time comes to its end.
+TEST(WorkerPool, each_worker_does_a_task_before_the_job_gives_way_again) {
+  WorkerPool pool(1, "test");
+  CountingJob job(50);
+  int times = 0;
+  pool.set_between([&times] { ++times; });
+  pool.give_way(true);
+  pool.run(50, job);
+  EXPECT_TRUE(job.each_ran_once());
+  EXPECT_EQ(times, 50);
 }
 
 }  // namespace

@@ -84,6 +84,8 @@ TEST(OutstandingCommands, what_a_norm_names_exists) {
       [](StepMath& math) { math.nonfinite[0].inputs[0].first = 2; },
       [](StepMath& math) { math.divergence[0].tensor = 2; },
       [](StepMath& math) { math.divergence[0].ranks[0] = -1; },
+      [](StepMath& math) { math.divergence[0].majority = {-1}; },
+      [](StepMath& math) { math.divergence[0].suspects = {2}; },
       [](StepMath& math) { math.missing[0].tensor = 2; },
       [](StepMath& math) { math.missing[0].ranks[0] = 2; },
   };

@@ -82,6 +82,29 @@ TEST_F(StatsFindings, other_values_on_a_copy_are_divergence) {
   EXPECT_EQ(math.norm, std::sqrt(29.0));  // the lowest rank's
 }
 
+TEST_F(StatsFindings, the_majority_is_named_and_a_pair_has_none) {
+  prepare();
+  fill(w, 0, {1, 2, 2.5});
+  fill(s, 2, {2, 2.5});
+  const StepMath math = measure();
+  ASSERT_EQ(math.divergence.size(), 2);
+  EXPECT_THAT(math.divergence[0].ranks, ElementsAre(1, 2)) << "they differ from the lowest rank";
+  EXPECT_THAT(math.divergence[0].majority, ElementsAre(1, 2));
+  EXPECT_THAT(math.divergence[0].suspects, ElementsAre(0));
+  EXPECT_THAT(math.divergence[1].majority, IsEmpty());
+  EXPECT_THAT(math.divergence[1].suspects, ElementsAre(1, 2)) << "rank 0 holds another part";
+}
+
+TEST_F(StatsFindings, three_that_all_differ_have_no_majority) {
+  prepare();
+  fill(w, 1, {1, 2, 2.5});
+  fill(w, 2, {1, 2, 3});
+  const StepMath math = measure();
+  ASSERT_EQ(math.divergence.size(), 1);
+  EXPECT_THAT(math.divergence[0].majority, IsEmpty());
+  EXPECT_THAT(math.divergence[0].suspects, ElementsAre(0, 1, 2));
+}
+
 TEST_F(StatsFindings, an_equal_maximum_does_not_hide_another_sum) {
   prepare();
   fill(w, 1, {1.5, 2, 2});

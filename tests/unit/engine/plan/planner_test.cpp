@@ -1,9 +1,12 @@
 #include "engine/plan/planner.hpp"
 
+#include "plan/interrupt.hpp"
 #include "unit/engine/harness.hpp"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <memory>
@@ -39,6 +42,93 @@ TEST(Planner, plans_in_the_order_of_submission_on_its_own_thread) {
   ASSERT_TRUE(arrived.wait_for(lock, std::chrono::seconds(60), [&] { return tickets.size() == 2; }));
   EXPECT_EQ(tickets, (std::vector<std::uint64_t>{1, 2}));
   EXPECT_NE(thread, std::this_thread::get_id());
+}
+
+/// Outcomes in the order of arrival; that of ticket 1 holds its thread until the gate opens.
+struct GatedSink {
+  void put(const PlanOutcome& outcome) {
+    {
+      const std::lock_guard lock(mutex);
+      tickets.push_back(outcome.ticket);
+      arrived.notify_all();
+    }
+    if (outcome.ticket == 1) {
+      (void)open.wait_for(std::chrono::seconds(60));
+    }
+  }
+
+  [[nodiscard]] bool has(std::uint64_t ticket) {
+    std::unique_lock lock(mutex);
+    return arrived.wait_for(lock, std::chrono::seconds(60), [&] {
+      return std::find(tickets.begin(), tickets.end(), ticket) != tickets.end();
+    });
+  }
+
+  std::promise<void> gate;
+  std::shared_future<void> open = gate.get_future().share();
+  std::mutex mutex;
+  std::condition_variable arrived;
+  std::vector<std::uint64_t> tickets;
+};
+
+PlanRequest request_of(const std::string& job, std::uint64_t ticket) {
+  PlanRequest asked = request(ticket);
+  asked.job = {1000, job};
+  return asked;
+}
+
+TEST(Planner, what_one_job_asks_for_does_not_hold_up_another) {
+  GatedSink sink;
+  ThreadPlanner planner([&sink](const PlanOutcome& outcome) { sink.put(outcome); });
+  planner.submit(request_of("long", 1));
+  ASSERT_TRUE(sink.has(1));
+  for (std::uint64_t ticket = 2; ticket < 20; ++ticket) {
+    planner.submit(request_of("long", ticket));
+  }
+  planner.submit(request_of("short", 20));
+  EXPECT_TRUE(sink.has(20));
+  EXPECT_EQ(sink.tickets, (std::vector<std::uint64_t>{1, 20})) << "a job has one thread at a time";
+  sink.gate.set_value();
+  EXPECT_TRUE(sink.has(19));
+}
+
+TEST(Planner, what_is_withdrawn_is_not_planned) {
+  GatedSink sink;
+  ThreadPlanner planner([&sink](const PlanOutcome& outcome) { sink.put(outcome); });
+  for (std::uint64_t ticket = 1; ticket <= 3; ++ticket) {
+    planner.submit(request_of("job", ticket));
+  }
+  ASSERT_TRUE(sink.has(1));
+  planner.withdraw(2);
+  sink.gate.set_value();
+  ASSERT_TRUE(sink.has(3));
+  EXPECT_EQ(sink.tickets, (std::vector<std::uint64_t>{1, 3}));
+}
+
+TEST(Planner, a_check_and_a_plan_stop_when_they_are_interrupted) {
+  const std::atomic<bool> raised{true};
+  const plan::Interruptible interruptible(raised);
+  PlanRequest check = request(1);
+  check.validate_only = true;
+  EXPECT_THROW((void)run_planner(check), plan::Interrupted);
+  EXPECT_THROW((void)run_planner(request(2)), plan::Interrupted);
+}
+
+TEST(Planner, a_rank_that_leaves_or_declares_anew_withdraws_what_was_asked_for_it) {
+  Harness h;
+  h.attach(0, 2);
+  h.attach(1, 2);
+  h.declare(0, Harness::declaration({Harness::tensor("a")}));
+  h.declare(0, Harness::declaration({Harness::tensor("a")}));
+  EXPECT_EQ(h.planner.withdrawn.size(), 1u) << "the check of the first declaration";
+  h.declare(1, Harness::declaration({Harness::tensor("a")}));
+  while (!h.planner.requests.front().by_rank.empty() && h.planner.requests.front().validate_only) {
+    h.engine.on_plan(h.planner.plan_next());
+  }
+  const std::uint64_t plan = h.planner.requests.front().ticket;
+  ASSERT_TRUE(h.engine.detach(h.sessions.at(1)));
+  EXPECT_EQ(h.planner.withdrawn.back(), plan);
+  h.pump();
 }
 
 struct Freed {

@@ -89,7 +89,8 @@ TEST(GroupPolicies, says_of_watchers_what_is_of_this_step_alone) {
   Watched watched(3, std::vector<ClipOutcome>(2));
   const std::vector<double> norms = {0.5};
   const std::vector<ClipOutcome> outcomes(1);
-  policies.commit({outcomes, norms}, watched);
+  std::vector<HealthChange> changes;
+  policies.commit({outcomes, norms}, watched, changes);
   ASSERT_EQ(watched.size(), 1U);
   ASSERT_EQ(watched[0].size(), 1U);
   EXPECT_EQ(watched[0][0].norm, 0.5);
@@ -202,9 +203,10 @@ void expect_all_or_nothing(GroupPolicies& policies) {
   int failures = 0;
   for (bool failed = true; failed;) {
     Watched watched;
+    std::vector<HealthChange> changes;
     try {
       const FailingAllocation failing(failures);
-      policies.commit({outcomes, norms}, watched);
+      policies.commit({outcomes, norms}, watched, changes);
       failed = false;
     } catch (const std::bad_alloc&) {
       ASSERT_EQ(saved(policies), before) << failures;

@@ -57,6 +57,7 @@ inline std::string saved(const GroupPolicies& policies) {
 struct Step {
   std::vector<plan::ClipOutcome> outcomes;
   Watched watched;
+  std::vector<HealthChange> changes;
 };
 
 /// As the engine does it: rules, what the lane makes of them, commit.
@@ -74,7 +75,7 @@ inline Step step(
     step.outcomes.push_back(plan::apply_clip_rule(rules[group], norms[group], scale));
   }
   plan::decide_together(step.outcomes);
-  policies.commit({step.outcomes, norms, scale, scaled, max_norm}, step.watched);
+  policies.commit({step.outcomes, norms, scale, scaled, max_norm}, step.watched, step.changes);
   return step;
 }
 

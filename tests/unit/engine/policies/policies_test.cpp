@@ -308,6 +308,51 @@ TEST_F(Policies, those_that_watch_say_what_they_would_have_done) {
   EXPECT_EQ(would_have, 2) << "3 above the median of 1 and 2, and 8";
 }
 
+TEST_F(Policies, signs_of_ill_health_are_alerts_when_they_begin_and_when_they_end) {
+  plan::ClipOptions clip;
+  clip.max_norm = 2;
+  clip.policy = plan::PercentilePolicy{50, 4, 2};
+  clip.watch = {plan::FixedPolicy{}};
+  start({{"all", clip}});
+  const auto alerts = [&] {
+    std::vector<std::string> texts;
+    for (const Event& event : h.events) {
+      if (event.kind == "clip_health") {
+        texts.push_back(event.what);
+      }
+    }
+    return texts;
+  };
+  for (int i = 0; i < 199; ++i) {  // of the first window, two steps came before the percentile was warm
+    step({8});
+  }
+  EXPECT_THAT(alerts(), testing::IsEmpty());
+  step({8});
+  ASSERT_THAT(alerts(), SizeIs(1)) << "windows of 100 steps; that of the fixed policy is of 1,000";
+  EXPECT_EQ(
+      alerts()[0],
+      "step 200, clip group 'all', percentile 50, window 4, warmup 2: max_norm decided in 100 of 100 steps, and 100 % "
+      "were clipped: norms are above it"
+  );
+  const std::vector<ClipStatus> ill = h.engine.status(std::nullopt).at(0).clip;
+  ASSERT_THAT(ill, SizeIs(2));
+  EXPECT_THAT(ill[0].signs, ElementsAre(HasSubstr("max_norm decided in 100 of 100 steps")));
+  EXPECT_EQ(ill[0].steps, 100);
+  EXPECT_EQ(ill[0].clip_rate, 1);
+  EXPECT_EQ(ill[0].threshold, 2);
+  EXPECT_TRUE(ill[1].watches);
+  EXPECT_EQ(ill[1].steps, 200);
+
+  declare(0);  // as before: the windows go on
+  h.pump();
+  for (int i = 0; i < 100; ++i) {
+    step({i % 2 == 0 ? 1.0 : 1.5});
+  }
+  ASSERT_THAT(alerts(), SizeIs(2));
+  EXPECT_THAT(alerts()[1], testing::StartsWith("over: step 300, clip group 'all'"));
+  EXPECT_THAT(h.engine.status(std::nullopt).at(0).clip.at(0).signs, testing::IsEmpty());
+}
+
 TEST_F(Policies, survivors_go_on_with_what_was_remembered) {
   start({{"all", percentile()}}, 2);
   const auto both = [&](double norm) {

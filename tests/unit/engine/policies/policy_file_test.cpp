@@ -251,6 +251,23 @@ TEST(PolicyFile, a_file_that_was_cut_short_is_set_aside) {
   EXPECT_THAT(folder.names(), SizeIs(1)) << "and has no room beside it";
 }
 
+TEST(PolicyFile, of_a_newer_release_stays_as_it_is) {
+  const StateFolder folder;
+  { opened(folder.path()); }
+  std::string later = bytes_of(folder.file());
+  later.resize(std::max<std::size_t>(later.size(), kPolicyFilePage));
+  const std::string header = policy_file_header(kUid, "train", kPolicyFilePage);
+  later.replace(0, header.size(), header);
+  later[16] = 2;
+  write_bytes(folder.file(), later);
+  const auto file = PolicyFile::open(folder.path(), kUid, "train");
+  ASSERT_FALSE(file);
+  EXPECT_EQ(file.error().code, ErrorCode::VersionMismatch);
+  EXPECT_THAT(file.error().message, HasSubstr(folder.file()));
+  EXPECT_THAT(folder.names(), SizeIs(1));
+  EXPECT_EQ(bytes_of(folder.file()), later);
+}
+
 TEST(PolicyFile, says_what_it_found_in_a_file_of_another_version) {
   std::string later = policy_file_header(kUid, "train", kPolicyFilePage) + std::string(2 * kPolicyFilePage, '\0');
   EXPECT_TRUE(read_policy_file(later, kUid, "train"));

@@ -1,0 +1,35 @@
+#include "base/descriptors.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+
+namespace gradsync {
+
+namespace {
+
+constexpr rlim_t kMost = 65'536;
+constexpr rlim_t kKeptBack = 16;
+
+rlimit descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    limit = {1024, 1024};  // what Linux begins with
+  }
+  return limit;
+}
+
+}  // namespace
+
+void raise_descriptor_limit() {
+  rlimit limit = descriptor_limit();
+  limit.rlim_cur = std::max(limit.rlim_cur, std::min(limit.rlim_max, kMost));
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+bool is_kept_back(int fd) {
+  const rlim_t limit = descriptor_limit().rlim_cur;
+  return fd >= 0 && static_cast<rlim_t>(fd) >= limit - std::min(kKeptBack, limit / 4);
+}
+
+}  // namespace gradsync

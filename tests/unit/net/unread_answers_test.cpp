@@ -1,0 +1,49 @@
+#include "net/limits/unread_answers.hpp"
+
+#include <gtest/gtest.h>
+
+namespace gradsync::net {
+namespace {
+
+constexpr std::size_t kKib = 1024;
+
+PeerIdentity process(std::uint32_t uid, std::int64_t pid) { return {true, uid, uid, pid, false}; }
+
+TEST(UnreadAnswers, of_one_process_are_half_of_all) {
+  UnreadAnswers unread{400 * kKib};
+  EXPECT_FALSE(unread.note(1, process(1000, 1), 150 * kKib));
+  EXPECT_FALSE(unread.note(2, process(1000, 1), 50 * kKib));
+  const auto excess = unread.note(2, process(1000, 1), 51 * kKib);
+  ASSERT_TRUE(excess.has_value());
+  EXPECT_EQ(excess->connection, 1u) << "the one that holds most";
+  EXPECT_EQ(excess->why, "limit_exceeded: process 1 leaves 205824 bytes of answers unread, the limit is 204800");
+}
+
+TEST(UnreadAnswers, of_one_uid_are_three_quarters_of_all) {
+  UnreadAnswers unread{400 * kKib};
+  EXPECT_FALSE(unread.note(1, process(1000, 1), 200 * kKib));
+  EXPECT_FALSE(unread.note(2, process(1000, 2), 100 * kKib));
+  EXPECT_TRUE(unread.note(3, process(1000, 2), 20 * kKib));
+}
+
+TEST(UnreadAnswers, of_all_are_bounded_at_the_cost_of_the_process_that_leaves_most) {
+  UnreadAnswers unread{400 * kKib};
+  EXPECT_FALSE(unread.note(1, process(1000, 1), 200 * kKib));
+  EXPECT_FALSE(unread.note(2, process(1001, 2), 180 * kKib));
+  const auto excess = unread.note(3, process(1002, 3), 40 * kKib);
+  ASSERT_TRUE(excess.has_value());
+  EXPECT_EQ(excess->connection, 1u);
+  EXPECT_FALSE(unread.note(1, process(1000, 1), 0));
+  EXPECT_EQ(unread.bytes(), 220 * kKib);
+}
+
+TEST(UnreadAnswers, that_are_small_count_for_nothing) {
+  UnreadAnswers unread{20 * kKib};
+  for (ConnectionId id = 1; id <= 100; ++id) {
+    EXPECT_FALSE(unread.note(id, process(1000, 1), UnreadAnswers::kFreeBytes));
+  }
+  EXPECT_EQ(unread.bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace gradsync::net
