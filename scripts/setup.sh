@@ -12,6 +12,7 @@ packages=(
   nlohmann-json3-dev prometheus-cpp-dev
 )
 optional=()
+frameworks=()
 case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
@@ -19,6 +20,7 @@ case $what in
     # Only the fuzzers and tests of the packages and the manual need these: where they cannot be had, those are skipped.
     optional+=(clang-16 libclang-rt-16-dev debootstrap groff-base zsh)
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
+    frameworks=(scripts/requirements-frameworks.txt scripts/requirements-frameworks-alone.txt) # as optional
     ;;
   *)
     echo "setup: '$what' is neither demo nor all" >&2
@@ -74,7 +76,7 @@ fi
 # The environment is complete when it was made from these very files, in this place.
 venv=build/venv
 stamp=$venv/.requirements-$what
-wanted=$(echo "$PWD" && cat "${requirements[@]}" clients/python/pyproject.toml)
+wanted=$(echo "$PWD" && cat "${requirements[@]}" "${frameworks[@]}" clients/python/pyproject.toml)
 if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
   echo "setup: Python environment in $venv (a few minutes the first time)"
   mkdir -p build
@@ -83,5 +85,10 @@ if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$
   "${pip[@]}" "${requirements[@]/#/--requirement=}" || refuse "pip could not install ${requirements[*]} into $venv"
   "${pip[@]}" --no-build-isolation --no-deps --editable clients/python ||
     refuse "pip could not install clients/python into $venv"
+  if [ ${#frameworks[@]} -gt 0 ]; then
+    "${pip[@]}" --no-build-isolation --requirement="${frameworks[0]}" &&
+      "${pip[@]}" --no-deps --requirement="${frameworks[1]}" ||
+      echo "setup: pip could not install ${frameworks[*]}; tests and benchmarks do without them" >&2
+  fi
   echo "$wanted" >"$stamp"
 fi

@@ -160,7 +160,7 @@ def pipeline_with_the_line() -> None:
     audit = gst.audit(part, mesh={"pp": 2}, pp="pp", steps=STEPS, json=os.environ.get("WRITE_TO"))
     train(part, lambda: nn.utils.clip_grad_norm_(part.parameters(), 1.0), 0)
     audit.close()
-    assert audit.exit_code == (1 if rank() == 0 and "GRADSYNC_AUDIT" not in os.environ else None), audit.exit_code
+    assert audit.exit_code == (1 if rank() == 0 and "GRADSYNC_INJECTED" not in os.environ else None), audit.exit_code
 
 
 @case
@@ -545,7 +545,8 @@ def waits_for_a_signal() -> None:
     signal.pause()
 
 
-def run_case(name: str) -> None:
+def run_case(name: str, last: Callable[[], object] = lambda: None) -> None:
+    """`last` is called where the process would end."""
     if "WORLD_SIZE" in os.environ:
         import torch.distributed as dist
 
@@ -555,24 +556,32 @@ def run_case(name: str) -> None:
         CASES[name]()
         dist.barrier()
         sys.stdout.flush()
+        last()
         os._exit(0)  # Gloo's threads end some processes by an abort, with and without an audit
     CASES[name]()
 
 
-def run_ranks(count: int, name: str, first: int = 0, world_size: int = 0) -> int:
+def run_ranks(script: str, count: int, name: str, first: int = 0, world_size: int = 0) -> int:
     """With a world size these are the ranks of one node, which meet the others in the folder $NODES."""
     with tempfile.TemporaryDirectory() as own:
         folder = os.environ.get("NODES", own)
         sizes = {"WORLD_SIZE": str(world_size or count), **({"LOCAL_WORLD_SIZE": str(count)} if world_size else {})}
         shared = {**os.environ, **sizes, "STORE": f"{folder}/store", "OMP_NUM_THREADS": "1"}
         ranks = [
-            subprocess.Popen([sys.executable, __file__, name], env={**shared, "RANK": str(number)})
+            subprocess.Popen(
+                [sys.executable, script, name], env={**shared, "RANK": str(number), "LOCAL_RANK": str(number - first)}
+            )
             for number in range(first, first + count)
         ]
         return max(process.wait() for process in ranks)
 
 
-if __name__ == "__main__":
+def main(script: str) -> None:
+    """What a file of cases does as a program."""
     if sys.argv[1] == "ranks":
-        sys.exit(run_ranks(int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:])))
+        sys.exit(run_ranks(script, int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:])))
     run_case(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main(__file__)

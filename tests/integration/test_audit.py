@@ -12,40 +12,12 @@ from typing import Any
 
 import pytest
 from audit_scripts import STEPS
+from audits import DEADLINE_S, SCRIPTS, audit, ranks_of, whole
 from daemon import BINARY, clean_environment
-
-DEADLINE_S = 100.0
-SCRIPTS = str(Path(__file__).with_name("audit_scripts.py"))
-
-
-def audit(
-    *command: str, options: tuple[str, ...] = (), json_file: Path | None = None, **environment: str
-) -> tuple[int, str, dict[str, Any]]:
-    extra = () if json_file is None else ("--json", str(json_file))
-    done = subprocess.run(
-        [sys.executable, "-m", "gradsync", "audit", "--steps", str(STEPS), *options, *extra, "--", *command],
-        env=clean_environment(**{"GRADSYNCD": BINARY, "OMP_NUM_THREADS": "1"} | environment),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    found = json.loads(json_file.read_text()) if json_file is not None and json_file.exists() else {}
-    return done.returncode, done.stdout + done.stderr, found
-
-
-def ranks_of(count: int, name: str) -> list[str]:
-    return [sys.executable, SCRIPTS, "ranks", str(count), name]
 
 
 def one(name: str) -> list[str]:
     return [sys.executable, SCRIPTS, name]
-
-
-def whole(found: dict[str, Any]) -> dict[str, Any]:
-    line: dict[str, Any] = found["lines"][0]
-    assert line["name"] == "whole model"
-    return line
 
 
 def test_fsdp2_under_torchrun_agrees(tmp_path: Path) -> None:

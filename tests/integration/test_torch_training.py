@@ -49,7 +49,7 @@ def follow_ddp(make, losses, *, steps: int = 4, accumulate: int = 1, find_unused
         copy.deepcopy(ours), gradient_as_bucket_view=True, find_unused_parameters=find_unused
     )
     optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-2)
-    with gst.attach(ours, accumulate=accumulate, clip=gradsync.Clip(max_norm=0.5), mode="torch") as gs:
+    with gst.attach(ours, accumulate=accumulate, clip=gradsync.Clip(max_norm=0.5), formula="torch") as gs:
         for step in range(steps):
             theirs.module.load_state_dict(ours.state_dict())
             theirs.zero_grad()

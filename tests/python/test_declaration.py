@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 from fake_daemon import FakeDaemon, Fault
@@ -158,7 +160,7 @@ def test_declare_sends_options_and_tensors(job: gradsync.Job, daemon: FakeDaemon
         accumulate=2,
         norm_type=math.inf,
         clip={"all": Clip(max_norm=1), "muon": Clip(zero_rule="off", max_norm=0)},
-        mode="torch",
+        formula="torch",
         buckets="torch",
         timeout=900,
     )
@@ -202,7 +204,7 @@ def test_a_large_declaration_goes_in_pages_below_the_message_cap(job: gradsync.J
         {"accumulate": True},
         {"norm_type": 0.5},
         {"norm_type": math.nan},
-        {"mode": "strictly"},
+        {"formula": "strictly"},
         {"buckets": "ddp"},
         {"buckets": "torch", "data_path": "stats"},
     ],
@@ -212,6 +214,27 @@ def test_wrong_options_are_refused_before_anything_is_sent(
 ) -> None:
     with pytest.raises(UsageError, match=next(iter(arguments))):
         job.declare([Tensor("a", (1,))], **arguments)
+    assert daemon.of("buffers.allocate") == []
+
+
+def test_the_old_name_of_the_formula_works_and_is_warned_of(
+    job: gradsync.Job, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with pytest.warns(DeprecationWarning, match=r"declare\(mode=…\) is now called formula=") as caught:
+        job.declare([Tensor("a", (4,))], mode="torch")  # type: ignore[call-overload]
+    assert [warning.filename for warning in caught] == [__file__]
+    assert daemon.of("gradients.declare")[0]["options"]["mode"] == "torch"
+
+    path = tmp_path / "declaration.jsonl"
+    with pytest.warns(DeprecationWarning, match="formula=") as caught:
+        gradsync.write_declaration(path, {"m": {"dp": 1}}, [[Tensor("a", (4,))]], mode="torch")  # type: ignore[call-arg]
+    assert [warning.filename for warning in caught] == [__file__]
+    assert json.loads(path.read_text().splitlines()[0])["options"]["mode"] == "torch"
+
+
+def test_an_argument_by_both_its_names_is_refused(job: gradsync.Job, daemon: FakeDaemon) -> None:
+    with pytest.raises(UsageError, match=r"declare\(mode=…\) is the old name of formula="):
+        job.declare([Tensor("a", (4,))], mode="torch", formula="torch")  # type: ignore[call-overload]
     assert daemon.of("buffers.allocate") == []
 
 

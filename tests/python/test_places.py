@@ -125,3 +125,22 @@ def test_an_unsafe_place_does_not_hide_a_daemon_further_on(
     with pytest.raises(ConnectionFailed, match="not connected to") as caught:
         gradsync.connect()
     assert caught.value.reason == "unsafe"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777], ids=["of this user alone", "that others may write to"])
+def test_who_listens_counts_where_others_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    """pytest's folders lie in /tmp, where an older rule holds; this one holds everywhere."""
+    monkeypatch.setattr(_places, "refuse_place", lambda path: None)
+    path = str(tmp_path / "gradsync.sock")
+    tmp_path.chmod(mode)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        with open_socket(path, 60) as own:
+            assert _places._server_uid(own) == os.geteuid()
+        monkeypatch.setattr(_places, "_server_uid", lambda sock: STRANGER)
+        if mode == 0o755:
+            open_socket(path, 60).close()
+            return
+        with pytest.raises(ConnectionFailed, match=f"uid {STRANGER} listens there, .* belongs to uid {os.geteuid()}"):
+            open_socket(path, 60)

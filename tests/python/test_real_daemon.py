@@ -100,16 +100,16 @@ def test_every_dtype_is_reduced_exactly(world: int, op: str, ranks: Ranks) -> No
         assert reports[-1].data_path == "arena"
 
 
-@pytest.mark.parametrize("mode", ["strict", "torch"])
+@pytest.mark.parametrize("formula", ["strict", "torch"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clipping_multiplies_once_and_rounds_once(dtype: str, mode: str, ranks: Ranks) -> None:
+def test_clipping_multiplies_once_and_rounds_once(dtype: str, formula: str, ranks: Ranks) -> None:
     shape = (37, 11)
 
     def body(rank: int, job: gradsync.Job) -> tuple[gradsync.StepReport, numpy.ndarray]:
         grads = job.declare(
             [Tensor("w", shape, dtype=dtype, placements=SUM)],
             clip=Clip(max_norm=0.7),
-            mode=mode,  # type: ignore[arg-type]
+            formula=formula,  # type: ignore[arg-type]
         )
         grads.input("w").numpy()[:] = to_bits(gradient(rank, 37 * 11).reshape(shape), dtype)
         grads.ready("w")
@@ -121,7 +121,7 @@ def test_clipping_multiplies_once_and_rounds_once(dtype: str, mode: str, ranks: 
     for report, output in ranks(2, body):
         assert report.clipped
         assert (report.norm, report.threshold) == (float(norm), 0.7 if dtype == "float64" else pytest.approx(0.7))
-        if mode == "torch":  # as torch evaluates it: reciprocal, then times
+        if formula == "torch":  # as torch evaluates it: reciprocal, then times
             coefficient = wide(1) / (norm + wide(1e-6)) * wide(0.7)
             assert report.coefficient == float(coefficient)
         else:
@@ -133,14 +133,14 @@ def test_clipping_multiplies_once_and_rounds_once(dtype: str, mode: str, ranks: 
         assert output.tobytes() == round_to(expected, dtype).tobytes()
 
 
-def test_torch_mode_equals_torch_bit_for_bit(ranks: Ranks) -> None:
+def test_torch_formula_equals_torch_bit_for_bit(ranks: Ranks) -> None:
     torch = pytest.importorskip("torch")
     sizes = [(64, 3), (5,), (1,)]
 
     def body(rank: int, job: gradsync.Job) -> tuple[gradsync.StepReport, list[Any]]:
         generator = numpy.random.default_rng(rank)
         tensors = [Tensor(f"t{index}", shape, placements=MEAN) for index, shape in enumerate(sizes)]
-        grads = job.declare(tensors, clip=Clip(max_norm=0.5), mode="torch")
+        grads = job.declare(tensors, clip=Clip(max_norm=0.5), formula="torch")
         for tensor in tensors:
             grads.input(tensor.name).numpy()[:] = generator.standard_normal(tensor.shape, "f4")
             grads.ready(tensor.name)

@@ -20,7 +20,7 @@ B = Tensor("b", (3,), placements={"dp": Replicate()})
 
 
 def test_a_declaration_says_its_data_path_and_asks_for_a_table(daemon: FakeDaemon, job: gradsync.Job) -> None:
-    grads = job.declare([W, B], data_path="stats", mode="torch")
+    grads = job.declare([W, B], data_path="stats", formula="torch")
     assert isinstance(grads, gradsync.ReducedGrads)
     assert daemon.of("buffers.allocate")[-1]["bytes"] == 128
     params = daemon.of("gradients.declare")[-1]

@@ -113,7 +113,28 @@ def test_a_replica_that_differs_is_named(ranks: Ranks) -> None:
         grads.write("b", Row.of([3.0, 4.0], fingerprint=7 + rank))
         return grads.finish()
 
-    assert [r.divergence for r in ranks(2, body)] == [(gradsync.Divergence("b", (1,)),)] * 2
+    assert [r.divergence for r in ranks(2, body)] == [(gradsync.Divergence("b", (1,), (), (0, 1)),)] * 2
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_divergence_raises_on_every_rank_where_that_was_asked_for(halves: bool, ranks: Ranks) -> None:
+    def body(rank: int, job: gradsync.Job) -> tuple[str, tuple[str, ...], float]:
+        grads = job.declare(FSDP, data_path="stats", clip=Clip(max_norm=1.0), divergence="raise")
+        grads.write("w", [1.0, 1.0])
+        grads.write("b", [3.0, 4.0 + rank])
+        if halves:
+            assert grads.compute_norm().divergence
+        with pytest.raises(gradsync.GradientsDiverged) as caught:
+            grads.apply_clip() if halves else grads.finish()
+        for name in ("w", "b"):
+            grads.write(name, [1.0, 1.0])
+        return str(caught.value), caught.value.tensors, grads.finish().norm
+
+    found = ranks(2, body)
+    assert found == [found[0]] * 2
+    text, tensors, norm = found[0]
+    assert text.startswith("step 0: gradients that must be equal differ: 'b' between ranks 0, 1; ")
+    assert (tensors, norm) == (("b",), f32(math.sqrt(6)))
 
 
 def test_a_nan_on_a_replica_that_is_not_counted_is_everybodys(ranks: Ranks) -> None:
@@ -144,7 +165,7 @@ def test_a_gradient_that_one_rank_misses_is_listed(ranks: Ranks) -> None:
 
 def test_halves_and_a_norm_of_the_step(ranks: Ranks) -> None:
     def body(rank: int, job: gradsync.Job) -> tuple[float, float]:
-        grads = job.declare(FSDP, data_path="stats", mode="torch")
+        grads = job.declare(FSDP, data_path="stats", formula="torch")
         grads.write("w", [3.0, 0.0] if rank == 0 else [0.0, 4.0])
         grads.write("b", [0.0, 0.0])
         return grads.compute_norm().norm, grads.apply_clip(max_norm=2.5).coefficient

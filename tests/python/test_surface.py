@@ -9,10 +9,10 @@ import gradsync
 import gradsync.trackers
 
 EXPORTED = """
-    UNSET Bucket Buffer Client Clip ClipRaised Divergence Fixed Grads GradsyncError GroupReport Job LayerReport Mesh
-    Missing Nonfinite NonfiniteInput Observe Only Partial PartialTo Percentile Policy ReducedGrads Replicate Row
-    ScalarCollective Shard StepReport StepTimings Subscription Tensor Unset UsageError WatchReport ZScore
-    __version__ connect errors write_declaration
+    UNSET Bucket Buffer Client Clip ClipRaised Divergence Fixed GradientsDiverged Grads GradsyncError GroupReport Job
+    LayerReport Mesh Missing Nonfinite NonfiniteInput Observe Only Partial PartialTo Percentile Policy ReducedGrads
+    Replicate Row ScalarCollective Shard StepRaised StepReport StepTimings Subscription Tensor Unset UsageError
+    WatchReport ZScore __version__ connect errors write_declaration
 """
 SIGNATURES = {
     gradsync.connect: "(address=None, *, spawn=False, timeout=10.0)",
@@ -23,8 +23,8 @@ SIGNATURES = {
     gradsync.Client.stats: "(self, job=None, last=1)",
     gradsync.Client.subscribe: "(self, topics, callback, *, job=None)",
     gradsync.Job.declare: (
-        "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, mode='strict', "
-        "buckets='default', timeout=None)"
+        "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, formula='strict', "
+        "buckets='default', divergence='report', timeout=None)"
     ),
     gradsync.Clip.percentile: (
         "(ceiling=1.0, percentile=95.0, window=1000, warmup=100, *, nonfinite='propagate', spike='clip', "

@@ -76,7 +76,7 @@ def test_a_report_is_decoded_with_names() -> None:
         counted_elements=str(2**60),
         layers=[{"name": "l0", "norm": "-Infinity"}],
         nonfinite=[{"tensor": "w", "count": 2, "inputs": [{"rank": 1, "count": 2}]}],
-        divergence=[{"tensor": "b", "ranks": [1, 2]}],
+        divergence=[{"tensor": "b", "ranks": [1, 2], "majority": [1, 2], "suspects": [0]}],
         absent=[1, 0],
         stable_buckets=[3],
         a_field_of_the_future=1,
@@ -88,7 +88,8 @@ def test_a_report_is_decoded_with_names() -> None:
     assert decoded.absent == ("one", "zero")
     assert decoded.layers[0].norm == -math.inf
     assert decoded.nonfinite[0].inputs[0].rank == 1
-    assert decoded.divergence[0].ranks == (1, 2)
+    assert decoded.divergence[0].ranks == (1, 2) == decoded.divergence[0].majority
+    assert str(decoded.divergence[0]) == "'b' on rank 0 (equal on ranks 1, 2)"
     assert decoded.timings.reduce_s == 0.25
     assert decoded.groups[0].reason == "measured only"
 

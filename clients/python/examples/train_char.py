@@ -35,7 +35,7 @@ class Sidecar:
         self.module = model
         self._optimizer = optimizer
         self._gs = gradsync.torch.attach(
-            model, accumulate=accumulate, clip=gradsync.Clip(max_norm=max_norm), mode="torch"
+            model, accumulate=accumulate, clip=gradsync.Clip(max_norm=max_norm), formula="torch"
         )
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:

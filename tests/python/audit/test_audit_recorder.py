@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gradsync._audit import _hooks
 from gradsync._audit._findings import RankFindings, Step, read_ranks
+from gradsync._injected import _hooks
 from gradsync.torch._audit import _model, _recorder
 from gradsync.torch._audit._model import Hints
 

@@ -101,6 +101,7 @@ def test_there_are_many_ways_to_be_wrong_and_no_two_are_the_same() -> None:
     found = mistakes(world_of(big().steps[0]))
     assert {mistake.kind for mistake in found} >= {
         "axis_missing",
+        "first_only",
         "double_count",
         "summed_twice",
         "averaged",

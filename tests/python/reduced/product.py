@@ -71,7 +71,7 @@ def declare(world: World, job: gradsync.Job, tensors: Sequence[Declared], timeou
         [to_api(tensor) for tensor in tensors],
         data_path="stats",
         norm_type=world.norm_type,
-        mode=world.mode,
+        formula=world.mode,
         clip=clip,
         timeout=timeout,
     )

@@ -55,7 +55,7 @@ def declare(sync: SyncWorld, job: gradsync.Job, tensors: list[Any], accumulate: 
         [to_api(tensor) for tensor in tensors],
         accumulate=accumulate,
         norm_type=world.norm_type,
-        mode=world.mode,
+        formula=world.mode,
         clip={group: gradsync.Clip(max_norm=most) for group, most in world.max_norm.items()},
         timeout=WAIT_S,
     )

@@ -30,7 +30,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 import gradsync.torch as gst
-from gradsync import Clip, ClipRaised, GradsyncError, ZScore
+from gradsync import Clip, ClipRaised, GradientsDiverged, GradsyncError, ZScore
+from gradsync.errors import WeightsDiverged
 
 WIDTH = 12
 NORMS = [1.0, 2.0, 3.0, math.inf]
@@ -232,6 +233,42 @@ def pipeline_and_experts() -> dict[str, Any]:
     return {"exact": exact, "ours": ours, "multiplied": multiplied, "missing": missing, "refused": refused}
 
 
+def cut_by_hand() -> dict[str, Any]:
+    """DP 2 × TP 2 of plain tensors; the norm of one device is that of the whole model's gradients."""
+    at = dist.get_rank() % 2
+    torch.manual_seed(11)
+    w1, w2, scale = torch.randn(6, 4), torch.randn(4, 6), torch.randn(4)
+    model = nn.Module()
+    model.w1, model.w2 = nn.Parameter(w1.chunk(2, 0)[at].clone()), nn.Parameter(w2.chunk(2, 1)[at].clone())
+    model.scale = nn.Parameter(scale.clone())
+    cut = [gst.Sharded("w1", 0, "tp"), gst.Sharded("w2", 1, "tp")]
+    gst.init(model, mesh={"dp": 2, "tp": 2}, sharded=cut, job="cut_by_hand")
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach() * 3
+    ours = gst.clip_grad_norm_(model.parameters(), 1.0).item()
+    factor = torch.tensor(gst.last_report().coefficient)
+    multiplied = all(torch.equal(p.detach() * 3 * factor, p.grad) for p in model.parameters())
+    refused = {}
+    uneven = nn.ParameterDict({"w1": nn.Parameter(torch.ones(3 - at, 4)), "w2": nn.Parameter(torch.ones(2, 2))})
+    for name, part, rules in (
+        ("uneven", uneven, cut),
+        ("forgotten", model, cut[:1]),
+        ("wrong_axis", model, [gst.Sharded("w1", 0, "dp"), cut[1]]),
+        ("unmatched", model, [*cut, gst.Sharded("w3", 0, "tp")]),
+    ):
+        try:
+            gst.init(part, mesh={"dp": 2, "tp": 2}, sharded=rules, job=f"cut_{name}")
+        except GradsyncError as error:
+            refused[name] = [type(error).__name__, str(error)]
+    gst.close()
+    return {
+        "exact": exact_norm([w1 * 3, w2 * 3, scale * 3], 2.0),
+        "ours": ours,
+        "multiplied": multiplied,
+        "refused": refused,
+    }
+
+
 def bfloat16() -> dict[str, Any]:
     """Where torch's norm has the precision of the gradients, ours has float32's."""
     mesh = mesh_of(dp_shard=4)
@@ -310,12 +347,63 @@ def policy_gradients(model: nn.Module, factor: float, nan: bool) -> list[torch.T
     return [gradient.clone() for gradient in held]
 
 
+def weights() -> dict[str, Any]:
+    """Rank 3 changes what it holds of one weight, of which only its own replicas have a copy."""
+    found: dict[str, Any] = {}
+    for case, name in ((hsdp, "0.up.weight"), (fsdp2_tp, "1.norm.weight"), (fsdp2_tp, "1.up.weight")):
+        mesh, model, _ = case()
+        gst.init(model, mesh=mesh, job=f"weights_{case.__name__}", weights_every=1, divergence="raise")
+        said = []
+        for step in range(3):
+            if step == 2 and dist.get_rank() == 3:
+                with torch.no_grad():
+                    local(dict(model.named_parameters())[name])[0] += 1.0
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            try:
+                gst.clip_grad_norm_(model.parameters(), 1.0)
+                gst.verify_weights(100.0)
+                said.append("equal")
+            except WeightsDiverged as error:
+                said.append([error.tensors, error.ranks])
+        found[f"{case.__name__} {name}"] = said
+    gst.close()
+    return found
+
+
+def copies() -> dict[str, Any]:
+    """A bias that both ranks of a group hold: one copy of its gradient is summed, and that of rank 3 is another."""
+    mesh = mesh_of(dp=2, tp=2)
+    found: dict[str, Any] = {}
+    for divergence in ("report", "raise"):
+        model = tensor_parallel(blocks(), mesh["tp"])
+        with gst.attach(model, mesh=mesh, job=f"copies_{divergence}", divergence=divergence) as gs:
+            said: list[Any] = []
+            for step in range(3):
+                if step == 1 and dist.get_rank() == 3:
+                    handle = model[0].down.bias.register_hook(lambda gradient: gradient + 1.0)
+                if step == 2 and dist.get_rank() == 3:
+                    handle.remove()
+                backward(model, mesh.get_local_rank("dp"), 1.0)
+                try:
+                    report = gs.finish()
+                    said.append([[one.tensor, list(one.suspects), one.what] for one in report.divergence])
+                except GradientsDiverged as error:
+                    said.append([list(error.tensors), all(p.grad is None for p in model.parameters())])
+                model.zero_grad()
+            found[divergence] = said
+    return found
+
+
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     **{case.__name__: (lambda case=case: compare(case)) for case in (fsdp2, hsdp, fsdp2_tp, fsdp2_tp_sp, tp_sp)},
     "pipeline_and_experts": pipeline_and_experts,
+    "cut_by_hand": cut_by_hand,
     "bfloat16": bfloat16,
     "overflow": overflow,
     "policies": policies,
+    "weights": weights,
+    "copies": copies,
 }
 
 

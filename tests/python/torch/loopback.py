@@ -71,7 +71,16 @@ class LoopbackJob:
         self.paused = False
 
     def declare(
-        self, tensors, *, accumulate=1, norm_type=2.0, clip=None, mode="strict", buckets="default", timeout=None
+        self,
+        tensors,
+        *,
+        accumulate=1,
+        norm_type=2.0,
+        clip=None,
+        formula="strict",
+        buckets="default",
+        divergence="report",
+        timeout=None,
     ):
         everywhere = self.world.exchange(self.rank, list(tensors))
         for index, tensor in enumerate(tensors):
@@ -83,7 +92,7 @@ class LoopbackJob:
                     raise local_error(WeightsDiverged, f"'{tensor.name}'", "test", tensor=tensor.name, ranks=[rank])
         self.client.declared = list(tensors)
         groups = {"all": clip} if isinstance(clip, gradsync.Clip) else dict(clip or {})
-        return LoopbackGrads(self, tensors, norm_type, groups, mode)
+        return LoopbackGrads(self, tensors, norm_type, groups, formula)
 
     @contextlib.contextmanager
     def pause(self):
@@ -100,8 +109,8 @@ class LoopbackJob:
 class LoopbackGrads:
     BUCKET_TENSORS = 2  #: small buckets, in reverse order of declaration, of one dtype
 
-    def __init__(self, job, tensors, norm_type, clip, mode) -> None:
-        self.job, self.tensors, self.norm_type, self.clip, self.mode = job, tensors, norm_type, clip, mode
+    def __init__(self, job, tensors, norm_type, clip, formula) -> None:
+        self.job, self.tensors, self.norm_type, self.clip, self.formula = job, tensors, norm_type, clip, formula
         self.memory = [torch.full(t.shape, math.nan, dtype=getattr(torch, t.dtype)) for t in tensors]
         self._index = {t.name: i for i, t in enumerate(tensors)}
         self._unused: set[int] = set()
@@ -191,7 +200,7 @@ class LoopbackGrads:
             norm = float(torch.tensor(math.sqrt(squares.get(group, 0.0)) / factor, dtype=torch.float32))
             limit = clip[group].max_norm if group in clip else None
             coefficient = 1.0
-            if limit is not None and self.mode == "torch":
+            if limit is not None and self.formula == "torch":
                 coefficient = min(1.0, limit / (norm + 1e-6))
             elif limit is not None and norm > limit:
                 coefficient = limit / norm

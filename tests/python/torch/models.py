@@ -31,7 +31,7 @@ def loss_of(model: nn.Module, step: int, part: int, dtype: torch.dtype = torch.f
     return mse_loss(model(x), y)
 
 
-def train_alone(model: nn.Module, steps: int, parts: int, max_norm: float | None = None, mode: str = "torch"):
+def train_alone(model: nn.Module, steps: int, parts: int, max_norm: float | None = None, formula: str = "torch"):
     """All ranks' parts in one process; returns the model and the norms before clipping."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -41,14 +41,14 @@ def train_alone(model: nn.Module, steps: int, parts: int, max_norm: float | None
         sum(loss_of(model, step, part) for part in range(parts)).div(parts).backward()
         norm = nn.utils.get_total_norm([p.grad for p in model.parameters()])
         norms.append(float(norm))
-        if max_norm is not None and (mode == "torch" or norm > max_norm):
-            torch._foreach_mul_([p.grad for p in model.parameters()], coefficient(float(norm), max_norm, mode))
+        if max_norm is not None and (formula == "torch" or norm > max_norm):
+            torch._foreach_mul_([p.grad for p in model.parameters()], coefficient(float(norm), max_norm, formula))
         optimizer.step()
     return model, norms
 
 
-def coefficient(norm: float, max_norm: float, mode: str) -> float:
-    return min(1.0, max_norm / (norm + 1e-6)) if mode == "torch" else max_norm / norm
+def coefficient(norm: float, max_norm: float, formula: str) -> float:
+    return min(1.0, max_norm / (norm + 1e-6)) if formula == "torch" else max_norm / norm
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:

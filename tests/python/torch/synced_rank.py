@@ -296,7 +296,7 @@ def refusals() -> dict[str, Any]:
     found = {}
     for name, make in {
         "both axes": lambda: gst.attach(sharded(Model(), mesh), mesh=mesh, job="both_axes"),
-        "broadcast": lambda: gst.attach(sharded(Model(), mesh["dp_shard"]), mesh=mesh, job="b", init="broadcast"),
+        "broadcast": lambda: gst.attach(sharded(Model(), mesh["dp_shard"]), mesh=mesh, job="b", weights="broadcast"),
         "tp nowhere": lambda: gst.attach(Model(), mesh=mesh_of(dp=4, tp=2), job="tp_nowhere"),
         "experts on the first mesh": lambda: gst.attach(stacked(mesh_of(dp=4, ep=2)), mesh_of(dp=4, ep=2), job="e"),
         "other mesh": lambda: gst.attach(sharded(Model(), mesh), mesh={"x": 4, "y": 2}, job="other_mesh"),

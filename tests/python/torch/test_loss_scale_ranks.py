@@ -110,7 +110,7 @@ def test_weights_and_scales_are_bit_equal_to_torchs_recipe(real_ranks, make, dty
         optimizers = make(list(model.parameters()))
         scaler = new_scaler()
         scales, skipped = [], []
-        with attach(model, clip=Clip(max_norm=MAX_NORM), mode="torch") as gs:
+        with attach(model, clip=Clip(max_norm=MAX_NORM), formula="torch") as gs:
             for step in range(STEPS):
                 backward(scaler, model, step, rank, dtype)
                 scales.append(scaler.get_scale())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from fake_daemon import report  # isort: skip  its folder is in the path by now
 
 
 OPTIONS = InitOptions(
+    divergence="report",
+    weights_every=0,
+    sharded=(),
     mesh=None,
     join=JoinOptions(None, None, None, None, None),
     pp=None,
@@ -201,7 +205,7 @@ def test_two_ranks_say_what_is_theirs(real_daemon: str, caplog: pytest.LogCaptur
         "gradsync observe: rank 0: ",
         "gradsync observe: rank 1: ",
     ]
-    assert any("copies differ in 1 tensors: '0.weight' (rank 1)" in text for text in begins)
+    assert any("copies differ in 1 tensors: '0.weight' between ranks 0, 1" in text for text in begins)
     assert any("only some ranks have a gradient of 1 tensors: '2.bias' (not rank 1)" in text for text in begins)
     assert any("rank 1: step 0: the framework's norm is" in text and "(+200 %" in text for text in begins)
     assert len([record for record in caplog.records if "not over when" in record.message]) == 3
@@ -232,7 +236,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "divergence": (
         {"divergence": [{"tensor": "w", "ranks": [3]}]},
-        "gradients that should be copies differ in 1 tensors: 'w' (rank 3)",
+        "gradients that should be copies differ in 1 tensors: 'w' on rank 3",
     ),
     "absent": ({"absent": [4]}, "no rank has a gradient of 1 tensors: 't4'"),
     "overflow": ({"norm": "Infinity"}, "the norm is inf, although every gradient is finite"),
@@ -269,3 +273,49 @@ def test_bits_that_were_not_compared_end_no_divergence() -> None:
     wrong = WRONG["divergence"][0]
     assert len(play([wrong, *[{}] * 50], checked=False)) == 1
     assert len(play([wrong, {}])) == 2
+
+
+def test_clipping_that_would_not_be_healthy(real_daemon: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    clip = Clip.percentile(ceiling=1e-9, window=100, warmup=10)
+    observer = init(real_daemon, model, job="ill", clip=clip)
+
+    def observe(steps: int) -> None:
+        for _ in range(steps):
+            model.zero_grad(set_to_none=False)
+            backward(model)
+            gst.observe(norm_of(model))
+            observer.wait(PATIENT_S)
+
+    observe(199)
+    assert said(caplog) == [], "in the first window some steps came before the percentile was warm"
+    observe(1)
+    wait_for_lines(caplog, 1)
+    with gradsync.connect(real_daemon) as client:
+        (job,) = [job for job in client.call("status.get")["jobs"] if job["job"] == "ill"]
+    decides, watches = job["clip"]
+    assert (decides["policy"], decides["watches"], decides["signs"]) == ("observe", False, [])
+    assert watches["policy"] == "percentile 95, window 100, warmup 10"
+    assert (watches["steps"], watches["clip_rate"], watches["threshold"]) == (100, 1.0, 1e-9)
+    assert watches["signs"] == ["max_norm decided in 100 of 100 steps, and 100 % were clipped: norms are above it"]
+
+    for parameter in model.parameters():
+        parameter.grad.zero_()
+    for _ in range(100):  # at last the percentile of the norms is 0, which is no threshold
+        gst.observe(0.0)
+        observer.wait(PATIENT_S)
+    wait_for_lines(caplog, 2)
+    begin, end = said(caplog)
+    assert begin == (
+        "step 199, clip group 'all', percentile 95, window 100, warmup 10 (watches): max_norm decided in 100 of 100 "
+        "steps, and 100 % were clipped: norms are above it"
+    )
+    assert end.startswith("over: step 299, clip group 'all', percentile 95")
+
+
+def wait_for_lines(caplog: pytest.LogCaptureFixture, count: int) -> None:
+    """Alerts come in their own time, on the connection's thread."""
+    end = time.monotonic() + PATIENT_S
+    while len(caplog.records) < count and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(caplog.records) == count

@@ -48,7 +48,7 @@ def test_frozen_weights_are_compared_too(ranks):
 def test_skip_compares_no_weights(ranks):
     def body(rank, attach):
         model = mlp(seed=rank)
-        with attach(model, init="skip") as gs:
+        with attach(model, weights="skip") as gs:
             loss_of(model, 0, rank).backward()
             return gs.finish().norm
 
@@ -84,7 +84,7 @@ def test_broadcast_gives_every_rank_all_state_of_rank_0_bit_for_bit(ranks):
     def body(rank, attach):
         model = State(rank)
         strides = model.conv.weight.stride()
-        with attach(model, init="broadcast"):
+        with attach(model, weights="broadcast"):
             assert model.conv.weight.stride() == strides
             return state_of(model)
 
@@ -109,7 +109,7 @@ def test_training_after_broadcast_equals_training_from_those_weights(ranks):
                 steps.append(gs.step(optimizer).step)
             return weights(model), steps
 
-    broadcast = ranks(2, lambda rank, attach: body(rank, attach, init="broadcast"))
+    broadcast = ranks(2, lambda rank, attach: body(rank, attach, weights="broadcast"))
     checked = ranks(2, body)
     assert_same_bits(broadcast[0][0], broadcast[1][0])
     assert_same_bits(broadcast[0][0], checked[0][0])
@@ -141,7 +141,7 @@ def test_unsynchronised_buffers_are_named_once(ranks):
     def body(rank, attach):
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
         model.register_buffer("mask", torch.ones(3), persistent=False)
-        attach(model, init="broadcast").close()
+        attach(model, weights="broadcast").close()
 
     outcomes = ranks.outcomes(2, body)
     for outcome in outcomes:  # warnings are errors in this suite
@@ -228,7 +228,7 @@ def test_a_device_mesh_gives_the_axes(process_group, ranks):
 def test_two_axes_of_data_parallelism_are_averaged_over_both(real_ranks):
     def body(rank, attach):
         model = nn.Linear(1, 1, bias=False)
-        with attach(model, mesh={"dp_replicate": 2, "dp_shard": 2}, init="broadcast") as gs:
+        with attach(model, mesh={"dp_replicate": 2, "dp_shard": 2}, weights="broadcast") as gs:
             (model.weight * (rank + 1)).sum().backward()
             gs.finish()
             return model.weight.grad.item()
@@ -244,17 +244,29 @@ def test_a_mesh_axis_that_splits_the_model():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"init": "copy"}, "init='copy'"),
+        ({"weights": "copy"}, "weights='copy'"),
         ({"reduce": "max"}, "reduce='max'"),
         ({"clip": 1.0}, r"clip=1.0: give gradsync.Clip\(max_norm=…\)"),
         ({"clip": {"all": 1.0}}, r"clip\['all'\]=1.0"),
         ({"accumulate": 0}, "accumulate=0"),
-        ({"mode": "lax"}, "mode='lax'"),
+        ({"formula": "lax"}, "formula='lax'"),
     ],
 )
 def test_arguments(options, text):
     with pytest.raises(UsageError, match=text):
         gst.attach(mlp(), job="refused", rank=0, world_size=1, **options)
+
+
+@pytest.mark.parametrize(("old", "new", "value"), [("mode", "formula", "lax"), ("init", "weights", "copy")])
+def test_old_names_of_arguments_are_warned_of(old, new, value):
+    with (
+        pytest.warns(DeprecationWarning, match=rf"attach\({old}=…\) is now called {new}=") as caught,
+        pytest.raises(UsageError, match=f"{new}='{value}'"),
+    ):
+        gst.attach(mlp(), job="refused", rank=0, world_size=1, **{old: value})
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.raises(UsageError, match=f"old name of {new}="):
+        gst.attach(mlp(), **{old: value, new: value})
 
 
 def test_something_that_is_no_module():
@@ -296,8 +308,9 @@ def test_off_only_steps(monkeypatch):
 
 def test_off_with_several_ranks_warns(monkeypatch):
     monkeypatch.setenv("GRADSYNC_MODE", "off")
-    with pytest.warns(UserWarning, match="drift apart"):
+    with pytest.warns(UserWarning, match="drift apart") as caught:
         gst.attach(mlp(), world_size=2)
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 # gradients of other forms

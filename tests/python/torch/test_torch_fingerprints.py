@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from gradsync.torch._statistics import _fingerprints  # noqa: E402
 
@@ -38,9 +41,25 @@ def test_rows_pieces_and_places_in_memory_do_not_matter(dtype: torch.dtype, monk
     bits = torch.arange(3 * 41 * dtype.itemsize, dtype=torch.uint8).view(dtype).view(3, 41)
     alone = [fingerprint_of(bytes(row.contiguous().view(torch.uint8).tolist()), dtype) for row in bits[:, 1:]]
     assert len(set(alone)) == 3
-    for width in (_fingerprints._WIDTH, 64):
-        monkeypatch.setattr(_fingerprints, "_WIDTH", width)
+    for width in (_fingerprints._WIDTH["cpu"], 64):
+        monkeypatch.setitem(_fingerprints._WIDTH, "cpu", width)
         together = _fingerprints.fingerprints(bits[:, 1:]).tolist()
         assert [found % (1 << 64) for found in together] == alone
         one_by_one = [_fingerprints.fingerprints(bits[row : row + 1, 1:]).item() for row in range(3)]
         assert one_by_one == together
+
+
+class Counted(TorchDispatchMode):
+    """Counts what torch executes; on a GPU each is a launch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_elsewhere_than_on_a_cpu_few_operations_do() -> None:
+    with Counted() as counted:
+        _fingerprints.fingerprints(torch.empty(1, 1 << 24, device="meta"))
+    assert counted.count <= 200  # for 16 Mi numbers

@@ -66,7 +66,7 @@ def test_ranks_of_different_layout_are_refused(ranks):
         model = nn.Conv2d(3, 4, 3)
         if rank == 1:
             model = model.to(memory_format=torch.channels_last)
-        attach(model, init="skip")
+        attach(model, weights="skip")
 
     for outcome in ranks.outcomes(2, body):
         assert isinstance(outcome, gst.ModuleRefused)
@@ -184,7 +184,7 @@ def test_the_counts_of_a_failed_attempt_are_not_those_of_the_next(real_ranks):
 def test_gradients_set_by_hand_are_reduced(ranks):
     def body(rank, attach):
         model = nn.Linear(2, 1, bias=False)
-        with attach(model, init="broadcast") as gs:
+        with attach(model, weights="broadcast") as gs:
             model.weight.grad = torch.full((1, 2), float(rank + 1))
             gs.finish()
             return model.weight.grad.tolist()
@@ -196,7 +196,7 @@ def test_gradients_written_by_hand_into_zeroed_ones_are_reduced(ranks):
     def body(rank, attach):
         model = nn.Linear(2, 1, bias=False)
         seen = []
-        with attach(model, init="broadcast") as gs:
+        with attach(model, weights="broadcast") as gs:
             model.weight.sum().backward()
             for step in range(3):
                 gs.finish()

@@ -93,6 +93,20 @@ def test_pipeline_and_experts_by_hand(live: Live) -> None:
         assert result["refused"] == "WeightsDiverged"
 
 
+def test_tensors_that_are_cut_by_hand_have_the_norm_of_one_device(live: Live) -> None:
+    for result in live["cut_by_hand"]:
+        assert within_one_ulp(result["ours"], result["exact"])
+        assert result["multiplied"]
+        for case, kind, tensor in (
+            ("uneven", "PlanMismatch", "w1"),
+            ("forgotten", "WeightsDiverged", "w2"),
+            ("wrong_axis", "WeightsDiverged", "w1"),
+            ("unmatched", "UsageError", "w3"),
+        ):
+            assert result["refused"][case][0] == kind
+            assert tensor in result["refused"][case][1]
+
+
 def test_bfloat16_gradients_have_a_float32_norm(live: Live) -> None:
     for result in live["bfloat16"]:
         assert within_one_ulp(result["ours"], result["exact"])
@@ -115,6 +129,23 @@ def test_the_threshold_of_drop_ins_follows_the_norms_before(live: Live) -> None:
         assert [one["threshold"] for one in result["steps"]] == wanted
         assert {one["watched"] for one in result["steps"]} == {1}
         assert all(one["multiplied"] for number, one in enumerate(result["steps"]) if number != 3)
+
+
+def test_weights_are_compared_where_they_are_copies(live: Live) -> None:
+    for result in live["weights"]:
+        assert result == {
+            "hsdp 0.up.weight": ["equal", "equal", [["0.up.weight"], [1, 3]]],
+            "fsdp2_tp 1.norm.weight": ["equal", "equal", [["1.norm.weight"], [2, 3]]],
+            "fsdp2_tp 1.up.weight": ["equal"] * 3,  # no rank has a copy
+        }
+
+
+def test_copies_along_tp_are_compared_before_one_of_them_is_summed(live: Live) -> None:
+    for result in live["copies"]:
+        assert result == {
+            "report": [[], [["0.down.bias", [2, 3], "gradients"]], []],
+            "raise": [[], [["0.down.bias"], True], []],
+        }
 
 
 def test_nan_on_one_rank_zeroes_or_raises_on_all(live: Live) -> None:

@@ -22,7 +22,8 @@ import gradsync.torch as gst
 from gradsync._transport import _turns
 from gradsync.errors import UsageError
 from gradsync.torch._reduced import _observer
-from gradsync.torch._reduced._observer import PATIENCE_S, Observation, Observer
+from gradsync.torch._reduced._observation import Observation
+from gradsync.torch._reduced._observer import PATIENCE_S, Observer
 
 PATIENT_S = 40.0
 
@@ -37,7 +38,7 @@ def observing(monkeypatch: pytest.MonkeyPatch):
 
 def hurry(observer: Observer) -> None:
     """From now on as impatient as it is outside of tests."""
-    _observer.PATIENCE_S = observer._patience = PATIENCE_S
+    observer._most = observer._patience = PATIENCE_S
 
 
 def init(address: str, model: Any, **options: Any) -> Any:

@@ -32,7 +32,7 @@ from reference.world import Logical, Rule, World
 
 import gradsync
 from gradsync.errors import UsageError
-from gradsync.torch import Experts, ModuleRefused
+from gradsync.torch import Experts, ModuleRefused, Sharded
 from gradsync.torch._mesh_axes import job_meshes
 from gradsync.torch._model_parts import pipeline_axis, tied_ids, trainable_parameters
 from gradsync.torch._placed import Placer, local_tensor
@@ -67,14 +67,12 @@ def world_mesh(axes: Axes) -> DeviceMesh:
 
 def declare(mesh: object, model: object, rank: int, world_size: int, **options: object) -> list[gradsync.Tensor]:
     meshes = job_meshes(mesh, rank, world_size)
-    placer = Placer(
-        meshes,
-        pipeline_axis(options.get("pp"), meshes[0]),
-        options.get("ep", ()),
-        tied_ids(options.get("tied", ())),
-        True,
-    )
-    return [placer.place(name, parameter, None) for name, parameter in trainable_parameters(model).items()]
+    pp = pipeline_axis(options.get("pp"), meshes[0])
+    rules = [*options.get("ep", ()), *options.get("cut", ())]
+    placer = Placer(meshes, pp, rules, tied_ids(options.get("tied", ())), True)
+    named = trainable_parameters(model)
+    placer.check(named)
+    return [placer.place(name, parameter, None) for name, parameter in named.items()]
 
 
 def every_rank(
@@ -269,6 +267,74 @@ def test_experts_of_their_own_exist_at_their_coordinate() -> None:
     check_held(axes, found)
     assert kinds(found[1][0][2]) == {"ep": gradsync.Only(1), "dp": gradsync.Replicate()}
     assert kinds(found[1][0][0]) == {"dp": gradsync.Replicate(), "ep": gradsync.Replicate()}
+
+
+def cut_by_hand(rank: int, mesh: DeviceMesh) -> nn.Module:
+    """A column and a row of tensor parallelism in plain tensors, and a norm weight that is whole."""
+    at, size = mesh["tp"].get_local_rank(), mesh["tp"].size()
+    model = nn.Module()
+    model.w1 = nn.Parameter(torch.arange(24.0).view(6, 4).chunk(size, 0)[at].clone())
+    model.w2 = nn.Parameter(torch.arange(24.0).view(4, 6).chunk(size, 1)[at].clone())
+    model.norm = nn.Parameter(torch.arange(4.0))
+    return model
+
+
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"tp": 3}, {"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}, {"dp": 2, "tp": 1}])
+def test_plain_tensors_that_are_cut_by_hand(axes: Axes) -> None:
+    found = every_rank(axes, cut_by_hand, cut=[Sharded("w1", 0, "tp"), Sharded("*2", dim=1, axis="tp")])
+    check_held(axes, found)
+    w1, w2, norm = found[0][0]
+    assert (w1.shape, w2.shape) == ((6, 4), (4, 6))
+    if axes["tp"] > 1:
+        assert (kinds(w1)["tp"], kinds(w2)["tp"]) == (gradsync.Shard(0), gradsync.Shard(1))
+        assert kinds(norm)["tp"] == gradsync.Replicate()
+
+
+def test_what_is_cut_by_hand_may_be_sharded_further() -> None:
+    axes = {"dp_shard": 2, "tp": 2}
+
+    def build(rank: int, mesh: DeviceMesh) -> nn.Module:
+        return fully_shard(cut_by_hand(rank, mesh), mesh=mesh["dp_shard"])
+
+    found = every_rank(axes, build, cut=[Sharded("w1", 0, "tp"), Sharded("w2", 1, "tp")])
+    check_held(axes, found)
+    assert [tensor.split_order for tensor in found[0][0]] == [("tp", "dp_shard"), None, None]
+
+
+def test_what_is_cut_twice_by_hand_nests_in_the_order_of_the_rules() -> None:
+    axes = {"a": 2, "b": 2, "ep": 2}
+
+    def build(rank: int, mesh: DeviceMesh) -> nn.Module:
+        at = [mesh[axis].get_local_rank() for axis in axes]
+        cut = torch.arange(32.0).view(8, 4).chunk(2)[at[2]].chunk(2)[at[1]].chunk(2, 1)[at[0]]
+        return nn.ParameterDict({"w": nn.Parameter(cut.clone())})
+
+    rules = [Sharded("w", 0, "b"), Sharded("w", 1, "a")]
+    found = every_rank(axes, build, ep=[Experts("w", "slice"), Experts("*", "own")], cut=rules)
+    check_held(axes, found)
+    assert found[0][0][0].split_order == ("ep", "b", "a")
+
+
+def test_cuts_by_hand_that_cannot_be_are_refused_by_name() -> None:
+    with as_rank(0, 4):
+        mesh = world_mesh({"dp": 2, "tp": 2})
+        model = cut_by_hand(0, mesh)
+        for rule, message in (
+            (Sharded("w1", 2, "tp"), r"'w1': it is of shape \(3, 4\), without a dim 2 for Sharded\('w1', dim=2"),
+            (Sharded("w1", 0, "tpp"), r"Sharded\('w1', .*no mesh has axis 'tpp'; meshes are mesh {'dp': 2, 'tp': 2}"),
+            (Sharded("w1", 0, "tp", "dense"), r"no mesh 'dense' has axis 'tp'"),
+            (Sharded("w9", 0, "tp"), r"Sharded\('w9', .*no parameter of this rank has such a name; .*'w1', 'w2'"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                declare(mesh, model, 0, 4, cut=[rule])
+        with pytest.raises(ModuleRefused, match="placed along tp already, as a DTensor or by another rule"):
+            declare(mesh, model, 0, 4, cut=[Sharded("w1", 0, "tp"), Sharded("*1", 1, "tp")])
+        with pytest.raises(ModuleRefused, match="placed along tp already"):
+            declare(mesh, tensor_parallel(net(), mesh["tp"]), 0, 4, cut=[Sharded("0.*", 0, "tp")])
+        stages = world_mesh({"pp": 2, "tp": 2})
+        declare(stages, model, 0, 4, pp="pp", cut=[Sharded("w1", 0, "tp"), Sharded("w9", 0, "tp")])
+    with pytest.raises(UsageError, match=r"Sharded\('w1', dim=-1\): dim counts from 0"):
+        Sharded("w1", -1, "tp")
 
 
 def test_experts_as_dtensors_on_a_mesh_of_their_own() -> None:

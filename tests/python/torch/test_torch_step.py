@@ -21,15 +21,15 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("mode", ["strict", "torch"])
-def test_ranks_train_as_one_process_does(ranks, count, mode):
+@pytest.mark.parametrize("formula", ["strict", "torch"])
+def test_ranks_train_as_one_process_does(ranks, count, formula):
     template = mlp()
-    alone, norms = train_alone(template, steps=6, parts=count, max_norm=0.5, mode=mode)
+    alone, norms = train_alone(template, steps=6, parts=count, max_norm=0.5, formula=formula)
 
     def body(rank, attach):
         model = copy.deepcopy(template)
         optimizer = sgd(model)
-        with attach(model, clip=gradsync.Clip(max_norm=0.5), mode=mode) as gs:
+        with attach(model, clip=gradsync.Clip(max_norm=0.5), formula=formula) as gs:
             reports = []
             for step in range(6):
                 loss_of(model, step, rank).backward()
@@ -166,7 +166,7 @@ def test_what_steps_like_an_optimizer_is_one(ranks):
 def test_sum_does_not_divide(ranks):
     def body(rank, attach):
         model = nn.Linear(1, 1, bias=False)
-        with attach(model, reduce="sum", init="broadcast") as gs:
+        with attach(model, reduce="sum", weights="broadcast") as gs:
             (model.weight * (rank + 1)).sum().backward()
             gs.finish()
             return model.weight.grad.item()
@@ -413,7 +413,7 @@ def test_an_interrupted_step_is_not_taken_for_the_next_one(real_ranks, monkeypat
 def test_what_was_unused_at_a_refused_call_may_still_be_used(real_ranks):
     def body(rank, attach):
         model = nn.ModuleList([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)])
-        with attach(model, init="broadcast") as gs:
+        with attach(model, weights="broadcast") as gs:
             (model[0].weight * (rank + 1)).sum().backward()
             with pytest.raises(gradsync.errors.UsageError, match="timeout"):
                 gs.finish(timeout=-1.0)

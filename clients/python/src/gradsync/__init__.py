@@ -30,7 +30,7 @@ from ._step._row import Row
 from ._step._step_request import UNSET, Unset
 from ._tensor import Mesh, Tensor
 from ._version import __version__
-from .errors import ClipRaised, GradsyncError, UsageError
+from .errors import ClipRaised, GradientsDiverged, GradsyncError, StepRaised, UsageError
 
 __all__ = [
     "UNSET",
@@ -41,6 +41,7 @@ __all__ = [
     "ClipRaised",
     "Divergence",
     "Fixed",
+    "GradientsDiverged",
     "Grads",
     "GradsyncError",
     "GroupReport",
@@ -61,6 +62,7 @@ __all__ = [
     "Row",
     "ScalarCollective",
     "Shard",
+    "StepRaised",
     "StepReport",
     "StepTimings",
     "Subscription",

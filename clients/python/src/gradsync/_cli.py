@@ -1,14 +1,16 @@
-"""The command `gradsync`: it audits a training script, or prints the status of a daemon."""
+"""The command `gradsync`: it audits or observes a training script, or prints the status of a daemon."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 
 from ._audit._cli import add_audit, add_verdict
 from ._client import connect
+from ._observe._cli import add_observe
 from ._spawn import find_binary
 from ._version import PROTOCOL, __version__
 from .errors import ConnectionFailed, GradsyncError
@@ -25,6 +27,8 @@ def main(argv: list[str] | None = None) -> int:
         return _version()
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["status", *arguments]  # `python -m gradsync` without a command means this
+    if arguments[0] == "run":
+        return _run(arguments)
     parser = argparse.ArgumentParser(
         prog="gradsync", description="Client of gradsyncd, the sidecar of PyTorch training. Default: status."
     )
@@ -32,8 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         "--version", action="store_true", help="show the versions of this client and of the daemon it would start"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands.add_parser("run", help="run a command beside a private daemon, as `gradsyncd run`", add_help=False)
     add_audit(commands.add_parser)
     add_verdict(commands.add_parser)
+    add_observe(commands.add_parser)
     status = commands.add_parser("status", help="show what a running daemon does now")
     status.add_argument("--address", help="path of its socket (default: $GRADSYNC_ADDRESS, then the usual places)")
     status.add_argument("--json", action="store_true", help="the whole answer as JSON")
@@ -44,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments, command = arguments[:where], arguments[where + 1 :]
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        hint = "; the command comes after --: gradsync audit [options] -- COMMAND …" if arguments[0] == "audit" else ""
+        runs = arguments[0] in ("audit", "observe")
+        hint = f"; the command comes after --: gradsync {arguments[0]} [options] -- COMMAND …" if runs else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     options.command = command
     try:
@@ -52,6 +59,16 @@ def main(argv: list[str] | None = None) -> int:
     except GradsyncError as error:
         print(error, file=sys.stderr)
         return 1 if options.run is _status else 2
+
+
+def _run(arguments: list[str]) -> int:
+    """Becomes `gradsyncd run` of the binary that connect(spawn=True) would start; it knows the options."""
+    try:
+        binary = find_binary()
+        os.execv(binary, [binary, *arguments])
+    except (GradsyncError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
 
 
 def status_main() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 from ._version import __version__
 from .errors import ConnectionFailed
 
-__all__ = ["ended", "not_connected", "not_found", "not_gradsync", "refused", "unsafe", "version_skew"]
+__all__ = ["ended", "foreign_server", "not_connected", "not_found", "not_gradsync", "refused", "unsafe", "version_skew"]
 
 
 def not_found(paths: list[str]) -> ConnectionFailed:
@@ -70,6 +70,16 @@ def unsafe(path: str, folder: str, why: str, uid: int) -> ConnectionFailed:
         f"{path} is not connected to: everybody may write to /tmp, and the folder {folder} {why}, but you are "
         f"uid {uid}. Have it removed and start gradsyncd again, connect as the user who started it, or start it with "
         "a --socket in a folder outside of /tmp",
+        path,
+    )
+
+
+def foreign_server(path: str, folder: str, server: int, owner: int) -> ConnectionFailed:
+    """Somebody listens there who is not the owner of the folder."""
+    return ConnectionFailed(
+        "unsafe",
+        f"{path} is not connected to: uid {server} listens there, and the folder {folder} belongs to uid {owner}. "
+        f"Start gradsyncd as uid {owner}, as root or as yourself, or give the folder to uid {server}",
         path,
     )
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ._clip import Clip
 from ._options import encode_options
+from ._renamed import renamed
 from ._tensor import Mesh, Tensor
 from ._wire import dump
 
@@ -19,6 +20,7 @@ __all__ = ["save_rank", "write_declaration"]
 _FORMAT = 1
 
 
+@renamed(mode="formula")
 def write_declaration(
     path: str | os.PathLike[str],
     meshes: Mapping[str, Mapping[str, int] | Mesh],
@@ -26,7 +28,7 @@ def write_declaration(
     *,
     norm_type: float = 2.0,
     clip: Clip | Mapping[str, Clip] | None = None,
-    mode: Literal["strict", "torch"] = "strict",
+    formula: Literal["strict", "torch"] = "strict",
 ) -> None:
     """Writes what `ranks[r]` would declare on data path "stats", for `gradsyncd plan check`; nothing has to run.
 
@@ -35,7 +37,7 @@ def write_declaration(
     """
     named = {name: mesh if isinstance(mesh, Mesh) else Mesh(mesh) for name, mesh in meshes.items()}
     only_mesh = next(iter(named)) if len(named) == 1 else None
-    lines = [_head(len(ranks), named, encode_options("stats", 1, norm_type, clip, mode))]
+    lines = [_head(len(ranks), named, encode_options("stats", 1, norm_type, clip, formula))]
     lines += [_line(rank, [t.encode(only_mesh) for t in tensors]) for rank, tensors in enumerate(ranks)]
     Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

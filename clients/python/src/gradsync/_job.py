@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._clip import Clip
-from ._options import encode_options
+from ._options import check_divergence, encode_options
+from ._renamed import renamed
 from ._step._declaring import QUICK_S, Declaring
 from ._step._grads import Grads
 from ._step._output import arena_bytes
@@ -75,8 +76,9 @@ class Job:
         accumulate: int = 1,
         norm_type: float = 2.0,
         clip: Clip | Mapping[str, Clip] | None = None,
-        mode: Literal["strict", "torch"] = "strict",
+        formula: Literal["strict", "torch"] = "strict",
         buckets: Literal["default", "torch"] = "default",
+        divergence: Literal["report", "raise"] = "report",
         timeout: float | None = None,
     ) -> Grads: ...
 
@@ -89,10 +91,12 @@ class Job:
         accumulate: int = 1,
         norm_type: float = 2.0,
         clip: Clip | Mapping[str, Clip] | None = None,
-        mode: Literal["strict", "torch"] = "strict",
+        formula: Literal["strict", "torch"] = "strict",
+        divergence: Literal["report", "raise"] = "report",
         timeout: float | None = None,
     ) -> ReducedGrads: ...
 
+    @renamed(mode="formula")
     def declare(
         self,
         tensors: Sequence[Tensor],
@@ -101,8 +105,9 @@ class Job:
         accumulate: int = 1,
         norm_type: float = 2.0,
         clip: Clip | Mapping[str, Clip] | None = None,
-        mode: Literal["strict", "torch"] = "strict",
+        formula: Literal["strict", "torch"] = "strict",
         buckets: Literal["default", "torch"] = "default",
+        divergence: Literal["report", "raise"] = "report",
         timeout: float | None = None,
     ) -> Grads | ReducedGrads:
         """Declares this rank's gradients and waits for all ranks; a new declaration replaces the one before.
@@ -110,6 +115,8 @@ class Job:
         `data_path` "arena" shares memory that the sidecar reduces; with "stats" the framework has reduced, each rank
         declares what it holds (nothing, perhaps) and hands over statistics. `buckets` "torch" reduces those tensors
         together that torch's DistributedDataParallel would, in its order, whatever sizes the daemon was given.
+        `formula` is how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
+        With `divergence` "raise" a step in which copies differ raises `GradientsDiverged` on every rank.
 
         Raises:
             UsageError: the arguments contradict each other.
@@ -117,7 +124,8 @@ class Job:
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         self._check_attached()
-        options = encode_options(data_path, accumulate, norm_type, clip, mode, buckets)
+        options = encode_options(data_path, accumulate, norm_type, clip, formula, buckets)
+        check_divergence(divergence)
         only_mesh = next(iter(self.meshes)) if len(self.meshes) == 1 else None
         wires = [dump(tensor.encode(only_mesh)) for tensor in tensors]
         _check_names(tensors)
@@ -135,6 +143,7 @@ class Job:
             grads = ReducedGrads(self, tensors, new.arena, new.reply, reconnect, options)
         else:
             grads = Grads(self, tensors, accumulate, new.arena, new.reply, reconnect)
+        grads.raises_divergence = divergence == "raise"
         self._replace(grads, (new.buffer, seat), new.reply)
         return grads
 

@@ -10,7 +10,7 @@ from ._clip import Clip
 from ._wire import encode_number
 from .errors import UsageError
 
-__all__ = ["encode_options"]
+__all__ = ["check_divergence", "encode_options"]
 
 
 def encode_options(
@@ -18,7 +18,7 @@ def encode_options(
     accumulate: int,
     norm_type: float,
     clip: Clip | Mapping[str, Clip] | None,
-    mode: Literal["strict", "torch"],
+    formula: Literal["strict", "torch"],
     buckets: Literal["default", "torch"] = "default",
 ) -> dict[str, Any]:
     if data_path not in ("arena", "stats"):
@@ -27,8 +27,8 @@ def encode_options(
         raise UsageError(f"accumulate={accumulate!r}: give the number of micro-batches of a step, 1 or more")
     if math.isnan(norm_type) or norm_type < 1:
         raise UsageError(f"norm_type={norm_type!r}: give 1 or more, or math.inf")
-    if mode not in ("strict", "torch"):
-        raise UsageError(f"mode={mode!r}: one of 'strict', 'torch'")
+    if formula not in ("strict", "torch"):
+        raise UsageError(f"formula={formula!r}: one of 'strict', 'torch'")
     if buckets not in ("default", "torch"):
         raise UsageError(f"buckets={buckets!r}: one of 'default', 'torch'")
     if data_path == "stats" and buckets != "default":
@@ -42,9 +42,15 @@ def encode_options(
     options: dict[str, Any] = {
         "accumulate": accumulate,
         "norm_type": encode_number(norm_type),
-        "mode": mode,
+        "mode": formula,
         "clip": [settings.encode(group) for group, settings in groups.items()],
     }
     if buckets != "default":
         options["buckets"] = buckets
     return options if data_path == "arena" else {"data_path": data_path, **options}
+
+
+def check_divergence(divergence: str) -> None:
+    """Raises UsageError unless it is one of the two."""
+    if divergence not in ("report", "raise"):
+        raise UsageError(f"divergence={divergence!r}: one of 'report', 'raise'")

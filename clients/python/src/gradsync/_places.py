@@ -9,10 +9,12 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 import time
 from collections.abc import Callable, Mapping
 
-from ._connect_errors import not_connected, unsafe
+from ._connect_errors import foreign_server, not_connected, unsafe
+from .errors import ConnectionFailed
 
 __all__ = ["open_socket", "refuse_place", "socket_places"]
 
@@ -49,6 +51,7 @@ def open_socket(path: str, timeout: float) -> socket.socket:
         while True:
             try:
                 sock.connect(path)
+                _refuse_foreign_server(sock, path)
                 return sock
             except BlockingIOError:  # more wait to be accepted than the kernel keeps
                 if time.monotonic() + _FULL_S > deadline:
@@ -57,6 +60,30 @@ def open_socket(path: str, timeout: float) -> socket.socket:
     except OSError as error:
         sock.close()
         raise not_connected(path, timeout, error) from error
+    except ConnectionFailed:
+        sock.close()
+        raise
+
+
+def _refuse_foreign_server(sock: socket.socket, path: str) -> None:
+    """Where others own the folder, or may write to it, the one who listens has to be its owner, root or this user."""
+    uid = os.geteuid()
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        found = os.stat(folder)
+    except OSError:  # it may be passed through and not looked at
+        return
+    if found.st_uid == uid and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return
+    server = _server_uid(sock)
+    if server not in (uid, 0, found.st_uid):
+        raise foreign_server(path, folder, server, found.st_uid)
+
+
+def _server_uid(sock: socket.socket) -> int:
+    """The effective uid of the process that listened, as the kernel reports it."""
+    uid: int = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+    return uid
 
 
 def refuse_place(path: str, uid: int | None = None) -> None:

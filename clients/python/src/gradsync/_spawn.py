@@ -46,7 +46,7 @@ def find_binary(environ: Mapping[str, str] | None = None) -> str:
     if found is None:
         raise ConnectionFailed(
             "spawn",
-            f"connect(spawn=True) needs the gradsyncd binary and found none in GRADSYNCD, {_BESIDE} or PATH; "
+            f"a private daemon needs the gradsyncd binary, and there is none in GRADSYNCD, {_BESIDE} or PATH; "
             "build or install it, or set GRADSYNCD to its path",
         )
     return found

@@ -4,7 +4,9 @@
     ├── ConnectionFailed        connect() did not reach a usable daemon; `reason` says why
     ├── ConnectionLost          the connection or the session behind it is gone
     ├── ProtocolError           the daemon sent something that this client does not understand
-    ├── ClipRaised              a clip group is declared to raise at this norm; the step is done
+    ├── StepRaised              the step is done, and by its report every rank raises
+    │   ├── ClipRaised          a clip group is declared to raise at this norm
+    │   └── GradientsDiverged   gradients that must be equal differ between ranks, with divergence="raise"
     ├── CallTimeout             no answer came within the client's own timer (also a TimeoutError)
     ├── UsageError              this client refuses the call by itself (also a ValueError)
     │   └── AccumulationError   a tensor became ready more or less often than declared
@@ -40,6 +42,7 @@ __all__ = [
     "DeclareTimeout",
     "Draining",
     "DuplicateReady",
+    "GradientsDiverged",
     "GradsyncError",
     "InsufficientMemory",
     "InternalError",
@@ -64,6 +67,7 @@ __all__ = [
     "StaleEpoch",
     "StepFailed",
     "StepMismatch",
+    "StepRaised",
     "StepTimeout",
     "Superseded",
     "Unauthorized",
@@ -75,6 +79,9 @@ __all__ = [
     "VersionMismatch",
     "WeightsDiverged",
 ]
+
+
+_NAMED_AT_MOST = 3
 
 
 class GradsyncError(Exception):
@@ -131,7 +138,16 @@ class CallTimeout(GradsyncError, TimeoutError):
         return type(self), (self.method, self.waited_s)
 
 
-class ClipRaised(GradsyncError):
+class StepRaised(GradsyncError):
+    """By the `report` of a step, which is done, every rank raises before its optimizer steps."""
+
+    report: StepReport
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.report,)
+
+
+class ClipRaised(StepRaised):
     """A clip group is declared to raise at this norm (`nonfinite="raise"`, `spike="raise"`); every rank raises.
 
     The step is done and nothing was multiplied. `group` names the clip group whose norm decided this.
@@ -146,8 +162,23 @@ class ClipRaised(GradsyncError):
         where = f"step {report.step}, clip group '{self.group}'"
         super().__init__(f"{where}: {report.reason} (tensors: {named}); go on with the next step, or from a checkpoint")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.report,)
+
+class GradientsDiverged(StepRaised):
+    """Gradients that must be equal differ between ranks, and `divergence="raise"` was asked for; every rank raises.
+
+    `tensors` are their names, and `report.divergence` has the ranks of each.
+    """
+
+    def __init__(self, report: StepReport) -> None:
+        self.report = report
+        found = report.divergence
+        self.tensors = tuple(one.tensor for one in found)
+        more = f" and {len(found) - _NAMED_AT_MOST} more tensors" if len(found) > _NAMED_AT_MOST else ""
+        super().__init__(
+            f"step {report.step}: gradients that must be equal differ: "
+            f"{', '.join(map(str, found[:_NAMED_AT_MOST]))}{more}; "
+            "see what makes those ranks differ, and go on from a checkpoint with equal weights"
+        )
 
 
 class UsageError(GradsyncError, ValueError):

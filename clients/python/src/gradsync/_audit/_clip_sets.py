@@ -55,7 +55,7 @@ def stepped_by(world: World, rank: int) -> set[Key] | None:
 def _never_clipped(world: World, steps: int) -> tuple[list[str], list[str]]:
     clipped = {key for rank in world.ranks for step in range(steps) for key in passed(world, rank, step)}
     if not clipped:
-        return [], []
+        return _clips_nothing(world), []
     spared = _always_zero(world) | _by_value(world)
     with_clip: dict[Key, None] = {}
     without: dict[str, dict[Key, None]] = {}
@@ -93,6 +93,21 @@ def _never_clipped(world: World, steps: int) -> tuple[list[str], list[str]]:
                 "purpose, or else -> clip them too"
             )
     return problems, notes
+
+
+def _clips_nothing(world: World) -> list[str]:
+    """What is stepped where every clip call of every rank is given tensors without gradients."""
+    calls = [call for found in world.ranks.values() for step in found.steps for call in step.calls]
+    clips = [call for call in calls if call.kind != "total"]
+    stepped = dict.fromkeys(key for rank in world.ranks for key in stepped_by(world, rank) or ())
+    names = [_name(key) for key in stepped if key not in _always_zero(world)]
+    if not clips or not names or any(call.tensors != () or call.strangers for call in clips):
+        return []
+    return [
+        f"nothing is clipped: no clip call of any rank is given a gradient, and {_count(names)} with one "
+        f"{'is' if len(names) == 1 else 'are'} stepped: {_some(sorted(names))} -> under DeepSpeed, which keeps "
+        "gradients out of p.grad, set gradient_clipping in its configuration; else give parameters that have gradients"
+    ]
 
 
 def _always_zero(world: World) -> set[Key]:

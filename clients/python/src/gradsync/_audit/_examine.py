@@ -21,7 +21,7 @@ __all__ = ["complete", "examine", "steps_of"]
 LINE = "gradsync.torch.audit(model, mesh={…}, pp=…, ep=…)"
 _ADVICE = (
     f"where a script spreads tensors by hand (PP or EP over plain process groups), say how: one line in it, {LINE}, or "
-    "--mesh, --pp and --ep of gradsync audit; docs/parallelism.md has the placement of each parallelism"
+    "--mesh, --pp, --ep and --sharded of gradsync audit; docs/parallelism.md has the placement of each parallelism"
 )
 
 

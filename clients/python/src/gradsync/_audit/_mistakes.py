@@ -69,6 +69,7 @@ def _per_axis(world: World) -> Iterator[Mistake]:
         summed = [group for group in world.groups if axis in group.summed]
         copied = [group for group in world.groups if axis in group.copied]
         yield from _left_out(world, axis, summed)
+        yield from _first_only(world, axis, summed)
         yield from _double_counts(world, axis, size, copied)
         yield from _summed_twice(world, axis, size, summed, copied)
         yield from _averaged(world, axis, size, summed)
@@ -82,6 +83,18 @@ def _left_out(world: World, axis: str, summed: list[Group]) -> Iterator[Mistake]
             f"the norm of {_names(world, some)} is not summed over '{axis}': {what} are left out",
             f"sum the powers over '{axis}' once",
             Way({group: frozenset(group.summed) - {axis} for group in some}),
+            some,
+            axis,
+        )
+
+
+def _first_only(world: World, axis: str, summed: list[Group]) -> Iterator[Mistake]:
+    for some in _subsets(summed):
+        yield Mistake(
+            "first_only",
+            f"of {_names(world, some)} only what the first rank along '{axis}' holds is counted, as of copies",
+            f"mark what is split along '{axis}' as split (Megatron and DeepSpeed: tensor_model_parallel = True)",
+            Way(first=dict.fromkeys(some, axis)),
             some,
             axis,
         )

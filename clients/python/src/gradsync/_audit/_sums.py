@@ -43,6 +43,7 @@ class Way:
     axes: Mapping[Group, frozenset[str]] = field(default_factory=dict)
     times: Mapping[Group, float] = field(default_factory=dict)
     ties: Collection[Key] | None = None  #: left out as second copies; None for those that were declared
+    first: Mapping[Group, str] = field(default_factory=dict)  #: of this axis only the first rank's part counts
     after: tuple[str, str] | None = None  #: "mean" or "sum", and the axis over which it takes norms, not powers
 
     def axes_of(self, group: Group) -> frozenset[str]:
@@ -50,7 +51,7 @@ class Way:
 
     def signature(self, groups: Collection[Group]) -> object:
         """Equal for two ways that are the same by construction."""
-        parts = tuple((self.axes_of(group), self.times.get(group, 1.0)) for group in groups)
+        parts = tuple((self.axes_of(group), self.times.get(group, 1.0), self.first.get(group)) for group in groups)
         return parts, None if self.ties is None else frozenset(self.ties), self.after
 
 
@@ -118,9 +119,17 @@ class Sums:
                 continue
             times = way.times.get(group, 1.0)
             factor = 1.0 if math.isinf(p) else times ** (1 / p)
-            for one in self.world.span(group.mesh, way.axes_of(group), rank):
+            for one in self._ranks(way, group, rank):
                 norms.append(factor * self._held(one, group, ties))
         return combined(norms, p)
+
+    def _ranks(self, way: Way, group: Group, rank: int) -> tuple[int, ...]:
+        """The ranks whose powers are summed for this group."""
+        axis = way.first.get(group)
+        if axis is None:
+            return self.world.span(group.mesh, way.axes_of(group), rank)
+        first = self.world.span(group.mesh, frozenset([axis]), rank)[0]
+        return self.world.span(group.mesh, way.axes_of(group) - {axis}, first)
 
     def _held(self, rank: int, group: Group, ties: frozenset[Key]) -> float:
         """The rows that one rank holds of a group, cached because every mistake needs them."""
@@ -137,7 +146,7 @@ class Sums:
         wide = "float64" if dtype == "float64" else "float32"  # the dtype of the sums inside one kernel
         for group in self.world.groups:
             parts: dict[Key, list[float]] = {}
-            for one in self.world.span(group.mesh, way.axes_of(group), rank):
+            for one in self._ranks(way, group, rank):
                 for key, norm in self._own[one].get(group, ()):
                     if key not in ties:
                         parts.setdefault(key, []).append(norm)

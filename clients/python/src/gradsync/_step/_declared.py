@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gradsync._policy_state import STATE_VERSION, check_state
 from gradsync._tensor import Tensor
 from gradsync._transport._calls import SessionMoved
-from gradsync.errors import ClipRaised, ConnectionLost, RpcError, UsageError
+from gradsync.errors import ClipRaised, ConnectionLost, GradientsDiverged, RpcError, UsageError
 
 from ._report import StepReport, decode_fence, read_report
 from ._step_request import UNSET, StepParams, Unset, max_norm_param, timeout_param
@@ -34,6 +34,7 @@ class Declared(ABC):
         self._reconnect = reconnect
         self.tensors: tuple[Tensor, ...] = tuple(tensors)
         self.plan_digest: str = reply["plan_digest"]
+        self.raises_divergence = False  #: whether a step raises where copies of a gradient differ
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
         self._first_half: StepParams | None = None  # the parameters of its compute_norm
@@ -57,6 +58,7 @@ class Declared(ABC):
         Raises:
             UsageError: `compute_norm` did not come first.
             ClipRaised: a clip group was declared to raise at this norm; the step is done.
+            GradientsDiverged: copies differ, with `divergence="raise"`; the step is done.
             RpcError: the step failed on all ranks.
         """
         return self._apply("apply_clip()", max_norm_param(max_norm), timeout)
@@ -192,6 +194,8 @@ class Declared(ABC):
         self._on_end(step, wire)
         if report.action == "raise":
             raise ClipRaised(report)
+        if self.raises_divergence and wire["divergence"]:
+            raise GradientsDiverged(report)
         return report
 
     def _on_end(self, step: int, wire: dict[str, Any]) -> None:

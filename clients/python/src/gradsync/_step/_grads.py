@@ -157,6 +157,7 @@ class Grads(Declared):
         Raises:
             NotReady: tensors are missing; nothing was sent and the step stays open.
             ClipRaised: a clip group was declared to raise at this norm; the step is done.
+            GradientsDiverged: copies differ, with `divergence="raise"`; the step is done.
             RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
         """
         self._check_whole()

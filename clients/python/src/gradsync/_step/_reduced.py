@@ -130,6 +130,7 @@ class ReducedGrads(Declared):
         Raises:
             NotReady: rows were not written; nothing was sent and the step stays open.
             ClipRaised: a clip group was declared to raise at this norm; the step is done.
+            GradientsDiverged: copies differ, with `divergence="raise"`; the step is done.
             RpcError: the step failed on all ranks; write the rows again for the next attempt.
         """
         step, params = self._begin(step, scale, timeout, scaled, max_norm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ __all__ = [
     "decode_report",
     "findings_in",
     "read_report",
+    "relative_difference",
 ]
 
 
@@ -101,10 +102,23 @@ class Nonfinite:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A tensor whose bits on these ranks differ from those of the lowest rank."""
+    """A tensor whose copies must be equal and are not."""
 
     tensor: str
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  #: those whose bits differ from those of the lowest rank that holds the same part
+    majority: tuple[int, ...] = ()  #: those with the bits that more than half of the copies have
+    suspects: tuple[int, ...] = ()  #: the others; all that were compared where there is no majority, as of two
+    what: Literal["gradients", "weights"] = "gradients"  #: weights are compared by `gradsync.torch` alone
+
+    def __str__(self) -> str:
+        if self.suspects and not self.majority:
+            return f"'{self.tensor}' between {_ranks(self.suspects)}"
+        equal = f" (equal on {_ranks(self.majority)})" if self.majority else ""
+        return f"'{self.tensor}' on {_ranks(self.suspects or self.ranks)}{equal}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +220,14 @@ class StepReport(_WhenRead, _Shown):
     @property
     def relative_difference(self) -> float | None:
         """How far the framework's norm is from `norm`; None where either is missing or not finite, or `norm` is 0."""
-        if self.theirs is None or not math.isfinite(self.theirs) or not math.isfinite(self.norm) or self.norm == 0:
-            return None
-        return self.theirs / self.norm - 1
+        return relative_difference(self.theirs, self.norm)
+
+
+def relative_difference(theirs: float | None, norm: float) -> float | None:
+    """How far `theirs` is from `norm`; None where either is missing or not finite, or `norm` is 0."""
+    if theirs is None or not math.isfinite(theirs) or not math.isfinite(norm) or norm == 0:
+        return None
+    return theirs / norm - 1
 
 
 _FIELDS = StepReport.__slots__
@@ -264,7 +283,7 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
             groups=tuple(_group(group) for group in wire["groups"]),
             layers=tuple(LayerReport(layer["name"], decode_number(layer["norm"])) for layer in wire["layers"]),
             nonfinite=tuple(_nonfinite(item) for item in wire["nonfinite"]),
-            divergence=tuple(Divergence(item["tensor"], tuple(item["ranks"])) for item in wire["divergence"]),
+            divergence=tuple(_divergence(item) for item in wire["divergence"]),
             absent=(*(tensor_name(index) for index in wire["absent"]), *wire.get("absent_names", ())),
             stable_buckets=tuple(wire["stable_buckets"]),
             counted_elements=decode_int(wire["counted_elements"]),
@@ -353,6 +372,11 @@ def _watch(wire: Mapping[str, Any]) -> WatchReport:
         spike=wire["spike"],
         reason=wire["reason"],
     )
+
+
+def _divergence(wire: Mapping[str, Any]) -> Divergence:
+    majority, suspects = wire.get("majority", ()), wire.get("suspects", ())  # an older daemon has `ranks` alone
+    return Divergence(wire["tensor"], tuple(wire["ranks"]), tuple(majority), tuple(suspects))
 
 
 def _nonfinite(wire: Mapping[str, Any]) -> Nonfinite:

@@ -11,9 +11,19 @@ loss.backward(); norm = gradsync.torch.clip_grad_norm_(model.parameters(), 1.0)
 
 from ._audit._line import Audit, audit
 from ._errors import GradientRefused, LateGradient, ModeNotAvailable, ModuleRefused, ParameterChanged
-from ._placed import Experts
-from ._reduced._init import clip_grad_norm_, clip_grads_with_norm_, close, get_total_norm, init, last_report, observe
-from ._reduced._observer import Observation, Observer
+from ._placed import Experts, Sharded
+from ._reduced._init import (
+    clip_grad_norm_,
+    clip_grads_with_norm_,
+    close,
+    get_total_norm,
+    init,
+    last_report,
+    observe,
+    verify_weights,
+)
+from ._reduced._observation import Observation
+from ._reduced._observer import Observer
 from ._reduced._session import Session
 from ._synced._attach import attach
 from ._synced._gradsync import GradSync
@@ -34,6 +44,7 @@ __all__ = [
     "OffSync",
     "ParameterChanged",
     "Session",
+    "Sharded",
     "attach",
     "audit",
     "clip_grad_norm_",
@@ -43,4 +54,5 @@ __all__ = [
     "init",
     "last_report",
     "observe",
+    "verify_weights",
 ]

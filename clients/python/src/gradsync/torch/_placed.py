@@ -1,16 +1,17 @@
 """Makes the declaration of a gradient from its parameter: logical shape, local shape, a placement for every axis.
 
 DTensors have their placements. The caller says what the other axes of the mesh mean: `pp` separates stages, `Experts`
-the experts of an expert axis. Along every remaining axis the parameter is replicated.
+the experts of an expert axis, `Sharded` the parts of tensors that a script cuts by hand. Along every remaining axis the
+parameter is replicated.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
@@ -24,7 +25,7 @@ from ._errors import ModuleRefused
 from ._mesh_axes import JobMesh
 from ._parameter_set import WIRE_DTYPES, gradient_dtype
 
-__all__ = ["Experts", "Placer"]
+__all__ = ["Experts", "Placer", "Rule", "Sharded", "in_list"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,51 @@ class Experts:
     def axis_names(self) -> tuple[str, ...]:
         return (self.axes,) if isinstance(self.axes, str) else tuple(self.axes)
 
+    @property
+    def dim(self) -> int | None:
+        """The dim that is cut; None where every rank has whole tensors of its own."""
+        return 0 if self.held == "slice" else None
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Plain parameters that a script cuts by hand, as tensor parallelism without DTensors does.
+
+    The parts are equal and lie in the order of the ranks. A tensor that is cut along several axes is matched by several
+    of these, that of the first cut first.
+
+    Args:
+        names: pattern of their names, as for `fnmatch`: `"*.w1"`.
+        dim: the dim that is cut, from 0.
+        axis: the axis along which the parts lie, or several taken as one.
+        mesh: the mesh that has this axis, where the job has several.
+
+    Raises:
+        UsageError: `dim` is not an int of 0 or more.
+    """
+
+    names: str
+    dim: int
+    axis: str | tuple[str, ...]
+    mesh: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 0:
+            raise UsageError(f"Sharded({self.names!r}, dim={self.dim!r}): dim counts from 0; give an int of 0 or more")
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return (self.axis,) if isinstance(self.axis, str) else tuple(self.axis)
+
+
+Rule = Experts | Sharded
+_One = TypeVar("_One", Experts, Sharded)
+
+
+def in_list(rules: _One | Sequence[_One]) -> list[_One]:
+    """The rules of an argument that takes one or several."""
+    return [rules] if isinstance(rules, (Experts, Sharded)) else list(rules)
+
 
 @dataclass(frozen=True)
 class Placer:
@@ -59,9 +105,30 @@ class Placer:
 
     meshes: Sequence[JobMesh]
     pp: str | None
-    experts: Sequence[Experts]
+    rules: Sequence[Rule]  #: of `Experts` the first that matches counts, of `Sharded` all
     tied: Mapping[str, str]  #: name → id
     check_weights: bool
+
+    def check(self, names: Iterable[str]) -> None:
+        """Checks the rules against the names of all parameters that this rank holds.
+
+        Raises:
+            UsageError: no mesh has the axes of a rule; or a rule matches no parameter, and no other stage may have one.
+        """
+        names = list(names)
+        staged = any(mesh.axes.get(self.pp, 1) > 1 for mesh in self.meshes if self.pp is not None)
+        for rule in self.rules:
+            self._mesh_of([rule])
+            if not staged and not any(fnmatch.fnmatchcase(name, rule.names) for name in names):
+                raise UsageError(
+                    f"{_said(rule)}: no parameter of this rank has such a name; they are called "
+                    f"{', '.join(repr(name) for name in names[:3])}{', …' if len(names) > 3 else ''}"
+                )
+
+    def _rules_of(self, name: str) -> list[Rule]:
+        found = [rule for rule in self.rules if fnmatch.fnmatchcase(name, rule.names)]
+        experts = [rule for rule in found if isinstance(rule, Experts)]
+        return [rule for rule in found if rule not in experts[1:]]
 
     def place(self, name: str, parameter: nn.Parameter, layer: str | None) -> gradsync.Tensor:
         dtype = gradient_dtype(parameter)
@@ -69,16 +136,15 @@ class Placer:
             raise ModuleRefused(
                 name, f"its gradient is {dtype}", f"use one of {', '.join(WIRE_DTYPES.values())}, or freeze it"
             )
-        rule = next((rule for rule in self.experts if fnmatch.fnmatchcase(name, rule.names)), None)
+        rules = self._rules_of(name)
         local = local_tensor(parameter)
-        sharding = self._read(name, parameter, rule)
+        sharding = self._read(name, parameter, rules)
         shape = list(parameter.shape)
         placements: dict[tuple[str, ...], Placement] = dict(sharding.placements)
         order = list(sharding.order)
-        placed = {axis for axes in placements for axis in axes}
         mesh = sharding.mesh
-        if rule is not None:
-            self._add_experts(name, rule, mesh, placed, placements, shape, order)
+        for rule in reversed(rules):
+            _apply(rule, name, mesh, placements, shape, order)
         for axis, size in mesh.axes.items():
             if size > 1 and not _covered(axis, placements):
                 at_stage = axis == self.pp
@@ -99,14 +165,14 @@ class Placer:
 
     def placements_of(self, name: str, parameter: nn.Parameter) -> tuple[str, Mapping[tuple[str, ...], Placement]]:
         """The name of a parameter's mesh, and its own placements along the axes of more than one rank."""
-        sharding = self._read(name, parameter, None)
+        sharding = self._read(name, parameter, ())
         return sharding.mesh.name, sharding.placements
 
-    def _read(self, name: str, parameter: nn.Parameter, rule: Experts | None) -> _Sharding:
+    def _read(self, name: str, parameter: nn.Parameter, rules: Sequence[Rule]) -> _Sharding:
         if not is_dtensor(parameter):
-            return _Sharding(self._mesh_of(rule), {}, [])
+            return _Sharding(self._mesh_of(rules), {}, [])
         mesh, spec = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-        wanted = [m for m in self.meshes if rule is None or set(rule.axis_names) <= set(m.axes)]
+        wanted = [m for m in self.meshes if all(set(rule.axis_names) <= set(m.axes) for rule in rules)]
         names = set(mesh.mesh_dim_names or ())
         # Several meshes may fit the same ranks; one that has the dims' names comes first.
         for candidate in sorted(wanted, key=lambda m: not names <= set(m.axes)):
@@ -119,45 +185,56 @@ class Placer:
             "give mesh=… the mesh over all ranks that it was sliced from, several as a dict",
         )
 
-    def _mesh_of(self, rule: Experts | None) -> JobMesh:
-        if rule is None:
-            return self.meshes[0]
+    def _mesh_of(self, rules: Sequence[Rule]) -> JobMesh:
         for mesh in self.meshes:
-            if set(rule.axis_names) <= set(mesh.axes) and rule.mesh in (None, mesh.name):
+            if all(set(rule.axis_names) <= set(mesh.axes) and rule.mesh in (None, mesh.name) for rule in rules):
                 return mesh
+        axes = dict.fromkeys(axis for rule in rules for axis in rule.axis_names)
+        named = next((f" {rule.mesh!r}" for rule in rules if rule.mesh is not None), "")
         raise UsageError(
-            f"Experts({rule.names!r}): no mesh{'' if rule.mesh is None else f' {rule.mesh!r}'} has axes "
-            f"{', '.join(rule.axis_names)}; meshes are {', '.join(f'{m.name} {dict(m.axes)}' for m in self.meshes)}"
+            f"{' with '.join(map(_said, rules))}: no mesh{named} has {'axis' if len(axes) == 1 else 'axes'} "
+            f"{', '.join(map(repr, axes))}; meshes are "
+            f"{', '.join(f'{m.name} {dict(m.axes)}' for m in self.meshes)}"
         )
 
-    def _add_experts(
-        self,
-        name: str,
-        rule: Experts,
-        mesh: JobMesh,
-        placed: set[str],
-        placements: dict[tuple[str, ...], Placement],
-        shape: list[int],
-        order: list[str],
-    ) -> None:
-        axes = rule.axis_names
-        if placed & set(axes):
-            raise ModuleRefused(
-                name, f"it is a DTensor on {', '.join(axes)} already", "leave it out of Experts: DTensors are read"
-            )
-        size = math.prod(mesh.axes[axis] for axis in axes)
-        if size == 1:
-            return
-        if rule.held == "slice":
-            if not shape:
-                raise ModuleRefused(name, "a scalar has no dim 0 to hold experts", 'use Experts(…, held="own")')
-            shape[0] *= size
-            placements[axes] = gradsync.Shard(0)
-            order[:0] = axes  # the slice was cut before anything else sharded it
-            return
-        if len(axes) > 1:
-            raise UsageError(f"Experts({rule.names!r}, held='own'): one axis; flatten {', '.join(axes)} into one")
-        placements[axes] = gradsync.Only(mesh.at[axes[0]])
+
+def _said(rule: Rule) -> str:
+    if isinstance(rule, Experts):
+        return f"Experts({rule.names!r}, {rule.held!r})"
+    return f"Sharded({rule.names!r}, dim={rule.dim}, axis={rule.axis!r})"
+
+
+def _apply(
+    rule: Rule,
+    name: str,
+    mesh: JobMesh,
+    placements: dict[tuple[str, ...], Placement],
+    shape: list[int],
+    order: list[str],
+) -> None:
+    axes = rule.axis_names
+    if any(_covered(axis, placements) for axis in axes):
+        raise ModuleRefused(
+            name,
+            f"it is placed along {', '.join(axes)} already, as a DTensor or by another rule",
+            f"leave it out of {_said(rule)}: DTensors are read",
+        )
+    size = math.prod(mesh.axes[axis] for axis in axes)
+    if size == 1:
+        return
+    dim = rule.dim
+    if dim is not None:
+        if dim >= len(shape):
+            kind = "a scalar" if not shape else f"of shape {tuple(shape)}"
+            own = '; where each rank has experts of its own, Experts(…, held="own")' * isinstance(rule, Experts)
+            raise ModuleRefused(name, f"it is {kind}, without a dim {dim} for {_said(rule)}", f"give a dim it has{own}")
+        shape[dim] *= size
+        placements[axes] = gradsync.Shard(dim)
+        order[:0] = axes  # the script cut before anything else sharded it
+        return
+    if len(axes) > 1:
+        raise UsageError(f"{_said(rule)}: one axis; flatten {', '.join(axes)} into one")
+    placements[axes] = gradsync.Only(mesh.at[axes[0]])
 
 
 @dataclass(frozen=True)

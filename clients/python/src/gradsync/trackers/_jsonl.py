@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from gradsync._wire import dump, encode_number
@@ -25,12 +25,12 @@ class JsonlTracker:
         self._lines: list[str] = []
         self._warned = False
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Records the values if the step is due; never raises."""
+    def log(self, step: int, values: Mapping[str, float | Sequence[str] | None]) -> None:
+        """Records the values if the step is due; never raises. A value may also be None, or a list of texts."""
         if step % self._every != 0:
             return
         try:
-            line = dump({"step": int(step), **{name: encode_number(value) for name, value in values.items()}})
+            line = dump({"step": int(step), **{name: _encoded(value) for name, value in values.items()}})
         except Exception as error:
             self._warn(error)
             return
@@ -67,3 +67,9 @@ class JsonlTracker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _encoded(value: float | Sequence[str] | None) -> float | str | list[str] | None:
+    if value is None:
+        return None
+    return list(value) if isinstance(value, (list, tuple)) else encode_number(value)  # type: ignore[arg-type]

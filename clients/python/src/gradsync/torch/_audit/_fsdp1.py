@@ -11,7 +11,7 @@ from torch import nn
 
 from gradsync.errors import UsageError
 
-from .._placed import Experts
+from .._placed import Sharded
 
 __all__ = ["flat_slices"]
 
@@ -20,7 +20,7 @@ _MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 def flat_slices(
     named: Mapping[str, nn.Parameter], roots: list[nn.Module], world_size: int
-) -> tuple[dict[str, int], list[Experts]] | None:
+) -> tuple[dict[str, int], list[Sharded]] | None:
     """A mesh, and the parameters that are sliced along it; None without flat parameters.
 
     Raises:
@@ -42,7 +42,7 @@ def flat_slices(
         return None
     length, names = next(iter(slices.items()))
     axes = {"dp_replicate": world_size // length, "dp_shard": length}
-    return axes, [Experts(name, "slice", "dp_shard") for name in names]
+    return axes, [Sharded(name, 0, "dp_shard") for name in names]
 
 
 def _row_length(group: Any) -> int:

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 
-from gradsync._audit import _hooks
+from gradsync._injected import _hooks
 from gradsync._launch import rank_and_world
 from gradsync.errors import UsageError
 
 from .._mesh_axes import job_meshes
 from .._model_parts import pipeline_axis, trainable_parameters
-from .._placed import Experts
+from .._placed import Experts, Sharded, in_list
 from . import _recorder as audit_recorder
 from ._model import Declaration, Hints, declare
 
@@ -47,6 +47,7 @@ def audit(
     *,
     pp: str | DeviceMesh | None = None,
     ep: Experts | Sequence[Experts] = (),
+    sharded: Sharded | Sequence[Sharded] = (),
     tied: Iterable[Sequence[str]] = (),
     steps: int = 5,
     tolerance: float | None = None,
@@ -59,7 +60,7 @@ def audit(
     and changes no gradient. Under `gradsync audit` it only says what the model is, and the command prints the verdict.
 
     Args:
-        model_parts, mesh, pp, ep, tied: as for `init`.
+        model_parts, mesh, pp, ep, sharded, tied: as for `init`.
         steps: how many steps are compared; after them torch's functions are restored.
         tolerance: the relative difference that is allowed; the default follows from dtype and sizes.
         json: the file that rank 0 writes the verdict to.
@@ -68,8 +69,8 @@ def audit(
     try:
         rank, world_size = rank_and_world()
         meshes = job_meshes(mesh, rank, world_size)
-        experts = [ep] if isinstance(ep, Experts) else list(ep)
-        hints = Hints(pp=pipeline_axis(pp, meshes[0]), experts=experts, tied=list(tied))
+        axis = pipeline_axis(pp, meshes[0])
+        hints = Hints(pp=axis, experts=in_list(ep), sharded=in_list(sharded), tied=list(tied))
         declaration = declare(trainable_parameters(model_parts), meshes, hints)
         return _begin(declaration, steps, _verdict_options(tolerance, json, address), rank, world_size)
     except Exception as error:
@@ -115,7 +116,7 @@ class Audit:
 
 
 def _begin(declaration: Declaration, steps: int, options: Sequence[str], rank: int, world_size: int) -> Audit:
-    if _hooks.options() is not None:
+    if _hooks.options("audit") is not None:
         audit_recorder.declared(declaration)
         return Audit(None, None, ())
     if steps < 1:

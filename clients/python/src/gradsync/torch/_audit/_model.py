@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,11 @@ from .._dtensor import is_dtensor
 from .._mesh_axes import JobMesh
 from .._model_parts import pipeline_axis, tied_ids, trainable_parameters
 from .._parameter_set import WIRE_DTYPES, gradient_dtype
-from .._placed import Experts, Placer
+from .._placed import Experts, Placer, Rule, Sharded
+from . import _megatron
 from ._fsdp1 import flat_slices
 
-__all__ = ["Declaration", "Hints", "declare", "discover", "living_optimizers"]
+__all__ = ["Declaration", "Hints", "declare", "discover", "living_optimizers", "outermost_modules"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Hints:
     meshes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     pp: str | None = None
     experts: Sequence[Experts] = ()
+    sharded: Sequence[Sharded] = ()
     tied: Sequence[Sequence[str]] = ()
 
     @classmethod
@@ -47,13 +50,24 @@ class Hints:
             wire.get("meshes") or {},
             wire.get("pp"),
             [Experts(names, held, axes) for names, held, axes in wire.get("ep") or ()],
+            [Sharded(names, dim, axis) for names, dim, axis in wire.get("sharded") or ()],
             wire.get("tied") or (),
         )
 
+    def given(self) -> list[str]:
+        """The flags that were given."""
+        given = {
+            "--mesh": self.meshes,
+            "--pp": self.pp,
+            "--ep": self.experts,
+            "--sharded": self.sharded,
+            "--tied": self.tied,
+        }
+        return [flag for flag, value in given.items() if value]
+
     def overridden(self, declared: bool) -> list[str]:
         """Says that the script's own line wins over the flags, where both say what the model is."""
-        given = {"--mesh": self.meshes, "--pp": self.pp, "--ep": self.experts, "--tied": self.tied}
-        flags = [flag for flag, value in given.items() if value]
+        flags = self.given()
         if not declared or not flags:
             return []
         return [
@@ -71,38 +85,51 @@ def discover(
         UsageError: a parameter has no place in the meshes; says which and what to do.
     """
     notes: list[str] = []
-    optimizers = [_held_by(optimizer) for optimizer in living_optimizers()] if others else []
+    models = _megatron.models_of_mains()
+    given = [models.get(id(one), one) for one in given]
+    held = [_held_by(optimizer) for optimizer in living_optimizers()] if others else []
+    optimizers = [[models.get(id(one), one) for one in some] for some in held]
     frozen = {
         id(p) for group in optimizers for p in group if gradient_dtype(p) in WIRE_DTYPES
     }  # until a later step unfreezes them
-    roots = _roots(given)
+    roots = outermost_modules(given)
     known = {id(parameter) for root in roots for parameter in root.parameters()} | set(map(id, given))
     given = [*given, *_besides(optimizers, known, world_size)]
     if len({id(p) for p in given} - known) > 0:
-        roots = _roots(given)
+        roots = outermost_modules(given)
     named = trainable_parameters(roots, frozen)
     known = {id(parameter) for root in roots for parameter in root.parameters()}
     loose: dict[int, Any] = {id(p): p for p in given if p.is_leaf and p.requires_grad and id(p) not in known}
     if loose:
         notes.append(f"{len(loose)} parameters of rank {rank} are in no module; they are named by their position")
         named |= {f"parameter.{number}": parameter for number, parameter in enumerate(loose.values())}
-    flat = None if hints.meshes else flat_slices(named, roots, world_size)
-    if flat is not None:
-        hints = replace(hints, meshes={"mesh": flat[0]}, experts=[*hints.experts, *flat[1]])
+    found = None if hints.meshes else _megatron.mesh_and_cuts(named, rank) or flat_slices(named, roots, world_size)
+    if found is not None:
+        cuts = [one for one in found[1] if not any(fnmatch.fnmatchcase(one.names, own.names) for own in hints.sharded)]
+        hints = replace(hints, meshes={"mesh": found[0]}, sharded=[*hints.sharded, *cuts])
     meshes = _meshes(list(named.values()), hints, rank, world_size)
-    return declare(named, meshes, hints, notes)
+    declaration = declare(named, meshes, hints, notes)
+    if not models:
+        return declaration
+    mains = [getattr(one, "main_param", None) for one in declaration.parameters]
+    parameters = [one if main is None else main for one, main in zip(declaration.parameters, mains, strict=True)]
+    dtypes = [WIRE_DTYPES[one.dtype] for one in parameters]
+    tensors = [replace(one, dtype=dtype) for one, dtype in zip(declaration.tensors, dtypes, strict=True)]
+    return replace(declaration, parameters=parameters, tensors=tensors)
 
 
 def declare(
     named: Mapping[str, nn.Parameter], meshes: Sequence[JobMesh], hints: Hints, notes: Sequence[str] = ()
 ) -> Declaration:
     """Places parameters; `hints` says what DTensors do not."""
-    placer = Placer(meshes, pipeline_axis(hints.pp, meshes[0]), hints.experts, tied_ids(hints.tied), True)
+    rules: list[Rule] = [*hints.experts, *hints.sharded]
+    placer = Placer(meshes, pipeline_axis(hints.pp, meshes[0]), rules, tied_ids(hints.tied), True)
+    placer.check(named)
     tensors = [placer.place(name, parameter, None) for name, parameter in named.items()]
     return Declaration(meshes, list(named.values()), tensors, notes)
 
 
-def _roots(given: Sequence[torch.Tensor]) -> list[nn.Module]:
+def outermost_modules(given: Sequence[torch.Tensor]) -> list[nn.Module]:
     """The fewest outermost modules that hold all these parameters, in the order of the parameters."""
     place = {id(parameter): number for number, parameter in reversed(list(enumerate(given)))}
     # `isinstance` would ask objects for their class, which imports what lazy objects stand for.

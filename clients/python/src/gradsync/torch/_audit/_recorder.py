@@ -7,14 +7,12 @@ number. After some steps it restores torch's functions.
 from __future__ import annotations
 
 import atexit
-import gc
 import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import GeneratorType
 from typing import Any
 
 import torch
@@ -22,21 +20,24 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from gradsync._audit import _hooks
 from gradsync._audit._findings import Call, RankWriter, Step, Stepped
+from gradsync._injected import _hooks
 from gradsync._launch import rank_and_world
 from gradsync._step._row import Row
 from gradsync.errors import GradsyncError
 
+from .._clip_call import gradients_among, owners, read_call
 from .._dtensor import local_tensor
 from .._optimizer_steps import listeners
 from .._reduced._held_gradients import HeldGradients
 from . import _model
+from ._framework_steps import FrameworkSteps
 from ._model import Declaration, Hints, discover
 from ._numbers import Norm, norm_of, own_norms, rows_of
 from ._scaled import ScaledClips
+from ._stand_ins import NotSeen
 
-__all__ = ["Recorder", "declared", "from_environment", "is_asked_for", "observed"]
+__all__ = ["Recorder", "declared", "from_environment", "observed"]
 
 _log = logging.getLogger("gradsync")
 _declaration: Declaration | None = None  # set by gradsync.torch.init or audit, where the script calls them
@@ -45,15 +46,10 @@ _recorder: Recorder | None = None
 
 def from_environment() -> _hooks.Recorder | None:
     """The recorder of a process that `gradsync audit` started."""
-    asked = _hooks.options()
+    asked = _hooks.options("audit")
     if asked is None:
         return None
     return begin(Path(asked["folder"]), int(asked["steps"]), Hints.of(asked)).around
-
-
-def is_asked_for() -> bool:
-    """Whether the command `gradsync audit` started this process."""
-    return _hooks.options() is not None
 
 
 def begin(folder: Path, steps: int, hints: Hints) -> Recorder:
@@ -66,13 +62,13 @@ def begin(folder: Path, steps: int, hints: Hints) -> Recorder:
 def declared(declaration: Declaration) -> None:
     """Keeps what the script itself says about its model, which replaces what would be found."""
     global _declaration
-    if _recorder is not None or _hooks.options() is not None:
+    if _recorder is not None or _hooks.options("audit") is not None:
         _declaration = declaration
 
 
 def observed(norm: torch.Tensor | float | None) -> None:
     """Takes the norm of a script that clips by functions of its own."""
-    if _recorder is None and _hooks.options() is not None and not _hooks.ended():
+    if _recorder is None and _hooks.options("audit") is not None and not _hooks.ended():
         from_environment()
     if _recorder is not None:
         _recorder.observe(norm)
@@ -91,9 +87,8 @@ class Recorder:
         self._order = 2.0  # the order of the norm in the current call
         self._open: Step | None = None
         self._calls: list[Call] = []
-        self._late: list[
-            Call
-        ] = []  # norms of gradients that were multiplied already: they belong to the next step, if to any
+        # norms of gradients that were multiplied already: they belong to the next step, if to any
+        self._late: list[Call] = []
         self._multiplied: set[int] = set()
         self._parameters: list[nn.Parameter] = []
         self._index: dict[int, int] = {}
@@ -103,29 +98,21 @@ class Recorder:
         self._by_value: set[int] = set()  # indices of tensors that `clip_grad_value_` was given
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._stepped: dict[int, Stepped] = {}  # since the last line that was written
+        self._framework: FrameworkSteps | None = None  # optimizers that clip in their own step
         self._strange: set[int] = set()  # ids of clipped tensors that are not of the model
         self._done = 0
         self._ended = False
-        self._write_head: Callable[[], None] = (
-            lambda: None
-        )  # called with the first step, because the order may change until then
+        # called with the first step, because the order may change until then
+        self._write_head: Callable[[], None] = lambda: None
         atexit.register(self.close)
 
     def around(self, kind: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the original with what it was given, and measures before and after it."""
-        name = "tensors" if kind == "total" else "parameters"
-        found = args[0] if args else kwargs.get(name)
-        if isinstance(found, (torch.Tensor, type(None))):
-            given = [] if found is None else [found]
-        else:
-            given = list(found)  # It may be a generator, which can be read only once.
-            again = iter_like(found, given)
-            args, kwargs = ((again, *args[1:]), kwargs) if args else (args, {**kwargs, name: again})
-        p = _argument(args, kwargs, 2, "norm_type", 2.0) if kind == "clip" else None
-        p = _argument(args, kwargs, 1, "norm_type", 2.0) if kind == "total" else p
-        norm = _argument(args, kwargs, 2, "total_norm", None) if kind == "apply" else None
-        limit = None if kind == "total" else _argument(args, kwargs, 1, "max_norm", None)
-        self._guarded(lambda: self._before(kind, given, p, norm))
+        if kind == "step":
+            return self._around_step(original, args, kwargs)
+        call, args, kwargs = read_call(kind, args, kwargs)
+        given, norm, limit = call.given, call.norm, call.limit
+        self._guarded(lambda: self._before(kind, given, call.p, norm))
         self._calling = True
         try:
             result = original(*args, **kwargs)
@@ -154,7 +141,8 @@ class Recorder:
                 self._divides(optimizer, float(factor))
             self._scaled.steps(optimizer)
             self._keep_stepped(optimizer)
-            self._finish_step()
+            if not self._calling:  # else a framework's step goes on, and its norm is read when it ends
+                self._finish_step()
 
         self._guarded(look)
 
@@ -194,11 +182,39 @@ class Recorder:
         if self._scaled.divides(optimizer, factor, scaler):
             self._finish_step()  # The scaler skipped the step before, and these gradients are newer.
 
+    def _around_step(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same for the step of a framework's optimizer, which computes the norm, clips and steps."""
+        self._guarded(lambda: self._before_framework(args[0]))
+        self._calling = True
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._calling = False
+        self._guarded(lambda: self._after_framework(args[0]))
+        return result
+
+    def _before_framework(self, optimizer: Any) -> None:
+        if self._held is None:
+            self._declare([])
+        if self._framework is not None:
+            self._framework.framework.before(optimizer)
+        self._measure()
+
+    def _after_framework(self, optimizer: Any) -> None:
+        if self._framework is not None:
+            call = self._framework.call_of(optimizer, rank_and_world()[0])
+            self._calls.append(call)
+            self._multiplied |= set(map(id, self._framework.of(optimizer)))
+        self._finish_step()
+
     def _keep_stepped(self, optimizer: Optimizer) -> None:
         held = [id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         number = self._numbers.setdefault(optimizer, len(self._numbers))
+        stands_for = {} if self._framework is None else self._framework.stands_for
         indices = {self._index[one] for one in held if one in self._index}
-        strangers = sum(one not in self._index and one not in self._strange for one in held)
+        indices |= {index for one in held for index in stands_for.get(one, ())}
+        known = {*self._index, *self._strange, *stands_for}
+        strangers = sum(one not in known for one in held)
         before = self._stepped.get(number)
         if before is not None:
             indices, strangers = indices | {*before.tensors}, max(strangers, before.strangers)
@@ -219,10 +235,10 @@ class Recorder:
         if first:
             self._p = self._p if p is None else float(p)
             if kind == "total":
-                owners = _owners(given)
-                if not owners and _declaration is None:
+                parameters = owners(given)
+                if not parameters and _declaration is None:
                     return  # Copies, or parts of DTensors: the product by this norm will tell their parameters.
-                given = owners
+                given = parameters
             self._declare(given)
         order = self._order_of(norm) if kind == "apply" else p
         if kind != "total" and not self._done and not self._multiplied and order is not None:
@@ -293,29 +309,26 @@ class Recorder:
         return bool(ids & self._multiplied) or (not ids and any(call.kind == kind for call in self._calls))
 
     def _gradients_of(self, given: Sequence[torch.Tensor]) -> set[int]:
-        """The gradients that these tensors are, or are this rank's parts of; empty parts cannot be told apart."""
-        known: dict[object, int] = {}
-        for index, gradient in enumerate(parameter.grad for parameter in self._parameters):
-            if gradient is not None:
-                known[_place(gradient)] = known[id(gradient)] = index
-        found = [known.get(id(tensor), known.get(_place(tensor)) if tensor.numel() else None) for tensor in given]
-        return {index for index in found if index is not None}
+        """The gradients that these tensors are, or are this rank's parts of."""
+        return gradients_among(self._parameters, given)
 
     def _declare(self, given: Sequence[torch.Tensor]) -> None:
         rank, world_size = rank_and_world()
         try:
-            found = _declaration or discover(given, self._hints, rank, world_size)
+            self._framework = FrameworkSteps.of_this_process(world_size)
+            found = None if self._framework is None else self._framework.declaration(rank, self._hints)
+            found = found or _declaration or discover(given, self._hints, rank, world_size)
             self._held = HeldGradients(found.parameters, found.tensors)
             self._held.gather()
-        except GradsyncError:
-            if _declaration is not None:
+        except GradsyncError as error:
+            if _declaration is not None or isinstance(error, NotSeen):
                 raise
             found = discover(given, self._hints, rank, world_size, others=False)
             self._held = HeldGradients(found.parameters, found.tensors)
         self._parameters = list(found.parameters)
         self._index = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         writer, meshes = self._open_file(rank), {mesh.name: mesh.axes for mesh in found.meshes}
-        notes = [*found.notes, *self._hints.overridden(_declaration is not None)]
+        notes = [*found.notes, *self._hints.overridden(_declaration is found)]
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         here = local if local < world_size else 0
         self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, notes, here)
@@ -358,11 +371,6 @@ class Recorder:
             self._writer.done()
 
 
-def iter_like(found: Any, items: list[torch.Tensor]) -> Any:
-    """The items, as a generator where they came from one, because torch warns only of empty generators."""
-    return (item for item in items) if isinstance(found, GeneratorType) else items
-
-
 def _bits(row: Row | None) -> object:
     return None if row is None else row.fingerprint
 
@@ -372,21 +380,3 @@ def _state(gradient: torch.Tensor | None) -> object:
     if gradient is None or gradient.is_inference():
         return None
     return id(gradient), local_tensor(gradient)._version
-
-
-def _place(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where this rank's part of a tensor lies: the same for a DTensor and for what its `to_local()` gives."""
-    local = local_tensor(tensor)
-    return local.data_ptr(), local.numel()
-
-
-def _owners(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The parameters that have these gradients."""
-    wanted = set(map(id, gradients))
-    # A parameter that is a DTensor is not an instance of nn.Parameter.
-    leaves = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and one.is_leaf]
-    return [one for one in leaves if one.grad is not None and id(one.grad) in wanted]
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str, default: Any) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name, default)

@@ -16,11 +16,11 @@ from gradsync._step._declared import some_of
 from gradsync._step._reduced import Answer
 from gradsync._step._report import Finding
 
-__all__ = ["Conditions"]
+__all__ = ["Conditions", "Kind"]
 
 _CALM = 10
-_Kind = Finding | Literal["difference"]
-_NAMES: dict[_Kind, str] = {
+Kind = Finding | Literal["difference"]  #: what a step may have that is wrong
+_NAMES: dict[Kind, str] = {
     "difference": "a framework's norm that differs",
     "nonfinite": "NaN or infinity",
     "divergence": "copies that differ",
@@ -48,8 +48,8 @@ class Conditions:
     def __init__(self, rank: int, say: Callable[[str], None]) -> None:
         self._rank = rank
         self._say = say
-        self._open: dict[_Kind, _Condition] = {}
-        self._over: dict[_Kind, int] = {}  # how long each that is over has to stay away the next time
+        self._open: dict[Kind, _Condition] = {}
+        self._over: dict[Kind, int] = {}  # how long each that is over has to stay away the next time
 
     def see(
         self,
@@ -59,9 +59,12 @@ class Conditions:
         limit: float,
         checked: bool,
         report: Callable[[], StepReport],
-    ) -> None:
+        counts: Callable[[Finding], bool] = lambda _: True,
+    ) -> dict[Kind, str]:
         """Takes the result of a step; `report` decodes it. `limit` is the relative difference that rounding explains;
-        `checked` says that the bits of copies were compared in this step.
+        `checked` says that the bits of copies were compared in this step, `counts` whether a finding means anything.
+
+        Returns what was found in this step, with the line that was said of it where it began.
 
         Raises:
             ProtocolError: the answer cannot be read.
@@ -69,15 +72,16 @@ class Conditions:
         norm, found = answer.findings()
         differs = theirs is not None and _differs(theirs, norm, limit)
         if not (found or differs or self._open):
-            return
-        kinds: list[_Kind] = [*found] if self._rank == 0 else []
+            return {}
+        found = [kind for kind in found if counts(kind)]
+        kinds: list[Kind] = [*found] if self._rank == 0 else []
         if differs:
             kinds.insert(0, "difference")
-        for kind in kinds:
-            self._saw(kind, step, limit, report)
+        seen = {kind: self._saw(kind, step, limit, report) for kind in kinds}
         for kind in [kind for kind in self._open if kind not in kinds]:
             if checked or kind != "divergence":  # bits that were not compared say nothing
                 self._missed(kind)
+        return seen
 
     def close(self) -> None:
         """Says what had not ended."""
@@ -85,16 +89,18 @@ class Conditions:
             self._say(f"not over when the observation ended: {_NAMES[kind]}{_course(one)}")
         self._open.clear()
 
-    def _saw(self, kind: _Kind, step: int, limit: float, report: Callable[[], StepReport]) -> None:
-        one = self._open.get(kind)
+    def _saw(self, kind: Kind, step: int, limit: float, report: Callable[[], StepReport]) -> str:
+        one, text = self._open.get(kind), ""
         if one is None:
-            self._say(f"step {step}: {_text(kind, report(), limit)}")
+            text = _text(kind, report(), limit)
+            self._say(f"step {step}: {text}")
             calm = self._over.get(kind, 1 if kind == "divergence" else _CALM)
             one = self._open[kind] = _Condition(calm=calm, first=step)
         one.last, one.quiet = step, 0
         one.seen += 1
+        return text
 
-    def _missed(self, kind: _Kind) -> None:
+    def _missed(self, kind: Kind) -> None:
         one = self._open[kind]
         one.quiet += 1
         if one.quiet >= one.calm:
@@ -113,13 +119,13 @@ def _differs(theirs: float, ours: float, limit: float) -> bool:
     return math.isfinite(theirs) != math.isfinite(ours)  # an infinity beside a NaN stops a run all the same
 
 
-def _text(kind: _Kind, report: StepReport, limit: float) -> str:
+def _text(kind: Kind, report: StepReport, limit: float) -> str:
     if kind == "difference":
         return _difference(report, limit)
     if kind == "nonfinite":
         return _nonfinite(report)
     if kind == "divergence":
-        listed = _listed(f"'{one.tensor}' ({_ranks(one.ranks)})" for one in report.divergence)
+        listed = _listed(map(str, report.divergence))
         return f"gradients that should be copies differ in {len(report.divergence)} tensors: {listed}"
     if kind == "missing":
         listed = _listed(f"'{one.tensor}' (not {_ranks(one.ranks)})" for one in report.missing)

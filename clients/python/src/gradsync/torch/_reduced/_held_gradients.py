@@ -29,7 +29,7 @@ class HeldGradients:
 
     def __init__(self, parameters: Sequence[nn.Parameter], tensors: Sequence[gradsync.Tensor]) -> None:
         self._parameters = list(parameters)
-        self._names = [tensor.name for tensor in tensors]
+        self.names = [tensor.name for tensor in tensors]  #: in the order of the declaration
         self._known = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._accepted: list[torch.Tensor] = []  # the last list of parameters that was found to be right
         self._tree: ModuleTree | None = None  # the model that the list came from
@@ -129,7 +129,7 @@ class HeldGradients:
             )
         wanted = {id(p) for p in given}
         left_out = [index for key, index in self._known.items() if key not in wanted]
-        with_gradient = [self._names[index] for index in left_out if self._parameters[index].grad is not None]
+        with_gradient = [self.names[index] for index in left_out if self._parameters[index].grad is not None]
         if with_gradient:
             raise UsageError(
                 f"{len(with_gradient)} parameters of init() that have gradients are not among those given: "
@@ -142,7 +142,7 @@ class HeldGradients:
     def check_gradients(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raises unless these are all gradients that this rank holds."""
         given = set(map(id, tensors))
-        held = {id(p.grad): self._names[i] for i, p in enumerate(self._parameters) if p.grad is not None}
+        held = {id(p.grad): self.names[i] for i, p in enumerate(self._parameters) if p.grad is not None}
         left_out = [name for key, name in held.items() if key not in given]
         if left_out or given - held.keys():
             raise UsageError(
@@ -158,7 +158,7 @@ class HeldGradients:
         partial = [placement for placement in gradient.placements if is_partial(placement)]
         if partial:
             raise GradientRefused(
-                self._names[index],
+                self.names[index],
                 f"its gradient is {tuple(gradient.placements)}: it is not reduced",
                 "before clipping: p.grad = p.grad.redistribute(placements=p.placements)",
             )
@@ -166,4 +166,4 @@ class HeldGradients:
             self._refuse(index, f"its gradient is {tuple(gradient.placements)}, the parameter {wanted}")
 
     def _refuse(self, index: int, found: str) -> None:
-        raise GradientRefused(self._names[index], found, "make the gradient like its parameter, or init() again")
+        raise GradientRefused(self.names[index], found, "make the gradient like its parameter, or init() again")

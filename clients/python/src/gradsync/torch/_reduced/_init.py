@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
 import gradsync
+from gradsync._injected import _hooks
 from gradsync._launch import Launch, resolve_launch
+from gradsync._options import check_divergence
 from gradsync._wire_errors import local_error
 from gradsync.errors import NotAttached, UsageError
 
@@ -22,9 +25,11 @@ from .._errors import ModeNotAvailable
 from .._joining import JoinOptions, attach_to, joined
 from .._mesh_axes import job_meshes
 from .._model_parts import pipeline_axis, tied_ids, trainable_parameters
-from .._placed import Experts, Placer
+from .._observed._watcher import of_command
+from .._placed import Experts, Placer, Rule, Sharded, in_list
+from .._weights import check_weights_every
 from . import _framework
-from ._observer import Observer
+from ._observer import Observer, say_health
 from ._options import InitOptions
 from ._session import Session
 
@@ -35,7 +40,16 @@ if TYPE_CHECKING:
 
     from .._mesh_axes import MeshSpec
 
-__all__ = ["clip_grad_norm_", "clip_grads_with_norm_", "close", "get_total_norm", "init", "last_report", "observe"]
+__all__ = [
+    "clip_grad_norm_",
+    "clip_grads_with_norm_",
+    "close",
+    "get_total_norm",
+    "init",
+    "last_report",
+    "observe",
+    "verify_weights",
+]
 
 _MODES = ("off", "observe", "clip")
 _OBSERVE_S = 30.0
@@ -49,6 +63,7 @@ def init(
     *,
     pp: str | DeviceMesh | None = None,
     ep: Experts | Sequence[Experts] = (),
+    sharded: Sharded | Sequence[Sharded] = (),
     tied: Iterable[Sequence[str]] = (),
     layer: Callable[[str], str | None] | None = None,
     clip: gradsync.Clip | None = None,
@@ -60,6 +75,8 @@ def init(
     world_size: int | None = None,
     client: gradsync.Client | None = None,
     address: str | None = None,
+    divergence: Literal["report", "raise"] = "report",
+    weights_every: int = 1000,
     timeout: float | None = None,
 ) -> Session | Observer | _framework.Off:
     """Declares the gradients of a model that FSDP2, TP, DDP or a like framework reduces. Collective.
@@ -73,15 +90,21 @@ def init(
             one axis `dp`. Placements of DTensors are read; along axes that a parameter's mesh lacks it is replicated.
         pp: the axis whose coordinates hold different stages, by name or as its one-dimensional mesh; default "pp".
         ep: parameters that differ along an expert axis without being DTensors on it.
+        sharded: parameters that the script cuts by hand, without DTensors.
         tied: names of parameters that share one weight across stages; counted once.
         layer: name of a parameter → its layer in the report.
         clip: the policy, what becomes of a step whose norm is not finite or a spike, and policies that watch. The
             `max_norm` of each call takes the place of its own. In mode "observe" it only says what it would do.
         mode: "clip"; "observe" where the functions are the framework's own and gradsync measures beside them, never
-            raises and changes nothing; "off". Default `$GRADSYNC_MODE`, else "clip" (under `gradsync audit` "observe").
+            raises and changes nothing; "off". Default `$GRADSYNC_MODE`, else "clip" (under `gradsync audit` and
+            `gradsync observe` "observe").
         check_weights: compare what should be replicas now, which finds tensors that only share their name.
         job, rank, world_size: default from the process group, else from the launcher; the ranks agree on a name.
         client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
+        divergence: of gradients or weights that must be equal and are not: "raise" raises `GradientsDiverged` or
+            `WeightsDiverged` on every rank, before anything is multiplied. Mode "observe" reports gradients alone.
+        weights_every: mode "clip": steps in which all weights are compared once, a tenth at a time; 0, or without
+            `check_weights`: never.
         timeout: seconds to wait for the other ranks' declaration.
 
     Raises:
@@ -99,16 +122,21 @@ def init(
         _current = _framework.Off()
         return _current
     check_clip(clip)
+    check_divergence(divergence)
+    check_weights_every(weights_every)
     options = InitOptions(
         mesh=mesh,
         join=JoinOptions(job, rank, world_size, client, address),
         pp=pp,
         ep=ep,
+        sharded=sharded,
         tied=tied,
         layer=layer,
         clip=clip,
         norm_type=float(norm_type),
         check_weights=check_weights,
+        divergence=divergence,
+        weights_every=weights_every,
         timeout=timeout,
     )
     _current = _observe(model_parts, options) if wanted == "observe" else _clip(model_parts, options)
@@ -129,6 +157,21 @@ def last_report() -> gradsync.StepReport | None:
     In mode `observe` also the framework's own norm (`theirs`) and its `relative_difference`.
     """
     return None if _current is None else _current.report
+
+
+def verify_weights(timeout: float | None = None) -> None:
+    """Mode `clip`: compares the weights of all ranks now, as before a checkpoint is written. Collective.
+
+    Modes `observe` and `off`: nothing.
+
+    Raises:
+        NotAttached: `init` did not come first.
+        WeightsDiverged: weights that must be equal differ; names the first tensor and its ranks.
+        RpcError: they could not be compared, in `timeout` seconds for instance.
+    """
+    session = _session()
+    if isinstance(session, Session):
+        session.verify_weights(timeout)
 
 
 def observe(norm: torch.Tensor | float | None = None) -> None:
@@ -238,7 +281,7 @@ def _session() -> Session | Observer | _framework.Off:
 
 
 def _wanted_mode(mode: str | None) -> str:
-    usual = "observe" if audit_recorder.is_asked_for() else "clip"
+    usual = "observe" if _hooks.options() is not None else "clip"
     wanted = mode if mode is not None else os.environ.get("GRADSYNC_MODE", usual)
     if wanted in _MODES:
         return wanted
@@ -252,10 +295,17 @@ def _wanted_mode(mode: str | None) -> str:
 
 
 def _clip(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) -> Session:
+    watcher = of_command()
+    if watcher is not None:
+        watcher.stand_aside(
+            "gradsync.torch.init clips here (mode clip), so there is no other norm to observe beside it"
+        )
     launch, declared = _declaration(model_parts, options, options.timeout)
     settings = obeyed_by_caller(options.clip)
     with joined(options.join, launch, declared.meshes) as (job, owned):
-        return Session(job, declared.tensors, declared.parameters, options.norm_type, settings, owned, options.timeout)
+        given = (declared.tensors, declared.parameters, options.norm_type, settings, owned, options.timeout)
+        every = options.weights_every if options.check_weights else 0
+        return Session(job, *given, divergence=options.divergence, weights_every=every)
 
 
 def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) -> Observer | _framework.Off:
@@ -267,6 +317,7 @@ def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions)
         _log.warning("gradsync observe: nothing is observed: %s", error)
         return _framework.Off()
     audit_recorder.declared(declared)
+    watcher = of_command()
     norm_type = options.norm_type
 
     def declare(answered: Callable[[], None]) -> tuple[gradsync.ReducedGrads, Callable[[], None]]:
@@ -274,9 +325,21 @@ def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions)
         answered()
         job = attach_to(connection, launch, declared.meshes)
         grads = job.declare(declared.tensors, data_path="stats", norm_type=norm_type, clip=watched, timeout=within)
-        return grads, job.detach if owned is None else owned.close
+        leaving = contextlib.ExitStack()
+        leaving.callback(job.detach if owned is None else owned.close)
+        if launch.rank == 0:
+            # A connection of its own: on that of the steps, a thread would wake up for every result.
+            listener = gradsync.connect(connection.address)
+            leaving.callback(listener.abandon)
+            listener.subscribe(["alert"], say_health, job=job.name)
+        return grads, leaving.close
 
-    return Observer(declare, declared.tensors, declared.parameters, norm_type, within, launch.rank)
+    given = (declare, declared.tensors, declared.parameters, norm_type, within, launch.rank)
+    if watcher is None:
+        return Observer(*given)
+    observer = Observer(*given, **watcher.reports())
+    watcher.adopt(observer, len(declared.tensors))
+    return observer
 
 
 def _declaration(
@@ -286,9 +349,10 @@ def _declaration(
     launch = resolve_launch(join.job, join.rank, join.world_size, None, timeout=within)
     meshes = job_meshes(options.mesh, launch.rank, launch.world_size)
     named = trainable_parameters(model_parts)
-    experts = [options.ep] if isinstance(options.ep, Experts) else list(options.ep)
+    rules: list[Rule] = [*in_list(options.ep), *in_list(options.sharded)]
     pp = pipeline_axis(options.pp, meshes[0])
-    placer = Placer(meshes, pp, experts, tied_ids(options.tied), options.check_weights)
+    placer = Placer(meshes, pp, rules, tied_ids(options.tied), options.check_weights)
+    placer.check(named)
     layers = [options.layer(name) if options.layer else None for name in named]
     tensors = [placer.place(*one, layer) for one, layer in zip(named.items(), layers, strict=True)]
     return launch, Declaration(meshes, list(named.values()), tensors)

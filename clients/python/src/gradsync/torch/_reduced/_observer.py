@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 
 import gradsync
 from gradsync._rounding import NARROW
-from gradsync._step._reduced import StepUnderway
+from gradsync._step._reduced import Answer, StepUnderway
+from gradsync._step._report import Finding
 from gradsync._transport._calls import SessionMoved
 from gradsync.errors import GradsyncError, RpcError
 
@@ -31,13 +32,14 @@ from .._statistics._measurer import rows_in
 from .._unchanged_state import UnchangedState
 from ._conditions import Conditions
 from ._held_gradients import HeldGradients
+from ._observation import Observation, Result
 
 if TYPE_CHECKING:
     import os
 
     from torch.amp.grad_scaler import GradScaler
 
-__all__ = ["Observation", "Observer"]
+__all__ = ["Observer", "say_health"]
 
 PATIENCE_S = 0.08  # leaves a margin below the documented 100 ms
 _JOIN_S = 1.0
@@ -47,28 +49,19 @@ _NARROW = {torch.bfloat16, torch.float16}
 _log = logging.getLogger("gradsync")
 
 
-class Observation:
-    """One step: the report, and the framework's own norm where it was given."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What this rank keeps of the step under way: a way to the framework's norm, how far rounding may have taken it,
+    whether bits are compared, and the names of the tensors that were looked at, if not all were."""
 
-    def __init__(self, decode: Callable[[], gradsync.StepReport], theirs: float | None) -> None:
-        self.theirs = theirs
-        self._decode = decode
-        self._report: gradsync.StepReport | None = None
+    theirs: Callable[[], float | None]
+    limit: float
+    checked: bool
+    names: frozenset[str] | None
 
-    @property
-    def report(self) -> gradsync.StepReport:
-        """The report, which is decoded when it is read for the first time, because most are never read."""
-        if self._report is None:
-            self._report = replace(self._decode(), theirs=self.theirs)
-        return self._report
 
-    @property
-    def relative_difference(self) -> float | None:
-        """That of the report."""
-        return self.report.relative_difference
-
-    def __repr__(self) -> str:
-        return f"Observation(report={self.report!r}, theirs={self.theirs!r})"
+def _warn(text: str) -> None:
+    _log.warning("gradsync observe: %s", text)
 
 
 class Observer(UnchangedState):
@@ -82,27 +75,36 @@ class Observer(UnchangedState):
         norm_type: float,
         timeout: float,
         rank: int,
+        *,
+        say: Callable[[str], None] = _warn,
+        note: Callable[[str], None] | None = None,
+        told: Callable[[Result], None] | None = None,
+        patience: float | None = None,
     ) -> None:
         """`declare` runs on the observer's thread, calls its argument once a daemon has answered, and returns how to
-        leave."""
+        leave. `say` takes what a user should read of steps, `note` what of the observation itself (the same by
+        default), `told` the result of each step; `patience` is how many seconds a
+        daemon that does not answer may cost, once."""
         self._declare = declare
         self._held = HeldGradients(parameters, tensors)
         self._measurer = self._held.measurer(norm_type)
         self._norm_type = norm_type
         self._rounding = self._held.rounding()
-        self._conditions = Conditions(rank, lambda text: _log.warning("gradsync observe: rank %d: %s", rank, text))
+        self._note, self._told = note or say, told
+        self._conditions = Conditions(rank, lambda text: say(f"rank {rank}: {text}"))
         self._declared = threading.Event()  # set once the gradients are declared, or it is known that they will not be
         self._reachable = threading.Event()  # set once there is a connection, or it is known that there is no daemon
         self._leaving = False
         self._wanted = threading.Event()  # set when the observer's thread shall leave, or declare again
-        self._patience = PATIENCE_S
+        self._most = PATIENCE_S if patience is None else patience
+        self._patience = self._most
         self._number = 0  # the number of the next step
         self._resume_at = 0
         self._underway: StepUnderway | None = None
-        # Of the step under way: the framework's norm, how far rounding may have taken it, whether bits are compared.
-        self._theirs: float | None = None
-        self._limit = 0.0
+        self._asked: _Asked | None = None  # of the step under way
         self._checked = False
+        self._names: frozenset[str] | None = None  # what was measured, if not all tensors were
+        self._parts = False  # steps look at different tensors
         self._grads: gradsync.ReducedGrads | None = None
         self._table = torch.empty(0, 8)
         self._said: set[str] = set()
@@ -113,10 +115,15 @@ class Observer(UnchangedState):
         self._thread = threading.Thread(target=self._run, name="gradsync-observer", daemon=True)
         self._thread.start()
         listeners.add(self)
-        if self._reachable.wait(PATIENCE_S):
+        if self._reachable.wait(self._most):
             self._declared.wait(timeout)
         else:
             self._patience = 0.0
+
+    @property
+    def number(self) -> int:
+        """The number of the newest step that was to be measured."""
+        return self._number - 1
 
     @property
     def report(self) -> gradsync.StepReport | None:
@@ -134,13 +141,17 @@ class Observer(UnchangedState):
         """
         self.finish(self.measure(), norm)
 
-    def measure(self) -> bool:
-        """Whether this step is observed; its rows are in the table then."""
+    def measure(self, only: Set[int] | None = None) -> bool:
+        """Whether this step is observed; its rows are in the table then. `only` selects tensors by their index."""
         self._number += 1
         try:
             if self._ready() and self._number > self._resume_at:
                 assert self._grads is not None
-                arranged = self._measurer.arrange(self._held.gather())
+                gradients = self._held.gather()
+                if only is not None and len(only) < len(gradients):
+                    gradients = [one if index in only else None for index, one in enumerate(gradients)]
+                self._look_at(only)
+                arranged = self._measurer.arrange(gradients)
                 self._checked = self._grads.check
                 self._measurer.measure(arranged, self._checked, self._grads.stamp, self._table)
                 return True
@@ -164,14 +175,18 @@ class Observer(UnchangedState):
             )  # A DTensor needs a collective, also on ranks that measured nothing.
         except Exception as error:
             self._warn(f"the framework's norm cannot be read: {error}")
-        if not measured:
-            return
-        self._theirs = theirs
-        self._limit = NARROW if isinstance(norm, torch.Tensor) and norm.dtype in _NARROW else self._rounding
+        if measured:
+            narrow = isinstance(norm, torch.Tensor) and norm.dtype in _NARROW
+            self.ask(lambda: theirs, narrow)
+
+    def ask(self, theirs: Callable[[], float | None], narrow: bool) -> None:
+        """Asks what all ranks found, after `measure` did. `theirs` is called when they have answered; `narrow` says
+        that the framework's norm has 16 bits."""
+        self._asked = _Asked(theirs, NARROW if narrow else self._rounding, self._checked, self._names)
         try:
             assert self._grads is not None
             self._grads.wrote_all()
-            self._underway = self._grads.begin(self._number - 1)
+            self._underway = self._grads.begin(self.number)
         except SessionMoved as error:
             self._follow(error)
         except Exception as error:
@@ -220,12 +235,12 @@ class Observer(UnchangedState):
     def close(self) -> None:
         """Ends the observation, without waiting for a daemon that does not answer."""
         if not self._ended and self._patience:
-            self.wait(PATIENCE_S)  # so that the daemon completes the last step
+            self.wait(self._most)  # so that the daemon completes the last step
         self._conditions.close()
         self._ended = True
         listeners.remove(self)
         self._leave()
-        self._thread.join(_JOIN_S if self._patience else PATIENCE_S)
+        self._thread.join(_JOIN_S if self._patience else self._most)
 
     # inside
 
@@ -233,11 +248,11 @@ class Observer(UnchangedState):
         if self._ended:
             return False
         if self._declared.wait(self._patience) and self._collect(self._patience):
-            self._patience = PATIENCE_S
+            self._patience = self._most
             return not self._ended
         if self._patience:
             self._patience = 0.0
-            self._warn(f"no result of the step before after {PATIENCE_S:g} s; steps are not observed until it comes")
+            self._warn(f"no result of the step before after {self._most:g} s; steps are not observed until it comes")
         return False
 
     def _collect(self, patience: float) -> bool:
@@ -250,13 +265,7 @@ class Observer(UnchangedState):
             answer = self._grads.collect(underway, patience)
             if answer is None:
                 return False
-            self.last = last = Observation(answer.report, self._theirs)
-            try:
-                self._conditions.see(
-                    answer, underway.step, self._theirs, self._limit, self._checked, lambda: last.report
-                )
-            except Exception as error:
-                self._warn(str(error))
+            self._take(answer, underway.step)
         except RpcError as error:
             if error.attempt is None:
                 self._end(error)
@@ -273,6 +282,30 @@ class Observer(UnchangedState):
             self._end(error)
         self._underway = None
         return True
+
+    def _look_at(self, only: Set[int] | None) -> None:
+        everything = only is None or len(only) == len(self._held.names)
+        names = None if everything else frozenset(self._held.names[index] for index in only or ())
+        self._parts = self._parts or (self._asked is not None and names != self._names)
+        self._names = names
+
+    def _take(self, answer: Answer, step: int) -> None:
+        asked = self._asked
+        assert asked is not None
+        try:
+            theirs = asked.theirs()
+            self.last = last = Observation(answer.report, theirs, asked.names)
+
+            def counts(kind: Finding) -> bool:
+                if kind == "absent":  # tensors that were not looked at are absent too
+                    return asked.names is None or bool(last.report.absent)
+                return kind != "spike" or not self._parts  # norms of several parts in turn have no course
+
+            seen = self._conditions.see(answer, step, theirs, asked.limit, asked.checked, lambda: last.report, counts)
+            if self._told is not None:
+                self._told(Result(step, answer.findings()[0], theirs, asked.limit, seen))
+        except Exception as error:
+            self._warn(str(error))
 
     def _end(self, error: Exception) -> None:
         self._ended = True
@@ -292,7 +325,7 @@ class Observer(UnchangedState):
     def _warn(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            _log.warning("gradsync observe: %s", text)
+            self._note(text)
 
     # the observer's thread
 
@@ -315,6 +348,12 @@ class Observer(UnchangedState):
             if leave is not None:
                 with contextlib.suppress(Exception):
                     leave()
+
+
+def say_health(pushed: dict[str, Any]) -> None:
+    """Logs an alert of the daemon that clipping is not healthy, or is again; it comes to rank 0."""
+    if pushed["event"]["kind"] == "clip_health":
+        _log.warning("gradsync observe: rank 0: %s", pushed["event"]["what"])
 
 
 def _number(norm: torch.Tensor | float) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import gradsync
 
 from .._joining import JoinOptions
-from .._placed import Experts
+from .._placed import Experts, Sharded
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,9 +27,12 @@ class InitOptions:
     join: JoinOptions
     pp: str | DeviceMesh | None
     ep: Experts | Sequence[Experts]
+    sharded: Sharded | Sequence[Sharded]
     tied: Iterable[Sequence[str]]
     layer: Callable[[str], str | None] | None
     clip: gradsync.Clip | None
     norm_type: float
     check_weights: bool
+    divergence: Literal["report", "raise"]
+    weights_every: int
     timeout: float | None

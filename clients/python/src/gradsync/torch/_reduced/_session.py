@@ -10,17 +10,18 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 import gradsync
-from gradsync.errors import ClipRaised, GradsyncError, UsageError
+from gradsync.errors import GradsyncError, StepRaised, UsageError
 
 from .._dtensor import local_tensor
 from .._loss_scale import unscaled_by_caller
 from .._statistics._measurer import Arranged, rows_in
+from .._weights import WeightWatch
 from ._held_gradients import HeldGradients
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
+
 
 __all__ = ["Session"]
 
@@ -44,10 +46,15 @@ class Session:
         clip: gradsync.Clip,
         owned_client: gradsync.Client | None,
         timeout: float | None,
+        *,
+        divergence: Literal["report", "raise"] = "report",
+        weights_every: int = 0,
     ) -> None:
         self._job = job
         self._clip = replace(clip, zero_rule="zero")  # as torch does where max_norm is 0
         self._tensors = list(tensors)
+        self._divergence = divergence
+        self._weights = WeightWatch(job, self._tensors, parameters, weights_every, divergence == "raise")
         self._owned_client = owned_client
         self._held = HeldGradients(parameters, tensors)
         self._mesh = self._held.common_mesh()
@@ -94,6 +101,9 @@ class Session:
         self._held.check_gradients([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
         self._prepare(norm_type)
         self._half_done = self.report = self._grads.compute_norm()
+        if self._divergence == "raise" and self.report.divergence:
+            self._half_done = None
+            self._end(self._grads.abandon)  # which raises
         if error_if_nonfinite and not math.isfinite(self.report.norm):
             raise _nonfinite(norm_type)
         return self._as_tensor(self.report.norm, plain=False)
@@ -152,8 +162,13 @@ class Session:
         """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
         return self._job.pause()
 
+    def verify_weights(self, timeout: float | None = None) -> None:
+        """`gradsync.torch.verify_weights`."""
+        self._weights.verify(timeout)
+
     def close(self) -> None:
         """Leaves the job. Doing it again changes nothing."""
+        self._weights.close()
         with contextlib.suppress(GradsyncError):
             self._job.detach()
         if self._owned_client is not None:
@@ -166,8 +181,9 @@ class Session:
             self._tensors,
             data_path="stats",
             norm_type=norm_type,
-            mode="torch",
+            formula="torch",
             clip=self._clip,
+            divergence=self._divergence,
             timeout=timeout,
         )
         self._tensors = [
@@ -193,9 +209,12 @@ class Session:
         """Ends the step and keeps its report, also when the report raises."""
         try:
             self.report = ask(**how)
-        except ClipRaised as error:
+            found = self._weights.after_step()
+        except StepRaised as error:
             self.report = error.report
             raise
+        if found:
+            self.report = replace(self.report, divergence=(*self.report.divergence, *found))
         return self.report
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
@@ -239,5 +258,16 @@ def _multiply(arranged: Arranged, coefficient: float) -> None:
         groups.setdefault((first.device, first.dtype), []).extend(block.views)
     with torch.no_grad():
         for (device, dtype), views in groups.items():
-            wide = torch.float64 if dtype is torch.float64 else torch.float32
-            torch._foreach_mul_(views, torch.tensor(coefficient, dtype=wide, device=device))
+            factor: Any = _factor(coefficient, device, dtype)
+            torch._foreach_mul_(views, factor)
+
+
+def _factor(coefficient: float, device: torch.device, dtype: torch.dtype) -> float | torch.Tensor:
+    """What torch multiplies by without rounding it to 16 bits first.
+
+    On a CPU that is a tensor of 32 bits or more: a number is rounded to the dtype of 16-bit gradients. On other
+    devices it is the number: there the tensor is rounded (torch 2.11, ForeachBinaryOpScalarTensor.cu).
+    """
+    if device.type != "cpu":
+        return coefficient
+    return torch.tensor(coefficient, dtype=torch.float64 if dtype is torch.float64 else torch.float32)

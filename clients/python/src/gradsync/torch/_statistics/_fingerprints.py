@@ -8,7 +8,9 @@ import torch
 
 __all__ = ["fingerprints"]
 
-_WIDTH = 1 << 18  # bytes of every row that are looked at together
+# Bytes of every row that are looked at together: what a CPU's cache holds; elsewhere each operation is a launch.
+_WIDTH = {"cpu": 1 << 18}
+_WIDTH_ELSEWHERE = 1 << 24
 _VECTOR = 16  # bytes
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -59,10 +61,11 @@ def fingerprints(matrix: torch.Tensor) -> torch.Tensor:
     """A fingerprint of every row, from its bytes alone: integer sums are the same in any order, on any device."""
     bits = matrix.contiguous().view(_BITS[matrix.element_size()])
     rows, size = len(bits), bits.shape[1] * bits.element_size()
+    width = _WIDTH.get(bits.device.type, _WIDTH_ELSEWHERE)
     total = _mixed(torch.full((rows,), size ^ _LENGTH, device=bits.device))
-    for number, piece in enumerate(torch.split(bits, _WIDTH // bits.element_size(), 1)):
+    for number, piece in enumerate(torch.split(bits, width // bits.element_size(), 1)):
         vectors = _vectors(piece)
-        found = _places(vectors.shape[1], bits.device) + _signed(number * (_WIDTH // _VECTOR) * _PLACE)
+        found = _places(vectors.shape[1], bits.device) + _signed(number * (width // _VECTOR) * _PLACE)
         found = found.expand(rows, -1).clone()
         for numbers, high, (key, rest) in zip(vectors.unbind(2), _shifted(vectors, 32).unbind(2), _KEYS, strict=True):
             found.add_(numbers, alpha=key).add_(high, alpha=rest)

@@ -153,6 +153,16 @@ class Measurer:
         else:
             table[:, 0] = torch.tensor([0 if gradient is None else stamp for gradient in arranged.gradients])
 
+    def fingerprints(self, arranged: Arranged) -> torch.Tensor:
+        """One int64 for each, on the CPU; 0 for None and what is empty."""
+        found = torch.zeros(len(self._kinds), dtype=torch.int64)
+        with torch.no_grad():
+            for block in arranged.blocks:
+                pieces = _pieces(_matrices(block), _chunk(block.views[0].device))
+                prints = torch.cat(list(map(fingerprints, pieces)))
+                found[_rows_of([block])] = torch.where(prints == 0, 1, prints).cpu()
+        return found
+
     def _is_simple(self, arranged: Arranged) -> bool:
         """Whether `CpuSums` sums all gradients and none is missing, as with most models on a CPU."""
         if not arranged.whole or len(arranged.blocks) != 1:

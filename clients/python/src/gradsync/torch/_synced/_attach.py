@@ -14,6 +14,7 @@ from torch import nn
 
 import gradsync
 from gradsync._launch import rank_and_world, resolve_launch
+from gradsync._renamed import renamed
 from gradsync.errors import UsageError, WeightsDiverged
 
 from .._clipping import adapts
@@ -22,12 +23,13 @@ from .._errors import ModeNotAvailable, ModuleRefused
 from .._joining import JoinOptions, joined
 from .._mesh_axes import JobMesh, job_meshes
 from .._parameter_set import ParameterSet, collect, unsynchronised_buffers
+from .._weights import WeightWatch
 from . import _weights
 from ._gradsync import GradSync
 from ._off import OffSync
 from ._options import AttachOptions
 from ._placed_gradient import PlacedGradient
-from ._placements import frozen_tensors, sync_tensors
+from ._placements import copied_gradients, frozen_tensors, sync_tensors, weight_tensors
 from ._recorder import GradientRecorder
 
 if TYPE_CHECKING:
@@ -38,24 +40,27 @@ _attached: WeakKeyDictionary[nn.Module, GradSync] = WeakKeyDictionary()
 _attached_lock = threading.Lock()
 
 
+@renamed(mode="formula", init="weights")
 def attach(
     model: nn.Module,
     mesh: MeshSpec | Mapping[str, MeshSpec] | None = None,
     *,
     accumulate: int = 1,
     clip: gradsync.Clip | Mapping[str, gradsync.Clip] | None = None,
-    mode: Literal["strict", "torch"] = "strict",
+    formula: Literal["strict", "torch"] = "strict",
     job: str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
     client: gradsync.Client | None = None,
     address: str | None = None,
-    init: Literal["check", "broadcast", "skip"] = "check",
+    weights: Literal["check", "broadcast", "skip"] = "check",
     norm_type: float = 2.0,
     reduce: Literal["mean", "sum"] = "mean",
     buckets: Literal["default", "torch"] = "default",
     clip_group: Callable[[str], str] | None = None,
     layer: Callable[[str], str | None] | None = None,
+    divergence: Literal["report", "raise"] = "report",
+    weights_every: int = 1000,
     timeout: float | None = None,
 ) -> GradSync | OffSync:
     """Hands the gradients of a module to the sidecar, in the place of DistributedDataParallel.
@@ -69,13 +74,17 @@ def attach(
         accumulate: micro-batches in a step, at most (the loss is yours to divide). Fewer are always right; a gradient
             of one more may come too late, and is refused then (LateGradient).
         clip: of all gradients, or by clip group; None measures only.
-        mode: how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
+        formula: how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
         job, rank, world_size: default from the process group, else from the launcher; the ranks agree on a name.
         client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
-        init: "check" compares the ranks' weights, "broadcast" gives all ranks those of rank 0, "skip" does neither.
+        weights: "check" compares the ranks' weights, "broadcast" gives all ranks those of rank 0, "skip" does neither.
         reduce: over ranks that see different data.
         buckets: "torch" reduces in DistributedDataParallel's buckets.
         clip_group, layer: name of a parameter → its clip group, its layer in the report.
+        divergence: of gradients or weights that must be equal and are not: "raise" raises `GradientsDiverged` or
+            `WeightsDiverged` on every rank.
+        weights_every: steps in which all weights are compared once, a tenth at a time; 0, or with `weights` "skip":
+            never.
         timeout: seconds to wait for the other ranks' declaration.
 
     `$GRADSYNC_MODE`: `sync` (the default), or `off`, where steps are the optimizer's alone.
@@ -91,13 +100,15 @@ def attach(
         join=JoinOptions(job, rank, world_size, client, address),
         accumulate=accumulate,
         clip=clip,
-        mode=mode,
-        init=init,
+        formula=formula,
+        weights=weights,
         norm_type=norm_type,
         reduce=reduce,
         buckets=buckets,
         clip_group=clip_group,
         layer=layer,
+        divergence=divergence,
+        weights_every=weights_every,
         timeout=timeout,
     )
     _check_module(model)
@@ -124,10 +135,18 @@ def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
     _warn_of_buffers(model, launch.world_size)
     with joined(join, launch, meshes) as (job, owned):
         _prepare_weights(job, model, found, meshes, options)
-        prints = _weights.fingerprints(found, options.init != "skip")
+        prints = _weights.fingerprints(found, options.weights != "skip")
         grads = _declare(job, [replace(t, weight_fingerprint=p) for t, p in zip(tensors, prints, strict=True)], options)
     recorder = _recorder(found, grads, options.accumulate)
-    gs = GradSync(found, recorder, job, grads, owned, adapts=adapts(options.clip))
+    watch = WeightWatch(
+        job,
+        weight_tensors(found, meshes),
+        found.parameters,
+        0 if options.weights == "skip" else options.weights_every,
+        options.divergence == "raise",
+        copied_gradients(found, meshes),
+    )
+    gs = GradSync(found, recorder, job, grads, owned, watch, adapts=adapts(options.clip))
     with _attached_lock:
         _attached[model] = gs
     return gs
@@ -162,7 +181,7 @@ def _warn_of_buffers(model: nn.Module, world_size: int) -> None:
         warnings.warn(
             f"module buffers are not synchronised between ranks: {', '.join(names[:_NAMED_AT_MOST])}{more}; "
             "for batch statistics use SyncBatchNorm or another norm, and save them from one rank",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -170,9 +189,9 @@ def _prepare_weights(
     job: gradsync.Job, model: nn.Module, found: ParameterSet, meshes: Sequence[JobMesh], options: AttachOptions
 ) -> None:
     first_step = job.next_step
-    if options.init == "broadcast":
+    if options.weights == "broadcast":
         _weights.broadcast(job, model, meshes[0].name, list(meshes[0].axes), options.timeout)
-    elif options.init == "check" and found.frozen:
+    elif options.weights == "check" and found.frozen:
         job.declare(frozen_tensors(found, meshes), timeout=options.timeout)
     job.next_step = first_step  # Training counts its own steps.
 
@@ -184,12 +203,13 @@ def _declare(job: gradsync.Job, tensors: Sequence[gradsync.Tensor], options: Att
             accumulate=options.accumulate,
             norm_type=options.norm_type,
             clip=options.clip,
-            mode=options.mode,
+            formula=options.formula,
             buckets=options.buckets,
+            divergence=options.divergence,
             timeout=options.timeout,
         )
     except WeightsDiverged as error:
-        if options.init != "skip":
+        if options.weights != "skip":
             raise
         # Without weights in the fingerprint only the layout is left to differ.
         raise ModuleRefused(

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from gradsync import UNSET, GradsyncError, StepReport, Unset
-from gradsync.errors import ClipRaised, ConnectionLost, RpcError, UsageError
+from gradsync.errors import ConnectionLost, GradientsDiverged, RpcError, StepRaised, UsageError, WeightsDiverged
 
 from .._errors import LateGradient
 from .._loss_scale import LossScale, loss_scale
 from .._parameter_set import ParameterSet
+from .._weights import WeightWatch
 from ._optimizer_guard import OptimizerGuard, steppable
 from ._recorder import Counters, GradientRecorder
 
@@ -40,6 +41,7 @@ class GradSync:
         job: Job,
         grads: Grads,
         owned_client: Client | None,
+        weights: WeightWatch,
         *,
         adapts: bool,
     ) -> None:
@@ -49,6 +51,7 @@ class GradSync:
         self._job = job
         self._grads = grads
         self._owned_client = owned_client
+        self._weights = weights
         self._index = {name: index for index, name in enumerate(found.names)}
         self._guard = OptimizerGuard(found, recorder.unreduced, self._against_unscaling)
         self._finished = False  # finish() ended the step, and the caller steps the optimizer
@@ -81,6 +84,7 @@ class GradSync:
             ParameterChanged: the module or the optimizer holds a parameter that is not synchronised.
             LateGradient: a gradient came or changed after its bucket had been launched.
             ClipRaised: a clip group was declared to raise at this norm; the step is done, its gradients are dropped.
+            GradientsDiverged, WeightsDiverged: copies differ, with `divergence="raise"`; the same.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
@@ -99,8 +103,7 @@ class GradSync:
             for one in optimizers:
                 one.step()
         if zero_grad:
-            for parameter in self._found.parameters:
-                parameter.grad = None
+            self._drop()
         return report
 
     def finish(
@@ -123,6 +126,7 @@ class GradSync:
             ParameterChanged: a parameter is not what the ranks agreed on.
             LateGradient: a gradient came or changed after its bucket had been launched.
             ClipRaised: a clip group was declared to raise at this norm; the step is done, its gradients are dropped.
+            GradientsDiverged, WeightsDiverged: copies differ, with `divergence="raise"`; the same.
             RpcError: with `attempt`: the step failed on all ranks, its gradients are lost, the next may begin; without
                 one (bad arguments) the step is still open.
             ConnectionLost: with `step_lost`, the daemon was restarted in the middle of the step: compute it anew.
@@ -135,17 +139,38 @@ class GradSync:
     ) -> StepReport:
         self._follow_module()
         unused = self._settle()
+        self._weights.before_step(lambda index: self._recorder.copy_of(index, unused))
         try:
             report = self._ask(unused, scale if held is None else held.factor, max_norm, timeout)
-        except ClipRaised as error:
+            report = self._compared(report, held, unused)
+        except StepRaised as error:
             if held is not None:
                 held.settle_raised()
-            raise ClipRaised(self._commit(error.report, unused)) from None
+            report = self._commit(error.report, unused)
+            self._drop()
+            raise type(error)(report) from None
         self._finished = True
         self._unscaled = held is not None or scale not in (None, 1)
         if held is not None:
             held.settle(report)
         return self._commit(report, unused)
+
+    def _compared(self, report: StepReport, held: LossScale | None, unused: Sequence[int]) -> StepReport:
+        """The report, with what differs between the ranks' weights and copies of gradients."""
+        try:
+            found = self._weights.after_step()
+        except WeightsDiverged:
+            if held is not None:
+                held.settle_raised()
+            self._commit(report, unused)
+            self._drop()
+            raise
+        if not found:
+            return report
+        report = replace(report, divergence=(*report.divergence, *found))
+        if self._grads.raises_divergence and any(one.what == "gradients" for one in found):
+            raise GradientsDiverged(report)
+        return report
 
     def _settle(self) -> Sequence[int]:
         try:
@@ -169,7 +194,7 @@ class GradSync:
                 unused=[*unused, *recorder.given_by_others(unused)],
                 bucket_digests=recorder.digests(unused),
             )
-        except (ClipRaised, UsageError):
+        except (StepRaised, UsageError):
             raise  # The step is done, or nothing was sent and it is still open.
         except RpcError as error:
             if error.attempt is not None:
@@ -193,14 +218,26 @@ class GradSync:
         absent = [self._index[name] for name in report.absent if name in self._index]
         self._recorder.commit(unused, absent, report.stable_buckets)
         if report.skipped:
-            for parameter in self._found.parameters:
-                parameter.grad = None
+            self._drop()
         self.report = report
         return report
+
+    def _drop(self) -> None:
+        for parameter in self._found.parameters:
+            parameter.grad = None
 
     def pause(self) -> AbstractContextManager[None]:
         """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
         return self._job.pause()
+
+    def verify_weights(self, timeout: float | None = None) -> None:
+        """Compares the trainable weights of all ranks now, as before a checkpoint is written. Collective.
+
+        Raises:
+            WeightsDiverged: weights that must be equal differ; names the first tensor and its ranks.
+            RpcError: they could not be compared, in `timeout` seconds for instance.
+        """
+        self._weights.verify(timeout)
 
     def stats(self) -> Counters:
         """Counts of what the adapter did since attach."""
@@ -271,6 +308,7 @@ class GradSync:
             )
 
     def _leave(self, *, brief: bool) -> None:
+        self._weights.close()
         # The other ranks learn at once that this one will not finish, and need not wait for their deadline.
         with contextlib.suppress(GradsyncError):
             self._job.abandon() if brief else self._job.detach()

@@ -31,7 +31,7 @@ class OffSync(UnchangedState):
             warnings.warn(
                 f"GRADSYNC_MODE=off with {world_size} ranks: gradients are not synchronised and the ranks drift apart; "
                 "unset it, or wrap the module in DistributedDataParallel",
-                stacklevel=3,
+                stacklevel=4,
             )
         self._model = model
         self._counters = Counters()
@@ -97,6 +97,9 @@ class OffSync(UnchangedState):
         )
         self._counters.steps += 1
         return self.report
+
+    def verify_weights(self, timeout: float | None = None) -> None:
+        """Does nothing, because there is no job that could compare."""
 
     def pause(self) -> AbstractContextManager[None]:
         return nullcontext()

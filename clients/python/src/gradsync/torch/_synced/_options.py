@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import gradsync
-from gradsync._options import encode_options
+from gradsync._options import check_divergence, encode_options
 from gradsync.errors import UsageError
 
 from .._joining import JoinOptions
+from .._weights import check_weights_every
 
 if TYPE_CHECKING:
     from .._mesh_axes import MeshSpec
@@ -30,18 +31,22 @@ class AttachOptions:
     join: JoinOptions
     accumulate: int
     clip: gradsync.Clip | Mapping[str, gradsync.Clip] | None
-    mode: Literal["strict", "torch"]
-    init: Literal["check", "broadcast", "skip"]
+    formula: Literal["strict", "torch"]
+    weights: Literal["check", "broadcast", "skip"]
     norm_type: float
     reduce: Literal["mean", "sum"]
     buckets: Literal["default", "torch"]
     clip_group: Callable[[str], str] | None
     layer: Callable[[str], str | None] | None
+    divergence: Literal["report", "raise"]
+    weights_every: int
     timeout: float | None
 
     def __post_init__(self) -> None:
-        if self.init not in ("check", "broadcast", "skip"):
-            raise UsageError(f"init={self.init!r}: one of 'check', 'broadcast', 'skip'")
+        if self.weights not in ("check", "broadcast", "skip"):
+            raise UsageError(f"weights={self.weights!r}: one of 'check', 'broadcast', 'skip'")
         if self.reduce not in ("mean", "sum"):
             raise UsageError(f"reduce={self.reduce!r}: one of 'mean', 'sum'")
-        encode_options("arena", self.accumulate, self.norm_type, self.clip, self.mode, self.buckets)
+        check_divergence(self.divergence)
+        check_weights_every(self.weights_every)
+        encode_options("arena", self.accumulate, self.norm_type, self.clip, self.formula, self.buckets)

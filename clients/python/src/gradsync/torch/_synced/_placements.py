@@ -29,7 +29,7 @@ from .._parameter_set import ParameterSet
 from .._placed import Placer
 from ._options import AttachOptions
 
-__all__ = ["frozen_tensors", "sync_tensors"]
+__all__ = ["copied_gradients", "frozen_tensors", "sync_tensors", "weight_tensors"]
 
 _MODEL_AXES = ("tp", "pp", "ep")
 
@@ -95,6 +95,35 @@ def _sync_placements(
         else:
             placements[axes] = placement if (one.mesh, axis) in splitting else over_data
     return placements
+
+
+def weight_tensors(found: ParameterSet, meshes: Sequence[JobMesh]) -> list[gradsync.Tensor]:
+    """How the trainable weights lie on the ranks, which is how their gradients lie after sync."""
+    placer = Placer(meshes, None, (), {}, check_weights=False)
+    return [placer.place(*named, None) for named in zip(found.names, found.parameters, strict=True)]
+
+
+def copied_gradients(found: ParameterSet, meshes: Sequence[JobMesh]) -> dict[int, gradsync.Tensor]:
+    """Gradients that tensor parallelism leaves equal along its axis, by the index of the parameter, as they are before
+    the sidecar sums them: along the other axes every rank has its own."""
+    placer = Placer(meshes, None, (), {}, check_weights=False)
+    by_name = {mesh.name: mesh for mesh in meshes}
+    copied = {}
+    for index in sorted(found.placed - found.managed.keys()):
+        name, parameter = found.names[index], found.parameters[index]
+        mesh_name, own = placer.placements_of(name, parameter)
+        if not any(isinstance(placement, gradsync.Replicate) for placement in own.values()):
+            continue
+        here = {axis for axes in own for axis in axes}
+        tensor = placer.place(name, parameter, None)
+        placements: dict[Axes, Placement] = {
+            axes: placement
+            if not here.isdisjoint([axes] if isinstance(axes, str) else axes)
+            else gradsync.Only(by_name[mesh_name].at[axes if isinstance(axes, str) else axes[0]])
+            for axes, placement in tensor.placements.items()
+        }
+        copied[index] = replace(tensor, placements=placements)
+    return copied
 
 
 def frozen_tensors(found: ParameterSet, meshes: Sequence[JobMesh]) -> list[gradsync.Tensor]:

@@ -281,6 +281,17 @@ class GradientRecorder:
         without = set(unused)
         return [index for index, placed in self._placed.items() if not placed.contributes and index not in without]
 
+    def copy_of(self, index: int, unused: Sequence[int]) -> torch.Tensor | None:
+        """This rank's copy of a DTensor's gradient; None where it has none, or it is not equal along an axis."""
+        gradient: Any = self._found.parameters[index].grad
+        if gradient is None or index in unused:
+            return None
+        placed: Any = self._found.parameters[index]
+        pairs = zip(gradient.placements, placed.placements, strict=True)
+        if any(wanted.is_replicate() and not here.is_replicate() for here, wanted in pairs):
+            return None
+        return local_tensor(gradient)
+
     def digests(self, unused: Sequence[int]) -> list[int]:
         """One number per bucket, equal on two ranks when their hooks fired alike in this step."""
         marks = [2 * count + 1 for count in self._counts]

@@ -53,7 +53,9 @@ def broadcast(job: Job, model: nn.Module, mesh: str, axes: Sequence[str], timeou
     for name, tensor in state:
         if is_dtensor(tensor):
             raise ModuleRefused(
-                name, "it is a DTensor, of which rank 0 has a part", "load equal weights, and attach with init='check'"
+                name,
+                "it is a DTensor, of which rank 0 has a part",
+                "load equal weights, and attach with weights='check'",
             )
     summed: dict[Axes, Placement] = {axis: gradsync.Partial("sum") >> gradsync.Replicate() for axis in axes}
     grads = job.declare(

@@ -1,9 +1,10 @@
-"""Wraps torch's clip functions for the audit, without a change to the script. It never imports torch, so that processes
-that do not use torch need not load it."""
+"""Wraps torch's clip functions for a recorder, without a change to the script. It never imports torch, so that
+processes that do not use torch need not load it."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from typing import Any
 
 __all__ = ["VARIABLE", "Recorder", "end", "ended", "install", "options", "start", "wrap_now"]
 
-VARIABLE = "GRADSYNC_AUDIT"  #: JSON: `folder`, `steps`, and what the caller said about meshes
+VARIABLE = "GRADSYNC_INJECTED"  #: JSON: `tool` ("audit" or "observe"), `folder`, and what the tool's recorder reads
 _MODULE = "torch.nn.utils.clip_grad"
 _FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _KINDS = {
@@ -30,6 +31,19 @@ _KINDS = {
     "_clip_grads_with_norm_": "apply",
     "clip_grads_with_norm_": "apply",
 }
+#: What frameworks clip by, by the module that defines it: functions like torch's, and the step of an optimizer that
+#: computes the norm, clips and steps.
+_FRAMEWORKS = {
+    "deepspeed.runtime.utils": {"clip_grad_norm_": "clip"},
+    "deepspeed.runtime.zero.stage_1_and_2": {"DeepSpeedZeroOptimizer.step": "step"},
+    "deepspeed.runtime.zero.stage3": {"DeepSpeedZeroOptimizer_Stage3.step": "step"},
+    "deepspeed.runtime.bf16_optimizer": {"BF16_Optimizer.step": "step"},
+    "deepspeed.runtime.fp16.fused_optimizer": {"FP16_Optimizer.step": "step"},
+    "megatron.core.optimizer.clip_grads": {"clip_grad_by_total_norm_fp32": "apply"},
+    "deepspeed.runtime.fp16.unfused_optimizer": {"FP16_UnfusedOptimizer.step": "step"},
+}
+_MODULES = (_MODULE, _FSDP1, *_FRAMEWORKS)
+_RECORDERS = {"audit": "gradsync.torch._audit._recorder", "observe": "gradsync.torch._observed._watcher"}
 Recorder = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 _inside = threading.local()
@@ -37,15 +51,16 @@ _recorder: Recorder | None = None
 _ended = False
 
 
-def options(environ: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-    """The options that the environment gives; None if there is no audit."""
+def options(tool: str | None = None, environ: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    """The options that the environment gives; None without a tool, or where it is another one."""
     text = (os.environ if environ is None else environ).get(VARIABLE)
-    return None if not text else dict(json.loads(text))
+    found = None if not text else dict(json.loads(text))
+    return None if found is None or tool not in (None, found["tool"]) else found
 
 
 def install() -> None:
     """Called at the start of a process; wraps the functions when torch is imported."""
-    for name in (_MODULE, _FSDP1):
+    for name in _MODULES:
         if name in sys.modules:
             _wrap(sys.modules[name])
     sys.meta_path.insert(0, _Finder())
@@ -78,7 +93,7 @@ def _keep_exception(kind: type[BaseException], error: BaseException, trace: Trac
         path = Path(found["folder"]) / f"raised-{rank}-{os.getpid()}.json"
         path.write_text(json.dumps(told), encoding="utf-8")
     except Exception as unkept:
-        sys.stderr.write(f"gradsync audit: where this process failed is not kept: {unkept!r}\n")
+        sys.stderr.write(f"gradsync: where this process failed is not kept: {unkept!r}\n")
 
 
 def _place_of(trace: TracebackType | None) -> str:
@@ -93,19 +108,19 @@ def _place_of(trace: TracebackType | None) -> str:
 
 def wrap_now() -> None:
     """Called after torch was imported; it also wraps functions that other modules have imported already."""
-    if _FSDP1 in sys.modules:
-        _wrap(sys.modules[_FSDP1])
-    module = sys.modules[_MODULE]
-    old = {id(vars(module)[name]): name for name in _KINDS if name in vars(module)}
-    keep = [vars(module)[name] for name in old.values()]  # while they live, their ids are not used again
-    _wrap(module)
-    new = {key: vars(module)[name] for key, name in old.items()}
+    modules = [sys.modules[name] for name in _MODULES if name in sys.modules]
+    before = [
+        (module, name, vars(module)[name]) for module in modules for name in _names(module) if name in vars(module)
+    ]
+    for module in modules:
+        _wrap(module)
+    # `before` keeps the plain functions alive, so that their ids are not used again.
+    new = {id(plain): vars(module)[name] for module, name, plain in before if vars(module)[name] is not plain}
     for other in list(sys.modules.values()):
         held: dict[str, Any] = getattr(other, "__dict__", {})
         for name, value in list(held.items()):
-            if id(value) in new and other is not module and not name.startswith("__"):
+            if id(value) in new and other not in modules and not name.startswith("__"):
                 held[name] = new[id(value)]
-    del keep
 
 
 def start(recorder: Recorder) -> None:
@@ -128,7 +143,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in (_MODULE, _FSDP1):
+        if fullname not in _MODULES:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
@@ -150,32 +165,39 @@ def _wrap(module: ModuleType) -> None:
         if wrapper is not None:
             _wrap_method(wrapper)
         return
-    for name, kind in _KINDS.items():
-        original = vars(module).get(name)
-        if original is not None and not hasattr(original, "_gradsync_audits"):
-            setattr(module, name, _wrapped(kind, original))
+    for name, kind in _names(module).items():
+        owner, _, method = name.rpartition(".")
+        holder: Any = vars(module).get(owner) if owner else module
+        original = None if holder is None else vars(holder).get(method)
+        if original is not None and not hasattr(original, "_gradsync_wraps"):
+            setattr(holder, method, _wrapped(kind, original))
+
+
+def _names(module: ModuleType) -> Mapping[str, str]:
+    """What is wrapped of a module, and how; a method with the name of its class."""
+    return _FRAMEWORKS.get(module.__name__, {} if module.__name__ == _FSDP1 else _KINDS)
 
 
 def _wrap_method(wrapper: type[Any]) -> None:
     """Wraps `model.clip_grad_norm_(max_norm)`, which clips the model's parameters."""
     original = wrapper.clip_grad_norm_
-    if hasattr(original, "_gradsync_audits"):
+    if hasattr(original, "_gradsync_wraps"):
         return
 
     @functools.wraps(original)
     def clip_grad_norm_(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _ended:
             return original(self, *args, **kwargs)
-        audited = _wrapped("clip", lambda parameters, *args, **kwargs: original(self, *args, **kwargs))
-        return audited(list(self.parameters()), *args, **kwargs)
+        wrapped = _wrapped("clip", lambda parameters, *args, **kwargs: original(self, *args, **kwargs))
+        return wrapped(list(self.parameters()), *args, **kwargs)
 
-    clip_grad_norm_._gradsync_audits = original  # type: ignore[attr-defined]
+    clip_grad_norm_._gradsync_wraps = original  # type: ignore[attr-defined]
     wrapper.clip_grad_norm_ = clip_grad_norm_
 
 
 def _wrapped(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def audited(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if _ended or getattr(_inside, "flag", False) or sys.modules["torch"].compiler.is_compiling():
             return original(*args, **kwargs)
         recorder = _recorder or _first()
@@ -187,16 +209,18 @@ def _wrapped(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _inside.flag = False
 
-    audited._gradsync_audits = original  # type: ignore[attr-defined]
-    return audited
+    wrapped._gradsync_wraps = original  # type: ignore[attr-defined]
+    return wrapped
 
 
 def _first() -> Recorder | None:
     """The recorder that the environment asks for; it is made at the first call, when torch is imported completely."""
     try:
-        from gradsync.torch._audit import _recorder
-
-        return _recorder.from_environment()
+        found = options()
+        if found is None:
+            return None
+        made: Recorder | None = importlib.import_module(_RECORDERS[found["tool"]]).from_environment()
+        return made
     except Exception as error:
         end()
         _complain(f"{type(error).__name__}: {error}")
@@ -204,7 +228,7 @@ def _first() -> Recorder | None:
 
 
 def _complain(reason: str) -> None:
-    """Writes the reason where the audit will look, although the rank may not be known and gradsync not installed."""
+    """Writes the reason where the tool will look, although the rank may not be known and gradsync not installed."""
     try:
         found = options()
         if found is not None:

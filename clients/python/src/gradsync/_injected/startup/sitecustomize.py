@@ -1,4 +1,4 @@
-"""Every process of an audited command finds this first on PYTHONPATH: it prepares the audit, then runs the
+"""Every process of an audited or observed command finds this first on PYTHONPATH: it prepares the hooks, then runs the
 `sitecustomize` that would have run without it."""
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ def _without_this_folder() -> None:
 
 
 def _prepare() -> None:
-    if not os.environ.get("GRADSYNC_AUDIT"):
+    if not os.environ.get("GRADSYNC_INJECTED"):
         return
     try:
         # Loaded by its path, because `import gradsync` would cost every process of the command what only ranks need.
         hooks = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_hooks.py")
-        spec = importlib.util.spec_from_file_location("gradsync._audit._hooks", hooks)
+        spec = importlib.util.spec_from_file_location("gradsync._injected._hooks", hooks)
         if spec is None or spec.loader is None:
             return
         module = importlib.util.module_from_spec(spec)
-        sys.modules["gradsync._audit._hooks"] = module
+        sys.modules["gradsync._injected._hooks"] = module
         spec.loader.exec_module(module)
         module.install()
     except Exception as error:
-        sys.stderr.write(f"gradsync audit: this process is not audited: {error!r}\n")
+        sys.stderr.write(f"gradsync: this process is not audited or observed: {error!r}\n")
 
 
 _prepare()

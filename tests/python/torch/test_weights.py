@@ -1,0 +1,153 @@
+"""Weights that drift apart while training goes on: they are named, with the steps between which it happened."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import gradsync  # noqa: E402
+from gradsync.errors import UsageError, WeightsDiverged  # noqa: E402
+from gradsync.torch import _weights  # noqa: E402
+
+STEPS = 14
+CHANGED_AFTER = 4  # the step whose optimizer is followed by a change on one rank
+ALL_AT_ONCE = {"weights_every": 1}
+
+
+def model_of(dtype=torch.bfloat16):
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 1)).to(dtype)
+    with torch.no_grad():  # ranks are threads, which share torch's random numbers
+        for parameter in model.parameters():
+            parameter.copy_(torch.linspace(-0.5, 0.75, parameter.numel()).view_as(parameter))
+    return model
+
+
+def train(attach, rank, *, changed=1, steps=STEPS, each=None, **options):
+    """The reports of the steps, in which one rank's layer norm changes once."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    reports = []
+    with attach(model, **options) as gs:
+        for step in range(steps):
+            model(torch.full((2, 5), 0.5 + step, dtype=torch.bfloat16)).float().square().mean().backward()
+            reports.append(gs.step(optimizer))
+            if step == CHANGED_AFTER and rank == changed:
+                with torch.no_grad():
+                    model[1].weight[2] += 0.25
+            if each is not None:
+                each(gs, step)
+    return reports
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_weights_that_changed_on_one_rank_raise_on_all_before_the_next_optimizer_step(real_ranks, changed):
+    def body(rank, attach):
+        model = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with attach(model, divergence="raise", **ALL_AT_ONCE) as gs:
+            for step in range(STEPS):
+                before = [p.detach().clone() for p in model.parameters()]
+                model(torch.ones(2, 5, dtype=torch.bfloat16)).float().square().mean().backward()
+                try:
+                    gs.step(optimizer)
+                except WeightsDiverged as error:
+                    assert all(p.grad is None for p in model.parameters())
+                    assert all(map(torch.equal, before, model.parameters()))
+                    return str(error), error.tensor, error.step, error.ranks, gs.report.step
+                if step == CHANGED_AFTER and rank == changed:
+                    with torch.no_grad():
+                        model[1].weight[2] += 0.25
+        return None
+
+    found = real_ranks(3, body)
+    assert found == [found[0]] * 3
+    text, tensor, step, ranks, reported = found[0]
+    others = ", ".join(str(rank) for rank in range(3) if rank != changed)
+    assert (
+        f"differ at step 5: '1.weight' on rank {changed} (equal on ranks {others}); at step 4 they were equal" in text
+    )
+    assert (tensor, step, ranks, reported) == ("1.weight", 5, (changed,), 5)
+
+
+def test_a_report_names_them_and_training_goes_on(real_ranks, caplog):
+    with caplog.at_level(logging.WARNING, "gradsync"):
+        results = real_ranks(2, lambda rank, attach: train(attach, rank, **ALL_AT_ONCE))
+    wanted = gradsync.Divergence("1.weight", (1,), (), (0, 1), "weights")
+    for reports in results:
+        assert [report.divergence for report in reports] == [()] * 5 + [(wanted,)] * (STEPS - 5)
+    assert "at step 4 they were equal" in caplog.text
+
+
+def test_all_weights_are_compared_once_in_so_many_steps_a_part_at_a_time(real_ranks, monkeypatch):
+    compared: list[tuple[int, int]] = []
+    compare = _weights.WeightWatch._compare
+
+    def counting(self, due, timeout):
+        compared.append((self._of.rank, sum(map(due, range(len(self._tensors))))))
+        return compare(self, due, timeout)
+
+    monkeypatch.setattr(_weights.WeightWatch, "_compare", counting)
+    results = real_ranks(2, lambda rank, attach: train(attach, rank, changed=None, steps=40, weights_every=20))
+    assert not any(report.divergence for reports in results for report in reports)
+    for rank in range(2):
+        counts = [count for one, count in compared if one == rank]
+        assert len(counts) == 20  # every other step
+        assert sum(counts[:10]) == sum(counts[10:]) == 6
+        assert max(counts) < 6
+
+
+def test_nothing_is_compared_where_that_is_not_wanted(real_ranks):
+    results = real_ranks(2, lambda rank, attach: train(attach, rank, weights_every=0))
+    assert not any(report.divergence for reports in results for report in reports)
+
+
+def test_verification_on_demand(real_ranks):
+    def body(rank, attach):
+        said = []
+
+        def each(gs, step):
+            try:
+                gs.verify_weights(timeout=100.0)
+                said.append("")
+            except WeightsDiverged as error:
+                said.append(error.tensor)
+
+        train(attach, rank, each=each, steps=7, weights_every=0)
+        return said
+
+    assert real_ranks(2, body) == [["", "", "", "", "1.weight", "1.weight", "1.weight"]] * 2
+
+
+def test_a_verification_that_a_rank_does_not_take_part_in_ends_at_its_deadline(real_ranks):
+    def body(rank, attach):
+        with attach(model_of()) as gs:
+            if rank == 0:
+                with pytest.raises(gradsync.errors.DeclareTimeout):
+                    gs.verify_weights(timeout=0.3)
+            gs.finish()  # the ranks meet
+            gs.verify_weights(timeout=100.0)
+            return "verified"
+
+    assert real_ranks(2, body) == ["verified"] * 2
+
+
+def test_what_keeps_it_from_comparing_stops_no_training(real_ranks, monkeypatch, caplog):
+    def refuse(self, timeout):
+        raise gradsync.errors.ConnectionFailed("refused", "nobody is there")
+
+    monkeypatch.setattr(_weights.WeightWatch, "_joined", refuse)
+    with caplog.at_level(logging.WARNING, "gradsync"):
+        results = real_ranks(2, lambda rank, attach: train(attach, rank, **ALL_AT_ONCE))
+    assert all(len(reports) == STEPS for reports in results)
+    said = [record.getMessage() for record in caplog.records if "comparison of the weights" in record.getMessage()]
+    assert len(said) == 2 * 3  # then it is given up
+    assert sum("given up" in text for text in said) == 2
+
+
+def test_the_numbers_that_are_not_allowed_are_refused(real_ranks):
+    for options in ({"weights_every": -1}, {"weights_every": True}, {"divergence": "warn"}):
+        with pytest.raises(UsageError, match=next(iter(options))):
+            real_ranks(1, lambda rank, attach, options=options: attach(model_of(), **options))
