@@ -20,6 +20,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace gradsync::fuzz {
 
@@ -117,6 +118,16 @@ void settle_until(boost::asio::io_context& io, Condition condition) {
   while (!condition()) {
     REQUIRE(io.run_one_for(std::chrono::seconds(10)) > 0);
     settle(io);
+  }
+}
+
+/// Until it is so, which a thread of the server brings about, within ten seconds.
+template <typename Condition>
+void wait_until(boost::asio::io_context& io, Condition condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  for (settle(io); !condition(); settle(io)) {
+    REQUIRE(std::chrono::steady_clock::now() < deadline);
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 
