@@ -76,8 +76,9 @@ class ChunkTable {
   /// The bytes to copy to the device, to an address aligned to 256 bytes.
   [[nodiscard]] std::span<const std::byte> image() const { return image_; }
 
-  /// The list of addresses to copy to the device, one per tensor: aligned to an element, and null only without
-  /// elements. Throws std::invalid_argument that names the tensor and the value.
+  /// The list of addresses to copy to the device, one per tensor, aligned to an element. A null one is a tensor that is
+  /// absent in this pass: its sum is zero, and nothing of it is read or scaled. Throws std::invalid_argument that names
+  /// the tensor and the value.
   [[nodiscard]] std::vector<std::uint64_t> addresses(std::span<void* const> tensors) const;
 
   /// `image`, `addresses`: where the two were copied to. They stay as they are until the pass is over.

@@ -148,7 +148,8 @@ template <typename Kind>
 __device__ inline ThreadSum sum_piece(
     const MeasurePass& pass, const Piece& piece, std::uint32_t own, std::uint32_t stride, double divisor
 ) {
-  const Share share{address_of(pass.work, piece), piece.count, own, stride};
+  const std::uint64_t address = address_of(pass.work, piece);
+  const Share share{address, address == 0 ? 0 : piece.count, own, stride};
   return aligned_to_vector(share.address) ? sum_share<Kind, true>(share, piece.first, pass.p, divisor)
                                           : sum_misaligned<Kind>(share, piece.first, pass.p, divisor);
 }

@@ -82,6 +82,9 @@ __device__ inline void scale_piece(const ScalePass& pass, const Piece& piece, st
   // Up to the first aligned vector: less than one.
   constexpr std::uint32_t kWidth = sizeof(typename Format::Stored);
   const std::uint64_t address = address_of(pass.work, piece);
+  if (address == 0) {
+    return;
+  }
   const auto before = static_cast<std::uint32_t>(-address % sizeof(uint4)) / kWidth;
   const std::uint32_t head = before < piece.count ? before : piece.count;
   if (own == 0 && head != 0) {

@@ -39,9 +39,10 @@ inline Items items_of(const DeviceTable& table, std::size_t dtype, PassCounters*
   return {table.items, table.addresses, range.begin, range.end, counters->next + dtype, width};
 }
 
-/// Where a piece lies in this pass; it is not a run.
+/// Where a piece lies in this pass; 0: its tensor is absent. It is not a run.
 __device__ inline std::uint64_t address_of(const Items& work, const Piece& piece) {
-  return __ldg(work.addresses + piece.tensor) + piece.first * work.element_bytes;
+  const std::uint64_t tensor = __ldg(work.addresses + piece.tensor);
+  return tensor == 0 ? 0 : tensor + piece.first * work.element_bytes;
 }
 
 __device__ inline Piece load_piece(const Piece* piece) {

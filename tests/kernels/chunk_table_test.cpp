@@ -181,7 +181,7 @@ TEST(ChunkTable, refuses_addresses_by_tensor_and_value) {
   };
   EXPECT_EQ(refusal_of({fake(64), fake(68)}), "");
   EXPECT_EQ(refusal_of({fake(64)}), "1 addresses for 2 tensors");
-  EXPECT_EQ(refusal_of({fake(64), nullptr}), "tensors[1].address is null, but the tensor has 5 elements");
+  EXPECT_EQ(refusal_of({fake(64), nullptr}), "") << "an absent tensor";
   EXPECT_THAT(refusal_of({fake(66), fake(64)}), HasSubstr("tensors[0].address is 66, not a multiple"));
 }
 

@@ -142,6 +142,22 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
   return cudaSuccess;
 }
 
+inline cudaError_t cudaMemcpy2DAsync(
+    void* to,
+    std::size_t to_pitch,
+    const void* from,
+    std::size_t from_pitch,
+    std::size_t width,
+    std::size_t height,
+    cudaMemcpyKind,
+    cudaStream_t
+) {
+  for (std::size_t row = 0; row < height; ++row) {
+    std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+  }
+  return cudaSuccess;
+}
+
 inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
   std::memset(to, value, bytes);
   return cudaSuccess;

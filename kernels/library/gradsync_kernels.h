@@ -1,0 +1,71 @@
+#ifndef GRADSYNC_KERNELS_H
+#define GRADSYNC_KERNELS_H
+/* The passes of kernels/ behind a C interface, for a process that holds gradients on a GPU: libgradsync_kernels.so.
+ *
+ * The library owns no device memory and no thread, and never waits but where a function says so. It works in the
+ * CUDA context and on the device that are current in the calling thread; `stream` is a cudaStream_t (null: the default
+ * one). A table is used by one thread at a time; passes over one table run in the order in which they were enqueued,
+ * so a caller that changes streams orders them by an event.
+ *
+ * Functions answer 0, or another number after a failure, which `gradsync_kernels_error` then says in words. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a caller that was compiled for another interface is refused by. It changes with every change of this file. */
+#define GRADSYNC_KERNELS_ABI 1
+
+typedef struct gradsync_table gradsync_table;
+
+typedef struct {
+  uint64_t count;    /* elements; 0 is allowed */
+  uint32_t dtype;    /* 0: float32, 1: bfloat16, 2: float16, 3: float64 */
+  uint32_t reserved; /* 0 */
+} gradsync_tensor;
+
+uint32_t gradsync_kernels_abi(void);
+
+/* "0.1.0": the version of gradsync that the library was built from. */
+const char* gradsync_kernels_version(void);
+
+/* The kind of device whose memory the kernels read, as torch names it: "cuda", or "cpu" for the emulation of tests. */
+const char* gradsync_kernels_device(void);
+
+/* The last failure in this thread, in words; valid until the next call in it. */
+const char* gradsync_kernels_error(void);
+
+/* The tables of these tensors, made once for all their steps. Null after a failure. */
+gradsync_table* gradsync_table_create(const gradsync_tensor* tensors, uint32_t count);
+void gradsync_table_destroy(gradsync_table* table);
+
+/* Bytes of device memory, aligned to 256, that the caller gives to the passes over this table. */
+size_t gradsync_table_memory(const gradsync_table* table);
+
+/* Copies the table to `memory` and clears the counters. Enqueues, and reads host memory before it returns. */
+int gradsync_table_load(gradsync_table* table, void* memory, void* stream);
+
+/* One read of every tensor. `addresses` has one device address per tensor, aligned to an element; 0 is a tensor that
+ * is absent in this pass. `rows` is host memory of 64 bytes per tensor: bytes 8 to 63 of row i become the sums of
+ * tensor i (PowerSum of kernels/power_sum.hpp: two doubles whose sum is the sum of (|g| / scale)^p, scale, maximum,
+ * and as integers the values that are not finite, those of them that are NaN, and the fingerprint); the sum of a tensor
+ * with such values is not finite. Bytes 0 to 7 are left alone. `p` is 1 or more, or infinite. With `fingerprint` 0 that
+ * field is 0.
+ *
+ * Where `rows` is pageable memory the call waits for the pass; where it was registered with CUDA it only enqueues. */
+int gradsync_measure(
+    gradsync_table* table, void* memory, const uint64_t* addresses, double p, int fingerprint, void* rows, void* stream
+);
+
+/* Multiplies every tensor that is not absent by `coefficient`, in float32 (float64 for float64), with one rounding.
+ * A coefficient of 1 launches nothing. Enqueues. */
+int gradsync_scale(gradsync_table* table, void* memory, const uint64_t* addresses, double coefficient, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
