@@ -15,16 +15,16 @@ CLIENT = (
     client(
         "norm-filter-on-the-clip-set",
         "What another name counts already (a tied copy, here: the last block held) stays unclipped.",
-        "torch/_reduced/_session.py",
-        "    for block in arranged.blocks:\n        first =",
-        "    for block in arranged.blocks[:-1]:\n        first =",
+        "torch/_statistics/_arranged.py",
+        "        for block in self.blocks:\n            first =",
+        "        for block in self.blocks[:-1]:\n            first =",
     ),
     client(
         "clipped-twice",
         "The coefficient multiplies two times.",
         "torch/_reduced/_session.py",
-        "        _multiply(arranged, report.coefficient)",
-        "        _multiply(arranged, report.coefficient**2)",
+        "        arranged.multiply(report.coefficient)",
+        "        arranged.multiply(report.coefficient**2)",
     ),
     client(
         "client-float32-accumulation",

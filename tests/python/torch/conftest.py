@@ -150,6 +150,16 @@ def ranks_at(monkeypatch):
     return Ranks
 
 
+@pytest.fixture(scope="session")
+def emulated_kernels() -> Path:
+    """The kernels of GPUs over an emulation, built with the daemon: memory of the CPU stands for that of a device."""
+    binary = _daemon_binary()
+    library = Path(binary or "none").resolve().parents[1] / "lib" / "libgradsync_kernels_emulated.so"
+    if not library.exists():
+        pytest.skip(f"{library} is not there: build it (target gradsync_emulated_library)")
+    return library
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()

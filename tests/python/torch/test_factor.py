@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradsync.torch._reduced._session import _factor, _multiply
+from gradsync.torch._statistics._arranged import _factor
 from gradsync.torch._statistics._measurer import Measurer
 
 COEFFICIENT = 0.123456789  # 0.12353515625 in bfloat16
@@ -16,7 +16,7 @@ def test_every_product_is_rounded_once(dtype: torch.dtype) -> None:
     gradient = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).to(dtype)
     clipped = gradient.clone()
     measurer = Measurer([(gradient.numel(), dtype, gradient.device)], 2.0)
-    _multiply(measurer.arrange([clipped]), COEFFICIENT)
+    measurer.arrange([clipped]).multiply(COEFFICIENT)
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     assert torch.equal(clipped, (gradient.to(wide) * torch.tensor(COEFFICIENT, dtype=wide)).to(dtype))
 

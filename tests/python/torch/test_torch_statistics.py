@@ -24,9 +24,15 @@ NORMS = [1.0, 2.0, 3.0, 2.5, math.inf]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
+@pytest.fixture(autouse=True)
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """test_kernels.py is about the other way."""
+    monkeypatch.setattr(_measurer, "kernel_library", lambda: None)
+
+
 def rows_of(measurer: Measurer, gradients: list, fingerprint: bool) -> torch.Tensor:
     table = torch.empty(len(gradients), 8, dtype=torch.int64)
-    measurer.measure(measurer.arrange(gradients), fingerprint, 1, table)
+    measurer.measure(measurer.arrange(gradients, fingerprint), fingerprint, 1, table)
     return table
 
 
@@ -132,7 +138,7 @@ def test_rows_have_no_stamp_before_they_are_whole(monkeypatch: pytest.MonkeyPatc
             return inner(*arguments)
 
         monkeypatch.setattr(measurer, name, looked_at)
-    measurer.measure(measurer.arrange(gradients), True, 7, table)
+    measurer.measure(measurer.arrange(gradients, True), True, 7, table)
     assert seen == [[-1, -1]] * 2
     assert table[:, 0].tolist() == [7, 7]
 
@@ -219,11 +225,9 @@ def test_gradients_of_one_allocation_are_measured_without_a_copy(offsets: list[i
 
 @pytest.mark.usefixtures("few_are_enough")
 def test_what_lies_between_gradients_is_not_multiplied() -> None:
-    from gradsync.torch._reduced._session import _multiply
-
     flat = torch.ones(40)
     measurer = Measurer([(5, torch.float32, flat.device)] * 4, 2.0)
-    _multiply(measurer.arrange(slices(flat, [0, 7, 14, 21], 5)), 0.5)
+    measurer.arrange(slices(flat, [0, 7, 14, 21], 5)).multiply(0.5)
     expected = torch.ones(40)
     for offset in (0, 7, 14, 21):
         expected[offset : offset + 5] = 0.5

@@ -154,7 +154,7 @@ class WeightWatch:
         return tuple(map(_named, grads.finish(timeout=timeout).divergence))
 
     def _prints(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        return self._measurer.fingerprints(self._measurer.arrange(tensors))
+        return self._measurer.fingerprints(self._measurer.arrange(tensors, True))
 
     def _joined(self, timeout: float | None) -> gradsync.ReducedGrads:
         if self._grads is None:

@@ -20,7 +20,8 @@ from gradsync.errors import GradsyncError, StepRaised, UsageError
 
 from .._dtensor import local_tensor
 from .._loss_scale import unscaled_by_caller
-from .._statistics._measurer import Arranged, rows_in
+from .._statistics._arranged import Arranged
+from .._statistics._measurer import rows_in
 from .._weights import WeightWatch
 from ._held_gradients import HeldGradients
 
@@ -200,7 +201,7 @@ class Session:
             self._grads.abandon()
         if float(norm_type) != self._grads.norm_type:
             self._declare(float(norm_type))
-        arranged = self._measurer.arrange(gradients)
+        arranged = self._measurer.arrange(gradients, self._grads.check)
         self._measurer.measure(arranged, self._grads.check, self._grads.stamp, self._table)
         self._grads.wrote_all()
         return arranged
@@ -242,32 +243,6 @@ def _nonfinite(norm_type: float) -> RuntimeError:
 def _obey(arranged: Arranged, report: gradsync.StepReport) -> None:
     """Multiplies everything that is held, whether the norm counted it or not."""
     if report.coefficient == 0.0 and any(group.action == "zero" for group in report.groups):
-        with torch.no_grad():
-            for block in arranged.blocks:
-                torch._foreach_zero_(block.views)  # NaN times 0 is NaN
+        arranged.zero()
     else:
-        _multiply(arranged, report.coefficient)
-
-
-def _multiply(arranged: Arranged, coefficient: float) -> None:
-    if coefficient == 1.0:
-        return  # a product with 1 changes no bit
-    groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for block in arranged.blocks:
-        first = block.views[0]
-        groups.setdefault((first.device, first.dtype), []).extend(block.views)
-    with torch.no_grad():
-        for (device, dtype), views in groups.items():
-            factor: Any = _factor(coefficient, device, dtype)
-            torch._foreach_mul_(views, factor)
-
-
-def _factor(coefficient: float, device: torch.device, dtype: torch.dtype) -> float | torch.Tensor:
-    """What torch multiplies by without rounding it to 16 bits first.
-
-    On a CPU that is a tensor of 32 bits or more: a number is rounded to the dtype of 16-bit gradients. On other
-    devices it is the number: there the tensor is rounded (torch 2.11, ForeachBinaryOpScalarTensor.cu).
-    """
-    if device.type != "cpu":
-        return coefficient
-    return torch.tensor(coefficient, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+        arranged.multiply(report.coefficient)

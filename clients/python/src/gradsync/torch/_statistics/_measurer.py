@@ -1,15 +1,15 @@
 """Measures one rank's gradients on their device: sums of powers in float64, maxima, counts of non-finite values.
 
-Gradients of one dtype, device and size are measured together, as the rows of one matrix, by a few kernels whatever
-their number. Where the fast pass has no answer (a value that is not finite, powers outside the range of doubles),
-gradients are measured again one by one. Nothing here knows ranks, names or meshes.
+Where libgradsync_kernels reads the memory of a device, it measures all gradients there in one pass (_kernels.py). The
+rest is torch's: gradients of one dtype, device and size are measured together, as the rows of one matrix, by a few
+kernels whatever their number. Where the fast pass has no answer (a value that is not finite, powers outside the range
+of doubles), gradients are measured again one by one. Nothing here knows ranks, names or meshes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +17,13 @@ from torch import _utils
 
 from gradsync._step._row import NOT_TAKEN, PLAIN_SUMS
 
+from ._arranged import Arranged, Block, Group, Placed
 from ._cpu_sums import CHUNK, CpuSums
 from ._exact_sums import exact_sums
 from ._fingerprints import fingerprints
+from ._kernels import KERNELS_DTYPES, KernelLibrary, kernel_library
 
-__all__ = ["Arranged", "Measurer", "rows_in"]
+__all__ = ["Measurer", "rows_in"]
 
 _SMALL = 1 << 16  # elements up to which gradients are measured together
 _COPIED = 1 << 14  # and up to which they are copied for it, where they do not lie together
@@ -34,42 +36,6 @@ _UNFINISHED = -1  # the stamp of rows that are being written
 _flatten: Callable[[Sequence[torch.Tensor]], torch.Tensor] = _utils._flatten_dense_tensors
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Gradients of one dtype and device: their indices, also as an index of rows, and as a slice if they are.
-
-    `alike`: they are of one size, and enough to be measured together. Others are measured one by one.
-    """
-
-    alike: bool
-    members: tuple[int, ...]
-    rows: torch.Tensor
-    run: slice | None
-    cpu_sums: CpuSums | None  # set where `CpuSums` sums them
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A group where it lies now: `views` are over the gradients' own memory.
-
-    `joined`: a view is a matrix of gradients that lie at equal distances (fully_shard cuts them from one allocation);
-    otherwise a view is one gradient.
-    """
-
-    group: Group
-    views: list[torch.Tensor]
-    joined: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Arranged:
-    """The gradients of one moment, and what is measured together; empty gradients and None are in no block."""
-
-    gradients: Sequence[torch.Tensor | None]
-    whole: bool  #: none of them is None
-    blocks: list[Block]
-
-
 class Measurer:
     """Measures the same gradients every step; sizes, dtypes and devices do not change, the memory does."""
 
@@ -79,7 +45,10 @@ class Measurer:
         # Powers of narrow types stay in the range of doubles, so maxima are not needed.
         self._quick = norm_type in (1, 2)
         self._memory = torch.empty(CHUNK, dtype=torch.float64)
-        self._all = self._grouped(range(len(self._kinds)))
+        self._in_kernels = _in_kernels(self._kinds, kernel_library())
+        placed = {index for one in self._in_kernels for index in one.members}
+        self._others = [index for index in range(len(self._kinds)) if index not in placed]
+        self._all = self._grouped(self._others)
         self._some: tuple[list[int], list[Group]] = (
             [],
             [],
@@ -87,11 +56,24 @@ class Measurer:
         self._blank = _blank_rows(len(self._kinds))
         self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # views of `_memory`
 
-    def arrange(self, gradients: Sequence[torch.Tensor | None]) -> Arranged:
-        """Says what is measured together; valid as long as the gradients stay where they are."""
+    @property
+    def measured_by(self) -> str:
+        """What measures most of it, in words."""
+        return str(self._in_kernels[0].library) if self._in_kernels else "torch"
+
+    def arrange(self, gradients: Sequence[torch.Tensor | None], fingerprint: bool = False) -> Arranged:
+        """Says what is measured together; valid as long as the gradients stay where they are.
+
+        `fingerprint`: fingerprints will be taken, which are of the elements in their logical order.
+        """
         groups, whole = self._all, type(None) not in set(map(type, gradients))
-        if not whole:
-            there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        placed, others = [], self._others
+        for one in self._in_kernels:
+            here, left = one.place(gradients, fingerprint)
+            placed.append(here)
+            others = sorted([*others, *left]) if left else others
+        if not whole or others is not self._others:
+            there = [i for i in others if gradients[i] is not None]
             if there != self._some[0]:
                 self._some = there, self._grouped(there)
             groups = self._some[1]
@@ -99,7 +81,7 @@ class Measurer:
         for group in groups:
             held: Any = gradients[group.run] if group.run else [gradients[i] for i in group.members]
             blocks.append(Block(group, *(_views(held) if group.alike else (held, False))))
-        return Arranged(gradients, whole, blocks)
+        return Arranged(gradients, whole, blocks, placed)
 
     def _grouped(self, indices: Sequence[int]) -> list[Group]:
         """Groups what is measured together and what is not; empty gradients are in no group."""
@@ -139,6 +121,8 @@ class Measurer:
             alike.setdefault((first.device, exact), []).append(block)
         # All kernels are started before the results of the first are waited for.
         found = [self._measure_blocks(blocks, exact, fingerprint) for (_, exact), blocks in alike.items()]
+        for one in arranged.placed:
+            _measure_placed(one, self._p, fingerprint, table)
         plain = True
         for blocks, (sums, prints) in zip(alike.values(), found, strict=True):
             rows, here = _rows_of(blocks), sums.cpu()
@@ -147,7 +131,7 @@ class Measurer:
                 table[rows, 7] = torch.where(prints == 0, 1, prints).cpu()  # 0 says that none was taken
             plain = plain and self._are_plain(here)
         if not plain:
-            self._look_again(arranged.gradients, table, numbers)
+            self._look_again(arranged, table, numbers)
         if arranged.whole:
             table[:, 0] = stamp
         else:
@@ -155,7 +139,10 @@ class Measurer:
 
     def fingerprints(self, arranged: Arranged) -> torch.Tensor:
         """One int64 for each, on the CPU; 0 for None and what is empty."""
-        found = torch.zeros(len(self._kinds), dtype=torch.int64)
+        table = torch.zeros(len(self._kinds), 8, dtype=torch.int64)
+        for one in arranged.placed:
+            _measure_placed(one, math.inf, True, table)  # this power asks least of a GPU
+        found = table[:, 7].clone()
         with torch.no_grad():
             for block in arranged.blocks:
                 pieces = _pieces(_matrices(block), _chunk(block.views[0].device))
@@ -181,7 +168,7 @@ class Measurer:
             numbers[:, 4] = NOT_TAKEN
         else:
             numbers[:, 4] = (sums != 0).double().mul_(NOT_TAKEN)
-            self._look_again(arranged.gradients, table, numbers)
+            self._look_again(arranged, table, numbers)
 
     def _measure_blocks(
         self, blocks: list[Block], exact: bool, fingerprint: bool
@@ -258,13 +245,14 @@ class Measurer:
         least, most = torch.aminmax(sums[3] if math.isinf(self._p) else sums[0])
         return PLAIN_SUMS[0] < float(least) and float(most) < PLAIN_SUMS[1]
 
-    def _look_again(self, gradients: Sequence[torch.Tensor | None], table: torch.Tensor, numbers: torch.Tensor) -> None:
+    def _look_again(self, arranged: Arranged, table: torch.Tensor, numbers: torch.Tensor) -> None:
         sums, maxima = numbers[:, 1], numbers[:, 4]
         odd = ~(torch.isfinite(sums) & torch.isfinite(maxima))
         if math.isfinite(self._p):
             odd |= (maxima > 0) & ((sums <= PLAIN_SUMS[0]) | (sums >= PLAIN_SUMS[1])) & (numbers[:, 3] == 1.0)
-        for index in odd.nonzero().flatten().tolist():
-            gradient = gradients[index]
+        by_torch = torch.cat([block.group.rows for block in arranged.blocks])
+        for index in by_torch[odd[by_torch]].tolist():
+            gradient = arranged.gradients[index]
             assert gradient is not None
             with torch.no_grad():
                 flat = gradient.detach().reshape(1, -1)
@@ -280,6 +268,72 @@ class Measurer:
             table[index, 5:7] = counts.cpu()
 
 
+class _InKernels:
+    """Gradients of one device that the library measures, where their memory allows it."""
+
+    def __init__(
+        self, library: KernelLibrary, kinds: Sequence[tuple[int, torch.dtype, torch.device]], members: list[int]
+    ) -> None:
+        self.library = library
+        self.members = members
+        self._rows, self._run = torch.tensor(members), _run_of(members)
+        self._passes = library.passes([kinds[index][:2] for index in members], kinds[members[0]][2])
+
+    def place(self, gradients: Sequence[torch.Tensor | None], fingerprint: bool) -> tuple[Placed, list[int]]:
+        """Where they lie, and the indices of those that torch has to measure.
+
+        A pass reads memory in its order. That is enough for sums, not for a fingerprint, nor where memory has gaps.
+        """
+        addresses, left = [0] * len(self.members), []
+        for place, index in enumerate(self.members):
+            gradient = gradients[index]
+            if gradient is None:
+                continue
+            if gradient.is_contiguous() or (not fingerprint and _is_dense(gradient)):
+                addresses[place] = gradient.data_ptr()
+            else:
+                left.append(index)
+        return Placed(self._passes, self._rows, self._run, addresses), left
+
+
+def _in_kernels(
+    kinds: Sequence[tuple[int, torch.dtype, torch.device]], library: KernelLibrary | None
+) -> list[_InKernels]:
+    members: dict[torch.device, list[int]] = {}
+    for index, (_, dtype, device) in enumerate(kinds):
+        if library is not None and device.type == library.device_type and dtype in KERNELS_DTYPES:
+            members.setdefault(device, []).append(index)
+    return [_InKernels(library, kinds, held) for held in members.values() if library is not None]
+
+
+def _measure_placed(one: Placed, p: float, fingerprint: bool, table: torch.Tensor) -> None:
+    """Fills rows but for their stamps. The sum of a gradient with values that are not finite is 0: nobody asks it."""
+    apart = one.run is None
+    rows = torch.zeros(len(one.addresses), 8, dtype=torch.int64) if apart else table[one.run]
+    one.passes.measure(one.addresses, p, fingerprint, rows.data_ptr())
+    there = torch.tensor(one.addresses) != 0
+    if fingerprint:
+        prints = rows[:, 7]
+        rows[:, 7] = torch.where(there, torch.where(prints == 0, 1, prints), 0)  # 0 says that none was taken
+    nonfinite = rows[:, 5] != 0
+    if bool(nonfinite.any()):
+        rows.view(torch.float64)[nonfinite, 1:3] = 0.0
+    if apart:
+        table[one.rows[there]] = rows[there]
+
+
+def _is_dense(gradient: torch.Tensor) -> bool:
+    """Whether its elements fill a stretch of memory, each once, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(gradient.stride(), gradient.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 def rows_in(memory: memoryview) -> torch.Tensor:
     """A table that `Measurer.measure` fills, over this memory: one row of 8 int64 for every 64 bytes."""
     return torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else torch.empty(0, 8).long()
@@ -293,9 +347,12 @@ def _blank_rows(count: int) -> torch.Tensor:
 
 
 def _group(alike: bool, members: list[int], cpu_sums: CpuSums | None) -> Group:
+    return Group(alike, tuple(members), torch.tensor(members), _run_of(members), cpu_sums)
+
+
+def _run_of(members: list[int]) -> slice | None:
     reach = slice(members[0], members[-1] + 1)  # they are in order
-    run = reach if reach.stop - reach.start == len(members) else None
-    return Group(alike, tuple(members), torch.tensor(members), run, cpu_sums)
+    return reach if reach.stop - reach.start == len(members) else None
 
 
 def _rows_of(blocks: list[Block]) -> torch.Tensor | slice:
