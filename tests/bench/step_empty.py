@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import results
+from gradsync._wire import dump
 from processes import Ranks, Unavailable, listening, private_daemon
 
 WORLD_SIZE = 2
@@ -36,7 +37,7 @@ def echo_server(binary: Path, folder: Path, result: str, step: Sequence[str] = (
 
 
 def recorded_frames(address: str) -> dict[str, Any]:
-    """The texts of one step of two ranks, as contender `empty_step` records them."""
+    """The messages of one step of two ranks, as contender `empty_step` records them."""
     ranks = Ranks("empty_step", WORLD_SIZE, {"steps": 1}, {"GRADSYNC_ADDRESS": address})
     try:
         ranks.step()
@@ -79,7 +80,8 @@ def run(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
         "world_size": WORLD_SIZE,
         "steps_in_a_round": STEPS,
         "rounds": rounds,
-        "frame_bytes": {key: len(frames[key]) for key in ("notification", "params", "result")},
+        "frame_bytes": {key: len(dump(frames[key])) for key in ("notification", "params")}
+        | {"result": len(frames["result"])},
         "p99_us": middle99,
         "shown": {
             "p99: ours / echo": f"{middle99['ours'] / middle99['echo']:.3g}",

@@ -1,9 +1,8 @@
-"""The params of a step's calls as text: whatever is given, they say what a dictionary of it would."""
+"""The params of a step's calls, whatever is given."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradsync._step._step_request import UNSET, StepParams, max_norm_param, step_params
-from gradsync._wire import encode_number
+from gradsync._step._step_request import UNSET, max_norm_param, step_params
+from gradsync._wire import dump, encode_number
 from gradsync.errors import UsageError
 
-JOB: Any = SimpleNamespace(epoch=7, attempt=3)
 INDICES = st.lists(st.integers(0, 2**32), max_size=5)
 
 
-def said(params: StepParams) -> dict[str, Any]:
-    read = json.loads(params.text(JOB))
-    assert isinstance(read, dict)
-    return read
+def said(params: dict[str, Any]) -> Any:
+    """What the daemon reads."""
+    return json.loads(dump(params))
 
 
 @given(
@@ -35,7 +32,7 @@ def said(params: StepParams) -> dict[str, Any]:
     scaled=st.none() | st.booleans(),
     max_norm=st.just(UNSET) | st.none() | st.floats(),
 )
-def test_the_text_says_all_that_was_given(
+def test_the_params_say_all_that_was_given(
     step: int,
     scale: float | None,
     timeout: float | None,
@@ -46,7 +43,7 @@ def test_the_text_says_all_that_was_given(
     max_norm: Any,
 ) -> None:
     params = step_params(step, scale, timeout, ready, unused, digests, scaled, max_norm)
-    expected: dict[str, Any] = {"epoch": 7, "attempt": 3, "step": step, "ready": "all" if ready is None else ready}
+    expected: dict[str, Any] = {"step": step, "ready": "all" if ready is None else ready}
     if unused:
         expected["unused"] = unused
     if scale is not None:
@@ -61,26 +58,19 @@ def test_the_text_says_all_that_was_given(
     assert said(params) == expected
 
 
-def test_params_follow_the_attempt_of_the_job() -> None:
-    params = StepParams.of({"step": 4, "abandon": True})
-    assert said(params) == {"epoch": 7, "attempt": 3, "step": 4, "abandon": True}
-    after_restart: Any = SimpleNamespace(epoch=8, attempt=0)
-    assert json.loads(params.text(after_restart)) == {"epoch": 8, "attempt": 0, "step": 4, "abandon": True}
-
-
 @pytest.mark.parametrize("step", ["5", '5,"attempt":9', True, 2.5])
 def test_a_step_that_is_no_integer_travels_as_what_it_is(step: Any) -> None:
     """For the daemon to refuse."""
     found = said(step_params(step, None, None, None, (), None, None))
     assert found["step"] == step
     assert type(found["step"]) is type(step)
-    assert found["attempt"] == 3
+    assert set(found) == {"step", "ready"}
 
 
 @pytest.mark.parametrize("ready", [0, False, 2.5, np.array([0]), np.int64(0)])
 def test_what_is_no_list_of_buckets_is_not_taken_for_an_empty_one(ready: Any) -> None:
     with pytest.raises(TypeError):
-        step_params(1, None, None, ready, (), None, None)
+        said(step_params(1, None, None, ready, (), None, None))
 
 
 def test_a_timeout_of_nothing_is_refused() -> None:

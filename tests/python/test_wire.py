@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradsync._step._report import StepReport, WatchReport, decode_report, read_report
-from gradsync._wire import decode_int, decode_number, dump, encode_number, load, plain
+from gradsync._wire import decode_int, decode_number, dump, encode_number, load, notification, plain, request
 from gradsync.errors import ProtocolError
 
 
@@ -50,6 +50,13 @@ def test_params_with_numbers_inside_are_made_plain() -> None:
     }
     with pytest.raises(TypeError):
         plain({"a": object()})
+
+
+@given(method=st.text(), params=st.dictionaries(st.text(), st.none() | st.integers() | st.text()))
+def test_a_message_says_its_method_and_its_params_whatever_is_in_them(method: str, params: dict[str, Any]) -> None:
+    said = {"jsonrpc": "2.0", "method": method, "params": params}
+    assert json.loads(notification(method, params)) == said
+    assert json.loads(request(7, method, params)) == {**said, "id": 7}
 
 
 def test_text_that_is_no_json_is_a_protocol_error() -> None:

@@ -38,16 +38,16 @@ class Contender:
         return {"norm": self._norm, "microseconds": self._microseconds, "frames": self._frames}
 
     def _one_step_recorded(self) -> dict[str, Any]:
-        """The texts of one step, for the bare server to exchange as well."""
+        """The messages of one step, for the bare server to exchange as well."""
         job: Any = self._job
         notify, step_call = job.notify, job.step_call
         frames: dict[str, Any] = {}
 
-        def recorded_notify(text: str) -> None:
-            frames.update(notification=text)
-            notify(text)
+        def recorded_notify(method: str, params: dict[str, Any]) -> None:
+            frames.update(notification={"method": method, "params": params})
+            notify(method, params)
 
-        def recorded_call(method: str, params: str, *arguments: Any, **named: Any) -> Any:
+        def recorded_call(method: str, params: dict[str, Any], *arguments: Any, **named: Any) -> Any:
             result = step_call(method, params, *arguments, **named)
             frames.update(method=method, params=params)
             frames.update(result=json.dumps(result, separators=(",", ":")))

@@ -20,7 +20,7 @@ from ._step._grads import Grads
 from ._step._report import StepReport, decode_report
 from ._tensor import Mesh
 from ._transport._channel import Channel
-from ._wire import dump, plain
+from ._wire import plain
 from .errors import CallTimeout, ConnectionFailed, GradsyncError, UsageError
 
 __all__ = ["Client", "Subscription", "connect"]
@@ -165,7 +165,7 @@ class Client:
             "meshes": [mesh.encode(name) for name, mesh in named.items()],
             "restart_count": launch.restart_count,
         }
-        reply = self._channel.attach(dump(params), timeout)
+        reply = self._channel.attach(params, timeout)
         self._job = Job(self, launch.job, launch.rank, launch.world_size, named, reply)
         return self._job
 
@@ -175,9 +175,7 @@ class Client:
         Raises:
             RpcError: the daemon answered with an error.
         """
-        return self._channel.call(
-            method, dump(plain(dict(params or {}))), timeout=timeout, idempotent=False, whole=True
-        )
+        return self._channel.call(method, plain(dict(params or {})), timeout=timeout, idempotent=False, whole=True)
 
     def status(self) -> dict[str, Any]:
         """The daemon's status: the daemon itself and this user's jobs."""
@@ -216,7 +214,7 @@ class Client:
         params: dict[str, Any] = {"topics": list(topics)}
         if job is not None:
             params["job"] = job
-        return Subscription(self._channel, self._channel.subscribe(dump(params), callback, _QUICK_S))
+        return Subscription(self._channel, self._channel.subscribe(params, callback, _QUICK_S))
 
     def close(self) -> None:
         """Leaves the job and ends the connection, and the private daemon with it. Doing it again changes nothing."""
@@ -246,7 +244,7 @@ class Client:
             self.close()
 
     def _read(self, method: str, params: Mapping[str, Any]) -> Any:
-        return self._channel.call(method, dump(params), timeout=_QUICK_S, idempotent=True)
+        return self._channel.call(method, params, timeout=_QUICK_S, idempotent=True)
 
     def _job_name(self, job: str | None) -> str:
         if job is not None:

@@ -17,7 +17,6 @@ from ._step._reconnect import Reconnect
 from ._step._record import stamp_of
 from ._step._reduced import ReducedGrads, check_stats_arguments, table_bytes
 from ._tensor import Mesh, Tensor
-from ._wire import dump
 from .errors import ConnectionLost, GradsyncError, UsageError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Job:
         self._channel = client._channel
         self.seat = self._channel.seat  # the daemon that the calls of a step are for
         self._declaring = Declaring(self._channel, rank, self._somebody_paused, self._log_what_is_waited_for)
-        self.notify = self._channel.notify  # text of a notification; any thread, never waits for an answer
+        self.notify = self._channel.notify  # any thread; never waits for an answer
 
     @property
     def grads(self) -> Grads | ReducedGrads | None:
@@ -127,16 +126,16 @@ class Job:
         options = encode_options(data_path, accumulate, norm_type, clip, formula, buckets)
         check_divergence(divergence)
         only_mesh = next(iter(self.meshes)) if len(self.meshes) == 1 else None
-        wires = [dump(tensor.encode(only_mesh)) for tensor in tensors]
+        wires = [tensor.encode(only_mesh) for tensor in tensors]
         _check_names(tensors)
         if data_path == "stats":
             check_stats_arguments(accumulate, tensors)
 
         size_bytes = table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors, self.meshes)
         seat = self._channel.seat
-        new = self._declaring.share(size_bytes, dump(options), wires, timeout, seat, self._last_done)
+        new = self._declaring.share(size_bytes, options, wires, timeout, seat, self._last_done)
         reconnect = Reconnect(
-            self._channel, self._declaring, new.arena, dump(options), tensors, only_mesh, new.reply, new.record
+            self._channel, self._declaring, new.arena, options, tensors, only_mesh, new.reply, new.record
         )
         grads: Grads | ReducedGrads
         if data_path == "stats":
@@ -167,7 +166,7 @@ class Job:
         """
         if self._forget():
             with contextlib.suppress(ConnectionLost):  # a lost connection has left the job already
-                self._channel.call("job.detach", "{}", timeout=QUICK_S, idempotent=False, session=True)
+                self._channel.call("job.detach", {}, timeout=QUICK_S, idempotent=False, session=True)
 
     def abandon(self) -> None:
         """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): it hardly waits for the answer."""
@@ -180,6 +179,10 @@ class Job:
     def stamp(self) -> int:
         """The attempt as one number, never 0."""
         return stamp_of(self.epoch, self.attempt)
+
+    def fence(self) -> dict[str, Any]:
+        """The epoch and the attempt, which every call of a step carries."""
+        return {"epoch": self.epoch, "attempt": self.attempt}
 
     def come_back(self, reconnect: Reconnect, timeout: float | None, *, stepped: bool) -> dict[str, Any]:
         """Declares again at the restarted daemon and returns its answer. `stepped`: the weights have changed since.
@@ -197,7 +200,7 @@ class Job:
         self.advance(reply["epoch"], reply["attempt"])
         return reply
 
-    def step_call(self, method: str, params: str, timeout: float | None, *, first: bool) -> Any:
+    def step_call(self, method: str, params: Mapping[str, Any], timeout: float | None, *, first: bool) -> Any:
         """One request of a step; its timer is 5 s longer than the daemon's deadline.
 
         Raises:
@@ -261,13 +264,13 @@ class Job:
 
     def _somebody_paused(self) -> bool:
         # A paused rank stops the daemon's deadline, so that of the client has to wait with it.
-        status = self._channel.call("status.get", "{}", timeout=QUICK_S, idempotent=True)
+        status = self._channel.call("status.get", {}, timeout=QUICK_S, idempotent=True)
         return any(rank["paused"] for job in status["jobs"] if job["job"] == self.name for rank in job["ranks"])
 
     def _log_what_is_waited_for(self, method: str) -> None:
         status = None
         with contextlib.suppress(GradsyncError):
-            status = self._channel.post("status.get", "{}", _GLANCE_S, session=False)
+            status = self._channel.post("status.get", {}, _GLANCE_S, session=False)
         if status is None:
             _log.warning("%s of %r waits for the daemon, which does not answer status.get either", method, self)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from .errors import ProtocolError
@@ -82,11 +83,11 @@ def load(text: str | bytes) -> Any:
         raise ProtocolError(f"the daemon sent text that is not JSON ({error}); is something else listening?") from None
 
 
-def request(request_id: int, method: str, params: str) -> str:
-    """A request whose params are JSON already."""
-    return f'{{"jsonrpc":"2.0","id":{request_id},"method":"{method}","params":{params}}}'
+def request(request_id: int, method: str, params: Mapping[str, Any]) -> str:
+    """A request as text."""
+    return _dump({"jsonrpc": "2.0", "id": request_id, "method": method, "params": params})
 
 
-def notification(method: str, params: str) -> str:
-    """A notification whose params are JSON already."""
-    return f'{{"jsonrpc":"2.0","method":"{method}","params":{params}}}'
+def notification(method: str, params: Mapping[str, Any]) -> str:
+    """A notification as text."""
+    return _dump({"jsonrpc": "2.0", "method": method, "params": params})

@@ -13,7 +13,7 @@ from gradsync._transport._calls import SessionMoved
 from gradsync.errors import ClipRaised, ConnectionLost, GradientsDiverged, RpcError, UsageError
 
 from ._report import StepReport, decode_fence, read_report
-from ._step_request import UNSET, StepParams, Unset, max_norm_param, timeout_param
+from ._step_request import UNSET, Unset, max_norm_param, timeout_param
 
 if TYPE_CHECKING:
     from gradsync._job import Job
@@ -37,7 +37,7 @@ class Declared(ABC):
         self.raises_divergence = False  #: whether a step raises where copies of a gradient differ
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
-        self._first_half: StepParams | None = None  # the parameters of its compute_norm
+        self._first_half: dict[str, Any] | None = None  # the parameters of its compute_norm
         self._finished_once = False
         self._retired = False
 
@@ -101,7 +101,7 @@ class Declared(ABC):
         if self._begun():
             raise UsageError("load_state_dict() belongs between two steps; gradients of this one are ready already")
         if policies:
-            params = StepParams.of({"state": policies} | timeout_param(timeout))
+            params = {"state": policies} | timeout_param(timeout)
             wire = self._step_call("policy.import", params, timeout)
             epoch, attempt = decode_fence(wire)
             self._job.note_done(epoch, wire["attempt"])
@@ -117,10 +117,10 @@ class Declared(ABC):
 
     # for data paths
 
-    def _finish(self, step: int, params: StepParams, timeout: float | None) -> StepReport:
+    def _finish(self, step: int, params: dict[str, Any], timeout: float | None) -> StepReport:
         return self._end(step, self._step_call("step.finish", params, timeout))
 
-    def _compute_norm(self, step: int, params: StepParams, timeout: float | None) -> StepReport:
+    def _compute_norm(self, step: int, params: dict[str, Any], timeout: float | None) -> StepReport:
         wire = self._step_call("norm.compute", params, timeout)
         self._half_done, self._first_half = step, params
         return read_report(wire, self._name_of)
@@ -130,7 +130,7 @@ class Declared(ABC):
         step = self._half_done
         if step is None:
             raise UsageError(f"{name} needs the norm of this step; call compute_norm() first")
-        params = StepParams.of({"step": step} | how | timeout_param(timeout))
+        params = {"step": step} | how | timeout_param(timeout)
         return self._end(step, self._step_call("clip.apply", params, timeout))
 
     @abstractmethod
@@ -148,7 +148,7 @@ class Declared(ABC):
     def _reset(self) -> None:
         self._half_done = None
 
-    def _step_call(self, method: str, params: StepParams | None, timeout: float | None) -> dict[str, Any]:
+    def _step_call(self, method: str, params: dict[str, Any] | None, timeout: float | None) -> dict[str, Any]:
         try:
             return self._call_through(method, params, timeout)
         except RpcError as error:
@@ -159,16 +159,16 @@ class Declared(ABC):
                 self._reset()
             raise
 
-    def _call_through(self, method: str, params: StepParams | None, timeout: float | None) -> dict[str, Any]:
+    def _call_through(self, method: str, params: dict[str, Any] | None, timeout: float | None) -> dict[str, Any]:
         """One call of a step, whatever daemons end in the meantime."""
         job = self._job
         first = not self._finished_once
         began = time.monotonic()
         left = timeout  # what the caller's limit for the whole call leaves
         while True:
-            text = "{}" if params is None else params.text(job)
+            fenced = {} if params is None else {**job.fence(), **params}
             try:
-                wire: dict[str, Any] = job.step_call(method, text, left, first=first)
+                wire: dict[str, Any] = job.step_call(method, fenced, left, first=first)
                 return wire
             except SessionMoved:
                 result = self._reconnect.settle(job.stamp)

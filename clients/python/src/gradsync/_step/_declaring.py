@@ -57,7 +57,7 @@ class Declaring:
             RpcError: the daemon refused it.
         """
         began = time.monotonic()
-        grant = self._call("buffers.allocate", dump({"bytes": size_bytes, "device": "cpu"}), seat, timeout)
+        grant = self._call("buffers.allocate", {"bytes": size_bytes, "device": "cpu"}, seat, timeout)
         buffer: int = grant["buffer"]
         try:
             fd = fetch_fd(self._channel.fd_socket_path, grant["token"], _quick(timeout, began))
@@ -73,7 +73,7 @@ class Declaring:
             RpcError: the daemon refused it.
         """
         began = time.monotonic()
-        grant = self._call("buffers.adopt", dump({"bytes": arena.size_bytes, "device": "cpu"}), seat, timeout)
+        grant = self._call("buffers.adopt", {"bytes": arena.size_bytes, "device": "cpu"}, seat, timeout)
         give_fd(self._channel.fd_socket_path, grant["token"], arena.fd, _quick(timeout, began))
         buffer: int = grant["buffer"]
         return buffer
@@ -81,13 +81,13 @@ class Declaring:
     def release(self, buffer: int, seat: str) -> None:
         """Gives memory back, its pages too. What cannot be released now goes with the session."""
         with contextlib.suppress(GradsyncError):
-            self._channel.post("buffers.release", dump({"buffer": buffer}), PATIENCE_S, seat=seat)
+            self._channel.post("buffers.release", {"buffer": buffer}, PATIENCE_S, seat=seat)
 
     def declare(
         self,
         buffer: int,
-        options: str,
-        wires: Sequence[str],
+        options: Mapping[str, Any],
+        wires: Sequence[Mapping[str, Any]],
         timeout: float | None,
         seat: str,
         last_done: tuple[int, int] | None = None,
@@ -101,21 +101,21 @@ class Declaring:
         """
         pages = _pages(wires)
         began = time.monotonic()
-        done = [] if last_done is None else [f'"last_done":{{"epoch":{last_done[0]},"attempt":{last_done[1]}}}']
         reply: dict[str, Any] = {}
         for number, page in enumerate(pages):
             last = number == len(pages) - 1
             left = _left(timeout, began)
             limit = self._channel.welcome.declare_s if left is None else left
-            fields = [f'"buffer":{buffer}', f'"page":{number}', f'"last":{"true" if last else "false"}']
+            params: dict[str, Any] = {"buffer": buffer, "page": number, "last": last, "tensors": page}
             if number == 0:
-                fields.append(f'"options":{options}')
-            if last:
-                fields += [*([] if left is None else [f'"timeout_ms":{max(1, round(left * 1000))}']), *done]
-            fields.append(f'"tensors":[{",".join(page)}]')
+                params["options"] = options
+            if last and left is not None:
+                params["timeout_ms"] = max(1, round(left * 1000))
+            if last and last_done is not None:
+                params["last_done"] = {"epoch": last_done[0], "attempt": last_done[1]}
             reply = self._channel.call(
                 "gradients.declare",
-                "{" + ",".join(fields) + "}",
+                params,
                 timeout=limit if last else min(QUICK_S, limit),
                 idempotent=False,
                 session=True,
@@ -129,8 +129,8 @@ class Declaring:
     def share(
         self,
         size_bytes: int,
-        options: str,
-        wires: Sequence[str],
+        options: Mapping[str, Any],
+        wires: Sequence[Mapping[str, Any]],
         timeout: float | None,
         seat: str,
         last_done: tuple[int, int] | None,
@@ -163,7 +163,7 @@ class Declaring:
             _log.warning("a restart of the daemon will end this rank, for its step record cannot be had: %s", error)
             return None
 
-    def _call(self, method: str, params: str, seat: str, timeout: float | None) -> Any:
+    def _call(self, method: str, params: Mapping[str, Any], seat: str, timeout: float | None) -> Any:
         limit = QUICK_S if timeout is None else min(QUICK_S, timeout)
         whole = timeout is not None
         return self._channel.call(method, params, timeout=limit, idempotent=False, session=True, seat=seat, whole=whole)
@@ -180,13 +180,14 @@ def _quick(timeout: float | None, began: float) -> float:
     return QUICK_S if left is None else min(QUICK_S, max(_SHORTEST_S, left))
 
 
-def _pages(wires: Sequence[str]) -> list[list[str]]:
-    pages: list[list[str]] = [[]]
+def _pages(wires: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    pages: list[list[Mapping[str, Any]]] = [[]]
     used = 0
     for wire in wires:
-        if pages[-1] and used + len(wire) > _PAGE_BYTES:
+        size = len(dump(wire))
+        if pages[-1] and used + size > _PAGE_BYTES:
             pages.append([])
             used = 0
         pages[-1].append(wire)
-        used += len(wire) + 1
+        used += size + 1
     return pages

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradsync._tensor import Tensor
-from gradsync._wire import dump, notification
 from gradsync._wire_errors import local_error
 from gradsync.errors import NotReady
 
@@ -20,7 +19,7 @@ from ._buffer import Buffer
 from ._declared import Declared, some_of
 from ._layout import Bucket, Layout
 from ._report import StepReport
-from ._step_request import UNSET, ReadySet, StepParams, Unset, step_params
+from ._step_request import UNSET, ReadySet, Unset, step_params
 from ._step_tracker import StepTracker
 
 if TYPE_CHECKING:
@@ -196,7 +195,7 @@ class Grads(Declared):
         bucket_digests: Sequence[int] | None,
         scaled: bool | None,
         max_norm: float | None | Unset = UNSET,
-    ) -> tuple[int, StepParams]:
+    ) -> tuple[int, dict[str, Any]]:
         self._check_open()
         if ready is None:
             self._check_complete()
@@ -214,13 +213,15 @@ class Grads(Declared):
     def _send_bucket(self, bucket: int, micro_batch: int | None) -> None:
         # The daemon has to know the unused tensors before the bucket that they complete.
         job = self._job
-        head = f'{{"epoch":{job.epoch},"attempt":{job.attempt},"step":{job.next_step}'
+        said = {**job.fence(), "step": job.next_step}
         if len(self._unused) > self._unused_notified:
             new = list(self._unused)[self._unused_notified :]
             self._unused_notified = len(self._unused)
-            job.notify(notification("tensor.unused", f'{head},"tensors":{dump(new)}}}'))
-        tail = "" if micro_batch is None else f',"micro_batch":{micro_batch}'
-        job.notify(notification("bucket.ready", f'{head},"bucket":{bucket}{tail}}}'))
+            job.notify("tensor.unused", {**said, "tensors": new})
+        said["bucket"] = bucket
+        if micro_batch is not None:
+            said["micro_batch"] = micro_batch
+        job.notify("bucket.ready", said)
 
     def _check_complete(self) -> None:
         if self._tracker.complete():  # looks at the buckets, which are fewer than the tensors

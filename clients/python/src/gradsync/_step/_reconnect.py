@@ -13,7 +13,6 @@ from typing import Any
 from gradsync._tensor import Tensor
 from gradsync._transport._calls import SessionMoved
 from gradsync._transport._channel import Channel
-from gradsync._wire import dump
 from gradsync.errors import BadToken, CallTimeout, ConnectionLost, Draining, MethodNotFound
 
 from ._arena import Arena
@@ -36,7 +35,7 @@ class Reconnect:
         channel: Channel,
         declaring: Declaring,
         arena: Arena,
-        options: str,
+        options: Mapping[str, Any],
         tensors: Sequence[Tensor],
         only_mesh: str | None,
         reply: Mapping[str, Any],
@@ -80,7 +79,7 @@ class Reconnect:
             ConnectionLost: the daemon does not come back, or the rank cannot go on there.
         """
         tensors = self._tensors if with_weights else [replace(t, weight_fingerprint=None) for t in self._tensors]
-        wires = [dump(tensor.encode(self._only_mesh)) for tensor in tensors]
+        wires = [tensor.encode(self._only_mesh) for tensor in tensors]
         deadline = time.monotonic() + timeout
         give_up_at = time.monotonic() + _GIVE_UP_S
         delay = _FIRST_DELAY_S

@@ -21,7 +21,7 @@ from ._arena import Arena
 from ._declared import Declared, some_of
 from ._report import Finding, StepReport, decode_report, findings_in
 from ._row import ABSENT, ROW_BYTES, Row
-from ._step_request import UNSET, StepParams, Unset, step_params
+from ._step_request import UNSET, Unset, step_params
 
 if TYPE_CHECKING:
     import os
@@ -159,7 +159,8 @@ class ReducedGrads(Declared):
             NotReady: rows were not written; nothing was sent and the step stays open.
         """
         step, params = self._begin(step, None, None, None)
-        return StepUnderway(step, self._job._channel.begin("step.finish", params.text(self._job), self._job.seat))
+        job = self._job
+        return StepUnderway(step, job._channel.begin("step.finish", {**job.fence(), **params}, job.seat))
 
     def collect(self, underway: StepUnderway, patience: float) -> Answer | None:
         """Returns the answer to `begin`; None where none came within `patience`.
@@ -207,7 +208,7 @@ class ReducedGrads(Declared):
         timeout: float | None,
         scaled: bool | None,
         max_norm: float | None | Unset = UNSET,
-    ) -> tuple[int, StepParams]:
+    ) -> tuple[int, dict[str, Any]]:
         self._check_open()
         self._check_whole()
         if 0 in self._written:
@@ -224,7 +225,7 @@ class ReducedGrads(Declared):
     def _begun(self) -> bool:
         return any(self._written)
 
-    def _step_call(self, method: str, params: StepParams | None, timeout: float | None) -> dict[str, Any]:
+    def _step_call(self, method: str, params: dict[str, Any] | None, timeout: float | None) -> dict[str, Any]:
         wire = super()._step_call(method, params, timeout)
         self.check = bool(wire.get("check_next", self.check))
         return wire

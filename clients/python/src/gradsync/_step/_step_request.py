@@ -1,22 +1,16 @@
-"""The params of a step's calls, in their wire form.
-
-A step waits for its text, so what every call says is written as it is; the encoder of JSON is for the rest.
-"""
+"""The params of a step's calls in their wire form. Epoch and attempt are added when a call is made."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-from gradsync._wire import dump, encode_number
+from gradsync._wire import encode_number
 from gradsync.errors import UsageError
 
-if TYPE_CHECKING:
-    from gradsync._job import Job
-
-__all__ = ["UNSET", "ReadySet", "StepParams", "Unset", "max_norm_param", "step_params", "timeout_param"]
+__all__ = ["UNSET", "ReadySet", "Unset", "max_norm_param", "step_params", "timeout_param"]
 
 ReadySet = Literal["all"] | Sequence[int] | None
 
@@ -30,20 +24,6 @@ class Unset(Enum):
 UNSET: Final = Unset.UNSET
 
 
-class StepParams(NamedTuple):
-    """The parameters of a call of a step without the attempt, which changes when the daemon is restarted."""
-
-    members: str  #: members of a JSON object, each with a comma before it
-
-    @classmethod
-    def of(cls, params: Mapping[str, Any]) -> StepParams:
-        return cls(_members(params))
-
-    def text(self, job: Job) -> str:
-        """The parameters for the job's current attempt, as JSON."""
-        return f'{{"epoch":{job.epoch},"attempt":{job.attempt}{self.members}}}'
-
-
 def step_params(
     step: int,
     scale: float | None,
@@ -53,12 +33,9 @@ def step_params(
     bucket_digests: Sequence[int] | None,
     scaled: bool | None,
     max_norm: float | None | Unset = UNSET,
-) -> StepParams:
+) -> dict[str, Any]:
     """The params of step.finish and norm.compute; a `scale`, whatever its value, stands for a loss scaler."""
-    buckets = '"all"' if ready is None or ready == "all" else dump(list(ready))
-    number = step if type(step) is int else dump(step)
-    members = f',"step":{number},"ready":{buckets}'
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = {"step": step, "ready": "all" if ready is None or ready == "all" else list(ready)}
     if unused:
         params["unused"] = list(unused)
     if scale is not None:
@@ -71,7 +48,7 @@ def step_params(
         params |= max_norm_param(max_norm)
     if timeout is not None:
         params |= timeout_param(timeout)
-    return StepParams(members + _members(params))
+    return params
 
 
 def max_norm_param(max_norm: float | None | Unset) -> dict[str, Any]:
@@ -90,7 +67,3 @@ def timeout_param(timeout: float | None) -> dict[str, Any]:
     if not timeout > 0:
         raise UsageError(f"timeout={timeout!r}: give seconds above 0, or None for the daemon's default")
     return {"timeout_ms": max(1, round(timeout * 1000))}
-
-
-def _members(params: Mapping[str, Any]) -> str:
-    return f",{dump(params)[1:-1]}" if params else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,7 @@ class Pending(futures.Future[Any]):
 class Subscription:
     """Pushes that are wanted; the daemon's number for them changes with the connection."""
 
-    params: str
+    params: Mapping[str, Any]
     callback: Callable[[dict[str, Any]], None]
     wire_id: int | None = None
 
@@ -62,7 +62,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.dead: GradsyncError | None = None  # why no call can succeed any more
-        self.attached: str | None = None  # params of job.attach, while the rank has to be attached again after a loss
+        self.attached: Mapping[str, Any] | None = None  # params of job.attach, while a loss has the rank attached again
         self.paused = False  # whether the attached rank is paused
         self.seat = ""  # incarnation of the daemon at which the rank is attached
         self.session_error: GradsyncError | None = None  # why the attached rank is gone

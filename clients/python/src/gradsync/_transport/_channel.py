@@ -7,13 +7,13 @@ may call.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from threading import current_thread
 from typing import Any
 
 from gradsync._address import fd_socket_path
-from gradsync._wire import dump, request
+from gradsync._wire import notification, request
 from gradsync.errors import CallTimeout, GradsyncError, UsageError
 
 from ._calls import Calls, Pending, Subscription
@@ -62,7 +62,7 @@ class Channel:
     def call(
         self,
         method: str,
-        params: str,
+        params: Mapping[str, Any],
         *,
         timeout: float,
         idempotent: bool,
@@ -101,7 +101,15 @@ class Channel:
                 left = timeout
             return pending.result()
 
-    def post(self, method: str, params: str, patience: float, *, seat: str | None = None, session: bool = True) -> Any:
+    def post(
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        patience: float,
+        *,
+        seat: str | None = None,
+        session: bool = True,
+    ) -> Any:
         """Sends a request and waits no longer than `patience`; its result, or None where it has not come by then.
 
         A request that is not of the `session` changes nothing: after a lost connection it may be sent again.
@@ -109,7 +117,7 @@ class Channel:
         with self._asked(method, params, not session, session, seat) as pending:
             return pending.result() if self._connection.wait(pending, patience) else None
 
-    def begin(self, method: str, params: str, seat: str) -> Pending:
+    def begin(self, method: str, params: Mapping[str, Any], seat: str) -> Pending:
         """Sends a request of the attached rank, to be collected later; waits for nothing.
 
         Raises:
@@ -128,13 +136,15 @@ class Channel:
             self._calls.check_usable()
         return self._connection.wait(pending, patience)
 
-    def notify(self, text: str) -> None:
+    def notify(self, method: str, params: Mapping[str, Any]) -> None:
         """Sends a notification. While the connection is away it is dropped, because step.finish repeats it."""
         self._calls.check_usable()
-        self._connection.send(text)
+        self._connection.send(notification(method, params))
 
     @contextmanager
-    def _asked(self, method: str, params: str, idempotent: bool, session: bool, seat: str | None) -> Iterator[Pending]:
+    def _asked(
+        self, method: str, params: Mapping[str, Any], idempotent: bool, session: bool, seat: str | None
+    ) -> Iterator[Pending]:
         pending = self._submit(method, params, idempotent, session, seat=seat)
         try:
             yield pending
@@ -143,7 +153,14 @@ class Channel:
                 self._calls.forget(pending.request_id)
 
     def _submit(
-        self, method: str, params: str, idempotent: bool, session: bool, *, seat: str | None = None, wait: bool = True
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        idempotent: bool,
+        session: bool,
+        *,
+        seat: str | None = None,
+        wait: bool = True,
     ) -> Pending:
         if self._connection.thread is current_thread():
             raise UsageError(
@@ -157,7 +174,7 @@ class Channel:
 
     # the attached rank
 
-    def attach(self, params: str, timeout: float) -> dict[str, Any]:
+    def attach(self, params: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """job.attach; from now on the rank is attached again after a lost connection."""
         calls = self._calls
         calls.session_error = None
@@ -168,7 +185,7 @@ class Channel:
     def leave(self) -> None:
         """job.detach for a caller in a hurry: it hardly waits for the answer, and does not raise."""
         with suppress(GradsyncError):
-            self.post("job.detach", "{}", PATIENCE_S)
+            self.post("job.detach", {}, PATIENCE_S)
         self.forget_session()
 
     def forget_session(self) -> None:
@@ -183,7 +200,7 @@ class Channel:
     def pause(self, paused: bool, timeout: float | None) -> None:
         """job.pause, which a restarted daemon gets too; without a timeout it hardly waits for the answer."""
         self._calls.paused = paused
-        params = dump({"paused": paused})
+        params = {"paused": paused}
         if timeout is None:
             self.post("job.pause", params, PATIENCE_S)
         else:
@@ -191,12 +208,12 @@ class Channel:
 
     def check_seat(self, seat: str, timeout: float) -> None:
         """Raises SessionMoved where the rank is at another daemon."""
-        params = dump({"paused": self._calls.paused})
+        params = {"paused": self._calls.paused}
         self.call("job.pause", params, timeout=timeout, idempotent=True, session=True, seat=seat)
 
     # pushes
 
-    def subscribe(self, params: str, callback: Callable[[dict[str, Any]], None], timeout: float) -> int:
+    def subscribe(self, params: Mapping[str, Any], callback: Callable[[dict[str, Any]], None], timeout: float) -> int:
         """events.subscribe; the callback runs on the reader thread. The key stays valid across connections."""
         key = next(self._connection.ids)
         subscription = self._calls.subscriptions[key] = Subscription(params, callback)
@@ -212,7 +229,7 @@ class Channel:
         """events.unsubscribe; doing it again changes nothing."""
         subscription = None if self.closed else self._calls.subscriptions.pop(key, None)
         if subscription is not None and subscription.wire_id is not None:
-            params = dump({"subscription": subscription.wire_id})
+            params = {"subscription": subscription.wire_id}
             self.call("events.unsubscribe", params, timeout=timeout, idempotent=False)
 
     # the end

@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from concurrent import futures
 from typing import Any
 
@@ -253,11 +254,11 @@ class Connection:
         except RpcError as error:
             _log.warning("a subscription ended with the lost connection: %s", error)
 
-    def _resume_session(self, websocket: WebSocket, params: str) -> None:
+    def _resume_session(self, websocket: WebSocket, params: Mapping[str, Any]) -> None:
         try:
             reply = self._ask(websocket, "job.attach", params)
             if self._calls.paused:
-                self._ask(websocket, "job.pause", '{"paused":true}')
+                self._ask(websocket, "job.pause", {"paused": True})
         except Draining as error:  # the daemon that comes after this one may take the rank
             raise ConnectionLost(str(error)) from error
         except RpcError as error:
@@ -277,7 +278,7 @@ class Connection:
         websocket, self.welcome = shake_hands(self.path, self._client_id, next(self.ids), deadline)
         return websocket
 
-    def _ask(self, websocket: WebSocket, method: str, params: str) -> dict[str, Any]:
+    def _ask(self, websocket: WebSocket, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """A request on a connection that is not in use yet."""
         return ask(websocket, self.path, next(self.ids), method, params, time.monotonic() + _HANDSHAKE_S)
 

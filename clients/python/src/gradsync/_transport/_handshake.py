@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from websockets.uri import parse_uri
 from gradsync._connect_errors import ended, not_gradsync, refused, version_skew
 from gradsync._places import open_socket
 from gradsync._version import PROTOCOL, SUBPROTOCOL, __version__
-from gradsync._wire import dump, load, request
+from gradsync._wire import load, request
 from gradsync._wire_errors import error_from_wire
 from gradsync.errors import ConnectionFailed, VersionMismatch
 
@@ -91,7 +92,7 @@ def _initialize(websocket: WebSocket, path: str, client_id: str, request_id: int
         "boot_id": _boot_id(),
     }
     try:
-        reply = ask(websocket, path, request_id, "session.initialize", dump(params), deadline)
+        reply = ask(websocket, path, request_id, "session.initialize", params, deadline)
     except VersionMismatch as error:
         raise version_skew(path, error.data.get("server"), error.message) from error
     if reply.get("protocol") != PROTOCOL:
@@ -117,7 +118,9 @@ def _boot_id() -> str:
     return ""
 
 
-def ask(websocket: WebSocket, path: str, request_id: int, method: str, params: str, deadline: float) -> dict[str, Any]:
+def ask(
+    websocket: WebSocket, path: str, request_id: int, method: str, params: Mapping[str, Any], deadline: float
+) -> dict[str, Any]:
     """One request and its result, on a connection that no other thread reads.
 
     Raises:
