@@ -96,6 +96,7 @@ struct DeclareOptions {
   ClipMode mode = ClipMode::Strict;
   std::vector<ClipGroupOptions> clip;  ///< groups not listed only measure
   BucketRule buckets = BucketRule::Default;
+  std::string fingerprint;  ///< the name of the function that makes fingerprints of gradients; data path `stats`
   friend bool operator==(const DeclareOptions&, const DeclareOptions&) = default;
 };
 
@@ -119,6 +120,7 @@ struct RankDeclaration {
   std::vector<TensorDeclaration> tensors;
   std::vector<std::string>
       weight_fingerprints;  ///< one per tensor ("" where none), or empty; compared, not part of the plan
+  std::string measured_by;  ///< what takes this rank's statistics, in words; data path `stats`
 };
 
 }  // namespace gradsync::plan

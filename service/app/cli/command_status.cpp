@@ -84,14 +84,16 @@ std::string job_text(const Json& job) {
   }
   for (const Json& rank : job.value("ranks", Json::array())) {
     const std::string waiting = rank.value("waiting_in", "");
+    const std::string measured = rank.value("measured_by", "");
     text += fmt::format(
-        "  rank {:<5} {:<13} pid {:<8} {:<10} {}{}\n",
+        "  rank {:<5} {:<13} pid {:<8} {:<10} {}{}{}\n",
         rank.value("rank", 0),
         rank.value("state", ""),
         rank.value("pid", 0),
         human_bytes(rank.value("arena_bytes", std::uint64_t{0})),
         waiting.empty() ? "" : fmt::format("waits {} in {}", human_seconds(rank.value("waited_s", 0.0)), waiting),
-        rank.value("paused", false) ? " paused" : ""
+        rank.value("paused", false) ? " paused" : "",
+        measured.empty() ? "" : " measured by " + measured
     );
   }
   return text;

@@ -50,18 +50,20 @@ std::string ranks_table(const std::vector<engine::RankStatus>& ranks) {
   std::string rows;
   for (const engine::RankStatus& rank : ranks) {
     rows += fmt::format(
-        "<tr><td>{}</td><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+        "<tr><td>{}</td><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
         rank.rank,
         escaped(rank.state),
         rank.paused ? ", paused" : "",
         rank.pid == 0 ? "–" : std::to_string(rank.pid),
         rank.waiting_in.empty() ? "–"
                                 : fmt::format("{} for {}", escaped(rank.waiting_in), human_seconds(rank.waited_s)),
-        human_bytes(rank.arena_bytes)
+        human_bytes(rank.arena_bytes),
+        rank.measured_by.empty() ? "–" : escaped(rank.measured_by)
     );
   }
-  return "<table><tr><th>rank</th><th>state</th><th>pid</th><th>waits in</th><th>memory</th></tr>\n" + rows +
-         "</table>\n";
+  return "<table><tr><th>rank</th><th>state</th><th>pid</th><th>waits in</th><th>memory</th>"
+         "<th>measured by</th></tr>\n" +
+         rows + "</table>\n";
 }
 
 std::string clip_list(const std::vector<engine::ClipStatus>& policies) {

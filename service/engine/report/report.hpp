@@ -140,6 +140,7 @@ struct RankStatus {
   double waited_s = 0;
   bool paused = false;
   std::uint64_t arena_bytes = 0;
+  std::string measured_by;  ///< what takes its statistics, or ""
 };
 
 /// A policy of a clip group in the last whole window of steps; before there is one, in those so far.

@@ -103,7 +103,8 @@ std::optional<Difference> difference_of(const DeclareOptions& first, const Decla
   if (differs(found, "data_path", first.data_path, other.data_path) ||
       differs(found, "accumulate", first.accumulate, other.accumulate) ||
       differs(found, "buckets", first.buckets, other.buckets) ||
-      differs(found, "norm_type", first.norm_type, other.norm_type) || differs(found, "mode", first.mode, other.mode)) {
+      differs(found, "norm_type", first.norm_type, other.norm_type) || differs(found, "mode", first.mode, other.mode) ||
+      differs(found, "fingerprint", first.fingerprint, other.fingerprint)) {
     return found;
   }
   return clip_difference(first.clip, other.clip);

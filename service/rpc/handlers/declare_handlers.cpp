@@ -66,6 +66,7 @@ Result<void> add_page(const RpcLimits& limits, Declaring& declaring, DeclarePara
     declaring = {};
     declaring.buffer = params.buffer;
     declaring.declaration.options = std::move(params.options).value_or(plan::DeclareOptions{});
+    declaring.declaration.measured_by = std::move(params.measured_by).value_or("");
   } else if (params.page != declaring.next_page) {
     return invalid_params(
         "page", fmt::format("page is {}; expected {}", params.page, declaring.next_page), "page 0 begins anew"

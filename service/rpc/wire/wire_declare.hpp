@@ -33,6 +33,7 @@ struct DeclareParams {
   std::int64_t page = 0;
   bool last = true;
   std::optional<plan::DeclareOptions> options;
+  std::optional<std::string> measured_by;
   std::vector<WireTensor> tensors;
   std::optional<std::int64_t> timeout_ms;
   std::optional<LastDone> last_done;
@@ -129,6 +130,12 @@ struct Fields<plan::DeclareOptions> {
     v.optional("mode", s.mode, "how the coefficient is made; torch: bit-equal to clip_grad_norm_");
     v.optional("clip", s.clip, "one entry per clip group; groups not listed only measure");
     v.optional("buckets", s.buckets, "which tensors are reduced by one launch; torch: those of torch's DDP");
+    v.optional(
+        "fingerprint",
+        s.fingerprint,
+        "data path stats: name of the function that makes the fingerprints of rows",
+        Bounds{0, 64}
+    );
   }
 };
 
@@ -174,6 +181,9 @@ struct Fields<DeclareParams> {
     v.optional("page", s.page, "0, 1, 2, …", kNatural);
     v.optional("last", s.last, "the declaration is complete");
     v.optional("options", s.options, "equal on all ranks; on page 0");
+    v.optional(
+        "measured_by", s.measured_by, "data path stats: what takes this rank's statistics, in words", Bounds{0, 64}
+    );
     v.required("tensors", s.tensors, "in the order of their indices");
     v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
     v.optional(

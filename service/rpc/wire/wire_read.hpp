@@ -114,6 +114,7 @@ struct Fields<engine::RankStatus> {
     v.required("waited_s", s.waited_s, "for how long");
     v.required("paused", s.paused, "no deadline waits for it");
     v.required("arena_bytes", s.arena_bytes, "of its buffers");
+    v.required("measured_by", s.measured_by, "what takes its statistics, or empty");
   }
 };
 

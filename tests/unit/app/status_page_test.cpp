@@ -33,7 +33,8 @@ engine::JobStatus job() {
        .waiting_in = "step.finish",
        .waited_s = 200,
        .paused = true,
-       .arena_bytes = 2048}
+       .arena_bytes = 2048,
+       .measured_by = "gradsync <kernels>"}
   );
   return status;
 }
@@ -53,6 +54,7 @@ TEST(StatusPage, shows_jobs_with_their_reason_and_ranks_and_escapes_names) {
   EXPECT_THAT(html, HasSubstr("step.finish for 3 min 20 s"));
   EXPECT_THAT(html, HasSubstr("<dt>norm</dt><dd>1.5</dd><dt>threshold</dt><dd>no threshold</dd>"));
   EXPECT_THAT(html, HasSubstr("declared, paused"));
+  EXPECT_THAT(html, HasSubstr("<td>gradsync &lt;kernels&gt;</td>"));
 }
 
 TEST(StatusPage, shows_a_threshold_as_a_number_and_says_that_a_norm_is_not_finite) {

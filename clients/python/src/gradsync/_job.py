@@ -92,6 +92,8 @@ class Job:
         clip: Clip | Mapping[str, Clip] | None = None,
         formula: Literal["strict", "torch"] = "strict",
         divergence: Literal["report", "raise"] = "report",
+        fingerprint: str = "",
+        measured_by: str = "",
         timeout: float | None = None,
     ) -> ReducedGrads: ...
 
@@ -107,6 +109,8 @@ class Job:
         formula: Literal["strict", "torch"] = "strict",
         buckets: Literal["default", "torch"] = "default",
         divergence: Literal["report", "raise"] = "report",
+        fingerprint: str = "",
+        measured_by: str = "",
         timeout: float | None = None,
     ) -> Grads | ReducedGrads:
         """Declares this rank's gradients and waits for all ranks; a new declaration replaces the one before.
@@ -116,6 +120,8 @@ class Job:
         together that torch's DistributedDataParallel would, in its order, whatever sizes the daemon was given.
         `formula` is how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
         With `divergence` "raise" a step in which copies differ raises `GradientsDiverged` on every rank.
+        With "stats", `fingerprint` names the function that makes the fingerprints of rows, which ranks have to share,
+        and `measured_by` what takes this rank's statistics, which `status` and reports then say.
 
         Raises:
             UsageError: the arguments contradict each other.
@@ -123,13 +129,14 @@ class Job:
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         self._check_attached()
-        options = encode_options(data_path, accumulate, norm_type, clip, formula, buckets)
+        options = encode_options(data_path, accumulate, norm_type, clip, formula, buckets, fingerprint)
         check_divergence(divergence)
         only_mesh = next(iter(self.meshes)) if len(self.meshes) == 1 else None
         wires = [tensor.encode(only_mesh) for tensor in tensors]
         _check_names(tensors)
         if data_path == "stats":
             check_stats_arguments(accumulate, tensors)
+        self._declaring.measured_by = measured_by
 
         size_bytes = table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors, self.meshes)
         seat = self._channel.seat
@@ -139,7 +146,7 @@ class Job:
         )
         grads: Grads | ReducedGrads
         if data_path == "stats":
-            grads = ReducedGrads(self, tensors, new.arena, new.reply, reconnect, options)
+            grads = ReducedGrads(self, tensors, new.arena, new.reply, reconnect, options, measured_by)
         else:
             grads = Grads(self, tensors, accumulate, new.arena, new.reply, reconnect)
         grads.raises_divergence = divergence == "raise"

@@ -20,6 +20,7 @@ def encode_options(
     clip: Clip | Mapping[str, Clip] | None,
     formula: Literal["strict", "torch"],
     buckets: Literal["default", "torch"] = "default",
+    fingerprint: str = "",
 ) -> dict[str, Any]:
     if data_path not in ("arena", "stats"):
         raise UsageError(f"data_path={data_path!r}: one of 'arena', 'stats'")
@@ -33,6 +34,8 @@ def encode_options(
         raise UsageError(f"buckets={buckets!r}: one of 'default', 'torch'")
     if data_path == "stats" and buckets != "default":
         raise UsageError(f"buckets={buckets!r}: on data path 'stats' the framework reduces; leave it out")
+    if data_path == "arena" and fingerprint:
+        raise UsageError(f"fingerprint={fingerprint!r}: on data path 'arena' the sidecar takes them; leave it out")
     if clip is not None and not isinstance(clip, (Clip, Mapping)):
         raise UsageError(f"clip={clip!r}: give gradsync.Clip(max_norm=…), or one for each clip group by name")
     groups = {"all": clip} if isinstance(clip, Clip) else dict(clip or {})
@@ -47,6 +50,8 @@ def encode_options(
     }
     if buckets != "default":
         options["buckets"] = buckets
+    if fingerprint:
+        options["fingerprint"] = fingerprint
     return options if data_path == "arena" else {"data_path": data_path, **options}
 
 

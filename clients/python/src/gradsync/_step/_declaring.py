@@ -48,6 +48,7 @@ class Declaring:
         self._rank = rank
         self._extend = extend
         self._on_slow = on_slow
+        self.measured_by = ""  #: said with each declaration
 
     def allocate(self, size_bytes: int, seat: str, timeout: float | None) -> tuple[int, Arena]:
         """New memory and its number; `timeout` is the caller's, or None.
@@ -109,6 +110,8 @@ class Declaring:
             params: dict[str, Any] = {"buffer": buffer, "page": number, "last": last, "tensors": page}
             if number == 0:
                 params["options"] = options
+                if self.measured_by:
+                    params["measured_by"] = self.measured_by
             if last and left is not None:
                 params["timeout_ms"] = max(1, round(left * 1000))
             if last and last_done is not None:

@@ -74,10 +74,12 @@ class ReducedGrads(Declared):
         reply: dict[str, Any],
         reconnect: Reconnect,
         options: dict[str, Any],
+        measured_by: str = "",
     ) -> None:
         super().__init__(job, tensors, reply, reconnect)
         self._arena = arena
         self._options = options
+        self._measured_by = measured_by
         self._written = bytearray(len(self.tensors))
         self.norm_type = float(options["norm_type"])  #: p of the powers that rows are made of
         self.check: bool = bool(reply.get("check", True))  #: whether this step's rows should carry fingerprints
@@ -176,7 +178,7 @@ class ReducedGrads(Declared):
             self._on_failure(error)
             raise
         self._on_end(underway.step, wire)
-        self.check = bool(wire.get("check_next", self.check))
+        self._note(wire)
         return Answer(wire, self._name_of)
 
     def come_back(self) -> None:
@@ -227,8 +229,13 @@ class ReducedGrads(Declared):
 
     def _step_call(self, method: str, params: dict[str, Any] | None, timeout: float | None) -> dict[str, Any]:
         wire = super()._step_call(method, params, timeout)
-        self.check = bool(wire.get("check_next", self.check))
+        self._note(wire)
         return wire
+
+    def _note(self, wire: dict[str, Any]) -> None:
+        """What the answer says of the next step, and what it shall say of this one."""
+        self.check = bool(wire.get("check_next", self.check))
+        wire["measured_by"] = self._measured_by
 
     def _come_back(self, timeout: float | None) -> None:
         before = self.stamp

@@ -180,7 +180,7 @@ class _WhenRead:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StepReport(_WhenRead, _Shown):
-    """The result of a step, equal on all ranks but for `absent` and the last four fields.
+    """The result of a step, equal on all ranks but for `absent` and the last five fields.
 
     Those are of `gradsync.torch` about this rank's step; 0 or None without it, and in reports read from the daemon.
     """
@@ -216,6 +216,7 @@ class StepReport(_WhenRead, _Shown):
     settled_gradients: int = 0  #: moved there by step(): create_graph, a gradient set by hand, a replaced parameter
     rebound_gradients: int = 0  #: `p.grad` was another tensor over the arena's own memory
     theirs: float | None = None  #: mode observe: the framework's own norm, where it was given
+    measured_by: str = ""  #: data path "stats": what took this rank's statistics, as it was declared
 
     @property
     def relative_difference(self) -> float | None:
@@ -299,6 +300,7 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
             check_next=bool(wire.get("check_next", False)),
             action=wire.get("action", "step"),
             decided_by=wire.get("decided_by", ""),
+            measured_by=wire.get("measured_by", ""),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise _unreadable(error) from error

@@ -21,6 +21,7 @@ from gradsync._wire_errors import local_error
 from gradsync.errors import GradsyncError, UsageError, WeightsDiverged
 
 from ._dtensor import local_tensor
+from ._statistics._fingerprints import FINGERPRINT
 from ._statistics._measurer import Measurer, rows_in
 
 __all__ = ["WeightWatch", "check_weights_every"]
@@ -161,7 +162,7 @@ class WeightWatch:
             of = self._of
             self._client = gradsync.connect(of.client.address)
             job = self._client.attach(f"{of.name}.weights", of.rank, of.world_size, of.meshes)
-            self._grads = job.declare(self._tensors, data_path="stats", timeout=timeout)
+            self._grads = job.declare(self._tensors, data_path="stats", fingerprint=FINGERPRINT, timeout=timeout)
         return self._grads
 
     def _error(self, found: Sequence[gradsync.Divergence], equal_at: int | None) -> gradsync.errors.RpcError:

@@ -36,6 +36,7 @@ from .._joining import JoinOptions, attach_to
 from .._optimizer_steps import listeners
 from .._reduced._held_gradients import HeldGradients
 from .._reduced._observer import Observer
+from .._statistics._fingerprints import FINGERPRINT
 from ._journal import Journal
 from ._norms import PartNorms
 
@@ -312,7 +313,9 @@ class Watcher:
             connection, owned = JoinOptions(None, None, None, None, None).connect()
             answered()
             job = attach_to(connection, launch, found.meshes)
-            grads = job.declare(found.tensors, data_path="stats", norm_type=p, clip=_CLIP, timeout=within)
+            grads = job.declare(
+                found.tensors, data_path="stats", norm_type=p, clip=_CLIP, fingerprint=FINGERPRINT, timeout=within
+            )
             return grads, job.detach if owned is None else owned.close
 
         self._observer = Observer(

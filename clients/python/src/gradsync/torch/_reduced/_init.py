@@ -27,6 +27,7 @@ from .._mesh_axes import job_meshes
 from .._model_parts import pipeline_axis, tied_ids, trainable_parameters
 from .._observed._watcher import of_command
 from .._placed import Experts, Placer, Rule, Sharded, in_list
+from .._statistics._fingerprints import FINGERPRINT
 from .._weights import check_weights_every
 from . import _framework
 from ._observer import Observer, say_health
@@ -324,7 +325,14 @@ def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions)
         connection, owned = options.join.connect()
         answered()
         job = attach_to(connection, launch, declared.meshes)
-        grads = job.declare(declared.tensors, data_path="stats", norm_type=norm_type, clip=watched, timeout=within)
+        grads = job.declare(
+            declared.tensors,
+            data_path="stats",
+            norm_type=norm_type,
+            clip=watched,
+            fingerprint=FINGERPRINT,
+            timeout=within,
+        )
         leaving = contextlib.ExitStack()
         leaving.callback(job.detach if owned is None else owned.close)
         if launch.rank == 0:

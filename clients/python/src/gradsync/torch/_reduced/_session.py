@@ -21,6 +21,7 @@ from gradsync.errors import GradsyncError, StepRaised, UsageError
 from .._dtensor import local_tensor
 from .._loss_scale import unscaled_by_caller
 from .._statistics._arranged import Arranged
+from .._statistics._fingerprints import FINGERPRINT
 from .._statistics._measurer import rows_in
 from .._weights import WeightWatch
 from ._held_gradients import HeldGradients
@@ -178,6 +179,7 @@ class Session:
     # inside
 
     def _declare(self, norm_type: float, timeout: float | None = None) -> None:
+        self._measurer = self._held.measurer(norm_type)
         self._grads: gradsync.ReducedGrads = self._job.declare(
             self._tensors,
             data_path="stats",
@@ -185,12 +187,13 @@ class Session:
             formula="torch",
             clip=self._clip,
             divergence=self._divergence,
+            fingerprint=FINGERPRINT,
+            measured_by=self._measurer.measured_by,
             timeout=timeout,
         )
         self._tensors = [
             replace(tensor, weight_fingerprint=None) for tensor in self._tensors
         ]  # training changes the weights from now on
-        self._measurer = self._held.measurer(norm_type)
         self._table = rows_in(self._grads.table_memoryview())
 
     def _prepare(self, norm_type: float) -> Arranged:
