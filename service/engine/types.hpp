@@ -117,13 +117,14 @@ struct DeclareResult {
   std::shared_ptr<const plan::Plan> plan;
   std::int64_t rank = 0;          ///< the rank that declared
   std::uint64_t arena_bytes = 0;  ///< the bytes of this rank's buffer that are used: its arena or its table
-  bool check = false;             ///< the rows of the first step should carry fingerprints; data path `stats` only
+  bool check = false;             ///< the first step is checked: on data path `stats` its rows carry fingerprints
   std::optional<RecordGrant> record;
 };
 
 struct BucketReady {
   StepKey key;
   std::uint32_t bucket = 0;
+  std::optional<std::int64_t> micro_batch = {};  ///< that completed it
 };
 
 struct TensorUnused {
@@ -145,6 +146,7 @@ struct FinishRequest {
   bool override_max_norm = false;  ///< `max_norm` replaces that of the first clip group for this step
   std::optional<double> max_norm;
   std::vector<std::uint32_t> bucket_digests;  ///< digests of hook counts, one per bucket; empty: not given
+  std::optional<std::int64_t> micro_batch;    ///< that completed the buckets that were not notified
   std::optional<Milliseconds> timeout;
 };
 

@@ -213,6 +213,22 @@ def test_accumulated_and_unused_tensors(ranks: Ranks) -> None:
         assert reports[0].norm == pytest.approx(math.sqrt(8 * 9))
 
 
+def test_a_nan_is_found_with_the_micro_batch_that_completed_its_bucket(ranks: Ranks) -> None:
+    def body(rank: int, job: gradsync.Job) -> tuple[gradsync.StepReport, str]:
+        grads = job.declare([Tensor("w", (4,), placements=MEAN)], accumulate=3, clip=Clip(nonfinite="raise"))
+        grads.input("w").numpy()[:] = 0
+        for micro_batch in range(3):
+            grads.input("w").numpy()[0] += math.nan if micro_batch == rank else 1
+            grads.ready("w", micro_batch if rank == 0 else None)  # rank 1 leaves the number out
+        with pytest.raises(gradsync.ClipRaised) as raised:
+            grads.finish()
+        return raised.value.report, str(raised.value)
+
+    for report, said in ranks(2, body):
+        assert [(one.rank, one.micro_batch) for one in report.nonfinite[0].inputs] == [(0, 2), (1, None)]
+        assert "(tensors: 'w' of rank 0 (complete in micro-batch 2), rank 1)" in said
+
+
 def test_the_two_halves_give_what_finish_gives(ranks: Ranks) -> None:
     def body(rank: int, job: gradsync.Job) -> tuple[gradsync.StepReport, ...]:
         grads = job.declare([Tensor("w", (2,), placements=SUM)], clip=Clip(max_norm=1))

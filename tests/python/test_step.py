@@ -122,6 +122,24 @@ def test_accumulation_counts_calls(job: gradsync.Job, daemon: FakeDaemon) -> Non
     assert daemon.of("tensor.unused") == []
 
 
+def test_a_bucket_that_an_unused_mark_completes_goes_out_with_the_last_micro_batch(
+    grads: gradsync.Grads, daemon: FakeDaemon
+) -> None:
+    grads.ready("d", micro_batch=2)
+    grads.mark_unused("c")
+    grads.ready("b", micro_batch=3)
+    grads.ready("a")
+    grads.finish()
+    assert [p.get("micro_batch") for p in daemon.of("bucket.ready")] == [2, None]
+    grads.mark_unused("c")
+    grads.mark_unused("d")
+    grads.compute_norm(ready="all", micro_batch=4)
+    grads.apply_clip()
+    assert [p.get("micro_batch") for p in daemon.of("bucket.ready")] == [2, None, None]
+    grads.finish(ready="all", micro_batch=0)
+    assert [p["micro_batch"] for p in (*daemon.of("norm.compute"), *daemon.of("step.finish")[1:])] == [4, 0]
+
+
 def test_a_norm_that_was_only_looked_at_is_abandoned(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
     with pytest.raises(UsageError, match=r"abandon\(\) needs the norm"):
         grads.abandon()

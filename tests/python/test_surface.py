@@ -44,7 +44,7 @@ SIGNATURES = {
     gradsync.Grads.ready: "(self, name, micro_batch=None)",
     gradsync.Grads.finish: (
         "(self, step=None, scale=None, max_norm=<Unset.UNSET: 'unset'>, timeout=None, *, ready=None, "
-        "unused=(), bucket_digests=None, scaled=None)"
+        "unused=(), bucket_digests=None, scaled=None, micro_batch=None)"
     ),
     gradsync.Grads.apply_clip: "(self, max_norm=<Unset.UNSET: 'unset'>, timeout=None)",
     gradsync.Grads.abandon: "(self, timeout=None)",

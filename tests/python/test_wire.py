@@ -82,7 +82,10 @@ def test_a_report_is_decoded_with_names() -> None:
         threshold="Infinity",
         counted_elements=str(2**60),
         layers=[{"name": "l0", "norm": "-Infinity"}],
-        nonfinite=[{"tensor": "w", "count": 2, "inputs": [{"rank": 1, "count": 2}]}],
+        nonfinite=[
+            {"tensor": "w", "count": 2, "inputs": [{"rank": 1, "count": 1}, {"rank": 3, "count": 1, "micro_batch": 2}]},
+            {"tensor": "b", "count": 1, "inputs": []},
+        ],
         divergence=[{"tensor": "b", "ranks": [1, 2], "majority": [1, 2], "suspects": [0]}],
         absent=[1, 0],
         stable_buckets=[3],
@@ -94,7 +97,9 @@ def test_a_report_is_decoded_with_names() -> None:
     assert decoded.counted_elements == 2**60
     assert decoded.absent == ("one", "zero")
     assert decoded.layers[0].norm == -math.inf
-    assert decoded.nonfinite[0].inputs[0].rank == 1
+    assert [(one.rank, one.micro_batch) for one in decoded.nonfinite[0].inputs] == [(1, None), (3, 2)]
+    said = ["'w' of rank 1, rank 3 (complete in micro-batch 2)", "'b', which arose in the sum"]
+    assert [*map(str, decoded.nonfinite)] == said
     assert decoded.divergence[0].ranks == (1, 2) == decoded.divergence[0].majority
     assert str(decoded.divergence[0]) == "'b' on rank 0 (equal on ranks 1, 2)"
     assert decoded.timings.reduce_s == 0.25

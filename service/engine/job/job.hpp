@@ -252,7 +252,6 @@ class Job {
   void answer_failed(Attempt& attempt, const Error& error) const;  ///< also calls of ranks that left
   /// Whether what must be equal on several ranks is compared in the step after `steps` steps of the epoch.
   [[nodiscard]] bool compares(std::int64_t steps) const;
-  [[nodiscard]] bool check_next(std::int64_t steps) const;
   [[nodiscard]] DeclareResult declare_result(std::int64_t rank) const;
 
   // record

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 namespace gradsync::engine {
 
@@ -24,6 +25,18 @@ bool multiplies_all(const device::StepMath& math) {
   });
 }
 
+/// The ranks that brought the values, with the micro-batch that completed the tensor's bucket where that is known.
+std::string sources_of(const NonfiniteReport& finding) {
+  std::string text;
+  for (const NonfiniteInput& input : finding.inputs) {
+    text += fmt::format("{} rank {}", text.empty() ? " of" : ",", input.rank);
+    if (input.micro_batch) {
+      text += fmt::format(" (complete in micro-batch {})", *input.micro_batch);
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 void Job::run(Actions actions) {
@@ -38,10 +51,6 @@ void Job::run(Actions actions) {
 bool Job::compares(std::int64_t steps) const {
   const std::int64_t every = context_.options.check_every;
   return steps < kFirstCheckedSteps || (every > 0 && steps % every == 0);
-}
-
-bool Job::check_next(std::int64_t steps) const {
-  return active_->plan->options.data_path == plan::DataPath::Stats && compares(steps);
 }
 
 void Job::perform(LaunchReduce& action) {
@@ -108,11 +117,12 @@ void Job::perform(AnswerRank& action) { answer_step(call_of(action.rank), action
 
 void Job::perform(NormKnown& action) {
   StepReport report = measured_report(*active_->plan, active_->constants, action.math);
+  name_micro_batches(action.micro_batches, report);
   report.policy_digest = policies_.digest();
   attempt_.raw_norms = std::move(action.math.raw_group_norms);
   complete(report, machine_->attempt());
   report.next_attempt = report.attempt;
-  report.check_next = check_next(epochs_.steps() + 1);
+  report.check_next = compares(epochs_.steps() + 1);
   const auto shared = std::make_shared<const StepReport>(std::move(report));
   attempt_.norm = DoneRecord{{epochs_.epoch(), shared->attempt}, shared, active_->plan};
   const std::shared_ptr<const std::string> text = record_ ? text_of(*shared) : nullptr;
@@ -177,10 +187,11 @@ void Job::publish_findings(const StepReport& report, std::uint64_t nonfinite_val
     publish_alert(
         "nonfinite",
         fmt::format(
-            "step {}: {} non-finite values, first in tensor '{}'",
+            "step {}: {} non-finite values, first in tensor '{}'{}",
             report.step,
             nonfinite_values,
-            report.nonfinite.empty() ? "" : report.nonfinite.front().tensor
+            report.nonfinite.empty() ? "" : report.nonfinite.front().tensor,
+            report.nonfinite.empty() ? "" : sources_of(report.nonfinite.front())
         )
     );
   }
@@ -213,12 +224,13 @@ void Job::perform(Committed& action) {
   const std::shared_ptr<StepReport> shared = history_.next();
   StepReport& report = *shared;
   step_report(*active_->plan, active_->constants, action.math, report);
+  name_micro_batches(action.micro_batches, report);
   complete(report, action.attempt);
   policies_.commit(*active_->plan, action.math, attempt_.terms, report);
   find_stable_buckets(report.stable_buckets);
   epochs_.on_step_done();
   multiplied_in_a_row_ = !in_halves && multiplies_all(action.math) ? multiplied_in_a_row_ + 1 : 0;
-  report.check_next = check_next(epochs_.steps());
+  report.check_next = compares(epochs_.steps());
   count_step(report, action.math.nonfinite_total);
   publish_findings(report, action.math.nonfinite_total);
   history_.committed(shared, context_.now);

@@ -96,7 +96,7 @@ DeclareResult Job::declare_result(std::int64_t rank) const {
       active_->plan,
       rank,
       used_bytes(plan, *ranks_[rank].declaration, rank),
-      check_next(epochs_.steps()),
+      compares(epochs_.steps()),
       grant_record(rank)};
 }
 

@@ -40,7 +40,7 @@ void Job::perform(Imported& action) {
   report.epoch = epochs_.epoch();
   report.attempt = action.attempt;
   report.next_attempt = machine_->attempt();
-  report.check_next = check_next(epochs_.steps());
+  report.check_next = compares(epochs_.steps());
   spdlog::info(
       "policies imported job={} epoch={} attempt={} digest={}",
       identity_.name,

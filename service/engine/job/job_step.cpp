@@ -19,7 +19,7 @@ bool same(const StepKey& a, const StepKey& b) { return a.epoch == b.epoch && a.a
 
 void Job::bucket_ready(std::int64_t rank, const BucketReady& ready) {
   if (machine_ && epochs_.seat(rank).declaration.committed && ready.key.epoch == epochs_.epoch()) {
-    run(machine_->on_bucket_ready(rank, ready.key.attempt, ready.bucket));
+    run(machine_->on_bucket_ready(rank, ready.key.attempt, ready.bucket, ready.micro_batch));
   }
 }
 

@@ -45,7 +45,7 @@ void add_findings(const plan::Plan& plan, StepReport& report) {
     nonfinite.count = kMost;
     for (const plan::Holding& holding : tensor.holdings) {
       ranks.push_back(holding.rank);
-      nonfinite.inputs.push_back({holding.rank, kMost});
+      nonfinite.inputs.push_back({holding.rank, kMost, std::numeric_limits<std::int64_t>::max()});
     }
     report.divergence.push_back({name, ranks, {}, ranks});  // a rank is in the majority, or a suspect
     report.missing.push_back({name, std::move(ranks)});

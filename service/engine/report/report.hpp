@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ struct LayerReport {
 struct NonfiniteInput {
   std::int64_t rank = 0;
   std::uint64_t count = 0;
+  /// That completed the bucket of the tensor on that rank; none: the rank did not say. The values may be older.
+  std::optional<std::int64_t> micro_batch = {};
   friend bool operator==(const NonfiniteInput&, const NonfiniteInput&) = default;
 };
 
@@ -115,7 +118,7 @@ struct StepReport {
   std::vector<std::string>
       absent_names;  ///< on data path `stats`, where ranks number tensors differently: the first 64 of them
   std::vector<ScalarCollectiveReport> scalar_collectives;  ///< the same in every step of a plan
-  bool check_next = false;  ///< the rows of the next step should carry fingerprints; data path `stats` only
+  bool check_next = false;  ///< the next step is checked: on data path `stats` its rows carry fingerprints
   /// Step, Skip or Raise: the strongest of the groups. Raise: the trainer raises from the report, on every rank.
   plan::StepAction action = plan::StepAction::Step;
   std::string decided_by;  ///< the clip group that skips or raises the step by its norm; empty: none does

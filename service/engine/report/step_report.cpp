@@ -89,7 +89,7 @@ void report_findings(const plan::Plan& plan, const device::StepMath& math, StepR
     entry.tensor = plan.tensors[finding.tensor].declaration.name;
     entry.count = finding.count;
     for (const auto& [rank, count] : finding.inputs) {
-      entry.inputs.push_back({rank, count});
+      entry.inputs.push_back({rank, count, {}});
     }
   }
   for (const device::DivergenceFinding& finding : math.divergence) {
@@ -177,6 +177,14 @@ std::shared_ptr<const StepReport> report_for(
     }
   }
   return own;
+}
+
+void name_micro_batches(const MicroBatches& micro_batches, StepReport& report) {
+  for (std::size_t finding = 0; finding < micro_batches.size(); ++finding) {
+    for (std::size_t input = 0; input < micro_batches[finding].size(); ++input) {
+      report.nonfinite[finding].inputs[input].micro_batch = micro_batches[finding][input];
+    }
+  }
 }
 
 StepReport measured_report(const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math) {

@@ -5,7 +5,9 @@
 #include "engine/report/report.hpp"
 #include "plan/plan.hpp"
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,12 @@ struct ReportConstants {
 void step_report(
     const plan::Plan& plan, const ReportConstants& constants, const device::StepMath& math, StepReport& report
 );
+
+/// By finding of non-finite values and rank that brought some, in the order of the measurements; empty: none is known.
+using MicroBatches = std::vector<std::vector<std::optional<std::int64_t>>>;
+
+/// Adds to the report of these measurements what the ranks said of their micro-batches.
+void name_micro_batches(const MicroBatches& micro_batches, StepReport& report);
 
 /// The report of a norm that was given out before anything is multiplied.
 [[nodiscard]] StepReport measured_report(

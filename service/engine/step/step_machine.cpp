@@ -134,6 +134,7 @@ std::optional<Error> StepMachine::bad_index(std::int64_t rank, const FinishReque
 void StepMachine::mark_asked(std::int64_t rank_number, const FinishRequest& request) {
   Rank& rank = ranks_[index(rank_number)];
   mark_unused(rank_number, request.unused);
+  rank.micro_batch = request.micro_batch;
   if (request.ready_all) {
     rank.ready.assign(rank.ready.size(), true);
   }

@@ -9,6 +9,7 @@
 
 #include "engine/epoch/roster.hpp"
 #include "engine/plan/project_plan.hpp"
+#include "engine/report/step_report.hpp"
 #include "engine/step/ask.hpp"
 #include "engine/types.hpp"
 #include "plan/plan.hpp"
@@ -64,12 +65,14 @@ struct AnswerRank {
 /// The norm is known (norm_only): answer every waiting rank, the step stays open for `clip`.
 struct NormKnown {
   device::StepMath math;
+  MicroBatches micro_batches;
 };
 
 /// The attempt is done: answer every rank.
 struct Committed {
   std::uint64_t attempt = 0;
   device::StepMath math;
+  MicroBatches micro_batches;
 };
 
 /// Every rank gave the same state: the policies go on with it. The attempt is done; answer every rank.
@@ -110,7 +113,10 @@ class StepMachine {
   /// The lanes have the plan. Buckets are launched on any number of them, the norm only where there is one.
   [[nodiscard]] Actions open(const std::vector<LaneShare>& shares);
 
-  [[nodiscard]] Actions on_bucket_ready(std::int64_t rank, std::uint64_t attempt, std::uint32_t bucket);
+  /// `micro_batch`: that completed the bucket, where the rank says so.
+  [[nodiscard]] Actions on_bucket_ready(
+      std::int64_t rank, std::uint64_t attempt, std::uint32_t bucket, std::optional<std::int64_t> micro_batch = {}
+  );
   /// `rows` of the rank's declaration.
   [[nodiscard]] Actions on_unused(std::int64_t rank, std::uint64_t attempt, const std::vector<std::uint32_t>& rows);
   /// `request.kind` Finish or NormOnly. The epoch was checked by the caller.
@@ -176,10 +182,17 @@ class StepMachine {
 
   enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling };
 
+  struct Notified {
+    std::uint32_t bucket = 0;
+    std::optional<std::int64_t> micro_batch;
+  };
+
   struct Rank {
-    std::vector<bool> ready;            ///< per bucket
-    std::vector<std::uint32_t> unused;  ///< rows
-    std::vector<bool> is_unused;        ///< per row, the same set
+    std::vector<bool> ready;                  ///< per bucket
+    std::vector<Notified> notified;           ///< in the order of arrival
+    std::optional<std::int64_t> micro_batch;  ///< that completed the buckets that were not notified
+    std::vector<std::uint32_t> unused;        ///< rows
+    std::vector<bool> is_unused;              ///< per row, the same set
     std::optional<Ask> ask;
     std::optional<Error> notification_error;  ///< the error of a notification; given out with the finish
   };
@@ -223,6 +236,9 @@ class StepMachine {
   void launch_ready(Actions& actions);
   void finish_if_complete(Actions& actions);
   [[nodiscard]] std::optional<Error> disagreement(std::int64_t rank, const Ask& ask) const;
+  /// What the ranks said of the buckets in which the lane found non-finite values.
+  [[nodiscard]] MicroBatches micro_batches(const std::vector<device::NonfiniteFinding>& findings) const;
+  [[nodiscard]] std::optional<std::int64_t> micro_batch_of(std::int64_t rank, std::uint32_t bucket) const;
   void end_attempt();
   void settle_failure(Actions& actions);
 

@@ -56,10 +56,12 @@ Actions StepMachine::on_finished(device::LaneId lane, std::uint64_t tag, device:
     math_ = math;
     norm_step_ = ranks_.front().ask->step;
     forget_asks();
-    actions.emplace_back(NormKnown{std::move(math)});
+    MicroBatches said = micro_batches(math.nonfinite);
+    actions.emplace_back(NormKnown{std::move(math), std::move(said)});
     return actions;
   }
-  actions.emplace_back(Committed{attempt_, std::move(math)});
+  MicroBatches said = micro_batches(math.nonfinite);
+  actions.emplace_back(Committed{attempt_, std::move(math), std::move(said)});
   end_attempt();
   return actions;
 }
@@ -74,7 +76,8 @@ Actions StepMachine::on_scaled(device::LaneId lane, std::uint64_t tag, double cl
     return actions;
   }
   math_.clip_s = clip_s;
-  actions.emplace_back(Committed{attempt_, std::move(math_)});
+  MicroBatches said = micro_batches(math_.nonfinite);
+  actions.emplace_back(Committed{attempt_, std::move(math_), std::move(said)});
   end_attempt();
   return actions;
 }
@@ -168,6 +171,8 @@ void StepMachine::end_attempt() {
       rank.is_unused[row] = false;
     }
     rank.unused.clear();
+    rank.notified.clear();
+    rank.micro_batch.reset();
     rank.notification_error.reset();
   }
 }

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace gradsync::engine {
 
 std::optional<Error> StepMachine::bad_unused(
@@ -56,7 +58,9 @@ void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::u
   }
 }
 
-Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t attempt, std::uint32_t bucket) {
+Actions StepMachine::on_bucket_ready(
+    std::int64_t rank_number, std::uint64_t attempt, std::uint32_t bucket, std::optional<std::int64_t> micro_batch
+) {
   Actions actions;
   Rank& rank = ranks_[index(rank_number)];
   if (attempt < attempt_ || error_) {
@@ -88,6 +92,7 @@ Actions StepMachine::on_bucket_ready(std::int64_t rank_number, std::uint64_t att
     return actions;
   }
   rank.ready[bucket] = true;
+  rank.notified.push_back({bucket, micro_batch});
   launch_ready(actions);
   return actions;
 }
@@ -109,6 +114,28 @@ Actions StepMachine::on_unused(
   }
   mark_unused(rank_number, rows);
   return {};
+}
+
+std::optional<std::int64_t> StepMachine::micro_batch_of(std::int64_t rank_number, std::uint32_t bucket) const {
+  const Rank& rank = ranks_[index(rank_number)];
+  const auto said = std::find_if(rank.notified.begin(), rank.notified.end(), [bucket](const Notified& each) {
+    return each.bucket == bucket;
+  });
+  return said == rank.notified.end() ? rank.micro_batch : said->micro_batch;
+}
+
+MicroBatches StepMachine::micro_batches(const std::vector<device::NonfiniteFinding>& findings) const {
+  MicroBatches found;
+  if (plan_->options.data_path == plan::DataPath::Stats) {
+    return found;  // the framework accumulated, and the rows say nothing of it
+  }
+  for (const device::NonfiniteFinding& finding : findings) {
+    auto& of_inputs = found.emplace_back();
+    for (const auto& input : finding.inputs) {
+      of_inputs.push_back(micro_batch_of(input.first, plan_->tensors[finding.tensor].bucket));
+    }
+  }
+  return found;
 }
 
 }  // namespace gradsync::engine

@@ -112,8 +112,8 @@ DeclareAnswer answer_of(const engine::DeclareResult& result) {
   if (result.record) {
     answer.record = WireRecord{result.record->token, result.record->size_bytes};
   }
+  answer.check = result.check;
   if (plan.options.data_path == plan::DataPath::Stats) {
-    answer.check = result.check;
     const bool wide = std::ranges::any_of(plan.clip_groups, [](const plan::ClipGroup& group) {
       return group.norm_dtype == plan::DType::Float64;
     });

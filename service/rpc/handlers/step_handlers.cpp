@@ -35,6 +35,7 @@ engine::FinishRequest finish_request(NormParams& params, engine::FinishKind kind
   request.scale = params.scale;
   request.scaled = params.scaled.value_or(params.scale != 1);
   request.bucket_digests = std::move(params.bucket_digests);
+  request.micro_batch = params.micro_batch;
   request.timeout = timeout_of(params.timeout_ms);
   return request;
 }
@@ -42,7 +43,9 @@ engine::FinishRequest finish_request(NormParams& params, engine::FinishKind kind
 }  // namespace
 
 void bucket_ready(Core& core, Caller& caller, BucketReadyParams params, Answer<Empty> answer) {
-  core.engine.bucket_ready(caller.connection->session, {{params.epoch, params.attempt}, params.bucket});
+  core.engine.bucket_ready(
+      caller.connection->session, {{params.epoch, params.attempt}, params.bucket, params.micro_batch}
+  );
   answer(Empty{});
 }
 

@@ -227,7 +227,7 @@ struct Fields<DeclareAnswer> {
     v.optional("clip_groups", s.clip_groups, "names, in order");
     v.optional("buckets", s.buckets, "in launch order");
     v.optional("offsets", s.offsets, "per tensor: bytes from the start of the arena; absent above 20,000 tensors");
-    v.optional("check", s.check, "data path stats: the first step's rows should carry fingerprints");
+    v.optional("check", s.check, "the first step is checked: on data path stats its rows should carry fingerprints");
     v.optional("norm_dtype", s.norm_dtype, "data path stats: float64 where any gradient of the job is, else float32");
     v.optional("record", s.record, "what the job has begun and done, in memory that outlives the daemon");
   }

@@ -16,7 +16,7 @@ struct BucketReadyParams {
   std::uint64_t attempt = 0;
   std::int64_t step = 0;
   std::uint32_t bucket = 0;
-  std::int64_t micro_batch = 0;
+  std::optional<std::int64_t> micro_batch;
 };
 
 struct TensorUnusedParams {
@@ -48,6 +48,7 @@ struct NormParams {
   double scale = 1;
   std::optional<bool> scaled;
   std::vector<std::uint32_t> bucket_digests;
+  std::optional<std::int64_t> micro_batch;
   std::optional<std::int64_t> timeout_ms;
 };
 
@@ -97,7 +98,7 @@ struct Fields<BucketReadyParams> {
   static void visit(auto& v, auto& s) {
     visit_key(v, s);
     v.required("bucket", s.bucket, "index in the plan");
-    v.optional("micro_batch", s.micro_batch, "of the accumulation, for the record", kNatural);
+    v.optional("micro_batch", s.micro_batch, "that completed it, for findings of non-finite values", kNatural);
   }
 };
 
@@ -121,6 +122,7 @@ void visit_finish(Visitor& v, Params& s) {
       "scaled", s.scaled, "a loss scaler takes no step where a gradient is not finite; absent: where scale is not 1"
   );
   v.optional("bucket_digests", s.bucket_digests, "of hook counts, one per bucket");
+  v.optional("micro_batch", s.micro_batch, "that completed the buckets that were not notified", kNatural);
   v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
 }
 
@@ -234,6 +236,7 @@ struct Fields<engine::NonfiniteInput> {
   static void visit(auto& v, auto& s) {
     v.required("rank", s.rank, "that contributed them");
     v.required("count", s.count, "before the reduction");
+    v.optional("micro_batch", s.micro_batch, "that completed its bucket on that rank; absent: not known", kNatural);
   }
 };
 
@@ -321,7 +324,9 @@ void visit_report(Visitor& v, Report& s) {
   v.required("missing", s.missing, "tensors without a gradient on some of their ranks");
   v.required("absent_names", s.absent_names, "where ranks number tensors differently: the first 64 absent ones");
   v.required("scalar_collectives", s.scalar_collectives, "what the norm costs between nodes");
-  v.required("check_next", s.check_next, "the next step's rows should carry fingerprints; data path stats");
+  v.required(
+      "check_next", s.check_next, "the next step is checked: on data path stats its rows should carry fingerprints"
+  );
   v.required("action", s.action, "the strongest of the groups: step, skip (no optimizer steps) or raise");
   v.required("decided_by", s.decided_by, "the clip group whose norm skips or raises the step; empty: none does");
 }

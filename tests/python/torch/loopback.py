@@ -68,6 +68,8 @@ class LoopbackJob:
     def __init__(self, client: LoopbackClient, world: World, rank: int) -> None:
         self.client, self.world, self.rank = client, world, rank
         self.next_step = 0
+        self.epoch = 1
+        self.grads = None
         self.paused = False
 
     def declare(
@@ -146,6 +148,7 @@ class LoopbackGrads:
         unused=(),
         bucket_digests=None,
         scaled=None,
+        micro_batch=None,
     ):
         assert ready == "all"
         for bucket, snapshot in self._snapshots.items():

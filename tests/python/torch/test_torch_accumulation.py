@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -254,6 +255,30 @@ def test_one_bucket_of_all_is_launched_in_the_last_micro_batch(real_ranks, accum
     for found, launched in real_ranks(RANKS, body):
         assert_equal_gradients(found, expected)
         assert launched == [(0, 0)] + [(0, 1)] * (STEPS - 1)
+
+
+@pytest.mark.parametrize("buckets", ["real_daemon", "small_buckets"])
+def test_a_nan_is_found_with_the_micro_batch_in_which_its_rank_was_done(buckets, request, ranks_at):
+    """Rank 1 brings it; its last step has two micro-batches of four. A first step does not know how many it has."""
+    template = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+
+    def body(rank, attach):
+        model = copy.deepcopy(template)
+        found = []
+        with attach(model, accumulate=4) as gs:
+            for micro_batches in (4, 4, 2):
+                for micro_batch in range(micro_batches if rank else 4):
+                    bad = rank == 1 and micro_batch == 1
+                    x = torch.full((2, WIDTH), math.nan if bad else 1.0)
+                    model(x).sum().backward()
+                found.append(gs.finish())
+                model.zero_grad()
+        return found
+
+    for reports in ranks_at(request.getfixturevalue(buckets))(RANKS, body):
+        brought = [{(i.rank, i.micro_batch) for one in report.nonfinite for i in one.inputs} for report in reports]
+        assert brought == [{(1, None)}, {(1, 3)}, {(1, 1)}]
+        assert {one.tensor for one in reports[1].nonfinite} >= {"0.weight", "1.weight"}
 
 
 # ---- DDP

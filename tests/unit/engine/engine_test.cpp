@@ -307,6 +307,39 @@ TEST(Engine, names_tensors_of_findings_and_raises_alerts) {
   EXPECT_THAT(kinds, ElementsAre("nonfinite", "divergence"));
 }
 
+TEST(Engine, a_finding_and_its_alert_say_which_micro_batch_completed_the_bucket) {
+  Harness h;
+  h.start(2, {Harness::tensor("a"), Harness::tensor("b")});
+  h.lane.math.nonfinite = {{1, 4, {{0, 3}, {1, 1}}}};
+  h.lane.math.nonfinite_total = 4;
+  FinishRequest last = Harness::ready_all();
+  last.micro_batch = 7;
+  const auto outcome = h.finish(0, 0, last);
+  h.finish(1, 0);
+  h.pump();
+  ASSERT_TRUE(outcome->report);
+  const std::vector<NonfiniteInput>& inputs = outcome->report->nonfinite.at(0).inputs;
+  EXPECT_THAT(inputs, ElementsAre(NonfiniteInput{0, 3, 7}, NonfiniteInput{1, 1, std::nullopt}));
+  const auto alert =
+      std::find_if(h.events.begin(), h.events.end(), [](const Event& event) { return event.topic == "alert"; });
+  ASSERT_NE(alert, h.events.end());
+  EXPECT_EQ(
+      alert->what, "step 0: 4 non-finite values, first in tensor 'b' of rank 0 (complete in micro-batch 7), rank 1"
+  );
+}
+
+TEST(Engine, ranks_with_arenas_are_told_which_steps_are_checked) {
+  Harness h;
+  h.start(1, {Harness::tensor("a")});
+  std::vector<bool> next;
+  for (std::int64_t step = 0; step < 4; ++step) {
+    const auto outcome = h.finish(0, step);
+    h.pump();
+    next.push_back(outcome->report->check_next);
+  }
+  EXPECT_THAT(next, ElementsAre(true, true, false, false));
+}
+
 TEST(Engine, another_uid_sees_neither_job_nor_plan) {
   Harness h;
   h.start(1);

@@ -158,7 +158,7 @@ class ClipRaised(StepRaised):
         # An older daemon does not say which group decided.
         found = [group.name for group in report.groups if group.spike or not math.isfinite(group.norm)]
         self.group = report.decided_by or (found[0] if found else "")
-        named = ", ".join(repr(one.tensor) for one in report.nonfinite[:3]) or "none is non-finite"
+        named = ", ".join(map(str, report.nonfinite[:_NAMED_AT_MOST])) or "none is non-finite"
         where = f"step {report.step}, clip group '{self.group}'"
         super().__init__(f"{where}: {report.reason} (tensors: {named}); go on with the next step, or from a checkpoint")
 

@@ -358,6 +358,57 @@ TEST_F(StepMachineTest, a_bucket_reported_twice_fails_the_step_by_name) {
   EXPECT_EQ(failed->error.bucket, 0);
 }
 
+TEST_F(StepMachineTest, findings_of_non_finite_values_know_the_micro_batch_that_completed_the_bucket) {
+  StepMachine machine(plan_of(3, 2), 1);
+  EXPECT_THAT(machine.open(kOnHost), IsEmpty());
+  device::StepMath math;
+  math.nonfinite = {{0, 2, {{0, 1}, {1, 1}}}, {2, 1, {{1, 1}}}, {1, 1, {}}};
+  for (std::uint64_t attempt = 0; attempt < 2; ++attempt) {
+    if (attempt == 0) {
+      static_cast<void>(machine.on_bucket_ready(0, attempt, 0, 2));
+      static_cast<void>(machine.on_bucket_ready(1, attempt, 0));
+    }
+    FinishRequest ask = request(0, attempt);
+    static_cast<void>(finish(machine, 0, ask));
+    ask.micro_batch = 3;
+    static_cast<void>(finish(machine, 1, ask));
+    for (int bucket = 0; bucket < 3; ++bucket) {
+      machine.on_reduced(device::kHostLane, attempt);
+    }
+    const Actions actions = machine.on_finished(device::kHostLane, attempt, math);
+    ASSERT_NE(find<Committed>(actions), nullptr);
+    const MicroBatches expected =
+        attempt == 0 ? MicroBatches{{2, std::nullopt}, {3}, {}} : MicroBatches{{std::nullopt, 3}, {3}, {}};
+    EXPECT_EQ(find<Committed>(actions)->micro_batches, expected) << "nothing is left of the attempt before";
+  }
+}
+
+TEST_F(StepMachineTest, both_halves_of_a_step_know_the_micro_batches_and_a_table_has_none) {
+  for (const bool stats : {false, true}) {
+    const std::shared_ptr<plan::Plan> plan = plan_of(1, 1);
+    plan->options.data_path = stats ? plan::DataPath::Stats : plan::DataPath::Arena;
+    StepMachine machine(plan, 1);
+    EXPECT_THAT(machine.open(kOnHost), IsEmpty());
+    FinishRequest ask = request(0);
+    ask.kind = FinishKind::NormOnly;
+    ask.micro_batch = 5;
+    static_cast<void>(finish(machine, 0, ask));
+    machine.on_reduced(device::kHostLane, 0);
+    device::StepMath math;
+    math.nonfinite = {{0, 1, {{0, 1}}}};
+    const MicroBatches expected = stats ? MicroBatches{} : MicroBatches{{5}};
+    const Actions measured = machine.on_finished(device::kHostLane, 0, math);
+    ASSERT_NE(find<NormKnown>(measured), nullptr);
+    EXPECT_EQ(find<NormKnown>(measured)->micro_batches, expected);
+    ClipRequest clip;
+    clip.key = {1, 0};
+    static_cast<void>(machine.on_clip(0, clip, start, start));
+    const Actions done = machine.on_scaled(device::kHostLane, 0, 0);
+    ASSERT_NE(find<Committed>(done), nullptr);
+    EXPECT_EQ(find<Committed>(done)->micro_batches, expected);
+  }
+}
+
 TEST_F(StepMachineTest, an_unused_mark_after_its_bucket_left_fails_the_step) {
   StepMachine machine(plan_of(1, 1), 1);
   EXPECT_THAT(machine.open(kOnHost), IsEmpty());

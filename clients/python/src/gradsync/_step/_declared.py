@@ -35,6 +35,7 @@ class Declared(ABC):
         self.tensors: tuple[Tensor, ...] = tuple(tensors)
         self.plan_digest: str = reply["plan_digest"]
         self.raises_divergence = False  #: whether a step raises where copies of a gradient differ
+        self.check: bool = bool(reply.get("check", True))  #: whether the daemon compares copies in the coming step
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
         self._first_half: dict[str, Any] | None = None  # the parameters of its compute_norm
@@ -169,11 +170,13 @@ class Declared(ABC):
             fenced = {} if params is None else {**job.fence(), **params}
             try:
                 wire: dict[str, Any] = job.step_call(method, fenced, left, first=first)
+                self.check = bool(wire.get("check_next", self.check))
                 return wire
             except SessionMoved:
                 result = self._reconnect.settle(job.stamp)
             if result is not None:
                 if method != _EXPORT:
+                    self.check = bool(result.get("check_next", self.check))
                     return result
                 job.note_done(result["epoch"], result["attempt"])  # done by a call whose answer was not awaited
             self._come_back(_rest(timeout, began))
@@ -182,11 +185,14 @@ class Declared(ABC):
             left = _rest(timeout, began)
 
     def _come_back(self, timeout: float | None) -> None:
-        self._job.come_back(self._reconnect, timeout, stepped=self._finished_once)
+        reply = self._job.come_back(self._reconnect, timeout, stepped=self._finished_once)
+        self.check = bool(reply.get("check", True))
 
     def _on_failure(self, error: RpcError) -> None:
         if error.attempt is not None:
+            epoch = self._job.epoch
             self._job.advance(error.epoch, error.attempt)
+            self.check = self.check or self._job.epoch != epoch  # as ranks that are new to this epoch do
             self._reset()
 
     def _end(self, step: int, wire: dict[str, Any]) -> StepReport:

@@ -53,6 +53,7 @@ class Grads(Declared):
         )
         self._unused: dict[int, None] = {}  # in this step, in the order in which they were marked
         self._unused_notified = 0
+        self._micro_batch: int | None = None  # the last one that was said in this step
 
     # memory
 
@@ -85,6 +86,8 @@ class Grads(Declared):
     def ready(self, name: str, micro_batch: int | None = None) -> None:
         """One more micro-batch of the tensor is in its buffer; the last tensor of a bucket reports the bucket.
 
+        `micro_batch` is its number: findings of non-finite values say which one completed the bucket.
+
         Raises:
             AccumulationError: the call came more often than declared, or after `mark_unused`.
         """
@@ -95,6 +98,7 @@ class Grads(Declared):
             if self._retired:
                 self._check_open()
             bucket = self._tracker.ready(index)
+            self._micro_batch = micro_batch
             if bucket is not None:
                 self._send_bucket(bucket, micro_batch)
 
@@ -110,7 +114,7 @@ class Grads(Declared):
             bucket = self._tracker.mark_unused(index)
             self._unused[index] = None
             if bucket is not None:
-                self._send_bucket(bucket, None)
+                self._send_bucket(bucket, self._micro_batch)
 
     def ready_bucket(self, bucket_index: int, micro_batch: int | None = None) -> None:
         """Says now that a bucket is complete; for a caller that counts by itself.
@@ -144,14 +148,16 @@ class Grads(Declared):
         unused: Sequence[int] = (),
         bucket_digests: Sequence[int] | None = None,
         scaled: bool | None = None,
+        micro_batch: int | None = None,
     ) -> StepReport:
         """Completes the step on all ranks: gradients are reduced, measured and clipped.
 
         `step` defaults to the one after the last. `max_norm` replaces that of the first clip group for this step;
         `None` and `math.inf` measure only. With `ready` None the counters of this object decide; a caller that counts
-        by itself gives "all" or a list of bucket indices. `unused` names further tensors without a gradient. `scaled`
-        (default: whether `scale` is given) says that there is a loss scaler: a step with a norm that is not finite is
-        then skipped, whatever the clip groups were declared to do, and no policy remembers it.
+        by itself gives "all" or a list of bucket indices. `unused` names further tensors without a gradient, and
+        `micro_batch` is the one that completed the buckets that were not notified. `scaled` (default: whether `scale`
+        is given) says that there is a loss scaler: a step with a norm that is not finite is then skipped, whatever the
+        clip groups were declared to do, and no policy remembers it.
 
         Raises:
             NotReady: tensors are missing; nothing was sent and the step stays open.
@@ -160,7 +166,7 @@ class Grads(Declared):
             RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
         """
         self._check_whole()
-        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests, scaled, max_norm)
+        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests, scaled, max_norm, micro_batch)
         return self._finish(step, params, timeout)
 
     def compute_norm(
@@ -172,6 +178,7 @@ class Grads(Declared):
         ready: Literal["all"] | Sequence[int] | None = None,
         bucket_digests: Sequence[int] | None = None,
         scaled: bool | None = None,
+        micro_batch: int | None = None,
     ) -> StepReport:
         """The first half of `finish`: it reduces and measures, but multiplies nothing; `apply_clip` has to follow.
 
@@ -180,7 +187,7 @@ class Grads(Declared):
             RpcError: the step failed on all ranks.
         """
         self._check_whole()
-        step, params = self._begin(step, scale, timeout, ready, (), bucket_digests, scaled)
+        step, params = self._begin(step, scale, timeout, ready, (), bucket_digests, scaled, UNSET, micro_batch)
         return self._compute_norm(step, params, timeout)
 
     # inside
@@ -194,19 +201,23 @@ class Grads(Declared):
         unused: Sequence[int],
         bucket_digests: Sequence[int] | None,
         scaled: bool | None,
-        max_norm: float | None | Unset = UNSET,
+        max_norm: float | None | Unset,
+        micro_batch: int | None,
     ) -> tuple[int, dict[str, Any]]:
         self._check_open()
         if ready is None:
             self._check_complete()
         step = self._job.next_step if step is None else step
         everything_unused = list(dict.fromkeys([*self._unused, *unused])) if self._unused or unused else ()
-        return step, step_params(step, scale, timeout, ready, everything_unused, bucket_digests, scaled, max_norm)
+        return step, step_params(
+            step, scale, timeout, ready, everything_unused, bucket_digests, scaled, max_norm, micro_batch
+        )
 
     def _reset(self) -> None:
         super()._reset()
         with self._lock:
             self._tracker.reset()
+            self._micro_batch = None
             self._unused.clear()
             self._unused_notified = 0
 

@@ -82,7 +82,6 @@ class ReducedGrads(Declared):
         self._measured_by = measured_by
         self._written = bytearray(len(self.tensors))
         self.norm_type = float(options["norm_type"])  #: p of the powers that rows are made of
-        self.check: bool = bool(reply.get("check", True))  #: whether this step's rows should carry fingerprints
         self.norm_dtype: str = reply["norm_dtype"]  #: the type of the job's norm, the same on every rank
 
     @property
@@ -178,7 +177,8 @@ class ReducedGrads(Declared):
             self._on_failure(error)
             raise
         self._on_end(underway.step, wire)
-        self._note(wire)
+        self.check = bool(wire.get("check_next", self.check))
+        wire["measured_by"] = self._measured_by
         return Answer(wire, self._name_of)
 
     def come_back(self) -> None:
@@ -229,28 +229,16 @@ class ReducedGrads(Declared):
 
     def _step_call(self, method: str, params: dict[str, Any] | None, timeout: float | None) -> dict[str, Any]:
         wire = super()._step_call(method, params, timeout)
-        self._note(wire)
-        return wire
-
-    def _note(self, wire: dict[str, Any]) -> None:
-        """What the answer says of the next step, and what it shall say of this one."""
-        self.check = bool(wire.get("check_next", self.check))
         wire["measured_by"] = self._measured_by
+        return wire
 
     def _come_back(self, timeout: float | None) -> None:
         before = self.stamp
         super()._come_back(timeout)
-        self.check = True  # a new epoch begins with a check
         fields = self.table_memoryview().cast("Q")
         for index in range(0, len(fields), ROW_BYTES // fields.itemsize):
             if fields[index] == before:
                 fields[index] = self.stamp
-
-    def _on_failure(self, error: RpcError) -> None:
-        epoch = self._job.epoch
-        super()._on_failure(error)
-        # Who came new to this epoch sends fingerprints first; one alone compares with nothing.
-        self.check = self.check or self._job.epoch != epoch
 
     def _reset(self) -> None:
         super()._reset()

@@ -85,10 +85,18 @@ class LayerReport:
 
 @dataclass(frozen=True, slots=True)
 class NonfiniteInput:
-    """What one rank contributed before the reduction."""
+    """What one rank contributed before the reduction.
+
+    A gradient is the sum over the micro-batches of a step, so the values came in `micro_batch` or in an earlier one.
+    """
 
     rank: int
     count: int
+    micro_batch: int | None = None  #: that completed the tensor's bucket on that rank; None: the rank did not say
+
+    def __str__(self) -> str:
+        when = "" if self.micro_batch is None else f" (complete in micro-batch {self.micro_batch})"
+        return f"rank {self.rank}{when}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,10 @@ class Nonfinite:
     tensor: str
     count: int
     inputs: tuple[NonfiniteInput, ...]
+
+    def __str__(self) -> str:
+        where = f" of {', '.join(map(str, self.inputs))}" if self.inputs else ", which arose in the sum"
+        return f"'{self.tensor}'{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,5 +394,7 @@ def _divergence(wire: Mapping[str, Any]) -> Divergence:
 
 
 def _nonfinite(wire: Mapping[str, Any]) -> Nonfinite:
-    inputs = tuple(NonfiniteInput(item["rank"], decode_int(item["count"])) for item in wire["inputs"])
+    inputs = tuple(
+        NonfiniteInput(item["rank"], decode_int(item["count"]), item.get("micro_batch")) for item in wire["inputs"]
+    )
     return Nonfinite(wire["tensor"], decode_int(wire["count"]), inputs)

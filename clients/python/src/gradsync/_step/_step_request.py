@@ -33,6 +33,7 @@ def step_params(
     bucket_digests: Sequence[int] | None,
     scaled: bool | None,
     max_norm: float | None | Unset = UNSET,
+    micro_batch: int | None = None,
 ) -> dict[str, Any]:
     """The params of step.finish and norm.compute; a `scale`, whatever its value, stands for a loss scaler."""
     params: dict[str, Any] = {"step": step, "ready": "all" if ready is None or ready == "all" else list(ready)}
@@ -44,6 +45,8 @@ def step_params(
         params["scaled"] = scaled is not False
     if bucket_digests is not None:
         params["bucket_digests"] = list(bucket_digests)
+    if micro_batch is not None:
+        params["micro_batch"] = micro_batch
     if max_norm is not UNSET:
         params |= max_norm_param(max_norm)
     if timeout is not None:

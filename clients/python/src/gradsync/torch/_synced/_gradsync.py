@@ -193,6 +193,7 @@ class GradSync:
                 # The same call says what is unused, so that a step that stays open may still use it.
                 unused=[*unused, *recorder.given_by_others(unused)],
                 bucket_digests=recorder.digests(unused),
+                micro_batch=recorder.micro_batch,
             )
         except (StepRaised, UsageError):
             raise  # The step is done, or nothing was sent and it is still open.

@@ -26,6 +26,7 @@ class MicroBatches:
         self._regular = [False] * parameters
         self._regular_hooks = 0  # hooks of regular parameters in this step
         self._before_last = _NEVER  # hooks of regular parameters in all micro-batches but the last
+        self._each = 0  # hooks of regular parameters in one micro-batch; 0: not known
 
     @property
     def hooks(self) -> int:
@@ -36,6 +37,13 @@ class MicroBatches:
     def in_last(self) -> bool:
         """Whether a step like the one before is in its last micro-batch now."""
         return self._regular_hooks > self._before_last or self._accumulate == 1
+
+    @property
+    def current(self) -> int | None:
+        """The micro-batch that the step is in, from 0; None where there is but one, and while it is not known."""
+        if not self._each or not self._regular_hooks:
+            return None
+        return (self._regular_hooks - 1) // self._each
 
     def count_hook(self, parameter: int) -> None:
         """The hook of a parameter fired."""
@@ -52,9 +60,10 @@ class MicroBatches:
         self._regular = [first[i] > 0 and all(batch[i] == first[i] for batch in batches) for i in range(len(counts))]
         hooks = sum(count for count, regular in zip(counts, self._regular, strict=True) if regular)
         if 2 * hooks > len(self._hooks) and len(batches) == self._accumulate:
-            self._before_last = hooks - hooks // self._accumulate
+            self._each = hooks // self._accumulate
+            self._before_last = hooks - self._each
         else:
-            self._before_last = _NEVER
+            self._before_last, self._each = _NEVER, 0
 
     def _split(self, counts: Sequence[int]) -> list[list[int]]:
         """The hooks of each micro-batch; all hooks in one list where no parameter can end a micro-batch."""

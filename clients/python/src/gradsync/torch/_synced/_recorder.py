@@ -63,7 +63,7 @@ class GradientRecorder:
         placed: Mapping[int, PlacedGradient],
         buckets: Sequence[Sequence[int]],
         accumulate: int,
-        launch: Callable[[int], None],
+        launch: Callable[[int, int | None], None],
     ) -> None:
         self.counters = Counters()
         self._before = Counters()  #: when this attempt at a step began
@@ -188,7 +188,12 @@ class GradientRecorder:
         for index in self._buckets[bucket]:
             self._versions[index] = self.views[index]._version
         self.counters.launched_early += 1
-        self._launch(bucket)
+        self._launch(bucket, self.micro_batch)
+
+    @property
+    def micro_batch(self) -> int | None:
+        """The micro-batch that the step is in; None where there is but one, and while it is not known."""
+        return self._micro_batches.current
 
     def describe(self, report: StepReport) -> StepReport:
         """The report with the counts of this rank's step in it."""
