@@ -19,6 +19,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 STEPS = 5
 CLIPS_FROM = 2  # before it no norm is above the limit, and the mistake does nothing
+EVERY = 20  # steps in which all weights are compared, in the case "interval"
+STEPS_OF = {"interval": 4 + EVERY}
+CLIPS_FROM_OF = {"first": 0, "interval": 4}  # after the comparisons that an epoch begins with
 MAX_NORM = 0.5
 DEADLINE_S = 300
 
@@ -60,14 +63,14 @@ class Layer:
         return model
 
     @staticmethod
-    def gradients(model: Any, step: int) -> None:
+    def gradients(model: Any, clips: bool, step: int) -> None:
         """A backward pass; the gradient of the layer norm is summed over the group, as tensor parallelism does."""
         import torch
         import torch.distributed as dist
 
         made = torch.Generator().manual_seed(step)
         x = torch.randn(4, 16, generator=made).bfloat16()
-        factor = 0.01 if step < CLIPS_FROM else 100.0
+        factor = 100.0 if clips else 0.01
         (model["up"](model["norm"](x)).float().square().mean() * factor).backward()
         for parameter in model["norm"].parameters():
             summed = parameter.grad.float()
@@ -88,14 +91,18 @@ def train(case: str) -> dict[str, Any]:
     masters = master_copies(model)
     optimizer = torch.optim.AdamW(masters, lr=1e-3)
     rule = gst.Experts("up.*", "slice", axes="tp")
-    gst.init(model, mesh={"tp": 2}, ep=rule, divergence="raise", weights_every=0)
-    for step in range(STEPS):
-        Layer.gradients(model, step)
-        if case == "weights":  # what training looks like where gradients are exact and only the clip is wrong
-            gst.clip_grad_norm_(model.parameters(), float("inf"))
-        clip_by_the_framework([(n, p.grad) for n, p in model.named_parameters()], rank, correct=case == "correct")
+    # Without verify_weights() it is the policy that finds the weights, with what init() does by itself or more often.
+    often = {"first": {}, "interval": {"weights_every": EVERY}}.get(case, {"weights_every": 0})
+    gst.init(model, mesh={"tp": 2}, ep=rule, divergence="raise", **often)
+    of_weights = case in ("weights", "first", "interval")
+    for step in range(STEPS_OF.get(case, STEPS)):
+        Layer.gradients(model, step >= CLIPS_FROM_OF.get(case, CLIPS_FROM), step)
+        named = [(name, parameter.grad) for name, parameter in model.named_parameters()]
         try:
-            if case != "weights":
+            if of_weights:  # what training looks like where gradients are exact and only the clip is wrong
+                gst.clip_grad_norm_(model.parameters(), float("inf"))
+            clip_by_the_framework(named, rank, correct=case == "correct")
+            if not of_weights:
                 gst.clip_grad_norm_(model.parameters(), float("inf"))
             for master, parameter in zip(masters, model.parameters(), strict=True):
                 master.grad = parameter.grad.float()
@@ -150,6 +157,25 @@ def test_the_weights_are_named_after_the_optimizer_step_that_made_them_differ(gr
     assert (found[0]["step"], found[0]["error"]) == (CLIPS_FROM, "weights")
     assert {"norm.weight", "norm.bias"} >= set(found[0]["tensors"]) != set()
     assert f"at step {CLIPS_FROM - 1} they were equal" in found[0]["said"]
+
+
+@pytest.mark.timeout(DEADLINE_S + 10)
+def test_the_weights_are_named_within_three_steps_of_the_first_by_what_init_does_by_itself(
+    gradsyncd: str, tmp_path: Path
+) -> None:
+    found = found_by(gradsyncd, "first", tmp_path)
+    assert found == [found[0]] * 2
+    assert (found[0]["error"], 1 <= found[0]["step"] <= 3) == ("weights", True)
+    assert {"norm.weight", "norm.bias"} >= set(found[0]["tensors"]) != set()
+
+
+@pytest.mark.timeout(DEADLINE_S + 10)
+def test_the_weights_are_named_within_the_steps_in_which_all_are_compared_once(gradsyncd: str, tmp_path: Path) -> None:
+    found = found_by(gradsyncd, "interval", tmp_path)
+    assert found == [found[0]] * 2
+    assert (found[0]["error"], 5 <= found[0]["step"] < 5 + EVERY) == ("weights", True)
+    assert {"norm.weight", "norm.bias"} >= set(found[0]["tensors"]) != set()
+    assert "they were equal" in found[0]["said"]
 
 
 @pytest.mark.timeout(DEADLINE_S + 10)

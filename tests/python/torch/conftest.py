@@ -42,6 +42,8 @@ class Ranks:
                 import gradsync.torch
 
                 options = {"client": self.clients[rank], "job": job, "rank": rank, "world_size": count} | options
+                if self._address is None:
+                    options = {"weights_every": 0} | options  # which a daemon does, in a job of its own
                 return gradsync.torch.attach(model, **options)
 
             try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import zlib
+from collections import OrderedDict
 
 import pytest
 
@@ -94,9 +96,94 @@ def test_all_weights_are_compared_once_in_so_many_steps_a_part_at_a_time(real_ra
     assert not any(report.divergence for reports in results for report in reports)
     for rank in range(2):
         counts = [count for one, count in compared if one == rank]
-        assert len(counts) == 20  # every other step
-        assert sum(counts[:10]) == sum(counts[10:]) == 6
+        assert len(counts) == 3 + 18  # after the first three steps, then every other one
+        assert sum(counts[:3]) == sum(counts[3:13]) == 6
         assert max(counts) < 6
+
+
+# One tensor of each part of the weights that is compared first, second and third.
+FIRST_THREE = ("first.weight", "norm.bias", "norm.weight")
+
+
+def drift(attach, rank, name, after, steps, *, epochs=1, **options):
+    """The steps whose reports name the weights, of which those of one rank change after a step."""
+    parts = {"first": torch.nn.Linear(5, 6), "norm": torch.nn.LayerNorm(6), "last": torch.nn.Linear(6, 1)}
+    model = torch.nn.Sequential(OrderedDict(parts)).bfloat16()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = {}
+    step = 0
+    for _ in range(epochs):
+        with attach(model, **options) as gs:
+            for _ in range(steps):
+                model(torch.ones(2, 5, dtype=torch.bfloat16)).float().square().mean().backward()
+                for one in gs.step(optimizer).divergence:
+                    found.setdefault(one.tensor, step)
+                if step == after and rank == 1:
+                    with torch.no_grad():
+                        model.get_parameter(name).flatten()[0] += 0.25
+                step += 1
+    return found
+
+
+def test_the_tensors_of_these_tests_are_of_different_thirds():
+    parts = [zlib.crc32(name.encode()) % 10 for name in FIRST_THREE]
+    assert [part % 3 for part in parts] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", FIRST_THREE)
+def test_weights_that_drift_after_the_first_step_are_named_within_the_next_three(real_ranks, name):
+    third = FIRST_THREE.index(name)
+    assert real_ranks(2, lambda rank, attach: drift(attach, rank, name, 0, 5)) == [{name: 1 + third}] * 2
+
+
+@pytest.fixture(scope="module")
+def often_checking(real_daemon):
+    """A daemon that checks every fifth step."""
+    from conftest import _daemon_binary
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADSYNCD", str(_daemon_binary()))
+        patch.setenv("GRADSYNC_ENGINE_CHECK_EVERY", "5")
+        with gradsync.connect(spawn=True, timeout=60) as client:
+            yield client.address
+
+
+def test_a_part_is_compared_in_the_step_after_each_that_the_daemon_checked(often_checking, ranks_at, monkeypatch):
+    compared: list[tuple[int, int]] = []
+    compare = _weights.WeightWatch._compare
+
+    def noting(self, due, timeout):
+        compared.append((self._of.rank, self._of.last_step))
+        return compare(self, due, timeout)
+
+    monkeypatch.setattr(_weights.WeightWatch, "_compare", noting)
+    found = ranks_at(often_checking)(2, lambda rank, attach: drift(attach, rank, "first.weight", 3, 60))
+    turn = zlib.crc32(b"first.weight") % 10
+    assert found == [{"first.weight": 6 + 5 * turn}] * 2
+    for rank in range(2):
+        assert [step for one, step in compared if one == rank] == [1, 2, 3, *range(6, 60, 5)]
+
+
+def test_a_run_that_goes_on_begins_with_checks_again(real_ranks):
+    """The ranks leave after seven steps, and come back to the job: the daemon counts steps of an epoch."""
+    found = real_ranks(2, lambda rank, attach: drift(attach, rank, "first.weight", 7, 7, epochs=2, weights="skip"))
+    assert found == [{}] * 2, "who skips the check of weights has none while training"
+    found = real_ranks(2, lambda rank, attach: drift(attach, rank, "first.weight", 7, 7, epochs=2))
+    assert found == [{"first.weight": 8}] * 2
+
+
+def test_turns_follow_checks_and_the_interval_whichever_comes_first():
+    turns = _weights.Turns(4, 3)
+    checked_next = [True, True, False, False, False, False, False, False, False, True, False, False]
+    due = [turns.after_step(9, checked) for checked in checked_next]
+    # Steps 1 to 3 follow checked ones, then every third; step 10 is checked.
+    assert [sorted(parts) for parts in due] == [[], [0, 3], [1], [2], [], [], [0], [], [], [1], [], [2]]
+    assert turns.after_step(10, True) == frozenset(), "the first step of an epoch has nothing before it"
+    assert turns.after_step(10, True) == {0, 3}
+    assert not any(_weights.Turns(1, 0).after_step(1, True) for _ in range(9)), "no interval: never"
 
 
 def test_nothing_is_compared_where_that_is_not_wanted(real_ranks):

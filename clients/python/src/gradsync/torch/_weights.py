@@ -3,6 +3,8 @@
 The weights are declared there as gradients on data path `stats` are, which says what must be equal on which ranks; rows
 carry fingerprints alone (docs/adr/0023). All ranks have the result of a step when they compare, and their optimizers
 have not stepped: what is compared are the weights that the forward pass of this step saw.
+
+Which part is due follows from the epoch and from what the daemon says of its steps, which all ranks know alike.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from ._statistics._measurer import Measurer, rows_in
 __all__ = ["WeightWatch", "check_weights_every"]
 
 _PARTS = 10  # each is compared once in `every` steps
+_OPENING = 3  # comparisons at the beginning of an epoch that together are of all weights
 _WITHIN_S = 60.0
 _NAMED_AT_MOST = 3
 _FAILURES = 3  # in a row, after which training goes on unwatched
 _GRADIENT = ".grad"  # of the names of copies
-_FIRST_CHECKED, _CHECK_EVERY = 3, 100  # as the daemon has them, unless it is configured otherwise
 _log = logging.getLogger("gradsync")
 
 
@@ -39,6 +41,44 @@ def check_weights_every(every: int) -> None:
     """Raises UsageError unless it is a number of steps, or 0."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 0:
         raise UsageError(f"weights_every={every!r}: give a number of steps, or 0 to compare no weights while training")
+
+
+class Turns:
+    """Says after each step which parts of the weights are due.
+
+    They are due in the step after one that the daemon checked, when the optimizer has stepped by the gradients of that
+    one, and `interval` steps after they were due last. The first times in an epoch are for all weights together.
+    """
+
+    def __init__(self, parts: int, interval: int) -> None:
+        self._parts = parts
+        self._interval = interval
+        self._opening = min(_OPENING, parts)
+        self._epoch: int | None = None
+        self._begin(None)
+
+    def _begin(self, epoch: int | None) -> None:
+        self._epoch = epoch
+        self._checked = (False, True)  # the step before the one that is done, and that one: the first of an epoch
+        self._since = 0  # steps since parts were due, or since the epoch began
+        self._times = 0  # that parts were due
+
+    def after_step(self, epoch: int, next_checked: bool) -> frozenset[int]:
+        """The parts that are due when a step of this epoch is done, of which the daemon checks the next or not."""
+        if epoch != self._epoch:
+            self._begin(epoch)
+        else:
+            self._since += 1
+        before, this = self._checked
+        self._checked = (this, next_checked)
+        if not self._interval or not (before or self._since >= self._interval):
+            return frozenset()
+        self._since = 0
+        time = self._times
+        self._times += 1
+        if time < self._opening:
+            return frozenset(range(time, self._parts, self._opening))
+        return frozenset([(time - self._opening) % self._parts])
 
 
 class WeightWatch:
@@ -65,8 +105,8 @@ class WeightWatch:
         self._tensors = [replace(tensor, weight_fingerprint=None, layer=None, clip_group="all") for tensor in declared]
         self._parameters = parameters
         self._parts = max(1, min(every, _PARTS))
-        self._interval = every // self._parts  # 0: never
-        self._part_of = [crc32(tensor.name.encode()) % self._parts for tensor in tensors]
+        self._turns = Turns(self._parts, every // self._parts)
+        self._part_of = [self._part(tensor.name) for tensor in tensors]
         self._raises = raises
         self._equal_at: list[int | None] = [None] * self._parts  # the last step at which the part was equal
         self._failures = 0
@@ -79,8 +119,8 @@ class WeightWatch:
     def before_step(self, copy_of: Callable[[int], torch.Tensor | None]) -> None:
         """Notes the copies of gradients before the sidecar writes over them, in steps that are checked."""
         self._noted = None
-        step = self._of.next_step
-        if self._copies and (step < _FIRST_CHECKED or step % _CHECK_EVERY == 0):
+        declared = self._of.grads
+        if self._copies and declared is not None and declared.check:
             self._noted = self._prints([*[None] * self._weights, *map(copy_of, self._copies)])
 
     def after_step(self) -> tuple[gradsync.Divergence, ...]:
@@ -91,28 +131,28 @@ class WeightWatch:
         Raises:
             WeightsDiverged: they differ, and this was asked for.
         """
-        done = self._of.next_step
-        due = self._interval and not done % self._interval
-        if not (due or self._noted is not None) or self._of.world_size == 1 or self._failures == _FAILURES:
+        of = self._of
+        due = self._turns.after_step(of.epoch, of.grads is not None and of.grads.check)
+        if not (due or self._noted is not None) or of.world_size == 1 or self._failures == _FAILURES:
             return ()
-        part = done // self._interval % self._parts if due else None
         try:
-            found = self._compare(lambda index: self._part_of[index] == part, _WITHIN_S)
+            found = self._compare(lambda index: self._part_of[index] in due, _WITHIN_S)
         except Exception as error:
             self.close()
             self._failures += 1
             what_next = "which is given up" if self._failures == _FAILURES else "the next one may work"
-            _log.warning("no comparison of the weights at step %d (%s): %s", done - 1, what_next, error)
+            _log.warning("no comparison of the weights at step %d (%s): %s", of.next_step - 1, what_next, error)
             return ()
         self._failures = 0
         of_weights = [one for one in found if one.what == "weights"]
-        if part is not None and of_weights:
-            diverged = self._error(of_weights, self._equal_at[part])
+        differ = {self._part(one.tensor) for one in of_weights}
+        for part in due - differ:
+            self._equal_at[part] = of.next_step - 1
+        if of_weights:
+            diverged = self._error(of_weights, [self._equal_at[part] for part in differ])
             if self._raises:
                 raise diverged
             _log.warning("%s", diverged)
-        elif part is not None:
-            self._equal_at[part] = done - 1
         return found
 
     def verify(self, timeout: float | None) -> None:
@@ -129,8 +169,7 @@ class WeightWatch:
             self.close()
             raise
         if found:
-            known = [step for step in self._equal_at if step is not None]
-            raise self._error(found, min(known) if len(known) == self._parts else None)
+            raise self._error(found, self._equal_at)
         self._equal_at = [self._of.next_step - 1] * self._parts
 
     def close(self) -> None:
@@ -165,10 +204,17 @@ class WeightWatch:
             self._grads = job.declare(self._tensors, data_path="stats", fingerprint=FINGERPRINT, timeout=timeout)
         return self._grads
 
-    def _error(self, found: Sequence[gradsync.Divergence], equal_at: int | None) -> gradsync.errors.RpcError:
+    def _part(self, name: str) -> int:
+        return crc32(name.encode()) % self._parts
+
+    def _error(self, found: Sequence[gradsync.Divergence], equal_at: Sequence[int | None]) -> gradsync.errors.RpcError:
+        """`equal_at`: when the parts were equal last."""
         step = self._of.next_step - 1
         more = f" and {len(found) - _NAMED_AT_MOST} more tensors" if len(found) > _NAMED_AT_MOST else ""
-        since = "they were not compared before" if equal_at is None else f"at step {equal_at} they were equal"
+        known = [one for one in equal_at if one is not None]
+        since = (
+            "they were not compared before" if len(known) < len(equal_at) else f"at step {min(known)} they were equal"
+        )
         return local_error(
             WeightsDiverged,
             f"weights that must be equal differ at step {step}: {', '.join(map(str, found[:_NAMED_AT_MOST]))}{more}; "

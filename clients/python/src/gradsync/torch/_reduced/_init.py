@@ -104,8 +104,8 @@ def init(
         client, address: a connection to share, or where to connect; default `gradsync.connect()`'s search.
         divergence: of gradients or weights that must be equal and are not: "raise" raises `GradientsDiverged` or
             `WeightsDiverged` on every rank, before anything is multiplied. Mode "observe" reports gradients alone.
-        weights_every: mode "clip": steps in which all weights are compared once, a tenth at a time; 0, or without
-            `check_weights`: never.
+        weights_every: mode "clip": steps in which all weights are compared once, a tenth at a time, also after
+            checked steps (three at the beginning, a third each); 0, or without `check_weights`: never.
         timeout: seconds to wait for the other ranks' declaration.
 
     Raises:

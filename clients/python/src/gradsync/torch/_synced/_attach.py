@@ -83,8 +83,8 @@ def attach(
         clip_group, layer: name of a parameter → its clip group, its layer in the report.
         divergence: of gradients or weights that must be equal and are not: "raise" raises `GradientsDiverged` or
             `WeightsDiverged` on every rank.
-        weights_every: steps in which all weights are compared once, a tenth at a time; 0, or with `weights` "skip":
-            never.
+        weights_every: steps in which all weights are compared once, a tenth at a time, also after checked steps (three
+            at the beginning, a third each); 0, or with `weights` "skip": never.
         timeout: seconds to wait for the other ranks' declaration.
 
     `$GRADSYNC_MODE`: `sync` (the default), or `off`, where steps are the optimizer's alone.
