@@ -25,6 +25,7 @@ import steady
 import step
 import step_empty
 import train
+import weights_part
 
 BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     ),
     "accumulate_8": functools.partial(train.run, "accumulate_8", "gradsync", {}, accumulate=8),
     "observe_e2e": functools.partial(train.run, "observe_e2e", "observe", {"wanted_ratio": 0.96}),
+    "weights_part": functools.partial(weights_part.run, "weights_part"),
     "declare_10k": functools.partial(declare.run_time, "declare_10k"),
     "daemon_memory": functools.partial(declare.run_memory, "daemon_memory"),
     "steady_faults": functools.partial(steady.run_faults, "steady_faults"),
