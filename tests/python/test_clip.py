@@ -223,7 +223,7 @@ def test_a_step_that_raises_is_done_and_the_next_one_works(job: gradsync.Job, da
         nonfinite=found,
     )
     with pytest.raises(
-        ClipRaised, match=r"step 0, clip group 'all': norm is not finite: nan \(tensors: 'w'\)"
+        ClipRaised, match=r"step 0, clip group 'all': norm is not finite: nan \(tensors: 'w' \(arose in the sum\)\)"
     ) as caught:
         step(grads)
     assert (caught.value.group, caught.value.reason) == ("all", "norm is not finite: nan")

@@ -98,7 +98,7 @@ def test_a_report_is_decoded_with_names() -> None:
     assert decoded.absent == ("one", "zero")
     assert decoded.layers[0].norm == -math.inf
     assert [(one.rank, one.micro_batch) for one in decoded.nonfinite[0].inputs] == [(1, None), (3, 2)]
-    said = ["'w' of rank 1, rank 3 (complete in micro-batch 2)", "'b', which arose in the sum"]
+    said = ["'w' of rank 1, rank 3 (complete in micro-batch 2)", "'b' (arose in the sum)"]
     assert [*map(str, decoded.nonfinite)] == said
     assert decoded.divergence[0].ranks == (1, 2) == decoded.divergence[0].majority
     assert str(decoded.divergence[0]) == "'b' on rank 0 (equal on ranks 1, 2)"

@@ -108,7 +108,7 @@ class Nonfinite:
     inputs: tuple[NonfiniteInput, ...]
 
     def __str__(self) -> str:
-        where = f" of {', '.join(map(str, self.inputs))}" if self.inputs else ", which arose in the sum"
+        where = f" of {', '.join(map(str, self.inputs))}" if self.inputs else " (arose in the sum)"
         return f"'{self.tensor}'{where}"
 
 
