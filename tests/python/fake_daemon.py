@@ -322,6 +322,7 @@ class FakeDaemon:
                 for i in range(0, len(indices), size)
             ],
             "offsets": offsets,
+            "check": True,
         }
 
     def on_bucket_ready(self, params: dict[str, Any]) -> Any:

@@ -172,6 +172,33 @@ def test_a_failed_step_resets_the_counters_and_takes_the_next_attempt(
     assert daemon.of("step.finish")[-1] == {"epoch": 5, "attempt": 0, "step": 0, "ready": "all"}
 
 
+def test_arenas_know_which_steps_are_checked_as_the_daemon_says(
+    grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon
+) -> None:
+    assert grads.check
+    for checked in (True, False, True, False):
+        daemon.script["step.finish"] = lambda params, checked=checked: report(
+            params["step"], params["epoch"], params["attempt"], check_next=checked
+        )
+        grads.finish(ready="all")
+        assert grads.check is checked
+
+    def fail(epoch: int, attempt: int | None) -> None:
+        def answer(params: dict) -> object:
+            where = {} if attempt is None else {"epoch": epoch, "attempt": attempt}
+            raise Fault("rank_lost", "rank 1 died", **where)
+
+        daemon.script["step.finish"] = answer
+        with pytest.raises(RankLost):
+            grads.finish(ready="all")
+
+    fail(job.epoch, None)
+    fail(job.epoch, 7)
+    assert not grads.check, "the epoch goes on"
+    fail(job.epoch + 1, 0)
+    assert grads.check, "a new epoch begins with a check"
+
+
 def test_an_error_without_an_attempt_leaves_the_step_open(grads: gradsync.Grads, daemon: FakeDaemon) -> None:
     def fail(params: dict) -> object:
         raise Fault("step_mismatch", "scale differs")
