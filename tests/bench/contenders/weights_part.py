@@ -29,7 +29,7 @@ class Contender:
     def step(self) -> None:
         if self._compares:
             part = self._part
-            found = self._watch._compare(lambda index: self._watch._part_of[index] == part, 60.0)
+            found = self._watch._compare(lambda index: self._watch._part_of[index] == part, None)
             assert not found
             self._part = (part + 1) % self._watch._parts
         else:

@@ -234,6 +234,36 @@ def test_what_keeps_it_from_comparing_stops_no_training(real_ranks, monkeypatch,
     assert sum("given up" in text for text in said) == 2
 
 
+def test_a_comparison_in_which_the_daemon_ends_is_given_up_on_all_ranks(
+    restartable_daemon, ranks_at, monkeypatch, caplog
+):
+    """One rank has asked, the other has not and does not ask again: nobody may wait for it."""
+    begin = gradsync.ReducedGrads.begin
+    times = {0: 0, 1: 0}
+
+    def begun(self, step):
+        rank = self._job.rank
+        times[rank] += 1
+        if times[rank] != 3:
+            return begin(self, step)
+        underway = begin(self, step) if rank == 0 else None
+        restartable_daemon.restart_when_all_are_here()
+        if underway is None:
+            raise gradsync.errors.ConnectionLost("the rank gives up")
+        return underway
+
+    monkeypatch.setattr(gradsync.ReducedGrads, "begin", begun)
+    with caplog.at_level(logging.WARNING, "gradsync"):
+        results = ranks_at(restartable_daemon.address)(
+            2, lambda rank, attach: train(attach, rank, changed=1, **ALL_AT_ONCE)
+        )
+    given_up = [one for one in caplog.records if "comparison of the weights" in one.getMessage()]
+    assert len(given_up) == 2
+    assert all(isinstance(one.args[2], gradsync.errors.ConnectionLost) for one in given_up)
+    for reports in results:
+        assert [one.tensor for one in reports[-1].divergence] == ["1.weight"], "later comparisons work"
+
+
 def test_the_numbers_that_are_not_allowed_are_refused(real_ranks):
     for options in ({"weights_every": -1}, {"weights_every": True}, {"divergence": "warn"}):
         with pytest.raises(UsageError, match=next(iter(options))):

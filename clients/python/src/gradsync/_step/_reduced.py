@@ -89,6 +89,11 @@ class ReducedGrads(Declared):
         """The first field of a row of this attempt; 0 stands for a tensor without a gradient."""
         return self._job.stamp
 
+    @property
+    def next_step(self) -> int:
+        """The number of the step that comes next."""
+        return self._job.next_step
+
     def table_memoryview(self) -> memoryview:
         """The rows, 64 bytes each in the order of `tensors`, for a caller that fills them by itself."""
         return self._arena.memory[: ROW_BYTES * len(self.tensors)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 import torch
@@ -20,7 +20,7 @@ from torch import nn
 
 import gradsync
 from gradsync._wire_errors import local_error
-from gradsync.errors import GradsyncError, UsageError, WeightsDiverged
+from gradsync.errors import GradsyncError, StepTimeout, UsageError, WeightsDiverged
 
 from ._dtensor import local_tensor
 from ._statistics._fingerprints import FINGERPRINT
@@ -30,7 +30,7 @@ __all__ = ["WeightWatch", "check_weights_every"]
 
 _PARTS = 10  # each is compared once in `every` steps
 _OPENING = 3  # comparisons at the beginning of an epoch that together are of all weights
-_WITHIN_S = 60.0
+_WITHIN_S = 20.0  # the ranks are together already
 _NAMED_AT_MOST = 3
 _FAILURES = 3  # in a row, after which training goes on unwatched
 _GRADIENT = ".grad"  # of the names of copies
@@ -41,6 +41,13 @@ def check_weights_every(every: int) -> None:
     """Raises UsageError unless it is a number of steps, or 0."""
     if isinstance(every, bool) or not isinstance(every, int) or every < 0:
         raise UsageError(f"weights_every={every!r}: give a number of steps, or 0 to compare no weights while training")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long the caller of a comparison waits for the other ranks; None: as long as the daemon does."""
+
+    timeout: float | None
 
 
 class Turns:
@@ -136,7 +143,7 @@ class WeightWatch:
         if not (due or self._noted is not None) or of.world_size == 1 or self._failures == _FAILURES:
             return ()
         try:
-            found = self._compare(lambda index: self._part_of[index] in due, _WITHIN_S)
+            found = self._compare(lambda index: self._part_of[index] in due, None)
         except Exception as error:
             self.close()
             self._failures += 1
@@ -164,7 +171,7 @@ class WeightWatch:
         """
         self._noted = None
         try:
-            found = self._compare(lambda index: True, timeout)
+            found = self._compare(lambda index: True, Wait(timeout))
         except BaseException:
             self.close()
             raise
@@ -179,8 +186,9 @@ class WeightWatch:
             with contextlib.suppress(GradsyncError):
                 client.close()
 
-    def _compare(self, due: Callable[[int], bool], timeout: float | None) -> tuple[gradsync.Divergence, ...]:
-        grads = self._joined(timeout)
+    def _compare(self, due: Callable[[int], bool], wait: Wait | None) -> tuple[gradsync.Divergence, ...]:
+        """With `wait` for as long as that says, whatever becomes of daemons; without it training waits, so not long."""
+        grads = self._joined(_WITHIN_S if wait is None else wait.timeout)
         weights = [local_tensor(p).detach() if due(index) else None for index, p in enumerate(self._parameters)]
         prints = self._prints([*weights, *[None] * len(self._copies)])
         if self._noted is not None:
@@ -191,7 +199,8 @@ class WeightWatch:
         table[:, 7] = prints
         table[:, 0] = (prints != 0).long() * grads.stamp
         grads.wrote_all()
-        return tuple(map(_named, grads.finish(timeout=timeout).divergence))
+        report = _asked_once(grads) if wait is None else grads.finish(timeout=wait.timeout)
+        return tuple(map(_named, report.divergence))
 
     def _prints(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
         return self._measurer.fingerprints(self._measurer.arrange(tensors, True))
@@ -226,6 +235,16 @@ class WeightWatch:
             tensors=[one.tensor for one in found],
             ranks=list(found[0].suspects or found[0].ranks),
         )
+
+
+def _asked_once(grads: gradsync.ReducedGrads) -> gradsync.StepReport:
+    """A step that no rank makes again at a restarted daemon: another may have given it up, and would be waited for."""
+    answer = grads.collect(grads.begin(grads.next_step), _WITHIN_S)
+    if answer is None:
+        raise local_error(
+            StepTimeout, f"not all ranks compared their weights in {_WITHIN_S:g} s", "see what the other ranks do"
+        )
+    return answer.report()
 
 
 def _named(found: gradsync.Divergence) -> gradsync.Divergence:
