@@ -72,6 +72,30 @@ def test_pipeline_and_experts_come_to_the_root_of_192(address: str) -> None:
     assert results[7][2]["total"] == 2
 
 
+@pytest.mark.parametrize("groups", [("all", "all"), ("narrow", "wide")])
+def test_one_double_precision_gradient_makes_the_norm_of_every_rank_double(
+    groups: tuple[str, str], address: str
+) -> None:
+    """Two pipeline stages, float32 on the first, which holds no float64, and float64 on the second."""
+
+    def body(rank: int, job: gradsync.Job) -> tuple[str, bytes, bytes]:
+        held = [
+            Tensor("first", (2,), dtype="float32", placements={"pp": Only(0)}, clip_group=groups[0]),
+            Tensor("last", (2,), dtype="float64", placements={"pp": Only(1)}, clip_group=groups[1]),
+        ][rank]
+        grads = job.declare([held], data_path="stats", clip={group: Clip(max_norm=1.0) for group in groups})
+        grads.write(held.name, [1.0, 1.0 + rank])
+        report = grads.finish()
+        assert isinstance(grads, gradsync.ReducedGrads)
+        return grads.norm_dtype, struct.pack("d", report.norm), struct.pack("d", report.coefficient)
+
+    found = MeshRanks(address, {"mesh": {"pp": 2}})(2, body)
+    assert found == [found[0]] * 2
+    dtype, norm, _ = found[0]
+    assert dtype == "float64"
+    assert norm == struct.pack("d", math.sqrt(7))  # which no float32 is
+
+
 def test_a_shard_is_added_and_a_replica_counted_once(ranks: Ranks) -> None:
     def body(rank: int, job: gradsync.Job) -> list[gradsync.StepReport]:
         grads = job.declare(FSDP, data_path="stats", clip=Clip(max_norm=1.0))

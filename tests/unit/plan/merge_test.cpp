@@ -278,6 +278,22 @@ TEST(MergeRefuses, one_name_for_two_tensors) {
   EXPECT_THAT(ranks.refusal().message, HasSubstr("dtype is float32 on rank 0 and bfloat16 on rank 2"));
 }
 
+TEST(MergeRefuses, shards_of_different_dims_and_a_shard_beside_a_replica_by_their_axis) {
+  Ranks ranks({kFsdp});
+  ranks.add(tensor("w", {6, 6}, {shard({"dp_shard"}, 0)}));
+  ranks[1].tensors[0].placements = {shard({"dp_shard"}, 1)};
+  ranks[1].tensors[0].local_shape = {6, 2};
+  Error error = ranks.refusal();
+  EXPECT_EQ(error.code, ErrorCode::PlanMismatch);
+  EXPECT_EQ(error.path, "tensors[0].placements[0]");
+  EXPECT_EQ(error.tensor, "w");
+  EXPECT_THAT(error.ranks, ElementsAre(0, 1));
+  EXPECT_THAT(error.message, HasSubstr("dp_shard: shard(0) on rank 0 and dp_shard: shard(1) on rank 1"));
+  ranks[1].tensors[0].placements = {replicate({"dp_shard"})};
+  ranks[1].tensors[0].local_shape = {6, 6};
+  EXPECT_THAT(ranks.refusal().message, HasSubstr("dp_shard: shard(0) on rank 0 and dp_shard: replicate on rank 1"));
+}
+
 TEST(MergeRefuses, a_holder_that_did_not_declare_and_one_that_should_not_have) {
   Ranks ranks({kHsdp});
   ranks.add(tensor("w", {4}, {replicate({"dp_replicate"}), shard({"dp_shard"}, 0)}));

@@ -51,6 +51,22 @@ TEST(ValidatePlacements, a_shard_names_a_dim_of_the_shape) {
   }
 }
 
+TEST(ValidatePlacements, a_scalar_cannot_be_sharded) {
+  const TensorDeclaration scalar = tensor("temperature", {}, {partial({"dp"}), {{"tp"}, Shard{0}}});
+  const Error shard = refused(declaration({scalar}), kDpTpCp);
+  EXPECT_EQ(shard.code, ErrorCode::InvalidDeclaration);
+  EXPECT_EQ(shard.path, "tensors[0].placements[1].dim");
+  EXPECT_EQ(shard.tensor, "temperature");
+  EXPECT_THAT(shard.message, HasSubstr("shard dim 0 of axis 'tp' is not a dim of shape []"));
+  EXPECT_EQ(shard.hint, "a scalar cannot be sharded");
+
+  const Placement scattered{{"dp", "tp"}, Partial{ReduceOp::Mean, Shard{0}}};
+  const Error to = refused(declaration({tensor("temperature", {}, {scattered})}), kDpTpCp);
+  EXPECT_EQ(to.path, "tensors[0].placements[0].to.dim");
+  EXPECT_THAT(to.message, HasSubstr("of axis 'dp+tp' is not a dim of shape []"));
+  EXPECT_EQ(to.hint, "a scalar cannot be sharded");
+}
+
 TEST(ValidatePlacements, coordinates_of_only_are_on_the_flattened_axis) {
   EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{3, 4}}}}).path, "tensors[0].placements[0].at[1]");
   EXPECT_EQ(refused_placements({{{"dp", "tp"}, Only{{-1}}}}).path, "tensors[0].placements[0].at[0]");

@@ -78,7 +78,7 @@ TEST(ValidateShapes, a_replicated_tensor_is_held_whole) {
   EXPECT_EQ(error.path, "tensors[1].local_shape[1]");
   EXPECT_EQ(error.tensor, "wq");
   EXPECT_THAT(error.message, HasSubstr("local_shape[1] is 256 and shape[1] is 512"));
-  EXPECT_THAT(error.message, HasSubstr("no placement shards dim 1"));
+  EXPECT_THAT(error.message, HasSubstr("no placement shards dim 1 (dp: partial(mean)"));
 
   part.local_shape = {512, 513};
   EXPECT_EQ(refused(declaration({part}), kDp2).path, "tensors[0].local_shape[1]");
