@@ -1,4 +1,4 @@
-"""Faults in how epochs form and end: who is waited for, who is answered, and when a number counts."""
+"""Faults in how epochs form and end: which ranks are waited for and answered, and when a number counts."""
 
 from __future__ import annotations
 
@@ -81,5 +81,33 @@ EPOCH = (
         "epoch_machine_form.cpp",
         "  seat.refusal.reset();\n",
         "",
+    ),
+    machine(
+        "a-survivor-is-not-told",
+        "A survivor that calls a step later never hears why the epoch does not form.",
+        "epoch_machine_form.cpp",
+        "      seat.unheard = survivors;\n",
+        "",
+    ),
+    machine(
+        "a-failed-load-ends-nothing",
+        "The lane could not take the plan, and the ranks go on waiting for it.",
+        "epoch_machine_form.cpp",
+        "  if (state_ == State::Loading) {\n    tell_waiting(error, actions);\n  }\n",
+        "  (void)error;\n",
+    ),
+    machine(
+        "a-step-leaves-a-refusal",
+        "A rank that went on with steps is still held to have a bad declaration.",
+        "epoch_machine_form.cpp",
+        "{ roster_[rank].refusal.reset(); }",
+        "{ (void)rank; }",
+    ),
+    machine(
+        "a-halted-job-forms",
+        "The daemon ends, and an epoch begins that no rank may step in.",
+        "epoch_machine_form.cpp",
+        "  if (state_ != State::Forming || halted_ || ",
+        "  if (state_ != State::Forming || ",
     ),
 )

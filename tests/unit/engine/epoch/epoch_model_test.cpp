@@ -1,5 +1,6 @@
 // Random events drive the epoch machine beside a plain model, which has no actions, tickets or seats: after every event
-// both must have answered the same declare calls in the same way, and must agree on epoch, state and next deadline.
+// both must have answered the same declare and step calls in the same way, and must agree on epoch, state, next
+// deadline and on what each rank has yet to hear.
 
 #include "engine/epoch/epoch_machine.hpp"
 
@@ -8,7 +9,9 @@
 #include <algorithm>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gradsync::engine {
@@ -24,11 +27,16 @@ constexpr std::int64_t kSuccessorMs = 10'000;
 /// What a rank declares: `Bad` is refused by its own check; one `Other` makes another plan.
 enum class Content { Bad, One, Other };
 
+/// Why an epoch does not form: the code, and the rank whose declaration it is about, or -1.
+using Refusal = std::pair<ErrorCode, std::int64_t>;
+
 struct PlainRank {
-  bool taken = false, paused = false, refused = false;
+  bool taken = false, paused = false, stepping = false;
   bool waiting = false, valid = false, fresh = false, committed = false, weights = false;
   std::int64_t since = 0, deadline = 0;
   std::optional<std::int64_t> lost, back_by;
+  std::optional<ErrorCode> refused;  ///< its last declaration, with this
+  std::optional<Refusal> unheard;    ///< what its step call has yet to be told
 };
 
 /// Times are in ms. Where the machine has to fail an attempt, the test says when that is over: `quiet`.
@@ -40,7 +48,7 @@ struct Model {
   std::int64_t steps = 0;
   bool redeclare = false, halted = false;
   std::optional<Content> plan = {}, loading = {};
-  Answers answers = {};
+  Answers answers = {}, step_answers = {};
 
   [[nodiscard]] bool lacks(const PlainRank& rank) const { return !rank.valid || (redeclare && !rank.fresh); }
 
@@ -102,6 +110,51 @@ struct Model {
     }
   }
 
+  void fail_step_calls(Refusal told) {
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (ranks[rank].stepping) {
+        step_answers.emplace_back(static_cast<std::int64_t>(rank), told.first);
+        ranks[rank].stepping = false;
+        ranks[rank].unheard = ranks[rank].unheard == told ? std::nullopt : ranks[rank].unheard;
+      }
+    }
+  }
+
+  void tell_waiting(Refusal told) {
+    refuse_fresh(told.first);
+    for (PlainRank& rank : ranks) {
+      if (rank.committed) {
+        rank.unheard = told;
+      }
+    }
+    if (state == State::Forming && any([](const PlainRank& rank) { return rank.committed; })) {
+      fail_step_calls(told);
+    }
+  }
+
+  [[nodiscard]] std::optional<ErrorCode> refused_besides(std::size_t number) const {
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (rank != number && ranks[rank].refused && lacks(ranks[rank])) {
+        return ranks[rank].refused;
+      }
+    }
+    return std::nullopt;
+  }
+
+  void forget_unheard(std::size_t number) {
+    if (!refused_besides(number)) {
+      for (PlainRank& rank : ranks) {
+        rank.unheard.reset();
+      }
+    }
+  }
+
+  void join(std::size_t number) {
+    ranks[number].lost.reset();
+    ranks[number].taken = true;
+    forget_unheard(number);
+  }
+
   void settle() {
     if (state == State::Forming && !halted && !any([this](const PlainRank& rank) { return lacks(rank); }) &&
         any([](const PlainRank& rank) { return !rank.committed; })) {
@@ -134,7 +187,9 @@ struct Model {
       state = redeclare ? state : State::Ending;
       redeclare = true;
     }
-    rank.valid = rank.committed = rank.refused = false;
+    rank.valid = rank.committed = false;
+    forget_unheard(number);
+    rank.refused.reset();
     rank.fresh = rank.waiting = true;
     rank.weights = weights;
     rank.since = now;
@@ -142,19 +197,48 @@ struct Model {
   }
 
   void checked(std::size_t number, bool good) {
-    bool other = false;
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      other = other || (rank != number && ranks[rank].refused);
-    }
+    const std::optional<ErrorCode> other = refused_besides(number);
     if (!good) {
-      ranks[number].refused = true;
-      refuse_fresh(ErrorCode::InvalidDeclaration);
-    } else if (other) {
       refuse(number, ErrorCode::InvalidDeclaration);
+      ranks[number].refused = ErrorCode::InvalidDeclaration;
+      tell_waiting({ErrorCode::InvalidDeclaration, number});
+    } else if (other) {
+      refuse(number, *other);
     } else {
       ranks[number].valid = true;
       settle();
     }
+  }
+
+  void refused_unchecked(std::size_t number) {
+    if (!ranks[number].waiting) {
+      ranks[number].refused = ErrorCode::LimitExceeded;
+      if (lacks(ranks[number])) {
+        tell_waiting({ErrorCode::LimitExceeded, number});
+      }
+    }
+  }
+
+  void step_called(std::size_t number) {
+    ranks[number].refused.reset();
+    ranks[number].stepping = state != State::Committed;
+    if (state == State::Forming && ranks[number].unheard) {
+      fail_step_calls(*ranks[number].unheard);
+    }
+  }
+
+  void superseded() {
+    interrupt();
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      answer(rank, ErrorCode::JobMismatch);
+      ranks[rank] = {};
+    }
+    state = plan ? State::Ending : state;
+  }
+
+  void halt() {
+    interrupt();
+    halted = true;
   }
 
   void planned(std::optional<Content> content, std::optional<std::size_t> released) {
@@ -163,8 +247,10 @@ struct Model {
       if (released && ranks[*released].committed) {
         refuse(*released, ErrorCode::PlanMismatch);
         state = State::Ending;
+        refuse_fresh(ErrorCode::PlanMismatch);
+      } else {
+        tell_waiting({ErrorCode::PlanMismatch, -1});
       }
-      refuse_fresh(ErrorCode::PlanMismatch);
     } else if (plan && !redeclare && plan != content && any([](const PlainRank& rank) { return rank.committed; })) {
       redeclare = true;
       state = State::Ending;
@@ -182,6 +268,7 @@ struct Model {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       ranks[rank].fresh = false;
       ranks[rank].committed = true;
+      ranks[rank].stepping = false;
       answer(rank, std::nullopt);
     }
   }
@@ -189,6 +276,9 @@ struct Model {
   void quiet() {
     ++epoch;
     state = State::Forming;
+    for (PlainRank& rank : ranks) {
+      rank.stepping = false;
+    }
     redeclare = redeclare || (steps > 0 && any([](const PlainRank& rank) { return rank.weights; }));
     settle();
   }
@@ -253,13 +343,14 @@ class Twins {
     const std::int64_t kind = below(100);
     log_ = "event " + std::to_string(kind) + " of rank " + std::to_string(rank);
     if (!plain.taken && kind < 60) {
-      plain.lost.reset();
-      plain.taken = true;
       machine_.on_joined(number, {100 + number, false});
+      model_.join(rank);
     } else if (kind < 22 && plain.taken) {
       declare(rank);
     } else if (kind < 62) {
       work();
+    } else if (kind < 67) {
+      step_call(rank);
     } else if (kind < 70) {
       if (model_.state == State::Committed) {
         ++model_.steps;
@@ -282,13 +373,50 @@ class Twins {
     } else if (kind < 86 && plain.taken) {
       plain.paused = below(2) == 0;
       machine_.on_paused(now(), number, plain.paused);
-    } else if (kind < 98) {
+    } else if (kind < 88 && plain.taken) {
+      perform(machine_.on_refused_unchecked(now(), number, make_error(ErrorCode::LimitExceeded, "too many")));
+      model_.refused_unchecked(rank);
+    } else if (kind < 97) {
       model_.pass(below(4) == 0 ? below(12'000) : below(900));
       perform(machine_.on_time(now()));
     } else if (kind == 98) {
       perform(machine_.on_drain(make_error(ErrorCode::Draining, "drains")));
       model_.refuse_fresh(ErrorCode::Draining);
+    } else if (kind == 97) {
+      rare_event(number);
     }
+  }
+
+  void rare_event(std::int64_t rank) {
+    const std::int64_t kind = below(8);
+    if (kind == 0) {
+      perform(machine_.on_halt());
+      model_.halt();
+    } else if (kind < 3) {
+      perform(machine_.on_superseded(make_error(ErrorCode::JobMismatch, "a restart took over")));
+      model_.superseded();
+    } else if (kind < 5) {
+      machine_.on_told(rank, make_error(ErrorCode::StepTimeout, "something else"));
+    } else if (model_.state != State::Loading) {  // a report of a plan that was dropped
+      perform(kind < 7 ? machine_.on_lane_loaded() : machine_.on_load_failed(load_failure()));
+    }
+  }
+
+  static Error load_failure() { return make_error(ErrorCode::InsufficientMemory, "no memory"); }
+
+  /// As a job does it: what must not come in this state never reaches the machine.
+  void step_call(std::size_t rank) {
+    const auto number = static_cast<std::int64_t>(rank);
+    const bool ending = model_.state == State::Ending;
+    if (!model_.ranks[rank].taken || (!model_.ranks[rank].committed && !ending)) {
+      return;
+    }
+    machine_.on_step_called(number);
+    if (model_.state != State::Committed) {
+      stepping_.insert(number);
+      perform(machine_.on_step_waits(number));
+    }
+    model_.step_called(rank);
   }
 
   void declare(std::size_t rank) {
@@ -304,6 +432,7 @@ class Twins {
   void work() {
     if (failing_ && below(2) == 0) {
       failing_ = false;
+      stepping_.clear();
       perform(machine_.on_attempt_failed(now()));
       model_.quiet();
     } else if (!checks_.empty()) {
@@ -318,9 +447,13 @@ class Twins {
       }
     } else if (plan_ticket_ && machine_.plans(*plan_ticket_)) {
       plan();
+    } else if (loading_ && below(6) == 0) {
+      perform(machine_.on_load_failed(load_failure()));
+      model_.tell_waiting({ErrorCode::InsufficientMemory, -1});
     } else if (loading_) {
       loading_ = false;
       loaded_ = true;
+      stepping_.clear();
       perform(machine_.on_lane_loaded());
       model_.loaded();
     }
@@ -361,9 +494,16 @@ class Twins {
         EXPECT_TRUE(loaded_);
       } else if (const auto* answer = std::get_if<AnswerDeclare>(&action)) {
         answers_.emplace_back(answer->rank, answer->error ? std::optional(answer->error->code) : std::nullopt);
-      } else if (std::holds_alternative<FailAttempt>(action)) {
-        EXPECT_FALSE(failing_) << "an attempt fails once";
+      } else if (const auto* fail = std::get_if<FailAttempt>(&action)) {
+        EXPECT_TRUE(!failing_ || fail->error.code == ErrorCode::JobMismatch) << "an attempt fails once";
         failing_ = true;
+      } else if (const auto* told = std::get_if<FailStepCalls>(&action)) {
+        for (const std::int64_t rank : std::exchange(stepping_, {})) {
+          step_answers_.emplace_back(rank, told->error.code);
+          machine_.on_told(rank, told->error);
+        }
+      } else if (const auto* vacate = std::get_if<VacateSeat>(&action)) {
+        stepping_.erase(vacate->rank);
       }
     }
   }
@@ -372,20 +512,26 @@ class Twins {
     std::sort(answers_.begin(), answers_.end());
     std::sort(model_.answers.begin(), model_.answers.end());
     EXPECT_EQ(answers_, model_.answers) << event;
+    EXPECT_EQ(step_answers_, model_.step_answers) << event;
     EXPECT_EQ(machine_.state(), model_.state) << event;
     EXPECT_EQ(machine_.epoch(), model_.epoch) << event;
     EXPECT_EQ(machine_.ending().has_value(), failing_) << event;
+    EXPECT_EQ(machine_.halted(), model_.halted) << event;
     EXPECT_EQ(machine_.roster().empty(), !model_.any([](const PlainRank& rank) { return rank.taken; })) << event;
     for (std::size_t rank = 0; rank < model_.ranks.size(); ++rank) {
       const Seat& seat = machine_.seat(static_cast<std::int64_t>(rank));
       EXPECT_EQ(seat.call.has_value(), model_.ranks[rank].waiting) << event;
+      EXPECT_EQ(seat.taken, model_.ranks[rank].taken) << event;
       EXPECT_EQ(seat.declaration.committed, model_.ranks[rank].committed) << event;
+      EXPECT_EQ(seat.refusal.has_value(), model_.ranks[rank].refused.has_value()) << event;
+      EXPECT_EQ(seat.unheard.has_value(), model_.ranks[rank].unheard.has_value()) << event;
     }
     const auto due = model_.next_deadline();
     EXPECT_EQ(machine_.next_deadline(), due ? std::optional(TimePoint(Milliseconds(*due))) : std::nullopt) << event;
     EXPECT_EQ(machine_.state() == State::Loading, loading_) << event;
-    answers_.clear();
-    model_.answers.clear();
+    for (Answers* answers : {&answers_, &step_answers_, &model_.answers, &model_.step_answers}) {
+      answers->clear();
+    }
   }
 
   std::mt19937 random_;
@@ -396,7 +542,8 @@ class Twins {
   std::map<std::uint64_t, std::int64_t> checks_;  ///< by ticket, the rank
   std::optional<std::uint64_t> plan_ticket_;
   bool loading_ = false, loaded_ = false, failing_ = false;
-  Answers answers_;
+  std::set<std::int64_t> stepping_;  ///< ranks with a step call that waits
+  Answers answers_, step_answers_;
   std::string log_;
 };
 
