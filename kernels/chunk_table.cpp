@@ -78,7 +78,8 @@ void cut(
 }
 
 /// A piece is small beside the whole pass, so that the pass does not end ragged, and large beside what a piece costs.
-/// Of a very large tensor only the last part is cut as finely: fewer records to add. Returns the number of pieces.
+/// A very large tensor is cut as finely in its last part only, so that there are fewer records to add. Returns the
+/// number of pieces.
 std::uint32_t cut(const TensorSpec& tensor, std::uint32_t index, Pieces& pieces) {
   const std::size_t before = pieces.items.size();
   const std::uint64_t width = size_of(tensor.dtype);

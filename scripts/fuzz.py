@@ -43,7 +43,7 @@ def reproducers(crashes: Path, fuzzer: str) -> set[Path]:
 
 
 def counted_runs(log: str) -> int:
-    """Of `stat::number_of_executed_units: N`, which libFuzzer prints at its end."""
+    """The number in `stat::number_of_executed_units: N`, which libFuzzer prints at its end."""
     found = [line.split()[-1] for line in log.splitlines() if line.startswith("stat::number_of_executed_units:")]
     return int(found[-1]) if found else 0
 

@@ -11,7 +11,7 @@ import torch
 # equal parts along dim 0, which are stretches of memory.
 SHAPES = ((900, 1000), (500, 1000), (764, 784), (1024,))
 SIZES = tuple(math.prod(shape) for shape in SHAPES)
-# Of a model that has less than one round of those: biases, norms and small matrices, 250 rounds for 1 M elements.
+# A model that has less than one round of those has biases, norms and small matrices: 250 rounds for 1 M elements.
 SMALL_SHAPES = ((40, 45), (30, 40), (700,), (300,))
 MAX_NORM = 1.0
 SAMPLED_TENSORS = (0, 1, 2, 3, 98, -1)

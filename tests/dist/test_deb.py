@@ -284,7 +284,7 @@ PATH=/run:$PATH exec "$@"
 
 
 def calls(script: Path, *arguments: str) -> list[str]:
-    """Of a script on a machine that systemd runs: with a /run of its own, in which the stubs lie."""
+    """What a script calls on a machine that systemd runs. It has a /run of its own, in which the stubs lie."""
     return ran("unshare", "--mount", "sh", "-e", "-c", CALLS, "sh", script, *arguments).splitlines()
 
 

@@ -58,7 +58,7 @@ class Maker {
 
   bool rarely() { return pick(0, 15) == 15; }
 
-  /// Of `world` ranks; 0: of any number.
+  /// The mesh has `world` ranks, or any number of them where that is 0.
   plan::Mesh mesh(const char* name, std::int64_t world) {
     plan::Mesh mesh;
     mesh.name = name;

@@ -15,7 +15,7 @@ namespace gradsync::fuzz {
 /// It is, or it breaks off within a character.
 [[nodiscard]] bool may_become_utf8(const std::string& text);
 
-/// Of one frame with the bit of its end, masked with the key of its length unless that is 0.
+/// One frame with the bit of its end, masked with the key of its length unless that is 0.
 [[nodiscard]] std::string client_frame(unsigned opcode, bool fin, std::string_view payload);
 
 /// What was read of a stream up to the first thing that ends the connection.

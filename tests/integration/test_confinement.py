@@ -39,7 +39,7 @@ FLOATS = 4  # of each of many tensors
 
 @contextlib.contextmanager
 def memory_group(limit: int) -> Iterator[Path]:
-    """A memory cgroup of that limit, v2 or v1; who enters it has to have ended when the context ends."""
+    """A memory cgroup of that limit, v2 or v1; a process that enters it has to have ended when the context ends."""
     name = f"gradsync-test-{secrets.token_hex(4)}"
     for mount, file in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
         group = Path(mount) / name

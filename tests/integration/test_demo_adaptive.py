@@ -79,7 +79,7 @@ SETTINGS = argparse.Namespace(steps=40, ranks=2, percentile=90.0, window=10, war
 
 
 def a_run() -> list[list[dict]]:
-    """Of two ranks, as they write it."""
+    """A run of two ranks, as they write it."""
     draw = random.Random(7)
     norms = [draw.lognormvariate(-0.5, 0.5) for _ in range(SETTINGS.steps)]
     rows = [

@@ -50,7 +50,7 @@ def metric(daemon: Daemon, name: str) -> float:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)  # who sends what is refused is read later
+@pytest.mark.timeout(300)  # a client that sends what is refused is read later
 def test_a_million_frames_of_garbage() -> None:
     """What costs least is sent most; every kind is sent."""
     with Daemon() as daemon, undisturbed(daemon):
@@ -61,7 +61,7 @@ def test_a_million_frames_of_garbage() -> None:
         # Some were read in full and answered, others ended their connection: both arrived.
         assert metric(daemon, "gradsync_received_bytes_total") > 1_000_000
         assert metric(daemon, "gradsync_connections_accepted_total") > 100
-        # And who sent it was read later than who stepped.
+        # And its senders were read later than the ranks that step.
         assert metric(daemon, "gradsync_read_pauses_total") > 100
 
 

@@ -45,7 +45,7 @@ def member(address, job, rank, world, steps, victim_is_dead, results):
 
 
 def heir(address, job, rank, world, is_there, victim_is_dead, results):
-    """Started before the victim dies, because a daemon waits for ten seconds for who takes its place."""
+    """Started before the victim dies, because a daemon waits only ten seconds for a process that takes its place."""
     is_there.set()
     assert victim_is_dead.wait(DEADLINE_S)
     member(address, job, rank, world, 1, victim_is_dead, results)

@@ -32,7 +32,7 @@ def master_copies(model: Any) -> list[Any]:
 
 
 def gradients_for_norm(named: list[tuple[str, Any]], rank: int) -> list[Any]:
-    """Of replicated gradients those of rank 0 alone. The mistake is to clip what this returns."""
+    """All gradients, but the replicated ones of rank 0 only. The mistake is to clip what this returns."""
     return [gradient for name, gradient in named if rank == 0 or not name.startswith("norm")]
 
 

@@ -30,7 +30,7 @@ def root(total: Decimal, p: float) -> float:
 
 
 def norm(arrays: Iterable[np.ndarray[Any, Any]], p: float) -> float:
-    """Of all values together. NaN if any is NaN, else infinity if any is infinite."""
+    """The norm of all values together. NaN if any is NaN, else infinity if any is infinite."""
     values = [float(v) for array in arrays for v in array.reshape(-1)]
     if any(math.isnan(v) for v in values):
         return math.nan

@@ -146,7 +146,7 @@ def has_gradient(sync: SyncWorld, index: int, rank: int) -> bool:
 
 
 def error_bound(tensor: Logical, piece: Piece, summands: int) -> Array:
-    """Of a stored output against float64: float32 sums of that many, one division, one rounding to the dtype."""
+    """The most by which a stored output differs from float64: sums in float32, one division, one rounding."""
     sums = UNIT_ROUNDOFF["float64" if tensor.dtype == "float64" else "float32"]
     tiny = float(torch.finfo(TORCH[tensor.dtype]).smallest_normal) * 2 * UNIT_ROUNDOFF[tensor.dtype]
     rounding = np.abs(piece.values) * UNIT_ROUNDOFF[tensor.dtype] + tiny

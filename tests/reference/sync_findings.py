@@ -25,8 +25,9 @@ def masked(sync: SyncWorld, parts: Parts) -> Parts:
 
 
 def sync_findings(sync: SyncWorld, stored: Parts) -> Findings:
-    """Of what the ranks hold after sync. `missing` are the ranks whose group had no gradient; they are divergence, too,
-    where another group holds the same box and had one. Both are said of the tensor that is counted, of tied copies."""
+    """The findings in what the ranks hold after sync. `missing` are the ranks whose group had no gradient; they are
+    divergence, too, where another group holds the same box and had one. Both name the tensor that is counted of
+    tied copies."""
     world, parts = after_sync(sync), masked(sync, stored)
     found = replace(findings(world, as_read(sync, parts)), divergence=findings(world, parts).divergence)
     bare = {world.tensors[i].name: without_but_others(world, i, parts) for i in range(len(world.tensors))}
@@ -101,7 +102,7 @@ def is_read(sync: SyncWorld, index: int, rank: int) -> bool:
 
 
 def counted_rank(sync: SyncWorld, index: int, rank: int) -> int:
-    """Of a tensor that is not summed: the lowest rank with a gradient that holds the same part."""
+    """The lowest rank with a gradient that holds the same part of a tensor which is not summed."""
     world, tensor = sync.world, sync.world.tensors[index]
 
     def box(holder: int) -> object:

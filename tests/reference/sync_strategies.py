@@ -132,7 +132,7 @@ def twin(draw: st.DrawFn, found: Mapping[str, Mapping[str, int]], first: Logical
 
 @st.composite
 def unused_places(draw: st.DrawFn, world: World) -> frozenset[tuple[int, int]]:
-    """Of every tensor: nobody, some ranks, whole groups, or all."""
+    """Which ranks do not use a tensor: none, some, whole groups, or all, drawn for every tensor."""
     found: set[tuple[int, int]] = set()
     for i, tensor in enumerate(world.tensors):
         kind = draw(st.sampled_from(("none", "some", "groups", "all")))

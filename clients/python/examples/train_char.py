@@ -192,7 +192,7 @@ def relative_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 
 
 def norm_error(norm: float, clipped: dict[str, torch.Tensor], max_norm: float) -> float:
-    """Of a norm, against the float64 norm of the gradients before it clipped them; known to a rounding, 6e-8."""
+    """The relative error of a norm against float64, from the gradients that it clipped; known to a rounding, 6e-8."""
     coefficient = min(1.0, max_norm / (norm + 1e-6))
     exact = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in clipped.values())) / coefficient
     return abs(norm - exact) / exact
@@ -227,7 +227,7 @@ def read_records(prefix: Path, world_size: int) -> list[list[dict[str, object]]]
 
 
 def step_times_ms(records: list[list[dict[str, object]]], warm_up: int = 5) -> list[float]:
-    """Of each step the time of its slowest rank, without the first ones."""
+    """The time of the slowest rank in each step, without the first ones."""
     by_rank = [[float(r["step_ms"]) for r in rank if r["kind"] == "step"] for rank in records]  # type: ignore[arg-type]
     return [max(times) for times in zip(*by_rank, strict=True)][warm_up:]
 

@@ -152,7 +152,9 @@ void add_plan_check(CLI::App& check, Parsed& parsed) {
   check.add_option("file", parsed.plan_check.file, "JSON lines: the head, then one line per rank; - reads stdin")
       ->required()
       ->type_name("FILE");
-  check.add_flag("--explain", parsed.plan_check.explain, "Say of every tensor who holds it and how it is counted");
+  check.add_flag(
+      "--explain", parsed.plan_check.explain, "Say of every tensor which ranks hold it and how it is counted"
+  );
   check.add_flag("--json", parsed.plan_check.json, "As JSON");
   check.footer(
       "\nExample: gradsyncd plan check job.jsonl\n"

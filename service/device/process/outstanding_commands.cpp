@@ -43,7 +43,7 @@ std::optional<std::size_t> report_of(const Abort& /*command*/) { return kIndexOf
 
 std::optional<std::size_t> report_of(const SetWidth& /*command*/) { return std::nullopt; }
 
-/// Of a command that works on an attempt, or ends one: those are answered in their order.
+/// Whether the report answers a command that works on an attempt, or ends one: those are answered in their order.
 bool is_of_attempt(std::size_t report) {
   return report == kIndexOf<Reduced> || report == kIndexOf<Finished> || report == kIndexOf<Scaled> ||
          report == kIndexOf<Aborted>;

@@ -187,7 +187,9 @@ struct Fields<DeclareParams> {
     v.required("tensors", s.tensors, "in the order of their indices");
     v.optional("timeout_ms", s.timeout_ms, "how long to wait for the other ranks", kTimeoutMs);
     v.optional(
-        "last_done", s.last_done, "the step that a daemon before this one did last; on the last page, of who comes back"
+        "last_done",
+        s.last_done,
+        "the last step that an earlier daemon did; on the last page, by a rank that comes back"
     );
   }
 };

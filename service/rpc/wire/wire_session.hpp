@@ -193,7 +193,7 @@ struct Fields<InitializeResult> {
 
   static void visit(auto& v, auto& s) {
     v.required("protocol", s.protocol, "1");
-    v.required("server", s.server, "who answers");
+    v.required("server", s.server, "the daemon that answers");
     v.required("incarnation", s.incarnation, "16 hex digits, new at every start of the daemon");
     v.required("capabilities", s.capabilities, "what it can do");
     v.required("limits", s.limits, "what it refuses to exceed");

@@ -22,7 +22,7 @@ class Contender:
             self._job = gradsync.connect().attach(job="again", rank=self._rank, world_size=self._world_size)
 
     def result(self) -> dict[str, Any]:
-        """A step with all ranks: who stayed hears first that one was lost."""
+        """A step with all ranks: a rank that stayed hears first that one was lost."""
         assert self._job is not None
         if self._grads is None:
             mean = {"dp": gradsync.Partial("mean") >> gradsync.Replicate()}

@@ -18,7 +18,7 @@ class DeviceWorker {
   /// `this` must outlive the handlers: start allocate export open release fill count memory.
   [[nodiscard]] Handlers handlers();
 
-  /// Of the block that the message names in `key`, plus its field `key`_offset where it is there.
+  /// The address of the block that the message names in `key`, plus its field `key`_offset where it is there.
   [[nodiscard]] CUdeviceptr address(const Message& message, const std::string& key) const;
 
   [[nodiscard]] const Stream& stream() const { return *stream_; }

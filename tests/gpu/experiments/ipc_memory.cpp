@@ -183,7 +183,7 @@ void owner_frees(JsonLine& line, std::size_t bytes) {
       .add("used_after_stale_closed", before - free_bytes(observer));
 }
 
-/// Of two workers: whether the second can open and write memory of the first.
+/// Tries with two workers whether the second can open and write memory of the first.
 void try_memory(JsonLine& line, Worker& trainer, Worker& sidecar) {
   (void)trainer.call(allocate("a", 2 * kMiB));
   (void)trainer.call(fill("a", 0, 2 * kMiB, kTrainerValue));

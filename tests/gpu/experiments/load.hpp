@@ -27,7 +27,7 @@ class Load {
   /// second. Throws what ended the thread.
   double rate();
 
-  /// Of matrix products.
+  /// How matrix products are computed.
   [[nodiscard]] const std::string& how() const { return how_; }
 
  private:

@@ -43,7 +43,7 @@ class Planted:
         self.size = math.prod(next(iter(meshes.values())).values())
 
     def power(self, step: int, rank: int, name: str) -> float:
-        """Of what this rank holds of a tensor; 0 where it holds nothing."""
+        """The sum of |x|^p over what this rank holds of a tensor; 0 where it holds nothing."""
         world = self.steps[step]
         names = [declared.name for declared in declarations(world)[rank]]
         if name not in names:

@@ -105,7 +105,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Layers(nn.Module):
-    """Of two dtypes, with more than two buckets of one of them."""
+    """A model of two dtypes, with more than two buckets of one of them."""
 
     def __init__(self) -> None:
         super().__init__()

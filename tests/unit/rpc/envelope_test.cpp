@@ -150,7 +150,7 @@ class PlainIds {
   std::deque<std::string> last_;
 };
 
-/// Of clients that count, in both directions and past both ends, jump, come back to what they used, or use texts.
+/// An id as clients give them that count, in both directions and past both ends, jump, repeat themselves, or use texts.
 std::string some_id(std::mt19937& random, std::int64_t& counter) {
   switch (random() % 40) {
     case 0:

@@ -75,7 +75,7 @@ def unsafe(path: str, folder: str, why: str, uid: int) -> ConnectionFailed:
 
 
 def foreign_server(path: str, folder: str, server: int, owner: int) -> ConnectionFailed:
-    """Somebody listens there who is not the owner of the folder."""
+    """The user that listens there is not the owner of the folder."""
     return ConnectionFailed(
         "unsafe",
         f"{path} is not connected to: uid {server} listens there, and the folder {folder} belongs to uid {owner}. "

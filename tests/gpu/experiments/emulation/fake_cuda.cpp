@@ -106,7 +106,7 @@ FakeStream& of(cudaStream_t stream) {
   return stream == nullptr ? *default_stream : *reinterpret_cast<FakeStream*>(stream);
 }
 
-/// What an event's page holds, shared with who opened it.
+/// What an event's page holds, shared with the processes that opened it.
 struct EventPage {
   std::atomic<std::int64_t> recorded;
   std::atomic<std::int64_t> done;

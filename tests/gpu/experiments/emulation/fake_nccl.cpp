@@ -18,7 +18,7 @@
 
 namespace gradsync::experiments {
 
-/// Of fake_cuda.cpp: runs `work(argument)` when the stream comes to it.
+/// Defined in fake_cuda.cpp. Runs `work(argument)` when the stream comes to it.
 void enqueue_on_fake_stream(cudaStream_t stream, void (*work)(void*), void* argument);
 
 namespace {

@@ -243,7 +243,7 @@ TEST_P(GroupActions, an_abort_ends_the_zeros_and_the_attempt) {
   EXPECT_THROW((void)finish_step(*job_.plan, command, pool_, cancel_), DeviceError) << "not to be repeated";
 }
 
-/// Of two replicas of a sum one is made of a single gradient, which nothing divides, and that is where the NaN is.
+/// One of two replicas of a sum is made of a single gradient, which nothing divides, and that is where the NaN is.
 TEST(DeferredCopies, hide_no_nan_of_a_replica) {
   for (const bool defer : {false, true}) {
     SCOPED_TRACE(defer);

@@ -39,7 +39,7 @@ class StateFolder {
     return names;
   }
 
-  /// Of the only file.
+  /// The path of the only file.
   [[nodiscard]] std::string file() const {
     EXPECT_EQ(names().size(), 1U);
     return path_ + "/" + *names().begin();

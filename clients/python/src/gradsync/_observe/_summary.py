@@ -67,7 +67,7 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """Of `--strict`."""
+        """The exit status with `--strict`."""
         return 1 if self.wrong else 2 if not self.observed else 0
 
 

@@ -1,4 +1,4 @@
-"""The seam between step reports and trackers: rank 0 only, every so many steps, never an exception."""
+"""Hands step reports to trackers: on rank 0 only, every so many steps, and without ever raising."""
 
 from __future__ import annotations
 

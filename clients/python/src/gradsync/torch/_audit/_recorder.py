@@ -151,7 +151,7 @@ class Recorder:
             self._guarded(lambda: self._divides(optimizer, float(scaler.get_scale()), scaler))
 
     def before_clip(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Of torch's calls that come here, all but `clip_grad_value_` are seen by `around`."""
+        """Notes a call of `clip_grad_value_`; torch's other calls that come here are seen by `around`."""
         if not self._calling:
             self._guarded(lambda: self._by_value.update(self._gradients_of(gradients)))
 

@@ -98,7 +98,7 @@ class Watcher:
         self._tensors: Sequence[gradsync.Tensor] = ()
         self._index: dict[int, int] = {}
         self._scaled = ScaledClips()
-        # Of the open step of the script, which ends when an optimizer steps:
+        # These four belong to the open step of the script, which ends when an optimizer steps.
         self._totals: list[tuple[float | None, set[int]]] = []  # norms that were taken alone, and of which tensors
         self._applied: tuple[float | None, set[int]] = (None, set())  # the norm of the last product, and its tensors
         self._clips: list[tuple[int, set[int], float]] = []  # number, tensors and `max_norm` of the calls

@@ -205,7 +205,7 @@ class Observer(UnchangedState):
         listeners.remove(self)
 
     def before_unscale(self, optimizer: Optimizer, scaler: GradScaler | None = None) -> None:
-        """Does nothing: who observes chooses when."""
+        """Does nothing: the observer itself chooses when to look."""
 
     def before_clip(self, gradients: Sequence[torch.Tensor]) -> None:
         """Does nothing: torch's own clips are not observed."""
