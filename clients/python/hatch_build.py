@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _PRESET = "cpu-release"
 _COMMAND = """#!python
-from gradsync._spawn import run_daemon_of_this_package
+from gradsync._launch._spawn import run_daemon_of_this_package
 
 run_daemon_of_this_package()
 """

@@ -165,7 +165,7 @@ def test_the_command_and_the_client_start_the_daemon_that_came_with_them(clean: 
     spawned = ran(clean, "python", "-c", SPAWN)
     assert spawned.returncode == 0, spawned.stderr
     assert float(spawned.stdout) == 4.0
-    where = ran(clean, "python", "-c", "from gradsync._spawn import find_binary; print(find_binary())")
+    where = ran(clean, "python", "-c", "from gradsync._launch._spawn import find_binary; print(find_binary())")
     assert where.stdout.strip().startswith(str(clean.parent))
 
 

@@ -13,7 +13,7 @@ import pytest
 from fake_daemon import FakeDaemon, Fault
 
 import gradsync
-from gradsync import _places
+from gradsync._launch import _places
 from gradsync._transport import _handshake
 from gradsync.errors import ConnectionFailed, UsageError
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gradsync import _launch
-from gradsync._job_name import job_name
-from gradsync._launch import Launch, rank_and_world, resolve_launch
+from gradsync._launch import _resolve
+from gradsync._launch._job_name import job_name
+from gradsync._launch._resolve import Launch, rank_and_world, resolve_launch
 from gradsync.errors import UsageError
 
 READABLE = re.compile(r"[^@\s]+@[^@\s]+-[0-9a-f]{4}")
@@ -102,7 +102,7 @@ def test_ranks_of_two_agents_on_this_node_share_what_both_agents_know() -> None:
 
 def test_a_process_alone_keeps_its_name_and_the_next_has_another() -> None:
     assert launch({}).job == launch({}).job == launch({}, world_size=1).job
-    program = "from gradsync._job_name import job_name; print(job_name(None))"
+    program = "from gradsync._launch._job_name import job_name; print(job_name(None))"
     names = {subprocess.check_output([sys.executable, "-c", program], text=True) for _ in range(2)}
     assert len(names) == 2
     assert all(name.startswith("python@") for name in names)
@@ -194,7 +194,7 @@ class Group:
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_launch, "process_group", Group)
+    monkeypatch.setattr(_resolve, "process_group", Group)
 
 
 @pytest.mark.usefixtures("group")

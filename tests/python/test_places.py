@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import gradsync
-from gradsync import _places
-from gradsync._places import open_socket, refuse_place, socket_places
+from gradsync._launch import _places
+from gradsync._launch._places import open_socket, refuse_place, socket_places
 from gradsync._step._arena import fetch_fd
 from gradsync.errors import ConnectionFailed
 

@@ -1,7 +1,7 @@
 #pragma once
 // Where a daemon listens that is told nothing, and where its clients look for it: docs/protocol.md has the table, the
-// Python client (`_places.py`) the same order, and tests/contract/socket_places.json the cases that both are tested
-// with.
+// Python client (`_launch/_places.py`) the same order, and tests/contract/socket_places.json the cases that both are
+// tested with.
 
 #include "app/config/configuration.hpp"
 #include "base/error.hpp"

@@ -14,7 +14,7 @@ from loopback import LoopbackClient, World
 from real_daemon import RECONNECT
 
 import gradsync
-from gradsync._spawn import find_binary
+from gradsync._launch._spawn import find_binary
 from gradsync.errors import ConnectionFailed
 
 JOIN_S = 100.0

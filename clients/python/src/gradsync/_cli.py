@@ -10,8 +10,8 @@ import sys
 
 from ._audit._cli import add_audit, add_verdict
 from ._client import connect
+from ._launch._spawn import find_binary
 from ._observe._cli import add_observe
-from ._spawn import find_binary
 from ._version import PROTOCOL, __version__
 from .errors import ConnectionFailed, GradsyncError
 

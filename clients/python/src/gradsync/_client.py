@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from ._address import candidates
-from ._connect_errors import not_found
 from ._job import Job
-from ._launch import resolve_launch
-from ._spawn import PrivateDaemon
+from ._launch._address import candidates
+from ._launch._connect_errors import not_found
+from ._launch._resolve import resolve_launch
+from ._launch._spawn import PrivateDaemon
 from ._step._grads import Grads
 from ._step._report import StepReport, decode_report
 from ._tensor import Mesh

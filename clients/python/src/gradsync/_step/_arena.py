@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from gradsync._places import refuse_place
+from gradsync._launch._places import refuse_place
 from gradsync._wire_errors import error_from_wire, local_error
 from gradsync.errors import ConnectionLost, InsufficientMemory, ProtocolError
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from threading import current_thread
 from typing import Any
 
-from gradsync._address import fd_socket_path
+from gradsync._launch._address import fd_socket_path
 from gradsync._wire import notification, request
 from gradsync.errors import CallTimeout, GradsyncError, UsageError
 

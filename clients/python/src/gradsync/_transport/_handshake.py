@@ -19,8 +19,8 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from gradsync._connect_errors import ended, not_gradsync, refused, version_skew
-from gradsync._places import open_socket
+from gradsync._launch._connect_errors import ended, not_gradsync, refused, version_skew
+from gradsync._launch._places import open_socket
 from gradsync._version import PROTOCOL, SUBPROTOCOL, __version__
 from gradsync._wire import load, request
 from gradsync._wire_errors import error_from_wire

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import gradsync
-from gradsync._launch import Launch
+from gradsync._launch._resolve import Launch
 from gradsync.errors import CallTimeout, GradsyncError
 
 from ._mesh_axes import JobMesh

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradsync._injected import _hooks
-from gradsync._launch import rank_and_world
+from gradsync._launch._resolve import rank_and_world
 from gradsync.errors import UsageError
 
 from .._mesh_axes import job_meshes

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from gradsync._audit._findings import Call, RankWriter, Step, Stepped
 from gradsync._injected import _hooks
-from gradsync._launch import rank_and_world
+from gradsync._launch._resolve import rank_and_world
 from gradsync._step._row import Row
 from gradsync.errors import GradsyncError
 

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 import gradsync
 from gradsync._injected import _hooks
-from gradsync._launch import Launch, rank_and_world, resolve_launch
+from gradsync._launch._resolve import Launch, rank_and_world, resolve_launch
 from gradsync._placements import Only
 from gradsync.errors import GradsyncError
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import gradsync
 from gradsync._injected import _hooks
-from gradsync._launch import Launch, resolve_launch
+from gradsync._launch._resolve import Launch, resolve_launch
 from gradsync._options import check_divergence
 from gradsync._wire_errors import local_error
 from gradsync.errors import NotAttached, UsageError

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 import gradsync
-from gradsync._launch import rank_and_world, resolve_launch
+from gradsync._launch._resolve import rank_and_world, resolve_launch
 from gradsync._renamed import renamed
 from gradsync.errors import UsageError, WeightsDiverged
 

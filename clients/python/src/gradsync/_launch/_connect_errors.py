@@ -8,8 +8,8 @@ import pwd
 import stat
 from typing import Any
 
-from ._version import __version__
-from .errors import ConnectionFailed
+from gradsync._version import __version__
+from gradsync.errors import ConnectionFailed
 
 __all__ = ["ended", "foreign_server", "not_connected", "not_found", "not_gradsync", "refused", "unsafe", "version_skew"]
 

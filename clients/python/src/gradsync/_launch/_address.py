@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from gradsync.errors import UsageError
+
 from ._places import socket_places
-from .errors import UsageError
 
 __all__ = ["candidates", "fd_socket_path", "parse_address"]
 

@@ -19,14 +19,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from .errors import ConnectionFailed
+from gradsync.errors import ConnectionFailed
 
 __all__ = ["PrivateDaemon", "find_binary", "run_daemon_of_this_package"]
 
 _STOP_S = 10.0
 _BRIEF_STOP_S = 0.2
 _MARK = b"gradsync-address="  # other lines on stdout are not for this client
-_BESIDE = Path(__file__).parent / "bin" / "gradsyncd"  # where wheels have it
+_BESIDE = Path(__file__).parents[1] / "bin" / "gradsyncd"  # where wheels have it
 _CHILD = f'echo "{_MARK.decode()}$GRADSYNC_ADDRESS"; read -r _'
 
 

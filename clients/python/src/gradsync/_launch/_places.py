@@ -13,8 +13,9 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 
+from gradsync.errors import ConnectionFailed
+
 from ._connect_errors import foreign_server, not_connected, unsafe
-from .errors import ConnectionFailed
 
 __all__ = ["open_socket", "refuse_place", "socket_places"]
 

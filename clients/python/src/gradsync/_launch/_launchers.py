@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import UsageError
+from gradsync.errors import UsageError
 
 __all__ = ["Launcher", "number_in", "read_launcher", "starts_ranks"]
 

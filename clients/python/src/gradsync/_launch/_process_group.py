@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._wire_errors import local_error
-from .errors import ConnectionLost, DeclareTimeout, UsageError
+from gradsync._wire_errors import local_error
+from gradsync.errors import ConnectionLost, DeclareTimeout, UsageError
 
 __all__ = ["ProcessGroup", "process_group"]
 

@@ -10,10 +10,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gradsync.errors import UsageError
+
 from ._job_name import job_name
 from ._launchers import Launcher, number_in, read_launcher, starts_ranks
 from ._process_group import ProcessGroup, process_group
-from .errors import UsageError
 
 __all__ = ["Launch", "rank_and_world", "resolve_launch"]
 
