@@ -240,7 +240,7 @@ class Job {
   void count_step(const StepReport& report, std::uint64_t nonfinite_values) const;
   /// Raises an alert for values that are not finite, for divergence, and for a step that no optimizer takes.
   void publish_findings(const StepReport& report, std::uint64_t nonfinite_values) const;
-  void publish_step(const std::shared_ptr<const StepReport>& report);
+  void publish_step(const std::shared_ptr<const StepReport>& report) const;
   [[nodiscard]] bool take_step_reply(std::int64_t rank, const StepKey& key, const Ask& ask, Reply<RankReport> reply);
   void note_ask();
   void follow_step_call(std::int64_t rank);
@@ -258,11 +258,11 @@ class Job {
   [[nodiscard]] Result<std::shared_ptr<StepRecord>> record_for(const PreparedPlan& prepared) const;
   [[nodiscard]] std::optional<RecordGrant> grant_record(std::int64_t rank) const;
   void note_begun();
-  /// Fills in `answers` for all ranks, and keeps them for ranks that come back to another daemon.
-  void record_done(
-      const std::shared_ptr<const StepReport>& report, std::uint64_t attempt, std::vector<RankReport>& answers
+  /// Returns the answers to all ranks, which it has kept for ranks that come back to another daemon.
+  [[nodiscard]] std::vector<RankReport> record_done(
+      const std::shared_ptr<const StepReport>& report, std::uint64_t attempt
   );
-  [[nodiscard]] std::shared_ptr<const std::string> text_of(const StepReport& report);
+  [[nodiscard]] std::shared_ptr<const std::string> text_of(const StepReport& report) const;
 
   // read models
   [[nodiscard]] RankStatus rank_status(std::int64_t rank) const;
@@ -290,12 +290,6 @@ class Job {
   EndedAttempts ended_;
   PolicyKeeper policies_;
   History history_;
-  std::int64_t multiplied_in_a_row_ = 0;  ///< steps that ended by `finish` alone
-
-  // Memory that every step uses again. Its contents are those of an earlier step.
-  std::vector<RankReport> answers_;    ///< empty between steps
-  std::shared_ptr<std::string> text_;  ///< the text of the record; its readers hold it
-  Event step_event_;                   ///< without a report between steps
 };
 
 }  // namespace gradsync::engine

@@ -16,15 +16,6 @@ namespace {
 
 constexpr std::int64_t kFirstCheckedSteps = 3;
 
-/// After this many steps in a row whose finish multiplied every clip group, the next is expected to do so as well.
-constexpr std::int64_t kMultipliedBefore = 2;
-
-bool multiplies_all(const device::StepMath& math) {
-  return std::all_of(math.groups.begin(), math.groups.end(), [](const plan::ClipOutcome& outcome) {
-    return outcome.multiply && outcome.multiplier != 1;
-  });
-}
-
 /// The ranks that brought the values, with the micro-batch that completed the tensor's bucket where that is known.
 std::string sources_of(const NonfiniteReport& finding) {
   std::string text;
@@ -61,7 +52,7 @@ void Job::perform(LaunchReduce& action) {
   command.bucket = action.bucket;
   command.unused = std::move(action.unused);
   command.compare = active_->plan->buckets[action.bucket].groups.size() > 1 && compares(epochs_.steps());
-  command.defer = multiplied_in_a_row_ >= kMultipliedBefore;
+  command.defer = action.defer;
   context_.lanes[action.lane].submit(std::move(command));
 }
 
@@ -217,8 +208,7 @@ void Job::publish_findings(const StepReport& report, std::uint64_t nonfinite_val
 }
 
 void Job::perform(Committed& action) {
-  const bool in_halves = !attempt_.outcomes.empty();
-  if (in_halves) {
+  if (!attempt_.outcomes.empty()) {  // the step was done in halves
     action.math.groups = std::exchange(attempt_.outcomes, {});
   }
   const std::shared_ptr<StepReport> shared = history_.next();
@@ -229,7 +219,6 @@ void Job::perform(Committed& action) {
   policies_.commit(*active_->plan, action.math, attempt_.terms, report);
   find_stable_buckets(report.stable_buckets);
   epochs_.on_step_done();
-  multiplied_in_a_row_ = !in_halves && multiplies_all(action.math) ? multiplied_in_a_row_ + 1 : 0;
   report.check_next = compares(epochs_.steps());
   count_step(report, action.math.nonfinite_total);
   publish_findings(report, action.math.nonfinite_total);
@@ -238,29 +227,26 @@ void Job::perform(Committed& action) {
   publish_step(shared);
 }
 
-void Job::publish_step(const std::shared_ptr<const StepReport>& report) {
+void Job::publish_step(const std::shared_ptr<const StepReport>& report) const {
   if (context_.events) {
-    step_event_.topic = "step";
-    step_event_.uid = identity_.uid;
-    step_event_.job = identity_.name;
-    step_event_.epoch = epochs_.epoch();
-    step_event_.report = report;
-    context_.events(step_event_);
-    step_event_.report.reset();
+    Event event;
+    event.topic = "step";
+    event.uid = identity_.uid;
+    event.job = identity_.name;
+    event.epoch = epochs_.epoch();
+    event.report = report;
+    context_.events(event);
   }
 }
 
 /// The attempt is done: recorded first, then said.
 void Job::answer_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt) {
-  std::vector<RankReport> answers = std::move(answers_);
-  record_done(report, attempt, answers);
+  std::vector<RankReport> answers = record_done(report, attempt);
   ended_.done = DoneRecord{{epochs_.epoch(), attempt}, report, active_->plan};
   Attempt over = std::exchange(attempt_, Attempt(attempt_.calls.size()));
   for (std::size_t rank = 0; rank < over.calls.size(); ++rank) {
     answer_step(over.calls[rank], std::move(answers[rank]));
   }
-  answers.clear();
-  answers_ = std::move(answers);
 }
 
 void Job::perform(AttemptFailed& action) {

@@ -37,10 +37,8 @@ void Job::note_begun() {
 
 /// Called before any rank is answered: a rank that hears that the step is done applies it, and the others have to learn
 /// that.
-void Job::record_done(
-    const std::shared_ptr<const StepReport>& report, std::uint64_t attempt, std::vector<RankReport>& answers
-) {
-  answers.resize(static_cast<std::size_t>(world_size()));
+std::vector<RankReport> Job::record_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt) {
+  std::vector<RankReport> answers(static_cast<std::size_t>(world_size()));
   for (std::size_t rank = 0; rank < answers.size(); ++rank) {
     answers[rank].report = report_for(report, *active_->plan, static_cast<std::int64_t>(rank));
     if (record_) {
@@ -52,15 +50,11 @@ void Job::record_done(
   if (record_) {
     record_->finish(attempt_word({epochs_.epoch(), attempt}));
   }
+  return answers;
 }
 
-/// Writes into the memory of the text before, unless it still has a reader.
-std::shared_ptr<const std::string> Job::text_of(const StepReport& report) {
-  if (!text_ || text_.use_count() > 1) {
-    text_ = std::make_shared<std::string>();
-  }
-  *text_ = context_.options.encode_report(report, record_->room(), std::move(*text_));
-  return text_;
+std::shared_ptr<const std::string> Job::text_of(const StepReport& report) const {
+  return std::make_shared<const std::string>(context_.options.encode_report(report, record_->room()));
 }
 
 void Job::halt() {

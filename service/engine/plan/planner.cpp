@@ -28,7 +28,7 @@ Result<void> check_report_size(const PreparedPlan& prepared, const PlanRequest& 
     return {};
   }
   const StepReport largest = largest_report(*prepared.plan, prepared.constants);
-  const std::size_t least = request.encode_report(largest, 0, {}).size();
+  const std::size_t least = request.encode_report(largest, 0).size();
   if (least <= request.encoded_bytes) {
     return {};
   }

@@ -22,7 +22,7 @@ struct PreparedPlan {
         constants(report_constants(*plan)) {
     if (encode) {
       constexpr auto kAnyLength = std::numeric_limits<std::size_t>::max();
-      encoded_bytes = encode(largest_report(*plan, constants), kAnyLength, {}).size();
+      encoded_bytes = encode(largest_report(*plan, constants), kAnyLength).size();
     }
   }
 

@@ -131,9 +131,9 @@ struct RankReport {
   std::shared_ptr<const std::string> text;  ///< the reply, made once for the record of the job; null: none was made
 };
 
-/// A report as the text that its rank is answered, in at most `room` bytes where that is possible. `memory` is a text
-/// that is not needed any more. Called on any thread.
-using EncodeReport = std::function<std::string(const StepReport& report, std::size_t room, std::string memory)>;
+/// A report as the text that its rank is answered, in at most `room` bytes where that is possible. Called on any
+/// thread.
+using EncodeReport = std::function<std::string(const StepReport& report, std::size_t room)>;
 
 struct RankStatus {
   std::int64_t rank = 0;

@@ -72,7 +72,7 @@ Actions StepMachine::open(const std::vector<LaneShare>& shares) {
     }
     lanes_.push_back({share.lane});
   }
-  if (!error_) {
+  if (!course_.error) {
     launch_ready(actions);
     finish_if_complete(actions);
   }
@@ -171,11 +171,11 @@ Actions StepMachine::on_finish(
   }
   Rank& rank = ranks_[index(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
-  if (error_) {
+  if (course_.error) {
     this->ask(rank, ask);  // the attempt is being aborted: this rank gets the error with the others
     return actions;
   }
-  if (phase_ == Phase::NormGiven || phase_ == Phase::Scaling) {
+  if (course_.phase == Phase::NormGiven || course_.phase == Phase::Scaling) {
     return fail(norm_waits_for_clip(rank_number, request.step));
   }
   if (std::optional<Error> error = bad_index(rank_number, request)) {
@@ -212,16 +212,16 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
   }
   Rank& rank = ranks_[index(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
-  if (error_) {
+  if (course_.error) {
     this->ask(rank, ask);
     return actions;
   }
-  if (phase_ != Phase::NormGiven) {
+  if (course_.phase != Phase::NormGiven) {
     actions.emplace_back(AnswerRank{rank_number, norm_not_computed(rank_number, request.step)});
     return actions;
   }
-  if (request.step != norm_step_) {
-    actions.emplace_back(AnswerRank{rank_number, norm_of_other_step(rank_number, request.step, norm_step_)});
+  if (request.step != norm_.step) {
+    actions.emplace_back(AnswerRank{rank_number, norm_of_other_step(rank_number, request.step, norm_.step)});
     return actions;
   }
   std::optional<Error> error = disagreement(rank_number, ask);
@@ -230,7 +230,7 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
     return fail(std::move(*error));
   }
   if (all_waiting()) {
-    phase_ = Phase::Scaling;
+    course_.phase = Phase::Scaling;
     actions.emplace_back(LaunchScale{launch_norm(), ask.override_max_norm, ask.max_norm, ask.abandon});
   }
   return actions;
@@ -252,12 +252,12 @@ Actions StepMachine::on_import(
   }
   Rank& rank = ranks_[index(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
-  if (error_) {
+  if (course_.error) {
     this->ask(rank, ask);
     return actions;
   }
   const bool some_ready = std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
-  if (phase_ != Phase::Collecting || next_launch_ > 0 || some_ready) {
+  if (course_.phase != Phase::Collecting || course_.next_launch > 0 || some_ready) {
     Error error = make_error(
         ErrorCode::StepMismatch,
         fmt::format("rank {} called policy.import in the middle of a step", rank_number),
@@ -295,8 +295,8 @@ std::vector<std::string> StepMachine::unready_tensors(std::int64_t rank_number) 
 
 // Buckets become ready in any order and leave in plan order: every rank must see the same collectives.
 void StepMachine::launch_ready(Actions& actions) {
-  while (open_ && !importing() && next_launch_ < plan_->buckets.size()) {
-    const auto bucket = static_cast<std::uint32_t>(next_launch_);
+  while (open_ && !importing() && course_.next_launch < plan_->buckets.size()) {
+    const auto bucket = static_cast<std::uint32_t>(course_.next_launch);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       // A bucket whose tensors are all unused needs no message of its own.
       if (!ranks_[rank].ready[bucket] && !ranks_[rank].ask && holds(rank, bucket)) {
@@ -311,8 +311,9 @@ void StepMachine::launch_ready(Actions& actions) {
     std::sort(launch.unused.begin(), launch.unused.end(), [](const auto& a, const auto& b) {
       return std::tie(a.rank, a.tensor) < std::tie(b.rank, b.tensor);
     });
+    launch.defer = multiplied_in_a_row_ >= kMultipliedBefore;
     launch.lane = launch_on(lanes_[lane_of_bucket_[bucket]]);
-    ++next_launch_;
+    ++course_.next_launch;
     actions.emplace_back(std::move(launch));
   }
 }
@@ -325,11 +326,12 @@ void StepMachine::finish_if_complete(Actions& actions) {
   }
   // Behind the last bucket in the lane's queue, not after its report: the lane takes commands in order and refuses a
   // norm of buckets that are not reduced, so that two threads need not wake each other once more.
-  if (!open_ || phase_ != Phase::Collecting || error_ || next_launch_ < plan_->buckets.size() || !all_waiting()) {
+  if (!open_ || course_.phase != Phase::Collecting || course_.error || course_.next_launch < plan_->buckets.size() ||
+      !all_waiting()) {
     return;
   }
   const Ask& ask = *ranks_.front().ask;
-  phase_ = Phase::Finishing;
+  course_.phase = Phase::Finishing;
   actions.emplace_back(LaunchFinish{
       launch_norm(), ask.scale, ask.scaled, ask.kind == Ask::Kind::NormOnly, ask.override_max_norm, ask.max_norm});
 }

@@ -29,6 +29,7 @@ struct LaunchReduce {
   device::LaneId lane = device::kHostLane;
   std::uint32_t bucket = 0;
   std::vector<device::UnusedTensor> unused;
+  bool defer = false;  ///< the steps before were multiplied as a whole, and this one is expected to be (ADR 0026)
 };
 
 /// All ranks agree and all buckets are launched: combine behind them, and multiply unless `norm_only`. The lane takes
@@ -158,15 +159,15 @@ class StepMachine {
 
   [[nodiscard]] bool busy() const;
 
-  [[nodiscard]] bool failing() const { return error_.has_value(); }
+  [[nodiscard]] bool failing() const { return course_.error.has_value(); }
 
   /// Why the attempt fails, while the lane has not stopped.
-  [[nodiscard]] const std::optional<Error>& failure() const { return error_; }
+  [[nodiscard]] const std::optional<Error>& failure() const { return course_.error; }
 
   /// Some rank has begun this attempt.
   [[nodiscard]] bool begun() const;
 
-  [[nodiscard]] std::int64_t launched() const { return static_cast<std::int64_t>(next_launch_); }
+  [[nodiscard]] std::int64_t launched() const { return static_cast<std::int64_t>(course_.next_launch); }
 
   /// Ranks that have not asked yet.
   [[nodiscard]] std::vector<std::int64_t> missing_ranks() const;
@@ -179,6 +180,8 @@ class StepMachine {
 
  private:
   static constexpr std::size_t kNamedTensors = 20;  ///< in an error
+  /// After this many steps in a row whose finish multiplied every clip group, the next is expected to do so as well.
+  static constexpr std::int64_t kMultipliedBefore = 2;
 
   enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling };
 
@@ -195,6 +198,21 @@ class StepMachine {
     std::vector<bool> is_unused;              ///< per row, the same set
     std::optional<Ask> ask;
     std::optional<Error> notification_error;  ///< the error of a notification; given out with the finish
+  };
+
+  /// Everything that ends with an attempt, but for what ranks said. It is replaced as a whole.
+  struct Course {
+    Phase phase = Phase::Collecting;
+    std::size_t next_launch = 0;
+    std::size_t reduced = 0;
+    bool half_warned = false;
+    std::optional<TimePoint> suspended;  ///< since when deadlines stand still, for a paused rank
+    std::optional<Error> error;          ///< sticky failure
+  };
+
+  struct GivenNorm {
+    device::StepMath math;
+    std::int64_t step = 0;
   };
 
   struct LaneWork {
@@ -246,19 +264,14 @@ class StepMachine {
   std::uint64_t epoch_ = 0;
   std::uint64_t attempt_ = 0;
   bool open_ = false;
-  Phase phase_ = Phase::Collecting;
+  Course course_;
   std::vector<Rank> ranks_;
   std::size_t asked_ = 0;                                  ///< the ranks that have an ask
   std::vector<std::vector<device::UnusedTensor>> unused_;  ///< per bucket, of all ranks
-  std::size_t next_launch_ = 0;
-  std::size_t reduced_ = 0;
   boost::container::small_vector<LaneWork, 1> lanes_;
   std::vector<std::size_t> lane_of_bucket_;  ///< index into `lanes_`
-  bool half_warned_ = false;
-  std::optional<TimePoint> suspended_;  ///< since when deadlines stand still, for a paused rank
-  std::optional<Error> error_;          ///< sticky failure of this attempt
-  device::StepMath math_;               ///< of the norm given out
-  std::int64_t norm_step_ = 0;          ///< and its step
+  GivenNorm norm_;
+  std::int64_t multiplied_in_a_row_ = 0;  ///< steps that ended by `finish` alone
 };
 
 }  // namespace gradsync::engine

@@ -12,6 +12,16 @@
 
 namespace gradsync::engine {
 
+namespace {
+
+bool multiplies_all(const device::StepMath& math) {
+  return std::all_of(math.groups.begin(), math.groups.end(), [](const plan::ClipOutcome& outcome) {
+    return outcome.multiply && outcome.multiplier != 1;
+  });
+}
+
+}  // namespace
+
 bool StepMachine::busy() const {
   return std::any_of(lanes_.begin(), lanes_.end(), [](const LaneWork& work) { return work.outstanding > 0; });
 }
@@ -37,7 +47,7 @@ void StepMachine::count_report(device::LaneId lane) {
 void StepMachine::on_reduced(device::LaneId lane, std::uint64_t tag) {
   if (tag == attempt_) {
     count_report(lane);
-    ++reduced_;
+    ++course_.reduced;
   }
 }
 
@@ -47,19 +57,20 @@ Actions StepMachine::on_finished(device::LaneId lane, std::uint64_t tag, device:
     return actions;
   }
   count_report(lane);
-  if (error_) {
+  if (course_.error) {
     return actions;  // the Abort's report settles it
   }
-  GRADSYNC_ASSERT(reduced_ == plan_->buckets.size(), "the lane refuses a norm of buckets that are not reduced");
+  GRADSYNC_ASSERT(course_.reduced == plan_->buckets.size(), "the lane refuses a norm of buckets that are not reduced");
   if (ranks_.front().ask->kind == Ask::Kind::NormOnly) {
-    phase_ = Phase::NormGiven;
-    math_ = math;
-    norm_step_ = ranks_.front().ask->step;
+    course_.phase = Phase::NormGiven;
+    norm_.math = math;
+    norm_.step = ranks_.front().ask->step;
     forget_asks();
     MicroBatches said = micro_batches(math.nonfinite);
     actions.emplace_back(NormKnown{std::move(math), std::move(said)});
     return actions;
   }
+  multiplied_in_a_row_ = multiplies_all(math) ? multiplied_in_a_row_ + 1 : 0;
   MicroBatches said = micro_batches(math.nonfinite);
   actions.emplace_back(Committed{attempt_, std::move(math), std::move(said)});
   end_attempt();
@@ -72,12 +83,13 @@ Actions StepMachine::on_scaled(device::LaneId lane, std::uint64_t tag, double cl
     return actions;
   }
   count_report(lane);
-  if (error_) {
+  if (course_.error) {
     return actions;
   }
-  math_.clip_s = clip_s;
-  MicroBatches said = micro_batches(math_.nonfinite);
-  actions.emplace_back(Committed{attempt_, std::move(math_), std::move(said)});
+  norm_.math.clip_s = clip_s;
+  multiplied_in_a_row_ = 0;
+  MicroBatches said = micro_batches(norm_.math.nonfinite);
+  actions.emplace_back(Committed{attempt_, std::move(norm_.math), std::move(said)});
   end_attempt();
   return actions;
 }
@@ -87,7 +99,7 @@ Actions StepMachine::on_lane_failed(device::LaneId lane, const device::Failed& r
     return {};
   }
   count_report(lane);
-  if (error_) {
+  if (course_.error) {
     Actions actions;
     settle_failure(actions);
     return actions;
@@ -127,10 +139,10 @@ Actions StepMachine::on_aborted(device::LaneId lane, std::uint64_t tag) {
 
 Actions StepMachine::fail(Error error) {
   Actions actions;
-  if (error_) {
+  if (course_.error) {
     return actions;
   }
-  error_ = std::move(error);
+  course_.error = std::move(error);
   for (LaneWork& work : lanes_) {
     if (work.outstanding > 0) {
       actions.emplace_back(LaunchAbort{launch_on(work), attempt_});
@@ -141,10 +153,10 @@ Actions StepMachine::fail(Error error) {
 }
 
 void StepMachine::settle_failure(Actions& actions) {
-  if (!error_ || busy()) {
+  if (!course_.error || busy()) {
     return;
   }
-  Error error = std::move(*error_);
+  Error error = std::move(*course_.error);
   const std::uint64_t failed = attempt_;
   const bool was_begun = begun();
   end_attempt();
@@ -155,12 +167,7 @@ void StepMachine::settle_failure(Actions& actions) {
 
 void StepMachine::end_attempt() {
   ++attempt_;
-  phase_ = Phase::Collecting;
-  next_launch_ = 0;
-  reduced_ = 0;
-  half_warned_ = false;
-  suspended_.reset();
-  error_.reset();
+  course_ = Course{};
   forget_asks();
   for (std::vector<device::UnusedTensor>& unused : unused_) {
     unused.clear();
@@ -190,7 +197,7 @@ void StepMachine::forget_asks() {
 }
 
 bool StepMachine::begun() const {
-  return phase_ != Phase::Collecting || any_waiting() ||
+  return course_.phase != Phase::Collecting || any_waiting() ||
          std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
            return std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
          });
@@ -207,12 +214,12 @@ std::vector<std::int64_t> StepMachine::missing_ranks() const {
 }
 
 std::string StepMachine::waits_for() const {
-  if (error_) {
-    return "the lane to stop after: " + error_->message;
+  if (course_.error) {
+    return "the lane to stop after: " + course_.error->message;
   }
   const std::vector<std::int64_t> missing = missing_ranks();
   if (missing.size() == ranks_.size()) {
-    return phase_ == Phase::NormGiven ? "clip.apply of every rank" : "the next step";
+    return course_.phase == Phase::NormGiven ? "clip.apply of every rank" : "the next step";
   }
   if (missing.empty()) {
     return "the lane: " + lane_work();
@@ -224,12 +231,12 @@ std::string StepMachine::lane_work() const {
   if (plan_->options.data_path == plan::DataPath::Stats) {
     return "the tables of all ranks are filled, the norm is not known";
   }
-  return fmt::format("{} of {} buckets reduced", reduced_, plan_->buckets.size());
+  return fmt::format("{} of {} buckets reduced", course_.reduced, plan_->buckets.size());
 }
 
 std::optional<TimePoint> StepMachine::deadline() const {
   std::optional<TimePoint> earliest;
-  if (error_ || suspended_ || !any_waiting()) {
+  if (course_.error || course_.suspended || !any_waiting()) {
     return earliest;
   }
   for (const Rank& rank : ranks_) {
@@ -242,7 +249,7 @@ std::optional<TimePoint> StepMachine::deadline() const {
 
 std::optional<TimePoint> StepMachine::half_time() const {
   std::optional<TimePoint> earliest;
-  if (error_ || suspended_ || half_warned_ || !any_waiting() || all_waiting()) {
+  if (course_.error || course_.suspended || course_.half_warned || !any_waiting() || all_waiting()) {
     return earliest;
   }
   for (const Rank& rank : ranks_) {
@@ -260,20 +267,21 @@ std::optional<TimePoint> StepMachine::next_deadline() const {
 }
 
 void StepMachine::follow_pauses(TimePoint now, const Roster& roster) {
-  const bool waits = !error_ && any_waiting() && std::any_of(roster.begin(), roster.end(), [this](const auto& seat) {
-    return seat.second.paused && !waiting(seat.first);
-  });
-  if (waits == suspended_.has_value()) {
+  const bool waits =
+      !course_.error && any_waiting() && std::any_of(roster.begin(), roster.end(), [this](const auto& seat) {
+        return seat.second.paused && !waiting(seat.first);
+      });
+  if (waits == course_.suspended.has_value()) {
     return;
   }
   for (Rank& rank : ranks_) {
-    if (suspended_ && rank.ask) {
-      const Duration by = now - std::max(*suspended_, rank.ask->since);
+    if (course_.suspended && rank.ask) {
+      const Duration by = now - std::max(*course_.suspended, rank.ask->since);
       rank.ask->half += by;
       rank.ask->deadline += by;
     }
   }
-  suspended_ = waits ? std::optional(now) : std::nullopt;
+  course_.suspended = waits ? std::optional(now) : std::nullopt;
 }
 
 std::vector<std::string> StepMachine::missing_tensors() const {
@@ -297,7 +305,7 @@ std::vector<std::string> StepMachine::missing_tensors() const {
 Actions StepMachine::on_time(TimePoint now, const std::string& forming) {
   Actions actions;
   if (const std::optional<TimePoint> half = half_time(); half && *half <= now) {
-    half_warned_ = true;
+    course_.half_warned = true;
     actions.emplace_back(HalfTime{waits_for()});
   }
   if (const std::optional<TimePoint> due = deadline(); due && *due <= now) {

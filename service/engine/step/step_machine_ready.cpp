@@ -63,7 +63,7 @@ Actions StepMachine::on_bucket_ready(
 ) {
   Actions actions;
   Rank& rank = ranks_[index(rank_number)];
-  if (attempt < attempt_ || error_) {
+  if (attempt < attempt_ || course_.error) {
     return actions;  // of an attempt that ended; its finish gets the recorded answer
   }
   if (attempt > attempt_) {
@@ -101,7 +101,7 @@ Actions StepMachine::on_unused(
     std::int64_t rank_number, std::uint64_t attempt, const std::vector<std::uint32_t>& rows
 ) {
   Rank& rank = ranks_[index(rank_number)];
-  if (attempt < attempt_ || error_) {
+  if (attempt < attempt_ || course_.error) {
     return {};
   }
   if (attempt > attempt_) {

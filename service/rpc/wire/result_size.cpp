@@ -58,8 +58,8 @@ constexpr Cut kCuts[] = {
 };
 
 /// A report that is not cut is written like the answer with it.
-std::string render_report(const engine::StepReport& report, std::size_t room, std::string memory = {}) {
-  memory.clear();
+std::string render_report(const engine::StepReport& report, std::size_t room) {
+  std::string memory;
   memory.reserve(about_bytes(report));
   std::string text = to_json(report, std::move(memory));
   if (text.size() <= room) {
@@ -119,8 +119,8 @@ std::string render(const DeclareAnswer& answer, std::size_t room) {
 }
 
 engine::EncodeReport report_encoder(std::size_t message_bytes) {
-  return [message_bytes](const engine::StepReport& report, std::size_t room, std::string memory) {
-    return render_report(report, std::min(room, message_bytes), std::move(memory));
+  return [message_bytes](const engine::StepReport& report, std::size_t room) {
+    return render_report(report, std::min(room, message_bytes));
   };
 }
 

@@ -55,7 +55,7 @@ class Mapping {
 };
 
 /// Not JSON: the engine does not care.
-std::string encode(const StepReport& report, std::size_t room, const std::string& /*memory*/) {
+std::string encode(const StepReport& report, std::size_t room) {
   std::string text = "step " + std::to_string(report.step) + " absent " + std::to_string(report.absent.size());
   text.resize(std::min(text.size(), room));
   return text;
