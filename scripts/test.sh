@@ -19,6 +19,11 @@ tests=("$python" -m pytest -q -rs --junitxml '{junit}')
 quick=("${tests[@]}" -m 'not long' -n "$((cores < 4 ? cores : 4))" --dist loadfile)
 stage --name lint-tests --cases --again=--last-failed --deadline 300 -- "${quick[@]}" tests/lint
 stage --name python --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/python
+# torch's drop-ins with the kernels of GPUs, on an emulation whose device is the CPU.
+drop_ins=(test_torch_drop_ins.py test_loss_scale_drop_ins.py test_norm_dtype.py test_torch_actions.py test_looked_at_norms.py)
+stage --name kernels --cases --again=--last-failed --deadline 900 -- \
+  env GRADSYNC_KERNELS="$PWD/build/cpu-release/lib/libgradsync_kernels_emulated.so" \
+  "${quick[@]}" "${drop_ins[@]/#/tests/python/torch/}"
 stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
 stage --name attack --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/attack
 if [ -n "${LONG:-}" ]; then
@@ -26,7 +31,7 @@ if [ -n "${LONG:-}" ]; then
   stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${tests[@]}" -m long tests/integration
   stage --name dist-wheel --deadline 600 -- scripts/dist.sh
   stage --name dist-deb --deadline 600 -- scripts/deb.sh
-  stage --name dist --cases --deadline 2400 -- "${tests[@]}" tests/dist
+  stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" tests/dist
   not_run=
 else
   not_run="tests that take longer than ten seconds, the wheel and the Debian package (LONG=1 make test), "
@@ -42,4 +47,4 @@ fi
 echo
 echo "make test does not run: ${not_run}sanitizers (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"
 echo "benchmarks (make bench), planted faults (make mutants), tests on a GPU (make gpu-test)."
-finish --require lint- --require build --require cpp --require lint-tests --require python --require integration --require attack --require fuzz
+finish --require lint- --require build --require cpp --require lint-tests --require python --require kernels --require integration --require attack --require fuzz
