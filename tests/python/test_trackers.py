@@ -31,6 +31,11 @@ def test_the_names_are_those_of_the_dashboards() -> None:
     }
 
 
+def test_no_threshold_is_no_value_rather_than_an_infinite_one() -> None:
+    assert "grad_clip_threshold" not in measurements(step_report(3, norm=2.5, threshold=math.inf))
+    assert measurements(step_report(3, norm=2.5, threshold=0))["grad_clip_threshold"] == 0.0
+
+
 def test_the_frameworks_norm_is_tracked_where_there_is_one() -> None:
     seen = replace(step_report(3, norm=2.0), theirs=3.0)
     assert measurements(seen) | {"grad_norm_framework": 3.0, "grad_norm_difference": 0.5} == measurements(seen)
@@ -47,7 +52,7 @@ def test_every_fiftieth_step_of_rank_0_is_tracked(tmp_path: Path) -> None:
             for step in range(120):
                 logger.log(step_report(step))
     assert [line["step"] for line in lines_of(path)] == [0, 50, 100]
-    assert lines_of(path)[0] == {"step": 0, "grad_norm": 2.0, "grad_clip_threshold": "Infinity", "grad_clipped": 0.0}
+    assert lines_of(path)[0] == {"step": 0, "grad_norm": 2.0, "grad_clipped": 0.0}
 
 
 def test_lines_are_batched_and_flushed_at_the_end(tmp_path: Path) -> None:

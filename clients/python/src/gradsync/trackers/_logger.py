@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -21,15 +22,13 @@ class Tracker(Protocol):
 
 
 def measurements(report: StepReport) -> dict[str, float]:
-    """The values of a report that are tracked: grad_norm, grad_clip_threshold, grad_clipped (0 or 1).
+    """The values of a report that are tracked: grad_norm, grad_clipped (0 or 1), grad_clip_threshold if there is one.
 
     In mode observe also grad_norm_framework, and grad_norm_difference, relative to ours, where there is one.
     """
-    values = {
-        "grad_norm": report.norm,
-        "grad_clip_threshold": report.threshold,
-        "grad_clipped": float(report.clipped),
-    }
+    values = {"grad_norm": report.norm, "grad_clipped": float(report.clipped)}
+    if not math.isinf(report.threshold):
+        values["grad_clip_threshold"] = report.threshold
     if report.theirs is not None:
         values["grad_norm_framework"] = report.theirs
     if report.relative_difference is not None:
