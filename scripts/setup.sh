@@ -17,8 +17,8 @@ case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
     packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev shellcheck)
-    # Only the fuzzers and tests of the packages and the manual need these: where they cannot be had, those are skipped.
-    optional+=(clang-16 libclang-rt-16-dev debootstrap groff-base zsh)
+    # Only the fuzzers and tests of packages, the manual and mpirun need these: where they cannot be had, those are skipped.
+    optional+=(clang-16 libclang-rt-16-dev debootstrap groff-base openmpi-bin zsh)
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
     frameworks=(scripts/requirements-frameworks.txt scripts/requirements-frameworks-alone.txt) # as optional
     ;;
@@ -68,7 +68,7 @@ yourself what these packages hold: ${missing[*]}"
     refuse "apt-get could not install: ${missing[*]} (they are those of Debian 12, bookworm)"
 fi
 if [ ${#wanted_too[@]} -gt 0 ]; then
-  echo "setup: installing ${wanted_too[*]}, for the fuzzers and tests of the packages and the manual"
+  echo "setup: installing ${wanted_too[*]}, for the fuzzers and tests of the packages, the manual and mpirun"
   [ ${#missing[@]} -gt 0 ] || "${as_root[@]}" apt-get update -q || true
   install "${wanted_too[@]}" || echo "setup: could not install ${wanted_too[*]}; what needs them will be skipped" >&2
 fi

@@ -1,6 +1,7 @@
 """Ranks that are told neither rank, world size nor job, under each launcher that can be started here.
 
-srun and mpirun cannot; tests/python/test_launch.py has their variables, and one test here a whole world of them.
+mpirun is an optional package of scripts/setup.sh. srun needs a cluster: tests/python/test_launch.py has its variables,
+and one test here a whole world of them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import importlib.util
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,8 @@ pytestmark = pytest.mark.long  # each starts processes that import torch
 DEADLINE_S = 110.0
 LAUNCHED = str(Path(__file__).with_name("launched.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+# Root is who runs tests in a container; a slot is one core, of which there may be fewer than ranks.
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
 READABLE = re.compile(r"launched\.py@[^@\s]+-[0-9a-f]{4}")
 MEAN_NORM = 1.5 * math.sqrt(4)  # of a gradient of four ones, times 1 and times 2
 
@@ -104,6 +108,14 @@ def test_the_variables_of_srun_and_mpirun(tmp_path: Path) -> None:
     for variables in (srun, mpirun):
         ranks = f'for rank in 0 1; do env {variables} "$0" "$1" step & done; wait'
         check_pair(told("/bin/sh", "-c", ranks, sys.executable, LAUNCHED), MEAN_NORM)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed (Debian: openmpi-bin)")
+@pytest.mark.parametrize(("body", "norm"), [("step", MEAN_NORM), ("raw", None)])
+def test_mpirun(body: str, norm: float | None) -> None:
+    # In two runs, because a job must not have the name of the one before it.
+    names = {check_pair(told(*MPIRUN, "-np", "2", sys.executable, LAUNCHED, body), norm) for _ in range(2)}
+    assert len(names) == 2
 
 
 def test_a_contradiction_is_refused_on_all_ranks(tmp_path: Path) -> None:
