@@ -2,11 +2,13 @@
 
 The daemon is built by the project's own CMake, two folders up, or taken from $GRADSYNCD_FOR_WHEEL. A wheel that is
 built without the daemon's sources, from an sdist for instance, is a pure client; so is an editable installation.
-`make dist` adds the shared libraries that the daemon needs.
+`make dist` adds the shared libraries that the daemon needs. Every wheel and sdist has the commit of its sources, for
+`gradsync --version`: `gradsync/COMMIT`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -26,17 +28,20 @@ run_daemon_of_this_package()
 
 
 class DaemonHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's generic is of no use here
-    """Registered in pyproject.toml for wheels."""
+    """Registered in pyproject.toml for wheels and sdists."""
 
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         sources = Path(self.root).parents[1]
+        if version == "editable":
+            return
+        self._folder = tempfile.TemporaryDirectory(prefix="gradsync-wheel-")
+        self._add_commit(sources, build_data)
         named = os.environ.get("GRADSYNCD_FOR_WHEEL")
-        if version == "editable" or not (named or (sources / "service" / "CMakeLists.txt").is_file()):
+        if self.target_name != "wheel" or not (named or (sources / "service" / "CMakeLists.txt").is_file()):
             return
         built = Path(named) if named else self._build(sources)
-        self._folder = tempfile.TemporaryDirectory(prefix="gradsync-wheel-")
         stripped, command = Path(self._folder.name) / "gradsyncd", Path(self._folder.name) / "command"
         shutil.copy(built, stripped)
         # The build id is a digest of what debuggers read, too, into which a compiler's cache may put other file names.
@@ -51,6 +56,21 @@ class DaemonHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's g
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if self._folder is not None:
             self._folder.cleanup()
+
+    def _add_commit(self, sources: Path, build_data: dict[str, Any]) -> None:
+        package = Path(self.root) / "src" / "gradsync"
+        if (package / "COMMIT").is_file():  # of an sdist, which is packed as it is
+            return
+        specification = importlib.util.spec_from_file_location("_commit", package / "_commit.py")
+        assert specification is not None
+        assert specification.loader is not None
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        assert self._folder is not None
+        file = Path(self._folder.name) / "COMMIT"
+        file.write_text(module.commit_of_checkout(sources) + "\n")
+        inside = "gradsync/COMMIT" if self.target_name == "wheel" else "src/gradsync/COMMIT"
+        build_data["force_include"][str(file)] = inside
 
     def _build(self, sources: Path) -> Path:
         self.app.display_info("building gradsyncd; that takes minutes the first time")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.metadata
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from fake_daemon import FakeDaemon, Fault
 
 import gradsync
+from gradsync._commit import commit
 from gradsync._launch import _places
 from gradsync._transport import _handshake
 from gradsync.errors import ConnectionFailed, UsageError
@@ -256,7 +258,10 @@ def test_the_version_names_client_protocol_and_the_daemon_that_would_be_started(
         assert main(["--version"]) == 0
         return capsys.readouterr().out.splitlines()
 
-    client = f"gradsync {gradsync.__version__} (protocol 1)"
+    torch = importlib.metadata.version("torch")
+    client = f"gradsync {gradsync.__version__} (commit {{}}, protocol 1; torch {torch}, gradsync-none no)"
+    without_git, client = client.format("unknown"), client.format(commit())
+    monkeypatch.setattr("gradsync._cli._OPTIONAL", ("torch", "gradsync-none"))
     daemon = tmp_path / "gradsyncd"
     daemon.write_text('#!/bin/sh\n[ "$*" = --version ] && echo "gradsyncd 7.7.7 (commit 0123)"\n')
     daemon.chmod(0o755)
@@ -272,7 +277,7 @@ def test_the_version_names_client_protocol_and_the_daemon_that_would_be_started(
     monkeypatch.delenv("GRADSYNCD")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     words = said()
-    assert words[0] == client
+    assert words[0] == without_git
     assert words[1].startswith("no daemon: ")
     assert "PATH" in words[1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 
 from ._audit._cli import add_audit, add_verdict
 from ._client import connect
+from ._commit import commit
 from ._launch._spawn import find_binary
 from ._observe._cli import add_observe
 from ._version import PROTOCOL, __version__
@@ -18,6 +20,7 @@ from .errors import ConnectionFailed, GradsyncError
 __all__ = ["main", "status_main"]
 
 _VERSION_S = 10.0
+_OPTIONAL = ("torch", "numpy")  #: what the client uses where it is installed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,7 +96,8 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _version() -> int:
-    print(f"gradsync {__version__} (protocol {PROTOCOL})")
+    features = ", ".join(f"{name} {_installed(name)}" for name in _OPTIONAL)
+    print(f"gradsync {__version__} (commit {commit()}, protocol {PROTOCOL}; {features})")
     try:
         binary = find_binary()
     except ConnectionFailed as error:
@@ -101,6 +105,14 @@ def _version() -> int:
         return 0
     print(f"daemon {binary}: {_version_of(binary)}")
     return 0
+
+
+def _installed(package: str) -> str:
+    """The version of a package, which is not imported, or "no"."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "no"
 
 
 def _version_of(binary: str) -> str:
