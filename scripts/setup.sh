@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 what=${1:-all}
 packages=(
-  ca-certificates ccache cmake g++ git make ninja-build pkg-config python3-dev python3-venv
+  ca-certificates ccache cmake g++ git make ninja-build pkg-config python3-venv
   libboost1.81-dev libboost-system1.81-dev libcli11-dev libhwy-dev libspdlog-dev libtomlplusplus-dev libxxhash-dev
   nlohmann-json3-dev prometheus-cpp-dev
 )
@@ -16,7 +16,7 @@ frameworks=()
 case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
-    packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev shellcheck)
+    packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev python3-dev shellcheck)
     # Only the fuzzers and tests of packages, the manual and mpirun need these: where they cannot be had, those are skipped.
     optional+=(clang-16 libclang-rt-16-dev debootstrap groff-base openmpi-bin zsh)
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
