@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 
+from attacks import subscribe_and_do_not_read
 from daemon import DEADLINE_S, Daemon, get
 from raw import RawClient, frame, request
 from victim import Victim
@@ -38,6 +39,16 @@ def test_answers_that_nobody_reads_end_connections_and_not_the_daemon() -> None:
             assert time.monotonic() < end, "nobody was ended"
         assert most_resident_kb(daemon.process.pid) < 400 * MIB
         victim.steps_on()
+
+
+def test_events_that_nobody_reads_are_dropped() -> None:
+    with Daemon() as daemon, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(daemon.socket, initialize=True)) for _ in range(100)]
+        for client in clients:
+            subscribe_and_do_not_read(client)
+        with Victim(daemon.socket) as victim:
+            victim.steps_on(1000)  # more than the 256 events that a subscription keeps
+        assert most_resident_kb(daemon.process.pid) < 400 * MIB
 
 
 def test_metrics_are_rendered_once_in_a_second_for_everybody() -> None:

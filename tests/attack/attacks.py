@@ -1,0 +1,95 @@
+"""What a client does to hurt others, in sizes that a test or `measure.py` chooses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from daemon import Daemon
+from raw import REPLICATED, RawClient, RawRank, frame, request
+
+WORLD = 4096
+SUBSCRIPTIONS = 16
+PAGE = 4000  # tensors of a page
+
+
+def cpu_seconds(pid: int) -> float:
+    """The time that a process has computed, which is the same on a busy machine."""
+    return time.clock_gettime((~pid) << 3 | 2)
+
+
+def computed(daemon: Daemon, act: Callable[[], object]) -> float:
+    """What the daemon computes while a client waits for an answer."""
+    before = cpu_seconds(daemon.process.pid)
+    act()
+    return cpu_seconds(daemon.process.pid) - before
+
+
+def in_turn(acts: Sequence[Callable[[], float]], rounds: int = 5) -> list[float]:
+    """The median of each, measured alternately."""
+    measured = [[act() for act in acts] for _ in range(rounds)]
+    return [statistics.median(column) for column in zip(*measured, strict=True)]
+
+
+def more_descriptors(number: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < number:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(number, hard), hard))
+
+
+def idle_jobs(daemon: Daemon, stack: contextlib.ExitStack, number: int) -> None:
+    """Jobs of 4,096 ranks of which one is there."""
+    more_descriptors(2 * number + 200)
+    for index in range(number):
+        stack.enter_context(RawRank(daemon.socket, f"idle-{index}", 0, WORLD))
+
+
+def message_with_keys(names: list[str]) -> bytes:
+    """A request whose params have these keys; it fits into a message with 49,000 of 16 letters."""
+    return b'{"jsonrpc":"2.0","id":1,"method":"status.get","params":' + json.dumps(
+        dict.fromkeys(names, 0), separators=(",", ":")
+    ).encode() + b"}"  # fmt: skip
+
+
+def ask_declare(rank: RawRank, names: list[str], numel: int = 1) -> int:
+    """Declares tensors with these names, in pages; the last page is the one that is asked."""
+    if not hasattr(rank, "values"):
+        rank.allocate(len(names) * -(-numel * 4 // 64) * 64)
+    rank.numel = numel
+    for first in range(0, len(names), PAGE):
+        tensors = [
+            {"name": name, "shape": [numel], "dtype": "float32", "mesh": "m", "placements": REPLICATED}
+            for name in names[first : first + PAGE]
+        ]
+        more = {"buffer": rank.buffer, "page": first // PAGE, "tensors": tensors}
+        if first + PAGE >= len(names):
+            return rank.ask("gradients.declare", **more)
+        rank.call("gradients.declare", **more, last=False)
+    raise AssertionError("no names")
+
+
+def declare(rank: RawRank, names: list[str]) -> None:
+    rank.declared(ask_declare(rank, names))
+
+
+def batch(method: str, items: int, **params: object) -> bytes:
+    """Of requests with ids that this connection has not used."""
+    return b"[" + b",".join(request(1_000_000 + item, method, **params) for item in range(items)) + b"]"
+
+
+def whole_batch(client: RawClient, message: bytes) -> list[dict[str, object]]:
+    client.send(frame(message))
+    answers: list[dict[str, object]] = client.message()
+    return answers
+
+
+def subscribe_and_do_not_read(client: RawClient) -> None:
+    """As often as a connection may, to every step of every job."""
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    for _ in range(SUBSCRIPTIONS):
+        client.call("events.subscribe", topics=["step", "alert", "epoch"])
