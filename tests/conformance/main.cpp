@@ -6,6 +6,7 @@
 #include "conformance/lane_kinds.hpp"
 #include "device/process/lane_worker.hpp"
 #include "device/process/packet_socket.hpp"
+#include "unit/device/vector_target.hpp"
 
 #include <gtest/gtest.h>
 
@@ -41,6 +42,7 @@ int supervise() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  device::use_wanted_vector_target();
   const std::string_view role = argc > 1 ? argv[1] : "";
   if (role == "worker") {
     device::serve_lane(UniqueFd(kSocket), {2});

@@ -3,6 +3,7 @@
 
 #include "arithmetic/half.hpp"
 #include "device/math/chunk_math.hpp"
+#include "unit/device/vector_target.hpp"
 
 #include <boost/align/aligned_allocator.hpp>
 #include <gtest/gtest.h>
@@ -151,7 +152,7 @@ class ChunkTest : public testing::TestWithParam<std::tuple<std::string, DType>> 
  protected:
   void SetUp() override { use_vector_target(target()); }
 
-  void TearDown() override { use_vector_target(""); }
+  void TearDown() override { use_vector_target(wanted_vector_target()); }
 
   [[nodiscard]] static std::string target() { return std::get<0>(GetParam()); }
 

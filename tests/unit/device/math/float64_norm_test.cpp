@@ -5,6 +5,7 @@
 #include "device/host/step_finish.hpp"
 #include "device/math/chunk_math.hpp"
 #include "device/math/chunk_reference.hpp"
+#include "unit/device/vector_target.hpp"
 #include "unit/device/whole_tensors.hpp"
 
 #include <gtest/gtest.h>
@@ -149,7 +150,7 @@ class Float64Norm : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { use_vector_target(GetParam()); }
 
-  void TearDown() override { use_vector_target(""); }
+  void TearDown() override { use_vector_target(wanted_vector_target()); }
 
   static void expect_exact(std::size_t count, const std::vector<double>& powers, int ulps) {
     static std::map<std::tuple<std::size_t, std::string, double>, Quad> sums;
