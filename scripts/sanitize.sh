@@ -10,12 +10,6 @@ export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:check
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 
-# The sanitizers of GCC 12 cannot place their shadow memory beside the address randomisation of newer kernels.
-fixed_addresses=()
-if setarch "$(uname -m)" -R true 2>/dev/null; then
-  fixed_addresses=(setarch "$(uname -m)" -R)
-fi
-
 # sanitize NAME LAYER...: one stage builds the tests of the layers, then each layer's tests are a stage of their own.
 required=()
 sanitize() {

@@ -23,6 +23,12 @@ finish() {
   python3 scripts/summary.py "$results" "$@"
 }
 
+# The sanitizers of GCC 12 cannot place their shadow memory beside the address randomisation of newer kernels.
+fixed_addresses=()
+if setarch "$(uname -m)" -R true 2>/dev/null; then
+  fixed_addresses=(setarch "$(uname -m)" -R)
+fi
+
 # Files that git tracks and that are still there, one per line.
 tracked() {
   git -c safe.directory="$PWD" ls-files -- "$@" | while read -r file; do [ ! -f "$file" ] || echo "$file"; done

@@ -25,7 +25,11 @@ stage --name kernels --cases --again=--last-failed --deadline 900 -- \
   env GRADSYNC_KERNELS="$PWD/build/cpu-release/lib/libgradsync_kernels_emulated.so" \
   "${quick[@]}" "${drop_ins[@]/#/tests/python/torch/}"
 stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
-stage --name attack --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/attack
+# Hostile clients against a daemon that notices each wrong access to memory.
+if stage --name attack-build --deadline 3600 -- scripts/build.sh cpu-asan gradsyncd; then
+  GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack --cases --again=--last-failed --deadline 1200 -- \
+    "${fixed_addresses[@]}" "${quick[@]}" tests/attack
+fi
 if [ -n "${LONG:-}" ]; then
   stage --name python-long --cases --again=--last-failed --deadline 1200 -- "${tests[@]}" -m long tests/python
   stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${tests[@]}" -m long tests/integration
@@ -45,6 +49,6 @@ elif stage --name cuda-build --deadline 2400 -- scripts/build.sh cuda-release; t
 fi
 
 echo
-echo "make test does not run: ${not_run}sanitizers (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"
+echo "make test does not run: ${not_run}sanitizers of the C++ tests (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"
 echo "benchmarks (make bench), planted faults (make mutants), tests on a GPU (make gpu-test)."
 finish --require lint- --require build --require cpp --require lint-tests --require python --require kernels --require integration --require attack --require fuzz

@@ -10,12 +10,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from daemon import Daemon
+from hostile import Daemon
 from raw import REPLICATED, RawClient, RawRank, frame, request
+from victim import lasts
 
 WORLD = 4096
 SUBSCRIPTIONS = 16
-PAGE = 4000  # tensors of a page
+PAGE_BYTES = 900_000
 
 
 def cpu_seconds(pid: int) -> float:
@@ -31,8 +32,10 @@ def computed(daemon: Daemon, act: Callable[[], object]) -> float:
 
 
 def in_turn(acts: Sequence[Callable[[], float]], rounds: int = 5) -> list[float]:
-    """The median of each, measured alternately."""
-    measured = [[act() for act in acts] for _ in range(rounds)]
+    """The median of each, measured alternately; `rounds` is the least number."""
+    measured, begin = [], time.monotonic()
+    while len(measured) < rounds or lasts(begin):
+        measured.append([act() for act in acts])
     return [statistics.median(column) for column in zip(*measured, strict=True)]
 
 
@@ -56,21 +59,21 @@ def message_with_keys(names: list[str]) -> bytes:
     ).encode() + b"}"  # fmt: skip
 
 
-def ask_declare(rank: RawRank, names: list[str], numel: int = 1) -> int:
-    """Declares tensors with these names, in pages; the last page is the one that is asked."""
-    if not hasattr(rank, "values"):
-        rank.allocate(len(names) * -(-numel * 4 // 64) * 64)
-    rank.numel = numel
-    for first in range(0, len(names), PAGE):
+def ask_declare(rank: RawRank, names: list[str]) -> int:
+    """Declares tensors of one number with these names, in pages; the last page is the one that is asked."""
+    rank.allocate(len(names) * 64)
+    rank.numel = 1
+    page, number = max(1, PAGE_BYTES // (len(names[-1]) + 160)), 0
+    for first in range(0, len(names), page):
         tensors = [
-            {"name": name, "shape": [numel], "dtype": "float32", "mesh": "m", "placements": REPLICATED}
-            for name in names[first : first + PAGE]
+            {"name": name, "shape": [1], "dtype": "float32", "mesh": "m", "placements": REPLICATED}
+            for name in names[first : first + page]
         ]
-        more = {"buffer": rank.buffer, "page": first // PAGE, "tensors": tensors}
-        if first + PAGE >= len(names):
-            return rank.ask("gradients.declare", **more)
-        rank.call("gradients.declare", **more, last=False)
-    raise AssertionError("no names")
+        last = first + page >= len(names)
+        number = rank.ask("gradients.declare", buffer=rank.buffer, page=first // page, tensors=tensors, last=last)
+        if not last:
+            assert "result" in rank.answer(number)
+    return number
 
 
 def declare(rank: RawRank, names: list[str]) -> None:

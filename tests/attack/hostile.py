@@ -1,14 +1,22 @@
-"""What hostile clients do to the sockets of a daemon."""
+"""What hostile clients do to the sockets of a daemon, and a daemon that has to end as it should."""
 
 from __future__ import annotations
 
 import array
 import contextlib
 import errno
+import os
+import re
+import signal
 import socket
 import struct
 import threading
+import time
+from types import TracebackType
 
+import daemon
+
+FINDING = re.compile(rb"Sanitizer|runtime error:|assertion", re.IGNORECASE)
 LINGER_S = 3600
 
 
@@ -45,3 +53,32 @@ class Lingering:
     def let_go(self) -> None:
         """Ends every wait for it."""
         self._peer.close()
+
+
+class Daemon(daemon.Daemon):
+    """Told to stop in the end, it has to exit 0, and a sanitizer that it was built with has found nothing."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+            said = self._pending + self._rest()
+            status = self.process.wait(daemon.DEADLINE_S)
+            found = FINDING.search(said)
+            assert found is None, said[max(0, found.start() - 200) :].decode(errors="replace")
+            assert kind is not None or status == 0, f"it ended with {status}: {said[-2000:]!r}"
+        finally:
+            super().__exit__(kind, error, trace)
+
+    def _rest(self) -> bytes:
+        """What it writes until it has ended."""
+        assert self.process.stderr is not None
+        said, end = b"", time.monotonic() + daemon.DEADLINE_S
+        while self._selector.select(max(0.0, end - time.monotonic())):
+            more = os.read(self.process.stderr.fileno(), 1 << 16)
+            if not more:
+                return said
+            said += more
+        raise AssertionError(f"it has not ended after {daemon.DEADLINE_S:.0f} s: {said[-2000:]!r}")

@@ -1,5 +1,6 @@
 """What each attack costs a victim: `GRADSYNCD=… python tests/attack/measure.py [attack …]` prints one line for each,
-with the median and the longest of the victim's steps before the attack and during it, in milliseconds."""
+with the median and the longest of the victim's steps before the attack and during it, in milliseconds. For attacks that
+only stand there, also what the daemon computes for a step."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from attacks import (
     ask_declare,
     batch,
+    computed,
+    cpu_seconds,
     declare,
     idle_jobs,
     message_with_keys,
@@ -25,8 +28,7 @@ from attacks import (
     whole_batch,
 )
 from collisions import colliding_names
-from daemon import Daemon
-from hostile import Lingering
+from hostile import Daemon, Lingering
 from neighbour import Neighbour
 from raw import RawClient, RawRank, connected, frame, request
 from victim import Victim
@@ -115,22 +117,33 @@ def memory(daemon: Daemon) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
+def per_step(daemon: Daemon, victim: Victim) -> float:
+    """What the daemon computes for a step of the victim, in microseconds: the same on a busy machine."""
+    steps, cpu = victim.steps, cpu_seconds(daemon.process.pid)
+    victim.steps_on(2000)
+    return round((cpu_seconds(daemon.process.pid) - cpu) / (victim.steps - steps) * 1e6, 1)
+
+
 def measure(attack: Attack) -> dict[str, object]:
     with Daemon() as daemon, Victim(daemon.socket) as victim, contextlib.ExitStack() as stack:
         time.sleep(2)
         quiet = victim.step_times(0)
+        quiet_cpu = per_step(daemon, victim)
         since, begin = victim.steps, time.monotonic()
         attack(daemon, stack)
         time.sleep(max(0.0, begin + LASTS_S - time.monotonic()))
         lasted = time.monotonic() - begin
         during = victim.step_times(since)
+        during_cpu = per_step(daemon, victim) if attack in STANDING else None
         standing = lasted - sum(during)  # a step that has not ended yet
         return {
             "attack": attack.__name__,
             "quiet_ms": round(statistics.median(quiet) * 1e3, 3),
             "during_ms": round(statistics.median(during) * 1e3, 3) if during else None,
+            "quiet_longest_ms": round(max(quiet) * 1e3, 1),
             "longest_ms": round(max([*during, standing]) * 1e3, 1),
             "steps": len(during),
+            "daemon_us_of_a_step": [quiet_cpu, during_cpu],
             "seconds": round(lasted, 1),
             "daemon_MiB": round(memory(daemon)),
         }
@@ -150,6 +163,7 @@ ATTACKS = [
     a_neighbour_of_200_million,
     the_same_with_p_3_5,
 ]
+STANDING = [a_thousand_idle_jobs, strangers_at_the_health_port]  # nothing else computes once they are there
 
 
 def seconds_to_declare(names: list[str]) -> dict[str, object]:
@@ -157,7 +171,7 @@ def seconds_to_declare(names: list[str]) -> dict[str, object]:
     with Daemon() as daemon:
         with RawRank(daemon.socket, "large", 0, 1) as rank:
             begin = time.monotonic()
-            declare(rank, names)
+            cpu = computed(daemon, lambda: declare(rank, names))
             whole = time.monotonic() - begin
         with RawRank(daemon.socket, "again", 0, 1) as rank, RawRank(daemon.socket, "other", 0, 1) as other:
             ask_declare(rank, names)
@@ -169,6 +183,7 @@ def seconds_to_declare(names: list[str]) -> dict[str, object]:
             return {
                 "tensors": len(names),
                 "declared_s": round(whole, 2),
+                "daemon_cpu_s": round(cpu, 2),
                 "another_job_s": round(beside, 3),
                 "SIGTERM_s": round(time.monotonic() - begin, 2),
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from attacks import batch, computed, in_turn, whole_batch
-from daemon import Daemon
+from hostile import Daemon
 from raw import RawClient, RawRank, declare_all
 
 ITEMS, STEPS = 64, 100

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from daemon import Daemon, get
-from hostile import Lingering
+from daemon import get
+from hostile import Daemon, Lingering
 from raw import RawClient, RawRank, connected, frame, request
 from victim import Victim, lasts
 

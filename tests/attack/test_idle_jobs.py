@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from attacks import cpu_seconds, idle_jobs, in_turn
-from daemon import Daemon
+from hostile import Daemon
 from victim import Victim
 
 JOBS, STEPS = 100, 100

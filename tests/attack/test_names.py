@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 from attacks import ask_declare, computed, declare, in_turn, message_with_keys
 from collisions import colliding_names, standard_hash
-from daemon import DEADLINE_S, Daemon
+from daemon import DEADLINE_S
+from hostile import Daemon
 from raw import RawClient, RawRank, frame
 
 KEYS, TENSORS = 20_000, 20_000  # measure.py has as many as a message holds

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from daemon import BINARY, DEADLINE_S, Daemon, clean_environment, get
+from daemon import BINARY, DEADLINE_S, clean_environment, get
+from hostile import Daemon
 from raw import RawClient, connected
 from victim import Victim
 

@@ -7,7 +7,7 @@ import os
 import socket
 
 import pytest
-from daemon import Daemon
+from hostile import Daemon
 from raw import RawClient, RawRank, connected
 
 SIZE = 4096
