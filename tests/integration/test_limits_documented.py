@@ -1,0 +1,67 @@
+"""docs/security.md names each limit with the value that the daemon has."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from daemon import run_command
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"^\| (?P<limit>[^|]+) \| (?P<value>[\d,]+) \| (?:`(?P<setting>[a-z_.]+)`)? ?\|$", re.MULTILINE)
+FIXED = {  # where the code has it: a file below service/, and what stands before the value
+    "ranks of a job": ("engine/types.hpp", "world_size ="),
+    "life of a token, ms": ("engine/types.hpp", "token{"),
+    "depth of a message": ("rpc/dispatcher.hpp", "depth ="),
+    "requests of a batch": ("rpc/dispatcher.hpp", "batch_items ="),
+    "calls of a connection that wait": ("rpc/dispatcher.cpp", "kCallsInFlight ="),
+    "subscriptions of a connection": ("rpc/dispatcher.hpp", "subscriptions ="),
+    "events kept of a subscription": ("rpc/dispatcher.hpp", "event_queue ="),
+    "bytes of an unread answer's queue, per connection": ("net/server.hpp", "write_queue_bytes ="),
+    "bytes of unread answers, all connections": ("net/server.hpp", "unread_bytes ="),
+    "bytes of half-sent messages, all connections": ("net/server.hpp", "partial_bytes ="),
+    "pages of a declaration": ("rpc/dispatcher.hpp", "declare_pages ="),
+    "bytes of pages that wait, per process": ("rpc/dispatcher.hpp", "half_declared_bytes_per_process ="),
+    "bytes of pages that wait, in all": ("rpc/dispatcher.hpp", "half_declared_bytes ="),
+    "bytes of a name": ("plan/limits.hpp", "kMaxNameBytes ="),
+    "clip groups of a job": ("plan/limits.hpp", "kMaxClipGroups ="),
+    "threads that plan": ("engine/plan/planner.hpp", "kThreads ="),
+    "threads that close": ("net/socket/closer.hpp", "kMostThreads ="),
+    "policy files of a folder": ("engine/policies/policy_folder.hpp", "kMostPolicyFiles ="),
+}
+
+
+def documented() -> dict[str, tuple[int, str | None]]:
+    text = (ROOT / "docs/security.md").read_text()
+    return {
+        found["limit"].split(" (")[0]: (int(found["value"].replace(",", "")), found["setting"])
+        for found in ROW.finditer(text)
+    }
+
+
+def in_the_code(file: str, before: str) -> int:
+    """A number, or one shifted to the left, behind that text."""
+    text = (ROOT / "service" / file).read_text()
+    found = re.search(rf"\b{re.escape(before)}\s*\{{?([\d'x]+)[uU]?(?:\s*<<\s*(\d+))?", text)
+    assert found, f"{file} has no {before!r}"
+    return int(found[1].replace("'", "")) << int(found[2] or 0)
+
+
+def test_every_setting_of_the_limits_is_documented_with_its_default() -> None:
+    settings = tomllib.loads(run_command("config", "show").stdout)
+    rows = {setting: value for value, setting in documented().values() if setting}
+    assert {f"limits.{name}" for name in settings["limits"]} <= rows.keys()
+    for setting, value in rows.items():
+        section, name = setting.split(".")
+        assert settings[section][name] == value, setting
+
+
+@pytest.mark.parametrize("limit", FIXED)
+def test_a_limit_without_a_setting_is_as_documented(limit: str) -> None:
+    assert documented()[limit] == (in_the_code(*FIXED[limit]), None)
+
+
+def test_no_limit_is_documented_that_nothing_holds() -> None:
+    assert {limit for limit, (_, setting) in documented().items() if setting is None} == FIXED.keys()
