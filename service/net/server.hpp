@@ -40,6 +40,12 @@ class MessageHandler {
   /// False where the text is not a request that can be carried out. A process that sends many of those is read later
   /// (net/limits/fair_share.hpp).
   [[nodiscard]] virtual bool on_text(ConnectionId connection, std::string_view text) = 0;
+
+  /// The text was a batch, and its rest waits for a later turn of the thread: `go_on` is called before the next text.
+  [[nodiscard]] virtual bool has_more(ConnectionId /*connection*/) const { return false; }
+
+  virtual void go_on(ConnectionId /*connection*/) {}
+
   /// Asked once, `initialize_timeout` after the connection opened.
   [[nodiscard]] virtual bool initialized(ConnectionId connection) = 0;
   virtual void on_drained(ConnectionId connection) = 0;  ///< the write queue became empty
@@ -51,6 +57,7 @@ class MessageHandler {
   struct PostReply {
     int status = 200;
     std::string body;
+    std::function<PostReply()> go_on = {};  ///< the reply is not complete: to be called in a later turn, for another
   };
 
   [[nodiscard]] virtual PostReply on_post(const PeerIdentity& peer, std::string_view body) = 0;

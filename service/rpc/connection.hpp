@@ -5,9 +5,11 @@
 #include "rpc/dispatcher.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/handlers/subscriptions.hpp"
+#include "rpc/message.hpp"
 #include "rpc/wire/wire_session.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -34,6 +36,7 @@ struct Connection {
   UsedIds ids;
   Declaring declaring;
   Subscriptions subscriptions;
+  std::unique_ptr<Message> rest;  ///< of a batch, for later turns; none: all is done
 };
 
 }  // namespace gradsync::rpc

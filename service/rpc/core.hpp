@@ -1,6 +1,7 @@
 #pragma once
 // The things that handlers use: the engine, the connections, and the caller. Thread: io only.
 
+#include "base/fair_budget.hpp"
 #include "rpc/connection.hpp"
 #include "rpc/dispatcher.hpp"
 #include "rpc/metrics.hpp"
@@ -14,12 +15,16 @@
 namespace gradsync::rpc {
 
 struct Core {
+  static constexpr std::uint64_t kWaitingBatchBytes = 64U << 20;
+
   engine::Engine& engine;
   Outbox& outbox;
   ServerIdentity identity;
   RpcLimits limits;
   SetLogLevel set_log_level;
   RpcMetrics& metrics;
+  /// Text of batches whose rest waits for a later turn.
+  FairBudget waiting_batches = {kWaitingBatchBytes, identity.own_uid};
   std::map<ConnectionId, Connection> connections = {};
   std::set<ConnectionId> subscribed = {};  ///< those of them that have subscriptions: events look at no other
   /// Sessions of closed connections whose process still lives, so that its exit reaches the engine.

@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::size_t kCallsInFlight = 1024;  ///< per connection; a trainer has one or two
 constexpr std::size_t kOrphans = 4096;        ///< the oldest have run out of time to come back long ago
+constexpr Milliseconds kBatchTurn{1};         ///< of a batch; then other connections have a turn
 
 Error unknown_method(const std::string& name) {
   std::vector<std::string> known;
@@ -49,18 +50,21 @@ std::optional<Error> refusal(const Method& method, const Caller& caller) {
 }  // namespace
 
 struct Dispatcher::State {
-  explicit State(std::shared_ptr<Core> core_) : core(std::move(core_)), tapes(core->limits.depth) {}
+  explicit State(std::shared_ptr<Core> core_) : core(std::move(core_)) {}
 
   /// Shared with completions, which may outlive the dispatcher inside the engine.
   std::shared_ptr<Core> core;
 
-  // These belong to the message being read; the next one uses their memory again.
-  TapeReader tapes;
-  Envelope envelope;
+  // The next message uses the memory of the last one again.
+  std::unique_ptr<Message> spare;
   FieldReader fields;
 
-  /// Whether a method was called.
-  bool handle(Caller caller, std::string_view text, PostReply* post);
+  /// None: it was answered with an error.
+  std::unique_ptr<Message> read(const Caller& caller, std::string_view text, PostReply* post);
+  /// Calls the methods of a message in order, for one turn; true: that was the last one.
+  bool work(Caller caller, Message& message);
+  void note_waiting(const Peer& peer, Message& message) const;
+  void keep(std::unique_ptr<Message> message);
   bool dispatch(Caller& caller, const Request& request, std::size_t index, const std::shared_ptr<ReplyGroup>& group);
   void refuse(const Error& error, const Asker& asker);
   void pump(Connection& connection);
@@ -71,7 +75,7 @@ void Dispatcher::State::refuse(const Error& error, const Asker& asker) {
   asker.deliver(error_reply(std::nullopt, error), row_of(error.code).http);
 }
 
-bool Dispatcher::State::handle(Caller caller, std::string_view text, PostReply* post) {
+std::unique_ptr<Message> Dispatcher::State::read(const Caller& caller, std::string_view text, PostReply* post) {
   Asker asker{core, caller.connection != nullptr ? std::optional(caller.connection->id) : std::nullopt, post};
   if (text.size() > core->limits.message_bytes) {
     refuse(
@@ -83,25 +87,72 @@ bool Dispatcher::State::handle(Caller caller, std::string_view text, PostReply* 
         ),
         asker
     );
-    return false;
+    return nullptr;
   }
-  const Result<Value> root = tapes.read(text);
-  if (!root) {
-    refuse(root.error(), asker);
-    return false;
-  }
-  if (const auto read = read_envelope(*root, core->limits.batch_items, envelope); !read) {
+  std::unique_ptr<Message> message = spare ? std::move(spare) : std::make_unique<Message>(core->limits.depth);
+  Envelope& envelope = message->envelope;
+  const Result<Value> root = message->tapes.read(text);
+  const Result<void> read = root ? read_envelope(*root, core->limits.batch_items, envelope) : root.error();
+  if (!read) {
     refuse(read.error(), asker);
-    return false;
+    keep(std::move(message));
+    return nullptr;
   }
-  const auto group = std::make_shared<ReplyGroup>(
+  message->group = std::make_shared<ReplyGroup>(
       envelope.batch, envelope.requests.size(), core->limits.message_bytes, std::move(asker)
   );
-  bool called = false;
-  for (std::size_t i = 0; i < envelope.requests.size(); ++i) {
-    called = dispatch(caller, envelope.requests[i], i, group) || called;
+  message->text_bytes = text.size();
+  return message;
+}
+
+bool Dispatcher::State::work(Caller caller, Message& message) {
+  std::vector<Request>& requests = message.envelope.requests;
+  const TimePoint end = requests.size() > 1 ? core->moment().now + kBatchTurn : TimePoint{};
+  while (message.next < requests.size()) {
+    Request& request = requests[message.next];
+    if (message.cut) {
+      request.error = message.cut;
+    }
+    message.called = dispatch(caller, request, message.next, message.group) || message.called;
+    ++message.next;
+    if (message.next < requests.size() && core->moment().now >= end) {
+      note_waiting(caller.peer, message);
+      return false;
+    }
   }
-  return called;
+  return true;
+}
+
+/// Batches that wait hold memory, which is limited. Where it is used up, the items that are left are refused.
+void Dispatcher::State::note_waiting(const Peer& peer, Message& message) const {
+  if (message.waits || message.cut) {
+    return;
+  }
+  const Holder holder{peer.uid, peer.pid};
+  const auto refused = core->waiting_batches.refuse(holder, message.text_bytes);
+  if (!refused) {
+    message.waits.emplace(core->waiting_batches, holder, message.text_bytes);
+    return;
+  }
+  message.cut = make_error(
+      ErrorCode::LimitExceeded,
+      fmt::format(
+          "batches of {} that wait for their turn hold {}, the limit is {}",
+          refused->whose,
+          human_bytes(refused->held),
+          human_bytes(refused->most)
+      ),
+      "send the calls that were refused again, in shorter batches"
+  );
+}
+
+void Dispatcher::State::keep(std::unique_ptr<Message> message) {
+  message->group.reset();
+  message->next = 0;
+  message->called = false;
+  message->waits.reset();
+  message->cut.reset();
+  spare = std::move(message);
 }
 
 bool Dispatcher::State::dispatch(
@@ -139,6 +190,10 @@ bool Dispatcher::State::dispatch(
     );
   }
   auto completion = std::make_shared<Completion>(group, index, request.answered(), std::move(id), counted);
+  if (!error && !request.answered() && methods()[method].form == Form::Read) {
+    completion->succeed({});  // its answer is all that it is for
+    return false;
+  }
   if (error) {
     completion->fail(*error);
     return false;
@@ -179,7 +234,35 @@ bool Dispatcher::on_text(ConnectionId connection, std::string_view text) {
   if (at == state_->core->connections.end()) {
     return false;
   }
-  return state_->handle(Caller{at->second.peer, &at->second}, text, nullptr);
+  Connection& caller = at->second;
+  std::unique_ptr<Message> message = state_->read(Caller{caller.peer, &caller}, text, nullptr);
+  if (!message) {
+    return false;
+  }
+  const bool done = state_->work(Caller{caller.peer, &caller}, *message);
+  const bool called = message->called;
+  if (done) {
+    state_->keep(std::move(message));
+  } else {
+    caller.rest = std::move(message);
+  }
+  return called;
+}
+
+bool Dispatcher::has_more(ConnectionId connection) const {
+  const auto at = state_->core->connections.find(connection);
+  return at != state_->core->connections.end() && at->second.rest != nullptr;
+}
+
+void Dispatcher::go_on(ConnectionId connection) {
+  const auto at = state_->core->connections.find(connection);
+  if (at == state_->core->connections.end() || !at->second.rest) {
+    return;
+  }
+  Connection& caller = at->second;
+  if (state_->work(Caller{caller.peer, &caller}, *caller.rest)) {
+    state_->keep(std::move(caller.rest));
+  }
 }
 
 void Dispatcher::on_drained(ConnectionId connection) {
@@ -231,10 +314,38 @@ void Dispatcher::on_process_exit(ConnectionId connection) {
   }
 }
 
+class Dispatcher::Posted final : public PostCall {
+ public:
+  Posted(State& state, const Peer& peer, std::string_view body)
+      : state_(state), core_(state.core), peer_(peer), message_(state.read(Caller{peer, nullptr}, body, &reply)) {}
+
+  bool go_on() override {
+    if (!message_) {
+      return true;
+    }
+    const bool done = state_.work(Caller{peer_, nullptr}, *message_);
+    if (done) {
+      state_.keep(std::move(message_));
+    }
+    return done;
+  }
+
+ private:
+  State& state_;
+  std::shared_ptr<Core> core_;  ///< of the budget that the message holds a share of
+  Peer peer_;
+  std::unique_ptr<Message> message_;  ///< none: it is done
+};
+
+std::unique_ptr<PostCall> Dispatcher::begin_post(const Peer& peer, std::string_view body) {
+  return std::make_unique<Posted>(*state_, peer, body);
+}
+
 PostReply Dispatcher::on_post(const Peer& peer, std::string_view body) {
-  PostReply reply;
-  state_->handle(Caller{peer, nullptr}, body, &reply);
-  return reply;
+  const std::unique_ptr<PostCall> call = begin_post(peer, body);
+  while (!call->go_on()) {
+  }
+  return std::move(call->reply);
 }
 
 void Dispatcher::on_event(const engine::Event& event) {

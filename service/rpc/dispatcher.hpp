@@ -51,6 +51,7 @@ struct ServerIdentity {
   std::string boot_id;
   std::int64_t pid = 0;
   std::function<ServerMoment()> moment;  ///< for status.get and the duration metric; empty: serving, at time 0
+  std::uint32_t own_uid = 0;             ///< its own processes are not limited as those of another uid are
 };
 
 struct RpcLimits {
@@ -77,6 +78,16 @@ struct PostReply {
   std::string body;
 };
 
+/// A POST that is carried out in turns. The dispatcher must outlive it.
+class PostCall {
+ public:
+  virtual ~PostCall() = default;
+  /// One turn; true: `reply` is complete.
+  [[nodiscard]] virtual bool go_on() = 0;
+
+  PostReply reply;
+};
+
 struct RpcMetrics;
 
 class Dispatcher {
@@ -94,16 +105,21 @@ class Dispatcher {
   void on_open(ConnectionId connection, const Peer& peer);
   /// False: nothing of it could be handed to a method; it was answered with an error.
   bool on_text(ConnectionId connection, std::string_view text);
+  /// The rest of a batch waits for a later turn: `go_on` has to be called before the next text.
+  [[nodiscard]] bool has_more(ConnectionId connection) const;
+  void go_on(ConnectionId connection);
   void on_drained(ConnectionId connection);
   [[nodiscard]] bool initialized(ConnectionId connection) const;  ///< `session.initialize` was answered
   bool on_close(ConnectionId connection);  ///< the engine hears `connection_lost`; true: `on_process_exit` is wanted
   void on_process_exit(ConnectionId connection);  ///< the peer process is gone; may come before or after on_close
   [[nodiscard]] PostReply on_post(const Peer& peer, std::string_view body);  ///< session-less methods only: never waits
+  [[nodiscard]] std::unique_ptr<PostCall> begin_post(const Peer& peer, std::string_view body);  ///< the same, in turns
 
   void on_event(const engine::Event& event);
 
  private:
   struct State;
+  class Posted;
   std::unique_ptr<State> state_;
 };
 

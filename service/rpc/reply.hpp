@@ -90,6 +90,9 @@ class Completion {
   void succeed(std::string_view result);
   void fail(const Error& error);
 
+  /// False: a notification, whose result nobody reads.
+  [[nodiscard]] bool answered() const { return answered_; }
+
   /// Bytes that a result may have.
   [[nodiscard]] std::size_t room() const;
 
@@ -121,7 +124,7 @@ class Answer {
     if (!result) {
       completion_->fail(result.error());
     } else {
-      completion_->succeed(render(*result, completion_->room()));
+      completion_->succeed(completion_->answered() ? render(*result, completion_->room()) : std::string());
     }
   }
 

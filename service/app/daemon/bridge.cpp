@@ -23,6 +23,12 @@ bool Bridge::on_text(net::ConnectionId connection, std::string_view text) {
   return clock_.turn("a message", text, [&] { return dispatcher_->on_text(connection, text); });
 }
 
+bool Bridge::has_more(net::ConnectionId connection) const { return dispatcher_->has_more(connection); }
+
+void Bridge::go_on(net::ConnectionId connection) {
+  clock_.turn("the rest of a batch", [&] { dispatcher_->go_on(connection); });
+}
+
 bool Bridge::initialized(net::ConnectionId connection) { return dispatcher_->initialized(connection); }
 
 void Bridge::on_drained(net::ConnectionId connection) {
@@ -38,8 +44,14 @@ void Bridge::on_process_exit(net::ConnectionId connection) {
 }
 
 net::MessageHandler::PostReply Bridge::on_post(const net::PeerIdentity& peer, std::string_view body) {
-  rpc::PostReply reply = clock_.turn("a POST", body, [&] { return dispatcher_->on_post(rpc_peer(peer), body); });
-  return {reply.status, std::move(reply.body)};
+  return post_turn(dispatcher_->begin_post(rpc_peer(peer), body));
+}
+
+net::MessageHandler::PostReply Bridge::post_turn(const std::shared_ptr<rpc::PostCall>& call) {
+  if (!clock_.turn("a POST", [&] { return call->go_on(); })) {
+    return {200, "", [this, call] { return post_turn(call); }};
+  }
+  return {call->reply.status, std::move(call->reply.body), {}};
 }
 
 bool Bridge::takes_descriptor(const std::string& token, const net::PeerIdentity& peer) {

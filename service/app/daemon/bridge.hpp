@@ -7,6 +7,8 @@
 #include "net/server.hpp"
 #include "rpc/dispatcher.hpp"
 
+#include <memory>
+
 namespace gradsync::app {
 
 class Bridge final : public net::MessageHandler, public net::FdHandler, public rpc::Outbox {
@@ -23,6 +25,8 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
   // net::MessageHandler
   void on_open(net::ConnectionId connection, const net::PeerIdentity& peer) override;
   [[nodiscard]] bool on_text(net::ConnectionId connection, std::string_view text) override;
+  [[nodiscard]] bool has_more(net::ConnectionId connection) const override;
+  void go_on(net::ConnectionId connection) override;
   [[nodiscard]] bool initialized(net::ConnectionId connection) override;
   void on_drained(net::ConnectionId connection) override;
   [[nodiscard]] bool on_close(net::ConnectionId connection) override;
@@ -45,6 +49,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
   void on_plan(engine::PlanOutcome outcome);
 
  private:
+  [[nodiscard]] PostReply post_turn(const std::shared_ptr<rpc::PostCall>& call);
   [[nodiscard]] rpc::Peer rpc_peer(const net::PeerIdentity& peer) const;
 
   engine::Engine& engine_;

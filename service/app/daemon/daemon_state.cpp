@@ -24,6 +24,7 @@ rpc::ServerIdentity identity_of(const DaemonState& state) {
   identity.incarnation = state.incarnation;
   identity.boot_id = state.boot_id;
   identity.pid = ::getpid();
+  identity.own_uid = ::geteuid();
   identity.moment = [&state] {
     const TimePoint now = std::chrono::steady_clock::now();
     return rpc::ServerMoment{now, seconds(now - state.started_at), state.draining};

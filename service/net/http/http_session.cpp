@@ -9,6 +9,7 @@
 #include "net/socket/peer_socket.hpp"
 
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
@@ -137,7 +138,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         }
       }
       if (!answer) {
-        answer = respond(request);
+        answer = co_await respond(request);
       }
       keep_alive = request.keep_alive() && !leaving_;
       answer->keep_alive(keep_alive);
@@ -282,15 +283,22 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     return std::nullopt;
   }
 
-  Response respond(const Request& request) {
+  Task<Response> respond(const Request& request) {
     const Target target = split_target(view(request.target()));
     const bool reads = request.method() == http::verb::get || request.method() == http::verb::head;
     if (target.path == "/rpc" && entrance_ != Entrance::Health) {
-      return request.method() == http::verb::post ? post(request) : not_allowed("POST");
+      if (request.method() == http::verb::post) {
+        co_return co_await post(request);
+      }
+      co_return not_allowed("POST");
     }
     if (!reads && entrance_ == Entrance::Health) {
-      return not_allowed("GET, HEAD");
+      co_return not_allowed("GET, HEAD");
     }
+    co_return page(target, reads);
+  }
+
+  Response page(const Target& target, bool reads) {
     // A page shows the jobs of every uid.
     const bool owner = entrance_ == Entrance::Unix && (peer_.uid == 0 || peer_.uid == context_->own_uid);
     const bool trusted = owner || entrance_ == Entrance::Tcp;
@@ -311,9 +319,9 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     return response;
   }
 
-  Response post(const Request& request) {
+  Task<Response> post(const Request& request) {
     if (!is_json_content_type(view(request[http::field::content_type]))) {
-      return text_response(
+      co_return text_response(
           http::status::unsupported_media_type,
           fmt::format(
               "content type '{}' is not supported; send 'Content-Type: application/json'",
@@ -321,15 +329,30 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
           )
       );
     }
-    const IoWatch::Turn turn{context_->metrics.io_watch, "a POST", request.body()};
-    MessageHandler::PostReply reply = context_->messages.on_post(peer_, request.body());
-    charge(turn);
+    MessageHandler::PostReply reply =
+        post_turn(request.body(), [&] { return context_->messages.on_post(peer_, request.body()); });
+    if (reply.go_on) {
+      stop(deadline_);
+      while (reply.go_on && socket_.is_open()) {
+        co_await asio::post(context_->io, use_task);  // behind what others sent meanwhile
+        reply = post_turn({}, reply.go_on);
+      }
+      arm_deadline();
+    }
     Response response{static_cast<http::status>(reply.status), 11};
     if (!reply.body.empty()) {
       response.set(http::field::content_type, "application/json");
     }
     response.body() = std::move(reply.body);
-    return response;
+    co_return response;
+  }
+
+  template <typename Turn>
+  MessageHandler::PostReply post_turn(std::string_view text, const Turn& work) {
+    const IoWatch::Turn turn{context_->metrics.io_watch, "a POST", text};
+    MessageHandler::PostReply reply = work();
+    charge(turn);
+    return reply;
   }
 
   Task<void> upgrade(Request request) {

@@ -11,6 +11,7 @@
 #include "net/socket/text_queue.hpp"
 
 #include <boost/asio/buffer.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/websocket/stream.hpp>
@@ -192,6 +193,12 @@ class WebSocketSession final : public Session,
       if (!closing_) {
         handle_message();
       }
+      while (!closing_ && context_->messages.has_more(id_)) {
+        co_await asio::post(context_->io, use_task);  // behind what others sent meanwhile
+        if (!closing_) {
+          go_on();
+        }
+      }
       buffer_.consume(buffer_.size());
       if (buffer_.capacity() > kKeptBytes) {
         buffer_.shrink_to_fit();  // a declaration of a megabyte is rare
@@ -256,6 +263,12 @@ class WebSocketSession final : public Session,
     const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
     const auto worth = context_->messages.on_text(id_, text) ? FairShare::Worth::Understood : FairShare::Worth::Refused;
     pace_.charge(worth, turn.computed() + text.size() * ReadPace::kByte);
+  }
+
+  void go_on() {
+    const IoWatch::Turn turn{context_->metrics.io_watch, "the rest of a batch"};
+    context_->messages.go_on(id_);
+    pace_.charge(FairShare::Worth::Understood, turn.computed());
   }
 
   /// A violation that ends this connection is charged to its process, so that the next upgrade waits.

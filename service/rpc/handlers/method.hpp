@@ -21,7 +21,11 @@ enum class Needs : std::uint8_t {
   Attach,      ///< also job.attach
 };
 
-enum class Form : std::uint8_t { Request, Notification };
+enum class Form : std::uint8_t {
+  Request,
+  Notification,
+  Read,  ///< a request that changes nothing: not called without an id, because its answer is all that it is for
+};
 
 struct Method {
   const char* name;

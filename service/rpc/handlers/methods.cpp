@@ -35,7 +35,7 @@ constexpr std::array kMethods{
         "Say what the gradients are, in pages; answered when all ranks declared alike"
     ),
     method<ExplainParams, ExplainAnswer, plan_explain>(
-        "plan.explain", Nothing, Request, "What is reduced, counted and clipped together, and why"
+        "plan.explain", Nothing, Read, "What is reduced, counted and clipped together, and why"
     ),
     method<BucketReadyParams, Empty, bucket_ready>(
         "bucket.ready", Attach, Notification, "All tensors of a bucket are ready or unused on this rank"
@@ -51,13 +51,13 @@ constexpr std::array kMethods{
     ),
     method<ClipParams, ReportAnswer, clip_apply>("clip.apply", Attach, Request, "Clip and finish a measured step"),
     method<Empty, ExportAnswer, policy_export>(
-        "policy.export", Attach, Request, "What the clipping policies of the job remember, for a checkpoint"
+        "policy.export", Attach, Read, "What the clipping policies of the job remember, for a checkpoint"
     ),
     method<ImportParams, ReportAnswer, policy_import>(
         "policy.import", Attach, Request, "Go on with such a state; answered when all ranks gave the same"
     ),
-    method<StatsParams, StatsAnswer, stats_get>("stats.get", Nothing, Request, "The last reports of a job"),
-    method<Empty, StatusAnswer, status_get>("status.get", Nothing, Request, "The daemon, its jobs and their ranks"),
+    method<StatsParams, StatsAnswer, stats_get>("stats.get", Nothing, Read, "The last reports of a job"),
+    method<Empty, StatusAnswer, status_get>("status.get", Nothing, Read, "The daemon, its jobs and their ranks"),
     method<LogLevelParams, LogLevelAnswer, log_set_level>("log.set_level", Nothing, Request, "Change what is logged"),
     method<SubscribeParams, SubscribeAnswer, events_subscribe>(
         "events.subscribe", Initialize, Request, "Push events as events.notification"
@@ -65,7 +65,7 @@ constexpr std::array kMethods{
     method<UnsubscribeParams, Empty, events_unsubscribe>(
         "events.unsubscribe", Initialize, Request, "End a subscription"
     ),
-    method<Empty, Document, rpc_discover>("rpc.discover", Nothing, Request, "This document"),
+    method<Empty, Document, rpc_discover>("rpc.discover", Nothing, Read, "This document"),
 };
 
 }  // namespace

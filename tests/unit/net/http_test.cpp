@@ -21,6 +21,22 @@ TEST_F(Http, posts_bodies_and_keeps_the_connection) {
   }
 }
 
+TEST_F(Http, others_have_a_turn_between_the_items_of_a_posted_batch) {
+  RunningServer running{options()};
+  RawClient one = connect();
+  RawClient other = connect();
+  ASSERT_EQ(other.upgrade("gradsync.v1.jsonrpc").status, 101);
+  running.on_io([&] {
+    one.send("POST /rpc HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nbatch");
+    other.send_frame(1, "costly");
+  });
+  EXPECT_EQ(one.read_answer().body, "false false the rest");
+  EXPECT_TRUE(running.handlers.saw("costly 2"));
+  const std::vector<std::string> notes = running.handlers.all();
+  const auto its_text = std::find(notes.begin(), notes.end(), "costly 2");
+  EXPECT_GT(std::count(its_text, notes.end(), "item of a POST"), 0) << "it came before the batch was done";
+}
+
 TEST_F(Http, a_post_without_an_answer_is_204) {
   const RunningServer running{options()};
   RawClient client = connect();

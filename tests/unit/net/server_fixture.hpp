@@ -54,11 +54,14 @@ class TempFolder {
 class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler {
  public:
   static constexpr std::chrono::milliseconds kCostly{30};
+  static constexpr int kItems = 64;
 
   bool watch_on = true;  ///< answer of on_close
   bool everybody_initialized = true;
 
   Server* server = nullptr;
+  std::map<ConnectionId, int> items_left;  ///< of a batch
+  int post_items_left = kItems;
 
   void on_open(ConnectionId connection, const PeerIdentity& peer) override {
     note(fmt::format("open {} local={} uid={} token={}", connection, peer.local, peer.uid, peer.token));
@@ -74,6 +77,8 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
       server->send(connection, "last");
       server->close(connection, "told to go");
       server->send(connection, "never");
+    } else if (text == "batch") {
+      items_left[connection] = kItems;
     } else if (text == "throw") {
       throw std::runtime_error("thrown by the handler");
     } else if (text == "costly") {
@@ -84,6 +89,16 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
       server->send(connection, std::string(text));
     }
     return true;
+  }
+
+  [[nodiscard]] bool has_more(ConnectionId connection) const override { return items_left.contains(connection); }
+
+  void go_on(ConnectionId connection) override {
+    note(fmt::format("item {}", connection));
+    if (--items_left[connection] == 0) {
+      items_left.erase(connection);
+      server->send(connection, "batch done");
+    }
   }
 
   bool initialized(ConnectionId connection) override {
@@ -103,6 +118,10 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
   void on_process_exit(ConnectionId connection) override { note(fmt::format("exit {}", connection)); }
 
   PostReply on_post(const PeerIdentity& peer, std::string_view body) override {
+    if (body == "batch") {
+      note("item of a POST");
+      return {200, "", [this] { return on_post({}, --post_items_left > 0 ? "batch" : "the rest"); }};
+    }
     if (body == "quiet") {
       return {204, ""};
     }
@@ -140,6 +159,11 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
 
   std::string error_line(const Error& error) override {
     return fmt::format(R"({{"error":{{"message":"{}","data":{{"kind":"{}"}}}}}})", error.message, kind_of(error.code));
+  }
+
+  [[nodiscard]] std::vector<std::string> all() {
+    const std::scoped_lock lock{mutex_};
+    return notes_;
   }
 
   /// Waits until `text` was noted; false at the deadline.

@@ -238,6 +238,23 @@ TEST_F(WebSocket, the_last_message_of_a_client_that_left_without_its_answers_sti
   EXPECT_EQ(running.handlers.count("costly 1"), 1);
 }
 
+TEST_F(WebSocket, others_have_a_turn_between_the_items_of_a_batch) {
+  RunningServer running{options()};
+  RawClient one = websocket();
+  RawClient other = websocket();
+  running.on_io([&] {
+    one.send(text_frames({"batch", "behind it"}));
+    other.send_frame(1, "costly");
+  });
+  EXPECT_EQ(one.read_frame().payload, "batch done");
+  EXPECT_EQ(one.read_frame().payload, "behind it") << "the connection keeps its order";
+  EXPECT_TRUE(running.handlers.saw("costly 2"));
+  const std::vector<std::string> notes = running.handlers.all();
+  const auto its_text = std::find(notes.begin(), notes.end(), "costly 2");
+  EXPECT_GT(std::count(its_text, notes.end(), "item 1"), 0) << "it came before the batch was done";
+  EXPECT_EQ(std::count(notes.begin(), notes.end(), "item 1"), EchoHandlers::kItems);
+}
+
 TEST_F(WebSocket, nothing_that_comes_while_the_last_texts_are_written_is_answered) {
   RunningServer running{options()};
   RawClient client = websocket();

@@ -129,6 +129,92 @@ TEST(Dispatcher, calls_nothing_more_of_a_batch_whose_replies_fill_a_message) {
   EXPECT_LT(calls() - before, 48) << "each reply has some hundred bytes";
 }
 
+TEST(Dispatcher, does_not_make_answers_that_nobody_reads) {
+  Pair rpc;
+  const auto called = [&](const char* method) {
+    return rpc.dispatcher->on_text(1, Json{{"jsonrpc", "2.0"}, {"method", method}}.dump());
+  };
+  for (const char* method : {"stats.get", "status.get", "plan.explain", "policy.export", "rpc.discover"}) {
+    EXPECT_FALSE(called(method)) << method;
+  }
+  EXPECT_TRUE(called("job.detach")) << "it does something";
+}
+
+TEST(Dispatcher, leaves_the_rest_of_a_batch_to_a_later_turn) {
+  Pair rpc;
+  Json batch = Json::array();
+  for (int i = 0; i < 3; ++i) {
+    batch.push_back({{"jsonrpc", "2.0"}, {"id", i + 100}, {"method", "status.get"}});
+  }
+  batch.push_back({{"jsonrpc", "2.0"}, {"id", "d"}, {"method", "job.detach"}});
+  rpc.every_look = Milliseconds(1);
+  EXPECT_TRUE(rpc.dispatcher->on_text(1, batch.dump()));
+  int turns = 0;
+  while (rpc.dispatcher->has_more(1)) {
+    EXPECT_EQ(rpc.outbox.take(1), "") << "it is answered as a whole";
+    rpc.dispatcher->go_on(1);
+    ++turns;
+  }
+  EXPECT_EQ(turns, 3);
+  const Json replies = Json::parse(rpc.outbox.take(1));
+  ASSERT_EQ(replies.size(), 4U);
+  EXPECT_EQ(replies[0]["id"], 100);
+  EXPECT_TRUE(replies[3].contains("result"));
+  EXPECT_FALSE(rpc.dispatcher->has_more(2));
+}
+
+TEST(Dispatcher, forgets_the_rest_of_a_batch_whose_connection_is_gone) {
+  Pair rpc;
+  rpc.every_look = Milliseconds(1);
+  static_cast<void>(rpc.dispatcher->on_text(
+      1, R"([{"jsonrpc":"2.0","id":"a","method":"status.get"},{"jsonrpc":"2.0","id":"b","method":"status.get"}])"
+  ));
+  ASSERT_TRUE(rpc.dispatcher->has_more(1));
+  rpc.dispatcher->on_close(1);
+  EXPECT_FALSE(rpc.dispatcher->has_more(1));
+  rpc.dispatcher->go_on(1);
+  EXPECT_EQ(rpc.outbox.take(1), "");
+}
+
+TEST(Dispatcher, carries_a_posted_batch_out_in_turns) {
+  Pair rpc;
+  rpc.every_look = Milliseconds(1);
+  const std::unique_ptr<PostCall> call = rpc.dispatcher->begin_post(
+      Pair::local_peer(),
+      R"([{"jsonrpc":"2.0","id":"a","method":"status.get"},{"jsonrpc":"2.0","id":"b","method":"status.get"}])"
+  );
+  EXPECT_FALSE(call->go_on());
+  EXPECT_EQ(call->reply.body, "");
+  EXPECT_TRUE(call->go_on());
+  EXPECT_EQ(Json::parse(call->reply.body).size(), 2U);
+}
+
+// 32 connections of one process: 32 MiB of text that wait, half of what all may leave waiting.
+TEST(Dispatcher, refuses_what_is_left_of_batches_where_those_of_a_process_hold_too_much) {
+  Harness rpc;
+  rpc.every_look = Milliseconds(1);
+  const std::string batch = R"([{"jsonrpc":"2.0","id":"a","method":"status.get"},)"
+                            R"({"jsonrpc":"2.0","id":"b","method":"status.get"}])" +
+                            std::string((1 << 20) - 128, ' ');
+  constexpr ConnectionId kWaiting = 32;
+  for (ConnectionId id = 1; id <= kWaiting + 1; ++id) {
+    rpc.open(id);
+    static_cast<void>(rpc.dispatcher->on_text(id, batch));
+    ASSERT_TRUE(rpc.dispatcher->has_more(id));
+  }
+  rpc.dispatcher->go_on(kWaiting + 1);
+  const Json replies = Json::parse(rpc.outbox.take(kWaiting + 1));
+  EXPECT_TRUE(replies[0].contains("result"));
+  EXPECT_EQ(kind_of_reply(replies[1]), "limit_exceeded");
+  EXPECT_NE(replies[1]["error"]["message"].get<std::string>().find("32.0 MiB"), std::string::npos)
+      << replies[1]["error"]["message"];
+  rpc.dispatcher->go_on(1);
+  EXPECT_EQ(Json::parse(rpc.outbox.take(1)).size(), 2U);
+  static_cast<void>(rpc.dispatcher->on_text(kWaiting + 1, batch));
+  rpc.dispatcher->go_on(kWaiting + 1);
+  EXPECT_TRUE(rpc.outbox.take(kWaiting + 1).find("limit_exceeded") == std::string::npos) << "there is room again";
+}
+
 TEST(Dispatcher, drops_an_answer_whose_connection_is_gone) {
   Pair rpc;
   rpc.request(1, "step.finish", rpc.finish(0));

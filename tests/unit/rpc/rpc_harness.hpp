@@ -56,6 +56,7 @@ class RpcHarness {
             engine_metrics
         ) {
     ServerIdentity identity{"0.1.0", "00000000deadbeef", "boot", 77, [this] {
+                              now += every_look;
                               return ServerMoment{now, seconds(now - start), draining};
                             }};
     dispatcher = std::make_unique<Dispatcher>(
@@ -161,6 +162,7 @@ class RpcHarness {
 
   const TimePoint start{std::chrono::seconds(1000)};
   TimePoint now = start;
+  Milliseconds every_look{0};  ///< that the clock goes on whenever it is looked at
   bool draining = false;
   std::string log_level = "info";
   int last_id = 0;
