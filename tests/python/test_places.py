@@ -15,6 +15,7 @@ import pytest
 import gradsync
 from gradsync._launch import _places
 from gradsync._launch._places import open_socket, refuse_place, socket_places
+from gradsync._step import _arena
 from gradsync._step._arena import fetch_fd
 from gradsync.errors import ConnectionFailed
 
@@ -125,6 +126,21 @@ def test_an_unsafe_place_does_not_hide_a_daemon_further_on(
     with pytest.raises(ConnectionFailed, match="not connected to") as caught:
         gradsync.connect()
     assert caught.value.reason == "unsafe"
+
+
+def test_a_stranger_at_the_fd_socket_is_given_no_arena(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_arena, "refuse_place", lambda path: None)
+    monkeypatch.setattr(_places, "_server_uid", lambda sock: STRANGER)
+    path = str(tmp_path / "gradsync.fd.sock")
+    tmp_path.chmod(0o777)
+    with socket.socket(socket.AF_UNIX) as listener, open("/dev/null", "rb") as given:
+        listener.bind(path)
+        listener.listen()
+        with pytest.raises(ConnectionFailed, match=f"uid {STRANGER} listens there"):
+            _arena.give_fd(path, "token", given.fileno(), 60)
+        accepted = listener.accept()[0]
+        with accepted:
+            assert accepted.recv(64) == b"", "nothing is said to it"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777], ids=["of this user alone", "that others may write to"])

@@ -52,7 +52,7 @@ def open_socket(path: str, timeout: float) -> socket.socket:
         while True:
             try:
                 sock.connect(path)
-                _refuse_foreign_server(sock, path)
+                refuse_foreign_server(sock, path)
                 return sock
             except BlockingIOError:  # more wait to be accepted than the kernel keeps
                 if time.monotonic() + _FULL_S > deadline:
@@ -66,8 +66,12 @@ def open_socket(path: str, timeout: float) -> socket.socket:
         raise
 
 
-def _refuse_foreign_server(sock: socket.socket, path: str) -> None:
-    """Where others own the folder, or may write to it, the one who listens has to be its owner, root or this user."""
+def refuse_foreign_server(sock: socket.socket, path: str) -> None:
+    """Where others own the folder, or may write to it, the one who listens has to be its owner, root or this user.
+
+    Raises:
+        ConnectionFailed: a stranger listens there.
+    """
     uid = os.geteuid()
     folder = os.path.dirname(os.path.abspath(path))
     try:

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from gradsync._launch._places import refuse_place
+from gradsync._launch._places import refuse_foreign_server, refuse_place
 from gradsync._wire_errors import error_from_wire, local_error
 from gradsync.errors import ConnectionLost, InsufficientMemory, ProtocolError
 
@@ -77,6 +77,7 @@ def _exchange(fd_socket_path: str, token: str, given: Sequence[int], timeout: fl
             sock.settimeout(timeout)
             refuse_place(fd_socket_path)
             sock.connect(fd_socket_path)
+            refuse_foreign_server(sock, fd_socket_path)  # before it is given an arena, or gives one
             line = token.encode("ascii") + b"\n"
             sent = socket.send_fds(sock, [line], given)
             if sent < len(line):
