@@ -38,41 +38,51 @@ Result<TakenFd> taken_or_exhausted(TakenFd taken) {
 
 }  // namespace
 
+BufferTable::BufferTable(const EngineOptions& options, const Lanes& lanes)
+    : options_(options),
+      lanes_(lanes),
+      bytes_(options.limits.arena_bytes > 0 ? options.limits.arena_bytes : FairBudget::kUnlimited, options.own_uid),
+      waiting_tokens_(static_cast<std::uint64_t>(options.limits.tokens), options.own_uid) {}
+
 Result<BufferGrant> BufferTable::allocate(
     SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, device::LaneId lane, TimePoint now
 ) {
-  if (Result<void> room = check_room(session, size_bytes); !room) {
+  forget_expired_tokens(now);
+  const Holder holder{uid, pid};
+  if (Result<void> room = check_room(session, holder, size_bytes); !room) {
     return room.error();
   }
-  std::uint64_t promised_bytes = 0;
-  for (const auto& [id, buffer] : buffers_) {
-    promised_bytes += device::unpopulated_bytes(buffer.fd.get());
+  if (Result<void> fits = check_memory(size_bytes, 0); !fits) {
+    return fits.error();
   }
-  Result<UniqueFd> fd = device::create_arena(size_bytes, promised_bytes);
+  Result<UniqueFd> fd = device::create_arena(size_bytes);
   if (!fd) {
     return fd.error();
   }
-  BufferGrant granted = grant(session, uid, pid, std::move(*fd), size_bytes, now);
-  buffers_.at(granted.buffer).lane = lane;
+  BufferGrant granted = grant(session, holder, size_bytes, now);
+  const auto it = buffers_.find(granted.buffer);
+  it->second.lane = lane;
+  fill(it, std::move(*fd));
   return granted;
 }
 
 Result<BufferGrant> BufferTable::adopt(
     SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
 ) {
-  if (Result<void> room = check_room(session, size_bytes); !room) {
+  forget_expired_tokens(now);
+  const Holder holder{uid, pid};
+  if (Result<void> room = check_room(session, holder, size_bytes); !room) {
     return room.error();
   }
-  return grant(session, uid, pid, UniqueFd{}, size_bytes, now);
+  return grant(session, holder, size_bytes, now);
 }
 
-Result<void> BufferTable::check_room(SessionId session, std::uint64_t size_bytes) const {
+Result<void> BufferTable::check_room(SessionId session, const Holder& holder, std::uint64_t size_bytes) const {
   if (size_bytes == 0) {
     return invalid_params("bytes", "bytes is 0", "an arena needs at least 64 bytes");
   }
-  const auto held = std::count_if(buffers_.begin(), buffers_.end(), [&](const auto& entry) {
-    return entry.second.session == session && !entry.second.released;
-  });
+  const auto found = sessions_.find(session);
+  const std::int64_t held = found == sessions_.end() ? 0 : found->second.held;
   if (held >= options_.limits.buffers_per_session) {
     return make_error(
         ErrorCode::LimitExceeded,
@@ -84,33 +94,91 @@ Result<void> BufferTable::check_room(SessionId session, std::uint64_t size_bytes
         "release buffers, or raise limits.buffers_per_session"
     );
   }
-  if (options_.limits.arena_bytes > 0 &&
-      (size_bytes > options_.limits.arena_bytes || total_bytes_ > options_.limits.arena_bytes - size_bytes)) {
+  if (const auto refused = bytes_.refuse(holder, size_bytes)) {
     return make_error(
         ErrorCode::LimitExceeded,
         fmt::format(
-            "an arena of {} does not fit: {} of the limit arena_bytes {} are in use",
+            "an arena of {} does not fit: {} holds {} of {} (limit arena_bytes {})",
             human_bytes(size_bytes),
-            human_bytes(total_bytes_),
-            human_bytes(options_.limits.arena_bytes)
+            refused->whose,
+            human_bytes(refused->held),
+            human_bytes(refused->most),
+            human_bytes(bytes_.most())
         ),
         "raise limits.arena_bytes"
+    );
+  }
+  if (const auto refused = waiting_tokens_.refuse(holder)) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format(
+            "{} has {} tokens that were not used, its limit is {}", refused->whose, refused->held, refused->most
+        ),
+        "fetch the descriptors of the buffers that you ask for, or release the buffers"
     );
   }
   return {};
 }
 
-BufferGrant BufferTable::grant(
-    SessionId session, std::uint32_t uid, std::int64_t pid, UniqueFd fd, std::uint64_t size_bytes, TimePoint now
-) {
+/// Whether there is memory for one buffer more. A client can punch out what it filled, so that what was looked at once
+/// does not stay true.
+Result<void> BufferTable::check_memory(std::uint64_t size_bytes, std::uint64_t populated_bytes) {
+  look_at_some();
+  const auto overflows = [](std::uint64_t a, std::uint64_t b) { return a > FairBudget::kUnlimited - b; };
+  device::ArenaBytes with_it = arenas_;
+  with_it.mapped = overflows(with_it.mapped, size_bytes) ? FairBudget::kUnlimited : with_it.mapped + size_bytes;
+  with_it.populated += populated_bytes;
+  return device::check_headroom(size_bytes, options_.measure_memory(with_it));
+}
+
+/// Some at a time, because each takes a system call: with up to `kLooks` buffers all are looked at.
+void BufferTable::look_at_some() {
+  constexpr std::size_t kLooks = 256;
+  const std::size_t looks = std::min(kLooks, buffers_.size());
+  for (std::size_t i = 0; i < looks; ++i) {
+    auto it = buffers_.upper_bound(looked_at_);
+    it = it == buffers_.end() ? buffers_.begin() : it;
+    looked_at_ = it->first;
+    Buffer& buffer = it->second;
+    if (buffer.fd.valid()) {
+      arenas_.populated -= buffer.populated_bytes;
+      buffer.populated_bytes = device::populated_bytes(buffer.fd.get());
+      arenas_.populated += buffer.populated_bytes;
+    }
+  }
+}
+
+BufferGrant BufferTable::grant(SessionId session, const Holder& holder, std::uint64_t size_bytes, TimePoint now) {
   BufferGrant grant{next_buffer_++, size_bytes, {}};
   Buffer& buffer = buffers_[grant.buffer];
   buffer.session = session;
-  buffer.fd = std::move(fd);
+  buffer.holder = holder;
   buffer.size_bytes = size_bytes;
-  total_bytes_ += size_bytes;
-  grant.token = add_token({grant.buffer, {}, 0, uid, pid, {}}, now);
+  bytes_.add(holder, size_bytes);
+  OfSession& of_session = sessions_[session];
+  of_session.buffers.insert(grant.buffer);
+  ++of_session.held;
+  of_session.bytes += size_bytes;
+  Token token;
+  token.buffer = grant.buffer;
+  token.holder = holder;
+  token.expires = now + options_.deadlines.token;
+  const TimePoint expires = token.expires;
+  grant.token = add_token(std::move(token));
+  buffer.token = grant.token;
+  waiting_tokens_.add(holder);
+  expiries_.emplace_back(expires, grant.buffer);
   return grant;
+}
+
+void BufferTable::fill(Buffers::iterator it, UniqueFd fd) {
+  Buffer& buffer = it->second;
+  buffer.fd = std::move(fd);
+  buffer.populated_bytes = device::populated_bytes(buffer.fd.get());
+  buffer.memory = device::memory_of(buffer.fd.get());
+  of_memory_[buffer.memory] = it->first;
+  arenas_.mapped += buffer.size_bytes;
+  arenas_.populated += buffer.populated_bytes;
 }
 
 RecordGrant BufferTable::grant_record(
@@ -120,19 +188,40 @@ RecordGrant BufferTable::grant_record(
     std::int64_t pid,
     TimePoint now
 ) {
+  forget_expired_tokens(now);
+  forget_old_records();
   // A rank has one at a time: those of earlier answers were never used, and never will be.
-  std::erase_if(tokens_, [&](const auto& token) {
-    return token.second.buffer == 0 && token.second.rank == rank && token.second.record.lock() == record;
-  });
-  return {add_token({0, record, rank, uid, pid, {}}, now), record->size_bytes()};
+  const std::pair key{record.get(), rank};
+  if (const auto before = record_tokens_.find(key); before != record_tokens_.end()) {
+    erase_token(tokens_.find(before->second));
+  }
+  Token token;
+  token.record = record;
+  token.record_key = record.get();
+  token.rank = rank;
+  token.holder = {uid, pid};
+  std::string text = add_token(std::move(token));
+  record_tokens_[key] = text;
+  return {std::move(text), record->size_bytes()};
 }
 
-std::string BufferTable::add_token(Token token, TimePoint now) {
-  forget_expired_tokens(now);
+std::string BufferTable::add_token(Token token) {
   std::string text = random_hex(kTokenBytes);
-  token.expires = now + options_.deadlines.token;
   tokens_[text] = std::move(token);
   return text;
+}
+
+void BufferTable::erase_token(Tokens::iterator it) {
+  const Token& token = it->second;
+  if (token.buffer == 0) {
+    record_tokens_.erase({token.record_key, token.rank});
+  } else {
+    waiting_tokens_.take(token.holder);
+    if (const auto buffer = buffers_.find(token.buffer); buffer != buffers_.end()) {
+      buffer->second.token.clear();
+    }
+  }
+  tokens_.erase(it);
 }
 
 bool BufferTable::awaits_fd(const std::string& token, std::uint32_t uid, std::int64_t pid, TimePoint now) const {
@@ -159,8 +248,8 @@ Result<TakenFd> BufferTable::exchange(
   if (found == tokens_.end() || !found->second.belongs_to(uid, pid)) {
     return refused;
   }
-  const Token owned = std::move(found->second);
-  tokens_.erase(found);
+  const Token owned = found->second;
+  erase_token(found);
   if (const std::shared_ptr<const StepRecord> record = owned.record.lock()) {
     return taken_or_exhausted({record->descriptor(), record->size_bytes()});
   }
@@ -169,7 +258,7 @@ Result<TakenFd> BufferTable::exchange(
     return refused;
   }
   if (!buffer->second.fd.valid()) {
-    if (Result<void> taken = take_in(buffer->first, std::move(given)); !taken) {
+    if (Result<void> taken = take_in(buffer, std::move(given)); !taken) {
       erase(buffer);
       return taken.error();
     }
@@ -178,24 +267,25 @@ Result<TakenFd> BufferTable::exchange(
   return taken_or_exhausted({duplicate(buffer->second.fd), buffer->second.size_bytes});
 }
 
-Result<void> BufferTable::take_in(std::uint64_t buffer, UniqueFd given) {
+Result<void> BufferTable::take_in(Buffers::iterator it, UniqueFd given) {
   if (!given.valid()) {
     return invalid_params("fd", "no descriptor came with the token", "send the arena's descriptor along with it");
   }
-  if (Result<void> checked = device::check_arena(given.get(), buffers_.at(buffer).size_bytes); !checked) {
+  const std::uint64_t size_bytes = it->second.size_bytes;
+  if (Result<void> checked = device::check_arena(given.get(), size_bytes); !checked) {
     return checked;
   }
-  const auto before = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& other) {
-    return other.second.fd.valid() && device::same_memory(other.second.fd.get(), given.get());
-  });
-  if (before != buffers_.end()) {
-    const Buffer& other = before->second;
-    if (other.session != buffers_.at(buffer).session || other.map_submitted) {
+  const auto before = of_memory_.find(device::memory_of(given.get()));
+  if (before != of_memory_.end()) {
+    const auto other = buffers_.find(before->second);
+    if (other->second.session != it->second.session || other->second.map_submitted) {
       return invalid_params("fd", "this memory is in use as another buffer", "every rank hands back its own arena");
     }
-    erase(before);  // handed back twice, because the first answer was lost: closed without freeing its pages
+    erase(other);  // handed back twice, because the first answer was lost: closed without freeing its pages
+  } else if (Result<void> fits = check_memory(size_bytes, device::populated_bytes(given.get())); !fits) {
+    return fits;
   }
-  buffers_.at(buffer).fd = std::move(given);
+  fill(it, std::move(given));
   return {};
 }
 
@@ -204,28 +294,42 @@ Result<void> BufferTable::release(SessionId session, std::uint64_t buffer) {
   if (it == buffers_.end() || it->second.session != session || it->second.released) {
     return unknown_buffer(buffer);
   }
-  it->second.released = true;
+  set_released(it->second);
   drop_if_unused(it);
   return {};
 }
 
+void BufferTable::set_released(Buffer& buffer) {
+  if (!buffer.released) {
+    OfSession& of_session = sessions_.at(buffer.session);
+    --of_session.held;
+    of_session.bytes -= buffer.size_bytes;
+    buffer.released = true;
+  }
+}
+
 void BufferTable::release_all(SessionId session) {
-  for (auto it = buffers_.begin(); it != buffers_.end();) {
-    const auto next = std::next(it);
-    if (it->second.session == session) {
-      it->second.released = true;
-      drop_if_unused(it);
-    }
-    it = next;
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) {
+    return;
+  }
+  for (const std::uint64_t buffer : std::set(found->second.buffers)) {
+    const auto it = buffers_.find(buffer);
+    set_released(it->second);
+    drop_if_unused(it);
   }
 }
 
 void BufferTable::rename_session(SessionId from, SessionId to) {
-  for (auto& [id, buffer] : buffers_) {
-    if (buffer.session == from) {
-      buffer.session = to;
-    }
+  auto found = sessions_.extract(from);
+  if (!found) {
+    return;
   }
+  for (const std::uint64_t buffer : found.mapped().buffers) {
+    buffers_.at(buffer).session = to;
+  }
+  found.key() = to;
+  GRADSYNC_ASSERT(sessions_.insert(std::move(found)).inserted, "a new session has no buffers");
 }
 
 Result<std::uint64_t> BufferTable::size_of(SessionId session, std::uint64_t buffer) const {
@@ -234,6 +338,11 @@ Result<std::uint64_t> BufferTable::size_of(SessionId session, std::uint64_t buff
     return unknown_buffer(buffer);
   }
   return it->second.size_bytes;
+}
+
+SessionId BufferTable::session_of(std::uint64_t buffer) const {
+  const auto it = buffers_.find(buffer);
+  return it == buffers_.end() ? 0 : it->second.session;
 }
 
 device::LaneId BufferTable::lane_of(std::uint64_t buffer) const {
@@ -266,45 +375,69 @@ void BufferTable::on_map_failed(device::LaneId lane, std::uint64_t buffer) {
 }
 
 std::uint64_t BufferTable::bytes_of(SessionId session) const {
-  std::uint64_t bytes = 0;
-  for (const auto& [id, buffer] : buffers_) {
-    if (buffer.session == session && !buffer.released) {
-      bytes += buffer.size_bytes;
-    }
-  }
-  return bytes;
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() ? 0 : found->second.bytes;
 }
 
-void BufferTable::drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it) {
+void BufferTable::drop_if_unused(Buffers::iterator it) {
   Buffer& buffer = it->second;
   if (!buffer.released || buffer.users > 0) {
     return;
   }
   // The lane punches the pages out, off the io thread: also those of a buffer that was never declared.
   if (buffer.fd.valid()) {
+    arenas_.mapped -= buffer.size_bytes;
+    arenas_.populated -= buffer.populated_bytes;
+    of_memory_.erase(buffer.memory);
     lanes_[buffer.lane].submit(device::UnmapBuffer{it->first, std::move(buffer.fd), buffer.size_bytes});
   }
   erase(it);
 }
 
-void BufferTable::erase(std::map<std::uint64_t, Buffer>::iterator it) {
-  total_bytes_ -= it->second.size_bytes;
-  std::erase_if(tokens_, [&](const auto& token) { return token.second.buffer == it->first; });
+void BufferTable::erase(Buffers::iterator it) {
+  Buffer& buffer = it->second;
+  set_released(buffer);
+  if (buffer.fd.valid()) {
+    arenas_.mapped -= buffer.size_bytes;
+    arenas_.populated -= buffer.populated_bytes;
+    of_memory_.erase(buffer.memory);
+  }
+  bytes_.take(buffer.holder, buffer.size_bytes);
+  if (!buffer.token.empty()) {
+    erase_token(tokens_.find(buffer.token));
+  }
+  const auto of_session = sessions_.find(buffer.session);
+  of_session->second.buffers.erase(it->first);
+  if (of_session->second.buffers.empty()) {
+    sessions_.erase(of_session);
+  }
   buffers_.erase(it);
 }
 
+/// Those of buffers come in the order in which they expire.
 void BufferTable::forget_expired_tokens(TimePoint now) {
-  for (auto token = tokens_.begin(); token != tokens_.end();) {
-    // A rank that was stopped while its declaration was answered must find the record all the same.
-    const bool of_record = token->second.buffer == 0;
-    const bool expired = of_record ? token->second.record.expired() : token->second.expires <= now;
-    const auto buffer = buffers_.find(token->second.buffer);
-    token = expired ? tokens_.erase(token) : std::next(token);
-    if (expired && buffer != buffers_.end() && !buffer->second.fd.valid()) {
+  while (!expiries_.empty() && expiries_.front().first <= now) {
+    const auto buffer = buffers_.find(expiries_.front().second);
+    expiries_.pop_front();
+    if (buffer == buffers_.end() || buffer->second.token.empty()) {
+      continue;  // it was used
+    }
+    erase_token(tokens_.find(buffer->second.token));
+    if (!buffer->second.fd.valid()) {
       erase(buffer);  // an adoption that was never completed
-      token = tokens_.begin();
     }
   }
+}
+
+/// A rank that was stopped while its declaration was answered must find the record all the same, so the token lives as
+/// long as the record does. The records that are gone are looked for each time that there are twice as many tokens.
+void BufferTable::forget_old_records() {
+  if (record_tokens_.size() < look_for_old_at_) {
+    return;
+  }
+  std::erase_if(tokens_, [](const auto& token) { return token.second.buffer == 0 && token.second.record.expired(); });
+  std::erase_if(record_tokens_, [this](const auto& entry) { return !tokens_.contains(entry.second); });
+  look_for_old_at_ = std::max<std::size_t>(1024, record_tokens_.size() * 2);
 }
 
 }  // namespace gradsync::engine

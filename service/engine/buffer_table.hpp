@@ -1,23 +1,29 @@
 #pragma once
 // Arenas and the one-use tokens by which their descriptors, and those of step records, are fetched. Thread: io.
 //
-// Invariant: a buffer in use by a loaded plan is never unmapped; its release waits. Every buffer that goes has its
-// pages punched out, so that memory is free even where a forked child of the trainer still holds a descriptor.
+// Invariants: a buffer in use by a loaded plan is never unmapped; its release waits. Every buffer that goes has its
+// pages punched out, so that memory is free even where a forked child of the trainer still holds a descriptor. A call
+// takes no longer for the buffers and tokens that others hold.
 
+#include "base/fair_budget.hpp"
 #include "engine/lanes.hpp"
 #include "engine/step/step_record.hpp"
 #include "engine/types.hpp"
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <unordered_map>
+#include <utility>
 
 namespace gradsync::engine {
 
 class BufferTable {
  public:
-  BufferTable(const EngineOptions& options, const Lanes& lanes) : options_(options), lanes_(lanes) {}
+  BufferTable(const EngineOptions& options, const Lanes& lanes);
 
   /// Memory for `lane` to work on.
   [[nodiscard]] Result<BufferGrant> allocate(
@@ -57,6 +63,8 @@ class BufferTable {
   [[nodiscard]] Result<std::uint64_t> size_of(SessionId session, std::uint64_t buffer) const;
   /// The lane that works on it; the host lane where it was released.
   [[nodiscard]] device::LaneId lane_of(std::uint64_t buffer) const;
+  /// The session that it was given to, which may be gone; 0: there is no such buffer.
+  [[nodiscard]] SessionId session_of(std::uint64_t buffer) const;
   /// Has its lane map it (once) and marks it used by one more plan.
   void use(std::uint64_t buffer);
   /// One plan less uses it.
@@ -64,51 +72,80 @@ class BufferTable {
   /// Its lane could not map it: the next plan has it try again.
   void on_map_failed(device::LaneId lane, std::uint64_t buffer);
 
-  [[nodiscard]] std::uint64_t total_bytes() const { return total_bytes_; }
+  [[nodiscard]] std::uint64_t total_bytes() const { return bytes_.held(); }
 
   [[nodiscard]] std::uint64_t bytes_of(SessionId session) const;
 
  private:
+  /// What identifies memory, whatever descriptor it is known by: device and inode.
+  using Memory = std::pair<std::uint64_t, std::uint64_t>;
+
   struct Buffer {
     SessionId session = 0;
+    Holder holder;
     device::LaneId lane = device::kHostLane;
     UniqueFd fd;  ///< none: to be adopted, and its descriptor has not come
     std::uint64_t size_bytes = 0;
+    std::uint64_t populated_bytes = 0;  ///< when it was looked at last
+    Memory memory;
+    std::string token;  ///< empty: it was used
     int users = 0;
     bool map_submitted = false;
     bool released = false;
   };
 
+  using Buffers = std::map<std::uint64_t, Buffer>;
+
+  struct OfSession {
+    std::set<std::uint64_t> buffers;  ///< those that are released and still used included
+    std::int64_t held = 0;            ///< those that are not released
+    std::uint64_t bytes = 0;          ///< of the latter
+  };
+
   struct Token {
     std::uint64_t buffer = 0;                ///< 0: of a record
     std::weak_ptr<const StepRecord> record;  ///< held weakly, because the job may end first
+    const StepRecord* record_key = nullptr;  ///< with the rank, its key in record_tokens_
     std::int64_t rank = 0;                   ///< the rank that the record is for
-    std::uint32_t uid = 0;
-    std::int64_t pid = 0;
+    Holder holder;
     TimePoint expires;  ///< not of a record: its token lives as long as it does
 
     /// pid 0: of a namespace that is not seen from here
     [[nodiscard]] bool belongs_to(std::uint32_t its_uid, std::int64_t its_pid) const {
-      return uid == its_uid && (pid == 0 || its_pid == 0 || pid == its_pid);
+      return holder.uid == its_uid && (holder.pid == 0 || its_pid == 0 || holder.pid == its_pid);
     }
   };
 
-  [[nodiscard]] Result<void> check_room(SessionId session, std::uint64_t size_bytes) const;
-  [[nodiscard]] BufferGrant grant(
-      SessionId session, std::uint32_t uid, std::int64_t pid, UniqueFd fd, std::uint64_t size_bytes, TimePoint now
-  );
-  [[nodiscard]] Result<void> take_in(std::uint64_t buffer, UniqueFd given);
-  void drop_if_unused(std::map<std::uint64_t, Buffer>::iterator it);
-  void erase(std::map<std::uint64_t, Buffer>::iterator it);
-  std::string add_token(Token token, TimePoint now);
+  using Tokens = std::map<std::string, Token>;
+
+  [[nodiscard]] Result<void> check_room(SessionId session, const Holder& holder, std::uint64_t size_bytes) const;
+  [[nodiscard]] Result<void> check_memory(std::uint64_t size_bytes, std::uint64_t populated_bytes);
+  void look_at_some();
+  [[nodiscard]] BufferGrant grant(SessionId session, const Holder& holder, std::uint64_t size_bytes, TimePoint now);
+  void fill(Buffers::iterator it, UniqueFd fd);
+  [[nodiscard]] Result<void> take_in(Buffers::iterator it, UniqueFd given);
+  void set_released(Buffer& buffer);
+  void drop_if_unused(Buffers::iterator it);
+  void erase(Buffers::iterator it);
+  std::string add_token(Token token);
+  void erase_token(Tokens::iterator it);
   void forget_expired_tokens(TimePoint now);
+  void forget_old_records();
 
   const EngineOptions& options_;
   const Lanes& lanes_;
-  std::map<std::uint64_t, Buffer> buffers_;
-  std::map<std::string, Token> tokens_;
+  Buffers buffers_;
+  std::unordered_map<SessionId, OfSession> sessions_;
+  std::map<Memory, std::uint64_t> of_memory_;  ///< the buffer that it is
+  FairBudget bytes_;
+  FairBudget waiting_tokens_;  ///< of buffers; a record has one for each rank
+  device::ArenaBytes arenas_;  ///< of buffers whose descriptor is there
+  std::uint64_t looked_at_ = 0;
+  Tokens tokens_;
+  std::deque<std::pair<TimePoint, std::uint64_t>> expiries_;  ///< of the tokens of buffers, used ones included
+  std::map<std::pair<const StepRecord*, std::int64_t>, std::string> record_tokens_;
+  std::size_t look_for_old_at_ = 1024;  ///< tokens of records
   std::uint64_t next_buffer_ = 1;
-  std::uint64_t total_bytes_ = 0;
 };
 
 }  // namespace gradsync::engine

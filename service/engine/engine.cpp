@@ -60,13 +60,9 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
     }
   }
   const SessionId before = found == state.jobs.end() ? 0 : found->second->holder(request.rank);
-  if (before == 0 && static_cast<std::int64_t>(state.seats.size()) >= limits.sessions) {
+  if (std::optional<Error> full = before == 0 ? state.refuse_seat(request) : std::nullopt) {
     state.settle();
-    return make_error(
-        ErrorCode::LimitExceeded,
-        fmt::format("{} ranks are attached, the limit sessions is {}", state.seats.size(), limits.sessions),
-        "raise limits.sessions"
-    );
+    return std::move(*full);
   }
   if (found == state.jobs.end()) {
     found = state.jobs.emplace(key, std::make_unique<Job>(state.context, request)).first;
@@ -77,7 +73,7 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
   if (before != 0) {
     state.replace(before, session, job, request);
   }
-  state.seats[session] = SessionSeat{key, request.rank, request.uid, request.pid};
+  state.take_seat(session, request);
   const AttachResult result = job.attach(request, session);
   state.settle();
   return result;

@@ -16,7 +16,8 @@ Engine::State::State(EngineOptions given, Lanes all, PlannerPort& planner, Event
       lanes(std::move(all)),
       buffers(options, lanes),
       context{options, lanes, planner, buffers, events, metrics, {}, 1, 1, {}, {}, {}, [this] { follow_width(); }},
-      index(lanes) {}
+      index(lanes),
+      taken_seats(static_cast<std::uint64_t>(options.limits.sessions), options.own_uid) {}
 
 Job* Engine::State::job_of(SessionId session) const {
   const auto seat = seats.find(session);
@@ -54,8 +55,38 @@ Result<const Job*> Engine::State::find(std::optional<std::uint32_t> uid, const s
   return error;
 }
 
+std::optional<Error> Engine::State::refuse_seat(const AttachRequest& request) const {
+  const auto refused = taken_seats.refuse({request.uid, request.pid});
+  if (!refused) {
+    return std::nullopt;
+  }
+  return make_error(
+      ErrorCode::LimitExceeded,
+      fmt::format(
+          "{} ranks of {} are attached, its limit is {} (the limit sessions is {})",
+          refused->held,
+          refused->whose,
+          refused->most,
+          taken_seats.most()
+      ),
+      "raise limits.sessions"
+  );
+}
+
+void Engine::State::take_seat(SessionId session, const AttachRequest& request) {
+  seats[session] = SessionSeat{{request.uid, request.job}, request.rank, request.uid, request.pid};
+  taken_seats.add({request.uid, request.pid});
+}
+
+void Engine::State::give_seat_back(SessionId session) {
+  if (const auto seat = seats.find(session); seat != seats.end()) {
+    taken_seats.take({seat->second.uid, seat->second.pid});
+    seats.erase(seat);
+  }
+}
+
 void Engine::State::evict(SessionId session, const Error& why) {
-  seats.erase(session);
+  give_seat_back(session);
   evicted[session] = why;
   constexpr std::size_t kRemembered = 4096;
   if (evicted.size() > kRemembered) {
@@ -127,7 +158,7 @@ void Engine::State::leave(SessionId session, const std::string& why, bool lost) 
     return;
   }
   const SessionSeat seat = found->second;
-  seats.erase(found);
+  give_seat_back(session);
   Job& job = *jobs.at(seat.job);
   index.touch(job);
   job.leave(seat.rank, why, lost);
@@ -189,12 +220,8 @@ Job* Engine::State::job_of_plan(device::LaneId lane, device::PlanId plan) {
 }
 
 Job* Engine::State::job_of_buffer(std::uint64_t buffer) const {
-  for (const auto& [key, job] : jobs) {
-    if (job->owns_buffer(buffer)) {
-      return job.get();
-    }
-  }
-  return nullptr;
+  Job* const job = job_of(buffers.session_of(buffer));
+  return job != nullptr && job->owns_buffer(buffer) ? job : nullptr;
 }
 
 void Engine::State::on(device::LaneId lane, device::Loaded& report) {

@@ -1,6 +1,7 @@
 #pragma once
 // The state of the façade: the jobs, the seats of sessions, and the way from a lane's report to its job. Thread: io.
 
+#include "base/fair_budget.hpp"
 #include "engine/engine.hpp"
 #include "engine/job/job.hpp"
 #include "engine/job_index.hpp"
@@ -34,6 +35,7 @@ struct Engine::State {
   std::map<JobKey, std::unique_ptr<Job>> jobs;
   std::vector<std::unique_ptr<Job>> closing;  ///< without ranks, until the lane has let go of their memory
   std::map<SessionId, SessionSeat> seats;
+  FairBudget taken_seats;
   std::map<SessionId, Error> evicted;  ///< why a session that still has a connection holds no rank any more
   SessionId next_session = 1;
   bool draining = false;
@@ -57,6 +59,10 @@ struct Engine::State {
   [[nodiscard]] Error absent(SessionId session) const;
   [[nodiscard]] Result<const Job*> find(std::optional<std::uint32_t> uid, const std::string& name) const;
 
+  /// Why this process gets no seat more, or none.
+  [[nodiscard]] std::optional<Error> refuse_seat(const AttachRequest& request) const;
+  void take_seat(SessionId session, const AttachRequest& request);
+  void give_seat_back(SessionId session);
   void evict(SessionId session, const Error& why);
   /// Ranks that ran out of time have left their jobs: their seats go too.
   void evict_lost();

@@ -4,6 +4,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
+#include "device/memory/arena.hpp"
 #include "engine/report/report.hpp"
 #include "plan/make_plan.hpp"
 
@@ -28,6 +29,7 @@ struct EngineLimits {
   std::int64_t sessions = 1024;
   std::int64_t buffers_per_session = 64;
   std::uint64_t arena_bytes = 0;  ///< the limit for all jobs together; 0: what the machine has
+  std::int64_t tokens = 16'384;   ///< that wait to be used, of all jobs together
   std::int64_t tensors = 200'000;
   std::int64_t world_size = 4096;
 };
@@ -41,6 +43,9 @@ struct EngineDeadlines {
   Milliseconds lane{3'000};       ///< an aborted lane has this long to come to rest; less than the client's 5 s more
 };
 
+/// Returns what is left beside these arenas.
+using MeasureMemory = std::function<device::MemoryHeadroom(const device::ArenaBytes& arenas)>;
+
 struct EngineOptions {
   plan::BucketSizes buckets;
   EngineLimits limits;
@@ -53,7 +58,9 @@ struct EngineOptions {
   std::uint64_t first_epoch = 1;
   EncodeReport encode_report;            ///< none: no job has a record of its steps
   std::size_t encoded_bytes = 1u << 20;  ///< no result has more
-  std::string policy_directory;          ///< where the policies' states outlive the daemon; empty: they are not stored
+  std::uint32_t own_uid = 0;             ///< the daemon's: no uid limit holds for it (base/fair_budget.hpp)
+  MeasureMemory measure_memory = [](const device::ArenaBytes& arenas) { return device::memory_headroom(arenas); };
+  std::string policy_directory;  ///< where the policies' states outlive the daemon; empty: they are not stored
 };
 
 struct AttachRequest {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import math
 import os
 import re
@@ -112,6 +113,32 @@ def test_an_arena_above_the_room_of_the_cgroup_is_refused_and_a_small_one_is_not
         with holding(group, held):
             refused_and_then_given(daemon, wanted, LIMIT - held)
         assert get(daemon.health(), "/livez")[0] == 200
+
+
+def test_arenas_that_clients_outside_the_cgroup_filled_count_whole() -> None:
+    """Their pages are not charged to the daemon; once they are punched out, the daemon's next access makes new ones."""
+    with memory_group(LIMIT) as group, Daemon() as daemon:
+        enter(group, daemon.process.pid)
+        with gradsync.connect(daemon.socket) as one, gradsync.connect(daemon.socket) as other:
+            large = [gradsync.Tensor("w", (LIMIT // 4 * 3 // 5,), placements=SUM)]
+            grads = one.attach(job="one", rank=0, world_size=1).declare(large)
+            with pytest.raises(InsufficientMemory):
+                other.attach(job="other", rank=0, world_size=1).declare(large)
+            for fd in map(int, os.listdir("/proc/self/fd")):
+                with contextlib.suppress(OSError):
+                    if "gradsync-arena" in os.readlink(f"/proc/self/fd/{fd}"):
+                        punch_out(fd)
+            grads.input("w").numpy()[0] = 3.0
+            grads.ready("w")
+            assert grads.finish(timeout=DEADLINE_S).norm == 3.0
+        assert daemon.process.poll() is None
+
+
+def punch_out(fd: int) -> None:
+    keep_size, punch_hole = 1, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_long(os.fstat(fd).st_size)
+    assert libc.fallocate(fd, keep_size | punch_hole, ctypes.c_long(0), size) == 0, ctypes.get_errno()
 
 
 def test_a_folder_of_a_read_only_file_system_is_named_with_that_reason(tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_a_local_shape_that_only_the_others_can_tell_is_a_lie_is_refused_to_all(
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Daemon]:
-    with Daemon("--limits-sessions", "4", "--limits-buffers-per-session", "2", "--limits-tensors", "10") as daemon:
+    with Daemon("--limits-sessions", "8", "--limits-buffers-per-session", "2", "--limits-tensors", "10") as daemon:
         yield daemon
 
 
@@ -271,7 +271,7 @@ def test_quotas_of_ranks_buffers_tensors_and_memory_are_named(small: Daemon) -> 
         for _ in range(20):
             refused = fifth.error("job.attach", job="fifth", rank=0, world_size=1, meshes=mesh)
             assert refused["data"]["kind"] == "limit_exceeded"
-            assert "the limit sessions is 4" in refused["message"]
+            assert "its limit is 4 (the limit sessions is 8)" in refused["message"]
         ranks[0].allocate(64)
         ranks[0].allocate(64)
         for _ in range(20):

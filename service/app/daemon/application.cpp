@@ -63,6 +63,7 @@ bool told_to_stop() {
 
 engine::EngineOptions engine_options(const Options& options) {
   engine::EngineOptions engine;
+  engine.own_uid = ::geteuid();
   engine.policy_directory = policy_directory(options);
   engine.buckets = bucket_sizes(options.engine);
   engine.limits.sessions = options.limits.sessions;

@@ -38,35 +38,36 @@ UniqueFd open_memfd(const char* name) {
   return fd;
 }
 
-std::uint64_t unpopulated_bytes(int fd) {
+std::uint64_t populated_bytes(int fd) {
   struct stat status {};
 
   if (::fstat(fd, &status) != 0) {
     return 0;
   }
   const auto size_bytes = static_cast<std::uint64_t>(status.st_size);
-  return size_bytes - std::min(size_bytes, static_cast<std::uint64_t>(status.st_blocks) * 512);
+  return std::min(size_bytes, static_cast<std::uint64_t>(status.st_blocks) * 512);
 }
 
-Result<UniqueFd> create_arena(std::uint64_t size_bytes, std::uint64_t promised_bytes) {
+Result<void> check_headroom(std::uint64_t size_bytes, const MemoryHeadroom& with_it) {
+  if (with_it.short_bytes == 0) {
+    return {};
+  }
+  return make_error(
+      ErrorCode::InsufficientMemory,
+      fmt::format(
+          "an arena needs {} bytes, {} are free (limit {}), because other arenas may need the rest",
+          size_bytes,
+          size_bytes - std::min(size_bytes, with_it.short_bytes),
+          with_it.limit_bytes
+      ),
+      "free memory, or raise the memory limit of the container or cgroup"
+  );
+}
+
+Result<UniqueFd> create_arena(std::uint64_t size_bytes) {
   if (size_bytes == 0 || size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
     return invalid_params(
         "bytes", fmt::format("an arena of {} bytes cannot be made", size_bytes), "ask for at least 1"
-    );
-  }
-  const MemoryHeadroom headroom = memory_headroom();
-  const std::uint64_t free_bytes = headroom.free_bytes - std::min(headroom.free_bytes, promised_bytes);
-  if (size_bytes > free_bytes) {
-    return make_error(
-        ErrorCode::InsufficientMemory,
-        fmt::format(
-            "an arena needs {} bytes, {} are free (limit {}, {} promised to other arenas)",
-            size_bytes,
-            free_bytes,
-            headroom.limit_bytes,
-            promised_bytes
-        ),
-        "free memory, or raise the memory limit of the container or cgroup"
     );
   }
   const auto failed = [](const char* call) {
@@ -125,13 +126,13 @@ Result<void> check_arena(int fd, std::uint64_t size_bytes) {
   return {};
 }
 
-bool same_memory(int a, int b) {
-  struct stat first {};
+std::pair<std::uint64_t, std::uint64_t> memory_of(int fd) {
+  struct stat status {};
 
-  struct stat second {};
-
-  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_ino == second.st_ino &&
-         first.st_dev == second.st_dev;
+  if (::fstat(fd, &status) != 0) {
+    return {};
+  }
+  return {status.st_dev, status.st_ino};
 }
 
 void punch_out(int fd, std::uint64_t size_bytes) {

@@ -44,9 +44,18 @@ struct CgroupFiles {
   const char* limit;
   const char* usage;
   const char* reclaimable;  ///< key in memory.stat
+  const char* shared;       ///< likewise: the memory of memfds is among it
 };
 
-void tighten(MemoryHeadroom& headroom, const fs::path& folder, const CgroupFiles& files) {
+/// What is promised to the arenas counts as taken, but for the pages that are in what is used already.
+void tighten(MemoryHeadroom& headroom, std::uint64_t free, std::uint64_t shared, const ArenaBytes& arenas) {
+  const std::uint64_t charged = std::min({arenas.mapped, arenas.populated, shared});
+  const std::uint64_t promised = arenas.mapped - charged;
+  headroom.free_bytes = std::min(headroom.free_bytes, free - std::min(free, promised));
+  headroom.short_bytes = std::max(headroom.short_bytes, promised - std::min(free, promised));
+}
+
+void tighten(MemoryHeadroom& headroom, const fs::path& folder, const CgroupFiles& files, const ArenaBytes& arenas) {
   const auto limit_text = read_text(folder / files.limit);
   const auto usage_text = read_text(folder / files.usage);
   const auto limit = limit_text ? cgroup_limit(*limit_text) : std::nullopt;
@@ -57,20 +66,22 @@ void tighten(MemoryHeadroom& headroom, const fs::path& folder, const CgroupFiles
   const auto stat = read_text(folder / "memory.stat");
   const std::uint64_t cache = stat ? keyed_number(*stat, files.reclaimable).value_or(0) : 0;
   const std::uint64_t used = *usage - std::min(*usage, cache);
-  const std::uint64_t free = *limit - std::min(*limit, used);
-  headroom.free_bytes = std::min(headroom.free_bytes, free);
+  const auto shared = stat ? keyed_number(*stat, files.shared) : std::nullopt;
+  tighten(headroom, *limit - std::min(*limit, used), shared.value_or(arenas.populated), arenas);
   headroom.limit_bytes = std::min(headroom.limit_bytes, *limit);
 }
 
 /// The process' own cgroup and all above it. Inside a container the path may name a folder that only the host sees:
 /// then only the mount's root is there to be read.
-void tighten_upwards(MemoryHeadroom& headroom, const std::string& path, const CgroupFiles& files) {
+void tighten_upwards(
+    MemoryHeadroom& headroom, const std::string& path, const CgroupFiles& files, const ArenaBytes& arenas
+) {
   fs::path below = fs::path(path).relative_path().lexically_normal();
   while (!below.empty() && below != ".") {
-    tighten(headroom, files.mount / below, files);
+    tighten(headroom, files.mount / below, files, arenas);
     below = below.parent_path();
   }
-  tighten(headroom, files.mount, files);
+  tighten(headroom, files.mount, files, arenas);
 }
 
 }  // namespace
@@ -133,27 +144,36 @@ std::optional<std::string> cgroup_path(std::string_view text, std::string_view c
   return std::nullopt;
 }
 
-MemoryHeadroom memory_headroom_of(const fs::path& root) {
+MemoryHeadroom memory_headroom_of(const fs::path& root, const ArenaBytes& arenas) {
   const std::string meminfo = read_text(root / "proc/meminfo").value_or("");
   constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
   MemoryHeadroom headroom;
   headroom.limit_bytes = meminfo_bytes(meminfo, "MemTotal").value_or(kUnknown);
-  headroom.free_bytes = meminfo_bytes(meminfo, "MemAvailable").value_or(headroom.limit_bytes);
+  headroom.free_bytes = kUnknown;
+  const std::uint64_t available = meminfo_bytes(meminfo, "MemAvailable").value_or(headroom.limit_bytes);
+  tighten(headroom, available, arenas.populated, arenas);
 
   const std::string cgroups = read_text(root / "proc/self/cgroup").value_or("");
   if (const auto path = cgroup_path(cgroups, "")) {
-    tighten_upwards(headroom, *path, {root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"});
+    tighten_upwards(
+        headroom, *path, {root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file", "shmem"}, arenas
+    );
   }
   if (const auto path = cgroup_path(cgroups, "memory")) {
     tighten_upwards(
         headroom,
         *path,
-        {root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"}
+        {root / "sys/fs/cgroup/memory",
+         "memory.limit_in_bytes",
+         "memory.usage_in_bytes",
+         "total_inactive_file",
+         "total_shmem"},
+        arenas
     );
   }
   return headroom;
 }
 
-MemoryHeadroom memory_headroom() { return memory_headroom_of("/"); }
+MemoryHeadroom memory_headroom(const ArenaBytes& arenas) { return memory_headroom_of("/", arenas); }
 
 }  // namespace gradsync::device

@@ -15,7 +15,7 @@ namespace gradsync::device {
 /// Does what `memory_headroom()` does, with `root` for `/`. Takes the tightest limit of /proc/meminfo and every cgroup
 /// (v1 and v2) from the process' own up to the root. Page cache that can be dropped (inactive_file) does not count as
 /// used. A file that cannot be read does not limit.
-[[nodiscard]] MemoryHeadroom memory_headroom_of(const std::filesystem::path& root);
+[[nodiscard]] MemoryHeadroom memory_headroom_of(const std::filesystem::path& root, const ArenaBytes& arenas = {});
 
 /// The value in bytes of a line `Key:   123 kB` of /proc/meminfo.
 [[nodiscard]] std::optional<std::uint64_t> meminfo_bytes(std::string_view text, std::string_view key);

@@ -1,6 +1,7 @@
 #include "device/memory/arena.hpp"
 #include "unit/engine/harness.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <fcntl.h>
@@ -168,6 +169,173 @@ TEST_F(Adoption, what_comes_twice_because_an_answer_was_lost_is_taken_twice) {
   EXPECT_EQ(std::string(text, 4), "kept");
   EXPECT_EQ(h.engine.release(h.sessions.at(0), first->buffer).error().code, ErrorCode::UnknownBuffer);
   EXPECT_TRUE(h.engine.release(h.sessions.at(0), second->buffer));
+}
+
+/// A machine with so much memory, of which nothing else is used. Pages of arenas are charged to others.
+class ScarceMemory : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kRoom = 64 << 10;
+
+  static EngineOptions options() {
+    EngineOptions options;
+    options.measure_memory = [](const device::ArenaBytes& arenas) {
+      const std::uint64_t promised = arenas.mapped - std::min(arenas.mapped, charged ? arenas.populated : 0);
+      const std::uint64_t free = kRoom - (charged ? std::min(kRoom, arenas.populated) : 0);
+      return device::MemoryHeadroom{free - std::min(free, promised), promised - std::min(free, promised), kRoom};
+    };
+    return options;
+  }
+
+  ScarceMemory() { charged = false; }
+
+  static inline bool charged = false;  ///< the daemon's cgroup pays for the pages that there are
+  Harness h{options()};
+};
+
+void fill(int fd, std::uint64_t size_bytes) { ASSERT_EQ(::fallocate(fd, 0, 0, static_cast<off_t>(size_bytes)), 0); }
+
+TEST_F(ScarceMemory, an_arena_that_its_client_filled_and_punched_counts_as_before) {
+  h.attach(0, 1);
+  h.allocate(0, kRoom);
+  const auto taken = h.engine.exchange_fd(h.tokens.at(0), 1000, 0, UniqueFd{});
+  ASSERT_TRUE(taken);
+  fill(taken->fd.get(), kRoom);
+  const Result<BufferGrant> beside = h.engine.allocate(h.sessions.at(0), 4096);
+  ASSERT_FALSE(beside) << "the client's pages may go at any time, and the daemon makes new ones";
+  EXPECT_EQ(beside.error().code, ErrorCode::InsufficientMemory);
+  EXPECT_THAT(beside.error().message, ::testing::HasSubstr("needs 4096 bytes, 0 are free"));
+  device::punch_out(taken->fd.get(), kRoom);
+  EXPECT_FALSE(h.engine.allocate(h.sessions.at(0), 4096));
+  EXPECT_TRUE(h.engine.release(h.sessions.at(0), 1));
+  EXPECT_TRUE(h.engine.allocate(h.sessions.at(0), kRoom));
+}
+
+TEST_F(ScarceMemory, pages_that_are_charged_already_do_not_count_twice) {
+  charged = true;
+  h.attach(0, 1);
+  h.allocate(0, kRoom / 2);
+  const auto taken = h.engine.exchange_fd(h.tokens.at(0), 1000, 0, UniqueFd{});
+  fill(taken->fd.get(), kRoom / 2);
+  EXPECT_TRUE(h.engine.allocate(h.sessions.at(0), kRoom / 2));
+  EXPECT_FALSE(h.engine.allocate(h.sessions.at(0), 4096));
+}
+
+TEST_F(ScarceMemory, what_is_adopted_has_to_fit_as_what_is_allocated) {
+  h.attach(0, 1);
+  h.allocate(0, kRoom / 2);
+  const auto adopt = [&](std::uint64_t size_bytes) {
+    const Result<BufferGrant> grant = h.engine.adopt(h.sessions.at(0), size_bytes);
+    UniqueFd released = std::move(*device::create_arena(size_bytes));  // a daemon before this one let go of its pages
+    return h.engine.exchange_fd(grant->token, 1000, 0, std::move(released));
+  };
+  const auto refused = adopt(kRoom);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::InsufficientMemory);
+  EXPECT_TRUE(adopt(kRoom / 2));
+}
+
+TEST_F(ScarceMemory, what_is_adopted_with_pages_that_are_charged_already_takes_no_more) {
+  charged = true;
+  h.attach(0, 1);
+  const Result<BufferGrant> grant = h.engine.adopt(h.sessions.at(0), kRoom);
+  UniqueFd arena = std::move(*device::create_arena(kRoom));
+  fill(arena.get(), kRoom);
+  EXPECT_TRUE(h.engine.exchange_fd(grant->token, 1000, 0, std::move(arena)));
+}
+
+/// Sessions of process `pid` of a user, with a job of their own each.
+SessionId attached(Harness& h, std::uint32_t uid, std::int64_t pid, const std::string& job) {
+  AttachRequest request = h.request(0, 1);
+  request.uid = uid;
+  request.pid = pid;
+  request.job = job;
+  const Result<AttachResult> result = h.engine.attach(request);
+  return result ? result->session : 0;
+}
+
+TEST(Shares, one_process_gets_half_of_the_seats_and_one_uid_three_quarters) {
+  EngineOptions options;
+  options.limits.sessions = 8;
+  Harness h(options);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_NE(attached(h, 1000, 1, fmt::format("a{}", i)), 0U);
+  }
+  AttachRequest request = h.request(0, 1);
+  request.uid = 1000;
+  request.pid = 1;
+  request.job = "more";
+  EXPECT_EQ(
+      h.engine.attach(request).error().message,
+      "4 ranks of process 1 are attached, its limit is 4 (the limit sessions is 8)"
+  );
+  EXPECT_NE(attached(h, 1000, 2, "b0"), 0U);
+  EXPECT_NE(attached(h, 1000, 2, "b1"), 0U);
+  request.pid = 2;
+  EXPECT_EQ(
+      h.engine.attach(request).error().message,
+      "6 ranks of uid 1000 are attached, its limit is 6 (the limit sessions is 8)"
+  );
+  EXPECT_NE(attached(h, 1001, 3, "c"), 0U);
+  EXPECT_NE(attached(h, 0, 4, "d"), 0U);
+  request.uid = 1002;
+  EXPECT_THAT(h.engine.attach(request).error().message, ::testing::HasSubstr("8 ranks of the daemon are attached"));
+}
+
+TEST(Shares, a_seat_that_is_left_is_free_again) {
+  EngineOptions options;
+  options.limits.sessions = 2;
+  Harness h(options);
+  for (int i = 0; i < 8; ++i) {
+    const SessionId session = attached(h, 1000, 1, "a");
+    ASSERT_NE(session, 0U);
+    EXPECT_EQ(attached(h, 1000, 1, "b"), 0U);
+    if (i % 2 == 0) {
+      EXPECT_TRUE(h.engine.detach(session));
+    } else {
+      h.engine.process_exited(session);
+    }
+  }
+}
+
+TEST(Shares, arenas_of_one_process_take_half_of_the_bytes_and_those_of_one_uid_three_quarters) {
+  EngineOptions options;
+  options.limits.arena_bytes = 16 << 10;
+  Harness h(options);
+  const SessionId one = attached(h, 1000, 1, "a");
+  const SessionId two = attached(h, 1000, 2, "b");
+  const SessionId other = attached(h, 1001, 3, "c");
+  EXPECT_TRUE(h.engine.allocate(one, 8 << 10));
+  EXPECT_THAT(
+      h.engine.allocate(one, 1).error().message,
+      ::testing::HasSubstr("process 1 holds 8.0 KiB of 8.0 KiB (limit arena_bytes 16.0 KiB)")
+  );
+  EXPECT_TRUE(h.engine.allocate(two, 4 << 10));
+  EXPECT_THAT(h.engine.adopt(two, 1).error().message, ::testing::HasSubstr("uid 1000 holds 12.0 KiB of 12.0 KiB"));
+  EXPECT_TRUE(h.engine.allocate(other, 4 << 10));
+  EXPECT_TRUE(h.engine.detach(one));
+  EXPECT_TRUE(h.engine.allocate(other, 4 << 10)) << "the bytes of who left are free again";
+}
+
+TEST(Shares, tokens_that_are_not_used_have_a_limit_and_end) {
+  EngineOptions options;
+  options.limits.tokens = 8;
+  Harness h(options);
+  const SessionId session = attached(h, 1000, 1, "a");
+  std::vector<std::string> tokens;
+  for (int i = 0; i < 4; ++i) {
+    tokens.push_back(h.engine.allocate(session, 4096)->token);
+  }
+  EXPECT_EQ(
+      h.engine.allocate(session, 4096).error().message, "process 1 has 4 tokens that were not used, its limit is 4"
+  );
+  EXPECT_FALSE(h.engine.adopt(session, 4096));
+  EXPECT_TRUE(h.engine.exchange_fd(tokens[0], 1000, 1, UniqueFd{}));
+  EXPECT_TRUE(h.engine.allocate(session, 4096)) << "one was used";
+  EXPECT_TRUE(h.engine.release(session, 2));
+  EXPECT_TRUE(h.engine.adopt(session, 4096)) << "one went with its buffer";
+  EXPECT_FALSE(h.engine.allocate(session, 4096));
+  h.pass(Milliseconds(10'000));
+  EXPECT_TRUE(h.engine.allocate(session, 4096)) << "they ended";
 }
 
 TEST(AdoptedBuffer, that_a_plan_used_is_not_taken_twice) {

@@ -67,10 +67,12 @@ TEST(Arena, punching_out_frees_the_pages_under_a_living_mapping) {
 }
 
 TEST(Arena, refuses_what_the_machine_does_not_have) {
-  const auto fd = create_arena(std::uint64_t{1} << 60);
-  ASSERT_FALSE(fd);
-  EXPECT_EQ(fd.error().code, ErrorCode::InsufficientMemory);
-  EXPECT_NE(fd.error().message.find("1152921504606846976"), std::string::npos) << fd.error().message;
+  constexpr std::uint64_t kMuch = std::uint64_t{1} << 60;
+  const auto fits = check_headroom(kMuch, memory_headroom({kMuch, 0}));
+  ASSERT_FALSE(fits);
+  EXPECT_EQ(fits.error().code, ErrorCode::InsufficientMemory);
+  EXPECT_NE(fits.error().message.find("1152921504606846976"), std::string::npos) << fits.error().message;
+  EXPECT_TRUE(check_headroom(4096, memory_headroom({4096, 0})));
   EXPECT_EQ(create_arena(0).error().code, ErrorCode::InvalidParams);
 }
 
@@ -128,6 +130,27 @@ TEST_F(KernelFiles, inside_a_container_the_root_of_the_mount_counts) {
   write("sys/fs/cgroup/memory.max", "2000\n");
   write("sys/fs/cgroup/memory.current", "500\n");
   EXPECT_EQ(memory_headroom_of(root_).free_bytes, 1500U);
+}
+
+// A client of another cgroup filled an arena: no page of it is charged to the daemon's yet, and all may be.
+TEST_F(KernelFiles, arenas_count_whole_but_for_pages_that_the_cgroup_pays_for) {
+  write("proc/self/cgroup", "0::/daemon\n");
+  write("sys/fs/cgroup/daemon/memory.max", "1000000\n");
+  write("sys/fs/cgroup/daemon/memory.current", "100000\n");
+  write("sys/fs/cgroup/daemon/memory.stat", "anon 1\nshmem 0\ninactive_file 0\n");
+  EXPECT_EQ(memory_headroom_of(root_, {400000, 400000}).free_bytes, 500000U);
+  EXPECT_EQ(memory_headroom_of(root_, {900000, 900000}).short_bytes, 0U);
+  EXPECT_EQ(memory_headroom_of(root_, {900001, 900001}).short_bytes, 1U);
+
+  write("sys/fs/cgroup/daemon/memory.current", "500000\n");
+  write("sys/fs/cgroup/daemon/memory.stat", "anon 1\nshmem 400000\ninactive_file 0\n");
+  EXPECT_EQ(memory_headroom_of(root_, {400000, 400000}).free_bytes, 500000U) << "they are in what is used";
+  EXPECT_EQ(memory_headroom_of(root_, {400000, 100000}).free_bytes, 200000U) << "it is other shared memory";
+}
+
+TEST_F(KernelFiles, pages_of_arenas_are_no_longer_available_whoever_pays_for_them) {
+  EXPECT_EQ(memory_headroom_of(root_, {1U << 20, 1U << 20}).free_bytes, 4096U << 10);
+  EXPECT_EQ(memory_headroom_of(root_, {1U << 20, 0}).free_bytes, (4096U << 10) - (1U << 20));
 }
 
 TEST_F(KernelFiles, cpu_quotas_round_down_to_whole_threads) {
