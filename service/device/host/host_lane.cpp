@@ -87,11 +87,12 @@ class HostLane::Queue {
       if (const auto* abort = std::get_if<Abort>(&command)) {
         note_abort(*abort);
         const auto place = place_of(*abort);
+        ++waiting_[abort->plan];
         commands_.insert(place, std::move(command));
+        follow_queue();
       } else {
-        commands_.push_back(std::move(command));
+        push(std::move(command));
       }
-      follow_queue();
     }
     wake_.notify_one();
   }
@@ -125,7 +126,31 @@ class HostLane::Queue {
   }
 
   /// Called when the queue or the stack changed.
-  void follow_queue() { pool_.give_way(first_shorter() != commands_.end()); }
+  void follow_queue() {
+    gives_way_ = first_shorter() != commands_.end();
+    pool_.give_way(gives_way_);
+  }
+
+  /// The running command gives way for none of those before it, or does so already: only this one is looked at, however
+  /// many wait.
+  void push(LaneCommand command) {
+    const std::optional<PlanId> plan = plan_of(command);
+    const bool first = plan && waiting_[*plan]++ == 0;
+    if (!gives_way_ && first && !running_.empty() && !is_running(*plan) && is_shorter(command)) {
+      gives_way_ = true;
+      pool_.give_way(true);
+    }
+    commands_.push_back(std::move(command));
+  }
+
+  [[nodiscard]] bool is_running(PlanId plan) const {
+    return std::any_of(running_.begin(), running_.end(), [plan](const Running& other) { return other.plan == plan; });
+  }
+
+  [[nodiscard]] bool is_shorter(const LaneCommand& command) const {
+    return std::holds_alternative<Abort>(command) ||
+           (attempt_of(command) && work_of(command) <= running_.back().work / kShorter);
+  }
 
   [[nodiscard]] std::uint64_t work_of(const LaneCommand& command) const {
     if (const auto* map = std::get_if<MapBuffer>(&command)) {
@@ -153,8 +178,7 @@ class HostLane::Queue {
       if (!plan || std::find(behind_.begin(), behind_.end(), *plan) != behind_.end()) {
         continue;
       }
-      const bool is_abort = std::holds_alternative<Abort>(*at);
-      if (is_abort || (attempt_of(*at) && work_of(*at) <= running_.back().work / kShorter)) {
+      if (is_shorter(*at)) {
         return at;
       }
       behind_.push_back(*plan);
@@ -166,6 +190,10 @@ class HostLane::Queue {
   LaneCommand begin(Commands::iterator at) {
     LaneCommand command = std::move(*at);
     commands_.erase(at);
+    const auto waiting = waiting_.find(plan_of(command).value_or(0));
+    if (waiting != waiting_.end() && --waiting->second == 0) {
+      waiting_.erase(waiting);
+    }
     running_.push_back({plan_of(command), attempt_of(command), work_of(command)});
     follow_top();
     follow_queue();
@@ -189,6 +217,7 @@ class HostLane::Queue {
         const std::lock_guard lock(mutex_);
         const auto shorter = first_shorter();
         if (shorter == commands_.end()) {
+          gives_way_ = false;
           pool_.give_way(false);
           return;
         }
@@ -295,11 +324,13 @@ class HostLane::Queue {
   LaneSink sink_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  Commands commands_;                     ///< guarded by mutex_, as are the next four
-  std::map<PlanId, Tag> aborted_;         ///< the highest aborted attempt of each plan
-  std::map<PlanId, std::uint64_t> work_;  ///< of each plan that is loaded
-  std::vector<Running> running_;          ///< a stack: the last one has the pool
-  std::vector<PlanId> behind_;            ///< memory of `first_shorter`
+  Commands commands_;                      ///< guarded by mutex_, as are the next six
+  std::map<PlanId, std::size_t> waiting_;  ///< commands of each plan in the queue
+  bool gives_way_ = false;                 ///< the running command gives way for one of them
+  std::map<PlanId, Tag> aborted_;          ///< the highest aborted attempt of each plan
+  std::map<PlanId, std::uint64_t> work_;   ///< of each plan that is loaded
+  std::vector<Running> running_;           ///< a stack: the last one has the pool
+  std::vector<PlanId> behind_;             ///< memory of `first_shorter`
   bool stop_ = false;
   std::atomic<bool> cancel_{false};  ///< the running attempt is aborted; seen by the chunks at once
   WorkerPool pool_;
