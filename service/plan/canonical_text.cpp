@@ -2,6 +2,7 @@
 
 #include "base/hash.hpp"
 #include "plan/check/words.hpp"
+#include "plan/interrupt.hpp"
 
 #include <fmt/format.h>
 
@@ -149,6 +150,7 @@ std::string canonical_text(
   writer.put(meshes);
   writer.put(static_cast<std::int64_t>(merged.tensors.size()));
   for (const MergedTensor& tensor : merged.tensors) {
+    interruption_point();
     writer.put_common(declaration_of(by_rank, tensor.rank, tensor.row));
     writer.put(static_cast<std::int64_t>(tensor.holdings.size()));
     for (const Holding& holding : tensor.holdings) {

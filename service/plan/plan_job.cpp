@@ -1,6 +1,7 @@
 #include "base/hash.hpp"
 #include "plan/canonical_text.hpp"
 #include "plan/clip/clip_groups.hpp"
+#include "plan/interrupt.hpp"
 #include "plan/layout/arena_layout.hpp"
 #include "plan/layout/norm_program.hpp"
 #include "plan/layout/plan_buckets.hpp"
@@ -21,6 +22,7 @@ Plan plan_of(Declarations by_rank, const Merged& merged, const std::vector<Mesh>
   plan.digest = digest(canonical_text(by_rank, merged, meshes, sizes));
   plan.tensors.reserve(merged.tensors.size());
   for (std::uint32_t i = 0; i < merged.tensors.size(); ++i) {
+    interruption_point();
     const MergedTensor& tensor = merged.tensors[i];
     const PlacedRanks& placed = merged.placed_of(tensor);
     PlannedTensor planned;

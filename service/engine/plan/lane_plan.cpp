@@ -1,5 +1,7 @@
 #include "engine/plan/lane_plan.hpp"
 
+#include "plan/interrupt.hpp"
+
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -10,6 +12,7 @@ std::vector<std::string> layer_names(const plan::Plan& plan) {
   std::vector<std::string> names;
   std::map<std::string, std::int32_t> seen;
   for (const plan::PlannedTensor& tensor : plan.tensors) {
+    plan::interruption_point();
     const std::optional<std::string>& layer = tensor.declaration.layer;
     if (layer && seen.emplace(*layer, 0).second) {
       names.push_back(*layer);
@@ -69,6 +72,7 @@ device::LaneArena arena_of(const plan::ArenaLayout& layout, std::size_t tensors)
   arena.input.assign(tensors, device::kNotHeld);
   arena.output.assign(tensors, device::kNotHeld);
   for (std::size_t row = 0; row < layout.tensors.size(); ++row) {
+    plan::interruption_point();
     arena.input[layout.tensors[row]] = layout.input_offsets[row];
     arena.output[layout.tensors[row]] = layout.output_offsets[row];
   }
@@ -84,9 +88,11 @@ device::LanePlan lane_plan_of(const plan::Plan& plan) {
   lane.layers = static_cast<std::uint32_t>(layers.size());
   lane.tensors.reserve(plan.tensors.size());
   for (std::uint32_t i = 0; i < plan.tensors.size(); ++i) {
+    plan::interruption_point();
     add_tensor(plan.tensors[i], i, layers, lane);
   }
   for (const std::vector<plan::RankSum>& sums : plan.sums) {
+    plan::interruption_point();
     lane.sums.emplace_back();
     for (const plan::RankSum& sum : sums) {
       lane.sums.back().push_back({members_of(sum.sources), members_of(sum.destinations)});
@@ -111,6 +117,7 @@ device::StatsPlan stats_plan_of(const plan::Plan& plan) {
   lane.layers = static_cast<std::uint32_t>(layers.size());
   lane.tensors.reserve(plan.tensors.size());
   for (const plan::PlannedTensor& tensor : plan.tensors) {
+    plan::interruption_point();
     device::StatsTensor& entry = lane.tensors.emplace_back();
     entry.clip_group = tensor.clip_group;
     entry.layer = tensor.declaration.layer ? layers.at(*tensor.declaration.layer) : -1;

@@ -138,12 +138,15 @@ struct ThreadPlanner::State {
   bool stopping = false;
   std::vector<std::thread> threads;
 
-  /// The first request of a job that no thread works for.
+  /// The first request of a job that no thread works for, and of a uid that leaves a thread to others.
   [[nodiscard]] std::deque<PlanRequest>::iterator next() {
     return std::find_if(queue.begin(), queue.end(), [this](const PlanRequest& request) {
-      return std::none_of(work.begin(), work.end(), [&](const Work& other) {
-        return other.ticket != 0 && other.job == request.job;
-      });
+      const auto of_its_job = [&](const Work& other) { return other.ticket != 0 && other.job == request.job; };
+      const auto of_its_uid = [&](const Work& other) {
+        return other.ticket != 0 && other.job.first == request.job.first;
+      };
+      return std::none_of(work.begin(), work.end(), of_its_job) &&
+             std::count_if(work.begin(), work.end(), of_its_uid) < static_cast<std::ptrdiff_t>(kThreads - 1);
     });
   }
 

@@ -1,5 +1,7 @@
 #include "engine/plan/project_plan.hpp"
 
+#include "plan/interrupt.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -96,6 +98,7 @@ Result<std::vector<LaneShare>> project_plan(const plan::Plan& plan, const LaneOf
   }
   if (plan.options.data_path == plan::DataPath::Stats) {
     for (const plan::PlannedTensor& tensor : plan.tensors) {
+      plan::interruption_point();
       Holders holders(lane_of_rank);
       for (const plan::Holding& holding : tensor.holdings) {
         holders.add(static_cast<std::uint32_t>(holding.rank));

@@ -1,6 +1,7 @@
 #include "plan/clip/clip_groups.hpp"
 
 #include "base/hash.hpp"
+#include "plan/interrupt.hpp"
 
 #include <unordered_map>
 
@@ -19,6 +20,7 @@ void plan_clip_groups(Plan& plan) {
     number_of(options.group, options.clip);
   }
   for (std::uint32_t i = 0; i < plan.tensors.size(); ++i) {
+    interruption_point();
     PlannedTensor& tensor = plan.tensors[i];
     tensor.clip_group = number_of(tensor.declaration.clip_group, ClipOptions{});
     ClipGroup& group = plan.clip_groups[tensor.clip_group];

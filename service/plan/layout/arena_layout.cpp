@@ -1,5 +1,7 @@
 #include "plan/layout/arena_layout.hpp"
 
+#include "plan/interrupt.hpp"
+
 #include <algorithm>
 #include <numeric>
 
@@ -25,6 +27,7 @@ ArenaLayout layout_for(const Plan& plan, Declarations by_rank, const Merged& mer
   for (std::size_t bucket = 0; bucket < plan.buckets.size(); ++bucket) {
     layout.bucket_offsets.push_back(end);
     for (const std::uint32_t tensor : plan.buckets[bucket].tensors) {
+      interruption_point();
       const Holding* holding = holding_of(merged.tensors[tensor], rank);
       if (holding == nullptr) {
         continue;
@@ -70,6 +73,7 @@ void add_stage_bytes(Plan& plan, Declarations by_rank, const Merged& merged, std
     Bucket& bucket = plan.buckets[number];
     std::vector<std::uint64_t> bytes(bucket.stages.size() + 1, 0);
     for (const std::uint32_t row : layout.bucket_rows[number]) {
+      interruption_point();
       const TensorDeclaration& declaration = declaration_of(by_rank, rank, row);
       const PlacedRanks& placed = merged.placed_of(merged.tensors[layout.tensors[row]]);
       before_stages(declaration, placed, [&](std::size_t stage, const std::vector<std::int64_t>& extents) {

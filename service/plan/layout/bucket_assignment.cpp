@@ -1,5 +1,7 @@
 #include "plan/layout/bucket_assignment.hpp"
 
+#include "plan/interrupt.hpp"
+
 #include <algorithm>
 #include <unordered_map>
 
@@ -30,6 +32,7 @@ std::vector<std::vector<std::uint32_t>> assign_buckets(std::span<const BucketIte
   Open open;
   std::uint64_t next_limit = sizes.first_bytes;
   for (std::size_t i = items.size(); i-- > 0;) {
+    interruption_point();
     OpenBucket& bucket = open[items[i].key];
     if (bucket.items.empty()) {
       bucket.limit_bytes = next_limit;
@@ -51,6 +54,7 @@ std::vector<std::vector<std::uint32_t>> assign_torch_buckets(std::span<const Buc
   std::vector<std::vector<std::uint32_t>> buckets;
   Open open;
   for (std::size_t i = 0; i < items.size(); ++i) {
+    interruption_point();
     OpenBucket& bucket = open.try_emplace(items[i].key, OpenBucket{{}, 0, sizes.first_bytes}).first->second;
     bucket.items.push_back(static_cast<std::uint32_t>(i));
     bucket.size_bytes += items[i].size_bytes;

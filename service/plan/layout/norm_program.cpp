@@ -1,5 +1,6 @@
 #include "plan/layout/norm_program.hpp"
 
+#include "plan/interrupt.hpp"
 #include "plan/layout/reduction.hpp"
 
 #include <algorithm>
@@ -80,6 +81,7 @@ class Program {
     }
     std::set<std::string_view> layers;
     for (const PlannedTensor& tensor : plan_.tensors) {
+      interruption_point();
       if (tensor.declaration.layer) {
         layers.insert(*tensor.declaration.layer);
       }
@@ -140,6 +142,7 @@ void plan_norm_program(Plan& plan, const Merged& merged) {
   std::vector<std::uint32_t> group_of_placed(merged.placed.size(), kUnknown);
   std::map<std::tuple<std::string, std::vector<std::string>, std::int32_t>, std::uint32_t> numbers;
   for (std::uint32_t i = 0; i < merged.tensors.size(); ++i) {
+    interruption_point();
     const MergedTensor& tensor = merged.tensors[i];
     if (tensor.counted_as != i) {  // an earlier tensor, so its group is known; no sum is planned for the copy
       plan.tensors[i].norm_group = plan.tensors[tensor.counted_as].norm_group;

@@ -1,5 +1,6 @@
 #include "plan/layout/plan_buckets.hpp"
 
+#include "plan/interrupt.hpp"
 #include "plan/layout/bucket_assignment.hpp"
 #include "plan/layout/reduction.hpp"
 
@@ -113,6 +114,7 @@ void plan_buckets(Plan& plan, Declarations by_rank, const Merged& merged, Bucket
   std::vector<BucketItem> items;
   std::vector<std::uint32_t> tensors;  // of the items: all but tied copies
   for (std::uint32_t i = 0; i < plan.tensors.size(); ++i) {
+    interruption_point();
     if (plan.tensors[i].counted_as == i) {
       items.push_back({kinds.add(i), kinds.bytes_of(i)});
       tensors.push_back(i);
@@ -130,12 +132,14 @@ void plan_buckets(Plan& plan, Declarations by_rank, const Merged& merged, Bucket
     bucket.divisor = kind.divisor;
     bucket.groups = kind.groups;
     for (const std::uint32_t item : members) {
+      interruption_point();
       const std::uint32_t index = tensors[item];
       bucket.tensors.push_back(index);
       const std::vector<std::uint32_t>& copies = plan.tensors[index].copies;
       bucket.tensors.insert(bucket.tensors.end(), copies.begin(), copies.end());
     }
     for (const std::uint32_t index : bucket.tensors) {
+      interruption_point();
       plan.tensors[index].bucket = number;
     }
   }

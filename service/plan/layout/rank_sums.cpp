@@ -1,5 +1,6 @@
 #include "plan/layout/rank_sums.hpp"
 
+#include "plan/interrupt.hpp"
 #include "plan/merge/merge_refusals.hpp"
 
 #include <algorithm>
@@ -133,11 +134,13 @@ class Sums {
   Result<void> add() {
     std::map<std::uint32_t, std::vector<std::uint32_t>> copies;
     for (std::uint32_t i = 0; i < merged_.tensors.size(); ++i) {
+      interruption_point();
       if (merged_.tensors[i].counted_as != i) {
         copies[merged_.tensors[i].counted_as].push_back(i);
       }
     }
     for (std::uint32_t i = 0; i < merged_.tensors.size(); ++i) {
+      interruption_point();
       const MergedTensor& tensor = merged_.tensors[i];
       if (tensor.counted_as != i) {
         continue;

@@ -44,7 +44,7 @@ TEST(Planner, plans_in_the_order_of_submission_on_its_own_thread) {
   EXPECT_NE(thread, std::this_thread::get_id());
 }
 
-/// Outcomes in the order of arrival; that of ticket 1 holds its thread until the gate opens.
+/// Outcomes in the order of arrival; those of tickets up to `held` hold their threads until the gate opens.
 struct GatedSink {
   void put(const PlanOutcome& outcome) {
     {
@@ -52,7 +52,7 @@ struct GatedSink {
       tickets.push_back(outcome.ticket);
       arrived.notify_all();
     }
-    if (outcome.ticket == 1) {
+    if (outcome.ticket <= held) {
       (void)open.wait_for(std::chrono::seconds(60));
     }
   }
@@ -69,6 +69,7 @@ struct GatedSink {
   std::mutex mutex;
   std::condition_variable arrived;
   std::vector<std::uint64_t> tickets;
+  std::uint64_t held = 1;
 };
 
 PlanRequest request_of(const std::string& job, std::uint64_t ticket) {
@@ -90,6 +91,26 @@ TEST(Planner, what_one_job_asks_for_does_not_hold_up_another) {
   EXPECT_EQ(sink.tickets, (std::vector<std::uint64_t>{1, 20})) << "a job has one thread at a time";
   sink.gate.set_value();
   EXPECT_TRUE(sink.has(19));
+}
+
+TEST(Planner, one_uid_leaves_a_thread_to_others) {
+  GatedSink sink;
+  sink.held = ThreadPlanner::kThreads;
+  ThreadPlanner planner([&sink](const PlanOutcome& outcome) { sink.put(outcome); });
+  std::uint64_t ticket = 0;
+  for (const char* job : {"a", "b", "c", "d"}) {
+    planner.submit(request_of(job, ++ticket));
+  }
+  EXPECT_TRUE(sink.has(1));
+  EXPECT_TRUE(sink.has(2));
+  EXPECT_TRUE(sink.has(3));
+  PlanRequest other = request_of("a", ++ticket);
+  other.job.first = 4711;
+  planner.submit(std::move(other));
+  EXPECT_TRUE(sink.has(5));
+  EXPECT_EQ(sink.tickets.size(), 4u) << "the fourth job of the first uid waits";
+  sink.gate.set_value();
+  EXPECT_TRUE(sink.has(4));
 }
 
 TEST(Planner, what_is_withdrawn_is_not_planned) {
