@@ -17,8 +17,9 @@ case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
     packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev python3-dev shellcheck)
-    # Only the fuzzers and tests of packages, the manual and mpirun need these: where they cannot be had, those are skipped.
-    optional+=(clang-16 libclang-rt-16-dev debootstrap groff-base openmpi-bin zsh)
+    # Only the fuzzers and tests of packages, the manual, mpirun and a clock that jumps need these: where they cannot be
+    # had, those are skipped.
+    optional+=(clang-16 libclang-rt-16-dev debootstrap faketime groff-base openmpi-bin zsh)
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
     frameworks=(scripts/requirements-frameworks.txt scripts/requirements-frameworks-alone.txt) # as optional
     ;;
