@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 from daemon import DEADLINE_S
@@ -89,3 +90,11 @@ class Victim:
 def lasts(begin: float) -> bool:
     """Whether an attack that began then goes on."""
     return time.monotonic() - begin < SECONDS
+
+
+def goes_on_for(least: int) -> Iterator[int]:
+    """Counts to that number, and further while an attack goes on."""
+    begin, number = time.monotonic(), 0
+    while number < least or lasts(begin):
+        yield number
+        number += 1
