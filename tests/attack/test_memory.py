@@ -21,8 +21,9 @@ def most_resident_kb(pid: int) -> int:
 
 
 def slow_readers(daemon: Daemon) -> int:
-    found = re.search(r"^gradsync_slow_readers_total (\d+)", get(daemon.unix(), "/metrics")[1], re.MULTILINE)
-    assert found
+    status, text = get(daemon.unix(), "/metrics")
+    found = re.search(r"^gradsync_slow_readers_total (\d+)", text, re.MULTILINE)
+    assert found, (status, text[:500])
     return int(found[1])
 
 
