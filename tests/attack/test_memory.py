@@ -21,7 +21,7 @@ def most_resident_kb(pid: int) -> int:
 
 
 def slow_readers(daemon: Daemon) -> int:
-    status, text = get(daemon.unix(), "/metrics")
+    status, text = get(daemon.health(), "/metrics")  # the unix socket counts it to what this process sends
     found = re.search(r"^gradsync_slow_readers_total (\d+)", text, re.MULTILINE)
     assert found, (status, text[:500])
     return int(found[1])
