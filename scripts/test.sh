@@ -28,8 +28,10 @@ stage --name integration --cases --again=--last-failed --deadline 1200 -- "${qui
 # Hostile clients against a daemon that notices each wrong access to memory.
 if stage --name attack-build --deadline 3600 -- scripts/build.sh cpu-asan gradsyncd; then
   GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack --cases --again=--last-failed --deadline 1200 -- \
-    "${fixed_addresses[@]}" "${quick[@]}" tests/attack
+    "${fixed_addresses[@]}" "${quick[@]}" --ignore tests/attack/test_memory.py tests/attack
 fi
+# ASan keeps what was freed, and its daemon reads too slowly to be filled.
+stage --name attack-memory --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/attack/test_memory.py
 if [ -n "${LONG:-}" ]; then
   stage --name python-long --cases --again=--last-failed --deadline 1200 -- "${tests[@]}" -m long tests/python
   stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${tests[@]}" -m long tests/integration
