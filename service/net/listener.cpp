@@ -50,10 +50,12 @@ Error out_of_descriptors() {
   );
 }
 
-Error all_places_taken() {
+Error all_places_taken(Pool pool) {
+  const bool health = pool == Pool::Health;
+  const std::size_t most = health ? ConnectionPools::kHealth : ConnectionPools::kTcp;
   return make_error(
       ErrorCode::LimitExceeded,
-      fmt::format("all {} connections over TCP are taken", ConnectionPools::kTcp),
+      fmt::format("{} connections {} are open, the limit is {}", most, health ? "for probes" : "over TCP", most),
       "close some, or try again later"
   );
 }
@@ -139,14 +141,22 @@ Listener::AcceptResult Listener::accept_burst() {
 }
 
 Listener::AcceptResult Listener::none_accepted(int error) const {
+  if ((error == EMFILE || error == ENFILE) && entrance_ == Entrance::Health &&
+      close_one_of(context_->pools.of_largest_address(Pool::Health), "the daemon has no file descriptors left")) {
+    return AcceptResult::Accepted;  // it waits in the queue, and there is room for it now
+  }
   if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
     context_->metrics.accept_pauses.Increment();
-    context_->exhausted_line.warn(fmt::format(
-        "accepting pauses for {} ms: {} connections={}; raise LimitNOFILE or [limits] connections is too high",
-        kExhaustedPause.count(),
-        std::generic_category().message(error),
-        context_->sessions.size()
-    ));
+    context_->log->write(
+        LimitedLog::Kind::Exhausted,
+        spdlog::level::warn,
+        fmt::format(
+            "accepting pauses for {} ms: {} connections={}; raise LimitNOFILE or [limits] connections is too high",
+            kExhaustedPause.count(),
+            std::generic_category().message(error),
+            context_->sessions.size()
+        )
+    );
     return AcceptResult::Exhausted;
   }
   // Anything else is the failure of one connection (ECONNABORTED and friends) or an empty queue.
@@ -155,8 +165,11 @@ Listener::AcceptResult Listener::none_accepted(int error) const {
 
 void Listener::refuse(UniqueFd socket, const PeerIdentity& peer, const Error& error, bool forbidden) const {
   (forbidden ? context_->metrics.refused_uid : context_->metrics.refused_limit).Increment();
-  (forbidden ? context_->refused_uid_line : context_->refused_limit_line)
-      .warn(fmt::format("connection refused uid={} pid={}: {}", peer.uid, peer.pid, error.message));
+  context_->log->write(
+      forbidden ? LimitedLog::Kind::RefusedUid : LimitedLog::Kind::RefusedLimit,
+      spdlog::level::warn,
+      fmt::format("connection refused uid={} pid={}: {}", peer.uid, peer.pid, error.message)
+  );
   say(socket.get(),
       entrance_ == Entrance::Fd ? context_->fds.error_line(error) + "\n"
                                 : http_refusal(forbidden ? "403 Forbidden" : "503 Service Unavailable", error));
@@ -193,11 +206,19 @@ bool Listener::admit_local(Incoming& incoming) const {
   return true;
 }
 
-bool Listener::admit_tcp(Pool pool) const {
-  const std::list<ConnectionId> candidates = context_->pools.in_the_way(pool);
-  if (candidates.empty()) {
-    return true;
+std::optional<Error> Listener::refuse_tcp(const Incoming& incoming) const {
+  const Pool pool = pool_of(entrance_);
+  if (pool != Pool::Health && is_kept_back(incoming.socket.get())) {
+    return out_of_descriptors();
   }
+  const std::list<ConnectionId> candidates = context_->pools.in_the_way(pool);
+  if (!candidates.empty() && !close_one_of(candidates, "all places are taken")) {
+    return all_places_taken(pool);
+  }
+  return std::nullopt;
+}
+
+bool Listener::close_one_of(const std::list<ConnectionId>& candidates, std::string_view why) const {
   for (const ConnectionId id : candidates) {
     const auto session = context_->sessions.find(id);
     if (session != context_->sessions.end() && session->second->expendable()) {
@@ -205,7 +226,11 @@ bool Listener::admit_tcp(Pool pool) const {
       const std::shared_ptr<Session> leaves = session->second;
       leaves->abort();
       context_->metrics.refused_limit.Increment();
-      context_->refused_limit_line.warn("a connection over TCP makes room for the next: all places are taken");
+      context_->log->write(
+          LimitedLog::Kind::RefusedLimit,
+          spdlog::level::warn,
+          fmt::format("a connection over TCP makes room for the next: {}", why)
+      );
       return true;
     }
   }
@@ -234,8 +259,8 @@ Listener::AcceptResult Listener::accept_one() {
     const int on = 1;
     ::setsockopt(incoming.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     incoming.address = address_of(from);
-    if (!admit_tcp(pool_of(entrance_))) {
-      refuse(std::move(incoming.socket), incoming.peer, all_places_taken(), false);
+    if (const std::optional<Error> refused = refuse_tcp(incoming)) {
+      refuse(std::move(incoming.socket), incoming.peer, *refused, false);
       return AcceptResult::Accepted;
     }
   }
@@ -243,7 +268,9 @@ Listener::AcceptResult Listener::accept_one() {
     serve(std::move(incoming));
   } catch (const std::exception& problem) {  // no memory, or no room in epoll (fs.epoll.max_user_watches is per uid)
     context_->metrics.accept_pauses.Increment();
-    context_->exhausted_line.warn(
+    context_->log->write(
+        LimitedLog::Kind::Exhausted,
+        spdlog::level::warn,
         fmt::format("a connection is dropped, accepting pauses for {} ms: {}", kExhaustedPause.count(), problem.what())
     );
     return AcceptResult::Exhausted;

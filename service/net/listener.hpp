@@ -24,8 +24,10 @@ class Listener : public std::enable_shared_from_this<Listener> {
   void refuse(UniqueFd socket, const PeerIdentity& peer, const Error& error, bool forbidden) const;
   /// Notes who the local peer is; false: it is gone already, or refused.
   [[nodiscard]] bool admit_local(Incoming& incoming) const;
-  /// Makes room, where there is none, at the cost of the address that has most; false: it cannot.
-  [[nodiscard]] bool admit_tcp(Pool pool) const;
+  /// Makes room, where there is none, at the cost of the address that has most. Returns why that is not possible.
+  [[nodiscard]] std::optional<Error> refuse_tcp(const Incoming& incoming) const;
+  /// Closes the first of them that may be; false: none may.
+  [[nodiscard]] bool close_one_of(const std::list<ConnectionId>& candidates, std::string_view why) const;
   void serve(Incoming incoming);
 
   ContextPtr context_;

@@ -8,11 +8,11 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <sstream>
+#include <cerrno>
 
 namespace gradsync::net {
 
@@ -20,35 +20,72 @@ namespace {
 
 constexpr std::chrono::seconds kPoliteClose{1};
 
-/// Others may neither read nor change a token. Its group may read it, as in a mounted secret.
-std::optional<StartFailure> refuse_token_file(const std::string& path) {
+/// Others may neither read nor change a token. Its group may read it, as in a mounted secret. The file that is looked
+/// at is the one that is read.
+std::optional<StartFailure> refuse_token_file(int fd, const std::string& path) {
   struct stat found {};
 
-  if (::stat(path.c_str(), &found) != 0 || (found.st_mode & (S_IRWXO | S_IWGRP)) == 0) {
-    return std::nullopt;  // one that is not there is refused when it is read
+  if (::fstat(fd, &found) != 0) {
+    return std::nullopt;  // reading it fails, too
   }
-  return StartFailure{
-      StartFailure::Kind::Configuration,
-      fmt::format("the token file '{}' has mode {:04o}: others may use it", path, found.st_mode & 07777U),
-      "give it mode 0600 or 0640 ([server] tcp_token_file), and a new token if others could read the old one"};
+  if (found.st_uid != ::geteuid() && found.st_uid != 0) {
+    return StartFailure{
+        StartFailure::Kind::Configuration,
+        fmt::format(
+            "the token file '{}' belongs to uid {}, this daemon is uid {}: another user may change it",
+            path,
+            found.st_uid,
+            ::geteuid()
+        ),
+        "give it to the daemon's user or to root ([server] tcp_token_file), and a new token"};
+  }
+  if ((found.st_mode & (S_IRWXO | S_IWGRP)) != 0) {
+    return StartFailure{
+        StartFailure::Kind::Configuration,
+        fmt::format("the token file '{}' has mode {:04o}: others may use it", path, found.st_mode & 07777U),
+        "give it mode 0600 or 0640 ([server] tcp_token_file), and a new token if others could read the old one"};
+  }
+  return std::nullopt;
+}
+
+/// The beginning of the file, which is all of a token.
+std::optional<std::string> read_beginning(int fd) {
+  std::string text(4096, '\0');
+  std::size_t size = 0;
+  while (size < text.size()) {
+    const ssize_t bytes = ::read(fd, text.data() + size, text.size() - size);
+    if (bytes < 0 && errno == EINTR) {
+      continue;
+    }
+    if (bytes < 0) {
+      return std::nullopt;
+    }
+    if (bytes == 0) {
+      break;
+    }
+    size += static_cast<std::size_t>(bytes);
+  }
+  text.resize(size);
+  return text;
 }
 
 Started<std::string> read_token(const std::string& path) {
-  if (auto refused = refuse_token_file(path)) {
-    return *refused;
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (file.valid()) {
+    if (auto refused = refuse_token_file(file.get(), path)) {
+      return *refused;
+    }
   }
-  std::ifstream file{path};
-  std::stringstream text;
-  text << file.rdbuf();
-  std::string token = text.str();
+  const std::optional<std::string> read = file.valid() ? read_beginning(file.get()) : std::nullopt;
+  std::string token = read.value_or("");
   while (!token.empty() && (token.back() == '\n' || token.back() == '\r' || token.back() == ' ')) {
     token.pop_back();
   }
   constexpr std::size_t kShortest = 16;
-  if (!file || token.size() < kShortest) {
+  if (!read || token.size() < kShortest) {
     return StartFailure{
         StartFailure::Kind::Configuration,
-        "cannot use the token file '" + path + "': " + (file ? "the token is shorter than 16 bytes" : "cannot read it"),
+        "cannot use the token file '" + path + "': " + (read ? "the token is shorter than 16 bytes" : "cannot read it"),
         "set [server] tcp_token_file to a file with a long random token, or leave [server] tcp empty"};
   }
   return token;
@@ -162,12 +199,10 @@ Server::Server(
       .websockets = {},
       .watches = {},
       .partial_messages = PartialMessages{most_partial_bytes},
-      .unread_answers = UnreadAnswers{most_unread_bytes},
+      .unread_answers = UnreadAnswers{most_unread_bytes, ::geteuid()},
       .fair_share = {},
       .pools = ConnectionPools{most_connections, ::geteuid()},
-      .refused_uid_line = {},
-      .refused_limit_line = {},
-      .exhausted_line = {},
+      .log = std::make_shared<LimitedLog>(io.get_executor()),
       .closing_all = false,
       .force_close = Timer{io.get_executor()},
       .closer = std::make_shared<Closer>()});
@@ -180,6 +215,7 @@ Server::~Server() {
   }
   // Sessions hold the context and the context holds them. Those that never ended, because the io context was stopped,
   // are now held by their coroutines alone, which end with the io context.
+  state_->context->log->stop();
   state_->context->watches.clear();
   state_->context->websockets.clear();
   state_->context->sessions.clear();
@@ -207,6 +243,13 @@ void Server::send(ConnectionId connection, std::string text) {
   const auto found = state_->context->websockets.find(connection);
   if (found != state_->context->websockets.end()) {
     found->second->send(std::move(text));
+  }
+}
+
+void Server::note_waiting(ConnectionId connection, std::size_t bytes) {
+  const auto found = state_->context->websockets.find(connection);
+  if (found != state_->context->websockets.end()) {
+    found->second->note_waiting(bytes);
   }
 }
 
@@ -244,6 +287,7 @@ void Server::close_all() {
     return;
   }
   context->closing_all = true;
+  context->log->stop();
   for (const auto& [id, watch] : context->watches) {
     watch->stop();
   }

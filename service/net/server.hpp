@@ -161,7 +161,9 @@ class Server {
 
   void send(ConnectionId connection, std::string text);
   [[nodiscard]] bool drained(ConnectionId connection) const;  ///< nothing waits to be written; false when closed
-  void close(ConnectionId connection, std::string reason);    ///< queued texts are written first
+  /// So many bytes are kept for the connection until it has read what was sent: they count as unread, too.
+  void note_waiting(ConnectionId connection, std::size_t bytes);
+  void close(ConnectionId connection, std::string reason);  ///< queued texts are written first
 
   void stop_accepting();  ///< closes the RPC and fd listeners and removes their files; health serves on
   void close_all();       ///< closes every connection (politely, for a second at most) and the health listener

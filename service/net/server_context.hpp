@@ -3,7 +3,7 @@
 
 #include "net/limits/connection_pools.hpp"
 #include "net/limits/fair_share.hpp"
-#include "net/limits/repeated_line.hpp"
+#include "net/limits/limited_log.hpp"
 #include "net/limits/unread_answers.hpp"
 #include "net/metrics.hpp"
 #include "net/server.hpp"
@@ -35,6 +35,7 @@ class WebSocketPort {
   virtual ~WebSocketPort() = default;
   virtual void send(std::string text) = 0;
   [[nodiscard]] virtual bool drained() const = 0;
+  virtual void note_waiting(std::size_t bytes) = 0;  ///< bytes that the handler keeps for it
   virtual void close(std::string_view reason) = 0;
   virtual void drop_unread_answers(std::string_view why) = 0;  ///< ends it, because it does not read
   virtual void drop_partial_message() = 0;  ///< closes it, because too much is half sent to this daemon
@@ -67,9 +68,7 @@ struct ServerContext {
   UnreadAnswers unread_answers;
   FairShare fair_share;
   ConnectionPools pools;
-  RepeatedLine refused_uid_line;
-  RepeatedLine refused_limit_line;
-  RepeatedLine exhausted_line;
+  std::shared_ptr<LimitedLog> log;
   bool closing_all = false;
   Timer force_close;  ///< set by close_all: connections still open then are aborted
   std::shared_ptr<Closer> closer;

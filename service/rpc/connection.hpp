@@ -36,6 +36,7 @@ struct Connection {
   UsedIds ids;
   Declaring declaring;
   Subscriptions subscriptions;
+  std::size_t waiting_bytes = 0;  ///< of events, as the outbox was told
   std::unique_ptr<Message> rest;  ///< of a batch, for later turns; none: all is done
 };
 

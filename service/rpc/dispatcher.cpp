@@ -206,9 +206,13 @@ void Dispatcher::State::pump(Connection& connection) {
   while (core->outbox.drained(connection.id)) {
     const std::optional<std::string> params = connection.subscriptions.next();
     if (!params) {
-      return;
+      break;
     }
     core->outbox.send(connection.id, notification("events.notification", *params));
+  }
+  if (const std::size_t bytes = connection.subscriptions.queued_bytes(); bytes != connection.waiting_bytes) {
+    connection.waiting_bytes = bytes;
+    core->outbox.note_waiting(connection.id, bytes);
   }
 }
 
@@ -350,10 +354,12 @@ PostReply Dispatcher::on_post(const Peer& peer, std::string_view body) {
 
 void Dispatcher::on_event(const engine::Event& event) {
   Core& core = *state_->core;
-  std::string json;
-  const auto render_once = [&]() -> const std::string& {
-    if (json.empty()) {
-      json = event_json(event, core.limits.message_bytes - core.limits.message_bytes / 16);
+  std::shared_ptr<const std::string> json;  // one text for all that wait for it
+  const auto render_once = [&]() -> const std::shared_ptr<const std::string>& {
+    if (!json) {
+      json = std::make_shared<const std::string>(
+          event_json(event, core.limits.message_bytes - core.limits.message_bytes / 16)
+      );
     }
     return json;
   };

@@ -34,6 +34,8 @@ class Outbox {
   virtual void send(ConnectionId connection, std::string text) = 0;
 
   [[nodiscard]] virtual bool drained(ConnectionId connection) const = 0;  ///< nothing waits to be written
+  /// So many bytes of events are kept until all is written that was sent: they count as unread, too.
+  virtual void note_waiting(ConnectionId connection, std::size_t bytes) = 0;
   virtual void close(ConnectionId connection, std::string reason) = 0;
 };
 

@@ -36,6 +36,8 @@ using namespace gradsync;  // NOLINT(google-build-using-namespace): a main file
 
 class CheckingOutbox : public rpc::Outbox {
  public:
+  void note_waiting(rpc::ConnectionId connection, std::size_t) override { REQUIRE(open[connection]); }
+
   void send(rpc::ConnectionId connection, std::string text) override {
     REQUIRE(open[connection]);
     REQUIRE(rpc::read_json(text, 64).has_value());

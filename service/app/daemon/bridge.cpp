@@ -75,6 +75,8 @@ void Bridge::send(rpc::ConnectionId connection, std::string text) { server_->sen
 
 bool Bridge::drained(rpc::ConnectionId connection) const { return server_->drained(connection); }
 
+void Bridge::note_waiting(rpc::ConnectionId connection, std::size_t bytes) { server_->note_waiting(connection, bytes); }
+
 void Bridge::close(rpc::ConnectionId connection, std::string reason) { server_->close(connection, std::move(reason)); }
 
 void Bridge::on_lane_report(device::LaneId lane, device::LaneReport report) {

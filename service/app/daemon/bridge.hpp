@@ -42,6 +42,7 @@ class Bridge final : public net::MessageHandler, public net::FdHandler, public r
   // rpc::Outbox
   void send(rpc::ConnectionId connection, std::string text) override;
   [[nodiscard]] bool drained(rpc::ConnectionId connection) const override;
+  void note_waiting(rpc::ConnectionId connection, std::size_t bytes) override;
   void close(rpc::ConnectionId connection, std::string reason) override;
 
   // what comes back from other threads

@@ -29,28 +29,35 @@ CloseCause too_much_half_sent(std::size_t most_bytes) {
           "half-sent messages hold more than {} bytes, closing the connection of the process that holds most",
           most_bytes
       ),
-      spdlog::level::warn};
+      spdlog::level::warn,
+      RepeatedLine::Kind::HalfSent};
 }
 
 CloseCause share_used_up(Milliseconds waited) {
   return {
       close_code::try_again_later,
       fmt::format("limit_exceeded: this process used more than its share of the daemon for {} ms", waited.count()),
-      fmt::format("closing a connection that waited for {} ms behind others of its process", waited.count())};
+      fmt::format("closing a connection that waited for {} ms behind others of its process", waited.count()),
+      spdlog::level::info,
+      RepeatedLine::Kind::ShareUsedUp};
 }
 
 CloseCause message_not_ended(Milliseconds waited) {
   return {
       close_code::policy_error,
       fmt::format("invalid_request: a message was begun and not ended within {} ms", waited.count()),
-      fmt::format("closing a connection that began a message and did not end it within {} ms", waited.count())};
+      fmt::format("closing a connection that began a message and did not end it within {} ms", waited.count()),
+      spdlog::level::info,
+      RepeatedLine::Kind::NotEnded};
 }
 
 CloseCause not_initialized(Milliseconds waited) {
   return {
       close_code::policy_error,
       fmt::format("not_initialized: no session.initialize within {} ms", waited.count()),
-      fmt::format("closing a connection that was not initialized within {} ms", waited.count())};
+      fmt::format("closing a connection that was not initialized within {} ms", waited.count()),
+      spdlog::level::info,
+      RepeatedLine::Kind::NotInitialized};
 }
 
 }  // namespace gradsync::net

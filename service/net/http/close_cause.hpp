@@ -2,6 +2,7 @@
 // Why the daemon closes a WebSocket: a code and a reason for the peer, and a line for the log. Pure. Internal to net.
 
 #include "base/clock.hpp"
+#include "net/limits/repeated_line.hpp"
 
 #include <spdlog/common.h>
 
@@ -17,6 +18,7 @@ struct CloseCause {
   std::string told;
   std::string logged = {};  ///< empty: no line
   spdlog::level::level_enum level = spdlog::level::info;
+  RepeatedLine::Kind kind = RepeatedLine::Kind::HalfSent;  ///< of the line
 };
 
 [[nodiscard]] CloseCause shutting_down();

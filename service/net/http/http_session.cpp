@@ -193,12 +193,16 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
 
   Response waited_too_long() const {
     const Milliseconds waited = pace_.longest();
-    spdlog::info(
-        "a request that waited for {} ms behind others of its process is refused connection={} pid={} uid={}",
-        waited.count(),
-        id_,
-        peer_.pid,
-        peer_.uid
+    context_->log->write(
+        LimitedLog::Kind::RequestWaited,
+        spdlog::level::info,
+        fmt::format(
+            "a request that waited for {} ms behind others of its process is refused connection={} pid={} uid={}",
+            waited.count(),
+            id_,
+            peer_.pid,
+            peer_.uid
+        )
     );
     return text_response(
         http::status::service_unavailable,
@@ -303,7 +307,9 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     const bool owner = entrance_ == Entrance::Unix && (peer_.uid == 0 || peer_.uid == context_->own_uid);
     const bool trusted = owner || entrance_ == Entrance::Tcp;
     const IoWatch::Turn turn{context_->metrics.io_watch, "a page"};
-    const std::optional<HttpReply> page = context_->pages.on_get(target.path, target.query, trusted);
+    // The metrics are the same for all: those by TCP share a text, and only the owner sees the numbers of this moment.
+    const bool sees_jobs = trusted && (owner || target.path != "/metrics");
+    const std::optional<HttpReply> page = context_->pages.on_get(target.path, target.query, sees_jobs);
     charge(turn);
     if (!page) {
       return text_response(http::status::not_found, fmt::format("no page '{}'", target.path));

@@ -75,7 +75,10 @@ class WebSocketSession final : public Session,
     });
   }
 
-  ~WebSocketSession() override { note_unread(0); }
+  ~WebSocketSession() override {
+    waiting_bytes_ = 0;
+    note_unread(0);
+  }
 
   WebSocketSession(const WebSocketSession&) = delete;
   WebSocketSession& operator=(const WebSocketSession&) = delete;
@@ -86,6 +89,8 @@ class WebSocketSession final : public Session,
 
   void abort() override {
     dead_ = true;
+    waiting_bytes_ = 0;
+    note_unread(0);  // nothing of it is written any more
     pace_.stop();
     stream_.next_layer().end();
     written_.cancel();
@@ -102,7 +107,9 @@ class WebSocketSession final : public Session,
     const bool writing = !queue_.empty();
     if (writing && queue_.bytes() + text.size() > context_->options.write_queue_bytes) {
       context_->metrics.slow_readers.Increment();
-      log(spdlog::level::warn, fmt::format("closing a connection that does not read queued_bytes={}", queue_.bytes()));
+      log(LimitedLog::Kind::SlowReader,
+          spdlog::level::warn,
+          fmt::format("closing a connection that does not read queued_bytes={}", queue_.bytes()));
       closing_ = true;  // messages that it sent behind this count no more, even if they are read already
       abort();
       return;
@@ -116,11 +123,20 @@ class WebSocketSession final : public Session,
 
   [[nodiscard]] bool drained() const override { return queue_.empty() && !closing_ && !dead_; }
 
+  void note_waiting(std::size_t bytes) override {
+    if (!dead_) {
+      waiting_bytes_ = bytes;
+      note_unread(queue_.bytes());
+    }
+  }
+
   void close(std::string_view reason) override { start_close(close_asked(reason)); }
 
   void drop_unread_answers(std::string_view why) override {
     context_->metrics.slow_readers.Increment();
-    log(spdlog::level::warn, fmt::format("closing a connection that does not read: {}", why));
+    log(LimitedLog::Kind::SlowReader,
+        spdlog::level::warn,
+        fmt::format("closing a connection that does not read: {}", why));
     closing_ = true;
     abort();
   }
@@ -221,7 +237,7 @@ class WebSocketSession final : public Session,
       return give_up();
     }
     if (error == kSentDescriptors) {
-      log(spdlog::level::warn, "closing a connection that sent descriptors");
+      log(LimitedLog::Kind::Descriptors, spdlog::level::warn, "closing a connection that sent descriptors");
       abort();
     }
     return error == asio::error::operation_aborted && closing_ && !dead_;
@@ -297,8 +313,9 @@ class WebSocketSession final : public Session,
     }
   }
 
-  /// Notes what the peer has not read. Small queues cost nothing.
-  void note_unread(std::size_t bytes) {
+  /// Notes what the peer has not read, and what waits for it behind that. Small queues cost nothing.
+  void note_unread(std::size_t queued_bytes) {
+    const std::size_t bytes = queued_bytes + waiting_bytes_;
     if (bytes <= UnreadAnswers::kFreeBytes && !unread_noted_) {
       return;
     }
@@ -335,8 +352,9 @@ class WebSocketSession final : public Session,
     });
   }
 
-  void log(spdlog::level::level_enum level, std::string_view what) const {
-    spdlog::log(level, "{} connection={} pid={} uid={}", what, id_, peer_.pid, peer_.uid);
+  /// Peers can cause these lines as often as they like.
+  void log(LimitedLog::Kind kind, spdlog::level::level_enum level, std::string_view what) const {
+    context_->log->write(kind, level, fmt::format("{} connection={} pid={} uid={}", what, id_, peer_.pid, peer_.uid));
   }
 
   Task<void> linger() {
@@ -375,7 +393,7 @@ class WebSocketSession final : public Session,
 
   void start_close(const CloseCause& cause) {
     if (!cause.logged.empty()) {
-      log(cause.level, cause.logged);
+      log(cause.kind, cause.level, cause.logged);
     }
     const bool already = std::exchange(closing_, true);
     if (already || dead_) {
@@ -411,8 +429,9 @@ class WebSocketSession final : public Session,
   Timer initialize_;
   Timer message_end_;  ///< for the end of a message; once that is given up, for the end of the connection
   Timer linger_;
-  Timer written_;    ///< a wait for it ends when all is written, or the connection is dead
-  TextQueue queue_;  ///< the front is being written
+  Timer written_;                  ///< a wait for it ends when all is written, or the connection is dead
+  TextQueue queue_;                ///< the front is being written
+  std::size_t waiting_bytes_ = 0;  ///< that the handler keeps until the queue is empty
   bool unread_noted_ = false;
   websocket::close_reason close_reason_;
   bool open_ = false;

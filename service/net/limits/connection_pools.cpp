@@ -54,6 +54,14 @@ std::list<ConnectionId> ConnectionPools::in_the_way(Pool pool) const {
   if (asked.held < (pool == Pool::Tcp ? kTcp : kHealth)) {
     return {};
   }
+  return of_largest_address(pool);
+}
+
+std::list<ConnectionId> ConnectionPools::of_largest_address(Pool pool) const {
+  const TcpPool& asked = pool == Pool::Tcp ? tcp_ : health_;
+  if (asked.of_address.empty()) {
+    return {};
+  }
   return std::max_element(
              asked.of_address.begin(),
              asked.of_address.end(),

@@ -33,6 +33,8 @@ class ConnectionPools {
   /// The connections of the address that has most in a full pool, the oldest first: one of them makes room for the
   /// next. Empty: there is room. Over TCP nobody is refused for what others hold.
   [[nodiscard]] std::list<ConnectionId> in_the_way(Pool pool) const;
+  /// The same where the pool is not full, because the daemon has no descriptors left.
+  [[nodiscard]] std::list<ConnectionId> of_largest_address(Pool pool) const;
 
   void add(ConnectionId connection, Pool pool, const PeerIdentity& peer, const std::string& address);
   void remove(ConnectionId connection);

@@ -44,7 +44,7 @@ std::optional<UnreadAnswers::Excess> UnreadAnswers::note(
     return excess_of(process, too_much(fmt::format("process {}", peer.pid), by_process, most_bytes_ / 2));
   }
   const std::size_t of_one_uid = most_bytes_ - most_bytes_ / 4;
-  if (of_uid_.at(peer.uid) > of_one_uid) {
+  if (peer.uid != 0 && peer.uid != own_uid_ && of_uid_.at(peer.uid) > of_one_uid) {
     return excess_of(process, too_much(fmt::format("uid {}", peer.uid), of_uid_.at(peer.uid), of_one_uid));
   }
   if (bytes_ > most_bytes_) {

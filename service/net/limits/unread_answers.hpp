@@ -25,8 +25,8 @@ class UnreadAnswers {
     std::string why;              ///< names the use and the limit
   };
 
-  /// One uid may leave three quarters of `most_bytes`, one process half.
-  explicit UnreadAnswers(std::size_t most_bytes) : most_bytes_(most_bytes) {}
+  /// One uid may leave three quarters of `most_bytes`, one process half; the daemon's own uid and root all of it.
+  UnreadAnswers(std::size_t most_bytes, std::uint32_t own_uid) : most_bytes_(most_bytes), own_uid_(own_uid) {}
 
   /// Notes what a connection leaves from now on. Called at its end with 0.
   [[nodiscard]] std::optional<Excess> note(ConnectionId connection, const PeerIdentity& peer, std::size_t bytes);
@@ -47,6 +47,7 @@ class UnreadAnswers {
   [[nodiscard]] Excess excess_of(const Process& process, std::string why) const;
 
   std::size_t most_bytes_;
+  std::uint32_t own_uid_;
   std::size_t bytes_ = 0;
   std::unordered_map<ConnectionId, Left> left_;
   std::map<Process, std::size_t> of_process_;

@@ -37,9 +37,11 @@ std::uint64_t bytes_of(const WireTensor& tensor) {
 /// Pages are kept until the last one comes, so what a client leaves half sent is limited, over all its connections too.
 Result<void> check_half_declared(const Core& core, const Caller& caller) {
   std::uint64_t of_process = 0;
+  std::uint64_t of_uid = 0;
   std::uint64_t of_all = 0;
   for (const auto& [id, connection] : core.connections) {
     of_all += connection.declaring.bytes;
+    of_uid += connection.peer.uid == caller.peer.uid ? connection.declaring.bytes : 0;
     if (connection.peer.uid == caller.peer.uid && connection.peer.pid == caller.peer.pid) {
       of_process += connection.declaring.bytes;
     }
@@ -53,6 +55,10 @@ Result<void> check_half_declared(const Core& core, const Caller& caller) {
   };
   if (of_process > core.limits.half_declared_bytes_per_process) {
     return refuse(of_process, "this process", core.limits.half_declared_bytes_per_process);
+  }
+  const std::uint64_t of_one_uid = core.limits.half_declared_bytes - core.limits.half_declared_bytes / 4;
+  if (caller.peer.uid != 0 && caller.peer.uid != core.identity.own_uid && of_uid > of_one_uid) {
+    return refuse(of_uid, "this uid", of_one_uid);
   }
   if (of_all > core.limits.half_declared_bytes) {
     return refuse(of_all, "this daemon", core.limits.half_declared_bytes);

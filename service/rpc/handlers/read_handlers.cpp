@@ -66,6 +66,8 @@ void events_unsubscribe(Core& core, Caller& caller, UnsubscribeParams params, An
     core.subscribed.erase(caller.connection->id);
   }
   core.metrics.subscriptions.Decrement();
+  caller.connection->waiting_bytes = caller.connection->subscriptions.queued_bytes();
+  core.outbox.note_waiting(caller.connection->id, caller.connection->waiting_bytes);
   answer(Empty{});
 }
 

@@ -45,7 +45,7 @@ Result<void> Subscriptions::remove(std::uint64_t subscription) {
     return error;
   }
   for (const Queued& queued : found->second.queue) {
-    queued_bytes_ -= queued.event_json.size();
+    queued_bytes_ -= queued.event_json->size();
   }
   subscriptions_.erase(found);
   return {};
@@ -57,12 +57,14 @@ bool Subscriptions::wants(const Subscription& subscription, const engine::Event&
          (!params.job || *params.job == event.job);
 }
 
-std::size_t Subscriptions::push(Subscription& subscription, const engine::Event& event, const std::string& event_json) {
-  subscription.queue.push_back({++sequence_, event.topic, event.job, event_json});
-  queued_bytes_ += event_json.size();
+std::size_t Subscriptions::push(
+    Subscription& subscription, const engine::Event& event, std::shared_ptr<const std::string> event_json
+) {
+  queued_bytes_ += event_json->size();
+  subscription.queue.push_back({++sequence_, event.topic, event.job, std::move(event_json)});
   std::size_t dropped = 0;
   while (subscription.queue.size() > queue_length_ || (queued_bytes_ > kMostBytes && subscription.queue.size() > 1)) {
-    queued_bytes_ -= subscription.queue.front().event_json.size();
+    queued_bytes_ -= subscription.queue.front().event_json->size();
     subscription.queue.pop_front();
     ++dropped;
   }
@@ -86,7 +88,7 @@ std::optional<std::string> Subscriptions::next() {
   Subscription& subscription = oldest->second;
   const Queued queued = std::move(subscription.queue.front());
   subscription.queue.pop_front();
-  queued_bytes_ -= queued.event_json.size();
+  queued_bytes_ -= queued.event_json->size();
   JsonWriter writer;
   writer.begin_object();
   writer.key("subscription");
@@ -98,7 +100,7 @@ std::optional<std::string> Subscriptions::next() {
   writer.key("dropped");
   writer.value(std::exchange(subscription.dropped, 0));
   writer.key("event");
-  writer.raw(queued.event_json);
+  writer.raw(*queued.event_json);
   writer.end_object();
   return writer.take();
 }

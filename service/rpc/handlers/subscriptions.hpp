@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -40,12 +41,15 @@ class Subscriptions {
 
   [[nodiscard]] std::size_t size() const { return subscriptions_.size(); }
 
+  /// Of all events that wait, whether others wait for the same ones or not.
+  [[nodiscard]] std::size_t queued_bytes() const { return queued_bytes_; }
+
  private:
   struct Queued {
     std::uint64_t sequence = 0;
     std::string topic;
     std::string job;
-    std::string event_json;
+    std::shared_ptr<const std::string> event_json;  ///< shared with all that wait for it
   };
 
   struct Subscription {
@@ -55,7 +59,9 @@ class Subscriptions {
   };
 
   [[nodiscard]] static bool wants(const Subscription& subscription, const engine::Event& event);
-  std::size_t push(Subscription& subscription, const engine::Event& event, const std::string& event_json);
+  std::size_t push(
+      Subscription& subscription, const engine::Event& event, std::shared_ptr<const std::string> event_json
+  );
 
   std::size_t most_;
   std::size_t queue_length_;

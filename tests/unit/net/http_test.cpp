@@ -238,6 +238,18 @@ TEST_F(TcpRpc, does_not_start_with_a_token_that_others_may_use) {
   EXPECT_NE(running.failure->message.find("has mode 0644: others may use it"), std::string::npos);
 }
 
+TEST_F(TcpRpc, does_not_start_with_a_token_of_another_user) {
+  if (::geteuid() != 0) {
+    GTEST_SKIP() << "giving a file away needs root";
+  }
+  const ServerOptions strange = tcp_options();
+  ASSERT_EQ(::chown(strange.tcp_token_file.c_str(), 4711, 4711), 0);
+  const RunningServer running{strange, false};
+  ASSERT_TRUE(running.failure.has_value());
+  EXPECT_EQ(running.failure->kind, StartFailure::Kind::Configuration);
+  EXPECT_NE(running.failure->message.find("belongs to uid 4711"), std::string::npos) << running.failure->message;
+}
+
 TEST_F(TcpRpc, does_not_start_without_a_usable_token) {
   ServerOptions missing = tcp_options();
   missing.tcp_token_file = folder / "nothing";

@@ -367,8 +367,9 @@ TEST(Dispatcher, takes_a_declaration_in_pages) {
   EXPECT_EQ(declared["result"]["offsets"].size(), 3U) << declared;
 }
 
-TEST(Dispatcher, limits_what_a_process_and_all_leave_half_declared) {
-  for (const bool same_process : {true, false}) {
+TEST(Dispatcher, limits_what_a_process_a_uid_and_all_leave_half_declared) {
+  for (const std::string whose : {"process", "uid", "daemon"}) {
+    const bool same_process = whose == "process";
     RpcLimits limits;
     (same_process ? limits.half_declared_bytes_per_process : limits.half_declared_bytes) = 4096;
     Harness rpc(limits);
@@ -381,7 +382,8 @@ TEST(Dispatcher, limits_what_a_process_and_all_leave_half_declared) {
       return rpc.call(connection, "gradients.declare", params);
     };
     for (const ConnectionId connection : {1, 2, 3}) {
-      rpc.open(connection, {true, true, 1000, same_process ? 7 : 7 + static_cast<std::int64_t>(connection)});
+      const auto uid = static_cast<std::uint32_t>(whose == "daemon" ? 1000 + connection : 1000);
+      rpc.open(connection, {true, true, uid, same_process ? 7 : 7 + static_cast<std::int64_t>(connection)});
       rpc.initialize(connection);
       rpc.attach(connection, static_cast<int>(connection) - 1, 3);
     }
@@ -392,9 +394,7 @@ TEST(Dispatcher, limits_what_a_process_and_all_leave_half_declared) {
       ASSERT_LT(++taken, 12) << "nothing is limited";
     }
     EXPECT_EQ(kind_of_reply(reply), "limit_exceeded");
-    EXPECT_NE(
-        reply["error"]["message"].get<std::string>().find(same_process ? "process" : "daemon"), std::string::npos
-    );
+    EXPECT_NE(reply["error"]["message"].get<std::string>().find("this " + whose), std::string::npos);
     for (const ConnectionId connection : {1, 2, 3}) {
       rpc.dispatcher->on_close(connection);
     }

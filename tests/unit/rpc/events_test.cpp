@@ -37,6 +37,22 @@ struct Subscriber : Harness {
   }
 };
 
+TEST(Events, that_wait_for_a_slow_reader_are_counted_until_they_go) {
+  Subscriber rpc;
+  const Json one = rpc.subscribe({{"topics", {"alert"}}})["result"]["subscription"];
+  rpc.subscribe({{"topics", {"alert"}}});
+  rpc.outbox.stuck.insert(1);
+  rpc.dispatcher->on_event(alert(std::string(10'000, 'x')));
+  const std::size_t both = rpc.outbox.waiting[1];
+  EXPECT_GT(both, 20'000U);
+  rpc.call(1, "events.unsubscribe", {{"subscription", one}});
+  EXPECT_EQ(rpc.outbox.waiting[1], both / 2);
+  rpc.outbox.stuck.clear();
+  rpc.dispatcher->on_drained(1);
+  EXPECT_EQ(rpc.outbox.waiting[1], 0U);
+  EXPECT_EQ(rpc.pushed()["event"]["what"], std::string(10'000, 'x'));
+}
+
 TEST(Events, pushes_what_was_subscribed) {
   Subscriber rpc;
   const Json subscription = rpc.subscribe({{"topics", {"alert", "epoch"}}})["result"]["subscription"];

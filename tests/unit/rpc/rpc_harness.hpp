@@ -25,6 +25,8 @@ class RecordingOutbox : public Outbox {
 
   [[nodiscard]] bool drained(ConnectionId connection) const override { return !stuck.contains(connection); }
 
+  void note_waiting(ConnectionId connection, std::size_t bytes) override { waiting[connection] = bytes; }
+
   void close(ConnectionId connection, std::string) override { closed.insert(connection); }
 
   /// The next message to the connection; "" when there is none.
@@ -39,7 +41,8 @@ class RecordingOutbox : public Outbox {
   }
 
   std::map<ConnectionId, std::deque<std::string>> sent;
-  std::set<ConnectionId> stuck;  ///< connections whose reader is slow
+  std::map<ConnectionId, std::size_t> waiting;  ///< bytes of events, as was told last
+  std::set<ConnectionId> stuck;                 ///< connections whose reader is slow
   std::set<ConnectionId> closed;
 };
 
