@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -19,7 +20,9 @@ namespace gradsync::net {
 
 namespace {
 
+/// For the rest of a line: twice as long from look to look, so that peers that send half a line cost little.
 constexpr Milliseconds kLookAgain{10};
+constexpr Milliseconds kLookAgainAtMost{500};
 
 /// No sealing, no memfd: the only descriptors that a daemon takes.
 bool is_memfd(int fd) { return ::fcntl(fd, F_GET_SEALS) >= 0; }
@@ -49,14 +52,16 @@ class FdSession final : public Session, public std::enable_shared_from_this<FdSe
     });
     PeekedLine line(socket_.native_handle());
     std::optional<Result<std::string>> token;
+    Milliseconds wait = kLookAgain;
     while (!(token = read_token_line(line.text()))) {
       // What was looked at stays in the socket, which therefore counts as readable: the rest is asked for.
-      look_again_.expires_after(kLookAgain);
       bool waited = false;
       if (line.text().empty()) {
         auto [error] = co_await socket_.async_wait(Socket::wait_read, use_task);
         waited = !error;
       } else {
+        look_again_.expires_after(wait);
+        wait = std::min(wait * 2, kLookAgainAtMost);
         auto [error] = co_await look_again_.async_wait(use_task);
         waited = !error;
       }

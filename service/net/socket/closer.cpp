@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -90,22 +91,41 @@ struct Closer::State : std::enable_shared_from_this<State> {
 
   void push(std::deque<Entry>& queue, Entry entry) {
     const std::scoped_lock lock{mutex};
-    ++pending[entry.uid];
+    std::size_t& of_uid = pending[entry.uid];
     queue.push_back(std::move(entry));
-    if (running < kMostThreads && busy == running && Clock::now() - begun > kHangs) {
-      start_thread();
-    }
+    ++of_uid;
     changed.notify_one();
   }
 
   /// With the lock.
   void start_thread() {
-    ++running;
     threads.emplace_back([self = shared_from_this()] { self->run(); });
+    ++running;
+  }
+
+  /// With the lock: one thread more than hang is there to take over, also where nothing more is closed after them.
+  void keep_one_spare() {
+    if (begun.size() < running || running >= kMostThreads || stopping) {
+      return;
+    }
+    try {
+      start_thread();
+    } catch (const std::exception& problem) {
+      spdlog::warn("no thread more to close descriptors: {}", problem.what());
+    }
+  }
+
+  /// With the lock: another thread closes something, and does not hang.
+  [[nodiscard]] bool others_go_on() const {
+    const Clock::time_point hangs = Clock::now() - kHangs;
+    return !stopping && std::any_of(begun.begin(), begun.end(), [hangs](auto at) { return at >= hangs; });
   }
 
   /// With the lock.
   std::optional<Entry> next() {
+    if (others_go_on()) {
+      return std::nullopt;
+    }
     for (std::deque<Entry>* queue : {&at_once, &goodbyes}) {
       if (!queue->empty() && (stopping || queue->front().due <= Clock::now())) {
         Entry entry = std::move(queue->front());
@@ -114,6 +134,14 @@ struct Closer::State : std::enable_shared_from_this<State> {
       }
     }
     return std::nullopt;
+  }
+
+  /// With the lock: when there may be something to do for a thread that has nothing to do.
+  [[nodiscard]] Clock::time_point look_again_at() const {
+    if (others_go_on() && !(at_once.empty() && goodbyes.empty())) {
+      return *std::max_element(begun.begin(), begun.end()) + kHangs + Milliseconds{1};
+    }
+    return goodbyes.empty() ? Clock::now() + std::chrono::hours(1) : goodbyes.front().due;
   }
 
   void run() {
@@ -125,18 +153,18 @@ struct Closer::State : std::enable_shared_from_this<State> {
         if (stopping) {
           break;
         }
-        const auto until = goodbyes.empty() ? Clock::now() + std::chrono::hours(1) : goodbyes.front().due;
-        changed.wait_until(lock, until);
+        changed.wait_until(lock, look_again_at());
         continue;
       }
-      ++busy;
-      begun = Clock::now();
+      const Clock::time_point now = Clock::now();
+      begun.push_back(now);
+      keep_one_spare();
       lock.unlock();
       interrupter.arm(kPatience);
       close_now(std::move(entry->fd));
       interrupter.arm(Milliseconds{0});
       lock.lock();
-      --busy;
+      begun.erase(std::find(begun.begin(), begun.end(), now));
       if (--pending[entry->uid] == 0) {
         pending.erase(entry->uid);
       }
@@ -152,8 +180,7 @@ struct Closer::State : std::enable_shared_from_this<State> {
   std::map<std::uint32_t, std::size_t> pending;
   std::vector<std::thread> threads;
   std::size_t running = 0;
-  std::size_t busy = 0;
-  Clock::time_point begun;  ///< of the latest close
+  std::vector<Clock::time_point> begun;  ///< of each close that goes on
   bool stopping = false;
   bool abandoned = false;
 };

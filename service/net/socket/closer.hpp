@@ -2,7 +2,7 @@
 // Closes descriptors that others may have had a hand in, on a thread of its own. A `close` can wait: for a connection
 // whose data are unsent (SO_LINGER), for a file system in somebody's process. So can the close of a unix socket that
 // still has descriptors in its queue. The thread is interrupted every `kPatience`, which ends the waits that a signal
-// can end. While it hangs in one that goes on, up to `kMostThreads` take turns.
+// can end. While it hangs in one that goes on, another one takes the next: up to `kMostThreads`, one of them spare.
 //
 // Thread: any may call; started and joined here. Internal to net.
 

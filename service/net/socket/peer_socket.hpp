@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -41,7 +42,13 @@ class PeerSocket : public Socket {
   PeerSocket& operator=(const PeerSocket&) = delete;
   PeerSocket& operator=(PeerSocket&&) = delete;
 
-  ~PeerSocket() { end(); }
+  ~PeerSocket() {
+    try {
+      end();
+    } catch (const std::exception&) {
+      // There is no memory to hand it over with: what was taken out of the socket is closed here.
+    }
+  }
 
   /// `closer`: none where no descriptor can come.
   void take(UniqueFd fd, int family, std::uint32_t uid, std::shared_ptr<Closer> closer);
