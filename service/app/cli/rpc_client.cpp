@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <system_error>
@@ -13,6 +14,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <filesystem>
 #include <vector>
 
 namespace gradsync::app {
@@ -42,6 +44,38 @@ struct Attempt {
   int error = 0;
 };
 
+/// Where others own the folder, or may write to it, the one who listens has to be its owner, root or this user.
+std::optional<Error> refuse_server(int fd, const std::string& path, std::uint32_t uid) {
+  std::error_code ignored;
+  const std::string folder = std::filesystem::absolute(path, ignored).parent_path().string();
+
+  struct stat found {};
+
+  ucred server{};
+  socklen_t size = sizeof server;
+  if (::stat(folder.c_str(), &found) != 0) {
+    return std::nullopt;  // it may be passed through and not looked at
+  }
+  if (found.st_uid == uid && (found.st_mode & (S_IWGRP | S_IWOTH)) == 0) {
+    return std::nullopt;
+  }
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &server, &size) != 0 || server.uid == uid || server.uid == 0 ||
+      server.uid == found.st_uid) {
+    return std::nullopt;
+  }
+  return make_error(
+      ErrorCode::Unauthorized,
+      fmt::format(
+          "'{}' is not connected to: uid {} listens there, and the folder '{}' belongs to uid {}",
+          path,
+          server.uid,
+          folder,
+          found.st_uid
+      ),
+      fmt::format("start gradsyncd as uid {}, as root or as yourself", found.st_uid)
+  );
+}
+
 Attempt connect_to(const std::string& path) {
   Attempt attempt;
   sockaddr_un address{};
@@ -61,6 +95,8 @@ Attempt connect_to(const std::string& path) {
   ::setsockopt(attempt.fd.get(), SOL_SOCKET, SO_SNDTIMEO, &deadline, sizeof deadline);
   if (::connect(attempt.fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     attempt.error = errno;
+  } else {
+    attempt.refused = refuse_server(attempt.fd.get(), path, ::geteuid());
   }
   return attempt;
 }

@@ -107,6 +107,25 @@ std::optional<StartFailure> clear_stale(const std::string& path, const sockaddr_
   return std::nullopt;
 }
 
+/// A lock file that somebody else made, or that others may open, is one that others can lock.
+std::optional<StartFailure> keep_to_ourselves(int fd, const std::string& path) {
+  struct stat found {};
+
+  if (::fstat(fd, &found) != 0) {
+    return cannot("look at the lock file", path, errno);
+  }
+  if (found.st_uid != ::geteuid()) {
+    return StartFailure{
+        Kind::Configuration,
+        fmt::format("the lock file '{}' belongs to uid {}, this daemon is uid {}", path, found.st_uid, ::geteuid()),
+        "remove it, or set another [server] socket"};
+  }
+  if ((found.st_mode & (S_IRWXG | S_IRWXO)) != 0 && ::fchmod(fd, S_IRUSR | S_IWUSR) != 0) {
+    return cannot("narrow the mode of the lock file", path, errno);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 void SocketFile::remove_if_ours() {
@@ -137,6 +156,9 @@ Started<UniqueFd> hold_socket(
   UniqueFd fd{::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600)};
   if (!fd.valid()) {
     return cannot("open the lock file", path, errno, "check the owner and mode of its directory");
+  }
+  if (auto failure = keep_to_ourselves(fd.get(), path)) {
+    return *failure;
   }
   const auto give_up = std::chrono::steady_clock::now() + patience;
   bool told = false;

@@ -1,6 +1,7 @@
 #include "net/socket/listening_socket.hpp"
 #include "unit/net/server_fixture.hpp"
 
+#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -84,6 +85,27 @@ TEST_F(Lifecycle, beside_one_that_answers_nobody_waits) {
   });
   ASSERT_TRUE(std::holds_alternative<StartFailure>(next));
   EXPECT_NE(std::get<StartFailure>(next).message.find("already answering"), std::string::npos);
+}
+
+TEST_F(Lifecycle, a_lock_file_that_others_may_open_becomes_private) {
+  const fs::path lock = folder / "gradsync.sock.lock";
+  const UniqueFd before{::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)};
+  ASSERT_EQ(::fchmod(before.get(), 0666), 0);
+  const auto held = hold_socket(folder / "gradsync.sock", Milliseconds(0), [] { return false; });
+  EXPECT_TRUE(std::holds_alternative<UniqueFd>(held));
+  EXPECT_EQ(fs::status(lock).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+TEST_F(Lifecycle, a_lock_file_of_another_user_is_refused) {
+  if (::geteuid() != 0) {
+    GTEST_SKIP() << "giving a file away needs root";
+  }
+  const fs::path lock = folder / "gradsync.sock.lock";
+  const UniqueFd strange{::open(lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
+  ASSERT_EQ(::fchown(strange.get(), 4711, 4711), 0);
+  const auto refused = hold_socket(folder / "gradsync.sock", Milliseconds(0), [] { return false; });
+  ASSERT_TRUE(std::holds_alternative<StartFailure>(refused));
+  EXPECT_NE(std::get<StartFailure>(refused).message.find("belongs to uid 4711"), std::string::npos);
 }
 
 TEST_F(Lifecycle, a_lock_file_that_cannot_be_made_is_named) {
