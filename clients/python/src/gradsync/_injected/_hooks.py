@@ -39,7 +39,10 @@ _FRAMEWORKS = {
     "deepspeed.runtime.zero.stage3": {"DeepSpeedZeroOptimizer_Stage3.step": "step"},
     "deepspeed.runtime.bf16_optimizer": {"BF16_Optimizer.step": "step"},
     "deepspeed.runtime.fp16.fused_optimizer": {"FP16_Optimizer.step": "step"},
-    "megatron.core.optimizer.clip_grads": {"clip_grad_by_total_norm_fp32": "apply"},
+    "megatron.core.optimizer.clip_grads": {
+        "clip_grad_by_total_norm_fp32": "apply",
+        "get_grad_norm_fp32": "filtered",  # "total", of gradients that exclude copies
+    },
     "deepspeed.runtime.fp16.unfused_optimizer": {"FP16_UnfusedOptimizer.step": "step"},
 }
 _MODULES = (_MODULE, _FSDP1, *_FRAMEWORKS)

@@ -21,7 +21,8 @@ class ClipCall:
 
     `kind` is "clip" (norm and product), "total" (the norm of gradients) or "apply" (the product, by a given norm).
     `given` are parameters, or gradients for "total". None where the kind has no such argument: `p`, the order of the
-    norm; `norm`, the norm that is given; `limit`, the `max_norm`.
+    norm; `norm`, the norm that is given; `limit`, the `max_norm`. `filtered` says that a framework has taken out what
+    other ranks count already, so that the norm is one of more gradients than are given.
     """
 
     kind: str
@@ -29,13 +30,16 @@ class ClipCall:
     p: float | None
     norm: Any
     limit: Any
+    filtered: bool = False
 
 
 def read_call(
     kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[ClipCall, tuple[Any, ...], dict[str, Any]]:
     """The call, and the arguments to hand on: a generator can be read only once, so another one takes its place."""
-    name = "tensors" if kind == "total" else "parameters"
+    filtered = kind == "filtered"
+    kind = "total" if filtered else kind
+    name = "grads_for_norm" if filtered else "tensors" if kind == "total" else "parameters"
     found = args[0] if args else kwargs.get(name)
     if isinstance(found, (torch.Tensor, type(None))):
         given = [] if found is None else [found]
@@ -47,7 +51,7 @@ def read_call(
     p = _argument(args, kwargs, 1, "norm_type", 2.0) if kind == "total" else p
     norm = _argument(args, kwargs, 2, "total_norm", None) if kind == "apply" else None
     limit = None if kind == "total" else _argument(args, kwargs, 1, "max_norm", None)
-    return ClipCall(kind, given, p, norm, limit), args, kwargs
+    return ClipCall(kind, given, p, norm, limit, filtered), args, kwargs
 
 
 def _iter_like(found: Any, items: list[torch.Tensor]) -> Any:

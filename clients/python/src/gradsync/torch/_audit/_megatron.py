@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from .._mesh_axes import JobMesh
 from .._placed import Sharded
 from ._stand_ins import NotSeen
 
-__all__ = ["mesh_and_cuts", "models_of_mains"]
+__all__ = ["mesh_and_cuts", "models_of_mains", "tied_embeddings", "with_filtered"]
 
 _STATE = "megatron.core.parallel_state"
+_CLIPS = "megatron.core.optimizer.clip_grads"
+_TIED = "shared_embedding"  # the stages that hold it do not know its names on each other
 
 
 def _state() -> Any:
@@ -35,6 +37,40 @@ def models_of_mains() -> dict[int, torch.nn.Parameter]:
         return {}
     living = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Parameter)]
     return {id(one.main_param): one for one in living if getattr(one, "main_param", None) is not None}
+
+
+def with_filtered(given: Sequence[torch.Tensor], held: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The gradients that Megatron's norm is one of: those that are given to it, and of what is held those that its
+    filter left out on this rank, because another rank or stage gives its copy."""
+    clips: Any = sys.modules.get(_CLIPS)
+    if clips is None or _state() is None:
+        return list(given)
+    known = set(map(id, given))
+    left_out = [
+        one.grad
+        for one in held
+        if one.grad is not None
+        and id(one.grad) not in known
+        and not (clips.param_is_not_shared(one) and clips.param_is_not_tensor_parallel_duplicate(one))
+    ]
+    return [*given, *left_out]
+
+
+def tied_embeddings(named: Mapping[str, torch.nn.Parameter]) -> dict[str, str]:
+    """The id of each embedding that stages share: Megatron sums its gradient over them and counts it once.
+
+    Raises:
+        NotSeen: a parameter is marked as a copy, and of what is not known.
+    """
+    if _state() is None:
+        return {}
+    for name, one in named.items():
+        if getattr(one, "shared", False) and not getattr(one, "shared_embedding", False):
+            raise NotSeen(
+                f"{_version()}: not seen, because '{name}' is marked as shared, and nothing says which parameter of "
+                f"which stage it is a copy of; --tied NAME,{name} tells it"
+            )
+    return {name: _TIED for name, one in named.items() if getattr(one, "shared_embedding", False)}
 
 
 def mesh_and_cuts(named: Mapping[str, torch.nn.Parameter], rank: int) -> tuple[dict[str, int], list[Sharded]] | None:

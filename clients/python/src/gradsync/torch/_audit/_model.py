@@ -21,7 +21,7 @@ from .._placed import Experts, Placer, Rule, Sharded
 from . import _megatron
 from ._fsdp1 import flat_slices
 
-__all__ = ["Declaration", "Hints", "declare", "discover", "living_optimizers", "outermost_modules"]
+__all__ = ["Declaration", "Hints", "declare", "discover", "held_by", "living_optimizers", "outermost_modules"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def discover(
     notes: list[str] = []
     models = _megatron.models_of_mains()
     given = [models.get(id(one), one) for one in given]
-    held = [_held_by(optimizer) for optimizer in living_optimizers()] if others else []
+    held = [held_by(optimizer) for optimizer in living_optimizers()] if others else []
     optimizers = [[models.get(id(one), one) for one in some] for some in held]
     frozen = {
         id(p) for group in optimizers for p in group if gradient_dtype(p) in WIRE_DTYPES
@@ -108,7 +108,9 @@ def discover(
         cuts = [one for one in found[1] if not any(fnmatch.fnmatchcase(one.names, own.names) for own in hints.sharded)]
         hints = replace(hints, meshes={"mesh": found[0]}, sharded=[*hints.sharded, *cuts])
     meshes = _meshes(list(named.values()), hints, rank, world_size)
-    declaration = declare(named, meshes, hints, notes)
+    told = {name for names in hints.tied for name in names}
+    tied = _megatron.tied_embeddings({name: one for name, one in named.items() if name not in told})
+    declaration = declare(named, meshes, hints, notes, tied)
     if not models:
         return declaration
     mains = [getattr(one, "main_param", None) for one in declaration.parameters]
@@ -119,11 +121,16 @@ def discover(
 
 
 def declare(
-    named: Mapping[str, nn.Parameter], meshes: Sequence[JobMesh], hints: Hints, notes: Sequence[str] = ()
+    named: Mapping[str, nn.Parameter],
+    meshes: Sequence[JobMesh],
+    hints: Hints,
+    notes: Sequence[str] = (),
+    tied: Mapping[str, str] | None = None,
 ) -> Declaration:
-    """Places parameters; `hints` says what DTensors do not."""
+    """Places parameters; `hints` says what DTensors do not, and `tied` has ids by name besides."""
     rules: list[Rule] = [*hints.experts, *hints.sharded]
-    placer = Placer(meshes, pipeline_axis(hints.pp, meshes[0]), rules, tied_ids(hints.tied), True)
+    ids = {**(tied or {}), **tied_ids(hints.tied)}
+    placer = Placer(meshes, pipeline_axis(hints.pp, meshes[0]), rules, ids, True)
     placer.check(named)
     tensors = [placer.place(name, parameter, None) for name, parameter in named.items()]
     return Declaration(meshes, list(named.values()), tensors, notes)
@@ -155,8 +162,8 @@ def living_optimizers() -> list[torch.optim.Optimizer]:
     return [one for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)]
 
 
-def _held_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    groups = optimizer.__dict__.get("param_groups", ())
+def held_by(*optimizers: torch.optim.Optimizer) -> list[torch.Tensor]:
+    groups = [group for optimizer in optimizers for group in optimizer.__dict__.get("param_groups", ())]
     return [parameter for group in groups for parameter in group["params"]]
 
 

@@ -30,7 +30,7 @@ from .._clip_call import gradients_among, owners, read_call
 from .._dtensor import local_tensor
 from .._optimizer_steps import listeners
 from .._reduced._held_gradients import HeldGradients
-from . import _model
+from . import _megatron, _model
 from ._framework_steps import FrameworkSteps
 from ._model import Declaration, Hints, discover
 from ._numbers import Norm, norm_of, own_norms, rows_of
@@ -111,7 +111,9 @@ class Recorder:
         if kind == "step":
             return self._around_step(original, args, kwargs)
         call, args, kwargs = read_call(kind, args, kwargs)
-        given, norm, limit = call.given, call.norm, call.limit
+        kind, given, norm, limit = call.kind, call.given, call.norm, call.limit
+        if call.filtered and not self._ended:
+            given = _megatron.with_filtered(given, self._parameters or _model.held_by(*_model.living_optimizers()))
         self._guarded(lambda: self._before(kind, given, call.p, norm))
         self._calling = True
         try:
