@@ -13,7 +13,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,9 @@ from gradsync._launch._resolve import Launch, rank_and_world, resolve_launch
 from gradsync._placements import Only
 from gradsync.errors import GradsyncError
 
-from .._audit._model import Declaration, Hints, discover, living_optimizers
+from .._audit import _megatron
+from .._audit._framework_steps import FrameworkSteps
+from .._audit._model import Declaration, Hints, discover, held_by, living_optimizers
 from .._audit._numbers import norm_of
 from .._audit._scaled import ScaledClips
 from .._clip_call import ClipCall, gradients_among, owners, read_call
@@ -44,8 +46,10 @@ __all__ = ["Watcher", "from_environment", "of_command"]
 
 _MEET_S = 10.0  # for the other ranks, at the first call alone
 _CLIP = watching(gradsync.Clip.observe(gradsync.ZScore()))
-_KINDS = ("clip", "total", "apply")
-_OF_FRAMEWORKS = "DeepSpeed's and Megatron's own clips are not observed; `gradsync audit` looks at them"
+_BESIDE = (
+    "a clip call of torch beside the steps of DeepSpeed's optimizer is not observed, because the gradients are not in "
+    "p.grad; set gradient_clipping in DeepSpeed's configuration instead"
+)
 _NARROW = ("bfloat16", "float16")
 _Some = TypeVar("_Some")
 _watcher: Watcher | None = None
@@ -84,7 +88,7 @@ class Watcher:
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked = asked
         self._hints = Hints.of(asked)
-        self._patience: float | None = asked.get("patience_s")
+        self._within = max(_MEET_S, asked.get("patience_s") or 0.0)
         self._folder = Path(asked["folder"])
         self._pid = os.getpid()
         self._ended = False
@@ -97,6 +101,7 @@ class Watcher:
         self._parameters: list[torch.nn.Parameter] = []
         self._tensors: Sequence[gradsync.Tensor] = ()
         self._index: dict[int, int] = {}
+        self._framework: FrameworkSteps | None = None  # optimizers that clip in their own step
         self._scaled = ScaledClips()
         # These four belong to the open step of the script, which ends when an optimizer steps.
         self._totals: list[tuple[float | None, set[int]]] = []  # norms that were taken alone, and of which tensors
@@ -112,10 +117,13 @@ class Watcher:
 
     def around(self, kind: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the original with what it was given, measures before it and asks the daemon after it."""
-        if kind not in _KINDS or str(original.__module__).split(".")[0] in ("deepspeed", "megatron"):
-            self._guarded(lambda: self._note_once(_OF_FRAMEWORKS))
-            return original(*args, **kwargs)
+        if kind == "step":
+            return self._around_step(original, args, kwargs)
         call, args, kwargs = read_call(kind, args, kwargs)
+        kind = call.kind
+        if call.filtered and not self._ended:
+            held = self._parameters or held_by(*living_optimizers())
+            call = replace(call, given=_megatron.with_filtered(call.given, held))
         look = self._guarded(lambda: self._before(call))
         try:
             result = original(*args, **kwargs)
@@ -129,10 +137,23 @@ class Watcher:
             self._guarded(lambda: self._took(call, result))
         return result
 
+    def _around_step(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same for the step of a framework's optimizer, which computes the norm, clips and steps."""
+        look = self._guarded(lambda: self._before_framework(args[0]))
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            if look is not None:
+                self._guarded(lambda: self._ask(look, None))
+            raise
+        if look is not None:
+            self._guarded(lambda: self._ask_framework(look, args[0]))
+        return result
+
     def reports(self) -> dict[str, Any]:
         """Where an observer of this process reports to."""
         journal = self.journal
-        return {"say": journal.say, "note": self._note, "told": journal.told, "patience": self._patience}
+        return {"say": journal.say, "note": self._note, "told": journal.told, "patience": self._asked.get("patience_s")}
 
     def adopt(self, observer: Observer, tensors: int) -> None:
         """From now on the script's own line observes, and only its results come here."""
@@ -200,6 +221,9 @@ class Watcher:
     def _before(self, call: ClipCall) -> _Look | None:
         if self._observer is None and not self._declare(call):
             return None
+        if self._framework is not None:
+            self._note_once(_BESIDE)
+            return None
         if call.kind == "total":
             return self._before_total(call)
         chosen = {self._index[id(one)] for one in call.given if id(one) in self._index and _may_count(one)}
@@ -226,9 +250,32 @@ class Watcher:
         chosen = gradients_among(self._parameters, call.given)
         if not self._only_totals or not chosen:
             return None  # the product by it is observed
-        # Stages of a pipeline have norms of their own, which the script sums.
-        alone = any(isinstance(one, Only) for index in chosen for one in self._tensors[index].placements.values())
+        # Stages of a pipeline have norms of their own, which the script sums; a framework has summed its norm.
+        alone = not call.filtered and any(
+            isinstance(one, Only) for index in chosen for one in self._tensors[index].placements.values()
+        )
         return self._measure(chosen, not alone and call.p == self._p)
+
+    def _before_framework(self, optimizer: Any) -> _Look | None:
+        if self._observer is None:
+            launch = self._launch()
+            self._framework = FrameworkSteps.of_this_process(launch.world_size)
+            if self._framework is not None:
+                self._start(self._framework.declaration(launch.rank, self._hints), launch)
+        steps = self._framework
+        chosen = set() if steps is None else {self._index[id(one)] for one in steps.of(optimizer)}
+        if steps is None or not chosen:
+            self._note_once(
+                f"the steps of a {type(optimizer).__name__} that was made after the first step are not observed; make "
+                "all optimizers before it"
+            )
+            return None
+        steps.framework.before(optimizer)
+        return self._measure(chosen, True)
+
+    def _ask_framework(self, look: _Look, optimizer: Any) -> None:
+        assert self._framework is not None
+        self._ask(look, self._framework.framework.norm(optimizer))
 
     def _took(self, call: ClipCall, norm: Any) -> None:
         """A norm of gradients, for a product that comes later, or for a log."""
@@ -297,17 +344,27 @@ class Watcher:
         given = owners(call.given) if call.kind == "total" else call.given
         if not given:
             return False  # copies, or nothing: a later call will tell
+        launch = self._launch()
+        self._framework = FrameworkSteps.of_this_process(launch.world_size)
+        if self._framework is not None:
+            self._start(self._framework.declaration(launch.rank, self._hints), launch)
+            return True
         self._p = 2.0 if call.p is None else float(call.p)
-        within = max(_MEET_S, self._patience or 0.0)
-        launch = resolve_launch(None, None, None, None, timeout=within)
-        found = self._discovered(given, launch)
+        self._start(self._discovered(given, launch), launch)
+        return True
+
+    def _launch(self) -> Launch:
+        return resolve_launch(None, None, None, None, timeout=self._within)
+
+    def _start(self, found: Declaration, launch: Launch) -> None:
+        """Begins to observe what was found."""
         for note in found.notes:
             self.journal.note(note)
         self._parameters, self._tensors = list(found.parameters), found.tensors
         self._index = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         self._norms = PartNorms(self._folder, launch.job, launch.rank)
         self._scaled.look(living_optimizers())
-        p = self._p
+        p, within = self._p, self._within
 
         def declare(answered: Callable[[], None]) -> tuple[gradsync.ReducedGrads, Callable[[], None]]:
             connection, owned = JoinOptions(None, None, None, None, None).connect()
@@ -329,7 +386,6 @@ class Watcher:
         )
         self.journal.declared(len(found.tensors))
         listeners.add(self)
-        return True
 
     def _discovered(self, given: Sequence[torch.Tensor], launch: Launch) -> Declaration:
         try:
