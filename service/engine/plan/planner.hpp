@@ -12,8 +12,9 @@ namespace gradsync::engine {
 [[nodiscard]] PlanOutcome run_planner(const PlanRequest& request);
 
 /// Executes the requests of each job in order, on a few threads: one job has at most one of them, so that its long plan
-/// does not hold up those of others. The jobs of one uid have all threads but one at most. Between requests they free the values that are left to them. `sink` is called on
-/// one of the threads and must only hand the outcome over. Destruction interrupts what is executed and drops the rest.
+/// does not hold up those of others. The jobs of one uid have all threads but one at most. Between requests they free
+/// the values that are left to them. `sink` is called on one of the threads and must only hand the outcome over.
+/// Destruction interrupts what is executed and drops the rest.
 class ThreadPlanner : public PlannerPort {
  public:
   static constexpr std::size_t kThreads = 4;
