@@ -35,6 +35,9 @@ std::optional<FairBudget::Refusal> FairBudget::refuse(const Holder& holder, std:
   if (too_much(held_, most_)) {
     return Refusal{"the daemon", held_, most_};
   }
+  if (most_ == kUnlimited) {
+    return std::nullopt;
+  }
   const std::uint64_t of_one_uid = std::max<std::uint64_t>(most_ - most_ / 4, 1);
   const std::uint64_t by_uid = held_of(of_uid_, holder.uid);
   if (holder.uid != 0 && holder.uid != own_uid_ && too_much(by_uid, of_one_uid)) {

@@ -27,6 +27,15 @@ constexpr unsigned kNeverExecuted = MFD_NOEXEC_SEAL;
 constexpr unsigned kNeverExecuted = 0x0008U;  // since Linux 6.3
 #endif
 
+Result<void> check_size(std::uint64_t size_bytes) {
+  if (size_bytes == 0 || size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
+    return invalid_params(
+        "bytes", fmt::format("an arena of {} bytes cannot be made", size_bytes), "ask for at least 1"
+    );
+  }
+  return {};
+}
+
 }  // namespace
 
 UniqueFd open_memfd(const char* name) {
@@ -49,13 +58,16 @@ std::uint64_t populated_bytes(int fd) {
 }
 
 Result<void> check_headroom(std::uint64_t size_bytes, const MemoryHeadroom& with_it) {
+  if (Result<void> possible = check_size(size_bytes); !possible) {
+    return possible;
+  }
   if (with_it.short_bytes == 0) {
     return {};
   }
   return make_error(
       ErrorCode::InsufficientMemory,
       fmt::format(
-          "an arena needs {} bytes, {} are free (limit {}), because other arenas may need the rest",
+          "an arena needs {} bytes, {} are free (limit {}, without what other arenas may need)",
           size_bytes,
           size_bytes - std::min(size_bytes, with_it.short_bytes),
           with_it.limit_bytes
@@ -65,10 +77,8 @@ Result<void> check_headroom(std::uint64_t size_bytes, const MemoryHeadroom& with
 }
 
 Result<UniqueFd> create_arena(std::uint64_t size_bytes) {
-  if (size_bytes == 0 || size_bytes > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max())) {
-    return invalid_params(
-        "bytes", fmt::format("an arena of {} bytes cannot be made", size_bytes), "ask for at least 1"
-    );
+  if (const Result<void> possible = check_size(size_bytes); !possible) {
+    return possible.error();
   }
   const auto failed = [](const char* call) {
     const int error = errno;

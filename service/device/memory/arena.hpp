@@ -44,7 +44,8 @@ struct MemoryHeadroom {
 
 [[nodiscard]] MemoryHeadroom memory_headroom(const ArenaBytes& arenas = {});
 
-/// Whether one arena more, which is counted in `arenas`, fits. Errors: InsufficientMemory, with need, free and limit.
+/// Whether one arena more, which is counted in `arenas`, fits. Errors: InsufficientMemory, with need, free and limit;
+/// InvalidParams for a size that no file has.
 [[nodiscard]] Result<void> check_headroom(std::uint64_t size_bytes, const MemoryHeadroom& with_it);
 
 /// Frees every page of a memfd, also while other descriptors and mappings of it live on.

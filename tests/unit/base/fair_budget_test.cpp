@@ -62,6 +62,7 @@ TEST(FairBudget, has_room_again_for_what_is_given_back) {
 TEST(FairBudget, does_not_overflow_without_a_limit) {
   FairBudget budget(FairBudget::kUnlimited, kOwn);
   budget.add({1000, 1}, 1ULL << 62);
+  EXPECT_FALSE(budget.refuse({1000, 1}, FairBudget::kUnlimited - (1ULL << 62))) << "there are no parts of it";
   EXPECT_FALSE(budget.refuse({1000, 2}, 1ULL << 62));
   EXPECT_TRUE(budget.refuse({1000, 2}, FairBudget::kUnlimited));
 }
