@@ -100,7 +100,7 @@ TEST(CompareDeclarations, options_are_compared_first) {
   const Error prints = compared(last_of_three([](RankDeclaration& d) { d.options.fingerprint = "crc"; }));
   EXPECT_EQ(prints.path, "options.fingerprint");
   EXPECT_THAT(prints.message, HasSubstr("fingerprint is"));
-  EXPECT_THAT(prints.message, HasSubstr("crc on rank 2"));
+  EXPECT_THAT(prints.message, HasSubstr("and 'crc' on rank 2"));
 
   const Error clip = compared(last_of_three([](RankDeclaration& d) {
     d.options.clip = {{"all", {0.5, ZeroRule::Off}}};
