@@ -81,7 +81,7 @@ def declare(rank: RawRank, names: list[str]) -> None:
 
 
 def batch(method: str, items: int, **params: object) -> bytes:
-    """Of requests with ids that this connection has not used."""
+    """Has requests with ids that this connection has not used."""
     return b"[" + b",".join(request(1_000_000 + item, method, **params) for item in range(items)) + b"]"
 
 

@@ -49,7 +49,7 @@ def starting(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Daemon:
 
 
 def year(daemon: Daemon, job: str) -> int:
-    """Of the log line that the end of an epoch writes."""
+    """The year in the log line that the end of an epoch writes."""
     with RawRank(daemon.socket, job, 0, 1) as rank:
         declare_all([rank], ["w"], 4)
     return int(daemon.wait_for_log(f"epoch ended job={job} ")["ts"][:4])

@@ -41,7 +41,7 @@ class Subscriptions {
 
   [[nodiscard]] std::size_t size() const { return subscriptions_.size(); }
 
-  /// Of all events that wait, whether others wait for the same ones or not.
+  /// The sum over all events that wait, whether others wait for the same ones or not.
   [[nodiscard]] std::size_t queued_bytes() const { return queued_bytes_; }
 
  private:
