@@ -6,10 +6,10 @@
 #include "net/limits/limited_log.hpp"
 #include "net/limits/unread_answers.hpp"
 #include "net/metrics.hpp"
-#include "net/server.hpp"
 #include "net/socket/asio_types.hpp"
 #include "net/socket/closer.hpp"
 #include "net/socket/partial_messages.hpp"
+#include "net/types.hpp"
 
 #include <memory>
 #include <string>

@@ -2,10 +2,10 @@
 // The dispatcher's knowledge about one connection. Thread: io only.
 
 #include "engine/types.hpp"
-#include "rpc/dispatcher.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/handlers/subscriptions.hpp"
 #include "rpc/message.hpp"
+#include "rpc/types.hpp"
 #include "rpc/wire/wire_session.hpp"
 
 #include <cstdint>

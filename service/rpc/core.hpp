@@ -2,10 +2,11 @@
 // The things that handlers use: the engine, the connections, and the caller. Thread: io only.
 
 #include "base/fair_budget.hpp"
+#include "engine/engine.hpp"
 #include "rpc/connection.hpp"
-#include "rpc/dispatcher.hpp"
 #include "rpc/metrics.hpp"
 #include "rpc/reply.hpp"
+#include "rpc/types.hpp"
 
 #include <functional>
 #include <map>

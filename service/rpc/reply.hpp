@@ -6,8 +6,8 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
-#include "rpc/dispatcher.hpp"
 #include "rpc/json/codec.hpp"
+#include "rpc/types.hpp"
 
 #include <cstdint>
 #include <memory>

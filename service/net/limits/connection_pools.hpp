@@ -2,7 +2,7 @@
 // How many connections each entrance, each uid, each process and each address may have, so that no one of them takes
 // the places of the others. Pure. Thread: io only. Internal to net.
 
-#include "net/server.hpp"
+#include "net/types.hpp"
 
 #include <cstddef>
 #include <cstdint>

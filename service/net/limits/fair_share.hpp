@@ -10,7 +10,7 @@
 // Thread: io only. Internal to net.
 
 #include "base/clock.hpp"
-#include "net/server.hpp"
+#include "net/types.hpp"
 
 #include <array>
 #include <cstdint>

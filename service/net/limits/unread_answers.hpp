@@ -4,7 +4,7 @@
 //
 // Thread: io only. Internal to net.
 
-#include "net/server.hpp"
+#include "net/types.hpp"
 
 #include <cstddef>
 #include <cstdint>

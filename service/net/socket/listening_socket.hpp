@@ -3,7 +3,7 @@
 // stale socket file replaced and a live daemon's left alone. Used at start and stop only.
 
 #include "base/unique_fd.hpp"
-#include "net/server.hpp"
+#include "net/types.hpp"
 
 #include <sys/types.h>
 

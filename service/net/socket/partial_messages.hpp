@@ -2,7 +2,7 @@
 // Counts the bytes that connections hold of unfinished messages, and chooses the connection to close when there are too
 // many. Thread: io only. Internal to net.
 
-#include "net/server.hpp"
+#include "net/types.hpp"
 
 #include <cstddef>
 #include <cstdint>

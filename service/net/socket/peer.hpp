@@ -2,7 +2,7 @@
 // The process at the other end of a unix socket, as the kernel reports it.
 
 #include "base/unique_fd.hpp"
-#include "net/server.hpp"
+#include "net/types.hpp"
 
 #include <cstdint>
 #include <optional>
