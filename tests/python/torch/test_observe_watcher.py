@@ -21,7 +21,7 @@ def watcher(folder: Path) -> Watcher:
 def test_a_step_of_a_framework_is_passed_on_and_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     one = watcher(tmp_path)
     assert [one.around("step", lambda a, b: a + b, (number,), {"b": 1}) for number in range(3)] == [1, 2, 3]
-    assert capfd.readouterr().err.count("own clips are not observed") == 1
+    assert capfd.readouterr().err.count("that was made after the first step are not observed") == 1
     assert len(read_tallies(tmp_path)[0].notes) == 1
 
 
