@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <random>
 #include <ucontext.h>
 #include <vector>
@@ -197,6 +198,9 @@ void run(std::vector<Fiber>& fibers, std::mt19937_64& random) {
 Settings& settings() { return the_settings; }
 
 bool launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
+  // Ranks of a test may be threads of one process; there is one grid.
+  static std::mutex one_at_a_time;
+  const std::scoped_lock lock(one_at_a_time);
   if (++the_settings.launches == the_settings.failing_launch) {
     return false;
   }
