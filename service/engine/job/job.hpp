@@ -4,6 +4,7 @@
 // A job whose last rank has left lives on until the lane is quiet, so that the last calls are not answered too early.
 
 #include "engine/buffer_table.hpp"
+#include "engine/epoch/admission.hpp"
 #include "engine/epoch/epoch_machine.hpp"
 #include "engine/job/attempt.hpp"
 #include "engine/job/job_facts.hpp"
@@ -65,13 +66,19 @@ class Job {
 
   // membership (job_membership.cpp)
   /// Whether the request may take its rank. Resuming counts as taking.
-  [[nodiscard]] Result<void> may_attach(const AttachRequest& request) const;
+  [[nodiscard]] Result<void> may_attach(const AttachRequest& request) const {
+    return engine::may_attach(identity_, ranks_[request.rank].holder, request);
+  }
+
   [[nodiscard]] AttachResult attach(const AttachRequest& request, SessionId session);
 
   /// The session that holds a rank, 0 for none.
-  [[nodiscard]] SessionId holder(std::int64_t rank) const { return ranks_[rank].session; }
+  [[nodiscard]] SessionId holder(std::int64_t rank) const { return ranks_[rank].holder.session; }
 
-  [[nodiscard]] bool resumes(const AttachRequest& request) const;
+  [[nodiscard]] bool resumes(const AttachRequest& request) const {
+    return engine::resumes(ranks_[request.rank].holder, request);
+  }
+
   void leave(std::int64_t rank, const std::string& why, bool lost);
 
   void connection_lost(std::int64_t rank) { epochs_.on_disconnected(context_.now, rank); }
@@ -159,21 +166,12 @@ class Job {
  private:
   /// The process of a rank, and what it declared.
   struct Rank {
-    SessionId session = 0;
-    std::string client_id;
-    std::int64_t pid = 0;
+    RankHolder holder;
     std::shared_ptr<const plan::RankDeclaration> declaration;
     std::uint64_t buffer = 0;
     std::uint64_t check = 0;           ///< the ticket of the check of its declaration
     std::optional<StepKey> last_done;  ///< the step before, where another daemon did it
     Reply<DeclareResult> declare_reply;
-  };
-
-  struct Identity {
-    std::string name;
-    std::uint32_t uid = 0;
-    std::int64_t restart_count = 0;
-    std::vector<plan::Mesh> meshes;
   };
 
   struct FailedRecord {
@@ -190,10 +188,6 @@ class Job {
   [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
 
   [[nodiscard]] std::int64_t world_size() const { return epochs_.roster().size(); }
-
-  // membership (job_membership.cpp)
-  [[nodiscard]] std::optional<Error> refuse_other_job(const AttachRequest& request) const;
-  [[nodiscard]] std::optional<Error> refuse_taken_rank(const AttachRequest& request) const;
 
   // epoch (job_epoch.cpp)
   void perform(const EpochActions& actions);
@@ -277,7 +271,7 @@ class Job {
   void publish_epoch(const std::string& what) const;
 
   JobContext& context_;
-  const Identity identity_;
+  const JobIdentity identity_;
   ByRank<Rank> ranks_;
   EpochMachine epochs_;
   std::uint64_t planning_ = 0;              ///< the ticket of the plan that is being made

@@ -20,7 +20,7 @@ std::uint64_t used_bytes(const plan::Plan& plan, const plan::RankDeclaration& de
 
 void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<DeclareResult> reply) {
   Rank& rank = ranks_[rank_number];
-  const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, request.buffer);
+  const Result<std::uint64_t> size = context_.buffers.size_of(rank.holder.session, request.buffer);
   if (!size) {
     declaration_refused(rank_number, size.error());
     reply(size.error());
@@ -80,7 +80,7 @@ void Job::perform(const AnswerDeclare& action) {
     rank.declaration.reset();
     rank.buffer = 0;
   }
-  if (rank.session == 0) {
+  if (rank.holder.session == 0) {
     ranks_.take(action.rank);
   }
   if (reply && !halted()) {
@@ -104,7 +104,7 @@ std::optional<Error> Job::arena_error(std::int64_t rank_number, const plan::Plan
   const Rank& rank = ranks_[rank_number];
   const bool stats = plan.options.data_path == plan::DataPath::Stats;
   const std::uint64_t needed = used_bytes(plan, *rank.declaration, rank_number);
-  const Result<std::uint64_t> size = context_.buffers.size_of(rank.session, rank.buffer);
+  const Result<std::uint64_t> size = context_.buffers.size_of(rank.holder.session, rank.buffer);
   if (size && *size >= needed) {
     return std::nullopt;
   }

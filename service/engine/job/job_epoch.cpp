@@ -217,9 +217,9 @@ void Job::perform(const ReportLoss& action) {
 
 void Job::perform(const VacateSeat& action) {
   Rank left = ranks_.take(action.rank);
-  context_.vacated.push_back(left.session);
+  context_.vacated.push_back(left.holder.session);
   withdraw(left.check);
-  context_.buffers.release_all(left.session);
+  context_.buffers.release_all(left.holder.session);
   if (!attempt_.calls.empty()) {
     if (Reply<RankReport> waiting = std::exchange(call_of(action.rank), StepCall{}).reply) {
       attempt_.departed.push_back(std::move(waiting));

@@ -25,7 +25,7 @@ std::optional<RecordGrant> Job::grant_record(std::int64_t rank) const {
   if (!record_) {
     return std::nullopt;
   }
-  return context_.buffers.grant_record(record_, rank, identity_.uid, ranks_[rank].pid, context_.now);
+  return context_.buffers.grant_record(record_, rank, identity_.uid, ranks_[rank].holder.pid, context_.now);
 }
 
 /// Before the command that writes gradients: what it leaves half done must never be taken for whole inputs.

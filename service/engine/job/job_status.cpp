@@ -30,7 +30,7 @@ RankStatus Job::rank_status(std::int64_t rank) const {
   entry.pid = seat.pid;
   entry.paused = seat.paused;
   if (seat.taken) {
-    entry.arena_bytes = context_.buffers.bytes_of(ranks_[rank].session);
+    entry.arena_bytes = context_.buffers.bytes_of(ranks_[rank].holder.session);
     entry.measured_by = ranks_[rank].declaration ? ranks_[rank].declaration->measured_by : "";
   }
   if (seat.call) {

@@ -1,0 +1,83 @@
+#include "engine/epoch/admission.hpp"
+
+#include "plan/mesh_difference.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace gradsync::engine {
+
+namespace {
+
+Error attach_refusal(ErrorCode code, std::string path, std::string message, std::string hint) {
+  Error error = make_error(code, std::move(message), std::move(hint));
+  error.path = std::move(path);
+  return error;
+}
+
+std::optional<Error> refuse_other_job(const JobIdentity& job, const AttachRequest& request) {
+  if (request.restart_count < job.restart_count) {
+    return attach_refusal(
+        ErrorCode::Superseded,
+        "restart_count",
+        fmt::format(
+            "restart {} of job '{}' is over: restart {} has begun", request.restart_count, job.name, job.restart_count
+        ),
+        "this process belongs to an older restart and should end"
+    );
+  }
+  std::optional<plan::MeshDifference> found;
+  const char* hint = "give every rank the same meshes: names, axes, sizes and their order";
+  if (request.world_size != job.world_size) {
+    found = {"world_size", "world_size", std::to_string(job.world_size), std::to_string(request.world_size)};
+    hint = "give every rank the same world_size, or the new run another job name";
+  } else {
+    found = plan::difference_of(job.meshes, request.meshes);
+  }
+  if (found) {
+    return attach_refusal(
+        ErrorCode::JobMismatch,
+        found->path,
+        fmt::format(
+            "{} is {}, but the ranks attached to job '{}' said {}", found->what, found->other, job.name, found->first
+        ),
+        hint
+    );
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> refuse_taken_rank(const JobIdentity& job, const RankHolder& holder, const AttachRequest& request) {
+  const bool same_process = holder.pid != 0 && holder.pid == request.pid;
+  if (holder.session == 0 || same_process || resumes(holder, request)) {
+    return std::nullopt;
+  }
+  return attach_refusal(
+      ErrorCode::RankInUse,
+      "rank",
+      fmt::format("rank {} of job '{}' is held by the live process {}", request.rank, job.name, holder.pid),
+      "end that process, or attach with a higher restart_count or under another job name"
+  );
+}
+
+}  // namespace
+
+bool resumes(const RankHolder& holder, const AttachRequest& request) {
+  return holder.session != 0 && holder.client_id == request.client_id;
+}
+
+Result<void> may_attach(const JobIdentity& job, const RankHolder& holder, const AttachRequest& request) {
+  std::optional<Error> refusal = refuse_other_job(job, request);
+  if (!refusal) {
+    refusal = refuse_taken_rank(job, holder, request);
+  }
+  if (!refusal) {
+    return {};
+  }
+  refusal->job = job.name;
+  refusal->rank = request.rank;
+  return *refusal;
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,79 @@
+#include "engine/epoch/admission.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace gradsync::engine {
+namespace {
+
+using testing::HasSubstr;
+
+const JobIdentity kJob{"llm", 1000, 2, 8, {}};
+const RankHolder kNobody{};
+const RankHolder kTrainer{7, "client-a", 4711};
+
+AttachRequest request() {
+  AttachRequest asked;
+  asked.job = "llm";
+  asked.uid = 1000;
+  asked.pid = 4712;
+  asked.client_id = "client-b";
+  asked.rank = 3;
+  asked.world_size = 8;
+  asked.restart_count = 2;
+  return asked;
+}
+
+Error refusal(const RankHolder& holder, const AttachRequest& asked) {
+  const Result<void> answer = may_attach(kJob, holder, asked);
+  EXPECT_TRUE(answer.has_error());
+  return answer.has_error() ? answer.error() : Error{};
+}
+
+TEST(Admission, a_free_rank_of_the_same_job_may_be_taken) { EXPECT_TRUE(may_attach(kJob, kNobody, request())); }
+
+TEST(Admission, a_held_rank_is_refused_with_the_process_that_holds_it) {
+  const Error error = refusal(kTrainer, request());
+  EXPECT_EQ(error.code, ErrorCode::RankInUse);
+  EXPECT_EQ(error.rank, 3);
+  EXPECT_EQ(error.job, "llm");
+  EXPECT_THAT(error.message, HasSubstr("live process 4711"));
+}
+
+TEST(Admission, the_client_of_before_resumes_and_its_process_may_attach_again) {
+  AttachRequest again = request();
+  again.client_id = "client-a";
+  EXPECT_TRUE(resumes(kTrainer, again));
+  EXPECT_TRUE(may_attach(kJob, kTrainer, again));
+
+  AttachRequest anew = request();
+  anew.pid = 4711;
+  EXPECT_FALSE(resumes(kTrainer, anew));
+  EXPECT_TRUE(may_attach(kJob, kTrainer, anew));
+  EXPECT_FALSE(resumes(kNobody, again)) << "a rank that nobody holds is not resumed";
+}
+
+TEST(Admission, a_process_of_unknown_pid_is_not_taken_for_the_holder) {
+  AttachRequest unknown = request();
+  unknown.pid = 0;
+  EXPECT_EQ(refusal({7, "client-a", 0}, unknown).code, ErrorCode::RankInUse);
+}
+
+TEST(Admission, an_older_restart_and_another_world_are_refused_by_both_values) {
+  AttachRequest older = request();
+  older.restart_count = 1;
+  const Error superseded = refusal(kNobody, older);
+  EXPECT_EQ(superseded.code, ErrorCode::Superseded);
+  EXPECT_EQ(superseded.path, "restart_count");
+  EXPECT_THAT(superseded.message, HasSubstr("restart 1 of job 'llm' is over: restart 2"));
+
+  AttachRequest larger = request();
+  larger.world_size = 16;
+  const Error mismatch = refusal(kNobody, larger);
+  EXPECT_EQ(mismatch.code, ErrorCode::JobMismatch);
+  EXPECT_EQ(mismatch.path, "world_size");
+  EXPECT_THAT(mismatch.message, HasSubstr("world_size is 16, but the ranks attached to job 'llm' said 8"));
+}
+
+}  // namespace
+}  // namespace gradsync::engine
