@@ -21,8 +21,10 @@ SCRIPTS = {
 MESSAGES = re.findall(r"^\| (`.*?) \|", GUIDE.split("\n## A message, and what to do\n")[1], re.MULTILINE)
 NEEDS = {
     "train_accelerate": "accelerate",
+    "train_deepspeed": "deepspeed",
     "train_hf": "transformers",
     "train_lightning": "lightning",
+    "train_megatron": "megatron",
     "train_torchtitan": "torchtitan",
 }
 AUDITED = sorted(set(SCRIPTS) - {"train_sync"})  # there gradsync reduces, and nothing of torch clips

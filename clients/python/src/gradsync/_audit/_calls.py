@@ -18,7 +18,10 @@ from ._world import Key, World, combined
 __all__ = ["Seen", "seen_calls"]
 
 
-_NOTHING = "a call was given no gradients on any rank and clips nothing; a generator that was read before?"
+_NOTHING = (
+    "a call was given no gradients on any rank and clips nothing -> give it parameters with gradients; a generator, as "
+    "model.parameters() is, can be read only once"
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,10 @@ def seen_calls(world: World, steps: int, said: list[str]) -> tuple[list[Seen], l
         totals += [one for one in norms if not one.lost]
         products += held or [one for one in norms if one.keys and one.order == world.p][-1:]
     if not products:
-        said.append("no call of a clip function could be matched over the ranks; nothing is compared")
+        said.append(
+            "no call of a clip function could be matched over the ranks; nothing is compared -> let every rank make the "
+            "same calls in the same order"
+        )
     return _seen(world, products), _seen(world, totals)
 
 

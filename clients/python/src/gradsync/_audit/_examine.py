@@ -18,6 +18,11 @@ from ._world import Key, World
 
 __all__ = ["complete", "examine", "steps_of"]
 
+_MEND = (
+    "mend what it says, or what it says is not seen: gradsync.torch.observe(norm) after "
+    "gradsync.torch.init(model, mesh=…, mode='observe') compares the norm of any script whose gradients are in p.grad"
+)
+
 LINE = "gradsync.torch.audit(model, mesh={…}, pp=…, ep=…)"
 _ADVICE = (
     f"where a script spreads tensors by hand (PP or EP over plain process groups), say how: one line in it, {LINE}, or "
@@ -49,7 +54,12 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
         return Verdict(ranks=_world_size(ranks), reason=reason, advice=advice)
     world = World(ranks)
     steps = min(len(found.steps) for found in ranks.values())
-    early = [f"rank {found.rank} stopped early: {found.failed}" for found in ranks.values() if found.failed]
+    early = [
+        f"rank {found.rank} stopped early: {found.failed}; the {steps} steps before are compared -> mend what it says, "
+        "then audit again"
+        for found in ranks.values()
+        if found.failed
+    ]
     if _of_this_node(ranks):
         return judge_node(world, steps, tolerance, early)
     everything = world
@@ -62,12 +72,20 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
             answer = replay(world, steps, address)
             answer = replace(answer, findings=[*answer.findings, f"{left_out} tensors of no call left out: {refused}"])
     except GradsyncError as error:
-        return Verdict(ranks=world.size, reason=f"no daemon gave the exact norm: {error}")
+        return Verdict(
+            ranks=world.size,
+            reason=f"no daemon gave the exact norm: {error}",
+            advice="`gradsyncd status` says whether one answers; start `gradsyncd serve`, or set GRADSYNCD to the binary "
+            "so that the audit starts its own, then audit again",
+        )
     if not answer.steps:
         return _refused(world, answer)
     findings = list(answer.findings)
     if answer.error is not None:
-        findings.append(f"the daemon answered {len(answer.steps)} of {steps} steps: {answer.error}")
+        findings.append(
+            f"the daemon answered {len(answer.steps)} of {steps} steps: {answer.error} -> see the daemon's log; the "
+            "steps that it answered are compared"
+        )
     return judge(
         world,
         answer.steps,
@@ -131,7 +149,8 @@ def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
     if failed:
         said = "; ".join(f"rank {rank}: {reason}" for rank, reason in list(failed.items())[:4])
         placed = any(reason.startswith(("ModuleRefused", "UsageError")) for reason in failed.values() if reason)
-        return f"{len(failed)} ranks cannot be audited: {said}", _ADVICE if placed and _world_size(ranks) > 1 else ""
+        advice = _ADVICE if placed and _world_size(ranks) > 1 else _MEND
+        return f"{len(failed)} {'rank' if len(failed) == 1 else 'ranks'} cannot be audited: {said}", advice
     here = _of_this_node(ranks)
     if 0 < len(ranks) < here:
         return (
@@ -149,7 +168,10 @@ def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
         return "no step was completed by all ranks", "let the script run for one optimizer step at least"
     orders = {found.p for found in ranks.values()}
     if len(orders) > 1:
-        return f"ranks measure norms of different orders: {', '.join(map(str, sorted(orders)))}", ""
+        return (
+            f"ranks measure norms of different orders: {', '.join(map(str, sorted(orders)))}",
+            "give the clip calls of all ranks one norm_type",
+        )
     return _differing_meshes(ranks)
 
 

@@ -92,7 +92,8 @@ def _unlike_copies(world: World, steps: int) -> list[str]:
                     if row is not None and theirs is not None and row.fingerprint != theirs.fingerprint:
                         return [
                             f"'{key[0]}' should be equal on ranks that replicate it, and the gradients of ranks {rank} "
-                            f"and {other} differ (first in step {step}): they were not reduced alike"
+                            f"and {other} differ (first in step {step}): they were not reduced alike -> "
+                            "reduce the gradients of all copies before the clip"
                         ]
     return []
 

@@ -116,10 +116,14 @@ def _findings(reports: Sequence[StepReport], world: World | None = None) -> tupl
                 missing.setdefault((one.tensor, _some(ranks)), number)
     said = [
         f"'{tensor}' should be equal on ranks that replicate it, and the gradients of ranks {ranks} differ (first in "
-        f"step {step}): they were not reduced alike"
+        f"step {step}): they were not reduced alike -> reduce the gradients of all copies before the clip"
         for (tensor, ranks), step in differing.items()
     ]
-    absent = [f"'{tensor}' has no gradient on ranks {ranks}: counted as 0" for tensor, ranks in missing]
+    absent = [
+        f"'{tensor}' has no gradient on ranks {ranks}: counted as 0 -> right for experts without tokens; else see "
+        "whether those ranks skip a part of the model"
+        for tensor, ranks in missing
+    ]
     return [*_first(said, "tensors that differ"), *_first(absent, "tensors without a gradient")], bool(differing)
 
 

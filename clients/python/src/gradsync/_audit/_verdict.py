@@ -123,7 +123,10 @@ def judge(
             continue
         if seen.raised:
             count = f"{seen.raised} of {seen.raised + len(seen.steps)} steps"
-            said.append(f"{name}: in {count} the call raised or gave no norm that can be read; the others are compared")
+            said.append(
+                f"{name}: in {count} the call raised or gave no norm that can be read; the others are compared -> see "
+                "in the command's output what it raised"
+            )
         sums = {step: Sums(world, step, None if seen.whole else seen.keys) for step in seen.steps}
         exact = {step: one.exact(RIGHT, min(world.ranks)) for step, one in sums.items()}
         if seen.whole:
@@ -165,7 +168,7 @@ def _perhaps_tied(world: World, steps: int) -> list[str]:
             holders.setdefault(key, set()).add(rank)
     apart = [(one, other) for one, other in twins(world, range(steps)) if not holders[one] & holders[other]]
     said = [
-        f"'{one}' and '{other}' on different ranks have bit-equal gradients in every step, and both are counted; if "
+        f"'{one}' and '{other}' on different ranks have bit-equal gradients in every step, and both are counted -> if "
         f"they are one weight: --tied {one},{other}"
         for (one, _), (other, _) in apart[:_SAID]
     ]
@@ -291,8 +294,8 @@ def _check_ourselves(exact: Mapping[int, float], ours: Sequence[OurStep], said: 
         answer = ours[step]
         if math.isfinite(answer.norm) and not close(norm, answer.norm, _SAME):
             said.append(
-                f"step {step}: the daemon's norm is {answer.norm!r}, the rows give {norm!r}; replicas differ, or this "
-                "is an error of gradsync"
+                f"step {step}: the daemon's norm is {answer.norm!r}, the rows give {norm!r}: replicas differ, or this "
+                "is an error of gradsync -> reduce the gradients of all copies alike; if they are, report it with --json"
             )
 
 
@@ -304,7 +307,10 @@ def compare_ranks(world: World, name: str, seen: Seen, said: list[str]) -> bool:
             ranks.setdefault(f"{norm:.9g}", []).append(str(rank))
         if len(ranks) > 1:
             which = "; ".join(f"{norm} on {', '.join(names)}" for norm, names in ranks.items())
-            said.append(f"{name}: ranks clip by different norms (step {step}: {which}): one model, many coefficients")
+            said.append(
+                f"{name}: ranks clip by different norms (step {step}: {which}): one model, many coefficients -> sum "
+                "the powers over the ranks before the clip, so that every rank multiplies by one coefficient"
+            )
             return True
     return False
 
