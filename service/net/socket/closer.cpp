@@ -105,9 +105,13 @@ struct Closer::State : std::enable_shared_from_this<State> {
 
   /// With the lock: one thread more than hang is there to take over, also where nothing more is closed after them.
   void keep_one_spare() {
-    if (begun.size() < running || running >= kMostThreads || stopping) {
-      return;
+    if (begun.size() >= running && running < kMostThreads && !stopping) {
+      start_spare();
     }
+  }
+
+  /// With the lock.
+  void start_spare() {
     try {
       start_thread();
     } catch (const std::exception& problem) {
@@ -188,6 +192,7 @@ struct Closer::State : std::enable_shared_from_this<State> {
 Closer::Closer() : state_(std::make_shared<State>()) {
   const std::scoped_lock lock{state_->mutex};
   state_->start_thread();
+  state_->start_spare();
 }
 
 Closer::~Closer() {
