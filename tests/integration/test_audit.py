@@ -113,6 +113,17 @@ def test_the_line_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path)
     assert note.startswith("--mesh and --ep had no effect: the script says itself what its model is")
 
 
+def test_init_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path) -> None:
+    code, said, found = audit(
+        *ranks_of(2, "pipeline_of_its_own_norm"), options=("--mesh", "dp=2"), json_file=tmp_path / "verdict.json"
+    )
+    assert code == 0, said
+    assert whole(found)["verdict"] == "agrees"
+    (note,) = [finding for finding in found["findings"] if "had no effect" in finding]
+    assert note.startswith("--mesh had no effect: the script says itself what its model is")
+    assert note.endswith("-> put it into that line, or take the line out")
+
+
 def test_the_line_in_the_script_gives_the_same_without_the_command(tmp_path: Path) -> None:
     path = tmp_path / "verdict.json"
     environment = clean_environment(GRADSYNCD=BINARY, WRITE_TO=str(path))

@@ -49,7 +49,7 @@ def test_experts_left_out(p: float) -> None:
     assert verdict.exit_code == 1
     assert [line.verdict for line in verdict.lines] == ["differs", "agrees", "differs"]
     assert verdict.lines[2].implied
-    assert any("ranks clip by different norms" in finding for finding in verdict.findings)
+    assert any("ranks clip by different norms" in finding and " -> " in finding for finding in verdict.findings)
 
 
 def test_copies_counted_once_per_rank() -> None:
@@ -537,7 +537,8 @@ def test_a_node_whose_copies_differ_says_so() -> None:
     verdict = world.judge(right, ranks=(0, 1), row=lambda number, row: replace(row, fingerprint=next(changed)))
     assert verdict.replicas_differ
     assert verdict.exit_code == 1
-    assert any("'w' should be equal on ranks that replicate it" in finding for finding in verdict.findings)
+    (said,) = [finding for finding in verdict.findings if "'w' should be equal on ranks that replicate it" in finding]
+    assert said.endswith(" -> reduce the gradients of all copies before the clip")
 
 
 @pytest.mark.parametrize("scale", [None, 1024.0])

@@ -100,7 +100,9 @@ def test_why_there_is_no_verdict(tmp_path: Path) -> None:
     written(tmp_path, 2, 3).done()
     assert "no step was completed" in str(examine(tmp_path, None).reason)
     written(tmp_path, 1, 3, p=1.0).done()
-    assert "different orders: 1.0, 2.0" in str(examine(tmp_path, None).reason)
+    verdict = examine(tmp_path, None)
+    assert "different orders: 1.0, 2.0" in str(verdict.reason)
+    assert verdict.advice == "give the clip calls of all ranks one norm_type"
     rank_path(tmp_path, 1).unlink()
     writer = RankWriter(tmp_path, 1)
     with pytest.raises(FileExistsError):
@@ -111,6 +113,13 @@ def test_why_there_is_no_verdict(tmp_path: Path) -> None:
     assert "rank 1: ModuleRefused" in str(verdict.reason)
     assert "gradsync.torch.audit(" in verdict.advice
     assert verdict.exit_code == 2
+    rank_path(tmp_path, 1).unlink()
+    writer = RankWriter(tmp_path, 1)
+    writer.failed("NotSeen: a framework of tomorrow", 3)
+    writer.done()
+    verdict = examine(tmp_path, None)
+    assert str(verdict.reason).startswith("1 rank cannot be audited: rank 1: NotSeen")
+    assert "gradsync.torch.observe(norm)" in verdict.advice
 
 
 def test_findings_of_steps_are_said_once_and_not_all(tmp_path: Path) -> None:
@@ -120,13 +129,29 @@ def test_findings_of_steps_are_said_once_and_not_all(tmp_path: Path) -> None:
     assert differ
     assert len(said) == 7
     assert "ranks 0, 1 differ (first in step 0)" in said[0]
-    assert said[5:] == ["and 4 more tensors that differ", "'w0' has no gradient on ranks 0, 1: counted as 0"]
+    assert said[5] == "and 4 more tensors that differ"
+    assert said[6].startswith("'w0' has no gradient on ranks 0, 1: counted as 0 -> ")
+
+
+def test_a_rank_that_stopped_early_is_said_with_what_to_do(tmp_path: Path) -> None:
+    writer = RankWriter(tmp_path, 0)
+    tensor = gradsync.Tensor("w", (2,), local_shape=(2,), mesh="m", placements={"dp": gradsync.Replicate()})
+    writer.head(0, 2, {"m": {"dp": 2}}, [tensor], 2.0, [], 1)  # a node of one rank, which needs no daemon
+    writer.step(Step([Row(4.0, 0.0, 2.0, 2.0, 0, 0, 1)], [2.0], [Call("clip", 2.0, 2.0)]))
+    writer.failed("GradientRefused: 'w': its gradient is sparse", 2)
+    writer.done()
+    (said,) = [finding for finding in examine(tmp_path, None).findings if "stopped early" in finding]
+    assert said == (
+        "rank 0 stopped early: GradientRefused: 'w': its gradient is sparse; the steps before it are compared -> mend "
+        "what it says, then audit again"
+    )
 
 
 def test_no_daemon_is_a_reason(tmp_path: Path) -> None:
     written(tmp_path).done()
     verdict = examine(tmp_path, str(tmp_path / "none.sock"))
     assert "no daemon gave the exact norm" in str(verdict.reason)
+    assert "gradsyncd serve" in verdict.advice
     assert _examine.LINE in _examine._ADVICE
 
 

@@ -84,8 +84,8 @@ def seen_calls(world: World, steps: int, said: list[str]) -> tuple[list[Seen], l
         products += held or [one for one in norms if one.keys and one.order == world.p][-1:]
     if not products:
         said.append(
-            "no call of a clip function could be matched over the ranks; nothing is compared -> let every rank make the "
-            "same calls in the same order"
+            "no call of a clip function could be matched over the ranks; nothing is compared -> let every rank make "
+            "the same calls in the same order"
         )
     return _seen(world, products), _seen(world, totals)
 

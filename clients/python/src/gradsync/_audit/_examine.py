@@ -28,6 +28,10 @@ _ADVICE = (
     f"where a script spreads tensors by hand (PP or EP over plain process groups), say how: one line in it, {LINE}, or "
     "--mesh, --pp, --ep and --sharded of gradsync audit; docs/parallelism.md has the placement of each parallelism"
 )
+_MEND = (
+    "mend what it says, or what it says is not seen: gradsync.torch.observe(norm) after "
+    "gradsync.torch.init(model, mesh=…, mode='observe') compares the norm of any script whose gradients are in p.grad"
+)
 
 
 def complete(folder: Path) -> bool:
@@ -55,7 +59,7 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
     world = World(ranks)
     steps = min(len(found.steps) for found in ranks.values())
     early = [
-        f"rank {found.rank} stopped early: {found.failed}; the {steps} steps before are compared -> mend what it says, "
+        f"rank {found.rank} stopped early: {found.failed}; the steps before it are compared -> mend what it says, "
         "then audit again"
         for found in ranks.values()
         if found.failed
@@ -75,8 +79,7 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
         return Verdict(
             ranks=world.size,
             reason=f"no daemon gave the exact norm: {error}",
-            advice="`gradsyncd status` says whether one answers; start `gradsyncd serve`, or set GRADSYNCD to the binary "
-            "so that the audit starts its own, then audit again",
+            advice="start `gradsyncd serve`, or set GRADSYNCD to the binary to start; then audit again",
         )
     if not answer.steps:
         return _refused(world, answer)

@@ -295,7 +295,7 @@ def _check_ourselves(exact: Mapping[int, float], ours: Sequence[OurStep], said: 
         if math.isfinite(answer.norm) and not close(norm, answer.norm, _SAME):
             said.append(
                 f"step {step}: the daemon's norm is {answer.norm!r}, the rows give {norm!r}: replicas differ, or this "
-                "is an error of gradsync -> reduce the gradients of all copies alike; if they are, report it with --json"
+                "is an error of gradsync -> reduce the gradients of all copies alike; if they are, report it"
             )
 
 
