@@ -82,6 +82,16 @@ def test_a_script_of_the_guide_is_audited_and_agrees(name: str, tmp_path: Path) 
     assert found["lines"][0]["verdict"] == "agrees"
 
 
+def test_the_script_of_the_clients_readme_runs(tmp_path: Path) -> None:
+    (text,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "clients/python/README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    script = tmp_path / "raw.py"
+    script.write_text(text)
+    said = run([BINARY, "run", "--", sys.executable, str(script)], tmp_path)
+    assert "512.0 True" in said  # the norm of 512 · 512 ones, which is clipped
+
+
 @pytest.mark.parametrize("cell", MESSAGES)
 def test_every_message_of_the_guide_is_one_that_gradsync_says(cell: str) -> None:
     sources = [*(ROOT / "service").rglob("*.cpp"), *(ROOT / "clients/python/src").rglob("*.py")]

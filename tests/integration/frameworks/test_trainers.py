@@ -1,4 +1,4 @@
-"""`gradsync audit` and `gradsync observe` on unchanged scripts of trainers that clip by themselves: trainer_scripts.py."""
+"""Unchanged scripts of trainers that clip by themselves, audited and observed; the scripts: trainer_scripts.py."""
 
 from __future__ import annotations
 
