@@ -53,6 +53,28 @@ def trains() -> None:
 
 
 @case
+def steps_by_the_unfused_optimizer() -> None:
+    """Its class alone, because DeepSpeed's engine refuses fp16 on most CPUs."""
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+    from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    deepspeed.init_distributed("gloo")
+    model = blocks().half()
+    optimizer = FP16_UnfusedOptimizer(torch.optim.SGD(model.parameters(), 1e-2), static_loss_scale=256.0, clip_grad=0.5)
+    generator = torch.Generator().manual_seed(rank())
+    for _ in range(STEPS + 1):
+        batch = torch.randn(3, 7, generator=generator).half()
+        (256.0 * model(batch).float().square().mean()).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@case
 def clips_by_torch_what_zero_keeps_elsewhere() -> None:
     from torch import nn
 

@@ -52,6 +52,18 @@ def test_the_norm_of_each_optimizer_agrees(tmp_path: Path, stage: str, dtype: st
     assert whole(found)["ours"] > 0.01
 
 
+def test_the_norm_of_the_unfused_optimizer_is_divided_by_the_loss_scale(tmp_path: Path) -> None:
+    command = ranks_of(2, "steps_by_the_unfused_optimizer", SCRIPT)
+    code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
+    assert code == 0, said
+    assert [(line["name"], line["verdict"], line["tensors"]) for line in found["lines"]] == [
+        ("whole model", "agrees", 6),
+        ("copied to all ranks", "agrees", 6),
+    ]
+    assert 0.01 < whole(found)["ours"] < 100  # with the scale it would be 256 times that
+    assert not found["problems"]
+
+
 def test_a_run_by_torchrun_is_seen(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     code, said, found = audit(*torchrun, SCRIPT, "trains", json_file=tmp_path / "verdict.json", STAGE="2")
