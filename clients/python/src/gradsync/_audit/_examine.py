@@ -18,11 +18,6 @@ from ._world import Key, World
 
 __all__ = ["complete", "examine", "steps_of"]
 
-_MEND = (
-    "mend what it says, or what it says is not seen: gradsync.torch.observe(norm) after "
-    "gradsync.torch.init(model, mesh=…, mode='observe') compares the norm of any script whose gradients are in p.grad"
-)
-
 LINE = "gradsync.torch.audit(model, mesh={…}, pp=…, ep=…)"
 _ADVICE = (
     f"where a script spreads tensors by hand (PP or EP over plain process groups), say how: one line in it, {LINE}, or "
