@@ -213,6 +213,10 @@ class World {
     if (outbox_.open[on]) {
       dispatcher_->on_text(on, text);
       pump();
+      while (outbox_.open[on] && dispatcher_->has_more(on)) {
+        dispatcher_->go_on(on);
+        pump();
+      }
       dispatcher_->on_drained(on);
     }
   }
