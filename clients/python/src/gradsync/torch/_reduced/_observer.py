@@ -151,8 +151,8 @@ class Observer(UnchangedState):
                 if only is not None and len(only) < len(gradients):
                     gradients = [one if index in only else None for index, one in enumerate(gradients)]
                 self._look_at(only)
-                arranged = self._measurer.arrange(gradients, self._checked)
                 self._checked = self._grads.check
+                arranged = self._measurer.arrange(gradients, self._checked)
                 self._measurer.measure(arranged, self._checked, self._grads.stamp, self._table)
                 return True
         except Exception as error:
