@@ -226,14 +226,11 @@ class World {
   World() {
     REQUIRE(!server_.start().has_value());
     fuzz::settle(io_);
-    const fuzz::ClientSocket first(folder_ / "s.fd.sock");  // what is opened once is open before anything is counted
-    fuzz::settle(io_);
+    descriptors_ = fuzz::open_descriptors();
   }
 
   void run(Script script) {
-    fuzz::settle_until(io_, [&] { return metrics_.connections.Value() == 0; });
     kinds_.renew();
-    const std::size_t descriptors = fuzz::open_descriptors();
     refuse_next_ = false;
     handlers_.owner.emplace((script.byte() & 1) != 0);
     for (int commands = 0; !script.empty() && commands < 32; ++commands) {
@@ -249,7 +246,7 @@ class World {
     handlers_.owner.reset();
     last_.reset();
     // The server closes what others may have had a hand in on a thread of its own, after a goodbye.
-    fuzz::wait_until(io_, [&] { return fuzz::open_descriptors() == descriptors; });
+    fuzz::wait_until(io_, [&] { return fuzz::open_descriptors() == descriptors_; });
   }
 
  private:
@@ -368,6 +365,7 @@ class World {
   net::NetMetrics metrics_{registry_};
   net::Server server_{io_, options(), handlers_, handlers_, handlers_, metrics_};
   Kinds kinds_;
+  std::size_t descriptors_ = 0;  ///< open between two inputs
   std::array<std::optional<fuzz::ClientSocket>, 2> clients_;
   bool refuse_next_ = false;
   UniqueFd last_;
