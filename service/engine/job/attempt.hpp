@@ -3,6 +3,7 @@
 
 #include "engine/policies/policy_keeper.hpp"
 #include "engine/step/ask.hpp"
+#include "engine/step/lane_stop.hpp"
 #include "engine/types.hpp"
 
 #include <cstddef>
@@ -43,8 +44,7 @@ struct Attempt {
   double reduce_s = 0;
   std::optional<TimePoint> first_ask;
   std::optional<TimePoint> last_ask;
-  std::optional<TimePoint> abort_at;  ///< when the lane was told to abort
-  std::optional<Error> stuck;         ///< it was not: what step calls are answered until it is
+  LaneStop stop;  ///< of the lanes that are told to abort it
 };
 
 }  // namespace gradsync::engine

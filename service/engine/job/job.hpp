@@ -263,9 +263,10 @@ class Job {
 
   // deadlines
   void follow_pauses();
-  /// When the lane, told to abort, must be at rest: any report of it, of whatever job, shows that it does not hang.
-  [[nodiscard]] std::optional<TimePoint> quiet_by() const;
-  void give_up_on_lane();
+  /// When one of the job's lanes reported last, of whatever job.
+  [[nodiscard]] TimePoint last_report() const;
+  /// Does not wait any longer for lanes that hang, but does not say either that gradients may be used again.
+  void give_up_on_lane(const Error& stuck);
 
   void publish_alert(const std::string& kind, const std::string& what) const;
   void publish_epoch(const std::string& what) const;

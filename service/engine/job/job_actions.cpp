@@ -100,7 +100,7 @@ void Job::perform(LaunchScale& action) {
 }
 
 void Job::perform(LaunchAbort& action) {
-  attempt_.abort_at = context_.now;
+  attempt_.stop.on_told(context_.now);
   context_.lanes[action.lane].submit(device::Abort{active_->id, action.attempt});
 }
 
@@ -251,7 +251,7 @@ void Job::answer_done(const std::shared_ptr<const StepReport>& report, std::uint
 
 void Job::perform(AttemptFailed& action) {
   Attempt over = std::exchange(attempt_, Attempt(attempt_.calls.size()));
-  if (over.stuck) {
+  if (over.stop.stuck()) {
     spdlog::info("lane at rest again job={} epoch={} attempt={}", identity_.name, epochs_.epoch(), action.attempt);
   }
   Error error = epochs_.ending() ? *epochs_.ending() : std::move(action.error);

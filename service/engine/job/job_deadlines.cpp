@@ -21,32 +21,29 @@ void lower(std::optional<TimePoint>& earliest, const std::optional<TimePoint>& o
 
 std::optional<TimePoint> Job::next_deadline() const {
   std::optional<TimePoint> earliest = epochs_.next_deadline();
-  if (!attempt_.stuck) {
-    lower(earliest, quiet_by());
-  }
+  lower(earliest, attempt_.stop.next_deadline(last_report(), context_.options.deadlines.lane));
   if (machine_) {
     lower(earliest, machine_->next_deadline());
   }
   return earliest;
 }
 
-std::optional<TimePoint> Job::quiet_by() const {
-  if (!attempt_.abort_at) {
-    return std::nullopt;
-  }
-  TimePoint moved = *attempt_.abort_at;
+TimePoint Job::last_report() const {
+  TimePoint last;
   if (active_) {
     for (const LaneShare& share : active_->shares) {
-      moved = std::max(moved, context_.lanes.last_report(share.lane));
+      last = std::max(last, context_.lanes.last_report(share.lane));
     }
   }
-  return moved + context_.options.deadlines.lane;
+  return last;
 }
 
 void Job::on_time() {
   perform(epochs_.on_time(context_.now));
-  if (const auto due = quiet_by(); due && !attempt_.stuck && *due <= context_.now) {
-    give_up_on_lane();
+  const std::optional<Error> failure = machine_ ? machine_->failure() : std::nullopt;
+  const Milliseconds patience = context_.options.deadlines.lane;
+  if (const auto stuck = attempt_.stop.on_time(context_.now, last_report(), patience, identity_.name, failure)) {
+    give_up_on_lane(*stuck);
   }
   if (machine_) {
     run(machine_->on_time(context_.now, forming() ? epochs_.lacks() : ""));
@@ -58,26 +55,10 @@ void Job::perform(HalfTime& action) {
   publish_alert("deadline_half", fmt::format("half of the step's deadline is over; it waits for {}", action.waits_for));
 }
 
-// Does not wait for a lane that hangs, but does not say either that the gradients' memory may be used again.
-void Job::give_up_on_lane() {
-  Error error = make_error(
-      ErrorCode::InternalError,
-      fmt::format(
-          "the lane did not stop within {:.1f} s after: {}; it may still change gradients",
-          seconds(context_.options.deadlines.lane),
-          machine_->failure() ? machine_->failure()->message : "the end of the attempt"
-      ),
-      "do not use the gradients; look at the daemon's threads (gdb, perf), then restart it and the ranks"
-  );
-  error.job = identity_.name;
-  if (machine_->failure()) {
-    error.ranks = machine_->failure()->ranks;
-    error.step = machine_->failure()->step;
-  }
-  spdlog::error("lane stuck job={} epoch={} reason=\"{}\"", identity_.name, epochs_.epoch(), error.message);
-  publish_alert("lane_stuck", error.message);
-  attempt_.stuck = error;
-  answer_failed(attempt_, error);
+void Job::give_up_on_lane(const Error& stuck) {
+  spdlog::error("lane stuck job={} epoch={} reason=\"{}\"", identity_.name, epochs_.epoch(), stuck.message);
+  publish_alert("lane_stuck", stuck.message);
+  answer_failed(attempt_, stuck);
 }
 
 void Job::follow_pauses() {

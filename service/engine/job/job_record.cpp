@@ -67,6 +67,6 @@ void Job::halt() {
   }
 }
 
-bool Job::at_rest() const { return attempt_.stuck || !machine_ || !machine_->busy(); }
+bool Job::at_rest() const { return attempt_.stop.stuck() || !machine_ || !machine_->busy(); }
 
 }  // namespace gradsync::engine

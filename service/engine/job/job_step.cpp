@@ -59,8 +59,8 @@ std::optional<Result<RankReport>> Job::answer_at_hand(std::int64_t rank, const S
     }
     return before;
   }
-  if (attempt_.stuck) {
-    return Result<RankReport>(*attempt_.stuck);
+  if (const std::optional<Error>& stuck = attempt_.stop.stuck()) {
+    return Result<RankReport>(*stuck);
   }
   if (std::optional<Error> error = epochs_.ending() ? std::nullopt : refuse_step(rank, key)) {
     return Result<RankReport>(std::move(*error));
