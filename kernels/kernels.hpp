@@ -15,6 +15,7 @@
 #include "kernels/clip_outcome.hpp"
 #include "kernels/copy_table.hpp"
 #include "kernels/power_sum.hpp"
+#include "kernels/reduce_table.hpp"
 
 // Only the types of the CUDA runtime are used, no functions, so that a program that includes this need not link it.
 #include <driver_types.h>
@@ -61,6 +62,42 @@ struct Measurement {
 /// at once. One launch per dtype in the table. `outcomes`: clip_groups of the table.
 [[nodiscard]] cudaError_t scale(
     const DeviceTable& table, const ClipOutcome* outcomes, void* scratch, cudaStream_t stream
+);
+
+/// A pass over one bucket of a ReduceTable.
+struct Reduction {
+  std::uint32_t bucket = 0;
+  double p = 2;  ///< any p ≥ 1, or infinity. `reduce` sums the powers 1 and 2; others by `sum_powers` after it
+  bool compare = false;  ///< the sums of each part with its counted one, bit by bit
+};
+
+/// The device memory of the passes over a ReduceTable.
+struct ReduceMemory {
+  const void* image = nullptr;               ///< of the table
+  const std::uint64_t* addresses = nullptr;  ///< by place, aligned to an element
+  ReducedChunk* chunks = nullptr;            ///< by chunk; written
+  /// By place: the values of an input that are not finite, added up; it is touched only where a sum has some.
+  std::uint64_t* nonfinite = nullptr;
+  std::uint32_t* differs = nullptr;  ///< by sum: set to 1 where it is not equal to the counted one
+};
+
+/// Each sum of the bucket: its inputs added in order, in float32 (float64 for float64), divided, rounded once, NaN made
+/// canonical, and written to its outputs. An output may be an input of the same sum, if it lies at the same place. A
+/// sum whose only input is its only output, and which nothing divides, is not written. Where no input has an address,
+/// zeros are written. The bits of results and statistics are those of reduce_chunk of the CPU engine. One launch.
+[[nodiscard]] cudaError_t reduce(
+    const ReduceTable& table, const Reduction& what, const ReduceMemory& memory, cudaStream_t stream
+);
+
+/// Takes Σ(|g| / scale)^p again, of the counted sums that `reduce` wrote: for powers other than 1 and 2, and for plain
+/// sums that left the range. `scales`: by chunk; 0 leaves the chunk alone. For p other than 1 and 2 the last bits are
+/// those of the device's `pow`. One launch.
+[[nodiscard]] cudaError_t sum_powers(
+    const ReduceTable& table,
+    const Reduction& what,
+    const double* scales,
+    const ReduceMemory& memory,
+    cudaStream_t stream
 );
 
 /// All parts of the table: pack, unpack or cast (copy_table.hpp). Parts must not overlap. One launch per pair of

@@ -9,7 +9,7 @@
 // float64 values are compensated: each accumulator has a second one for what rounding loses, and the sum is a pair of
 // doubles. `chunk_reference.hpp` says the same in plain loops, and the tests hold the two together bit for bit.
 
-#include "device/math/double_double.hpp"
+#include "arithmetic/double_double.hpp"
 #include "plan/dtype.hpp"
 
 #include <cstddef>
@@ -19,6 +19,9 @@
 #include <vector>
 
 namespace gradsync::device {
+
+using arithmetic::DoubleDouble;
+using arithmetic::two_sum;
 
 /// Elements of a chunk. Part of the definition of a norm's bits, so a constant; a multiple of 32.
 inline constexpr std::size_t kChunkElements = 16'384;

@@ -8,11 +8,13 @@
 // double, much less than an ulp of a float; so is a float64 norm to which such tensors contribute. A norm above the
 // doubles is infinite.
 
-#include "device/math/double_double.hpp"
+#include "arithmetic/double_double.hpp"
 
 #include <cstdint>
 
 namespace gradsync::device {
+
+using arithmetic::DoubleDouble;
 
 struct TensorSum {
   DoubleDouble power_sum;

@@ -1,5 +1,6 @@
 #pragma once
-// Decides when lanes that were told to abort an attempt hang. Events in, decisions out; no clock and no lane of its own.
+// Decides when lanes that were told to abort an attempt hang. Events in, decisions out; no clock and no lane of its
+// own.
 //
 // A lane has `patience` to stop. Any report of it, of whatever job, shows that it works, and begins its time anew. The
 // decision is taken once for an attempt, and stands until the attempt is over.

@@ -60,8 +60,9 @@ void __stcg(T* to, T value) {
 
 inline void __threadfence() {}
 
-inline unsigned atomicAdd(unsigned* to, unsigned value) {
-  const unsigned before = *to;
+template <typename T>
+T atomicAdd(T* to, T value) {
+  const T before = *to;
   *to += value;
   return before;
 }
