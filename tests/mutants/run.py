@@ -53,8 +53,6 @@ def pytest(*paths: str) -> tuple[str, ...]:
         "pytest",
         "-q",
         "-x",
-        "-p",
-        "no:cacheprovider",
         *paths,
     )
 
