@@ -15,14 +15,14 @@ NORM = (
     norm(
         "replicas-counted",
         "Every copy is added: dp_replicate and every other replicating axis count double.",
-        "host/stats_finish.cpp",
+        "step/stats_finish.cpp",
         "      divergent_.push_back(place.rank);\n    }\n    spoil(row);",
         "      divergent_.push_back(place.rank);\n    }\n    count(row, place.elements);",
     ),
     norm(
         "last-shard-dropped",
         "The last holder of every tensor is not read.",
-        "host/stats_finish.cpp",
+        "step/stats_finish.cpp",
         "for (std::size_t i = begin; i < end; ++i) {",
         "for (std::size_t i = begin; i + 1 < end; ++i) {",
     ),
@@ -36,7 +36,7 @@ NORM = (
     norm(
         "nan-of-a-replica-lost",
         "What is not finite on a copy that is not counted leaves the norm finite.",
-        "host/stats_finish.cpp",
+        "step/stats_finish.cpp",
         "    if (row.nonfinite != 0) {\n      TensorSum sum;",
         "    if (row.nonfinite > ~std::uint64_t{1}) {\n      TensorSum sum;",
     ),
@@ -71,7 +71,7 @@ NORM = (
     norm(
         "divergence-unseen",
         "Copies that differ are not reported.",
-        "host/stats_finish.cpp",
+        "step/stats_finish.cpp",
         "    if (!agree(first_, row, layout_.norm_type)) {",
         "    if (!agree(first_, first_, layout_.norm_type)) {",
     ),
@@ -85,7 +85,7 @@ NORM = (
     norm(
         "missing-unseen",
         "A gradient that some holders lack is not reported.",
-        "host/stats_finish.cpp",
+        "step/stats_finish.cpp",
         "      missing_.push_back(place.rank);",
         "      elements_ = true;",
     ),
@@ -106,14 +106,14 @@ NORM = (
     norm(
         "empty-shards-reported",
         "Rows of empty boxes are compared and counted like the others.",
-        "host/stats_finish.cpp",
+        "step/stats_finish.cpp",
         "      if (place.elements != 0) {",
         "      if (place.elements + 1 != 0) {",
     ),
     norm(
         "nonfinite-by-copies",
         "Values that are not finite are counted once per copy.",
-        "host/stats_finish.cpp",
+        "step/stats_finish.cpp",
         "nonfinite_of_box_ = std::max(nonfinite_of_box_, row.nonfinite);",
         "nonfinite_of_box_ += row.nonfinite;",
     ),
@@ -142,7 +142,7 @@ NORM = (
     norm(
         "tied-copies-not-compared",
         "Tied copies are compared with each other alone, not with what is counted for them.",
-        "host/stats_finish.cpp",
+        "step/stats_finish.cpp",
         "        if (!tensor_->counted) {\n          first_ = counted_row(i);",
         "        if (!tensor_->counted && tensor_->counted) {\n          first_ = counted_row(i);",
     ),

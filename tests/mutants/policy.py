@@ -125,8 +125,8 @@ POLICY = (
     service(
         "a-norm-alone-leaves-copies-out",
         "Trainers that look at gradients between norm.compute and clip.apply see their own.",
-        "device/host/step_finish.cpp",
-        "    math.clip_s = write_deferred(plan, pool, cancel);  // trainers see the sums before they are multiplied\n",
+        "device/step/step_finish.cpp",
+        "    math.clip_s = passes.write_deferred(plan);  // trainers see the sums before they are multiplied\n",
         "",
     ),
 )

@@ -1,11 +1,6 @@
 #include "device/host/bucket_reduction.hpp"
 
-#include "device/device_error.hpp"
-#include "device/host/contributions.hpp"
 #include "device/math/chunk_reference.hpp"
-#include "device/math/chunk_sums.hpp"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -157,43 +152,11 @@ class Reduction final : public PoolJob {
   const std::atomic<bool>& cancel_;
 };
 
-void check_command(const LoadedPlan& plan, const ReduceBucket& command) {
-  const LanePlan& layout = plan.layout();
-  if (command.bucket >= layout.buckets.size()) {
-    throw DeviceError(fmt::format("bucket {} is not one of the plan's {}", command.bucket, layout.buckets.size()));
-  }
-  if (plan.attempt().buckets[command.bucket].reduced == command.tag) {
-    throw DeviceError(fmt::format("bucket {} was already reduced in attempt {}", command.bucket, command.tag));
-  }
-  for (const UnusedTensor& unused : command.unused) {
-    const bool known = unused.tensor < layout.tensors.size() && unused.rank >= 0 &&
-                       static_cast<std::size_t>(unused.rank) < plan.world();
-    if (!known || layout.tensors[unused.tensor].bucket != command.bucket) {
-      throw DeviceError(
-          fmt::format("unused tensor {} of rank {} is not in bucket {}", unused.tensor, unused.rank, command.bucket)
-      );
-    }
-  }
-}
-
-void throw_if_cancelled(const std::atomic<bool>& cancel) {
-  if (cancel.load(std::memory_order_relaxed)) {
-    throw DeviceError("aborted", DeviceError::Kind::Aborted);
-  }
-}
-
 }  // namespace
 
-void reduce_bucket(LoadedPlan& plan, const ReduceBucket& command, WorkerPool& pool, const std::atomic<bool>& cancel) {
-  check_command(plan, command);
-  begin_attempt(plan, command);
-  plan.attempt().buckets[command.bucket].deferred = command.defer;
+void reduce_on_host(LoadedPlan& plan, const ReduceBucket& command, WorkerPool& pool, const std::atomic<bool>& cancel) {
   Reduction reduction(plan, command, cancel);
   pool.run(reduction.tasks(), reduction);
-  throw_if_cancelled(cancel);
-  combine_chunks(plan, plan.layout().buckets[command.bucket], pool, cancel);
-  throw_if_cancelled(cancel);
-  plan.attempt().buckets[command.bucket].reduced = command.tag;
 }
 
 }  // namespace gradsync::device

@@ -1,5 +1,5 @@
 #pragma once
-// ReduceBucket on the CPU: every group's sum, its statistics and the comparison of groups in one pass over memory.
+// The reducing pass on the CPU: every sum, its statistics and the comparison of sums in one pass over memory.
 
 #include "device/host/worker_pool.hpp"
 #include "device/lane.hpp"
@@ -9,7 +9,7 @@
 
 namespace gradsync::device {
 
-/// Throws DeviceError: Aborted when `cancel` was raised in time, Failed for a command that does not fit the plan.
-void reduce_bucket(LoadedPlan& plan, const ReduceBucket& command, WorkerPool& pool, const std::atomic<bool>& cancel);
+/// Incomplete when `cancel` is raised.
+void reduce_on_host(LoadedPlan& plan, const ReduceBucket& command, WorkerPool& pool, const std::atomic<bool>& cancel);
 
 }  // namespace gradsync::device

@@ -1,13 +1,9 @@
 #pragma once
-// The lane of the CPU engine: one thread that owns the mapped arenas and the loaded plans of all local jobs, and a pool
-// of workers that lives and dies with it. The mutex guards the queue, and which attempts are aborted; nothing else is
-// shared. An attempt once aborted stays aborted until its plan is unloaded, also for commands submitted later.
-//
-// `submit` puts the command into the queue and wakes the lane's thread. It executes nothing.
+// The lane of the CPU engine: it owns the mapped arenas and the loaded plans of all local jobs, and a pool of workers
+// that lives and dies with it.
 
 #include "device/lane.hpp"
-
-#include <memory>
+#include "device/queue/lane_queue.hpp"
 
 namespace gradsync::device {
 
@@ -20,17 +16,13 @@ class HostLane final : public Lane {
  public:
   /// The sink is called on the lane's thread. Starts wide.
   HostLane(HostLaneOptions options, LaneSink sink);
-  ~HostLane() override;
-  HostLane(const HostLane&) = delete;
-  HostLane& operator=(const HostLane&) = delete;
-
   void submit(LaneCommand command) override;
 
-  [[nodiscard]] int threads() const;
+  [[nodiscard]] int threads() const { return threads_; }
 
  private:
-  class Queue;
-  std::unique_ptr<Queue> queue_;
+  int threads_;
+  LaneQueue queue_;
 };
 
 }  // namespace gradsync::device

@@ -2,9 +2,9 @@
 
 #include "base/assert.hpp"
 #include "base/older_runtime.hpp"
+#include "base/thread_name.hpp"
 
 #include <algorithm>
-#include <pthread.h>
 
 namespace gradsync::device {
 
@@ -19,8 +19,6 @@ void linger_until(Condition condition) {
 }
 
 }  // namespace
-
-void name_this_thread(const std::string& name) { ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str()); }
 
 WorkerPool::WorkerPool(int threads, const std::string& name) : width_(static_cast<std::size_t>(threads)) {
   GRADSYNC_ASSERT(threads >= 1, "a pool has at least the thread that uses it");

@@ -73,7 +73,4 @@ class WorkerPool {
   std::vector<std::thread> workers_;
 };
 
-/// Names the calling thread; cut to the 15 bytes the kernel keeps.
-void name_this_thread(const std::string& name);
-
 }  // namespace gradsync::device

@@ -1,7 +1,7 @@
 #include "device/process/process_lane.hpp"
 
+#include "base/thread_name.hpp"
 #include "device/device_error.hpp"
-#include "device/host/worker_pool.hpp"
 #include "device/lane_codec.hpp"
 #include "device/process/outstanding_commands.hpp"
 #include "device/process/packet_socket.hpp"

@@ -2,6 +2,7 @@
 
 #include "base/older_runtime.hpp"
 #include "base/text.hpp"
+#include "base/thread_name.hpp"
 #include "plan/interrupt.hpp"
 
 #include <fmt/format.h>
@@ -13,7 +14,6 @@
 #include <deque>
 #include <mutex>
 #include <new>
-#include <pthread.h>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -151,7 +151,7 @@ struct ThreadPlanner::State {
   }
 
   void run(Work& mine) {
-    ::pthread_setname_np(::pthread_self(), "planner");
+    name_this_thread("planner");
     std::unique_lock lock(mutex);
     for (;;) {
       wake.wait(lock, [this] { return stopping || next() != queue.end() || !unused.empty(); });

@@ -2,8 +2,9 @@
 // between the chunks; touching one raises the flag from within the pass, so that nothing here depends on time.
 
 #include "device/device_error.hpp"
-#include "device/host/bucket_reduction.hpp"
-#include "device/host/step_finish.hpp"
+#include "device/host/host_passes.hpp"
+#include "device/step/bucket_step.hpp"
+#include "device/step/step_finish.hpp"
 #include "unit/device/whole_tensors.hpp"
 
 #include <gtest/gtest.h>
@@ -133,7 +134,7 @@ class Chunks {
 };
 
 const auto kReduce = [](LoadedPlan& plan, WorkerPool& pool) {
-  reduce_bucket(plan, {1, 1, 0, {}, false}, pool, cancelled);
+  reduce_bucket(plan, {1, 1, 0, {}, false}, HostPasses(pool, cancelled));
 };
 
 TEST(AbortBound, a_reduction_ends_with_the_chunk_in_hand) {
@@ -158,7 +159,7 @@ TEST(AbortBound, so_does_one_of_a_scattered_tensor) {
   chunks.expect_aborted_after(1, kReduce);
   EXPECT_EQ(chunks.heads(), (std::vector<float>{2, 2, 4, 4, 4, 4, 4, 4}));
   cancelled = false;  // the inputs are as they were: another attempt finds them
-  reduce_bucket(chunks.plan(), {1, 2, 0, {}, false}, chunks.pool(), cancelled);
+  reduce_bucket(chunks.plan(), {1, 2, 0, {}, false}, HostPasses(chunks.pool(), cancelled));
   EXPECT_EQ(chunks.heads(), (std::vector<float>{2, 2, 2, 2, 4, 4, 4, 4}));
 }
 
@@ -178,7 +179,7 @@ TEST(AbortBound, the_scale_pass_ends_with_the_chunk_in_hand) {
   plan::ClipRule half;
   half.max_norm = std::sqrt(4.0 * 8 * kChunkElements) / 2;
   chunks.expect_aborted_after(1, [&](LoadedPlan& plan, WorkerPool& pool) {
-    (void)finish_step(plan, {1, 1, 1.0, {half}, true}, pool, cancelled);
+    (void)finish_step(plan, {1, 1, 1.0, {half}, true}, HostPasses(pool, cancelled));
   });
   EXPECT_EQ(chunks.heads(), (std::vector<float>{1, 1, 1, 1, 1, 1, 2, 2}));
 }

@@ -75,13 +75,13 @@ class GroupActions : public testing::TestWithParam<std::tuple<ClipMode, bool>> {
           command.unused.push_back({tensor, rank});
         }
       }
-      reduce_bucket(*job_.plan, command, pool_, cancel_);
+      reduce_bucket(*job_.plan, command, HostPasses(pool_, cancel_));
     }
     return oracle;
   }
 
   StepMath finish(Tag tag, const plan::ClipRule& spoilt, const plan::ClipRule& sound, bool apply = true) {
-    return finish_step(*job_.plan, {1, tag, 1.0, {spoilt, sound}, apply}, pool_, cancel_);
+    return finish_step(*job_.plan, {1, tag, 1.0, {spoilt, sound}, apply}, HostPasses(pool_, cancel_));
   }
 
   static plan::ClipRule rule(double max_norm = 1) {
@@ -202,7 +202,7 @@ TEST_P(GroupActions, the_second_half_obeys_the_actions_it_is_given) {
     job_.write(job_.arenas[rank], job_.arena(rank).output[1], 1, 7, kNaN);
   }
   math.groups[kSpoilt] = plan::apply_clip_rule(on_nonfinite(NonfiniteAction::Zero), kNaN, 1);
-  scale_gradients(*job_.plan, {1, 1, math.groups}, pool_, cancel_);
+  scale_gradients(*job_.plan, {1, 1, math.groups}, HostPasses(pool_, cancel_));
   oracle.multiply(math.groups);
   zero_group(oracle);
   EXPECT_TRUE(job_.arenas == oracle.arenas);
@@ -220,9 +220,9 @@ TEST_P(GroupActions, the_second_half_touches_nothing_where_a_group_skips_or_rais
         plan::apply_clip_rule(on_nonfinite(action), math.raw_group_norms[kSpoilt], 1),
         plan::apply_clip_rule(rule(), math.raw_group_norms[kSound], 1)};
     ASSERT_TRUE(outcomes[kSound].multiply);
-    EXPECT_EQ(scale_gradients(*job_.plan, {1, tag, outcomes}, pool_, cancel_), 0);
+    EXPECT_EQ(scale_gradients(*job_.plan, {1, tag, outcomes}, HostPasses(pool_, cancel_)), 0);
     EXPECT_TRUE(job_.arenas == reduced);
-    EXPECT_THROW(scale_gradients(*job_.plan, {1, tag, outcomes}, pool_, cancel_), DeviceError);
+    EXPECT_THROW(scale_gradients(*job_.plan, {1, tag, outcomes}, HostPasses(pool_, cancel_)), DeviceError);
   }
 }
 
@@ -231,7 +231,7 @@ TEST_P(GroupActions, zeros_allocate_nothing) {
   (void)reduce(1);
   const StepMath math = finish(1, on_nonfinite(NonfiniteAction::Zero), rule(), false);
   const ScaleGradients command{1, 1, math.groups};
-  EXPECT_EQ(allocations_during([&] { scale_gradients(*job_.plan, command, pool_, cancel_); }), 0);
+  EXPECT_EQ(allocations_during([&] { scale_gradients(*job_.plan, command, HostPasses(pool_, cancel_)); }), 0);
 }
 
 TEST_P(GroupActions, an_abort_ends_the_zeros_and_the_attempt) {
@@ -239,8 +239,8 @@ TEST_P(GroupActions, an_abort_ends_the_zeros_and_the_attempt) {
   (void)reduce(1);
   const std::atomic<bool> raised{true};
   const FinishStep command{1, 1, 1.0, {on_nonfinite(NonfiniteAction::Zero), rule()}, true};
-  EXPECT_THROW((void)finish_step(*job_.plan, command, pool_, raised), DeviceError);
-  EXPECT_THROW((void)finish_step(*job_.plan, command, pool_, cancel_), DeviceError) << "not to be repeated";
+  EXPECT_THROW((void)finish_step(*job_.plan, command, HostPasses(pool_, raised)), DeviceError);
+  EXPECT_THROW((void)finish_step(*job_.plan, command, HostPasses(pool_, cancel_)), DeviceError) << "not to be repeated";
 }
 
 /// One of two replicas of a sum is made of a single gradient, which nothing divides, and that is where the NaN is.
@@ -256,10 +256,10 @@ TEST(DeferredCopies, hide_no_nan_of_a_replica) {
     job.set(1, 0, 5, kNaN);
     WorkerPool pool(2, "test");
     const std::atomic<bool> cancel{false};
-    reduce_bucket(*job.plan, {1, 1, 0, {{0, 3}}, false, defer}, pool, cancel);
+    reduce_bucket(*job.plan, {1, 1, 0, {{0, 3}}, false, defer}, HostPasses(pool, cancel));
     plan::ClipRule rule;
     rule.nonfinite = NonfiniteAction::Skip;
-    const StepMath math = finish_step(*job.plan, {1, 1, 1.0, {rule}, true}, pool, cancel);
+    const StepMath math = finish_step(*job.plan, {1, 1, 1.0, {rule}, true}, HostPasses(pool, cancel));
     EXPECT_EQ(math.groups[0].action, StepAction::Skip);
     ASSERT_EQ(math.nonfinite.size(), 1U);
     EXPECT_EQ(math.nonfinite[0].inputs, (std::vector<std::pair<std::int64_t, std::uint64_t>>{{1, 1}}));

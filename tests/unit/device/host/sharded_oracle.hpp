@@ -1,9 +1,10 @@
 #pragma once
 // What a step of a ShardedJob must leave in memory and in its report.
 
-#include "device/host/bucket_reduction.hpp"
-#include "device/host/step_finish.hpp"
+#include "device/host/host_passes.hpp"
 #include "device/host/worker_pool.hpp"
+#include "device/step/bucket_step.hpp"
+#include "device/step/step_finish.hpp"
 #include "unit/device/sharded_job.hpp"
 
 #include <gtest/gtest.h>
@@ -190,13 +191,13 @@ inline StepMath expect_step(
         command.unused.push_back({tensor, rank});
       }
     }
-    reduce_bucket(*job.plan, command, pool, cancel);
+    reduce_bucket(*job.plan, command, HostPasses(pool, cancel));
   }
   plan::ClipRule rule;
   rule.norm_dtype = plan::DType::Float64;
   rule.max_norm = max_norm;
   const std::vector<plan::ClipRule> rules(job.layout.clip_groups, rule);
-  StepMath math = finish_step(*job.plan, {1, tag, 1.0, rules, true}, pool, cancel);
+  StepMath math = finish_step(*job.plan, {1, tag, 1.0, rules, true}, HostPasses(pool, cancel));
   oracle.multiply(math.groups);
   EXPECT_TRUE(job.arenas == oracle.arenas) << "memory";
   EXPECT_NEAR(math.norm, oracle.norm(), 1e-12 * oracle.norm());

@@ -150,10 +150,10 @@ TEST_F(ShardedStep, scattered_values_beyond_the_squares_still_have_a_norm) {
     const StepMath math = [&] {
       WorkerPool pool(1, "test");
       const std::atomic<bool> cancel{false};
-      reduce_bucket(*two.plan, {1, 1, 0, {{0, 1}}, false}, pool, cancel);
+      reduce_bucket(*two.plan, {1, 1, 0, {{0, 1}}, false}, HostPasses(pool, cancel));
       plan::ClipRule rule;
       rule.norm_dtype = plan::DType::Float64;
-      return finish_step(*two.plan, {1, 1, 1.0, {rule}, true}, pool, cancel);
+      return finish_step(*two.plan, {1, 1, 1.0, {rule}, true}, HostPasses(pool, cancel));
     }();
     EXPECT_NEAR(math.norm / 3e200, std::pow(4, 1 / p), 1e-14) << p;
   }
@@ -196,16 +196,16 @@ TEST_F(ShardedStep, a_nan_of_a_replica_alone_is_in_the_norm) {
   four.set(2, 0, 39'999, std::numeric_limits<double>::quiet_NaN());  // of the group that is not counted
   WorkerPool pool(2, "test");
   const std::atomic<bool> cancel{false};
-  reduce_bucket(*four.plan, {1, 1, 0, {}, false}, pool, cancel);
-  StepMath math = finish_step(*four.plan, {1, 1, 1.0, {{}}, true}, pool, cancel);
+  reduce_bucket(*four.plan, {1, 1, 0, {}, false}, HostPasses(pool, cancel));
+  StepMath math = finish_step(*four.plan, {1, 1, 1.0, {{}}, true}, HostPasses(pool, cancel));
   EXPECT_TRUE(std::isnan(math.norm)) << "rank 3 is about to take it for a gradient";
   EXPECT_EQ(math.nonfinite_total, 1U);
   ASSERT_EQ(math.nonfinite.size(), 1U);
   EXPECT_THAT(math.nonfinite[0].inputs, ElementsAre(Pair(2, 1)));
   four.set(0, 0, 39'999, kInfinity);
   four.set(2, 0, 39'999, kInfinity);
-  reduce_bucket(*four.plan, {1, 2, 0, {}, false}, pool, cancel);
-  math = finish_step(*four.plan, {1, 2, 1.0, {{}}, true}, pool, cancel);
+  reduce_bucket(*four.plan, {1, 2, 0, {}, false}, HostPasses(pool, cancel));
+  math = finish_step(*four.plan, {1, 2, 1.0, {{}}, true}, HostPasses(pool, cancel));
   EXPECT_EQ(math.norm, kInfinity);
   EXPECT_EQ(math.nonfinite_total, 1U) << "of two replicas it counts once";
 }
@@ -222,10 +222,10 @@ TEST_F(ShardedStep, what_is_summed_again_rescaled_is_what_was_counted) {
   }
   WorkerPool pool(1, "test");
   const std::atomic<bool> cancel{false};
-  reduce_bucket(*four.plan, {1, 1, 0, {{0, 0}, {0, 1}}, false}, pool, cancel);
+  reduce_bucket(*four.plan, {1, 1, 0, {{0, 0}, {0, 1}}, false}, HostPasses(pool, cancel));
   plan::ClipRule rule;
   rule.norm_dtype = plan::DType::Float64;
-  EXPECT_DOUBLE_EQ(finish_step(*four.plan, {1, 1, 1.0, {rule}, true}, pool, cancel).norm, 8e200);
+  EXPECT_DOUBLE_EQ(finish_step(*four.plan, {1, 1, 1.0, {rule}, true}, HostPasses(pool, cancel)).norm, 8e200);
 }
 
 TEST_F(ShardedStep, a_sum_without_a_gradient_is_zero_and_its_holders_are_missing_it) {
@@ -291,7 +291,7 @@ TEST_F(ShardedStep, a_lone_input_in_place_is_not_written) {
   }
   WorkerPool pool(1, "test");
   const std::atomic<bool> cancel{false};
-  reduce_bucket(*one.plan, {1, 1, 0, {}, false}, pool, cancel);
+  reduce_bucket(*one.plan, {1, 1, 0, {}, false}, HostPasses(pool, cancel));
   std::uint32_t bits[2] = {};
   std::memcpy(&bits[0], one.arenas[0].data() + one.arena(0).output[0], 4);
   std::memcpy(&bits[1], one.arenas[0].data() + one.arena(0).output[1], 4);
@@ -353,8 +353,8 @@ TEST_F(ShardedStep, nonfinite_inputs_are_those_of_the_memory_that_held_them) {
   three.set(1, 1, 155, -kInfinity);
   WorkerPool pool(2, "test");
   const std::atomic<bool> cancel{false};
-  reduce_bucket(*three.plan, {1, 1, 0, {}, false}, pool, cancel);
-  const StepMath math = finish_step(*three.plan, {1, 1, 1.0, {plan::ClipRule{}}, true}, pool, cancel);
+  reduce_bucket(*three.plan, {1, 1, 0, {}, false}, HostPasses(pool, cancel));
+  const StepMath math = finish_step(*three.plan, {1, 1, 1.0, {plan::ClipRule{}}, true}, HostPasses(pool, cancel));
   EXPECT_EQ(math.nonfinite_total, 2U);
   ASSERT_EQ(math.nonfinite.size(), 2U);
   EXPECT_EQ(math.nonfinite[0].count, 2U);
@@ -371,12 +371,12 @@ TEST_F(ShardedStep, a_later_clip_multiplies_every_output) {
   WorkerPool pool(2, "test");
   const std::atomic<bool> cancel{false};
   ShardedOracle oracle(four, {});
-  reduce_bucket(*four.plan, {1, 1, 0, {}, false}, pool, cancel);
-  (void)finish_step(*four.plan, {1, 1, 1.0, {plan::ClipRule{}}, false}, pool, cancel);
+  reduce_bucket(*four.plan, {1, 1, 0, {}, false}, HostPasses(pool, cancel));
+  (void)finish_step(*four.plan, {1, 1, 1.0, {plan::ClipRule{}}, false}, HostPasses(pool, cancel));
   plan::ClipOutcome quarter;
   quarter.multiply = true;
   quarter.multiplier = 0.25;
-  scale_gradients(*four.plan, {1, 1, {quarter}}, pool, cancel);
+  scale_gradients(*four.plan, {1, 1, {quarter}}, HostPasses(pool, cancel));
   oracle.multiply({quarter});
   EXPECT_TRUE(four.arenas == oracle.arenas);
 }
@@ -391,10 +391,10 @@ TEST_F(ShardedStep, bits_do_not_depend_on_the_threads) {
     three.fill(random);
     WorkerPool pool(threads, "test");
     const std::atomic<bool> cancel{false};
-    reduce_bucket(*three.plan, {1, 1, 0, {}, false}, pool, cancel);
+    reduce_bucket(*three.plan, {1, 1, 0, {}, false}, HostPasses(pool, cancel));
     plan::ClipRule rule;
     rule.norm_dtype = plan::DType::Float64;
-    const StepMath math = finish_step(*three.plan, {1, 1, 1.0, {rule}, true}, pool, cancel);
+    const StepMath math = finish_step(*three.plan, {1, 1, 1.0, {rule}, true}, HostPasses(pool, cancel));
     EXPECT_TRUE(memory.empty() || memory == three.arenas);
     EXPECT_TRUE(norm == 0 || norm == math.norm);
     memory = three.arenas;

@@ -1,7 +1,8 @@
 // A step on the lane: what is in memory and in the report afterwards.
 
-#include "device/host/bucket_reduction.hpp"
-#include "device/host/step_finish.hpp"
+#include "device/host/host_passes.hpp"
+#include "device/step/bucket_step.hpp"
+#include "device/step/step_finish.hpp"
 #include "fakes/not_finite.hpp"
 #include "unit/device/allocation_counter.hpp"
 #include "unit/device/lane_fixture.hpp"
@@ -538,10 +539,10 @@ TEST_F(SteadyStep, allocates_only_its_report) {
   }
   StepMath math;
   for (std::size_t step = 0; step < 3; ++step) {
-    EXPECT_EQ(allocations_during([&] { reduce_bucket(plan, reductions[step], pool, cancel); }), 0);
+    EXPECT_EQ(allocations_during([&] { reduce_bucket(plan, reductions[step], HostPasses(pool, cancel)); }), 0);
     // The report is a value of its own: the groups, their norms, and the text of a reason.
-    EXPECT_LE(allocations_during([&] { math = finish_step(plan, finishes[step], pool, cancel); }), 4);
-    EXPECT_EQ(allocations_during([&] { scale_gradients(plan, scalings[step], pool, cancel); }), 0);
+    EXPECT_LE(allocations_during([&] { math = finish_step(plan, finishes[step], HostPasses(pool, cancel)); }), 4);
+    EXPECT_EQ(allocations_during([&] { scale_gradients(plan, scalings[step], HostPasses(pool, cancel)); }), 0);
   }
 }
 
@@ -556,11 +557,11 @@ TEST_F(SteadyStep, a_raised_flag_stops_before_memory_is_touched) {
   WorkerPool pool(1, "test");
   LoadedPlan plan(layout, views, 1);
   const std::atomic<bool> cancel{true};
-  EXPECT_THROW(reduce_bucket(plan, {kPlan, 1, 0, {}, false}, pool, cancel), std::runtime_error);
+  EXPECT_THROW(reduce_bucket(plan, {kPlan, 1, 0, {}, false}, HostPasses(pool, cancel)), std::runtime_error);
   EXPECT_EQ(arenas_[0].data()[0], std::byte{0x3f});
   EXPECT_EQ(arenas_[1].data()[0], std::byte{1});
   const std::atomic<bool> go{false};
-  EXPECT_THROW((void)finish_step(plan, {kPlan, 1, 1.0, {strict(1.0)}, true}, pool, go), std::runtime_error);
+  EXPECT_THROW((void)finish_step(plan, {kPlan, 1, 1.0, {strict(1.0)}, true}, HostPasses(pool, go)), std::runtime_error);
 }
 
 }  // namespace

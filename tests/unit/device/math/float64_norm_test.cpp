@@ -1,10 +1,11 @@
 // Norms of float64 gradients against exact arithmetic, on every vector target, with data on which plain sums of doubles
 // are wrong by many ulp.
 
-#include "device/host/bucket_reduction.hpp"
-#include "device/host/step_finish.hpp"
+#include "device/host/host_passes.hpp"
 #include "device/math/chunk_math.hpp"
 #include "device/math/chunk_reference.hpp"
+#include "device/step/bucket_step.hpp"
+#include "device/step/step_finish.hpp"
 #include "unit/device/vector_target.hpp"
 #include "unit/device/whole_tensors.hpp"
 
@@ -139,11 +140,11 @@ double norm_of(const std::vector<double>& values, double p, double scale) {
   const BufferView view{reinterpret_cast<std::byte*>(memory.data()), memory.size() * sizeof(double)};
   LoadedPlan plan(layout, {view}, 2);
   const std::atomic<bool> cancel{false};
-  reduce_bucket(plan, {1, 1, 0, {}, false}, pool, cancel);
-  reduce_bucket(plan, {1, 1, 1, {}, false}, pool, cancel);
+  reduce_bucket(plan, {1, 1, 0, {}, false}, HostPasses(pool, cancel));
+  reduce_bucket(plan, {1, 1, 1, {}, false}, HostPasses(pool, cancel));
   plan::ClipRule measure;
   measure.norm_dtype = plan::DType::Float64;
-  return finish_step(plan, {1, 1, scale, {measure}, false}, pool, cancel).norm;
+  return finish_step(plan, {1, 1, scale, {measure}, false}, HostPasses(pool, cancel)).norm;
 }
 
 class Float64Norm : public testing::TestWithParam<std::string> {

@@ -1,4 +1,4 @@
-#include "device/host/contributions.hpp"
+#include "device/step/contributions.hpp"
 
 #include <algorithm>
 

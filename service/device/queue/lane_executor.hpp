@@ -1,22 +1,26 @@
 #pragma once
-// Executes the commands of the host lane on its thread. Returns the report, or throws DeviceError.
+// Executes the commands of a lane on its thread. Returns the report, or throws DeviceError.
 
-#include "device/host/worker_pool.hpp"
 #include "device/lane.hpp"
 #include "device/loaded/loaded_plan.hpp"
 #include "device/loaded/loaded_stats.hpp"
-#include "device/memory/mapped_buffer.hpp"
+#include "device/queue/lane_device.hpp"
 
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <vector>
 
 namespace gradsync::device {
 
-class HostExecutor {
+class LaneExecutor {
  public:
-  HostExecutor(WorkerPool& pool, const std::atomic<bool>& cancel) : pool_(pool), cancel_(cancel) {}
+  LaneExecutor(LaneDevice& device, const std::atomic<bool>& cancel) : device_(device), cancel_(cancel) {}
+
+  ~LaneExecutor();
+  LaneExecutor(const LaneExecutor&) = delete;
+  LaneExecutor& operator=(const LaneExecutor&) = delete;
 
   LaneReport operator()(MapBuffer& command);
   LaneReport operator()(UnmapBuffer& command);
@@ -36,13 +40,12 @@ class HostExecutor {
   LoadedPlan& usable_plan(PlanId plan);
   LoadedStats* usable_stats(PlanId plan);  ///< null: the plan is of the other kind, or none
   [[nodiscard]] std::uint64_t bytes_of(const std::vector<BufferId>& rank_buffers) const;
-  [[nodiscard]] std::vector<BufferView> views_of(const std::vector<BufferId>& rank_buffers) const;
+  [[nodiscard]] const LaneBuffer& buffer_of(std::size_t rank, BufferId buffer) const;
   void throw_if_loaded(PlanId plan) const;
-  void throw_if_cancelled() const;
 
-  WorkerPool& pool_;
+  LaneDevice& device_;
   const std::atomic<bool>& cancel_;
-  std::map<BufferId, MappedBuffer> buffers_;
+  std::map<BufferId, std::unique_ptr<LaneBuffer>> buffers_;
   std::map<PlanId, LoadedPlan> plans_;
   std::map<PlanId, LoadedStats> stats_plans_;
 };

@@ -1,4 +1,4 @@
-#include "device/host/stats_finish.hpp"
+#include "device/step/stats_finish.hpp"
 
 #include "base/clock.hpp"
 #include "device/math/norm_totals.hpp"

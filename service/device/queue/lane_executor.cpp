@@ -1,11 +1,11 @@
-#include "device/host/host_executor.hpp"
+#include "device/queue/lane_executor.hpp"
 
 #include "base/clock.hpp"
 #include "device/device_error.hpp"
-#include "device/host/bucket_reduction.hpp"
-#include "device/host/stats_finish.hpp"
-#include "device/host/step_finish.hpp"
 #include "device/memory/arena.hpp"
+#include "device/step/bucket_step.hpp"
+#include "device/step/stats_finish.hpp"
+#include "device/step/step_finish.hpp"
 
 #include <fmt/format.h>
 
@@ -25,15 +25,21 @@ void throw_if_lost(const std::optional<BufferId>& buffer, PlanId plan) {
 
 }  // namespace
 
-LaneReport HostExecutor::operator()(MapBuffer& command) {
+LaneExecutor::~LaneExecutor() {
+  for (const auto& [id, plan] : plans_) {
+    device_.unload(plan);
+  }
+}
+
+LaneReport LaneExecutor::operator()(MapBuffer& command) {
   if (buffers_.contains(command.buffer)) {
     throw DeviceError(fmt::format("buffer {} is already mapped", command.buffer));
   }
-  buffers_.emplace(command.buffer, MappedBuffer(std::move(command.fd), command.size_bytes, pool_));
+  buffers_.emplace(command.buffer, device_.map(std::move(command.fd), command.size_bytes));
   return Mapped{command.buffer};
 }
 
-LaneReport HostExecutor::operator()(UnmapBuffer& command) {
+LaneReport LaneExecutor::operator()(UnmapBuffer& command) {
   const auto found = buffers_.find(command.buffer);
   if (found == buffers_.end() && command.fd.valid()) {
     punch_out(command.fd.get(), command.size_bytes);
@@ -52,62 +58,78 @@ LaneReport HostExecutor::operator()(UnmapBuffer& command) {
   };
   mark_lost(plans_);
   mark_lost(stats_plans_);
-  found->second.punch_out();
+  found->second->punch_out();
   buffers_.erase(found);
   return Unmapped{command.buffer};
 }
 
-LaneReport HostExecutor::operator()(LoadPlan& command) {
+LaneReport LaneExecutor::operator()(LoadPlan& command) {
   throw_if_loaded(command.plan);
-  const std::vector<BufferView> views = views_of(command.layout.rank_buffers);
-  plans_.try_emplace(command.plan, std::move(command.layout), views, static_cast<std::size_t>(pool_.threads()));
+  std::vector<BufferView> views;
+  for (const BufferId buffer : command.layout.rank_buffers) {
+    views.push_back(buffer_of(views.size(), buffer).for_passes());
+  }
+  const auto threads = static_cast<std::size_t>(device_.threads());
+  const auto loading = plans_.try_emplace(command.plan, std::move(command.layout), views, threads).first;
+  try {
+    device_.load(loading->second);
+  } catch (...) {
+    plans_.erase(loading);
+    throw;
+  }
   return Loaded{command.plan};
 }
 
-LaneReport HostExecutor::operator()(LoadStats& command) {
+LaneReport LaneExecutor::operator()(LoadStats& command) {
   throw_if_loaded(command.plan);
-  const std::vector<BufferView> views = views_of(command.layout.rank_buffers);
+  std::vector<BufferView> views;
+  for (const BufferId buffer : command.layout.rank_buffers) {
+    views.push_back(buffer_of(views.size(), buffer).for_host());
+  }
   stats_plans_.try_emplace(command.plan, std::move(command.layout), views);
   return Loaded{command.plan};
 }
 
-LaneReport HostExecutor::operator()(UnloadPlan& command) {
-  if (plans_.erase(command.plan) + stats_plans_.erase(command.plan) == 0) {
+LaneReport LaneExecutor::operator()(UnloadPlan& command) {
+  if (const auto found = plans_.find(command.plan); found != plans_.end()) {
+    device_.unload(found->second);
+    plans_.erase(found);
+  } else if (stats_plans_.erase(command.plan) == 0) {
     throw DeviceError(fmt::format("plan {} is not loaded", command.plan));
   }
   return Unloaded{command.plan};
 }
 
-LaneReport HostExecutor::operator()(ReduceBucket& command) {
+LaneReport LaneExecutor::operator()(ReduceBucket& command) {
   LoadedPlan& plan = usable_plan(command.plan);
-  throw_if_cancelled();
+  device_.passes().throw_if_cancelled();
   const auto start = std::chrono::steady_clock::now();
-  reduce_bucket(plan, command, pool_, cancel_);
+  reduce_bucket(plan, command, device_.passes());
   return Reduced{command.plan, command.tag, command.bucket, seconds(std::chrono::steady_clock::now() - start)};
 }
 
-LaneReport HostExecutor::operator()(FinishStep& command) {
+LaneReport LaneExecutor::operator()(FinishStep& command) {
   if (LoadedStats* stats = usable_stats(command.plan)) {
-    throw_if_cancelled();
+    device_.passes().throw_if_cancelled();
     return Finished{command.plan, command.tag, finish_stats(*stats, command, cancel_)};
   }
   LoadedPlan& plan = usable_plan(command.plan);
-  throw_if_cancelled();
-  return Finished{command.plan, command.tag, finish_step(plan, command, pool_, cancel_)};
+  device_.passes().throw_if_cancelled();
+  return Finished{command.plan, command.tag, finish_step(plan, command, device_.passes())};
 }
 
-LaneReport HostExecutor::operator()(ScaleGradients& command) {
+LaneReport LaneExecutor::operator()(ScaleGradients& command) {
   if (LoadedStats* stats = usable_stats(command.plan)) {
-    throw_if_cancelled();
+    device_.passes().throw_if_cancelled();
     scale_stats(*stats, command);
     return Scaled{command.plan, command.tag, 0};
   }
   LoadedPlan& plan = usable_plan(command.plan);
-  throw_if_cancelled();
-  return Scaled{command.plan, command.tag, scale_gradients(plan, command, pool_, cancel_)};
+  device_.passes().throw_if_cancelled();
+  return Scaled{command.plan, command.tag, scale_gradients(plan, command, device_.passes())};
 }
 
-LoadedPlan& HostExecutor::usable_plan(PlanId plan) {
+LoadedPlan& LaneExecutor::usable_plan(PlanId plan) {
   const auto found = plans_.find(plan);
   if (found == plans_.end()) {
     const bool stats = stats_plans_.contains(plan);
@@ -119,7 +141,7 @@ LoadedPlan& HostExecutor::usable_plan(PlanId plan) {
   return found->second;
 }
 
-LoadedStats* HostExecutor::usable_stats(PlanId plan) {
+LoadedStats* LaneExecutor::usable_stats(PlanId plan) {
   const auto found = stats_plans_.find(plan);
   if (found == stats_plans_.end()) {
     return nullptr;
@@ -128,28 +150,24 @@ LoadedStats* HostExecutor::usable_stats(PlanId plan) {
   return &found->second;
 }
 
-std::vector<BufferView> HostExecutor::views_of(const std::vector<BufferId>& rank_buffers) const {
-  std::vector<BufferView> views;
-  for (const BufferId buffer : rank_buffers) {
-    const auto found = buffers_.find(buffer);
-    if (found == buffers_.end()) {
-      throw DeviceError(fmt::format("buffer {} of rank {} is not mapped", buffer, views.size()));
-    }
-    views.push_back({found->second.data(), found->second.size_bytes()});
+const LaneBuffer& LaneExecutor::buffer_of(std::size_t rank, BufferId buffer) const {
+  const auto found = buffers_.find(buffer);
+  if (found == buffers_.end()) {
+    throw DeviceError(fmt::format("buffer {} of rank {} is not mapped", buffer, rank));
   }
-  return views;
+  return *found->second;
 }
 
-std::uint64_t HostExecutor::bytes_of(const std::vector<BufferId>& rank_buffers) const {
+std::uint64_t LaneExecutor::bytes_of(const std::vector<BufferId>& rank_buffers) const {
   std::uint64_t bytes = 0;
   for (const BufferId buffer : rank_buffers) {
     const auto found = buffers_.find(buffer);
-    bytes += found == buffers_.end() ? 0 : found->second.size_bytes();
+    bytes += found == buffers_.end() ? 0 : found->second->for_host().size_bytes;
   }
   return bytes;
 }
 
-std::uint64_t HostExecutor::work_of(PlanId plan) const {
+std::uint64_t LaneExecutor::work_of(PlanId plan) const {
   constexpr std::uint64_t kPowerCost = 32;  // of a general exponent: each value takes a logarithm
   if (const auto found = plans_.find(plan); found != plans_.end()) {
     const double p = found->second.layout().norm_type;
@@ -160,15 +178,9 @@ std::uint64_t HostExecutor::work_of(PlanId plan) const {
   return stats == stats_plans_.end() ? 0 : bytes_of(stats->second.layout().rank_buffers);
 }
 
-void HostExecutor::throw_if_loaded(PlanId plan) const {
+void LaneExecutor::throw_if_loaded(PlanId plan) const {
   if (loaded(plan)) {
     throw DeviceError(fmt::format("plan {} is already loaded", plan));
-  }
-}
-
-void HostExecutor::throw_if_cancelled() const {
-  if (cancel_.load(std::memory_order_relaxed)) {
-    throw DeviceError("aborted", DeviceError::Kind::Aborted);
   }
 }
 

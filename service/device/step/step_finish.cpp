@@ -1,10 +1,9 @@
-#include "device/host/step_finish.hpp"
+#include "device/step/step_finish.hpp"
 
 #include "base/clock.hpp"
 #include "device/device_error.hpp"
-#include "device/host/contributions.hpp"
-#include "device/host/gradient_scaling.hpp"
 #include "device/math/norm_totals.hpp"
+#include "device/step/contributions.hpp"
 
 #include <fmt/format.h>
 
@@ -120,7 +119,7 @@ void report_findings(const LoadedPlan& plan, StepMath& math) {
 
 }  // namespace
 
-StepMath finish_step(LoadedPlan& plan, const FinishStep& command, WorkerPool& pool, const std::atomic<bool>& cancel) {
+StepMath finish_step(LoadedPlan& plan, const FinishStep& command, const StepPasses& passes) {
   check_reduced(plan, command.tag);
   check_rules(command, plan.layout().clip_groups);
   const auto start = std::chrono::steady_clock::now();
@@ -131,22 +130,20 @@ StepMath finish_step(LoadedPlan& plan, const FinishStep& command, WorkerPool& po
   math.norm_s = seconds(std::chrono::steady_clock::now() - start);
   if (command.apply) {
     plan.attempt().applied = command.tag;  // before the pass: an aborted one must not be repeated either
-    math.clip_s = multiply_gradients(plan, math.groups, Copies::Equal, pool, cancel);
+    math.clip_s = passes.multiply(plan, math.groups, Copies::Equal);
   } else {
-    math.clip_s = write_deferred(plan, pool, cancel);  // trainers see the sums before they are multiplied
+    math.clip_s = passes.write_deferred(plan);  // trainers see the sums before they are multiplied
     plan.attempt().measured = command.tag;
   }
   return math;
 }
 
-double scale_gradients(
-    LoadedPlan& plan, const ScaleGradients& command, WorkerPool& pool, const std::atomic<bool>& cancel
-) {
+double scale_gradients(LoadedPlan& plan, const ScaleGradients& command, const StepPasses& passes) {
   check_reduced(plan, command.tag);
   check_measured(plan.attempt().measured, command.tag);
   check_outcomes(command, plan.layout().clip_groups);
   plan.attempt().applied = command.tag;
-  return multiply_gradients(plan, command.outcomes, Copies::OwnedByRanks, pool, cancel);
+  return passes.multiply(plan, command.outcomes, Copies::OwnedByRanks);
 }
 
 }  // namespace gradsync::device

@@ -1,0 +1,33 @@
+#pragma once
+// The CPU engine as the device of a lane: arenas mapped into this process, and a pool of threads for its passes.
+
+#include "device/host/host_passes.hpp"
+#include "device/queue/lane_device.hpp"
+
+namespace gradsync::device {
+
+class HostDevice final : public LaneDevice {
+ public:
+  /// `threads` ≥ 1: that may be busy, the lane's own included.
+  HostDevice(int threads, const std::atomic<bool>& cancel);
+
+  [[nodiscard]] std::string thread_name() const override { return "lane:host"; }
+
+  [[nodiscard]] std::unique_ptr<LaneBuffer> map(UniqueFd fd, std::uint64_t size_bytes) override;
+
+  [[nodiscard]] const StepPasses& passes() const override { return passes_; }
+
+  [[nodiscard]] int threads() const override { return pool_.threads(); }
+
+  void set_width(bool wide) override;
+
+  void set_between(std::function<void()> between) override { pool_.set_between(std::move(between)); }
+
+  void give_way(bool now) override { pool_.give_way(now); }
+
+ private:
+  WorkerPool pool_;
+  HostPasses passes_;
+};
+
+}  // namespace gradsync::device

@@ -1,0 +1,54 @@
+#pragma once
+// One device as its lane uses it: its memory, its passes, and how it lets shorter work in between.
+//
+// Thread: that of the lane, but for `set_width` and `give_way`, which any thread calls.
+
+#include "base/unique_fd.hpp"
+#include "device/loaded/layout_check.hpp"
+#include "device/step/step_passes.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace gradsync::device {
+
+/// Mapped memory of a rank.
+class LaneBuffer {
+ public:
+  virtual ~LaneBuffer() = default;
+  [[nodiscard]] virtual BufferView for_passes() const = 0;  ///< by the addresses of the device
+  [[nodiscard]] virtual BufferView for_host() const = 0;    ///< the same bytes, as this process reads them
+  virtual void punch_out() const = 0;                       ///< frees the pages, also where others hold the descriptor
+};
+
+class LaneDevice {
+ public:
+  virtual ~LaneDevice() = default;
+
+  [[nodiscard]] virtual std::string thread_name() const = 0;  ///< of the lane; at most 15 bytes
+
+  /// Throws DeviceError if the descriptor is not of this size, lacks a seal, or memory ran out.
+  [[nodiscard]] virtual std::unique_ptr<LaneBuffer> map(UniqueFd fd, std::uint64_t size_bytes) = 0;
+
+  /// Prepares the passes over a plan, once. Throws DeviceError.
+  virtual void load(LoadedPlan& /*plan*/) {}
+
+  virtual void unload(const LoadedPlan& /*plan*/) noexcept {}
+
+  [[nodiscard]] virtual const StepPasses& passes() const = 0;
+
+  /// How many threads share the chunks of a plan.
+  [[nodiscard]] virtual int threads() const { return 1; }
+
+  virtual void set_width(bool /*wide*/) {}
+
+  /// What the lane's thread does when a pass gives way.
+  virtual void set_between(std::function<void()> /*between*/) {}
+
+  /// Until it is taken back a pass that runs gives way, if the device's passes are long enough to have to.
+  virtual void give_way(bool /*now*/) {}
+};
+
+}  // namespace gradsync::device

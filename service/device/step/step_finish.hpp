@@ -1,0 +1,15 @@
+#pragma once
+// FinishStep and ScaleGradients: statistics → norms → coefficients, and the second pass over memory.
+
+#include "device/step/step_passes.hpp"
+
+namespace gradsync::device {
+
+/// Throws DeviceError: Aborted when the attempt was cancelled in time; Failed when a bucket was not reduced with the
+/// command's tag, when the step was already applied, or the rules do not match the plan.
+[[nodiscard]] StepMath finish_step(LoadedPlan& plan, const FinishStep& command, const StepPasses& passes);
+
+/// The scale pass of a step that was finished without it. Returns the seconds it took.
+double scale_gradients(LoadedPlan& plan, const ScaleGradients& command, const StepPasses& passes);
+
+}  // namespace gradsync::device
