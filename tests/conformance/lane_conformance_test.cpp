@@ -3,6 +3,7 @@
 #include "conformance/lane_kinds.hpp"
 #include "device/lane_codec.hpp"
 #include "unit/device/codec/lane_samples.hpp"
+#include "unit/device/random_job.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,6 +29,19 @@ std::vector<std::byte> timeless(LaneReport report) {
   return encode(report).bytes;
 }
 
+/// The reports of two lanes and every byte that they left.
+void expect_equal(const LaneRun& host, const LaneRun& other, const std::string& name) {
+  EXPECT_EQ(host.reports.size(), other.reports.size()) << name;
+  for (std::size_t i = 0; i < std::min(host.reports.size(), other.reports.size()); ++i) {
+    EXPECT_EQ(timeless(host.reports[i]), timeless(other.reports[i])) << name << " report " << i;
+  }
+  EXPECT_EQ(host.arenas.size(), other.arenas.size()) << name;
+  for (std::size_t i = 0; i < std::min(host.arenas.size(), other.arenas.size()); ++i) {
+    EXPECT_EQ(std::memcmp(host.arenas[i].data(), other.arenas[i].data(), host.arenas[i].size_bytes()), 0)
+        << name << " arena " << i;
+  }
+}
+
 using Scenario = std::function<void(LaneRun&)>;
 
 class LaneConformance : public testing::TestWithParam<std::uint32_t> {
@@ -38,16 +52,12 @@ class LaneConformance : public testing::TestWithParam<std::uint32_t> {
   static std::unique_ptr<LaneRun> expect_alike(const Scenario& scenario) {
     auto host = std::make_unique<LaneRun>(LaneKind::Host);
     scenario(*host);
-    LaneRun process(LaneKind::Process);
-    scenario(process);
-    EXPECT_EQ(host->reports.size(), process.reports.size());
-    for (std::size_t i = 0; i < std::min(host->reports.size(), process.reports.size()); ++i) {
-      EXPECT_EQ(timeless(host->reports[i]), timeless(process.reports[i])) << "report " << i;
-    }
-    EXPECT_EQ(host->arenas.size(), process.arenas.size());
-    for (std::size_t i = 0; i < std::min(host->arenas.size(), process.arenas.size()); ++i) {
-      EXPECT_EQ(std::memcmp(host->arenas[i].data(), process.arenas[i].data(), host->arenas[i].size_bytes()), 0)
-          << "arena " << i;
+    for (const LaneKind kind : all_kinds()) {
+      if (kind != LaneKind::Host) {
+        LaneRun other(kind);
+        scenario(other);
+        expect_equal(*host, other, name_of(kind));
+      }
     }
     return host;
   }
@@ -218,8 +228,9 @@ TEST_P(LaneConformance, an_attempt_once_aborted_stays_so_and_a_later_one_is_free
 }
 
 TEST_P(LaneConformance, an_abort_is_answered_after_what_it_ends) {
-  const ShardedJob job = pair_job(2'000'000);
-  for (const LaneKind kind : {LaneKind::Host, LaneKind::Process}) {
+  for (const LaneKind kind : all_kinds()) {
+    const bool emulated = kind == LaneKind::Gpu || kind == LaneKind::GpuProcess;
+    const ShardedJob job = pair_job(emulated ? 50'000 : 2'000'000);
     LaneRun run(kind);
     run.load(job);
     constexpr Tag kReductions = 30;
@@ -255,7 +266,7 @@ TEST_P(LaneConformance, a_buffer_that_is_unmapped_loses_its_pages) {
 
 TEST_P(LaneConformance, a_lane_finishes_what_is_queued_before_it_dies) {
   const ShardedJob job = mixed_job(world());
-  for (const LaneKind kind : {LaneKind::Host, LaneKind::Process}) {
+  for (const LaneKind kind : all_kinds()) {
     LaneRun run(kind);
     run.load(job);
     for (Tag tag = 1; tag <= 20; ++tag) {
@@ -265,6 +276,93 @@ TEST_P(LaneConformance, a_lane_finishes_what_is_queued_before_it_dies) {
     EXPECT_EQ(run.waiting(), 20U);
     for (Tag tag = 1; tag <= 20; ++tag) {
       EXPECT_EQ(run.expect<Reduced>().tag, tag);
+    }
+  }
+}
+
+/// Values whose sums are rounded, so that the order of every addition shows; now and then tiny, huge or not finite.
+void fill_roughly(ShardedJob& job, std::mt19937_64& random) {
+  constexpr double kScales[] = {1, 1, 1, 1e-30, 1e-160, 1e30};
+  const double scale = kScales[random() % 6];
+  const bool spoilt = random() % 6 == 0;
+  job.fill(random);
+  job.for_each_source([&](std::uint32_t rank, std::uint32_t memory, std::uint64_t elements) {
+    for (std::uint64_t i = 0; i < elements; ++i) {
+      const double value = (static_cast<double>(random() >> 11) * 0x1p-53 - 0.5) * scale;
+      const bool infinite = spoilt && random() % 997 == 0;
+      job.set(rank, memory, i, infinite ? std::numeric_limits<double>::infinity() : value);
+    }
+  });
+}
+
+using UnusedPairs = std::set<std::pair<std::uint32_t, std::uint32_t>>;
+
+/// How a random step goes.
+struct StepShape {
+  UnusedPairs unused;
+  std::vector<plan::ClipRule> rules;
+  bool at_once = false;  ///< else it is measured first and scaled then
+  bool compare = false;
+  bool defer = false;
+};
+
+void run_step(LaneRun& run, const ShardedJob& job, Tag tag, const StepShape& shape) {
+  run.write(job);
+  for (std::uint32_t bucket = 0; bucket < job.layout.buckets.size(); ++bucket) {
+    ReduceBucket command{kPlan, tag, bucket, {}, shape.compare, shape.defer};
+    for (const auto& [tensor, rank] : shape.unused) {
+      if (job.layout.tensors[tensor].bucket == bucket) {
+        command.unused.push_back({tensor, rank});
+      }
+    }
+    run.ask(std::move(command));
+  }
+  const LaneReport finished = run.ask(finish_of(kPlan, tag, shape.rules, shape.at_once));
+  if (const auto* report = std::get_if<Finished>(&finished); report != nullptr && !shape.at_once) {
+    run.ask(ScaleGradients{kPlan, tag, report->math.groups});
+  }
+}
+
+plan::ClipRule random_rule(std::mt19937_64& random) {
+  plan::ClipRule rule = strict_rule(random() % 3 == 0 ? std::optional<double>() : 0.5);
+  constexpr plan::NonfiniteAction kActions[] = {
+      plan::NonfiniteAction::Propagate, plan::NonfiniteAction::Zero, plan::NonfiniteAction::Skip};
+  rule.nonfinite = kActions[random() % 3];
+  return rule;
+}
+
+// The worlds of ADR 0009: ranks that hold parts, replicas and tied copies of tensors, and contribute or do not.
+TEST(RandomWorlds, leave_equal_bits_on_every_kind_of_lane) {
+  std::vector<LaneKind> kinds = all_kinds();
+  std::erase(kinds, LaneKind::Process);  // the bytes of a process lane are tested above
+  std::erase(kinds, LaneKind::GpuProcess);
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomJob maker(seed);
+    ShardedJob job = maker.make();
+    job.load();
+    std::vector<std::unique_ptr<LaneRun>> runs;
+    for (const LaneKind kind : kinds) {
+      runs.push_back(std::make_unique<LaneRun>(kind));
+      runs.back()->load(job);
+    }
+    for (Tag tag = 1; tag <= 3; ++tag) {
+      fill_roughly(job, maker.random());
+      StepShape shape;
+      shape.unused = tag == 3 ? UnusedPairs() : maker.unused(job);
+      for (std::uint32_t group = 0; group < job.layout.clip_groups; ++group) {
+        shape.rules.push_back(random_rule(maker.random()));
+      }
+      shape.at_once = maker.random()() % 2 == 0;
+      shape.compare = maker.random()() % 2 == 0;
+      shape.defer = maker.random()() % 2 == 0;
+      for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+        run_step(*runs[kind], job, tag, shape);
+        expect_equal(*runs[0], *runs[kind], name_of(kinds[kind]));
+      }
+    }
+    if (testing::Test::HasFailure()) {
+      return;
     }
   }
 }

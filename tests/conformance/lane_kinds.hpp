@@ -2,33 +2,63 @@
 // The kinds of lane that must do the same, and one run of a lane: its arenas, its reports, with a deadline on each
 // wait.
 
+#include "device/gpu/gpu_lane.hpp"
 #include "device/host/host_lane.hpp"
 #include "device/process/process_lane.hpp"
 #include "unit/device/lane_fixture.hpp"
 #include "unit/device/sharded_job.hpp"
 
+#include <cstdlib>
 #include <memory>
 #include <random>
+#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 namespace gradsync::device {
 
-/// A host lane here, or the same behind a process: this test's own binary serves as the worker.
-enum class LaneKind { Host, Process };
+/// A lane here, or the same behind a process: this test's own binary serves as the worker. The kernels of a GPU run on
+/// the emulation of tests/kernels/simt, or on a GPU where GRADSYNC_KERNELS names their library.
+enum class LaneKind { Host, Process, Gpu, GpuProcess };
 
-inline ProcessLaneOptions worker_options() {
+/// The kinds that this build can run: fibers, on which the emulation runs, are nothing that ThreadSanitizer knows.
+inline std::vector<LaneKind> all_kinds() {
+#ifdef __SANITIZE_THREAD__
+  return {LaneKind::Host, LaneKind::Process};
+#else
+  return {LaneKind::Host, LaneKind::Process, LaneKind::Gpu, LaneKind::GpuProcess};
+#endif
+}
+
+inline std::string name_of(LaneKind kind) {
+  constexpr const char* kNames[] = {"host", "process", "gpu", "gpu behind a process"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+inline GpuDeviceOptions gpu_options() {
+  const char* library = std::getenv("GRADSYNC_KERNELS");
+  return {library == nullptr ? GRADSYNC_EMULATED_KERNELS : library, ""};
+}
+
+inline ProcessLaneOptions worker_options(const char* role = "worker") {
   ProcessLaneOptions options;
-  options.command = {"/proc/self/exe", "worker"};
+  options.command = {"/proc/self/exe", role};
   return options;
 }
 
 inline std::unique_ptr<Lane> make_lane(LaneKind kind, LaneSink sink) {
-  if (kind == LaneKind::Host) {
-    return std::make_unique<HostLane>(HostLaneOptions{2}, std::move(sink));
+  switch (kind) {
+    case LaneKind::Host:
+      return std::make_unique<HostLane>(HostLaneOptions{2}, std::move(sink));
+    case LaneKind::Process:
+      return std::make_unique<ProcessLane>(worker_options(), std::move(sink));
+    case LaneKind::Gpu:
+      return std::make_unique<GpuLane>(gpu_options(), std::move(sink));
+    case LaneKind::GpuProcess:
+      return std::make_unique<ProcessLane>(worker_options("gpu_worker"), std::move(sink));
   }
-  return std::make_unique<ProcessLane>(worker_options(), std::move(sink));
+  return nullptr;
 }
 
 class LaneRun {

@@ -1,5 +1,6 @@
 // The tests, and the processes that they start from this same binary, chosen by the first argument:
 //   worker      what `gradsyncd worker` does
+//   gpu_worker  the same, on the kernels of a GPU
 //   unasked     a worker that reports what nobody asked for
 //   supervisor  owns a lane, writes the pid of its worker to stdout, and waits to be killed
 
@@ -45,7 +46,15 @@ int main(int argc, char** argv) {
   device::use_wanted_vector_target();
   const std::string_view role = argc > 1 ? argv[1] : "";
   if (role == "worker") {
-    device::serve_lane(UniqueFd(kSocket), {2});
+    device::serve_lane(UniqueFd(kSocket), [](device::LaneSink sink) {
+      return make_lane(device::LaneKind::Host, std::move(sink));
+    });
+    return 0;
+  }
+  if (role == "gpu_worker") {
+    device::serve_lane(UniqueFd(kSocket), [](device::LaneSink sink) {
+      return make_lane(device::LaneKind::Gpu, std::move(sink));
+    });
     return 0;
   }
   if (role == "unasked") {

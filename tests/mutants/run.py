@@ -19,6 +19,7 @@ from pathlib import Path
 from adapter import ADAPTER
 from client import CLIENT
 from epoch import EPOCH
+from gpu import GPU
 from mutant import Layer, Mutant
 from norm import NORM
 from plan import PLAN
@@ -31,7 +32,7 @@ WORK = ROOT / "build" / "mutants"
 TREE = WORK / "tree"
 BUILD = TREE / "build" / "cpu-debug"
 DEADLINE_S = 600.0
-MUTANTS: tuple[Mutant, ...] = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY, *EPOCH)
+MUTANTS: tuple[Mutant, ...] = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY, *EPOCH, *GPU)
 
 
 class HarnessError(Exception):
@@ -96,6 +97,10 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check(None, pytest("tests/python/test_restart.py")),
         Check("engine_tests", unit("engine_tests", "--gtest_filter=Record*")),
         Check("gradsyncd", pytest("tests/integration/test_restarts.py")),
+    ),
+    "gpu": (
+        Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=*LaneConformance*:RandomWorlds*")),
+        Check("kernel_emulation_test", unit("kernel_emulation_test", "--gtest_filter=*Reduce*")),
     ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),

@@ -217,6 +217,8 @@ void add_man(CLI::App& man, Parsed& parsed) {
 void add_worker(CLI::App& worker, Parsed& parsed) {
   worker.group("");  // not in the list of commands
   worker.add_option("--fd", parsed.worker.fd, "Descriptor of the socket");
+  worker.add_option("--kernels", parsed.worker.kernels, "Path of libgradsync_kernels.so: work on a GPU");
+  worker.add_option("--gpu", parsed.worker.gpu, "UUID of the GPU, GPU-...; empty: the first one");
   worker.add_option("--threads", parsed.worker.threads, "Threads that work; 0: as many as there are CPUs");
 }
 

@@ -1,11 +1,15 @@
 #include "app/cli/commands.hpp"
 #include "app/cli/exit_code.hpp"
 #include "app/config/settings.hpp"
+#include "device/gpu/gpu_lane.hpp"
+#include "device/host/host_lane.hpp"
 #include "device/process/lane_worker.hpp"
 
 #include <sys/socket.h>
 
 #include <exception>
+#include <memory>
+#include <utility>
 
 namespace gradsync::app {
 
@@ -17,7 +21,12 @@ int execute(const WorkerCommand& command) {
     return kExitUsage;
   }
   try {
-    device::serve_lane(UniqueFd(command.fd), {command.threads});
+    device::serve_lane(UniqueFd(command.fd), [&](device::LaneSink sink) -> std::unique_ptr<device::Lane> {
+      if (command.kernels.empty()) {
+        return std::make_unique<device::HostLane>(device::HostLaneOptions{command.threads}, std::move(sink));
+      }
+      return std::make_unique<device::GpuLane>(device::GpuDeviceOptions{command.kernels, command.gpu}, std::move(sink));
+    });
   } catch (const std::exception& error) {
     complain(error.what(), "the daemon that started this worker reports its work as failed");
     return kExitInternal;

@@ -75,8 +75,10 @@ struct ManCommand {
 
 /// The worker that a process lane starts; people do not call it.
 struct WorkerCommand {
-  int fd = 3;       ///< the worker's end of the lane's socket
-  int threads = 0;  ///< see HostLaneOptions
+  int fd = 3;           ///< the worker's end of the lane's socket
+  int threads = 0;      ///< 0: as many as there are CPUs
+  std::string kernels;  ///< path of libgradsync_kernels.so; empty: the CPU engine works
+  std::string gpu;      ///< UUID; empty: the first one
 };
 
 using Command = std::variant<

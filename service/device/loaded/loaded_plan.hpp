@@ -50,6 +50,18 @@ class LoadedPlan {
     return rank.data + rank.output[memory_of(part_of(chunk).tensor, member)] + chunk.first * width;
   }
 
+  /// Begin of a tensor's input in the arena of a rank, of its own tensors and not of those it is summed with; null
+  /// where the rank does not hold it.
+  [[nodiscard]] std::byte* input_of(std::uint32_t tensor, std::uint32_t rank) const {
+    const std::uint64_t at = ranks_[rank].input[tensor];
+    return at == kNotHeld ? nullptr : ranks_[rank].data + at;
+  }
+
+  [[nodiscard]] std::byte* output_of(std::uint32_t tensor, std::uint32_t rank) const {
+    const std::uint64_t at = ranks_[rank].output[tensor];
+    return at == kNotHeld ? nullptr : ranks_[rank].data + at;
+  }
+
   [[nodiscard]] std::size_t slot(std::uint32_t tensor, std::uint32_t rank) const { return tensor * world() + rank; }
 
   /// The slot of the tensor that a member brings into the sums of `tensor`.

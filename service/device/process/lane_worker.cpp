@@ -47,20 +47,20 @@ class ReportSender {
 
 }  // namespace
 
-void serve_lane(UniqueFd fd, HostLaneOptions options) {
+void serve_lane(UniqueFd fd, const MakeLane& make_lane) {
   // If the supervisor died before this call, the socket has ended.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   PacketSocket socket(std::move(fd));
   ReportSender sender(socket);
   {
-    HostLane lane(options, [&](const LaneReport& report) { sender(report); });
+    const std::unique_ptr<Lane> lane = make_lane([&](const LaneReport& report) { sender(report); });
     while (std::optional<Packet> packet = socket.receive()) {
       LaneMessage message = unpack(std::move(*packet));
       Result<LaneCommand> command = decode_command(message.bytes, std::move(message.fds));
       if (command.has_error()) {
         throw DeviceError(command.error().message);
       }
-      lane.submit(std::move(*command));
+      lane->submit(std::move(*command));
     }
   }
   if (const std::optional<std::string> problem = sender.problem()) {

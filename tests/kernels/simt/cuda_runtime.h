@@ -113,6 +113,21 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+
+struct cudaUUID_t {
+  char bytes[16];
+};
+
+struct cudaDeviceProp {
+  cudaUUID_t uuid;
+};
+
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  return cudaSuccess;
+}
+
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = simt::kMultiprocessors;
   return cudaSuccess;
@@ -165,3 +180,14 @@ inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaS
 }
 
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+constexpr unsigned cudaHostRegisterMapped = 2;
+
+inline cudaError_t cudaHostRegister(void*, std::size_t, unsigned) { return cudaSuccess; }
+
+inline cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+
+inline cudaError_t cudaHostGetDevicePointer(void** address, void* memory, unsigned) {
+  *address = memory;
+  return cudaSuccess;
+}

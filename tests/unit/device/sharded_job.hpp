@@ -185,6 +185,16 @@ class ShardedJob {
     return views;
   }
 
+  /// Calls `take` with rank, tensor and number of elements of each input that some sum reads.
+  template <typename Take>
+  void for_each_source(Take take) const {
+    for_each_member([&](const LaneMember& member, std::uint32_t memory, const LanePart& part, bool source) {
+      if (source) {
+        take(member.rank, memory, volume(specs[part.tensor].shape));
+      }
+    });
+  }
+
   /// Small integers in every input, and something else in the outputs.
   void fill(std::mt19937_64& random) {
     for (std::vector<std::byte>& arena : arenas) {
@@ -255,15 +265,6 @@ class ShardedJob {
   std::optional<LoadedPlan> plan;
 
  private:
-  template <typename Take>
-  void for_each_source(Take take) const {
-    for_each_member([&](const LaneMember& member, std::uint32_t memory, const LanePart& part, bool source) {
-      if (source) {
-        take(member.rank, memory, volume(specs[part.tensor].shape));
-      }
-    });
-  }
-
   template <typename Take>
   void for_each_member(Take take) const {
     for (const LanePart& part : layout.parts) {

@@ -1,0 +1,54 @@
+#pragma once
+// One GPU as the device of a lane, in the process of a worker: arenas that it reaches, and the kernels of
+// libgradsync_kernels.so for its passes. The bits are those of the CPU engine (docs/adr/0027).
+//
+// Thread: that of the lane alone. CUDA keeps the device of each thread, so it is opened by the first call that maps.
+
+#include "device/gpu/gpu_plan.hpp"
+#include "device/host/worker_pool.hpp"
+#include "device/queue/lane_device.hpp"
+
+#include <atomic>
+#include <map>
+#include <string>
+
+namespace gradsync::device {
+
+struct GpuDeviceOptions {
+  std::string library;  ///< path of libgradsync_kernels.so
+  std::string uuid;     ///< "GPU-…"; empty: the first device
+};
+
+class GpuDevice final : public LaneDevice, private StepPasses {
+ public:
+  /// Throws DeviceError where the library cannot be used.
+  GpuDevice(GpuDeviceOptions options, const std::atomic<bool>& cancel);
+
+  [[nodiscard]] std::string thread_name() const override { return "lane:gpu"; }
+
+  [[nodiscard]] std::unique_ptr<LaneBuffer> map(UniqueFd fd, std::uint64_t size_bytes) override;
+  void load(LoadedPlan& plan) override;
+  void unload(const LoadedPlan& plan) noexcept override;
+
+  [[nodiscard]] const StepPasses& passes() const override { return *this; }
+
+ private:
+  void reduce(LoadedPlan& plan, const ReduceBucket& command) const override;
+  void sum_again(LoadedPlan& plan) const override;
+  [[nodiscard]] double multiply(LoadedPlan& plan, const std::vector<plan::ClipOutcome>& outcomes, Copies copies)
+      const override;
+  [[nodiscard]] double write_deferred(LoadedPlan& plan) const override;
+  void throw_if_cancelled() const override;
+
+  [[nodiscard]] GpuPlan& tables_of(const LoadedPlan& plan) const;
+  void open();
+
+  GpuDeviceOptions options_;
+  const std::atomic<bool>& cancel_;
+  KernelLibrary library_;
+  WorkerPool pool_;  ///< one thread, which touches pages of arenas
+  bool opened_ = false;
+  std::map<const LoadedPlan*, std::unique_ptr<GpuPlan>> plans_;
+};
+
+}  // namespace gradsync::device

@@ -1,0 +1,277 @@
+#include "device/gpu/gpu_plan.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace gradsync::device {
+
+namespace {
+
+std::uint32_t input_place(std::size_t slot) { return static_cast<std::uint32_t>(2 * slot); }
+
+std::uint32_t output_place(std::size_t slot) { return static_cast<std::uint32_t>(2 * slot + 1); }
+
+std::uint64_t address(const std::byte* memory) { return reinterpret_cast<std::uint64_t>(memory); }
+
+/// The lists of a `gradsync_reduce_plan`.
+struct ReduceLists {
+  std::vector<gradsync_reduce_part> parts;
+  std::vector<gradsync_reduce_sum> sums;
+  std::vector<std::uint32_t> members;
+  std::vector<gradsync_reduce_chunk> chunks;
+  std::vector<gradsync_reduce_bucket> buckets;
+
+  template <typename Place>
+  std::uint32_t add_members(
+      const LoadedPlan& plan, std::uint32_t tensor, const std::vector<LaneMember>& list, Place place
+  ) {
+    const auto first = static_cast<std::uint32_t>(members.size());
+    for (const LaneMember& member : list) {
+      members.push_back(place(plan.slot(tensor, member)));
+    }
+    return first;
+  }
+
+  void add_part(const LoadedPlan& plan, const LanePart& part) {
+    parts.push_back({static_cast<std::uint32_t>(sums.size()), 0});
+    for (const LaneSum& sum : plan.sums_of(part)) {
+      gradsync_reduce_sum entry{};
+      entry.first_source = add_members(plan, part.tensor, sum.sources, input_place);
+      entry.sources = static_cast<std::uint32_t>(sum.sources.size());
+      entry.first_destination = add_members(plan, part.tensor, sum.destinations, output_place);
+      entry.destinations = static_cast<std::uint32_t>(sum.destinations.size());
+      sums.push_back(entry);
+      ++parts.back().sums;
+    }
+  }
+
+  void add_chunk(const LoadedPlan& plan, const Chunk& chunk) {
+    const std::uint64_t distance = chunk.runs == 1 ? 0 : plan.part_of(chunk).strides[0].distance;
+    chunks.push_back({chunk.source, chunk.first, distance, chunk.run, chunk.runs, chunk.part, 0});
+  }
+};
+
+}  // namespace
+
+GpuPlan::GpuPlan(const KernelLibrary& library, const LoadedPlan& plan) : library_(library) {
+  make_reduction(plan);
+  make_groups(plan);
+}
+
+void GpuPlan::make_reduction(const LoadedPlan& plan) {
+  ReduceLists lists;
+  for (const LanePart& part : plan.layout().parts) {
+    first_sum_.push_back(static_cast<std::uint32_t>(lists.sums.size()));
+    lists.add_part(plan, part);
+  }
+  for (const Chunk& chunk : plan.table().chunks) {
+    lists.add_chunk(plan, chunk);
+  }
+  for (const LaneBucket& bucket : plan.layout().buckets) {
+    const std::uint32_t first = of_bucket_.empty() ? 0 : of_bucket_.back().first + of_bucket_.back().count;
+    std::uint32_t count = 0;
+    for (const std::uint32_t tensor : bucket.tensors) {
+      const ChunkRange range = plan.table().of_tensor[tensor];
+      count += range.end - range.begin;
+    }
+    of_bucket_.push_back({first, count});
+    lists.buckets.push_back({bucket.divisor, static_cast<std::uint32_t>(bucket.dtype), first, count, 0});
+  }
+  gradsync_reduce_plan given{};
+  given.parts = lists.parts.data();
+  given.sums = lists.sums.data();
+  given.members = lists.members.data();
+  given.chunks = lists.chunks.data();
+  given.buckets = lists.buckets.data();
+  given.places = static_cast<std::uint32_t>(2 * plan.layout().tensors.size() * plan.world());
+  given.part_count = static_cast<std::uint32_t>(lists.parts.size());
+  given.sum_count = static_cast<std::uint32_t>(lists.sums.size());
+  given.member_count = static_cast<std::uint32_t>(lists.members.size());
+  given.chunk_count = static_cast<std::uint32_t>(lists.chunks.size());
+  given.bucket_count = static_cast<std::uint32_t>(lists.buckets.size());
+  reduction_ = {library_.create_reduction(&given), ReleaseOnGpu{&library_}};
+  library_.must(reduction_ == nullptr ? 1 : 0, "the tables of the plan");
+  addresses_.resize(given.places);
+  nonfinite_.resize(given.places);
+  differs_.resize(given.sum_count);
+  results_.resize(given.chunk_count);
+  scales_.resize(given.chunk_count);
+}
+
+void GpuPlan::make_groups(const LoadedPlan& plan) {
+  groups_.resize(plan.layout().clip_groups);
+  for (std::uint32_t part = 0; part < plan.layout().parts.size(); ++part) {
+    const LanePart& held = plan.layout().parts[part];
+    if (held.elements == 0) {
+      continue;
+    }
+    const std::vector<LaneSum>& sums = plan.sums_of(held);
+    for (std::uint32_t sum = 0; sum < sums.size(); ++sum) {
+      for (const LaneMember& member : sums[sum].destinations) {
+        groups_[plan.layout().tensors[held.tensor].clip_group].outputs.push_back({part, sum, member});
+      }
+    }
+  }
+  for (Group& group : groups_) {
+    load(group, plan);
+  }
+}
+
+void GpuPlan::load(Group& group, const LoadedPlan& plan) const {
+  std::vector<gradsync_tensor> tensors;
+  for (const Output& output : group.outputs) {
+    const LanePart& part = plan.layout().parts[output.part];
+    tensors.push_back({part.elements, static_cast<std::uint32_t>(plan.bucket_of(part.tensor).dtype), 0});
+  }
+  group.table = {
+      library_.create_table(tensors.data(), static_cast<std::uint32_t>(tensors.size())), ReleaseOnGpu{&library_}};
+  library_.must_table(group.table == nullptr ? 1 : 0, "the tables of a clip group");
+  void* memory = nullptr;
+  library_.must(library_.allocate(library_.table_memory(group.table.get()), &memory), "the tables of a clip group");
+  group.memory = {static_cast<std::byte*>(memory), ReleaseOnGpu{&library_}};
+  library_.must_table(library_.load_table(group.table.get(), memory, nullptr), "the tables of a clip group");
+  group.addresses.resize(group.outputs.size());
+}
+
+/// Says who contributes to the tensors of the bucket, and where they lie.
+void GpuPlan::place(const LoadedPlan& plan, const LaneBucket& bucket) {
+  for (const std::uint32_t tensor : bucket.tensors) {
+    const bool absent = plan.attempt().tensors[tensor].absent;
+    for (std::uint32_t rank = 0; rank < plan.world(); ++rank) {
+      const std::size_t slot = plan.slot(tensor, rank);
+      const bool unused = plan.attempt().unused[slot] != 0;
+      addresses_[input_place(slot)] = unused ? 0 : address(plan.input_of(tensor, rank));
+      addresses_[output_place(slot)] = absent ? 0 : address(plan.output_of(tensor, rank));
+    }
+  }
+}
+
+void GpuPlan::reduce(LoadedPlan& plan, std::uint32_t bucket, bool compare) {
+  plan.attempt().buckets[bucket].deferred = false;
+  place(plan, plan.layout().buckets[bucket]);
+  gradsync_reduce_result result{};
+  result.chunks = results_.data() + of_bucket_[bucket].first;
+  result.nonfinite = nonfinite_.data();
+  result.differs = differs_.data();
+  library_.must(
+      library_.reduce(reduction_.get(), addresses_.data(), bucket, plan.layout().norm_type, compare ? 1 : 0, &result),
+      "reducing a bucket"
+  );
+  take(plan, bucket, result);
+}
+
+void GpuPlan::take(LoadedPlan& plan, std::uint32_t bucket, const gradsync_reduce_result& result) {
+  const Chunks chunks = of_bucket_[bucket];
+  for (std::uint32_t index = chunks.first; index < chunks.first + chunks.count; ++index) {
+    const gradsync_reduced_chunk& chunk = results_[index];
+    ChunkStats& stats = plan.attempt().chunk_stats[index];
+    stats.power_sum = {chunk.high, chunk.low};
+    stats.maximum = chunk.maximum;
+    stats.nonfinite = chunk.nonfinite;
+    stats.nan = chunk.nan;
+  }
+  take_findings(plan, result);
+}
+
+void GpuPlan::take_findings(LoadedPlan& plan, const gradsync_reduce_result& result) {
+  if ((result.found & GRADSYNC_FOUND_NONFINITE) != 0) {
+    for (std::size_t slot = 0; slot < plan.layout().tensors.size() * plan.world(); ++slot) {
+      if (const std::uint64_t inputs = nonfinite_[input_place(slot)]; inputs != 0) {
+        plan.attempt().nonfinite[slot].fetch_add(inputs, std::memory_order_relaxed);
+        plan.flag(static_cast<std::uint32_t>(slot / plan.world()));
+      }
+    }
+  }
+  if ((result.found & GRADSYNC_FOUND_DIFFERENT) != 0) {
+    for (std::uint32_t part = 0; part < plan.layout().parts.size(); ++part) {
+      const LanePart& held = plan.layout().parts[part];
+      const std::vector<LaneSum>& sums = plan.sums_of(held);
+      for (std::uint32_t sum = 0; sum < sums.size(); ++sum) {
+        if (differs_[first_sum_[part] + sum] == 0) {
+          continue;
+        }
+        for (const LaneMember& destination : sums[sum].destinations) {
+          plan.attempt().differs[plan.slot(held.tensor, destination.rank)].store(1, std::memory_order_relaxed);
+        }
+        plan.flag(held.tensor);
+      }
+    }
+  }
+}
+
+void GpuPlan::sum_again(LoadedPlan& plan) {
+  const std::vector<std::uint32_t>& again = plan.attempt().rescaled_chunks;
+  for (std::uint32_t bucket = 0; bucket < of_bucket_.size(); ++bucket) {
+    const Chunks chunks = of_bucket_[bucket];
+    bool any = false;
+    std::fill_n(scales_.begin() + chunks.first, chunks.count, 0.0);
+    for (const std::uint32_t index : again) {
+      if (index >= chunks.first && index < chunks.first + chunks.count) {
+        const std::uint32_t tensor = plan.part_of(plan.table().chunks[index]).tensor;
+        scales_[index] = plan.attempt().tensors[tensor].sum.scale;
+        any = true;
+      }
+    }
+    if (!any) {
+      continue;
+    }
+    library_.must(
+        library_.sum_powers(
+            reduction_.get(),
+            addresses_.data(),
+            bucket,
+            plan.layout().norm_type,
+            scales_.data() + chunks.first,
+            results_.data() + chunks.first
+        ),
+        "summing again"
+    );
+    for (const std::uint32_t index : again) {
+      if (index >= chunks.first && index < chunks.first + chunks.count) {
+        plan.attempt().chunk_stats[index].power_sum = {results_[index].high, results_[index].low};
+      }
+    }
+  }
+}
+
+void GpuPlan::multiply(const LoadedPlan& plan, const std::vector<plan::ClipOutcome>& outcomes) {
+  for (std::size_t index = 0; index < groups_.size(); ++index) {
+    const plan::ClipOutcome& outcome = outcomes[index];
+    if (outcome.action == plan::StepAction::Zero) {
+      write_zeros(plan, groups_[index]);
+    } else if (outcome.multiply && outcome.multiplier != 1) {
+      scale(plan, groups_[index], outcome.multiplier);
+    }
+  }
+}
+
+/// Zeros are written and not multiplied, because NaN times 0 is NaN.
+void GpuPlan::write_zeros(const LoadedPlan& plan, const Group& group) const {
+  for (const Output& output : group.outputs) {
+    const LanePart& part = plan.layout().parts[output.part];
+    if (plan.attempt().tensors[part.tensor].absent) {
+      continue;
+    }
+    std::byte* memory = plan.output_of(plan.memory_of(part.tensor, output.member), output.member.rank);
+    library_.must(
+        library_.zero(memory, part.elements * plan::size_of(plan.bucket_of(part.tensor).dtype)), "writing zeros"
+    );
+  }
+}
+
+void GpuPlan::scale(const LoadedPlan& plan, Group& group, double multiplier) {
+  for (std::size_t i = 0; i < group.outputs.size(); ++i) {
+    const Output& output = group.outputs[i];
+    const LanePart& part = plan.layout().parts[output.part];
+    const TensorState& state = plan.attempt().tensors[part.tensor];
+    const bool written =
+        !state.absent && (!state.incomplete || plan.contributed(part.tensor, plan.sums_of(part)[output.sum]));
+    group.addresses[i] =
+        written ? address(plan.output_of(plan.memory_of(part.tensor, output.member), output.member.rank)) : 0;
+  }
+  library_.must_table(
+      library_.scale(group.table.get(), group.memory.get(), group.addresses.data(), multiplier, nullptr), "multiplying"
+  );
+}
+
+}  // namespace gradsync::device

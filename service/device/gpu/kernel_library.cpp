@@ -1,0 +1,80 @@
+#include "device/gpu/kernel_library.hpp"
+
+#include "device/device_error.hpp"
+
+#include <fmt/format.h>
+
+#include <dlfcn.h>
+
+namespace gradsync::device {
+
+namespace {
+
+const char* last_error() {
+  const char* error = ::dlerror();
+  return error == nullptr ? "no reason given" : error;
+}
+
+template <typename Function>
+void find(void* library, const std::string& path, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  if (function == nullptr) {
+    throw DeviceError(fmt::format("{} has no function {}: install the library of this release", path, name));
+  }
+}
+
+}  // namespace
+
+KernelLibrary::KernelLibrary(const std::string& path) : library_(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+  if (library_ == nullptr) {
+    throw DeviceError(fmt::format("the kernels of GPUs cannot be loaded: {}", last_error()));
+  }
+  const auto get = [&](const char* name, auto& function) { find(library_.get(), path, name, function); };
+  decltype(&gradsync_gpu_abi) gpu_abi = nullptr;
+  decltype(&gradsync_kernels_abi) kernels_abi = nullptr;
+  get("gradsync_gpu_abi", gpu_abi);
+  get("gradsync_kernels_abi", kernels_abi);
+  if (gpu_abi() != GRADSYNC_GPU_ABI || kernels_abi() != GRADSYNC_KERNELS_ABI) {
+    throw DeviceError(fmt::format(
+        "{} has the interfaces {} and {}, this program was compiled for {} and {}: install both of one release",
+        path,
+        gpu_abi(),
+        kernels_abi(),
+        GRADSYNC_GPU_ABI,
+        GRADSYNC_KERNELS_ABI
+    ));
+  }
+  get("gradsync_gpu_error", error_);
+  get("gradsync_kernels_error", table_error_);
+  get("gradsync_gpu_open", open);
+  get("gradsync_gpu_allocate", allocate);
+  get("gradsync_gpu_free", free);
+  get("gradsync_gpu_map_host", map_host);
+  get("gradsync_gpu_unmap_host", unmap_host);
+  get("gradsync_gpu_zero", zero);
+  get("gradsync_reduction_create", create_reduction);
+  get("gradsync_reduction_destroy", destroy_reduction);
+  get("gradsync_reduce", reduce);
+  get("gradsync_sum_powers", sum_powers);
+  get("gradsync_table_create", create_table);
+  get("gradsync_table_destroy", destroy_table);
+  get("gradsync_table_memory", table_memory);
+  get("gradsync_table_load", load_table);
+  get("gradsync_scale", scale);
+}
+
+void KernelLibrary::must(int failed, const char* what) const {
+  if (failed != 0) {
+    throw DeviceError(fmt::format("{}: {}", what, error_()));
+  }
+}
+
+void KernelLibrary::must_table(int failed, const char* what) const {
+  if (failed != 0) {
+    throw DeviceError(fmt::format("{}: {}", what, table_error_()));
+  }
+}
+
+void KernelLibrary::Close::operator()(void* library) const { ::dlclose(library); }
+
+}  // namespace gradsync::device

@@ -1,0 +1,49 @@
+#pragma once
+// libgradsync_kernels.so, loaded at run time: this program links no CUDA. Its functions are those of
+// kernels/library/gradsync_gpu.h, and the tables of gradsync_kernels.h that multiply.
+
+#include "kernels/library/gradsync_gpu.h"
+#include "kernels/library/gradsync_kernels.h"
+
+#include <memory>
+#include <string>
+
+namespace gradsync::device {
+
+class KernelLibrary {
+ public:
+  /// Throws DeviceError that names the file, and what is wrong with it.
+  explicit KernelLibrary(const std::string& path);
+
+  decltype(&gradsync_gpu_open) open = nullptr;
+  decltype(&gradsync_gpu_allocate) allocate = nullptr;
+  decltype(&gradsync_gpu_free) free = nullptr;
+  decltype(&gradsync_gpu_map_host) map_host = nullptr;
+  decltype(&gradsync_gpu_unmap_host) unmap_host = nullptr;
+  decltype(&gradsync_gpu_zero) zero = nullptr;
+  decltype(&gradsync_reduction_create) create_reduction = nullptr;
+  decltype(&gradsync_reduction_destroy) destroy_reduction = nullptr;
+  decltype(&gradsync_reduce) reduce = nullptr;
+  decltype(&gradsync_sum_powers) sum_powers = nullptr;
+  decltype(&gradsync_table_create) create_table = nullptr;
+  decltype(&gradsync_table_destroy) destroy_table = nullptr;
+  decltype(&gradsync_table_memory) table_memory = nullptr;
+  decltype(&gradsync_table_load) load_table = nullptr;
+  decltype(&gradsync_scale) scale = nullptr;
+
+  /// Throws DeviceError with what the library says, where `failed` is not 0. `tables`: the call was one of
+  /// gradsync_kernels.h.
+  void must(int failed, const char* what) const;
+  void must_table(int failed, const char* what) const;
+
+ private:
+  struct Close {
+    void operator()(void* library) const;
+  };
+
+  std::unique_ptr<void, Close> library_;
+  decltype(&gradsync_gpu_error) error_ = nullptr;
+  decltype(&gradsync_kernels_error) table_error_ = nullptr;
+};
+
+}  // namespace gradsync::device
