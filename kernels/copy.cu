@@ -8,7 +8,7 @@
 
 namespace gradsync::kernels {
 
-namespace {
+inline namespace of_copy {
 
 struct CopyPass {
   const CopyItem* items;
@@ -187,7 +187,7 @@ cudaError_t launch_both(std::size_t pair, std::uint32_t blocks, const CopyPass& 
   return cudaErrorInvalidValue;
 }
 
-}  // namespace
+}  // namespace of_copy
 
 cudaError_t copy(const DeviceCopyTable& table, cudaStream_t stream) {
   for (std::size_t pair = 0; pair < kDTypes * kDTypes; ++pair) {

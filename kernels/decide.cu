@@ -3,7 +3,8 @@
 
 namespace gradsync::kernels {
 
-namespace {
+// A name, where C++ would need none: nvcc puts the path of the file into the symbols of an unnamed namespace.
+inline namespace of_decide {
 
 struct Decision {
   const PowerSum* sums;
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) decide_kernel(const Decision decisio
   decision.outcomes[group] = clip(decision.rules[group], norm_of(sum, decision.p), decision.scale, sum.nonfinite);
 }
 
-}  // namespace
+}  // namespace of_decide
 
 cudaError_t decide(
     const PowerSum* sums,

@@ -3,7 +3,7 @@
 
 namespace gradsync::kernels {
 
-namespace {
+inline namespace of_measure {
 
 Power power_of(double p) {
   return p == 2 ? Power::Two : p == 1 ? Power::One : arithmetic::is_finite(p) ? Power::Any : Power::Maximum;
@@ -129,7 +129,7 @@ cudaError_t launch_round(const DeviceTable& table, bool last, MeasureLaunch& lau
   return launch_add(table, adding, stream);
 }
 
-}  // namespace
+}  // namespace of_measure
 
 cudaError_t measure(
     const DeviceTable& table,

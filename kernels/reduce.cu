@@ -11,7 +11,7 @@
 
 namespace gradsync::kernels {
 
-namespace {
+inline namespace of_reduce {
 
 /// What a thread knows of the values of one sum.
 template <typename Format>
@@ -300,7 +300,7 @@ cudaError_t launch_reduce(const ReducePass& pass, cudaStream_t stream) {
   return cudaErrorInvalidValue;
 }
 
-}  // namespace
+}  // namespace of_reduce
 
 cudaError_t reduce(const ReduceTable& table, const Reduction& what, const ReduceMemory& memory, cudaStream_t stream) {
   if (what.bucket >= table.buckets().size() || !(what.p >= 1)) {

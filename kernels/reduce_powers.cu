@@ -4,7 +4,7 @@
 
 namespace gradsync::kernels {
 
-namespace {
+inline namespace of_reduce_powers {
 
 /// quotient^p, where quotient is value / scale rounded, and what the division lost of it, as in the CPU engine.
 __device__ inline arithmetic::DoubleDouble power_of(double value, double scale, double p) {
@@ -75,7 +75,7 @@ cudaError_t launch_powers(const ReducePass& pass, cudaStream_t stream) {
   return launch(powers_kernel<Format>, blocks, pass, stream);
 }
 
-}  // namespace
+}  // namespace of_reduce_powers
 
 cudaError_t sum_powers(
     const ReduceTable& table,

@@ -7,7 +7,7 @@
 
 namespace gradsync::kernels {
 
-namespace {
+inline namespace of_scale {
 
 struct ScalePass {
   Items work;
@@ -133,7 +133,7 @@ cudaError_t launch_dtype(DType dtype, std::uint32_t blocks, const ScalePass& pas
   return cudaErrorInvalidValue;
 }
 
-}  // namespace
+}  // namespace of_scale
 
 cudaError_t scale(const DeviceTable& table, const ClipOutcome* outcomes, void* scratch, cudaStream_t stream) {
   std::uint32_t blocks[kDTypes] = {};

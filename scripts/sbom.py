@@ -16,10 +16,12 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import pairwise
@@ -129,8 +131,30 @@ def parts_of(build: Path) -> list[Part]:
     return sorted(parts, key=lambda part: part.package)
 
 
-def bill(subject: Document, contained: list[Document], parts: list[Part], when: datetime) -> Document:
-    """The bill of `subject`; it holds `contained`, if that is anything, which holds the parts."""
+def cuda_runtime() -> Document:
+    """The part of CUDA that is inside the kernels: the runtime, of the toolkit that nvcc belongs to."""
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    found = re.search(r"release (\d+\.\d+)", output(nvcc, "--version"))
+    version = found[1] if found else "unknown"
+    return {
+        "type": "library",
+        "bom-ref": f"cuda-runtime@{version}",
+        "name": "CUDA runtime",
+        "version": version,
+        "licenses": [{"license": {"name": "NVIDIA CUDA Toolkit EULA", "url": "https://docs.nvidia.com/cuda/eula/"}}],
+        "purl": f"pkg:generic/nvidia-cuda-runtime@{version}",
+        "properties": [{"name": "gradsync:linked", "value": "static"}],
+    }
+
+
+def bill(
+    subject: Document,
+    contained: list[Document],
+    parts: list[Part],
+    when: datetime,
+    beside: Sequence[Document] = (),
+) -> Document:
+    """The bill of `subject`; it holds `contained`, if that is anything, which holds the parts; and what is `beside`."""
     libraries = [
         {
             "type": "library",
@@ -150,9 +174,13 @@ def bill(subject: Document, contained: list[Document], parts: list[Part], when: 
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"timestamp": when.strftime("%Y-%m-%dT%H:%M:%SZ"), "component": subject},
-        "components": [*contained, *libraries],
+        "components": [*contained, *libraries, *beside],
         "dependencies": [
-            *({"ref": one["bom-ref"], "dependsOn": [other["bom-ref"]]} for one, other in pairwise(chain)),
+            *(
+                {"ref": one["bom-ref"], "dependsOn": [other["bom-ref"], *(each["bom-ref"] for each in beside)]}
+                for one, other in pairwise(chain)
+            ),
+            *({"ref": each["bom-ref"]} for each in beside),
             {"ref": chain[-1]["bom-ref"], "dependsOn": [library["bom-ref"] for library in libraries]},
             *({"ref": library["bom-ref"]} for library in libraries),
         ],
@@ -193,7 +221,9 @@ def main(build: Path, wheel: Path | None = None) -> None:
     name, version = wheel.name.split("-")[:2]
     purl = f"pkg:pypi/{name}@{version}"
     package = {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
-    text = checked_text(bill(package, [daemon], parts, when))
+    with zipfile.ZipFile(wheel) as archive:
+        has_kernels = any(name.endswith("/libgradsync_kernels.so") for name in archive.namelist())
+    text = checked_text(bill(package, [daemon], parts, when, [cuda_runtime()] if has_kernels else []))
     wheel.with_name("gradsync.cdx.json").write_text(text)
     with InWheelCtx(wheel, wheel) as unpacked:
         (folder,) = unpacked.path.glob("*.dist-info")

@@ -52,7 +52,7 @@ struct gradsync_table {
   bool clean = false;                    ///< the counters on the device are zero, or will be when the stream gets there
 };
 
-namespace {
+inline namespace of_library {
 
 thread_local std::string last_error;
 
@@ -129,7 +129,7 @@ void launched(gradsync_table& table, cudaError_t error, const char* what) {
   must(error, what);
 }
 
-}  // namespace
+}  // namespace of_library
 
 GRADSYNC_EXPORT uint32_t gradsync_kernels_abi(void) { return GRADSYNC_KERNELS_ABI; }
 

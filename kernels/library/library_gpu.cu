@@ -28,7 +28,7 @@ using gradsync::kernels::ReducePart;
 using gradsync::kernels::ReduceSum;
 using gradsync::kernels::ReduceTable;
 
-namespace {
+inline namespace of_library_gpu {
 
 thread_local std::string last_error;
 
@@ -158,7 +158,7 @@ int device_with(const char* uuid) {
   );
 }
 
-}  // namespace
+}  // namespace of_library_gpu
 
 struct gradsync_reduction {
   explicit gradsync_reduction(ReduceTable given) : table(std::move(given)), memory(lay_out()) {

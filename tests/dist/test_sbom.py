@@ -39,7 +39,12 @@ def document(request: pytest.FixtureRequest) -> Document:
 
 
 def libraries(document: Document) -> list[Document]:
-    return [component for component in document["components"] if component["type"] == "library"]
+    """Those of Debian."""
+    return [
+        component
+        for component in document["components"]
+        if component["type"] == "library" and component["purl"].startswith("pkg:deb/")
+    ]
 
 
 def linked(component: Document) -> str:
@@ -115,6 +120,16 @@ def test_the_wheel_has_the_same_bill_beside_that_of_auditwheel() -> None:
     document = json.loads((FOLDER / "gradsync.cdx.json").read_text())
     shared = {one["purl"].partition("?")[0] for one in libraries(document) if linked(one) != "headers"}
     assert shared <= purls
+
+
+def test_the_cuda_runtime_is_in_the_bill_of_a_wheel_with_kernels() -> None:
+    (wheel,) = FOLDER.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        kernels = any(name.endswith("/libgradsync_kernels.so") for name in archive.namelist())
+    document = json.loads((FOLDER / "gradsync.cdx.json").read_text())
+    found = [component for component in document["components"] if component["name"] == "CUDA runtime"]
+    assert [component["version"].startswith("13.") for component in found] == ([True] if kernels else [])
+    assert not [one for one in json.loads((FOLDER / "gradsyncd.cdx.json").read_text())["components"] if one in found]
 
 
 def test_a_package_without_a_known_licence_is_refused_by_name() -> None:

@@ -248,6 +248,20 @@ def test_the_command_and_the_client_start_the_daemon_that_came_with_them(clean: 
     assert where.stdout.strip().startswith(str(clean.parent))
 
 
+@pytest.mark.skipif(
+    shutil.which("nvcc") is None and not Path("/usr/local/cuda/bin/nvcc").exists(), reason="nvcc is not installed"
+)
+def test_the_kernels_for_gpus_are_in_it_and_load_without_a_gpu(unpacked: Path, clean: Path) -> None:
+    (kernels,) = unpacked.glob("gradsync/lib/libgradsync_kernels.so")
+    symbols = subprocess.run(["nm", "-D", "--defined-only", kernels], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[-1] for line in symbols.splitlines()]
+    assert "gradsync_reduce" in names
+    assert "gradsync_measure" in names
+    assert not [name for name in names if not name.startswith("gradsync_")]
+    script = "from gradsync.torch._statistics._kernels import kernel_library; print(kernel_library().device_type)"
+    assert ran(clean, "python", "-c", script).stdout.strip() == "cuda"
+
+
 def test_the_same_daemon_is_packed_into_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
     before = [Path(shutil.copy(path, tmp_path)) for path in (wheel, *FOLDER.glob("*.cdx.json"))]
     assert len(before) == 3
