@@ -52,6 +52,11 @@ class FairBudget {
 
     Share& operator=(Share&&) = delete;
 
+    void grow(std::uint64_t amount) {
+      budget_->add(holder_, amount);
+      amount_ += amount;
+    }
+
     ~Share() {
       if (budget_ != nullptr) {
         budget_->take(holder_, amount_);

@@ -159,6 +159,8 @@ Result<TakenFd> Engine::exchange_fd(const std::string& token, std::uint32_t uid,
   return taken;
 }
 
+FairBudget& Engine::declared_bytes() { return state_->declared_bytes; }
+
 void Engine::declare(SessionId session, DeclareRequest request, Reply<DeclareResult> reply) {
   if (state_->halted) {
     return;

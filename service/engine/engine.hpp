@@ -58,6 +58,8 @@ class Engine {
   );
 
   // declaration and steps
+  /// The memory of all declarations. What a declaration takes is added page by page, and comes with it.
+  [[nodiscard]] FairBudget& declared_bytes();
   void declare(SessionId session, DeclareRequest request, Reply<DeclareResult> reply);
   /// A declaration of the session's rank was refused before it was whole: ranks that wait for it are told.
   void declaration_refused(SessionId session, const Error& refusal);

@@ -11,6 +11,7 @@ namespace gradsync::engine {
 
 Engine::State::State(EngineOptions given, Lanes all, PlannerPort& planner, EventSink sink, EngineMetrics& registered)
     : options(std::move(given)),
+      declared_bytes(options.limits.declared_bytes, options.own_uid),
       events(std::move(sink)),
       metrics(registered),
       lanes(std::move(all)),

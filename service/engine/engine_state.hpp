@@ -26,6 +26,7 @@ struct Engine::State {
   State(EngineOptions given, Lanes all, PlannerPort& planner, EventSink sink, EngineMetrics& registered);
 
   const EngineOptions options;
+  FairBudget declared_bytes;  ///< outlives the jobs, which hold shares of it
   const EventSink events;
   EngineMetrics& metrics;
   Lanes lanes;

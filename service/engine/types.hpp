@@ -3,6 +3,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/fair_budget.hpp"
 #include "base/unique_fd.hpp"
 #include "device/memory/arena.hpp"
 #include "engine/report/report.hpp"
@@ -31,6 +32,8 @@ struct EngineLimits {
   std::uint64_t arena_bytes = 0;  ///< the limit for all jobs together; 0: what the machine has
   std::int64_t tokens = 16'384;   ///< that wait to be used, of all jobs together
   std::int64_t tensors = 200'000;
+  /// The limit for the memory of all declarations: of pages that came, and of what ranks have declared.
+  std::uint64_t declared_bytes = 1u << 30;
   std::int64_t world_size = 4096;
 };
 
@@ -115,7 +118,8 @@ struct DeclareRequest {
   plan::RankDeclaration declaration;
   std::uint64_t buffer = 0;
   std::optional<Milliseconds> timeout;
-  std::optional<StepKey> last_done;  ///< that the daemon before this one did: policies go on from there
+  std::optional<StepKey> last_done;              ///< that the daemon before this one did: policies go on from there
+  std::shared_ptr<FairBudget::Share> held = {};  ///< of `Engine::declared_bytes`, as long as the declaration stands
 };
 
 struct DeclareResult {

@@ -19,7 +19,7 @@ namespace gradsync::rpc {
 struct Declaring {
   std::int64_t next_page = 0;
   std::uint64_t buffer = 0;
-  std::uint64_t bytes = 0;  ///< the approximate memory of the declaration
+  std::shared_ptr<FairBudget::Share> held;  ///< for about the memory of the pages
   plan::RankDeclaration declaration;
 };
 

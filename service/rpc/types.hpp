@@ -58,9 +58,6 @@ struct RpcLimits {
   std::size_t subscriptions = 16;  ///< per connection
   std::size_t event_queue = 256;   ///< per subscription
   std::size_t declare_pages = 256;
-  /// The limits for declarations whose last page has not come: for one process, and for all.
-  std::uint64_t half_declared_bytes_per_process = 256u << 20;
-  std::uint64_t half_declared_bytes = 1u << 30;
   engine::EngineLimits engine;  ///< the limits of the engine: told to clients, and `tensors` stops a declaration early
   engine::EngineDeadlines deadlines;  ///< the deadlines of the engine: told to clients
 };

@@ -64,8 +64,7 @@ rpc::RpcLimits small_limits() {
   limits.engine.arena_bytes = 1u << 16;
   limits.engine.tensors = 64;
   limits.engine.world_size = 8;
-  limits.half_declared_bytes_per_process = 1u << 14;
-  limits.half_declared_bytes = 1u << 15;
+  limits.engine.declared_bytes = 1u << 15;
   limits.declare_pages = 4;
   limits.subscriptions = 2;
   limits.event_queue = 2;

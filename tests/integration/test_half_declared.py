@@ -58,9 +58,9 @@ def test_what_is_half_declared_has_a_limit_and_goes_with_its_ranks() -> None:
                 error, taken = flood(daemon.socket, stack)
                 assert taken > 20
                 assert error["data"]["kind"] == "limit_exceeded"
-                assert "half-sent declarations of this process hold" in error["message"]
-                assert "at most 256.0 MiB" in error["message"]
-                assert "last page" in error["data"]["hint"]
+                assert "declarations of process" in error["message"]
+                assert "at most 512.0 MiB" in error["message"]
+                assert "until its rank leaves" in error["data"]["hint"]
                 near, far = processes.Pipe()
                 other = processes.Process(target=declares_and_steps, args=(daemon.socket, far))
                 other.start()

@@ -168,6 +168,7 @@ class Job {
   struct Rank {
     RankHolder holder;
     std::shared_ptr<const plan::RankDeclaration> declaration;
+    std::shared_ptr<FairBudget::Share> held;  ///< for its memory
     std::uint64_t buffer = 0;
     std::uint64_t check = 0;           ///< the ticket of the check of its declaration
     std::optional<StepKey> last_done;  ///< the step before, where another daemon did it

@@ -51,6 +51,7 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
   declaring.compares_weights = !request.declaration.weight_fingerprints.empty();
   rank.declaration =
       context_.planner.freed_elsewhere(std::make_shared<const plan::RankDeclaration>(std::move(request.declaration)));
+  rank.held = std::move(request.held);
   rank.buffer = request.buffer;
   rank.last_done = request.last_done;
   rank.declare_reply = std::move(reply);
@@ -78,6 +79,7 @@ void Job::perform(const AnswerDeclare& action) {
   const Reply<DeclareResult> reply = std::exchange(rank.declare_reply, {});
   if (action.error) {
     rank.declaration.reset();
+    rank.held.reset();
     rank.buffer = 0;
   }
   if (rank.holder.session == 0) {

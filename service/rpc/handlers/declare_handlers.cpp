@@ -34,40 +34,41 @@ std::uint64_t bytes_of(const WireTensor& tensor) {
   return bytes;
 }
 
-/// Pages are kept until the last one comes, so what a client leaves half sent is limited, over all its connections too.
-Result<void> check_half_declared(const Core& core, const Caller& caller) {
-  std::uint64_t of_process = 0;
-  std::uint64_t of_uid = 0;
-  std::uint64_t of_all = 0;
-  for (const auto& [id, connection] : core.connections) {
-    of_all += connection.declaring.bytes;
-    of_uid += connection.peer.uid == caller.peer.uid ? connection.declaring.bytes : 0;
-    if (connection.peer.uid == caller.peer.uid && connection.peer.pid == caller.peer.pid) {
-      of_process += connection.declaring.bytes;
-    }
+/// The memory of a declaration counts from its first page until its rank leaves or declares anew.
+Result<void> hold_page(Core& core, const Caller& caller, const DeclareParams& params) {
+  std::uint64_t bytes = 0;
+  for (const WireTensor& tensor : params.tensors) {
+    bytes += bytes_of(tensor);
   }
-  const auto refuse = [](std::uint64_t bytes, const char* whose, std::uint64_t most) {
+  FairBudget& budget = core.engine.declared_bytes();
+  const Holder holder{caller.peer.uid, caller.peer.pid};
+  if (const auto refused = budget.refuse(holder, bytes)) {
     return make_error(
         ErrorCode::LimitExceeded,
-        fmt::format("half-sent declarations of {} hold {}; at most {}", whose, human_bytes(bytes), human_bytes(most)),
-        "send the last page of one declaration before beginning another"
+        fmt::format(
+            "declarations of {} hold {}, this page {} more; at most {}",
+            refused->whose,
+            human_bytes(refused->held),
+            human_bytes(bytes),
+            human_bytes(refused->most)
+        ),
+        "a declaration counts from its first page until its rank leaves: end what is not needed, or declare fewer "
+        "tensors or shorter names"
     );
-  };
-  if (of_process > core.limits.half_declared_bytes_per_process) {
-    return refuse(of_process, "this process", core.limits.half_declared_bytes_per_process);
   }
-  const std::uint64_t of_one_uid = core.limits.half_declared_bytes - core.limits.half_declared_bytes / 4;
-  if (caller.peer.uid != 0 && caller.peer.uid != core.identity.own_uid && of_uid > of_one_uid) {
-    return refuse(of_uid, "this uid", of_one_uid);
-  }
-  if (of_all > core.limits.half_declared_bytes) {
-    return refuse(of_all, "this daemon", core.limits.half_declared_bytes);
+  std::shared_ptr<FairBudget::Share>& held = caller.connection->declaring.held;
+  if (held == nullptr) {
+    held = std::make_shared<FairBudget::Share>(budget, holder, bytes);
+  } else {
+    held->grow(bytes);
   }
   return {};
 }
 
 /// Appends a page. Errors: InvalidParams, LimitExceeded.
-Result<void> add_page(const RpcLimits& limits, Declaring& declaring, DeclareParams& params) {
+Result<void> add_page(Core& core, const Caller& caller, DeclareParams& params) {
+  const RpcLimits& limits = core.limits;
+  Declaring& declaring = caller.connection->declaring;
   if (params.page == 0) {
     declaring = {};
     declaring.buffer = params.buffer;
@@ -95,9 +96,11 @@ Result<void> add_page(const RpcLimits& limits, Declaring& declaring, DeclarePara
         ErrorCode::LimitExceeded, fmt::format("more than {} pages", limits.declare_pages), "put more tensors on a page"
     );
   }
+  if (Result<void> held = hold_page(core, caller, params); !held) {
+    return held;
+  }
   tensors.reserve(total);
   for (WireTensor& tensor : params.tensors) {
-    declaring.bytes += bytes_of(tensor);
     append(declaring.declaration, std::move(tensor));
   }
   declaring.next_page = params.page + 1;
@@ -202,26 +205,21 @@ void add_groups(const plan::Plan& plan, ExplainAnswer& answer) {
 
 void gradients_declare(Core& core, Caller& caller, DeclareParams params, Answer<DeclareAnswer> answer) {
   Declaring& declaring = caller.connection->declaring;
-  if (const Result<void> added = add_page(core.limits, declaring, params); !added) {
+  if (const Result<void> added = add_page(core, caller, params); !added) {
     declaring = {};
     declaration_refused(core, caller, added.error());
     answer(added.error());
     return;
   }
   if (!params.last) {
-    if (const Result<void> held = check_half_declared(core, caller); !held) {
-      declaring = {};
-      declaration_refused(core, caller, held.error());
-      answer(held.error());
-      return;
-    }
     DeclareAnswer received;
     received.received = declaring.declaration.tensors.size();
     answer(std::move(received));
     return;
   }
   Declaring complete = std::exchange(declaring, {});
-  engine::DeclareRequest request{std::move(complete.declaration), complete.buffer, std::nullopt, std::nullopt};
+  engine::DeclareRequest request{
+      std::move(complete.declaration), complete.buffer, std::nullopt, std::nullopt, std::move(complete.held)};
   if (params.last_done) {
     request.last_done = {params.last_done->epoch, params.last_done->attempt};
   }

@@ -367,11 +367,12 @@ TEST(Dispatcher, takes_a_declaration_in_pages) {
   EXPECT_EQ(declared["result"]["offsets"].size(), 3U) << declared;
 }
 
-TEST(Dispatcher, limits_what_a_process_a_uid_and_all_leave_half_declared) {
+TEST(Dispatcher, limits_what_a_process_a_uid_and_all_declare) {
   for (const std::string whose : {"process", "uid", "daemon"}) {
     const bool same_process = whose == "process";
+    const std::string named = whose == "process" ? "process 7" : whose == "uid" ? "uid 1000" : "the daemon";
     RpcLimits limits;
-    (same_process ? limits.half_declared_bytes_per_process : limits.half_declared_bytes) = 4096;
+    limits.engine.declared_bytes = 8192;
     Harness rpc(limits);
     const auto page = [&](ConnectionId connection, int number, bool last) {
       const Json params{
@@ -391,10 +392,11 @@ TEST(Dispatcher, limits_what_a_process_a_uid_and_all_leave_half_declared) {
     Json reply;
     for (ConnectionId connection = 1; !reply.contains("error"); connection = connection % 3 + 1) {
       reply = page(connection, taken / 3, false);
-      ASSERT_LT(++taken, 12) << "nothing is limited";
+      ASSERT_LT(++taken, 20) << "nothing is limited";
     }
     EXPECT_EQ(kind_of_reply(reply), "limit_exceeded");
-    EXPECT_NE(reply["error"]["message"].get<std::string>().find("this " + whose), std::string::npos);
+    EXPECT_NE(reply["error"]["message"].get<std::string>().find("declarations of " + named), std::string::npos)
+        << reply;
     for (const ConnectionId connection : {1, 2, 3}) {
       rpc.dispatcher->on_close(connection);
     }
@@ -410,6 +412,25 @@ TEST(Dispatcher, limits_what_a_process_a_uid_and_all_leave_half_declared) {
     ).contains("result"));
     EXPECT_TRUE(page(4, 0, false).contains("result")) << "closed connections hold nothing";
   }
+}
+
+TEST(Dispatcher, counts_a_declaration_until_its_rank_declares_anew_or_leaves) {
+  Harness rpc;
+  const FairBudget& budget = rpc.engine.declared_bytes();
+  rpc.start_rank(1, 0, 1);
+  (void)rpc.outbox.take(1);
+  const auto declare = [&](const std::string& name) {
+    return rpc.call(1, "gradients.declare", {{"buffer", 1}, {"tensors", {Harness::tensor(name)}}});
+  };
+  ASSERT_TRUE(declare(std::string(400, 'a')).contains("result"));
+  const std::uint64_t held = budget.held();
+  EXPECT_GT(held, 400U);
+  ASSERT_TRUE(declare(std::string(500, 'a')).contains("result"));
+  EXPECT_EQ(budget.held(), held + 100) << "the declaration before it is gone";
+  EXPECT_EQ(kind_of_reply(declare(std::string(600, 'a'))), "invalid_params");
+  EXPECT_EQ(budget.held(), held + 100) << "what is refused holds nothing";
+  ASSERT_TRUE(rpc.call(1, "job.detach", Json::object()).contains("result"));
+  EXPECT_EQ(budget.held(), 0U);
 }
 
 TEST(Dispatcher, limits_the_tensors_of_a_declaration) {

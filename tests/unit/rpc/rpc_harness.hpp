@@ -73,8 +73,11 @@ class RpcHarness {
     engine.advance(now);
   }
 
+  ~RpcHarness() { dispatcher.reset(); }  // its connections hold shares of the engine's budget
+
   static engine::EngineOptions with_record(engine::EngineOptions options, const RpcLimits& limits) {
     options.encode_report = report_encoder(limits.message_bytes);
+    options.limits.declared_bytes = limits.engine.declared_bytes;
     return options;
   }
 
