@@ -33,6 +33,9 @@ int gradsync_gpu_free(void* address);
 int gradsync_gpu_map_host(void* memory, size_t bytes, void** address);
 int gradsync_gpu_unmap_host(void* memory);
 
+/* Waits for what was enqueued by the functions of gradsync_kernels.h, on the default stream. */
+int gradsync_gpu_wait(void);
+
 /* Writes zeros to memory of the device. */
 int gradsync_gpu_zero(void* address, size_t bytes);
 

@@ -268,6 +268,10 @@ GRADSYNC_EXPORT int gradsync_gpu_unmap_host(void* memory) {
   return guarded([&] { must(cudaHostUnregister(memory), "unregistering host memory"); });
 }
 
+GRADSYNC_EXPORT int gradsync_gpu_wait(void) {
+  return guarded([] { wait("waiting for the device"); });
+}
+
 GRADSYNC_EXPORT int gradsync_gpu_zero(void* address, size_t bytes) {
   return guarded([&] {
     must(cudaMemsetAsync(address, 0, bytes, nullptr), "writing zeros");

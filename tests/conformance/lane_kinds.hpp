@@ -9,6 +9,7 @@
 #include "unit/device/sharded_job.hpp"
 
 #include <cstdlib>
+#include <dlfcn.h>
 #include <memory>
 #include <random>
 #include <string>
@@ -41,9 +42,14 @@ inline std::string name_of(LaneKind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
+/// The emulated device does nothing before the lane waits for it.
 inline GpuDeviceOptions gpu_options() {
   const char* library = std::getenv("GRADSYNC_KERNELS");
-  return {library == nullptr ? GRADSYNC_EMULATED_KERNELS : library, ""};
+  GpuDeviceOptions options{library == nullptr ? GRADSYNC_EMULATED_KERNELS : library, ""};
+  if (void* loaded = library == nullptr ? ::dlopen(GRADSYNC_EMULATED_KERNELS, RTLD_NOW | RTLD_LOCAL) : nullptr) {
+    reinterpret_cast<void (*)(int)>(::dlsym(loaded, "gradsync_emulation_defer"))(1);  // it stays loaded
+  }
+  return options;
 }
 
 inline ProcessLaneOptions worker_options(const char* role = "worker") {

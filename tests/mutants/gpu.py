@@ -111,6 +111,12 @@ GPU = (
         "if (differs_[first_sum_[part]] == 0) {",
     ),
     lane(
+        "gpu-reports-before-the-device-is-done",
+        "The lane says that gradients are multiplied while the device still writes them.",
+        '  library_.must(library_.wait(), "multiplying");  // the report says that gradients may be read\n',
+        "",
+    ),
+    lane(
         "gpu-sums-of-before",
         "Sums that were taken again are not used.",
         "        plan.attempt().chunk_stats[index].power_sum = {results_[index].high, results_[index].low};\n",

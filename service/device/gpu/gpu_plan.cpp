@@ -243,6 +243,7 @@ void GpuPlan::multiply(const LoadedPlan& plan, const std::vector<plan::ClipOutco
       scale(plan, groups_[index], outcome.multiplier);
     }
   }
+  library_.must(library_.wait(), "multiplying");  // the report says that gradients may be read
 }
 
 /// Zeros are written and not multiplied, because NaN times 0 is NaN.

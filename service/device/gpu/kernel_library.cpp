@@ -51,6 +51,7 @@ KernelLibrary::KernelLibrary(const std::string& path) : library_(::dlopen(path.c
   get("gradsync_gpu_free", free);
   get("gradsync_gpu_map_host", map_host);
   get("gradsync_gpu_unmap_host", unmap_host);
+  get("gradsync_gpu_wait", wait);
   get("gradsync_gpu_zero", zero);
   get("gradsync_reduction_create", create_reduction);
   get("gradsync_reduction_destroy", destroy_reduction);

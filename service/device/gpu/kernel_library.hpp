@@ -20,6 +20,7 @@ class KernelLibrary {
   decltype(&gradsync_gpu_free) free = nullptr;
   decltype(&gradsync_gpu_map_host) map_host = nullptr;
   decltype(&gradsync_gpu_unmap_host) unmap_host = nullptr;
+  decltype(&gradsync_gpu_wait) wait = nullptr;
   decltype(&gradsync_gpu_zero) zero = nullptr;
   decltype(&gradsync_reduction_create) create_reduction = nullptr;
   decltype(&gradsync_reduction_destroy) destroy_reduction = nullptr;

@@ -94,9 +94,11 @@ template <typename Parameter>
 cudaError_t cudaLaunchKernel(
     void (*kernel)(Parameter), dim3 grid, dim3 block, void** arguments, std::size_t, cudaStream_t
 ) {
-  const auto& parameter = *static_cast<std::remove_const_t<Parameter>*>(arguments[0]);
-  return simt::launch(grid.x, block.x, [kernel, &parameter] { kernel(parameter); }) ? cudaSuccess
-                                                                                    : cudaErrorLaunchFailure;
+  const auto parameter = *static_cast<std::remove_const_t<Parameter>*>(arguments[0]);
+  const auto run = [kernel, parameter, grid, block] {
+    return simt::launch(grid.x, block.x, [kernel, &parameter] { kernel(parameter); });
+  };
+  return simt::Deferred::enqueue(run) ? cudaSuccess : cudaErrorLaunchFailure;
 }
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
@@ -148,13 +150,32 @@ inline cudaError_t cudaMalloc(void** address, std::size_t bytes) {
   return cudaSuccess;
 }
 
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return simt::Deferred::finish() ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
 inline cudaError_t cudaFree(void* address) {
+  (void)simt::Deferred::finish();
   ::operator delete(address, std::align_val_t{256});
   return cudaSuccess;
 }
 
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
-  std::memcpy(to, from, bytes);
+// Memory of the host is pageable: it is read before the call returns, and written after everything before it.
+
+inline cudaError_t cudaMemcpyAsync(
+    void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream
+) {
+  if (kind == cudaMemcpyDeviceToHost) {
+    const cudaError_t error = cudaStreamSynchronize(stream);
+    std::memcpy(to, from, bytes);
+    return error;
+  }
+  const auto* read = static_cast<const char*>(from);
+  std::vector<char> data(read, read + bytes);
+  simt::Deferred::enqueue([to, data = std::move(data)] {
+    std::memcpy(to, data.data(), data.size());
+    return true;
+  });
   return cudaSuccess;
 }
 
@@ -166,26 +187,28 @@ inline cudaError_t cudaMemcpy2DAsync(
     std::size_t width,
     std::size_t height,
     cudaMemcpyKind,
-    cudaStream_t
+    cudaStream_t stream
 ) {
+  const cudaError_t error = cudaStreamSynchronize(stream);
   for (std::size_t row = 0; row < height; ++row) {
     std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   }
-  return cudaSuccess;
+  return error;
 }
 
 inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
-  std::memset(to, value, bytes);
+  simt::Deferred::enqueue([to, value, bytes] {
+    std::memset(to, value, bytes);
+    return true;
+  });
   return cudaSuccess;
 }
-
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 
 constexpr unsigned cudaHostRegisterMapped = 2;
 
 inline cudaError_t cudaHostRegister(void*, std::size_t, unsigned) { return cudaSuccess; }
 
-inline cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+inline cudaError_t cudaHostUnregister(void*) { return cudaStreamSynchronize(nullptr); }
 
 inline cudaError_t cudaHostGetDevicePointer(void** address, void* memory, unsigned) {
   *address = memory;

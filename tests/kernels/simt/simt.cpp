@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <random>
@@ -197,6 +198,33 @@ void run(std::vector<Fiber>& fibers, std::mt19937_64& random) {
 
 Settings& settings() { return the_settings; }
 
+namespace {
+
+bool deferring = false;
+std::deque<std::function<bool()>> deferred;
+
+}  // namespace
+
+void Deferred::defer(bool on) { deferring = on; }
+
+bool Deferred::enqueue(std::function<bool()> work) {
+  if (!deferring) {
+    return work();
+  }
+  deferred.push_back(std::move(work));
+  return true;
+}
+
+bool Deferred::finish() {
+  bool good = true;
+  while (!deferred.empty()) {
+    const std::function<bool()> work = std::move(deferred.front());
+    deferred.pop_front();
+    good = work() && good;
+  }
+  return good;
+}
+
 bool launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
   // Ranks of a test may be threads of one process; there is one grid.
   static std::mutex one_at_a_time;
@@ -281,3 +309,8 @@ void* shared_memory(const void* key, std::size_t bytes) {
 }
 
 }  // namespace simt
+
+extern "C" __attribute__((visibility("default"))) void gradsync_emulation_defer(int on);
+
+/// For tests that load the library of the emulation: the device does nothing before the host waits.
+extern "C" void gradsync_emulation_defer(int on) { simt::Deferred::defer(on != 0); }

@@ -41,6 +41,19 @@ struct Settings {
 
 Settings& settings();
 
+/// Work that the device has not begun: where `defer` was asked for nothing is done before the host waits for it, so
+/// that a wait that is missing shows.
+class Deferred {
+ public:
+  static void defer(bool on);
+
+  /// Does it now, or later. False: it was done and failed.
+  static bool enqueue(std::function<bool()> work);
+
+  /// Does all of it. False: some of it failed.
+  static bool finish();
+};
+
 /// Runs the grid to its end. False: the failure that was asked for.
 bool launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
 
