@@ -4,6 +4,7 @@
 
 #include "gpu/bench_cases.hpp"
 #include "gpu/bench_results.hpp"
+#include "gpu/reduce_step.hpp"
 #include "kernels/copy_table.hpp"
 
 #include <cstdio>
@@ -17,7 +18,7 @@ namespace gradsync::kernels {
 namespace {
 
 struct BenchOptions {
-  std::string cases = "a,b,c,d";
+  std::string cases = "a,b,c,d,r";
   int samples = 15;
   std::uint64_t shrink = 1;
   bool once = false;
@@ -143,6 +144,38 @@ std::vector<BenchResult> run_case(const BenchCase& bench, const BenchOptions& op
   return results;
 }
 
+/// Case r: buckets that ranks on one GPU sum in place. The floor of one read and one write of each copy of the bucket.
+std::vector<BenchResult> run_reductions(const BenchOptions& options) {
+  std::vector<BenchResult> results;
+  for (const DType dtype : {DType::BFloat16, DType::Float32}) {
+    for (const std::uint32_t ranks : {1U, 2U, 4U, 8U}) {
+      for (const std::uint64_t megabytes : {25U, 1'000U}) {
+        const std::uint64_t elements = megabytes * 1'000'000 / size_of(dtype) / options.shrink;
+        const ReduceStep step(dtype, ranks, elements);
+        const std::string format = dtype == DType::BFloat16 ? "bf16" : "fp32";
+        const std::string size = std::to_string(megabytes) + "mb";
+        BenchResult result;
+        result.name = "gpu_r_" + format + "_" + std::to_string(ranks) + "_ranks_" + size;
+        result.what = "a bucket of " + size + " summed by " + std::to_string(ranks) + " ranks in place";
+        result.moved_bytes = step.moved_bytes();
+        step.enqueue(nullptr);
+        must(cudaDeviceSynchronize(), "warming up");
+        const Stopwatch stopwatch;
+        const int times = megabytes < 100 ? 20 : 4;
+        for (int sample = 0; sample < (options.once ? 0 : options.samples); ++sample) {
+          const double copied = stopwatch.time(times, [&] { step.enqueue_copy(nullptr); });
+          result.ours.push_back(stopwatch.time(times, [&] { step.enqueue(nullptr); }));
+          result.floor.push_back(copied * step.moved_bytes() / step.copied_bytes());
+        }
+        if (!options.once) {
+          results.push_back(std::move(result));
+        }
+      }
+    }
+  }
+  return results;
+}
+
 std::string machine() {
   cudaDeviceProp device{};
   int driver = 0;
@@ -165,6 +198,11 @@ int run(const BenchOptions& options) {
       for (BenchResult& result : run_case(bench, options)) {
         results.push_back(std::move(result));
       }
+    }
+  }
+  if (options.cases.find('r') != std::string::npos) {
+    for (BenchResult& result : run_reductions(options)) {
+      results.push_back(std::move(result));
     }
   }
   print_results(std::cout, results);
