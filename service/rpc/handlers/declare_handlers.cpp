@@ -99,7 +99,10 @@ Result<void> add_page(Core& core, const Caller& caller, DeclareParams& params) {
   if (Result<void> held = hold_page(core, caller, params); !held) {
     return held;
   }
-  tensors.reserve(total);
+  // A page moves what came before only where the room doubles, however many pages there are.
+  if (total > tensors.capacity()) {
+    tensors.reserve(std::max(total, 2 * tensors.capacity()));
+  }
   for (WireTensor& tensor : params.tensors) {
     append(declaring.declaration, std::move(tensor));
   }

@@ -39,7 +39,9 @@ std::optional<ControlCharacter> control_at(std::string_view text, std::size_t at
 
 std::optional<ControlCharacter> find_control_character(std::string_view text) {
   for (std::size_t at = 0; at < text.size(); ++at) {
-    if (const auto found = control_at(text, at)) {
+    const unsigned byte = byte_of(text, at);
+    const bool plain = byte >= 0x20 && byte < 0x7F;
+    if (const auto found = plain ? std::nullopt : control_at(text, at)) {
       return found;
     }
   }
