@@ -149,8 +149,15 @@ CLIENT = (
         "never-a-fingerprint",
         "The client takes no fingerprints, whatever the daemon asks for.",
         "torch/_reduced/_session.py",
-        "self._measurer.measure(arranged, self._grads.check, ",
-        "self._measurer.measure(arranged, False, ",
+        "self._measurer.arrange(gradients, self._grads.check)",
+        "self._measurer.arrange(gradients, False)",
+    ),
+    client(
+        "observed-by-another-steps-check",
+        "Mode observe arranges the gradients by the check of the step before.",
+        "torch/_reduced/_observer.py",
+        "self._measurer.arrange(gradients, self._checked)",
+        "self._measurer.arrange(gradients, not self._checked)",
     ),
     client(
         "model-checked-once-and-for-all",

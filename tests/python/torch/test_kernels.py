@@ -7,17 +7,22 @@ import shutil
 import sys
 from decimal import Decimal, localcontext
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from reference.exact import power_sum, root
+from test_torch_drop_ins import Norms, backward, daemon, net  # noqa: F401
 
+import gradsync.torch as gst
 from gradsync.errors import UsageError
-from gradsync.torch._statistics import _kernels, _measurer
+from gradsync.torch._statistics import _in_kernels, _kernels, _measurer
+from gradsync.torch._statistics._fingerprints import fingerprints
 from gradsync.torch._statistics._kernels import KernelLibrary, kernel_library
 from gradsync.torch._statistics._measurer import Measurer
 
@@ -38,7 +43,7 @@ def measurer_of(gradients: list[torch.Tensor], p: float = 2.0) -> Measurer:
 
 def rows_of(measurer: Measurer, gradients: list[torch.Tensor | None], fingerprint: bool) -> torch.Tensor:
     table = torch.empty(len(gradients), 8, dtype=torch.int64)
-    measurer.measure(measurer.arrange(gradients, fingerprint), fingerprint, 7, table)
+    measurer.measure(measurer.arrange(gradients, fingerprint), 7, table)
     return table
 
 
@@ -153,7 +158,7 @@ def test_gradients_between_others_get_their_own_rows(library: KernelLibrary) -> 
     known = dict(_kernels.KERNELS_DTYPES)
     del known[torch.float64]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_measurer, "KERNELS_DTYPES", known)
+        patch.setattr(_in_kernels, "KERNELS_DTYPES", known)
         measurer = Measurer(kinds, 2.0)
     gradients = [torch.full((4,), float(index + 1), dtype=kind[1]) for index, kind in enumerate(kinds)]
     table = rows_of(measurer, gradients, True)
@@ -176,7 +181,40 @@ def test_what_the_library_refuses_is_raised_with_its_words() -> None:
     arranged = measurer.arrange(gradients)
     arranged.placed[0].addresses[0] += 2
     with pytest.raises(RuntimeError, match=r"tensors\[0\]\.address is \d+, not a multiple"):
-        measurer.measure(arranged, False, 1, torch.empty(1, 8, dtype=torch.int64))
+        measurer.measure(arranged, 1, torch.empty(1, 8, dtype=torch.int64))
+
+
+class EverySecondStep(Norms):
+    """Checks every second step, and keeps the fingerprints that come."""
+
+    def __init__(self, daemon: Any) -> None:  # noqa: F811
+        super().__init__(daemon)
+        self.seen: list[list[int]] = []
+
+    def step_finish(self, params: dict[str, Any]) -> Any:
+        self.seen.append([row[7] for row in self.rows()])
+        return super().step_finish(params) | {"check_next": len(self.seen) % 2 == 0}
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("mode", ["clip", "observe"])
+def test_gradients_are_arranged_by_the_check_of_their_own_step(mode: str, daemon: Any) -> None:  # noqa: F811
+    """A pass reads memory in its order, which is not the logical order of these gradients."""
+    seen = EverySecondStep(daemon).seen
+    model = net()
+    gst.init(model, address=daemon.path, job="j", rank=0, world_size=1, mode=mode)
+    wanted = []
+    for step in range(4):
+        model.zero_grad()
+        backward(model)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.t().contiguous().t()
+        prints = [int(fingerprints(p.grad.reshape(1, -1))) % (1 << 64) for p in model.parameters()]  # type: ignore[union-attr]
+        wanted.append(prints if step % 2 == 0 else [0] * len(prints))
+        gst.clip_grad_norm_(model.parameters(), 1e9)
+    gst.close()  # which waits for the last result
+    assert seen == wanted
 
 
 class TestWhichLibrary:

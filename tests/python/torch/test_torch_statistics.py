@@ -32,7 +32,7 @@ def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rows_of(measurer: Measurer, gradients: list, fingerprint: bool) -> torch.Tensor:
     table = torch.empty(len(gradients), 8, dtype=torch.int64)
-    measurer.measure(measurer.arrange(gradients, fingerprint), fingerprint, 1, table)
+    measurer.measure(measurer.arrange(gradients, fingerprint), 1, table)
     return table
 
 
@@ -138,7 +138,7 @@ def test_rows_have_no_stamp_before_they_are_whole(monkeypatch: pytest.MonkeyPatc
             return inner(*arguments)
 
         monkeypatch.setattr(measurer, name, looked_at)
-    measurer.measure(measurer.arrange(gradients, True), True, 7, table)
+    measurer.measure(measurer.arrange(gradients, True), 7, table)
     assert seen == [[-1, -1]] * 2
     assert table[:, 0].tolist() == [7, 7]
 

@@ -28,7 +28,7 @@ class Norm:
 def rows_of(measurer: Measurer, gradients: Sequence[torch.Tensor | None]) -> list[Row | None]:
     """Exact statistics of the gradients, with fingerprints."""
     table = torch.empty(len(gradients), 8, dtype=torch.int64)
-    measurer.measure(measurer.arrange(gradients, True), True, 1, table)
+    measurer.measure(measurer.arrange(gradients, True), 1, table)
     numbers, counts = table.view(torch.float64).tolist(), table.tolist()
     return [
         None if integers[0] == 0 else _row(floats, integers) for floats, integers in zip(numbers, counts, strict=True)

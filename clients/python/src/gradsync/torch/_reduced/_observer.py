@@ -153,7 +153,7 @@ class Observer(UnchangedState):
                 self._look_at(only)
                 self._checked = self._grads.check
                 arranged = self._measurer.arrange(gradients, self._checked)
-                self._measurer.measure(arranged, self._checked, self._grads.stamp, self._table)
+                self._measurer.measure(arranged, self._grads.stamp, self._table)
                 return True
         except Exception as error:
             self._warn(f"this rank's gradients cannot be observed: {error}")

@@ -205,7 +205,7 @@ class Session:
         if float(norm_type) != self._grads.norm_type:
             self._declare(float(norm_type))
         arranged = self._measurer.arrange(gradients, self._grads.check)
-        self._measurer.measure(arranged, self._grads.check, self._grads.stamp, self._table)
+        self._measurer.measure(arranged, self._grads.stamp, self._table)
         self._grads.wrote_all()
         return arranged
 

@@ -11,7 +11,7 @@ import torch
 from ._cpu_sums import CpuSums
 from ._kernels import KernelPasses
 
-__all__ = ["Arranged", "Block", "Group", "Placed"]
+__all__ = ["Arranged", "Block", "Group", "Placed", "run_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class Arranged:
     """The gradients of one moment; empty gradients and None are in no block."""
 
     gradients: Sequence[torch.Tensor | None]
+    fingerprint: bool  #: fingerprints are taken too, so what the library reads is contiguous
     whole: bool  #: none of them is None
     blocks: list[Block]
     placed: list[Placed]
@@ -84,6 +85,12 @@ class Arranged:
         with torch.no_grad():
             for held in groups.values():
                 torch._foreach_zero_(held)
+
+
+def run_of(members: Sequence[int]) -> slice | None:
+    """The indices as a slice, if they follow each other; they are in order."""
+    reach = slice(members[0], members[-1] + 1)
+    return reach if reach.stop - reach.start == len(members) else None
 
 
 def _factor(coefficient: float, device: torch.device, dtype: torch.dtype) -> float | torch.Tensor:

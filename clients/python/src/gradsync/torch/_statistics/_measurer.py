@@ -17,11 +17,12 @@ from torch import _utils
 
 from gradsync._step._row import NOT_TAKEN, PLAIN_SUMS
 
-from ._arranged import Arranged, Block, Group, Placed
+from ._arranged import Arranged, Block, Group, run_of
 from ._cpu_sums import CHUNK, CpuSums
 from ._exact_sums import exact_sums
 from ._fingerprints import fingerprints
-from ._kernels import KERNELS_DTYPES, KernelLibrary, kernel_library
+from ._in_kernels import in_kernels, measure_placed
+from ._kernels import kernel_library
 
 __all__ = ["Measurer", "rows_in"]
 
@@ -45,7 +46,7 @@ class Measurer:
         # Powers of narrow types stay in the range of doubles, so maxima are not needed.
         self._quick = norm_type in (1, 2)
         self._memory = torch.empty(CHUNK, dtype=torch.float64)
-        self._in_kernels = _in_kernels(self._kinds, kernel_library())
+        self._in_kernels = in_kernels(self._kinds, kernel_library())
         placed = {index for one in self._in_kernels for index in one.members}
         self._others = [index for index in range(len(self._kinds)) if index not in placed]
         self._all = self._grouped(self._others)
@@ -64,7 +65,7 @@ class Measurer:
     def arrange(self, gradients: Sequence[torch.Tensor | None], fingerprint: bool = False) -> Arranged:
         """Says what is measured together; valid as long as the gradients stay where they are.
 
-        `fingerprint`: fingerprints will be taken, which are of the elements in their logical order.
+        `fingerprint`: `measure` takes fingerprints too, which are of the elements in their logical order.
         """
         groups, whole = self._all, type(None) not in set(map(type, gradients))
         placed, others = [], self._others
@@ -81,7 +82,7 @@ class Measurer:
         for group in groups:
             held: Any = gradients[group.run] if group.run else [gradients[i] for i in group.members]
             blocks.append(Block(group, *(_views(held) if group.alike else (held, False))))
-        return Arranged(gradients, whole, blocks, placed)
+        return Arranged(gradients, fingerprint, whole, blocks, placed)
 
     def _grouped(self, indices: Sequence[int]) -> list[Group]:
         """Groups what is measured together and what is not; empty gradients are in no group."""
@@ -103,13 +104,14 @@ class Measurer:
             groups.append(_group(False, members, CpuSums(sizes, self._p, self._memory) if summed else None))
         return groups
 
-    def measure(self, arranged: Arranged, fingerprint: bool, stamp: int, table: torch.Tensor) -> None:
+    def measure(self, arranged: Arranged, stamp: int, table: torch.Tensor) -> None:
         """Fills the rows of 8 int64 per gradient, as docs/adr/0008 has them, with `stamp`, or 0 where there is none.
 
         The stamps come last, so that a daemon that reads too early (for a `finish` that Ctrl-C ended) finds none.
         """
         table.copy_(self._blank)
         numbers = table.view(torch.float64)
+        fingerprint = arranged.fingerprint
         if not fingerprint and self._is_simple(arranged):
             self._measure_simply(arranged, table, numbers)
             table[:, 0] = stamp
@@ -122,7 +124,7 @@ class Measurer:
         # All kernels are started before the results of the first are waited for.
         found = [self._measure_blocks(blocks, exact, fingerprint) for (_, exact), blocks in alike.items()]
         for one in arranged.placed:
-            _measure_placed(one, self._p, fingerprint, table)
+            measure_placed(one, self._p, fingerprint, table)
         plain = True
         for blocks, (sums, prints) in zip(alike.values(), found, strict=True):
             rows, here = _rows_of(blocks), sums.cpu()
@@ -138,10 +140,11 @@ class Measurer:
             table[:, 0] = torch.tensor([0 if gradient is None else stamp for gradient in arranged.gradients])
 
     def fingerprints(self, arranged: Arranged) -> torch.Tensor:
-        """One int64 for each, on the CPU; 0 for None and what is empty."""
+        """One int64 for each, on the CPU; 0 for None and what is empty. They were arranged with `fingerprint`."""
+        assert arranged.fingerprint
         table = torch.zeros(len(self._kinds), 8, dtype=torch.int64)
         for one in arranged.placed:
-            _measure_placed(one, math.inf, True, table)  # this power asks least of a GPU
+            measure_placed(one, math.inf, True, table)  # this power asks least of a GPU
         found = table[:, 7].clone()
         with torch.no_grad():
             for block in arranged.blocks:
@@ -268,72 +271,6 @@ class Measurer:
             table[index, 5:7] = counts.cpu()
 
 
-class _InKernels:
-    """Gradients of one device that the library measures, where their memory allows it."""
-
-    def __init__(
-        self, library: KernelLibrary, kinds: Sequence[tuple[int, torch.dtype, torch.device]], members: list[int]
-    ) -> None:
-        self.library = library
-        self.members = members
-        self._rows, self._run = torch.tensor(members), _run_of(members)
-        self._passes = library.passes([kinds[index][:2] for index in members], kinds[members[0]][2])
-
-    def place(self, gradients: Sequence[torch.Tensor | None], fingerprint: bool) -> tuple[Placed, list[int]]:
-        """Where they lie, and the indices of those that torch has to measure.
-
-        A pass reads memory in its order. That is enough for sums, not for a fingerprint, nor where memory has gaps.
-        """
-        addresses, left = [0] * len(self.members), []
-        for place, index in enumerate(self.members):
-            gradient = gradients[index]
-            if gradient is None:
-                continue
-            if gradient.is_contiguous() or (not fingerprint and _is_dense(gradient)):
-                addresses[place] = gradient.data_ptr()
-            else:
-                left.append(index)
-        return Placed(self._passes, self._rows, self._run, addresses), left
-
-
-def _in_kernels(
-    kinds: Sequence[tuple[int, torch.dtype, torch.device]], library: KernelLibrary | None
-) -> list[_InKernels]:
-    members: dict[torch.device, list[int]] = {}
-    for index, (_, dtype, device) in enumerate(kinds):
-        if library is not None and device.type == library.device_type and dtype in KERNELS_DTYPES:
-            members.setdefault(device, []).append(index)
-    return [_InKernels(library, kinds, held) for held in members.values() if library is not None]
-
-
-def _measure_placed(one: Placed, p: float, fingerprint: bool, table: torch.Tensor) -> None:
-    """Fills rows but for their stamps. The sum of a gradient with values that are not finite is 0: nobody asks it."""
-    apart = one.run is None
-    rows = torch.zeros(len(one.addresses), 8, dtype=torch.int64) if apart else table[one.run]
-    one.passes.measure(one.addresses, p, fingerprint, rows.data_ptr())
-    there = torch.tensor(one.addresses) != 0
-    if fingerprint:
-        prints = rows[:, 7]
-        rows[:, 7] = torch.where(there, torch.where(prints == 0, 1, prints), 0)  # 0 says that none was taken
-    nonfinite = rows[:, 5] != 0
-    if bool(nonfinite.any()):
-        rows.view(torch.float64)[nonfinite, 1:3] = 0.0
-    if apart:
-        table[one.rows[there]] = rows[there]
-
-
-def _is_dense(gradient: torch.Tensor) -> bool:
-    """Whether its elements fill a stretch of memory, each once, in whatever order."""
-    expected = 1
-    for stride, size in sorted(zip(gradient.stride(), gradient.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 def rows_in(memory: memoryview) -> torch.Tensor:
     """A table that `Measurer.measure` fills, over this memory: one row of 8 int64 for every 64 bytes."""
     return torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else torch.empty(0, 8).long()
@@ -347,12 +284,7 @@ def _blank_rows(count: int) -> torch.Tensor:
 
 
 def _group(alike: bool, members: list[int], cpu_sums: CpuSums | None) -> Group:
-    return Group(alike, tuple(members), torch.tensor(members), _run_of(members), cpu_sums)
-
-
-def _run_of(members: list[int]) -> slice | None:
-    reach = slice(members[0], members[-1] + 1)  # they are in order
-    return reach if reach.stop - reach.start == len(members) else None
+    return Group(alike, tuple(members), torch.tensor(members), run_of(members), cpu_sums)
 
 
 def _rows_of(blocks: list[Block]) -> torch.Tensor | slice:
