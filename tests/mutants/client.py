@@ -79,8 +79,8 @@ CLIENT = (
         "fingerprint-without-places",
         "The fingerprint is a sum of bits: swapped elements have the same.",
         "torch/_statistics/_fingerprints.py",
-        "        total += _mixed(found).sum(1)",
-        "        total += vectors.sum((1, 2))",
+        "    total += _mixed(found).sum(1)",
+        "    total += numbers.sum(1)",
     ),
     client(
         "client-ep-forgotten",

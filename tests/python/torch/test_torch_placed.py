@@ -72,7 +72,7 @@ def declare(mesh: object, model: object, rank: int, world_size: int, **options: 
     placer = Placer(meshes, pp, rules, tied_ids(options.get("tied", ())), True)
     named = trainable_parameters(model)
     placer.check(named)
-    return [placer.place(name, parameter, None) for name, parameter in named.items()]
+    return placer.place_all(named, [None] * len(named))
 
 
 def every_rank(
@@ -143,6 +143,7 @@ def test_plain_parameters_are_replicated() -> None:
     check_held({"dp": 3}, found)
     assert kinds(found[1][0][0]) == {"dp": gradsync.Replicate()}
     assert found[0][0][0].weight_fingerprint == found[2][0][0].weight_fingerprint
+    assert str(found[0][0][0].weight_fingerprint).startswith("weights=multilinear64:")
 
 
 @pytest.mark.parametrize("width", [8, 7, 2])

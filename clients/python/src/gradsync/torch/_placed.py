@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from torch import nn
@@ -19,7 +19,7 @@ import gradsync
 from gradsync._placements import Axes, Placement
 from gradsync.errors import UsageError
 
-from ._digests import weight_digest
+from ._digests import weight_digests
 from ._dtensor import is_dtensor, is_partial, local_tensor
 from ._errors import ModuleRefused
 from ._mesh_axes import JobMesh
@@ -101,7 +101,7 @@ def in_list(rules: _One | Sequence[_One]) -> list[_One]:
 
 @dataclass(frozen=True)
 class Placer:
-    """Declares parameters one by one; every rank uses an equal `Placer`."""
+    """Declares parameters; every rank uses an equal `Placer`."""
 
     meshes: Sequence[JobMesh]
     pp: str | None
@@ -130,7 +130,16 @@ class Placer:
         experts = [rule for rule in found if isinstance(rule, Experts)]
         return [rule for rule in found if rule not in experts[1:]]
 
+    def place_all(self, named: Mapping[str, nn.Parameter], layers: Sequence[str | None]) -> list[gradsync.Tensor]:
+        """Declares parameters, with digests of their weights if these are compared."""
+        tensors = [self.place(*one, layer) for one, layer in zip(named.items(), layers, strict=True)]
+        if not self.check_weights:
+            return tensors
+        digests = weight_digests([local_tensor(parameter) for parameter in named.values()])
+        return [replace(t, weight_fingerprint=f"weights={d}") for t, d in zip(tensors, digests, strict=True)]
+
     def place(self, name: str, parameter: nn.Parameter, layer: str | None) -> gradsync.Tensor:
+        """Declares one parameter, without a digest."""
         dtype = gradient_dtype(parameter)
         if dtype not in WIRE_DTYPES:
             raise ModuleRefused(
@@ -160,7 +169,6 @@ class Placer:
             tied=self.tied.get(name),
             layer=layer,
             split_order=tuple(order) if _several_splits_of_one_dim(placements) else None,
-            weight_fingerprint=f"weights={weight_digest(local)}" if self.check_weights else None,
         )
 
     def placements_of(self, name: str, parameter: nn.Parameter) -> tuple[str, Mapping[tuple[str, ...], Placement]]:

@@ -132,7 +132,7 @@ def declare(
     ids = {**(tied or {}), **tied_ids(hints.tied)}
     placer = Placer(meshes, pipeline_axis(hints.pp, meshes[0]), rules, ids, True)
     placer.check(named)
-    tensors = [placer.place(name, parameter, None) for name, parameter in named.items()]
+    tensors = placer.place_all(named, [None] * len(named))
     return Declaration(meshes, list(named.values()), tensors, notes)
 
 

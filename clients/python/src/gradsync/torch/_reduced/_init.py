@@ -362,5 +362,4 @@ def _declaration(
     placer = Placer(meshes, pp, rules, tied_ids(options.tied), options.check_weights)
     placer.check(named)
     layers = [options.layer(name) if options.layer else None for name in named]
-    tensors = [placer.place(*one, layer) for one, layer in zip(named.items(), layers, strict=True)]
-    return launch, Declaration(meshes, list(named.values()), tensors)
+    return launch, Declaration(meshes, list(named.values()), placer.place_all(named, layers))

@@ -9,7 +9,7 @@ of doubles), gradients are measured again one by one. Nothing here knows ranks, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from gradsync._step._row import NOT_TAKEN, PLAIN_SUMS
 from ._arranged import Arranged, Block, Group, run_of
 from ._cpu_sums import CHUNK, CpuSums
 from ._exact_sums import exact_sums
-from ._fingerprints import fingerprints
+from ._fingerprints import fingerprint, fingerprints
 from ._in_kernels import in_kernels, measure_placed
 from ._kernels import kernel_library
 
@@ -146,11 +146,13 @@ class Measurer:
         for one in arranged.placed:
             measure_placed(one, math.inf, True, table)  # this power asks least of a GPU
         found = table[:, 7].clone()
+        by_device: dict[torch.device, list[Block]] = {}
+        for block in arranged.blocks:
+            by_device.setdefault(block.views[0].device, []).append(block)
         with torch.no_grad():
-            for block in arranged.blocks:
-                pieces = _pieces(_matrices(block), _chunk(block.views[0].device))
-                prints = torch.cat(list(map(fingerprints, pieces)))
-                found[_rows_of([block])] = torch.where(prints == 0, 1, prints).cpu()
+            for blocks in by_device.values():
+                prints = torch.cat([one for block in blocks for one in _prints(block)])
+                found[_rows_of(blocks)] = torch.where(prints == 0, 1, prints).cpu()
         return found
 
     def _is_simple(self, arranged: Arranged) -> bool:
@@ -190,14 +192,16 @@ class Measurer:
                 else:
                     self._measure_matrices(block, columns, exact)
                 if fingerprint:
-                    prints += map(fingerprints, _pieces(_matrices(block), _chunk(device)))
+                    prints += _prints(block)
             if quick:
                 out[3] = (out[0] != 0).double().mul_(NOT_TAKEN)  # or 0 where all values are 0
             return out, torch.cat(prints) if fingerprint else None
 
     def _measure_matrices(self, block: Block, columns: torch.Tensor, exact: bool) -> None:
-        pieces = _pieces(_matrices(block), _chunk(columns.device))
-        for piece, part in zip(pieces, torch.split(columns, [len(piece) for piece in pieces], 1), strict=True):
+        begin = 0
+        for piece in _pieces(block, _chunk(columns.device)):
+            part = columns[:, begin : begin + len(piece)]
+            begin += len(piece)
             if exact:
                 self._measure_exactly(piece, part)
             else:
@@ -294,13 +298,31 @@ def _rows_of(blocks: list[Block]) -> torch.Tensor | slice:
     return torch.cat([block.group.rows for block in blocks])
 
 
-def _matrices(block: Block) -> list[torch.Tensor]:
-    """The block's gradients as rows."""
+def _matrices(block: Block, chunk: int) -> Iterator[torch.Tensor]:
+    """The block's gradients as rows. What is copied for it is at most `chunk` elements at a time."""
     if block.joined:
-        return block.views
-    if block.group.alike and block.views[0].numel() <= _COPIED:
-        return [_flatten(block.views).view(len(block.views), -1)]
-    return [view.detach().reshape(1, -1) for view in block.views]
+        yield from block.views
+    elif block.group.alike and block.views[0].numel() <= _COPIED:
+        together = max(1, chunk // block.views[0].numel())
+        for begin in range(0, len(block.views), together):
+            held = block.views[begin : begin + together]
+            yield _flatten(held).view(len(held), -1)
+    else:
+        for view in block.views:
+            yield view.detach().reshape(1, -1)
+
+
+def _pieces(block: Block, chunk: int) -> Iterator[torch.Tensor]:
+    """The block's gradients as matrices of at most `chunk` elements, or of one row."""
+    for matrix in _matrices(block, chunk):
+        yield from torch.split(matrix, max(1, chunk // matrix.shape[1]))
+
+
+def _prints(block: Block) -> list[torch.Tensor]:
+    """Fingerprints of the block's gradients, in their order."""
+    if block.joined or block.group.alike:
+        return list(map(fingerprints, _matrices(block, _chunk(block.views[0].device))))
+    return list(map(fingerprint, block.views))
 
 
 def _views(group: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
@@ -346,13 +368,3 @@ def _runs(places: list[int], length: int, size: int) -> list[tuple[int, int, int
 
 def _chunk(device: torch.device) -> int:
     return _CHUNK.get(device.type, _CHUNK_ELSEWHERE)
-
-
-def _pieces(matrices: list[torch.Tensor], chunk: int) -> list[torch.Tensor]:
-    """Cuts matrices into pieces of at most `chunk` elements, or of one row."""
-    pieces: list[torch.Tensor] = []
-    for matrix in matrices:
-        count, length = matrix.shape
-        rows = max(1, chunk // length)
-        pieces.extend([matrix] if count <= rows else torch.split(matrix, rows))
-    return pieces

@@ -21,7 +21,7 @@ import gradsync
 from gradsync._placements import Axes, PartialTo, Placement
 from gradsync.errors import UsageError
 
-from .._digests import weight_digest
+from .._digests import weight_digests
 from .._dtensor import local_tensor
 from .._errors import ModuleRefused
 from .._mesh_axes import JobMesh
@@ -131,7 +131,8 @@ def frozen_tensors(found: ParameterSet, meshes: Sequence[JobMesh]) -> list[grads
     placer = Placer(meshes, None, (), {}, check_weights=False)
     by_name = {mesh.name: mesh for mesh in meshes}
     tensors = []
-    for name, parameter in found.frozen:
+    digests = weight_digests([local_tensor(parameter) for _, parameter in found.frozen])
+    for (name, parameter), digest in zip(found.frozen, digests, strict=True):
         mesh_name, own = placer.placements_of(name, parameter)
         mesh = by_name[mesh_name]
         split = {axis for axes, placement in own.items() if isinstance(placement, gradsync.Shard) for axis in axes}
@@ -143,7 +144,7 @@ def frozen_tensors(found: ParameterSet, meshes: Sequence[JobMesh]) -> list[grads
                 placements={
                     axis: gradsync.Only(mesh.at[axis]) if axis in split else gradsync.Replicate() for axis in mesh.axes
                 },
-                weight_fingerprint=f"weights={weight_digest(local_tensor(parameter))}",
+                weight_fingerprint=f"weights={digest}",
             )
         )
     return tensors

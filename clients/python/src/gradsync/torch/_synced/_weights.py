@@ -16,7 +16,7 @@ from torch import nn
 import gradsync
 from gradsync._placements import Axes, Placement
 
-from .._digests import bytes_of, layout_digest, weight_digest
+from .._digests import bytes_of, layout_digest, weight_digests
 from .._dtensor import is_dtensor, local_tensor
 from .._errors import ModuleRefused
 from .._module_tree import clean_name, walk
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 def fingerprints(found: ParameterSet, check_weights: bool) -> list[str]:
     """One fingerprint per trainable parameter. The layout is always part of it: ranks add arena bytes, so one that
     holds a parameter in channels_last and one that does not would add different elements."""
-    return [
-        f"layout={layout_digest(strides)}"
-        + (f" weights={weight_digest(local_tensor(parameter))}" if check_weights else "")
-        for parameter, strides in zip(found.parameters, found.strides, strict=True)
-    ]
+    layouts = [f"layout={layout_digest(strides)}" for strides in found.strides]
+    if not check_weights:
+        return layouts
+    digests = weight_digests([local_tensor(parameter) for parameter in found.parameters])
+    return [f"{layout} weights={digest}" for layout, digest in zip(layouts, digests, strict=True)]
 
 
 def module_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
