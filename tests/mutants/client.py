@@ -71,9 +71,9 @@ CLIENT = (
     client(
         "nan-counted-as-infinite",
         "The client does not tell NaN from infinity.",
-        "torch/_statistics/_measurer.py",
-        "counts = torch.stack([(~finite).sum(), torch.isnan(flat).sum()])",
-        "counts = torch.stack([(~finite).sum(), torch.isinf(flat).sum()])",
+        "torch/_statistics/_exact_sums.py",
+        "found[5] += torch.isnan(part).sum()",
+        "found[5] += torch.isinf(part).sum()",
     ),
     client(
         "fingerprint-without-places",

@@ -72,7 +72,6 @@ def test_every_bit_counts_and_so_do_dtype_and_shape(dtype: torch.dtype, reader: 
 def test_the_order_in_memory_does_not_count(
     dtype: torch.dtype, width: int, reader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _fingerprints._places.cache_clear()
     monkeypatch.setitem(_fingerprints._WIDTH, "cpu", width)
     weight = drawn(dtype, 7, 9, 6, 5)
     others = [
@@ -91,7 +90,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of a CPU are treated as those of a device where each operation is a launch."""
     monkeypatch.setattr(_measurer, "kernel_library", lambda: None)
     monkeypatch.setattr(_fingerprints, "_WIDTH", {})
-    _fingerprints._places.cache_clear()
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -14,20 +14,33 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from metered import Meter
 from reference.exact import power_sum, root
 
 from gradsync._step._row import NOT_TAKEN
-from gradsync.torch._statistics import _cpu_sums, _measurer
+from gradsync.torch._statistics import _cpu_sums, _fingerprints, _measurer
 from gradsync.torch._statistics._measurer import Measurer
 
 NORMS = [1.0, 2.0, 3.0, 2.5, math.inf]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
-@pytest.fixture(autouse=True)
-def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_kernels.py is about the other way."""
+@pytest.fixture(autouse=True, params=["cpu", "elsewhere"])
+def by_torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Torch measures, as on a CPU, and tensors of the CPU as if they were a GPU's. test_kernels.py is about kernels."""
     monkeypatch.setattr(_measurer, "kernel_library", lambda: None)
+    if request.param == "elsewhere":
+        as_elsewhere(monkeypatch)
+    return str(request.param)
+
+
+def as_elsewhere(monkeypatch: pytest.MonkeyPatch, chunk: int = 1 << 12) -> None:
+    monkeypatch.setattr(_measurer, "_CPU", "none")
+    monkeypatch.setattr(_measurer, "_WIDENS", "cpu")
+    monkeypatch.setattr(_measurer, "_CHUNK_ELSEWHERE", chunk)
+    monkeypatch.setattr(_measurer, "_EXACT_ELSEWHERE", chunk // 4)
+    monkeypatch.setattr(_fingerprints, "_WIDTH", {})
+    monkeypatch.setattr(_fingerprints, "_WIDTH_ELSEWHERE", chunk * 4)
 
 
 def rows_of(measurer: Measurer, gradients: list, fingerprint: bool) -> torch.Tensor:
@@ -123,6 +136,60 @@ def test_what_is_not_finite_is_counted_and_left_out(dtype: torch.dtype, p: float
     expected = {1.0: 7.0, 2.0: 25.0, 3.0: 91.0, 2.5: 3**2.5 + 32, math.inf: 0.0}[p]
     assert numbers[0, 1].item() == pytest.approx(expected, rel=1e-15)
     assert numbers[2, 1] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_second_look_in_pieces_is_as_exact(
+    dtype: torch.dtype, p: float, transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_elsewhere(monkeypatch)
+    torch.manual_seed(8)
+    gradient = torch.randn(77, 101, dtype=torch.float64).to(dtype)  # seven pieces and a part
+    gradient = gradient.t() if transposed else gradient
+    values = gradient.flatten().tolist()
+    for row, column, bad in ((0, 0, math.nan), (40, 50, -math.inf), (76, 76, math.inf)):
+        gradient[row, column] = bad
+        values[row * gradient.shape[1] + column] = 0.0
+    table, numbers = measure([gradient], p)
+    assert table[0, 5:7].tolist() == [3, 1]
+    assert numbers[0, 4] == max(map(abs, values))
+    exact = numbers[0, 4].item() if math.isinf(p) else root(power_sum(values, p), p)
+    assert norm_of(numbers, 0, p) == pytest.approx(exact, rel=2e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_a_second_look_takes_little_memory_and_few_operations(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, piece = 4, 1 << 14
+    as_elsewhere(monkeypatch, 4 * piece)
+    gradient = torch.zeros(pieces * piece, dtype=dtype)
+    gradient[7] = math.nan
+    measurer = Measurer([(gradient.numel(), dtype, gradient.device)], 2.0)
+    table = torch.empty(1, 8, dtype=torch.int64)
+    with Meter() as meter:
+        measurer.measure(measurer.arrange([gradient]), 1, table)
+    assert table[0, 5:7].tolist() == [1, 1]
+    wide = dtype is torch.float64  # is measured in this way in the first look too
+    assert meter.launches <= (100 if wide else 50) * pieces + (500 if wide else 250)
+    assert meter.peak_bytes <= 80 * piece
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_on_a_gpu_torch_moves_nothing_but_the_gradients(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_elsewhere(monkeypatch)
+    flat = torch.randn(64 * 500)
+    gradients = [*flat.view(64, 500), torch.randn(300, 301), torch.randn(300, 301).bfloat16()]
+    measurer = Measurer([(one.numel(), one.dtype, one.device) for one in gradients], p)
+    table = torch.empty(len(gradients), 8, dtype=torch.int64)
+    arranged = measurer.arrange(gradients)
+    with Meter() as meter:
+        measurer.measure(arranged, 1, table)
+    assert meter.peak_bytes <= 200 * len(gradients)  # of rows
+    sums = [one.double().abs().pow(p).sum() for one in gradients]
+    assert torch.allclose(table.view(torch.float64)[:, 1], torch.stack(sums), rtol=1e-13, atol=0)
 
 
 def test_rows_have_no_stamp_before_they_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:

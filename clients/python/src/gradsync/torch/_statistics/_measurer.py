@@ -9,32 +9,31 @@ of doubles), gradients are measured again one by one. Nothing here knows ranks, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import _utils
 
 from gradsync._step._row import NOT_TAKEN, PLAIN_SUMS
 
 from ._arranged import Arranged, Block, Group, run_of
 from ._cpu_sums import CHUNK, CpuSums
-from ._exact_sums import exact_sums
+from ._exact_sums import exact_sums, second_look
 from ._fingerprints import fingerprint, fingerprints
 from ._in_kernels import in_kernels, measure_placed
 from ._kernels import kernel_library
+from ._matrices import matrices, pieces, views_of
 
 __all__ = ["Measurer", "rows_in"]
 
 _SMALL = 1 << 16  # elements up to which gradients are measured together
-_COPIED = 1 << 14  # and up to which they are copied for it, where they do not lie together
-_CHUNK = {"cpu": CHUNK}  # elements that are float64 at a time; elsewhere launches cost more
-_CHUNK_ELSEWHERE = 1 << 24
+_CPU = "cpu"  # elsewhere each operation is a launch
+_CHUNK_ELSEWHERE = 1 << 22  # elements that are float64 at a time there
+_EXACT_ELSEWHERE = 1 << 20  # and that are six float64 at a time, where launches cost about as much as the traffic
+_WIDENS = "cuda"  # where torch's norms of many tensors widen in registers, at the cost of reading alone
 _LEAST_ALIKE = 32  # gradients of one size from which on a matrix costs less than one by one
 _SHAPES = 256  # shapes of pieces whose scratch views are kept
-_LEAST_PER_MATRIX = 8  # with fewer gradients per matrix on average, copying is cheaper
 _UNFINISHED = -1  # the stamp of rows that are being written
-_flatten: Callable[[Sequence[torch.Tensor]], torch.Tensor] = _utils._flatten_dense_tensors
 
 
 class Measurer:
@@ -81,7 +80,7 @@ class Measurer:
         blocks = []
         for group in groups:
             held: Any = gradients[group.run] if group.run else [gradients[i] for i in group.members]
-            blocks.append(Block(group, *(_views(held) if group.alike else (held, False))))
+            blocks.append(Block(group, *(views_of(held) if group.alike else (held, False))))
         return Arranged(gradients, fingerprint, whole, blocks, placed)
 
     def _grouped(self, indices: Sequence[int]) -> list[Group]:
@@ -93,14 +92,14 @@ class Measurer:
         groups: list[Group] = []
         single: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for (numel, dtype, device), members in alike.items():
-            if numel <= _SMALL and (device.type != "cpu" or len(members) >= _LEAST_ALIKE):
+            if numel <= _SMALL and (device.type != _CPU or len(members) >= _LEAST_ALIKE):
                 groups.append(_group(True, members, None))
             else:
                 single.setdefault((dtype, device), []).extend(members)
         for (dtype, device), members in single.items():
             members.sort()
             sizes = [self._kinds[index][0] for index in members]
-            summed = self._quick and device.type == "cpu" and dtype is not torch.float64
+            summed = self._quick and device.type == _CPU and dtype is not torch.float64
             groups.append(_group(False, members, CpuSums(sizes, self._p, self._memory) if summed else None))
         return groups
 
@@ -189,6 +188,8 @@ class Measurer:
             for block, columns in zip(blocks, torch.split(out, rows, 1), strict=True):
                 if block.group.cpu_sums is not None:
                     columns[0] = block.group.cpu_sums.sums(block.views)
+                elif quick and device.type == _WIDENS:
+                    columns[0] = self._powers_of_norms(block)
                 else:
                     self._measure_matrices(block, columns, exact)
                 if fingerprint:
@@ -197,9 +198,14 @@ class Measurer:
                 out[3] = (out[0] != 0).double().mul_(NOT_TAKEN)  # or 0 where all values are 0
             return out, torch.cat(prints) if fingerprint else None
 
+    def _powers_of_norms(self, block: Block) -> torch.Tensor:
+        held = [row for view in block.views for row in view.unbind()] if block.joined else block.views
+        norms = torch.stack(torch._foreach_norm(held, self._p, dtype=torch.float64))
+        return norms.square_() if self._p == 2 else norms
+
     def _measure_matrices(self, block: Block, columns: torch.Tensor, exact: bool) -> None:
         begin = 0
-        for piece in _pieces(block, _chunk(columns.device)):
+        for piece in pieces(block, _chunk(columns.device)):
             part = columns[:, begin : begin + len(piece)]
             begin += len(piece)
             if exact:
@@ -210,7 +216,7 @@ class Measurer:
     def _measure_exactly(self, piece: torch.Tensor, out: torch.Tensor) -> None:
         out[3] = torch.maximum(piece.amax(1), piece.amin(1).neg_())
         if not math.isinf(self._p):
-            exact_sums(piece, self._p, out)
+            exact_sums(lambda begin, end: piece[:, begin:end], piece.shape[1], self._p, out, _exact_chunk(piece.device))
 
     def _measure_widened(self, piece: torch.Tensor, out: torch.Tensor) -> None:
         chunk = _chunk(piece.device)
@@ -231,7 +237,7 @@ class Measurer:
         torch.sum(powers if self._quick else powers.pow_(self._p), 1, out=sums)
 
     def _widened(self, part: torch.Tensor) -> torch.Tensor:
-        room = self._room(part.shape) if part.device.type == "cpu" else None
+        room = self._room(part.shape) if part.device.type == _CPU else None
         return part.double() if room is None else room[0].copy_(part)
 
     def _room(self, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -258,21 +264,16 @@ class Measurer:
         if math.isfinite(self._p):
             odd |= (maxima > 0) & ((sums <= PLAIN_SUMS[0]) | (sums >= PLAIN_SUMS[1])) & (numbers[:, 3] == 1.0)
         by_torch = torch.cat([block.group.rows for block in arranged.blocks])
-        for index in by_torch[odd[by_torch]].tolist():
-            gradient = arranged.gradients[index]
-            assert gradient is not None
-            with torch.no_grad():
-                flat = gradient.detach().reshape(1, -1)
-                finite = torch.isfinite(flat)
-                values = torch.where(finite, flat, 0).double()
-                out = torch.zeros(4, 1, dtype=torch.float64, device=flat.device)
-                out[2] = 1.0
-                out[3] = values.abs().amax(1)
-                if math.isfinite(self._p):
-                    exact_sums(values, self._p, out)
-                counts = torch.stack([(~finite).sum(), torch.isnan(flat).sum()])
-            numbers[index, 1:5] = out.cpu()[:, 0]
-            table[index, 5:7] = counts.cpu()
+        looked_at = by_torch[odd[by_torch]].tolist()
+        found: list[torch.Tensor] = []
+        with torch.no_grad():
+            for index in looked_at:
+                gradient = arranged.gradients[index]
+                assert gradient is not None
+                found.append(second_look(gradient.detach(), self._p, _exact_chunk(gradient.device)))
+        for index, one in zip(looked_at, _on_cpu(found), strict=True):
+            numbers[index, 1:5] = one[:4]
+            table[index, 5:7] = one[4:].long()
 
 
 def rows_in(memory: memoryview) -> torch.Tensor:
@@ -298,73 +299,21 @@ def _rows_of(blocks: list[Block]) -> torch.Tensor | slice:
     return torch.cat([block.group.rows for block in blocks])
 
 
-def _matrices(block: Block, chunk: int) -> Iterator[torch.Tensor]:
-    """The block's gradients as rows. What is copied for it is at most `chunk` elements at a time."""
-    if block.joined:
-        yield from block.views
-    elif block.group.alike and block.views[0].numel() <= _COPIED:
-        together = max(1, chunk // block.views[0].numel())
-        for begin in range(0, len(block.views), together):
-            held = block.views[begin : begin + together]
-            yield _flatten(held).view(len(held), -1)
-    else:
-        for view in block.views:
-            yield view.detach().reshape(1, -1)
+def _on_cpu(found: list[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """Copies them to the host, at once where they lie on one device."""
+    return torch.stack(found).cpu() if len({one.device for one in found}) == 1 else [one.cpu() for one in found]
 
 
-def _pieces(block: Block, chunk: int) -> Iterator[torch.Tensor]:
-    """The block's gradients as matrices of at most `chunk` elements, or of one row."""
-    for matrix in _matrices(block, chunk):
-        yield from torch.split(matrix, max(1, chunk // matrix.shape[1]))
+def _chunk(device: torch.device) -> int:
+    return CHUNK if device.type == _CPU else _CHUNK_ELSEWHERE
+
+
+def _exact_chunk(device: torch.device) -> int:
+    return CHUNK if device.type == _CPU else _EXACT_ELSEWHERE
 
 
 def _prints(block: Block) -> list[torch.Tensor]:
     """Fingerprints of the block's gradients, in their order."""
     if block.joined or block.group.alike:
-        return list(map(fingerprints, _matrices(block, _chunk(block.views[0].device))))
+        return list(map(fingerprints, matrices(block, _chunk(block.views[0].device))))
     return list(map(fingerprint, block.views))
-
-
-def _views(group: list[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
-    """Matrices over the gradients' own memory, or the gradients where that would save nothing."""
-    if len(group) == 1:
-        return group, False
-    first = group[0].detach()
-    count, size = first.numel(), first.element_size()
-    if not all(map(torch.Tensor.is_contiguous, group)):
-        return group, False
-    places = list(map(torch.Tensor.data_ptr, group))
-    runs = _runs(places, count * size, size)
-    if len(runs) > 1 and len(runs) * _LEAST_PER_MATRIX > len(group):
-        return group, False
-    views = []
-    for start, end, step in runs:
-        head = group[start].detach()
-        storage = head.untyped_storage()
-        if places[end - 1] + count * size > storage.data_ptr() + storage.nbytes():
-            return group, False  # Neighbours by chance, in different allocations.
-        views.append(head.as_strided((end - start, count), (step // size, 1)))
-    return views, True
-
-
-def _runs(places: list[int], length: int, size: int) -> list[tuple[int, int, int]]:
-    """Start, end and distance of addresses that follow each other at equal distances."""
-    if len(places) > 1:
-        step = places[1] - places[0]
-        reach = range(places[0], places[0] + step * len(places), step) if step else ()
-        if step >= length and step % size == 0 and places == list(reach):
-            return [(0, len(places), step)]
-    found, start = [], 0
-    while start < len(places):
-        end, step = start + 1, length
-        if end < len(places) and places[end] - places[start] >= length and (places[end] - places[start]) % size == 0:
-            step = places[end] - places[start]
-            while end < len(places) and places[end] - places[end - 1] == step:
-                end += 1
-        found.append((start, end, step))
-        start = end
-    return found
-
-
-def _chunk(device: torch.device) -> int:
-    return _CHUNK.get(device.type, _CHUNK_ELSEWHERE)
