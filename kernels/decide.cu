@@ -32,6 +32,11 @@ __global__ void __launch_bounds__(kThreads) decide_kernel(const Decision decisio
 
 }  // namespace of_decide
 
+cudaError_t find_code() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, decide_kernel);
+}
+
 cudaError_t decide(
     const PowerSum* sums,
     std::uint32_t sums_per_group,

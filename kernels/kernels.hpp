@@ -22,6 +22,10 @@
 
 namespace gradsync::kernels {
 
+/// Success where the passes have code for the current device. One kernel is looked up for all: they are compiled for the
+/// same targets.
+[[nodiscard]] cudaError_t find_code();
+
 struct Measurement {
   double p = 2;              ///< 1, 2, any finite p ≥ 1, or infinity
   bool fingerprint = false;  ///< of the bytes, in the same pass (arithmetic/fingerprint.hpp)

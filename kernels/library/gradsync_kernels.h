@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /* What a caller that was compiled for another interface is refused by. It changes with every change of this file. */
-#define GRADSYNC_KERNELS_ABI 1
+#define GRADSYNC_KERNELS_ABI 2
 
 typedef struct gradsync_table gradsync_table;
 
@@ -37,6 +37,10 @@ const char* gradsync_kernels_device(void);
 
 /* The last failure in this thread, in words; valid until the next call in it. */
 const char* gradsync_kernels_error(void);
+
+/* Whether the current device can run the passes: 0, or another number where the library has no code for it (a GPU older
+ * than those it was compiled for, or newer, with a driver that cannot compile for it) or the driver is too old. */
+int gradsync_kernels_check(void);
 
 /* The tables of these tensors, made once for all their steps. Null after a failure. */
 gradsync_table* gradsync_table_create(const gradsync_tensor* tensors, uint32_t count);

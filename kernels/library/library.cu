@@ -139,6 +139,24 @@ GRADSYNC_EXPORT const char* gradsync_kernels_device(void) { return GRADSYNC_KERN
 
 GRADSYNC_EXPORT const char* gradsync_kernels_error(void) { return last_error.c_str(); }
 
+GRADSYNC_EXPORT int gradsync_kernels_check(void) {
+  return guarded([] {
+    int device = 0;
+    int major = 0;
+    int minor = 0;
+    must(cudaGetDevice(&device), "finding the device");
+    must(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "finding what the device can");
+    must(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "finding what the device can");
+    const std::string capability = "compute capability " + std::to_string(major) + "." + std::to_string(minor);
+    const cudaError_t error = gradsync::kernels::find_code();
+    (void)cudaGetLastError();
+    if (error == cudaErrorNoKernelImageForDevice) {
+      throw std::runtime_error("no code for " + capability);
+    }
+    must(error, capability.c_str());
+  });
+}
+
 GRADSYNC_EXPORT gradsync_table* gradsync_table_create(const gradsync_tensor* tensors, uint32_t count) {
   gradsync_table* table = nullptr;
   guarded([&] {

@@ -180,6 +180,16 @@ TEST_F(Library, after_a_launch_that_failed_the_next_pass_is_right) {
   }
 }
 
+TEST_F(Library, a_device_without_code_is_said_before_anything_is_launched) {
+  EXPECT_EQ(gradsync_kernels_check(), 0) << gradsync_kernels_error();
+  simt::settings().capability = 75;
+  EXPECT_NE(gradsync_kernels_check(), 0);
+  EXPECT_STREQ(gradsync_kernels_error(), "no code for compute capability 7.5");
+  EXPECT_EQ(simt::settings().launches, 0U);
+  load({make_tensor(DType::Float32, 10, Values::Normal)});
+  EXPECT_NE(measure(2, false), 0) << "the device itself refuses";
+}
+
 TEST_F(Library, refusals_are_said_in_words) {
   const gradsync_tensor strange{1, 7, 0};
   EXPECT_EQ(gradsync_table_create(&strange, 1), nullptr);

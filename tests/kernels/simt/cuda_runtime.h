@@ -94,6 +94,9 @@ template <typename Parameter>
 cudaError_t cudaLaunchKernel(
     void (*kernel)(Parameter), dim3 grid, dim3 block, void** arguments, std::size_t, cudaStream_t
 ) {
+  if (!simt::has_code()) {
+    return cudaErrorNoKernelImageForDevice;
+  }
   const auto parameter = *static_cast<std::remove_const_t<Parameter>*>(arguments[0]);
   const auto run = [kernel, parameter, grid, block] {
     return simt::launch(grid.x, block.x, [kernel, &parameter] { kernel(parameter); });
@@ -101,7 +104,20 @@ cudaError_t cudaLaunchKernel(
   return simt::Deferred::enqueue(run) ? cudaSuccess : cudaErrorLaunchFailure;
 }
 
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+struct cudaFuncAttributes {};
+
+template <typename Function>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Function*) {
+  return simt::has_code() ? cudaSuccess : cudaErrorNoKernelImageForDevice;
+}
+
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+};
 
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
 
@@ -130,9 +146,19 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = simt::kMultiprocessors;
-  return cudaSuccess;
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = simt::kMultiprocessors;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = simt::capability() / 10;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = simt::capability() % 10;
+      return cudaSuccess;
+  }
+  return cudaErrorInvalidValue;
 }
 
 inline const char* cudaGetErrorString(cudaError_t error) {

@@ -6,6 +6,7 @@ enum cudaError_t : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
+  cudaErrorNoKernelImageForDevice = 209,
   cudaErrorLaunchFailure = 719,
 };
 

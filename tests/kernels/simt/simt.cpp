@@ -198,6 +198,14 @@ void run(std::vector<Fiber>& fibers, std::mt19937_64& random) {
 
 Settings& settings() { return the_settings; }
 
+int capability() {
+  if (the_settings.capability != 0) {
+    return the_settings.capability;
+  }
+  const char* given = std::getenv("GRADSYNC_SIMT_CAPABILITY");
+  return given == nullptr ? 90 : std::atoi(given);
+}
+
 namespace {
 
 bool deferring = false;

@@ -37,9 +37,15 @@ struct Settings {
   std::uint64_t seed = 1;       ///< of Shuffled
   unsigned launches = 0;        ///< counted up
   unsigned failing_launch = 0;  ///< when `launches` reaches this number the launch fails; 0: none does
+  int capability = 0;           ///< of the device, 75 for 7.5; 0: what $GRADSYNC_SIMT_CAPABILITY says, else 90
 };
 
 Settings& settings();
+
+/// What the device can: code for it exists from 80 on.
+int capability();
+
+inline bool has_code() { return capability() >= 80; }
 
 /// Work that the device has not begun: where `defer` was asked for nothing is done before the host waits for it, so
 /// that a wait that is missing shows.

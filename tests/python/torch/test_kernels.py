@@ -184,6 +184,30 @@ def test_what_the_library_refuses_is_raised_with_its_words() -> None:
         measurer.measure(arranged, 1, torch.empty(1, 8, dtype=torch.int64))
 
 
+def test_a_device_without_code_is_left_to_torch_with_one_warning(
+    library: KernelLibrary, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gradients = drawn(torch.float32)
+    by_kernels = rows_of(measurer_of(gradients), gradients, True)
+    assert measurer_of(gradients).measured_by == str(library)
+    monkeypatch.setenv("GRADSYNC_SIMT_CAPABILITY", "75")
+    with pytest.raises(RuntimeError, match="error of the emulated device"):
+        rows_of(measurer_of(gradients), gradients, True)  # which was asked before
+    old = KernelLibrary(library.path)
+    monkeypatch.setattr(_measurer, "kernel_library", lambda: old)
+    for _ in range(2):
+        measurer = measurer_of(gradients)
+        assert measurer.measured_by == "torch (no code for compute capability 7.5)"
+        table = rows_of(measurer, gradients, True)
+        there = table[:, 7] != 0
+        assert torch.equal(table[there, 7], by_kernels[there, 7])
+    measurer.arrange(gradients).multiply(0.5)
+    assert gradients[0].tolist() == (drawn(torch.float32)[0] * 0.5).tolist()
+    assert [record.message for record in caplog.records] == [
+        f"torch measures the gradients on cpu, because {old} cannot: no code for compute capability 7.5"
+    ]
+
+
 class EverySecondStep(Norms):
     """Checks every second step, and keeps the fingerprints that come."""
 
@@ -254,7 +278,7 @@ class TestWhichLibrary:
     ) -> None:
         monkeypatch.setenv("GRADSYNC_KERNELS", str(emulated_kernels))
         monkeypatch.setattr(_kernels, "_ABI", 99)
-        with pytest.raises(UsageError, match="has interface 1, and this client has 99"):
+        with pytest.raises(UsageError, match="has interface 2, and this client has 99"):
             _kernels.kernel_library()
 
     def test_one_of_the_package_that_does_not_load_is_warned_of(

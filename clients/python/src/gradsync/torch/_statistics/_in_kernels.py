@@ -9,7 +9,9 @@ import torch
 from ._arranged import Placed, run_of
 from ._kernels import KERNELS_DTYPES, KernelLibrary
 
-__all__ = ["InKernels", "in_kernels", "measure_placed"]
+__all__ = ["InKernels", "in_kernels", "measure_placed", "who_measures"]
+
+_MOST_SAID = 64  # what the daemon takes of `measured_by`
 
 
 class InKernels:
@@ -44,11 +46,26 @@ def in_kernels(
     kinds: Sequence[tuple[int, torch.dtype, torch.device]], library: KernelLibrary | None
 ) -> list[InKernels]:
     """The gradients of these numbers of elements, dtypes and devices that the library measures, by device."""
+    if library is None:
+        return []
     members: dict[torch.device, list[int]] = {}
     for index, (_, dtype, device) in enumerate(kinds):
-        if library is not None and device.type == library.device_type and dtype in KERNELS_DTYPES:
+        if device.type == library.device_type and dtype in KERNELS_DTYPES and not library.refusal(device):
             members.setdefault(device, []).append(index)
-    return [InKernels(library, kinds, held) for held in members.values() if library is not None]
+    return [InKernels(library, kinds, held) for held in members.values()]
+
+
+def who_measures(
+    kinds: Sequence[tuple[int, torch.dtype, torch.device]], library: KernelLibrary | None, placed: Sequence[InKernels]
+) -> str:
+    """What measures most of these gradients, in words that a declaration has room for."""
+    if library is not None and placed:
+        return str(library)
+    devices = dict.fromkeys(
+        device for _, _, device in kinds if library is not None and device.type == library.device_type
+    )
+    refusals = [library.refusal(device) for device in devices if library is not None]
+    return f"torch ({refusals[0]})"[:_MOST_SAID] if any(refusals) else "torch"
 
 
 def measure_placed(one: Placed, p: float, fingerprint: bool, table: torch.Tensor) -> None:

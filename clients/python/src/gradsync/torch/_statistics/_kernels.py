@@ -23,7 +23,7 @@ from gradsync.errors import UsageError
 
 __all__ = ["KERNELS_DTYPES", "KernelLibrary", "KernelPasses", "kernel_library"]
 
-_ABI = 1
+_ABI = 2
 _ALIGNMENT = 256
 _FILE = "libgradsync_kernels.so"
 _BESIDE = Path(__file__).resolve().parents[2] / "lib" / _FILE  # where wheels have it
@@ -50,9 +50,21 @@ class KernelLibrary:
         self._calls = _declared(ctypes.CDLL(self.path), self.path)
         self.device_type = _text(self._calls.gradsync_kernels_device())  #: of the memory that it reads, as torch has it
         self.version = _text(self._calls.gradsync_kernels_version())
+        self._refusals: dict[torch.device, str] = {}
 
     def __repr__(self) -> str:
         return f"gradsync kernels {self.version}"
+
+    def refusal(self, device: torch.device) -> str:
+        """Why the passes cannot run on this device, or nothing; it is looked up, and said, once."""
+        if device not in self._refusals:
+            with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+                failed = self._calls.gradsync_kernels_check()
+            self._refusals[device] = _text(self._calls.gradsync_kernels_error()) if failed else ""
+            if failed:
+                said = self._refusals[device]
+                _log.warning("torch measures the gradients on %s, because %s cannot: %s", device, self, said)
+        return self._refusals[device]
 
     def passes(self, kinds: Sequence[tuple[int, torch.dtype]], device: torch.device) -> KernelPasses:
         """Passes over tensors of these numbers of elements and dtypes, on this device."""
@@ -168,6 +180,7 @@ def _declared(library: ctypes.CDLL, path: str) -> Any:
         "gradsync_kernels_version": (c_char_p, ()),
         "gradsync_kernels_device": (c_char_p, ()),
         "gradsync_kernels_error": (c_char_p, ()),
+        "gradsync_kernels_check": (c_int, ()),
         "gradsync_table_create": (table, (c_void_p, c_uint32)),
         "gradsync_table_destroy": (None, (table,)),
         "gradsync_table_memory": (c_size_t, (table,)),

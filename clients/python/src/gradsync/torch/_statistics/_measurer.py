@@ -20,7 +20,7 @@ from ._arranged import Arranged, Block, Group, run_of
 from ._cpu_sums import CHUNK, CpuSums
 from ._exact_sums import exact_sums, second_look
 from ._fingerprints import fingerprint, fingerprints
-from ._in_kernels import in_kernels, measure_placed
+from ._in_kernels import in_kernels, measure_placed, who_measures
 from ._kernels import kernel_library
 from ._matrices import matrices, pieces, views_of
 
@@ -45,7 +45,9 @@ class Measurer:
         # Powers of narrow types stay in the range of doubles, so maxima are not needed.
         self._quick = norm_type in (1, 2)
         self._memory = torch.empty(CHUNK, dtype=torch.float64)
-        self._in_kernels = in_kernels(self._kinds, kernel_library())
+        library = kernel_library()
+        self._in_kernels = in_kernels(self._kinds, library)
+        self.measured_by = who_measures(self._kinds, library, self._in_kernels)  #: in words
         placed = {index for one in self._in_kernels for index in one.members}
         self._others = [index for index in range(len(self._kinds)) if index not in placed]
         self._all = self._grouped(self._others)
@@ -55,11 +57,6 @@ class Measurer:
         )  # the gradients that were not None last time, and their groups
         self._blank = _blank_rows(len(self._kinds))
         self._scratch: dict[torch.Size, tuple[torch.Tensor, torch.Tensor]] = {}  # views of `_memory`
-
-    @property
-    def measured_by(self) -> str:
-        """What measures most of it, in words."""
-        return str(self._in_kernels[0].library) if self._in_kernels else "torch"
 
     def arrange(self, gradients: Sequence[torch.Tensor | None], fingerprint: bool = False) -> Arranged:
         """Says what is measured together; valid as long as the gradients stay where they are.
