@@ -22,8 +22,8 @@
 
 namespace gradsync::kernels {
 
-/// Success where the passes have code for the current device. One kernel is looked up for all: they are compiled for the
-/// same targets.
+/// Success where the passes have code for the current device. One kernel is looked up for all, because they are
+/// compiled for the same targets.
 [[nodiscard]] cudaError_t find_code();
 
 struct Measurement {
