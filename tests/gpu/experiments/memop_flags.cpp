@@ -19,6 +19,10 @@
 //   owner_killed      the owner of the page dies while the sidecar waits on it: can the sidecar still release itself?
 //   close_*           closing or freeing while a stream waits: returns at once, or only when the wait is released?
 //   killed_waiting    the waiting process gets SIGKILL: how long until it is gone, does the other one still work?
+//   host_word         one process: its stream waits for a word in registered host memory. Does a plain store of the
+//                     host end the wait, and does it while another thread synchronizes, launches more than the queue
+//                     holds, allocates or frees? `_blocks`: that thread had not come back before the store.
+//   host_word_killed  the same process gets SIGKILL while it waits: how long until it is gone?
 
 #include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"
@@ -318,6 +322,30 @@ void killed_waiting(JsonLine& line) {
   line.add("other_process_works", true);
 }
 
+void host_word(JsonLine& line) {
+  for (const std::string beside : {"idle", "synchronize", "launch", "allocate", "free"}) {
+    Worker trainer = started({.name = "trainer", .environment = eager_environment()});
+    (void)trainer.call(Message("host_wait").set("value", 5).set("beside", beside));
+    line.add(beside + "_released_early", trainer.call(Message("done").set("seconds", 0.2)).flag("done"))
+        .add(beside + "_blocks", !trainer.call(Message("beside_ended")).flag("ended"));
+    (void)trainer.call(Message("host_store").set("value", 5));
+    const Message after = trainer.call(Message("done").set("seconds", 2));
+    line.add(beside + "_released_by_store", after.flag("done")).add(beside + "_us", after.number("us"));
+    if (!after.flag("done")) {
+      (void)trainer.call(Message("host_memop").set("value", 6));
+      line.add(beside + "_released_by_memop", trainer.call(Message("done").set("seconds", 2)).flag("done"));
+    }
+  }
+}
+
+void host_word_killed(JsonLine& line) {
+  Worker trainer = started({.name = "trainer", .environment = eager_environment()});
+  (void)trainer.call(Message("host_wait").set("value", 5).set("beside", "idle"));
+  const double began = now_us();
+  trainer.kill();
+  line.add("process_gone_ms", (now_us() - began) * 1e-3);
+}
+
 void ask(Experiment& experiment) {
   const bool quick = experiment.quick();
   const int rounds = quick ? 20 : 300;
@@ -347,6 +375,8 @@ void ask(Experiment& experiment) {
   experiment.part("close_other_page", 60, [](JsonLine& line) { close_while_waiting(line, "other", true); });
   experiment.part("close_own_memory", 60, [](JsonLine& line) { close_while_waiting(line, "own", false); });
   experiment.part("killed_waiting", 60, killed_waiting);
+  experiment.part("host_word", 60, host_word);
+  experiment.part("host_word_killed", 60, host_word_killed);
   experiment.part("order_mps", 80, [&](JsonLine& line) { order_mps(line, quick); });
 }
 

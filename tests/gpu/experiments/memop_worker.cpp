@@ -1,6 +1,7 @@
 #include "gpu/experiments/memop_worker.hpp"
 
 #include "gpu/experiments/device_worker.hpp"
+#include "gpu/experiments/host_flag.hpp"
 #include "gpu/experiments/probe_kernels.hpp"
 
 #include <array>
@@ -359,6 +360,7 @@ Handlers memop_handlers() {
     must(cudaIpcOpenEventHandle(&shared_event, handle), "cudaIpcOpenEventHandle");
     return Message("ok");
   };
+  add_host_flag_handlers(all, device());
   return all;
 }
 
