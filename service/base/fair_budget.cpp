@@ -28,7 +28,8 @@ void take_from(Map& map, const Key& key, std::uint64_t amount) {
 
 }  // namespace
 
-std::optional<FairBudget::Refusal> FairBudget::refuse(const Holder& holder, std::uint64_t amount) const {
+std::optional<FairBudget::Refusal> FairBudget::refuse(const Holder& holder, std::uint64_t amount, std::uint64_t beside)
+    const {
   const auto too_much = [amount](std::uint64_t held, std::uint64_t most) {
     return held > most || amount > most - held;
   };
@@ -39,7 +40,7 @@ std::optional<FairBudget::Refusal> FairBudget::refuse(const Holder& holder, std:
     return std::nullopt;
   }
   const std::uint64_t of_one_uid = std::max<std::uint64_t>(most_ - most_ / 4, 1);
-  const std::uint64_t by_uid = held_of(of_uid_, holder.uid);
+  const std::uint64_t by_uid = held_of(of_uid_, holder.uid) + beside;
   if (holder.uid != 0 && holder.uid != own_uid_ && too_much(by_uid, of_one_uid)) {
     return Refusal{fmt::format("uid {}", holder.uid), by_uid, of_one_uid};
   }

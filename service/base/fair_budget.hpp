@@ -29,8 +29,9 @@ class FairBudget {
     std::uint64_t most = 0;
   };
 
-  /// Why the holder gets no more, or none.
-  [[nodiscard]] std::optional<Refusal> refuse(const Holder& holder, std::uint64_t amount = 1) const;
+  /// Why the holder gets no more, or none. `beside`: what its uid holds besides, which is counted elsewhere.
+  [[nodiscard]] std::optional<Refusal> refuse(const Holder& holder, std::uint64_t amount = 1, std::uint64_t beside = 0)
+      const;
 
   void add(const Holder& holder, std::uint64_t amount = 1);
   void take(const Holder& holder, std::uint64_t amount = 1);

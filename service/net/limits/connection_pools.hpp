@@ -2,6 +2,7 @@
 // How many connections each entrance, each uid, each process and each address may have, so that no one of them takes
 // the places of the others. Pure. Thread: io only. Internal to net.
 
+#include "base/fair_budget.hpp"
 #include "net/types.hpp"
 
 #include <cstddef>
@@ -11,7 +12,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <utility>
 
 namespace gradsync::net {
 
@@ -23,9 +23,8 @@ class ConnectionPools {
   static constexpr std::size_t kTcp = 256;
   static constexpr std::size_t kHealth = 64;
 
-  /// `local`: the most over the unix sockets. The daemon's own uid and root may take all of them, another uid three
-  /// quarters, one process half.
-  ConnectionPools(std::size_t local, std::uint32_t own_uid) : local_(local), own_uid_(own_uid) {}
+  /// `local`: the most over the unix sockets.
+  ConnectionPools(std::size_t local, std::uint32_t own_uid) : local_(local, own_uid) {}
 
   /// Why the peer gets no place over the unix sockets, or none. `closing`: its uid's that are not closed yet.
   [[nodiscard]] std::optional<Error> refuse_local(const PeerIdentity& peer, std::size_t closing) const;
@@ -40,11 +39,9 @@ class ConnectionPools {
   void remove(ConnectionId connection);
 
  private:
-  using Process = std::pair<std::uint32_t, std::int64_t>;
-
   struct Place {
     Pool pool = Pool::Local;
-    Process process;
+    Holder holder;
     std::string address;
   };
 
@@ -55,12 +52,8 @@ class ConnectionPools {
 
   [[nodiscard]] TcpPool& tcp_pool(Pool pool) { return pool == Pool::Tcp ? tcp_ : health_; }
 
-  std::size_t local_;
-  std::uint32_t own_uid_;
+  FairBudget local_;
   std::unordered_map<ConnectionId, Place> places_;
-  std::size_t held_local_ = 0;
-  std::map<std::uint32_t, std::size_t> of_uid_;
-  std::map<Process, std::size_t> of_process_;
   TcpPool tcp_;
   TcpPool health_;
 };
