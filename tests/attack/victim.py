@@ -9,17 +9,19 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from types import TracebackType
+from ctypes import Array, c_double
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
 
-from daemon import DEADLINE_S
 from raw import RawRank, declare_all
+from stepper import Stepper
 from walkers import PROCESSES
 
 SECONDS = float(os.environ.get("ATTACK_SECONDS", "0"))
 RANKS, NUMEL = 2, 1024
 
 
-def _stepping(address: str, done: object, times: object, stop: object) -> None:
+def _stepping(address: str, times: Array[c_double], done: Synchronized[int], stop: Event) -> None:
     with contextlib.ExitStack() as stack:
         ranks = [stack.enter_context(RawRank(address, "victim", rank, RANKS)) for rank in range(RANKS)]
         declare_all(ranks, ["w"], NUMEL)
@@ -32,53 +34,19 @@ def _stepping(address: str, done: object, times: object, stop: object) -> None:
             assert all("norm" in report for report in reports), reports
             assert all(rank.values[0] == RANKS for rank in ranks)
             now = time.perf_counter()
-            times[step % len(times)] = now - begin  # type: ignore[arg-type,index]
+            times[step % len(times)] = now - begin
             begin = now
-            done.value = step + 1  # type: ignore[attr-defined]
-            if stop.is_set():  # type: ignore[attr-defined]
+            done.value = step + 1
+            if stop.is_set():
                 return
 
 
-class Victim:
-    """Steps from the moment the context is entered; a step with a wrong sum ends its process."""
+class Victim(Stepper):
+    """A step with a wrong sum ends its process."""
 
     def __init__(self, address: str) -> None:
-        self._done = PROCESSES.Value("q", 0, lock=False)
         self._times = PROCESSES.Array("d", 1 << 16, lock=False)
-        self._stop = PROCESSES.Event()
-        self._process = PROCESSES.Process(
-            target=_stepping, args=(address, self._done, self._times, self._stop), daemon=True
-        )
-
-    def __enter__(self) -> Victim:
-        self._process.start()
-        self.steps_on(1)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._process.join(DEADLINE_S)
-        if self._process.is_alive():
-            self._process.kill()
-        if kind is None:
-            assert self._process.exitcode == 0
-
-    @property
-    def steps(self) -> int:
-        return int(self._done.value)
-
-    def steps_on(self, steps: int = 50) -> None:
-        """Waits for that many more steps; fails where they do not come."""
-        target = self.steps + steps
-        end = time.monotonic() + DEADLINE_S
-        while self.steps < target:
-            assert self._process.is_alive(), "the victim ended"
-            assert time.monotonic() < end, (
-                f"the victim stands still: {target - self.steps} of {steps} steps are missing"
-            )
-            time.sleep(0.002)
+        super().__init__("victim", _stepping, address, self._times)
 
     def step_times(self, since: int) -> list[float]:
         """Seconds of each step since that one, in order of size; the last 65,536 at most."""
