@@ -15,12 +15,15 @@ extern "C" {
 #endif
 
 /* What a caller that was compiled for another interface is refused by. It changes with every change of this file. */
-#define GRADSYNC_GPU_ABI 1
+#define GRADSYNC_GPU_ABI 2
 
 uint32_t gradsync_gpu_abi(void);
 
 /* The last failure in this thread, in words; valid until the next call in it. */
 const char* gradsync_gpu_error(void);
+
+/* Its cudaError_t, or 0 where the failure was not one of CUDA. */
+int gradsync_gpu_error_code(void);
 
 /* Takes the device with this UUID ("GPU-" and 36 characters), or the first one where it is null. */
 int gradsync_gpu_open(const char* uuid);
@@ -32,6 +35,12 @@ int gradsync_gpu_free(void* address);
 /* Lets the device reach host memory: `address` is what it is called there. Whole pages, registered once. */
 int gradsync_gpu_map_host(void* memory, size_t bytes, void** address);
 int gradsync_gpu_unmap_host(void* memory);
+
+/* Maps memory that another process allocated on this device, by the 64 bytes of its cudaIpcMemHandle_t: the base of the
+ * allocation, and how many bytes of it are mapped, which may be more than its owner asked for. Each call needs a close
+ * of its own. */
+int gradsync_gpu_import(const void* handle, void** base, size_t* bytes);
+int gradsync_gpu_close_imported(void* base);
 
 /* Waits for what was enqueued by the functions of gradsync_kernels.h, on the default stream. */
 int gradsync_gpu_wait(void);

@@ -31,19 +31,35 @@ using gradsync::kernels::ReduceTable;
 inline namespace of_library_gpu {
 
 thread_local std::string last_error;
+thread_local int last_code = 0;
+
+class CudaFailure : public std::runtime_error {
+ public:
+  CudaFailure(cudaError_t code, const std::string& what) : std::runtime_error(what), code_(code) {}
+
+  [[nodiscard]] cudaError_t code() const { return code_; }
+
+ private:
+  cudaError_t code_;
+};
 
 void must(cudaError_t error, const char* what) {
   if (error != cudaSuccess) {
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+    (void)cudaGetLastError();
+    throw CudaFailure(error, std::string(what) + ": " + cudaGetErrorString(error));
   }
 }
 
 /// No exception crosses the interface.
 template <typename Body>
 int guarded(const Body& body) {
+  last_code = 0;
   try {
     body();
     return 0;
+  } catch (const CudaFailure& error) {
+    last_error = error.what();
+    last_code = error.code();
   } catch (const std::bad_alloc&) {
     last_error = "out of memory";
   } catch (const std::exception& error) {
@@ -158,6 +174,27 @@ int device_with(const char* uuid) {
   );
 }
 
+/// How much is mapped from this address on. The runtime has no such call, and finds that of the driver.
+std::size_t mapped_bytes(void* base) {
+  using AddressRange = int (*)(unsigned long long* base, std::size_t* bytes, unsigned long long address);
+  constexpr unsigned kSinceVersion = 3020;
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  must(
+      cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, kSinceVersion, cudaEnableDefault, &found),
+      "finding cuMemGetAddressRange"
+  );
+  if (found != cudaDriverEntryPointSuccess) {
+    throw std::runtime_error("the driver has no cuMemGetAddressRange");
+  }
+  unsigned long long begin = 0;
+  std::size_t bytes = 0;
+  const auto address = reinterpret_cast<unsigned long long>(base);
+  const int error = reinterpret_cast<AddressRange>(function)(&begin, &bytes, address);
+  must(static_cast<cudaError_t>(error), "asking for the size of a mapping");
+  return static_cast<std::size_t>(begin + bytes - address);
+}
+
 }  // namespace of_library_gpu
 
 struct gradsync_reduction {
@@ -266,6 +303,26 @@ GRADSYNC_EXPORT int gradsync_gpu_map_host(void* memory, size_t bytes, void** add
 
 GRADSYNC_EXPORT int gradsync_gpu_unmap_host(void* memory) {
   return guarded([&] { must(cudaHostUnregister(memory), "unregistering host memory"); });
+}
+
+GRADSYNC_EXPORT int gradsync_gpu_error_code(void) { return last_code; }
+
+GRADSYNC_EXPORT int gradsync_gpu_import(const void* handle, void** base, size_t* bytes) {
+  return guarded([&] {
+    cudaIpcMemHandle_t given{};
+    std::memcpy(&given, handle, sizeof(given));
+    must(cudaIpcOpenMemHandle(base, given, cudaIpcMemLazyEnablePeerAccess), "opening a memory handle");
+    try {
+      *bytes = mapped_bytes(*base);
+    } catch (...) {
+      (void)cudaIpcCloseMemHandle(*base);
+      throw;
+    }
+  });
+}
+
+GRADSYNC_EXPORT int gradsync_gpu_close_imported(void* base) {
+  return guarded([&] { must(cudaIpcCloseMemHandle(base), "closing a memory handle"); });
 }
 
 GRADSYNC_EXPORT int gradsync_gpu_wait(void) {

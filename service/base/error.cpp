@@ -52,6 +52,10 @@ const char* kind_of(ErrorCode code) {
       return "insufficient_memory";
     case ErrorCode::BadToken:
       return "bad_token";
+    case ErrorCode::NoGpu:
+      return "no_gpu";
+    case ErrorCode::ImportRefused:
+      return "import_refused";
     case ErrorCode::InvalidDeclaration:
       return "invalid_declaration";
     case ErrorCode::UnsupportedPlacement:

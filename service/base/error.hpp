@@ -38,6 +38,8 @@ enum class ErrorCode {
   UnknownBuffer,       ///< no such buffer in this session
   InsufficientMemory,  ///< an allocation beyond what the machine or its cgroup can give
   BadToken,            ///< fd token unknown, used, expired or of another process
+  NoGpu,               ///< the daemon has no worker for this GPU, and no way to start one
+  ImportRefused,       ///< memory of a GPU could not be mapped by its worker
   // declaration
   InvalidDeclaration,    ///< a tensor's shape, placement or options contradict themselves or its mesh
   UnsupportedPlacement,  ///< valid, but not implemented on this data path

@@ -5,8 +5,10 @@
 #include <xxhash.h>
 
 #include <sys/random.h>
+#include <system_error>
 
 #include <array>
+#include <charconv>
 #include <vector>
 
 namespace gradsync {
@@ -59,6 +61,23 @@ std::string random_hex(std::size_t bytes) {
     text.push_back(kHex[byte & 0xF]);
   }
   return text;
+}
+
+std::optional<std::string> bytes_of_hex(std::string_view digits) {
+  if (digits.size() % 2 != 0) {
+    return std::nullopt;
+  }
+  std::string bytes(digits.size() / 2, '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const char* const begin = digits.data() + 2 * i;
+    unsigned char value = 0;
+    if (const auto [end, error] = std::from_chars(begin, begin + 2, value, 16);
+        end != begin + 2 || error != std::errc{}) {
+      return std::nullopt;
+    }
+    bytes[i] = static_cast<char>(value);
+  }
+  return bytes;
 }
 
 }  // namespace gradsync

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,5 +21,8 @@ struct KeyedHash {
 
 /// Reads `bytes` random bytes from the kernel and returns them as hex digits. Tokens and incarnations are made of them.
 [[nodiscard]] std::string random_hex(std::size_t bytes);
+
+/// The bytes that two hex digits each stand for; none where something else is in the text.
+[[nodiscard]] std::optional<std::string> bytes_of_hex(std::string_view digits);
 
 }  // namespace gradsync

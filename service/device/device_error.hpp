@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace gradsync::device {
 
@@ -13,10 +14,17 @@ class DeviceError : public std::runtime_error {
   explicit DeviceError(const std::string& message, Kind kind = Kind::Failed)
       : std::runtime_error(message), kind_(kind) {}
 
+  /// `hint`: what to do about it.
+  DeviceError(const std::string& message, std::string hint)
+      : std::runtime_error(message), kind_(Kind::Failed), hint_(std::move(hint)) {}
+
   [[nodiscard]] Kind kind() const { return kind_; }
+
+  [[nodiscard]] const std::string& hint() const { return hint_; }
 
  private:
   Kind kind_;
+  std::string hint_;
 };
 
 /// For checks of a layout. The message is made only where it is needed: there may be millions of parts or holders.

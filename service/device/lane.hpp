@@ -110,15 +110,26 @@ struct LanePlan {
 
 // ---- commands
 
-/// Maps the memory behind `fd` and populates the page tables. Reports Mapped.
+/// Memory of a GPU that another process allocated and exported. Buffers of an equal `allocation` share one mapping:
+/// that number names memory, while the bytes of a handle may come again for other memory.
+struct ExportedMemory {
+  std::uint64_t allocation = 0;        ///< given by the daemon, never twice to different memory
+  std::string handle;                  ///< 64 bytes, of the allocation as a whole
+  std::uint64_t allocation_bytes = 0;  ///< as its owner says; the mapping must not be smaller
+  std::uint64_t offset = 0;            ///< of the buffer in the allocation
+};
+
+/// Maps the memory behind `fd` and populates the page tables, or maps what was exported. Reports Mapped.
 struct MapBuffer {
   BufferId buffer = 0;
   UniqueFd fd;
   std::uint64_t size_bytes = 0;
+  std::optional<ExportedMemory> exported = {};
 };
 
 /// Punches the pages out (memory is freed even while others hold the fd), unmaps, closes. Reports Unmapped. With `fd`
-/// the buffer need not be mapped: pages that only the client touched are freed here as well.
+/// the buffer need not be mapped: pages that only the client touched are freed here as well. Exported memory is closed
+/// with the last buffer of its allocation; its pages belong to the owner.
 struct UnmapBuffer {
   BufferId buffer = 0;
   UniqueFd fd = {};
@@ -268,6 +279,8 @@ struct Failed {
   bool out_of_memory = false;
   std::string message;
   std::optional<FailedRow> row = {};
+  std::string hint = {};   ///< what to do about it; may be empty
+  bool lane_lost = false;  ///< so will every later command: the lane has to be replaced
 };
 
 using LaneReport = std::variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Scaled, Aborted, Failed>;

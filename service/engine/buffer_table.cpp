@@ -29,6 +29,16 @@ Error unknown_buffer(std::uint64_t buffer) {
   return error;
 }
 
+Error lost_buffer(std::uint64_t buffer, const std::string& gpu) {
+  Error error = make_error(
+      ErrorCode::UnknownBuffer,
+      fmt::format("buffer {} was lost with the worker of {}", buffer, gpu),
+      "register it again, with a higher generation"
+  );
+  error.path = "buffer";
+  return error;
+}
+
 Result<TakenFd> taken_or_exhausted(TakenFd taken) {
   if (!taken.fd.valid()) {
     return make_error(ErrorCode::LimitExceeded, "the daemon is out of file descriptors", "raise its LimitNOFILE");
@@ -77,10 +87,7 @@ Result<BufferGrant> BufferTable::adopt(
   return grant(session, holder, size_bytes, now);
 }
 
-Result<void> BufferTable::check_room(SessionId session, const Holder& holder, std::uint64_t size_bytes) const {
-  if (size_bytes == 0) {
-    return invalid_params("bytes", "bytes is 0", "an arena needs at least 64 bytes");
-  }
+Result<void> BufferTable::check_count(SessionId session) const {
   const auto found = sessions_.find(session);
   const std::int64_t held = found == sessions_.end() ? 0 : found->second.held;
   if (held >= options_.limits.buffers_per_session) {
@@ -93,6 +100,16 @@ Result<void> BufferTable::check_room(SessionId session, const Holder& holder, st
         ),
         "release buffers, or raise limits.buffers_per_session"
     );
+  }
+  return {};
+}
+
+Result<void> BufferTable::check_room(SessionId session, const Holder& holder, std::uint64_t size_bytes) const {
+  if (size_bytes == 0) {
+    return invalid_params("bytes", "bytes is 0", "an arena needs at least 64 bytes");
+  }
+  if (Result<void> few = check_count(session); !few) {
+    return few;
   }
   if (const auto refused = bytes_.refuse(holder, size_bytes)) {
     return make_error(
@@ -149,16 +166,9 @@ void BufferTable::look_at_some() {
 }
 
 BufferGrant BufferTable::grant(SessionId session, const Holder& holder, std::uint64_t size_bytes, TimePoint now) {
-  BufferGrant grant{next_buffer_++, size_bytes, {}};
-  Buffer& buffer = buffers_[grant.buffer];
-  buffer.session = session;
-  buffer.holder = holder;
-  buffer.size_bytes = size_bytes;
+  BufferGrant grant{next_buffer_, size_bytes, {}};
+  Buffer& buffer = add(session, holder, size_bytes);
   bytes_.add(holder, size_bytes);
-  OfSession& of_session = sessions_[session];
-  of_session.buffers.insert(grant.buffer);
-  ++of_session.held;
-  of_session.bytes += size_bytes;
   Token token;
   token.buffer = grant.buffer;
   token.holder = holder;
@@ -169,6 +179,19 @@ BufferGrant BufferTable::grant(SessionId session, const Holder& holder, std::uin
   waiting_tokens_.add(holder);
   expiries_.emplace_back(expires, grant.buffer);
   return grant;
+}
+
+BufferTable::Buffer& BufferTable::add(SessionId session, const Holder& holder, std::uint64_t size_bytes) {
+  const std::uint64_t id = next_buffer_++;
+  Buffer& buffer = buffers_[id];
+  buffer.session = session;
+  buffer.holder = holder;
+  buffer.size_bytes = size_bytes;
+  OfSession& of_session = sessions_[session];
+  of_session.buffers.insert(id);
+  ++of_session.held;
+  of_session.bytes += size_bytes;
+  return buffer;
 }
 
 void BufferTable::fill(Buffers::iterator it, UniqueFd fd) {
@@ -313,11 +336,13 @@ void BufferTable::release_all(SessionId session) {
   if (found == sessions_.end()) {
     return;
   }
+  found->second.gone = true;
   for (const std::uint64_t buffer : std::set(found->second.buffers)) {
     const auto it = buffers_.find(buffer);
     set_released(it->second);
     drop_if_unused(it);
   }
+  forget_if_gone(session);
 }
 
 void BufferTable::rename_session(SessionId from, SessionId to) {
@@ -334,7 +359,13 @@ void BufferTable::rename_session(SessionId from, SessionId to) {
 
 Result<std::uint64_t> BufferTable::size_of(SessionId session, std::uint64_t buffer) const {
   const auto it = buffers_.find(buffer);
-  if (it == buffers_.end() || it->second.session != session || it->second.released || !it->second.fd.valid()) {
+  if (it == buffers_.end() || it->second.session != session) {
+    return unknown_buffer(buffer);
+  }
+  if (it->second.exported && it->second.exported->lost) {
+    return lost_buffer(buffer, lanes_.gpu_of(it->second.lane));
+  }
+  if (!it->second.usable()) {
     return unknown_buffer(buffer);
   }
   return it->second.size_bytes;
@@ -367,13 +398,6 @@ void BufferTable::unuse(std::uint64_t buffer) {
   }
 }
 
-void BufferTable::on_map_failed(device::LaneId lane, std::uint64_t buffer) {
-  if (const auto it = buffers_.find(buffer); it != buffers_.end()) {
-    GRADSYNC_ASSERT(it->second.lane == lane, "a lane maps the buffers that it was given");
-    it->second.map_submitted = false;
-  }
-}
-
 std::uint64_t BufferTable::bytes_of(SessionId session) const {
   const auto found = sessions_.find(session);
   return found == sessions_.end() ? 0 : found->second.bytes;
@@ -383,6 +407,9 @@ void BufferTable::drop_if_unused(Buffers::iterator it) {
   Buffer& buffer = it->second;
   if (!buffer.released || buffer.users > 0) {
     return;
+  }
+  if (buffer.exported) {
+    lanes_[buffer.lane].submit(device::UnmapBuffer{it->first});
   }
   // The lane punches the pages out, off the io thread: also those of a buffer that was never declared.
   if (buffer.fd.valid()) {
@@ -402,16 +429,27 @@ void BufferTable::erase(Buffers::iterator it) {
     arenas_.populated -= buffer.populated_bytes;
     of_memory_.erase(buffer.memory);
   }
-  bytes_.take(buffer.holder, buffer.size_bytes);
+  if (buffer.exported) {
+    close_exported(it->first, buffer);
+  } else {
+    bytes_.take(buffer.holder, buffer.size_bytes);
+  }
   if (!buffer.token.empty()) {
     erase_token(tokens_.find(buffer.token));
   }
-  const auto of_session = sessions_.find(buffer.session);
-  of_session->second.buffers.erase(it->first);
-  if (of_session->second.buffers.empty()) {
-    sessions_.erase(of_session);
-  }
+  const SessionId session = buffer.session;
+  sessions_.at(session).buffers.erase(it->first);
   buffers_.erase(it);
+  forget_if_gone(session);
+}
+
+/// A session that lives is remembered for its generation.
+void BufferTable::forget_if_gone(SessionId session) {
+  const auto found = sessions_.find(session);
+  if (found != sessions_.end() && found->second.buffers.empty() &&
+      (found->second.gone || found->second.generation == 0)) {
+    sessions_.erase(found);
+  }
 }
 
 /// Those of buffers come in the order in which they expire.

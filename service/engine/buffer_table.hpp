@@ -16,6 +16,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -38,6 +39,18 @@ class BufferTable {
   [[nodiscard]] Result<BufferGrant> adopt(
       SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, TimePoint now
   );
+  /// Why this cannot be registered, before any worker is asked.
+  [[nodiscard]] Result<void> check_exported(SessionId session, const ExportedBuffer& exported) const;
+  /// Has `lane` map it, and answers when that is done. It was checked.
+  void register_exported(
+      SessionId session,
+      const Holder& holder,
+      ExportedBuffer exported,
+      device::LaneId lane,
+      Reply<RegisteredBuffer> reply
+  );
+  /// Registrations that wait are not answered any more.
+  void forget_waiting();
   /// A token by which a rank fetches the record of its job, as long as the job has it.
   [[nodiscard]] RecordGrant grant_record(
       const std::shared_ptr<const StepRecord>& record,
@@ -69,8 +82,13 @@ class BufferTable {
   void use(std::uint64_t buffer);
   /// One plan less uses it.
   void unuse(std::uint64_t buffer);
-  /// Its lane could not map it: the next plan has it try again.
-  void on_map_failed(device::LaneId lane, std::uint64_t buffer);
+  void on_mapped(std::uint64_t buffer);
+  /// Its lane could not map it. What was exported is refused, and an arena is tried again by the next plan.
+  void on_map_failed(device::LaneId lane, const device::Failed& report);
+  /// Buffers of a lane that was lost can only be released.
+  void lose_lane(device::LaneId lane);
+  /// Whether any buffer is on this lane.
+  [[nodiscard]] bool on_lane(device::LaneId lane) const;
 
   [[nodiscard]] std::uint64_t total_bytes() const { return bytes_.held(); }
 
@@ -79,6 +97,16 @@ class BufferTable {
  private:
   /// What identifies memory, whatever descriptor it is known by: device and inode.
   using Memory = std::pair<std::uint64_t, std::uint64_t>;
+
+  /// An allocation of a session: its generation and address, and the lane that maps it.
+  using AllocationKey = std::tuple<std::uint64_t, std::uint64_t, device::LaneId>;
+
+  /// A buffer in memory of its owner's.
+  struct Exported {
+    AllocationKey key;
+    Reply<RegisteredBuffer> waiting;  ///< until it is mapped or refused
+    bool lost = false;                ///< with its worker
+  };
 
   struct Buffer {
     SessionId session = 0;
@@ -92,6 +120,20 @@ class BufferTable {
     int users = 0;
     bool map_submitted = false;
     bool released = false;
+    std::optional<Exported> exported;
+
+    /// It has memory that a plan can use.
+    [[nodiscard]] bool usable() const {
+      return !released && (exported ? !exported->lost && exported->waiting.empty() : fd.valid());
+    }
+  };
+
+  /// Exported memory of a session that buffers lie in.
+  struct Allocation {
+    std::uint64_t number = 0;  ///< that its lane knows it by
+    std::string handle;
+    std::uint64_t bytes = 0;
+    int buffers = 0;
   };
 
   using Buffers = std::map<std::uint64_t, Buffer>;
@@ -100,6 +142,9 @@ class BufferTable {
     std::set<std::uint64_t> buffers;  ///< those that are released and still used included
     std::int64_t held = 0;            ///< those that are not released
     std::uint64_t bytes = 0;          ///< of the latter
+    std::uint64_t generation = 0;     ///< the highest one so far of exported memory
+    std::map<AllocationKey, Allocation> allocations = {};
+    bool gone = false;  ///< it is forgotten with its last buffer
   };
 
   struct Token {
@@ -118,12 +163,17 @@ class BufferTable {
 
   using Tokens = std::map<std::string, Token>;
 
+  [[nodiscard]] Result<void> check_count(SessionId session) const;
   [[nodiscard]] Result<void> check_room(SessionId session, const Holder& holder, std::uint64_t size_bytes) const;
   [[nodiscard]] Result<void> check_memory(std::uint64_t size_bytes, std::uint64_t populated_bytes);
   void look_at_some();
   [[nodiscard]] BufferGrant grant(SessionId session, const Holder& holder, std::uint64_t size_bytes, TimePoint now);
   void fill(Buffers::iterator it, UniqueFd fd);
   [[nodiscard]] Result<void> take_in(Buffers::iterator it, UniqueFd given);
+  Buffer& add(SessionId session, const Holder& holder, std::uint64_t size_bytes);
+  void forget_if_gone(SessionId session);
+  [[nodiscard]] static Reply<RegisteredBuffer> take_waiting(Exported& exported);
+  void close_exported(std::uint64_t id, Buffer& buffer);
   void set_released(Buffer& buffer);
   void drop_if_unused(Buffers::iterator it);
   void erase(Buffers::iterator it);
@@ -146,6 +196,7 @@ class BufferTable {
   std::map<std::pair<const StepRecord*, std::int64_t>, std::string> record_tokens_;
   std::size_t look_for_old_at_ = 1024;  ///< tokens of records
   std::uint64_t next_buffer_ = 1;
+  std::uint64_t next_allocation_ = 1;
 };
 
 }  // namespace gradsync::engine

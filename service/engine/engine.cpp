@@ -140,6 +140,34 @@ Result<BufferGrant> Engine::adopt(SessionId session, std::uint64_t size_bytes) {
   return state.buffers.adopt(session, seat->second.uid, seat->second.pid, size_bytes, state.context.now);
 }
 
+void Engine::register_buffer(SessionId session, ExportedBuffer exported, Reply<RegisteredBuffer> reply) {
+  State& state = *state_;
+  const auto seat = state.seats.find(session);
+  if (state.halted) {
+    return;
+  }
+  if (seat == state.seats.end()) {
+    reply(state.absent(session));
+    return;
+  }
+  if (state.draining) {
+    reply(draining_error());
+    return;
+  }
+  if (const Result<void> fits = state.buffers.check_exported(session, exported); !fits) {
+    reply(fits.error());
+    return;
+  }
+  const Result<device::LaneId> lane = state.lanes.of_gpu(exported.gpu);
+  if (!lane) {
+    reply(lane.error());
+    return;
+  }
+  const Holder holder{seat->second.uid, seat->second.pid};
+  state.buffers.register_exported(session, holder, std::move(exported), *lane, std::move(reply));
+  state.settle();
+}
+
 Result<void> Engine::release(SessionId session, std::uint64_t buffer) {
   if (!state_->job_of(session)) {
     return state_->absent(session);
@@ -337,6 +365,7 @@ void Engine::halt() {
   State& state = *state_;
   state.draining = true;
   state.halted = true;
+  state.buffers.forget_waiting();
   state.each_job([&state](Job& job) {
     state.index.touch(job);
     job.halt();

@@ -46,6 +46,8 @@ class Engine {
   );
   /// For an arena that a daemon before this one gave out: its descriptor has to come with the token.
   [[nodiscard]] Result<BufferGrant> adopt(SessionId session, std::uint64_t size_bytes);
+  /// Has the worker of its GPU map memory that the rank allocated; answers when it is mapped.
+  void register_buffer(SessionId session, ExportedBuffer exported, Reply<RegisteredBuffer> reply);
   [[nodiscard]] Result<void> release(SessionId session, std::uint64_t buffer);
 
   /// Whether `exchange_fd` needs a descriptor to be given.

@@ -4,6 +4,7 @@
 #include "engine/metrics.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
@@ -193,6 +194,7 @@ void Engine::State::settle() {
       return quiet;
     });
   }
+  lanes.forget_lost([this](device::LaneId lane) { return buffers.on_lane(lane); });
   follow_width();
   metrics.jobs.Set(static_cast<double>(jobs.size()));
   metrics.ranks_attached.Set(static_cast<double>(seats.size()));
@@ -256,8 +258,15 @@ void Engine::State::on(device::LaneId lane, device::Aborted& report) {
 }
 
 void Engine::State::on(device::LaneId lane, device::Failed& report) {
+  if (report.lane_lost) {
+    if (lanes.lose(lane)) {
+      spdlog::error("the worker of a GPU was lost gpu={} reason=\"{}\"", lanes.gpu_of(lane), report.message);
+      buffers.lose_lane(lane);
+    }
+    report.hint = "register the buffers again, with a higher generation, then declare: another worker takes its place";
+  }
   if (report.buffer != 0) {
-    buffers.on_map_failed(lane, report.buffer);
+    buffers.on_map_failed(lane, report);
   }
   if (Job* job = report.plan != 0 ? job_of_plan(lane, report.plan) : job_of_buffer(report.buffer)) {
     index.touch(*job);

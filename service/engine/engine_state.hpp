@@ -76,7 +76,7 @@ struct Engine::State {
   /// After every event, for the jobs that it touched: forget empty ones, adapt the lane's width, refresh gauges.
   void settle();
 
-  void on(device::LaneId, device::Mapped&) {}
+  void on(device::LaneId, device::Mapped& report) { buffers.on_mapped(report.buffer); }
 
   void on(device::LaneId, device::Unmapped&) {}
 

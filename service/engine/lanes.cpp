@@ -3,6 +3,7 @@
 #include "base/assert.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gradsync::engine {
 
@@ -11,16 +12,45 @@ const Lanes::Entry* Lanes::find(device::LaneId id) const {
   return entry == entries_.end() ? nullptr : &*entry;
 }
 
+Lanes::Entry* Lanes::find(device::LaneId id) { return const_cast<Entry*>(std::as_const(*this).find(id)); }
+
 void Lanes::add(device::LaneId id, device::Lane& lane) {
   GRADSYNC_ASSERT(find(id) == nullptr, "each lane has an id of its own");
   entries_.emplace_back().id = id;
   entries_.back().lane = &lane;
 }
 
+Result<device::LaneId> Lanes::of_gpu(const std::string& gpu) {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+    return !entry.lost && !entry.gpu.empty() && entry.gpu == gpu;
+  });
+  if (found != entries_.end()) {
+    return found->id;
+  }
+  if (gpus_ == nullptr) {
+    return make_error(ErrorCode::NoGpu, "this daemon works on memory of CPUs only", "gradients on CPUs are served");
+  }
+  const Result<device::Lane*> started = gpus_->start(next_, gpu);
+  if (!started) {
+    return started.error();
+  }
+  const device::LaneId id = next_++;
+  add(id, **started);
+  entries_.back().gpu = gpu;
+  return id;
+}
+
+const std::string& Lanes::gpu_of(device::LaneId id) const { return find(id)->gpu; }
+
+bool Lanes::lose(device::LaneId id) {
+  Entry* const entry = find(id);
+  return entry != nullptr && !std::exchange(entry->lost, true);
+}
+
 void Lanes::note_report(device::LaneId id, TimePoint now) {
-  const auto entry = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& each) { return each.id == id; });
-  GRADSYNC_ASSERT(entry != entries_.end(), "a lane is added before it reports");
-  entry->reported = now;
+  if (Entry* const entry = find(id)) {
+    entry->reported = now;
+  }
 }
 
 TimePoint Lanes::last_report(device::LaneId id) const { return find(id)->reported; }

@@ -1,11 +1,14 @@
 #pragma once
-// The lanes of this daemon by id. They are set once, before the engine is built. Thread: io.
+// The lanes of this daemon by id: that of the host, and one for each GPU that buffers were registered for. A lane that
+// is lost stays here until nothing uses it; the next buffer of its GPU gets another one. Thread: io.
 
 #include "base/clock.hpp"
 #include "device/lane.hpp"
+#include "engine/gpu_lanes.hpp"
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace gradsync::engine {
@@ -18,15 +21,37 @@ class Lanes {
     bool wide = false;           ///< the value of its last `SetWidth`
     std::int64_t computing = 0;  ///< jobs that compute beside it
     TimePoint reported;          ///< when it reported last: it does not hang
+    std::string gpu = {};        ///< its UUID; empty: none
+    bool lost = false;           ///< every command that it gets fails
   };
 
-  explicit Lanes(device::Lane& host) { add(device::kHostLane, host); }
+  /// `gpus`: null where there are none.
+  explicit Lanes(device::Lane& host, GpuLanes* gpus = nullptr) : gpus_(gpus) { add(device::kHostLane, host); }
 
   void add(device::LaneId id, device::Lane& lane);  ///< an id that no lane has yet
 
   [[nodiscard]] device::Lane& operator[](device::LaneId id) const;  ///< an id that was added
 
-  /// The lane reported something, of whatever job.
+  /// The lane of a GPU, by its UUID, which is started where there is none. NoGpu: it cannot be.
+  [[nodiscard]] Result<device::LaneId> of_gpu(const std::string& gpu);
+  [[nodiscard]] const std::string& gpu_of(device::LaneId id) const;  ///< an id that was added
+
+  /// False: it was known before.
+  bool lose(device::LaneId id);
+
+  /// Forgets lost lanes that nothing uses.
+  template <typename IsUsed>
+  void forget_lost(IsUsed is_used) {
+    std::erase_if(entries_, [&](const Entry& entry) {
+      const bool forgotten = entry.lost && !is_used(entry.id);
+      if (forgotten) {
+        gpus_->stop(entry.id);
+      }
+      return forgotten;
+    });
+  }
+
+  /// The lane reported something, of whatever job. A lane may be forgotten before its last report is here.
   void note_report(device::LaneId id, TimePoint now);
   [[nodiscard]] TimePoint last_report(device::LaneId id) const;
 
@@ -38,7 +63,10 @@ class Lanes {
 
  private:
   [[nodiscard]] const Entry* find(device::LaneId id) const;
+  [[nodiscard]] Entry* find(device::LaneId id);
 
+  GpuLanes* gpus_;
+  device::LaneId next_ = device::kHostLane + 1;
   std::vector<Entry> entries_;  ///< few, and looked up by every command
 };
 

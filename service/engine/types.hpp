@@ -91,6 +91,23 @@ struct BufferGrant {
   std::string token;  ///< 32 hex digits, one use
 };
 
+/// Memory of a GPU that the rank's process allocated, and exported by a handle. An allocation is named by its address
+/// and a generation, which goes up whenever memory that was exported may have been freed.
+struct ExportedBuffer {
+  std::string gpu;     ///< UUID: "GPU-…"
+  std::string handle;  ///< the 64 bytes of cuIpcGetMemHandle
+  std::uint64_t base = 0;
+  std::uint64_t allocation_bytes = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t size_bytes = 0;
+  std::uint64_t generation = 0;
+};
+
+struct RegisteredBuffer {
+  std::uint64_t buffer = 0;
+  std::uint64_t size_bytes = 0;
+};
+
 /// The result of a token's exchange.
 struct TakenFd {
   UniqueFd fd;  ///< none where one was given

@@ -42,6 +42,8 @@ constexpr std::array kRows{
     ErrorRow{InsufficientMemory, 1202, 507, true, "free memory or raise the memory limit of the daemon's cgroup"},
     ErrorRow{
         BadToken, 1203, 403, false, "allocate again and fetch the descriptor within 10 s, once, from the same process"},
+    ErrorRow{NoGpu, 1204, 501, false, "give the daemon the GPU, or keep the gradients on the CPU"},
+    ErrorRow{ImportRefused, 1205, 502, true, "gradsync.alloc_grad_buffer() gives memory that can be shared"},
 
     ErrorRow{InvalidDeclaration, 1301, 422, false, "correct the tensor that data.path names"},
     ErrorRow{

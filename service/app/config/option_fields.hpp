@@ -156,6 +156,24 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
                  "none.",
           .value = "DIRECTORY"}
   );
+  auto& gpu = options.gpu;
+  visit(
+      "gpu",
+      "kernels",
+      gpu.kernels,
+      FieldRule{
+          .doc = "libgradsync_kernels.so, for workers of GPUs; empty: the one that the package brings; \"off\": no GPU "
+                 "is used.",
+          .value = "FILE"}
+  );
+  visit(
+      "gpu",
+      "devices",
+      gpu.devices,
+      FieldRule{
+          .doc = "UUIDs of the GPUs that may be used, with commas between; empty: those that the driver lists.",
+          .value = "GPU-UUID,…"}
+  );
   auto& log = options.log;
   visit(
       "log",

@@ -51,6 +51,11 @@ struct EngineSection {
   std::string policy_directory;  ///< empty: beside the socket; "off": none
 };
 
+struct GpuSection {
+  std::string kernels;  ///< empty: beside this program; "off": no GPU is used
+  std::string devices;  ///< UUIDs, with commas between; empty: those that the driver lists
+};
+
 struct LogSection {
   std::string level = "info";
   std::string format = "auto";
@@ -61,6 +66,7 @@ struct Options {
   LimitsSection limits;
   DeadlinesSection deadlines;
   EngineSection engine;
+  GpuSection gpu;
   LogSection log;
 };
 

@@ -4,6 +4,7 @@
 #include "app/daemon/bridge.hpp"
 #include "app/daemon/daemon_state.hpp"
 #include "app/daemon/engine_clock.hpp"
+#include "app/daemon/gpu_workers.hpp"
 #include "app/daemon/pages.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
@@ -115,12 +116,20 @@ struct Application::Parts {
               });
             }
         ),
+        gpus(
+            chosen.gpu,
+            [this](device::LaneId id, device::LaneReport report) {
+              boost::asio::post(io, [this, id, moved = std::move(report)]() mutable {
+                bridge.on_lane_report(id, std::move(moved));
+              });
+            }
+        ),
         planner([this](engine::PlanOutcome outcome) {
           boost::asio::post(io, [this, moved = std::move(outcome)]() mutable { bridge.on_plan(std::move(moved)); });
         }),
         engine(
             engine_options(chosen),
-            engine::Lanes(lane),
+            engine::Lanes(lane, &gpus),
             planner,
             [this](const engine::Event& event) { dispatcher.on_event(event); },
             engine_metrics
@@ -150,6 +159,7 @@ struct Application::Parts {
   net::NetMetrics net_metrics;
   boost::asio::io_context io{1};
   device::HostLane lane;
+  GpuWorkers gpus;
   engine::ThreadPlanner planner;
   engine::Engine engine;
   EngineClock clock;

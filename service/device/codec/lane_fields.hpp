@@ -155,9 +155,14 @@ void fields(auto& archive, Same<StepMath> auto& value) {
 
 // ---- commands
 
+void fields(auto& archive, Same<ExportedMemory> auto& value) {
+  auto& [allocation, handle, allocation_bytes, offset] = value;
+  archive(allocation, handle, allocation_bytes, offset);
+}
+
 void fields(auto& archive, Same<MapBuffer> auto& value) {
-  auto& [buffer, fd, size_bytes] = value;
-  archive(buffer, fd, size_bytes);
+  auto& [buffer, fd, size_bytes, exported] = value;
+  archive(buffer, fd, size_bytes, exported);
 }
 
 void fields(auto& archive, Same<UnmapBuffer> auto& value) {
@@ -258,8 +263,8 @@ void fields(auto& archive, Same<FailedRow> auto& value) {
 }
 
 void fields(auto& archive, Same<Failed> auto& value) {
-  auto& [plan, tag, buffer, aborted, out_of_memory, message, row] = value;
-  archive(plan, tag, buffer, aborted, out_of_memory, message, row);
+  auto& [plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost] = value;
+  archive(plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost);
 }
 
 }  // namespace gradsync::device

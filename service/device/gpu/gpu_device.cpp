@@ -69,6 +69,11 @@ std::unique_ptr<LaneBuffer> GpuDevice::map(UniqueFd fd, std::uint64_t size_bytes
   return std::make_unique<MappedOnGpu>(MappedBuffer(std::move(fd), size_bytes, pool_), library_);
 }
 
+std::unique_ptr<LaneBuffer> GpuDevice::map_exported(const ExportedMemory& memory, std::uint64_t size_bytes) {
+  open();
+  return imported_.map(memory, size_bytes);
+}
+
 void GpuDevice::load(LoadedPlan& plan) {
   open();
   plans_[&plan] = std::make_unique<GpuPlan>(library_, plan);

@@ -1,10 +1,11 @@
 #pragma once
-// One GPU as the device of a lane, in the process of a worker: arenas that it reaches, and the kernels of
+// One GPU as the device of a lane, in the process of a worker: memory that it reaches, and the kernels of
 // libgradsync_kernels.so for its passes. The bits are those of the CPU engine (docs/adr/0027).
 //
 // Thread: that of the lane alone. CUDA keeps the device of each thread, so it is opened by the first call that maps.
 
 #include "device/gpu/gpu_plan.hpp"
+#include "device/gpu/imported_memory.hpp"
 #include "device/host/worker_pool.hpp"
 #include "device/queue/lane_device.hpp"
 
@@ -27,6 +28,8 @@ class GpuDevice final : public LaneDevice, private StepPasses {
   [[nodiscard]] std::string thread_name() const override { return "lane:gpu"; }
 
   [[nodiscard]] std::unique_ptr<LaneBuffer> map(UniqueFd fd, std::uint64_t size_bytes) override;
+  [[nodiscard]] std::unique_ptr<LaneBuffer> map_exported(const ExportedMemory& memory, std::uint64_t size_bytes)
+      override;
   void load(LoadedPlan& plan) override;
   void unload(const LoadedPlan& plan) noexcept override;
 
@@ -46,6 +49,7 @@ class GpuDevice final : public LaneDevice, private StepPasses {
   GpuDeviceOptions options_;
   const std::atomic<bool>& cancel_;
   KernelLibrary library_;
+  ImportedMemory imported_{library_};
   WorkerPool pool_;  ///< one thread, which touches pages of arenas
   bool opened_ = false;
   std::map<const LoadedPlan*, std::unique_ptr<GpuPlan>> plans_;

@@ -45,12 +45,15 @@ KernelLibrary::KernelLibrary(const std::string& path) : library_(::dlopen(path.c
     ));
   }
   get("gradsync_gpu_error", error_);
+  get("gradsync_gpu_error_code", code_);
   get("gradsync_kernels_error", table_error_);
   get("gradsync_gpu_open", open);
   get("gradsync_gpu_allocate", allocate);
   get("gradsync_gpu_free", free);
   get("gradsync_gpu_map_host", map_host);
   get("gradsync_gpu_unmap_host", unmap_host);
+  get("gradsync_gpu_import", import_memory);
+  get("gradsync_gpu_close_imported", close_imported);
   get("gradsync_gpu_wait", wait);
   get("gradsync_gpu_zero", zero);
   get("gradsync_reduction_create", create_reduction);
@@ -66,13 +69,45 @@ KernelLibrary::KernelLibrary(const std::string& path) : library_(::dlopen(path.c
 
 void KernelLibrary::must(int failed, const char* what) const {
   if (failed != 0) {
-    throw DeviceError(fmt::format("{}: {}", what, error_()));
+    const int code = code_();
+    throw DeviceError(
+        fmt::format("{}: {}{}", what, error_(), code == 0 ? "" : fmt::format(" (CUDA error {})", code)),
+        hint_for_cuda_error(code)
+    );
   }
 }
 
 void KernelLibrary::must_table(int failed, const char* what) const {
   if (failed != 0) {
     throw DeviceError(fmt::format("{}: {}", what, table_error_()));
+  }
+}
+
+std::string hint_for_cuda_error(int error) {
+  switch (error) {
+    case 1:
+      return "this is no handle of cudaMalloc's memory: unset expandable_segments, or use gradsync.alloc_grad_buffer()";
+    case 2:
+      return "the GPU has no memory left for the worker of gradsyncd";
+    case 35:
+    case 100:
+      return "no driver or no GPU is visible to gradsyncd: give its container the GPU";
+    case 46:
+      return "the GPU is in an exclusive compute mode: nvidia-smi -c DEFAULT";
+    case 201:
+      return "the trainer and the worker have the same pid value: share the PID namespace (shareProcessNamespace, "
+             "hostPID)";
+    case 205:
+      return "the memory cannot be mapped here: is the same GPU visible to both containers?";
+    case 217:
+    case 711:
+      return "the memory lies on another GPU than the worker's, without peer access";
+    case 400:
+      return "the owner ended or freed the memory: register it again, with a higher generation";
+    case 801:
+      return "memory of a MIG instance cannot be shared with another instance, nor on this platform";
+    default:
+      return error >= 805 && error <= 810 ? "the MPS server of the GPU refuses: see nvidia-cuda-mps-control" : "";
   }
 }
 

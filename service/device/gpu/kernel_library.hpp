@@ -20,6 +20,8 @@ class KernelLibrary {
   decltype(&gradsync_gpu_free) free = nullptr;
   decltype(&gradsync_gpu_map_host) map_host = nullptr;
   decltype(&gradsync_gpu_unmap_host) unmap_host = nullptr;
+  decltype(&gradsync_gpu_import) import_memory = nullptr;
+  decltype(&gradsync_gpu_close_imported) close_imported = nullptr;
   decltype(&gradsync_gpu_wait) wait = nullptr;
   decltype(&gradsync_gpu_zero) zero = nullptr;
   decltype(&gradsync_reduction_create) create_reduction = nullptr;
@@ -32,10 +34,12 @@ class KernelLibrary {
   decltype(&gradsync_table_load) load_table = nullptr;
   decltype(&gradsync_scale) scale = nullptr;
 
-  /// Throws DeviceError with what the library says, where `failed` is not 0. `tables`: the call was one of
-  /// gradsync_kernels.h.
+  /// Throws DeviceError with what the library says, where `failed` is not 0, and with what to do about it. `table`: the
+  /// call was one of gradsync_kernels.h.
   void must(int failed, const char* what) const;
   void must_table(int failed, const char* what) const;
+
+  [[nodiscard]] std::string said() const { return error_(); }  ///< of the last failure
 
  private:
   struct Close {
@@ -44,7 +48,11 @@ class KernelLibrary {
 
   std::unique_ptr<void, Close> library_;
   decltype(&gradsync_gpu_error) error_ = nullptr;
+  decltype(&gradsync_gpu_error_code) code_ = nullptr;
   decltype(&gradsync_kernels_error) table_error_ = nullptr;
 };
+
+/// What a person can do about this cudaError_t; empty where nothing is known.
+[[nodiscard]] std::string hint_for_cuda_error(int error);
 
 }  // namespace gradsync::device

@@ -53,7 +53,7 @@ bool is_below(std::int64_t rank, std::size_t ranks) { return rank >= 0 && static
 
 }  // namespace
 
-void OutstandingCommands::add(const LaneCommand& command, TimePoint abort_deadline) {
+void OutstandingCommands::add(const LaneCommand& command, TimePoint now, const Patience& patience) {
   const std::optional<std::size_t> report = std::visit([](const auto& given) { return report_of(given); }, command);
   if (!report) {
     return;
@@ -65,7 +65,11 @@ void OutstandingCommands::add(const LaneCommand& command, TimePoint abort_deadli
     plans_[plan] = {layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers};
   };
   if (std::holds_alternative<Abort>(command)) {
-    waiting.deadline = abort_deadline;
+    waiting.deadline = Deadline{now + patience.abort, "an abort", patience.abort};
+  } else if (const auto* map = std::get_if<MapBuffer>(&command)) {
+    if (map->exported) {
+      waiting.deadline = Deadline{now + patience.import, "the mapping of a buffer", patience.import};
+    }
   } else if (const auto* load = std::get_if<LoadPlan>(&command)) {
     note_plan(load->plan, load->layout);
   } else if (const auto* load_stats = std::get_if<LoadStats>(&command)) {
@@ -139,10 +143,10 @@ Failed OutstandingCommands::take_oldest() {
   return failure;
 }
 
-std::optional<TimePoint> OutstandingCommands::next_deadline() const {
-  std::optional<TimePoint> earliest;
+std::optional<OutstandingCommands::Deadline> OutstandingCommands::next_deadline() const {
+  std::optional<Deadline> earliest;
   for (const Waiting& waiting : commands_) {
-    if (waiting.deadline && (!earliest || *waiting.deadline < *earliest)) {
+    if (waiting.deadline && (!earliest || waiting.deadline->when < earliest->when)) {
       earliest = waiting.deadline;
     }
   }

@@ -16,8 +16,14 @@ namespace gradsync::device {
 
 class OutstandingCommands {
  public:
-  /// A SetWidth is not kept: it has no report. `abort_deadline` is kept for an Abort.
-  void add(const LaneCommand& command, TimePoint abort_deadline);
+  /// How long a worker may take for what must not hang.
+  struct Patience {
+    Milliseconds abort{0};
+    Milliseconds import{0};  ///< for memory of another process to be mapped
+  };
+
+  /// A SetWidth is not kept: it has no report.
+  void add(const LaneCommand& command, TimePoint now, const Patience& patience);
 
   /// Forgets the command that `report` answers. False: it answers none.
   [[nodiscard]] bool answered_by(const LaneReport& report);
@@ -25,8 +31,14 @@ class OutstandingCommands {
   /// Forgets the oldest command and returns its Failed report, without a message. There must be one.
   [[nodiscard]] Failed take_oldest();
 
-  /// The earliest deadline of an Abort.
-  [[nodiscard]] std::optional<TimePoint> next_deadline() const;
+  struct Deadline {
+    TimePoint when;
+    const char* what;  ///< the command, in words
+    Milliseconds patience{0};
+  };
+
+  /// The earliest one.
+  [[nodiscard]] std::optional<Deadline> next_deadline() const;
 
   [[nodiscard]] bool empty() const { return commands_.empty(); }
 
@@ -42,7 +54,7 @@ class OutstandingCommands {
   struct Waiting {
     std::size_t report = 0;  ///< the alternative of LaneReport that says it was done
     Failed failure;          ///< the one that says it was not
-    std::optional<TimePoint> deadline;
+    std::optional<Deadline> deadline = {};
     std::optional<std::uint32_t> bucket;  ///< of a ReduceBucket
     std::optional<PlanSize> size;         ///< of a FinishStep
   };

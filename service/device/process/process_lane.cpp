@@ -117,7 +117,7 @@ class ProcessLane::Loop {
   void serve() {
     SocketPair sockets = make_sockets();
     PacketSocket socket(std::move(sockets.ours));
-    worker_.emplace(options_.command, sockets.theirs);
+    worker_.emplace(options_.command, options_.environment, sockets.theirs);
     pid_ = worker_->pid();
     sockets.theirs.reset();
     while (!socket.ended()) {
@@ -141,7 +141,7 @@ class ProcessLane::Loop {
     const std::lock_guard lock(mutex_);
     const TimePoint now = Clock::now();
     for (LaneCommand& command : submitted_) {
-      outstanding_.add(command, now + options_.abort_deadline);
+      outstanding_.add(command, now, {options_.abort_deadline, options_.import_deadline});
       unsent_.push_back(std::move(command));
     }
     submitted_.clear();
@@ -170,7 +170,8 @@ class ProcessLane::Loop {
   }
 
   void wait(const PacketSocket& socket) {
-    std::optional<TimePoint> deadline = outstanding_.next_deadline();
+    const auto of_command = outstanding_.next_deadline();
+    std::optional<TimePoint> deadline = of_command ? std::optional(of_command->when) : std::nullopt;
     if (stop_deadline_ && (!deadline || *stop_deadline_ < *deadline)) {
       deadline = stop_deadline_;
     }
@@ -189,6 +190,9 @@ class ProcessLane::Loop {
       if (report.has_error()) {
         throw DeviceError("sent garbage: " + report.error().message);
       }
+      if (auto* failed = std::get_if<Failed>(&*report)) {
+        failed->lane_lost = false;  // a worker that answers is not lost
+      }
       if (!outstanding_.answered_by(*report)) {
         throw DeviceError(fmt::format("sent garbage: a report of kind {} that answers no command", report->index()));
       }
@@ -198,8 +202,8 @@ class ProcessLane::Loop {
 
   void check_deadlines() const {
     const TimePoint now = Clock::now();
-    if (const std::optional<TimePoint> deadline = outstanding_.next_deadline(); deadline && *deadline <= now) {
-      throw DeviceError(fmt::format("did not answer an abort within {} ms", options_.abort_deadline.count()));
+    if (const auto deadline = outstanding_.next_deadline(); deadline && deadline->when <= now) {
+      throw DeviceError(fmt::format("did not answer {} within {} ms", deadline->what, deadline->patience.count()));
     }
     if (stop_deadline_ && *stop_deadline_ <= now) {
       throw DeviceError(fmt::format("did not finish within {} ms", options_.stop_deadline.count()));
@@ -229,6 +233,7 @@ class ProcessLane::Loop {
     while (!outstanding_.empty()) {
       Failed failed = outstanding_.take_oldest();
       failed.message = message;
+      failed.lane_lost = true;
       sink_(std::move(failed));
     }
   }

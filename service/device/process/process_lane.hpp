@@ -21,9 +21,12 @@ namespace gradsync::device {
 struct ProcessLaneOptions {
   /// Executable and arguments. The worker finds its end of the socket in descriptor 3.
   std::vector<std::string> command = {"/proc/self/exe", "worker"};
-  Milliseconds abort_deadline{30'000};  ///< from an Abort to its report; then the worker is killed
-  Milliseconds stop_deadline{10'000};   ///< for what is queued when the lane is destroyed; then the worker is killed
-  Milliseconds kill_deadline{10'000};   ///< for a killed worker to end; a longer wait is given up, and reported
+  /// "NAME=value", instead of what this process has of that name.
+  std::vector<std::string> environment = {};
+  Milliseconds abort_deadline{30'000};   ///< from an Abort to its report; then the worker is killed
+  Milliseconds import_deadline{20'000};  ///< for memory of another process to be mapped; then the worker is killed
+  Milliseconds stop_deadline{10'000};    ///< for what is queued when the lane is destroyed; then the worker is killed
+  Milliseconds kill_deadline{10'000};    ///< for a killed worker to end; a longer wait is given up, and reported
 };
 
 class ProcessLane final : public Lane {

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <csignal>
 #include <spawn.h>
+#include <string_view>
 
 namespace gradsync::device {
 
@@ -21,13 +22,33 @@ namespace {
 
 constexpr int kWorkerFd = 3;
 
-/// Starts it with signals blocked that are meant for the supervisor. Returns an error number.
-int spawn(const std::vector<std::string>& command, int socket, pid_t& pid) {
-  std::vector<char*> arguments;
-  for (const std::string& argument : command) {
-    arguments.push_back(const_cast<char*>(argument.c_str()));
+std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) {
+    pointers.push_back(const_cast<char*>(text.c_str()));
   }
-  arguments.push_back(nullptr);
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+/// That of this process, but for what is given.
+std::vector<std::string> environment_with(const std::vector<std::string>& given) {
+  const auto name_of = [](std::string_view variable) { return variable.substr(0, variable.find('=')); };
+  std::vector<std::string> all = given;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (std::ranges::none_of(given, [&](const std::string& other) { return name_of(other) == name_of(*variable); })) {
+      all.emplace_back(*variable);
+    }
+  }
+  return all;
+}
+
+/// Starts it with signals blocked that are meant for the supervisor. Returns an error number.
+int spawn(
+    const std::vector<std::string>& command, const std::vector<std::string>& environment, int socket, pid_t& pid
+) {
+  std::vector<char*> arguments = pointers_to(command);
+  std::vector<char*> variables = pointers_to(environment);
   sigset_t blocked;
   ::sigemptyset(&blocked);
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
@@ -41,7 +62,7 @@ int spawn(const std::vector<std::string>& command, int socket, pid_t& pid) {
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, socket, kWorkerFd);
   ::posix_spawn_file_actions_addclosefrom_np(&actions, kWorkerFd + 1);
-  const int error = ::posix_spawn(&pid, arguments[0], &actions, &attributes, arguments.data(), environ);
+  const int error = ::posix_spawn(&pid, arguments[0], &actions, &attributes, arguments.data(), variables.data());
   ::posix_spawn_file_actions_destroy(&actions);
   ::posix_spawnattr_destroy(&attributes);
   return error;
@@ -54,8 +75,10 @@ std::string words_of(int status) {
 
 }  // namespace
 
-WorkerProcess::WorkerProcess(const std::vector<std::string>& command, const UniqueFd& socket) {
-  if (const int error = spawn(command, socket.get(), pid_); error != 0) {
+WorkerProcess::WorkerProcess(
+    const std::vector<std::string>& command, const std::vector<std::string>& environment, const UniqueFd& socket
+) {
+  if (const int error = spawn(command, environment_with(environment), socket.get(), pid_); error != 0) {
     throw DeviceError(
         fmt::format("the worker '{}' cannot be started: {}", command[0], std::generic_category().message(error))
     );

@@ -15,10 +15,13 @@ namespace gradsync::device {
 
 class WorkerProcess {
  public:
-  /// `command` gets `socket` as its descriptor 3, and nothing else of this process but the standard streams. It does
-  /// not see the signals of a terminal or of a service manager: its supervisor drains, and then ends it. Throws
-  /// DeviceError where it cannot be started.
-  WorkerProcess(const std::vector<std::string>& command, const UniqueFd& socket);
+  /// `command` gets `socket` as its descriptor 3, and nothing else of this process but the standard streams and the
+  /// environment, in which the "NAME=value" of `environment` take the place of what is there. It does not see the
+  /// signals of a terminal or of a service manager: its supervisor drains, and then ends it. Throws DeviceError where
+  /// it cannot be started.
+  WorkerProcess(
+      const std::vector<std::string>& command, const std::vector<std::string>& environment, const UniqueFd& socket
+  );
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
   ~WorkerProcess();  ///< kills it if it lives; does not wait for one that cannot die

@@ -4,6 +4,8 @@
 // Thread: that of the lane, but for `set_width` and `give_way`, which any thread calls.
 
 #include "base/unique_fd.hpp"
+#include "device/device_error.hpp"
+#include "device/lane.hpp"
 #include "device/loaded/layout_check.hpp"
 #include "device/step/step_passes.hpp"
 
@@ -19,7 +21,7 @@ class LaneBuffer {
  public:
   virtual ~LaneBuffer() = default;
   [[nodiscard]] virtual BufferView for_passes() const = 0;  ///< by the addresses of the device
-  [[nodiscard]] virtual BufferView for_host() const = 0;    ///< the same bytes, as this process reads them
+  [[nodiscard]] virtual BufferView for_host() const = 0;    ///< the same bytes, as this process reads them; null: never
   virtual void punch_out() const = 0;                       ///< frees the pages, also where others hold the descriptor
 };
 
@@ -31,6 +33,14 @@ class LaneDevice {
 
   /// Throws DeviceError if the descriptor is not of this size, lacks a seal, or memory ran out.
   [[nodiscard]] virtual std::unique_ptr<LaneBuffer> map(UniqueFd fd, std::uint64_t size_bytes) = 0;
+
+  /// Memory of this device that another process exported. Throws DeviceError where it cannot be mapped, or is smaller
+  /// than it was said to be.
+  [[nodiscard]] virtual std::unique_ptr<LaneBuffer> map_exported(
+      const ExportedMemory& /*memory*/, std::uint64_t /*size_bytes*/
+  ) {
+    throw DeviceError("this lane maps no memory of a GPU", "only a worker that has a GPU does");
+  }
 
   /// Prepares the passes over a plan, once. Throws DeviceError.
   virtual void load(LoadedPlan& /*plan*/) {}

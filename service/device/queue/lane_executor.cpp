@@ -35,7 +35,11 @@ LaneReport LaneExecutor::operator()(MapBuffer& command) {
   if (buffers_.contains(command.buffer)) {
     throw DeviceError(fmt::format("buffer {} is already mapped", command.buffer));
   }
-  buffers_.emplace(command.buffer, device_.map(std::move(command.fd), command.size_bytes));
+  buffers_.emplace(
+      command.buffer,
+      command.exported ? device_.map_exported(*command.exported, command.size_bytes)
+                       : device_.map(std::move(command.fd), command.size_bytes)
+  );
   return Mapped{command.buffer};
 }
 
@@ -85,6 +89,12 @@ LaneReport LaneExecutor::operator()(LoadStats& command) {
   std::vector<BufferView> views;
   for (const BufferId buffer : command.layout.rank_buffers) {
     views.push_back(buffer_of(views.size(), buffer).for_host());
+    if (views.back().data == nullptr) {
+      throw DeviceError(
+          fmt::format("buffer {} of rank {} lies on a GPU", buffer, views.size() - 1),
+          "a table of statistics lies in memory of the CPU: buffers.allocate gives it"
+      );
+    }
   }
   stats_plans_.try_emplace(command.plan, std::move(command.layout), views);
   return Loaded{command.plan};

@@ -152,7 +152,7 @@ class LaneQueue::Thread {
 
   [[nodiscard]] std::uint64_t work_of(const LaneCommand& command) const {
     if (const auto* map = std::get_if<MapBuffer>(&command)) {
-      return map->size_bytes;
+      return map->exported ? 0 : map->size_bytes;  // no page of it is touched
     }
     const std::optional<PlanId> plan = plan_of(command);
     const auto found = plan ? work_.find(*plan) : work_.end();
@@ -282,6 +282,7 @@ class LaneQueue::Thread {
       failed.message = error.what();
       failed.aborted = error.kind() == DeviceError::Kind::Aborted;
       failed.out_of_memory = error.kind() == DeviceError::Kind::OutOfMemory;
+      failed.hint = error.hint();
     } catch (const std::bad_alloc&) {
       failed.message = "out of memory";
       failed.out_of_memory = true;

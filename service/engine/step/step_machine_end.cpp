@@ -112,7 +112,7 @@ Error StepMachine::lane_error(const device::Failed& report) const {
     return make_error(
         ErrorCode::StepFailed,
         "the lane failed: " + report.message,
-        "the gradients of this step are lost: compute them again"
+        report.hint.empty() ? "the gradients of this step are lost: compute them again" : report.hint
     );
   }
   const std::string& tensor = plan_->tensors[report.row->tensor].declaration.name;

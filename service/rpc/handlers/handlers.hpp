@@ -30,6 +30,7 @@ void job_detach(Core& core, Caller& caller, Empty params, Answer<Empty> answer);
 void job_pause(Core& core, Caller& caller, PauseParams params, Answer<Empty> answer);
 void buffers_allocate(Core& core, Caller& caller, AllocateParams params, Answer<AllocateAnswer> answer);
 void buffers_adopt(Core& core, Caller& caller, AllocateParams params, Answer<AllocateAnswer> answer);
+void buffers_register(Core& core, Caller& caller, RegisterParams params, Answer<RegisterAnswer> answer);
 void buffers_release(Core& core, Caller& caller, ReleaseParams params, Answer<Empty> answer);
 
 // declare_handlers.cpp

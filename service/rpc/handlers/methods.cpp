@@ -27,6 +27,9 @@ constexpr std::array kMethods{
     method<AllocateParams, AllocateAnswer, buffers_adopt>(
         "buffers.adopt", Attach, Request, "Hand back memory of a daemon before this one, over the second socket"
     ),
+    method<RegisterParams, RegisterAnswer, buffers_register>(
+        "buffers.register", Attach, Request, "Have gradients synchronised where they lie, in memory of a GPU"
+    ),
     method<ReleaseParams, Empty, buffers_release>("buffers.release", Attach, Request, "Give a buffer back"),
     method<DeclareParams, DeclareAnswer, gradients_declare, declaration_refused>(
         "gradients.declare",

@@ -1,3 +1,4 @@
+#include "base/hash.hpp"
 #include "base/version.hpp"
 #include "rpc/handlers/handlers.hpp"
 
@@ -151,6 +152,50 @@ void buffers_allocate(Core& core, Caller& caller, AllocateParams params, Answer<
 
 void buffers_adopt(Core& core, Caller& caller, AllocateParams params, Answer<AllocateAnswer> answer) {
   grant(params, answer, [&] { return core.engine.adopt(caller.connection->session, params.bytes); });
+}
+
+void buffers_register(Core& core, Caller& caller, RegisterParams params, Answer<RegisterAnswer> answer) {
+  const std::string& boot_id = caller.connection->client->boot_id;
+  if (params.transport != "cuda_ipc") {
+    answer(invalid_params(
+        "transport",
+        fmt::format("transport is \"{}\"; expected \"cuda_ipc\"", params.transport),
+        "buffers.allocate gives memory of CPUs"
+    ));
+    return;
+  }
+  if (!boot_id.empty() && boot_id != core.identity.boot_id) {
+    answer(make_error(
+        ErrorCode::ImportRefused,
+        fmt::format(
+            "this process runs on another machine (boot {}, the daemon's is {})", boot_id, core.identity.boot_id
+        ),
+        "a GPU's memory can be shared on one machine only: connect to the daemon of this one"
+    ));
+    return;
+  }
+  std::optional<std::string> handle = bytes_of_hex(params.handle);
+  if (!handle) {
+    answer(invalid_params("handle", "handle is not made of hex digits", "two digits for each byte of the handle"));
+    return;
+  }
+  core.engine.register_buffer(
+      caller.connection->session,
+      {std::move(params.device),
+       std::move(*handle),
+       params.base,
+       params.allocation_bytes,
+       params.offset,
+       params.bytes,
+       params.generation},
+      [answer](const Result<engine::RegisteredBuffer>& registered) {
+        if (registered) {
+          answer(RegisterAnswer{registered->buffer, registered->size_bytes});
+        } else {
+          answer(registered.error());
+        }
+      }
+  );
 }
 
 void buffers_release(Core& core, Caller& caller, ReleaseParams params, Answer<Empty> answer) {

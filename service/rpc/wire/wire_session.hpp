@@ -101,6 +101,22 @@ struct AllocateAnswer {
   std::string token;
 };
 
+struct RegisterParams {
+  std::string transport;
+  std::string device;
+  std::string handle;
+  std::uint64_t base = 0;
+  std::uint64_t allocation_bytes = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t generation = 0;
+};
+
+struct RegisterAnswer {
+  std::uint64_t buffer = 0;
+  std::uint64_t bytes = 0;
+};
+
 struct ReleaseParams {
   std::uint64_t buffer = 0;
 };
@@ -272,6 +288,32 @@ struct Fields<AllocateAnswer> {
     v.required("buffer", s.buffer, "id of the buffer");
     v.required("bytes", s.bytes, "its size");
     v.required("token", s.token, "32 hex digits: fetches or hands over the descriptor once, within 10 s");
+  }
+};
+
+template <>
+struct Fields<RegisterParams> {
+  static constexpr const char* kName = "RegisterParams";
+
+  static void visit(auto& v, auto& s) {
+    v.required("transport", s.transport, "cuda_ipc", kNameLength);
+    v.required("device", s.device, "UUID of the GPU: GPU- and 36 characters", kNameLength);
+    v.required("handle", s.handle, "the 64 bytes of cuIpcGetMemHandle as 128 hex digits", Bounds{128, 128});
+    v.required("base", s.base, "address of the allocation in this process, of cuMemGetAddressRange");
+    v.required("allocation_bytes", s.allocation_bytes, "its size, of the same call", kPositive);
+    v.required("offset", s.offset, "of the buffer in the allocation; a multiple of 16");
+    v.required("bytes", s.bytes, "size of the buffer", kPositive);
+    v.required("generation", s.generation, "higher whenever memory that was exported may have been freed");
+  }
+};
+
+template <>
+struct Fields<RegisterAnswer> {
+  static constexpr const char* kName = "RegisterResult";
+
+  static void visit(auto& v, auto& s) {
+    v.required("buffer", s.buffer, "id of the buffer");
+    v.required("bytes", s.bytes, "its size");
   }
 };
 

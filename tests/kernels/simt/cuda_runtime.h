@@ -4,12 +4,14 @@
 
 // Standard headers use some of the words defined below; those that follow must find them included already.
 #include "driver_types.h"
+#include "exported_memory.hpp"
 #include "simt.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -141,8 +143,15 @@ struct cudaDeviceProp {
   cudaUUID_t uuid;
 };
 
+// Its UUID is the one that CUDA_VISIBLE_DEVICES names, or all zeros.
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::string digits = visible != nullptr && std::strncmp(visible, "GPU-", 4) == 0 ? visible + 4 : "";
+  std::erase(digits, '-');
+  for (std::size_t i = 0; i < sizeof(cudaUUID_t) && digits.size() == 2 * sizeof(cudaUUID_t); ++i) {
+    properties->uuid.bytes[i] = static_cast<char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));
+  }
   return cudaSuccess;
 }
 
@@ -238,5 +247,36 @@ inline cudaError_t cudaHostUnregister(void*) { return cudaStreamSynchronize(null
 
 inline cudaError_t cudaHostGetDevicePointer(void** address, void* memory, unsigned) {
   *address = memory;
+  return cudaSuccess;
+}
+
+using cudaIpcMemHandle_t = simt::MemoryHandle;
+constexpr unsigned cudaIpcMemLazyEnablePeerAccess = 1;
+
+inline cudaError_t cudaIpcOpenMemHandle(void** base, const cudaIpcMemHandle_t& handle, unsigned) {
+  return static_cast<cudaError_t>(simt::open_memory(handle, base));
+}
+
+inline cudaError_t cudaIpcCloseMemHandle(void* base) {
+  (void)simt::Deferred::finish();
+  return static_cast<cudaError_t>(simt::close_memory(base));
+}
+
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
+
+constexpr unsigned long long cudaEnableDefault = 0;
+
+/// Finds the one function of the driver that is called.
+inline cudaError_t cudaGetDriverEntryPointByVersion(
+    const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* found
+) {
+  int (*range)(unsigned long long*, std::size_t*, unsigned long long) =
+      [](unsigned long long* base, std::size_t* bytes, unsigned long long address) {
+        *base = address;
+        *bytes = simt::mapped_bytes(address);
+        return *bytes == 0 ? 1 : 0;
+      };
+  *function = reinterpret_cast<void*>(range);
+  *found = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }

@@ -4,6 +4,7 @@
 #include "engine/engine.hpp"
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
+#include "fakes/recording_gpus.hpp"
 #include "rpc/dispatcher.hpp"
 #include "rpc/json/codec.hpp"
 #include "rpc/metrics.hpp"
@@ -53,7 +54,7 @@ class RpcHarness {
   explicit RpcHarness(RpcLimits limits = {}, engine::EngineOptions options = {})
       : engine(
             with_record(std::move(options), limits),
-            engine::Lanes(lane),
+            engine::Lanes(lane, &gpus),
             planner,
             [this](const engine::Event& event) { dispatcher->on_event(event); },
             engine_metrics
@@ -152,7 +153,9 @@ class RpcHarness {
   void pump() {
     bool busy = true;
     while (busy) {
-      busy = pump_lane(lane);
+      busy = pump_lane(lane) || gpus.answer_next([this](device::LaneId id, device::LaneReport report) {
+        engine.on_lane_report(id, std::move(report));
+      });
       while (!planner.requests.empty()) {
         busy = true;
         engine.on_plan(planner.plan_next());
@@ -178,6 +181,7 @@ class RpcHarness {
   engine::EngineMetrics engine_metrics{registry};
   fakes::InlinePlanner planner;
   Lane lane;
+  fakes::RecordingGpus gpus;
   std::unique_ptr<Dispatcher> dispatcher;
   engine::Engine engine;
 

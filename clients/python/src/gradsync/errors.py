@@ -14,7 +14,7 @@
         ├── ParseError, InvalidRequest, MethodNotFound, InvalidParams, InternalError
         ├── NotInitialized, VersionMismatch, LocalOnly, Unauthorized, Draining, LimitExceeded
         ├── NotAttached, UnknownJob, RankInUse, JobMismatch, Superseded, RankLost
-        ├── UnknownBuffer, InsufficientMemory, BadToken
+        ├── UnknownBuffer, InsufficientMemory, BadToken, NoGpu, ImportRefused
         ├── InvalidDeclaration, UnsupportedPlacement, PlanMismatch, WeightsDiverged, DeclareTimeout
         ├── NotDeclared, NotReady, StepMismatch, StepTimeout, StaleEpoch, StaleAttempt, DuplicateReady, StepFailed
         └── UnknownSubscription
@@ -44,6 +44,7 @@ __all__ = [
     "DuplicateReady",
     "GradientsDiverged",
     "GradsyncError",
+    "ImportRefused",
     "InsufficientMemory",
     "InternalError",
     "InvalidDeclaration",
@@ -53,6 +54,7 @@ __all__ = [
     "LimitExceeded",
     "LocalOnly",
     "MethodNotFound",
+    "NoGpu",
     "NotAttached",
     "NotDeclared",
     "NotInitialized",
@@ -348,6 +350,18 @@ class BadToken(RpcError):
     """The token for the descriptor is unknown, used, expired or of another process."""
 
     KIND = "bad_token"
+
+
+class NoGpu(RpcError):
+    """The daemon has no worker for this GPU, and no way to start one; memory of CPUs is served."""
+
+    KIND = "no_gpu"
+
+
+class ImportRefused(RpcError):
+    """Memory of a GPU could not be mapped by its worker; the message has the result of CUDA."""
+
+    KIND = "import_refused"
 
 
 class InvalidDeclaration(RpcError):

@@ -170,6 +170,7 @@ inline std::vector<LaneCommand> sample_commands() {
   finish.stamp = ~std::uint64_t{0};
   std::vector<LaneCommand> commands;
   commands.emplace_back(MapBuffer{1, sample_fd(), 2});
+  commands.emplace_back(MapBuffer{22, UniqueFd(), 23, ExportedMemory{24, std::string(64, '\x19'), 26, 27}});
   commands.emplace_back(UnmapBuffer{3});
   commands.emplace_back(UnmapBuffer{4, sample_fd(), 5});
   commands.emplace_back(LoadPlan{6, sample_plan()});
@@ -199,7 +200,7 @@ inline std::vector<LaneReport> sample_reports() {
       Scaled{10, 11, 0.25},
       Aborted{12, 13},
       Failed{14, 15, 16, true, false, "no \xff memory", FailedRow{17, 18, "power_sum"}},
-      Failed{19, 20, 21, false, true, "", std::nullopt},
+      Failed{19, 20, 21, false, true, "", std::nullopt, "a hint", true},
   };
 }
 

@@ -21,7 +21,7 @@ OutstandingCommands an_attempt() {
   layout.tensors.resize(2);
   layout.layers = 1;
   layout.rank_buffers = {1, 2};
-  const auto add = [&](LaneCommand command) { commands.add(command, TimePoint{}); };
+  const auto add = [&](LaneCommand command) { commands.add(command, TimePoint{}, {}); };
   add(LoadPlan{kPlan, std::move(layout)});
   EXPECT_TRUE(commands.answered_by(Loaded{kPlan}));
   add(ReduceBucket{kPlan, kTag, 0, {}, false, false});
@@ -58,7 +58,7 @@ TEST(OutstandingCommands, an_attempt_is_answered_in_its_order) {
 
 TEST(OutstandingCommands, an_abort_is_answered_behind_what_it_ends) {
   OutstandingCommands commands = an_attempt();
-  commands.add(Abort{kPlan, kTag}, TimePoint{});
+  commands.add(Abort{kPlan, kTag}, TimePoint{}, {});
   Failed aborted;
   aborted.plan = kPlan;
   aborted.tag = kTag;

@@ -1,0 +1,108 @@
+#include "app/daemon/gpu_workers.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <system_error>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+namespace gradsync::app {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kListed = "/proc/driver/nvidia/gpus";
+
+Error no_gpu(std::string message, std::string hint) {
+  return make_error(ErrorCode::NoGpu, std::move(message), std::move(hint));
+}
+
+}  // namespace
+
+Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gpu) {
+  if (options_.kernels == "off") {
+    return no_gpu("GPUs are switched off here ([gpu] kernels=off)", "keep the gradients on the CPU");
+  }
+  const std::vector<std::string> known =
+      options_.devices.empty() ? gpus_listed_in(kListed) : listed_gpus(options_.devices);
+  if (known.empty()) {
+    return no_gpu(
+        fmt::format("no driver of NVIDIA is visible to the daemon: {} lists no GPU", kListed),
+        "give the daemon's container the GPU, or name UUIDs in [gpu] devices; gradients on CPUs are served"
+    );
+  }
+  if (std::find(known.begin(), known.end(), gpu) == known.end()) {
+    return no_gpu(
+        fmt::format("the daemon does not see the GPU {}; it sees {}", gpu, fmt::join(known, ", ")),
+        "give the daemon's container the same GPUs as the trainers'"
+    );
+  }
+  std::error_code unknown;
+  const std::string kernels = find_kernels(options_.kernels, fs::read_symlink("/proc/self/exe", unknown));
+  if (kernels.empty()) {
+    return no_gpu(
+        options_.kernels.empty() ? "the daemon has no libgradsync_kernels.so"
+                                 : fmt::format("there is no {} ([gpu] kernels)", options_.kernels),
+        "install the wheel, which brings it, or set [gpu] kernels to its path"
+    );
+  }
+  device::ProcessLaneOptions lane;
+  lane.command = {"/proc/self/exe", "worker", "--kernels", kernels, "--gpu", gpu};
+  lane.environment = {"CUDA_VISIBLE_DEVICES=" + gpu, "CUDA_MODULE_LOADING=EAGER"};
+  spdlog::info("a worker starts gpu={} kernels={}", gpu, kernels);
+  auto started = std::make_unique<device::ProcessLane>(std::move(lane), [this, id](device::LaneReport report) {
+    sink_(id, std::move(report));
+  });
+  return lanes_.emplace(id, std::move(started)).first->second.get();
+}
+
+void GpuWorkers::stop(device::LaneId id) { lanes_.erase(id); }
+
+std::vector<std::string> listed_gpus(const std::string& text) {
+  std::vector<std::string> found;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const std::size_t begin = part.find_first_not_of(' ');
+    if (begin != std::string::npos) {
+      found.push_back(part.substr(begin, part.find_last_not_of(' ') + 1 - begin));
+    }
+  }
+  return found;
+}
+
+std::string find_kernels(const std::string& configured, const std::string& program) {
+  std::error_code missing;
+  if (!configured.empty()) {
+    return fs::exists(configured, missing) ? configured : "";
+  }
+  const fs::path folder = fs::path(program).parent_path().parent_path();
+  const fs::path beside = folder / "lib" / "libgradsync_kernels.so";
+  return fs::exists(beside, missing) ? beside.string() : "";
+}
+
+std::vector<std::string> gpus_listed_in(const std::string& folder) {
+  std::vector<std::string> found;
+  std::error_code missing;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, missing)) {
+    std::ifstream information(entry.path() / "information");
+    for (std::string line; std::getline(information, line);) {
+      if (line.starts_with("GPU UUID:")) {
+        const std::size_t begin = line.find("GPU-");
+        if (begin != std::string::npos) {
+          found.push_back(line.substr(begin, line.find_last_not_of(" \t\r") + 1 - begin));
+        }
+      }
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace gradsync::app

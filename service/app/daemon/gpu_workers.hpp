@@ -1,0 +1,43 @@
+#pragma once
+// The workers of GPUs: `gradsyncd worker --kernels … --gpu UUID`, a process each, started when the first buffer of its
+// GPU is registered. This process never loads CUDA: what GPUs there are it reads from the driver's files.
+//
+// Thread: io, but for the sink, which is called on the threads of the lanes.
+
+#include "app/config/options.hpp"
+#include "device/process/process_lane.hpp"
+#include "engine/gpu_lanes.hpp"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace gradsync::app {
+
+class GpuWorkers final : public engine::GpuLanes {
+ public:
+  using Sink = std::function<void(device::LaneId, device::LaneReport)>;
+
+  GpuWorkers(GpuSection options, Sink sink) : options_(std::move(options)), sink_(std::move(sink)) {}
+
+  [[nodiscard]] Result<device::Lane*> start(device::LaneId id, const std::string& gpu) override;
+  void stop(device::LaneId id) override;
+
+ private:
+  GpuSection options_;
+  Sink sink_;
+  std::map<device::LaneId, std::unique_ptr<device::ProcessLane>> lanes_;
+};
+
+/// "GPU-1, GPU-2" in its parts.
+[[nodiscard]] std::vector<std::string> listed_gpus(const std::string& text);
+
+/// The library of kernels: as configured, else where the package has it or the build puts it; empty: none is there.
+[[nodiscard]] std::string find_kernels(const std::string& configured, const std::string& program);
+
+/// The UUIDs of the GPUs that the driver's folder, usually /proc/driver/nvidia/gpus, tells of.
+[[nodiscard]] std::vector<std::string> gpus_listed_in(const std::string& folder);
+
+}  // namespace gradsync::app

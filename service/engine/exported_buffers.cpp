@@ -1,0 +1,191 @@
+// The part of BufferTable that is about memory of GPUs, which ranks allocate and export.
+
+#include "base/assert.hpp"
+#include "base/text.hpp"
+#include "engine/buffer_table.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace gradsync::engine {
+
+namespace {
+
+constexpr std::size_t kHandleBytes = 64;
+constexpr std::uint64_t kAlignment = 16;  // of the kernels' vectors
+
+Result<void> check_range(const ExportedBuffer& exported) {
+  if (exported.size_bytes == 0) {
+    return invalid_params("bytes", "bytes is 0", "a buffer needs at least 64 bytes");
+  }
+  if (exported.handle.size() != kHandleBytes) {
+    return invalid_params(
+        "handle",
+        fmt::format("handle has {} bytes, a handle of CUDA has {}", exported.handle.size(), kHandleBytes),
+        "send what cuIpcGetMemHandle gives, as 128 hex digits"
+    );
+  }
+  if (exported.offset % kAlignment != 0) {
+    return invalid_params(
+        "offset",
+        fmt::format("offset is {}, not a multiple of {}", exported.offset, kAlignment),
+        "gradsync.alloc_grad_buffer() aligns buffers"
+    );
+  }
+  if (exported.offset > exported.allocation_bytes ||
+      exported.size_bytes > exported.allocation_bytes - exported.offset) {
+    return invalid_params(
+        "bytes",
+        fmt::format(
+            "{} bytes at offset {} reach beyond the allocation, which has {}",
+            exported.size_bytes,
+            exported.offset,
+            exported.allocation_bytes
+        ),
+        "send the base and size of the allocation that cuMemGetAddressRange returns"
+    );
+  }
+  return {};
+}
+
+Error released_meanwhile(std::uint64_t buffer) {
+  return make_error(ErrorCode::UnknownBuffer, fmt::format("buffer {} was released while it was mapped", buffer));
+}
+
+}  // namespace
+
+Result<void> BufferTable::check_exported(SessionId session, const ExportedBuffer& exported) const {
+  if (Result<void> range = check_range(exported); !range) {
+    return range;
+  }
+  if (Result<void> few = check_count(session); !few) {
+    return few;
+  }
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) {
+    return {};
+  }
+  if (exported.generation < found->second.generation) {
+    return invalid_params(
+        "generation",
+        fmt::format(
+            "generation is {}, memory of generation {} is registered", exported.generation, found->second.generation
+        ),
+        "raise the generation whenever exported memory may have been freed"
+    );
+  }
+  const auto& known = found->second.allocations;
+  const auto differs = [&](const Allocation& other, device::LaneId lane) {
+    return other.handle != exported.handle || other.bytes != exported.allocation_bytes ||
+           lanes_.gpu_of(lane) != exported.gpu;
+  };
+  for (auto it = known.lower_bound({exported.generation, exported.base, 0}); it != known.end(); ++it) {
+    const auto [generation, base, lane] = it->first;
+    if (generation != exported.generation || base != exported.base) {
+      break;
+    }
+    if (differs(it->second, lane)) {
+      return invalid_params(
+          "handle",
+          "this allocation is registered with another handle, size or device",
+          "other memory at the same address is another generation"
+      );
+    }
+  }
+  return {};
+}
+
+void BufferTable::register_exported(
+    SessionId session, const Holder& holder, ExportedBuffer exported, device::LaneId lane, Reply<RegisteredBuffer> reply
+) {
+  const std::uint64_t id = next_buffer_;
+  Buffer& buffer = add(session, holder, exported.size_bytes);
+  buffer.lane = lane;
+  buffer.map_submitted = true;
+  OfSession& of_session = sessions_.at(session);
+  of_session.generation = exported.generation;
+  const AllocationKey key{exported.generation, exported.base, lane};
+  Allocation& allocation = of_session.allocations[key];
+  if (allocation.buffers == 0) {
+    allocation = {next_allocation_++, exported.handle, exported.allocation_bytes, 0};
+  }
+  ++allocation.buffers;
+  buffer.exported = Exported{key, std::move(reply)};
+  lanes_[lane].submit(device::MapBuffer{
+      id,
+      UniqueFd(),
+      exported.size_bytes,
+      device::ExportedMemory{allocation.number, std::move(exported.handle), exported.allocation_bytes, exported.offset}}
+  );
+}
+
+void BufferTable::forget_waiting() {
+  for (auto& [id, buffer] : buffers_) {
+    if (buffer.exported) {
+      buffer.exported->waiting.clear();
+    }
+  }
+}
+
+void BufferTable::on_mapped(std::uint64_t buffer) {
+  const auto it = buffers_.find(buffer);
+  if (it == buffers_.end() || !it->second.exported) {
+    return;
+  }
+  if (const Reply<RegisteredBuffer> reply = take_waiting(*it->second.exported)) {
+    reply(RegisteredBuffer{buffer, it->second.size_bytes});
+  }
+}
+
+Reply<RegisteredBuffer> BufferTable::take_waiting(Exported& exported) {
+  Reply<RegisteredBuffer> reply;
+  reply.swap(exported.waiting);
+  return reply;
+}
+
+void BufferTable::on_map_failed(device::LaneId lane, const device::Failed& report) {
+  const auto it = buffers_.find(report.buffer);
+  if (it == buffers_.end()) {
+    return;
+  }
+  GRADSYNC_ASSERT(it->second.lane == lane, "a lane maps the buffers that it was given");
+  if (!it->second.exported) {
+    it->second.map_submitted = false;
+    return;
+  }
+  const Reply<RegisteredBuffer> reply = take_waiting(*it->second.exported);
+  erase(it);
+  if (reply) {
+    reply(make_error(
+        report.out_of_memory ? ErrorCode::InsufficientMemory : ErrorCode::ImportRefused, report.message, report.hint
+    ));
+  }
+}
+
+void BufferTable::lose_lane(device::LaneId lane) {
+  for (auto& [id, buffer] : buffers_) {
+    if (buffer.lane == lane && buffer.exported) {
+      buffer.exported->lost = true;
+    }
+  }
+}
+
+bool BufferTable::on_lane(device::LaneId lane) const {
+  return std::any_of(buffers_.begin(), buffers_.end(), [&](const auto& entry) { return entry.second.lane == lane; });
+}
+
+/// The buffer goes; so does what is known of its allocation, with the last one.
+void BufferTable::close_exported(std::uint64_t id, Buffer& buffer) {
+  auto& allocations = sessions_.at(buffer.session).allocations;
+  const auto found = allocations.find(buffer.exported->key);
+  if (--found->second.buffers == 0) {
+    allocations.erase(found);
+  }
+  if (const Reply<RegisteredBuffer> reply = take_waiting(*buffer.exported)) {
+    reply(released_meanwhile(id));
+  }
+}
+
+}  // namespace gradsync::engine

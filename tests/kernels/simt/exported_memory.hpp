@@ -1,0 +1,34 @@
+#pragma once
+// Device memory that processes share, emulated: a memfd of its owner, which another process opens by the owner's pid
+// and descriptor. The handle of CUDA's IPC carries both. As with CUDA it is the handle of a whole allocation, the same
+// process cannot open it, and memory that is mapped elsewhere outlives its owner.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace simt {
+
+/// What is in the 64 bytes.
+struct MemoryHandle {
+  char magic[8];
+  std::int64_t pid;
+  std::int64_t descriptor;
+  std::int64_t refused;  ///< a CUDA error that opening it gives, for tests; 0: none
+  char unused[32];
+};
+
+static_assert(sizeof(MemoryHandle) == 64);
+
+inline constexpr const char* kMemoryName = "emulated-gpu-memory";  ///< of the memfd, which /proc/PID/maps shows
+
+/// The handle of a memfd of this process.
+MemoryHandle handle_of(int descriptor);
+
+/// Maps it: 0, or a CUDA error.
+int open_memory(const MemoryHandle& handle, void** base);
+int close_memory(void* base);
+
+/// How many bytes are mapped at an address that `open_memory` gave; 0: none.
+std::size_t mapped_bytes(unsigned long long base);
+
+}  // namespace simt
