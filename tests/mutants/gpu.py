@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-__all__ = ["GPU"]
+__all__ = ["GPU", "IMPORT"]
 
 
 def kernel(name: str, fault: str, old: str, new: str, file: str = "reduce.cu") -> Mutant:
@@ -14,6 +14,101 @@ def kernel(name: str, fault: str, old: str, new: str, file: str = "reduce.cu") -
 def lane(name: str, fault: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "gpu", "service/device/gpu/gpu_plan.cpp", old, new)
 
+
+def imported(name: str, fault: str, path: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "import", path, old, new)
+
+
+_IMPORTED = "service/device/gpu/imported_memory.cpp"
+_EXPORTED = "service/engine/exported_buffers.cpp"
+
+#: In memory of other processes: how it is registered, mapped and let go.
+IMPORT = (
+    imported(
+        "import-offset-dropped",
+        "Every buffer of an allocation begins at its base.",
+        _IMPORTED,
+        "{allocation_->at(offset_), size_bytes_}",
+        "{allocation_->at(0), size_bytes_}",
+    ),
+    imported(
+        "import-size-believed",
+        "An owner that lies about its allocation has the worker write beyond it.",
+        _IMPORTED,
+        "memory.allocation_bytes <= allocation->bytes(),",
+        "memory.allocation_bytes <= allocation->bytes() || memory.allocation_bytes != 0,",
+    ),
+    imported(
+        "import-never-closed",
+        "Memory of ranks that are gone stays mapped, so the GPU does not get it back.",
+        _IMPORTED,
+        "    if (library_.close_imported(base_) != 0) {",
+        "    if (base_ == nullptr && library_.close_imported(base_) != 0) {",
+    ),
+    imported(
+        "import-by-the-bytes-of-a-handle",
+        "Other memory at the same address gets the mapping of what was freed.",
+        _EXPORTED,
+        "    allocation = {next_allocation_++, exported.handle,",
+        "    allocation = {std::hash<std::string>{}(exported.handle), exported.handle,",
+    ),
+    imported(
+        "import-older-generation-taken",
+        "A handle of memory that was freed is mapped.",
+        _EXPORTED,
+        "if (exported.generation < found->second.generation) {",
+        "if (exported.generation + 1 < found->second.generation) {",
+    ),
+    imported(
+        "import-range-overflows",
+        "An offset near the end of the address space passes for one inside.",
+        _EXPORTED,
+        "exported.size_bytes > exported.allocation_bytes - exported.offset) {",
+        "exported.size_bytes + exported.offset > exported.allocation_bytes) {",
+    ),
+    imported(
+        "import-refusal-keeps-the-buffer",
+        "A buffer that could not be mapped can be declared.",
+        _EXPORTED,
+        "  const Reply<RegisteredBuffer> reply = take_waiting(*it->second.exported);\n  erase(it);\n",
+        "  const Reply<RegisteredBuffer> reply = take_waiting(*it->second.exported);\n",
+    ),
+    imported(
+        "import-answered-before-it-is-mapped",
+        "A trainer is told that its memory is registered while the worker may still refuse it.",
+        "service/engine/engine.cpp",
+        "std::move(exported), *lane, std::move(reply));",
+        "std::move(exported), *lane, [](const Result<RegisteredBuffer>&) {});\n  reply(RegisteredBuffer{1, 4096});",
+    ),
+    imported(
+        "import-lost-buffer-declared",
+        "Buffers that a dead worker had are taken for usable.",
+        "service/engine/buffer_table.cpp",
+        "  if (it->second.exported && it->second.exported->lost) {",
+        "  if (it->second.exported && it->second.exported->lost && it->second.fd.valid()) {",
+    ),
+    imported(
+        "import-dead-worker-kept",
+        "A registration after the worker died goes to the dead one.",
+        "service/engine/lanes.cpp",
+        "return !entry.lost && !entry.gpu.empty() && entry.gpu == gpu;",
+        "return !entry.gpu.empty() && entry.gpu == gpu;",
+    ),
+    imported(
+        "import-ready-before-it-is-written",
+        "The daemon hears that a bucket is ready while the GPU still writes it.",
+        "clients/python/src/gradsync/_step/_grads.py",
+        "        if self._wait_written is not None:\n            self._wait_written()\n        # The daemon",
+        "        # The daemon",
+    ),
+    imported(
+        "import-generation-again",
+        "Memory is registered at a restarted daemon by the generation that it had.",
+        "clients/python/src/gradsync/_gpu/_memory.py",
+        "    return next(_generations)\n",
+        "    return 1\n",
+    ),
+)
 
 GPU = (
     kernel(

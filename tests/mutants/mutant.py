@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Layer", "Mutant"]
 
-Layer = Literal["plan", "norm", "sync", "client", "adapter", "restart", "policy", "epoch", "gpu"]
+Layer = Literal["plan", "norm", "sync", "client", "adapter", "restart", "policy", "epoch", "gpu", "import"]
 
 
 @dataclass(frozen=True)

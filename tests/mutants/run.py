@@ -19,7 +19,7 @@ from pathlib import Path
 from adapter import ADAPTER
 from client import CLIENT
 from epoch import EPOCH
-from gpu import GPU
+from gpu import GPU, IMPORT
 from mutant import Layer, Mutant
 from norm import NORM
 from plan import PLAN
@@ -32,7 +32,7 @@ WORK = ROOT / "build" / "mutants"
 TREE = WORK / "tree"
 BUILD = TREE / "build" / "cpu-debug"
 DEADLINE_S = 600.0
-MUTANTS: tuple[Mutant, ...] = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY, *EPOCH, *GPU)
+MUTANTS: tuple[Mutant, ...] = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY, *EPOCH, *GPU, *IMPORT)
 
 
 class HarnessError(Exception):
@@ -101,6 +101,12 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     "gpu": (
         Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=*LaneConformance*:RandomWorlds*")),
         Check("kernel_emulation_test", unit("kernel_emulation_test", "--gtest_filter=*Reduce*")),
+    ),
+    "import": (
+        Check("engine_tests", unit("engine_tests", "--gtest_filter=ExportedBuffers*")),
+        Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=ExportedMemory*")),
+        Check(None, pytest("tests/python/test_gpu_memory.py")),
+        Check("gradsyncd", pytest("tests/integration/test_gpu_buffers.py", "-m", "not long")),
     ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),

@@ -12,9 +12,10 @@ EXPORTED = """
     UNSET Bucket Buffer Client Clip ClipRaised Divergence Fixed GradientsDiverged Grads GradsyncError GroupReport Job
     LayerReport Mesh Missing Nonfinite NonfiniteInput Observe Only Partial PartialTo Percentile Policy ReducedGrads
     Replicate Row ScalarCollective Shard StepRaised StepReport StepTimings Subscription Tensor Unset UsageError
-    WatchReport ZScore __version__ connect errors write_declaration
+    WatchReport ZScore __version__ alloc_grad_buffer connect errors write_declaration
 """
 SIGNATURES = {
+    gradsync.alloc_grad_buffer: "(nbytes, device='cuda')",
     gradsync.connect: "(address=None, *, spawn=False, timeout=10.0)",
     gradsync.Client.attach: (
         "(self, job=None, rank=None, world_size=None, meshes=None, restart_count=None, *, timeout=30.0)"
@@ -24,7 +25,7 @@ SIGNATURES = {
     gradsync.Client.subscribe: "(self, topics, callback, *, job=None)",
     gradsync.Job.declare: (
         "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, formula='strict', "
-        "buckets='default', divergence='report', fingerprint='', measured_by='', timeout=None)"
+        "buckets='default', divergence='report', fingerprint='', measured_by='', device='cpu', timeout=None)"
     ),
     gradsync.Clip.percentile: (
         "(ceiling=1.0, percentile=95.0, window=1000, warmup=100, *, nonfinite='propagate', spike='clip', "

@@ -150,7 +150,7 @@ void Job::on_load_failed(const device::Failed& report) {
   perform(epochs_.on_load_failed(make_error(
       report.out_of_memory ? ErrorCode::InsufficientMemory : ErrorCode::InternalError,
       "the lane could not take the plan: " + report.message,
-      !report.hint.empty() ? report.hint
+      !report.hint.empty()   ? report.hint
       : report.out_of_memory ? "give the daemon's cgroup more memory"
                              : "see the daemon's log"
   )));

@@ -7,6 +7,7 @@ from . import errors
 from ._client import Client, Subscription, connect
 from ._clip import Clip
 from ._declaration_file import write_declaration
+from ._gpu._memory import alloc_grad_buffer
 from ._job import Job
 from ._placements import Only, Partial, PartialTo, Replicate, Shard
 from ._policies import Fixed, Observe, Percentile, Policy, ZScore
@@ -72,6 +73,7 @@ __all__ = [
     "WatchReport",
     "ZScore",
     "__version__",
+    "alloc_grad_buffer",
     "connect",
     "errors",
     "write_declaration",

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._clip import Clip
+from ._gpu._memory import ordinal_of
 from ._options import check_divergence, encode_options
 from ._renamed import renamed
+from ._step._arena import Arena
 from ._step._declaring import QUICK_S, Declaring
 from ._step._grads import Grads
 from ._step._output import arena_bytes
@@ -78,6 +80,7 @@ class Job:
         formula: Literal["strict", "torch"] = "strict",
         buckets: Literal["default", "torch"] = "default",
         divergence: Literal["report", "raise"] = "report",
+        device: Any = "cpu",
         timeout: float | None = None,
     ) -> Grads: ...
 
@@ -111,6 +114,7 @@ class Job:
         divergence: Literal["report", "raise"] = "report",
         fingerprint: str = "",
         measured_by: str = "",
+        device: Any = "cpu",
         timeout: float | None = None,
     ) -> Grads | ReducedGrads:
         """Declares this rank's gradients and waits for all ranks; a new declaration replaces the one before.
@@ -122,10 +126,15 @@ class Job:
         With `divergence` "raise" a step in which copies differ raises `GradientsDiverged` on every rank.
         With "stats", `fingerprint` names the function that makes the fingerprints of rows, which ranks have to share,
         and `measured_by` what takes this rank's statistics, which `status` and reports then say.
+        `device` "cuda", "cuda:1" or a torch.device has the gradients in memory of that GPU, which the worker of the
+        sidecar reduces there; `input(name).torch()` are tensors on it, and `ready` and `finish` wait for what the
+        calling thread's current stream has written.
 
         Raises:
             UsageError: the arguments contradict each other.
             InsufficientMemory: the arena does not fit.
+            NoGpu: this process, or the daemon, sees no such GPU.
+            ImportRefused: the daemon's worker cannot map its memory.
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         self._check_attached()
@@ -137,15 +146,19 @@ class Job:
         if data_path == "stats":
             check_stats_arguments(accumulate, tensors)
         self._declaring.measured_by = measured_by
+        gpu = None if str(device) == "cpu" else ordinal_of(device)
+        if gpu is not None and data_path == "stats":
+            raise UsageError("a table of statistics lies in memory of the CPU: leave device out with data_path='stats'")
 
         size_bytes = table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors, self.meshes)
         seat = self._channel.seat
-        new = self._declaring.share(size_bytes, options, wires, timeout, seat, self._last_done)
+        new = self._declaring.share(size_bytes, options, wires, timeout, seat, self._last_done, gpu)
         reconnect = Reconnect(
             self._channel, self._declaring, new.arena, options, tensors, only_mesh, new.reply, new.record
         )
         grads: Grads | ReducedGrads
         if data_path == "stats":
+            assert isinstance(new.arena, Arena)
             grads = ReducedGrads(self, tensors, new.arena, new.reply, reconnect, options, measured_by)
         else:
             grads = Grads(self, tensors, accumulate, new.arena, new.reply, reconnect)

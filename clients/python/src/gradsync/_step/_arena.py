@@ -21,6 +21,8 @@ from gradsync._launch._places import refuse_foreign_server, refuse_place
 from gradsync._wire_errors import error_from_wire, local_error
 from gradsync.errors import ConnectionLost, InsufficientMemory, ProtocolError
 
+from ._buffer import Buffer
+
 __all__ = ["Arena", "fetch_fd", "give_fd", "map_arena", "map_for_reading"]
 
 _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
@@ -48,6 +50,10 @@ class Arena:
         self.address = address
         self.size_bytes = memory.nbytes
         self.fd = fd
+
+    def view(self, name: str, shape: tuple[int, ...], dtype: str, offset: int, nbytes: int) -> Buffer:
+        """The memory of a tensor."""
+        return Buffer(self.memory[offset : offset + nbytes], name, shape, dtype, offset)
 
 
 _live: weakref.WeakSet[Arena] = weakref.WeakSet()

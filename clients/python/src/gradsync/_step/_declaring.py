@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradsync._transport._channel import PATIENCE_S, Channel
 from gradsync._wire import dump
@@ -19,6 +19,9 @@ from gradsync.errors import GradsyncError
 
 from ._arena import Arena, fetch_fd, give_fd, map_arena, map_for_reading
 from ._record import StepRecord
+
+if TYPE_CHECKING:
+    from gradsync._gpu._arena import GpuArena
 
 __all__ = ["QUICK_S", "Declared", "Declaring"]
 
@@ -34,7 +37,7 @@ class Declared:
     """Memory, its number at the daemon, and what the daemon answered to the declaration of what is in it."""
 
     buffer: int
-    arena: Arena
+    arena: Arena | GpuArena
     reply: dict[str, Any]
     record: StepRecord | None
 
@@ -67,12 +70,29 @@ class Declaring:
             self.release(buffer, seat)
             raise
 
-    def adopt(self, arena: Arena, seat: str, timeout: float | None) -> int:
-        """Hands memory that a daemon before this one gave out to this one; its number from now on.
+    def allocate_on_gpu(self, size_bytes: int, ordinal: int, seat: str, timeout: float | None) -> tuple[int, GpuArena]:
+        """New memory of this process on its GPU of that number, registered; and its number at the daemon.
+
+        Raises:
+            NoGpu: this process, or the daemon, sees no such GPU.
+            InsufficientMemory: it has no more memory.
+            ImportRefused: the daemon's worker cannot map it.
+            RpcError: the daemon refused it.
+        """
+        from gradsync._gpu._arena import GpuArena
+
+        arena = GpuArena(size_bytes, ordinal)
+        return self.adopt(arena, seat, timeout), arena
+
+    def adopt(self, arena: Arena | GpuArena, seat: str, timeout: float | None) -> int:
+        """Hands memory that a daemon before this one gave out, or mapped, to this one; its number from now on.
 
         Raises:
             RpcError: the daemon refused it.
         """
+        if not isinstance(arena, Arena):
+            registered: int = self._call("buffers.register", arena.registration(), seat, timeout)["buffer"]
+            return registered
         began = time.monotonic()
         grant = self._call("buffers.adopt", {"bytes": arena.size_bytes, "device": "cpu"}, seat, timeout)
         give_fd(self._channel.fd_socket_path, grant["token"], arena.fd, _quick(timeout, began))
@@ -137,15 +157,22 @@ class Declaring:
         timeout: float | None,
         seat: str,
         last_done: tuple[int, int] | None,
+        gpu: int | None = None,
     ) -> Declared:
         """New memory, and the declaration of what is in it, within `timeout`; on failure the memory is given back.
+
+        It is memory of the CPU, or of this process's GPU of that number.
 
         Raises:
             InsufficientMemory: the memory cannot be had.
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         began = time.monotonic()
-        buffer, arena = self.allocate(size_bytes, seat, timeout)
+        arena: Arena | GpuArena
+        if gpu is None:
+            buffer, arena = self.allocate(size_bytes, seat, timeout)
+        else:
+            buffer, arena = self.allocate_on_gpu(size_bytes, gpu, seat, timeout)
         try:
             reply = self.declare(buffer, options, wires, _left(timeout, began), seat, last_done)
             return Declared(buffer, arena, reply, self.record(reply, seat))

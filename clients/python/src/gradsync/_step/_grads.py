@@ -23,6 +23,7 @@ from ._step_request import UNSET, ReadySet, Unset, step_params
 from ._step_tracker import StepTracker
 
 if TYPE_CHECKING:
+    from gradsync._gpu._arena import GpuArena
     from gradsync._job import Job
 
     from ._reconnect import Reconnect
@@ -38,12 +39,14 @@ class Grads(Declared):
         job: Job,
         tensors: Sequence[Tensor],
         accumulate: int,
-        arena: Arena,
+        arena: Arena | GpuArena,
         reply: dict[str, Any],
         reconnect: Reconnect,
     ) -> None:
         super().__init__(job, tensors, reply, reconnect)
         self._accumulate = accumulate
+        # Memory of a GPU has to be written before the daemon hears that it is ready.
+        self._wait_written = None if isinstance(arena, Arena) else arena.wait_written
         self._layout = Layout(self.tensors, arena, reply, job.meshes, job.rank)
         self.buckets: list[Bucket] = self._layout.buckets
         self.offsets: list[int] = self._layout.offsets
@@ -78,7 +81,11 @@ class Grads(Declared):
         return self._layout.output(self.index_of(name))
 
     def arena_memoryview(self) -> memoryview:
-        """The whole arena in bytes; the input of tensor i starts at `offsets[i]`."""
+        """The whole arena in bytes; the input of tensor i starts at `offsets[i]`.
+
+        Raises:
+            UsageError: it lies on a GPU.
+        """
         return self._layout.arena.memory
 
     # counting
@@ -207,6 +214,8 @@ class Grads(Declared):
         self._check_open()
         if ready is None:
             self._check_complete()
+        if self._wait_written is not None:
+            self._wait_written()
         step = self._job.next_step if step is None else step
         everything_unused = list(dict.fromkeys([*self._unused, *unused])) if self._unused or unused else ()
         return step, step_params(
@@ -222,6 +231,8 @@ class Grads(Declared):
             self._unused_notified = 0
 
     def _send_bucket(self, bucket: int, micro_batch: int | None) -> None:
+        if self._wait_written is not None:
+            self._wait_written()
         # The daemon has to know the unused tensors before the bucket that they complete.
         job = self._job
         said = {**job.fence(), "step": job.next_step}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradsync._tensor import ITEM_BYTES, Mesh, Tensor
 
 from ._arena import Arena
 from ._buffer import Buffer
 from ._output import cuts_of, mesh_of, output_shape, padded, reserved_bytes
+
+if TYPE_CHECKING:
+    from gradsync._gpu._arena import GpuArena
 
 __all__ = ["Bucket", "Layout"]
 
@@ -34,7 +37,12 @@ class Layout:
     """The daemon's answer to a declaration, beside the memory it speaks of."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], arena: Arena, reply: dict[str, Any], meshes: Mapping[str, Mesh], rank: int
+        self,
+        tensors: Sequence[Tensor],
+        arena: Arena | GpuArena,
+        reply: dict[str, Any],
+        meshes: Mapping[str, Mesh],
+        rank: int,
     ) -> None:
         self.arena = arena
         self.tensors: tuple[Tensor, ...] = tuple(tensors)
@@ -76,7 +84,7 @@ class Layout:
 
     def _view(self, tensor: Tensor, shape: tuple[int, ...], offset: int) -> Buffer:
         nbytes = math.prod(shape) * ITEM_BYTES[tensor.dtype]
-        return Buffer(self.arena.memory[offset : offset + nbytes], tensor.name, shape, tensor.dtype, offset)
+        return self.arena.view(tensor.name, shape, tensor.dtype, offset, nbytes)
 
     def _packed_offsets(self) -> list[int]:
         # A reply for very many tensors leaves them out: a bucket's tensors follow each other, each with its output

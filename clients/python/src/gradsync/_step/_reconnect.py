@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradsync._tensor import Tensor
 from gradsync._transport._calls import SessionMoved
@@ -18,6 +18,9 @@ from gradsync.errors import BadToken, CallTimeout, ConnectionLost, Draining, Met
 from ._arena import Arena
 from ._declaring import Declaring
 from ._record import StepRecord
+
+if TYPE_CHECKING:
+    from gradsync._gpu._arena import GpuArena
 
 __all__ = ["Reconnect"]
 
@@ -34,7 +37,7 @@ class Reconnect:
         self,
         channel: Channel,
         declaring: Declaring,
-        arena: Arena,
+        arena: Arena | GpuArena,
         options: Mapping[str, Any],
         tensors: Sequence[Tensor],
         only_mesh: str | None,

@@ -1,0 +1,153 @@
+"""Gradients in memory of a GPU: trainers export it, the daemon's worker maps it and reduces it there.
+
+The GPU is emulated: a driver whose memory is a memfd, and the kernels compiled for CPUs. Trainers, client, daemon,
+worker, protocol and every mapping are real."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon import Daemon
+from gpu_ranks import GPUS, GpuRank, all_do, mappings_in, options, until, workers_of
+from restarts import Lives
+
+pytest.importorskip("torch")
+
+
+@contextlib.contextmanager
+def ranks_on(address: str, job: str = "job", world: int = 2, **env: str) -> Iterator[list[GpuRank]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(GpuRank(address, job, rank, world, **env)) for rank in range(world)]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with Daemon(*options()) as running:
+        yield running
+
+
+def worker_of(daemon: Daemon) -> int:
+    (worker,) = workers_of(daemon.process.pid)
+    return worker
+
+
+def test_bits_are_those_of_memory_of_cpus(daemon: Daemon) -> None:
+    results = {}
+    for device in ("cpu", "cuda"):
+        with ranks_on(daemon.socket, f"bits-{device}") as ranks:
+            assert all("digest" in answer for answer in all_do(ranks, "declare", device=device))
+            results[device] = [all_do(ranks, "step", seed=seed) for seed in range(6)]
+            all_do(ranks, "detach")
+    assert results["cuda"] == results["cpu"]
+    assert all(first["bits"] == second["bits"] and first["clipped"] for first, second in results["cuda"])
+    assert len({step[0]["bits"] for step in results["cuda"]}) == 6
+    until(lambda: mappings_in(worker_of(daemon)) == 0, "everything is unmapped")
+
+
+@pytest.mark.parametrize("times", [pytest.param(3), pytest.param(20, marks=pytest.mark.long)])
+def test_an_owner_that_dies_is_named_and_its_memory_is_let_go(daemon: Daemon, times: int) -> None:
+    for time in range(times):
+        with ranks_on(daemon.socket, f"dies-{time}") as ranks:
+            all_do(ranks, "declare", device="cuda")
+            all_do(ranks, "step", seed=1)
+            assert mappings_in(worker_of(daemon)) == 2
+            ranks[0].tell("step", seed=2)
+            ranks[1].kill()
+            answer = ranks[0].answer()
+            assert answer["kind"] == "RankLost", answer
+            assert answer["ranks"] == [1]
+            until(lambda: mappings_in(worker_of(daemon)) == 1, "the memory of the dead rank is unmapped")
+        until(lambda: mappings_in(worker_of(daemon)) == 0, "everything is unmapped")
+
+
+@pytest.mark.parametrize("times", [pytest.param(3), pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
+def test_a_worker_that_dies_costs_a_step_and_another_takes_its_place(how: signal.Signals, times: int) -> None:
+    with Daemon(*options()) as daemon, ranks_on(daemon.socket) as ranks:
+        all_do(ranks, "declare", device="cuda")
+        right = all_do(ranks, "step", seed=0)
+        with ranks_on(daemon.socket, "beside") as others:
+            all_do(others, "declare", device="cpu")
+            for _ in range(times):
+                before = worker_of(daemon)
+                os.kill(before, how)
+                for answer in all_do(ranks, "step", seed=0):
+                    assert answer["kind"] == "StepFailed", answer
+                    assert "register the buffers again" in answer["error"]
+                assert all_do(others, "step", seed=0) == right, "a job on CPUs is not disturbed"
+                all_do(ranks, "declare", device="cuda")
+                assert all_do(ranks, "step", seed=0) == right
+                assert worker_of(daemon) != before
+        assert mappings_in(worker_of(daemon)) == 2
+
+
+def test_a_restarted_daemon_maps_the_memory_again(tmp_path: Path) -> None:
+    with Lives(tmp_path, *options()) as lives, ranks_on(lives.address) as ranks:
+        all_do(ranks, "declare", device="cuda")
+        right = all_do(ranks, "step", seed=0)
+        for _ in range(3):
+            lives.end(signal.SIGKILL)
+            assert all_do(ranks, "step", seed=0) == right
+            assert mappings_in(workers_of(lives.processes[-1].pid)[0]) == 2
+
+
+def test_two_gpus_have_a_worker_each(daemon: Daemon) -> None:
+    with ranks_on(daemon.socket, "first") as one, ranks_on(daemon.socket, "second", gpu=GPUS[1]) as other:
+        all_do(one, "declare", device="cuda")
+        all_do(other, "declare", device="cuda:0")
+        assert all_do(one, "step", seed=4) == all_do(other, "step", seed=4)
+        assert [mappings_in(worker) for worker in workers_of(daemon.process.pid)] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [(1, "alloc_grad_buffer"), (201, "PID namespace"), (205, "visible to both containers"), (400, "higher generation")],
+)
+def test_what_cuda_refuses_is_named_with_what_to_do(daemon: Daemon, code: int, hint: str) -> None:
+    with ranks_on(daemon.socket, f"refused-{code}", 1, GRADSYNC_FAKE_CUDA_REFUSES=str(code)) as ranks:
+        answer = ranks[0].order("declare", device="cuda")
+        assert answer["kind"] == "ImportRefused", answer
+        assert f"(CUDA error {code})" in answer["error"]
+        assert hint in answer["error"]
+        assert "digest" in ranks[0].order("declare", device="cpu"), "the rank goes on without"
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind"),
+    [
+        ("cuInit=100", "NoGpu"),
+        ("cuMemAlloc_v2=2", "InsufficientMemory"),
+        ("cuIpcGetMemHandle=1", "ImportRefused"),
+    ],
+)
+def test_what_the_trainers_driver_refuses_is_named_before_the_daemon_is_asked(
+    daemon: Daemon, fails: str, kind: str
+) -> None:
+    with ranks_on(daemon.socket, fails, 1, GRADSYNC_FAKE_CUDA_FAILS=fails) as ranks:
+        answer = ranks[0].order("declare", device="cuda")
+        assert answer["kind"] == kind, answer
+        assert f"(CUDA error {fails.split('=')[1]})" in answer["error"]
+
+
+def test_a_gpu_that_the_daemon_does_not_see(daemon: Daemon) -> None:
+    with ranks_on(daemon.socket, "elsewhere", 1, gpu="GPU-ffffffff-0000-4000-8000-000000000009") as ranks:
+        answer = ranks[0].order("declare", device="cuda")
+        assert answer["kind"] == "NoGpu", answer
+        assert GPUS[0] in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "given", [(), ("--gpu-kernels", "off"), ("--gpu-kernels", "/nowhere", "--gpu-devices", GPUS[0])]
+)
+def test_a_daemon_without_gpus_says_so_and_serves_cpus(given: tuple[str, ...]) -> None:
+    with Daemon(*given) as daemon, ranks_on(daemon.socket, world=1) as ranks:
+        answer = ranks[0].order("declare", device="cuda")
+        assert answer["kind"] == "NoGpu", answer
+        assert workers_of(daemon.process.pid) == []
+        assert "digest" in ranks[0].order("declare", device="cpu")
+        assert "norm" in ranks[0].order("step", seed=0)
