@@ -6,17 +6,21 @@ worker, protocol and every mapping are real."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
-from gpu_ranks import GPUS, GpuRank, all_do, mappings_in, options, until, workers_of
+from daemon import DEADLINE_S, Daemon, clean_environment
+from gpu_ranks import DRIVER, GPUS, GpuRank, all_do, mappings_in, options, until, workers_of
 from restarts import Lives
 
 pytest.importorskip("torch")
+EXAMPLES = Path(__file__).parents[2] / "clients" / "python" / "examples"
 
 
 @contextlib.contextmanager
@@ -151,3 +155,44 @@ def test_a_daemon_without_gpus_says_so_and_serves_cpus(given: tuple[str, ...]) -
         assert workers_of(daemon.process.pid) == []
         assert "digest" in ranks[0].order("declare", device="cpu")
         assert "norm" in ranks[0].order("step", seed=0)
+
+
+def trained(daemon: Daemon, folder: Path, gpu: bool, *more: str) -> list[list[dict[str, object]]]:
+    """What the ranks of `make demo`'s training recorded, without times."""
+    script = [
+        str(EXAMPLES / "train_char.py"),
+        "--backend",
+        "gradsync",
+        "--json",
+        str(folder / "run"),
+        "--checks",
+        str(folder),
+    ]
+    model = ["--batch", "1", "--context", "32", "--width", "64", "--layers", "2", "--steps", "8", "--check-every", "3"]
+    emulated = {"GRADSYNC_LIBCUDA": str(DRIVER), "CUDA_VISIBLE_DEVICES": GPUS[0]} if gpu else {}
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"),
+            *(str(Path(__file__).with_name("gpu_training.py")), *script, *model, *more),
+        ],
+        env=clean_environment(GRADSYNC_ADDRESS=daemon.socket, OMP_NUM_THREADS="1", **emulated),
+        check=True,
+        timeout=2 * DEADLINE_S,
+    )
+    ranks = [(folder / f"run.{rank}").read_text().splitlines() for rank in range(2)]
+    return [[without_times(json.loads(line)) for line in lines] for lines in ranks]
+
+
+def without_times(record: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in record.items() if not key.endswith(("_s", "_ms", "seconds"))}
+
+
+@pytest.mark.parametrize("more", [(), ("--accumulate", "2")])
+def test_a_module_trains_to_the_bits_of_cpus(daemon: Daemon, tmp_path: Path, more: tuple[str, ...]) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "gpu").mkdir()
+    on_cpu, on_gpu = trained(daemon, tmp_path / "cpu", False, *more), trained(daemon, tmp_path / "gpu", True, *more)
+    assert len(on_gpu[0]) > 8
+    assert len({record["weights"] for record in on_gpu[0] if record["kind"] == "check"}) >= 3
+    assert on_gpu == on_cpu
+    until(lambda: mappings_in(worker_of(daemon)) == 0, "everything is unmapped")

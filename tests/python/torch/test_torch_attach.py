@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 import gradsync
 import gradsync.torch as gst
 from gradsync.errors import UsageError
+from gradsync.torch._module_tree import ModuleTree
+from gradsync.torch._parameter_set import ParameterSet, add
 
 
 def test_ranks_that_start_from_different_weights_are_named(ranks):
@@ -175,6 +178,14 @@ def test_a_lazy_parameter():
 
 def test_a_parameter_on_another_device():
     assert "device meta" in str(refuse(nn.Linear(2, 2, device="meta")))
+
+
+def test_parameters_on_two_devices():
+    elsewhere = SimpleNamespace(device=torch.device("cuda", 1))
+    found = ParameterSet(ModuleTree(nn.Linear(2, 2)), names=["a"], parameters=[elsewhere])
+    with pytest.raises(gst.ModuleRefused, match="it is on device cpu, 'a' on cuda:1") as refused:
+        add(found, "b", nn.Parameter(torch.zeros(2)))
+    assert refused.value.name == "b"
 
 
 @pytest.fixture

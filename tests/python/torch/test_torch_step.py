@@ -14,6 +14,7 @@ from torch.nn.functional import mse_loss
 
 import gradsync
 from gradsync._transport._connection import Connection
+from gradsync.torch._synced import _attach
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -67,6 +68,34 @@ def test_accumulation_equals_one_large_batch(ranks, told):
     assert stats.hooks == 5 * 3 * 6
     assert stats.copied == 5 * 6  # once per parameter and step: later micro-batches add to the arena in place
     assert stats.launched_early > 0
+
+
+def test_nothing_is_launched_early_where_saying_ready_would_wait(ranks, monkeypatch):
+    template = mlp()
+    declare = _attach._declare
+
+    def body(rank, attach):
+        model = copy.deepcopy(template)
+        optimizer = sgd(model)
+        with attach(model) as gs:
+            for step in range(6):
+                loss_of(model, step, rank).backward()
+                gs.step(optimizer)
+            return weights(model), gs.stats()
+
+    early = ranks(2, body)
+
+    def declare_late(*given):
+        grads = declare(*given)
+        grads.early = False
+        return grads
+
+    monkeypatch.setattr(_attach, "_declare", declare_late)
+    late = ranks(2, body)
+    assert early[0][1].launched_early > 0
+    assert late[0][1].launched_early == 0
+    assert late[0][1].launched_at_step > 0
+    assert_same_bits(late[0][0], early[0][0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -47,6 +47,7 @@ class Grads(Declared):
         self._accumulate = accumulate
         # Memory of a GPU has to be written before the daemon hears that it is ready.
         self._wait_written = None if isinstance(arena, Arena) else arena.wait_written
+        self.early = self._wait_written is None  #: whether saying "ready" during backward costs no wait
         self._layout = Layout(self.tensors, arena, reply, job.meshes, job.rank)
         self.buckets: list[Bucket] = self._layout.buckets
         self.offsets: list[int] = self._layout.offsets

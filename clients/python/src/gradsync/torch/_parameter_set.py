@@ -52,6 +52,11 @@ class ParameterSet:
     managed_places: dict[tuple[int, str], Any] = field(default_factory=dict)  #: (id of the module, key) → the same
     mixed_dtypes: bool = False  #: some gradient has another dtype than its parameter
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are, all of them; there is at least one."""
+        return self.parameters[0].device
+
     def replaced(self) -> list[int]:
         """Indices of parameters that the module no longer holds, as `load_state_dict(assign=True)` leaves them."""
         parameters = self.parameters
@@ -245,9 +250,13 @@ def add(found: ParameterSet, name: str, parameter: nn.Parameter) -> int:
     if not parameter.requires_grad:
         found.frozen.append((name, parameter))
         return -1
-    if parameter.device.type != "cpu":
+    if parameter.device.type not in ("cpu", "cuda"):
+        raise ModuleRefused(name, f"it is on device {parameter.device}", "move the module to a GPU or to the CPU")
+    if found.parameters and parameter.device != found.device:
         raise ModuleRefused(
-            name, f"it is on device {parameter.device}", "move it to the CPU: only its data path exists yet"
+            name,
+            f"it is on device {parameter.device}, {found.names[0]!r} on {found.device}",
+            "a rank's gradients lie on one device: move the module there, or attach its parts with a job= of their own",
         )
     dtype = gradient_dtype(parameter)
     if dtype not in WIRE_DTYPES:

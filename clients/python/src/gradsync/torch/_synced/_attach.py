@@ -66,7 +66,8 @@ def attach(
     """Hands the gradients of a module to the sidecar, in the place of DistributedDataParallel.
 
     The module is a plain one, or made by `parallelize_module`, or by `fully_shard` over some axes: the sidecar reduces
-    along the axes that these leave, once per step.
+    along the axes that these leave, once per step. It lies on the CPU or on one GPU, whose worker of the sidecar then
+    reduces the gradients where they are, when backward is over.
 
     Args:
         mesh: over all ranks: a DeviceMesh, or axes and sizes; several by name, that of plain parameters first. Default
@@ -136,7 +137,8 @@ def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
     with joined(join, launch, meshes) as (job, owned):
         _prepare_weights(job, model, found, meshes, options)
         prints = _weights.fingerprints(found, options.weights != "skip")
-        grads = _declare(job, [replace(t, weight_fingerprint=p) for t, p in zip(tensors, prints, strict=True)], options)
+        with_prints = [replace(t, weight_fingerprint=p) for t, p in zip(tensors, prints, strict=True)]
+        grads = _declare(job, with_prints, options, _memory_of(found))
     recorder = _recorder(found, grads, options.accumulate)
     watch = WeightWatch(
         job,
@@ -196,7 +198,14 @@ def _prepare_weights(
     job.next_step = first_step  # Training counts its own steps.
 
 
-def _declare(job: gradsync.Job, tensors: Sequence[gradsync.Tensor], options: AttachOptions) -> gradsync.Grads:
+def _memory_of(found: ParameterSet) -> str:
+    """The device that gets the gradients."""
+    return str(found.device)
+
+
+def _declare(
+    job: gradsync.Job, tensors: Sequence[gradsync.Tensor], options: AttachOptions, device: str
+) -> gradsync.Grads:
     try:
         return job.declare(
             tensors,
@@ -206,6 +215,7 @@ def _declare(job: gradsync.Job, tensors: Sequence[gradsync.Tensor], options: Att
             formula=options.formula,
             buckets=options.buckets,
             divergence=options.divergence,
+            device=device,
             timeout=options.timeout,
         )
     except WeightsDiverged as error:
@@ -226,4 +236,4 @@ def _recorder(found: ParameterSet, grads: gradsync.Grads, accumulate: int) -> Gr
     ]
     placed = {i: PlacedGradient(found.parameters[i], views[i], i in found.managed) for i in sorted(found.placed)}
     buckets = [bucket.tensors for bucket in grads.buckets]
-    return GradientRecorder(found, views, placed, buckets, accumulate, grads.ready_bucket)
+    return GradientRecorder(found, views, placed, buckets, accumulate, grads.ready_bucket, early=grads.early)

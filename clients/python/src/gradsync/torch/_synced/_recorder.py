@@ -12,7 +12,11 @@ before, every tensor of it reached the most it ever had, and only in the last mi
 `settle` completes everything else. So steps may be shorter than others (the end of an epoch, a loss used now and then),
 and no gradient comes late.
 
-Thread: the one that runs backward and step() (autograd calls CPU hooks on the thread that called backward).
+On a GPU no bucket is launched early: this process would have to wait for the GPU in the middle of backward, and the
+worker's passes and this process's kernels take turns anyway (docs/adr/0028).
+
+Thread: the one that runs backward and step(). Autograd calls hooks of CPU tensors on the thread that called backward,
+and those of a GPU on a thread of its own, while the former waits.
 """
 
 from __future__ import annotations
@@ -64,7 +68,10 @@ class GradientRecorder:
         buckets: Sequence[Sequence[int]],
         accumulate: int,
         launch: Callable[[int, int | None], None],
+        *,
+        early: bool = True,
     ) -> None:
+        """`early`: whether a bucket may be launched while backward runs."""
         self.counters = Counters()
         self._before = Counters()  #: when this attempt at a step began
         self.step = 0
@@ -80,7 +87,8 @@ class GradientRecorder:
         for b, members in enumerate(self._buckets):
             for i in members:
                 self._bucket_of[i] = b
-        self._waiting = {self._bucket_of[i] for i in placed}  #: buckets that only step() completes
+        #: buckets that only step() completes
+        self._waiting = {self._bucket_of[i] for i in placed} if early else set(range(len(self._buckets)))
         self._counts = [0] * count
         self._most = [0] * count  #: hooks in a step so far
         self._expected = [0] * count  #: hooks in a step; 0: not known, and the bucket is not launched early
