@@ -2,6 +2,7 @@
 // A lane that keeps its commands and answers them when told, one report each as the interface promises. The result of a
 // FinishStep is what the test put into `math`, and what the rules make of `raw_norms`.
 
+#include "device/about.hpp"
 #include "device/lane.hpp"
 
 #include <algorithm>
@@ -30,6 +31,14 @@ class RecordingLane : public device::Lane {
   device::LaneReport answer_next() {
     device::LaneCommand command = std::move(commands.front());
     commands.pop_front();
+    const bool refused = refuse_maps && std::holds_alternative<device::MapBuffer>(command);
+    if (lost || refused) {
+      device::Failed failed = device::about(command);
+      failed.message = lost ? "the worker of the lane (pid 7) ended by signal 9" : "scripted refusal";
+      failed.hint = lost ? "" : "scripted hint";
+      failed.lane_lost = lost;
+      return failed;
+    }
     return std::visit([this](auto& value) { return this->answer(value); }, command);
   }
 
@@ -54,6 +63,8 @@ class RecordingLane : public device::Lane {
   bool wide = false;
   std::vector<bool> was_wide;  ///< when a command came, by command
   bool fail_reductions = false;
+  bool refuse_maps = false;
+  bool lost = false;  ///< every command fails
   std::vector<device::BufferId> unmapped;
   std::vector<device::ReduceBucket> reduced;
   std::vector<device::FinishStep> finished;

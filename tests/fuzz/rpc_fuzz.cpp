@@ -14,6 +14,7 @@
 #include "engine/engine.hpp"
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
+#include "fakes/recording_gpus.hpp"
 #include "fakes/recording_lane.hpp"
 #include "fuzz/fuzz.hpp"
 #include "rpc/dispatcher.hpp"
@@ -26,6 +27,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -138,6 +140,9 @@ class World {
     REQUIRE(engine_.idle());
     REQUIRE(engine_.status(std::nullopt).empty());
     REQUIRE(mapped_.empty());
+    for (const auto& [id, buffers] : mapped_by_gpus_) {
+      REQUIRE(buffers.empty() || !gpus_.lanes.contains(id) || gpus_.lanes.at(id)->lost);
+    }
   }
 
  private:
@@ -197,6 +202,10 @@ class World {
       held_ = name == "hold";
     } else if (name == "fail") {
       lane_.fail_reductions = true;
+    } else if (name == "lose" || name == "refuse") {
+      for (auto& [id, lane] : gpus_.lanes) {
+        (name == "lose" ? lane->lost : lane->refuse_maps) = true;
+      }
     } else if (name == "drain") {
       draining_ = true;
       engine_.drain();
@@ -235,11 +244,43 @@ class World {
         engine_.on_lane_report(device::kHostLane, lane_.answer_next());
       }
     }
+    while (!held_ && answer_of_a_gpu()) {
+    }
+  }
+
+  bool answer_of_a_gpu() {
+    for (const auto& [id, lane] : gpus_.lanes) {
+      if (!lane->commands.empty()) {
+        note_mapped(id, *lane);
+        const device::LaneId lane_id = id;  // the report may end the lane
+        device::LaneReport report = lane->answer_next();
+        engine_.on_lane_report(lane_id, std::move(report));
+        while (!planner_.requests.empty()) {
+          engine_.on_plan(planner_.plan_next());
+        }
+        return true;
+      }
+    }
+    return false;
+  }
+
+  /// What a worker has mapped goes with it.
+  void note_mapped(device::LaneId id, const fakes::RecordingLane& lane) {
+    const auto* map = std::get_if<device::MapBuffer>(&lane.commands.front());
+    const auto* unmap = std::get_if<device::UnmapBuffer>(&lane.commands.front());
+    if (lane.lost) {
+      mapped_by_gpus_.erase(id);
+    } else if (map != nullptr && !lane.refuse_maps) {
+      REQUIRE(map->exported);
+      REQUIRE(mapped_by_gpus_[id].insert(map->buffer).second);
+    } else if (unmap != nullptr) {
+      mapped_by_gpus_[id].erase(unmap->buffer);
+    }
   }
 
   void note_mapped(const device::LaneCommand& command) {
     if (const auto* map = std::get_if<device::MapBuffer>(&command)) {
-      REQUIRE(map->fd.valid());
+      REQUIRE(map->fd.valid() && !map->exported);
       REQUIRE(mapped_.insert(map->buffer).second);
     } else if (const auto* unmap = std::get_if<device::UnmapBuffer>(&command)) {
       mapped_.erase(unmap->buffer);
@@ -253,15 +294,17 @@ class World {
   bool alive_[3] = {};
   UniqueFd arena_[3];
   std::set<device::BufferId> mapped_;
+  std::map<device::LaneId, std::set<device::BufferId>> mapped_by_gpus_;
   CheckingOutbox outbox_;
   prometheus::Registry registry_;
   rpc::RpcMetrics metrics_{registry_};
   engine::EngineMetrics engine_metrics_{registry_};
   fakes::RecordingLane lane_;
+  fakes::RecordingGpus gpus_;
   fakes::InlinePlanner planner_;
   engine::Engine engine_{
       engine_options(limits_),
-      engine::Lanes(lane_),
+      engine::Lanes(lane_, &gpus_),
       planner_,
       [this](const engine::Event& event) {
         if (dispatcher_) {

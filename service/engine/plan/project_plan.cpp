@@ -57,7 +57,7 @@ class Holders {
             *other_,
             lane_of(*other_)
         ),
-        "allocate the buffers of ranks that share a tensor on one device"
+        "buffers of ranks that share a tensor lie on one device: sums over several GPUs are not done yet"
     );
     error.path = "buffer";
     error.ranks = {*first_, *other_};
