@@ -14,6 +14,7 @@
 // promised where the machine itself stands still: a thread that the kernel does not run, a page that it does not bring.
 
 #include "base/unique_fd.hpp"
+#include "device/math/norm_sum.hpp"
 #include "device/stats/stats_plan.hpp"
 #include "device/step_math.hpp"
 #include "plan/clip/clip_rule.hpp"
@@ -189,12 +190,22 @@ struct FinishStep {
   std::uint64_t stamp = 0;            ///< the stamp that rows of this attempt carry; data path `stats` only
 };
 
-/// The second half of a step finished with `apply == false`: one outcome per clip group. On data path `stats` the
-/// trainers multiply. Reports Scaled.
+/// What `FinishStep` is on a plan that several lanes share: the sums of the tensors in the buckets that this lane
+/// reduced. Nothing is decided and nothing multiplied here; who asks adds the sums of all lanes. Refused unless these
+/// buckets were reduced with this tag. Reports Measured.
+struct MeasureBuckets {
+  PlanId plan = 0;
+  Tag tag = 0;
+  std::vector<std::uint32_t> buckets;  ///< not empty, ascending
+};
+
+/// The second half of a step finished with `apply == false`, or of one that was measured: one outcome per clip group.
+/// On data path `stats` the trainers multiply. Reports Scaled.
 struct ScaleGradients {
   PlanId plan = 0;
   Tag tag = 0;
   std::vector<plan::ClipOutcome> outcomes;
+  std::vector<std::uint32_t> buckets = {};  ///< those of this lane where several share the plan; empty: all
 };
 
 /// See the invariants above. Reports Aborted.
@@ -217,6 +228,7 @@ using LaneCommand = std::variant<
     UnloadPlan,
     ReduceBucket,
     FinishStep,
+    MeasureBuckets,
     ScaleGradients,
     Abort,
     SetWidth>;
@@ -252,6 +264,20 @@ struct Finished {
   StepMath math;
 };
 
+/// The sum of a tensor that the norm counts.
+struct TensorCell {
+  std::uint32_t tensor = 0;
+  TensorSum sum;
+  std::uint64_t elements = 0;  ///< those that were counted
+};
+
+struct Measured {
+  PlanId plan = 0;
+  Tag tag = 0;
+  std::vector<TensorCell> cells;  ///< by tensor, ascending; of tensors in the buckets asked for that anybody used
+  StepMath findings;              ///< what is to be said of these tensors; no norm and no outcome
+};
+
 struct Scaled {
   PlanId plan = 0;
   Tag tag = 0;
@@ -283,7 +309,8 @@ struct Failed {
   bool lane_lost = false;  ///< so will every later command: the lane has to be replaced
 };
 
-using LaneReport = std::variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Scaled, Aborted, Failed>;
+using LaneReport =
+    std::variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Measured, Scaled, Aborted, Failed>;
 
 /// Called on a thread of the lane; must only hand the report over.
 using LaneSink = std::function<void(LaneReport)>;

@@ -381,10 +381,13 @@ device::LaneId BufferTable::lane_of(std::uint64_t buffer) const {
   return it == buffers_.end() ? device::kHostLane : it->second.lane;
 }
 
-void BufferTable::use(std::uint64_t buffer) {
+void BufferTable::use(std::uint64_t buffer) { ++buffers_.at(buffer).users; }
+
+void BufferTable::map_on(std::uint64_t buffer, device::LaneId lane) {
   Buffer& entry = buffers_.at(buffer);
-  ++entry.users;
-  if (!entry.map_submitted) {
+  if (entry.exported) {
+    map_elsewhere(buffer, entry, lane);
+  } else if (!entry.map_submitted) {
     entry.map_submitted = true;
     lanes_[entry.lane].submit(device::MapBuffer{buffer, duplicate(entry.fd), entry.size_bytes});
   }
@@ -410,6 +413,9 @@ void BufferTable::drop_if_unused(Buffers::iterator it) {
   }
   if (buffer.exported) {
     lanes_[buffer.lane].submit(device::UnmapBuffer{it->first});
+    for (const device::LaneId other : buffer.exported->elsewhere) {
+      lanes_[other].submit(device::UnmapBuffer{it->first});
+    }
   }
   // The lane punches the pages out, off the io thread: also those of a buffer that was never declared.
   if (buffer.fd.valid()) {

@@ -78,11 +78,13 @@ class BufferTable {
   [[nodiscard]] device::LaneId lane_of(std::uint64_t buffer) const;
   /// The session that it was given to, which may be gone; 0: there is no such buffer.
   [[nodiscard]] SessionId session_of(std::uint64_t buffer) const;
-  /// Has its lane map it (once) and marks it used by one more plan.
+  /// Marks it used by one more plan.
   void use(std::uint64_t buffer);
+  /// Has the lane map it, once: its own, or that of another GPU, which reaches it.
+  void map_on(std::uint64_t buffer, device::LaneId lane);
   /// One plan less uses it.
   void unuse(std::uint64_t buffer);
-  void on_mapped(std::uint64_t buffer);
+  void on_mapped(device::LaneId lane, std::uint64_t buffer);
   /// Its lane could not map it. What was exported is refused, and an arena is tried again by the next plan.
   void on_map_failed(device::LaneId lane, const device::Failed& report);
   /// Buffers of a lane that was lost can only be released.
@@ -104,8 +106,10 @@ class BufferTable {
   /// A buffer in memory of its owner's.
   struct Exported {
     AllocationKey key;
-    Reply<RegisteredBuffer> waiting;  ///< until it is mapped or refused
-    bool lost = false;                ///< with its worker
+    std::uint64_t offset = 0;
+    std::set<device::LaneId> elsewhere;  ///< lanes of other GPUs that have mapped it too
+    Reply<RegisteredBuffer> waiting;     ///< until it is mapped or refused
+    bool lost = false;                   ///< with its worker
   };
 
   struct Buffer {
@@ -173,6 +177,7 @@ class BufferTable {
   Buffer& add(SessionId session, const Holder& holder, std::uint64_t size_bytes);
   void forget_if_gone(SessionId session);
   [[nodiscard]] static Reply<RegisteredBuffer> take_waiting(Exported& exported);
+  void map_elsewhere(std::uint64_t id, Buffer& buffer, device::LaneId lane);
   void close_exported(std::uint64_t id, Buffer& buffer);
   void set_released(Buffer& buffer);
   void drop_if_unused(Buffers::iterator it);

@@ -245,6 +245,12 @@ void Engine::State::on(device::LaneId lane, device::Finished& report) {
   }
 }
 
+void Engine::State::on(device::LaneId lane, device::Measured& report) {
+  if (Job* job = job_of_plan(lane, report.plan)) {
+    job->on_measured(lane, std::move(report));
+  }
+}
+
 void Engine::State::on(device::LaneId lane, device::Scaled& report) {
   if (Job* job = job_of_plan(lane, report.plan)) {
     job->on_scaled(lane, report);

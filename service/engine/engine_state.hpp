@@ -76,7 +76,7 @@ struct Engine::State {
   /// After every event, for the jobs that it touched: forget empty ones, adapt the lane's width, refresh gauges.
   void settle();
 
-  void on(device::LaneId, device::Mapped& report) { buffers.on_mapped(report.buffer); }
+  void on(device::LaneId lane, device::Mapped& report) { buffers.on_mapped(lane, report.buffer); }
 
   void on(device::LaneId, device::Unmapped&) {}
 
@@ -85,6 +85,7 @@ struct Engine::State {
   void on(device::LaneId lane, device::Loaded& report);
   void on(device::LaneId lane, device::Reduced& report);
   void on(device::LaneId lane, device::Finished& report);
+  void on(device::LaneId lane, device::Measured& report);
   void on(device::LaneId lane, device::Scaled& report);
   void on(device::LaneId lane, device::Aborted& report);
   void on(device::LaneId lane, device::Failed& report);

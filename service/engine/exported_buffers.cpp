@@ -112,7 +112,7 @@ void BufferTable::register_exported(
     allocation = {next_allocation_++, exported.handle, exported.allocation_bytes, 0};
   }
   ++allocation.buffers;
-  buffer.exported = Exported{key, std::move(reply)};
+  buffer.exported = Exported{key, exported.offset, {}, std::move(reply)};
   lanes_[lane].submit(device::MapBuffer{
       id,
       UniqueFd(),
@@ -129,9 +129,22 @@ void BufferTable::forget_waiting() {
   }
 }
 
-void BufferTable::on_mapped(std::uint64_t buffer) {
+/// Its own lane has it since it was registered.
+void BufferTable::map_elsewhere(std::uint64_t id, Buffer& buffer, device::LaneId lane) {
+  if (lane == buffer.lane || !buffer.exported->elsewhere.insert(lane).second) {
+    return;
+  }
+  const Allocation& allocation = sessions_.at(buffer.session).allocations.at(buffer.exported->key);
+  lanes_[lane].submit(device::MapBuffer{
+      id,
+      UniqueFd(),
+      buffer.size_bytes,
+      device::ExportedMemory{allocation.number, allocation.handle, allocation.bytes, buffer.exported->offset}});
+}
+
+void BufferTable::on_mapped(device::LaneId lane, std::uint64_t buffer) {
   const auto it = buffers_.find(buffer);
-  if (it == buffers_.end() || !it->second.exported) {
+  if (it == buffers_.end() || !it->second.exported || it->second.lane != lane) {
     return;
   }
   if (const Reply<RegisteredBuffer> reply = take_waiting(*it->second.exported)) {
@@ -150,9 +163,13 @@ void BufferTable::on_map_failed(device::LaneId lane, const device::Failed& repor
   if (it == buffers_.end()) {
     return;
   }
-  GRADSYNC_ASSERT(it->second.lane == lane, "a lane maps the buffers that it was given");
   if (!it->second.exported) {
+    GRADSYNC_ASSERT(it->second.lane == lane, "a lane maps the buffers that it was given");
     it->second.map_submitted = false;
+    return;
+  }
+  if (it->second.lane != lane) {
+    it->second.exported->elsewhere.erase(lane);  // the plan that needed it there is not loaded
     return;
   }
   const Reply<RegisteredBuffer> reply = take_waiting(*it->second.exported);
@@ -173,7 +190,10 @@ void BufferTable::lose_lane(device::LaneId lane) {
 }
 
 bool BufferTable::on_lane(device::LaneId lane) const {
-  return std::any_of(buffers_.begin(), buffers_.end(), [&](const auto& entry) { return entry.second.lane == lane; });
+  return std::any_of(buffers_.begin(), buffers_.end(), [&](const auto& entry) {
+    const Buffer& buffer = entry.second;
+    return buffer.lane == lane || (buffer.exported && buffer.exported->elsewhere.contains(lane));
+  });
 }
 
 /// The buffer goes; so does what is known of its allocation, with the last one.

@@ -206,7 +206,7 @@ TEST_F(ProcessLaneTest, a_report_that_answers_no_command_ends_the_worker) {
   options.command = {"/proc/self/exe", "unasked"};
   start(options);
   run_.lane().submit(UnloadPlan{1});
-  expect_lost("a report of kind 7 that answers no command");
+  expect_lost("a report of kind 8 that answers no command");
 }
 
 TEST_F(ProcessLaneTest, a_worker_has_no_descriptor_but_its_socket) {

@@ -68,7 +68,10 @@ class RecordingLane : public device::Lane {
   std::vector<device::BufferId> unmapped;
   std::vector<device::ReduceBucket> reduced;
   std::vector<device::FinishStep> finished;
+  std::vector<device::MeasureBuckets> measured;
   std::vector<device::ScaleGradients> scaled;
+  std::vector<device::TensorCell> cells;  ///< the sums of tensors, for a lane that shares a plan
+  std::function<std::uint32_t(std::uint32_t)> bucket_of = [](std::uint32_t tensor) { return tensor; };
 
  private:
   [[nodiscard]] bool is_aborted(device::PlanId plan, device::Tag tag) const {
@@ -129,6 +132,20 @@ class RecordingLane : public device::Lane {
       result.raw_group_norms.push_back(result.groups[group].norm);
     }
     return device::Finished{command.plan, command.tag, result};
+  }
+
+  device::LaneReport answer(device::MeasureBuckets& command) {
+    if (is_aborted(command.plan, command.tag)) {
+      return failed(command.plan, command.tag, true);
+    }
+    measured.push_back(command);
+    device::Measured report{command.plan, command.tag, {}, {}};
+    for (const device::TensorCell& cell : cells) {
+      if (std::find(command.buckets.begin(), command.buckets.end(), bucket_of(cell.tensor)) != command.buckets.end()) {
+        report.cells.push_back(cell);
+      }
+    }
+    return report;
   }
 
   device::LaneReport answer(device::ScaleGradients& command) {

@@ -40,6 +40,11 @@ def worker_of(daemon: Daemon) -> int:
     return worker
 
 
+def mapped_by(daemon: Daemon) -> int:
+    """What all its workers have mapped."""
+    return sum(map(mappings_in, workers_of(daemon.process.pid)))
+
+
 def test_bits_are_those_of_memory_of_cpus(daemon: Daemon) -> None:
     results = {}
     for device in ("cpu", "cuda"):
@@ -50,7 +55,7 @@ def test_bits_are_those_of_memory_of_cpus(daemon: Daemon) -> None:
     assert results["cuda"] == results["cpu"]
     assert all(first["bits"] == second["bits"] and first["clipped"] for first, second in results["cuda"])
     assert len({step[0]["bits"] for step in results["cuda"]}) == 6
-    until(lambda: mappings_in(worker_of(daemon)) == 0, "everything is unmapped")
+    until(lambda: mapped_by(daemon) == 0, "everything is unmapped")
 
 
 @pytest.mark.parametrize("times", [pytest.param(3), pytest.param(20, marks=pytest.mark.long)])
@@ -59,14 +64,14 @@ def test_an_owner_that_dies_is_named_and_its_memory_is_let_go(daemon: Daemon, ti
         with ranks_on(daemon.socket, f"dies-{time}") as ranks:
             all_do(ranks, "declare", device="cuda")
             all_do(ranks, "step", seed=1)
-            assert mappings_in(worker_of(daemon)) == 2
+            assert mapped_by(daemon) == 2
             ranks[0].tell("step", seed=2)
             ranks[1].kill()
             answer = ranks[0].answer()
             assert answer["kind"] == "RankLost", answer
             assert answer["ranks"] == [1]
-            until(lambda: mappings_in(worker_of(daemon)) == 1, "the memory of the dead rank is unmapped")
-        until(lambda: mappings_in(worker_of(daemon)) == 0, "everything is unmapped")
+            until(lambda: mapped_by(daemon) == 1, "the memory of the dead rank is unmapped")
+        until(lambda: mapped_by(daemon) == 0, "everything is unmapped")
 
 
 @pytest.mark.parametrize("times", [pytest.param(3), pytest.param(20, marks=pytest.mark.long)])
@@ -87,7 +92,7 @@ def test_a_worker_that_dies_costs_a_step_and_another_takes_its_place(how: signal
                 all_do(ranks, "declare", device="cuda")
                 assert all_do(ranks, "step", seed=0) == right
                 assert worker_of(daemon) != before
-        assert mappings_in(worker_of(daemon)) == 2
+        assert mapped_by(daemon) == 2
 
 
 def test_a_restarted_daemon_maps_the_memory_again(tmp_path: Path) -> None:
@@ -106,6 +111,27 @@ def test_two_gpus_have_a_worker_each(daemon: Daemon) -> None:
         all_do(other, "declare", device="cuda:0")
         assert all_do(one, "step", seed=4) == all_do(other, "step", seed=4)
         assert [mappings_in(worker) for worker in workers_of(daemon.process.pid)] == [2, 2]
+
+
+def test_ranks_on_two_gpus_get_the_bits_of_one(daemon: Daemon) -> None:
+    with ranks_on(daemon.socket, "one-gpu") as ranks:
+        all_do(ranks, "declare", device="cuda")
+        right = [all_do(ranks, "step", seed=seed) for seed in range(5)]
+    until(lambda: mapped_by(daemon) == 0, "everything is unmapped")
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(GpuRank(daemon.socket, "two-gpus", rank, 2, GPUS[rank])) for rank in range(2)]
+        assert all("digest" in answer for answer in all_do(ranks, "declare", device="cuda"))
+        workers = workers_of(daemon.process.pid)
+        assert [mappings_in(worker) for worker in workers] == [2, 2], "each worker reaches both ranks"
+        assert [all_do(ranks, "step", seed=seed) for seed in range(5)] == right
+        os.kill(workers[0], signal.SIGKILL)
+        for answer in all_do(ranks, "step", seed=5):
+            assert answer["kind"] == "StepFailed", answer
+        all_do(ranks, "declare", device="cuda")
+        assert all_do(ranks, "step", seed=0) == right[0]
+        ranks[1].kill()
+        until(lambda: mapped_by(daemon) == 2, "the dead rank's memory is let go")
+    until(lambda: mapped_by(daemon) == 0, "everything is unmapped")
 
 
 @pytest.mark.parametrize(
@@ -195,4 +221,4 @@ def test_a_module_trains_to_the_bits_of_cpus(daemon: Daemon, tmp_path: Path, mor
     assert len(on_gpu[0]) > 8
     assert len({record["weights"] for record in on_gpu[0] if record["kind"] == "check"}) >= 3
     assert on_gpu == on_cpu
-    until(lambda: mappings_in(worker_of(daemon)) == 0, "everything is unmapped")
+    until(lambda: mapped_by(daemon) == 0, "everything is unmapped")

@@ -9,13 +9,13 @@ import subprocess
 from daemon import BINARY
 
 KINDS = {"command": 0, "report": 1}
-UNLOAD_PLAN, FAILED = 4, 8
+VERSION, UNLOAD_PLAN, FAILED = 3, 4, 9
 TIMEOUT_S = 60
 
 
 def message(kind: str, alternative: int, payload: bytes) -> bytes:
     """A message of the lane codec, behind its size."""
-    head = struct.pack("<4sHBBIIQ", b"GSLN", 1, KINDS[kind], alternative, 0, 0, len(payload))
+    head = struct.pack("<4sHBBIIQ", b"GSLN", VERSION, KINDS[kind], alternative, 0, 0, len(payload))
     return struct.pack("<Q", len(head + payload)) + head + payload
 
 

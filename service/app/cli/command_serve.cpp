@@ -23,12 +23,10 @@ namespace {
 void say_where(const std::string& socket) {
   const Caller caller = this_caller();
   const bool searched = socket == socket_places(process_environment(), caller).front();
-  std::cerr << (searched
-                    ? fmt::format("gradsyncd listens at {}, where programs of uid {} look for it", socket, caller.uid)
-                    : fmt::format(
-                          "gradsyncd listens at {}; programs find it by GRADSYNC_ADDRESS=unix:{}", socket, socket
-                      ))
-            << std::endl;
+  const std::string line =
+      searched ? fmt::format("gradsyncd listens at {}, where programs of uid {} look for it\n", socket, caller.uid)
+               : fmt::format("gradsyncd listens at {}; programs find it by GRADSYNC_ADDRESS=unix:{}\n", socket, socket);
+  std::cerr << line << std::flush;  // at once: the log writes to the same terminal
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <utility>
 #include <vector>
@@ -36,7 +37,9 @@ Error bad_value(std::string key, const std::string& where, const std::string& va
 
 /// Variables that belong to clients, tests and tools, not to a section of the file.
 bool is_foreign(const std::string& name) {
-  return name == "GRADSYNC_ADDRESS" || name == "GRADSYNC_MODE" || name == "GRADSYNC_CONFIG";
+  constexpr std::array kForeign{
+      "GRADSYNC_ADDRESS", "GRADSYNC_MODE", "GRADSYNC_CONFIG", "GRADSYNC_KERNELS", "GRADSYNC_LIBCUDA"};
+  return std::find(kForeign.begin(), kForeign.end(), name) != kForeign.end();
 }
 
 /// A variable that starts like a section, or ends like a key, must be a setting: a slip would silently do nothing.

@@ -162,8 +162,8 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       "kernels",
       gpu.kernels,
       FieldRule{
-          .doc = "libgradsync_kernels.so, for workers of GPUs; empty: the one that the package brings; \"off\": no GPU "
-                 "is used.",
+          .doc = "libgradsync_kernels.so, which reduces gradients on GPUs; empty: the one that the package brings; "
+                 "\"off\": no GPU is used.",
           .value = "FILE"}
   );
   visit(

@@ -200,9 +200,14 @@ void fields(auto& archive, Same<FinishStep> auto& value) {
   archive(plan, tag, scale, rules, apply, stamp);
 }
 
+void fields(auto& archive, Same<MeasureBuckets> auto& value) {
+  auto& [plan, tag, buckets] = value;
+  archive(plan, tag, buckets);
+}
+
 void fields(auto& archive, Same<ScaleGradients> auto& value) {
-  auto& [plan, tag, outcomes] = value;
-  archive(plan, tag, outcomes);
+  auto& [plan, tag, outcomes, buckets] = value;
+  archive(plan, tag, outcomes, buckets);
 }
 
 void fields(auto& archive, Same<Abort> auto& value) {
@@ -245,6 +250,26 @@ void fields(auto& archive, Same<Reduced> auto& value) {
 void fields(auto& archive, Same<Finished> auto& value) {
   auto& [plan, tag, math] = value;
   archive(plan, tag, math);
+}
+
+void fields(auto& archive, Same<DoubleDouble> auto& value) {
+  auto& [high, low] = value;
+  archive(high, low);
+}
+
+void fields(auto& archive, Same<TensorSum> auto& value) {
+  auto& [power_sum, scale, maximum, nonfinite, nan] = value;
+  archive(power_sum, scale, maximum, nonfinite, nan);
+}
+
+void fields(auto& archive, Same<TensorCell> auto& value) {
+  auto& [tensor, sum, elements] = value;
+  archive(tensor, sum, elements);
+}
+
+void fields(auto& archive, Same<Measured> auto& value) {
+  auto& [plan, tag, cells, findings] = value;
+  archive(plan, tag, cells, findings);
 }
 
 void fields(auto& archive, Same<Scaled> auto& value) {

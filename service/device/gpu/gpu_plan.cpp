@@ -13,6 +13,11 @@ std::uint32_t output_place(std::size_t slot) { return static_cast<std::uint32_t>
 
 std::uint64_t address(const std::byte* memory) { return reinterpret_cast<std::uint64_t>(memory); }
 
+/// Whether the step that is multiplied was reduced here: another lane has the other buckets of a plan that is shared.
+bool is_here(const LoadedPlan& plan, std::uint32_t tensor) {
+  return plan.attempt().buckets[plan.layout().tensors[tensor].bucket].reduced == plan.attempt().applied;
+}
+
 /// The lists of a `gradsync_reduce_plan`.
 struct ReduceLists {
   std::vector<gradsync_reduce_part> parts;
@@ -250,7 +255,7 @@ void GpuPlan::multiply(const LoadedPlan& plan, const std::vector<plan::ClipOutco
 void GpuPlan::write_zeros(const LoadedPlan& plan, const Group& group) const {
   for (const Output& output : group.outputs) {
     const LanePart& part = plan.layout().parts[output.part];
-    if (plan.attempt().tensors[part.tensor].absent) {
+    if (plan.attempt().tensors[part.tensor].absent || !is_here(plan, part.tensor)) {
       continue;
     }
     std::byte* memory = plan.output_of(plan.memory_of(part.tensor, output.member), output.member.rank);
@@ -265,8 +270,8 @@ void GpuPlan::scale(const LoadedPlan& plan, Group& group, double multiplier) {
     const Output& output = group.outputs[i];
     const LanePart& part = plan.layout().parts[output.part];
     const TensorState& state = plan.attempt().tensors[part.tensor];
-    const bool written =
-        !state.absent && (!state.incomplete || plan.contributed(part.tensor, plan.sums_of(part)[output.sum]));
+    const bool written = is_here(plan, part.tensor) && !state.absent &&
+                         (!state.incomplete || plan.contributed(part.tensor, plan.sums_of(part)[output.sum]));
     group.addresses[i] =
         written ? address(plan.output_of(plan.memory_of(part.tensor, output.member), output.member.rank)) : 0;
   }

@@ -44,7 +44,8 @@ class FinalPass final : public PoolJob {
       const Chunk& chunk = plan_.table().chunks[plan_.table().work[at]];
       const std::uint32_t tensor = plan_.part_of(chunk).tensor;
       const BucketState& bucket = plan_.attempt().buckets[plan_.layout().tensors[tensor].bucket];
-      if (!bucket.marked || !plan_.attempt().tensors[tensor].absent) {
+      const bool here = outcomes_ == nullptr || bucket.reduced == plan_.attempt().applied;  // not on another lane
+      if (here && (!bucket.marked || !plan_.attempt().tensors[tensor].absent)) {
         finish(chunk, tensor, bucket, plan_.attempt().pointers[worker].destinations);
       }
     }

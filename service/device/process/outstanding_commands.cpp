@@ -37,6 +37,8 @@ std::optional<std::size_t> report_of(const ReduceBucket& /*command*/) { return k
 
 std::optional<std::size_t> report_of(const FinishStep& /*command*/) { return kIndexOf<Finished>; }
 
+std::optional<std::size_t> report_of(const MeasureBuckets& /*command*/) { return kIndexOf<Measured>; }
+
 std::optional<std::size_t> report_of(const ScaleGradients& /*command*/) { return kIndexOf<Scaled>; }
 
 std::optional<std::size_t> report_of(const Abort& /*command*/) { return kIndexOf<Aborted>; }
@@ -45,8 +47,8 @@ std::optional<std::size_t> report_of(const SetWidth& /*command*/) { return std::
 
 /// Whether the report answers a command that works on an attempt, or ends one: those are answered in their order.
 bool is_of_attempt(std::size_t report) {
-  return report == kIndexOf<Reduced> || report == kIndexOf<Finished> || report == kIndexOf<Scaled> ||
-         report == kIndexOf<Aborted>;
+  return report == kIndexOf<Reduced> || report == kIndexOf<Finished> || report == kIndexOf<Measured> ||
+         report == kIndexOf<Scaled> || report == kIndexOf<Aborted>;
 }
 
 bool is_below(std::int64_t rank, std::size_t ranks) { return rank >= 0 && static_cast<std::size_t>(rank) < ranks; }
@@ -79,9 +81,16 @@ void OutstandingCommands::add(const LaneCommand& command, TimePoint now, const P
   } else if (const auto* reduce = std::get_if<ReduceBucket>(&command)) {
     waiting.bucket = reduce->bucket;
   } else if (const auto* finish = std::get_if<FinishStep>(&command)) {
-    const auto plan = plans_.find(finish->plan);
-    waiting.size = plan == plans_.end() ? PlanSize{} : plan->second;
+    waiting.size = size_of(finish->plan);
+  } else if (const auto* measure = std::get_if<MeasureBuckets>(&command)) {
+    waiting.size = size_of(measure->plan);
+    waiting.size->groups = waiting.size->layers = 0;
   }
+}
+
+OutstandingCommands::PlanSize OutstandingCommands::size_of(PlanId plan) const {
+  const auto found = plans_.find(plan);
+  return found == plans_.end() ? PlanSize{} : found->second;
 }
 
 bool OutstandingCommands::answered_by(const LaneReport& report) {
@@ -106,6 +115,13 @@ bool OutstandingCommands::names_what_exists(const LaneReport& report, const Wait
   }
   if (const auto* finished = std::get_if<Finished>(&report)) {
     return names_what_exists(finished->math, *waiting.size);
+  }
+  if (const auto* measured = std::get_if<Measured>(&report)) {
+    const auto exists = [&](const TensorCell& cell) { return cell.tensor < waiting.size->tensors; };
+    const auto ascends = [](const TensorCell& a, const TensorCell& b) { return a.tensor >= b.tensor; };
+    return std::ranges::all_of(measured->cells, exists) &&
+           std::ranges::adjacent_find(measured->cells, ascends) == measured->cells.end() &&
+           names_what_exists(measured->findings, *waiting.size);
   }
   if (const auto* failed = std::get_if<Failed>(&report); failed != nullptr && failed->row) {
     return waiting.size && failed->row->tensor < waiting.size->tensors &&

@@ -56,9 +56,10 @@ class OutstandingCommands {
     Failed failure;          ///< the one that says it was not
     std::optional<Deadline> deadline = {};
     std::optional<std::uint32_t> bucket;  ///< of a ReduceBucket
-    std::optional<PlanSize> size;         ///< of a FinishStep
+    std::optional<PlanSize> size;         ///< of a FinishStep or a MeasureBuckets
   };
 
+  [[nodiscard]] PlanSize size_of(PlanId plan) const;
   [[nodiscard]] static bool names_what_exists(const LaneReport& report, const Waiting& waiting);
   [[nodiscard]] static bool names_what_exists(const StepMath& math, const PlanSize& size);
 

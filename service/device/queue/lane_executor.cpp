@@ -128,6 +128,12 @@ LaneReport LaneExecutor::operator()(FinishStep& command) {
   return Finished{command.plan, command.tag, finish_step(plan, command, device_.passes())};
 }
 
+LaneReport LaneExecutor::operator()(MeasureBuckets& command) {
+  LoadedPlan& plan = usable_plan(command.plan);
+  device_.passes().throw_if_cancelled();
+  return measure_buckets(plan, command, device_.passes());
+}
+
 LaneReport LaneExecutor::operator()(ScaleGradients& command) {
   if (LoadedStats* stats = usable_stats(command.plan)) {
     device_.passes().throw_if_cancelled();

@@ -29,6 +29,7 @@ class LaneExecutor {
   LaneReport operator()(UnloadPlan& command);
   LaneReport operator()(ReduceBucket& command);
   LaneReport operator()(FinishStep& command);
+  LaneReport operator()(MeasureBuckets& command);
   LaneReport operator()(ScaleGradients& command);
 
   [[nodiscard]] bool loaded(PlanId plan) const { return plans_.contains(plan) || stats_plans_.contains(plan); }

@@ -15,15 +15,28 @@ namespace gradsync::device {
 
 namespace {
 
-void check_reduced(const LoadedPlan& plan, Tag tag) {
-  for (std::size_t bucket = 0; bucket < plan.attempt().buckets.size(); ++bucket) {
-    if (plan.attempt().buckets[bucket].reduced != tag) {
-      throw DeviceError(
-          fmt::format("bucket {} does not hold the sums of attempt {}: a norm of it would be wrong", bucket, tag)
-      );
-    }
+void check_reduced(const LoadedPlan& plan, std::size_t bucket, Tag tag) {
+  if (bucket >= plan.attempt().buckets.size() || plan.attempt().buckets[bucket].reduced != tag) {
+    throw DeviceError(
+        fmt::format("bucket {} does not hold the sums of attempt {}: a norm of it would be wrong", bucket, tag)
+    );
+  }
+}
+
+/// All of them, or those that were reduced here.
+void check_reduced(const LoadedPlan& plan, Tag tag, const std::vector<std::uint32_t>& buckets = {}) {
+  for (std::size_t bucket = 0; buckets.empty() && bucket < plan.attempt().buckets.size(); ++bucket) {
+    check_reduced(plan, bucket, tag);
+  }
+  for (const std::uint32_t bucket : buckets) {
+    check_reduced(plan, bucket, tag);
   }
   check_unapplied(plan.attempt().applied, tag);
+}
+
+/// Whether it was reduced here in this attempt: another lane has the other buckets of a plan that is shared.
+bool is_here(const LoadedPlan& plan, std::uint32_t tensor, Tag tag) {
+  return plan.attempt().buckets[plan.layout().tensors[tensor].bucket].reduced == tag;
 }
 
 /// Whether anything is to be said of single tensors.
@@ -100,8 +113,11 @@ void report_ranks(const LoadedPlan& plan, std::uint32_t index, StepMath& math) {
   }
 }
 
-void report_findings(const LoadedPlan& plan, StepMath& math) {
+void report_findings(const LoadedPlan& plan, Tag tag, StepMath& math) {
   for (std::uint32_t index = 0; index < plan.attempt().tensors.size(); ++index) {
+    if (!is_here(plan, index, tag)) {
+      continue;
+    }
     if (plan.attempt().tensors[index].absent) {
       math.absent.push_back(index);
       continue;
@@ -125,7 +141,7 @@ StepMath finish_step(LoadedPlan& plan, const FinishStep& command, const StepPass
   const auto start = std::chrono::steady_clock::now();
   StepMath math;
   if (combine_norms(plan, command, math)) {
-    report_findings(plan, math);
+    report_findings(plan, command.tag, math);
   }
   math.norm_s = seconds(std::chrono::steady_clock::now() - start);
   if (command.apply) {
@@ -138,8 +154,35 @@ StepMath finish_step(LoadedPlan& plan, const FinishStep& command, const StepPass
   return math;
 }
 
+Measured measure_buckets(LoadedPlan& plan, const MeasureBuckets& command, const StepPasses& passes) {
+  if (command.buckets.empty()) {
+    throw DeviceError("no bucket is to be measured: a lane without one takes no part in the step");
+  }
+  check_reduced(plan, command.tag, command.buckets);
+  const auto start = std::chrono::steady_clock::now();
+  Measured measured{command.plan, command.tag, {}, {}};
+  bool finite = true;
+  for (std::uint32_t index = 0; index < plan.attempt().tensors.size(); ++index) {
+    const TensorState& state = plan.attempt().tensors[index];
+    if (is_here(plan, index, command.tag) && !state.absent && plan.layout().tensors[index].parts != 0) {
+      measured.cells.push_back({index, state.sum, state.counted_elements});
+      finite = finite && state.sum.nonfinite == 0;
+    }
+  }
+  const bool found = std::any_of(command.buckets.begin(), command.buckets.end(), [&](std::uint32_t bucket) {
+    return plan.attempt().buckets[bucket].has_findings();
+  });
+  if (!finite || found) {
+    report_findings(plan, command.tag, measured.findings);
+  }
+  measured.findings.norm_s = seconds(std::chrono::steady_clock::now() - start);
+  measured.findings.clip_s = passes.write_deferred(plan);
+  plan.attempt().measured = command.tag;
+  return measured;
+}
+
 double scale_gradients(LoadedPlan& plan, const ScaleGradients& command, const StepPasses& passes) {
-  check_reduced(plan, command.tag);
+  check_reduced(plan, command.tag, command.buckets);
   check_measured(plan.attempt().measured, command.tag);
   check_outcomes(command, plan.layout().clip_groups);
   plan.attempt().applied = command.tag;

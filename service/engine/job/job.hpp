@@ -51,7 +51,9 @@ struct JobContext {
 struct EpochPlan {
   device::PlanId id = 0;
   std::shared_ptr<const plan::Plan> plan;
-  std::vector<LaneShare> shares;  ///< one: the planner refuses a plan of several
+  std::vector<LaneShare> shares;
+  std::optional<JoinPlan> join;  ///< where there are several
+  std::size_t loading = 0;       ///< lanes that have not loaded it yet
   std::vector<std::uint64_t> buffers;
   ReportConstants constants;
   std::shared_ptr<StepRecord> record;  ///< none where there is no encoder
@@ -121,6 +123,7 @@ class Job {
   // reports of the lane that has the plan
   void on_reduced(device::LaneId lane, const device::Reduced& report);
   void on_finished(device::LaneId lane, device::Finished report);
+  void on_measured(device::LaneId lane, device::Measured report);
   void on_scaled(device::LaneId lane, const device::Scaled& report);
   void on_aborted(device::LaneId lane, const device::Aborted& report);
   void on_lane_failed(device::LaneId lane, const device::Failed& report);
@@ -217,6 +220,9 @@ class Job {
   void run(Actions actions);
   void perform(LaunchReduce& action);
   void perform(LaunchFinish& action);
+  void perform(LaunchMeasure& action);
+  void perform(Decide& action);
+  void perform(LaunchOutcomes& action);
   void perform(LaunchScale& action);
   void perform(LaunchAbort& action);
   void perform(AnswerRank& action);

@@ -72,7 +72,25 @@ void Job::perform(LaunchFinish& action) {
   if (command.apply) {
     note_begun();
   }
-  context_.lanes[action.lane].submit(std::move(command));
+  if (!action.shared) {
+    context_.lanes[action.lane].submit(std::move(command));
+  }
+}
+
+void Job::perform(LaunchMeasure& action) {
+  context_.lanes[action.lane].submit(device::MeasureBuckets{active_->id, machine_->attempt(), std::move(action.buckets)}
+  );
+}
+
+void Job::perform(Decide& action) {
+  std::vector<plan::ClipRule> rules;
+  policies_.rules(attempt_.terms, rules);
+  run(machine_->on_decided(join_cells(*active_->join, action.parts, rules, attempt_.terms.scale)));
+}
+
+void Job::perform(LaunchOutcomes& action) {
+  context_.lanes[action.lane].submit(device::ScaleGradients{
+      active_->id, machine_->attempt(), std::move(action.outcomes), std::move(action.buckets)});
 }
 
 void Job::perform(LaunchScale& action) {
@@ -95,6 +113,7 @@ void Job::perform(LaunchScale& action) {
   }
   plan::decide_together(command.outcomes);
   attempt_.outcomes = command.outcomes;
+  command.buckets = action.buckets;
   note_begun();
   context_.lanes[action.lane].submit(std::move(command));
 }

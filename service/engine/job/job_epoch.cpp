@@ -112,15 +112,24 @@ void Job::perform(const LoadPlan&) {
   context_.plans[loading.id] = this;
   loading.plan = context_.planner.freed_elsewhere(std::move(prepared_->plan));
   loading.shares = std::move(prepared_->shares);
+  loading.join = std::move(prepared_->join);
+  loading.loading = loading.shares.size();
   loading.constants = std::move(prepared_->constants);
   loading.record = std::move(*record);
   for (const auto& [number, rank] : ranks_) {
     context_.buffers.use(rank.buffer);
+    for (const LaneShare& share : loading.shares) {
+      context_.buffers.map_on(rank.buffer, share.lane);
+    }
     loading.buffers.push_back(rank.buffer);
   }
   std::visit(
       [this, &loading](auto& layout) {
         layout.rank_buffers = loading.buffers;
+        for (std::size_t other = 1; other < loading.shares.size(); ++other) {
+          auto copy = layout;
+          context_.lanes[loading.shares[other].lane].submit(load_command(loading.id, std::move(copy)));
+        }
         context_.lanes[loading.shares.front().lane].submit(load_command(loading.id, std::move(layout)));
       },
       prepared_->layout
@@ -141,7 +150,7 @@ void Job::perform(const UnloadPlan&) {
 }
 
 void Job::on_loaded(device::PlanId plan) {
-  if (owns_plan(plan)) {
+  if (owns_plan(plan) && --active_->loading == 0) {
     perform(epochs_.on_lane_loaded());
   }
 }

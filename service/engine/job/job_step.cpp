@@ -194,6 +194,12 @@ void Job::on_finished(device::LaneId lane, device::Finished report) {
   }
 }
 
+void Job::on_measured(device::LaneId lane, device::Measured report) {
+  if (active_ && active_->id == report.plan && machine_) {
+    run(machine_->on_measured(lane, std::move(report)));
+  }
+}
+
 void Job::on_scaled(device::LaneId lane, const device::Scaled& report) {
   if (active_ && active_->id == report.plan && machine_) {
     run(machine_->on_scaled(lane, report.tag, report.clip_s));

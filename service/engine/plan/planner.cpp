@@ -45,31 +45,6 @@ Result<void> check_report_size(const PreparedPlan& prepared, const PlanRequest& 
   );
 }
 
-/// One lane has all of the plan: no norm is taken over several yet.
-Result<std::vector<LaneShare>> place(const plan::Plan& plan, const PlanRequest& request) {
-  Result<std::vector<LaneShare>> shares = project_plan(plan, request.lane_of_rank);
-  if (!shares || shares->size() == 1) {
-    return shares;
-  }
-  const LaneShare& first = shares->front();
-  const LaneShare& other = (*shares)[1];
-  Error error = make_error(
-      ErrorCode::UnsupportedPlacement,
-      fmt::format(
-          "the norm would be taken over lane {}, which holds the buffer of rank {}, and lane {}, which holds that of "
-          "rank {}",
-          first.lane,
-          first.ranks.front(),
-          other.lane,
-          other.ranks.front()
-      ),
-      "allocate the buffers of all ranks of a job on one device"
-  );
-  error.path = "buffer";
-  error.ranks = {first.ranks.front(), other.ranks.front()};
-  return error;
-}
-
 }  // namespace
 
 PlanOutcome run_planner(const PlanRequest& request) {
@@ -90,12 +65,15 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (!plan) {
     return {request.ticket, plan.error()};
   }
-  Result<std::vector<LaneShare>> shares = place(*plan, request);
+  Result<std::vector<LaneShare>> shares = project_plan(*plan, request.lane_of_rank);
   if (!shares) {
     return {request.ticket, shares.error()};
   }
   auto prepared = std::make_unique<PreparedPlan>(std::move(*plan), request.encode_report);
   prepared->shares = std::move(*shares);
+  if (prepared->shares.size() > 1) {
+    prepared->join = join_plan_of(std::get<device::LanePlan>(prepared->layout));
+  }
   if (const Result<void> fits = check_report_size(*prepared, request); !fits) {
     return {request.ticket, fits.error()};
   }

@@ -6,10 +6,12 @@
 #include "engine/plan/project_plan.hpp"
 #include "engine/report/largest_report.hpp"
 #include "engine/report/step_report.hpp"
+#include "engine/step/join_cells.hpp"
 
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,7 @@ struct PreparedPlan {
   std::shared_ptr<const plan::Plan> plan;
   LaneLayout layout;
   std::vector<LaneShare> shares;  ///< `run_planner` knows where buffers lie
+  std::optional<JoinPlan> join;   ///< where there are several
   ReportConstants constants;
   std::size_t encoded_bytes = 0;  ///< the size of the longest report; 0: not measured
 };

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 namespace gradsync::engine {
 
@@ -64,13 +65,15 @@ StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t e
 
 Actions StepMachine::open(const std::vector<LaneShare>& shares) {
   Actions actions;
-  open_ = true;
+  if (std::exchange(open_, true)) {
+    return actions;
+  }
   lane_of_bucket_.resize(plan_->buckets.size());
   for (const LaneShare& share : shares) {
     for (const std::uint32_t bucket : share.buckets) {
       lane_of_bucket_[bucket] = lanes_.size();
     }
-    lanes_.push_back({share.lane});
+    lanes_.push_back({share.lane, 0, shares.size() > 1 ? share.buckets : std::vector<std::uint32_t>()});
   }
   if (!course_.error) {
     launch_ready(actions);
@@ -231,7 +234,10 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
   }
   if (all_waiting()) {
     course_.phase = Phase::Scaling;
-    actions.emplace_back(LaunchScale{launch_norm(), ask.override_max_norm, ask.max_norm, ask.abandon});
+    for (LaneWork& work : lanes_) {
+      actions.emplace_back(LaunchScale{launch_on(work), ask.override_max_norm, ask.max_norm, ask.abandon, work.buckets}
+      );
+    }
   }
   return actions;
 }
@@ -311,7 +317,7 @@ void StepMachine::launch_ready(Actions& actions) {
     std::sort(launch.unused.begin(), launch.unused.end(), [](const auto& a, const auto& b) {
       return std::tie(a.rank, a.tensor) < std::tie(b.rank, b.tensor);
     });
-    launch.defer = multiplied_in_a_row_ >= kMultipliedBefore;
+    launch.defer = !shared() && multiplied_in_a_row_ >= kMultipliedBefore;
     launch.lane = launch_on(lanes_[lane_of_bucket_[bucket]]);
     ++course_.next_launch;
     actions.emplace_back(std::move(launch));
@@ -330,10 +336,8 @@ void StepMachine::finish_if_complete(Actions& actions) {
       !all_waiting()) {
     return;
   }
-  const Ask& ask = *ranks_.front().ask;
   course_.phase = Phase::Finishing;
-  actions.emplace_back(LaunchFinish{
-      launch_norm(), ask.scale, ask.scaled, ask.kind == Ask::Kind::NormOnly, ask.override_max_norm, ask.max_norm});
+  launch_norm(*ranks_.front().ask, actions);
 }
 
 }  // namespace gradsync::engine

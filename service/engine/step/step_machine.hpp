@@ -41,14 +41,34 @@ struct LaunchFinish {
   bool norm_only = false;
   bool override_max_norm = false;
   std::optional<double> max_norm;
+  bool shared = false;  ///< these are the terms alone; `LaunchMeasure` follows for each lane
 };
 
-/// The second half of a step that has given out its norm.
+/// The same on a plan that several lanes share: one of them says what its buckets sum to. `Decide` follows.
+struct LaunchMeasure {
+  device::LaneId lane = device::kHostLane;
+  std::vector<std::uint32_t> buckets;
+};
+
+/// All lanes have measured: add up, decide, and tell `on_decided`.
+struct Decide {
+  std::vector<device::Measured> parts;
+};
+
+/// What was decided is not to leave everything as it is: multiply.
+struct LaunchOutcomes {
+  device::LaneId lane = device::kHostLane;
+  std::vector<std::uint32_t> buckets;
+  std::vector<plan::ClipOutcome> outcomes;
+};
+
+/// The second half of a step that has given out its norm. `buckets`: of a lane that shares the plan; empty: all.
 struct LaunchScale {
   device::LaneId lane = device::kHostLane;
   bool override_max_norm = false;
   std::optional<double> max_norm;
   bool abandon = false;
+  std::vector<std::uint32_t> buckets = {};
 };
 
 /// Stop what the lane still does for this attempt. A lane that owes nothing is told nothing.
@@ -96,6 +116,9 @@ struct HalfTime {
 using Action = std::variant<
     LaunchReduce,
     LaunchFinish,
+    LaunchMeasure,
+    Decide,
+    LaunchOutcomes,
     LaunchScale,
     LaunchAbort,
     AnswerRank,
@@ -111,7 +134,7 @@ class StepMachine {
   /// Launches nothing before `open`: survivors of an epoch may be ready before its plan is on the lane again.
   StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch);
 
-  /// The lanes have the plan. Buckets are launched on any number of them, the norm only where there is one.
+  /// The lanes have the plan. Where there are several each measures its buckets, and one decision is taken for all.
   [[nodiscard]] Actions open(const std::vector<LaneShare>& shares);
 
   /// `micro_batch`: that completed the bucket, where the rank says so.
@@ -129,6 +152,9 @@ class StepMachine {
   // The lane is the one that reports, and one that owes a report.
   void on_reduced(device::LaneId lane, std::uint64_t tag);
   [[nodiscard]] Actions on_finished(device::LaneId lane, std::uint64_t tag, device::StepMath math);
+  [[nodiscard]] Actions on_measured(device::LaneId lane, device::Measured report);
+  /// The answer to `Decide`, at once.
+  [[nodiscard]] Actions on_decided(device::StepMath math);
   [[nodiscard]] Actions on_scaled(device::LaneId lane, std::uint64_t tag, double clip_s);
   [[nodiscard]] Actions on_lane_failed(device::LaneId lane, const device::Failed& report);
   [[nodiscard]] Actions on_aborted(device::LaneId lane, std::uint64_t tag);
@@ -205,6 +231,7 @@ class StepMachine {
     Phase phase = Phase::Collecting;
     std::size_t next_launch = 0;
     std::size_t reduced = 0;
+    std::vector<device::Measured> measured;  ///< by lanes that share the plan, until all have
     bool half_warned = false;
     std::optional<TimePoint> suspended;  ///< since when deadlines stand still, for a paused rank
     std::optional<Error> error;          ///< sticky failure
@@ -217,14 +244,20 @@ class StepMachine {
 
   struct LaneWork {
     device::LaneId lane = device::kHostLane;
-    std::size_t outstanding = 0;  ///< commands, an Abort included
+    std::size_t outstanding = 0;              ///< commands, an Abort included
+    std::vector<std::uint32_t> buckets = {};  ///< its part of a plan that several share
   };
 
   [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
 
   /// Counts one command more for the lane, and says its id.
   [[nodiscard]] static device::LaneId launch_on(LaneWork& work);
-  [[nodiscard]] device::LaneId launch_norm();
+
+  [[nodiscard]] bool shared() const { return lanes_.size() > 1; }
+
+  void launch_norm(const Ask& ask, Actions& actions);
+  /// The norm is known, and everything is multiplied that should be: what on_finished and on_decided end with.
+  void end_measured(device::StepMath math, Actions& actions);
   void count_report(device::LaneId lane);
   [[nodiscard]] std::vector<std::string> unready_tensors(std::int64_t rank) const;
   [[nodiscard]] std::optional<Error> bad_index(std::int64_t rank, const FinishRequest& request) const;

@@ -31,9 +31,24 @@ device::LaneId StepMachine::launch_on(LaneWork& work) {
   return work.lane;
 }
 
-device::LaneId StepMachine::launch_norm() {
-  GRADSYNC_ASSERT(lanes_.size() == 1, "the planner refuses a plan whose norm would be taken over several lanes");
-  return launch_on(lanes_.front());
+void StepMachine::launch_norm(const Ask& ask, Actions& actions) {
+  LaunchFinish whole{
+      lanes_.front().lane,
+      ask.scale,
+      ask.scaled,
+      ask.kind == Ask::Kind::NormOnly,
+      ask.override_max_norm,
+      ask.max_norm,
+      shared()};
+  if (!shared()) {
+    (void)launch_on(lanes_.front());
+    actions.emplace_back(std::move(whole));
+    return;
+  }
+  actions.emplace_back(std::move(whole));  // the terms, by which is decided later
+  for (LaneWork& work : lanes_) {
+    actions.emplace_back(LaunchMeasure{launch_on(work), work.buckets});
+  }
 }
 
 void StepMachine::count_report(device::LaneId lane) {
@@ -60,6 +75,48 @@ Actions StepMachine::on_finished(device::LaneId lane, std::uint64_t tag, device:
   if (course_.error) {
     return actions;  // the Abort's report settles it
   }
+  end_measured(std::move(math), actions);
+  return actions;
+}
+
+Actions StepMachine::on_measured(device::LaneId lane, device::Measured report) {
+  Actions actions;
+  if (report.tag != attempt_) {
+    return actions;
+  }
+  count_report(lane);
+  if (course_.error) {
+    return actions;  // the Aborts' reports settle it
+  }
+  course_.measured.push_back(std::move(report));
+  if (course_.measured.size() == lanes_.size()) {
+    actions.emplace_back(Decide{std::exchange(course_.measured, {})});
+  }
+  return actions;
+}
+
+Actions StepMachine::on_decided(device::StepMath math) {
+  Actions actions;
+  const auto changes = [](const plan::ClipOutcome& outcome) {
+    return outcome.action == plan::StepAction::Zero || (outcome.multiply && outcome.multiplier != 1);
+  };
+  const auto holds_back = [](const plan::ClipOutcome& outcome) {
+    return outcome.action == plan::StepAction::Skip || outcome.action == plan::StepAction::Raise;
+  };
+  if (ranks_.front().ask->kind == Ask::Kind::NormOnly || std::ranges::none_of(math.groups, changes) ||
+      std::ranges::any_of(math.groups, holds_back)) {
+    end_measured(std::move(math), actions);
+    return actions;
+  }
+  course_.phase = Phase::Scaling;
+  for (LaneWork& work : lanes_) {
+    actions.emplace_back(LaunchOutcomes{launch_on(work), work.buckets, math.groups});
+  }
+  norm_.math = std::move(math);
+  return actions;
+}
+
+void StepMachine::end_measured(device::StepMath math, Actions& actions) {
   GRADSYNC_ASSERT(course_.reduced == plan_->buckets.size(), "the lane refuses a norm of buckets that are not reduced");
   if (ranks_.front().ask->kind == Ask::Kind::NormOnly) {
     course_.phase = Phase::NormGiven;
@@ -68,13 +125,12 @@ Actions StepMachine::on_finished(device::LaneId lane, std::uint64_t tag, device:
     forget_asks();
     MicroBatches said = micro_batches(math.nonfinite);
     actions.emplace_back(NormKnown{std::move(math), std::move(said)});
-    return actions;
+    return;
   }
   multiplied_in_a_row_ = multiplies_all(math) ? multiplied_in_a_row_ + 1 : 0;
   MicroBatches said = micro_batches(math.nonfinite);
   actions.emplace_back(Committed{attempt_, std::move(math), std::move(said)});
   end_attempt();
-  return actions;
 }
 
 Actions StepMachine::on_scaled(device::LaneId lane, std::uint64_t tag, double clip_s) {
@@ -86,7 +142,10 @@ Actions StepMachine::on_scaled(device::LaneId lane, std::uint64_t tag, double cl
   if (course_.error) {
     return actions;
   }
-  norm_.math.clip_s = clip_s;
+  norm_.math.clip_s = shared() ? std::max(norm_.math.clip_s, clip_s) : clip_s;
+  if (busy()) {
+    return actions;  // another lane still multiplies
+  }
   multiplied_in_a_row_ = 0;
   MicroBatches said = micro_batches(norm_.math.nonfinite);
   actions.emplace_back(Committed{attempt_, std::move(norm_.math), std::move(said)});

@@ -148,6 +148,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   std::string digits = visible != nullptr && std::strncmp(visible, "GPU-", 4) == 0 ? visible + 4 : "";
+  digits = digits.substr(0, digits.find(','));
   std::erase(digits, '-');
   for (std::size_t i = 0; i < sizeof(cudaUUID_t) && digits.size() == 2 * sizeof(cudaUUID_t); ++i) {
     properties->uuid.bytes[i] = static_cast<char>(std::stoi(digits.substr(2 * i, 2), nullptr, 16));

@@ -177,6 +177,7 @@ TEST_F(ConfigurationTest, a_slip_in_a_variable_is_an_error_with_the_nearest_name
 TEST_F(ConfigurationTest, variables_of_clients_are_not_its_business) {
   inputs.environment["GRADSYNC_ADDRESS"] = "unix:/tmp/x.sock";
   inputs.environment["GRADSYNC_MODE"] = "sync";
+  inputs.environment["GRADSYNC_KERNELS"] = "off";  // a client's, although a key of [gpu] ends so
   inputs.environment["GRADSYNC_PYTHON"] = "python3";
   inputs.environment["GRADSYNCD"] = "/usr/bin/gradsyncd";
   EXPECT_FALSE(resolve_configuration(inputs).has_error());

@@ -219,6 +219,13 @@ class CheckedLane : public device::Lane {
     return device::Finished{command.plan, command.tag, math};
   }
 
+  device::LaneReport answer(const device::MeasureBuckets& command) {
+    if (const auto refused = refuse(command)) {
+      return *refused;
+    }
+    return device::Measured{command.plan, command.tag, {}, {}};
+  }
+
   device::LaneReport answer(const device::ScaleGradients& command) {
     if (const auto refused = refuse(command)) {
       return *refused;

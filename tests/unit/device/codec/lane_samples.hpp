@@ -179,7 +179,8 @@ inline std::vector<LaneCommand> sample_commands() {
   commands.emplace_back(ReduceBucket{9, 10, 11, {{12, 13}, {14, -1}}, true, false});
   commands.emplace_back(ReduceBucket{15, 16, 17, {}, false, true});
   commands.emplace_back(std::move(finish));
-  commands.emplace_back(ScaleGradients{18, 19, sample_outcomes()});
+  commands.emplace_back(MeasureBuckets{28, 29, {30, 31}});
+  commands.emplace_back(ScaleGradients{18, 19, sample_outcomes(), {32}});
   commands.emplace_back(Abort{20, 21});
   commands.emplace_back(SetWidth{true});
   return commands;
@@ -197,6 +198,7 @@ inline std::vector<LaneReport> sample_reports() {
       Unloaded{4},
       Reduced{5, 6, 7, 0.5},
       finished,
+      Measured{22, 23, {{24, {{1.5, 1e-20}, 2, 3.5, 25, 26}, 27}}, sample_math()},
       Scaled{10, 11, 0.25},
       Aborted{12, 13},
       Failed{14, 15, 16, true, false, "no \xff memory", FailedRow{17, 18, "power_sum"}},

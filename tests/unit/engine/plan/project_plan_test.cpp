@@ -17,6 +17,7 @@ plan::Plan two_stages() {
   plan.world_size = 4;
   plan.tensors.resize(2);
   plan.buckets.resize(2);
+  plan.buckets[0].size_bytes = plan.buckets[1].size_bytes = 64;
   plan.layouts.resize(2);
   plan.layouts[0].bucket_rows = {{0}, {}};
   plan.layouts[1].bucket_rows = {{}, {0}};
@@ -39,19 +40,15 @@ plan::Plan two_stages_of_rows() {
 }
 
 TEST(ProjectPlan, one_lane_has_the_whole_plan) {
-  const LaneShare whole{7, {0, 1, 2, 3}, {0, 1}};
-  EXPECT_THAT(*project_plan(two_stages(), {7, 7, 7, 7}), ElementsAre(whole));
+  EXPECT_THAT(*project_plan(two_stages(), {7, 7, 7, 7}), ElementsAre(LaneShare{7, {0, 1}}));
   EXPECT_EQ(project_plan(two_stages(), {})->front().lane, device::kHostLane);
-  EXPECT_THAT(*project_plan(two_stages_of_rows(), {7, 7, 7, 7}), ElementsAre(LaneShare{7, {0, 1, 2, 3}, {}}));
+  EXPECT_THAT(*project_plan(two_stages_of_rows(), {7, 7, 7, 7}), ElementsAre(LaneShare{7, {}}));
 }
 
-TEST(ProjectPlan, each_lane_has_the_buckets_whose_memory_it_holds) {
-  EXPECT_THAT(
-      *project_plan(two_stages(), {7, 7, 5, 5}), ElementsAre(LaneShare{7, {0, 1}, {0}}, LaneShare{5, {2, 3}, {1}})
-  );
-  EXPECT_THAT(
-      *project_plan(two_stages_of_rows(), {7, 7, 5, 5}), ElementsAre(LaneShare{7, {0, 1}, {}}, LaneShare{5, {2, 3}, {}})
-  );
+TEST(ProjectPlan, a_bucket_goes_to_a_lane_of_the_ranks_that_hold_it) {
+  EXPECT_THAT(*project_plan(two_stages(), {7, 7, 5, 5}), ElementsAre(LaneShare{7, {0}}, LaneShare{5, {1}}));
+  EXPECT_THAT(*project_plan(two_stages(), {7, 7, 7, 5}), ElementsAre(LaneShare{7, {0}}, LaneShare{5, {1}}))
+      << "bucket 1 is on both, and lane 7 has bucket 0";
 }
 
 TEST(ProjectPlan, a_bucket_that_nobody_holds_is_on_some_lane) {
@@ -60,24 +57,48 @@ TEST(ProjectPlan, a_bucket_that_nobody_holds_is_on_some_lane) {
   for (plan::ArenaLayout& layout : plan.layouts) {
     layout.bucket_rows.emplace_back();
   }
-  EXPECT_THAT(*project_plan(plan, {7, 7, 5, 5}), ElementsAre(LaneShare{7, {0, 1}, {0, 2}}, LaneShare{5, {2, 3}, {1}}));
+  EXPECT_THAT(*project_plan(plan, {7, 7, 5, 5}), ElementsAre(LaneShare{7, {0, 2}}, LaneShare{5, {1}}));
 }
 
-TEST(ProjectPlan, what_is_summed_over_two_lanes_is_refused) {
-  const auto bucket = project_plan(two_stages(), {7, 7, 7, 5});
-  ASSERT_FALSE(bucket);
-  EXPECT_EQ(bucket.error().code, ErrorCode::UnsupportedPlacement);
-  EXPECT_THAT(
-      bucket.error().message, HasSubstr("bucket 1 is summed over rank 2, whose buffer is on lane 7, and rank 3")
-  );
-  EXPECT_EQ(bucket.error().bucket, 1);
-  EXPECT_THAT(bucket.error().ranks, ElementsAre(2, 3));
+/// So many buckets of these bytes, all held by all ranks.
+plan::Plan replicated(const std::vector<std::uint64_t>& bytes, std::size_t world_size) {
+  plan::Plan plan;
+  plan.world_size = static_cast<std::int64_t>(world_size);
+  plan.layouts.resize(1);
+  plan.layout_of.assign(world_size, 0);
+  for (const std::uint64_t size : bytes) {
+    plan.buckets.emplace_back().size_bytes = size;
+    plan.layouts[0].bucket_rows.push_back({static_cast<std::uint32_t>(plan.layouts[0].bucket_rows.size())});
+  }
+  return plan;
+}
 
-  const auto tensor = project_plan(two_stages_of_rows(), {7, 5, 5, 5});
-  ASSERT_FALSE(tensor);
-  EXPECT_EQ(tensor.error().code, ErrorCode::UnsupportedPlacement);
-  EXPECT_EQ(tensor.error().tensor, "t0");
-  EXPECT_THAT(tensor.error().ranks, ElementsAre(0, 1));
+TEST(ProjectPlan, the_largest_buckets_are_spread_first) {
+  EXPECT_THAT(
+      *project_plan(replicated({10, 90, 40, 40, 20}, 3), {4, 2, 9}),
+      ElementsAre(LaneShare{4, {1}}, LaneShare{2, {2, 4}}, LaneShare{9, {0, 3}})
+  );
+}
+
+TEST(ProjectPlan, a_lane_without_a_bucket_is_left_out) {
+  EXPECT_THAT(*project_plan(replicated({10}, 3), {4, 2, 9}), ElementsAre(LaneShare{4, {0}}));
+  EXPECT_THAT(*project_plan(replicated({}, 2), {4, 2}), ElementsAre(LaneShare{4, {}}));
+}
+
+TEST(ProjectPlan, memory_of_cpus_and_gpus_is_not_summed) {
+  const auto mixed = project_plan(two_stages(), {7, 7, 7, device::kHostLane});
+  ASSERT_FALSE(mixed);
+  EXPECT_EQ(mixed.error().code, ErrorCode::UnsupportedPlacement);
+  EXPECT_THAT(mixed.error().message, HasSubstr("rank 0 has its buffer on lane 7 and rank 3 on lane 0"));
+  EXPECT_THAT(mixed.error().ranks, ElementsAre(0, 3));
+}
+
+TEST(ProjectPlan, tables_on_two_lanes_are_refused) {
+  const auto tables = project_plan(two_stages_of_rows(), {7, 5, 5, 5});
+  ASSERT_FALSE(tables);
+  EXPECT_EQ(tables.error().code, ErrorCode::UnsupportedPlacement);
+  EXPECT_THAT(tables.error().message, HasSubstr("tables of statistics are read by one lane"));
+  EXPECT_THAT(tables.error().ranks, ElementsAre(0, 1));
 }
 
 }  // namespace

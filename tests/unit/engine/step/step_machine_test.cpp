@@ -177,7 +177,7 @@ TEST_F(StepMachineTest, a_plan_that_is_loaded_after_all_have_asked_gets_buckets_
 
 TEST_F(StepMachineTest, an_abort_goes_to_the_lanes_that_owe_a_report_and_waits_for_them) {
   StepMachine machine(plan_of_two_stages(), 1);
-  EXPECT_THAT(machine.open({{7, {0}, {0}}, {5, {1}, {1}}}), IsEmpty());
+  EXPECT_THAT(machine.open({{7, {0}}, {5, {1}}}), IsEmpty());
   const Actions first = machine.on_bucket_ready(0, 0, 0);
   const Actions second = machine.on_bucket_ready(1, 0, 1);
   EXPECT_EQ(find<LaunchReduce>(first)->lane, 7u);
@@ -192,6 +192,109 @@ TEST_F(StepMachineTest, an_abort_goes_to_the_lanes_that_owe_a_report_and_waits_f
   EXPECT_TRUE(machine.busy()) << "the abort is outstanding";
   EXPECT_NE(find<AttemptFailed>(machine.on_aborted(5, 0)), nullptr);
   EXPECT_FALSE(machine.busy());
+}
+
+/// Two buckets, which two ranks hold, on a lane each.
+class SharedPlan : public StepMachineTest {
+ protected:
+  SharedPlan() { EXPECT_THAT(machine.open({{7, {0}}, {5, {1}}}), IsEmpty()); }
+
+  /// All ranks have asked, and both buckets are reduced.
+  Actions asked(const FinishRequest& ask) {
+    EXPECT_THAT(finish(machine, 0, ask), IsEmpty());
+    Actions actions = finish(machine, 1, ask);
+    machine.on_reduced(7, ask.key.attempt);
+    machine.on_reduced(5, ask.key.attempt);
+    return actions;
+  }
+
+  static device::Measured measured(std::uint64_t tag) { return {0, tag, {}, {}}; }
+
+  static device::StepMath decided(double multiplier) {
+    device::StepMath math;
+    math.groups.resize(1);
+    math.groups[0].multiply = multiplier != 1;
+    math.groups[0].multiplier = multiplier;
+    return math;
+  }
+
+  StepMachine machine{plan_of(2, 2), 1};
+};
+
+TEST_F(SharedPlan, is_measured_by_each_lane_and_decided_once) {
+  const Actions actions = asked(request(3));
+  ASSERT_EQ(actions.size(), 5u);
+  EXPECT_THAT(launched(actions), ElementsAre(0, 1));
+  EXPECT_TRUE(std::get<LaunchFinish>(actions[2]).shared) << "the terms, before anything is measured";
+  EXPECT_EQ(std::get<LaunchMeasure>(actions[3]).lane, 7u);
+  EXPECT_THAT(std::get<LaunchMeasure>(actions[3]).buckets, ElementsAre(0));
+  EXPECT_EQ(std::get<LaunchMeasure>(actions[4]).lane, 5u);
+  EXPECT_THAT(std::get<LaunchMeasure>(actions[4]).buckets, ElementsAre(1));
+  EXPECT_THAT(machine.on_measured(5, measured(0)), IsEmpty());
+  const Actions both = machine.on_measured(7, measured(0));
+  ASSERT_NE(find<Decide>(both), nullptr);
+  EXPECT_EQ(find<Decide>(both)->parts.size(), 2u);
+  EXPECT_NE(find<Committed>(machine.on_decided(decided(1))), nullptr) << "nothing is multiplied";
+  EXPECT_EQ(machine.attempt(), 1u);
+}
+
+TEST_F(SharedPlan, is_done_when_every_lane_has_multiplied) {
+  static_cast<void>(asked(request(3)));
+  static_cast<void>(machine.on_measured(7, measured(0)));
+  static_cast<void>(machine.on_measured(5, measured(0)));
+  const Actions actions = machine.on_decided(decided(0.5));
+  ASSERT_EQ(actions.size(), 2u);
+  EXPECT_EQ(std::get<LaunchOutcomes>(actions[0]).lane, 7u);
+  EXPECT_THAT(std::get<LaunchOutcomes>(actions[0]).buckets, ElementsAre(0));
+  EXPECT_EQ(std::get<LaunchOutcomes>(actions[1]).outcomes[0].multiplier, 0.5);
+  EXPECT_THAT(machine.on_scaled(5, 0, 0.25), IsEmpty()) << "lane 7 still multiplies";
+  const Actions done = machine.on_scaled(7, 0, 0.125);
+  ASSERT_NE(find<Committed>(done), nullptr);
+  EXPECT_EQ(find<Committed>(done)->math.clip_s, 0.25) << "the longest";
+  EXPECT_EQ(find<Committed>(done)->math.groups[0].multiplier, 0.5);
+}
+
+TEST_F(SharedPlan, in_halves_is_scaled_on_every_lane) {
+  FinishRequest ask = request(3);
+  ask.kind = FinishKind::NormOnly;
+  static_cast<void>(asked(ask));
+  static_cast<void>(machine.on_measured(7, measured(0)));
+  static_cast<void>(machine.on_measured(5, measured(0)));
+  EXPECT_NE(find<NormKnown>(machine.on_decided(decided(0.5))), nullptr) << "clip.apply decides again";
+  ClipRequest clip;
+  clip.key = {1, 0};
+  clip.step = 3;
+  EXPECT_THAT(machine.on_clip(0, clip, start, start + std::chrono::seconds(10)), IsEmpty());
+  const Actions actions = machine.on_clip(1, clip, start, start + std::chrono::seconds(10));
+  ASSERT_EQ(actions.size(), 2u);
+  EXPECT_THAT(std::get<LaunchScale>(actions[0]).buckets, ElementsAre(0));
+  EXPECT_THAT(std::get<LaunchScale>(actions[1]).buckets, ElementsAre(1));
+  EXPECT_THAT(machine.on_scaled(7, 0, 0), IsEmpty());
+  EXPECT_NE(find<Committed>(machine.on_scaled(5, 0, 0)), nullptr);
+}
+
+TEST_F(SharedPlan, fails_as_a_whole_where_one_lane_has_multiplied_and_another_cannot) {
+  static_cast<void>(asked(request(3)));
+  static_cast<void>(machine.on_measured(7, measured(0)));
+  static_cast<void>(machine.on_measured(5, measured(0)));
+  static_cast<void>(machine.on_decided(decided(0.5)));
+  EXPECT_THAT(machine.on_scaled(5, 0, 0), IsEmpty());
+  device::Failed lost;
+  lost.message = "ended by signal 9";
+  const Actions failing = machine.on_lane_failed(7, lost);
+  ASSERT_NE(find<AttemptFailed>(failing), nullptr);
+  EXPECT_EQ(machine.attempt(), 1u);
+}
+
+TEST_F(SharedPlan, what_one_lane_measured_is_not_of_the_next_attempt) {
+  static_cast<void>(asked(request(3)));
+  EXPECT_THAT(machine.on_measured(7, measured(0)), IsEmpty());
+  device::Failed failed;
+  failed.message = "no memory";
+  EXPECT_NE(find<AttemptFailed>(machine.on_lane_failed(5, failed)), nullptr);
+  static_cast<void>(asked(request(4, 1)));
+  EXPECT_THAT(machine.on_measured(5, measured(1)), IsEmpty()) << "lane 7 has not";
+  EXPECT_NE(find<Decide>(machine.on_measured(7, measured(1))), nullptr);
 }
 
 TEST_F(StepMachineTest, a_bucket_that_nobody_holds_is_before_the_norm_too) {
