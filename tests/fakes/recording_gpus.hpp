@@ -15,9 +15,10 @@ namespace gradsync::fakes {
 class RecordingGpus final : public engine::GpuLanes {
  public:
   static constexpr const char* kGpu = "GPU-5a4d2c1e-0000-4000-8000-000000000001";
+  static constexpr const char* kOther = "GPU-5a4d2c1e-0000-4000-8000-000000000002";
 
   [[nodiscard]] Result<device::Lane*> start(device::LaneId id, const std::string& gpu) override {
-    if (gpu != kGpu) {
+    if (gpu != kGpu && gpu != kOther) {
       return make_error(ErrorCode::NoGpu, "the daemon does not see the GPU " + gpu, "it sees another one");
     }
     return (lanes[id] = std::make_unique<RecordingLane>()).get();

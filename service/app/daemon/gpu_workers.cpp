@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -56,10 +55,7 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   }
   device::ProcessLaneOptions lane;
   lane.command = {"/proc/self/exe", "worker", "--kernels", kernels, "--gpu", gpu};
-  // It sees all GPUs, because it reads gradients of ranks on the others, and takes its own.
-  std::vector<std::string> visible{gpu};
-  std::ranges::copy_if(known, std::back_inserter(visible), [&](const std::string& other) { return other != gpu; });
-  lane.environment = {fmt::format("CUDA_VISIBLE_DEVICES={}", fmt::join(visible, ",")), "CUDA_MODULE_LOADING=EAGER"};
+  lane.environment = {"CUDA_VISIBLE_DEVICES=" + gpu, "CUDA_MODULE_LOADING=EAGER"};
   spdlog::info("a worker starts gpu={} kernels={}", gpu, kernels);
   auto started = std::make_unique<device::ProcessLane>(std::move(lane), [this, id](device::LaneReport report) {
     sink_(id, std::move(report));

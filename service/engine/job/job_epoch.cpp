@@ -157,7 +157,9 @@ void Job::on_loaded(device::PlanId plan) {
 
 void Job::on_load_failed(const device::Failed& report) {
   perform(epochs_.on_load_failed(make_error(
-      report.out_of_memory ? ErrorCode::InsufficientMemory : ErrorCode::InternalError,
+      report.out_of_memory                         ? ErrorCode::InsufficientMemory
+      : report.buffer != 0 && !report.hint.empty() ? ErrorCode::ImportRefused
+                                                   : ErrorCode::InternalError,
       "the lane could not take the plan: " + report.message,
       !report.hint.empty()   ? report.hint
       : report.out_of_memory ? "give the daemon's cgroup more memory"

@@ -20,6 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr device::LaneId kFirst = 1;  // the lane of a GPU that is started first
 
@@ -107,14 +108,20 @@ class ExportedBuffers : public ::testing::Test {
     StepKey key;
   };
 
-  std::shared_ptr<Declared> declare(SessionId session, std::uint64_t buffer) {
+  /// A tensor of each dtype, which has a bucket of its own.
+  std::shared_ptr<Declared> declare(
+      SessionId session, std::uint64_t buffer, const std::vector<plan::DType>& dtypes = {plan::DType::Float32}
+  ) {
     DeclareRequest request;
     request.declaration.options.clip = {{"all", {1.0, plan::ZeroRule::Refuse}}};
-    plan::TensorDeclaration& tensor = request.declaration.tensors.emplace_back();
-    tensor.name = "weight";
-    tensor.shape = tensor.local_shape = {8};
-    tensor.mesh = "default";
-    tensor.placements = {{{"dp"}, plan::Partial{plan::ReduceOp::Mean, std::nullopt}}};
+    for (const plan::DType dtype : dtypes) {
+      plan::TensorDeclaration& tensor = request.declaration.tensors.emplace_back();
+      tensor.name = "weight" + std::to_string(request.declaration.tensors.size());
+      tensor.shape = tensor.local_shape = {8};
+      tensor.dtype = dtype;
+      tensor.mesh = "default";
+      tensor.placements = {{{"dp"}, plan::Partial{plan::ReduceOp::Mean, std::nullopt}}};
+    }
     request.buffer = buffer;
     auto declared = std::make_shared<Declared>();
     engine.declare(session, std::move(request), [declared](const Result<DeclareResult>& result) {
@@ -360,6 +367,114 @@ TEST_F(ExportedBuffers, are_lost_with_their_worker_and_another_takes_its_place) 
   answer_all();
   EXPECT_THAT(gpus.stopped, ElementsAre(kFirst));
   engine.on_lane_report(kFirst, lost(buffer));  // its last report came late
+}
+
+/// Two ranks on a GPU each, with two buckets.
+class OnTwoGpus : public ExportedBuffers {
+ protected:
+  OnTwoGpus() : sessions{attach(0, 2), attach(1, 2)} {}
+
+  void register_both() {
+    ExportedBuffer other = exported();
+    other.gpu = fakes::RecordingGpus::kOther;
+    buffers = {mapped(sessions[0], exported()), mapped(sessions[1], other)};
+  }
+
+  void declare_both() {
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      declared.push_back(declare(sessions[rank], buffers[rank], {plan::DType::Float32, plan::DType::Float64}));
+    }
+  }
+
+  fakes::RecordingLane& lane(device::LaneId id) { return *gpus.lanes.at(id); }
+
+  void finish_all() {
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      FinishRequest finish;
+      finish.key = declared[rank]->key;
+      finish.ready_all = true;
+      engine.finish(sessions[rank], std::move(finish), [this](const Result<RankReport>& result) {
+        (result ? norms : failures).push_back(result ? result->report->norm : 0);
+      });
+    }
+  }
+
+  std::vector<SessionId> sessions;
+  std::vector<std::uint64_t> buffers;
+  std::vector<std::shared_ptr<Declared>> declared;
+  std::vector<double> norms;
+  std::vector<double> failures;
+};
+
+TEST_F(OnTwoGpus, each_lane_maps_all_and_loads_the_plan_before_it_is_answered) {
+  register_both();
+  declare_both();
+  for (const device::LaneId id : {1u, 2u}) {
+    EXPECT_EQ(lane(id).count<device::MapBuffer>(), 1u) << "that of the other rank";
+    EXPECT_EQ(lane(id).count<device::LoadPlan>(), 1u);
+  }
+  while (!lane(1).commands.empty()) {
+    engine.on_lane_report(1, lane(1).answer_next());
+  }
+  EXPECT_EQ(declared[0]->calls, 0) << "the other lane has not loaded it";
+  answer_all();
+  EXPECT_EQ(declared[0]->calls, 1);
+  EXPECT_EQ(declared[1]->calls, 1);
+  ASSERT_TRUE(engine.detach(sessions[0]));
+  ASSERT_TRUE(engine.detach(sessions[1]));
+  EXPECT_EQ(lane(1).count<device::UnmapBuffer>(), 2u);
+  EXPECT_EQ(lane(2).count<device::UnmapBuffer>(), 2u);
+}
+
+TEST_F(OnTwoGpus, one_norm_is_taken_over_both) {
+  register_both();
+  declare_both();
+  answer_all();
+  const device::TensorCell first{0, {{9, 0}, 1, 3, 0, 0}, 8};
+  const device::TensorCell second{1, {{16, 0}, 1, 4, 0, 0}, 8};
+  lane(1).cells = lane(2).cells = {first, second};
+  lane(1).bucket_of = lane(2).bucket_of = [this](std::uint32_t tensor) {
+    return (*engine.plan_of(std::nullopt, "job"))->tensors[tensor].bucket;
+  };
+  finish_all();
+  answer_all();
+  EXPECT_THAT(norms, ElementsAre(5.0, 5.0));
+  EXPECT_EQ(lane(1).reduced.size(), 1u);
+  EXPECT_EQ(lane(2).reduced.size(), 1u);
+  ASSERT_EQ(lane(1).scaled.size(), 1u) << "the norm is above 1";
+  ASSERT_EQ(lane(2).scaled.size(), 1u);
+  EXPECT_EQ(lane(1).scaled[0].outcomes[0].multiplier, lane(2).scaled[0].outcomes[0].multiplier);
+  EXPECT_NE(lane(1).scaled[0].buckets, lane(2).scaled[0].buckets);
+  EXPECT_TRUE(engine.idle());
+}
+
+TEST_F(OnTwoGpus, memory_that_the_other_gpu_does_not_reach_is_refused) {
+  register_both();
+  lane(2).refuse_maps = true;
+  declare_both();
+  answer_all();
+  for (const auto& answer : declared) {
+    ASSERT_EQ(answer->calls, 1);
+    EXPECT_EQ(answer->error.code, ErrorCode::ImportRefused);
+    EXPECT_THAT(answer->error.message, HasSubstr("scripted refusal"));
+    EXPECT_EQ(answer->error.hint, "scripted hint");
+  }
+  ASSERT_TRUE(engine.detach(sessions[0]));
+  ASSERT_TRUE(engine.detach(sessions[1]));
+  EXPECT_EQ(lane(1).count<device::UnmapBuffer>(), 2u);
+  EXPECT_EQ(lane(2).count<device::UnmapBuffer>(), 1u) << "the other one it never had";
+}
+
+TEST_F(OnTwoGpus, a_worker_that_dies_fails_the_step_on_both) {
+  register_both();
+  declare_both();
+  answer_all();
+  finish_all();
+  lane(2).lost = true;
+  answer_all();
+  EXPECT_THAT(norms, IsEmpty());
+  EXPECT_EQ(failures.size(), 2u);
+  EXPECT_TRUE(engine.idle());
 }
 
 }  // namespace
