@@ -2,6 +2,7 @@
 
 #include "conformance/lane_kinds.hpp"
 #include "device/lane_codec.hpp"
+#include "device/math/norm_totals.hpp"
 #include "unit/device/codec/lane_samples.hpp"
 #include "unit/device/random_job.hpp"
 
@@ -23,6 +24,8 @@ std::vector<std::byte> timeless(LaneReport report) {
     reduced->busy_s = 0;
   } else if (auto* finished = std::get_if<Finished>(&report)) {
     finished->math.norm_s = finished->math.clip_s = 0;
+  } else if (auto* measured = std::get_if<Measured>(&report)) {
+    measured->findings.norm_s = measured->findings.clip_s = 0;
   } else if (auto* scaled = std::get_if<Scaled>(&report)) {
     scaled->clip_s = 0;
   }
@@ -365,6 +368,81 @@ TEST(RandomWorlds, leave_equal_bits_on_every_kind_of_lane) {
       return;
     }
   }
+}
+
+/// Bucket 1 is another lane's, over the same memory. Together they leave the bytes of one lane, and their sums are its
+/// sums.
+TEST_P(LaneConformance, two_lanes_that_share_a_plan_do_the_step_of_one) {
+  const ShardedJob job = mixed_job(world());
+  const std::vector<plan::ClipRule> rules(job.layout.clip_groups, strict_rule(0.5));
+  const auto alone = std::make_unique<LaneRun>(LaneKind::Host);
+  alone->load(job);
+  reduce_all(*alone, 1);
+  const auto finished = std::get<Finished>(alone->ask(finish_of(kPlan, 1, rules)));
+  for (const LaneKind kind : all_kinds()) {
+    LaneRun first(kind);
+    LaneRun second(kind);
+    first.load(job);
+    for (std::size_t rank = 0; rank < first.arenas.size(); ++rank) {
+      second.lane().submit(MapBuffer{rank + 1, first.arenas[rank].descriptor(), first.arenas[rank].size_bytes()});
+      second.expect<Mapped>();
+    }
+    second.lane().submit(LoadPlan{kPlan, job.layout});
+    second.expect<Loaded>();
+    const std::vector<std::pair<LaneRun*, std::vector<std::uint32_t>>> shares{{&first, {0, 2}}, {&second, {1}}};
+    EXPECT_THAT(
+        std::get<Failed>(first.ask(MeasureBuckets{kPlan, 1, {0}})).message, HasSubstr("bucket 0 does not hold")
+    );
+    std::vector<TensorCell> cells;
+    for (const auto& [run, buckets] : shares) {
+      for (const std::uint32_t bucket : buckets) {
+        run->lane().submit(ReduceBucket{kPlan, 1, bucket, {}, true, false});
+        run->expect<Reduced>();
+      }
+      const auto measured = std::get<Measured>(run->ask(MeasureBuckets{kPlan, 1, buckets}));
+      EXPECT_TRUE(measured.findings.nonfinite.empty());
+      cells.insert(cells.end(), measured.cells.begin(), measured.cells.end());
+    }
+    EXPECT_THAT(std::get<Failed>(second.ask(MeasureBuckets{kPlan, 1, {0, 1}})).message, HasSubstr("bucket 0"));
+    EXPECT_THAT(std::get<Failed>(second.ask(MeasureBuckets{kPlan, 1, {}})).message, HasSubstr("takes no part"));
+    std::ranges::sort(cells, {}, &TensorCell::tensor);
+    NormTotals totals(job.layout.norm_type, job.layout.clip_groups, job.layout.layers);
+    StepMath joined;
+    for (const TensorCell& cell : cells) {
+      const LaneTensor& tensor = job.layout.tensors[cell.tensor];
+      totals.add(cell.sum, tensor.clip_group, tensor.layer);
+    }
+    totals.write(rules, 1.0, joined);
+    EXPECT_EQ(joined.norm, finished.math.norm) << name_of(kind);
+    EXPECT_EQ(joined.raw_group_norms, finished.math.raw_group_norms) << name_of(kind);
+    for (const auto& [run, buckets] : shares) {
+      run->lane().submit(ScaleGradients{kPlan, 1, joined.groups, buckets});
+      run->expect<Scaled>();
+      EXPECT_THAT(
+          std::get<Failed>(run->ask(ScaleGradients{kPlan, 1, joined.groups, buckets})).message,
+          HasSubstr("already finished")
+      ) << "gradients are multiplied once";
+    }
+    for (std::size_t rank = 0; rank < first.arenas.size(); ++rank) {
+      EXPECT_EQ(std::memcmp(first.arenas[rank].data(), alone->arenas[rank].data(), first.arenas[rank].size_bytes()), 0)
+          << name_of(kind) << " rank " << rank;
+    }
+  }
+}
+
+/// What is found in a share is said by the lane that has it.
+TEST_P(LaneConformance, findings_of_a_share_are_of_its_tensors) {
+  ShardedJob job = mixed_job(world());
+  job.set(0, 1, 3, std::numeric_limits<double>::quiet_NaN());
+  const auto host = expect_alike([&](LaneRun& run) {
+    run.load(job);
+    reduce_all(run, 1);
+    run.ask(MeasureBuckets{kPlan, 1, {0}});
+    run.ask(MeasureBuckets{kPlan, 1, {2}});
+  });
+  const auto& first = std::get<Measured>(host->reports[host->reports.size() - 2]);
+  EXPECT_EQ(first.findings.nonfinite_total, 1U);
+  EXPECT_EQ(first.findings.nonfinite[0].tensor, 1U);
 }
 
 INSTANTIATE_TEST_SUITE_P(ranks, LaneConformance, testing::Values(1U, 2U, 3U, 5U, 8U), [](const auto& ranks) {
