@@ -204,3 +204,15 @@ def test_status_and_rpc_talk_to_the_daemon() -> None:
 
 def test_the_binary_is_the_one_that_was_asked_for() -> None:
     assert Path(BINARY).is_file()
+
+
+def test_doctor_says_what_is_here_and_what_to_do() -> None:
+    well = run_command("doctor", "--gpu-kernels", "off")
+    assert (well.returncode, well.stderr) == (0, "")
+    assert "note     GPUs are switched off" in well.stdout
+    assert "ok       memory for gradients on CPUs: " in well.stdout
+    missing = run_command("doctor", "--gpu-devices", "GPU-none", "--gpu-kernels", "/nowhere.so", "--json")
+    assert missing.returncode == 1
+    findings = json.loads(missing.stdout)
+    assert {"level", "what", "hint"} == set(findings[0])
+    assert any(f["level"] == "problem" and "there is no /nowhere.so" in f["what"] for f in findings), findings

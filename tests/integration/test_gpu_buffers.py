@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S, Daemon, clean_environment
+from daemon import DEADLINE_S, Daemon, clean_environment, run_command
 from gpu_ranks import DRIVER, GPUS, GpuRank, all_do, mappings_in, options, until, workers_of
 from restarts import Lives
 
@@ -181,6 +181,17 @@ def test_a_daemon_without_gpus_says_so_and_serves_cpus(given: tuple[str, ...]) -
         assert workers_of(daemon.process.pid) == []
         assert "digest" in ranks[0].order("declare", device="cpu")
         assert "norm" in ranks[0].order("step", seed=0)
+
+
+def test_doctor_tries_a_worker_for_each_gpu() -> None:
+    well = run_command("doctor", *options())
+    assert well.returncode == 0, well.stdout
+    for gpu in GPUS:
+        assert f"ok       a worker opened {gpu} and reached memory in " in well.stdout
+    broken = run_command("doctor", "--gpu-devices", GPUS[0], "--gpu-kernels", "/lib/x86_64-linux-gnu/libm.so.6")
+    assert broken.returncode == 1
+    assert f"problem  a worker cannot use {GPUS[0]}: " in broken.stdout
+    assert "ended with exit code 70" in broken.stdout
 
 
 def trained(daemon: Daemon, folder: Path, gpu: bool, *more: str) -> list[list[dict[str, object]]]:

@@ -95,6 +95,7 @@ struct Parsed {
   RpcCommand rpc;
   PlanCheckCommand plan_check;
   PolicyReplayCommand replay;
+  DoctorCommand doctor;
   VersionCommand version;
   CompletionCommand completion;
   ManCommand man;
@@ -196,6 +197,15 @@ void add_version(CLI::App& version, Parsed& parsed) {
   version.footer("\nExample: gradsyncd version --json");
 }
 
+void add_doctor(CLI::App& doctor, Parsed& parsed) {
+  doctor.add_flag("--json", parsed.doctor.json, "As JSON: a list of level, what and hint");
+  doctor.footer(
+      "\nExample: gradsyncd doctor\n"
+      "Run it where the daemon runs, with the daemon's configuration. The exit code is 1 where something will not work."
+  );
+  add_settings(doctor, parsed.doctor.settings);
+}
+
 void add_completion(CLI::App& completion, Parsed& parsed) {
   completion.add_option("shell", parsed.completion.shell, "The shell")
       ->required()
@@ -269,6 +279,11 @@ constexpr CommandRow kCommands[] = {
      "Say what policies would have done with the norms of a run",
      add_policy_replay,
      take<&Parsed::replay>},
+    {"",
+     "doctor",
+     "Look for what would keep gradients from being served here, and say what to do",
+     add_doctor,
+     take<&Parsed::doctor>},
     {"", "version", "Print the version", add_version, take<&Parsed::version>},
     {"", "completion", "Print a script that completes gradsyncd in a shell", add_completion, take<&Parsed::completion>},
     {"", "man", "Print a manual page", add_man, take<&Parsed::man>},

@@ -1,38 +1,47 @@
 #include "app/cli/commands.hpp"
 #include "app/cli/commit.hpp"
 #include "app/cli/exit_code.hpp"
+#include "app/daemon/gpu_workers.hpp"
 #include "base/version.hpp"
 
 #include <fmt/format.h>
 
+#include <system_error>
+
+#include <filesystem>
 #include <iostream>
 #include <string>
+#include <vector>
 
 namespace gradsync::app {
 
 namespace {
 
-/// What a daemon can have, and whether this one was built with it. The kernels for GPUs are no part of it yet.
+/// What a daemon can have, and whether this one has it. CUDA: the kernels lie beside it.
 struct Feature {
   const char* key;
   const char* name;
-  bool built;
+  bool here;
 };
 
-constexpr Feature kFeatures[] = {{"cpu", "CPU", true}, {"cuda", "CUDA", false}, {"nccl", "NCCL", false}};
+std::vector<Feature> features() {
+  std::error_code unknown;
+  const bool kernels = !find_kernels("", std::filesystem::read_symlink("/proc/self/exe", unknown)).empty();
+  return {{"cpu", "CPU", true}, {"cuda", "CUDA", kernels}, {"nccl", "NCCL", false}};
+}
 
 std::string features_as_json() {
   std::string text;
-  for (const Feature& feature : kFeatures) {
-    text += fmt::format(R"({}"{}":{})", text.empty() ? "" : ",", feature.key, feature.built);
+  for (const Feature& feature : features()) {
+    text += fmt::format(R"({}"{}":{})", text.empty() ? "" : ",", feature.key, feature.here);
   }
   return text;
 }
 
 std::string features_as_text() {
   std::string text;
-  for (const Feature& feature : kFeatures) {
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", feature.name, feature.built ? "yes" : "no");
+  for (const Feature& feature : features()) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", feature.name, feature.here ? "yes" : "no");
   }
   return text;
 }

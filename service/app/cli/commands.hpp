@@ -61,6 +61,12 @@ struct PolicyReplayCommand {
   bool json = false;
 };
 
+/// Looks for what would keep gradients on this machine from being served.
+struct DoctorCommand {
+  SettingsSource settings;
+  bool json = false;
+};
+
 struct VersionCommand {
   bool json = false;
 };
@@ -90,6 +96,7 @@ using Command = std::variant<
     RpcCommand,
     PlanCheckCommand,
     PolicyReplayCommand,
+    DoctorCommand,
     VersionCommand,
     CompletionCommand,
     ManCommand,
@@ -104,6 +111,7 @@ using Command = std::variant<
 [[nodiscard]] int execute(const RpcCommand& command);
 [[nodiscard]] int execute(const PlanCheckCommand& command);
 [[nodiscard]] int execute(const PolicyReplayCommand& command);
+[[nodiscard]] int execute(const DoctorCommand& command);
 [[nodiscard]] int execute(const VersionCommand& command);
 [[nodiscard]] int execute(const CompletionCommand& command);
 [[nodiscard]] int execute(const ManCommand& command);

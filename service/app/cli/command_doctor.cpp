@@ -1,0 +1,77 @@
+#include "app/cli/exit_code.hpp"
+#include "app/config/settings.hpp"
+#include "app/doctor/gpu_probe.hpp"
+#include "app/doctor/machine.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <system_error>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+
+namespace gradsync::app {
+
+namespace {
+
+constexpr Milliseconds kProbe{30'000};
+
+const char* name_of(Finding::Level level) {
+  switch (level) {
+    case Finding::Level::Ok:
+      return "ok";
+    case Finding::Level::Note:
+      return "note";
+    case Finding::Level::Problem:
+      return "problem";
+  }
+  return "";
+}
+
+void say(const Finding& finding) {
+  std::cout << fmt::format("{:<8} {}\n", name_of(finding.level), finding.what);
+  if (!finding.hint.empty()) {
+    std::cout << fmt::format("{:<8} {}\n", "", finding.hint);
+  }
+  std::cout << std::flush;  // probes take seconds
+}
+
+}  // namespace
+
+int execute(const DoctorCommand& command) {
+  const Result<Configuration> configuration = load_settings(command.settings);
+  if (configuration.has_error()) {
+    complain(configuration.error().message, configuration.error().hint);
+    return kExitConfiguration;
+  }
+  std::error_code unknown;
+  const GpuSection& gpu = configuration->options.gpu;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  const Machine machine = read_machine("/", process_environment(), gpu, program);
+  std::vector<Finding> findings = findings_of(machine, gpu);
+  if (!command.json) {
+    std::ranges::for_each(findings, say);
+  }
+  if (!machine.kernels.empty()) {
+    for (const std::string& uuid : gpus_of(machine, gpu)) {
+      findings.push_back(probe_gpu(gpu, uuid, kProbe));
+      if (!command.json) {
+        say(findings.back());
+      }
+    }
+  }
+  if (command.json) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const Finding& finding : findings) {
+      all.push_back({{"level", name_of(finding.level)}, {"what", finding.what}, {"hint", finding.hint}});
+    }
+    std::cout << all.dump(2) << "\n";
+  }
+  const bool well =
+      std::ranges::none_of(findings, [](const Finding& finding) { return finding.level == Finding::Level::Problem; });
+  return well ? kExitOk : kExitFailure;
+}
+
+}  // namespace gradsync::app

@@ -1,0 +1,52 @@
+#pragma once
+// What a daemon would meet on this machine, read from files and the environment, and what is wrong with it, in words.
+// The root is a parameter, so that tests can lay out a file tree of their own.
+
+#include "app/config/options.hpp"
+#include "app/config/socket_places.hpp"
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradsync::app {
+
+/// A thing that was looked at.
+struct Finding {
+  enum class Level : std::uint8_t {
+    Ok,
+    Note,     ///< worth knowing; nothing has to be done
+    Problem,  ///< something will not work
+  };
+
+  Level level = Level::Ok;
+  std::string what;
+  std::string hint = {};  ///< what to do about it
+};
+
+struct Machine {
+  std::optional<std::string> driver;  ///< its version; none: there is no driver of NVIDIA
+  std::vector<std::string> gpus;      ///< UUIDs that the driver lists
+  std::string kernels;                ///< path of the library; empty: there is none
+  std::uint64_t memory_bytes = 0;     ///< that arenas may still take
+  std::uint64_t locked_bytes = 0;     ///< RLIMIT_MEMLOCK; all ones: unlimited
+  std::uint64_t descriptors = 0;      ///< RLIMIT_NOFILE, the hard one
+  std::string pid_namespace;          ///< "pid:[4026531836]"; empty: unknown
+  bool mps = false;                   ///< a control daemon of MPS seems to run
+  Environment environment;
+};
+
+/// Reads it; `program`: this executable.
+[[nodiscard]] Machine read_machine(
+    const std::filesystem::path& root, const Environment& environment, const GpuSection& gpu, const std::string& program
+);
+
+/// One for each thing, in the order in which a person would look.
+[[nodiscard]] std::vector<Finding> findings_of(const Machine& machine, const GpuSection& gpu);
+
+/// The GPUs that a daemon would use: those configured, else those that the driver lists.
+[[nodiscard]] std::vector<std::string> gpus_of(const Machine& machine, const GpuSection& gpu);
+
+}  // namespace gradsync::app

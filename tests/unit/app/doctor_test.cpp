@@ -1,0 +1,109 @@
+#include "app/doctor/machine.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+namespace gradsync::app {
+namespace {
+
+using testing::Contains;
+using testing::Field;
+using testing::HasSubstr;
+using testing::Not;
+
+namespace fs = std::filesystem;
+using enum Finding::Level;
+
+class Doctor : public testing::Test {
+ protected:
+  Doctor() : root_(fs::temp_directory_path() / ("gradsync-doctor-" + std::to_string(::getpid()))) {
+    write("proc/meminfo", "MemAvailable:   8388608 kB\n");
+  }
+
+  ~Doctor() override { fs::remove_all(root_); }
+
+  void write(const fs::path& file, const std::string& text) const {
+    fs::create_directories((root_ / file).parent_path());
+    std::ofstream(root_ / file) << text;
+  }
+
+  void add_gpu() const {
+    write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\nGCC\n");
+    write("proc/driver/nvidia/gpus/0000:01:00.0/information", "GPU UUID: \t GPU-aaaa\n");
+  }
+
+  [[nodiscard]] std::vector<Finding> findings() const {
+    return findings_of(read_machine(root_, environment, gpu, (root_ / "bin/gradsyncd").string()), gpu);
+  }
+
+  static auto says(Finding::Level level, const std::string& what) {
+    return Contains(testing::AllOf(Field(&Finding::level, level), Field(&Finding::what, HasSubstr(what))));
+  }
+
+  static bool well(const std::vector<Finding>& found) {
+    return std::ranges::none_of(found, [](const Finding& finding) { return finding.level == Problem; });
+  }
+
+  Environment environment;
+  GpuSection gpu;
+  fs::path root_;
+};
+
+TEST_F(Doctor, a_machine_without_a_gpu_is_well) {
+  EXPECT_THAT(findings(), says(Note, "no driver of NVIDIA is visible here"));
+  EXPECT_THAT(findings(), says(Ok, "memory for gradients on CPUs: 8.0 GiB"));
+  EXPECT_TRUE(well(findings()));
+}
+
+TEST_F(Doctor, names_driver_gpus_and_kernels) {
+  add_gpu();
+  EXPECT_THAT(findings(), says(Ok, "driver of NVIDIA: 580.65.06"));
+  EXPECT_THAT(findings(), says(Ok, "GPUs: GPU-aaaa"));
+  EXPECT_THAT(findings(), says(Problem, "there is no libgradsync_kernels.so beside this program"));
+  write("lib/libgradsync_kernels.so", "");
+  EXPECT_THAT(findings(), says(Ok, "kernels: "));
+  EXPECT_TRUE(well(findings()));
+}
+
+TEST_F(Doctor, a_driver_without_a_gpu_is_a_problem) {
+  write("proc/driver/nvidia/version", "NVRM version: something new\n");
+  EXPECT_THAT(findings(), says(Ok, "driver of NVIDIA: unknown"));
+  EXPECT_THAT(findings(), says(Problem, "the driver lists no GPU"));
+}
+
+TEST_F(Doctor, a_gpu_that_is_configured_has_to_be_there) {
+  add_gpu();
+  gpu.devices = "GPU-aaaa,GPU-bbbb";
+  EXPECT_THAT(findings(), says(Problem, "[gpu] devices names GPU-bbbb"));
+  gpu.kernels = "off";
+  EXPECT_THAT(findings(), says(Note, "GPUs are switched off"));
+  EXPECT_TRUE(well(findings()));
+}
+
+TEST_F(Doctor, names_what_the_environment_does_to_gpus) {
+  add_gpu();
+  write("mps/control", "");
+  environment = {
+      {"PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:1,expandable_segments:True"},
+      {"CUDA_LAUNCH_BLOCKING", "1"},
+      {"CUDA_MPS_PIPE_DIRECTORY", (root_ / "mps").string()}};
+  EXPECT_THAT(findings(), says(Note, "PYTORCH_CUDA_ALLOC_CONF has expandable_segments"));
+  EXPECT_THAT(findings(), says(Note, "CUDA_LAUNCH_BLOCKING=1"));
+  EXPECT_THAT(findings(), says(Note, "MPS seems to run"));
+  environment.clear();
+  EXPECT_THAT(findings(), Not(says(Note, "MPS")));
+}
+
+TEST_F(Doctor, little_memory_is_a_problem) {
+  write("proc/meminfo", "MemAvailable:   1024 kB\n");
+  EXPECT_THAT(findings(), says(Problem, "memory for gradients on CPUs: 1.0 MiB"));
+}
+
+}  // namespace
+}  // namespace gradsync::app
