@@ -341,7 +341,11 @@ void Engine::advance(TimePoint now) {
   state.settle();
 }
 
-std::optional<TimePoint> Engine::next_deadline() const { return state_->index.next_deadline(); }
+std::optional<TimePoint> Engine::next_deadline() const {
+  const std::optional<TimePoint> job = state_->index.next_deadline();
+  const std::optional<TimePoint> lane = state_->lanes.next_end();
+  return job && lane ? std::min(*job, *lane) : job ? job : lane;
+}
 
 void Engine::drain() {
   state_->draining = true;

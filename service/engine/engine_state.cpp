@@ -194,11 +194,17 @@ void Engine::State::settle() {
       return quiet;
     });
   }
-  lanes.forget_lost([this](device::LaneId lane) { return buffers.on_lane(lane); });
+  end_unused_lanes();
   follow_width();
   metrics.jobs.Set(static_cast<double>(jobs.size()));
   metrics.ranks_attached.Set(static_cast<double>(seats.size()));
   metrics.arena_bytes.Set(static_cast<double>(buffers.total_bytes()));
+}
+
+void Engine::State::end_unused_lanes() {
+  lanes.end_unused(
+      [this](device::LaneId lane) { return buffers.on_lane(lane); }, context.now, options.deadlines.unused_gpu
+  );
 }
 
 void Engine::State::follow_width() {

@@ -73,6 +73,8 @@ struct Engine::State {
   void leave(SessionId session, const std::string& why, bool lost);
   /// Lets all threads work for a lane while every trainer beside it waits, else half of them.
   void follow_width();
+  /// Workers of GPUs that nobody has needed for a while.
+  void end_unused_lanes();
   /// After every event, for the jobs that it touched: forget empty ones, adapt the lane's width, refresh gauges.
   void settle();
 

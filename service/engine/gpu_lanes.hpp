@@ -15,7 +15,7 @@ class GpuLanes {
   /// A lane for the GPU of this UUID; its reports come with `id`. Returns at once. NoGpu: this daemon has none for it.
   [[nodiscard]] virtual Result<device::Lane*> start(device::LaneId id, const std::string& gpu) = 0;
 
-  /// The lane was lost, and nothing uses it any more.
+  /// The lane was lost, or nothing uses it any more: its worker ends. Returns at once; its last reports may still come.
   virtual void stop(device::LaneId id) = 0;
 };
 

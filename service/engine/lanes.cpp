@@ -47,6 +47,14 @@ bool Lanes::lose(device::LaneId id) {
   return entry != nullptr && !std::exchange(entry->lost, true);
 }
 
+std::optional<TimePoint> Lanes::next_end() const {
+  std::optional<TimePoint> next;
+  for (const Entry& entry : entries_) {
+    next = entry.ends && (!next || *entry.ends < *next) ? entry.ends : next;
+  }
+  return next;
+}
+
 void Lanes::note_report(device::LaneId id, TimePoint now) {
   if (Entry* const entry = find(id)) {
     entry->reported = now;

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,12 @@ class Lanes {
   struct Entry {
     device::LaneId id = device::kHostLane;
     device::Lane* lane = nullptr;
-    bool wide = false;           ///< the value of its last `SetWidth`
-    std::int64_t computing = 0;  ///< jobs that compute beside it
-    TimePoint reported;          ///< when it reported last: it does not hang
-    std::string gpu = {};        ///< its UUID; empty: none
-    bool lost = false;           ///< every command that it gets fails
+    bool wide = false;                   ///< the value of its last `SetWidth`
+    std::int64_t computing = 0;          ///< jobs that compute beside it
+    TimePoint reported;                  ///< when it reported last: it does not hang
+    std::string gpu = {};                ///< its UUID; empty: none
+    bool lost = false;                   ///< every command that it gets fails
+    std::optional<TimePoint> ends = {};  ///< it is not used: its worker ends then
   };
 
   /// `gpus`: null where there are none.
@@ -39,17 +41,25 @@ class Lanes {
   /// False: it was known before.
   bool lose(device::LaneId id);
 
-  /// Forgets lost lanes that nothing uses.
+  /// Notes which lanes of GPUs nothing uses, and ends those that are lost, or were not used for `patience`.
   template <typename IsUsed>
-  void forget_lost(IsUsed is_used) {
-    std::erase_if(entries_, [&](const Entry& entry) {
-      const bool forgotten = entry.lost && !is_used(entry.id);
-      if (forgotten) {
-        gpus_->stop(entry.id);
+  void end_unused(IsUsed is_used, TimePoint now, Duration patience) {
+    std::erase_if(entries_, [&](Entry& entry) {
+      if (entry.gpu.empty() || is_used(entry.id)) {
+        entry.ends.reset();
+        return false;
       }
-      return forgotten;
+      entry.ends = entry.lost ? now : entry.ends.value_or(now + patience);
+      if (*entry.ends > now) {
+        return false;
+      }
+      gpus_->stop(entry.id);
+      return true;
     });
   }
+
+  /// When the next lane ends, if nothing uses it until then.
+  [[nodiscard]] std::optional<TimePoint> next_end() const;
 
   /// The lane reported something, of whatever job. A lane may be forgotten before its last report is here.
   void note_report(device::LaneId id, TimePoint now);

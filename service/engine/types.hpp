@@ -41,9 +41,10 @@ struct EngineDeadlines {
   Milliseconds declare{300'000};
   Milliseconds first_step{1'800'000};
   Milliseconds step{600'000};
-  Milliseconds reconnect{2'000};  ///< a closed connection of a live process has this long to come back
-  Milliseconds token{10'000};     ///< validity of an fd token
-  Milliseconds lane{3'000};       ///< an aborted lane has this long to come to rest; less than the client's 5 s more
+  Milliseconds reconnect{2'000};    ///< a closed connection of a live process has this long to come back
+  Milliseconds token{10'000};       ///< validity of an fd token
+  Milliseconds unused_gpu{30'000};  ///< a worker whose GPU has no buffer any more ends after this
+  Milliseconds lane{3'000};         ///< an aborted lane has this long to come to rest; less than the client's 5 s more
 };
 
 /// Returns what is left beside these arenas.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <sstream>
 #include <utility>
 
@@ -63,7 +64,14 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   return lanes_.emplace(id, std::move(started)).first->second.get();
 }
 
-void GpuWorkers::stop(device::LaneId id) { lanes_.erase(id); }
+void GpuWorkers::stop(device::LaneId id) {
+  std::erase_if(ending_, [](const std::future<void>& ending) {
+    return ending.wait_for(Milliseconds(0)) == std::future_status::ready;
+  });
+  if (auto lane = lanes_.extract(id)) {
+    ending_.push_back(std::async(std::launch::async, [ended = std::move(lane.mapped())]() mutable { ended.reset(); }));
+  }
+}
 
 std::vector<std::string> listed_gpus(const std::string& text) {
   std::vector<std::string> found;

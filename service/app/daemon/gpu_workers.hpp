@@ -9,6 +9,7 @@
 #include "engine/gpu_lanes.hpp"
 
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,6 +30,7 @@ class GpuWorkers final : public engine::GpuLanes {
   GpuSection options_;
   Sink sink_;
   std::map<device::LaneId, std::unique_ptr<device::ProcessLane>> lanes_;
+  std::vector<std::future<void>> ending_;  ///< a worker that ends takes its time, which the io thread has not
 };
 
 /// "GPU-1, GPU-2" in its parts.

@@ -369,6 +369,29 @@ TEST_F(ExportedBuffers, are_lost_with_their_worker_and_another_takes_its_place) 
   engine.on_lane_report(kFirst, lost(buffer));  // its last report came late
 }
 
+TEST_F(ExportedBuffers, keep_their_worker_for_a_while_after_the_last_one_has_gone) {
+  TimePoint now{std::chrono::seconds(1000)};
+  const SessionId session = attach();
+  const std::uint64_t first = mapped(session, exported());
+  EXPECT_FALSE(engine.next_deadline()) << "it is used";
+  ASSERT_TRUE(engine.release(session, first));
+  ASSERT_TRUE(engine.next_deadline());
+  engine.advance(now += std::chrono::seconds(20));
+  const std::uint64_t second = mapped(session, exported());
+  EXPECT_EQ(gpus.lanes.size(), 1u) << "the same";
+  EXPECT_FALSE(engine.next_deadline());
+  engine.advance(now += std::chrono::seconds(100));
+  ASSERT_TRUE(engine.release(session, second));
+  answer_all();
+  engine.advance(now += std::chrono::seconds(29));
+  EXPECT_TRUE(gpus.stopped.empty());
+  engine.advance(now += std::chrono::seconds(1));
+  EXPECT_THAT(gpus.stopped, ElementsAre(kFirst));
+  EXPECT_FALSE(engine.next_deadline());
+  EXPECT_NE(mapped(session, exported()), 0u) << "by another one";
+  EXPECT_EQ(gpus.lanes.begin()->first, kFirst + 1);
+}
+
 /// Two ranks on a GPU each, with two buckets.
 class OnTwoGpus : public ExportedBuffers {
  protected:
