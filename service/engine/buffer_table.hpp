@@ -89,8 +89,9 @@ class BufferTable {
   void on_map_failed(device::LaneId lane, const device::Failed& report);
   /// Buffers of a lane that was lost can only be released.
   void lose_lane(device::LaneId lane);
-  /// Whether any buffer is on this lane.
-  [[nodiscard]] bool on_lane(device::LaneId lane) const;
+
+  /// Whether any exported buffer is on this lane.
+  [[nodiscard]] bool on_lane(device::LaneId lane) const { return exported_on_.contains(lane); }
 
   [[nodiscard]] std::uint64_t total_bytes() const { return bytes_.held(); }
 
@@ -177,6 +178,7 @@ class BufferTable {
   Buffer& add(SessionId session, const Holder& holder, std::uint64_t size_bytes);
   void forget_if_gone(SessionId session);
   [[nodiscard]] static Reply<RegisteredBuffer> take_waiting(Exported& exported);
+  void leave_lane(device::LaneId lane);
   void map_elsewhere(std::uint64_t id, Buffer& buffer, device::LaneId lane);
   void close_exported(std::uint64_t id, Buffer& buffer);
   void set_released(Buffer& buffer);
@@ -193,8 +195,9 @@ class BufferTable {
   std::unordered_map<SessionId, OfSession> sessions_;
   std::map<Memory, std::uint64_t> of_memory_;  ///< the buffer that it is
   FairBudget bytes_;
-  FairBudget waiting_tokens_;  ///< of buffers; a record has one for each rank
-  device::ArenaBytes arenas_;  ///< of buffers whose descriptor is there
+  FairBudget waiting_tokens_;                          ///< of buffers; a record has one for each rank
+  device::ArenaBytes arenas_;                          ///< of buffers whose descriptor is there
+  std::map<device::LaneId, std::size_t> exported_on_;  ///< buffers of GPUs that a lane has mapped, or is to
   std::uint64_t looked_at_ = 0;
   Tokens tokens_;
   std::deque<std::pair<TimePoint, std::uint64_t>> expiries_;  ///< of the tokens of buffers, used ones included

@@ -112,6 +112,7 @@ void BufferTable::register_exported(
     allocation = {next_allocation_++, exported.handle, exported.allocation_bytes, 0};
   }
   ++allocation.buffers;
+  ++exported_on_[lane];
   buffer.exported = Exported{key, exported.offset, {}, std::move(reply)};
   lanes_[lane].submit(device::MapBuffer{
       id,
@@ -134,6 +135,7 @@ void BufferTable::map_elsewhere(std::uint64_t id, Buffer& buffer, device::LaneId
   if (lane == buffer.lane || !buffer.exported->elsewhere.insert(lane).second) {
     return;
   }
+  ++exported_on_[lane];
   const Allocation& allocation = sessions_.at(buffer.session).allocations.at(buffer.exported->key);
   lanes_[lane].submit(device::MapBuffer{
       id,
@@ -169,7 +171,9 @@ void BufferTable::on_map_failed(device::LaneId lane, const device::Failed& repor
     return;
   }
   if (it->second.lane != lane) {
-    it->second.exported->elsewhere.erase(lane);  // the plan that needed it there is not loaded
+    if (it->second.exported->elsewhere.erase(lane) != 0) {  // the plan that needed it there is not loaded
+      leave_lane(lane);
+    }
     return;
   }
   const Reply<RegisteredBuffer> reply = take_waiting(*it->second.exported);
@@ -189,11 +193,11 @@ void BufferTable::lose_lane(device::LaneId lane) {
   }
 }
 
-bool BufferTable::on_lane(device::LaneId lane) const {
-  return std::any_of(buffers_.begin(), buffers_.end(), [&](const auto& entry) {
-    const Buffer& buffer = entry.second;
-    return buffer.lane == lane || (buffer.exported && buffer.exported->elsewhere.contains(lane));
-  });
+void BufferTable::leave_lane(device::LaneId lane) {
+  const auto found = exported_on_.find(lane);
+  if (--found->second == 0) {
+    exported_on_.erase(found);
+  }
 }
 
 /// The buffer goes; so does what is known of its allocation, with the last one.
@@ -202,6 +206,10 @@ void BufferTable::close_exported(std::uint64_t id, Buffer& buffer) {
   const auto found = allocations.find(buffer.exported->key);
   if (--found->second.buffers == 0) {
     allocations.erase(found);
+  }
+  leave_lane(buffer.lane);
+  for (const device::LaneId other : buffer.exported->elsewhere) {
+    leave_lane(other);
   }
   if (const Reply<RegisteredBuffer> reply = take_waiting(*buffer.exported)) {
     reply(released_meanwhile(id));

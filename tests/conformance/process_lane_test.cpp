@@ -121,6 +121,35 @@ TEST_F(ProcessLaneTest, a_worker_that_does_not_answer_an_abort_is_killed) {
   EXPECT_EQ(errno, ESRCH);
 }
 
+TEST_F(ProcessLaneTest, a_worker_that_stands_still_is_killed_whatever_it_should_do) {
+  ShardedJob job = pair_job(10);
+  const std::pair<const char*, std::function<LaneCommand()>> cases[] = {
+      {"the mapping of a buffer",
+       [] {
+         return MapBuffer{1, std::move(*create_arena(4096)), 4096};
+       }},
+      {"the release of a buffer", [] { return UnmapBuffer{1}; }},
+      {"the loading of a plan",
+       [&] {
+         return LoadPlan{1, job.layout};
+       }},
+      {"the loading of a plan",
+       [] {
+         return LoadStats{1, {}};
+       }},
+      {"the unloading of a plan", [] { return UnloadPlan{1}; }},
+  };
+  for (const auto& [what, command] : cases) {
+    ProcessLaneOptions options = worker_options();
+    options.other_deadline = Milliseconds(200);
+    start(options);
+    run_.ask(UnloadPlan{7});
+    freeze();
+    run_.lane().submit(command());
+    expect_lost("did not answer " + std::string(what) + " within 200 ms");
+  }
+}
+
 TEST_F(ProcessLaneTest, a_worker_that_does_not_finish_is_killed_when_the_lane_is_destroyed) {
   ProcessLaneOptions options = worker_options();
   options.stop_deadline = Milliseconds(200);

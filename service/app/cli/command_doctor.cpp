@@ -1,15 +1,13 @@
 #include "app/cli/exit_code.hpp"
 #include "app/config/settings.hpp"
+#include "app/daemon/gpu_workers.hpp"
 #include "app/doctor/gpu_probe.hpp"
 #include "app/doctor/machine.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <system_error>
-
 #include <algorithm>
-#include <filesystem>
 #include <iostream>
 
 namespace gradsync::app {
@@ -46,16 +44,14 @@ int execute(const DoctorCommand& command) {
     complain(configuration.error().message, configuration.error().hint);
     return kExitConfiguration;
   }
-  std::error_code unknown;
   const GpuSection& gpu = configuration->options.gpu;
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe", unknown);
-  const Machine machine = read_machine("/", process_environment(), gpu, program);
+  const Machine machine = read_machine("/", process_environment(), gpu, this_program());
   std::vector<Finding> findings = findings_of(machine, gpu);
   if (!command.json) {
     std::ranges::for_each(findings, say);
   }
   if (!machine.kernels.empty()) {
-    for (const std::string& uuid : gpus_of(machine, gpu)) {
+    for (const std::string& uuid : usable_gpus(gpu, machine.gpus)) {
       findings.push_back(probe_gpu(gpu, uuid, kProbe));
       if (!command.json) {
         say(findings.back());

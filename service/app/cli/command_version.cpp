@@ -6,9 +6,6 @@
 
 #include <fmt/format.h>
 
-#include <system_error>
-
-#include <filesystem>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -25,9 +22,7 @@ struct Feature {
 };
 
 std::vector<Feature> features() {
-  std::error_code unknown;
-  const bool kernels = !find_kernels("", std::filesystem::read_symlink("/proc/self/exe", unknown)).empty();
-  return {{"cpu", "CPU", true}, {"cuda", "CUDA", kernels}, {"nccl", "NCCL", false}};
+  return {{"cpu", "CPU", true}, {"cuda", "CUDA", !find_kernels("").empty()}, {"nccl", "NCCL", false}};
 }
 
 std::string features_as_json() {

@@ -31,8 +31,7 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   if (options_.kernels == "off") {
     return no_gpu("GPUs are switched off here ([gpu] kernels=off)", "keep the gradients on the CPU");
   }
-  const std::vector<std::string> known =
-      options_.devices.empty() ? gpus_listed_in(kListed) : listed_gpus(options_.devices);
+  const std::vector<std::string> known = usable_gpus(options_, gpus_listed_in(kListed));
   if (known.empty()) {
     return no_gpu(
         fmt::format("no driver of NVIDIA is visible to the daemon: {} lists no GPU", kListed),
@@ -45,8 +44,7 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
         "give the daemon's container the same GPUs as the trainers'"
     );
   }
-  std::error_code unknown;
-  const std::string kernels = find_kernels(options_.kernels, fs::read_symlink("/proc/self/exe", unknown));
+  const std::string kernels = find_kernels(options_.kernels);
   if (kernels.empty()) {
     return no_gpu(
         options_.kernels.empty() ? "the daemon has no libgradsync_kernels.so"
@@ -83,6 +81,15 @@ std::vector<std::string> listed_gpus(const std::string& text) {
     }
   }
   return found;
+}
+
+std::vector<std::string> usable_gpus(const GpuSection& options, std::vector<std::string> listed) {
+  return options.devices.empty() ? std::move(listed) : listed_gpus(options.devices);
+}
+
+std::string this_program() {
+  std::error_code unknown;
+  return fs::read_symlink("/proc/self/exe", unknown);
 }
 
 std::string find_kernels(const std::string& configured, const std::string& program) {

@@ -36,8 +36,14 @@ class GpuWorkers final : public engine::GpuLanes {
 /// "GPU-1, GPU-2" in its parts.
 [[nodiscard]] std::vector<std::string> listed_gpus(const std::string& text);
 
+/// Those that may be used: as configured, else `listed` by the driver.
+[[nodiscard]] std::vector<std::string> usable_gpus(const GpuSection& options, std::vector<std::string> listed);
+
+/// The path of this executable; empty: unknown.
+[[nodiscard]] std::string this_program();
+
 /// The library of kernels: as configured, else where the package has it or the build puts it; empty: none is there.
-[[nodiscard]] std::string find_kernels(const std::string& configured, const std::string& program);
+[[nodiscard]] std::string find_kernels(const std::string& configured, const std::string& program = this_program());
 
 /// The UUIDs of the GPUs that the driver's folder, usually /proc/driver/nvidia/gpus, tells of.
 [[nodiscard]] std::vector<std::string> gpus_listed_in(const std::string& folder);

@@ -57,7 +57,7 @@ std::string value_of(const Environment& environment, const std::string& name) {
 }
 
 void add_gpus(const Machine& machine, const GpuSection& gpu, std::vector<Finding>& found) {
-  const std::vector<std::string> used = gpus_of(machine, gpu);
+  const std::vector<std::string> used = usable_gpus(gpu, machine.gpus);
   if (gpu.kernels == "off") {
     found.push_back({Note, "GPUs are switched off ([gpu] kernels=off): gradients on CPUs are served"});
     return;
@@ -167,10 +167,6 @@ Machine read_machine(
   machine.mps = fs::exists((pipes.empty() ? root / "tmp/nvidia-mps" : fs::path(pipes)) / "control", missing);
   machine.environment = environment;
   return machine;
-}
-
-std::vector<std::string> gpus_of(const Machine& machine, const GpuSection& gpu) {
-  return gpu.devices.empty() ? machine.gpus : listed_gpus(gpu.devices);
 }
 
 std::vector<Finding> findings_of(const Machine& machine, const GpuSection& gpu) {

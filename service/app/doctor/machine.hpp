@@ -46,7 +46,4 @@ struct Machine {
 /// One for each thing, in the order in which a person would look.
 [[nodiscard]] std::vector<Finding> findings_of(const Machine& machine, const GpuSection& gpu);
 
-/// The GPUs that a daemon would use: those configured, else those that the driver lists.
-[[nodiscard]] std::vector<std::string> gpus_of(const Machine& machine, const GpuSection& gpu);
-
 }  // namespace gradsync::app

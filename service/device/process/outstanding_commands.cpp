@@ -51,6 +51,31 @@ bool is_of_attempt(std::size_t report) {
          report == kIndexOf<Scaled> || report == kIndexOf<Aborted>;
 }
 
+/// None for what works on an attempt: an Abort ends that.
+std::optional<OutstandingCommands::Deadline> deadline_of(
+    const LaneCommand& command, TimePoint now, const OutstandingCommands::Patience& patience
+) {
+  const auto within = [now](Milliseconds most, const char* what) {
+    return OutstandingCommands::Deadline{now + most, what, most};
+  };
+  if (std::holds_alternative<Abort>(command)) {
+    return within(patience.abort, "an abort");
+  }
+  if (const auto* map = std::get_if<MapBuffer>(&command)) {
+    return within(map->exported ? patience.import : patience.other, "the mapping of a buffer");
+  }
+  if (std::holds_alternative<UnmapBuffer>(command)) {
+    return within(patience.other, "the release of a buffer");
+  }
+  if (std::holds_alternative<LoadPlan>(command) || std::holds_alternative<LoadStats>(command)) {
+    return within(patience.other, "the loading of a plan");
+  }
+  if (std::holds_alternative<UnloadPlan>(command)) {
+    return within(patience.other, "the unloading of a plan");
+  }
+  return std::nullopt;
+}
+
 bool is_below(std::int64_t rank, std::size_t ranks) { return rank >= 0 && static_cast<std::size_t>(rank) < ranks; }
 
 }  // namespace
@@ -66,13 +91,8 @@ void OutstandingCommands::add(const LaneCommand& command, TimePoint now, const P
   const auto note_plan = [this](PlanId plan, const auto& layout) {
     plans_[plan] = {layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers};
   };
-  if (std::holds_alternative<Abort>(command)) {
-    waiting.deadline = Deadline{now + patience.abort, "an abort", patience.abort};
-  } else if (const auto* map = std::get_if<MapBuffer>(&command)) {
-    if (map->exported) {
-      waiting.deadline = Deadline{now + patience.import, "the mapping of a buffer", patience.import};
-    }
-  } else if (const auto* load = std::get_if<LoadPlan>(&command)) {
+  waiting.deadline = deadline_of(command, now, patience);
+  if (const auto* load = std::get_if<LoadPlan>(&command)) {
     note_plan(load->plan, load->layout);
   } else if (const auto* load_stats = std::get_if<LoadStats>(&command)) {
     note_plan(load_stats->plan, load_stats->layout);

@@ -20,6 +20,7 @@ class OutstandingCommands {
   struct Patience {
     Milliseconds abort{0};
     Milliseconds import{0};  ///< for memory of another process to be mapped
+    Milliseconds other{0};   ///< for what is about memory or a plan; what works on an attempt has an Abort to end it
   };
 
   /// A SetWidth is not kept: it has no report.

@@ -220,6 +220,8 @@ class Job {
   void run(Actions actions);
   void perform(LaunchReduce& action);
   void perform(LaunchFinish& action);
+  template <typename Terms>
+  void take_terms(const Terms& terms);
   void perform(LaunchMeasure& action);
   void perform(Decide& action);
   void perform(LaunchOutcomes& action);

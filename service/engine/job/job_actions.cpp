@@ -56,6 +56,15 @@ void Job::perform(LaunchReduce& action) {
   context_.lanes[action.lane].submit(std::move(command));
 }
 
+/// By which the outcomes of this attempt are made; they were checked when the call arrived.
+template <typename Terms>
+void Job::take_terms(const Terms& terms) {
+  attempt_.terms.max_norm = {terms.max_norm, terms.override_max_norm ? std::size_t{1} : 0};
+  attempt_.terms.scale = terms.scale;
+  attempt_.terms.scaled = terms.scaled;
+  attempt_.step = machine_->ask_of(0)->step;
+}
+
 void Job::perform(LaunchFinish& action) {
   device::FinishStep command;
   command.plan = active_->id;
@@ -63,18 +72,12 @@ void Job::perform(LaunchFinish& action) {
   command.scale = action.scale;
   command.apply = !action.norm_only;
   command.stamp = attempt_word({epochs_.epoch(), machine_->attempt()});
-  // Checked when the call arrived.
-  attempt_.terms.max_norm = {action.max_norm, action.override_max_norm ? std::size_t{1} : 0};
-  attempt_.terms.scale = action.scale;
-  attempt_.terms.scaled = action.scaled;
+  take_terms(action);
   policies_.rules(attempt_.terms, command.rules);
-  attempt_.step = machine_->ask_of(0)->step;
   if (command.apply) {
     note_begun();
   }
-  if (!action.shared) {
-    context_.lanes[action.lane].submit(std::move(command));
-  }
+  context_.lanes[action.lane].submit(std::move(command));
 }
 
 void Job::perform(LaunchMeasure& action) {
@@ -83,6 +86,7 @@ void Job::perform(LaunchMeasure& action) {
 }
 
 void Job::perform(Decide& action) {
+  take_terms(action);
   std::vector<plan::ClipRule> rules;
   policies_.rules(attempt_.terms, rules);
   run(machine_->on_decided(join_cells(*active_->join, action.parts, rules, attempt_.terms.scale)));

@@ -41,7 +41,6 @@ struct LaunchFinish {
   bool norm_only = false;
   bool override_max_norm = false;
   std::optional<double> max_norm;
-  bool shared = false;  ///< these are the terms alone; `LaunchMeasure` follows for each lane
 };
 
 /// The same on a plan that several lanes share: one of them says what its buckets sum to. `Decide` follows.
@@ -50,9 +49,13 @@ struct LaunchMeasure {
   std::vector<std::uint32_t> buckets;
 };
 
-/// All lanes have measured: add up, decide, and tell `on_decided`.
+/// All lanes have measured: add up, decide by these terms, and tell `on_decided`.
 struct Decide {
   std::vector<device::Measured> parts;
+  double scale = 1.0;
+  bool scaled = false;
+  bool override_max_norm = false;
+  std::optional<double> max_norm;
 };
 
 /// What was decided is not to leave everything as it is: multiply.

@@ -32,23 +32,19 @@ device::LaneId StepMachine::launch_on(LaneWork& work) {
 }
 
 void StepMachine::launch_norm(const Ask& ask, Actions& actions) {
-  LaunchFinish whole{
-      lanes_.front().lane,
+  if (shared()) {
+    for (LaneWork& work : lanes_) {
+      actions.emplace_back(LaunchMeasure{launch_on(work), work.buckets});
+    }
+    return;
+  }
+  actions.emplace_back(LaunchFinish{
+      launch_on(lanes_.front()),
       ask.scale,
       ask.scaled,
       ask.kind == Ask::Kind::NormOnly,
       ask.override_max_norm,
-      ask.max_norm,
-      shared()};
-  if (!shared()) {
-    (void)launch_on(lanes_.front());
-    actions.emplace_back(std::move(whole));
-    return;
-  }
-  actions.emplace_back(std::move(whole));  // the terms, by which is decided later
-  for (LaneWork& work : lanes_) {
-    actions.emplace_back(LaunchMeasure{launch_on(work), work.buckets});
-  }
+      ask.max_norm});
 }
 
 void StepMachine::count_report(device::LaneId lane) {
@@ -90,7 +86,9 @@ Actions StepMachine::on_measured(device::LaneId lane, device::Measured report) {
   }
   course_.measured.push_back(std::move(report));
   if (course_.measured.size() == lanes_.size()) {
-    actions.emplace_back(Decide{std::exchange(course_.measured, {})});
+    const Ask& ask = *ranks_.front().ask;
+    actions.emplace_back(Decide{
+        std::exchange(course_.measured, {}), ask.scale, ask.scaled, ask.override_max_norm, ask.max_norm});
   }
   return actions;
 }

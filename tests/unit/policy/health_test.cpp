@@ -126,7 +126,7 @@ template <typename Clips>
 bool far_after(Clips&& clips) {
   Health health{plan::PolicyOptions(kPercentile)};
   for (int step = 0; step < 1000; ++step) {
-    health.observe({.norm = 1, .threshold = 1, .own = 1, .clipped = clips(step)});
+    (void)health.observe({.norm = 1, .threshold = 1, .own = 1, .clipped = clips(step)});
   }
   return health.has(Sign::ClipRate);
 }

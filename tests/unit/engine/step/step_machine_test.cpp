@@ -222,18 +222,20 @@ class SharedPlan : public StepMachineTest {
 };
 
 TEST_F(SharedPlan, is_measured_by_each_lane_and_decided_once) {
-  const Actions actions = asked(request(3));
-  ASSERT_EQ(actions.size(), 5u);
+  FinishRequest scaled = request(3);
+  scaled.scale = 8;
+  const Actions actions = asked(scaled);
+  ASSERT_EQ(actions.size(), 4u);
   EXPECT_THAT(launched(actions), ElementsAre(0, 1));
-  EXPECT_TRUE(std::get<LaunchFinish>(actions[2]).shared) << "the terms, before anything is measured";
-  EXPECT_EQ(std::get<LaunchMeasure>(actions[3]).lane, 7u);
-  EXPECT_THAT(std::get<LaunchMeasure>(actions[3]).buckets, ElementsAre(0));
-  EXPECT_EQ(std::get<LaunchMeasure>(actions[4]).lane, 5u);
-  EXPECT_THAT(std::get<LaunchMeasure>(actions[4]).buckets, ElementsAre(1));
+  EXPECT_EQ(std::get<LaunchMeasure>(actions[2]).lane, 7u);
+  EXPECT_THAT(std::get<LaunchMeasure>(actions[2]).buckets, ElementsAre(0));
+  EXPECT_EQ(std::get<LaunchMeasure>(actions[3]).lane, 5u);
+  EXPECT_THAT(std::get<LaunchMeasure>(actions[3]).buckets, ElementsAre(1));
   EXPECT_THAT(machine.on_measured(5, measured(0)), IsEmpty());
   const Actions both = machine.on_measured(7, measured(0));
   ASSERT_NE(find<Decide>(both), nullptr);
   EXPECT_EQ(find<Decide>(both)->parts.size(), 2u);
+  EXPECT_EQ(find<Decide>(both)->scale, 8) << "by the terms of the ask";
   EXPECT_NE(find<Committed>(machine.on_decided(decided(1))), nullptr) << "nothing is multiplied";
   EXPECT_EQ(machine.attempt(), 1u);
 }

@@ -68,7 +68,11 @@ class Driver:
         address = c_uint64()
         with self._context(ordinal):
             self._must("cuMemAlloc_v2", byref(address), nbytes)
-            self._must("cuMemsetD8_v2", address, 0, nbytes)
+            try:
+                self._must("cuMemsetD8_v2", address, 0, nbytes)
+            except BaseException:
+                self._calls["cuMemFree_v2"](address)
+                raise
         return address.value
 
     def free(self, ordinal: int, address: int) -> None:
@@ -129,7 +133,7 @@ class Driver:
                 said,
                 "memory of expandable segments, pools and managed memory is not shared: gradsync.alloc_grad_buffer()",
             )
-        raise RuntimeError(said)
+        raise RuntimeError(f"{said}; the GPU or this process's context failed: start the process again")
 
     def _declared(self, name: str, *arguments: Any) -> Any:
         try:
