@@ -11,11 +11,11 @@
 // every run; a tensor's bits do not depend on its address or its neighbours (chunk_table.hpp). Gradients are read as
 // stored; units are those of the stored values until `decide` divides by the loss scale.
 
-#include "kernels/chunk_table.hpp"
 #include "kernels/clip_outcome.hpp"
-#include "kernels/copy_table.hpp"
 #include "kernels/power_sum.hpp"
-#include "kernels/reduce_table.hpp"
+#include "kernels/tables/chunk_table.hpp"
+#include "kernels/tables/copy_table.hpp"
+#include "kernels/tables/reduce_table.hpp"
 
 // Only the types of the CUDA runtime are used, no functions, so that a program that includes this need not link it.
 #include <driver_types.h>

@@ -2,8 +2,8 @@
 // The loop of every block: claim an item, work on it, claim the next. Which block gets an item has no influence on
 // bits.
 
-#include "kernels/chunk_table.hpp"
-#include "kernels/scratch.hpp"
+#include "kernels/tables/chunk_table.hpp"
+#include "kernels/tables/scratch.hpp"
 
 #include <cuda_runtime.h>
 

@@ -48,7 +48,7 @@ int gradsync_gpu_wait(void);
 /* Writes zeros to memory of the device. */
 int gradsync_gpu_zero(void* address, size_t bytes);
 
-/* The sums of a plan (kernels/reduce_table.hpp says what each field means). Lists are read, not kept. */
+/* The sums of a plan (kernels/tables/reduce_table.hpp says what each field means). Lists are read, not kept. */
 typedef struct {
   uint64_t source;
   uint64_t first;
@@ -93,7 +93,7 @@ typedef struct {
   uint32_t bucket_count;
 } gradsync_reduce_plan;
 
-/* The statistics of a chunk: ReducedChunk of kernels/reduce_table.hpp. */
+/* The statistics of a chunk: ReducedChunk of kernels/tables/reduce_table.hpp. */
 typedef struct {
   double high;
   double low;

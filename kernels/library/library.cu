@@ -3,7 +3,7 @@
 
 #include "kernels/kernels.hpp"
 #include "kernels/library/gradsync_kernels.h"
-#include "kernels/scratch.hpp"
+#include "kernels/tables/scratch.hpp"
 
 #include <algorithm>
 #include <cuda_runtime.h>

@@ -2,7 +2,7 @@
 
 #include "kernels/kernels.hpp"
 #include "kernels/library/gradsync_gpu.h"
-#include "kernels/scratch.hpp"
+#include "kernels/tables/scratch.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -5,7 +5,7 @@
 #include "gpu/bench_cases.hpp"
 #include "gpu/bench_results.hpp"
 #include "gpu/reduce_step.hpp"
-#include "kernels/copy_table.hpp"
+#include "kernels/tables/copy_table.hpp"
 
 #include <cstdio>
 #include <cstring>

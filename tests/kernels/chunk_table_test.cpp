@@ -1,6 +1,6 @@
-#include "kernels/chunk_table.hpp"
+#include "kernels/tables/chunk_table.hpp"
 
-#include "kernels/scratch.hpp"
+#include "kernels/tables/scratch.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

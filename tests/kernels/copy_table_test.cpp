@@ -1,4 +1,4 @@
-#include "kernels/copy_table.hpp"
+#include "kernels/tables/copy_table.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 #include "kernels/device_kernels.hpp"
 
 #include "kernels/kernels.hpp"
-#include "kernels/scratch.hpp"
+#include "kernels/tables/scratch.hpp"
 
 namespace gradsync::kernels {
 

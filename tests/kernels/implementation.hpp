@@ -3,10 +3,10 @@
 // where it needs them. `DeviceKernels` runs kernels/*.cu, on a GPU or on the emulation, by which headers it was
 // compiled with.
 
-#include "kernels/chunk_table.hpp"
 #include "kernels/clip_outcome.hpp"
-#include "kernels/copy_table.hpp"
 #include "kernels/power_sum.hpp"
+#include "kernels/tables/chunk_table.hpp"
+#include "kernels/tables/copy_table.hpp"
 
 #include <algorithm>
 #include <functional>

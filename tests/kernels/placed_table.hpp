@@ -1,8 +1,8 @@
 #pragma once
 // Tensors of a test or benchmark that lie on the device, and the table of them there.
 
-#include "kernels/chunk_table.hpp"
 #include "kernels/device_memory.hpp"
+#include "kernels/tables/chunk_table.hpp"
 
 #include <vector>
 

@@ -7,7 +7,7 @@ from mutant import Mutant
 __all__ = ["GPU", "IMPORT"]
 
 
-def kernel(name: str, fault: str, old: str, new: str, file: str = "reduce.cu") -> Mutant:
+def kernel(name: str, fault: str, old: str, new: str, file: str = "reduce/reduce.cu") -> Mutant:
     return Mutant(name, fault, "gpu", f"kernels/{file}", old, new)
 
 
@@ -171,7 +171,7 @@ GPU = (
         "What a sum of float64 squares loses by rounding is not kept.",
         "low_[i] += sum.low + low;",
         "low_[i] += low;",
-        "reduce_team.cuh",
+        "reduce/reduce_team.cuh",
     ),
     kernel(
         "gpu-old-output-taken-for-a-gradient",
@@ -202,7 +202,7 @@ GPU = (
         "A shard that lies in the gradient in rows is read as if it lay together.",
         "item.source + run * item.distance + at",
         "item.source + run * item.run + at",
-        "reduce_team.cuh",
+        "reduce/reduce_team.cuh",
     ),
     kernel(
         "gpu-first-sum-counted",
@@ -215,7 +215,7 @@ GPU = (
         "A sum that left the range is taken again without its scale.",
         "const double quotient = value / scale;",
         "const double quotient = value;",
-        "reduce_powers.cu",
+        "reduce/reduce_powers.cu",
     ),
     lane(
         "gpu-unused-tensor-read",

@@ -1,8 +1,8 @@
 #pragma once
 // The tables of a loaded plan in the memory of a GPU, and the passes over it.
 //
-// A place of kernels/reduce_table.hpp is a tensor's input or output on a rank: twice the slot of LoadedPlan, and one
-// more for the output. Nothing of a plan is deferred: the reducing pass writes every copy.
+// A place of kernels/tables/reduce_table.hpp is a tensor's input or output on a rank: twice the slot of LoadedPlan, and
+// one more for the output. Nothing of a plan is deferred: the reducing pass writes every copy.
 
 #include "device/gpu/kernel_library.hpp"
 #include "device/loaded/loaded_plan.hpp"

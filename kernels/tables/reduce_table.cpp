@@ -1,4 +1,4 @@
-#include "kernels/reduce_table.hpp"
+#include "kernels/tables/reduce_table.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,5 @@
 #include "kernels/kernels.hpp"
-#include "kernels/measure_kernel.cuh"
+#include "kernels/measure/measure_kernel.cuh"
 
 namespace gradsync::kernels {
 

@@ -1,7 +1,7 @@
 #pragma once
 // How the memory of `ChunkTable::scratch_bytes` is used. Invariant: the counters are zero between passes.
 
-#include "kernels/chunk_table.hpp"
+#include "kernels/tables/chunk_table.hpp"
 
 namespace gradsync::kernels {
 

@@ -5,7 +5,7 @@
 //  2. Sums of a part that are replicas are taken one after the other by the same threads, so that what the first one
 //     wrote can be read again and compared with the others.
 
-#include "kernels/reduce_team.cuh"
+#include "kernels/reduce/reduce_team.cuh"
 
 #include <cmath>
 

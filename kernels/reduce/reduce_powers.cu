@@ -1,6 +1,6 @@
 // Takes the powers of a chunk's results again: those that the reducing pass does not sum, and sums that left the range.
 
-#include "kernels/reduce_team.cuh"
+#include "kernels/reduce/reduce_team.cuh"
 
 namespace gradsync::kernels {
 

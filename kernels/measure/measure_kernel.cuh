@@ -8,7 +8,7 @@
 //  4. The last block of the last of these launches adds the tensors of each norm group; that of each pass over the
 //     counters zeroes them.
 
-#include "kernels/accumulate.cuh"
+#include "kernels/measure/accumulate.cuh"
 
 namespace gradsync::kernels {
 

@@ -1,4 +1,4 @@
-#include "kernels/measure_kernel.cuh"
+#include "kernels/measure/measure_kernel.cuh"
 
 namespace gradsync::kernels {
 
