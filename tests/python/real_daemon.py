@@ -29,6 +29,14 @@ def binary() -> str:
     return chosen
 
 
+def built_library(name: str) -> Path:
+    """A library that is built beside the daemon, `lib/NAME` of its build folder."""
+    library = Path(binary()).resolve().parents[1] / "lib" / name
+    if not library.exists():
+        pytest.skip(f"{library} is not there: build it")
+    return library
+
+
 class Ranks:
     """Runs `body(rank, job)` on N threads of one job."""
 

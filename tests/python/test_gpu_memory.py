@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_daemon import FakeDaemon, report
+from real_daemon import built_library
 
 import gradsync
 from gradsync import Partial, Replicate, Tensor
@@ -18,7 +19,6 @@ from gradsync.errors import ImportRefused, InsufficientMemory, NoGpu, UsageError
 
 torch = pytest.importorskip("torch")
 
-FAKE = Path(__file__).parents[2] / "build/cpu-release/lib/libcuda_fake.so"
 UUIDS = ["GPU-5a4d2c1e-0000-4000-8000-00000000000a", "GPU-5a4d2c1e-0000-4000-8000-00000000000b"]
 PIECE = 2 << 20
 
@@ -26,7 +26,7 @@ PIECE = 2 << 20
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(UUIDS))
-    found = _driver.Driver(str(FAKE))
+    found = _driver.Driver(str(built_library("libcuda_fake.so")))
     monkeypatch.setattr(_memory, "driver", lambda: found)
     return found
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from loopback import LoopbackClient, World
-from real_daemon import RECONNECT
+from real_daemon import RECONNECT, built_library
 
 import gradsync
 from gradsync._launch._spawn import find_binary
@@ -155,11 +155,7 @@ def ranks_at(monkeypatch):
 @pytest.fixture(scope="session")
 def emulated_kernels() -> Path:
     """The kernels of GPUs over an emulation, built with the daemon: memory of the CPU stands for that of a device."""
-    binary = _daemon_binary()
-    library = Path(binary or "none").resolve().parents[1] / "lib" / "libgradsync_kernels_emulated.so"
-    if not library.exists():
-        pytest.skip(f"{library} is not there: build it (target gradsync_emulated_library)")
-    return library
+    return built_library("libgradsync_kernels_emulated.so")
 
 
 @pytest.fixture(autouse=True)
