@@ -71,7 +71,7 @@ def test_objects_of_the_daemon_do_not_name_their_folder(layer: str, copy: Path, 
 
 
 @pytest.mark.skipif(not Path(NVCC).exists(), reason="nvcc is not installed")
-@pytest.mark.parametrize("source", ["decide", "reduce_powers"])
+@pytest.mark.parametrize("source", ["decide", "reduce/reduce_powers"])
 def test_objects_of_kernels_do_not_name_their_folder(source: str, copy: Path, tmp_path: Path) -> None:
     flags = ["-std=c++20", "-O3", "--fmad=false", "-arch=sm_90", "-Xcompiler=-fPIC"]
     objects = [
