@@ -174,6 +174,19 @@ def test_a_closing_client_does_not_wait_for_a_daemon_that_is_away(client: gradsy
     daemon.listen()
 
 
+@pytest.mark.parametrize("end", [gradsync.Client.close, lambda client: client._finalizer()], ids=["closed", "dropped"])
+def test_a_client_of_an_attached_rank_ends_without_a_daemon(
+    end: Callable[[gradsync.Client], None], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_channel, "PATIENCE_S", 3600)
+    client = gradsync.connect(daemon.path)
+    client.attach(job="j", rank=0, world_size=1)
+    daemon.stop_listening()
+    in_thread(lambda: end(client))()
+    daemon.listen()
+    assert not daemon.of("job.detach")
+
+
 def test_noise_from_the_daemon_is_a_lost_connection(client: gradsync.Client, daemon: FakeDaemon) -> None:
     daemon._connections[-1].send("<html>")
     daemon.wait_for("session.initialize", 2)

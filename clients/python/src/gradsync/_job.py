@@ -188,10 +188,13 @@ class Job:
             with contextlib.suppress(ConnectionLost):  # a lost connection has left the job already
                 self._channel.call("job.detach", {}, timeout=QUICK_S, idempotent=False, session=True)
 
-    def abandon(self) -> None:
-        """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): it hardly waits for the answer."""
+    def abandon(self, patience: float | None = None) -> None:
+        """`detach` that does not raise, and waits for no daemon that is away.
+
+        By default for a caller in a hurry (Ctrl-C, a daemon that does not answer), who hardly waits for the answer.
+        """
         if self._forget():
-            self._channel.leave()
+            self._channel.leave(patience)
 
     # for what is declared
 

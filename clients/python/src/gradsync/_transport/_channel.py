@@ -109,12 +109,16 @@ class Channel:
         *,
         seat: str | None = None,
         session: bool = True,
+        this_connection: bool = False,
     ) -> Any:
         """Sends a request and waits no longer than `patience`; its result, or None where it has not come by then.
 
-        A request that is not of the `session` changes nothing: after a lost connection it may be sent again.
+        A request that is not of the `session` changes nothing: after a lost connection it may be sent again. One that
+        is only for `this_connection` is dropped while there is none.
         """
         with self._asked(method, params, not session, session, seat) as pending:
+            if this_connection and pending.was_away and not pending.done():
+                return None
             return pending.result() if self._connection.wait(pending, patience) else None
 
     def begin(self, method: str, params: Mapping[str, Any], seat: str) -> Pending:
@@ -182,10 +186,10 @@ class Channel:
         calls.attached, calls.paused, calls.seat = params, False, self.welcome.incarnation
         return reply
 
-    def leave(self) -> None:
-        """job.detach for a caller in a hurry: it hardly waits for the answer, and does not raise."""
+    def leave(self, patience: float | None = None) -> None:
+        """job.detach that does not raise: by default for a caller in a hurry, who hardly waits for the answer."""
         with suppress(GradsyncError):
-            self.post("job.detach", {}, PATIENCE_S)
+            self.post("job.detach", {}, PATIENCE_S if patience is None else patience, this_connection=True)
         self.forget_session()
 
     def forget_session(self) -> None:
