@@ -16,7 +16,9 @@ fi
 export GRADSYNCD="$PWD/build/cpu-release/bin/gradsyncd"
 cores=$(nproc)
 tests=("$python" -m pytest -q -rs --junitxml '{junit}')
-quick=("${tests[@]}" -m 'not long' -n "$((cores < 4 ? cores : 4))" --dist loadfile)
+selection='not long and not training'
+[ -z "${LONG:-}" ] || selection='not long'
+quick=("${tests[@]}" -m "$selection" -n "$((cores < 4 ? cores : 4))" --dist loadfile)
 stage --name lint-tests --cases --again=--last-failed --deadline 300 -- "${quick[@]}" tests/lint
 stage --name python --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/python
 # torch's drop-ins with the kernels of GPUs, on an emulation whose device is the CPU.
@@ -40,7 +42,7 @@ if [ -n "${LONG:-}" ]; then
   stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" tests/dist
   not_run=
 else
-  not_run="tests that take longer than ten seconds, the wheel and the Debian package (LONG=1 make test), "
+  not_run="tests that take longer than ten seconds or train for some, the wheel and the Debian package (LONG=1 make test), "
 fi
 stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
 

@@ -20,6 +20,7 @@ def one(name: str) -> list[str]:
     return [sys.executable, SCRIPTS, name]
 
 
+@pytest.mark.training
 def test_fsdp2_under_torchrun_agrees(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     code, said, found = audit(*torchrun, SCRIPTS, "fsdp2", json_file=tmp_path / "verdict.json")
@@ -95,6 +96,7 @@ def test_a_pipeline_that_forgets_pp_is_named_with_a_flag(tmp_path: Path) -> None
     check_the_forgotten_pipeline(found)
 
 
+@pytest.mark.training
 def test_the_line_in_the_script_gives_the_same_under_the_command(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "pipeline_with_the_line"), json_file=tmp_path / "verdict.json")
     assert code == 1, said
@@ -102,6 +104,7 @@ def test_the_line_in_the_script_gives_the_same_under_the_command(tmp_path: Path)
     assert "had no effect" not in said
 
 
+@pytest.mark.training
 def test_the_line_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path) -> None:
     options = ("--mesh", "dp=2", "--ep", "*.weight:slice:dp")
     code, said, found = audit(
@@ -113,6 +116,7 @@ def test_the_line_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path)
     assert note.startswith("--mesh and --ep had no effect: the script says itself what its model is")
 
 
+@pytest.mark.training
 def test_init_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path) -> None:
     code, said, found = audit(
         *ranks_of(2, "pipeline_of_its_own_norm"), options=("--mesh", "dp=2"), json_file=tmp_path / "verdict.json"
@@ -124,6 +128,7 @@ def test_init_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path) -> 
     assert note.endswith("-> put it into that line, or take the line out")
 
 
+@pytest.mark.training
 def test_the_line_in_the_script_gives_the_same_without_the_command(tmp_path: Path) -> None:
     path = tmp_path / "verdict.json"
     environment = clean_environment(GRADSYNCD=BINARY, WRITE_TO=str(path))
@@ -134,6 +139,7 @@ def test_the_line_in_the_script_gives_the_same_without_the_command(tmp_path: Pat
     assert "axis_missing" in done.stdout
 
 
+@pytest.mark.training
 def test_a_script_with_a_norm_of_its_own_tells_it(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "pipeline_of_its_own_norm"), json_file=tmp_path / "verdict.json")
     assert code == 0, said
@@ -141,6 +147,7 @@ def test_a_script_with_a_norm_of_its_own_tells_it(tmp_path: Path) -> None:
     assert found["lines"][1]["name"] == "over pp"
 
 
+@pytest.mark.training
 def test_experts_that_are_summed_twice_are_named(tmp_path: Path) -> None:
     options = ("--mesh", "ep=2", "--ep", "experts:slice")
     code, said, found = audit(
@@ -185,6 +192,7 @@ def test_what_is_clipped_may_change_with_every_step(tmp_path: Path) -> None:
     assert verdicts(found) == [("part: D.0.weight … D.1.bias", "agrees"), ("part: G.weight … G.bias", "agrees")]
 
 
+@pytest.mark.training
 def test_models_that_are_clipped_later_are_declared_too(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "gan"), json_file=tmp_path / "verdict.json")
     assert code == 0, said
@@ -201,12 +209,14 @@ def test_a_model_that_nobody_knew_is_not_seen_and_not_called_right(tmp_path: Pat
     assert "generator" not in said
 
 
+@pytest.mark.training
 def test_what_only_some_steps_clip_wrongly_is_found(tmp_path: Path) -> None:
     code, said, found = audit(*one("only_some_steps_are_wrong"), json_file=tmp_path / "verdict.json")
     assert code == 1, said
     assert verdicts(found) == [("part: D.0.weight … D.1.bias", "agrees"), ("part: G.weight … G.bias", "differs")]
 
 
+@pytest.mark.training
 def test_norms_of_layers_that_are_logged_first_are_parts(tmp_path: Path) -> None:
     code, said, found = audit(*one("layers_logged_before_the_clip"), json_file=tmp_path / "verdict.json")
     assert code == 0, said
@@ -214,6 +224,7 @@ def test_norms_of_layers_that_are_logged_first_are_parts(tmp_path: Path) -> None
     assert ("part: 0.weight … 0.bias", "agrees") in verdicts(found)
 
 
+@pytest.mark.training
 def test_a_tensor_that_no_rank_clips_is_a_problem(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "never_clips_the_embedding"), json_file=tmp_path / "verdict.json")
     assert code == 1, said
@@ -222,6 +233,7 @@ def test_a_tensor_that_no_rank_clips_is_a_problem(tmp_path: Path) -> None:
     assert verdicts(found) == [("part: mlp.weight … lm_head.weight", "agrees")]
 
 
+@pytest.mark.training
 def test_a_tensor_that_one_rank_leaves_out_is_named_as_left_out(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     code, said, found = audit(*torchrun, SCRIPTS, "rank_one_leaves_out_the_head", json_file=tmp_path / "verdict.json")
@@ -232,6 +244,7 @@ def test_a_tensor_that_one_rank_leaves_out_is_named_as_left_out(tmp_path: Path) 
     assert len(found["problems"]) == 1
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_frozen_tensors_and_a_clip_for_each_group_are_no_mistake(tmp_path: Path, ranks: int) -> None:
     code, said, found = audit(*ranks_of(ranks, "freezes_the_embedding"), json_file=tmp_path / "verdict.json")
@@ -240,6 +253,7 @@ def test_frozen_tensors_and_a_clip_for_each_group_are_no_mistake(tmp_path: Path,
     assert not found["findings"]
 
 
+@pytest.mark.training
 def test_an_optimizer_that_never_sees_a_clip_is_a_note(tmp_path: Path) -> None:
     code, said, found = audit(*one("one_optimizer_is_not_clipped"), json_file=tmp_path / "verdict.json")
     assert code == 0, said
@@ -248,6 +262,7 @@ def test_an_optimizer_that_never_sees_a_clip_is_a_note(tmp_path: Path) -> None:
     assert "AdamW steps 1 tensor that no call is given: wte.weight" in note
 
 
+@pytest.mark.training
 def test_ranks_that_divide_the_parameters_among_them_leave_nothing_out(tmp_path: Path) -> None:
     command = ranks_of(2, "divides_the_parameters_among_optimizers")
     code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
@@ -257,6 +272,7 @@ def test_ranks_that_divide_the_parameters_among_them_leave_nothing_out(tmp_path:
     assert not found["findings"]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("name", ["forgets_to_unscale", "forgets_to_unscale_for_a_fused_optimizer"])
 def test_a_norm_in_units_of_the_scaled_loss_is_named(tmp_path: Path, name: str) -> None:
     code, said, found = audit(*one(name), json_file=tmp_path / "verdict.json")
@@ -277,6 +293,7 @@ def test_each_part_that_is_still_scaled_is_named_though_another_optimizer_steps_
     assert [cause["kind"] for line in found["lines"] for cause in line["causes"]] == ["still_scaled"] * 3
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("name", "note"),
     [
@@ -320,6 +337,7 @@ def test_a_command_that_fails_before_it_clips_is_said_to_have_failed(tmp_path: P
     assert "Traceback" in said
 
 
+@pytest.mark.training
 def test_a_command_that_fails_later_is_said_to_have_failed_beside_its_verdict(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     code, said, found = audit(*torchrun, SCRIPTS, "raises_in_the_second_step", json_file=tmp_path / "verdict.json")
@@ -341,6 +359,7 @@ def of_two_nodes(tmp_path: Path, name: str) -> list[tuple[int, str, dict[str, An
         return list(pool.map(node, range(2)))
 
 
+@pytest.mark.training
 def test_an_audit_over_two_nodes_says_that_it_sees_one(tmp_path: Path) -> None:
     for number, (code, said, found) in enumerate(of_two_nodes(tmp_path, "ddp")):
         assert code == 2, said
@@ -353,12 +372,14 @@ def test_an_audit_over_two_nodes_says_that_it_sees_one(tmp_path: Path) -> None:
         assert not found["problems"]
 
 
+@pytest.mark.training
 def test_an_audit_over_two_nodes_finds_what_one_node_shows(tmp_path: Path) -> None:
     for code, said, found in of_two_nodes(tmp_path, "never_clips_the_embedding"):
         assert code == 1, said
         assert "1 of 4 stepped tensors is never clipped: wte.weight" in found["problems"][0]
 
 
+@pytest.mark.training
 def test_shards_over_two_nodes_are_not_called_wrong_or_right(tmp_path: Path) -> None:
     for code, said, found in of_two_nodes(tmp_path, "shards_over_all"):
         assert code == 2, said

@@ -224,6 +224,7 @@ def without_times(record: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in record.items() if not key.endswith(("_s", "_ms", "seconds"))}
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("more", [(), ("--accumulate", "2")])
 def test_a_module_trains_to_the_bits_of_cpus(daemon: Daemon, tmp_path: Path, more: tuple[str, ...]) -> None:
     (tmp_path / "cpu").mkdir()

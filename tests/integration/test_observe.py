@@ -70,6 +70,7 @@ def digests_without(tmp_path: Path, name: str) -> list[str]:
     return digests(folder)
 
 
+@pytest.mark.training
 def test_ddp_under_torchrun_is_observed_without_a_line_of_code(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = Run(tmp_path, *torchrun, SCRIPTS, "plain", WRITE_TO=str(tmp_path))
@@ -85,6 +86,7 @@ def test_right_scripts_are_observed_in_every_step_and_nothing_is_said(tmp_path: 
     check_all_is_well(Run(tmp_path, *ranks(name), options=(*PATIENT, "--strict")))
 
 
+@pytest.mark.training
 def test_the_norm_of_shards_is_compared_without_a_collective(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("fsdp2", script=AUDITED))
     assert (run.code, run.warnings) == (0, []), run.said
@@ -92,6 +94,7 @@ def test_the_norm_of_shards_is_compared_without_a_collective(tmp_path: Path) -> 
     assert all(abs(line["relative_difference"]) < 1e-6 for line in run.lines)
 
 
+@pytest.mark.training
 def test_a_pipeline_by_hand_is_observed_where_it_is_told(tmp_path: Path) -> None:
     for folder in ("untold", "told"):
         (tmp_path / folder).mkdir()
@@ -104,6 +107,7 @@ def test_a_pipeline_by_hand_is_observed_where_it_is_told(tmp_path: Path) -> None
     assert told.summary["findings"]["difference"]["first"] == 0, told.said
 
 
+@pytest.mark.training
 def test_what_one_rank_leaves_out_is_named(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("rank_one_leaves_out_the_head", script=AUDITED))
     assert "'lm_head.weight' (not rank 1)" in run.summary["findings"]["missing"]["text"], run.said
@@ -142,6 +146,7 @@ def test_a_nan_that_one_replica_has_is_named_in_its_step(tmp_path: Path) -> None
     assert "divergence" in run.summary["findings"]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(("name", "code"), [("unscales", 0), ("forgets_unscale", 1)])
 def test_a_clip_of_scaled_gradients_is_said_once(tmp_path: Path, name: str, code: int) -> None:
     run = Run(tmp_path, *one(name), options=(*PATIENT, "--strict"))
@@ -162,6 +167,7 @@ def test_a_daemon_that_is_killed_changes_no_bit_and_ends_nothing(tmp_path: Path)
     assert digests(tmp_path) == digests_without(tmp_path, "kills_the_daemon")
 
 
+@pytest.mark.training
 def test_a_script_that_fails_keeps_its_code_and_what_was_seen(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("raises_on_rank_one"))
     assert run.code == 1, run.said
@@ -170,6 +176,7 @@ def test_a_script_that_fails_keeps_its_code_and_what_was_seen(tmp_path: Path) ->
     assert run.summary["next"] == "mend the command first"
 
 
+@pytest.mark.training
 def test_a_script_that_gradsync_clips_is_left_alone_and_that_is_said(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("clips_by_gradsync"), options=(*PATIENT, "--strict"))
     assert run.code == 2, run.said
