@@ -12,7 +12,7 @@ import pytest
 from fake_daemon import NO_REPLY, FakeDaemon, Fault
 
 import gradsync
-from gradsync import Tensor
+from gradsync import Tensor, _job
 from gradsync._transport import _channel, _connection, _handshake
 from gradsync.errors import CallTimeout, ConnectionFailed, ConnectionLost, Superseded
 
@@ -174,17 +174,48 @@ def test_a_closing_client_does_not_wait_for_a_daemon_that_is_away(client: gradsy
     daemon.listen()
 
 
-@pytest.mark.parametrize("end", [gradsync.Client.close, lambda client: client._finalizer()], ids=["closed", "dropped"])
-def test_a_client_of_an_attached_rank_ends_without_a_daemon(
-    end: Callable[[gradsync.Client], None], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_channel, "PATIENCE_S", 3600)
-    client = gradsync.connect(daemon.path)
-    client.attach(job="j", rank=0, world_size=1)
+@pytest.fixture(params=["detach", "abandon", "close", "drop"])
+def leave(
+    request: pytest.FixtureRequest, client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Any]:
+    """What makes a rank leave; if it waited for a daemon, it would do so for an hour."""
+    for module, name in ((_channel, "PATIENCE_S"), (_job, "QUICK_S"), (_connection, "_RECONNECT_S")):
+        monkeypatch.setattr(module, name, 3600.0)
+    job = client.attach(job="j", rank=0, world_size=1)
+    ways = {"detach": job.detach, "abandon": job.abandon, "close": client.close, "drop": client._finalizer}
+    way: Callable[[], Any] = ways[request.param]
+    return way
+
+
+def test_a_rank_leaves_without_waiting_for_a_daemon_that_is_away(leave: Callable[[], Any], daemon: FakeDaemon) -> None:
     daemon.stop_listening()
-    in_thread(lambda: end(client))()
+    in_thread(leave)()
     daemon.listen()
-    assert not daemon.of("job.detach")
+
+
+def test_a_rank_that_leaves_while_it_is_attached_again_has_left_the_daemon(
+    leave: Callable[[], Any], client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached, left = threading.Event(), threading.Event()
+    resume = client._channel._connection._resume_session
+
+    def and_then_wait(*arguments: Any) -> bool:
+        resumed = resume(*arguments)
+        attached.set()
+        assert left.wait(50)
+        return resumed
+
+    monkeypatch.setattr(client._channel._connection, "_resume_session", and_then_wait)
+    daemon.drop_connections()
+    assert attached.wait(50)
+    gone = in_thread(leave)
+    if leave not in (client.close, client._finalizer):  # those wait for the thread that connects
+        gone()
+    else:
+        assert client._channel._connection._closing.wait(50)
+    left.set()
+    gone()
+    daemon.wait_for("job.detach", 1)
 
 
 def test_noise_from_the_daemon_is_a_lost_connection(client: gradsync.Client, daemon: FakeDaemon) -> None:

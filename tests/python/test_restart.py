@@ -348,8 +348,8 @@ def test_a_paused_rank_is_paused_at_the_next_daemon_too(
 def test_a_rank_leaves_the_next_daemon_as_well(grads: gradsync.Grads, job: gradsync.Job, daemon: FakeDaemon) -> None:
     daemon.restart()
     daemon.wait_for("job.attach", 2)
-    job.detach()
-    assert len(daemon.of("job.detach")) == 1
+    job.detach()  # perhaps before the connection is in use: then it leaves when it is
+    daemon.wait_for("job.detach", 1)
     with pytest.raises(UsageError, match="no longer declared"):
         grads.finish(ready="all")
 

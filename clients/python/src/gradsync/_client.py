@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -20,7 +21,7 @@ from ._step._report import StepReport, decode_report
 from ._tensor import Mesh
 from ._transport._channel import Channel
 from ._wire import plain
-from .errors import CallTimeout, ConnectionFailed, UsageError
+from .errors import CallTimeout, ConnectionFailed, GradsyncError, UsageError
 
 __all__ = ["Client", "Subscription", "connect"]
 
@@ -218,7 +219,8 @@ class Client:
     def close(self) -> None:
         """Leaves the job and ends the connection, and the private daemon with it. Doing it again changes nothing."""
         if self._job is not None and not self._channel.closed:
-            self._job.abandon(_QUICK_S)
+            with contextlib.suppress(GradsyncError):
+                self._job.detach()
         self._job = None
         self._finalizer()
 

@@ -186,15 +186,12 @@ class Job:
         """
         if self._forget():
             with contextlib.suppress(ConnectionLost):  # a lost connection has left the job already
-                self._channel.call("job.detach", {}, timeout=QUICK_S, idempotent=False, session=True)
+                self._channel.detach(QUICK_S)
 
-    def abandon(self, patience: float | None = None) -> None:
-        """`detach` that does not raise, and waits for no daemon that is away.
-
-        By default for a caller in a hurry (Ctrl-C, a daemon that does not answer), who hardly waits for the answer.
-        """
+    def abandon(self) -> None:
+        """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): it hardly waits for the answer."""
         if self._forget():
-            self._channel.leave(patience)
+            self._channel.leave()
 
     # for what is declared
 

@@ -109,16 +109,12 @@ class Channel:
         *,
         seat: str | None = None,
         session: bool = True,
-        this_connection: bool = False,
     ) -> Any:
         """Sends a request and waits no longer than `patience`; its result, or None where it has not come by then.
 
-        A request that is not of the `session` changes nothing: after a lost connection it may be sent again. One that
-        is only for `this_connection` is dropped while there is none.
+        A request that is not of the `session` changes nothing: after a lost connection it may be sent again.
         """
         with self._asked(method, params, not session, session, seat) as pending:
-            if this_connection and pending.was_away and not pending.done():
-                return None
             return pending.result() if self._connection.wait(pending, patience) else None
 
     def begin(self, method: str, params: Mapping[str, Any], seat: str) -> Pending:
@@ -186,11 +182,26 @@ class Channel:
         calls.attached, calls.paused, calls.seat = params, False, self.welcome.incarnation
         return reply
 
-    def leave(self, patience: float | None = None) -> None:
-        """job.detach that does not raise: by default for a caller in a hurry, who hardly waits for the answer."""
-        with suppress(GradsyncError):
-            self.post("job.detach", {}, PATIENCE_S if patience is None else patience, this_connection=True)
+    def detach(self, timeout: float) -> None:
+        """job.detach. It waits for no connection that is away: the one that follows leaves the job.
+
+        Raises:
+            RpcError: the daemon answered with an error.
+            ConnectionLost: the connection was lost meanwhile, or does not come back.
+            CallTimeout: no answer.
+        """
         self.forget_session()
+        with self._asked("job.detach", {}, idempotent=False, session=True, seat=None) as pending:
+            if pending.was_away:
+                return
+            if not self._connection.wait(pending, timeout):
+                raise CallTimeout("job.detach", timeout)
+            pending.result()
+
+    def leave(self) -> None:
+        """`detach` for a caller in a hurry: it hardly waits for the answer, and does not raise."""
+        with suppress(GradsyncError):
+            self.detach(PATIENCE_S)
 
     def forget_session(self) -> None:
         """The rank is not attached again after a lost connection."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
-from gradsync._wire import load
+from gradsync._wire import load, request
 from gradsync.errors import ConnectionFailed, ConnectionLost, Draining, GradsyncError, ProtocolError, RpcError
 
 from ._calls import Calls, Pending, Subscription
@@ -222,22 +222,25 @@ class Connection:
         """A new connection, in use: the rank is attached, its subscriptions are made, its requests are sent."""
         websocket = self._handshake(deadline)
         try:
-            if self._calls.attached is not None:
-                self._resume_session(websocket, self._calls.attached)
+            attached = self._calls.attached
+            if attached is not None and not self._resume_session(websocket, attached):
+                attached = None
             for subscription in list(self._calls.subscriptions.values()):
                 self._renew(websocket, subscription)
             with self._send_lock:
-                self._take_over(websocket)
+                self._take_over(websocket, attached)
         except BaseException:
             websocket.dispose()
             raise
         _log.warning("connection to %s is back", self.path)
 
-    def _take_over(self, websocket: WebSocket) -> None:
+    def _take_over(self, websocket: WebSocket, attached: Mapping[str, Any] | None) -> None:
         self._websocket = websocket
-        if self._closing.is_set():  # close() may have seen the old one
-            raise ConnectionLost("the client was closed")
         try:
+            if attached is not None and self._calls.attached is not attached:  # the rank has left meanwhile
+                websocket.send(request(next(self.ids), "job.detach", {}))
+            if self._closing.is_set():  # close() may have seen the old one
+                raise ConnectionLost("the client was closed")
             for pending in self._calls.unanswered():
                 websocket.send(pending.text)
                 pending.sent = True
@@ -254,7 +257,8 @@ class Connection:
         except RpcError as error:
             _log.warning("a subscription ended with the lost connection: %s", error)
 
-    def _resume_session(self, websocket: WebSocket, params: Mapping[str, Any]) -> None:
+    def _resume_session(self, websocket: WebSocket, params: Mapping[str, Any]) -> bool:
+        """Attaches the rank again; False where it is lost, and whatever it calls says why."""
         try:
             reply = self._ask(websocket, "job.attach", params)
             if self._calls.paused:
@@ -263,7 +267,7 @@ class Connection:
             raise ConnectionLost(str(error)) from error
         except RpcError as error:
             self._calls.lose_session(error)
-            return
+            return False
         if self._calls.seat != self.welcome.incarnation:
             self._calls.move(self.welcome.incarnation)
         elif not reply["resumed"]:
@@ -273,6 +277,8 @@ class Connection:
                     "attach and declare again"
                 )
             )
+            return False
+        return True
 
     def _handshake(self, deadline: float) -> WebSocket:
         websocket, self.welcome = shake_hands(self.path, self._client_id, next(self.ids), deadline)
