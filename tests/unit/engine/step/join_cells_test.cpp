@@ -61,6 +61,39 @@ TEST(JoinCells, has_the_bits_of_one_lane_however_the_plan_was_cut) {
   }
 }
 
+TEST(JoinCells, adds_in_the_order_of_tensors_where_another_order_has_another_bit) {
+  // 1 + 2^-53 is half-way between two doubles, and what is below it decides. One 2^-107 after the other is lost beside
+  // 2^-53; eight of them added first are not.
+  const JoinPlan plan = plan_with(1.0);
+  std::vector<plan::ClipRule> rules(3);
+  rules[0].norm_dtype = plan::DType::Float64;
+  std::vector<device::Measured> parts(2);
+  const auto add = [&](std::uint32_t tensor, double power_sum) {
+    device::TensorCell made{tensor, {}, 1};
+    made.sum.power_sum = {power_sum, 0};
+    made.sum.maximum = power_sum;
+    parts[tensor < 2 ? 1 : 0].cells.push_back(made);
+  };
+  add(0, 1.0);
+  add(1, 0x1p-53);
+  for (std::uint32_t tensor = 2; tensor < 10; ++tensor) {
+    add(tensor, 0x1p-107);
+  }
+  const auto norm_of = [&](std::size_t first, std::size_t second) {
+    device::NormTotals totals(plan.norm_type, plan.clip_groups, plan.layers);
+    for (const std::size_t part : {first, second}) {
+      for (const device::TensorCell& one : parts[part].cells) {
+        totals.add(one.sum, plan.tensors[one.tensor].clip_group, plan.tensors[one.tensor].layer);
+      }
+    }
+    device::StepMath math;
+    totals.write(rules, 1.0, math);
+    return math.norm;
+  };
+  ASSERT_NE(norm_of(1, 0), norm_of(0, 1)) << "the order does not matter here: the test says nothing";
+  EXPECT_EQ(join_cells(plan, parts, rules, 1.0).norm, norm_of(1, 0));
+}
+
 TEST(JoinCells, findings_are_in_the_order_of_tensors_and_as_few_as_one_lane_gives) {
   std::vector<device::Measured> parts(2);
   for (std::uint32_t tensor = 0; tensor < 100; ++tensor) {
