@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_torch_drop_ins import Norms, backward, copies, daemon, net, norms  # noqa: F401
 
 import gradsync.torch as gst
-from gradsync._transport import _turns
+from gradsync import _job
+from gradsync._transport import _channel, _connection, _handshake, _turns
 from gradsync.errors import UsageError
 from gradsync.torch._reduced import _observer
 from gradsync.torch._reduced._observation import Observation
@@ -274,7 +275,7 @@ def test_an_observer_goes_on_at_the_next_daemon(restartable_daemon: Any) -> None
     assert observer.report.step > 0
 
 
-def test_a_stopped_daemon_changes_no_bit(restartable_daemon: Any) -> None:
+def test_a_stopped_daemon_changes_no_bit(restartable_daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(net(), nn.utils.clip_grad_norm_)
     model = net()
     observer = init(restartable_daemon.address, model)
@@ -289,6 +290,10 @@ def test_a_stopped_daemon_changes_no_bit(restartable_daemon: Any) -> None:
             hurry(observer)
             restartable_daemon._process.send_signal(signal.SIGSTOP)
             os.waitpid(restartable_daemon._process.pid, os.WUNTRACED)
+            monkeypatch.setattr(_connection, "_CLOSE_S", 0.1)  # there is no answer to be patient for
+            monkeypatch.setattr(_channel, "PATIENCE_S", 0.1)
+            monkeypatch.setattr(_job, "QUICK_S", 0.1)
+            monkeypatch.setattr(_handshake, "_SHORTEST_S", 0.1)
         return norm
 
     assert same(train(model, clip), expected)
