@@ -134,8 +134,8 @@ class FakeDaemon:
         """As a daemon that is gone: closes everything and removes the socket file."""
         assert self._server is not None
         self._server.shutdown()
+        Path(self.path).unlink()  # before a client notices, whose test may listen again at once
         self.drop_connections()
-        Path(self.path).unlink()
 
     def drop_connections(self) -> None:
         """Cuts every connection without a closing handshake."""
