@@ -42,7 +42,7 @@ if [ -n "${LONG:-}" ]; then
   stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" tests/dist
   not_run=
 else
-  not_run="tests that take longer than ten seconds or train for some, the wheel and the Debian package (LONG=1 make test), "
+  not_run="tests marked long or training, the wheel and the Debian package (LONG=1 make test), "
 fi
 stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
 
