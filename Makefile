@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz attack mutants gpu-test gpu-bench gpu-experiments lint format clean
+.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz attack mutants gpu-test gpu-bench gpu-experiments gpu-bundle lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ gpu-bench: ## time the CUDA kernels against a copy and torch, and profile them (
 
 gpu-experiments: ## ask a GPU how trainer, sidecar and NCCL share it; under 10 minutes (OUT=folder, ONLY="name …")
 	@ONLY="$(ONLY)" scripts/gpu_experiments.sh
+
+gpu-bundle: setup ## build/gpu/bundle.tar.gz: all of these for a bare machine with a GPU, in one run of ten minutes
+	@scripts/gpu_bundle.sh
 
 lint: setup ## layers, formatting, ruff, mypy, shellcheck
 	@scripts/lint.sh

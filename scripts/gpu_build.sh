@@ -7,8 +7,12 @@ cd "$(dirname "$0")/.."
 mkdir -p build
 log=build/configure-gpu.log
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+# One cache serves every checkout and build folder of this project; a bare machine has none.
+launcher=$(command -v ccache || true)
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADSYNC_KERNELS_ONLY=ON -DGRADSYNC_WITH_CUDA=ON \
-  -DGRADSYNC_NVCC="$nvcc" -DGRADSYNC_CUDA_ARCHITECTURES="${GPU_ARCHITECTURES:-90-real}" >"$log" 2>&1 ||
+  -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$launcher" -DGRADSYNC_NVCC="$nvcc" \
+  -DGRADSYNC_CUDA_ARCHITECTURES="${GPU_ARCHITECTURES:-90-real}" >"$log" 2>&1 ||
   { cat "$log" >&2 && exit 1; }
 grep -i 'not found: gpu_test' "$log" || true
 targets=()

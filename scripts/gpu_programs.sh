@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by gpu_test.sh and gpu_bench.sh, which run on a bare machine: a driver, bash, and either programs that were
-# built elsewhere (build/gpu/bin: linked statically but for the C library) or nvcc, CMake and Ninja.
+# Sourced by the scripts that run on a bare machine with a GPU: a driver, bash, and either programs that were built
+# elsewhere (build/gpu/bin: linked statically but for the C library) or nvcc, CMake and Ninja.
 out=${OUT:-build/results/gpu}
 programs=${GPU_PROGRAMS:-build/gpu/bin}
 mkdir -p "$out"
@@ -42,18 +42,34 @@ gpu_machine() {
   cat "$out/machine.txt"
 }
 
+# The tests that a tool which watches each access gets through, by their sizes: every dtype and power, fingerprints,
+# misaligned tensors, second rounds, records added by warps and by blocks, every cast.
+# shellcheck disable=SC2034
+watched_tests='*groups*:*overflow_is_found*:*gathered*:*tensors_are_packed*:*large_rows*:*touches_only*:*strictly*'
+watched_tests+=':*few_and_of_many*:*depend_on_alignment*:*one_ulp*:*casts_between*:*nothing_to*'
+
 # limited SECONDS NAME COMMAND...: its output in $out/NAME.log, the end of it shown. Remembers failures in `failed`.
 failed=()
+ends=5 # seconds that a command has to end after it was told to; then it is killed
 limited() {
   local seconds=$1 name=$2 began=$SECONDS code=0
   shift 2
-  timeout -k 10 "$seconds" "$@" >"$out/$name.log" 2>&1 || code=$?
+  timeout -k "$ends" "$seconds" "$@" >"$out/$name.log" 2>&1 || code=$?
   tail -40 "$out/$name.log"
   case $code in
   0) echo "gpu: $name passed in $((SECONDS - began)) s" ;;
   124) echo "gpu: $name did not end within $seconds s" && failed+=("$name") ;;
+  137) echo "gpu: $name was killed after $((SECONDS - began)) s, of $seconds" && failed+=("$name") ;;
   *) echo "gpu: $name failed with $code after $((SECONDS - began)) s" && failed+=("$name") ;;
   esac
+}
+
+# Beside a GPU, tests that skip because the runtime does not see it (a driver older than CUDA 13, say) have not passed.
+saw_device() {
+  ! grep -q 'no CUDA device' "$out/$1.log" || {
+    echo "gpu: $1 tested nothing, although nvidia-smi lists a GPU: $(grep -m 1 'no CUDA device' "$out/$1.log")"
+    failed+=("$1")
+  }
 }
 
 # The exit status of the script, with the list of what failed.

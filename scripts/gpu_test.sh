@@ -12,13 +12,6 @@ gpu_machine
   echo "gpu: $programs/gpu_test is not there: GoogleTest was not found when it was built (carry one that was built with it)" >&2
   exit 69
 }
-# Beside a GPU, tests that skip because the runtime does not see it (a driver older than CUDA 13, say) have not passed.
-saw_device() {
-  ! grep -q 'no CUDA device' "$out/$1.log" || {
-    echo "gpu: $1 tested nothing, although nvidia-smi lists a GPU: $(grep -m 1 'no CUDA device' "$out/$1.log")"
-    failed+=("$1")
-  }
-}
 limited 150 gpu_test "$programs/gpu_test" --gtest_brief=1 --gtest_output="xml:$out/gpu_test.xml"
 ! nvidia-smi -L >/dev/null 2>&1 || saw_device gpu_test
 
@@ -27,13 +20,9 @@ if ! nvidia-smi -L >/dev/null 2>&1; then
 elif ! command -v compute-sanitizer >/dev/null; then
   echo "gpu: compute-sanitizer not found; it was not run"
 else
-  # With sizes that a tool which watches each access gets through: every dtype and power, fingerprints, misaligned
-  # tensors, second rounds, records added by warps and by blocks, every cast.
-  some='*groups*:*overflow_is_found*:*gathered*:*tensors_are_packed*:*large_rows*:*touches_only*:*strictly*'
-  some+=':*few_and_of_many*:*depend_on_alignment*:*one_ulp*:*casts_between*:*nothing_to*'
   for tool in memcheck racecheck synccheck initcheck; do
     limited 90 "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
-      "$programs/gpu_test" --gtest_brief=1 --gtest_filter="$some"
+      "$programs/gpu_test" --gtest_brief=1 --gtest_filter="$watched_tests"
     saw_device "sanitizer_$tool"
   done
   # Few files are easier to carry.

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* What a caller that was compiled for another interface is refused by. It changes with every change of this file. */
-#define GRADSYNC_GPU_ABI 2
+#define GRADSYNC_GPU_ABI 4
 
 uint32_t gradsync_gpu_abi(void);
 
@@ -24,6 +24,16 @@ const char* gradsync_gpu_error(void);
 
 /* Its cudaError_t, or 0 where the failure was not one of CUDA. */
 int gradsync_gpu_error_code(void);
+
+typedef struct {
+  char name[256];   /* with "MIG" where it is an instance of a GPU */
+  int compute_mode; /* cudaComputeMode: 0 default, 2 prohibited, 3 exclusive to a process */
+  int capability;   /* 90 for 9.0 */
+  uint64_t memory_bytes;
+} gradsync_gpu_description;
+
+/* Describes the device with this UUID, or the first one where it is null. It is not opened, and need not be usable. */
+int gradsync_gpu_describe(const char* uuid, gradsync_gpu_description* description);
 
 /* Takes the device with this UUID ("GPU-" and 36 characters), or the first one where it is null. */
 int gradsync_gpu_open(const char* uuid);
@@ -36,6 +46,9 @@ int gradsync_gpu_free(void* address);
 int gradsync_gpu_map_host(void* memory, size_t bytes, void** address);
 int gradsync_gpu_unmap_host(void* memory);
 
+/* The 64 bytes of the cudaIpcMemHandle_t of what `gradsync_gpu_allocate` gave, for another process to map. */
+int gradsync_gpu_export(void* address, void* handle);
+
 /* Maps memory that another process allocated on this device, by the 64 bytes of its cudaIpcMemHandle_t: the base of the
  * allocation, and how many bytes of it are mapped, which may be more than its owner asked for. Each call needs a close
  * of its own. */
@@ -47,6 +60,10 @@ int gradsync_gpu_wait(void);
 
 /* Writes zeros to memory of the device. */
 int gradsync_gpu_zero(void* address, size_t bytes);
+
+/* Copies between memory of the device and of the host, at once. */
+int gradsync_gpu_read(void* host, const void* address, size_t bytes);
+int gradsync_gpu_write(void* address, const void* host, size_t bytes);
 
 /* The sums of a plan (kernels/tables/reduce_table.hpp says what each field means). Lists are read, not kept. */
 typedef struct {

@@ -283,6 +283,34 @@ GRADSYNC_EXPORT int gradsync_gpu_open(const char* uuid) {
   return guarded([&] { must(cudaSetDevice(device_with(uuid)), "taking the device"); });
 }
 
+GRADSYNC_EXPORT int gradsync_gpu_describe(const char* uuid, gradsync_gpu_description* description) {
+  return guarded([&] {
+    const int device = device_with(uuid);
+    cudaDeviceProp properties{};
+    must(cudaGetDeviceProperties(&properties, device), "reading a device's properties");
+    *description = {};
+    static_assert(sizeof(properties.name) == sizeof(description->name));
+    std::memcpy(description->name, properties.name, sizeof(description->name));
+    description->memory_bytes = properties.totalGlobalMem;
+    int major = 0;
+    int minor = 0;
+    must(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "finding what the device can");
+    must(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "finding what the device can");
+    description->capability = 10 * major + minor;
+    must(
+        cudaDeviceGetAttribute(&description->compute_mode, cudaDevAttrComputeMode, device), "finding the compute mode"
+    );
+  });
+}
+
+GRADSYNC_EXPORT int gradsync_gpu_export(void* address, void* handle) {
+  return guarded([&] {
+    cudaIpcMemHandle_t given{};
+    must(cudaIpcGetMemHandle(&given, address), "exporting memory");
+    std::memcpy(handle, &given, sizeof(given));
+  });
+}
+
 GRADSYNC_EXPORT int gradsync_gpu_allocate(size_t bytes, void** address) {
   return guarded([&] { must(cudaMalloc(address, bytes), "allocating device memory"); });
 }
@@ -333,6 +361,20 @@ GRADSYNC_EXPORT int gradsync_gpu_zero(void* address, size_t bytes) {
   return guarded([&] {
     must(cudaMemsetAsync(address, 0, bytes, nullptr), "writing zeros");
     wait("writing zeros");
+  });
+}
+
+GRADSYNC_EXPORT int gradsync_gpu_read(void* host, const void* address, size_t bytes) {
+  return guarded([&] {
+    download(host, address, bytes, "reading device memory");
+    wait("reading device memory");
+  });
+}
+
+GRADSYNC_EXPORT int gradsync_gpu_write(void* address, const void* host, size_t bytes) {
+  return guarded([&] {
+    upload(address, host, bytes, "writing device memory");
+    wait("writing device memory");
   });
 }
 

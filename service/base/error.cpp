@@ -46,6 +46,12 @@ const char* kind_of(ErrorCode code) {
       return "superseded";
     case ErrorCode::RankLost:
       return "rank_lost";
+    case ErrorCode::NoPeers:
+      return "no_peers";
+    case ErrorCode::NodeRefused:
+      return "node_refused";
+    case ErrorCode::NodeLost:
+      return "node_lost";
     case ErrorCode::UnknownBuffer:
       return "unknown_buffer";
     case ErrorCode::InsufficientMemory:
@@ -82,6 +88,8 @@ const char* kind_of(ErrorCode code) {
       return "duplicate_ready";
     case ErrorCode::StepFailed:
       return "step_failed";
+    case ErrorCode::StepInDoubt:
+      return "step_in_doubt";
     case ErrorCode::UnknownSubscription:
       return "unknown_subscription";
   }

@@ -34,6 +34,9 @@ enum class ErrorCode {
   JobMismatch,  ///< world size or meshes differ from those of ranks already attached
   Superseded,   ///< a newer attach took this rank over
   RankLost,     ///< a rank of the job died or left
+  NoPeers,      ///< the job has ranks on other nodes, and this daemon is not set up for that
+  NodeRefused,  ///< a node may not take part, because of its address or of how it is reached
+  NodeLost,     ///< a node of the job, or the link to it, is gone
   // buffers
   UnknownBuffer,       ///< no such buffer in this session
   InsufficientMemory,  ///< an allocation beyond what the machine or its cgroup can give
@@ -55,6 +58,7 @@ enum class ErrorCode {
   StaleAttempt,    ///< the message belongs to another attempt of the epoch
   DuplicateReady,  ///< a bucket was reported ready twice in one attempt
   StepFailed,      ///< the lane failed; the step's gradients are lost
+  StepInDoubt,     ///< nobody can say whether the step was done: the node that knew is gone
   // events
   UnknownSubscription,  ///< no such subscription on this connection
 };
@@ -66,6 +70,7 @@ struct Error {
   std::string path;  ///< wire name of the field at fault, like `tensors[3].shape`; may be empty
   std::string job;
   std::string tensor;
+  std::string node;                  ///< host name of the node at fault or missing; empty on one node
   std::vector<std::int64_t> ranks;   ///< ranks at fault or missing
   std::vector<std::string> tensors;  ///< tensors missing or at fault (at most 20 named)
   std::optional<std::int64_t> rank;

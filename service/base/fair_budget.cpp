@@ -33,8 +33,9 @@ std::optional<FairBudget::Refusal> FairBudget::refuse(const Holder& holder, std:
   const auto too_much = [amount](std::uint64_t held, std::uint64_t most) {
     return held > most || amount > most - held;
   };
-  if (too_much(held_, most_)) {
-    return Refusal{"the daemon", held_, most_};
+  const std::uint64_t of_all = bounds_ == Bounds::All ? most_ : kUnlimited;  // so that no sum overflows
+  if (too_much(held_, of_all)) {
+    return Refusal{"the daemon", held_, of_all};
   }
   if (most_ == kUnlimited) {
     return std::nullopt;
@@ -46,7 +47,7 @@ std::optional<FairBudget::Refusal> FairBudget::refuse(const Holder& holder, std:
   }
   const std::uint64_t of_one_process = std::max<std::uint64_t>(most_ / 2, 1);
   const std::uint64_t by_process = held_of(of_process_, std::pair(holder.uid, holder.pid));
-  if (holder.pid != 0 && too_much(by_process, of_one_process)) {
+  if (bounds_ == Bounds::All && holder.pid != 0 && too_much(by_process, of_one_process)) {
     return Refusal{fmt::format("process {}", holder.pid), by_process, of_one_process};
   }
   return std::nullopt;

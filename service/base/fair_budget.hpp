@@ -3,6 +3,7 @@
 // The daemon's own uid and root may take all of it. A process of a pid namespace that is not seen from here has pid 0,
 // and counts for its uid only. Not synchronised: each has one thread.
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -21,7 +22,13 @@ class FairBudget {
  public:
   static constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 
-  FairBudget(std::uint64_t most, std::uint32_t own_uid) : most_(most), own_uid_(own_uid) {}
+  enum class Bounds : std::uint8_t {
+    All,
+    OfUids,  ///< what there is for all is looked at elsewhere, and one process may have what its uid may
+  };
+
+  FairBudget(std::uint64_t most, std::uint32_t own_uid, Bounds bounds = Bounds::All)
+      : most_(most), own_uid_(own_uid), bounds_(bounds) {}
 
   struct Refusal {
     std::string whose;  ///< "the daemon", "uid 1000" or "process 42"
@@ -58,6 +65,12 @@ class FairBudget {
       amount_ += amount;
     }
 
+    void shrink_to(std::uint64_t amount) {
+      const std::uint64_t less = amount_ - std::min(amount_, amount);
+      budget_->take(holder_, less);
+      amount_ -= less;
+    }
+
     ~Share() {
       if (budget_ != nullptr) {
         budget_->take(holder_, amount_);
@@ -73,6 +86,7 @@ class FairBudget {
  private:
   std::uint64_t most_;
   std::uint32_t own_uid_;
+  Bounds bounds_;
   std::uint64_t held_ = 0;
   std::map<std::uint32_t, std::uint64_t> of_uid_;
   std::map<std::pair<std::uint32_t, std::int64_t>, std::uint64_t> of_process_;

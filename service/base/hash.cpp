@@ -9,7 +9,6 @@
 
 #include <array>
 #include <charconv>
-#include <vector>
 
 namespace gradsync {
 
@@ -49,16 +48,21 @@ std::string hex64(std::uint64_t value) {
 std::string digest(std::string_view bytes) { return hex64(hash64(bytes)); }
 
 std::string random_hex(std::size_t bytes) {
-  std::vector<unsigned char> raw(bytes);
+  std::string raw(bytes, '\0');
   GRADSYNC_ASSERT(
       ::getrandom(raw.data(), raw.size(), 0) == static_cast<ssize_t>(raw.size()),
       "getrandom gives short reads never below 256 bytes"
   );
+  return hex_of(raw);
+}
+
+std::string hex_of(std::string_view bytes) {
   std::string text;
-  text.reserve(2 * bytes);
-  for (const unsigned char byte : raw) {
-    text.push_back(kHex[byte >> 4]);
-    text.push_back(kHex[byte & 0xF]);
+  text.reserve(2 * bytes.size());
+  for (const char byte : bytes) {
+    const auto value = static_cast<unsigned char>(byte);
+    text.push_back(kHex[value >> 4]);
+    text.push_back(kHex[value & 0xF]);
   }
   return text;
 }

@@ -22,6 +22,9 @@ struct KeyedHash {
 /// Reads `bytes` random bytes from the kernel and returns them as hex digits. Tokens and incarnations are made of them.
 [[nodiscard]] std::string random_hex(std::size_t bytes);
 
+/// Two hex digits for each byte.
+[[nodiscard]] std::string hex_of(std::string_view bytes);
+
 /// The bytes that two hex digits each stand for; none where something else is in the text.
 [[nodiscard]] std::optional<std::string> bytes_of_hex(std::string_view digits);
 

@@ -52,6 +52,12 @@ std::string enumerate_names(std::span<const std::string> names, std::size_t most
   return text;
 }
 
+std::string enumerate_ranks(std::span<const std::int64_t> first, std::int64_t count) {
+  const std::int64_t more = count - static_cast<std::int64_t>(first.size());
+  const std::string text = fmt::format("rank{} {}", count == 1 ? "" : "s", fmt::join(first, ", "));
+  return more > 0 ? fmt::format("{} and {} more", text, more) : text;
+}
+
 std::size_t utf8_length(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text.data()[at + i]); };
   const unsigned char lead = byte(0);

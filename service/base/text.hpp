@@ -16,6 +16,12 @@ namespace gradsync {
 /// "a, b, c and 17 more".
 [[nodiscard]] std::string enumerate_names(std::span<const std::string> names, std::size_t most = 20);
 
+/// Texts name no more ranks than this.
+inline constexpr std::size_t kNamedRanks = 20;
+
+/// "rank 3", "ranks 0, 1, 2 and 17 more": the first of `count` ranks.
+[[nodiscard]] std::string enumerate_ranks(std::span<const std::int64_t> first, std::int64_t count);
+
 /// "1.5 GiB", "64 bytes".
 [[nodiscard]] std::string human_bytes(std::uint64_t bytes);
 

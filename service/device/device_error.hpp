@@ -9,14 +9,19 @@ namespace gradsync::device {
 
 class DeviceError : public std::runtime_error {
  public:
-  enum class Kind { Failed, Aborted, OutOfMemory };
+  enum class Kind {
+    Failed,
+    Aborted,
+    OutOfMemory,
+    DeviceLost,  ///< every later call on the device fails too, until this process has ended
+  };
 
   explicit DeviceError(const std::string& message, Kind kind = Kind::Failed)
       : std::runtime_error(message), kind_(kind) {}
 
   /// `hint`: what to do about it.
-  DeviceError(const std::string& message, std::string hint)
-      : std::runtime_error(message), kind_(Kind::Failed), hint_(std::move(hint)) {}
+  DeviceError(const std::string& message, std::string hint, Kind kind = Kind::Failed)
+      : std::runtime_error(message), kind_(kind), hint_(std::move(hint)) {}
 
   [[nodiscard]] Kind kind() const { return kind_; }
 

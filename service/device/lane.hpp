@@ -128,6 +128,15 @@ struct MapBuffer {
   std::optional<ExportedMemory> exported = {};
 };
 
+/// Tries memory that was exported, and keeps nothing of it: opens its handle, also where that allocation is mapped
+/// already, reads what is at the offset, writes the complement of each byte there, and closes the handle. `buffer` is a
+/// number that no buffer has. Reports Probed.
+struct ProbeMemory {
+  BufferId buffer = 0;
+  std::uint64_t size_bytes = 0;  ///< that are read and written: few
+  ExportedMemory exported;
+};
+
 /// Punches the pages out (memory is freed even while others hold the fd), unmaps, closes. Reports Unmapped. With `fd`
 /// the buffer need not be mapped: pages that only the client touched are freed here as well. Exported memory is closed
 /// with the last buffer of its allocation; its pages belong to the owner.
@@ -191,7 +200,7 @@ struct FinishStep {
 };
 
 /// What `FinishStep` is on a plan that several lanes share: the sums of the tensors in the buckets that this lane
-/// reduced. Nothing is decided and nothing multiplied here; who asks adds the sums of all lanes. Refused unless these
+/// reduced. Nothing is decided and nothing multiplied here; the caller adds the sums of all lanes. Refused unless these
 /// buckets were reduced with this tag. Reports Measured.
 struct MeasureBuckets {
   PlanId plan = 0;
@@ -231,7 +240,8 @@ using LaneCommand = std::variant<
     MeasureBuckets,
     ScaleGradients,
     Abort,
-    SetWidth>;
+    SetWidth,
+    ProbeMemory>;
 
 // ---- reports
 
@@ -309,8 +319,22 @@ struct Failed {
   bool lane_lost = false;  ///< so will every later command: the lane has to be replaced
 };
 
+/// What a worker found of memory that another process exported, and how long each part took.
+struct Probe {
+  std::uint64_t mapped_bytes = 0;  ///< of the allocation; its owner may have asked for less
+  std::string read;                ///< the bytes that were there before they were written
+  double open_s = 0;               ///< the handle, and the GPU itself where this is the first use of it
+  double copy_s = 0;               ///< both ways
+  double close_s = 0;
+};
+
+struct Probed {
+  BufferId buffer = 0;
+  Probe probe;
+};
+
 using LaneReport =
-    std::variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Measured, Scaled, Aborted, Failed>;
+    std::variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Measured, Scaled, Aborted, Failed, Probed>;
 
 /// Called on a thread of the lane; must only hand the report over.
 using LaneSink = std::function<void(LaneReport)>;

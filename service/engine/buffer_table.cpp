@@ -1,6 +1,7 @@
 #include "engine/buffer_table.hpp"
 
 #include "base/assert.hpp"
+#include "base/descriptors.hpp"
 #include "base/hash.hpp"
 #include "base/text.hpp"
 #include "device/memory/arena.hpp"
@@ -41,9 +42,18 @@ Error lost_buffer(std::uint64_t buffer, const std::string& gpu) {
 
 Result<TakenFd> taken_or_exhausted(TakenFd taken) {
   if (!taken.fd.valid()) {
-    return make_error(ErrorCode::LimitExceeded, "the daemon is out of file descriptors", "raise its LimitNOFILE");
+    return no_descriptors_left("for what the token stands for");
   }
   return taken;
+}
+
+/// Without a setting a uid may have three quarters of the memory of the machine or of the cgroup. Whether the memory is
+/// there is asked for each buffer, and where there is one process, its arena may well be most of it.
+FairBudget arena_budget(const EngineOptions& options) {
+  if (options.limits.arena_bytes > 0) {
+    return {options.limits.arena_bytes, options.own_uid};
+  }
+  return {options.measure_memory({}).limit_bytes, options.own_uid, FairBudget::Bounds::OfUids};
 }
 
 }  // namespace
@@ -51,7 +61,7 @@ Result<TakenFd> taken_or_exhausted(TakenFd taken) {
 BufferTable::BufferTable(const EngineOptions& options, const Lanes& lanes)
     : options_(options),
       lanes_(lanes),
-      bytes_(options.limits.arena_bytes > 0 ? options.limits.arena_bytes : FairBudget::kUnlimited, options.own_uid),
+      bytes_(arena_budget(options)),
       waiting_tokens_(static_cast<std::uint64_t>(options.limits.tokens), options.own_uid) {}
 
 Result<BufferGrant> BufferTable::allocate(
@@ -59,11 +69,14 @@ Result<BufferGrant> BufferTable::allocate(
 ) {
   forget_expired_tokens(now);
   const Holder holder{uid, pid};
-  if (Result<void> room = check_room(session, holder, size_bytes); !room) {
-    return room.error();
+  if (Result<void> sound = check_request(session, size_bytes); !sound) {
+    return sound.error();
   }
   if (Result<void> fits = check_memory(size_bytes, 0); !fits) {
     return fits.error();
+  }
+  if (Result<void> share = check_share(holder, size_bytes); !share) {
+    return share.error();
   }
   Result<UniqueFd> fd = device::create_arena(size_bytes);
   if (!fd) {
@@ -81,8 +94,11 @@ Result<BufferGrant> BufferTable::adopt(
 ) {
   forget_expired_tokens(now);
   const Holder holder{uid, pid};
-  if (Result<void> room = check_room(session, holder, size_bytes); !room) {
-    return room.error();
+  if (Result<void> sound = check_request(session, size_bytes); !sound) {
+    return sound.error();
+  }
+  if (Result<void> share = check_share(holder, size_bytes); !share) {
+    return share.error();
   }
   return grant(session, holder, size_bytes, now);
 }
@@ -104,13 +120,14 @@ Result<void> BufferTable::check_count(SessionId session) const {
   return {};
 }
 
-Result<void> BufferTable::check_room(SessionId session, const Holder& holder, std::uint64_t size_bytes) const {
+Result<void> BufferTable::check_request(SessionId session, std::uint64_t size_bytes) const {
   if (size_bytes == 0) {
     return invalid_params("bytes", "bytes is 0", "an arena needs at least 64 bytes");
   }
-  if (Result<void> few = check_count(session); !few) {
-    return few;
-  }
+  return check_count(session);
+}
+
+Result<void> BufferTable::check_share(const Holder& holder, std::uint64_t size_bytes) const {
   if (const auto refused = bytes_.refuse(holder, size_bytes)) {
     return make_error(
         ErrorCode::LimitExceeded,
@@ -122,7 +139,7 @@ Result<void> BufferTable::check_room(SessionId session, const Holder& holder, st
             human_bytes(refused->most),
             human_bytes(bytes_.most())
         ),
-        "raise limits.arena_bytes"
+        "free arenas that are not needed, or set limits.arena_bytes higher"
     );
   }
   if (const auto refused = waiting_tokens_.refuse(holder)) {

@@ -49,6 +49,10 @@ class BufferTable {
       device::LaneId lane,
       Reply<RegisteredBuffer> reply
   );
+
+  /// A number that no buffer has or will have, for what a lane reports of in the same way.
+  [[nodiscard]] std::uint64_t spare_number() { return next_buffer_++; }
+
   /// Registrations that wait are not answered any more.
   void forget_waiting();
   /// A token by which a rank fetches the record of its job, as long as the job has it.
@@ -169,7 +173,8 @@ class BufferTable {
   using Tokens = std::map<std::string, Token>;
 
   [[nodiscard]] Result<void> check_count(SessionId session) const;
-  [[nodiscard]] Result<void> check_room(SessionId session, const Holder& holder, std::uint64_t size_bytes) const;
+  [[nodiscard]] Result<void> check_request(SessionId session, std::uint64_t size_bytes) const;
+  [[nodiscard]] Result<void> check_share(const Holder& holder, std::uint64_t size_bytes) const;
   [[nodiscard]] Result<void> check_memory(std::uint64_t size_bytes, std::uint64_t populated_bytes);
   void look_at_some();
   [[nodiscard]] BufferGrant grant(SessionId session, const Holder& holder, std::uint64_t size_bytes, TimePoint now);

@@ -140,6 +140,16 @@ Result<BufferGrant> Engine::adopt(SessionId session, std::uint64_t size_bytes) {
   return state.buffers.adopt(session, seat->second.uid, seat->second.pid, size_bytes, state.context.now);
 }
 
+Result<device::LaneId> Engine::State::lane_of(const ExportedBuffer& exported, const Result<void>& fits) {
+  if (draining) {
+    return draining_error();
+  }
+  if (!fits) {
+    return fits.error();
+  }
+  return lanes.of_gpu(exported.gpu);
+}
+
 void Engine::register_buffer(SessionId session, ExportedBuffer exported, Reply<RegisteredBuffer> reply) {
   State& state = *state_;
   const auto seat = state.seats.find(session);
@@ -150,21 +160,27 @@ void Engine::register_buffer(SessionId session, ExportedBuffer exported, Reply<R
     reply(state.absent(session));
     return;
   }
-  if (state.draining) {
-    reply(draining_error());
-    return;
-  }
-  if (const Result<void> fits = state.buffers.check_exported(session, exported); !fits) {
-    reply(fits.error());
-    return;
-  }
-  const Result<device::LaneId> lane = state.lanes.of_gpu(exported.gpu);
+  const Result<device::LaneId> lane = state.lane_of(exported, state.buffers.check_exported(session, exported));
   if (!lane) {
     reply(lane.error());
     return;
   }
   const Holder holder{seat->second.uid, seat->second.pid};
   state.buffers.register_exported(session, holder, std::move(exported), *lane, std::move(reply));
+  state.settle();
+}
+
+void Engine::probe_memory(const Holder& holder, ExportedBuffer exported, Reply<device::Probe> reply) {
+  State& state = *state_;
+  if (state.halted) {
+    return;
+  }
+  const Result<device::LaneId> lane = state.lane_of(exported, state.probes.check(holder, exported));
+  if (!lane) {
+    reply(lane.error());
+    return;
+  }
+  state.probes.start(state.buffers.spare_number(), holder, std::move(exported), *lane, std::move(reply));
   state.settle();
 }
 
@@ -280,7 +296,7 @@ std::vector<JobStatus> Engine::status(std::optional<std::uint32_t> uid) const {
   return all;
 }
 
-Result<std::vector<StepReport>> Engine::stats(
+Result<std::vector<std::shared_ptr<const StepReport>>> Engine::stats(
     std::optional<std::uint32_t> uid, const std::string& name, std::int64_t last
 ) const {
   const Result<const Job*> job = state_->find(uid, name);
@@ -370,6 +386,7 @@ void Engine::halt() {
   state.draining = true;
   state.halted = true;
   state.buffers.forget_waiting();
+  state.probes.forget();
   state.each_job([&state](Job& job) {
     state.index.touch(job);
     job.halt();

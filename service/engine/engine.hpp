@@ -48,6 +48,9 @@ class Engine {
   [[nodiscard]] Result<BufferGrant> adopt(SessionId session, std::uint64_t size_bytes);
   /// Has the worker of its GPU map memory that the rank allocated; answers when it is mapped.
   void register_buffer(SessionId session, ExportedBuffer exported, Reply<RegisteredBuffer> reply);
+  /// Has the worker of its GPU try memory that the process allocated, which needs no rank: `size_bytes` of it are read
+  /// and written. Its base and generation mean nothing, because it is not kept.
+  void probe_memory(const Holder& holder, ExportedBuffer exported, Reply<device::Probe> reply);
   [[nodiscard]] Result<void> release(SessionId session, std::uint64_t buffer);
 
   /// Whether `exchange_fd` needs a descriptor to be given.
@@ -77,7 +80,7 @@ class Engine {
 
   // read models; only jobs of `uid` (nullopt: all, for the operator)
   [[nodiscard]] std::vector<JobStatus> status(std::optional<std::uint32_t> uid) const;
-  [[nodiscard]] Result<std::vector<StepReport>> stats(
+  [[nodiscard]] Result<std::vector<std::shared_ptr<const StepReport>>> stats(
       std::optional<std::uint32_t> uid, const std::string& job, std::int64_t last
   ) const;
   [[nodiscard]] Result<std::shared_ptr<const plan::Plan>> plan_of(

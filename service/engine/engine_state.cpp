@@ -13,11 +13,28 @@ namespace gradsync::engine {
 Engine::State::State(EngineOptions given, Lanes all, PlannerPort& planner, EventSink sink, EngineMetrics& registered)
     : options(std::move(given)),
       declared_bytes(options.limits.declared_bytes, options.own_uid),
+      report_bytes(options.limits.report_bytes, options.own_uid),
       events(std::move(sink)),
       metrics(registered),
       lanes(std::move(all)),
       buffers(options, lanes),
-      context{options, lanes, planner, buffers, events, metrics, {}, 1, 1, {}, {}, {}, [this] { follow_width(); }},
+      probes(lanes, options.own_uid),
+      context{
+          options,
+          lanes,
+          planner,
+          declared_bytes,
+          report_bytes,
+          buffers,
+          events,
+          metrics,
+          {},
+          1,
+          1,
+          {},
+          {},
+          {},
+          [this] { follow_width(); }},
       index(lanes),
       taken_seats(static_cast<std::uint64_t>(options.limits.sessions), options.own_uid) {}
 
@@ -203,7 +220,9 @@ void Engine::State::settle() {
 
 void Engine::State::end_unused_lanes() {
   lanes.end_unused(
-      [this](device::LaneId lane) { return buffers.on_lane(lane); }, context.now, options.deadlines.unused_gpu
+      [this](device::LaneId lane) { return buffers.on_lane(lane) || probes.on_lane(lane); },
+      context.now,
+      options.deadlines.unused_gpu
   );
 }
 
@@ -275,7 +294,13 @@ void Engine::State::on(device::LaneId lane, device::Failed& report) {
       spdlog::error("the worker of a GPU was lost gpu={} reason=\"{}\"", lanes.gpu_of(lane), report.message);
       buffers.lose_lane(lane);
     }
-    report.hint = "register the buffers again, with a higher generation, then declare: another worker takes its place";
+  }
+  if (report.buffer != 0 && probes.on_failed(lane, report)) {
+    return;
+  }
+  if (report.lane_lost) {
+    report.hint += report.hint.empty() ? "" : "; ";
+    report.hint += "register the buffers again, with a higher generation, then declare: another worker takes its place";
   }
   if (report.buffer != 0) {
     buffers.on_map_failed(lane, report);

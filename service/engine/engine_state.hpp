@@ -5,6 +5,7 @@
 #include "engine/engine.hpp"
 #include "engine/job/job.hpp"
 #include "engine/job_index.hpp"
+#include "engine/memory_probes.hpp"
 
 #include <map>
 #include <memory>
@@ -27,10 +28,12 @@ struct Engine::State {
 
   const EngineOptions options;
   FairBudget declared_bytes;  ///< outlives the jobs, which hold shares of it
+  FairBudget report_bytes;    ///< likewise
   const EventSink events;
   EngineMetrics& metrics;
   Lanes lanes;
   BufferTable buffers;
+  MemoryProbes probes;
   JobContext context;
   JobIndex index;
   std::map<JobKey, std::unique_ptr<Job>> jobs;
@@ -71,6 +74,9 @@ struct Engine::State {
   /// The process of a seat attaches again: `session` takes the place of `before`, and its buffers where it resumes.
   void replace(SessionId before, SessionId session, Job& job, const AttachRequest& request);
   void leave(SessionId session, const std::string& why, bool lost);
+  /// The lane of the GPU that this memory is on, which is started where it has to be, or why it is not asked: the
+  /// daemon drains, or the memory does not fit.
+  [[nodiscard]] Result<device::LaneId> lane_of(const ExportedBuffer& exported, const Result<void>& fits);
   /// Lets all threads work for a lane while every trainer beside it waits, else half of them.
   void follow_width();
   /// Workers of GPUs that nobody has needed for a while.
@@ -79,6 +85,8 @@ struct Engine::State {
   void settle();
 
   void on(device::LaneId lane, device::Mapped& report) { buffers.on_mapped(lane, report.buffer); }
+
+  void on(device::LaneId lane, device::Probed& report) { probes.on_probed(lane, std::move(report)); }
 
   void on(device::LaneId, device::Unmapped&) {}
 

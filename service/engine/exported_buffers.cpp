@@ -1,8 +1,8 @@
 // The part of BufferTable that is about memory of GPUs, which ranks allocate and export.
 
 #include "base/assert.hpp"
-#include "base/text.hpp"
 #include "engine/buffer_table.hpp"
+#include "engine/memory_probes.hpp"
 
 #include <fmt/format.h>
 
@@ -12,43 +12,6 @@
 namespace gradsync::engine {
 
 namespace {
-
-constexpr std::size_t kHandleBytes = 64;
-constexpr std::uint64_t kAlignment = 16;  // of the kernels' vectors
-
-Result<void> check_range(const ExportedBuffer& exported) {
-  if (exported.size_bytes == 0) {
-    return invalid_params("bytes", "bytes is 0", "a buffer needs at least 64 bytes");
-  }
-  if (exported.handle.size() != kHandleBytes) {
-    return invalid_params(
-        "handle",
-        fmt::format("handle has {} bytes, a handle of CUDA has {}", exported.handle.size(), kHandleBytes),
-        "send what cuIpcGetMemHandle gives, as 128 hex digits"
-    );
-  }
-  if (exported.offset % kAlignment != 0) {
-    return invalid_params(
-        "offset",
-        fmt::format("offset is {}, not a multiple of {}", exported.offset, kAlignment),
-        "gradsync.alloc_grad_buffer() aligns buffers"
-    );
-  }
-  if (exported.offset > exported.allocation_bytes ||
-      exported.size_bytes > exported.allocation_bytes - exported.offset) {
-    return invalid_params(
-        "bytes",
-        fmt::format(
-            "{} bytes at offset {} reach beyond the allocation, which has {}",
-            exported.size_bytes,
-            exported.offset,
-            exported.allocation_bytes
-        ),
-        "send the base and size of the allocation that cuMemGetAddressRange returns"
-    );
-  }
-  return {};
-}
 
 Error released_meanwhile(std::uint64_t buffer) {
   return make_error(ErrorCode::UnknownBuffer, fmt::format("buffer {} was released while it was mapped", buffer));

@@ -34,6 +34,7 @@ struct EngineLimits {
   std::int64_t tensors = 200'000;
   /// The limit for the memory of all declarations: of pages that came, and of what ranks have declared.
   std::uint64_t declared_bytes = 1u << 30;
+  std::uint64_t report_bytes = 256u << 20;  ///< the limit for the reports that are kept of all jobs
   std::int64_t world_size = 4096;
 };
 

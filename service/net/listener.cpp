@@ -12,7 +12,6 @@
 
 #include <sys/socket.h>
 
-#include <arpa/inet.h>
 #include <cerrno>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -42,15 +41,16 @@ std::string http_refusal(const char* status, const Error& error) {
   );
 }
 
-Error out_of_descriptors() {
-  return make_error(
-      ErrorCode::LimitExceeded,
-      "the daemon has no file descriptors left but those kept back for probes",
-      "raise the hard limit of open files (LimitNOFILE, ulimit -Hn) of the daemon"
-  );
-}
-
 Error all_places_taken(Pool pool) {
+  if (pool == Pool::Peer) {
+    return make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format(
+            "{} links have not joined, or {} of this address", ConnectionPools::kPeer, ConnectionPools::kPeerOfAddress
+        ),
+        "try again later"
+    );
+  }
   const bool health = pool == Pool::Health;
   const std::size_t most = health ? ConnectionPools::kHealth : ConnectionPools::kTcp;
   return make_error(
@@ -60,21 +60,14 @@ Error all_places_taken(Pool pool) {
   );
 }
 
-/// Without the port.
-std::string address_of(const sockaddr_storage& from) {
-  char text[INET6_ADDRSTRLEN] = {};
-  const void* address = from.ss_family == AF_INET
-                            ? static_cast<const void*>(&reinterpret_cast<const sockaddr_in&>(from).sin_addr)
-                            : &reinterpret_cast<const sockaddr_in6&>(from).sin6_addr;
-  return ::inet_ntop(from.ss_family, address, text, sizeof text) == nullptr ? std::string() : std::string(text);
-}
-
 Pool pool_of(Entrance entrance) {
   switch (entrance) {
     case Entrance::Health:
       return Pool::Health;
     case Entrance::Tcp:
       return Pool::Tcp;
+    case Entrance::Peer:
+      return Pool::Peer;
     case Entrance::Unix:
     case Entrance::Fd:
       break;
@@ -196,7 +189,7 @@ bool Listener::admit_local(Incoming& incoming) const {
     incoming.process = open_peer_process(incoming.socket.get(), peer->pid);
   }
   if (!full && (is_kept_back(incoming.socket.get()) || is_kept_back(incoming.process.get()))) {
-    full = out_of_descriptors();
+    full = no_descriptors_left();
   }
   if (full) {
     refuse(std::move(incoming.socket), *peer, *full, false);
@@ -209,9 +202,9 @@ bool Listener::admit_local(Incoming& incoming) const {
 std::optional<Error> Listener::refuse_tcp(const Incoming& incoming) const {
   const Pool pool = pool_of(entrance_);
   if (pool != Pool::Health && is_kept_back(incoming.socket.get())) {
-    return out_of_descriptors();
+    return no_descriptors_left();
   }
-  const std::list<ConnectionId> candidates = context_->pools.in_the_way(pool);
+  const std::list<ConnectionId> candidates = context_->pools.in_the_way(pool, incoming.address);
   if (!candidates.empty() && !close_one_of(candidates, "all places are taken")) {
     return all_places_taken(pool);
   }
@@ -258,7 +251,7 @@ Listener::AcceptResult Listener::accept_one() {
   } else {
     const int on = 1;
     ::setsockopt(incoming.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    incoming.address = address_of(from);
+    incoming.address = address_text(from);
     if (const std::optional<Error> refused = refuse_tcp(incoming)) {
       refuse(std::move(incoming.socket), incoming.peer, *refused, false);
       return AcceptResult::Accepted;

@@ -1,6 +1,10 @@
 #include "net/server.hpp"
 
+#include "base/assert.hpp"
+#include "net/http/token_file.hpp"
 #include "net/listener.hpp"
+#include "net/peer/link_context.hpp"
+#include "net/peer_links.hpp"
 #include "net/server_context.hpp"
 #include "net/socket/listening_socket.hpp"
 #include "net/socket/process_watch.hpp"
@@ -8,88 +12,13 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-#include <cerrno>
 
 namespace gradsync::net {
 
 namespace {
 
 constexpr std::chrono::seconds kPoliteClose{1};
-
-/// Others may neither read nor change a token. Its group may read it, as in a mounted secret. The file that is looked
-/// at is the one that is read.
-std::optional<StartFailure> refuse_token_file(int fd, const std::string& path) {
-  struct stat found {};
-
-  if (::fstat(fd, &found) != 0) {
-    return std::nullopt;  // reading it fails, too
-  }
-  if (found.st_uid != ::geteuid() && found.st_uid != 0) {
-    return StartFailure{
-        StartFailure::Kind::Configuration,
-        fmt::format(
-            "the token file '{}' belongs to uid {}, this daemon is uid {}: another user may change it",
-            path,
-            found.st_uid,
-            ::geteuid()
-        ),
-        "give it to the daemon's user or to root ([server] tcp_token_file), and a new token"};
-  }
-  if ((found.st_mode & (S_IRWXO | S_IWGRP)) != 0) {
-    return StartFailure{
-        StartFailure::Kind::Configuration,
-        fmt::format("the token file '{}' has mode {:04o}: others may use it", path, found.st_mode & 07777U),
-        "give it mode 0600 or 0640 ([server] tcp_token_file), and a new token if others could read the old one"};
-  }
-  return std::nullopt;
-}
-
-/// The beginning of the file, which is all of a token.
-std::optional<std::string> read_beginning(int fd) {
-  std::string text(4096, '\0');
-  std::size_t size = 0;
-  while (size < text.size()) {
-    const ssize_t bytes = ::read(fd, text.data() + size, text.size() - size);
-    if (bytes < 0 && errno == EINTR) {
-      continue;
-    }
-    if (bytes < 0) {
-      return std::nullopt;
-    }
-    if (bytes == 0) {
-      break;
-    }
-    size += static_cast<std::size_t>(bytes);
-  }
-  text.resize(size);
-  return text;
-}
-
-Started<std::string> read_token(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.valid()) {
-    if (auto refused = refuse_token_file(file.get(), path)) {
-      return *refused;
-    }
-  }
-  const std::optional<std::string> read = file.valid() ? read_beginning(file.get()) : std::nullopt;
-  std::string token = read.value_or("");
-  while (!token.empty() && (token.back() == '\n' || token.back() == '\r' || token.back() == ' ')) {
-    token.pop_back();
-  }
-  constexpr std::size_t kShortest = 16;
-  if (!read || token.size() < kShortest) {
-    return StartFailure{
-        StartFailure::Kind::Configuration,
-        "cannot use the token file '" + path + "': " + (read ? "the token is shorter than 16 bytes" : "cannot read it"),
-        "set [server] tcp_token_file to a file with a long random token, or leave [server] tcp empty"};
-  }
-  return token;
-}
 
 }  // namespace
 
@@ -100,12 +29,15 @@ struct Server::State {
   std::shared_ptr<Listener> rpc;
   std::shared_ptr<Listener> fds;
   std::shared_ptr<Listener> tcp;
+  std::shared_ptr<Listener> peers;
   std::shared_ptr<Listener> health;
   std::string tcp_endpoint;
+  std::string peer_endpoint;
   std::string health_endpoint;
 
   std::optional<StartFailure> start_unix();
   std::optional<StartFailure> start_tcp();
+  std::optional<StartFailure> start_peers();
   std::optional<StartFailure> start_health();
   std::shared_ptr<Listener> listen(UniqueFd fd, Entrance entrance) const;
 };
@@ -140,7 +72,7 @@ std::optional<StartFailure> Server::State::start_tcp() {
   if (context->options.tcp_address.empty()) {
     return std::nullopt;
   }
-  auto token = read_token(context->options.tcp_token_file);
+  auto token = read_token_file(context->options.tcp_token_file, "[server] tcp_token_file", "leave [server] tcp empty");
   if (auto* failure = std::get_if<StartFailure>(&token)) {
     return *failure;
   }
@@ -152,6 +84,26 @@ std::optional<StartFailure> Server::State::start_tcp() {
   }
   tcp_endpoint = std::get<TcpListener>(bound).endpoint;
   tcp = listen(std::move(std::get<TcpListener>(bound).fd), Entrance::Tcp);
+  return std::nullopt;
+}
+
+std::optional<StartFailure> Server::State::start_peers() {
+  if (context->options.peer_address.empty()) {
+    return std::nullopt;
+  }
+  GRADSYNC_ASSERT(context->peers != nullptr, "links of other daemons are taken by somebody");
+  auto token = read_token_file(context->options.peer_token_file, "[peer] token_file", "[peer] listen to \"off\"");
+  if (auto* failure = std::get_if<StartFailure>(&token)) {
+    return *failure;
+  }
+  context->peers->token = std::get<std::string>(token);
+  auto bound = listen_tcp(context->options.peer_address, kPeerPort);
+  if (auto* failure = std::get_if<StartFailure>(&bound)) {
+    failure->message += " ([peer] listen)";
+    return *failure;
+  }
+  peer_endpoint = std::get<TcpListener>(bound).endpoint;
+  peers = listen(std::move(std::get<TcpListener>(bound).fd), Entrance::Peer);
   return std::nullopt;
 }
 
@@ -179,7 +131,8 @@ Server::Server(
     MessageHandler& messages,
     PageHandler& pages,
     FdHandler& fds,
-    NetMetrics& metrics
+    NetMetrics& metrics,
+    PeerLinks* links
 )
     : state_(std::make_shared<State>()) {
   const std::size_t most_partial_bytes = options.partial_bytes;
@@ -192,6 +145,7 @@ Server::Server(
       .pages = pages,
       .fds = fds,
       .metrics = metrics,
+      .peers = links == nullptr ? nullptr : links->context(),
       .bearer_token = {},
       .own_uid = ::geteuid(),
       .last_id = 0,
@@ -201,6 +155,7 @@ Server::Server(
       .partial_messages = PartialMessages{most_partial_bytes},
       .unread_answers = UnreadAnswers{most_unread_bytes, ::geteuid()},
       .fair_share = {},
+      .turns = std::make_shared<ProcessTurns>([&io](std::function<void()> later) { asio::post(io, std::move(later)); }),
       .pools = ConnectionPools{most_connections, ::geteuid()},
       .log = std::make_shared<LimitedLog>(io.get_executor()),
       .closing_all = false,
@@ -227,6 +182,9 @@ std::optional<StartFailure> Server::start() {
   }
   auto failure = state_->start_tcp();
   if (!failure) {
+    failure = state_->start_peers();
+  }
+  if (!failure) {
     failure = state_->start_health();
   }
   if (failure) {
@@ -238,6 +196,8 @@ std::optional<StartFailure> Server::start() {
 std::string Server::health_endpoint() const { return state_->health_endpoint; }
 
 std::string Server::tcp_endpoint() const { return state_->tcp_endpoint; }
+
+std::string Server::peer_endpoint() const { return state_->peer_endpoint; }
 
 void Server::send(ConnectionId connection, std::string text) {
   const auto found = state_->context->websockets.find(connection);
@@ -268,7 +228,7 @@ void Server::close(ConnectionId connection, std::string reason) {
 void Server::stop_accepting() {
   state_->rpc_file.remove_if_ours();
   state_->fd_file.remove_if_ours();
-  for (auto* listener : {&state_->rpc, &state_->fds, &state_->tcp}) {
+  for (auto* listener : {&state_->rpc, &state_->fds, &state_->tcp, &state_->peers}) {
     if (*listener) {
       (*listener)->close();
       listener->reset();

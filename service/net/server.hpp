@@ -17,8 +17,9 @@ class io_context;
 namespace gradsync::net {
 
 struct NetMetrics;
+class PeerLinks;
 
-/// The handlers must outlive the server, and the io context must not run on after it is destroyed.
+/// The handlers and links must outlive the server, and the io context must not run on after it is destroyed.
 class Server {
  public:
   Server(
@@ -27,7 +28,8 @@ class Server {
       MessageHandler& messages,
       PageHandler& pages,
       FdHandler& fds,
-      NetMetrics& metrics
+      NetMetrics& metrics,
+      PeerLinks* links = nullptr  ///< takes the links of other daemons; none: `peer_address` has to be empty
   );
   ~Server();
 
@@ -36,6 +38,7 @@ class Server {
   [[nodiscard]] std::optional<StartFailure> start();
   [[nodiscard]] std::string health_endpoint() const;  ///< "127.0.0.1:9477" as bound, or ""
   [[nodiscard]] std::string tcp_endpoint() const;
+  [[nodiscard]] std::string peer_endpoint() const;
 
   void send(ConnectionId connection, std::string text);
   [[nodiscard]] bool drained(ConnectionId connection) const;  ///< nothing waits to be written; false when closed
@@ -43,7 +46,7 @@ class Server {
   void note_waiting(ConnectionId connection, std::size_t bytes);
   void close(ConnectionId connection, std::string reason);  ///< queued texts are written first
 
-  void stop_accepting();  ///< closes the RPC and fd listeners and removes their files; health serves on
+  void stop_accepting();  ///< closes all listeners but health and removes their files
   void close_all();       ///< closes every connection (politely, for a second at most) and the health listener
 
  private:

@@ -4,6 +4,7 @@
 #include "net/limits/connection_pools.hpp"
 #include "net/limits/fair_share.hpp"
 #include "net/limits/limited_log.hpp"
+#include "net/limits/process_turns.hpp"
 #include "net/limits/unread_answers.hpp"
 #include "net/metrics.hpp"
 #include "net/socket/asio_types.hpp"
@@ -42,6 +43,7 @@ class WebSocketPort {
 };
 
 class ProcessWatch;
+struct LinkContext;
 
 /// The listener that a connection came through. It decides which requests are allowed.
 enum class Entrance {
@@ -49,6 +51,7 @@ enum class Entrance {
   Fd,      ///< descriptors for tokens
   Health,  ///< GET of pages, jobs not shown
   Tcp,     ///< the token first, then WebSocket, POST and pages
+  Peer,    ///< the token of other daemons first, then a link and nothing else
 };
 
 struct ServerContext {
@@ -58,7 +61,8 @@ struct ServerContext {
   PageHandler& pages;
   FdHandler& fds;
   NetMetrics& metrics;
-  std::string bearer_token;  ///< the token that the TCP listener requires
+  std::shared_ptr<LinkContext> peers;  ///< links to other daemons; none: there is no listener for them
+  std::string bearer_token;            ///< the token that the TCP listener requires
   std::uint32_t own_uid = 0;
   ConnectionId last_id = 0;
   std::unordered_map<ConnectionId, std::shared_ptr<Session>> sessions;
@@ -67,6 +71,7 @@ struct ServerContext {
   PartialMessages partial_messages;
   UnreadAnswers unread_answers;
   FairShare fair_share;
+  std::shared_ptr<ProcessTurns> turns;
   ConnectionPools pools;
   std::shared_ptr<LimitedLog> log;
   bool closing_all = false;

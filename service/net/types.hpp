@@ -100,6 +100,8 @@ struct ServerOptions {
   std::string health_address = "127.0.0.1:9477";  ///< empty: none; port 0: any
   std::string tcp_address;                        ///< empty: none. RPC over TCP, read methods only
   std::string tcp_token_file;
+  std::string peer_address;     ///< empty: none. Links of other daemons; a port that is missing is kPeerPort
+  std::string peer_token_file;  ///< what they have to know
   std::size_t message_bytes = 1u << 20;
   std::size_t connections = 2048;
   std::size_t partial_bytes = 256u << 20;    ///< the limit for unfinished messages of all connections together

@@ -130,6 +130,14 @@ std::string canonical_text(const DeclareOptions& options) {
   return writer.take();
 }
 
+std::string canonical_text(const TensorDeclaration& tensor) {
+  Writer writer;
+  writer.put_common(tensor);
+  writer.put(tensor.local_shape);
+  writer.put(tensor.local_offset);
+  return writer.take();
+}
+
 std::string canonical_text(
     Declarations by_rank, const Merged& merged, const std::vector<Mesh>& meshes, BucketSizes sizes
 ) {

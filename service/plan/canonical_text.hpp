@@ -12,6 +12,9 @@ namespace gradsync::plan {
 
 [[nodiscard]] std::string canonical_text(const DeclareOptions& options);
 
+/// All that one rank declares of a tensor.
+[[nodiscard]] std::string canonical_text(const TensorDeclaration& tensor);
+
 /// Contains everything that a plan is made of: options, meshes and which rank holds which tensors. Where there are
 /// buckets it contains their sizes, or the name of a rule that has its own sizes. Weight fingerprints are not in it.
 [[nodiscard]] std::string canonical_text(

@@ -4,9 +4,13 @@
 #include "plan/dtype.hpp"
 #include "plan/policy_options.hpp"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -114,10 +118,64 @@ struct DeclareOptions {
   return elements;
 }
 
+/// The tensors of a declaration. Copies share one list until one of them is written: ranks that declare alike hold it
+/// once (plan/declaration_pool.hpp). Read on any thread.
+class TensorList {
+ public:
+  TensorList() = default;
+
+  TensorList(std::vector<TensorDeclaration> tensors)  // NOLINT(google-explicit-constructor): as a list
+      : list_(std::make_shared<List>(std::move(tensors))) {}
+
+  [[nodiscard]] std::size_t size() const { return list_ ? list_->size() : 0; }
+
+  [[nodiscard]] bool empty() const { return size() == 0; }
+
+  [[nodiscard]] const TensorDeclaration& operator[](std::size_t row) const { return (*list_)[row]; }
+
+  [[nodiscard]] const TensorDeclaration* begin() const { return list_ ? list_->data() : nullptr; }
+
+  [[nodiscard]] const TensorDeclaration* end() const { return begin() + size(); }
+
+  /// The list to be written: first copied where others share it.
+  [[nodiscard]] std::vector<TensorDeclaration>& own() {
+    if (!list_ || list_.use_count() > 1) {
+      list_ = std::make_shared<List>(begin(), end());
+    }
+    return *list_;
+  }
+
+  /// Equal for copies that share one list.
+  [[nodiscard]] const void* identity() const { return list_.get(); }
+
+  friend bool operator==(const TensorList& a, const TensorList& b) {
+    return a.list_ == b.list_ || std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+  /// Finds a list as long as somebody has it.
+  class Watch {
+   public:
+    explicit Watch(const TensorList& tensors) : list_(tensors.list_) {}
+
+    /// Empty where nobody has it any more.
+    [[nodiscard]] TensorList list() const { return TensorList(list_.lock()); }
+
+   private:
+    std::weak_ptr<std::vector<TensorDeclaration>> list_;
+  };
+
+ private:
+  using List = std::vector<TensorDeclaration>;
+
+  explicit TensorList(std::shared_ptr<List> list) : list_(std::move(list)) {}
+
+  std::shared_ptr<List> list_;
+};
+
 /// One rank's whole declaration, all pages merged.
 struct RankDeclaration {
   DeclareOptions options;
-  std::vector<TensorDeclaration> tensors;
+  TensorList tensors;
   std::vector<std::string>
       weight_fingerprints;  ///< one per tensor ("" where none), or empty; compared, not part of the plan
   std::string measured_by;  ///< what takes this rank's statistics, in words; data path `stats`

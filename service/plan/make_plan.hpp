@@ -1,5 +1,5 @@
 #pragma once
-// declaration → plan, and the comparison of declarations. Pure; runs on the planner thread.
+// declaration → plan, and the comparison of declarations. Pure; runs on planner threads.
 
 #include "base/error.hpp"
 #include "plan/plan.hpp"

@@ -164,7 +164,11 @@ bool Dispatcher::State::dispatch(
   std::optional<std::string> id = request.id;
   if (!error && id && caller.connection != nullptr) {
     if (caller.connection->ids.in_flight() >= kCallsInFlight) {
-      error = make_error(ErrorCode::LimitExceeded, fmt::format("{} calls of this connection wait", kCallsInFlight));
+      error = make_error(
+          ErrorCode::LimitExceeded,
+          fmt::format("{} calls of this connection wait, and no more may", kCallsInFlight),
+          "read the answers to these before you call again"
+      );
     } else if (!caller.connection->ids.begin(*id)) {
       // Answered with a null id: with its own it would look like the answer to the first use.
       error = make_error(ErrorCode::InvalidRequest, fmt::format("id {} was used before", *id), "use a fresh id");

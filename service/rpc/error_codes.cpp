@@ -37,6 +37,15 @@ constexpr std::array kRows{
     ErrorRow{JobMismatch, 1104, 409, false, "use the world size and meshes of the other ranks, or another job name"},
     ErrorRow{Superseded, 1105, 410, false, "a newer process took this rank: end this one"},
     ErrorRow{RankLost, 1106, 409, true, "restart the lost rank; when it is attached, declare again and redo the step"},
+    ErrorRow{
+        NoPeers, 1107, 501, false, "set [peer] listen and token_file on every node, or attach all ranks on this one"},
+    ErrorRow{
+        NodeRefused,
+        1108,
+        403,
+        false,
+        "the message has both addresses: name one of rank 0's node that all nodes reach"},
+    ErrorRow{NodeLost, 1109, 409, true, "when the node is back, declare again and redo the step"},
 
     ErrorRow{UnknownBuffer, 1201, 404, false, "use an id that buffers.allocate gave to this rank"},
     ErrorRow{InsufficientMemory, 1202, 507, true, "free memory or raise the memory limit of the daemon's cgroup"},
@@ -69,6 +78,7 @@ constexpr std::array kRows{
     ErrorRow{StaleAttempt, 1406, 409, true, "use data.attempt from now on"},
     ErrorRow{DuplicateReady, 1407, 409, false, "report each bucket once per attempt"},
     ErrorRow{StepFailed, 1408, 500, true, "the step's gradients are lost: compute them again"},
+    ErrorRow{StepInDoubt, 1409, 409, false, "go on from a checkpoint: some ranks may have taken the step"},
 
     ErrorRow{UnknownSubscription, 1501, 404, false, "use an id that events.subscribe gave on this connection"},
 };
@@ -121,6 +131,7 @@ std::string error_json(const Error& error) {
   write_if(writer, "path", error.path, !error.path.empty());
   write_if(writer, "job", error.job, !error.job.empty());
   write_if(writer, "tensor", error.tensor, !error.tensor.empty());
+  write_if(writer, "node", error.node, !error.node.empty());
   write_if(writer, "ranks", error.ranks, !error.ranks.empty());
   write_if(writer, "tensors", error.tensors, !error.tensors.empty());
   write_if(writer, "rank", error.rank);

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from daemon import DEADLINE_S
 from hostile import Daemon
 from raw import REPLICATED, RawClient, RawRank, frame, request
 from victim import lasts
@@ -52,6 +53,12 @@ def idle_jobs(daemon: Daemon, stack: contextlib.ExitStack, number: int) -> None:
         stack.enter_context(RawRank(daemon.socket, f"idle-{index}", 0, WORLD))
 
 
+def job_of(daemon: Daemon, stack: contextlib.ExitStack, ranks: int) -> list[RawRank]:
+    """The ranks of one job, all of this process."""
+    more_descriptors(2 * ranks + 200)
+    return [stack.enter_context(RawRank(daemon.socket, f"job-{ranks}", rank, ranks)) for rank in range(ranks)]
+
+
 def message_with_keys(names: list[str]) -> bytes:
     """A request whose params have these keys; it fits into a message with 49,000 of 16 letters."""
     return b'{"jsonrpc":"2.0","id":1,"method":"status.get","params":' + json.dumps(
@@ -76,7 +83,9 @@ def ask_declare(rank: RawRank, names: list[str]) -> int:
     return number
 
 
-def declare(rank: RawRank, names: list[str]) -> None:
+def declare(rank: RawRank, names: list[str], *, timeout: float = DEADLINE_S) -> None:
+    """`timeout` is for each answer."""
+    rank.socket.settimeout(timeout)
     rank.declared(ask_declare(rank, names))
 
 

@@ -42,6 +42,7 @@ def test_one_process_leaves_places_for_others() -> None:
             victim.steps_on()
 
 
+@pytest.mark.release  # without descriptors UBSan finds objects missing
 def test_descriptors_are_kept_back_for_probes() -> None:
     with Daemon() as daemon, Victim(daemon.socket) as victim, contextlib.ExitStack() as stack:
         resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (64, 64))
@@ -52,10 +53,15 @@ def test_descriptors_are_kept_back_for_probes() -> None:
             answers.append(client.recv(4096))
         assert answers[0].startswith(b"HTTP/1.1 200"), answers[0]
         assert answers[-1].startswith(b"HTTP/1.1 503"), answers[-1]
-        assert b"no file descriptors left but those kept back for probes" in answers[-1]
+        assert b"no file descriptors left: the limit is " in answers[-1]
         assert get(daemon.health(), "/livez")[0] == 200
         assert "process_open_fds" in get(daemon.health(), "/metrics")[1]
         victim.steps_on()
+
+
+def soft_limit(daemon: Daemon) -> int:
+    limits = Path(f"/proc/{daemon.process.pid}/limits").read_text()
+    return int(next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3])
 
 
 def test_the_soft_limit_of_descriptors_is_raised() -> None:
@@ -64,9 +70,16 @@ def test_the_soft_limit_of_descriptors_is_raised() -> None:
     if most <= 128:
         pytest.skip("the hard limit is as low as the soft one")
     with Daemon() as daemon:
-        limits = Path(f"/proc/{daemon.process.pid}/limits").read_text()
-        soft = int(next(line for line in limits.splitlines() if line.startswith("Max open files")).split()[3])
-        assert soft >= most
+        assert soft_limit(daemon) >= most
+
+
+def test_a_daemon_that_is_started_with_few_descriptors_answers_and_has_more() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard <= 64:
+        pytest.skip("the hard limit is as low as the soft one")
+    with Daemon(before=("sh", "-c", 'ulimit -Sn 64 && exec "$0" "$@"')) as daemon:
+        assert get(daemon.health(), "/livez")[0] == 200
+        assert soft_limit(daemon) > 64
 
 
 def test_a_child_of_run_keeps_its_soft_limit() -> None:

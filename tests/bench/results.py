@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "bench"
 
 
+class Skipped(Exception):
+    """A benchmark that would say nothing here, and why."""
+
+
 @dataclass(frozen=True)
 class Bar:
     """What is wanted of a figure; the table says whether it was met, and never leaves it out."""

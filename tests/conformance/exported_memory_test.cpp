@@ -106,7 +106,7 @@ TEST_F(ExportedMemoryTest, is_reduced_to_the_bits_of_arenas) {
 TEST_F(ExportedMemoryTest, each_result_of_cuda_is_named_with_what_to_do) {
   start();
   const ExportedAllocation memory(kPage);
-  for (const int code : {1, 2, 35, 46, 100, 201, 205, 217, 400, 711, 801, 805, 810}) {
+  for (const int code : {1, 2, 35, 46, 100, 201, 205, 217, 400, 711, 801, 805, 809}) {
     const Failed failed = refused(kPage, memory.exported(1, 0, code));
     EXPECT_THAT(failed.message, HasSubstr("opening a memory handle: "));
     EXPECT_THAT(failed.message, HasSubstr("(CUDA error " + std::to_string(code) + ")"));
@@ -196,6 +196,97 @@ TEST_F(ExportedMemoryTest, a_worker_that_does_not_map_in_time_is_killed) {
   EXPECT_EQ(::kill(worker, 0), -1);
 }
 
+/// The pattern that a trainer writes, and what has to be there when a probe has written its complement.
+struct Pattern {
+  static constexpr std::uint64_t kBytes = 64;
+
+  explicit Pattern(std::byte* place) : place_(place) {
+    for (std::uint64_t i = 0; i < kBytes; ++i) {
+      before[i] = static_cast<char>(3 * i + 1);
+      after[i] = static_cast<char>(~before[i]);
+    }
+    std::memcpy(place, before.data(), kBytes);
+  }
+
+  [[nodiscard]] std::string now() const { return {reinterpret_cast<const char*>(place_), kBytes}; }
+
+  std::string before = std::string(kBytes, '\0');
+  std::string after = before;
+
+ private:
+  std::byte* place_;
+};
+
+TEST_F(ExportedMemoryTest, a_probe_reads_what_its_owner_wrote_and_writes_what_its_owner_reads) {
+  start();
+  const ExportedAllocation memory(2 * kPage);
+  const Pattern pattern(memory.data() + kPage);
+  run_.lane().submit(ProbeMemory{7, Pattern::kBytes, memory.exported(1, kPage)});
+  const Probed probed = run_.expect<Probed>();
+  EXPECT_EQ(probed.buffer, 7U);
+  EXPECT_EQ(probed.probe.read, pattern.before);
+  EXPECT_EQ(pattern.now(), pattern.after);
+  EXPECT_EQ(probed.probe.mapped_bytes, 2 * kPage);
+  EXPECT_GT(probed.probe.open_s, 0);
+  EXPECT_GT(probed.probe.copy_s, 0);
+  EXPECT_GT(probed.probe.close_s, 0);
+  EXPECT_EQ(memory.data()[kPage + Pattern::kBytes], std::byte{0}) << "nothing beside it is written";
+  EXPECT_EQ(memory.data()[kPage - 1], std::byte{0});
+  EXPECT_EQ(mappings(), 0) << "it is closed";
+}
+
+TEST_F(ExportedMemoryTest, a_probe_of_what_is_mapped_leaves_that_mapped) {
+  start();
+  const ExportedAllocation memory(kPage);
+  map(1, kPage, memory.exported(1));
+  run_.expect<Mapped>();
+  const Pattern pattern(memory.data());
+  run_.lane().submit(ProbeMemory{7, Pattern::kBytes, memory.exported(2)});
+  EXPECT_EQ(run_.expect<Probed>().probe.read, pattern.before);
+  EXPECT_EQ(mappings(), 1);
+  run_.lane().submit(UnmapBuffer{1});
+  run_.expect<Unmapped>();
+  EXPECT_EQ(mappings(), 0);
+}
+
+TEST_F(ExportedMemoryTest, a_probe_that_is_refused_says_why_writes_nothing_and_leaves_nothing_open) {
+  start();
+  const ExportedAllocation memory(kPage);
+  const Pattern pattern(memory.data());
+  const auto refusal = [&](ExportedMemory exported, std::uint64_t bytes = Pattern::kBytes) {
+    run_.lane().submit(ProbeMemory{7, bytes, std::move(exported)});
+    Failed failed = run_.expect<Failed>();
+    EXPECT_EQ(failed.buffer, 7U);
+    EXPECT_FALSE(failed.lane_lost);
+    EXPECT_FALSE(failed.hint.empty());
+    EXPECT_EQ(mappings(), 0);
+    EXPECT_EQ(pattern.now(), pattern.before);
+    return failed.message;
+  };
+  for (const int code : {1, 46, 201, 400}) {
+    EXPECT_THAT(refusal(memory.exported(1, 0, code)), HasSubstr("(CUDA error " + std::to_string(code) + ")"));
+  }
+  ExportedMemory larger = memory.exported(1);
+  larger.allocation_bytes = 2 * kPage;
+  EXPECT_THAT(refusal(larger), HasSubstr("the allocation has 8.0 KiB, and 4.0 KiB of it can be mapped"));
+  EXPECT_THAT(refusal(memory.exported(1, kPage)), HasSubstr("reach beyond the allocation"));
+  EXPECT_THAT(refusal(memory.exported(1, 8)), HasSubstr("not at a multiple of 16"));
+}
+
+TEST_F(ExportedMemoryTest, a_worker_that_does_not_answer_a_probe_in_time_is_killed) {
+  ProcessLaneOptions options = worker_options("gpu_worker");
+  options.import_deadline = Milliseconds(200);
+  start(options);
+  EXPECT_THAT(std::get<Failed>(run_.ask(UnloadPlan{1})).message, HasSubstr("plan 1 is not loaded"));
+  ASSERT_EQ(::kill(lane_->worker_pid(), SIGSTOP), 0);
+  const ExportedAllocation memory(kPage);
+  run_.lane().submit(ProbeMemory{7, Pattern::kBytes, memory.exported(1)});
+  const Failed failed = run_.expect<Failed>();
+  EXPECT_THAT(failed.message, HasSubstr("did not answer the probe of another process's memory within 200 ms"));
+  EXPECT_TRUE(failed.lane_lost);
+  EXPECT_EQ(failed.buffer, 7U);
+}
+
 TEST_F(ExportedMemoryTest, holds_no_table_of_statistics) {
   start();
   const ExportedAllocation memory(kPage);
@@ -214,6 +305,10 @@ TEST(ExportedMemoryOnTheHostLane, is_refused) {
   const ExportedAllocation memory(kPage);
   run.lane().submit(MapBuffer{1, UniqueFd(), kPage, memory.exported(1)});
   EXPECT_THAT(run.expect<Failed>().message, HasSubstr("maps no memory of a GPU"));
+  run.lane().submit(ProbeMemory{2, 16, memory.exported(1)});
+  const Failed failed = run.expect<Failed>();
+  EXPECT_EQ(failed.buffer, 2U);
+  EXPECT_THAT(failed.message, HasSubstr("maps no memory of a GPU"));
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 
 namespace gradsync::fakes {
 
+inline constexpr device::LaneId kFirstGpuLane = 1;  ///< of the GPU that is started first
+
 class RecordingGpus final : public engine::GpuLanes {
  public:
   static constexpr const char* kGpu = "GPU-5a4d2c1e-0000-4000-8000-000000000001";

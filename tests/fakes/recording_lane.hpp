@@ -9,6 +9,9 @@
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <numeric>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace gradsync::fakes {
@@ -31,7 +34,8 @@ class RecordingLane : public device::Lane {
   device::LaneReport answer_next() {
     device::LaneCommand command = std::move(commands.front());
     commands.pop_front();
-    const bool refused = refuse_maps && std::holds_alternative<device::MapBuffer>(command);
+    const bool refused = refuse_maps && (std::holds_alternative<device::MapBuffer>(command) ||
+                                         std::holds_alternative<device::ProbeMemory>(command));
     if (lost || refused) {
       device::Failed failed = device::about(command);
       failed.message = lost ? "the worker of the lane (pid 7) ended by signal 9" : "scripted refusal";
@@ -90,6 +94,13 @@ class RecordingLane : public device::Lane {
   }
 
   static device::LaneReport answer(device::MapBuffer& command) { return device::Mapped{command.buffer}; }
+
+  /// The bytes count up from 0.
+  static device::LaneReport answer(device::ProbeMemory& command) {
+    device::Probe probe{command.exported.allocation_bytes, std::string(command.size_bytes, '\0'), 0.5, 0.25, 0.125};
+    std::iota(probe.read.begin(), probe.read.end(), '\0');
+    return device::Probed{command.buffer, std::move(probe)};
+  }
 
   device::LaneReport answer(device::UnmapBuffer& command) {
     unmapped.push_back(command.buffer);

@@ -2,6 +2,7 @@
 
 #include "engine/plan/prepared_plan.hpp"
 #include "fuzz/fuzz.hpp"
+#include "plan/declaration_pool.hpp"
 #include "plan/explain.hpp"
 
 #include <algorithm>
@@ -161,6 +162,26 @@ void explain(const plan::Plan& plan) {
   }
 }
 
+/// Ranks that declare alike share their tensors, and the plan is the same.
+void check_sharing(
+    const plan::Plan& plan, std::vector<plan::RankDeclaration> ranks, const std::vector<plan::Mesh>& meshes
+) {
+  plan::DeclarationPool pool(meshes);
+  std::vector<const plan::RankDeclaration*> by_rank;
+  for (plan::RankDeclaration& rank : ranks) {
+    const Result<plan::TensorList> tensors = pool.admit(rank);
+    REQUIRE(tensors.has_value() && *tensors == rank.tensors);
+    rank.tensors = *tensors;
+    by_rank.push_back(&rank);
+  }
+  const Result<plan::Plan> shared = plan::plan_job(by_rank, meshes, kSizes);
+  REQUIRE(shared.has_value() && shared->digest == plan.digest && shared->layouts == plan.layouts);
+  REQUIRE(shared->layout_of == plan.layout_of);
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i) {
+    REQUIRE(shared->tensors[i].holdings == plan.tensors[i].holdings);
+  }
+}
+
 }  // namespace
 
 bool check_declared(const std::vector<plan::RankDeclaration>& ranks, const std::vector<plan::Mesh>& meshes) {
@@ -180,6 +201,7 @@ bool check_declared(const std::vector<plan::RankDeclaration>& ranks, const std::
     return false;
   }
   REQUIRE(plan->digest == again->digest);
+  check_sharing(*plan, ranks, meshes);
   check_holdings(*plan, ranks);
   check_sets(*plan);
   if (plan->options.data_path == plan::DataPath::Arena) {

@@ -182,7 +182,7 @@ class Maker {
         extent = std::clamp<std::int64_t>(extent - chunk * place, 0, chunk);
       }
     }
-    rank.tensors.push_back(std::move(tensor));
+    rank.tensors.own().push_back(std::move(tensor));
   }
 
   /// One rank says something else.
@@ -193,13 +193,13 @@ class Maker {
       return;
     }
     const std::size_t row = static_cast<std::size_t>(pick(0, static_cast<std::int64_t>(rank.tensors.size()) - 1));
-    plan::TensorDeclaration& tensor = rank.tensors[row];
+    plan::TensorDeclaration& tensor = rank.tensors.own()[row];
     switch (pick(0, 7)) {
       case 0:
-        rank.tensors.erase(rank.tensors.begin() + static_cast<std::ptrdiff_t>(row));
+        rank.tensors.own().erase(rank.tensors.own().begin() + static_cast<std::ptrdiff_t>(row));
         return;
       case 1:
-        std::swap(tensor, rank.tensors.back());
+        std::swap(tensor, rank.tensors.own().back());
         return;
       case 2:
         tensor.name += bytes_.ConsumeBool() ? "'" : "";

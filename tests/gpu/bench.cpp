@@ -7,18 +7,20 @@
 #include "gpu/reduce_step.hpp"
 #include "kernels/tables/copy_table.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <stdexcept>
 
 namespace gradsync::kernels {
 namespace {
 
 struct BenchOptions {
-  std::string cases = "a,b,c,d,r";
+  std::string cases = "a,b,c,d,m,e,f,r";
   int samples = 15;
   std::uint64_t shrink = 1;
   bool once = false;
@@ -105,11 +107,11 @@ std::vector<BenchResult> run_case(const BenchCase& bench, const BenchOptions& op
     CopyPart part;
     part.source = tensor.address;
     part.destination = bucket.get() + place;
-    part.source_dtype = part.destination_dtype = DType::BFloat16;
+    part.source_dtype = part.destination_dtype = bench.dtype;
     part.row_count = tensor.count;
     part.divisor = 8;
     parts.push_back(part);
-    place += (tensor.count * 2 + 15) / 16 * 16;
+    place += (tensor.count * size_of(bench.dtype) + 15) / 16 * 16;
   }
   const CopyTable pack(parts);
   const DeviceMemory pack_image(pack.image().size());
@@ -193,26 +195,26 @@ int run(const BenchOptions& options) {
     return 69;
   }
   std::vector<BenchResult> results;
+  // After each case: what was measured survives a run that is ended early.
+  const auto keep = [&](std::vector<BenchResult> of_case) {
+    std::ranges::move(of_case, std::back_inserter(results));
+    if (!options.json.empty()) {
+      std::ofstream file(options.json);
+      write_results(file, results, machine());
+      if (!file) {
+        throw std::runtime_error("cannot write " + options.json);
+      }
+    }
+  };
   for (const BenchCase& bench : bench_cases(options.shrink)) {
     if (options.cases.find(bench.name) != std::string::npos) {
-      for (BenchResult& result : run_case(bench, options)) {
-        results.push_back(std::move(result));
-      }
+      keep(run_case(bench, options));
     }
   }
   if (options.cases.find('r') != std::string::npos) {
-    for (BenchResult& result : run_reductions(options)) {
-      results.push_back(std::move(result));
-    }
+    keep(run_reductions(options));
   }
   print_results(std::cout, results);
-  if (!options.json.empty()) {
-    std::ofstream file(options.json);
-    write_results(file, results, machine());
-    if (!file) {
-      throw std::runtime_error("cannot write " + options.json);
-    }
-  }
   return 0;
 }
 

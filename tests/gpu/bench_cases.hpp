@@ -1,5 +1,5 @@
 #pragma once
-// The workloads of the GPU benchmark: lists of bfloat16 tensors in one allocation.
+// The workloads of the GPU benchmark: lists of tensors in one allocation.
 
 #include "gpu/clip_step.hpp"
 
@@ -11,10 +11,13 @@ struct BenchCase {
   std::string name;
   std::string what;
   std::vector<std::uint64_t> counts;  ///< elements of each tensor
+  DType dtype = DType::BFloat16;
+  std::uint64_t skipped = 0;  ///< elements between an aligned place and the tensor that begins behind it
 };
 
-/// a: one of 1.5 G elements; b: 500 of 450 k; c: 10,000 of 1 k; d: 8 GB of mixed sizes. `shrink` divides all counts of
-/// elements (of c: the number of tensors), for a short run under a tool.
+/// bfloat16, a: one of 1.5 G elements; b: 500 of 450 k; c: 10,000 of 1 k; d: 8 GB of mixed sizes; m: as b, each one
+/// element behind an aligned place, as FSDP2 cuts shards. float32, e: one of 750 M; f: 500 of 450 k. `shrink` divides
+/// all counts of elements (of c: the number of tensors), for a short run under a tool.
 std::vector<BenchCase> bench_cases(std::uint64_t shrink);
 
 [[nodiscard]] std::uint64_t bytes_of(const BenchCase& bench);

@@ -1,14 +1,15 @@
 """Training scripts as users write them, right ones and wrong ones, for test_audit.py: `audit_scripts.py CASE`.
 
-`audit_scripts.py ranks N CASE` starts ranks without torchrun, which saves an import of torch per test.
+`audit_scripts.py ranks N CASE` makes ranks without torchrun, by forks of a process that has loaded torch once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -561,27 +562,37 @@ def run_case(name: str, last: Callable[[], object] = lambda: None) -> None:
     CASES[name]()
 
 
-def run_ranks(script: str, count: int, name: str, first: int = 0, world_size: int = 0) -> int:
-    """With a world size these are the ranks of one node, which meet the others in the folder $NODES."""
-    with tempfile.TemporaryDirectory() as own:
-        folder = os.environ.get("NODES", own)
-        sizes = {"WORLD_SIZE": str(world_size or count), **({"LOCAL_WORLD_SIZE": str(count)} if world_size else {})}
-        shared = {**os.environ, **sizes, "STORE": f"{folder}/store", "OMP_NUM_THREADS": "1"}
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, script, name], env={**shared, "RANK": str(number), "LOCAL_RANK": str(number - first)}
-            )
-            for number in range(first, first + count)
-        ]
-        return max(process.wait() for process in ranks)
+def fork_ranks(count: int, first: int = 0, world_size: int = 0) -> int | None:
+    """Makes this process into ranks, which torch is loaded for once: None in each of them, and then the code of all.
+
+    With a world size these are the ranks of one node, which meet the others in the folder $NODES.
+    """
+    own = tempfile.mkdtemp()  # the ranks must not remove it when they end
+    sizes = {"WORLD_SIZE": str(world_size or count), **({"LOCAL_WORLD_SIZE": str(count)} if world_size else {})}
+    os.environ |= {**sizes, "STORE": f"{os.environ.get('NODES', own)}/store", "OMP_NUM_THREADS": "1"}
+    importlib.import_module("torch.distributed.fsdp")  # and torch, which heeds that number of threads
+
+    ranks = []
+    for number in range(first, first + count):
+        ranks.append(os.fork())
+        if ranks[-1] == 0:
+            os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number - first)}
+            return None
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+    shutil.rmtree(own)
+    return next((abs(code) for code in codes if code), 0)
 
 
-def main(script: str) -> None:
+def main(last: Callable[[], object] = lambda: None) -> None:
     """What a file of cases does as a program."""
-    if sys.argv[1] == "ranks":
-        sys.exit(run_ranks(script, int(sys.argv[2]), sys.argv[3], *map(int, sys.argv[4:])))
-    run_case(sys.argv[1])
+    name = sys.argv[1]
+    if name == "ranks":
+        name = sys.argv[3]
+        code = fork_ranks(int(sys.argv[2]), *map(int, sys.argv[4:]))
+        if code is not None:
+            sys.exit(code)
+    run_case(name, last)
 
 
 if __name__ == "__main__":
-    main(__file__)
+    main()

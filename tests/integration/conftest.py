@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from daemon import DEADLINE_S
 
+from gradsync._session import _rank_session
 from gradsync._step import _declaring
 from gradsync._transport import _channel, _connection
 
@@ -13,11 +14,10 @@ from gradsync._transport import _channel, _connection
 def time_for_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients in the process of the test wait for a daemon that answers, however late."""
     for module, name in (
-        (_channel, "PATIENCE_S"),
+        (_rank_session, "PATIENCE_S"),
         (_channel, "_GRACE_S"),
         (_connection, "_HANDSHAKE_S"),
         (_connection, "_CLOSE_S"),
-        (_declaring, "PATIENCE_S"),
         (_declaring, "_SHORTEST_S"),
     ):
         monkeypatch.setattr(module, name, DEADLINE_S / 2)

@@ -50,12 +50,21 @@ class UnixHttp(http.client.HTTPConnection):
 
 
 class Daemon:
-    """`gradsyncd serve` with JSON logs, ready when the context is entered."""
+    """`gradsyncd serve` with JSON logs, ready when the context is entered.
 
-    def __init__(self, *arguments: str, health: str = "127.0.0.1:0", folder: str | None = None) -> None:
+    `before` are the words of a command that turns itself into the one behind it."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        health: str = "127.0.0.1:0",
+        folder: str | None = None,
+        before: tuple[str, ...] = (),
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gradsync-test-")
         self.socket = str(Path(folder or self._folder.name) / "gradsync.sock")
         self._arguments = [
+            *before,
             BINARY,
             "serve",
             "--socket",

@@ -1,11 +1,13 @@
-"""Ranks whose gradients lie on an emulated GPU, as processes that a test tells what to do.
+"""Ranks whose gradients lie on a GPU, as processes that a test tells what to do.
 
 This file is also the program of a rank, `python gpu_ranks.py ADDRESS JOB RANK WORLD`: it reads a line of JSON for each
-order and answers with one. The driver it loads is `libcuda_fake.so`, whose memory the daemon's workers really map.
+order and answers with one. The driver it loads is `libcuda_fake.so`, whose memory the daemon's workers really map; or,
+where GRADSYNC_LIBCUDA is empty, that of a GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,12 +22,16 @@ import torch
 from daemon import BINARY, DEADLINE_S, clean_environment
 
 import gradsync
+from gradsync._gpu._driver import driver
 
 LIBRARIES = Path(BINARY).parents[1] / "lib"
 KERNELS, DRIVER = LIBRARIES / "libgradsync_kernels_emulated.so", LIBRARIES / "libcuda_fake.so"
 GPUS = [f"GPU-5a4d2c1e-0000-4000-8000-{number:012}" for number in (1, 2)]
 MEMORY = "emulated-gpu-memory"  # in the maps of a process, a line for each mapping of it
 SHAPES = {"weight": ((300, 70), "float32"), "bias": ((333,), "bfloat16"), "scale": ((5,), "float64")}
+NEEDED = 84_032 + 704 + 64  # bytes of an arena for them
+OFFSET = 4096  # where memory that a rank allocates itself begins in its allocation
+GARBAGE = 0xFF  # what is in it before; as floats it is NaN
 
 
 def options(*more: str) -> tuple[str, ...]:
@@ -37,7 +43,8 @@ def workers_of(daemon: int) -> list[int]:
     """The pids of the workers that a daemon has."""
     found = []
     for task in Path(f"/proc/{daemon}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
@@ -59,7 +66,7 @@ class GpuRank:
     def __init__(self, address: str, job: str, rank: int, world: int = 2, gpu: str = GPUS[0], **env: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, __file__, address, job, str(rank), str(world)],
-            env=clean_environment(GRADSYNC_LIBCUDA=str(DRIVER), CUDA_VISIBLE_DEVICES=gpu, **env),
+            env=clean_environment(**{"GRADSYNC_LIBCUDA": str(DRIVER), "CUDA_VISIBLE_DEVICES": gpu, **env}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -109,33 +116,132 @@ def all_do(ranks: list[GpuRank], do: str, **arguments: object) -> list[dict[str,
 class _Program:
     def __init__(self, address: str, job: str, rank: int, world: int) -> None:
         self._rank = rank
+        self._join = {"address": address, "job": f"{job}-module", "rank": rank, "world_size": world}
         self._client = gradsync.connect(address)
-        self._job = self._client.attach(job, rank=rank, world_size=world)
+        self._name, self._world, self._halts = job, world, False
+        self.attach()
         self._grads: gradsync.Grads | None = None
-        sync = {"dp": gradsync.Partial("mean") >> gradsync.Replicate()}
-        self._tensors = [
-            gradsync.Tensor(name, shape, dtype=dtype, placements=sync) for name, (shape, dtype) in SHAPES.items()
-        ]
+        self._beside: torch.Tensor | None = None  # the whole allocation, of which the arena is a part
+        self._given: torch.Tensor | None = None
+        self._shapes = dict(SHAPES)
 
-    def declare(self, device: str) -> dict[str, Any]:
+    def _registered(self, *arguments: Any) -> int:
+        buffer = self._adopt(*arguments)
+        if self._halts:
+            print(json.dumps({"registered": buffer}), flush=True)
+            sys.stdin.readline()
+        return buffer
+
+    def declare(
+        self, device: str = "cpu", memory: str | None = None, keep: bool = True, large: int = 0, halts: bool = False
+    ) -> dict[str, Any]:
+        """`memory`: how it lies in a new allocation of this rank, which `keep` holds beside the arena; or "again".
+
+        `large`: elements of one more tensor. `halts`: when the memory is registered the rank says so, and waits for a
+        line."""
+        self._halts = halts
+        if memory is not None and memory != "again":
+            self._given = self._allocated(memory)
+        given = None if memory is None else self._given
+        self._shapes = SHAPES | ({"large": ((large,), "float32")} if large else {})
+        sync = {"dp": gradsync.Partial("mean") >> gradsync.Replicate()}
+        tensors = [
+            gradsync.Tensor(name, shape, dtype=dtype, placements=sync) for name, (shape, dtype) in self._shapes.items()
+        ]
         clip = gradsync.Clip(max_norm=1.0)
-        self._grads = self._job.declare(self._tensors, clip=clip, device=device, timeout=DEADLINE_S)
+        self._grads = self._job.declare(tensors, clip=clip, device=device, memory=given, timeout=DEADLINE_S)
+        if not keep:
+            self._beside = self._given = None
         return {"digest": self._grads.plan_digest}
 
-    def step(self, seed: int) -> dict[str, Any]:
+    def _allocated(self, memory: str) -> torch.Tensor:
+        if memory == "torch" and driver().device_type == "cuda":  # an emulated GPU has no allocator of torch
+            return torch.empty(NEEDED, dtype=torch.uint8, device="cuda")
+        whole = self._beside = gradsync.alloc_grad_buffer(OFFSET + 2 * NEEDED).fill_(GARBAGE)
+        if memory == "unshared":
+            os.environ["GRADSYNC_FAKE_CUDA_UNSHARED"] = str(whole.data_ptr())
+        return {
+            "whole": whole,
+            "torch": whole,
+            "part": whole[OFFSET : OFFSET + NEEDED],
+            "odd": whole[OFFSET + 8 : OFFSET + 8 + NEEDED],
+            "small": whole[OFFSET : OFFSET + NEEDED - 1],
+            "gaps": whole[OFFSET : OFFSET + 2 * NEEDED : 2],
+            "unshared": whole[OFFSET:],
+        }[memory]
+
+    def beside(self) -> dict[str, Any]:
+        """Whether the memory beside an arena that is a "part" is as it was."""
+        assert self._beside is not None
+        before, after = self._beside[:OFFSET], self._beside[OFFSET + NEEDED :]
+        return {"as_before": bool((before == GARBAGE).all() and (after == GARBAGE).all())}
+
+    def step(self, seed: int, timeout: float = DEADLINE_S, frees: bool = False, fills: bool = True) -> dict[str, Any]:
+        """`frees`: the arena, by the driver, when its gradients are written; they are not looked at afterwards.
+
+        Without `fills` gradients stay what they are, and are not looked at either."""
         assert self._grads is not None
-        for number, name in enumerate(SHAPES):
+        for number, name in enumerate(self._shapes if fills else ()):
             generator = torch.Generator().manual_seed(1000 * seed + 10 * number + self._rank)
             held = self._grads.input(name).torch()
-            held.copy_(torch.randn(held.shape, generator=generator, dtype=torch.float64))
+            held.copy_(torch.randn(held.shape, generator=generator, dtype=torch.float64).to(held.dtype))
+        if frees:
+            driver().free(0, driver().export(0, held.data_ptr()).base)
+        for name in self._shapes:
             self._grads.ready(name)
-        report = self._grads.finish(timeout=DEADLINE_S)
-        parts = [self._grads.output(name).torch().contiguous().view(torch.uint8).numpy().tobytes() for name in SHAPES]
+        report = self._grads.finish(timeout=timeout)
+        if frees or not fills:
+            return {"norm": report.norm, "clipped": report.clipped}
+        outputs = [self._grads.output(name).torch().contiguous().cpu() for name in self._shapes]
+        parts = [output.view(torch.uint8).numpy().tobytes() for output in outputs]
         return {"norm": report.norm, "bits": hashlib.sha256(b"".join(parts)).hexdigest(), "clipped": report.clipped}
+
+    def train(self, device: str, steps: int) -> dict[str, Any]:
+        """The gradients of a module. They are small whole numbers before they are summed: each device has the same."""
+        import gradsync.torch as gst
+        import gradsync.torch._synced._attach as attaching
+
+        emulated = device == "cuda" and driver().device_type == "cpu"
+        if emulated:  # its memory is memory that this CPU reads as well
+            attaching._memory_of = lambda found: "cuda"
+        model = torch.nn.Sequential(torch.nn.Linear(48, 256), torch.nn.ReLU(), torch.nn.Linear(256, 7))
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randint(-2, 3, parameter.shape, generator=generator))
+        model.to("cpu" if emulated else device)
+        found = []
+        clip = gradsync.Clip(max_norm=0.5)
+        with gst.attach(model, clip=clip, timeout=DEADLINE_S, **self._join) as gs:  # type: ignore[arg-type]
+            for step in range(steps):
+                generator = torch.Generator().manual_seed(1000 * step + self._rank)
+                inputs, weights = (torch.randint(-2, 3, (16, size), generator=generator).float() for size in (48, 7))
+                place = next(model.parameters()).device
+                (model(inputs.to(place)) * weights.to(place)).sum().backward()
+                report = gs.finish(timeout=DEADLINE_S)
+                grads = [parameter.grad for parameter in model.parameters()]
+                parts = [grad.cpu().contiguous().numpy().tobytes() for grad in grads if grad is not None]
+                found.append({"norm": report.norm, "bits": hashlib.sha256(b"".join(parts)).hexdigest()})
+                model.zero_grad()
+        return {"steps": found}
+
+    def probe(self, device: str = "cuda", memory: str | None = None) -> dict[str, Any]:
+        """`memory`: as for `declare`."""
+        given = None if memory is None else self._allocated(memory)
+        found = self._client.probe_gpu("cpu" if memory else device, given, timeout=DEADLINE_S)
+        kept = given is None or bool((given == GARBAGE).all())
+        return {"device": found.device, "mapped_bytes": found.mapped_bytes, "open_s": found.open_s, "kept": kept}
 
     def detach(self) -> dict[str, Any]:
         self._job.detach()
         self._grads = None
+        return {}
+
+    def attach(self) -> dict[str, Any]:
+        """Again, after `detach`."""
+        self._job = self._client.attach(self._name, rank=self._rank, world_size=self._world)
+        self._adopt = self._job._declaring.adopt
+        self._job._declaring.adopt = self._registered  # type: ignore[method-assign]
         return {}
 
 

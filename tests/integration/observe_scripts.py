@@ -9,12 +9,11 @@ import atexit
 import hashlib
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from audit_scripts import blocks, case, rank, run_case, run_ranks
+from audit_scripts import blocks, case, main, rank
 
 STEPS = 6
 
@@ -224,6 +223,4 @@ def clips_by_gradsync() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "ranks":
-        sys.exit(run_ranks(__file__, int(sys.argv[2]), sys.argv[3]))
-    run_case(sys.argv[1], atexit._run_exitfuncs)
+    main(atexit._run_exitfuncs)

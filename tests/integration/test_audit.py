@@ -49,6 +49,7 @@ def test_ddp_agrees_and_no_bit_of_the_run_changes(tmp_path: Path) -> None:
         assert (tmp_path / "plain" / name).read_text() == (tmp_path / "audited" / name).read_text()
 
 
+@pytest.mark.long
 def test_the_method_of_fsdp1_agrees(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "fsdp1"), json_file=tmp_path / "verdict.json")
     assert code == 0, said
@@ -65,6 +66,7 @@ def test_copies_that_nobody_reduced_are_named(tmp_path: Path) -> None:
     assert any("'0.weight'" in finding and "not reduced alike" in finding for finding in found["findings"])
 
 
+@pytest.mark.long
 def test_a_pipeline_by_hand_is_said_plainly_not_to_be_known() -> None:
     code, said, _ = audit(*ranks_of(2, "pipeline_that_forgets_pp"))
     assert code == 2

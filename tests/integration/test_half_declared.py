@@ -9,6 +9,7 @@ import secrets
 from typing import Any
 
 import floods
+import pytest
 from daemon import DEADLINE_S, Daemon
 from raw import RawRank, declare_all, frame
 from test_daemon_faults import becomes, resident_kb
@@ -47,6 +48,7 @@ def declares_and_steps(address: str, pipe: Any) -> None:
         pipe.send(rank.finished(rank.ask_finish(0))["step"])
 
 
+@pytest.mark.long
 def test_what_is_half_declared_has_a_limit_and_goes_with_its_ranks() -> None:
     processes = multiprocessing.get_context("fork")
     with Daemon() as daemon:

@@ -88,6 +88,7 @@ def attaching(address: str, results: Connection) -> None:
     signal.pause()
 
 
+@pytest.mark.long
 def test_a_rank_killed_before_it_declared_is_lost_by_name_when_no_successor_comes() -> None:
     results, theirs = PROCESSES.Pipe()
     with Daemon() as daemon, gradsync.connect(daemon.socket) as client:

@@ -94,7 +94,7 @@ def test_the_page_has_every_command_and_option_and_no_private_one() -> None:
         for name in options(*path):
             assert re.search(rf"^(.*, )?{name}\b(?!-)", text, re.MULTILINE), (path, name)
     assert len(list(commands())) >= 14
-    assert "worker" not in text
+    assert "gradsyncd worker" not in text
 
 
 def test_the_page_of_the_file_has_every_key_with_its_default() -> None:
@@ -186,7 +186,8 @@ def test_the_script_of_zsh_has_every_command_and_option(scripts: Path) -> None:
         )
     replay = next(each for each in functions if "_gradsyncd_policy_replay()" in each)
     assert "'*--policy=[" in replay
-    assert "worker" not in "".join(functions)
+    assert "_gradsyncd_worker" not in "".join(functions)
+    assert "'worker:" not in "".join(functions)
 
 
 @needs("zsh")

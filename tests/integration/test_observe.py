@@ -158,6 +158,7 @@ def test_a_clip_of_scaled_gradients_is_said_once(tmp_path: Path, name: str, code
     assert found is None or (found["count"] == STEPS and "scaler.unscale_(optimizer)" in found["text"])
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_killed_changes_no_bit_and_ends_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("kills_the_daemon"), options=(), WRITE_TO=str(tmp_path))
     assert run.code == 0, run.said

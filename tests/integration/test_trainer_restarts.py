@@ -66,6 +66,7 @@ class Trainer:
         self.process.join(DEADLINE_S)
 
 
+@pytest.mark.long
 def test_a_killed_trainer_is_attached_again_at_once() -> None:
     PROCESSES.set_forkserver_preload(["gradsync", "numpy"])
     took: list[float] = []

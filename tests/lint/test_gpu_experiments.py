@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE = ("ipc_memory", "memop_flags", "nccl_one_gpu", "two_processes", "empty_step")
+ORDER = ("ipc_memory", "memop_flags", "torch_memory", "nccl_one_gpu", "two_processes", "empty_step")
+NATIVE = tuple(name for name in ORDER if name != "torch_memory")
+TEN_MINUTES = 600
 ANSWERS = 'echo \'{"experiment": "%s", "part": "a", "x": 1}\''
 
 
@@ -51,7 +54,22 @@ def test_parts_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
     code, last, lines = run_script(folder, PYTHON=str(folder / "python"))
     assert last == "5 answered, 1 failed, 1 skipped"
     assert code == 1
-    assert [line["experiment"] for line in lines] == ["ipc_memory", "ipc_memory", *NATIVE[1:], "torch_memory"]
+    assert [line["experiment"] for line in lines] == ["ipc_memory", *ORDER]
+
+
+def test_the_limits_of_all_are_less_than_ten_minutes_and_each_program_ends_within_its_own() -> None:
+    ended = subprocess.run(
+        [str(ROOT / "scripts" / "gpu_experiments.sh"), "--limits"], capture_output=True, text=True, check=True
+    )
+    limits = {name: int(seconds) for name, seconds in (line.split() for line in ended.stdout.splitlines())}
+    assert tuple(limits) == ORDER
+    assert sum(limits.values()) < TEN_MINUTES
+    folder = ROOT / "tests" / "gpu" / "experiments"
+    own = {name: rf'"{name}", (\d+), ' for name in NATIVE} | {"torch_memory": r"^SECONDS = (\d+)"}
+    for name, pattern in own.items():
+        source = (folder / f"{name}{'.py' if name == 'torch_memory' else '.cpp'}").read_text()
+        (seconds,) = map(int, re.findall(pattern, source, re.MULTILINE))
+        assert seconds <= limits[name] - 10, name
 
 
 def test_a_hang_that_was_noticed_is_an_answer(tmp_path: Path) -> None:

@@ -27,6 +27,13 @@ CLIENT = (
         "        arranged.multiply(report.coefficient**2)",
     ),
     client(
+        "device-scalar-in-bf16",
+        "A GPU gets the coefficient as a tensor, which its kernels round to the dtype of 16-bit gradients.",
+        "torch/_statistics/_arranged.py",
+        "        return coefficient\n    return torch.tensor(coefficient, ",
+        "        return torch.tensor(coefficient, dtype=torch.float32)\n    return torch.tensor(coefficient, ",
+    ),
+    client(
         "client-float32-accumulation",
         "The client sums squares in float32.",
         "torch/_statistics/_measurer.py",

@@ -65,8 +65,8 @@ EPOCH = (
         "no-successor-is-not-noticed",
         "The others wait their whole deadline for a rank that died before it declared.",
         "epoch_machine.cpp",
-        "    if (!before.declaration.committed) {\n      roster_[rank].loss",
-        "    if (before.declaration.committed) {\n      roster_[rank].loss",
+        "    if (!before.declaration.committed || waited_for) {\n      roster_[rank].loss",
+        "    if (before.declaration.committed && !waited_for) {\n      roster_[rank].loss",
     ),
     machine(
         "a-refusal-is-not-passed-on",

@@ -35,15 +35,39 @@ IMPORT = (
         "import-size-believed",
         "An owner that lies about its allocation has the worker write beyond it.",
         _IMPORTED,
-        "memory.allocation_bytes <= allocation->bytes(),",
-        "memory.allocation_bytes <= allocation->bytes() || memory.allocation_bytes != 0,",
+        "memory.allocation_bytes <= mapped_bytes,",
+        "memory.allocation_bytes <= mapped_bytes || memory.allocation_bytes != 0,",
     ),
     imported(
         "import-never-closed",
         "Memory of ranks that are gone stays mapped, so the GPU does not get it back.",
         _IMPORTED,
-        "    if (library_.close_imported(base_) != 0) {",
+        "    if (base_ != nullptr && library_.close_imported(base_) != 0) {",
         "    if (base_ == nullptr && library_.close_imported(base_) != 0) {",
+    ),
+    imported(
+        "import-leaked-after-a-size-check",
+        "Memory that turned out smaller than its owner says stays mapped after it was refused.",
+        _IMPORTED,
+        "  check_mapped(memory, allocation->bytes());\n  return std::make_unique<Buffer>",
+        "  if (memory.allocation_bytes > allocation->bytes()) {\n"
+        "    (void)new std::shared_ptr<const Allocation>(allocation);\n"
+        "  }\n"
+        "  check_mapped(memory, allocation->bytes());\n  return std::make_unique<Buffer>",
+    ),
+    imported(
+        "import-worker-kept-after-a-fault",
+        "A worker whose GPU faulted goes on, and fails every job of that GPU from then on.",
+        "service/device/queue/lane_queue.cpp",
+        "failed.lane_lost = error.kind() == DeviceError::Kind::DeviceLost;",
+        "failed.lane_lost = false;",
+    ),
+    imported(
+        "import-fault-of-a-product-missed",
+        "A GPU that faults while it multiplies is not known to be lost.",
+        "service/device/gpu/kernel_library.cpp",
+        "    must(wait(), what);  // these functions give no number: a device that is lost gives it again\n",
+        "",
     ),
     imported(
         "import-by-the-bytes-of-a-handle",
@@ -62,7 +86,7 @@ IMPORT = (
     imported(
         "import-range-overflows",
         "An offset near the end of the address space passes for one inside.",
-        _EXPORTED,
+        "service/engine/memory_probes.cpp",
         "exported.size_bytes > exported.allocation_bytes - exported.offset) {",
         "exported.size_bytes + exported.offset > exported.allocation_bytes) {",
     ),
@@ -77,8 +101,9 @@ IMPORT = (
         "import-answered-before-it-is-mapped",
         "A trainer is told that its memory is registered while the worker may still refuse it.",
         "service/engine/engine.cpp",
-        "std::move(exported), *lane, std::move(reply));",
-        "std::move(exported), *lane, [](const Result<RegisteredBuffer>&) {});\n  reply(RegisteredBuffer{1, 4096});",
+        "register_exported(session, holder, std::move(exported), *lane, std::move(reply));",
+        "register_exported(session, holder, std::move(exported), *lane, [](const Result<RegisteredBuffer>&) {});\n"
+        "  reply(RegisteredBuffer{1, 4096});",
     ),
     imported(
         "import-lost-buffer-declared",
@@ -107,6 +132,13 @@ IMPORT = (
         "service/engine/step/step_machine_end.cpp",
         "if (course_.measured.size() == lanes_.size()) {",
         "if (course_.measured.size() >= 1) {",
+    ),
+    imported(
+        "share-halves-swapped",
+        "Each of two lanes reduces the buckets that the other one measures and multiplies.",
+        "service/engine/step/step_machine.cpp",
+        "      lane_of_bucket_[bucket] = lanes_.size();\n",
+        "      lane_of_bucket_[bucket] = shares.size() - 1 - lanes_.size();\n",
     ),
     imported(
         "share-buckets-of-others-multiplied",
@@ -149,6 +181,69 @@ IMPORT = (
         "clients/python/src/gradsync/_gpu/_memory.py",
         "    return next(_generations)\n",
         "    return 1\n",
+    ),
+    imported(
+        "import-given-memory-let-go",
+        "Memory of the caller goes back to its allocator while the worker may write it.",
+        "clients/python/src/gradsync/_job.py",
+        "        self._arena = arena\n",
+        "        self._arena = None\n",
+    ),
+    imported(
+        "import-given-memory-from-its-base",
+        "Gradients are written over what lies in front of them in the caller's allocation.",
+        "clients/python/src/gradsync/_gpu/_arena.py",
+        '"offset": address - exported.base,',
+        '"offset": 0,',
+    ),
+    imported(
+        "import-given-memory-too-small",
+        "Gradients reach beyond the tensor that the caller gave, into its neighbours.",
+        "clients/python/src/gradsync/_gpu/_arena.py",
+        "        if data.numel() < size_bytes:\n",
+        "        if data.numel() < 0:\n",
+    ),
+    imported(
+        "import-unshared-memory-exported",
+        "Memory that CUDA does not share is exported all the same.",
+        "clients/python/src/gradsync/_gpu/_driver.py",
+        "            if not capable.value:\n",
+        "            if capable.value < 0:\n",
+    ),
+    imported(
+        "probe-left-open",
+        "Memory that was only tried stays mapped, so the GPU does not get it back.",
+        _IMPORTED,
+        'library_.must(library_.close_imported(std::exchange(base_, nullptr)), "closing the mapping");',
+        "base_ = nullptr;",
+    ),
+    imported(
+        "probe-writes-nothing",
+        "A worker that can only read passes for one that shares the memory.",
+        _IMPORTED,
+        "static_cast<char>(~byte)",
+        "byte",
+    ),
+    imported(
+        "probe-believed",
+        "A worker that mapped other memory passes for one that shares it.",
+        "clients/python/src/gradsync/_gpu/_probe.py",
+        '    if answer["read"] != pattern.hex():\n',
+        '    if not isinstance(answer["read"], str):\n',
+    ),
+    imported(
+        "probe-loses-its-worker",
+        "A worker is ended while it opens a GPU for a probe, which then waits for ever.",
+        "service/engine/engine_state.cpp",
+        "buffers.on_lane(lane) || probes.on_lane(lane)",
+        "buffers.on_lane(lane)",
+    ),
+    imported(
+        "hung-worker-is-the-daemon",
+        "Trainers are told to restart a daemon that only has to kill a worker.",
+        "service/engine/step/lane_stop.cpp",
+        "const bool killed = ended_by == EndedBy::Kill;",
+        "const bool killed = false;",
     ),
 )
 

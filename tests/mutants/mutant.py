@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = ["Layer", "Mutant"]
 
-Layer = Literal["plan", "norm", "sync", "client", "adapter", "restart", "policy", "epoch", "gpu", "import"]
+Layer = Literal["plan", "norm", "sync", "client", "adapter", "restart", "policy", "epoch", "gpu", "import", "nodes"]
 
 
 @dataclass(frozen=True)

@@ -75,15 +75,15 @@ RESTART = (
     client(
         "calls-follow-the-rank",
         "What was meant for one daemon is sent to the next.",
-        "_transport/_calls.py",
-        "            if pending.seat is not None and pending.seat != self.seat:",
-        "            if pending.seat is not None and not self.seat:",
+        "_session/_rank_session.py",
+        "        return None if seat in (None, self.seat) else ",
+        "        return None if seat is None or self.seat else ",
     ),
     client(
         "pause-ends-with-the-daemon",
         "A paused rank is not paused at the next daemon.",
-        "_transport/_connection.py",
-        "            if self._calls.paused:",
+        "_session/_rank_session.py",
+        "            if self._paused:",
         "            if not params:",
     ),
     client(

@@ -21,6 +21,7 @@ from client import CLIENT
 from epoch import EPOCH
 from gpu import GPU, IMPORT
 from mutant import Layer, Mutant
+from nodes import NODES
 from norm import NORM
 from plan import PLAN
 from policy import POLICY
@@ -32,7 +33,7 @@ WORK = ROOT / "build" / "mutants"
 TREE = WORK / "tree"
 BUILD = TREE / "build" / "cpu-debug"
 DEADLINE_S = 600.0
-MUTANTS: tuple[Mutant, ...] = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY, *EPOCH, *GPU, *IMPORT)
+MUTANTS: tuple[Mutant, ...] = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY, *EPOCH, *GPU, *IMPORT, *NODES)
 
 
 class HarnessError(Exception):
@@ -93,6 +94,15 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("engine_tests", unit("engine_tests", "--gtest_filter=Epoch*")),
         Check("engine_tests", unit("engine_tests")),
     ),
+    "nodes": (
+        Check(
+            "engine_tests",
+            unit(
+                "engine_tests",
+                "--gtest_filter=Member*:Coordinator*:*LinkedMachines*:VerdictOf*:Comparison*:CopiesOfNodes*:NodeSums*",
+            ),
+        ),
+    ),
     "restart": (
         Check(None, pytest("tests/python/test_restart.py")),
         Check("engine_tests", unit("engine_tests", "--gtest_filter=Record*")),
@@ -104,14 +114,22 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     ),
     "import": (
         Check(
-            "engine_tests", unit("engine_tests", "--gtest_filter=ExportedBuffers*:OnTwoGpus*:SharedPlan*:JoinCells*")
+            "engine_tests",
+            unit(
+                "engine_tests",
+                "--gtest_filter=ExportedBuffers*:MemoryProbes*:LaneStop*:OnTwoGpus*:SharedPlan*:JoinCells*",
+            ),
         ),
-        Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=ExportedMemory*:*two_lanes*")),
+        Check(
+            "lane_conformance_test",
+            unit("lane_conformance_test", "--gtest_filter=ExportedMemory*:DeviceLost*:*two_lanes*"),
+        ),
         Check("gradsyncd gradsync_fake_libcuda", pytest("tests/python/test_gpu_memory.py")),
         Check(
             "gradsyncd gradsync_fake_libcuda gradsync_emulated_library",
             pytest("tests/integration/test_gpu_buffers.py", "-m", "not long"),
         ),
+        Check("gradsyncd", pytest("tests/integration/test_gpu_worker_failures.py", "-m", "not long", "-k", "faults")),
     ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),

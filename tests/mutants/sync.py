@@ -134,14 +134,14 @@ SYNC = (
         "everyone-is-waited-for",
         "A bucket waits for ranks that hold nothing of it.",
         "engine/step/step_machine.cpp",
-        "      if (!ranks_[rank].ready[bucket] && !ranks_[rank].ask && holds(rank, bucket)) {",
-        "      if (!ranks_[rank].ready[bucket] && !ranks_[rank].ask) {",
+        "      if (!ranks_[seat].ready[bucket] && !ranks_[seat].ask && holds(seat, bucket)) {",
+        "      if (!ranks_[seat].ready[bucket] && !ranks_[seat].ask) {",
     ),
     sync(
         "rows-taken-for-tensors",
         "What a rank calls unused is looked up in the plan's numbers.",
         "engine/step/step_machine_ready.cpp",
-        "    const std::uint32_t tensor = rows_of(index(rank_number))[row];",
+        "    const std::uint32_t tensor = rows_of(seat(rank_number))[row];",
         "    const std::uint32_t tensor = row;",
     ),
     sync(

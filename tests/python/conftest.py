@@ -16,6 +16,7 @@ from real_daemon import RECONNECT, Ranks, binary
 
 import gradsync
 from gradsync import _job
+from gradsync._session import _rank_session
 from gradsync._step import _declaring
 from gradsync._transport import _channel, _connection, _handshake
 
@@ -42,12 +43,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def time_for_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits for a daemon as long as it takes. A test of one that does not answer says how long that is."""
-    monkeypatch.setattr(_channel, "PATIENCE_S", PATIENT_S)
+    monkeypatch.setattr(_rank_session, "PATIENCE_S", PATIENT_S)
     monkeypatch.setattr(_channel, "_GRACE_S", PATIENT_S)
     monkeypatch.setattr(_handshake, "_SHORTEST_S", PATIENT_S)
     monkeypatch.setattr(_connection, "_HANDSHAKE_S", PATIENT_S)
     monkeypatch.setattr(_connection, "_CLOSE_S", PATIENT_S)
-    monkeypatch.setattr(_declaring, "PATIENCE_S", PATIENT_S)
     monkeypatch.setattr(_declaring, "_SHORTEST_S", PATIENT_S)
     monkeypatch.setattr(_job, "_GLANCE_S", PATIENT_S)
 

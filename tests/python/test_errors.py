@@ -48,6 +48,7 @@ def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> 
                 "path": "tensors[3].shape",
                 "job": "j",
                 "tensor": "w",
+                "node": "n",
                 "ranks": [1, 2],
                 "tensors": ["w", "b"],
                 "rank": 1,
@@ -61,12 +62,13 @@ def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> 
     )
     assert type(error).KIND == error.kind == kind
     assert str(error) == "tensors[3].shape: found this; do that"
-    assert (error.code, error.retryable, error.path, error.job, error.tensor) == (
+    assert (error.code, error.retryable, error.path, error.job, error.tensor, error.node) == (
         -31000,
         True,
         "tensors[3].shape",
         "j",
         "w",
+        "n",
     )
     assert (error.ranks, error.tensors, error.rank, error.step, error.bucket) == ((1, 2), ("w", "b"), 1, 7, 2)
     assert (error.epoch, error.attempt, error.waited_s) == (3, 9, 1.5)

@@ -13,6 +13,7 @@ from fake_daemon import NO_REPLY, FakeDaemon, Fault
 
 import gradsync
 from gradsync import Tensor, _job
+from gradsync._session import _rank_session
 from gradsync._transport import _channel, _connection, _handshake
 from gradsync.errors import CallTimeout, ConnectionFailed, ConnectionLost, Superseded
 
@@ -77,13 +78,13 @@ def test_a_call_made_while_the_connection_is_away_waits_for_it(
     daemon.stop_listening()
     lost = threading.Semaphore(0)
     connection = client._channel._connection
-    original = connection._handshake
+    original = connection._open
 
-    def handshake(deadline: float) -> Any:
+    def handshake(deadline: Callable[[], float]) -> Any:
         lost.release()
         return original(deadline)
 
-    monkeypatch.setattr(connection, "_handshake", handshake)
+    monkeypatch.setattr(connection, "_open", handshake)
     for _ in range(3):
         assert lost.acquire(timeout=40)
     result = in_thread(lambda: client.call("status.get"))
@@ -179,7 +180,7 @@ def leave(
     request: pytest.FixtureRequest, client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], Any]:
     """What makes a rank leave; if it waited for a daemon, it would do so for an hour."""
-    for module, name in ((_channel, "PATIENCE_S"), (_job, "QUICK_S"), (_connection, "_RECONNECT_S")):
+    for module, name in ((_rank_session, "PATIENCE_S"), (_job, "QUICK_S"), (_connection, "_RECONNECT_S")):
         monkeypatch.setattr(module, name, 3600.0)
     job = client.attach(job="j", rank=0, world_size=1)
     ways = {"detach": job.detach, "abandon": job.abandon, "close": client.close, "drop": client._finalizer}
@@ -197,7 +198,7 @@ def test_a_rank_that_leaves_while_it_is_attached_again_has_left_the_daemon(
     leave: Callable[[], Any], client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attached, left = threading.Event(), threading.Event()
-    resume = client._channel._connection._resume_session
+    resume = client._session._resume
 
     def and_then_wait(*arguments: Any) -> bool:
         resumed = resume(*arguments)
@@ -205,7 +206,7 @@ def test_a_rank_that_leaves_while_it_is_attached_again_has_left_the_daemon(
         assert left.wait(50)
         return resumed
 
-    monkeypatch.setattr(client._channel._connection, "_resume_session", and_then_wait)
+    monkeypatch.setattr(client._session, "_resume", and_then_wait)
     daemon.drop_connections()
     assert attached.wait(50)
     gone = in_thread(leave)
@@ -261,7 +262,7 @@ def test_deadlines_that_the_daemon_announces_are_those_of_the_timer(daemon: Fake
     normal = daemon.on_session_initialize
     daemon.script["session.initialize"] = lambda params: {**normal(params), "limits": {"step_s": 7200}}
     with gradsync.connect(daemon.path) as client:
-        welcome = client._channel.welcome
+        welcome = client._session.welcome
         assert (welcome.declare_s, welcome.first_step_s, welcome.step_s) == (300, 1800, 7200)
 
 

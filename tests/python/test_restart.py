@@ -47,7 +47,7 @@ def dies_in(daemon: FakeDaemon, method: str, before: Callable[[dict[str, Any]], 
 
 
 def wait_until_moved(job: gradsync.Job) -> None:
-    while job._channel.seat == job.seat:
+    while job._session.seat == job.seat:
         job.client.status()
 
 

@@ -9,10 +9,10 @@ import gradsync
 import gradsync.trackers
 
 EXPORTED = """
-    UNSET Bucket Buffer Client Clip ClipRaised Divergence Fixed GradientsDiverged Grads GradsyncError GroupReport Job
-    LayerReport Mesh Missing Nonfinite NonfiniteInput Observe Only Partial PartialTo Percentile Policy ReducedGrads
-    Replicate Row ScalarCollective Shard StepRaised StepReport StepTimings Subscription Tensor Unset UsageError
-    WatchReport ZScore __version__ alloc_grad_buffer connect errors write_declaration
+    UNSET Bucket Buffer Client Clip ClipRaised Divergence Fixed GpuProbe GradientsDiverged Grads GradsyncError
+    GroupReport Job LayerReport Mesh Missing Nonfinite NonfiniteInput Observe Only Partial PartialTo Percentile Policy
+    ReducedGrads Replicate Row ScalarCollective Shard StepRaised StepReport StepTimings Subscription Tensor Unset
+    UsageError WatchReport ZScore __version__ alloc_grad_buffer connect errors write_declaration
 """
 SIGNATURES = {
     gradsync.alloc_grad_buffer: "(nbytes, device='cuda')",
@@ -21,11 +21,13 @@ SIGNATURES = {
         "(self, job=None, rank=None, world_size=None, meshes=None, restart_count=None, *, timeout=30.0)"
     ),
     gradsync.Client.call: "(self, method, params=None, timeout=30.0)",
+    gradsync.Client.probe_gpu: "(self, device='cuda', memory=None, *, timeout=60.0)",
     gradsync.Client.stats: "(self, job=None, last=1)",
     gradsync.Client.subscribe: "(self, topics, callback, *, job=None)",
     gradsync.Job.declare: (
         "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, formula='strict', "
-        "buckets='default', divergence='report', fingerprint='', measured_by='', device='cpu', timeout=None)"
+        "buckets='default', divergence='report', fingerprint='', measured_by='', device='cpu', memory=None, "
+        "timeout=None)"
     ),
     gradsync.Clip.percentile: (
         "(ceiling=1.0, percentile=95.0, window=1000, warmup=100, *, nonfinite='propagate', spike='clip', "

@@ -20,6 +20,7 @@ from websockets.uri import parse_uri
 import gradsync
 from gradsync import _wire
 from gradsync._transport import _connection, _turns, _websocket
+from gradsync._transport._calls import unscoped
 from gradsync._transport._websocket import WebSocket
 from gradsync.errors import ConnectionLost
 
@@ -117,7 +118,7 @@ def callers_read(client: gradsync.Client, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.usefixtures("callers_read")
 def test_an_answer_that_is_there_is_read_without_patience(client: gradsync.Client) -> None:
     channel = client._channel
-    pending = channel._submit("status.get", "{}", idempotent=True, session=False, wait=False)
+    pending = channel._submit("status.get", {}, True, unscoped, wait=False)
     assert select.select([channel._connection._websocket.socket], [], [], WAIT_S)[0]
     assert channel._connection.wait(pending, 0)
 

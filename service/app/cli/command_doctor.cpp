@@ -3,12 +3,14 @@
 #include "app/daemon/gpu_workers.hpp"
 #include "app/doctor/gpu_probe.hpp"
 #include "app/doctor/machine.hpp"
+#include "base/log.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <iostream>
+#include <utility>
 
 namespace gradsync::app {
 
@@ -44,19 +46,19 @@ int execute(const DoctorCommand& command) {
     complain(configuration.error().message, configuration.error().hint);
     return kExitConfiguration;
   }
+  start_logging(LogFormat::Auto, "warn");  // to stderr; what workers do is said by findings
   const GpuSection& gpu = configuration->options.gpu;
   const Machine machine = read_machine("/", process_environment(), gpu, this_program());
-  std::vector<Finding> findings = findings_of(machine, gpu);
-  if (!command.json) {
-    std::ranges::for_each(findings, say);
-  }
-  if (!machine.kernels.empty()) {
-    for (const std::string& uuid : usable_gpus(gpu, machine.gpus)) {
-      findings.push_back(probe_gpu(gpu, uuid, kProbe));
-      if (!command.json) {
-        say(findings.back());
-      }
+  std::vector<Finding> findings;
+  const auto add = [&](Finding finding) {
+    if (!command.json) {
+      say(finding);
     }
+    findings.push_back(std::move(finding));
+  };
+  std::ranges::for_each(findings_of(machine, gpu), add);
+  if (!machine.kernels.empty()) {
+    probe_gpus(gpu, machine.kernels, usable_gpus(gpu, machine.gpus), kProbe, add);
   }
   if (command.json) {
     nlohmann::json all = nlohmann::json::array();
@@ -65,6 +67,7 @@ int execute(const DoctorCommand& command) {
     }
     std::cout << all.dump(2) << "\n";
   }
+  stop_logging();
   const bool well =
       std::ranges::none_of(findings, [](const Finding& finding) { return finding.level == Finding::Level::Problem; });
   return well ? kExitOk : kExitFailure;

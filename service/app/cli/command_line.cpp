@@ -229,6 +229,7 @@ void add_worker(CLI::App& worker, Parsed& parsed) {
   worker.add_option("--fd", parsed.worker.fd, "Descriptor of the socket");
   worker.add_option("--kernels", parsed.worker.kernels, "Path of libgradsync_kernels.so: work on a GPU");
   worker.add_option("--gpu", parsed.worker.gpu, "UUID of the GPU, GPU-...; empty: the first one");
+  worker.add_flag("--lend", parsed.worker.lend, "Lend memory of the GPU, which a doctor has workers map");
   worker.add_option("--threads", parsed.worker.threads, "Threads that work; 0: as many as there are CPUs");
 }
 

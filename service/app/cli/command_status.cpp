@@ -96,6 +96,10 @@ std::string job_text(const Json& job) {
         measured.empty() ? "" : " measured by " + measured
     );
   }
+  if (const std::int64_t absent = job.value("absent", std::int64_t{0}); absent > 0) {
+    const auto lowest = job.value("absent_ranks", std::vector<std::int64_t>{});
+    text += fmt::format("  {}: no process\n", enumerate_ranks(lowest, absent));
+  }
   return text;
 }
 
@@ -113,6 +117,9 @@ std::string status_text(const Json& status) {
   }
   for (const Json& job : jobs) {
     text += job_text(job);
+  }
+  if (const auto left_out = status.value("jobs_left_out", std::int64_t{0}); left_out > 0) {
+    text += fmt::format("{} more jobs do not fit into one answer\n", left_out);
   }
   return text;
 }

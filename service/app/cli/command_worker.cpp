@@ -1,6 +1,7 @@
 #include "app/cli/commands.hpp"
 #include "app/cli/exit_code.hpp"
 #include "app/config/settings.hpp"
+#include "app/doctor/lender.hpp"
 #include "device/gpu/gpu_lane.hpp"
 #include "device/host/host_lane.hpp"
 #include "device/process/lane_worker.hpp"
@@ -21,6 +22,10 @@ int execute(const WorkerCommand& command) {
     return kExitUsage;
   }
   try {
+    if (command.lend) {
+      lend_memory(UniqueFd(command.fd), command.kernels, command.gpu);
+      return kExitOk;
+    }
     device::serve_lane(UniqueFd(command.fd), [&](device::LaneSink sink) -> std::unique_ptr<device::Lane> {
       if (command.kernels.empty()) {
         return std::make_unique<device::HostLane>(device::HostLaneOptions{command.threads}, std::move(sink));

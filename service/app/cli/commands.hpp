@@ -85,6 +85,7 @@ struct WorkerCommand {
   int threads = 0;      ///< 0: as many as there are CPUs
   std::string kernels;  ///< path of libgradsync_kernels.so; empty: the CPU engine works
   std::string gpu;      ///< UUID; empty: the first one
+  bool lend = false;    ///< instead of a lane: lends memory of the GPU, for a doctor
 };
 
 using Command = std::variant<

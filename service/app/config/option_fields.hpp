@@ -174,6 +174,30 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
           .doc = "UUIDs of the GPUs that may be used, with commas between; empty: those that the driver lists.",
           .value = "GPU-UUID,…"}
   );
+  visit(
+      "gpu",
+      "map_ms",
+      gpu.map_ms,
+      FieldRule{
+          "A worker that takes longer to map memory of a trainer is killed, in milliseconds. Clients wait 30 s.",
+          1,
+          30'000}
+  );
+  visit(
+      "gpu",
+      "plan_ms",
+      gpu.plan_ms,
+      FieldRule{
+          "A worker that takes longer to load or unload a plan, or to unmap memory, is killed, in milliseconds.",
+          1,
+          kDay}
+  );
+  visit(
+      "gpu",
+      "abort_ms",
+      gpu.abort_ms,
+      FieldRule{"A worker that takes longer to end a step that failed is killed, in milliseconds.", 1, kDay}
+  );
   auto& log = options.log;
   visit(
       "log",

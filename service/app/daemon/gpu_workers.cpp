@@ -55,6 +55,9 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   device::ProcessLaneOptions lane;
   lane.command = {"/proc/self/exe", "worker", "--kernels", kernels, "--gpu", gpu};
   lane.environment = {"CUDA_VISIBLE_DEVICES=" + gpu, "CUDA_MODULE_LOADING=EAGER"};
+  lane.import_deadline = Milliseconds(options_.map_ms);
+  lane.other_deadline = Milliseconds(options_.plan_ms);
+  lane.abort_deadline = Milliseconds(options_.abort_ms);
   spdlog::info("a worker starts gpu={} kernels={}", gpu, kernels);
   auto started = std::make_unique<device::ProcessLane>(std::move(lane), [this, id](device::LaneReport report) {
     sink_(id, std::move(report));

@@ -46,9 +46,9 @@ std::string escaped(std::string_view text) {
 
 std::string number(double value) { return std::isfinite(value) ? fmt::format("{:.6g}", value) : "not finite"; }
 
-std::string ranks_table(const std::vector<engine::RankStatus>& ranks) {
+std::string ranks_table(const engine::JobStatus& job) {
   std::string rows;
-  for (const engine::RankStatus& rank : ranks) {
+  for (const engine::RankStatus& rank : job.ranks) {
     rows += fmt::format(
         "<tr><td>{}</td><td>{}{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
         rank.rank,
@@ -63,7 +63,8 @@ std::string ranks_table(const std::vector<engine::RankStatus>& ranks) {
   }
   return "<table><tr><th>rank</th><th>state</th><th>pid</th><th>waits in</th><th>memory</th>"
          "<th>measured by</th></tr>\n" +
-         rows + "</table>\n";
+         rows + "</table>\n" +
+         (job.absent == 0 ? "" : "<p>" + enumerate_ranks(job.absent_ranks, job.absent) + ": no process</p>\n");
 }
 
 std::string clip_list(const std::vector<engine::ClipStatus>& policies) {
@@ -104,7 +105,7 @@ std::string job_section(const engine::JobStatus& job) {
              escaped(job.plan_digest),
              job.uid
          ) +
-         clip_list(job.clip) + ranks_table(job.ranks) + "</section>\n";
+         clip_list(job.clip) + ranks_table(job) + "</section>\n";
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ using enum Finding::Level;
 constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kFewDescriptors = 4096;
 constexpr std::uint64_t kLittleMemory = std::uint64_t{1} << 30;
+constexpr std::uint64_t kLittleSharedMemory = std::uint64_t{1} << 30;
 
 std::uint64_t limit_of(decltype(RLIMIT_NOFILE) which, bool hard) {
   rlimit limit{};
@@ -130,6 +131,17 @@ void add_limits(const Machine& machine, std::vector<Finding>& found) {
        fmt::format("memory for gradients on CPUs: {}", human_bytes(machine.memory_bytes)),
        little ? "raise the memory limit of the container, or free memory" : ""}
   );
+  // The daemon has no use for it; the trainers, which usually share it, have.
+  const bool little_shared = machine.shared_bytes < kLittleSharedMemory;
+  found.push_back(
+      {little_shared ? Note : Ok,
+       machine.shared_bytes == 0 ? "there is no /dev/shm"
+                                 : fmt::format("/dev/shm: {}", human_bytes(machine.shared_bytes)),
+       little_shared
+           ? "NCCL, Gloo and data loaders of trainers need more: docker run --shm-size, or an emptyDir of medium "
+             "Memory"
+           : ""}
+  );
   const bool few = machine.descriptors < kFewDescriptors;
   found.push_back(
       {few ? Problem : Ok,
@@ -162,6 +174,8 @@ Machine read_machine(
   machine.locked_bytes = limit_of(RLIMIT_MEMLOCK, false);
   machine.descriptors = limit_of(RLIMIT_NOFILE, true);
   std::error_code missing;
+  const fs::space_info shared = fs::space(root / "dev/shm", missing);
+  machine.shared_bytes = missing ? 0 : shared.capacity;
   machine.pid_namespace = fs::read_symlink(root / "proc/self/ns/pid", missing).string();
   const std::string pipes = value_of(environment, "CUDA_MPS_PIPE_DIRECTORY");
   machine.mps = fs::exists((pipes.empty() ? root / "tmp/nvidia-mps" : fs::path(pipes)) / "control", missing);

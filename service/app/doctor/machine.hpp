@@ -31,6 +31,7 @@ struct Machine {
   std::vector<std::string> gpus;      ///< UUIDs that the driver lists
   std::string kernels;                ///< path of the library; empty: there is none
   std::uint64_t memory_bytes = 0;     ///< that arenas may still take
+  std::uint64_t shared_bytes = 0;     ///< size of /dev/shm; 0: there is none
   std::uint64_t locked_bytes = 0;     ///< RLIMIT_MEMLOCK; all ones: unlimited
   std::uint64_t descriptors = 0;      ///< RLIMIT_NOFILE, the hard one
   std::string pid_namespace;          ///< "pid:[4026531836]"; empty: unknown

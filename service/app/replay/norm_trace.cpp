@@ -12,7 +12,7 @@ namespace gradsync::app {
 
 namespace {
 
-using Json = nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 Error bad_line(std::size_t line, std::string what) {
   return invalid_params(

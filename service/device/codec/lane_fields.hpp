@@ -165,6 +165,11 @@ void fields(auto& archive, Same<MapBuffer> auto& value) {
   archive(buffer, fd, size_bytes, exported);
 }
 
+void fields(auto& archive, Same<ProbeMemory> auto& value) {
+  auto& [buffer, size_bytes, exported] = value;
+  archive(buffer, size_bytes, exported);
+}
+
 void fields(auto& archive, Same<UnmapBuffer> auto& value) {
   auto& [buffer, fd, size_bytes] = value;
   archive(buffer, fd, size_bytes);
@@ -225,6 +230,16 @@ void fields(auto& archive, Same<SetWidth> auto& value) {
 void fields(auto& archive, Same<Mapped> auto& value) {
   auto& [buffer] = value;
   archive(buffer);
+}
+
+void fields(auto& archive, Same<Probe> auto& value) {
+  auto& [mapped_bytes, read, open_s, copy_s, close_s] = value;
+  archive(mapped_bytes, read, open_s, copy_s, close_s);
+}
+
+void fields(auto& archive, Same<Probed> auto& value) {
+  auto& [buffer, probe] = value;
+  archive(buffer, probe);
 }
 
 void fields(auto& archive, Same<Unmapped> auto& value) {

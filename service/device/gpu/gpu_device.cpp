@@ -74,6 +74,15 @@ std::unique_ptr<LaneBuffer> GpuDevice::map_exported(const ExportedMemory& memory
   return imported_.map(memory, size_bytes);
 }
 
+Probe GpuDevice::probe(const ExportedMemory& memory, std::uint64_t size_bytes) {
+  const auto begin = std::chrono::steady_clock::now();
+  open();
+  const double opening_s = seconds(std::chrono::steady_clock::now() - begin);
+  Probe found = imported_.probe(memory, size_bytes);
+  found.open_s += opening_s;
+  return found;
+}
+
 void GpuDevice::load(LoadedPlan& plan) {
   open();
   plans_[&plan] = std::make_unique<GpuPlan>(library_, plan);

@@ -30,6 +30,7 @@ class GpuDevice final : public LaneDevice, private StepPasses {
   [[nodiscard]] std::unique_ptr<LaneBuffer> map(UniqueFd fd, std::uint64_t size_bytes) override;
   [[nodiscard]] std::unique_ptr<LaneBuffer> map_exported(const ExportedMemory& memory, std::uint64_t size_bytes)
       override;
+  [[nodiscard]] Probe probe(const ExportedMemory& memory, std::uint64_t size_bytes) override;
   void load(LoadedPlan& plan) override;
   void unload(const LoadedPlan& plan) noexcept override;
 

@@ -1,11 +1,14 @@
 #include "device/gpu/imported_memory.hpp"
 
+#include "base/clock.hpp"
 #include "base/text.hpp"
 #include "device/device_error.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace gradsync::device {
@@ -44,6 +47,20 @@ void check_declared(const ExportedMemory& memory, std::uint64_t size_bytes) {
   );
 }
 
+void check_mapped(const ExportedMemory& memory, std::uint64_t mapped_bytes) {
+  throw_unless(
+      memory.allocation_bytes <= mapped_bytes,
+      fmt::format(
+          "the allocation has {}, and {} of it can be mapped",
+          human_bytes(memory.allocation_bytes),
+          human_bytes(mapped_bytes)
+      ),
+      "export it anew: this handle is of other memory than was said of it"
+  );
+}
+
+double seconds_since(TimePoint begin) { return seconds(std::chrono::steady_clock::now() - begin); }
+
 }  // namespace
 
 /// One opened handle.
@@ -57,10 +74,13 @@ class ImportedMemory::Allocation {
   Allocation& operator=(const Allocation&) = delete;
 
   ~Allocation() {
-    if (library_.close_imported(base_) != 0) {
+    if (base_ != nullptr && library_.close_imported(base_) != 0) {
       spdlog::error("a mapping of another process's memory could not be closed: {}", library_.said());
     }
   }
+
+  /// Throws DeviceError.
+  void close() { library_.must(library_.close_imported(std::exchange(base_, nullptr)), "closing the mapping"); }
 
   [[nodiscard]] std::byte* at(std::uint64_t offset) const { return static_cast<std::byte*>(base_) + offset; }
 
@@ -97,16 +117,30 @@ std::unique_ptr<LaneBuffer> ImportedMemory::map(const ExportedMemory& memory, st
     allocation = std::make_shared<const Allocation>(library_, memory);
     open_[memory.allocation] = allocation;
   }
-  throw_unless(
-      memory.allocation_bytes <= allocation->bytes(),
-      fmt::format(
-          "the allocation has {}, and {} of it can be mapped",
-          human_bytes(memory.allocation_bytes),
-          human_bytes(allocation->bytes())
-      ),
-      "export it anew: this handle is of other memory than it was registered for"
-  );
+  check_mapped(memory, allocation->bytes());
   return std::make_unique<Buffer>(std::move(allocation), memory.offset, size_bytes);
+}
+
+Probe ImportedMemory::probe(const ExportedMemory& memory, std::uint64_t size_bytes) const {
+  check_declared(memory, size_bytes);
+  Probe found;
+  TimePoint begin = std::chrono::steady_clock::now();
+  Allocation allocation(library_, memory);
+  found.open_s = seconds_since(begin);
+  found.mapped_bytes = allocation.bytes();
+  check_mapped(memory, found.mapped_bytes);
+  begin = std::chrono::steady_clock::now();
+  found.read.resize(size_bytes);
+  std::byte* const place = allocation.at(memory.offset);
+  library_.must(library_.read(found.read.data(), place, size_bytes), "reading another process's memory");
+  std::string written = found.read;
+  std::ranges::transform(written, written.begin(), [](char byte) { return static_cast<char>(~byte); });
+  library_.must(library_.write(place, written.data(), size_bytes), "writing another process's memory");
+  found.copy_s = seconds_since(begin);
+  begin = std::chrono::steady_clock::now();
+  allocation.close();
+  found.close_s = seconds_since(begin);
+  return found;
 }
 
 }  // namespace gradsync::device

@@ -22,6 +22,10 @@ class ImportedMemory {
   /// or its owner say. Nothing stays open then. The buffers must not outlive this.
   [[nodiscard]] std::unique_ptr<LaneBuffer> map(const ExportedMemory& memory, std::uint64_t size_bytes);
 
+  /// Opens it by itself, whatever is mapped already, reads and writes `size_bytes` of it, and closes it. Throws
+  /// DeviceError that says which of these failed; it is closed before that, if it can be.
+  [[nodiscard]] Probe probe(const ExportedMemory& memory, std::uint64_t size_bytes) const;
+
  private:
   class Allocation;
   class Buffer;

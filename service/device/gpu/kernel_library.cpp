@@ -47,15 +47,19 @@ KernelLibrary::KernelLibrary(const std::string& path) : library_(::dlopen(path.c
   get("gradsync_gpu_error", error_);
   get("gradsync_gpu_error_code", code_);
   get("gradsync_kernels_error", table_error_);
+  get("gradsync_gpu_describe", describe);
   get("gradsync_gpu_open", open);
   get("gradsync_gpu_allocate", allocate);
   get("gradsync_gpu_free", free);
   get("gradsync_gpu_map_host", map_host);
   get("gradsync_gpu_unmap_host", unmap_host);
+  get("gradsync_gpu_export", export_memory);
   get("gradsync_gpu_import", import_memory);
   get("gradsync_gpu_close_imported", close_imported);
   get("gradsync_gpu_wait", wait);
   get("gradsync_gpu_zero", zero);
+  get("gradsync_gpu_read", read);
+  get("gradsync_gpu_write", write);
   get("gradsync_reduction_create", create_reduction);
   get("gradsync_reduction_destroy", destroy_reduction);
   get("gradsync_reduce", reduce);
@@ -72,14 +76,40 @@ void KernelLibrary::must(int failed, const char* what) const {
     const int code = code_();
     throw DeviceError(
         fmt::format("{}: {}{}", what, error_(), code == 0 ? "" : fmt::format(" (CUDA error {})", code)),
-        hint_for_cuda_error(code)
+        hint_for_cuda_error(code),
+        ends_use_of_device(code) ? DeviceError::Kind::DeviceLost : DeviceError::Kind::Failed
     );
   }
 }
 
 void KernelLibrary::must_table(int failed, const char* what) const {
   if (failed != 0) {
-    throw DeviceError(fmt::format("{}: {}", what, table_error_()));
+    const DeviceError error(fmt::format("{}: {}", what, table_error_()));
+    must(wait(), what);  // these functions give no number: a device that is lost gives it again
+    throw error;
+  }
+}
+
+bool ends_use_of_device(int error) {
+  switch (error) {
+    case 214:  // memory with an uncorrectable error
+    case 220:  // NVLink with one
+    case 226:  // an exception that the GPU contained
+    case 700:  // illegal address
+    case 702:  // a kernel took too long
+    case 710:  // assert
+    case 714:  // stack
+    case 715:  // illegal instruction
+    case 716:  // misaligned address
+    case 717:  // address space
+    case 718:  // program counter
+    case 719:  // launch failure
+    case 721:  // tensor memory
+    case 810:  // ended by the MPS server
+    case 911:  // an external device
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -99,16 +129,28 @@ std::string hint_for_cuda_error(int error) {
              "hostPID)";
     case 205:
       return "the memory cannot be mapped here: is the same GPU visible to both containers?";
+    case 214:
+    case 220:
+      return "the GPU's hardware is at fault: look at nvidia-smi -q and at Xid in dmesg, drain the node, reset the GPU";
     case 217:
     case 711:
       return "the memory lies on another GPU than the worker's, without peer access";
     case 400:
       return "the owner ended or freed the memory: register it again, with a higher generation";
+    case 702:
+      return "a kernel ran longer than the watchdog of this GPU allows: use a GPU that drives no display";
     case 801:
       return "memory of a MIG instance cannot be shared with another instance, nor on this platform";
     default:
-      return error >= 805 && error <= 810 ? "the MPS server of the GPU refuses: see nvidia-cuda-mps-control" : "";
+      break;
   }
+  if (error >= 805 && error <= 810) {
+    return "the MPS server of the GPU refuses: see nvidia-cuda-mps-control";
+  }
+  return ends_use_of_device(error)
+             ? "the GPU stopped in a kernel: look at Xid in dmesg, and for memory that a rank freed "
+               "while it was registered"
+             : "";
 }
 
 void KernelLibrary::Close::operator()(void* library) const { ::dlclose(library); }

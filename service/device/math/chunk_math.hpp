@@ -58,6 +58,12 @@ struct ReduceChunk {
 
 [[nodiscard]] ChunkStats reduce_chunk(const ReduceChunk& chunk);
 
+/// The same for chunks of one format, whatever `dtype` says.
+[[nodiscard]] ChunkStats reduce_float32(const ReduceChunk& chunk);
+[[nodiscard]] ChunkStats reduce_bfloat16(const ReduceChunk& chunk);
+[[nodiscard]] ChunkStats reduce_float16(const ReduceChunk& chunk);
+[[nodiscard]] ChunkStats reduce_float64(const ReduceChunk& chunk);
+
 /// The way in which destinations other than the first are written. A line that is written past the cache is not fetched
 /// before, which is a third of the bytes that copies cost; its reader does not find it in the cache.
 enum class Stores : std::uint8_t { Cached, PastCache };

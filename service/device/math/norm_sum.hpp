@@ -43,6 +43,9 @@ class NormSum {
     }
   }
 
+  /// What was added, as one: adding it to another sum adds all of that.
+  [[nodiscard]] TensorSum sum() const { return {sum_, scale_, maximum_, nonfinite_, nan_}; }
+
   /// NaN if any value was NaN, else infinity if any was infinite.
   [[nodiscard]] double norm() const;
 

@@ -93,11 +93,7 @@ Result<UniqueFd> create_arena(std::uint64_t size_bytes) {
     return failed("memfd_create");
   }
   if (is_kept_back(fd.get())) {
-    return make_error(
-        ErrorCode::LimitExceeded,
-        "the daemon has no file descriptors left for an arena but those kept back for probes",
-        "release buffers, or raise the hard limit of open files (LimitNOFILE) of the daemon"
-    );
+    return no_descriptors_left("for an arena");
   }
   if (::ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
     return failed("ftruncate");

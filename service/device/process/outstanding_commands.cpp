@@ -25,6 +25,8 @@ constexpr std::size_t kIndexOf = index_in<Report>(std::type_identity<LaneReport>
 /// The alternative of LaneReport by which a command is answered; nothing: by none.
 std::optional<std::size_t> report_of(const MapBuffer& /*command*/) { return kIndexOf<Mapped>; }
 
+std::optional<std::size_t> report_of(const ProbeMemory& /*command*/) { return kIndexOf<Probed>; }
+
 std::optional<std::size_t> report_of(const UnmapBuffer& /*command*/) { return kIndexOf<Unmapped>; }
 
 std::optional<std::size_t> report_of(const LoadPlan& /*command*/) { return kIndexOf<Loaded>; }
@@ -64,6 +66,9 @@ std::optional<OutstandingCommands::Deadline> deadline_of(
   if (const auto* map = std::get_if<MapBuffer>(&command)) {
     return within(map->exported ? patience.import : patience.other, "the mapping of a buffer");
   }
+  if (std::holds_alternative<ProbeMemory>(command)) {
+    return within(patience.import, "the probe of another process's memory");
+  }
   if (std::holds_alternative<UnmapBuffer>(command)) {
     return within(patience.other, "the release of a buffer");
   }
@@ -98,6 +103,8 @@ void OutstandingCommands::add(const LaneCommand& command, TimePoint now, const P
     note_plan(load_stats->plan, load_stats->layout);
   } else if (const auto* unload = std::get_if<UnloadPlan>(&command)) {
     plans_.erase(unload->plan);
+  } else if (const auto* probe = std::get_if<ProbeMemory>(&command)) {
+    waiting.probed_bytes = probe->size_bytes;
   } else if (const auto* reduce = std::get_if<ReduceBucket>(&command)) {
     waiting.bucket = reduce->bucket;
   } else if (const auto* finish = std::get_if<FinishStep>(&command)) {
@@ -142,6 +149,9 @@ bool OutstandingCommands::names_what_exists(const LaneReport& report, const Wait
     return std::ranges::all_of(measured->cells, exists) &&
            std::ranges::adjacent_find(measured->cells, ascends) == measured->cells.end() &&
            names_what_exists(measured->findings, *waiting.size);
+  }
+  if (const auto* probed = std::get_if<Probed>(&report)) {
+    return probed->probe.read.size() == waiting.probed_bytes;
   }
   if (const auto* failed = std::get_if<Failed>(&report); failed != nullptr && failed->row) {
     return waiting.size && failed->row->tensor < waiting.size->tensors &&

@@ -58,6 +58,7 @@ class OutstandingCommands {
     std::optional<Deadline> deadline = {};
     std::optional<std::uint32_t> bucket;  ///< of a ReduceBucket
     std::optional<PlanSize> size;         ///< of a FinishStep or a MeasureBuckets
+    std::uint64_t probed_bytes = 0;       ///< of a ProbeMemory
   };
 
   [[nodiscard]] PlanSize size_of(PlanId plan) const;

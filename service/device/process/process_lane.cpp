@@ -107,8 +107,11 @@ class ProcessLane::Loop {
     name_this_thread("lane:process");
     try {
       serve();
+    } catch (const DeviceError& error) {
+      lose(error.what(), error.hint());
+      refuse_until_stopped();
     } catch (const std::exception& error) {
-      lose(error.what());
+      lose(error.what(), "");
       refuse_until_stopped();
     }
   }
@@ -190,8 +193,10 @@ class ProcessLane::Loop {
       if (report.has_error()) {
         throw DeviceError("sent garbage: " + report.error().message);
       }
-      if (auto* failed = std::get_if<Failed>(&*report)) {
-        failed->lane_lost = false;  // a worker that answers is not lost
+      // Its command is still outstanding, so this answers it as well. Before that the worker ends: only then are the
+      // mappings of a GPU that answers nothing more gone.
+      if (const auto* failed = std::get_if<Failed>(&*report); failed != nullptr && failed->lane_lost) {
+        throw DeviceError("lost its device: " + failed->message, failed->hint);
       }
       if (!outstanding_.answered_by(*report)) {
         throw DeviceError(fmt::format("sent garbage: a report of kind {} that answers no command", report->index()));
@@ -211,7 +216,7 @@ class ProcessLane::Loop {
   }
 
   /// Ends the worker, and only then says so of all that is outstanding.
-  void lose(const std::string& why) {
+  void lose(const std::string& why, const std::string& hint) {
     std::string message = why;
     if (worker_) {
       message = fmt::format("the worker of the lane (pid {}) {}", worker_->pid(), why);
@@ -226,6 +231,7 @@ class ProcessLane::Loop {
     }
     packet_.reset();
     unsent_.clear();
+    hint_ = hint;
     fail_outstanding(message);
   }
 
@@ -233,6 +239,7 @@ class ProcessLane::Loop {
     while (!outstanding_.empty()) {
       Failed failed = outstanding_.take_oldest();
       failed.message = message;
+      failed.hint = hint_;
       failed.lane_lost = true;
       sink_(std::move(failed));
     }
@@ -268,6 +275,7 @@ class ProcessLane::Loop {
   std::optional<Packet> packet_;  ///< the next to be sent
   bool packet_full_ = false;      ///< the socket had no room for it
   OutstandingCommands outstanding_;
+  std::string hint_;                        ///< what to do about the loss of the lane
   std::optional<TimePoint> stop_deadline_;  ///< the lane is being destroyed
   std::thread thread_;
 };

@@ -39,8 +39,11 @@ class LaneDevice {
   [[nodiscard]] virtual std::unique_ptr<LaneBuffer> map_exported(
       const ExportedMemory& /*memory*/, std::uint64_t /*size_bytes*/
   ) {
-    throw DeviceError("this lane maps no memory of a GPU", "only a worker that has a GPU does");
+    throw no_gpu();
   }
+
+  /// As ProbeMemory says. Throws DeviceError where a part of it fails; then nothing stays open either.
+  [[nodiscard]] virtual Probe probe(const ExportedMemory& /*memory*/, std::uint64_t /*size_bytes*/) { throw no_gpu(); }
 
   /// Prepares the passes over a plan, once. Throws DeviceError.
   virtual void load(LoadedPlan& /*plan*/) {}
@@ -59,6 +62,11 @@ class LaneDevice {
 
   /// Until it is taken back a pass that runs gives way, if the device's passes are long enough to have to.
   virtual void give_way(bool /*now*/) {}
+
+ private:
+  [[nodiscard]] static DeviceError no_gpu() {
+    return {"this lane maps no memory of a GPU", "only a worker that has a GPU does"};
+  }
 };
 
 }  // namespace gradsync::device

@@ -67,6 +67,10 @@ LaneReport LaneExecutor::operator()(UnmapBuffer& command) {
   return Unmapped{command.buffer};
 }
 
+LaneReport LaneExecutor::operator()(ProbeMemory& command) {
+  return Probed{command.buffer, device_.probe(command.exported, command.size_bytes)};
+}
+
 LaneReport LaneExecutor::operator()(LoadPlan& command) {
   throw_if_loaded(command.plan);
   std::vector<BufferView> views;

@@ -24,6 +24,7 @@ class LaneExecutor {
 
   LaneReport operator()(MapBuffer& command);
   LaneReport operator()(UnmapBuffer& command);
+  LaneReport operator()(ProbeMemory& command);
   LaneReport operator()(LoadPlan& command);
   LaneReport operator()(LoadStats& command);
   LaneReport operator()(UnloadPlan& command);

@@ -282,6 +282,7 @@ class LaneQueue::Thread {
       failed.message = error.what();
       failed.aborted = error.kind() == DeviceError::Kind::Aborted;
       failed.out_of_memory = error.kind() == DeviceError::Kind::OutOfMemory;
+      failed.lane_lost = error.kind() == DeviceError::Kind::DeviceLost;
       failed.hint = error.hint();
     } catch (const std::bad_alloc&) {
       failed.message = "out of memory";

@@ -2,6 +2,8 @@
 
 #include "engine/epoch/epoch_machine.hpp"
 
+#include "base/text.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,16 +13,12 @@
 namespace gradsync::engine {
 
 EpochMachine::EpochMachine(
-    std::string job,
-    std::int64_t world_size,
-    std::uint64_t first_epoch,
-    EngineDeadlines deadlines,
-    std::uint64_t& next_ticket
+    std::string job, Roster nobody, std::uint64_t first_epoch, EngineDeadlines deadlines, std::uint64_t& next_ticket
 )
     : job_(std::move(job)),
       deadlines_(deadlines),
       next_ticket_(next_ticket),
-      roster_(world_size),
+      roster_(std::move(nobody)),
       epoch_(first_epoch) {}
 
 void EpochMachine::on_joined(std::int64_t rank, const Joining& joining) {
@@ -55,7 +53,8 @@ EpochActions EpochMachine::on_left(TimePoint now, std::int64_t rank, const std::
   error.ranks = {rank};
   if (how == Leaving::Lost) {
     actions.emplace_back(ReportLoss{rank, error});
-    if (!before.declaration.committed) {
+    const bool waited_for = lacks_declaration(before) && roster_.any_calls();  // by ranks that declared anew
+    if (!before.declaration.committed || waited_for) {
       roster_[rank].loss = Seat::Loss{now, error};
     }
   }
@@ -115,7 +114,7 @@ EpochActions EpochMachine::on_superseded(const Error& error) {
   EpochActions actions;
   cancel(actions);
   std::vector<std::int64_t> calling;
-  for (const auto& [rank, seat] : std::exchange(roster_, Roster(roster_.size()))) {
+  for (const auto& [rank, seat] : std::exchange(roster_, Roster(roster_.world_size(), roster_.size()))) {
     if (seat.call) {
       calling.push_back(rank);
     }
@@ -143,6 +142,7 @@ EpochActions EpochMachine::on_halt() {
 
 EpochActions EpochMachine::on_time(TimePoint now) {
   EpochActions actions;
+  std::optional<Lacking> waited_for;
   std::vector<std::int64_t> taken;
   for (const auto& [rank, seat] : roster_) {
     taken.push_back(rank);
@@ -158,16 +158,21 @@ EpochActions EpochMachine::on_time(TimePoint now) {
       EpochActions left = on_left(now, rank, why, Leaving::Lost);
       std::move(left.begin(), left.end(), std::back_inserter(actions));
     } else if (seat.call && !suspended_ && seat.call->deadline <= now) {
-      time_out(now, rank, actions);
+      if (!waited_for) {
+        waited_for = lacking();  // once, because all ranks may have one deadline
+      }
+      time_out(now, rank, *waited_for, actions);
     }
   }
+  const std::optional<TimePoint> first_call = roster_.first_call();
   for (const auto& [rank, seat] : roster_) {
-    if (const auto due = successor_deadline(seat); due && *due <= now) {
+    if (const auto due = successor_deadline(seat, first_call); due && *due <= now) {
       Error error = seat.loss->error;
       error.message +=
           fmt::format(" before the epoch began, and no process took its place within {:.1f} s", seconds(kSuccessor));
       error.hint = "look why the rank ended, start it again, and call gradients.declare on every rank";
-      refuse_fresh(error, actions);
+      refuse_fresh(error, actions);  // all that wait are answered, whatever else was lost
+      break;
     }
   }
   follow_pauses(now);
@@ -175,12 +180,13 @@ EpochActions EpochMachine::on_time(TimePoint now) {
 }
 
 /// The deadline of declare calls that wait for a seat whose process died.
-std::optional<TimePoint> EpochMachine::successor_deadline(const Seat& seat) const {
-  const std::optional<TimePoint> first = roster_.first_call();
-  if (!seat.loss || !first) {
+std::optional<TimePoint> EpochMachine::successor_deadline(
+    const Seat& seat, const std::optional<TimePoint>& first_call
+) {
+  if (!seat.loss || !first_call) {
     return std::nullopt;
   }
-  return std::max(seat.loss->at, *first) + kSuccessor;
+  return std::max(seat.loss->at, *first_call) + kSuccessor;
 }
 
 std::optional<TimePoint> EpochMachine::next_deadline() const {
@@ -190,9 +196,10 @@ std::optional<TimePoint> EpochMachine::next_deadline() const {
       earliest = other;
     }
   };
+  const std::optional<TimePoint> first_call = roster_.first_call();
   for (const auto& [rank, seat] : roster_) {
     lower(seat.reconnect_until);
-    lower(successor_deadline(seat));
+    lower(successor_deadline(seat, first_call));
     if (seat.call && !suspended_) {
       lower(seat.call->deadline);
     }
@@ -271,25 +278,24 @@ std::string EpochMachine::lacks() const {
   if (ending_) {
     return "the lane stops the attempt of the epoch before";
   }
-  std::vector<std::int64_t> absent;
   std::vector<std::int64_t> undeclared;
-  for (const std::int64_t rank : lacking()) {
-    (roster_[rank].taken ? undeclared : absent).push_back(rank);
+  for (const auto& [rank, seat] : roster_) {
+    if (seat.taken && lacks_declaration(seat)) {
+      undeclared.push_back(rank);
+    }
   }
-  if (absent.empty() && undeclared.empty()) {
+  const bool all_here = roster_.absent() == 0;
+  if (all_here && undeclared.empty()) {
     return "the plan is being loaded";
   }
   std::string text;
-  if (!absent.empty()) {
-    text = fmt::format("rank{} {} not attached", absent.size() > 1 ? "s" : "", fmt::join(absent, ", "));
+  if (!all_here) {
+    text = roster_.absent_in_words() + " not attached";
   }
   if (!undeclared.empty()) {
-    text += fmt::format(
-        "{}rank{} {} not declared",
-        text.empty() ? "" : "; ",
-        undeclared.size() > 1 ? "s" : "",
-        fmt::join(undeclared, ", ")
-    );
+    const auto count = static_cast<std::int64_t>(undeclared.size());
+    undeclared.resize(std::min(undeclared.size(), kNamedRanks));
+    text += (text.empty() ? "" : "; ") + enumerate_ranks(undeclared, count) + " not declared";
   }
   return text;
 }

@@ -1,5 +1,6 @@
 #pragma once
-// How the epochs of one job form and end, as a sans-I/O machine: events in, actions out; no clock, lane or reply.
+// How the epochs of one job form and end, as a sans-I/O machine: events in, actions out; no clock, lane or reply. It is
+// told of the ranks of this node.
 //
 // An epoch is one agreed membership with one plan. It forms when every rank declared what it holds, and ends when a
 // rank is lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new
@@ -51,11 +52,7 @@ class EpochMachine {
 
   /// Takes its tickets from `next_ticket`, so that they are unique among all machines that share it.
   EpochMachine(
-      std::string job,
-      std::int64_t world_size,
-      std::uint64_t first_epoch,
-      EngineDeadlines deadlines,
-      std::uint64_t& next_ticket
+      std::string job, Roster nobody, std::uint64_t first_epoch, EngineDeadlines deadlines, std::uint64_t& next_ticket
   );
 
   // events
@@ -128,10 +125,19 @@ class EpochMachine {
 
  private:
   [[nodiscard]] bool lacks_declaration(const Seat& seat) const;
-  [[nodiscard]] std::vector<std::int64_t> lacking() const;
+
+  /// What declare calls wait for: the lowest ranks, and in words.
+  struct Lacking {
+    std::vector<std::int64_t> ranks;
+    std::string words;
+  };
+
+  [[nodiscard]] Lacking lacking() const;
   [[nodiscard]] bool all_declared() const;  ///< none lacks a declaration
   [[nodiscard]] std::optional<Error> refusal_besides(std::int64_t rank) const;
-  [[nodiscard]] std::optional<TimePoint> successor_deadline(const Seat& seat) const;
+  [[nodiscard]] static std::optional<TimePoint> successor_deadline(
+      const Seat& seat, const std::optional<TimePoint>& first_call
+  );
   static void drop_declaration(Seat& seat);
   void cancel(EpochActions& actions);
   void refuse(std::int64_t rank, const Error& error, EpochActions& actions);
@@ -141,7 +147,7 @@ class EpochMachine {
   void forget_unheard(std::int64_t rank);
   void end_epoch(Error error, EpochActions& actions);
   void try_form(EpochActions& actions);
-  void time_out(TimePoint now, std::int64_t rank, EpochActions& actions);
+  void time_out(TimePoint now, std::int64_t rank, const Lacking& lacking, EpochActions& actions);
   void follow_pauses(TimePoint now);
 
   const std::string job_;

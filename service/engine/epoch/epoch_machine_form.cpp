@@ -13,14 +13,23 @@ bool EpochMachine::lacks_declaration(const Seat& seat) const {
   return !seat.declaration.valid || (redeclare_ && !seat.declaration.fresh);
 }
 
-std::vector<std::int64_t> EpochMachine::lacking() const {
-  std::vector<std::int64_t> ranks;
-  for (std::int64_t rank = 0; rank < roster_.size(); ++rank) {
+EpochMachine::Lacking EpochMachine::lacking() const {
+  constexpr std::size_t kMost = 64;
+  Lacking lacking{{}, lacks()};
+  if (!roster_.alone()) {  // ranks that have not come yet have no numbers
+    for (const auto& [rank, seat] : roster_) {
+      if (lacks_declaration(seat) && lacking.ranks.size() < kMost) {
+        lacking.ranks.push_back(rank);
+      }
+    }
+    return lacking;
+  }
+  for (std::int64_t rank = 0; rank < roster_.size() && lacking.ranks.size() < kMost; ++rank) {
     if (lacks_declaration(seat(rank))) {
-      ranks.push_back(rank);
+      lacking.ranks.push_back(rank);
     }
   }
-  return ranks;
+  return lacking;
 }
 
 bool EpochMachine::all_declared() const {
@@ -281,16 +290,16 @@ EpochActions EpochMachine::on_lane_loaded() {
   return actions;
 }
 
-void EpochMachine::time_out(TimePoint now, std::int64_t rank, EpochActions& actions) {
+void EpochMachine::time_out(TimePoint now, std::int64_t rank, const Lacking& lacking, EpochActions& actions) {
   const double waited_s = seconds(now - roster_[rank].call->since);
   Error error = make_error(
       ErrorCode::DeclareTimeout,
-      fmt::format("not all ranks declared within {:.1f} s: {}", waited_s, lacks()),
+      fmt::format("not all ranks declared within {:.1f} s: {}", waited_s, lacking.words),
       "look why these ranks do not reach gradients.declare, or raise the timeout"
   );
   error.job = job_;
   error.waited_s = waited_s;
-  error.ranks = lacking();
+  error.ranks = lacking.ranks;
   cancel(actions);
   refuse(rank, error, actions);
 }

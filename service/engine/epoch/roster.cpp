@@ -1,5 +1,9 @@
 #include "engine/epoch/roster.hpp"
 
+#include "base/text.hpp"
+
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace gradsync::engine {
@@ -7,6 +11,25 @@ namespace gradsync::engine {
 TimePoint deadline_after(TimePoint now, Milliseconds timeout) {
   constexpr Milliseconds kLongest = std::chrono::hours(24 * 365);
   return now + std::clamp(timeout, Milliseconds(0), kLongest);
+}
+
+std::int64_t Roster::absent() const {
+  return size_ - std::count_if(begin(), end(), [](const auto& seat) { return seat.second.taken; });
+}
+
+std::vector<std::int64_t> Roster::first_absent(std::size_t most) const {
+  std::vector<std::int64_t> ranks;
+  for (std::int64_t rank = 0; alone() && rank < size_ && ranks.size() < most; ++rank) {
+    if (!(*this)[rank].taken) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+std::string Roster::absent_in_words() const {
+  return alone() ? enumerate_ranks(first_absent(kNamedRanks), absent())
+                 : fmt::format("{} of {} ranks of this node", absent(), size_);
 }
 
 bool Roster::empty() const {

@@ -1,15 +1,19 @@
 #pragma once
-// The seats of a job, one per rank, with what the epoch machine has to know of each. Pure; one owner, one thread.
+// The seats of a job on this node, one per rank that is here, with what the epoch machine has to know of each. Pure;
+// one owner, one thread.
 //
-// A seat names no session, buffer or descriptor, so its process may run on this node or on another: only the owner of
-// the machine knows.
+// Which ranks of a job over several nodes are here is known when as many have come as were promised. Until then an
+// absent one has no number.
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
 #include "engine/epoch/by_rank.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace gradsync::engine {
 
@@ -54,10 +58,22 @@ struct Seat {
 /// Visits are of the seats about which there is something to know; the others are as a new one.
 class Roster : public ByRank<Seat> {
  public:
-  explicit Roster(std::int64_t world_size) : size_(world_size) {}
+  /// `size`: ranks of the job that are on this node.
+  Roster(std::int64_t world_size, std::int64_t size) : world_size_(world_size), size_(size) {}
+
+  [[nodiscard]] std::int64_t world_size() const { return world_size_; }
 
   [[nodiscard]] std::int64_t size() const { return size_; }
 
+  /// All ranks of the job are on this node.
+  [[nodiscard]] bool alone() const { return size_ == world_size_; }
+
+  /// How many ranks of this node have no process.
+  [[nodiscard]] std::int64_t absent() const;
+  /// The lowest of them, at most `most`; none where their numbers are not known.
+  [[nodiscard]] std::vector<std::int64_t> first_absent(std::size_t most) const;
+  /// "rank 1", "2 of 4 ranks of this node": those that have no process.
+  [[nodiscard]] std::string absent_in_words() const;
   [[nodiscard]] bool empty() const;
   [[nodiscard]] bool all_committed() const;
   [[nodiscard]] bool any_committed() const;
@@ -67,6 +83,7 @@ class Roster : public ByRank<Seat> {
   [[nodiscard]] std::optional<TimePoint> first_call() const;
 
  private:
+  std::int64_t world_size_;
   std::int64_t size_;
 };
 

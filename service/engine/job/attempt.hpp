@@ -30,16 +30,25 @@ struct StepCall {
   std::vector<std::uint32_t> bucket_digests;
 };
 
-struct Attempt {
-  explicit Attempt(std::size_t world_size) : calls(world_size) {}
+/// Everything that the end of an attempt needs when it is done.
+struct PreparedAttempt {
+  std::shared_ptr<StepReport> report;
+  std::vector<RankReport> answers;          ///< by seat; their texts are in the record
+  std::vector<plan::ClipOutcome> outcomes;  ///< by clip group; of an import none
+  std::uint64_t nonfinite_values = 0;
+};
 
-  std::vector<StepCall> calls;              ///< by rank
+struct Attempt {
+  explicit Attempt(std::size_t seats) : calls(seats) {}
+
+  std::vector<StepCall> calls;              ///< by seat
   std::vector<Reply<RankReport>> departed;  ///< step calls of ranks that left
   StepTerms terms;                          ///< by which the outcomes are made
   std::optional<DoneRecord> norm;           ///< the norm given out
   std::vector<double> raw_norms;            ///< by clip group, of the norm given out: what clip.apply clips by
   std::vector<plan::ClipOutcome> outcomes;  ///< those of the clip.apply in flight
   std::string import_state;                 ///< that ranks wait to import, the last one given
+  std::optional<PreparedAttempt> prepared;  ///< while its verdict is not known
   std::int64_t step = 0;                    ///< the trainers' label
   double reduce_s = 0;
   std::optional<TimePoint> first_ask;

@@ -3,9 +3,11 @@
 //
 // A job whose last rank has left lives on until the lane is quiet, so that the last calls are not answered too early.
 
+#include "base/fair_budget.hpp"
 #include "engine/buffer_table.hpp"
 #include "engine/epoch/admission.hpp"
 #include "engine/epoch/epoch_machine.hpp"
+#include "engine/epoch/local_ranks.hpp"
 #include "engine/job/attempt.hpp"
 #include "engine/job/job_facts.hpp"
 #include "engine/lanes.hpp"
@@ -35,6 +37,8 @@ struct JobContext {
   const EngineOptions& options;
   const Lanes& lanes;
   PlannerPort& planner;
+  FairBudget& declared_bytes;
+  FairBudget& report_bytes;
   BufferTable& buffers;
   const EventSink& events;
   EngineMetrics& metrics;
@@ -144,7 +148,9 @@ class Job {
   // read models (job_status.cpp)
   [[nodiscard]] JobStatus status() const;
 
-  [[nodiscard]] std::vector<StepReport> reports(std::int64_t last) const { return history_.last(last); }
+  [[nodiscard]] std::vector<std::shared_ptr<const StepReport>> reports(std::int64_t last) const {
+    return history_.last(last);
+  }
 
   [[nodiscard]] std::shared_ptr<const plan::Plan> plan() const { return machine_ ? machine_->plan_pointer() : nullptr; }
 
@@ -171,7 +177,8 @@ class Job {
   struct Rank {
     RankHolder holder;
     std::shared_ptr<const plan::RankDeclaration> declaration;
-    std::shared_ptr<FairBudget::Share> held;  ///< for its memory
+    std::shared_ptr<FairBudget::Share> held;          ///< for its memory
+    std::shared_ptr<FairBudget::Share> held_tensors;  ///< the same, or that of the rank that declared the tensors first
     std::uint64_t buffer = 0;
     std::uint64_t check = 0;           ///< the ticket of the check of its declaration
     std::optional<StepKey> last_done;  ///< the step before, where another daemon did it
@@ -189,11 +196,13 @@ class Job {
     std::optional<FailedRecord> failed;
   };
 
-  [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
+  [[nodiscard]] std::int64_t world_size() const { return epochs_.roster().world_size(); }
 
-  [[nodiscard]] std::int64_t world_size() const { return epochs_.roster().size(); }
+  /// Those that have a process, which are all of this node where an epoch begins.
+  [[nodiscard]] LocalRanks attached_ranks() const;
 
   // epoch (job_epoch.cpp)
+  void share_tensors(std::int64_t rank, SharingDeclaration sharing);
   void perform(const EpochActions& actions);
   void perform(const CheckDeclaration& action);
   void perform(const MakePlan& action);
@@ -211,6 +220,10 @@ class Job {
   /// No answer to the ticket is wanted any more; 0 names none.
   void withdraw(std::uint64_t ticket) const;
   [[nodiscard]] PlanMade made(const PlanOutcome& outcome) const;
+  [[nodiscard]] Holder plan_holder() const;
+  [[nodiscard]] std::optional<Error> memory_error(std::uint64_t plan_bytes) const;
+  [[nodiscard]] std::shared_ptr<const plan::Plan> counted(std::shared_ptr<const plan::Plan> plan, std::uint64_t bytes)
+      const;
   [[nodiscard]] std::optional<Error> arena_error(std::int64_t rank, const plan::Plan& plan) const;
   [[nodiscard]] bool repeats_committed(std::int64_t rank, const DeclareRequest& request) const;
 
@@ -218,6 +231,8 @@ class Job {
 
   // step
   void run(Actions actions);
+  /// The same for actions that give the lane nothing to do.
+  void perform(Actions& actions);
   void perform(LaunchReduce& action);
   void perform(LaunchFinish& action);
   template <typename Terms>
@@ -229,6 +244,8 @@ class Job {
   void perform(LaunchAbort& action);
   void perform(AnswerRank& action);
   void perform(NormKnown& action);
+  void perform(Prepare& action);
+  void perform(PrepareImport& action);
   void perform(Committed& action);
   void perform(Imported& action);
   void perform(AttemptFailed& action);
@@ -249,9 +266,11 @@ class Job {
   void follow_step_call(std::int64_t rank);
   void answer_step(StepCall& call, Result<RankReport> result) const;
 
-  [[nodiscard]] StepCall& call_of(std::int64_t rank) { return attempt_.calls[index(rank)]; }
+  [[nodiscard]] StepCall& call_of(std::int64_t rank) { return attempt_.calls[locals_.seat_of_local(rank)]; }
 
-  void answer_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt);
+  /// What ends the attempt is prepared: its verdict is asked for.
+  void vote();
+  void answer_done(std::uint64_t attempt);
   void answer_failed(Attempt& attempt, const Error& error) const;  ///< also calls of ranks that left
   /// Whether what must be equal on several ranks is compared in the step after `steps` steps of the epoch.
   [[nodiscard]] bool compares(std::int64_t steps) const;
@@ -261,10 +280,9 @@ class Job {
   [[nodiscard]] Result<std::shared_ptr<StepRecord>> record_for(const PreparedPlan& prepared) const;
   [[nodiscard]] std::optional<RecordGrant> grant_record(std::int64_t rank) const;
   void note_begun();
-  /// Returns the answers to all ranks, which it has kept for ranks that come back to another daemon.
-  [[nodiscard]] std::vector<RankReport> record_done(
-      const std::shared_ptr<const StepReport>& report, std::uint64_t attempt
-  );
+  /// Returns the answers by seat, whose texts it has kept for ranks that come back to another daemon.
+  [[nodiscard]] std::vector<RankReport> kept_answers(const std::shared_ptr<const StepReport>& report) const;
+  void note_done(std::uint64_t attempt);
   [[nodiscard]] std::shared_ptr<const std::string> text_of(const StepReport& report) const;
 
   // read models
@@ -274,6 +292,7 @@ class Job {
   void follow_pauses();
   /// When one of the job's lanes reported last, of whatever job.
   [[nodiscard]] TimePoint last_report() const;
+  [[nodiscard]] LaneStop::EndedBy ended_by() const;
   /// Does not wait any longer for lanes that hang, but does not say either that gradients may be used again.
   void give_up_on_lane(const Error& stuck);
 
@@ -284,9 +303,11 @@ class Job {
   const JobIdentity identity_;
   ByRank<Rank> ranks_;
   EpochMachine epochs_;
-  std::uint64_t planning_ = 0;              ///< the ticket of the plan that is being made
-  std::unique_ptr<PreparedPlan> prepared_;  ///< on its way from the planner to the lane
-  std::optional<EpochPlan> active_;         ///< the plan that the lane has, or is about to have
+  LocalRanks locals_;  ///< of the last plan that was committed: seats of `machine_` and `attempt_`
+  const std::shared_ptr<plan::DeclarationPool> declared_;  ///< used by the planner, one request after the other
+  std::uint64_t planning_ = 0;                             ///< the ticket of the plan that is being made
+  std::unique_ptr<PreparedPlan> prepared_;                 ///< on its way from the planner to the lane
+  std::optional<EpochPlan> active_;                        ///< the plan that the lane has, or is about to have
   /// The record of the last plan. It is shared with the tokens that lead to it, which do not own it.
   std::shared_ptr<StepRecord> record_;
   std::optional<StepMachine> machine_;

@@ -38,11 +38,18 @@ TimePoint Job::last_report() const {
   return last;
 }
 
+LaneStop::EndedBy Job::ended_by() const {
+  const auto on_gpu = [this](const LaneShare& share) { return !context_.lanes.gpu_of(share.lane).empty(); };
+  const bool killed = active_ && std::ranges::all_of(active_->shares, on_gpu);
+  return killed ? LaneStop::EndedBy::Kill : LaneStop::EndedBy::Restart;
+}
+
 void Job::on_time() {
   perform(epochs_.on_time(context_.now));
   const std::optional<Error> failure = machine_ ? machine_->failure() : std::nullopt;
   const Milliseconds patience = context_.options.deadlines.lane;
-  if (const auto stuck = attempt_.stop.on_time(context_.now, last_report(), patience, identity_.name, failure)) {
+  if (const auto stuck =
+          attempt_.stop.on_time(context_.now, last_report(), patience, identity_.name, failure, ended_by())) {
     give_up_on_lane(*stuck);
   }
   if (machine_) {

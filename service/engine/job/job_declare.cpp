@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace gradsync::engine {
@@ -52,10 +53,25 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
   rank.declaration =
       context_.planner.freed_elsewhere(std::make_shared<const plan::RankDeclaration>(std::move(request.declaration)));
   rank.held = std::move(request.held);
+  rank.held_tensors = rank.held;
   rank.buffer = request.buffer;
   rank.last_done = request.last_done;
   rank.declare_reply = std::move(reply);
   perform(epochs_.on_declared(context_.now, rank_number, declaring));
+}
+
+/// What the rank declared itself is let go. The tensors count for who declared them first, until the last lets them go.
+void Job::share_tensors(std::int64_t rank_number, SharingDeclaration sharing) {
+  Rank& rank = ranks_[rank_number];
+  const void* const tensors = sharing.declaration->tensors.identity();
+  const auto other = std::find_if(ranks_.begin(), ranks_.end(), [tensors](const auto& numbered) {
+    return numbered.second.declaration && numbered.second.declaration->tensors.identity() == tensors;
+  });
+  if (other != ranks_.end() && rank.held) {
+    rank.held->shrink_to(sharing.memory_bytes);
+    rank.held_tensors = other->second.held_tensors;
+  }
+  rank.declaration = context_.planner.freed_elsewhere(std::move(sharing.declaration));
 }
 
 void Job::declaration_refused(std::int64_t rank, const Error& refusal) {
@@ -80,6 +96,7 @@ void Job::perform(const AnswerDeclare& action) {
   if (action.error) {
     rank.declaration.reset();
     rank.held.reset();
+    rank.held_tensors.reset();
     rank.buffer = 0;
   }
   if (rank.holder.session == 0) {

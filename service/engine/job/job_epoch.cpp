@@ -1,8 +1,8 @@
 // Performs what the epoch machine decides.
 
+#include "base/text.hpp"
 #include "engine/job/job.hpp"
 #include "engine/metrics.hpp"
-#include "engine/report/largest_report.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -55,7 +55,7 @@ void Job::perform(const CheckDeclaration& action) {
   withdraw(std::exchange(ranks_[action.rank].check, action.ticket));
   PlanRequest request = plan_request(action.ticket);
   request.by_rank = {ranks_[action.rank].declaration};
-  request.validate_only = true;
+  request.pool = declared_;
   context_.planner.submit(std::move(request));
 }
 
@@ -75,6 +75,9 @@ void Job::perform(const MakePlan& action) {
 // A ticket that the machine does not know was overtaken, or is of another job.
 void Job::on_plan(PlanOutcome& outcome) {
   if (const std::optional<std::int64_t> rank = epochs_.rank_checked(outcome.ticket)) {
+    if (outcome.sharing) {
+      share_tensors(*rank, std::move(*outcome.sharing));
+    }
     perform(epochs_.on_checked(
         context_.now, *rank, outcome.plan ? std::nullopt : std::optional<Error>(outcome.plan.error())
     ));
@@ -93,12 +96,44 @@ PlanMade Job::made(const PlanOutcome& outcome) const {
     return {{}, outcome.plan.error(), std::nullopt};
   }
   const plan::Plan& plan = *(*outcome.plan)->plan;
-  for (std::int64_t rank = 0; rank < world_size(); ++rank) {
-    if (std::optional<Error> error = arena_error(rank, plan)) {
-      return {plan.digest, std::move(error), rank};
+  if (std::optional<Error> error = memory_error((*outcome.plan)->memory_bytes)) {
+    return {plan.digest, std::move(error), std::nullopt};
+  }
+  for (const auto& [number, rank] : ranks_) {
+    if (std::optional<Error> error = arena_error(number, plan)) {
+      return {plan.digest, std::move(error), number};
     }
   }
   return {plan.digest, std::nullopt, std::nullopt};
+}
+
+/// The memory of a plan counts as a declaration of the process of its lowest rank.
+Holder Job::plan_holder() const { return {identity_.uid, ranks_.begin()->second.holder.pid}; }
+
+std::optional<Error> Job::memory_error(std::uint64_t plan_bytes) const {
+  const auto refused = context_.declared_bytes.refuse(plan_holder(), plan_bytes);
+  if (!refused) {
+    return std::nullopt;
+  }
+  return make_error(
+      ErrorCode::LimitExceeded,
+      fmt::format(
+          "declarations of {} hold {}, the plan of job '{}' needs {} more; at most {}",
+          refused->whose,
+          human_bytes(refused->held),
+          identity_.name,
+          human_bytes(plan_bytes),
+          human_bytes(refused->most)
+      ),
+      "end jobs that are not needed, or declare fewer tensors"
+  );
+}
+
+/// The same plan, which counts until its last owner lets it go: that of the epoch before answers late calls.
+std::shared_ptr<const plan::Plan> Job::counted(std::shared_ptr<const plan::Plan> plan, std::uint64_t bytes) const {
+  const auto share = std::make_shared<FairBudget::Share>(context_.declared_bytes, plan_holder(), bytes);
+  const plan::Plan* const bare = plan.get();
+  return {bare, [plan = std::move(plan), share](const plan::Plan*) {}};
 }
 
 void Job::perform(const LoadPlan&) {
@@ -110,22 +145,24 @@ void Job::perform(const LoadPlan&) {
   EpochPlan& loading = active_.emplace();
   loading.id = context_.next_plan++;
   context_.plans[loading.id] = this;
-  loading.plan = context_.planner.freed_elsewhere(std::move(prepared_->plan));
+  loading.plan = counted(context_.planner.freed_elsewhere(std::move(prepared_->plan)), prepared_->memory_bytes);
   loading.shares = std::move(prepared_->shares);
   loading.join = std::move(prepared_->join);
   loading.loading = loading.shares.size();
   loading.constants = std::move(prepared_->constants);
   loading.record = std::move(*record);
+  std::vector<std::uint64_t> rank_buffers(static_cast<std::size_t>(world_size()), 0);
   for (const auto& [number, rank] : ranks_) {
     context_.buffers.use(rank.buffer);
     for (const LaneShare& share : loading.shares) {
       context_.buffers.map_on(rank.buffer, share.lane);
     }
     loading.buffers.push_back(rank.buffer);
+    rank_buffers[static_cast<std::size_t>(number)] = rank.buffer;
   }
   std::visit(
-      [this, &loading](auto& layout) {
-        layout.rank_buffers = loading.buffers;
+      [this, &loading, &rank_buffers](auto& layout) {
+        layout.rank_buffers = std::move(rank_buffers);
         for (std::size_t other = 1; other < loading.shares.size(); ++other) {
           auto copy = layout;
           context_.lanes[loading.shares[other].lane].submit(load_command(loading.id, std::move(copy)));
@@ -159,6 +196,7 @@ void Job::on_load_failed(const device::Failed& report) {
   perform(epochs_.on_load_failed(make_error(
       report.out_of_memory                         ? ErrorCode::InsufficientMemory
       : report.buffer != 0 && !report.hint.empty() ? ErrorCode::ImportRefused
+      : report.lane_lost                           ? ErrorCode::StepFailed
                                                    : ErrorCode::InternalError,
       "the lane could not take the plan: " + report.message,
       !report.hint.empty()   ? report.hint
@@ -167,15 +205,25 @@ void Job::on_load_failed(const device::Failed& report) {
   )));
 }
 
+LocalRanks Job::attached_ranks() const {
+  std::vector<std::int64_t> ranks;
+  for (const auto& [number, rank] : ranks_) {
+    ranks.push_back(number);
+  }
+  return LocalRanks::of(world_size(), std::move(ranks));
+}
+
 void Job::perform(const CommitPlan& action) {
   record_ = active_->record;
-  attempt_.calls.resize(static_cast<std::size_t>(world_size()));
-  history_.make_room(largest_clean_report(*active_->plan, active_->constants));
+  locals_ = attached_ranks();
+  attempt_.calls.resize(locals_.size());
   if (!action.keeps_steps) {
-    machine_.emplace(active_->plan, epochs_.epoch());
-    std::vector<std::optional<StepKey>> last_done;
+    machine_.emplace(active_->plan, epochs_.epoch(), locals_);
+    std::vector<LastDone> last_done;
     for (const auto& [number, rank] : ranks_) {
-      last_done.push_back(rank.last_done);
+      if (rank.last_done) {
+        last_done.push_back({number, *rank.last_done});
+      }
     }
     policies_.adopt(*active_->plan, last_done);
   }
@@ -200,9 +248,9 @@ void Job::perform(const FailStepCalls& action) {
   if (!machine_->any_waiting()) {
     return;
   }
-  for (std::int64_t rank = 0; rank < world_size(); ++rank) {
-    if (machine_->waiting(rank)) {
-      epochs_.on_told(rank, action.error);
+  for (std::size_t seat = 0; seat < locals_.size(); ++seat) {
+    if (machine_->waiting(locals_.rank_of(seat))) {
+      epochs_.on_told(locals_.rank_of(seat), action.error);
     }
   }
   run(machine_->fail(action.error));
@@ -211,7 +259,7 @@ void Job::perform(const FailStepCalls& action) {
 // Survivors keep their declarations and may already work for the new epoch, if the plan stays the same.
 void Job::perform(const FormEpoch& action) {
   std::shared_ptr<const plan::Plan> plan = machine_->plan_pointer();
-  machine_.emplace(std::move(plan), epochs_.epoch());
+  machine_.emplace(std::move(plan), epochs_.epoch(), locals_);
   publish_epoch(fmt::format("epoch {} of job '{}' forms: {}", epochs_.epoch(), identity_.name, action.reason));
   spdlog::info("epoch ended job={} epoch={} reason=\"{}\"", identity_.name, epochs_.epoch() - 1, action.reason);
 }

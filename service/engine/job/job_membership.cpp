@@ -8,7 +8,15 @@ namespace gradsync::engine {
 Job::Job(JobContext& context, const AttachRequest& first)
     : context_(context),
       identity_{first.job, first.uid, first.restart_count, first.world_size, first.meshes},
-      epochs_(first.job, first.world_size, context.options.first_epoch, context.options.deadlines, context.next_ticket),
+      epochs_(
+          first.job,
+          Roster(first.world_size, first.world_size),
+          context.options.first_epoch,
+          context.options.deadlines,
+          context.next_ticket
+      ),
+      locals_(LocalRanks::all(first.world_size)),
+      declared_(std::make_shared<plan::DeclarationPool>(first.meshes)),
       attempt_(0),  // until a plan is committed, no rank calls
       policies_(
           {first.uid, first.job, first.restart_count},
@@ -16,7 +24,7 @@ Job::Job(JobContext& context, const AttachRequest& first)
           context.metrics.policies,
           [this](const char* kind, const std::string& what) { publish_alert(kind, what); }
       ),
-      history_(context.options.history) {}
+      history_(context.options.history, context.report_bytes, {first.uid, first.pid}) {}
 
 Job::~Job() { perform(UnloadPlan{}); }
 

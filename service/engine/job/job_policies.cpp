@@ -30,25 +30,31 @@ void Job::import_policies(std::int64_t rank, ImportRequest request, Reply<RankRe
   }
 }
 
-void Job::perform(Imported& action) {
-  policies_.import_state(attempt_.import_state, {epochs_.epoch(), action.attempt});
-  StepReport report;
+void Job::perform(PrepareImport& action) {
+  PreparedAttempt& prepared = attempt_.prepared.emplace();
+  prepared.report = std::make_shared<StepReport>();
+  StepReport& report = *prepared.report;
   report.step = history_.last_step();
   report.reason = "the policies go on with the state that was imported";
   report.data_path = active_->constants.data_path;
-  report.policy_digest = policies_.digest();
   report.epoch = epochs_.epoch();
   report.attempt = action.attempt;
-  report.next_attempt = machine_->attempt();
+  report.next_attempt = action.attempt + 1;
   report.check_next = compares(epochs_.steps());
+  policies_.prepare_import(attempt_.import_state, report);
+  vote();
+}
+
+void Job::perform(Imported& action) {
+  policies_.commit_import();
   spdlog::info(
       "policies imported job={} epoch={} attempt={} digest={}",
       identity_.name,
       epochs_.epoch(),
       action.attempt,
-      report.policy_digest
+      policies_.digest()
   );
-  answer_done(std::make_shared<const StepReport>(std::move(report)), action.attempt);
+  answer_done(action.attempt);
 }
 
 }  // namespace gradsync::engine

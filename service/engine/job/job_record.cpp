@@ -35,22 +35,26 @@ void Job::note_begun() {
   }
 }
 
-/// Called before any rank is answered: a rank that hears that the step is done applies it, and the others have to learn
-/// that.
-std::vector<RankReport> Job::record_done(const std::shared_ptr<const StepReport>& report, std::uint64_t attempt) {
-  std::vector<RankReport> answers(static_cast<std::size_t>(world_size()));
-  for (std::size_t rank = 0; rank < answers.size(); ++rank) {
-    answers[rank].report = report_for(report, *active_->plan, static_cast<std::int64_t>(rank));
+std::vector<RankReport> Job::kept_answers(const std::shared_ptr<const StepReport>& report) const {
+  std::vector<RankReport> answers(locals_.size());
+  for (std::size_t seat = 0; seat < answers.size(); ++seat) {
+    const std::int64_t rank = locals_.rank_of(seat);
+    answers[seat].report = report_for(report, *active_->plan, rank);
     if (record_) {
-      const bool same = rank > 0 && answers[rank].report == answers[0].report;
-      answers[rank].text = same ? answers[0].text : text_of(*answers[rank].report);
-      record_->keep(rank, *answers[rank].text);
+      const bool same = seat > 0 && answers[seat].report == answers[0].report;
+      answers[seat].text = same ? answers[0].text : text_of(*answers[seat].report);
+      record_->keep(static_cast<std::size_t>(rank), *answers[seat].text);
     }
   }
+  return answers;
+}
+
+/// Called before any rank is answered: a rank that hears that the step is done applies it, and the others have to learn
+/// that.
+void Job::note_done(std::uint64_t attempt) {
   if (record_) {
     record_->finish(attempt_word({epochs_.epoch(), attempt}));
   }
-  return answers;
 }
 
 std::shared_ptr<const std::string> Job::text_of(const StepReport& report) const {

@@ -1,5 +1,6 @@
 // Read models and events of a job.
 
+#include "base/text.hpp"
 #include "engine/job/job.hpp"
 #include "plan/check/words.hpp"
 
@@ -23,16 +24,11 @@ RankStatus Job::rank_status(std::int64_t rank) const {
   RankStatus entry;
   entry.rank = rank;
   const Seat& seat = epochs_.seat(rank);
-  entry.state = !seat.taken              ? "absent"
-                : seat.reconnect_until   ? "disconnected"
-                : seat.declaration.valid ? "declared"
-                                         : "attached";
+  entry.state = seat.reconnect_until ? "disconnected" : seat.declaration.valid ? "declared" : "attached";
   entry.pid = seat.pid;
   entry.paused = seat.paused;
-  if (seat.taken) {
-    entry.arena_bytes = context_.buffers.bytes_of(ranks_[rank].holder.session);
-    entry.measured_by = ranks_[rank].declaration ? ranks_[rank].declaration->measured_by : "";
-  }
+  entry.arena_bytes = context_.buffers.bytes_of(ranks_[rank].holder.session);
+  entry.measured_by = ranks_[rank].declaration ? ranks_[rank].declaration->measured_by : "";
   if (seat.call) {
     entry.waiting_in = "gradients.declare";
     entry.waited_s = seconds(context_.now - seat.call->since);
@@ -71,9 +67,14 @@ JobStatus Job::status() const {
     status.norm = report->norm;
     status.threshold = report->threshold;
   }
-  for (std::int64_t rank = 0; rank < world_size(); ++rank) {
-    status.ranks.push_back(rank_status(rank));
+  const Roster& roster = epochs_.roster();
+  for (const auto& [rank, seat] : roster) {
+    if (seat.taken) {
+      status.ranks.push_back(rank_status(rank));
+    }
   }
+  status.absent = roster.absent();
+  status.absent_ranks = roster.first_absent(kNamedRanks);
   return status;
 }
 

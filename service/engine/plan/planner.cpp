@@ -45,21 +45,32 @@ Result<void> check_report_size(const PreparedPlan& prepared, const PlanRequest& 
   );
 }
 
+/// One by itself, before all of them are merged.
+PlanOutcome admit(const PlanRequest& request) {
+  const plan::RankDeclaration& declared = *request.by_rank.front();
+  Result<plan::TensorList> tensors = request.pool->admit(declared);
+  if (!tensors) {
+    return {request.ticket, tensors.error()};
+  }
+  PlanOutcome outcome{request.ticket, std::unique_ptr<PreparedPlan>()};
+  if (tensors->identity() != declared.tensors.identity()) {
+    const auto sharing = std::make_shared<plan::RankDeclaration>(declared);
+    sharing->tensors = std::move(*tensors);
+    outcome.sharing = {sharing, plan::memory_beside_tensors(*sharing)};
+  }
+  return outcome;
+}
+
 }  // namespace
 
 PlanOutcome run_planner(const PlanRequest& request) {
+  if (request.pool != nullptr) {
+    return admit(request);
+  }
   std::vector<const plan::RankDeclaration*> by_rank;
   by_rank.reserve(request.by_rank.size());
-  for (std::size_t i = 0; i < request.by_rank.size(); ++i) {
-    by_rank.push_back(request.by_rank[i].get());
-    if (request.validate_only) {  // each by itself, before all of them are merged
-      if (const Result<void> valid = plan::validate_declaration(*request.by_rank[i], request.meshes); !valid) {
-        return {request.ticket, valid.error()};
-      }
-    }
-  }
-  if (request.validate_only) {
-    return {request.ticket, std::unique_ptr<PreparedPlan>()};
+  for (const std::shared_ptr<const plan::RankDeclaration>& declared : request.by_rank) {
+    by_rank.push_back(declared.get());
   }
   Result<plan::Plan> plan = plan::plan_job(by_rank, request.meshes, request.sizes);
   if (!plan) {

@@ -1,5 +1,5 @@
 #pragma once
-// The work of the planner thread, and that thread.
+// The work of the planner threads, and these threads.
 
 #include "engine/plan/planner_port.hpp"
 
@@ -8,7 +8,7 @@
 
 namespace gradsync::engine {
 
-/// Validates every declaration, compares them, makes the plan and prepares it. Pure.
+/// Admits a declaration to the pool of its job, or compares those of all ranks, makes the plan and prepares it.
 [[nodiscard]] PlanOutcome run_planner(const PlanRequest& request);
 
 /// Executes the requests of each job in order, on a few threads: one job has at most one of them, so that its long plan

@@ -1,23 +1,25 @@
 #pragma once
-// The way to the planner thread and back.
+// The way to the planner threads and back.
 
 #include "base/error.hpp"
 #include "device/lane.hpp"
 #include "engine/plan/prepared_plan.hpp"
 #include "engine/report/report.hpp"
 #include "engine/types.hpp"
+#include "plan/declaration_pool.hpp"
 #include "plan/make_plan.hpp"
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 namespace gradsync::engine {
 
-/// Work for the planner thread and its answer.
+/// Work for a planner thread and its answer.
 struct PlanRequest {
   std::uint64_t ticket = 0;
   JobKey job;  ///< which job asks: no job waits for the long plans of another
@@ -26,14 +28,21 @@ struct PlanRequest {
   std::vector<plan::Mesh> meshes;
   std::int64_t world_size = 1;
   plan::BucketSizes sizes;
-  bool validate_only = false;            ///< check the one declaration given; the outcome's plan is null
-  EncodeReport encode_report;            ///< to measure the longest report; none: not measured
-  std::size_t encoded_bytes = 1u << 20;  ///< no report may have more, with all left out that can be
+  std::shared_ptr<plan::DeclarationPool> pool;  ///< of the job: only admit the one declaration given
+  EncodeReport encode_report;                   ///< to measure the longest report; none: not measured
+  std::size_t encoded_bytes = 1u << 20;         ///< no report may have more, with all left out that can be
+};
+
+/// A declaration whose tensors another rank declared before: it holds those.
+struct SharingDeclaration {
+  std::shared_ptr<const plan::RankDeclaration> declaration;
+  std::uint64_t memory_bytes = 0;  ///< beside the tensors
 };
 
 struct PlanOutcome {
   std::uint64_t ticket = 0;
-  Result<std::unique_ptr<PreparedPlan>> plan;
+  Result<std::unique_ptr<PreparedPlan>> plan;  ///< null where a declaration was admitted
+  std::optional<SharingDeclaration> sharing = {};
 };
 
 class PlannerPort {

@@ -7,6 +7,7 @@
 #include "engine/report/largest_report.hpp"
 #include "engine/report/step_report.hpp"
 #include "engine/step/join_cells.hpp"
+#include "plan/memory.hpp"
 
 #include <cstddef>
 #include <limits>
@@ -21,7 +22,8 @@ struct PreparedPlan {
   explicit PreparedPlan(plan::Plan made, const EncodeReport& encode = nullptr)
       : plan(std::make_shared<const plan::Plan>(std::move(made))),
         layout(lane_layout_of(*plan)),
-        constants(report_constants(*plan)) {
+        constants(report_constants(*plan)),
+        memory_bytes(plan::memory_of(*plan)) {
     if (encode) {
       constexpr auto kAnyLength = std::numeric_limits<std::size_t>::max();
       encoded_bytes = encode(largest_report(*plan, constants), kAnyLength).size();
@@ -33,6 +35,7 @@ struct PreparedPlan {
   std::vector<LaneShare> shares;  ///< `run_planner` knows where buffers lie
   std::optional<JoinPlan> join;   ///< where there are several
   ReportConstants constants;
+  std::uint64_t memory_bytes = 0;
   std::size_t encoded_bytes = 0;  ///< the size of the longest report; 0: not measured
 };
 

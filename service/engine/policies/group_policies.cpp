@@ -30,6 +30,16 @@ std::vector<std::string> names_of(const Groups& groups) {
 
 bool is_finite(const plan::ClipOutcome& outcome) { return std::isfinite(outcome.norm); }
 
+/// `rule`: that of the step.
+policy::ClipStep clip_step(const plan::ClipRule& rule, const plan::ClipOutcome& outcome) {
+  policy::ClipStep step{.norm = outcome.norm, .threshold = outcome.threshold, .clipped = outcome.clipped};
+  if (rule.bound.kind != plan::ClipBound::Kind::None) {
+    step.own = rule.bound.begin;
+  }
+  step.ceiling = rule.max_norm.value_or(step.ceiling);
+  return step;
+}
+
 }  // namespace
 
 GroupPolicies::GroupPolicies(const plan::Plan& plan) : mode_(plan.options.mode), norm_type_(plan.options.norm_type) {
@@ -95,50 +105,43 @@ void GroupPolicies::rules(const StepMaxNorm& max_norm, std::vector<plan::ClipRul
   }
 }
 
-void GroupPolicies::commit(
-    const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched, std::vector<HealthChange>& changes
-) {
-  changes.clear();
+void GroupPolicies::prepare(const DoneStep& step, PreparedStep& prepared) {
+  prepared.steps.clear();
+  prepared.changes.clear();
   std::size_t policies = 0;
-  watched.resize(groups_.size());
+  prepared.watched.resize(groups_.size());
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     policies += groups_[group].policies.size();
-    watched[group].resize(groups_[group].policies.size() - 1);
+    prepared.watched[group].resize(groups_[group].policies.size() - 1);
     for (std::size_t policy = 1; policy < groups_[group].policies.size(); ++policy) {
       const plan::ClipRule own = rule(group, policy, step.max_norm);
-      plan::apply_clip_rule(own, step.raw_norms[group], step.scale, watched[group][policy - 1]);
+      plan::apply_clip_rule(own, step.raw_norms[group], step.scale, prepared.watched[group][policy - 1]);
     }
   }
   if (step.scaled && !std::all_of(step.outcomes.begin(), step.outcomes.end(), is_finite)) {
     return;
   }
-  changes.reserve(policies);
+  prepared.steps.reserve(policies);
+  prepared.changes.reserve(policies);
   // Nothing allocates from here on: a policy has room for all its norms from the beginning.
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     for (std::size_t policy = 0; policy < groups_[group].policies.size(); ++policy) {
-      const plan::ClipOutcome& outcome = policy == 0 ? step.outcomes[group] : watched[group][policy - 1];
-      observe(group, policy, rule(group, policy, step.max_norm), outcome, changes);
+      const plan::ClipOutcome& outcome = policy == 0 ? step.outcomes[group] : prepared.watched[group][policy - 1];
+      prepared.steps.push_back(clip_step(rule(group, policy, step.max_norm), outcome));
       groups_[group].policies[policy].record(outcome);
     }
   }
 }
 
-/// `rule`: that of the step.
-void GroupPolicies::observe(
-    std::size_t group,
-    std::size_t policy,
-    const plan::ClipRule& rule,
-    const plan::ClipOutcome& outcome,
-    std::vector<HealthChange>& changes
-) {
-  policy::ClipStep step{.norm = outcome.norm, .threshold = outcome.threshold, .clipped = outcome.clipped};
-  if (rule.bound.kind != plan::ClipBound::Kind::None) {
-    step.own = rule.bound.begin;
-  }
-  step.ceiling = rule.max_norm.value_or(step.ceiling);
-  const policy::Health::Changes signs = groups_[group].health[policy].observe(step);
-  if (signs.began.any() || signs.ended.any()) {
-    changes.push_back({group, policy, signs});
+void GroupPolicies::commit(PreparedStep& prepared) {
+  auto step = prepared.steps.begin();
+  for (std::size_t group = 0; group < groups_.size() && step != prepared.steps.end(); ++group) {
+    for (std::size_t policy = 0; policy < groups_[group].policies.size(); ++policy, ++step) {
+      const policy::Health::Changes signs = groups_[group].health[policy].observe(*step);
+      if (signs.began.any() || signs.ended.any()) {
+        prepared.changes.push_back({group, policy, signs});
+      }
+    }
   }
 }
 

@@ -1,9 +1,10 @@
 #pragma once
 // The policies of a job: of every clip group the one that decides, and those that watch. Pure; one owner, one thread.
 //
-// A step: `rules` before the norm; the lane applies them and decides the groups together; `commit` once, when the step
-// is done for good. A watcher goes by its own rule and its own group alone, with the norm that was measured: what it
-// would have done is what `policy replay` says of the same norms.
+// A step: `rules` before the norm; the lane applies them and decides the groups together; `prepare` once, and then
+// `commit` when the step is done for good. Where it is not, `restore` with what `save` said before it. A watcher goes
+// by its own rule and its own group alone, with the norm that was measured: what it would have done is what `policy
+// replay` says of the same norms.
 
 #include "base/error.hpp"
 #include "engine/report/report.hpp"
@@ -27,7 +28,7 @@ struct StepMaxNorm {
   std::size_t groups = 0;          ///< 0: all as declared
 };
 
-/// A step that is done. One outcome and one norm per clip group.
+/// A step that is about to be done. One outcome and one norm per clip group.
 struct DoneStep {
   std::span<const plan::ClipOutcome> outcomes;  ///< by `rules` with the same `max_norm`, and decided together
   std::span<const double> raw_norms;            ///< as plan::apply_clip_rule takes them
@@ -41,6 +42,13 @@ struct HealthChange {
   std::size_t group = 0;
   std::size_t policy = 0;  ///< 0: the one that decides; then those that watch
   policy::Health::Changes signs;
+};
+
+/// What is known of a step between `prepare` and `commit`. To be used again for the next, because it has memory.
+struct PreparedStep {
+  std::vector<std::vector<plan::ClipOutcome>> watched;  ///< by clip group, in the order declared
+  std::vector<policy::ClipStep> steps;  ///< by clip group and policy, for their health; none where no policy records
+  std::vector<HealthChange> changes;    ///< by `commit`
 };
 
 class GroupPolicies {
@@ -60,11 +68,12 @@ class GroupPolicies {
   /// Replaces `rules`: one per clip group, by the policies that decide. `max_norm` as checked.
   void rules(const StepMaxNorm& max_norm, std::vector<plan::ClipRule>& rules) const;
 
-  /// Replaces `watched`: by clip group, in the order declared, what each watcher would have done; and `changes`. Then
-  /// all record, or, where memory for that ran out and it throws, none.
-  void commit(
-      const DoneStep& step, std::vector<std::vector<plan::ClipOutcome>>& watched, std::vector<HealthChange>& changes
-  );
+  /// Replaces `prepared`: what each watcher would have done. Then all record, or, where memory for that ran out and it
+  /// throws, none.
+  void prepare(const DoneStep& step, PreparedStep& prepared);
+
+  /// The step that was prepared last is done: says which signs of health changed. It takes no memory.
+  void commit(PreparedStep& prepared);
 
   /// "clip group 'all', percentile 95, …" of a change, and what its window shows of the sign.
   [[nodiscard]] std::string words(const HealthChange& change, policy::Sign sign) const;
@@ -109,13 +118,6 @@ class GroupPolicies {
   ) const;
   [[nodiscard]] plan::ClipRule rule(std::size_t group, std::size_t policy, const StepMaxNorm& step) const;
   [[nodiscard]] const plan::PolicyOptions& options(std::size_t group, std::size_t policy) const;
-  void observe(
-      std::size_t group,
-      std::size_t policy,
-      const plan::ClipRule& rule,
-      const plan::ClipOutcome& outcome,
-      std::vector<HealthChange>& changes
-  );
 
   plan::ClipMode mode_;
   double norm_type_;

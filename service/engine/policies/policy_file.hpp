@@ -1,12 +1,15 @@
 #pragma once
 // The memory of a job's policies in a file that outlives the daemon: the states after the last two steps, each under
-// the word of its attempt (`attempt_word`), because a rank may know the step that was stored last as done, or only the
+// the word of its attempt (`attempt_word`), because a rank may know the step that was staged last as done, or only the
 // one before.
 //
-// Thread: one owner. The file is read when it is opened and never again, so that a step waits for no disk; a store is
-// one pwrite, because a mapping would end the daemon where the disk is full. A daemon that is killed between any two
-// instructions leaves the state that the store would have kept. Only a state that is larger than all before makes a new
-// file, which is renamed over the old one.
+// A state is staged before anybody can know that its step is done, and kept when it is. What was staged and not kept is
+// written over by the next; a daemon that opens the file finds it all the same, under its word.
+//
+// Thread: one owner. The file is read when it is opened and never again, so that a step waits for no disk; staging is
+// one pwrite, because a mapping would end the daemon where the disk is full, and keeping writes nothing. A daemon that
+// is killed between any two instructions leaves the state that was kept last. Only a state that is larger than all
+// before makes a new file, which is renamed over the old one.
 
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
@@ -43,16 +46,19 @@ class PolicyFile {
   PolicyFile(PolicyFile&&) = default;
   PolicyFile& operator=(PolicyFile&&) = default;
 
-  /// The state that was stored with this word; none when it is not there. It is what the job goes on with: the next
-  /// store keeps it.
+  /// The state with this word that was kept here, or was in the file when it was opened; none when it is not there. It
+  /// is what the job goes on with: the next one that is staged leaves it.
   [[nodiscard]] std::optional<std::string> find(std::uint64_t word);
 
-  /// Likewise the state that was stored last.
+  /// Likewise the last such state.
   [[nodiscard]] std::optional<Stored> newest();
 
-  /// `word` is that of a step that is done, and not 0. Keeps the state that was stored or found last until this one is
-  /// whole. Errors: InsufficientMemory, LimitExceeded, InternalError; then that state is still the last one.
-  [[nodiscard]] Result<void> store(std::uint64_t word, std::string_view state);
+  /// `word` is that of a step that may become done, and not 0. It leaves the state that was kept or found last. Errors:
+  /// InsufficientMemory, LimitExceeded, InternalError; then nothing is staged.
+  [[nodiscard]] Result<void> stage(std::uint64_t word, std::string_view state);
+
+  /// The step of the state that was staged last is done. Only behind a `stage` that was no error.
+  void keep();
 
   /// Forgets all states, at once. Errors: InternalError, and nothing is forgotten.
   [[nodiscard]] Result<void> wipe();
@@ -80,9 +86,9 @@ class PolicyFile {
   UniqueFd fd_;
   std::size_t slot_bytes_ = 0;
   std::array<StateSlot, 2> slots_;
-  StateSlot next_;              ///< being stored
-  std::size_t current_ = 0;     ///< the slot that the next store keeps
-  std::uint64_t sequence_ = 0;  ///< of the last store
+  StateSlot next_;              ///< staged; its place is the slot that is not current
+  std::size_t current_ = 0;     ///< the slot that staging leaves
+  std::uint64_t sequence_ = 0;  ///< of what was staged last
 };
 
 }  // namespace gradsync::engine

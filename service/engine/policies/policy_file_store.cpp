@@ -48,7 +48,7 @@ int allocate(int fd, std::size_t size) {
 
 }  // namespace
 
-Result<void> PolicyFile::store(std::uint64_t word, std::string_view state) {
+Result<void> PolicyFile::stage(std::uint64_t word, std::string_view state) {
   GRADSYNC_ASSERT(word != 0, "0 stands for a slot that is empty");
   if (state.size() > kMostStateBytes) {
     return make_error(
@@ -67,15 +67,21 @@ Result<void> PolicyFile::store(std::uint64_t word, std::string_view state) {
     if (Result<void> written = write_new_file(slot_bytes, slot); !written) {
       return written;
     }
+    slots_[slot].word = 0;
   } else {
     slots_[slot].word = 0;
     if (const int error = write_all(fd_.get(), next_.image, slot_offset(slot, slot_bytes_)); error != 0) {
       return failed("writing", error);
     }
   }
-  std::swap(slots_[slot], next_);
-  current_ = slot;
   return {};
+}
+
+void PolicyFile::keep() {
+  GRADSYNC_ASSERT(next_.word != 0, "what is kept was staged");
+  current_ = 1 - current_;
+  std::swap(slots_[current_], next_);
+  next_.word = 0;
 }
 
 Result<void> PolicyFile::write_new_file(std::size_t slot_bytes, std::size_t slot) {
@@ -130,6 +136,7 @@ Result<void> PolicyFile::wipe() {
   }
   slot_bytes_ = 0;
   slots_ = {};
+  next_.word = 0;
   return {};
 }
 

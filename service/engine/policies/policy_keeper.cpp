@@ -14,31 +14,28 @@ namespace {
 constexpr const char* kPolicyState = "policy_state";
 
 /// The step that the ranks know as done last; none where no rank knows one. Error: two ranks name different steps.
-Result<std::optional<StepKey>> last_step_of(const std::vector<std::optional<StepKey>>& last_done) {
-  std::optional<StepKey> last;
-  std::size_t known_by = 0;
-  for (std::size_t rank = 0; rank < last_done.size(); ++rank) {
-    const std::optional<StepKey>& known = last_done[rank];
-    if (last && known && attempt_word(*known) != attempt_word(*last)) {
+Result<std::optional<StepKey>> last_step_of(const std::vector<LastDone>& last_done) {
+  if (last_done.empty()) {
+    return std::optional<StepKey>();
+  }
+  const LastDone& first = last_done.front();
+  for (const LastDone& other : last_done) {
+    if (attempt_word(other.step) != attempt_word(first.step)) {
       return make_error(
           ErrorCode::InvalidParams,
           fmt::format(
               "the last step done is epoch {}, attempt {} to rank {} and epoch {}, attempt {} to rank {}",
-              last->epoch,
-              last->attempt,
-              known_by,
-              known->epoch,
-              known->attempt,
-              rank
+              first.step.epoch,
+              first.step.attempt,
+              first.rank,
+              other.step.epoch,
+              other.step.attempt,
+              other.rank
           )
       );
     }
-    if (known && !last) {
-      last = known;
-      known_by = rank;
-    }
   }
-  return last;
+  return std::optional(first.step);
 }
 
 }  // namespace
@@ -46,7 +43,7 @@ Result<std::optional<StepKey>> last_step_of(const std::vector<std::optional<Step
 PolicyKeeper::PolicyKeeper(Job job, std::string directory, PolicyMetrics& metrics, Alert alert)
     : job_(std::move(job)), directory_(std::move(directory)), metrics_(metrics), alert_(std::move(alert)) {}
 
-void PolicyKeeper::adopt(const plan::Plan& plan, const std::vector<std::optional<StepKey>>& last_done) {
+void PolicyKeeper::adopt(const plan::Plan& plan, const std::vector<LastDone>& last_done) {
   const bool first = !policies_;
   GroupPolicies next(plan);
   if (!first) {
@@ -78,7 +75,7 @@ bool PolicyKeeper::take_over(std::string_view saved) {
 }
 
 /// Called once. `first`: nothing was remembered in this daemon yet.
-void PolicyKeeper::open_file(bool first, const std::vector<std::optional<StepKey>>& last_done) {
+void PolicyKeeper::open_file(bool first, const std::vector<LastDone>& last_done) {
   file_tried_ = true;
   Result<PolicyFile> file = PolicyFile::open(directory_, job_.uid, job_.name);
   if (!file) {
@@ -99,7 +96,7 @@ void PolicyKeeper::wipe_file() {
   }
 }
 
-void PolicyKeeper::recall(const std::vector<std::optional<StepKey>>& last_done) {
+void PolicyKeeper::recall(const std::vector<LastDone>& last_done) {
   const Result<std::optional<StepKey>> agreed = last_step_of(last_done);
   if (!agreed) {
     forget(agreed.error().message);
@@ -150,14 +147,24 @@ void PolicyKeeper::forget(const std::string& why) {
   spdlog::warn("policies begin anew job={} reason=\"{}\"", job_.name, why);
 }
 
-/// If it cannot be stored, nothing is stored from then on.
-void PolicyKeeper::store(const StepKey& attempt) {
+/// If it cannot be staged, nothing is stored from then on.
+void PolicyKeeper::stage(const StepReport& report, const std::string& state) {
   if (!file_) {
     return;
   }
-  if (const Result<void> stored = file_->store(attempt_word(attempt), saved_); !stored) {
+  if (const Result<void> staged = file_->stage(attempt_word({report.epoch, report.attempt}), state); !staged) {
     wipe_file();  // or restarted trainers would get what is old
-    lose_file(stored.error().message);
+    lose_file(staged.error().message);
+  }
+}
+
+void PolicyKeeper::keep_state() {
+  if (std::exchange(next_made_, false)) {
+    saved_.swap(next_);
+    digest_.swap(next_digest_);
+  }
+  if (file_) {
+    file_->keep();
   }
 }
 
@@ -170,24 +177,29 @@ void PolicyKeeper::rules(const StepTerms& terms, std::vector<plan::ClipRule>& ru
   }
 }
 
-void PolicyKeeper::commit(
-    const plan::Plan& plan, const device::StepMath& math, const StepTerms& terms, StepReport& report
-) {
+void PolicyKeeper::prepare(const device::StepMath& math, const StepTerms& terms, StepReport& report) {
   if (terms.abandoned) {
     for (GroupReport& group : report.groups) {
       group.watch.clear();
     }
     report.policy_digest = digest_;
-    store({report.epoch, report.attempt});
+    stage(report, saved_);
     return;
   }
-  policies_->commit({math.groups, math.raw_group_norms, terms.scale, terms.scaled, terms.max_norm}, watched_, changes_);
-  const auto& groups = plan.clip_groups;
-  for (std::size_t group = 0; group < groups.size(); ++group) {
-    metrics_.count(PolicyRole::Decides, groups[group].clip.policy, math.groups[group]);
-    for (std::size_t watcher = 0; watcher < watched_[group].size(); ++watcher) {
-      const plan::ClipOutcome& outcome = watched_[group][watcher];
-      metrics_.count(PolicyRole::Watches, groups[group].clip.watch[watcher], outcome);
+  policies_->prepare({math.groups, math.raw_group_norms, terms.scale, terms.scaled, terms.max_norm}, step_);
+  report_watched(report);
+  if (policies_->remember()) {
+    next_digest_ = policies_->save(next_);
+    next_made_ = true;
+  }
+  report.policy_digest = next_made_ ? next_digest_ : digest_;
+  stage(report, next_made_ ? next_ : saved_);
+}
+
+void PolicyKeeper::report_watched(StepReport& report) const {
+  for (std::size_t group = 0; group < step_.watched.size(); ++group) {
+    for (std::size_t watcher = 0; watcher < step_.watched[group].size(); ++watcher) {
+      const plan::ClipOutcome& outcome = step_.watched[group][watcher];
       WatchReport& entry = report.groups[group].watch[watcher];
       entry.threshold = outcome.threshold;
       entry.coefficient = outcome.coefficient;
@@ -197,16 +209,45 @@ void PolicyKeeper::commit(
       entry.reason = outcome.reason;
     }
   }
-  if (policies_->remember()) {
-    digest_ = policies_->save(saved_);
+}
+
+void PolicyKeeper::commit(
+    const plan::Plan& plan, const std::vector<plan::ClipOutcome>& outcomes, const StepTerms& terms, std::int64_t step
+) {
+  keep_state();
+  if (terms.abandoned) {
+    return;
   }
-  report.policy_digest = digest_;
-  store({report.epoch, report.attempt});
-  say_changes(report.step);
+  const auto& groups = plan.clip_groups;
+  for (std::size_t group = 0; group < groups.size(); ++group) {
+    metrics_.count(PolicyRole::Decides, groups[group].clip.policy, outcomes[group]);
+    for (std::size_t watcher = 0; watcher < step_.watched[group].size(); ++watcher) {
+      metrics_.count(PolicyRole::Watches, groups[group].clip.watch[watcher], step_.watched[group][watcher]);
+    }
+  }
+  policies_->commit(step_);
+  say_changes(step);
+}
+
+void PolicyKeeper::prepare_import(const std::string& state, StepReport& report) {
+  const Result<void> restored = policies_->restore(state);
+  GRADSYNC_ASSERT(restored.has_value(), "a state is tried before a rank may wait to import it");
+  next_digest_ = policies_->save(next_);
+  next_made_ = true;
+  report.policy_digest = next_digest_;
+  stage(report, next_);
+}
+
+void PolicyKeeper::commit_import() { keep_state(); }
+
+void PolicyKeeper::restore() {
+  next_made_ = false;
+  const Result<void> restored = policies_->restore(saved_);
+  GRADSYNC_ASSERT(restored.has_value(), "policies take back what they saved");
 }
 
 void PolicyKeeper::say_changes(std::int64_t step) {
-  for (const HealthChange& change : changes_) {
+  for (const HealthChange& change : step_.changes) {
     for (const policy::Sign sign : policy::kSigns) {
       const auto bit = static_cast<std::size_t>(sign);
       const bool began = change.signs.began.test(bit);
@@ -237,13 +278,6 @@ Result<PolicyExport> PolicyKeeper::exported() const {
     );
   }
   return PolicyExport{saved_, digest_};
-}
-
-void PolicyKeeper::import_state(const std::string& state, const StepKey& attempt) {
-  const Result<void> restored = policies_->restore(state);
-  GRADSYNC_ASSERT(restored.has_value(), "a state is tried before a rank may wait to import it");
-  digest_ = policies_->save(saved_);
-  store(attempt);
 }
 
 }  // namespace gradsync::engine

@@ -1,6 +1,10 @@
 #pragma once
 // Keeps what the policies of one job remember: from plan to plan, on disk from daemon to daemon, and for checkpoints.
-// Thread: io. A state is stored before any rank hears that the step is done.
+// Thread: io.
+//
+// A step: `rules`, `prepare`, then `commit` or `restore`. Everything that can fail, for want of room or of memory, is
+// in `prepare`: a state is in the file before anybody can know that its step is done. Until `commit` the policies are
+// at the state after the step, and what is exported is the state before it.
 
 #include "device/step_math.hpp"
 #include "engine/metrics.hpp"
@@ -25,6 +29,12 @@ struct StepTerms {
   bool abandoned = false;  ///< the step ends as it is: no policy acts or remembers
 };
 
+/// What a rank knows of the daemon before this one.
+struct LastDone {
+  std::int64_t rank = 0;
+  StepKey step;  ///< the last that was done
+};
+
 class PolicyKeeper {
  public:
   struct Job {
@@ -40,8 +50,8 @@ class PolicyKeeper {
   PolicyKeeper(Job job, std::string directory, PolicyMetrics& metrics, Alert alert);
 
   /// A new plan goes on with what was remembered under the one before it, the first of the job with the file.
-  /// `last_done`: by rank, the step that the daemon before this one did.
-  void adopt(const plan::Plan& plan, const std::vector<std::optional<StepKey>>& last_done);
+  /// `last_done`: of the ranks here that know a step of the daemon before this one, ascending.
+  void adopt(const plan::Plan& plan, const std::vector<LastDone>& last_done);
 
   /// No step of the job will be done any more: another job may go on with the file.
   void release() { file_.reset(); }
@@ -50,12 +60,19 @@ class PolicyKeeper {
 
   /// Replaces `rules`: one per clip group.
   void rules(const StepTerms& terms, std::vector<plan::ClipRule>& rules) const;
-  /// Once for every step that is done, before anybody is told. Fills in what watchers would have done.
-  void commit(const plan::Plan& plan, const device::StepMath& math, const StepTerms& terms, StepReport& report);
+  /// Once for every step that is about to be done. Fills in what watchers would have done, and the digest.
+  void prepare(const device::StepMath& math, const StepTerms& terms, StepReport& report);
+  /// The step that was prepared with these is done.
+  void commit(
+      const plan::Plan& plan, const std::vector<plan::ClipOutcome>& outcomes, const StepTerms& terms, std::int64_t step
+  );
+  /// The same for an attempt that imports a state, which was tried with the plan. Fills in the digest.
+  void prepare_import(const std::string& state, StepReport& report);
+  void commit_import();
+  /// What was prepared last is not done: the policies are as before it, bit for bit.
+  void restore();
 
   [[nodiscard]] Result<PolicyExport> exported() const;
-  /// A state that was tried with the plan, for the attempt that imports it.
-  void import_state(const std::string& state, const StepKey& attempt);
 
   /// Empty before there is a plan.
   [[nodiscard]] std::vector<ClipStatus> status() const;
@@ -63,26 +80,30 @@ class PolicyKeeper {
   [[nodiscard]] const std::string& digest() const { return digest_; }
 
  private:
-  void open_file(bool first, const std::vector<std::optional<StepKey>>& last_done);
-  void recall(const std::vector<std::optional<StepKey>>& last_done);
+  void open_file(bool first, const std::vector<LastDone>& last_done);
+  void recall(const std::vector<LastDone>& last_done);
   [[nodiscard]] bool take_over(std::string_view saved);
   void forget(const std::string& why);
   void wipe_file();
   void lose_file(const std::string& why);
-  void store(const StepKey& attempt);
+  void report_watched(StepReport& report) const;
+  void stage(const StepReport& report, const std::string& state);
+  void keep_state();
   void say_changes(std::int64_t step);
 
   const Job job_;
   const std::string directory_;
   PolicyMetrics& metrics_;
   const Alert alert_;
-  std::optional<GroupPolicies> policies_;                ///< those of the last plan, with the state of earlier plans
-  std::vector<std::vector<plan::ClipOutcome>> watched_;  ///< outcomes of the watching policies in the last step
-  std::vector<HealthChange> changes_;                    ///< with the last step
+  std::optional<GroupPolicies> policies_;  ///< those of the last plan, with the state of earlier plans
+  PreparedStep step_;                      ///< the last step that was prepared
   std::optional<PolicyFile> file_;
   bool file_tried_ = false;
-  std::string saved_;   ///< the state of the policies after the last step
-  std::string digest_;  ///< the digest of that state
+  std::string saved_;        ///< the state of the policies after the last step that is done
+  std::string digest_;       ///< the digest of that state
+  bool next_made_ = false;   ///< the step that is prepared has a state of its own:
+  std::string next_;         ///< this one, else the one before
+  std::string next_digest_;  ///< the digest of it
 };
 
 }  // namespace gradsync::engine

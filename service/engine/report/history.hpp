@@ -1,14 +1,14 @@
 #pragma once
-// The last reports of a job, and its counts. Reports are used again: where the history is full, or room was made for
-// it, a step takes no memory. Thread: io, also for all that hold a report.
+// The last reports of a job, and its counts. How many are kept depends on their memory, which all jobs share.
+// Thread: io, also for all that hold a report.
 
 #include "base/clock.hpp"
+#include "base/fair_budget.hpp"
 #include "engine/report/report.hpp"
-
-#include <boost/circular_buffer.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -17,25 +17,27 @@ namespace gradsync::engine {
 
 class History {
  public:
-  /// The memory that is made ahead for a job. Long reports of many layers need more; then some are made in steps.
-  static constexpr std::size_t kRoomBytes = std::size_t{4} << 20;
+  static constexpr std::size_t kMostBytes = std::size_t{4} << 20;  ///< of a job
 
-  explicit History(std::int64_t capacity) : reports_(static_cast<std::size_t>(capacity)) {}
-
-  /// Makes the reports to come now, with the memory that this one has: those of a plan are alike.
-  void make_room(const StepReport& like);
+  /// The memory counts as that of `holder`; `memory` has to outlive this.
+  History(std::int64_t capacity, FairBudget& memory, const Holder& holder);
+  ~History();
+  History(const History&) = delete;
+  History& operator=(const History&) = delete;
 
   /// Returns a report to be overwritten, which has no other holder.
   [[nodiscard]] std::shared_ptr<StepReport> next();
 
-  /// The oldest goes where there are too many; its memory is kept for reuse unless it still has a holder.
+  /// The oldest go where there are too many, where they take more than `kMostBytes`, or where the holder gets no more
+  /// memory. The newest always stays.
   void committed(std::shared_ptr<StepReport> report, TimePoint now);
 
   void failed() { ++steps_failed_; }
 
-  [[nodiscard]] std::vector<StepReport> last(std::int64_t count) const;
+  /// Oldest first.
+  [[nodiscard]] std::vector<std::shared_ptr<const StepReport>> last(std::int64_t count) const;
 
-  [[nodiscard]] const StepReport* newest() const { return reports_.empty() ? nullptr : reports_.back().get(); }
+  [[nodiscard]] const StepReport* newest() const { return reports_.empty() ? nullptr : reports_.back().report.get(); }
 
   [[nodiscard]] std::int64_t last_step() const { return last_step_; }
 
@@ -46,8 +48,19 @@ class History {
   [[nodiscard]] std::uint64_t steps_failed() const { return steps_failed_; }
 
  private:
-  boost::circular_buffer<std::shared_ptr<StepReport>> reports_;
-  std::vector<std::shared_ptr<StepReport>> spare_;
+  struct Kept {
+    std::shared_ptr<StepReport> report;
+    std::size_t bytes = 0;
+  };
+
+  void forget_oldest();
+
+  std::size_t capacity_;
+  FairBudget& memory_;
+  Holder holder_;
+  std::deque<Kept> reports_;
+  std::size_t bytes_ = 0;
+  std::shared_ptr<StepReport> spare_;  ///< the memory of one that is not kept any more
   std::int64_t last_step_ = -1;
   std::optional<TimePoint> last_commit_;
   std::uint64_t steps_committed_ = 0;

@@ -68,14 +68,6 @@ std::size_t most_rows(const plan::Plan& plan) {
 }  // namespace
 
 StepReport largest_report(const plan::Plan& plan, const ReportConstants& constants) {
-  StepReport report = largest_clean_report(plan, constants);
-  add_findings(plan, report);
-  report.absent.resize(most_rows(plan));
-  std::iota(report.absent.begin(), report.absent.end(), 0);
-  return report;
-}
-
-StepReport largest_clean_report(const plan::Plan& plan, const ReportConstants& constants) {
   StepReport report;
   report.step = std::numeric_limits<std::int64_t>::min();
   report.epoch = report.attempt = report.next_attempt = report.counted_elements = kMost;
@@ -91,7 +83,7 @@ StepReport largest_clean_report(const plan::Plan& plan, const ReportConstants& c
       entry.watch.push_back({plan::words_of(policy), kLong, kLong, false, kLongest, false, report.reason});
     }
   }
-  for (const std::string& layer : constants.layers) {
+  for (const SharedText& layer : constants.layers) {
     report.layers.push_back({layer, kLong});
   }
   report.stable_buckets.resize(plan.buckets.size());
@@ -102,6 +94,9 @@ StepReport largest_clean_report(const plan::Plan& plan, const ReportConstants& c
   report.scalar_collectives = constants.scalar_collectives;
   report.action = kLongest;
   report.timings = {kLong, kLong, kLong, kLong, kLong};
+  add_findings(plan, report);
+  report.absent.resize(most_rows(plan));
+  std::iota(report.absent.begin(), report.absent.end(), 0);
   return report;
 }
 

@@ -10,7 +10,4 @@ namespace gradsync::engine {
 /// Every list as long as a step can make it, every number as long as its text can get.
 [[nodiscard]] StepReport largest_report(const plan::Plan& plan, const ReportConstants& constants);
 
-/// The same of a step in which nothing is found, as nearly all are.
-[[nodiscard]] StepReport largest_clean_report(const plan::Plan& plan, const ReportConstants& constants);
-
 }  // namespace gradsync::engine

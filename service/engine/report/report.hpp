@@ -1,6 +1,7 @@
 #pragma once
 // The result of a step and the read models of the engine, as values. Field names are wire names.
 
+#include "base/shared_text.hpp"
 #include "plan/clip/clip_rule.hpp"
 
 #include <cstddef>
@@ -39,7 +40,7 @@ struct GroupReport {
 };
 
 struct LayerReport {
-  std::string name;
+  SharedText name;
   double norm = 0;
   friend bool operator==(const LayerReport&, const LayerReport&) = default;
 };
@@ -137,7 +138,7 @@ using EncodeReport = std::function<std::string(const StepReport& report, std::si
 
 struct RankStatus {
   std::int64_t rank = 0;
-  std::string state;  ///< "absent" | "attached" | "declared" | "disconnected"
+  std::string state;  ///< "attached" | "declared" | "disconnected"
   std::int64_t pid = 0;
   std::string waiting_in;  ///< method of the call the rank waits in, or ""
   double waited_s = 0;
@@ -180,8 +181,10 @@ struct JobStatus {
   double last_commit_age_s = -1;  ///< −1: none yet
   double norm = 0;                ///< that of the last committed step
   double threshold = 0;
-  std::vector<ClipStatus> clip;  ///< the first 16 policies
-  std::vector<RankStatus> ranks;
+  std::vector<ClipStatus> clip;            ///< the first 16 policies
+  std::vector<RankStatus> ranks;           ///< those that have a process
+  std::int64_t absent = 0;                 ///< how many have none
+  std::vector<std::int64_t> absent_ranks;  ///< the lowest 20 of them
 };
 
 }  // namespace gradsync::engine

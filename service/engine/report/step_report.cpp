@@ -11,7 +11,9 @@ namespace gradsync::engine {
 
 ReportConstants report_constants(const plan::Plan& plan) {
   ReportConstants constants;
-  constants.layers = layer_names(plan);
+  for (std::string& name : layer_names(plan)) {
+    constants.layers.emplace_back(std::move(name));
+  }
   constants.data_path = plan::name_of(plan.options.data_path);
   for (const plan::ClipGroup& group : plan.clip_groups) {
     std::vector<std::string>& watching = constants.watching.emplace_back();

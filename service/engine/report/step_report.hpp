@@ -15,7 +15,7 @@ namespace gradsync::engine {
 
 /// The parts that are the same in every report of a plan; made once, because a plan may have ten thousand tensors.
 struct ReportConstants {
-  std::vector<std::string> layers;
+  std::vector<SharedText> layers;
   std::vector<std::vector<std::string>> watching;  ///< by clip group, the policies that only watch, in words
   std::string data_path;
   std::vector<ScalarCollectiveReport> scalar_collectives;

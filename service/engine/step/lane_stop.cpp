@@ -11,20 +11,29 @@ std::optional<TimePoint> LaneStop::next_deadline(TimePoint moved, Milliseconds p
 }
 
 std::optional<Error> LaneStop::on_time(
-    TimePoint now, TimePoint moved, Milliseconds patience, const std::string& job, const std::optional<Error>& failure
+    TimePoint now,
+    TimePoint moved,
+    Milliseconds patience,
+    const std::string& job,
+    const std::optional<Error>& failure,
+    EndedBy ended_by
 ) {
   const std::optional<TimePoint> due = next_deadline(moved, patience);
   if (!due || now < *due) {
     return std::nullopt;
   }
+  const bool killed = ended_by == EndedBy::Kill;
   Error& error = stuck_.emplace(make_error(
-      ErrorCode::InternalError,
+      killed ? ErrorCode::StepFailed : ErrorCode::InternalError,
       fmt::format(
           "the lane did not stop within {:.1f} s after: {}; it may still change gradients",
           seconds(patience),
           failure ? failure->message : "the end of the attempt"
       ),
-      "do not use the gradients; look at the daemon's threads (gdb, perf), then restart it and the ranks"
+      killed
+          ? "do not use the gradients; the worker of the GPU is killed if it does not answer, and then another takes "
+            "its place: declare again"
+          : "do not use the gradients; look at the daemon's threads (gdb, perf), then restart it and the ranks"
   ));
   error.job = job;
   if (failure) {

@@ -8,6 +8,7 @@
 #include "base/clock.hpp"
 #include "base/error.hpp"
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -15,6 +16,12 @@ namespace gradsync::engine {
 
 class LaneStop {
  public:
+  /// What ends work that does not stop by itself.
+  enum class EndedBy : std::uint8_t {
+    Restart,  ///< of the daemon, in whose process the lane is
+    Kill,     ///< of the lane's worker, by its supervisor
+  };
+
   /// A lane is told to abort.
   void on_told(TimePoint now) { told_ = now; }
 
@@ -24,7 +31,12 @@ class LaneStop {
   /// The answer to step calls from now on, where the lanes hang: gradients may still change. It is given out once.
   /// `failure`: why the attempt fails, where that is known.
   [[nodiscard]] std::optional<Error> on_time(
-      TimePoint now, TimePoint moved, Milliseconds patience, const std::string& job, const std::optional<Error>& failure
+      TimePoint now,
+      TimePoint moved,
+      Milliseconds patience,
+      const std::string& job,
+      const std::optional<Error>& failure,
+      EndedBy ended_by
   );
 
   /// The same answer, once it was given out.

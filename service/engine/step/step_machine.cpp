@@ -52,16 +52,23 @@ Error norm_of_other_step(std::int64_t rank, std::int64_t step, std::int64_t norm
 
 }  // namespace
 
-StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch)
+StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch, LocalRanks locals)
     : plan_(std::move(plan)),
+      locals_(std::move(locals)),
       epoch_(epoch),
-      ranks_(static_cast<std::size_t>(plan_->world_size)),
+      ranks_(locals_.size()),
       unused_(plan_->buckets.size()) {
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    ranks_[rank].ready.assign(plan_->buckets.size(), false);
-    ranks_[rank].is_unused.assign(rows_of(rank).size(), false);
+  for (std::size_t seat = 0; seat < ranks_.size(); ++seat) {
+    if (!plan_->layouts.empty()) {
+      ranks_[seat].layout = &plan_->layout(locals_.rank_of(seat));
+    }
+    ranks_[seat].ready.assign(plan_->buckets.size(), false);
+    ranks_[seat].is_unused.assign(rows_of(seat).size(), false);
   }
 }
+
+StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch)
+    : StepMachine(plan, epoch, LocalRanks::all(plan->world_size)) {}
 
 Actions StepMachine::open(const std::vector<LaneShare>& shares) {
   Actions actions;
@@ -98,9 +105,10 @@ std::optional<Error> StepMachine::stale(std::int64_t rank, std::uint64_t attempt
 }
 
 std::optional<Error> StepMachine::disagreement(std::int64_t rank, const Ask& ask) const {
+  const std::size_t own = seat(rank);
   for (std::size_t other = 0; other < ranks_.size(); ++other) {
-    if (other != index(rank) && ranks_[other].ask) {
-      if (std::optional<Error> error = mismatch(rank, ask, static_cast<std::int64_t>(other), *ranks_[other].ask)) {
+    if (other != own && ranks_[other].ask) {
+      if (std::optional<Error> error = mismatch(rank, ask, locals_.rank_of(other), *ranks_[other].ask)) {
         return error;
       }
     }
@@ -108,17 +116,17 @@ std::optional<Error> StepMachine::disagreement(std::int64_t rank, const Ask& ask
   return std::nullopt;
 }
 
-const std::vector<std::uint32_t>& StepMachine::rows_of(std::size_t rank) const {
+const std::vector<std::uint32_t>& StepMachine::rows_of(std::size_t seat) const {
   static const std::vector<std::uint32_t> kNone;
-  return plan_->layouts.empty() ? kNone : plan_->layout(static_cast<std::int64_t>(rank)).tensors;
+  return ranks_[seat].layout == nullptr ? kNone : ranks_[seat].layout->tensors;
 }
 
 Error StepMachine::not_held(std::int64_t rank, const char* path, std::uint32_t bucket) {
   return invalid_params(path, fmt::format("rank {} declared no tensor of bucket {}", rank, bucket));
 }
 
-bool StepMachine::holds(std::size_t rank, std::uint32_t bucket) const {
-  return !plan_->layout(static_cast<std::int64_t>(rank)).bucket_rows[bucket].empty();
+bool StepMachine::holds(std::size_t seat, std::uint32_t bucket) const {
+  return !ranks_[seat].layout->bucket_rows[bucket].empty();
 }
 
 std::optional<Error> StepMachine::bad_index(std::int64_t rank, const FinishRequest& request) const {
@@ -127,7 +135,7 @@ std::optional<Error> StepMachine::bad_index(std::int64_t rank, const FinishReque
     if (bucket >= buckets) {
       return invalid_params("ready", fmt::format("bucket {} does not exist: the plan has {}", bucket, buckets));
     }
-    if (!holds(index(rank), bucket)) {
+    if (!holds(seat(rank), bucket)) {
       return not_held(rank, "ready", bucket);
     }
   }
@@ -135,7 +143,7 @@ std::optional<Error> StepMachine::bad_index(std::int64_t rank, const FinishReque
 }
 
 void StepMachine::mark_asked(std::int64_t rank_number, const FinishRequest& request) {
-  Rank& rank = ranks_[index(rank_number)];
+  Rank& rank = ranks_[seat(rank_number)];
   mark_unused(rank_number, request.unused);
   rank.micro_batch = request.micro_batch;
   if (request.ready_all) {
@@ -172,11 +180,14 @@ Actions StepMachine::on_finish(
     actions.emplace_back(AnswerRank{rank_number, std::move(*error)});
     return actions;
   }
-  Rank& rank = ranks_[index(rank_number)];
+  Rank& rank = ranks_[seat(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
   if (course_.error) {
     this->ask(rank, ask);  // the attempt is being aborted: this rank gets the error with the others
     return actions;
+  }
+  if (course_.phase == Phase::Voting) {
+    return actions;  // what this rank asked for before is voted on
   }
   if (course_.phase == Phase::NormGiven || course_.phase == Phase::Scaling) {
     return fail(norm_waits_for_clip(rank_number, request.step));
@@ -213,10 +224,13 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
     actions.emplace_back(AnswerRank{rank_number, std::move(*error)});
     return actions;
   }
-  Rank& rank = ranks_[index(rank_number)];
+  Rank& rank = ranks_[seat(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
   if (course_.error) {
     this->ask(rank, ask);
+    return actions;
+  }
+  if (course_.phase == Phase::Voting) {
     return actions;
   }
   if (course_.phase != Phase::NormGiven) {
@@ -256,10 +270,13 @@ Actions StepMachine::on_import(
     actions.emplace_back(AnswerRank{rank_number, std::move(*error)});
     return actions;
   }
-  Rank& rank = ranks_[index(rank_number)];
+  Rank& rank = ranks_[seat(rank_number)];
   const Ask ask = make_ask(request, now, deadline);
   if (course_.error) {
     this->ask(rank, ask);
+    return actions;
+  }
+  if (course_.phase == Phase::Voting) {
     return actions;
   }
   const bool some_ready = std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
@@ -283,16 +300,15 @@ Actions StepMachine::on_import(
 }
 
 std::vector<std::string> StepMachine::unready_tensors(std::int64_t rank_number) const {
-  const Rank& rank = ranks_[index(rank_number)];
+  const Rank& rank = ranks_[seat(rank_number)];
   std::vector<std::string> names;
   for (std::size_t bucket = 0; bucket < plan_->buckets.size(); ++bucket) {
     if (rank.ready[bucket]) {
       continue;
     }
-    const plan::ArenaLayout& layout = plan_->layout(rank_number);
-    for (const std::uint32_t row : layout.bucket_rows[bucket]) {
+    for (const std::uint32_t row : rank.layout->bucket_rows[bucket]) {
       if (!rank.is_unused[row]) {
-        names.push_back(plan_->tensors[layout.tensors[row]].declaration.name);
+        names.push_back(plan_->tensors[rank.layout->tensors[row]].declaration.name);
       }
     }
   }
@@ -303,9 +319,9 @@ std::vector<std::string> StepMachine::unready_tensors(std::int64_t rank_number) 
 void StepMachine::launch_ready(Actions& actions) {
   while (open_ && !importing() && course_.next_launch < plan_->buckets.size()) {
     const auto bucket = static_cast<std::uint32_t>(course_.next_launch);
-    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    for (std::size_t seat = 0; seat < ranks_.size(); ++seat) {
       // A bucket whose tensors are all unused needs no message of its own.
-      if (!ranks_[rank].ready[bucket] && !ranks_[rank].ask && holds(rank, bucket)) {
+      if (!ranks_[seat].ready[bucket] && !ranks_[seat].ask && holds(seat, bucket)) {
         return;
       }
     }
@@ -325,15 +341,17 @@ void StepMachine::launch_ready(Actions& actions) {
 }
 
 void StepMachine::finish_if_complete(Actions& actions) {
-  if (open_ && importing() && all_waiting()) {
-    actions.emplace_back(Imported{attempt_});
-    end_attempt();
+  if (!open_ || course_.phase != Phase::Collecting || course_.error || !all_waiting()) {
+    return;
+  }
+  if (importing()) {
+    course_.phase = Phase::Voting;
+    actions.emplace_back(PrepareImport{attempt_});
     return;
   }
   // Behind the last bucket in the lane's queue, not after its report: the lane takes commands in order and refuses a
   // norm of buckets that are not reduced, so that two threads need not wake each other once more.
-  if (!open_ || course_.phase != Phase::Collecting || course_.error || course_.next_launch < plan_->buckets.size() ||
-      !all_waiting()) {
+  if (course_.next_launch < plan_->buckets.size()) {
     return;
   }
   course_.phase = Phase::Finishing;

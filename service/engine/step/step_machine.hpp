@@ -1,12 +1,16 @@
 #pragma once
-// One epoch's steps as a sans-I/O machine: events in, actions out; no clock, no lane, no reply of its own.
+// One epoch's steps as a sans-I/O machine: events in, actions out; no clock, no lane, no reply of its own. It is told
+// of the ranks of this node, by their numbers in the job; what it keeps of each it keeps by seat
+// (engine/epoch/local_ranks).
 //
 // Invariants: buckets are launched strictly in plan order, each once per attempt and only when every rank said it is
-// ready; the norm is launched behind them, once every rank asked for the same step; the step is done only when the lane
-// did all of it; after the first failure the attempt is sticky: it aborts once, and `Failed` is given out only when
-// nothing of it is outstanding on any lane. An attempt that ended leaves a record, so that a repeated call gets the
-// same answer.
+// ready; the norm is launched behind them, once every rank here asked for the same step; the attempt is
+// prepared when the lane did all of it, and done only by a verdict; until then nothing ends it, because other nodes may
+// know it as done. Before it is prepared the first failure is sticky: the attempt aborts once, and `Failed` is given
+// out only when nothing of it is outstanding on any lane. An attempt that ended leaves a record, so that a repeated
+// call gets the same answer.
 
+#include "engine/epoch/local_ranks.hpp"
 #include "engine/epoch/roster.hpp"
 #include "engine/plan/project_plan.hpp"
 #include "engine/report/step_report.hpp"
@@ -92,19 +96,29 @@ struct NormKnown {
   MicroBatches micro_batches;
 };
 
-/// The attempt is done: answer every rank.
-struct Committed {
+/// The lane did all of it: get everything ready that the end of the step needs, and vote. `on_verdict` follows.
+struct Prepare {
   std::uint64_t attempt = 0;
   device::StepMath math;
   MicroBatches micro_batches;
 };
 
-/// Every rank gave the same state: the policies go on with it. The attempt is done; answer every rank.
+/// Every rank gave the same state: the same, for policies that go on with it.
+struct PrepareImport {
+  std::uint64_t attempt = 0;
+};
+
+/// The step that was prepared is done: answer every rank.
+struct Committed {
+  std::uint64_t attempt = 0;
+};
+
+/// The policies go on with the state that was prepared: answer every rank.
 struct Imported {
   std::uint64_t attempt = 0;
 };
 
-/// The attempt failed and the lane is quiet: answer every waiting rank with the error.
+/// The attempt failed and the lane is quiet: answer every waiting rank with the error. What was prepared is taken back.
 struct AttemptFailed {
   std::uint64_t attempt = 0;
   Error error;
@@ -126,6 +140,8 @@ using Action = std::variant<
     LaunchAbort,
     AnswerRank,
     NormKnown,
+    Prepare,
+    PrepareImport,
     Committed,
     Imported,
     AttemptFailed,
@@ -135,6 +151,9 @@ using Actions = boost::container::small_vector<Action, 2>;
 class StepMachine {
  public:
   /// Launches nothing before `open`: survivors of an epoch may be ready before its plan is on the lane again.
+  StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch, LocalRanks locals);
+
+  /// All ranks of the plan are here.
   StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch);
 
   /// The lanes have the plan. Where there are several each measures its buckets, and one decision is taken for all.
@@ -162,7 +181,11 @@ class StepMachine {
   [[nodiscard]] Actions on_lane_failed(device::LaneId lane, const device::Failed& report);
   [[nodiscard]] Actions on_aborted(device::LaneId lane, std::uint64_t tag);
 
-  /// Ends the attempt with an error; `AttemptFailed` follows now or when the lane is quiet.
+  /// The attempt that was prepared is done or, with an error, failed.
+  [[nodiscard]] Actions on_verdict(std::optional<Error> failure);
+
+  /// Ends the attempt with an error; `AttemptFailed` follows now or when the lane is quiet. One that is voted on waits
+  /// for its verdict: if it is done, the attempt after it fails.
   [[nodiscard]] Actions fail(Error error);
 
   /// `next_deadline` has come. `forming`: what the epoch lacks, empty when it is complete.
@@ -178,10 +201,11 @@ class StepMachine {
   /// StaleAttempt, unless the attempt is the current one.
   [[nodiscard]] std::optional<Error> stale(std::int64_t rank, std::uint64_t attempt) const;
 
-  [[nodiscard]] bool waiting(std::int64_t rank) const { return ranks_[index(rank)].ask.has_value(); }
+  [[nodiscard]] bool waiting(std::int64_t rank) const { return ranks_[seat(rank)].ask.has_value(); }
 
-  [[nodiscard]] const std::optional<Ask>& ask_of(std::int64_t rank) const { return ranks_[index(rank)].ask; }
+  [[nodiscard]] const std::optional<Ask>& ask_of(std::int64_t rank) const { return ranks_[seat(rank)].ask; }
 
+  /// All ranks of this node are.
   [[nodiscard]] bool all_waiting() const { return asked_ == ranks_.size(); }
 
   [[nodiscard]] bool any_waiting() const { return asked_ > 0; }
@@ -198,7 +222,7 @@ class StepMachine {
 
   [[nodiscard]] std::int64_t launched() const { return static_cast<std::int64_t>(course_.next_launch); }
 
-  /// Ranks that have not asked yet.
+  /// Ranks of this node that have not asked yet.
   [[nodiscard]] std::vector<std::int64_t> missing_ranks() const;
   /// Says in words what the attempt waits for.
   [[nodiscard]] std::string waits_for() const;
@@ -212,7 +236,7 @@ class StepMachine {
   /// After this many steps in a row whose finish multiplied every clip group, the next is expected to do so as well.
   static constexpr std::int64_t kMultipliedBefore = 2;
 
-  enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling };
+  enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling, Voting };
 
   struct Notified {
     std::uint32_t bucket = 0;
@@ -220,11 +244,12 @@ class StepMachine {
   };
 
   struct Rank {
-    std::vector<bool> ready;                  ///< per bucket
-    std::vector<Notified> notified;           ///< in the order of arrival
-    std::optional<std::int64_t> micro_batch;  ///< that completed the buckets that were not notified
-    std::vector<std::uint32_t> unused;        ///< rows
-    std::vector<bool> is_unused;              ///< per row, the same set
+    const plan::ArenaLayout* layout = nullptr;  ///< in the plan; data path arena only
+    std::vector<bool> ready;                    ///< per bucket
+    std::vector<Notified> notified;             ///< in the order of arrival
+    std::optional<std::int64_t> micro_batch;    ///< that completed the buckets that were not notified
+    std::vector<std::uint32_t> unused;          ///< rows
+    std::vector<bool> is_unused;                ///< per row, the same set
     std::optional<Ask> ask;
     std::optional<Error> notification_error;  ///< the error of a notification; given out with the finish
   };
@@ -238,6 +263,8 @@ class StepMachine {
     bool half_warned = false;
     std::optional<TimePoint> suspended;  ///< since when deadlines stand still, for a paused rank
     std::optional<Error> error;          ///< sticky failure
+    bool multiplied = false;             ///< Voting: the finish multiplied every clip group
+    std::optional<Error> later;          ///< Voting: why the next attempt fails
   };
 
   struct GivenNorm {
@@ -251,7 +278,7 @@ class StepMachine {
     std::vector<std::uint32_t> buckets = {};  ///< its part of a plan that several share
   };
 
-  [[nodiscard]] static std::size_t index(std::int64_t rank) { return static_cast<std::size_t>(rank); }
+  [[nodiscard]] std::size_t seat(std::int64_t rank) const { return locals_.seat_of_local(rank); }
 
   /// Counts one command more for the lane, and says its id.
   [[nodiscard]] static device::LaneId launch_on(LaneWork& work);
@@ -260,7 +287,8 @@ class StepMachine {
 
   void launch_norm(const Ask& ask, Actions& actions);
   /// The norm is known, and everything is multiplied that should be: what on_finished and on_decided end with.
-  void end_measured(device::StepMath math, Actions& actions);
+  void end_measured(device::StepMath&& math, Actions& actions);
+  void prepare(device::StepMath&& math, Actions& actions);
   void count_report(device::LaneId lane);
   [[nodiscard]] std::vector<std::string> unready_tensors(std::int64_t rank) const;
   [[nodiscard]] std::optional<Error> bad_index(std::int64_t rank, const FinishRequest& request) const;
@@ -268,9 +296,9 @@ class StepMachine {
       std::int64_t rank, const char* path, const std::vector<std::uint32_t>& rows
   ) const;
   /// Ranks number tensors by the rows of their declarations; the plan's number of each. Data path arena only.
-  [[nodiscard]] const std::vector<std::uint32_t>& rows_of(std::size_t rank) const;
+  [[nodiscard]] const std::vector<std::uint32_t>& rows_of(std::size_t seat) const;
   /// Whether the rank has a tensor in the bucket: if not, it is not waited for.
-  [[nodiscard]] bool holds(std::size_t rank, std::uint32_t bucket) const;
+  [[nodiscard]] bool holds(std::size_t seat, std::uint32_t bucket) const;
   [[nodiscard]] static Error not_held(std::int64_t rank, const char* path, std::uint32_t bucket);
   [[nodiscard]] static Error not_ready(std::int64_t rank, std::int64_t step, std::vector<std::string> unready);
   [[nodiscard]] std::optional<TimePoint> deadline() const;
@@ -297,11 +325,12 @@ class StepMachine {
   void settle_failure(Actions& actions);
 
   std::shared_ptr<const plan::Plan> plan_;
+  LocalRanks locals_;
   std::uint64_t epoch_ = 0;
   std::uint64_t attempt_ = 0;
   bool open_ = false;
   Course course_;
-  std::vector<Rank> ranks_;
+  std::vector<Rank> ranks_;                                ///< by seat
   std::size_t asked_ = 0;                                  ///< the ranks that have an ask
   std::vector<std::vector<device::UnusedTensor>> unused_;  ///< per bucket, of all ranks
   boost::container::small_vector<LaneWork, 1> lanes_;

@@ -1,7 +1,6 @@
-// The end of an attempt: the lane's reports, failures and deadlines.
+// The end of an attempt: the lane's reports, the verdict and failures.
 
 #include "base/assert.hpp"
-#include "base/text.hpp"
 #include "engine/step/step_machine.hpp"
 
 #include <fmt/format.h>
@@ -114,7 +113,7 @@ Actions StepMachine::on_decided(device::StepMath math) {
   return actions;
 }
 
-void StepMachine::end_measured(device::StepMath math, Actions& actions) {
+void StepMachine::end_measured(device::StepMath&& math, Actions& actions) {
   GRADSYNC_ASSERT(course_.reduced == plan_->buckets.size(), "the lane refuses a norm of buckets that are not reduced");
   if (ranks_.front().ask->kind == Ask::Kind::NormOnly) {
     course_.phase = Phase::NormGiven;
@@ -125,10 +124,14 @@ void StepMachine::end_measured(device::StepMath math, Actions& actions) {
     actions.emplace_back(NormKnown{std::move(math), std::move(said)});
     return;
   }
-  multiplied_in_a_row_ = multiplies_all(math) ? multiplied_in_a_row_ + 1 : 0;
+  course_.multiplied = multiplies_all(math);
+  prepare(std::move(math), actions);
+}
+
+void StepMachine::prepare(device::StepMath&& math, Actions& actions) {
+  course_.phase = Phase::Voting;
   MicroBatches said = micro_batches(math.nonfinite);
-  actions.emplace_back(Committed{attempt_, std::move(math), std::move(said)});
-  end_attempt();
+  actions.emplace_back(Prepare{attempt_, std::move(math), std::move(said)});
 }
 
 Actions StepMachine::on_scaled(device::LaneId lane, std::uint64_t tag, double clip_s) {
@@ -144,10 +147,30 @@ Actions StepMachine::on_scaled(device::LaneId lane, std::uint64_t tag, double cl
   if (busy()) {
     return actions;  // another lane still multiplies
   }
-  multiplied_in_a_row_ = 0;
-  MicroBatches said = micro_batches(norm_.math.nonfinite);
-  actions.emplace_back(Committed{attempt_, std::move(norm_.math), std::move(said)});
+  prepare(std::move(norm_.math), actions);
+  return actions;
+}
+
+Actions StepMachine::on_verdict(std::optional<Error> failure) {
+  GRADSYNC_ASSERT(course_.phase == Phase::Voting, "a verdict is on an attempt that was prepared");
+  Actions actions;
+  if (failure) {
+    course_.error = std::move(failure);
+    settle_failure(actions);
+    return actions;
+  }
+  std::optional<Error> later = std::move(course_.later);
+  if (importing()) {
+    actions.emplace_back(Imported{attempt_});
+  } else {
+    multiplied_in_a_row_ = course_.multiplied ? multiplied_in_a_row_ + 1 : 0;
+    actions.emplace_back(Committed{attempt_});
+  }
   end_attempt();
+  if (later) {
+    Actions failing = fail(std::move(*later));
+    std::move(failing.begin(), failing.end(), std::back_inserter(actions));
+  }
   return actions;
 }
 
@@ -197,6 +220,10 @@ Actions StepMachine::on_aborted(device::LaneId lane, std::uint64_t tag) {
 Actions StepMachine::fail(Error error) {
   Actions actions;
   if (course_.error) {
+    return actions;
+  }
+  if (course_.phase == Phase::Voting) {
+    course_.later = course_.later.value_or(std::move(error));
     return actions;
   }
   course_.error = std::move(error);
@@ -258,152 +285,6 @@ bool StepMachine::begun() const {
          std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
            return std::find(rank.ready.begin(), rank.ready.end(), true) != rank.ready.end();
          });
-}
-
-std::vector<std::int64_t> StepMachine::missing_ranks() const {
-  std::vector<std::int64_t> missing;
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].ask) {
-      missing.push_back(static_cast<std::int64_t>(rank));
-    }
-  }
-  return missing;
-}
-
-std::string StepMachine::waits_for() const {
-  if (course_.error) {
-    return "the lane to stop after: " + course_.error->message;
-  }
-  const std::vector<std::int64_t> missing = missing_ranks();
-  if (missing.size() == ranks_.size()) {
-    return course_.phase == Phase::NormGiven ? "clip.apply of every rank" : "the next step";
-  }
-  if (missing.empty()) {
-    return "the lane: " + lane_work();
-  }
-  return fmt::format("rank{} {}", missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
-}
-
-std::string StepMachine::lane_work() const {
-  if (plan_->options.data_path == plan::DataPath::Stats) {
-    return "the tables of all ranks are filled, the norm is not known";
-  }
-  return fmt::format("{} of {} buckets reduced", course_.reduced, plan_->buckets.size());
-}
-
-std::optional<TimePoint> StepMachine::deadline() const {
-  std::optional<TimePoint> earliest;
-  if (course_.error || course_.suspended || !any_waiting()) {
-    return earliest;
-  }
-  for (const Rank& rank : ranks_) {
-    if (rank.ask && (!earliest || rank.ask->deadline < *earliest)) {
-      earliest = rank.ask->deadline;
-    }
-  }
-  return earliest;
-}
-
-std::optional<TimePoint> StepMachine::half_time() const {
-  std::optional<TimePoint> earliest;
-  if (course_.error || course_.suspended || course_.half_warned || !any_waiting() || all_waiting()) {
-    return earliest;
-  }
-  for (const Rank& rank : ranks_) {
-    if (rank.ask && (!earliest || rank.ask->half < *earliest)) {
-      earliest = rank.ask->half;
-    }
-  }
-  return earliest;
-}
-
-std::optional<TimePoint> StepMachine::next_deadline() const {
-  const std::optional<TimePoint> due = deadline();
-  const std::optional<TimePoint> half = half_time();
-  return half && due ? std::min(*half, *due) : due;
-}
-
-void StepMachine::follow_pauses(TimePoint now, const Roster& roster) {
-  const bool waits =
-      !course_.error && any_waiting() && std::any_of(roster.begin(), roster.end(), [this](const auto& seat) {
-        return seat.second.paused && !waiting(seat.first);
-      });
-  if (waits == course_.suspended.has_value()) {
-    return;
-  }
-  for (Rank& rank : ranks_) {
-    if (course_.suspended && rank.ask) {
-      const Duration by = now - std::max(*course_.suspended, rank.ask->since);
-      rank.ask->half += by;
-      rank.ask->deadline += by;
-    }
-  }
-  course_.suspended = waits ? std::optional(now) : std::nullopt;
-}
-
-std::vector<std::string> StepMachine::missing_tensors() const {
-  std::vector<std::string> tensors;
-  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].ask) {
-      continue;
-    }
-    for (std::string& name : unready_tensors(static_cast<std::int64_t>(rank))) {
-      if (tensors.size() > kNamedTensors) {
-        return tensors;
-      }
-      if (std::find(tensors.begin(), tensors.end(), name) == tensors.end()) {
-        tensors.push_back(std::move(name));
-      }
-    }
-  }
-  return tensors;
-}
-
-Actions StepMachine::on_time(TimePoint now, const std::string& forming) {
-  Actions actions;
-  if (const std::optional<TimePoint> half = half_time(); half && *half <= now) {
-    course_.half_warned = true;
-    actions.emplace_back(HalfTime{waits_for()});
-  }
-  if (const std::optional<TimePoint> due = deadline(); due && *due <= now) {
-    Actions failing = fail(timeout(now, forming));
-    std::move(failing.begin(), failing.end(), std::back_inserter(actions));
-  }
-  return actions;
-}
-
-Error StepMachine::timeout(TimePoint now, const std::string& forming) const {
-  const auto waiting_longest = std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
-    return a.ask && (!b.ask || a.ask->since < b.ask->since);
-  });
-  const double waited_s = seconds(now - waiting_longest->ask->since);
-  const std::vector<std::int64_t> missing = missing_ranks();
-  std::vector<std::string> tensors = missing_tensors();
-  std::string what;
-  if (missing.empty()) {
-    what = fmt::format("the lane did not finish within {:.1f} s: {}", waited_s, lane_work());
-  } else if (!forming.empty()) {
-    what = fmt::format("waited {:.1f} s, but the epoch is not complete: {}", waited_s, forming);
-  } else {
-    what = fmt::format(
-        "waited {:.1f} s for rank{} {}; not ready there: {}",
-        waited_s,
-        missing.size() > 1 ? "s" : "",
-        fmt::join(missing, ", "),
-        tensors.empty() ? "nothing (the finish call itself is missing)" : enumerate_names(tensors, kNamedTensors)
-    );
-  }
-  Error error = make_error(
-      ErrorCode::StepTimeout,
-      std::move(what),
-      "look at what these ranks do (py-spy, gradsyncd status); raise the timeout when the step is just long"
-  );
-  error.ranks = missing;
-  tensors.resize(std::min(tensors.size(), kNamedTensors));
-  error.tensors = std::move(tensors);
-  error.step = waiting_longest->ask->step;
-  error.waited_s = waited_s;
-  return error;
 }
 
 }  // namespace gradsync::engine

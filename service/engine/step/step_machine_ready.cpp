@@ -19,7 +19,7 @@ std::optional<Error> StepMachine::bad_unused(
         "write stamp 0 into the row of a tensor that has no gradient"
     );
   }
-  const std::size_t declared = rows_of(index(rank)).size();
+  const std::size_t declared = rows_of(seat(rank)).size();
   for (const std::uint32_t row : rows) {
     if (row >= declared) {
       return invalid_params(path, fmt::format("tensor {} does not exist: rank {} declared {}", row, rank, declared));
@@ -29,12 +29,12 @@ std::optional<Error> StepMachine::bad_unused(
 }
 
 void StepMachine::mark_unused(std::int64_t rank_number, const std::vector<std::uint32_t>& rows) {
-  Rank& rank = ranks_[index(rank_number)];
+  Rank& rank = ranks_[seat(rank_number)];
   for (const std::uint32_t row : rows) {
     if (rank.is_unused[row]) {
       continue;
     }
-    const std::uint32_t tensor = rows_of(index(rank_number))[row];
+    const std::uint32_t tensor = rows_of(seat(rank_number))[row];
     if (rank.ready[plan_->tensors[tensor].bucket]) {
       // The bucket may already be reduced with this tensor's memory in it.
       Error error = make_error(
@@ -62,7 +62,7 @@ Actions StepMachine::on_bucket_ready(
     std::int64_t rank_number, std::uint64_t attempt, std::uint32_t bucket, std::optional<std::int64_t> micro_batch
 ) {
   Actions actions;
-  Rank& rank = ranks_[index(rank_number)];
+  Rank& rank = ranks_[seat(rank_number)];
   if (attempt < attempt_ || course_.error) {
     return actions;  // of an attempt that ended; its finish gets the recorded answer
   }
@@ -76,7 +76,7 @@ Actions StepMachine::on_bucket_ready(
     ));
     return actions;
   }
-  if (!holds(index(rank_number), bucket)) {
+  if (!holds(seat(rank_number), bucket)) {
     rank.notification_error = rank.notification_error.value_or(not_held(rank_number, "bucket", bucket));
     return actions;
   }
@@ -100,7 +100,7 @@ Actions StepMachine::on_bucket_ready(
 Actions StepMachine::on_unused(
     std::int64_t rank_number, std::uint64_t attempt, const std::vector<std::uint32_t>& rows
 ) {
-  Rank& rank = ranks_[index(rank_number)];
+  Rank& rank = ranks_[seat(rank_number)];
   if (attempt < attempt_ || course_.error) {
     return {};
   }
@@ -117,7 +117,7 @@ Actions StepMachine::on_unused(
 }
 
 std::optional<std::int64_t> StepMachine::micro_batch_of(std::int64_t rank_number, std::uint32_t bucket) const {
-  const Rank& rank = ranks_[index(rank_number)];
+  const Rank& rank = ranks_[seat(rank_number)];
   const auto said = std::find_if(rank.notified.begin(), rank.notified.end(), [bucket](const Notified& each) {
     return each.bucket == bucket;
   });

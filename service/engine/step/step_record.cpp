@@ -1,5 +1,6 @@
 #include "engine/step/step_record.hpp"
 
+#include "base/descriptors.hpp"
 #include "base/text.hpp"
 #include "device/memory/arena.hpp"
 
@@ -46,7 +47,7 @@ Error failed(const char* call, int error) {
     );
   }
   if (error == EMFILE || error == ENFILE) {
-    return make_error(ErrorCode::LimitExceeded, "the daemon is out of file descriptors", "raise its LimitNOFILE");
+    return no_descriptors_left("for a step record");
   }
   return make_error(
       ErrorCode::InternalError, fmt::format("{} for a step record: {}", call, reason), "see the daemon's log"

@@ -21,12 +21,15 @@ CloseCause cut_within_character() { return {close_code::bad_payload, "a text end
 
 CloseCause close_asked(std::string_view reason) { return {close_code::policy_error, std::string(reason)}; }
 
-CloseCause too_much_half_sent(std::size_t most_bytes) {
+CloseCause too_much_half_sent(std::size_t bytes, std::size_t most_bytes) {
   return {
       close_code::try_again_later,
-      "limit_exceeded: too much is half sent to this daemon",
       fmt::format(
-          "half-sent messages hold more than {} bytes, closing the connection of the process that holds most",
+          "limit_exceeded: {} bytes of messages are half sent or wait here, the limit is {}", bytes, most_bytes
+      ),
+      fmt::format(
+          "{} bytes of messages are half sent or wait, the limit is {}: closing a connection of the process with most",
+          bytes,
           most_bytes
       ),
       spdlog::level::warn,

@@ -29,8 +29,8 @@ struct CloseCause {
 /// The handler of messages asks for the close.
 [[nodiscard]] CloseCause close_asked(std::string_view reason);
 
-/// Half-sent messages of all connections hold more than `most_bytes`.
-[[nodiscard]] CloseCause too_much_half_sent(std::size_t most_bytes);
+/// Half-sent messages of all connections hold `bytes`, which are more than `most_bytes`.
+[[nodiscard]] CloseCause too_much_half_sent(std::size_t bytes, std::size_t most_bytes);
 
 /// Other connections of its process went first for so long.
 [[nodiscard]] CloseCause share_used_up(Milliseconds waited);

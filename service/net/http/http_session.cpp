@@ -2,9 +2,12 @@
 
 #include "base/version.hpp"
 #include "net/http/http_rules.hpp"
+#include "net/http/refusals.hpp"
 #include "net/http/websocket_session.hpp"
 #include "net/limits/read_pace.hpp"
 #include "net/limits/session_timer.hpp"
+#include "net/peer/link_context.hpp"
+#include "net/peer/peer_listener.hpp"
 #include "net/socket/closing.hpp"
 #include "net/socket/peer_socket.hpp"
 
@@ -30,7 +33,6 @@ namespace {
 using Request = http::request<http::string_body>;
 using Response = http::response<http::string_body>;
 
-constexpr std::size_t kHeaderBytes = 16 * 1024;
 constexpr std::size_t kLingerBytes = 64u << 20;
 
 std::string_view view(beast::string_view text) { return {text.data(), text.size()}; }
@@ -59,25 +61,16 @@ void set_length(Response& answer, http::verb method) {
   }
 }
 
-/// The reply to a request that could not be read; nullopt: the peer just left.
-std::optional<Response> unreadable(boost::system::error_code error, std::size_t message_bytes) {
-  if (error == http::error::body_limit) {
-    return text_response(
-        http::status::payload_too_large,
-        fmt::format("limit_exceeded: the body is larger than {} bytes ([limits] message_bytes)", message_bytes)
-    );
+Response refused_response(Refusal refusal) {
+  Response response = text_response(static_cast<http::status>(refusal.status), std::move(refusal.text));
+  if (!refusal.field.empty()) {
+    response.set(refusal.field, refusal.value);
   }
-  if (error == http::error::header_limit) {
-    return text_response(
-        http::status::request_header_fields_too_large, fmt::format("the headers are larger than {} bytes", kHeaderBytes)
-    );
-  }
-  if (error == http::error::end_of_stream || error == http::error::partial_message ||
-      error.category() != http::make_error_code(http::error::bad_method).category()) {
-    return std::nullopt;
-  }
-  return text_response(http::status::bad_request, fmt::format("not a valid HTTP/1.1 request: {}", error.message()));
+  return response;
 }
+
+constexpr UpgradePlace kRpcPlace{"/rpc", kSubprotocol, true};
+constexpr UpgradePlace kPeerPlace{"/peer", kPeerSubprotocol};
 
 class HttpSession final : public Session, public std::enable_shared_from_this<HttpSession> {
  public:
@@ -86,6 +79,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         id_(incoming.id),
         entrance_(incoming.entrance),
         peer_(incoming.peer),
+        address_(std::move(incoming.address)),
         process_(std::move(incoming.process)),
         pace_(context, peer_, id_, context->options.handshake_timeout),
         socket_(context->io.get_executor()),
@@ -113,7 +107,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       arm_deadline();
       http::request_parser<http::string_body> parser;
       parser.header_limit(kHeaderBytes);
-      parser.body_limit(context_->options.message_bytes);
+      parser.body_limit(body_bytes());
       if (const boost::system::error_code error = co_await read_request(parser)) {
         co_await refuse_unreadable(error);
         break;
@@ -131,7 +125,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       }
       std::optional<Response> answer = refuse(request);
       if (!answer && entrance_ != Entrance::Health && beast::websocket::is_upgrade(request)) {
-        answer = refuse_upgrade(request);
+        answer = refuse_place(request);
         if (!answer) {
           co_await upgrade(std::move(request));
           co_return;
@@ -140,7 +134,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       if (!answer) {
         answer = co_await respond(request);
       }
-      keep_alive = request.keep_alive() && !leaving_;
+      keep_alive = request.keep_alive() && !leaving_ && entrance_ != Entrance::Peer;
       answer->keep_alive(keep_alive);
       set_length(*answer, request.method());
       co_await write(std::move(*answer));
@@ -150,6 +144,11 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   }
 
  private:
+  /// A daemon that wants a link has nothing else to say.
+  [[nodiscard]] std::size_t body_bytes() const {
+    return entrance_ == Entrance::Peer ? 0 : context_->options.message_bytes;
+  }
+
   Task<boost::system::error_code> read_request(http::request_parser<http::string_body>& parser) {
     auto [header_error, header_bytes] = co_await http::async_read_header(socket_, buffer_, parser, use_task);
     busy_ = true;
@@ -164,9 +163,10 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   }
 
   Task<void> refuse_unreadable(boost::system::error_code error) {
-    if (std::optional<Response> answer = unreadable(error, context_->options.message_bytes)) {
-      answer->keep_alive(false);
-      co_await write(std::move(*answer));
+    if (std::optional<Refusal> refusal = net::refuse_unreadable(error, body_bytes())) {
+      Response answer = refused_response(std::move(*refusal));
+      answer.keep_alive(false);
+      co_await write(std::move(answer));
       co_await linger();
     }
   }
@@ -204,14 +204,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
             peer_.uid
         )
     );
-    return text_response(
-        http::status::service_unavailable,
-        fmt::format(
-            "limit_exceeded: this process used more than its share of the daemon for {} ms; send less, or try again "
-            "later",
-            waited.count()
-        )
-    );
+    return refused_response(net::waited_too_long(waited));
   }
 
   void arm_deadline() {
@@ -228,17 +221,14 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
           fmt::format("unauthorized: '{}' is no name of this port; ask for localhost", view(request[http::field::host]))
       );
     }
-    if (entrance_ != Entrance::Tcp) {
+    if (entrance_ != Entrance::Tcp && entrance_ != Entrance::Peer) {
       return std::nullopt;
     }
-    if (!bearer_matches(view(request[http::field::authorization]), context_->bearer_token)) {
-      context_->metrics.refused_token.Increment();
-      Response response = text_response(
-          http::status::unauthorized,
-          "unauthorized: send the header 'Authorization: Bearer <token>' with the token of [server] tcp_token_file"
-      );
-      response.set(http::field::www_authenticate, "Bearer");
-      return response;
+    const bool daemon = entrance_ == Entrance::Peer;
+    if (!bearer_matches(
+            view(request[http::field::authorization]), daemon ? context_->peers->token : context_->bearer_token
+        )) {
+      return wrong_token(daemon ? "[peer] token_file" : "[server] tcp_token_file");
     }
     peer_.token = true;
     const auto origin = request.find(http::field::origin);
@@ -254,40 +244,38 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     return std::nullopt;
   }
 
+  Response wrong_token(std::string_view setting) const {
+    context_->metrics.refused_token.Increment();
+    if (entrance_ == Entrance::Peer) {  // one of two files is wrong, and nobody else would tell the operator
+      context_->log->write(
+          LimitedLog::Kind::RefusedToken,
+          spdlog::level::warn,
+          fmt::format("a link is refused: no token, or not that of {} address={}", setting, address_)
+      );
+    }
+    return refused_response(net::wrong_token(setting));
+  }
+
   [[nodiscard]] bool on_loopback() const {
     const std::string& address = context_->options.health_address;
     return address.starts_with("127.") || address.starts_with("localhost:") || address.starts_with("[::1]:");
   }
 
-  std::optional<Response> refuse_upgrade(const Request& request) {
-    const Target target = split_target(view(request.target()));
-    if (target.path != "/" && target.path != "/rpc") {
-      return text_response(http::status::not_found, fmt::format("no WebSocket at '{}'; use /rpc", target.path));
-    }
+  std::optional<Response> refuse_place(const Request& request) const {
     std::string offered;
     for (auto [field, end] = request.equal_range(http::field::sec_websocket_protocol); field != end; ++field) {
       offered += offered.empty() ? "" : ",";
       offered += view(field->value());
     }
-    if (!offers_subprotocol(offered, kSubprotocol)) {
-      return text_response(
-          http::status::bad_request,
-          fmt::format("version_mismatch: subprotocol '{}' is not supported; supported: {}", offered, kSubprotocol)
-      );
-    }
-    if (buffer_.size() > 0) {  // the WebSocket could not read them; a silent loss would leave the peer waiting
-      return text_response(
-          http::status::bad_request,
-          fmt::format(
-              "invalid_request: {} bytes came along with the upgrade request; send frames after its answer",
-              buffer_.size()
-          )
-      );
-    }
-    return std::nullopt;
+    const UpgradePlace& place = entrance_ == Entrance::Peer ? kPeerPlace : kRpcPlace;
+    auto refused = refuse_upgrade(place, view(request.target()), offered, buffer_.size());
+    return refused ? std::optional(refused_response(std::move(*refused))) : std::nullopt;
   }
 
   Task<Response> respond(const Request& request) {
+    if (entrance_ == Entrance::Peer) {
+      co_return refused_response(refuse_without_upgrade(kPeerPlace, view(request.target())));
+    }
     const Target target = split_target(view(request.target()));
     const bool reads = request.method() == http::verb::get || request.method() == http::verb::head;
     if (target.path == "/rpc" && entrance_ != Entrance::Health) {
@@ -319,11 +307,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
 
   void charge(const IoWatch::Turn& turn) { pace_.charge(FairShare::Worth::Refused, turn.computed()); }
 
-  static Response not_allowed(const char* allowed) {
-    Response response = text_response(http::status::method_not_allowed, fmt::format("allowed here: {}", allowed));
-    response.set(http::field::allow, allowed);
-    return response;
-  }
+  static Response not_allowed(const char* allowed) { return refused_response(method_not_allowed(allowed)); }
 
   Task<Response> post(const Request& request) {
     if (!is_json_content_type(view(request[http::field::content_type]))) {
@@ -364,7 +348,11 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   Task<void> upgrade(Request request) {
     deadline_.cancel();
     Upgrade upgrade{id_, std::move(socket_), std::move(request), peer_, std::move(process_)};
-    co_await serve_websocket(context_, std::move(upgrade));
+    if (entrance_ == Entrance::Peer) {
+      co_await serve_peer_link(context_, std::move(upgrade));
+    } else {
+      co_await serve_websocket(context_, std::move(upgrade));
+    }
   }
 
   Task<void> write(Response response) {
@@ -398,6 +386,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   ConnectionId id_;
   Entrance entrance_;
   PeerIdentity peer_;
+  std::string address_;  ///< of a peer by TCP
   UniqueFd process_;
   ReadPace pace_;
   PeerSocket socket_;

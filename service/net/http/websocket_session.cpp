@@ -8,6 +8,7 @@
 #include "net/socket/closing.hpp"
 #include "net/socket/handler_registration.hpp"
 #include "net/socket/immediate_teardown_socket.hpp"
+#include "net/socket/paced_socket.hpp"
 #include "net/socket/text_queue.hpp"
 
 #include <boost/asio/buffer.hpp>
@@ -24,9 +25,11 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 namespace websocket = boost::beast::websocket;
 
+using WebSocketSocket = ImmediateTeardown<PacedSocket>;
+
 /// The function that Beast calls at the end.
 template <typename Handler>
-void async_teardown(beast::role_type, ImmediateTeardownSocket& socket, Handler&& handler) {
+void async_teardown(beast::role_type, WebSocketSocket& socket, Handler&& handler) {
   socket.tear_down(std::forward<Handler>(handler));
 }
 
@@ -57,7 +60,8 @@ class WebSocketSession final : public Session,
         initialize_(context->io.get_executor()),
         message_end_(context->io.get_executor()),
         linger_(context->io.get_executor()),
-        written_(context->io.get_executor(), Timer::time_point::max()) {
+        written_(context->io.get_executor(), Timer::time_point::max()),
+        turn_(context->io.get_executor(), Timer::time_point::max()) {
     websocket::stream_base::timeout timeout{};
     timeout.handshake_timeout = context->options.handshake_timeout;
     timeout.idle_timeout = context->options.idle_timeout;
@@ -141,7 +145,9 @@ class WebSocketSession final : public Session,
     abort();
   }
 
-  void drop_partial_message() override { drop(too_much_half_sent(context_->options.partial_bytes)); }
+  void drop_partial_message() override {
+    drop(too_much_half_sent(context_->partial_messages.bytes(), context_->options.partial_bytes));
+  }
 
   // ---- the coroutine
 
@@ -205,14 +211,19 @@ class WebSocketSession final : public Session,
         }
         continue;
       }
-      hold_partial(0);
-      if (!closing_) {
+      if (may_execute()) {
+        hold_partial(0);
         handle_message();
+      } else {
+        co_await execute_in_turn(&WebSocketSession::handle_message);
+        hold_partial(0);
       }
       while (!closing_ && context_->messages.has_more(id_)) {
         co_await asio::post(context_->io, use_task);  // behind what others sent meanwhile
-        if (!closing_) {
+        if (may_execute()) {
           go_on();
+        } else {
+          co_await execute_in_turn(&WebSocketSession::go_on);
         }
       }
       buffer_.consume(buffer_.size());
@@ -268,6 +279,38 @@ class WebSocketSession final : public Session,
     co_return !dead_;
   }
 
+  [[nodiscard]] FairShare::Process process() const { return FairShare::process_of(peer_, id_); }
+
+  [[nodiscard]] bool may_execute() const { return !closing_ && context_->turns->free(process()); }
+
+  /// Lets the next message of the process have its turn, however this one ends.
+  struct EndOfTurn {
+    ServerContext& context;
+    FairShare::Process process;
+    ProcessTurns::Ticket ticket;
+
+    ~EndOfTurn() { context.turns->end(process, ticket); }
+  };
+
+  /// A connection that dies meanwhile waits on: what it has sent counts, as where it is executed at once. The wait ends
+  /// after at most one message of each other connection of the process, because each has one in the queue.
+  Task<void> execute_in_turn(void (WebSocketSession::*execute)()) {
+    if (closing_) {
+      co_return;
+    }
+    stop(message_end_);
+    const ProcessTurns::Ticket ticket = context_->turns->wait(process(), [weak = weak_from_this()] {
+      const auto self = weak.lock();
+      return self && self->turn_.cancel() > 0;
+    });
+    const EndOfTurn end{*context_, process(), ticket};
+    auto [cut_short] = co_await turn_.async_wait(use_task);
+    static_cast<void>(cut_short);
+    if (!closing_) {
+      (this->*execute)();
+    }
+  }
+
   void handle_message() {
     const auto data = buffer_.data();
     const std::string_view text{static_cast<const char*>(data.data()), data.size()};
@@ -278,13 +321,17 @@ class WebSocketSession final : public Session,
     }
     const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
     const auto worth = context_->messages.on_text(id_, text) ? FairShare::Worth::Understood : FairShare::Worth::Refused;
-    pace_.charge(worth, turn.computed() + text.size() * ReadPace::kByte);
+    const Duration computed = turn.computed();
+    context_->turns->used(process(), computed);
+    pace_.charge(worth, computed + text.size() * ReadPace::kByte);
   }
 
   void go_on() {
     const IoWatch::Turn turn{context_->metrics.io_watch, "the rest of a batch"};
     context_->messages.go_on(id_);
-    pace_.charge(FairShare::Worth::Understood, turn.computed());
+    const Duration computed = turn.computed();
+    context_->turns->used(process(), computed);
+    pace_.charge(FairShare::Worth::Understood, computed);
   }
 
   /// A violation that ends this connection is charged to its process, so that the next upgrade waits.
@@ -423,13 +470,14 @@ class WebSocketSession final : public Session,
   UniqueFd process_;
   std::any request_;
   ReadPace pace_;
-  websocket::stream<ImmediateTeardownSocket, false> stream_;  // false: permessage-deflate is not compiled in
+  websocket::stream<WebSocketSocket, false> stream_;  // false: permessage-deflate is not compiled in
   beast::flat_buffer buffer_;
   std::size_t partial_bytes_ = 0;  ///< the size that context_->partial_messages knows for this connection
   Timer initialize_;
   Timer message_end_;  ///< for the end of a message; once that is given up, for the end of the connection
   Timer linger_;
   Timer written_;                  ///< a wait for it ends when all is written, or the connection is dead
+  Timer turn_;                     ///< a wait for it ends when the turn of a message has come
   TextQueue queue_;                ///< the front is being written
   std::size_t waiting_bytes_ = 0;  ///< that the handler keeps until the queue is empty
   bool unread_noted_ = false;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 namespace gradsync::net {
 
@@ -24,23 +25,39 @@ std::optional<Error> ConnectionPools::refuse_local(const PeerIdentity& peer, std
   );
 }
 
-std::list<ConnectionId> ConnectionPools::in_the_way(Pool pool) const {
-  const TcpPool& asked = pool == Pool::Tcp ? tcp_ : health_;
-  if (asked.held < (pool == Pool::Tcp ? kTcp : kHealth)) {
+std::list<ConnectionId> ConnectionPools::in_the_way(Pool pool, const std::string& address) const {
+  const TcpPool& asked = tcp_pool(pool);
+  const auto own = asked.of_address.find(address);
+  const std::size_t held = own == asked.of_address.end() ? 0 : own->second.size();
+  if (held >= asked.most_of_address) {
+    return own->second;
+  }
+  if (asked.held < asked.most) {
     return {};
   }
-  return of_largest_address(pool);
+  std::vector<const std::list<ConnectionId>*> others;
+  for (const auto& [other, connections] : asked.of_address) {
+    if (connections.size() > held + 1) {
+      others.push_back(&connections);
+    }
+  }
+  std::stable_sort(others.begin(), others.end(), [](const auto* x, const auto* y) { return x->size() > y->size(); });
+  std::list<ConnectionId> candidates = others.empty() ? of_largest_address(pool) : std::list<ConnectionId>{};
+  for (const std::list<ConnectionId>* connections : others) {
+    candidates.insert(candidates.end(), connections->begin(), connections->end());
+  }
+  return candidates;
 }
 
 std::list<ConnectionId> ConnectionPools::of_largest_address(Pool pool) const {
-  const TcpPool& asked = pool == Pool::Tcp ? tcp_ : health_;
+  const TcpPool& asked = tcp_pool(pool);
   if (asked.of_address.empty()) {
     return {};
   }
   return std::max_element(
              asked.of_address.begin(),
              asked.of_address.end(),
-             [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); }
+             [](const auto& x, const auto& y) { return x.second.size() < y.second.size(); }
   )->second;
 }
 

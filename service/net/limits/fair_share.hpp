@@ -49,12 +49,14 @@ class FairShare {
   /// that wait for one account go on one at a time.
   void prepay(const PeerIdentity& peer, ConnectionId connection, Worth worth, Duration cost, TimePoint now);
 
+  using Process = std::pair<std::uint32_t, std::int64_t>;  ///< uid, pid; or the connection, negative
+
+  [[nodiscard]] static Process process_of(const PeerIdentity& peer, ConnectionId connection);
+
   /// Processes with an account.
   [[nodiscard]] std::size_t accounts() const { return used_up_to_.size(); }
 
  private:
-  using Process = std::pair<std::uint32_t, std::int64_t>;  ///< uid, pid; or the connection, negative
-
   /// By Worth: the moment at which the account is level again, or one in the past.
   using Accounts = std::array<TimePoint, 2>;
 
@@ -63,7 +65,6 @@ class FairShare {
     TimePoint at;
   };
 
-  [[nodiscard]] static Process process_of(const PeerIdentity& peer, ConnectionId connection);
   TimePoint note_used(const Process& process, Worth worth, Duration used, TimePoint now);
   void note_free(const Process& process, TimePoint now);
   [[nodiscard]] Duration pause_of(const Process& process, TimePoint used_up_to, Worth worth, TimePoint now) const;

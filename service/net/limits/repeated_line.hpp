@@ -20,6 +20,7 @@ class RepeatedLine {
   /// Lines of one kind share a place in the log.
   enum class Kind : std::uint8_t {
     RefusedUid,
+    RefusedToken,
     RefusedLimit,
     Exhausted,
     SlowReader,
@@ -53,7 +54,8 @@ class RepeatedLine {
   /// What is to be written of those that were left out, once it is due.
   [[nodiscard]] std::string rest(TimePoint now) {
     said_ = now;
-    return fmt::format("{} ({} such lines since the last one)", last_, std::exchange(left_out_, 0));
+    const auto lines = std::exchange(left_out_, 0);
+    return fmt::format("{} ({} such line{} since the last one)", last_, lines, lines == 1 ? "" : "s");
   }
 
  private:

@@ -19,7 +19,7 @@ void take_from(Map& map, const Key& key, std::size_t bytes) {
 }
 
 std::string too_much(const std::string& who, std::size_t bytes, std::size_t most) {
-  return fmt::format("limit_exceeded: {} leaves {} bytes of answers unread, the limit is {}", who, bytes, most);
+  return fmt::format("limit_exceeded: {} bytes of answers to {} are unread, the limit is {}", bytes, who, most);
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ std::optional<UnreadAnswers::Excess> UnreadAnswers::note(
     return excess_of(process, too_much(fmt::format("uid {}", peer.uid), of_uid_.at(peer.uid), of_one_uid));
   }
   if (bytes_ > most_bytes_) {
-    return excess_of(process_with_most(), too_much("all processes together", bytes_, most_bytes_));
+    return excess_of(process_with_most(), too_much("all processes", bytes_, most_bytes_));
   }
   return std::nullopt;
 }

@@ -5,21 +5,27 @@
 //
 // Thread: io only. Internal to net.
 
-#include "net/socket/paced_socket.hpp"
+#include "net/socket/peer_socket.hpp"
+
+#include <boost/asio/append.hpp>
+#include <boost/asio/post.hpp>
 
 #include <utility>
 
 namespace gradsync::net {
 
-class ImmediateTeardownSocket : public PacedSocket {
+/// `Base`: a PeerSocket, or a socket on top of one.
+template <typename Base>
+class ImmediateTeardown : public Base {
  public:
-  using PacedSocket::PacedSocket;
+  template <typename... Arguments>
+  explicit ImmediateTeardown(PeerSocket&& socket, Arguments&... arguments) : Base(std::move(socket), arguments...) {}
 
   template <typename Handler>
   void tear_down(Handler&& handler) {
     boost::system::error_code ignored;
-    shutdown(Socket::shutdown_send, ignored);
-    asio::post(get_executor(), asio::append(std::forward<Handler>(handler), boost::system::error_code{}));
+    this->shutdown(Socket::shutdown_send, ignored);
+    asio::post(this->get_executor(), asio::append(std::forward<Handler>(handler), boost::system::error_code{}));
   }
 };
 

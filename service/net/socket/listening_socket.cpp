@@ -1,5 +1,7 @@
 #include "net/socket/listening_socket.hpp"
 
+#include "base/host_port.hpp"
+
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <fmt/format.h>
@@ -54,7 +56,7 @@ Started<sockaddr_un> address_of(const std::string& path) {
 Started<std::string> make_directory(const std::string& socket_path) {
   std::string directory = std::filesystem::path(socket_path).parent_path().string();
   if (directory.empty()) {
-    directory = ".";
+    directory = std::string(".");
   }
   if (::mkdir(directory.c_str(), 0755) != 0 && errno != EEXIST) {
     return cannot(
@@ -220,33 +222,26 @@ Started<UnixListener> listen_unix(const std::string& path, unsigned mode) {
 
 namespace {
 
-/// nullopt: the text is not an address and a port.
-std::optional<boost::asio::ip::tcp::endpoint> parse_endpoint(const std::string& address) {
-  const std::size_t colon = address.rfind(':');
-  if (colon == std::string::npos) {
+/// nullopt: the text is not a numeric address and a port.
+std::optional<boost::asio::ip::tcp::endpoint> parse_endpoint(
+    const std::string& address, std::optional<std::uint16_t> default_port
+) {
+  const auto parsed = parse_host_port(address);
+  const std::optional<std::uint16_t> port = parsed && !parsed->port ? default_port
+                                            : parsed                ? parsed->port
+                                                                    : std::nullopt;
+  if (!port) {
     return std::nullopt;
   }
-  std::string host = address.substr(0, colon);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
-    host = host.substr(1, host.size() - 2);
-  }
-  if (host == "localhost") {
-    host = "127.0.0.1";
-  }
-  const std::string port_text = address.substr(colon + 1);
-  boost::system::error_code parse_error;
-  const auto ip = boost::asio::ip::make_address(host, parse_error);
-  if (parse_error || port_text.empty() || port_text.size() > 5 ||
-      port_text.find_first_not_of("0123456789") != std::string::npos || std::stoul(port_text) > 65535) {
-    return std::nullopt;
-  }
-  return boost::asio::ip::tcp::endpoint{ip, static_cast<std::uint16_t>(std::stoul(port_text))};
+  boost::system::error_code error;
+  const auto ip = boost::asio::ip::make_address(parsed->host == "localhost" ? "127.0.0.1" : parsed->host, error);
+  return error ? std::nullopt : std::optional(boost::asio::ip::tcp::endpoint{ip, *port});
 }
 
 }  // namespace
 
-Started<TcpListener> listen_tcp(const std::string& address) {
-  const auto parsed = parse_endpoint(address);
+Started<TcpListener> listen_tcp(const std::string& address, std::optional<std::uint16_t> default_port) {
+  const auto parsed = parse_endpoint(address, default_port);
   if (!parsed) {
     return StartFailure{
         Kind::Configuration,
@@ -271,8 +266,7 @@ Started<TcpListener> listen_tcp(const std::string& address) {
   if (::getsockname(listener.fd.get(), bound.data(), &size) != 0) {
     return cannot("read the port of", address, errno);
   }
-  listener.endpoint = wanted.address().is_v6() ? fmt::format("[{}]:{}", bound.address().to_string(), bound.port())
-                                               : fmt::format("{}:{}", bound.address().to_string(), bound.port());
+  listener.endpoint = join_host_port(bound.address().to_string(), bound.port());
   return listener;
 }
 

@@ -58,7 +58,10 @@ struct TcpListener {
   std::string endpoint;  ///< the address and port that were bound
 };
 
-[[nodiscard]] Started<TcpListener> listen_tcp(const std::string& address);
+/// `default_port`: where the address has none; nullopt: it has to have one.
+[[nodiscard]] Started<TcpListener> listen_tcp(
+    const std::string& address, std::optional<std::uint16_t> default_port = std::nullopt
+);
 
 /// …/gradsync.sock → …/gradsync.fd.sock
 [[nodiscard]] std::string fd_socket_path(const std::string& socket_path);

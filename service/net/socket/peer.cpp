@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77  // newer than the headers of Debian 12
@@ -39,6 +42,45 @@ UniqueFd open_peer_process(int socket, std::int64_t pid) {
   }
   // The header of glibc 2.36 declares pidfd_open with C++ linkage.
   return UniqueFd{static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0))};
+}
+
+std::string address_text(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = {};
+  if (address.ss_family == AF_INET) {
+    const auto& ipv4 = reinterpret_cast<const sockaddr_in&>(address);
+    return ::inet_ntop(AF_INET, &ipv4.sin_addr, text, sizeof text) == nullptr ? "" : text;
+  }
+  if (address.ss_family != AF_INET6) {
+    return "";
+  }
+  const auto& ipv6 = reinterpret_cast<const sockaddr_in6&>(address);
+  if (IN6_IS_ADDR_V4MAPPED(&ipv6.sin6_addr)) {
+    constexpr std::size_t kPrefix = 12;
+    return ::inet_ntop(AF_INET, &ipv6.sin6_addr.s6_addr[kPrefix], text, sizeof text) == nullptr ? "" : text;
+  }
+  return ::inet_ntop(AF_INET6, &ipv6.sin6_addr, text, sizeof text) == nullptr ? "" : text;
+}
+
+SocketEnds socket_ends(int socket) {
+  SocketEnds ends;
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
+    ends.own = address_text(address);
+  }
+  address = {};
+  size = sizeof address;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0) {
+    ends.other = address_text(address);
+  }
+  return ends;
+}
+
+void set_tcp_options(int socket, Milliseconds unacknowledged) {
+  const int on = 1;
+  const auto unacknowledged_ms = static_cast<unsigned>(unacknowledged.count());
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
 }
 
 bool uid_allowed(std::uint32_t uid, std::uint32_t own_uid, const ServerOptions& options) {

@@ -77,6 +77,7 @@ std::string local_shape_hint(const TensorDeclaration& tensor, const PlacedRanks&
 struct Held {
   Box box;
   std::uint32_t rank = 0;
+  const TensorDeclaration* declared = nullptr;
 };
 
 Result<Box> box_held(const TensorDeclaration& tensor, const Holding& holding, const PlacedRanks& placed) {
@@ -205,7 +206,7 @@ Result<void> check_groups(
   for (const Holding& holding : merged.holdings) {
     const TensorDeclaration& tensor = declaration_of(by_rank, holding.rank, holding.row);
     Box box = input_box_of(tensor, placed, placed.ranks[holding.rank]);
-    const auto [entry, fresh] = first.try_emplace(placed.group_of[holding.rank], Held{box, holding.rank});
+    const auto [entry, fresh] = first.try_emplace(placed.group_of[holding.rank], Held{box, holding.rank, &tensor});
     if (!fresh && entry->second.box != box && numel_of(entry->second.box.extent) + numel_of(box.extent) > 0) {
       return refuse(
           tensor,
@@ -272,13 +273,16 @@ Result<HeldBoxes> boxes_held(
   boxes.by_number.resize(static_cast<std::size_t>(placed.boxes));
   for (const Holding& holding : merged.holdings) {
     const TensorDeclaration& tensor = declaration_of(by_rank, holding.rank, holding.row);
+    std::optional<Held>& first = boxes.by_number[holding.box];
+    if (first && first->declared == &tensor) {
+      continue;  // shared, and cut alike: nothing else comes of it
+    }
     Result<Box> box = box_held(tensor, holding, placed);
     if (!box) {
       return box.error();
     }
     boxes.as_cut = boxes.as_cut && !tensor.local_offset;
-    Held held{std::move(*box), holding.rank};
-    std::optional<Held>& first = boxes.by_number[holding.box];
+    Held held{std::move(*box), holding.rank, &tensor};
     if (!first) {
       first = std::move(held);
     } else if (first->box != held.box && numel_of(first->box.extent) + numel_of(held.box.extent) > 0) {

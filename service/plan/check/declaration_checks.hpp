@@ -49,6 +49,9 @@ struct TensorAt {
 /// Checks that nothing is left to reduce: on data path stats there is no partial placement and no divisor.
 [[nodiscard]] Result<void> check_reduced(const TensorAt& at);
 
+/// Checks what a declaration has besides its tensors, and what depends on all of them: fingerprints and options.
+[[nodiscard]] Result<void> check_beside_tensors(const RankDeclaration& declaration);
+
 /// Checks accumulate, norm_type and the clip groups.
 [[nodiscard]] Result<void> check_options(const RankDeclaration& declaration);
 

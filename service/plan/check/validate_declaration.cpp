@@ -156,6 +156,10 @@ Result<void> validate_declaration(const RankDeclaration& declaration, const std:
       return among.error();
     }
   }
+  return check_beside_tensors(declaration);
+}
+
+Result<void> check_beside_tensors(const RankDeclaration& declaration) {
   if (const auto fingerprints = check_fingerprints(declaration); !fingerprints) {
     return fingerprints.error();
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <unordered_map>
 
 namespace gradsync::plan {
 
@@ -104,10 +105,17 @@ bool rows_are_tensors(const Plan& plan) {
 }  // namespace
 
 void plan_layouts(Plan& plan, Declarations by_rank, const Merged& merged) {
+  std::unordered_map<const void*, std::uint32_t> of_list;  // ranks that share their tensors are laid out alike
   for (std::uint32_t rank = 0; rank < by_rank.size(); ++rank) {
+    const auto [known, fresh] = of_list.try_emplace(by_rank[rank]->tensors.identity(), 0);
+    if (!fresh) {
+      plan.layout_of.push_back(known->second);
+      continue;
+    }
     ArenaLayout layout = layout_for(plan, by_rank, merged, rank);
     const auto same = std::find(plan.layouts.begin(), plan.layouts.end(), layout);
-    plan.layout_of.push_back(static_cast<std::uint32_t>(same - plan.layouts.begin()));
+    known->second = static_cast<std::uint32_t>(same - plan.layouts.begin());
+    plan.layout_of.push_back(known->second);
     if (same == plan.layouts.end()) {
       plan.layouts.push_back(std::move(layout));
       add_stage_bytes(plan, by_rank, merged, rank);

@@ -27,26 +27,22 @@ class Merger {
     }
   }
 
+  /// A list that ranks share is compared once, with those of the ranks before.
   Result<void> add_rank(std::uint32_t rank) {
-    std::size_t expected = 0;  // ranks mostly declare in one order: the neighbour is tried before the table
-    for (std::uint32_t row = 0; row < by_rank_[rank]->tensors.size(); ++row) {
+    const TensorList& tensors = by_rank_[rank]->tensors;
+    std::vector<std::size_t>& indices = indices_[tensors.identity()];
+    for (std::uint32_t row = 0; row < tensors.size(); ++row) {
       interruption_point();
-      const TensorDeclaration& tensor = declaration_of(by_rank_, rank, row);
-      const std::size_t index = find_or_add(tensor, rank, row, expected);
-      expected = index + 1;
-      MergedTensor& merged = merged_.tensors[index];
-      const TensorDeclaration& first = declaration_of(by_rank_, merged.rank, merged.row);
-      if (const auto found = difference_of(first, tensor)) {
-        return holders_differ(tensor, {merged.rank, rank}, row, *found);
+      if (row == indices.size()) {  // ranks mostly declare in one order: the neighbour is tried before the table
+        const Result<std::size_t> index = index_of(rank, row, row == 0 ? 0 : indices.back() + 1);
+        if (!index) {
+          return index.error();
+        }
+        indices.push_back(*index);
       }
-      const RankPlace& place = merged_.placed_of(merged).ranks[rank];
-      if (!place.holds) {
-        return not_placed_here(tensor, *meshes_.at(tensor.mesh), rank, row);
+      if (const auto added = add_holding(merged_.tensors[indices[row]], rank, row); !added) {
+        return added.error();
       }
-      const PlacedRanks& placed = merged_.placed_of(merged);
-      const std::int64_t left =
-          placed.scatters() ? numel_of(box_of(tensor, placed, place).extent) : numel_of(tensor.local_shape);
-      merged.holdings.push_back({rank, row, place.box, static_cast<std::uint64_t>(left)});
     }
     return {};
   }
@@ -105,6 +101,29 @@ class Merger {
     return first.name == tensor.name && (first.placements == tensor.placements || key_of(first) == key_of(tensor));
   }
 
+  Result<std::size_t> index_of(std::uint32_t rank, std::uint32_t row, std::size_t expected) {
+    const TensorDeclaration& tensor = declaration_of(by_rank_, rank, row);
+    const std::size_t index = find_or_add(tensor, rank, row, expected);
+    const MergedTensor& merged = merged_.tensors[index];
+    if (const auto found = difference_of(declaration_of(by_rank_, merged.rank, merged.row), tensor)) {
+      return holders_differ(tensor, {merged.rank, rank}, row, *found);
+    }
+    return index;
+  }
+
+  Result<void> add_holding(MergedTensor& merged, std::uint32_t rank, std::uint32_t row) {
+    const TensorDeclaration& tensor = declaration_of(by_rank_, rank, row);
+    const PlacedRanks& placed = merged_.placed_of(merged);
+    const RankPlace& place = placed.ranks[rank];
+    if (!place.holds) {
+      return not_placed_here(tensor, *meshes_.at(tensor.mesh), rank, row);
+    }
+    const std::int64_t left =
+        placed.scatters() ? numel_of(box_of(tensor, placed, place).extent) : numel_of(tensor.local_shape);
+    merged.holdings.push_back({rank, row, place.box, static_cast<std::uint64_t>(left)});
+    return {};
+  }
+
   std::size_t find_or_add(
       const TensorDeclaration& tensor, std::uint32_t rank, std::uint32_t row, std::size_t expected
   ) {
@@ -134,8 +153,9 @@ class Merger {
   Declarations by_rank_;
   std::unordered_map<std::string_view, const Mesh*, KeyedHash> meshes_;
   Merged merged_;
-  std::unordered_map<std::string, std::size_t, KeyedHash> index_;   ///< key → tensor
-  std::unordered_map<std::string, std::size_t, KeyedHash> placed_;  ///< placements → placed
+  std::unordered_map<const void*, std::vector<std::size_t>> indices_;  ///< list → by row: the merged tensor
+  std::unordered_map<std::string, std::size_t, KeyedHash> index_;      ///< key → tensor
+  std::unordered_map<std::string, std::size_t, KeyedHash> placed_;     ///< placements → placed
 };
 
 /// The elements of a job are counted in 64 bits. That each rank holds few enough does not bound what all of them hold.

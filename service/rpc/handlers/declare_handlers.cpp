@@ -1,5 +1,6 @@
 #include "base/text.hpp"
 #include "plan/explain.hpp"
+#include "plan/memory.hpp"
 #include "rpc/handlers/handlers.hpp"
 
 #include <fmt/format.h>
@@ -10,35 +11,15 @@ namespace gradsync::rpc {
 
 namespace {
 
-template <typename T>
-std::uint64_t bytes_of(const std::vector<T>& items) {
-  return items.capacity() * sizeof(T);
-}
-
-/// Memory of what a tensor brings, about: texts and lists with their allocations.
-std::uint64_t bytes_of(const WireTensor& tensor) {
-  const plan::TensorDeclaration& declaration = tensor.declaration;
-  std::uint64_t bytes = sizeof(plan::TensorDeclaration) + declaration.name.capacity() + declaration.mesh.capacity() +
-                        bytes_of(declaration.shape) * 2 + bytes_of(declaration.placements);
-  for (const plan::Placement& placement : declaration.placements) {
-    bytes += bytes_of(placement.axes);
-    if (const auto* only = std::get_if<plan::Only>(&placement.kind)) {
-      bytes += bytes_of(only->at);
-    }
-  }
-  bytes += declaration.clip_group.capacity() + bytes_of(declaration.split_order);
-  bytes += declaration.local_offset ? bytes_of(*declaration.local_offset) : 0;
-  for (const std::optional<std::string>* text : {&declaration.tied, &declaration.layer, &tensor.weight_fingerprint}) {
-    bytes += *text ? (*text)->capacity() : 0;
-  }
-  return bytes;
+std::uint64_t memory_of(const WireTensor& tensor) {
+  return plan::memory_of(tensor.declaration) + (tensor.weight_fingerprint ? tensor.weight_fingerprint->capacity() : 0);
 }
 
 /// The memory of a declaration counts from its first page until its rank leaves or declares anew.
 Result<void> hold_page(Core& core, const Caller& caller, const DeclareParams& params) {
   std::uint64_t bytes = 0;
   for (const WireTensor& tensor : params.tensors) {
-    bytes += bytes_of(tensor);
+    bytes += memory_of(tensor);
   }
   FairBudget& budget = core.engine.declared_bytes();
   const Holder holder{caller.peer.uid, caller.peer.pid};
@@ -83,7 +64,7 @@ Result<void> add_page(Core& core, const Caller& caller, DeclareParams& params) {
   } else if (params.buffer != declaring.buffer) {
     return invalid_params("buffer", fmt::format("buffer is {}; page 0 said {}", params.buffer, declaring.buffer));
   }
-  auto& tensors = declaring.declaration.tensors;
+  std::vector<plan::TensorDeclaration>& tensors = declaring.declaration.tensors.own();
   const std::size_t total = tensors.size() + params.tensors.size();
   if (total > static_cast<std::size_t>(limits.engine.tensors)) {
     return make_error(
@@ -93,7 +74,9 @@ Result<void> add_page(Core& core, const Caller& caller, DeclareParams& params) {
   }
   if (static_cast<std::size_t>(params.page) >= limits.declare_pages) {
     return make_error(
-        ErrorCode::LimitExceeded, fmt::format("more than {} pages", limits.declare_pages), "put more tensors on a page"
+        ErrorCode::LimitExceeded,
+        fmt::format("page {}; a declaration has at most {} pages", params.page, limits.declare_pages),
+        "put more tensors on a page"
     );
   }
   if (Result<void> held = hold_page(core, caller, params); !held) {

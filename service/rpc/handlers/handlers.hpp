@@ -31,6 +31,7 @@ void job_pause(Core& core, Caller& caller, PauseParams params, Answer<Empty> ans
 void buffers_allocate(Core& core, Caller& caller, AllocateParams params, Answer<AllocateAnswer> answer);
 void buffers_adopt(Core& core, Caller& caller, AllocateParams params, Answer<AllocateAnswer> answer);
 void buffers_register(Core& core, Caller& caller, RegisterParams params, Answer<RegisterAnswer> answer);
+void ipc_probe(Core& core, Caller& caller, ProbeParams params, Answer<ProbeAnswer> answer);
 void buffers_release(Core& core, Caller& caller, ReleaseParams params, Answer<Empty> answer);
 
 // declare_handlers.cpp

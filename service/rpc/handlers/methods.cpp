@@ -30,6 +30,12 @@ constexpr std::array kMethods{
     method<RegisterParams, RegisterAnswer, buffers_register>(
         "buffers.register", Attach, Request, "Have gradients synchronised where they lie, in memory of a GPU"
     ),
+    method<ProbeParams, ProbeAnswer, ipc_probe>(
+        "ipc.probe",
+        Initialize,
+        Request,
+        "Have memory of a GPU opened, read, written and closed, to see whether it can be"
+    ),
     method<ReleaseParams, Empty, buffers_release>("buffers.release", Attach, Request, "Give a buffer back"),
     method<DeclareParams, DeclareAnswer, gradients_declare, declaration_refused>(
         "gradients.declare",

@@ -31,6 +31,33 @@ void grant(const AllocateParams& params, const Answer<AllocateAnswer>& answer, a
   answer(AllocateAnswer{granted->buffer, granted->size_bytes, std::move(granted->token)});
 }
 
+/// The bytes of the handle by which a process of this machine exports memory of a GPU.
+template <typename Params>
+Result<std::string> exported_handle(const Core& core, const Caller& caller, const Params& params) {
+  if (params.transport != "cuda_ipc") {
+    return invalid_params(
+        "transport",
+        fmt::format("transport is \"{}\"; expected \"cuda_ipc\"", params.transport),
+        "buffers.allocate gives memory of CPUs"
+    );
+  }
+  const std::string& boot_id = caller.connection->client->boot_id;
+  if (!boot_id.empty() && boot_id != core.identity.boot_id) {
+    return make_error(
+        ErrorCode::ImportRefused,
+        fmt::format(
+            "this process runs on another machine (boot {}, the daemon's is {})", boot_id, core.identity.boot_id
+        ),
+        "a GPU's memory can be shared on one machine only: connect to the daemon of this one"
+    );
+  }
+  std::optional<std::string> handle = bytes_of_hex(params.handle);
+  if (!handle) {
+    return invalid_params("handle", "handle is not made of hex digits", "two digits for each byte of the handle");
+  }
+  return std::move(*handle);
+}
+
 std::string client_version(Value params) {
   const auto client = params.member("client");
   const auto version = client ? client->member("version") : std::nullopt;
@@ -155,28 +182,9 @@ void buffers_adopt(Core& core, Caller& caller, AllocateParams params, Answer<All
 }
 
 void buffers_register(Core& core, Caller& caller, RegisterParams params, Answer<RegisterAnswer> answer) {
-  const std::string& boot_id = caller.connection->client->boot_id;
-  if (params.transport != "cuda_ipc") {
-    answer(invalid_params(
-        "transport",
-        fmt::format("transport is \"{}\"; expected \"cuda_ipc\"", params.transport),
-        "buffers.allocate gives memory of CPUs"
-    ));
-    return;
-  }
-  if (!boot_id.empty() && boot_id != core.identity.boot_id) {
-    answer(make_error(
-        ErrorCode::ImportRefused,
-        fmt::format(
-            "this process runs on another machine (boot {}, the daemon's is {})", boot_id, core.identity.boot_id
-        ),
-        "a GPU's memory can be shared on one machine only: connect to the daemon of this one"
-    ));
-    return;
-  }
-  std::optional<std::string> handle = bytes_of_hex(params.handle);
+  Result<std::string> handle = exported_handle(core, caller, params);
   if (!handle) {
-    answer(invalid_params("handle", "handle is not made of hex digits", "two digits for each byte of the handle"));
+    answer(handle.error());
     return;
   }
   core.engine.register_buffer(
@@ -193,6 +201,25 @@ void buffers_register(Core& core, Caller& caller, RegisterParams params, Answer<
           answer(RegisterAnswer{registered->buffer, registered->size_bytes});
         } else {
           answer(registered.error());
+        }
+      }
+  );
+}
+
+void ipc_probe(Core& core, Caller& caller, ProbeParams params, Answer<ProbeAnswer> answer) {
+  Result<std::string> handle = exported_handle(core, caller, params);
+  if (!handle) {
+    answer(handle.error());
+    return;
+  }
+  core.engine.probe_memory(
+      {caller.peer.uid, caller.peer.pid},
+      {std::move(params.device), std::move(*handle), 0, params.allocation_bytes, params.offset, params.bytes, 0},
+      [answer](const Result<device::Probe>& probe) {
+        if (probe) {
+          answer(ProbeAnswer{probe->mapped_bytes, hex_of(probe->read), probe->open_s, probe->copy_s, probe->close_s});
+        } else {
+          answer(probe.error());
         }
       }
   );

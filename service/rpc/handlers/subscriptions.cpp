@@ -28,7 +28,7 @@ Result<std::uint64_t> Subscriptions::add(const SubscribeParams& params) {
   if (subscriptions_.size() >= most_) {
     return make_error(
         ErrorCode::LimitExceeded,
-        fmt::format("this connection has {} subscriptions, the most (limits.subscriptions)", most_),
+        fmt::format("this connection has {} subscriptions, and may have no more", most_),
         "events.unsubscribe one, or ask for several topics in one"
     );
   }

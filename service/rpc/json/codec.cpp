@@ -226,4 +226,19 @@ Json Codec<std::string>::schema(SchemaBuilder&, Bounds bounds) {
   return schema;
 }
 
+bool Codec<SharedText>::read(FieldReader& reader, Value value, SharedText& out, Bounds bounds) {
+  std::string text;
+  const bool ok = Codec<std::string>::read(reader, value, text, bounds);
+  out = SharedText(std::move(text));
+  return ok;
+}
+
+void Codec<SharedText>::write(JsonWriter& writer, const SharedText& value) {
+  writer.value(std::string_view(value.str()));
+}
+
+Json Codec<SharedText>::schema(SchemaBuilder& builder, Bounds bounds) {
+  return Codec<std::string>::schema(builder, bounds);
+}
+
 }  // namespace gradsync::rpc

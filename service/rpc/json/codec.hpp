@@ -5,6 +5,7 @@
 // member, what, bounds)` or `visitor.optional(…)` once per field. An enum is described by `EnumNames<T>::kEntries`.
 // `Codec<T>` holds the rules per type; a type with rules of its own specialises it.
 
+#include "base/shared_text.hpp"
 #include "rpc/json/field_visitors.hpp"
 
 #include <array>
@@ -118,6 +119,7 @@ GRADSYNC_SCALAR_CODEC(std::uint64_t);
 GRADSYNC_SCALAR_CODEC(std::uint32_t);
 GRADSYNC_SCALAR_CODEC(double);
 GRADSYNC_SCALAR_CODEC(std::string);
+GRADSYNC_SCALAR_CODEC(SharedText);
 #undef GRADSYNC_SCALAR_CODEC
 
 // ---- containers
@@ -135,6 +137,20 @@ struct Codec<std::optional<T>> {
       writer.null();
     }
   }
+
+  static Json schema(SchemaBuilder& builder, Bounds bounds) { return Codec<T>::schema(builder, bounds); }
+};
+
+/// Never null.
+template <typename T>
+struct Codec<std::shared_ptr<const T>> {
+  static bool read(FieldReader& reader, Value value, std::shared_ptr<const T>& out, Bounds bounds) {
+    const auto made = std::make_shared<T>();
+    out = made;
+    return Codec<T>::read(reader, value, *made, bounds);
+  }
+
+  static void write(JsonWriter& writer, const std::shared_ptr<const T>& value) { Codec<T>::write(writer, *value); }
 
   static Json schema(SchemaBuilder& builder, Bounds bounds) { return Codec<T>::schema(builder, bounds); }
 };
@@ -166,15 +182,10 @@ struct Codec<std::vector<T>> {
       return reader.wrong_type(value, "a list");
     }
     out.clear();
-    const bool ok = value.each_item([&](Value item) {
+    return reader.has_count(value, bounds) && value.each_item([&](Value item) {
       const FieldReader::Step step(reader, out.size());
       return Codec<T>::read(reader, item, out.emplace_back(), kItem);
     });
-    const auto count = static_cast<std::int64_t>(out.size());
-    if (ok && (count < bounds.least || count > bounds.most)) {
-      return reader.out_of_range("a list of " + std::to_string(count), " items", bounds);
-    }
-    return ok;
   }
 
   static void write(JsonWriter& writer, const std::vector<T>& values) {

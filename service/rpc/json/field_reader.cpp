@@ -52,6 +52,10 @@ bool FieldReader::out_of_range(const std::string& found, std::string_view unit, 
   return fail(fmt::format("is {}{}; expected {} to {}", found, unit, bounds.least, bounds.most));
 }
 
+bool FieldReader::wrong_count(std::int64_t items, Bounds bounds) {
+  return out_of_range(fmt::format("a list of {}", items), " items", bounds);
+}
+
 bool FieldReader::missing(std::string_view field) {
   const Step step(*this, field);
   return fail("is missing");

@@ -56,9 +56,20 @@ class FieldReader {
   bool wrong_type(Value found, std::string_view expected);
   bool too_long(Value integer);
   bool out_of_range(const std::string& found, std::string_view unit, Bounds bounds);
+  bool wrong_count(std::int64_t items, Bounds bounds);
   bool missing(std::string_view field);
   bool unknown(std::string_view field, const std::vector<std::string>& known);
   bool fail(std::string message, std::string hint = {});
+
+  /// True where the list has as many items as the bounds allow. None of them is looked at, so a list that is too long
+  /// takes no memory.
+  bool has_count(Value list, Bounds bounds) {
+    if (bounds.least <= 0 && bounds.most == Bounds{}.most) {
+      return true;
+    }
+    const std::int64_t items = list.item_count();
+    return (items >= bounds.least && items <= bounds.most) || wrong_count(items, bounds);
+  }
 
   /// Members of the object being read, shared by all levels so that steady reading allocates nothing.
   struct Member {

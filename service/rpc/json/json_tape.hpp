@@ -82,6 +82,16 @@ class Value {
     return true;
   }
 
+  /// The items of an array.
+  [[nodiscard]] std::int64_t item_count() const {
+    std::int64_t count = 0;
+    each_item([&](Value) {
+      ++count;
+      return true;
+    });
+    return count;
+  }
+
   /// Calls `visit(std::string_view key, Value)` for each member of an object until it returns false.
   template <typename Visit>
   bool each_member(Visit visit) const {

@@ -11,6 +11,7 @@ namespace gradsync::rpc {
 namespace {
 
 constexpr std::uint64_t kExactIntegers = 1ULL << 53;
+constexpr double kLongIntegers = 0x1p63;  // readers refuse integers that do not fit 64 bits
 
 bool needs_escape(char character) {
   const auto byte = static_cast<unsigned char>(character);
@@ -72,7 +73,10 @@ void JsonWriter::value(double value) {
     raw("-0.0");  // readers take "-0" for an integer, which has no sign
   } else {
     char digits[32];
-    const auto [end, problem] = std::to_chars(digits, digits + sizeof(digits), value);
+    const auto [end, problem] =
+        std::fabs(value) < kLongIntegers
+            ? std::to_chars(digits, digits + sizeof(digits), value)
+            : std::to_chars(digits, digits + sizeof(digits), value, std::chars_format::scientific);
     raw(std::string_view(digits, static_cast<std::size_t>(end - digits)));
   }
 }

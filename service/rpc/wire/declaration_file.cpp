@@ -1,6 +1,6 @@
 #include "rpc/wire/declaration_file.hpp"
 
-#include "plan/make_plan.hpp"
+#include "plan/declaration_pool.hpp"
 #include "rpc/json/codec.hpp"
 #include "rpc/json/json_tape.hpp"
 #include "rpc/wire/wire_declare.hpp"
@@ -8,8 +8,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
+#include <deque>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace gradsync::rpc {
 
@@ -71,7 +75,7 @@ Result<void> read_line(const std::string& text, std::size_t line, T& out) {
 plan::RankDeclaration declaration_of(FileRank&& rank, const plan::DeclareOptions& options) {
   plan::RankDeclaration declaration;
   declaration.options = options;
-  declaration.tensors.reserve(rank.tensors.size());
+  declaration.tensors.own().reserve(rank.tensors.size());
   for (WireTensor& tensor : rank.tensors) {
     append(declaration, std::move(tensor));
   }
@@ -92,75 +96,180 @@ Result<void> read_head(const std::string& text, std::size_t line, FileHead& head
   return {};
 }
 
-using FileRanks = std::vector<std::optional<plan::RankDeclaration>>;
+/// A line that begins with its rank, as clients write it. Lines of ranks that declare alike differ in nothing else.
+struct NumberedLine {
+  std::int64_t rank = 0;
+  std::string_view rest;
+};
 
-Result<void> read_rank(const std::string& text, std::size_t line, const FileHead& head, FileRanks& ranks) {
-  FileRank rank;
-  if (const auto read = read_line(text, line, rank); !read) {
-    return read.error();
+std::optional<NumberedLine> numbered(std::string_view text) {
+  constexpr std::string_view kBegin = R"({"rank":)";
+  if (!text.starts_with(kBegin)) {
+    return std::nullopt;
   }
-  if (rank.rank >= head.world_size) {
-    return wrong_rank(
-        line, fmt::format("rank is {}, world_size {}", rank.rank, head.world_size), "ranks are 0 to world_size - 1"
-    );
+  NumberedLine line;
+  line.rest = text.substr(kBegin.size());
+  line.rest.remove_prefix(line.rest.starts_with(' ') ? 1 : 0);
+  const auto [end, error] = std::from_chars(line.rest.data(), line.rest.data() + line.rest.size(), line.rank);
+  const auto digits = static_cast<std::size_t>(end - line.rest.data());
+  if (error != std::errc{} || line.rest.starts_with('-') || (line.rest.starts_with('0') && digits > 1)) {
+    return std::nullopt;
   }
-  const std::int64_t number = rank.rank;
-  std::optional<plan::RankDeclaration>& slot = ranks[static_cast<std::size_t>(number)];
-  if (slot) {
-    return wrong_rank(line, fmt::format("rank {} has a second line", number), "one line per rank");
-  }
-  slot = declaration_of(std::move(rank), head.options);
-  if (const auto valid = plan::validate_declaration(*slot, head.meshes); !valid) {
-    Error error = at_line(valid.error(), line);
-    error.rank = number;
-    return error;
-  }
-  return {};
+  line.rest.remove_prefix(digits);
+  return line;
 }
+
+/// The last few lines that were read, so that another one of their kind is compared with them instead of read.
+class RecentLines {
+ public:
+  /// The rank that had the same line, or none.
+  [[nodiscard]] std::optional<std::int64_t> find(const NumberedLine& line) const {
+    const auto found =
+        std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) { return kept.rest == line.rest; });
+    return found == kept_.end() ? std::nullopt : std::optional(found->rank);
+  }
+
+  void keep(const NumberedLine& line) {
+    kept_.push_front({line.rank, std::string(line.rest)});
+    bytes_ += line.rest.size();
+    while (kept_.size() > 1 && (kept_.size() > kMostLines || bytes_ > kMostBytes)) {
+      bytes_ -= kept_.back().rest.size();
+      kept_.pop_back();
+    }
+  }
+
+ private:
+  static constexpr std::size_t kMostLines = 16;
+  static constexpr std::size_t kMostBytes = 16U << 20;
+
+  struct Kept {
+    std::int64_t rank;
+    std::string rest;
+  };
+
+  std::deque<Kept> kept_;  ///< the newest first
+  std::size_t bytes_ = 0;
+};
+
+/// Reads the lines of ranks.
+class RankReader {
+ public:
+  explicit RankReader(const FileHead& head)
+      : head_(head), pool_(head.meshes), ranks_(static_cast<std::size_t>(head.world_size)) {}
+
+  Result<void> read(const std::string& text, std::size_t line) {
+    const std::optional<NumberedLine> parts = numbered(text);
+    if (const auto same = parts ? recent_.find(*parts) : std::nullopt) {
+      const Result<Slot*> slot = slot_of(parts->rank, line);
+      if (!slot) {
+        return slot.error();
+      }
+      **slot = ranks_[static_cast<std::size_t>(*same)];
+      return {};
+    }
+    FileRank rank;
+    if (const auto read = read_line(text, line, rank); !read) {
+      return read.error();
+    }
+    if (const auto admitted = admit(std::move(rank), line); !admitted) {
+      return admitted.error();
+    }
+    if (parts) {
+      recent_.keep(*parts);
+    }
+    return {};
+  }
+
+  Result<std::vector<plan::RankDeclaration>> take() {
+    std::vector<plan::RankDeclaration> all;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (!ranks_[rank]) {
+        return invalid_params(
+            "rank",
+            fmt::format("rank {} of {} has no line", rank, ranks_.size()),
+            "a rank that holds nothing has no tensors"
+        );
+      }
+      all.push_back(std::move(*ranks_[rank]));
+    }
+    return all;
+  }
+
+ private:
+  using Slot = std::optional<plan::RankDeclaration>;
+
+  Result<Slot*> slot_of(std::int64_t rank, std::size_t line) {
+    if (rank >= head_.world_size) {
+      return wrong_rank(
+          line, fmt::format("rank is {}, world_size {}", rank, head_.world_size), "ranks are 0 to world_size - 1"
+      );
+    }
+    Slot& slot = ranks_[static_cast<std::size_t>(rank)];
+    if (slot) {
+      return wrong_rank(line, fmt::format("rank {} has a second line", rank), "one line per rank");
+    }
+    return &slot;
+  }
+
+  Result<void> admit(FileRank&& rank, std::size_t line) {
+    const std::int64_t number = rank.rank;
+    const Result<Slot*> slot = slot_of(number, line);
+    if (!slot) {
+      return slot.error();
+    }
+    plan::RankDeclaration declaration = declaration_of(std::move(rank), head_.options);
+    Result<plan::TensorList> tensors = pool_.admit(declaration);
+    if (!tensors) {
+      Error error = at_line(tensors.error(), line);
+      error.rank = number;
+      return error;
+    }
+    declaration.tensors = std::move(*tensors);
+    **slot = std::move(declaration);
+    return {};
+  }
+
+  const FileHead& head_;
+  plan::DeclarationPool pool_;
+  std::vector<Slot> ranks_;
+  RecentLines recent_;
+};
 
 }  // namespace
 
 Result<JobDeclaration> read_declaration_file(std::istream& in, const std::function<void(std::size_t)>& progress) {
   FileHead head;
-  JobDeclaration job;
-  FileRanks ranks;
+  std::optional<RankReader> reader;
   std::string text;
   std::size_t seen = 0;
   for (std::size_t line = 1; std::getline(in, text); ++line) {
     if (text.empty()) {
       continue;
     }
-    if (ranks.empty()) {
+    if (!reader) {
       if (const auto read = read_head(text, line, head); !read) {
         return read.error();
       }
-      ranks.resize(static_cast<std::size_t>(head.world_size));
+      reader.emplace(head);
       continue;
     }
-    if (const auto read = read_rank(text, line, head, ranks); !read) {
+    if (const auto read = reader->read(text, line); !read) {
       return read.error();
     }
     if (progress) {
       progress(++seen);
     }
   }
-  if (ranks.empty()) {
+  if (!reader) {
     return make_error(
         ErrorCode::ParseError, "the file is empty", "its first line is the head: see gradsyncd plan check --help"
     );
   }
-  job.meshes = std::move(head.meshes);
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (!ranks[rank]) {
-      return invalid_params(
-          "rank",
-          fmt::format("rank {} of {} has no line", rank, ranks.size()),
-          "a rank that holds nothing has no tensors"
-      );
-    }
-    job.ranks.push_back(std::move(*ranks[rank]));
+  Result<std::vector<plan::RankDeclaration>> ranks = reader->take();
+  if (!ranks) {
+    return ranks.error();
   }
-  return job;
+  return JobDeclaration{std::move(head.meshes), std::move(*ranks)};
 }
 
 }  // namespace gradsync::rpc

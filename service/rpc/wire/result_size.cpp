@@ -16,6 +16,15 @@ std::size_t about_bytes(const engine::StepReport& report) {
          kIndex * (report.absent.size() + report.stable_buckets.size());
 }
 
+/// The text has more: the names alone.
+std::size_t least_bytes(const engine::StepReport& report) {
+  std::size_t bytes = 0;
+  for (const engine::LayerReport& layer : report.layers) {
+    bytes += layer.name.str().size();
+  }
+  return bytes;
+}
+
 bool keep_first(auto& findings) {
   const bool more = findings.size() > 1;
   findings.resize(std::min<std::size_t>(findings.size(), 1));
@@ -59,11 +68,13 @@ constexpr Cut kCuts[] = {
 
 /// A report that is not cut is written like the answer with it.
 std::string render_report(const engine::StepReport& report, std::size_t room) {
-  std::string memory;
-  memory.reserve(about_bytes(report));
-  std::string text = to_json(report, std::move(memory));
-  if (text.size() <= room) {
-    return text;
+  std::string text;
+  if (least_bytes(report) <= room) {
+    text.reserve(about_bytes(report));
+    text = to_json(report, std::move(text));
+    if (text.size() <= room) {
+      return text;
+    }
   }
   ReportAnswer shorter{report, std::vector<std::string>{}};
   for (const Cut& cut : kCuts) {
@@ -87,7 +98,7 @@ std::string render(const StatsAnswer& answer, std::size_t room) {
   std::vector<std::string> newest_first;
   std::size_t size = sizeof(R"({"reports":[]})");
   for (auto report = answer.reports.rbegin(); report != answer.reports.rend(); ++report) {
-    newest_first.push_back(render_report(*report, room > 64 ? room - 64 : 0));
+    newest_first.push_back(render_report(**report, room > 64 ? room - 64 : 0));
     size += newest_first.back().size() + 1;
     if (size > room) {
       newest_first.pop_back();
@@ -104,6 +115,21 @@ std::string render(const StatsAnswer& answer, std::size_t room) {
   writer.end_array();
   writer.end_object();
   return writer.take();
+}
+
+std::string render(const StatusAnswer& answer, std::size_t room) {
+  std::string text = to_json(answer);
+  if (text.size() <= room) {
+    return text;
+  }
+  StatusAnswer shorter = answer;
+  while (text.size() > room && !shorter.jobs.empty()) {
+    const std::size_t jobs = shorter.jobs.size();
+    shorter.jobs.resize(std::min(jobs - 1, jobs * room / text.size()));  // about those that fit
+    shorter.jobs_left_out += static_cast<std::int64_t>(jobs - shorter.jobs.size());
+    text = to_json(shorter);
+  }
+  return text;
 }
 
 std::string render(const DeclareAnswer& answer, std::size_t room) {

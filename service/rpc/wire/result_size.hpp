@@ -25,6 +25,7 @@ inline constexpr std::size_t kMostOffsets = 20'000;  ///< a declaration of more 
 /// Without `layers`, then `absent`, then `watch`; then the first alone of `missing`, of `divergence`, of `nonfinite`.
 [[nodiscard]] std::string render(const ReportAnswer& answer, std::size_t room);
 [[nodiscard]] std::string render(const StatsAnswer& answer, std::size_t room);    ///< the newest reports that fit
+[[nodiscard]] std::string render(const StatusAnswer& answer, std::size_t room);   ///< the first jobs that fit
 [[nodiscard]] std::string render(const DeclareAnswer& answer, std::size_t room);  ///< without `tensors` of the buckets
 
 /// The `result` of a step's reply, as the engine records it.

@@ -48,7 +48,7 @@ bool check_field(FieldReader& reader, const char* field, bool given, bool belong
 }  // namespace
 
 void append(plan::RankDeclaration& declaration, WireTensor tensor) {
-  plan::TensorDeclaration& planned = declaration.tensors.emplace_back(std::move(tensor.declaration));
+  plan::TensorDeclaration& planned = declaration.tensors.own().emplace_back(std::move(tensor.declaration));
   planned.local_shape = tensor.local_shape ? std::move(*tensor.local_shape) : planned.shape;
   std::vector<std::string>& fingerprints = declaration.weight_fingerprints;
   const bool given = tensor.weight_fingerprint && !tensor.weight_fingerprint->empty();

@@ -18,7 +18,7 @@ struct StatsParams {
 };
 
 struct StatsAnswer {
-  std::vector<engine::StepReport> reports;
+  std::vector<std::shared_ptr<const engine::StepReport>> reports;
 };
 
 struct StatusAnswer {
@@ -28,6 +28,7 @@ struct StatusAnswer {
   std::string state;
   double uptime_s = 0;
   std::vector<engine::JobStatus> jobs;
+  std::int64_t jobs_left_out = 0;
 };
 
 enum class LogLevel : std::uint8_t { Trace, Debug, Info, Warn, Error };
@@ -108,7 +109,7 @@ struct Fields<engine::RankStatus> {
 
   static void visit(auto& v, auto& s) {
     v.required("rank", s.rank, "in the job");
-    v.required("state", s.state, "absent, attached, declared or disconnected");
+    v.required("state", s.state, "attached, declared or disconnected");
     v.required("pid", s.pid, "of its process; 0: not known");
     v.required("waiting_in", s.waiting_in, "method of the call it waits in, or empty");
     v.required("waited_s", s.waited_s, "for how long");
@@ -158,7 +159,9 @@ struct Fields<engine::JobStatus> {
     v.required("norm", s.norm, "of the last committed step");
     v.required("threshold", s.threshold, "of the last committed step");
     v.required("clip", s.clip, "the policies of the clip groups, at most 16");
-    v.required("ranks", s.ranks, "all ranks of the job");
+    v.required("ranks", s.ranks, "those that have a process");
+    v.required("absent", s.absent, "how many ranks have none");
+    v.required("absent_ranks", s.absent_ranks, "the lowest 20 of these");
   }
 };
 
@@ -173,6 +176,7 @@ struct Fields<StatusAnswer> {
     v.required("state", s.state, "serving or draining");
     v.required("uptime_s", s.uptime_s, "since the daemon started");
     v.required("jobs", s.jobs, "of the caller's uid; all, for root");
+    v.required("jobs_left_out", s.jobs_left_out, "that do not fit into one answer");
   }
 };
 

@@ -117,6 +117,23 @@ struct RegisterAnswer {
   std::uint64_t bytes = 0;
 };
 
+struct ProbeParams {
+  std::string transport;
+  std::string device;
+  std::string handle;
+  std::uint64_t allocation_bytes = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct ProbeAnswer {
+  std::uint64_t mapped_bytes = 0;
+  std::string read;
+  double open_s = 0;
+  double copy_s = 0;
+  double close_s = 0;
+};
+
 struct ReleaseParams {
   std::uint64_t buffer = 0;
 };
@@ -314,6 +331,33 @@ struct Fields<RegisterAnswer> {
   static void visit(auto& v, auto& s) {
     v.required("buffer", s.buffer, "id of the buffer");
     v.required("bytes", s.bytes, "its size");
+  }
+};
+
+template <>
+struct Fields<ProbeParams> {
+  static constexpr const char* kName = "ProbeParams";
+
+  static void visit(auto& v, auto& s) {
+    v.required("transport", s.transport, "cuda_ipc", kNameLength);
+    v.required("device", s.device, "UUID of the GPU: GPU- and 36 characters", kNameLength);
+    v.required("handle", s.handle, "the 64 bytes of cuIpcGetMemHandle as 128 hex digits", Bounds{128, 128});
+    v.required("allocation_bytes", s.allocation_bytes, "its size, of cuMemGetAddressRange", kPositive);
+    v.required("offset", s.offset, "where it is read and written; a multiple of 16");
+    v.required("bytes", s.bytes, "how many bytes are read and written", Bounds{1, 256});
+  }
+};
+
+template <>
+struct Fields<ProbeAnswer> {
+  static constexpr const char* kName = "ProbeResult";
+
+  static void visit(auto& v, auto& s) {
+    v.required("mapped_bytes", s.mapped_bytes, "size of the mapping: the allocation's, or more");
+    v.required("read", s.read, "the bytes that were there, in hex; now their complements are there");
+    v.required("open_s", s.open_s, "seconds to open the handle, and the GPU where nothing used it before");
+    v.required("copy_s", s.copy_s, "seconds to read and write");
+    v.required("close_s", s.close_s, "seconds to close the mapping");
   }
 };
 

@@ -28,7 +28,7 @@ class Contender:
 
     def step(self) -> None:
         method, params = self._frames["method"], self._frames["params"]
-        self._channel.call(method, params, timeout=60, idempotent=True, session=True)
+        self._channel.call(method, params, timeout=60, idempotent=True)
 
     def result(self) -> dict[str, Any]:
         return result(float(self._norm), self._views)

@@ -27,7 +27,7 @@ class Contender:
         for _ in range(self._steps):
             begin = time.perf_counter_ns()
             self._channel.notify(*notification)
-            self._channel.call(method, params, timeout=60, idempotent=True, session=True)
+            self._channel.call(method, params, timeout=60, idempotent=True)
             self._microseconds.append((time.perf_counter_ns() - begin) / 1e3)
 
     def result(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 // Stands for libcuda.so.1 in a trainer of a test: the calls that clients/python/src/gradsync/_gpu/_driver.py makes, on
 // memory of memfds, which a worker on the emulated kernels maps by its handle. Devices are those that
 // CUDA_VISIBLE_DEVICES names by UUID, or one with a UUID of zeros. GRADSYNC_FAKE_CUDA_REFUSES is the error that opening
-// its handles gives; GRADSYNC_FAKE_CUDA_FAILS, as "name=error", makes a call fail here.
+// its handles gives; GRADSYNC_FAKE_CUDA_FAILS, as "name=error", makes a call fail here; GRADSYNC_FAKE_CUDA_UNSHARED is
+// an address whose allocation is of a kind that CUDA does not share.
 
 #include "kernels/simt/exported_memory.hpp"
 
@@ -24,6 +25,7 @@ constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
 constexpr int kNoDevice = 100;
 constexpr int kInvalidDevice = 101;
+constexpr int kIsLegacyCudaIpcCapable = 10;
 
 struct Memory {
   int fd;
@@ -141,6 +143,22 @@ EXPORT int cuMemGetAddressRange_v2(unsigned long long* base, std::size_t* bytes,
   }
   *base = after->first;
   *bytes = after->second.bytes;
+  return 0;
+}
+
+EXPORT int cuPointerGetAttribute(void* value, int attribute, unsigned long long address) {
+  if (const int code = failure_of("cuPointerGetAttribute")) {
+    return code;
+  }
+  unsigned long long base = 0;
+  std::size_t bytes = 0;
+  if (attribute != kIsLegacyCudaIpcCapable || cuMemGetAddressRange_v2(&base, &bytes, address) != 0) {
+    return kInvalidValue;
+  }
+  const char* text = std::getenv("GRADSYNC_FAKE_CUDA_UNSHARED");
+  const unsigned long long unshared = text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
+  const int capable = unshared < base || unshared - base >= bytes ? 1 : 0;
+  std::memcpy(value, &capable, sizeof capable);
   return 0;
 }
 

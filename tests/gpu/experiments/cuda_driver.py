@@ -10,6 +10,8 @@ SUCCESS = 0
 LAZY_ENABLE_PEER_ACCESS = 1
 IS_LEGACY_CUDA_IPC_CAPABLE = 10
 PR_SET_PDEATHSIG = 1
+# The numbers of cuda.h for memory that is created and mapped in two steps.
+PINNED, ON_DEVICE, POSIX_DESCRIPTOR, READ_WRITE, MINIMUM = 1, 1, 1, 3, 0
 
 
 def die_with_parent() -> None:
@@ -21,6 +23,30 @@ class IpcHandle(ctypes.Structure):
     """CUipcMemHandle: 64 opaque bytes, passed by value."""
 
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
+
+
+class Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class AllocationProperties(ctypes.Structure):
+    """CUmemAllocationProp: pinned memory of a device, which can be exported as a descriptor."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", Location),
+        ("windows_metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", Location), ("flags", ctypes.c_int))
 
 
 class DriverError(RuntimeError):
@@ -92,6 +118,57 @@ class Driver:
         self.check("cuIpcOpenMemHandle_v2", ctypes.byref(address), by_value, ctypes.c_uint(LAZY_ENABLE_PEER_ACCESS))
         return address.value
 
+    def properties(self, device: int = 0) -> AllocationProperties:
+        return AllocationProperties(
+            type=PINNED, handle_types=POSIX_DESCRIPTOR, location=Location(type=ON_DEVICE, id=device)
+        )
+
+    def granularity(self) -> int:
+        size = ctypes.c_size_t()
+        properties = self.properties()
+        self.check("cuMemGetAllocationGranularity", ctypes.byref(size), ctypes.byref(properties), MINIMUM)
+        return size.value
+
+    def create(self, size: int) -> int:
+        """Memory without an address; `size`: a multiple of the granularity."""
+        memory = ctypes.c_uint64()
+        properties = self.properties()
+        no_flags = ctypes.c_uint64(0)
+        self.check("cuMemCreate", ctypes.byref(memory), ctypes.c_size_t(size), ctypes.byref(properties), no_flags)
+        return memory.value
+
+    def export_descriptor(self, memory: int) -> int:
+        descriptor = ctypes.c_int(-1)
+        no_flags = ctypes.c_uint64(0)
+        self.check(
+            "cuMemExportToShareableHandle",
+            ctypes.byref(descriptor),
+            ctypes.c_uint64(memory),
+            POSIX_DESCRIPTOR,
+            no_flags,
+        )
+        return descriptor.value
+
+    def import_descriptor(self, descriptor: int) -> int:
+        memory = ctypes.c_uint64()
+        by_value = ctypes.c_void_p(descriptor)
+        self.check("cuMemImportFromShareableHandle", ctypes.byref(memory), by_value, POSIX_DESCRIPTOR)
+        return memory.value
+
+    def map(self, memory: int, size: int) -> int:
+        """Gives it an address, at which the device may read and write."""
+        address, whole, zero = ctypes.c_uint64(), ctypes.c_size_t(size), ctypes.c_uint64(0)
+        self.check("cuMemAddressReserve", ctypes.byref(address), whole, ctypes.c_size_t(0), zero, zero)
+        self.check("cuMemMap", address, whole, ctypes.c_size_t(0), ctypes.c_uint64(memory), zero)
+        access = Access(location=Location(type=ON_DEVICE, id=0), flags=READ_WRITE)
+        self.check("cuMemSetAccess", address, whole, ctypes.byref(access), ctypes.c_size_t(1))
+        return address.value
+
+    def unmap(self, address: int, memory: int, size: int) -> None:
+        self.check("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(size))
+        self.check("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(size))
+        self.check("cuMemRelease", ctypes.c_uint64(memory))
+
     def close(self, address: int) -> None:
         self.check("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
@@ -99,3 +176,6 @@ class Driver:
         buffer = ctypes.create_string_buffer(size)
         self.check("cuMemcpyDtoH_v2", buffer, ctypes.c_uint64(address), ctypes.c_size_t(size))
         return buffer.raw
+
+    def write(self, address: int, content: bytes) -> None:
+        self.check("cuMemcpyHtoD_v2", ctypes.c_uint64(address), content, ctypes.c_size_t(len(content)))

@@ -196,5 +196,5 @@ void ask(Experiment& experiment) {
 
 int main(int argc, char** argv) {
   using namespace gradsync::experiments;
-  return experiment_main(argc, argv, "empty_step", 50, handlers, ask);
+  return experiment_main(argc, argv, "empty_step", 35, handlers, ask);
 }

@@ -283,5 +283,5 @@ void ask(Experiment& experiment) {
 
 int main(int argc, char** argv) {
   using namespace gradsync::experiments;
-  return experiment_main(argc, argv, "ipc_memory", 80, handlers, ask);
+  return experiment_main(argc, argv, "ipc_memory", 70, handlers, ask);
 }

@@ -4,10 +4,21 @@
 
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
+#include <cmath>
+#include <memory>
 #include <stdexcept>
+#include <vector>
 
 namespace gradsync::experiments {
+
+namespace {
+
+constexpr double kQueuedUs = 20e3;
+constexpr std::size_t kLeastQueued = 2;
+constexpr std::size_t kMostQueued = 512;  // CUDA queues about a thousand launches, then a launch waits
+
+}  // namespace
 
 Load::Load(const Message& message, CUdeviceptr block) : stream_(static_cast<int>(message.integer("priority"))) {
   const std::string& kind = message.text("kind");
@@ -16,6 +27,7 @@ Load::Load(const Message& message, CUdeviceptr block) : stream_(static_cast<int>
     how_ = product_->how();
     unit_ = product_->operations() * 1e-12;
     piece_ = [this] { product_->enqueue(stream_); };
+    queued_ = pieces_to_queue();
     return;
   }
   const std::size_t bytes = message.size("bytes");
@@ -26,6 +38,7 @@ Load::Load(const Message& message, CUdeviceptr block) : stream_(static_cast<int>
   must(fill_ramp(from, bytes / 4, 1, 0.5F, stream_.get()), "fill_ramp");
   stream_.synchronize();
   piece_ = piece_of(kind, from, bytes);
+  queued_ = pieces_to_queue();
 }
 
 Load::~Load() {
@@ -64,6 +77,21 @@ std::function<void()> Load::copy(void* to, const void* from, std::size_t bytes, 
       [this, to, from, bytes, kind] { must(cudaMemcpyAsync(to, from, bytes, kind, stream_.get()), "cudaMemcpyAsync"); };
 }
 
+std::size_t Load::pieces_to_queue() const {
+  constexpr int kTimed = 3;
+  piece_();  // the first one loads and allocates
+  stream_.synchronize();
+  const double began = now_us();
+  for (int piece = 0; piece < kTimed; ++piece) {
+    piece_();
+  }
+  stream_.synchronize();
+  const double each_us = std::max((now_us() - began) / kTimed, 1.0);
+  // One more than that is work: it may be done already.
+  const auto pieces = static_cast<std::size_t>(std::ceil(kQueuedUs / each_us)) + 1;
+  return std::clamp(pieces, kLeastQueued, kMostQueued);
+}
+
 void Load::begin() {
   thread_ = std::thread([this] { run(); });
 }
@@ -83,17 +111,18 @@ double Load::rate() {
 void Load::run() {
   try {
     must(cudaSetDevice(0), "cudaSetDevice");
-    const std::array<Event, 2> ends{Event(cudaEventDisableTiming), Event(cudaEventDisableTiming)};
+    std::vector<std::unique_ptr<Event>> ends;
     for (std::size_t piece = 0; !stopping_; ++piece) {
-      piece_();
-      ends[piece % 2].record(stream_);
-      if (piece > 0) {
-        const Event& before = ends[(piece + 1) % 2];
-        while (!before.done()) {
+      if (piece < queued_) {
+        ends.push_back(std::make_unique<Event>(cudaEventDisableTiming));
+      } else {
+        while (!ends[piece % queued_]->done()) {
           (void)usleep(20);
         }
         ++done_;
       }
+      piece_();
+      ends[piece % queued_]->record(stream_);
     }
     stream_.synchronize();
   } catch (const std::exception& error) {

@@ -1,5 +1,6 @@
 #pragma once
-// One kind of work over and over, on a stream and a thread of its own with two pieces in flight, and its rate.
+// One kind of work over and over, on a stream and a thread of its own, and its rate. At least 20 ms of work are queued,
+// so that the GPU never waits for the thread, which may have to wait for a processor.
 
 #include "gpu/experiments/matrix_product.hpp"
 #include "gpu/experiments/message.hpp"
@@ -30,10 +31,15 @@ class Load {
   /// How matrix products are computed.
   [[nodiscard]] const std::string& how() const { return how_; }
 
+  [[nodiscard]] std::size_t queued() const { return queued_; }
+
  private:
   std::function<void()> piece_of(const std::string& kind, CUdeviceptr from, std::size_t bytes);
   std::function<void()> copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind);
   void run();
+
+  /// How many pieces are at least 20 ms of work, by the time that some take now.
+  [[nodiscard]] std::size_t pieces_to_queue() const;
 
   Stream stream_;
   CUdeviceptr own_ = 0;
@@ -41,6 +47,7 @@ class Load {
   std::function<void()> piece_;
   std::string how_;
   double unit_ = 0;
+  std::size_t queued_ = 0;  ///< pieces in flight
   std::atomic<std::int64_t> done_{0};
   std::int64_t done_before_ = 0;
   double at_us_ = 0;

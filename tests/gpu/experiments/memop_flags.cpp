@@ -385,5 +385,5 @@ void ask(Experiment& experiment) {
 
 int main(int argc, char** argv) {
   using namespace gradsync::experiments;
-  return experiment_main(argc, argv, "memop_flags", 130, memop_handlers, ask);
+  return experiment_main(argc, argv, "memop_flags", 110, memop_handlers, ask);
 }

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <spawn.h>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -25,13 +26,34 @@ namespace gradsync::experiments {
 namespace {
 
 constexpr const char* kControl = "nvidia-cuda-mps-control";
+constexpr const char* kFolders = "/usr/bin:/usr/local/cuda/bin";  // of drivers and of toolkits; not in every PATH
+
+std::string search_path() {
+  const char* path = std::getenv("PATH");
+  return path == nullptr ? kFolders : std::string(path) + ":" + kFolders;
+}
+
+/// The control daemon's path; its name alone where it is nowhere.
+std::string control_program() {
+  std::istringstream folders(search_path());
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const std::string program = folder + "/" + kControl;
+    if (!folder.empty() && access(program.c_str(), X_OK) == 0) {
+      return program;
+    }
+  }
+  return kControl;
+}
 
 // `input` becomes the program's standard input; its output is not read.
 pid_t spawn_control(const std::vector<std::string>& words, const std::string& folder, const char* input) {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    environment.emplace_back(*entry);
+    if (std::strncmp(*entry, "PATH=", 5) != 0) {
+      environment.emplace_back(*entry);
+    }
   }
+  environment.push_back("PATH=" + search_path());  // in which it finds its server
   environment.push_back("CUDA_MPS_PIPE_DIRECTORY=" + folder);
   environment.push_back("CUDA_MPS_LOG_DIRECTORY=" + folder);
   std::vector<char*> arguments;
@@ -52,7 +74,7 @@ pid_t spawn_control(const std::vector<std::string>& words, const std::string& fo
   );
   (void)posix_spawn_file_actions_adddup2(&actions, STDOUT_FILENO, STDERR_FILENO);
   pid_t pid = -1;
-  const int error = posix_spawnp(&pid, kControl, &actions, nullptr, arguments.data(), settings.data());
+  const int error = posix_spawn(&pid, control_program().c_str(), &actions, nullptr, arguments.data(), settings.data());
   (void)posix_spawn_file_actions_destroy(&actions);
   errno = error;
   return error == 0 ? pid : -1;

@@ -341,5 +341,5 @@ void ask(Experiment& experiment) {
 
 int main(int argc, char** argv) {
   using namespace gradsync::experiments;
-  return experiment_main(argc, argv, "nccl_one_gpu", 100, nccl_handlers, ask);
+  return experiment_main(argc, argv, "nccl_one_gpu", 80, nccl_handlers, ask);
 }

@@ -7,6 +7,9 @@
     as_grad               memory of cuMemAlloc as `.grad`: backward must fill it in place, fused AdamW must give the
                           bits of ordinary gradients, another process must read the same gradients.
     as_grad_expandable    the same with expandable_segments.
+    created               memory of cuMemCreate, exported as a descriptor, as `.grad`: torch must view it in place and
+                          backward fill it, another process map the descriptor, read the gradients and write to them.
+                          `legacy_ipc_capable` says whether a handle would do as well.
     grad_scale            a coefficient on the device as the optimizer's `grad_scale` (its inverse) instead of a pass
                           over the gradients: milliseconds of both, bits of the weights, what found_inf does.
 
@@ -31,7 +34,9 @@ from typing import Any
 from cuda_driver import Driver, DriverError, die_with_parent
 
 EXPERIMENT = "torch_memory"
-PART_SECONDS = 60
+SECONDS = 90  # of all parts; scripts/gpu_experiments.sh gives a little more
+PART_SECONDS = 40
+EMULATED_SECONDS = 600
 MIB = 1 << 20
 # torch 2.9 renamed the variable and still reads the old one.
 EXPANDABLE = {
@@ -43,16 +48,26 @@ EXPANDABLE = {
 class Importer:
     """The process of ipc_importer.py; it ends with this one, whose end closes its input."""
 
-    def __init__(self) -> None:
+    def __init__(self, *inherited: int) -> None:
         program = Path(__file__).with_name("ipc_importer.py")
         self._process = subprocess.Popen(
-            [sys.executable, str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=inherited,
         )
 
     def read(self, handle: bytes, offset: int, size: int) -> dict[str, Any]:
+        return self._ask({"handle": handle.hex(), "offset": offset, "bytes": size})
+
+    def read_descriptor(self, descriptor: int, size: int) -> dict[str, Any]:
+        return self._ask({"descriptor": descriptor, "bytes": size})
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"handle": handle.hex(), "offset": offset, "bytes": size}) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
@@ -197,6 +212,47 @@ def as_grad(emulated: bool) -> dict[str, Any]:
     return answer
 
 
+def created(_emulated: bool) -> dict[str, Any]:
+    import torch
+
+    torch.manual_seed(4)
+    model = torch.nn.Linear(512, 512, bias=False, device="cuda")  # the context is torch's
+    driver = Driver()
+    unit = driver.granularity()
+    size = (model.weight.nbytes + unit - 1) // unit * unit
+    began = time.perf_counter()
+    memory = driver.create(size)
+    address = driver.map(memory, size)
+    mapped = time.perf_counter()
+    descriptor = driver.export_descriptor(memory)
+    answer: dict[str, Any] = {
+        "granularity": unit,
+        "create_and_map_us": (mapped - began) * 1e6,
+        "export_us": (time.perf_counter() - mapped) * 1e6,
+        "legacy_ipc_capable": driver.legacy_ipc_capable(address),
+    }
+    view = torch.as_tensor(DeviceBytes(address, size), device="cuda")
+    answer["viewed_in_place"] = view.data_ptr() == address
+    view.zero_()
+    gradient = view[: model.weight.nbytes].view(torch.float32).view(model.weight.shape)
+    model.weight.grad = gradient
+    model(torch.randn(8, 512, device="cuda")).square().mean().backward()
+    torch.cuda.synchronize()
+    answer["filled_in_place"] = model.weight.grad.data_ptr() == address and bool(gradient.count_nonzero() > 0)
+    before = int(view[0].item())
+    importer = Importer(descriptor)
+    try:
+        read = importer.read_descriptor(descriptor, size)
+    finally:
+        importer.end()
+    answer |= {name: read.get(name) for name in ("import_us", "map_us")}
+    answer["opened"] = read.get("error", "ok")
+    answer["sees_the_other_process_write"] = int(view[0].item()) == before ^ 0xFF
+    view[0] = before
+    answer["same_bytes"] = read.get("sha256") == digest(view)
+    return answer
+
+
 def ulps(ours: Any, theirs: Any) -> int:
     """The largest distance of two float32 tensors in units in the last place."""
     import torch
@@ -314,6 +370,7 @@ PARTS: dict[str, tuple[Callable[[bool], dict[str, Any]], dict[str, str]]] = {
     "allocator_expandable": (allocator, EXPANDABLE),
     "as_grad": (as_grad, {}),
     "as_grad_expandable": (as_grad, EXPANDABLE),
+    "created": (created, {}),
     "grad_scale": (grad_scale, {}),
 }
 EMULATED = ("as_grad", "grad_scale")
@@ -350,16 +407,23 @@ def run_all(emulated: bool) -> int:
         say(skipped="no CUDA device", reason="torch.cuda.is_available() is False")
         return 0
     worst = 0
+    whole, part = (EMULATED_SECONDS, EMULATED_SECONDS) if emulated else (SECONDS, PART_SECONDS)
+    end = time.monotonic() + whole
     for name in EMULATED if emulated else PARTS:
+        left = end - time.monotonic()
+        if left < part / 4:
+            say(part=name, skipped="the time of this experiment was used up before this part")
+            continue
+        seconds = min(left, part)
         command = [sys.executable, __file__, "--part", name] + (["--emulate"] if emulated else [])
         inherited = {key: value for key, value in os.environ.items() if key not in EXPANDABLE}
         try:
-            ended = subprocess.run(command, env=inherited | PARTS[name][1], timeout=PART_SECONDS, check=False)
+            ended = subprocess.run(command, env=inherited | PARTS[name][1], timeout=seconds, check=False)
             worst = max(worst, abs(ended.returncode))
             if ended.returncode not in (0, 1):
                 say(part=name, failed=f"the process ended with {ended.returncode}")
         except subprocess.TimeoutExpired:
-            say(part=name, hang=f"no answer within {PART_SECONDS} s")
+            say(part=name, hang=f"no answer within {seconds:.0f} s")
     return min(worst, 1)
 
 

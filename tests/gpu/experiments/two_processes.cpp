@@ -1,10 +1,11 @@
 // Question 3: how do two processes share one GPU, without MPS and with it?
 //
 //   beside_*          back-to-back matrix products of the trainer beside a load of the sidecar: memory (a kernel bound
-//                     by memory), copy_device (cudaMemcpy inside the GPU), copy_to_device and copy_to_host (copy
-//                     engines, pinned memory); high: the sidecar's stream has the highest priority. Rates alone, while
-//                     the other context exists and rests, and beside; shares are beside ÷ alone. `sum_of_shares`: 1 is
-//                     time slicing, 2 would be full overlap, below 1 taking turns costs.
+//                     by memory), copy_device (cudaMemcpy inside the GPU, which CUDA 13.0 does by a kernel and not by a
+//                     copy engine), copy_to_device and copy_to_host (copy engines, pinned memory); high: the sidecar's
+//                     stream has the highest priority. Rates alone, while the other context exists and rests, and
+//                     beside; shares are beside ÷ alone. `sum_of_shares`: 1 is time slicing, 2 would be full overlap,
+//                     below 1 taking turns costs.
 //   one_process_*     the same two loads on two streams of one process: the overlap that the hardware itself allows.
 //   mps_*             the same under MPS, if `attribute_mps` of mps_start is true; 25: the sidecar has a quarter of the
 //                     multiprocessors.
@@ -79,7 +80,7 @@ Handlers handlers() {
     slot = nullptr;
     const CUdeviceptr block = message.has("block") ? device().address(message, "block") : 0;
     slot = std::make_unique<Load>(message, block);
-    return Message("ok").set("how", slot->how());
+    return Message("ok").set("how", slot->how()).set("queued", slot->queued());
   };
   all["begin"] = [](const Message& message) {
     load_of(message).begin();
@@ -150,9 +151,10 @@ std::vector<double> rates(const std::vector<Placed>& loads_placed, double second
 }
 
 void shares(JsonLine& line, const Placed& products, const Placed& other, const Sizes& sizes) {
-  line.add("products_by", prepare(products, sizes).text("how"));
+  const Message prepared = prepare(products, sizes);
+  line.add("products_by", prepared.text("how")).add("products_queued", prepared.integer("queued"));
   const double products_alone = rates({products}, sizes.window_seconds)[0];
-  (void)prepare(other, sizes);
+  line.add("other_queued", prepare(other, sizes).integer("queued"));
   const double other_alone = rates({other}, sizes.window_seconds)[0];
   (void)prepare(products, sizes);
   (void)prepare(other, sizes);
@@ -303,11 +305,14 @@ void ask_mps(Experiment& experiment) {
 void ask(Experiment& experiment) {
   const Sizes sizes = sizes_of(experiment);
   const Environment without = lazy_environment();
-  // What decides most comes first: the time of the experiment may be over before the end.
+  // What decides most comes first: the time of the experiment may be over before the end. MPS comes last, because a
+  // fault of one of its clients ends all of them, and its server may stay where it cannot be ended.
   ask_beside(experiment, "", without);
-  ask_mps(experiment);
   for (const char* kind : {"copy_to_host", "copy_device"}) {
-    experiment.part(std::string("beside_") + kind, 60, [&](JsonLine& line) {
+    experiment.part(std::string("beside_") + kind, 60, [&, kind = std::string(kind)](JsonLine& line) {
+      if (kind == "copy_device") {
+        line.add("note", "a copy inside one GPU is a kernel on CUDA 13.0, not work of a copy engine");
+      }
       beside(line, sizes, kind, 0, without, without);
     });
   }
@@ -317,6 +322,7 @@ void ask(Experiment& experiment) {
     one_process(line, sizes, "copy_to_device", 0);
   });
   experiment.part("imported_memory", 60, [&](JsonLine& line) { imported_memory(line, sizes); });
+  ask_mps(experiment);
 }
 
 }  // namespace
@@ -324,5 +330,5 @@ void ask(Experiment& experiment) {
 
 int main(int argc, char** argv) {
   using namespace gradsync::experiments;
-  return experiment_main(argc, argv, "two_processes", 140, handlers, ask);
+  return experiment_main(argc, argv, "two_processes", 105, handlers, ask);
 }

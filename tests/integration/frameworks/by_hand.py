@@ -59,4 +59,4 @@ def norm_that_forgets_tp_with_the_line() -> None:
 
 
 if __name__ == "__main__":
-    main(__file__)
+    main()

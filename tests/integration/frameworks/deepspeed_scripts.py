@@ -103,4 +103,4 @@ def is_another_version() -> None:
 
 
 if __name__ == "__main__":
-    main(__file__)
+    main()

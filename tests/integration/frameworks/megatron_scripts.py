@@ -193,4 +193,4 @@ def marks_a_copy_of_an_unknown_weight() -> None:
 
 
 if __name__ == "__main__":
-    main(__file__)
+    main()

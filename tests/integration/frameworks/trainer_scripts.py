@@ -5,6 +5,7 @@ Nothing in them knows of gradsync. `WITHOUT=1` leaves a tensor out of Accelerate
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from typing import Any
@@ -83,3 +84,6 @@ def lightning_trainer() -> None:
 
 if __name__ == "__main__":
     {one.__name__: one for one in (hf_trainer, accelerate, lightning_trainer)}[sys.argv[1]]()
+    atexit._run_exitfuncs()  # what observes it writes its last step
+    sys.stdout.flush()
+    os._exit(0)  # torch's Gloo ends some processes by an abort, where a thread outlives the interpreter

@@ -92,6 +92,11 @@ inline unsigned __reduce_add_sync(unsigned /*mask*/, unsigned value) {
   return sum;
 }
 
+/// What a call returns where the device is lost; else nothing is wrong, or the launch that a test has fail.
+inline cudaError_t cudaEmulatedState(bool good = true) {
+  return simt::fault() != 0 ? static_cast<cudaError_t>(simt::fault()) : good ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
 template <typename Parameter>
 cudaError_t cudaLaunchKernel(
     void (*kernel)(Parameter), dim3 grid, dim3 block, void** arguments, std::size_t, cudaStream_t
@@ -103,7 +108,7 @@ cudaError_t cudaLaunchKernel(
   const auto run = [kernel, parameter, grid, block] {
     return simt::launch(grid.x, block.x, [kernel, &parameter] { kernel(parameter); });
   };
-  return simt::Deferred::enqueue(run) ? cudaSuccess : cudaErrorLaunchFailure;
+  return cudaEmulatedState(simt::Deferred::enqueue(run));
 }
 
 struct cudaFuncAttributes {};
@@ -119,6 +124,7 @@ enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor,
+  cudaDevAttrComputeMode,
 };
 
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost };
@@ -141,11 +147,16 @@ struct cudaUUID_t {
 
 struct cudaDeviceProp {
   cudaUUID_t uuid;
+  char name[256];
+  std::size_t totalGlobalMem;
 };
 
-// Its UUID is the one that CUDA_VISIBLE_DEVICES names, or all zeros.
+// Its UUID is the one that CUDA_VISIBLE_DEVICES names, or all zeros; its name is that of $GRADSYNC_SIMT_NAME.
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
+  const char* name = std::getenv("GRADSYNC_SIMT_NAME");
+  std::strncpy(properties->name, name == nullptr ? "emulated" : name, sizeof(properties->name) - 1);
+  properties->totalGlobalMem = std::size_t{1} << 30;
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   std::string digits = visible != nullptr && std::strncmp(visible, "GPU-", 4) == 0 ? visible + 4 : "";
   digits = digits.substr(0, digits.find(','));
@@ -167,6 +178,11 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
     case cudaDevAttrComputeCapabilityMinor:
       *value = simt::capability() % 10;
       return cudaSuccess;
+    case cudaDevAttrComputeMode: {
+      const char* mode = std::getenv("GRADSYNC_SIMT_COMPUTE_MODE");
+      *value = mode == nullptr ? 0 : std::atoi(mode);
+      return cudaSuccess;
+    }
   }
   return cudaErrorInvalidValue;
 }
@@ -175,25 +191,28 @@ inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "error of the emulated device";
 }
 
-// From the heap, at the exact size: an access beyond the end is seen by AddressSanitizer. Filled with a NaN of every
-// type.
+// From the heap, at the exact size: an access beyond the end is seen by AddressSanitizer. Pieces of 2 MiB are of memory
+// that can be exported. Filled with a NaN of every type.
 inline cudaError_t cudaMalloc(void** address, std::size_t bytes) {
-  *address = ::operator new(std::max<std::size_t>(bytes, 1), std::align_val_t{256}, std::nothrow);
+  constexpr std::size_t kPiece = std::size_t{2} << 20;
+  *address = bytes != 0 && bytes % kPiece == 0
+                 ? simt::allocate_shared(bytes)
+                 : ::operator new(std::max<std::size_t>(bytes, 1), std::align_val_t{256}, std::nothrow);
   if (*address == nullptr) {
     return cudaErrorMemoryAllocation;
   }
   std::memset(*address, 0xff, bytes);
-  return cudaSuccess;
+  return cudaEmulatedState();
 }
 
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
-  return simt::Deferred::finish() ? cudaSuccess : cudaErrorLaunchFailure;
-}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaEmulatedState(simt::Deferred::finish()); }
 
 inline cudaError_t cudaFree(void* address) {
   (void)simt::Deferred::finish();
-  ::operator delete(address, std::align_val_t{256});
-  return cudaSuccess;
+  if (!simt::free_shared(address)) {
+    ::operator delete(address, std::align_val_t{256});
+  }
+  return cudaEmulatedState();
 }
 
 // Memory of the host is pageable: it is read before the call returns, and written after everything before it.
@@ -212,7 +231,7 @@ inline cudaError_t cudaMemcpyAsync(
     std::memcpy(to, data.data(), data.size());
     return true;
   });
-  return cudaSuccess;
+  return cudaEmulatedState();
 }
 
 inline cudaError_t cudaMemcpy2DAsync(
@@ -237,7 +256,7 @@ inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaS
     std::memset(to, value, bytes);
     return true;
   });
-  return cudaSuccess;
+  return cudaEmulatedState();
 }
 
 constexpr unsigned cudaHostRegisterMapped = 2;
@@ -254,13 +273,22 @@ inline cudaError_t cudaHostGetDevicePointer(void** address, void* memory, unsign
 using cudaIpcMemHandle_t = simt::MemoryHandle;
 constexpr unsigned cudaIpcMemLazyEnablePeerAccess = 1;
 
+inline cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* address) {
+  const int descriptor = simt::descriptor_of(address);
+  if (descriptor < 0) {
+    return cudaErrorInvalidValue;
+  }
+  *handle = simt::handle_of(descriptor);
+  return cudaEmulatedState();
+}
+
 inline cudaError_t cudaIpcOpenMemHandle(void** base, const cudaIpcMemHandle_t& handle, unsigned) {
-  return static_cast<cudaError_t>(simt::open_memory(handle, base));
+  return simt::fault() != 0 ? cudaEmulatedState() : static_cast<cudaError_t>(simt::open_memory(handle, base));
 }
 
 inline cudaError_t cudaIpcCloseMemHandle(void* base) {
   (void)simt::Deferred::finish();
-  return static_cast<cudaError_t>(simt::close_memory(base));
+  return simt::fault() != 0 ? cudaEmulatedState() : static_cast<cudaError_t>(simt::close_memory(base));
 }
 
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };

@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -16,16 +18,34 @@ namespace {
 
 constexpr char kMagic[8] = {'e', 'm', 'u', 'l', 'a', 't', 'e', 'd'};
 
-enum CudaError : int { kInvalidValue = 1, kInvalidContext = 201, kMapFailed = 205, kInvalidHandle = 400 };
+enum CudaError : int {
+  kInvalidValue = 1,
+  kInvalidContext = 201,
+  kMapFailed = 205,
+  kPeerAccessUnsupported = 217,
+  kInvalidHandle = 400
+};
 
 struct Mapping {
   std::size_t bytes = 0;
   int opened = 0;
 };
 
+struct Shared {
+  std::size_t bytes = 0;
+  int descriptor = -1;
+};
+
 std::mutex mutex;
 std::map<void*, Mapping> mappings;
+std::map<void*, Shared> shared;                   // by address; of this process
 std::map<std::pair<dev_t, ino_t>, void*> places;  // the same memory has one address, however often it is opened
+
+/// 0: none is named.
+std::uint64_t this_device() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible == nullptr ? 0 : std::hash<std::string>{}(visible);
+}
 
 }  // namespace
 
@@ -34,7 +54,44 @@ MemoryHandle handle_of(int descriptor) {
   std::memcpy(handle.magic, kMagic, sizeof(kMagic));
   handle.pid = ::getpid();
   handle.descriptor = descriptor;
+  handle.device = this_device();
+  const char* refused = std::getenv("GRADSYNC_SIMT_REFUSES");
+  handle.refused = refused == nullptr ? 0 : std::atoi(refused);
   return handle;
+}
+
+void* allocate_shared(std::size_t bytes) {
+  const int descriptor = ::memfd_create(kMemoryName, MFD_CLOEXEC);
+  if (descriptor < 0 || ::ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
+    ::close(descriptor);
+    return nullptr;
+  }
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (address == MAP_FAILED) {
+    ::close(descriptor);
+    return nullptr;
+  }
+  const std::lock_guard lock(mutex);
+  shared[address] = {bytes, descriptor};
+  return address;
+}
+
+bool free_shared(void* address) {
+  const std::lock_guard lock(mutex);
+  const auto found = shared.find(address);
+  if (found == shared.end()) {
+    return false;
+  }
+  ::munmap(address, found->second.bytes);
+  ::close(found->second.descriptor);
+  shared.erase(found);
+  return true;
+}
+
+int descriptor_of(void* address) {
+  const std::lock_guard lock(mutex);
+  const auto found = shared.find(address);
+  return found == shared.end() ? -1 : found->second.descriptor;
 }
 
 int open_memory(const MemoryHandle& handle, void** base) {
@@ -43,6 +100,9 @@ int open_memory(const MemoryHandle& handle, void** base) {
   }
   if (handle.refused != 0) {
     return static_cast<int>(handle.refused);
+  }
+  if (std::getenv("GRADSYNC_SIMT_NO_PEER") != nullptr && handle.device != this_device()) {
+    return kPeerAccessUnsupported;
   }
   if (handle.pid == ::getpid()) {
     return kInvalidContext;

@@ -7,9 +7,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <random>
+#include <string>
 #include <ucontext.h>
 #include <vector>
 
@@ -233,11 +235,47 @@ bool Deferred::finish() {
   return good;
 }
 
+namespace {
+
+int lost_by = 0;
+int coming_fault = 0;
+unsigned good_launches = 0;
+
+/// Reads what a test asked for.
+void take_fault() {
+  const char* folder = std::getenv("GRADSYNC_SIMT_FAULTS");
+  if (folder == nullptr || coming_fault != 0) {
+    return;
+  }
+  const char* device = std::getenv("CUDA_VISIBLE_DEVICES");
+  const std::string path = std::string(folder) + "/" + (device == nullptr ? "0" : device);
+  if (std::ifstream file(path); file >> coming_fault) {
+    file >> good_launches;
+    (void)std::remove(path.c_str());
+  }
+}
+
+/// Whether the device is lost at this launch.
+bool faults_now() {
+  take_fault();
+  if (lost_by == 0 && coming_fault != 0 && good_launches-- == 0) {
+    lost_by = coming_fault;
+  }
+  return lost_by != 0;
+}
+
+}  // namespace
+
+int fault() { return lost_by; }
+
 bool launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel) {
   // Ranks of a test may be threads of one process; there is one grid.
   static std::mutex one_at_a_time;
   const std::scoped_lock lock(one_at_a_time);
   if (++the_settings.launches == the_settings.failing_launch) {
+    return false;
+  }
+  if (faults_now()) {
     return false;
   }
   if (blocks == 0 || threads == 0 || threads > 1024 || threads % kWarpSize != 0) {

@@ -60,7 +60,13 @@ class Deferred {
   static bool finish();
 };
 
-/// Runs the grid to its end. False: the failure that was asked for.
+/// The error by which the device is lost: every call gives it from then on. 0: it is well. Where $GRADSYNC_SIMT_FAULTS
+/// names a folder, a test loses the device by a file in it that has the name of the device (the value of
+/// CUDA_VISIBLE_DEVICES, or "0"): it holds the error and, after a space, how many launches are still good. The next
+/// launch takes the file away, so that another process finds its device well.
+int fault();
+
+/// Runs the grid to its end. False: the failure that was asked for, or the device is lost.
 bool launch(unsigned blocks, unsigned threads, const std::function<void()>& kernel);
 
 // Inside a kernel.

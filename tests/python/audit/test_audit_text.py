@@ -147,6 +147,7 @@ def test_a_rank_that_stopped_early_is_said_with_what_to_do(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.long
 def test_no_daemon_is_a_reason(tmp_path: Path) -> None:
     written(tmp_path).done()
     verdict = examine(tmp_path, str(tmp_path / "none.sock"))

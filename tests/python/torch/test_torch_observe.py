@@ -20,7 +20,8 @@ from test_torch_drop_ins import Norms, backward, copies, daemon, net, norms  # n
 
 import gradsync.torch as gst
 from gradsync import _job
-from gradsync._transport import _channel, _connection, _handshake, _turns
+from gradsync._session import _rank_session
+from gradsync._transport import _connection, _handshake, _turns
 from gradsync.errors import UsageError
 from gradsync.torch._reduced import _observer
 from gradsync.torch._reduced._observation import Observation
@@ -99,6 +100,7 @@ def test_halves_are_torchs(daemon: Any, norms: Norms) -> None:  # noqa: F811
     assert nn.utils.get_total_norm(copies(model)) < 0.11
 
 
+@pytest.mark.long
 def test_no_daemon_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = train(net(), nn.utils.clip_grad_norm_)
     model = net()
@@ -275,6 +277,7 @@ def test_an_observer_goes_on_at_the_next_daemon(restartable_daemon: Any) -> None
     assert observer.report.step > 0
 
 
+@pytest.mark.long
 def test_a_stopped_daemon_changes_no_bit(restartable_daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = train(net(), nn.utils.clip_grad_norm_)
     model = net()
@@ -291,7 +294,7 @@ def test_a_stopped_daemon_changes_no_bit(restartable_daemon: Any, monkeypatch: p
             restartable_daemon._process.send_signal(signal.SIGSTOP)
             os.waitpid(restartable_daemon._process.pid, os.WUNTRACED)
             monkeypatch.setattr(_connection, "_CLOSE_S", 0.1)  # there is no answer to be patient for
-            monkeypatch.setattr(_channel, "PATIENCE_S", 0.1)
+            monkeypatch.setattr(_rank_session, "PATIENCE_S", 0.1)
             monkeypatch.setattr(_job, "QUICK_S", 0.1)
             monkeypatch.setattr(_handshake, "_SHORTEST_S", 0.1)
         return norm

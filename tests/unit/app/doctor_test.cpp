@@ -1,3 +1,4 @@
+#include "app/doctor/gpu_probe.hpp"
 #include "app/doctor/machine.hpp"
 
 #include <gmock/gmock.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 namespace gradsync::app {
 namespace {
@@ -103,6 +105,38 @@ TEST_F(Doctor, names_what_the_environment_does_to_gpus) {
 TEST_F(Doctor, little_memory_is_a_problem) {
   write("proc/meminfo", "MemAvailable:   1024 kB\n");
   EXPECT_THAT(findings(), says(Problem, "memory for gradients on CPUs: 1.0 MiB"));
+}
+
+TEST_F(Doctor, little_shared_memory_is_said_with_what_to_do) {
+  EXPECT_THAT(findings(), says(Note, "there is no /dev/shm"));
+  Machine machine = read_machine(root_, environment, gpu, "");
+  machine.shared_bytes = 64 << 20;
+  const std::vector<Finding> found = findings_of(machine, gpu);
+  EXPECT_THAT(found, says(Note, "/dev/shm: 64.0 MiB"));
+  EXPECT_THAT(found, Contains(Field(&Finding::hint, HasSubstr("--shm-size"))));
+  EXPECT_TRUE(well(found));
+  write("dev/shm/file", "");  // its size is that of the file system that the test is on
+  EXPECT_THAT(findings(), Contains(Field(&Finding::what, HasSubstr("/dev/shm: "))));
+}
+
+TEST_F(Doctor, describes_a_gpu) {
+  const std::vector<Finding> found = findings_of("GPU-a", {"NVIDIA H100", 0, 90, std::uint64_t{80} << 30});
+  EXPECT_THAT(found, says(Ok, "GPU-a: NVIDIA H100, 80.0 GiB, compute capability 9.0"));
+  EXPECT_EQ(found.size(), 1U);
+}
+
+TEST_F(Doctor, a_compute_mode_that_keeps_the_second_process_out_is_a_problem) {
+  for (const auto& [mode, name] : {std::pair{2, "prohibited"}, std::pair{3, "exclusive process"}}) {
+    const std::vector<Finding> found = findings_of("GPU-a", {"NVIDIA H100", mode, 90, 1});
+    EXPECT_THAT(found, says(Problem, std::string("GPU-a is in compute mode ") + name));
+    EXPECT_EQ(found.back().hint, "nvidia-smi -i GPU-a -c DEFAULT");
+  }
+}
+
+TEST_F(Doctor, a_mig_instance_is_said) {
+  const std::vector<Finding> found = findings_of("GPU-a", {"NVIDIA H100 MIG 1g.10gb", 0, 90, 1});
+  EXPECT_THAT(found, says(Note, "GPU-a is a MIG instance"));
+  EXPECT_TRUE(well(found));
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST_F(PlanCheck, plans_buckets_by_the_settings_of_the_daemon_and_says_their_siz
 
   plan::RankDeclaration declaration;
   for (const char* name : {"a", "b"}) {
-    plan::TensorDeclaration& tensor = declaration.tensors.emplace_back();
+    plan::TensorDeclaration& tensor = declaration.tensors.own().emplace_back();
     tensor.name = name;
     tensor.shape = tensor.local_shape = {1024};
     tensor.mesh = "m";

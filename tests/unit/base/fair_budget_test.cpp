@@ -50,6 +50,29 @@ TEST(FairBudget, counts_processes_of_another_namespace_for_their_uid_only) {
   EXPECT_TRUE(budget.refuse({1000, 0}, 5));
 }
 
+TEST(FairBudget, may_bound_uids_alone) {
+  FairBudget budget(100, kOwn, FairBudget::Bounds::OfUids);
+  EXPECT_FALSE(budget.refuse({1000, 1}, 75));
+  budget.add({1000, 1}, 75);
+  const auto refused = budget.refuse({1000, 2}, 1);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->whose, "uid 1000");
+  EXPECT_EQ(refused->most, 75U);
+  EXPECT_FALSE(budget.refuse({1001, 3}, 75)) << "beyond what there is for all";
+  EXPECT_FALSE(budget.refuse({kOwn, 4}, 1000));
+}
+
+TEST(FairBudget, has_sums_that_do_not_overflow) {
+  FairBudget budget(100, kOwn, FairBudget::Bounds::OfUids);
+  const std::uint64_t half = 1ULL << 63;
+  EXPECT_FALSE(budget.refuse({kOwn, 4}, half));
+  budget.add({kOwn, 4}, half);
+  const auto refused = budget.refuse({kOwn, 4}, half);
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->whose, "the daemon");
+  EXPECT_FALSE(budget.refuse({kOwn, 4}, half - 1));
+}
+
 TEST(FairBudget, has_room_again_for_what_is_given_back) {
   FairBudget budget(16, kOwn);
   budget.add({1000, 1}, 8);

@@ -41,6 +41,7 @@ TEST(RandomHex, has_two_digits_per_byte_and_does_not_repeat) {
 TEST(BytesOfHex, are_two_digits_each) {
   EXPECT_EQ(bytes_of_hex(""), "");
   EXPECT_EQ(bytes_of_hex("00ff7FAa"), std::string("\x00\xff\x7f\xaa", 4));
+  EXPECT_EQ(hex_of(std::string("\x00\xff\x7f\xaa", 4)), "00ff7faa");
   EXPECT_EQ(bytes_of_hex("0"), std::nullopt);
   for (const char* wrong : {"0g", "g0", " 0", "0 ", "+1", "-1", "0x"}) {
     EXPECT_EQ(bytes_of_hex(wrong), std::nullopt) << wrong;

@@ -1,7 +1,6 @@
 #include "device/memory/arena.hpp"
 #include "unit/engine/harness.hpp"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <fcntl.h>
@@ -66,9 +65,10 @@ TEST(Buffers, limits_are_named) {
   ASSERT_FALSE(more);
   EXPECT_THAT(more.error().message, ::testing::HasSubstr("buffers_per_session"));
   EXPECT_TRUE(h.engine.release(h.sessions.at(0), 1));
-  const Result<BufferGrant> huge = h.engine.allocate(h.sessions.at(0), ~0ull);
-  ASSERT_FALSE(huge);
-  EXPECT_THAT(huge.error().message, ::testing::HasSubstr("arena_bytes"));
+  const Result<BufferGrant> large = h.engine.allocate(h.sessions.at(0), 12288);
+  ASSERT_FALSE(large);
+  EXPECT_THAT(large.error().message, ::testing::HasSubstr("arena_bytes"));
+  EXPECT_FALSE(h.engine.allocate(h.sessions.at(0), ~0ull));
   EXPECT_EQ(h.engine.allocate(h.sessions.at(0), 0).error().path, "bytes");
 }
 
@@ -178,6 +178,7 @@ class ScarceMemory : public ::testing::Test {
 
   static EngineOptions options() {
     EngineOptions options;
+    options.own_uid = 1000;  // of the harness: it may have all
     options.measure_memory = [](const device::ArenaBytes& arenas) {
       const std::uint64_t promised = arenas.mapped - std::min(arenas.mapped, charged ? arenas.populated : 0);
       const std::uint64_t free = kRoom - (charged ? std::min(kRoom, arenas.populated) : 0);
@@ -208,6 +209,23 @@ TEST_F(ScarceMemory, an_arena_that_its_client_filled_and_punched_counts_as_befor
   EXPECT_FALSE(h.engine.allocate(h.sessions.at(0), 4096));
   EXPECT_TRUE(h.engine.release(h.sessions.at(0), 1));
   EXPECT_TRUE(h.engine.allocate(h.sessions.at(0), kRoom));
+}
+
+TEST_F(ScarceMemory, one_uid_gets_three_quarters_without_a_setting) {
+  AttachRequest request = h.request(0, 1);
+  request.uid = 1001;
+  const SessionId one = h.engine.attach(request)->session;
+  EXPECT_TRUE(h.engine.allocate(one, kRoom / 2));
+  EXPECT_EQ(
+      h.engine.allocate(one, 20 << 10).error().message,
+      "an arena of 20.0 KiB does not fit: uid 1001 holds 32.0 KiB of 48.0 KiB (limit arena_bytes 64.0 KiB)"
+  );
+  EXPECT_TRUE(h.engine.allocate(one, 16 << 10));
+  request.uid = 1002;
+  request.job = "other";
+  const SessionId other = h.engine.attach(request)->session;
+  EXPECT_EQ(h.engine.allocate(other, 20 << 10).error().code, ErrorCode::InsufficientMemory);
+  EXPECT_TRUE(h.engine.allocate(other, 16 << 10));
 }
 
 TEST_F(ScarceMemory, pages_that_are_charged_already_do_not_count_twice) {
@@ -241,101 +259,6 @@ TEST_F(ScarceMemory, what_is_adopted_with_pages_that_are_charged_already_takes_n
   UniqueFd arena = std::move(*device::create_arena(kRoom));
   fill(arena.get(), kRoom);
   EXPECT_TRUE(h.engine.exchange_fd(grant->token, 1000, 0, std::move(arena)));
-}
-
-/// Sessions of process `pid` of a user, with a job of their own each.
-SessionId attached(Harness& h, std::uint32_t uid, std::int64_t pid, const std::string& job) {
-  AttachRequest request = h.request(0, 1);
-  request.uid = uid;
-  request.pid = pid;
-  request.job = job;
-  const Result<AttachResult> result = h.engine.attach(request);
-  return result ? result->session : 0;
-}
-
-TEST(Shares, one_process_gets_half_of_the_seats_and_one_uid_three_quarters) {
-  EngineOptions options;
-  options.limits.sessions = 8;
-  Harness h(options);
-  for (int i = 0; i < 4; ++i) {
-    EXPECT_NE(attached(h, 1000, 1, fmt::format("a{}", i)), 0U);
-  }
-  AttachRequest request = h.request(0, 1);
-  request.uid = 1000;
-  request.pid = 1;
-  request.job = "more";
-  EXPECT_EQ(
-      h.engine.attach(request).error().message,
-      "4 ranks of process 1 are attached, its limit is 4 (the limit sessions is 8)"
-  );
-  EXPECT_NE(attached(h, 1000, 2, "b0"), 0U);
-  EXPECT_NE(attached(h, 1000, 2, "b1"), 0U);
-  request.pid = 2;
-  EXPECT_EQ(
-      h.engine.attach(request).error().message,
-      "6 ranks of uid 1000 are attached, its limit is 6 (the limit sessions is 8)"
-  );
-  EXPECT_NE(attached(h, 1001, 3, "c"), 0U);
-  EXPECT_NE(attached(h, 0, 4, "d"), 0U);
-  request.uid = 1002;
-  EXPECT_THAT(h.engine.attach(request).error().message, ::testing::HasSubstr("8 ranks of the daemon are attached"));
-}
-
-TEST(Shares, a_seat_that_is_left_is_free_again) {
-  EngineOptions options;
-  options.limits.sessions = 2;
-  Harness h(options);
-  for (int i = 0; i < 8; ++i) {
-    const SessionId session = attached(h, 1000, 1, "a");
-    ASSERT_NE(session, 0U);
-    EXPECT_EQ(attached(h, 1000, 1, "b"), 0U);
-    if (i % 2 == 0) {
-      EXPECT_TRUE(h.engine.detach(session));
-    } else {
-      h.engine.process_exited(session);
-    }
-  }
-}
-
-TEST(Shares, arenas_of_one_process_take_half_of_the_bytes_and_those_of_one_uid_three_quarters) {
-  EngineOptions options;
-  options.limits.arena_bytes = 16 << 10;
-  Harness h(options);
-  const SessionId one = attached(h, 1000, 1, "a");
-  const SessionId two = attached(h, 1000, 2, "b");
-  const SessionId other = attached(h, 1001, 3, "c");
-  EXPECT_TRUE(h.engine.allocate(one, 8 << 10));
-  EXPECT_THAT(
-      h.engine.allocate(one, 1).error().message,
-      ::testing::HasSubstr("process 1 holds 8.0 KiB of 8.0 KiB (limit arena_bytes 16.0 KiB)")
-  );
-  EXPECT_TRUE(h.engine.allocate(two, 4 << 10));
-  EXPECT_THAT(h.engine.adopt(two, 1).error().message, ::testing::HasSubstr("uid 1000 holds 12.0 KiB of 12.0 KiB"));
-  EXPECT_TRUE(h.engine.allocate(other, 4 << 10));
-  EXPECT_TRUE(h.engine.detach(one));
-  EXPECT_TRUE(h.engine.allocate(other, 4 << 10)) << "the bytes of who left are free again";
-}
-
-TEST(Shares, tokens_that_are_not_used_have_a_limit_and_end) {
-  EngineOptions options;
-  options.limits.tokens = 8;
-  Harness h(options);
-  const SessionId session = attached(h, 1000, 1, "a");
-  std::vector<std::string> tokens;
-  for (int i = 0; i < 4; ++i) {
-    tokens.push_back(h.engine.allocate(session, 4096)->token);
-  }
-  EXPECT_EQ(
-      h.engine.allocate(session, 4096).error().message, "process 1 has 4 tokens that were not used, its limit is 4"
-  );
-  EXPECT_FALSE(h.engine.adopt(session, 4096));
-  EXPECT_TRUE(h.engine.exchange_fd(tokens[0], 1000, 1, UniqueFd{}));
-  EXPECT_TRUE(h.engine.allocate(session, 4096)) << "one was used";
-  EXPECT_TRUE(h.engine.release(session, 2));
-  EXPECT_TRUE(h.engine.adopt(session, 4096)) << "one went with its buffer";
-  EXPECT_FALSE(h.engine.allocate(session, 4096));
-  h.pass(Milliseconds(10'000));
-  EXPECT_TRUE(h.engine.allocate(session, 4096)) << "they ended";
 }
 
 TEST(AdoptedBuffer, that_a_plan_used_is_not_taken_twice) {

@@ -152,6 +152,10 @@ class CheckedLane : public device::Lane {
     return device::Mapped{command.buffer};
   }
 
+  static device::LaneReport answer(const device::ProbeMemory& command) {
+    return device::Probed{command.buffer, {command.exported.allocation_bytes, std::string(command.size_bytes, 'x')}};
+  }
+
   device::LaneReport answer(const device::UnmapBuffer& command) {
     for (const device::PlanId plan : loaded_) {
       for (const device::BufferId used : buffers_of_.at(plan)) {

@@ -441,8 +441,8 @@ TEST(Engine, history_keeps_the_last_reports) {
   const auto reports = h.engine.stats(1000, "job", 10);
   ASSERT_TRUE(reports);
   ASSERT_EQ(reports->size(), 2u);
-  EXPECT_EQ((*reports)[0].step, 1);
-  EXPECT_EQ((*reports)[1].step, 2);
+  EXPECT_EQ((*reports)[0]->step, 1);
+  EXPECT_EQ((*reports)[1]->step, 2);
 }
 
 TEST(Engine, a_step_before_the_declaration_is_refused) {

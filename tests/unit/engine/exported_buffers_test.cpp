@@ -22,8 +22,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr device::LaneId kFirst = 1;  // the lane of a GPU that is started first
-
 /// What a registration was answered.
 struct Registered {
   int calls = 0;
@@ -90,7 +88,7 @@ class ExportedBuffers : public ::testing::Test {
     host.answer_all([this](device::LaneReport report) { engine.on_lane_report(device::kHostLane, std::move(report)); });
   }
 
-  device::MapBuffer last_map(device::LaneId lane = kFirst) {
+  device::MapBuffer last_map(device::LaneId lane = fakes::kFirstGpuLane) {
     auto command = std::get<device::MapBuffer>(std::move(gpus.lanes.at(lane)->commands.back()));
     gpus.lanes.at(lane)->commands.pop_back();
     engine.on_lane_report(lane, device::Mapped{command.buffer});
@@ -115,7 +113,7 @@ class ExportedBuffers : public ::testing::Test {
     DeclareRequest request;
     request.declaration.options.clip = {{"all", {1.0, plan::ZeroRule::Refuse}}};
     for (const plan::DType dtype : dtypes) {
-      plan::TensorDeclaration& tensor = request.declaration.tensors.emplace_back();
+      plan::TensorDeclaration& tensor = request.declaration.tensors.own().emplace_back();
       tensor.name = "weight" + std::to_string(request.declaration.tensors.size());
       tensor.shape = tensor.local_shape = {8};
       tensor.dtype = dtype;
@@ -160,7 +158,7 @@ TEST_F(ExportedBuffers, are_answered_when_they_are_mapped_and_then_used_by_a_pla
   const SessionId session = attach();
   const auto answer = ask(session, exported(0x7000, 3, 64));
   EXPECT_EQ(answer->calls, 0);
-  const auto& map = std::get<device::MapBuffer>(gpus.lanes.at(kFirst)->commands.front());
+  const auto& map = std::get<device::MapBuffer>(gpus.lanes.at(fakes::kFirstGpuLane)->commands.front());
   EXPECT_FALSE(map.fd.valid());
   EXPECT_EQ(map.size_bytes, 4096u);
   EXPECT_EQ(map.exported->handle, std::string(64, 'h'));
@@ -169,16 +167,16 @@ TEST_F(ExportedBuffers, are_answered_when_they_are_mapped_and_then_used_by_a_pla
   answer_all();
   ASSERT_EQ(answer->calls, 1);
   const auto declared = declare(session, answer->buffer);
-  EXPECT_EQ(gpus.lanes.at(kFirst)->count<device::MapBuffer>(), 0u) << "it is mapped";
-  EXPECT_EQ(gpus.lanes.at(kFirst)->count<device::LoadPlan>(), 1u);
+  EXPECT_EQ(gpus.lanes.at(fakes::kFirstGpuLane)->count<device::MapBuffer>(), 0u) << "it is mapped";
+  EXPECT_EQ(gpus.lanes.at(fakes::kFirstGpuLane)->count<device::LoadPlan>(), 1u);
   EXPECT_EQ(host.count<device::LoadPlan>(), 0u);
   answer_all();
   EXPECT_EQ(declared->calls, 1);
   EXPECT_EQ(declared->error.message, "");
   EXPECT_TRUE(engine.release(session, answer->buffer));
-  EXPECT_EQ(gpus.lanes.at(kFirst)->count<device::UnmapBuffer>(), 0u) << "a plan uses it";
+  EXPECT_EQ(gpus.lanes.at(fakes::kFirstGpuLane)->count<device::UnmapBuffer>(), 0u) << "a plan uses it";
   EXPECT_TRUE(engine.detach(session));
-  EXPECT_EQ(gpus.lanes.at(kFirst)->count<device::UnmapBuffer>(), 1u);
+  EXPECT_EQ(gpus.lanes.at(fakes::kFirstGpuLane)->count<device::UnmapBuffer>(), 1u);
 }
 
 TEST_F(ExportedBuffers, of_an_unknown_gpu_are_refused) {
@@ -276,30 +274,32 @@ TEST_F(ExportedBuffers, count_for_the_limit_of_buffers) {
 TEST_F(ExportedBuffers, that_cannot_be_mapped_are_refused_with_the_reason_and_leave_nothing) {
   const SessionId session = attach();
   const auto answer = ask(session, exported());
-  const device::BufferId buffer = std::get<device::MapBuffer>(gpus.lanes.at(kFirst)->commands.front()).buffer;
-  gpus.lanes.at(kFirst)->commands.clear();
+  const device::BufferId buffer =
+      std::get<device::MapBuffer>(gpus.lanes.at(fakes::kFirstGpuLane)->commands.front()).buffer;
+  gpus.lanes.at(fakes::kFirstGpuLane)->commands.clear();
   device::Failed failed;
   failed.buffer = buffer;
   failed.message = "opening a memory handle: invalid device context (CUDA error 201)";
   failed.hint = "share the PID namespace";
-  engine.on_lane_report(kFirst, failed);
+  engine.on_lane_report(fakes::kFirstGpuLane, failed);
   ASSERT_EQ(answer->calls, 1);
   EXPECT_EQ(answer->error.code, ErrorCode::ImportRefused);
   EXPECT_EQ(answer->error.message, failed.message);
   EXPECT_EQ(answer->error.hint, failed.hint);
   EXPECT_EQ(engine.release(session, buffer).error().code, ErrorCode::UnknownBuffer);
-  EXPECT_TRUE(gpus.lanes.at(kFirst)->commands.empty()) << "there is nothing to unmap";
+  EXPECT_TRUE(gpus.lanes.at(fakes::kFirstGpuLane)->commands.empty()) << "there is nothing to unmap";
 }
 
 TEST_F(ExportedBuffers, that_are_released_while_they_are_mapped_are_answered_once) {
   const SessionId session = attach();
   const auto answer = ask(session, exported());
-  const device::BufferId buffer = std::get<device::MapBuffer>(gpus.lanes.at(kFirst)->commands.front()).buffer;
+  const device::BufferId buffer =
+      std::get<device::MapBuffer>(gpus.lanes.at(fakes::kFirstGpuLane)->commands.front()).buffer;
   EXPECT_FALSE(declare(session, buffer)->error.message.empty()) << "it is not there yet";
   ASSERT_TRUE(engine.release(session, buffer));
   EXPECT_EQ(answer->calls, 1);
   EXPECT_EQ(answer->error.code, ErrorCode::UnknownBuffer);
-  EXPECT_EQ(gpus.lanes.at(kFirst)->count<device::UnmapBuffer>(), 1u);
+  EXPECT_EQ(gpus.lanes.at(fakes::kFirstGpuLane)->count<device::UnmapBuffer>(), 1u);
   answer_all();
   EXPECT_EQ(answer->calls, 1);
 }
@@ -310,7 +310,7 @@ TEST_F(ExportedBuffers, of_a_rank_that_died_are_unmapped_and_answered_once) {
   const auto answer = ask(session, exported(0x8000));
   engine.process_exited(session);
   EXPECT_EQ(answer->calls, 1);
-  EXPECT_EQ(gpus.lanes.at(kFirst)->count<device::UnmapBuffer>(), 2u);
+  EXPECT_EQ(gpus.lanes.at(fakes::kFirstGpuLane)->count<device::UnmapBuffer>(), 2u);
   answer_all();
   EXPECT_EQ(answer->calls, 1);
 }
@@ -337,14 +337,14 @@ TEST_F(ExportedBuffers, are_lost_with_their_worker_and_another_takes_its_place) 
     errors.push_back(result ? Error{} : result.error());
   });
   const auto waiting = ask(session, exported(0x8000));
-  auto commands = std::exchange(gpus.lanes.at(kFirst)->commands, {});
+  auto commands = std::exchange(gpus.lanes.at(fakes::kFirstGpuLane)->commands, {});
   for (device::LaneCommand& command : commands) {
     if (const auto* reduce = std::get_if<device::ReduceBucket>(&command)) {
-      engine.on_lane_report(kFirst, lost(0, reduce->plan, reduce->tag));
+      engine.on_lane_report(fakes::kFirstGpuLane, lost(0, reduce->plan, reduce->tag));
     } else if (const auto* last = std::get_if<device::FinishStep>(&command)) {
-      engine.on_lane_report(kFirst, lost(0, last->plan, last->tag));
+      engine.on_lane_report(fakes::kFirstGpuLane, lost(0, last->plan, last->tag));
     } else if (const auto* map = std::get_if<device::MapBuffer>(&command)) {
-      engine.on_lane_report(kFirst, lost(map->buffer));
+      engine.on_lane_report(fakes::kFirstGpuLane, lost(map->buffer));
     }
   }
   answer_all();
@@ -365,8 +365,8 @@ TEST_F(ExportedBuffers, are_lost_with_their_worker_and_another_takes_its_place) 
   EXPECT_EQ(anew->error.message, "");
   ASSERT_TRUE(engine.release(session, buffer));
   answer_all();
-  EXPECT_THAT(gpus.stopped, ElementsAre(kFirst));
-  engine.on_lane_report(kFirst, lost(buffer));  // its last report came late
+  EXPECT_THAT(gpus.stopped, ElementsAre(fakes::kFirstGpuLane));
+  engine.on_lane_report(fakes::kFirstGpuLane, lost(buffer));  // its last report came late
 }
 
 TEST_F(ExportedBuffers, keep_their_worker_for_a_while_after_the_last_one_has_gone) {
@@ -386,10 +386,10 @@ TEST_F(ExportedBuffers, keep_their_worker_for_a_while_after_the_last_one_has_gon
   engine.advance(now += std::chrono::seconds(29));
   EXPECT_TRUE(gpus.stopped.empty());
   engine.advance(now += std::chrono::seconds(1));
-  EXPECT_THAT(gpus.stopped, ElementsAre(kFirst));
+  EXPECT_THAT(gpus.stopped, ElementsAre(fakes::kFirstGpuLane));
   EXPECT_FALSE(engine.next_deadline());
   EXPECT_NE(mapped(session, exported()), 0u) << "by another one";
-  EXPECT_EQ(gpus.lanes.begin()->first, kFirst + 1);
+  EXPECT_EQ(gpus.lanes.begin()->first, fakes::kFirstGpuLane + 1);
 }
 
 /// Two ranks on a GPU each, with two buckets.

@@ -39,7 +39,7 @@ class LanesTest : public ::testing::Test {
   static plan::RankDeclaration declaration() {
     plan::RankDeclaration declared;
     declared.options.clip = {{"all", {1.0, plan::ZeroRule::Refuse}}};
-    plan::TensorDeclaration& tensor = declared.tensors.emplace_back();
+    plan::TensorDeclaration& tensor = declared.tensors.own().emplace_back();
     tensor.name = "weight";
     tensor.shape = tensor.local_shape = {8};
     tensor.mesh = "default";

@@ -206,7 +206,7 @@ class RandomWorld {
     for (const JobStatus& job : engine_.status(std::nullopt)) {
       jobs.insert(job.job);
       for (const RankStatus& rank : job.ranks) {
-        present.emplace(job.job, rank.state == "absent" ? 0 : rank.pid);
+        present.emplace(job.job, rank.pid);
       }
     }
     std::set<std::string> inhabited;
@@ -408,7 +408,7 @@ class RandomWorld {
     plan::RankDeclaration all;
     all.options.clip = {{"all", {1.0, plan::ZeroRule::Off}}, {"b", {1.0, plan::ZeroRule::Refuse}}};
     for (int i = 0; i < (other ? 2 : 4); ++i) {
-      plan::TensorDeclaration& tensor = all.tensors.emplace_back();
+      plan::TensorDeclaration& tensor = all.tensors.own().emplace_back();
       tensor.name = fmt::format("t{}", i);
       tensor.shape = tensor.local_shape = {8};
       tensor.mesh = "default";
@@ -434,7 +434,7 @@ class RandomWorld {
     DeclareRequest request;
     request.declaration = declaration(runs_[member.run].other_plan != chance(40));
     if (chance(40)) {
-      request.declaration.tensors[0].placements[0].axes = {"tpp"};
+      request.declaration.tensors.own()[0].placements[0].axes = {"tpp"};
     }
     request.buffer = member.buffer;
     const auto call = call_of(member, "declare");

@@ -125,7 +125,7 @@ TEST_F(StatsEngine, a_tied_copy_is_not_in_the_norm_set) {
       {placed("first", 8, {{{"dp"}, plan::Replicate{}}}), placed("copy", 8, {{{"dp"}, plan::Replicate{}}})}
   );
   all.options.data_path = plan::DataPath::Stats;
-  all.tensors[0].tied = all.tensors[1].tied = "embedding";
+  all.tensors.own()[0].tied = all.tensors.own()[1].tied = "embedding";
   const Result<plan::Plan> plan = plan::plan_job(
       std::vector<const plan::RankDeclaration*>{&all, &all}, {{"default", {{"dp", 2}}, {}}}, plan::BucketSizes{}
   );

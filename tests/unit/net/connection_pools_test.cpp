@@ -59,14 +59,54 @@ TEST_F(Places, of_a_process_in_another_pid_namespace_are_those_of_its_uid) { EXP
 TEST_F(Places, at_the_health_port_are_made_free_by_the_address_that_has_most) {
   pools.add(1, Pool::Health, {}, "10.0.0.1");
   for (ConnectionId id = 2; id <= ConnectionPools::kHealth; ++id) {
-    EXPECT_TRUE(pools.in_the_way(Pool::Health).empty());
+    EXPECT_TRUE(pools.in_the_way(Pool::Health, "10.0.0.3").empty());
     pools.add(id, Pool::Health, {}, "10.0.0.2");
   }
-  EXPECT_EQ(pools.in_the_way(Pool::Health).front(), 2u) << "the oldest of them";
-  EXPECT_TRUE(pools.in_the_way(Pool::Tcp).empty());
+  EXPECT_EQ(pools.in_the_way(Pool::Health, "10.0.0.3").front(), 2u) << "the oldest of them";
+  EXPECT_TRUE(pools.in_the_way(Pool::Tcp, "10.0.0.2").empty());
   EXPECT_FALSE(pools.refuse_local(process(1000, 1), 0).has_value());
   pools.remove(2);
-  EXPECT_TRUE(pools.in_the_way(Pool::Health).empty());
+  EXPECT_TRUE(pools.in_the_way(Pool::Health, "10.0.0.3").empty());
+}
+
+TEST_F(Places, of_links_that_have_not_joined_are_sixteen_of_an_address) {
+  for (ConnectionId id = 1; id <= 16; ++id) {
+    EXPECT_TRUE(pools.in_the_way(Pool::Peer, "10.0.0.1").empty());
+    pools.add(id, Pool::Peer, {}, "10.0.0.1");
+  }
+  EXPECT_EQ(pools.in_the_way(Pool::Peer, "10.0.0.1").size(), 16u);
+  EXPECT_EQ(pools.in_the_way(Pool::Peer, "10.0.0.1").front(), 1u) << "the oldest of them";
+  EXPECT_TRUE(pools.in_the_way(Pool::Peer, "10.0.0.2").empty());
+  pools.remove(7);
+  EXPECT_TRUE(pools.in_the_way(Pool::Peer, "10.0.0.1").empty());
+}
+
+TEST_F(Places, of_links_that_have_not_joined_are_256_in_all) {
+  ConnectionId id = 0;
+  for (int node = 0; node < 16; ++node) {
+    for (int i = 0; i < 16; ++i) {
+      EXPECT_TRUE(pools.in_the_way(Pool::Peer, "10.0.1.1").empty());
+      pools.add(++id, Pool::Peer, {}, "10.0.0." + std::to_string(node));
+    }
+  }
+  EXPECT_EQ(pools.in_the_way(Pool::Peer, "10.0.1.1").size(), 256u) << "any of them may go";
+  EXPECT_TRUE(pools.in_the_way(Pool::Tcp, "10.0.1.1").empty());
+  EXPECT_TRUE(pools.in_the_way(Pool::Health, "10.0.1.1").empty());
+  EXPECT_FALSE(pools.refuse_local(process(1000, 1), 0).has_value());
+}
+
+TEST_F(Places, over_tcp_are_not_made_free_by_an_address_that_has_as_few) {
+  pools.add(1, Pool::Tcp, {}, "10.0.0.1");
+  pools.add(2, Pool::Tcp, {}, "10.0.0.2");
+  pools.add(3, Pool::Tcp, {}, "10.0.0.2");
+  for (ConnectionId id = 4; id <= ConnectionPools::kTcp; ++id) {
+    pools.add(id, Pool::Tcp, {}, "10.0.0.3");
+  }
+  const auto for_a_new_one = pools.in_the_way(Pool::Tcp, "10.0.0.4");
+  EXPECT_EQ(for_a_new_one.front(), 4u);
+  EXPECT_EQ(for_a_new_one.back(), 3u) << "behind those of the address that has most";
+  EXPECT_EQ(for_a_new_one.size(), ConnectionPools::kTcp - 1);
+  EXPECT_EQ(pools.in_the_way(Pool::Tcp, "10.0.0.2").size(), ConnectionPools::kTcp - 3);
 }
 
 }  // namespace

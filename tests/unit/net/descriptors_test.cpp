@@ -3,22 +3,44 @@
 
 #include <sys/socket.h>
 
+#include <arpa/inet.h>
 #include <cstring>
+#include <netinet/in.h>
 
 namespace gradsync::net {
 namespace {
 
-/// Descriptors that a peer sends to the main socket: of a kernel that keeps them away, and of an older one.
-class SentDescriptors : public ServerTest, public testing::WithParamInterface<bool> {
- protected:
-  [[nodiscard]] ServerOptions kernel() const {
-    ServerOptions chosen = options();
-    chosen.kernel_refuses_descriptors = GetParam();
-    return chosen;
+/// A TCP socket whose last close waits for an hour: it has unsent data and SO_LINGER, and its peer does not read.
+class Lingering {
+ public:
+  Lingering() {
+    const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int few = 4096;
+    ::setsockopt(listener.get(), SOL_SOCKET, SO_RCVBUF, &few, sizeof few);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    EXPECT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(listener.get(), 1), 0);
+    EXPECT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    socket_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+    peer_.reset(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const std::string data(1 << 16, 'x');
+    while (::send(socket_.get(), data.data(), data.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
+    }
+    linger(3'600);
   }
 
-  /// False: the system does not let it through.
-  static bool send_with(const RawClient& client, std::string text, int fd) {
+  Lingering(const Lingering&) = delete;
+  Lingering& operator=(const Lingering&) = delete;
+
+  ~Lingering() { linger(0); }  // every wait for a copy of it ends with `peer_`, which has unread data
+
+  /// Sends it along with a text and forgets it, so that the copy that travels is the last. False: the system does not
+  /// let it through.
+  [[nodiscard]] bool pass_on(const RawClient& client, std::string text) {
     iovec data{text.data(), text.size()};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
     msghdr message{};
@@ -30,8 +52,43 @@ class SentDescriptors : public ServerTest, public testing::WithParamInterface<bo
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(sizeof(int));
+    const int fd = socket_.get();
     std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-    return ::sendmsg(client.fd(), &message, MSG_NOSIGNAL) >= 0;
+    if (::sendmsg(client.fd(), &message, MSG_NOSIGNAL) < 0) {
+      return false;
+    }
+    socket_.reset();
+    return true;
+  }
+
+ private:
+  void linger(int seconds) const {
+    const struct linger setting {
+      1, seconds
+    };
+
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &setting, sizeof setting);
+  }
+
+  UniqueFd peer_;
+  UniqueFd socket_;
+};
+
+/// Descriptors that a peer sends to the main socket: of a kernel that keeps them away, and of an older one.
+class SentDescriptors : public ServerTest, public testing::WithParamInterface<bool> {
+ protected:
+  [[nodiscard]] ServerOptions kernel() const {
+    ServerOptions chosen = options();
+    chosen.kernel_refuses_descriptors = GetParam();
+    return chosen;
+  }
+
+  /// On the io thread, which therefore reads nothing before the copy that it is sent is the last one.
+  static bool pass_on(RunningServer& running, Lingering& socket, const RawClient& client, const std::string& text) {
+    bool passed = false;
+    running.on_io([&] { passed = socket.pass_on(client, text); });
+    EXPECT_TRUE(passed || GetParam()) << "an older kernel lets it through";
+    return passed;
   }
 };
 
@@ -41,20 +98,23 @@ INSTANTIATE_TEST_SUITE_P(Kernels, SentDescriptors, testing::Bool(), [](const aut
 
 TEST_P(SentDescriptors, end_a_connection_before_its_upgrade_or_do_not_arrive) {
   RunningServer running{kernel()};
+  Lingering socket;
   RawClient client = connect();
-  if (send_with(client, "GET /page HTTP/1.1\r\n", 0)) {
+  if (pass_on(running, socket, client, "GET /page HTTP/1.1\r\n")) {
     EXPECT_TRUE(client.at_end());
   }
-  EXPECT_EQ(connect().request("GET", "/page").status, 200);
+  EXPECT_EQ(connect().request("GET", "/page").status, 200) << "closing it takes an hour, and holds up nobody";
 }
 
 TEST_P(SentDescriptors, end_a_websocket_or_do_not_arrive) {
   RunningServer running{kernel()};
+  Lingering socket;
   RawClient client = websocket();
-  if (send_with(client, "\x81", 0)) {
+  if (pass_on(running, socket, client, "\x81")) {
     EXPECT_EQ(client.read_frame().opcode, -1);
     EXPECT_TRUE(running.handlers.saw("close 1"));
   }
+  EXPECT_EQ(connect().request("GET", "/page").status, 200) << "closing it takes an hour, and holds up nobody";
 }
 
 TEST_P(SentDescriptors, make_no_difference_to_messages_without_them) {

@@ -1,5 +1,6 @@
 #include "net/socket/peer.hpp"
 
+#include "net/limits/repeated_line.hpp"
 #include "unit/net/server_fixture.hpp"
 
 #include <sys/stat.h>
@@ -7,6 +8,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <sstream>
 
 namespace gradsync::net {
 namespace {
@@ -208,6 +210,43 @@ TEST_F(PeerProcess, of_a_uid_that_is_not_allowed_is_refused_on_both_sockets) {
   const std::string line = process->tell('f');
   EXPECT_NE(line.find("\"unauthorized\""), std::string::npos) << line;
   EXPECT_EQ(running.metrics.refused_uid.Value(), 2);
+}
+
+TEST_F(PeerProcess, of_a_uid_that_is_not_allowed_fills_no_log_however_often_it_comes) {
+  if (::geteuid() != 0) {
+    GTEST_SKIP() << "needs root, to become another user";
+  }
+  constexpr int kTimes = 50;
+  ASSERT_EQ(::chmod((folder / "").c_str(), 0755), 0);
+  const auto process = other(65534);
+  ServerOptions strict = options();
+  strict.socket_mode = 0666;
+  strict.allow_any_uid = false;
+  strict.allowed_uids = {1000};
+  testing::internal::CaptureStdout();
+  const auto before = std::chrono::steady_clock::now();
+  {
+    RunningServer running{strict};
+    for (int i = 0; i < kTimes; ++i) {
+      EXPECT_EQ(process->tell('u').substr(0, 3), "403");
+    }
+    EXPECT_EQ(running.metrics.refused_uid.Value(), kTimes);
+  }
+  const bool in_time = std::chrono::steady_clock::now() < before + RepeatedLine::kEvery;
+  const std::string log = testing::internal::GetCapturedStdout();
+  if (!in_time) {
+    GTEST_SKIP() << "the machine was too slow to refuse them all within the time of one line";
+  }
+  std::vector<std::string> lines;
+  std::istringstream text{log};
+  for (std::string line; std::getline(text, line);) {
+    if (line.find("connection refused uid=65534") != std::string::npos) {
+      lines.push_back(line);
+    }
+  }
+  ASSERT_EQ(lines.size(), 2U) << log;
+  EXPECT_EQ(lines[0].find("such lines"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("(49 such lines since the last one)"), std::string::npos) << lines[1];
 }
 
 TEST_F(PeerProcess, of_an_allowed_uid_is_known_by_it) {

@@ -17,14 +17,17 @@ TEST(UnreadAnswers, of_one_process_are_half_of_all) {
   const auto excess = unread.note(2, process(1000, 1), 51 * kKib);
   ASSERT_TRUE(excess.has_value());
   EXPECT_EQ(excess->connection, 1u) << "the one that holds most";
-  EXPECT_EQ(excess->why, "limit_exceeded: process 1 leaves 205824 bytes of answers unread, the limit is 204800");
+  EXPECT_EQ(excess->why, "limit_exceeded: 205824 bytes of answers to process 1 are unread, the limit is 204800");
 }
 
 TEST(UnreadAnswers, of_one_uid_are_three_quarters_of_all) {
   UnreadAnswers unread{400 * kKib, kOwn};
   EXPECT_FALSE(unread.note(1, process(1000, 1), 200 * kKib));
   EXPECT_FALSE(unread.note(2, process(1000, 2), 100 * kKib));
-  EXPECT_TRUE(unread.note(3, process(1000, 2), 20 * kKib));
+  const auto excess = unread.note(3, process(1000, 2), 20 * kKib);
+  ASSERT_TRUE(excess.has_value());
+  EXPECT_EQ(excess->connection, 2u) << "the one that holds most of the process that added last";
+  EXPECT_EQ(excess->why, "limit_exceeded: 327680 bytes of answers to uid 1000 are unread, the limit is 307200");
 }
 
 TEST(UnreadAnswers, of_root_and_of_the_own_uid_may_be_all) {
@@ -32,7 +35,9 @@ TEST(UnreadAnswers, of_root_and_of_the_own_uid_may_be_all) {
     UnreadAnswers unread{400 * kKib, kOwn};
     EXPECT_FALSE(unread.note(1, process(uid, 1), 200 * kKib));
     EXPECT_FALSE(unread.note(2, process(uid, 2), 200 * kKib));
-    EXPECT_TRUE(unread.note(3, process(uid, 3), 20 * kKib));
+    const auto excess = unread.note(3, process(uid, 3), 20 * kKib);
+    ASSERT_TRUE(excess.has_value());
+    EXPECT_EQ(excess->why, "limit_exceeded: 430080 bytes of answers to all processes are unread, the limit is 409600");
   }
 }
 
@@ -43,6 +48,7 @@ TEST(UnreadAnswers, of_all_are_bounded_at_the_cost_of_the_process_that_leaves_mo
   const auto excess = unread.note(3, process(1002, 3), 40 * kKib);
   ASSERT_TRUE(excess.has_value());
   EXPECT_EQ(excess->connection, 1u);
+  EXPECT_EQ(excess->why, "limit_exceeded: 430080 bytes of answers to all processes are unread, the limit is 409600");
   EXPECT_FALSE(unread.note(1, process(1000, 1), 0));
   EXPECT_EQ(unread.bytes(), 220 * kKib);
 }

@@ -347,6 +347,58 @@ TEST_F(WebSocket, one_that_was_initialized_in_time_stays) {
   EXPECT_EQ(client.read_frame().payload, "still here");
 }
 
+// Each of these messages is longer than the turn of a process, so those of the other connections wait for theirs.
+TEST_F(WebSocket, messages_of_one_process_wait_for_each_other_and_all_are_executed) {
+  const RunningServer running{options()};
+  std::vector<RawClient> clients;
+  for (int i = 0; i < 12; ++i) {
+    clients.push_back(websocket());
+  }
+  for (RawClient& client : clients) {
+    client.send_frame(1, "costly");
+    client.send_frame(1, "batch");
+    client.send_frame(1, "behind the batch");
+  }
+  for (RawClient& client : clients) {
+    EXPECT_EQ(client.read_frame().payload, "batch done");
+    EXPECT_EQ(client.read_frame().payload, "behind the batch");
+  }
+}
+
+TEST_F(WebSocket, connections_that_end_while_their_messages_wait_hold_nobody_up) {
+  RunningServer running{options()};
+  RawClient stays = websocket();
+  {
+    std::vector<RawClient> clients;
+    for (int i = 0; i < 12; ++i) {
+      clients.push_back(websocket());
+    }
+    for (RawClient& client : clients) {
+      client.send_frame(1, "costly");
+      client.send_frame(1, "costly");
+    }
+  }
+  stays.send_frame(1, "still here");
+  EXPECT_EQ(stays.read_frame().payload, "still here");
+  for (int connection = 2; connection <= 13; ++connection) {
+    EXPECT_TRUE(running.handlers.saw(fmt::format("close {}", connection))) << connection;
+  }
+}
+
+TEST_F(WebSocket, the_end_of_the_server_waits_for_no_turn) {
+  std::vector<RawClient> clients;
+  {
+    const RunningServer running{options()};
+    for (int i = 0; i < 12; ++i) {
+      clients.push_back(websocket());
+      clients.back().send_frame(1, "costly");
+    }
+  }
+  for (RawClient& client : clients) {
+    EXPECT_EQ(client.read_frame().opcode, 8);
+  }
+}
+
 /// Half a message; it has been read when this returns, because a ping behind it was answered.
 void begin_message(RawClient& client, std::size_t bytes) {
   client.send_frame(1, std::string(bytes, 'a'), false);
@@ -363,15 +415,19 @@ TEST_F(WebSocket, half_sent_messages_are_limited_over_all_connections) {
   RawClient third = websocket();
   begin_message(first, 20'000);
   begin_message(second, 60'000);
-  third.send_frame(1, std::string(30'000, 'b'), false);
+  begin_message(third, 20'000);
+  third.send_frame(0, "b", false);
   const Frame close = second.read_frame();
   EXPECT_EQ(close.opcode, 8) << "it holds most, though another added last";
   EXPECT_EQ(close.close_code(), 1013);
-  EXPECT_NE(close.payload.find("limit_exceeded"), std::string::npos);
+  EXPECT_EQ(
+      close.payload.substr(2),
+      "limit_exceeded: 100001 bytes of messages are half sent or wait here, the limit is 100000"
+  );
   first.send_frame(0, "the rest");
   EXPECT_EQ(first.read_frame().payload.size(), 20'008u);
   third.send_frame(0, "the rest");
-  EXPECT_EQ(third.read_frame().payload.size(), 30'008u);
+  EXPECT_EQ(third.read_frame().payload.size(), 20'009u);
   first.send_frame(1, std::string(90'000, 'c'), false);  // what was held is free again
   first.send_frame(0, "d");
   EXPECT_EQ(first.read_frame().payload.size(), 90'001u);
@@ -394,11 +450,19 @@ TEST_F(WebSocket, the_log_says_whose_connection_is_closed_for_what_it_half_sent)
   {
     RunningServer running{narrow};
     RawClient client = websocket();
-    client.send_frame(1, std::string(2'000, 'a'), false);
+    begin_message(client, 1'000);
+    client.send_frame(0, "a", false);
     EXPECT_EQ(client.read_frame().close_code(), 1013);
   }
   const std::string log = testing::internal::GetCapturedStdout();
-  EXPECT_NE(log.find(fmt::format("connection=1 pid={} uid={}", ::getpid(), ::getuid())), std::string::npos) << log;
+  const std::string line = fmt::format(
+      "1001 bytes of messages are half sent or wait, the limit is 1000: closing a connection of the process with most "
+      "connection=1 "
+      "pid={} uid={}\n",
+      ::getpid(),
+      ::getuid()
+  );
+  EXPECT_NE(log.find(line), std::string::npos) << log;
 }
 
 TEST_F(WebSocket, a_message_that_does_not_end_closes_its_connection_initialized_or_not) {
@@ -478,20 +542,31 @@ TEST_F(WebSocket, shutting_down_does_not_wait_for_a_client_that_never_answers) {
   EXPECT_TRUE(client.at_end());
 }
 
-TEST_F(WebSocket, several_that_leave_too_much_unread_together_end) {
+TEST_F(WebSocket, several_that_leave_too_much_unread_together_end_and_the_log_says_whose_they_were) {
   ServerOptions few = options();
   few.unread_bytes = 4u << 20;  // of one process: 2 MiB, and each asks for 1 MiB
-  RunningServer running{few};
-  std::vector<RawClient> clients;
-  for (int i = 0; i < 6; ++i) {
-    clients.push_back(websocket());
-    clients.back().send_frame(1, std::string(1 << 20, 'x'));
+  testing::internal::CaptureStdout();
+  {
+    RunningServer running{few};
+    std::vector<RawClient> clients;
+    for (int i = 0; i < 6; ++i) {
+      clients.push_back(websocket());
+      clients.back().send_frame(1, std::string(1 << 20, 'x'));
+    }
+    EXPECT_TRUE(running.handlers.saw("close 1"));
+    RawClient reader = websocket();
+    reader.send_frame(1, "still there");
+    EXPECT_EQ(reader.read_frame().payload, "still there");
+    EXPECT_GE(running.metrics.slow_readers.Value(), 1);
   }
-  EXPECT_TRUE(running.handlers.saw("close 1"));
-  RawClient reader = websocket();
-  reader.send_frame(1, "still there");
-  EXPECT_EQ(reader.read_frame().payload, "still there");
-  EXPECT_GE(running.metrics.slow_readers.Value(), 1);
+  const std::string log = testing::internal::GetCapturedStdout();
+  const std::string line = fmt::format(
+      "closing a connection that does not read: limit_exceeded: 3145728 bytes of answers to process {0} are unread, "
+      "the limit is 2097152 connection=1 pid={0} uid={1}\n",
+      ::getpid(),
+      ::getuid()
+  );
+  EXPECT_NE(log.find(line), std::string::npos) << log;
 }
 
 }  // namespace

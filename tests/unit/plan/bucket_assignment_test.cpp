@@ -4,6 +4,8 @@
 
 #include "plan/layout/bucket_assignment.hpp"
 
+#include "bucket_items.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,11 +16,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-using Buckets = std::vector<std::vector<std::uint32_t>>;
-
-constexpr std::uint32_t kFloat = 0;
-constexpr std::uint32_t kDouble = 1;
 
 /// Assigns a list given in the order of readiness and names items by their place in it, buckets by their first item.
 Buckets in_order_of_readiness(std::vector<BucketItem> items, BucketSizes sizes) {
@@ -32,9 +29,6 @@ Buckets in_order_of_readiness(std::vector<BucketItem> items, BucketSizes sizes) 
   std::sort(buckets.begin(), buckets.end());
   return buckets;
 }
-
-const std::vector<BucketItem> kAlternating{
-    {kFloat, 200}, {kDouble, 200}, {kFloat, 200}, {kDouble, 200}, {kFloat, 200}, {kDouble, 200}};
 
 TEST(BucketAssignment, one_limit_and_one_dtype_as_torch_does) {
   EXPECT_THAT(

@@ -39,8 +39,8 @@ TEST(CompareDeclarations, equal_ones_agree) {
 
 TEST(CompareDeclarations, the_first_difference_is_named_with_both_values_and_ranks) {
   const Error error = compared(last_of_three([](RankDeclaration& d) {
-    d.tensors[1].dtype = DType::BFloat16;
-    d.tensors[2].shape = {6};
+    d.tensors.own()[1].dtype = DType::BFloat16;
+    d.tensors.own()[2].shape = {6};
   }));
   EXPECT_EQ(error.code, ErrorCode::PlanMismatch);
   EXPECT_EQ(error.tensor, "b");
@@ -51,7 +51,7 @@ TEST(CompareDeclarations, the_first_difference_is_named_with_both_values_and_ran
 
 TEST(CompareDeclarations, every_field_of_a_tensor_is_compared) {
   const auto path = [](auto change) {
-    return compared(last_of_three([&](RankDeclaration& d) { change(d.tensors[0]); })).path;
+    return compared(last_of_three([&](RankDeclaration& d) { change(d.tensors.own()[0]); })).path;
   };
   EXPECT_EQ(path([](TensorDeclaration& t) { t.shape = {5}; }), "tensors[0].shape");
   EXPECT_EQ(path([](TensorDeclaration& t) { t.local_shape = {5}; }), "tensors[0].local_shape");
@@ -68,7 +68,7 @@ TEST(CompareDeclarations, every_field_of_a_tensor_is_compared) {
 TEST(CompareDeclarations, clip_groups_are_compared_by_name_and_not_by_their_place_in_the_list) {
   const auto with = [](std::vector<ClipGroupOptions> clip) {
     RankDeclaration declared = model();
-    declared.tensors[0].clip_group = "head";
+    declared.tensors.own()[0].clip_group = "head";
     declared.options.clip = std::move(clip);
     return declared;
   };
@@ -86,7 +86,7 @@ TEST(CompareDeclarations, clip_groups_are_compared_by_name_and_not_by_their_plac
 TEST(CompareDeclarations, options_are_compared_first) {
   const Error mode = compared(last_of_three([](RankDeclaration& d) {
     d.options.mode = ClipMode::Torch;
-    d.tensors[0].name = "z";
+    d.tensors.own()[0].name = "z";
   }));
   EXPECT_EQ(mode.path, "options.mode");
   EXPECT_THAT(mode.message, HasSubstr("formula is strict on rank 0 and torch on rank 2"));
@@ -110,24 +110,25 @@ TEST(CompareDeclarations, options_are_compared_first) {
 }
 
 TEST(CompareDeclarations, a_rank_with_fewer_tensors_is_told_which_one_is_missing) {
-  const Error fewer = compared(last_of_three([](RankDeclaration& d) { d.tensors.pop_back(); }));
+  const Error fewer = compared(last_of_three([](RankDeclaration& d) { d.tensors.own().pop_back(); }));
   EXPECT_EQ(fewer.tensor, "c");
   EXPECT_THAT(fewer.ranks, ElementsAre(2));
   EXPECT_THAT(fewer.message, HasSubstr("rank 2 did not declare it"));
 
-  const Error more = compared(last_of_three([](RankDeclaration& d) { d.tensors.push_back(tensor("d", {1})); }));
+  const Error more = compared(last_of_three([](RankDeclaration& d) { d.tensors.own().push_back(tensor("d", {1})); }));
   EXPECT_EQ(more.tensor, "d");
   EXPECT_THAT(more.message, HasSubstr("ranks 0, 1 did not declare it"));
   EXPECT_THAT(more.ranks, ElementsAre(2)) << "the smaller side is the likelier culprit";
   EXPECT_EQ(more.rank, 2) << "whose declaration the path is of";
 
-  const Error middle = compared(last_of_three([](RankDeclaration& d) { d.tensors.erase(d.tensors.begin() + 1); }));
+  const Error middle =
+      compared(last_of_three([](RankDeclaration& d) { d.tensors.own().erase(d.tensors.own().begin() + 1); }));
   EXPECT_EQ(middle.tensor, "b");
   EXPECT_THAT(middle.ranks, ElementsAre(2));
 }
 
 TEST(CompareDeclarations, another_order_is_no_difference) {
-  EXPECT_TRUE(agree(last_of_three([](RankDeclaration& d) { std::swap(d.tensors[0], d.tensors[2]); })));
+  EXPECT_TRUE(agree(last_of_three([](RankDeclaration& d) { std::swap(d.tensors.own()[0], d.tensors.own()[2]); })));
 }
 
 // ---- weights

@@ -159,21 +159,21 @@ TEST(PlanDigest, changes_with_everything_that_matters) {
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.mode = ClipMode::Torch; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.clip = {group("all", 1)}; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.buckets = BucketRule::Torch; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { std::swap(d.tensors[0], d.tensors[1]); }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].name = "a1"; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].shape = d.tensors[0].local_shape = {2, 2}; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].local_offset = {0}; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].dtype = DType::Float16; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].placements = {replicate({"dp"})}; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].placements = {partial({"dp"}, ReduceOp::Sum)}; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { std::swap(d.tensors.own()[0], d.tensors.own()[1]); }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].name = "a1"; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].shape = d.tensors.own()[0].local_shape = {2, 2}; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].local_offset = {0}; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].dtype = DType::Float16; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].placements = {replicate({"dp"})}; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].placements = {partial({"dp"}, ReduceOp::Sum)}; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) {
-    d.tensors[0].placements = {{{"dp"}, Partial{ReduceOp::Mean, Shard{0}}}};
+    d.tensors.own()[0].placements = {{{"dp"}, Partial{ReduceOp::Mean, Shard{0}}}};
   }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].divisor = 2; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].tied = "t"; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].clip_group = "g"; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].layer = "l"; }));
-  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors[0].split_order = {"dp"}; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].divisor = 2; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].tied = "t"; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].clip_group = "g"; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].layer = "l"; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].split_order = {"dp"}; }));
   EXPECT_NE(make_plan(base, {mesh({{"dp", 4}})}, 4, {}).digest, digest_on_two(base));
 }
 
@@ -193,10 +193,10 @@ TEST(PlanDigest, plans_that_differ_only_in_bucket_sizes_differ) {
 TEST(PlanDigest, does_not_confuse_where_one_text_ends_and_the_next_begins) {
   RankDeclaration first = declaration({tensor("a", {4})});
   RankDeclaration second = first;
-  first.tensors[0].clip_group = "ab";
-  first.tensors[0].layer = "c";
-  second.tensors[0].clip_group = "a";
-  second.tensors[0].layer = "bc";
+  first.tensors.own()[0].clip_group = "ab";
+  first.tensors.own()[0].layer = "c";
+  second.tensors.own()[0].clip_group = "a";
+  second.tensors.own()[0].layer = "bc";
   EXPECT_NE(digest_on_two(first), digest_on_two(second));
 }
 

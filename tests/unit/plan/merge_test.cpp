@@ -37,7 +37,7 @@ class Ranks {
     const PlacedRanks placed = place_ranks(tensor, mesh);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (placed.ranks[rank].holds) {
-        ranks_[rank].tensors.push_back(held(tensor, mesh, static_cast<std::int64_t>(rank)));
+        ranks_[rank].tensors.own().push_back(held(tensor, mesh, static_cast<std::int64_t>(rank)));
       }
     }
     return *this;
@@ -189,7 +189,7 @@ TEST(Merge, empty_parts_of_a_tied_copy_are_not_compared_and_offsets_count) {
   embed.shape = head.shape = {4};
   Ranks ranks = tied(embed, head);
   for (const std::size_t rank : {4, 5, 6, 7}) {  // the head is cut the other way round
-    ranks[rank].tensors[0].local_offset = {rank < 6 ? 2 : 0};
+    ranks[rank].tensors.own()[0].local_offset = {rank < 6 ? 2 : 0};
   }
   EXPECT_THAT(counted_boxes(ranks), ElementsAre(1, 0));
 }
@@ -246,7 +246,7 @@ TEST(Merge, ranks_that_hold_nothing_have_arenas_of_no_bytes) {
 TEST(MergeRefuses, a_tensor_called_sharded_but_held_whole) {
   Ranks ranks({kFsdp});
   ranks.add(tensor("w", {6}, {shard({"dp_shard"}, 0)}));
-  ranks[1].tensors[0].local_shape = {6};
+  ranks[1].tensors.own()[0].local_shape = {6};
   const Error error = ranks.refusal();
   EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
   EXPECT_EQ(error.tensor, "w");
@@ -261,43 +261,43 @@ TEST(MergeRefuses, a_tensor_called_sharded_but_held_whole) {
 TEST(MergeRefuses, an_axis_that_cuts_in_the_declaration_alone) {
   Ranks ranks({kShardedTp});
   ranks.add(tensor("w", {8}, {shard({"dp_shard"}, 0), shard({"tp"}, 0)}));
-  ranks[0].tensors[0].local_shape = {4};
+  ranks[0].tensors.own()[0].local_shape = {4};
   EXPECT_THAT(ranks.refusal().hint, HasSubstr("axis 'dp_shard' of size 2 did not cut dim 0"));
 }
 
 TEST(MergeRefuses, one_name_for_two_tensors) {
   Ranks ranks({kHsdp});
   ranks.add(tensor("w", {4}, {replicate({"dp_replicate", "dp_shard"})}));
-  ranks[2].tensors[0].shape = ranks[2].tensors[0].local_shape = {5};
+  ranks[2].tensors.own()[0].shape = ranks[2].tensors.own()[0].local_shape = {5};
   Error error = ranks.refusal();
   EXPECT_EQ(error.code, ErrorCode::PlanMismatch);
   EXPECT_THAT(error.ranks, ElementsAre(0, 2));
   EXPECT_THAT(error.message, HasSubstr("tensor 'w': shape is [4] on rank 0 and [5] on rank 2"));
-  ranks[2].tensors[0].shape = ranks[2].tensors[0].local_shape = {4};
-  ranks[2].tensors[0].dtype = DType::BFloat16;
+  ranks[2].tensors.own()[0].shape = ranks[2].tensors.own()[0].local_shape = {4};
+  ranks[2].tensors.own()[0].dtype = DType::BFloat16;
   EXPECT_THAT(ranks.refusal().message, HasSubstr("dtype is float32 on rank 0 and bfloat16 on rank 2"));
 }
 
 TEST(MergeRefuses, shards_of_different_dims_and_a_shard_beside_a_replica_by_their_axis) {
   Ranks ranks({kFsdp});
   ranks.add(tensor("w", {6, 6}, {shard({"dp_shard"}, 0)}));
-  ranks[1].tensors[0].placements = {shard({"dp_shard"}, 1)};
-  ranks[1].tensors[0].local_shape = {6, 2};
+  ranks[1].tensors.own()[0].placements = {shard({"dp_shard"}, 1)};
+  ranks[1].tensors.own()[0].local_shape = {6, 2};
   Error error = ranks.refusal();
   EXPECT_EQ(error.code, ErrorCode::PlanMismatch);
   EXPECT_EQ(error.path, "tensors[0].placements[0]");
   EXPECT_EQ(error.tensor, "w");
   EXPECT_THAT(error.ranks, ElementsAre(0, 1));
   EXPECT_THAT(error.message, HasSubstr("dp_shard: shard(0) on rank 0 and dp_shard: shard(1) on rank 1"));
-  ranks[1].tensors[0].placements = {replicate({"dp_shard"})};
-  ranks[1].tensors[0].local_shape = {6, 6};
+  ranks[1].tensors.own()[0].placements = {replicate({"dp_shard"})};
+  ranks[1].tensors.own()[0].local_shape = {6, 6};
   EXPECT_THAT(ranks.refusal().message, HasSubstr("dp_shard: shard(0) on rank 0 and dp_shard: replicate on rank 1"));
 }
 
 TEST(MergeRefuses, a_holder_that_did_not_declare_and_one_that_should_not_have) {
   Ranks ranks({kHsdp});
   ranks.add(tensor("w", {4}, {replicate({"dp_replicate"}), shard({"dp_shard"}, 0)}));
-  ranks[3].tensors.clear();
+  ranks[3].tensors.own().clear();
   Error error = ranks.refusal();
   EXPECT_EQ(error.code, ErrorCode::PlanMismatch);
   EXPECT_THAT(error.ranks, ElementsAre(3));
@@ -315,17 +315,17 @@ TEST(MergeRefuses, overlap_and_gap_of_equal_size) {
   Ranks ranks({mesh({{"dp_shard", 2}})});
   TensorDeclaration w = tensor("w", {8}, {shard({"dp_shard"}, 0)});
   ranks.add(w);
-  ranks[0].tensors[0].local_offset = {0};
-  ranks[1].tensors[0].local_offset = {4};
+  ranks[0].tensors.own()[0].local_offset = {0};
+  ranks[1].tensors.own()[0].local_offset = {4};
   EXPECT_TRUE(ranks.plan());
-  ranks[1].tensors[0].local_offset = {3};  // 3 is held twice and 7 by nobody; the sizes add up
+  ranks[1].tensors.own()[0].local_offset = {3};  // 3 is held twice and 7 by nobody; the sizes add up
   Error error = ranks.refusal();
   EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
   EXPECT_EQ(error.path, "tensors[0].local_offset");
   EXPECT_THAT(error.message, HasSubstr("ranks 0 and 1 hold overlapping shards: [4] at [0] and [4] at [3]"));
   EXPECT_THAT(error.message, HasSubstr("they differ on axis 'dp_shard' (dp_shard: shard(0))"));
-  ranks[1].tensors[0].local_offset = {5};
-  ranks[1].tensors[0].local_shape = {3};
+  ranks[1].tensors.own()[0].local_offset = {5};
+  ranks[1].tensors.own()[0].local_shape = {3};
   EXPECT_THAT(ranks.refusal().message, HasSubstr("its shards (dp_shard: shard(0)) hold 7 of the 8 elements"));
 }
 
@@ -333,11 +333,11 @@ TEST(MergeRefuses, replicas_that_hold_different_parts) {
   Ranks ranks({kHsdp});
   ranks.add(tensor("w", {8}, {replicate({"dp_replicate"}), shard({"dp_shard"}, 0)}));
   for (std::size_t rank = 0; rank < 4; ++rank) {
-    ranks[rank].tensors[0].local_offset = {rank % 2 == 0 ? 0 : 4};
+    ranks[rank].tensors.own()[0].local_offset = {rank % 2 == 0 ? 0 : 4};
   }
   EXPECT_TRUE(ranks.plan());
-  ranks[2].tensors[0].local_offset = {4};
-  ranks[3].tensors[0].local_offset = {0};
+  ranks[2].tensors.own()[0].local_offset = {4};
+  ranks[3].tensors.own()[0].local_offset = {0};
   EXPECT_THAT(ranks.refusal().message, HasSubstr("ranks 0 and 2 hold the same part"));
   EXPECT_THAT(ranks.refusal().message, HasSubstr("they differ on axis 'dp_replicate'"));
 }

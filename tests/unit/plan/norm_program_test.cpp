@@ -24,8 +24,8 @@ Result<Plan> plan_of(const std::vector<Mesh>& meshes, const std::vector<TensorDe
     const PlacedRanks placed = place_ranks(tensor, mesh);
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (placed.ranks[rank].holds) {
-        ranks[rank].tensors.push_back(tensor);
-        ranks[rank].tensors.back().local_shape = box_of(tensor.shape, placed.ranks[rank].cuts).extent;
+        ranks[rank].tensors.own().push_back(tensor);
+        ranks[rank].tensors.own().back().local_shape = box_of(tensor.shape, placed.ranks[rank].cuts).extent;
       }
     }
   }

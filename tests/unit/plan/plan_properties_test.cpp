@@ -29,7 +29,7 @@ class RandomJob {
     sizes = {static_cast<std::uint64_t>(below(300)), static_cast<std::uint64_t>(1 + below(3000))};
     const std::int64_t count = 1 + below(60);
     for (std::int64_t i = 0; i < count; ++i) {
-      declared.tensors.push_back(random_tensor(i));
+      declared.tensors.own().push_back(random_tensor(i));
     }
   }
 

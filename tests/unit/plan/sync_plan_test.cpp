@@ -38,7 +38,7 @@ class Job {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
       if (placed.ranks[rank].holds) {
         tensor.local_shape = input_box_of(tensor, placed, placed.ranks[rank]).extent;
-        ranks_[rank].tensors.push_back(tensor);
+        ranks_[rank].tensors.own().push_back(tensor);
       }
     }
     return *this;
@@ -225,12 +225,12 @@ TEST(SyncPlan, copies_that_are_cut_otherwise_are_refused) {
   Job job({mesh({{"pp", 2}, {"tp", 2}})});
   job.add(first).add(other);
   for (std::size_t rank = 0; rank < 4; ++rank) {
-    job[rank].tensors[0].local_offset = {rank % 2 == 0 ? 0 : 3};
+    job[rank].tensors.own()[0].local_offset = {rank % 2 == 0 ? 0 : 3};
   }
   EXPECT_TRUE(job.result().has_value());
-  job[2].tensors[0].local_shape = {2};
-  job[3].tensors[0].local_shape = {4};
-  job[3].tensors[0].local_offset = {2};
+  job[2].tensors.own()[0].local_shape = {2};
+  job[3].tensors.own()[0].local_shape = {4};
+  job[3].tensors.own()[0].local_offset = {2};
   EXPECT_EQ(job.refusal().path, "tensors[0].tied") << "halves of the one are not the parts of the other";
 }
 
@@ -238,8 +238,8 @@ TEST(SyncPlan, parts_without_elements_may_be_anywhere) {
   Job job({mesh({{"tp", 2}, {"dp", 2}})});
   job.add(tensor("w", {4}, {shard({"tp"}, 0), partial({"dp"})}));
   for (std::size_t rank = 0; rank < 4; ++rank) {
-    job[rank].tensors[0].local_shape = {rank < 2 ? 4 : 0};
-    job[rank].tensors[0].local_offset = {rank == 3 ? 4 : 0};
+    job[rank].tensors.own()[0].local_shape = {rank < 2 ? 4 : 0};
+    job[rank].tensors.own()[0].local_offset = {rank == 3 ? 4 : 0};
   }
   EXPECT_TRUE(job.result().has_value());
 }
@@ -253,8 +253,8 @@ TEST(SyncPlan, stages_say_what_the_rank_brings_that_brings_most) {
   );
   EXPECT_THAT(even.buckets[0].stage_bytes, ElementsAre(5U * 3 * 4, 5U * 3 * 4));
   for (std::size_t rank = 0; rank < 8; ++rank) {  // the same room in the arena
-    job[rank].tensors[0].local_shape = {rank < 4 ? 4 : 5, 3};
-    job[rank].tensors[0].local_offset = {rank < 4 ? 0 : 4, 0};
+    job[rank].tensors.own()[0].local_shape = {rank < 4 ? 4 : 5, 3};
+    job[rank].tensors.own()[0].local_offset = {rank < 4 ? 0 : 4, 0};
   }
   EXPECT_EQ(job.plan().layouts.size(), 1U);
   EXPECT_THAT(job.plan().buckets[0].stage_bytes, ElementsAre(5U * 3 * 4, 5U * 3 * 4));
@@ -264,11 +264,11 @@ TEST(SyncPlan, ranks_that_are_summed_hold_the_same_elements) {
   Job job({mesh({{"a", 2}, {"dp", 2}})});
   job.add(tensor("w", {6}, {shard({"a"}, 0), partial({"dp"})}));
   for (std::size_t rank = 0; rank < 4; ++rank) {
-    job[rank].tensors[0].local_shape = {rank < 2 ? 2 : 4};
-    job[rank].tensors[0].local_offset = {rank < 2 ? 0 : 2};
+    job[rank].tensors.own()[0].local_shape = {rank < 2 ? 2 : 4};
+    job[rank].tensors.own()[0].local_offset = {rank < 2 ? 0 : 2};
   }
   EXPECT_TRUE(job.result().has_value()) << "cut otherwise than torch.chunk does";
-  job[1].tensors[0].local_offset = {1};
+  job[1].tensors.own()[0].local_offset = {1};
   EXPECT_EQ(job.refusal().path, "tensors[0].local_shape") << "they are one box after sync, too";
 }
 

@@ -2,6 +2,7 @@
 // PyTorch's ComputeBucketAssignmentTest (test/distributed/test_c10d_common.py); DDP reverses the buckets. Long lists of
 // cases come from tests/python/synced/test_torch_buckets.py, which asks torch.
 
+#include "bucket_items.hpp"
 #include "declarations.hpp"
 #include "plan/layout/bucket_assignment.hpp"
 
@@ -18,14 +19,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-
-using Buckets = std::vector<std::vector<std::uint32_t>>;
-
-constexpr std::uint32_t kFloat = 0;
-constexpr std::uint32_t kDouble = 1;
-
-const std::vector<BucketItem> kAlternating{
-    {kFloat, 200}, {kDouble, 200}, {kFloat, 200}, {kDouble, 200}, {kFloat, 200}, {kDouble, 200}};
 
 const std::vector<Mesh> kDp2{mesh({{"dp", 2}})};
 constexpr std::int64_t kMiB = 1 << 20;

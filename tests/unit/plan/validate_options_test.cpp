@@ -106,7 +106,7 @@ TEST(ValidateOptions, a_clip_group_is_listed_once) {
 
 TEST(ValidateOptions, a_listed_clip_group_has_tensors) {
   RankDeclaration declared = with_clip({clip("expert", 1.0)});
-  declared.tensors[0].clip_group = "experts";
+  declared.tensors.own()[0].clip_group = "experts";
   EXPECT_TRUE(validate_declaration(declared, kDp2).has_value()) << "another rank may hold them";
   const Error error = plan_job(std::vector<const RankDeclaration*>{&declared, &declared}, kDp2, {}).error();
   EXPECT_EQ(error.path, "options.clip[0].group");
@@ -116,7 +116,7 @@ TEST(ValidateOptions, a_listed_clip_group_has_tensors) {
 
 TEST(ValidateOptions, groups_that_are_not_listed_only_measure) {
   RankDeclaration declared = declaration({tensor("a", {4})});
-  declared.tensors[0].clip_group = "unlisted";
+  declared.tensors.own()[0].clip_group = "unlisted";
   EXPECT_TRUE(validate_declaration(declared, kDp2).has_value());
 }
 

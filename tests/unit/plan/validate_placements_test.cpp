@@ -134,7 +134,7 @@ TEST(ValidatePlacements, what_nobody_reduces_or_divides_is_refused_on_the_stats_
   all.options.accumulate = 2;
   EXPECT_EQ(refused(all, kDpTpCp).path, "options.accumulate");
   all.options.accumulate = 1;
-  all.tensors.clear();
+  all.tensors.own().clear();
   EXPECT_TRUE(validate_declaration(all, kDpTpCp).has_value()) << "a rank may hold nothing";
 }
 

@@ -126,7 +126,20 @@ TEST(Codec, takes_non_finite_numbers_as_texts_where_a_number_is_allowed) {
 }
 
 TEST(Codec, writes_numbers_that_read_back_to_the_same_bits) {
-  for (const double value : {0.1, -0.0, 5.0, 1e300, 5e-324, 1.0 / 3, 123456789012345680.0}) {
+  for (const double value :
+       {0.1,
+        -0.0,
+        5.0,
+        1e300,
+        5e-324,
+        1.0 / 3,
+        123456789012345680.0,
+        0x1p63,
+        -0x1p63,
+        -9223372036854777856.0,
+        0x1p64,
+        564273336045227671552.0,
+        -1e22}) {
     const auto back = read_text<double>(to_json(value));
     ASSERT_TRUE(back);
     EXPECT_EQ(std::bit_cast<std::uint64_t>(*back), std::bit_cast<std::uint64_t>(value)) << value;
@@ -196,6 +209,10 @@ TEST(Codec, limits_texts_and_lists) {
   EXPECT_EQ(
       refused_text<AttachParams>(attach_with(R"([{"name":"m","axes":[{"name":"dp","size":2}]}])", "[]")).path, "meshes"
   );
+  EXPECT_EQ(
+      refused_text<std::vector<std::string>>("[1,2,3]", Bounds{0, 2}).message,
+      "params is a list of 3 items; expected 0 to 2"
+  ) << "the items are not looked at";
   EXPECT_EQ(refused_text<AttachParams>("[]").message, "params is an array; expected an object");
 }
 

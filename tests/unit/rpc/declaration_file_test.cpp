@@ -52,5 +52,36 @@ TEST(DeclarationFile, says_the_line_and_the_field_at_fault) {
   );
 }
 
+TEST(DeclarationFile, ranks_that_declare_alike_hold_one_list) {
+  const std::string spaced = R"({"tensors":[{"placements":[{"axes":["dp"],"kind":"shard","dim":0}],"mesh":"m",)"
+                             R"("dtype":"float32","local_shape":[2],"shape":[4],"name":"w"}],"rank":1})";
+  for (const std::string& other : {rank(1), spaced}) {
+    std::istringstream in(kHead + rank(0) + other);
+    const Result<JobDeclaration> job = read_declaration_file(in);
+    ASSERT_TRUE(job) << job.error().message;
+    EXPECT_EQ(job->ranks[0].tensors.identity(), job->ranks[1].tensors.identity());
+  }
+  std::istringstream in(kHead + rank(0, "[3]") + rank(1, "[1]"));
+  const Result<JobDeclaration> job = read_declaration_file(in);
+  ASSERT_TRUE(job) << job.error().message;
+  EXPECT_NE(job->ranks[0].tensors.identity(), job->ranks[1].tensors.identity());
+}
+
+// A line that differs in its rank alone from one that was read is not read again.
+TEST(DeclarationFile, a_line_like_an_earlier_one_is_refused_as_any_other) {
+  const auto line = [](const std::string& number) { return R"({"rank":)" + number + R"(,"tensors":[]})" + "\n"; };
+  EXPECT_THAT(refused_file(kHead + line("0") + line("0")).message, HasSubstr("rank 0 has a second line"));
+  EXPECT_THAT(refused_file(kHead + line("0") + line("2")).message, HasSubstr("rank is 2, world_size 2"));
+  for (const char* number : {"01", "+1", "-1", "1.0", "1e0", "\"x\"", "", "18446744073709551616"}) {
+    const Error alone = refused_file(kHead + "\n" + line(number));
+    const Error after = refused_file(kHead + line("0") + line(number));
+    EXPECT_EQ(after.message, alone.message) << number;
+    EXPECT_EQ(after.path, alone.path) << number;
+    EXPECT_EQ(after.code, alone.code) << number;
+  }
+  std::istringstream in(kHead + line("0") + line("1"));
+  EXPECT_TRUE(read_declaration_file(in));
+}
+
 }  // namespace
 }  // namespace gradsync::rpc

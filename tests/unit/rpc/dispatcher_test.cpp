@@ -1,9 +1,11 @@
 #include "rpc/dispatcher.hpp"
 
+#include "base/text.hpp"
 #include "fakes/recording_lane.hpp"
 #include "plan/check/words.hpp"
 #include "rpc_harness.hpp"
 
+#include <fmt/format.h>
 #include <prometheus/text_serializer.h>
 
 namespace gradsync::rpc {
@@ -74,7 +76,7 @@ TEST(Dispatcher, tells_which_placements_each_data_path_takes) {
     for (const auto& [name, kind] : kinds) {
       plan::RankDeclaration declaration;
       declaration.options.data_path = path;
-      plan::TensorDeclaration& tensor = declaration.tensors.emplace_back();
+      plan::TensorDeclaration& tensor = declaration.tensors.own().emplace_back();
       tensor.name = "w";
       tensor.shape = {4};
       tensor.local_shape = {std::holds_alternative<plan::Shard>(kind) ? 2 : 4};
@@ -189,30 +191,79 @@ TEST(Dispatcher, carries_a_posted_batch_out_in_turns) {
   EXPECT_EQ(Json::parse(call->reply.body).size(), 2U);
 }
 
-// 32 connections of one process: 32 MiB of text that wait, half of what all may leave waiting.
-TEST(Dispatcher, refuses_what_is_left_of_batches_where_those_of_a_process_hold_too_much) {
-  Harness rpc;
-  rpc.every_look = Milliseconds(1);
+struct WaitingBatches : Harness {
+  static RpcLimits large_messages() {
+    RpcLimits limits;
+    limits.message_bytes = 8U << 20;
+    return limits;
+  }
+
+  WaitingBatches() : Harness(large_messages()) { every_look = Milliseconds(1); }
+
+  /// A batch of 5 MiB whose second call waits for its turn; the id of its connection.
+  ConnectionId leave_waiting(std::uint32_t uid, std::int64_t pid) {
+    const ConnectionId id = ++last;
+    open(id, {true, false, uid, pid});
+    static_cast<void>(dispatcher->on_text(id, batch));
+    EXPECT_TRUE(dispatcher->has_more(id));
+    return id;
+  }
+
+  void leave_waiting(std::uint32_t uid, std::int64_t pid, int batches) {
+    for (int i = 0; i < batches; ++i) {
+      leave_waiting(uid, pid);
+    }
+  }
+
+  /// What the second call of a batch is answered; empty: it was carried out.
+  std::string refusal(ConnectionId id) {
+    dispatcher->go_on(id);
+    const Json replies = Json::parse(outbox.take(id));
+    EXPECT_TRUE(replies[0].contains("result")) << "it was called before the batch waited";
+    if (replies[1].contains("result")) {
+      return "";
+    }
+    EXPECT_EQ(kind_of_reply(replies[1]), "limit_exceeded");
+    return replies[1]["error"]["message"];
+  }
+
   const std::string batch = R"([{"jsonrpc":"2.0","id":"a","method":"status.get"},)"
                             R"({"jsonrpc":"2.0","id":"b","method":"status.get"}])" +
-                            std::string((1 << 20) - 128, ' ');
-  constexpr ConnectionId kWaiting = 32;
-  for (ConnectionId id = 1; id <= kWaiting + 1; ++id) {
-    rpc.open(id);
-    static_cast<void>(rpc.dispatcher->on_text(id, batch));
-    ASSERT_TRUE(rpc.dispatcher->has_more(id));
-  }
-  rpc.dispatcher->go_on(kWaiting + 1);
-  const Json replies = Json::parse(rpc.outbox.take(kWaiting + 1));
-  EXPECT_TRUE(replies[0].contains("result"));
-  EXPECT_EQ(kind_of_reply(replies[1]), "limit_exceeded");
-  EXPECT_NE(replies[1]["error"]["message"].get<std::string>().find("32.0 MiB"), std::string::npos)
-      << replies[1]["error"]["message"];
-  rpc.dispatcher->go_on(1);
-  EXPECT_EQ(Json::parse(rpc.outbox.take(1)).size(), 2U);
-  static_cast<void>(rpc.dispatcher->on_text(kWaiting + 1, batch));
-  rpc.dispatcher->go_on(kWaiting + 1);
-  EXPECT_TRUE(rpc.outbox.take(kWaiting + 1).find("limit_exceeded") == std::string::npos) << "there is room again";
+                            std::string((5 << 20) - 128, ' ');
+  ConnectionId last = 0;
+};
+
+TEST(Dispatcher, refuses_what_is_left_of_batches_where_those_of_a_process_hold_half) {
+  WaitingBatches rpc;
+  rpc.leave_waiting(1000, 1, 6);
+  const ConnectionId refused = rpc.leave_waiting(1000, 1);
+  EXPECT_EQ(rpc.refusal(refused), "batches of process 1 that wait for their turn hold 30.0 MiB, the limit is 32.0 MiB");
+  EXPECT_EQ(rpc.refusal(1), "") << "the one that waits longest";
+  EXPECT_EQ(rpc.refusal(rpc.leave_waiting(1000, 1)), "") << "there is room again";
+}
+
+TEST(Dispatcher, refuses_what_is_left_of_batches_where_those_of_a_uid_hold_three_quarters) {
+  WaitingBatches rpc;
+  rpc.leave_waiting(1000, 1, 6);
+  rpc.leave_waiting(1000, 2, 3);
+  EXPECT_EQ(
+      rpc.refusal(rpc.leave_waiting(1000, 2)),
+      "batches of uid 1000 that wait for their turn hold 45.0 MiB, the limit is 48.0 MiB"
+  );
+  EXPECT_EQ(rpc.refusal(rpc.leave_waiting(1001, 3)), "") << "it leaves room for another uid";
+}
+
+TEST(Dispatcher, refuses_what_is_left_of_batches_where_those_of_all_hold_too_much) {
+  WaitingBatches rpc;
+  rpc.leave_waiting(1000, 1, 6);
+  rpc.leave_waiting(1000, 2, 3);
+  rpc.leave_waiting(1001, 3, 3);
+  EXPECT_EQ(
+      rpc.refusal(rpc.leave_waiting(1002, 4)),
+      "batches of the daemon that wait for their turn hold 60.0 MiB, the limit is 64.0 MiB"
+  );
+  rpc.dispatcher->on_close(1);
+  EXPECT_EQ(rpc.refusal(rpc.leave_waiting(1002, 4)), "") << "what a closed connection held is free";
 }
 
 TEST(Dispatcher, drops_an_answer_whose_connection_is_gone) {
@@ -295,6 +346,42 @@ TEST(Dispatcher, never_answers_notifications) {
   EXPECT_EQ(rpc.outbox.take(1), "");
 }
 
+// The lane does not come to rest, so the step calls of a rank that leaves wait on; the rank comes back and calls again.
+TEST(Dispatcher, refuses_calls_of_a_connection_on_which_very_many_wait) {
+  constexpr int kMost = 1024;
+  Pair rpc;
+  const auto ask = [&](ConnectionId connection, const std::string& method, const Json& params) {
+    const Json request{{"jsonrpc", "2.0"}, {"id", ++rpc.last_id}, {"method", method}, {"params", params}};
+    static_cast<void>(rpc.dispatcher->on_text(connection, request.dump()));
+    const std::string text = rpc.outbox.take(connection);
+    return text.empty() ? Json() : Json::parse(text);
+  };
+  const Json attach{
+      {"job", "job"},
+      {"rank", 0},
+      {"world_size", 2},
+      {"meshes", {{{"name", "m"}, {"axes", {{{"name", "dp"}, {"size", 2}}}}}}}};
+  ASSERT_TRUE(ask(2, "step.finish", rpc.finish(0)).is_null());
+  ASSERT_TRUE(ask(1, "step.finish", rpc.finish(0)).is_null());
+  for (int waiting = 1; waiting < kMost; ++waiting) {
+    ASSERT_TRUE(ask(1, "job.detach", Json::object()).contains("result"));
+    ASSERT_TRUE(ask(1, "job.attach", attach).contains("result"));
+    ASSERT_TRUE(ask(1, "step.finish", rpc.finish(0)).is_null());
+  }
+  const Json refused = ask(1, "status.get", Json::object());
+  EXPECT_EQ(refused["id"], rpc.last_id);
+  EXPECT_EQ(kind_of_reply(refused), "limit_exceeded");
+  EXPECT_EQ(refused["error"]["message"], "1024 calls of this connection wait, and no more may");
+  EXPECT_TRUE(ask(2, "status.get", Json::object()).contains("result")) << "another connection";
+  rpc.pump();
+  int answered = 0;
+  while (!rpc.outbox.take(1).empty()) {
+    ++answered;
+  }
+  EXPECT_EQ(answered, kMost);
+  EXPECT_TRUE(ask(1, "status.get", Json::object()).contains("result"));
+}
+
 TEST(Dispatcher, refuses_a_used_id_with_a_null_id) {
   Pair rpc;
   const std::string finish =
@@ -371,6 +458,7 @@ TEST(Dispatcher, limits_what_a_process_a_uid_and_all_declare) {
   for (const std::string whose : {"process", "uid", "daemon"}) {
     const bool same_process = whose == "process";
     const std::string named = whose == "process" ? "process 7" : whose == "uid" ? "uid 1000" : "the daemon";
+    const std::uint64_t most = whose == "process" ? 4096 : whose == "uid" ? 6144 : 8192;
     RpcLimits limits;
     limits.engine.declared_bytes = 8192;
     Harness rpc(limits);
@@ -388,15 +476,31 @@ TEST(Dispatcher, limits_what_a_process_a_uid_and_all_declare) {
       rpc.initialize(connection);
       rpc.attach(connection, static_cast<int>(connection) - 1, 3);
     }
+    const FairBudget& budget = rpc.engine.declared_bytes();
     int taken = 0;
+    std::uint64_t held = 0;
+    std::uint64_t of_one_page = 0;
     Json reply;
     for (ConnectionId connection = 1; !reply.contains("error"); connection = connection % 3 + 1) {
+      of_one_page = budget.held() - held;
+      held = budget.held();
       reply = page(connection, taken / 3, false);
       ASSERT_LT(++taken, 20) << "nothing is limited";
     }
     EXPECT_EQ(kind_of_reply(reply), "limit_exceeded");
-    EXPECT_NE(reply["error"]["message"].get<std::string>().find("declarations of " + named), std::string::npos)
-        << reply;
+    EXPECT_LE(held, most);
+    EXPECT_GT(held + of_one_page, most);
+    ASSERT_NE(human_bytes(held), human_bytes(most)) << "the text would say twice the same";
+    EXPECT_EQ(
+        reply["error"]["message"].get<std::string>(),
+        fmt::format(
+            "declarations of {} hold {}, this page {} more; at most {}",
+            named,
+            human_bytes(held),
+            human_bytes(of_one_page),
+            human_bytes(most)
+        )
+    );
     for (const ConnectionId connection : {1, 2, 3}) {
       rpc.dispatcher->on_close(connection);
     }
@@ -426,11 +530,53 @@ TEST(Dispatcher, counts_a_declaration_until_its_rank_declares_anew_or_leaves) {
   const std::uint64_t held = budget.held();
   EXPECT_GT(held, 400U);
   ASSERT_TRUE(declare(std::string(500, 'a')).contains("result"));
-  EXPECT_EQ(budget.held(), held + 100) << "the declaration before it is gone";
+  EXPECT_EQ(budget.held(), held + 200) << "declaration and plan have the name, and those before them are gone";
   EXPECT_EQ(kind_of_reply(declare(std::string(600, 'a'))), "invalid_params");
-  EXPECT_EQ(budget.held(), held + 100) << "what is refused holds nothing";
+  EXPECT_EQ(budget.held(), held + 200) << "what is refused holds nothing";
   ASSERT_TRUE(rpc.call(1, "job.detach", Json::object()).contains("result"));
   EXPECT_EQ(budget.held(), 0U);
+}
+
+TEST(Dispatcher, counts_tensors_that_ranks_declare_alike_once_until_the_last_of_them_leaves) {
+  std::uint64_t alone = 0;
+  for (const int world_size : {1, 2}) {
+    Harness rpc;
+    const FairBudget& budget = rpc.engine.declared_bytes();
+    std::vector<Json> tensors;
+    for (const char name : {'a', 'b', 'c', 'd'}) {
+      tensors.push_back(Harness::tensor(std::string(500, name)));
+    }
+    for (int rank = 0; rank < world_size; ++rank) {
+      rpc.open(rank + 1);
+      rpc.initialize(rank + 1);
+      rpc.attach(rank + 1, rank, world_size);
+      const Json grant = rpc.call(rank + 1, "buffers.allocate", {{"bytes", 4096}, {"device", "cpu"}});
+      rpc.request(rank + 1, "gradients.declare", {{"buffer", grant["result"]["buffer"]}, {"tensors", tensors}});
+    }
+    const std::uint64_t held = budget.held();
+    ASSERT_GT(held, 4U * 2 * 500) << "declared, and in the plan";
+    alone = world_size == 1 ? held : alone;
+    EXPECT_LT(held, alone + 1'000);
+    for (int rank = 0; rank < world_size; ++rank) {
+      EXPECT_EQ(budget.held(), held) << "who stays has them still";
+      (void)rpc.call(rank + 1, "job.detach", Json::object());
+    }
+    EXPECT_EQ(budget.held(), 0U);
+  }
+}
+
+TEST(Dispatcher, refuses_a_plan_for_which_the_memory_is_not_there) {
+  RpcLimits limits;
+  limits.engine.declared_bytes = 3'000;
+  Harness rpc(limits);
+  rpc.open(1);
+  rpc.start_rank(1, 0, 1);
+  const Json reply = Json::parse(rpc.outbox.take(1));
+  EXPECT_EQ(kind_of_reply(reply), "limit_exceeded");
+  const std::string message = reply["error"]["message"];
+  EXPECT_NE(message.find("the plan of job 'job' needs 3"), std::string::npos) << message;
+  EXPECT_NE(message.find("at most 2.9 KiB"), std::string::npos) << message;
+  EXPECT_LE(rpc.engine.declared_bytes().held(), 1'500U) << "the declaration alone";
 }
 
 TEST(Dispatcher, limits_the_tensors_of_a_declaration) {

@@ -164,6 +164,23 @@ TEST(Events, end_with_their_subscription_and_their_connection) {
   rpc.dispatcher->on_event(alert("x"));
 }
 
+TEST(Events, a_connection_has_sixteen_subscriptions_and_another_has_its_own) {
+  Subscriber rpc;
+  Json subscription;
+  for (int i = 0; i < 16; ++i) {
+    subscription = rpc.subscribe({{"topics", {"step"}}})["result"]["subscription"];
+    ASSERT_FALSE(subscription.is_null()) << i;
+  }
+  const Json refused = rpc.subscribe({{"topics", {"step"}}})["error"];
+  EXPECT_EQ(refused["data"]["kind"], "limit_exceeded");
+  EXPECT_EQ(refused["message"], "this connection has 16 subscriptions, and may have no more");
+  rpc.open(2);
+  rpc.initialize(2);
+  EXPECT_TRUE(rpc.call(2, "events.subscribe", {{"topics", {"step"}}}).contains("result"));
+  rpc.call(1, "events.unsubscribe", {{"subscription", subscription}});
+  EXPECT_TRUE(rpc.subscribe({{"topics", {"step"}}}).contains("result"));
+}
+
 TEST(Events, limits_subscriptions_per_connection) {
   RpcLimits limits;
   limits.subscriptions = 2;

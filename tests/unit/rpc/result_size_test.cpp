@@ -81,7 +81,7 @@ std::unique_ptr<engine::PreparedPlan> plan_of(int tensors) {
   plan::RankDeclaration declaration;
   declaration.options.clip = {{"all", {1.0, plan::ZeroRule::Refuse}}};
   for (int i = 0; i < tensors; ++i) {
-    plan::TensorDeclaration& tensor = declaration.tensors.emplace_back();
+    plan::TensorDeclaration& tensor = declaration.tensors.own().emplace_back();
     tensor.name = "model.layers." + std::to_string(i) + ".attention.weight";
     tensor.shape = tensor.local_shape = {64};
     tensor.mesh = "m";
@@ -138,7 +138,7 @@ TEST(ResultSize, no_report_of_a_plan_is_longer_than_what_is_reserved) {
 TEST(ResultSize, a_plan_whose_reports_do_not_fit_is_refused) {
   plan::RankDeclaration declaration;
   for (int i = 0; i < 20; ++i) {
-    plan::TensorDeclaration& tensor = declaration.tensors.emplace_back();
+    plan::TensorDeclaration& tensor = declaration.tensors.own().emplace_back();
     tensor.name = "w" + std::to_string(i);
     tensor.shape = tensor.local_shape = {64};
     tensor.mesh = "m";
@@ -161,7 +161,9 @@ TEST(ResultSize, a_plan_whose_reports_do_not_fit_is_refused) {
 TEST(ResultSize, stats_keep_the_newest_reports_that_fit) {
   StatsAnswer answer;
   for (int step = 0; step < 50; ++step) {
-    answer.reports.emplace_back().step = step;
+    auto report = std::make_shared<engine::StepReport>();
+    report->step = step;
+    answer.reports.push_back(std::move(report));
   }
   const std::string text = render(answer, 8192);
   EXPECT_LE(text.size(), 8192U);
@@ -170,6 +172,20 @@ TEST(ResultSize, stats_keep_the_newest_reports_that_fit) {
   ASSERT_LT(reports.size(), 50U);
   EXPECT_EQ(reports.back()["step"], 49);
   EXPECT_EQ(reports.front()["step"], 50 - static_cast<int>(reports.size()));
+}
+
+TEST(ResultSize, a_status_has_the_first_jobs_that_fit) {
+  StatusAnswer answer;
+  for (int job = 0; job < 100; ++job) {
+    answer.jobs.emplace_back().job = std::to_string(job);
+  }
+  EXPECT_EQ(Json::parse(render(answer, 1 << 20))["jobs_left_out"], 0);
+  const std::string text = render(answer, 8192);
+  EXPECT_LE(text.size(), 8192U);
+  const Json status = Json::parse(text);
+  ASSERT_GT(status["jobs"].size(), 5U);
+  EXPECT_EQ(status["jobs"].size() + status["jobs_left_out"].get<std::size_t>(), 100U);
+  EXPECT_EQ(status["jobs"][4]["job"], "4");
 }
 
 TEST(ResultSize, a_long_declaration_leaves_the_tensors_of_its_buckets_out) {

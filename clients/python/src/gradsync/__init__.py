@@ -8,6 +8,7 @@ from ._client import Client, Subscription, connect
 from ._clip import Clip
 from ._declaration_file import write_declaration
 from ._gpu._memory import alloc_grad_buffer
+from ._gpu._probe import GpuProbe
 from ._job import Job
 from ._placements import Only, Partial, PartialTo, Replicate, Shard
 from ._policies import Fixed, Observe, Percentile, Policy, ZScore
@@ -42,6 +43,7 @@ __all__ = [
     "ClipRaised",
     "Divergence",
     "Fixed",
+    "GpuProbe",
     "GradientsDiverged",
     "Grads",
     "GradsyncError",

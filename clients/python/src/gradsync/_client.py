@@ -9,19 +9,24 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ._gpu._probe import GpuProbe, probe_gpu
 from ._job import Job
 from ._launch._address import candidates
 from ._launch._connect_errors import not_found
 from ._launch._resolve import resolve_launch
 from ._launch._spawn import PrivateDaemon
+from ._session._rank_session import RankSession
 from ._step._grads import Grads
 from ._step._report import StepReport, decode_report
 from ._tensor import Mesh
 from ._transport._channel import Channel
 from ._wire import plain
 from .errors import CallTimeout, ConnectionFailed, GradsyncError, UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Client", "Subscription", "connect"]
 
@@ -30,6 +35,7 @@ _log = logging.getLogger("gradsync")
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 0.5
 _QUICK_S = 30.0
 _EXPLAIN_PAGE = 200
+_PROBE_S = 60.0  # a worker is started, and has 20 s to map memory
 
 
 def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = False, timeout: float = 10.0) -> Client:
@@ -50,7 +56,7 @@ def connect(address: str | os.PathLike[str] | None = None, *, spawn: bool = Fals
             raise UsageError("connect(spawn=True) makes its own address; leave one of the two out")
         daemon = PrivateDaemon(timeout)
         try:
-            return Client(Channel(candidates(daemon.address)[0], timeout), daemon)
+            return Client(RankSession(candidates(daemon.address)[0], timeout), daemon)
         except BaseException:
             daemon.stop()
             raise
@@ -78,7 +84,7 @@ def _connect_once(paths: list[str], deadline: float) -> Client:
     first: ConnectionFailed | None = None
     for path in paths:
         try:
-            return Client(Channel(path, max(0.05, deadline - time.monotonic())))
+            return Client(RankSession(path, max(0.05, deadline - time.monotonic())))
         except ConnectionFailed as error:
             # What is stale or a stranger's must not hide a daemon further on; a live one that refuses ends the search.
             if error.reason not in ("not_found", "stale", "unsafe"):
@@ -111,12 +117,13 @@ class Subscription:
 class Client:
     """A connection to a daemon; made by `connect`, ended by `close` or the end of a `with`."""
 
-    def __init__(self, channel: Channel, daemon: PrivateDaemon | None = None) -> None:
-        self._channel = channel
+    def __init__(self, session: RankSession, daemon: PrivateDaemon | None = None) -> None:
+        self._session = session
+        self._channel = session.channel
         self._daemon = daemon
         self._job: Job | None = None
         # Runs at close, when the client is dropped, and at exit.
-        self._finalizer = weakref.finalize(self, _end, channel, daemon)
+        self._finalizer = weakref.finalize(self, _end, session, daemon)
 
     @property
     def address(self) -> str:
@@ -126,7 +133,7 @@ class Client:
     @property
     def server(self) -> dict[str, Any]:
         """Name, version and pid of the daemon."""
-        return dict(self._channel.welcome.server)
+        return dict(self._session.welcome.server)
 
     @property
     def job(self) -> Job | None:
@@ -165,7 +172,7 @@ class Client:
             "meshes": [mesh.encode(name) for name, mesh in named.items()],
             "restart_count": launch.restart_count,
         }
-        reply = self._channel.attach(params, timeout)
+        reply = self._session.attach(params, timeout)
         self._job = Job(self, launch.job, launch.rank, launch.world_size, named, reply)
         return self._job
 
@@ -176,6 +183,22 @@ class Client:
             RpcError: the daemon answered with an error.
         """
         return self._channel.call(method, plain(dict(params or {})), timeout=timeout, idempotent=False, whole=True)
+
+    def probe_gpu(
+        self, device: Any = "cuda", memory: torch.Tensor | None = None, *, timeout: float = _PROBE_S
+    ) -> GpuProbe:
+        """Has the daemon's worker of a GPU map memory of this process, to see whether gradients could lie there.
+
+        Nothing is declared, and no rank is needed. 64 bytes of `memory`, a tensor on a GPU (default: new memory of
+        `device`), are read and written by both sides, which shows that it is the same memory; then they are what they
+        were. After a CallTimeout the worker may still write them.
+
+        Raises:
+            UsageError: `memory` is no tensor that can be shared, or `device` names no GPU.
+            NoGpu: this process, or the daemon, sees no such GPU.
+            ImportRefused: CUDA does not share it, or the worker cannot map it; the message says what to do.
+        """
+        return probe_gpu(lambda method, params: self.call(method, params, timeout), device, memory)
 
     def status(self) -> dict[str, Any]:
         """The daemon's status: the daemon itself and this user's jobs."""
@@ -230,7 +253,7 @@ class Client:
             self._job.abandon()
         self._job = None
         if self._finalizer.detach() is not None:
-            _end(self._channel, self._daemon, brief=True)
+            _end(self._session, self._daemon, brief=True)
 
     def __enter__(self) -> Client:
         return self
@@ -262,13 +285,13 @@ class Client:
     def _forget(self, job: Job) -> None:
         if self._job is job:
             self._job = None
-            self._channel.forget_session()
+            self._session.forget()
 
     def __repr__(self) -> str:
         return f"Client({self.address!r}{', closed' if self._channel.closed else ''})"
 
 
-def _end(channel: Channel, daemon: PrivateDaemon | None, *, brief: bool = False) -> None:
-    channel.close(brief=brief)
+def _end(session: RankSession, daemon: PrivateDaemon | None, *, brief: bool = False) -> None:
+    session.close(brief=brief)
     if daemon is not None:
         daemon.stop(brief=brief)

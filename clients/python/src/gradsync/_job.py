@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._clip import Clip
-from ._gpu._memory import ordinal_of
+from ._gpu._arena import GpuArena
 from ._options import check_divergence, encode_options
 from ._renamed import renamed
 from ._step._arena import Arena
@@ -19,9 +19,11 @@ from ._step._reconnect import Reconnect
 from ._step._record import stamp_of
 from ._step._reduced import ReducedGrads, check_stats_arguments, table_bytes
 from ._tensor import Mesh, Tensor
-from .errors import ConnectionLost, GradsyncError, UsageError
+from .errors import ConnectionLost, GradsyncError, NotAttached, UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from ._client import Client
 
 __all__ = ["Job"]
@@ -55,12 +57,14 @@ class Job:
         self.resumed: bool = reply["resumed"]
         self.next_step: int = self.last_step + 1
         self._buffer: tuple[int, str] | None = None  # its number, and the daemon that has it
+        self._arena: Arena | GpuArena | None = None  # held until the daemon has been told to let it go
         self._grads: Grads | ReducedGrads | None = None
         self._detached = False
         self._last_done: tuple[int, int] | None = None  # epoch and attempt
+        self._session = client._session
         self._channel = client._channel
-        self.seat = self._channel.seat  # the daemon that the calls of a step are for
-        self._declaring = Declaring(self._channel, rank, self._somebody_paused, self._log_what_is_waited_for)
+        self.seat = self._session.seat  # the daemon that the calls of a step are for
+        self._declaring = Declaring(self._session, rank, self._somebody_paused, self._log_what_is_waited_for)
         self.notify = self._channel.notify  # any thread; never waits for an answer
 
     @property
@@ -81,6 +85,7 @@ class Job:
         buckets: Literal["default", "torch"] = "default",
         divergence: Literal["report", "raise"] = "report",
         device: Any = "cpu",
+        memory: torch.Tensor | None = None,
         timeout: float | None = None,
     ) -> Grads: ...
 
@@ -115,6 +120,7 @@ class Job:
         fingerprint: str = "",
         measured_by: str = "",
         device: Any = "cpu",
+        memory: torch.Tensor | None = None,
         timeout: float | None = None,
     ) -> Grads | ReducedGrads:
         """Declares this rank's gradients and waits for all ranks; a new declaration replaces the one before.
@@ -129,12 +135,18 @@ class Job:
         `device` "cuda", "cuda:1" or a torch.device has the gradients in memory of that GPU, which the worker of the
         sidecar reduces there; `input(name).torch()` are tensors on it, and `ready` and `finish` wait for what the
         calling thread's current stream has written.
+        `memory` is a contiguous tensor on a GPU that the caller allocated, by torch or by `alloc_grad_buffer`: its
+        first bytes become the arena, whatever was in them, and it is held until this declaration is replaced or the
+        rank has left the job. Until then nothing else may be kept in these bytes, and they may not be resized or freed
+        by other means. They begin a multiple of 16 bytes into their allocation, and there are at least those that each
+        tensor takes, rounded up to 64, and likewise each output of a scattered one. The handle that the worker gets
+        opens the whole allocation: with torch's allocator that is a segment, with tensors beside this one.
 
         Raises:
-            UsageError: the arguments contradict each other.
+            UsageError: the arguments contradict each other, or `memory` cannot be an arena.
             InsufficientMemory: the arena does not fit.
             NoGpu: this process, or the daemon, sees no such GPU.
-            ImportRefused: the daemon's worker cannot map its memory.
+            ImportRefused: CUDA does not share its memory, or the daemon's worker cannot map it.
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         self._check_attached()
@@ -146,15 +158,18 @@ class Job:
         if data_path == "stats":
             check_stats_arguments(accumulate, tensors)
         self._declaring.measured_by = measured_by
-        gpu = None if str(device) == "cpu" else ordinal_of(device)
-        if gpu is not None and data_path == "stats":
-            raise UsageError("a table of statistics lies in memory of the CPU: leave device out with data_path='stats'")
+        gpu = memory is not None or str(device) != "cpu"
+        if gpu and data_path == "stats":
+            raise UsageError(
+                "a table of statistics lies in memory of the CPU: leave device and memory out with data_path='stats'"
+            )
 
         size_bytes = table_bytes(tensors) if data_path == "stats" else arena_bytes(tensors, self.meshes)
-        seat = self._channel.seat
-        new = self._declaring.share(size_bytes, options, wires, timeout, seat, self._last_done, gpu)
+        on_gpu = GpuArena.of(size_bytes, device, memory) if gpu else None
+        seat = self._session.seat
+        new = self._declaring.share(size_bytes, options, wires, timeout, seat, self._last_done, on_gpu)
         reconnect = Reconnect(
-            self._channel, self._declaring, new.arena, options, tensors, only_mesh, new.reply, new.record
+            self._session, self._declaring, new.arena, options, tensors, only_mesh, new.reply, new.record
         )
         grads: Grads | ReducedGrads
         if data_path == "stats":
@@ -163,35 +178,38 @@ class Job:
         else:
             grads = Grads(self, tensors, accumulate, new.arena, new.reply, reconnect)
         grads.raises_divergence = divergence == "raise"
-        self._replace(grads, (new.buffer, seat), new.reply)
+        self._replace(grads, new.arena, (new.buffer, seat), new.reply)
         return grads
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
         self._check_attached()
-        self._channel.pause(True, QUICK_S)
+        self._session.pause(True, QUICK_S)
         try:
             yield
         except BaseException:
             with contextlib.suppress(GradsyncError):  # the caller's error is the one to see
-                self._channel.pause(False, None)
+                self._session.pause(False, None)
             raise
-        self._channel.pause(False, QUICK_S)
+        self._session.pause(False, QUICK_S)
 
     def detach(self) -> None:
         """Leaves the job and gives its memory back: views stay valid, their contents do not.
 
-        Doing it again changes nothing.
+        In the middle of a step, the reduction that runs may still write to memory on a GPU when this returns. Doing it
+        again changes nothing.
         """
         if self._forget():
-            with contextlib.suppress(ConnectionLost):  # a lost connection has left the job already
-                self._channel.detach(QUICK_S)
+            with contextlib.suppress(ConnectionLost, NotAttached):  # a lost connection has left the job already
+                self._session.detach(QUICK_S)
+        self._arena = None
 
     def abandon(self) -> None:
         """`detach` for a caller in a hurry (Ctrl-C, a daemon that does not answer): it hardly waits for the answer."""
         if self._forget():
-            self._channel.leave()
+            self._session.leave()
+        self._arena = None
 
     # for what is declared
 
@@ -211,7 +229,7 @@ class Job:
             RpcError: the declaration failed, because of another rank perhaps; it may be made again.
             ConnectionLost: the rank cannot go on.
         """
-        welcome = self._channel.welcome
+        welcome = self._session.welcome
         limit = timeout if timeout is not None else welcome.step_s if stepped else welcome.first_step_s
         self.seat, buffer, reply = reconnect.declare_again(
             with_weights=not stepped, last_done=self._last_done, timeout=limit, whole=timeout is not None
@@ -227,15 +245,14 @@ class Job:
             SessionMoved: the rank is attached to a restarted daemon now.
         """
         self._check_attached()
-        welcome = self._channel.welcome
+        welcome = self._session.welcome
         limit = timeout if timeout is not None else welcome.first_step_s if first else welcome.step_s
-        return self._channel.call(
+        return self._session.call(
             method,
             params,
             timeout=limit,
-            idempotent=True,
-            session=True,
             seat=self.seat,
+            idempotent=True,
             extend=self._somebody_paused,
             on_slow=self._log_what_is_waited_for,
             whole=timeout is not None,
@@ -251,12 +268,18 @@ class Job:
             self.epoch = epoch
         self.attempt = attempt
         if next_step is not None:
-            self._channel.step_done()
+            self._channel.renew_patience()
             self.last_step, self.next_step = next_step - 1, next_step
 
     # inside
 
-    def _replace(self, grads: Grads | ReducedGrads, buffer: tuple[int, str], reply: Mapping[str, Any]) -> None:
+    def _replace(
+        self,
+        grads: Grads | ReducedGrads,
+        arena: Arena | GpuArena,
+        buffer: tuple[int, str],
+        reply: Mapping[str, Any],
+    ) -> None:
         """A new declaration takes the place of the one before, whose memory is given back."""
         self.seat = buffer[1]
         self.advance(reply["epoch"], reply["attempt"])
@@ -266,6 +289,7 @@ class Job:
         self._buffer, self._grads = buffer, grads
         if before is not None:
             self._declaring.release(*before)
+        self._arena = arena
 
     def _forget(self) -> bool:
         """Whether the daemon has to be told."""
@@ -276,7 +300,7 @@ class Job:
             self._grads.retire()
             self._grads = None
         self.client._forget(self)
-        return not self._channel.session_lost
+        return not self._session.lost
 
     def _check_attached(self) -> None:
         if self._detached:
@@ -290,7 +314,7 @@ class Job:
     def _log_what_is_waited_for(self, method: str) -> None:
         status = None
         with contextlib.suppress(GradsyncError):
-            status = self._channel.post("status.get", {}, _GLANCE_S, session=False)
+            status = self._channel.post("status.get", {}, _GLANCE_S, idempotent=True)
         if status is None:
             _log.warning("%s of %r waits for the daemon, which does not answer status.get either", method, self)
             return

@@ -14,9 +14,11 @@
         ├── ParseError, InvalidRequest, MethodNotFound, InvalidParams, InternalError
         ├── NotInitialized, VersionMismatch, LocalOnly, Unauthorized, Draining, LimitExceeded
         ├── NotAttached, UnknownJob, RankInUse, JobMismatch, Superseded, RankLost
+        ├── NoPeers, NodeRefused, NodeLost
         ├── UnknownBuffer, InsufficientMemory, BadToken, NoGpu, ImportRefused
         ├── InvalidDeclaration, UnsupportedPlacement, PlanMismatch, WeightsDiverged, DeclareTimeout
         ├── NotDeclared, NotReady, StepMismatch, StepTimeout, StaleEpoch, StaleAttempt, DuplicateReady, StepFailed
+        ├── StepInDoubt
         └── UnknownSubscription
 
 The fields of an `RpcError` come from the daemon's `data`; a field that the protocol leaves out is None or empty.
@@ -55,6 +57,9 @@ __all__ = [
     "LocalOnly",
     "MethodNotFound",
     "NoGpu",
+    "NoPeers",
+    "NodeLost",
+    "NodeRefused",
     "NotAttached",
     "NotDeclared",
     "NotInitialized",
@@ -68,6 +73,7 @@ __all__ = [
     "StaleAttempt",
     "StaleEpoch",
     "StepFailed",
+    "StepInDoubt",
     "StepMismatch",
     "StepRaised",
     "StepTimeout",
@@ -213,6 +219,7 @@ class RpcError(GradsyncError):
         self.path: str | None = self.data.get("path")
         self.job: str | None = self.data.get("job")
         self.tensor: str | None = self.data.get("tensor")
+        self.node: str | None = self.data.get("node")
         self.ranks: tuple[int, ...] = tuple(self.data.get("ranks") or ())
         self.tensors: tuple[str, ...] = tuple(self.data.get("tensors") or ())
         self.rank = _optional_int(self.data.get("rank"))
@@ -334,6 +341,24 @@ class RankLost(RpcError):
     KIND = "rank_lost"
 
 
+class NoPeers(RpcError):
+    """The job has ranks on other nodes, and this daemon is not set up for that."""
+
+    KIND = "no_peers"
+
+
+class NodeRefused(RpcError):
+    """A node may not take part; the message has both addresses."""
+
+    KIND = "node_refused"
+
+
+class NodeLost(RpcError):
+    """A node of the job, named in `node`, or the link to it, is gone; the gradients of this step are lost."""
+
+    KIND = "node_lost"
+
+
 class UnknownBuffer(RpcError):
     """This session has no such buffer."""
 
@@ -440,6 +465,12 @@ class StepFailed(RpcError):
     """The daemon failed while it worked on the step; the gradients of this step are lost."""
 
     KIND = "step_failed"
+
+
+class StepInDoubt(RpcError):
+    """Nobody can say whether the step was done, because the node that knew is gone: go on from a checkpoint."""
+
+    KIND = "step_in_doubt"
 
 
 class UnknownSubscription(RpcError):

@@ -183,6 +183,7 @@ inline std::vector<LaneCommand> sample_commands() {
   commands.emplace_back(ScaleGradients{18, 19, sample_outcomes(), {32}});
   commands.emplace_back(Abort{20, 21});
   commands.emplace_back(SetWidth{true});
+  commands.emplace_back(ProbeMemory{33, 34, ExportedMemory{35, std::string(64, '\x24'), 37, 38}});
   return commands;
 }
 
@@ -203,6 +204,7 @@ inline std::vector<LaneReport> sample_reports() {
       Aborted{12, 13},
       Failed{14, 15, 16, true, false, "no \xff memory", FailedRow{17, 18, "power_sum"}},
       Failed{19, 20, 21, false, true, "", std::nullopt, "a hint", true},
+      Probed{28, {29, std::string("\0\xff", 2), 0.5, 0.25, 0.125}},
   };
 }
 

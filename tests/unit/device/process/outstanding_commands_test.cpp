@@ -99,6 +99,17 @@ TEST(OutstandingCommands, what_a_norm_names_exists) {
   EXPECT_TRUE(commands.answered_by(finished()));
 }
 
+TEST(OutstandingCommands, a_probe_is_answered_by_as_many_bytes_as_it_asked_for) {
+  OutstandingCommands commands;
+  commands.add(ProbeMemory{9, 2, {}}, TimePoint{}, {Milliseconds(1), Milliseconds(2), Milliseconds(3)});
+  EXPECT_EQ(commands.next_deadline()->patience, Milliseconds(2)) << "that of an import";
+  EXPECT_FALSE(commands.answered_by(Probed{8, {4, "ab", 0, 0, 0}})) << "another probe";
+  EXPECT_FALSE(commands.answered_by(Probed{9, {4, "abc", 0, 0, 0}}));
+  EXPECT_FALSE(commands.answered_by(Mapped{9}));
+  EXPECT_TRUE(commands.answered_by(Probed{9, {4, "ab", 0, 0, 0}}));
+  EXPECT_TRUE(commands.empty());
+}
+
 TEST(OutstandingCommands, a_row_that_fails_a_norm_exists) {
   OutstandingCommands commands = an_attempt();
   Failed failed;

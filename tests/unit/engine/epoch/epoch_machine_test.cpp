@@ -8,7 +8,9 @@
 namespace gradsync::engine {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using State = EpochMachine::State;
 
 /// A machine of two ranks that are attached.
@@ -36,7 +38,7 @@ struct Pair {
 
   std::uint64_t tickets = 1;
   TimePoint now{std::chrono::seconds(1000)};
-  EpochMachine machine{"job", 2, 1, EngineDeadlines{}, tickets};
+  EpochMachine machine{"job", Roster(2, 2), 1, EngineDeadlines{}, tickets};
 };
 
 template <typename Action>
@@ -127,6 +129,57 @@ TEST(EpochMachine, a_rank_that_leaves_by_choice_before_it_declared_is_waited_for
   (void)pair.declare(0);
   (void)pair.machine.on_left(pair.now, 1, "detached", EpochMachine::Leaving::ByChoice);
   EXPECT_FALSE(find<AnswerDeclare>(pair.pass(Milliseconds(30'000))));
+}
+
+/// Two of the job's four ranks are on this node.
+struct PairOfFour {
+  EpochActions declare(std::int64_t rank) {
+    machine.on_joined(rank, {100 + rank, false});
+    EpochActions actions = machine.on_declared(now, rank, {Milliseconds(60'000), false});
+    const EpochActions checked = machine.on_checked(now, rank, std::nullopt);
+    actions.insert(actions.end(), checked.begin(), checked.end());
+    return actions;
+  }
+
+  std::uint64_t tickets = 1;
+  TimePoint now{std::chrono::seconds(1000)};
+  EpochMachine machine{"job", Roster(4, 2), 1, EngineDeadlines{}, tickets};
+};
+
+TEST(EpochMachine, of_some_ranks_plans_when_these_have_declared) {
+  PairOfFour pair;
+  EXPECT_EQ(pair.machine.lacks(), "2 of 2 ranks of this node not attached");
+  EXPECT_FALSE(find<MakePlan>(pair.declare(3)));
+  EXPECT_EQ(pair.machine.lacks(), "1 of 2 ranks of this node not attached");
+  EXPECT_TRUE(find<MakePlan>(pair.declare(1)));
+  (void)pair.machine.on_planned(pair.now, {"digest", std::nullopt, std::nullopt});
+  EXPECT_TRUE(find<CommitPlan>(pair.machine.on_lane_loaded()));
+  EXPECT_TRUE(pair.machine.roster().all_committed());
+}
+
+TEST(EpochMachine, of_some_ranks_names_those_that_it_knows_where_time_is_over) {
+  PairOfFour pair;
+  (void)pair.declare(3);
+  const EpochActions none_came = pair.machine.on_time(pair.now + Milliseconds(60'000));
+  const auto* alone = find<AnswerDeclare>(none_came);
+  ASSERT_TRUE(alone && alone->error);
+  EXPECT_THAT(alone->error->message, HasSubstr("1 of 2 ranks of this node not attached"));
+  EXPECT_THAT(alone->error->ranks, IsEmpty()) << "which rank has not come is known elsewhere";
+  (void)pair.declare(3);
+  pair.machine.on_joined(1, {101, false});
+  const EpochActions one_came = pair.machine.on_time(pair.now + Milliseconds(60'000));
+  const auto* other = find<AnswerDeclare>(one_came);
+  ASSERT_TRUE(other && other->error);
+  EXPECT_THAT(other->error->message, HasSubstr("rank 1 not declared"));
+  EXPECT_THAT(other->error->ranks, ElementsAre(1));
+}
+
+TEST(EpochMachine, of_some_ranks_has_as_many_seats_after_a_restart_took_over) {
+  PairOfFour pair;
+  (void)pair.declare(3);
+  (void)pair.machine.on_superseded(make_error(ErrorCode::Superseded, "a restart took over"));
+  EXPECT_EQ(pair.machine.roster().size(), 2);
+  EXPECT_EQ(pair.machine.roster().world_size(), 4);
 }
 
 }  // namespace

@@ -170,7 +170,8 @@ struct Model {
     interrupt();
     answer(number, ErrorCode::RankLost);
     ranks[number] = {};
-    if (lost && !before.committed) {
+    const bool waited_for = lacks(before) && any([](const PlainRank& rank) { return rank.waiting; });
+    if (lost && (!before.committed || waited_for)) {
       ranks[number].lost = now;
     }
     if (before.committed) {
@@ -314,7 +315,7 @@ class Twins {
   explicit Twins(std::uint32_t seed)
       : random_(seed),
         model_{std::vector<PlainRank>(1 + seed % 4)},
-        machine_("job", static_cast<std::int64_t>(model_.ranks.size()), model_.epoch, deadlines(), tickets_) {}
+        machine_("job", Roster(world_size(), world_size()), model_.epoch, deadlines(), tickets_) {}
 
   void run(int events) {
     for (int event = 0; event < events && !::testing::Test::HasFailure(); ++event) {
@@ -324,6 +325,8 @@ class Twins {
   }
 
  private:
+  [[nodiscard]] std::int64_t world_size() const { return static_cast<std::int64_t>(model_.ranks.size()); }
+
   static EngineDeadlines deadlines() {
     EngineDeadlines deadlines;
     deadlines.reconnect = Milliseconds(kReconnectMs);

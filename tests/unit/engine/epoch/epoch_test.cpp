@@ -300,6 +300,25 @@ TEST(Epoch, a_rank_killed_between_attach_and_declare_is_lost_by_name_after_ten_s
   EXPECT_TRUE(b->result && c->result);
 }
 
+TEST(Epoch, a_rank_killed_before_it_declared_anew_is_lost_by_name_after_ten_seconds) {
+  Harness h;
+  h.attach(0, 2);
+  h.attach(1, 2);
+  const auto first = h.declare(0, Harness::declaration({Harness::tensor("a")}));
+  const auto second = h.declare(1, Harness::declaration({Harness::tensor("a")}));
+  h.pump();
+  ASSERT_TRUE(first->result && second->result);
+  const auto again = h.declare(0, Harness::declaration({Harness::tensor("b")}));
+  h.pump();
+  h.engine.process_exited(h.sessions.at(1));
+  h.pass(Milliseconds(9999));
+  EXPECT_EQ(again->calls, 0);
+  h.pass(Milliseconds(1));
+  ASSERT_TRUE(again->error);
+  EXPECT_EQ(again->error->code, ErrorCode::RankLost);
+  EXPECT_EQ(again->error->rank, 1);
+}
+
 TEST(Epoch, an_arena_too_small_is_refused_with_both_sizes) {
   Harness h;
   h.attach(0, 1);
@@ -443,6 +462,36 @@ TEST(Epoch, a_late_close_of_the_old_connection_does_not_hurt_the_resumed_one) {
   EXPECT_TRUE(outcome->report);
 }
 
+TEST(Epoch, a_declare_that_times_out_names_the_lowest_ranks_of_many) {
+  Harness h;
+  h.attach(0, 200);
+  const auto a = h.declare(0, Harness::declaration({Harness::tensor("a")}));
+  h.pump();
+  h.pass(Milliseconds(301'000));
+  ASSERT_TRUE(a->error);
+  EXPECT_EQ(a->error->code, ErrorCode::DeclareTimeout);
+  ASSERT_EQ(a->error->ranks.size(), 64U);
+  EXPECT_EQ(a->error->ranks.front(), 1);
+  EXPECT_EQ(a->error->ranks.back(), 64);
+  EXPECT_THAT(a->error->message, HasSubstr("ranks 1, 2, 3"));
+  EXPECT_THAT(a->error->message, HasSubstr("20 and 179 more not attached"));
+}
+
+// Late calls are answered from the plan, so its memory is in use until the job ends or another takes its place.
+TEST(Epoch, the_plan_of_an_epoch_that_ended_counts_as_long_as_it_is_kept) {
+  Harness h;
+  h.start(2);
+  const std::uint64_t held = h.engine.declared_bytes().held();
+  EXPECT_GT(held, 0U);
+  EXPECT_TRUE(h.engine.detach(h.sessions.at(1)));
+  h.pump();
+  EXPECT_TRUE(h.engine.plan_of(1000, "job"));
+  EXPECT_EQ(h.engine.declared_bytes().held(), held);
+  EXPECT_TRUE(h.engine.detach(h.sessions.at(0)));
+  h.pump();
+  EXPECT_EQ(h.engine.declared_bytes().held(), 0U);
+}
+
 TEST(Epoch, a_connection_that_stays_away_is_a_lost_rank) {
   Harness h;
   h.start(2);
@@ -452,7 +501,7 @@ TEST(Epoch, a_connection_that_stays_away_is_a_lost_rank) {
   ASSERT_TRUE(a->error);
   EXPECT_EQ(a->error->code, ErrorCode::RankLost);
   EXPECT_THAT(a->error->message, HasSubstr("did not come back"));
-  EXPECT_EQ(h.engine.status(1000)[0].ranks[1].state, "absent");
+  EXPECT_EQ(h.engine.status(1000)[0].absent_ranks, std::vector<std::int64_t>{1});
 }
 
 TEST(Epoch, declaring_anew_needs_every_rank) {

@@ -160,7 +160,7 @@ TEST(Repeat, a_declaration_whose_answer_was_lost_is_answered_again_without_the_o
 TEST(Repeat, max_norm_zero_for_the_first_clip_group_does_not_ask_the_others) {
   Harness h;
   plan::RankDeclaration declaration = Harness::declaration({Harness::tensor("a"), Harness::tensor("b")});
-  declaration.tensors[1].clip_group = "b";
+  declaration.tensors.own()[1].clip_group = "b";
   declaration.options.clip = {{"all", {1.0, plan::ZeroRule::Off}}, {"b", {2.0, plan::ZeroRule::Refuse}}};
   h.attach(0, 1);
   h.declare(0, declaration);

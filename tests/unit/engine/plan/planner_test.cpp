@@ -130,7 +130,7 @@ TEST(Planner, a_check_and_a_plan_stop_when_they_are_interrupted) {
   const std::atomic<bool> raised{true};
   const plan::Interruptible interruptible(raised);
   PlanRequest check = request(1);
-  check.validate_only = true;
+  check.pool = std::make_shared<plan::DeclarationPool>(check.meshes);
   EXPECT_THROW((void)run_planner(check), plan::Interrupted);
   EXPECT_THROW((void)run_planner(request(2)), plan::Interrupted);
 }
@@ -143,7 +143,7 @@ TEST(Planner, a_rank_that_leaves_or_declares_anew_withdraws_what_was_asked_for_i
   h.declare(0, Harness::declaration({Harness::tensor("a")}));
   EXPECT_EQ(h.planner.withdrawn.size(), 1u) << "the check of the first declaration";
   h.declare(1, Harness::declaration({Harness::tensor("a")}));
-  while (!h.planner.requests.front().by_rank.empty() && h.planner.requests.front().validate_only) {
+  while (h.planner.requests.front().pool != nullptr) {
     h.engine.on_plan(h.planner.plan_next());
   }
   const std::uint64_t plan = h.planner.requests.front().ticket;
@@ -187,12 +187,28 @@ TEST(Planner, frees_what_outlives_it) {
   EXPECT_EQ(by.wait_for(std::chrono::seconds(0)), std::future_status::ready);
 }
 
-TEST(Planner, validate_only_makes_no_plan) {
-  PlanRequest only = request(3);
-  only.validate_only = true;
-  const PlanOutcome outcome = run_planner(only);
-  ASSERT_TRUE(outcome.plan);
-  EXPECT_EQ(*outcome.plan, nullptr);
+TEST(Planner, admits_a_declaration_without_a_plan_and_says_with_whom_it_shares_its_tensors) {
+  const PlanRequest plain = request(3);
+  const auto pool = std::make_shared<plan::DeclarationPool>(plain.meshes);
+  const auto admitted = [&pool](const PlanRequest& of) {
+    PlanRequest only = of;
+    only.pool = pool;
+    PlanOutcome outcome = run_planner(only);
+    EXPECT_TRUE(outcome.plan);
+    EXPECT_EQ(*outcome.plan, nullptr);
+    return outcome;
+  };
+  EXPECT_FALSE(admitted(plain).sharing);
+  EXPECT_FALSE(admitted(plain).sharing) << "its own";
+  plan::RankDeclaration alike = Harness::declaration({Harness::tensor("a")});
+  alike.weight_fingerprints = {"0123456789abcdef"};
+  PlanRequest other = request(4);
+  other.by_rank = {std::make_shared<const plan::RankDeclaration>(alike)};
+  const PlanOutcome outcome = admitted(other);
+  ASSERT_TRUE(outcome.sharing);
+  EXPECT_EQ(outcome.sharing->declaration->tensors.identity(), plain.by_rank.front()->tensors.identity());
+  EXPECT_EQ(outcome.sharing->declaration->weight_fingerprints, alike.weight_fingerprints);
+  EXPECT_GT(outcome.sharing->memory_bytes, 16U) << "the fingerprints are its own";
 }
 
 TEST(Planner, prepares_for_the_lane_and_for_reports_what_the_io_thread_only_hands_on) {
@@ -204,7 +220,7 @@ TEST(Planner, prepares_for_the_lane_and_for_reports_what_the_io_thread_only_hand
 
   plan::RankDeclaration measured = Harness::declaration({Harness::tensor("a")});
   measured.options.data_path = plan::DataPath::Stats;
-  measured.tensors[0].placements.clear();
+  measured.tensors.own()[0].placements.clear();
   PlanRequest stats = request(5);
   stats.by_rank = {std::make_shared<const plan::RankDeclaration>(measured)};
   const PlanOutcome outcome = run_planner(stats);

@@ -86,14 +86,14 @@ TEST(GroupPolicies, watchers_say_and_record_what_each_would_have_done_alone) {
 
 TEST(GroupPolicies, says_of_watchers_what_is_of_this_step_alone) {
   GroupPolicies policies(plan_of({clip(plan::FixedPolicy{}, {kMedian})}));
-  Watched watched(3, std::vector<ClipOutcome>(2));
+  PreparedStep step;
+  step.watched.assign(3, std::vector<ClipOutcome>(2));
   const std::vector<double> norms = {0.5};
   const std::vector<ClipOutcome> outcomes(1);
-  std::vector<HealthChange> changes;
-  policies.commit({outcomes, norms}, watched, changes);
-  ASSERT_EQ(watched.size(), 1U);
-  ASSERT_EQ(watched[0].size(), 1U);
-  EXPECT_EQ(watched[0][0].norm, 0.5);
+  policies.prepare({outcomes, norms}, step);
+  ASSERT_EQ(step.watched.size(), 1U);
+  ASSERT_EQ(step.watched[0].size(), 1U);
+  EXPECT_EQ(step.watched[0][0].norm, 0.5);
 }
 
 TEST(GroupPolicies, a_skip_in_one_group_keeps_the_others_from_recording_and_no_watcher) {
@@ -190,7 +190,7 @@ TEST(GroupPolicies, a_step_s_own_max_norm_is_refused_as_a_declared_one_is) {
   }
 }
 
-/// One commit again and again, each time with memory for one more allocation, until it is done.
+/// One step again and again, each time with memory for one more allocation, until it is done.
 void expect_all_or_nothing(GroupPolicies& policies) {
   const std::string before = saved(policies);
   const std::vector<double> norms(4, 0.125);
@@ -202,22 +202,24 @@ void expect_all_or_nothing(GroupPolicies& policies) {
   }
   int failures = 0;
   for (bool failed = true; failed;) {
-    Watched watched;
-    std::vector<HealthChange> changes;
+    PreparedStep step;
     try {
       const FailingAllocation failing(failures);
-      policies.commit({outcomes, norms}, watched, changes);
+      policies.prepare({outcomes, norms}, step);
       failed = false;
     } catch (const std::bad_alloc&) {
       ASSERT_EQ(saved(policies), before) << failures;
       ++failures;
+      continue;
     }
+    const FailingAllocation failing(0);
+    policies.commit(step);
   }
   EXPECT_GE(failures, 16) << "a reason of each watcher, at least";
   EXPECT_NE(saved(policies), before);
 }
 
-TEST(GroupPolicies, commits_all_or_nothing_where_memory_runs_out) {
+TEST(GroupPolicies, prepare_all_or_nothing_where_memory_runs_out_and_commit_without_any) {
   GroupPolicies policies(every_kind());
   expect_all_or_nothing(policies);
   step(policies, {0.5, 0.6, 0.7, 0.8});

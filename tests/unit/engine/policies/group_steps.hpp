@@ -10,8 +10,6 @@
 
 namespace gradsync::engine {
 
-using Watched = std::vector<std::vector<plan::ClipOutcome>>;
-
 inline plan::ClipOptions clip(
     plan::PolicyOptions policy, std::vector<plan::PolicyOptions> watch = {}, std::optional<double> max_norm = 1
 ) {
@@ -54,13 +52,11 @@ inline std::string saved(const GroupPolicies& policies) {
   return bytes;
 }
 
-struct Step {
+struct Step : PreparedStep {
   std::vector<plan::ClipOutcome> outcomes;
-  Watched watched;
-  std::vector<HealthChange> changes;
 };
 
-/// As the engine does it: rules, what the lane makes of them, commit.
+/// As the engine does it: rules, what the lane makes of them, prepare, commit.
 inline Step step(
     GroupPolicies& policies,
     const std::vector<double>& norms,
@@ -75,7 +71,8 @@ inline Step step(
     step.outcomes.push_back(plan::apply_clip_rule(rules[group], norms[group], scale));
   }
   plan::decide_together(step.outcomes);
-  policies.commit({step.outcomes, norms, scale, scaled, max_norm}, step.watched, step.changes);
+  policies.prepare({step.outcomes, norms, scale, scaled, max_norm}, step);
+  policies.commit(step);
   return step;
 }
 

@@ -27,7 +27,7 @@ class Policies : public testing::Test {
   void declare(std::int64_t rank) {
     plan::RankDeclaration declaration = Harness::declaration({Harness::tensor("a"), Harness::tensor("b")});
     if (!second.empty()) {
-      declaration.tensors[1].clip_group = second;
+      declaration.tensors.own()[1].clip_group = second;
     }
     declaration.options.clip = clips;
     h.declare(rank, declaration);

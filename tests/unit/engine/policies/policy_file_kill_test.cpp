@@ -130,7 +130,7 @@ class PolicyFileKillAtCalls : public testing::Test {
   static void store_one_more(const StateFolder& folder, std::size_t bytes) {
     PolicyFile file = opened(folder.path());
     static_cast<void>(file.find(2));
-    static_cast<void>(file.store(3, state_of(3, bytes)));
+    static_cast<void>(store(file, 3, state_of(3, bytes)));
   }
 };
 

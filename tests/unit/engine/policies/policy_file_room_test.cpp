@@ -232,7 +232,7 @@ TEST(PolicyFileRoom, a_store_that_has_no_room_leaves_the_state_before_it) {
   const std::string path = path_of(folder, "other");
   std::filesystem::resize_file(path, kMostPolicyBytes - std::filesystem::file_size(path_of(folder, "train")));
   const auto before = folder.names();
-  const Result<void> refused = file.store(2, state_of(2, 20'000));
+  const Result<void> refused = store(file, 2, state_of(2, 20'000));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::LimitExceeded);
   EXPECT_THAT(refused.error().message, HasSubstr("'" + folder.path() + "'"));
@@ -253,7 +253,7 @@ TEST(PolicyFileRoom, a_larger_file_that_another_daemon_writes_never_goes) {
   ASSERT_EQ(::ftruncate(writer.get(), static_cast<off_t>(kMostPolicyBytes)), 0);
   age(half, 100 * kDay);
   PolicyFile file = opened(folder.path());
-  const Result<void> refused = file.store(1, "state");
+  const Result<void> refused = store(file, 1, "state");
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::LimitExceeded);
   EXPECT_TRUE(is_there(half));
@@ -265,7 +265,7 @@ TEST(PolicyFileRoom, the_largest_states_of_one_job_have_room) {
   constexpr std::size_t kMost = PolicyFile::kMostStateBytes;
   stored(file, 1, std::string(kMost - kPolicyFilePage, 'a'));
   stored(file, 2, std::string(kMost, 'b'));
-  const Result<void> refused = file.store(3, std::string(kMost + 1, 'c'));
+  const Result<void> refused = store(file, 3, std::string(kMost + 1, 'c'));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::LimitExceeded);
   EXPECT_EQ(file.newest()->word, 2U);

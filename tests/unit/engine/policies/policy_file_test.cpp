@@ -5,11 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <optional>
 #include <utility>
 
@@ -328,32 +326,9 @@ TEST(PolicyFile, makes_its_directory_for_the_daemons_user_alone) {
   EXPECT_EQ(found.st_mode & 07777, 0700U);
 }
 
-/// Files of this process may have so many bytes, as if the disk were full there.
-class FileLimit {
- public:
-  explicit FileLimit(std::size_t bytes) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-
-  FileLimit(const FileLimit&) = delete;
-  FileLimit& operator=(const FileLimit&) = delete;
-
-  ~FileLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  rlimit before_{};
-  void (*handler_)(int) = nullptr;
-};
-
 Result<void> stored_within(std::size_t bytes, PolicyFile& file, std::uint64_t word, const std::string& state) {
   const FileLimit limit(bytes);
-  return file.store(word, state);
+  return store(file, word, state);
 }
 
 TEST(PolicyFile, a_store_that_fails_at_any_byte_leaves_the_state_before_it) {

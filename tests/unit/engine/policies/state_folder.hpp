@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -49,6 +52,29 @@ class StateFolder {
   std::string path_;
 };
 
+/// Files of this process may have so many bytes, as if the disk were full there.
+class FileLimit {
+ public:
+  explicit FileLimit(std::size_t bytes) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+
+  FileLimit(const FileLimit&) = delete;
+  FileLimit& operator=(const FileLimit&) = delete;
+
+  ~FileLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int) = nullptr;
+};
+
 inline std::string bytes_of(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
@@ -68,8 +94,17 @@ inline PolicyFile opened(const std::string& directory, const std::string& job = 
   return std::move(*file);
 }
 
+/// Stages and keeps.
+inline Result<void> store(PolicyFile& file, std::uint64_t word, std::string_view state) {
+  Result<void> staged = file.stage(word, state);
+  if (staged) {
+    file.keep();
+  }
+  return staged;
+}
+
 inline void stored(PolicyFile& file, std::uint64_t word, std::string_view state) {
-  const Result<void> done = file.store(word, state);
+  const Result<void> done = store(file, word, state);
   EXPECT_TRUE(done) << done.error().message;
 }
 

@@ -80,9 +80,10 @@ TEST(StepReport, one_that_is_written_over_says_nothing_of_the_one_before) {
   EXPECT_EQ(report_of(*plan, measured(*plan), fresh), fresh);
 }
 
-TEST(StepReport, has_room_in_one_that_was_made_ahead) {
+TEST(StepReport, uses_the_memory_of_the_one_before) {
   const auto plan = two_groups();
-  StepReport report = largest_clean_report(*plan->plan, plan->constants);
+  StepReport report = report_of(*plan, measured(*plan));
+  report.reason = report.groups[0].watch[0].reason = std::string(100, 'x');
   const auto* const groups = report.groups.data();
   const auto* const layers = report.layers.data();
   const char* const reason = report.reason.data();

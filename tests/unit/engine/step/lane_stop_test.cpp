@@ -11,11 +11,12 @@ constexpr Milliseconds kPatience{3'000};
 
 struct LaneStopTest : ::testing::Test {
   bool pass(Milliseconds time, TimePoint moved = {}) {
-    return stop.on_time(now += time, moved, kPatience, "j", failure).has_value();
+    return stop.on_time(now += time, moved, kPatience, "j", failure, ended_by).has_value();
   }
 
   TimePoint now{std::chrono::hours(1)};
   std::optional<Error> failure = make_error(ErrorCode::StepTimeout, "rank 2 is missing");
+  LaneStop::EndedBy ended_by = LaneStop::EndedBy::Restart;
   LaneStop stop;
 };
 
@@ -61,6 +62,23 @@ TEST_F(LaneStopTest, a_second_lane_that_is_told_begins_the_time_anew) {
   stop.on_told(now);
   EXPECT_FALSE(pass(Milliseconds{2'000}));
   EXPECT_TRUE(pass(Milliseconds{1'000}));
+}
+
+TEST_F(LaneStopTest, says_what_ends_the_lane) {
+  const auto error_of = [this](LaneStop::EndedBy by) {
+    ended_by = by;
+    stop = LaneStop{};
+    stop.on_told(now);
+    EXPECT_TRUE(pass(kPatience));
+    return *stop.stuck();
+  };
+  const Error of_host = error_of(LaneStop::EndedBy::Restart);
+  EXPECT_EQ(of_host.code, ErrorCode::InternalError);
+  EXPECT_THAT(of_host.hint, HasSubstr("then restart it"));
+  const Error of_gpu = error_of(LaneStop::EndedBy::Kill);
+  EXPECT_EQ(of_gpu.code, ErrorCode::StepFailed) << "no defect of the daemon, which goes on";
+  EXPECT_THAT(of_gpu.message, HasSubstr("it may still change gradients"));
+  EXPECT_THAT(of_gpu.hint, HasSubstr("another takes its place: declare again"));
 }
 
 TEST_F(LaneStopTest, names_the_end_of_an_attempt_that_has_no_failure) {

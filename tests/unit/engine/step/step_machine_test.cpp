@@ -69,6 +69,12 @@ class StepMachineTest : public ::testing::Test {
     return machine.on_finish(rank, ask, start, start + std::chrono::seconds(10));
   }
 
+  /// What was prepared is done on all nodes.
+  static Actions done(StepMachine& machine, const Actions& prepared) {
+    EXPECT_NE(find<Prepare>(prepared), nullptr);
+    return machine.on_verdict(std::nullopt);
+  }
+
   const TimePoint start{std::chrono::seconds(100)};
 };
 
@@ -101,8 +107,13 @@ TEST_F(StepMachineTest, finishes_behind_the_last_bucket_once_the_last_rank_asks)
   machine.on_reduced(device::kHostLane, 0);
   machine.on_reduced(device::kHostLane, 0);
   EXPECT_TRUE(machine.busy()) << "the norm";
-  const Actions done = machine.on_finished(device::kHostLane, 0, {});
-  ASSERT_NE(find<Committed>(done), nullptr);
+  const Actions prepared = machine.on_finished(device::kHostLane, 0, {});
+  ASSERT_NE(find<Prepare>(prepared), nullptr);
+  EXPECT_EQ(find<Prepare>(prepared)->attempt, 0u);
+  EXPECT_EQ(machine.attempt(), 0u) << "it may still fail elsewhere";
+  const Actions committed = machine.on_verdict(std::nullopt);
+  ASSERT_NE(find<Committed>(committed), nullptr);
+  EXPECT_EQ(find<Committed>(committed)->attempt, 0u);
   EXPECT_EQ(machine.attempt(), 1u);
   EXPECT_FALSE(machine.busy());
 }
@@ -118,7 +129,7 @@ TEST_F(StepMachineTest, launches_the_norm_once_whatever_comes_late) {
   EXPECT_THAT(machine.on_unused(0, 0, {1}), IsEmpty());
   machine.on_reduced(device::kHostLane, 0);
   machine.on_reduced(device::kHostLane, 0);
-  EXPECT_NE(find<Committed>(machine.on_finished(device::kHostLane, 0, {})), nullptr);
+  EXPECT_NE(find<Committed>(done(machine, machine.on_finished(device::kHostLane, 0, {}))), nullptr);
   EXPECT_FALSE(machine.begun()) << "what came late is not of the next attempt";
   EXPECT_THAT(finish(machine, 0, request(8, 1)), IsEmpty()) << "and no error of it either";
 }
@@ -236,7 +247,7 @@ TEST_F(SharedPlan, is_measured_by_each_lane_and_decided_once) {
   ASSERT_NE(find<Decide>(both), nullptr);
   EXPECT_EQ(find<Decide>(both)->parts.size(), 2u);
   EXPECT_EQ(find<Decide>(both)->scale, 8) << "by the terms of the ask";
-  EXPECT_NE(find<Committed>(machine.on_decided(decided(1))), nullptr) << "nothing is multiplied";
+  EXPECT_NE(find<Committed>(done(machine, machine.on_decided(decided(1)))), nullptr) << "nothing is multiplied";
   EXPECT_EQ(machine.attempt(), 1u);
 }
 
@@ -250,10 +261,10 @@ TEST_F(SharedPlan, is_done_when_every_lane_has_multiplied) {
   EXPECT_THAT(std::get<LaunchOutcomes>(actions[0]).buckets, ElementsAre(0));
   EXPECT_EQ(std::get<LaunchOutcomes>(actions[1]).outcomes[0].multiplier, 0.5);
   EXPECT_THAT(machine.on_scaled(5, 0, 0.25), IsEmpty()) << "lane 7 still multiplies";
-  const Actions done = machine.on_scaled(7, 0, 0.125);
-  ASSERT_NE(find<Committed>(done), nullptr);
-  EXPECT_EQ(find<Committed>(done)->math.clip_s, 0.25) << "the longest";
-  EXPECT_EQ(find<Committed>(done)->math.groups[0].multiplier, 0.5);
+  const Actions both = machine.on_scaled(7, 0, 0.125);
+  ASSERT_NE(find<Prepare>(both), nullptr);
+  EXPECT_EQ(find<Prepare>(both)->math.clip_s, 0.25) << "the longest";
+  EXPECT_EQ(find<Prepare>(both)->math.groups[0].multiplier, 0.5);
 }
 
 TEST_F(SharedPlan, in_halves_is_scaled_on_every_lane) {
@@ -272,7 +283,7 @@ TEST_F(SharedPlan, in_halves_is_scaled_on_every_lane) {
   EXPECT_THAT(std::get<LaunchScale>(actions[0]).buckets, ElementsAre(0));
   EXPECT_THAT(std::get<LaunchScale>(actions[1]).buckets, ElementsAre(1));
   EXPECT_THAT(machine.on_scaled(7, 0, 0), IsEmpty());
-  EXPECT_NE(find<Committed>(machine.on_scaled(5, 0, 0)), nullptr);
+  EXPECT_NE(find<Committed>(done(machine, machine.on_scaled(5, 0, 0))), nullptr);
 }
 
 TEST_F(SharedPlan, fails_as_a_whole_where_one_lane_has_multiplied_and_another_cannot) {
@@ -445,7 +456,7 @@ TEST_F(StepMachineTest, ignores_reports_of_an_attempt_that_ended) {
   EXPECT_THAT(machine.open(kOnHost), IsEmpty());
   static_cast<void>(finish(machine, 0, request(0)));
   machine.on_reduced(device::kHostLane, 0);
-  static_cast<void>(machine.on_finished(device::kHostLane, 0, {}));
+  static_cast<void>(done(machine, machine.on_finished(device::kHostLane, 0, {})));
   machine.on_reduced(device::kHostLane, 0);
   EXPECT_FALSE(machine.busy());
 }
@@ -481,10 +492,11 @@ TEST_F(StepMachineTest, findings_of_non_finite_values_know_the_micro_batch_that_
       machine.on_reduced(device::kHostLane, attempt);
     }
     const Actions actions = machine.on_finished(device::kHostLane, attempt, math);
-    ASSERT_NE(find<Committed>(actions), nullptr);
+    ASSERT_NE(find<Prepare>(actions), nullptr);
     const MicroBatches expected =
         attempt == 0 ? MicroBatches{{2, std::nullopt}, {3}, {}} : MicroBatches{{std::nullopt, 3}, {3}, {}};
-    EXPECT_EQ(find<Committed>(actions)->micro_batches, expected) << "nothing is left of the attempt before";
+    EXPECT_EQ(find<Prepare>(actions)->micro_batches, expected) << "nothing is left of the attempt before";
+    static_cast<void>(machine.on_verdict(std::nullopt));
   }
 }
 
@@ -508,9 +520,9 @@ TEST_F(StepMachineTest, both_halves_of_a_step_know_the_micro_batches_and_a_table
     ClipRequest clip;
     clip.key = {1, 0};
     static_cast<void>(machine.on_clip(0, clip, start, start));
-    const Actions done = machine.on_scaled(device::kHostLane, 0, 0);
-    ASSERT_NE(find<Committed>(done), nullptr);
-    EXPECT_EQ(find<Committed>(done)->micro_batches, expected);
+    const Actions scaled = machine.on_scaled(device::kHostLane, 0, 0);
+    ASSERT_NE(find<Prepare>(scaled), nullptr);
+    EXPECT_EQ(find<Prepare>(scaled)->micro_batches, expected);
   }
 }
 
@@ -574,7 +586,7 @@ TEST_F(StepMachineTest, a_norm_leaves_the_step_open_for_clip) {
   clip.key = {1, 0};
   EXPECT_THAT(machine.on_clip(0, clip, start, start), IsEmpty());
   EXPECT_NE(find<LaunchScale>(machine.on_clip(1, clip, start, start)), nullptr);
-  EXPECT_NE(find<Committed>(machine.on_scaled(device::kHostLane, 0, 0.5)), nullptr);
+  EXPECT_NE(find<Committed>(done(machine, machine.on_scaled(device::kHostLane, 0, 0.5))), nullptr);
   EXPECT_EQ(machine.attempt(), 1u);
 }
 

@@ -17,14 +17,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradsync._wire_errors import local_error
-from gradsync.errors import ImportRefused, InsufficientMemory, NoGpu
+from gradsync.errors import ImportRefused, InsufficientMemory, NoGpu, UsageError
 
 __all__ = ["Allocation", "Driver", "driver"]
 
 HANDLE_BYTES = 64
 _OUT_OF_MEMORY = 2
+_IS_LEGACY_CUDA_IPC_CAPABLE = 10
+_ALIGNMENT = 16  # of the vectors that the worker's kernels load
 _LIBRARY = "GRADSYNC_LIBCUDA"
 _HINT = "torch.cuda.is_available() says whether this process sees a GPU"
+_SHARED_HINT = (
+    "memory of expandable segments, pools and managed memory is not shared: use gradsync.alloc_grad_buffer(), or unset "
+    "expandable_segments in PYTORCH_CUDA_ALLOC_CONF"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,20 @@ class Driver:
 
         Raises:
             ImportRefused: it is of a kind that CUDA does not share.
+            UsageError: the worker's kernels cannot begin at this address.
         """
-        base, nbytes, handle = c_uint64(), c_size_t(), (c_ubyte * HANDLE_BYTES)()
+        base, nbytes, handle, capable = c_uint64(), c_size_t(), (c_ubyte * HANDLE_BYTES)(), c_int()
+        asked = (byref(capable), _IS_LEGACY_CUDA_IPC_CAPABLE, c_uint64(address))
         with self._context(ordinal):
+            self._must("cuPointerGetAttribute", *asked, about=ImportRefused)
+            if not capable.value:
+                raise local_error(ImportRefused, f"CUDA does not share the memory at {address:#x}", _SHARED_HINT)
             self._must("cuMemGetAddressRange_v2", byref(base), byref(nbytes), c_uint64(address), about=ImportRefused)
+            offset = address - base.value
+            if offset % _ALIGNMENT != 0:
+                raise UsageError(
+                    f"memory begins {offset} bytes into its allocation; that has to be a multiple of {_ALIGNMENT}"
+                )
             self._must("cuIpcGetMemHandle", byref(handle), base, about=ImportRefused)
         return Allocation(base.value, nbytes.value, bytes(handle))
 
@@ -128,11 +144,7 @@ class Driver:
         if about is NoGpu:
             raise local_error(NoGpu, said, _HINT)
         if about is ImportRefused:
-            raise local_error(
-                ImportRefused,
-                said,
-                "memory of expandable segments, pools and managed memory is not shared: gradsync.alloc_grad_buffer()",
-            )
+            raise local_error(ImportRefused, said, _SHARED_HINT)
         raise RuntimeError(f"{said}; the GPU or this process's context failed: start the process again")
 
     def _declared(self, name: str, *arguments: Any) -> Any:
@@ -157,6 +169,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemsetD8_v2": (c_uint64, c_ubyte, c_size_t),
     "cuMemFree_v2": (c_uint64,),
     "cuMemGetAddressRange_v2": (POINTER(c_uint64), POINTER(c_size_t), c_uint64),
+    "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
     "cuIpcGetMemHandle": (c_void_p, c_uint64),
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradsync.errors import UsageError
 
-from ._driver import Allocation, driver
+from ._driver import driver
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +39,8 @@ class GpuMemory:
         calls = driver()
         self.ordinal = ordinal
         self.nbytes = max(1, -(-nbytes // _PIECE)) * _PIECE
-        self.uuid = calls.uuid(ordinal)
         self.address = calls.allocate(ordinal, self.nbytes)
-        self._driver = calls
+        self._device_type = calls.device_type
         end = weakref.finalize(self, calls.free, ordinal, self.address)
         end.atexit = False  # type: ignore[misc]  # the driver may be gone by then
 
@@ -50,27 +49,15 @@ class GpuMemory:
         """What torch and others make an array of, which keeps this memory alive."""
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
-    def export(self) -> Allocation:
-        """What another process needs to map it."""
-        return self._driver.export(self.ordinal, self.address)
-
     def tensor(self) -> torch.Tensor:
         """The bytes."""
         import torch
 
-        if self._driver.device_type == "cuda":
+        if self._device_type == "cuda":
             return torch.as_tensor(self, device=f"cuda:{self.ordinal}")
         memory = (ctypes.c_ubyte * self.nbytes).from_address(self.address)
         memory._owner = self  # type: ignore[attr-defined]  # a tensor holds what it was made of
         return torch.frombuffer(memory, dtype=torch.uint8)
-
-    def wait(self) -> None:
-        """Waits for what the calling thread's current stream has enqueued; without torch, for the whole device."""
-        torch = sys.modules.get("torch")
-        if torch is not None and self._driver.device_type == "cuda":
-            torch.cuda.current_stream(self.ordinal).synchronize()
-        else:
-            self._driver.synchronize(self.ordinal)
 
 
 def ordinal_of(device: Any) -> int:

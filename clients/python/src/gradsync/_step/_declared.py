@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradsync._policy_state import STATE_VERSION, check_state
+from gradsync._session._rank_session import SessionMoved
 from gradsync._tensor import Tensor
-from gradsync._transport._calls import SessionMoved
 from gradsync.errors import ClipRaised, ConnectionLost, GradientsDiverged, RpcError, UsageError
 
 from ._report import StepReport, decode_fence, read_report

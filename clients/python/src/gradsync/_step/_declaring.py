@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gradsync._transport._channel import PATIENCE_S, Channel
+from gradsync._session._rank_session import RankSession
 from gradsync._wire import dump
 from gradsync.errors import GradsyncError
 
@@ -45,9 +45,12 @@ class Declared:
 class Declaring:
     """Sends the declarations of one attached rank."""
 
-    def __init__(self, channel: Channel, rank: int, extend: Callable[[], bool], on_slow: Callable[[str], None]) -> None:
+    def __init__(
+        self, session: RankSession, rank: int, extend: Callable[[], bool], on_slow: Callable[[str], None]
+    ) -> None:
         """`extend` may grant a declaration that waits for other ranks another round; `on_slow` says that it waits."""
-        self._channel = channel
+        self._session = session
+        self._fd_socket_path = session.channel.fd_socket_path
         self._rank = rank
         self._extend = extend
         self._on_slow = on_slow
@@ -64,30 +67,18 @@ class Declaring:
         grant = self._call("buffers.allocate", {"bytes": size_bytes, "device": "cpu"}, seat, timeout)
         buffer: int = grant["buffer"]
         try:
-            fd = fetch_fd(self._channel.fd_socket_path, grant["token"], _quick(timeout, began))
+            fd = fetch_fd(self._fd_socket_path, grant["token"], _quick(timeout, began))
             return buffer, map_arena(fd, grant["bytes"])
         except BaseException:
             self.release(buffer, seat)
             raise
 
-    def allocate_on_gpu(self, size_bytes: int, ordinal: int, seat: str, timeout: float | None) -> tuple[int, GpuArena]:
-        """New memory of this process on its GPU of that number, registered; and its number at the daemon.
-
-        Raises:
-            NoGpu: this process, or the daemon, sees no such GPU.
-            InsufficientMemory: it has no more memory.
-            ImportRefused: the daemon's worker cannot map it.
-            RpcError: the daemon refused it.
-        """
-        from gradsync._gpu._arena import GpuArena
-
-        arena = GpuArena(size_bytes, ordinal)
-        return self.adopt(arena, seat, timeout), arena
-
     def adopt(self, arena: Arena | GpuArena, seat: str, timeout: float | None) -> int:
-        """Hands memory that a daemon before this one gave out, or mapped, to this one; its number from now on.
+        """Hands memory to the daemon that another one gave out, or that lies on a GPU; its number from now on.
 
         Raises:
+            NoGpu: the daemon sees no such GPU.
+            ImportRefused: CUDA does not share it, or the daemon's worker cannot map it.
             RpcError: the daemon refused it.
         """
         if not isinstance(arena, Arena):
@@ -95,14 +86,14 @@ class Declaring:
             return registered
         began = time.monotonic()
         grant = self._call("buffers.adopt", {"bytes": arena.size_bytes, "device": "cpu"}, seat, timeout)
-        give_fd(self._channel.fd_socket_path, grant["token"], arena.fd, _quick(timeout, began))
+        give_fd(self._fd_socket_path, grant["token"], arena.fd, _quick(timeout, began))
         buffer: int = grant["buffer"]
         return buffer
 
     def release(self, buffer: int, seat: str) -> None:
         """Gives memory back, its pages too. What cannot be released now goes with the session."""
         with contextlib.suppress(GradsyncError):
-            self._channel.post("buffers.release", {"buffer": buffer}, PATIENCE_S, seat=seat)
+            self._session.post("buffers.release", {"buffer": buffer}, seat)
 
     def declare(
         self,
@@ -126,7 +117,7 @@ class Declaring:
         for number, page in enumerate(pages):
             last = number == len(pages) - 1
             left = _left(timeout, began)
-            limit = self._channel.welcome.declare_s if left is None else left
+            limit = self._session.welcome.declare_s if left is None else left
             params: dict[str, Any] = {"buffer": buffer, "page": number, "last": last, "tensors": page}
             if number == 0:
                 params["options"] = options
@@ -136,12 +127,10 @@ class Declaring:
                 params["timeout_ms"] = max(1, round(left * 1000))
             if last and last_done is not None:
                 params["last_done"] = {"epoch": last_done[0], "attempt": last_done[1]}
-            reply = self._channel.call(
+            reply = self._session.call(
                 "gradients.declare",
                 params,
                 timeout=limit if last else min(QUICK_S, limit),
-                idempotent=False,
-                session=True,
                 seat=seat,
                 extend=self._extend if last else None,
                 on_slow=self._on_slow if last else None,
@@ -157,11 +146,11 @@ class Declaring:
         timeout: float | None,
         seat: str,
         last_done: tuple[int, int] | None,
-        gpu: int | None = None,
+        on_gpu: GpuArena | None = None,
     ) -> Declared:
-        """New memory, and the declaration of what is in it, within `timeout`; on failure the memory is given back.
+        """Memory, and the declaration of what is in it, within `timeout`; on failure the memory is given back.
 
-        It is memory of the CPU, or of this process's GPU of that number.
+        It is new memory of the CPU, or that of this process on a GPU.
 
         Raises:
             InsufficientMemory: the memory cannot be had.
@@ -169,10 +158,10 @@ class Declaring:
         """
         began = time.monotonic()
         arena: Arena | GpuArena
-        if gpu is None:
+        if on_gpu is None:
             buffer, arena = self.allocate(size_bytes, seat, timeout)
         else:
-            buffer, arena = self.allocate_on_gpu(size_bytes, gpu, seat, timeout)
+            buffer, arena = self.adopt(on_gpu, seat, timeout), on_gpu
         try:
             reply = self.declare(buffer, options, wires, _left(timeout, began), seat, last_done)
             return Declared(buffer, arena, reply, self.record(reply, seat))
@@ -186,17 +175,16 @@ class Declaring:
         if offer is None:
             return None
         try:
-            fd = fetch_fd(self._channel.fd_socket_path, offer["token"], QUICK_S)
+            fd = fetch_fd(self._fd_socket_path, offer["token"], QUICK_S)
             return StepRecord(map_for_reading(fd, offer["bytes"]), self._rank)
         except GradsyncError as error:
-            self._channel.check_seat(seat, QUICK_S)  # raises if the daemon was restarted, which explains the error
+            self._session.check_seat(seat, QUICK_S)  # raises if the daemon was restarted, which explains the error
             _log.warning("a restart of the daemon will end this rank, for its step record cannot be had: %s", error)
             return None
 
     def _call(self, method: str, params: Mapping[str, Any], seat: str, timeout: float | None) -> Any:
         limit = QUICK_S if timeout is None else min(QUICK_S, timeout)
-        whole = timeout is not None
-        return self._channel.call(method, params, timeout=limit, idempotent=False, session=True, seat=seat, whole=whole)
+        return self._session.call(method, params, timeout=limit, seat=seat, whole=timeout is not None)
 
 
 def _left(timeout: float | None, began: float) -> float | None:

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from gradsync._session._rank_session import RankSession, SessionMoved
 from gradsync._tensor import Tensor
-from gradsync._transport._calls import SessionMoved
-from gradsync._transport._channel import Channel
 from gradsync.errors import BadToken, CallTimeout, ConnectionLost, Draining, MethodNotFound
 
 from ._arena import Arena
@@ -35,7 +34,7 @@ class Reconnect:
 
     def __init__(
         self,
-        channel: Channel,
+        session: RankSession,
         declaring: Declaring,
         arena: Arena | GpuArena,
         options: Mapping[str, Any],
@@ -44,7 +43,7 @@ class Reconnect:
         reply: Mapping[str, Any],
         record: StepRecord | None,
     ) -> None:
-        self._channel = channel
+        self._session = session
         self._declaring = declaring
         self._arena = arena
         self._options = options
@@ -87,7 +86,7 @@ class Reconnect:
         give_up_at = time.monotonic() + _GIVE_UP_S
         delay = _FIRST_DELAY_S
         while True:
-            seat = self._channel.seat
+            seat = self._session.seat
             left = max(0.0, deadline - time.monotonic()) if whole else None
             if left == 0.0:
                 raise CallTimeout("gradients.declare", timeout)
@@ -102,7 +101,7 @@ class Reconnect:
             except MethodNotFound as error:
                 raise self._final(f"the daemon was restarted, and its release takes no arenas: {error}") from error
             except (BadToken, ConnectionLost, Draining) as error:
-                if self._channel.closed or time.monotonic() > give_up_at:
+                if self._session.channel.closed or time.monotonic() > give_up_at:
                     raise self._final(f"the daemon was restarted and does not take this rank back: {error}") from error
                 time.sleep(delay * _JITTER.uniform(0.5, 1.0))
                 delay = min(2 * delay, _LONGEST_DELAY_S)
@@ -125,5 +124,5 @@ class Reconnect:
 
     def _final(self, text: str) -> ConnectionLost:
         error = ConnectionLost(f"{text}; detach, attach and declare again")
-        self._channel.give_up_session(error)
+        self._session.give_up(error)
         return error

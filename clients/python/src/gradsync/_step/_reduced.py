@@ -166,7 +166,7 @@ class ReducedGrads(Declared):
         """
         step, params = self._begin(step, None, None, None)
         job = self._job
-        return StepUnderway(step, job._channel.begin("step.finish", {**job.fence(), **params}, job.seat))
+        return StepUnderway(step, job._session.begin("step.finish", {**job.fence(), **params}, job.seat))
 
     def collect(self, underway: StepUnderway, patience: float) -> Answer | None:
         """Returns the answer to `begin`; None where none came within `patience`.

@@ -1,4 +1,4 @@
-"""How a call reaches the daemon: addresses, sockets, WebSocket frames, requests and their answers, and the handshake.
+"""How a call reaches the daemon: sockets, WebSocket frames, requests and their answers, connections that are lost.
 
-Nothing here knows what a step, a tensor or a job is.
+Nothing here knows what a session, a step, a tensor or a job is.
 """

@@ -1,4 +1,4 @@
-"""The requests that wait for an answer of the daemon, the subscriptions, and the state of the attached rank.
+"""The requests that wait for an answer of the daemon, and the subscriptions.
 
 Nothing here knows of sockets. Any thread may call, and no thread waits for another one while it holds the lock. The
 first error that ends the channel stays.
@@ -17,13 +17,17 @@ from typing import Any
 from gradsync._wire_errors import error_from_wire
 from gradsync.errors import ConnectionLost, GradsyncError, ProtocolError
 
-__all__ = ["Calls", "Pending", "SessionMoved", "Subscription"]
+__all__ = ["Calls", "Pending", "Scope", "Subscription", "unscoped"]
 
 _log = logging.getLogger("gradsync")
 
 
-class SessionMoved(ConnectionLost):
-    """The rank is attached to another daemon now, which knows nothing of its memory and of its plan."""
+# Says why a request cannot be answered any more, None while it can. It takes no lock.
+Scope = Callable[[], GradsyncError | None]
+
+
+def unscoped() -> None:
+    """The scope of a request that means the same whoever answers it."""
 
 
 @dataclass(eq=False, repr=False)  # the text of a request may be long
@@ -34,8 +38,7 @@ class Pending(futures.Future[Any]):
     text: str
     method: str
     idempotent: bool  # may be sent again after a lost connection
-    session: bool  # belongs to the attached rank: fails when the rank is lost
-    seat: str | None = None  # the daemon that it is meant for, None where it means the same to all
+    scope: Scope = unscoped
     sent: bool = False  # over the connection that is there now
     lost: bool = False  # the connection was lost since the caller looked
 
@@ -62,10 +65,6 @@ class Calls:
 
     def __init__(self) -> None:
         self.dead: GradsyncError | None = None  # why no call can succeed any more
-        self.attached: Mapping[str, Any] | None = None  # params of job.attach, while a loss has the rank attached again
-        self.paused = False  # whether the attached rank is paused
-        self.seat = ""  # incarnation of the daemon at which the rank is attached
-        self.session_error: GradsyncError | None = None  # why the attached rank is gone
         self.subscriptions: dict[int, Subscription] = {}  # every operation on it is a single one of the dictionary
         self._lock = threading.Lock()
         self._pending: dict[int, Pending] = {}
@@ -80,10 +79,8 @@ class Calls:
         self.check_usable()  # a forked child goes no further: a thread that it does not have may hold the lock
         with self._lock:
             self.check_usable()
-            if pending.session and self.session_error is not None:
-                raise copy.copy(self.session_error)
-            if pending.seat is not None and pending.seat != self.seat:
-                raise _moved()
+            if (error := pending.scope()) is not None:
+                raise copy.copy(error)
             self._pending[pending.request_id] = pending
 
     def forget(self, request_id: int) -> None:
@@ -155,29 +152,19 @@ class Calls:
                     pending.set_exception(ConnectionLost(text))
                 pending.sent, pending.lost = False, True
 
-    def lose_session(self, error: GradsyncError) -> None:
-        """Fails what belongs to the attached rank, now and later."""
+    def review(self) -> None:
+        """Fails the requests that cannot be answered any more, as their scopes say now."""
         with self._lock:
-            self.attached, self.session_error = None, error
-            self._fail(error, lambda one: one.session)
-
-    def move(self, seat: str) -> None:
-        """The rank is attached to this daemon now: fails what was meant for another one, now and later."""
-        with self._lock:
-            self.seat = seat
-            self._fail(_moved(), lambda one: one.seat not in (None, seat))
+            self._fail(lambda pending: pending.scope())
 
     def die(self, error: GradsyncError) -> None:
         """Fails everything, now and later."""
         with self._lock:
             self.dead = self.dead or error
-            self._fail(error, lambda one: True)
+            self._fail(lambda pending: error)
 
-    def _fail(self, error: GradsyncError, is_lost: Callable[[Pending], bool]) -> None:
-        for pending in [one for one in self._pending.values() if is_lost(one)]:
-            del self._pending[pending.request_id]
-            pending.set_exception(copy.copy(error))
-
-
-def _moved() -> SessionMoved:
-    return SessionMoved("the daemon was restarted; call it again")
+    def _fail(self, why: Callable[[Pending], GradsyncError | None]) -> None:
+        for pending in list(self._pending.values()):
+            if (error := why(pending)) is not None:
+                del self._pending[pending.request_id]
+                pending.set_exception(copy.copy(error))

@@ -1,7 +1,7 @@
 """The socket under a channel, and how it comes back after a loss.
 
 A thread that waits for an answer reads the socket itself when it is its turn (`_turns.py`). The reader thread reads
-always while there are subscriptions. After a loss it connects again: it initialises, attaches the rank again,
+always while there are subscriptions. After a loss it connects again: it says again what comes first (`Opening`),
 subscribes again, and sends again what may be sent again.
 
 Any thread may send. Lock order: the send lock, the turn, then that of the calls or of the WebSocket. In a forked child
@@ -15,48 +15,65 @@ import itertools
 import logging
 import os
 import random
-import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
-from typing import Any
+from typing import Any, Protocol
 
 from websockets.exceptions import ConnectionClosed
 
 from gradsync._wire import load, request
-from gradsync.errors import ConnectionFailed, ConnectionLost, Draining, GradsyncError, ProtocolError, RpcError
+from gradsync.errors import ConnectionFailed, ConnectionLost, GradsyncError, ProtocolError, RpcError
 
 from ._calls import Calls, Pending, Subscription
 from ._handshake import ask, shake_hands
 from ._turns import Turns
 from ._websocket import SLICE_S, WebSocket
 
-__all__ = ["Connection"]
+__all__ = ["Afterwards", "Ask", "Connection", "Opening"]
 
 _log = logging.getLogger("gradsync")
 
-_RECONNECT_S = 60.0  # without a daemon, all losses since the last step added up
+_RECONNECT_S = 60.0  # without a daemon, all losses since the patience was renewed
 _HANDSHAKE_S = 5.0
 _CLOSE_S = 2.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.02, 1.0
 _JITTER = random.Random()  # the program's own random numbers stay as they are
 
 
+# A request, by method and params, and its result, on a connection that no other thread uses yet.
+Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+# Asked when a connection comes into use: a request to be sent first, to which the answer does not matter, or None.
+Afterwards = Callable[[], tuple[str, Mapping[str, Any]] | None]
+
+
+class Opening(Protocol):
+    """What is said first on each connection."""
+
+    @property
+    def holds_something(self) -> bool:
+        """Whether losses add up until `renew_patience`; else each has the full time."""
+
+    def open(self, ask: Ask) -> Afterwards:
+        """Says it on a new connection, which what it raises ends; after a loss another one may be tried."""
+
+
 class Connection:
     """One WebSocket at a time; `calls` outlive each of them."""
 
-    def __init__(self, path: str, calls: Calls, timeout: float) -> None:
+    def __init__(self, path: str, calls: Calls, opening: Opening, timeout: float) -> None:
         self.path = path
         self.ids = itertools.count(1)
         self._calls = calls
-        self._client_id = secrets.token_hex(16)
+        self._opening = opening
         self._patience_s = _RECONNECT_S
         self._send_lock = threading.Lock()
         self._closing = threading.Event()
         self._turns = Turns()
-        self._websocket = self._handshake(time.monotonic() + timeout)  # the last one, which may be lost
+        deadline = time.monotonic() + timeout
+        self._websocket, _ = self._open(lambda: deadline)  # the last one, which may be lost
         self.thread = threading.Thread(target=self._run, name="gradsync-reader", daemon=True)
         self.thread.start()
         _live.add(self)
@@ -197,14 +214,14 @@ class Connection:
         """Connects until it succeeds; False where the client is closed, or has lost its patience and is dead now."""
         self._calls.lose_connection(reason)
         _log.warning("connection to %s lost (%s); connecting again", self.path, reason)
-        if self._calls.attached is None:
+        if not self._opening.holds_something:
             self.renew_patience()
         lost_at = time.monotonic()
         deadline = lost_at + self._patience_s
         delay = _FIRST_DELAY_S
         while True:
             try:
-                self._connect(min(deadline, time.monotonic() + _HANDSHAKE_S))
+                self._connect(deadline)
                 self._patience_s -= time.monotonic() - lost_at
                 return True
             except GradsyncError as failure:
@@ -219,26 +236,27 @@ class Connection:
             delay = min(delay * 2, _LONGEST_DELAY_S)
 
     def _connect(self, deadline: float) -> None:
-        """A new connection, in use: the rank is attached, its subscriptions are made, its requests are sent."""
-        websocket = self._handshake(deadline)
+        """A new connection, in use: its subscriptions are made and its requests are sent."""
+
+        def part() -> float:
+            return min(deadline, time.monotonic() + _HANDSHAKE_S)
+
+        websocket, afterwards = self._open(part)
         try:
-            attached = self._calls.attached
-            if attached is not None and not self._resume_session(websocket, attached):
-                attached = None
             for subscription in list(self._calls.subscriptions.values()):
-                self._renew(websocket, subscription)
+                self._renew(websocket, subscription, part())
             with self._send_lock:
-                self._take_over(websocket, attached)
+                self._take_over(websocket, afterwards)
         except BaseException:
             websocket.dispose()
             raise
         _log.warning("connection to %s is back", self.path)
 
-    def _take_over(self, websocket: WebSocket, attached: Mapping[str, Any] | None) -> None:
+    def _take_over(self, websocket: WebSocket, afterwards: Afterwards) -> None:
         self._websocket = websocket
         try:
-            if attached is not None and self._calls.attached is not attached:  # the rank has left meanwhile
-                websocket.send(request(next(self.ids), "job.detach", {}))
+            if (first := afterwards()) is not None:
+                websocket.send(request(next(self.ids), *first))
             if self._closing.is_set():  # close() may have seen the old one
                 raise ConnectionLost("the client was closed")
             for pending in self._calls.unanswered():
@@ -249,44 +267,27 @@ class Connection:
             raise ConnectionLost("the new connection was lost at once") from error
         self._turns.call_reader()
 
-    def _renew(self, websocket: WebSocket, subscription: Subscription) -> None:
+    def _renew(self, websocket: WebSocket, subscription: Subscription, deadline: float) -> None:
         subscription.wire_id = None
         try:
-            reply = self._ask(websocket, "events.subscribe", subscription.params)
+            reply = self._ask(websocket, "events.subscribe", subscription.params, deadline)
             subscription.wire_id = reply["subscription"]
         except RpcError as error:
             _log.warning("a subscription ended with the lost connection: %s", error)
 
-    def _resume_session(self, websocket: WebSocket, params: Mapping[str, Any]) -> bool:
-        """Attaches the rank again; False where it is lost, and whatever it calls says why."""
+    def _open(self, deadline: Callable[[], float]) -> tuple[WebSocket, Afterwards]:
+        """A new connection on which all is said that comes first; `deadline` is asked for each part."""
+        websocket = shake_hands(self.path, deadline())
         try:
-            reply = self._ask(websocket, "job.attach", params)
-            if self._calls.paused:
-                self._ask(websocket, "job.pause", {"paused": True})
-        except Draining as error:  # the daemon that comes after this one may take the rank
-            raise ConnectionLost(str(error)) from error
-        except RpcError as error:
-            self._calls.lose_session(error)
-            return False
-        if self._calls.seat != self.welcome.incarnation:
-            self._calls.move(self.welcome.incarnation)
-        elif not reply["resumed"]:
-            self._calls.lose_session(
-                ConnectionLost(
-                    "the daemon gave this rank up while the connection was away, its arenas and plan are gone; detach, "
-                    "attach and declare again"
-                )
+            return websocket, self._opening.open(
+                lambda method, params: self._ask(websocket, method, params, deadline())
             )
-            return False
-        return True
+        except BaseException:
+            websocket.dispose()
+            raise
 
-    def _handshake(self, deadline: float) -> WebSocket:
-        websocket, self.welcome = shake_hands(self.path, self._client_id, next(self.ids), deadline)
-        return websocket
-
-    def _ask(self, websocket: WebSocket, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """A request on a connection that is not in use yet."""
-        return ask(websocket, self.path, next(self.ids), method, params, time.monotonic() + _HANDSHAKE_S)
+    def _ask(self, websocket: WebSocket, method: str, params: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        return ask(websocket, self.path, next(self.ids), method, params, deadline)
 
 
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -1,16 +1,12 @@
-"""Opens a connection to a daemon: the socket, its upgrade to a WebSocket, and session.initialize.
+"""Opens a connection to a daemon: the socket, its upgrade to a WebSocket, and requests before it is in use.
 
 One thread does all of it, before any other thread reads or sends on the connection.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from websockets.client import ClientProtocol
@@ -19,46 +15,34 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from gradsync._launch._connect_errors import ended, not_gradsync, refused, version_skew
+from gradsync._launch._connect_errors import ended, not_gradsync, refused
 from gradsync._launch._places import open_socket
-from gradsync._version import PROTOCOL, SUBPROTOCOL, __version__
+from gradsync._version import SUBPROTOCOL, __version__
 from gradsync._wire import load, request
 from gradsync._wire_errors import error_from_wire
-from gradsync.errors import ConnectionFailed, VersionMismatch
+from gradsync.errors import ConnectionFailed
 
 from ._websocket import WebSocket
 
-__all__ = ["Welcome", "ask", "shake_hands"]
+__all__ = ["ask", "shake_hands"]
 
 _MESSAGE_BYTES = 1 << 20
 _SHORTEST_S = 0.05  # even a caller without patience gives a daemon so long
 _URI = parse_uri("ws://localhost/")
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """What the daemon says of itself, and its default deadlines, unless it announces others in its limits."""
-
-    server: dict[str, Any]  # name, version and pid
-    incarnation: str
-    declare_s: float = 300.0
-    first_step_s: float = 1800.0
-    step_s: float = 600.0
-
-
-def shake_hands(path: str, client_id: str, request_id: int, deadline: float) -> tuple[WebSocket, Welcome]:
-    """A new connection on which session.initialize is done.
+def shake_hands(path: str, deadline: float) -> WebSocket:
+    """A new connection, which is a WebSocket already.
 
     Raises:
         ConnectionFailed: with the reason and what to do.
-        RpcError: the daemon refused.
     """
     deadline = max(deadline, time.monotonic() + _SHORTEST_S)
     protocol = ClientProtocol(_URI, subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=_MESSAGE_BYTES)
     websocket = WebSocket(open_socket(path, deadline - time.monotonic()), protocol)
     try:
         _upgrade(websocket, protocol, path, deadline)
-        return websocket, _initialize(websocket, path, client_id, request_id, deadline)
+        return websocket
     except BaseException:
         websocket.dispose()
         raise
@@ -83,26 +67,6 @@ def _upgrade(websocket: WebSocket, protocol: ClientProtocol, path: str, deadline
         raise not_gradsync(path, f"it offers no subprotocol {SUBPROTOCOL}")
 
 
-def _initialize(websocket: WebSocket, path: str, client_id: str, request_id: int, deadline: float) -> Welcome:
-    params = {
-        "protocol": PROTOCOL,
-        "client": {"name": "gradsync-python", "version": __version__},
-        "client_id": client_id,
-        "pid": os.getpid(),
-        "boot_id": _boot_id(),
-    }
-    try:
-        reply = ask(websocket, path, request_id, "session.initialize", params, deadline)
-    except VersionMismatch as error:
-        raise version_skew(path, error.data.get("server"), error.message) from error
-    if reply.get("protocol") != PROTOCOL:
-        detail = f"the daemon speaks {reply.get('protocol')!r}, the client {PROTOCOL}"
-        raise version_skew(path, reply.get("server"), detail)
-    limits = reply.get("limits", {})
-    announced = {name: float(limits[name]) for name in ("declare_s", "first_step_s", "step_s") if name in limits}
-    return Welcome(dict(reply.get("server", {})), str(reply.get("incarnation", "")), **announced)
-
-
 def _wait(websocket: WebSocket, path: str, what: str, deadline: float) -> None:
     if not websocket.readable(max(0.0, deadline - time.monotonic())):
         text = (
@@ -110,12 +74,6 @@ def _wait(websocket: WebSocket, path: str, what: str, deadline: float) -> None:
             "there: see its log, or try `gradsyncd status`"
         )
         raise ConnectionFailed("timeout", text, path)
-
-
-def _boot_id() -> str:
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    return ""
 
 
 def ask(
@@ -127,6 +85,7 @@ def ask(
         ConnectionFailed: no answer, or none that makes sense.
         RpcError: the daemon answered with an error.
     """
+    deadline = max(deadline, time.monotonic() + _SHORTEST_S)
     reply: Any = None
     try:
         websocket.send(request(request_id, method, params))

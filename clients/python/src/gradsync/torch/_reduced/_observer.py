@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 
 import gradsync
 from gradsync._rounding import NARROW
+from gradsync._session._rank_session import SessionMoved
 from gradsync._step._reduced import Answer, StepUnderway
 from gradsync._step._report import Finding
-from gradsync._transport._calls import SessionMoved
 from gradsync.errors import GradsyncError, RpcError
 
 from .._dtensor import is_dtensor

@@ -1,0 +1,31 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/math/reduce_bfloat16.cpp"
+// Includes this file once per vector target, so it comes before everything else.
+// clang-format off
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// clang-format on
+
+#include "device/math/reduce_rows-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+
+namespace gradsync::device::HWY_NAMESPACE {
+
+ChunkStats reduce_as_bfloat16(const ReduceChunk& chunk) { return reduce_as<BFloat16Row>(chunk); }
+
+}  // namespace gradsync::device::HWY_NAMESPACE
+
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace gradsync::device {
+
+HWY_EXPORT(reduce_as_bfloat16);
+
+ChunkStats reduce_bfloat16(const ReduceChunk& chunk) { return HWY_DYNAMIC_DISPATCH(reduce_as_bfloat16)(chunk); }
+
+}  // namespace gradsync::device
+
+#endif

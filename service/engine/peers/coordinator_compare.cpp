@@ -1,0 +1,152 @@
+// Copies on several nodes, when all have asked. Hashes of classes are compared at once. Where they differ, the nodes
+// are asked for a hash of each box, and then for the rows of those boxes, kMostBoxes at a time: of all whose owner has
+// no gradient, because these are yet to be counted, and of as many others as findings have room for.
+
+#include "engine/peers/coordinator_machine.hpp"
+#include "engine/peers/sums/node_sums.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+namespace gradsync::engine {
+
+void CoordinatorMachine::all_asked(TimePoint now, Actions& actions) {
+  PeerCompare differing{word(), {}, {}};
+  const bool measured = under_way_.asks.begin()->second.cells.has_value();
+  const std::size_t classes = course_.comparison && measured ? course_.comparison->classes.size() : 0;
+  for (std::uint32_t number = 0; number < classes; ++number) {
+    std::optional<std::uint64_t> first;
+    for (const NodeNumber holder : course_.comparison->classes[number].nodes) {
+      const std::vector<std::uint32_t>& own = course_.comparison->of_node[holder];
+      const auto at = static_cast<std::size_t>(std::ranges::lower_bound(own, number) - own.begin());
+      const std::uint64_t hash = under_way_.asks.at(holder).row_hashes[at];
+      if (first.value_or(hash) != hash) {
+        differing.classes.push_back(number);
+        break;
+      }
+      first = hash;
+    }
+  }
+  if (differing.classes.empty()) {
+    decide_attempt(now, actions);
+  } else {
+    under_way_.classes = differing.classes;
+    compare(now, std::move(differing), actions);
+  }
+}
+
+void CoordinatorMachine::compare(TimePoint now, PeerCompare wanted, Actions& actions) {
+  under_way_.phase = Phase::Comparing;
+  under_way_.rows.clear();
+  under_way_.boxes = wanted.boxes;
+  under_way_.compared = nodes_of(wanted);
+  for (const NodeNumber number : under_way_.compared) {
+    send(now, node(number), wanted, actions);
+  }
+}
+
+/// The nodes that hold what is asked for. Boxes are of the classes that are compared.
+std::set<NodeNumber> CoordinatorMachine::nodes_of(const PeerCompare& wanted) const {
+  std::set<NodeNumber> nodes;
+  for (const std::uint32_t index : under_way_.classes) {
+    const Comparison::Class& one = course_.comparison->classes[index];
+    const bool concerned = wanted.boxes.empty() || std::ranges::any_of(wanted.boxes, [&](const Comparison::Box& box) {
+                             return std::ranges::binary_search(one.boxes, box);
+                           });
+    if (concerned) {
+      nodes.insert(one.nodes.begin(), one.nodes.end());
+    }
+  }
+  return nodes;
+}
+
+/// What does not fit the round is of an earlier one, or cannot be: it is not an answer.
+bool CoordinatorMachine::fits(NodeNumber number, const PeerRows& rows) const {
+  if (under_way_.boxes.empty()) {
+    std::size_t boxes = 0;
+    for (const std::uint32_t index : under_way_.classes) {
+      const Comparison::Class& one = course_.comparison->classes[index];
+      boxes += std::ranges::binary_search(one.nodes, number) ? one.boxes.size() : 0;
+    }
+    return rows.rows.empty() && rows.box_hashes.size() == boxes;
+  }
+  return !rows.rows.empty() && std::ranges::all_of(rows.rows, [&](const PeerRows::Row& row) {
+    return belongs(*course_.plan, *course_.comparison, number, under_way_.boxes, row);
+  });
+}
+
+void CoordinatorMachine::on_rows(TimePoint now, NodeNumber number, PeerRows rows, Actions& actions) {
+  if (under_way_.phase != Phase::Comparing || !under_way_.compared.contains(number) || !fits(number, rows)) {
+    return;
+  }
+  under_way_.rows.emplace(number, std::move(rows));
+  if (under_way_.rows.size() < under_way_.compared.size()) {
+    return;
+  }
+  if (under_way_.boxes.empty()) {
+    find_boxes();
+  } else {
+    judge_round();
+  }
+  next_boxes(now, actions);
+}
+
+/// The hashes of boxes come class by class, from each node those of the classes that it is in.
+void CoordinatorMachine::find_boxes() {
+  std::map<NodeNumber, std::size_t> read;
+  std::vector<Comparison::Box> others;
+  for (const std::uint32_t index : under_way_.classes) {
+    const Comparison::Class& one = course_.comparison->classes[index];
+    for (const Comparison::Box& box : one.boxes) {
+      std::optional<std::uint64_t> counted;
+      bool differ = false;
+      for (const NodeNumber holder : one.nodes) {
+        const std::uint64_t hash = under_way_.rows.at(holder).box_hashes[read[holder]++];
+        differ = differ || counted.value_or(hash) != hash;
+        counted = holder == one.owner || !counted ? hash : counted;
+      }
+      if (differ) {
+        (counted == 0 ? under_way_.later : others).push_back(box);
+      }
+    }
+  }
+  others.resize(std::min(others.size(), device::kMaxFindings));
+  under_way_.later.insert(under_way_.later.end(), others.begin(), others.end());
+}
+
+void CoordinatorMachine::next_boxes(TimePoint now, Actions& actions) {
+  std::vector<Comparison::Box>& later = under_way_.later;
+  if (later.empty()) {
+    decide_attempt(now, actions);
+    return;
+  }
+  const auto end = later.begin() + static_cast<std::ptrdiff_t>(std::min(later.size(), kMostBoxes));
+  PeerCompare wanted{word(), {}, {later.begin(), end}};
+  later.erase(later.begin(), end);
+  std::ranges::sort(wanted.boxes);
+  compare(now, std::move(wanted), actions);
+}
+
+void CoordinatorMachine::judge_round() {
+  std::vector<PeerRows::Row> rows;
+  for (const auto& [number, said] : under_way_.rows) {
+    rows.insert(rows.end(), said.rows.begin(), said.rows.end());
+  }
+  const auto place = [](const PeerRows::Row& row) { return std::tuple(row.tensor, row.box, row.rank); };
+  std::ranges::sort(rows, {}, place);
+  const auto same = [&](const PeerRows::Row& a, const PeerRows::Row& b) { return place(a) == place(b); };
+  rows.erase(std::unique(rows.begin(), rows.end(), same), rows.end());
+  const JudgedCopies judged = judge_copies(*course_.plan, course_.comparison->node_of_rank, std::move(rows));
+  NodeFindings all{{}, std::move(under_way_.copies.divergence), std::move(under_way_.copies.missing), 0, {}};
+  add_findings({{}, judged.divergence, judged.missing, 0, {}}, all);
+  under_way_.copies.divergence = std::move(all.divergence);
+  under_way_.copies.missing = std::move(all.missing);
+  under_way_.copies.uncounted.insert(
+      under_way_.copies.uncounted.end(), judged.uncounted.begin(), judged.uncounted.end()
+  );
+  under_way_.copies.sums_differ = under_way_.copies.sums_differ || judged.sums_differ;
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,203 @@
+// How an epoch forms: rulings on what is in doubt, and PREPARE when every node has joined and declared.
+
+#include "engine/peers/coordinator_machine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace gradsync::engine {
+
+/// Also for nodes whose ranks have not all declared: what a record says does not change by that.
+void CoordinatorMachine::rule(TimePoint now, Actions& actions) {
+  std::vector<RecordWords> words{own_words_};
+  for (const auto& [id, member] : members_) {
+    if (member.joined && !member.own) {
+      words.push_back(member.join.words);
+    }
+  }
+  for (auto& [id, member] : members_) {
+    RecordWords& said = member.join.words;
+    if (!member.joined || said.doubt == 0) {
+      continue;
+    }
+    if (const std::optional<Verdict> verdict = verdict_of(said.doubt, words, all_joined())) {
+      send(now, member, PeerRuling{said.doubt, *verdict}, actions);
+      said.done = *verdict == Verdict::Done ? said.doubt : said.done;
+      said.doubt = 0;
+      own_words_.done = member.own ? said.done : own_words_.done;
+    }
+  }
+}
+
+/// All ranks of the job are attached, and have declared.
+bool CoordinatorMachine::all_joined() const {
+  std::size_t ranks = 0;
+  std::int64_t world = 0;
+  bool own = false;
+  for (const auto& [id, member] : members_) {
+    if (member.joined && member.join.declared) {
+      ranks += member.join.ranks.size();
+      world = member.join.world_size;
+      own = own || member.own;
+    }
+  }
+  return own && static_cast<std::int64_t>(ranks) == world;
+}
+
+void CoordinatorMachine::try_prepare(TimePoint now, Actions& actions) {
+  if (state_ != State::Gathering || !all_joined()) {
+    return;
+  }
+  for (const auto& [id, member] : members_) {
+    if (!member.joined || !member.join.declared) {
+      continue;
+    }
+    for (const DeclaredRanks& declared : member.join.declared->by_content) {
+      if (!declarations_.find(declared.hash)) {
+        return;
+      }
+    }
+  }
+  prepare(now, actions);
+}
+
+void CoordinatorMachine::prepare(TimePoint now, Actions& actions) {
+  std::vector<std::pair<std::int64_t, std::string>> order;
+  std::uint64_t least = 0;
+  for (const auto& [id, member] : members_) {
+    least = member.joined ? std::max(least, member.join.epoch) : least;
+  }
+  epoch_ = least == 0 ? options_.first_epoch : least;
+  for (auto& [id, member] : members_) {
+    member.number.reset();
+    member.told_paused.clear();
+    member.told = epoch_;
+    if (member.joined && member.join.declared) {
+      order.emplace_back(*std::ranges::min_element(member.join.ranks), id);
+    }
+  }
+  std::ranges::sort(order);
+  attempt_ = 0;
+  course_ = {};
+  under_way_ = {};
+  state_ = State::Preparing;
+  course_.late = now + kReady;
+  wake_at(*course_.late);
+  for (const auto& [rank, id] : order) {
+    members_.at(id).number = static_cast<NodeNumber>(course_.roster.size());
+    course_.roster.push_back(id);
+  }
+  PeerPrepare message = prepare_message();
+  std::size_t characters = 0;
+  for (const WeightFingerprints& list : message.weight_fingerprints) {
+    for (const std::string& fingerprint : list) {
+      characters += fingerprint.size() + 3;
+    }
+  }
+  std::optional<Error> error = settings_difference();
+  if (!error && characters > kMostFingerprints) {
+    error = make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format("fingerprints of weights have {} characters, and {} go to a node", characters, kMostFingerprints),
+        "declare without fingerprints of weights"
+    );
+  }
+  if (error) {
+    message.weight_fingerprints.clear();
+    for (RosterNode& each : message.roster) {
+      for (DeclaredRanks& declared : each.by_content) {
+        declared.weights.reset();
+      }
+    }
+  }
+  send_to_all(now, message, actions);
+  if (error) {
+    end_epoch(now, std::move(*error), actions);  // which only nodes in the epoch hear
+  }
+}
+
+/// Equal lists of fingerprints, as replicas have them, go out once.
+PeerPrepare CoordinatorMachine::prepare_message() const {
+  PeerPrepare prepare{epoch_, options_.incarnation, {}, {}, node(0).join.declared->settings};
+  std::map<WeightFingerprints, std::uint32_t> places;
+  for (NodeNumber number = 0; number < course_.roster.size(); ++number) {
+    const PeerJoin& join = node(number).join;
+    RosterNode& entry = prepare.roster.emplace_back(RosterNode{join.node, join.address, join.incarnation, {}});
+    for (DeclaredRanks declared : join.declared->by_content) {
+      if (declared.weights) {
+        const WeightFingerprints& list = join.declared->weight_fingerprints[*declared.weights];
+        const auto [place, fresh] = places.emplace(list, static_cast<std::uint32_t>(places.size()));
+        declared.weights = place->second;
+        if (fresh) {
+          prepare.weight_fingerprints.push_back(list);
+        }
+      }
+      entry.by_content.push_back(std::move(declared));
+    }
+  }
+  return prepare;
+}
+
+std::optional<Error> CoordinatorMachine::settings_difference() const {
+  const PeerSettings& first = node(0).join.declared->settings;
+  for (NodeNumber number = 1; number < course_.roster.size(); ++number) {
+    const PeerSettings& other = node(number).join.declared->settings;
+    const std::tuple<const char*, std::uint64_t, std::uint64_t> pairs[] = {
+        {"first_bucket_bytes", first.first_bucket_bytes, other.first_bucket_bytes},
+        {"bucket_bytes", first.bucket_bytes, other.bucket_bytes},
+        {"check_every", static_cast<std::uint64_t>(first.check_every), static_cast<std::uint64_t>(other.check_every)},
+        {"encoded_bytes", first.encoded_bytes, other.encoded_bytes}};
+    for (const auto& [name, a, b] : pairs) {
+      if (a != b) {
+        Error error = make_error(
+            ErrorCode::PlanMismatch,
+            fmt::format(
+                "{} is {} on node '{}' and {} on node '{}'", name, a, node(0).join.node, b, node(number).join.node
+            ),
+            "all nodes of a job need equal settings"
+        );
+        error.node = node(number).join.node;
+        return error;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::string CoordinatorMachine::waits_for_joins() const {
+  std::size_t ranks = 0;
+  std::int64_t world = 0;
+  std::string undeclared;
+  for (const auto& [id, member] : members_) {
+    world = member.own ? member.join.world_size : world;
+    if (member.joined) {
+      ranks += member.join.ranks.size();
+    }
+    if (member.joined && !member.join.declared) {
+      undeclared += fmt::format(", node '{}' has not declared", member.join.node);
+    }
+  }
+  return fmt::format("{} of {} ranks have joined{}", ranks, world, undeclared);
+}
+
+std::string CoordinatorMachine::waits_for() const {
+  if (state_ == State::Gathering) {
+    return waits_for_joins();
+  }
+  std::string text;
+  for (NodeNumber number = 0; number < course_.roster.size(); ++number) {
+    const bool there = state_ == State::Preparing    ? course_.ready.contains(number)
+                       : state_ == State::Connecting ? course_.connected.contains(number)
+                                                     : under_way_.asks.contains(number);
+    if (!there) {
+      text += fmt::format("{}node '{}'", text.empty() ? "" : ", ", node(number).join.node);
+    }
+  }
+  return text.empty() ? text : text + (state_ == State::Begun ? " has not asked" : " is not ready");
+}
+
+}  // namespace gradsync::engine

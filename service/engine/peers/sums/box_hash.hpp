@@ -1,0 +1,24 @@
+#pragma once
+// What a node says of its copies in a step: one hash for each box, and of these one for each class of boxes. Pure.
+//
+// Equal hashes mean equal gradients. Different ones need not mean different gradients: sums that were taken in another
+// order differ in their last bits. Once the coordinator has seen that (`PeerDecision::sums_differ`), hashes leave sums
+// out, and rest on maxima, counts and fingerprints.
+
+#include "device/stats/stats_plan.hpp"
+
+#include <cstdint>
+#include <span>
+
+namespace gradsync::engine {
+
+enum class HashSums : bool { Out, In };
+
+/// `rows`: those of the node's ranks that hold the box or a tied copy of it, by tensor and rank. Equal rows count once,
+/// so that a node with several copies has the hash of a node with one. 0: none of them has a gradient.
+[[nodiscard]] std::uint64_t hash_of_box(std::span<const device::StatsRow> rows, HashSums sums);
+
+/// The hash over those of its boxes, in their order.
+[[nodiscard]] std::uint64_t hash_of_class(std::span<const std::uint64_t> boxes);
+
+}  // namespace gradsync::engine

@@ -1,0 +1,152 @@
+#include "engine/peers/sums/comparison.hpp"
+
+#include "engine/plan/lane_plan.hpp"
+#include "plan/interrupt.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+namespace gradsync::engine {
+
+namespace {
+
+/// The nodes that hold a box or a tied copy of it, in the order of ranks, and the node that counts it.
+struct HeldBox {
+  std::vector<NodeNumber> nodes;
+  std::optional<NodeNumber> owner;
+};
+
+using HeldBoxes = std::map<Comparison::Box, HeldBox>;
+
+HeldBoxes held_boxes(const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank) {
+  HeldBoxes held;
+  for (std::uint32_t index = 0; index < plan.tensors.size(); ++index) {
+    plan::interruption_point();
+    const plan::PlannedTensor& tensor = plan.tensors[index];
+    auto last = held.end();
+    for (const plan::Holding& holding : tensor.holdings) {
+      if (holding.elements == 0) {
+        continue;
+      }
+      const Comparison::Box box = counted_box(plan, {index, holding.box});
+      if (last == held.end() || last->first != box) {
+        last = held.try_emplace(box).first;
+      }
+      HeldBox& found = last->second;
+      const NodeNumber node = node_of_rank[holding.rank];
+      if (found.nodes.empty() || found.nodes.back() != node) {
+        found.nodes.push_back(node);
+      }
+      if (!found.owner && box.first == index) {
+        found.owner = node;
+      }
+    }
+  }
+  return held;
+}
+
+bool within(const plan::Plan& plan, const TensorSpans& spans) {
+  return std::ranges::all_of(spans, [&](const auto& span) {
+    return span.first < plan.tensors.size() && span.second <= plan.tensors.size() - span.first;
+  });
+}
+
+template <typename Finding>
+bool within(const plan::Plan& plan, const std::vector<Finding>& findings) {
+  return std::ranges::all_of(findings, [&](const Finding& finding) { return finding.tensor < plan.tensors.size(); });
+}
+
+}  // namespace
+
+Comparison::Box counted_box(const plan::Plan& plan, Comparison::Box box) {
+  const plan::PlannedTensor& tensor = plan.tensors[box.first];
+  if (tensor.counted_as == box.first || tensor.counted_boxes[box.second] < 0) {
+    return box;
+  }
+  return {tensor.counted_as, static_cast<std::uint32_t>(tensor.counted_boxes[box.second])};
+}
+
+Comparison comparison_of(const plan::Plan& plan, std::vector<NodeNumber> node_of_rank) {
+  Comparison comparison;
+  std::map<std::pair<NodeNumber, std::vector<NodeNumber>>, std::size_t> classes;
+  for (auto& [box, held] : held_boxes(plan, node_of_rank)) {
+    std::ranges::sort(held.nodes);
+    held.nodes.erase(std::unique(held.nodes.begin(), held.nodes.end()), held.nodes.end());
+    if (held.nodes.size() < 2) {
+      continue;
+    }
+    const NodeNumber owner = held.owner.value_or(held.nodes.front());
+    const auto [found, fresh] = classes.emplace(std::pair(owner, held.nodes), comparison.classes.size());
+    if (fresh) {
+      comparison.classes.push_back({std::move(held.nodes), owner, {}});
+    }
+    comparison.classes[found->second].boxes.push_back(box);
+  }
+  const auto last = std::ranges::max_element(node_of_rank);
+  comparison.of_node.resize(last == node_of_rank.end() ? 0 : *last + 1);
+  for (std::uint32_t number = 0; number < comparison.classes.size(); ++number) {
+    for (const NodeNumber node : comparison.classes[number].nodes) {
+      comparison.of_node[node].push_back(number);
+    }
+  }
+  comparison.node_of_rank = std::move(node_of_rank);
+  comparison.groups = plan.clip_groups.size() > 1 ? plan.clip_groups.size() : 0;
+  comparison.layers = layer_names(plan).size();
+  return comparison;
+}
+
+std::optional<std::string> misfit_of(
+    const plan::Plan& plan, const Comparison& comparison, NodeNumber node, const PeerAsk& ask
+) {
+  const NodeFindings& found = ask.findings;
+  if (!within(plan, found.nonfinite) || !within(plan, found.divergence) || !within(plan, found.missing) ||
+      !within(plan, found.absent)) {
+    return fmt::format("names a tensor that is none of the {} of the plan", plan.tensors.size());
+  }
+  const bool measured = ask.terms.kind == Ask::Kind::Finish || ask.terms.kind == Ask::Kind::NormOnly;
+  if (measured != ask.cells.has_value()) {
+    return measured ? "has no sums" : "has sums that nothing asks for";
+  }
+  if (!measured) {
+    return std::nullopt;
+  }
+  if (ask.cells->groups.size() != comparison.groups || ask.cells->layers.size() != comparison.layers) {
+    return fmt::format(
+        "has sums of {} clip groups and {} layers, and the plan {} and {}",
+        ask.cells->groups.size(),
+        ask.cells->layers.size(),
+        comparison.groups,
+        comparison.layers
+    );
+  }
+  if (ask.row_hashes.size() != comparison.of_node[node].size()) {
+    return fmt::format("has {} hashes for {} classes", ask.row_hashes.size(), comparison.of_node[node].size());
+  }
+  return std::nullopt;
+}
+
+bool belongs(
+    const plan::Plan& plan,
+    const Comparison& comparison,
+    NodeNumber node,
+    const std::vector<Comparison::Box>& boxes,
+    const PeerRows::Row& row
+) {
+  if (row.tensor >= plan.tensors.size() || row.rank < 0 ||
+      static_cast<std::size_t>(row.rank) >= comparison.node_of_rank.size() ||
+      comparison.node_of_rank[static_cast<std::size_t>(row.rank)] != node) {
+    return false;
+  }
+  const std::vector<plan::Holding>& holdings = plan.tensors[row.tensor].holdings;
+  const auto rank = static_cast<std::uint32_t>(row.rank);
+  auto holding = std::ranges::lower_bound(holdings, rank, {}, &plan::Holding::rank);
+  while (holding != holdings.end() && holding->rank == rank && holding->box != row.box) {
+    ++holding;
+  }
+  return holding != holdings.end() && holding->rank == rank && holding->elements != 0 &&
+         std::ranges::binary_search(boxes, counted_box(plan, {row.tensor, row.box}));
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,57 @@
+#pragma once
+// Which parts of tensors lie on several nodes, as a pure function of plan and rank → node. Made on the planner's
+// thread.
+//
+// A box is counted on its owner, the node of its lowest holder; other nodes that hold it compare. Boxes with equal sets
+// of nodes and one owner make a class, and a node sends one hash per class that it is in, in the order of classes
+// (box_hash.hpp). Tied copies belong to the box that is counted for them, and never own it.
+
+#include "engine/peers/peer_message.hpp"
+#include "plan/plan.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gradsync::engine {
+
+struct Comparison {
+  using Box = std::pair<std::uint32_t, std::uint32_t>;  ///< tensor, box
+
+  struct Class {
+    std::vector<NodeNumber> nodes;  ///< at least two, ascending
+    NodeNumber owner = 0;    ///< counts these boxes; need not be the first, because ranks of nodes can interleave
+    std::vector<Box> boxes;  ///< in the order of the plan; one of a tied copy is here as that counted for it
+  };
+
+  std::vector<NodeNumber> node_of_rank;
+  std::vector<Class> classes;                       ///< by their first boxes
+  std::vector<std::vector<std::uint32_t>> of_node;  ///< by NodeNumber: the classes that it is in, ascending
+  std::size_t groups = 0;  ///< sums of clip groups that a node sends; 0 where there is one group
+  std::size_t layers = 0;  ///< sums of layers that it sends
+};
+
+/// The box that counts for it: itself, unless it is that of a tied copy.
+[[nodiscard]] Comparison::Box counted_box(const plan::Plan& plan, Comparison::Box box);
+
+/// Data path `stats`. `node_of_rank`: one number per rank of the job.
+[[nodiscard]] Comparison comparison_of(const plan::Plan& plan, std::vector<NodeNumber> node_of_rank);
+
+/// What an ask of this node says that is impossible with this plan, in words; nothing: it may be read.
+[[nodiscard]] std::optional<std::string> misfit_of(
+    const plan::Plan& plan, const Comparison& comparison, NodeNumber node, const PeerAsk& ask
+);
+
+/// Whether the row is of a rank of this node that holds the box, which counts as one of `boxes` (ascending).
+[[nodiscard]] bool belongs(
+    const plan::Plan& plan,
+    const Comparison& comparison,
+    NodeNumber node,
+    const std::vector<Comparison::Box>& boxes,
+    const PeerRows::Row& row
+);
+
+}  // namespace gradsync::engine

@@ -1,0 +1,164 @@
+#include "engine/peers/sums/copies_of_nodes.hpp"
+
+#include "device/stats/copies.hpp"
+#include "device/stats/stats_row.hpp"
+#include "engine/peers/sums/comparison.hpp"
+#include "engine/plan/lane_plan.hpp"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+namespace gradsync::engine {
+
+namespace {
+
+using NodeRow = PeerRows::Row;
+
+/// The findings of one tensor each, while its boxes are read.
+class JudgeBoxes {
+ public:
+  JudgeBoxes(const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank)
+      : plan_(plan), node_of_rank_(node_of_rank) {}
+
+  /// All rows of a box that counts, by rank, and those of its tied copies.
+  void judge(Comparison::Box box, const std::vector<NodeRow>& rows, const std::vector<NodeRow>& copies) {
+    const auto has_gradient = [](const NodeRow& row) { return row.row.stamp != 0; };
+    const auto first = std::ranges::find_if(rows, has_gradient);
+    if (first == rows.end() && std::ranges::none_of(copies, has_gradient)) {
+      return;
+    }
+    std::vector<std::pair<std::int64_t, device::StatsRow>> holders;
+    for (const NodeRow& row : rows) {
+      if (!has_gradient(row)) {
+        missing_[box.first].push_back(row.rank);
+        continue;
+      }
+      holders.emplace_back(row.rank, row.row);
+      if (differs(first->row, row.row)) {
+        divergence_[box.first].ranks.push_back(row.rank);
+      }
+    }
+    if (divergence_.contains(box.first)) {
+      device::add_copies(holders, plan_.options.norm_type, divergence_[box.first]);
+    }
+    judge_copies_of(first == rows.end() ? nullptr : &first->row, copies);
+    if (first != rows.end()) {
+      find_uncounted(*first, rows);
+    }
+  }
+
+  [[nodiscard]] JudgedCopies finish() {
+    for (auto& [tensor, finding] : divergence_) {
+      finding.tensor = tensor;
+      const std::vector<std::int64_t>& alike = alike_[tensor];
+      finding.majority.insert(finding.majority.end(), alike.begin(), alike.end());
+      for (std::vector<std::int64_t>* ranks : {&finding.ranks, &finding.majority, &finding.suspects}) {
+        std::ranges::sort(*ranks);
+      }
+      judged_.divergence.push_back(std::move(finding));
+    }
+    for (auto& [tensor, ranks] : missing_) {
+      std::ranges::sort(ranks);
+      judged_.missing.push_back({tensor, std::move(ranks)});
+    }
+    return std::move(judged_);
+  }
+
+ private:
+  [[nodiscard]] bool differs(const device::StatsRow& first, const device::StatsRow& row) {
+    if (!device::agree(first, row, plan_.options.norm_type)) {
+      return true;
+    }
+    judged_.sums_differ = judged_.sums_differ || first != row;
+    return false;
+  }
+
+  /// A tied copy has to agree with what counts, whatever most copies have. `counted` is null where no rank that holds
+  /// what counts has a gradient: to be equal to each other is not enough.
+  void judge_copies_of(const device::StatsRow* counted, const std::vector<NodeRow>& copies) {
+    for (const NodeRow& copy : copies) {
+      if (copy.row.stamp == 0) {
+        missing_[copy.tensor].push_back(copy.rank);
+      } else if (counted == nullptr || differs(*counted, copy.row)) {
+        divergence_[copy.tensor].ranks.push_back(copy.rank);
+        divergence_[copy.tensor].suspects.push_back(copy.rank);
+      } else {
+        alike_[copy.tensor].push_back(copy.rank);
+      }
+    }
+  }
+
+  /// The owner of a box is the node of its lowest holder, which counted it if any of its ranks has a gradient.
+  void find_uncounted(const NodeRow& first, const std::vector<NodeRow>& rows) {
+    const auto node = [this](const NodeRow& row) { return node_of_rank_[static_cast<std::size_t>(row.rank)]; };
+    const bool counted = std::ranges::any_of(rows, [&](const NodeRow& row) {
+      return row.row.stamp != 0 && node(row) == node(rows.front());
+    });
+    if (!counted && plan_.tensors[first.tensor].counted_as == first.tensor) {
+      judged_.uncounted.push_back(first);
+    }
+  }
+
+  const plan::Plan& plan_;
+  const std::vector<NodeNumber>& node_of_rank_;
+  std::map<std::uint32_t, device::DivergenceFinding> divergence_;
+  std::map<std::uint32_t, std::vector<std::int64_t>> missing_;
+  std::map<std::uint32_t, std::vector<std::int64_t>> alike_;  ///< ranks whose tied copies are as they have to be
+  JudgedCopies judged_;
+};
+
+std::uint64_t elements_of(const plan::PlannedTensor& tensor, std::uint32_t box) {
+  const auto holding = std::ranges::find(tensor.holdings, box, &plan::Holding::box);
+  return holding == tensor.holdings.end() ? 0 : holding->elements;
+}
+
+void add_to_cell(double norm_type, const device::TensorSum& sum, device::TensorSum& cell) {
+  device::NormSum both(norm_type);
+  both.add(cell);
+  both.add(sum);
+  cell = both.sum();
+}
+
+}  // namespace
+
+JudgedCopies judge_copies(
+    const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, std::vector<PeerRows::Row> rows
+) {
+  const auto place = [](const NodeRow& row) { return std::tuple(row.tensor, row.box, row.rank); };
+  std::ranges::sort(rows, {}, place);
+  std::map<Comparison::Box, std::pair<std::vector<NodeRow>, std::vector<NodeRow>>> boxes;
+  for (const NodeRow& row : rows) {
+    const Comparison::Box box = counted_box(plan, {row.tensor, row.box});
+    auto& [counted, copies] = boxes[box];
+    (row.tensor == box.first ? counted : copies).push_back(row);
+  }
+  JudgeBoxes judge(plan, node_of_rank);
+  for (const auto& [box, held] : boxes) {
+    judge.judge(box, held.first, held.second);
+  }
+  return judge.finish();
+}
+
+void count_rows(const plan::Plan& plan, const std::vector<PeerRows::Row>& rows, NodeCells& cells) {
+  if (rows.empty()) {
+    return;
+  }
+  const std::vector<std::string> layers = layer_names(plan);
+  for (const NodeRow& row : rows) {
+    const plan::PlannedTensor& tensor = plan.tensors[row.tensor];
+    const device::TensorSum sum = device::sum_of(row.row);
+    add_to_cell(plan.options.norm_type, sum, cells.whole);
+    if (!cells.groups.empty()) {
+      add_to_cell(plan.options.norm_type, sum, cells.groups[tensor.clip_group]);
+    }
+    if (tensor.declaration.layer) {
+      const auto layer = std::ranges::find(layers, *tensor.declaration.layer);
+      add_to_cell(plan.options.norm_type, sum, cells.layers[static_cast<std::size_t>(layer - layers.begin())]);
+    }
+    cells.counted_elements += elements_of(tensor, row.box);
+  }
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,35 @@
+#include "net/peer/link_context.hpp"
+
+#include "net/peer/link_words.hpp"
+#include "net/peer/peer_connector.hpp"
+#include "net/peer/peer_link.hpp"
+
+#include <boost/asio/post.hpp>
+#include <spdlog/spdlog.h>
+
+namespace gradsync::net {
+
+void LinkContext::hold_joining(LinkId link, std::size_t bytes) {
+  PeerIdentity alone;  // each for itself
+  alone.pid = static_cast<std::int64_t>(link);
+  const auto culprit = joining_messages.hold(link, alone, bytes);
+  const auto found = culprit ? links.find(*culprit) : links.end();
+  if (found != links.end()) {
+    const std::shared_ptr<PeerLink> leaves = found->second;
+    leaves->drop(too_much_joining(options.joining_bytes));
+  }
+}
+
+void LinkContext::end(LinkId link, std::string why) {
+  const std::size_t known = links.erase(link) + connectors.erase(link);
+  if (known == 0 || io.stopped()) {  // stopped: coroutines are destroyed with the io context, and the sink may be gone
+    return;
+  }
+  spdlog::info("link ended link={}: {}", link, why);
+  asio::post(io, [self = shared_from_this(), link, moved = std::move(why)] {
+    const IoWatch::Turn turn{self->metrics.io_watch, "the end of a link"};
+    self->sink.on_end(link, moved);
+  });
+}
+
+}  // namespace gradsync::net

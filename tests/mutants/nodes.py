@@ -1,0 +1,163 @@
+"""Faults in how the daemons of one job agree: who counts, what has to be there first, and what is in doubt."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+__all__ = ["NODES"]
+
+
+def peers(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "nodes", f"service/engine/peers/{file}", old, new)
+
+
+NODES = (
+    peers(
+        "no-epoch-fence",
+        "A node that was connected in an earlier epoch counts as connected in this one.",
+        "coordinator_epoch.cpp",
+        "    if (connected->epoch == epoch_) {",
+        "    if (connected->epoch != 0) {",
+    ),
+    peers(
+        "no-epoch-fence-at-the-member",
+        "A member connects for an epoch that it is not in.",
+        "member_machine_told.cpp",
+        "    if (state_ == State::Ready && connect->epoch == epoch_) {",
+        "    if (state_ == State::Ready) {",
+    ),
+    peers(
+        "no-attempt-fence",
+        "The vote for an attempt that was aborted counts for the next one.",
+        "coordinator_attempt.cpp",
+        "    if (vote->word == word()) {",
+        "    if (vote->word != 0) {",
+    ),
+    peers(
+        "no-challenge-fence",
+        "A node joins as a life of its daemon that a later one has replaced.",
+        "coordinator_joins.cpp",
+        "    if (link < member.newest) {",
+        "    if (link < member.link) {",
+    ),
+    peers(
+        "a-replaced-link-stays-open",
+        "The link of an earlier life of a node is left open when a later one has joined.",
+        "coordinator_joins.cpp",
+        "    close(member.link, actions);\n    member.link = 0;\n",
+        "    member.link = 0;\n",
+    ),
+    peers(
+        "an-ended-link-is-read",
+        "A member obeys what a link brings that has ended.",
+        "member_machine_told.cpp",
+        "  if (!own() && connection_ != Connection::Open) {",
+        "  if (!own() && connection_ == Connection::Opening) {",
+    ),
+    peers(
+        "superseded-join",
+        "A JOIN that comes a second time stands for the one that is to come.",
+        "coordinator_joins.cpp",
+        "    if (link == member.newest && join.count <= member.count) {",
+        "    if (link == member.newest && join.count == 0) {",
+    ),
+    peers(
+        "crossed-join",
+        "A JOIN that crossed with PREPARE forms an epoch that the next JOIN of that node ends, and so on.",
+        "coordinator_joins.cpp",
+        "  if (told != 0 && join.epoch <= told) {",
+        "  if (told != 0 && join.epoch < told) {",
+    ),
+    peers(
+        "begin-early",
+        "An epoch begins while one node is not connected.",
+        "coordinator_epoch.cpp",
+        "  if (course_.connected.size() == course_.roster.size()) {",
+        "  if (course_.connected.size() + 1 >= course_.roster.size()) {",
+    ),
+    peers(
+        "commit-without-one-vote",
+        "The votes of all nodes but one are enough.",
+        "coordinator_attempt.cpp",
+        "  } else if (under_way_.votes.size() == course_.roster.size()) {",
+        "  } else if (under_way_.votes.size() + 1 >= course_.roster.size()) {",
+    ),
+    peers(
+        "vote-before-the-decision",
+        "A vote counts that came before there was anything to vote for.",
+        "coordinator_attempt.cpp",
+        "  if (under_way_.phase != Phase::Voting) {\n    return;\n  }\n",
+        "",
+    ),
+    peers(
+        "duplicate-ask",
+        "An ask that comes twice stands for the one that is missing.",
+        "coordinator_attempt.cpp",
+        " || under_way_.asks.contains(number) || (under_way_.measured && !clip)) {\n    return;\n  }\n",
+        " || (under_way_.measured && !clip)) {\n    return;\n  }\n"
+        "  if (under_way_.asks.contains(number)) {\n    all_asked(now, actions);\n    return;\n  }\n",
+    ),
+    peers(
+        "done-before-the-record",
+        "Nodes hear that an attempt is done before the record of the coordinator says so.",
+        "coordinator_attempt.cpp",
+        "  actions.emplace_back(StoreDone{done});\n  send_to_all(now, PeerDone{done}, actions);\n",
+        "  send_to_all(now, PeerDone{done}, actions);\n  actions.emplace_back(StoreDone{done});\n",
+    ),
+    peers(
+        "doubt-is-failure",
+        "An attempt in doubt is taken as failed, although the record of another node says that it is done.",
+        "record_words.hpp",
+        "    if (node.done == doubt) {",
+        "    if (&node == &nodes.front() && node.done == doubt) {",
+    ),
+    peers(
+        "doubt-waits-for-a-rank",
+        "What came of an attempt is not told to a node until a lost rank of it is replaced.",
+        "coordinator_form.cpp",
+        "    if (!member.joined || said.doubt == 0) {",
+        "    if (!member.joined || !member.join.declared || said.doubt == 0) {",
+    ),
+    peers(
+        "local-retry",
+        "A node that voted and loses the epoch forgets that the attempt may be done.",
+        "member_machine.cpp",
+        "  phase_ = phase_ == Phase::Voted ? Phase::Doubt : Phase::Idle;",
+        "  phase_ = Phase::Idle;",
+    ),
+    peers(
+        "link-down-ignored",
+        "The epoch stands on though a node of it has no link any more.",
+        "coordinator_links.cpp",
+        "  if (state_ != State::Gathering) {\n    end_epoch(",
+        "  if (state_ == State::Preparing) {\n    end_epoch(",
+    ),
+    peers(
+        "a-pause-is-not-forwarded",
+        "Other nodes' deadlines run on while the rank that they wait for is paused.",
+        "coordinator_epoch.cpp",
+        "      member.told_paused = paused;\n      send(now, member, PeerPause{std::move(paused)}, actions);\n",
+        "      member.told_paused = paused;\n",
+    ),
+    peers(
+        "own-member-out-of-order",
+        "What the coordinator says last to the member of its own node is heard first.",
+        "coordinator_node.cpp",
+        "    Said said = std::move(said_.front());\n    said_.pop_front();\n",
+        "    Said said = std::move(said_.back());\n    said_.pop_back();\n",
+    ),
+    peers(
+        "the-first-node-owns-a-box",
+        "A box is counted on the first node that holds it, which need not have its lowest rank.",
+        "sums/comparison.cpp",
+        "    const NodeNumber owner = held.owner.value_or(held.nodes.front());",
+        "    const NodeNumber owner = held.nodes.front();",
+    ),
+    peers(
+        "some-boxes-are-not-counted",
+        "Of the boxes whose owner has no gradient only as many are counted as findings are kept.",
+        "coordinator_compare.cpp",
+        "        (counted == 0 ? under_way_.later : others).push_back(box);",
+        "        others.push_back(box);",
+    ),
+)

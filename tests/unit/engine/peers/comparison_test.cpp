@@ -1,0 +1,147 @@
+// Which boxes nodes compare, and by which hashes.
+
+#include "engine/peers/sums/comparison.hpp"
+
+#include "engine/peers/sums/box_hash.hpp"
+#include "unit/engine/peers/copied_plan.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace gradsync::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+TEST(Comparison, boxes_on_equal_sets_of_nodes_make_a_class_and_a_tied_copy_belongs_to_what_counts_for_it) {
+  const Comparison comparison = comparison_of(plan_of_copies(), kNodesOfCopies);
+  ASSERT_EQ(comparison.classes.size(), 1U);
+  EXPECT_THAT(comparison.classes[0].nodes, ElementsAre(0U, 1U));
+  EXPECT_EQ(comparison.classes[0].owner, 0U);
+  EXPECT_THAT(comparison.classes[0].boxes, ElementsAre(Pair(0U, 0U), Pair(1U, 0U)));
+  ASSERT_EQ(comparison.of_node.size(), 2U);
+  EXPECT_THAT(comparison.of_node[1], ElementsAre(0U));
+}
+
+TEST(Comparison, the_owner_of_a_class_is_the_node_of_the_lowest_holder_also_where_ranks_interleave) {
+  plan::Plan plan;
+  plan.tensors.push_back(tensor_held_by(0, {{1, 0}, {2, 0}}));
+  plan.tensors.push_back(tensor_held_by(1, {{0, 0}, {1, 0}}));
+  const Comparison comparison = comparison_of(plan, {0, 1, 0, 1});
+  ASSERT_EQ(comparison.classes.size(), 2U) << "equal nodes, but not one owner";
+  EXPECT_EQ(comparison.classes[0].owner, 1U);
+  EXPECT_THAT(comparison.classes[0].nodes, ElementsAre(0U, 1U));
+  EXPECT_EQ(comparison.classes[1].owner, 0U);
+}
+
+TEST(Comparison, a_tied_copy_on_a_lower_rank_does_not_own_the_box_that_counts_for_it) {
+  plan::Plan plan;
+  plan.tensors.push_back(tensor_held_by(0, {{2, 0}}));
+  plan.tensors.push_back(tensor_held_by(0, {{0, 0}}));
+  plan.tensors[1].counted_boxes = {0};
+  const Comparison comparison = comparison_of(plan, kNodesOfCopies);
+  ASSERT_EQ(comparison.classes.size(), 1U);
+  EXPECT_EQ(comparison.classes[0].owner, 1U);
+}
+
+TEST(Comparison, ranks_of_one_node_and_parts_without_elements_compare_nothing) {
+  EXPECT_THAT(comparison_of(plan_of_copies(), {0, 0, 0, 0}).classes, IsEmpty());
+  plan::Plan plan;
+  plan.tensors.push_back(tensor_held_by(0, {{0, 0}, {2, 0}}));
+  plan.tensors[0].holdings[1].elements = 0;
+  EXPECT_THAT(comparison_of(plan, kNodesOfCopies).classes, IsEmpty());
+}
+
+PeerAsk fitting_ask() {
+  PeerAsk ask;
+  ask.cells.emplace();
+  ask.row_hashes = {1};
+  return ask;
+}
+
+TEST(Comparison, an_ask_that_does_not_fit_the_plan_is_said_to) {
+  const plan::Plan plan = plan_of_copies();
+  const Comparison comparison = comparison_of(plan, kNodesOfCopies);
+  EXPECT_EQ(misfit_of(plan, comparison, 1, fitting_ask()), std::nullopt);
+  const std::vector<std::pair<std::function<void(PeerAsk&)>, const char*>> faults{
+      {[](PeerAsk& ask) {
+         ask.findings.absent = {{1, 3}};
+       },
+       "names a tensor that is none of the 3 of the plan"},
+      {[](PeerAsk& ask) {
+         ask.findings.nonfinite = {{3, 1, {}}};
+       },
+       "names a tensor that is none of the 3 of the plan"},
+      {[](PeerAsk& ask) {
+         ask.findings.missing = {{9, {}}};
+       },
+       "names a tensor that is none of the 3 of the plan"},
+      {[](PeerAsk& ask) { ask.cells.reset(); }, "has no sums"},
+      {[](PeerAsk& ask) { ask.terms.kind = Ask::Kind::Clip; }, "has sums that nothing asks for"},
+      {[](PeerAsk& ask) { ask.cells->layers.emplace_back(); },
+       "has sums of 0 clip groups and 1 layers, and the plan 0 and 0"},
+      {[](PeerAsk& ask) { ask.row_hashes.clear(); }, "has 0 hashes for 1 classes"},
+  };
+  for (const auto& [change, what] : faults) {
+    PeerAsk ask = fitting_ask();
+    change(ask);
+    EXPECT_EQ(misfit_of(plan, comparison, 1, ask), what);
+  }
+}
+
+TEST(Comparison, rows_belong_to_what_was_asked_of_ranks_of_that_node) {
+  const plan::Plan plan = plan_of_copies();
+  const Comparison comparison = comparison_of(plan, kNodesOfCopies);
+  const std::vector<Comparison::Box> boxes{{1, 0}};
+  EXPECT_TRUE(belongs(plan, comparison, 0, boxes, row_of(1, 0, 0, 4)));
+  EXPECT_TRUE(belongs(plan, comparison, 1, boxes, row_of(2, 0, 3, 4))) << "a tied copy of it";
+  EXPECT_FALSE(belongs(plan, comparison, 1, boxes, row_of(1, 0, 0, 4))) << "a rank of another node";
+  EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(0, 0, 0, 4))) << "a box that was not asked for";
+  EXPECT_FALSE(belongs(plan, comparison, 1, boxes, row_of(1, 1, 2, 4))) << "another box";
+  EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(1, 0, 1, 4))) << "a rank that does not hold it";
+  EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(7, 0, 0, 4)));
+  EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(1, 0, -1, 4)));
+  EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(1, 0, 4, 4)));
+}
+
+TEST(BoxHash, a_node_with_several_equal_copies_has_the_hash_of_a_node_with_one) {
+  const std::vector<device::StatsRow> one{stats_of(4)};
+  const std::vector<device::StatsRow> more{stats_of(0), stats_of(4), stats_of(4)};
+  const std::vector<device::StatsRow> other{stats_of(4), stats_of(5)};
+  EXPECT_EQ(hash_of_box(one, HashSums::In), hash_of_box(more, HashSums::In));
+  EXPECT_NE(hash_of_box(one, HashSums::In), hash_of_box(other, HashSums::In));
+  EXPECT_NE(hash_of_box(one, HashSums::In), 0U);
+}
+
+TEST(BoxHash, is_0_where_no_rank_has_a_gradient_and_does_not_depend_on_the_attempt) {
+  EXPECT_EQ(hash_of_box(std::vector{stats_of(0)}, HashSums::In), 0U);
+  device::StatsRow later = stats_of(4);
+  later.stamp = 10;
+  EXPECT_EQ(hash_of_box(std::vector{later}, HashSums::In), hash_of_box(std::vector{stats_of(4)}, HashSums::In));
+}
+
+TEST(BoxHash, leaves_sums_out_when_told_and_nothing_else) {
+  device::StatsRow rounded = stats_of(4);
+  rounded.power_sum = std::nextafter(4.0, 5.0);
+  device::StatsRow other = stats_of(4);
+  other.maximum = 1;
+  device::StatsRow bytes = stats_of(4);
+  bytes.fingerprint = 1;
+  const std::uint64_t hash = hash_of_box(std::vector{stats_of(4)}, HashSums::Out);
+  EXPECT_EQ(hash_of_box(std::vector{rounded}, HashSums::Out), hash);
+  EXPECT_NE(hash_of_box(std::vector{rounded}, HashSums::In), hash_of_box(std::vector{stats_of(4)}, HashSums::In));
+  EXPECT_NE(hash_of_box(std::vector{other}, HashSums::Out), hash);
+  EXPECT_NE(hash_of_box(std::vector{bytes}, HashSums::Out), hash);
+}
+
+TEST(BoxHash, that_of_a_class_tells_the_order_of_its_boxes) {
+  EXPECT_EQ(hash_of_class(std::vector<std::uint64_t>{1, 2}), hash_of_class(std::vector<std::uint64_t>{1, 2}));
+  EXPECT_NE(hash_of_class(std::vector<std::uint64_t>{1, 2}), hash_of_class(std::vector<std::uint64_t>{2, 1}));
+}
+
+}  // namespace
+}  // namespace gradsync::engine

@@ -1,0 +1,161 @@
+// The step machine of a node that has some ranks of the job: it goes by these alone, and says their numbers.
+
+#include "engine/step/step_machine.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+namespace gradsync::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+/// Two buckets of a tensor each. Ranks 0 to 2 hold both, rank 3 holds the second alone, as its row 0.
+std::shared_ptr<plan::Plan> plan_of_four_ranks() {
+  auto plan = std::make_shared<plan::Plan>();
+  plan->world_size = 4;
+  plan->rows_are_tensors = false;
+  plan->clip_groups.resize(1);
+  for (std::uint32_t number = 0; number < 2; ++number) {
+    plan::PlannedTensor& tensor = plan->tensors.emplace_back();
+    tensor.declaration.name = "t" + std::to_string(number);
+    tensor.bucket = number;
+    plan->buckets.emplace_back().tensors = {number};
+  }
+  plan->layouts.resize(2);
+  plan->layouts[0].tensors = {0, 1};
+  plan->layouts[0].bucket_rows = {{0}, {1}};
+  plan->layouts[1].tensors = {1};
+  plan->layouts[1].bucket_rows = {{}, {0}};
+  plan->layout_of = {0, 0, 0, 1};
+  return plan;
+}
+
+/// Ranks 2 and 3, or 1 and 3, of four.
+class LocalSeats : public ::testing::TestWithParam<std::int64_t> {
+ protected:
+  LocalSeats() {
+    const std::vector<LaneShare> host{{}};
+    EXPECT_THAT(machine.open(host), IsEmpty());
+  }
+
+  Actions finish(std::int64_t rank, std::int64_t step = 7, bool ready = true) {
+    FinishRequest request;
+    request.key = {1, machine.attempt()};
+    request.step = step;
+    request.ready_all = ready;
+    request.micro_batch = rank;
+    return machine.on_finish(rank, request, start, start + std::chrono::seconds(10));
+  }
+
+  template <typename T>
+  static const T* find(const Actions& actions) {
+    for (const Action& action : actions) {
+      if (const T* found = std::get_if<T>(&action)) {
+        return found;
+      }
+    }
+    return nullptr;
+  }
+
+  const TimePoint start{std::chrono::seconds(100)};
+  const std::int64_t lower = GetParam();
+  StepMachine machine{plan_of_four_ranks(), 1, LocalRanks::of(4, {lower, 3})};
+};
+
+TEST_P(LocalSeats, ask_for_all_that_is_launched) {
+  EXPECT_EQ(find<LaunchReduce>(machine.on_bucket_ready(lower, 0, 1)), nullptr);
+  const Actions first = machine.on_bucket_ready(lower, 0, 0);
+  ASSERT_NE(find<LaunchReduce>(first), nullptr) << "rank 3 has nothing of bucket 0, ranks of other nodes do not count";
+  EXPECT_EQ(find<LaunchReduce>(first)->bucket, 0U);
+  EXPECT_EQ(find<LaunchReduce>(machine.on_bucket_ready(3, 0, 1))->bucket, 1U);
+  EXPECT_THAT(finish(3), IsEmpty());
+  EXPECT_TRUE(machine.waiting(3));
+  EXPECT_FALSE(machine.all_waiting());
+  EXPECT_THAT(machine.missing_ranks(), ElementsAre(lower));
+  const Actions all = finish(lower);
+  EXPECT_NE(find<LaunchFinish>(all), nullptr);
+  EXPECT_TRUE(machine.all_waiting());
+  EXPECT_EQ(machine.ask_of(lower)->step, 7);
+}
+
+TEST_P(LocalSeats, speak_of_their_own_rows) {
+  EXPECT_THAT(machine.on_unused(3, 0, {0}), IsEmpty());
+  static_cast<void>(finish(lower));
+  const Actions actions = finish(3, 7, false);
+  ASSERT_NE(find<LaunchReduce>(actions), nullptr);
+  ASSERT_EQ(find<LaunchReduce>(actions)->unused.size(), 1U);
+  EXPECT_EQ(find<LaunchReduce>(actions)->unused[0].tensor, 1U);
+  EXPECT_EQ(find<LaunchReduce>(actions)->unused[0].rank, 3);
+  EXPECT_NE(find<LaunchFinish>(actions), nullptr);
+}
+
+TEST_P(LocalSeats, are_named_by_rank_in_what_is_refused) {
+  const Actions unready = finish(3, 7, false);
+  ASSERT_NE(find<AnswerRank>(unready), nullptr);
+  EXPECT_EQ(find<AnswerRank>(unready)->rank, 3);
+  EXPECT_THAT(find<AnswerRank>(unready)->error.tensors, ElementsAre("t1"));
+  EXPECT_THAT(machine.on_bucket_ready(3, 0, 0), IsEmpty());
+  const Actions failed = finish(3);
+  ASSERT_NE(find<AttemptFailed>(failed), nullptr);
+  EXPECT_THAT(find<AttemptFailed>(failed)->error.message, HasSubstr("rank 3 declared no tensor of bucket 0"));
+}
+
+TEST_P(LocalSeats, that_disagree_are_named_by_rank) {
+  static_cast<void>(finish(3, 4));
+  const Actions failing = finish(lower, 5);
+  ASSERT_NE(find<AttemptFailed>(failing), nullptr);
+  EXPECT_THAT(find<AttemptFailed>(failing)->error.ranks, ElementsAre(3, lower));
+  EXPECT_THAT(find<AttemptFailed>(failing)->error.message, HasSubstr("rank 3 finishes step 4"));
+}
+
+TEST_P(LocalSeats, that_are_missing_are_named_by_rank) {
+  static_cast<void>(finish(lower));
+  const Actions warning = machine.on_time(start + std::chrono::seconds(5));
+  ASSERT_NE(find<HalfTime>(warning), nullptr);
+  EXPECT_EQ(find<HalfTime>(warning)->waits_for, "rank 3");
+  static_cast<void>(machine.on_time(start + std::chrono::seconds(10)));
+  const std::optional<Error> error = machine.failure();
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->code, ErrorCode::StepTimeout);
+  EXPECT_THAT(error->ranks, ElementsAre(3));
+  EXPECT_THAT(error->tensors, ElementsAre("t1")) << "rank 3 has nothing of bucket 0";
+}
+
+TEST_P(LocalSeats, that_are_paused_are_waited_for) {
+  Roster roster(4, 2);
+  roster[lower].taken = roster[3].taken = true;
+  roster[3].paused = true;
+  static_cast<void>(finish(lower));
+  machine.follow_pauses(start, roster);
+  EXPECT_EQ(machine.next_deadline(), std::nullopt);
+  roster[3].paused = false;
+  machine.follow_pauses(start + std::chrono::seconds(60), roster);
+  EXPECT_EQ(machine.next_deadline(), start + std::chrono::seconds(65)) << "half of ten seconds is still to come";
+}
+
+TEST_P(LocalSeats, that_brought_non_finite_values_are_known_by_rank) {
+  static_cast<void>(finish(lower));
+  static_cast<void>(finish(3));
+  machine.on_reduced(device::kHostLane, 0);
+  machine.on_reduced(device::kHostLane, 0);
+  device::StepMath math;
+  math.nonfinite = {{1, 2, {{lower, 1}, {3, 1}}}};
+  const Actions measured = machine.on_finished(device::kHostLane, 0, math);
+  ASSERT_NE(find<Prepare>(measured), nullptr);
+  EXPECT_EQ(find<Prepare>(measured)->micro_batches, (MicroBatches{{lower, 3}}));
+}
+
+TEST_P(LocalSeats, are_not_those_of_other_nodes) {
+  EXPECT_DEATH(static_cast<void>(finish(0)), "a rank of another node has no seat here");
+}
+
+INSTANTIATE_TEST_SUITE_P(OfFour, LocalSeats, ::testing::Values(2, 1));
+
+}  // namespace
+}  // namespace gradsync::engine
