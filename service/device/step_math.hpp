@@ -1,6 +1,7 @@
 #pragma once
 // The results of a step on a lane: norms, outcomes, and what is wrong with which tensor.
 
+#include "device/math/norm_sum.hpp"
 #include "plan/clip/clip_rule.hpp"
 
 #include <cstddef>
@@ -36,6 +37,15 @@ struct DivergenceFinding {
 struct MissingFinding {
   std::uint32_t tensor = 0;
   std::vector<std::int64_t> ranks;
+};
+
+/// The numbers that the norm needs of one node: a sum for everything, one per clip group where there are several, one
+/// per layer. Only boxes that the node owns are counted; values that are not finite are so in all that it holds.
+struct NodeCells {
+  TensorSum whole;
+  std::vector<TensorSum> groups;
+  std::vector<TensorSum> layers;
+  std::uint64_t counted_elements = 0;
 };
 
 struct StepMath {

@@ -3,6 +3,7 @@
 // they found. Only what the arithmetic needs; docs/adr/0008 has the rules.
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace gradsync::device {
@@ -21,6 +22,19 @@ struct StatsRow {
 };
 
 static_assert(sizeof(StatsRow) == 64, "a row is one cache line; the client writes it by offset");
+
+using StatsBox = std::pair<std::uint32_t, std::uint32_t>;  ///< tensor, and which part of it
+
+/// A row, and what it is about.
+struct HeldRow {
+  std::uint32_t tensor = 0;
+  std::uint32_t box = 0;
+  std::int64_t rank = 0;
+  StatsRow row;
+};
+
+/// Whether hashes of rows tell sums apart.
+enum class HashSums : bool { Out, In };
 
 /// A rank that holds a part of a tensor, and the row where it says what it found.
 struct StatsHolder {

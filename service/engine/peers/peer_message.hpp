@@ -6,7 +6,6 @@
 // not read. Whatever belongs to an epoch says which, and whatever belongs to an attempt says its word.
 
 #include "base/error.hpp"
-#include "device/math/norm_sum.hpp"
 #include "device/stats/stats_plan.hpp"
 #include "device/step_math.hpp"
 #include "engine/peers/record_words.hpp"
@@ -53,14 +52,7 @@ struct NodeDeclared {
   PeerSettings settings;
 };
 
-/// The numbers that the norm needs of one node: a sum for everything, one per clip group where there are several, one
-/// per layer. Only boxes that the node owns are counted; values that are not finite are so in all that it holds.
-struct NodeCells {
-  device::TensorSum whole;
-  std::vector<device::TensorSum> groups;
-  std::vector<device::TensorSum> layers;
-  std::uint64_t counted_elements = 0;
-};
+using NodeCells = device::NodeCells;
 
 using TensorSpans = std::vector<std::pair<std::uint32_t, std::uint32_t>>;  ///< first tensor and how many follow it
 
@@ -123,12 +115,7 @@ struct PeerAsk {
 
 /// The rows that the coordinator asked for, of all ranks of this node, by box.
 struct PeerRows {
-  struct Row {
-    std::uint32_t tensor = 0;
-    std::uint32_t box = 0;
-    std::int64_t rank = 0;
-    device::StatsRow row;
-  };
+  using Row = device::HeldRow;
 
   std::uint64_t word = 0;
   std::vector<std::uint64_t> box_hashes;  ///< of the classes that were asked for, box by box; or
@@ -220,7 +207,7 @@ struct PeerEnd {
 struct PeerCompare {
   std::uint64_t word = 0;
   std::vector<std::uint32_t> classes;                          ///< hash each box; or
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> boxes;  ///< (tensor, box): send the rows of all ranks
+  std::vector<device::StatsBox> boxes;  ///< send the rows of all ranks
 };
 
 /// The sums of all nodes, added in the order of nodes, and all findings. Every node decides by them alike.

@@ -4,7 +4,7 @@
 //
 // A box is counted on its owner, the node of its lowest holder; other nodes that hold it compare. Boxes with equal sets
 // of nodes and one owner make a class, and a node sends one hash per class that it is in, in the order of classes
-// (box_hash.hpp). Tied copies belong to the box that is counted for them, and never own it.
+// (device/stats/box_hash.hpp). Tied copies belong to the box that is counted for them, and never own it.
 
 #include "engine/peers/peer_message.hpp"
 #include "plan/plan.hpp"
@@ -19,7 +19,7 @@
 namespace gradsync::engine {
 
 struct Comparison {
-  using Box = std::pair<std::uint32_t, std::uint32_t>;  ///< tensor, box
+  using Box = device::StatsBox;
 
   struct Class {
     std::vector<NodeNumber> nodes;  ///< at least two, ascending

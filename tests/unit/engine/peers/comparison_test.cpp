@@ -1,8 +1,7 @@
-// Which boxes nodes compare, and by which hashes.
+// Which boxes nodes compare.
 
 #include "engine/peers/sums/comparison.hpp"
 
-#include "engine/peers/sums/box_hash.hpp"
 #include "unit/engine/peers/copied_plan.hpp"
 
 #include <gmock/gmock.h>
@@ -106,41 +105,6 @@ TEST(Comparison, rows_belong_to_what_was_asked_of_ranks_of_that_node) {
   EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(7, 0, 0, 4)));
   EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(1, 0, -1, 4)));
   EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(1, 0, 4, 4)));
-}
-
-TEST(BoxHash, a_node_with_several_equal_copies_has_the_hash_of_a_node_with_one) {
-  const std::vector<device::StatsRow> one{stats_of(4)};
-  const std::vector<device::StatsRow> more{stats_of(0), stats_of(4), stats_of(4)};
-  const std::vector<device::StatsRow> other{stats_of(4), stats_of(5)};
-  EXPECT_EQ(hash_of_box(one, HashSums::In), hash_of_box(more, HashSums::In));
-  EXPECT_NE(hash_of_box(one, HashSums::In), hash_of_box(other, HashSums::In));
-  EXPECT_NE(hash_of_box(one, HashSums::In), 0U);
-}
-
-TEST(BoxHash, is_0_where_no_rank_has_a_gradient_and_does_not_depend_on_the_attempt) {
-  EXPECT_EQ(hash_of_box(std::vector{stats_of(0)}, HashSums::In), 0U);
-  device::StatsRow later = stats_of(4);
-  later.stamp = 10;
-  EXPECT_EQ(hash_of_box(std::vector{later}, HashSums::In), hash_of_box(std::vector{stats_of(4)}, HashSums::In));
-}
-
-TEST(BoxHash, leaves_sums_out_when_told_and_nothing_else) {
-  device::StatsRow rounded = stats_of(4);
-  rounded.power_sum = std::nextafter(4.0, 5.0);
-  device::StatsRow other = stats_of(4);
-  other.maximum = 1;
-  device::StatsRow bytes = stats_of(4);
-  bytes.fingerprint = 1;
-  const std::uint64_t hash = hash_of_box(std::vector{stats_of(4)}, HashSums::Out);
-  EXPECT_EQ(hash_of_box(std::vector{rounded}, HashSums::Out), hash);
-  EXPECT_NE(hash_of_box(std::vector{rounded}, HashSums::In), hash_of_box(std::vector{stats_of(4)}, HashSums::In));
-  EXPECT_NE(hash_of_box(std::vector{other}, HashSums::Out), hash);
-  EXPECT_NE(hash_of_box(std::vector{bytes}, HashSums::Out), hash);
-}
-
-TEST(BoxHash, that_of_a_class_tells_the_order_of_its_boxes) {
-  EXPECT_EQ(hash_of_class(std::vector<std::uint64_t>{1, 2}), hash_of_class(std::vector<std::uint64_t>{1, 2}));
-  EXPECT_NE(hash_of_class(std::vector<std::uint64_t>{1, 2}), hash_of_class(std::vector<std::uint64_t>{2, 1}));
 }
 
 }  // namespace

@@ -1,20 +1,20 @@
-#include "engine/peers/sums/box_hash.hpp"
+#include "device/stats/box_hash.hpp"
 
 #include "base/hash.hpp"
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <string_view>
-#include <vector>
 
-namespace gradsync::engine {
+namespace gradsync::device {
 
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "nodes hash rows as they are in memory");
 
 /// What has to be equal in rows of equal gradients.
-device::StatsRow compared_part(device::StatsRow row, HashSums sums) {
+StatsRow compared_part(StatsRow row, HashSums sums) {
   row.stamp = 0;
   if (sums == HashSums::Out) {
     row.power_sum = row.power_sum_low = 0;
@@ -30,20 +30,23 @@ std::uint64_t hash_of_items(std::span<const Item> items) {
 
 }  // namespace
 
-std::uint64_t hash_of_box(std::span<const device::StatsRow> rows, HashSums sums) {
-  std::vector<device::StatsRow> distinct;
-  for (const device::StatsRow& row : rows) {
+std::uint64_t hash_of_box(std::span<StatsRow> rows, HashSums sums) {
+  std::size_t distinct = 0;  // they are kept in front
+  for (const StatsRow& row : rows) {
     if (row.stamp == 0) {
       continue;
     }
-    const device::StatsRow part = compared_part(row, sums);
-    if (std::ranges::find(distinct, part) == distinct.end()) {
-      distinct.push_back(part);
+    const StatsRow part = compared_part(row, sums);
+    if (const auto kept = rows.first(distinct); std::ranges::find(kept, part) == kept.end()) {
+      rows[distinct++] = part;
     }
   }
-  return distinct.empty() ? 0 : std::max<std::uint64_t>(1, hash_of_items(std::span<const device::StatsRow>(distinct)));
+  if (distinct == 0) {
+    return 0;
+  }
+  return std::max<std::uint64_t>(1, hash_of_items(std::span<const StatsRow>(rows.first(distinct))));
 }
 
 std::uint64_t hash_of_class(std::span<const std::uint64_t> boxes) { return hash_of_items(boxes); }
 
-}  // namespace gradsync::engine
+}  // namespace gradsync::device

@@ -10,15 +10,14 @@
 #include <cstdint>
 #include <span>
 
-namespace gradsync::engine {
+namespace gradsync::device {
 
-enum class HashSums : bool { Out, In };
-
-/// `rows`: those of the node's ranks that hold the box or a tied copy of it, by tensor and rank. Equal rows count once,
-/// so that a node with several copies has the hash of a node with one. 0: none of them has a gradient.
-[[nodiscard]] std::uint64_t hash_of_box(std::span<const device::StatsRow> rows, HashSums sums);
+/// `rows`: those of the node's ranks that hold the box or a tied copy of it, by tensor and rank; they are overwritten.
+/// Equal rows count once, so that a node with several copies has the hash of a node with one. 0: none of them has a
+/// gradient.
+[[nodiscard]] std::uint64_t hash_of_box(std::span<StatsRow> rows, HashSums sums);
 
 /// The hash over those of its boxes, in their order.
 [[nodiscard]] std::uint64_t hash_of_class(std::span<const std::uint64_t> boxes);
 
-}  // namespace gradsync::engine
+}  // namespace gradsync::device
