@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -197,6 +198,19 @@ struct FinishStep {
   std::vector<plan::ClipRule> rules;  ///< one per clip group
   bool apply = true;                  ///< false: measure only; `ScaleGradients` may follow
   std::uint64_t stamp = 0;            ///< the stamp that rows of this attempt carry; data path `stats` only
+  /// Nothing is decided: `Finished` brings what the nodes of a job add and compare. There are no rules, `apply` is
+  /// false, and the data path is `stats`. A plan of which some ranks are on other nodes is finished in no other way.
+  bool raw = false;
+  HashSums sums = HashSums::In;  ///< with `raw`: whether hashes tell sums apart
+};
+
+/// Reads the tables of an attempt again, behind a raw finish of it: for the classes the hash of each box, or for the
+/// boxes the rows of all ranks that are here. One of the two is given. Reports RowsRead.
+struct ReadRows {
+  PlanId plan = 0;
+  Tag tag = 0;
+  std::vector<std::uint32_t> classes;  ///< index into StatsPlan::classes
+  std::vector<StatsBox> boxes;         ///< of any of them
 };
 
 /// What `FinishStep` is on a plan that several lanes share: the sums of the tensors in the buckets that this lane
@@ -241,7 +255,8 @@ using LaneCommand = std::variant<
     ScaleGradients,
     Abort,
     SetWidth,
-    ProbeMemory>;
+    ProbeMemory,
+    ReadRows>;
 
 // ---- reports
 
@@ -268,10 +283,17 @@ struct Reduced {
   double busy_s = 0;
 };
 
+/// What a node has to say of a step before anything is decided.
+struct RawStep {
+  NodeCells cells;
+  std::vector<std::uint64_t> class_hashes;  ///< by StatsPlan::classes
+};
+
 struct Finished {
   PlanId plan = 0;
   Tag tag = 0;
-  StepMath math;
+  StepMath math;                            ///< of a raw finish: findings alone
+  std::shared_ptr<const RawStep> raw = {};  ///< apart, so that reports of one node stay as small as they were
 };
 
 /// The sum of a tensor that the norm counts.
@@ -297,6 +319,13 @@ struct Scaled {
 struct Aborted {
   PlanId plan = 0;
   Tag tag = 0;
+};
+
+struct RowsRead {
+  PlanId plan = 0;
+  Tag tag = 0;
+  std::vector<std::uint64_t> box_hashes;  ///< class by class, and box by box
+  std::vector<HeldRow> rows;              ///< box by box: its own, then those of tied copies; each by rank
 };
 
 /// A row of data path `stats` that could not be believed.
@@ -333,8 +362,8 @@ struct Probed {
   Probe probe;
 };
 
-using LaneReport =
-    std::variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Measured, Scaled, Aborted, Failed, Probed>;
+using LaneReport = std::
+    variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Measured, Scaled, Aborted, Failed, Probed, RowsRead>;
 
 /// Called on a thread of the lane; must only hand the report over.
 using LaneSink = std::function<void(LaneReport)>;

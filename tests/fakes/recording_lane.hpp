@@ -164,6 +164,11 @@ class RecordingLane : public device::Lane {
     return device::Scaled{command.plan, command.tag, 0.0};
   }
 
+  /// A plan that it takes has no class of boxes and no row that is read.
+  static device::LaneReport answer(device::ReadRows& command) {
+    return device::RowsRead{command.plan, command.tag, {}, {}};
+  }
+
   static device::LaneReport answer(device::Abort& command) { return device::Aborted{command.plan, command.tag}; }
 
   static device::LaneReport answer(device::SetWidth&) { return device::Aborted{}; }

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -77,6 +78,14 @@ class ByteWriter {
   template <typename T>
   void put(const std::optional<T>& value) {
     put(value.has_value());
+    if (value) {
+      put(*value);
+    }
+  }
+
+  template <typename T>
+  void put(const std::shared_ptr<const T>& value) {
+    put(value != nullptr);
     if (value) {
       put(*value);
     }
@@ -217,6 +226,15 @@ class ByteReader {
   void get(std::optional<T>& value) {
     if (small_number(1) != 0) {
       get(value.emplace());
+    }
+  }
+
+  template <typename T>
+  void get(std::shared_ptr<const T>& value) {
+    if (small_number(1) != 0) {
+      auto read = std::make_shared<T>();
+      get(*read);
+      value = std::move(read);
     }
   }
 

@@ -45,6 +45,11 @@ struct LastOf<plan::StepAction> {
   static constexpr auto value = plan::StepAction::Raise;
 };
 
+template <>
+struct LastOf<HashSums> {
+  static constexpr auto value = HashSums::In;
+};
+
 /// A T, const where it is written and not const where it is read.
 template <typename T, typename Struct>
 concept Same = std::same_as<std::remove_const_t<T>, Struct>;
@@ -110,8 +115,8 @@ void fields(auto& archive, Same<StatsTie> auto& value) {
 }
 
 void fields(auto& archive, Same<StatsPlan> auto& value) {
-  auto& [world_size, norm_type, clip_groups, layers, tensors, ties, rank_buffers] = value;
-  archive(world_size, norm_type, clip_groups, layers, tensors, ties, rank_buffers);
+  auto& [world_size, norm_type, clip_groups, layers, tensors, ties, rank_buffers, elsewhere, classes] = value;
+  archive(world_size, norm_type, clip_groups, layers, tensors, ties, rank_buffers, elsewhere, classes);
 }
 
 // ---- rules and outcomes
@@ -201,8 +206,8 @@ void fields(auto& archive, Same<ReduceBucket> auto& value) {
 }
 
 void fields(auto& archive, Same<FinishStep> auto& value) {
-  auto& [plan, tag, scale, rules, apply, stamp] = value;
-  archive(plan, tag, scale, rules, apply, stamp);
+  auto& [plan, tag, scale, rules, apply, stamp, raw, sums] = value;
+  archive(plan, tag, scale, rules, apply, stamp, raw, sums);
 }
 
 void fields(auto& archive, Same<MeasureBuckets> auto& value) {
@@ -218,6 +223,11 @@ void fields(auto& archive, Same<ScaleGradients> auto& value) {
 void fields(auto& archive, Same<Abort> auto& value) {
   auto& [plan, tag] = value;
   archive(plan, tag);
+}
+
+void fields(auto& archive, Same<ReadRows> auto& value) {
+  auto& [plan, tag, classes, boxes] = value;
+  archive(plan, tag, classes, boxes);
 }
 
 void fields(auto& archive, Same<SetWidth> auto& value) {
@@ -262,11 +272,6 @@ void fields(auto& archive, Same<Reduced> auto& value) {
   archive(plan, tag, bucket, busy_s);
 }
 
-void fields(auto& archive, Same<Finished> auto& value) {
-  auto& [plan, tag, math] = value;
-  archive(plan, tag, math);
-}
-
 void fields(auto& archive, Same<DoubleDouble> auto& value) {
   auto& [high, low] = value;
   archive(high, low);
@@ -275,6 +280,36 @@ void fields(auto& archive, Same<DoubleDouble> auto& value) {
 void fields(auto& archive, Same<TensorSum> auto& value) {
   auto& [power_sum, scale, maximum, nonfinite, nan] = value;
   archive(power_sum, scale, maximum, nonfinite, nan);
+}
+
+void fields(auto& archive, Same<NodeCells> auto& value) {
+  auto& [whole, groups, layers, counted_elements] = value;
+  archive(whole, groups, layers, counted_elements);
+}
+
+void fields(auto& archive, Same<RawStep> auto& value) {
+  auto& [cells, class_hashes] = value;
+  archive(cells, class_hashes);
+}
+
+void fields(auto& archive, Same<Finished> auto& value) {
+  auto& [plan, tag, math, raw] = value;
+  archive(plan, tag, math, raw);
+}
+
+void fields(auto& archive, Same<StatsRow> auto& value) {
+  auto& [stamp, power_sum, power_sum_low, scale, maximum, nonfinite, nan, fingerprint] = value;
+  archive(stamp, power_sum, power_sum_low, scale, maximum, nonfinite, nan, fingerprint);
+}
+
+void fields(auto& archive, Same<HeldRow> auto& value) {
+  auto& [tensor, box, rank, row] = value;
+  archive(tensor, box, rank, row);
+}
+
+void fields(auto& archive, Same<RowsRead> auto& value) {
+  auto& [plan, tag, box_hashes, rows] = value;
+  archive(plan, tag, box_hashes, rows);
 }
 
 void fields(auto& archive, Same<TensorCell> auto& value) {

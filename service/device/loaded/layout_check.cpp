@@ -260,7 +260,7 @@ void check_buffers(std::int64_t world_size, double norm_type, const std::vector<
   });
   for (std::size_t rank = 0; rank < buffers.size(); ++rank) {
     for (std::size_t other = 0; other < rank; ++other) {
-      check_fit(buffers[rank].data != buffers[other].data, [&] {
+      check_fit(buffers[rank].data == nullptr || buffers[rank].data != buffers[other].data, [&] {
         return fmt::format("ranks {} and {} share a buffer", other, rank);
       });
     }

@@ -16,7 +16,7 @@ struct BufferView {
   std::uint64_t size_bytes = 0;
 };
 
-/// One buffer per rank, none of them twice, and a norm there is. Throws DeviceError.
+/// One buffer per rank, none of them twice, null for ranks that are not here; and a norm there is. Throws DeviceError.
 void check_buffers(std::int64_t world_size, double norm_type, const std::vector<BufferView>& buffers);
 
 /// Throws DeviceError naming what does not fit.

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -58,30 +57,33 @@ void check_tensor(
   }
 }
 
-using BoxBegins = std::map<std::pair<std::uint32_t, std::uint32_t>, std::optional<std::size_t>>;
-
-/// The boxes (tensor, box) that ties name. Their first rows are not known yet.
-BoxBegins tied_boxes(const std::vector<StatsTie>& ties) {
-  BoxBegins boxes;
-  for (const StatsTie& tie : ties) {
-    for (std::uint32_t box = 0; box < tie.boxes.size(); ++box) {
-      if (tie.boxes[box] >= 0) {
-        boxes.try_emplace({tie.copy, box});
-        boxes.try_emplace({tie.counted, static_cast<std::uint32_t>(tie.boxes[box])});
-      }
-    }
-  }
-  return boxes;
-}
-
 }  // namespace
 
 LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables)
     : layout_(std::move(layout)),
+      is_part_(std::ranges::any_of(tables, [](const BufferView& table) { return table.data == nullptr; })),
       attempt_{NormTotals(layout_.norm_type, layout_.clip_groups, layout_.layers), std::nullopt, std::nullopt} {
   check_buffers(layout_.world_size, layout_.norm_type, tables);
+  check_fit(is_part_ || (layout_.elsewhere.empty() && layout_.classes.empty()), [] {
+    return std::string("all ranks are here, and boxes are on other nodes");
+  });
+  BoxBegins begins = named_boxes(layout_);
+  place_rows(tables, begins);
+  find_counted_rows(begins);
+  mark_elsewhere(begins);
+  classes_ = compared_classes(layout_, begins);
+  layout_.classes.clear();
+  for (const ComparedClass& one : classes_) {
+    for (const ComparedBox& box : one) {
+      for (const BoxPlace& place : box.places) {
+        rows_[place.begin].compared = true;
+      }
+    }
+  }
+}
+
+void LoadedStats::place_rows(const std::vector<BufferView>& tables, BoxBegins& begins) {
   std::vector<std::vector<bool>> named(tables.size());
-  BoxBegins begins = tied_boxes(layout_.ties);
   ends_.reserve(layout_.tensors.size());
   for (std::uint32_t index = 0; index < layout_.tensors.size(); ++index) {
     check_tensor(layout_, index, tables, named);
@@ -101,6 +103,10 @@ LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables
     }
     ends_.push_back(rows_.size());
   }
+}
+
+/// A plan that is not whole may have a tied copy here alone; other nodes compare it with what is counted.
+void LoadedStats::find_counted_rows(const BoxBegins& begins) {
   for (const StatsTie& tie : layout_.ties) {
     for (std::uint32_t box = 0; box < tie.boxes.size(); ++box) {
       if (tie.boxes[box] < 0) {
@@ -108,6 +114,9 @@ LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables
       }
       const auto copy = begins.at({tie.copy, box});
       const auto counted = begins.at({tie.counted, static_cast<std::uint32_t>(tie.boxes[box])});
+      if (is_part_ && !(copy && counted)) {
+        continue;
+      }
       check_fit(copy && counted && *counted < *copy && rows_[*counted].elements == rows_[*copy].elements, [&] {
         return fmt::format(
             "box {} of tensor {} is no copy of box {} of tensor {}", box, tie.copy, tie.boxes[box], tie.counted
@@ -115,6 +124,19 @@ LoadedStats::LoadedStats(StatsPlan layout, const std::vector<BufferView>& tables
       });
       counted_rows_.emplace(*copy, *counted);
     }
+  }
+}
+
+void LoadedStats::mark_elsewhere(const BoxBegins& begins) {
+  const std::vector<StatsBox> boxes = std::exchange(layout_.elsewhere, {});
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const auto [tensor, box] = boxes[i];
+    check_fit(i == 0 || boxes[i - 1] < boxes[i], [] { return std::string("boxes of other nodes do not ascend"); });
+    const std::optional<std::size_t> begin = begins.at(boxes[i]);
+    check_fit(begin.has_value(), [tensor = tensor, box = box] {
+      return fmt::format("box {} of tensor {} is counted elsewhere, and no rank here holds it", box, tensor);
+    });
+    rows_[*begin].elsewhere = true;
   }
 }
 

@@ -4,7 +4,17 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
+
 namespace gradsync::device {
+
+NodeCells NormTotals::cells(std::uint64_t counted_elements) const {
+  const auto sum = [](const NormSum& added) { return added.sum(); };
+  NodeCells cells{total_.sum(), {}, {}, counted_elements};
+  std::ranges::transform(groups_, std::back_inserter(cells.groups), sum);
+  std::ranges::transform(layers_, std::back_inserter(cells.layers), sum);
+  return cells;
+}
 
 void NormTotals::write(const std::vector<plan::ClipRule>& rules, double scale, StepMath& math) const {
   plan::DType dtype = plan::DType::Float32;

@@ -36,6 +36,9 @@ class NormTotals {
     }
   }
 
+  /// What was added, as it is.
+  [[nodiscard]] NodeCells cells(std::uint64_t counted_elements) const;
+
   /// Norms and outcomes, decided together; one rule per clip group.
   void write(const std::vector<plan::ClipRule>& rules, double scale, StepMath& math) const;
 

@@ -43,6 +43,8 @@ std::optional<std::size_t> report_of(const MeasureBuckets& /*command*/) { return
 
 std::optional<std::size_t> report_of(const ScaleGradients& /*command*/) { return kIndexOf<Scaled>; }
 
+std::optional<std::size_t> report_of(const ReadRows& /*command*/) { return kIndexOf<RowsRead>; }
+
 std::optional<std::size_t> report_of(const Abort& /*command*/) { return kIndexOf<Aborted>; }
 
 std::optional<std::size_t> report_of(const SetWidth& /*command*/) { return std::nullopt; }
@@ -50,7 +52,7 @@ std::optional<std::size_t> report_of(const SetWidth& /*command*/) { return std::
 /// Whether the report answers a command that works on an attempt, or ends one: those are answered in their order.
 bool is_of_attempt(std::size_t report) {
   return report == kIndexOf<Reduced> || report == kIndexOf<Finished> || report == kIndexOf<Measured> ||
-         report == kIndexOf<Scaled> || report == kIndexOf<Aborted>;
+         report == kIndexOf<Scaled> || report == kIndexOf<RowsRead> || report == kIndexOf<Aborted>;
 }
 
 /// None for what works on an attempt: an Abort ends that.
@@ -93,14 +95,11 @@ void OutstandingCommands::add(const LaneCommand& command, TimePoint now, const P
   Waiting& waiting = commands_.emplace_back();
   waiting.report = *report;
   waiting.failure = about(command);
-  const auto note_plan = [this](PlanId plan, const auto& layout) {
-    plans_[plan] = {layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers};
-  };
   waiting.deadline = deadline_of(command, now, patience);
   if (const auto* load = std::get_if<LoadPlan>(&command)) {
-    note_plan(load->plan, load->layout);
+    note_plan(*load);
   } else if (const auto* load_stats = std::get_if<LoadStats>(&command)) {
-    note_plan(load_stats->plan, load_stats->layout);
+    note_plan(*load_stats);
   } else if (const auto* unload = std::get_if<UnloadPlan>(&command)) {
     plans_.erase(unload->plan);
   } else if (const auto* probe = std::get_if<ProbeMemory>(&command)) {
@@ -109,15 +108,48 @@ void OutstandingCommands::add(const LaneCommand& command, TimePoint now, const P
     waiting.bucket = reduce->bucket;
   } else if (const auto* finish = std::get_if<FinishStep>(&command)) {
     waiting.size = size_of(finish->plan);
+    waiting.raw = finish->raw;
   } else if (const auto* measure = std::get_if<MeasureBuckets>(&command)) {
     waiting.size = size_of(measure->plan);
     waiting.size->groups = waiting.size->layers = 0;
+  } else if (const auto* read = std::get_if<ReadRows>(&command)) {
+    note_rows(*read, waiting);
+  }
+}
+
+void OutstandingCommands::note_plan(const LoadPlan& load) {
+  const LanePlan& layout = load.layout;
+  plans_[load.plan] = {
+      {layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers, 0, 0}, {}};
+}
+
+void OutstandingCommands::note_plan(const LoadStats& load) {
+  const StatsPlan& layout = load.layout;
+  Plan plan{
+      {layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers, layout.classes.size(), 0},
+      {}};
+  for (const StatsTensor& tensor : layout.tensors) {
+    plan.size.rows += tensor.holders.size();
+  }
+  for (const std::vector<StatsBox>& one : layout.classes) {
+    plan.boxes.push_back(one.size());
+  }
+  plans_[load.plan] = std::move(plan);
+}
+
+void OutstandingCommands::note_rows(const ReadRows& read, Waiting& waiting) const {
+  const auto found = plans_.find(read.plan);
+  waiting.size = size_of(read.plan);
+  waiting.rows = !read.boxes.empty();
+  for (const std::uint32_t number : read.classes) {
+    const bool exists = found != plans_.end() && number < found->second.boxes.size();
+    waiting.hashes += exists ? found->second.boxes[number] : 0;
   }
 }
 
 OutstandingCommands::PlanSize OutstandingCommands::size_of(PlanId plan) const {
   const auto found = plans_.find(plan);
-  return found == plans_.end() ? PlanSize{} : found->second;
+  return found == plans_.end() ? PlanSize{} : found->second.size;
 }
 
 bool OutstandingCommands::answered_by(const LaneReport& report) {
@@ -141,7 +173,7 @@ bool OutstandingCommands::names_what_exists(const LaneReport& report, const Wait
     return reduced->bucket == waiting.bucket;
   }
   if (const auto* finished = std::get_if<Finished>(&report)) {
-    return names_what_exists(finished->math, *waiting.size);
+    return names_what_exists(*finished, waiting);
   }
   if (const auto* measured = std::get_if<Measured>(&report)) {
     const auto exists = [&](const TensorCell& cell) { return cell.tensor < waiting.size->tensors; };
@@ -149,6 +181,9 @@ bool OutstandingCommands::names_what_exists(const LaneReport& report, const Wait
     return std::ranges::all_of(measured->cells, exists) &&
            std::ranges::adjacent_find(measured->cells, ascends) == measured->cells.end() &&
            names_what_exists(measured->findings, *waiting.size);
+  }
+  if (const auto* read = std::get_if<RowsRead>(&report)) {
+    return names_what_exists(*read, waiting);
   }
   if (const auto* probed = std::get_if<Probed>(&report)) {
     return probed->probe.read.size() == waiting.probed_bytes;
@@ -158,6 +193,31 @@ bool OutstandingCommands::names_what_exists(const LaneReport& report, const Wait
            is_below(failed->row->rank, waiting.size->ranks);
   }
   return true;
+}
+
+/// A raw finish says everything but what is decided, any other that alone.
+bool OutstandingCommands::names_what_exists(const Finished& finished, const Waiting& waiting) {
+  PlanSize size = *waiting.size;
+  if ((finished.raw != nullptr) != waiting.raw) {
+    return false;
+  }
+  if (waiting.raw) {
+    const NodeCells& cells = finished.raw->cells;
+    if (cells.groups.size() != (size.groups == 1 ? 0 : size.groups) || cells.layers.size() != size.layers ||
+        finished.raw->class_hashes.size() != size.classes) {
+      return false;
+    }
+    size.groups = size.layers = 0;
+  }
+  return names_what_exists(finished.math, size);
+}
+
+/// Which boxes the rows are of is checked by those that judge them: they come from other nodes, too.
+bool OutstandingCommands::names_what_exists(const RowsRead& read, const Waiting& waiting) {
+  return read.box_hashes.size() == waiting.hashes && read.rows.size() <= (waiting.rows ? waiting.size->rows : 0) &&
+         std::ranges::all_of(read.rows, [&](const HeldRow& row) {
+           return row.tensor < waiting.size->tensors && is_below(row.rank, waiting.size->ranks);
+         });
 }
 
 bool OutstandingCommands::names_what_exists(const StepMath& math, const PlanSize& size) {

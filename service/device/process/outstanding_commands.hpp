@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <vector>
 
 namespace gradsync::device {
 
@@ -50,6 +51,13 @@ class OutstandingCommands {
     std::size_t ranks = 0;
     std::size_t groups = 0;
     std::size_t layers = 0;
+    std::size_t classes = 0;
+    std::size_t rows = 0;
+  };
+
+  struct Plan {
+    PlanSize size;
+    std::vector<std::size_t> boxes;  ///< by class
   };
 
   struct Waiting {
@@ -57,16 +65,24 @@ class OutstandingCommands {
     Failed failure;          ///< the one that says it was not
     std::optional<Deadline> deadline = {};
     std::optional<std::uint32_t> bucket;  ///< of a ReduceBucket
-    std::optional<PlanSize> size;         ///< of a FinishStep or a MeasureBuckets
+    std::optional<PlanSize> size;         ///< of what reports findings, or reads rows
+    bool raw = false;                     ///< a FinishStep
+    std::size_t hashes = 0;               ///< of boxes, that a ReadRows asks for
+    bool rows = false;                    ///< it asks for rows
     std::uint64_t probed_bytes = 0;       ///< of a ProbeMemory
   };
 
+  void note_plan(const LoadPlan& load);
+  void note_plan(const LoadStats& load);
+  void note_rows(const ReadRows& read, Waiting& waiting) const;
   [[nodiscard]] PlanSize size_of(PlanId plan) const;
   [[nodiscard]] static bool names_what_exists(const LaneReport& report, const Waiting& waiting);
+  [[nodiscard]] static bool names_what_exists(const Finished& finished, const Waiting& waiting);
+  [[nodiscard]] static bool names_what_exists(const RowsRead& read, const Waiting& waiting);
   [[nodiscard]] static bool names_what_exists(const StepMath& math, const PlanSize& size);
 
   std::deque<Waiting> commands_;
-  std::map<PlanId, PlanSize> plans_;  ///< that the lane has, or is about to have
+  std::map<PlanId, Plan> plans_;  ///< that the lane has, or is about to have
 };
 
 }  // namespace gradsync::device

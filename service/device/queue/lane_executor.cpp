@@ -4,6 +4,7 @@
 #include "device/device_error.hpp"
 #include "device/memory/arena.hpp"
 #include "device/step/bucket_step.hpp"
+#include "device/step/node_rows.hpp"
 #include "device/step/stats_finish.hpp"
 #include "device/step/step_finish.hpp"
 
@@ -92,6 +93,10 @@ LaneReport LaneExecutor::operator()(LoadStats& command) {
   throw_if_loaded(command.plan);
   std::vector<BufferView> views;
   for (const BufferId buffer : command.layout.rank_buffers) {
+    if (buffer == 0) {
+      views.emplace_back();  // of a rank on another node
+      continue;
+    }
     views.push_back(buffer_of(views.size(), buffer).for_host());
     if (views.back().data == nullptr) {
       throw DeviceError(
@@ -125,6 +130,9 @@ LaneReport LaneExecutor::operator()(ReduceBucket& command) {
 LaneReport LaneExecutor::operator()(FinishStep& command) {
   if (LoadedStats* stats = usable_stats(command.plan)) {
     device_.passes().throw_if_cancelled();
+    if (command.raw) {
+      return finish_raw(*stats, command, cancel_);
+    }
     return Finished{command.plan, command.tag, finish_stats(*stats, command, cancel_)};
   }
   LoadedPlan& plan = usable_plan(command.plan);
@@ -147,6 +155,15 @@ LaneReport LaneExecutor::operator()(ScaleGradients& command) {
   LoadedPlan& plan = usable_plan(command.plan);
   device_.passes().throw_if_cancelled();
   return Scaled{command.plan, command.tag, scale_gradients(plan, command, device_.passes())};
+}
+
+LaneReport LaneExecutor::operator()(ReadRows& command) {
+  LoadedStats* stats = usable_stats(command.plan);
+  if (stats == nullptr) {
+    throw DeviceError(fmt::format("plan {} is no plan of statistics that is loaded here", command.plan));
+  }
+  device_.passes().throw_if_cancelled();
+  return read_rows(*stats, command, cancel_);
 }
 
 LoadedPlan& LaneExecutor::usable_plan(PlanId plan) {

@@ -32,6 +32,7 @@ class LaneExecutor {
   LaneReport operator()(FinishStep& command);
   LaneReport operator()(MeasureBuckets& command);
   LaneReport operator()(ScaleGradients& command);
+  LaneReport operator()(ReadRows& command);
 
   [[nodiscard]] bool loaded(PlanId plan) const { return plans_.contains(plan) || stats_plans_.contains(plan); }
 

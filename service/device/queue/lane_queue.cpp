@@ -48,7 +48,7 @@ std::optional<Attempt> attempt_of(const LaneCommand& command) {
   return std::visit(
       [](const auto& given) -> std::optional<Attempt> {
         using Command = std::remove_cvref_t<decltype(given)>;
-        if constexpr (std::is_same_v<Command, ReduceBucket> || std::is_same_v<Command, FinishStep> || std::is_same_v<Command, MeasureBuckets> || std::is_same_v<Command, ScaleGradients>) {
+        if constexpr (std::is_same_v<Command, ReduceBucket> || std::is_same_v<Command, FinishStep> || std::is_same_v<Command, MeasureBuckets> || std::is_same_v<Command, ScaleGradients> || std::is_same_v<Command, ReadRows>) {
           return Attempt{given.plan, given.tag};
         } else {
           return std::nullopt;

@@ -13,6 +13,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "nodes hash rows as they are in memory");
 
+/// Below it hashes say which rank has a tied copy alone; no job has more ranks.
+constexpr std::uint64_t kLeastOfRows = 4'096 + 1;
+
 /// What has to be equal in rows of equal gradients.
 StatsRow compared_part(StatsRow row, HashSums sums) {
   row.stamp = 0;
@@ -44,8 +47,12 @@ std::uint64_t hash_of_box(std::span<StatsRow> rows, HashSums sums) {
   if (distinct == 0) {
     return 0;
   }
-  return std::max<std::uint64_t>(1, hash_of_items(std::span<const StatsRow>(rows.first(distinct))));
+  return std::max(kLeastOfRows, hash_of_items(std::span<const StatsRow>(rows.first(distinct))));
 }
+
+std::uint64_t hash_of_copies_alone(std::uint32_t rank) { return std::uint64_t{rank} + 1; }
+
+bool is_uncounted(std::uint64_t hash) { return hash < kLeastOfRows; }
 
 std::uint64_t hash_of_class(std::span<const std::uint64_t> boxes) { return hash_of_items(boxes); }
 

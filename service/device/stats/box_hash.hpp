@@ -17,6 +17,13 @@ namespace gradsync::device {
 /// gradient.
 [[nodiscard]] std::uint64_t hash_of_box(std::span<StatsRow> rows, HashSums sums);
 
+/// The hash of a box that ranks of this node hold without a gradient, while a tied copy has one, on this rank first. No
+/// other node has that hash, so that rows are asked for: whether the copy is right is known to the nodes together.
+[[nodiscard]] std::uint64_t hash_of_copies_alone(std::uint32_t rank);
+
+/// Whether a node that holds the box says by this hash that none of its ranks has a gradient of it.
+[[nodiscard]] bool is_uncounted(std::uint64_t hash);
+
 /// The hash over those of its boxes, in their order.
 [[nodiscard]] std::uint64_t hash_of_class(std::span<const std::uint64_t> boxes);
 

@@ -65,7 +65,12 @@ struct StatsPlan {
   std::uint32_t layers = 0;
   std::vector<StatsTensor> tensors;  ///< in plan order
   std::vector<StatsTie> ties;
-  std::vector<std::uint64_t> rank_buffers;  ///< one mapped table per rank
+  std::vector<std::uint64_t> rank_buffers;  ///< one mapped table per rank; 0: the rank is on another node
+
+  // The rest is for a plan of several nodes, as the lane of one of them loads it: holders are those that are here.
+  std::vector<StatsBox> elsewhere;             ///< held here and counted on another node; ascending
+  std::vector<std::vector<StatsBox>> classes;  ///< boxes that nodes compare, each class ascending; a tied copy is part
+                                               ///< of the box that is counted for it
 };
 
 }  // namespace gradsync::device

@@ -4,11 +4,13 @@
 #include "device/math/norm_totals.hpp"
 #include "device/stats/copies.hpp"
 #include "device/stats/stats_row.hpp"
+#include "device/step/node_rows.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <utility>
 
 namespace gradsync::device {
@@ -18,7 +20,9 @@ namespace {
 constexpr std::size_t kRowsAhead = 24;           // tables lie page by page, so that their rows compete for the cache
 constexpr std::uint32_t kTensorsPerCheck = 256;  // between two looks at `cancel`
 
-/// One pass over the tables, tensor by tensor.
+/// One pass over the tables, tensor by tensor. `kRaw`: nothing is decided, and some boxes may be on other nodes. What
+/// that needs is compiled out of the pass of a job that has one node.
+template <bool kRaw>
 class Reading {
  public:
   Reading(LoadedStats& plan, std::uint64_t stamp)
@@ -36,6 +40,9 @@ class Reading {
       if (place.first_of_box) {
         first_.stamp = 0;
         uncounted_ = false;
+        if constexpr (kRaw) {
+          box_ = &place;
+        }
         if (!tensor_->counted) {
           first_ = counted_row(i);
           uncounted_ = first_.stamp == 0 && plan_.counted_rows(i).has_value();
@@ -67,15 +74,16 @@ class Reading {
     return std::move(math_);
   }
 
+  /// Findings alone. Which weights have a gradient of a tied copy alone is known when all nodes are heard.
+  [[nodiscard]] StepMath finish_raw(NodeCells& cells) {
+    cells = totals_.cells(std::exchange(math_.counted_elements, 0));
+    return std::move(math_);
+  }
+
  private:
   void throw_if_wrong(std::uint32_t index, const TableRow& place, const StatsRow& row) const {
     if (const auto fault = fault_of(row, stamp_, place.elements, layout_.norm_type)) {
-      throw RowError(
-          index,
-          place.rank,
-          fault->field,
-          fmt::format("tensor {}, rank {}: {} {}", index, place.rank, fault->field, fault->message)
-      );
+      throw RowError(index, place.rank, *fault);
     }
   }
 
@@ -100,12 +108,16 @@ class Reading {
       return;
     }
     if (row.nonfinite != 0) {
-      nonfinite_of_box_ = std::max(nonfinite_of_box_, row.nonfinite);
+      if (!is_elsewhere()) {
+        nonfinite_of_box_ = std::max(nonfinite_of_box_, row.nonfinite);
+      }
       inputs_.emplace_back(place.rank, row.nonfinite);
     }
     present_ = true;
     if (uncounted_) {  // equal to each other is not enough
-      divergent_.push_back(place.rank);
+      if (!is_compared()) {
+        divergent_.push_back(place.rank);
+      }
       spoil(row);
       return;
     }
@@ -121,11 +133,29 @@ class Reading {
   }
 
   void count(const StatsRow& row, std::uint64_t elements) {
-    if (tensor_->counted) {
+    if (tensor_->counted && !is_elsewhere()) {
       totals_.add(sum_of(row), tensor_->clip_group, tensor_->layer);
       math_.counted_elements += elements;
     } else {
       spoil(row);
+    }
+  }
+
+  /// Whether the box is counted on another node.
+  [[nodiscard]] bool is_elsewhere() const {
+    if constexpr (kRaw) {
+      return box_->elsewhere;
+    } else {
+      return false;
+    }
+  }
+
+  /// Whether other nodes may have the gradient that copies must agree with. Then the coordinator judges them.
+  [[nodiscard]] bool is_compared() const {
+    if constexpr (kRaw) {
+      return box_->compared;
+    } else {
+      return false;
     }
   }
 
@@ -240,7 +270,8 @@ class Reading {
 
   // of the tensor being read
   const StatsTensor* tensor_ = nullptr;
-  StatsRow first_;  ///< the row that the box must agree with; stamp 0: none so far
+  const TableRow* box_ = nullptr;  ///< `kRaw` only: the first row of the box
+  StatsRow first_;                 ///< the row that the box must agree with; stamp 0: none so far
   std::uint64_t nonfinite_count_ = 0;
   std::uint64_t nonfinite_of_box_ = 0;
   bool uncounted_ = false;  ///< of a tied copy's box: the box that is counted for it has no gradient
@@ -251,16 +282,14 @@ class Reading {
   std::vector<std::int64_t> missing_;
 };
 
-}  // namespace
-
-StepMath finish_stats(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel) {
-  check_unapplied(plan.attempt().applied, command.tag);
-  check_rules(command, plan.layout().clip_groups);
+void check_stamp(const FinishStep& command) {
   if (command.stamp == 0) {
     throw DeviceError("stamp is 0, which means that there is no gradient");
   }
-  const auto start = std::chrono::steady_clock::now();
-  Reading reading(plan, command.stamp);
+}
+
+template <bool kRaw>
+void read_all(const LoadedStats& plan, Reading<kRaw>& reading, const std::atomic<bool>& cancel) {
   std::size_t begin = 0;
   for (std::uint32_t tensor = 0; tensor < plan.ends().size(); ++tensor) {
     if (tensor % kTensorsPerCheck == 0 && cancel.load(std::memory_order_relaxed)) {
@@ -269,10 +298,44 @@ StepMath finish_stats(LoadedStats& plan, const FinishStep& command, const std::a
     reading.read_tensor(tensor, begin, plan.ends()[tensor]);
     begin = plan.ends()[tensor];
   }
+}
+
+}  // namespace
+
+StepMath finish_stats(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel) {
+  check_unapplied(plan.attempt().applied, command.tag);
+  check_rules(command, plan.layout().clip_groups);
+  check_stamp(command);
+  if (plan.is_part()) {
+    throw DeviceError("some ranks of the plan are on other nodes: a norm of those that are here would be wrong");
+  }
+  const auto start = std::chrono::steady_clock::now();
+  Reading<false> reading(plan, command.stamp);
+  read_all(plan, reading, cancel);
   StepMath math = reading.finish(command);
   math.norm_s = seconds(std::chrono::steady_clock::now() - start);
   (command.apply ? plan.attempt().applied : plan.attempt().measured) = command.tag;
   return math;
+}
+
+Finished finish_raw(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel) {
+  check_unapplied(plan.attempt().applied, command.tag);
+  check_stamp(command);
+  if (!command.rules.empty() || command.apply) {
+    throw DeviceError("a raw finish decides nothing: it has no clip rules, and multiplies nothing");
+  }
+  plan.attempt().raw.reset();
+  const auto start = std::chrono::steady_clock::now();
+  Reading<true> reading(plan, command.stamp);
+  read_all(plan, reading, cancel);
+  RawStep raw;
+  Finished finished{command.plan, command.tag, reading.finish_raw(raw.cells), nullptr};
+  raw.class_hashes = hash_classes(plan, command.sums, cancel);
+  finished.raw = std::make_shared<const RawStep>(std::move(raw));
+  finished.math.norm_s = seconds(std::chrono::steady_clock::now() - start);
+  plan.attempt().measured = command.tag;
+  plan.attempt().raw = RawFinish{command.tag, command.stamp, command.sums};
+  return finished;
 }
 
 void scale_stats(LoadedStats& plan, const ScaleGradients& command) {

@@ -5,6 +5,9 @@
 #include "device/device_error.hpp"
 #include "device/lane.hpp"
 #include "device/loaded/loaded_stats.hpp"
+#include "device/stats/stats_row.hpp"
+
+#include <fmt/format.h>
 
 #include <atomic>
 #include <cstdint>
@@ -15,8 +18,11 @@ namespace gradsync::device {
 /// A row that could not be believed, by indices; the caller knows the names.
 class RowError : public DeviceError {
  public:
-  RowError(std::uint32_t tensor, std::int64_t rank, std::string field, const std::string& message)
-      : DeviceError(message), tensor_(tensor), rank_(rank), field_(std::move(field)) {}
+  RowError(std::uint32_t tensor, std::int64_t rank, const RowFault& fault)
+      : DeviceError(fmt::format("tensor {}, rank {}: {} {}", tensor, rank, fault.field, fault.message)),
+        tensor_(tensor),
+        rank_(rank),
+        field_(fault.field) {}
 
   [[nodiscard]] std::uint32_t tensor() const { return tensor_; }
 
@@ -32,6 +38,10 @@ class RowError : public DeviceError {
 
 /// Throws RowError for the first row that is stale or impossible, DeviceError as `finish_step` does.
 [[nodiscard]] StepMath finish_stats(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel);
+
+/// The findings of a node with what all nodes add and compare. Throws as `finish_stats` does, and where something is to
+/// be decided.
+[[nodiscard]] Finished finish_raw(LoadedStats& plan, const FinishStep& command, const std::atomic<bool>& cancel);
 
 /// Nothing is left to do here but to keep the rule that a step is applied once. Throws DeviceError.
 void scale_stats(LoadedStats& plan, const ScaleGradients& command);

@@ -137,6 +137,9 @@ void report_findings(const LoadedPlan& plan, Tag tag, StepMath& math) {
 
 StepMath finish_step(LoadedPlan& plan, const FinishStep& command, const StepPasses& passes) {
   check_reduced(plan, command.tag);
+  if (command.raw) {
+    throw DeviceError("a raw finish is of data path stats: gradients of several nodes are not summed yet");
+  }
   check_rules(command, plan.layout().clip_groups);
   const auto start = std::chrono::steady_clock::now();
   StepMath math;

@@ -206,7 +206,7 @@ struct PeerEnd {
 /// Boxes whose hashes, or rows, are wanted before anything is decided.
 struct PeerCompare {
   std::uint64_t word = 0;
-  std::vector<std::uint32_t> classes;                          ///< hash each box; or
+  std::vector<std::uint32_t> classes;   ///< hash each box; or
   std::vector<device::StatsBox> boxes;  ///< send the rows of all ranks
 };
 

@@ -237,6 +237,11 @@ class CheckedLane : public device::Lane {
     return device::Scaled{command.plan, command.tag, 0.0};
   }
 
+  device::LaneReport answer(const device::ReadRows& command) {
+    expect(false, "plan {} tag {}: rows of a job with one node are read", command.plan, command.tag);
+    return failed(command.plan, command.tag, 0);
+  }
+
   device::LaneReport answer(const device::Abort& command) { return device::Aborted{command.plan, command.tag}; }
 
   device::LaneReport answer(const device::SetWidth&) { return device::Aborted{}; }

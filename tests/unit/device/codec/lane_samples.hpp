@@ -15,6 +15,7 @@
 #include <concepts>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -54,6 +55,11 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
 template <typename T>
 bool same(const std::optional<T>& a, const std::optional<T>& b) {
   return a.has_value() == b.has_value() && (!a || same(*a, *b));
+}
+
+template <typename T>
+bool same(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) {
+  return (a == nullptr) == (b == nullptr) && (!a || same(*a, *b));
 }
 
 template <typename A, typename B>
@@ -111,6 +117,8 @@ inline StatsPlan sample_stats() {
   plan.tensors = {{5, -1, false, {{6, 7, 8, 9}, {10, 11, 12, 13}}}, {14, 15, true, {}}};
   plan.ties = {{16, 17, {18, -1}}, {19, 20, {}}};
   plan.rank_buffers = {21, 22};
+  plan.elsewhere = {{23, 24}, {25, 26}};
+  plan.classes = {{{27, 28}, {29, 30}}, {}};
   return plan;
 }
 
@@ -159,6 +167,16 @@ inline StepMath sample_math() {
   return math;
 }
 
+inline RawStep sample_raw() {
+  RawStep raw;
+  raw.cells.whole = {{1.5, 1e-20}, 2, 3.5, 4, 5};
+  raw.cells.groups = {{{6.5, 0}, 1, -1, 7, 8}, {}};
+  raw.cells.layers = {{{9.5, 0}, 0.5, 10.5, 11, 12}};
+  raw.cells.counted_elements = 13;
+  raw.class_hashes = {14, ~std::uint64_t{0}};
+  return raw;
+}
+
 /// The same each time, but for the descriptors of `MapBuffer` and the second `UnmapBuffer`.
 inline std::vector<LaneCommand> sample_commands() {
   FinishStep finish;
@@ -168,6 +186,8 @@ inline std::vector<LaneCommand> sample_commands() {
   finish.rules = sample_rules();
   finish.apply = false;
   finish.stamp = ~std::uint64_t{0};
+  finish.raw = true;
+  finish.sums = HashSums::Out;
   std::vector<LaneCommand> commands;
   commands.emplace_back(MapBuffer{1, sample_fd(), 2});
   commands.emplace_back(MapBuffer{22, UniqueFd(), 23, ExportedMemory{24, std::string(64, '\x19'), 26, 27}});
@@ -184,6 +204,7 @@ inline std::vector<LaneCommand> sample_commands() {
   commands.emplace_back(Abort{20, 21});
   commands.emplace_back(SetWidth{true});
   commands.emplace_back(ProbeMemory{33, 34, ExportedMemory{35, std::string(64, '\x24'), 37, 38}});
+  commands.emplace_back(ReadRows{39, 40, {41, 42}, {{43, 44}, {45, 46}}});
   return commands;
 }
 
@@ -192,6 +213,8 @@ inline std::vector<LaneReport> sample_reports() {
   finished.plan = 8;
   finished.tag = 9;
   finished.math = sample_math();
+  Finished raw = finished;
+  raw.raw = std::make_shared<const RawStep>(sample_raw());
   return {
       Mapped{1},
       Unmapped{2},
@@ -199,12 +222,14 @@ inline std::vector<LaneReport> sample_reports() {
       Unloaded{4},
       Reduced{5, 6, 7, 0.5},
       finished,
+      raw,
       Measured{22, 23, {{24, {{1.5, 1e-20}, 2, 3.5, 25, 26}, 27}}, sample_math()},
       Scaled{10, 11, 0.25},
       Aborted{12, 13},
       Failed{14, 15, 16, true, false, "no \xff memory", FailedRow{17, 18, "power_sum"}},
       Failed{19, 20, 21, false, true, "", std::nullopt, "a hint", true},
       Probed{28, {29, std::string("\0\xff", 2), 0.5, 0.25, 0.125}},
+      RowsRead{30, 31, {32, 33}, {{34, 35, 36, {37, 1.5, -0.0, 2, 3.5, 38, 39, 40}}, {}}},
   };
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -97,6 +98,83 @@ TEST(OutstandingCommands, what_a_norm_names_exists) {
     EXPECT_FALSE(commands.answered_by(report)) << lie;
   }
   EXPECT_TRUE(commands.answered_by(finished()));
+}
+
+/// Two tensors on ranks 0 and 1 of three, two clip groups, one layer, and two classes with three boxes.
+OutstandingCommands a_node() {
+  OutstandingCommands commands;
+  StatsPlan layout;
+  layout.tensors.resize(2);
+  layout.tensors[0].holders = {{0, 0, 0, 1}, {1, 0, 0, 1}};
+  layout.clip_groups = 2;
+  layout.layers = 1;
+  layout.rank_buffers = {1, 2, 0};
+  layout.classes = {{{0, 0}}, {{0, 1}, {1, 0}}};
+  commands.add(LoadStats{kPlan, std::move(layout)}, TimePoint{}, {});
+  EXPECT_TRUE(commands.answered_by(Loaded{kPlan}));
+  return commands;
+}
+
+Finished finished_raw(const std::function<void(RawStep&)>& change = [](RawStep&) {}) {
+  RawStep raw;
+  raw.cells.groups.resize(2);
+  raw.cells.layers.resize(1);
+  raw.class_hashes = {1, 2};
+  change(raw);
+  Finished report{kPlan, kTag, {}, std::make_shared<const RawStep>(std::move(raw))};
+  report.math.absent = {1};
+  return report;
+}
+
+TEST(OutstandingCommands, a_raw_finish_brings_what_the_plan_has_and_decides_nothing) {
+  const std::vector<std::function<void(Finished&)>> lies = {
+      [](Finished& report) { report.raw.reset(); },
+      [](Finished& report) { report = finished_raw([](RawStep& raw) { raw.cells.groups.resize(1); }); },
+      [](Finished& report) { report = finished_raw([](RawStep& raw) { raw.cells.layers.clear(); }); },
+      [](Finished& report) { report = finished_raw([](RawStep& raw) { raw.class_hashes.push_back(3); }); },
+      [](Finished& report) { report.math.groups.resize(2); },
+      [](Finished& report) { report.math.layer_norms = {1.0}; },
+      [](Finished& report) { report.math.absent = {2}; },
+  };
+  OutstandingCommands commands = a_node();
+  commands.add(FinishStep{kPlan, kTag, 1.0, {}, false, 1, true, HashSums::In}, TimePoint{}, {});
+  for (std::size_t lie = 0; lie < lies.size(); ++lie) {
+    Finished report = finished_raw();
+    lies[lie](report);
+    EXPECT_FALSE(commands.answered_by(report)) << lie;
+  }
+  EXPECT_TRUE(commands.answered_by(finished_raw()));
+  commands.add(FinishStep{kPlan, kTag, 1.0, {{}, {}}, false, 1, false, HashSums::In}, TimePoint{}, {});
+  Finished decided = finished_raw();
+  decided.math.groups.resize(2);
+  decided.math.raw_group_norms.resize(2);
+  decided.math.layer_norms.resize(1);
+  EXPECT_FALSE(commands.answered_by(decided)) << "nobody asked for cells";
+  decided.raw.reset();
+  EXPECT_TRUE(commands.answered_by(decided));
+}
+
+TEST(OutstandingCommands, as_many_hashes_come_as_the_classes_have_boxes) {
+  OutstandingCommands commands = a_node();
+  commands.add(ReadRows{kPlan, kTag, {1, 0, 1}, {}}, TimePoint{}, {});
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag, {1, 2, 3, 4}, {}}));
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag, {1, 2, 3, 4, 5, 6}, {}}));
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag, {1, 2, 3, 4, 5}, {{0, 0, 0, {}}}})) << "rows are not wanted";
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag + 1, {1, 2, 3, 4, 5}, {}}));
+  EXPECT_TRUE(commands.answered_by(RowsRead{kPlan, kTag, {1, 2, 3, 4, 5}, {}}));
+}
+
+TEST(OutstandingCommands, rows_are_of_tensors_and_ranks_that_there_are) {
+  OutstandingCommands commands = a_node();
+  commands.add(ReadRows{kPlan, kTag, {}, {{0, 0}}}, TimePoint{}, {});
+  const HeldRow row{0, 0, 1, {}};
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag, {1}, {row}})) << "hashes are not wanted";
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag, {}, {row, {2, 0, 0, {}}}}));
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag, {}, {row, {0, 0, 3, {}}}}));
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag, {}, {row, {0, 0, -1, {}}}}));
+  EXPECT_FALSE(commands.answered_by(RowsRead{kPlan, kTag, {}, {row, row, row}})) << "the plan has two";
+  EXPECT_FALSE(commands.answered_by(Scaled{kPlan, kTag, 0})) << "what is of an attempt comes in order";
+  EXPECT_TRUE(commands.answered_by(RowsRead{kPlan, kTag, {}, {row, row}}));
 }
 
 TEST(OutstandingCommands, a_probe_is_answered_by_as_many_bytes_as_it_asked_for) {

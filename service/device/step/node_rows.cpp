@@ -1,0 +1,118 @@
+#include "device/step/node_rows.hpp"
+
+#include "device/stats/box_hash.hpp"
+#include "device/stats/stats_row.hpp"
+#include "device/step/stats_finish.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace gradsync::device {
+
+namespace {
+
+constexpr std::size_t kBoxesPerCheck = 256;  // between two looks at `cancel`
+
+/// Hashes boxes one after the other, in memory that is allocated once.
+class BoxHasher {
+ public:
+  BoxHasher(const LoadedStats& plan, HashSums sums, const std::atomic<bool>& cancel)
+      : plan_(plan), sums_(sums), cancel_(cancel) {}
+
+  [[nodiscard]] std::uint64_t operator()(const ComparedBox& box) {
+    if (hashed_++ % kBoxesPerCheck == 0 && cancel_.load(std::memory_order_relaxed)) {
+      throw DeviceError("aborted", DeviceError::Kind::Aborted);
+    }
+    rows_.clear();
+    bool counted = !box.is_here();  // else another node has to say so
+    std::optional<std::uint32_t> copy;
+    for (const BoxPlace& place : box.places) {
+      const std::size_t end = plan_.end_of_box(place.begin);
+      for (std::size_t at = place.begin; at < end; ++at) {
+        const TableRow& row = plan_.rows()[at];
+        rows_.push_back(copy_row(row.address));
+        if (rows_.back().stamp != 0) {
+          counted = counted || place.box == box.box;
+          copy = copy.value_or(row.rank);
+        }
+      }
+    }
+    return counted || !copy ? hash_of_box(rows_, sums_) : hash_of_copies_alone(*copy);
+  }
+
+ private:
+  const LoadedStats& plan_;
+  HashSums sums_;
+  const std::atomic<bool>& cancel_;
+  std::vector<StatsRow> rows_;
+  std::size_t hashed_ = 0;
+};
+
+const ComparedBox& compared_box(const LoadedStats& plan, StatsBox box) {
+  for (const ComparedClass& one : plan.classes()) {
+    const auto found = std::ranges::lower_bound(one, box, {}, &ComparedBox::box);
+    if (found != one.end() && found->box == box) {
+      return *found;
+    }
+  }
+  throw DeviceError(fmt::format("box {} of tensor {} is compared with no other node", box.second, box.first));
+}
+
+void add_rows(const LoadedStats& plan, std::uint64_t stamp, const BoxPlace& place, std::vector<HeldRow>& rows) {
+  const auto [tensor, box] = place.box;
+  const std::size_t end = plan.end_of_box(place.begin);
+  for (std::size_t at = place.begin; at < end; ++at) {
+    const TableRow& held = plan.rows()[at];
+    const StatsRow row = copy_row(held.address);
+    if (const auto fault = fault_of(row, stamp, held.elements, plan.layout().norm_type)) {
+      throw RowError(tensor, held.rank, *fault);
+    }
+    rows.push_back({tensor, box, held.rank, row});
+  }
+}
+
+}  // namespace
+
+std::vector<std::uint64_t> hash_classes(const LoadedStats& plan, HashSums sums, const std::atomic<bool>& cancel) {
+  BoxHasher hash_of(plan, sums, cancel);
+  std::vector<std::uint64_t> hashes;
+  std::vector<std::uint64_t> boxes;
+  for (const ComparedClass& one : plan.classes()) {
+    boxes.clear();
+    for (const ComparedBox& box : one) {
+      boxes.push_back(hash_of(box));
+    }
+    hashes.push_back(hash_of_class(boxes));
+  }
+  return hashes;
+}
+
+RowsRead read_rows(LoadedStats& plan, const ReadRows& command, const std::atomic<bool>& cancel) {
+  const std::optional<RawFinish>& raw = plan.attempt().raw;
+  if (!raw || raw->tag != command.tag) {
+    throw DeviceError(fmt::format("attempt {} had no raw finish: its rows are not known to be right", command.tag));
+  }
+  if (command.classes.empty() == command.boxes.empty()) {
+    throw DeviceError("either hashes of classes are wanted or rows of boxes, one of the two");
+  }
+  RowsRead read{command.plan, command.tag, {}, {}};
+  BoxHasher hash_of(plan, raw->sums, cancel);
+  for (const std::uint32_t number : command.classes) {
+    if (number >= plan.classes().size()) {
+      throw DeviceError(fmt::format("class {} is wanted, and the plan has {}", number, plan.classes().size()));
+    }
+    for (const ComparedBox& box : plan.classes()[number]) {
+      read.box_hashes.push_back(hash_of(box));
+    }
+  }
+  for (const StatsBox& box : command.boxes) {
+    for (const BoxPlace& place : compared_box(plan, box).places) {
+      add_rows(plan, raw->stamp, place, read.rows);
+    }
+  }
+  return read;
+}
+
+}  // namespace gradsync::device

@@ -1,0 +1,23 @@
+#pragma once
+// What a node of several says of the copies that it holds, on data path `stats`: hashes of all, and the rows of some.
+
+#include "device/lane.hpp"
+#include "device/loaded/loaded_stats.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace gradsync::device {
+
+/// One hash per class of the plan. The tables are read as they are: the finish before has checked them. Throws
+/// DeviceError where it is cancelled.
+[[nodiscard]] std::vector<std::uint64_t> hash_classes(
+    const LoadedStats& plan, HashSums sums, const std::atomic<bool>& cancel
+);
+
+/// Throws DeviceError unless a raw finish of this attempt came before and the plan has what is asked for, RowError for
+/// a row that is stale or impossible by now.
+[[nodiscard]] RowsRead read_rows(LoadedStats& plan, const ReadRows& command, const std::atomic<bool>& cancel);
+
+}  // namespace gradsync::device

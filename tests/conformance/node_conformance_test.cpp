@@ -1,0 +1,92 @@
+// A lane of one node of several brings the same cells, hashes and rows, whatever kind of lane it is.
+
+#include "conformance/alike.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace gradsync::device {
+namespace {
+
+using testing::HasSubstr;
+
+/// The tables of a world whose last rank is on another node: a tensor in a part per rank, one that all hold, counted
+/// elsewhere, and a tied copy of the first.
+StatsPlan plan_of_a_node(std::uint32_t world) {
+  StatsPlan plan;
+  plan.world_size = world + 1;
+  plan.tensors.resize(3);
+  plan.clip_groups = 2;
+  plan.layers = 1;
+  plan.tensors[1].clip_group = 1;
+  plan.tensors[1].layer = 0;
+  plan.tensors[2].counted = false;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    plan.rank_buffers.push_back(rank + 1);
+    plan.tensors[0].holders.push_back({rank, 0, rank, 10});
+    plan.tensors[1].holders.push_back({rank, 1, 0, 10});
+    plan.tensors[2].holders.push_back({rank, 2, 0, 10});
+  }
+  plan.rank_buffers.push_back(0);
+  plan.ties = {{2, 0, {0}}};
+  plan.elsewhere = {{1, 0}};
+  plan.classes = {{{0, 0}}, {{1, 0}}};
+  return plan;
+}
+
+TEST_P(LaneConformance, a_node_of_several_brings_cells_hashes_and_rows) {
+  const StatsPlan plan = plan_of_a_node(world());
+  const auto host = expect_alike([&](LaneRun& run) {
+    for (std::uint32_t rank = 0; rank < world(); ++rank) {
+      std::vector<StatsRow> rows(3, {7, 1.5 + rank, 0, 1, 1.0, 0, 0, 0});
+      rows[1].power_sum = 2.5;
+      rows[1].nonfinite = rank;
+      run.arenas.emplace_back(rows.size() * sizeof(StatsRow));
+      std::memcpy(run.arenas[rank].data(), rows.data(), rows.size() * sizeof(StatsRow));
+      run.ask(MapBuffer{rank + 1, run.arenas[rank].descriptor(), run.arenas[rank].size_bytes()});
+    }
+    run.ask(LoadStats{kPlan, plan});
+    run.ask(ReadRows{kPlan, 1, {0}, {}});
+    run.ask(FinishStep{kPlan, 1, 1.0, {{}, {}}, false, 7, false, HashSums::In});
+    run.ask(FinishStep{kPlan, 1, 1.0, {{}}, false, 7, true, HashSums::In});
+    run.ask(FinishStep{kPlan, 1, 1.0, {}, false, 7, true, HashSums::Out});
+    run.ask(ReadRows{kPlan, 1, {1, 0}, {}});
+    run.ask(ReadRows{kPlan, 1, {}, {{1, 0}, {0, 0}}});
+    run.ask(ReadRows{kPlan, 1, {2}, {}});
+    run.ask(ReadRows{kPlan, 1, {}, {{2, 0}}});
+  });
+  const std::size_t first = world() + 1;
+  ASSERT_EQ(host->reports.size(), first + 8);
+  for (const std::size_t refused : {0, 1, 2, 6, 7}) {
+    EXPECT_TRUE(std::holds_alternative<Failed>(host->reports[first + refused])) << refused;
+  }
+  const auto& finished = std::get<Finished>(host->reports[first + 3]);
+  ASSERT_NE(finished.raw, nullptr);
+  EXPECT_EQ(finished.raw->cells.counted_elements, 10 * world());
+  EXPECT_EQ(finished.raw->class_hashes.size(), 2U);
+  EXPECT_EQ(std::get<RowsRead>(host->reports[first + 4]).box_hashes.size(), 2U);
+  EXPECT_EQ(std::get<RowsRead>(host->reports[first + 5]).rows.size(), 2 * world() + 1);
+}
+
+TEST_P(LaneConformance, cells_of_gradients_in_arenas_are_refused_and_the_step_goes_on) {
+  const ShardedJob job = mixed_job(world());
+  const auto host = expect_alike([&](LaneRun& run) {
+    run.load(job);
+    reduce_all(run, 1);
+    FinishStep finish = finish_of(kPlan, 1, {strict_rule(0.5), strict_rule(0.5)}, false);
+    finish.raw = true;
+    run.ask(std::move(finish));
+    run.ask(finish_of(kPlan, 1, {strict_rule(0.5), strict_rule(0.5)}));
+  });
+  EXPECT_THAT(
+      std::get<Failed>(host->reports[host->reports.size() - 2]).message, HasSubstr("a raw finish is of data path stats")
+  );
+  EXPECT_TRUE(std::holds_alternative<Finished>(host->reports.back()));
+}
+
+}  // namespace
+}  // namespace gradsync::device
