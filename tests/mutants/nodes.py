@@ -11,6 +11,10 @@ def peers(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "nodes", f"service/engine/peers/{file}", old, new)
 
 
+def lane(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "nodes", f"service/device/{file}", old, new)
+
+
 NODES = (
     peers(
         "no-epoch-fence",
@@ -157,7 +161,42 @@ NODES = (
         "some-boxes-are-not-counted",
         "Of the boxes whose owner has no gradient only as many are counted as findings are kept.",
         "coordinator_compare.cpp",
-        "        (counted == 0 ? under_way_.later : others).push_back(box);",
+        "        (device::is_uncounted(*counted) ? under_way_.later : others).push_back(box);",
         "        others.push_back(box);",
+    ),
+    lane(
+        "a-box-counts-on-every-node",
+        "A box counts in the norm on each node that holds it.",
+        "step/stats_finish.cpp",
+        "    if (tensor_->counted && !is_elsewhere()) {",
+        "    if (tensor_->counted) {",
+    ),
+    lane(
+        "a-value-that-is-not-finite-is-forgotten",
+        "A NaN in a box that another node counts leaves the norm as it is.",
+        "step/stats_finish.cpp",
+        "    if (row.nonfinite != 0) {\n      TensorSum sum;",
+        "    if (row.nonfinite != 0 && !is_elsewhere()) {\n      TensorSum sum;",
+    ),
+    lane(
+        "a-tied-copy-is-not-hashed",
+        "The hash of a box leaves tied copies of it out, so that another node does not hear that one differs.",
+        "loaded/compared_boxes.cpp",
+        "        of_box.insert(of_box.end(), tied->second.begin(), tied->second.end());\n",
+        "",
+    ),
+    lane(
+        "a-copy-stands-for-its-weight",
+        "A node without a gradient of a box has the hash of one that has it, because a tied copy of it has one.",
+        "step/node_rows.cpp",
+        "    return counted || !copy ? hash_of_box(rows_, sums_) : hash_of_copies_alone(*copy);",
+        "    return hash_of_box(rows_, sums_);",
+    ),
+    peers(
+        "a-copy-alone-is-no-gradient-missing",
+        "A weight of which a tied copy on another node has a gradient is said to be unused.",
+        "sums/node_sums.cpp",
+        "    if (std::ranges::binary_search(copied, tensor)) {",
+        "    if (copied.size() > plan.tensors.size()) {",
     ),
 )

@@ -97,7 +97,7 @@ void CoordinatorMachine::decide_attempt(TimePoint now, Actions& actions) {
   const JudgedCopies& copies = under_way_.copies;
   if (course_.plan) {
     decision.findings = join_findings(*course_.plan, course_.comparison->node_of_rank, findings);
-    add_findings({{}, copies.divergence, copies.missing, 0, {}}, decision.findings);
+    add_judged(copies, decision.findings);
   }
   if (cells.size() == course_.roster.size()) {
     decision.cells = sum_of_nodes(course_.plan ? course_.plan->options.norm_type : 2, cells);

@@ -2,6 +2,7 @@
 // are asked for a hash of each box, and then for the rows of those boxes, kMostBoxes at a time: of all whose owner has
 // no gradient, because these are yet to be counted, and of as many others as findings have room for.
 
+#include "device/stats/box_hash.hpp"
 #include "engine/peers/coordinator_machine.hpp"
 #include "engine/peers/sums/node_sums.hpp"
 
@@ -108,7 +109,7 @@ void CoordinatorMachine::find_boxes() {
         counted = holder == one.owner || !counted ? hash : counted;
       }
       if (differ) {
-        (counted == 0 ? under_way_.later : others).push_back(box);
+        (device::is_uncounted(*counted) ? under_way_.later : others).push_back(box);
       }
     }
   }
@@ -146,6 +147,8 @@ void CoordinatorMachine::judge_round() {
   under_way_.copies.uncounted.insert(
       under_way_.copies.uncounted.end(), judged.uncounted.begin(), judged.uncounted.end()
   );
+  under_way_.copies.read.insert(under_way_.copies.read.end(), judged.read.begin(), judged.read.end());
+  std::ranges::sort(under_way_.copies.read);
   under_way_.copies.sums_differ = under_way_.copies.sums_differ || judged.sums_differ;
 }
 

@@ -3,6 +3,7 @@
 #include "device/stats/copies.hpp"
 #include "device/stats/stats_row.hpp"
 #include "engine/peers/sums/comparison.hpp"
+#include "engine/peers/sums/node_sums.hpp"
 #include "engine/plan/lane_plan.hpp"
 
 #include <algorithm>
@@ -29,19 +30,10 @@ class JudgeBoxes {
     if (first == rows.end() && std::ranges::none_of(copies, has_gradient)) {
       return;
     }
-    std::vector<std::pair<std::int64_t, device::StatsRow>> holders;
-    for (const NodeRow& row : rows) {
-      if (!has_gradient(row)) {
-        missing_[box.first].push_back(row.rank);
-        continue;
-      }
-      holders.emplace_back(row.rank, row.row);
-      if (differs(first->row, row.row)) {
-        divergence_[box.first].ranks.push_back(row.rank);
-      }
-    }
-    if (divergence_.contains(box.first)) {
-      device::add_copies(holders, plan_.options.norm_type, divergence_[box.first]);
+    if (plan_.tensors[box.first].counted_as == box.first) {
+      judge_counted(box.first, first == rows.end() ? nullptr : &first->row, rows);
+    } else {  // a tied copy that is cut otherwise than what is counted
+      judge_copies_of(first == rows.end() ? nullptr : &first->row, rows);
     }
     judge_copies_of(first == rows.end() ? nullptr : &first->row, copies);
     if (first != rows.end()) {
@@ -73,6 +65,23 @@ class JudgeBoxes {
     }
     judged_.sums_differ = judged_.sums_differ || first != row;
     return false;
+  }
+
+  void judge_counted(std::uint32_t tensor, const device::StatsRow* first, const std::vector<NodeRow>& rows) {
+    std::vector<std::pair<std::int64_t, device::StatsRow>> holders;
+    for (const NodeRow& row : rows) {
+      if (row.row.stamp == 0) {
+        missing_[tensor].push_back(row.rank);
+        continue;
+      }
+      holders.emplace_back(row.rank, row.row);
+      if (differs(*first, row.row)) {
+        divergence_[tensor].ranks.push_back(row.rank);
+      }
+    }
+    if (divergence_.contains(tensor)) {
+      device::add_copies(holders, plan_.options.norm_type, divergence_[tensor]);
+    }
   }
 
   /// A tied copy has to agree with what counts, whatever most copies have. `counted` is null where no rank that holds
@@ -129,7 +138,9 @@ JudgedCopies judge_copies(
   const auto place = [](const NodeRow& row) { return std::tuple(row.tensor, row.box, row.rank); };
   std::ranges::sort(rows, {}, place);
   std::map<Comparison::Box, std::pair<std::vector<NodeRow>, std::vector<NodeRow>>> boxes;
+  std::vector<std::pair<std::uint32_t, std::int64_t>> read;
   for (const NodeRow& row : rows) {
+    read.emplace_back(row.tensor, row.rank);
     const Comparison::Box box = counted_box(plan, {row.tensor, row.box});
     auto& [counted, copies] = boxes[box];
     (row.tensor == box.first ? counted : copies).push_back(row);
@@ -138,7 +149,28 @@ JudgedCopies judge_copies(
   for (const auto& [box, held] : boxes) {
     judge.judge(box, held.first, held.second);
   }
-  return judge.finish();
+  JudgedCopies judged = judge.finish();
+  std::ranges::sort(read);
+  judged.read = std::move(read);
+  return judged;
+}
+
+void add_judged(const JudgedCopies& judged, NodeFindings& all) {
+  for (device::DivergenceFinding& finding : all.divergence) {
+    for (std::vector<std::int64_t>* ranks : {&finding.ranks, &finding.majority, &finding.suspects}) {
+      std::erase_if(*ranks, [&](std::int64_t rank) {
+        return std::ranges::binary_search(judged.read, std::pair(finding.tensor, rank));
+      });
+    }
+  }
+  std::erase_if(all.divergence, [](const device::DivergenceFinding& finding) { return finding.ranks.empty(); });
+  NodeFindings some{{}, judged.divergence, judged.missing, 0, {}};
+  std::erase_if(some.missing, [&](const device::MissingFinding& finding) {
+    return std::ranges::any_of(all.absent, [&](const auto& span) {
+      return finding.tensor >= span.first && finding.tensor - span.first < span.second;
+    });
+  });
+  add_findings(some, all);
 }
 
 void count_rows(const plan::Plan& plan, const std::vector<PeerRows::Row>& rows, NodeCells& cells) {

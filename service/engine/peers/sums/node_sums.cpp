@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <set>
@@ -54,8 +55,8 @@ void unite_finding(const device::NonfiniteFinding& some, device::NonfiniteFindin
 
 void unite_finding(const device::DivergenceFinding& some, device::DivergenceFinding& all) {
   unite(some.ranks, all.ranks);
-  all.majority = some.majority;
-  all.suspects = some.suspects;
+  unite(some.majority, all.majority);
+  unite(some.suspects, all.suspects);
 }
 
 void unite_finding(const device::MissingFinding& some, device::MissingFinding& all) { unite(some.ranks, all.ranks); }
@@ -102,6 +103,35 @@ std::map<std::uint32_t, std::set<NodeNumber>> absent_on(std::span<const NodeFind
   return absent;
 }
 
+/// Those of `absent` of which a tied copy has a gradient. They are not unused: the norm leaves that gradient out.
+std::vector<std::uint32_t> copied_alone(const plan::Plan& plan, const std::vector<std::uint32_t>& absent) {
+  std::vector<std::uint32_t> found;
+  for (std::uint32_t index = 0; index < plan.tensors.size() && !absent.empty(); ++index) {
+    const plan::PlannedTensor& tensor = plan.tensors[index];
+    if (!tensor.counted_boxes.empty() && std::ranges::binary_search(absent, tensor.counted_as) &&
+        !std::ranges::binary_search(absent, index)) {
+      found.push_back(tensor.counted_as);
+    }
+  }
+  std::ranges::sort(found);
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+/// The ranks that hold something of it on nodes that `of_node` is true for.
+template <typename OfNode>
+std::vector<std::int64_t> holders_of(
+    const plan::PlannedTensor& tensor, std::span<const NodeNumber> node_of_rank, OfNode of_node
+) {
+  std::vector<std::int64_t> ranks;
+  for (const plan::Holding& holding : tensor.holdings) {
+    if (holding.elements != 0 && of_node(node_of_rank[holding.rank])) {
+      ranks.push_back(holding.rank);
+    }
+  }
+  return ranks;
+}
+
 /// Its eight bytes; all NaNs are one.
 void append_bits(double value, std::string& text) {
   const auto bits = std::bit_cast<std::uint64_t>(std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value);
@@ -123,6 +153,14 @@ NodeCells sum_of_nodes(double norm_type, std::span<const NodeCells* const> nodes
   return all;
 }
 
+NodeFindings findings_of(const device::StepMath& math) {
+  NodeFindings findings{math.nonfinite, math.divergence, math.missing, math.nonfinite_total, {}};
+  for (const std::uint32_t tensor : math.absent) {
+    add_to_spans(tensor, findings.absent);
+  }
+  return findings;
+}
+
 void add_findings(const NodeFindings& some, NodeFindings& all) {
   unite_findings(some.nonfinite, all.nonfinite);
   unite_findings(some.divergence, all.divergence);
@@ -138,18 +176,20 @@ NodeFindings join_findings(
     add_findings(*node, all);
   }
   std::vector<device::MissingFinding> missing;
-  for (const auto& [tensor, without] : absent_on(nodes)) {
-    device::MissingFinding finding{tensor, {}};
-    bool present = false;
-    for (const plan::Holding& holding : plan.tensors[tensor].holdings) {
-      if (holding.elements != 0 && without.contains(node_of_rank[holding.rank])) {
-        finding.ranks.push_back(holding.rank);
-      } else {
-        present = present || holding.elements != 0;
-      }
+  std::vector<std::uint32_t> absent;
+  for (const auto& entry : absent_on(nodes)) {
+    const plan::PlannedTensor& tensor = plan.tensors[entry.first];
+    const auto is_without = [&](NodeNumber node) { return entry.second.contains(node); };
+    if (holders_of(tensor, node_of_rank, std::not_fn(is_without)).empty()) {
+      absent.push_back(entry.first);
+    } else {
+      missing.push_back({entry.first, holders_of(tensor, node_of_rank, is_without)});
     }
-    if (present) {
-      missing.push_back(std::move(finding));
+  }
+  const std::vector<std::uint32_t> copied = copied_alone(plan, absent);
+  for (const std::uint32_t tensor : absent) {
+    if (std::ranges::binary_search(copied, tensor)) {
+      missing.push_back({tensor, holders_of(plan.tensors[tensor], node_of_rank, [](NodeNumber) { return true; })});
     } else {
       add_to_spans(tensor, all.absent);
     }

@@ -14,8 +14,12 @@ namespace gradsync::engine {
 /// All have equal numbers of groups and layers.
 [[nodiscard]] NodeCells sum_of_nodes(double norm_type, std::span<const NodeCells* const> nodes);
 
+/// What a node found, as it says so to the coordinator.
+[[nodiscard]] NodeFindings findings_of(const device::StepMath& math);
+
 /// Findings by tensor and rank, at most kMaxFindings of a kind; a tensor is absent where all nodes that hold parts of
-/// it say so, and missing on the ranks of those that do, where another has a gradient.
+/// it say so, and missing on the ranks of those that do, where another has a gradient. It is missing on all its ranks
+/// where a tied copy alone has one.
 [[nodiscard]] NodeFindings join_findings(
     const plan::Plan& plan, std::span<const NodeNumber> node_of_rank, std::span<const NodeFindings* const> nodes
 );
@@ -30,7 +34,7 @@ namespace gradsync::engine {
     double scale
 );
 
-/// Adds findings by tensor; where both have copies of one, those of `some` say which ranks have the majority.
+/// Adds findings by tensor, of ranks that are in one of the two.
 void add_findings(const NodeFindings& some, NodeFindings& all);
 
 /// 16 hex digits over the bits of norms, thresholds, coefficients and actions, and the policies' digest: what all nodes

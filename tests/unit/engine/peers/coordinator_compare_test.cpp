@@ -1,5 +1,6 @@
 // Copies on several nodes: which rounds the coordinator asks for, and what it makes of the answers.
 
+#include "device/stats/box_hash.hpp"
 #include "unit/engine/peers/copied_plan.hpp"
 #include "unit/engine/peers/machine_states.hpp"
 
@@ -110,7 +111,9 @@ TEST(CoordinatorCompare, every_box_whose_owner_has_no_gradient_is_counted_howeve
   constexpr std::uint32_t kBoxes = 150;
   ComparingNodes led(kBoxes);
   (void)led.ask_with({5, 6, 6});
-  (void)led.hashes(0, std::vector<std::uint64_t>(kBoxes, 0));
+  std::vector<std::uint64_t> nothing(kBoxes, 0);
+  nothing.back() = device::hash_of_copies_alone(0);  // a tied copy has one, which does not count
+  (void)led.hashes(0, nothing);
   (void)led.hashes(1, std::vector<std::uint64_t>(kBoxes, 7));
   CoordinatorActions actions = led.hashes(2, std::vector<std::uint64_t>(kBoxes, 7));
   int rounds = 0;
@@ -138,10 +141,14 @@ TEST(CoordinatorCompare, of_copies_that_differ_no_more_are_read_than_findings_ha
   constexpr std::uint32_t kBoxes = 150;
   ComparingNodes led(kBoxes);
   (void)led.ask_with({5, 6, 6});
-  (void)led.hashes(0, std::vector<std::uint64_t>(kBoxes, 8));
-  (void)led.hashes(1, std::vector<std::uint64_t>(kBoxes, 7));
-  const CoordinatorActions actions = led.hashes(2, std::vector<std::uint64_t>(kBoxes, 7));
+  (void)led.hashes(0, std::vector<std::uint64_t>(kBoxes, 80'000));
+  (void)led.hashes(1, std::vector<std::uint64_t>(kBoxes, 70'000));
+  const CoordinatorActions actions = led.hashes(2, std::vector<std::uint64_t>(kBoxes, 70'000));
   EXPECT_EQ(sent<PeerCompare>(actions).boxes.size(), device::kMaxFindings);
+  for (NodeNumber node = 0; node < 2; ++node) {
+    (void)led.rows(node, {row_of(0, 0, node, 4)});
+  }
+  EXPECT_EQ(words_of(led.rows(2, {row_of(0, 0, 2, 4)})), "1:decision 2:decision own:decision") << "no further round";
 }
 
 }  // namespace

@@ -81,6 +81,25 @@ TEST(CopiesOfNodes, a_box_that_no_rank_has_a_gradient_of_is_not_missing) {
   EXPECT_THAT(judged.divergence, IsEmpty());
 }
 
+TEST(CopiesOfNodes, what_was_read_takes_the_place_of_what_nodes_found_alone) {
+  NodeFindings all;
+  all.divergence = {{0, {1}, {}, {0, 1}}, {2, {2, 3}, {}, {2, 3}}};
+  all.absent = {{1, 1}};
+  JudgedCopies judged =
+      judge_copies(plan_of_copies(), kNodesOfCopies, {row_of(1, 0, 0, 4), row_of(2, 0, 3, 4), row_of(0, 0, 3, 4)});
+  judged.missing = {{1, {0}}, {2, {3}}};
+  add_judged(judged, all);
+  ASSERT_EQ(all.divergence.size(), 2U);
+  EXPECT_THAT(all.divergence[0].ranks, ElementsAre(1)) << "the copy of rank 1 was not read";
+  EXPECT_THAT(all.divergence[1].ranks, ElementsAre(2)) << "that of rank 3 is right";
+  EXPECT_THAT(all.divergence[1].suspects, ElementsAre(2));
+  ASSERT_EQ(all.missing.size(), 1U) << "what no node has is absent";
+  EXPECT_EQ(all.missing[0].tensor, 2U);
+  judged.read = {{0, 1}, {2, 2}};
+  add_judged(judged, all);
+  EXPECT_THAT(all.divergence, IsEmpty());
+}
+
 TEST(CopiesOfNodes, counts_rows_in_the_group_and_layer_of_their_tensor) {
   plan::Plan plan = plan_of_copies();
   plan.tensors[0].declaration.layer = "first";

@@ -1,0 +1,76 @@
+#include "engine/peers/sums/node_plan.hpp"
+
+#include "plan/interrupt.hpp"
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <vector>
+
+namespace gradsync::engine {
+
+namespace {
+
+/// Finds the boxes of a tensor that this node holds and that a lower rank, on another node, holds too.
+void add_elsewhere(
+    const std::vector<device::StatsHolder>& holders,
+    const std::vector<NodeNumber>& node_of_rank,
+    NodeNumber node,
+    std::uint32_t tensor,
+    std::vector<device::StatsBox>& elsewhere
+) {
+  std::optional<std::uint32_t> box;
+  bool owned = true;
+  bool added = false;
+  for (const device::StatsHolder& holder : holders) {
+    if (box != holder.box) {
+      box = holder.box;
+      owned = node_of_rank[holder.rank] == node;
+      added = false;
+    }
+    if (!owned && !added && node_of_rank[holder.rank] == node) {
+      elsewhere.emplace_back(tensor, holder.box);
+      added = true;
+    }
+  }
+}
+
+}  // namespace
+
+device::StatsPlan stats_plan_of_node(device::StatsPlan whole, const Comparison& comparison, NodeNumber node) {
+  const std::vector<NodeNumber>& node_of_rank = comparison.node_of_rank;
+  for (std::uint32_t index = 0; index < whole.tensors.size(); ++index) {
+    plan::interruption_point();
+    std::vector<device::StatsHolder>& holders = whole.tensors[index].holders;
+    add_elsewhere(holders, node_of_rank, node, index, whole.elsewhere);
+    std::erase_if(holders, [&](const device::StatsHolder& holder) { return node_of_rank[holder.rank] != node; });
+  }
+  std::erase_if(whole.ties, [&](const device::StatsTie& tie) { return whole.tensors[tie.copy].holders.empty(); });
+  for (const std::uint32_t number : comparison.of_node[node]) {
+    whole.classes.push_back(comparison.classes[number].boxes);
+  }
+  return whole;
+}
+
+/// What is wanted twice is read once: another daemon says how much that is.
+device::ReadRows rows_wanted_of(const Comparison& comparison, NodeNumber node, PeerCompare wanted) {
+  const std::vector<std::uint32_t>& own = comparison.of_node[node];
+  device::ReadRows read;
+  std::ranges::sort(wanted.classes);
+  for (std::uint32_t number = 0; number < own.size(); ++number) {
+    if (std::ranges::binary_search(wanted.classes, own[number])) {
+      read.classes.push_back(number);
+    }
+  }
+  std::ranges::sort(wanted.boxes);
+  wanted.boxes.erase(std::unique(wanted.boxes.begin(), wanted.boxes.end()), wanted.boxes.end());
+  std::ranges::copy_if(wanted.boxes, std::back_inserter(read.boxes), [&](const Comparison::Box& box) {
+    return std::ranges::any_of(own, [&](std::uint32_t number) {
+      return std::ranges::binary_search(comparison.classes[number].boxes, box);
+    });
+  });
+  return read;
+}
+
+}  // namespace gradsync::engine

@@ -1,0 +1,21 @@
+#pragma once
+// What the lane of one node of several gets: its part of a plan of data path `stats`, and which rows the coordinator
+// wants of it. Pure.
+
+#include "device/lane.hpp"
+#include "engine/peers/peer_message.hpp"
+#include "engine/peers/sums/comparison.hpp"
+
+namespace gradsync::engine {
+
+/// `whole`: the layout of the plan that `comparison` is of. What is left has the holders on this node, says which of
+/// their boxes another node counts, and has the classes that the node is in, in the order of `of_node`. Tensors keep
+/// their indices.
+[[nodiscard]] device::StatsPlan stats_plan_of_node(
+    device::StatsPlan whole, const Comparison& comparison, NodeNumber node
+);
+
+/// What of `wanted` this node has, by the classes of that plan. Plan and tag are the caller's to say.
+[[nodiscard]] device::ReadRows rows_wanted_of(const Comparison& comparison, NodeNumber node, PeerCompare wanted);
+
+}  // namespace gradsync::engine
