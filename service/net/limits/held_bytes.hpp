@@ -1,6 +1,6 @@
 #pragma once
-// Counts the answers that connections do not read, and chooses the connection to close where one process, one uid or
-// all together leave too many. Small queues are not counted: they are what a reader leaves that is only slow.
+// Counts the bytes that connections make the daemon hold, as answers that they do not read or as messages that they do
+// not end, and chooses the connection to close where one process, one uid or all together hold too many.
 //
 // Thread: io only. Internal to net.
 
@@ -16,19 +16,19 @@
 
 namespace gradsync::net {
 
-class UnreadAnswers {
+class HeldBytes {
  public:
-  static constexpr std::size_t kFreeBytes = 16 * 1024;  ///< of a connection
-
   struct Excess {
     ConnectionId connection = 0;  ///< the one that holds most of those to blame, the oldest of several
-    std::string why;              ///< names the use and the limit
+    std::string whose;            ///< "process 42", "uid 1000" or "all processes"
+    std::size_t bytes = 0;        ///< that these hold
+    std::size_t most = 0;         ///< that they may hold
   };
 
-  /// One uid may leave three quarters of `most_bytes`, one process half; the daemon's own uid and root all of it.
-  UnreadAnswers(std::size_t most_bytes, std::uint32_t own_uid) : most_bytes_(most_bytes), own_uid_(own_uid) {}
+  /// One uid may hold three quarters of `most_bytes`, one process half; the daemon's own uid and root all of it.
+  HeldBytes(std::size_t most_bytes, std::uint32_t own_uid) : most_bytes_(most_bytes), own_uid_(own_uid) {}
 
-  /// Notes what a connection leaves from now on. Called at its end with 0.
+  /// Notes what a connection holds from now on. Called at its end with 0.
   [[nodiscard]] std::optional<Excess> note(ConnectionId connection, const PeerIdentity& peer, std::size_t bytes);
 
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
@@ -36,7 +36,7 @@ class UnreadAnswers {
  private:
   using Process = std::pair<std::uint32_t, std::int64_t>;  ///< uid, pid
 
-  struct Left {
+  struct Held {
     Process process;
     std::size_t bytes = 0;
   };
@@ -44,12 +44,12 @@ class UnreadAnswers {
   void add(const Process& process, std::size_t bytes);
   void take(const Process& process, std::size_t bytes);
   [[nodiscard]] Process process_with_most() const;
-  [[nodiscard]] Excess excess_of(const Process& process, std::string why) const;
+  [[nodiscard]] ConnectionId culprit_of(const Process& process) const;
 
   std::size_t most_bytes_;
   std::uint32_t own_uid_;
   std::size_t bytes_ = 0;
-  std::unordered_map<ConnectionId, Left> left_;
+  std::unordered_map<ConnectionId, Held> held_;
   std::map<Process, std::size_t> of_process_;
   std::map<std::uint32_t, std::size_t> of_uid_;
 };
