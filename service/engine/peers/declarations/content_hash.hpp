@@ -8,7 +8,7 @@
 
 namespace gradsync::engine {
 
-/// Of a declaration whose tensors come page by page.
+/// Takes a declaration whose tensors come page by page.
 class ContentHasher {
  public:
   explicit ContentHasher(const plan::DeclareOptions& options);
