@@ -65,6 +65,7 @@ struct PolicyReplayCommand {
 struct DoctorCommand {
   SettingsSource settings;
   bool json = false;
+  int fd = -1;  ///< a daemon started it, reads the JSON here, and takes it along when it ends; −1: no daemon did
 };
 
 struct VersionCommand {
