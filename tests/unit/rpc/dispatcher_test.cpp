@@ -456,8 +456,9 @@ TEST(Dispatcher, drops_what_a_doctor_found_for_a_caller_that_left) {
   for (const ConnectionId connection : {1, 2}) {
     rpc.open(connection);
     rpc.initialize(connection);
-    rpc.dispatcher->on_text(connection, doctor_call(90));
   }
+  rpc.dispatcher->on_text(1, doctor_call(90));
+  rpc.dispatcher->on_text(2, doctor_call(90));
   rpc.dispatcher->on_close(1);
   rpc.end_examinations();
   EXPECT_EQ(rpc.outbox.take(1), "");
