@@ -41,7 +41,9 @@ def test_the_daemon_tries_its_gpus_and_both_sides_see_the_same() -> None:
 
 
 def test_a_gpu_on_one_side_only_is_named() -> None:
-    with Daemon(*options(), "--gpu-devices", GPUS[0]) as daemon:
+    one = list(options())
+    one[one.index("--gpu-devices") + 1] = GPUS[0]
+    with Daemon(*one) as daemon:
         wider, other = doctor(daemon, GPUS), doctor(daemon, GPUS[1:])
     for looked in (wider, other):
         assert looked.returncode == 1, looked
