@@ -208,3 +208,14 @@ def test_torch_is_looked_at_where_a_real_driver_shows_gpus(monkeypatch: pytest.M
     found = _doctor._of_this_process(["GPU-1"])
     assert [finding.level for finding in found] == ["ok", "problem"]
     assert found[0] == Finding("ok", "this process and the daemon both see GPU-1")
+
+
+def test_a_torch_that_cannot_be_imported_is_a_problem_and_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text('raise OSError("libcudart.so.13: cannot open shared object file")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    (found,) = torch_findings()
+    assert found.level == "problem"
+    assert "libcudart.so.13" in found.what

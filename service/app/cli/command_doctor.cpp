@@ -26,6 +26,7 @@ namespace gradsync::app {
 namespace {
 
 constexpr Milliseconds kProbe{30'000};
+constexpr Milliseconds kProbeForDaemon{8'000};  // so that it hears of all GPUs, of which a few hang, within 60 s
 
 const char* name_of(Finding::Level level) {
   for (const auto& [name, entry] : rpc::EnumNames<Finding::Level>::kEntries) {
@@ -64,15 +65,21 @@ bool write_to(int fd, std::string_view text) {
 }
 
 /// Calls `found` with one finding after the other.
-void examine(const GpuSection& gpu, const std::function<void(Finding)>& found) {
+void examine(const GpuSection& gpu, Milliseconds patience, const std::function<void(Finding)>& found) {
   const Machine machine = read_machine("/", process_environment(), gpu, this_program());
   std::ranges::for_each(findings_of(machine, gpu), found);
   if (!machine.kernels.empty()) {
-    probe_gpus(gpu, machine.kernels, usable_gpus(gpu, machine.gpus), kProbe, found);
+    probe_gpus(gpu, machine.kernels, usable_gpus(gpu, machine.gpus), patience, found);
   }
 }
 
 }  // namespace
+
+SettingsSource settings_of(const DoctorCommand& command) {
+  SettingsSource settings = command.settings;
+  settings.environment = command.fd < 0;  // its flags are all that the daemon has
+  return settings;
+}
 
 int execute(const DoctorCommand& command) {
   const bool asked_by_daemon = command.fd >= 0;
@@ -83,14 +90,14 @@ int execute(const DoctorCommand& command) {
     }
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would read what it found
   }
-  const Result<Configuration> configuration = load_settings(command.settings);
+  const Result<Configuration> configuration = load_settings(settings_of(command));
   if (configuration.has_error()) {
     complain(configuration.error().message, configuration.error().hint);
     return kExitConfiguration;
   }
   start_logging(LogFormat::Auto, "warn");  // to stderr; what workers do is said by findings
   std::vector<Finding> findings;
-  examine(configuration->options.gpu, [&](Finding finding) {
+  examine(configuration->options.gpu, asked_by_daemon ? kProbeForDaemon : kProbe, [&](Finding finding) {
     keep_to_one_line(finding.what);
     keep_to_one_line(finding.hint);
     if (!command.json && !asked_by_daemon) {

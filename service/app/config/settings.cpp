@@ -12,11 +12,14 @@
 namespace gradsync::app {
 
 Result<Configuration> load_settings(const SettingsSource& source) {
+  const auto environment = process_environment();
   ConfigurationInputs inputs;
-  inputs.environment = process_environment();
-  inputs.file = source.file ? source.file : default_configuration_file(inputs.environment);
+  if (source.environment) {
+    inputs.environment = environment;
+  }
+  inputs.file = source.file ? source.file : default_configuration_file(environment);
   inputs.flags = source.flags;
-  inputs.socket = socket_places(inputs.environment, this_caller()).front();
+  inputs.socket = socket_places(environment, this_caller()).front();
   return resolve_configuration(inputs);
 }
 

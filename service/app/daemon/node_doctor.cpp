@@ -125,6 +125,7 @@ void NodeDoctor::on_answer(const Result<rpc::DoctorAnswer>& answer, pid_t stuck)
     return;
   }
   stuck_ = stuck;
+  took_ = std::chrono::steady_clock::now() - started_;
   if (stuck == 0) {
     rest();
   } else {
@@ -149,7 +150,7 @@ void NodeDoctor::rest() {
   }
   thread_.join();  // it has nothing left to do
   state_ = State::Resting;
-  timer_.expires_after(std::chrono::steady_clock::now() - started_);
+  timer_.expires_after(took_);
   timer_.async_wait([this](boost::system::error_code error) {
     if (error || stopped_) {
       return;

@@ -1,6 +1,6 @@
 #pragma once
 // Examines the node for clients (`doctor.run`), one examination after the other, each on a thread of its own: `doctor`.
-// Who asks while one runs has its findings. After one that took as long as it took, the next waits for as long, so that
+// Who asks while one runs has its findings. The next begins when as much time has passed as the last one took, so that
 // no client can have GPUs and CPUs examined for more than half of the time. Who asks meanwhile waits, and all of these
 // have one examination.
 //
@@ -64,6 +64,7 @@ class NodeDoctor {
   bool stopped_ = false;
   pid_t stuck_ = 0;  ///< 0: none is
   TimePoint started_{};
+  TimePoint::duration took_{};  ///< until it was answered
   boost::asio::steady_timer timer_;
   UniqueFd stop_;       ///< an eventfd
   std::thread thread_;  ///< joinable from `start` to `rest`

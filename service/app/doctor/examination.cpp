@@ -147,7 +147,12 @@ Result<std::string> Examination::read(int fd, TimePoint deadline) {
     if (bytes == 0) {
       return text;
     }
-    text.append(part.data(), static_cast<std::size_t>(std::max<ssize_t>(bytes, 0)));
+    if (bytes < 0) {
+      return doctor_failed(
+          fmt::format("what the doctor writes cannot be read: {}", std::generic_category().message(errno)), kByHand
+      );
+    }
+    text.append(part.data(), static_cast<std::size_t>(bytes));
     if (text.size() > options_.most_bytes) {
       return doctor_failed(
           fmt::format(

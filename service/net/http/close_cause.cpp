@@ -27,7 +27,7 @@ CloseCause too_much_half_sent(const HeldBytes::Excess& excess) {
   return {
       close_code::try_again_later,
       "limit_exceeded: " + what,
-      what + ": closing the connection of that process which holds most",
+      what + ": closing the largest connection of the largest process of these",
       spdlog::level::warn,
       RepeatedLine::Kind::HalfSent};
 }

@@ -33,16 +33,16 @@ std::optional<HeldBytes::Excess> HeldBytes::note(ConnectionId connection, const 
   held_[connection] = {process, bytes};
   add(process, bytes);
   const std::size_t by_process = of_process_.at(process);
-  if (by_process > most_bytes_ / 2) {
+  if (peer.pid != 0 && by_process > most_bytes_ / 2) {
     return Excess{culprit_of(process), fmt::format("process {}", peer.pid), by_process, most_bytes_ / 2};
   }
   const std::size_t of_one_uid = most_bytes_ - most_bytes_ / 4;
   const std::size_t by_uid = of_uid_.at(peer.uid);
   if (peer.uid != 0 && peer.uid != own_uid_ && by_uid > of_one_uid) {
-    return Excess{culprit_of(process), fmt::format("uid {}", peer.uid), by_uid, of_one_uid};
+    return Excess{culprit_of(process_with_most(peer.uid)), fmt::format("uid {}", peer.uid), by_uid, of_one_uid};
   }
   if (bytes_ > most_bytes_) {
-    return Excess{culprit_of(process_with_most()), "all processes", bytes_, most_bytes_};
+    return Excess{culprit_of(process_with_most(std::nullopt)), "all processes", bytes_, most_bytes_};
   }
   return std::nullopt;
 }
@@ -59,9 +59,10 @@ void HeldBytes::take(const Process& process, std::size_t bytes) {
   take_from(of_uid_, process.first, bytes);
 }
 
-HeldBytes::Process HeldBytes::process_with_most() const {
+HeldBytes::Process HeldBytes::process_with_most(std::optional<std::uint32_t> uid) const {
+  const auto guilt = [uid](const auto& entry) { return std::pair(!uid || entry.first.first == *uid, entry.second); };
   return std::max_element(
-             of_process_.begin(), of_process_.end(), [](const auto& a, const auto& b) { return a.second < b.second; }
+             of_process_.begin(), of_process_.end(), [&](const auto& a, const auto& b) { return guilt(a) < guilt(b); }
   )->first;
 }
 

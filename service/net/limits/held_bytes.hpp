@@ -19,13 +19,14 @@ namespace gradsync::net {
 class HeldBytes {
  public:
   struct Excess {
-    ConnectionId connection = 0;  ///< the one that holds most of those to blame, the oldest of several
+    ConnectionId connection = 0;  ///< of the process that holds most of these: its largest, the oldest of several
     std::string whose;            ///< "process 42", "uid 1000" or "all processes"
     std::size_t bytes = 0;        ///< that these hold
     std::size_t most = 0;         ///< that they may hold
   };
 
-  /// One uid may hold three quarters of `most_bytes`, one process half; the daemon's own uid and root all of it.
+  /// One uid may hold three quarters of `most_bytes`, one process half; the daemon's own uid and root all of it. A
+  /// process of a pid namespace that is not seen from here has pid 0, as peers by TCP have: it counts for its uid only.
   HeldBytes(std::size_t most_bytes, std::uint32_t own_uid) : most_bytes_(most_bytes), own_uid_(own_uid) {}
 
   /// Notes what a connection holds from now on. Called at its end with 0.
@@ -43,7 +44,8 @@ class HeldBytes {
 
   void add(const Process& process, std::size_t bytes);
   void take(const Process& process, std::size_t bytes);
-  [[nodiscard]] Process process_with_most() const;
+  /// Of that uid, or of all.
+  [[nodiscard]] Process process_with_most(std::optional<std::uint32_t> uid) const;
   [[nodiscard]] ConnectionId culprit_of(const Process& process) const;
 
   std::size_t most_bytes_;

@@ -16,7 +16,7 @@ void LinkContext::hold_joining(LinkId link, std::size_t bytes) {
   const auto found = excess ? links.find(excess->connection) : links.end();
   if (found != links.end()) {
     const std::shared_ptr<PeerLink> leaves = found->second;
-    leaves->drop(too_much_joining(options.joining_bytes));
+    leaves->drop(too_much_joining(excess->most));
   }
 }
 

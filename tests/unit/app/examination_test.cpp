@@ -124,7 +124,7 @@ TEST_F(ExaminationTest, ends_when_nobody_needs_it_any_more) {
   EXPECT_EQ(answer.error().code, ErrorCode::Draining);
 }
 
-TEST_F(ExaminationTest, has_the_settings_of_the_daemon_whatever_a_file_says) {
+TEST_F(ExaminationTest, has_the_settings_of_the_daemon_whatever_a_file_and_the_environment_say) {
   const GpuSection given{"", "GPU-1,--GPU-2", 11, 12, 13};
   std::vector<std::string> words = examination_of(given).command;
   std::vector<const char*> arguments;
@@ -135,7 +135,9 @@ TEST_F(ExaminationTest, has_the_settings_of_the_daemon_whatever_a_file_says) {
   ASSERT_TRUE(std::holds_alternative<Command>(parsed));
   const auto doctor = std::get<DoctorCommand>(std::get<Command>(parsed));
   EXPECT_EQ(doctor.fd, 3);
-  const Result<Configuration> settings = load_settings(doctor.settings);
+  ::setenv("GRADSYNC_SERVER_TCP", "127.0.0.1:9479", 1);  // of a daemon whose file has the token for it
+  const Result<Configuration> settings = load_settings(settings_of(doctor));
+  ::unsetenv("GRADSYNC_SERVER_TCP");
   ASSERT_TRUE(settings) << settings.error().message;
   const GpuSection& read = settings->options.gpu;
   EXPECT_EQ(read.kernels, given.kernels);

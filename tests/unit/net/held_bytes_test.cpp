@@ -30,11 +30,12 @@ TEST(HeldBytes, of_one_process_are_half_of_all_and_the_connection_that_holds_mos
   expect_excess(held.note(2, holder_process(1000, 1), 51), 1, "process 1", 201, 200);
 }
 
-TEST(HeldBytes, of_one_uid_are_three_quarters_of_all_and_the_process_that_added_last_pays) {
+TEST(HeldBytes, of_one_uid_are_three_quarters_of_all_and_the_process_that_holds_most_pays) {
   HeldBytes held{400, kDaemonUid};
   EXPECT_FALSE(held.note(1, holder_process(1000, 1), 200));
   EXPECT_FALSE(held.note(2, holder_process(1000, 2), 100));
-  expect_excess(held.note(3, holder_process(1000, 2), 20), 2, "uid 1000", 320, 300);
+  EXPECT_FALSE(held.note(4, holder_process(0, 9), 90)) << "another uid";
+  expect_excess(held.note(3, holder_process(1000, 3), 10), 1, "uid 1000", 310, 300);
 }
 
 TEST(HeldBytes, of_root_and_of_the_own_uid_may_be_all) {
@@ -74,9 +75,16 @@ TEST(HeldBytes, the_oldest_goes_of_several_that_hold_as_much) {
 
 TEST(HeldBytes, equal_pids_of_other_users_are_other_processes) {
   HeldBytes held{200, kDaemonUid};
-  EXPECT_FALSE(held.note(1, holder_process(1001, 0), 100));  // as in another pid namespace
-  EXPECT_FALSE(held.note(2, holder_process(1000, 0), 40));
-  expect_excess(held.note(3, holder_process(1000, 0), 70), 3, "process 0", 110, 100);
+  EXPECT_FALSE(held.note(1, holder_process(1001, 7), 100));
+  EXPECT_FALSE(held.note(2, holder_process(1000, 7), 40));
+  expect_excess(held.note(3, holder_process(1000, 7), 61), 3, "process 7", 101, 100);
+}
+
+TEST(HeldBytes, processes_that_are_not_seen_count_for_their_uid_only) {
+  HeldBytes held{400, kDaemonUid};
+  EXPECT_FALSE(held.note(1, holder_process(1000, 0), 160));
+  EXPECT_FALSE(held.note(2, holder_process(1000, 0), 140)) << "they may be of several containers";
+  expect_excess(held.note(3, holder_process(1000, 0), 1), 1, "uid 1000", 301, 300);
 }
 
 }  // namespace

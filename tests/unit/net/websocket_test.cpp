@@ -458,8 +458,8 @@ TEST_F(WebSocket, the_log_says_whose_connection_is_closed_for_what_it_half_sent)
   }
   const std::string log = testing::internal::GetCapturedStdout();
   const std::string line = fmt::format(
-      "1001 bytes of messages of process {0} are half sent, the limit is 1000: closing the connection of that "
-      "process which holds most connection=1 pid={0} uid={1}\n",
+      "1001 bytes of messages of process {0} are half sent, the limit is 1000: closing the largest connection "
+      "of the largest process of these connection=1 pid={0} uid={1}\n",
       ::getpid(),
       ::getuid()
   );

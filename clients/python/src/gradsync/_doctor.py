@@ -117,7 +117,10 @@ def torch_findings() -> list[Finding]:
     """Whether torch, where it is installed, uses the GPUs that the driver shows."""
     if importlib.util.find_spec("torch") is None:
         return []
-    import torch
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a library of CUDA that it needs is missing, for instance
+        return [Finding("problem", f"torch cannot be imported: {error}", "install torch anew, with what it needs")]
 
     if torch.cuda.is_available():
         return [Finding("ok", f"torch {torch.__version__} uses the GPUs of this process")]
