@@ -44,7 +44,7 @@ class HeldBytes {
 
   void add(const Process& process, std::size_t bytes);
   void take(const Process& process, std::size_t bytes);
-  /// Of that uid, or of all.
+  /// Looks among those of that uid, or among all.
   [[nodiscard]] Process process_with_most(std::optional<std::uint32_t> uid) const;
   [[nodiscard]] ConnectionId culprit_of(const Process& process) const;
 
