@@ -1,6 +1,7 @@
 #pragma once
 // The name of what one rank declares, equal on all nodes exactly where declarations are equal: XXH3-128 over the
-// canonical texts of the options and of each tensor. Weights, and what measures, are not part of it. Pure.
+// canonical texts of the options and of each tensor. Fingerprints of weights, and the name of what takes a rank's
+// statistics, are not part of it. Pure.
 
 #include "base/hash.hpp"
 #include "engine/peers/peer_message.hpp"

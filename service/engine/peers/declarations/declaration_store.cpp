@@ -131,7 +131,12 @@ std::optional<Error> DeclarationStore::take(PeerDeclaration page) {
 
 /// The options are those of page 0: what other pages say of them is not read.
 std::optional<Error> DeclarationStore::add_page(Arriving& arriving, PeerDeclaration& page) {
-  const std::uint64_t bytes = memory_of(page.tensors);
+  std::uint64_t bytes = memory_of(page.tensors);
+  if (page.page == 0) {  // so that one without tensors is not free
+    plan::RankDeclaration bare;
+    bare.options = arriving.options;
+    bytes += plan::memory_beside_tensors(bare) + sizeof(Arriving);
+  }
   if (const auto refused = budget_.refuse(holder_, bytes)) {
     return without_room(*refused, bytes);
   }
