@@ -9,7 +9,7 @@ tests), a failed case is added, so that no stage can fail and leave the totals g
 With `--again` the command is run once more with that argument, which makes it run only what failed. A case that passes
 then counts as passed and keeps what it said first in a `flakyFailure`, the element that Surefire has for it; the
 summary names it. Only failed assertions are tried again, of three cases at most: neither a crash nor what a sanitizer
-found. A case that passed, and of which LeakSanitizer then failed to look for leaks, is run again too.
+found.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ from pathlib import Path
 TRIED_AGAIN = 3  # cases of a stage; more than these have another reason than a busy machine
 # The beginnings of what pytest and GoogleTest say of a failed assertion; CTest does not tell one from a crash.
 ASSERTION = re.compile(r"^E  |\[  FAILED  \]", re.MULTILINE)
-# It stops all threads and looks through them, and may itself fall over one that ends meanwhile: then it found nothing.
-NOT_LOOKED = re.compile(r"LeakSanitizer has encountered a fatal error")
-FOUND = re.compile(r"(ERROR|WARNING|SUMMARY): (Address|Leak|Thread|UndefinedBehavior)Sanitizer|runtime error:")
-PASSED = re.compile(r"\[  PASSED  \]")
 NOT_TRIED_AGAIN = re.compile(r"Sanitizer|runtime error:|Segmentation fault|core dumped|crashed", re.IGNORECASE)
 
 
@@ -76,10 +72,7 @@ def case_id(case: ET.Element) -> tuple[str | None, str | None]:
 def worth_another_try(path: Path) -> bool:
     said = ["".join(case.itertext()) for case in cases_in(path) if reasons(case)]
     return 0 < len(said) <= TRIED_AGAIN and all(
-        (PASSED.search(one) and not FOUND.search(one))
-        if NOT_LOOKED.search(one)
-        else (ASSERTION.search(one) and not NOT_TRIED_AGAIN.search(one))
-        for one in said
+        ASSERTION.search(one) and not NOT_TRIED_AGAIN.search(one) for one in said
     )
 
 
