@@ -92,6 +92,8 @@ const char* kind_of(ErrorCode code) {
       return "step_in_doubt";
     case ErrorCode::UnknownSubscription:
       return "unknown_subscription";
+    case ErrorCode::DoctorFailed:
+      return "doctor_failed";
   }
   GRADSYNC_ASSERT(false, "an ErrorCode without a kind");
 }

@@ -61,6 +61,8 @@ enum class ErrorCode {
   StepInDoubt,     ///< nobody can say whether the step was done: the node that knew is gone
   // events
   UnknownSubscription,  ///< no such subscription on this connection
+  // doctor
+  DoctorFailed,  ///< the process that examines the node did not start, or ended without findings
 };
 
 struct Error {

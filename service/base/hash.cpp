@@ -36,6 +36,20 @@ std::size_t KeyedHash::operator()(std::string_view text) const noexcept {
   return XXH3_64bits_withSecret(text.data(), text.size(), secret.data(), secret.size());
 }
 
+Hash128::Hash128() : state_(XXH3_createState()) {
+  GRADSYNC_ASSERT(state_ != nullptr, "a few hundred bytes are there");
+  XXH3_128bits_reset(state_.get());
+}
+
+void Hash128::Free::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
+
+void Hash128::add(std::string_view bytes) { XXH3_128bits_update(state_.get(), bytes.data(), bytes.size()); }
+
+std::string Hash128::hex() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
+  return hex64(hash.high64) + hex64(hash.low64);
+}
+
 std::string hex64(std::uint64_t value) {
   std::string text(16, '0');
   for (int i = 15; i >= 0; --i) {

@@ -1,17 +1,37 @@
 #pragma once
-// XXH3-64 over bytes, as 16 hex digits. The digests are compared by people and peers; they keep no secrets.
+// XXH3 over bytes, as hex digits. The digests are compared by people and peers; they keep no secrets.
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+
+struct XXH3_state_s;  // of xxHash
 
 namespace gradsync {
 
 [[nodiscard]] std::uint64_t hash64(std::string_view bytes);
 [[nodiscard]] std::string hex64(std::uint64_t value);
 [[nodiscard]] std::string digest(std::string_view bytes);
+
+/// XXH3-128 over bytes that come in parts.
+class Hash128 {
+ public:
+  Hash128();
+
+  void add(std::string_view bytes);
+  /// 32 hex digits, of everything that was added so far.
+  [[nodiscard]] std::string hex() const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+
+  std::unique_ptr<XXH3_state_s, Free> state_;
+};
 
 /// The hash of tables whose keys clients choose. Its key is random for each process, so that nobody can prepare texts
 /// that collide; it is for nothing that is compared between processes, or that has an order.

@@ -3,13 +3,12 @@
 
 #include "net/limits/connection_pools.hpp"
 #include "net/limits/fair_share.hpp"
+#include "net/limits/held_bytes.hpp"
 #include "net/limits/limited_log.hpp"
 #include "net/limits/process_turns.hpp"
-#include "net/limits/unread_answers.hpp"
 #include "net/metrics.hpp"
 #include "net/socket/asio_types.hpp"
 #include "net/socket/closer.hpp"
-#include "net/socket/partial_messages.hpp"
 #include "net/types.hpp"
 
 #include <memory>
@@ -38,8 +37,8 @@ class WebSocketPort {
   [[nodiscard]] virtual bool drained() const = 0;
   virtual void note_waiting(std::size_t bytes) = 0;  ///< bytes that the handler keeps for it
   virtual void close(std::string_view reason) = 0;
-  virtual void drop_unread_answers(std::string_view why) = 0;  ///< ends it, because it does not read
-  virtual void drop_partial_message() = 0;  ///< closes it, because too much is half sent to this daemon
+  virtual void drop_unread_answers(const HeldBytes::Excess& excess) = 0;   ///< ends it, because it does not read
+  virtual void drop_partial_message(const HeldBytes::Excess& excess) = 0;  ///< closes it: too much is half sent
 };
 
 class ProcessWatch;
@@ -68,8 +67,8 @@ struct ServerContext {
   std::unordered_map<ConnectionId, std::shared_ptr<Session>> sessions;
   std::unordered_map<ConnectionId, std::shared_ptr<WebSocketPort>> websockets;
   std::unordered_map<ConnectionId, std::shared_ptr<ProcessWatch>> watches;
-  PartialMessages partial_messages;
-  UnreadAnswers unread_answers;
+  HeldBytes half_sent;
+  HeldBytes unread_answers;
   FairShare fair_share;
   std::shared_ptr<ProcessTurns> turns;
   ConnectionPools pools;

@@ -2,6 +2,7 @@
 
 #include "plan/canonical_text.hpp"
 #include "plan/check/declaration_checks.hpp"
+#include "plan/check/words.hpp"
 #include "plan/interrupt.hpp"
 #include "plan/make_plan.hpp"
 

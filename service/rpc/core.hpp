@@ -23,6 +23,7 @@ struct Core {
   ServerIdentity identity;
   RpcLimits limits;
   SetLogLevel set_log_level;
+  ExamineNode examine_node;
   RpcMetrics& metrics;
   /// Text of batches whose rest waits for a later turn.
   FairBudget waiting_batches = {kWaitingBatchBytes, identity.own_uid};

@@ -226,10 +226,11 @@ Dispatcher::Dispatcher(
     ServerIdentity identity,
     RpcLimits limits,
     SetLogLevel set_log_level,
+    ExamineNode examine_node,
     RpcMetrics& metrics
 )
     : state_(std::make_unique<State>(std::make_shared<Core>(Core{
-          engine, outbox, std::move(identity), limits, std::move(set_log_level), metrics}))) {}
+          engine, outbox, std::move(identity), limits, std::move(set_log_level), std::move(examine_node), metrics}))) {}
 
 Dispatcher::~Dispatcher() = default;
 

@@ -24,6 +24,7 @@ class Dispatcher {
       ServerIdentity identity,
       RpcLimits limits,
       SetLogLevel set_log_level,
+      ExamineNode examine_node,
       RpcMetrics& metrics
   );
   ~Dispatcher();

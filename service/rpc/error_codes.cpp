@@ -81,6 +81,8 @@ constexpr std::array kRows{
     ErrorRow{StepInDoubt, 1409, 409, false, "go on from a checkpoint: some ranks may have taken the step"},
 
     ErrorRow{UnknownSubscription, 1501, 404, false, "use an id that events.subscribe gave on this connection"},
+
+    ErrorRow{DoctorFailed, 1601, 502, true, "run gradsyncd doctor by hand, where the daemon runs"},
 };
 
 template <typename T>

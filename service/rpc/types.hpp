@@ -3,6 +3,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "base/fair_budget.hpp"
 #include "engine/types.hpp"
 
 #include <cstdint>
@@ -64,6 +65,11 @@ struct RpcLimits {
 
 /// Set by `log.set_level`; returns the level before.
 using SetLogLevel = std::function<Result<std::string>(const std::string& level)>;
+
+struct DoctorAnswer;
+
+/// Has the node examined for a caller; the reply comes later, on the io thread.
+using ExamineNode = std::function<void(const Holder& caller, engine::Reply<DoctorAnswer> reply)>;
 
 /// Answer of `POST /rpc`: a body and status 200, or 204 when nothing is to be said, or that of the error of a single
 /// call.

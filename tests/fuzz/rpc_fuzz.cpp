@@ -20,6 +20,7 @@
 #include "rpc/dispatcher.hpp"
 #include "rpc/json/json_tape.hpp"
 #include "rpc/metrics.hpp"
+#include "rpc/wire/wire_doctor.hpp"
 
 #include <spdlog/spdlog.h>
 
@@ -96,6 +97,7 @@ class World {
                 }},
             limits_,
             [](const std::string&) -> Result<std::string> { return std::string("info"); },
+            [](const Holder&, const engine::Reply<rpc::DoctorAnswer>& reply) { reply(rpc::DoctorAnswer{}); },
             metrics_
         )) {
     engine_.advance(now_);

@@ -29,7 +29,7 @@ namespace {
 using namespace gradsync;  // NOLINT(google-build-using-namespace): a main file
 
 constexpr std::size_t kMessageBytes = 512;
-constexpr std::size_t kPartialBytes = 2 * kMessageBytes;
+constexpr std::size_t kPartialBytes = 4 * kMessageBytes;  // of which one process, as this one, may hold half
 constexpr std::size_t kQueueBytes = 64 * 1024;
 constexpr std::size_t kInputBytes = 16 * 1024;  // that an input may make of itself
 constexpr int kCommands = 24;

@@ -4,12 +4,21 @@
 #include "app/doctor/gpu_probe.hpp"
 #include "app/doctor/machine.hpp"
 #include "base/log.hpp"
+#include "rpc/json/plain_text.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <functional>
 #include <iostream>
+#include <string_view>
 #include <utility>
 
 namespace gradsync::app {
@@ -17,17 +26,22 @@ namespace gradsync::app {
 namespace {
 
 constexpr Milliseconds kProbe{30'000};
+constexpr Milliseconds kProbeForDaemon{8'000};  // so that it hears of all GPUs, of which a few hang, within 60 s
 
 const char* name_of(Finding::Level level) {
-  switch (level) {
-    case Finding::Level::Ok:
-      return "ok";
-    case Finding::Level::Note:
-      return "note";
-    case Finding::Level::Problem:
-      return "problem";
+  for (const auto& [name, entry] : rpc::EnumNames<Finding::Level>::kEntries) {
+    if (entry == level) {
+      return name;
+    }
   }
   return "";
+}
+
+/// A finding is a line in terminals and logs, whatever the driver says.
+void keep_to_one_line(std::string& text) {
+  while (const auto control = rpc::find_control_character(text)) {
+    text.replace(control->at, control->length, " ");
+  }
 }
 
 void say(const Finding& finding) {
@@ -38,39 +52,68 @@ void say(const Finding& finding) {
   std::cout << std::flush;  // probes take seconds
 }
 
+/// False: nobody reads it any more.
+bool write_to(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written < 0 && errno != EINTR) {
+      return false;
+    }
+    text.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+  }
+  return true;
+}
+
+/// Calls `found` with one finding after the other.
+void examine(const GpuSection& gpu, Milliseconds patience, const std::function<void(Finding)>& found) {
+  const Machine machine = read_machine("/", process_environment(), gpu, this_program());
+  std::ranges::for_each(findings_of(machine, gpu), found);
+  if (!machine.kernels.empty()) {
+    probe_gpus(gpu, machine.kernels, usable_gpus(gpu, machine.gpus), patience, found);
+  }
+}
+
 }  // namespace
 
+SettingsSource settings_of(const DoctorCommand& command) {
+  SettingsSource settings = command.settings;
+  settings.environment = command.fd < 0;  // its flags are all that the daemon has
+  return settings;
+}
+
 int execute(const DoctorCommand& command) {
-  const Result<Configuration> configuration = load_settings(command.settings);
+  const bool asked_by_daemon = command.fd >= 0;
+  if (asked_by_daemon) {
+    if (::fcntl(command.fd, F_GETFD) < 0) {
+      complain(fmt::format("--fd is {}, which is not open", command.fd), "gradsyncd doctor --json writes to stdout");
+      return kExitUsage;
+    }
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody would read what it found
+  }
+  const Result<Configuration> configuration = load_settings(settings_of(command));
   if (configuration.has_error()) {
     complain(configuration.error().message, configuration.error().hint);
     return kExitConfiguration;
   }
   start_logging(LogFormat::Auto, "warn");  // to stderr; what workers do is said by findings
-  const GpuSection& gpu = configuration->options.gpu;
-  const Machine machine = read_machine("/", process_environment(), gpu, this_program());
   std::vector<Finding> findings;
-  const auto add = [&](Finding finding) {
-    if (!command.json) {
+  examine(configuration->options.gpu, asked_by_daemon ? kProbeForDaemon : kProbe, [&](Finding finding) {
+    keep_to_one_line(finding.what);
+    keep_to_one_line(finding.hint);
+    if (!command.json && !asked_by_daemon) {
       say(finding);
     }
     findings.push_back(std::move(finding));
-  };
-  std::ranges::for_each(findings_of(machine, gpu), add);
-  if (!machine.kernels.empty()) {
-    probe_gpus(gpu, machine.kernels, usable_gpus(gpu, machine.gpus), kProbe, add);
-  }
-  if (command.json) {
-    nlohmann::json all = nlohmann::json::array();
-    for (const Finding& finding : findings) {
-      all.push_back({{"level", name_of(finding.level)}, {"what", finding.what}, {"hint", finding.hint}});
-    }
-    std::cout << all.dump(2) << "\n";
+  });
+  const std::string json = rpc::to_json(findings);
+  const bool told = !asked_by_daemon || write_to(command.fd, json);
+  if (command.json && !asked_by_daemon) {
+    std::cout << nlohmann::ordered_json::parse(json).dump(2) << "\n";
   }
   stop_logging();
   const bool well =
       std::ranges::none_of(findings, [](const Finding& finding) { return finding.level == Finding::Level::Problem; });
-  return well ? kExitOk : kExitFailure;
+  return well && told ? kExitOk : kExitFailure;
 }
 
 }  // namespace gradsync::app

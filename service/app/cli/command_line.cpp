@@ -199,6 +199,7 @@ void add_version(CLI::App& version, Parsed& parsed) {
 
 void add_doctor(CLI::App& doctor, Parsed& parsed) {
   doctor.add_flag("--json", parsed.doctor.json, "As JSON: a list of level, what and hint");
+  doctor.add_option("--fd", parsed.doctor.fd, "Descriptor for the JSON, of a daemon that starts it")->group("");
   doctor.footer(
       "\nExample: gradsyncd doctor\n"
       "Run it where the daemon runs, with the daemon's configuration. The exit code is 1 where something will not work."
@@ -324,13 +325,14 @@ ArgumentText describe_argument(const CLI::Option& option) {
   return argument;
 }
 
-/// Hidden commands are left out.
+/// Hidden commands and options are left out.
 CommandText describe_command(const CLI::App& app) {
   CommandText command;
   command.name = app.get_name();
   command.summary = app.get_description();
   command.footer = app.get_footer();
-  for (const CLI::Option* option : app.get_options()) {
+  for (const CLI::Option* option :
+       app.get_options([](const CLI::Option* each) { return !each->get_group().empty(); })) {
     command.arguments.push_back(describe_argument(*option));
   }
   for (const CLI::App* child : app.get_subcommands([](const CLI::App* each) { return !each->get_group().empty(); })) {

@@ -13,6 +13,7 @@ namespace gradsync::app {
 struct SettingsSource {
   std::optional<std::string> file;           ///< --config
   std::map<std::string, std::string> flags;  ///< "server.socket" → text
+  bool environment = true;                   ///< false: GRADSYNC_… say nothing
 };
 
 struct ServeCommand {
@@ -65,7 +66,11 @@ struct PolicyReplayCommand {
 struct DoctorCommand {
   SettingsSource settings;
   bool json = false;
+  int fd = -1;  ///< a daemon started it, reads the JSON here, and takes it along when it ends; −1: no daemon did
 };
+
+/// Those that a doctor looks at: of one that a daemon started, what the daemon said.
+[[nodiscard]] SettingsSource settings_of(const DoctorCommand& command);
 
 struct VersionCommand {
   bool json = false;

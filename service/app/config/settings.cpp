@@ -1,20 +1,44 @@
 #include "app/config/settings.hpp"
 
+#include "app/config/option_fields.hpp"
+#include "app/config/option_text.hpp"
 #include "app/config/socket_places.hpp"
 #include "base/log.hpp"
 
 #include <iostream>
 #include <string_view>
+#include <type_traits>
 
 namespace gradsync::app {
 
 Result<Configuration> load_settings(const SettingsSource& source) {
+  const auto environment = process_environment();
   ConfigurationInputs inputs;
-  inputs.environment = process_environment();
-  inputs.file = source.file ? source.file : default_configuration_file(inputs.environment);
+  if (source.environment) {
+    inputs.environment = environment;
+  }
+  inputs.file = source.file ? source.file : default_configuration_file(environment);
   inputs.flags = source.flags;
-  inputs.socket = socket_places(inputs.environment, this_caller()).front();
+  inputs.socket = socket_places(environment, this_caller()).front();
   return resolve_configuration(inputs);
+}
+
+std::vector<std::string> flags_of(const GpuSection& gpu) {
+  Options options;
+  options.gpu = gpu;
+  std::vector<std::string> flags;
+  for_each_field(options, [&](std::string_view section, std::string_view key, const auto& field, const FieldRule&) {
+    if (section != "gpu") {
+      return;
+    }
+    flags.push_back(flag_name(section, key));
+    if constexpr (std::is_same_v<std::decay_t<decltype(field)>, std::string>) {
+      flags.push_back(field);
+    } else {
+      flags.push_back(toml_text(field));
+    }
+  });
+  return flags;
 }
 
 plan::BucketSizes bucket_sizes(const EngineSection& engine) {

@@ -5,9 +5,15 @@
 #include "app/config/configuration.hpp"
 #include "plan/make_plan.hpp"
 
+#include <string>
+#include <vector>
+
 namespace gradsync::app {
 
 [[nodiscard]] Result<Configuration> load_settings(const SettingsSource& source);
+
+/// The flags that set every key of [gpu] to these values, for another process of this program: "--gpu-kernels", "off".
+[[nodiscard]] std::vector<std::string> flags_of(const GpuSection& gpu);
 
 [[nodiscard]] plan::BucketSizes bucket_sizes(const EngineSection& engine);
 

@@ -5,6 +5,7 @@
 #include "app/daemon/daemon_state.hpp"
 #include "app/daemon/engine_clock.hpp"
 #include "app/daemon/gpu_workers.hpp"
+#include "app/daemon/node_doctor.hpp"
 #include "app/daemon/pages.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
@@ -100,7 +101,8 @@ void add_build_info(prometheus::Registry& registry) {
 
 }  // namespace
 
-/// The parts are declared in the order in which they are built. Other threads (lane, planner) post to `io` by value.
+/// The parts are declared in the order in which they are built. Other threads (lane, planner, doctor) post to `io` by
+/// value.
 struct Application::Parts {
   explicit Parts(const Options& chosen)
       : options(chosen),
@@ -136,7 +138,16 @@ struct Application::Parts {
         ),
         clock(io, engine, net_metrics.io_watch),
         bridge(engine, clock, ::geteuid()),
-        dispatcher(engine, bridge, identity_of(state), rpc_limits(chosen), set_log_level, rpc_metrics),
+        doctor(io, examination_of(chosen.gpu), ::geteuid()),
+        dispatcher(
+            engine,
+            bridge,
+            identity_of(state),
+            rpc_limits(chosen),
+            set_log_level,
+            [this](const Holder& caller, NodeDoctor::Reply reply) { doctor.ask(caller, std::move(reply)); },
+            rpc_metrics
+        ),
         pages(state, engine, clock, dispatcher, registry, ::geteuid()),
         server(io, server_options(chosen), bridge, pages, bridge, net_metrics),
         drain_deadline(io) {
@@ -164,6 +175,7 @@ struct Application::Parts {
   engine::Engine engine;
   EngineClock clock;
   Bridge bridge;
+  NodeDoctor doctor;
   rpc::Dispatcher dispatcher;
   Pages pages;
   net::Server server;
@@ -205,6 +217,7 @@ void Application::Parts::close_everything() {
   boost::asio::post(io, [this] {
     drain_deadline.cancel();
     clock.stop();
+    doctor.stop();
     server.close_all();
     if (on_closed) {
       on_closed();

@@ -31,7 +31,7 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   if (options_.kernels == "off") {
     return no_gpu("GPUs are switched off here ([gpu] kernels=off)", "keep the gradients on the CPU");
   }
-  const std::vector<std::string> known = usable_gpus(options_, gpus_listed_in(kListed));
+  const std::vector<std::string> known = usable_gpus(options_);
   if (known.empty()) {
     return no_gpu(
         fmt::format("no driver of NVIDIA is visible to the daemon: {} lists no GPU", kListed),
@@ -88,6 +88,10 @@ std::vector<std::string> listed_gpus(const std::string& text) {
 
 std::vector<std::string> usable_gpus(const GpuSection& options, std::vector<std::string> listed) {
   return options.devices.empty() ? std::move(listed) : listed_gpus(options.devices);
+}
+
+std::vector<std::string> usable_gpus(const GpuSection& options) {
+  return options.kernels == "off" ? std::vector<std::string>() : usable_gpus(options, gpus_listed_in(kListed));
 }
 
 std::string this_program() {

@@ -39,6 +39,9 @@ class GpuWorkers final : public engine::GpuLanes {
 /// Those that may be used: as configured, else `listed` by the driver.
 [[nodiscard]] std::vector<std::string> usable_gpus(const GpuSection& options, std::vector<std::string> listed);
 
+/// The GPUs of this machine that may be used; none where GPUs are switched off.
+[[nodiscard]] std::vector<std::string> usable_gpus(const GpuSection& options);
+
 /// The path of this executable; empty: unknown.
 [[nodiscard]] std::string this_program();
 

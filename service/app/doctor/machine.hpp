@@ -4,6 +4,7 @@
 
 #include "app/config/options.hpp"
 #include "app/config/socket_places.hpp"
+#include "rpc/wire/wire_doctor.hpp"
 
 #include <cstdint>
 #include <filesystem>
@@ -13,18 +14,7 @@
 
 namespace gradsync::app {
 
-/// A thing that was looked at.
-struct Finding {
-  enum class Level : std::uint8_t {
-    Ok,
-    Note,     ///< worth knowing; nothing has to be done
-    Problem,  ///< something will not work
-  };
-
-  Level level = Level::Ok;
-  std::string what;
-  std::string hint = {};  ///< what to do about it
-};
+using Finding = rpc::DoctorFinding;
 
 struct Machine {
   std::optional<std::string> driver;  ///< its version; none: there is no driver of NVIDIA

@@ -28,6 +28,8 @@ class WorkerProcess {
 
   [[nodiscard]] pid_t pid() const { return pid_; }
 
+  [[nodiscard]] int pidfd() const { return pidfd_.get(); }  ///< readable when it has ended
+
   void kill() const;  ///< SIGKILL
 
   /// Waits for its end, at most that long, and says in words how it ended. Nothing: it lives.

@@ -17,6 +17,20 @@ struct CheckDeclaration {
   std::uint64_t ticket = 0;
 };
 
+/// Tell the other nodes that all ranks of this one have declared; `EpochMachine::on_prepare` follows, at once where
+/// there are none. Not `declared`: one of them declares anew, so that what was told counts no more.
+struct TellLocals {
+  bool declared = false;
+};
+
+/// Tell the other nodes that the epoch cannot form or go on here. What was told of declarations counts no more.
+struct TellLeft {
+  Error error;
+};
+
+/// Tell the other nodes that the lanes have the plan; `EpochMachine::on_begin` follows.
+struct TellReady {};
+
 /// Plan from the declarations of all ranks; `EpochMachine::on_planned` follows.
 struct MakePlan {
   std::uint64_t ticket = 0;
@@ -71,6 +85,9 @@ struct ReportLoss {
 
 using EpochAction = std::variant<
     CheckDeclaration,
+    TellLocals,
+    TellLeft,
+    TellReady,
     MakePlan,
     LoadPlan,
     UnloadPlan,

@@ -64,6 +64,7 @@ EpochActions EpochMachine::on_left(TimePoint now, std::int64_t rank, const std::
     redeclare_ = redeclare_ || (how == Leaving::ByChoice && roster_.compares_weights());
     end_epoch(error, actions);
   }
+  leave_others(error, actions);
   follow_pauses(now);
   if (before.call) {
     actions.emplace_back(AnswerDeclare{rank, error});
@@ -80,11 +81,16 @@ void EpochMachine::on_paused(TimePoint now, std::int64_t rank, bool paused) {
   follow_pauses(now);
 }
 
-// The attempt in flight fails first; the number rises in `on_attempt_failed`, when the lane is quiet.
+/// For a reason of this node.
 void EpochMachine::end_epoch(Error error, EpochActions& actions) {
-  if (ending_) {
-    return;
+  if (!ending_) {
+    leave_others(error, actions);
+    fail_attempt(std::move(error), actions);
   }
+}
+
+// The attempt in flight fails first; the number rises in `on_attempt_failed`, when the lane is quiet.
+void EpochMachine::fail_attempt(Error error, EpochActions& actions) {
   error.job = job_;
   error.epoch = epoch_ + 1;
   error.attempt = 0;
@@ -105,6 +111,9 @@ EpochActions EpochMachine::on_attempt_failed(TimePoint now) {
   redeclare_ = redeclare_ || (steps_ > 0 && roster_.compares_weights());
   actions.emplace_back(UnloadPlan{});
   actions.emplace_back(FormEpoch{ended_->message});
+  if (told_ && !all_declared()) {
+    take_back(actions);
+  }
   try_form(actions);
   follow_pauses(now);
   return actions;
@@ -122,6 +131,7 @@ EpochActions EpochMachine::on_superseded(const Error& error) {
       actions.emplace_back(VacateSeat{rank});
     }
   }
+  leave_others(error, actions);
   if (digest_) {
     state_ = State::Ending;
     ending_ = error;  // without an epoch: an older restart has nothing to go on with
@@ -286,7 +296,9 @@ std::string EpochMachine::lacks() const {
   }
   const bool all_here = roster_.absent() == 0;
   if (all_here && undeclared.empty()) {
-    return "the plan is being loaded";
+    return state_ == State::Gathering ? "not all ranks of other nodes have declared"
+           : state_ == State::Joining ? "other nodes load the plan"
+                                      : "the plan is being loaded";
   }
   std::string text;
   if (!all_here) {

@@ -6,13 +6,18 @@
 // rank is lost or a rank declares anew. After a loss the survivors' declarations carry over, so that only the new
 // process has to declare; after a new declaration of a live rank everybody has to.
 //
-//   Forming ──all declared──▶ Planning ──made──▶ Loading ──loaded──▶ Committed
-//      ▲  ◀──refused or overtaken──┘◀────────────────┘                  │ lost, or declared anew
-//      └───────────────── the attempt in flight has failed ── Ending ◀──┘
+//   Forming ──all of this node declared──▶ Gathering ──all nodes──▶ Planning ──made──▶ Loading ──loaded──▶ Joining
+//      ▲  ◀──────── refused or overtaken ──────┘◀──────────────────────┘◀──────────────────┘◀─────────────────┤
+//      │                                                                                        all nodes have│
+//      └───────── the attempt in flight has failed ── Ending ◀── lost, declared anew ── Committed ◀── loaded ─┘
+//
+// What other nodes do comes through the `Peers` port (engine/peers/peers.hpp). A node that is alone passes through
+// Gathering and Joining without stopping there.
 //
 // Invariants: a declare call is answered once; a plan is committed only when all declarations in it still stand; an
 // epoch ends by failing the attempt in flight, and the new number counts from the moment the lane is quiet, because
-// only then may trainers write gradients again.
+// only then may trainers write gradients again. The other nodes believe that all ranks here have declared exactly while
+// `told_` is set, and hear of every end that begins here.
 
 #include "engine/epoch/epoch_action.hpp"
 #include "engine/epoch/roster.hpp"
@@ -34,7 +39,7 @@ struct PlanMade {
 
 class EpochMachine {
  public:
-  enum class State : std::uint8_t { Forming, Planning, Loading, Committed, Ending };
+  enum class State : std::uint8_t { Forming, Gathering, Planning, Loading, Joining, Committed, Ending };
   enum class Leaving : std::uint8_t { ByChoice, Lost };
 
   /// A rank that died before its epoch began has this long to be attached anew, while others wait for it.
@@ -75,9 +80,20 @@ class EpochMachine {
   void on_told(std::int64_t rank, const Error& error);
   [[nodiscard]] EpochActions on_planned(TimePoint now, const PlanMade& made);
   [[nodiscard]] EpochActions on_lane_loaded();
+  /// No lane has the plan, or one that had it does not any more.
   [[nodiscard]] EpochActions on_load_failed(const Error& error);
 
   void on_step_done() { ++steps_; }
+
+  // other nodes
+  /// All ranks of all nodes have declared: the epoch has this number, or its own where that is not lower.
+  [[nodiscard]] EpochActions on_prepare(std::uint64_t epoch);
+  /// Every node has loaded the plan.
+  [[nodiscard]] EpochActions on_begin();
+  /// The epoch ended, or does not form, because of another node. What ranks of this node declared counts on.
+  [[nodiscard]] EpochActions on_ended(TimePoint now, const Error& error);
+  /// The same, for a reason that ranks have to hear: they declare again.
+  [[nodiscard]] EpochActions on_refused(TimePoint now, const Error& error);
 
   /// Nothing of the attempt that an end of the epoch failed is on the lane any more.
   [[nodiscard]] EpochActions on_attempt_failed(TimePoint now);
@@ -93,6 +109,9 @@ class EpochMachine {
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 
   [[nodiscard]] State state() const { return state_; }
+
+  /// A lane has the plan, or is about to have it, and the epoch has not begun.
+  [[nodiscard]] bool loads() const { return state_ == State::Loading || state_ == State::Joining; }
 
   [[nodiscard]] const Seat& seat(std::int64_t rank) const { return roster_[rank]; }
 
@@ -139,14 +158,18 @@ class EpochMachine {
       const Seat& seat, const std::optional<TimePoint>& first_call
   );
   static void drop_declaration(Seat& seat);
-  void cancel(EpochActions& actions);
+  bool cancel(EpochActions& actions);  ///< whether an epoch was forming
+  void leave_others(const Error& error, EpochActions& actions);
+  void take_back(EpochActions& actions);
   void refuse(std::int64_t rank, const Error& error, EpochActions& actions);
   void refuse_fresh(const Error& error, EpochActions& actions);
   [[nodiscard]] Error told_to_others(std::int64_t rank, const Error& refusal) const;
   void tell_waiting(const Error& told, EpochActions& actions);
   void forget_unheard(std::int64_t rank);
   void end_epoch(Error error, EpochActions& actions);
+  void fail_attempt(Error error, EpochActions& actions);
   void try_form(EpochActions& actions);
+  void make_plan(std::uint64_t epoch, EpochActions& actions);
   void time_out(TimePoint now, std::int64_t rank, const Lacking& lacking, EpochActions& actions);
   void follow_pauses(TimePoint now);
 
@@ -156,13 +179,15 @@ class EpochMachine {
   Roster roster_;
   State state_ = State::Forming;
   std::uint64_t epoch_;
-  std::uint64_t plan_ticket_ = 0;       ///< Planning
-  std::string loading_;                 ///< Loading: the digest of the plan
-  std::optional<std::string> digest_;   ///< the digest of the plan committed last
-  bool redeclare_ = false;              ///< every rank has to declare before the next commit
-  std::optional<Error> ending_;         ///< Ending: why
-  std::optional<Error> ended_;          ///< why the epoch before this one ended
-  std::optional<TimePoint> suspended_;  ///< since when declare deadlines stand still, for a paused rank
+  bool told_ = false;                      ///< other nodes count on what all ranks of this one have declared
+  std::optional<std::uint64_t> prepared_;  ///< Ending: all nodes have declared for the epoch after it
+  std::uint64_t plan_ticket_ = 0;          ///< Planning
+  std::string loading_;                    ///< Loading: the digest of the plan
+  std::optional<std::string> digest_;      ///< the digest of the plan committed last
+  bool redeclare_ = false;                 ///< every rank has to declare before the next commit
+  std::optional<Error> ending_;            ///< Ending: why
+  std::optional<Error> ended_;             ///< why the epoch before this one ended
+  std::optional<TimePoint> suspended_;     ///< since when declare deadlines stand still, for a paused rank
   std::int64_t steps_ = 0;
   bool halted_ = false;
 };

@@ -43,12 +43,28 @@ void EpochMachine::drop_declaration(Seat& seat) {
   seat.resumed = false;
 }
 
-void EpochMachine::cancel(EpochActions& actions) {
-  if (state_ == State::Loading) {
+bool EpochMachine::cancel(EpochActions& actions) {
+  if (loads()) {
     actions.emplace_back(UnloadPlan{});
   }
-  if (state_ == State::Planning || state_ == State::Loading) {
-    state_ = State::Forming;
+  const bool formed = state_ >= State::Gathering && state_ <= State::Joining;
+  state_ = formed ? State::Forming : state_;
+  return formed;
+}
+
+/// What they were told of declarations counts no more.
+void EpochMachine::leave_others(const Error& error, EpochActions& actions) {
+  prepared_.reset();
+  if (std::exchange(told_, false)) {
+    actions.emplace_back(TellLeft{error});
+  }
+}
+
+/// The same where a rank declares anew, which is no error to anybody.
+void EpochMachine::take_back(EpochActions& actions) {
+  prepared_.reset();
+  if (std::exchange(told_, false)) {
+    actions.emplace_back(TellLocals{false});
   }
 }
 
@@ -61,11 +77,14 @@ void EpochMachine::refuse(std::int64_t rank, const Error& error, EpochActions& a
 
 /// The ranks that declared since the last commit have to do it again.
 void EpochMachine::refuse_fresh(const Error& error, EpochActions& actions) {
-  cancel(actions);
+  const bool formed = cancel(actions);
   for (auto& [rank, seat] : roster_) {
     if (seat.declaration.fresh) {
       refuse(rank, error, actions);
     }
+  }
+  if (formed) {
+    leave_others(error, actions);
   }
 }
 
@@ -84,6 +103,10 @@ Error EpochMachine::told_to_others(std::int64_t rank, const Error& refusal) cons
 /// those that wait now, or in the next.
 void EpochMachine::tell_waiting(const Error& told, EpochActions& actions) {
   refuse_fresh(told, actions);
+  leave_others(told, actions);
+  if (all_declared()) {  // survivors alone: none of them would declare again by itself
+    redeclare_ = true;
+  }
   if (!roster_.any_committed() || (state_ != State::Forming && state_ != State::Ending)) {
     return;
   }
@@ -168,6 +191,7 @@ EpochActions EpochMachine::on_declared(TimePoint now, std::int64_t rank, const D
     error.rank = rank;
     end_epoch(std::move(error), actions);
   }
+  take_back(actions);
   actions.emplace_back(CheckDeclaration{rank, seat.declaration.ticket});
   follow_pauses(now);
   return actions;
@@ -218,12 +242,69 @@ EpochActions EpochMachine::on_refused_unchecked(TimePoint now, std::int64_t rank
 void EpochMachine::on_step_called(std::int64_t rank) { roster_[rank].refusal.reset(); }
 
 void EpochMachine::try_form(EpochActions& actions) {
-  if (state_ != State::Forming || halted_ || !all_declared() || roster_.all_committed()) {
+  if (state_ != State::Forming || halted_ || !all_declared()) {
     return;
+  }
+  state_ = State::Gathering;
+  if (!std::exchange(told_, true)) {
+    actions.emplace_back(TellLocals{true});
+  } else if (const auto epoch = std::exchange(prepared_, std::nullopt)) {
+    make_plan(*epoch, actions);
+  }
+}
+
+EpochActions EpochMachine::on_prepare(std::uint64_t epoch) {
+  EpochActions actions;
+  if (state_ == State::Gathering) {
+    make_plan(epoch, actions);
+  } else if (state_ == State::Ending && told_) {
+    prepared_ = epoch;  // other nodes are quiet already
+  }
+  return actions;
+}
+
+void EpochMachine::make_plan(std::uint64_t epoch, EpochActions& actions) {
+  if (epoch > epoch_) {
+    epoch_ = epoch;
+    if (digest_) {  // what survivors have sent is of the number that they were told
+      Error error = make_error(
+          ErrorCode::StaleEpoch, fmt::format("the other nodes of job '{}' go on with epoch {}", job_, epoch)
+      );
+      error.job = job_;
+      actions.emplace_back(FailStepCalls{error});
+      actions.emplace_back(FormEpoch{error.message});
+    }
   }
   state_ = State::Planning;
   plan_ticket_ = next_ticket_++;
   actions.emplace_back(MakePlan{plan_ticket_});
+}
+
+EpochActions EpochMachine::on_ended(TimePoint now, const Error& error) {
+  EpochActions actions;
+  prepared_.reset();
+  if (told_ && state_ == State::Committed) {
+    fail_attempt(error, actions);
+  } else if (told_ && !ending_) {
+    cancel(actions);
+    try_form(actions);
+  }
+  follow_pauses(now);
+  return actions;
+}
+
+EpochActions EpochMachine::on_refused(TimePoint now, const Error& error) {
+  EpochActions actions;
+  prepared_.reset();
+  told_ = false;
+  if (state_ == State::Committed) {
+    redeclare_ = true;
+    fail_attempt(error, actions);
+  } else {
+    tell_waiting(error, actions);
+  }
+  follow_pauses(now);
+  return actions;
 }
 
 EpochActions EpochMachine::on_planned(TimePoint now, const PlanMade& made) {
@@ -262,7 +343,7 @@ EpochActions EpochMachine::on_planned(TimePoint now, const PlanMade& made) {
 
 EpochActions EpochMachine::on_load_failed(const Error& error) {
   EpochActions actions;
-  if (state_ == State::Loading) {
+  if (loads()) {
     tell_waiting(error, actions);
   }
   return actions;
@@ -270,7 +351,16 @@ EpochActions EpochMachine::on_load_failed(const Error& error) {
 
 EpochActions EpochMachine::on_lane_loaded() {
   EpochActions actions;
-  if (state_ != State::Loading) {
+  if (state_ == State::Loading) {
+    state_ = State::Joining;
+    actions.emplace_back(TellReady{});
+  }
+  return actions;
+}
+
+EpochActions EpochMachine::on_begin() {
+  EpochActions actions;
+  if (state_ != State::Joining) {
     return actions;
   }
   const bool keeps_steps = digest_ == loading_ && !redeclare_;
@@ -302,6 +392,7 @@ void EpochMachine::time_out(TimePoint now, std::int64_t rank, const Lacking& lac
   error.ranks = lacking.ranks;
   cancel(actions);
   refuse(rank, error, actions);
+  leave_others(error, actions);
 }
 
 }  // namespace gradsync::engine

@@ -36,11 +36,6 @@ bool Roster::empty() const {
   return std::none_of(begin(), end(), [](const auto& seat) { return seat.second.taken; });
 }
 
-bool Roster::all_committed() const {
-  return count() == size_ &&
-         std::all_of(begin(), end(), [](const auto& seat) { return seat.second.declaration.committed; });
-}
-
 bool Roster::any_committed() const {
   return std::any_of(begin(), end(), [](const auto& seat) { return seat.second.declaration.committed; });
 }

@@ -75,7 +75,6 @@ class Roster : public ByRank<Seat> {
   /// "rank 1", "2 of 4 ranks of this node": those that have no process.
   [[nodiscard]] std::string absent_in_words() const;
   [[nodiscard]] bool empty() const;
-  [[nodiscard]] bool all_committed() const;
   [[nodiscard]] bool any_committed() const;
   [[nodiscard]] bool any_calls() const;
   [[nodiscard]] bool compares_weights() const;

@@ -38,11 +38,17 @@ struct PreparedAttempt {
   std::uint64_t nonfinite_values = 0;
 };
 
+/// The step call of a rank that left while it waited.
+struct DepartedCall {
+  std::size_t seat = 0;
+  Reply<RankReport> reply;
+};
+
 struct Attempt {
   explicit Attempt(std::size_t seats) : calls(seats) {}
 
-  std::vector<StepCall> calls;              ///< by seat
-  std::vector<Reply<RankReport>> departed;  ///< step calls of ranks that left
+  std::vector<StepCall> calls;  ///< by seat
+  std::vector<DepartedCall> departed;
   StepTerms terms;                          ///< by which the outcomes are made
   std::optional<DoneRecord> norm;           ///< the norm given out
   std::vector<double> raw_norms;            ///< by clip group, of the norm given out: what clip.apply clips by

@@ -11,6 +11,7 @@
 #include "engine/job/attempt.hpp"
 #include "engine/job/job_facts.hpp"
 #include "engine/lanes.hpp"
+#include "engine/peers/peers.hpp"
 #include "engine/plan/planner_port.hpp"
 #include "engine/policies/policy_keeper.hpp"
 #include "engine/report/history.hpp"
@@ -100,7 +101,9 @@ class Job {
   void release_policies() { policies_.release(); }
 
   /// Nothing of it runs on the lane and no call waits for that.
-  [[nodiscard]] bool quiet() const { return !(machine_ && machine_->busy()) && attempt_.departed.empty(); }
+  [[nodiscard]] bool quiet() const {
+    return !(machine_ && (machine_->busy() || machine_->voting())) && attempt_.departed.empty();
+  }
 
   // declaration (job_declare.cpp, job_epoch.cpp)
   void declare(std::int64_t rank, DeclareRequest request, Reply<DeclareResult> reply);
@@ -138,7 +141,7 @@ class Job {
 
   [[nodiscard]] bool halted() const { return epochs_.halted(); }
 
-  /// Nothing of it changes gradients on the lane, or the lane hangs.
+  /// Nothing of it changes gradients on the lane, or the lane hangs; no verdict on its attempt is waited for.
   [[nodiscard]] bool at_rest() const;
 
   // deadlines (job_deadlines.cpp)
@@ -205,6 +208,9 @@ class Job {
   void share_tensors(std::int64_t rank, SharingDeclaration sharing);
   void perform(const EpochActions& actions);
   void perform(const CheckDeclaration& action);
+  void perform(const TellLocals& action);
+  void perform(const TellLeft& action);
+  void perform(const TellReady& action);
   void perform(const MakePlan& action);
   void perform(const LoadPlan& action);
   void perform(const UnloadPlan& action);
@@ -228,6 +234,16 @@ class Job {
   [[nodiscard]] bool repeats_committed(std::int64_t rank, const DeclareRequest& request) const;
 
   [[nodiscard]] bool forming() const { return epochs_.state() != EpochMachine::State::Committed; }
+
+  // other nodes (job_peers.cpp)
+  void perform(PeerEvents events);
+  void perform(PrepareEpoch& event);
+  void perform(ConnectEpoch& event);
+  void perform(BeginEpoch& event);
+  void perform(EpochEnded& event);
+  void perform(EpochRefused& event);
+  void perform(AttemptRefused& event);
+  void perform(VerdictReached& event);
 
   // step
   void run(Actions actions);
@@ -301,6 +317,7 @@ class Job {
 
   JobContext& context_;
   const JobIdentity identity_;
+  const std::unique_ptr<Peers> peers_;
   ByRank<Rank> ranks_;
   EpochMachine epochs_;
   LocalRanks locals_;  ///< of the last plan that was committed: seats of `machine_` and `attempt_`

@@ -119,8 +119,10 @@ void Job::perform(Prepare& action) {
 /// Texts are kept first: when anybody knows the attempt as done, every rank finds its answer.
 void Job::vote() {
   attempt_.prepared->answers = kept_answers(attempt_.prepared->report);
-  Actions verdict = machine_->on_verdict(std::nullopt);
-  perform(verdict);
+  if (peers_->vote(Voted{attempt_word({epochs_.epoch(), machine_->attempt()})})) {
+    Actions verdict = machine_->on_verdict(std::nullopt);
+    perform(verdict);
+  }
 }
 
 void Job::perform(Committed& action) {
@@ -154,6 +156,11 @@ void Job::answer_done(std::uint64_t attempt) {
   ended_.done = DoneRecord{{epochs_.epoch(), attempt}, std::move(attempt_.prepared->report), active_->plan};
   attempt_.prepared.reset();
   Attempt over = std::exchange(attempt_, Attempt(attempt_.calls.size()));
+  for (const DepartedCall& departed : over.departed) {
+    if (!halted()) {
+      departed.reply(answers[departed.seat]);
+    }
+  }
   for (std::size_t seat = 0; seat < over.calls.size(); ++seat) {
     answer_step(over.calls[seat], std::move(answers[seat]));
   }
@@ -193,9 +200,9 @@ void Job::answer_failed(Attempt& attempt, const Error& error) const {
   for (StepCall& call : attempt.calls) {
     answer_step(call, error);
   }
-  for (const Reply<RankReport>& reply : std::exchange(attempt.departed, {})) {
+  for (const DepartedCall& departed : std::exchange(attempt.departed, {})) {
     if (!halted()) {
-      reply(error);
+      departed.reply(error);
     }
   }
 }

@@ -59,6 +59,25 @@ void Job::perform(const CheckDeclaration& action) {
   context_.planner.submit(std::move(request));
 }
 
+void Job::perform(const TellLocals& action) {
+  LocalsChanged changed;
+  for (const auto& [number, seat] : epochs_.roster()) {
+    if (seat.taken) {
+      changed.ranks.push_back(number);
+    }
+  }
+  if (action.declared) {
+    changed.declared.emplace();
+  }
+  perform(peers_->tell(std::move(changed)));
+}
+
+void Job::perform(const TellLeft& action) { perform(peers_->tell(LocalsLeft{action.error})); }
+
+void Job::perform(const TellReady&) {
+  perform(peers_->tell(LocalsReady{epochs_.epoch(), active_->plan->digest, policies_.digest(), false}));
+}
+
 void Job::perform(const MakePlan& action) {
   planning_ = action.ticket;
   PlanRequest request = plan_request(action.ticket);
@@ -283,7 +302,7 @@ void Job::perform(const VacateSeat& action) {
   context_.buffers.release_all(left.holder.session);
   if (!attempt_.calls.empty()) {
     if (Reply<RankReport> waiting = std::exchange(call_of(action.rank), StepCall{}).reply) {
-      attempt_.departed.push_back(std::move(waiting));
+      attempt_.departed.push_back({locals_.seat_of_local(action.rank), std::move(waiting)});
     }
   }
   if (left.declare_reply) {

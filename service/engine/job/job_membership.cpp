@@ -2,12 +2,14 @@
 
 #include "engine/job/job.hpp"
 #include "engine/metrics.hpp"
+#include "engine/peers/alone_peers.hpp"
 
 namespace gradsync::engine {
 
 Job::Job(JobContext& context, const AttachRequest& first)
     : context_(context),
       identity_{first.job, first.uid, first.restart_count, first.world_size, first.meshes},
+      peers_(std::make_unique<AlonePeers>()),
       epochs_(
           first.job,
           Roster(first.world_size, first.world_size),

@@ -71,6 +71,6 @@ void Job::halt() {
   }
 }
 
-bool Job::at_rest() const { return attempt_.stop.stuck() || !machine_ || !machine_->busy(); }
+bool Job::at_rest() const { return !machine_ || (!machine_->voting() && (attempt_.stop.stuck() || !machine_->busy())); }
 
 }  // namespace gradsync::engine

@@ -16,8 +16,7 @@ bool Job::idle() const {
       std::any_of(attempt_.calls.begin(), attempt_.calls.end(), [](const StepCall& call) { return bool(call.reply); });
   // A successor cannot repeat a step that has begun, so a job is not idle between the halves of a step, although no
   // call waits then.
-  return !waits && epochs_.state() != EpochMachine::State::Loading && !(machine_ && !halted() && machine_->begun()) &&
-         !(machine_ && machine_->busy());
+  return !waits && !epochs_.loads() && !(machine_ && !halted() && machine_->begun()) && !(machine_ && machine_->busy());
 }
 
 RankStatus Job::rank_status(std::int64_t rank) const {

@@ -213,7 +213,7 @@ void Job::on_aborted(device::LaneId lane, const device::Aborted& report) {
 }
 
 void Job::on_lane_failed(device::LaneId lane, const device::Failed& report) {
-  if (epochs_.state() == EpochMachine::State::Loading && (owns_plan(report.plan) || report.buffer != 0)) {
+  if (epochs_.loads() && (owns_plan(report.plan) || report.buffer != 0)) {
     on_load_failed(report);
   } else if (active_ && active_->id == report.plan && machine_) {
     if (!report.aborted) {

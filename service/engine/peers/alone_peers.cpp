@@ -23,8 +23,6 @@ struct AnswerAlone {
 
   PeerEvents operator()(const LocalsConnected& connected) const { return one(BeginEpoch{connected.epoch}); }
 
-  PeerEvents operator()(const Voted& voted) const { return one(VerdictReached{voted.word, Verdict::Done}); }
-
   PeerEvents operator()(LocalsFailed& failed) const {
     return one(AttemptRefused{failed.word, std::move(failed.error)});
   }

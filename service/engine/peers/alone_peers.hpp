@@ -10,6 +10,8 @@ class AlonePeers final : public Peers {
  public:
   [[nodiscard]] PeerEvents tell(LocalEvent event) override;
 
+  [[nodiscard]] bool vote(const Voted&) override { return true; }
+
   [[nodiscard]] bool alone() const override { return true; }
 };
 

@@ -16,7 +16,7 @@
 // it sent before; a node in doubt is ruled on as soon as the record of this node is known.
 
 #include "base/clock.hpp"
-#include "engine/peers/declarations_by_hash.hpp"
+#include "engine/peers/declarations/declarations_by_hash.hpp"
 #include "engine/peers/peer_message.hpp"
 #include "engine/peers/sums/comparison.hpp"
 #include "engine/peers/sums/copies_of_nodes.hpp"

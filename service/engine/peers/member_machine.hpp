@@ -13,7 +13,7 @@
 // has no deadline here: the calls of the ranks that wait for it have theirs.
 
 #include "base/clock.hpp"
-#include "engine/peers/declarations_by_hash.hpp"
+#include "engine/peers/declarations/declarations_by_hash.hpp"
 #include "engine/peers/peer_message.hpp"
 #include "engine/peers/peers.hpp"
 

@@ -6,8 +6,8 @@
 // decides nothing about other nodes. On a node that is alone `AlonePeers` answers everything at once, so that there is
 // one way through the machines, and a step on one node costs one virtual call more.
 //
-// Invariants: `tell` never calls the job. Every `Voted` is followed by exactly one `VerdictReached` for its word, also
-// across ends of epochs and links; so is every doubt of the daemon before this one. An attempt without a vote fails by
+// Invariants: the port never calls the job. Every `Voted` is followed by exactly one verdict for its word, also across
+// ends of epochs and links; so is every doubt of the daemon before this one. An attempt without a vote fails by
 // `AttemptRefused` or with its epoch, and gets no verdict. Nothing of an epoch comes before its `PrepareEpoch`, or
 // after its `EpochEnded` or `EpochRefused`. Nothing of a new epoch comes while a vote or a doubt has no verdict.
 
@@ -69,7 +69,7 @@ struct LocalRows {
   PeerRows rows;
 };
 
-/// Everything is prepared. On several nodes texts are kept and `voted` is stored.
+/// Everything is prepared. On several nodes texts are kept and `voted` is stored. Told by `Peers::vote`.
 struct Voted {
   std::uint64_t word = 0;
   std::string result_digest;
@@ -213,6 +213,9 @@ class Peers {
  public:
   virtual ~Peers() = default;
   [[nodiscard]] virtual PeerEvents tell(LocalEvent event) = 0;
+
+  /// Tells `Voted`, which every step does. True: the attempt is done, and no `VerdictReached` follows.
+  [[nodiscard]] virtual bool vote(const Voted& voted) = 0;
 
   /// Nobody else takes part: the lane decides, and no cells are asked of it.
   [[nodiscard]] virtual bool alone() const = 0;

@@ -212,6 +212,9 @@ class StepMachine {
 
   [[nodiscard]] bool busy() const;
 
+  /// The attempt is prepared, and its verdict is waited for.
+  [[nodiscard]] bool voting() const { return course_.phase == Phase::Voting; }
+
   [[nodiscard]] bool failing() const { return course_.error.has_value(); }
 
   /// Why the attempt fails, while the lane has not stopped.

@@ -21,17 +21,13 @@ CloseCause cut_within_character() { return {close_code::bad_payload, "a text end
 
 CloseCause close_asked(std::string_view reason) { return {close_code::policy_error, std::string(reason)}; }
 
-CloseCause too_much_half_sent(std::size_t bytes, std::size_t most_bytes) {
+CloseCause too_much_half_sent(const HeldBytes::Excess& excess) {
+  const std::string what =
+      fmt::format("{} bytes of messages of {} are half sent, the limit is {}", excess.bytes, excess.whose, excess.most);
   return {
       close_code::try_again_later,
-      fmt::format(
-          "limit_exceeded: {} bytes of messages are half sent or wait here, the limit is {}", bytes, most_bytes
-      ),
-      fmt::format(
-          "{} bytes of messages are half sent or wait, the limit is {}: closing a connection of the process with most",
-          bytes,
-          most_bytes
-      ),
+      "limit_exceeded: " + what,
+      what + ": closing the largest connection of the largest process of these",
       spdlog::level::warn,
       RepeatedLine::Kind::HalfSent};
 }

@@ -2,6 +2,7 @@
 // Why the daemon closes a WebSocket: a code and a reason for the peer, and a line for the log. Pure. Internal to net.
 
 #include "base/clock.hpp"
+#include "net/limits/held_bytes.hpp"
 #include "net/limits/repeated_line.hpp"
 
 #include <spdlog/common.h>
@@ -29,8 +30,8 @@ struct CloseCause {
 /// The handler of messages asks for the close.
 [[nodiscard]] CloseCause close_asked(std::string_view reason);
 
-/// Half-sent messages of all connections hold `bytes`, which are more than `most_bytes`.
-[[nodiscard]] CloseCause too_much_half_sent(std::size_t bytes, std::size_t most_bytes);
+/// Half-sent messages hold more than they may.
+[[nodiscard]] CloseCause too_much_half_sent(const HeldBytes::Excess& excess);
 
 /// Other connections of its process went first for so long.
 [[nodiscard]] CloseCause share_used_up(Milliseconds waited);

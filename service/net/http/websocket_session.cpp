@@ -37,10 +37,11 @@ namespace {
 
 using Request = http::request<http::string_body>;
 
-constexpr std::size_t kReasonBytes = 123;      // of a close frame
-constexpr std::size_t kReadBytes = 16 * 1024;  // in one turn of the thread, of a large message
-constexpr std::size_t kKeptBytes = 64 * 1024;  // of a buffer
-constexpr std::size_t kSmallPartBytes = 1024;  // of a message
+constexpr std::size_t kReasonBytes = 123;            // of a close frame
+constexpr std::size_t kReadBytes = 16 * 1024;        // in one turn of the thread, of a large message
+constexpr std::size_t kKeptBytes = 64 * 1024;        // of a buffer
+constexpr std::size_t kSmallPartBytes = 1024;        // of a message
+constexpr std::size_t kFreeUnreadBytes = 16 * 1024;  // what a reader leaves that is only slow
 constexpr std::size_t kLingerBytes = 64u << 20;
 constexpr Milliseconds kLinger{1'000};
 constexpr std::chrono::microseconds kConnection{200};  // to take one, and to end it
@@ -136,18 +137,22 @@ class WebSocketSession final : public Session,
 
   void close(std::string_view reason) override { start_close(close_asked(reason)); }
 
-  void drop_unread_answers(std::string_view why) override {
+  void drop_unread_answers(const HeldBytes::Excess& excess) override {
     context_->metrics.slow_readers.Increment();
     log(LimitedLog::Kind::SlowReader,
         spdlog::level::warn,
-        fmt::format("closing a connection that does not read: {}", why));
+        fmt::format(
+            "closing a connection that does not read: limit_exceeded: {} bytes of answers to {} are unread, the limit "
+            "is {}",
+            excess.bytes,
+            excess.whose,
+            excess.most
+        ));
     closing_ = true;
     abort();
   }
 
-  void drop_partial_message() override {
-    drop(too_much_half_sent(context_->partial_messages.bytes(), context_->options.partial_bytes));
-  }
+  void drop_partial_message(const HeldBytes::Excess& excess) override { drop(too_much_half_sent(excess)); }
 
   // ---- the coroutine
 
@@ -354,23 +359,23 @@ class WebSocketSession final : public Session,
       expect_end_of_message();
     }
     partial_bytes_ = bytes;
-    const std::optional<ConnectionId> culprit = context_->partial_messages.hold(id_, peer_, bytes);
-    if (culprit) {
-      context_->websockets.at(*culprit)->drop_partial_message();
+    if (const auto excess = context_->half_sent.note(id_, peer_, bytes)) {
+      context_->websockets.at(excess->connection)->drop_partial_message(*excess);
     }
   }
 
   /// Notes what the peer has not read, and what waits for it behind that. Small queues cost nothing.
   void note_unread(std::size_t queued_bytes) {
     const std::size_t bytes = queued_bytes + waiting_bytes_;
-    if (bytes <= UnreadAnswers::kFreeBytes && !unread_noted_) {
+    const bool small = bytes <= kFreeUnreadBytes;
+    if (small && !unread_noted_) {
       return;
     }
-    unread_noted_ = bytes > UnreadAnswers::kFreeBytes;
-    if (const auto excess = context_->unread_answers.note(id_, peer_, bytes)) {
+    unread_noted_ = !small;
+    if (const auto excess = context_->unread_answers.note(id_, peer_, small ? 0 : bytes)) {
       const auto found = context_->websockets.find(excess->connection);
       if (found != context_->websockets.end()) {
-        found->second->drop_unread_answers(excess->why);
+        found->second->drop_unread_answers(*excess);
       }
     }
   }
@@ -472,7 +477,7 @@ class WebSocketSession final : public Session,
   ReadPace pace_;
   websocket::stream<WebSocketSocket, false> stream_;  // false: permessage-deflate is not compiled in
   beast::flat_buffer buffer_;
-  std::size_t partial_bytes_ = 0;  ///< the size that context_->partial_messages knows for this connection
+  std::size_t partial_bytes_ = 0;  ///< the size that context_->half_sent knows for this connection
   Timer initialize_;
   Timer message_end_;  ///< for the end of a message; once that is given up, for the end of the connection
   Timer linger_;

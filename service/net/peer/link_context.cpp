@@ -12,11 +12,11 @@ namespace gradsync::net {
 void LinkContext::hold_joining(LinkId link, std::size_t bytes) {
   PeerIdentity alone;  // each for itself
   alone.pid = static_cast<std::int64_t>(link);
-  const auto culprit = joining_messages.hold(link, alone, bytes);
-  const auto found = culprit ? links.find(*culprit) : links.end();
+  const auto excess = half_sent.note(link, alone, bytes);
+  const auto found = excess ? links.find(excess->connection) : links.end();
   if (found != links.end()) {
     const std::shared_ptr<PeerLink> leaves = found->second;
-    leaves->drop(too_much_joining(options.joining_bytes));
+    leaves->drop(too_much_joining(excess->most));
   }
 }
 

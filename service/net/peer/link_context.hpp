@@ -1,11 +1,11 @@
 #pragma once
 // The state that the links of one daemon share. Thread: io only. Internal to net.
 
+#include "net/limits/held_bytes.hpp"
 #include "net/metrics.hpp"
 #include "net/peer/resolver.hpp"
 #include "net/peer_types.hpp"
 #include "net/socket/asio_types.hpp"
-#include "net/socket/partial_messages.hpp"
 
 #include <map>
 #include <memory>
@@ -24,7 +24,7 @@ struct LinkContext : std::enable_shared_from_this<LinkContext> {
         sink(told),
         metrics(counted),
         resolver(io_context, options.look_up ? options.look_up : look_up_name),
-        joining_messages(options.joining_bytes) {}
+        half_sent(options.joining_bytes, 0) {}
 
   asio::io_context& io;
   PeerOptions options;
@@ -35,7 +35,7 @@ struct LinkContext : std::enable_shared_from_this<LinkContext> {
   std::map<LinkId, std::shared_ptr<PeerLink>> links;            ///< those that are open
   std::map<LinkId, std::shared_ptr<PeerConnector>> connectors;  ///< also while their link is open
   Resolver resolver;
-  PartialMessages joining_messages;  ///< of links that have not joined, each for itself
+  HeldBytes half_sent;  ///< by links that have not joined: each is a process of its own
   std::minstd_rand random{std::random_device{}()};
   bool closing_all = false;
 

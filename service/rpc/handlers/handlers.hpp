@@ -4,6 +4,7 @@
 #include "rpc/core.hpp"
 #include "rpc/wire/result_size.hpp"
 #include "rpc/wire/wire_declare.hpp"
+#include "rpc/wire/wire_doctor.hpp"
 #include "rpc/wire/wire_explain.hpp"
 #include "rpc/wire/wire_read.hpp"
 #include "rpc/wire/wire_session.hpp"
@@ -51,6 +52,7 @@ void policy_import(Core& core, Caller& caller, ImportParams params, Answer<Repor
 // read_handlers.cpp
 void stats_get(Core& core, Caller& caller, StatsParams params, Answer<StatsAnswer> answer);
 void status_get(Core& core, Caller& caller, Empty params, Answer<StatusAnswer> answer);
+void doctor_run(Core& core, Caller& caller, Empty params, Answer<DoctorAnswer> answer);
 void log_set_level(Core& core, Caller& caller, LogLevelParams params, Answer<LogLevelAnswer> answer);
 void events_subscribe(Core& core, Caller& caller, SubscribeParams params, Answer<SubscribeAnswer> answer);
 void events_unsubscribe(Core& core, Caller& caller, UnsubscribeParams params, Answer<Empty> answer);

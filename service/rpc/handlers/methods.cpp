@@ -67,6 +67,9 @@ constexpr std::array kMethods{
     ),
     method<StatsParams, StatsAnswer, stats_get>("stats.get", Nothing, Read, "The last reports of a job"),
     method<Empty, StatusAnswer, status_get>("status.get", Nothing, Read, "The daemon, its jobs and their ranks"),
+    method<Empty, DoctorAnswer, doctor_run>(
+        "doctor.run", Initialize, Read, "Have the daemon look for what would keep it from serving gradients here"
+    ),
     method<LogLevelParams, LogLevelAnswer, log_set_level>("log.set_level", Nothing, Request, "Change what is logged"),
     method<SubscribeParams, SubscribeAnswer, events_subscribe>(
         "events.subscribe", Initialize, Request, "Push events as events.notification"

@@ -24,6 +24,14 @@ void status_get(Core& core, Caller& caller, Empty, Answer<StatusAnswer> answer) 
   });
 }
 
+void doctor_run(Core& core, Caller& caller, Empty, Answer<DoctorAnswer> answer) {
+  if (core.moment().draining) {
+    answer(make_error(ErrorCode::Draining, "the daemon is shutting down and examines nothing any more"));
+    return;
+  }
+  core.examine_node({caller.peer.uid, caller.peer.pid}, [answer](const Result<DoctorAnswer>& found) { answer(found); });
+}
+
 void log_set_level(Core& core, Caller& caller, LogLevelParams params, Answer<LogLevelAnswer> answer) {
   if (!caller.peer.privileged) {
     answer(make_error(

@@ -73,6 +73,11 @@ EXPORT int cuGetErrorName(int code, const char** name) {
   return 0;
 }
 
+EXPORT int cuDeviceGetCount(int* count) {
+  *count = static_cast<int>(uuids().size());
+  return failure_of("cuDeviceGetCount");
+}
+
 EXPORT int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
   return ordinal >= 0 && static_cast<std::size_t>(ordinal) < uuids().size() ? 0 : kInvalidDevice;

@@ -17,7 +17,7 @@ TEST(CloseCauses, fit_into_a_close_frame_whatever_the_numbers) {
         binary_message(),
         message_too_large(kMost),
         cut_within_character(),
-        too_much_half_sent(kMost, kMost),
+        too_much_half_sent({1, "all processes", kMost, kMost}),
         share_used_up(kLongest),
         message_not_ended(kLongest),
         not_initialized(kLongest)}) {
@@ -26,12 +26,13 @@ TEST(CloseCauses, fit_into_a_close_frame_whatever_the_numbers) {
 }
 
 TEST(CloseCauses, of_half_sent_messages_name_what_is_held_and_the_limit) {
-  const CloseCause cause = too_much_half_sent(268'435'500, 268'435'456);
+  const CloseCause cause = too_much_half_sent({1, "uid 1000", 201'326'600, 201'326'592});
   EXPECT_EQ(
-      cause.told, "limit_exceeded: 268435500 bytes of messages are half sent or wait here, the limit is 268435456"
+      cause.told, "limit_exceeded: 201326600 bytes of messages of uid 1000 are half sent, the limit is 201326592"
   );
   EXPECT_NE(
-      cause.logged.find("268435500 bytes of messages are half sent or wait, the limit is 268435456"), std::string::npos
+      cause.logged.find("201326600 bytes of messages of uid 1000 are half sent, the limit is 201326592"),
+      std::string::npos
   ) << cause.logged;
 }
 

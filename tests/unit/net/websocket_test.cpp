@@ -406,9 +406,9 @@ void begin_message(RawClient& client, std::size_t bytes) {
   ASSERT_EQ(client.read_frame().opcode, 10);
 }
 
-TEST_F(WebSocket, half_sent_messages_are_limited_over_all_connections) {
+TEST_F(WebSocket, half_sent_messages_are_limited_over_all_connections_of_a_process) {
   ServerOptions narrow = options();
-  narrow.partial_bytes = 100'000;
+  narrow.partial_bytes = 200'000;
   RunningServer running{narrow};
   RawClient first = websocket();
   RawClient second = websocket();
@@ -422,7 +422,9 @@ TEST_F(WebSocket, half_sent_messages_are_limited_over_all_connections) {
   EXPECT_EQ(close.close_code(), 1013);
   EXPECT_EQ(
       close.payload.substr(2),
-      "limit_exceeded: 100001 bytes of messages are half sent or wait here, the limit is 100000"
+      fmt::format(
+          "limit_exceeded: 100001 bytes of messages of process {} are half sent, the limit is 100000", ::getpid()
+      )
   );
   first.send_frame(0, "the rest");
   EXPECT_EQ(first.read_frame().payload.size(), 20'008u);
@@ -445,7 +447,7 @@ TEST_F(WebSocket, one_that_is_closed_for_what_it_half_sent_does_not_keep_it) {
 
 TEST_F(WebSocket, the_log_says_whose_connection_is_closed_for_what_it_half_sent) {
   ServerOptions narrow = options();
-  narrow.partial_bytes = 1'000;
+  narrow.partial_bytes = 2'000;
   testing::internal::CaptureStdout();
   {
     RunningServer running{narrow};
@@ -456,9 +458,8 @@ TEST_F(WebSocket, the_log_says_whose_connection_is_closed_for_what_it_half_sent)
   }
   const std::string log = testing::internal::GetCapturedStdout();
   const std::string line = fmt::format(
-      "1001 bytes of messages are half sent or wait, the limit is 1000: closing a connection of the process with most "
-      "connection=1 "
-      "pid={} uid={}\n",
+      "1001 bytes of messages of process {0} are half sent, the limit is 1000: closing the largest connection "
+      "of the largest process of these connection=1 pid={0} uid={1}\n",
       ::getpid(),
       ::getuid()
   );

@@ -432,6 +432,49 @@ TEST(Dispatcher, changes_the_log_level_for_the_privileged_only) {
   EXPECT_EQ(rpc.log_level, "debug");
 }
 
+/// Text of a call that waits for the doctor.
+std::string doctor_call(int id) { return Json{{"jsonrpc", "2.0"}, {"id", id}, {"method", "doctor.run"}}.dump(); }
+
+TEST(Dispatcher, answers_other_calls_while_a_doctor_works) {
+  Harness rpc;
+  rpc.open(1);
+  rpc.initialize(1);
+  rpc.dispatcher->on_text(1, doctor_call(90));
+  rpc.dispatcher->on_text(1, Json{{"jsonrpc", "2.0"}, {"id", 91}, {"method", "status.get"}}.dump());
+  EXPECT_EQ(Json::parse(rpc.outbox.take(1))["id"], 91);
+  EXPECT_EQ(rpc.outbox.take(1), "");
+  rpc.end_examinations();
+  const Json reply = Json::parse(rpc.outbox.take(1));
+  EXPECT_EQ(reply["id"], 90);
+  EXPECT_EQ(reply["result"]["well"], false);
+  EXPECT_EQ(rpc.examined_for.at(0).uid, Harness::local_peer().uid);
+  EXPECT_EQ(rpc.examined_for.at(0).pid, Harness::local_peer().pid);
+}
+
+TEST(Dispatcher, drops_what_a_doctor_found_for_a_caller_that_left) {
+  Harness rpc;
+  for (const ConnectionId connection : {1, 2}) {
+    rpc.open(connection);
+    rpc.initialize(connection);
+  }
+  rpc.dispatcher->on_text(1, doctor_call(90));
+  rpc.dispatcher->on_text(2, doctor_call(90));
+  rpc.dispatcher->on_close(1);
+  rpc.end_examinations();
+  EXPECT_EQ(rpc.outbox.take(1), "");
+  EXPECT_EQ(Json::parse(rpc.outbox.take(2))["id"], 90);
+}
+
+TEST(Dispatcher, refuses_findings_that_are_longer_than_a_message) {
+  RpcLimits limits;
+  limits.message_bytes = 4096;
+  Harness rpc(limits);
+  rpc.open(1);
+  rpc.initialize(1);
+  rpc.examination = DoctorAnswer{{{DoctorFinding::Level::Note, std::string(5000, 'x')}}, true, {}};
+  EXPECT_EQ(kind_of_reply(rpc.call(1, "doctor.run", Json::object())), "limit_exceeded");
+}
+
 TEST(Dispatcher, takes_a_declaration_in_pages) {
   Harness rpc;
   rpc.open(1);

@@ -9,6 +9,7 @@
 #include "rpc/json/codec.hpp"
 #include "rpc/metrics.hpp"
 #include "rpc/wire/result_size.hpp"
+#include "rpc/wire/wire_doctor.hpp"
 
 #include <gtest/gtest.h>
 
@@ -17,6 +18,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace gradsync::rpc {
 
@@ -69,6 +71,10 @@ class RpcHarness {
         std::move(identity),
         limits,
         [this](const std::string& level) -> Result<std::string> { return std::exchange(log_level, level); },
+        [this](const Holder& caller, engine::Reply<DoctorAnswer> reply) {
+          examined_for.push_back(caller);
+          examinations.push_back(std::move(reply));
+        },
         metrics
     );
     engine.advance(now);
@@ -150,7 +156,15 @@ class RpcHarness {
     );
   }
 
+  /// Answers who waits for an examination with `examination`.
+  void end_examinations() {
+    for (const auto& reply : std::exchange(examinations, {})) {
+      reply(examination);
+    }
+  }
+
   void pump() {
+    end_examinations();
     bool busy = true;
     while (busy) {
       busy = pump_lane(lane) || gpus.answer_next([this](device::LaneId id, device::LaneReport report) {
@@ -174,6 +188,16 @@ class RpcHarness {
   Milliseconds every_look{0};  ///< that the clock goes on whenever it is looked at
   bool draining = false;
   std::string log_level = "info";
+  Result<DoctorAnswer> examination = DoctorAnswer{
+      {{DoctorFinding::Level::Ok, "file descriptors: 1048576"},
+       {DoctorFinding::Level::Problem,
+        "GPU-5a4d2c1e-0000-4000-8000-000000000001 is in compute mode exclusive process: a trainer and a worker cannot "
+        "use it together",
+        "nvidia-smi -i GPU-5a4d2c1e-0000-4000-8000-000000000001 -c DEFAULT"}},
+      false,
+      {"GPU-5a4d2c1e-0000-4000-8000-000000000001"}};
+  std::vector<Holder> examined_for;
+  std::vector<engine::Reply<DoctorAnswer>> examinations;  ///< that wait
   int last_id = 0;
   RecordingOutbox outbox;
   prometheus::Registry registry;

@@ -70,6 +70,12 @@ class Replay {
       rpc_.pump();
     } else if (line.contains("lane_fails")) {
       rpc_.lane.failing = line["lane_fails"];
+    } else if (line.contains("doctor_fails")) {
+      rpc_.examination = make_error(
+          ErrorCode::DoctorFailed,
+          line["doctor_fails"].get<std::string>(),
+          "run gradsyncd doctor by hand, where the daemon runs"
+      );
     } else if (line.contains("drain")) {
       rpc_.draining = true;
       rpc_.engine.drain();

@@ -1,4 +1,4 @@
-"""The command `gradsync`: it audits or observes a training script, or prints the status of a daemon."""
+"""The command `gradsync`: it audits or observes a training script, asks a daemon for its status or examines a node."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import sys
 from ._audit._cli import add_audit, add_verdict
 from ._client import connect
 from ._commit import commit
+from ._doctor import add_doctor
 from ._launch._spawn import find_binary
 from ._observe._cli import add_observe
 from ._version import PROTOCOL, __version__
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     add_audit(commands.add_parser)
     add_verdict(commands.add_parser)
     add_observe(commands.add_parser)
+    add_doctor(commands.add_parser)
     status = commands.add_parser("status", help="show what a running daemon does now")
     status.add_argument("--address", help="path of its socket (default: $GRADSYNC_ADDRESS, then the usual places)")
     status.add_argument("--json", action="store_true", help="the whole answer as JSON")

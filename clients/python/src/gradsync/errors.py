@@ -19,7 +19,8 @@
         ├── InvalidDeclaration, UnsupportedPlacement, PlanMismatch, WeightsDiverged, DeclareTimeout
         ├── NotDeclared, NotReady, StepMismatch, StepTimeout, StaleEpoch, StaleAttempt, DuplicateReady, StepFailed
         ├── StepInDoubt
-        └── UnknownSubscription
+        ├── UnknownSubscription
+        └── DoctorFailed
 
 The fields of an `RpcError` come from the daemon's `data`; a field that the protocol leaves out is None or empty.
 Every message ends with the next thing to try.
@@ -42,6 +43,7 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionLost",
     "DeclareTimeout",
+    "DoctorFailed",
     "Draining",
     "DuplicateReady",
     "GradientsDiverged",
@@ -477,3 +479,9 @@ class UnknownSubscription(RpcError):
     """This connection has no such subscription."""
 
     KIND = "unknown_subscription"
+
+
+class DoctorFailed(RpcError):
+    """The daemon could not have its node examined: the process for it did not start, hung, or found nothing."""
+
+    KIND = "doctor_failed"

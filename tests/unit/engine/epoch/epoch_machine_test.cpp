@@ -13,34 +13,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using State = EpochMachine::State;
 
-/// A machine of two ranks that are attached.
-struct Pair {
-  Pair() {
-    machine.on_joined(0, {100, false});
-    machine.on_joined(1, {101, false});
-  }
-
-  EpochActions declare(std::int64_t rank) { return machine.on_declared(now, rank, {Milliseconds(60'000), false}); }
-
-  EpochActions check(std::int64_t rank) { return machine.on_checked(now, rank, std::nullopt); }
-
-  EpochActions pass(Milliseconds time) { return machine.on_time(now += time); }
-
-  /// Both declared, and their plan is on the lane.
-  void commit() {
-    for (const std::int64_t rank : {0, 1}) {
-      (void)declare(rank);
-      (void)check(rank);
-    }
-    (void)machine.on_planned(now, {"digest", std::nullopt, std::nullopt});
-    (void)machine.on_lane_loaded();
-  }
-
-  std::uint64_t tickets = 1;
-  TimePoint now{std::chrono::seconds(1000)};
-  EpochMachine machine{"job", Roster(2, 2), 1, EngineDeadlines{}, tickets};
-};
-
 template <typename Action>
 const Action* find(const EpochActions& actions) {
   for (const EpochAction& action : actions) {
@@ -51,6 +23,49 @@ const Action* find(const EpochActions& actions) {
   return nullptr;
 }
 
+EpochActions join(EpochActions first, const EpochActions& then) {
+  first.insert(first.end(), then.begin(), then.end());
+  return first;
+}
+
+/// A machine of two ranks that are attached, on a node that is alone: what it tells others is answered at once.
+struct Pair {
+  Pair() {
+    machine.on_joined(0, {100, false});
+    machine.on_joined(1, {101, false});
+  }
+
+  EpochActions declare(std::int64_t rank) { return machine.on_declared(now, rank, {Milliseconds(60'000), false}); }
+
+  EpochActions check(std::int64_t rank) {
+    EpochActions actions = machine.on_checked(now, rank, std::nullopt);
+    return find<TellLocals>(actions) ? join(std::move(actions), machine.on_prepare(0)) : actions;
+  }
+
+  EpochActions plan() { return machine.on_planned(now, {"digest", std::nullopt, std::nullopt}); }
+
+  EpochActions load() {
+    EXPECT_TRUE(find<TellReady>(machine.on_lane_loaded()));
+    return machine.on_begin();
+  }
+
+  EpochActions pass(Milliseconds time) { return machine.on_time(now += time); }
+
+  /// Both declared, and their plan is on the lane.
+  void commit() {
+    for (const std::int64_t rank : {0, 1}) {
+      (void)declare(rank);
+      (void)check(rank);
+    }
+    (void)plan();
+    (void)load();
+  }
+
+  std::uint64_t tickets = 1;
+  TimePoint now{std::chrono::seconds(1000)};
+  EpochMachine machine{"job", Roster(2, 2), 1, EngineDeadlines{}, tickets};
+};
+
 TEST(EpochMachine, plans_when_the_last_declaration_is_checked_and_commits_when_the_lane_has_the_plan) {
   Pair pair;
   (void)pair.declare(0);
@@ -59,9 +74,9 @@ TEST(EpochMachine, plans_when_the_last_declaration_is_checked_and_commits_when_t
   const EpochActions planning = pair.check(1);
   ASSERT_TRUE(find<MakePlan>(planning));
   EXPECT_TRUE(pair.machine.plans(find<MakePlan>(planning)->ticket));
-  EXPECT_TRUE(find<LoadPlan>(pair.machine.on_planned(pair.now, {"digest", std::nullopt, std::nullopt})));
+  EXPECT_TRUE(find<LoadPlan>(pair.plan()));
   EXPECT_EQ(pair.machine.state(), State::Loading);
-  const EpochActions committed = pair.machine.on_lane_loaded();
+  const EpochActions committed = pair.load();
   ASSERT_EQ(committed.size(), 4u);
   EXPECT_TRUE(std::holds_alternative<CommitPlan>(committed.front()));
   EXPECT_TRUE(std::holds_alternative<OpenSteps>(committed.back())) << "steps go on when every rank knows its plan";
@@ -91,8 +106,8 @@ TEST(EpochMachine, keeps_the_steps_of_survivors_where_the_newcomer_makes_the_sam
   pair.machine.on_joined(1, {201, false});
   (void)pair.declare(1);
   (void)pair.check(1);
-  (void)pair.machine.on_planned(pair.now, {"digest", std::nullopt, std::nullopt});
-  const EpochActions committed = pair.machine.on_lane_loaded();
+  (void)pair.plan();
+  const EpochActions committed = pair.load();
   ASSERT_TRUE(find<CommitPlan>(committed));
   EXPECT_TRUE(find<CommitPlan>(committed)->keeps_steps);
 }
@@ -135,10 +150,20 @@ TEST(EpochMachine, a_rank_that_leaves_by_choice_before_it_declared_is_waited_for
 struct PairOfFour {
   EpochActions declare(std::int64_t rank) {
     machine.on_joined(rank, {100 + rank, false});
-    EpochActions actions = machine.on_declared(now, rank, {Milliseconds(60'000), false});
-    const EpochActions checked = machine.on_checked(now, rank, std::nullopt);
-    actions.insert(actions.end(), checked.begin(), checked.end());
-    return actions;
+    const EpochActions declared = machine.on_declared(now, rank, {Milliseconds(60'000), false});
+    return join(declared, machine.on_checked(now, rank, std::nullopt));
+  }
+
+  EpochActions plan() { return machine.on_planned(now, {"digest", std::nullopt, std::nullopt}); }
+
+  void commit() {
+    (void)declare(1);
+    (void)declare(3);
+    (void)machine.on_prepare(7);
+    (void)plan();
+    (void)machine.on_lane_loaded();
+    (void)machine.on_begin();
+    ASSERT_EQ(machine.state(), State::Committed);
   }
 
   std::uint64_t tickets = 1;
@@ -146,15 +171,117 @@ struct PairOfFour {
   EpochMachine machine{"job", Roster(4, 2), 1, EngineDeadlines{}, tickets};
 };
 
-TEST(EpochMachine, of_some_ranks_plans_when_these_have_declared) {
+TEST(EpochMachine, of_some_ranks_plans_when_all_nodes_have_declared_and_begins_when_all_have_loaded) {
   PairOfFour pair;
   EXPECT_EQ(pair.machine.lacks(), "2 of 2 ranks of this node not attached");
-  EXPECT_FALSE(find<MakePlan>(pair.declare(3)));
+  EXPECT_FALSE(find<TellLocals>(pair.declare(3)));
   EXPECT_EQ(pair.machine.lacks(), "1 of 2 ranks of this node not attached");
-  EXPECT_TRUE(find<MakePlan>(pair.declare(1)));
-  (void)pair.machine.on_planned(pair.now, {"digest", std::nullopt, std::nullopt});
-  EXPECT_TRUE(find<CommitPlan>(pair.machine.on_lane_loaded()));
-  EXPECT_TRUE(pair.machine.roster().all_committed());
+  const EpochActions declared = pair.declare(1);
+  ASSERT_TRUE(find<TellLocals>(declared));
+  EXPECT_TRUE(find<TellLocals>(declared)->declared);
+  EXPECT_FALSE(find<MakePlan>(declared));
+  EXPECT_EQ(pair.machine.lacks(), "not all ranks of other nodes have declared");
+  EXPECT_TRUE(find<MakePlan>(pair.machine.on_prepare(7)));
+  EXPECT_EQ(pair.machine.epoch(), 7u);
+  (void)pair.plan();
+  const EpochActions loaded = pair.machine.on_lane_loaded();
+  EXPECT_TRUE(find<TellReady>(loaded));
+  EXPECT_FALSE(find<CommitPlan>(loaded)) << "another node may not have the plan";
+  EXPECT_EQ(pair.machine.lacks(), "other nodes load the plan");
+  EXPECT_TRUE(find<CommitPlan>(pair.machine.on_begin()));
+  EXPECT_TRUE(pair.machine.seat(1).declaration.committed);
+  EXPECT_TRUE(pair.machine.seat(3).declaration.committed);
+}
+
+TEST(EpochMachine, an_end_by_another_node_fails_the_attempt_and_keeps_what_was_declared) {
+  PairOfFour pair;
+  pair.commit();
+  const EpochActions ended = pair.machine.on_ended(pair.now, make_error(ErrorCode::NodeLost, "node 'b' is gone"));
+  ASSERT_TRUE(find<FailAttempt>(ended));
+  EXPECT_EQ(find<FailAttempt>(ended)->error.code, ErrorCode::NodeLost);
+  EXPECT_EQ(find<FailAttempt>(ended)->error.epoch, 8u);
+  EXPECT_FALSE(find<TellLeft>(ended)) << "they know";
+  const EpochActions quiet = pair.machine.on_attempt_failed(pair.now);
+  EXPECT_EQ(pair.machine.state(), State::Gathering);
+  EXPECT_FALSE(find<TellLocals>(quiet)) << "a second time would end the epoch that others prepare meanwhile";
+  EXPECT_TRUE(find<MakePlan>(pair.machine.on_prepare(8)));
+}
+
+TEST(EpochMachine, what_others_prepare_before_the_lane_is_quiet_is_planned_when_it_is) {
+  PairOfFour pair;
+  pair.commit();
+  (void)pair.machine.on_ended(pair.now, make_error(ErrorCode::NodeLost, "node 'b' is gone"));
+  EXPECT_FALSE(find<MakePlan>(pair.machine.on_prepare(8)));
+  EXPECT_TRUE(find<MakePlan>(pair.machine.on_attempt_failed(pair.now)));
+  EXPECT_EQ(pair.machine.epoch(), 8u);
+}
+
+TEST(EpochMachine, a_rank_that_is_lost_before_the_lane_is_quiet_takes_back_what_others_prepare) {
+  PairOfFour pair;
+  pair.commit();
+  (void)pair.machine.on_ended(pair.now, make_error(ErrorCode::NodeLost, "node 'b' is gone"));
+  (void)pair.machine.on_prepare(8);
+  EXPECT_TRUE(find<TellLeft>(pair.machine.on_left(pair.now, 3, "died", EpochMachine::Leaving::Lost)));
+  EXPECT_FALSE(find<MakePlan>(pair.machine.on_attempt_failed(pair.now)));
+  EXPECT_EQ(pair.machine.state(), State::Forming);
+}
+
+TEST(EpochMachine, survivors_whose_epoch_gets_a_higher_number_than_they_were_told_hear_of_it) {
+  PairOfFour pair;
+  pair.commit();
+  (void)pair.machine.on_ended(pair.now, make_error(ErrorCode::NodeLost, "node 'b' is gone"));
+  (void)pair.machine.on_attempt_failed(pair.now);
+  const EpochActions prepared = pair.machine.on_prepare(11);
+  ASSERT_TRUE(find<FailStepCalls>(prepared));
+  EXPECT_EQ(find<FailStepCalls>(prepared)->error.code, ErrorCode::StaleEpoch);
+  EXPECT_TRUE(find<FormEpoch>(prepared)) << "steps are of the new number";
+  EXPECT_EQ(pair.machine.epoch(), 11u);
+}
+
+TEST(EpochMachine, a_rank_that_declares_anew_while_others_load_takes_back_what_was_told) {
+  PairOfFour pair;
+  (void)pair.declare(1);
+  (void)pair.declare(3);
+  (void)pair.machine.on_prepare(7);
+  (void)pair.plan();
+  (void)pair.machine.on_lane_loaded();
+  const EpochActions anew = pair.machine.on_declared(pair.now, 3, {Milliseconds(60'000), false});
+  EXPECT_TRUE(find<UnloadPlan>(anew));
+  ASSERT_TRUE(find<TellLocals>(anew));
+  EXPECT_FALSE(find<TellLocals>(anew)->declared);
+  EXPECT_THAT(pair.machine.on_begin(), IsEmpty()) << "the plan is not on the lane any more";
+}
+
+TEST(EpochMachine, weights_that_were_compared_before_steps_were_taken_are_declared_anew_after_an_end_by_others) {
+  PairOfFour pair;
+  (void)pair.machine.on_joined(1, {101, false});
+  (void)pair.machine.on_declared(pair.now, 1, {Milliseconds(60'000), true});
+  (void)pair.machine.on_checked(pair.now, 1, std::nullopt);
+  (void)pair.declare(3);
+  (void)pair.machine.on_prepare(7);
+  (void)pair.plan();
+  (void)pair.machine.on_lane_loaded();
+  (void)pair.machine.on_begin();
+  pair.machine.on_step_done();
+  (void)pair.machine.on_ended(pair.now, make_error(ErrorCode::NodeLost, "node 'b' is gone"));
+  const EpochActions quiet = pair.machine.on_attempt_failed(pair.now);
+  ASSERT_TRUE(find<TellLocals>(quiet));
+  EXPECT_FALSE(find<TellLocals>(quiet)->declared);
+}
+
+TEST(EpochMachine, survivors_of_an_epoch_that_others_refuse_declare_again) {
+  PairOfFour pair;
+  pair.commit();
+  (void)pair.machine.on_ended(pair.now, make_error(ErrorCode::NodeLost, "node 'b' is gone"));
+  (void)pair.machine.on_attempt_failed(pair.now);
+  const EpochActions refused =
+      pair.machine.on_refused(pair.now, make_error(ErrorCode::PlanMismatch, "the plans of two nodes differ"));
+  ASSERT_TRUE(find<FailStepCalls>(refused));
+  EXPECT_EQ(find<FailStepCalls>(refused)->error.code, ErrorCode::PlanMismatch);
+  const auto refusal = pair.machine.refuse_step(1, {8, 0}, 0);
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->hint, "every rank has to call gradients.declare again");
+  EXPECT_THAT(pair.machine.on_prepare(8), IsEmpty());
 }
 
 TEST(EpochMachine, of_some_ranks_names_those_that_it_knows_where_time_is_over) {

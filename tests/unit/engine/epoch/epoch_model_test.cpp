@@ -1,6 +1,7 @@
 // Random events drive the epoch machine beside a plain model, which has no actions, tickets or seats: after every event
-// both must have answered the same declare and step calls in the same way, and must agree on epoch, state, next
-// deadline and on what each rank has yet to hear.
+// both must have answered the same declare and step calls in the same way, must have told other nodes the same, and
+// must agree on epoch, state, next deadline and on what each rank has yet to hear. Half of the jobs are over nodes,
+// whose others answer late, end epochs and refuse them; the other half has a port that answers at once.
 
 #include "engine/epoch/epoch_machine.hpp"
 
@@ -39,14 +40,20 @@ struct PlainRank {
   std::optional<Refusal> unheard;    ///< what its step call has yet to be told
 };
 
+/// What other nodes are told.
+enum class Told { Declared, TakenBack, Left, Ready };
+
 /// Times are in ms. Where the machine has to fail an attempt, the test says when that is over: `quiet`.
 struct Model {
   std::vector<PlainRank> ranks;
+  bool nodes = false;
   State state = State::Forming;
   std::uint64_t epoch = 5;
   std::int64_t now = 0;
   std::int64_t steps = 0;
-  bool redeclare = false, halted = false;
+  bool redeclare = false, halted = false, told = false;
+  std::optional<std::uint64_t> prepared = {};
+  std::vector<Told> tells = {};
   std::optional<Content> plan = {}, loading = {};
   Answers answers = {}, step_answers = {};
 
@@ -87,7 +94,23 @@ struct Model {
     return next;
   }
 
-  void interrupt() { state = state == State::Planning || state == State::Loading ? State::Forming : state; }
+  [[nodiscard]] bool forms() const {
+    return state != State::Forming && state != State::Committed && state != State::Ending;
+  }
+
+  [[nodiscard]] bool any_lacks() const {
+    return any([this](const PlainRank& rank) { return lacks(rank); });
+  }
+
+  void interrupt() { state = forms() ? State::Forming : state; }
+
+  void take_back(Told how) {
+    if (told) {
+      tells.push_back(how);
+    }
+    told = false;
+    prepared.reset();
+  }
 
   void answer(std::size_t rank, std::optional<ErrorCode> code) {
     if (ranks[rank].waiting) {
@@ -102,33 +125,39 @@ struct Model {
   }
 
   void refuse_fresh(ErrorCode code) {
+    const bool formed = forms();
     interrupt();
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (ranks[rank].fresh) {
         refuse(rank, code);
       }
     }
+    if (formed) {
+      take_back(Told::Left);
+    }
   }
 
-  void fail_step_calls(Refusal told) {
+  void fail_step_calls(Refusal why) {
     for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
       if (ranks[rank].stepping) {
-        step_answers.emplace_back(static_cast<std::int64_t>(rank), told.first);
+        step_answers.emplace_back(static_cast<std::int64_t>(rank), why.first);
         ranks[rank].stepping = false;
-        ranks[rank].unheard = ranks[rank].unheard == told ? std::nullopt : ranks[rank].unheard;
+        ranks[rank].unheard = ranks[rank].unheard == why ? std::nullopt : ranks[rank].unheard;
       }
     }
   }
 
-  void tell_waiting(Refusal told) {
-    refuse_fresh(told.first);
+  void tell_waiting(Refusal refusal) {
+    refuse_fresh(refusal.first);
+    take_back(Told::Left);
+    redeclare = redeclare || !any_lacks();
     for (PlainRank& rank : ranks) {
       if (rank.committed) {
-        rank.unheard = told;
+        rank.unheard = refusal;
       }
     }
     if (state == State::Forming && any([](const PlainRank& rank) { return rank.committed; })) {
-      fail_step_calls(told);
+      fail_step_calls(refusal);
     }
   }
 
@@ -156,9 +185,54 @@ struct Model {
   }
 
   void settle() {
-    if (state == State::Forming && !halted && !any([this](const PlainRank& rank) { return lacks(rank); }) &&
-        any([](const PlainRank& rank) { return !rank.committed; })) {
+    if (state != State::Forming || halted || any_lacks()) {
+      return;
+    }
+    state = State::Gathering;
+    if (!told) {
+      told = true;
+      tells.push_back(Told::Declared);
+      if (!nodes) {
+        prepare(0);
+      }
+    } else if (prepared) {
+      prepare(*prepared);
+    }
+  }
+
+  void prepare(std::uint64_t number) {
+    if (state == State::Gathering) {
+      prepared.reset();
+      if (number > epoch) {
+        epoch = number;
+        if (plan) {
+          fail_step_calls({ErrorCode::StaleEpoch, -1});
+        }
+      }
       state = State::Planning;
+    } else if (state == State::Ending && told) {
+      prepared = number;
+    }
+  }
+
+  void ended() {
+    prepared.reset();
+    if (told && state == State::Committed) {
+      state = State::Ending;
+    } else if (told && state != State::Ending) {
+      interrupt();
+      settle();
+    }
+  }
+
+  void refused() {
+    prepared.reset();
+    told = false;
+    if (state == State::Committed) {
+      redeclare = true;
+      state = State::Ending;
+    } else {
+      tell_waiting({ErrorCode::JobMismatch, -1});
     }
   }
 
@@ -178,6 +252,7 @@ struct Model {
       redeclare = redeclare || (!lost && any([](const PlainRank& rank) { return rank.weights; }));
       state = State::Ending;
     }
+    take_back(Told::Left);
   }
 
   void declare(std::size_t number, bool weights) {
@@ -185,9 +260,13 @@ struct Model {
     answer(number, ErrorCode::Superseded);
     interrupt();
     if (rank.committed) {
-      state = redeclare ? state : State::Ending;
+      if (!redeclare && state != State::Ending) {
+        take_back(Told::Left);
+        state = State::Ending;
+      }
       redeclare = true;
     }
+    take_back(Told::TakenBack);
     rank.valid = rank.committed = false;
     forget_unheard(number);
     rank.refused.reset();
@@ -234,6 +313,7 @@ struct Model {
       answer(rank, ErrorCode::JobMismatch);
       ranks[rank] = {};
     }
+    take_back(Told::Left);
     state = plan ? State::Ending : state;
   }
 
@@ -247,6 +327,7 @@ struct Model {
     if (!content || released) {
       if (released && ranks[*released].committed) {
         refuse(*released, ErrorCode::PlanMismatch);
+        take_back(Told::Left);
         state = State::Ending;
         refuse_fresh(ErrorCode::PlanMismatch);
       } else {
@@ -254,6 +335,7 @@ struct Model {
       }
     } else if (plan && !redeclare && plan != content && any([](const PlainRank& rank) { return rank.committed; })) {
       redeclare = true;
+      take_back(Told::Left);
       state = State::Ending;
     } else {
       loading = content;
@@ -262,6 +344,17 @@ struct Model {
   }
 
   void loaded() {
+    state = State::Joining;
+    tells.push_back(Told::Ready);
+    if (!nodes) {
+      begin();
+    }
+  }
+
+  void begin() {
+    if (state != State::Joining) {
+      return;
+    }
     plan = loading;
     redeclare = false;
     steps = 0;
@@ -281,6 +374,9 @@ struct Model {
       rank.stepping = false;
     }
     redeclare = redeclare || (steps > 0 && any([](const PlainRank& rank) { return rank.weights; }));
+    if (any_lacks()) {
+      take_back(Told::TakenBack);
+    }
     settle();
   }
 
@@ -299,6 +395,7 @@ struct Model {
       } else if (rank.waiting && !still && rank.deadline <= now) {
         interrupt();
         refuse(number, ErrorCode::DeclareTimeout);
+        take_back(Told::Left);
       }
     }
     for (const PlainRank& rank : ranks) {
@@ -314,8 +411,10 @@ class Twins {
  public:
   explicit Twins(std::uint32_t seed)
       : random_(seed),
-        model_{std::vector<PlainRank>(1 + seed % 4)},
-        machine_("job", Roster(world_size(), world_size()), model_.epoch, deadlines(), tickets_) {}
+        model_{std::vector<PlainRank>(1 + seed / 2 % 4), seed % 2 == 1},
+        machine_(
+            "job", Roster(world_size() * (model_.nodes ? 2 : 1), world_size()), model_.epoch, deadlines(), tickets_
+        ) {}
 
   void run(int events) {
     for (int event = 0; event < events && !::testing::Test::HasFailure(); ++event) {
@@ -340,6 +439,10 @@ class Twins {
   [[nodiscard]] TimePoint now() const { return TimePoint(Milliseconds(model_.now)); }
 
   void step() {
+    if (model_.nodes && below(8) == 0) {
+      hear_of_others();
+      return;
+    }
     const auto rank = static_cast<std::size_t>(below(static_cast<std::int64_t>(model_.ranks.size())));
     const auto number = static_cast<std::int64_t>(rank);
     PlainRank& plain = model_.ranks[rank];
@@ -400,8 +503,29 @@ class Twins {
       model_.superseded();
     } else if (kind < 5) {
       machine_.on_told(rank, make_error(ErrorCode::StepTimeout, "something else"));
-    } else if (model_.state != State::Loading) {  // a report of a plan that was dropped
+    } else if (model_.state != State::Loading && model_.state != State::Joining) {  // a report of a plan that was
+                                                                                    // dropped
       perform(kind < 7 ? machine_.on_lane_loaded() : machine_.on_load_failed(load_failure()));
+    }
+  }
+
+  /// In time or late; what follows from them has the same words on all nodes.
+  void hear_of_others() {
+    const std::int64_t kind = below(10);
+    log_ = "event " + std::to_string(kind) + " of other nodes";
+    if (kind < 4) {
+      const std::uint64_t number = model_.epoch + static_cast<std::uint64_t>(below(6) == 0 ? below(3) : 0);
+      perform(machine_.on_prepare(number));
+      model_.prepare(number);
+    } else if (kind < 7) {
+      perform(machine_.on_begin());
+      model_.begin();
+    } else if (kind < 9) {
+      perform(machine_.on_ended(now(), make_error(ErrorCode::NodeLost, "a node is gone")));
+      model_.ended();
+    } else {
+      perform(machine_.on_refused(now(), make_error(ErrorCode::JobMismatch, "another world")));
+      model_.refused();
     }
   }
 
@@ -450,13 +574,12 @@ class Twins {
       }
     } else if (plan_ticket_ && machine_.plans(*plan_ticket_)) {
       plan();
-    } else if (loading_ && below(6) == 0) {
+    } else if ((loading_ || model_.state == State::Joining) && below(6) == 0) {
       perform(machine_.on_load_failed(load_failure()));
       model_.tell_waiting({ErrorCode::InsufficientMemory, -1});
     } else if (loading_) {
       loading_ = false;
       loaded_ = true;
-      stepping_.clear();
       perform(machine_.on_lane_loaded());
       model_.loaded();
     }
@@ -486,6 +609,21 @@ class Twins {
     for (const EpochAction& action : actions) {
       if (const auto* check = std::get_if<CheckDeclaration>(&action)) {
         checks_[check->ticket] = check->rank;
+      } else if (const auto* locals = std::get_if<TellLocals>(&action)) {
+        tells_.push_back(locals->declared ? Told::Declared : Told::TakenBack);
+        if (!model_.nodes && locals->declared) {
+          perform(machine_.on_prepare(0));
+        }
+      } else if (const auto* left = std::get_if<TellLeft>(&action)) {
+        tells_.push_back(Told::Left);
+        if (!model_.nodes) {
+          perform(machine_.on_ended(now(), left->error));
+        }
+      } else if (std::holds_alternative<TellReady>(action)) {
+        tells_.push_back(Told::Ready);
+        if (!model_.nodes) {
+          perform(machine_.on_begin());
+        }
       } else if (const auto* make = std::get_if<MakePlan>(&action)) {
         plan_ticket_ = make->ticket;
       } else if (std::holds_alternative<LoadPlan>(action)) {
@@ -495,6 +633,7 @@ class Twins {
         loading_ = loaded_ = false;
       } else if (std::holds_alternative<CommitPlan>(action)) {
         EXPECT_TRUE(loaded_);
+        stepping_.clear();
       } else if (const auto* answer = std::get_if<AnswerDeclare>(&action)) {
         answers_.emplace_back(answer->rank, answer->error ? std::optional(answer->error->code) : std::nullopt);
       } else if (const auto* fail = std::get_if<FailAttempt>(&action)) {
@@ -516,6 +655,7 @@ class Twins {
     std::sort(model_.answers.begin(), model_.answers.end());
     EXPECT_EQ(answers_, model_.answers) << event;
     EXPECT_EQ(step_answers_, model_.step_answers) << event;
+    EXPECT_EQ(std::exchange(tells_, {}), std::exchange(model_.tells, {})) << event;
     EXPECT_EQ(machine_.state(), model_.state) << event;
     EXPECT_EQ(machine_.epoch(), model_.epoch) << event;
     EXPECT_EQ(machine_.ending().has_value(), failing_) << event;
@@ -547,6 +687,7 @@ class Twins {
   bool loading_ = false, loaded_ = false, failing_ = false;
   std::set<std::int64_t> stepping_;  ///< ranks with a step call that waits
   Answers answers_, step_answers_;
+  std::vector<Told> tells_;
   std::string log_;
 };
 

@@ -238,6 +238,8 @@ TEST_F(SharedPlan, is_measured_by_each_lane_and_decided_once) {
   const Actions actions = asked(scaled);
   ASSERT_EQ(actions.size(), 4u);
   EXPECT_THAT(launched(actions), ElementsAre(0, 1));
+  EXPECT_EQ(std::get<LaunchReduce>(actions[0]).lane, 7u) << "what reduces a bucket measures it";
+  EXPECT_EQ(std::get<LaunchReduce>(actions[1]).lane, 5u);
   EXPECT_EQ(std::get<LaunchMeasure>(actions[2]).lane, 7u);
   EXPECT_THAT(std::get<LaunchMeasure>(actions[2]).buckets, ElementsAre(0));
   EXPECT_EQ(std::get<LaunchMeasure>(actions[3]).lane, 5u);

@@ -196,14 +196,16 @@ TEST_F(PeerListener, ends_the_link_with_most_where_those_that_have_not_joined_ho
   daemon.join(daemon.sink.opened(1));
   joined.send_frame(1, std::string(500'000, 'j'), false);
   RawClient most = link_to(daemon);
-  most.send_frame(1, std::string(200'000, 'm'), false);
+  most.send_frame(1, std::string(140'000, 'm'), false);
   RawClient other = link_to(daemon);
-  other.send_frame(1, std::string(150'000, 'o'), false);
+  other.send_frame(1, std::string(100'000, 'o'), false);
+  RawClient last = link_to(daemon);
+  last.send_frame(1, std::string(70'000, 'l'), false);
   const std::string why = daemon.sink.end_of(2);
   EXPECT_NE(why.find("hold more than 300000 bytes of unfinished messages"), std::string::npos) << why;
   other.send_frame(0, "end");
   joined.send_frame(0, "end");
-  EXPECT_EQ(daemon.sink.texts(3, 1).front().size(), 150'003u);
+  EXPECT_EQ(daemon.sink.texts(3, 1).front().size(), 100'003u);
   EXPECT_EQ(daemon.sink.texts(1, 1).front().size(), 500'003u);
 }
 

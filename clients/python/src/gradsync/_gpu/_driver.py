@@ -59,6 +59,12 @@ class Driver:
         self.device_type = "cpu" if hasattr(self._library, "gradsync_emulated_driver") else "cuda"
         self._must("cuInit", 0, about=NoGpu)
 
+    def uuids(self) -> list[str]:
+        """The UUIDs of all devices of this process, which CUDA_VISIBLE_DEVICES may have chosen."""
+        count = c_int()
+        self._must("cuDeviceGetCount", byref(count), about=NoGpu)
+        return [self.uuid(ordinal) for ordinal in range(count.value)]
+
     def uuid(self, ordinal: int) -> str:
         """The UUID of a device of this process, "GPU-" and 36 characters."""
         text = (c_ubyte * 16)()
@@ -159,6 +165,7 @@ class Driver:
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuDeviceGetCount": (POINTER(c_int),),
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetUuid_v2": (c_void_p, c_int),
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
