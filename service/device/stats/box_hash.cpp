@@ -3,6 +3,7 @@
 #include "base/hash.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <string_view>
@@ -19,7 +20,7 @@ constexpr std::uint64_t kLeastOfRows = 4'096 + 1;
 /// What has to be equal in rows of equal gradients.
 StatsRow compared_part(StatsRow row, HashSums sums) {
   row.stamp = 0;
-  if (sums == HashSums::Out) {
+  if (sums == HashSums::Out || row.nonfinite != 0) {  // of values that are not finite nothing checks the sum
     row.power_sum = row.power_sum_low = 0;
     row.scale = 1;
   }
@@ -33,7 +34,7 @@ std::uint64_t hash_of_items(std::span<const Item> items) {
 
 }  // namespace
 
-std::uint64_t hash_of_box(std::span<StatsRow> rows, HashSums sums) {
+std::uint64_t hash_of_box(std::span<StatsRow> rows, std::uint32_t rank, HashSums sums) {
   std::size_t distinct = 0;  // they are kept in front
   for (const StatsRow& row : rows) {
     if (row.stamp == 0) {
@@ -47,7 +48,9 @@ std::uint64_t hash_of_box(std::span<StatsRow> rows, HashSums sums) {
   if (distinct == 0) {
     return 0;
   }
-  return std::max(kLeastOfRows, hash_of_items(std::span<const StatsRow>(rows.first(distinct))));
+  const std::uint64_t hash = hash_of_items(std::span<const StatsRow>(rows.first(distinct)));
+  const std::array<std::uint64_t, 2> of_node{hash, rank};
+  return std::max(kLeastOfRows, distinct == 1 ? hash : hash_of_items(std::span<const std::uint64_t>(of_node)));
 }
 
 std::uint64_t hash_of_copies_alone(std::uint32_t rank) { return std::uint64_t{rank} + 1; }

@@ -13,9 +13,10 @@
 namespace gradsync::device {
 
 /// `rows`: those of the node's ranks that hold the box or a tied copy of it, by tensor and rank; they are overwritten.
-/// Equal rows count once, so that a node with several copies has the hash of a node with one. 0: none of them has a
-/// gradient.
-[[nodiscard]] std::uint64_t hash_of_box(std::span<StatsRow> rows, HashSums sums);
+/// `rank`: that of the first. Equal rows count once, so that a node with several copies has the hash of a node with
+/// one. Where copies on the node differ, no other node has its hash: which of them most ranks have is known to the
+/// nodes together. 0: none of them has a gradient.
+[[nodiscard]] std::uint64_t hash_of_box(std::span<StatsRow> rows, std::uint32_t rank, HashSums sums);
 
 /// The hash of a box that ranks of this node hold without a gradient, while a tied copy has one, on this rank first. No
 /// other node has that hash, so that rows are asked for: whether the copy is right is known to the nodes together.

@@ -15,6 +15,12 @@ namespace {
 
 constexpr std::size_t kBoxesPerCheck = 256;  // between two looks at `cancel`
 
+void check(std::size_t box, const std::atomic<bool>& cancel) {
+  if (box % kBoxesPerCheck == 0 && cancel.load(std::memory_order_relaxed)) {
+    throw DeviceError("aborted", DeviceError::Kind::Aborted);
+  }
+}
+
 /// Hashes boxes one after the other, in memory that is allocated once.
 class BoxHasher {
  public:
@@ -22,9 +28,7 @@ class BoxHasher {
       : plan_(plan), sums_(sums), cancel_(cancel) {}
 
   [[nodiscard]] std::uint64_t operator()(const ComparedBox& box) {
-    if (hashed_++ % kBoxesPerCheck == 0 && cancel_.load(std::memory_order_relaxed)) {
-      throw DeviceError("aborted", DeviceError::Kind::Aborted);
-    }
+    check(hashed_++, cancel_);
     rows_.clear();
     bool counted = !box.is_here();  // else another node has to say so
     std::optional<std::uint32_t> copy;
@@ -39,7 +43,8 @@ class BoxHasher {
         }
       }
     }
-    return counted || !copy ? hash_of_box(rows_, sums_) : hash_of_copies_alone(*copy);
+    return counted || !copy ? hash_of_box(rows_, plan_.rows()[box.places.front().begin].rank, sums_)
+                            : hash_of_copies_alone(*copy);
   }
 
  private:
@@ -107,7 +112,9 @@ RowsRead read_rows(LoadedStats& plan, const ReadRows& command, const std::atomic
       read.box_hashes.push_back(hash_of(box));
     }
   }
-  for (const StatsBox& box : command.boxes) {
+  for (std::size_t i = 0; i < command.boxes.size(); ++i) {
+    check(i, cancel);
+    const StatsBox box = command.boxes[i];
     for (const BoxPlace& place : compared_box(plan, box).places) {
       add_rows(plan, raw->stamp, place, read.rows);
     }

@@ -139,17 +139,8 @@ void CoordinatorMachine::judge_round() {
   std::ranges::sort(rows, {}, place);
   const auto same = [&](const PeerRows::Row& a, const PeerRows::Row& b) { return place(a) == place(b); };
   rows.erase(std::unique(rows.begin(), rows.end(), same), rows.end());
-  const JudgedCopies judged = judge_copies(*course_.plan, course_.comparison->node_of_rank, std::move(rows));
-  NodeFindings all{{}, std::move(under_way_.copies.divergence), std::move(under_way_.copies.missing), 0, {}};
-  add_findings({{}, judged.divergence, judged.missing, 0, {}}, all);
-  under_way_.copies.divergence = std::move(all.divergence);
-  under_way_.copies.missing = std::move(all.missing);
-  under_way_.copies.uncounted.insert(
-      under_way_.copies.uncounted.end(), judged.uncounted.begin(), judged.uncounted.end()
-  );
-  under_way_.copies.read.insert(under_way_.copies.read.end(), judged.read.begin(), judged.read.end());
-  std::ranges::sort(under_way_.copies.read);
-  under_way_.copies.sums_differ = under_way_.copies.sums_differ || judged.sums_differ;
+  JudgedCopies judged = judge_copies(*course_.plan, course_.comparison->node_of_rank, std::move(rows));
+  add_round(std::move(judged), under_way_.copies);
 }
 
 }  // namespace gradsync::engine

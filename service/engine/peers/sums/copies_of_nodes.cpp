@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -39,9 +40,19 @@ class JudgeBoxes {
     if (first != rows.end()) {
       find_uncounted(*first, rows);
     }
+    count_nonfinite(rows);
+    const auto same_box = [](const NodeRow& a, const NodeRow& b) { return a.tensor == b.tensor && a.box == b.box; };
+    for (auto at = copies.begin(); at != copies.end();) {
+      const auto end = std::find_if_not(at, copies.end(), [&](const NodeRow& row) { return same_box(*at, row); });
+      count_nonfinite({at, end});
+      at = end;
+    }
   }
 
   [[nodiscard]] JudgedCopies finish() {
+    for (const auto& [tensor, count] : nonfinite_) {
+      judged_.nonfinite.push_back({tensor, count, {}});
+    }
     for (auto& [tensor, finding] : divergence_) {
       finding.tensor = tensor;
       const std::vector<std::int64_t>& alike = alike_[tensor];
@@ -63,7 +74,7 @@ class JudgeBoxes {
     if (!device::agree(first, row, plan_.options.norm_type)) {
       return true;
     }
-    judged_.sums_differ = judged_.sums_differ || first != row;
+    judged_.sums_differ = judged_.sums_differ || (first != row && row.nonfinite == 0);
     return false;
   }
 
@@ -99,11 +110,28 @@ class JudgeBoxes {
     }
   }
 
+  /// A box has as many values that are not finite as the copy with most of them, and its owner counted its own copies.
+  void count_nonfinite(std::span<const NodeRow> rows) {
+    std::uint64_t all = 0;
+    std::uint64_t counted = 0;
+    for (const NodeRow& row : rows) {
+      const std::uint64_t values = row.row.stamp == 0 ? 0 : row.row.nonfinite;
+      all = std::max(all, values);
+      counted = node_of(row) == node_of(rows.front()) ? std::max(counted, values) : counted;
+    }
+    if (all > counted) {
+      nonfinite_[rows.front().tensor] += all - counted;
+    }
+  }
+
+  [[nodiscard]] NodeNumber node_of(const NodeRow& row) const {
+    return node_of_rank_[static_cast<std::size_t>(row.rank)];
+  }
+
   /// The owner of a box is the node of its lowest holder, which counted it if any of its ranks has a gradient.
   void find_uncounted(const NodeRow& first, const std::vector<NodeRow>& rows) {
-    const auto node = [this](const NodeRow& row) { return node_of_rank_[static_cast<std::size_t>(row.rank)]; };
     const bool counted = std::ranges::any_of(rows, [&](const NodeRow& row) {
-      return row.row.stamp != 0 && node(row) == node(rows.front());
+      return row.row.stamp != 0 && node_of(row) == node_of(rows.front());
     });
     if (!counted && plan_.tensors[first.tensor].counted_as == first.tensor) {
       judged_.uncounted.push_back(first);
@@ -112,6 +140,7 @@ class JudgeBoxes {
 
   const plan::Plan& plan_;
   const std::vector<NodeNumber>& node_of_rank_;
+  std::map<std::uint32_t, std::uint64_t> nonfinite_;
   std::map<std::uint32_t, device::DivergenceFinding> divergence_;
   std::map<std::uint32_t, std::vector<std::int64_t>> missing_;
   std::map<std::uint32_t, std::vector<std::int64_t>> alike_;  ///< ranks whose tied copies are as they have to be
@@ -150,12 +179,23 @@ JudgedCopies judge_copies(
     judge.judge(box, held.first, held.second);
   }
   JudgedCopies judged = judge.finish();
-  std::ranges::sort(read);
   judged.read = std::move(read);
   return judged;
 }
 
-void add_judged(const JudgedCopies& judged, NodeFindings& all) {
+void add_round(JudgedCopies round, JudgedCopies& before) {
+  NodeFindings all{std::move(before.nonfinite), std::move(before.divergence), std::move(before.missing), 0, {}};
+  add_findings({std::move(round.nonfinite), std::move(round.divergence), std::move(round.missing), 0, {}}, all);
+  before.nonfinite = std::move(all.nonfinite);
+  before.divergence = std::move(all.divergence);
+  before.missing = std::move(all.missing);
+  before.uncounted.insert(before.uncounted.end(), round.uncounted.begin(), round.uncounted.end());
+  before.read.insert(before.read.end(), round.read.begin(), round.read.end());
+  before.sums_differ = before.sums_differ || round.sums_differ;
+}
+
+void add_judged(JudgedCopies judged, NodeFindings& all) {
+  std::ranges::sort(judged.read);
   for (device::DivergenceFinding& finding : all.divergence) {
     for (std::vector<std::int64_t>* ranks : {&finding.ranks, &finding.majority, &finding.suspects}) {
       std::erase_if(*ranks, [&](std::int64_t rank) {
@@ -164,7 +204,10 @@ void add_judged(const JudgedCopies& judged, NodeFindings& all) {
     }
   }
   std::erase_if(all.divergence, [](const device::DivergenceFinding& finding) { return finding.ranks.empty(); });
-  NodeFindings some{{}, judged.divergence, judged.missing, 0, {}};
+  NodeFindings some{std::move(judged.nonfinite), std::move(judged.divergence), std::move(judged.missing), 0, {}};
+  for (const device::NonfiniteFinding& finding : some.nonfinite) {
+    some.nonfinite_total += finding.count;
+  }
   std::erase_if(some.missing, [&](const device::MissingFinding& finding) {
     return std::ranges::any_of(all.absent, [&](const auto& span) {
       return finding.tensor >= span.first && finding.tensor - span.first < span.second;

@@ -222,7 +222,8 @@ device::StepMath decide(
   math.divergence = findings.divergence;
   math.missing = findings.missing;
   math.absent = tensors_in(findings.absent);
-  math.nonfinite_total = findings.nonfinite_total;
+  // A value may be in the norm and in no count, where too many copies differ to be read.
+  math.nonfinite_total = std::max<std::uint64_t>(findings.nonfinite_total, cells.whole.nonfinite != 0 ? 1 : 0);
   math.counted_elements = cells.counted_elements;
   return math;
 }

@@ -22,7 +22,9 @@ StatsRow stats_of(double square) {
   return row;
 }
 
-std::uint64_t hash_of(std::vector<StatsRow> rows, HashSums sums) { return hash_of_box(rows, sums); }
+std::uint64_t hash_of(std::vector<StatsRow> rows, HashSums sums, std::uint32_t rank = 3) {
+  return hash_of_box(rows, rank, sums);
+}
 
 TEST(BoxHash, a_node_with_several_equal_copies_has_the_hash_of_a_node_with_one) {
   const std::vector<StatsRow> one{stats_of(4)};
@@ -31,6 +33,24 @@ TEST(BoxHash, a_node_with_several_equal_copies_has_the_hash_of_a_node_with_one) 
   EXPECT_EQ(hash_of(one, HashSums::In), hash_of(more, HashSums::In));
   EXPECT_NE(hash_of(one, HashSums::In), hash_of(other, HashSums::In));
   EXPECT_NE(hash_of(one, HashSums::In), 0U);
+}
+
+TEST(BoxHash, tells_the_node_where_copies_on_it_differ_and_only_there) {
+  const std::vector<StatsRow> most_alike{stats_of(4), stats_of(4), stats_of(5)};
+  const std::vector<StatsRow> most_other{stats_of(4), stats_of(5), stats_of(5)};
+  EXPECT_NE(hash_of(most_alike, HashSums::In, 0), hash_of(most_other, HashSums::In, 3));
+  EXPECT_EQ(hash_of({stats_of(4)}, HashSums::In, 0), hash_of({stats_of(4), stats_of(4)}, HashSums::In, 3));
+  EXPECT_FALSE(is_uncounted(hash_of(most_alike, HashSums::In)));
+  EXPECT_FALSE(is_uncounted(hash_of({stats_of(4)}, HashSums::In)));
+  EXPECT_TRUE(is_uncounted(hash_of_copies_alone(4095)));
+}
+
+TEST(BoxHash, leaves_sums_out_of_values_that_are_not_finite) {
+  StatsRow row = stats_of(4);
+  row.nonfinite = 1;
+  StatsRow other = row;
+  other.power_sum = std::nan("");
+  EXPECT_EQ(hash_of({row, other}, HashSums::In), hash_of({row}, HashSums::In));
 }
 
 TEST(BoxHash, is_0_where_no_rank_has_a_gradient_and_does_not_depend_on_the_attempt) {

@@ -61,7 +61,7 @@ class StatsNodes : public StatsFixture {
   }
 
   static std::uint64_t hash_of(std::vector<StatsRow> rows, HashSums sums = HashSums::In) {
-    return hash_of_box(rows, sums);
+    return hash_of_box(rows, 0, sums);
   }
 
   std::uint32_t own = 0;

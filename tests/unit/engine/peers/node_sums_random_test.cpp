@@ -148,9 +148,33 @@ TEST_P(NodeSumsOfWorlds, where_one_copy_alone_is_not_finite_no_norm_of_it_is) {
     world.row(one) = device::row_of(std::vector<double>(one.elements, std::nan("")), GetParam());
     const device::StepMath together = world.on_one_node();
     EXPECT_TRUE(std::isnan(together.norm));
-    expect_norms(together, world.on_nodes());
+    const StepOfNodes step = world.on_nodes();
+    expect_norms(together, step);
+    expect_findings(together, step.math);
   }
   EXPECT_GT(changed, 100);
+}
+
+TEST_P(NodeSumsOfWorlds, where_several_copies_differ_and_ranks_have_no_gradient_findings_are_those_of_one_node) {
+  int divergent = 0;
+  for (std::uint64_t seed = 0; seed < kSplitWorlds && !HasFailure(); ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    SplitWorld world(seed, GetParam());
+    world.fill(true);
+    const std::vector<SplitWorld::ComparedRow> rows = world.compared_rows();
+    for (std::uint64_t left = rows.empty() ? 0 : 2 + world.below(3); left > 0; --left) {
+      const plan::Holding& one = rows[world.below(rows.size())].holding;
+      const double value = world.below(4) == 0 ? std::nan("") : world.below(2) == 0 ? 7.5 : 2.5;
+      world.row(one) = device::row_of(std::vector<double>(one.elements, value), GetParam());
+    }
+    if (seed % 2 == 0) {
+      world.forget_some();
+    }
+    const device::StepMath together = world.on_one_node();
+    expect_findings(together, world.on_nodes().math);
+    divergent += together.divergence.empty() ? 0 : 1;
+  }
+  EXPECT_GT(divergent, 100);
 }
 
 INSTANTIATE_TEST_SUITE_P(Exponents, NodeSumsOfWorlds, testing::Values(1.0, 2.0, 3.5, kMaximumNorm));
