@@ -80,6 +80,8 @@ def while_stepping(scene: Scene, hurt: Hurt) -> int:
     stop(worker)
     hurt(worker)
     for answer in scene.answered():
+        if hurt is hang and "did not answer the release of a buffer" in answer["error"]:
+            continue  # of the declaration before, which it had not released when it was stopped
         assert answer["kind"] == ("StepTimeout" if hurt is hang else "StepFailed"), answer
     return worker
 
