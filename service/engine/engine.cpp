@@ -344,6 +344,15 @@ void Engine::on_plan(PlanOutcome outcome) {
   }
 }
 
+void Engine::on_peer_events(JobNumber job, PeerEvents events) {
+  const auto found = state_->context.by_number.find(job);
+  if (found != state_->context.by_number.end()) {
+    state_->index.touch(*found->second);
+    found->second->on_peer_events(std::move(events));
+    state_->settle();
+  }
+}
+
 void Engine::advance(TimePoint now) {
   State& state = *state_;
   state.context.now = now;

@@ -14,6 +14,7 @@
 #include "base/unique_fd.hpp"
 #include "device/lane.hpp"
 #include "engine/lanes.hpp"
+#include "engine/peers/peers.hpp"
 #include "engine/plan/planner_port.hpp"
 #include "engine/report/report.hpp"
 #include "engine/types.hpp"
@@ -90,6 +91,8 @@ class Engine {
   // the outside world
   void on_lane_report(device::LaneId lane, device::LaneReport report);  ///< `lane` sent it
   void on_plan(PlanOutcome outcome);
+  /// What other nodes of the job have done. A job that is gone is told nothing.
+  void on_peer_events(JobNumber job, PeerEvents events);
   void advance(TimePoint now);  ///< call before any event of that moment, and when `next_deadline` has come
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 

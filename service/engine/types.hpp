@@ -6,6 +6,7 @@
 #include "base/fair_budget.hpp"
 #include "base/unique_fd.hpp"
 #include "device/memory/arena.hpp"
+#include "engine/peers/record_words.hpp"
 #include "engine/report/report.hpp"
 #include "plan/make_plan.hpp"
 
@@ -51,6 +52,13 @@ struct EngineDeadlines {
 /// Returns what is left beside these arenas.
 using MeasureMemory = std::function<device::MemoryHeadroom(const device::ArenaBytes& arenas)>;
 
+class Peers;
+struct AttachRequest;
+using JobNumber = std::uint64_t;  ///< of a job in this daemon; a later job of the same name has another
+
+/// The port of a new job to its other nodes; null where all of its ranks are on this node.
+using MakePeers = std::function<std::unique_ptr<Peers>(JobNumber, const AttachRequest& first)>;
+
 struct EngineOptions {
   plan::BucketSizes buckets;
   EngineLimits limits;
@@ -66,6 +74,7 @@ struct EngineOptions {
   std::uint32_t own_uid = 0;             ///< the daemon's: no uid limit holds for it (base/fair_budget.hpp)
   MeasureMemory measure_memory = [](const device::ArenaBytes& arenas) { return device::memory_headroom(arenas); };
   std::string policy_directory;  ///< where the policies' states outlive the daemon; empty: they are not stored
+  MakePeers make_peers;          ///< none: every job has all of its ranks on this node
 };
 
 struct AttachRequest {
@@ -137,7 +146,11 @@ struct DeclareRequest {
   plan::RankDeclaration declaration;
   std::uint64_t buffer = 0;
   std::optional<Milliseconds> timeout;
-  std::optional<StepKey> last_done;              ///< that the daemon before this one did: policies go on from there
+  /// The rank comes back, and has read the record of the daemon before this one.
+  bool comes_back = false;
+  std::optional<StepKey> last_done;  ///< that the daemon before this one did: policies go on from there
+  /// The attempt that a call of the rank waits for, which its node voted for; the record does not say what it came to.
+  std::optional<StepKey> doubt;
   std::shared_ptr<FairBudget::Share> held = {};  ///< of `Engine::declared_bytes`, as long as the declaration stands
 };
 
@@ -149,6 +162,7 @@ struct DeclareResult {
   std::uint64_t arena_bytes = 0;  ///< the bytes of this rank's buffer that are used: its arena or its table
   bool check = false;             ///< the first step is checked: on data path `stats` its rows carry fingerprints
   std::optional<RecordGrant> record;
+  std::optional<Verdict> verdict;  ///< done or failed: what came of the attempt that the rank was in doubt about
 };
 
 struct BucketReady {

@@ -11,6 +11,10 @@ def peers(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "nodes", f"service/engine/peers/{file}", old, new)
 
 
+def job(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "nodes", f"service/engine/job/{file}", old, new)
+
+
 def lane(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "nodes", f"service/device/{file}", old, new)
 
@@ -189,8 +193,8 @@ NODES = (
         "a-copy-stands-for-its-weight",
         "A node without a gradient of a box has the hash of one that has it, because a tied copy of it has one.",
         "step/node_rows.cpp",
-        "    return counted || !copy ? hash_of_box(rows_, sums_) : hash_of_copies_alone(*copy);",
-        "    return hash_of_box(rows_, sums_);",
+        "    return counted || !copy ? hash_of_box(",
+        "    return true ? hash_of_box(",
     ),
     peers(
         "a-copy-alone-is-no-gradient-missing",
@@ -198,5 +202,40 @@ NODES = (
         "sums/node_sums.cpp",
         "    if (std::ranges::binary_search(copied, tensor)) {",
         "    if (copied.size() > plan.tensors.size()) {",
+    ),
+    lane(
+        "a-box-that-differs-here-looks-alike-elsewhere",
+        "Two nodes with the same two values in unequal numbers do not hear that most ranks have the other.",
+        "stats/box_hash.cpp",
+        "distinct == 1 ? hash : ",
+        "distinct != 0 ? hash : ",
+    ),
+    peers(
+        "values-of-other-nodes-are-not-counted",
+        "A NaN that only a copy on another node has makes the norm NaN and found_inf false.",
+        "sums/copies_of_nodes.cpp",
+        "      nonfinite_[rows.front().tensor] += all - counted;\n",
+        "",
+    ),
+    job(
+        "vote-before-voted",
+        "A node votes before its record says so: its ranks make a step again that the other nodes did.",
+        "job_end.cpp",
+        "  if (record_ && !peers_->alone()) {\n    record_->vote(word);\n  }\n",
+        "",
+    ),
+    job(
+        "a-doubt-waits-for-all-ranks",
+        "A rank in doubt hears what came of its step only when all ranks of its node have declared.",
+        "job_declare.cpp",
+        "    perform(TellLocals{false});",
+        "    (void)TellLocals{false};",
+    ),
+    job(
+        "the-ruled-step-is-not-the-last",
+        "Policies go on from the step before the one that the nodes did.",
+        "job_peers.cpp",
+        "    rank.last_done = rank.doubt;",
+        "    (void)rank;",
     ),
 )

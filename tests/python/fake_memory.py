@@ -62,20 +62,31 @@ class FakeMemory:
         """The descriptor of an empty record of a plan, and its size."""
         size = 4096 + world_size * _SLOT_BYTES
         self.record = self._memfd(size)
-        os.pwrite(self.record, struct.pack("<8sIIQQ", _MAGIC, world_size, _SLOT_BYTES, 0, 0), 0)
+        os.pwrite(self.record, struct.pack("<8sIIQQQ", _MAGIC, world_size, _SLOT_BYTES, 0, 0, 0), 0)
         return self.record, size
 
     def note_begun(self, epoch: int, attempt: int) -> None:
         """Gradients of the attempt are about to be written."""
-        assert self.record is not None
-        os.pwrite(self.record, struct.pack("<Q", epoch << 32 | attempt + 1), 16)
+        self._store(16, epoch, attempt)
 
     def note_done(self, epoch: int, attempt: int, result: dict[str, Any]) -> None:
         """The attempt is done, with this result for rank 0."""
+        self._keep(result)
+        self._store(24, epoch, attempt)
+
+    def note_voted(self, epoch: int, attempt: int, result: dict[str, Any]) -> None:
+        """The node votes for the attempt, with this result for rank 0 if the others do."""
+        self._keep(result)
+        self._store(32, epoch, attempt)
+
+    def _keep(self, result: dict[str, Any]) -> None:
         assert self.record is not None
         text = json.dumps(result).encode()
         os.pwrite(self.record, struct.pack("<Q", len(text)) + text, 4096)
-        os.pwrite(self.record, struct.pack("<Q", epoch << 32 | attempt + 1), 24)
+
+    def _store(self, offset: int, epoch: int, attempt: int) -> None:
+        assert self.record is not None
+        os.pwrite(self.record, struct.pack("<Q", epoch << 32 | attempt + 1), offset)
 
     def stop(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)

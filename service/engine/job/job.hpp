@@ -48,8 +48,10 @@ struct JobContext {
   std::uint64_t next_ticket = 1;
   std::map<device::PlanId, Job*> plans = {};     ///< which job has the plan on a lane
   std::map<std::uint64_t, JobKey> tickets = {};  ///< which job asked the planner; it may be gone by now
-  std::vector<SessionId> vacated = {};           ///< sessions that ranks left since the last settling
-  std::function<void()> follow_width = {};       ///< tells the lane how many threads may work; before it gets work
+  std::map<JobNumber, Job*> by_number = {};      ///< every job that lives
+  JobNumber next_job = 1;
+  std::vector<SessionId> vacated = {};      ///< sessions that ranks left since the last settling
+  std::function<void()> follow_width = {};  ///< tells the lane how many threads may work; before it gets work
 };
 
 /// A plan that its lane has, or is about to have.
@@ -144,6 +146,9 @@ class Job {
   /// Nothing of it changes gradients on the lane, or the lane hangs; no verdict on its attempt is waited for.
   [[nodiscard]] bool at_rest() const;
 
+  // other nodes (job_peers.cpp)
+  void on_peer_events(PeerEvents events) { perform(std::move(events)); }
+
   // deadlines (job_deadlines.cpp)
   void on_time();
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
@@ -184,7 +189,9 @@ class Job {
     std::shared_ptr<FairBudget::Share> held_tensors;  ///< the same, or that of the rank that declared the tensors first
     std::uint64_t buffer = 0;
     std::uint64_t check = 0;           ///< the ticket of the check of its declaration
+    bool comes_back = false;           ///< it has read the record of the daemon before this one
     std::optional<StepKey> last_done;  ///< the step before, where another daemon did it
+    std::optional<StepKey> doubt;      ///< an attempt of that daemon, until it is ruled on
     Reply<DeclareResult> declare_reply;
   };
 
@@ -244,6 +251,12 @@ class Job {
   void perform(EpochRefused& event);
   void perform(AttemptRefused& event);
   void perform(VerdictReached& event);
+  /// What the ranks here have read in the record of the daemon before this one.
+  [[nodiscard]] RecordWords words_of_ranks() const;
+  /// The last step that the rank knows is the one in doubt, where that was done.
+  void apply_ruling(Rank& rank) const;
+  /// Null where there is no doubt, or it is not ruled on.
+  [[nodiscard]] const VerdictReached* ruling_on(const std::optional<StepKey>& doubt) const;
 
   // step
   void run(Actions actions);
@@ -316,6 +329,7 @@ class Job {
   void publish_epoch(const std::string& what) const;
 
   JobContext& context_;
+  const JobNumber number_;
   const JobIdentity identity_;
   const std::unique_ptr<Peers> peers_;
   ByRank<Rank> ranks_;
@@ -330,6 +344,7 @@ class Job {
   std::optional<StepMachine> machine_;
   Attempt attempt_;
   EndedAttempts ended_;
+  std::optional<VerdictReached> ruling_;  ///< on the last doubt of the daemon before this one
   PolicyKeeper policies_;
   History history_;
 };

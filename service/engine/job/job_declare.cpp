@@ -42,6 +42,11 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
     reply(std::move(error));
     return;
   }
+  if (const VerdictReached* ruling = ruling_on(request.doubt);
+      ruling != nullptr && ruling->verdict == Verdict::Unknown) {
+    reply(*ruling->error);
+    return;
+  }
   if (repeats_committed(rank_number, request)) {
     reply(declare_result(rank_number));
     return;
@@ -55,8 +60,14 @@ void Job::declare(std::int64_t rank_number, DeclareRequest request, Reply<Declar
   rank.held = std::move(request.held);
   rank.held_tensors = rank.held;
   rank.buffer = request.buffer;
+  rank.comes_back = request.comes_back || request.last_done || request.doubt;
   rank.last_done = request.last_done;
+  rank.doubt = request.doubt;
+  apply_ruling(rank);
   rank.declare_reply = std::move(reply);
+  if (rank.doubt && ruling_on(rank.doubt) == nullptr) {
+    perform(TellLocals{false});  // it gets its verdict whether or not the other ranks have declared
+  }
   perform(epochs_.on_declared(context_.now, rank_number, declaring));
 }
 
@@ -109,6 +120,7 @@ void Job::perform(const AnswerDeclare& action) {
 
 DeclareResult Job::declare_result(std::int64_t rank) const {
   const plan::Plan& plan = *active_->plan;
+  const VerdictReached* const ruling = ruling_on(ranks_[rank].doubt);
   return {
       epochs_.epoch(),
       machine_->attempt(),
@@ -116,7 +128,8 @@ DeclareResult Job::declare_result(std::int64_t rank) const {
       rank,
       used_bytes(plan, *ranks_[rank].declaration, rank),
       compares(epochs_.steps()),
-      grant_record(rank)};
+      grant_record(rank),
+      ruling == nullptr ? std::nullopt : std::optional(ruling->verdict)};
 }
 
 std::optional<Error> Job::arena_error(std::int64_t rank_number, const plan::Plan& plan) const {

@@ -119,7 +119,11 @@ void Job::perform(Prepare& action) {
 /// Texts are kept first: when anybody knows the attempt as done, every rank finds its answer.
 void Job::vote() {
   attempt_.prepared->answers = kept_answers(attempt_.prepared->report);
-  if (peers_->vote(Voted{attempt_word({epochs_.epoch(), machine_->attempt()})})) {
+  const std::uint64_t word = attempt_word({epochs_.epoch(), machine_->attempt()});
+  if (record_ && !peers_->alone()) {
+    record_->vote(word);
+  }
+  if (peers_->vote(Voted{word, {}})) {
     Actions verdict = machine_->on_verdict(std::nullopt);
     perform(verdict);
   }

@@ -66,6 +66,7 @@ void Job::perform(const TellLocals& action) {
       changed.ranks.push_back(number);
     }
   }
+  changed.words = words_of_ranks();
   if (action.declared) {
     changed.declared.emplace();
   }

@@ -6,10 +6,20 @@
 
 namespace gradsync::engine {
 
+namespace {
+
+std::unique_ptr<Peers> make_peers(const MakePeers& make, JobNumber number, const AttachRequest& first) {
+  std::unique_ptr<Peers> peers = make ? make(number, first) : nullptr;
+  return peers ? std::move(peers) : std::make_unique<AlonePeers>();
+}
+
+}  // namespace
+
 Job::Job(JobContext& context, const AttachRequest& first)
     : context_(context),
+      number_(context.next_job++),
       identity_{first.job, first.uid, first.restart_count, first.world_size, first.meshes},
-      peers_(std::make_unique<AlonePeers>()),
+      peers_(make_peers(context.options.make_peers, number_, first)),
       epochs_(
           first.job,
           Roster(first.world_size, first.world_size),
@@ -26,9 +36,14 @@ Job::Job(JobContext& context, const AttachRequest& first)
           context.metrics.policies,
           [this](const char* kind, const std::string& what) { publish_alert(kind, what); }
       ),
-      history_(context.options.history, context.report_bytes, {first.uid, first.pid}) {}
+      history_(context.options.history, context.report_bytes, {first.uid, first.pid}) {
+  context_.by_number.emplace(number_, this);
+}
 
-Job::~Job() { perform(UnloadPlan{}); }
+Job::~Job() {
+  context_.by_number.erase(number_);
+  perform(UnloadPlan{});
+}
 
 AttachResult Job::attach(const AttachRequest& request, SessionId session) {
   Rank& rank = ranks_[request.rank];

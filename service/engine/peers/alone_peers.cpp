@@ -1,5 +1,6 @@
 #include "engine/peers/alone_peers.hpp"
 
+#include <span>
 #include <utility>
 
 namespace gradsync::engine {
@@ -9,12 +10,16 @@ namespace {
 /// One answer for each event that a job of one node tells, and none for what only other nodes would ask.
 struct AnswerAlone {
   PeerEvents operator()(const LocalsChanged& changed) const {
-    if (!changed.declared) {
-      return {};
+    PeerEvents events;
+    if (const std::uint64_t doubt = changed.words.doubt; doubt != 0) {
+      const std::optional<Verdict> verdict = verdict_of(doubt, std::span(&changed.words, 1), true);
+      events.emplace_back(VerdictReached{doubt, *verdict});
     }
-    PrepareEpoch prepare;
-    prepare.node_of_rank.assign(changed.ranks.size(), 0);
-    return one(std::move(prepare));
+    if (changed.declared) {
+      PrepareEpoch& prepare = std::get<PrepareEpoch>(events.emplace_back(PrepareEpoch{}));
+      prepare.node_of_rank.assign(changed.ranks.size(), 0);
+    }
+    return events;
   }
 
   PeerEvents operator()(LocalsLeft& left) const { return one(EpochEnded{std::move(left.error)}); }

@@ -30,6 +30,7 @@ constexpr std::size_t kWorldSizeAt = 8;
 constexpr std::size_t kRecordSlotBytesAt = 12;
 constexpr std::size_t kBegunAt = 16;
 constexpr std::size_t kDoneAt = 24;
+constexpr std::size_t kVotedAt = 32;
 constexpr std::size_t kLengthBytes = sizeof(std::uint64_t);
 // FUTURE_WRITE leaves the daemon's mapping as it is, and forbids write, punching holes and every later mapping for
 // writing; so it comes when the memory is mapped.
@@ -146,6 +147,8 @@ void StepRecord::keep(std::size_t rank, std::string_view text) {
   std::memcpy(slot, &length, sizeof length);
   std::memcpy(slot + kLengthBytes, text.data(), length);
 }
+
+void StepRecord::vote(std::uint64_t word) { store(kVotedAt, word); }
 
 void StepRecord::finish(std::uint64_t word) { store(kDoneAt, word); }
 

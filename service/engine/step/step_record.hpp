@@ -3,9 +3,10 @@
 // rank that comes back to another incarnation learns from it whether its step was done, lost, or never touched.
 //
 // Thread: io. Layout, little endian, in bytes: 0 magic "gsrecrd1"; 8 u32 world_size; 12 u32 slot_bytes; 16 u64 begun;
-// 24 u64 done; 4096 + rank · slot_bytes: u64 length and as many bytes of text. The words are those of `attempt_word`.
-// Invariants: `begun` is stored before a command that writes gradients is submitted, the texts before `done`, and
-// `done` before any rank is answered. All pages exist from the beginning, so that no store can fail; the seals forbid
+// 24 u64 done; 32 u64 voted; 4096 + rank · slot_bytes: u64 length and as many bytes of text. The words are those of
+// `attempt_word`. Invariants: `begun` is stored before a command that writes gradients is submitted, the texts before
+// `voted` and `done`, `voted` before this node votes for an attempt of several nodes, and `done` before any rank is
+// answered. All pages exist from the beginning, so that no store can fail; the seals forbid
 // every further mapping for writing.
 
 #include "base/error.hpp"
@@ -42,6 +43,8 @@ class StepRecord {
   void begin(std::uint64_t word);
   /// Keeps the answer to a rank. A text that is too long is not kept.
   void keep(std::size_t rank, std::string_view text);
+  /// Every text is kept, and this node is about to vote that the attempt is done. Only other nodes know whether it is.
+  void vote(std::uint64_t word);
   /// Every text is kept, and no rank was answered yet.
   void finish(std::uint64_t word);
   /// Nothing is stored from now on.

@@ -93,6 +93,10 @@ Result<void> add_page(Core& core, const Caller& caller, DeclareParams& params) {
   return {};
 }
 
+std::optional<engine::StepKey> step_key(const std::optional<EarlierAttempt>& attempt) {
+  return attempt ? std::optional<engine::StepKey>({attempt->epoch, attempt->attempt}) : std::nullopt;
+}
+
 DeclareAnswer answer_of(const engine::DeclareResult& result) {
   const plan::Plan& plan = *result.plan;
   DeclareAnswer answer;
@@ -108,6 +112,7 @@ DeclareAnswer answer_of(const engine::DeclareResult& result) {
     answer.record = WireRecord{result.record->token, result.record->size_bytes};
   }
   answer.check = result.check;
+  answer.verdict = result.verdict;
   if (plan.options.data_path == plan::DataPath::Stats) {
     const bool wide = std::ranges::any_of(plan.clip_groups, [](const plan::ClipGroup& group) {
       return group.norm_dtype == plan::DType::Float64;
@@ -204,11 +209,13 @@ void gradients_declare(Core& core, Caller& caller, DeclareParams params, Answer<
     return;
   }
   Declaring complete = std::exchange(declaring, {});
-  engine::DeclareRequest request{
-      std::move(complete.declaration), complete.buffer, std::nullopt, std::nullopt, std::move(complete.held)};
-  if (params.last_done) {
-    request.last_done = {params.last_done->epoch, params.last_done->attempt};
-  }
+  engine::DeclareRequest request;
+  request.declaration = std::move(complete.declaration);
+  request.buffer = complete.buffer;
+  request.held = std::move(complete.held);
+  request.comes_back = params.comes_back;
+  request.last_done = step_key(params.last_done);
+  request.doubt = step_key(params.doubt);
   if (params.timeout_ms) {
     request.timeout = Milliseconds(*params.timeout_ms);
   }

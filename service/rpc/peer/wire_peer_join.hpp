@@ -4,6 +4,7 @@
 
 #include "rpc/peer/peer_fields.hpp"
 #include "rpc/peer/wire_peer_error.hpp"
+#include "rpc/wire/wire_declare.hpp"
 #include "rpc/wire/wire_session.hpp"
 
 #include <cstddef>
@@ -12,15 +13,6 @@ namespace gradsync::rpc {
 
 inline constexpr std::size_t kPeerTextBytes = 16U << 20;   ///< the longest text that any kind may have
 inline constexpr std::size_t kShortTextBytes = 64U << 10;  ///< for kinds without a list that grows with the model
-
-template <>
-struct EnumNames<engine::Verdict> {
-  static constexpr std::array<std::pair<const char*, engine::Verdict>, 3> kEntries{{
-      {"done", engine::Verdict::Done},
-      {"failed", engine::Verdict::Failed},
-      {"unknown", engine::Verdict::Unknown},
-  }};
-};
 
 template <>
 struct Fields<engine::DeclaredRanks> {

@@ -2,6 +2,7 @@
 // gradients.declare on the wire. A tensor is read into the planner's own struct; what JSON spells
 // differently (placements, the default of local_shape) is turned here.
 
+#include "engine/peers/record_words.hpp"
 #include "plan/plan.hpp"
 #include "rpc/json/codec.hpp"
 #include "rpc/wire/wire_clip.hpp"
@@ -23,7 +24,8 @@ struct WireTensor {
 /// or one per tensor.
 void append(plan::RankDeclaration& declaration, WireTensor tensor);
 
-struct LastDone {
+/// An attempt of an earlier daemon.
+struct EarlierAttempt {
   std::uint64_t epoch = 0;
   std::uint64_t attempt = 0;
 };
@@ -36,7 +38,9 @@ struct DeclareParams {
   std::optional<std::string> measured_by;
   std::vector<WireTensor> tensors;
   std::optional<std::int64_t> timeout_ms;
-  std::optional<LastDone> last_done;
+  bool comes_back = false;
+  std::optional<EarlierAttempt> last_done;
+  std::optional<EarlierAttempt> doubt;
 };
 
 struct DeclaredBucket {
@@ -65,6 +69,16 @@ struct DeclareAnswer {
   std::optional<bool> check;
   std::optional<plan::DType> norm_dtype;
   std::optional<WireRecord> record;
+  std::optional<engine::Verdict> verdict;
+};
+
+template <>
+struct EnumNames<engine::Verdict> {
+  static constexpr std::array<std::pair<const char*, engine::Verdict>, 3> kEntries{{
+      {"done", engine::Verdict::Done},
+      {"failed", engine::Verdict::Failed},
+      {"unknown", engine::Verdict::Unknown},
+  }};
 };
 
 template <>
@@ -161,8 +175,8 @@ struct Fields<WireTensor> {
 };
 
 template <>
-struct Fields<LastDone> {
-  static constexpr const char* kName = "LastDone";
+struct Fields<EarlierAttempt> {
+  static constexpr const char* kName = "EarlierAttempt";
 
   static void visit(auto& v, auto& s) {
     v.required("epoch", s.epoch, "of its report");
@@ -190,6 +204,10 @@ struct Fields<DeclareParams> {
         "last_done",
         s.last_done,
         "the last step that an earlier daemon did; on the last page, by a rank that comes back"
+    );
+    v.optional("comes_back", s.comes_back, "the rank has read the record of an earlier daemon; on the last page");
+    v.optional(
+        "doubt", s.doubt, "the attempt that its call waits for, `voted` in that record and not `done`; on the last page"
     );
   }
 };
@@ -232,6 +250,7 @@ struct Fields<DeclareAnswer> {
     v.optional("check", s.check, "the first step is checked: on data path stats its rows should carry fingerprints");
     v.optional("norm_dtype", s.norm_dtype, "data path stats: float64 where any gradient of the job is, else float32");
     v.optional("record", s.record, "what the job has begun and done, in memory that outlives the daemon");
+    v.optional("verdict", s.verdict, "what came of the attempt in doubt: done or failed");
   }
 };
 

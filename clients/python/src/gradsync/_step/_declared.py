@@ -105,7 +105,7 @@ class Declared(ABC):
             params = {"state": policies} | timeout_param(timeout)
             wire = self._step_call("policy.import", params, timeout)
             epoch, attempt = decode_fence(wire)
-            self._job.note_done(epoch, wire["attempt"])
+            self._job.note_done(wire["epoch"], wire["attempt"])
             self._job.advance(epoch, attempt)
 
     def explain(self) -> dict[str, Any]:
@@ -180,6 +180,11 @@ class Declared(ABC):
                     return result
                 job.note_done(result["epoch"], result["attempt"])  # done by a call whose answer was not awaited
             self._come_back(_rest(timeout, began))
+            ruled = self._reconnect.ruled()
+            if ruled is not None:
+                if method != _EXPORT:
+                    return ruled | {"next_epoch": job.epoch, "next_attempt": job.attempt}
+                job.note_done(ruled["epoch"], ruled["attempt"])
             if self._half_done is not None and method != "norm.compute":
                 self._call_through("norm.compute", self._first_half, _rest(timeout, began))
             left = _rest(timeout, began)
@@ -206,7 +211,7 @@ class Declared(ABC):
 
     def _on_end(self, step: int, wire: dict[str, Any]) -> None:
         epoch, attempt = decode_fence(wire)
-        self._job.note_done(epoch, wire["attempt"])
+        self._job.note_done(wire["epoch"], wire["attempt"])
         self._job.advance(epoch, attempt, next_step=step + 1)
         self._finished_once = True
         self._reset()

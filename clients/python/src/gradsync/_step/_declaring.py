@@ -18,18 +18,40 @@ from gradsync._wire import dump
 from gradsync.errors import GradsyncError
 
 from ._arena import Arena, fetch_fd, give_fd, map_arena, map_for_reading
-from ._record import StepRecord
+from ._record import StepRecord, attempt_of
 
 if TYPE_CHECKING:
     from gradsync._gpu._arena import GpuArena
 
-__all__ = ["QUICK_S", "Declared", "Declaring"]
+__all__ = ["QUICK_S", "ComesBack", "Declared", "Declaring"]
 
 _log = logging.getLogger("gradsync")
 
 QUICK_S = 30.0
 _SHORTEST_S = 0.05  # what a descriptor is given even where the timeout has passed
 _PAGE_BYTES = 400_000  # bytes of tensors per message: about 10 ms of the daemon's only io thread; the cap is 1 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class ComesBack:
+    """What a rank knows of the daemon before the one that it declares at."""
+
+    last_done: tuple[int, int] | None  #: epoch and attempt of the last step that was done
+    doubt: int | None = None  #: stamp of the attempt that its call waits for, voted on and not known to be done
+    has_record: bool = False  #: the record of that daemon was read
+
+    def params(self) -> dict[str, Any]:
+        """The fields of gradients.declare."""
+        known: dict[str, Any] = {"comes_back": True} if self.has_record else {}
+        if self.last_done is not None:
+            known["last_done"] = _attempt(*self.last_done)
+        if self.doubt is not None:
+            known["doubt"] = _attempt(*attempt_of(self.doubt))
+        return known
+
+
+def _attempt(epoch: int, attempt: int) -> dict[str, int]:
+    return {"epoch": epoch, "attempt": attempt}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +124,12 @@ class Declaring:
         wires: Sequence[Mapping[str, Any]],
         timeout: float | None,
         seat: str,
-        last_done: tuple[int, int] | None = None,
+        back: ComesBack,
     ) -> dict[str, Any]:
         """gradients.declare, page by page; the answer, once all ranks declared.
 
-        `last_done`: epoch and attempt of the last step that a daemon before this one did, for its policies to go on.
-
         Raises:
+            StepInDoubt: nobody knows what came of the attempt in doubt.
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         pages = _pages(wires)
@@ -125,8 +146,8 @@ class Declaring:
                     params["measured_by"] = self.measured_by
             if last and left is not None:
                 params["timeout_ms"] = max(1, round(left * 1000))
-            if last and last_done is not None:
-                params["last_done"] = {"epoch": last_done[0], "attempt": last_done[1]}
+            if last:
+                params |= back.params()
             reply = self._session.call(
                 "gradients.declare",
                 params,
@@ -163,7 +184,7 @@ class Declaring:
         else:
             buffer, arena = self.adopt(on_gpu, seat, timeout), on_gpu
         try:
-            reply = self.declare(buffer, options, wires, _left(timeout, began), seat, last_done)
+            reply = self.declare(buffer, options, wires, _left(timeout, began), seat, ComesBack(last_done))
             return Declared(buffer, arena, reply, self.record(reply, seat))
         except BaseException:
             self.release(buffer, seat)

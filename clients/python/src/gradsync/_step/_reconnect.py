@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from gradsync._session._rank_session import RankSession, SessionMoved
 from gradsync._tensor import Tensor
-from gradsync.errors import BadToken, CallTimeout, ConnectionLost, Draining, MethodNotFound
+from gradsync.errors import (
+    BadToken,
+    CallTimeout,
+    ConnectionLost,
+    Draining,
+    MethodNotFound,
+    ProtocolError,
+    StepInDoubt,
+)
 
 from ._arena import Arena
-from ._declaring import Declaring
+from ._declaring import ComesBack, Declaring
 from ._record import StepRecord
 
 if TYPE_CHECKING:
@@ -52,12 +60,16 @@ class Reconnect:
         self._declared = {key: reply.get(key) for key in _SAME}
         self._record = record
         self._possible = record is not None  # whether the record can say what came of the attempt under way
+        self._doubt: tuple[int, StepRecord] | None = None  # an attempt that only other nodes know the end of
+        self._ruled: dict[str, Any] | None = None  # its result, once the daemon has said that it is done
         self._adopted: tuple[str, int] | None = None  # daemon and number of the arena, when handed over last
 
     def settle(self, stamp: int) -> dict[str, Any] | None:
         """What came of the attempt that was under way: its result, or None where it may be made again.
 
         The second call is about an attempt that the daemon which is gone never heard of: it may be made again.
+        Where the daemon has voted on the attempt and other nodes know what it came to, this is None, and `ruled` has
+        its result after `declare_again`.
 
         Raises:
             ConnectionLost: with `step_lost`, the gradients of the attempt are lost; else the rank cannot go on.
@@ -65,7 +77,17 @@ class Reconnect:
         if not self._possible:
             raise self._final("the daemon was restarted, its arenas and plan are gone")
         record, self._record = self._record, None
-        return None if record is None else record.settle(stamp)
+        if record is None:
+            return None
+        if record.in_doubt(stamp):
+            self._doubt = stamp, record
+            return None
+        return record.settle(stamp)
+
+    def ruled(self) -> dict[str, Any] | None:
+        """The result of the attempt that was in doubt, once, where `declare_again` has found that it is done."""
+        result, self._ruled = self._ruled, None
+        return result
 
     def declare_again(
         self, *, with_weights: bool, last_done: tuple[int, int] | None, timeout: float, whole: bool
@@ -77,6 +99,7 @@ class Reconnect:
 
         Raises:
             CallTimeout: a `whole` timeout is over.
+            StepInDoubt: nobody knows what came of the attempt in doubt.
             RpcError: the declaration failed, because of another rank perhaps; it may be made again.
             ConnectionLost: the daemon does not come back, or the rank cannot go on there.
         """
@@ -93,9 +116,13 @@ class Reconnect:
             try:
                 buffer = self._adopt(seat, left)
                 limit = max(0.0, deadline - time.monotonic()) if whole else timeout
-                reply = self._declaring.declare(buffer, self._options, wires, limit, seat, last_done)
+                back = ComesBack(last_done, None if self._doubt is None else self._doubt[0], self._possible)
+                reply = self._declaring.declare(buffer, self._options, wires, limit, seat, back)
                 self._record = self._declaring.record(reply, seat)
                 break
+            except StepInDoubt:
+                self._doubt = None
+                raise
             except SessionMoved:
                 give_up_at = time.monotonic() + _GIVE_UP_S
             except MethodNotFound as error:
@@ -107,7 +134,19 @@ class Reconnect:
                 delay = min(2 * delay, _LONGEST_DELAY_S)
         self._possible = self._record is not None
         self._check_plan(reply)
+        self._take_verdict(reply.get("verdict"))
         return seat, buffer, reply
+
+    def _take_verdict(self, verdict: str | None) -> None:
+        if self._doubt is None:
+            return
+        (stamp, record), self._doubt = self._doubt, None
+        if verdict == "done":
+            self._ruled = record.result()
+        elif verdict == "failed":
+            record.settle(stamp)  # raises where its gradients are lost
+        else:
+            raise ProtocolError("the daemon did not say what came of the step in doubt; install both of one release")
 
     def _adopt(self, seat: str, timeout: float | None) -> int:
         """The number of the arena at this daemon, to which it is handed over once."""

@@ -13,9 +13,9 @@ from gradsync.errors import ConnectionLost, ProtocolError
 
 from ._arena import Arena
 
-__all__ = ["StepRecord", "stamp_of"]
+__all__ = ["StepRecord", "attempt_of", "stamp_of"]
 
-_HEADER = struct.Struct("<8sIIQQ")  # magic, world size, bytes of a slot, begun, done
+_HEADER = struct.Struct("<8sIIQQQ")  # magic, world size, bytes of a slot, begun, done, voted
 _MAGIC = b"gsrecrd1"
 _SLOTS_AT = 4096
 _LENGTH = struct.Struct("<Q")
@@ -26,6 +26,11 @@ def stamp_of(epoch: int, attempt: int) -> int:
     return epoch << 32 | attempt + 1
 
 
+def attempt_of(stamp: int) -> tuple[int, int]:
+    """Epoch and attempt of a stamp."""
+    return stamp >> 32, (stamp & 0xFFFFFFFF) - 1
+
+
 class StepRecord:
     """The record of one plan, as one rank sees it."""
 
@@ -34,11 +39,16 @@ class StepRecord:
         self._memory = memory
         self._rank = rank
         size = memory.size_bytes
-        magic, world_size, slot_bytes, _, _ = _HEADER.unpack_from(memory.memory) if size >= _SLOTS_AT else (b"",) * 5
+        magic, world_size, slot_bytes, *_ = _HEADER.unpack_from(memory.memory) if size >= _SLOTS_AT else (b"",) * 3
         if magic != _MAGIC or rank >= world_size or size < _SLOTS_AT + world_size * slot_bytes:
             raise ProtocolError("the daemon sent a step record that cannot be read; install both of one release")
         self._slot_at = _SLOTS_AT + rank * slot_bytes
         self._slot_bytes = slot_bytes
+
+    def in_doubt(self, stamp: int) -> bool:
+        """Whether the daemon voted that an attempt is done, and did not live to hear what other nodes voted."""
+        *_, done, voted = _HEADER.unpack_from(self._memory.memory)
+        return bool(voted == stamp != done)
 
     def settle(self, stamp: int) -> dict[str, Any] | None:
         """What came of an attempt: its result, or None where no gradient was touched and it may be made again.
@@ -46,9 +56,9 @@ class StepRecord:
         Raises:
             ConnectionLost: with `step_lost`, its gradients are lost.
         """
-        *_, begun, done = _HEADER.unpack_from(self._memory.memory)
+        *_, begun, done, _ = _HEADER.unpack_from(self._memory.memory)
         if done == stamp:
-            return self._result()
+            return self.result()
         if begun >= stamp:
             raise ConnectionLost(
                 "the daemon ended while it reduced the gradients of this step, which are lost on every rank: compute "
@@ -57,7 +67,12 @@ class StepRecord:
             )
         return None
 
-    def _result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
+        """The result of the last attempt that was done, or voted to be.
+
+        Raises:
+            ConnectionLost: it cannot be read.
+        """
         slot = self._memory.memory[self._slot_at : self._slot_at + self._slot_bytes]
         (length,) = _LENGTH.unpack_from(slot)
         result = load(str(slot[_LENGTH.size : _LENGTH.size + length], "utf-8")) if length else None

@@ -196,6 +196,9 @@ class ReducedGrads(Declared):
         if result is not None:  # done, and given up: the policies remember it
             self._job.note_done(result["epoch"], result["attempt"])
         self._come_back(None)
+        ruled = self._reconnect.ruled()
+        if ruled is not None:
+            self._job.note_done(ruled["epoch"], ruled["attempt"])
         self._reset()
 
     def save_declaration(self, path: str | os.PathLike[str]) -> None:

@@ -347,11 +347,13 @@ def findings_in(wire: Mapping[str, Any]) -> tuple[float, list[Finding]]:
 def decode_fence(wire: Mapping[str, Any]) -> tuple[int, int]:
     """Epoch and attempt of the next step call, from a report that may never be decoded as a whole.
 
+    The epoch is another than that of the report where the client has declared anew since then (`next_epoch`).
+
     Raises:
         ProtocolError: one is missing or of the wrong type.
     """
     try:
-        return decode_int(wire["epoch"]), decode_int(wire["next_attempt"])
+        return decode_int(wire.get("next_epoch", wire["epoch"])), decode_int(wire["next_attempt"])
     except (KeyError, TypeError) as error:
         raise _unreadable(error) from error
 
