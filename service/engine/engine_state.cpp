@@ -265,6 +265,12 @@ void Engine::State::on(device::LaneId lane, device::Finished& report) {
   }
 }
 
+void Engine::State::on(device::LaneId lane, device::RowsRead& report) {
+  if (Job* job = job_of_plan(lane, report.plan)) {
+    job->on_rows_read(lane, std::move(report));
+  }
+}
+
 void Engine::State::on(device::LaneId lane, device::Measured& report) {
   if (Job* job = job_of_plan(lane, report.plan)) {
     job->on_measured(lane, std::move(report));

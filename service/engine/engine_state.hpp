@@ -92,11 +92,10 @@ struct Engine::State {
 
   void on(device::LaneId, device::Unloaded&) {}
 
-  void on(device::LaneId, device::RowsRead&) {}  ///< no job has several nodes yet, so none asks for rows
-
   void on(device::LaneId lane, device::Loaded& report);
   void on(device::LaneId lane, device::Reduced& report);
   void on(device::LaneId lane, device::Finished& report);
+  void on(device::LaneId lane, device::RowsRead& report);
   void on(device::LaneId lane, device::Measured& report);
   void on(device::LaneId lane, device::Scaled& report);
   void on(device::LaneId lane, device::Aborted& report);

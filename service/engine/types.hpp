@@ -85,7 +85,8 @@ struct AttachRequest {
   std::int64_t rank = 0;
   std::int64_t world_size = 1;
   std::vector<plan::Mesh> meshes;
-  std::int64_t restart_count = 0;  ///< a higher one supersedes live ranks and may change the world size
+  std::int64_t restart_count = 0;     ///< a higher one supersedes live ranks and may change the world size
+  std::int64_t local_world_size = 0;  ///< ranks of this node; 0: all of them
 };
 
 struct AttachResult {

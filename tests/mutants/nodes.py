@@ -15,6 +15,10 @@ def job(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "nodes", f"service/engine/job/{file}", old, new)
 
 
+def step(name: str, fault: str, old: str, new: str) -> Mutant:
+    return Mutant(name, fault, "nodes", "service/engine/step/step_machine_end.cpp", old, new)
+
+
 def lane(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "nodes", f"service/device/{file}", old, new)
 
@@ -221,8 +225,8 @@ NODES = (
         "vote-before-voted",
         "A node votes before its record says so: its ranks make a step again that the other nodes did.",
         "job_end.cpp",
-        "  if (record_ && !peers_->alone()) {\n    record_->vote(word);\n  }\n",
-        "",
+        "      record_->vote(voted.word);\n",
+        "      (void)voted;\n",
     ),
     job(
         "a-doubt-waits-for-all-ranks",
@@ -237,5 +241,31 @@ NODES = (
         "job_peers.cpp",
         "    rank.last_done = rank.doubt;",
         "    (void)rank;",
+    ),
+    step(
+        "a-local-retry",
+        "A node fails an attempt by itself and makes it again, while the others still wait in the one before.",
+        "return fail(std::move(error), locals_.alone() || !open_);",
+        "return fail(std::move(error), true);",
+    ),
+    step(
+        "an-attempt-before-the-epoch",
+        "A call that times out before the epoch begins counts as an attempt of it, on its node alone.",
+        "  if (open_ || locals_.alone()) {",
+        "  if (attempt_ + 1 > 0) {",
+    ),
+    job(
+        "a-pause-is-not-forwarded",
+        "Deadlines of other nodes run on while a rank of this one is paused.",
+        "job_membership.cpp",
+        "  tell_pauses();\n  follow_pauses();",
+        "  follow_pauses();",
+    ),
+    job(
+        "aborts-of-later-attempts-are-dropped",
+        "A node whose lane is slow goes on with an attempt that the others have failed.",
+        "job_peers.cpp",
+        "event.word < word()",
+        "event.word != word()",
     ),
 )

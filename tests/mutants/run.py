@@ -99,7 +99,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
             "engine_tests",
             unit(
                 "engine_tests",
-                "--gtest_filter=Member*:Coordinator*:*LinkedMachines*:VerdictOf*:Comparison*:CopiesOfNodes*:*NodeSums*",
+                "--gtest_filter=Member*:Coordinator*:*LinkedMachines*:VerdictOf*:StepsOver*:Comparison*:CopiesOfNodes*:*NodeSums*",
             ),
         ),
     ),

@@ -29,7 +29,9 @@ struct TellLeft {
 };
 
 /// Tell the other nodes that the lanes have the plan; `EpochMachine::on_begin` follows.
-struct TellReady {};
+struct TellReady {
+  bool keeps_steps = false;  ///< as in `CommitPlan`
+};
 
 /// Plan from the declarations of all ranks; `EpochMachine::on_planned` follows.
 struct MakePlan {

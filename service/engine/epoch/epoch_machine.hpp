@@ -170,6 +170,10 @@ class EpochMachine {
   void fail_attempt(Error error, EpochActions& actions);
   void try_form(EpochActions& actions);
   void make_plan(std::uint64_t epoch, EpochActions& actions);
+
+  /// The plan is the one before: what survivors have sent for the new epoch counts.
+  [[nodiscard]] bool keeps_steps() const { return digest_ == loading_ && !redeclare_; }
+
   void time_out(TimePoint now, std::int64_t rank, const Lacking& lacking, EpochActions& actions);
   void follow_pauses(TimePoint now);
 

@@ -353,7 +353,7 @@ EpochActions EpochMachine::on_lane_loaded() {
   EpochActions actions;
   if (state_ == State::Loading) {
     state_ = State::Joining;
-    actions.emplace_back(TellReady{});
+    actions.emplace_back(TellReady{keeps_steps()});
   }
   return actions;
 }
@@ -363,12 +363,12 @@ EpochActions EpochMachine::on_begin() {
   if (state_ != State::Joining) {
     return actions;
   }
-  const bool keeps_steps = digest_ == loading_ && !redeclare_;
+  const bool keeps = keeps_steps();
   state_ = State::Committed;
   digest_ = std::exchange(loading_, {});
   redeclare_ = false;
   steps_ = 0;
-  actions.emplace_back(CommitPlan{keeps_steps});
+  actions.emplace_back(CommitPlan{keeps});
   for (auto& [rank, seat] : roster_) {
     seat.declaration.fresh = false;
     seat.declaration.committed = true;

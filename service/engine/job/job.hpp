@@ -12,6 +12,7 @@
 #include "engine/job/job_facts.hpp"
 #include "engine/lanes.hpp"
 #include "engine/peers/peers.hpp"
+#include "engine/peers/sums/comparison.hpp"
 #include "engine/plan/planner_port.hpp"
 #include "engine/policies/policy_keeper.hpp"
 #include "engine/report/history.hpp"
@@ -63,7 +64,11 @@ struct EpochPlan {
   std::size_t loading = 0;       ///< lanes that have not loaded it yet
   std::vector<std::uint64_t> buffers;
   ReportConstants constants;
-  std::shared_ptr<StepRecord> record;  ///< none where there is no encoder
+  std::shared_ptr<StepRecord> record;                 ///< none where there is no encoder
+  std::shared_ptr<const Comparison> comparison = {};  ///< none on a node that is alone
+  NodeNumber node = 0;                                ///< this one
+  device::HashSums sums = device::HashSums::In;       ///< whether copies on other nodes agreed in each bit until now
+  std::optional<AttemptRefused> refused = {};         ///< the last attempt that other nodes have failed
 };
 
 class Job {
@@ -134,6 +139,7 @@ class Job {
   void on_finished(device::LaneId lane, device::Finished report);
   void on_measured(device::LaneId lane, device::Measured report);
   void on_scaled(device::LaneId lane, const device::Scaled& report);
+  void on_rows_read(device::LaneId lane, device::RowsRead report);
   void on_aborted(device::LaneId lane, const device::Aborted& report);
   void on_lane_failed(device::LaneId lane, const device::Failed& report);
 
@@ -189,6 +195,7 @@ class Job {
     std::shared_ptr<FairBudget::Share> held_tensors;  ///< the same, or that of the rank that declared the tensors first
     std::uint64_t buffer = 0;
     std::uint64_t check = 0;           ///< the ticket of the check of its declaration
+    DeclaredContent content;           ///< of its declaration, where other nodes hear of it
     bool comes_back = false;           ///< it has read the record of the daemon before this one
     std::optional<StepKey> last_done;  ///< the step before, where another daemon did it
     std::optional<StepKey> doubt;      ///< an attempt of that daemon, until it is ruled on
@@ -206,6 +213,9 @@ class Job {
     std::optional<FailedRecord> failed;
   };
 
+  /// The attempt under way, in one word.
+  [[nodiscard]] std::uint64_t word() const { return attempt_word({epochs_.epoch(), machine_->attempt()}); }
+
   [[nodiscard]] std::int64_t world_size() const { return epochs_.roster().world_size(); }
 
   /// Those that have a process, which are all of this node where an epoch begins.
@@ -218,6 +228,11 @@ class Job {
   void perform(const TellLocals& action);
   void perform(const TellLeft& action);
   void perform(const TellReady& action);
+  void tell_ready();
+  /// What the ranks here have declared, for the other nodes.
+  void say_declared(LocalsChanged& changed) const;
+  /// Plan from what the ranks of all nodes have declared.
+  void ask_for_node(PlanRequest& request) const;
   void perform(const MakePlan& action);
   void perform(const LoadPlan& action);
   void perform(const UnloadPlan& action);
@@ -243,14 +258,22 @@ class Job {
   [[nodiscard]] bool forming() const { return epochs_.state() != EpochMachine::State::Committed; }
 
   // other nodes (job_peers.cpp)
+  void tell_pauses();
   void perform(PeerEvents events);
   void perform(PrepareEpoch& event);
+  void perform(PoliciesWanted& event);
+  void perform(PoliciesGiven& event);
   void perform(ConnectEpoch& event);
   void perform(BeginEpoch& event);
   void perform(EpochEnded& event);
   void perform(EpochRefused& event);
   void perform(AttemptRefused& event);
   void perform(VerdictReached& event);
+  void perform(SumsKnown& event);
+  void perform(WantRows& event);
+  void perform(WhoIsMissing& event);
+  void perform(PeersHalfTime& event);
+  void perform(PeersPaused& event);
   /// What the ranks here have read in the record of the daemon before this one.
   [[nodiscard]] RecordWords words_of_ranks() const;
   /// The last step that the rank knows is the one in doubt, where that was done.
@@ -270,6 +293,10 @@ class Job {
   void perform(Decide& action);
   void perform(LaunchOutcomes& action);
   void perform(LaunchScale& action);
+  void perform(AskPeers& action);
+  void perform(LaunchRead& action);
+  void perform(PeersOverdue& action);
+  void perform(TellFailed& action);
   void perform(LaunchAbort& action);
   void perform(AnswerRank& action);
   void perform(NormKnown& action);
@@ -297,9 +324,10 @@ class Job {
 
   [[nodiscard]] StepCall& call_of(std::int64_t rank) { return attempt_.calls[locals_.seat_of_local(rank)]; }
 
-  /// What ends the attempt is prepared: its verdict is asked for.
-  void vote();
+  /// What ends the attempt is prepared: its verdict is asked for. `result`: a digest that all nodes have to share.
+  void vote(std::string result);
   void answer_done(std::uint64_t attempt);
+  void fail_if_refused();
   void answer_failed(Attempt& attempt, const Error& error) const;  ///< also calls of ranks that left
   /// Whether what must be equal on several ranks is compared in the step after `steps` steps of the epoch.
   [[nodiscard]] bool compares(std::int64_t steps) const;
@@ -337,6 +365,7 @@ class Job {
   LocalRanks locals_;  ///< of the last plan that was committed: seats of `machine_` and `attempt_`
   const std::shared_ptr<plan::DeclarationPool> declared_;  ///< used by the planner, one request after the other
   std::uint64_t planning_ = 0;                             ///< the ticket of the plan that is being made
+  PrepareEpoch gathered_;                                  ///< what all nodes declared for the coming epoch
   std::unique_ptr<PreparedPlan> prepared_;                 ///< on its way from the planner to the lane
   std::optional<EpochPlan> active_;                        ///< the plan that the lane has, or is about to have
   /// The record of the last plan. It is shared with the tokens that lead to it, which do not own it.

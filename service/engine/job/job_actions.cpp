@@ -2,6 +2,7 @@
 
 #include "engine/job/job.hpp"
 #include "engine/metrics.hpp"
+#include "engine/peers/sums/node_sums.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -60,10 +61,14 @@ void Job::perform(LaunchFinish& action) {
   command.plan = active_->id;
   command.tag = machine_->attempt();
   command.scale = action.scale;
-  command.apply = !action.norm_only;
-  command.stamp = attempt_word({epochs_.epoch(), machine_->attempt()});
+  command.raw = !locals_.alone();
+  command.sums = active_->sums;
+  command.apply = !action.norm_only && !command.raw;
+  command.stamp = word();
   take_terms(action);
-  policies_.rules(attempt_.terms, command.rules);
+  if (!command.raw) {
+    policies_.rules(attempt_.terms, command.rules);
+  }
   if (command.apply) {
     note_begun();
   }
@@ -111,6 +116,31 @@ void Job::perform(LaunchScale& action) {
   note_begun();
   context_.lanes[action.lane].submit(std::move(command));
 }
+
+void Job::perform(AskPeers& action) {
+  PeerAsk ask;
+  ask.word = word();
+  ask.terms = std::move(action.terms);
+  ask.policy_digest = policies_.digest();
+  if (attempt_.raw && ask.terms.kind != Ask::Kind::Clip) {
+    ask.cells = attempt_.raw->raw->cells;
+    ask.findings = findings_of(attempt_.raw->math);
+    ask.row_hashes = attempt_.raw->raw->class_hashes;
+  }
+  perform(peers_->tell(LocalsAsked{std::move(ask)}));
+}
+
+void Job::perform(LaunchRead& action) {
+  action.wanted.plan = active_->id;
+  action.wanted.tag = machine_->attempt();
+  context_.lanes[action.lane].submit(std::move(action.wanted));
+}
+
+void Job::perform(PeersOverdue& action) {
+  perform(peers_->tell(LocalsOverdue{{word(), action.half, action.step, action.waited_s}}));
+}
+
+void Job::perform(TellFailed& action) { perform(peers_->tell(LocalsFailed{word(), std::move(action.error)})); }
 
 void Job::perform(LaunchAbort& action) {
   attempt_.stop.on_told(context_.now);

@@ -2,6 +2,7 @@
 
 #include "engine/job/job.hpp"
 #include "engine/metrics.hpp"
+#include "engine/peers/sums/node_sums.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -111,19 +112,23 @@ void Job::perform(Prepare& action) {
   policies_.prepare(action.math, attempt_.terms, report);
   find_stable_buckets(report.stable_buckets);
   report.check_next = compares(epochs_.steps() + 1);
+  std::string result = peers_->alone() ? std::string() : result_digest(action.math, report.policy_digest);
   prepared.outcomes = std::move(action.math.groups);
   prepared.nonfinite_values = action.math.nonfinite_total;
-  vote();
+  vote(std::move(result));
 }
 
 /// Texts are kept first: when anybody knows the attempt as done, every rank finds its answer.
-void Job::vote() {
+void Job::vote(std::string result) {
   attempt_.prepared->answers = kept_answers(attempt_.prepared->report);
-  const std::uint64_t word = attempt_word({epochs_.epoch(), machine_->attempt()});
-  if (record_ && !peers_->alone()) {
-    record_->vote(word);
+  Voted voted{word(), std::move(result)};
+  if (!peers_->alone()) {
+    voted.deadline = machine_->first_deadline();
+    if (record_) {
+      record_->vote(voted.word);
+    }
   }
-  if (peers_->vote(Voted{word, {}})) {
+  if (peers_->vote(voted)) {
     Actions verdict = machine_->on_verdict(std::nullopt);
     perform(verdict);
   }
@@ -178,12 +183,20 @@ void Job::perform(AttemptFailed& action) {
   if (over.stop.stuck()) {
     spdlog::info("lane at rest again job={} epoch={} attempt={}", identity_.name, epochs_.epoch(), action.attempt);
   }
-  Error error = epochs_.ending() ? *epochs_.ending() : std::move(action.error);
+  const StepKey failed{*action.error.epoch, action.attempt};  // of the machine: another epoch may be on its way
+  const bool counted = action.error.attempt != action.attempt;
+  const bool in_doubt = action.error.code == ErrorCode::StepInDoubt;
+  Error error = epochs_.ending() && !in_doubt ? *epochs_.ending() : std::move(action.error);
   error.job = identity_.name;
-  if (action.begun) {
+  if (in_doubt) {  // nothing to go on from
+    error.epoch.reset();
+    error.attempt.reset();
+  }
+  const bool begun_elsewhere = !peers_->alone() && !epochs_.ending();  // ranks that call for it find why it failed
+  if (counted && (action.begun || begun_elsewhere)) {
     context_.metrics.steps_failed.Increment();
     history_.failed();
-    ended_.failed = FailedRecord{{epochs_.epoch(), action.attempt}, error};
+    ended_.failed = FailedRecord{failed, error};
   }
   if (!epochs_.ending()) {
     publish_alert(kind_of(error.code), error.message);
@@ -198,6 +211,14 @@ void Job::perform(AttemptFailed& action) {
   }
   perform(epochs_.on_attempt_failed(context_.now));
   answer_failed(over, error);
+  fail_if_refused();
+}
+
+/// Other nodes have gone on, and failed attempts that this one had not come to.
+void Job::fail_if_refused() {
+  if (machine_ && active_ && active_->refused && word() <= active_->refused->word) {
+    run(machine_->fail(active_->refused->error));
+  }
 }
 
 void Job::answer_failed(Attempt& attempt, const Error& error) const {

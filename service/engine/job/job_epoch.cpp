@@ -56,6 +56,7 @@ void Job::perform(const CheckDeclaration& action) {
   PlanRequest request = plan_request(action.ticket);
   request.by_rank = {ranks_[action.rank].declaration};
   request.pool = declared_;
+  request.name_content = !peers_->alone();
   context_.planner.submit(std::move(request));
 }
 
@@ -69,22 +70,45 @@ void Job::perform(const TellLocals& action) {
   changed.words = words_of_ranks();
   if (action.declared) {
     changed.declared.emplace();
+    if (!peers_->alone()) {
+      say_declared(changed);
+    }
   }
   perform(peers_->tell(std::move(changed)));
 }
 
 void Job::perform(const TellLeft& action) { perform(peers_->tell(LocalsLeft{action.error})); }
 
-void Job::perform(const TellReady&) {
-  perform(peers_->tell(LocalsReady{epochs_.epoch(), active_->plan->digest, policies_.digest(), false}));
+void Job::perform(const TellReady& action) {
+  if (!action.keeps_steps || !policies_.adopted(*active_->plan)) {
+    std::vector<LastDone> last_done;
+    for (const auto& [number, rank] : ranks_) {
+      if (rank.last_done) {
+        last_done.push_back({number, *rank.last_done});
+      }
+    }
+    policies_.adopt(*active_->plan, last_done);
+  }
+  tell_ready();
+}
+
+void Job::tell_ready() {
+  LocalsReady ready{epochs_.epoch(), active_->plan->digest, policies_.digest(), policies_.anew()};
+  ready.plan = active_->plan;
+  ready.comparison = active_->comparison;
+  perform(peers_->tell(std::move(ready)));
 }
 
 void Job::perform(const MakePlan& action) {
   planning_ = action.ticket;
   PlanRequest request = plan_request(action.ticket);
-  for (const auto& [number, rank] : ranks_) {  // every rank: each has declared
-    request.by_rank.push_back(rank.declaration);
-    request.lane_of_rank.push_back(context_.buffers.lane_of(rank.buffer));
+  if (gathered_.by_rank.empty()) {
+    for (const auto& [number, rank] : ranks_) {  // every rank: each has declared
+      request.by_rank.push_back(rank.declaration);
+      request.lane_of_rank.push_back(context_.buffers.lane_of(rank.buffer));
+    }
+  } else {
+    ask_for_node(request);
   }
   request.sizes = context_.options.buckets;
   request.encode_report = context_.options.encode_report;
@@ -95,6 +119,9 @@ void Job::perform(const MakePlan& action) {
 // A ticket that the machine does not know was overtaken, or is of another job.
 void Job::on_plan(PlanOutcome& outcome) {
   if (const std::optional<std::int64_t> rank = epochs_.rank_checked(outcome.ticket)) {
+    if (outcome.content) {
+      ranks_[*rank].content = std::move(*outcome.content);
+    }
     if (outcome.sharing) {
       share_tensors(*rank, std::move(*outcome.sharing));
     }
@@ -171,6 +198,8 @@ void Job::perform(const LoadPlan&) {
   loading.loading = loading.shares.size();
   loading.constants = std::move(prepared_->constants);
   loading.record = std::move(*record);
+  loading.comparison = std::move(prepared_->comparison);
+  loading.node = prepared_->node;
   std::vector<std::uint64_t> rank_buffers(static_cast<std::size_t>(world_size()), 0);
   for (const auto& [number, rank] : ranks_) {
     context_.buffers.use(rank.buffer);
@@ -239,13 +268,6 @@ void Job::perform(const CommitPlan& action) {
   attempt_.calls.resize(locals_.size());
   if (!action.keeps_steps) {
     machine_.emplace(active_->plan, epochs_.epoch(), locals_);
-    std::vector<LastDone> last_done;
-    for (const auto& [number, rank] : ranks_) {
-      if (rank.last_done) {
-        last_done.push_back({number, *rank.last_done});
-      }
-    }
-    policies_.adopt(*active_->plan, last_done);
   }
   publish_epoch(fmt::format("epoch {} of job '{}' begins with {} ranks", epochs_.epoch(), identity_.name, world_size())
   );
@@ -262,7 +284,12 @@ void Job::perform(const CommitPlan& action) {
 
 void Job::perform(const OpenSteps&) { run(machine_->open(active_->shares)); }
 
-void Job::perform(const FailAttempt& action) { run(machine_->fail(action.error)); }
+/// What other nodes said of the end may have failed it already.
+void Job::perform(const FailAttempt& action) {
+  if (epochs_.ending()) {
+    run(machine_->fail(action.error));
+  }
+}
 
 void Job::perform(const FailStepCalls& action) {
   if (!machine_->any_waiting()) {
@@ -309,6 +336,7 @@ void Job::perform(const VacateSeat& action) {
   if (left.declare_reply) {
     ranks_[action.rank].declare_reply = std::move(left.declare_reply);  // an answer follows
   }
+  tell_pauses();
 }
 
 bool Job::owns_plan(device::PlanId plan) const { return active_ && active_->id == plan; }

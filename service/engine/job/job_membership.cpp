@@ -22,7 +22,7 @@ Job::Job(JobContext& context, const AttachRequest& first)
       peers_(make_peers(context.options.make_peers, number_, first)),
       epochs_(
           first.job,
-          Roster(first.world_size, first.world_size),
+          Roster(first.world_size, first.local_world_size > 0 ? first.local_world_size : first.world_size),
           context.options.first_epoch,
           context.options.deadlines,
           context.next_ticket
@@ -65,7 +65,20 @@ void Job::leave(std::int64_t rank, const std::string& why, bool lost) {
 
 void Job::pause(std::int64_t rank, bool paused) {
   epochs_.on_paused(context_.now, rank, paused);
+  tell_pauses();
   follow_pauses();
+}
+
+void Job::tell_pauses() {
+  if (!peers_->alone()) {
+    LocalsPaused told;
+    for (const auto& [number, seat] : epochs_.roster()) {
+      if (seat.paused) {
+        told.ranks.push_back(number);
+      }
+    }
+    perform(peers_->tell(std::move(told)));
+  }
 }
 
 }  // namespace gradsync::engine

@@ -1,10 +1,11 @@
 // What follows from what other nodes of the job do.
 
-#include "base/assert.hpp"
 #include "engine/job/job.hpp"
+#include "engine/peers/sums/node_plan.hpp"
+#include "engine/peers/sums/node_sums.hpp"
 
 #include <algorithm>
-#include <type_traits>
+#include <map>
 #include <utility>
 #include <variant>
 
@@ -12,20 +13,75 @@ namespace gradsync::engine {
 
 void Job::perform(PeerEvents events) {
   for (PeerEvent& event : events) {
-    std::visit(
-        [this](auto& value) {
-          if constexpr (requires { perform(value); }) {
-            perform(value);
-          } else {
-            GRADSYNC_ASSERT(!peers_->alone(), "a node that is alone is asked nothing by others");
-          }
-        },
-        event
-    );
+    std::visit([this](auto& value) { perform(value); }, event);
   }
 }
 
-void Job::perform(PrepareEpoch& event) { perform(epochs_.on_prepare(event.epoch)); }
+void Job::perform(PrepareEpoch& event) {
+  const std::uint64_t epoch = event.epoch;
+  gathered_ = std::move(event);
+  perform(epochs_.on_prepare(epoch));
+}
+
+void Job::say_declared(LocalsChanged& changed) const {
+  NodeDeclared& declared = *changed.declared;
+  declared.settings = {
+      context_.options.buckets.first_bytes,
+      context_.options.buckets.bytes,
+      context_.options.check_every,
+      context_.options.encoded_bytes};
+  std::map<std::pair<ContentHash, std::uint64_t>, std::size_t> known;
+  std::map<std::uint64_t, std::uint32_t> lists;
+  for (const auto& [number, rank] : ranks_) {
+    const auto [at, added] = known.try_emplace({rank.content.hash, rank.content.weights}, known.size());
+    if (added) {
+      DeclaredRanks ranks{rank.content.hash, {}, std::nullopt};
+      if (const WeightFingerprints& weights = rank.declaration->weight_fingerprints; !weights.empty()) {
+        const auto [list, first] = lists.try_emplace(rank.content.weights, static_cast<std::uint32_t>(lists.size()));
+        if (first) {
+          declared.weight_fingerprints.push_back(weights);
+        }
+        ranks.weights = list->second;
+      }
+      declared.by_content.push_back(std::move(ranks));
+      changed.contents.push_back(rank.declaration);
+    }
+    std::vector<RankSpan>& spans = declared.by_content[at->second].ranks;
+    if (!spans.empty() && spans.back().first + spans.back().second == number) {
+      ++spans.back().second;
+    } else {
+      spans.emplace_back(number, 1);
+    }
+  }
+}
+
+void Job::ask_for_node(PlanRequest& request) const {
+  request.by_rank = gathered_.by_rank;
+  request.weights = gathered_.weights;
+  request.node_of_rank = gathered_.node_of_rank;
+  request.lane_of_rank.assign(request.by_rank.size(), device::kHostLane);
+  for (const auto& [number, rank] : ranks_) {
+    const auto at = static_cast<std::size_t>(number);
+    request.lane_of_rank[at] = context_.buffers.lane_of(rank.buffer);
+    request.node = gathered_.node_of_rank[at];
+  }
+}
+
+void Job::perform(PoliciesWanted& event) {
+  const Result<PolicyExport> state = policies_.exported();
+  perform(peers_->tell(LocalPolicies{event.epoch, state ? state->state : std::string()}));
+}
+
+void Job::perform(PoliciesGiven& event) {
+  if (!epochs_.loads() || !active_) {
+    return;
+  }
+  if (const Result<void> taken = policies_.take_given(event.state); !taken) {
+    perform(epochs_.on_load_failed(taken.error()));
+    return;
+  }
+  tell_ready();
+}
 
 void Job::perform(ConnectEpoch& event) { perform(peers_->tell(LocalsConnected{event.epoch})); }
 
@@ -36,14 +92,68 @@ void Job::perform(EpochEnded& event) { perform(epochs_.on_ended(context_.now, ev
 void Job::perform(EpochRefused& event) { perform(epochs_.on_refused(context_.now, event.error)); }
 
 void Job::perform(AttemptRefused& event) {
-  if (machine_ && event.word == attempt_word({epochs_.epoch(), machine_->attempt()})) {
-    run(machine_->fail(std::move(event.error)));
+  if (!machine_ || !active_ || event.word < word()) {
+    return;
+  }
+  active_->refused = std::move(event);
+  fail_if_refused();
+}
+
+/// Every node decides by the same sums, and by rules of its own that are equal.
+void Job::perform(SumsKnown& event) {
+  PeerDecision& decision = event.decision;
+  if (!machine_ || !machine_->asking() || decision.word != word()) {
+    return;
+  }
+  if (const auto misfit =
+          active_->comparison ? misfit_of(*active_->plan, *active_->comparison, decision) : std::nullopt) {
+    run(machine_->fail_here(make_error(
+        ErrorCode::InternalError, "the coordinator's decision " + *misfit, "install one release on all nodes"
+    )));
+    return;
+  }
+  device::StepMath math;
+  if (decision.cells) {
+    std::vector<plan::ClipRule> rules;
+    policies_.rules(attempt_.terms, rules);
+    math = decide(active_->plan->options.norm_type, *decision.cells, decision.findings, rules, attempt_.terms.scale);
+    math.norm_s = attempt_.raw ? attempt_.raw->math.norm_s : 0;
+  }
+  active_->sums = decision.sums_differ ? device::HashSums::Out : active_->sums;
+  run(machine_->on_agreed(std::move(math)));
+}
+
+void Job::perform(WantRows& event) {
+  if (machine_ && active_ && active_->comparison && event.compare.word == word()) {
+    run(machine_->on_rows_wanted(rows_wanted_of(*active_->comparison, active_->node, std::move(event.compare))));
+  }
+}
+
+void Job::perform(WhoIsMissing& event) {
+  if (machine_ && event.word == word()) {
+    perform(peers_->tell(LocalsMissing{{word(), machine_->missing_ranks(), {}, machine_->waits_for()}}));
+  }
+}
+
+void Job::perform(PeersHalfTime& event) {
+  HalfTime warning{std::move(event.waits_for)};
+  perform(warning);
+}
+
+void Job::perform(PeersPaused& event) {
+  if (machine_) {
+    machine_->on_peers_paused(event.paused);
+    follow_pauses();
   }
 }
 
 void Job::perform(VerdictReached& event) {
-  if (machine_ && machine_->voting() && event.word == attempt_word({epochs_.epoch(), machine_->attempt()})) {
+  if (machine_ && machine_->voting() && event.word == word()) {
+    const std::optional<Error> in_doubt = event.verdict == Verdict::Unknown ? event.error : std::nullopt;
     run(machine_->on_verdict(std::move(event.error)));
+    if (in_doubt) {
+      perform(epochs_.on_refused(context_.now, *in_doubt));
+    }
     return;
   }
   const VerdictReached& ruling = ruling_.emplace(std::move(event));

@@ -190,7 +190,11 @@ void Job::on_reduced(device::LaneId lane, const device::Reduced& report) {
 
 void Job::on_finished(device::LaneId lane, device::Finished report) {
   if (active_ && active_->id == report.plan && machine_) {
-    run(machine_->on_finished(lane, report.tag, std::move(report.math)));
+    const std::uint64_t tag = report.tag;
+    if (report.raw && tag == machine_->attempt()) {
+      attempt_.raw = std::make_unique<device::Finished>(std::move(report));
+    }
+    run(machine_->on_finished(lane, tag, std::move(report.math)));
   }
 }
 
@@ -203,6 +207,12 @@ void Job::on_measured(device::LaneId lane, device::Measured report) {
 void Job::on_scaled(device::LaneId lane, const device::Scaled& report) {
   if (active_ && active_->id == report.plan && machine_) {
     run(machine_->on_scaled(lane, report.tag, report.clip_s));
+  }
+}
+
+void Job::on_rows_read(device::LaneId lane, device::RowsRead report) {
+  if (active_ && active_->id == report.plan && machine_ && machine_->on_rows_read(lane, report.tag)) {
+    perform(peers_->tell(LocalRows{{word(), std::move(report.box_hashes), std::move(report.rows)}}));
   }
 }
 

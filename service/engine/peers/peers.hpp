@@ -24,6 +24,8 @@
 
 namespace gradsync::engine {
 
+struct Comparison;
+
 // ---- what the job tells
 
 /// Ranks of this node are attached; with `declared`, all of them have declared and none was refused. Ends an epoch that
@@ -34,6 +36,7 @@ struct LocalsChanged {
   /// for. A doubt gets its verdict whether or not the other ranks have declared.
   RecordWords words;
   std::optional<NodeDeclared> declared;
+  std::vector<std::shared_ptr<const plan::RankDeclaration>> contents = {};  ///< those of `by_content`
 };
 
 /// The epoch cannot form or go on here: a rank was lost, the plan is refused, the lane cannot load it. What was
@@ -48,6 +51,8 @@ struct LocalsReady {
   std::string plan_digest;
   std::string policy_digest;
   bool policies_anew = false;  ///< nothing of an earlier step was found here
+  std::shared_ptr<const plan::Plan> plan = {};
+  std::shared_ptr<const Comparison> comparison = {};  ///< which parts of it are on several nodes
 };
 
 /// What `PoliciesWanted` asks for.
@@ -214,7 +219,8 @@ class Peers {
   virtual ~Peers() = default;
   [[nodiscard]] virtual PeerEvents tell(LocalEvent event) = 0;
 
-  /// Tells `Voted`, which every step does. True: the attempt is done, and no `VerdictReached` follows.
+  /// Tells `Voted`, which every step does. True: the attempt is done, and no `VerdictReached` follows. Whatever else
+  /// follows comes later.
   [[nodiscard]] virtual bool vote(const Voted& voted) = 0;
 
   /// Nobody else takes part: the lane decides, and no cells are asked of it.

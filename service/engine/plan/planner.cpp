@@ -1,8 +1,11 @@
 #include "engine/plan/planner.hpp"
 
+#include "base/hash.hpp"
 #include "base/older_runtime.hpp"
 #include "base/text.hpp"
 #include "base/thread_name.hpp"
+#include "engine/peers/declarations/content_hash.hpp"
+#include "engine/peers/sums/node_plan.hpp"
 #include "plan/interrupt.hpp"
 
 #include <fmt/format.h>
@@ -12,6 +15,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -45,6 +49,15 @@ Result<void> check_report_size(const PreparedPlan& prepared, const PlanRequest& 
   );
 }
 
+DeclaredContent content_of(const plan::RankDeclaration& declared) {
+  std::string weights;
+  for (const std::string& fingerprint : declared.weight_fingerprints) {
+    weights += fingerprint;
+    weights += '\n';
+  }
+  return {content_hash_of(declared), hash64(weights)};
+}
+
 /// One by itself, before all of them are merged.
 PlanOutcome admit(const PlanRequest& request) {
   const plan::RankDeclaration& declared = *request.by_rank.front();
@@ -58,7 +71,63 @@ PlanOutcome admit(const PlanRequest& request) {
     sharing->tensors = std::move(*tensors);
     outcome.sharing = {sharing, plan::memory_beside_tensors(*sharing)};
   }
+  if (request.name_content) {
+    outcome.content = content_of(declared);
+  }
   return outcome;
+}
+
+/// What ranks declared, whole again: over several nodes fingerprints of weights come apart, and what other nodes sent
+/// was not looked at yet. Each that differs is made and checked once.
+class ContentsOfNodes {
+ public:
+  explicit ContentsOfNodes(const PlanRequest& request) : request_(request) {}
+
+  [[nodiscard]] Result<const plan::RankDeclaration*> of(std::size_t rank) {
+    const plan::RankDeclaration* const bare = request_.by_rank[rank].get();
+    if (request_.node_of_rank.empty()) {
+      return bare;
+    }
+    const WeightFingerprints* const weights = request_.weights[rank].get();
+    const auto [at, added] = whole_.try_emplace({bare, weights});
+    if (added) {
+      if (weights != nullptr && weights->size() != bare->tensors.size()) {
+        return make_error(
+            ErrorCode::InvalidDeclaration,
+            fmt::format(
+                "rank {} has {} tensors and {} fingerprints of weights", rank, bare->tensors.size(), weights->size()
+            )
+        );
+      }
+      if (Result<void> valid = plan::validate_declaration(*bare, request_.meshes); !valid) {
+        return valid.error();
+      }
+      at->second = *bare;
+      at->second.weight_fingerprints = weights == nullptr ? WeightFingerprints() : *weights;
+    }
+    return &at->second;
+  }
+
+ private:
+  const PlanRequest& request_;
+  std::map<std::pair<const plan::RankDeclaration*, const WeightFingerprints*>, plan::RankDeclaration> whole_;
+};
+
+/// Leaves of the layout what this node has of it.
+Result<void> cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
+  auto* const whole = std::get_if<device::StatsPlan>(&prepared.layout);
+  if (whole == nullptr) {
+    return make_error(
+        ErrorCode::UnsupportedPlacement,
+        "data path arena works on one node only, and ranks of this job are on several",
+        "declare with data path stats: the framework reduces the gradients, the norm and the clip are the sidecar's"
+    );
+  }
+  const auto comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, request.node_of_rank));
+  *whole = stats_plan_of_node(std::move(*whole), *comparison, request.node);
+  prepared.comparison = comparison;
+  prepared.node = request.node;
+  return {};
 }
 
 }  // namespace
@@ -69,8 +138,13 @@ PlanOutcome run_planner(const PlanRequest& request) {
   }
   std::vector<const plan::RankDeclaration*> by_rank;
   by_rank.reserve(request.by_rank.size());
-  for (const std::shared_ptr<const plan::RankDeclaration>& declared : request.by_rank) {
-    by_rank.push_back(declared.get());
+  ContentsOfNodes contents(request);
+  for (std::size_t rank = 0; rank < request.by_rank.size(); ++rank) {
+    const Result<const plan::RankDeclaration*> declared = contents.of(rank);
+    if (!declared) {
+      return {request.ticket, declared.error()};
+    }
+    by_rank.push_back(*declared);
   }
   Result<plan::Plan> plan = plan::plan_job(by_rank, request.meshes, request.sizes);
   if (!plan) {
@@ -82,6 +156,11 @@ PlanOutcome run_planner(const PlanRequest& request) {
   }
   auto prepared = std::make_unique<PreparedPlan>(std::move(*plan), request.encode_report);
   prepared->shares = std::move(*shares);
+  if (!request.node_of_rank.empty()) {
+    if (const Result<void> cut = cut_to_node(request, *prepared); !cut) {
+      return {request.ticket, cut.error()};
+    }
+  }
   if (prepared->shares.size() > 1) {
     prepared->join = join_plan_of(std::get<device::LanePlan>(prepared->layout));
   }

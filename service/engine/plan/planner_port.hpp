@@ -3,6 +3,7 @@
 
 #include "base/error.hpp"
 #include "device/lane.hpp"
+#include "engine/peers/peer_message.hpp"
 #include "engine/plan/prepared_plan.hpp"
 #include "engine/report/report.hpp"
 #include "engine/types.hpp"
@@ -27,8 +28,14 @@ struct PlanRequest {
   std::vector<device::LaneId> lane_of_rank;  ///< which lane holds the rank's buffer; empty: the host lane holds all
   std::vector<plan::Mesh> meshes;
   std::int64_t world_size = 1;
+  /// By rank, where ranks are on several nodes: the fingerprints of weights, which the declarations come without (null:
+  /// none), and the node.
+  std::vector<std::shared_ptr<const WeightFingerprints>> weights;
+  std::vector<NodeNumber> node_of_rank;
+  NodeNumber node = 0;  ///< this one
   plan::BucketSizes sizes;
   std::shared_ptr<plan::DeclarationPool> pool;  ///< of the job: only admit the one declaration given
+  bool name_content = false;                    ///< and name what is in it
   EncodeReport encode_report;                   ///< to measure the longest report; none: not measured
   std::size_t encoded_bytes = 1u << 20;         ///< no report may have more, with all left out that can be
 };
@@ -39,10 +46,17 @@ struct SharingDeclaration {
   std::uint64_t memory_bytes = 0;  ///< beside the tensors
 };
 
+/// What other nodes know a declaration by.
+struct DeclaredContent {
+  ContentHash hash;
+  std::uint64_t weights = 0;  ///< a hash of its fingerprints of weights
+};
+
 struct PlanOutcome {
   std::uint64_t ticket = 0;
   Result<std::unique_ptr<PreparedPlan>> plan;  ///< null where a declaration was admitted
   std::optional<SharingDeclaration> sharing = {};
+  std::optional<DeclaredContent> content = {};
 };
 
 class PlannerPort {

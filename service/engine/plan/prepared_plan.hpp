@@ -2,6 +2,7 @@
 // A plan with all that is worked out from it once: it may have 100,000 tensors, so that is done where it was made and
 // the io thread only hands it on.
 
+#include "engine/peers/sums/comparison.hpp"
 #include "engine/plan/lane_plan.hpp"
 #include "engine/plan/project_plan.hpp"
 #include "engine/report/largest_report.hpp"
@@ -32,8 +33,10 @@ struct PreparedPlan {
 
   std::shared_ptr<const plan::Plan> plan;
   LaneLayout layout;
-  std::vector<LaneShare> shares;  ///< `run_planner` knows where buffers lie
-  std::optional<JoinPlan> join;   ///< where there are several
+  std::vector<LaneShare> shares;                 ///< `run_planner` knows where buffers lie
+  std::optional<JoinPlan> join;                  ///< where there are several
+  std::shared_ptr<const Comparison> comparison;  ///< where ranks are on several nodes: the layout is that of this one
+  NodeNumber node = 0;
   ReportConstants constants;
   std::uint64_t memory_bytes = 0;
   std::size_t encoded_bytes = 0;  ///< the size of the longest report; 0: not measured

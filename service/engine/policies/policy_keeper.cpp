@@ -44,6 +44,7 @@ PolicyKeeper::PolicyKeeper(Job job, std::string directory, PolicyMetrics& metric
     : job_(std::move(job)), directory_(std::move(directory)), metrics_(metrics), alert_(std::move(alert)) {}
 
 void PolicyKeeper::adopt(const plan::Plan& plan, const std::vector<LastDone>& last_done) {
+  plan_digest_ = plan.digest;
   const bool first = !policies_;
   GroupPolicies next(plan);
   if (!first) {
@@ -57,6 +58,15 @@ void PolicyKeeper::adopt(const plan::Plan& plan, const std::vector<LastDone>& la
     open_file(first, last_done);
   }
   digest_ = policies_->save(saved_);
+}
+
+Result<void> PolicyKeeper::take_given(const std::string& state) {
+  if (Result<void> restored = policies_->restore(state); !restored) {
+    return restored;
+  }
+  digest_ = policies_->save(saved_);
+  anew_ = false;
+  return {};
 }
 
 /// Takes over a state that may have been saved under another plan. False: all or some of it is lost, and an alert said
@@ -126,6 +136,7 @@ void PolicyKeeper::recall(const std::vector<LastDone>& last_done) {
   if (!take_over(*state)) {
     return;
   }
+  anew_ = false;
   spdlog::info("policies go on job={}", job_.name);
   if (!last) {
     alert_(
@@ -159,6 +170,7 @@ void PolicyKeeper::stage(const StepReport& report, const std::string& state) {
 }
 
 void PolicyKeeper::keep_state() {
+  anew_ = false;
   if (std::exchange(next_made_, false)) {
     saved_.swap(next_);
     digest_.swap(next_digest_);

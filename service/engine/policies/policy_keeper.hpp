@@ -53,6 +53,15 @@ class PolicyKeeper {
   /// `last_done`: of the ranks here that know a step of the daemon before this one, ascending.
   void adopt(const plan::Plan& plan, const std::vector<LastDone>& last_done);
 
+  /// The plan is the one that was adopted last.
+  [[nodiscard]] bool adopted(const plan::Plan& plan) const { return plan_digest_ == plan.digest; }
+
+  /// Goes on from the state of another node, exported there under the same plan. The error says why it cannot be.
+  [[nodiscard]] Result<void> take_given(const std::string& state);
+
+  /// Nothing of an earlier step was found, and none was done since.
+  [[nodiscard]] bool anew() const { return anew_; }
+
   /// No step of the job will be done any more: another job may go on with the file.
   void release() { file_.reset(); }
 
@@ -99,6 +108,8 @@ class PolicyKeeper {
   PreparedStep step_;                      ///< the last step that was prepared
   std::optional<PolicyFile> file_;
   bool file_tried_ = false;
+  bool anew_ = true;
+  std::string plan_digest_;  ///< of the plan adopted last
   std::string saved_;        ///< the state of the policies after the last step that is done
   std::string digest_;       ///< the digest of that state
   bool next_made_ = false;   ///< the step that is prepared has a state of its own:

@@ -190,7 +190,7 @@ Actions StepMachine::on_finish(
     return actions;  // what this rank asked for before is voted on
   }
   if (course_.phase == Phase::NormGiven || course_.phase == Phase::Scaling) {
-    return fail(norm_waits_for_clip(rank_number, request.step));
+    return fail_here(norm_waits_for_clip(rank_number, request.step));
   }
   if (std::optional<Error> error = bad_index(rank_number, request)) {
     actions.emplace_back(AnswerRank{rank_number, std::move(*error)});
@@ -201,7 +201,7 @@ Actions StepMachine::on_finish(
     Error error = std::move(*rank.notification_error);
     rank.notification_error.reset();
     this->ask(rank, ask);
-    return fail(std::move(error));
+    return fail_here(std::move(error));
   }
   if (std::vector<std::string> unready = unready_tensors(rank_number); !unready.empty()) {
     actions.emplace_back(AnswerRank{rank_number, not_ready(rank_number, request.step, std::move(unready))});
@@ -210,7 +210,7 @@ Actions StepMachine::on_finish(
   }
   if (std::optional<Error> error = disagreement(rank_number, ask)) {
     this->ask(rank, ask);
-    return fail(std::move(*error));
+    return fail_here(std::move(*error));
   }
   this->ask(rank, ask);
   launch_ready(actions);
@@ -244,14 +244,10 @@ Actions StepMachine::on_clip(std::int64_t rank_number, const ClipRequest& reques
   std::optional<Error> error = disagreement(rank_number, ask);
   this->ask(rank, ask);
   if (error) {
-    return fail(std::move(*error));
+    return fail_here(std::move(*error));
   }
   if (all_waiting()) {
-    course_.phase = Phase::Scaling;
-    for (LaneWork& work : lanes_) {
-      actions.emplace_back(LaunchScale{launch_on(work), ask.override_max_norm, ask.max_norm, ask.abandon, work.buckets}
-      );
-    }
+    agree(actions);
   }
   return actions;
 }
@@ -293,7 +289,7 @@ Actions StepMachine::on_import(
   std::optional<Error> error = disagreement(rank_number, ask);
   this->ask(rank, ask);
   if (error) {
-    return fail(std::move(*error));
+    return fail_here(std::move(*error));
   }
   finish_if_complete(actions);
   return actions;
@@ -345,8 +341,7 @@ void StepMachine::finish_if_complete(Actions& actions) {
     return;
   }
   if (importing()) {
-    course_.phase = Phase::Voting;
-    actions.emplace_back(PrepareImport{attempt_});
+    agree(actions);
     return;
   }
   // Behind the last bucket in the lane's queue, not after its report: the lane takes commands in order and refuses a

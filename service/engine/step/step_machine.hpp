@@ -7,8 +7,9 @@
 // ready; the norm is launched behind them, once every rank here asked for the same step; the attempt is
 // prepared when the lane did all of it, and done only by a verdict; until then nothing ends it, because other nodes may
 // know it as done. Before it is prepared the first failure is sticky: the attempt aborts once, and `Failed` is given
-// out only when nothing of it is outstanding on any lane. An attempt that ended leaves a record, so that a repeated
-// call gets the same answer.
+// out only when nothing of it is outstanding on any lane. Where other nodes take part, they are asked between what the
+// lanes measure and what is decided, and an attempt that fails here is over when they have said so: attempts have the
+// same number on all nodes. An attempt that ended leaves a record, so that a repeated call gets the same answer.
 
 #include "engine/epoch/local_ranks.hpp"
 #include "engine/epoch/roster.hpp"
@@ -78,6 +79,29 @@ struct LaunchScale {
   std::vector<std::uint32_t> buckets = {};
 };
 
+/// Every rank here asks for the same, and the lane has measured: ask the other nodes. `on_agreed` follows.
+struct AskPeers {
+  Ask terms;  ///< with the earliest deadline of the ranks here
+};
+
+/// Read for the other nodes what they compare; `on_rows_read` follows.
+struct LaunchRead {
+  device::LaneId lane = device::kHostLane;
+  device::ReadRows wanted;
+};
+
+/// The time of a rank here is over, or half of it, and other nodes are waited for.
+struct PeersOverdue {
+  bool half = false;
+  std::int64_t step = 0;
+  double waited_s = 0;
+};
+
+/// The attempt fails here, and the lane is quiet: tell the other nodes. `fail` follows.
+struct TellFailed {
+  Error error;
+};
+
 /// Stop what the lane still does for this attempt. A lane that owes nothing is told nothing.
 struct LaunchAbort {
   device::LaneId lane = device::kHostLane;
@@ -137,6 +161,10 @@ using Action = std::variant<
     Decide,
     LaunchOutcomes,
     LaunchScale,
+    AskPeers,
+    LaunchRead,
+    PeersOverdue,
+    TellFailed,
     LaunchAbort,
     AnswerRank,
     NormKnown,
@@ -150,7 +178,8 @@ using Actions = boost::container::small_vector<Action, 2>;
 
 class StepMachine {
  public:
-  /// Launches nothing before `open`: survivors of an epoch may be ready before its plan is on the lane again.
+  /// Launches nothing before `open`: survivors of an epoch may be ready before its plan is on the lane again. Where
+  /// ranks are on other nodes the data path is `stats`.
   StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch, LocalRanks locals);
 
   /// All ranks of the plan are here.
@@ -184,9 +213,30 @@ class StepMachine {
   /// The attempt that was prepared is done or, with an error, failed.
   [[nodiscard]] Actions on_verdict(std::optional<Error> failure);
 
-  /// Ends the attempt with an error; `AttemptFailed` follows now or when the lane is quiet. One that is voted on waits
-  /// for its verdict: if it is done, the attempt after it fails.
+  /// Ends the attempt with an error that other nodes know, or need not know because the epoch ends or has not begun;
+  /// `AttemptFailed` follows now or when the lane is quiet. One that is voted on waits for its verdict: if it is done,
+  /// the attempt after it fails.
   [[nodiscard]] Actions fail(Error error);
+
+  /// Ends the attempt with an error that other nodes have to hear first: `TellFailed` comes before `AttemptFailed`.
+  [[nodiscard]] Actions fail_here(Error error);
+
+  // other nodes
+  /// All nodes ask for the same. `math`: what was decided by the sums of all, for a norm.
+  [[nodiscard]] Actions on_agreed(device::StepMath math);
+  /// Rows are wanted while the other nodes are asked; else nothing follows.
+  [[nodiscard]] Actions on_rows_wanted(device::ReadRows wanted);
+  /// Whether these rows are of the attempt that is under way.
+  [[nodiscard]] bool on_rows_read(device::LaneId lane, std::uint64_t tag);
+
+  /// A rank of another node that is waited for is paused, or not any more; `follow_pauses` comes behind it.
+  void on_peers_paused(bool paused) { peers_paused_ = paused; }
+
+  /// The earliest of the ranks here, all of which wait.
+  [[nodiscard]] TimePoint first_deadline() const;
+
+  /// The other nodes are asked, and have not decided.
+  [[nodiscard]] bool asking() const { return course_.phase == Phase::Asking && !course_.error; }
 
   /// `next_deadline` has come. `forming`: what the epoch lacks, empty when it is complete.
   [[nodiscard]] Actions on_time(TimePoint now, const std::string& forming = {});
@@ -239,7 +289,7 @@ class StepMachine {
   /// After this many steps in a row whose finish multiplied every clip group, the next is expected to do so as well.
   static constexpr std::int64_t kMultipliedBefore = 2;
 
-  enum class Phase : std::uint8_t { Collecting, Finishing, NormGiven, Scaling, Voting };
+  enum class Phase : std::uint8_t { Collecting, Finishing, Asking, NormGiven, Scaling, Voting };
 
   struct Notified {
     std::uint32_t bucket = 0;
@@ -264,8 +314,11 @@ class StepMachine {
     std::size_t reduced = 0;
     std::vector<device::Measured> measured;  ///< by lanes that share the plan, until all have
     bool half_warned = false;
+    bool overdue = false;                ///< Asking: the other nodes were told that the time is over
     std::optional<TimePoint> suspended;  ///< since when deadlines stand still, for a paused rank
     std::optional<Error> error;          ///< sticky failure
+    bool known = false;                  ///< it came from other nodes, or they need not hear of it
+    bool said = false;                   ///< they were told of it
     bool multiplied = false;             ///< Voting: the finish multiplied every clip group
     std::optional<Error> later;          ///< Voting: why the next attempt fails
   };
@@ -288,7 +341,12 @@ class StepMachine {
 
   [[nodiscard]] bool shared() const { return lanes_.size() > 1; }
 
+  /// All ranks here ask for the same, and what had to be measured is: the other nodes are asked first.
+  void agree(Actions& actions);
+  void go_on(device::StepMath&& math, Actions& actions);
+  [[nodiscard]] Actions fail(Error error, bool known);
   void launch_norm(const Ask& ask, Actions& actions);
+  void launch_scale(const Ask& ask, Actions& actions);
   /// The norm is known, and everything is multiplied that should be: what on_finished and on_decided end with.
   void end_measured(device::StepMath&& math, Actions& actions);
   void prepare(device::StepMath&& math, Actions& actions);
@@ -307,6 +365,8 @@ class StepMachine {
   [[nodiscard]] std::optional<TimePoint> deadline() const;
   /// When half of a waiting rank's time is over, while ranks are missing.
   [[nodiscard]] std::optional<TimePoint> half_time() const;
+  [[nodiscard]] PeersOverdue overdue(TimePoint now, bool half) const;
+  [[nodiscard]] const Ask& longest_ask() const;  ///< of the rank that waits longest
   [[nodiscard]] Error timeout(TimePoint now, const std::string& forming) const;
   [[nodiscard]] Error lane_error(const device::Failed& report) const;
   [[nodiscard]] std::string lane_work() const;
@@ -332,6 +392,7 @@ class StepMachine {
   std::uint64_t epoch_ = 0;
   std::uint64_t attempt_ = 0;
   bool open_ = false;
+  bool peers_paused_ = false;
   Course course_;
   std::vector<Rank> ranks_;                                ///< by seat
   std::size_t asked_ = 0;                                  ///< the ranks that have an ask

@@ -46,6 +46,66 @@ void StepMachine::launch_norm(const Ask& ask, Actions& actions) {
       ask.max_norm});
 }
 
+void StepMachine::launch_scale(const Ask& ask, Actions& actions) {
+  course_.phase = Phase::Scaling;
+  for (LaneWork& work : lanes_) {
+    actions.emplace_back(LaunchScale{launch_on(work), ask.override_max_norm, ask.max_norm, ask.abandon, work.buckets});
+  }
+}
+
+void StepMachine::agree(Actions& actions) {
+  if (locals_.alone()) {
+    go_on({}, actions);
+    return;
+  }
+  course_.phase = Phase::Asking;
+  AskPeers asking{*ranks_.front().ask};
+  asking.terms.deadline = first_deadline();
+  actions.emplace_back(std::move(asking));
+}
+
+/// `math`: of a norm.
+void StepMachine::go_on(device::StepMath&& math, Actions& actions) {
+  const Ask& ask = *ranks_.front().ask;
+  course_.overdue = false;
+  switch (ask.kind) {
+    case Ask::Kind::Finish:
+    case Ask::Kind::NormOnly:
+      end_measured(std::move(math), actions);
+      break;
+    case Ask::Kind::Clip:
+      launch_scale(ask, actions);
+      break;
+    case Ask::Kind::Import:
+      course_.phase = Phase::Voting;
+      actions.emplace_back(PrepareImport{attempt_});
+      break;
+  }
+}
+
+Actions StepMachine::on_agreed(device::StepMath math) {
+  GRADSYNC_ASSERT(asking(), "nodes agree on what they were asked");
+  Actions actions;
+  go_on(std::move(math), actions);
+  return actions;
+}
+
+Actions StepMachine::on_rows_wanted(device::ReadRows wanted) {
+  Actions actions;
+  if (asking()) {
+    actions.emplace_back(LaunchRead{launch_on(lanes_.front()), std::move(wanted)});
+  }
+  return actions;
+}
+
+bool StepMachine::on_rows_read(device::LaneId lane, std::uint64_t tag) {
+  if (tag != attempt_) {
+    return false;
+  }
+  count_report(lane);
+  return asking();
+}
+
 void StepMachine::count_report(device::LaneId lane) {
   const auto work = std::find_if(lanes_.begin(), lanes_.end(), [&](const LaneWork& each) { return each.lane == lane; });
   GRADSYNC_ASSERT(
@@ -70,7 +130,11 @@ Actions StepMachine::on_finished(device::LaneId lane, std::uint64_t tag, device:
   if (course_.error) {
     return actions;  // the Abort's report settles it
   }
-  end_measured(std::move(math), actions);
+  if (locals_.alone()) {
+    end_measured(std::move(math), actions);
+  } else {
+    agree(actions);
+  }
   return actions;
 }
 
@@ -156,6 +220,7 @@ Actions StepMachine::on_verdict(std::optional<Error> failure) {
   Actions actions;
   if (failure) {
     course_.error = std::move(failure);
+    course_.known = true;
     settle_failure(actions);
     return actions;
   }
@@ -184,7 +249,7 @@ Actions StepMachine::on_lane_failed(device::LaneId lane, const device::Failed& r
     settle_failure(actions);
     return actions;
   }
-  return fail(lane_error(report));
+  return fail_here(lane_error(report));
 }
 
 Error StepMachine::lane_error(const device::Failed& report) const {
@@ -217,16 +282,29 @@ Actions StepMachine::on_aborted(device::LaneId lane, std::uint64_t tag) {
   return actions;
 }
 
-Actions StepMachine::fail(Error error) {
+Actions StepMachine::fail(Error error) { return fail(std::move(error), true); }
+
+// Before the epoch has begun, other nodes know of no attempt.
+Actions StepMachine::fail_here(Error error) { return fail(std::move(error), locals_.alone() || !open_); }
+
+Actions StepMachine::fail(Error error, bool known) {
   Actions actions;
   if (course_.error) {
+    if (known && !course_.known) {
+      course_.error = std::move(error);
+      course_.known = true;
+      settle_failure(actions);
+    }
     return actions;
   }
   if (course_.phase == Phase::Voting) {
-    course_.later = course_.later.value_or(std::move(error));
+    if (known && !course_.later) {
+      course_.later = std::move(error);
+    }
     return actions;
   }
   course_.error = std::move(error);
+  course_.known = known;
   for (LaneWork& work : lanes_) {
     if (work.outstanding > 0) {
       actions.emplace_back(LaunchAbort{launch_on(work), attempt_});
@@ -240,6 +318,12 @@ void StepMachine::settle_failure(Actions& actions) {
   if (!course_.error || busy()) {
     return;
   }
+  if (!course_.known) {
+    if (!std::exchange(course_.said, true)) {
+      actions.emplace_back(TellFailed{*course_.error});
+    }
+    return;
+  }
   Error error = std::move(*course_.error);
   const std::uint64_t failed = attempt_;
   const bool was_begun = begun();
@@ -250,7 +334,12 @@ void StepMachine::settle_failure(Actions& actions) {
 }
 
 void StepMachine::end_attempt() {
-  ++attempt_;
+  if (open_ || locals_.alone()) {  // before that, the other nodes know of no attempt
+    ++attempt_;
+  }
+  for (LaneWork& work : lanes_) {
+    work.outstanding = 0;  // a read of rows may be under way; its report is of another attempt by then
+  }
   course_ = Course{};
   forget_asks();
   for (std::vector<device::UnusedTensor>& unused : unused_) {

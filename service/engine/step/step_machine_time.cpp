@@ -23,7 +23,10 @@ std::vector<std::int64_t> StepMachine::missing_ranks() const {
 
 std::string StepMachine::waits_for() const {
   if (course_.error) {
-    return "the lane to stop after: " + course_.error->message;
+    return (busy() ? "the lane to stop after: " : "the other nodes to hear of: ") + course_.error->message;
+  }
+  if (course_.phase == Phase::Asking) {
+    return "the ranks of other nodes";
   }
   if (course_.phase == Phase::Voting) {
     return "the verdict of all nodes";
@@ -47,7 +50,7 @@ std::string StepMachine::lane_work() const {
 
 std::optional<TimePoint> StepMachine::deadline() const {
   std::optional<TimePoint> earliest;
-  if (course_.error || course_.suspended || !any_waiting() || course_.phase == Phase::Voting) {
+  if (course_.error || course_.suspended || !any_waiting() || course_.overdue || course_.phase == Phase::Voting) {
     return earliest;
   }
   for (const Rank& rank : ranks_) {
@@ -58,9 +61,14 @@ std::optional<TimePoint> StepMachine::deadline() const {
   return earliest;
 }
 
+TimePoint StepMachine::first_deadline() const {
+  return std::ranges::min(ranks_, {}, [](const Rank& rank) { return rank.ask->deadline; }).ask->deadline;
+}
+
 std::optional<TimePoint> StepMachine::half_time() const {
   std::optional<TimePoint> earliest;
-  if (course_.error || course_.suspended || course_.half_warned || !any_waiting() || all_waiting()) {
+  const bool none_missing = all_waiting() && course_.phase != Phase::Asking;
+  if (course_.error || course_.suspended || course_.half_warned || !any_waiting() || none_missing) {
     return earliest;
   }
   for (const Rank& rank : ranks_) {
@@ -78,10 +86,10 @@ std::optional<TimePoint> StepMachine::next_deadline() const {
 }
 
 void StepMachine::follow_pauses(TimePoint now, const Roster& roster) {
-  const bool waits =
-      !course_.error && any_waiting() && std::any_of(roster.begin(), roster.end(), [this](const auto& seat) {
-        return seat.second.paused && !waiting(seat.first);
-      });
+  const bool waits = !course_.error && any_waiting() &&
+                     (peers_paused_ || std::any_of(roster.begin(), roster.end(), [this](const auto& seat) {
+                        return seat.second.paused && !waiting(seat.first);
+                      }));
   if (waits == course_.suspended.has_value()) {
     return;
   }
@@ -117,20 +125,39 @@ Actions StepMachine::on_time(TimePoint now, const std::string& forming) {
   Actions actions;
   if (const std::optional<TimePoint> half = half_time(); half && *half <= now) {
     course_.half_warned = true;
-    actions.emplace_back(HalfTime{waits_for()});
+    if (asking()) {
+      actions.emplace_back(overdue(now, true));
+    } else {
+      actions.emplace_back(HalfTime{waits_for()});
+    }
   }
   if (const std::optional<TimePoint> due = deadline(); due && *due <= now) {
-    Actions failing = fail(timeout(now, forming));
+    if (asking()) {  // who is late is known to the nodes together
+      course_.overdue = true;
+      actions.emplace_back(overdue(now, false));
+      return actions;
+    }
+    Actions failing = fail_here(timeout(now, forming));
     std::move(failing.begin(), failing.end(), std::back_inserter(actions));
   }
   return actions;
 }
 
-Error StepMachine::timeout(TimePoint now, const std::string& forming) const {
-  const auto waiting_longest = std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
+const Ask& StepMachine::longest_ask() const {
+  const auto longest = std::min_element(ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) {
     return a.ask && (!b.ask || a.ask->since < b.ask->since);
   });
-  const double waited_s = seconds(now - waiting_longest->ask->since);
+  return *longest->ask;
+}
+
+PeersOverdue StepMachine::overdue(TimePoint now, bool half) const {
+  const Ask& ask = longest_ask();
+  return {half, ask.step, seconds(now - ask.since)};
+}
+
+Error StepMachine::timeout(TimePoint now, const std::string& forming) const {
+  const Ask& longest = longest_ask();
+  const double waited_s = seconds(now - longest.since);
   const std::vector<std::int64_t> missing = missing_ranks();
   std::vector<std::string> tensors = missing_tensors();
   std::string what;
@@ -155,7 +182,7 @@ Error StepMachine::timeout(TimePoint now, const std::string& forming) const {
   error.ranks = missing;
   tensors.resize(std::min(tensors.size(), kNamedTensors));
   error.tensors = std::move(tensors);
-  error.step = waiting_longest->ask->step;
+  error.step = longest.step;
   error.waited_s = waited_s;
   return error;
 }

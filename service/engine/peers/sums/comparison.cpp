@@ -58,6 +58,27 @@ bool within(const plan::Plan& plan, const std::vector<Finding>& findings) {
   return std::ranges::all_of(findings, [&](const Finding& finding) { return finding.tensor < plan.tensors.size(); });
 }
 
+std::optional<std::string> misfit_of(const plan::Plan& plan, const NodeFindings& found) {
+  if (within(plan, found.nonfinite) && within(plan, found.divergence) && within(plan, found.missing) &&
+      within(plan, found.absent)) {
+    return std::nullopt;
+  }
+  return fmt::format("names a tensor that is none of the {} of the plan", plan.tensors.size());
+}
+
+std::optional<std::string> misfit_of(const Comparison& comparison, const NodeCells& cells) {
+  if (cells.groups.size() == comparison.groups && cells.layers.size() == comparison.layers) {
+    return std::nullopt;
+  }
+  return fmt::format(
+      "has sums of {} clip groups and {} layers, and the plan {} and {}",
+      cells.groups.size(),
+      cells.layers.size(),
+      comparison.groups,
+      comparison.layers
+  );
+}
+
 }  // namespace
 
 Comparison::Box counted_box(const plan::Plan& plan, Comparison::Box box) {
@@ -100,10 +121,8 @@ Comparison comparison_of(const plan::Plan& plan, std::vector<NodeNumber> node_of
 std::optional<std::string> misfit_of(
     const plan::Plan& plan, const Comparison& comparison, NodeNumber node, const PeerAsk& ask
 ) {
-  const NodeFindings& found = ask.findings;
-  if (!within(plan, found.nonfinite) || !within(plan, found.divergence) || !within(plan, found.missing) ||
-      !within(plan, found.absent)) {
-    return fmt::format("names a tensor that is none of the {} of the plan", plan.tensors.size());
+  if (auto misfit = misfit_of(plan, ask.findings)) {
+    return misfit;
   }
   const bool measured = ask.terms.kind == Ask::Kind::Finish || ask.terms.kind == Ask::Kind::NormOnly;
   if (measured != ask.cells.has_value()) {
@@ -112,19 +131,20 @@ std::optional<std::string> misfit_of(
   if (!measured) {
     return std::nullopt;
   }
-  if (ask.cells->groups.size() != comparison.groups || ask.cells->layers.size() != comparison.layers) {
-    return fmt::format(
-        "has sums of {} clip groups and {} layers, and the plan {} and {}",
-        ask.cells->groups.size(),
-        ask.cells->layers.size(),
-        comparison.groups,
-        comparison.layers
-    );
+  if (auto misfit = misfit_of(comparison, *ask.cells)) {
+    return misfit;
   }
   if (ask.row_hashes.size() != comparison.of_node[node].size()) {
     return fmt::format("has {} hashes for {} classes", ask.row_hashes.size(), comparison.of_node[node].size());
   }
   return std::nullopt;
+}
+
+std::optional<std::string> misfit_of(
+    const plan::Plan& plan, const Comparison& comparison, const PeerDecision& decision
+) {
+  auto misfit = misfit_of(plan, decision.findings);
+  return misfit || !decision.cells ? misfit : misfit_of(comparison, *decision.cells);
 }
 
 bool belongs(

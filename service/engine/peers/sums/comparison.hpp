@@ -45,6 +45,11 @@ struct Comparison {
     const plan::Plan& plan, const Comparison& comparison, NodeNumber node, const PeerAsk& ask
 );
 
+/// The same of a decision of the coordinator, to which the ask of this node led.
+[[nodiscard]] std::optional<std::string> misfit_of(
+    const plan::Plan& plan, const Comparison& comparison, const PeerDecision& decision
+);
+
 /// Whether the row is of a rank of this node that holds the box, which counts as one of `boxes` (ascending).
 [[nodiscard]] bool belongs(
     const plan::Plan& plan,

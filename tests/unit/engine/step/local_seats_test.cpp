@@ -102,16 +102,40 @@ TEST_P(LocalSeats, are_named_by_rank_in_what_is_refused) {
   EXPECT_THAT(find<AnswerRank>(unready)->error.tensors, ElementsAre("t1"));
   EXPECT_THAT(machine.on_bucket_ready(3, 0, 0), IsEmpty());
   const Actions failed = finish(3);
-  ASSERT_NE(find<AttemptFailed>(failed), nullptr);
-  EXPECT_THAT(find<AttemptFailed>(failed)->error.message, HasSubstr("rank 3 declared no tensor of bucket 0"));
+  ASSERT_NE(find<TellFailed>(failed), nullptr);
+  EXPECT_THAT(find<TellFailed>(failed)->error.message, HasSubstr("rank 3 declared no tensor of bucket 0"));
 }
 
 TEST_P(LocalSeats, that_disagree_are_named_by_rank) {
   static_cast<void>(finish(3, 4));
   const Actions failing = finish(lower, 5);
-  ASSERT_NE(find<AttemptFailed>(failing), nullptr);
-  EXPECT_THAT(find<AttemptFailed>(failing)->error.ranks, ElementsAre(3, lower));
-  EXPECT_THAT(find<AttemptFailed>(failing)->error.message, HasSubstr("rank 3 finishes step 4"));
+  ASSERT_NE(find<TellFailed>(failing), nullptr);
+  EXPECT_EQ(find<AttemptFailed>(failing), nullptr) << "attempts have one number on all nodes";
+  const Error error = find<TellFailed>(failing)->error;
+  EXPECT_THAT(error.ranks, ElementsAre(3, lower));
+  EXPECT_THAT(error.message, HasSubstr("rank 3 finishes step 4"));
+  const Actions failed = machine.fail(error);
+  ASSERT_NE(find<AttemptFailed>(failed), nullptr);
+}
+
+TEST_P(LocalSeats, that_agree_ask_the_other_nodes_with_the_earliest_deadline) {
+  static_cast<void>(finish(lower));
+  static_cast<void>(finish(3));
+  machine.on_reduced(device::kHostLane, 0);
+  machine.on_reduced(device::kHostLane, 0);
+  const Actions measured = machine.on_finished(device::kHostLane, 0, {});
+  ASSERT_NE(find<AskPeers>(measured), nullptr);
+  EXPECT_EQ(find<AskPeers>(measured)->terms.deadline, start + std::chrono::seconds(10));
+  EXPECT_TRUE(machine.asking());
+  const Actions half = machine.on_time(start + std::chrono::seconds(5));
+  ASSERT_NE(find<PeersOverdue>(half), nullptr);
+  EXPECT_TRUE(find<PeersOverdue>(half)->half);
+  const Actions over = machine.on_time(start + std::chrono::seconds(10));
+  ASSERT_NE(find<PeersOverdue>(over), nullptr);
+  EXPECT_FALSE(find<PeersOverdue>(over)->half);
+  EXPECT_EQ(find<PeersOverdue>(over)->waited_s, 10);
+  EXPECT_EQ(machine.failure(), std::nullopt) << "who is late is known to the nodes together";
+  EXPECT_EQ(machine.next_deadline(), std::nullopt);
 }
 
 TEST_P(LocalSeats, that_are_missing_are_named_by_rank) {
@@ -146,9 +170,10 @@ TEST_P(LocalSeats, that_brought_non_finite_values_are_known_by_rank) {
   machine.on_reduced(device::kHostLane, 0);
   device::StepMath math;
   math.nonfinite = {{1, 2, {{lower, 1}, {3, 1}}}};
-  const Actions measured = machine.on_finished(device::kHostLane, 0, math);
-  ASSERT_NE(find<Prepare>(measured), nullptr);
-  EXPECT_EQ(find<Prepare>(measured)->micro_batches, (MicroBatches{{lower, 3}}));
+  static_cast<void>(machine.on_finished(device::kHostLane, 0, {}));
+  const Actions agreed = machine.on_agreed(math);
+  ASSERT_NE(find<Prepare>(agreed), nullptr);
+  EXPECT_EQ(find<Prepare>(agreed)->micro_batches, (MicroBatches{{lower, 3}}));
 }
 
 TEST_P(LocalSeats, are_not_those_of_other_nodes) {

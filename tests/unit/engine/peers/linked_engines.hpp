@@ -1,0 +1,431 @@
+#pragma once
+// One job over the engines of several nodes: real lanes, planners and machines, and links that carry values in order.
+// Time moves when told, and one thread does everything but the lanes' arithmetic.
+
+#include "engine/engine.hpp"
+#include "engine/metrics.hpp"
+#include "engine/peers/coordinator_node.hpp"
+#include "engine/peers/declarations/declaration_store.hpp"
+#include "engine/peers/member_machine.hpp"
+#include "fakes/inline_host_lane.hpp"
+#include "fakes/inline_planner.hpp"
+
+#include <gtest/gtest.h>
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace gradsync::engine {
+
+/// The port of one node's job. What it sends waits in an outbox until the job has performed what it was told, so that
+/// `done` is in the record before any other node hears it.
+class LinkedPort final : public Peers {
+ public:
+  LinkedPort(std::size_t node, const PeerJoin& identity, const TimePoint& now) : now_(now), store_(budget_, {1000, 1}) {
+    MemberMachine::Options member{identity, node == 0 ? "" : "node0", "1.0", node + 1};
+    if (node == 0) {
+      coordinator_ = std::make_unique<CoordinatorNode>(
+          CoordinatorMachine::Options{identity.job, identity.incarnation, "1.0", identity.node}, member, store_
+      );
+    } else {
+      member_ = std::make_unique<MemberMachine>(member, store_);
+    }
+  }
+
+  ~LinkedPort() override { gone(); }
+
+  LinkedPort(const LinkedPort&) = delete;
+  LinkedPort& operator=(const LinkedPort&) = delete;
+
+  [[nodiscard]] PeerEvents tell(LocalEvent event) override {
+    if (auto* changed = std::get_if<LocalsChanged>(&event); changed != nullptr && changed->declared) {
+      for (std::size_t i = 0; i < changed->contents.size(); ++i) {
+        store_.add(changed->declared->by_content[i].hash, *changed->contents[i]);
+      }
+    } else if (auto* ready = std::get_if<LocalsReady>(&event); ready != nullptr && coordinator_) {
+      coordinator_->on_comparison(ready->epoch, ready->plan, ready->comparison);
+    }
+    return coordinator_ ? taken(coordinator_->on_local(now_, std::move(event)))
+                        : taken(member_->on_local(now_, std::move(event)));
+  }
+
+  [[nodiscard]] bool vote(const Voted& voted) override {
+    bool done = false;
+    voting();
+    for (PeerEvent& event : tell(voted)) {
+      const auto* verdict = std::get_if<VerdictReached>(&event);
+      if (verdict != nullptr && verdict->verdict == Verdict::Done) {
+        done = true;
+      } else {
+        later.push_back(std::move(event));
+      }
+    }
+    return done;
+  }
+
+  [[nodiscard]] bool alone() const override { return false; }
+
+  // the links
+  [[nodiscard]] PeerEvents link_at_coordinator(LinkNumber link) {
+    return taken(coordinator_->on_link(now_, link, "10.0.0.9"));
+  }
+
+  [[nodiscard]] PeerEvents link_at_member() { return taken(member_->on_link(now_, "10.0.0.9")); }
+
+  [[nodiscard]] PeerEvents link_ended_at_coordinator(LinkNumber link) {
+    return taken(coordinator_->on_link_ended(now_, link, "closed"));
+  }
+
+  [[nodiscard]] PeerEvents link_ended_at_member() { return taken(member_->on_link_ended(now_, "closed")); }
+
+  [[nodiscard]] PeerEvents take(LinkNumber link, ToCoordinator message) {
+    return taken(coordinator_->on_message(now_, link, std::move(message)));
+  }
+
+  [[nodiscard]] PeerEvents take(ToMember message) { return taken(member_->on_message(now_, std::move(message))); }
+
+  [[nodiscard]] PeerEvents on_time() {
+    return coordinator_ ? taken(coordinator_->on_time(now_)) : taken(member_->on_time(now_));
+  }
+
+  std::function<void()> gone = [] {};
+  std::function<void()> voting = [] {};
+  PeerEvents later;  ///< that came with the answer to a vote
+  bool wants_link = false;
+  std::deque<ToCoordinator> up;                      ///< of a member
+  std::deque<std::pair<LinkNumber, ToMember>> down;  ///< of the coordinator
+
+ private:
+  template <typename Actions>
+  PeerEvents taken(Actions actions) {
+    PeerEvents events;
+    for (auto& action : actions) {
+      std::visit([&](auto& value) { take(value, events); }, action);
+    }
+    return events;
+  }
+
+  static void take(TellJob& tell, PeerEvents& events) { events.push_back(std::move(tell.event)); }
+
+  void take(SendToMember& send, PeerEvents&) { down.emplace_back(send.link, std::move(send.message)); }
+
+  void take(SendToCoordinator& send, PeerEvents&) { up.push_back(std::move(send.message)); }
+
+  void take(OpenLink&, PeerEvents&) { wants_link = true; }
+
+  static void take(StoreDone&, PeerEvents&) {}
+
+  static void take(CloseLink&, PeerEvents&) {}
+
+  static void take(DropLink&, PeerEvents&) {}
+
+  static void take(WarnHalfTime& warn, PeerEvents& events) { events.push_back(PeersHalfTime{warn.waits_for}); }
+
+  const TimePoint& now_;
+  FairBudget budget_{1u << 30, 0};
+  DeclarationStore store_;
+  std::unique_ptr<CoordinatorNode> coordinator_;
+  std::unique_ptr<MemberMachine> member_;
+};
+
+/// `per_node` ranks each, numbered in the order of nodes, of a mesh with the one axis dp.
+class LinkedEngines {
+ public:
+  struct Call {
+    int calls = 0;
+    std::optional<StepReport> report;
+    std::optional<Error> error;
+  };
+
+  LinkedEngines(std::size_t nodes, std::int64_t per_node, EngineOptions options = {})
+      : world_(static_cast<std::int64_t>(nodes) * per_node), per_node_(per_node) {
+    for (std::size_t node = 0; node < nodes; ++node) {
+      nodes_.push_back(std::make_unique<Node>(*this, node, options));
+    }
+    for (std::int64_t rank = 0; rank < world_; ++rank) {
+      attach(rank);
+    }
+  }
+
+  void attach(std::int64_t rank) {
+    AttachRequest request;
+    request.job = "job";
+    request.uid = 1000;
+    request.pid = 100 + rank;
+    request.client_id = std::to_string(rank) + "-" + std::to_string(++lives_);
+    request.rank = rank;
+    request.world_size = world_;
+    request.local_world_size = per_node_;
+    request.meshes = {{"default", {{"dp", world_}}, {}}};
+    const Result<AttachResult> attached = engine_of(rank).attach(request);
+    ASSERT_TRUE(attached) << attached.error().message;
+    Rank& own = ranks_[rank];
+    own = {};
+    own.session = attached->session;
+    own.key = {attached->epoch, attached->attempt};
+  }
+
+  void declare(std::int64_t rank, plan::RankDeclaration declaration) {
+    Rank& own = ranks_[rank];
+    own.rows = declaration.tensors.size();
+    const Result<BufferGrant> grant = engine_of(rank).allocate(own.session, own.rows * sizeof(device::StatsRow));
+    ASSERT_TRUE(grant);
+    const Result<TakenFd> taken = engine_of(rank).exchange_fd(grant->token, 1000, 100 + rank, UniqueFd{});
+    ASSERT_TRUE(taken);
+    void* memory = ::mmap(nullptr, grant->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, taken->fd.get(), 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    own.table = static_cast<device::StatsRow*>(memory);
+    DeclareRequest request;
+    request.declaration = std::move(declaration);
+    request.buffer = grant->buffer;
+    engine_of(rank).declare(own.session, std::move(request), [this, rank](const Result<DeclareResult>& result) {
+      Rank& declared = ranks_[rank];
+      declared.refusal = result ? std::optional<Error>() : result.error();
+      declared.declared = result.has_value();
+      if (result) {
+        declared.key = {result->epoch, result->attempt};
+      }
+    });
+  }
+
+  /// Stamped for the attempt that the rank is at.
+  void write(std::int64_t rank, std::size_t row, device::StatsRow value) {
+    value.stamp = attempt_word(ranks_[rank].key);
+    ranks_[rank].table[row] = value;
+  }
+
+  std::shared_ptr<Call> finish(std::int64_t rank, std::int64_t step, FinishRequest request = {}) {
+    auto call = std::make_shared<Call>();
+    request.key = ranks_[rank].key;
+    request.step = step;
+    request.ready_all = true;
+    engine_of(rank).finish(ranks_[rank].session, std::move(request), listener(rank, call));
+    return call;
+  }
+
+  std::shared_ptr<Call> clip(std::int64_t rank, std::int64_t step) {
+    auto call = std::make_shared<Call>();
+    ClipRequest request;
+    request.key = ranks_[rank].key;
+    request.step = step;
+    engine_of(rank).clip(ranks_[rank].session, request, listener(rank, call));
+    return call;
+  }
+
+  std::shared_ptr<Call> import(std::int64_t rank, const std::string& state) {
+    auto call = std::make_shared<Call>();
+    ImportRequest request;
+    request.key = ranks_[rank].key;
+    request.state = state;
+    engine_of(rank).import_policies(ranks_[rank].session, request, listener(rank, call));
+    return call;
+  }
+
+  void lose(std::int64_t rank) { engine_of(rank).process_exited(ranks_[rank].session); }
+
+  void pause(std::int64_t rank, bool paused) { ASSERT_TRUE(engine_of(rank).pause(ranks_[rank].session, paused)); }
+
+  /// What the lane of the node reports waits from now on, or not any more.
+  void hold_lane(std::size_t node, bool held) { nodes_[node]->lane_held = held; }
+
+  /// Its links do not come about any more.
+  void keep_apart(std::size_t node) { nodes_[node]->apart = true; }
+
+  /// What the node sends waits.
+  void hold_messages(std::size_t node, bool held) { nodes_[node]->messages_held = held; }
+
+  /// The link of the node ends on both sides, with all that is on its way.
+  void cut(std::size_t index) {
+    Node& node = *nodes_[index];
+    std::erase_if(nodes_.front()->port->down, [&](const auto& sent) { return sent.first == node.link; });
+    node.port->up.clear();
+    const LinkNumber link = std::exchange(node.link, 0);
+    nodes_.front()->tell(nodes_.front()->port->link_ended_at_coordinator(link));
+    node.tell(node.port->link_ended_at_member());
+  }
+
+  /// Until nothing is on its way and nothing is planned or executed.
+  void pump() {
+    bool more = true;
+    while (more) {
+      more = false;
+      for (const auto& node : nodes_) {
+        more = work(*node) || more;
+      }
+    }
+  }
+
+  /// In steps of half a second, as heartbeats need.
+  void pass(Milliseconds time) {
+    for (Milliseconds gone{0}; gone < time; gone += Milliseconds(500)) {
+      now_ += Milliseconds(500);
+      for (const auto& node : nodes_) {
+        node->engine.advance(now_);
+        if (node->port != nullptr) {
+          node->tell(node->port->on_time());
+        }
+      }
+      pump();
+    }
+  }
+
+  [[nodiscard]] bool declared(std::int64_t rank) const { return ranks_.at(rank).declared; }
+
+  [[nodiscard]] const std::optional<Error>& refusal(std::int64_t rank) const { return ranks_.at(rank).refusal; }
+
+  [[nodiscard]] StepKey key(std::int64_t rank) const { return ranks_.at(rank).key; }
+
+  [[nodiscard]] std::int64_t world() const { return world_; }
+
+  [[nodiscard]] Engine& engine_of(std::int64_t rank) {
+    return nodes_[static_cast<std::size_t>(rank / per_node_)]->engine;
+  }
+
+  [[nodiscard]] SessionId session(std::int64_t rank) const { return ranks_.at(rank).session; }
+
+  std::function<void(std::size_t node)> on_vote = [](std::size_t) {};
+
+ private:
+  struct Rank {
+    SessionId session = 0;
+    StepKey key;
+    bool declared = false;
+    std::optional<Error> refusal;
+    std::size_t rows = 0;
+    device::StatsRow* table = nullptr;
+  };
+
+  struct Node {
+    Node(LinkedEngines& all, std::size_t index, EngineOptions options)
+        : engine(with_port(all, index, std::move(options)), Lanes(lane), planner, nullptr, metrics) {
+      engine.advance(all.now_);
+    }
+
+    EngineOptions with_port(LinkedEngines& all, std::size_t index, EngineOptions options) {
+      options.make_peers = [this, &all, index](JobNumber number, const AttachRequest& first) {
+        PeerJoin identity;
+        identity.job = {first.uid, first.job};
+        identity.world_size = first.world_size;
+        identity.local_world_size = first.local_world_size;
+        identity.meshes = first.meshes;
+        identity.node = "node" + std::to_string(index);
+        identity.node_id = std::string(31, '0') + std::to_string(index);
+        identity.incarnation = std::string(15, 'a') + std::to_string(index);
+        identity.address = "10.0.0." + std::to_string(index);
+        job = number;
+        auto made = std::make_unique<LinkedPort>(index, identity, all.now_);
+        port = made.get();
+        port->gone = [this] { port = nullptr; };
+        port->voting = [&all, index] { all.on_vote(index); };
+        return made;
+      };
+      return options;
+    }
+
+    void tell(PeerEvents events) {
+      if (!events.empty()) {
+        engine.on_peer_events(job, std::move(events));
+      }
+    }
+
+    fakes::InlineHostLane lane;
+    fakes::InlinePlanner planner;
+    prometheus::Registry registry;
+    EngineMetrics metrics{registry};
+    JobNumber job = 0;
+    LinkedPort* port = nullptr;
+    LinkNumber link = 0;  ///< 0: none
+    bool lane_held = false;
+    bool messages_held = false;
+    bool apart = false;
+    Engine engine;
+  };
+
+  Reply<RankReport> listener(std::int64_t rank, std::shared_ptr<Call> call) {
+    return [this, rank, call](const Result<RankReport>& result) {
+      ++call->calls;
+      if (result) {
+        call->report = *result->report;
+        ranks_[rank].key = {result->report->epoch, result->report->next_attempt};
+      } else {
+        call->error = result.error();
+        if (result.error().epoch) {
+          ranks_[rank].key = {*result.error().epoch, *result.error().attempt};
+        }
+      }
+    };
+  }
+
+  /// Something that the node has to do or to hear; false: there is nothing.
+  bool work(Node& node) {
+    if (!node.planner.requests.empty()) {
+      node.engine.on_plan(node.planner.plan_next());
+      return true;
+    }
+    device::LaneReport report;
+    if (!node.lane_held && node.lane.wait_report(report)) {
+      node.engine.on_lane_report(device::kHostLane, std::move(report));
+      return true;
+    }
+    Node& first = *nodes_.front();
+    if (first.port == nullptr) {
+      return false;
+    }
+    if (node.port == nullptr) {
+      const LinkNumber left = std::exchange(node.link, 0);
+      if (left != 0) {
+        first.tell(first.port->link_ended_at_coordinator(left));
+      }
+      return left != 0;
+    }
+    if (!node.port->later.empty()) {
+      node.tell(std::exchange(node.port->later, {}));
+      return true;
+    }
+    if (!node.apart && std::exchange(node.port->wants_link, false)) {
+      node.link = ++links_;
+      first.tell(first.port->link_at_coordinator(node.link));
+      node.tell(node.port->link_at_member());
+      return true;
+    }
+    if (node.messages_held) {
+      return false;
+    }
+    if (!node.port->up.empty()) {
+      ToCoordinator message = std::move(node.port->up.front());
+      node.port->up.pop_front();
+      first.tell(first.port->take(node.link, std::move(message)));
+      return true;
+    }
+    if (!node.port->down.empty()) {
+      auto [link, message] = std::move(node.port->down.front());
+      node.port->down.pop_front();
+      const auto to = std::ranges::find(nodes_, link, [](const auto& other) { return other->link; });
+      if (to != nodes_.end() && (*to)->port != nullptr) {
+        (*to)->tell((*to)->port->take(std::move(message)));
+      }
+      return true;
+    }
+    return false;
+  }
+
+  std::int64_t world_;
+  std::int64_t per_node_;
+  TimePoint now_{std::chrono::seconds(1000)};
+  int lives_ = 0;
+  LinkNumber links_ = 0;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::map<std::int64_t, Rank> ranks_;
+};
+
+}  // namespace gradsync::engine
