@@ -255,7 +255,7 @@ NODES = (
         "  if (attempt_ + 1 > 0) {",
     ),
     job(
-        "a-pause-is-not-forwarded",
+        "pauses-stay-on-their-node",
         "Deadlines of other nodes run on while a rank of this one is paused.",
         "job_membership.cpp",
         "  tell_pauses();\n  follow_pauses();",

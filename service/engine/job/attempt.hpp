@@ -36,6 +36,7 @@ struct PreparedAttempt {
   std::vector<RankReport> answers;          ///< by seat; their texts are in the record
   std::vector<plan::ClipOutcome> outcomes;  ///< by clip group; of an import none
   std::uint64_t nonfinite_values = 0;
+  std::string result;  ///< a digest that all nodes have to share; empty on a node that is alone
 };
 
 /// The step call of a rank that left while it waited.

@@ -324,8 +324,8 @@ class Job {
 
   [[nodiscard]] StepCall& call_of(std::int64_t rank) { return attempt_.calls[locals_.seat_of_local(rank)]; }
 
-  /// What ends the attempt is prepared: its verdict is asked for. `result`: a digest that all nodes have to share.
-  void vote(std::string result);
+  /// What ends the attempt is prepared: its verdict is asked for.
+  void vote();
   void answer_done(std::uint64_t attempt);
   void fail_if_refused();
   void answer_failed(Attempt& attempt, const Error& error) const;  ///< also calls of ranks that left

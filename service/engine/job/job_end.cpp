@@ -112,17 +112,20 @@ void Job::perform(Prepare& action) {
   policies_.prepare(action.math, attempt_.terms, report);
   find_stable_buckets(report.stable_buckets);
   report.check_next = compares(epochs_.steps() + 1);
-  std::string result = peers_->alone() ? std::string() : result_digest(action.math, report.policy_digest);
+  if (!locals_.alone()) {
+    prepared.result = result_digest(action.math, report.policy_digest);
+  }
   prepared.outcomes = std::move(action.math.groups);
   prepared.nonfinite_values = action.math.nonfinite_total;
-  vote(std::move(result));
+  vote();
 }
 
 /// Texts are kept first: when anybody knows the attempt as done, every rank finds its answer.
-void Job::vote(std::string result) {
+void Job::vote() {
   attempt_.prepared->answers = kept_answers(attempt_.prepared->report);
-  Voted voted{word(), std::move(result)};
+  Voted voted{word(), {}};
   if (!peers_->alone()) {
+    voted.result_digest = attempt_.prepared->result;
     voted.deadline = machine_->first_deadline();
     if (record_) {
       record_->vote(voted.word);

@@ -42,7 +42,8 @@ void Job::perform(PrepareImport& action) {
   report.next_attempt = action.attempt + 1;
   report.check_next = compares(epochs_.steps());
   policies_.prepare_import(attempt_.import_state, report);
-  vote(report.policy_digest);
+  prepared.result = report.policy_digest;
+  vote();
 }
 
 void Job::perform(Imported& action) {
