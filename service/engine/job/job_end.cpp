@@ -191,10 +191,6 @@ void Job::perform(AttemptFailed& action) {
   const bool in_doubt = action.error.code == ErrorCode::StepInDoubt;
   Error error = epochs_.ending() && !in_doubt ? *epochs_.ending() : std::move(action.error);
   error.job = identity_.name;
-  if (in_doubt) {  // nothing to go on from
-    error.epoch.reset();
-    error.attempt.reset();
-  }
   const bool begun_elsewhere = !peers_->alone() && !epochs_.ending();  // ranks that call for it find why it failed
   if (counted && (action.begun || begun_elsewhere)) {
     context_.metrics.steps_failed.Increment();

@@ -178,16 +178,14 @@ class LinkedEngines {
   void declare(std::int64_t rank, plan::RankDeclaration declaration) {
     Rank& own = ranks_[rank];
     own.rows = declaration.tensors.size();
-    const Result<BufferGrant> grant = engine_of(rank).allocate(own.session, own.rows * sizeof(device::StatsRow));
-    ASSERT_TRUE(grant);
-    const Result<TakenFd> taken = engine_of(rank).exchange_fd(grant->token, 1000, 100 + rank, UniqueFd{});
-    ASSERT_TRUE(taken);
-    void* memory = ::mmap(nullptr, grant->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, taken->fd.get(), 0);
-    ASSERT_NE(memory, MAP_FAILED);
-    own.table = static_cast<device::StatsRow*>(memory);
+    if (own.table == nullptr) {
+      allocate(rank);
+    }
+    own.declared = false;
+    own.refusal.reset();
     DeclareRequest request;
     request.declaration = std::move(declaration);
-    request.buffer = grant->buffer;
+    request.buffer = own.buffer;
     engine_of(rank).declare(own.session, std::move(request), [this, rank](const Result<DeclareResult>& result) {
       Rank& declared = ranks_[rank];
       declared.refusal = result ? std::optional<Error>() : result.error();
@@ -196,6 +194,18 @@ class LinkedEngines {
         declared.key = {result->epoch, result->attempt};
       }
     });
+  }
+
+  void allocate(std::int64_t rank) {
+    Rank& own = ranks_[rank];
+    const Result<BufferGrant> grant = engine_of(rank).allocate(own.session, own.rows * sizeof(device::StatsRow));
+    ASSERT_TRUE(grant) << grant.error().message;
+    const Result<TakenFd> taken = engine_of(rank).exchange_fd(grant->token, 1000, 100 + rank, UniqueFd{});
+    ASSERT_TRUE(taken);
+    void* memory = ::mmap(nullptr, grant->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, taken->fd.get(), 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    own.buffer = grant->buffer;
+    own.table = static_cast<device::StatsRow*>(memory);
   }
 
   /// Stamped for the attempt that the rank is at.
@@ -265,6 +275,11 @@ class LinkedEngines {
     }
   }
 
+  /// One thing that waits on the node.
+  void work_on(std::size_t node) { static_cast<void>(work(*nodes_[node])); }
+
+  [[nodiscard]] bool linked(std::size_t node) const { return nodes_[node]->link != 0; }
+
   /// In steps of half a second, as heartbeats need.
   void pass(Milliseconds time) {
     for (Milliseconds gone{0}; gone < time; gone += Milliseconds(500)) {
@@ -302,6 +317,7 @@ class LinkedEngines {
     bool declared = false;
     std::optional<Error> refusal;
     std::size_t rows = 0;
+    std::uint64_t buffer = 0;
     device::StatsRow* table = nullptr;
   };
 
