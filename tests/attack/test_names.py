@@ -47,6 +47,7 @@ def test_keys_of_a_message_that_collide() -> None:
         assert attacked < 5 * usual, f"{usual * 1e3:.1f} ms of plain keys, {attacked * 1e3:.1f} ms of colliding ones"
 
 
+@pytest.mark.training
 def test_names_of_tensors_that_collide() -> None:
     with Daemon() as daemon:
 

@@ -17,6 +17,7 @@ NUMEL, NEIGHBOUR_STEPS = 20_000_000, 10
 CONNECTIONS, PIPELINED = 450, 20
 
 
+@pytest.mark.training
 def test_one_tensor_of_20_million_numbers() -> None:
     """With a general norm exponent, so that one pass is long beside what a busy machine takes from the victim."""
     with Daemon() as daemon, Victim(daemon.socket) as victim, Neighbour(daemon.socket, NUMEL, 3.5) as neighbour:

@@ -59,6 +59,7 @@ def test_the_method_of_fsdp1_agrees(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.training
 def test_copies_that_nobody_reduced_are_named(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "copies_that_nobody_reduced"), json_file=tmp_path / "verdict.json")
     assert code == 1, said
@@ -75,6 +76,7 @@ def test_a_pipeline_by_hand_is_said_plainly_not_to_be_known() -> None:
     assert "--mesh pp=2" in said
 
 
+@pytest.mark.training
 def test_a_pipeline_on_a_device_mesh_needs_no_word(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "pipeline_on_a_device_mesh"), json_file=tmp_path / "verdict.json")
     assert code == 0, said
@@ -204,6 +206,7 @@ def test_models_that_are_clipped_later_are_declared_too(tmp_path: Path) -> None:
     assert [line["verdict"] for line in found["lines"]] == ["agrees", "differs"]
 
 
+@pytest.mark.training
 def test_a_model_that_nobody_knew_is_not_seen_and_not_called_right(tmp_path: Path) -> None:
     code, said, found = audit(*one("another_model_later"), json_file=tmp_path / "verdict.json")
     assert code == 2, said
@@ -288,6 +291,7 @@ def test_a_norm_in_units_of_the_scaled_loss_is_named(tmp_path: Path, name: str) 
     assert "max_norm=1 acts as 1.5e-05" in said
 
 
+@pytest.mark.training
 def test_each_part_that_is_still_scaled_is_named_though_another_optimizer_steps_first(tmp_path: Path) -> None:
     command = one("forgets_to_unscale_for_two_optimizers")
     code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
@@ -312,6 +316,7 @@ def test_scalers_that_are_used_rightly_are_no_mistake(tmp_path: Path, name: str,
     assert bool(note) == bool(found["findings"])
 
 
+@pytest.mark.training
 def test_squares_that_overflow_are_named_and_a_failed_command_goes_before(tmp_path: Path) -> None:
     code, said, found = audit(*one("overflow"), json_file=tmp_path / "verdict.json")
     assert code == 1, said
@@ -326,7 +331,10 @@ def test_a_command_that_does_not_clip_is_2_and_says_why() -> None:
     assert "no process called clip_grad_norm_" in said
 
 
-@pytest.mark.parametrize("command", [one("raises_before_the_clip"), ranks_of(2, "raises_before_the_clip")])
+@pytest.mark.parametrize(
+    "command",
+    [one("raises_before_the_clip"), pytest.param(ranks_of(2, "raises_before_the_clip"), marks=pytest.mark.training)],
+)
 def test_a_command_that_fails_before_it_clips_is_said_to_have_failed(tmp_path: Path, command: list[str]) -> None:
     code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
     assert code == 1

@@ -127,7 +127,8 @@ def test_a_worker_that_is_hurt_costs_an_error_in_time_and_another_takes_its_plac
             scene.is_well_again(state(scene, hurt))
 
 
-@pytest.mark.parametrize("good_launches", [0, 1, 3])  # before the fault: reductions of three buckets, and a clip
+# Before the fault: reductions of three buckets, and a clip.
+@pytest.mark.parametrize("good_launches", [0, pytest.param(1, marks=pytest.mark.training), 3])
 @pytest.mark.parametrize(
     ("code", "hint"),
     [(700, "look at Xid in dmesg"), (214, "reset the GPU"), (702, "watchdog")],

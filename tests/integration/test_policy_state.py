@@ -106,7 +106,7 @@ def undisturbed(address: str, data_path: str) -> Record:
     return ranks[0].record
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.training)])
 @pytest.mark.parametrize("data_path", ["arena", "stats"])
 def test_thresholds_survive_the_daemon(data_path: str, how: signal.Signals, tmp_path: Path) -> None:
     with Lives(tmp_path) as lives:

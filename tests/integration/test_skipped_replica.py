@@ -150,6 +150,7 @@ def test_the_gradients_are_named_in_the_step_that_clips_first(gradsyncd: str, tm
     assert "'norm.weight' between ranks 0, 1" in found[0]["said"]
 
 
+@pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_the_weights_are_named_after_the_optimizer_step_that_made_them_differ(gradsyncd: str, tmp_path: Path) -> None:
     found = found_by(gradsyncd, "weights", tmp_path)
@@ -159,6 +160,7 @@ def test_the_weights_are_named_after_the_optimizer_step_that_made_them_differ(gr
     assert f"at step {CLIPS_FROM - 1} they were equal" in found[0]["said"]
 
 
+@pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_the_weights_are_named_within_three_steps_of_the_first_by_what_init_does_by_itself(
     gradsyncd: str, tmp_path: Path
@@ -169,6 +171,7 @@ def test_the_weights_are_named_within_three_steps_of_the_first_by_what_init_does
     assert {"norm.weight", "norm.bias"} >= set(found[0]["tensors"]) != set()
 
 
+@pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_the_weights_are_named_within_the_steps_in_which_all_are_compared_once(gradsyncd: str, tmp_path: Path) -> None:
     found = found_by(gradsyncd, "interval", tmp_path)
@@ -178,6 +181,7 @@ def test_the_weights_are_named_within_the_steps_in_which_all_are_compared_once(g
     assert "they were equal" in found[0]["said"]
 
 
+@pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_a_clip_of_everything_that_is_held_is_left_alone(gradsyncd: str, tmp_path: Path) -> None:
     found = found_by(gradsyncd, "correct", tmp_path)

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 ORDER = ("ipc_memory", "memop_flags", "torch_memory", "nccl_one_gpu", "two_processes", "empty_step")
 NATIVE = tuple(name for name in ORDER if name != "torch_memory")
@@ -91,6 +93,7 @@ def test_a_program_that_ends_badly_fails_and_the_others_go_on(tmp_path: Path) ->
     assert "said nothing" in failed["two_processes"]
 
 
+@pytest.mark.training
 def test_all_experiments_together_end_in_time(tmp_path: Path) -> None:
     folder = programs(tmp_path)
     write_program(folder / "bin" / "experiment_ipc_memory", "exec sleep 1000")
@@ -128,6 +131,7 @@ def test_the_torch_part_says_why_it_is_skipped() -> None:
     assert [line["skipped"] for line in lines] == ["no CUDA device"]
 
 
+@pytest.mark.training
 def test_the_torch_part_is_right_on_a_cpu() -> None:
     code, (as_grad, grad_scale) = torch_memory("--emulate")
     assert code == 0
