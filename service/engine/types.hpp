@@ -87,6 +87,9 @@ struct AttachRequest {
   std::vector<plan::Mesh> meshes;
   std::int64_t restart_count = 0;     ///< a higher one supersedes live ranks and may change the world size
   std::int64_t local_world_size = 0;  ///< ranks of this node; 0: all of them
+  std::string coordinator;            ///< HOST or HOST:PORT of rank 0's node; empty: rank 0 is on this one
+
+  [[nodiscard]] std::int64_t ranks_here() const { return local_world_size > 0 ? local_world_size : world_size; }
 };
 
 struct AttachResult {

@@ -8,7 +8,7 @@ import pytest
 from fake_daemon import FakeDaemon, Fault
 
 import gradsync
-from gradsync.errors import RankInUse, UsageError
+from gradsync.errors import NoPeers, RankInUse, UsageError
 
 TORCHRUN = {
     "RANK": "3",
@@ -47,20 +47,66 @@ def test_torchruns_environment_says_everything(
 
 
 @pytest.mark.parametrize("arguments", [{}, {"rank": 3, "world_size": 8}], ids=["from the environment", "given"])
-def test_a_job_over_several_nodes_is_refused_before_anything_is_sent(
+def test_a_job_over_several_nodes_says_how_many_ranks_are_here_and_where_rank_0_is(
     client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, int]
 ) -> None:
     set_environment(monkeypatch, LOCAL_WORLD_SIZE="4")
-    with pytest.raises(UsageError, match="this node runs 4 of the 8 ranks"):
-        client.attach(**arguments)
-    assert daemon.of("job.attach") == []
+    job = client.attach(**arguments)
+    assert daemon.of("job.attach") == [
+        {
+            "job": job.name,
+            "rank": 3,
+            "world_size": 8,
+            "meshes": [{"name": "default", "axes": [{"name": "dp", "size": 8}]}],
+            "restart_count": 2,
+            "local_world_size": 4,
+            "coordinator": "node0",
+        }
+    ]
 
 
-def test_a_job_with_all_its_ranks_on_this_node_is_attached(
-    client: gradsync.Client, monkeypatch: pytest.MonkeyPatch
+def test_arguments_say_how_many_ranks_are_here_and_where_rank_0_is(
+    client: gradsync.Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_environment(monkeypatch, LOCAL_WORLD_SIZE="8")
-    assert client.attach().world_size == 8
+    set_environment(monkeypatch, LOCAL_WORLD_SIZE="4", GRADSYNC_COORDINATOR="node1")
+    client.attach(job="llm", local_world_size=2, coordinator="node2:9000")
+    [said] = daemon.of("job.attach")
+    assert (said["local_world_size"], said["coordinator"]) == (2, "node2:9000")
+
+
+def test_nothing_is_said_of_an_address_that_nobody_knows(client: gradsync.Client, daemon: FakeDaemon) -> None:
+    client.attach(job="llm", rank=0, world_size=4, local_world_size=2)
+    [said] = daemon.of("job.attach")
+    assert said["local_world_size"] == 2
+    assert "coordinator" not in said
+
+
+@pytest.mark.parametrize(
+    ("local", "arguments"),
+    [("8", {}), (None, {}), ("4", {"local_world_size": 8})],
+    ids=["the launcher says so", "nobody says it", "given"],
+)
+def test_a_job_with_all_its_ranks_on_this_node_says_nothing_of_nodes(
+    client: gradsync.Client,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    local: str | None,
+    arguments: dict[str, int],
+) -> None:
+    set_environment(monkeypatch, LOCAL_WORLD_SIZE=local, GRADSYNC_COORDINATOR="node1")
+    client.attach(coordinator="node2", **arguments)
+    [said] = daemon.of("job.attach")
+    assert list(said) == ["job", "rank", "world_size", "meshes", "restart_count"]
+
+
+def test_a_daemon_without_peers_refuses_a_job_over_several_nodes(client: gradsync.Client, daemon: FakeDaemon) -> None:
+    def refuse(params: dict[str, object]) -> object:
+        raise Fault("no_peers", "the job has 4 ranks, and 2 of them on this node", job="llm")
+
+    daemon.script["job.attach"] = refuse
+    with pytest.raises(NoPeers, match="2 of them on this node"):
+        client.attach(job="llm", rank=0, world_size=4, local_world_size=2)
+    assert client.job is None
 
 
 def test_arguments_win_over_the_environment(

@@ -7,14 +7,17 @@ in tests/integration/test_launchers.py.
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gradsync._launch import _resolve
+from gradsync._launch import _process_group, _resolve
 from gradsync._launch._job_name import job_name
+from gradsync._launch._process_group import ProcessGroup
 from gradsync._launch._resolve import Launch, rank_and_world, resolve_launch
 from gradsync.errors import UsageError
 
@@ -46,6 +49,9 @@ MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
     "PMIX_NAMESPACE": "prterun-host-4711@1",
 }
+TORCHRUN_OVER_NODES = TORCHRUN | {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "node0.example.org"}
+SRUN_OVER_NODES = SRUN | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_NODEID": "1"}
+MPIRUN_OVER_NODES = MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 
 
 def launch(environ: dict[str, str], **arguments: Any) -> Launch:
@@ -120,6 +126,7 @@ def test_a_process_alone_keeps_its_name_and_the_next_has_another() -> None:
         (["my train\n\u2028\x7f.py"], "a b", "my-train---.py@a-b-"),
         (["\udc80.py"], "host", "-.py@host-"),
         (["größe.py"], "host", "größe.py@host-"),
+        (["train.py"], "10.20.0.7", "train.py@10.20.0.7-"),
     ],
 )
 def test_names_are_readable(argv: list[str], host: str, start: str) -> None:
@@ -135,7 +142,7 @@ def test_names_are_not_too_long_for_the_daemon() -> None:
 def test_arguments_win_over_launchers() -> None:
     assert launch(SRUN, job="llm").job == "llm"
     found = launch(TORCHRUN, job="llm", rank=0, world_size=1, restart_count=0)
-    assert found == Launch(job="llm", rank=0, world_size=1, restart_count=0)
+    assert found == Launch(job="llm", rank=0, world_size=1, restart_count=0, local_world_size=1, coordinator=None)
 
 
 def test_torchrun_under_another_launcher_is_the_nearest() -> None:
@@ -153,17 +160,117 @@ def test_what_a_shell_under_slurm_starts_is_alone(changed: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "local_world_size"),
     [
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": "1"}, "LOCAL_WORLD_SIZE=1"),
-        (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_SIZE=2"),
-        (SRUN | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_TASKS_PER_NODE=2"),
+        (TORCHRUN, 2),
+        (TORCHRUN_OVER_NODES, 1),
+        (MPIRUN, 4),
+        (MPIRUN_OVER_NODES, 2),
+        (SRUN, 4),
+        (SRUN_OVER_NODES, 2),
+        (SRUN_OVER_NODES | {"SLURM_STEP_TASKS_PER_NODE": "2,1(x2)"}, 1),
+        (SRUN_OVER_NODES | {"SLURM_STEP_TASKS_PER_NODE": "2,1(x2)", "SLURM_NODEID": "0"}, 2),
+        (SRUN_OVER_NODES | {"SLURM_STEP_TASKS_PER_NODE": "1(x2),2", "SLURM_NODEID": "2"}, 2),
+        (SRUN_OVER_NODES | {"LOCAL_WORLD_SIZE": "3"}, 3),
+        ({}, 1),
     ],
 )
-def test_several_nodes_are_refused(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match="all its ranks on one node") as caught:
-        launch(environ)
+def test_launchers_say_how_many_ranks_this_node_has(environ: dict[str, str], local_world_size: int) -> None:
+    assert launch(environ).local_world_size == local_world_size
+
+
+def test_where_nobody_says_how_many_ranks_this_node_has_it_has_all() -> None:
+    assert launch({}, job="llm", rank=0, world_size=4).local_world_size == 4
+    assert launch(SRUN_OVER_NODES, job="other", rank=0, world_size=3).local_world_size == 3  # not the launcher's ranks
+    assert launch(SRUN_OVER_NODES | {"SLURM_STEP_TASKS_PER_NODE": ""}).local_world_size == 4
+
+
+def test_a_job_of_some_of_the_ranks_that_a_launcher_started_here_is_on_this_node() -> None:
+    assert launch(TORCHRUN, job="half", rank=0, world_size=1).local_world_size == 1
+
+
+def test_an_argument_says_how_many_ranks_this_node_has() -> None:
+    assert launch(TORCHRUN, local_world_size=1).local_world_size == 1
+    assert launch(TORCHRUN_OVER_NODES, local_world_size=2).local_world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "said"),
+    [
+        (TORCHRUN, {"local_world_size": 0}, "local_world_size=0"),
+        (TORCHRUN, {"local_world_size": 3}, "local_world_size=3 of world size 2"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "0"}, {}, "LOCAL_WORLD_SIZE=0"),
+        (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "-1"}, {}, "OMPI_COMM_WORLD_LOCAL_SIZE=-1"),
+    ],
+)
+def test_a_number_of_ranks_that_this_node_cannot_have_is_refused(
+    environ: dict[str, str], arguments: dict[str, int], said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        launch(environ, **arguments)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "coordinator"),
+    [
+        (TORCHRUN_OVER_NODES, {}, "node0.example.org"),
+        (TORCHRUN_OVER_NODES | {"GRADSYNC_COORDINATOR": "10.0.0.1:9000"}, {}, "10.0.0.1:9000"),
+        (TORCHRUN_OVER_NODES | {"GRADSYNC_COORDINATOR": "10.0.0.1"}, {"coordinator": "node7:9001"}, "node7:9001"),
+        (TORCHRUN_OVER_NODES | {"GRADSYNC_COORDINATOR": ""}, {"coordinator": "[::1]:9001"}, "[::1]:9001"),
+        (SRUN_OVER_NODES, {}, None),
+        (SRUN_OVER_NODES | {"MASTER_ADDR": "node0"}, {}, "node0"),
+        (SRUN_OVER_NODES | {"MASTER_ADDR": ""}, {}, None),
+        (MPIRUN_OVER_NODES, {}, None),
+        (MPIRUN_OVER_NODES | {"GRADSYNC_COORDINATOR": "n" * 256}, {}, "n" * 256),
+    ],
+)
+def test_over_nodes_somebody_says_where_rank_0_is(
+    environ: dict[str, str], arguments: dict[str, str], coordinator: str | None
+) -> None:
+    assert launch(environ, **arguments).coordinator == coordinator
+
+
+def test_on_one_node_nobody_looks_for_the_address_of_rank_0() -> None:
+    assert launch(TORCHRUN | {"GRADSYNC_COORDINATOR": ""}, coordinator="node7").coordinator is None
+
+
+@pytest.mark.parametrize("text", ["", " ", "n" * 257, "node 7", "nöde"])
+def test_what_is_no_address_is_refused_and_its_origin_named(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        launch(TORCHRUN_OVER_NODES, coordinator=text)
+    assert f"coordinator={text!r}" in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        launch(TORCHRUN_OVER_NODES | {"GRADSYNC_COORDINATOR": text})
+    assert f"GRADSYNC_COORDINATOR={text!r}" in str(caught.value)
+
+
+def test_a_master_address_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="MASTER_ADDR='node 7'"):
+        launch(TORCHRUN_OVER_NODES | {"MASTER_ADDR": "node 7"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "host"),
+    [
+        (TORCHRUN_OVER_NODES, "node0"),
+        (TORCHRUN_OVER_NODES | {"MASTER_ADDR": "10.20.0.7"}, "10.20.0.7"),
+        (SRUN_OVER_NODES, "nodes"),
+        (SRUN_OVER_NODES | {"MASTER_ADDR": "node0"}, "node0"),
+        (MPIRUN_OVER_NODES, "nodes"),
+    ],
+)
+def test_over_nodes_all_nodes_have_the_same_name(
+    environ: dict[str, str], host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set()
+    for node, rank in (("node0", "0"), ("node1", "1")):
+        monkeypatch.setattr(socket, "gethostname", lambda node=node: node)
+        of_node = {"TORCHELASTIC_ERROR_FILE": f"/tmp/torchelastic_{node}/none_abc/attempt_0/0/error.json"}
+        ranks = {"RANK": rank} if "RANK" in environ else {}
+        names.add(launch(environ | of_node | ranks).job)
+    [name] = names
+    assert name.rpartition("@")[2].rpartition("-")[0] == host
 
 
 @pytest.mark.parametrize("name", ["PMI_SIZE", "MV2_COMM_WORLD_SIZE"])
@@ -189,8 +296,8 @@ class Group:
 
     rank, world_size = 1, 2
 
-    def agree_on(self, name: str, timeout: float) -> str:
-        return "agreed"
+    def agree_on(self, name: str, timeout: float, *, spans_nodes: bool) -> str:
+        return "agreed over nodes" if spans_nodes else "agreed"
 
 
 @pytest.fixture
@@ -200,10 +307,10 @@ def group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("group")
 def test_the_process_group_comes_before_other_launchers() -> None:
-    for environ in ({}, SRUN, MPIRUN, TORCHRUN):
-        assert launch(environ).job == "agreed"
+    for environ in ({}, SRUN, MPIRUN, TORCHRUN, TORCHRUN_OVER_NODES):
+        assert launch(environ).job == ("agreed over nodes" if environ is TORCHRUN_OVER_NODES else "agreed")
         assert (launch(environ).rank, launch(environ).world_size) == rank_and_world(environ) == (1, 2)
-    assert launch({}, job="llm") == Launch(job="llm", rank=1, world_size=2, restart_count=0)
+    assert (launch({}, job="llm").job, launch({}, job="llm").rank) == ("llm", 1)
 
 
 @pytest.mark.usefixtures("group")
@@ -229,3 +336,34 @@ def test_contradictions_are_refused_and_name_both(
 def test_the_way_out_of_a_contradiction_works() -> None:
     assert launch({"WORLD_SIZE": "4"}, world_size=2).world_size == 2
     assert launch({}, job="half", rank=0, world_size=1).world_size == 1
+
+
+class Store(dict[str, bytes]):
+    """The store of a process group, for ranks that come one after the other."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value.encode()
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+
+def name_of_rank_1_on_another_node(monkeypatch: pytest.MonkeyPatch, *, spans_nodes: bool) -> str:
+    store = Store()
+    distributed = SimpleNamespace(distributed_c10d=SimpleNamespace(_get_default_store=lambda: store))
+    monkeypatch.setattr(_process_group, "_boot_id", lambda: "first")
+    assert ProcessGroup(0, 2, distributed).agree_on("of rank 0", 1.0, spans_nodes=spans_nodes) == "of rank 0"
+    monkeypatch.setattr(_process_group, "_boot_id", lambda: "second")
+    return ProcessGroup(1, 2, distributed).agree_on("of rank 1", 1.0, spans_nodes=spans_nodes)
+
+
+def test_ranks_on_several_nodes_agree_on_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name_of_rank_1_on_another_node(monkeypatch, spans_nodes=True) == "of rank 0"
+
+
+def test_a_rank_on_another_node_is_refused_where_nobody_says_how_many_ranks_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UsageError, match="set LOCAL_WORLD_SIZE on every rank") as caught:
+        name_of_rank_1_on_another_node(monkeypatch, spans_nodes=False)
+    assert "boot id second, not first" in str(caught.value)

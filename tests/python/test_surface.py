@@ -18,7 +18,8 @@ SIGNATURES = {
     gradsync.alloc_grad_buffer: "(nbytes, device='cuda')",
     gradsync.connect: "(address=None, *, spawn=False, timeout=10.0)",
     gradsync.Client.attach: (
-        "(self, job=None, rank=None, world_size=None, meshes=None, restart_count=None, *, timeout=30.0)"
+        "(self, job=None, rank=None, world_size=None, meshes=None, restart_count=None, *, local_world_size=None, "
+        "coordinator=None, timeout=30.0)"
     ),
     gradsync.Client.call: "(self, method, params=None, timeout=30.0)",
     gradsync.Client.probe_gpu: "(self, device='cuda', memory=None, *, timeout=60.0)",

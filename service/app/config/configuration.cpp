@@ -78,7 +78,8 @@ std::optional<Error> unknown_variable(const Environment& environment) {
 /// Checks that need more than one field.
 std::optional<Error> check_together(Configuration& configuration) {
   ServerSection& server = configuration.options.server;
-  for (std::string* address : {&server.health, &server.tcp}) {
+  PeerSection& peer = configuration.options.peer;
+  for (std::string* address : {&server.health, &server.tcp, &peer.listen}) {
     if (*address == "off") {
       address->clear();
     }
@@ -96,6 +97,19 @@ std::optional<Error> check_together(Configuration& configuration) {
         ),
         "write a random token of at least 16 bytes to a file and name it there"
     );
+  }
+  if (!peer.listen.empty() && peer.token_file.empty()) {
+    return invalid_params(
+        "peer.token_file",
+        fmt::format(
+            "{}: peer.listen = '{}' needs peer.token_file", configuration.origins.at("peer.listen"), peer.listen
+        ),
+        "write a random token of at least 16 bytes to a file, the same one on every node, and name it there"
+    );
+  }
+  constexpr std::size_t kLongestName = 64;
+  if (peer.node.size() > kLongestName) {
+    return bad_value("peer.node", configuration.origins.at("peer.node"), peer.node, "expected at most 64 bytes");
   }
   return std::nullopt;
 }

@@ -198,6 +198,31 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       gpu.abort_ms,
       FieldRule{"A worker that takes longer to end a step that failed is killed, in milliseconds.", 1, kDay}
   );
+  auto& peer = options.peer;
+  visit(
+      "peer",
+      "listen",
+      peer.listen,
+      FieldRule{
+          .doc =
+              "Address for the daemons of other nodes, for jobs over several nodes; \"off\" for none; without a port "
+              "9478. Needs token_file.",
+          .value = "HOST[:PORT]"}
+  );
+  visit(
+      "peer",
+      "token_file",
+      peer.token_file,
+      FieldRule{
+          .doc = "File with the token (at least 16 bytes) that the daemons of all nodes have in common.",
+          .value = "FILE"}
+  );
+  visit(
+      "peer",
+      "node",
+      peer.node,
+      FieldRule{.doc = "Name of this node in messages, at most 64 bytes; empty: the host name.", .value = "NAME"}
+  );
   auto& log = options.log;
   visit(
       "log",

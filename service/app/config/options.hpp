@@ -59,6 +59,12 @@ struct GpuSection {
   std::int64_t abort_ms = 30'000;
 };
 
+struct PeerSection {
+  std::string listen;  ///< empty: none
+  std::string token_file;
+  std::string node;  ///< empty: the host name
+};
+
 struct LogSection {
   std::string level = "info";
   std::string format = "auto";
@@ -70,6 +76,7 @@ struct Options {
   DeadlinesSection deadlines;
   EngineSection engine;
   GpuSection gpu;
+  PeerSection peer;
   LogSection log;
 };
 

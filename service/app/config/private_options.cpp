@@ -12,6 +12,9 @@ Options private_options(const Configuration& configuration, const std::string& f
   if (!configuration.is_asked_for("server.tcp")) {
     options.server.tcp.clear();
   }
+  if (!configuration.is_asked_for("peer.listen")) {
+    options.peer.listen.clear();
+  }
   if (configuration.is_default("log.level")) {
     options.log.level = "warn";
   }

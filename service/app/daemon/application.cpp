@@ -7,6 +7,7 @@
 #include "app/daemon/gpu_workers.hpp"
 #include "app/daemon/node_doctor.hpp"
 #include "app/daemon/pages.hpp"
+#include "app/peer/peer_bridge.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
 #include "base/version.hpp"
@@ -45,6 +46,8 @@ net::ServerOptions server_options(const Options& options) {
   server.health_address = options.server.health;
   server.tcp_address = options.server.tcp;
   server.tcp_token_file = options.server.tcp_token_file;
+  server.peer_address = options.peer.listen;
+  server.peer_token_file = options.peer.token_file;
   server.message_bytes = static_cast<std::size_t>(options.limits.message_bytes);
   server.connections = static_cast<std::size_t>(options.limits.connections);
   server.initialize_timeout = Milliseconds{options.deadlines.initialize_ms};
@@ -61,6 +64,31 @@ std::uint64_t random_epoch() {
 bool told_to_stop() {
   sigset_t pending;
   return ::sigpending(&pending) == 0 && (::sigismember(&pending, SIGTERM) == 1 || ::sigismember(&pending, SIGINT) == 1);
+}
+
+/// A name for this node that its daemon has before and after a restart, and no other daemon has.
+std::string node_id_of(const DaemonState& state) {
+  Hash128 hash;
+  hash.add(state.boot_id);
+  hash.add(state.socket_path);
+  return hash.hex();
+}
+
+PeerBridge::Options peer_options(const Options& options, const DaemonState& state) {
+  PeerBridge::Options peer;
+  peer.listen = options.peer.listen;
+  peer.node = options.peer.node;
+  peer.node_id = node_id_of(state);
+  peer.incarnation = state.incarnation;
+  peer.wait_for_job = Milliseconds{options.deadlines.declare_ms};
+  peer.first_epoch = random_epoch();
+  return peer;
+}
+
+net::PeerOptions link_options() {
+  net::PeerOptions links;
+  links.beat_text = *rpc::encode_peer(engine::ToMember(engine::PeerBeat{}));
+  return links;
 }
 
 engine::EngineOptions engine_options(const Options& options) {
@@ -129,8 +157,10 @@ struct Application::Parts {
         planner([this](engine::PlanOutcome outcome) {
           boost::asio::post(io, [this, moved = std::move(outcome)]() mutable { bridge.on_plan(std::move(moved)); });
         }),
+        peers(io, peer_options(chosen, state)),
+        links(io, link_options(), peers, net_metrics),
         engine(
-            engine_options(chosen),
+            with_peers(engine_options(chosen)),
             engine::Lanes(lane, &gpus),
             planner,
             [this](const engine::Event& event) { dispatcher.on_event(event); },
@@ -149,12 +179,25 @@ struct Application::Parts {
             rpc_metrics
         ),
         pages(state, engine, clock, dispatcher, registry, ::geteuid()),
-        server(io, server_options(chosen), bridge, pages, bridge, net_metrics),
+        server(io, server_options(chosen), bridge, pages, bridge, net_metrics, &links),
         drain_deadline(io) {
     add_build_info(registry);
     net_metrics.io_watch.abort_above(Milliseconds{chosen.deadlines.io_turn_ms});
     bridge.connect(dispatcher, server);
-    clock.after_turn([this] { go_on_draining(); });
+    peers.connect(links, engine, clock);
+    clock.after_turn([this] {
+      peers.after_turn();
+      go_on_draining();
+    });
+  }
+
+  engine::EngineOptions with_peers(engine::EngineOptions chosen) {
+    if (!options.peer.listen.empty()) {
+      chosen.make_peers = [this](engine::JobNumber job, const engine::AttachRequest& first) {
+        return peers.make_port(job, first);
+      };
+    }
+    return chosen;
   }
 
   void go_on_draining();
@@ -172,6 +215,8 @@ struct Application::Parts {
   device::HostLane lane;
   GpuWorkers gpus;
   engine::ThreadPlanner planner;
+  PeerBridge peers;
+  net::PeerLinks links;
   engine::Engine engine;
   EngineClock clock;
   Bridge bridge;
@@ -218,6 +263,8 @@ void Application::Parts::close_everything() {
     drain_deadline.cancel();
     clock.stop();
     doctor.stop();
+    peers.stop();
+    links.close_all();
     server.close_all();
     if (on_closed) {
       on_closed();
@@ -249,14 +296,16 @@ std::optional<net::StartFailure> Application::start() {
   parts_->state.serving = true;
   const std::string health = parts_->server.health_endpoint();
   const std::string tcp = parts_->server.tcp_endpoint();
+  const std::string peer = parts_->server.peer_endpoint();
   spdlog::info(
-      "serving version={} incarnation={} pid={} socket={} health={} tcp={} threads={}",
+      "serving version={} incarnation={} pid={} socket={} health={} tcp={} peer={} threads={}",
       kVersion,
       parts_->state.incarnation,
       ::getpid(),
       parts_->options.server.socket,
       health.empty() ? "off" : health,
       tcp.empty() ? "off" : tcp,
+      peer.empty() ? "off" : peer,
       parts_->lane.threads()
   );
   return std::nullopt;

@@ -32,6 +32,17 @@ std::optional<Error> refuse_other_job(const JobIdentity& job, const AttachReques
   if (request.world_size != job.world_size) {
     found = {"world_size", "world_size", std::to_string(job.world_size), std::to_string(request.world_size)};
     hint = "give every rank the same world_size, or the new run another job name";
+  } else if (request.ranks_here() != job.local_world_size) {
+    found = {
+        "local_world_size",
+        "local_world_size",
+        std::to_string(job.local_world_size),
+        std::to_string(request.ranks_here())};
+    hint = "every rank of a node says how many ranks of the job the node has";
+  } else if (request.coordinator != job.coordinator) {
+    found = {
+        "coordinator", "coordinator", fmt::format("'{}'", job.coordinator), fmt::format("'{}'", request.coordinator)};
+    hint = "give every rank of a node the same GRADSYNC_COORDINATOR or MASTER_ADDR";
   } else {
     found = plan::difference_of(job.meshes, request.meshes);
   }
@@ -67,8 +78,22 @@ bool resumes(const RankHolder& holder, const AttachRequest& request) {
   return holder.session != 0 && holder.client_id == request.client_id;
 }
 
-Result<void> may_attach(const JobIdentity& job, const RankHolder& holder, const AttachRequest& request) {
+Result<void> may_attach(const JobIdentity& job, const RankHolder& holder, bool full, const AttachRequest& request) {
   std::optional<Error> refusal = refuse_other_job(job, request);
+  if (!refusal && full) {
+    refusal = attach_refusal(
+        ErrorCode::JobMismatch,
+        "local_world_size",
+        fmt::format(
+            "rank {} would be rank {} of this node, and the ranks of job '{}' here said that it has {}",
+            request.rank,
+            job.local_world_size + 1,
+            job.name,
+            job.local_world_size
+        ),
+        "local_world_size is the number of ranks that share this daemon"
+    );
+  }
   if (!refusal) {
     refusal = refuse_taken_rank(job, holder, request);
   }

@@ -18,6 +18,8 @@ struct JobIdentity {
   std::int64_t restart_count = 0;
   std::int64_t world_size = 1;
   std::vector<plan::Mesh> meshes;
+  std::int64_t local_world_size = 1;
+  std::string coordinator = {};
 };
 
 /// The process that holds a rank.
@@ -31,6 +33,9 @@ struct RankHolder {
 [[nodiscard]] bool resumes(const RankHolder& holder, const AttachRequest& request);
 
 /// Errors: Superseded, JobMismatch, RankInUse, each with the field, both values and the way out.
-[[nodiscard]] Result<void> may_attach(const JobIdentity& job, const RankHolder& holder, const AttachRequest& request);
+/// `full`: as many other ranks as this node has hold a seat.
+[[nodiscard]] Result<void> may_attach(
+    const JobIdentity& job, const RankHolder& holder, bool full, const AttachRequest& request
+);
 
 }  // namespace gradsync::engine

@@ -81,7 +81,9 @@ class Job {
   // membership (job_membership.cpp)
   /// Whether the request may take its rank. Resuming counts as taking.
   [[nodiscard]] Result<void> may_attach(const AttachRequest& request) const {
-    return engine::may_attach(identity_, ranks_[request.rank].holder, request);
+    const Roster& roster = epochs_.roster();
+    const bool full = roster.absent() == 0 && !roster[request.rank].taken;
+    return engine::may_attach(identity_, ranks_[request.rank].holder, full, request);
   }
 
   [[nodiscard]] AttachResult attach(const AttachRequest& request, SessionId session);

@@ -18,12 +18,19 @@ std::unique_ptr<Peers> make_peers(const MakePeers& make, JobNumber number, const
 Job::Job(JobContext& context, const AttachRequest& first)
     : context_(context),
       number_(context.next_job++),
-      identity_{first.job, first.uid, first.restart_count, first.world_size, first.meshes},
+      identity_{
+          first.job,
+          first.uid,
+          first.restart_count,
+          first.world_size,
+          first.meshes,
+          first.ranks_here(),
+          first.coordinator},
       peers_(make_peers(context.options.make_peers, number_, first)),
       epochs_(
           first.job,
-          Roster(first.world_size, first.local_world_size > 0 ? first.local_world_size : first.world_size),
-          context.options.first_epoch,
+          Roster(first.world_size, first.ranks_here()),
+          peers_->alone() ? context.options.first_epoch : 1,  // other nodes say the number, which may be any
           context.options.deadlines,
           context.next_ticket
       ),

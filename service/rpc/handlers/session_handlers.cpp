@@ -140,6 +140,8 @@ void job_attach(Core& core, Caller& caller, AttachParams params, Answer<AttachAn
   request.world_size = params.world_size;
   request.meshes = std::move(params.meshes);
   request.restart_count = params.restart_count;
+  request.local_world_size = params.local_world_size;
+  request.coordinator = std::move(params.coordinator);
   const Result<engine::AttachResult> attached = core.engine.attach(request);
   if (!attached) {
     answer(attached.error());

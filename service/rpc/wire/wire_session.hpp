@@ -76,6 +76,8 @@ struct AttachParams {
   std::int64_t world_size = 1;
   std::vector<plan::Mesh> meshes;
   std::int64_t restart_count = 0;
+  std::int64_t local_world_size = 0;
+  std::string coordinator;
 };
 
 struct AttachAnswer {
@@ -264,6 +266,8 @@ struct Fields<AttachParams> {
     v.required("world_size", s.world_size, "ranks of the job", kPositive);
     v.required("meshes", s.meshes, "each covers all ranks", Bounds{1, 64});
     v.optional("restart_count", s.restart_count, "a higher one supersedes the live ranks", kNatural);
+    v.optional("local_world_size", s.local_world_size, "ranks of the job on this node; 0: all of them", kNatural);
+    v.optional("coordinator", s.coordinator, "HOST or HOST:PORT of rank 0's node, where it is another", Bounds{0, 256});
   }
 };
 

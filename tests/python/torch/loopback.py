@@ -56,8 +56,11 @@ class LoopbackClient:
         self.launched: list[tuple[int, int]] = []  # (bucket, attempt), as notified before finish
         self.declared: list[gradsync.Tensor] = []
 
-    def attach(self, *, job: str, rank: int, world_size: int, meshes: dict) -> LoopbackJob:
-        assert world_size == self._world.size
+    def attach(
+        self, *, job: str, rank: int, world_size: int, meshes: dict, local_world_size: int, coordinator: str | None
+    ) -> LoopbackJob:
+        assert world_size == local_world_size == self._world.size
+        assert coordinator is None
         return LoopbackJob(self, self._world, rank)
 
     def close(self) -> None:

@@ -207,6 +207,18 @@ TEST_F(ConfigurationTest, tcp_without_a_token_is_refused) {
   EXPECT_EQ(error().path, "server.tcp_token_file");
 }
 
+TEST_F(ConfigurationTest, links_of_other_daemons_without_a_token_are_refused) {
+  inputs.flags["peer.listen"] = "0.0.0.0";
+  EXPECT_EQ(error().path, "peer.token_file");
+  inputs.flags["peer.listen"] = "off";
+  EXPECT_EQ(resolved().options.peer.listen, "");
+}
+
+TEST_F(ConfigurationTest, a_name_of_a_node_that_is_too_long_is_refused) {
+  inputs.flags["peer.node"] = std::string(65, 'n');
+  EXPECT_EQ(error().path, "peer.node");
+}
+
 TEST_F(ConfigurationTest, a_socket_that_does_not_end_in_sock_is_refused) {
   inputs.flags["server.socket"] = "/tmp/gradsync";
   EXPECT_THAT(error().message, AllOf(HasSubstr("--server-socket"), HasSubstr(".sock")));
@@ -224,11 +236,12 @@ TEST_F(ConfigurationTest, what_is_printed_can_be_read_back) {
 
 TEST_F(ConfigurationTest, a_private_daemon_opens_no_port_because_a_file_says_so) {
   write_file(
-      "[server]\ntcp = \"0.0.0.0:9478\"\ntcp_token_file = \"/etc/token\"\nhealth = "
-      "\"0.0.0.0:9477\"\n[limits]\nsessions = 3"
+      "[peer]\nlisten = \"0.0.0.0\"\ntoken_file = \"/etc/token\"\n[server]\ntcp = \"0.0.0.0:9478\"\ntcp_token_file = "
+      "\"/etc/token\"\nhealth = \"0.0.0.0:9477\"\n[limits]\nsessions = 3"
   );
   const Options from_file = private_options(*resolve_configuration(inputs), "/tmp/x");
   EXPECT_EQ(from_file.server.tcp, "");
+  EXPECT_EQ(from_file.peer.listen, "");
   EXPECT_EQ(from_file.server.health, "");
   EXPECT_EQ(from_file.server.socket, "/tmp/x/gradsync.sock");
   EXPECT_EQ(from_file.limits.sessions, 3) << "everything else holds";

@@ -148,6 +148,8 @@ class Client:
         meshes: Mapping[str, Mapping[str, int] | Mesh] | None = None,
         restart_count: int | None = None,
         *,
+        local_world_size: int | None = None,
+        coordinator: str | None = None,
         timeout: float = 30.0,
     ) -> Job:
         """Takes a rank of a job; what is not given comes from torch's process group, else from the launcher.
@@ -156,22 +158,42 @@ class Client:
         defaults to `{"default": {"dp": world_size}}`, the job name to one like `train.py@host-3f2a`, which the ranks
         agree on.
 
+        Where the launcher says that this node has fewer ranks than the job, the daemons of its nodes work together
+        (`[peer]` in their configuration). `local_world_size` is the number of ranks that share this daemon, by default
+        $LOCAL_WORLD_SIZE, else what the launcher says, else all. Where several launchers run on one node, each of them
+        counts only its own ranks: unset LOCAL_WORLD_SIZE in the ranks, or pass the sum. `coordinator` is HOST or
+        HOST:PORT of the daemon of rank 0, by default $GRADSYNC_COORDINATOR, else $MASTER_ADDR; it is not looked for
+        where all ranks are on one node, and all ranks of a node have to say the same. The host in a name that is made
+        up is then $MASTER_ADDR, or the word `nodes` where nobody says it, so that all nodes have the same name.
+
         Raises:
             UsageError: nobody says which rank of which job this is, or two contradict each other.
-            RpcError: the daemon refused it (`RankInUse`, `JobMismatch`, …).
+            RpcError: the daemon refused it (`RankInUse`, `JobMismatch`, `NoPeers`, …).
         """
         if self._job is not None:
             raise UsageError(f"this client holds {self._job!r}; detach() it first, or connect() once more")
-        launch = resolve_launch(job, rank, world_size, restart_count, timeout=timeout)
+        launch = resolve_launch(
+            job,
+            rank,
+            world_size,
+            restart_count,
+            local_world_size=local_world_size,
+            coordinator=coordinator,
+            timeout=timeout,
+        )
         given = {"default": {"dp": launch.world_size}} if meshes is None else meshes
         named = {name: mesh if isinstance(mesh, Mesh) else Mesh(mesh) for name, mesh in given.items()}
-        params = {
+        params: dict[str, Any] = {
             "job": launch.job,
             "rank": launch.rank,
             "world_size": launch.world_size,
             "meshes": [mesh.encode(name) for name, mesh in named.items()],
             "restart_count": launch.restart_count,
         }
+        if launch.local_world_size < launch.world_size:
+            params["local_world_size"] = launch.local_world_size
+            if launch.coordinator is not None:
+                params["coordinator"] = launch.coordinator
         reply = self._session.attach(params, timeout)
         self._job = Job(self, launch.job, launch.rank, launch.world_size, named, reply)
         return self._job

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace gradsync::engine {
@@ -57,8 +58,9 @@ void DeclarationStore::add(const ContentHash& hash, const plan::RankDeclaration&
   arriving_.erase(hash);
 }
 
-void DeclarationStore::keep_only(const std::set<ContentHash>& hashes) {
-  std::erase_if(whole_, [&](const auto& each) { return !hashes.contains(each.first); });
+void DeclarationStore::keep_only(const std::vector<std::shared_ptr<const plan::RankDeclaration>>& used) {
+  const std::set<std::shared_ptr<const plan::RankDeclaration>> kept(used.begin(), used.end());
+  std::erase_if(whole_, [&](const auto& each) { return !kept.contains(each.second.declaration); });
   arriving_.clear();
 }
 

@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 namespace gradsync::engine {
@@ -27,8 +26,8 @@ class DeclarationStore final : public DeclarationsByHash {
   /// What a rank of this node has declared, which counts elsewhere.
   void add(const ContentHash& hash, const plan::RankDeclaration& declaration);
 
-  /// Forgets all others, and what has arrived in part.
-  void keep_only(const std::set<ContentHash>& hashes);
+  /// Forgets all others than these, which `find` gave, and what has arrived in part.
+  void keep_only(const std::vector<std::shared_ptr<const plan::RankDeclaration>>& used);
 
   [[nodiscard]] std::shared_ptr<const plan::RankDeclaration> find(const ContentHash& hash) const override;
   [[nodiscard]] std::vector<PeerDeclaration> pages_of(const ContentHash& hash) const override;

@@ -8,7 +8,7 @@ namespace {
 
 using testing::HasSubstr;
 
-const JobIdentity kJob{"llm", 1000, 2, 8, {}};
+const JobIdentity kJob{"llm", 1000, 2, 8, {}, 8};
 const RankHolder kNobody{};
 const RankHolder kTrainer{7, "client-a", 4711};
 
@@ -25,12 +25,12 @@ AttachRequest request() {
 }
 
 Error refusal(const RankHolder& holder, const AttachRequest& asked) {
-  const Result<void> answer = may_attach(kJob, holder, asked);
+  const Result<void> answer = may_attach(kJob, holder, false, asked);
   EXPECT_TRUE(answer.has_error());
   return answer.has_error() ? answer.error() : Error{};
 }
 
-TEST(Admission, a_free_rank_of_the_same_job_may_be_taken) { EXPECT_TRUE(may_attach(kJob, kNobody, request())); }
+TEST(Admission, a_free_rank_of_the_same_job_may_be_taken) { EXPECT_TRUE(may_attach(kJob, kNobody, false, request())); }
 
 TEST(Admission, a_held_rank_is_refused_with_the_process_that_holds_it) {
   const Error error = refusal(kTrainer, request());
@@ -44,12 +44,12 @@ TEST(Admission, the_client_of_before_resumes_and_its_process_may_attach_again) {
   AttachRequest again = request();
   again.client_id = "client-a";
   EXPECT_TRUE(resumes(kTrainer, again));
-  EXPECT_TRUE(may_attach(kJob, kTrainer, again));
+  EXPECT_TRUE(may_attach(kJob, kTrainer, false, again));
 
   AttachRequest anew = request();
   anew.pid = 4711;
   EXPECT_FALSE(resumes(kTrainer, anew));
-  EXPECT_TRUE(may_attach(kJob, kTrainer, anew));
+  EXPECT_TRUE(may_attach(kJob, kTrainer, false, anew));
   EXPECT_FALSE(resumes(kNobody, again)) << "a rank that nobody holds is not resumed";
 }
 
@@ -73,6 +73,39 @@ TEST(Admission, an_older_restart_and_another_world_are_refused_by_both_values) {
   EXPECT_EQ(mismatch.code, ErrorCode::JobMismatch);
   EXPECT_EQ(mismatch.path, "world_size");
   EXPECT_THAT(mismatch.message, HasSubstr("world_size is 16, but the ranks attached to job 'llm' said 8"));
+}
+
+TEST(Admission, ranks_of_a_node_say_the_same_of_it) {
+  const JobIdentity job{"llm", 1000, 2, 8, {}, 4, "node0"};
+  AttachRequest fits = request();
+  fits.local_world_size = 4;
+  fits.coordinator = "node0";
+  EXPECT_TRUE(may_attach(job, kNobody, false, fits));
+
+  AttachRequest other = fits;
+  other.local_world_size = 2;
+  const Result<void> of_two = may_attach(job, kNobody, false, other);
+  ASSERT_TRUE(of_two.has_error());
+  EXPECT_EQ(of_two.error().path, "local_world_size");
+  EXPECT_THAT(of_two.error().message, HasSubstr("local_world_size is 2, but the ranks attached to job 'llm' said 4"));
+
+  other = fits;
+  other.coordinator = "node1:9000";
+  const Result<void> elsewhere = may_attach(job, kNobody, false, other);
+  ASSERT_TRUE(elsewhere.has_error());
+  EXPECT_EQ(elsewhere.error().path, "coordinator");
+  EXPECT_THAT(elsewhere.error().message, HasSubstr("coordinator is 'node1:9000'"));
+}
+
+TEST(Admission, one_rank_more_than_a_node_has_is_refused_with_both_numbers) {
+  const JobIdentity job{"llm", 1000, 2, 8, {}, 4};
+  AttachRequest fifth = request();
+  fifth.local_world_size = 4;
+  const Result<void> refused = may_attach(job, kNobody, true, fifth);
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code, ErrorCode::JobMismatch);
+  EXPECT_EQ(refused.error().path, "local_world_size");
+  EXPECT_THAT(refused.error().message, HasSubstr("rank 3 would be rank 5 of this node"));
 }
 
 }  // namespace

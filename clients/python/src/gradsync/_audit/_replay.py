@@ -66,7 +66,9 @@ def _one_rank(
 ) -> list[StepReport]:
     used = {str(tensor.mesh) for other in world.ranks.values() for tensor in other.tensors}
     meshes = {name: axes for name, axes in found.meshes.items() if name in used} or dict(found.meshes)
-    attached = client.attach(job=job, rank=found.rank, world_size=found.world_size, meshes=meshes)
+    attached = client.attach(
+        job=job, rank=found.rank, world_size=found.world_size, meshes=meshes, local_world_size=found.world_size
+    )
     labels = [group.label for group in world.groups_of[found.rank]]
     tensors = [replace(tensor, layer=label) for tensor, label in zip(found.tensors, labels, strict=True)]
     grads = attached.declare(tensors, data_path="stats", norm_type=found.p, timeout=_DECLARE_S)

@@ -21,7 +21,12 @@ def job_name(shared: str | None, argv: Sequence[str] | None = None, host: str | 
     host = socket.gethostname() if host is None else host
     of_run = f"{os.getpid()} {_process}" if shared is None else shared
     digits = hashlib.sha256(of_run.encode("utf-8", "surrogateescape")).hexdigest()[:4]
-    return f"{_readable(_script(argv))[:_SCRIPT]}@{_readable(host.split('.')[0])[:_HOST]}-{digits}"
+    return f"{_readable(_script(argv))[:_SCRIPT]}@{_readable(_short(host))[:_HOST]}-{digits}"
+
+
+def _short(host: str) -> str:
+    """Without the domain; an IPv4 address has none."""
+    return host if host.replace(".", "").isdigit() else host.split(".")[0]
 
 
 def _script(argv: Sequence[str]) -> str:

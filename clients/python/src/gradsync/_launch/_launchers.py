@@ -21,7 +21,7 @@ class Launcher:
     rank: int
     world_size: int
     shared: str | None  #: equal on all ranks and, where the launcher has it, of this run alone
-    local_world_size: int | None = None
+    local_world_size: int | None = None  #: ranks on this node
     local_variable: str = "LOCAL_WORLD_SIZE"
     restart_count: int = 0
 
@@ -108,12 +108,21 @@ def _slurm(environ: Mapping[str, str]) -> Launcher | None:
     if rank is None or world_size is None or not step or environ.get("SLURM_JOB_NAME") in _INTERACTIVE:
         return None
     nodes = number_in(environ, "SLURM_STEP_NUM_NODES") or 1
-    per_node = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     return Launcher(
         rank=rank,
         world_size=world_size,
         shared=f"{environ.get('SLURM_CLUSTER_NAME', '')} {environ.get('SLURM_JOB_ID', '')}.{step}",
-        local_world_size=int(per_node[0]) if per_node and nodes > 1 else None,
+        local_world_size=_tasks_of_this_node(environ) if nodes > 1 else None,
         local_variable="SLURM_STEP_TASKS_PER_NODE",
         restart_count=number_in(environ, "SLURM_RESTART_COUNT") or 0,
     )
+
+
+def _tasks_of_this_node(environ: Mapping[str, str]) -> int | None:
+    # "2(x3),1": three nodes with two tasks each, then one with one.
+    node = number_in(environ, "SLURM_NODEID") or 0
+    for tasks, nodes in re.findall(r"(\d+)(?:\(x(\d+)\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        node -= int(nodes or 1)
+        if node < 0:
+            return int(tasks)
+    return None

@@ -27,11 +27,11 @@ class ProcessGroup:
     world_size: int
     _distributed: Any
 
-    def agree_on(self, name: str, timeout: float) -> str:
+    def agree_on(self, name: str, timeout: float, *, spans_nodes: bool) -> str:
         """Rank 0's name, on every rank. No collective, so no backend and no device takes part: rank 0 waits for nobody.
 
         Raises:
-            UsageError: rank 0 is on another node.
+            UsageError: rank 0 is on another node, and nobody said that the job spans nodes.
             DeclareTimeout: rank 0 has not called this.
             ConnectionLost: the store of the group is gone.
         """
@@ -50,10 +50,11 @@ class ProcessGroup:
                 f"{error}; see why rank 0 ended, or pass job="
             ) from error
         agreed: dict[str, str] = json.loads(said)
-        if agreed["boot_id"] != _boot_id():
+        if not spans_nodes and agreed["boot_id"] != _boot_id():
             raise UsageError(
                 f"rank {self.rank} is on another node than rank 0 (boot id {_boot_id()}, not {agreed['boot_id']}), but "
-                "a job must have all its ranks on one node; start them all on this node, or leave gradsync out"
+                "nobody says how many ranks of the job this node has; set LOCAL_WORLD_SIZE on every rank, or pass "
+                "local_world_size="
             )
         return agreed["job"]
 

@@ -14,6 +14,7 @@ from gradsync.errors import UsageError
 
 from ._job_name import job_name
 from ._launchers import Launcher, number_in, read_launcher, starts_ranks
+from ._nodes import coordinator_of, host_of_all_nodes, ranks_of_this_node
 from ._process_group import ProcessGroup, process_group
 
 __all__ = ["Launch", "rank_and_world", "resolve_launch"]
@@ -29,6 +30,8 @@ class Launch:
     rank: int
     world_size: int
     restart_count: int
+    local_world_size: int  #: ranks of the job on this node; fewer than world_size: it spans nodes
+    coordinator: str | None  #: HOST or HOST:PORT of rank 0's node, where the job spans nodes and somebody says it
 
 
 def resolve_launch(
@@ -38,14 +41,18 @@ def resolve_launch(
     restart_count: int | None,
     environ: Mapping[str, str] | None = None,
     *,
+    local_world_size: int | None = None,
+    coordinator: str | None = None,
     timeout: float | None = None,
 ) -> Launch:
     """Arguments first, then torch's process group, then a launcher's environment, then a single process.
 
     Where a process group is there and `job` is not given, all its ranks call this, and have the name that rank 0 chose.
+    Where nobody says how many ranks this node has, it has all of them.
 
     Raises:
-        UsageError: nobody says it, two contradict each other, or the job has ranks on another node.
+        UsageError: nobody says it, two contradict each other, or rank 0 is on another node although this one has all
+            ranks.
         DeclareTimeout: rank 0 named no job within `timeout`.
     """
     environ = os.environ if environ is None else environ
@@ -63,18 +70,28 @@ def resolve_launch(
         raise _not_known(environ, world_size, rank, job)
     if world_size < 1 or not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} of world size {world_size}: ranks count from 0 to world_size - 1")
-    _refuse_several_nodes(environ, launcher, world_size)
+    local = ranks_of_this_node(local_world_size, environ, launcher, world_size)
+    spans_nodes = local < world_size
     if job is None:
         shared = None if launcher is None else launcher.shared
+        host = host_of_all_nodes(environ) if spans_nodes else None
         if group is not None and group.world_size > 1:
-            job = group.agree_on(job_name(shared), _AGREE_S if timeout is None else timeout)
+            within = _AGREE_S if timeout is None else timeout
+            job = group.agree_on(job_name(shared, host=host), within, spans_nodes=spans_nodes)
         elif shared is not None or world_size == 1:
-            job = job_name(shared)
+            job = job_name(shared, host=host)
         else:
             raise _not_known(environ, world_size, rank, job)
     if restart_count is None:
         restart_count = 0 if launcher is None else launcher.restart_count
-    return Launch(job=job, rank=rank, world_size=world_size, restart_count=restart_count)
+    return Launch(
+        job=job,
+        rank=rank,
+        world_size=world_size,
+        restart_count=restart_count,
+        local_world_size=local,
+        coordinator=coordinator_of(coordinator, environ) if spans_nodes else None,
+    )
 
 
 def rank_and_world(environ: Mapping[str, str] | None = None) -> tuple[int, int]:
@@ -144,16 +161,3 @@ def _not_known(environ: Mapping[str, str], world_size: int | None, rank: int | N
         f"attach() does not know {missing}; start with torchrun, call torch.distributed.init_process_group first, "
         "pass them, or attach(world_size=1) for a single process"
     )
-
-
-def _refuse_several_nodes(environ: Mapping[str, str], launcher: Launcher | None, world_size: int) -> None:
-    # A daemon sees the ranks of its own node: the others would be waited for until the deadline.
-    local, variable = number_in(environ, "LOCAL_WORLD_SIZE"), "LOCAL_WORLD_SIZE"
-    if local is None and launcher is not None and launcher.world_size == world_size:
-        local, variable = launcher.local_world_size, launcher.local_variable
-    if local is not None and local < world_size:
-        raise UsageError(
-            f"this node runs {local} of the {world_size} ranks of the job ({variable}={local}), but a job must "
-            "have all its ranks on one node; start them all on this node, or leave gradsync out (where several "
-            f"launchers run on this one node, unset {variable} in the ranks)"
-        )

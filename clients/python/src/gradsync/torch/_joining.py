@@ -50,7 +50,14 @@ def joined(
 
 def attach_to(client: gradsync.Client, launch: Launch, meshes: Sequence[JobMesh]) -> gradsync.Job:
     axes = {one.name: one.axes for one in meshes}
-    return client.attach(job=launch.job, rank=launch.rank, world_size=launch.world_size, meshes=axes)
+    return client.attach(
+        job=launch.job,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        meshes=axes,
+        local_world_size=launch.local_world_size,
+        coordinator=launch.coordinator,
+    )
 
 
 def _leave(job: gradsync.Job, error: BaseException | None) -> None:

@@ -1,0 +1,180 @@
+#include "app/peer/peer_port.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace gradsync::app {
+
+namespace {
+
+TimePoint now() { return std::chrono::steady_clock::now(); }
+
+template <typename... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+
+/// Nobody can say where rank 0 is.
+Error no_coordinator(const engine::PeerJoin& identity) {
+  Error error = make_error(
+      ErrorCode::NoPeers,
+      fmt::format(
+          "rank 0 of job '{}' is not on node '{}', and its ranks do not say on which node it is",
+          identity.job.second,
+          identity.node
+      ),
+      "set GRADSYNC_COORDINATOR or MASTER_ADDR to an address of rank 0's node, or pass coordinator= to attach"
+  );
+  error.job = identity.job.second;
+  error.node = identity.node;
+  return error;
+}
+
+}  // namespace
+
+PeerPort::PeerPort(Options options, FairBudget& declared, Owner& owner)
+    : options_(std::move(options)), owner_(owner), declarations_(declared, {options_.identity.job.first, 0}) {}
+
+PeerPort::~PeerPort() { owner_.on_gone(options_.job); }
+
+template <typename Actions>
+engine::PeerEvents PeerPort::taken(Actions actions) {
+  engine::PeerEvents events;
+  const Overloaded take{
+      [&](engine::TellJob& tell) {
+        if (const auto* prepare = std::get_if<engine::PrepareEpoch>(&tell.event)) {
+          declarations_.keep_only(prepare->by_rank);  // what else has come is of no node that takes part
+        }
+        events.push_back(std::move(tell.event));
+      },
+      [&](engine::WarnHalfTime& warn) { events.push_back(engine::PeersHalfTime{std::move(warn.waits_for)}); },
+      [](engine::StoreDone&) {},  // the verdict of this node's own ranks, which comes with it, stores it
+      [&](auto& send) { outgoing_.emplace_back(std::move(send)); },
+  };
+  for (auto& action : actions) {
+    std::visit(take, action);
+  }
+  owner_.on_told(options_.job);
+  return events;
+}
+
+engine::PeerEvents PeerPort::tell(engine::LocalEvent event) {
+  if (auto* changed = std::get_if<engine::LocalsChanged>(&event)) {
+    keep_contents(*changed);
+    const bool has_rank_0 = std::ranges::count(changed->ranks, 0) != 0;
+    if (coordinator_ == nullptr && (member_ == nullptr || has_rank_0)) {
+      return choose_role(std::move(*changed));
+    }
+  } else if (const auto* ready = std::get_if<engine::LocalsReady>(&event); ready != nullptr && coordinator_) {
+    coordinator_->on_comparison(ready->epoch, ready->plan, ready->comparison);
+  } else if (const auto* paused = std::get_if<engine::LocalsPaused>(&event)) {
+    paused_ = paused->ranks;
+  }
+  return told(std::move(event));
+}
+
+engine::PeerEvents PeerPort::told(engine::LocalEvent event) {
+  if (coordinator_) {
+    return taken(coordinator_->on_local(now(), std::move(event)));
+  }
+  return member_ ? taken(member_->on_local(now(), std::move(event))) : engine::PeerEvents{};
+}
+
+engine::PeerEvents PeerPort::choose_role(engine::LocalsChanged changed) {
+  const bool all_here = static_cast<std::int64_t>(changed.ranks.size()) == options_.identity.local_world_size;
+  if (std::ranges::count(changed.ranks, 0) != 0) {
+    if (std::exchange(member_, nullptr)) {
+      outgoing_.emplace_back(engine::DropLink{});
+    }
+    coordinator_ = std::make_unique<engine::CoordinatorNode>(
+        engine::CoordinatorMachine::Options{
+            options_.identity.job,
+            options_.identity.incarnation,
+            options_.version,
+            options_.identity.node,
+            options_.first_epoch},
+        member_options({}),
+        declarations_
+    );
+  } else if (!all_here && !changed.words.known && changed.words.doubt == 0) {
+    return {};
+  } else if (options_.coordinator.empty()) {
+    return {engine::EpochRefused{no_coordinator(options_.identity)}};
+  } else {
+    member_ = std::make_unique<engine::MemberMachine>(member_options(options_.coordinator), declarations_);
+  }
+  engine::PeerEvents events = told(std::move(changed));
+  if (!paused_.empty()) {
+    for (engine::PeerEvent& event : told(engine::LocalsPaused{paused_})) {
+      events.push_back(std::move(event));
+    }
+  }
+  return events;
+}
+
+/// Other nodes may ask for it.
+void PeerPort::keep_contents(const engine::LocalsChanged& changed) {
+  if (!changed.declared) {
+    return;
+  }
+  for (std::size_t i = 0; i < changed.contents.size(); ++i) {
+    declarations_.add(changed.declared->by_content[i].hash, *changed.contents[i]);
+  }
+}
+
+engine::MemberMachine::Options PeerPort::member_options(std::string coordinator) const {
+  return {options_.identity, std::move(coordinator), options_.version, options_.retry_seed};
+}
+
+bool PeerPort::vote(const engine::Voted& voted) {
+  bool done = false;
+  for (engine::PeerEvent& event : told(voted)) {
+    const auto* verdict = std::get_if<engine::VerdictReached>(&event);
+    if (verdict != nullptr && verdict->verdict == engine::Verdict::Done) {
+      done = true;
+    } else {
+      later_.push_back(std::move(event));
+    }
+  }
+  return done;
+}
+
+engine::PeerEvents PeerPort::on_link(engine::LinkNumber link, std::string seen_address) {
+  return coordinator_ ? taken(coordinator_->on_link(now(), link, std::move(seen_address))) : engine::PeerEvents{};
+}
+
+engine::PeerEvents PeerPort::on_message(engine::LinkNumber link, engine::ToCoordinator message) {
+  return coordinator_ ? taken(coordinator_->on_message(now(), link, std::move(message))) : engine::PeerEvents{};
+}
+
+engine::PeerEvents PeerPort::on_link_ended(engine::LinkNumber link, const std::string& why) {
+  return coordinator_ ? taken(coordinator_->on_link_ended(now(), link, why)) : engine::PeerEvents{};
+}
+
+engine::PeerEvents PeerPort::on_own_link(std::string own_address) {
+  return member_ ? taken(member_->on_link(now(), std::move(own_address))) : engine::PeerEvents{};
+}
+
+engine::PeerEvents PeerPort::on_own_message(engine::ToMember message) {
+  return member_ ? taken(member_->on_message(now(), std::move(message))) : engine::PeerEvents{};
+}
+
+engine::PeerEvents PeerPort::on_own_link_ended(const std::string& why) {
+  return member_ ? taken(member_->on_link_ended(now(), why)) : engine::PeerEvents{};
+}
+
+engine::PeerEvents PeerPort::on_time() {
+  if (coordinator_) {
+    return taken(coordinator_->on_time(now()));
+  }
+  return member_ ? taken(member_->on_time(now())) : engine::PeerEvents{};
+}
+
+std::optional<TimePoint> PeerPort::next_deadline() const {
+  return coordinator_ ? coordinator_->next_deadline() : member_ ? member_->next_deadline() : std::nullopt;
+}
+
+}  // namespace gradsync::app

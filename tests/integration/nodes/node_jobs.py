@@ -1,0 +1,161 @@
+"""Daemons of several nodes on this machine, each at an address of its own, and jobs whose ranks are on all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from daemon import DEADLINE_S, Daemon
+
+import gradsync
+from gradsync import Clip, Replicate, Row, Shard, Tensor
+from gradsync.errors import ConnectionLost, NodeLost, StaleEpoch
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+MAX_NORM = 1.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        return int(probe.getsockname()[1])
+
+
+class Nodes:
+    """One daemon for each node: node 0 at 127.0.0.2, node 1 at 127.0.0.3, and so on."""
+
+    def __init__(self, folder: Path, count: int, *options: str, linked: bool = True) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.coordinator = f"127.0.0.2:{self.port}"
+        self._options = options
+        self._linked = linked
+        (folder / "token").write_text(TOKEN)
+        os.chmod(folder / "token", 0o600)
+        self._stack = contextlib.ExitStack()
+        self.daemons = [self._start(node) for node in range(count)]
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _start(self, node: int) -> Daemon:
+        folder = self.folder / f"node{node}"
+        folder.mkdir(exist_ok=True)
+        listen = f"127.0.0.{node + 2}:{self.port}" if self._linked else "off"
+        peer = ("--peer-listen", listen, "--peer-token-file", str(self.folder / "token"), "--peer-node", f"node{node}")
+        return self._stack.enter_context(Daemon(*peer, *self._options, folder=str(folder)))
+
+    def address(self, node: int) -> str:
+        return self.daemons[node].socket
+
+    def kill(self, node: int) -> None:
+        self.daemons[node].process.kill()
+        self.daemons[node].process.wait(DEADLINE_S)
+
+    def start_again(self, node: int) -> None:
+        self.daemons[node] = self._start(node)
+
+
+class NodeRank:
+    """A rank of a job on `stats`: a tensor that all ranks have, and one that is cut over them."""
+
+    def __init__(self, nodes: Nodes, job: str, rank: int, per_node: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.node = rank // per_node
+        self.client = gradsync.connect(nodes.address(self.node), timeout=DEADLINE_S)
+        self.job = self.client.attach(
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            local_world_size=per_node,
+            coordinator=nodes.coordinator,
+            timeout=DEADLINE_S,
+        )
+        self.grads: Any = None
+
+    def declare(self, **options: Any) -> None:
+        cut = Tensor("cut", (4 * self.world_size,), local_shape=(4,), placements={"dp": Shard(0)})
+        copied = Tensor("copied", (8,), placements={"dp": Replicate()})
+        self.grads = self.job.declare([copied, cut], data_path="stats", clip=Clip(max_norm=MAX_NORM), **options)
+
+    def write(self, step: int, copied: np.ndarray[Any, Any] | None = None) -> None:
+        self.grads.write("copied", Row.of(copied_of(step) if copied is None else copied))
+        self.grads.write("cut", Row.of(cut_of(step, self.world_size)[4 * self.rank : 4 * self.rank + 4]))
+
+    def step(self, step: int, **given: Any) -> Any:
+        self.write(step)
+        return self.grads.finish(step=step, **given)
+
+    def step_until_done(self, step: int) -> Any:
+        """As a trainer does that computes the step again when it was lost."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return self.step(step)
+            except (NodeLost, StaleEpoch, ConnectionLost):
+                assert time.monotonic() < end, f"step {step} is lost again and again"
+
+
+def copied_of(step: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(step).standard_normal(8).astype(np.float32)
+
+
+def cut_of(step: int, world_size: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1000 + step).standard_normal(4 * world_size).astype(np.float32)
+
+
+def exact_norm(step: int, world_size: int) -> float:
+    whole = np.concatenate([copied_of(step), cut_of(step, world_size)]).astype(np.float64)
+    return float(np.sqrt(np.sum(whole * whole)))
+
+
+def on_all(ranks: list[Any], body: Callable[[Any], Any], within_s: float = 2 * DEADLINE_S) -> list[Any]:
+    """`body` of each on a thread of its own; what they returned or raised."""
+    results: list[Any] = [None] * len(ranks)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = body(ranks[index])
+        except Exception as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(within_s)
+        assert not thread.is_alive(), f"a rank hangs; {results}"
+    return results
+
+
+def whole(results: list[Any]) -> list[Any]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+@contextlib.contextmanager
+def job_over(nodes: Nodes, per_node: int, name: str = "job") -> Iterator[list[NodeRank]]:
+    world_size = per_node * len(nodes.daemons)
+    ranks = whole(on_all(list(range(world_size)), lambda rank: NodeRank(nodes, name, rank, per_node, world_size)))
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            with contextlib.suppress(Exception):
+                rank.client.close()
