@@ -24,6 +24,13 @@ def lane(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
 
 
 NODES = (
+    job(
+        "a-number-of-its-own",
+        "A node begins at a random epoch, which may be above that which all nodes agree on.",
+        "job_membership.cpp",
+        "          peers_->alone() ? context.options.first_epoch : 1,  // other nodes say the number, which may be any",
+        "          context.options.first_epoch,",
+    ),
     peers(
         "no-epoch-fence",
         "A node that was connected in an earlier epoch counts as connected in this one.",

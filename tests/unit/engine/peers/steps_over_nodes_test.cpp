@@ -104,6 +104,17 @@ class StepsOverNodes : public testing::Test {
   }
 };
 
+TEST_F(StepsOverNodes, have_the_number_that_the_nodes_agree_on_whatever_the_first_of_a_daemon_is) {
+  EngineOptions options;
+  options.first_epoch = 1'000'000;  // at random in a daemon, and other than that of the coordinator
+  LinkedEngines all(2, 1, options);
+  start(all);
+  EXPECT_EQ(all.key(0).epoch, all.key(1).epoch);
+  EXPECT_LT(all.key(0).epoch, 1'000'000u);
+  write(all);
+  expect_done(finish(all, 1), norm_of(2));
+}
+
 TEST_F(StepsOverNodes, have_the_norm_of_all_ranks_on_all_ranks) {
   for (const auto& [nodes, per_node] : {std::pair<std::size_t, std::int64_t>{2, 2}, {3, 1}, {4, 2}}) {
     LinkedEngines all(nodes, per_node);
