@@ -44,6 +44,7 @@ void MemberMachine::on_in_attempt(TimePoint now, LocalEvent event, Actions& acti
     on_voted(now, *voted, actions);
   } else if (auto* failed = std::get_if<LocalsFailed>(&event)) {
     if (phase_ != Phase::Voted && failed->word == word_) {
+      failed->error.node = failed->error.node.empty() ? options_.identity.node : failed->error.node;
       send(now, PeerFail{word_, std::move(failed->error)}, actions);
     }
   } else if (const auto* overdue = std::get_if<LocalsOverdue>(&event)) {
