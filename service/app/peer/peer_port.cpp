@@ -17,6 +17,9 @@ struct Overloaded : Cases... {
   using Cases::operator()...;
 };
 
+template <typename... Cases>
+Overloaded(Cases...) -> Overloaded<Cases...>;
+
 /// Nobody can say where rank 0 is.
 Error no_coordinator(const engine::PeerJoin& identity) {
   Error error = make_error(
