@@ -122,6 +122,9 @@ class EpochMachine {
   /// The epoch that a process which comes now belongs to.
   [[nodiscard]] std::uint64_t coming_epoch() const { return ending_ ? epoch_ + 1 : epoch_; }
 
+  /// The number that ranks were told of the coming epoch; 0: they have been in none.
+  [[nodiscard]] std::uint64_t promised_epoch() const { return digest_ ? coming_epoch() : 0; }
+
   /// Steps done in this epoch.
   [[nodiscard]] std::int64_t steps() const { return steps_; }
 

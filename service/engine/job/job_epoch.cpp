@@ -68,6 +68,7 @@ void Job::perform(const TellLocals& action) {
     }
   }
   changed.words = words_of_ranks();
+  changed.epoch = epochs_.promised_epoch();
   if (action.declared) {
     changed.declared.emplace();
     if (!peers_->alone()) {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace gradsync::engine {
@@ -72,6 +73,7 @@ void MemberMachine::on_changed(TimePoint now, LocalsChanged changed, Actions& ac
       Declared::Counts,
       actions
   );
+  epoch_ = std::max(epoch_, changed.epoch);
   take_words(changed.words);
   declared_ = std::move(changed.declared);
   if (own() || state_ == State::Joined) {

@@ -37,6 +37,9 @@ struct LocalsChanged {
   RecordWords words;
   std::optional<NodeDeclared> declared;
   std::vector<std::shared_ptr<const plan::RankDeclaration>> contents = {};  ///< those of `by_content`
+  /// The number that ranks were told of the next epoch, which has no lower one; 0: none. It rises without the other
+  /// nodes where a rank is lost before its epoch has begun.
+  std::uint64_t epoch = 0;
 };
 
 /// The epoch cannot form or go on here: a rank was lost, the plan is refused, the lane cannot load it. What was

@@ -223,6 +223,18 @@ TEST(MemberMachine, survivors_of_an_epoch_join_for_the_next_and_take_no_lower_on
   EXPECT_EQ(words_of(led.told_by(prepare_of(kEpoch + 1))), "PrepareEpoch");
 }
 
+TEST(MemberMachine, joins_with_the_number_that_its_ranks_were_told_where_that_is_higher) {
+  LedMember led(State::Begun);
+  EXPECT_EQ(sent<PeerJoin>(led.told_by(PeerEnd{kEpoch, 0, kLostNode})).epoch, kEpoch + 1);
+  LocalsChanged changed{{1}, {}, declared_of(1)};
+  changed.epoch = kEpoch + 2;
+  EXPECT_EQ(sent<PeerJoin>(led.local(changed)).epoch, kEpoch + 2);
+  EXPECT_EQ(words_of(led.told_by(prepare_of(kEpoch + 1))), "") << "a rank of it was lost before it began";
+  EXPECT_EQ(words_of(led.told_by(prepare_of(kEpoch + 2))), "PrepareEpoch");
+  changed.epoch = 0;
+  EXPECT_EQ(sent<PeerJoin>(led.local(changed)).epoch, kEpoch + 3) << "it does not fall";
+}
+
 TEST(MemberMachine, an_epoch_that_ended_before_it_was_entered_is_not_entered_late) {
   LedMember led(State::Joined);
   const MemberActions actions = led.told_by(PeerEnd{kEpoch, 0, kLostNode});

@@ -300,6 +300,28 @@ TEST_F(StepsOverNodes, a_rank_that_is_lost_ends_the_epoch_of_all_and_its_success
   expect_done(finish(all, 1), norm_of(4));
 }
 
+TEST_F(StepsOverNodes, ranks_that_two_nodes_lose_one_after_the_other_end_an_epoch_that_has_not_begun) {
+  LinkedEngines all(2, 2);
+  start(all);
+  all.lose(3);
+  all.pump();
+  expect_failed({all.finish(0, 0), all.finish(1, 0), all.finish(2, 0)}, ErrorCode::RankLost, "rank 3");
+  all.lose(0);
+  all.pump();
+  for (const std::int64_t rank : {0, 3}) {
+    all.attach(rank);
+    all.declare(rank, declaration(4));
+  }
+  all.pump();
+  ASSERT_TRUE(all.declared(0) && all.declared(3)) << (all.refusal(3) ? all.refusal(3)->message : "still waits");
+  for (const std::int64_t rank : {1, 2}) {
+    ASSERT_TRUE(all.finish(rank, 0)->error) << "it has to hear the number of the epoch";
+    EXPECT_EQ(all.key(rank).epoch, all.key(0).epoch);
+  }
+  write(all);
+  expect_done(finish(all, 0), norm_of(4));
+}
+
 TEST_F(StepsOverNodes, a_call_that_times_out_before_the_epoch_begins_is_of_no_attempt) {
   LinkedEngines all(2, 2);
   start(all);
