@@ -31,11 +31,14 @@ namespace gradsync::engine {
 /// `done` is in the record before any other node hears it.
 class LinkedPort final : public Peers {
  public:
-  LinkedPort(std::size_t node, const PeerJoin& identity, const TimePoint& now) : now_(now), store_(budget_, {1000, 1}) {
+  LinkedPort(std::size_t node, const PeerJoin& identity, std::uint64_t first_epoch, const TimePoint& now)
+      : now_(now), store_(budget_, {1000, 1}) {
     MemberMachine::Options member{identity, node == 0 ? "" : "node0", "1.0", node + 1};
     if (node == 0) {
       coordinator_ = std::make_unique<CoordinatorNode>(
-          CoordinatorMachine::Options{identity.job, identity.incarnation, "1.0", identity.node}, member, store_
+          CoordinatorMachine::Options{identity.job, identity.incarnation, "1.0", identity.node, first_epoch},
+          member,
+          store_
       );
     } else {
       member_ = std::make_unique<MemberMachine>(member, store_);
@@ -100,10 +103,12 @@ class LinkedPort final : public Peers {
 
   std::function<void()> gone = [] {};
   std::function<void()> voting = [] {};
-  PeerEvents later;  ///< that came with the answer to a vote
+  PeerEvents later;         ///< that came with the answer to a vote
+  std::uint64_t begun = 0;  ///< the last epoch that began
   bool wants_link = false;
-  std::deque<ToCoordinator> up;                      ///< of a member
-  std::deque<std::pair<LinkNumber, ToMember>> down;  ///< of the coordinator
+  bool drops_link = false;
+  std::deque<ToCoordinator> up;                                     ///< of a member
+  std::deque<std::pair<LinkNumber, std::optional<ToMember>>> down;  ///< of the coordinator; nothing: it closes the link
 
  private:
   template <typename Actions>
@@ -115,7 +120,12 @@ class LinkedPort final : public Peers {
     return events;
   }
 
-  static void take(TellJob& tell, PeerEvents& events) { events.push_back(std::move(tell.event)); }
+  void take(TellJob& tell, PeerEvents& events) {
+    if (const auto* begin = std::get_if<BeginEpoch>(&tell.event)) {
+      begun = begin->epoch;
+    }
+    events.push_back(std::move(tell.event));
+  }
 
   void take(SendToMember& send, PeerEvents&) { down.emplace_back(send.link, std::move(send.message)); }
 
@@ -125,9 +135,9 @@ class LinkedPort final : public Peers {
 
   static void take(StoreDone&, PeerEvents&) {}
 
-  static void take(CloseLink&, PeerEvents&) {}
+  void take(CloseLink& close, PeerEvents&) { down.emplace_back(close.link, std::nullopt); }
 
-  static void take(DropLink&, PeerEvents&) {}
+  void take(DropLink&, PeerEvents&) { drops_link = true; }
 
   static void take(WarnHalfTime& warn, PeerEvents& events) { events.push_back(PeersHalfTime{warn.waits_for}); }
 
@@ -143,6 +153,7 @@ class LinkedEngines {
  public:
   struct Call {
     int calls = 0;
+    bool begun = false;  ///< whether its epoch had begun on its node when it was answered
     std::optional<StepReport> report;
     std::optional<Error> error;
   };
@@ -156,6 +167,15 @@ class LinkedEngines {
       attach(rank);
     }
   }
+
+  ~LinkedEngines() {
+    for (const auto& [memory, bytes] : mapped_) {
+      ::munmap(memory, bytes);
+    }
+  }
+
+  LinkedEngines(const LinkedEngines&) = delete;
+  LinkedEngines& operator=(const LinkedEngines&) = delete;
 
   void attach(std::int64_t rank) {
     AttachRequest request;
@@ -186,8 +206,12 @@ class LinkedEngines {
     DeclareRequest request;
     request.declaration = std::move(declaration);
     request.buffer = own.buffer;
-    engine_of(rank).declare(own.session, std::move(request), [this, rank](const Result<DeclareResult>& result) {
+    const SessionId caller = own.session;
+    engine_of(rank).declare(caller, std::move(request), [this, rank, caller](const Result<DeclareResult>& result) {
       Rank& declared = ranks_[rank];
+      if (declared.session != caller) {
+        return;  // of a process that is gone
+      }
       declared.refusal = result ? std::optional<Error>() : result.error();
       declared.declared = result.has_value();
       if (result) {
@@ -204,6 +228,7 @@ class LinkedEngines {
     ASSERT_TRUE(taken);
     void* memory = ::mmap(nullptr, grant->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, taken->fd.get(), 0);
     ASSERT_NE(memory, MAP_FAILED);
+    mapped_.emplace_back(memory, grant->size_bytes);
     own.buffer = grant->buffer;
     own.table = static_cast<device::StatsRow*>(memory);
   }
@@ -257,11 +282,17 @@ class LinkedEngines {
   /// The link of the node ends on both sides, with all that is on its way.
   void cut(std::size_t index) {
     Node& node = *nodes_[index];
-    std::erase_if(nodes_.front()->port->down, [&](const auto& sent) { return sent.first == node.link; });
-    node.port->up.clear();
+    Node& first = *nodes_.front();
     const LinkNumber link = std::exchange(node.link, 0);
-    nodes_.front()->tell(nodes_.front()->port->link_ended_at_coordinator(link));
-    node.tell(node.port->link_ended_at_member());
+    if (LinkedPort* const coordinator = first.port_of(node.linked_to)) {
+      std::erase_if(coordinator->down, [&](const auto& sent) { return sent.first == link; });
+      first.tell(node.linked_to, coordinator->link_ended_at_coordinator(link));
+    }
+    if (LinkedPort* const member = node.port_of(node.linked)) {
+      member->up.clear();
+      member->drops_link = false;
+      node.tell(node.linked, member->link_ended_at_member());
+    }
   }
 
   /// Until nothing is on its way and nothing is planned or executed.
@@ -286,8 +317,10 @@ class LinkedEngines {
       now_ += Milliseconds(500);
       for (const auto& node : nodes_) {
         node->engine.advance(now_);
-        if (node->port != nullptr) {
-          node->tell(node->port->on_time());
+        for (const auto& [job, port] : std::map(node->ports)) {
+          if (node->port_of(job) != nullptr) {
+            node->tell(job, port->on_time());
+          }
         }
       }
       pump();
@@ -302,9 +335,7 @@ class LinkedEngines {
 
   [[nodiscard]] std::int64_t world() const { return world_; }
 
-  [[nodiscard]] Engine& engine_of(std::int64_t rank) {
-    return nodes_[static_cast<std::size_t>(rank / per_node_)]->engine;
-  }
+  [[nodiscard]] Engine& engine_of(std::int64_t rank) { return node_of(rank).engine; }
 
   [[nodiscard]] SessionId session(std::int64_t rank) const { return ranks_.at(rank).session; }
 
@@ -323,7 +354,7 @@ class LinkedEngines {
 
   struct Node {
     Node(LinkedEngines& all, std::size_t index, EngineOptions options)
-        : engine(with_port(all, index, std::move(options)), Lanes(lane), planner, nullptr, metrics) {
+        : index(index), engine(with_port(all, index, std::move(options)), Lanes(lane), planner, nullptr, metrics) {
       engine.advance(all.now_);
     }
 
@@ -338,46 +369,65 @@ class LinkedEngines {
         identity.node_id = std::string(31, '0') + std::to_string(index);
         identity.incarnation = std::string(15, 'a') + std::to_string(index);
         identity.address = "10.0.0." + std::to_string(index);
-        job = number;
-        auto made = std::make_unique<LinkedPort>(index, identity, all.now_);
-        port = made.get();
-        port->gone = [this] { port = nullptr; };
-        port->voting = [&all, index] { all.on_vote(index); };
+        const std::uint64_t first_epoch = 1 + 1'000 * (number - 1);  // no two jobs have attempts of one name
+        auto made = std::make_unique<LinkedPort>(index, identity, first_epoch, all.now_);
+        ports[number] = made.get();
+        made->gone = [this, number] { ports.erase(number); };
+        made->voting = [&all, index] { all.on_vote(index); };
         return made;
       };
       return options;
     }
 
-    void tell(PeerEvents events) {
+    void tell(JobNumber job, PeerEvents events) {
       if (!events.empty()) {
         engine.on_peer_events(job, std::move(events));
       }
     }
 
+    [[nodiscard]] LinkedPort* port_of(JobNumber job) const {
+      const auto found = ports.find(job);
+      return found == ports.end() ? nullptr : found->second;
+    }
+
+    /// The newest one; 0: none. One before it, whose ranks have all left, lives on until its lane is quiet.
+    [[nodiscard]] JobNumber job() const { return ports.empty() ? 0 : ports.rbegin()->first; }
+
+    std::size_t index;
     fakes::InlineHostLane lane;
     fakes::InlinePlanner planner;
     prometheus::Registry registry;
     EngineMetrics metrics{registry};
-    JobNumber job = 0;
-    LinkedPort* port = nullptr;
-    LinkNumber link = 0;  ///< 0: none
+    std::map<JobNumber, LinkedPort*> ports;
+    LinkNumber link = 0;      ///< 0: none
+    JobNumber linked = 0;     ///< the job here that has it
+    JobNumber linked_to = 0;  ///< the job at the coordinator that has it
     bool lane_held = false;
     bool messages_held = false;
     bool apart = false;
     Engine engine;
   };
 
+  [[nodiscard]] Node& node_of(std::int64_t rank) { return *nodes_[static_cast<std::size_t>(rank / per_node_)]; }
+
   Reply<RankReport> listener(std::int64_t rank, std::shared_ptr<Call> call) {
-    return [this, rank, call](const Result<RankReport>& result) {
+    const std::uint64_t epoch = ranks_[rank].key.epoch;
+    return [this, rank, call, epoch, caller = ranks_[rank].session](const Result<RankReport>& result) {
       ++call->calls;
+      const auto& ports = node_of(rank).ports;
+      call->begun = std::ranges::any_of(ports, [&](const auto& port) { return port.second->begun == epoch; });
+      std::optional<StepKey> next;
       if (result) {
         call->report = *result->report;
-        ranks_[rank].key = {result->report->epoch, result->report->next_attempt};
+        next = {result->report->epoch, result->report->next_attempt};
       } else {
         call->error = result.error();
         if (result.error().epoch) {
-          ranks_[rank].key = {*result.error().epoch, *result.error().attempt};
+          next = {*result.error().epoch, *result.error().attempt};
         }
+      }
+      if (next && ranks_[rank].session == caller) {  // else the process that asked is gone
+        ranks_[rank].key = *next;
       }
     };
   }
@@ -393,42 +443,55 @@ class LinkedEngines {
       node.engine.on_lane_report(device::kHostLane, std::move(report));
       return true;
     }
-    Node& first = *nodes_.front();
-    if (first.port == nullptr) {
-      return false;
-    }
-    if (node.port == nullptr) {
-      const LinkNumber left = std::exchange(node.link, 0);
-      if (left != 0) {
-        first.tell(first.port->link_ended_at_coordinator(left));
+    for (const auto& [job, port] : node.ports) {
+      if (!port->later.empty()) {
+        node.tell(job, std::exchange(port->later, {}));
+        return true;
       }
-      return left != 0;
     }
-    if (!node.port->later.empty()) {
-      node.tell(std::exchange(node.port->later, {}));
+    return work_on_links(node);
+  }
+
+  bool work_on_links(Node& node) {
+    Node& first = *nodes_.front();
+    LinkedPort* const port = node.port_of(node.job());
+    LinkedPort* const coordinator = first.port_of(first.job());
+    const bool others = node.linked != node.job() || node.linked_to != first.job();
+    if (node.link != 0 && (others || port->drops_link)) {
+      cut(node.index);
       return true;
     }
-    if (!node.apart && std::exchange(node.port->wants_link, false)) {
+    if (port == nullptr || coordinator == nullptr) {
+      return false;
+    }
+    if (!node.apart && std::exchange(port->wants_link, false)) {
       node.link = ++links_;
-      first.tell(first.port->link_at_coordinator(node.link));
-      node.tell(node.port->link_at_member());
+      node.linked = node.job();
+      node.linked_to = first.job();
+      first.tell(node.linked_to, coordinator->link_at_coordinator(node.link));
+      node.tell(node.linked, port->link_at_member());
       return true;
     }
     if (node.messages_held) {
       return false;
     }
-    if (!node.port->up.empty()) {
-      ToCoordinator message = std::move(node.port->up.front());
-      node.port->up.pop_front();
-      first.tell(first.port->take(node.link, std::move(message)));
+    if (!port->up.empty()) {
+      ToCoordinator message = std::move(port->up.front());
+      port->up.pop_front();
+      first.tell(first.job(), coordinator->take(node.link, std::move(message)));
       return true;
     }
-    if (!node.port->down.empty()) {
-      auto [link, message] = std::move(node.port->down.front());
-      node.port->down.pop_front();
+    if (!port->down.empty()) {
+      auto [link, message] = std::move(port->down.front());
+      port->down.pop_front();
       const auto to = std::ranges::find(nodes_, link, [](const auto& other) { return other->link; });
-      if (to != nodes_.end() && (*to)->port != nullptr) {
-        (*to)->tell((*to)->port->take(std::move(message)));
+      if (to != nodes_.end() && !message) {
+        cut((*to)->index);
+      } else if (to != nodes_.end()) {
+        Node& member = **to;
+        if (LinkedPort* const reader = member.port_of(member.linked)) {
+          member.tell(member.linked, reader->take(std::move(*message)));
+        }
       }
       return true;
     }
@@ -442,6 +505,7 @@ class LinkedEngines {
   LinkNumber links_ = 0;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::map<std::int64_t, Rank> ranks_;
+  std::vector<std::pair<void*, std::size_t>> mapped_;
 };
 
 }  // namespace gradsync::engine
