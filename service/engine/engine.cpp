@@ -17,44 +17,6 @@ Error draining_error() {
   );
 }
 
-Result<void> check_attach(const AttachRequest& request, const EngineLimits& limits, bool over_nodes) {
-  if (request.job.empty() || request.job.size() > 256) {
-    return invalid_params("job", fmt::format("a job name has 1 to 256 bytes, this one {}", request.job.size()));
-  }
-  if (request.world_size < 1 || request.world_size > limits.world_size) {
-    return invalid_params(
-        "world_size", fmt::format("world_size is {}, it must be 1 to {}", request.world_size, limits.world_size)
-    );
-  }
-  if (request.rank < 0 || request.rank >= request.world_size) {
-    return invalid_params("rank", fmt::format("rank is {}, it must be 0 to {}", request.rank, request.world_size - 1));
-  }
-  if (request.local_world_size < 0 || request.local_world_size > request.world_size) {
-    return invalid_params(
-        "local_world_size",
-        fmt::format(
-            "local_world_size is {}, it must be 1 to world_size, {}", request.local_world_size, request.world_size
-        )
-    );
-  }
-  if (request.ranks_here() < request.world_size && !over_nodes) {
-    Error error = make_error(
-        ErrorCode::NoPeers,
-        fmt::format(
-            "job '{}' has {} of its {} ranks on this node, and this daemon is not set up for jobs over several nodes",
-            request.job,
-            request.ranks_here(),
-            request.world_size
-        ),
-        "set [peer] listen and [peer] token_file in gradsyncd.toml on every node, and restart the daemons"
-    );
-    error.path = "local_world_size";
-    error.job = request.job;
-    return error;
-  }
-  return plan::validate_meshes(request.meshes, request.world_size);
-}
-
 }  // namespace
 
 Engine::Engine(EngineOptions options, Lanes lanes, PlannerPort& planner, EventSink events, EngineMetrics& metrics)
@@ -69,7 +31,7 @@ Result<AttachResult> Engine::attach(const AttachRequest& request) {
   }
   const EngineLimits& limits = state.options.limits;
   const bool over_nodes = state.options.make_peers != nullptr;
-  if (const Result<void> valid = check_attach(request, limits, over_nodes); !valid) {
+  if (const Result<void> valid = check_attach(request, limits.world_size, over_nodes); !valid) {
     return valid.error();
   }
   const JobKey key{request.uid, request.job};

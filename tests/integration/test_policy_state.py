@@ -7,13 +7,13 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from daemon import DEADLINE_S
+from ranks_in_threads import on_all, whole
 from restarts import Lives
 
 import gradsync
@@ -67,39 +67,13 @@ class Rank:
             return
 
 
-def on_all(body: Callable[[int], Any]) -> list[Any]:
-    """`body(rank)` on a thread each; what they returned or raised."""
-    results: list[Any] = [None] * WORLD
-
-    def run(rank: int) -> None:
-        try:
-            results[rank] = body(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(WORLD)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * DEADLINE_S)
-        assert not thread.is_alive(), "a rank hangs"
-    return results
-
-
-def whole(results: list[Any]) -> list[Any]:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
-
-
 def start(address: str, job: str, data_path: str) -> list[Rank]:
-    return whole(on_all(lambda rank: Rank(address, job, rank, data_path)))
+    return whole(on_all(range(WORLD), lambda rank: Rank(address, job, rank, data_path)))
 
 
 def undisturbed(address: str, data_path: str) -> Record:
     ranks = start(address, "undisturbed", data_path)
-    whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(STEPS)]))
+    whole(on_all(range(WORLD), lambda rank: [ranks[rank].step(step) for step in range(STEPS)]))
     assert ranks[0].record == ranks[1].record
     clipped = sum(coefficient < 1 for _, coefficient, _, _ in ranks[0].record)
     assert STEPS * 0.04 < clipped < STEPS * 0.2, "the run would say nothing"
@@ -131,7 +105,7 @@ def test_thresholds_survive_the_daemon(data_path: str, how: signal.Signals, tmp_
                     while rank == 0 and step == STEPS * 3 // 4 and len(lives.processes) <= 3 and killer.is_alive():
                         going.wait(0.005)
 
-            results = on_all(train)
+            results = on_all(range(WORLD), train)
         finally:
             going.set()
             killer.join(DEADLINE_S)
@@ -145,25 +119,25 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
     with Lives(tmp_path) as lives:
         expected = undisturbed(lives.address, "arena")
         first = start(lives.address, "first", "arena")
-        whole(on_all(lambda rank: [first[rank].step(step) for step in range(150)]))
-        states = whole(on_all(lambda rank: first[rank].grads.state_dict()))
+        whole(on_all(range(WORLD), lambda rank: [first[rank].step(step) for step in range(150)]))
+        states = whole(on_all(range(WORLD), lambda rank: first[rank].grads.state_dict()))
         assert states[0] == states[1]
-        whole(on_all(lambda rank: first[rank].step(150)))
+        whole(on_all(range(WORLD), lambda rank: first[rank].step(150)))
         lives.end(signal.SIGKILL)
         second = start(lives.address, "second", "stats")
-        whole(on_all(lambda rank: second[rank].grads.load_state_dict(states[rank])))
-        whole(on_all(lambda rank: [second[rank].step(step) for step in range(150, STEPS)]))
+        whole(on_all(range(WORLD), lambda rank: second[rank].grads.load_state_dict(states[rank])))
+        whole(on_all(range(WORLD), lambda rank: [second[rank].step(step) for step in range(150, STEPS)]))
     assert second[0].record == expected[150:]
 
 
 def test_a_checkpoint_right_after_a_restart_is_that_of_before(tmp_path: Path) -> None:
     with Lives(tmp_path) as lives:
         ranks = start(lives.address, "saved", "arena")
-        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(60)]))
+        whole(on_all(range(WORLD), lambda rank: [ranks[rank].step(step) for step in range(60)]))
         before = ranks[0].grads.state_dict()
         lives.end(signal.SIGKILL)
-        assert whole(on_all(lambda rank: ranks[rank].grads.state_dict())) == [before, before]
-        whole(on_all(lambda rank: ranks[rank].step(60)))
+        assert whole(on_all(range(WORLD), lambda rank: ranks[rank].grads.state_dict())) == [before, before]
+        whole(on_all(range(WORLD), lambda rank: ranks[rank].step(60)))
         expected = undisturbed(lives.address, "arena")
     assert ranks[0].record == ranks[1].record == expected[:61]
 
@@ -171,14 +145,14 @@ def test_a_checkpoint_right_after_a_restart_is_that_of_before(tmp_path: Path) ->
 def test_a_checkpoint_between_the_halves_of_a_step_leaves_it_half_done(tmp_path: Path) -> None:
     with Lives(tmp_path) as lives:
         ranks = start(lives.address, "halves", "stats")
-        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(20)]))
+        whole(on_all(range(WORLD), lambda rank: [ranks[rank].step(step) for step in range(20)]))
         before = ranks[0].grads.state_dict()
         for rank in ranks:
             rank.grads.write("a", Row.of([norm_of(20)]))
-        measured = whole(on_all(lambda rank: ranks[rank].grads.compute_norm()))
+        measured = whole(on_all(range(WORLD), lambda rank: ranks[rank].grads.compute_norm()))
         lives.end(signal.SIGKILL)
-        assert whole(on_all(lambda rank: ranks[rank].grads.state_dict())) == [before, before]
-        ended = whole(on_all(lambda rank: ranks[rank].grads.apply_clip()))
+        assert whole(on_all(range(WORLD), lambda rank: ranks[rank].grads.state_dict())) == [before, before]
+        ended = whole(on_all(range(WORLD), lambda rank: ranks[rank].grads.apply_clip()))
         assert [report.norm for report in ended] == [report.norm for report in measured]
         assert {report.step for report in ended} == {20}
         assert ranks[0].grads.state_dict() != before
@@ -187,7 +161,7 @@ def test_a_checkpoint_between_the_halves_of_a_step_leaves_it_half_done(tmp_path:
 def test_what_is_remembered_survives_a_daemon_and_a_declaration(tmp_path: Path) -> None:
     with Lives(tmp_path) as lives:
         ranks = start(lives.address, "anew", "arena")
-        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(60)]))
+        whole(on_all(range(WORLD), lambda rank: [ranks[rank].step(step) for step in range(60)]))
         lives.end(signal.SIGKILL)
 
         def declare_anew(rank: int) -> None:
@@ -196,8 +170,8 @@ def test_what_is_remembered_survives_a_daemon_and_a_declaration(tmp_path: Path) 
             except ConnectionLost:  # this call noticed the restart
                 ranks[rank].declare()
 
-        whole(on_all(declare_anew))
-        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(60, 80)]))
+        whole(on_all(range(WORLD), declare_anew))
+        whole(on_all(range(WORLD), lambda rank: [ranks[rank].step(step) for step in range(60, 80)]))
         expected = undisturbed(lives.address, "arena")
     assert ranks[0].record == ranks[1].record == expected[:80]
 
@@ -224,33 +198,37 @@ def test_a_watcher_that_is_added_before_the_daemon_ends_costs_the_others_nothing
 def test_a_state_that_does_not_fit_is_refused_and_training_goes_on(tmp_path: Path) -> None:
     with Lives(tmp_path) as lives:
         ranks = start(lives.address, "one", "arena")
-        whole(on_all(lambda rank: [ranks[rank].step(step) for step in range(20)]))
+        whole(on_all(range(WORLD), lambda rank: [ranks[rank].step(step) for step in range(20)]))
         state = ranks[0].grads.state_dict()
         wider = Clip.percentile(ceiling=None, percentile=90, window=60, warmup=10, watch=(ZScore(),))
-        others = whole(on_all(lambda rank: Rank(lives.address, "other", rank, "arena", wider)))
-        for result in on_all(lambda rank: others[rank].grads.load_state_dict(state)):
+        others = whole(on_all(range(WORLD), lambda rank: Rank(lives.address, "other", rank, "arena", wider)))
+        for result in on_all(range(WORLD), lambda rank: others[rank].grads.load_state_dict(state)):
             assert isinstance(result, InvalidParams), result
             assert "window 50" in str(result)
             assert "window 60" in str(result)
-        whole(on_all(lambda rank: others[rank].step(0)))
+        whole(on_all(range(WORLD), lambda rank: others[rank].step(0)))
 
         damaged = dict(state, policies=state["policies"][:-2] + ("00" if state["policies"][-2:] != "00" else "11"))
-        assert all(isinstance(e, InvalidParams) for e in on_all(lambda r: ranks[r].grads.load_state_dict(damaged)))
         assert all(
-            isinstance(e, UsageError) for e in on_all(lambda r: ranks[r].grads.load_state_dict({"policies": ""}))
+            isinstance(e, InvalidParams)
+            for e in on_all(range(WORLD), lambda r: ranks[r].grads.load_state_dict(damaged))
+        )
+        assert all(
+            isinstance(e, UsageError)
+            for e in on_all(range(WORLD), lambda r: ranks[r].grads.load_state_dict({"policies": ""}))
         )
 
         for rank in ranks:
             rank.grads.ready("a")
             with pytest.raises(UsageError, match="between two steps"):
                 rank.grads.load_state_dict(state)
-        whole(on_all(lambda rank: ranks[rank].grads.finish(step=20)))
+        whole(on_all(range(WORLD), lambda rank: ranks[rank].grads.finish(step=20)))
 
-        later = (whole(on_all(lambda rank: ranks[rank].step(21))), ranks[0].grads.state_dict())[1]
-        for result in on_all(lambda rank: ranks[rank].grads.load_state_dict((state, later)[rank])):
+        later = (whole(on_all(range(WORLD), lambda rank: ranks[rank].step(21))), ranks[0].grads.state_dict())[1]
+        for result in on_all(range(WORLD), lambda rank: ranks[rank].grads.load_state_dict((state, later)[rank])):
             assert isinstance(result, StepMismatch), result
         assert ranks[0].grads.state_dict() == later
-        whole(on_all(lambda rank: ranks[rank].step(22)))
+        whole(on_all(range(WORLD), lambda rank: ranks[rank].step(22)))
         assert ranks[0].record == ranks[1].record
 
 

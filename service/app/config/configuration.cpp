@@ -75,6 +75,18 @@ std::optional<Error> unknown_variable(const Environment& environment) {
   return std::nullopt;
 }
 
+Error needs_token(
+    const Configuration& configuration,
+    const std::string& key,
+    const std::string& address,
+    const std::string& token_key,
+    const char* hint
+) {
+  return invalid_params(
+      token_key, fmt::format("{}: {} = '{}' needs {}", configuration.origins.at(key), key, address, token_key), hint
+  );
+}
+
 /// Checks that need more than one field.
 std::optional<Error> check_together(Configuration& configuration) {
   ServerSection& server = configuration.options.server;
@@ -89,23 +101,13 @@ std::optional<Error> check_together(Configuration& configuration) {
         "server.socket", configuration.origins.at("server.socket"), server.socket, "expected a path that ends in .sock"
     );
   }
+  const char* hint = "write a random token of at least 16 bytes to a file and name it there";
   if (!server.tcp.empty() && server.tcp_token_file.empty()) {
-    return invalid_params(
-        "server.tcp_token_file",
-        fmt::format(
-            "{}: server.tcp = '{}' needs server.tcp_token_file", configuration.origins.at("server.tcp"), server.tcp
-        ),
-        "write a random token of at least 16 bytes to a file and name it there"
-    );
+    return needs_token(configuration, "server.tcp", server.tcp, "server.tcp_token_file", hint);
   }
+  hint = "write a random token of at least 16 bytes to a file, the same one on every node, and name it there";
   if (!peer.listen.empty() && peer.token_file.empty()) {
-    return invalid_params(
-        "peer.token_file",
-        fmt::format(
-            "{}: peer.listen = '{}' needs peer.token_file", configuration.origins.at("peer.listen"), peer.listen
-        ),
-        "write a random token of at least 16 bytes to a file, the same one on every node, and name it there"
-    );
+    return needs_token(configuration, "peer.listen", peer.listen, "peer.token_file", hint);
   }
   constexpr std::size_t kLongestName = 64;
   if (peer.node.size() > kLongestName) {

@@ -19,7 +19,6 @@ namespace gradsync::app {
 
 namespace {
 
-constexpr std::size_t kMostWaiting = 256;  // JOINs of jobs that are not here, which may have 16 MiB each
 constexpr std::size_t kLongestName = 64;
 constexpr std::size_t kTraced = 1024;  // bytes of a message in the log
 
@@ -57,6 +56,7 @@ std::unique_ptr<engine::Peers> PeerBridge::make_port(engine::JobNumber job, cons
   if (first.ranks_here() == first.world_size) {
     return nullptr;
   }
+  replace_earlier({first.uid, first.job});
   PeerPort::Options port;
   port.job = job;
   port.identity.job = {first.uid, first.job};
@@ -77,10 +77,24 @@ std::unique_ptr<engine::Peers> PeerBridge::make_port(engine::JobNumber job, cons
   return made;
 }
 
-template <typename Work>
-void PeerBridge::turn(const char* what, Work&& work) {
-  if (!stopped_) {
-    clock_->turn(what, std::forward<Work>(work));
+/// A job whose ranks have all left lives on until its lane is quiet. Both would speak for one node, so its links end:
+/// the members of other nodes come again, and join the later job.
+void PeerBridge::replace_earlier(const engine::JobKey& key) {
+  std::vector<net::LinkId> ending;
+  for (auto& [number, seat] : seats_) {
+    if (seat.port->key() == key && !std::exchange(seat.replaced, true)) {
+      for (const auto& [link, accepted] : accepted_) {
+        if (accepted.job == number) {
+          ending.push_back(link);
+        }
+      }
+      if (seat.own_link != 0) {
+        ending.push_back(seat.own_link);
+      }
+    }
+  }
+  for (const net::LinkId link : ending) {
+    end_link(link, "another job of that name has begun on this node");
   }
 }
 
@@ -89,14 +103,12 @@ PeerBridge::Seat* PeerBridge::seat_of(engine::JobNumber job) {
   return found == seats_.end() ? nullptr : &found->second;
 }
 
-/// The newest of that name: one that it superseded may still be ending.
 PeerBridge::Seat* PeerBridge::coordinator_of(const engine::JobKey& key) {
-  for (auto at = seats_.rbegin(); at != seats_.rend(); ++at) {
-    if (at->second.port->key() == key) {
-      return at->second.port->coordinates() ? &at->second : nullptr;
-    }
-  }
-  return nullptr;
+  const auto found = std::ranges::find_if(seats_, [&key](const auto& each) {
+    const Seat& seat = each.second;
+    return !seat.replaced && seat.port->coordinates() && seat.port->key() == key;
+  });
+  return found == seats_.end() ? nullptr : &found->second;
 }
 
 void PeerBridge::tell(engine::JobNumber job, engine::PeerEvents events) {
@@ -146,15 +158,13 @@ void PeerBridge::after_turn() {
         turn("what follows from a vote", [&] { tell(job, std::move(moved)); });
       });
     }
-    if (seat->port->coordinates()) {
-      assign_waiting(job, *seat);
+    if (seat->port->coordinates() && !std::exchange(seat->coordinates, true)) {
+      boost::asio::post(io_, [this, key = seat->port->key()] { assign_waiting(key); });
     }
   }
 }
 
-template <typename Message>
-void PeerBridge::send(net::LinkId link, const Message& message) {
-  Result<std::string> text = rpc::encode_peer(message);
+void PeerBridge::send(net::LinkId link, Result<std::string> text) {
   if (!text) {
     spdlog::error("a message to another daemon cannot be sent: {}", text.error().message);
     end_link(link, text.error().message);
@@ -169,27 +179,35 @@ void PeerBridge::send_outgoing(engine::JobNumber job, Seat& seat) {
     if (const auto* to_member = std::get_if<engine::SendToMember>(&each)) {
       const bool greets = std::holds_alternative<engine::PeerHello>(to_member->message);
       if (!greets && accepted_.contains(to_member->link)) {  // a link is greeted before its job is known
-        send(to_member->link, to_member->message);
+        send(to_member->link, rpc::encode_peer(to_member->message));
       }
     } else if (const auto* close = std::get_if<engine::CloseLink>(&each)) {
       accepted_.erase(close->link);
       links_->close(close->link);
     } else if (const auto* to_coordinator = std::get_if<engine::SendToCoordinator>(&each)) {
       if (seat.own_link != 0) {
-        send(seat.own_link, to_coordinator->message);
+        send(seat.own_link, rpc::encode_peer(to_coordinator->message));
       }
-    } else if (const auto* open = std::get_if<engine::OpenLink>(&each)) {
-      const auto parsed = parse_host_port(open->address);
-      const auto own = parse_host_port(options_.listen);
-      const std::uint16_t port = own && own->port.value_or(0) != 0 ? *own->port : net::kPeerPort;
-      const bool bare = parsed && !parsed->port;
-      seat.own_link = links_->connect(bare ? join_host_port(parsed->host, port) : open->address);
-      opened_.emplace(seat.own_link, job);
+    } else if (const auto* wanted = std::get_if<engine::OpenLink>(&each)) {
+      open(job, seat, wanted->address);
     } else if (const net::LinkId link = std::exchange(seat.own_link, 0); link != 0) {
       opened_.erase(link);
       links_->close(link);
     }
   }
+}
+
+/// An address without a port has that of the own listener.
+void PeerBridge::open(engine::JobNumber job, Seat& seat, const std::string& address) {
+  if (seat.replaced) {
+    return;
+  }
+  const auto parsed = parse_host_port(address);
+  const auto own = parse_host_port(options_.listen);
+  const std::uint16_t port = own && own->port.value_or(0) != 0 ? *own->port : net::kPeerPort;
+  const bool bare = parsed && !parsed->port;
+  seat.own_link = links_->connect(bare ? join_host_port(parsed->host, port) : address);
+  opened_.emplace(seat.own_link, job);
 }
 
 void PeerBridge::arm(engine::JobNumber job, Seat& seat) {
@@ -217,233 +235,6 @@ void PeerBridge::stop() {
   for (auto& [job, seat] : seats_) {
     seat.timer.cancel();
   }
-}
-
-// ---- links
-
-void PeerBridge::on_link(net::LinkId link, const net::LinkEnds& ends) {
-  if (stopped_) {
-    return;
-  }
-  if (ends.accepted) {
-    accepted_.emplace(link, Accepted{ends.other_address});
-    const engine::PeerHello hello{
-        link, options_.incarnation, kVersion, engine::kPeerProtocol, options_.node, ends.other_address};
-    send(link, engine::ToMember(hello));
-    return;
-  }
-  const auto opened = opened_.find(link);
-  if (opened == opened_.end()) {
-    return;
-  }
-  const engine::JobNumber job = opened->second;
-  spdlog::info("linked to {}, the node of rank 0", ends.other_address);
-  turn("a link to another daemon", [&] {
-    if (Seat* const seat = seat_of(job)) {
-      tell(job, seat->port->on_own_link(ends.own_address));
-    }
-  });
-}
-
-void PeerBridge::on_text(net::LinkId link, std::string_view text) {
-  if (stopped_) {
-    return;
-  }
-  spdlog::trace("from another daemon link={} {}", link, text.substr(0, kTraced));
-  if (const auto accepted = accepted_.find(link); accepted != accepted_.end()) {
-    on_accepted_text(link, accepted->second, text);
-    return;
-  }
-  const auto opened = opened_.find(link);
-  if (opened == opened_.end()) {
-    return;
-  }
-  Result<engine::ToMember> message = reader_.to_member(text);
-  if (!message) {
-    spdlog::warn("the link to the node of rank 0 ends: {}", message.error().message);
-    end_link(link, message.error().message);
-    return;
-  }
-  const engine::JobNumber job = opened->second;
-  turn("a message of another daemon", [&] {
-    if (Seat* const seat = seat_of(job)) {
-      tell(job, seat->port->on_own_message(std::move(*message)));
-    }
-  });
-}
-
-void PeerBridge::on_accepted_text(net::LinkId link, Accepted& accepted, std::string_view text) {
-  Result<engine::ToCoordinator> message = reader_.to_coordinator(text);
-  if (!message) {
-    spdlog::warn("the link from {} ends: {}", accepted.seen_address, message.error().message);
-    end_link(link, message.error().message);
-    return;
-  }
-  if (accepted.job != 0) {
-    const engine::JobNumber job = accepted.job;
-    const auto* join = std::get_if<engine::PeerJoin>(&*message);
-    if (const Seat* const seat = seat_of(job); join != nullptr && seat != nullptr && join->job != seat->port->key()) {
-      end_link(link, "it joined another job than before");
-      return;
-    }
-    turn("a message of another daemon", [&] {
-      if (Seat* const seat = seat_of(job)) {
-        tell(job, seat->port->on_message(link, std::move(*message)));
-      }
-    });
-    return;
-  }
-  if (auto* join = std::get_if<engine::PeerJoin>(&*message)) {
-    accepted.join = std::move(*join);
-    accepted.pause.reset();
-    links_->joined(link);
-    if (Seat* const seat = coordinator_of(accepted.join->job)) {
-      assign_waiting(seat->port->job(), *seat);
-    } else {
-      wait_for_job(link, accepted);
-    }
-  } else if (auto* pause = std::get_if<engine::PeerPause>(&*message); pause != nullptr && accepted.join) {
-    accepted.pause = std::move(*pause);
-  } else if (!std::holds_alternative<engine::PeerBeat>(*message)) {
-    end_link(link, "something came over it before it joined a job");
-  }
-}
-
-// ---- which job a link is for
-
-void PeerBridge::wait_for_job(net::LinkId link, Accepted& accepted) {
-  const auto waiting = std::ranges::count_if(accepted_, [](const auto& each) {
-    return each.second.job == 0 && each.second.join.has_value();
-  });
-  if (static_cast<std::size_t>(waiting) > kMostWaiting) {
-    refuse(
-        link,
-        make_error(
-            ErrorCode::LimitExceeded,
-            fmt::format("{} nodes wait here for jobs that have no rank 0 on node '{}' yet", kMostWaiting, options_.node)
-        )
-    );
-    return;
-  }
-  accepted.until = accepted.until.value_or(std::chrono::steady_clock::now() + options_.wait_for_job);
-  if (waiting == 1) {
-    refuse_overdue();
-  }
-}
-
-/// Also starts the timer for the next.
-void PeerBridge::refuse_overdue() {
-  std::vector<net::LinkId> overdue;
-  std::optional<TimePoint> next;
-  for (const auto& [link, accepted] : accepted_) {
-    if (accepted.job == 0 && accepted.until) {
-      if (*accepted.until <= std::chrono::steady_clock::now()) {
-        overdue.push_back(link);
-      } else {
-        next = std::min(next.value_or(*accepted.until), *accepted.until);
-      }
-    }
-  }
-  for (const net::LinkId link : overdue) {
-    const std::string& job = accepted_.at(link).join->job.second;
-    Error error = make_error(
-        ErrorCode::UnknownJob,
-        fmt::format(
-            "no rank 0 of job '{}' came to node '{}' within {:.0f} s",
-            job,
-            options_.node,
-            seconds(options_.wait_for_job)
-        ),
-        "GRADSYNC_COORDINATOR, or MASTER_ADDR, has to name the node of rank 0; its daemon has to be the one that rank "
-        "0 "
-        "attaches to"
-    );
-    error.job = job;
-    error.node = options_.node;
-    refuse(link, error);
-  }
-  if (next) {
-    waiting_.expires_at(*next);
-    waiting_.async_wait([this](boost::system::error_code error) {
-      if (!error && !stopped_) {
-        refuse_overdue();
-      }
-    });
-  }
-}
-
-void PeerBridge::refuse(net::LinkId link, const Error& error) {
-  send(link, engine::ToMember(engine::PeerRefused{error}));
-  accepted_.erase(link);
-  links_->close(link);
-}
-
-/// In a later turn, because this one may be that in which the job chose its role.
-void PeerBridge::assign_waiting(engine::JobNumber job, Seat& seat) {
-  const engine::JobKey key = seat.port->key();
-  for (const auto& [link, accepted] : accepted_) {
-    if (accepted.job == 0 && accepted.join && accepted.join->job == key) {
-      boost::asio::post(io_, [this, link = link, job] {
-        const auto found = accepted_.find(link);
-        Seat* const coordinator = seat_of(job);
-        if (found != accepted_.end() && found->second.job == 0 && found->second.join && coordinator != nullptr) {
-          assign(link, found->second, *coordinator, job);
-        }
-      });
-    }
-  }
-}
-
-void PeerBridge::assign(net::LinkId link, Accepted& accepted, Seat& seat, engine::JobNumber job) {
-  accepted.job = job;
-  accepted.until.reset();
-  turn("a node that joins", [&] {
-    tell(job, seat.port->on_link(link, accepted.seen_address));
-    tell(job, seat.port->on_message(link, std::move(*std::exchange(accepted.join, std::nullopt))));
-    if (auto pause = std::exchange(accepted.pause, std::nullopt); pause && seat_of(job) != nullptr) {
-      tell(job, seat.port->on_message(link, std::move(*pause)));
-    }
-  });
-}
-
-void PeerBridge::on_unreachable(net::LinkId link, const std::string& why) {
-  if (opened_.contains(link)) {
-    spdlog::warn("the node of rank 0 is not reached: {}", why);
-  }
-}
-
-void PeerBridge::on_end(net::LinkId link, const std::string& why) { end_link(link, why); }
-
-/// Nothing of the link counts from here on.
-void PeerBridge::end_link(net::LinkId link, const std::string& why) {
-  engine::JobNumber job = 0;
-  bool accepted = false;
-  if (const auto found = accepted_.find(link); found != accepted_.end()) {
-    job = found->second.job;
-    accepted = true;
-    accepted_.erase(found);
-  } else if (const auto opened = opened_.find(link); opened != opened_.end()) {
-    job = opened->second;
-    opened_.erase(opened);
-  } else {
-    return;
-  }
-  links_->close(link);
-  Seat* const seat = stopped_ ? nullptr : seat_of(job);
-  if (seat == nullptr) {
-    return;
-  }
-  if (!accepted) {
-    seat->own_link = 0;
-  }
-  spdlog::info("a link to another daemon ended: {}", why);
-  boost::asio::post(io_, [this, link, job, accepted, why] {
-    turn("the end of a link", [&] {
-      if (Seat* const told = seat_of(job)) {
-        tell(job, accepted ? told->port->on_link_ended(link, why) : told->port->on_own_link_ended(why));
-      }
-    });
-  });
 }
 
 }  // namespace gradsync::app

@@ -64,8 +64,10 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
     PeerPort* port;
     boost::asio::steady_timer timer;
     std::optional<TimePoint> armed = {};  ///< a later deadline keeps an earlier alarm: it then fires for nothing
-    net::LinkId own_link = 0;             ///< to the coordinator; 0: none
+    net::LinkId own_link = 0;             ///< to the coordinator, until the machine has heard that it ended; 0: none
     bool told = false;                    ///< it is in `told_`
+    bool coordinates = false;             ///< JOINs that waited for it are assigned
+    bool replaced = false;                ///< a later job has the name, and the links: this one only comes to its end
   };
 
   /// An accepted link.
@@ -82,20 +84,28 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
   void tell(engine::JobNumber job, engine::PeerEvents events);
 
   template <typename Work>
-  void turn(const char* what, Work&& work);
+  void turn(const char* what, Work&& work) {
+    if (!stopped_) {
+      clock_->turn(what, std::forward<Work>(work));
+    }
+  }
 
+  void replace_earlier(const engine::JobKey& key);
+  void send_outgoing(engine::JobNumber job, Seat& seat);
+  void open(engine::JobNumber job, Seat& seat, const std::string& address);
+  void arm(engine::JobNumber job, Seat& seat);
+  void send(net::LinkId link, Result<std::string> text);
+
+  // links (peer_bridge_links.cpp)
   void on_accepted_text(net::LinkId link, Accepted& accepted, std::string_view text);
+  void on_first_message(net::LinkId link, Accepted& accepted, engine::ToCoordinator message);
   void assign(net::LinkId link, Accepted& accepted, Seat& seat, engine::JobNumber job);
+  void assign_waiting(const engine::JobKey& key);
   void wait_for_job(net::LinkId link, Accepted& accepted);
-  void assign_waiting(engine::JobNumber job, Seat& seat);
   void refuse_overdue();
   void refuse(net::LinkId link, const Error& error);
   void end_link(net::LinkId link, const std::string& why);
-  void send_outgoing(engine::JobNumber job, Seat& seat);
-  void arm(engine::JobNumber job, Seat& seat);
-
-  template <typename Message>
-  void send(net::LinkId link, const Message& message);
+  void end_own_link(engine::JobNumber job, net::LinkId link, const std::string& why);
 
   boost::asio::io_context& io_;
   Options options_;

@@ -124,12 +124,27 @@ void PeerPort::keep_contents(const engine::LocalsChanged& changed) {
     return;
   }
   for (std::size_t i = 0; i < changed.contents.size(); ++i) {
-    declarations_.add(changed.declared->by_content[i].hash, *changed.contents[i]);
+    const engine::ContentHash& hash = changed.declared->by_content[i].hash;
+    if (!declarations_.find(hash)) {
+      declarations_.add(hash, *changed.contents[i]);
+    }
   }
 }
 
 engine::MemberMachine::Options PeerPort::member_options(std::string coordinator) const {
   return {options_.identity, std::move(coordinator), options_.version, options_.retry_seed};
+}
+
+std::string PeerPort::waits_for() const {
+  if (coordinator_) {
+    return coordinator_->coordinator().waits_for();
+  }
+  if (!member_) {
+    return "rank 0, or all ranks of this node, have to attach";
+  }
+  const bool away = member_->state() == engine::MemberMachine::State::Away;
+  return away && !unreachable_.empty() ? fmt::format("{}: {}", member_->waits_for(), unreachable_)
+                                       : member_->waits_for();
 }
 
 bool PeerPort::vote(const engine::Voted& voted) {
@@ -158,6 +173,7 @@ engine::PeerEvents PeerPort::on_link_ended(engine::LinkNumber link, const std::s
 }
 
 engine::PeerEvents PeerPort::on_own_link(std::string own_address) {
+  unreachable_.clear();
   return member_ ? taken(member_->on_link(now(), std::move(own_address))) : engine::PeerEvents{};
 }
 

@@ -56,6 +56,8 @@ class PeerPort final : public engine::Peers {
 
   [[nodiscard]] bool alone() const override { return false; }
 
+  [[nodiscard]] std::string waits_for() const override;
+
   /// Rank 0 is on this node: links of other nodes are for it.
   [[nodiscard]] bool coordinates() const { return coordinator_ != nullptr; }
 
@@ -72,6 +74,9 @@ class PeerPort final : public engine::Peers {
   [[nodiscard]] engine::PeerEvents on_own_link(std::string own_address);
   [[nodiscard]] engine::PeerEvents on_own_message(engine::ToMember message);
   [[nodiscard]] engine::PeerEvents on_own_link_ended(const std::string& why);
+
+  /// A try to reach the coordinator failed.
+  void on_unreachable(std::string why) { unreachable_ = std::move(why); }
 
   [[nodiscard]] engine::PeerEvents on_time();
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
@@ -98,6 +103,7 @@ class PeerPort final : public engine::Peers {
   std::vector<std::int64_t> paused_;  ///< said before the role was known
   std::vector<Outgoing> outgoing_;
   engine::PeerEvents later_;
+  std::string unreachable_;  ///< why the coordinator was not reached when it was tried last
 };
 
 }  // namespace gradsync::app

@@ -1,5 +1,6 @@
 #include "engine/epoch/admission.hpp"
 
+#include "base/host_port.hpp"
 #include "plan/mesh_difference.hpp"
 
 #include <fmt/format.h>
@@ -73,6 +74,51 @@ std::optional<Error> refuse_taken_rank(const JobIdentity& job, const RankHolder&
 }
 
 }  // namespace
+
+Result<void> check_attach(const AttachRequest& request, std::int64_t largest_world, bool over_nodes) {
+  if (request.job.empty() || request.job.size() > 256) {
+    return invalid_params("job", fmt::format("a job name has 1 to 256 bytes, this one {}", request.job.size()));
+  }
+  if (request.world_size < 1 || request.world_size > largest_world) {
+    return invalid_params(
+        "world_size", fmt::format("world_size is {}, it must be 1 to {}", request.world_size, largest_world)
+    );
+  }
+  if (request.rank < 0 || request.rank >= request.world_size) {
+    return invalid_params("rank", fmt::format("rank is {}, it must be 0 to {}", request.rank, request.world_size - 1));
+  }
+  if (request.local_world_size < 0 || request.local_world_size > request.world_size) {
+    return invalid_params(
+        "local_world_size",
+        fmt::format(
+            "local_world_size is {}, it must be 1 to world_size, {}", request.local_world_size, request.world_size
+        )
+    );
+  }
+  if (request.ranks_here() < request.world_size && !over_nodes) {
+    Error error = make_error(
+        ErrorCode::NoPeers,
+        fmt::format(
+            "job '{}' has {} of its {} ranks on this node, and this daemon is not set up for jobs over several nodes",
+            request.job,
+            request.ranks_here(),
+            request.world_size
+        ),
+        "set [peer] listen and [peer] token_file in gradsyncd.toml on every node, and restart the daemons"
+    );
+    error.path = "local_world_size";
+    error.job = request.job;
+    return error;
+  }
+  if (!request.coordinator.empty() && !parse_host_port(request.coordinator)) {
+    return invalid_params(
+        "coordinator",
+        fmt::format("coordinator is '{}', it must be HOST or HOST:PORT", request.coordinator),
+        "name the node of rank 0 as other nodes reach it: node0, 10.0.0.1, [fd00::1] or node0:9478"
+    );
+  }
+  return plan::validate_meshes(request.meshes, request.world_size);
+}
 
 bool resumes(const RankHolder& holder, const AttachRequest& request) {
   return holder.session != 0 && holder.client_id == request.client_id;

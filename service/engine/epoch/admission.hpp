@@ -33,6 +33,9 @@ struct RankHolder {
 [[nodiscard]] bool resumes(const RankHolder& holder, const AttachRequest& request);
 
 /// Errors: Superseded, JobMismatch, RankInUse, each with the field, both values and the way out.
+/// What can be said of a request by itself. `over_nodes`: this daemon takes jobs that have ranks on other nodes.
+[[nodiscard]] Result<void> check_attach(const AttachRequest& request, std::int64_t largest_world, bool over_nodes);
+
 /// `full`: as many other ranks as this node has hold a seat.
 [[nodiscard]] Result<void> may_attach(
     const JobIdentity& job, const RankHolder& holder, bool full, const AttachRequest& request

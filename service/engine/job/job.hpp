@@ -349,6 +349,8 @@ class Job {
 
   // deadlines
   void follow_pauses();
+  [[nodiscard]] std::string lacks() const;
+  void name_other_nodes(EpochActions& due) const;
   /// When one of the job's lanes reported last, of whatever job.
   [[nodiscard]] TimePoint last_report() const;
   [[nodiscard]] LaneStop::EndedBy ended_by() const;

@@ -44,8 +44,26 @@ LaneStop::EndedBy Job::ended_by() const {
   return killed ? LaneStop::EndedBy::Kill : LaneStop::EndedBy::Restart;
 }
 
+std::string Job::lacks() const {
+  const std::string elsewhere = peers_->waits_for();
+  return elsewhere.empty() ? epochs_.lacks() : fmt::format("{} ({})", epochs_.lacks(), elsewhere);
+}
+
+/// Declare calls whose time is over: the epoch machine knows its own seats only.
+void Job::name_other_nodes(EpochActions& due) const {
+  const std::string elsewhere = peers_->waits_for();
+  for (EpochAction& action : due) {
+    auto* answer = std::get_if<AnswerDeclare>(&action);
+    if (!elsewhere.empty() && answer != nullptr && answer->error && answer->error->code == ErrorCode::DeclareTimeout) {
+      answer->error->message += fmt::format(" ({})", elsewhere);
+    }
+  }
+}
+
 void Job::on_time() {
-  perform(epochs_.on_time(context_.now));
+  EpochActions due = epochs_.on_time(context_.now);
+  name_other_nodes(due);
+  perform(due);
   const std::optional<Error> failure = machine_ ? machine_->failure() : std::nullopt;
   const Milliseconds patience = context_.options.deadlines.lane;
   if (const auto stuck =
@@ -53,7 +71,7 @@ void Job::on_time() {
     give_up_on_lane(*stuck);
   }
   if (machine_) {
-    run(machine_->on_time(context_.now, forming() ? epochs_.lacks() : ""));
+    run(machine_->on_time(context_.now, forming() ? lacks() : ""));
   }
   follow_pauses();
 }

@@ -47,7 +47,7 @@ JobStatus Job::status() const {
   status.epoch = epochs_.epoch();
   const bool forms = forming();
   status.state = forms ? "forming" : machine_->begun() ? "stepping" : "ready";
-  status.reason = forms ? "waits: " + epochs_.lacks() : "waits for " + machine_->waits_for();
+  status.reason = forms ? "waits: " + lacks() : "waits for " + machine_->waits_for();
   status.attempt = machine_ ? machine_->attempt() : 0;
   status.last_step = history_.last_step();
   status.steps_committed = history_.steps_committed();

@@ -13,6 +13,8 @@ class AlonePeers final : public Peers {
   [[nodiscard]] bool vote(const Voted&) override { return true; }
 
   [[nodiscard]] bool alone() const override { return true; }
+
+  [[nodiscard]] std::string waits_for() const override { return {}; }
 };
 
 }  // namespace gradsync::engine

@@ -105,6 +105,7 @@ class MemberMachine {
   void take_words(const RecordWords& said);
   void on_left(TimePoint now, Error error, Actions& actions);
   void give_up(TimePoint now, Error error, Actions& actions);
+  [[nodiscard]] Error of_this_node(Error error) const;
   void on_ready(TimePoint now, const LocalsReady& ready, Actions& actions);
   void on_policies(TimePoint now, const LocalPolicies& policies, Actions& actions);
   void on_asked(TimePoint now, PeerAsk ask, Actions& actions);

@@ -45,8 +45,7 @@ void MemberMachine::on_in_attempt(TimePoint now, LocalEvent event, Actions& acti
     on_voted(now, *voted, actions);
   } else if (auto* failed = std::get_if<LocalsFailed>(&event)) {
     if (phase_ != Phase::Voted && failed->word == word_) {
-      failed->error.node = failed->error.node.empty() ? options_.identity.node : failed->error.node;
-      send(now, PeerFail{word_, std::move(failed->error)}, actions);
+      send(now, PeerFail{word_, of_this_node(std::move(failed->error))}, actions);
     }
   } else if (const auto* overdue = std::get_if<LocalsOverdue>(&event)) {
     if (overdue->overdue.word == word_) {
@@ -96,11 +95,17 @@ void MemberMachine::take_words(const RecordWords& said) {
   }
 }
 
+/// Ranks of other nodes hear of it, to whom its ranks and tensors say too little.
+Error MemberMachine::of_this_node(Error error) const {
+  error.node = error.node.empty() ? options_.identity.node : std::move(error.node);
+  return error;
+}
+
 /// The job, which says so, knows that what was declared counts no more.
 void MemberMachine::on_left(TimePoint now, Error error, Actions& actions) {
   const bool counted = declared_.has_value();
   if (in_epoch()) {
-    send(now, PeerLeave{epoch_, error}, actions);
+    send(now, PeerLeave{epoch_, of_this_node(error)}, actions);
     leave(std::move(error), Declared::Counts, actions);
   }
   declared_.reset();
@@ -111,7 +116,7 @@ void MemberMachine::on_left(TimePoint now, Error error, Actions& actions) {
 
 /// The epoch cannot go on here, for a reason that the job has not given.
 void MemberMachine::give_up(TimePoint now, Error error, Actions& actions) {
-  send(now, PeerLeave{epoch_, error}, actions);
+  send(now, PeerLeave{epoch_, of_this_node(error)}, actions);
   leave_and_join(now, std::move(error), actions);
 }
 

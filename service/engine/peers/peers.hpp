@@ -228,6 +228,9 @@ class Peers {
 
   /// Nobody else takes part: the lane decides, and no cells are asked of it.
   [[nodiscard]] virtual bool alone() const = 0;
+
+  /// What an epoch lacks beyond this node, for people; empty: nothing, or nobody knows.
+  [[nodiscard]] virtual std::string waits_for() const = 0;
 };
 
 }  // namespace gradsync::engine

@@ -6,9 +6,8 @@ import contextlib
 import os
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from daemon import DEADLINE_S, Daemon
+from ranks_in_threads import on_all, whole
 
 import gradsync
 from gradsync import Clip, Replicate, Row, Shard, Tensor
@@ -123,36 +123,10 @@ def exact_norm(step: int, world_size: int) -> float:
     return float(np.sqrt(np.sum(whole * whole)))
 
 
-def on_all(ranks: list[Any], body: Callable[[Any], Any], within_s: float = 2 * DEADLINE_S) -> list[Any]:
-    """`body` of each on a thread of its own; what they returned or raised."""
-    results: list[Any] = [None] * len(ranks)
-
-    def run(index: int) -> None:
-        try:
-            results[index] = body(ranks[index])
-        except Exception as error:
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(within_s)
-        assert not thread.is_alive(), f"a rank hangs; {results}"
-    return results
-
-
-def whole(results: list[Any]) -> list[Any]:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
-
-
 @contextlib.contextmanager
 def job_over(nodes: Nodes, per_node: int, name: str = "job") -> Iterator[list[NodeRank]]:
     world_size = per_node * len(nodes.daemons)
-    ranks = whole(on_all(list(range(world_size)), lambda rank: NodeRank(nodes, name, rank, per_node, world_size)))
+    ranks = whole(on_all(range(world_size), lambda rank: NodeRank(nodes, name, rank, per_node, world_size)))
     try:
         yield ranks
     finally:

@@ -8,10 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from node_jobs import MAX_NORM, NodeRank, Nodes, exact_norm, job_over, on_all, whole
+from node_jobs import MAX_NORM, NodeRank, Nodes, exact_norm, job_over
+from ranks_in_threads import on_all, whole
 
-from gradsync import Row
-from gradsync.errors import JobMismatch, NodeLost, NoPeers, StepTimeout
+from gradsync import Replicate, Row, Tensor
+from gradsync.errors import (
+    DeclareTimeout,
+    JobMismatch,
+    NodeLost,
+    NoPeers,
+    PlanMismatch,
+    RankLost,
+    RpcError,
+    StepTimeout,
+)
 
 
 def within_one_ulp(found: float, exact: float) -> bool:
@@ -85,6 +95,81 @@ def test_a_rank_that_does_not_come_is_named_with_its_node(tmp_path: Path) -> Non
             assert isinstance(error, StepTimeout), error
             assert "rank 3" in str(error)
             assert error.node == "node1", error
+        [late] = on_all(ranks[3:], lambda rank: rank.step(1))
+        assert isinstance(late, RpcError), late
+        for report in whole(on_all(ranks, lambda rank: rank.step(1))):
+            assert within_one_ulp(report.norm, exact_norm(1, 4))
+
+
+def test_a_rank_that_is_lost_is_named_on_all_nodes_and_on_others_with_its_node(tmp_path: Path) -> None:
+    def step(rank: NodeRank) -> Any:
+        if rank.rank == 3:
+            time.sleep(0.5)
+            rank.client.close()
+            return None
+        return rank.step(1)
+
+    with Nodes(tmp_path, 2) as nodes, job_over(nodes, 2) as ranks:
+        whole(on_all(ranks, NodeRank.declare))
+        errors = on_all(ranks, step)[:3]
+        for error in errors:
+            assert isinstance(error, RankLost), error
+            assert error.rank == 3
+        assert [error.node for error in errors[:2]] == ["node1", "node1"]
+
+
+def test_the_node_of_rank_0_is_named_where_it_is_not_reached(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 2) as nodes:
+        nodes.kill(0)
+        ranks = [NodeRank(nodes, "job", rank, 2, 4) for rank in (2, 3)]
+        for error in on_all(ranks, lambda rank: rank.declare(timeout=2.0)):
+            assert isinstance(error, DeclareTimeout), error
+            assert nodes.coordinator in str(error)
+            assert "refused" in str(error), error  # what the kernel says of it
+        for rank in ranks:
+            rank.client.close()
+
+
+def test_a_node_that_has_not_come_is_missed_by_numbers(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 1) as nodes:
+        ranks = [NodeRank(nodes, "job", rank, 2, 4) for rank in (0, 1)]
+        for error in on_all(ranks, lambda rank: rank.declare(timeout=2.0)):
+            assert isinstance(error, DeclareTimeout), error
+            assert "2 of 4 ranks have joined" in str(error)
+        for rank in ranks:
+            rank.client.close()
+
+
+def test_nodes_that_declare_other_tensors_are_named_with_the_tensor(tmp_path: Path) -> None:
+    def declare(rank: NodeRank) -> None:
+        copied = Tensor("copied", (9 if rank.node == 1 else 8,), placements={"dp": Replicate()})
+        rank.job.declare([copied], data_path="stats")
+
+    with Nodes(tmp_path, 2) as nodes, job_over(nodes, 2) as ranks:
+        for error in on_all(ranks, declare):
+            assert isinstance(error, PlanMismatch), error
+            assert "copied" in str(error)
+
+
+def test_a_node_with_another_world_size_is_refused_with_both(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 2) as nodes:
+        ranks = [NodeRank(nodes, "job", 0, 1, 2), NodeRank(nodes, "job", 1, 1, 3)]
+        waited, refused = on_all(ranks, lambda rank: rank.declare(timeout=5.0))
+        assert isinstance(waited, DeclareTimeout), waited
+        assert isinstance(refused, JobMismatch), refused
+        assert "world_size 3" in str(refused)
+        assert "has 2" in str(refused)
+        for rank in ranks:
+            rank.client.close()
+
+
+def test_a_job_of_the_same_name_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 2) as nodes:
+        for _ in range(5):
+            with job_over(nodes, 2) as ranks:
+                whole(on_all(ranks, NodeRank.declare))
+                for report in whole(on_all(ranks, lambda rank: rank.step(1))):
+                    assert within_one_ulp(report.norm, exact_norm(1, 4))
 
 
 @pytest.mark.parametrize("lost", [1, 0])
@@ -113,7 +198,7 @@ def test_a_daemon_that_is_killed_is_named_and_its_next_life_goes_on(tmp_path: Pa
 
 def test_two_jobs_crosswise_over_the_same_daemons_go_on(tmp_path: Path) -> None:
     with Nodes(tmp_path, 2) as nodes:
-        there, back = nodes.coordinator, f"127.0.0.3:{nodes.port}"
+        back = f"127.0.0.3:{nodes.port}"
 
         def attached(which: tuple[str, int]) -> NodeRank:
             job, rank = which
@@ -125,7 +210,6 @@ def test_two_jobs_crosswise_over_the_same_daemons_go_on(tmp_path: Path) -> None:
         for step in range(20):
             for report in whole(on_all(ranks, lambda rank, step=step: rank.step(step))):
                 assert within_one_ulp(report.norm, exact_norm(step, 2))
-        assert there != back
         for rank in ranks:
             rank.client.close()
 

@@ -27,7 +27,7 @@ def commands(kind: str, port: int) -> list[list[str]]:
     return [[sys.executable, "-m", "torch.distributed.run", *words[1:-1], str(SCRIPT), kind] for words in filled]
 
 
-def one_device_norms(kind: str, world_size: int) -> list[float]:
+def one_device_norms(world_size: int) -> list[float]:
     """What a single process computes in float64: both frameworks average the gradients of ranks."""
     model = model_of(0).double()
     norms = []
@@ -66,4 +66,4 @@ def test_two_commands_train_over_two_nodes(tmp_path: Path, kind: str) -> None:
                 process.wait(DEADLINE_S)
     assert sorted((rank["rank"], rank["node"]) for rank in found) == [(0, "0"), (1, "0"), (2, "1"), (3, "1")]
     assert len({tuple(rank["norms"]) for rank in found}) == 1, "the norm has equal bits on all ranks"
-    np.testing.assert_allclose(found[0]["norms"], one_device_norms(kind, 4), rtol=1e-6)
+    np.testing.assert_allclose(found[0]["norms"], one_device_norms(4), rtol=1e-6)

@@ -108,5 +108,30 @@ TEST(Admission, one_rank_more_than_a_node_has_is_refused_with_both_numbers) {
   EXPECT_THAT(refused.error().message, HasSubstr("rank 3 would be rank 5 of this node"));
 }
 
+TEST(Admission, an_address_that_is_none_is_refused_before_anybody_waits_for_it) {
+  AttachRequest asked = request();
+  asked.local_world_size = 4;
+  asked.coordinator = "node0:9478";
+  asked.meshes = {{"default", {{"dp", 8}}, {}}};
+  EXPECT_TRUE(check_attach(asked, 4096, true));
+  asked.coordinator = "node0:port";
+  const Result<void> refused = check_attach(asked, 4096, true);
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().path, "coordinator");
+  EXPECT_THAT(refused.error().message, HasSubstr("'node0:port'"));
+}
+
+TEST(Admission, ranks_elsewhere_need_a_daemon_that_is_set_up_for_them) {
+  AttachRequest asked = request();
+  asked.local_world_size = 4;
+  asked.meshes = {{"default", {{"dp", 8}}, {}}};
+  const Result<void> refused = check_attach(asked, 4096, false);
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code, ErrorCode::NoPeers);
+  EXPECT_THAT(refused.error().message, HasSubstr("4 of its 8 ranks"));
+  asked.local_world_size = 9;
+  EXPECT_EQ(check_attach(asked, 4096, true).error().path, "local_world_size");
+}
+
 }  // namespace
 }  // namespace gradsync::engine

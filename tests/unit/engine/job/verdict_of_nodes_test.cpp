@@ -40,6 +40,8 @@ class ScriptedPeers final : public Peers {
 
   [[nodiscard]] bool alone() const override { return false; }
 
+  [[nodiscard]] std::string waits_for() const override { return {}; }
+
  private:
   AlonePeers alone_;
   std::vector<LocalsChanged>& changed_;

@@ -78,6 +78,10 @@ class LinkedPort final : public Peers {
 
   [[nodiscard]] bool alone() const override { return false; }
 
+  [[nodiscard]] std::string waits_for() const override {
+    return coordinator_ ? coordinator_->coordinator().waits_for() : member_->waits_for();
+  }
+
   // the links
   [[nodiscard]] PeerEvents link_at_coordinator(LinkNumber link) {
     return taken(coordinator_->on_link(now_, link, "10.0.0.9"));
