@@ -38,7 +38,7 @@ Job::Job(JobContext& context, const AttachRequest& first)
       declared_(std::make_shared<plan::DeclarationPool>(first.meshes)),
       attempt_(0),  // until a plan is committed, no rank calls
       policies_(
-          {first.uid, first.job, first.restart_count},
+          {first.uid, first.job, first.restart_count, peers_->alone()},
           context.options.policy_directory,
           context.metrics.policies,
           [this](const char* kind, const std::string& what) { publish_alert(kind, what); }

@@ -102,6 +102,9 @@ Result<PolicyFile> PolicyFile::open(const std::string& directory, std::uint32_t 
       file.slots_ = std::move(contents->slots);
       file.current_ = file.slots_[0].sequence < file.slots_[1].sequence ? 1 : 0;
       file.sequence_ = file.slots_[file.current_].sequence;
+      if (file.slots_[file.current_].pending) {
+        file.current_ = 1 - file.current_;
+      }
       return file;
     }
     if (contents.error().code == ErrorCode::VersionMismatch) {
@@ -271,6 +274,7 @@ std::string PolicyFile::found_in(std::size_t slot) {
 std::optional<std::string> PolicyFile::find(std::uint64_t word) {
   for (const std::size_t slot : {current_, 1 - current_}) {
     if (word != 0 && slots_[slot].word == word) {
+      static_cast<void>(settle(slot));  // an error of the disk is told by the next `stage`
       return found_in(slot);
     }
   }
@@ -278,7 +282,9 @@ std::optional<std::string> PolicyFile::find(std::uint64_t word) {
 }
 
 std::optional<PolicyFile::Stored> PolicyFile::newest() {
-  const auto age = [this](std::size_t slot) { return slots_[slot].word == 0 ? 0 : slots_[slot].sequence; };
+  const auto age = [this](std::size_t slot) {
+    return slots_[slot].word == 0 || slots_[slot].pending ? 0 : slots_[slot].sequence;
+  };
   const std::size_t slot = age(0) < age(1) ? 1 : 0;
   if (age(slot) == 0) {
     return std::nullopt;

@@ -4,12 +4,14 @@
 // one before.
 //
 // A state is staged before anybody can know that its step is done, and kept when it is. What was staged and not kept is
-// written over by the next; a daemon that opens the file finds it all the same, under its word.
+// written over by the next; a daemon that opens the file finds it all the same, under its word. Where other nodes may
+// fail the step, it is pending until it is kept, and is never the newest: also a daemon that was killed between a vote
+// and its verdict leaves a file that names the state before.
 //
 // Thread: one owner. The file is read when it is opened and never again, so that a step waits for no disk; staging is
-// one pwrite, because a mapping would end the daemon where the disk is full, and keeping writes nothing. A daemon that
-// is killed between any two instructions leaves the state that was kept last. Only a state that is larger than all
-// before makes a new file, which is renamed over the old one.
+// one pwrite, because a mapping would end the daemon where the disk is full. Keeping writes nothing, but for a state
+// that was pending: 8 bytes in place. A daemon that is killed between any two instructions leaves the state that was
+// kept last. Only a state that is larger than all before makes a new file, which is renamed over the old one.
 
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
@@ -33,6 +35,9 @@ class PolicyFile {
     std::string state;
   };
 
+  /// Whether other nodes may fail the step of a state that is staged.
+  enum class Vote { Alone, Pending };
+
   /// States beyond it are refused. There is room for a file of such states and for the one that takes its place.
   static constexpr std::size_t kMostStateBytes = std::size_t{60} << 20;
 
@@ -47,18 +52,19 @@ class PolicyFile {
   PolicyFile& operator=(PolicyFile&&) = default;
 
   /// The state with this word that was kept here, or was in the file when it was opened; none when it is not there. It
-  /// is what the job goes on with: the next one that is staged leaves it.
+  /// is what the job goes on with: the next one that is staged leaves it, and it is not pending any more.
   [[nodiscard]] std::optional<std::string> find(std::uint64_t word);
 
-  /// Likewise the last such state.
+  /// Likewise the last such state that is not pending.
   [[nodiscard]] std::optional<Stored> newest();
 
   /// `word` is that of a step that may become done, and not 0. It leaves the state that was kept or found last. Errors:
   /// InsufficientMemory, LimitExceeded, InternalError; then nothing is staged.
-  [[nodiscard]] Result<void> stage(std::uint64_t word, std::string_view state);
+  [[nodiscard]] Result<void> stage(std::uint64_t word, std::string_view state, Vote vote = Vote::Alone);
 
-  /// The step of the state that was staged last is done. Only behind a `stage` that was no error.
-  void keep();
+  /// The step of the state that was staged last is done. Only behind a `stage` that was no error. Errors, of a state
+  /// that was pending: InternalError, InsufficientMemory; then it stays so in the file.
+  [[nodiscard]] Result<void> keep();
 
   /// Forgets all states, at once. Errors: InternalError, and nothing is forgotten.
   [[nodiscard]] Result<void> wipe();
@@ -77,6 +83,7 @@ class PolicyFile {
   [[nodiscard]] Error failed(const char* call, int error) const;
   [[nodiscard]] std::string new_name() const;
   [[nodiscard]] std::string found_in(std::size_t slot);
+  [[nodiscard]] Result<void> settle(std::size_t slot);
 
   std::uint32_t uid_;
   std::string job_;

@@ -37,6 +37,17 @@ T value_at(std::string_view bytes, std::size_t offset) {
 
 Error damaged(std::string what) { return make_error(ErrorCode::InternalError, std::move(what)); }
 
+/// Whether each byte is that of the word or of its complement, as a mark is that was being written over.
+bool marks(std::uint64_t mark, std::uint64_t word) {
+  constexpr std::uint64_t kByte = 0xFF;
+  for (std::uint64_t differs = mark ^ word; differs != 0; differs >>= 8) {
+    if ((differs & kByte) != 0 && (differs & kByte) != kByte) {
+      return false;
+    }
+  }
+  return true;
+}
+
 Result<StateSlot> read_slot(std::string_view bytes) {
   StateSlot slot;
   const auto word = value_at<std::uint64_t>(bytes, 0);
@@ -46,8 +57,8 @@ Result<StateSlot> read_slot(std::string_view bytes) {
     return slot;
   }
   const std::string_view content = bytes.substr(0, kHeadBytes + size);
-  if (value_at<std::uint64_t>(bytes, content.size() + sizeof(std::uint64_t)) != sequence ||
-      value_at<std::uint64_t>(bytes, content.size() + kStampBytes) != word) {
+  const auto mark = value_at<std::uint64_t>(bytes, content.size() + kStampBytes);
+  if (value_at<std::uint64_t>(bytes, content.size() + sizeof(std::uint64_t)) != sequence || !marks(mark, word)) {
     return slot;
   }
   if (value_at<std::uint64_t>(bytes, content.size()) != hash64(content)) {
@@ -55,6 +66,7 @@ Result<StateSlot> read_slot(std::string_view bytes) {
   }
   slot.word = word;
   slot.sequence = sequence;
+  slot.pending = mark != word;
   slot.image = bytes.substr(0, content.size() + kTailBytes);
   return slot;
 }
@@ -73,6 +85,12 @@ void StateSlot::fill(std::string_view state) {
   image += state;
   append(image, hash64(image));
   append(image, sequence);
+  append(image, pending ? ~word : word);
+}
+
+void StateSlot::settle() {
+  pending = false;
+  image.resize(image.size() - kDoneMarkBytes);
   append(image, word);
 }
 

@@ -9,6 +9,9 @@
 // A slot is written in one go from its first byte to its last, and no two stores of a file have the same sequence. So
 // unequal stamps (word and sequence) are a store that was cut off, and a wrong checksum between equal ones is damage.
 // A file of no bytes remembers nothing.
+//
+// A state that other nodes have yet to vote on has the complement of its word at the end, and is pending; when its step
+// is done the word is written over it. A cut between two of these 8 bytes leaves it pending.
 
 #include "base/error.hpp"
 
@@ -26,18 +29,25 @@ inline constexpr std::size_t kPolicyFilePage = 4096;
 struct StateSlot {
   std::uint64_t word = 0;  ///< 0: nothing whole is in it
   std::uint64_t sequence = 0;
+  bool pending = false;  ///< whether its step is done is not known
   std::string image;
 
   [[nodiscard]] std::string_view state() const;
 
-  /// Replaces `image`: `state` under `word` and `sequence`.
+  /// Replaces `image`: `state` under `word` and `sequence`, `pending` or not.
   void fill(std::string_view state);
+
+  /// It is not pending any more: the last `kDoneMarkBytes` of `image` say so.
+  void settle();
 };
 
 struct PolicyFileContents {
   std::size_t slot_bytes = 0;
   std::array<StateSlot, 2> slots;
 };
+
+/// Bytes at the end of a slot's image that change when its step is done.
+inline constexpr std::size_t kDoneMarkBytes = sizeof(std::uint64_t);
 
 /// Bytes of a slot around its state.
 inline constexpr std::size_t kSlotFrameBytes = 48;

@@ -48,7 +48,7 @@ int allocate(int fd, std::size_t size) {
 
 }  // namespace
 
-Result<void> PolicyFile::stage(std::uint64_t word, std::string_view state) {
+Result<void> PolicyFile::stage(std::uint64_t word, std::string_view state, Vote vote) {
   GRADSYNC_ASSERT(word != 0, "0 stands for a slot that is empty");
   if (state.size() > kMostStateBytes) {
     return make_error(
@@ -59,6 +59,7 @@ Result<void> PolicyFile::stage(std::uint64_t word, std::string_view state) {
   }
   const std::size_t slot = 1 - current_;
   next_.word = word;
+  next_.pending = vote == Vote::Pending;
   next_.sequence = ++sequence_;
   next_.fill(state);
   if (next_.image.size() > slot_bytes_) {
@@ -77,11 +78,27 @@ Result<void> PolicyFile::stage(std::uint64_t word, std::string_view state) {
   return {};
 }
 
-void PolicyFile::keep() {
+Result<void> PolicyFile::keep() {
   GRADSYNC_ASSERT(next_.word != 0, "what is kept was staged");
   current_ = 1 - current_;
   std::swap(slots_[current_], next_);
   next_.word = 0;
+  return settle(current_);
+}
+
+/// The slot is what the job goes on with.
+Result<void> PolicyFile::settle(std::size_t slot) {
+  StateSlot& settled = slots_[slot];
+  if (settled.word == 0 || !settled.pending) {
+    return {};
+  }
+  settled.settle();
+  const std::size_t at = settled.image.size() - kDoneMarkBytes;
+  const int error = write_all(
+      fd_.get(), std::string_view(settled.image).substr(at), slot_offset(slot, slot_bytes_) + at
+  );
+  settled.pending = error != 0;
+  return error == 0 ? Result<void>{} : failed("writing", error);
 }
 
 Result<void> PolicyFile::write_new_file(std::size_t slot_bytes, std::size_t slot) {

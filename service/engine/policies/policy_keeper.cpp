@@ -163,7 +163,8 @@ void PolicyKeeper::stage(const StepReport& report, const std::string& state) {
   if (!file_) {
     return;
   }
-  if (const Result<void> staged = file_->stage(attempt_word({report.epoch, report.attempt}), state); !staged) {
+  const PolicyFile::Vote vote = job_.alone ? PolicyFile::Vote::Alone : PolicyFile::Vote::Pending;
+  if (const Result<void> staged = file_->stage(attempt_word({report.epoch, report.attempt}), state, vote); !staged) {
     wipe_file();  // or restarted trainers would get what is old
     lose_file(staged.error().message);
   }
@@ -176,7 +177,10 @@ void PolicyKeeper::keep_state() {
     digest_.swap(next_digest_);
   }
   if (file_) {
-    file_->keep();
+    if (const Result<void> kept = file_->keep(); !kept) {
+      wipe_file();
+      lose_file(kept.error().message);
+    }
   }
 }
 

@@ -41,6 +41,7 @@ class PolicyKeeper {
     std::uint32_t uid = 0;
     std::string name;
     std::int64_t restart_count = 0;
+    bool alone = true;  ///< no other node can fail a step
   };
 
   using Alert = std::function<void(const char* kind, const std::string& what)>;

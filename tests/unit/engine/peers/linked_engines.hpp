@@ -363,6 +363,9 @@ class LinkedEngines {
     }
 
     EngineOptions with_port(LinkedEngines& all, std::size_t index, EngineOptions options) {
+      if (!options.policy_directory.empty()) {
+        options.policy_directory += std::to_string(index);  // as each daemon has its own
+      }
       options.make_peers = [this, &all, index](JobNumber number, const AttachRequest& first) {
         PeerJoin identity;
         identity.job = {first.uid, first.job};

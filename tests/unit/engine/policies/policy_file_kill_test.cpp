@@ -54,6 +54,30 @@ TEST(PolicyFileKill, a_cut_is_known_also_where_the_word_was_there_before) {
   }
 }
 
+TEST(PolicyFileKill, a_mark_cut_after_any_byte_leaves_its_state_pending) {
+  const StateFolder folder;
+  PolicyFile file = opened(folder.path());
+  stored(file, 0x1'0000'0002, state_of(2));
+  ASSERT_TRUE(file.stage(0x1'0000'0003, state_of(3), PolicyFile::Vote::Pending));
+  const std::string before = bytes_of(folder.file());
+  ASSERT_TRUE(file.keep());
+  const std::string after = bytes_of(folder.file());
+  int cuts = 0;
+  for (std::size_t cut = 0; cut < after.size(); ++cut) {
+    if (before[cut] == after[cut]) {
+      continue;
+    }
+    const Result<PolicyFileContents> contents =
+        read_policy_file(after.substr(0, cut) + before.substr(cut), kUid, "train");
+    ASSERT_TRUE(contents);
+    const StateSlot& slot = contents->slots[contents->slots[0].word == 0x1'0000'0003 ? 0 : 1];
+    EXPECT_EQ(slot.state(), state_of(3)) << cut;
+    EXPECT_TRUE(slot.pending) << cut;
+    ++cuts;
+  }
+  EXPECT_EQ(cuts, 8);
+}
+
 /// `work` in a process of its own, killed at its n-th stop, of which each system call has two. False when it ended
 /// first.
 bool killed_at(int stops, const std::function<void()>& work) {
@@ -150,6 +174,36 @@ TEST_F(PolicyFileKillAtCalls, a_store_is_there_or_not_and_the_one_before_always)
     );
     EXPECT_GT(with, 0);
     EXPECT_GT(without, 0);
+  }
+}
+
+TEST_F(PolicyFileKillAtCalls, a_step_that_may_fail_is_the_newest_when_it_is_done_and_not_before) {
+  for (const std::size_t bytes : {300, 50'000}) {
+    std::set<std::uint64_t> newest;
+    at_every_stop(
+        with_two_states,
+        [&](const StateFolder& folder) {
+          PolicyFile file = opened(folder.path());
+          static_cast<void>(file.find(2));
+          static_cast<void>(store(file, 3, state_of(3, bytes), PolicyFile::Vote::Pending));
+        },
+        [&](PolicyFile& file) {
+          const std::optional<PolicyFile::Stored> found = file.newest();
+          ASSERT_TRUE(found);
+          EXPECT_EQ(found->state, state_of(found->word, found->word == 3 ? bytes : 300));
+          newest.insert(found->word);
+        }
+    );
+    EXPECT_EQ(newest, (std::set<std::uint64_t>{2, 3}));
+    at_every_stop(
+        with_two_states,
+        [&](const StateFolder& folder) {
+          PolicyFile failed = opened(folder.path());
+          static_cast<void>(failed.find(2));
+          static_cast<void>(failed.stage(3, state_of(3, bytes), PolicyFile::Vote::Pending));
+        },
+        [](PolicyFile& file) { EXPECT_EQ(file.newest()->word, 2U); }
+    );
   }
 }
 

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <optional>
+#include <string>
 
 namespace gradsync::engine {
 namespace {
@@ -66,10 +68,64 @@ TEST(StagedState, that_finds_no_room_leaves_all_as_it_was) {
 TEST(StagedState, is_kept_once) {
   const StateFolder folder;
   PolicyFile file = with_two_steps(folder);
-  EXPECT_DEATH(file.keep(), "what is kept was staged");
+  EXPECT_DEATH(static_cast<void>(file.keep()), "what is kept was staged");
   ASSERT_TRUE(file.stage(3, state_of(3)));
   ASSERT_TRUE(file.wipe());
-  EXPECT_DEATH(file.keep(), "what is kept was staged");
+  EXPECT_DEATH(static_cast<void>(file.keep()), "what is kept was staged");
+}
+
+constexpr auto kPending = PolicyFile::Vote::Pending;
+
+TEST(PendingState, is_not_the_newest_until_its_step_is_done) {
+  for (const std::size_t bytes : {300, 50'000}) {
+    const StateFolder folder;
+    {
+      PolicyFile failed = with_two_steps(folder);
+      ASSERT_TRUE(failed.stage(3, state_of(3, bytes), kPending));
+    }
+    EXPECT_EQ(opened(folder.path()).newest()->word, 2U) << "its step may have failed";
+    {
+      PolicyFile file = opened(folder.path());
+      EXPECT_EQ(file.newest()->word, 2U);
+      stored(file, 4, state_of(4));
+      ASSERT_TRUE(file.stage(5, state_of(5, bytes), kPending));
+      ASSERT_TRUE(file.keep());
+    }
+    EXPECT_EQ(opened(folder.path()).newest()->state, state_of(5, bytes));
+    EXPECT_EQ(opened(folder.path()).find(4), state_of(4));
+  }
+}
+
+TEST(PendingState, that_is_alone_in_the_file_is_no_state_to_go_on_with) {
+  const StateFolder folder;
+  ASSERT_TRUE(opened(folder.path()).stage(1, state_of(1), kPending));
+  PolicyFile file = opened(folder.path());
+  EXPECT_FALSE(file.newest());
+  stored(file, 2, state_of(2));
+  EXPECT_EQ(opened(folder.path()).newest()->word, 2U);
+  EXPECT_EQ(opened(folder.path()).find(1), std::nullopt) << "it was written over";
+}
+
+TEST(PendingState, counts_from_when_a_rank_knows_its_step_as_done) {
+  const StateFolder folder;
+  {
+    PolicyFile killed = with_two_steps(folder);
+    ASSERT_TRUE(killed.stage(3, state_of(3), kPending));
+  }
+  EXPECT_EQ(opened(folder.path()).find(3), state_of(3));
+  EXPECT_EQ(opened(folder.path()).newest()->word, 3U);
+}
+
+TEST(PendingState, has_the_bytes_of_any_other_when_it_is_kept) {
+  const StateFolder one;
+  const StateFolder other;
+  PolicyFile alone = with_two_steps(one);
+  PolicyFile voted = with_two_steps(other);
+  stored(alone, 3, state_of(3));
+  ASSERT_TRUE(voted.stage(3, state_of(3), kPending));
+  EXPECT_NE(bytes_of(one.file()), bytes_of(other.file()));
+  ASSERT_TRUE(voted.keep());
+  EXPECT_EQ(bytes_of(one.file()), bytes_of(other.file()));
 }
 
 }  // namespace
