@@ -15,10 +15,11 @@ Result<std::shared_ptr<StepRecord>> Job::record_for(const PreparedPlan& prepared
     return std::shared_ptr<StepRecord>();
   }
   if (record_ && record_->plan_digest() == prepared.plan->digest) {
-    return record_;
+    const Result<void> room = record_->make_room(attached_ranks());
+    return room ? Result<std::shared_ptr<StepRecord>>(record_) : room.error();
   }
   const std::size_t text_bytes = std::min(prepared.encoded_bytes, context_.options.encoded_bytes);
-  return StepRecord::create(prepared.plan->digest, static_cast<std::size_t>(world_size()), text_bytes);
+  return StepRecord::create(prepared.plan->digest, attached_ranks(), text_bytes);
 }
 
 std::optional<RecordGrant> Job::grant_record(std::int64_t rank) const {

@@ -57,13 +57,13 @@ Error failed(const char* call, int error) {
 
 void put(std::byte* at, std::uint32_t value) { std::memcpy(at, &value, sizeof value); }
 
-Error record_too_large(std::size_t world_size, std::uint64_t size_bytes, const device::MemoryHeadroom& headroom) {
+Error record_too_large(const LocalRanks& ranks, std::uint64_t needed_bytes, const device::MemoryHeadroom& headroom) {
   return make_error(
       ErrorCode::InsufficientMemory,
       fmt::format(
           "a step record of {} ranks needs {} bytes, {} are free (limit {})",
-          world_size,
-          size_bytes,
+          ranks.size(),
+          needed_bytes,
           headroom.free_bytes,
           headroom.limit_bytes
       ),
@@ -74,13 +74,14 @@ Error record_too_large(std::size_t world_size, std::uint64_t size_bytes, const d
 }  // namespace
 
 Result<std::shared_ptr<StepRecord>> StepRecord::create(
-    std::string plan_digest, std::size_t world_size, std::size_t text_bytes
+    std::string plan_digest, const LocalRanks& ranks, std::size_t text_bytes
 ) {
   const std::size_t slot_bytes = whole_pages(text_bytes + kLengthBytes);
-  const std::uint64_t size_bytes = kPage + static_cast<std::uint64_t>(world_size) * slot_bytes;
+  const std::uint64_t needed_bytes = kPage + static_cast<std::uint64_t>(ranks.size()) * slot_bytes;
+  const std::uint64_t size_bytes = kPage + static_cast<std::uint64_t>(ranks.world_size()) * slot_bytes;
   const device::MemoryHeadroom headroom = device::memory_headroom();
-  if (size_bytes > headroom.free_bytes || slot_bytes > std::numeric_limits<std::uint32_t>::max()) {
-    return record_too_large(world_size, size_bytes, headroom);
+  if (needed_bytes > headroom.free_bytes || slot_bytes > std::numeric_limits<std::uint32_t>::max()) {
+    return record_too_large(ranks, needed_bytes, headroom);
   }
   UniqueFd fd = device::open_memfd("gradsync-record");
   if (!fd.valid()) {
@@ -89,7 +90,7 @@ Result<std::shared_ptr<StepRecord>> StepRecord::create(
   if (::ftruncate(fd.get(), static_cast<off_t>(size_bytes)) != 0) {
     return failed("ftruncate", errno);
   }
-  if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(size_bytes)); error != 0) {
+  if (const int error = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(kPage)); error != 0) {
     return failed("posix_fallocate", error);
   }
   // Not populated: the pages are there, and most of what is reserved for findings is never touched.
@@ -102,12 +103,34 @@ Result<std::shared_ptr<StepRecord>> StepRecord::create(
       new StepRecord(std::move(plan_digest), std::move(fd), bytes, size_bytes, slot_bytes)
   );
   std::memcpy(bytes, kRecordMagic.data(), kRecordMagic.size());
-  put(bytes + kWorldSizeAt, static_cast<std::uint32_t>(world_size));
+  put(bytes + kWorldSizeAt, static_cast<std::uint32_t>(ranks.world_size()));
   put(bytes + kRecordSlotBytesAt, static_cast<std::uint32_t>(slot_bytes));
   if (::fcntl(record->fd_.get(), F_ADD_SEALS, kSeals) != 0) {
     return failed("sealing", errno);
   }
+  if (Result<void> room = record->make_room(ranks); !room) {
+    return room.error();
+  }
   return record;
+}
+
+Result<void> StepRecord::make_room(const LocalRanks& ranks) {
+  std::size_t seat = 0;
+  while (seat < ranks.size()) {  // one call for ranks that follow each other
+    const std::int64_t first = ranks.rank_of(seat);
+    std::size_t count = 1;
+    while (seat + count < ranks.size() && ranks.rank_of(seat + count) == first + static_cast<std::int64_t>(count)) {
+      ++count;
+    }
+    const std::size_t begin = kPage + static_cast<std::size_t>(first) * slot_bytes_;
+    const int error =
+        ::posix_fallocate(fd_.get(), static_cast<off_t>(begin), static_cast<off_t>(count * slot_bytes_));
+    if (error != 0) {
+      return failed("posix_fallocate", error);
+    }
+    seat += count;
+  }
+  return {};
 }
 
 StepRecord::StepRecord(

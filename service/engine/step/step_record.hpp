@@ -6,11 +6,12 @@
 // 24 u64 done; 32 u64 voted; 4096 + rank · slot_bytes: u64 length and as many bytes of text. The words are those of
 // `attempt_word`. Invariants: `begun` is stored before a command that writes gradients is submitted, the texts before
 // `voted` and `done`, `voted` before this node votes for an attempt of several nodes, and `done` before any rank is
-// answered. All pages exist from the beginning, so that no store can fail; the seals forbid
-// every further mapping for writing.
+// answered. The first page and those of the ranks that are here exist before anything is stored in them, so that no
+// store can fail; ranks of other nodes have an offset and no pages. The seals forbid every further mapping for writing.
 
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
+#include "engine/epoch/local_ranks.hpp"
 #include "engine/types.hpp"
 
 #include <atomic>
@@ -26,7 +27,7 @@ class StepRecord {
  public:
   /// For a plan whose longest answer has `text_bytes`. Errors: InsufficientMemory, LimitExceeded, InternalError.
   [[nodiscard]] static Result<std::shared_ptr<StepRecord>> create(
-      std::string plan_digest, std::size_t world_size, std::size_t text_bytes
+      std::string plan_digest, const LocalRanks& ranks, std::size_t text_bytes
   );
   ~StepRecord();
   StepRecord(const StepRecord&) = delete;
@@ -35,6 +36,9 @@ class StepRecord {
   [[nodiscard]] const std::string& plan_digest() const { return plan_digest_; }
 
   [[nodiscard]] std::uint64_t size_bytes() const { return size_bytes_; }
+
+  /// Pages for the texts of these ranks, where others had the seats before. Errors as `create`.
+  [[nodiscard]] Result<void> make_room(const LocalRanks& ranks);
 
   /// Bytes that a text may have.
   [[nodiscard]] std::size_t room() const;

@@ -7,6 +7,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -322,7 +323,7 @@ TEST_F(Record, can_be_written_by_nobody_else) {
 }
 
 TEST_F(Record, drops_a_text_that_does_not_fit) {
-  const auto made = StepRecord::create("digest", 1, 5000);
+  const auto made = StepRecord::create("digest", LocalRanks::all(1), 5000);
   ASSERT_TRUE(made);
   const Mapping mapping((*made)->descriptor(), (*made)->size_bytes());
   EXPECT_EQ((*made)->room(), 8192u - 8);
@@ -332,8 +333,33 @@ TEST_F(Record, drops_a_text_that_does_not_fit) {
   EXPECT_EQ(mapping.text(0), "");
 }
 
+/// What the memory behind a descriptor takes.
+std::uint64_t allocated(int fd) {
+  struct stat found {};
+
+  EXPECT_EQ(::fstat(fd, &found), 0);
+  return static_cast<std::uint64_t>(found.st_blocks) * 512;
+}
+
+TEST_F(Record, has_pages_for_the_ranks_that_are_here_and_offsets_for_all) {
+  const auto made = StepRecord::create("digest", LocalRanks::of(512, {3, 4, 5, 200}), 8192 - 8);
+  ASSERT_TRUE(made);
+  const UniqueFd fd = (*made)->descriptor();
+  EXPECT_EQ((*made)->size_bytes(), 4096u + 512 * 8192);
+  EXPECT_EQ(allocated(fd.get()), 4096u + 4 * 8192);
+  for (const std::size_t rank : {3, 4, 5, 200}) {
+    (*made)->keep(rank, "text of " + std::to_string(rank));
+  }
+  EXPECT_EQ(allocated(fd.get()), 4096u + 4 * 8192) << "no store needs a page";
+  const Mapping mapping((*made)->descriptor(), (*made)->size_bytes());
+  EXPECT_EQ(mapping.text(200), "text of 200");
+  EXPECT_EQ(mapping.text(3), "text of 3");
+  ASSERT_TRUE((*made)->make_room(LocalRanks::of(512, {3, 4, 5, 201})));
+  EXPECT_EQ(allocated(fd.get()), 4096u + 5 * 8192) << "another rank took the seat of rank 200";
+}
+
 TEST_F(Record, too_large_for_the_machine_is_insufficient_memory) {
-  const auto made = StepRecord::create("digest", std::size_t{1} << 22, 1 << 20);
+  const auto made = StepRecord::create("digest", LocalRanks::all(1 << 22), 1 << 20);
   ASSERT_FALSE(made);
   EXPECT_EQ(made.error().code, ErrorCode::InsufficientMemory);
   EXPECT_THAT(made.error().message, HasSubstr("4194304 ranks needs 4415226384384 bytes"));
