@@ -31,6 +31,8 @@ class LocalRanks {
     return {world_size, first, count, std::move(ranks)};
   }
 
+  [[nodiscard]] friend bool operator==(const LocalRanks&, const LocalRanks&) = default;
+
   [[nodiscard]] std::int64_t world_size() const { return world_size_; }
 
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(count_); }

@@ -222,6 +222,7 @@ class Job {
 
   /// Those that have a process, which are all of this node where an epoch begins.
   [[nodiscard]] LocalRanks attached_ranks() const;
+  void reseat(LocalRanks ranks);
 
   // epoch (job_epoch.cpp)
   void share_tensors(std::int64_t rank, SharingDeclaration sharing);

@@ -263,10 +263,28 @@ LocalRanks Job::attached_ranks() const {
   return LocalRanks::of(world_size(), std::move(ranks));
 }
 
+/// A process may have taken the seat of another rank. Survivors whose calls wait already keep them.
+void Job::reseat(LocalRanks ranks) {
+  if (ranks == locals_ && attempt_.calls.size() == ranks.size()) {
+    return;
+  }
+  std::vector<StepCall> calls(ranks.size());
+  for (std::size_t seat = 0; seat < calls.size(); ++seat) {
+    const std::optional<std::size_t> before = locals_.seat_of(ranks.rank_of(seat));
+    if (before && *before < attempt_.calls.size()) {
+      calls[seat] = std::move(attempt_.calls[*before]);
+    }
+  }
+  attempt_.calls = std::move(calls);
+  if (machine_) {
+    machine_->reseat(ranks);
+  }
+  locals_ = std::move(ranks);
+}
+
 void Job::perform(const CommitPlan& action) {
   record_ = active_->record;
-  locals_ = attached_ranks();
-  attempt_.calls.resize(locals_.size());
+  reseat(attached_ranks());
   if (!action.keeps_steps) {
     machine_.emplace(active_->plan, epochs_.epoch(), locals_);
   }
@@ -329,9 +347,10 @@ void Job::perform(const VacateSeat& action) {
   context_.vacated.push_back(left.holder.session);
   withdraw(left.check);
   context_.buffers.release_all(left.holder.session);
-  if (!attempt_.calls.empty()) {
-    if (Reply<RankReport> waiting = std::exchange(call_of(action.rank), StepCall{}).reply) {
-      attempt_.departed.push_back({locals_.seat_of_local(action.rank), std::move(waiting)});
+  const std::optional<std::size_t> seat = locals_.seat_of(action.rank);
+  if (seat && *seat < attempt_.calls.size()) {
+    if (Reply<RankReport> waiting = std::exchange(attempt_.calls[*seat], StepCall{}).reply) {
+      attempt_.departed.push_back({*seat, std::move(waiting)});
     }
   }
   if (left.declare_reply) {

@@ -31,7 +31,7 @@ RankStatus Job::rank_status(std::int64_t rank) const {
   if (seat.call) {
     entry.waiting_in = "gradients.declare";
     entry.waited_s = seconds(context_.now - seat.call->since);
-  } else if (machine_ && machine_->ask_of(rank)) {
+  } else if (machine_ && locals_.seat_of(rank) && machine_->ask_of(rank)) {
     const Ask& ask = *machine_->ask_of(rank);
     entry.waiting_in = method_of(ask.kind);
     entry.waited_s = seconds(context_.now - ask.since);

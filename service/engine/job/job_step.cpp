@@ -62,7 +62,8 @@ std::optional<Result<RankReport>> Job::answer_at_hand(std::int64_t rank, const S
   if (const std::optional<Error>& stuck = attempt_.stop.stuck()) {
     return Result<RankReport>(*stuck);
   }
-  if (std::optional<Error> error = epochs_.ending() ? std::nullopt : refuse_step(rank, key)) {
+  const bool waits_for_end = epochs_.ending() && locals_.seat_of(rank);  // else it came since, and has not declared
+  if (std::optional<Error> error = waits_for_end ? std::nullopt : refuse_step(rank, key)) {
     return Result<RankReport>(std::move(*error));
   }
   return std::nullopt;

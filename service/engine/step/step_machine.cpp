@@ -56,19 +56,37 @@ StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t e
     : plan_(std::move(plan)),
       locals_(std::move(locals)),
       epoch_(epoch),
-      ranks_(locals_.size()),
       unused_(plan_->buckets.size()) {
-  for (std::size_t seat = 0; seat < ranks_.size(); ++seat) {
-    if (!plan_->layouts.empty()) {
-      ranks_[seat].layout = &plan_->layout(locals_.rank_of(seat));
-    }
-    ranks_[seat].ready.assign(plan_->buckets.size(), false);
-    ranks_[seat].is_unused.assign(rows_of(seat).size(), false);
+  for (std::size_t seat = 0; seat < locals_.size(); ++seat) {
+    ranks_.push_back(made(locals_.rank_of(seat)));
   }
 }
 
 StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch)
     : StepMachine(plan, epoch, LocalRanks::all(plan->world_size)) {}
+
+StepMachine::Rank StepMachine::made(std::int64_t rank) const {
+  Rank fresh;
+  if (!plan_->layouts.empty()) {
+    fresh.layout = &plan_->layout(rank);
+    fresh.is_unused.assign(fresh.layout->tensors.size(), false);
+  }
+  fresh.ready.assign(plan_->buckets.size(), false);
+  return fresh;
+}
+
+void StepMachine::reseat(LocalRanks locals) {
+  std::vector<Rank> ranks;
+  asked_ = 0;
+  for (std::size_t seat = 0; seat < locals.size(); ++seat) {
+    const std::int64_t rank = locals.rank_of(seat);
+    const std::optional<std::size_t> before = locals_.seat_of(rank);
+    ranks.push_back(before ? std::move(ranks_[*before]) : made(rank));
+    asked_ += ranks.back().ask ? 1 : 0;
+  }
+  ranks_ = std::move(ranks);
+  locals_ = std::move(locals);
+}
 
 Actions StepMachine::open(const std::vector<LaneShare>& shares) {
   Actions actions;

@@ -232,6 +232,9 @@ class StepMachine {
   /// A rank of another node that is waited for is paused, or not any more; `follow_pauses` comes behind it.
   void on_peers_paused(bool paused) { peers_paused_ = paused; }
 
+  /// Other ranks have seats of this node, before the first attempt is opened. What the others asked counts on.
+  void reseat(LocalRanks locals);
+
   /// The earliest of the ranks here, all of which wait.
   [[nodiscard]] TimePoint first_deadline() const;
 
@@ -335,6 +338,8 @@ class StepMachine {
   };
 
   [[nodiscard]] std::size_t seat(std::int64_t rank) const { return locals_.seat_of_local(rank); }
+
+  [[nodiscard]] Rank made(std::int64_t rank) const;
 
   /// Counts one command more for the lane, and says its id.
   [[nodiscard]] static device::LaneId launch_on(LaneWork& work);

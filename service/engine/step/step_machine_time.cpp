@@ -86,10 +86,13 @@ std::optional<TimePoint> StepMachine::next_deadline() const {
 }
 
 void StepMachine::follow_pauses(TimePoint now, const Roster& roster) {
+  const auto is_waited_for = [this](const auto& seat) {
+    const std::optional<std::size_t> own = seat.second.paused ? locals_.seat_of(seat.first) : std::nullopt;
+    // A rank that has no seat before the next plan took that of one which is waited for.
+    return seat.second.paused && !(own && ranks_[*own].ask);
+  };
   const bool waits = !course_.error && any_waiting() &&
-                     (peers_paused_ || std::any_of(roster.begin(), roster.end(), [this](const auto& seat) {
-                        return seat.second.paused && !waiting(seat.first);
-                      }));
+                     (peers_paused_ || std::any_of(roster.begin(), roster.end(), is_waited_for));
   if (waits == course_.suspended.has_value()) {
     return;
   }

@@ -272,6 +272,9 @@ class LinkedEngines {
 
   void lose(std::int64_t rank) { engine_of(rank).process_exited(ranks_[rank].session); }
 
+  /// Its next process is on that node.
+  void move(std::int64_t rank, std::size_t node) { moved_[rank] = node; }
+
   void pause(std::int64_t rank, bool paused) { ASSERT_TRUE(engine_of(rank).pause(ranks_[rank].session, paused)); }
 
   /// What the lane of the node reports waits from now on, or not any more.
@@ -415,7 +418,10 @@ class LinkedEngines {
     Engine engine;
   };
 
-  [[nodiscard]] Node& node_of(std::int64_t rank) { return *nodes_[static_cast<std::size_t>(rank / per_node_)]; }
+  [[nodiscard]] Node& node_of(std::int64_t rank) {
+    const auto moved = moved_.find(rank);
+    return *nodes_[moved == moved_.end() ? static_cast<std::size_t>(rank / per_node_) : moved->second];
+  }
 
   Reply<RankReport> listener(std::int64_t rank, std::shared_ptr<Call> call) {
     const std::uint64_t epoch = ranks_[rank].key.epoch;
@@ -512,6 +518,7 @@ class LinkedEngines {
   LinkNumber links_ = 0;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::map<std::int64_t, Rank> ranks_;
+  std::map<std::int64_t, std::size_t> moved_;  ///< ranks that are not where they were at first
   std::vector<std::pair<void*, std::size_t>> mapped_;
 };
 
