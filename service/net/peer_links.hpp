@@ -29,7 +29,7 @@ class PeerLinks {
   /// Both ends have to know the same one. The server sets that of its `peer_token_file`.
   void use_token(std::string token);
 
-  /// `address`: HOST or HOST:PORT; without a port kPeerPort. Tries until there is a link or it is closed or dropped.
+  /// `address`: HOST or HOST:PORT; without a port kPeerPort. Each address of the host is tried once.
   LinkId connect(std::string address);
 
   /// In order. A link that has ended takes no more; one whose other end does not read ends.

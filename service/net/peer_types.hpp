@@ -31,9 +31,8 @@ class PeerSink {
   /// The link is open: both ends know the token. Texts may be sent from within.
   virtual void on_link(LinkId link, const LinkEnds& ends) = 0;
   virtual void on_text(LinkId link, std::string_view text) = 0;
-  /// A try of `connect` failed, and another follows.
-  virtual void on_unreachable(LinkId link, const std::string& why) = 0;
-  /// Exactly once for each link that `on_link` named or `connect` returned, also where the owner ended it. It is final.
+  /// Exactly once for each link that `on_link` named or `connect` returned, also where the owner ended it or the other
+  /// daemon was not reached. It is final.
   virtual void on_end(LinkId link, const std::string& why) = 0;
 };
 
@@ -47,10 +46,8 @@ struct PeerOptions {
   Milliseconds beat{1'000};
   Milliseconds dead{5'000};      ///< without a byte for so long a link ends; also what is not acknowledged for so long
   Milliseconds join{10'000};     ///< until the owner says that an accepted link has joined
-  Milliseconds resolve{5'000};   ///< for a name, in one try
+  Milliseconds resolve{5'000};   ///< for a name
   Milliseconds connect{5'000};   ///< to connect to one address; as much again to shake hands
-  Milliseconds first_retry{50};  ///< doubles up to the longest, times a random 0.5 to 1
-  Milliseconds longest_retry{1'000};
   std::size_t link_message_bytes = 16u << 20;
   std::size_t link_unread_bytes = 64u << 20;  ///< what waits to be sent; a link that has more ends
   std::size_t joining_bytes = 256u << 20;     ///< unfinished messages of all links that have not joined

@@ -50,7 +50,6 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
   // net::PeerSink
   void on_link(net::LinkId link, const net::LinkEnds& ends) override;
   void on_text(net::LinkId link, std::string_view text) override;
-  void on_unreachable(net::LinkId link, const std::string& why) override;
   void on_end(net::LinkId link, const std::string& why) override;
 
   // PeerPort::Owner

@@ -211,13 +211,6 @@ void PeerBridge::assign(net::LinkId link, Accepted& accepted, Seat& seat, engine
   });
 }
 
-void PeerBridge::on_unreachable(net::LinkId link, const std::string& why) {
-  const auto opened = opened_.find(link);
-  if (Seat* const seat = opened == opened_.end() ? nullptr : seat_of(opened->second)) {
-    seat->port->on_unreachable(why);
-  }
-}
-
 void PeerBridge::on_end(net::LinkId link, const std::string& why) { end_link(link, why); }
 
 /// Nothing of the link counts from here on. Its machine hears of it in a turn of its own.

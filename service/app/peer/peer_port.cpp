@@ -1,6 +1,7 @@
 #include "app/peer/peer_port.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -54,6 +55,10 @@ engine::PeerEvents PeerPort::taken(Actions actions) {
         events.push_back(std::move(tell.event));
       },
       [&](engine::WarnHalfTime& warn) { events.push_back(engine::PeersHalfTime{std::move(warn.waits_for)}); },
+      [&](engine::OpenLink& open) {
+        linked_ = false;
+        outgoing_.emplace_back(std::move(open));
+      },
       [](engine::StoreDone&) {},  // the verdict of this node's own ranks, which comes with it, stores it
       [&](auto& send) { outgoing_.emplace_back(std::move(send)); },
   };
@@ -173,6 +178,7 @@ engine::PeerEvents PeerPort::on_link_ended(engine::LinkNumber link, const std::s
 }
 
 engine::PeerEvents PeerPort::on_own_link(std::string own_address) {
+  linked_ = true;
   unreachable_.clear();
   return member_ ? taken(member_->on_link(now(), std::move(own_address))) : engine::PeerEvents{};
 }
@@ -182,6 +188,10 @@ engine::PeerEvents PeerPort::on_own_message(engine::ToMember message) {
 }
 
 engine::PeerEvents PeerPort::on_own_link_ended(const std::string& why) {
+  if (!linked_ && why != unreachable_) {  // one line for a daemon that is away for an hour
+    spdlog::warn("no link yet to the node of rank 0 job={} address={}: {}", key().second, options_.coordinator, why);
+    unreachable_ = why;
+  }
   return member_ ? taken(member_->on_link_ended(now(), why)) : engine::PeerEvents{};
 }
 

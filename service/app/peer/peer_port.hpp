@@ -75,9 +75,6 @@ class PeerPort final : public engine::Peers {
   [[nodiscard]] engine::PeerEvents on_own_message(engine::ToMember message);
   [[nodiscard]] engine::PeerEvents on_own_link_ended(const std::string& why);
 
-  /// A try to reach the coordinator failed.
-  void on_unreachable(std::string why) { unreachable_ = std::move(why); }
-
   [[nodiscard]] engine::PeerEvents on_time();
   [[nodiscard]] std::optional<TimePoint> next_deadline() const;
 
@@ -103,7 +100,8 @@ class PeerPort final : public engine::Peers {
   std::vector<std::int64_t> paused_;  ///< said before the role was known
   std::vector<Outgoing> outgoing_;
   engine::PeerEvents later_;
-  std::string unreachable_;  ///< why the coordinator was not reached when it was tried last
+  bool linked_ = false;      ///< to the coordinator
+  std::string unreachable_;  ///< why it was not reached when it was tried last
 };
 
 }  // namespace gradsync::app

@@ -21,11 +21,13 @@ void LinkContext::hold_joining(LinkId link, std::size_t bytes) {
 }
 
 void LinkContext::end(LinkId link, std::string why) {
-  const std::size_t known = links.erase(link) + connectors.erase(link);
+  const std::size_t open = links.erase(link);
+  const std::size_t known = open + connectors.erase(link);
   if (known == 0 || io.stopped()) {  // stopped: coroutines are destroyed with the io context, and the sink may be gone
     return;
   }
-  spdlog::info("link ended link={}: {}", link, why);
+  // A daemon that is away for an hour is tried many times: its owner says that once.
+  spdlog::log(open > 0 ? spdlog::level::info : spdlog::level::debug, "link ended link={}: {}", link, why);
   asio::post(io, [self = shared_from_this(), link, moved = std::move(why)] {
     const IoWatch::Turn turn{self->metrics.io_watch, "the end of a link"};
     self->sink.on_end(link, moved);

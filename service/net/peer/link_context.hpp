@@ -9,7 +9,6 @@
 
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 
 namespace gradsync::net {
@@ -36,7 +35,6 @@ struct LinkContext : std::enable_shared_from_this<LinkContext> {
   std::map<LinkId, std::shared_ptr<PeerConnector>> connectors;  ///< also while their link is open
   Resolver resolver;
   HeldBytes half_sent;  ///< by links that have not joined: each is a process of its own
-  std::minstd_rand random{std::random_device{}()};
   bool closing_all = false;
 
   /// A link that has not joined holds that much of a message that has not ended. Where all of them hold too much, the

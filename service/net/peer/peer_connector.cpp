@@ -15,20 +15,10 @@
 #include <sys/socket.h>
 #include <system_error>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
 namespace gradsync::net {
-
-Duration retry_pause(const PeerOptions& options, unsigned failed, double chance) {
-  Milliseconds pause = options.first_retry;
-  for (unsigned doubled = 1; doubled < failed && pause < options.longest_retry; ++doubled) {
-    pause *= 2;
-  }
-  pause = std::min(pause, options.longest_retry);
-  return std::chrono::duration_cast<Duration>(pause * (0.5 + chance / 2));
-}
 
 PeerConnector::PeerConnector(const LinkContextPtr& context, LinkId id, std::string address)
     : context_(context),
@@ -76,17 +66,16 @@ void PeerConnector::stop(std::string why) {
 
 Task<void> PeerConnector::run() {
   co_await asio::post(context_->io, use_task);  // the owner is not told anything from within its own call
-  for (unsigned failed = 1; !stopped_; ++failed) {
-    const std::string why = co_await try_once();
-    if (linked_ || stopped_) {
-      break;
-    }
-    tell(why);
-    co_await pause(failed);
+  if (stopped_) {
+    co_return;
+  }
+  std::string why = co_await try_addresses();
+  if (!linked_ && !stopped_) {
+    stop(std::move(why));
   }
 }
 
-Task<std::string> PeerConnector::try_once() {
+Task<std::string> PeerConnector::try_addresses() {
   std::optional<Resolved> resolved = co_await resolve();
   if (stopped_) {
     co_return std::string();
@@ -111,20 +100,16 @@ Task<std::optional<Resolved>> PeerConnector::resolve() {
     known.addresses.push_back(*numeric);
     co_return known;
   }
-  if (!query_ && !resolved_) {
-    query_ = context_->resolver.resolve(target_->host, port, [weak = weak_from_this()](Resolved resolved) {
-      if (const auto self = weak.lock()) {
-        self->query_.reset();
-        self->resolved_ = std::move(resolved);
-        self->wait_.cancel();
-      }
-    });
-  }
-  if (!resolved_) {
-    wait_.expires_after(context_->options.resolve);
-    auto [cut_short] = co_await wait_.async_wait(use_task);
-    static_cast<void>(cut_short);
-  }
+  query_ = context_->resolver.resolve(target_->host, port, [weak = weak_from_this()](Resolved resolved) {
+    if (const auto self = weak.lock()) {
+      self->query_.reset();
+      self->resolved_ = std::move(resolved);
+      self->wait_.cancel();
+    }
+  });
+  wait_.expires_after(context_->options.resolve);
+  auto [cut_short] = co_await wait_.async_wait(use_task);
+  static_cast<void>(cut_short);
   co_return std::exchange(resolved_, std::nullopt);
 }
 
@@ -178,25 +163,6 @@ Task<std::string> PeerConnector::serve() {
   linked_ = true;
   co_await link_->run();
   co_return why;
-}
-
-Task<void> PeerConnector::pause(unsigned failed) {
-  if (stopped_) {
-    co_return;
-  }
-  std::uniform_real_distribution<double> chance{0, 1};
-  wait_.expires_after(retry_pause(context_->options, failed, chance(context_->random)));
-  auto [cut_short] = co_await wait_.async_wait(use_task);
-  static_cast<void>(cut_short);
-}
-
-void PeerConnector::tell(const std::string& why) {
-  if (why != last_why_) {  // a daemon that is away for an hour is one line
-    last_why_ = why;
-    spdlog::warn("no link yet link={} address={}: {}", id_, address_, why);
-  }
-  const IoWatch::Turn turn{context_->metrics.io_watch, "a link that could not be opened"};
-  context_->sink.on_unreachable(id_, why);
 }
 
 }  // namespace gradsync::net

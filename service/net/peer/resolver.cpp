@@ -66,10 +66,11 @@ std::optional<NumericAddress> numeric_address(const std::string& host, std::uint
 }
 
 struct Resolver::State : std::enable_shared_from_this<State> {
-  struct Entry {
+  using Name = std::pair<std::string, std::uint16_t>;
+
+  struct Waiting {
     Query query = 0;
-    std::string host;
-    std::uint16_t port = 0;
+    Done done;
   };
 
   State(asio::io_context& io_context, NameLookup used) : io(io_context), lookup(std::move(used)) {}
@@ -82,13 +83,13 @@ struct Resolver::State : std::enable_shared_from_this<State> {
         changed.wait(lock);
         continue;
       }
-      const Entry entry = std::move(queue.front());
+      const Name name = std::move(queue.front());
       queue.pop_front();
       lock.unlock();
-      Resolved resolved = looked_up(entry);
+      Resolved resolved = looked_up(name);
       lock.lock();
       if (!stopping) {  // with the lock, so that `io` is there
-        post_answer(entry.query, std::move(resolved));
+        post_answer(name, std::move(resolved));
       }
     }
     ended = true;
@@ -96,29 +97,29 @@ struct Resolver::State : std::enable_shared_from_this<State> {
   }
 
   /// Whatever a lookup throws costs that name and no more.
-  [[nodiscard]] Resolved looked_up(const Entry& entry) const {
+  [[nodiscard]] Resolved looked_up(const Name& name) const {
     try {
-      return lookup(entry.host, entry.port);
+      return lookup(name.first, name.second);
     } catch (const std::exception& problem) {
-      return {{}, fmt::format("'{}' is not resolved: {}", entry.host, problem.what())};
+      return {{}, fmt::format("'{}' is not resolved: {}", name.first, problem.what())};
     }
   }
 
-  void post_answer(Query query, Resolved resolved) {
-    asio::post(io, [weak = weak_from_this(), query, moved = std::move(resolved)]() mutable {
+  void post_answer(const Name& name, Resolved resolved) {
+    asio::post(io, [weak = weak_from_this(), name, moved = std::move(resolved)] {
       if (const auto self = weak.lock()) {
-        self->answer(query, std::move(moved));
+        self->answer(name, moved);
       }
     });
   }
 
   /// On the io thread.
-  void answer(Query query, Resolved resolved) {
-    const auto found = waiting.find(query);
-    if (found != waiting.end()) {
-      const Done done = std::move(found->second);
-      waiting.erase(found);
-      done(std::move(resolved));
+  void answer(const Name& name, const Resolved& resolved) {
+    const auto found = asked.extract(name);
+    if (found) {
+      for (const Waiting& waiting : found.mapped()) {
+        waiting.done(resolved);
+      }
     }
   }
 
@@ -127,12 +128,12 @@ struct Resolver::State : std::enable_shared_from_this<State> {
   // These need the lock.
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Entry> queue;
+  std::deque<Name> queue;
   bool stopping = false;
   bool ended = false;
   // The io thread alone has these.
   std::thread thread;
-  std::map<Query, Done> waiting;
+  std::map<Name, std::vector<Waiting>> asked;  ///< also the one under way, where nobody waits for it any more
   Query last = 0;
 };
 
@@ -143,32 +144,43 @@ Resolver::~Resolver() { stop(); }
 Resolver::Query Resolver::resolve(std::string host, std::uint16_t port, Done done) {
   State& state = *state_;
   const Query query = ++state.last;
-  state.waiting.emplace(query, std::move(done));
+  const auto [at, first] = state.asked.try_emplace(State::Name(std::move(host), port));
+  at->second.push_back({query, std::move(done)});
+  if (!first) {
+    return query;
+  }
   if (!state.thread.joinable()) {
     try {
       state.thread = std::thread([self = state_] { self->run(); });
     } catch (const std::exception& problem) {
       state.post_answer(
-          query, {{}, fmt::format("'{}' is not resolved, for want of a thread: {}", host, problem.what())}
+          at->first, {{}, fmt::format("'{}' is not resolved, for want of a thread: {}", at->first.first, problem.what())}
       );
       return query;
     }
   }
   const std::scoped_lock lock{state.mutex};
-  state.queue.push_back({query, std::move(host), port});
+  state.queue.push_back(at->first);
   state.changed.notify_all();
   return query;
 }
 
 void Resolver::forget(Query query) {
-  state_->waiting.erase(query);
-  const std::scoped_lock lock{state_->mutex};
-  std::erase_if(state_->queue, [query](const State::Entry& entry) { return entry.query == query; });
+  State& state = *state_;
+  for (auto& [name, waiting] : state.asked) {
+    if (std::erase_if(waiting, [query](const State::Waiting& each) { return each.query == query; }) > 0) {
+      const std::scoped_lock lock{state.mutex};
+      if (waiting.empty() && std::erase(state.queue, name) > 0) {
+        state.asked.erase(name);
+      }
+      return;
+    }
+  }
 }
 
 void Resolver::stop() {
   State& state = *state_;
-  state.waiting.clear();
+  state.asked.clear();
   bool ended = false;
   {
     std::unique_lock lock{state.mutex};

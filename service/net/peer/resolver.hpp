@@ -50,7 +50,9 @@ class Resolver {
   Resolver(const Resolver&) = delete;
   Resolver& operator=(const Resolver&) = delete;
 
-  /// `done` is called in a later turn, unless the query is forgotten first. Names are looked up in the order asked.
+  /// `done` is called in a later turn, unless the query is forgotten first. Names are looked up in the order asked. A
+  /// query for a name that is being looked up gets that answer, so that one whose lookup takes longer than any try
+  /// waits is found in the end.
   [[nodiscard]] Query resolve(std::string host, std::uint16_t port, Done done);
   void forget(Query query);
 

@@ -10,37 +10,11 @@
 namespace gradsync::net {
 namespace {
 
-using testing::Each;
 using testing::HasSubstr;
 using testing::SizeIs;
 
-TEST(RetryPause, doubles_from_the_first_to_the_longest) {
-  const PeerOptions options;
-  std::vector<std::int64_t> pauses;
-  for (unsigned failed = 1; failed <= 8; ++failed) {
-    pauses.push_back(std::chrono::duration_cast<Milliseconds>(retry_pause(options, failed, 1)).count());
-  }
-  EXPECT_EQ(pauses, (std::vector<std::int64_t>{50, 100, 200, 400, 800, 1000, 1000, 1000}));
-  EXPECT_EQ(retry_pause(options, 4'000'000'000, 1), Milliseconds{1'000});
-}
-
-TEST(RetryPause, is_half_of_that_at_least) {
-  const PeerOptions options;
-  EXPECT_EQ(retry_pause(options, 1, 0), Milliseconds{25});
-  EXPECT_EQ(retry_pause(options, 1, 0.5), std::chrono::microseconds{37'500});
-  EXPECT_EQ(retry_pause(options, 9, 0), Milliseconds{500});
-}
-
 class PeerConnectorTest : public PeerTest {
  protected:
-  /// Fails and tries again at once, nearly.
-  [[nodiscard]] static PeerOptions eager() {
-    PeerOptions options;
-    options.first_retry = Milliseconds{2};
-    options.longest_retry = Milliseconds{10};
-    return options;
-  }
-
   /// A daemon with these only connects.
   [[nodiscard]] ServerOptions no_listener() const {
     ServerOptions only_connects = options("b");
@@ -55,36 +29,41 @@ class PeerConnectorTest : public PeerTest {
   }
 };
 
-TEST_F(PeerConnectorTest, tries_until_the_other_daemon_is_there) {
+TEST_F(PeerConnectorTest, ends_where_nobody_listens_and_the_next_one_finds_who_came) {
   ServerOptions later = options("a");
   {
     const ListeningStub taken;
     later.peer_address = taken.endpoint();
   }
-  PeerDaemon connecting{no_listener(), eager()};
-  const LinkId link = connecting.connect(later.peer_address);
-  const auto tries = connecting.sink.unreachable(link, 3);
-  EXPECT_THAT(tries, Each(HasSubstr("127.0.0.1: Connection refused")));
-  EXPECT_GE(tries.size(), 3u);
+  PeerDaemon connecting{no_listener()};
+  EXPECT_THAT(
+      connecting.sink.end_of(connecting.connect(later.peer_address)), HasSubstr("127.0.0.1: Connection refused")
+  );
   PeerDaemon accepting{later};
+  const LinkId link = connecting.connect(later.peer_address);
   EXPECT_EQ(connecting.sink.opened(), link);
   connecting.send(link, "there you are");
   EXPECT_THAT(accepting.sink.texts(accepting.sink.opened(), 1), SizeIs(1));
 }
 
-TEST_F(PeerConnectorTest, stops_when_it_is_told) {
-  ListeningStub gone;
-  const std::string nobody = gone.endpoint();
-  gone.close();
-  PeerDaemon connecting{no_listener(), eager()};
+TEST_F(PeerConnectorTest, stops_while_it_resolves_or_connects) {
+  const ListeningStub silent;
+  std::latch answers{1};
+  PeerOptions with_names;
+  with_names.look_up = [&answers, port = silent.port()](const std::string&, std::uint16_t) {
+    answers.wait();
+    return at(port);
+  };
+  PeerDaemon connecting{no_listener(), with_names};
   for (const bool drops : {true, false}) {
-    const LinkId link = connecting.connect(nobody);
-    EXPECT_GE(connecting.sink.unreachable(link, 2).size(), 2u);
-    drops ? connecting.drop(link) : connecting.close(link);
-    EXPECT_EQ(connecting.sink.end_of(link), drops ? "this daemon dropped it" : "this daemon closed it");
-    const LinkId other = connecting.connect(nobody);
-    EXPECT_GE(connecting.sink.unreachable(other, 5).size(), 5u) << "time in which the first must not try";
+    for (const std::string& address : {std::string("node0"), silent.endpoint()}) {
+      const LinkId link = connecting.connect(address);
+      drops ? connecting.drop(link) : connecting.close(link);
+      EXPECT_EQ(connecting.sink.end_of(link), drops ? "this daemon dropped it" : "this daemon closed it");
+    }
   }
+  answers.count_down();
+  EXPECT_EQ(connecting.sink.open_count(), 0u);
 }
 
 TEST_F(PeerConnectorTest, stops_in_the_middle_of_a_handshake) {
@@ -117,21 +96,22 @@ TEST_F(PeerConnectorTest, sends_token_subprotocol_and_host) {
 
 TEST_F(PeerConnectorTest, gives_an_answer_up_that_does_not_come) {
   const ListeningStub silent;
-  PeerOptions impatient = eager();
+  PeerOptions impatient;
   impatient.connect = Milliseconds{100};
   PeerDaemon connecting{no_listener(), impatient};
   const LinkId link = connecting.connect(silent.endpoint());
-  EXPECT_THAT(connecting.sink.unreachable(link, 2), Each("127.0.0.1: no answer within 100 ms"));
+  EXPECT_EQ(connecting.sink.end_of(link), "127.0.0.1: no answer within 100 ms");
 }
 
-TEST_F(PeerConnectorTest, says_that_the_tokens_differ_and_goes_on) {
+TEST_F(PeerConnectorTest, says_that_the_tokens_differ) {
   PeerDaemon accepting{options("a")};
-  PeerDaemon connecting{no_listener(), eager()};
+  PeerDaemon connecting{no_listener()};
   connecting.on_io([&] { connecting.links.use_token("another token of some length"); });
-  const LinkId link = connecting.connect(accepting.endpoint());
-  EXPECT_THAT(connecting.sink.unreachable(link, 2), Each(HasSubstr("refuses the token: [peer] token_file")));
+  const LinkId refused = connecting.connect(accepting.endpoint());
+  EXPECT_THAT(connecting.sink.end_of(refused), HasSubstr("refuses the token: [peer] token_file"));
   EXPECT_EQ(accepting.sink.open_count(), 0u);
   connecting.on_io([&] { connecting.links.use_token(kPeerToken); });
+  const LinkId link = connecting.connect(accepting.endpoint());
   EXPECT_EQ(connecting.sink.opened(), link);
 }
 
@@ -139,15 +119,14 @@ TEST_F(PeerConnectorTest, says_what_is_wrong_at_another_port) {
   ServerOptions with_pages = options("a");
   with_pages.health_address = "127.0.0.1:0";
   const PeerDaemon other{with_pages};
-  PeerDaemon connecting{no_listener(), eager()};
+  PeerDaemon connecting{no_listener()};
   const LinkId link = connecting.connect(other.server.health_endpoint());
-  EXPECT_THAT(connecting.sink.unreachable(link, 1).front(), HasSubstr("HTTP 404: what answers there is no listener"));
+  EXPECT_THAT(connecting.sink.end_of(link), HasSubstr("HTTP 404: what answers there is no listener"));
 }
 
 TEST_F(PeerConnectorTest, survives_what_answers_anything) {
   const ListeningStub listening;
-  PeerDaemon connecting{no_listener(), eager()};
-  const LinkId link = connecting.connect(listening.endpoint());
+  PeerDaemon connecting{no_listener()};
   for (const std::string& answer :
        {std::string("SSH-2.0-OpenSSH_9.2\r\n"),
         std::string("HTTP/1.1 101 Switching Protocols\r\n\r\n"),
@@ -155,13 +134,14 @@ TEST_F(PeerConnectorTest, survives_what_answers_anything) {
         "HTTP/1.1 200 OK\r\nX: " + std::string(100'000, 'x') + "\r\n\r\n",
         std::string(1000, '\0'),
         std::string()}) {
+    const LinkId link = connecting.connect(listening.endpoint());
     RawClient other_end = listening.accept();
     other_end.send(answer);
     other_end.shut_down_sending();
     while (!other_end.at_end()) {
     }
+    EXPECT_THAT(connecting.sink.end_of(link), HasSubstr("127.0.0.1: "));
   }
-  EXPECT_GE(connecting.sink.unreachable(link, 6).size(), 6u);
   EXPECT_EQ(connecting.sink.open_count(), 0u);
 }
 
@@ -184,39 +164,40 @@ TEST_F(PeerConnectorTest, opens_no_link_once_all_are_closed) {
 
 TEST_F(PeerConnectorTest, finds_a_name_of_the_system) {
   PeerDaemon accepting{options("a")};
-  PeerDaemon connecting{no_listener(), eager()};
+  PeerDaemon connecting{no_listener()};
   const LinkId link = connecting.connect(fmt::format("localhost:{}", port_of(accepting.endpoint())));
   EXPECT_EQ(connecting.sink.opened(), link);
 }
 
 TEST_F(PeerConnectorTest, says_that_a_name_has_no_address) {
-  PeerDaemon connecting{no_listener(), eager()};
+  PeerDaemon connecting{no_listener()};
   const std::string name = std::string(64, 'n') + ".example";  // a label has 63 at most, so that no server is asked
   const LinkId link = connecting.connect(name);
-  EXPECT_THAT(connecting.sink.unreachable(link, 1).front(), HasSubstr("'" + name + "' has no address: "));
+  EXPECT_THAT(connecting.sink.end_of(link), HasSubstr("'" + name + "' has no address: "));
 }
 
-TEST_F(PeerConnectorTest, resolves_the_name_anew_for_each_try) {
+TEST_F(PeerConnectorTest, resolves_the_name_anew_for_each_link) {
   PeerDaemon accepting{options("a")};
   const std::uint16_t port = port_of(accepting.endpoint());
   int asked = 0;
-  PeerOptions with_names = eager();
+  PeerOptions with_names;
   with_names.look_up = [&asked, port](const std::string& host, std::uint16_t wanted) {
     EXPECT_EQ(host, "node0");
     EXPECT_EQ(wanted, 9478);
     return ++asked < 3 ? Resolved{{}, fmt::format("not there yet: {}", asked)} : at(port);
   };
   PeerDaemon connecting{no_listener(), with_names};
+  EXPECT_EQ(connecting.sink.end_of(connecting.connect("node0")), "not there yet: 1");
+  EXPECT_EQ(connecting.sink.end_of(connecting.connect("node0")), "not there yet: 2");
   const LinkId link = connecting.connect("node0");
   EXPECT_EQ(connecting.sink.opened(), link);
-  EXPECT_EQ(connecting.sink.unreachable(link, 2), (std::vector<std::string>{"not there yet: 1", "not there yet: 2"}));
 }
 
 TEST_F(PeerConnectorTest, tries_each_address_of_a_name) {
   PeerDaemon accepting{options("a")};
   ListeningStub gone;
   gone.close();
-  PeerOptions with_names = eager();
+  PeerOptions with_names;
   with_names.look_up = [dead = gone.port(), alive = port_of(accepting.endpoint())](const std::string&, std::uint16_t) {
     Resolved both = at(dead);
     both.addresses.push_back(at(alive).addresses.front());
@@ -225,14 +206,13 @@ TEST_F(PeerConnectorTest, tries_each_address_of_a_name) {
   PeerDaemon connecting{no_listener(), with_names};
   const LinkId link = connecting.connect("node0");
   EXPECT_EQ(connecting.sink.opened(), link);
-  EXPECT_THAT(connecting.sink.unreachable(link, 0), SizeIs(0));
 }
 
 TEST_F(PeerConnectorTest, a_resolver_that_hangs_delays_names_and_nothing_else) {
   PeerDaemon accepting{options("a")};
   const std::uint16_t port = port_of(accepting.endpoint());
   std::latch answers{1};
-  PeerOptions with_names = eager();
+  PeerOptions with_names;
   with_names.resolve = Milliseconds{50};
   with_names.look_up = [&answers, port](const std::string& host, std::uint16_t) {
     if (host == "hangs") {
@@ -241,17 +221,14 @@ TEST_F(PeerConnectorTest, a_resolver_that_hangs_delays_names_and_nothing_else) {
     return at(port);
   };
   PeerDaemon connecting{no_listener(), with_names};
-  const LinkId hangs = connecting.connect("hangs");
-  EXPECT_THAT(connecting.sink.unreachable(hangs, 2), Each("'hangs' is not resolved within 50 ms"));
-  const LinkId behind = connecting.connect("behind");
-  EXPECT_THAT(connecting.sink.unreachable(behind, 1), Each("'behind' is not resolved within 50 ms"));
+  for (const std::string name : {"hangs", "hangs", "behind"}) {
+    EXPECT_EQ(connecting.sink.end_of(connecting.connect(name)), fmt::format("'{}' is not resolved within 50 ms", name));
+  }
   const LinkId numeric = connecting.connect(accepting.endpoint());
   EXPECT_EQ(connecting.sink.opened(1), numeric);
   connecting.send(numeric, "not delayed");
   EXPECT_THAT(accepting.sink.texts(accepting.sink.opened(1), 1), SizeIs(1));
   answers.count_down();
-  EXPECT_NE(connecting.sink.opened(2), 0u);
-  EXPECT_NE(connecting.sink.opened(3), 0u);
 }
 
 }  // namespace

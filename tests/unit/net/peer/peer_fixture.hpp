@@ -57,13 +57,6 @@ class RecordingSink : public PeerSink {
     }
   }
 
-  void on_unreachable(LinkId link, const std::string& why) override {
-    note([&] {
-      EXPECT_FALSE(ends_.contains(link)) << "a try after the end";
-      unreachable_[link].push_back(why);
-    });
-  }
-
   void on_end(LinkId link, const std::string& why) override {
     note([&] { EXPECT_TRUE(ends_.emplace(link, why).second) << "two ends of link " << link; });
   }
@@ -110,12 +103,6 @@ class RecordingSink : public PeerSink {
     return ends_.contains(link);
   }
 
-  /// The reasons of so many tries that failed, or fewer at the deadline.
-  [[nodiscard]] std::vector<std::string> unreachable(LinkId link, std::size_t count) {
-    const auto lock = wait([&] { return unreachable_[link].size() >= count; });
-    return unreachable_[link];
-  }
-
   /// After the io thread has ended.
   void expect_one_end_each() {
     for (const auto& [link, ends] : opened_) {
@@ -144,7 +131,6 @@ class RecordingSink : public PeerSink {
   std::vector<std::pair<LinkId, LinkEnds>> opened_;
   std::map<LinkId, std::vector<std::string>> texts_;
   std::map<LinkId, std::vector<std::string>> beats_;
-  std::map<LinkId, std::vector<std::string>> unreachable_;
   std::map<LinkId, std::string> ends_;
 };
 

@@ -68,6 +68,33 @@ TEST_F(ResolverTest, forgets_a_query_that_waits_and_one_that_is_under_way) {
   EXPECT_EQ(looked_up, (std::vector<std::string>{"under way", "wanted"}));
 }
 
+TEST_F(ResolverTest, answers_a_later_query_by_the_lookup_that_is_under_way) {
+  std::promise<void> began;
+  std::latch goes_on{1};
+  std::vector<std::string> looked_up;
+  Resolver resolver{io, [&](const std::string& host, std::uint16_t port) {
+                      looked_up.push_back(host);
+                      if (looked_up.size() == 1) {
+                        began.set_value();
+                        goes_on.wait();
+                      }
+                      return Resolved{{}, host + " " + std::to_string(port)};
+                    }};
+  const Resolver::Query gives_up = resolver.resolve("slow", 1, noting());
+  began.get_future().wait();
+  resolver.forget(gives_up);
+  for (const std::uint16_t port : std::initializer_list<std::uint16_t>{1, 2, 1}) {
+    static_cast<void>(resolver.resolve("slow", port, noting()));
+  }
+  goes_on.count_down();
+  run_until(io, answers, 3);
+  EXPECT_EQ(answers, (std::vector<std::string>{"slow 1", "slow 1", "slow 2"}));
+  static_cast<void>(resolver.resolve("slow", 1, noting()));
+  run_until(io, answers, 4);
+  resolver.stop();
+  EXPECT_EQ(looked_up.size(), 3u) << "and anew for a query that comes behind the answer";
+}
+
 TEST_F(ResolverTest, ends_beside_a_lookup_that_hangs) {
   std::promise<void> began;
   std::promise<void> goes_on;
