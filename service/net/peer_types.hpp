@@ -44,10 +44,10 @@ using NameLookup = std::function<Resolved(const std::string& host, std::uint16_t
 struct PeerOptions {
   std::string beat_text;  ///< goes out in each `beat` in which nothing else does
   Milliseconds beat{1'000};
-  Milliseconds dead{5'000};      ///< without a byte for so long a link ends; also what is not acknowledged for so long
-  Milliseconds join{10'000};     ///< until the owner says that an accepted link has joined
-  Milliseconds resolve{5'000};   ///< for a name
-  Milliseconds connect{5'000};   ///< to connect to one address; as much again to shake hands
+  Milliseconds dead{5'000};     ///< without a byte for so long a link ends; also what is not acknowledged for so long
+  Milliseconds join{10'000};    ///< until the owner says that an accepted link has joined
+  Milliseconds resolve{5'000};  ///< for a name
+  Milliseconds connect{5'000};  ///< to connect to one address; as much again to shake hands
   std::size_t link_message_bytes = 16u << 20;
   std::size_t link_unread_bytes = 64u << 20;  ///< what waits to be sent; a link that has more ends
   std::size_t joining_bytes = 256u << 20;     ///< unfinished messages of all links that have not joined

@@ -24,11 +24,12 @@ struct TableRow {
   bool compared = false;   ///< of the first row of a box: other nodes hold it, or what it is tied to, as well
 };
 
-/// The last finish that decided nothing. Its rows may be read again.
+/// The last finish that decided nothing. Its rows may be read again, and have to say the same then.
 struct RawFinish {
   Tag tag = 0;
   std::uint64_t stamp = 0;
   HashSums sums = HashSums::In;
+  std::vector<bool> present = {};  ///< by row of the plan: it had a gradient when boxes were counted
 };
 
 struct StatsAttempt {

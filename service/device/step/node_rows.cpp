@@ -21,11 +21,22 @@ void check(std::size_t box, const std::atomic<bool>& cancel) {
   }
 }
 
+StatsRow row_again(const LoadedStats& plan, const RawFinish& counted, std::uint32_t tensor, std::size_t at) {
+  const TableRow& held = plan.rows()[at];
+  const StatsRow row = copy_row(held.address);
+  if ((row.stamp != 0) != counted.present[at]) {
+    const char* const changed = row.stamp != 0 ? "had no gradient when the step was summed, and has one now"
+                                               : "had a gradient when the step was summed, and has none now";
+    throw RowError(tensor, held.rank, {"stamp", fmt::format("is {}: it {}", row.stamp, changed)});
+  }
+  return row;
+}
+
 /// Hashes boxes one after the other, in memory that is allocated once.
 class BoxHasher {
  public:
-  BoxHasher(const LoadedStats& plan, HashSums sums, const std::atomic<bool>& cancel)
-      : plan_(plan), sums_(sums), cancel_(cancel) {}
+  BoxHasher(const LoadedStats& plan, const RawFinish& counted, const std::atomic<bool>& cancel)
+      : plan_(plan), counted_(counted), cancel_(cancel) {}
 
   [[nodiscard]] std::uint64_t operator()(const ComparedBox& box) {
     check(hashed_++, cancel_);
@@ -35,21 +46,20 @@ class BoxHasher {
     for (const BoxPlace& place : box.places) {
       const std::size_t end = plan_.end_of_box(place.begin);
       for (std::size_t at = place.begin; at < end; ++at) {
-        const TableRow& row = plan_.rows()[at];
-        rows_.push_back(copy_row(row.address));
+        rows_.push_back(row_again(plan_, counted_, place.box.first, at));
         if (rows_.back().stamp != 0) {
           counted = counted || place.box == box.box;
-          copy = copy.value_or(row.rank);
+          copy = copy.value_or(plan_.rows()[at].rank);
         }
       }
     }
-    return counted || !copy ? hash_of_box(rows_, plan_.rows()[box.places.front().begin].rank, sums_)
+    return counted || !copy ? hash_of_box(rows_, plan_.rows()[box.places.front().begin].rank, counted_.sums)
                             : hash_of_copies_alone(*copy);
   }
 
  private:
   const LoadedStats& plan_;
-  HashSums sums_;
+  const RawFinish& counted_;
   const std::atomic<bool>& cancel_;
   std::vector<StatsRow> rows_;
   std::size_t hashed_ = 0;
@@ -65,13 +75,13 @@ const ComparedBox& compared_box(const LoadedStats& plan, StatsBox box) {
   throw DeviceError(fmt::format("box {} of tensor {} is compared with no other node", box.second, box.first));
 }
 
-void add_rows(const LoadedStats& plan, std::uint64_t stamp, const BoxPlace& place, std::vector<HeldRow>& rows) {
+void add_rows(const LoadedStats& plan, const RawFinish& counted, const BoxPlace& place, std::vector<HeldRow>& rows) {
   const auto [tensor, box] = place.box;
   const std::size_t end = plan.end_of_box(place.begin);
   for (std::size_t at = place.begin; at < end; ++at) {
     const TableRow& held = plan.rows()[at];
-    const StatsRow row = copy_row(held.address);
-    if (const auto fault = fault_of(row, stamp, held.elements, plan.layout().norm_type)) {
+    const StatsRow row = row_again(plan, counted, tensor, at);
+    if (const auto fault = fault_of(row, counted.stamp, held.elements, plan.layout().norm_type)) {
       throw RowError(tensor, held.rank, *fault);
     }
     rows.push_back({tensor, box, held.rank, row});
@@ -80,8 +90,10 @@ void add_rows(const LoadedStats& plan, std::uint64_t stamp, const BoxPlace& plac
 
 }  // namespace
 
-std::vector<std::uint64_t> hash_classes(const LoadedStats& plan, HashSums sums, const std::atomic<bool>& cancel) {
-  BoxHasher hash_of(plan, sums, cancel);
+std::vector<std::uint64_t> hash_classes(
+    const LoadedStats& plan, const RawFinish& counted, const std::atomic<bool>& cancel
+) {
+  BoxHasher hash_of(plan, counted, cancel);
   std::vector<std::uint64_t> hashes;
   std::vector<std::uint64_t> boxes;
   for (const ComparedClass& one : plan.classes()) {
@@ -103,7 +115,7 @@ RowsRead read_rows(LoadedStats& plan, const ReadRows& command, const std::atomic
     throw DeviceError("either hashes of classes are wanted or rows of boxes, one of the two");
   }
   RowsRead read{command.plan, command.tag, {}, {}};
-  BoxHasher hash_of(plan, raw->sums, cancel);
+  BoxHasher hash_of(plan, *raw, cancel);
   for (const std::uint32_t number : command.classes) {
     if (number >= plan.classes().size()) {
       throw DeviceError(fmt::format("class {} is wanted, and the plan has {}", number, plan.classes().size()));
@@ -116,7 +128,7 @@ RowsRead read_rows(LoadedStats& plan, const ReadRows& command, const std::atomic
     check(i, cancel);
     const StatsBox box = command.boxes[i];
     for (const BoxPlace& place : compared_box(plan, box).places) {
-      add_rows(plan, raw->stamp, place, read.rows);
+      add_rows(plan, *raw, place, read.rows);
     }
   }
   return read;

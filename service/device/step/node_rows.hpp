@@ -10,14 +10,15 @@
 
 namespace gradsync::device {
 
-/// One hash per class of the plan. The tables are read as they are: the finish before has checked them. Throws
-/// DeviceError where it is cancelled.
+/// One hash per class of the plan. The finish before has checked the tables, which trainers may write all the while: it
+/// throws RowError for a row that has a gradient now and had none when `counted` counted its box, or the other way
+/// around, because that box would be in no sum, or in two. DeviceError where it is cancelled.
 [[nodiscard]] std::vector<std::uint64_t> hash_classes(
-    const LoadedStats& plan, HashSums sums, const std::atomic<bool>& cancel
+    const LoadedStats& plan, const RawFinish& counted, const std::atomic<bool>& cancel
 );
 
 /// Throws DeviceError unless a raw finish of this attempt came before and the plan has what is asked for, RowError for
-/// a row that is stale or impossible by now.
+/// a row that is stale or impossible by now, and as `hash_classes` does.
 [[nodiscard]] RowsRead read_rows(LoadedStats& plan, const ReadRows& command, const std::atomic<bool>& cancel);
 
 }  // namespace gradsync::device

@@ -28,6 +28,9 @@ class Reading {
   Reading(LoadedStats& plan, std::uint64_t stamp)
       : plan_(plan), layout_(plan.layout()), stamp_(stamp), totals_(plan.attempt().totals) {
     totals_.clear();
+    if constexpr (kRaw) {
+      had_gradient_.resize(plan.rows().size());
+    }
   }
 
   void read_tensor(std::uint32_t index, std::size_t begin, std::size_t end) {
@@ -50,6 +53,9 @@ class Reading {
         nonfinite_count_ += std::exchange(nonfinite_of_box_, 0);
       }
       const StatsRow row = copy_row(place.address);
+      if constexpr (kRaw) {
+        had_gradient_[i] = row.stamp != 0;
+      }
       if (present_ && !place.first_of_box && row.stamp != 0 && row.nonfinite == 0 && row == first_) {
         continue;  // a copy of what was checked and counted
       }
@@ -73,6 +79,9 @@ class Reading {
     totals_.write(command.rules, command.scale, math_);
     return std::move(math_);
   }
+
+  /// By row of the plan.
+  [[nodiscard]] std::vector<bool> had_gradient() { return std::move(had_gradient_); }
 
   /// Findings alone. Which weights have a gradient of a tied copy alone is known when all nodes are heard.
   [[nodiscard]] StepMath finish_raw(NodeCells& cells) {
@@ -267,6 +276,7 @@ class Reading {
   std::uint64_t stamp_;
   NormTotals& totals_;
   StepMath math_;
+  std::vector<bool> had_gradient_;  ///< `kRaw` only
 
   // of the tensor being read
   const StatsTensor* tensor_ = nullptr;
@@ -330,11 +340,12 @@ Finished finish_raw(LoadedStats& plan, const FinishStep& command, const std::ato
   read_all(plan, reading, cancel);
   RawStep raw;
   Finished finished{command.plan, command.tag, reading.finish_raw(raw.cells), nullptr};
-  raw.class_hashes = hash_classes(plan, command.sums, cancel);
+  RawFinish counted{command.tag, command.stamp, command.sums, reading.had_gradient()};
+  raw.class_hashes = hash_classes(plan, counted, cancel);
   finished.raw = std::make_shared<const RawStep>(std::move(raw));
   finished.math.norm_s = seconds(std::chrono::steady_clock::now() - start);
   plan.attempt().measured = command.tag;
-  plan.attempt().raw = RawFinish{command.tag, command.stamp, command.sums};
+  plan.attempt().raw = std::move(counted);
   return finished;
 }
 

@@ -94,9 +94,8 @@ Result<void> PolicyFile::settle(std::size_t slot) {
   }
   settled.settle();
   const std::size_t at = settled.image.size() - kDoneMarkBytes;
-  const int error = write_all(
-      fd_.get(), std::string_view(settled.image).substr(at), slot_offset(slot, slot_bytes_) + at
-  );
+  const int error =
+      write_all(fd_.get(), std::string_view(settled.image).substr(at), slot_offset(slot, slot_bytes_) + at);
   settled.pending = error != 0;
   return error == 0 ? Result<void>{} : failed("writing", error);
 }

@@ -53,10 +53,7 @@ Error norm_of_other_step(std::int64_t rank, std::int64_t step, std::int64_t norm
 }  // namespace
 
 StepMachine::StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch, LocalRanks locals)
-    : plan_(std::move(plan)),
-      locals_(std::move(locals)),
-      epoch_(epoch),
-      unused_(plan_->buckets.size()) {
+    : plan_(std::move(plan)), locals_(std::move(locals)), epoch_(epoch), unused_(plan_->buckets.size()) {
   for (std::size_t seat = 0; seat < locals_.size(); ++seat) {
     ranks_.push_back(made(locals_.rank_of(seat)));
   }

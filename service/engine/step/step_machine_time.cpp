@@ -91,8 +91,8 @@ void StepMachine::follow_pauses(TimePoint now, const Roster& roster) {
     // A rank that has no seat before the next plan took that of one which is waited for.
     return seat.second.paused && !(own && ranks_[*own].ask);
   };
-  const bool waits = !course_.error && any_waiting() &&
-                     (peers_paused_ || std::any_of(roster.begin(), roster.end(), is_waited_for));
+  const bool waits =
+      !course_.error && any_waiting() && (peers_paused_ || std::any_of(roster.begin(), roster.end(), is_waited_for));
   if (waits == course_.suspended.has_value()) {
     return;
   }

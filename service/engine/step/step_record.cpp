@@ -123,8 +123,7 @@ Result<void> StepRecord::make_room(const LocalRanks& ranks) {
       ++count;
     }
     const std::size_t begin = kPage + static_cast<std::size_t>(first) * slot_bytes_;
-    const int error =
-        ::posix_fallocate(fd_.get(), static_cast<off_t>(begin), static_cast<off_t>(count * slot_bytes_));
+    const int error = ::posix_fallocate(fd_.get(), static_cast<off_t>(begin), static_cast<off_t>(count * slot_bytes_));
     if (error != 0) {
       return failed("posix_fallocate", error);
     }

@@ -45,7 +45,7 @@ class PeerConnector : public std::enable_shared_from_this<PeerConnector> {
   std::optional<PeerSocket> socket_;  ///< that connects
   std::shared_ptr<PeerLink> link_;
   Timer wait_;
-  bool late_ = false;     ///< connecting
+  bool late_ = false;  ///< connecting
   bool linked_ = false;
   bool stopped_ = false;
 };

@@ -154,7 +154,8 @@ Resolver::Query Resolver::resolve(std::string host, std::uint16_t port, Done don
       state.thread = std::thread([self = state_] { self->run(); });
     } catch (const std::exception& problem) {
       state.post_answer(
-          at->first, {{}, fmt::format("'{}' is not resolved, for want of a thread: {}", at->first.first, problem.what())}
+          at->first,
+          {{}, fmt::format("'{}' is not resolved, for want of a thread: {}", at->first.first, problem.what())}
       );
       return query;
     }

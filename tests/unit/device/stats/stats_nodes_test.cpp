@@ -124,6 +124,26 @@ TEST_F(StatsNodes, a_copy_whose_weight_has_no_gradient_here_is_left_to_all_nodes
   EXPECT_EQ(raw().raw->class_hashes[0], hash_of_class(std::vector<std::uint64_t>{0}));
 }
 
+TEST_F(StatsNodes, a_row_that_was_written_since_its_box_was_counted_is_refused_by_name) {
+  const StatsRow written = row(shared, 1);
+  for (const bool late : {true, false}) {
+    SCOPED_TRACE(late);
+    row(shared, 1) = late ? StatsRow{} : written;
+    (void)raw();
+    row(shared, 1) = late ? written : StatsRow{};
+    for (const ReadRows& command : {ReadRows{kPlan, 0, {1}, {}}, ReadRows{kPlan, 0, {}, {{shared, 0}}}}) {
+      lane_->submit(command);
+      const Failed failed = expect<Failed>();
+      EXPECT_THAT(failed.message, HasSubstr(late ? "had no gradient when the step was summed" : "has none now"));
+      ASSERT_TRUE(failed.row);
+      EXPECT_EQ(failed.row->tensor, shared);
+      EXPECT_EQ(failed.row->rank, 1);
+      EXPECT_EQ(failed.row->field, "stamp");
+    }
+    EXPECT_EQ(read({0}, {}).box_hashes.size(), 1U) << "no other box is touched by it";
+  }
+}
+
 TEST_F(StatsNodes, rows_of_a_box_are_those_of_all_ranks_here_and_of_tied_copies) {
   (void)raw();
   const RowsRead found = read({}, {{own, 0}, {shared, 0}});

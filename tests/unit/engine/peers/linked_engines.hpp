@@ -243,6 +243,9 @@ class LinkedEngines {
     ranks_[rank].table[row] = value;
   }
 
+  /// It has no gradient there.
+  void unstamp(std::int64_t rank, std::size_t row) { ranks_[rank].table[row] = {}; }
+
   std::shared_ptr<Call> finish(std::int64_t rank, std::int64_t step, FinishRequest request = {}) {
     auto call = std::make_shared<Call>();
     request.key = ranks_[rank].key;

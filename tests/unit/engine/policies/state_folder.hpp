@@ -96,10 +96,7 @@ inline PolicyFile opened(const std::string& directory, const std::string& job = 
 
 /// Stages and keeps.
 inline Result<void> store(
-    PolicyFile& file,
-    std::uint64_t word,
-    std::string_view state,
-    PolicyFile::Vote vote = PolicyFile::Vote::Alone
+    PolicyFile& file, std::uint64_t word, std::string_view state, PolicyFile::Vote vote = PolicyFile::Vote::Alone
 ) {
   Result<void> stored = file.stage(word, state, vote);
   return stored ? file.keep() : stored;
