@@ -164,6 +164,7 @@ void Job::publish_step(const std::shared_ptr<const StepReport>& report) const {
 /// The attempt is done: recorded first, then said.
 void Job::answer_done(std::uint64_t attempt) {
   note_done(attempt);
+  policies_.settle();
   std::vector<RankReport> answers = std::move(attempt_.prepared->answers);
   ended_.done = DoneRecord{{epochs_.epoch(), attempt}, std::move(attempt_.prepared->report), active_->plan};
   attempt_.prepared.reset();

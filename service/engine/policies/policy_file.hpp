@@ -5,13 +5,13 @@
 //
 // A state is staged before anybody can know that its step is done, and kept when it is. What was staged and not kept is
 // written over by the next; a daemon that opens the file finds it all the same, under its word. Where other nodes may
-// fail the step, it is pending until it is kept, and is never the newest: also a daemon that was killed between a vote
-// and its verdict leaves a file that names the state before.
+// fail the step, it is pending until its step is done for everybody, and until then is not the newest: also a daemon
+// that was killed between a vote and its verdict leaves a file that names the state before.
 //
 // Thread: one owner. The file is read when it is opened and never again, so that a step waits for no disk; staging is
-// one pwrite, because a mapping would end the daemon where the disk is full. Keeping writes nothing, but for a state
-// that was pending: 8 bytes in place. A daemon that is killed between any two instructions leaves the state that was
-// kept last. Only a state that is larger than all before makes a new file, which is renamed over the old one.
+// one pwrite, because a mapping would end the daemon where the disk is full. Keeping writes nothing; settling a state
+// that was pending writes 8 bytes in place. A daemon that is killed between any two instructions leaves the state that
+// was kept last. Only a state that is larger than all before makes a new file, which is renamed over the old one.
 
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
@@ -62,9 +62,12 @@ class PolicyFile {
   /// InsufficientMemory, LimitExceeded, InternalError; then nothing is staged.
   [[nodiscard]] Result<void> stage(std::uint64_t word, std::string_view state, Vote vote = Vote::Alone);
 
-  /// The step of the state that was staged last is done. Only behind a `stage` that was no error. Errors, of a state
-  /// that was pending: InternalError, InsufficientMemory; then it stays so in the file.
-  [[nodiscard]] Result<void> keep();
+  /// The step of the state that was staged last is done. Only behind a `stage` that was no error.
+  void keep();
+
+  /// Ranks can know that the step of the state that was kept is done: it is not pending any more. Errors:
+  /// InsufficientMemory, InternalError; then it stays pending in the file.
+  [[nodiscard]] Result<void> settle();
 
   /// Forgets all states, at once. Errors: InternalError, and nothing is forgotten.
   [[nodiscard]] Result<void> wipe();

@@ -78,13 +78,14 @@ Result<void> PolicyFile::stage(std::uint64_t word, std::string_view state, Vote 
   return {};
 }
 
-Result<void> PolicyFile::keep() {
+void PolicyFile::keep() {
   GRADSYNC_ASSERT(next_.word != 0, "what is kept was staged");
   current_ = 1 - current_;
   std::swap(slots_[current_], next_);
   next_.word = 0;
-  return settle(current_);
 }
+
+Result<void> PolicyFile::settle() { return settle(current_); }
 
 /// The slot is what the job goes on with.
 Result<void> PolicyFile::settle(std::size_t slot) {

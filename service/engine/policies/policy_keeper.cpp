@@ -177,10 +177,17 @@ void PolicyKeeper::keep_state() {
     digest_.swap(next_digest_);
   }
   if (file_) {
-    if (const Result<void> kept = file_->keep(); !kept) {
-      wipe_file();
-      lose_file(kept.error().message);
-    }
+    file_->keep();
+  }
+}
+
+void PolicyKeeper::settle() {
+  if (!file_) {
+    return;
+  }
+  if (const Result<void> settled = file_->settle(); !settled) {
+    wipe_file();
+    lose_file(settled.error().message);
   }
 }
 

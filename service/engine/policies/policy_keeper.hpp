@@ -79,6 +79,8 @@ class PolicyKeeper {
   /// The same for an attempt that imports a state, which was tried with the plan. Fills in the digest.
   void prepare_import(const std::string& state, StepReport& report);
   void commit_import();
+  /// Behind either, when ranks can know that the attempt is done.
+  void settle();
   /// What was prepared last is not done: the policies are as before it, bit for bit.
   void restore();
 

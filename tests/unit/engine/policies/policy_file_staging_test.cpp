@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -68,13 +70,21 @@ TEST(StagedState, that_finds_no_room_leaves_all_as_it_was) {
 TEST(StagedState, is_kept_once) {
   const StateFolder folder;
   PolicyFile file = with_two_steps(folder);
-  EXPECT_DEATH(static_cast<void>(file.keep()), "what is kept was staged");
+  EXPECT_DEATH(file.keep(), "what is kept was staged");
   ASSERT_TRUE(file.stage(3, state_of(3)));
   ASSERT_TRUE(file.wipe());
-  EXPECT_DEATH(static_cast<void>(file.keep()), "what is kept was staged");
+  EXPECT_DEATH(file.keep(), "what is kept was staged");
 }
 
 constexpr auto kPending = PolicyFile::Vote::Pending;
+
+/// The word of the newest state that is not pending, as a daemon reads it that starts now.
+std::uint64_t newest_on_disk(const StateFolder& folder) {
+  const Result<PolicyFileContents> contents = read_policy_file(bytes_of(folder.file()), kUid, "train");
+  EXPECT_TRUE(contents);
+  const auto age = [](const StateSlot& slot) { return slot.pending ? 0 : slot.sequence; };
+  return std::ranges::max(contents->slots, {}, age).word;
+}
 
 TEST(PendingState, is_not_the_newest_until_its_step_is_done) {
   for (const std::size_t bytes : {300, 50'000}) {
@@ -89,7 +99,10 @@ TEST(PendingState, is_not_the_newest_until_its_step_is_done) {
       EXPECT_EQ(file.newest()->word, 2U);
       stored(file, 4, state_of(4));
       ASSERT_TRUE(file.stage(5, state_of(5, bytes), kPending));
-      ASSERT_TRUE(file.keep());
+      file.keep();
+      EXPECT_EQ(newest_on_disk(folder), 4U) << "no rank can know of it";
+      ASSERT_TRUE(file.settle());
+      EXPECT_EQ(newest_on_disk(folder), 5U);
     }
     EXPECT_EQ(opened(folder.path()).newest()->state, state_of(5, bytes));
     EXPECT_EQ(opened(folder.path()).find(4), state_of(4));
@@ -124,7 +137,8 @@ TEST(PendingState, has_the_bytes_of_any_other_when_it_is_kept) {
   stored(alone, 3, state_of(3));
   ASSERT_TRUE(voted.stage(3, state_of(3), kPending));
   EXPECT_NE(bytes_of(one.file()), bytes_of(other.file()));
-  ASSERT_TRUE(voted.keep());
+  voted.keep();
+  ASSERT_TRUE(voted.settle());
   EXPECT_EQ(bytes_of(one.file()), bytes_of(other.file()));
 }
 

@@ -94,12 +94,16 @@ inline PolicyFile opened(const std::string& directory, const std::string& job = 
   return std::move(*file);
 }
 
-/// Stages and keeps.
+/// Stages, keeps and settles.
 inline Result<void> store(
     PolicyFile& file, std::uint64_t word, std::string_view state, PolicyFile::Vote vote = PolicyFile::Vote::Alone
 ) {
   Result<void> stored = file.stage(word, state, vote);
-  return stored ? file.keep() : stored;
+  if (!stored) {
+    return stored;
+  }
+  file.keep();
+  return file.settle();
 }
 
 inline void stored(PolicyFile& file, std::uint64_t word, std::string_view state) {
