@@ -46,7 +46,8 @@ class OtherSeats : public StepsOverNodes {
 
   [[nodiscard]] std::vector<std::int64_t> ranks_on_node_of(std::int64_t rank) {
     std::vector<std::int64_t> ranks;
-    for (const RankStatus& each : all.engine_of(rank).status(1000).front().ranks) {
+    const std::vector<JobStatus> jobs = all.engine_of(rank).status(1000);
+    for (const RankStatus& each : jobs.front().ranks) {
       ranks.push_back(each.rank);
     }
     return ranks;

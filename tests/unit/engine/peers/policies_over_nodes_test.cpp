@@ -56,18 +56,18 @@ TEST_F(PoliciesOverNodes, are_pending_in_the_file_until_all_have_voted) {
 }
 
 TEST_F(PoliciesOverNodes, of_a_step_that_failed_stay_pending_on_every_node) {
-  LinkedEngines all(2, 1, options());
-  start(all, remembering(2));
+  LinkedEngines all(2, 2, options());
+  start(all, remembering(4));
   write(all);
-  expect_done(finish(all, 0), norm_of(2));
+  expect_done(finish(all, 0), norm_of(4));
   write(all);
   all.on_vote = [&](std::size_t node) { all.hold_messages(1, node == 1); };
-  const std::uint64_t word = attempt_word(all.key(1));
+  const std::uint64_t word = attempt_word(all.key(2));
   const Calls calls = finish(all, 1);
-  all.lose(0);
+  all.lose(1);
   all.hold_messages(1, false);
   all.pump();
-  expect_failed({calls[1]}, ErrorCode::RankLost, "rank 0");
+  expect_failed({calls[0], calls[2], calls[3]}, ErrorCode::RankLost, "rank 1");
   for (const std::size_t node : {0, 1}) {
     EXPECT_EQ(last_stored(node).word, word);
     EXPECT_TRUE(last_stored(node).pending) << "the state before is the newest";

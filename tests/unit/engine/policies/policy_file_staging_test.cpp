@@ -115,8 +115,8 @@ TEST(PendingState, that_is_alone_in_the_file_is_no_state_to_go_on_with) {
   PolicyFile file = opened(folder.path());
   EXPECT_FALSE(file.newest());
   stored(file, 2, state_of(2));
-  EXPECT_EQ(opened(folder.path()).newest()->word, 2U);
-  EXPECT_EQ(opened(folder.path()).find(1), std::nullopt) << "it was written over";
+  EXPECT_EQ(newest_on_disk(folder), 2U);
+  EXPECT_EQ(state_in(bytes_of(folder.file()), 1), std::nullopt) << "it was written over";
 }
 
 TEST(PendingState, counts_from_when_a_rank_knows_its_step_as_done) {
