@@ -1,4 +1,7 @@
-"""Norm and clip of many DTensor gradients on FSDP2 over 2 × 2 ranks: `gradsync.torch.clip_grad_norm_` or torch's."""
+"""Norm and clip of many DTensor gradients on FSDP2 over 2 × 2 ranks: `gradsync.torch.clip_grad_norm_` or torch's.
+
+With `nodes` each replica's ranks have a daemon of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import torch
 
 import results
+from nodes.daemons import Nodes
 from processes import Ranks, alternate, free_port, private_daemon
 
 WORLD_SIZE = 4
@@ -28,27 +32,35 @@ def check(contenders: dict[str, Ranks]) -> None:
             raise RuntimeError(f"rank {rank} differs: ours {a}, torch {b}")
 
 
-def run(name: str, elements: int, wanted_ratio: float, rounds: int, binaries: Path) -> dict[str, Any]:
+def daemons(binary: Path, folder: Path, nodes: int, stack: contextlib.ExitStack) -> list[dict[str, str]]:
+    """The environment of each rank: which daemon it has."""
+    if nodes == 1:
+        return [{"GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binary, folder))}] * WORLD_SIZE
+    return stack.enter_context(Nodes(binary, folder, nodes)).environments(WORLD_SIZE // nodes)
+
+
+def run(name: str, elements: int, wanted_ratio: float, rounds: int, binaries: Path, nodes: int = 1) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
+        by_rank = daemons(binaries / "gradsyncd", folder, nodes, stack)
         environment = {
             "TORCHELASTIC_RUN_ID": "bench",
             "MASTER_ADDR": "127.0.0.1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            "GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binaries / "gradsyncd", folder)),
         }
         contenders: dict[str, Ranks] = {}
         for contender, backend in BACKENDS.items():
             print(f"{name}: starting {contender}", flush=True)
             arguments = {"backend": backend, "tensors": TENSORS, "elements": elements}
             environment["MASTER_PORT"] = str(free_port())
-            contenders[contender] = Ranks("dtensor_clip", WORLD_SIZE, arguments, environment)
+            contenders[contender] = Ranks("dtensor_clip", WORLD_SIZE, arguments, environment, by_rank)
             stack.callback(contenders[contender].close)
         samples = alternate(name, contenders, rounds, WARM_UP_ROUNDS, lambda _: check(contenders))
     config = {
         "world_size": WORLD_SIZE,
         "mesh": {"dp_replicate": 2, "dp_shard": 2},
+        "daemons": nodes,
         "tensors": TENSORS,
         "elements_per_tensor": elements,
         "gradients": "made by fully_shard before each step, outside the timed part",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +78,23 @@ class Process:
 class Ranks:
     """All ranks of one contender."""
 
-    def __init__(self, name: str, world_size: int, arguments: dict[str, Any], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        world_size: int,
+        arguments: dict[str, Any],
+        environment: dict[str, str],
+        by_rank: Sequence[dict[str, str]] = (),
+    ) -> None:
+        """`by_rank`: what each rank has in its environment besides."""
         command = [sys.executable, str(HERE / "rank.py"), name]
         self.results: list[dict[str, Any]] = []
         self._processes = [
-            Process(f"{name} rank {rank}", [*command, str(rank), str(world_size), json.dumps(arguments)], environment)
+            Process(
+                f"{name} rank {rank}",
+                [*command, str(rank), str(world_size), json.dumps(arguments)],
+                {**environment, **(by_rank[rank] if by_rank else {})},
+            )
             for rank in range(world_size)
         ]
         try:

@@ -29,6 +29,9 @@ import step
 import step_empty
 import train
 import weights_part
+from nodes import coordinator as nodes_coordinator
+from nodes import restart as nodes_restart
+from nodes import step_empty as nodes_step_empty
 
 BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 
@@ -48,6 +51,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "hsdp_fp32_100m": functools.partial(scatter.run, "hsdp_fp32_100m", 2),
     "clip_dtensor_2k": functools.partial(clip_dtensor.run, "clip_dtensor_2k", 5000, 3.0),
     "clip_dtensor_small": functools.partial(clip_dtensor.run, "clip_dtensor_small", 64, 4.5),
+    "clip_dtensor_2k_nodes": functools.partial(clip_dtensor.run, "clip_dtensor_2k_nodes", 5000, 2.5, nodes=2),
     "train_e2e": functools.partial(
         train.run, "train_e2e", "gradsync", {"wanted_ratio": 1.05, "wanted_floor_ratio": 1.04}
     ),
@@ -60,6 +64,9 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "steady_faults": functools.partial(steady.run_faults, "steady_faults"),
     "idle_cpu": functools.partial(steady.run_idle, "idle_cpu"),
     "instructions": functools.partial(instructions.run, "instructions"),
+    "step_empty_nodes": functools.partial(nodes_step_empty.run, "step_empty_nodes"),
+    "coordinator_us": functools.partial(nodes_coordinator.run, "coordinator_us"),
+    "nodes_restart": functools.partial(nodes_restart.run, "nodes_restart"),
 }
 
 

@@ -1,0 +1,106 @@
+"""What the coordinator of a job costs: CPU of the daemon of rank 0 per step, and the machine with its codec alone.
+
+From both follows where a star ends: at the number of nodes for which the coordinator computes a tenth of a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import results
+from nodes.daemons import Nodes
+from nodes.step_empty import check
+from processes import Ranks, Unavailable
+from threads import threads_of
+
+NODES = (1, 2, 4, 8)
+STEPS = 500  # in a turn
+WARM_UP_ROUNDS = 1
+MACHINE_NODES = (2, 4, 8, 64, 256, 1024)
+MACHINE_LAYERS = (1, 100)
+MACHINE_STEPS = 200
+SHORTEST_STEPS_MS = (100, 1000)
+SHARE = 0.1  # of the shortest step
+
+
+class Star:
+    """A job with one rank on each of so many nodes."""
+
+    def __init__(self, binary: Path, folder: Path, count: int, stack: contextlib.ExitStack) -> None:
+        folder.mkdir()
+        self._nodes = stack.enter_context(Nodes(binary, folder, count))
+        self._ranks = Ranks("stats_step", count, {"steps": STEPS}, {}, self._nodes.environments(1))
+        stack.callback(self._ranks.close)
+
+    def microseconds(self) -> float:
+        """CPU of all threads of the daemon of rank 0, for one step."""
+        before = threads_of(self._nodes.pid(0))
+        self._ranks.step()
+        after = threads_of(self._nodes.pid(0))
+        check(self._ranks)
+        return sum(found.cpu_ns - before[thread].cpu_ns for thread, found in after.items()) / 1e3 / STEPS
+
+
+def machine_alone(binary: Path, layers: int) -> list[dict[str, float]]:
+    """The lines of `bench_coordinator`."""
+    if not binary.exists():
+        raise Unavailable(f"{binary} is missing: build it with `make build`")
+    command = [str(binary), str(MACHINE_STEPS), str(layers), *map(str, MACHINE_NODES)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def each_other_node(by_nodes: dict[int, float], nodes: int) -> float:
+    """What each further node costs the coordinator."""
+    return (by_nodes[nodes] - by_nodes[1]) / (nodes - 1)
+
+
+def star_ends(us_per_node: float, step_ms: float) -> int:
+    """The most nodes for which the coordinator computes no longer than its share of a step."""
+    return int(SHARE * step_ms * 1e3 / us_per_node)
+
+
+def run(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
+    samples: dict[int, list[float]] = {count: [] for count in NODES}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
+        stars = {count: Star(binaries / "gradsyncd", folder / f"{count}", count, stack) for count in NODES}
+        for number in range(-WARM_UP_ROUNDS, rounds):
+            found = {count: star.microseconds() for count, star in list(stars.items())[:: 1 if number % 2 else -1]}
+            if number >= 0:
+                for count, microseconds in found.items():
+                    samples[count].append(round(microseconds, 2))
+                figures = ", ".join(f"{count}: {samples[count][-1]:.1f}" for count in NODES)
+                print(f"{name}: round {number + 1}/{rounds}: us a step by nodes: {figures}", flush=True)
+    machine = {layers: machine_alone(binaries / "bench_coordinator", layers) for layers in MACHINE_LAYERS}
+    return write(name, rounds, samples, machine)
+
+
+def write(
+    name: str, rounds: int, samples: dict[int, list[float]], machine: dict[int, list[dict[str, float]]]
+) -> dict[str, Any]:
+    middle = {count: statistics.median(times) for count, times in samples.items()}
+    largest = max(NODES)
+    each = [round((many - one) / (largest - 1), 2) for many, one in zip(samples[largest], samples[1], strict=True)]
+    shown = {f"each other node of {count}": f"{each_other_node(middle, count):.4g} us" for count in NODES if count > 1}
+    for layers, lines in machine.items():
+        figures = ", ".join(f"{line['nodes']:g}: {line['step'] / (line['nodes'] - 1):.3g}" for line in lines)
+        shown[f"machine and codec, {layers} layers, us a node"] = figures
+    for step_ms in SHORTEST_STEPS_MS:
+        shown[f"{SHARE:.0%} of a step of {step_ms} ms"] = f"{star_ends(statistics.median(each), step_ms)} nodes"
+    config = {
+        "ranks_of_a_node": 1,
+        "steps_in_a_round": STEPS,
+        "rounds": rounds,
+        "us_of_a_step_by_nodes": middle,
+        "machine_alone": machine,
+        "shown": shown,
+        "samples_by_nodes": samples,
+    }
+    return results.write(name, "us", each, {}, None, config, [])
