@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import results
 from nodes import coordinator, step_empty
 
-LINE = '[2026-11-28 08:00:00.000] [trace] {} another daemon link=3 {{"jsonrpc":"2.0","method":"peer.{}","params":{}}}\n'
+
+def traced(way: str, method: str, params: str = "{}") -> str:
+    text = f'{{"jsonrpc":"2.0","method":"peer.{method}","params":{params}}}'
+    return json.dumps({"level": "trace", "msg": f"{way} another daemon link=3 {text}"}) + "\n"
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_messages_of_a_step_are_measured_as_the_daemon_traced_them() -> None:
-    log = LINE.format("to", "join", "{}") + LINE.format("to", "ask", '{"word":"a"}') + LINE.format("from", "done", "{}")
+    log = traced("to", "join") + traced("to", "ask", '{"word":"a"}') + traced("from", "done") + '{"level": "tr'
     assert step_empty.message_bytes(log) == {
         "peer.ask": len('{"jsonrpc":"2.0","method":"peer.ask","params":{"word":"a"}}'),
         "peer.done": len('{"jsonrpc":"2.0","method":"peer.done","params":{}}'),
@@ -31,7 +35,7 @@ def test_messages_of_a_step_are_measured_as_the_daemon_traced_them() -> None:
 
 def test_a_message_that_the_log_cut_has_no_length() -> None:
     with pytest.raises(RuntimeError, match=r"peer\.ask"):
-        step_empty.message_bytes(LINE.format("to", "ask", f'{{"cells":"{"0" * step_empty.TRACED}"}}'))
+        step_empty.message_bytes(traced("to", "ask", "0" * step_empty.TRACED))
 
 
 def written(two: list[float], one: list[float], echo: list[float]) -> dict[str, Any]:

@@ -27,14 +27,16 @@ STEPS = 500  # in a turn
 WARM_UP_ROUNDS = 2
 WANTED = 2.0
 EXCHANGED = ("peer.ask", "peer.decision", "peer.vote", "peer.done")
-SENT = re.compile(r'(?:from|to) another daemon link=\d+ (\{.*"method":"(peer\.\w+)".*\})')
+SENT = re.compile(r'(?:from|to) another daemon link=\d+ (\{.*"method":"(peer\.\w+)".*)')
 LOG_DEADLINE_S = 10.0
 TRACED = 1024  # the log cuts a longer one
 
 
 def message_bytes(log: str) -> dict[str, int]:
-    """How long the messages of a step are, as a daemon traced them."""
-    found = {match[2]: len(match[1].encode()) for match in SENT.finditer(log) if match[2] in EXCHANGED}
+    """How long the messages of a step are, as a daemon traced them in JSON."""
+    lines = [json.loads(line)["msg"] for line in log.splitlines(keepends=True) if line.endswith("\n")]
+    sent = [match for match in map(SENT.match, lines) if match is not None]
+    found = {match[2]: len(match[1].encode()) for match in sent if match[2] in EXCHANGED}
     cut = [method for method, size in found.items() if size >= TRACED]
     if cut:
         raise RuntimeError(f"the log does not say how long {', '.join(cut)} is")
@@ -44,7 +46,7 @@ def message_bytes(log: str) -> dict[str, int]:
 def recorded_bytes(binary: Path, folder: Path) -> dict[str, int]:
     """Those of one step of two ranks over two daemons."""
     folder.mkdir()
-    with Nodes(binary, folder, 2, "--log-level", "trace") as nodes:
+    with Nodes(binary, folder, 2, "--log-level", "trace", "--log-format", "json") as nodes:
         ranks = Ranks("stats_step", WORLD_SIZE, {"steps": 1}, {}, nodes.environments(1))
         try:
             ranks.step()
