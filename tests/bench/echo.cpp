@@ -9,7 +9,13 @@
 //   bench_echo SOCKET HELLO RESULT lane
 //                                     two clients are answered together, once both have asked and another thread was
 //                                     woken and has woken this one: step_empty without an engine
+//   bench_echo SOCKET HELLO RESULT listen FILE ASK DECISION VOTE DONE
+//   bench_echo SOCKET HELLO RESULT connect PORT ASK DECISION VOTE DONE
+//                                     two servers with a client each, which both answer when both clients have asked,
+//                                     each lane was woken, and texts of so many bytes were exchanged over TCP:
+//                                     step_empty_nodes without an engine. FILE is written with the port
 #include "bench/echo_step.hpp"
+#include "bench/nodes/echo_link.hpp"
 
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/basic_stream_socket.hpp>
@@ -22,6 +28,7 @@
 #include <boost/beast/http/field.hpp>
 #include <boost/beast/websocket/stream.hpp>
 
+#include <array>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -41,8 +48,6 @@ using Socket = asio::basic_stream_socket<asio::generic::stream_protocol, Executo
 using Acceptor = asio::basic_socket_acceptor<asio::local::stream_protocol, Executor>;
 using boost::system::error_code;
 
-constexpr std::size_t kRanks = 2;
-
 /// What all connections share.
 struct Server {
   std::string hello;
@@ -50,6 +55,8 @@ struct Server {
   std::function<void()> step;                  ///< empty: nobody waits for anybody
   asio::thread_pool* lane = nullptr;           ///< executes the step; nullptr: the thread of the connections does
   std::vector<std::function<void()>> waiting;  ///< the answers of those who have asked
+  std::size_t ranks = 2;                       ///< that are waited for
+  gradsync::bench::EchoLink* link = nullptr;   ///< to the other server; nullptr: there is none
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
@@ -98,7 +105,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       return;
     }
     server_.waiting.emplace_back([self = shared_from_this()] { self->write(); });
-    if (server_.waiting.size() == kRanks) {
+    if (server_.waiting.size() == server_.ranks) {
       step(std::exchange(server_.waiting, {}));
     }
   }
@@ -116,7 +123,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
     }
     asio::post(*server_.lane, [self = shared_from_this(), answer_all] {
       self->server_.step();
-      asio::post(self->stream_.get_executor(), answer_all);
+      asio::post(self->stream_.get_executor(), [self, answer_all] {
+        if (self->server_.link == nullptr) {
+          answer_all();
+        } else {
+          self->server_.link->agree(answer_all);
+        }
+      });
     });
   }
 
@@ -153,8 +166,9 @@ std::string contents(const char* path) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4 && argc != 5 && argc != 7) {
-    std::cerr << "usage: bench_echo SOCKET HELLO RESULT [lane | ELEMENTS FILE FILE]\n";
+  if (argc != 4 && argc != 5 && argc != 7 && argc != 10) {
+    std::cerr << "usage: bench_echo SOCKET HELLO RESULT "
+                 "[lane | ELEMENTS FILE FILE | listen FILE BYTES… | connect PORT BYTES…]\n";
     return 64;
   }
   Server server{contents(argv[2]), contents(argv[3]), {}, nullptr, {}};
@@ -162,11 +176,19 @@ int main(int argc, char** argv) {
   if (argc == 7) {
     server.step = gradsync::floors::step_over_files(std::stoull(argv[4]), argv[5], argv[6]);
   }
-  if (argc == 5) {
+  asio::io_context io{1};
+  std::unique_ptr<gradsync::bench::EchoLink> link;
+  if (argc == 5 || argc == 10) {
     server.step = [] {};
     server.lane = &lane;
   }
-  asio::io_context io{1};
+  if (argc == 10) {
+    const std::array<std::size_t, 4> bytes{
+        std::stoull(argv[6]), std::stoull(argv[7]), std::stoull(argv[8]), std::stoull(argv[9])};
+    link = std::make_unique<gradsync::bench::EchoLink>(io, std::string_view(argv[4]) == "listen", argv[5], bytes);
+    server.ranks = 1;
+    server.link = link.get();
+  }
   Acceptor acceptor{io, asio::local::stream_protocol::endpoint(argv[1])};
   accept(acceptor, server);
   io.run();

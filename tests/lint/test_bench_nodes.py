@@ -39,7 +39,7 @@ def test_a_message_that_the_log_cut_has_no_length() -> None:
 
 
 def written(two: list[float], one: list[float], echo: list[float]) -> dict[str, Any]:
-    p50 = {"two_daemons": two, "one_daemon": one, "tcp_echo": echo, "tcp_round_trip": echo}
+    p50 = {"two_daemons": two, "one_daemon": one, "tcp_echo": echo, "two_bare": two, "one_bare": one}
     return step_empty.write("step_empty_nodes", len(two), {}, p50)
 
 

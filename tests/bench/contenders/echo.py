@@ -22,11 +22,12 @@ class Contender:
 
     def step(self) -> None:
         self._microseconds = []
-        notification = self._frames["notification"]["method"], self._frames["notification"]["params"]
+        notification = self._frames.get("notification")
         method, params = self._frames["method"], self._frames["params"]
         for _ in range(self._steps):
             begin = time.perf_counter_ns()
-            self._channel.notify(*notification)
+            if notification is not None:
+                self._channel.notify(notification["method"], notification["params"])
             self._channel.call(method, params, timeout=60, idempotent=True)
             self._microseconds.append((time.perf_counter_ns() - begin) / 1e3)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 import gradsync
+from contenders.recording import recorded
 
 
 class Contender:
@@ -21,7 +21,7 @@ class Contender:
         self._steps = steps
         self._norm = 0.0
         self._microseconds: list[float] = []
-        self._frames = self._one_step_recorded()
+        self._frames = recorded(self._job, self._one_step)
 
     def fill(self) -> None:
         self._value[0] = 0.5
@@ -37,27 +37,9 @@ class Contender:
     def result(self) -> dict[str, Any]:
         return {"norm": self._norm, "microseconds": self._microseconds, "frames": self._frames}
 
-    def _one_step_recorded(self) -> dict[str, Any]:
-        """The messages of one step, for the bare server to exchange as well."""
-        job: Any = self._job
-        notify, step_call = job.notify, job.step_call
-        frames: dict[str, Any] = {}
-
-        def recorded_notify(method: str, params: dict[str, Any]) -> None:
-            frames.update(notification={"method": method, "params": params})
-            notify(method, params)
-
-        def recorded_call(method: str, params: dict[str, Any], *arguments: Any, **named: Any) -> Any:
-            result = step_call(method, params, *arguments, **named)
-            frames.update(method=method, params=params)
-            frames.update(result=json.dumps(result, separators=(",", ":")))
-            return result
-
-        job.notify, job.step_call = recorded_notify, recorded_call
+    def _one_step(self) -> None:
         self._grads.ready("x")
         self._grads.finish()
-        job.notify, job.step_call = notify, step_call
-        return frames
 
     def close(self) -> None:
         self._job.detach()

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import gradsync
+from contenders.recording import recorded
 from gradsync.errors import ConnectionLost, NodeLost, StaleEpoch
 
 VALUE = 0.5  # its norm, too: all ranks hold the same element
@@ -26,6 +27,11 @@ class Contender:
         self._steps, self._until_again = steps, until_again
         self._norm, self._epoch, self._done_ns, self._lost = 0.0, 0, 0, 0
         self._microseconds: list[float] = []
+        self._frames = recorded(self._job, self._one_step)
+
+    def _one_step(self) -> None:
+        self._grads.write("x", self._row)
+        self._grads.finish()
 
     def fill(self) -> None:
         """There is nothing to fill."""
@@ -63,6 +69,7 @@ class Contender:
             "epoch": self._epoch,
             "done_ns": self._done_ns,
             "lost": self._lost,
+            "frames": self._frames,
         }
 
     def close(self) -> None:
