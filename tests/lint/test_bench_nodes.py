@@ -53,3 +53,9 @@ def test_a_star_ends_where_its_nodes_take_the_coordinator_a_tenth_of_a_step() ->
     assert coordinator.each_other_node({1: 100, 2: 150, 8: 450}, 8) == 50
     assert coordinator.star_ends(50, 100) == 200
     assert coordinator.star_ends(50, 1000) == 2000
+
+
+def test_sums_of_layers_cost_machine_and_codec_more_and_links_the_same() -> None:
+    machine = {1: [{"nodes": 8, "step": 42.0}], 100: [{"nodes": 8, "step": 392.0}, {"nodes": 64, "step": 9e9}]}
+    assert coordinator.of_layers(70.0, machine, 1) == 70
+    assert coordinator.of_layers(70.0, machine, 100) == 70 - 6 + 56
