@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import results
-from nodes.daemons import Nodes
+from over_nodes.daemons import Nodes
 from processes import Ranks, alternate, free_port, private_daemon
 
 WORLD_SIZE = 4

@@ -15,7 +15,7 @@
 //                                     each lane was woken, and texts of so many bytes were exchanged over TCP:
 //                                     step_empty_nodes without an engine. FILE is written with the port
 #include "bench/echo_step.hpp"
-#include "bench/nodes/echo_link.hpp"
+#include "bench/over_nodes/echo_link.hpp"
 
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/basic_stream_socket.hpp>

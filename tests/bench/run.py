@@ -29,9 +29,9 @@ import step
 import step_empty
 import train
 import weights_part
-from nodes import coordinator as nodes_coordinator
-from nodes import restart as nodes_restart
-from nodes import step_empty as nodes_step_empty
+from over_nodes import coordinator as nodes_coordinator
+from over_nodes import restart as nodes_restart
+from over_nodes import step_empty as nodes_step_empty
 
 BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 
 import results
-from nodes import coordinator, step_empty
+from over_nodes import coordinator, step_empty
 
 
 def traced(way: str, method: str, params: str = "{}") -> str:

@@ -88,7 +88,7 @@ class CoordinatorMachine {
     std::string version;
     std::string node;
     std::uint64_t first_epoch = 1;  ///< where no node has been in any
-    std::size_t most_nodes = 256;   ///< a star serves to about 64; this bounds memory
+    std::size_t most_nodes = 256;   ///< this bounds memory; docs/operations-nodes.md: where a star ends
   };
 
   /// `declarations` is that of the daemon, and outlives the machine.

@@ -19,7 +19,7 @@ from typing import Any
 
 import results
 from contenders.stats_step import VALUE
-from nodes.daemons import Nodes
+from over_nodes.daemons import Nodes
 from processes import Process, Ranks, Unavailable, listening, private_daemon
 from step_empty import HELLO, echo_server, percentile
 
@@ -200,6 +200,7 @@ def write(name: str, rounds: int, sizes: dict[str, int], p50: dict[str, list[flo
             "two daemons - one": f"{statistics.median(more):.4g} us",
             "two bare servers - one": f"{statistics.median(bare):.4g} us",
             "(two bare servers - one) / tcp_echo": f"{statistics.median(bare) / middle['tcp_echo']:.3g}",
+            "two daemons / two bare servers": f"{middle['two_daemons'] / middle['two_bare']:.3g}",
         },
         "more_samples": more,
         "bare_more_samples": bare,

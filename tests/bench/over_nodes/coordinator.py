@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import results
-from nodes.daemons import Nodes
-from nodes.step_empty import check
+from over_nodes.daemons import Nodes
+from over_nodes.step_empty import check
 from processes import Ranks, Unavailable
 from threads import threads_of
 

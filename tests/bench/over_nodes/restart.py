@@ -12,7 +12,7 @@ from typing import Any
 
 import results
 from contenders.stats_step import VALUE
-from nodes.daemons import Nodes
+from over_nodes.daemons import Nodes
 from processes import HERE, START_DEADLINE_S, Process
 
 LOCAL_WORLD_SIZE = 2
