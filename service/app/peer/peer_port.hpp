@@ -56,6 +56,8 @@ class PeerPort final : public engine::Peers {
 
   [[nodiscard]] bool alone() const override { return false; }
 
+  [[nodiscard]] std::string node() const override { return options_.identity.node; }
+
   [[nodiscard]] std::string waits_for() const override;
 
   /// Rank 0 is on this node: links of other nodes are for it.

@@ -13,9 +13,15 @@
 namespace gradsync::engine {
 
 EpochMachine::EpochMachine(
-    std::string job, Roster nobody, std::uint64_t first_epoch, EngineDeadlines deadlines, std::uint64_t& next_ticket
+    std::string job,
+    Roster nobody,
+    std::uint64_t first_epoch,
+    EngineDeadlines deadlines,
+    std::uint64_t& next_ticket,
+    std::string node
 )
     : job_(std::move(job)),
+      node_(std::move(node)),
       deadlines_(deadlines),
       next_ticket_(next_ticket),
       roster_(std::move(nobody)),
@@ -49,6 +55,7 @@ EpochActions EpochMachine::on_left(TimePoint now, std::int64_t rank, const std::
       "the gradients of the step in flight are lost: start the rank again and compute the step anew on every rank"
   );
   error.rank = rank;
+  error.node = node_;
   error.job = job_;
   error.ranks = {rank};
   if (how == Leaving::Lost) {

@@ -57,7 +57,12 @@ class EpochMachine {
 
   /// Takes its tickets from `next_ticket`, so that they are unique among all machines that share it.
   EpochMachine(
-      std::string job, Roster nobody, std::uint64_t first_epoch, EngineDeadlines deadlines, std::uint64_t& next_ticket
+      std::string job,
+      Roster nobody,
+      std::uint64_t first_epoch,
+      EngineDeadlines deadlines,
+      std::uint64_t& next_ticket,
+      std::string node = {}
   );
 
   // events
@@ -181,6 +186,7 @@ class EpochMachine {
   void follow_pauses(TimePoint now);
 
   const std::string job_;
+  const std::string node_;  ///< where ranks that are lost were; empty where the job has one node
   const EngineDeadlines deadlines_;
   std::uint64_t& next_ticket_;
   Roster roster_;

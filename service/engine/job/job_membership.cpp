@@ -32,7 +32,8 @@ Job::Job(JobContext& context, const AttachRequest& first)
           Roster(first.world_size, first.ranks_here()),
           peers_->alone() ? context.options.first_epoch : 1,  // other nodes say the number, which may be any
           context.options.deadlines,
-          context.next_ticket
+          context.next_ticket,
+          peers_->node()
       ),
       locals_(LocalRanks::all(first.world_size)),
       declared_(std::make_shared<plan::DeclarationPool>(first.meshes)),

@@ -229,6 +229,9 @@ class Peers {
   /// Nobody else takes part: the lane decides, and no cells are asked of it.
   [[nodiscard]] virtual bool alone() const = 0;
 
+  /// The name of this node, for errors that ranks of all nodes may read; empty where there is one node.
+  [[nodiscard]] virtual std::string node() const { return {}; }
+
   /// What an epoch lacks beyond this node, for people; empty: nothing, or nobody knows.
   [[nodiscard]] virtual std::string waits_for() const = 0;
 };

@@ -98,6 +98,16 @@ TEST(EpochMachine, counts_a_new_epoch_only_when_the_attempt_in_flight_has_failed
   EXPECT_EQ(pair.machine.epoch(), 2u);
 }
 
+TEST(EpochMachine, names_its_node_with_a_rank_that_is_lost) {
+  std::uint64_t tickets = 1;
+  EpochMachine machine{"job", Roster(4, 2), 1, EngineDeadlines{}, tickets, "node1"};
+  machine.on_joined(2, {102, false});
+  const EpochActions left = machine.on_left(TimePoint{}, 2, "died", EpochMachine::Leaving::Lost);
+  ASSERT_TRUE(find<ReportLoss>(left));
+  EXPECT_EQ(find<ReportLoss>(left)->error.node, "node1");
+  EXPECT_EQ(find<ReportLoss>(left)->error.rank, 2);
+}
+
 TEST(EpochMachine, keeps_the_steps_of_survivors_where_the_newcomer_makes_the_same_plan) {
   Pair pair;
   pair.commit();

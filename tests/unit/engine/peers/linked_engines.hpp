@@ -32,7 +32,7 @@ namespace gradsync::engine {
 class LinkedPort final : public Peers {
  public:
   LinkedPort(std::size_t node, const PeerJoin& identity, std::uint64_t first_epoch, const TimePoint& now)
-      : now_(now), store_(budget_, {1000, 1}) {
+      : now_(now), node_(identity.node), store_(budget_, {1000, 1}) {
     MemberMachine::Options member{identity, node == 0 ? "" : "node0", "1.0", node + 1};
     if (node == 0) {
       coordinator_ = std::make_unique<CoordinatorNode>(
@@ -77,6 +77,8 @@ class LinkedPort final : public Peers {
   }
 
   [[nodiscard]] bool alone() const override { return false; }
+
+  [[nodiscard]] std::string node() const override { return node_; }
 
   [[nodiscard]] std::string waits_for() const override {
     return coordinator_ ? coordinator_->coordinator().waits_for() : member_->waits_for();
@@ -146,6 +148,7 @@ class LinkedPort final : public Peers {
   static void take(WarnHalfTime& warn, PeerEvents& events) { events.push_back(PeersHalfTime{warn.waits_for}); }
 
   const TimePoint& now_;
+  const std::string node_;
   FairBudget budget_{1u << 30, 0};
   DeclarationStore store_;
   std::unique_ptr<CoordinatorNode> coordinator_;

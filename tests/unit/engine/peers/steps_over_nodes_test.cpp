@@ -203,7 +203,10 @@ TEST_F(StepsOverNodes, a_rank_that_is_lost_ends_the_epoch_of_all_and_its_success
   all.lose(3);
   all.pump();
   expect_failed(waiting, ErrorCode::RankLost, "rank 3");
-  expect_failed({all.finish(2, 1)}, ErrorCode::RankLost, "rank 3");
+  const Calls own{all.finish(2, 1)};
+  expect_failed(own, ErrorCode::RankLost, "rank 3");
+  EXPECT_EQ(waiting[0]->error->node, "node1");
+  EXPECT_EQ(own[0]->error->node, "node1") << "also on the node that lost it";
   all.attach(3);
   all.declare(3, declaration(4));
   all.pump();
