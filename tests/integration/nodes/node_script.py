@@ -1,10 +1,13 @@
-"""A training script that knows nothing of nodes: DDP or FSDP2, and the clip of gradsync. Each rank prints its norms."""
+"""A training script that knows nothing of nodes: DDP or FSDP2, and the clip of gradsync. Each rank prints its norms,
+its coefficients, and a hash of the gradients that it clipped."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +28,14 @@ def inputs_of(step: int, rank: int) -> torch.Tensor:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
+def digest_of(model: torch.nn.Module) -> str:
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        held: Any = parameter.grad
+        found.update((held.to_local() if hasattr(held, "to_local") else held).numpy().tobytes())
+    return found.hexdigest()
+
+
 def main(kind: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -34,13 +45,16 @@ def main(kind: str) -> None:
     else:
         fully_shard(model)
     gst.init(model)
-    found = []
+    norms, coefficients, gradients = [], [], []
     for step in range(STEPS):
         model.zero_grad()
         model(inputs_of(step, rank)).pow(2).sum().backward()
+        gradients.append(digest_of(model))
         norm = gst.clip_grad_norm_(model.parameters(), 0.5)
-        found.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
-    sys.stdout.write(json.dumps({"rank": rank, "norms": found, "node": os.environ["GROUP_RANK"]}) + "\n")
+        norms.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
+        coefficients.append(gst.last_report().coefficient.hex())
+    said = {"rank": rank, "norms": norms, "coefficients": coefficients, "gradients": gradients}
+    sys.stdout.write(json.dumps({**said, "node": os.environ["GROUP_RANK"]}) + "\n")
     sys.stdout.flush()
     gst.close()
     dist.destroy_process_group()

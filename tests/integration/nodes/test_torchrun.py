@@ -1,9 +1,8 @@
-"""The two commands of docs/operations-nodes.md, each with a daemon of its own."""
+"""The two commands of docs/operations-nodes.md, each with a daemon of its own, against the same ranks at one daemon."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from daemon import DEADLINE_S, clean_environment
-from node_jobs import Nodes, free_port
+from daemon import Daemon
+from node_commands import documented, run_on_nodes
+from node_jobs import Nodes
 from node_script import STEPS, inputs_of, model_of
 
 SCRIPT = Path(__file__).with_name("node_script.py")
-DOCUMENT = Path(__file__).parents[3] / "docs/operations-nodes.md"
-
-
-def commands(kind: str, port: int) -> list[list[str]]:
-    """As the document has them."""
-    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("torchrun --nnodes 2")]
-    assert len(lines) == 2
-    filled = [line.replace("NODE0", "127.0.0.2").replace("29500", str(port)).split() for line in lines]
-    return [[sys.executable, "-m", "torch.distributed.run", *words[1:-1], str(SCRIPT), kind] for words in filled]
 
 
 def one_device_norms(world_size: int) -> list[float]:
@@ -39,31 +30,43 @@ def one_device_norms(world_size: int) -> list[float]:
     return norms
 
 
-@pytest.mark.training
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_commands_train_over_two_nodes(tmp_path: Path, kind: str) -> None:
-    with Nodes(tmp_path, 2) as nodes:
-        found: list[dict[str, Any]] = []
-        started = [
-            subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=(tmp_path / f"{node}.err").open("wb"),
-                env=clean_environment(
-                    GRADSYNC_ADDRESS=nodes.address(node), GRADSYNC_COORDINATOR=nodes.coordinator, OMP_NUM_THREADS="1"
-                ),
-            )
-            for node, command in enumerate(commands(kind, free_port()))
+def ranks_of(folder: Path, commands: list[list[str]], environments: list[dict[str, str]]) -> list[dict[str, Any]]:
+    """What each rank printed, in the order of ranks."""
+    found = []
+    for done in run_on_nodes(folder, commands, environments):
+        assert done.code == 0, done.err[-4000:]
+        found += [json.loads(line) for line in done.out.splitlines()]
+    return sorted(found, key=lambda rank: int(rank["rank"]))
+
+
+def over_two_daemons(folder: Path, kind: str) -> list[dict[str, Any]]:
+    with Nodes(folder, 2) as nodes:
+        starts = documented("operations-nodes.md", "torchrun --nnodes 2")
+        commands = [[*command, str(SCRIPT), kind] for command in starts]
+        environments = [
+            {"GRADSYNC_ADDRESS": nodes.address(node), "GRADSYNC_COORDINATOR": nodes.coordinator} for node in range(2)
         ]
-        try:
-            for node, process in enumerate(started):
-                out, _ = process.communicate(timeout=2 * DEADLINE_S)
-                assert process.returncode == 0, (tmp_path / f"{node}.err").read_text()[-4000:]
-                found += [json.loads(line) for line in out.splitlines()]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait(DEADLINE_S)
-    assert sorted((rank["rank"], rank["node"]) for rank in found) == [(0, "0"), (1, "0"), (2, "1"), (3, "1")]
+        return ranks_of(folder, commands, environments)
+
+
+def at_one_daemon(folder: Path, kind: str) -> list[dict[str, Any]]:
+    with Daemon(folder=str(folder)) as daemon:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+        return ranks_of(folder, [[*torchrun, str(SCRIPT), kind]], [{"GRADSYNC_ADDRESS": daemon.socket}])
+
+
+@pytest.mark.training
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_commands_train_over_two_nodes_as_four_ranks_at_one_daemon_do(tmp_path: Path, kind: str) -> None:
+    found = over_two_daemons(tmp_path, kind)
+    assert [(rank["rank"], rank["node"]) for rank in found] == [(0, "0"), (1, "0"), (2, "1"), (3, "1")]
     assert len({tuple(rank["norms"]) for rank in found}) == 1, "the norm has equal bits on all ranks"
+    assert len({tuple(rank["coefficients"]) for rank in found}) == 1, "and so has the coefficient"
+    assert all(float.fromhex(one) < 1 for one in found[0]["coefficients"]), "every step clips"
     np.testing.assert_allclose(found[0]["norms"], one_device_norms(4), rtol=1e-6)
+
+    alone = at_one_daemon(tmp_path, kind)
+    assert [rank["gradients"] for rank in alone] == [rank["gradients"] for rank in found]
+    norms, theirs = (np.array(ranks[0]["norms"], np.float32) for ranks in (alone, found))
+    np.testing.assert_array_max_ulp(norms, theirs, maxulp=1)
