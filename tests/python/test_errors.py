@@ -61,7 +61,7 @@ def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> 
         }
     )
     assert type(error).KIND == error.kind == kind
-    assert str(error) == "tensors[3].shape: found this; do that"
+    assert str(error) == "tensors[3].shape: found this (node 'n'); do that"
     assert (error.code, error.retryable, error.path, error.job, error.tensor, error.node) == (
         -31000,
         True,
@@ -74,6 +74,12 @@ def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> 
     assert (error.epoch, error.attempt, error.waited_s) == (3, 9, 1.5)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.attempt) == (type(error), str(error), 9)
+
+
+def test_a_node_that_the_message_names_is_not_named_again() -> None:
+    data = {"kind": "node_lost", "node": "n"}
+    assert str(errors.NodeLost(1109, "node 'n' is gone", data)) == "node 'n' is gone"
+    assert str(errors.NodeLost(1109, "a node is gone", data)) == "a node is gone (node 'n')"
 
 
 def test_a_kind_of_the_future_is_still_an_rpc_error() -> None:

@@ -231,7 +231,9 @@ class RpcError(GradsyncError):
         self.attempt = _optional_int(self.data.get("attempt"))
         self.waited_s: float | None = self.data.get("waited_s")
         where = f"{self.path}: " if self.path and self.path not in message else ""
-        super().__init__(f"{where}{message}; {self.hint}" if self.hint else f"{where}{message}")
+        on = f" (node '{self.node}')" if self.node and f"'{self.node}'" not in message else ""
+        said = f"{where}{message}{on}"
+        super().__init__(f"{said}; {self.hint}" if self.hint else said)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self.message, self.data)
