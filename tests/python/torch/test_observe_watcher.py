@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from gradsync._launch._resolve import Launch
 from gradsync._observe._summary import Summary, as_json, as_text
 from gradsync._observe._tally import Difference, Tally, TallyFile, read_tallies
-from gradsync.torch._observed._norms import PartNorms
+from gradsync.torch._observed import _norms
+from gradsync.torch._observed._norms import PartNorms, StoredNorms, norms_of
 from gradsync.torch._observed._watcher import Watcher
 
 
@@ -58,6 +61,51 @@ def test_parts_of_a_norm_are_summed_over_ranks(tmp_path: Path) -> None:
     ranks[0].put(201, math.nan)
     ranks[1].put(201, 1.0)
     assert math.isnan(ranks[1].whole(201, [0, 1], 2.0) or 0.0)
+
+
+def over_nodes(rank: int, ranks: int = 4) -> StoredNorms:
+    launch = Launch(job="job", rank=rank, world_size=ranks, restart_count=0, local_world_size=2, coordinator=None)
+    found = norms_of(Path("/nonexistent"), launch)
+    assert isinstance(found, StoredNorms)
+    return found
+
+
+def test_parts_of_a_norm_are_summed_over_nodes_by_the_first_rank_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(_norms, "store_of_group", lambda: store)
+    ranks = [over_nodes(rank) for rank in range(4)]
+    assert ranks[0].whole(0, [0, 1, 2, 3], 2.0) is None  # nobody has written
+    for step in (0, 200):
+        for rank in ranks:
+            rank.put(step, 1.0)
+        found = [rank.whole(step, [0, 1, 2, 3], 2.0) for rank in ranks]
+        assert found == [2.0, None, 2.0, None]
+        assert [rank.whole(step, [1, 3], 2.0) for rank in ranks[1::2]] == [2**0.5, 2**0.5]
+    ranks[0].put(201, math.nan)
+    assert ranks[2].whole(201, [0, 1, 2, 3], 2.0) is None  # the other parts are of another step
+    for rank in ranks[1:]:
+        rank.put(201, 1.0)
+    assert math.isnan(ranks[2].whole(201, [0, 1, 2, 3], 2.0) or 0.0)
+
+
+def test_of_many_ranks_the_first_alone_reads_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(_norms, "store_of_group", lambda: store)
+    ranks = [over_nodes(rank, 100) for rank in range(100)]
+    for rank in ranks:
+        rank.put(0, 0.5)
+    assert [rank.whole(0, range(100), 2.0) for rank in ranks[:3]] == [5.0, None, None]
+
+
+def test_without_a_store_or_with_one_that_is_gone_no_norm_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> Any:
+        raise RuntimeError("Connection reset by peer")
+
+    for store in (lambda: None, gone):
+        monkeypatch.setattr(_norms, "store_of_group", store)
+        norms = over_nodes(0)
+        norms.put(0, 1.0)
+        assert norms.whole(0, [0, 1, 2, 3], 2.0) is None
 
 
 def test_a_tally_is_whole_after_each_write_also_a_shorter_one(tmp_path: Path) -> None:

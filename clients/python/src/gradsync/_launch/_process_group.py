@@ -13,7 +13,7 @@ from typing import Any
 from gradsync._wire_errors import local_error
 from gradsync.errors import ConnectionLost, DeclareTimeout, UsageError
 
-__all__ = ["ProcessGroup", "process_group"]
+__all__ = ["ProcessGroup", "process_group", "store_of_group"]
 
 _KEY = "gradsync/job"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1
@@ -70,6 +70,14 @@ def process_group() -> ProcessGroup | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return ProcessGroup(distributed.get_rank(), distributed.get_world_size(), distributed)
+
+
+def store_of_group() -> Any:
+    """The store of the default group, now; None where there is none. Keep no reference: it ends with the group."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.distributed_c10d._get_default_store()
 
 
 def _wait_for(store: Any, timeout: float) -> str:

@@ -40,7 +40,7 @@ from .._reduced._held_gradients import HeldGradients
 from .._reduced._observer import Observer
 from .._statistics._fingerprints import FINGERPRINT
 from ._journal import Journal
-from ._norms import PartNorms
+from ._norms import Norms, norms_of
 
 __all__ = ["Watcher", "from_environment", "of_command"]
 
@@ -96,7 +96,7 @@ class Watcher:
         rank, world_size = rank_and_world()
         self.journal = Journal(self._folder, rank, world_size, asked.get("jsonl"))
         self._observer: Observer | None = None
-        self._norms: PartNorms | None = None
+        self._norms: Norms | None = None
         self._p = 2.0  # the order of the norms that are compared
         self._parameters: list[torch.nn.Parameter] = []
         self._tensors: Sequence[gradsync.Tensor] = ()
@@ -362,7 +362,7 @@ class Watcher:
             self.journal.note(note)
         self._parameters, self._tensors = list(found.parameters), found.tensors
         self._index = {id(parameter): index for index, parameter in enumerate(self._parameters)}
-        self._norms = PartNorms(self._folder, launch.job, launch.rank)
+        self._norms = norms_of(self._folder, launch)
         self._scaled.look(living_optimizers())
         p, within = self._p, self._within
 
