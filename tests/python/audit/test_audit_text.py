@@ -15,8 +15,9 @@ import gradsync
 from gradsync._audit import _examine, _replay
 from gradsync._audit._causes import Cause
 from gradsync._audit._ending import after_failure
-from gradsync._audit._examine import complete, examine
+from gradsync._audit._examine import all_have_ended, check_new, complete, examine, has_ended
 from gradsync._audit._findings import DONE, Call, RankWriter, Step, rank_path, read_ranks
+from gradsync._audit._node import nodes_of
 from gradsync._audit._table import as_json, as_text
 from gradsync._audit._verdict import Line, Verdict
 from gradsync._step._row import Row
@@ -145,6 +146,68 @@ def test_a_rank_that_stopped_early_is_said_with_what_to_do(tmp_path: Path) -> No
         "rank 0 stopped early: GradientRefused: 'w': its gradient is sparse; the steps before it are compared -> mend "
         "what it says, then audit again"
     )
+
+
+def written_on(folder: Path, rank: int, node: str) -> RankWriter:
+    """A rank of four on two nodes that has made one step."""
+    writer = RankWriter(folder, rank)
+    tensor = gradsync.Tensor("w", (2,), local_shape=(2,), mesh="m", placements={"dp": gradsync.Replicate()})
+    writer.head(rank, 4, {"m": {"dp": 4}}, [tensor], 2.0, [], 2, node)
+    writer.step(Step([Row(4.0, 0.0, 2.0, 2.0, 0, 0, 1)], [2.0], [Call("clip", 2.0, 2.0)]))
+    return writer
+
+
+def test_a_folder_of_all_nodes_is_complete_when_every_rank_of_all_is_done(tmp_path: Path) -> None:
+    for rank in range(2):
+        written_on(tmp_path, rank, "a").done()
+    assert complete(tmp_path)
+    assert not complete(tmp_path, shared=True)
+    for rank in range(2, 4):
+        written_on(tmp_path, rank, "b").done()
+    assert complete(tmp_path, shared=True)
+    assert complete(tmp_path), "files that were copied together are those of all nodes"
+
+
+def test_ranks_of_other_nodes_that_wrote_nothing_are_named_with_their_node(tmp_path: Path) -> None:
+    for rank, node in ((0, "a"), (1, "a"), (2, "b")):
+        written_on(tmp_path, rank, node).done()
+    verdict = examine(tmp_path, None, shared=True)
+    assert verdict.reason == "ranks 3 (node b) of 4 never called a clip function of torch"
+    assert verdict.exit_code == 2
+
+
+def test_a_folder_that_is_not_that_of_all_nodes_says_so(tmp_path: Path) -> None:
+    for rank in range(2):
+        written_on(tmp_path, rank, "a").done()
+    verdict = examine(tmp_path, None, shared=True)
+    assert verdict.reason == "nothing of ranks 2, 3 of 4 came into this folder"
+    assert "the same --folder" in verdict.advice
+
+
+def test_the_commands_of_all_nodes_know_when_none_writes_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not all_have_ended(tmp_path)
+    written_on(tmp_path, 0, "a").done()
+    for node, ended in (("a", False), ("b", True)):
+        monkeypatch.setenv("GRADSYNC_PEER_NODE", node)
+        has_ended(tmp_path)
+        assert all_have_ended(tmp_path) == ended
+
+
+@pytest.mark.parametrize("name", ["rank-3.jsonl", "ended-a-7"])
+def test_a_folder_of_an_earlier_run_is_refused(tmp_path: Path, name: str) -> None:
+    check_new(tmp_path)
+    (tmp_path / name).touch()
+    with pytest.raises(gradsync.UsageError, match="the files of an earlier run; name a folder that is new or empty"):
+        check_new(tmp_path)
+
+
+def test_which_ranks_are_on_which_node_is_said_where_there_are_several(tmp_path: Path) -> None:
+    for rank in range(4):
+        written_on(tmp_path, rank, "ab"[rank // 2]).done()
+    assert nodes_of(read_ranks(tmp_path)) == ["node a has ranks 0, 1; node b has ranks 2, 3"]
+    assert nodes_of({rank: found for rank, found in read_ranks(tmp_path).items() if rank < 2}) == []
 
 
 @pytest.mark.long

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gradsync._injected._command import a_daemon, check_command, check_writable, injected, signals_passed_to, start
 from gradsync._injected._model_flags import add_model_flags, model_flags
+from gradsync.errors import UsageError
 
 from ._ending import after_failure
-from ._examine import complete, examine, steps_of
+from ._examine import all_have_ended, check_new, complete, examine, has_ended, steps_of
 from ._table import as_json, as_text
 from ._verdict import Verdict
 
@@ -25,6 +27,7 @@ __all__ = ["add_audit", "add_verdict"]
 _LOOK_S = 0.5
 _END_S = 15.0  # torchrun takes some seconds to tell that a rank failed
 _STOP_S = 30.0
+_OTHERS_S = 30.0  # for the ranks of other nodes, when the command of this node has ended well
 _EXIT_CODES = """\
 exit code: the command's own if it failed; else 0 when all norms agree, 1 when one differs or replicas do, 2 when
 a call could not be compared or nothing could be audited.
@@ -50,6 +53,12 @@ def add_audit(add: AddParser) -> None:
     )
     parser.add_argument("--steps", type=_positive, default=5, metavar="N", help="steps to compare (default 5)")
     parser.add_argument("--stop", action="store_true", help="end the command when the steps are compared")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="for a job over several nodes: a new folder that all of them see, the same for the command of each",
+    )
     add_model_flags(parser)
     _common(parser)
     parser.set_defaults(run=_audit)
@@ -73,19 +82,32 @@ def _audit(options: argparse.Namespace) -> int:
     check_command("audit", options.command)
     check_writable("--json", options.json)
     asked = {"steps": options.steps, **model_flags(options)}
-    with a_daemon("audit", options.address) as client, tempfile.TemporaryDirectory(prefix="gradsync-audit-") as folder:
-        environment = injected(os.environ, "audit", Path(folder), asked, client.address)
-        verdict, code, stopped = _run(options, Path(folder), environment, client.address)
+    with a_daemon("audit", options.address) as client, _folder(options.folder) as folder:
+        environment = injected(os.environ, "audit", folder, asked, client.address)
+        verdict, code, stopped = _run(options, folder, environment, client.address)
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(verdict), indent=2) + "\n", "utf-8")
     return verdict.exit_code if code == 0 or stopped else code
 
 
+@contextlib.contextmanager
+def _folder(shared: Path | None) -> Iterator[Path]:
+    """Where the ranks write: a folder of this command alone, or that which the commands of all nodes have in common."""
+    if shared is None:
+        with tempfile.TemporaryDirectory(prefix="gradsync-audit-") as own:
+            yield Path(own)
+        return
+    try:
+        shared.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--folder {shared}: it cannot be made: {error.strerror}; name one that can") from error
+    check_new(shared)
+    yield shared.absolute()  # ranks may work in other folders
+
+
 def _verdict(options: argparse.Namespace) -> int:
     check_writable("--json", options.json)
-    end = time.monotonic() + options.wait
-    while not complete(options.folder) and time.monotonic() < end:
-        time.sleep(0.1)
+    _wait(lambda: complete(options.folder), options.wait)
     with a_daemon("audit", options.address) as client:
         verdict = examine(options.folder, client.address, options.tolerance)
     print(as_text(verdict), flush=True)
@@ -106,7 +128,7 @@ def _run(
                 code = process.wait(_LOOK_S if verdict is None else None)
                 break
             except subprocess.TimeoutExpired:
-                if not complete(folder):
+                if not complete(folder, shared=options.folder is not None):
                     continue
                 if steps_of(folder) < options.steps and ends_by == math.inf:
                     ends_by = time.monotonic() + _END_S  # Ranks that end early end the command; with which code?
@@ -117,6 +139,9 @@ def _run(
                         code = _stop(process)
                         break
     if verdict is None:
+        if options.folder is not None:
+            has_ended(folder)
+            _wait(lambda: complete(folder, shared=True) or all_have_ended(folder), _OTHERS_S if code == 0 else 0.0)
         verdict = _told(folder, address, options, code)
     return verdict, code if code >= 0 else 128 - code, stopped
 
@@ -124,13 +149,19 @@ def _run(
 def _told(folder: Path, address: str, options: argparse.Namespace, code: int = 0) -> Verdict:
     """Prints the verdict, of a command that runs yet or ended with this code."""
     try:
-        verdict = examine(folder, address, options.tolerance)
+        verdict = examine(folder, address, options.tolerance, shared=options.folder is not None)
         if code != 0:
             verdict = after_failure(verdict, code, folder, options.steps)
     except Exception as error:  # the command runs on, whatever is wrong with its audit
         verdict = Verdict(reason=f"an error of gradsync itself, {error!r}", advice="report it, with the command")
     print("\n" + as_text(verdict) + "\n", flush=True)
     return verdict
+
+
+def _wait(until: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not until() and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> int:

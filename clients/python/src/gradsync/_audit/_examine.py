@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gradsync.errors import GradsyncError, RpcError
+from gradsync._launch._nodes import node_name
+from gradsync.errors import GradsyncError, RpcError, UsageError
 
 from ._clip_sets import clip_sets
 from ._findings import DONE, RankFindings, Step, read_ranks
-from ._node import judge_node
+from ._node import judge_node, node_of, nodes_of, with_nodes
 from ._replay import Replay, replay
 from ._verdict import Verdict, judge
 from ._world import Key, World
 
-__all__ = ["complete", "examine", "steps_of"]
+__all__ = ["all_have_ended", "check_new", "complete", "examine", "has_ended", "steps_of"]
 
 LINE = "gradsync.torch.audit(model, mesh={…}, pp=…, ep=…)"
 _ADVICE = (
@@ -29,15 +30,33 @@ _MEND = (
 )
 
 
-def complete(folder: Path) -> bool:
-    """Whether every rank has written everything."""
+def check_new(folder: Path) -> None:
+    """Raises UsageError where ranks of an earlier run have written."""
+    if any(next(folder.glob(name), None) is not None for name in ("rank-*.jsonl", "ended-*")):
+        raise UsageError(f"--folder {folder}: it has the files of an earlier run; name a folder that is new or empty")
+
+
+def complete(folder: Path, *, shared: bool = False) -> bool:
+    """Whether every rank has written everything; `shared`, whether the ranks of all nodes write here."""
     for path in folder.glob("rank-*.jsonl"):
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - len(DONE)))
             if file.read() != DONE:
                 return False
     ranks = read_ranks(folder)
-    return bool(ranks) and len(ranks) == (_of_this_node(ranks) or _world_size(ranks))
+    return bool(ranks) and len(ranks) == (_of_this_node(ranks, shared) or _world_size(ranks))
+
+
+def has_ended(folder: Path) -> None:
+    """Tells the commands of other nodes that the ranks of this one write no more."""
+    (folder / f"ended-{node_name(os.environ)}-{os.getpid()}").touch()
+
+
+def all_have_ended(folder: Path) -> bool:
+    """Whether no rank of any node writes any more; False where the number of nodes is not known."""
+    ranks = read_ranks(folder)
+    here = max((found.local_world_size for found in ranks.values()), default=0)
+    return here > 0 and len([*folder.glob("ended-*")]) * here >= _world_size(ranks)
 
 
 def steps_of(folder: Path) -> int:
@@ -45,10 +64,10 @@ def steps_of(folder: Path) -> int:
     return min((len(found.steps) for found in read_ranks(folder).values()), default=0)
 
 
-def examine(folder: Path, address: str | None, tolerance: float | None = None) -> Verdict:
+def examine(folder: Path, address: str | None, tolerance: float | None = None, *, shared: bool = False) -> Verdict:
     """The verdict on what the ranks wrote. If they or the daemon give too little, its `reason` says so."""
     ranks = read_ranks(folder)
-    reason, advice = _lacks(ranks)
+    reason, advice = _lacks(ranks, shared)
     if reason is not None:
         return Verdict(ranks=_world_size(ranks), reason=reason, advice=advice)
     world = World(ranks)
@@ -59,8 +78,9 @@ def examine(folder: Path, address: str | None, tolerance: float | None = None) -
         for found in ranks.values()
         if found.failed
     ]
-    if _of_this_node(ranks):
+    if _of_this_node(ranks, shared):
         return judge_node(world, steps, tolerance, early)
+    early += nodes_of(ranks)
     everything = world
     try:
         answer = replay(world, steps, address)
@@ -125,16 +145,17 @@ def _step_of(step: Step, kept: Sequence[int]) -> Step:
     return Step([step.rows[index] for index in kept], [step.own[index] for index in kept], calls, stepped)
 
 
-def _of_this_node(ranks: Mapping[int, RankFindings]) -> int:
-    """How many ranks this node has, where it has not all; else 0."""
-    return max((found.local_world_size for found in ranks.values()), default=0)
+def _of_this_node(ranks: Mapping[int, RankFindings], shared: bool) -> int:
+    """How many ranks this node has, where only they write here; else 0."""
+    whole = shared or len(ranks) == _world_size(ranks)
+    return 0 if whole else max((found.local_world_size for found in ranks.values()), default=0)
 
 
 def _world_size(ranks: Mapping[int, RankFindings]) -> int:
     return max((found.world_size for found in ranks.values()), default=0)
 
 
-def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
+def _lacks(ranks: Mapping[int, RankFindings], shared: bool) -> tuple[str | None, str]:
     """Why these files cannot be compared, if they cannot."""
     if not ranks:
         return (
@@ -149,7 +170,7 @@ def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
         placed = any(reason.startswith(("ModuleRefused", "UsageError")) for reason in failed.values() if reason)
         advice = _ADVICE if placed and _world_size(ranks) > 1 else _MEND
         return f"{len(failed)} {'rank' if len(failed) == 1 else 'ranks'} cannot be audited: {said}", advice
-    here = _of_this_node(ranks)
+    here = _of_this_node(ranks, shared)
     if 0 < len(ranks) < here:
         return (
             f"only ranks {', '.join(map(str, list(ranks)[:16]))} of the {here} on this node called a clip function of "
@@ -157,9 +178,16 @@ def _lacks(ranks: Mapping[int, RankFindings]) -> tuple[str | None, str]:
             "every rank has to clip, one without gradients too; or the run ended before it did",
         )
     absent = [] if here else sorted(set(range(_world_size(ranks))) - set(ranks))
+    elsewhere = [rank for rank in absent if shared and not node_of(rank, ranks)]
+    if elsewhere:
+        return (
+            f"nothing of ranks {', '.join(map(str, elsewhere[:16]))} of {_world_size(ranks)} came into this folder",
+            "give gradsync audit on every node the same --folder, which all of them see; or copy the files of all into "
+            "one folder, and run gradsync verdict on it",
+        )
     if absent:
         return (
-            f"ranks {', '.join(map(str, absent[:16]))} of {_world_size(ranks)} never called a clip function of torch",
+            f"ranks {with_nodes(absent, ranks)} of {_world_size(ranks)} never called a clip function of torch",
             "every rank has to clip, one without gradients too; or the run ended before it did",
         )
     if any(not found.steps for found in ranks.values()):

@@ -94,6 +94,7 @@ class RankFindings:
     failed: str | None = None
     done: bool = False
     local_world_size: int = 0  #: how many ranks this node has; 0 where it has all, or nobody says
+    node: str = ""  #: the name of its node, where the job spans nodes
 
 
 class RankWriter:
@@ -112,10 +113,11 @@ class RankWriter:
         p: float,
         notes: Sequence[str],
         local_world_size: int = 0,
+        node: str = "",
     ) -> None:
         wires = [tensor.encode(None) for tensor in tensors]
-        head = {"rank": rank, "world_size": world_size, "local_world_size": local_world_size, "meshes": meshes}
-        self._put(head={**head, "p": p, "notes": list(notes)}, tensors=wires)
+        place = {"rank": rank, "world_size": world_size, "local_world_size": local_world_size, "node": node}
+        self._put(head={**place, "meshes": meshes, "p": p, "notes": list(notes)}, tensors=wires)
 
     def step(self, step: Step) -> None:
         rows = [None if row is None else list(_fields(row)) for row in step.rows]
@@ -173,6 +175,7 @@ def _read(path: Path) -> RankFindings | None:
         failed,
         done,
         head["local_world_size"],
+        head["node"],
     )
 
 

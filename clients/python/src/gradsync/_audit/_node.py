@@ -1,32 +1,65 @@
-"""The verdict of one node of several: what its own ranks show, and nothing about the others.
+"""The verdict of one node of several: what its own ranks show, and nothing about the others; and the names of nodes.
 
-No daemon sees all ranks of such a job, so the exact norm is known only where each tensor lies within the node as a
+Where the ranks of other nodes wrote elsewhere, the exact norm is known only where each tensor lies within the node as a
 whole (DDP over nodes; HSDP or TP within them): then it follows from the rows of this node. That the copies of other
 nodes are equal is not known, so nothing here is a verdict on the whole job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gradsync._step._row import Row
 
 from ._calls import seen_calls
 from ._clip_sets import clip_sets
+from ._findings import RankFindings
 from ._mistakes import RIGHT
 from ._sums import Sums, reaches
 from ._verdict import Line, OurStep, Verdict, compare_ranks, judge, part_name
 from ._world import Key, World
 
-__all__ = ["judge_node"]
+__all__ = ["judge_node", "node_of", "nodes_of", "with_nodes"]
 
-_FIX = "for the whole model, run the same script with all its ranks on one node"
+_FIX = (
+    "for the whole model, give gradsync audit on every node the same --folder, which all of them see; or run the same "
+    "script with all its ranks on one node"
+)
+_SHOWN = 16
+
+
+def nodes_of(ranks: Mapping[int, RankFindings]) -> list[str]:
+    """One finding that says which ranks are on which node, where there are several."""
+    held: dict[str, list[int]] = {}
+    for rank, found in ranks.items():
+        held.setdefault(found.node, []).append(rank)
+    if len(held) < 2:
+        return []
+    return ["; ".join(f"node {node} has {_ranks(own)}" for node, own in list(held.items())[:_SHOWN])]
+
+
+def with_nodes(absent: Sequence[int], ranks: Mapping[int, RankFindings]) -> str:
+    """Ranks that wrote nothing, each with the node of its neighbours where that is known."""
+    named = ((rank, node_of(rank, ranks)) for rank in absent[:_SHOWN])
+    return ", ".join(f"{rank} (node {node})" if node else f"{rank}" for rank, node in named)
+
+
+def node_of(rank: int, ranks: Mapping[int, RankFindings]) -> str:
+    """The node of its neighbours, which wrote something; empty where none did."""
+    for other, found in ranks.items():
+        if found.local_world_size and other // found.local_world_size == rank // found.local_world_size:
+            return found.node
+    return ""
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    more = "…" if len(ranks) > _SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, list(ranks)[:_SHOWN]))}{more}"
 
 
 def judge_node(world: World, steps: int, tolerance: float | None, early: Sequence[str]) -> Verdict:
     """What the ranks of this node found, in as many steps as all of them wrote."""
-    ranks = ", ".join(map(str, list(world.ranks)[:16])) + ("…" if len(world.ranks) > 16 else "")
-    which = f"{'rank' if len(world.ranks) == 1 else 'ranks'} {ranks} of {world.size}"
+    which = f"{_ranks(list(world.ranks))} of {world.size}"
     node = f"one node: {which}; what the ranks of other nodes hold and do is not seen here"
     unlike = _unlike_copies(world, steps)
     said = [*early, *unlike]

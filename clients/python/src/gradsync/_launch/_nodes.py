@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 
 from gradsync.errors import UsageError
 
 from ._launchers import Launcher, number_in
 
-__all__ = ["coordinator_of", "host_of_all_nodes", "ranks_of_this_node"]
+__all__ = ["coordinator_of", "host_of_all_nodes", "node_name", "ranks_of_this_node"]
 
 _ADDRESS = re.compile("[!-~]{1,256}")  # the daemon reads what is in it
 
@@ -68,3 +69,8 @@ def coordinator_of(given: str | None, environ: Mapping[str, str]) -> str | None:
 def host_of_all_nodes(environ: Mapping[str, str]) -> str:
     """What the name of a job has as its host, equal on all nodes: MASTER_ADDR, else the word `nodes`."""
     return environ.get("MASTER_ADDR") or "nodes"
+
+
+def node_name(environ: Mapping[str, str]) -> str:
+    """What this node is called in messages: as its daemon is called by GRADSYNC_PEER_NODE, else by its host name."""
+    return environ.get("GRADSYNC_PEER_NODE") or socket.gethostname()

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from gradsync._audit._findings import Call, RankWriter, Step, Stepped
 from gradsync._injected import _hooks
+from gradsync._launch._nodes import node_name
 from gradsync._launch._resolve import rank_and_world
 from gradsync._step._row import Row
 from gradsync.errors import GradsyncError
@@ -332,8 +333,8 @@ class Recorder:
         writer, meshes = self._open_file(rank), {mesh.name: mesh.axes for mesh in found.meshes}
         notes = [*found.notes, *self._hints.overridden(_declaration is found)]
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-        here = local if local < world_size else 0
-        self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, notes, here)
+        node = (local, node_name(os.environ)) if local < world_size else ()
+        self._write_head = lambda: writer.head(rank, world_size, meshes, found.tensors, self._p, notes, *node)
         self._scaled.look(_model.living_optimizers())
         listeners.add(self)
 
