@@ -44,15 +44,14 @@ MemberActions MemberMachine::on_link(TimePoint now, std::string local_address) {
 MemberActions MemberMachine::on_link_ended(TimePoint now, const std::string& why) {
   Actions actions;
   if (connection_ != Connection::None) {
-    lose_link(
-        now,
-        make_error(
-            ErrorCode::NodeLost,
-            fmt::format("the link to the coordinator, {}, ended: {}", coordinator_node_or_address(), why),
-            "the epoch forms again when the node is back"
-        ),
-        actions
+    Error error = make_error(
+        ErrorCode::NodeLost,
+        fmt::format("the link to the coordinator, {}, ended: {}", coordinator_node_or_address(), why),
+        "the epoch forms again when the node is back"
     );
+    error.node = coordinator_node_;
+    error.ranks = coordinator_ranks_;
+    lose_link(now, std::move(error), actions);
   }
   return actions;
 }

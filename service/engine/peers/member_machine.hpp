@@ -148,8 +148,9 @@ class MemberMachine {
   Phase phase_ = Phase::Idle;
   Connection connection_ = Connection::None;
   std::string coordinator_node_;
-  std::uint64_t epoch_ = 0;  ///< the one it is in, or the least that the next may have
-  std::uint64_t word_ = 0;   ///< the attempt under way, or in doubt
+  std::vector<std::int64_t> coordinator_ranks_;  ///< as the last roster has them
+  std::uint64_t epoch_ = 0;                      ///< the one it is in, or the least that the next may have
+  std::uint64_t word_ = 0;                       ///< the attempt under way, or in doubt
   Ask::Kind asked_ = Ask::Kind::Finish;
   RecordWords words_;        ///< but for a doubt, which `phase_` and `word_` are
   bool own_record_ = false;  ///< this daemon has stored more than the one before it, whose ranks tell the words

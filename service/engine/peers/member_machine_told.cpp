@@ -15,6 +15,19 @@ bool is_final(ErrorCode code) {
   return code == ErrorCode::JobMismatch || code == ErrorCode::Superseded || code == ErrorCode::VersionMismatch;
 }
 
+std::vector<std::int64_t> ranks_of(const RosterNode& node) {
+  std::vector<std::int64_t> ranks;
+  for (const DeclaredRanks& declared : node.by_content) {
+    for (const auto& [first, count] : declared.ranks) {
+      for (std::int64_t rank = first; rank < first + count; ++rank) {
+        ranks.push_back(rank);
+      }
+    }
+  }
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
 }  // namespace
 
 MemberActions MemberMachine::on_message(TimePoint now, ToMember message) {
@@ -149,6 +162,7 @@ void MemberMachine::on_prepare(TimePoint now, PeerPrepare prepare, Actions& acti
     give_up(now, std::move(*error), actions);
     return;
   }
+  coordinator_ranks_ = ranks_of(prepare.roster.front());
   want_unknown(now, prepare, actions);
   prepare_ = std::move(prepare);
   try_plan(actions);

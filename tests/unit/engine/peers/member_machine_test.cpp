@@ -363,5 +363,13 @@ TEST(MemberMachine, a_link_that_says_nothing_is_dropped_and_beats_keep_it) {
   EXPECT_EQ(told<EpochEnded>(actions).error.code, ErrorCode::NodeLost);
 }
 
+TEST(MemberMachine, the_loss_of_the_coordinator_names_its_node_and_the_ranks_there) {
+  LedMember led(State::Begun);
+  const Error error = told<EpochEnded>(led.machine.on_link_ended(kNow, "reset")).error;
+  EXPECT_EQ(error.code, ErrorCode::NodeLost);
+  EXPECT_EQ(error.node, "n0");
+  EXPECT_EQ(error.ranks, std::vector<std::int64_t>{0});
+}
+
 }  // namespace
 }  // namespace gradsync::engine
