@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ranks_in_threads import on_all, whole
 
 import gradsync
 from gradsync import Clip, Replicate, Row, Shard, Tensor
-from gradsync.errors import ConnectionLost, NodeLost, StaleEpoch
+from gradsync.errors import ConnectionLost, NodeLost, RankLost, StaleAttempt, StaleEpoch, StepTimeout
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 MAX_NORM = 1.0
@@ -70,19 +71,52 @@ class Nodes:
         self.daemons[node] = self._start(node)
 
 
+@dataclass(frozen=True)
+class Route:
+    """Which daemons the nodes of a job have, and where each of them looks for the coordinator."""
+
+    addresses: tuple[str, ...]  #: of the daemons' sockets, by node
+    coordinator: str
+    coordinators: Mapping[int, str] | None = None  #: by node, where one of them has another way
+
+    @staticmethod
+    def over(nodes: Nodes, coordinators: Mapping[int, str] | None = None, *, turned: bool = False) -> Route:
+        """`turned`: the last daemon has rank 0."""
+        addresses = tuple(daemon.socket for daemon in nodes.daemons)
+        last = f"127.0.0.{len(addresses) + 1}:{nodes.port}"
+        return Route(addresses[::-1] if turned else addresses, last if turned else nodes.coordinator, coordinators)
+
+    def address(self, node: int) -> str:
+        return self.addresses[node]
+
+    def coordinator_of(self, node: int) -> str:
+        return (self.coordinators or {}).get(node, self.coordinator)
+
+
 class NodeRank:
     """A rank of a job on `stats`: a tensor that all ranks have, and one that is cut over them."""
 
-    def __init__(self, nodes: Nodes, job: str, rank: int, per_node: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-        self.node = rank // per_node
-        self.client = gradsync.connect(nodes.address(self.node), timeout=DEADLINE_S)
+    def __init__(
+        self,
+        nodes: Nodes | Route,
+        job: str,
+        rank: int,
+        per_node: int,
+        world_size: int,
+        restart_count: int | None = None,
+        node: int | None = None,
+    ) -> None:
+        self.name, self.rank, self.world_size = job, rank, world_size
+        self.node = rank // per_node if node is None else node
+        self.address = nodes.address(self.node)
+        self.client = gradsync.connect(self.address, timeout=DEADLINE_S)
         self.job = self.client.attach(
             job=job,
             rank=rank,
             world_size=world_size,
+            restart_count=restart_count,
             local_world_size=per_node,
-            coordinator=nodes.coordinator,
+            coordinator=nodes.coordinator_of(self.node) if isinstance(nodes, Route) else nodes.coordinator,
             timeout=DEADLINE_S,
         )
         self.grads: Any = None
@@ -106,7 +140,7 @@ class NodeRank:
         while True:
             try:
                 return self.step(step)
-            except (NodeLost, StaleEpoch, ConnectionLost):
+            except (NodeLost, RankLost, StaleEpoch, StaleAttempt, StepTimeout, ConnectionLost):
                 assert time.monotonic() < end, f"step {step} is lost again and again"
 
 
@@ -124,12 +158,25 @@ def exact_norm(step: int, world_size: int) -> float:
 
 
 @contextlib.contextmanager
-def job_over(nodes: Nodes, per_node: int, name: str = "job") -> Iterator[list[NodeRank]]:
-    world_size = per_node * len(nodes.daemons)
-    ranks = whole(on_all(range(world_size), lambda rank: NodeRank(nodes, name, rank, per_node, world_size)))
+def job_over(
+    nodes: Nodes, per_node: int, name: str = "job", route: Route | None = None, restart_count: int | None = None
+) -> Iterator[list[NodeRank]]:
+    where = route or Route.over(nodes)
+    world_size = per_node * len(where.addresses)
+
+    def attached(rank: int) -> NodeRank:
+        return NodeRank(where, name, rank, per_node, world_size, restart_count)
+
+    ranks = whole(on_all(range(world_size), attached))
     try:
         yield ranks
     finally:
-        for rank in ranks:
-            with contextlib.suppress(Exception):
-                rank.client.close()
+        close_all(ranks)
+
+
+def close_all(ranks: list[NodeRank]) -> None:
+    def close(rank: NodeRank) -> None:
+        with contextlib.suppress(Exception):
+            rank.client.close()
+
+    on_all(ranks, close)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from node_jobs import MAX_NORM, NodeRank, Nodes, exact_norm, job_over
+from node_jobs import MAX_NORM, NodeRank, Nodes, Route, exact_norm, job_over
 from ranks_in_threads import on_all, whole
 
 from gradsync import Replicate, Row, Tensor
@@ -198,12 +198,10 @@ def test_a_daemon_that_is_killed_is_named_and_its_next_life_goes_on(tmp_path: Pa
 
 def test_two_jobs_crosswise_over_the_same_daemons_go_on(tmp_path: Path) -> None:
     with Nodes(tmp_path, 2) as nodes:
-        back = f"127.0.0.3:{nodes.port}"
 
         def attached(which: tuple[str, int]) -> NodeRank:
             job, rank = which
-            nodes_of = nodes if job == "there" else Turned(nodes, back)
-            return NodeRank(nodes_of, job, rank, 1, 2)  # type: ignore[arg-type]
+            return NodeRank(Route.over(nodes, turned=job == "back"), job, rank, 1, 2)
 
         ranks = whole(on_all([(job, rank) for job in ("there", "back") for rank in (0, 1)], attached))
         whole(on_all(ranks, NodeRank.declare))
@@ -212,13 +210,3 @@ def test_two_jobs_crosswise_over_the_same_daemons_go_on(tmp_path: Path) -> None:
                 assert within_one_ulp(report.norm, exact_norm(step, 2))
         for rank in ranks:
             rank.client.close()
-
-
-class Turned:
-    """The same nodes, of which the last is the first."""
-
-    def __init__(self, nodes: Nodes, coordinator: str) -> None:
-        self._nodes, self.coordinator = nodes, coordinator
-
-    def address(self, node: int) -> str:
-        return self._nodes.address(len(self._nodes.daemons) - 1 - node)

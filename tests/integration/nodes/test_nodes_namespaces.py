@@ -1,0 +1,73 @@
+"""The same failures of links as in test_nodes_links.py, made by the kernel, between network namespaces."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from daemon import DEADLINE_S
+from node_faults import NODE_S, TIMES, Asking, Baseline, check_errors, step_again
+from node_jobs import NodeRank, job_over
+from node_namespaces import NodesInNamespaces, not_allowed
+from ranks_in_threads import on_all, whole
+
+from gradsync.errors import NodeLost
+
+PER_NODE = 4
+FAULTS: dict[str, Callable[[NodesInNamespaces, int], None]] = {
+    "link down": NodesInNamespaces.link_down,
+    "nothing comes in": lambda nodes, node: nodes.drop(node, "input"),
+    "nothing goes out": lambda nodes, node: nodes.drop(node, "output"),
+    "nothing either way": lambda nodes, node: nodes.drop(node, "input", "output"),
+}
+
+
+def lose_the_node(nodes: NodesInNamespaces, ranks: list[NodeRank], fault: str, cut: int, step: int) -> None:
+    """All ranks but one wait in a step when that happens to the only link of a node."""
+    step_again(ranks, step)
+    asking = Asking(ranks[1:], step + 1)
+    asking.wait_until_asked()
+    began = time.monotonic()
+    FAULTS[fault](nodes, cut)
+    heard = asking.heard()
+    heard += Asking(ranks[:1], step + 1).heard()
+    there = [each for each in heard if each.node == cut]
+    others = [each for each in heard if each.node != cut]
+    lost = [rank.rank for rank in ranks if rank.node == cut]
+    check_errors(others, NodeLost, node=f"node{cut}", ranks=lost, since=began, within_s=NODE_S)
+    for each in there:
+        assert type(each.result) is NodeLost, each
+        assert each.result.node == f"node{1 - cut}", each
+        assert each.at - began < NODE_S, each
+    nodes.heal(cut)
+    healed = time.monotonic()
+    step_again(ranks, step + 1)
+    assert time.monotonic() - healed < NODE_S
+
+
+def broken(folder: Path, fault: str, cut: int) -> None:
+    folder.mkdir()
+    with NodesInNamespaces(folder, 2) as nodes:
+        baseline = Baseline(nodes, PER_NODE)
+        with job_over(nodes, PER_NODE) as ranks:
+            whole(on_all(ranks, NodeRank.declare))
+            for turn in range(TIMES // 2):
+                lose_the_node(nodes, ranks, fault, cut, 2 * turn)
+        baseline.check()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4 * DEADLINE_S)
+@pytest.mark.parametrize("faults", [["link down"], [fault for fault in FAULTS if fault != "link down"]])
+def test_a_node_that_the_network_loses_is_named_in_time_and_comes_back(tmp_path: Path, faults: list[str]) -> None:
+    """The member's node and the coordinator's, ten times each: sets of namespaces beside each other."""
+    reason = not_allowed()
+    if reason is None and faults != ["link down"] and shutil.which("nft") is None:
+        reason = "nft is not installed"
+    if reason is not None:
+        pytest.skip(reason)
+    cases = [(fault, cut) for fault in faults for cut in (0, 1)]
+    whole(on_all(cases, lambda case: broken(tmp_path / f"{case[0]} {case[1]}", *case)))
