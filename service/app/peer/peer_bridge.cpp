@@ -77,12 +77,13 @@ std::unique_ptr<engine::Peers> PeerBridge::make_port(engine::JobNumber job, cons
   return made;
 }
 
-/// A job whose ranks have all left lives on until its lane is quiet. Both would speak for one node, so its links end:
-/// the members of other nodes come again, and join the later job.
+/// A job whose ranks have all left lives on until its lane is quiet. Both would speak for one node, so its links end,
+/// once its last words are on them: the members of other nodes come again, and join the later job.
 void PeerBridge::replace_earlier(const engine::JobKey& key) {
   std::vector<net::LinkId> ending;
   for (auto& [number, seat] : seats_) {
     if (seat.port->key() == key && !std::exchange(seat.replaced, true)) {
+      send_outgoing(number, seat);
       for (const auto& [link, accepted] : accepted_) {
         if (accepted.job == number) {
           ending.push_back(link);

@@ -165,7 +165,7 @@ class WebSocketSession final : public Session,
     request_.reset();
     if (co_await read_messages()) {
       const std::string_view reason{close_reason_.reason.data(), close_reason_.reason.size()};
-      const bool said = co_await say_close(stream_.next_layer(), close_reason_.code, reason);
+      const bool said = co_await say_close(stream_.next_layer(), WebSocketEnd::Server, close_reason_.code, reason);
       if (!said) {
         abort();
       }

@@ -299,7 +299,8 @@ class OpenLink final : public PeerLink, public std::enable_shared_from_this<Open
     if (dead_) {
       co_return;
     }
-    const bool said = co_await say_close(stream_.next_layer(), code_, {});
+    const WebSocketEnd end = accepted_ ? WebSocketEnd::Server : WebSocketEnd::Client;
+    const bool said = co_await say_close(stream_.next_layer(), end, code_, {});
     if (!said) {
       break_off();
     }

@@ -13,11 +13,15 @@ namespace gradsync::net {
 namespace {
 
 constexpr std::chrono::microseconds kRead{5};
+constexpr unsigned char kMasked = 0x80;
+constexpr std::string_view kNoMask("\0\0\0\0", 4);  // a key that changes no byte: what is written is no secret
 
 }  // namespace
 
-Task<bool> say_close(PeerSocket& socket, std::uint16_t code, std::string_view reason) {
-  std::string frame{'\x88', static_cast<char>(2 + reason.size())};
+Task<bool> say_close(PeerSocket& socket, WebSocketEnd end, std::uint16_t code, std::string_view reason) {
+  const bool masks = end == WebSocketEnd::Client;
+  std::string frame{'\x88', static_cast<char>((masks ? kMasked : 0) | (2 + reason.size()))};
+  frame += masks ? kNoMask : std::string_view();
   frame += static_cast<char>(code >> 8);
   frame += static_cast<char>(code & 0xff);
   frame += reason;

@@ -14,8 +14,11 @@
 
 namespace gradsync::net {
 
+/// Which end of a WebSocket this is: frames of the client are masked, and those of the server are not.
+enum class WebSocketEnd { Server, Client };
+
 /// A close frame without Beast, which must not be reading any more. False: it could not be written.
-[[nodiscard]] Task<bool> say_close(PeerSocket& socket, std::uint16_t code, std::string_view reason);
+[[nodiscard]] Task<bool> say_close(PeerSocket& socket, WebSocketEnd end, std::uint16_t code, std::string_view reason);
 
 /// Reads and drops until the peer closes, the socket is closed, that much was read, or a read ends and `wanted` is
 /// false. Returns what it cost (net/limits/fair_share.hpp).

@@ -32,6 +32,13 @@ def soon(ranks: Sequence[Any], body: Callable[[Any], Any]) -> Future[list[Any]]:
     return _POOL.submit(on_all, ranks, body)
 
 
+def beside(cases: Sequence[Any], body: Callable[[Any], None]) -> None:
+    """Whole tests beside each other, because most of their time passes with waiting."""
+    with ThreadPoolExecutor(len(cases)) as pool:
+        for each in [pool.submit(body, case) for case in cases]:
+            each.result()
+
+
 @dataclass(frozen=True)
 class Heard:
     """What came of one rank's call, and when."""

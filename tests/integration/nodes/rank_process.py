@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from daemon import DEADLINE_S
@@ -41,12 +40,7 @@ class RankProcess:
         theirs.close()
         assert self._told() is None
 
-    def __enter__(self) -> RankProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self.kill()
         self._process.close()
         self._pipe.close()

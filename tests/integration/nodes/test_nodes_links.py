@@ -6,12 +6,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from daemon import DEADLINE_S
 from link_proxy import DOWN, UP, Proxy
-from node_faults import NODE_S, PROCESS_S, TIMES, Asking, Baseline, check_errors, check_step, step_again
+from node_faults import NODE_S, PROCESS_S, TIMES, Asking, Baseline, beside, check_errors, check_step, step_again
 from node_jobs import NodeRank, Nodes, Route, job_over
 from ranks_in_threads import on_all, whole
 
@@ -73,13 +72,13 @@ def test_links_that_break_in_any_way_are_named_in_time_and_healed(tmp_path: Path
     """Jobs beside each other over the same daemons, two for each way in which a link breaks, and ten times each."""
     jobs = [(fault, half) for fault in FAULTS for half in (0, 1)]
 
-    def body(job: tuple[str, int]) -> Any:
+    def body(job: tuple[str, int]) -> None:
         fault, half = job
-        return broken(nodes, f"{fault} {half}", fault, TIMES // 2)
+        broken(nodes, f"{fault} {half}", fault, TIMES // 2)
 
     with Nodes(tmp_path, NODES) as nodes:
         baseline = Baseline(nodes, PER_NODE)
-        whole(on_all(jobs, body))
+        beside(jobs, body)
         baseline.check()
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from daemon import DEADLINE_S
-from node_faults import NODE_S, PROCESS_S, TIMES, Asking, Baseline, check_errors, check_step, step_again
+from node_faults import NODE_S, PROCESS_S, TIMES, Asking, Baseline, beside, check_errors, check_step, step_again
 from node_jobs import NodeRank, Nodes, Route, job_over
 from ranks_in_threads import on_all, whole
 
@@ -106,10 +105,7 @@ def test_a_stopped_daemon_is_named_when_it_is_silent_and_is_used_when_it_goes_on
     """The member's and the coordinator's, twenty times each: four sets of daemons beside each other."""
     sets = [(2, 4, 1), (2, 4, 0), (3, 4, 1), (4, 2, 0)]
 
-    def body(index: int) -> Any:
-        return stopped(tmp_path / f"set{index}", *sets[index], TIMES // 2)
-
-    whole(on_all(range(len(sets)), body))
+    beside(range(len(sets)), lambda index: stopped(tmp_path / f"set{index}", *sets[index], TIMES // 2))
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(TIMES, marks=pytest.mark.long)])

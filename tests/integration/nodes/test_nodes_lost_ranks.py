@@ -42,6 +42,7 @@ class Ranks:
         return victim, [rank for rank in self.all if rank is not victim]
 
     def replace(self, victim: RankProcess) -> None:
+        victim.close()
         self.all[victim.rank] = heir = self._attached(victim.rank)
         heir.declare()
 
@@ -51,7 +52,7 @@ class Ranks:
     def __exit__(self, *error: object) -> None:
         for rank in self.all:
             if isinstance(rank, RankProcess):
-                rank.kill()
+                rank.close()
         close_all([rank for rank in self.all if isinstance(rank, NodeRank)])
 
 
@@ -93,7 +94,7 @@ def test_a_killed_rank_is_named_on_all_nodes_and_another_takes_its_place(
 def test_a_stopped_rank_is_warned_of_and_named_at_the_deadline_of_the_step(
     tmp_path: Path, count: int, per_node: int, times: int
 ) -> None:
-    with Nodes(tmp_path, count) as nodes, contextlib.ExitStack() as stack:
+    with Nodes(tmp_path, count) as nodes:
         baseline = Baseline(nodes, per_node)
         with Ranks(nodes, per_node) as ranks, contextlib.ExitStack() as watching:
             alerts: list[dict[str, Any]] = []
@@ -104,7 +105,6 @@ def test_a_stopped_rank_is_warned_of_and_named_at_the_deadline_of_the_step(
                 step_again(ranks.all, 2 * turn)
                 victim, others = ranks.victim(turn)
                 victim.stop()
-                stack.callback(victim.go_on)
                 alerts.clear()
                 began = time.monotonic()
                 heard = Asking(others, 2 * turn + 1, timeout=STEP_S).heard()

@@ -325,6 +325,24 @@ TEST_F(PeerLinkTest, is_told_that_the_other_daemon_shuts_down) {
   EXPECT_EQ(accepting().sink.end_of(theirs), "this daemon is shutting down");
 }
 
+TEST_F(PeerLinkTest, is_closed_alike_by_the_daemon_that_connected) {
+  start();
+  link();
+  connecting().on_io([this] {
+    connecting().links.send(mine, "the last word");
+    connecting().links.close(mine);
+  });
+  EXPECT_EQ(accepting().sink.end_of(theirs), "the other daemon closed it");
+  EXPECT_EQ(accepting().sink.texts(theirs, 1), std::vector<std::string>{"the last word"});
+}
+
+TEST_F(PeerLinkTest, is_told_alike_that_the_daemon_that_connected_shuts_down) {
+  start();
+  link();
+  connecting().on_io([this] { connecting().links.close_all(); });
+  EXPECT_EQ(accepting().sink.end_of(theirs), "the other daemon is shutting down");
+}
+
 TEST_F(PeerLinkTest, ends_with_the_connection) {
   PeerDaemon daemon{options()};
   {
