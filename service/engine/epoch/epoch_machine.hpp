@@ -97,7 +97,10 @@ class EpochMachine {
   [[nodiscard]] EpochActions on_begin();
   /// The epoch ended, or does not form, because of another node. What ranks of this node declared counts on.
   [[nodiscard]] EpochActions on_ended(TimePoint now, const Error& error);
-  /// The same, for a reason that ranks have to hear: they declare again.
+  /// A rank of another node declared anew, as `on_declared` has it for one of this node: every rank has to. Nothing
+  /// that other nodes were told of this one counts any more.
+  [[nodiscard]] EpochActions on_declared_elsewhere(TimePoint now, const Error& error);
+  /// It ended, or does not form, for a reason that ranks have to hear: they declare again.
   [[nodiscard]] EpochActions on_refused(TimePoint now, const Error& error);
 
   /// Nothing of the attempt that an end of the epoch failed is on the lane any more.

@@ -293,6 +293,21 @@ EpochActions EpochMachine::on_ended(TimePoint now, const Error& error) {
   return actions;
 }
 
+EpochActions EpochMachine::on_declared_elsewhere(TimePoint now, const Error& error) {
+  EpochActions actions;
+  prepared_.reset();
+  told_ = false;
+  redeclare_ = true;
+  if (state_ == State::Committed) {
+    fail_attempt(error, actions);
+  } else if (!ending_) {
+    cancel(actions);
+    try_form(actions);
+  }
+  follow_pauses(now);
+  return actions;
+}
+
 EpochActions EpochMachine::on_refused(TimePoint now, const Error& error) {
   EpochActions actions;
   prepared_.reset();

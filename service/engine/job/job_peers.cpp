@@ -87,7 +87,12 @@ void Job::perform(ConnectEpoch& event) { perform(peers_->tell(LocalsConnected{ev
 
 void Job::perform(BeginEpoch&) { perform(epochs_.on_begin()); }
 
-void Job::perform(EpochEnded& event) { perform(epochs_.on_ended(context_.now, event.error)); }
+void Job::perform(EpochEnded& event) {
+  perform(
+      event.declared_elsewhere ? epochs_.on_declared_elsewhere(context_.now, event.error)
+                               : epochs_.on_ended(context_.now, event.error)
+  );
+}
 
 void Job::perform(EpochRefused& event) { perform(epochs_.on_refused(context_.now, event.error)); }
 

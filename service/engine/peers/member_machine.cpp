@@ -104,8 +104,12 @@ void MemberMachine::join(TimePoint now, Actions& actions) {
   }
 }
 
-/// What was declared is not why an epoch ends that had begun, or that lost a node or a rank.
+/// What was declared is not why an epoch ends that had begun, or that lost a node or a rank. Where a rank declared
+/// anew, another plan may come of it.
 MemberMachine::Declared MemberMachine::after(const Error& error) const {
+  if (error.code == ErrorCode::StaleEpoch && error.rank) {
+    return Declared::ToBeSaidAgain;
+  }
   const bool counts = state_ == State::Begun || error.code == ErrorCode::NodeLost ||
                       error.code == ErrorCode::RankLost || error.code == ErrorCode::StaleEpoch;
   return counts ? Declared::Counts : Declared::Forgotten;
@@ -135,7 +139,10 @@ bool MemberMachine::leave(Error error, Declared declared, Actions& actions) {
     actions.emplace_back(TellJob{EpochRefused{std::move(error)}});
     return true;
   }
-  if (told) {
+  if (declared == Declared::ToBeSaidAgain) {
+    declared_.reset();
+    actions.emplace_back(TellJob{EpochEnded{std::move(error), true}});
+  } else if (told) {
     actions.emplace_back(TellJob{EpochEnded{std::move(error)}});
   }
   return told;

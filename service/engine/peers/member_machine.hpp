@@ -91,7 +91,7 @@ class MemberMachine {
  private:
   enum class Connection : std::uint8_t { None, Opening, Open };
   /// What the end of an epoch does to what the ranks of this node declared.
-  enum class Declared : std::uint8_t { Counts, Forgotten };
+  enum class Declared : std::uint8_t { Counts, ToBeSaidAgain, Forgotten };
 
   using Actions = MemberActions;
 

@@ -152,9 +152,10 @@ struct BeginEpoch {
   std::uint64_t epoch = 0;
 };
 
-/// What was not voted for has failed; what was is in doubt. `error` names rank or node. What was declared counts on.
+/// What was not voted for has failed; what was is in doubt. `error` names rank or node.
 struct EpochEnded {
   Error error;
+  bool declared_elsewhere = false;  ///< a rank declared anew, so all have to; else what was declared counts on
 };
 
 /// The epoch does not form, for a reason that ranks which wait have to hear; they declare again. Comes in place of

@@ -29,8 +29,8 @@ def not_allowed() -> str | None:
     name = f"gradsync-{secrets.token_hex(3)}"
     try:
         ran("ip", "netns", "add", name)
-        ran("ip", "-n", name, "link", "add", "a", "type", "veth", "peer", "name", "b")
-        ran("ip", "-n", name, "link", "add", "c", "type", "bridge")
+        ran("ip", "-n", name, "link", "add", "name", "port", "type", "veth", "peer", "name", "other")
+        ran("ip", "-n", name, "link", "add", "name", "switch", "type", "bridge")
     except AssertionError as refused:
         return f"network namespaces are not allowed: {refused}"
     finally:

@@ -23,6 +23,11 @@ def reason_of(rank: NodeRank) -> str:
     return str(next(job["reason"] for job in rank.client.status()["jobs"] if job["job"] == rank.name))
 
 
+def waits_in_declare(rank: NodeRank) -> bool:
+    jobs = [job for job in rank.client.status()["jobs"] if job["job"] == rank.name]
+    return any(each["rank"] == rank.rank and each["waiting_in"] == "gradients.declare" for each in jobs[0]["ranks"])
+
+
 @pytest.mark.parametrize("times", TURNS)
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_a_rank_that_a_node_of_a_whole_job_has_is_refused_to_another(tmp_path: Path, times: int) -> None:
@@ -75,31 +80,58 @@ def test_a_rank_that_two_nodes_claim_is_refused_to_the_second_with_both_addresse
         baseline.check()
 
 
+def check_plans_differ(ranks: list[NodeRank], odd_node: int) -> None:
+    """The ranks of that node declare a tensor of another shape, after one plan of all was in use or refused."""
+
+    def declare(rank: NodeRank) -> None:
+        copied = Tensor("copied", (9 if rank.node == odd_node else 8,), placements={"dp": Replicate()})
+        rank.job.declare([copied], data_path="stats")
+
+    began = time.monotonic()
+    errors = on_all(ranks, declare)
+    assert time.monotonic() - began < PROCESS_S
+    for error in errors:
+        assert type(error) is PlanMismatch, error
+        assert error.tensor == "copied", error
+        assert "[8]" in str(error), error
+        assert "[9]" in str(error), error
+
+
 @pytest.mark.parametrize("times", TURNS)
 @pytest.mark.parametrize(("count", "per_node"), [(2, 4), (4, 2)])
 @pytest.mark.timeout(3 * DEADLINE_S)
-def test_plans_that_differ_are_refused_on_all_ranks_with_the_tensor_and_the_nodes(
+def test_plans_that_differ_are_refused_on_all_ranks_with_the_tensor(
     tmp_path: Path, count: int, per_node: int, times: int
 ) -> None:
-    def declare(rank: NodeRank) -> None:
-        copied = Tensor("copied", (9 if rank.node == count - 1 else 8,), placements={"dp": Replicate()})
-        rank.job.declare([copied], data_path="stats")
-
     with Nodes(tmp_path, count) as nodes:
         baseline = Baseline(nodes, per_node)
         with job_over(nodes, per_node) as ranks:
             for turn in range(times):
-                began = time.monotonic()
-                errors = on_all(ranks, declare)
-                assert time.monotonic() - began < PROCESS_S
-                for error in errors:
-                    assert type(error) is PlanMismatch, error
-                    assert error.tensor == "copied", error
-                    assert "[8]" in str(error), error
-                    assert "[9]" in str(error), error
+                check_plans_differ(ranks, count - 1)
                 whole(on_all(ranks, NodeRank.declare))
                 step_again(ranks, turn)
         baseline.check()
+
+
+@pytest.mark.parametrize("times", TURNS)
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_all_ranks_declare_another_plan_one_node_after_the_other(tmp_path: Path, times: int) -> None:
+    """No plan is made of what one node declares now and another has declared before."""
+    with Nodes(tmp_path, 2) as nodes, job_over(nodes, 2) as ranks:
+        whole(on_all(ranks, NodeRank.declare))
+        for turn in range(times):
+            step_again(ranks, turn)
+            first = [rank for rank in ranks if rank.node == turn % 2]
+
+            def declare(rank: NodeRank, numel: int = 10 + turn) -> None:
+                rank.job.declare([Tensor("other", (numel,), placements={"dp": Replicate()})], data_path="stats")
+
+            declaring = soon(first, declare)
+            for rank in first:
+                wait_for(lambda rank=rank: waits_in_declare(rank), "it does not wait for the other node")
+            whole(on_all([rank for rank in ranks if rank not in first], declare))
+            whole(declaring.result(DEADLINE_S))
+            whole(on_all(ranks, NodeRank.declare))
 
 
 @pytest.mark.parametrize("first", ["node 0", "node 1"])

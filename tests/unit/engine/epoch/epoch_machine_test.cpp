@@ -160,6 +160,10 @@ TEST(EpochMachine, a_rank_that_leaves_by_choice_before_it_declared_is_waited_for
 struct PairOfFour {
   EpochActions declare(std::int64_t rank) {
     machine.on_joined(rank, {100 + rank, false});
+    return declare_again(rank);
+  }
+
+  EpochActions declare_again(std::int64_t rank) {
     const EpochActions declared = machine.on_declared(now, rank, {Milliseconds(60'000), false});
     return join(declared, machine.on_checked(now, rank, std::nullopt));
   }
@@ -215,6 +219,33 @@ TEST(EpochMachine, an_end_by_another_node_fails_the_attempt_and_keeps_what_was_d
   EXPECT_EQ(pair.machine.state(), State::Gathering);
   EXPECT_FALSE(find<TellLocals>(quiet)) << "a second time would end the epoch that others prepare meanwhile";
   EXPECT_TRUE(find<MakePlan>(pair.machine.on_prepare(8)));
+}
+
+TEST(EpochMachine, every_rank_declares_again_where_one_of_another_node_declared_anew) {
+  PairOfFour pair;
+  pair.commit();
+  Error anew = make_error(ErrorCode::StaleEpoch, "rank 0 declared its gradients anew");
+  anew.rank = 0;
+  const EpochActions ended = pair.machine.on_declared_elsewhere(pair.now, anew);
+  ASSERT_TRUE(find<FailAttempt>(ended));
+  EXPECT_EQ(find<FailAttempt>(ended)->error.code, ErrorCode::StaleEpoch);
+  (void)pair.machine.on_attempt_failed(pair.now);
+  EXPECT_EQ(pair.machine.state(), State::Forming) << "what was declared before does not count";
+  (void)pair.declare_again(1);
+  EXPECT_EQ(pair.machine.state(), State::Forming);
+  EXPECT_TRUE(find<TellLocals>(pair.declare_again(3)));
+  EXPECT_EQ(pair.machine.state(), State::Gathering);
+}
+
+TEST(EpochMachine, what_was_declared_for_the_coming_epoch_is_said_again_where_another_rank_declared_anew) {
+  PairOfFour pair;
+  (void)pair.declare(1);
+  (void)pair.declare(3);
+  EXPECT_EQ(pair.machine.state(), State::Gathering);
+  Error anew = make_error(ErrorCode::StaleEpoch, "rank 0 declared its gradients anew");
+  anew.rank = 0;
+  EXPECT_TRUE(find<TellLocals>(pair.machine.on_declared_elsewhere(pair.now, anew)));
+  EXPECT_EQ(pair.machine.state(), State::Gathering);
 }
 
 TEST(EpochMachine, what_others_prepare_before_the_lane_is_quiet_is_planned_when_it_is) {

@@ -223,6 +223,19 @@ TEST(MemberMachine, survivors_of_an_epoch_join_for_the_next_and_take_no_lower_on
   EXPECT_EQ(words_of(led.told_by(prepare_of(kEpoch + 1))), "PrepareEpoch");
 }
 
+TEST(MemberMachine, forgets_what_was_declared_where_a_rank_of_another_node_declared_anew) {
+  Error anew = make_error(ErrorCode::StaleEpoch, "rank 0 declared its gradients anew");
+  anew.rank = 0;
+  for (const State state : {State::Preparing, State::Ready, State::Connected, State::Begun}) {
+    LedMember led(state);
+    const MemberActions actions = led.told_by(PeerEnd{kEpoch, 0, anew});
+    EXPECT_FALSE(sent<PeerJoin>(actions).declared);
+    EXPECT_TRUE(told<EpochEnded>(actions).declared_elsewhere);
+    EXPECT_EQ(words_of(led.told_by(prepare_of(kEpoch + 1))), "") << "of what does not count any more";
+    EXPECT_TRUE(sent<PeerJoin>(led.local(LocalsChanged{{1}, {}, declared_of(1)})).declared);
+  }
+}
+
 TEST(MemberMachine, joins_with_the_number_that_its_ranks_were_told_where_that_is_higher) {
   LedMember led(State::Begun);
   EXPECT_EQ(sent<PeerJoin>(led.told_by(PeerEnd{kEpoch, 0, kLostNode})).epoch, kEpoch + 1);
