@@ -67,6 +67,8 @@ class Link:
         if target is None or self._cut_off or self._proxy.holds(way):
             return
         waiting = self._waiting[way]
+        if target.is_closing():  # what comes for an end that is gone reaches nobody
+            waiting.clear()
         while waiting and not (way == UP and self.caught.is_set()):
             target.write(waiting.popleft())
         if way in self._over and not waiting:

@@ -39,12 +39,14 @@ def lose_the_link(proxy: Proxy, ranks: list[NodeRank], fault: str, step: int) ->
     began = time.monotonic()
     happen(proxy)
     heard = asking.heard()
-    heard += Asking(ranks[:1], step + 1).heard()
     far = [rank.rank for rank in ranks if rank.node == FAR]
     there = [each for each in heard if each.node == FAR]
     others = [each for each in heard if each.node != FAR]
     check_errors(others, NodeLost, node=f"node{FAR}", ranks=far, since=began, within_s=others_s)
     check_errors(there, NodeLost, node="node0", ranks=list(range(PER_NODE)), since=began, within_s=far_s)
+    asked = time.monotonic()  # and the one that was idle hears it in its next call
+    idle = Asking(ranks[:1], step + 1).heard()
+    check_errors(idle, NodeLost, node=f"node{FAR}", ranks=far, since=asked, within_s=PROCESS_S)
     proxy.heal()
     healed = time.monotonic()
     step_again(ranks, step + 1)
