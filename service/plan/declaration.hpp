@@ -1,6 +1,7 @@
 #pragma once
 // The declaration of one rank: plain values that describe its gradients, exactly as they came over the wire.
 
+#include "base/shared_list.hpp"
 #include "plan/dtype.hpp"
 #include "plan/policy_options.hpp"
 
@@ -118,59 +119,8 @@ struct DeclareOptions {
   return elements;
 }
 
-/// The tensors of a declaration. Copies share one list until one of them is written: ranks that declare alike hold it
-/// once (plan/declaration_pool.hpp). Read on any thread.
-class TensorList {
- public:
-  TensorList() = default;
-
-  TensorList(std::vector<TensorDeclaration> tensors)  // NOLINT(google-explicit-constructor): as a list
-      : list_(std::make_shared<List>(std::move(tensors))) {}
-
-  [[nodiscard]] std::size_t size() const { return list_ ? list_->size() : 0; }
-
-  [[nodiscard]] bool empty() const { return size() == 0; }
-
-  [[nodiscard]] const TensorDeclaration& operator[](std::size_t row) const { return (*list_)[row]; }
-
-  [[nodiscard]] const TensorDeclaration* begin() const { return list_ ? list_->data() : nullptr; }
-
-  [[nodiscard]] const TensorDeclaration* end() const { return begin() + size(); }
-
-  /// The list to be written: first copied where others share it.
-  [[nodiscard]] std::vector<TensorDeclaration>& own() {
-    if (!list_ || list_.use_count() > 1) {
-      list_ = std::make_shared<List>(begin(), end());
-    }
-    return *list_;
-  }
-
-  /// Equal for copies that share one list.
-  [[nodiscard]] const void* identity() const { return list_.get(); }
-
-  friend bool operator==(const TensorList& a, const TensorList& b) {
-    return a.list_ == b.list_ || std::equal(a.begin(), a.end(), b.begin(), b.end());
-  }
-
-  /// Finds a list as long as somebody has it.
-  class Watch {
-   public:
-    explicit Watch(const TensorList& tensors) : list_(tensors.list_) {}
-
-    /// Empty where nobody has it any more.
-    [[nodiscard]] TensorList list() const { return TensorList(list_.lock()); }
-
-   private:
-    std::weak_ptr<std::vector<TensorDeclaration>> list_;
-  };
-
- private:
-  using List = std::vector<TensorDeclaration>;
-
-  explicit TensorList(std::shared_ptr<List> list) : list_(std::move(list)) {}
-
-  std::shared_ptr<List> list_;
-};
+/// The tensors of a declaration: ranks that declare alike hold them once (plan/declaration_pool.hpp).
+using TensorList = SharedList<TensorDeclaration>;
 
 /// One rank's whole declaration, all pages merged.
 struct RankDeclaration {

@@ -108,7 +108,7 @@ void CoordinatorMachine::prepare(TimePoint now, Actions& actions) {
   }
   if (error) {
     message.weight_fingerprints.clear();
-    for (RosterNode& each : message.roster) {
+    for (RosterNode& each : message.roster.own()) {
       for (DeclaredRanks& declared : each.by_content) {
         declared.weights.reset();
       }
@@ -123,10 +123,11 @@ void CoordinatorMachine::prepare(TimePoint now, Actions& actions) {
 /// Equal lists of fingerprints, as replicas have them, go out once.
 PeerPrepare CoordinatorMachine::prepare_message() const {
   PeerPrepare prepare{epoch_, options_.incarnation, {}, {}, node(0).join.declared->settings};
+  std::vector<RosterNode>& roster = prepare.roster.own();
   std::map<WeightFingerprints, std::uint32_t> places;
   for (NodeNumber number = 0; number < course_.roster.size(); ++number) {
     const PeerJoin& join = node(number).join;
-    RosterNode& entry = prepare.roster.emplace_back(RosterNode{join.node, join.address, join.incarnation, {}});
+    RosterNode& entry = roster.emplace_back(RosterNode{join.node, join.address, join.incarnation, {}});
     for (DeclaredRanks declared : join.declared->by_content) {
       if (declared.weights) {
         const WeightFingerprints& list = join.declared->weight_fingerprints[*declared.weights];

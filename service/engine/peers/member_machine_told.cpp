@@ -162,7 +162,7 @@ void MemberMachine::on_prepare(TimePoint now, PeerPrepare prepare, Actions& acti
     give_up(now, std::move(*error), actions);
     return;
   }
-  coordinator_ranks_ = ranks_of(prepare.roster.front());
+  coordinator_ranks_ = ranks_of(prepare.roster[0]);
   want_unknown(now, prepare, actions);
   prepare_ = std::move(prepare);
   try_plan(actions);

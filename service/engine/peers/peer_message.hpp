@@ -6,6 +6,7 @@
 // not read. Whatever belongs to an epoch says which, and whatever belongs to an attempt says its word.
 
 #include "base/error.hpp"
+#include "base/shared_list.hpp"
 #include "device/stats/stats_plan.hpp"
 #include "device/step_math.hpp"
 #include "engine/peers/record_words.hpp"
@@ -177,7 +178,7 @@ struct RosterNode {
 struct PeerPrepare {
   std::uint64_t epoch = 0;
   std::string coordinator;                              ///< incarnation
-  std::vector<RosterNode> roster;                       ///< by NodeNumber
+  SharedList<RosterNode> roster;                        ///< by NodeNumber; one for all nodes that it goes to
   std::vector<WeightFingerprints> weight_fingerprints;  ///< of all nodes, each list once
   PeerSettings settings;
 };

@@ -77,6 +77,19 @@ struct Usual {
   }
 };
 
+/// As the list itself.
+struct SharedItems {
+  template <typename T>
+  static bool read(FieldReader& reader, Value value, SharedList<T>& out, Bounds bounds) {
+    return Codec<std::vector<T>>::read(reader, value, out.own(), bounds);
+  }
+
+  template <typename T>
+  static void write(JsonWriter& writer, const SharedList<T>& value) {
+    Codec<std::vector<T>>::write(writer, std::vector<T>(value.begin(), value.end()));
+  }
+};
+
 using RankCountList = std::vector<std::pair<std::int64_t, std::uint64_t>>;
 
 #define GRADSYNC_SPELLING(Name, Type)                                             \

@@ -152,7 +152,7 @@ struct Fields<engine::PeerPrepare> {
     v.required("epoch", s.epoch, "that begins", kPeerEpoch);
     required_as<HexDigest>(v, "coordinator", s.coordinator, "its incarnation");
     v.required("settings", s.settings, "of all nodes");
-    v.required("roster", s.roster, "by node number", Bounds{1, kPeerNodes});
+    required_as<SharedItems>(v, "roster", s.roster, "by node number", Bounds{1, kPeerNodes});
     optional_as<Fingerprints>(v, "weight_fingerprints", s.weight_fingerprints, "one list per `weights`", kRankCount);
   }
 };

@@ -72,8 +72,8 @@ inline PeerDecision decision_of(std::uint64_t word) {
 inline PeerPrepare prepare_of(std::uint64_t epoch, const ContentHash& other = "content") {
   PeerPrepare prepare;
   prepare.epoch = epoch;
-  prepare.roster.push_back({"n0", "", "a", declared_of(0, other).by_content});
-  prepare.roster.push_back({"n1", "10.0.0.1", "b", declared_of(1).by_content});
+  prepare.roster.own().push_back({"n0", "", "a", declared_of(0, other).by_content});
+  prepare.roster.own().push_back({"n1", "10.0.0.1", "b", declared_of(1).by_content});
   return prepare;
 }
 

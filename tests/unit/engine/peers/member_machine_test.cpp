@@ -266,17 +266,17 @@ TEST(MemberMachine, drops_a_roster_while_its_ranks_have_not_all_declared) {
 
 TEST(MemberMachine, leaves_where_a_roster_does_not_have_each_rank_once) {
   const std::vector<std::function<void(PeerPrepare&)>> faults{
-      [](PeerPrepare& prepare) { prepare.roster.pop_back(); },
+      [](PeerPrepare& prepare) { prepare.roster.own().pop_back(); },
       [](PeerPrepare& prepare) {
-        prepare.roster[0].by_content[0].ranks = {{1, 1}};
+        prepare.roster.own()[0].by_content[0].ranks = {{1, 1}};
       },
       [](PeerPrepare& prepare) {
-        prepare.roster[0].by_content[0].ranks = {{-1, 1}};
+        prepare.roster.own()[0].by_content[0].ranks = {{-1, 1}};
       },
       [](PeerPrepare& prepare) {
-        prepare.roster[1].by_content[0].ranks = {{1, 9}};
+        prepare.roster.own()[1].by_content[0].ranks = {{1, 9}};
       },
-      [](PeerPrepare& prepare) { prepare.roster[0].by_content[0].weights = 0; },
+      [](PeerPrepare& prepare) { prepare.roster.own()[0].by_content[0].weights = 0; },
   };
   for (const auto& fault : faults) {
     LedMember led(State::Joined);
@@ -290,7 +290,7 @@ TEST(MemberMachine, plans_when_the_declarations_of_the_others_are_here_with_fing
   LedMember led(State::Joined);
   PeerPrepare prepare = prepare_of(kEpoch, "absent");
   prepare.weight_fingerprints = {{"f0", "f1"}};
-  prepare.roster[0].by_content[0].weights = 0;
+  prepare.roster.own()[0].by_content[0].weights = 0;
   const MemberActions wanting = led.told_by(std::move(prepare));
   EXPECT_EQ(words_of(wanting), "want");
   EXPECT_EQ(sent<PeerWant>(wanting).hashes, std::vector<ContentHash>{"absent"});

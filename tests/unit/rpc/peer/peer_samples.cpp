@@ -234,7 +234,7 @@ std::vector<ToMember> samples_to_member() {
   PeerPrepare prepare;
   prepare.epoch = 7;
   prepare.coordinator = "00000000cafef00d";
-  prepare.roster = {
+  prepare.roster.own() = {
       {"node-a", "10.0.0.1", "00000000cafef00d", {{kHash, {{0, 2}}, 0}}},
       {"node-b", "10.0.0.2", "00000000deadbeef", {{kOtherHash, {{3, 1}}, std::nullopt}, {kHash, {{2, 1}, {4, 2}}, 1}}}};
   prepare.weight_fingerprints = {{"f0", ""}, {"f1"}};

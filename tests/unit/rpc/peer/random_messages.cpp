@@ -142,7 +142,8 @@ class RandomMessages : private RandomValues {
     std::erase_if(nodes, [](const std::vector<std::int64_t>& ranks) { return ranks.empty(); });
     std::sort(nodes.begin(), nodes.end());
     for (const std::vector<std::int64_t>& ranks : nodes) {
-      prepare.roster.push_back({text(1, 64), text(1, 64), hex(16), contents(ranks, prepare.weight_fingerprints.size())}
+      prepare.roster.own().push_back(
+          {text(1, 64), text(1, 64), hex(16), contents(ranks, prepare.weight_fingerprints.size())}
       );
     }
   }
