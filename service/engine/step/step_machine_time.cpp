@@ -50,7 +50,7 @@ std::string StepMachine::lane_work() const {
 
 std::optional<TimePoint> StepMachine::deadline() const {
   std::optional<TimePoint> earliest;
-  if (course_.error || course_.suspended || !any_waiting() || course_.overdue || course_.phase == Phase::Voting) {
+  if (course_.error || course_.suspended || !any_waiting() || course_.overdue) {
     return earliest;
   }
   for (const Rank& rank : ranks_) {
@@ -135,7 +135,7 @@ Actions StepMachine::on_time(TimePoint now, const std::string& forming) {
     }
   }
   if (const std::optional<TimePoint> due = deadline(); due && *due <= now) {
-    if (asking()) {  // who is late is known to the nodes together
+    if (asking() || voting()) {  // who is late is known to the nodes together
       course_.overdue = true;
       actions.emplace_back(overdue(now, false));
       return actions;

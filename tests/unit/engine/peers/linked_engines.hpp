@@ -366,30 +366,30 @@ class LinkedEngines {
   };
 
   struct Node {
-    Node(LinkedEngines& all, std::size_t index, EngineOptions options)
-        : index(index), engine(with_port(all, index, std::move(options)), Lanes(lane), planner, nullptr, metrics) {
+    Node(LinkedEngines& all, std::size_t place, EngineOptions options)
+        : index(place), engine(with_port(all, place, std::move(options)), Lanes(lane), planner, nullptr, metrics) {
       engine.advance(all.now_);
     }
 
-    EngineOptions with_port(LinkedEngines& all, std::size_t index, EngineOptions options) {
+    EngineOptions with_port(LinkedEngines& all, std::size_t place, EngineOptions options) {
       if (!options.policy_directory.empty()) {
-        options.policy_directory += std::to_string(index);  // as each daemon has its own
+        options.policy_directory += std::to_string(place);  // as each daemon has its own
       }
-      options.make_peers = [this, &all, index](JobNumber number, const AttachRequest& first) {
+      options.make_peers = [this, &all, place](JobNumber number, const AttachRequest& first) {
         PeerJoin identity;
         identity.job = {first.uid, first.job};
         identity.world_size = first.world_size;
         identity.local_world_size = first.local_world_size;
         identity.meshes = first.meshes;
-        identity.node = "node" + std::to_string(index);
-        identity.node_id = std::string(31, '0') + std::to_string(index);
-        identity.incarnation = std::string(15, 'a') + std::to_string(index);
-        identity.address = "10.0.0." + std::to_string(index);
+        identity.node = "node" + std::to_string(place);
+        identity.node_id = std::string(31, '0') + std::to_string(place);
+        identity.incarnation = std::string(15, 'a') + std::to_string(place);
+        identity.address = "10.0.0." + std::to_string(place);
         const std::uint64_t first_epoch = 1 + 1'000 * (number - 1);  // no two jobs have attempts of one name
-        auto made = std::make_unique<LinkedPort>(index, identity, first_epoch, all.now_);
+        auto made = std::make_unique<LinkedPort>(place, identity, first_epoch, all.now_);
         ports[number] = made.get();
         made->gone = [this, number] { ports.erase(number); };
-        made->voting = [&all, index] { all.on_vote(index); };
+        made->voting = [&all, place] { all.on_vote(place); };
         return made;
       };
       return options;

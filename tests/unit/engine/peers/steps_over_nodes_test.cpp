@@ -323,6 +323,27 @@ TEST_F(StepsOverNodes, a_vote_that_nobody_answers_ends_in_doubt_at_the_deadline)
   }
 }
 
+TEST_F(StepsOverNodes, a_vote_that_does_not_come_fails_the_attempt_when_time_is_over) {
+  LinkedEngines all(3, 1);
+  start(all);
+  write(all);
+  FinishRequest quick;
+  quick.timeout = Milliseconds(2'000);
+  all.on_vote = [&](std::size_t node) { all.hold_messages(2, node == 2); };
+  const Calls calls = finish(all, 0, quick);
+  all.pass(Milliseconds(3'500));
+  for (const std::int64_t rank : {0, 1}) {
+    const auto& call = calls[static_cast<std::size_t>(rank)];
+    ASSERT_TRUE(call->error) << "rank " << rank << " waits";
+    EXPECT_EQ(call->error->code, ErrorCode::StepTimeout) << call->error->message;
+    EXPECT_EQ(call->error->node, "node2");
+  }
+  all.hold_messages(2, false);
+  all.pass(Milliseconds(1'000));
+  ASSERT_TRUE(calls[2]->error);
+  EXPECT_EQ(calls[2]->error->code, ErrorCode::StepTimeout) << calls[2]->error->message;
+}
+
 TEST_F(StepsOverNodes, a_node_whose_ranks_are_all_new_gets_what_policies_remember) {
   plan::RankDeclaration declared = declaration(4);
   declared.options.clip[0].clip.max_norm.reset();

@@ -107,7 +107,17 @@ TEST_F(Verdicts, that_an_attempt_failed_give_the_error_and_the_next_attempt) {
 TEST_F(Verdicts, are_the_only_end_of_what_is_voted_on) {
   static_cast<void>(prepared());
   EXPECT_THAT(machine.fail(lost()), IsEmpty());
-  EXPECT_THAT(machine.on_time(start + std::chrono::hours(1)), IsEmpty());
+  EXPECT_FALSE(machine.failing());
+  EXPECT_EQ(machine.attempt(), 0U);
+}
+
+TEST_F(Verdicts, are_asked_for_when_time_is_over_and_nothing_fails_here) {
+  static_cast<void>(prepared());
+  const Actions actions = machine.on_time(start + std::chrono::hours(1));
+  ASSERT_THAT(actions, SizeIs(1));
+  ASSERT_NE(find<PeersOverdue>(actions), nullptr);
+  EXPECT_FALSE(find<PeersOverdue>(actions)->half);
+  EXPECT_THAT(machine.on_time(start + std::chrono::hours(2)), IsEmpty());
   EXPECT_EQ(machine.next_deadline(), std::nullopt);
   EXPECT_FALSE(machine.failing());
   EXPECT_EQ(machine.attempt(), 0U);
