@@ -27,6 +27,12 @@ class ByRank {
     return node ? std::move(node.mapped()) : T{};
   }
 
+  /// Those whose value is such have none from now on.
+  template <typename Such>
+  void forget(Such such) {
+    std::erase_if(values_, [&such](const auto& each) { return such(each.second); });
+  }
+
   /// How many ranks have a value.
   [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(values_.size()); }
 

@@ -34,6 +34,9 @@ void EpochMachine::on_joined(std::int64_t rank, const Joining& joining) {
   seat.resumed = joining.resumes;
   seat.reconnect_until.reset();
   seat.loss.reset();
+  if (roster_.absent() == 0) {  // a rank that was lost here has no seat any more: another one has it
+    roster_.forget([](const Seat& other) { return !other.taken; });
+  }
   if (!joining.resumes) {
     seat.joined_epoch = coming_epoch();
     forget_unheard(rank);
@@ -72,6 +75,9 @@ EpochActions EpochMachine::on_left(TimePoint now, std::int64_t rank, const std::
     end_epoch(error, actions);
   }
   leave_others(error, actions);
+  if (!roster_.alone()) {
+    actions.emplace_back(TellLocals{false});  // the rank may come on another node
+  }
   follow_pauses(now);
   if (before.call) {
     actions.emplace_back(AnswerDeclare{rank, error});

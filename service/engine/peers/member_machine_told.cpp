@@ -128,6 +128,7 @@ void MemberMachine::on_refused(TimePoint now, const Error& error, Actions& actio
     final_ = error;
   }
   if (!lose_link(now, error, actions)) {
+    declared_.reset();
     actions.emplace_back(TellJob{EpochRefused{error}});
   }
 }

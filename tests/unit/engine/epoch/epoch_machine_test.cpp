@@ -342,6 +342,19 @@ TEST(EpochMachine, of_some_ranks_names_those_that_it_knows_where_time_is_over) {
   EXPECT_THAT(other->error->ranks, ElementsAre(1));
 }
 
+TEST(EpochMachine, of_some_ranks_forms_with_those_that_took_the_seat_of_one_that_was_lost) {
+  PairOfFour pair;
+  pair.machine.on_joined(2, {102, false});
+  const EpochActions left = pair.machine.on_left(pair.now, 2, "died", EpochMachine::Leaving::Lost);
+  ASSERT_TRUE(find<TellLocals>(left)) << "the rank may come on another node, which claims it then";
+  EXPECT_FALSE(find<TellLocals>(left)->declared);
+  (void)pair.declare(3);
+  const EpochActions declared = pair.declare(1);
+  ASSERT_TRUE(find<TellLocals>(declared)) << pair.machine.lacks();
+  EXPECT_TRUE(find<TellLocals>(declared)->declared);
+  EXPECT_FALSE(find<AnswerDeclare>(pair.machine.on_time(pair.now + Milliseconds(30'000)))) << "nobody is waited for";
+}
+
 TEST(EpochMachine, of_some_ranks_has_as_many_seats_after_a_restart_took_over) {
   PairOfFour pair;
   (void)pair.declare(3);

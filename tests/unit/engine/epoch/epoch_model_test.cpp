@@ -41,7 +41,7 @@ struct PlainRank {
 };
 
 /// What other nodes are told.
-enum class Told { Declared, TakenBack, Left, Ready };
+enum class Told { Declared, TakenBack, Left, Ready };  // TakenBack: also which ranks are here, when one has gone
 
 /// Times are in ms. Where the machine has to fail an attempt, the test says when that is over: `quiet`.
 struct Model {
@@ -253,6 +253,9 @@ struct Model {
       state = State::Ending;
     }
     take_back(Told::Left);
+    if (nodes) {
+      tells.push_back(Told::TakenBack);
+    }
   }
 
   void declare(std::size_t number, bool weights) {

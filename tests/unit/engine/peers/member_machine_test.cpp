@@ -366,6 +366,17 @@ TEST(MemberMachine, tries_again_after_longer_and_longer_but_not_where_that_is_of
       << "ranks that come later hear it too";
 }
 
+TEST(MemberMachine, what_was_declared_before_a_refusal_counts_no_more) {
+  LedMember led(State::Joined);
+  (void)led.told_by(PeerRefused{make_error(ErrorCode::RankInUse, "node 'n2' holds a rank")});
+  (void)led.machine.on_time(led.machine.next_deadline().value());
+  (void)led.machine.on_link(kNow, "10.0.0.1");
+  const MemberActions joined = led.told_by(PeerHello{9, "a", "1", kPeerProtocol, "n0", "10.0.0.1"});
+  ASSERT_EQ(words_of(joined), "join");
+  const auto& sent = std::get<SendToCoordinator>(joined.front());
+  EXPECT_FALSE(std::get<PeerJoin>(sent.message).declared) << "its ranks have heard that they have to declare again";
+}
+
 TEST(MemberMachine, a_link_that_says_nothing_is_dropped_and_beats_keep_it) {
   LedMember led(State::Begun);
   EXPECT_EQ(words_of(led.machine.on_time(kNow + MemberMachine::kBeat)), "beat");
