@@ -159,7 +159,8 @@ void PeerBridge::after_turn() {
         turn("what follows from a vote", [&] { tell(job, std::move(moved)); });
       });
     }
-    if (seat->port->coordinates() && !std::exchange(seat->coordinates, true)) {
+    const bool coordinates = seat->port->coordinates();
+    if (!std::exchange(seat->coordinates, coordinates) && coordinates) {
       boost::asio::post(io_, [this, key = seat->port->key()] { assign_waiting(key); });
     }
   }

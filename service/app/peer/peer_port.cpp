@@ -4,14 +4,11 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace gradsync::app {
 
 namespace {
-
-TimePoint now() { return std::chrono::steady_clock::now(); }
 
 template <typename... Cases>
 struct Overloaded : Cases... {
@@ -73,6 +70,9 @@ engine::PeerEvents PeerPort::tell(engine::LocalEvent event) {
   if (auto* changed = std::get_if<engine::LocalsChanged>(&event)) {
     keep_contents(*changed);
     const bool has_rank_0 = std::ranges::count(changed->ranks, 0) != 0;
+    if (coordinator_ && !has_rank_0 && are_all(changed->ranks)) {
+      retire();
+    }
     if (coordinator_ == nullptr && (member_ == nullptr || has_rank_0)) {
       return choose_role(std::move(*changed));
     }
@@ -86,13 +86,25 @@ engine::PeerEvents PeerPort::tell(engine::LocalEvent event) {
 
 engine::PeerEvents PeerPort::told(engine::LocalEvent event) {
   if (coordinator_) {
-    return taken(coordinator_->on_local(now(), std::move(event)));
+    return taken(coordinator_->on_local(options_.now(), std::move(event)));
   }
-  return member_ ? taken(member_->on_local(now(), std::move(event))) : engine::PeerEvents{};
+  return member_ ? taken(member_->on_local(options_.now(), std::move(event))) : engine::PeerEvents{};
+}
+
+bool PeerPort::are_all(const std::vector<std::int64_t>& ranks) const {
+  return static_cast<std::int64_t>(ranks.size()) == options_.identity.local_world_size;
+}
+
+/// Rank 0 was here and is gone, and other ranks have all seats: it comes on another node.
+void PeerPort::retire() {
+  for (const engine::LinkNumber link : coordinator_->coordinator().links()) {
+    outgoing_.emplace_back(engine::CloseLink{link});
+  }
+  coordinator_ = nullptr;
 }
 
 engine::PeerEvents PeerPort::choose_role(engine::LocalsChanged changed) {
-  const bool all_here = static_cast<std::int64_t>(changed.ranks.size()) == options_.identity.local_world_size;
+  const bool all_here = are_all(changed.ranks);
   if (std::ranges::count(changed.ranks, 0) != 0) {
     if (std::exchange(member_, nullptr)) {
       outgoing_.emplace_back(engine::DropLink{});
@@ -103,7 +115,8 @@ engine::PeerEvents PeerPort::choose_role(engine::LocalsChanged changed) {
             options_.identity.incarnation,
             options_.version,
             options_.identity.node,
-            options_.first_epoch},
+            options_.first_epoch,
+            options_.most_nodes},
         member_options({}),
         declarations_
     );
@@ -166,25 +179,27 @@ bool PeerPort::vote(const engine::Voted& voted) {
 }
 
 engine::PeerEvents PeerPort::on_link(engine::LinkNumber link, std::string seen_address) {
-  return coordinator_ ? taken(coordinator_->on_link(now(), link, std::move(seen_address))) : engine::PeerEvents{};
+  return coordinator_ ? taken(coordinator_->on_link(options_.now(), link, std::move(seen_address)))
+                      : engine::PeerEvents{};
 }
 
 engine::PeerEvents PeerPort::on_message(engine::LinkNumber link, engine::ToCoordinator message) {
-  return coordinator_ ? taken(coordinator_->on_message(now(), link, std::move(message))) : engine::PeerEvents{};
+  return coordinator_ ? taken(coordinator_->on_message(options_.now(), link, std::move(message)))
+                      : engine::PeerEvents{};
 }
 
 engine::PeerEvents PeerPort::on_link_ended(engine::LinkNumber link, const std::string& why) {
-  return coordinator_ ? taken(coordinator_->on_link_ended(now(), link, why)) : engine::PeerEvents{};
+  return coordinator_ ? taken(coordinator_->on_link_ended(options_.now(), link, why)) : engine::PeerEvents{};
 }
 
 engine::PeerEvents PeerPort::on_own_link(std::string own_address) {
   linked_ = true;
   unreachable_.clear();
-  return member_ ? taken(member_->on_link(now(), std::move(own_address))) : engine::PeerEvents{};
+  return member_ ? taken(member_->on_link(options_.now(), std::move(own_address))) : engine::PeerEvents{};
 }
 
 engine::PeerEvents PeerPort::on_own_message(engine::ToMember message) {
-  return member_ ? taken(member_->on_message(now(), std::move(message))) : engine::PeerEvents{};
+  return member_ ? taken(member_->on_message(options_.now(), std::move(message))) : engine::PeerEvents{};
 }
 
 engine::PeerEvents PeerPort::on_own_link_ended(const std::string& why) {
@@ -192,14 +207,14 @@ engine::PeerEvents PeerPort::on_own_link_ended(const std::string& why) {
     spdlog::warn("no link yet to the node of rank 0 job={} address={}: {}", key().second, options_.coordinator, why);
     unreachable_ = why;
   }
-  return member_ ? taken(member_->on_link_ended(now(), why)) : engine::PeerEvents{};
+  return member_ ? taken(member_->on_link_ended(options_.now(), why)) : engine::PeerEvents{};
 }
 
 engine::PeerEvents PeerPort::on_time() {
   if (coordinator_) {
-    return taken(coordinator_->on_time(now()));
+    return taken(coordinator_->on_time(options_.now()));
   }
-  return member_ ? taken(member_->on_time(now())) : engine::PeerEvents{};
+  return member_ ? taken(member_->on_time(options_.now())) : engine::PeerEvents{};
 }
 
 std::optional<TimePoint> PeerPort::next_deadline() const {

@@ -2,7 +2,8 @@
 // The port between one job of this daemon and its other nodes: the machine of its role, and what that wants to be sent.
 //
 // The role is known when rank 0 attaches, or when all ranks of the node have attached and none of them is rank 0, or
-// when a rank says what a record knows. Until then what the job tells is kept; the last word of it counts.
+// when a rank says what a record knows. It is another one where rank 0 goes and others take all seats. Until then what
+// the job tells is kept; the last word of it counts.
 //
 // Invariants: what a machine wants sent waits in `Outgoing` until the turn in which the job performed what the same
 // call told it is over, so that `done` is in the record before any other node hears of it; the port never calls the
@@ -14,6 +15,9 @@
 #include "engine/peers/member_machine.hpp"
 #include "engine/peers/peers.hpp"
 
+#include <chrono>
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +38,8 @@ class PeerPort final : public engine::Peers {
     std::string version;
     std::uint64_t first_epoch = 1;
     std::uint64_t retry_seed = 0;
+    std::size_t most_nodes = 256;
+    std::function<TimePoint()> now = std::chrono::steady_clock::now;
   };
 
   /// What the owner of links hears. Both are called in turns of the engine.
@@ -88,6 +94,8 @@ class PeerPort final : public engine::Peers {
  private:
   [[nodiscard]] engine::PeerEvents told(engine::LocalEvent event);
   [[nodiscard]] engine::PeerEvents choose_role(engine::LocalsChanged changed);
+  [[nodiscard]] bool are_all(const std::vector<std::int64_t>& ranks) const;
+  void retire();
   void keep_contents(const engine::LocalsChanged& changed);
   [[nodiscard]] engine::MemberMachine::Options member_options(std::string coordinator) const;
 

@@ -215,4 +215,12 @@ std::optional<TimePoint> CoordinatorMachine::earliest() const {
   return earliest;
 }
 
+std::vector<LinkNumber> CoordinatorMachine::links() const {
+  std::vector<LinkNumber> numbers;
+  for (const auto& [number, link] : links_) {
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
 }  // namespace gradsync::engine

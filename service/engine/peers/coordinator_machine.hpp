@@ -118,6 +118,9 @@ class CoordinatorMachine {
   /// In words: which nodes are missing.
   [[nodiscard]] std::string waits_for() const;
 
+  /// Those that were accepted and have not ended.
+  [[nodiscard]] std::vector<LinkNumber> links() const;
+
  private:
   /// A connection that was accepted and has not ended.
   struct Link {
