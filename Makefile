@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz attack mutants gpu-test gpu-bench gpu-experiments gpu-bundle lint format clean
+.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz attack mutants sim gpu-test gpu-bench gpu-experiments gpu-bundle lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ attack: setup ## hostile clients for minutes against a daemon with ASan and UBSa
 
 mutants: setup ## plant faults one at a time in a copy, and see which test notices (ID="name …" for some)
 	@scripts/mutants.sh $(ID)
+
+sim: setup ## a job over 8 and over 4,096 daemons under faults on a virtual clock (SEED=n replays one world)
+	@scripts/sim.sh
 
 gpu-test: ## test the CUDA kernels on a GPU, also under compute-sanitizer (OUT=folder)
 	@scripts/gpu_test.sh

@@ -1,0 +1,216 @@
+// Simulates one job over many daemons under faults of many seeds, and writes a report. Ends with 1 where something
+// broke.
+//
+//   gradsync_sim [--seeds N] [--first SEED] [--daemons N] [--many-seeds N] [--many-daemons N] [--threads N]
+//               [--say-all 1] [--out FILE]
+
+#include "sim/world.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <spdlog/spdlog.h>
+#include <xxhash.h>
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace gradsync::sim {
+
+namespace {
+
+constexpr std::size_t kRepeated = 20;  // seeds
+
+struct Arguments {
+  std::uint64_t seeds = 1'000;
+  std::uint64_t first = 0;
+  std::uint64_t daemons = 8;
+  std::uint64_t many_seeds = 20;
+  std::uint64_t many_daemons = 4'096;
+  std::uint64_t threads = std::max(1u, std::thread::hardware_concurrency());
+  std::uint64_t says_all = 0;
+  std::string out = "report.json";
+};
+
+[[noreturn]] void usage() {
+  std::fputs(
+      "usage: gradsync_sim [--seeds N] [--first SEED] [--daemons N] [--many-seeds N] [--many-daemons N] [--threads N]\n"
+      "                    [--say-all 1] [--out FILE]\n",
+      stderr
+  );
+  std::exit(64);
+}
+
+Arguments parse(int argc, char** argv) {
+  Arguments arguments;
+  const std::map<std::string, std::uint64_t*> numbers = {
+      {"--seeds", &arguments.seeds},
+      {"--first", &arguments.first},
+      {"--daemons", &arguments.daemons},
+      {"--many-seeds", &arguments.many_seeds},
+      {"--many-daemons", &arguments.many_daemons},
+      {"--threads", &arguments.threads},
+      {"--say-all", &arguments.says_all}};
+  for (int i = 1; i < argc; i += 2) {
+    const std::string name = argv[i];
+    if (i + 1 == argc) {
+      usage();
+    }
+    if (name == "--out") {
+      arguments.out = argv[i + 1];
+    } else if (const auto found = numbers.find(name); found != numbers.end()) {
+      *found->second = std::strtoull(argv[i + 1], nullptr, 10);
+    } else {
+      usage();
+    }
+  }
+  return arguments;
+}
+
+/// One kind of world, for many seeds, on several threads.
+class Series {
+ public:
+  Series(std::string name, Options options, std::uint64_t first, std::uint64_t seeds, std::uint64_t threads)
+      : name_(std::move(name)), options_(std::move(options)), first_(first), outcomes_(seeds) {
+    const auto begin = std::chrono::steady_clock::now();
+    {
+      std::vector<std::jthread> running;
+      for (std::uint64_t thread = 0; thread < std::min(threads, seeds); ++thread) {
+        running.emplace_back([this] { work(); });
+      }
+    }
+    wall_ = std::chrono::steady_clock::now() - begin;
+  }
+
+  /// The first seeds once more: what happens is a function of the seed alone.
+  void repeat(std::size_t seeds) {
+    for (std::size_t index = 0; index < std::min(seeds, outcomes_.size()); ++index) {
+      Outcome& first = outcomes_[index];
+      if (first.breach.empty() && run(index).trace_digest != first.trace_digest) {
+        first.breach = "another run of the same seed went another way";
+      }
+    }
+    repeated_ = std::min(seeds, outcomes_.size());
+  }
+
+  [[nodiscard]] std::size_t breaches() const {
+    return static_cast<std::size_t>(std::ranges::count_if(outcomes_, [](const Outcome& each) {
+      return !each.breach.empty();
+    }));
+  }
+
+  [[nodiscard]] nlohmann::json report() const {
+    std::map<std::string, std::uint64_t> faults;
+    std::uint64_t done = 0;
+    std::uint64_t failed = 0;
+    std::uint64_t events = 0;
+    std::uint64_t digest = 0;
+    double virtual_s = 0;
+    double coordinator_s = 0;
+    nlohmann::json broken = nlohmann::json::array();
+    for (const Outcome& each : outcomes_) {
+      for (const auto& [name, count] : each.faults) {
+        faults[name] += count;
+      }
+      done += each.done;
+      failed += each.failed;
+      events += each.events;
+      virtual_s += each.virtual_s;
+      coordinator_s += each.coordinator_s;
+      const std::uint64_t pair[] = {digest, each.trace_digest};
+      digest = XXH3_64bits(pair, sizeof pair);
+      if (!each.breach.empty()) {
+        broken.push_back({{"seed", each.seed}, {"breach", each.breach}});
+      }
+    }
+    return {
+        {"seeds", outcomes_.size()},
+        {"repeated", repeated_},
+        {"daemons", options_.daemons},
+        {"breaches", broken.size()},
+        {"broken", broken},
+        {"faults", faults},
+        {"attempts_done", done},
+        {"attempts_failed", failed},
+        {"events", events},
+        {"virtual_s", virtual_s},
+        {"trace_digest", fmt::format("{:016x}", digest)},
+        {"wall_s", seconds(wall_)},
+        {"coordinator_us_per_node_and_step",
+         done == 0 ? 0.0 : 1e6 * coordinator_s / static_cast<double>(done * options_.daemons)}};
+  }
+
+ private:
+  void work() {
+    for (std::uint64_t next = taken_++; next < outcomes_.size(); next = taken_++) {
+      outcomes_[next] = run(next);
+      if (!outcomes_[next].breach.empty()) {
+        fmt::print("{}, seed {}: {}\n", name_, first_ + next, outcomes_[next].breach);
+        std::fflush(stdout);
+      } else if ((next + 1) % 100 == 0) {
+        fmt::print("{}: {} of {} seeds\n", name_, next + 1, outcomes_.size());
+        std::fflush(stdout);
+      }
+    }
+  }
+
+  [[nodiscard]] Outcome run(std::uint64_t index) const {
+    Options options = options_;
+    options.seed = first_ + index;
+    if (!options.state_folder.empty()) {
+      options.state_folder += fmt::format("/{}", options.seed);
+    }
+    return World(std::move(options)).run();
+  }
+
+  std::string name_;
+  Options options_;
+  std::uint64_t first_;
+  std::size_t repeated_ = 0;
+  std::vector<Outcome> outcomes_;
+  std::atomic<std::uint64_t> taken_{0};
+  Duration wall_{};
+};
+
+int simulate(const Arguments& arguments) {
+  Options options;
+  options.daemons = arguments.daemons;
+  options.says_all = arguments.says_all != 0;
+  options.state_folder = fmt::format("/dev/shm/gradsync-sim-{}", ::getpid());
+  Series few("few daemons", options, arguments.first, arguments.seeds, arguments.threads);
+  few.repeat(options.says_all ? 0 : kRepeated);
+  nlohmann::json report = {{"few", few.report()}};
+  std::size_t breaches = few.breaches();
+  if (arguments.many_seeds != 0) {
+    options.daemons = arguments.many_daemons;
+    options.ranks_per_daemon = 1;
+    options.texts = false;
+    options.shares_plans = true;
+    options.state_folder.clear();
+    options.faults = 3;
+    const Series many("many daemons", options, arguments.first, arguments.many_seeds, arguments.threads);
+    report["many"] = many.report();
+    breaches += many.breaches();
+  }
+  report["breaches"] = breaches;
+  std::ofstream(arguments.out) << report.dump(2) << '\n';
+  fmt::print("{}\n", report.dump(2));
+  return breaches == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+}  // namespace gradsync::sim
+
+int main(int argc, char** argv) {
+  spdlog::set_level(spdlog::level::off);
+  return gradsync::sim::simulate(gradsync::sim::parse(argc, argv));
+}

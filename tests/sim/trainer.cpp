@@ -1,0 +1,506 @@
+#include "sim/trainer.hpp"
+
+#include "sim/world.hpp"
+
+#include <fmt/format.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+namespace gradsync::sim {
+
+namespace {
+
+constexpr std::uint32_t kUid = 1'000;
+constexpr Milliseconds kStepTimeout{5'000};
+constexpr Milliseconds kDeclareTimeout{60'000};
+/// After its deadline a call waits at most until a coordinator that fell silent counts as lost, which takes five
+/// seconds.
+constexpr Milliseconds kGrace{6'500};
+constexpr std::size_t kSlotsAt = 4'096;
+constexpr std::size_t kTensors = 2;
+constexpr Duration kAnswer = std::chrono::microseconds(200);  // the longest way from the daemon
+
+}  // namespace
+
+Mapping::Mapping(UniqueFd fd, std::size_t bytes, bool writes)
+    : fd_(std::move(fd)),
+      bytes_(bytes),
+      memory_(::mmap(nullptr, bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd_.get(), 0)) {
+  if (memory_ == MAP_FAILED) {
+    throw std::runtime_error("mmap failed");
+  }
+}
+
+Mapping::~Mapping() { ::munmap(memory_, bytes_); }
+
+UniqueFd Mapping::descriptor() const { return UniqueFd(::fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0)); }
+
+std::uint64_t SeenRecord::word_at(std::size_t offset) const {
+  return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(memory_->data() + offset)).load(std::memory_order_acquire);
+}
+
+std::optional<Told> SeenRecord::told(std::int64_t rank) const {
+  std::uint32_t slot_bytes = 0;
+  std::memcpy(&slot_bytes, memory_->data() + 12, sizeof slot_bytes);
+  const std::byte* slot = memory_->data() + kSlotsAt + static_cast<std::size_t>(rank) * slot_bytes;
+  std::uint64_t length = 0;
+  std::memcpy(&length, slot, sizeof length);
+  return told_by(std::string_view(reinterpret_cast<const char*>(slot + sizeof length), length));
+}
+
+Trainer::Trainer(World& world, Place place) : world_(world), place_(place), pid_(world.new_process()) {}
+
+void Trainer::die() {
+  if (!std::exchange(alive_, false)) {
+    return;
+  }
+  ++turn_;
+  end_pause();
+  world_.daemon(place_.node).run([session = session_](engine::Engine& engine) {
+    if (session != 0) {
+      engine.process_exited(session);
+    }
+  });
+  call_.reset();
+}
+
+void Trainer::leave() {
+  if (!std::exchange(alive_, false)) {
+    return;
+  }
+  ++turn_;
+  world_.daemon(place_.node).run([session = session_](engine::Engine& engine) {
+    if (session != 0) {
+      static_cast<void>(engine.detach(session));
+    }
+  });
+}
+
+void Trainer::stop(Duration time) {
+  stopped_ = true;
+  world_.clock().after(time, [self = shared_from_this(), stop = ++stops_] {
+    if (self->stops_ == stop) {
+      self->stopped_ = false;
+      for (auto& what : std::exchange(self->held_, {})) {
+        what();
+      }
+    }
+  });
+}
+
+void Trainer::when_it_runs(std::function<void()> what) {
+  if (!alive_) {
+    return;
+  }
+  if (stopped_) {
+    held_.push_back([self = shared_from_this(), what = std::move(what)] { self->when_it_runs(what); });
+  } else {
+    what();
+  }
+}
+
+bool Trainer::pause(Duration time) {
+  if (!alive_ || paused_ || session_ == 0) {
+    return false;
+  }
+  paused_ = true;
+  world_.pauses(true);
+  world_.daemon(place_.node).run([session = session_](engine::Engine& engine) {
+    static_cast<void>(engine.pause(session, true));
+  });
+  world_.clock().after(time, [self = shared_from_this()] { self->end_pause(); });
+  return true;
+}
+
+void Trainer::end_pause() {
+  if (!std::exchange(paused_, false)) {
+    return;
+  }
+  world_.pauses(false);
+  world_.daemon(place_.node).run([session = session_](engine::Engine& engine) {
+    static_cast<void>(engine.pause(session, false));
+  });
+}
+
+/// Unless something else comes first.
+void Trainer::later(Duration least, Duration most, void (Trainer::*what)()) {
+  world_.clock().after(world_.random().between(least, most), [self = shared_from_this(), turn = ++turn_, what] {
+    self->when_it_runs([self, turn, what] {
+      if (self->turn_ == turn) {
+        (*self.*what)();
+      }
+    });
+  });
+}
+
+void Trainer::attach() {
+  Daemon& daemon = world_.daemon(place_.node);
+  if (!daemon.up()) {
+    later(Milliseconds(20), Milliseconds(500), &Trainer::attach);
+    return;
+  }
+  daemon.run([self = shared_from_this(), turn = ++turn_](engine::Engine& engine) {
+    if (!self->alive_ || self->turn_ != turn) {
+      return;
+    }
+    const Place& place = self->place_;
+    engine::AttachRequest request;
+    request.job = "job";
+    request.uid = kUid;
+    request.pid = self->pid_;
+    request.client_id = fmt::format("client {}", self->pid_);
+    request.rank = place.rank;
+    request.world_size = place.world;
+    request.local_world_size = place.ranks_here;
+    request.restart_count = place.restart;
+    request.coordinator = "coordinator";
+    request.meshes = {{"default", {{"dp", place.world}}, {}}};
+    const Result<engine::AttachResult> attached = engine.attach(request);
+    if (!attached) {
+      self->last_ = attached.error().message;
+      self->later(Milliseconds(50), Milliseconds(500), &Trainer::attach);
+      return;
+    }
+    self->session_ = attached->session;
+    self->key_ = {attached->epoch, attached->attempt};
+    self->take_memory(engine);
+    self->later({}, Milliseconds(5), &Trainer::declare);
+  });
+}
+
+/// A daemon that is new gets the memory that the one before it gave out.
+void Trainer::take_memory(engine::Engine& engine) {
+  constexpr std::size_t kBytes = kTensors * sizeof(device::StatsRow);
+  const std::uint64_t seat = world_.daemon(place_.node).life();
+  if (table_ != nullptr && seat_ == seat) {
+    return;
+  }
+  const Result<engine::BufferGrant> grant =
+      table_ ? engine.adopt(session_, table_->bytes()) : engine.allocate(session_, kBytes);
+  if (!grant) {
+    world_.breach("no memory for a rank: " + grant.error().message);
+    return;
+  }
+  Result<engine::TakenFd> taken =
+      engine.exchange_fd(grant->token, kUid, pid_, table_ ? table_->descriptor() : UniqueFd{});
+  if (!taken) {
+    world_.breach("no memory for a rank: " + taken.error().message);
+    return;
+  }
+  if (table_ == nullptr) {
+    table_ = std::make_shared<Mapping>(std::move(taken->fd), grant->size_bytes, true);
+  }
+  buffer_ = grant->buffer;
+  seat_ = seat;
+}
+
+plan::RankDeclaration Trainer::declaration() const {
+  plan::RankDeclaration all;
+  all.options.data_path = plan::DataPath::Stats;
+  plan::ClipOptions clip;
+  clip.max_norm = 100;
+  clip.policy = plan::PercentilePolicy{90, 20, 3};
+  all.options.clip = {{"all", clip}};
+  plan::TensorDeclaration sharded;
+  sharded.name = "sharded";
+  sharded.shape = {2 * place_.world};
+  sharded.local_shape = {2};
+  sharded.mesh = "default";
+  sharded.placements = {{{"dp"}, plan::Shard{0}}};
+  plan::TensorDeclaration replicated = sharded;
+  replicated.name = declares_otherwise ? "misnamed" : "replicated";
+  replicated.shape = replicated.local_shape = {2};
+  replicated.placements = {{{"dp"}, plan::Replicate{}}};
+  all.tensors = std::vector<plan::TensorDeclaration>{sharded, replicated};
+  return all;
+}
+
+void Trainer::declare() {
+  world_.daemon(place_.node).run([self = shared_from_this(), turn = ++turn_](engine::Engine& engine) {
+    if (!self->alive_ || self->turn_ != turn) {
+      return;
+    }
+    engine::DeclareRequest request;
+    request.declaration = self->declaration();
+    self->declares_otherwise = false;
+    request.buffer = self->buffer_;
+    request.timeout = kDeclareTimeout;
+    if (self->declared_at_ != 0 && self->declared_at_ != self->seat_) {
+      request.comes_back = true;
+      request.last_done = self->last_done_;
+      request.doubt = self->doubt_ ? std::optional(self->doubt_->key) : std::nullopt;
+    }
+    const engine::SessionId session = self->session_;
+    engine.declare(session, std::move(request), [self, turn, session](const Result<engine::DeclareResult>& result) {
+      World& world = self->world_;
+      Daemon& daemon = world.daemon(self->place_.node);
+      const Declared declared = result ? Declared{{}, {result->epoch, result->attempt}, result->verdict, result->record}
+                                       : Declared{result.error()};
+      world.clock().after(
+          world.random().between({}, kAnswer),
+          [self, turn, session, declared, life = daemon.life(), &daemon] {
+            self->when_it_runs([self, turn, session, declared, life, &daemon] {
+              if (self->turn_ == turn && self->session_ == session && daemon.life() == life) {
+                self->on_declared(declared);
+              }
+            });
+          }
+      );
+    });
+  });
+}
+
+void Trainer::on_declared(const Declared& declared) {
+  if (declared.error) {
+    const Error& error = *declared.error;
+    last_ = error.message;
+    if (error.code == ErrorCode::StepInDoubt) {
+      doubt_.reset();
+      world_.on_unknown_outcome();
+      return;
+    }
+    const bool gone = error.code == ErrorCode::NotAttached || error.code == ErrorCode::Superseded;
+    later(Milliseconds(20), Milliseconds(300), gone ? &Trainer::attach : &Trainer::declare);
+    return;
+  }
+  key_ = declared.key;
+  take_verdict(declared.verdict);
+  if (!declared.record) {
+    world_.breach("a declaration was answered without a record");
+    return;
+  }
+  world_.daemon(place_.node)
+      .run([self = shared_from_this(), turn = ++turn_, grant = *declared.record](engine::Engine& engine) {
+        if (self->alive_ && self->turn_ == turn) {
+          self->take_record(engine, grant);
+        }
+      });
+}
+
+void Trainer::take_record(engine::Engine& engine, const engine::RecordGrant& grant) {
+  Result<engine::TakenFd> taken = engine.exchange_fd(grant.token, kUid, pid_, UniqueFd{});
+  if (!taken) {
+    later(Milliseconds(5), Milliseconds(50), &Trainer::declare);  // the epoch has ended meanwhile
+    return;
+  }
+  record_.emplace(std::make_shared<const Mapping>(std::move(taken->fd), grant.size_bytes, false));
+  declared_at_ = seat_;
+  if (std::exchange(fresh_, false)) {
+    step_ = world_.truth().steps();
+    weight_ = world_.truth().weight();
+  }
+  go_on();
+}
+
+void Trainer::take_verdict(std::optional<engine::Verdict> verdict) {
+  if (!doubt_) {
+    return;
+  }
+  const Doubt doubt = *std::exchange(doubt_, std::nullopt);
+  const std::uint64_t word = engine::attempt_word(doubt.key);
+  if (!verdict) {
+    world_.breach(fmt::format("rank {} is in doubt, and heard nothing of it", place_.rank));
+  } else if (*verdict != engine::Verdict::Done) {
+    world_.truth().failed(word, place_.rank, "a ruling");
+  } else if (const std::optional<Told> told = doubt.record.told(place_.rank)) {
+    apply(word, *told);
+  } else {
+    world_.breach(fmt::format("the record does not have the result of rank {}", place_.rank));
+  }
+}
+
+void Trainer::go_on() {
+  if (stays) {
+    later(Milliseconds(1), world_.options().computing, &Trainer::finish);
+  }
+}
+
+void Trainer::finish() {
+  if (call_ || paused_) {
+    go_on();
+    return;
+  }
+  Call call;
+  call.number = ++calls_;
+  call.key = key_;
+  const std::uint64_t word = engine::attempt_word(key_);
+  device::StatsRow row;
+  row.stamp = word;
+  row.maximum = static_cast<double>(1 + (place_.rank * 31 + step_ * 7) % 100);
+  row.power_sum = 2 * row.maximum * row.maximum;
+  world_.truth().asked(word, place_.rank, step_, row.maximum);
+  if (std::exchange(writes_wrong_row, false)) {
+    row.maximum = -2;
+  }
+  auto* const rows = reinterpret_cast<device::StatsRow*>(table_->data());
+  rows[0] = row;
+  row.power_sum = 2;
+  row.maximum = 1;
+  rows[1] = row;
+  call_ = call;
+  world_.daemon(place_.node).run([self = shared_from_this(), number = call.number](engine::Engine& engine) {
+    if (!self->alive_ || !self->call_ || self->call_->number != number) {
+      return;
+    }
+    Call& own = *self->call_;
+    own.since = self->world_.clock().now();
+    own.stood_still = self->world_.daemon(self->place_.node).stood_still();
+    own.paused = self->world_.paused();
+    self->check_in_time(own);
+    engine::FinishRequest request;
+    request.key = own.key;
+    request.step = self->step_;
+    request.ready_all = true;
+    request.timeout = kStepTimeout;
+    engine.finish(self->session_, std::move(request), self->answer_to(own));
+  });
+}
+
+engine::Reply<engine::RankReport> Trainer::answer_to(const Call& call) {
+  return [self = shared_from_this(), number = call.number, key = call.key](const Result<engine::RankReport>& result) {
+    World& world = self->world_;
+    Daemon& daemon = world.daemon(self->place_.node);
+    Answer answer;
+    answer.begun = daemon.begun(key.epoch);
+    if (result) {
+      answer.told = told_by(*result->report);
+      answer.next = {result->report->epoch, result->report->next_attempt};
+      world.truth().done(
+          engine::attempt_word({answer.told->epoch, answer.told->attempt}), self->place_.rank, *answer.told
+      );
+    } else {
+      answer.error = result.error();
+    }
+    world.clock().after(world.random().between({}, kAnswer), [self, number, answer, life = daemon.life(), &daemon] {
+      self->when_it_runs([self, number, answer, life, &daemon] {
+        if (self->call_ && self->call_->number == number && daemon.life() == life) {
+          self->on_answer(number, answer);
+        }
+      });
+    });
+  };
+}
+
+void Trainer::on_answer(std::uint64_t number, const Answer& answer) {
+  const Call call = *std::exchange(call_, std::nullopt);
+  static_cast<void>(number);
+  if (answer.told) {
+    apply(engine::attempt_word(call.key), *answer.told);
+    key_ = answer.next;
+    go_on();
+    return;
+  }
+  on_failed(call, answer);
+}
+
+void Trainer::on_failed(const Call& call, const Answer& answer) {
+  const Error& error = answer.error;
+  const std::uint64_t word = engine::attempt_word(call.key);
+  last_ = error.message;
+  if (error.code == ErrorCode::StepInDoubt) {
+    world_.on_unknown_outcome();
+    return;
+  }
+  const bool nothing_asked = error.code == ErrorCode::StaleAttempt || error.code == ErrorCode::StaleEpoch ||
+                             error.code == ErrorCode::NotDeclared || error.code == ErrorCode::NotAttached ||
+                             (error.epoch && engine::attempt_word({*error.epoch, error.attempt.value_or(0)}) == word);
+  if (!nothing_asked && answer.begun) {
+    world_.truth().failed(word, place_.rank, error.message);
+  }
+  if (error.epoch) {
+    key_ = {*error.epoch, error.attempt.value_or(0)};
+  }
+  if (error.code == ErrorCode::NotAttached || error.code == ErrorCode::Superseded) {
+    later(Milliseconds(20), Milliseconds(200), &Trainer::attach);
+  } else if (error.code == ErrorCode::NotDeclared || error.hint.find("declare") != std::string::npos) {
+    later(Milliseconds(1), Milliseconds(50), &Trainer::declare);
+  } else {
+    go_on();
+  }
+}
+
+void Trainer::apply(std::uint64_t word, const Told& told) {
+  weight_ = weight_after(weight_, step_, told);
+  ++step_;
+  last_done_ = engine::StepKey{word >> 32, (word & 0xFFFFFFFFu) - 1};
+  world_.truth().weighs(place_.rank, step_, weight_);
+}
+
+/// The daemon has ended: the record says what came of the attempt that was under way.
+void Trainer::on_connection_lost() {
+  if (!alive_) {
+    return;
+  }
+  when_it_runs([self = shared_from_this()] {
+    self->session_ = 0;
+    if (std::exchange(self->paused_, false)) {
+      self->world_.pauses(false);
+    }
+    if (const std::optional<Call> call = std::exchange(self->call_, std::nullopt)) {
+      const std::uint64_t word = engine::attempt_word(call->key);
+      const SeenRecord record = *self->record_;
+      if (record.done() == word) {
+        if (const std::optional<Told> told = record.told(self->place_.rank)) {
+          self->world_.truth().done(word, self->place_.rank, *told);
+          self->apply(word, *told);
+        } else {
+          self->world_.breach(fmt::format("the record does not have the result of rank {}", self->place_.rank));
+        }
+      } else if (record.voted() == word) {
+        self->doubt_ = Doubt{call->key, record};
+      }
+    }
+    self->later(Milliseconds(5), Milliseconds(300), &Trainer::attach);
+  });
+}
+
+void Trainer::check_in_time(const Call& call) {
+  const TimePoint due = call.since + kStepTimeout + kGrace;
+  world_.clock().at(due, [self = shared_from_this(), call, due] {
+    if (!self->alive_ || self->stopped_ || !self->call_ || self->call_->number != call.number) {
+      return;
+    }
+    World& world = self->world_;
+    const Duration more =
+        world.daemon(self->place_.node).stood_still() - call.stood_still + world.paused() - call.paused;
+    if (call.since + kStepTimeout + kGrace + more > world.clock().now()) {
+      Call again = call;
+      again.since += more;
+      again.stood_still = world.daemon(self->place_.node).stood_still();
+      again.paused = world.paused();
+      self->check_in_time(again);
+      return;
+    }
+    world.breach(fmt::format(
+        "rank {} waits for attempt {} of epoch {} since {:.1f} s",
+        self->place_.rank,
+        call.key.attempt,
+        call.key.epoch,
+        seconds(world.clock().now() - call.since)
+    ));
+  });
+}
+
+std::string Trainer::state() const {
+  return fmt::format(
+      "rank {}{}{}{}{}: {} steps, at ({}, {}), heard '{}'",
+      place_.rank,
+      alive_ ? "" : " gone",
+      call_ ? " waits" : "",
+      doubt_ ? " doubts" : "",
+      stopped_ ? " stopped" : "",
+      step_,
+      key_.epoch,
+      key_.attempt,
+      last_
+  );
+}
+
+}  // namespace gradsync::sim

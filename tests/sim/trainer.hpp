@@ -1,0 +1,171 @@
+#pragma once
+// The process of a rank: what the client does, without its threads. It attaches, hands its memory over, declares, and
+// takes steps; after an error it goes on as the error says, and after the end of its daemon as the record says.
+
+#include "base/unique_fd.hpp"
+#include "device/stats/stats_plan.hpp"
+#include "engine/engine.hpp"
+#include "sim/clock.hpp"
+#include "sim/truth.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradsync::sim {
+
+class World;
+
+/// Memory of a descriptor, mapped here.
+class Mapping {
+ public:
+  Mapping(UniqueFd fd, std::size_t bytes, bool writes);
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(memory_); }
+
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+  [[nodiscard]] UniqueFd descriptor() const;
+
+ private:
+  UniqueFd fd_;
+  std::size_t bytes_;
+  void* memory_;
+};
+
+/// The record of a job's attempts, as a rank reads it.
+class SeenRecord {
+ public:
+  explicit SeenRecord(std::shared_ptr<const Mapping> memory) : memory_(std::move(memory)) {}
+
+  [[nodiscard]] std::uint64_t done() const { return word_at(24); }
+
+  [[nodiscard]] std::uint64_t voted() const { return word_at(32); }
+
+  [[nodiscard]] std::optional<Told> told(std::int64_t rank) const;
+
+ private:
+  [[nodiscard]] std::uint64_t word_at(std::size_t offset) const;
+
+  std::shared_ptr<const Mapping> memory_;
+};
+
+class Trainer : public std::enable_shared_from_this<Trainer> {
+ public:
+  struct Place {
+    std::int64_t rank = 0;
+    std::int64_t world = 1;
+    std::int64_t ranks_here = 1;
+    std::size_t node = 0;
+    std::int64_t restart = 0;
+  };
+
+  Trainer(World& world, Place place);
+
+  void begin() { attach(); }
+
+  void die();
+  void leave();
+  void stop(Duration time);
+  bool pause(Duration time);  ///< false: it cannot be now
+  void end_pause();
+  void on_connection_lost();
+
+  [[nodiscard]] bool alive() const { return alive_; }
+
+  [[nodiscard]] bool waits() const { return call_.has_value(); }
+
+  [[nodiscard]] std::int64_t steps() const { return step_; }
+
+  [[nodiscard]] double weight() const { return weight_; }
+
+  [[nodiscard]] const Place& place() const { return place_; }
+
+  [[nodiscard]] const std::optional<SeenRecord>& record() const { return record_; }
+
+  [[nodiscard]] std::string state() const;
+
+  bool writes_wrong_row = false;
+  bool declares_otherwise = false;
+  bool stays = true;  ///< it takes further steps
+
+ private:
+  struct Call {
+    std::uint64_t number = 0;
+    engine::StepKey key;
+    TimePoint since;
+    Duration stood_still;
+    Duration paused;
+  };
+
+  struct Doubt {
+    engine::StepKey key;
+    SeenRecord record;
+  };
+
+  struct Answer {
+    std::optional<Told> told;
+    engine::StepKey next;
+    Error error;
+    bool begun = false;
+  };
+
+  /// What counts of the answer to a declaration. Its plan belongs to the daemon.
+  struct Declared {
+    std::optional<Error> error = {};
+    engine::StepKey key = {};
+    std::optional<engine::Verdict> verdict = {};
+    std::optional<engine::RecordGrant> record = {};
+  };
+
+  void later(Duration least, Duration most, void (Trainer::*what)());
+  void when_it_runs(std::function<void()> what);
+  void attach();
+  void take_memory(engine::Engine& engine);
+  void declare();
+  void on_declared(const Declared& declared);
+  void take_record(engine::Engine& engine, const engine::RecordGrant& grant);
+  void take_verdict(std::optional<engine::Verdict> verdict);
+  void go_on();
+  void finish();
+  [[nodiscard]] engine::Reply<engine::RankReport> answer_to(const Call& call);
+  void on_answer(std::uint64_t number, const Answer& answer);
+  void on_failed(const Call& call, const Answer& answer);
+  void apply(std::uint64_t word, const Told& told);
+  void check_in_time(const Call& call);
+  [[nodiscard]] plan::RankDeclaration declaration() const;
+
+  World& world_;
+  Place place_;
+  std::int64_t pid_;
+  bool alive_ = true;
+  bool fresh_ = true;  ///< it has no weights yet
+  std::uint64_t turn_ = 0;
+  engine::SessionId session_ = 0;
+  std::uint64_t seat_ = 0;  ///< the life of the daemon that has its memory
+  engine::StepKey key_;
+  std::shared_ptr<Mapping> table_;
+  std::uint64_t buffer_ = 0;
+  std::optional<SeenRecord> record_;
+  std::optional<Doubt> doubt_;
+  std::optional<engine::StepKey> last_done_;
+  std::uint64_t declared_at_ = 0;  ///< the life of the daemon that took its declaration last
+  std::optional<Call> call_;
+  std::uint64_t calls_ = 0;
+  std::int64_t step_ = 0;
+  double weight_ = 0;
+  bool stopped_ = false;
+  std::uint64_t stops_ = 0;
+  std::vector<std::function<void()>> held_;
+  bool paused_ = false;
+  std::string last_;
+};
+
+}  // namespace gradsync::sim

@@ -1,0 +1,158 @@
+#include "sim/truth.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <utility>
+
+namespace gradsync::sim {
+
+namespace {
+
+std::string named(std::uint64_t word) {
+  return fmt::format("attempt {} of epoch {}", (word & 0xFFFFFFFFu) - 1, word >> 32);
+}
+
+}  // namespace
+
+Told told_by(const engine::StepReport& report) {
+  return {
+      std::bit_cast<std::uint64_t>(report.norm),
+      std::bit_cast<std::uint64_t>(report.coefficient),
+      report.skipped,
+      report.policy_digest,
+      report.epoch,
+      report.attempt};
+}
+
+std::string text_of(const Told& told) {
+  return fmt::format(
+      "{:x} {:x} {:d} {} {} {}",
+      told.norm,
+      told.coefficient,
+      told.skipped,
+      told.epoch,
+      told.attempt,
+      told.policies.empty() ? "-" : told.policies
+  );
+}
+
+std::optional<Told> told_by(std::string_view text) {
+  Told told;
+  int skipped = 0;
+  std::array<char, 129> policies{};
+  const std::string copy(text);
+  if (std::sscanf(
+          copy.c_str(),
+          "%lx %lx %d %lu %lu %128s",
+          &told.norm,
+          &told.coefficient,
+          &skipped,
+          &told.epoch,
+          &told.attempt,
+          policies.data()
+      ) != 6) {
+    return std::nullopt;
+  }
+  told.skipped = skipped != 0;
+  told.policies = policies.data();
+  told.policies = told.policies == "-" ? "" : told.policies;
+  return told;
+}
+
+double weight_after(double weight, std::int64_t step, const Told& told) {
+  return told.skipped
+             ? weight
+             : weight - std::bit_cast<double>(told.coefficient) * (0.01 + 0.001 * static_cast<double>(step % 7));
+}
+
+void Truth::begin(std::int64_t world, std::int64_t step) {
+  world_ = world;
+  ++beginnings_;
+  weights_.resize(static_cast<std::size_t>(step) + 1);
+}
+
+void Truth::asked(std::uint64_t word, std::int64_t rank, std::int64_t step, double magnitude) {
+  Attempt& attempt = attempts_[word];
+  attempt.step = step;
+  attempt.beginning = beginnings_;
+  attempt.asked[rank] = magnitude;
+}
+
+void Truth::done(std::uint64_t word, std::int64_t rank, const Told& told) {
+  Attempt& attempt = attempts_[word];
+  if (attempt.failed) {
+    breach_(fmt::format("{} is done for rank {}, and failed for another: {}", named(word), rank, *attempt.failed));
+  }
+  if (attempt.told) {
+    if (*attempt.told != told) {
+      breach_(fmt::format(
+          "rank {} is told '{}' of {}, and another one '{}'", rank, text_of(told), named(word), text_of(*attempt.told)
+      ));
+    }
+    return;
+  }
+  attempt.told = told;
+  ++done_;
+  if (attempt.beginning != beginnings_) {
+    return;  // of ranks that have ended meanwhile, which nobody hears of any more
+  }
+  check_contributions(word, attempt, told);
+  if (attempt.step != steps()) {
+    breach_(fmt::format("{} did step {}, and step {} was next", named(word), attempt.step, steps()));
+    return;
+  }
+  weights_.push_back(weight_after(weights_.back(), attempt.step, told));
+}
+
+/// Each rank holds two elements of one weight, and the same two of another.
+void Truth::check_contributions(std::uint64_t word, const Attempt& attempt, const Told& told) {
+  double sum = 2;  // exact, as every part of it is an integer
+  for (const auto& [rank, magnitude] : attempt.asked) {
+    sum += 2 * magnitude * magnitude;
+  }
+  if (static_cast<std::int64_t>(attempt.asked.size()) != world_) {
+    breach_(fmt::format("{} is done with {} of {} ranks", named(word), attempt.asked.size(), world_));
+    return;
+  }
+  const double norm = static_cast<float>(std::sqrt(sum));  // the gradients are in fp32, and so is their norm
+  if (told.norm != std::bit_cast<std::uint64_t>(norm)) {
+    breach_(fmt::format(
+        "the norm of {} is {}, and that of all ranks {}", named(word), std::bit_cast<double>(told.norm), norm
+    ));
+  }
+}
+
+void Truth::failed(std::uint64_t word, std::int64_t rank, const std::string& why) {
+  Attempt& attempt = attempts_[word];
+  if (attempt.told) {
+    breach_(fmt::format("{} failed for rank {}, and is done for another: {}", named(word), rank, why));
+  }
+  failed_ += attempt.failed ? 0 : 1;
+  attempt.failed = why;
+}
+
+void Truth::stored(std::uint64_t word) {
+  const auto found = attempts_.find(word);
+  if (found != attempts_.end() && found->second.failed) {
+    breach_(fmt::format("{} is stored as done after a rank was told that it failed", named(word)));
+  }
+}
+
+void Truth::weighs(std::int64_t rank, std::int64_t step, double weight) {
+  const auto after = static_cast<std::size_t>(step);
+  if (after >= weights_.size() || weights_[after] != weight) {
+    breach_(fmt::format("the weight of rank {} after {} steps is not that of the others", rank, step));
+  }
+}
+
+void Truth::roster(std::uint64_t epoch, std::uint64_t hash) {
+  const auto [known, added] = rosters_.try_emplace(epoch, hash);
+  if (!added && known->second != hash) {
+    breach_(fmt::format("two rosters of epoch {}", epoch));
+  }
+}
+
+}  // namespace gradsync::sim

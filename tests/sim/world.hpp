@@ -1,0 +1,166 @@
+#pragma once
+// One job over several daemons, its ranks and their links on a virtual clock, with faults of a seed. What must hold is
+// checked as it happens.
+
+#include "engine/metrics.hpp"
+#include "engine/plan/planner.hpp"
+#include "sim/clock.hpp"
+#include "sim/daemon.hpp"
+#include "sim/network.hpp"
+#include "sim/shared_plans.hpp"
+#include "sim/trainer.hpp"
+#include "sim/truth.hpp"
+
+#include <prometheus/registry.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gradsync::sim {
+
+struct Options {
+  std::uint64_t seed = 0;
+  std::size_t daemons = 8;
+  std::int64_t ranks_per_daemon = 2;
+  bool texts = true;              ///< every message passes the codec
+  bool says_all = false;          ///< each event, on the standard output
+  bool shares_plans = false;      ///< equal plans are made once for all daemons
+  std::string state_folder = {};  ///< what policies remember; empty: it is not kept
+  std::size_t faults = 25;
+  Duration between_faults = Milliseconds(4'000);  ///< at most
+  Duration computing = Milliseconds(300);         ///< of a step, at most
+};
+
+struct Outcome {
+  std::uint64_t seed = 0;
+  std::string breach = {};  ///< the first; empty: none
+  std::map<std::string, std::uint64_t> faults = {};
+  std::uint64_t trace_digest = 0;
+  std::uint64_t events = 0;
+  std::uint64_t done = 0;    ///< attempts
+  std::uint64_t failed = 0;  ///< likewise
+  double virtual_s = 0;
+  double coordinator_s = 0;  ///< of the machine that ran this
+};
+
+class World {
+ public:
+  explicit World(Options options);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  [[nodiscard]] Outcome run();
+
+  // for its parts
+  [[nodiscard]] const Options& options() const { return options_; }
+
+  [[nodiscard]] Clock& clock() { return clock_; }
+
+  [[nodiscard]] Random& random() { return random_; }
+
+  [[nodiscard]] Network& network() { return network_; }
+
+  [[nodiscard]] Daemon& daemon(std::size_t index) { return *daemons_[index]; }
+
+  [[nodiscard]] Truth& truth() { return truth_; }
+
+  [[nodiscard]] engine::EngineMetrics& metrics() { return metrics_; }
+
+  [[nodiscard]] bool disturbed() const { return disturbed_; }
+
+  [[nodiscard]] std::string state_folder(std::size_t daemon) const;
+
+  [[nodiscard]] std::uint64_t new_epochs() { return 1 + 1'000 * ++jobs_made_; }  ///< no two jobs share one
+
+  [[nodiscard]] std::int64_t new_process() { return 100 + ++processes_; }
+
+  [[nodiscard]] engine::PlanOutcome plan(const engine::PlanRequest& request) {
+    return options_.shares_plans ? plans_.plan(request) : engine::run_planner(request);
+  }
+
+  void breach(std::string what);
+
+  void count(const std::string& fault) { ++faults_[fault]; }
+
+  void trace(std::size_t node, std::string_view name, std::uint64_t word);
+  void see_roster(const engine::PrepareEpoch& prepare);
+  void after_turn(std::size_t daemon);
+  void daemon_died(std::size_t daemon);
+  void on_unknown_outcome();  ///< a rank was told `step_in_doubt`: all go on from a checkpoint
+  void pauses(bool more);
+  [[nodiscard]] Duration paused() const;
+
+ private:
+  using Fault = bool (World::*)();  ///< false: there was nothing to do it to
+
+  void begin_job();
+  void restart_job(std::int64_t ranks_per_daemon);
+  [[nodiscard]] Trainer& any_trainer();
+  void replace(std::int64_t rank, Duration least, Duration most);
+  void disturb();
+  void go_on();
+  void leave();
+  [[nodiscard]] bool all_have(std::int64_t steps) const;
+
+  // faults (faults.cpp)
+  bool kill_daemon();
+  bool kill_coordinator();
+  bool kill_rank();
+  bool kill_node();
+  bool lose_machine();
+  bool stop_daemon();
+  bool stop_rank();
+  bool pause_rank();
+  bool delay_link();
+  bool drop_message();
+  bool partition_both();
+  bool partition_one_way();
+  bool half_open_link();
+  bool late_join();
+  bool duplicate_rank();
+  bool other_world_size();
+  bool restart_all();
+  bool wrong_row();
+  bool other_plan();
+  bool slow_lane();
+  bool kill_daemon_of(std::size_t daemon, bool machine);
+  bool lose_node(bool machine);
+
+  [[nodiscard]] std::size_t any_member() { return 1 + random_.below(options_.daemons - 1); }
+
+  static const std::vector<std::pair<std::string, Fault>> kFaults;
+
+  Options options_;
+  Clock clock_;
+  Random random_;
+  prometheus::Registry registry_;
+  engine::EngineMetrics metrics_{registry_};
+  Truth truth_;
+  SharedPlans plans_;
+  Network network_;
+  std::vector<std::unique_ptr<Daemon>> daemons_;
+  std::vector<std::shared_ptr<Trainer>> trainers_;  ///< by rank
+  std::int64_t ranks_per_daemon_;
+  std::int64_t restarts_ = 0;
+  std::uint64_t jobs_made_ = 0;
+  std::int64_t processes_ = 0;
+  bool disturbed_ = false;
+  bool restarting_ = false;
+  bool leaving_ = false;
+  std::int64_t pausing_ = 0;
+  TimePoint paused_since_;
+  Duration paused_{};
+  std::map<std::string, std::uint64_t> faults_;
+  std::string breach_;
+  std::uint64_t digest_ = 0;
+  std::uint64_t events_ = 0;
+  std::map<std::size_t, std::uint64_t> stored_;  ///< by daemon: the last word that its record had as done
+};
+
+}  // namespace gradsync::sim
