@@ -71,7 +71,7 @@ class Daemon final : public app::PeerPort::Owner {
   /// What must not be left when all ranks have gone; empty: nothing is.
   [[nodiscard]] std::string left_over() const;
 
-  /// Of the machine that runs this: what its coordinator took for its messages.
+  /// What its coordinator took for its messages, on the machine that runs this.
   [[nodiscard]] Duration coordinator_time() const { return coordinator_time_; }
 
  private:

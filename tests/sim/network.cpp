@@ -239,7 +239,7 @@ void Network::forget_if_closed(LinkNumber number) {
   }
 }
 
-/// Of what was sent last some is lost: it was not on its way yet.
+/// Some of what was sent last is lost: it was not on its way yet.
 void Network::cut_tail(Way& way) {
   if (!way.frames.empty()) {
     way.frames.resize(world_.random().below(way.frames.size() + 1));

@@ -177,7 +177,10 @@ bool Examination::wait_for_end(std::optional<Milliseconds> most) {
   if (!process_ || process_->wait_end(Milliseconds(0))) {
     return true;
   }
-  const auto deadline = most ? std::optional<TimePoint>(Clock::now() + *most) : std::nullopt;
+  std::optional<TimePoint> deadline;
+  if (most) {
+    deadline = Clock::now() + *most;
+  }
   return wait_for(process_->pidfd(), stop_, deadline) == Woken::Ready &&
          process_->wait_end(Milliseconds(0)).has_value();
 }
