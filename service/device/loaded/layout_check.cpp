@@ -5,8 +5,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace gradsync::device {
 
@@ -258,13 +262,17 @@ void check_buffers(std::int64_t world_size, double norm_type, const std::vector<
   check_fit(world_size >= 1 && static_cast<std::size_t>(world_size) == buffers.size(), [&] {
     return fmt::format("world_size is {}, {} buffers are given", world_size, buffers.size());
   });
+  std::vector<std::pair<const void*, std::size_t>> held;
   for (std::size_t rank = 0; rank < buffers.size(); ++rank) {
-    for (std::size_t other = 0; other < rank; ++other) {
-      check_fit(buffers[rank].data == nullptr || buffers[rank].data != buffers[other].data, [&] {
-        return fmt::format("ranks {} and {} share a buffer", other, rank);
-      });
+    if (buffers[rank].data != nullptr) {
+      held.emplace_back(buffers[rank].data, rank);
     }
   }
+  std::ranges::sort(held);
+  const auto shared = std::ranges::adjacent_find(held, {}, [](const auto& each) { return each.first; });
+  check_fit(shared == held.end(), [&] {
+    return fmt::format("ranks {} and {} share a buffer", shared->second, std::next(shared)->second);
+  });
   check_fit(norm_type >= 1, [&] { return fmt::format("norm_type is {}, it must be at least 1", norm_type); });
 }
 
