@@ -6,8 +6,7 @@ preset=$1
 shift
 log=build/configure-$preset.log
 mkdir -p build
-# One cache serves every checkout and build folder of this project. What it does not have is not preprocessed before it
-# is compiled, which would take a tenth of the time.
-export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
+# One cache serves every checkout and build folder of this project.
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 cmake --preset "$preset" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }
 cmake --build --preset "$preset" --parallel "${JOBS:-$(nproc)}" ${1:+--target "$@"}

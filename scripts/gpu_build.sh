@@ -9,7 +9,7 @@ log=build/configure-gpu.log
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 # One cache serves every checkout and build folder of this project; a bare machine has none.
 launcher=$(command -v ccache || true)
-export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1 CCACHE_DEPEND=1
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 cmake -S . -B build/gpu -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADSYNC_KERNELS_ONLY=ON -DGRADSYNC_WITH_CUDA=ON \
   -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_CUDA_COMPILER_LAUNCHER="$launcher" -DGRADSYNC_NVCC="$nvcc" \
   -DGRADSYNC_CUDA_ARCHITECTURES="${GPU_ARCHITECTURES:-90-real}" >"$log" 2>&1 ||
