@@ -81,7 +81,7 @@ def test_ddp_under_torchrun_is_observed_without_a_line_of_code(tmp_path: Path) -
     assert digests(tmp_path) == digests_without(tmp_path, "plain")
 
 
-@pytest.mark.parametrize("name", ["accumulates", "has_a_line_of_its_own"])
+@pytest.mark.parametrize("name", ["accumulates", pytest.param("has_a_line_of_its_own", marks=pytest.mark.training)])
 def test_right_scripts_are_observed_in_every_step_and_nothing_is_said(tmp_path: Path, name: str) -> None:
     check_all_is_well(Run(tmp_path, *ranks(name), options=(*PATIENT, "--strict")))
 
@@ -113,12 +113,14 @@ def test_what_one_rank_leaves_out_is_named(tmp_path: Path) -> None:
     assert "'lm_head.weight' (not rank 1)" in run.summary["findings"]["missing"]["text"], run.said
 
 
+@pytest.mark.training
 def test_each_optimizers_call_is_a_step_of_its_own_tensors(tmp_path: Path) -> None:
     run = Run(tmp_path, *one("two_optimizers"), options=(*PATIENT, "--strict"))
     check_all_is_well(run, 2 * STEPS)
     assert run.summary["tensors"] == 12
 
 
+@pytest.mark.training
 def test_a_script_that_multiplies_by_itself_is_observed_from_its_second_step(tmp_path: Path) -> None:
     check_all_is_well(Run(tmp_path, *ranks("only_takes_norms")), STEPS - 1)
 
