@@ -4,6 +4,7 @@
 //   gradsync_sim [--seeds N] [--first SEED] [--daemons N] [--many-seeds N] [--many-daemons N] [--threads N]
 //               [--say-all 1] [--out FILE]
 
+#include "base/descriptors.hpp"
 #include "sim/world.hpp"
 
 #include <fmt/format.h>
@@ -34,7 +35,7 @@ struct Arguments {
   std::uint64_t first = 0;
   std::uint64_t daemons = 8;
   std::uint64_t many_seeds = 20;
-  std::uint64_t many_daemons = 4'096;
+  std::uint64_t many_daemons = 1'024;
   std::uint64_t threads = std::max(1u, std::thread::hardware_concurrency());
   std::uint64_t says_all = 0;
   std::string out = "report.json";
@@ -212,5 +213,6 @@ int simulate(const Arguments& arguments) {
 
 int main(int argc, char** argv) {
   spdlog::set_level(spdlog::level::off);
+  gradsync::raise_descriptor_limit();  // each rank and each daemon has some
   return gradsync::sim::simulate(gradsync::sim::parse(argc, argv));
 }

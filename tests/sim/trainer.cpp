@@ -381,16 +381,15 @@ engine::Reply<engine::RankReport> Trainer::answer_to(const Call& call) {
     world.clock().after(world.random().between({}, kAnswer), [self, number, answer, life = daemon.life(), &daemon] {
       self->when_it_runs([self, number, answer, life, &daemon] {
         if (self->call_ && self->call_->number == number && daemon.life() == life) {
-          self->on_answer(number, answer);
+          self->on_answer(answer);
         }
       });
     });
   };
 }
 
-void Trainer::on_answer(std::uint64_t number, const Answer& answer) {
+void Trainer::on_answer(const Answer& answer) {
   const Call call = *std::exchange(call_, std::nullopt);
-  static_cast<void>(number);
   if (answer.told) {
     apply(engine::attempt_word(call.key), *answer.told);
     key_ = answer.next;

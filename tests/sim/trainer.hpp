@@ -136,7 +136,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void go_on();
   void finish();
   [[nodiscard]] engine::Reply<engine::RankReport> answer_to(const Call& call);
-  void on_answer(std::uint64_t number, const Answer& answer);
+  void on_answer(const Answer& answer);
   void on_failed(const Call& call, const Answer& answer);
   void apply(std::uint64_t word, const Told& told);
   void check_in_time(const Call& call);

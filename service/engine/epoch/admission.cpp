@@ -104,9 +104,9 @@ Result<void> check_attach(const AttachRequest& request, std::int64_t largest_wor
             request.ranks_here(),
             request.world_size
         ),
-        "set [peer] listen and [peer] token_file in gradsyncd.toml on every node, and restart the daemons; private "
-        "ones, "
-        "as of `gradsync run` and `gradsync observe`, take GRADSYNC_PEER_LISTEN and GRADSYNC_PEER_TOKEN_FILE"
+        "set [peer] listen and [peer] token_file in gradsyncd.toml on every node, and restart the daemons; "
+        "private ones, as of `gradsync run` and `gradsync observe`, take GRADSYNC_PEER_LISTEN and "
+        "GRADSYNC_PEER_TOKEN_FILE"
     );
     error.path = "local_world_size";
     error.job = request.job;
