@@ -16,6 +16,7 @@ from types import TracebackType
 
 BINARY = os.environ.get("GRADSYNCD", str(Path(__file__).parents[2] / "build/cpu-release/bin/gradsyncd"))
 DEADLINE_S = 60.0
+TIMES = int(os.environ.get("FAULT_TIMES", "20"))  # how often a test repeats its fault
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

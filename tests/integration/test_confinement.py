@@ -17,14 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S, Daemon, get, run_command
+from daemon import DEADLINE_S, TIMES, Daemon, get, run_command
 from raw import REPLICATED, Closed, RawRank
 
 import gradsync
 from gradsync.errors import InsufficientMemory
 
 SUM = {"dp": gradsync.Partial("sum") >> gradsync.Replicate()}
-TIMES = 20
 LIMIT, HELD = 128 << 20, 64 << 20
 HOLDING = """
 import os, sys

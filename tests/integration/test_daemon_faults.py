@@ -13,14 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from daemon import BINARY, DEADLINE_S, Daemon, clean_environment, run_command
+from daemon import BINARY, DEADLINE_S, TIMES, Daemon, clean_environment, run_command
 from raw import connected
 
 import gradsync
 from gradsync.errors import InsufficientMemory
 
 SUM = {"dp": gradsync.Partial("sum") >> gradsync.Replicate()}
-TIMES = 20
 
 
 def descriptors(pid: int) -> int:

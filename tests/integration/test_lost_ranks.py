@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import DEADLINE_S, Daemon, get
+from daemon import DEADLINE_S, TIMES, Daemon, get
 from test_daemon_faults import becomes
 
 import gradsync
@@ -20,7 +20,6 @@ from gradsync.errors import RankLost, StepTimeout
 
 PROCESSES = multiprocessing.get_context("forkserver")
 SUM = {"dp": gradsync.Partial("sum") >> gradsync.Replicate()}
-TIMES = 20
 
 
 def told(results: Connection) -> Any:

@@ -13,10 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S, Daemon, run_command
+from daemon import DEADLINE_S, TIMES, Daemon, run_command
 from raw import Closed, RawClient, RawRank, declare_all, frame, request
 
-TIMES = 20
 PROCESSES = multiprocessing.get_context("fork")  # at that moment this process has one thread, and no rank
 
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from daemon import Daemon
+from daemon import TIMES, Daemon
 from rank_states import BEFORE_DECLARED, NAMES, NUMEL, OPTIONS, STATES, WAITS_IN, Other, brought, reduced
 from raw import REPLICATED, RawRank, declare_all
 from test_daemon_faults import becomes, descriptors, threads
 from test_floods import metric
 
-TIMES = 20
 SOON_MS = 40  # a deadline that is meant to run out
 
 

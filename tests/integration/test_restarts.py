@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S, clean_environment
+from daemon import DEADLINE_S, TIMES, clean_environment
 from restarts import CASES, WORLD, Lives, done_steps, end_at_random, start_rank
 
 EXAMPLES = Path(__file__).parents[2] / "clients" / "python" / "examples"
-TIMES = 20
 HOW = (signal.SIGKILL, signal.SIGTERM)
 SMALL = ("--batch", "1", "--context", "32", "--width", "64", "--layers", "2")
 MODEL = () if os.environ.get("GRADSYNC_DEMO_MODEL") == "whole" else SMALL

@@ -15,13 +15,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S, Daemon, clean_environment
+from daemon import DEADLINE_S, TIMES, Daemon, clean_environment
 
 import gradsync
 from gradsync import Partial, Replicate, Tensor
 from gradsync.errors import RankLost
 
-TIMES = 20
 ELASTIC_STEPS = 40
 MEAN = {"dp": Partial("mean") >> Replicate()}
 PROCESSES = multiprocessing.get_context("forkserver")

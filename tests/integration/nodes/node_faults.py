@@ -19,7 +19,6 @@ from ranks_in_threads import on_all, whole
 import gradsync
 from gradsync.errors import GradsyncError
 
-TIMES = 20
 PROCESS_S = 3.0  # a dead process is known within 1 s; these machines are slow
 NODE_S = 9.0  # a silent node within 6 s
 MEMORY_KB = 4096  # what allocators may keep

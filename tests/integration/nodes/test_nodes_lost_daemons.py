@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S
-from node_faults import NODE_S, PROCESS_S, TIMES, Asking, Baseline, beside, check_errors, check_step, step_again
+from daemon import DEADLINE_S, TIMES
+from node_faults import NODE_S, PROCESS_S, Asking, Baseline, beside, check_errors, check_step, step_again
 from node_jobs import NodeRank, Nodes, Route, job_over
 from ranks_in_threads import on_all, whole
 

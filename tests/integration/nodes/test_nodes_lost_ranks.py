@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import DEADLINE_S
-from node_faults import PROCESS_S, TIMES, AnyRank, Asking, Baseline, check_errors, step_again
+from daemon import DEADLINE_S, TIMES
+from node_faults import PROCESS_S, AnyRank, Asking, Baseline, check_errors, step_again
 from node_jobs import NodeRank, Nodes, Route, close_all
 from rank_process import RankProcess
 from ranks_in_threads import on_all, whole

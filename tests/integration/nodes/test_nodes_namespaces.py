@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S
-from node_faults import NODE_S, TIMES, Asking, Baseline, beside, check_errors, step_again
+from daemon import DEADLINE_S, TIMES
+from node_faults import NODE_S, Asking, Baseline, beside, check_errors, step_again
 from node_jobs import NodeRank, job_over
 from node_namespaces import NodesInNamespaces, not_allowed
 from ranks_in_threads import on_all, whole
