@@ -96,7 +96,8 @@ class ContentsOfNodes {
             ErrorCode::InvalidDeclaration,
             fmt::format(
                 "rank {} has {} tensors and {} fingerprints of weights", rank, bare->tensors.size(), weights->size()
-            )
+            ),
+            "declare one fingerprint for each tensor, or none"
         );
       }
       if (Result<void> valid = plan::validate_declaration(*bare, request_.meshes); !valid) {
