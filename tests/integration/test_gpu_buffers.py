@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S, Daemon, clean_environment, run_command
+from daemon import DEADLINE_S, TIMES, Daemon, clean_environment, run_command
 from gpu_ranks import DRIVER, GPUS, NEEDED, OFFSET, GpuRank, all_do, mappings_in, options, until, workers_of
 from restarts import Lives
 
@@ -173,7 +173,7 @@ def test_a_probe_has_a_worker_that_died_started_again(daemon: Daemon) -> None:
         assert worker_of(daemon) != before
 
 
-@pytest.mark.parametrize("times", [pytest.param(3), pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [pytest.param(3), pytest.param(TIMES, marks=pytest.mark.long)])
 def test_an_owner_that_dies_is_named_and_its_memory_is_let_go(daemon: Daemon, times: int) -> None:
     for time in range(times):
         with ranks_on(daemon.socket, f"dies-{time}") as ranks:
@@ -189,7 +189,7 @@ def test_an_owner_that_dies_is_named_and_its_memory_is_let_go(daemon: Daemon, ti
         until(lambda: mapped_by(daemon) == 0, "everything is unmapped")
 
 
-@pytest.mark.parametrize("times", [pytest.param(3), pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [pytest.param(3), pytest.param(TIMES, marks=pytest.mark.long)])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT])
 def test_a_worker_that_dies_costs_a_step_and_another_takes_its_place(how: signal.Signals, times: int) -> None:
     with Daemon(*options()) as daemon, ranks_on(daemon.socket) as ranks:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
+from daemon import TIMES, Daemon
 from gpu_ranks import GPUS, MEMORY, GpuRank, all_do, mappings_in, options, until, workers_of
 from gpu_scene import LARGE, LATEST_S, Scene, has_command, mapped_by, pair, stop, worker_for
 
@@ -134,7 +134,7 @@ def daemon() -> Iterator[Daemon]:
         # The other rank is told after the ten seconds that a successor has.
         pytest.param(while_loading, 3, marks=pytest.mark.long),
         *(
-            pytest.param(state, 20, marks=pytest.mark.long)
+            pytest.param(state, TIMES, marks=pytest.mark.long)
             for state in (while_mapping, while_idle, while_stepping, while_closing)
         ),
     ],

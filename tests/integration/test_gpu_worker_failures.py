@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from daemon import DEADLINE_S, Daemon
+from daemon import DEADLINE_S, TIMES, Daemon
 from gpu_ranks import GPUS, all_do, options, until, workers_of
 from gpu_scene import DEADLINES, LARGE, LATEST_S, MAP_MS, PLAN_MS, STEP_S, TOO_LATE, Scene, has_command, pair, stop
 
@@ -113,7 +113,7 @@ def daemon(faults: Path) -> Iterator[Daemon]:
 
 @pytest.mark.parametrize(
     ("hurt", "times"),  # one that hangs takes its deadline each time
-    [(kill, 1), *(pytest.param(*many, marks=pytest.mark.long) for many in ((hang, 3), (kill, 20)))],
+    [(kill, 1), *(pytest.param(*many, marks=pytest.mark.long) for many in ((hang, 3), (kill, TIMES)))],
 )
 @pytest.mark.parametrize("state", [while_mapping, while_loading, while_idle, while_stepping, while_closing])
 def test_a_worker_that_is_hurt_costs_an_error_in_time_and_another_takes_its_place(

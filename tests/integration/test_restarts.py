@@ -102,7 +102,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str,
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", HOW)
-def test_the_demo_has_the_same_bits_after_twenty_ends(
+def test_the_demo_has_the_same_bits_after_many_ends(
     how: signal.Signals, tmp_path: Path, undisturbed: list[list[dict[str, object]]]
 ) -> None:
     with Lives(tmp_path) as lives, Demo(tmp_path, lives.address) as demo:
