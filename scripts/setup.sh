@@ -17,9 +17,11 @@ case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
     packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev python3-dev shellcheck)
-    # Only the fuzzers and tests of packages, the manual, mpirun, a clock that jumps and one benchmark need these: where
-    # they cannot be had, those are skipped.
-    optional+=(clang-16 libclang-rt-16-dev debootstrap faketime groff-base openmpi-bin systemd valgrind zsh)
+    # Only the fuzzers and tests of packages, the manual, mpirun, a clock that jumps, links that lose packets and one
+    # benchmark need these: where they cannot be had, those are skipped.
+    optional+=(
+      clang-16 libclang-rt-16-dev debootstrap faketime groff-base iproute2 nftables openmpi-bin systemd valgrind zsh
+    )
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
     frameworks=(scripts/requirements-frameworks.txt scripts/requirements-frameworks-alone.txt) # as optional
     ;;

@@ -20,17 +20,20 @@ def ran(*command: str, given: str | None = None) -> None:
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
 
 
-def not_allowed() -> str | None:
-    """Why there can be no namespaces here; None where there can."""
+def not_allowed(rules: bool) -> str | None:
+    """Why there can be no namespaces here, with rules that drop packets where `rules`; None where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None:
-        return "ip is not installed"
+    for program in ("ip", "nft") if rules else ("ip",):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
     name = f"gradsync-{secrets.token_hex(3)}"
     try:
         ran("ip", "netns", "add", name)
         ran("ip", "-n", name, "link", "add", "name", "port", "type", "veth", "peer", "name", "other")
         ran("ip", "-n", name, "link", "add", "name", "switch", "type", "bridge")
+        if rules:
+            ran("ip", "netns", "exec", name, "nft", "add", "table", "inet", "gradsync")
     except AssertionError as refused:
         return f"network namespaces are not allowed: {refused}"
     finally:
