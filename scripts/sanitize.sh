@@ -34,9 +34,9 @@ sanitize() {
 
 which=${1:-all}
 few_seeds='^Seeds/LinkedMachinesRandom.*/[2-9]$'
-# Threads do the same whatever vector instructions the arithmetic uses, and machines and codecs have none: TSan leaves out
-# the tests of each set of instructions and the long ones of what one thread does.
-one_thread='^EveryTarget/|\.on_[A-Z0-9_]+$|LinkedMachines|^EpochModel|^PeerCodec|^PeerLongTexts|^PeerRefusals'
+# Threads do the same whatever vector instructions the arithmetic uses, and machines and the layer `rpc` have none: TSan
+# leaves out that layer, the tests of each set of instructions, and the long ones of what one thread does.
+one_thread='^EveryTarget/|\.on_[A-Z0-9_]+$|LinkedMachines|^EpochModel'
 [ "$which" = tsan ] || sanitize asan "$few_seeds" arithmetic base plan policy device conformance engine rpc net app kernels
-[ "$which" = asan ] || sanitize tsan "$one_thread" device conformance engine rpc net
+[ "$which" = asan ] || sanitize tsan "$one_thread" device conformance engine net
 finish "${required[@]}"
