@@ -5,5 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=build/venv/bin/python
 "$python" tests/mutants/run.py --copy
-build/mutants/tree/scripts/build.sh cpu-debug plan_test device_test engine_tests policy_test gradsyncd
+targets=$("$python" tests/mutants/run.py --targets "$@")
+read -ra targets <<<"$targets"
+build/mutants/tree/scripts/build.sh cpu-debug "${targets[@]}"
 exec "$python" tests/mutants/run.py "$@"

@@ -1,5 +1,6 @@
 """Plants one fault at a time in a copy of the tree and looks which test notices: run.py [ID...]
 
+`run.py --copy` brings the copy up to date, and `run.py --targets [ID...]` says what has to be built for these faults.
 Leaves build/mutants/report.json. A fault that does not apply or does not compile is an error of this harness, and so is
 a tree whose tests fail before anything is planted. Exit status 1: a fault survived, 2: an error.
 """
@@ -222,12 +223,20 @@ def check_tree(layers: set[Layer]) -> None:
                 raise HarnessError(f"without any fault {failed} fails")
 
 
-def main(ids: list[str]) -> int:
+def choose(ids: list[str]) -> list[Mutant]:
     known = {mutant.id: mutant for mutant in MUTANTS}
     if unknown := [name for name in ids if name not in known]:
         print(f"mutants: no fault is called {', '.join(unknown)}", file=sys.stderr)
-        return 2
-    chosen = [known[name] for name in ids] or list(MUTANTS)
+        sys.exit(2)
+    return [known[name] for name in ids] or list(MUTANTS)
+
+
+def targets(chosen: list[Mutant]) -> list[str]:
+    checks = [check for layer in {mutant.layer for mutant in chosen} for check in CHECKS[layer]]
+    return sorted({target for check in checks for target in (check.target or "").split()})
+
+
+def main(chosen: list[Mutant]) -> int:
     results: list[dict[str, str | None]] = []
     errors: list[str] = []
     try:
@@ -263,5 +272,7 @@ if __name__ == "__main__":
     WORK.mkdir(parents=True, exist_ok=True)
     if sys.argv[1:] == ["--copy"]:
         copy_tree()
+    elif sys.argv[1:2] == ["--targets"]:
+        print(*targets(choose(sys.argv[2:])))
     else:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main(choose(sys.argv[1:])))
