@@ -41,11 +41,12 @@ struct Expected {
   double bound = 0;  ///< how far from it any order of additions may be
 };
 
+/// `by_node`: the contributors of a sum.
 Expected expected_value(
     const TransferWorld& world,
     std::uint32_t tensor,
     const PlannedPart& part,
-    const RankSum& sum,
+    const std::vector<std::vector<Memory>>& by_node,
     std::uint64_t element,
     bool rounded_partials
 ) {
@@ -56,9 +57,9 @@ Expected expected_value(
   long double plain = 0;
   long double magnitude = 0;
   std::size_t terms = 0;
-  for (const TransferNode node : nodes_with(sum.sources, world)) {
+  for (const std::vector<Memory>& sources : by_node) {
     std::optional<double> partial;
-    for (const Memory& source : world.contributors(tensor, sum, node)) {
+    for (const Memory& source : sources) {
       const double value = world.input(source, part, element);
       partial = partial ? added(sum_type, *partial, value) : value;
       plain += value;
@@ -105,8 +106,12 @@ void expect_results(const RandomTransferWorld& job, const Exchange& exchange, bo
             << "destinations of one sum differ";
       }
     }
+    std::vector<std::vector<Memory>> by_node;
+    for (const TransferNode node : nodes_with(sum.sources, world)) {
+      by_node.push_back(world.contributors(tensor, sum, node));
+    }
     for (std::uint64_t i = 0; i < first->size(); ++i) {
-      const Expected expected = expected_value(world, tensor, world.part(tensor, part), sum, i, rounded_partials);
+      const Expected expected = expected_value(world, tensor, world.part(tensor, part), by_node, i, rounded_partials);
       if (job.integers || !rounded_partials) {
         ASSERT_EQ(std::bit_cast<std::uint64_t>((*first)[i]), std::bit_cast<std::uint64_t>(expected.bits))
             << (*first)[i] << " for " << expected.bits << ", element " << i << " of tensor " << tensor;
@@ -163,7 +168,16 @@ void expect_nothing_twice(const TransferWorld& world, const Exchange& exchange) 
     const Nodes sources = nodes_with(sum.sources, world);
     const Nodes destinations = nodes_with(sum.destinations, world);
     travelling += sources.size() > 1 ? 1 : 0;
+    std::vector<int> before;  // of the element before: most go the same ways
     for (std::uint64_t i = 0; sources.size() > 1 && i < world.part(tensor, part).elements; ++i) {
+      std::vector<int> times;
+      for (const auto* trip : trips[{tensor, part, number}]) {
+        times.push_back(trip->second[i]);
+      }
+      if (times == before) {
+        continue;
+      }
+      before = times;
       std::set<std::pair<TransferNode, TransferNode>> partials;
       std::set<std::pair<TransferNode, TransferNode>> results;
       for (const auto* trip : trips[{tensor, part, number}]) {
@@ -228,9 +242,14 @@ struct Seen {
   }
 };
 
-TEST(RandomTransfers, leave_the_sum_of_all_ranks_on_every_node) {
+/// A quarter of the 2,000 worlds, so that quarters run beside each other.
+class RandomTransfers : public testing::TestWithParam<std::uint64_t> {};
+
+INSTANTIATE_TEST_SUITE_P(Worlds, RandomTransfers, testing::Values(0U, 500U, 1000U, 1500U));
+
+TEST_P(RandomTransfers, leave_the_sum_of_all_ranks_on_every_node) {
   Seen seen;
-  for (std::uint64_t seed = 1; seed <= 2000; ++seed) {
+  for (std::uint64_t seed = GetParam(); seed < GetParam() + 500; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomTransferWorld job(seed);
     TransferOptions options;
@@ -252,13 +271,13 @@ TEST(RandomTransfers, leave_the_sum_of_all_ranks_on_every_node) {
     ASSERT_FALSE(HasFailure());
     seen.note(job, exchange);
   }
-  EXPECT_GT(seen.travelled, 1500U);
-  EXPECT_GT(seen.scattered, 500U);
-  EXPECT_GT(seen.all_reduced, 500U);
+  EXPECT_GT(seen.travelled, 400U);
+  EXPECT_GT(seen.scattered, 300U);
+  EXPECT_GT(seen.all_reduced, 300U);
   EXPECT_GT(seen.mixed, 200U);
-  EXPECT_GT(seen.many_blocks, 500U);
-  EXPECT_GT(seen.empty, 500U);
-  EXPECT_GT(seen.tied, 200U);
+  EXPECT_GT(seen.many_blocks, 100U);
+  EXPECT_GT(seen.empty, 100U);
+  EXPECT_GT(seen.tied, 50U);
 }
 
 }  // namespace
