@@ -11,6 +11,9 @@ struct ClipOutcome : arithmetic::Clipping {
   std::uint32_t reserved;
 };
 
+/// What `multiply` is where the scale pass writes zeros, whatever was there; the multiplier is 0 as well.
+inline constexpr std::uint32_t kWriteZeros = 2;
+
 /// Whether the scale pass has anything to do.
 GRADSYNC_HD inline bool changes(const ClipOutcome& outcome) { return outcome.multiply != 0 && outcome.multiplier != 1; }
 

@@ -23,19 +23,28 @@ constexpr std::uint32_t kInFlight = 6;
 constexpr std::uint32_t kBlocks = 3;  // that a multiprocessor holds at a time
 
 template <typename Format>
-__device__ inline uint4 multiplied(const uint4& vector, typename Format::Value factor) {
-  uint4 result = make_uint4(0, 0, 0, 0);
+struct Multiply {
+  typename Format::Value factor;
+
+  __device__ uint4 operator()(const uint4& vector) const {
+    uint4 result = make_uint4(0, 0, 0, 0);
 #pragma unroll
-  for (std::uint32_t i = 0; i < Format::kPerVector; ++i) {
-    put_stored<Format>(result, i, Format::store(Format::load(stored_in<Format>(vector, i)) * factor));
+    for (std::uint32_t i = 0; i < Format::kPerVector; ++i) {
+      put_stored<Format>(result, i, Format::store(Format::load(stored_in<Format>(vector, i)) * factor));
+    }
+    return result;
   }
-  return result;
-}
+};
+
+/// A product of NaN with 0 is NaN.
+struct WriteZeros {
+  __device__ uint4 operator()(const uint4& /*vector*/) const { return make_uint4(0, 0, 0, 0); }
+};
 
 /// `address` is aligned to a vector.
-template <typename Format>
-__device__ inline void scale_vectors(
-    std::uint64_t address, std::uint32_t count, std::uint32_t own, std::uint32_t stride, typename Format::Value factor
+template <typename Format, typename Change>
+__device__ inline void change_vectors(
+    std::uint64_t address, std::uint32_t count, std::uint32_t own, std::uint32_t stride, const Change& change
 ) {
   constexpr std::uint32_t kPerVector = Format::kPerVector;
   auto* vectors = reinterpret_cast<uint4*>(address);
@@ -49,7 +58,7 @@ __device__ inline void scale_vectors(
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
-      __stcg(vectors + index + i * stride, multiplied<Format>(loaded[i], factor));
+      __stcg(vectors + index + i * stride, change(loaded[i]));
     }
   }
   uint4 loaded[kInFlight];
@@ -62,36 +71,44 @@ __device__ inline void scale_vectors(
 #pragma unroll
   for (std::uint32_t i = 0; i < kInFlight; ++i) {
     if (index + i * stride < whole) {
-      __stcg(vectors + index + i * stride, multiplied<Format>(loaded[i], factor));
+      __stcg(vectors + index + i * stride, change(loaded[i]));
     }
   }
   if (whole % stride == own && whole * kPerVector < count) {
     auto* place = reinterpret_cast<typename Format::Stored*>(address) + whole * kPerVector;
     const std::uint32_t rest = count - whole * kPerVector;
-    store_elements<Format>(place, multiplied<Format>(load_elements<Format>(place, rest), factor), rest);
+    store_elements<Format>(place, change(load_elements<Format>(place, rest)), rest);
   }
+}
+
+template <typename Format, typename Change>
+__device__ inline void change_elements(
+    std::uint64_t address, std::uint32_t count, std::uint32_t own, std::uint32_t stride, const Change& change
+) {
+  // Up to the first aligned vector: less than one.
+  constexpr std::uint32_t kWidth = sizeof(typename Format::Stored);
+  const auto before = static_cast<std::uint32_t>(-address % sizeof(uint4)) / kWidth;
+  const std::uint32_t head = before < count ? before : count;
+  if (own == 0 && head != 0) {
+    auto* place = reinterpret_cast<typename Format::Stored*>(address);
+    store_elements<Format>(place, change(load_elements<Format>(place, head)), head);
+  }
+  change_vectors<Format>(address + head * kWidth, count - head, own, stride, change);
 }
 
 template <typename Format>
 __device__ inline void scale_piece(const ScalePass& pass, const Piece& piece, std::uint32_t own, std::uint32_t stride) {
   const ClipOutcome& outcome = pass.outcomes[pass.entries[piece.tensor].clip_group];
-  if (!changes(outcome)) {
-    return;
-  }
-  const auto factor = static_cast<typename Format::Value>(outcome.multiplier);
-  // Up to the first aligned vector: less than one.
-  constexpr std::uint32_t kWidth = sizeof(typename Format::Stored);
   const std::uint64_t address = address_of(pass.work, piece);
-  if (address == 0) {
+  if (!changes(outcome) || address == 0) {
     return;
   }
-  const auto before = static_cast<std::uint32_t>(-address % sizeof(uint4)) / kWidth;
-  const std::uint32_t head = before < piece.count ? before : piece.count;
-  if (own == 0 && head != 0) {
-    auto* place = reinterpret_cast<typename Format::Stored*>(address);
-    store_elements<Format>(place, multiplied<Format>(load_elements<Format>(place, head), factor), head);
+  if (outcome.multiply == kWriteZeros) {
+    change_elements<Format>(address, piece.count, own, stride, WriteZeros{});
+  } else {
+    const Multiply<Format> multiply{static_cast<typename Format::Value>(outcome.multiplier)};
+    change_elements<Format>(address, piece.count, own, stride, multiply);
   }
-  scale_vectors<Format>(address + head * kWidth, piece.count - head, own, stride, factor);
 }
 
 template <typename Format>

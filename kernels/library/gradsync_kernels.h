@@ -2,7 +2,7 @@
 #define GRADSYNC_KERNELS_H
 /* The passes of kernels/ behind a C interface, for a process that holds gradients on a GPU: libgradsync_kernels.so.
  *
- * The library owns no device memory and no thread, and never waits but where a function says so. It works in the
+ * The library owns no device memory, no thread but that of a gate, and never waits but where a function says so. It works in the
  * CUDA context and on the device that are current in the calling thread; `stream` is a cudaStream_t (null: the default
  * one). A table is used by one thread at a time; passes over one table run in the order in which they were enqueued,
  * so a caller that changes streams orders them by an event.
@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /* What a caller that was compiled for another interface is refused by. It changes with every change of this file. */
-#define GRADSYNC_KERNELS_ABI 2
+#define GRADSYNC_KERNELS_ABI 3
 
 typedef struct gradsync_table gradsync_table;
 
@@ -67,6 +67,47 @@ int gradsync_measure(
 /* Multiplies every tensor that is not absent by `coefficient`, in float32 (float64 for float64), with one rounding.
  * A coefficient of 1 launches nothing. Enqueues. */
 int gradsync_scale(gradsync_table* table, void* memory, const uint64_t* addresses, double coefficient, void* stream);
+
+/* A gate of the passes over one table: a stream waits there for a coefficient that the host stores later, and the host
+ * does not wait. It has host memory that the device reaches, and one thread, which calls neither CUDA nor Python. One
+ * step at a time is under way. `gradsync_defer` is of the table's thread; one other thread may call
+ * `gradsync_gate_await_rows` and any `gradsync_gate_release`, neither of which calls CUDA.
+ *
+ * Null after a failure, where the device cannot wait for memory (cuStreamWaitValue64) for instance. */
+typedef struct gradsync_gate gradsync_gate;
+gradsync_gate* gradsync_gate_create(const gradsync_table* table, void* stream);
+
+/* Releases a step with zeros, and waits for the device. */
+void gradsync_gate_destroy(gradsync_gate* gate);
+
+/* Host memory of 64 bytes per tensor: where the rows of `gradsync_measure` are, once they are awaited. */
+void* gradsync_gate_rows(gradsync_gate* gate);
+
+/* Enqueues the pass of `gradsync_measure` with its rows at the gate, a wait for the release of this step, the copy of
+ * the norm (`norm_bytes` of them: 4 for a float, 8 for a double) to `norm` in device memory, and the pass of
+ * `gradsync_scale`. Refused while the stream has not come to the step before.
+ *
+ * After `patience_s` without rows, and after as long again without a release, the step is released with zeros and a
+ * norm of NaN, by the gate's thread. A failure of this function releases the step so. */
+int gradsync_defer(
+    gradsync_table* table,
+    void* memory,
+    const uint64_t* addresses,
+    double p,
+    int fingerprint,
+    gradsync_gate* gate,
+    double patience_s,
+    void* norm,
+    uint32_t norm_bytes,
+    void* stream
+);
+
+/* Waits until the rows of the last step are there: 0. Another number where it was released before. */
+int gradsync_gate_await_rows(gradsync_gate* gate);
+
+/* Releases the step: its tensors are multiplied, or become zeros where `zero` is not 0. Another number than 0 where it
+ * was released before, and this call changed nothing. */
+int gradsync_gate_release(gradsync_gate* gate, double coefficient, int zero, double norm);
 
 #ifdef __cplusplus
 }

@@ -2,12 +2,16 @@
 // pass.
 
 #include "kernels/kernels.hpp"
+#include "kernels/library/gate.hpp"
 #include "kernels/library/gradsync_kernels.h"
+#include "kernels/library/value_call.hpp"
 #include "kernels/tables/scratch.hpp"
 
 #include <algorithm>
 #include <cuda_runtime.h>
 #include <exception>
+#include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -22,8 +26,11 @@
 using gradsync::kernels::align_up;
 using gradsync::kernels::ChunkTable;
 using gradsync::kernels::ClipOutcome;
+using gradsync::kernels::Gate;
+using gradsync::kernels::GateWords;
 using gradsync::kernels::PowerSum;
 using gradsync::kernels::TensorSpec;
+using gradsync::kernels::ValueCall;
 
 struct gradsync_table {
   explicit gradsync_table(const std::vector<TensorSpec>& tensors) : chunks(tensors, 1, 1) {
@@ -79,8 +86,10 @@ int guarded(const Body& body) {
 /// The device memory of one call.
 class Memory {
  public:
-  Memory(gradsync_table& table, void* memory, cudaStream_t stream)
-      : table_(table), memory_(static_cast<std::byte*>(memory)), stream_(stream) {
+  /// `staging`: where addresses lie until the stream gets there, in host memory that the device reaches. Without it the
+  /// copy may wait for the stream.
+  Memory(gradsync_table& table, void* memory, cudaStream_t stream, std::uint64_t* staging = nullptr)
+      : table_(table), memory_(static_cast<std::byte*>(memory)), stream_(stream), staging_(staging) {
     if (memory == nullptr || reinterpret_cast<std::uintptr_t>(memory) % 256 != 0) {
       throw std::invalid_argument("memory is null or not aligned to 256 bytes");
     }
@@ -112,7 +121,12 @@ class Memory {
       }
       std::vector<std::uint64_t> list = table_.chunks.addresses(pointers);
       table_.on_device.clear();
-      upload(table_.addresses, list.data(), list.size() * sizeof(std::uint64_t), "copying the addresses");
+      const std::uint64_t* from = list.data();
+      if (staging_ != nullptr) {
+        std::copy(list.begin(), list.end(), staging_);
+        from = staging_;
+      }
+      upload(table_.addresses, from, list.size() * sizeof(std::uint64_t), "copying the addresses");
       table_.on_device = std::move(list);
     }
     return table_.chunks.at(at(table_.image), at(table_.addresses));
@@ -122,6 +136,7 @@ class Memory {
   gradsync_table& table_;
   std::byte* memory_;
   cudaStream_t stream_;
+  std::uint64_t* staging_;
 };
 
 void launched(gradsync_table& table, cudaError_t error, const char* what) {
@@ -129,7 +144,82 @@ void launched(gradsync_table& table, cudaError_t error, const char* what) {
   must(error, what);
 }
 
+/// The sums of all tensors, and one strided copy of them into rows.
+void measure(
+    gradsync_table& table,
+    const Memory& device,
+    const std::uint64_t* addresses,
+    const gradsync::kernels::Measurement& what,
+    void* rows,
+    cudaStream_t stream
+) {
+  const gradsync::kernels::DeviceTable placed = device.place(addresses);
+  auto* const sums = reinterpret_cast<PowerSum*>(device.at(table.sums));
+  launched(
+      table,
+      gradsync::kernels::measure(placed, what, device.at(table.scratch), sums, sums + table.count(), stream),
+      "measuring"
+  );
+  if (table.count() != 0) {
+    constexpr std::size_t kStamp = 8;  // what a row begins with
+    must(
+        cudaMemcpy2DAsync(
+            static_cast<std::byte*>(rows) + kStamp,
+            kStamp + sizeof(PowerSum),
+            sums,
+            sizeof(PowerSum),
+            sizeof(PowerSum),
+            table.count(),
+            cudaMemcpyDeviceToHost,
+            stream
+        ),
+        "copying the rows"
+    );
+  }
+}
+
 }  // namespace of_library
+
+struct gradsync_gate {
+  gradsync_gate(std::uint32_t count, cudaStream_t stream) {
+    const std::size_t lists = align_up(sizeof(GateWords), 256);
+    const std::size_t table = lists + align_up(count * sizeof(std::uint64_t), 256);
+    must(cudaHostAlloc(&host, table + count * kRowBytes, cudaHostAllocMapped), "allocating memory of the host");
+    auto* const bytes = static_cast<std::byte*>(host);
+    words = new (bytes) GateWords{};
+    addresses = reinterpret_cast<std::uint64_t*>(bytes + lists);
+    rows = bytes + table;
+    try {
+      void* on_device = nullptr;
+      must(cudaHostGetDevicePointer(&on_device, host, 0), "mapping memory of the host");
+      if (on_device != host) {
+        throw std::runtime_error("the device has another address for memory of the host");
+      }
+      wait(stream, &words->released, 0);  // a device that cannot wait says so here
+      watched = std::make_unique<Gate>(*words);
+    } catch (...) {
+      (void)cudaFreeHost(host);
+      throw;
+    }
+  }
+
+  gradsync_gate(const gradsync_gate&) = delete;
+  gradsync_gate& operator=(const gradsync_gate&) = delete;
+
+  ~gradsync_gate() {
+    watched.reset();
+    (void)cudaFreeHost(host);  // which waits for the device
+  }
+
+  static constexpr std::size_t kRowBytes = 64;
+  ValueCall wait{"cuStreamWaitValue64"};
+  ValueCall write{"cuStreamWriteValue64"};
+  void* host = nullptr;
+  GateWords* words = nullptr;
+  std::uint64_t* addresses = nullptr;
+  std::byte* rows = nullptr;
+  std::unique_ptr<Gate> watched;
+};
 
 GRADSYNC_EXPORT uint32_t gradsync_kernels_abi(void) { return GRADSYNC_KERNELS_ABI; }
 
@@ -207,32 +297,7 @@ GRADSYNC_EXPORT int gradsync_measure(
       throw std::invalid_argument("rows is null");
     }
     auto* const stream = static_cast<cudaStream_t>(stream_pointer);
-    const Memory device(*table, memory, stream);
-    const gradsync::kernels::DeviceTable placed = device.place(addresses);
-    auto* const sums = reinterpret_cast<PowerSum*>(device.at(table->sums));
-    launched(
-        *table,
-        gradsync::kernels::measure(
-            placed, {p, fingerprint != 0}, device.at(table->scratch), sums, sums + table->count(), stream
-        ),
-        "measuring"
-    );
-    if (table->count() != 0) {
-      constexpr std::size_t kStamp = 8;  // what a row begins with
-      must(
-          cudaMemcpy2DAsync(
-              static_cast<std::byte*>(rows) + kStamp,
-              kStamp + sizeof(PowerSum),
-              sums,
-              sizeof(PowerSum),
-              sizeof(PowerSum),
-              table->count(),
-              cudaMemcpyDeviceToHost,
-              stream
-          ),
-          "copying the rows"
-      );
-    }
+    measure(*table, Memory(*table, memory, stream), addresses, {p, fingerprint != 0}, rows, stream);
   });
 }
 
@@ -258,4 +323,66 @@ GRADSYNC_EXPORT int gradsync_scale(
         "multiplying"
     );
   });
+}
+
+GRADSYNC_EXPORT gradsync_gate* gradsync_gate_create(const gradsync_table* table, void* stream) {
+  gradsync_gate* gate = nullptr;
+  guarded([&] { gate = new gradsync_gate(table->count(), static_cast<cudaStream_t>(stream)); });
+  return gate;
+}
+
+GRADSYNC_EXPORT void gradsync_gate_destroy(gradsync_gate* gate) { delete gate; }
+
+GRADSYNC_EXPORT void* gradsync_gate_rows(gradsync_gate* gate) { return gate->rows; }
+
+GRADSYNC_EXPORT int gradsync_defer(
+    gradsync_table* table,
+    void* memory,
+    const uint64_t* addresses,
+    double p,
+    int fingerprint,
+    gradsync_gate* gate,
+    double patience_s,
+    void* norm,
+    uint32_t norm_bytes,
+    void* stream_pointer
+) {
+  return guarded([&] {
+    if (!(p >= 1) || (norm_bytes != sizeof(float) && norm_bytes != sizeof(double))) {
+      throw std::invalid_argument("p is below 1, or norm_bytes neither 4 nor 8");
+    }
+    auto* const stream = static_cast<cudaStream_t>(stream_pointer);
+    const Memory device(*table, memory, stream, gate->addresses);
+    const GateWords& words = *gate->words;
+    const std::uint64_t step = gate->watched->begin(std::chrono::duration<double>(patience_s));
+    try {
+      measure(*table, device, addresses, {p, fingerprint != 0}, gate->rows, stream);
+      gate->write(stream, &words.arrived, step);
+      gate->wait(stream, &words.released, step);
+      device.upload(table->outcome, &words.outcome, sizeof(words.outcome), "copying the coefficient");
+      const void* const found =
+          norm_bytes == sizeof(float) ? static_cast<const void*>(&words.norm_as_float) : &words.norm;
+      must(cudaMemcpyAsync(norm, found, norm_bytes, cudaMemcpyHostToDevice, stream), "copying the norm");
+      launched(
+          *table,
+          gradsync::kernels::scale(
+              device.place(addresses),
+              reinterpret_cast<const ClipOutcome*>(device.at(table->outcome)),
+              device.at(table->scratch),
+              stream
+          ),
+          "multiplying"
+      );
+    } catch (...) {
+      gate->watched->release(0, true, std::numeric_limits<double>::quiet_NaN());
+      (void)gate->write.call(stream, &words.arrived, step);  // nothing else may say that the stream came so far
+      throw;
+    }
+  });
+}
+
+GRADSYNC_EXPORT int gradsync_gate_await_rows(gradsync_gate* gate) { return gate->watched->await_rows() ? 0 : 1; }
+
+GRADSYNC_EXPORT int gradsync_gate_release(gradsync_gate* gate, double coefficient, int zero, double norm) {
+  return gate->watched->release(coefficient, zero != 0, norm) ? 0 : 1;
 }

@@ -9,6 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 namespace gradsync::kernels {
@@ -212,6 +214,146 @@ TEST_F(Library, a_table_without_tensors_has_no_rows) {
   load({});
   EXPECT_EQ(measure(2, true), 0) << gradsync_kernels_error();
   EXPECT_EQ(scale(0.5), 0) << gradsync_kernels_error();
+}
+
+struct DestroyGate {
+  void operator()(gradsync_gate* gate) const { gradsync_gate_destroy(gate); }
+};
+
+constexpr double kPatient = 100;  // seconds, in which no test ends by patience
+
+/// A stream that waits at a gate. The emulation's stream is a thread while there is a gate.
+class GateTest : public Library {
+ protected:
+  ~GateTest() override { gate_.reset(); }
+
+  void open(const std::vector<HostTensor>& tensors) {
+    load(tensors);
+    gate_.reset(gradsync_gate_create(table_.get(), nullptr));
+    ASSERT_NE(gate_, nullptr) << gradsync_kernels_error();
+  }
+
+  int defer(double patience_s = kPatient) {
+    return gradsync_defer(
+        table_.get(),
+        memory_->get(),
+        addresses_.data(),
+        2,
+        0,
+        gate_.get(),
+        patience_s,
+        norm_.get(),
+        sizeof(double),
+        nullptr
+    );
+  }
+
+  int release(double coefficient, bool zero = false, double norm = 5) {
+    return gradsync_gate_release(gate_.get(), coefficient, zero ? 1 : 0, norm);
+  }
+
+  double norm() {
+    double found = 0;
+    norm_.download(&found, sizeof(found));
+    return found;
+  }
+
+  void expect_zeros(const std::vector<HostTensor>& tensors) {
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_THAT(bytes_of(i, tensors[i]), testing::Each(std::byte{0})) << i;
+    }
+  }
+
+  DeviceMemory norm_{sizeof(double)};
+  std::unique_ptr<gradsync_gate, DestroyGate> gate_;
+};
+
+TEST_F(GateTest, a_step_has_the_rows_and_the_products_of_one_that_is_waited_for) {
+  std::vector<HostTensor> tensors = some_tensors();
+  open(tensors);
+  for (const double coefficient : {0.3, 1.0, 0.7}) {
+    const Measured wanted = make_device_kernels()->measure(tensors, 2, false);
+    ASSERT_EQ(defer(), 0) << gradsync_kernels_error();  // which returns although nobody has released the stream
+    ASSERT_EQ(gradsync_gate_await_rows(gate_.get()), 0);
+    const auto* const rows = static_cast<const Row*>(gradsync_gate_rows(gate_.get()));
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      expect_equal(rows[i].sum, wanted.tensors[i], i);
+    }
+    ASSERT_EQ(release(coefficient, false, coefficient + 1), 0);
+    EXPECT_EQ(norm(), coefficient + 1);
+    ClipOutcome outcome{};
+    outcome.multiplier = coefficient;
+    outcome.multiply = 1;
+    make_device_kernels()->scale(tensors, {outcome});
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_EQ(bytes_of(i, tensors[i]), tensors[i].bytes) << i;
+    }
+  }
+}
+
+TEST_F(GateTest, zeros_take_the_place_of_nan) {
+  const std::vector<HostTensor> tensors = some_tensors();
+  open(tensors);
+  ASSERT_EQ(defer(), 0);
+  ASSERT_EQ(release(0, true), 0);
+  expect_zeros(tensors);
+}
+
+TEST_F(GateTest, a_stream_that_nobody_releases_is_released_with_zeros) {
+  const std::vector<HostTensor> tensors = some_tensors();
+  open(tensors);
+  ASSERT_EQ(defer(0.05), 0);
+  EXPECT_TRUE(std::isnan(norm())) << "this waits for the stream";
+  expect_zeros(tensors);
+  EXPECT_NE(release(1), 0) << "it was too late, and changes nothing";
+  EXPECT_NE(gradsync_gate_await_rows(gate_.get()), 0);
+}
+
+TEST_F(GateTest, the_first_release_counts) {
+  open({make_tensor(DType::Float32, 10, Values::Normal)});
+  ASSERT_EQ(defer(), 0);
+  EXPECT_EQ(release(0.5, false, 7), 0);
+  EXPECT_NE(release(0, true, 8), 0);
+  EXPECT_EQ(norm(), 7);
+}
+
+TEST_F(GateTest, one_step_is_under_way_at_a_time) {
+  open({make_tensor(DType::Float32, 10, Values::Normal)});
+  ASSERT_EQ(defer(), 0);
+  EXPECT_NE(defer(), 0);
+  EXPECT_STREQ(gradsync_kernels_error(), "the stream has not come to the step before");
+  ASSERT_EQ(gradsync_gate_await_rows(gate_.get()), 0);
+  EXPECT_EQ(release(1), 0);
+  EXPECT_EQ(defer(), 0) << gradsync_kernels_error();
+}
+
+TEST_F(GateTest, after_what_it_refuses_the_stream_goes_on) {
+  open({make_tensor(DType::Float32, 10, Values::Normal)});
+  addresses_[0] += 2;
+  EXPECT_NE(defer(), 0);
+  EXPECT_THAT(gradsync_kernels_error(), HasSubstr("tensors[0].address"));
+  EXPECT_NE(gradsync_gate_await_rows(gate_.get()), 0);
+  ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
+  addresses_[0] -= 2;
+  ASSERT_EQ(defer(), 0) << gradsync_kernels_error();
+  ASSERT_EQ(gradsync_gate_await_rows(gate_.get()), 0);
+  EXPECT_EQ(release(1), 0);
+}
+
+TEST_F(GateTest, a_gate_that_goes_releases_its_stream_with_zeros) {
+  const std::vector<HostTensor> tensors = some_tensors();
+  open(tensors);
+  ASSERT_EQ(defer(), 0);
+  gate_.reset();
+  expect_zeros(tensors);
+}
+
+TEST_F(GateTest, a_device_that_cannot_wait_for_memory_has_no_gate) {
+  load({});
+  ASSERT_EQ(::setenv("GRADSYNC_SIMT_NO_MEMOPS", "1", 1), 0);
+  EXPECT_EQ(gradsync_gate_create(table_.get(), nullptr), nullptr);
+  ::unsetenv("GRADSYNC_SIMT_NO_MEMOPS");
+  EXPECT_THAT(gradsync_kernels_error(), HasSubstr("cuStreamWaitValue64: CUDA error 801"));
 }
 
 TEST(LibraryVersion, is_that_of_the_header) {

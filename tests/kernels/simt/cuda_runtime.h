@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -18,6 +20,8 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -215,24 +219,8 @@ inline cudaError_t cudaFree(void* address) {
   return cudaEmulatedState();
 }
 
-// Memory of the host is pageable: it is read before the call returns, and written after everything before it.
-
-inline cudaError_t cudaMemcpyAsync(
-    void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream
-) {
-  if (kind == cudaMemcpyDeviceToHost) {
-    const cudaError_t error = cudaStreamSynchronize(stream);
-    std::memcpy(to, from, bytes);
-    return error;
-  }
-  const auto* read = static_cast<const char*>(from);
-  std::vector<char> data(read, read + bytes);
-  simt::Deferred::enqueue([to, data = std::move(data)] {
-    std::memcpy(to, data.data(), data.size());
-    return true;
-  });
-  return cudaEmulatedState();
-}
+// Pageable memory of the host is read before the call returns, and written after everything before it. What the device
+// reaches by itself is read and written when the stream gets there.
 
 inline cudaError_t cudaMemcpy2DAsync(
     void* to,
@@ -241,14 +229,34 @@ inline cudaError_t cudaMemcpy2DAsync(
     std::size_t from_pitch,
     std::size_t width,
     std::size_t height,
-    cudaMemcpyKind,
+    cudaMemcpyKind kind,
     cudaStream_t stream
 ) {
-  const cudaError_t error = cudaStreamSynchronize(stream);
-  for (std::size_t row = 0; row < height; ++row) {
-    std::memcpy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+  const auto copy = [=](const char* source) {
+    for (std::size_t row = 0; row < height; ++row) {
+      std::memcpy(static_cast<char*>(to) + row * to_pitch, source + row * from_pitch, width);
+    }
+    return true;
+  };
+  const auto* source = static_cast<const char*>(from);
+  if (simt::Deferred::reaches(kind == cudaMemcpyDeviceToHost ? to : from)) {
+    simt::Deferred::enqueue([copy, source] { return copy(source); });
+    return cudaEmulatedState();
   }
-  return error;
+  if (kind == cudaMemcpyDeviceToHost) {
+    const cudaError_t error = cudaStreamSynchronize(stream);
+    (void)copy(source);
+    return error;
+  }
+  std::vector<char> data(source, source + (height == 0 ? 0 : (height - 1) * from_pitch + width));
+  simt::Deferred::enqueue([copy, data = std::move(data)] { return copy(data.data()); });
+  return cudaEmulatedState();
+}
+
+inline cudaError_t cudaMemcpyAsync(
+    void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream
+) {
+  return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
 }
 
 inline cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t) {
@@ -264,6 +272,18 @@ constexpr unsigned cudaHostRegisterMapped = 2;
 inline cudaError_t cudaHostRegister(void*, std::size_t, unsigned) { return cudaSuccess; }
 
 inline cudaError_t cudaHostUnregister(void*) { return cudaStreamSynchronize(nullptr); }
+
+constexpr unsigned cudaHostAllocMapped = 2;
+
+inline cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  *memory = simt::Deferred::allocate_host(bytes);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaFreeHost(void* memory) {
+  simt::Deferred::free_host(memory);
+  return cudaSuccess;
+}
 
 inline cudaError_t cudaHostGetDevicePointer(void** address, void* memory, unsigned) {
   *address = memory;
@@ -295,17 +315,49 @@ enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEn
 
 constexpr unsigned long long cudaEnableDefault = 0;
 
-/// Finds the one function of the driver that is called.
+/// The driver's functions that are called; they answer with the number of CUDA's result.
+inline int cudaEmulatedRange(unsigned long long* base, std::size_t* bytes, unsigned long long address) {
+  *base = address;
+  *bytes = simt::mapped_bytes(address);
+  return *bytes == 0 ? 1 : 0;
+}
+
+inline int cudaEmulatedWaitValue(cudaStream_t, unsigned long long word, unsigned long long value, unsigned) {
+  if (std::getenv("GRADSYNC_SIMT_NO_MEMOPS") != nullptr) {
+    return 801;
+  }
+  const std::atomic_ref<unsigned long long> there(*reinterpret_cast<unsigned long long*>(word));
+  simt::Deferred::enqueue([there, value] {
+    while (there.load(std::memory_order_acquire) < value) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return true;
+  });
+  return 0;
+}
+
+inline int cudaEmulatedWriteValue(cudaStream_t, unsigned long long word, unsigned long long value, unsigned) {
+  const std::atomic_ref<unsigned long long> there(*reinterpret_cast<unsigned long long*>(word));
+  simt::Deferred::enqueue([there, value] {
+    there.store(value, std::memory_order_release);
+    return true;
+  });
+  return 0;
+}
+
 inline cudaError_t cudaGetDriverEntryPointByVersion(
-    const char*, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* found
+    const char* name, void** function, unsigned, unsigned long long, cudaDriverEntryPointQueryResult* found
 ) {
-  int (*range)(unsigned long long*, std::size_t*, unsigned long long) =
-      [](unsigned long long* base, std::size_t* bytes, unsigned long long address) {
-        *base = address;
-        *bytes = simt::mapped_bytes(address);
-        return *bytes == 0 ? 1 : 0;
-      };
-  *function = reinterpret_cast<void*>(range);
+  const std::string_view wanted = name;
   *found = cudaDriverEntryPointSuccess;
+  if (wanted == "cuMemGetAddressRange") {
+    *function = reinterpret_cast<void*>(cudaEmulatedRange);
+  } else if (wanted == "cuStreamWaitValue64") {
+    *function = reinterpret_cast<void*>(cudaEmulatedWaitValue);
+  } else if (wanted == "cuStreamWriteValue64") {
+    *function = reinterpret_cast<void*>(cudaEmulatedWriteValue);
+  } else {
+    *found = cudaDriverEntryPointSymbolNotFound;
+  }
   return cudaSuccess;
 }

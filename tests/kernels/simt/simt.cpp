@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +14,9 @@
 #include <mutex>
 #include <random>
 #include <string>
+#include <thread>
 #include <ucontext.h>
+#include <utility>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -210,29 +214,122 @@ int capability() {
 
 namespace {
 
-bool deferring = false;
-std::deque<std::function<bool()>> deferred;
+/// One stream: work in order, done by whoever waits, or by a thread of its own.
+class Stream {
+ public:
+  bool enqueue(std::function<bool()> work) {
+    std::unique_lock lock(mutex_);
+    if (!deferring && !thread_.joinable()) {
+      lock.unlock();
+      return work();
+    }
+    waiting_.push_back(std::move(work));
+    changed_.notify_all();
+    return true;
+  }
+
+  bool finish() {
+    std::unique_lock lock(mutex_);
+    while (!thread_.joinable() && !waiting_.empty()) {
+      do_next(lock);
+    }
+    changed_.wait(lock, [this] { return waiting_.empty() && !busy_; });
+    return std::exchange(good_, true);
+  }
+
+  void begin() {
+    const std::scoped_lock beginning(mutex_);
+    thread_ = std::thread([this] {
+      std::unique_lock lock(mutex_);
+      while (true) {
+        changed_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
+        if (waiting_.empty()) {
+          return;
+        }
+        do_next(lock);
+      }
+    });
+  }
+
+  void end() {
+    {
+      const std::scoped_lock lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+    const std::scoped_lock lock(mutex_);
+    thread_ = {};
+    ending_ = false;
+  }
+
+  std::atomic<bool> deferring = false;
+
+ private:
+  void do_next(std::unique_lock<std::mutex>& lock) {
+    const std::function<bool()> work = std::move(waiting_.front());
+    waiting_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    const bool good = work();
+    lock.lock();
+    good_ = good && good_;
+    busy_ = false;
+    changed_.notify_all();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<bool()>> waiting_;
+  std::thread thread_;
+  bool busy_ = false;
+  bool ending_ = false;
+  bool good_ = true;
+};
+
+Stream& stream() {
+  static auto* const one = new Stream;  // it outlives the thread that a process leaves behind when it ends
+  return *one;
+}
+
+std::mutex host_mutex;
+std::map<const char*, std::size_t> host_memory;
 
 }  // namespace
 
-void Deferred::defer(bool on) { deferring = on; }
+void Deferred::defer(bool on) { stream().deferring = on; }
 
-bool Deferred::enqueue(std::function<bool()> work) {
-  if (!deferring) {
-    return work();
+bool Deferred::enqueue(std::function<bool()> work) { return stream().enqueue(std::move(work)); }
+
+bool Deferred::finish() { return stream().finish(); }
+
+void* Deferred::allocate_host(std::size_t bytes) {
+  const std::scoped_lock lock(host_mutex);
+  auto* memory = static_cast<char*>(::operator new(bytes, std::align_val_t{4096}));
+  std::memset(memory, 0, bytes);
+  if (host_memory.empty()) {
+    stream().begin();
   }
-  deferred.push_back(std::move(work));
-  return true;
+  host_memory[memory] = bytes;
+  return memory;
 }
 
-bool Deferred::finish() {
-  bool good = true;
-  while (!deferred.empty()) {
-    const std::function<bool()> work = std::move(deferred.front());
-    deferred.pop_front();
-    good = work() && good;
+void Deferred::free_host(void* memory) {
+  (void)finish();
+  const std::scoped_lock lock(host_mutex);
+  if (host_memory.erase(static_cast<char*>(memory)) != 0) {
+    if (host_memory.empty()) {
+      stream().end();
+    }
+    ::operator delete(memory, std::align_val_t{4096});
   }
-  return good;
+}
+
+bool Deferred::reaches(const void* memory) {
+  const std::scoped_lock lock(host_mutex);
+  const auto* at = static_cast<const char*>(memory);
+  const auto after = host_memory.upper_bound(at);
+  return after != host_memory.begin() && at < std::prev(after)->first + std::prev(after)->second;
 }
 
 namespace {
@@ -357,6 +454,10 @@ void* shared_memory(const void* key, std::size_t bytes) {
 }  // namespace simt
 
 extern "C" __attribute__((visibility("default"))) void gradsync_emulation_defer(int on);
+extern "C" __attribute__((visibility("default"))) int gradsync_emulation_wait();
 
 /// For tests that load the library of the emulation: the device does nothing before the host waits.
 extern "C" void gradsync_emulation_defer(int on) { simt::Deferred::defer(on != 0); }
+
+/// For tests that load the library of the emulation: waits for the stream, as cudaStreamSynchronize does.
+extern "C" int gradsync_emulation_wait() { return simt::Deferred::finish() ? 0 : 1; }

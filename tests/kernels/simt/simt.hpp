@@ -48,13 +48,21 @@ int capability();
 inline bool has_code() { return capability() >= 80; }
 
 /// Work that the device has not begun: where `defer` was asked for nothing is done before the host waits for it, so
-/// that a wait that is missing shows.
+/// that a wait that is missing shows. While there is host memory that the device reaches, a thread does it in order, as
+/// a stream does, because that memory is there to let a stream wait while the host goes on.
 class Deferred {
  public:
   static void defer(bool on);
 
   /// Does it now, or later. False: it was done and failed.
   static bool enqueue(std::function<bool()> work);
+
+  /// Host memory that the device reaches comes, and goes; with the last one the thread ends.
+  static void* allocate_host(std::size_t bytes);
+  static void free_host(void* memory);
+
+  /// Whether the device reaches it, so that a copy is made when the stream gets there.
+  static bool reaches(const void* memory);
 
   /// Does all of it. False: some of it failed.
   static bool finish();

@@ -278,7 +278,7 @@ class TestWhichLibrary:
     ) -> None:
         monkeypatch.setenv("GRADSYNC_KERNELS", str(emulated_kernels))
         monkeypatch.setattr(_kernels, "_ABI", 99)
-        with pytest.raises(UsageError, match="has interface 2, and this client has 99"):
+        with pytest.raises(UsageError, match="has interface 3, and this client has 99"):
             _kernels.kernel_library()
 
     def test_one_of_the_package_that_does_not_load_is_warned_of(

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from ._arranged import Placed, run_of
+from ._gate import Gate
 from ._kernels import KERNELS_DTYPES, KernelLibrary
 
-__all__ = ["InKernels", "in_kernels", "measure_placed", "who_measures"]
+__all__ = ["InKernels", "in_kernels", "measure_placed", "take_placed", "who_measures"]
 
 _MOST_SAID = 64  # what the daemon takes of `measured_by`
 
@@ -24,6 +25,10 @@ class InKernels:
         self.members = members
         self._rows, self._run = torch.tensor(members), run_of(members)
         self._passes = library.passes([kinds[index][:2] for index in members], kinds[members[0]][2])
+
+    def gate(self) -> Gate:
+        """`KernelPasses.gate`."""
+        return self._passes.gate()
 
     def place(self, gradients: Sequence[torch.Tensor | None], fingerprint: bool) -> tuple[Placed, list[int]]:
         """Where they lie, and the indices of those that torch has to measure.
@@ -73,6 +78,19 @@ def measure_placed(one: Placed, p: float, fingerprint: bool, table: torch.Tensor
     apart = one.run is None
     rows = torch.zeros(len(one.addresses), 8, dtype=torch.int64) if apart else table[one.run]
     one.passes.measure(one.addresses, p, fingerprint, rows.data_ptr())
+    there = _complete(one, fingerprint, rows)
+    if apart:
+        table[one.rows[there]] = rows[there]
+
+
+def take_placed(one: Placed, fingerprint: bool, rows: torch.Tensor, table: torch.Tensor) -> None:
+    """`measure_placed` with rows that a pass has filled already."""
+    there = _complete(one, fingerprint, rows)
+    table[one.rows[there], 1:] = rows[there, 1:]
+
+
+def _complete(one: Placed, fingerprint: bool, rows: torch.Tensor) -> torch.Tensor:
+    """Which of the rows are of a gradient; all are made as a table has them."""
     there = torch.tensor(one.addresses) != 0
     if fingerprint:
         prints = rows[:, 7]
@@ -80,8 +98,7 @@ def measure_placed(one: Placed, p: float, fingerprint: bool, table: torch.Tensor
     nonfinite = rows[:, 5] != 0
     if bool(nonfinite.any()):
         rows.view(torch.float64)[nonfinite, 1:3] = 0.0
-    if apart:
-        table[one.rows[there]] = rows[there]
+    return there
 
 
 def _is_dense(gradient: torch.Tensor) -> bool:

@@ -21,9 +21,11 @@ import torch
 
 from gradsync.errors import UsageError
 
+from ._gate import Gate
+
 __all__ = ["KERNELS_DTYPES", "KernelLibrary", "KernelPasses", "kernel_library"]
 
-_ABI = 2
+_ABI = 3
 _ALIGNMENT = 256
 _FILE = "libgradsync_kernels.so"
 _BESIDE = Path(__file__).resolve().parents[2] / "lib" / _FILE  # where wheels have it
@@ -77,6 +79,9 @@ class KernelPasses:
     def __init__(self, calls: Any, kinds: Sequence[tuple[int, torch.dtype]], device: torch.device) -> None:
         self._calls = calls
         self._device = device
+        self._count = len(kinds)
+        self._gate: Gate | None = None
+        self._norm: torch.Tensor | None = None
         described = (_Tensor * max(1, len(kinds)))(
             *(_Tensor(numel, KERNELS_DTYPES[dtype], 0) for numel, dtype in kinds)
         )
@@ -104,7 +109,37 @@ class KernelPasses:
             given = where.buffer_info()[0]
             self._check(self._calls.gradsync_scale(self._table, self._memory, given, coefficient, stream))
 
+    def gate(self) -> Gate:
+        """The gate of these passes, made once.
+
+        Raises:
+            RuntimeError: the device cannot wait for memory, in words.
+        """
+        if self._gate is None:
+            with self._on_device() as stream:
+                made = self._calls.gradsync_gate_create(self._table, stream)
+            if not made:
+                raise self._failure("a stream cannot wait there")
+            self._gate = Gate(self._calls, made, self._count)
+        return self._gate
+
+    def defer(
+        self, addresses: Sequence[int], p: float, fingerprint: bool, norm: torch.Tensor, patience_s: float
+    ) -> None:
+        """Enqueues `measure` with its rows at the gate, a wait for the gate's release, and `scale`; waits for nothing.
+
+        `norm`, a number on the device, is what the release says. Who releases within `patience_s` of the rows decides.
+        """
+        gate = self.gate()
+        with self._on_device() as stream:
+            where = array("Q", addresses)
+            given = where.buffer_info()[0]
+            how = (p, fingerprint, gate.handle, patience_s, norm.data_ptr(), norm.element_size())
+            self._check(self._calls.gradsync_defer(self._table, self._memory, given, *how, stream))
+        self._norm = norm  # until the next step: memory of an emulation is not kept for the stream when it is dropped
+
     def __del__(self) -> None:
+        self._gate = None  # before its table
         if getattr(self, "_table", None):
             self._calls.gradsync_table_destroy(self._table)
             self._table = None
@@ -175,7 +210,7 @@ def kernel_library() -> KernelLibrary | None:
 
 def _declared(library: ctypes.CDLL, path: str) -> Any:
     """The functions with their types, after the check that they are those of this interface."""
-    table, address, stream = c_void_p, c_void_p, c_void_p
+    table, address, stream, gate = c_void_p, c_void_p, c_void_p, c_void_p
     signatures: dict[str, tuple[Any, Sequence[Any]]] = {
         "gradsync_kernels_version": (c_char_p, ()),
         "gradsync_kernels_device": (c_char_p, ()),
@@ -187,6 +222,15 @@ def _declared(library: ctypes.CDLL, path: str) -> Any:
         "gradsync_table_load": (c_int, (table, address, stream)),
         "gradsync_measure": (c_int, (table, address, address, c_double, c_int, address, stream)),
         "gradsync_scale": (c_int, (table, address, address, c_double, stream)),
+        "gradsync_gate_create": (gate, (table, stream)),
+        "gradsync_gate_destroy": (None, (gate,)),
+        "gradsync_gate_rows": (c_void_p, (gate,)),
+        "gradsync_gate_await_rows": (c_int, (gate,)),
+        "gradsync_gate_release": (c_int, (gate, c_double, c_int, c_double)),
+        "gradsync_defer": (
+            c_int,
+            (table, address, address, c_double, c_int, gate, c_double, c_void_p, c_uint32, stream),
+        ),
     }
     try:
         library.gradsync_kernels_abi.restype = c_uint32

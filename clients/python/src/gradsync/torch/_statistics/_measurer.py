@@ -16,11 +16,11 @@ import torch
 
 from gradsync._step._row import NOT_TAKEN, PLAIN_SUMS
 
-from ._arranged import Arranged, Block, Group, run_of
+from ._arranged import Arranged, Block, Group, Placed, run_of
 from ._cpu_sums import CHUNK, CpuSums
 from ._exact_sums import exact_sums, second_look
 from ._fingerprints import fingerprint, fingerprints
-from ._in_kernels import in_kernels, measure_placed, who_measures
+from ._in_kernels import in_kernels, measure_placed, take_placed, who_measures
 from ._kernels import kernel_library
 from ._matrices import matrices, pieces, views_of
 
@@ -130,10 +130,31 @@ class Measurer:
             plain = plain and self._are_plain(here)
         if not plain:
             self._look_again(arranged, table, numbers)
-        if arranged.whole:
-            table[:, 0] = stamp
-        else:
-            table[:, 0] = torch.tensor([0 if gradient is None else stamp for gradient in arranged.gradients])
+        _put_stamps(arranged, stamp, table)
+
+    @property
+    def in_one_pass(self) -> bool:
+        """Whether the library measures all gradients, which are of one device."""
+        return len(self._in_kernels) == 1 and not self._others
+
+    def prepare_defer(self) -> None:
+        """Makes the gate of the one pass.
+
+        Raises:
+            RuntimeError: the device cannot wait for memory, in words.
+        """
+        self._in_kernels[0].gate()
+
+    def defer(self, placed: Placed, fingerprint: bool, norm: torch.Tensor, patience_s: float) -> None:
+        """`KernelPasses.defer` of gradients that are measured in one pass."""
+        placed.passes.defer(placed.addresses, self._p, fingerprint, norm, patience_s)
+
+    def take(self, arranged: Arranged, stamp: int, table: torch.Tensor) -> None:
+        """`measure` after `defer`, when the rows are at the gate."""
+        (one,) = arranged.placed
+        table.copy_(self._blank)
+        take_placed(one, arranged.fingerprint, one.passes.gate().rows, table)
+        _put_stamps(arranged, stamp, table)
 
     def fingerprints(self, arranged: Arranged) -> torch.Tensor:
         """One int64 for each, on the CPU; 0 for None and what is empty. They were arranged with `fingerprint`."""
@@ -276,6 +297,13 @@ class Measurer:
 def rows_in(memory: memoryview) -> torch.Tensor:
     """A table that `Measurer.measure` fills, over this memory: one row of 8 int64 for every 64 bytes."""
     return torch.frombuffer(memory, dtype=torch.int64).view(-1, 8) if len(memory) else torch.empty(0, 8).long()
+
+
+def _put_stamps(arranged: Arranged, stamp: int, table: torch.Tensor) -> None:
+    if arranged.whole:
+        table[:, 0] = stamp
+    else:
+        table[:, 0] = torch.tensor([0 if gradient is None else stamp for gradient in arranged.gradients])
 
 
 def _blank_rows(count: int) -> torch.Tensor:
