@@ -7,7 +7,9 @@ from typing import Literal
 
 __all__ = ["Layer", "Mutant"]
 
-Layer = Literal["plan", "norm", "sync", "client", "adapter", "restart", "policy", "epoch", "gpu", "import", "nodes"]
+Layer = Literal[
+    "plan", "norm", "sync", "client", "adapter", "restart", "policy", "epoch", "gpu", "import", "nodes", "defer"
+]
 
 
 @dataclass(frozen=True)

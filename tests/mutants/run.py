@@ -19,6 +19,7 @@ from pathlib import Path
 
 from adapter import ADAPTER
 from client import CLIENT
+from defer import DEFER
 from epoch import EPOCH
 from gpu import GPU, IMPORT
 from mutant import Layer, Mutant
@@ -34,7 +35,20 @@ WORK = ROOT / "build" / "mutants"
 TREE = WORK / "tree"
 BUILD = TREE / "build" / "cpu-debug"
 DEADLINE_S = 600.0
-MUTANTS: tuple[Mutant, ...] = (*NORM, *PLAN, *SYNC, *ADAPTER, *CLIENT, *RESTART, *POLICY, *EPOCH, *GPU, *IMPORT, *NODES)
+MUTANTS: tuple[Mutant, ...] = (
+    *NORM,
+    *PLAN,
+    *SYNC,
+    *ADAPTER,
+    *CLIENT,
+    *RESTART,
+    *POLICY,
+    *EPOCH,
+    *GPU,
+    *IMPORT,
+    *NODES,
+    *DEFER,
+)
 
 
 class HarnessError(Exception):
@@ -131,6 +145,13 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
             pytest("tests/integration/test_gpu_buffers.py", "-m", "not long"),
         ),
         Check("gradsyncd", pytest("tests/integration/test_gpu_worker_failures.py", "-m", "not long", "-k", "faults")),
+    ),
+    "defer": (
+        Check("kernel_emulation_test", unit("kernel_emulation_test", "--gtest_filter=GateTest*")),
+        Check(
+            "gradsyncd gradsync_emulated_library",
+            pytest("tests/python/torch/test_deferred.py", "tests/python/torch/test_deferred_ranks.py"),
+        ),
     ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),

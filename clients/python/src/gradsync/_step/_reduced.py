@@ -94,6 +94,12 @@ class ReducedGrads(Declared):
         """The number of the step that comes next."""
         return self._job.next_step
 
+    @property
+    def patience_s(self) -> float:
+        """How long the daemon waits for the ranks of the coming step, where the call does not say."""
+        welcome = self._job._session.welcome
+        return welcome.step_s if self._finished_once else welcome.first_step_s
+
     def table_memoryview(self) -> memoryview:
         """The rows, 64 bytes each in the order of `tensors`, for a caller that fills them by itself."""
         return self._arena.memory[: ROW_BYTES * len(self.tensors)]

@@ -10,7 +10,14 @@ loss.backward(); norm = gradsync.torch.clip_grad_norm_(model.parameters(), 1.0)
 """
 
 from ._audit._line import Audit, audit
-from ._errors import GradientRefused, LateGradient, ModeNotAvailable, ModuleRefused, ParameterChanged
+from ._errors import (
+    DeferredClipFailed,
+    GradientRefused,
+    LateGradient,
+    ModeNotAvailable,
+    ModuleRefused,
+    ParameterChanged,
+)
 from ._placed import Experts, Sharded
 from ._reduced._init import (
     clip_grad_norm_,
@@ -33,6 +40,7 @@ from ._synced._recorder import Counters
 __all__ = [
     "Audit",
     "Counters",
+    "DeferredClipFailed",
     "Experts",
     "GradSync",
     "GradientRefused",

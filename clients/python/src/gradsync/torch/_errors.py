@@ -6,7 +6,8 @@ UsageError
 ├── GradientRefused   a gradient of a form that has no place in the arena
 └── ModeNotAvailable  $GRADSYNC_MODE asks for a rung this release does not have
 GradsyncError
-└── LateGradient      a gradient came after its bucket had been launched
+├── LateGradient      a gradient came after its bucket had been launched
+└── DeferredClipFailed  with defer=True: the step before failed after its clip had returned
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from typing import Any
 
 from gradsync.errors import GradsyncError, UsageError
 
-__all__ = ["GradientRefused", "LateGradient", "ModeNotAvailable", "ModuleRefused", "ParameterChanged"]
+__all__ = [
+    "DeferredClipFailed",
+    "GradientRefused",
+    "LateGradient",
+    "ModeNotAvailable",
+    "ModuleRefused",
+    "ParameterChanged",
+]
 
 
 class _Named(UsageError):
@@ -66,3 +74,22 @@ class LateGradient(GradsyncError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.step, self.count)
+
+
+class DeferredClipFailed(GradsyncError):
+    """With `defer=True`: the step before failed after its clip had returned, and its gradients became zeros.
+
+    `__cause__` is why.
+    """
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(
+            f"step {step} failed after its clip had returned (defer=True): {reason}; its gradients became zeros, and "
+            "the weights have what the optimizer did with zeros (momentum, weight decay), perhaps on this rank alone: "
+            "go on from a checkpoint on all ranks"
+        )
+        self.step = step
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.step, self.reason)

@@ -30,6 +30,7 @@ from .._placed import Experts, Placer, Rule, Sharded, in_list
 from .._statistics._fingerprints import FINGERPRINT
 from .._weights import check_weights_every
 from . import _framework
+from ._deferral import Defer, check_defer
 from ._observer import Observer, say_health
 from ._options import InitOptions
 from ._session import Session
@@ -79,6 +80,7 @@ def init(
     divergence: Literal["report", "raise"] = "report",
     weights_every: int = 1000,
     timeout: float | None = None,
+    defer: Defer = False,
 ) -> Session | Observer | _framework.Off:
     """Declares the gradients of a model that FSDP2, TP, DDP or a like framework reduces. Collective.
 
@@ -107,10 +109,13 @@ def init(
         weights_every: mode "clip": steps in which all weights are compared once, a tenth at a time, also after
             checked steps (three at the beginning, a third each); 0, or without `check_weights`: never.
         timeout: seconds to wait for the other ranks' declaration.
+        defer: mode "clip" on a GPU: clip_grad_norm_() enqueues and returns, and the stream waits for the coefficient; a
+            step that fails leaves zeros, and the next call raises `DeferredClipFailed` (docs/clipping.md, "Deferred
+            clips"). No device was measured yet, so True is refused on every GPU; "unmeasured" tries it.
 
     Raises:
         UsageError: `clip` may skip steps, and here the caller steps the optimizer; with mode "observe", more policies
-            would watch than can.
+            would watch than can; something needs the host to know what `defer` leaves to the stream.
         ModuleRefused: a parameter is placed in a way that has no exact norm; says why and what to do.
         WeightsDiverged: what is declared as replicas is not equal.
         RpcError: the declaration is refused, or ranks differ; names the tensor, the field and both values.
@@ -125,6 +130,7 @@ def init(
     check_clip(clip)
     check_divergence(divergence)
     check_weights_every(weights_every)
+    check_defer(defer, wanted, clip, divergence, weights_every if check_weights else 0)
     options = InitOptions(
         mesh=mesh,
         join=JoinOptions(job, rank, world_size, client, address),
@@ -139,6 +145,7 @@ def init(
         divergence=divergence,
         weights_every=weights_every,
         timeout=timeout,
+        defer=defer,
     )
     _current = _observe(model_parts, options) if wanted == "observe" else _clip(model_parts, options)
     return _current
@@ -155,7 +162,10 @@ def close() -> None:
 def last_report() -> gradsync.StepReport | None:
     """The report of the last step: the norm, what was not finite, differed between replicas, or was missing.
 
-    In mode `observe` also the framework's own norm (`theirs`) and its `relative_difference`.
+    In mode `observe` also the framework's own norm (`theirs`) and its `relative_difference`. With `defer` this waits.
+
+    Raises:
+        DeferredClipFailed: with `defer`, the last step failed.
     """
     return None if _current is None else _current.report
 
@@ -306,7 +316,7 @@ def _clip(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) ->
     with joined(options.join, launch, declared.meshes) as (job, owned):
         given = (declared.tensors, declared.parameters, options.norm_type, settings, owned, options.timeout)
         every = options.weights_every if options.check_weights else 0
-        return Session(job, *given, divergence=options.divergence, weights_every=every)
+        return Session(job, *given, divergence=options.divergence, weights_every=every, defer=options.defer)
 
 
 def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) -> Observer | _framework.Off:

@@ -10,6 +10,7 @@ import gradsync
 
 from .._joining import JoinOptions
 from .._placed import Experts, Sharded
+from ._deferral import Defer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,3 +37,4 @@ class InitOptions:
     divergence: Literal["report", "raise"]
     weights_every: int
     timeout: float | None
+    defer: Defer

@@ -24,6 +24,7 @@ from .._statistics._arranged import Arranged
 from .._statistics._fingerprints import FINGERPRINT
 from .._statistics._measurer import rows_in
 from .._weights import WeightWatch
+from ._deferral import Defer, Deferral, check_deferred_call, zeroes
 from ._held_gradients import HeldGradients
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Session:
         *,
         divergence: Literal["report", "raise"] = "report",
         weights_every: int = 0,
+        defer: Defer = False,
     ) -> None:
         self._job = job
         self._clip = replace(clip, zero_rule="zero")  # as torch does where max_norm is 0
@@ -62,8 +64,19 @@ class Session:
         self._mesh = self._held.common_mesh()
         self._norm_spec: Any = None  # the spec of the norm as a DTensor
         self._half_done: gradsync.StepReport | None = None
-        self.report: gradsync.StepReport | None = None  #: the report of the last step
+        self._report: gradsync.StepReport | None = None
+        self._deferral = Deferral(self._held.device, defer) if defer else None
         self._declare(norm_type, timeout)
+
+    @property
+    def report(self) -> gradsync.StepReport | None:
+        """The report of the last step; with `defer` this waits for it.
+
+        Raises:
+            DeferredClipFailed: with `defer`, the step failed.
+        """
+        self._settle()
+        return self._report
 
     # torch's functions
 
@@ -80,6 +93,13 @@ class Session:
         plain: bool = False,
     ) -> torch.Tensor:
         """As `torch.nn.utils.clip_grad_norm_`, over all ranks of the job. With `plain` the norm is not a DTensor."""
+        if self._deferral is not None:
+            self._settle()
+            scaled = scaler is not None or optimizers is not None
+            check_deferred_call("a GradScaler", scaled, "use bfloat16 without a scaler, or defer=False")
+            check_deferred_call("error_if_nonfinite=True", error_if_nonfinite, "leave it out, or use defer=False")
+            self._held.check_parameters(parameters)
+            return self._clip_later(self._deferral, float(max_norm), float(norm_type), plain)
         held = unscaled_by_caller(scaler, optimizers)
         self._held.check_parameters(parameters)
         arranged = self._prepare(norm_type)
@@ -100,15 +120,16 @@ class Session:
         foreach: bool | None = None,
     ) -> torch.Tensor:
         """As `torch.nn.utils.get_total_norm` of all gradients that this rank holds, over all ranks of the job."""
+        self._refuse_deferred("get_total_norm()")
         self._held.check_gradients([tensors] if isinstance(tensors, torch.Tensor) else list(tensors))
         self._prepare(norm_type)
-        self._half_done = self.report = self._grads.compute_norm()
-        if self._divergence == "raise" and self.report.divergence:
+        self._half_done = self._report = report = self._grads.compute_norm()
+        if self._divergence == "raise" and report.divergence:
             self._half_done = None
             self._end(self._grads.abandon)  # which raises
-        if error_if_nonfinite and not math.isfinite(self.report.norm):
+        if error_if_nonfinite and not math.isfinite(report.norm):
             raise _nonfinite(norm_type)
-        return self._as_tensor(self.report.norm, plain=False)
+        return self._as_tensor(report.norm, plain=False)
 
     def clip_grads_with_norm_(
         self,
@@ -118,6 +139,7 @@ class Session:
         foreach: bool | None = None,
     ) -> None:
         """As `torch.nn.utils.clip_grads_with_norm_`, with the norm that `get_total_norm` returned in this step."""
+        self._refuse_deferred("clip_grads_with_norm_()")
         self._held.check_parameters(parameters)
         measured = None if self._half_done is None else self._as_tensor(self._half_done.norm, plain=True)
         given = local_tensor(total_norm).to("cpu") if isinstance(total_norm, torch.Tensor) else None
@@ -141,6 +163,7 @@ class Session:
 
         The object is a `Stateful` of torch.distributed.checkpoint.
         """
+        self._settle()
         return self._grads.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,10 +173,12 @@ class Session:
             UsageError: `state` is not the state of clipping policies.
             InvalidParams: the state belongs to other clip groups or policies, or is damaged.
         """
+        self._settle()
         self._grads.load_state_dict(state)
 
     def explain(self) -> dict[str, Any]:
         """The plan: how many ranks hold each tensor, over which ranks it is summed, and why."""
+        self._settle()
         return self._grads.explain()
 
     def save_declaration(self, path: str | os.PathLike[str]) -> None:
@@ -162,24 +187,37 @@ class Session:
 
     def pause(self) -> contextlib.AbstractContextManager[None]:
         """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
+        self._refuse_deferred("pause()")
         return self._job.pause()
 
     def verify_weights(self, timeout: float | None = None) -> None:
         """`gradsync.torch.verify_weights`."""
+        self._settle()
         self._weights.verify(timeout)
 
     def close(self) -> None:
-        """Leaves the job. Doing it again changes nothing."""
-        self._weights.close()
-        with contextlib.suppress(GradsyncError):
-            self._job.detach()
-        if self._owned_client is not None:
-            self._owned_client.close()
+        """Leaves the job. Doing it again changes nothing.
+
+        Raises:
+            DeferredClipFailed: with `defer`, the last step failed; the job is left all the same.
+        """
+        try:
+            self._settle()
+        finally:
+            if self._deferral is not None:
+                self._deferral.close()
+            self._weights.close()
+            with contextlib.suppress(GradsyncError):
+                self._job.detach()
+            if self._owned_client is not None:
+                self._owned_client.close()
 
     # inside
 
     def _declare(self, norm_type: float, timeout: float | None = None) -> None:
         self._measurer = self._held.measurer(norm_type)
+        if self._deferral is not None:
+            self._deferral.check(self._measurer)
         self._grads: gradsync.ReducedGrads = self._job.declare(
             self._tensors,
             data_path="stats",
@@ -196,33 +234,71 @@ class Session:
         ]  # training changes the weights from now on
         self._table = rows_in(self._grads.table_memoryview())
 
+    def _settle(self) -> None:
+        """Waits for a step whose clip has returned, and raises what it failed of."""
+        if self._deferral is not None:
+            self._report = self._deferral.settle() or self._report
+
+    def _refuse_deferred(self, name: str) -> None:
+        self._settle()
+        check_deferred_call(name, self._deferral is not None, "use clip_grad_norm_() alone, or defer=False")
+
+    def _clip_later(self, deferral: Deferral, max_norm: float, norm_type: float, plain: bool) -> torch.Tensor:
+        """Enqueues the clip; the norm that it returns is there when the stream comes to it."""
+        arranged = self._arrange(norm_type)
+        left = [index for block in arranged.blocks for index in block.group.members]
+        if left:
+            raise UsageError(
+                f"defer=True: the kernels cannot read the gradient of {self._held.names[left[0]]!r}, which has gaps "
+                f"or is checked in another order ({len(left)} such); make it contiguous, or use defer=False"
+            )
+        (placed,) = arranged.placed
+        norm = torch.empty((), dtype=getattr(torch, self._grads.norm_dtype), device=self._held.device)
+
+        def enqueue(patience_s: float) -> None:
+            self._measurer.defer(placed, arranged.fingerprint, norm, patience_s)
+
+        def ask(within: float) -> gradsync.StepReport:
+            self._measurer.take(arranged, self._grads.stamp, self._table)
+            self._grads.wrote_all()
+            return self._grads.finish(max_norm=max_norm, timeout=within)
+
+        deferral.begin(placed, enqueue, self._grads, ask)
+        return self._placed_norm(norm, plain)
+
     def _prepare(self, norm_type: float) -> Arranged:
         """Measures the gradients into the table; a norm that was not followed by a clip is abandoned."""
+        arranged = self._arrange(norm_type)
+        self._measurer.measure(arranged, self._grads.stamp, self._table)
+        self._grads.wrote_all()
+        return arranged
+
+    def _arrange(self, norm_type: float) -> Arranged:
         gradients = self._held.gather()
         if self._half_done is not None:
             self._half_done = None
             self._grads.abandon()
         if float(norm_type) != self._grads.norm_type:
             self._declare(float(norm_type))
-        arranged = self._measurer.arrange(gradients, self._grads.check)
-        self._measurer.measure(arranged, self._grads.stamp, self._table)
-        self._grads.wrote_all()
-        return arranged
+        return self._measurer.arrange(gradients, self._grads.check)
 
     def _end(self, ask: Callable[..., gradsync.StepReport], **how: Any) -> gradsync.StepReport:
         """Ends the step and keeps its report, also when the report raises."""
         try:
-            self.report = ask(**how)
+            self._report = report = ask(**how)
             found = self._weights.after_step()
         except StepRaised as error:
-            self.report = error.report
+            self._report = error.report
             raise
         if found:
-            self.report = replace(self.report, divergence=(*self.report.divergence, *found))
-        return self.report
+            self._report = report = replace(report, divergence=(*report.divergence, *found))
+        return report
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:
         value = torch.tensor(norm, dtype=getattr(torch, self._grads.norm_dtype), device=self._held.device)
+        return self._placed_norm(value, plain)
+
+    def _placed_norm(self, value: torch.Tensor, plain: bool) -> torch.Tensor:
         if plain or self._mesh is None:
             return value
         # Where torch's norm would be a DTensor, callers take its full_tensor().
@@ -245,7 +321,7 @@ def _nonfinite(norm_type: float) -> RuntimeError:
 
 def _obey(arranged: Arranged, report: gradsync.StepReport) -> None:
     """Multiplies everything that is held, whether the norm counted it or not."""
-    if report.coefficient == 0.0 and any(group.action == "zero" for group in report.groups):
+    if zeroes(report):
         arranged.zero()
     else:
         arranged.multiply(report.coefficient)
