@@ -1,4 +1,4 @@
-"""`defer=True`: a clip that returns before its coefficient is known, for which the GPU's stream waits (docs/adr/0032).
+"""`defer=True`: a clip that returns before its coefficient is known, for which the GPU's stream waits (docs/adr/0033).
 
 The trainer's thread enqueues; a thread of the step waits for the rows, asks the daemon and releases the stream. What
 fails releases it with zeros, is logged at once, and is raised by the next call.

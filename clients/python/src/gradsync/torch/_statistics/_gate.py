@@ -1,4 +1,4 @@
-"""Where a stream waits for the coefficient of a step (docs/adr/0032-a-stream-waits-for-its-coefficient.md)."""
+"""Where a stream waits for the coefficient of a step (docs/adr/0033-a-stream-waits-for-its-coefficient.md)."""
 
 from __future__ import annotations
 
