@@ -36,6 +36,9 @@ Mapping::Mapping(UniqueFd fd, std::size_t bytes, bool writes)
   if (memory_ == MAP_FAILED) {
     throw std::runtime_error("mmap failed");
   }
+  if (!writes) {
+    fd_.reset();
+  }
 }
 
 Mapping::~Mapping() { ::munmap(memory_, bytes_); }
@@ -69,6 +72,7 @@ void Trainer::die() {
     }
   });
   call_.reset();
+  give_memory_back();
 }
 
 void Trainer::leave() {
@@ -76,11 +80,19 @@ void Trainer::leave() {
     return;
   }
   ++turn_;
+  give_memory_back();
   world_.daemon(place_.node).run([session = session_](engine::Engine& engine) {
     if (session != 0) {
       static_cast<void>(engine.detach(session));
     }
   });
+}
+
+/// The process has none any more, though events of it are yet to come.
+void Trainer::give_memory_back() {
+  table_.reset();
+  record_.reset();
+  doubt_.reset();
 }
 
 void Trainer::stop(Duration time) {

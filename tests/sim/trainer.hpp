@@ -20,7 +20,7 @@ namespace gradsync::sim {
 
 class World;
 
-/// Memory of a descriptor, mapped here.
+/// Memory of a descriptor, mapped here. One that is only read keeps no descriptor: a world may have thousands.
 class Mapping {
  public:
   Mapping(UniqueFd fd, std::size_t bytes, bool writes);
@@ -125,6 +125,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     std::optional<engine::RecordGrant> record = {};
   };
 
+  void give_memory_back();
   void later(Duration least, Duration most, void (Trainer::*what)());
   void when_it_runs(std::function<void()> what);
   void attach();

@@ -46,7 +46,9 @@ void CoordinatorMachine::on_ask(TimePoint now, NodeNumber number, PeerAsk ask, A
     return;
   }
   under_way_.asks.emplace(number, std::move(ask));
-  tell_pauses(now, actions);
+  if (!node(number).paused.empty()) {
+    tell_pauses(now, actions);  // it is not waited for any more
+  }
   if (under_way_.asks.size() == course_.roster.size()) {
     all_asked(now, actions);
   }
@@ -114,6 +116,7 @@ void CoordinatorMachine::decide_attempt(TimePoint now, Actions& actions) {
     under_way_.phase = Phase::Voting;
   }
   send_to_all(now, decision, actions);
+  tell_pauses(now, actions);
 }
 
 void CoordinatorMachine::on_vote(TimePoint now, NodeNumber number, const PeerVote& vote, Actions& actions) {

@@ -169,30 +169,40 @@ void CoordinatorMachine::end_epoch(TimePoint now, Error error, Actions& actions)
   under_way_ = {};
   course_ = {};
   for (auto& [id, member] : members_) {
-    member.joined = false;
+    change(member, [&each = member] { each.joined = false; });
     member.number.reset();
   }
   send_to_all(now, end, actions);
 }
 
-/// To each node the paused ranks of others that an attempt waits for.
+/// Each node hears when an attempt begins to wait for a paused rank of another, and when it waits for none any more.
 void CoordinatorMachine::tell_pauses(TimePoint now, Actions& actions) {
   if (!pausing_ || state_ != State::Begun) {
     return;
   }
+  const auto is_waited_for = [this](const Member& member) {
+    return !member.paused.empty() && member.number && !under_way_.asks.contains(*member.number);
+  };
   pausing_ = false;
-  for (auto& [id, member] : members_) {
-    std::vector<std::int64_t> paused;
-    for (const auto& [other_id, other] : members_) {
-      if (other_id != id && other.number && !under_way_.asks.contains(*other.number)) {
-        paused.insert(paused.end(), other.paused.begin(), other.paused.end());
-      }
+  std::vector<const Member*> paused;
+  for (const auto& [id, member] : members_) {
+    pausing_ = pausing_ || !member.paused.empty();
+    if (is_waited_for(member)) {
+      paused.push_back(&member);
     }
-    std::ranges::sort(paused);
-    pausing_ = pausing_ || !paused.empty() || !member.paused.empty();
-    if (member.number && paused != member.told_paused) {
-      member.told_paused = paused;
-      send(now, member, PeerPause{std::move(paused)}, actions);
+  }
+  for (auto& [id, member] : members_) {
+    const bool waits = paused.size() > (is_waited_for(member) ? 1U : 0U);
+    if (member.number && member.told_paused != waits) {
+      PeerPause pause;
+      for (const Member* other : paused) {
+        if (other != &member) {
+          pause.ranks.insert(pause.ranks.end(), other->paused.begin(), other->paused.end());
+        }
+      }
+      std::ranges::sort(pause.ranks);
+      member.told_paused = waits;
+      send(now, member, std::move(pause), actions);
     }
   }
 }

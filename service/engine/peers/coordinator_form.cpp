@@ -13,21 +13,25 @@ namespace gradsync::engine {
 
 /// Also for nodes whose ranks have not all declared: what a record says does not change by that.
 void CoordinatorMachine::rule(TimePoint now, Actions& actions) {
-  std::vector<RecordWords> words{own_words_};
-  for (const auto& [id, member] : members_) {
-    if (member.joined && !member.own) {
-      words.push_back(member.join.words);
+  std::vector<std::pair<std::uint64_t, Verdict>> verdicts;
+  for (const auto& [doubt, nodes] : roll_.doubts()) {
+    std::vector<RecordWords> words{own_words_};
+    if (roll_.has_done(doubt)) {
+      words.push_back({0, doubt, true});
+    }
+    if (const std::optional<Verdict> verdict = verdict_of(doubt, words, all_joined())) {
+      verdicts.emplace_back(doubt, *verdict);
     }
   }
-  for (auto& [id, member] : members_) {
-    RecordWords& said = member.join.words;
-    if (!member.joined || said.doubt == 0) {
-      continue;
-    }
-    if (const std::optional<Verdict> verdict = verdict_of(said.doubt, words, all_joined())) {
-      send(now, member, PeerRuling{said.doubt, *verdict}, actions);
-      said.done = *verdict == Verdict::Done ? said.doubt : said.done;
-      said.doubt = 0;
+  for (const auto& [doubt, verdict] : verdicts) {
+    for (const std::string& id : std::set(roll_.doubts().at(doubt))) {
+      Member& member = members_.at(id);
+      RecordWords& said = member.join.words;
+      send(now, member, PeerRuling{doubt, verdict}, actions);
+      change(member, [&] {
+        said.done = verdict == Verdict::Done ? doubt : said.done;
+        said.doubt = 0;
+      });
       own_words_.done = member.own ? said.done : own_words_.done;
     }
   }
@@ -35,17 +39,9 @@ void CoordinatorMachine::rule(TimePoint now, Actions& actions) {
 
 /// All ranks of the job are attached, and have declared.
 bool CoordinatorMachine::all_joined() const {
-  std::size_t ranks = 0;
-  std::int64_t world = 0;
-  bool own = false;
-  for (const auto& [id, member] : members_) {
-    if (member.joined && member.join.declared) {
-      ranks += member.join.ranks.size();
-      world = member.join.world_size;
-      own = own || member.own;
-    }
-  }
-  return own && static_cast<std::int64_t>(ranks) == world;
+  const auto own = members_.find(roll_.own());
+  return own != members_.end() && own->second.declared() &&
+         static_cast<std::int64_t>(roll_.declared_ranks()) == own->second.join.world_size;
 }
 
 void CoordinatorMachine::try_prepare(TimePoint now, Actions& actions) {
@@ -53,7 +49,7 @@ void CoordinatorMachine::try_prepare(TimePoint now, Actions& actions) {
     return;
   }
   for (const auto& [id, member] : members_) {
-    if (!member.joined || !member.join.declared) {
+    if (!member.declared()) {
       continue;
     }
     for (const DeclaredRanks& declared : member.join.declared->by_content) {
@@ -74,9 +70,9 @@ void CoordinatorMachine::prepare(TimePoint now, Actions& actions) {
   epoch_ = least == 0 ? options_.first_epoch : least;
   for (auto& [id, member] : members_) {
     member.number.reset();
-    member.told_paused.clear();
+    member.told_paused = false;
     member.told = epoch_;
-    if (member.joined && member.join.declared) {
+    if (member.declared()) {
       order.emplace_back(*std::ranges::min_element(member.join.ranks), id);
     }
   }

@@ -128,18 +128,19 @@ std::optional<Error> CoordinatorMachine::refusal_of(LinkNumber link, const PeerJ
   if (const std::optional<std::string> what = contradiction_in(join)) {
     return refused(ErrorCode::InternalError, fmt::format("{} {}", named(join), *what), {}, join);
   }
-  std::int64_t local = join.local_world_size;
-  std::size_t living = 1;
-  for (const auto& [id, member] : members_) {
-    if (id == join.node_id || (!member.own && member.link == 0) || join.restart_count > member.join.restart_count) {
-      continue;
-    }
-    if (std::optional<Error> error = difference_of(join, member)) {
+  for (const Member* other : compared_with(join)) {
+    if (std::optional<Error> error = difference_of(join, *other)) {
       return error;
     }
-    local += member.join.local_world_size;
-    ++living;
   }
+  auto [living, local] = roll_.living(join.restart_count);
+  if (const auto known = members_.find(join.node_id);
+      known != members_.end() && known->second.lives() && known->second.join.restart_count == join.restart_count) {
+    --living;
+    local -= known->second.join.local_world_size;
+  }
+  ++living;
+  local += join.local_world_size;
   if (local > join.world_size) {
     return refused(
         ErrorCode::JobMismatch,
@@ -154,6 +155,24 @@ std::optional<Error> CoordinatorMachine::refusal_of(LinkNumber link, const PeerJ
     );
   }
   return std::nullopt;
+}
+
+/// Whom of the other nodes that live and are not older a JOIN is compared with: the member of this daemon, and one
+/// more. All but that member agree with each other, as each was compared so when it came.
+std::vector<const CoordinatorMachine::Member*> CoordinatorMachine::compared_with(const PeerJoin& join) const {
+  std::vector<const Member*> found;
+  const auto counts = [&join](const Member& member) {
+    return member.lives() && member.join.node_id != join.node_id && member.join.restart_count >= join.restart_count;
+  };
+  if (const auto own = members_.find(roll_.own()); own != members_.end() && counts(own->second)) {
+    found.push_back(&own->second);
+  }
+  const auto other =
+      std::ranges::find_if(members_, [&](const auto& each) { return !each.second.own && counts(each.second); });
+  if (other != members_.end()) {
+    found.push_back(&other->second);
+  }
+  return found;
 }
 
 /// Why a node cannot be in one job with another that is not older.
@@ -208,16 +227,8 @@ void CoordinatorMachine::refuse_others(TimePoint now, const PeerJoin& own, Actio
 }
 
 const CoordinatorMachine::Member* CoordinatorMachine::holder_of(const PeerJoin& join) const {
-  for (const auto& [id, member] : members_) {
-    const bool lives = member.own || member.link != 0;
-    if (id != join.node_id && lives && member.join.restart_count == join.restart_count &&
-        std::ranges::any_of(join.ranks, [&](std::int64_t rank) {
-          return std::ranges::count(member.join.ranks, rank) != 0;
-        })) {
-      return &member;
-    }
-  }
-  return nullptr;
+  const auto holder = members_.find(roll_.holder_of(join));
+  return holder == members_.end() ? nullptr : &holder->second;
 }
 
 /// Those that wait for a rank are taken when its holder's link has ended, and refused when the holder speaks.
@@ -247,13 +258,16 @@ void CoordinatorMachine::retry_deferred(TimePoint now, Actions& actions) {
 }
 
 void CoordinatorMachine::supersede(TimePoint now, const PeerJoin& join, Actions& actions) {
+  if (!roll_.has_older(join.restart_count)) {
+    return;
+  }
   for (auto& [id, member] : members_) {
     if (id == join.node_id || member.superseded || member.join.restart_count >= join.restart_count) {
       continue;
     }
     const Error error = is_superseded(member.join, join);
     member.superseded = true;
-    member.joined = false;
+    change(member, [&each = member] { each.joined = false; });
     if (member.own) {
       actions.emplace_back(TellOwnMember{PeerRefused{error}});
     } else {
@@ -286,7 +300,7 @@ void CoordinatorMachine::take_join(TimePoint now, LinkNumber link, PeerJoin join
   }
   if (member.link != link) {
     close(member.link, actions);
-    member.link = 0;
+    change(member, [&] { member.link = 0; });
   }
   if (state_ != State::Gathering) {
     Error error = make_error(
@@ -300,13 +314,15 @@ void CoordinatorMachine::take_join(TimePoint now, LinkNumber link, PeerJoin join
     end_epoch(now, std::move(error), actions);
   }
   supersede(now, join, actions);
-  member = Member{};
-  member.own = link == 0;
-  member.link = member.newest = link;
-  member.count = join.count;
-  member.told = told;
-  member.joined = true;
-  member.join = std::move(join);
+  change(member, [&] {
+    member = Member{};
+    member.own = link == 0;
+    member.link = member.newest = link;
+    member.count = join.count;
+    member.told = told;
+    member.joined = true;
+    member.join = std::move(join);
+  });
   if (link != 0) {
     links_.at(link).node_id = member.join.node_id;
   } else if (!own_words_.known) {

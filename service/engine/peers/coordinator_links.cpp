@@ -70,7 +70,7 @@ CoordinatorActions CoordinatorMachine::on_own(TimePoint now, ToCoordinator messa
     take_join(now, 0, std::move(*join), actions);
     return actions;
   }
-  const auto own = std::ranges::find_if(members_, [](const auto& each) { return each.second.own; });
+  const auto own = members_.find(roll_.own());
   if (own != members_.end()) {
     dispatch(now, own->second, std::move(message), actions);
   }
@@ -133,8 +133,10 @@ void CoordinatorMachine::lose(TimePoint now, LinkNumber link, const std::string&
     return;
   }
   Member& member = found->second;
-  member.link = 0;
-  member.joined = false;
+  change(member, [&] {
+    member.link = 0;
+    member.joined = false;
+  });
   if (state_ != State::Gathering) {
     end_epoch(now, node_is_lost(member.join, why), actions);
   }
@@ -157,7 +159,7 @@ void CoordinatorMachine::check_links(TimePoint now, Actions& actions) {
       silent.emplace_back(link, state.heard);
     } else if (state.node_id.empty() && state.since + kJoinWithin <= now && !deferred_.contains(link)) {
       strange.push_back(link);
-    } else if (state.sent + kBeat <= now) {
+    } else if (state.sent + kBeat <= now + kBeatsTogether) {
       idle.push_back(link);
     }
   }
@@ -169,7 +171,7 @@ void CoordinatorMachine::check_links(TimePoint now, Actions& actions) {
     close(link, actions);
   }
   for (const LinkNumber link : idle) {
-    if (links_.at(link).sent + kBeat <= now) {
+    if (links_.at(link).sent + kBeat <= now + kBeatsTogether) {
       send_over(now, link, PeerBeat{}, actions);
     }
   }
@@ -221,6 +223,14 @@ std::vector<LinkNumber> CoordinatorMachine::links() const {
     numbers.push_back(number);
   }
   return numbers;
+}
+
+bool CoordinatorMachine::counts_right() const {
+  CoordinatorRoll roll;
+  for (const auto& [id, member] : members_) {
+    roll.add(member);
+  }
+  return roll == roll_;
 }
 
 }  // namespace gradsync::engine

@@ -16,6 +16,7 @@
 // it sent before; a node in doubt is ruled on as soon as the record of this node is known.
 
 #include "base/clock.hpp"
+#include "engine/peers/coordinator_roll.hpp"
 #include "engine/peers/declarations/declarations_by_hash.hpp"
 #include "engine/peers/peer_message.hpp"
 #include "engine/peers/sums/comparison.hpp"
@@ -33,8 +34,6 @@
 #include <vector>
 
 namespace gradsync::engine {
-
-using LinkNumber = std::uint64_t;  ///< also its challenge: a later link has a higher one
 
 /// Send to the node with this link.
 struct SendToMember {
@@ -73,6 +72,7 @@ class CoordinatorMachine {
   enum class Phase : std::uint8_t { Asking, Comparing, Voting };
 
   static constexpr Milliseconds kBeat{1'000};
+  static constexpr Milliseconds kBeatsTogether{250};  ///< a beat that is due so soon goes out with one that is due
   static constexpr Milliseconds kDead{5'000};
   static constexpr Milliseconds kWho{1'000};          ///< a node that is asked who is missing has this long to answer
   static constexpr Milliseconds kJoinWithin{10'000};  ///< a link over which nothing joins is closed
@@ -121,6 +121,9 @@ class CoordinatorMachine {
   /// Those that were accepted and have not ended.
   [[nodiscard]] std::vector<LinkNumber> links() const;
 
+  /// Whether the roll is that of the members, for tests: it takes as long as all JOINs.
+  [[nodiscard]] bool counts_right() const;
+
  private:
   /// A connection that was accepted and has not ended.
   struct Link {
@@ -129,21 +132,6 @@ class CoordinatorMachine {
     TimePoint since;
     TimePoint heard;
     TimePoint sent;
-  };
-
-  /// What is known of one node. It is replaced as a whole when the node joins anew.
-  struct Member {
-    PeerJoin join;
-    LinkNumber link = 0;      ///< 0: it has ended, or the member is that of this daemon
-    LinkNumber newest = 0;    ///< the link of the last JOIN that was taken, also when it has ended
-    std::uint32_t count = 0;  ///< of that JOIN
-    std::uint64_t told = 0;   ///< the last epoch whose PREPARE went to it over this link
-    bool own = false;
-    bool joined = false;                    ///< in this gathering
-    bool superseded = false;                ///< it was told that a later start of the job goes on
-    std::optional<NodeNumber> number = {};  ///< in the roster of the epoch that stands
-    std::vector<std::int64_t> paused = {};
-    std::vector<std::int64_t> told_paused = {};  ///< of other nodes
   };
 
   /// A JOIN for a rank that a silent node holds.
@@ -183,6 +171,7 @@ class CoordinatorMachine {
   };
 
   using Actions = CoordinatorActions;
+  using Member = CoordinatorMember;
   using Members = std::map<std::string, Member>;
 
   // links and times (coordinator_links.cpp)
@@ -199,6 +188,14 @@ class CoordinatorMachine {
   [[nodiscard]] std::optional<TimePoint> earliest() const;
   [[nodiscard]] Members::iterator member_of(LinkNumber link);
 
+  /// The only way to change what the roll counts of a member.
+  template <typename How>
+  void change(Member& member, How how) {
+    roll_.remove(member);
+    how();
+    roll_.add(member);
+  }
+
   // which nodes may take part (coordinator_joins.cpp)
   void on_join(TimePoint now, LinkNumber link, PeerJoin join, Actions& actions);
   void take_join(TimePoint now, LinkNumber link, PeerJoin join, Actions& actions);
@@ -206,6 +203,7 @@ class CoordinatorMachine {
   [[nodiscard]] std::optional<Error> refusal_of(LinkNumber link, const PeerJoin& join) const;
   [[nodiscard]] std::optional<Error> difference_of(const PeerJoin& join, const Member& other) const;
   [[nodiscard]] const Member* holder_of(const PeerJoin& join) const;
+  [[nodiscard]] std::vector<const Member*> compared_with(const PeerJoin& join) const;
   void forget_dead();
   void refuse_others(TimePoint now, const PeerJoin& own, Actions& actions);
   void supersede(TimePoint now, const PeerJoin& join, Actions& actions);
@@ -270,6 +268,7 @@ class CoordinatorMachine {
   std::map<LinkNumber, Link> links_;
   std::map<LinkNumber, Deferred> deferred_;
   Members members_;          ///< by node_id
+  CoordinatorRoll roll_;     ///< of them
   RecordWords own_words_;    ///< of the record of this node, as far as it is known; without a doubt
   std::uint64_t epoch_ = 0;  ///< the one that stands, or stood last
   std::uint64_t attempt_ = 0;
