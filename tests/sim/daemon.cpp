@@ -233,6 +233,9 @@ void Daemon::on_message(JobNumber job, LinkNumber link, engine::ToCoordinator me
 
 void Daemon::on_message(JobNumber job, LinkNumber link, engine::ToMember message) {
   world_.trace(index_, "down", message.index());
+  if (const auto* prepare = std::get_if<engine::PeerPrepare>(&message)) {
+    world_.see_names(*prepare);
+  }
   to_port(job, [this, job, link, message = std::move(message)](app::PeerPort& port) {
     return seats_[job].link == link ? port.on_own_message(message) : engine::PeerEvents{};
   });

@@ -12,14 +12,18 @@
 #include <spdlog/spdlog.h>
 #include <xxhash.h>
 
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <map>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,7 +39,7 @@ struct Arguments {
   std::uint64_t first = 0;
   std::uint64_t daemons = 8;
   std::uint64_t many_seeds = 20;
-  std::uint64_t many_daemons = 1'024;
+  std::uint64_t many_daemons = 4'096;
   std::uint64_t threads = std::max(1u, std::thread::hardware_concurrency());
   std::uint64_t says_all = 0;
   std::string out = "report.json";
@@ -76,19 +80,35 @@ Arguments parse(int argc, char** argv) {
   return arguments;
 }
 
-/// One kind of world, for many seeds, on several threads.
+/// Processor time of this thread.
+Duration used() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+/// One kind of world, for many seeds.
 class Series {
  public:
-  Series(std::string name, Options options, std::uint64_t first, std::uint64_t seeds, std::uint64_t threads)
-      : name_(std::move(name)), options_(std::move(options)), first_(first), outcomes_(seeds) {
-    const auto begin = std::chrono::steady_clock::now();
-    {
-      std::vector<std::jthread> running;
-      for (std::uint64_t thread = 0; thread < std::min(threads, seeds); ++thread) {
-        running.emplace_back([this] { work(); });
-      }
+  Series(std::string name, Options options, std::uint64_t first, std::uint64_t seeds)
+      : name_(std::move(name)), options_(std::move(options)), first_(first), outcomes_(seeds) {}
+
+  /// Runs the next seed, on any thread; false: there is none.
+  bool run_next() {
+    const std::uint64_t next = taken_++;
+    if (next >= outcomes_.size()) {
+      return false;
     }
-    wall_ = std::chrono::steady_clock::now() - begin;
+    const Duration before = used();
+    outcomes_[next] = run(next);
+    cpu_ns_ += std::chrono::nanoseconds(used() - before).count();
+    if (!outcomes_[next].breach.empty()) {
+      fmt::print("{}, seed {}: {}\n", name_, first_ + next, outcomes_[next].breach);
+    } else if ((next + 1) % 100 == 0) {
+      fmt::print("{}: {} of {} seeds\n", name_, next + 1, outcomes_.size());
+    }
+    std::fflush(stdout);
+    return true;
   }
 
   /// The first seeds once more: what happens is a function of the seed alone.
@@ -144,25 +164,12 @@ class Series {
         {"events", events},
         {"virtual_s", virtual_s},
         {"trace_digest", fmt::format("{:016x}", digest)},
-        {"wall_s", seconds(wall_)},
+        {"cpu_s", static_cast<double>(cpu_ns_) / 1e9},
         {"coordinator_us_per_node_and_step",
          done == 0 ? 0.0 : 1e6 * coordinator_s / static_cast<double>(done * options_.daemons)}};
   }
 
  private:
-  void work() {
-    for (std::uint64_t next = taken_++; next < outcomes_.size(); next = taken_++) {
-      outcomes_[next] = run(next);
-      if (!outcomes_[next].breach.empty()) {
-        fmt::print("{}, seed {}: {}\n", name_, first_ + next, outcomes_[next].breach);
-        std::fflush(stdout);
-      } else if ((next + 1) % 100 == 0) {
-        fmt::print("{}: {} of {} seeds\n", name_, next + 1, outcomes_.size());
-        std::fflush(stdout);
-      }
-    }
-  }
-
   [[nodiscard]] Outcome run(std::uint64_t index) const {
     Options options = options_;
     options.seed = first_ + index;
@@ -178,29 +185,59 @@ class Series {
   std::size_t repeated_ = 0;
   std::vector<Outcome> outcomes_;
   std::atomic<std::uint64_t> taken_{0};
-  Duration wall_{};
+  std::atomic<std::int64_t> cpu_ns_{0};
 };
+
+/// Worlds of many daemons come first, and no more of them at a time than there are descriptors for: of each rank the
+/// daemon has three, and the rank one.
+void run_all(Series& few, Series& many, std::uint64_t many_daemons, std::uint64_t threads) {
+  rlimit allowed{};
+  ::getrlimit(RLIMIT_NOFILE, &allowed);
+  const std::uint64_t of_world = many_daemons * 9 / 2 + 100;
+  std::counting_semaphore<> free(static_cast<std::ptrdiff_t>(std::max<rlim_t>(1, allowed.rlim_cur / of_world)));
+  const auto run_many = [&] {
+    const bool ran = many.run_next();
+    free.release();
+    return ran;
+  };
+  std::vector<std::jthread> running;
+  for (std::uint64_t thread = 0; thread < threads; ++thread) {
+    running.emplace_back([&] {
+      bool few_left = true;
+      for (bool many_left = true; many_left || few_left;) {
+        if (many_left && free.try_acquire()) {
+          many_left = run_many();
+        } else if (few_left) {
+          few_left = few.run_next();
+        } else {
+          free.acquire();
+          many_left = run_many();
+        }
+      }
+    });
+  }
+}
 
 int simulate(const Arguments& arguments) {
   Options options;
   options.daemons = arguments.daemons;
   options.says_all = arguments.says_all != 0;
   options.state_folder = fmt::format("/dev/shm/gradsync-sim-{}", ::getpid());
-  Series few("few daemons", options, arguments.first, arguments.seeds, arguments.threads);
+  Series few("few daemons", options, arguments.first, arguments.seeds);
+  options.daemons = arguments.many_daemons;
+  options.ranks_per_daemon = 1;
+  options.texts = false;
+  options.shares_plans = true;
+  options.state_folder.clear();
+  options.faults = 3;
+  options.ending = std::chrono::seconds(6);
+  Series many("many daemons", options, arguments.first, arguments.many_seeds);
+  const auto begin = std::chrono::steady_clock::now();
+  run_all(few, many, arguments.many_daemons, arguments.threads);
   few.repeat(options.says_all ? 0 : kRepeated);
-  nlohmann::json report = {{"few", few.report()}};
-  std::size_t breaches = few.breaches();
-  if (arguments.many_seeds != 0) {
-    options.daemons = arguments.many_daemons;
-    options.ranks_per_daemon = 1;
-    options.texts = false;
-    options.shares_plans = true;
-    options.state_folder.clear();
-    options.faults = 3;
-    const Series many("many daemons", options, arguments.first, arguments.many_seeds, arguments.threads);
-    report["many"] = many.report();
-    breaches += many.breaches();
-  }
+  const std::size_t breaches = few.breaches() + many.breaches();
+  nlohmann::json report = {{"few", few.report()}, {"many", many.report()}};
+  report["wall_s"] = seconds(std::chrono::steady_clock::now() - begin);
   report["breaches"] = breaches;
   std::ofstream(arguments.out) << report.dump(2) << '\n';
   fmt::print("{}\n", report.dump(2));

@@ -11,25 +11,30 @@
 
 namespace gradsync::sim {
 
-std::vector<std::string> SharedPlans::contents_of(const engine::PlanRequest& request) {
+std::vector<SharedPlans::Run> SharedPlans::runs_of(const engine::PlanRequest& request) {
   std::map<const plan::RankDeclaration*, std::string> known;
-  std::vector<std::string> contents;
-  contents.reserve(request.by_rank.size());
+  std::vector<Run> runs;
+  const plan::RankDeclaration* last = nullptr;
   for (const auto& declaration : request.by_rank) {
-    std::string& content = known[declaration.get()];
-    if (content.empty()) {
-      content = engine::content_hash_of(*declaration);
+    if (std::exchange(last, declaration.get()) != declaration.get()) {
+      std::string& content = known[last];
+      if (content.empty()) {
+        content = engine::content_hash_of(*last);
+      }
+      if (runs.empty() || runs.back().content != content) {
+        runs.push_back({content, 0});
+      }
     }
-    contents.push_back(content);
+    ++runs.back().ranks;
   }
-  return contents;
+  return runs;
 }
 
 engine::PlanOutcome SharedPlans::plan(const engine::PlanRequest& request) {
   if (request.pool != nullptr || request.node_of_rank.empty()) {
     return engine::run_planner(request);
   }
-  std::vector<std::string> contents = contents_of(request);
+  std::vector<Run> contents = runs_of(request);
   if (made_ == nullptr || made_->node_of_rank != request.node_of_rank || made_->contents != contents) {
     engine::PlanOutcome first = engine::run_planner(request);
     if (!first.plan) {

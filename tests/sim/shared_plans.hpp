@@ -4,6 +4,7 @@
 
 #include "engine/plan/planner_port.hpp"
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,14 +16,22 @@ class SharedPlans {
   [[nodiscard]] engine::PlanOutcome plan(const engine::PlanRequest& request);
 
  private:
+  /// Ranks after each other that declared the same.
+  struct Run {
+    std::string content;
+    std::size_t ranks = 0;
+
+    friend bool operator==(const Run&, const Run&) = default;
+  };
+
   struct Made {
-    std::vector<std::string> contents;  ///< by rank
+    std::vector<Run> contents;
     std::vector<engine::NodeNumber> node_of_rank;
     engine::PreparedPlan prepared;
     device::StatsPlan whole;
   };
 
-  [[nodiscard]] static std::vector<std::string> contents_of(const engine::PlanRequest& request);
+  [[nodiscard]] static std::vector<Run> runs_of(const engine::PlanRequest& request);
 
   std::unique_ptr<Made> made_;  ///< the one that was asked for last
 };

@@ -155,4 +155,11 @@ void Truth::roster(std::uint64_t epoch, std::uint64_t hash) {
   }
 }
 
+void Truth::names(std::uint64_t epoch, std::uint64_t hash) {
+  const auto [known, added] = names_.try_emplace(epoch, hash);
+  if (!added && known->second != hash) {
+    breach_(fmt::format("two lists of nodes of epoch {}", epoch));
+  }
+}
+
 }  // namespace gradsync::sim

@@ -46,8 +46,10 @@ class Truth {
   void stored(std::uint64_t word);
   /// The weight of a rank that was told of the step.
   void weighs(std::int64_t rank, std::int64_t step, double weight);
-  /// Roster and declarations of an epoch, as one daemon was told them.
+  /// Which node has which ranks in an epoch, as the ranks of one daemon were told it.
   void roster(std::uint64_t epoch, std::uint64_t hash);
+  /// And which nodes these are, as one daemon was told it.
+  void names(std::uint64_t epoch, std::uint64_t hash);
 
   [[nodiscard]] std::int64_t steps() const { return static_cast<std::int64_t>(weights_.size()) - 1; }
 
@@ -75,6 +77,7 @@ class Truth {
   std::uint64_t beginnings_ = 0;
   std::map<std::uint64_t, Attempt> attempts_;
   std::map<std::uint64_t, std::uint64_t> rosters_;  ///< by epoch
+  std::map<std::uint64_t, std::uint64_t> names_;    ///< likewise
   std::vector<double> weights_{1.0};                ///< after so many steps
   std::uint64_t done_ = 0;
   std::uint64_t failed_ = 0;

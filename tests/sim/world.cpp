@@ -13,7 +13,7 @@ namespace {
 
 constexpr TimePoint kBegin{std::chrono::seconds(1'000)};
 constexpr Duration kHealing = std::chrono::seconds(150);  // steps have to go on within it
-constexpr Duration kEnding = std::chrono::seconds(30);
+constexpr Duration kEnding = std::chrono::seconds(30);    // calls have to be answered within it, and nothing be left
 constexpr std::int64_t kFurther = 3;
 constexpr std::int64_t kSinceCheckpoint = 4;  // steps
 
@@ -64,14 +64,20 @@ void World::trace(std::size_t node, std::string_view name, std::uint64_t word) {
 }
 
 void World::see_roster(const engine::PrepareEpoch& prepare) {
-  std::string text;
-  for (const engine::NodeNumber number : prepare.node_of_rank) {
-    text += fmt::format("{} ", number);
+  const std::vector<engine::NodeNumber>& nodes = prepare.node_of_rank;
+  truth_.roster(prepare.epoch, XXH3_64bits(nodes.data(), nodes.size() * sizeof nodes.front()));
+}
+
+void World::see_names(const engine::PeerPrepare& prepare) {
+  if (prepare.roster.identity() != seen_.identity()) {
+    std::string text;
+    for (const engine::RosterNode& node : prepare.roster) {
+      text += fmt::format("{} {} {},", node.node, node.address, node.incarnation);
+    }
+    seen_ = prepare.roster;
+    seen_hash_ = XXH3_64bits(text.data(), text.size());
   }
-  for (const std::string& node : prepare.nodes) {
-    text += node;
-  }
-  truth_.roster(prepare.epoch, XXH3_64bits(text.data(), text.size()));
+  truth_.names(prepare.epoch, seen_hash_);
 }
 
 /// What the record of a daemon says is looked at after each of its events.
@@ -192,13 +198,20 @@ void World::go_on() {
   }
 }
 
+bool World::any_waits() const {
+  return std::ranges::any_of(trainers_, [](const std::shared_ptr<Trainer>& trainer) { return trainer->waits(); });
+}
+
 void World::leave() {
   leaving_ = true;
   for (const std::shared_ptr<Trainer>& trainer : trainers_) {
     trainer->stays = false;
   }
   const TimePoint last = clock_.now() + kEnding;
-  while (breach_.empty() && clock_.advance(last)) {
+  const TimePoint idle = clock_.now() + options_.ending;
+  while (breach_.empty() && clock_.advance(idle)) {
+  }
+  while (breach_.empty() && any_waits() && clock_.advance(last)) {
   }
   for (const std::shared_ptr<Trainer>& trainer : trainers_) {
     if (trainer->waits()) {

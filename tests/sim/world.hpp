@@ -34,6 +34,7 @@ struct Options {
   std::size_t faults = 25;
   Duration between_faults = Milliseconds(4'000);  ///< at most
   Duration computing = Milliseconds(300);         ///< of a step, at most
+  Duration ending = std::chrono::seconds(30);     ///< how long the job stands idle before its ranks leave
 };
 
 struct Outcome {
@@ -90,6 +91,7 @@ class World {
 
   void trace(std::size_t node, std::string_view name, std::uint64_t word);
   void see_roster(const engine::PrepareEpoch& prepare);
+  void see_names(const engine::PeerPrepare& prepare);
   void after_turn(std::size_t daemon);
   void daemon_died(std::size_t daemon);
   void on_unknown_outcome();  ///< a rank was told `step_in_doubt`: all go on from a checkpoint
@@ -107,6 +109,7 @@ class World {
   void go_on();
   void leave();
   [[nodiscard]] bool all_have(std::int64_t steps) const;
+  [[nodiscard]] bool any_waits() const;
 
   // faults (faults.cpp)
   bool kill_daemon();
@@ -160,6 +163,8 @@ class World {
   std::string breach_;
   std::uint64_t digest_ = 0;
   std::uint64_t events_ = 0;
+  SharedList<engine::RosterNode> seen_;          ///< the last one
+  std::uint64_t seen_hash_ = 0;                  ///< of its names
   std::map<std::size_t, std::uint64_t> stored_;  ///< by daemon: the last word that its record had as done
 };
 

@@ -110,6 +110,7 @@ void CoordinatorMachine::prepare(TimePoint now, Actions& actions) {
       }
     }
   }
+  message.by_rank = roster_by_rank(message.roster, node(0).join.world_size, message.weight_fingerprints.size());
   send_to_all(now, message, actions);
   if (error) {
     end_epoch(now, std::move(*error), actions);  // which only nodes in the epoch hear

@@ -129,7 +129,6 @@ class MemberMachine {
   void on_refused(TimePoint now, const Error& error, Actions& actions);
   void on_ruling(std::uint64_t word, Verdict verdict, std::optional<Error> error, Actions& actions);
   void on_prepare(TimePoint now, PeerPrepare prepare, Actions& actions);
-  [[nodiscard]] std::optional<Error> fault_of(const PeerPrepare& prepare) const;
   void want_unknown(TimePoint now, const PeerPrepare& prepare, Actions& actions);
   void try_plan(Actions& actions);
   void on_end(TimePoint now, const PeerEnd& end, Actions& actions);

@@ -159,8 +159,19 @@ void MemberMachine::on_prepare(TimePoint now, PeerPrepare prepare, Actions& acti
   state_ = State::Preparing;
   epoch_ = prepare.epoch;
   retry_ = kFirstRetry;
-  if (std::optional<Error> error = fault_of(prepare)) {
-    give_up(now, std::move(*error), actions);
+  const std::int64_t world = options_.identity.world_size;
+  if (!prepare.by_rank || static_cast<std::int64_t>(prepare.by_rank->node_of_rank.size()) != world) {
+    prepare.by_rank = roster_by_rank(prepare.roster, world, prepare.weight_fingerprints.size());
+  }
+  if (!prepare.by_rank) {
+    give_up(
+        now,
+        make_error(
+            ErrorCode::InternalError,
+            fmt::format("the roster of node '{}' does not have each of {} ranks once", coordinator_node_, world)
+        ),
+        actions
+    );
     return;
   }
   coordinator_ranks_ = ranks_of(prepare.roster[0]);
@@ -169,40 +180,11 @@ void MemberMachine::on_prepare(TimePoint now, PeerPrepare prepare, Actions& acti
   try_plan(actions);
 }
 
-/// Each rank of the job is declared once, and what it names is there.
-std::optional<Error> MemberMachine::fault_of(const PeerPrepare& prepare) const {
-  const std::int64_t world = options_.identity.world_size;
-  std::vector<bool> seen(static_cast<std::size_t>(world));
-  std::int64_t ranks = 0;
-  bool right = true;
-  for (const RosterNode& node : prepare.roster) {
-    for (const DeclaredRanks& declared : node.by_content) {
-      right = right && (!declared.weights || *declared.weights < prepare.weight_fingerprints.size());
-      for (const auto& [first, count] : declared.ranks) {
-        right = right && first >= 0 && first < world && count >= 1 && count <= world - first;
-        for (std::int64_t rank = first; right && rank < first + count; ++rank, ++ranks) {
-          right = !seen[static_cast<std::size_t>(rank)];
-          seen[static_cast<std::size_t>(rank)] = true;
-        }
-      }
-    }
-  }
-  if (right && ranks == world) {
-    return std::nullopt;
-  }
-  return make_error(
-      ErrorCode::InternalError,
-      fmt::format("the roster of node '{}' does not have each of {} ranks once", coordinator_node_, world)
-  );
-}
-
 void MemberMachine::want_unknown(TimePoint now, const PeerPrepare& prepare, Actions& actions) {
   PeerWant want;
-  for (const RosterNode& node : prepare.roster) {
-    for (const DeclaredRanks& declared : node.by_content) {
-      if (!declarations_.find(declared.hash) && std::ranges::count(want.hashes, declared.hash) == 0) {
-        want.hashes.push_back(declared.hash);
-      }
+  for (const RosterByRank::Content& content : prepare.by_rank->contents) {
+    if (!declarations_.find(content.hash) && std::ranges::count(want.hashes, content.hash) == 0) {
+      want.hashes.push_back(content.hash);
     }
   }
   if (!want.hashes.empty()) {
@@ -226,27 +208,22 @@ void MemberMachine::try_plan(Actions& actions) {
   for (const WeightFingerprints& list : prepare_->weight_fingerprints) {
     weights.push_back(std::make_shared<const WeightFingerprints>(list));
   }
+  const RosterByRank& roster = *prepare_->by_rank;
+  std::vector<std::shared_ptr<const plan::RankDeclaration>> declared;
+  for (const RosterByRank::Content& content : roster.contents) {
+    if (declared.emplace_back(declarations_.find(content.hash)) == nullptr) {
+      return;
+    }
+  }
   PrepareEpoch plan;
   plan.epoch = epoch_;
-  const auto world = static_cast<std::size_t>(options_.identity.world_size);
-  plan.by_rank.resize(world);
-  plan.weights.resize(world);
-  plan.node_of_rank.resize(world);
-  for (NodeNumber node = 0; node < prepare_->roster.size(); ++node) {
-    plan.nodes.push_back(prepare_->roster[node].node);
-    for (const DeclaredRanks& declared : prepare_->roster[node].by_content) {
-      const auto content = declarations_.find(declared.hash);
-      if (!content) {
-        return;
-      }
-      for (const auto& [first, count] : declared.ranks) {
-        for (auto rank = static_cast<std::size_t>(first); rank < static_cast<std::size_t>(first + count); ++rank) {
-          plan.by_rank[rank] = content;
-          plan.weights[rank] = declared.weights ? weights[*declared.weights] : nullptr;
-          plan.node_of_rank[rank] = node;
-        }
-      }
-    }
+  plan.node_of_rank = roster.node_of_rank;
+  plan.by_rank.reserve(roster.content_of_rank.size());
+  plan.weights.reserve(roster.content_of_rank.size());
+  for (const std::uint32_t index : roster.content_of_rank) {
+    const std::optional<std::uint32_t> list = roster.contents[index].weights;
+    plan.by_rank.push_back(declared[index]);
+    plan.weights.push_back(list ? weights[*list] : nullptr);
   }
   prepare_.reset();
   planning_ = true;

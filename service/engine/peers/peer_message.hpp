@@ -10,6 +10,7 @@
 #include "device/stats/stats_plan.hpp"
 #include "device/step_math.hpp"
 #include "engine/peers/record_words.hpp"
+#include "engine/peers/roster_by_rank.hpp"
 #include "engine/step/ask.hpp"
 #include "engine/types.hpp"
 #include "plan/declaration.hpp"
@@ -181,6 +182,8 @@ struct PeerPrepare {
   SharedList<RosterNode> roster;                        ///< by NodeNumber; one for all nodes that it goes to
   std::vector<WeightFingerprints> weight_fingerprints;  ///< of all nodes, each list once
   PeerSettings settings;
+  /// Of this roster, where it was made already. It is not sent.
+  std::shared_ptr<const RosterByRank> by_rank = {};
 };
 
 /// What came of the attempt that the node is in doubt about. It comes before the next PeerPrepare.

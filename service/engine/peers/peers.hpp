@@ -128,7 +128,6 @@ struct PrepareEpoch {
   std::vector<std::shared_ptr<const plan::RankDeclaration>> by_rank;  ///< without fingerprints of weights
   std::vector<std::shared_ptr<const WeightFingerprints>> weights;     ///< by rank; null: they are not compared
   std::vector<NodeNumber> node_of_rank;
-  std::vector<std::string> nodes;  ///< host names by NodeNumber, for messages
 };
 
 /// `LocalPolicies` follows.

@@ -59,8 +59,14 @@ void DeclarationStore::add(const ContentHash& hash, const plan::RankDeclaration&
 }
 
 void DeclarationStore::keep_only(const std::vector<std::shared_ptr<const plan::RankDeclaration>>& used) {
-  const std::set<std::shared_ptr<const plan::RankDeclaration>> kept(used.begin(), used.end());
-  std::erase_if(whole_, [&](const auto& each) { return !kept.contains(each.second.declaration); });
+  std::set<const plan::RankDeclaration*> kept;
+  const plan::RankDeclaration* last = nullptr;  // thousands of ranks after each other may have declared the same
+  for (const std::shared_ptr<const plan::RankDeclaration>& declaration : used) {
+    if (std::exchange(last, declaration.get()) != declaration.get()) {
+      kept.insert(declaration.get());
+    }
+  }
+  std::erase_if(whole_, [&](const auto& each) { return !kept.contains(each.second.declaration.get()); });
   arriving_.clear();
 }
 

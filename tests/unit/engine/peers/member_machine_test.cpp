@@ -299,7 +299,6 @@ TEST(MemberMachine, plans_when_the_declarations_of_the_others_are_here_with_fing
   const auto& plan = told<PrepareEpoch>(actions);
   EXPECT_EQ(plan.epoch, kEpoch);
   EXPECT_EQ(plan.node_of_rank, (std::vector<NodeNumber>{0, 1}));
-  EXPECT_EQ(plan.nodes, (std::vector<std::string>{"n0", "n1"}));
   ASSERT_TRUE(plan.weights[0]);
   EXPECT_EQ(*plan.weights[0], (WeightFingerprints{"f0", "f1"}));
   EXPECT_FALSE(plan.weights[1]);

@@ -48,7 +48,6 @@ GRADSYNC_MEMBERS(engine::PeerOverdue, a, b, c, d)
 GRADSYNC_MEMBERS(engine::PeerMissing, a, b, c, d)
 GRADSYNC_MEMBERS(engine::PeerHello, a, b, c, d, e, f)
 GRADSYNC_MEMBERS(engine::PeerRefused, a)
-GRADSYNC_MEMBERS(engine::PeerPrepare, a, b, c, d, e)
 GRADSYNC_MEMBERS(engine::PeerRuling, a, b)
 GRADSYNC_MEMBERS(engine::PeerConnect, a)
 GRADSYNC_MEMBERS(engine::PeerBegin, a)
@@ -66,6 +65,12 @@ GRADSYNC_MEMBERS(engine::PeerPause, a)
 #undef GRADSYNC_MEMBERS
 
 inline std::tuple<> members(const engine::PeerBeat&) { return {}; }
+
+/// All but its roster by rank, which is not sent.
+inline auto members(const engine::PeerPrepare& prepare) {
+  const auto& [epoch, coordinator, roster, weight_fingerprints, settings, by_rank] = prepare;
+  return std::tie(epoch, coordinator, roster, weight_fingerprints, settings);
+}
 
 /// All but its times, which are not sent.
 inline auto members(const engine::Ask& ask) {

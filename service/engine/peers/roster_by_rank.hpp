@@ -1,0 +1,37 @@
+#pragma once
+// What the roster of an epoch says, by rank: made once for all that are told one and the same roster. Pure.
+
+#include "base/shared_list.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+
+struct RosterNode;
+
+struct RosterByRank {
+  /// What some ranks declared.
+  struct Content {
+    std::string hash;
+    std::optional<std::uint32_t> weights;
+
+    friend bool operator==(const Content&, const Content&) = default;
+    friend auto operator<=>(const Content&, const Content&) = default;
+  };
+
+  std::vector<Content> contents;               ///< each once, in the order of nodes
+  std::vector<std::uint32_t> content_of_rank;  ///< index into them
+  std::vector<std::uint32_t> node_of_rank;
+};
+
+/// Null: the roster does not have each rank of the world once, or names other than so many lists of fingerprints.
+[[nodiscard]] std::shared_ptr<const RosterByRank> roster_by_rank(
+    const SharedList<RosterNode>& roster, std::int64_t world_size, std::size_t weight_lists
+);
+
+}  // namespace gradsync::engine
