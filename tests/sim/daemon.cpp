@@ -49,6 +49,9 @@ void Daemon::start() {
   options.encode_report = [](const engine::StepReport& report, std::size_t) { return text_of(told_by(report)); };
   options.encoded_bytes = 4'096;
   options.policy_directory = world_.state_folder(index_);
+  if (!world_.options().texts) {
+    options.measure_memory = [](const auto&) { return device::MemoryHeadroom{1u << 30, 0, 1u << 30}; };
+  }
   options.make_peers = [this](JobNumber job, const engine::AttachRequest& first) { return make_port(job, first); };
   engine_ = std::make_unique<engine::Engine>(
       std::move(options), engine::Lanes(*lane_), *planner_, [](const engine::Event&) {}, world_.metrics()

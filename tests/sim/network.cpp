@@ -18,20 +18,26 @@ constexpr Duration kUsual = std::chrono::microseconds(400);
 
 }  // namespace
 
-Network::Network(World& world) : world_(world), paths_(world.options().daemons) {}
+Network::Network(World& world) : world_(world), of_member_(world.options().daemons), paths_(world.options().daemons) {}
 
 bool Network::blocked(std::size_t member, bool up) const {
   return up ? paths_[member].up_blocked : paths_[member].down_blocked;
 }
 
 std::vector<LinkNumber> Network::of(std::size_t member) const {
-  std::vector<LinkNumber> found;
-  for (const auto& [number, link] : links_) {
-    if (link.member == member) {
-      found.push_back(number);
-    }
+  return {of_member_[member].begin(), of_member_[member].end()};
+}
+
+/// Those that end at the daemon.
+std::vector<LinkNumber> Network::ends_of(std::size_t daemon) const {
+  if (daemon != 0) {
+    return of(daemon);
   }
-  return found;
+  std::vector<LinkNumber> all;
+  for (const auto& [number, link] : links_) {
+    all.push_back(number);
+  }
+  return all;
 }
 
 void Network::open(std::size_t member, JobNumber job) {
@@ -59,6 +65,7 @@ void Network::connect(std::size_t member, JobNumber job, std::uint64_t life) {
   link.member = member;
   link.job = job;
   link.coordinator_job = *other;
+  of_member_[member].insert(number);
   own.on_connected(job, number);
   if (links_.contains(number)) {
     world_.daemon(0).on_accepted(*other, number, member);
@@ -210,8 +217,9 @@ void Network::close(LinkNumber number, End end, const std::string& why) {
 
 std::vector<LinkNumber> Network::close_all(std::size_t daemon, JobNumber job) {
   std::vector<LinkNumber> closed;
-  for (const auto& [number, link] : links_) {
-    if (daemon == 0 ? link.coordinator_job == job : link.member == daemon && link.job == job) {
+  for (const LinkNumber number : ends_of(daemon)) {
+    const Link& link = links_.at(number);
+    if (job == (daemon == 0 ? link.coordinator_job : link.job)) {
       closed.push_back(number);
     }
   }
@@ -235,6 +243,7 @@ void Network::end_here(LinkNumber number, End end, const std::string& why) {
 void Network::forget_if_closed(LinkNumber number) {
   const Link& link = links_.at(number);
   if (!link.up.open && !link.down.open) {
+    of_member_[link.member].erase(number);
     links_.erase(number);
   }
 }
@@ -247,13 +256,7 @@ void Network::cut_tail(Way& way) {
 }
 
 void Network::daemon_died(std::size_t daemon, bool machine) {
-  std::vector<LinkNumber> ended;
-  for (const auto& [number, link] : links_) {
-    if (daemon == 0 || link.member == daemon) {
-      ended.push_back(number);
-    }
-  }
-  for (const LinkNumber number : ended) {
+  for (const LinkNumber number : ends_of(daemon)) {
     const End end = daemon == 0 ? End::Coordinator : End::Member;
     cut_tail(way_of(links_.at(number), end == End::Member));
     if (machine) {
@@ -327,7 +330,9 @@ void Network::slow_down(std::size_t member, Duration delay, Duration time) {
 
 void Network::heal() {
   for (std::size_t member = 0; member < paths_.size(); ++member) {
-    block(member, false, false, {});
+    if (blocked(member, true) || blocked(member, false)) {
+      block(member, false, false, {});
+    }
     paths_[member].delay = {};
   }
 }

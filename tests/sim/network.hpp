@@ -13,6 +13,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -101,6 +102,7 @@ class Network {
   void forget_if_closed(LinkNumber number);
   [[nodiscard]] bool blocked(std::size_t member, bool up) const;
   [[nodiscard]] std::vector<LinkNumber> of(std::size_t member) const;
+  [[nodiscard]] std::vector<LinkNumber> ends_of(std::size_t daemon) const;
 
   [[nodiscard]] Way& way_of(Link& link, bool up) { return up ? link.up : link.down; }
 
@@ -109,6 +111,7 @@ class Network {
 
   World& world_;
   std::map<LinkNumber, Link> links_;
+  std::vector<std::set<LinkNumber>> of_member_;
   std::vector<Path> paths_;
   LinkNumber made_ = 0;
   Duration coordinator_time_{};  ///< of the machine that runs this: the coordinator's messages, read and written

@@ -54,7 +54,7 @@ PlanRequest Job::plan_request(std::uint64_t ticket) const {
 void Job::perform(const CheckDeclaration& action) {
   withdraw(std::exchange(ranks_[action.rank].check, action.ticket));
   PlanRequest request = plan_request(action.ticket);
-  request.by_rank = {ranks_[action.rank].declaration};
+  request.by_rank.own().push_back(ranks_[action.rank].declaration);
   request.pool = declared_;
   request.name_content = !peers_->alone();
   context_.planner.submit(std::move(request));
@@ -105,7 +105,7 @@ void Job::perform(const MakePlan& action) {
   PlanRequest request = plan_request(action.ticket);
   if (gathered_.by_rank.empty()) {
     for (const auto& [number, rank] : ranks_) {  // every rank: each has declared
-      request.by_rank.push_back(rank.declaration);
+      request.by_rank.own().push_back(rank.declaration);
       request.lane_of_rank.push_back(context_.buffers.lane_of(rank.buffer));
     }
   } else {

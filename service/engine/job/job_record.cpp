@@ -19,7 +19,7 @@ Result<std::shared_ptr<StepRecord>> Job::record_for(const PreparedPlan& prepared
     return room ? Result<std::shared_ptr<StepRecord>>(record_) : room.error();
   }
   const std::size_t text_bytes = std::min(prepared.encoded_bytes, context_.options.encoded_bytes);
-  return StepRecord::create(prepared.plan->digest, attached_ranks(), text_bytes);
+  return StepRecord::create(prepared.plan->digest, attached_ranks(), text_bytes, context_.options.measure_memory({}));
 }
 
 std::optional<RecordGrant> Job::grant_record(std::int64_t rank) const {

@@ -218,12 +218,14 @@ void MemberMachine::try_plan(Actions& actions) {
   PrepareEpoch plan;
   plan.epoch = epoch_;
   plan.node_of_rank = roster.node_of_rank;
-  plan.by_rank.reserve(roster.content_of_rank.size());
-  plan.weights.reserve(roster.content_of_rank.size());
+  std::vector<std::shared_ptr<const plan::RankDeclaration>>& by_rank = plan.by_rank.own();
+  std::vector<std::shared_ptr<const WeightFingerprints>>& of_rank = plan.weights.own();
+  by_rank.reserve(roster.content_of_rank.size());
+  of_rank.reserve(roster.content_of_rank.size());
   for (const std::uint32_t index : roster.content_of_rank) {
     const std::optional<std::uint32_t> list = roster.contents[index].weights;
-    plan.by_rank.push_back(declared[index]);
-    plan.weights.push_back(list ? weights[*list] : nullptr);
+    by_rank.push_back(declared[index]);
+    of_rank.push_back(list ? weights[*list] : nullptr);
   }
   prepare_.reset();
   planning_ = true;

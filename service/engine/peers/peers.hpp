@@ -125,8 +125,8 @@ using LocalEvent = std::variant<
 /// node is in doubt then.
 struct PrepareEpoch {
   std::uint64_t epoch = 0;
-  std::vector<std::shared_ptr<const plan::RankDeclaration>> by_rank;  ///< without fingerprints of weights
-  std::vector<std::shared_ptr<const WeightFingerprints>> weights;     ///< by rank; null: they are not compared
+  SharedList<std::shared_ptr<const plan::RankDeclaration>> by_rank;  ///< without fingerprints of weights
+  SharedList<std::shared_ptr<const WeightFingerprints>> weights;     ///< by rank; null: they are not compared
   std::vector<NodeNumber> node_of_rank;
 };
 

@@ -60,7 +60,7 @@ DeclaredContent content_of(const plan::RankDeclaration& declared) {
 
 /// One by itself, before all of them are merged.
 PlanOutcome admit(const PlanRequest& request) {
-  const plan::RankDeclaration& declared = *request.by_rank.front();
+  const plan::RankDeclaration& declared = *request.by_rank[0];
   Result<plan::TensorList> tensors = request.pool->admit(declared);
   if (!tensors) {
     return {request.ticket, tensors.error()};

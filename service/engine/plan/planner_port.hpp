@@ -2,6 +2,7 @@
 // The way to the planner threads and back.
 
 #include "base/error.hpp"
+#include "base/shared_list.hpp"
 #include "device/lane.hpp"
 #include "engine/peers/peer_message.hpp"
 #include "engine/plan/prepared_plan.hpp"
@@ -24,13 +25,13 @@ namespace gradsync::engine {
 struct PlanRequest {
   std::uint64_t ticket = 0;
   JobKey job;  ///< which job asks: no job waits for the long plans of another
-  std::vector<std::shared_ptr<const plan::RankDeclaration>> by_rank;
+  SharedList<std::shared_ptr<const plan::RankDeclaration>> by_rank;
   std::vector<device::LaneId> lane_of_rank;  ///< which lane holds the rank's buffer; empty: the host lane holds all
   std::vector<plan::Mesh> meshes;
   std::int64_t world_size = 1;
   /// By rank, where ranks are on several nodes: the fingerprints of weights, which the declarations come without (null:
   /// none), and the node.
-  std::vector<std::shared_ptr<const WeightFingerprints>> weights;
+  SharedList<std::shared_ptr<const WeightFingerprints>> weights;
   std::vector<NodeNumber> node_of_rank;
   NodeNumber node = 0;  ///< this one
   plan::BucketSizes sizes;

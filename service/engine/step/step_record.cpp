@@ -74,12 +74,11 @@ Error record_too_large(const LocalRanks& ranks, std::uint64_t needed_bytes, cons
 }  // namespace
 
 Result<std::shared_ptr<StepRecord>> StepRecord::create(
-    std::string plan_digest, const LocalRanks& ranks, std::size_t text_bytes
+    std::string plan_digest, const LocalRanks& ranks, std::size_t text_bytes, const device::MemoryHeadroom& headroom
 ) {
   const std::size_t slot_bytes = whole_pages(text_bytes + kLengthBytes);
   const std::uint64_t needed_bytes = kPage + static_cast<std::uint64_t>(ranks.size()) * slot_bytes;
   const std::uint64_t size_bytes = kPage + static_cast<std::uint64_t>(ranks.world_size()) * slot_bytes;
-  const device::MemoryHeadroom headroom = device::memory_headroom();
   if (needed_bytes > headroom.free_bytes || slot_bytes > std::numeric_limits<std::uint32_t>::max()) {
     return record_too_large(ranks, needed_bytes, headroom);
   }

@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/unique_fd.hpp"
+#include "device/memory/arena.hpp"
 #include "engine/epoch/local_ranks.hpp"
 #include "engine/types.hpp"
 
@@ -27,7 +28,10 @@ class StepRecord {
  public:
   /// For a plan whose longest answer has `text_bytes`. Errors: InsufficientMemory, LimitExceeded, InternalError.
   [[nodiscard]] static Result<std::shared_ptr<StepRecord>> create(
-      std::string plan_digest, const LocalRanks& ranks, std::size_t text_bytes
+      std::string plan_digest,
+      const LocalRanks& ranks,
+      std::size_t text_bytes,
+      const device::MemoryHeadroom& headroom = device::memory_headroom()
   );
   ~StepRecord();
   StepRecord(const StepRecord&) = delete;

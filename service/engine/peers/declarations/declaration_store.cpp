@@ -58,7 +58,7 @@ void DeclarationStore::add(const ContentHash& hash, const plan::RankDeclaration&
   arriving_.erase(hash);
 }
 
-void DeclarationStore::keep_only(const std::vector<std::shared_ptr<const plan::RankDeclaration>>& used) {
+void DeclarationStore::keep_only(const SharedList<std::shared_ptr<const plan::RankDeclaration>>& used) {
   std::set<const plan::RankDeclaration*> kept;
   const plan::RankDeclaration* last = nullptr;  // thousands of ranks after each other may have declared the same
   for (const std::shared_ptr<const plan::RankDeclaration>& declaration : used) {

@@ -27,7 +27,7 @@ class DeclarationStore final : public DeclarationsByHash {
   void add(const ContentHash& hash, const plan::RankDeclaration& declaration);
 
   /// Forgets all others than these, which `find` gave, and what has arrived in part.
-  void keep_only(const std::vector<std::shared_ptr<const plan::RankDeclaration>>& used);
+  void keep_only(const SharedList<std::shared_ptr<const plan::RankDeclaration>>& used);
 
   [[nodiscard]] std::shared_ptr<const plan::RankDeclaration> find(const ContentHash& hash) const override;
   [[nodiscard]] std::vector<PeerDeclaration> pages_of(const ContentHash& hash) const override;

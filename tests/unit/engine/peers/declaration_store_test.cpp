@@ -123,7 +123,7 @@ TEST_F(Declarations, arrive_page_by_page) {
   EXPECT_EQ(came->options, declaration.options);
   EXPECT_EQ(came->tensors, declaration.tensors);
   EXPECT_GT(budget.held(), 0u);
-  wants.keep_only({came});
+  wants.keep_only(std::vector{came});
   EXPECT_NE(wants.find(hash), nullptr);
   wants.keep_only({});
   EXPECT_EQ(wants.find(hash), nullptr);

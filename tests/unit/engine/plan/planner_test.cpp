@@ -19,7 +19,8 @@ namespace {
 PlanRequest request(std::uint64_t ticket) {
   PlanRequest request;
   request.ticket = ticket;
-  request.by_rank = {std::make_shared<const plan::RankDeclaration>(Harness::declaration({Harness::tensor("a")}))};
+  request.by_rank =
+      std::vector{std::make_shared<const plan::RankDeclaration>(Harness::declaration({Harness::tensor("a")}))};
   request.meshes = {{"default", {{"dp", 1}}, {}}};
   return request;
 }
@@ -203,10 +204,10 @@ TEST(Planner, admits_a_declaration_without_a_plan_and_says_with_whom_it_shares_i
   plan::RankDeclaration alike = Harness::declaration({Harness::tensor("a")});
   alike.weight_fingerprints = {"0123456789abcdef"};
   PlanRequest other = request(4);
-  other.by_rank = {std::make_shared<const plan::RankDeclaration>(alike)};
+  other.by_rank = std::vector{std::make_shared<const plan::RankDeclaration>(alike)};
   const PlanOutcome outcome = admitted(other);
   ASSERT_TRUE(outcome.sharing);
-  EXPECT_EQ(outcome.sharing->declaration->tensors.identity(), plain.by_rank.front()->tensors.identity());
+  EXPECT_EQ(outcome.sharing->declaration->tensors.identity(), plain.by_rank[0]->tensors.identity());
   EXPECT_EQ(outcome.sharing->declaration->weight_fingerprints, alike.weight_fingerprints);
   EXPECT_GT(outcome.sharing->memory_bytes, 16U) << "the fingerprints are its own";
 }
@@ -222,7 +223,7 @@ TEST(Planner, prepares_for_the_lane_and_for_reports_what_the_io_thread_only_hand
   measured.options.data_path = plan::DataPath::Stats;
   measured.tensors.own()[0].placements.clear();
   PlanRequest stats = request(5);
-  stats.by_rank = {std::make_shared<const plan::RankDeclaration>(measured)};
+  stats.by_rank = std::vector{std::make_shared<const plan::RankDeclaration>(measured)};
   const PlanOutcome outcome = run_planner(stats);
   ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
   const auto& layout = std::get<device::StatsPlan>((*outcome.plan)->layout);
