@@ -48,7 +48,7 @@ attack: setup ## hostile clients for minutes against a daemon with ASan and UBSa
 mutants: setup ## plant faults one at a time in a copy, and see which test notices (ID="name …" for some)
 	@scripts/mutants.sh $(ID)
 
-sim: setup ## a job over 8 and over 1,024 daemons under faults on a virtual clock (SEED=n replays one world)
+sim: setup ## a job over 8 and over 4,096 daemons under faults on a virtual clock (SEED=n replays one world)
 	@scripts/sim.sh
 
 gpu-test: ## test the CUDA kernels on a GPU, also under compute-sanitizer (OUT=folder)

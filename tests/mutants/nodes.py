@@ -134,8 +134,8 @@ NODES = (
         "doubt-waits-for-a-rank",
         "What came of an attempt is not told to a node until a lost rank of it is replaced.",
         "coordinator_form.cpp",
-        "    if (!member.joined || said.doubt == 0) {",
-        "    if (!member.joined || !member.join.declared || said.doubt == 0) {",
+        "    if (const std::optional<Verdict> verdict = verdict_of(doubt, words, all_joined())) {",
+        "    if (const std::optional<Verdict> verdict = verdict_of(doubt, words, all_joined()); verdict && all_joined()) {",
     ),
     peers(
         "local-retry",
@@ -155,8 +155,8 @@ NODES = (
         "a-pause-is-not-forwarded",
         "Other nodes' deadlines run on while the rank that they wait for is paused.",
         "coordinator_epoch.cpp",
-        "      member.told_paused = paused;\n      send(now, member, PeerPause{std::move(paused)}, actions);\n",
-        "      member.told_paused = paused;\n",
+        "      member.told_paused = waits;\n      send(now, member, std::move(pause), actions);\n",
+        "      member.told_paused = waits;\n",
     ),
     peers(
         "own-member-out-of-order",

@@ -90,7 +90,7 @@ std::unique_ptr<engine::PreparedPlan> plan_of(int tensors) {
   }
   const auto shared = std::make_shared<const plan::RankDeclaration>(std::move(declaration));
   engine::PlanRequest request;
-  request.by_rank = {shared, shared};
+  request.by_rank = std::vector{shared, shared};
   request.meshes = {{"m", {{"dp", 2}}, {}}};
   request.world_size = 2;
   request.encode_report = report_encoder(1 << 20);
@@ -147,7 +147,7 @@ TEST(ResultSize, a_plan_whose_reports_do_not_fit_is_refused) {
     declaration.options.clip.push_back({tensor.clip_group, {1.0, plan::ZeroRule::Refuse}});
   }
   engine::PlanRequest request;
-  request.by_rank = {std::make_shared<const plan::RankDeclaration>(declaration)};
+  request.by_rank = std::vector{std::make_shared<const plan::RankDeclaration>(declaration)};
   request.meshes = {{"m", {{"dp", 1}}, {}}};
   request.encode_report = report_encoder(1 << 20);
   EXPECT_TRUE(engine::run_planner(request).plan);

@@ -22,7 +22,7 @@ std::unique_ptr<PreparedPlan> two_groups() {
   watched.watch = {plan::PercentilePolicy{}};
   declaration.options.clip = {{"one", watched}, {"other", {1.0, plan::ZeroRule::Refuse}}};
   PlanRequest request;
-  request.by_rank = {std::make_shared<const plan::RankDeclaration>(std::move(declaration))};
+  request.by_rank = std::vector{std::make_shared<const plan::RankDeclaration>(std::move(declaration))};
   request.meshes = {{"default", {{"dp", 1}}, {}}};
   PlanOutcome outcome = run_planner(request);
   EXPECT_TRUE(outcome.plan) << (outcome.plan ? "" : outcome.plan.error().message);
