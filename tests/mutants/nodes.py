@@ -63,8 +63,8 @@ NODES = (
         "a-replaced-link-stays-open",
         "The link of an earlier life of a node is left open when a later one has joined.",
         "coordinator_joins.cpp",
-        "    close(member.link, actions);\n    member.link = 0;\n",
-        "    member.link = 0;\n",
+        "    close(member.link, actions);\n    change(member, [&] { member.link = 0; });\n",
+        "    change(member, [&] { member.link = 0; });\n",
     ),
     peers(
         "an-ended-link-is-read",

@@ -55,7 +55,7 @@ class CoordinatorRoll {
   /// The node_id of the member of this daemon; empty: it has not joined.
   [[nodiscard]] const std::string& own() const { return own_; }
 
-  /// Of the nodes that live, those of this start of the job.
+  /// The nodes that live and are of this start of the job.
   [[nodiscard]] Living living(std::int64_t restart_count) const;
 
   /// Whether a node that lives is of an earlier start.
@@ -64,7 +64,7 @@ class CoordinatorRoll {
   /// The node that lives and has a rank which this JOIN of another node claims for the same start; empty: none.
   [[nodiscard]] std::string holder_of(const PeerJoin& join) const;
 
-  /// Of the nodes that have joined and declared.
+  /// How many ranks are on nodes that have joined and declared.
   [[nodiscard]] std::size_t declared_ranks() const { return declared_ranks_; }
 
   /// By attempt, the nodes that have joined and are in doubt about it.

@@ -182,7 +182,7 @@ struct PeerPrepare {
   SharedList<RosterNode> roster;                        ///< by NodeNumber; one for all nodes that it goes to
   std::vector<WeightFingerprints> weight_fingerprints;  ///< of all nodes, each list once
   PeerSettings settings;
-  /// Of this roster, where it was made already. It is not sent.
+  /// What this roster says, where that was made already. It is not sent.
   std::shared_ptr<const RosterByRank> by_rank = {};
 };
 

@@ -246,6 +246,15 @@ TEST(CoordinatorPauses, are_told_to_the_nodes_that_wait_for_the_paused_rank) {
   EXPECT_TRUE(sent<PeerPause>(asked).ranks.empty());
 }
 
+TEST(CoordinatorPauses, of_further_ranks_are_told_to_nodes_that_waited_for_none) {
+  LedCoordinator led(CoordinatorState::Begun);
+  (void)led.by(1, PeerPause{{1}});
+  const CoordinatorActions second = led.by(2, PeerPause{{2}});
+  EXPECT_EQ(words_of(second), "1:pause");
+  EXPECT_EQ(sent<PeerPause>(second).ranks, std::vector<std::int64_t>{2});
+  EXPECT_EQ(words_of(led.by(1, ask_of(kWord))), "2:pause") << "the others wait for rank 2";
+}
+
 TEST(CoordinatorPauses, are_told_again_in_the_next_epoch) {
   LedCoordinator led(CoordinatorState::Begun);
   (void)led.by(1, PeerPause{{1}});

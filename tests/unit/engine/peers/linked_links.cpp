@@ -151,7 +151,7 @@ void LinkedMachines::tick() {
       if (const auto due = nodes_[i].coordinator->next_deadline(); due && *due <= now_) {
         perform(i, nodes_[i].coordinator->on_time(now_));
       }
-      if (!nodes_[i].coordinator->coordinator().counts_right()) {
+      if (nodes_[i].coordinator && !nodes_[i].coordinator->coordinator().counts_right()) {
         fail("the roll of the coordinator is not that of its members");
       }
     } else if (nodes_[i].member) {
