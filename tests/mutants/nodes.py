@@ -135,7 +135,8 @@ NODES = (
         "What came of an attempt is not told to a node until a lost rank of it is replaced.",
         "coordinator_form.cpp",
         "    if (const std::optional<Verdict> verdict = verdict_of(doubt, words, all_joined())) {",
-        "    if (const std::optional<Verdict> verdict = verdict_of(doubt, words, all_joined()); verdict && all_joined()) {",
+        "    const std::optional<Verdict> verdict = verdict_of(doubt, words, all_joined());\n"
+        "    if (verdict && all_joined()) {",
     ),
     peers(
         "local-retry",
