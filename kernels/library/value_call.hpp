@@ -3,7 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cuda_runtime.h>
+#include <driver_types.h>
 #include <stdexcept>
 #include <string>
 
@@ -12,15 +12,8 @@ namespace gradsync::kernels {
 /// A function of the driver by which a stream waits for a word, or writes one.
 class ValueCall {
  public:
-  explicit ValueCall(const char* name) : name_(name) {
-    constexpr unsigned kSinceVersion = 11070;
-    cudaDriverEntryPointQueryResult found{};
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion(name, &function_, kSinceVersion, cudaEnableDefault, &found);
-    if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) {
-      throw std::runtime_error(std::string("the driver has no ") + name);
-    }
-  }
+  /// Throws where the driver does not have it.
+  explicit ValueCall(const char* name);
 
   [[nodiscard]] int call(cudaStream_t stream, const std::atomic<std::uint64_t>* word, std::uint64_t value) const {
     using Function = int (*)(cudaStream_t, unsigned long long, unsigned long long, unsigned);
