@@ -80,12 +80,17 @@ def _daemon_binary() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def real_daemon():
+def daemon_binary() -> str:
     binary = _daemon_binary()
     if binary is None:
         pytest.skip("no gradsyncd binary: build it, or set GRADSYNCD")
+    return binary
+
+
+@pytest.fixture(scope="session")
+def real_daemon(daemon_binary):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADSYNCD", binary)
+        patch.setenv("GRADSYNCD", daemon_binary)
         patch.setenv(*RECONNECT)
         with gradsync.connect(spawn=True, timeout=JOIN_S) as client:
             yield client.address

@@ -46,6 +46,7 @@ OPTIONS = InitOptions(
     norm_type=2.0,
     check_weights=True,
     timeout=None,
+    defer=False,
 )
 
 

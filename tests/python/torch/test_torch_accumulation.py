@@ -136,12 +136,10 @@ def by_hand(gs: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.fixture(scope="module")
-def small_buckets(real_daemon: str) -> Iterator[str]:
+def small_buckets(daemon_binary: str) -> Iterator[str]:
     """A daemon that gives every tensor a bucket: real_daemon would put all of this model into one."""
-    from conftest import _daemon_binary
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADSYNCD", str(_daemon_binary()))
+        patch.setenv("GRADSYNCD", daemon_binary)
         patch.setenv("GRADSYNC_ENGINE_FIRST_BUCKET_BYTES", "1")
         patch.setenv("GRADSYNC_ENGINE_BUCKET_BYTES", "1")
         with gradsync.connect(spawn=True, timeout=60) as client:

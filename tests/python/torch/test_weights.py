@@ -140,12 +140,10 @@ def test_weights_that_drift_after_the_first_step_are_named_within_the_next_three
 
 
 @pytest.fixture(scope="module")
-def often_checking(real_daemon):
+def often_checking(daemon_binary):
     """A daemon that checks every fifth step."""
-    from conftest import _daemon_binary
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRADSYNCD", str(_daemon_binary()))
+        patch.setenv("GRADSYNCD", daemon_binary)
         patch.setenv("GRADSYNC_ENGINE_CHECK_EVERY", "5")
         with gradsync.connect(spawn=True, timeout=60) as client:
             yield client.address
