@@ -66,10 +66,12 @@ bool told_to_stop() {
   return ::sigpending(&pending) == 0 && (::sigismember(&pending, SIGTERM) == 1 || ::sigismember(&pending, SIGINT) == 1);
 }
 
-/// A name for this node that its daemon has before and after a restart, and no other daemon has.
-std::string node_id_of(const DaemonState& state) {
+/// A name for this node that its daemon has before and after a restart, and no other daemon has. In containers of one
+/// machine daemons share the kernel, and may have the same path inside: their hosts have names of their own.
+std::string node_id_of(const DaemonState& state, const std::string& node) {
   Hash128 hash;
   hash.add(state.boot_id);
+  hash.add(node);
   hash.add(state.socket_path);
   return hash.hex();
 }
@@ -78,7 +80,7 @@ PeerBridge::Options peer_options(const Options& options, const DaemonState& stat
   PeerBridge::Options peer;
   peer.listen = options.peer.listen;
   peer.node = options.peer.node;
-  peer.node_id = node_id_of(state);
+  peer.node_id = node_id_of(state, options.peer.node);
   peer.incarnation = state.incarnation;
   peer.wait_for_job = Milliseconds{options.deadlines.declare_ms};
   peer.first_epoch = random_epoch();

@@ -114,6 +114,19 @@ void CoordinatorMachine::on_join(TimePoint now, LinkNumber link, PeerJoin join, 
   }
 }
 
+/// Ranks of an earlier start may attach here when the other nodes are at the next one already.
+void CoordinatorMachine::on_own_join(TimePoint now, PeerJoin join, Actions& actions) {
+  const auto newer = std::ranges::find_if(members_, [&join](const auto& each) {
+    return each.second.lives() && each.second.join.restart_count > join.restart_count;
+  });
+  if (newer != members_.end()) {
+    actions.emplace_back(TellOwnMember{PeerRefused{is_superseded(join, newer->second.join)}});
+    return;
+  }
+  refuse_others(now, join, actions);
+  take_join(now, 0, std::move(join), actions);
+}
+
 std::optional<Error> CoordinatorMachine::refusal_of(LinkNumber link, const PeerJoin& join) const {
   if (const std::string& seen = links_.at(link).seen_address; join.address != seen) {
     return refused(

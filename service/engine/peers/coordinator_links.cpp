@@ -66,8 +66,7 @@ CoordinatorActions CoordinatorMachine::on_message(TimePoint now, LinkNumber link
 CoordinatorActions CoordinatorMachine::on_own(TimePoint now, ToCoordinator message) {
   Actions actions;
   if (auto* join = std::get_if<PeerJoin>(&message)) {
-    refuse_others(now, *join, actions);
-    take_join(now, 0, std::move(*join), actions);
+    on_own_join(now, std::move(*join), actions);
     return actions;
   }
   const auto own = members_.find(roll_.own());

@@ -198,6 +198,7 @@ class CoordinatorMachine {
 
   // which nodes may take part (coordinator_joins.cpp)
   void on_join(TimePoint now, LinkNumber link, PeerJoin join, Actions& actions);
+  void on_own_join(TimePoint now, PeerJoin join, Actions& actions);
   void take_join(TimePoint now, LinkNumber link, PeerJoin join, Actions& actions);
   void retry_deferred(TimePoint now, Actions& actions);
   [[nodiscard]] std::optional<Error> refusal_of(LinkNumber link, const PeerJoin& join) const;

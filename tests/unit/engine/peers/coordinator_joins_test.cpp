@@ -125,6 +125,24 @@ TEST(CoordinatorJoins, a_later_start_of_the_job_supersedes_all_others_once) {
   EXPECT_EQ(words_of(led.by(2, join)), "");
 }
 
+TEST(CoordinatorJoins, node_0_of_an_earlier_start_than_the_others_is_refused_and_its_next_start_taken) {
+  LedCoordinator led;
+  for (const NodeNumber node : {1U, 2U}) {
+    PeerJoin join = LedCoordinator::join_of(node, node + 2);
+    join.restart_count = 1;
+    (void)led.machine.on_link(led.now, node + 2, join.address);
+    (void)led.by(node + 2, join);
+  }
+  const CoordinatorActions actions = led.own(LedCoordinator::join_of(0, 0, 2));
+  EXPECT_EQ(words_of(actions), "own:refused");
+  EXPECT_EQ(sent<PeerRefused>(actions).error.code, ErrorCode::Superseded);
+  EXPECT_EQ(led.machine.state(), LedCoordinator::State::Gathering) << "nodes of two starts are not in one epoch";
+  PeerJoin own = LedCoordinator::join_of(0, 0, 3);
+  own.restart_count = 1;
+  (void)led.own(own);
+  EXPECT_EQ(led.machine.state(), LedCoordinator::State::Preparing);
+}
+
 TEST(CoordinatorJoins, a_join_of_an_earlier_life_closes_its_link_also_when_the_later_one_has_ended) {
   LedCoordinator led;
   (void)led.machine.on_link(kNow, 3, "10.0.0.1");
