@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 
 namespace gradsync::app {
@@ -66,6 +67,15 @@ bool told_to_stop() {
   return ::sigpending(&pending) == 0 && (::sigismember(&pending, SIGTERM) == 1 || ::sigismember(&pending, SIGINT) == 1);
 }
 
+/// At most 64 bytes, as a node's name.
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') {
+    return "localhost";
+  }
+  return std::string(name.data()).substr(0, 64);
+}
+
 /// A name for this node that its daemon has before and after a restart, and no other daemon has. In containers of one
 /// machine daemons share the kernel, and may have the same path inside: their hosts have names of their own.
 std::string node_id_of(const DaemonState& state, const std::string& node) {
@@ -79,8 +89,8 @@ std::string node_id_of(const DaemonState& state, const std::string& node) {
 PeerBridge::Options peer_options(const Options& options, const DaemonState& state) {
   PeerBridge::Options peer;
   peer.listen = options.peer.listen;
-  peer.node = options.peer.node;
-  peer.node_id = node_id_of(state, options.peer.node);
+  peer.node = options.peer.node.empty() ? host_name() : options.peer.node;
+  peer.node_id = node_id_of(state, peer.node);
   peer.incarnation = state.incarnation;
   peer.wait_for_job = Milliseconds{options.deadlines.declare_ms};
   peer.first_epoch = random_epoch();

@@ -7,10 +7,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <random>
 #include <utility>
@@ -22,14 +19,6 @@ namespace {
 constexpr std::size_t kLongestName = 64;
 constexpr std::size_t kTraced = 1024;  // bytes of a message in the log
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') {
-    return "localhost";
-  }
-  return std::string(name.data()).substr(0, kLongestName);
-}
-
 /// The own address in messages. Other nodes are named by the addresses of their links.
 std::string address_of(const std::string& listen, const std::string& node) {
   const auto parsed = parse_host_port(listen);
@@ -40,11 +29,7 @@ std::string address_of(const std::string& listen, const std::string& node) {
 }  // namespace
 
 PeerBridge::PeerBridge(boost::asio::io_context& io, Options options)
-    : io_(io), options_(std::move(options)), waiting_(io) {
-  if (options_.node.empty()) {
-    options_.node = host_name();
-  }
-}
+    : io_(io), options_(std::move(options)), waiting_(io) {}
 
 void PeerBridge::connect(net::PeerLinks& links, engine::Engine& engine, EngineClock& clock) {
   links_ = &links;

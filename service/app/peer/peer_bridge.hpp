@@ -26,7 +26,7 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
  public:
   struct Options {
     std::string listen;       ///< of this daemon; its port is that of an address without one
-    std::string node;         ///< name of this node; empty: the host name
+    std::string node;         ///< name of this node, at most 64 bytes
     std::string node_id;      ///< 32 hex digits, equal before and after a restart
     std::string incarnation;  ///< 16 hex digits
     Milliseconds wait_for_job{300'000};
