@@ -9,6 +9,7 @@ namespace gradsync::kernels {
 namespace {
 
 constexpr std::chrono::microseconds kGlance{50};  // how often the watcher looks for rows
+constexpr std::chrono::hours kUntilTold{1};       // `wait` itself needs the runtime of GCC 12, which RHEL 9 has not
 
 }  // namespace
 
@@ -42,7 +43,9 @@ std::uint64_t Gate::begin(std::chrono::duration<double> patience) {
 
 bool Gate::await_rows() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return arrived_ || !waiting_; });
+  while (!arrived_ && waiting_) {
+    changed_.wait_for(lock, kUntilTold);
+  }
   return waiting_;
 }
 
@@ -70,7 +73,7 @@ void Gate::watch() {
   std::unique_lock lock(mutex_);
   while (!ending_) {
     if (!waiting_) {
-      changed_.wait(lock);
+      changed_.wait_for(lock, kUntilTold);
       continue;
     }
     const Clock::time_point now = Clock::now();
