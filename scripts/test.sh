@@ -19,10 +19,12 @@ export GRADSYNCD="$PWD/build/cpu-release/bin/gradsyncd"
 cores=$(nproc)
 tests=("$python" -m pytest -q -rs --junitxml '{junit}')
 selection='not long and not training'
-[ -z "${LONG:-}" ] || selection='not long'
+rare=' and not rare'
+[ "${LONG:-}" != all ] || rare=
+[ -z "${LONG:-}" ] || selection="not long$rare"
 side_by_side=(-n "$((cores < 4 ? cores : 4))" --dist loadfile)
 quick=("${tests[@]}" -m "$selection" "${side_by_side[@]}")
-long=("${tests[@]}" -m long "${side_by_side[@]}" --timeout 400)
+long=("${tests[@]}" -m "long$rare" "${side_by_side[@]}" --timeout 400)
 stage --name lint-tests --cases --again=--last-failed --deadline 300 -- "${quick[@]}" tests/lint tests/model
 stage --name python --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/python
 # torch's drop-ins with the kernels of GPUs, on an emulation whose device is the CPU.

@@ -50,6 +50,7 @@ def metric(daemon: Daemon, name: str) -> float:
 
 
 @pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.timeout(300)  # a client that sends what is refused is read later
 def test_a_million_frames_of_garbage() -> None:
     """What costs least is sent most; every kind is sent."""

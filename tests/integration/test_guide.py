@@ -65,6 +65,7 @@ def test_the_guide_has_scripts_and_messages() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(DEADLINE_S + 20)
+@pytest.mark.rare
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_a_script_of_the_guide_trains(name: str, tmp_path: Path) -> None:
     run([BINARY, "run", "--", *started(name, tmp_path)], tmp_path)

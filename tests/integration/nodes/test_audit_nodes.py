@@ -45,7 +45,7 @@ def check_whole(verdict: dict[str, Any], word: str) -> dict[str, Any]:
 
 @pytest.mark.training
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("case", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("case", [pytest.param("ddp", marks=pytest.mark.rare), "fsdp2"])
 def test_a_right_norm_agrees_on_both_nodes(tmp_path: Path, case: str) -> None:
     run = Run(tmp_path, case)
     assert run.codes == [0, 0], run.said
@@ -56,6 +56,7 @@ def test_a_right_norm_agrees_on_both_nodes(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.training
 @pytest.mark.timeout(240)
+@pytest.mark.rare
 def test_a_sum_that_is_made_twice_over_the_nodes_is_named_on_both(tmp_path: Path) -> None:
     run = Run(tmp_path, "sums_shards_twice", "--stop")
     assert run.codes == [1, 1], run.said

@@ -54,7 +54,7 @@ def one_process_norms() -> list[float]:
 
 @pytest.mark.training
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("case", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("case", [pytest.param("ddp", marks=pytest.mark.rare), "fsdp2"])
 def test_the_second_opinion_is_the_norm_of_one_process(tmp_path: Path, case: str) -> None:
     run = Run(tmp_path, case)
     assert [done.code for done in run.nodes] == [0, 0], run.said
@@ -69,6 +69,7 @@ def test_the_second_opinion_is_the_norm_of_one_process(tmp_path: Path, case: str
 
 @pytest.mark.training
 @pytest.mark.timeout(240)
+@pytest.mark.rare
 def test_a_shard_that_is_counted_twice_is_said_on_every_node_by_its_ranks(tmp_path: Path) -> None:
     run = Run(tmp_path, "counts_a_shard_twice")
     assert [done.code for done in run.nodes] == [1, 1], run.said

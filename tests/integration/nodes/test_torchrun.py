@@ -57,7 +57,7 @@ def at_one_daemon(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.training
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.rare), "fsdp2"])
 def test_two_commands_train_over_two_nodes_as_four_ranks_at_one_daemon_do(tmp_path: Path, kind: str) -> None:
     found = over_two_daemons(tmp_path, kind)
     assert [(rank["rank"], rank["node"]) for rank in found] == [(0, "0"), (1, "0"), (2, "1"), (3, "1")]
