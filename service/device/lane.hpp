@@ -19,6 +19,7 @@
 #include "device/step_math.hpp"
 #include "plan/clip/clip_rule.hpp"
 #include "plan/plan.hpp"
+#include "plan/transfer/bucket_transfer.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -94,6 +95,16 @@ struct LaneArena {
 
 inline constexpr std::uint64_t kNotHeld = ~std::uint64_t{0};
 
+/// The nodes of a job, for the lane of one of them. Ranks on other nodes have no buffer here; sums name them all the
+/// same. What of a bucket travels is in its transfer; the lane reads the inputs of its own ranks and writes their
+/// outputs (docs/adr/0034).
+struct LaneNodes {
+  plan::TransferNode node = 0;                       ///< this one
+  std::vector<plan::TransferNode> node_of_rank;      ///< empty: all ranks are here, and nothing below is used
+  std::vector<plan::BucketTransfer> transfers = {};  ///< by bucket; without streams where nothing of it travels
+  std::uint64_t staging_bytes = 64u << 20;           ///< as in the options of the transfers
+};
+
 struct LanePlan {
   std::int64_t world_size = 1;
   double norm_type = 2.0;
@@ -107,7 +118,8 @@ struct LanePlan {
   std::vector<std::uint32_t> arena_of_rank;  ///< index into `arenas`
   std::uint32_t clip_groups = 1;
   std::uint32_t layers = 0;
-  std::vector<BufferId> rank_buffers;  ///< one mapped arena per rank
+  std::vector<BufferId> rank_buffers;  ///< one mapped arena per rank; 0: the rank is on another node
+  LaneNodes nodes;
 };
 
 // ---- commands
@@ -161,6 +173,20 @@ struct LoadStats {
   StatsPlan layout;
 };
 
+/// Connected stream sockets to another node, one for each payload (device/wire/wire.hpp).
+struct NodeConnection {
+  plan::TransferNode node = 0;
+  UniqueFd partials;
+  UniqueFd results;
+};
+
+/// Gives a loaded plan that is over nodes its connections, once: one for each other node that a transfer of it sends to
+/// or receives from. Without it nothing that travels is reduced. Reports Connected.
+struct ConnectNodes {
+  PlanId plan = 0;
+  std::vector<NodeConnection> connections;
+};
+
 /// Forgets a plan of either kind. Reports Unloaded.
 struct UnloadPlan {
   PlanId plan = 0;
@@ -198,8 +224,8 @@ struct FinishStep {
   std::vector<plan::ClipRule> rules;  ///< one per clip group
   bool apply = true;                  ///< false: measure only; `ScaleGradients` may follow
   std::uint64_t stamp = 0;            ///< the stamp that rows of this attempt carry; data path `stats` only
-  /// Nothing is decided: `Finished` brings what the nodes of a job add and compare. There are no rules, `apply` is
-  /// false, and the data path is `stats`. A plan of which some ranks are on other nodes is finished in no other way.
+  /// Nothing is decided: `Finished` brings what the nodes of a job add and compare. There are no rules and `apply` is
+  /// false. A plan of which some ranks are on other nodes is finished in no other way.
   bool raw = false;
   HashSums sums = HashSums::In;  ///< with `raw`: whether hashes tell sums apart
 };
@@ -229,6 +255,9 @@ struct ScaleGradients {
   Tag tag = 0;
   std::vector<plan::ClipOutcome> outcomes;
   std::vector<std::uint32_t> buckets = {};  ///< those of this lane where several share the plan; empty: all
+  /// On a plan over nodes of data path arena: the tensors that are absent on every node, ascending. Sums of others to
+  /// which no rank contributed are written as zero now. Such a plan gets this command in every step.
+  std::vector<std::uint32_t> absent = {};
 };
 
 /// See the invariants above. Reports Aborted.
@@ -256,7 +285,8 @@ using LaneCommand = std::variant<
     Abort,
     SetWidth,
     ProbeMemory,
-    ReadRows>;
+    ReadRows,
+    ConnectNodes>;
 
 // ---- reports
 
@@ -269,6 +299,10 @@ struct Unmapped {
 };
 
 struct Loaded {
+  PlanId plan = 0;
+};
+
+struct Connected {
   PlanId plan = 0;
 };
 
@@ -346,6 +380,10 @@ struct Failed {
   std::optional<FailedRow> row = {};
   std::string hint = {};   ///< what to do about it; may be empty
   bool lane_lost = false;  ///< so will every later command: the lane has to be replaced
+  /// The connections of the plan are of no use any more, for a reason that `message` has; every later reduction of what
+  /// travels fails alike. `node`: to which of them, where it is known.
+  bool wire_lost = false;
+  std::optional<plan::TransferNode> node = {};
 };
 
 /// What a worker found of memory that another process exported, and how long each part took.
@@ -362,8 +400,20 @@ struct Probed {
   Probe probe;
 };
 
-using LaneReport = std::
-    variant<Mapped, Unmapped, Loaded, Unloaded, Reduced, Finished, Measured, Scaled, Aborted, Failed, Probed, RowsRead>;
+using LaneReport = std::variant<
+    Mapped,
+    Unmapped,
+    Loaded,
+    Unloaded,
+    Reduced,
+    Finished,
+    Measured,
+    Scaled,
+    Aborted,
+    Failed,
+    Probed,
+    RowsRead,
+    Connected>;
 
 /// Called on a thread of the lane; must only hand the report over.
 using LaneSink = std::function<void(LaneReport)>;
