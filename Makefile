@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz attack mutants sim gpu-test gpu-bench gpu-experiments gpu-bundle lint format clean
+.PHONY: help setup setup-demo build dist deb demo demo-adaptive test sanitize bench fuzz attack mutants sim soak gpu-test gpu-bench gpu-experiments gpu-bundle lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ mutants: setup ## plant faults one at a time in a copy, and see which test notic
 
 sim: setup ## a job over 8 and over 4,096 daemons under faults on a virtual clock (SEED=n replays one world)
 	@scripts/sim.sh
+
+soak: setup ## jobs over three daemons under faults at random for an hour (SOAK_SECONDS=600, SEED=n)
+	@scripts/soak.sh $(or $(SOAK_SECONDS),3600) $(SEED)
 
 gpu-test: ## test the CUDA kernels on a GPU, also under compute-sanitizer (OUT=folder)
 	@scripts/gpu_test.sh

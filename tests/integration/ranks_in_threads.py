@@ -9,7 +9,7 @@ from typing import Any
 from daemon import DEADLINE_S
 
 
-def on_all(ranks: Iterable[Any], body: Callable[[Any], Any]) -> list[Any]:
+def on_all(ranks: Iterable[Any], body: Callable[[Any], Any], within_s: float = 2 * DEADLINE_S) -> list[Any]:
     """`body` of each on a thread; what they returned or raised."""
     ranks = list(ranks)
     results: list[Any] = [None] * len(ranks)
@@ -24,7 +24,7 @@ def on_all(ranks: Iterable[Any], body: Callable[[Any], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * DEADLINE_S)
+        thread.join(within_s)
         assert not thread.is_alive(), f"a rank hangs; {results}"
     return results
 

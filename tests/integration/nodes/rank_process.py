@@ -27,14 +27,16 @@ class Numbers(NamedTuple):
 class RankProcess:
     """`NodeRank` in its process. Its calls wait, as those of a rank in a thread do, and raise what it raises."""
 
-    def __init__(self, route: Route, job: str, rank: int, per_node: int, world_size: int) -> None:
+    def __init__(
+        self, route: Route, job: str, rank: int, per_node: int, world_size: int, kind: type[NodeRank] = NodeRank
+    ) -> None:
         PROCESSES.set_forkserver_preload(["gradsync", "numpy"])
         self.name, self.rank, self.world_size = job, rank, world_size
         self.node = rank // per_node
         self.address = route.address(self.node)
         self._pipe, theirs = PROCESSES.Pipe()
         self._process = PROCESSES.Process(
-            target=_serve, args=(theirs, route, job, rank, per_node, world_size), daemon=True
+            target=_serve, args=(theirs, kind, route, job, rank, per_node, world_size), daemon=True
         )
         self._process.start()
         theirs.close()
@@ -80,9 +82,15 @@ class RankProcess:
         return result
 
 
-def _serve(pipe: Connection, route: Route, job: str, rank: int, per_node: int, world_size: int) -> None:
-    me = NodeRank(route, job, rank, per_node, world_size)
+def _serve(
+    pipe: Connection, kind: type[NodeRank], route: Route, job: str, rank: int, per_node: int, world_size: int
+) -> None:
     result: Any = None
+    try:
+        me = kind(route, job, rank, per_node, world_size)
+    except Exception as error:
+        pipe.send(error)
+        return
     while True:
         if isinstance(result, StepReport):
             result = Numbers(result.step, result.norm, result.coefficient)
