@@ -253,6 +253,12 @@ void Engine::State::on(device::LaneId lane, device::Loaded& report) {
   }
 }
 
+void Engine::State::on(device::LaneId lane, device::Connected& report) {
+  if (Job* job = job_of_plan(lane, report.plan)) {
+    job->on_connected(report.plan);
+  }
+}
+
 void Engine::State::on(device::LaneId lane, device::Reduced& report) {
   if (Job* job = job_of_plan(lane, report.plan)) {
     job->on_reduced(lane, report);

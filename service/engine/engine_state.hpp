@@ -93,6 +93,7 @@ struct Engine::State {
   void on(device::LaneId, device::Unloaded&) {}
 
   void on(device::LaneId lane, device::Loaded& report);
+  void on(device::LaneId lane, device::Connected& report);
   void on(device::LaneId lane, device::Reduced& report);
   void on(device::LaneId lane, device::Finished& report);
   void on(device::LaneId lane, device::RowsRead& report);

@@ -286,9 +286,10 @@ void Daemon::flush(JobNumber job) {
     send(found->second, job, each);
   }
   if (engine::PeerEvents later = found->second.port->take_later(); !later.empty()) {
-    world_.clock().after({}, [this, life = life_, job, later = std::move(later)]() mutable {
+    auto kept = std::make_shared<engine::PeerEvents>(std::move(later));
+    world_.clock().after({}, [this, life = life_, job, kept] {
       if (life == life_) {
-        to_port(job, [later = std::move(later)](app::PeerPort&) { return later; });
+        to_port(job, [kept](app::PeerPort&) { return std::exchange(*kept, {}); });
       }
     });
   }
@@ -304,7 +305,7 @@ void Daemon::send(Seat& seat, JobNumber job, app::Outgoing& each) {
     network.send(seat.link, up->message);
   } else if (std::holds_alternative<engine::DropLink>(each)) {
     network.close(std::exchange(seat.link, 0), Network::End::Member, "dropped");
-  } else if (!seat.replaced) {
+  } else if (std::holds_alternative<engine::OpenLink>(each) && !seat.replaced) {
     network.open(index_, job);
   }
 }

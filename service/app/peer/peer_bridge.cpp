@@ -177,6 +177,8 @@ void PeerBridge::send_outgoing(engine::JobNumber job, Seat& seat) {
       }
     } else if (const auto* wanted = std::get_if<engine::OpenLink>(&each)) {
       open(job, seat, wanted->address);
+    } else if (std::holds_alternative<engine::OpenDataLinks>(each)) {
+      spdlog::error("data connections of a job are wanted, and nothing makes them");
     } else if (const net::LinkId link = std::exchange(seat.own_link, 0); link != 0) {
       opened_.erase(link);
       links_->close(link);

@@ -26,8 +26,13 @@
 
 namespace gradsync::app {
 
-using Outgoing = std::
-    variant<engine::SendToMember, engine::CloseLink, engine::SendToCoordinator, engine::OpenLink, engine::DropLink>;
+using Outgoing = std::variant<
+    engine::SendToMember,
+    engine::CloseLink,
+    engine::SendToCoordinator,
+    engine::OpenLink,
+    engine::DropLink,
+    engine::OpenDataLinks>;
 
 class PeerPort final : public engine::Peers {
  public:

@@ -67,6 +67,7 @@ struct EpochPlan {
   std::shared_ptr<StepRecord> record;                 ///< none where there is no encoder
   std::shared_ptr<const Comparison> comparison = {};  ///< none on a node that is alone
   NodeNumber node = 0;                                ///< this one
+  std::vector<NodeNumber> linked = {};                ///< those that its sums travel to or from; data path arena only
   device::HashSums sums = device::HashSums::In;       ///< whether copies on other nodes agreed in each bit until now
   std::optional<AttemptRefused> refused = {};         ///< the last attempt that other nodes have failed
 };
@@ -123,6 +124,7 @@ class Job {
 
   void on_plan(PlanOutcome& outcome);
   void on_loaded(device::PlanId plan);
+  void on_connected(device::PlanId plan);
   void on_load_failed(const device::Failed& report);
 
   // steps (job_step.cpp)
@@ -267,6 +269,8 @@ class Job {
   void perform(PoliciesWanted& event);
   void perform(PoliciesGiven& event);
   void perform(ConnectEpoch& event);
+  void perform(LinksReady& event);
+  void perform(LinksFailed& event);
   void perform(BeginEpoch& event);
   void perform(EpochEnded& event);
   void perform(EpochRefused& event);

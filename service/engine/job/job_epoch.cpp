@@ -242,6 +242,12 @@ void Job::on_loaded(device::PlanId plan) {
   }
 }
 
+void Job::on_connected(device::PlanId plan) {
+  if (owns_plan(plan) && epochs_.loads()) {
+    perform(peers_->tell(LocalsConnected{epochs_.epoch()}));
+  }
+}
+
 void Job::on_load_failed(const device::Failed& report) {
   perform(epochs_.on_load_failed(make_error(
       report.out_of_memory                         ? ErrorCode::InsufficientMemory

@@ -83,7 +83,27 @@ void Job::perform(PoliciesGiven& event) {
   tell_ready();
 }
 
-void Job::perform(ConnectEpoch& event) { perform(peers_->tell(LocalsConnected{event.epoch})); }
+void Job::perform(ConnectEpoch& event) {
+  if (active_ && !active_->linked.empty()) {
+    perform(peers_->tell(LinksWanted{event.epoch, active_->linked}));
+  } else {
+    perform(peers_->tell(LocalsConnected{event.epoch}));
+  }
+}
+
+/// Connections of an epoch that is over are closed with the event.
+void Job::perform(LinksReady& event) {
+  if (epochs_.loads() && active_ && event.epoch == epochs_.epoch()) {
+    context_.lanes[active_->shares.front().lane].submit(device::ConnectNodes{active_->id, std::move(event.connections)}
+    );
+  }
+}
+
+void Job::perform(LinksFailed& event) {
+  if (event.epoch == epochs_.epoch()) {
+    perform(epochs_.on_load_failed(event.error));
+  }
+}
 
 void Job::perform(BeginEpoch&) { perform(epochs_.on_begin()); }
 

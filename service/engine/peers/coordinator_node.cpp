@@ -74,6 +74,8 @@ void CoordinatorNode::take(MemberActions some, NodeActions& actions) {
   for (MemberAction& action : some) {
     if (auto* send = std::get_if<SendToCoordinator>(&action)) {
       said_.emplace_back(std::move(send->message));
+    } else if (auto* open = std::get_if<OpenDataLinks>(&action)) {
+      actions.emplace_back(std::move(*open));
     } else if (auto* tell = std::get_if<TellJob>(&action)) {
       actions.emplace_back(std::move(*tell));
     }

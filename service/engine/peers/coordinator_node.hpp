@@ -17,7 +17,7 @@
 
 namespace gradsync::engine {
 
-using NodeAction = std::variant<SendToMember, CloseLink, StoreDone, WarnHalfTime, TellJob>;
+using NodeAction = std::variant<SendToMember, CloseLink, StoreDone, WarnHalfTime, OpenDataLinks, TellJob>;
 using NodeActions = std::vector<NodeAction>;
 
 class CoordinatorNode {

@@ -127,6 +127,7 @@ bool MemberMachine::leave(Error error, Declared declared, Actions& actions) {
   state_ = State::Joined;
   phase_ = phase_ == Phase::Voted ? Phase::Doubt : Phase::Idle;
   prepare_.reset();
+  roster_ = {};
   policy_pages_.clear();
   next_page_ = 0;
   answer_until_.reset();

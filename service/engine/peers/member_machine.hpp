@@ -37,12 +37,29 @@ struct OpenLink {
 
 struct DropLink {};
 
+/// The other end of two data connections.
+struct DataEnd {
+  NodeNumber node = 0;
+  std::string name;
+  std::string address;  ///< of the peer listener there: HOST:PORT, or for the coordinator what `OpenLink` has
+  std::string incarnation;
+};
+
+/// Make data connections to these nodes, ascending; the higher number of two dials. `LinksReady` or `LinksFailed`
+/// follows for the job, which closes what comes too late.
+struct OpenDataLinks {
+  std::uint64_t epoch = 0;
+  NodeNumber own = 0;
+  std::string own_incarnation;
+  std::vector<DataEnd> ends;
+};
+
 /// For the job, in order.
 struct TellJob {
   PeerEvent event;
 };
 
-using MemberAction = std::variant<SendToCoordinator, OpenLink, DropLink, TellJob>;
+using MemberAction = std::variant<SendToCoordinator, OpenLink, DropLink, OpenDataLinks, TellJob>;
 using MemberActions = std::vector<MemberAction>;
 
 class MemberMachine {
@@ -108,6 +125,7 @@ class MemberMachine {
   [[nodiscard]] Error of_this_node(Error error) const;
   void on_ready(TimePoint now, const LocalsReady& ready, Actions& actions);
   void on_policies(TimePoint now, const LocalPolicies& policies, Actions& actions);
+  void on_links_wanted(const LinksWanted& wanted, Actions& actions);
   void on_asked(TimePoint now, PeerAsk ask, Actions& actions);
   void on_voted(TimePoint now, const Voted& voted, Actions& actions);
 
@@ -155,6 +173,8 @@ class MemberMachine {
   bool own_record_ = false;  ///< this daemon has stored more than the one before it, whose ranks tell the words
   std::optional<NodeDeclared> declared_;
   std::optional<PeerPrepare> prepare_;  ///< Preparing, while declarations are on their way
+  SharedList<RosterNode> roster_;       ///< of the epoch that it is in
+  NodeNumber number_ = 0;               ///< of this node in it
   bool planning_ = false;               ///< the job was told of the epoch
   std::vector<std::int64_t> local_paused_;
   bool paused_ = false;  ///< a rank of another node that is waited for

@@ -19,6 +19,8 @@ MemberActions MemberMachine::on_local(TimePoint now, LocalEvent event) {
     on_ready(now, *ready, actions);
   } else if (const auto* policies = std::get_if<LocalPolicies>(&event)) {
     on_policies(now, *policies, actions);
+  } else if (const auto* wanted = std::get_if<LinksWanted>(&event)) {
+    on_links_wanted(*wanted, actions);
   } else if (const auto* connected = std::get_if<LocalsConnected>(&event)) {
     if (state_ == State::Connected && connected->epoch == epoch_) {
       send(now, PeerConnected{epoch_}, actions);
@@ -152,6 +154,20 @@ void MemberMachine::on_policies(TimePoint now, const LocalPolicies& policies, Ac
   for (std::uint32_t page = 0; page < pages; ++page) {
     send(now, PeerPolicies{epoch_, page, pages, policies.state.substr(page * kPolicyPage, kPolicyPage)}, actions);
   }
+}
+
+/// The roster has the other ends; the address of the coordinator is the one that this node reaches it by.
+void MemberMachine::on_links_wanted(const LinksWanted& wanted, Actions& actions) {
+  if (state_ != State::Connected || wanted.epoch != epoch_) {
+    return;
+  }
+  OpenDataLinks open{epoch_, number_, options_.identity.incarnation, {}};
+  for (const NodeNumber number : wanted.nodes) {
+    const RosterNode& other = roster_[number];
+    const std::string& address = number == 0 ? options_.coordinator : other.address;
+    open.ends.push_back({number, other.node, address, other.incarnation});
+  }
+  actions.emplace_back(std::move(open));
 }
 
 void MemberMachine::on_asked(TimePoint now, PeerAsk ask, Actions& actions) {

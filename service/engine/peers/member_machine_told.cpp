@@ -175,6 +175,8 @@ void MemberMachine::on_prepare(TimePoint now, PeerPrepare prepare, Actions& acti
     return;
   }
   coordinator_ranks_ = ranks_of(prepare.roster[0]);
+  roster_ = prepare.roster;
+  number_ = prepare.by_rank->node_of_rank[static_cast<std::size_t>(options_.identity.ranks.front())];
   want_unknown(now, prepare, actions);
   prepare_ = std::move(prepare);
   try_plan(actions);

@@ -9,8 +9,10 @@
 // Invariants: the port never calls the job. Every `Voted` is followed by exactly one verdict for its word, also across
 // ends of epochs and links; so is every doubt of the daemon before this one. An attempt without a vote fails by
 // `AttemptRefused` or with its epoch, and gets no verdict. Nothing of an epoch comes before its `PrepareEpoch`, or
-// after its `EpochEnded` or `EpochRefused`. Nothing of a new epoch comes while a vote or a doubt has no verdict.
+// after its `EpochEnded` or `EpochRefused`, but for connections: these are made beside the machines, and the job drops
+// those of another epoch. Nothing of a new epoch comes while a vote or a doubt has no verdict.
 
+#include "device/lane.hpp"
 #include "engine/peers/peer_message.hpp"
 
 #include <boost/container/small_vector.hpp>
@@ -64,6 +66,13 @@ struct LocalPolicies {
   std::string state;
 };
 
+/// What travels in this epoch needs connections to these nodes, ascending. `LinksReady` or `LinksFailed` follows,
+/// unless the epoch ends. Never on a node that is alone.
+struct LinksWanted {
+  std::uint64_t epoch = 0;
+  std::vector<NodeNumber> nodes;
+};
+
 struct LocalsConnected {
   std::uint64_t epoch = 0;
 };
@@ -110,6 +119,7 @@ using LocalEvent = std::variant<
     LocalsLeft,
     LocalsReady,
     LocalPolicies,
+    LinksWanted,
     LocalsConnected,
     LocalsAsked,
     LocalRows,
@@ -141,9 +151,21 @@ struct PoliciesGiven {
   std::string state;
 };
 
-/// Build what carries gradients between nodes; there is nothing of it yet. `LocalsConnected` follows.
+/// Build what carries gradients between nodes, where any travel. `LocalsConnected` follows.
 struct ConnectEpoch {
   std::uint64_t epoch = 0;
+};
+
+/// Two connections to each node that was asked for. It may come when the epoch is over, and is closed then.
+struct LinksReady {
+  std::uint64_t epoch = 0;
+  std::vector<device::NodeConnection> connections;
+};
+
+/// One of them cannot be made. `error` names node and address.
+struct LinksFailed {
+  std::uint64_t epoch = 0;
+  Error error;
 };
 
 /// Steps may be launched.
@@ -205,6 +227,8 @@ using PeerEvent = std::variant<
     PoliciesWanted,
     PoliciesGiven,
     ConnectEpoch,
+    LinksReady,
+    LinksFailed,
     BeginEpoch,
     EpochEnded,
     EpochRefused,

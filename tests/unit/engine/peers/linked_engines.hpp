@@ -113,6 +113,7 @@ class LinkedPort final : public Peers {
   std::uint64_t begun = 0;  ///< the last epoch that began
   bool wants_link = false;
   bool drops_link = false;
+  std::optional<OpenDataLinks> data;                                ///< the connections that are wanted
   std::deque<ToCoordinator> up;                                     ///< of a member
   std::deque<std::pair<LinkNumber, std::optional<ToMember>>> down;  ///< of the coordinator; nothing: it closes the link
 
@@ -144,6 +145,8 @@ class LinkedPort final : public Peers {
   void take(CloseLink& close, PeerEvents&) { down.emplace_back(close.link, std::nullopt); }
 
   void take(DropLink&, PeerEvents&) { drops_link = true; }
+
+  void take(OpenDataLinks& open, PeerEvents&) { data = std::move(open); }
 
   static void take(WarnHalfTime& warn, PeerEvents& events) { events.push_back(PeersHalfTime{warn.waits_for}); }
 

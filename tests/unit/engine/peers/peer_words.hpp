@@ -62,6 +62,8 @@ inline std::string name_of(const PeerEvent& event) {
       "PoliciesWanted",
       "PoliciesGiven",
       "ConnectEpoch",
+      "LinksReady",
+      "LinksFailed",
       "BeginEpoch",
       "EpochEnded",
       "EpochRefused",
@@ -76,7 +78,7 @@ inline std::string name_of(const PeerEvent& event) {
   return kNames[event.index()];
 }
 
-/// "ready", "PrepareEpoch", "open", "drop"; "1:prepare", "own:prepare", "close 1", "StoreDone", "WarnHalfTime".
+/// "ready", "PrepareEpoch", "open", "drop"; "data", "1:prepare", "own:prepare", "close 1", "StoreDone", "WarnHalfTime".
 template <typename Action>
 std::string name_of_action(const Action& action) {
   return std::visit(
@@ -96,6 +98,8 @@ std::string name_of_action(const Action& action) {
           return "open";
         } else if constexpr (std::is_same_v<One, DropLink>) {
           return "drop";
+        } else if constexpr (std::is_same_v<One, OpenDataLinks>) {
+          return "data";
         } else if constexpr (std::is_same_v<One, StoreDone>) {
           return "StoreDone";
         } else {
