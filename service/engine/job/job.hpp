@@ -271,6 +271,7 @@ class Job {
   void perform(ConnectEpoch& event);
   void perform(LinksReady& event);
   void perform(LinksFailed& event);
+  [[nodiscard]] Error wire_error(const device::Failed& report) const;
   void perform(BeginEpoch& event);
   void perform(EpochEnded& event);
   void perform(EpochRefused& event);

@@ -89,7 +89,11 @@ void Job::perform(Decide& action) {
 
 void Job::perform(LaunchOutcomes& action) {
   context_.lanes[action.lane].submit(device::ScaleGradients{
-      active_->id, machine_->attempt(), std::move(action.outcomes), std::move(action.buckets)});
+      active_->id,
+      machine_->attempt(),
+      std::move(action.outcomes),
+      std::move(action.buckets),
+      std::move(action.absent)});
 }
 
 void Job::perform(LaunchScale& action) {
@@ -113,6 +117,7 @@ void Job::perform(LaunchScale& action) {
   plan::decide_together(command.outcomes);
   attempt_.outcomes = command.outcomes;
   command.buckets = action.buckets;
+  command.absent = std::move(action.absent);
   note_begun();
   context_.lanes[action.lane].submit(std::move(command));
 }

@@ -4,6 +4,8 @@
 #include "engine/peers/sums/node_plan.hpp"
 #include "engine/peers/sums/node_sums.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -99,6 +101,25 @@ void Job::perform(LinksReady& event) {
   }
 }
 
+/// The lane knows the other end by its number.
+Error Job::wire_error(const device::Failed& report) const {
+  const bool known = report.node && *report.node < gathered_.node_names.size();
+  const std::string name = known ? gathered_.node_names[*report.node] : std::string();
+  Error error = make_error(
+      ErrorCode::NodeLost,
+      known ? fmt::format("the connection to node '{}' that gradients travel over was lost: {}", name, report.message)
+            : fmt::format("a connection that gradients travel over was lost: {}", report.message),
+      "the epoch forms again, with new connections, when the node is back"
+  );
+  error.node = name;
+  for (std::size_t rank = 0; known && rank < gathered_.node_of_rank.size(); ++rank) {
+    if (gathered_.node_of_rank[rank] == *report.node) {
+      error.ranks.push_back(static_cast<std::int64_t>(rank));
+    }
+  }
+  return error;
+}
+
 void Job::perform(LinksFailed& event) {
   if (event.epoch == epochs_.epoch()) {
     perform(epochs_.on_load_failed(event.error));
@@ -149,7 +170,8 @@ void Job::perform(SumsKnown& event) {
 }
 
 void Job::perform(WantRows& event) {
-  if (machine_ && active_ && active_->comparison && event.compare.word == word()) {
+  const bool compares = active_ && active_->comparison && !active_->comparison->classes.empty();
+  if (machine_ && compares && event.compare.word == word()) {
     run(machine_->on_rows_wanted(rows_wanted_of(*active_->comparison, active_->node, std::move(event.compare))));
   }
 }

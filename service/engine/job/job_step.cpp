@@ -239,7 +239,8 @@ void Job::on_lane_failed(device::LaneId lane, const device::Failed& report) {
           report.message
       );
     }
-    run(machine_->on_lane_failed(lane, report));
+    std::optional<Error> why = report.wire_lost ? std::optional(wire_error(report)) : std::nullopt;
+    run(machine_->on_lane_failed(lane, report, std::move(why)));
   }
 }
 

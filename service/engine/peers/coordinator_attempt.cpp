@@ -157,7 +157,12 @@ void CoordinatorMachine::commit(TimePoint now, Actions& actions) {
   tell_pauses(now, actions);
 }
 
+/// Where gradients travel, what is half sent goes with its connections, and these are of the epoch.
 void CoordinatorMachine::abort(TimePoint now, Error error, Actions& actions) {
+  if (course_.plan && course_.plan->options.data_path == plan::DataPath::Arena) {
+    end_epoch(now, std::move(error), actions);
+    return;
+  }
   const std::uint64_t failed = word();
   error.job = options_.job.second;
   error.epoch = epoch_;

@@ -131,6 +131,7 @@ bool MemberMachine::leave(Error error, Declared declared, Actions& actions) {
   policy_pages_.clear();
   next_page_ = 0;
   answer_until_.reset();
+  held_.reset();
   ended_ = error;
   if (std::exchange(paused_, false)) {
     actions.emplace_back(TellJob{PeersPaused{false}});
@@ -177,6 +178,10 @@ MemberActions MemberMachine::on_time(TimePoint now) {
   } else if (connection_ == Connection::Open && sent_ + kBeat <= now) {
     send(now, PeerBeat{}, actions);
   }
+  if (held_ && held_->until <= now) {
+    send(now, PeerFail{word_, std::move(held_->error)}, actions);
+    held_.reset();
+  }
   if (phase_ == Phase::Doubt && deadline_ && *deadline_ <= now) {
     settle(Verdict::Unknown, in_doubt(), actions);
   }
@@ -206,6 +211,9 @@ std::optional<TimePoint> MemberMachine::next_deadline() const {
     lower(heard_ + kDead);
     lower(sent_ + kBeat);
     lower(answer_until_.value_or(heard_ + kDead));
+  }
+  if (held_) {
+    lower(held_->until);
   }
   if (phase_ == Phase::Doubt && deadline_) {
     lower(*deadline_);

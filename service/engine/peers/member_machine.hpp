@@ -70,6 +70,8 @@ class MemberMachine {
   static constexpr Milliseconds kBeat{1'000};
   static constexpr Milliseconds kDead{5'000};
   static constexpr Milliseconds kOverdue{2'000};        ///< the coordinator has this long to answer `overdue`
+  /// A connection that broke says little of why: what its other end says of the attempt is waited for so long.
+  static constexpr Milliseconds kCause{500};
   static constexpr std::size_t kPolicyPage = 2u << 20;  ///< bytes of a page of policies, which are twice as many digits
   static constexpr std::size_t kMostPolicies = 60u << 20;  ///< bytes of all pages together
   static constexpr Milliseconds kFirstRetry{50};
@@ -107,6 +109,13 @@ class MemberMachine {
 
  private:
   enum class Connection : std::uint8_t { None, Opening, Open };
+
+  /// That the attempt fails here, for a reason that another node may know better.
+  struct HeldFailure {
+    Error error;
+    TimePoint until;
+  };
+
   /// What the end of an epoch does to what the ranks of this node declared.
   enum class Declared : std::uint8_t { Counts, ToBeSaidAgain, Forgotten };
 
@@ -126,6 +135,7 @@ class MemberMachine {
   void on_ready(TimePoint now, const LocalsReady& ready, Actions& actions);
   void on_policies(TimePoint now, const LocalPolicies& policies, Actions& actions);
   void on_links_wanted(const LinksWanted& wanted, Actions& actions);
+  void on_failed(TimePoint now, LocalsFailed failed, Actions& actions);
   void on_asked(TimePoint now, PeerAsk ask, Actions& actions);
   void on_voted(TimePoint now, const Voted& voted, Actions& actions);
 
@@ -183,6 +193,7 @@ class MemberMachine {
   std::optional<Error> ended_;             ///< why the last epoch ended
   std::optional<TimePoint> deadline_;      ///< of the rank that asked
   std::optional<TimePoint> answer_until_;  ///< after `overdue`
+  std::optional<HeldFailure> held_;        ///< of the attempt under way
   TimePoint heard_;
   TimePoint sent_;
   std::optional<TimePoint> retry_at_;

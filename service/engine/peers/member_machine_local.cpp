@@ -46,9 +46,7 @@ void MemberMachine::on_in_attempt(TimePoint now, LocalEvent event, Actions& acti
   } else if (const auto* voted = std::get_if<Voted>(&event)) {
     on_voted(now, *voted, actions);
   } else if (auto* failed = std::get_if<LocalsFailed>(&event)) {
-    if (phase_ != Phase::Voted && failed->word == word_) {
-      send(now, PeerFail{word_, of_this_node(std::move(failed->error))}, actions);
-    }
+    on_failed(now, std::move(*failed), actions);
   } else if (const auto* overdue = std::get_if<LocalsOverdue>(&event)) {
     if (overdue->overdue.word == word_) {
       answer_until_ = overdue->overdue.half ? answer_until_ : std::optional(now + kOverdue);
@@ -56,6 +54,17 @@ void MemberMachine::on_in_attempt(TimePoint now, LocalEvent event, Actions& acti
     }
   } else if (auto* missing = std::get_if<LocalsMissing>(&event); missing != nullptr && missing->missing.word == word_) {
     send(now, std::move(missing->missing), actions);
+  }
+}
+
+void MemberMachine::on_failed(TimePoint now, LocalsFailed failed, Actions& actions) {
+  if (phase_ == Phase::Voted || failed.word != word_) {
+    return;
+  }
+  if (failed.error.code == ErrorCode::NodeLost) {
+    held_ = HeldFailure{std::move(failed.error), now + kCause};
+  } else {
+    send(now, PeerFail{word_, of_this_node(std::move(failed.error))}, actions);
   }
 }
 

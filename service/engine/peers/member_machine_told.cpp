@@ -220,6 +220,9 @@ void MemberMachine::try_plan(Actions& actions) {
   PrepareEpoch plan;
   plan.epoch = epoch_;
   plan.node_of_rank = roster.node_of_rank;
+  for (const RosterNode& node : roster_) {
+    plan.node_names.push_back(node.node);
+  }
   std::vector<std::shared_ptr<const plan::RankDeclaration>>& by_rank = plan.by_rank.own();
   std::vector<std::shared_ptr<const WeightFingerprints>>& of_rank = plan.weights.own();
   by_rank.reserve(roster.content_of_rank.size());
@@ -329,6 +332,7 @@ void MemberMachine::on_abort(const PeerAbort& abort, Actions& actions) {
   if (phase_ == Phase::Doubt) {
     on_ruling(abort.word, Verdict::Failed, abort.error, actions);
   } else if (state_ == State::Begun && abort.word == word_) {
+    held_.reset();
     if (phase_ == Phase::Voted) {
       settle(Verdict::Failed, abort.error, actions);
     } else {

@@ -138,6 +138,7 @@ struct PrepareEpoch {
   SharedList<std::shared_ptr<const plan::RankDeclaration>> by_rank;  ///< without fingerprints of weights
   SharedList<std::shared_ptr<const WeightFingerprints>> weights;     ///< by rank; null: they are not compared
   std::vector<NodeNumber> node_of_rank;
+  std::vector<std::string> node_names = {};  ///< by NodeNumber
 };
 
 /// `LocalPolicies` follows.

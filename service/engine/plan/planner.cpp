@@ -114,21 +114,44 @@ class ContentsOfNodes {
   std::map<std::pair<const plan::RankDeclaration*, const WeightFingerprints*>, plan::RankDeclaration> whole_;
 };
 
-/// Leaves of the layout what this node has of it.
-Result<void> cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
-  auto* const whole = std::get_if<device::StatsPlan>(&prepared.layout);
-  if (whole == nullptr) {
-    return make_error(
-        ErrorCode::UnsupportedPlacement,
-        "data path arena works on one node only, and ranks of this job are on several",
-        "declare with data path stats: the framework reduces the gradients, the norm and the clip are the sidecar's"
-    );
+/// Gradients of several nodes are added up by lanes of CPUs alone.
+std::optional<Error> refuse_gpus(const PlanRequest& request, const plan::Plan& plan) {
+  if (request.node_of_rank.empty() || plan.options.data_path == plan::DataPath::Stats) {
+    return std::nullopt;
   }
-  const auto comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, request.node_of_rank));
-  *whole = stats_plan_of_node(std::move(*whole), *comparison, request.node);
-  prepared.comparison = comparison;
+  const auto found = std::ranges::find_if(request.lane_of_rank, [](device::LaneId lane) {
+    return lane != device::kHostLane;
+  });
+  if (found == request.lane_of_rank.end()) {
+    return std::nullopt;
+  }
+  const std::int64_t rank = found - request.lane_of_rank.begin();
+  Error error = make_error(
+      ErrorCode::UnsupportedPlacement,
+      fmt::format(
+          "rank {} has its buffer in memory of a GPU, and gradients of several nodes travel only where they lie in "
+          "memory of the CPU",
+          rank
+      ),
+      "allocate the buffer with buffers.allocate, or declare with data path stats: the framework reduces then"
+  );
+  error.path = "buffer";
+  error.rank = rank;
+  error.ranks = {rank};
+  return error;
+}
+
+/// Leaves of the layout what this node has of it, or says what of it travels.
+void cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
+  prepared.comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, request.node_of_rank));
   prepared.node = request.node;
-  return {};
+  if (auto* const tables = std::get_if<device::StatsPlan>(&prepared.layout)) {
+    *tables = stats_plan_of_node(std::move(*tables), *prepared.comparison, request.node);
+  } else {
+    device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
+    nodes = lane_nodes_of(*prepared.plan, request.node_of_rank, request.node);
+    prepared.linked = linked_nodes_of(nodes);
+  }
 }
 
 }  // namespace
@@ -151,6 +174,9 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (!plan) {
     return {request.ticket, plan.error()};
   }
+  if (std::optional<Error> refusal = refuse_gpus(request, *plan)) {
+    return {request.ticket, std::move(*refusal)};
+  }
   Result<std::vector<LaneShare>> shares = project_plan(*plan, request.lane_of_rank);
   if (!shares) {
     return {request.ticket, shares.error()};
@@ -158,9 +184,7 @@ PlanOutcome run_planner(const PlanRequest& request) {
   auto prepared = std::make_unique<PreparedPlan>(std::move(*plan), request.encode_report);
   prepared->shares = std::move(*shares);
   if (!request.node_of_rank.empty()) {
-    if (const Result<void> cut = cut_to_node(request, *prepared); !cut) {
-      return {request.ticket, cut.error()};
-    }
+    cut_to_node(request, *prepared);
   }
   if (prepared->shares.size() > 1) {
     prepared->join = join_plan_of(std::get<device::LanePlan>(prepared->layout));

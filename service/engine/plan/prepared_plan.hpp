@@ -37,6 +37,7 @@ struct PreparedPlan {
   std::optional<JoinPlan> join;                  ///< where there are several
   std::shared_ptr<const Comparison> comparison;  ///< where ranks are on several nodes: the layout is that of this one
   NodeNumber node = 0;
+  std::vector<NodeNumber> linked;  ///< other nodes that sums of this one travel to or from, ascending
   ReportConstants constants;
   std::uint64_t memory_bytes = 0;
   std::size_t encoded_bytes = 0;  ///< the size of the longest report; 0: not measured

@@ -326,15 +326,25 @@ std::vector<std::string> StepMachine::unready_tensors(std::int64_t rank_number) 
   return names;
 }
 
+bool StepMachine::ready_here(std::uint32_t bucket) const {
+  bool held = false;
+  for (std::size_t seat = 0; seat < ranks_.size(); ++seat) {
+    const bool holder = holds(seat, bucket);
+    // A bucket whose tensors are all unused needs no message of its own.
+    if (holder && !ranks_[seat].ready[bucket] && !ranks_[seat].ask) {
+      return false;
+    }
+    held = held || holder;
+  }
+  return held || begun();  // one that other nodes alone have is no sign that a step begins
+}
+
 // Buckets become ready in any order and leave in plan order: every rank must see the same collectives.
 void StepMachine::launch_ready(Actions& actions) {
   while (open_ && !importing() && course_.next_launch < plan_->buckets.size()) {
     const auto bucket = static_cast<std::uint32_t>(course_.next_launch);
-    for (std::size_t seat = 0; seat < ranks_.size(); ++seat) {
-      // A bucket whose tensors are all unused needs no message of its own.
-      if (!ranks_[seat].ready[bucket] && !ranks_[seat].ask && holds(seat, bucket)) {
-        return;
-      }
+    if (!ready_here(bucket)) {
+      return;
     }
     LaunchReduce launch;
     launch.bucket = bucket;
@@ -344,7 +354,7 @@ void StepMachine::launch_ready(Actions& actions) {
     std::sort(launch.unused.begin(), launch.unused.end(), [](const auto& a, const auto& b) {
       return std::tie(a.rank, a.tensor) < std::tie(b.rank, b.tensor);
     });
-    launch.defer = !shared() && multiplied_in_a_row_ >= kMultipliedBefore;
+    launch.defer = !shared() && locals_.alone() && multiplied_in_a_row_ >= kMultipliedBefore;
     launch.lane = launch_on(lanes_[lane_of_bucket_[bucket]]);
     ++course_.next_launch;
     actions.emplace_back(std::move(launch));

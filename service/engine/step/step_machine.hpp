@@ -10,6 +10,10 @@
 // out only when nothing of it is outstanding on any lane. Where other nodes take part, they are asked between what the
 // lanes measure and what is decided, and an attempt that fails here is over when they have said so: attempts have the
 // same number on all nodes. An attempt that ended leaves a record, so that a repeated call gets the same answer.
+//
+// Where gradients travel (data path arena over nodes) a lane is done with a bucket when the other nodes have done their
+// part, so what it waits for may be elsewhere. What nodes find together is written in every step, before the vote. A
+// failure is told at once: the other nodes end the epoch for it, and each answers its ranks when its own lane is quiet.
 
 #include "engine/epoch/local_ranks.hpp"
 #include "engine/epoch/roster.hpp"
@@ -63,11 +67,13 @@ struct Decide {
   std::optional<double> max_norm;
 };
 
-/// What was decided is not to leave everything as it is: multiply.
+/// Where several lanes share the plan: what was decided is not to leave everything as it is, multiply. Where gradients
+/// travel it comes in every step.
 struct LaunchOutcomes {
   device::LaneId lane = device::kHostLane;
   std::vector<std::uint32_t> buckets;
   std::vector<plan::ClipOutcome> outcomes;
+  std::vector<std::uint32_t> absent = {};  ///< on every node, where gradients travel
 };
 
 /// The second half of a step that has given out its norm. `buckets`: of a lane that shares the plan; empty: all.
@@ -77,6 +83,7 @@ struct LaunchScale {
   std::optional<double> max_norm;
   bool abandon = false;
   std::vector<std::uint32_t> buckets = {};
+  std::vector<std::uint32_t> absent = {};  ///< on every node, where gradients travel
 };
 
 /// Every rank here asks for the same, and the lane has measured: ask the other nodes. `on_agreed` follows.
@@ -178,8 +185,7 @@ using Actions = boost::container::small_vector<Action, 2>;
 
 class StepMachine {
  public:
-  /// Launches nothing before `open`: survivors of an epoch may be ready before its plan is on the lane again. Where
-  /// ranks are on other nodes the data path is `stats`.
+  /// Launches nothing before `open`: survivors of an epoch may be ready before its plan is on the lane again.
   StepMachine(std::shared_ptr<const plan::Plan> plan, std::uint64_t epoch, LocalRanks locals);
 
   /// All ranks of the plan are here.
@@ -207,7 +213,10 @@ class StepMachine {
   /// The answer to `Decide`, at once.
   [[nodiscard]] Actions on_decided(device::StepMath math);
   [[nodiscard]] Actions on_scaled(device::LaneId lane, std::uint64_t tag, double clip_s);
-  [[nodiscard]] Actions on_lane_failed(device::LaneId lane, const device::Failed& report);
+  /// `why`: in place of what the report says.
+  [[nodiscard]] Actions on_lane_failed(
+      device::LaneId lane, const device::Failed& report, std::optional<Error> why = {}
+  );
   [[nodiscard]] Actions on_aborted(device::LaneId lane, std::uint64_t tag);
 
   /// The attempt that was prepared is done or, with an error, failed.
@@ -346,12 +355,21 @@ class StepMachine {
 
   [[nodiscard]] bool shared() const { return lanes_.size() > 1; }
 
+  /// Lanes of several nodes add gradients up.
+  [[nodiscard]] bool travels() const { return !locals_.alone() && plan_->options.data_path == plan::DataPath::Arena; }
+
+  /// Every rank here has done its part, and other nodes have not.
+  [[nodiscard]] bool waits_for_nodes() const {
+    return asking() || voting() || (travels() && course_.phase == Phase::Finishing && !course_.error);
+  }
+
   /// All ranks here ask for the same, and what had to be measured is: the other nodes are asked first.
   void agree(Actions& actions);
   void go_on(device::StepMath&& math, Actions& actions);
   [[nodiscard]] Actions fail(Error error, bool known);
   void launch_norm(const Ask& ask, Actions& actions);
   void launch_scale(const Ask& ask, Actions& actions);
+  void launch_outcomes(device::StepMath&& math, Actions& actions);
   /// The norm is known, and everything is multiplied that should be: what on_finished and on_decided end with.
   void end_measured(device::StepMath&& math, Actions& actions);
   void prepare(device::StepMath&& math, Actions& actions);
@@ -365,6 +383,8 @@ class StepMachine {
   [[nodiscard]] const std::vector<std::uint32_t>& rows_of(std::size_t seat) const;
   /// Whether the rank has a tensor in the bucket: if not, it is not waited for.
   [[nodiscard]] bool holds(std::size_t seat, std::uint32_t bucket) const;
+  /// Whether every rank here that has a tensor in the bucket has given all of it.
+  [[nodiscard]] bool ready_here(std::uint32_t bucket) const;
   [[nodiscard]] static Error not_held(std::int64_t rank, const char* path, std::uint32_t bucket);
   [[nodiscard]] static Error not_ready(std::int64_t rank, std::int64_t step, std::vector<std::string> unready);
   [[nodiscard]] std::optional<TimePoint> deadline() const;

@@ -49,8 +49,24 @@ void StepMachine::launch_norm(const Ask& ask, Actions& actions) {
 void StepMachine::launch_scale(const Ask& ask, Actions& actions) {
   course_.phase = Phase::Scaling;
   for (LaneWork& work : lanes_) {
-    actions.emplace_back(LaunchScale{launch_on(work), ask.override_max_norm, ask.max_norm, ask.abandon, work.buckets});
+    LaunchScale launch{launch_on(work), ask.override_max_norm, ask.max_norm, ask.abandon, work.buckets};
+    if (travels()) {
+      launch.absent = norm_.math.absent;
+    }
+    actions.emplace_back(std::move(launch));
   }
+}
+
+void StepMachine::launch_outcomes(device::StepMath&& math, Actions& actions) {
+  course_.phase = Phase::Scaling;
+  for (LaneWork& work : lanes_) {
+    LaunchOutcomes launch{launch_on(work), work.buckets, math.groups};
+    if (travels()) {
+      launch.absent = math.absent;
+    }
+    actions.emplace_back(std::move(launch));
+  }
+  norm_.math = std::move(math);
 }
 
 void StepMachine::agree(Actions& actions) {
@@ -70,6 +86,11 @@ void StepMachine::go_on(device::StepMath&& math, Actions& actions) {
   course_.overdue = false;
   switch (ask.kind) {
     case Ask::Kind::Finish:
+      if (travels()) {
+        launch_outcomes(std::move(math), actions);
+        break;
+      }
+      [[fallthrough]];
     case Ask::Kind::NormOnly:
       end_measured(std::move(math), actions);
       break;
@@ -169,11 +190,7 @@ Actions StepMachine::on_decided(device::StepMath math) {
     end_measured(std::move(math), actions);
     return actions;
   }
-  course_.phase = Phase::Scaling;
-  for (LaneWork& work : lanes_) {
-    actions.emplace_back(LaunchOutcomes{launch_on(work), work.buckets, math.groups});
-  }
-  norm_.math = std::move(math);
+  launch_outcomes(std::move(math), actions);
   return actions;
 }
 
@@ -239,7 +256,7 @@ Actions StepMachine::on_verdict(std::optional<Error> failure) {
   return actions;
 }
 
-Actions StepMachine::on_lane_failed(device::LaneId lane, const device::Failed& report) {
+Actions StepMachine::on_lane_failed(device::LaneId lane, const device::Failed& report, std::optional<Error> why) {
   if (report.tag != attempt_) {
     return {};
   }
@@ -249,7 +266,7 @@ Actions StepMachine::on_lane_failed(device::LaneId lane, const device::Failed& r
     settle_failure(actions);
     return actions;
   }
-  return fail_here(lane_error(report));
+  return fail_here(why ? std::move(*why) : lane_error(report));
 }
 
 Error StepMachine::lane_error(const device::Failed& report) const {
@@ -315,13 +332,16 @@ Actions StepMachine::fail(Error error, bool known) {
 }
 
 void StepMachine::settle_failure(Actions& actions) {
-  if (!course_.error || busy()) {
+  if (!course_.error) {
     return;
   }
   if (!course_.known) {
-    if (!std::exchange(course_.said, true)) {
+    if ((travels() || !busy()) && !std::exchange(course_.said, true)) {
       actions.emplace_back(TellFailed{*course_.error});
     }
+    return;
+  }
+  if (busy()) {
     return;
   }
   Error error = std::move(*course_.error);

@@ -45,7 +45,8 @@ std::string StepMachine::lane_work() const {
   if (plan_->options.data_path == plan::DataPath::Stats) {
     return "the tables of all ranks are filled, the norm is not known";
   }
-  return fmt::format("{} of {} buckets reduced", course_.reduced, plan_->buckets.size());
+  const char* const with = travels() ? " with the other nodes" : "";
+  return fmt::format("{} of {} buckets reduced{}", course_.reduced, plan_->buckets.size(), with);
 }
 
 std::optional<TimePoint> StepMachine::deadline() const {
@@ -67,7 +68,7 @@ TimePoint StepMachine::first_deadline() const {
 
 std::optional<TimePoint> StepMachine::half_time() const {
   std::optional<TimePoint> earliest;
-  const bool none_missing = all_waiting() && course_.phase != Phase::Asking;
+  const bool none_missing = all_waiting() && (voting() || !waits_for_nodes());
   if (course_.error || course_.suspended || course_.half_warned || !any_waiting() || none_missing) {
     return earliest;
   }
@@ -128,14 +129,14 @@ Actions StepMachine::on_time(TimePoint now, const std::string& forming) {
   Actions actions;
   if (const std::optional<TimePoint> half = half_time(); half && *half <= now) {
     course_.half_warned = true;
-    if (asking()) {
+    if (waits_for_nodes()) {
       actions.emplace_back(overdue(now, true));
     } else {
       actions.emplace_back(HalfTime{waits_for()});
     }
   }
   if (const std::optional<TimePoint> due = deadline(); due && *due <= now) {
-    if (asking() || voting()) {  // who is late is known to the nodes together
+    if (waits_for_nodes()) {  // who is late is known to the nodes together
       course_.overdue = true;
       actions.emplace_back(overdue(now, false));
       return actions;

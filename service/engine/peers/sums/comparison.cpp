@@ -92,7 +92,8 @@ Comparison::Box counted_box(const plan::Plan& plan, Comparison::Box box) {
 Comparison comparison_of(const plan::Plan& plan, std::vector<NodeNumber> node_of_rank) {
   Comparison comparison;
   std::map<std::pair<NodeNumber, std::vector<NodeNumber>>, std::size_t> classes;
-  for (auto& [box, held] : held_boxes(plan, node_of_rank)) {
+  const bool compared = plan.options.data_path == plan::DataPath::Stats;
+  for (auto& [box, held] : compared ? held_boxes(plan, node_of_rank) : HeldBoxes()) {
     std::ranges::sort(held.nodes);
     held.nodes.erase(std::unique(held.nodes.begin(), held.nodes.end()), held.nodes.end());
     if (held.nodes.size() < 2) {

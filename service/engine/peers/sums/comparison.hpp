@@ -5,6 +5,8 @@
 // A box is counted on its owner, the node of its lowest holder; other nodes that hold it compare. Boxes with equal sets
 // of nodes and one owner make a class, and a node sends one hash per class that it is in, in the order of classes
 // (device/stats/box_hash.hpp). Tied copies belong to the box that is counted for them, and never own it.
+//
+// On data path arena there are no classes: an element of a sum has one owner, which writes it on all nodes.
 
 #include "engine/peers/peer_message.hpp"
 #include "plan/plan.hpp"
@@ -37,7 +39,7 @@ struct Comparison {
 /// The box that counts for it: itself, unless it is that of a tied copy.
 [[nodiscard]] Comparison::Box counted_box(const plan::Plan& plan, Comparison::Box box);
 
-/// Data path `stats`. `node_of_rank`: one number per rank of the job.
+/// `node_of_rank`: one number per rank of the job.
 [[nodiscard]] Comparison comparison_of(const plan::Plan& plan, std::vector<NodeNumber> node_of_rank);
 
 /// What an ask of this node says that is impossible with this plan, in words; nothing: it may be read.

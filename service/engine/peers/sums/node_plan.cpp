@@ -1,11 +1,13 @@
 #include "engine/peers/sums/node_plan.hpp"
 
 #include "plan/interrupt.hpp"
+#include "plan/transfer/node_transfer.hpp"
 
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace gradsync::engine {
@@ -51,6 +53,33 @@ device::StatsPlan stats_plan_of_node(device::StatsPlan whole, const Comparison& 
     whole.classes.push_back(comparison.classes[number].boxes);
   }
   return whole;
+}
+
+device::LaneNodes lane_nodes_of(
+    const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, NodeNumber node
+) {
+  const plan::TransferOptions options;
+  device::LaneNodes nodes{node, node_of_rank, {}, options.staging_bytes};
+  nodes.transfers.reserve(plan.buckets.size());
+  for (std::uint32_t bucket = 0; bucket < plan.buckets.size(); ++bucket) {
+    plan::interruption_point();
+    nodes.transfers.push_back(plan::make_bucket_transfer(plan, bucket, node_of_rank, options));
+  }
+  return nodes;
+}
+
+std::vector<NodeNumber> linked_nodes_of(const device::LaneNodes& nodes) {
+  std::set<NodeNumber> linked;
+  for (const plan::BucketTransfer& transfer : nodes.transfers) {
+    plan::interruption_point();
+    const plan::NodeTransfer own = plan::transfer_of_node(transfer, nodes.node);
+    for (const auto* const messages : {&own.sends, &own.receives}) {
+      for (const plan::TransferMessage& message : *messages) {
+        linked.insert(message.peer);
+      }
+    }
+  }
+  return {linked.begin(), linked.end()};
 }
 
 /// What is wanted twice is read once: another daemon says how much that is.

@@ -1,10 +1,12 @@
 #pragma once
-// What the lane of one node of several gets: its part of a plan of data path `stats`, and which rows the coordinator
-// wants of it. Pure.
+// What the lane of one node of several gets: its part of a plan of data path `stats`, what of a plan of data path arena
+// travels, and which rows the coordinator wants of it. Pure.
 
 #include "device/lane.hpp"
 #include "engine/peers/peer_message.hpp"
 #include "engine/peers/sums/comparison.hpp"
+
+#include <vector>
 
 namespace gradsync::engine {
 
@@ -14,6 +16,15 @@ namespace gradsync::engine {
 [[nodiscard]] device::StatsPlan stats_plan_of_node(
     device::StatsPlan whole, const Comparison& comparison, NodeNumber node
 );
+
+/// Data path arena: what travels of every bucket. All nodes make the same transfers, whose options are those of the
+/// release.
+[[nodiscard]] device::LaneNodes lane_nodes_of(
+    const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, NodeNumber node
+);
+
+/// The nodes that this one sends to or receives from, ascending. Each of them has this one among its own.
+[[nodiscard]] std::vector<NodeNumber> linked_nodes_of(const device::LaneNodes& nodes);
 
 /// What of `wanted` this node has, by the classes of that plan. Plan and tag are the caller's to say.
 [[nodiscard]] device::ReadRows rows_wanted_of(const Comparison& comparison, NodeNumber node, PeerCompare wanted);

@@ -103,6 +103,53 @@ std::map<std::uint32_t, std::set<NodeNumber>> absent_on(std::span<const NodeFind
   return absent;
 }
 
+/// The nodes whose gradients are in the sums of a tensor, tied copies of it too. Data path arena.
+std::set<NodeNumber> summed_on(
+    const plan::Plan& plan, const plan::PlannedTensor& tensor, std::span<const NodeNumber> node_of_rank
+) {
+  std::set<NodeNumber> nodes;
+  for (const plan::PlannedPart& part : tensor.parts) {
+    for (const plan::RankSum& sum : plan.sums[part.sums]) {
+      for (const plan::SumMember& member : sum.sources) {
+        nodes.insert(node_of_rank[member.rank]);
+      }
+    }
+  }
+  return nodes;
+}
+
+/// The tensors of sums to which no node contributed, with their tied copies. Data path arena.
+std::set<std::uint32_t> absent_from_sums(
+    const plan::Plan& plan, std::span<const NodeNumber> node_of_rank, std::span<const NodeFindings* const> nodes
+) {
+  std::map<std::uint32_t, std::set<NodeNumber>> without;  // by the tensor that is summed
+  for (const auto& [index, said_by] : absent_on(nodes)) {
+    const plan::PlannedTensor& tensor = plan.tensors[index];
+    without[tensor.parts.empty() ? tensor.counted_as : index].insert(said_by.begin(), said_by.end());
+  }
+  std::set<std::uint32_t> absent;
+  for (const auto& [index, said_by] : without) {
+    if (std::ranges::includes(said_by, summed_on(plan, plan.tensors[index], node_of_rank))) {
+      absent.insert(index);
+      absent.insert(plan.tensors[index].copies.begin(), plan.tensors[index].copies.end());
+    }
+  }
+  return absent;
+}
+
+void join_absent_of_sums(
+    const plan::Plan& plan,
+    std::span<const NodeNumber> node_of_rank,
+    std::span<const NodeFindings* const> nodes,
+    NodeFindings& all
+) {
+  const std::set<std::uint32_t> absent = absent_from_sums(plan, node_of_rank, nodes);
+  for (const std::uint32_t tensor : absent) {
+    add_to_spans(tensor, all.absent);
+  }
+  std::erase_if(all.missing, [&](const device::MissingFinding& finding) { return absent.contains(finding.tensor); });
+}
+
 /// Those of `absent` of which a tied copy has a gradient. They are not unused: the norm leaves that gradient out.
 std::vector<std::uint32_t> copied_alone(const plan::Plan& plan, const std::vector<std::uint32_t>& absent) {
   std::vector<std::uint32_t> found;
@@ -174,6 +221,10 @@ NodeFindings join_findings(
   NodeFindings all;
   for (const NodeFindings* node : nodes) {
     add_findings(*node, all);
+  }
+  if (plan.options.data_path == plan::DataPath::Arena) {
+    join_absent_of_sums(plan, node_of_rank, nodes, all);
+    return all;
   }
   std::vector<device::MissingFinding> missing;
   std::vector<std::uint32_t> absent;

@@ -18,8 +18,9 @@ namespace gradsync::engine {
 [[nodiscard]] NodeFindings findings_of(const device::StepMath& math);
 
 /// Findings by tensor and rank, at most kMaxFindings of a kind; a tensor is absent where all nodes that hold parts of
-/// it say so, and missing on the ranks of those that do, where another has a gradient. It is missing on all its ranks
-/// where a tied copy alone has one.
+/// it say so. Data path `stats`: it is missing on the ranks of those that do, where another has a gradient, and on all
+/// its ranks where a tied copy alone has one. Data path arena: a tied copy is part of the sums, and missing are the ranks
+/// that a node says to be, of tensors that are not absent.
 [[nodiscard]] NodeFindings join_findings(
     const plan::Plan& plan, std::span<const NodeNumber> node_of_rank, std::span<const NodeFindings* const> nodes
 );

@@ -25,6 +25,7 @@ inline plan::PlannedTensor tensor_held_by(
 /// copy on rank 3 of the first half.
 inline plan::Plan plan_of_copies() {
   plan::Plan plan;
+  plan.options.data_path = plan::DataPath::Stats;
   plan.tensors.push_back(tensor_held_by(0, {{0, 0}, {1, 0}, {2, 0}, {3, 0}}));
   plan.tensors.push_back(tensor_held_by(1, {{0, 0}, {2, 1}}));
   plan.tensors.push_back(tensor_held_by(1, {{3, 0}}));
