@@ -7,12 +7,13 @@
 #include "engine/peers/coordinator_node.hpp"
 #include "engine/peers/declarations/declaration_store.hpp"
 #include "engine/peers/member_machine.hpp"
-#include "fakes/inline_host_lane.hpp"
 #include "fakes/inline_planner.hpp"
+#include "unit/engine/peers/node_lanes.hpp"
 
 #include <gtest/gtest.h>
 
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <deque>
@@ -21,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -168,10 +170,12 @@ class LinkedEngines {
     std::optional<Error> error;
   };
 
-  LinkedEngines(std::size_t nodes, std::int64_t per_node, EngineOptions options = {})
+  LinkedEngines(
+      std::size_t nodes, std::int64_t per_node, EngineOptions options = {}, const MakeNodeLane& lane = host_node_lane
+  )
       : world_(static_cast<std::int64_t>(nodes) * per_node), per_node_(per_node) {
     for (std::size_t node = 0; node < nodes; ++node) {
-      nodes_.push_back(std::make_unique<Node>(*this, node, options));
+      nodes_.push_back(std::make_unique<Node>(*this, node, options, lane()));
     }
     for (std::int64_t rank = 0; rank < world_; ++rank) {
       attach(rank);
@@ -207,8 +211,8 @@ class LinkedEngines {
 
   void declare(std::int64_t rank, plan::RankDeclaration declaration) {
     Rank& own = ranks_[rank];
-    own.rows = declaration.tensors.size();
-    if (own.table == nullptr) {
+    own.bytes = bytes_of(declaration);
+    if (own.memory == nullptr) {
       allocate(rank);
     }
     own.declared = false;
@@ -226,13 +230,25 @@ class LinkedEngines {
       declared.declared = result.has_value();
       if (result) {
         declared.key = {result->epoch, result->attempt};
+        declared.plan = result->plan;
       }
     });
   }
 
+  /// A row for each tensor, or an arena that has room for all that sync scatters.
+  static std::uint64_t bytes_of(const plan::RankDeclaration& declaration) {
+    std::uint64_t bytes = 0;
+    for (const plan::TensorDeclaration& tensor : declaration.tensors) {
+      bytes += 2 * plan::align_up(4 * static_cast<std::uint64_t>(plan::numel_of(tensor.local_shape)));
+    }
+    return declaration.options.data_path == plan::DataPath::Arena
+               ? bytes
+               : declaration.tensors.size() * sizeof(device::StatsRow);
+  }
+
   void allocate(std::int64_t rank) {
     Rank& own = ranks_[rank];
-    const Result<BufferGrant> grant = engine_of(rank).allocate(own.session, own.rows * sizeof(device::StatsRow));
+    const Result<BufferGrant> grant = engine_of(rank).allocate(own.session, own.bytes);
     ASSERT_TRUE(grant) << grant.error().message;
     const Result<TakenFd> taken = engine_of(rank).exchange_fd(grant->token, 1000, 100 + rank, UniqueFd{});
     ASSERT_TRUE(taken);
@@ -240,17 +256,34 @@ class LinkedEngines {
     ASSERT_NE(memory, MAP_FAILED);
     mapped_.emplace_back(memory, grant->size_bytes);
     own.buffer = grant->buffer;
-    own.table = static_cast<device::StatsRow*>(memory);
+    own.memory = static_cast<std::byte*>(memory);
   }
+
+  /// What the rank has of a tensor before sync, and after it. Data path arena.
+  [[nodiscard]] float* input(std::int64_t rank, std::size_t row) const {
+    const Rank& own = ranks_.at(rank);
+    return reinterpret_cast<float*>(own.memory + own.plan->layout(rank).input_offsets[row]);
+  }
+
+  [[nodiscard]] float* output(std::int64_t rank, std::size_t row) const {
+    const Rank& own = ranks_.at(rank);
+    return reinterpret_cast<float*>(own.memory + own.plan->layout(rank).output_offsets[row]);
+  }
+
+  [[nodiscard]] const plan::Plan& plan_of(std::int64_t rank) const { return *ranks_.at(rank).plan; }
 
   /// Stamped for the attempt that the rank is at.
   void write(std::int64_t rank, std::size_t row, device::StatsRow value) {
     value.stamp = attempt_word(ranks_[rank].key);
-    ranks_[rank].table[row] = value;
+    table(rank)[row] = value;
   }
 
   /// It has no gradient there.
-  void unstamp(std::int64_t rank, std::size_t row) { ranks_[rank].table[row] = {}; }
+  void unstamp(std::int64_t rank, std::size_t row) { table(rank)[row] = {}; }
+
+  void bucket_ready(std::int64_t rank, std::uint32_t bucket) {
+    engine_of(rank).bucket_ready(ranks_[rank].session, {ranks_[rank].key, bucket});
+  }
 
   std::shared_ptr<Call> finish(std::int64_t rank, std::int64_t step, FinishRequest request = {}) {
     auto call = std::make_shared<Call>();
@@ -291,6 +324,14 @@ class LinkedEngines {
 
   /// Its links do not come about any more.
   void keep_apart(std::size_t node) { nodes_[node]->apart = true; }
+
+  [[nodiscard]] NodeLane& lane(std::size_t node) { return *nodes_[node]->lane; }
+
+  /// The data connections that it wants are not made before it is let go.
+  void hold_data(std::size_t node, bool held) { nodes_[node]->data_held = held; }
+
+  /// They are not made at all, once.
+  void fail_data(std::size_t node) { nodes_[node]->data_fails = true; }
 
   /// What the node sends waits.
   void hold_messages(std::size_t node, bool held) { nodes_[node]->messages_held = held; }
@@ -363,14 +404,21 @@ class LinkedEngines {
     StepKey key;
     bool declared = false;
     std::optional<Error> refusal;
-    std::size_t rows = 0;
+    std::uint64_t bytes = 0;  ///< of its memory
     std::uint64_t buffer = 0;
-    device::StatsRow* table = nullptr;
+    std::byte* memory = nullptr;
+    std::shared_ptr<const plan::Plan> plan;  ///< the last one that it was told
   };
 
+  [[nodiscard]] device::StatsRow* table(std::int64_t rank) {
+    return reinterpret_cast<device::StatsRow*>(ranks_[rank].memory);
+  }
+
   struct Node {
-    Node(LinkedEngines& all, std::size_t place, EngineOptions options)
-        : index(place), engine(with_port(all, place, std::move(options)), Lanes(lane), planner, nullptr, metrics) {
+    Node(LinkedEngines& all, std::size_t place, EngineOptions options, std::unique_ptr<NodeLane> made)
+        : index(place),
+          lane(std::move(made)),
+          engine(with_port(all, place, std::move(options)), Lanes(*lane), planner, nullptr, metrics) {
       engine.advance(all.now_);
     }
 
@@ -413,7 +461,7 @@ class LinkedEngines {
     [[nodiscard]] JobNumber job() const { return ports.empty() ? 0 : ports.rbegin()->first; }
 
     std::size_t index;
-    fakes::InlineHostLane lane;
+    std::unique_ptr<NodeLane> lane;
     fakes::InlinePlanner planner;
     prometheus::Registry registry;
     EngineMetrics metrics{registry};
@@ -423,6 +471,8 @@ class LinkedEngines {
     JobNumber linked_to = 0;  ///< the job at the coordinator that has it
     bool lane_held = false;
     bool messages_held = false;
+    bool data_held = false;
+    bool data_fails = false;
     bool apart = false;
     Engine engine;
   };
@@ -461,7 +511,7 @@ class LinkedEngines {
       return true;
     }
     device::LaneReport report;
-    if (!node.lane_held && node.lane.wait_report(report)) {
+    if (!node.lane_held && node.lane->wait_report(report)) {
       node.engine.on_lane_report(device::kHostLane, std::move(report));
       return true;
     }
@@ -471,7 +521,68 @@ class LinkedEngines {
         return true;
       }
     }
-    return work_on_links(node);
+    return work_on_data(node) || work_on_links(node);
+  }
+
+  /// The data connections of a node are made when every other end wants them, too.
+  bool work_on_data(Node& node) {
+    LinkedPort* const port = node.port_of(node.job());
+    if (port == nullptr || !port->data || node.data_held) {
+      return false;
+    }
+    const OpenDataLinks open = *port->data;
+    if (std::exchange(node.data_fails, false)) {
+      port->data.reset();
+      Error error = make_error(ErrorCode::NodeRefused, "no data connection to " + open.ends.front().name);
+      error.node = open.ends.front().name;
+      node.tell(node.job(), one(LinksFailed{open.epoch, std::move(error)}));
+      return true;
+    }
+    for (const DataEnd& end : open.ends) {
+      if (!meet(node, open, end)) {
+        return false;
+      }
+    }
+    LinksReady ready{open.epoch, {}};
+    for (const DataEnd& end : open.ends) {
+      ready.connections.push_back(std::move(data_.extract({node.index, place_of(end), open.epoch}).mapped()));
+    }
+    port->data.reset();
+    node.tell(node.job(), one(std::move(ready)));
+    return true;
+  }
+
+  /// Whether both ends of two data connections are there.
+  bool meet(const Node& node, const OpenDataLinks& open, const DataEnd& end) {
+    if (data_.contains({node.index, place_of(end), open.epoch})) {
+      return true;
+    }
+    const Node& other = *nodes_[place_of(end)];
+    const LinkedPort* const there = other.port_of(other.job());
+    if (there == nullptr || !there->data || there->data->epoch != open.epoch) {
+      return false;
+    }
+    EXPECT_EQ(there->data->own, end.node);
+    EXPECT_EQ(there->data->own_incarnation, end.incarnation);
+    auto [partials, partials_there] = sockets();
+    auto [results, results_there] = sockets();
+    data_[{node.index, other.index, open.epoch}] = {end.node, std::move(partials), std::move(results)};
+    data_[{other.index, node.index, open.epoch}] = {open.own, std::move(partials_there), std::move(results_there)};
+    return true;
+  }
+
+  static std::pair<UniqueFd, UniqueFd> sockets() {
+    int ends[2] = {-1, -1};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+  }
+
+  static std::size_t place_of(const DataEnd& end) { return std::stoul(end.name.substr(4)); }
+
+  static PeerEvents one(PeerEvent event) {
+    PeerEvents events;
+    events.push_back(std::move(event));
+    return events;
   }
 
   bool work_on_links(Node& node) {
@@ -529,6 +640,8 @@ class LinkedEngines {
   std::map<std::int64_t, Rank> ranks_;
   std::map<std::int64_t, std::size_t> moved_;  ///< ranks that are not where they were at first
   std::vector<std::pair<void*, std::size_t>> mapped_;
+  /// One end of the connections between two nodes in an epoch: whose end, to whom.
+  std::map<std::tuple<std::size_t, std::size_t, std::uint64_t>, device::NodeConnection> data_;
 };
 
 }  // namespace gradsync::engine
