@@ -99,11 +99,22 @@ class ByteWriter {
 
   template <typename T>
   void put(const std::vector<T>& list) {
+    put_list(list);
+  }
+
+  template <typename T>
+  void put(std::vector<T>& list) {
+    put_list(list);
+  }
+
+  /// Descriptors in its elements are moved out of it, unless it is const.
+  void put_list(auto& list) {
+    using T = typename std::remove_reference_t<decltype(list)>::value_type;
     put(std::uint64_t{list.size()});
     if constexpr (PlainNumber<T>) {
       append(list.data(), list.size() * sizeof(T));
     } else {
-      for (const T& element : list) {
+      for (auto& element : list) {
         put(element);
       }
     }

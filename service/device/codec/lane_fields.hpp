@@ -91,12 +91,36 @@ void fields(auto& archive, Same<LaneArena> auto& value) {
   archive(input, output);
 }
 
+void fields(auto& archive, Same<plan::TransferStream> auto& value) {
+  auto& [sources, destinations, elements] = value;
+  archive(sources, destinations, elements);
+}
+
+void fields(auto& archive, Same<plan::TransferBlock> auto& value) {
+  auto& [stream, owner, first_piece, pieces, elements] = value;
+  archive(stream, owner, first_piece, pieces, elements);
+}
+
+void fields(auto& archive, Same<plan::TransferPiece> auto& value) {
+  auto& [tensor, part, sum, first, elements] = value;
+  archive(tensor, part, sum, first, elements);
+}
+
+void fields(auto& archive, Same<plan::BucketTransfer> auto& value) {
+  auto& [bucket, result, partial, sum, streams, blocks, pieces] = value;
+  archive(bucket, result, partial, sum, streams, blocks, pieces);
+}
+
+void fields(auto& archive, Same<LaneNodes> auto& value) {
+  auto& [node, node_of_rank, transfers, staging_bytes] = value;
+  archive(node, node_of_rank, transfers, staging_bytes);
+}
+
 void fields(auto& archive, Same<LanePlan> auto& value) {
-  auto& [world_size, norm_type, tensors, parts, sums, buckets, arenas, arena_of_rank, clip_groups, layers, rank_buffers] =
+  auto& [world_size, norm_type, tensors, parts, sums, buckets, arenas, arena_of_rank, clip_groups, layers, rank_buffers, nodes] =
       value;
-  archive(
-      world_size, norm_type, tensors, parts, sums, buckets, arenas, arena_of_rank, clip_groups, layers, rank_buffers
-  );
+  archive(world_size, norm_type, tensors, parts, sums, buckets, arenas, arena_of_rank, clip_groups, layers);
+  archive(rank_buffers, nodes);
 }
 
 void fields(auto& archive, Same<StatsHolder> auto& value) {
@@ -190,6 +214,16 @@ void fields(auto& archive, Same<LoadStats> auto& value) {
   archive(plan, layout);
 }
 
+void fields(auto& archive, Same<NodeConnection> auto& value) {
+  auto& [node, partials, results] = value;
+  archive(node, partials, results);
+}
+
+void fields(auto& archive, Same<ConnectNodes> auto& value) {
+  auto& [plan, connections] = value;
+  archive(plan, connections);
+}
+
 void fields(auto& archive, Same<UnloadPlan> auto& value) {
   auto& [plan] = value;
   archive(plan);
@@ -216,8 +250,8 @@ void fields(auto& archive, Same<MeasureBuckets> auto& value) {
 }
 
 void fields(auto& archive, Same<ScaleGradients> auto& value) {
-  auto& [plan, tag, outcomes, buckets] = value;
-  archive(plan, tag, outcomes, buckets);
+  auto& [plan, tag, outcomes, buckets, absent] = value;
+  archive(plan, tag, outcomes, buckets, absent);
 }
 
 void fields(auto& archive, Same<Abort> auto& value) {
@@ -258,6 +292,11 @@ void fields(auto& archive, Same<Unmapped> auto& value) {
 }
 
 void fields(auto& archive, Same<Loaded> auto& value) {
+  auto& [plan] = value;
+  archive(plan);
+}
+
+void fields(auto& archive, Same<Connected> auto& value) {
   auto& [plan] = value;
   archive(plan);
 }
@@ -338,8 +377,8 @@ void fields(auto& archive, Same<FailedRow> auto& value) {
 }
 
 void fields(auto& archive, Same<Failed> auto& value) {
-  auto& [plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost] = value;
-  archive(plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost);
+  auto& [plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost, wire_lost, node] = value;
+  archive(plan, tag, buffer, aborted, out_of_memory, message, row, hint, lane_lost, wire_lost, node);
 }
 
 }  // namespace gradsync::device

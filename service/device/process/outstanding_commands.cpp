@@ -33,6 +33,8 @@ std::optional<std::size_t> report_of(const LoadPlan& /*command*/) { return kInde
 
 std::optional<std::size_t> report_of(const LoadStats& /*command*/) { return kIndexOf<Loaded>; }
 
+std::optional<std::size_t> report_of(const ConnectNodes& /*command*/) { return kIndexOf<Connected>; }
+
 std::optional<std::size_t> report_of(const UnloadPlan& /*command*/) { return kIndexOf<Unloaded>; }
 
 std::optional<std::size_t> report_of(const ReduceBucket& /*command*/) { return kIndexOf<Reduced>; }
@@ -76,6 +78,9 @@ std::optional<OutstandingCommands::Deadline> deadline_of(
   }
   if (std::holds_alternative<LoadPlan>(command) || std::holds_alternative<LoadStats>(command)) {
     return within(patience.other, "the loading of a plan");
+  }
+  if (std::holds_alternative<ConnectNodes>(command)) {
+    return within(patience.other, "the connections of a plan");
   }
   if (std::holds_alternative<UnloadPlan>(command)) {
     return within(patience.other, "the unloading of a plan");

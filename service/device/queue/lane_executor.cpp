@@ -109,6 +109,11 @@ LaneReport LaneExecutor::operator()(LoadStats& command) {
   return Loaded{command.plan};
 }
 
+LaneReport LaneExecutor::operator()(ConnectNodes& command) {
+  static_cast<void>(usable_plan(command.plan));
+  throw DeviceError(fmt::format("plan {} has all of its ranks here: it has no connections", command.plan));
+}
+
 LaneReport LaneExecutor::operator()(UnloadPlan& command) {
   if (const auto found = plans_.find(command.plan); found != plans_.end()) {
     device_.unload(found->second);

@@ -27,6 +27,7 @@ class LaneExecutor {
   LaneReport operator()(ProbeMemory& command);
   LaneReport operator()(LoadPlan& command);
   LaneReport operator()(LoadStats& command);
+  LaneReport operator()(ConnectNodes& command);
   LaneReport operator()(UnloadPlan& command);
   LaneReport operator()(ReduceBucket& command);
   LaneReport operator()(FinishStep& command);

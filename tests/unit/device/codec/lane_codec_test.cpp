@@ -71,11 +71,17 @@ TEST(LaneCodec, every_command_comes_back_as_it_was) {
     LaneCommand expected = std::move(sample_commands()[i]);
     std::visit(
         [&](auto& command) {
-          if constexpr (requires { command.fd; }) {
-            EXPECT_EQ(command.fd.valid(), !kept.empty());
-            if (!kept.empty()) {
-              command.fd.reset(::fcntl(kept[0].get(), F_DUPFD_CLOEXEC, 0));
+          const auto stands_in = [&](UniqueFd& fd, std::size_t number) {
+            EXPECT_EQ(fd.valid(), number < kept.size());
+            if (number < kept.size()) {
+              fd.reset(::fcntl(kept[number].get(), F_DUPFD_CLOEXEC, 0));
             }
+          };
+          if constexpr (requires { command.fd; }) {
+            stands_in(command.fd, 0);
+          } else if constexpr (requires { command.connections; }) {
+            stands_in(command.connections.at(0).partials, 0);
+            stands_in(command.connections.at(0).results, 1);
           }
         },
         expected
@@ -124,9 +130,9 @@ TEST(LaneCodec, names_what_is_wrong_with_a_head) {
   };
   EXPECT_THAT(refusal({}), HasSubstr("shorter than its head"));
   EXPECT_THAT(changed(0, 'g'), HasSubstr("does not begin like one"));
-  EXPECT_THAT(changed(4, std::uint16_t{kLaneCodecVersion + 1}), HasSubstr("it has version 6, this process reads"));
+  EXPECT_THAT(changed(4, std::uint16_t{kLaneCodecVersion + 1}), HasSubstr("it has version 7, this process reads"));
   EXPECT_THAT(changed(6, std::uint8_t{1}), HasSubstr("it has kind 1"));
-  EXPECT_THAT(changed(7, std::uint8_t{std::variant_size_v<LaneCommand>}), HasSubstr("alternatives below 13"));
+  EXPECT_THAT(changed(7, std::uint8_t{std::variant_size_v<LaneCommand>}), HasSubstr("alternatives below 14"));
   EXPECT_THAT(changed(8, std::uint32_t{1}), HasSubstr("it says 1 descriptors, 0 came with it"));
   EXPECT_THAT(changed(12, std::uint32_t{1}), HasSubstr("does not begin like one"));
   const Result<LaneReport> as_report = decode_report(good, {});

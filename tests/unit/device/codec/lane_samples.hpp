@@ -92,6 +92,18 @@ bool same(const T& a, const T& b) {
 /// A descriptor of a file that no other sample has.
 inline UniqueFd sample_fd() { return UniqueFd(::memfd_create("lane sample", MFD_CLOEXEC)); }
 
+inline plan::BucketTransfer sample_transfer() {
+  plan::BucketTransfer transfer;
+  transfer.bucket = 51;
+  transfer.result = plan::DType::Float16;
+  transfer.partial = plan::DType::BFloat16;
+  transfer.sum = plan::DType::Float64;
+  transfer.streams = {{{52, 53}, {54}, 55}, {}};
+  transfer.blocks = {{56, 57, 58, 59, 60}};
+  transfer.pieces = {{61, 62, 63, 64, 65}, {66, 67, 68, 69, 70}};
+  return transfer;
+}
+
 inline LanePlan sample_plan() {
   LanePlan plan;
   plan.world_size = 3;
@@ -105,6 +117,10 @@ inline LanePlan sample_plan() {
   plan.clip_groups = 41;
   plan.layers = 42;
   plan.rank_buffers = {43, 44, 45};
+  plan.nodes.node = 46;
+  plan.nodes.node_of_rank = {47, 48, 49};
+  plan.nodes.transfers = {sample_transfer(), {}};
+  plan.nodes.staging_bytes = 50;
   return plan;
 }
 
@@ -177,7 +193,13 @@ inline RawStep sample_raw() {
   return raw;
 }
 
-/// The same each time, but for the descriptors of `MapBuffer` and the second `UnmapBuffer`.
+inline ConnectNodes connect_sample() {
+  ConnectNodes connect{73, {}};
+  connect.connections.push_back({74, sample_fd(), sample_fd()});
+  return connect;
+}
+
+/// The same each time, but for the descriptors of `MapBuffer`, the second `UnmapBuffer` and `ConnectNodes`.
 inline std::vector<LaneCommand> sample_commands() {
   FinishStep finish;
   finish.plan = 1;
@@ -200,11 +222,12 @@ inline std::vector<LaneCommand> sample_commands() {
   commands.emplace_back(ReduceBucket{15, 16, 17, {}, false, true});
   commands.emplace_back(std::move(finish));
   commands.emplace_back(MeasureBuckets{28, 29, {30, 31}});
-  commands.emplace_back(ScaleGradients{18, 19, sample_outcomes(), {32}});
+  commands.emplace_back(ScaleGradients{18, 19, sample_outcomes(), {32}, {71, 72}});
   commands.emplace_back(Abort{20, 21});
   commands.emplace_back(SetWidth{true});
   commands.emplace_back(ProbeMemory{33, 34, ExportedMemory{35, std::string(64, '\x24'), 37, 38}});
   commands.emplace_back(ReadRows{39, 40, {41, 42}, {{43, 44}, {45, 46}}});
+  commands.emplace_back(connect_sample());
   return commands;
 }
 
@@ -228,6 +251,8 @@ inline std::vector<LaneReport> sample_reports() {
       Aborted{12, 13},
       Failed{14, 15, 16, true, false, "no \xff memory", FailedRow{17, 18, "power_sum"}},
       Failed{19, 20, 21, false, true, "", std::nullopt, "a hint", true},
+      Failed{41, 42, 0, false, false, "reset by peer", std::nullopt, "", false, true, 43},
+      Connected{44},
       Probed{28, {29, std::string("\0\xff", 2), 0.5, 0.25, 0.125}},
       RowsRead{30, 31, {32, 33}, {{34, 35, 36, {37, 1.5, -0.0, 2, 3.5, 38, 39, 40}}, {}}},
   };
