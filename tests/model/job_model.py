@@ -9,6 +9,7 @@ returns the first breach:
 - an epoch begins when each node of its roster has said that it is connected in it, and has one roster;
 - what policies remember is there for every rank that goes on;
 - no roster has an incarnation that was superseded; no epoch number is used for two, and none ends without a fault;
+- where gradients travel, no attempt begins in an epoch in which one failed: its connections are not empty;
 - a node in doubt waits for no rank that was lost, where the record of the coordinator is known;
 - where nothing is left to happen, every rank took all its steps, or was told that the outcome cannot be known.
 
@@ -46,6 +47,7 @@ class World(Coordinator):
         new.links = [link.copy() for link in self.links]
         for name in ("left", "bound", "newest", "joins", "told", "seen"):
             setattr(new, name, list(getattr(self, name)))
+        new.spoiled = set(self.spoiled)
         for name in ("verdicts", "asked", "rosters"):
             setattr(new, name, dict(getattr(self, name)))
         return new
@@ -198,6 +200,8 @@ class World(Coordinator):
     def ask(self, index: int) -> None:
         node = self.nodes[index]
         node.waits = self.word(node.epoch, node.attempt)
+        if self.budget.travels and any(word // 16 == node.epoch and word < node.waits for word in self.spoiled):
+            raise Breach("gradients travel over connections that have half of an attempt on the way")
         node.phase = "asked"
         self.asked = {**self.asked, node.waits: self.asked.get(node.waits, 0) | 1 << index}
         self.asked = dict(sorted(self.asked.items())[-KEPT:])
@@ -228,6 +232,10 @@ class World(Coordinator):
     def abort(self) -> None:
         self.left[3] -= 1
         word = self.word(self.epoch, self.attempt)
+        self.spoiled = {word}
+        if self.budget.travels and self.fault is not Fault.ABORT_IN_EPOCH:
+            self.end_epoch()
+            return
         self.attempt += 1
         self.asks = self.ask_count = self.votes = 0
         self.send_down("abort", word)

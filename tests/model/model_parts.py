@@ -25,6 +25,7 @@ class Fault(Enum):
     DOUBT_WAITS_FOR_RANK = auto()  # a node in doubt is ruled on when its lost rank is replaced
     CROSSED_JOIN = auto()  # a JOIN that crossed with the PREPARE of the one before is taken with what it declares
     NO_ATTEMPT_FENCE = auto()  # what says another attempt of this epoch is counted for this one
+    ABORT_IN_EPOCH = auto()  # where gradients travel, an attempt fails and the epoch goes on
 
 
 class Breach(Exception):
@@ -44,6 +45,7 @@ class Budget:
     repeats: int = 0  # a rank makes its call again
     leaves: int = 0  # a node gives the epoch up by itself, because another rank of it is lost
     echoes: int = 0  # a message arrives a second time, at any later moment
+    travels: bool = False  # gradients travel, over connections of the epoch: an attempt that fails ends it
 
 
 class Node:

@@ -22,6 +22,7 @@ class WorldState:
         self.verdicts: dict[int, tuple[str, ...]] = {}  # by word and node
         self.asked: dict[int, int] = {}  # by word: the nodes whose ranks asked, a bit each
         self.rosters: dict[int, tuple[int, ...]] = {}  # by epoch
+        self.spoiled: set[int] = set()  # the attempt that was aborted last
         self._forget_coordinator()
 
     def _forget_coordinator(self) -> None:
@@ -48,7 +49,7 @@ class WorldState:
             tuple((order[number], count) for number, count in self.newest),
             tuple(self.left), tuple(self.verdicts.items()), tuple(self.asked.items()), tuple(self.rosters.items()),
             self.state, tuple(self.joins), tuple(self.told), tuple(self.seen), self.got, self.epoch, self.attempt,
-            self.asks, self.ask_count, self.votes, self.commit,
+            self.asks, self.ask_count, self.votes, self.commit, tuple(self.spoiled),
         )  # fmt: skip
 
     # ---- words and verdicts

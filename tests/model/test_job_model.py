@@ -14,6 +14,9 @@ BUDGETS = [
     Budget(leaves=1, echoes=1),
     Budget(aborts=1, echoes=1),
     Budget(cuts=1, aborts=1, repeats=1),
+    Budget(aborts=1, kills=1, travels=True),
+    Budget(aborts=1, echoes=1, travels=True),
+    Budget(cuts=1, aborts=1, repeats=1, travels=True),
     Budget(nodes=3, kills=1),
     Budget(nodes=3, losses=1),
 ]
@@ -34,6 +37,7 @@ PLANTED = {
     Fault.DOUBT_WAITS_FOR_RANK: (Budget(leaves=1), "waits for a ruling"),
     Fault.CROSSED_JOIN: (Budget(leaves=1), "for ever"),
     Fault.LOCAL_RETRY: (Budget(kills=1), VERDICTS),
+    Fault.ABORT_IN_EPOCH: (Budget(aborts=1, travels=True), "half of an attempt on the way"),
 }
 
 

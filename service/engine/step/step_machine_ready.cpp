@@ -117,7 +117,11 @@ Actions StepMachine::on_unused(
 }
 
 std::optional<std::int64_t> StepMachine::micro_batch_of(std::int64_t rank_number, std::uint32_t bucket) const {
-  const Rank& rank = ranks_[seat(rank_number)];
+  const std::optional<std::size_t> here = locals_.seat_of(rank_number);
+  if (!here) {
+    return std::nullopt;  // its node knows
+  }
+  const Rank& rank = ranks_[*here];
   const auto said = std::find_if(rank.notified.begin(), rank.notified.end(), [bucket](const Notified& each) {
     return each.bucket == bucket;
   });

@@ -160,7 +160,8 @@ class LinkedPort final : public Peers {
   std::unique_ptr<MemberMachine> member_;
 };
 
-/// `per_node` ranks each, numbered in the order of nodes, of a mesh with the one axis dp.
+/// `per_node` ranks each, numbered in the order of nodes, of a mesh with the one axis dp, and of one that has nodes and
+/// ranks of a node as axes.
 class LinkedEngines {
  public:
   struct Call {
@@ -200,7 +201,8 @@ class LinkedEngines {
     request.rank = rank;
     request.world_size = world_;
     request.local_world_size = per_node_;
-    request.meshes = {{"default", {{"dp", world_}}, {}}};
+    request.meshes = {
+        {"default", {{"dp", world_}}, {}}, {"grid", {{"node", world_ / per_node_}, {"local", per_node_}}, {}}};
     const Result<AttachResult> attached = engine_of(rank).attach(request);
     ASSERT_TRUE(attached) << attached.error().message;
     Rank& own = ranks_[rank];
@@ -280,6 +282,10 @@ class LinkedEngines {
 
   /// It has no gradient there.
   void unstamp(std::int64_t rank, std::size_t row) { table(rank)[row] = {}; }
+
+  void tensors_unused(std::int64_t rank, std::vector<std::uint32_t> rows) {
+    engine_of(rank).tensor_unused(ranks_[rank].session, {ranks_[rank].key, std::move(rows)});
+  }
 
   void bucket_ready(std::int64_t rank, std::uint32_t bucket) {
     engine_of(rank).bucket_ready(ranks_[rank].session, {ranks_[rank].key, bucket});

@@ -246,6 +246,7 @@ void JointLane::begin_attempt(Plan& plan, const device::ReduceBucket& command) {
     plan.counted.clear();
     plan.empties.clear();
     plan.present.clear();
+    plan.nonfinite.clear();
     plan.finished = plan.scaled = false;
   }
   require(!plan.reduced.contains(command.bucket), "a bucket is reduced twice");
@@ -550,7 +551,11 @@ JointLane::Piece JointLane::partial_of(Plan& plan, const Place& place, std::uint
     plan.present.insert(place.tensor);
     const std::uint64_t offset = plan.layout.arenas[plan.layout.arena_of_rank[member.rank]].input[memory];
     for (std::uint64_t i = 0; i < elements; ++i) {
-      piece.values[i] += *at(plan, member.rank, offset, input_element(part, first + i));
+      const float value = *at(plan, member.rank, offset, input_element(part, first + i));
+      piece.values[i] += value;
+      if (!std::isfinite(value)) {
+        ++plan.nonfinite[place.tensor][member.rank];
+      }
     }
   }
   return piece;
@@ -575,6 +580,11 @@ void JointLane::write(Plan& plan, const Place& place, std::uint64_t first, const
 void JointLane::count(Plan& plan, std::uint32_t tensor, const std::vector<float>& values) {
   Counted& counted = plan.counted[tensor];
   for (const float value : values) {
+    if (!std::isfinite(value)) {
+      ++counted.nonfinite;
+      counted.nan += std::isnan(value) ? 1 : 0;
+      continue;
+    }
     counted.power_sum += static_cast<double>(value) * value;
     counted.maximum = std::max(counted.maximum, std::abs(static_cast<double>(value)));
   }
@@ -596,10 +606,18 @@ device::LaneReport JointLane::perform(device::FinishStep& command) {
     device::TensorSum sum;
     sum.power_sum = {counted.power_sum, 0};
     sum.maximum = counted.maximum;
+    sum.nonfinite = counted.nonfinite;
+    sum.nan = counted.nan;
+    finished.math.nonfinite_total += counted.nonfinite;
     totals.add(sum, own.layout.tensors[tensor].clip_group, own.layout.tensors[tensor].layer);
     elements += counted.elements;
   }
   for (std::uint32_t tensor = 0; tensor < own.layout.tensors.size(); ++tensor) {
+    const std::uint64_t count = own.counted.contains(tensor) ? own.counted.at(tensor).nonfinite : 0;
+    if (count != 0 || own.nonfinite.contains(tensor)) {
+      const std::map<std::int64_t, std::uint64_t>& inputs = own.nonfinite[tensor];
+      finished.math.nonfinite.push_back({tensor, count, {inputs.begin(), inputs.end()}});
+    }
     if (own.layout.tensors[tensor].parts != 0 && !own.present.contains(tensor)) {
       finished.math.absent.push_back(tensor);
       const std::vector<std::uint32_t>& copies = own.layout.tensors[tensor].copies;

@@ -1,7 +1,7 @@
 #pragma once
-// A lane of one node of several, as plain as it can be: float32, one thread, and it works when it is asked for a report.
-// Sums travel by the transfer programs of the plan, as real bytes over the connections that it was given. Where it is
-// used wrongly (another plan, a bucket twice, connections that no program asks for) it throws.
+// A lane of one node of several, as plain as it can be: float32, one thread, and it works when it is asked for a
+// report. Sums travel by the transfer programs of the plan, as real bytes over the connections that it was given. Where
+// it is used wrongly (another plan, a bucket twice, connections that no program asks for) it throws.
 
 #include "device/lane.hpp"
 #include "plan/transfer/node_transfer.hpp"
@@ -68,7 +68,7 @@ class JointLane final : public NodeLane {
   struct Running {
     device::Tag tag = 0;
     std::uint32_t bucket = 0;
-    std::vector<Block> own;                                         ///< by block: partial sums of this node
+    std::vector<Block> own;                                                 ///< by block: partial sums of this node
     std::map<std::uint32_t, std::map<plan::TransferNode, Block>> partials;  ///< by block: of the others, at its owner
     std::map<Way, std::deque<plan::TransferMessage>> expected;
     std::size_t missing = 0;
@@ -88,6 +88,8 @@ class JointLane final : public NodeLane {
     double power_sum = 0;
     double maximum = 0;
     std::uint64_t elements = 0;
+    std::uint64_t nonfinite = 0;
+    std::uint64_t nan = 0;
   };
 
   struct Plan {
@@ -102,6 +104,7 @@ class JointLane final : public NodeLane {
     std::set<std::pair<std::uint32_t, std::int64_t>> unused;
     std::map<std::uint32_t, Counted> counted;
     std::vector<Empty> empties;
+    std::map<std::uint32_t, std::map<std::int64_t, std::uint64_t>> nonfinite;  ///< by tensor and rank: of inputs
     std::set<std::uint32_t> present;  ///< tensors to which a rank here contributed
     bool finished = false;
     bool scaled = false;
