@@ -1,41 +1,43 @@
 #pragma once
 // The real host lane for single-threaded tests: commands run on its threads, reports wait here until the test pumps
-// them.
+// them. Lanes of several nodes are pumped in turn, with the movements of a WireNetwork in between.
 
 #include "device/host/host_lane.hpp"
 
-#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 namespace gradsync::fakes {
 
 class InlineHostLane : public device::Lane {
  public:
-  void submit(device::LaneCommand command) override {
-    if (!std::holds_alternative<device::SetWidth>(command)) {
+  explicit InlineHostLane(device::MakeWire make_wire = {}) {
+    lane_.emplace(device::HostLaneOptions{2, std::move(make_wire)}, [this](device::LaneReport report) {
       const std::lock_guard lock(mutex_);
-      ++outstanding_;
-    }
+      reports_.push_back(std::move(report));
+    });
+  }
+
+  void submit(device::LaneCommand command) override {
     if (const std::optional<device::Failed> failed = failing ? failure_of(command) : std::nullopt) {
       const std::lock_guard lock(mutex_);
       reports_.push_back(*failed);
       return;
     }
-    lane_.submit(std::move(command));
+    lane_->submit(std::move(command));
   }
 
-  /// Waits for the next report; false when no command is outstanding.
+  /// Waits for the next report; false when none can come before another command does, or a message of another node.
   [[nodiscard]] bool wait_report(device::LaneReport& report) {
-    std::unique_lock lock(mutex_);
-    if (outstanding_ == 0) {
+    lane_->wait_until_idle();
+    const std::lock_guard lock(mutex_);
+    if (reports_.empty()) {
       return false;
     }
-    arrived_.wait(lock, [this] { return !reports_.empty(); });
     report = std::move(reports_.front());
     reports_.pop_front();
-    --outstanding_;
     return true;
   }
 
@@ -62,14 +64,8 @@ class InlineHostLane : public device::Lane {
   }
 
   std::mutex mutex_;
-  std::condition_variable arrived_;
   std::deque<device::LaneReport> reports_;
-  int outstanding_ = 0;
-  device::HostLane lane_{device::HostLaneOptions{2}, [this](device::LaneReport report) {
-                           const std::lock_guard lock(mutex_);
-                           reports_.push_back(std::move(report));
-                           arrived_.notify_one();
-                         }};
+  std::optional<device::HostLane> lane_;  ///< last: its thread adds reports
 };
 
 }  // namespace gradsync::fakes

@@ -169,6 +169,8 @@ class RecordingLane : public device::Lane {
     return device::RowsRead{command.plan, command.tag, {}, {}};
   }
 
+  static device::LaneReport answer(device::ConnectNodes& command) { return device::Connected{command.plan}; }
+
   static device::LaneReport answer(device::Abort& command) { return device::Aborted{command.plan, command.tag}; }
 
   static device::LaneReport answer(device::SetWidth&) { return device::Aborted{}; }

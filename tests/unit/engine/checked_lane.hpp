@@ -242,6 +242,11 @@ class CheckedLane : public device::Lane {
     return failed(command.plan, command.tag, 0);
   }
 
+  device::LaneReport answer(const device::ConnectNodes& command) {
+    expect(false, "plan {} of a job with one node is connected", command.plan);
+    return failed(command.plan, 0, 0);
+  }
+
   device::LaneReport answer(const device::Abort& command) { return device::Aborted{command.plan, command.tag}; }
 
   device::LaneReport answer(const device::SetWidth&) { return device::Aborted{}; }
