@@ -19,7 +19,8 @@ class Reduction final : public PoolJob {
         bucket_(plan.layout().buckets[command.bucket]),
         width_(plan::size_of(bucket_.dtype)),
         tasks_(plan.table().of_bucket[command.bucket]),
-        compare_(command.compare),
+        nodes_(plan.nodes()),
+        compare_(command.compare && nodes_ == nullptr),
         deferred_(plan.attempt().buckets[command.bucket].deferred),
         marked_(plan.attempt().buckets[command.bucket].marked),
         cancel_(cancel) {}
@@ -49,6 +50,9 @@ class Reduction final : public PoolJob {
     const std::vector<LaneSum>& sums = plan_.sums_of(part);
     const std::uint32_t counted_sum = plan_.attempt().parts[chunk.part].counted_sum;
     for (std::uint32_t sum = 0; sum < sums.size(); ++sum) {
+      if (nodes_ != nullptr && !nodes_->is_here(part, sum)) {
+        continue;
+      }
       const bool counted = sum == counted_sum;
       gather(chunk, part, sums[sum], pointers);
       if (pointers.sources.empty()) {
@@ -62,7 +66,8 @@ class Reduction final : public PoolJob {
         if (counted) {
           plan_.attempt().chunk_stats[index] = stats;
         } else if (stats.nonfinite != 0) {
-          add_nonfinite(stats, plan_.attempt().chunk_stats[index]);
+          nodes_ == nullptr || nodes_->all_here[part.sums] ? add_nonfinite(stats, plan_.attempt().chunk_stats[index])
+                                                           : nodes_->note_replica(part.tensor, stats);
         }
       }
       if (!counted && compare_) {
@@ -146,7 +151,8 @@ class Reduction final : public PoolJob {
   const LaneBucket& bucket_;
   std::size_t width_;
   ChunkRange tasks_;
-  bool compare_;
+  NodePlan* nodes_;  ///< null: all ranks are here
+  bool compare_;     ///< over nodes that is a pass of its own, when all results are here
   bool deferred_;
   bool marked_;
   const std::atomic<bool>& cancel_;

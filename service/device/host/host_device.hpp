@@ -17,6 +17,8 @@ class HostDevice final : public LaneDevice {
 
   [[nodiscard]] const StepPasses& passes() const override { return passes_; }
 
+  [[nodiscard]] WorkerPool* transfer_pool() override { return &pool_; }
+
   [[nodiscard]] int threads() const override { return pool_.threads(); }
 
   void set_width(bool wide) override;

@@ -11,7 +11,8 @@ HostLane::HostLane(HostLaneOptions options, LaneSink sink)
     : threads_(options.threads > 0 ? options.threads : available_threads()),
       queue_(
           [this](const std::atomic<bool>& cancel) { return std::make_unique<HostDevice>(threads_, cancel); },
-          std::move(sink)
+          std::move(sink),
+          std::move(options.make_wire)
       ) {}
 
 void HostLane::submit(LaneCommand command) { queue_.submit(std::move(command)); }

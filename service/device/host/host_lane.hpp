@@ -10,6 +10,7 @@ namespace gradsync::device {
 struct HostLaneOptions {
   int threads =
       0;  ///< that may be busy, the lane's own included; 0: the smaller of the affinity mask and the cgroup's CPUs
+  MakeWire make_wire = {};  ///< between nodes
 };
 
 class HostLane final : public Lane {
@@ -17,6 +18,8 @@ class HostLane final : public Lane {
   /// The sink is called on the lane's thread. Starts wide.
   HostLane(HostLaneOptions options, LaneSink sink);
   void submit(LaneCommand command) override;
+
+  void wait_until_idle() { queue_.wait_until_idle(); }  ///< as LaneQueue's
 
   [[nodiscard]] int threads() const { return threads_; }
 

@@ -2,6 +2,7 @@
 
 #include "device/device_error.hpp"
 #include "device/stats/sums_check.hpp"
+#include "device/transfer/transfer_check.hpp"
 
 #include <fmt/format.h>
 
@@ -22,6 +23,10 @@ class LayoutCheck {
       : layout_(layout), buffers_(buffers), bucketed_(layout.tensors.size()), tied_(layout.tensors.size()) {}
 
   void run() {
+    const bool over_nodes = !layout_.nodes.node_of_rank.empty();
+    if (over_nodes) {
+      check_nodes(layout_, buffers_);
+    }
     check_arenas();
     for (std::size_t bucket = 0; bucket < layout_.buckets.size(); ++bucket) {
       check_bucket(bucket);
@@ -39,6 +44,9 @@ class LayoutCheck {
     check_fit(owned == layout_.parts.size(), [&] {
       return fmt::format("{} parts of {} belong to tensors", owned, layout_.parts.size());
     });
+    if (over_nodes) {
+      check_transfers(layout_);
+    }
   }
 
  private:

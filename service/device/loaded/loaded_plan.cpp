@@ -15,7 +15,13 @@ constexpr std::uint64_t kCacheBytes = 128U << 20;
 LoadedPlan::LoadedPlan(LanePlan layout, const std::vector<BufferView>& buffers, std::size_t threads)
     : layout_(std::move(layout)), attempt_(NormTotals(layout_.norm_type, layout_.clip_groups, layout_.layers)) {
   check_layout(layout_, buffers);
-  table_ = make_chunk_table(layout_, threads);
+  if (layout_.nodes.node_of_rank.empty()) {
+    table_ = make_chunk_table(layout_, threads);
+  } else {
+    nodes_ = make_node_plan(layout_);
+    table_ = make_chunk_table(layout_, threads, &nodes_->some_here);
+    place_counted_chunks(layout_, *nodes_, table_);
+  }
   for (std::size_t rank = 0; rank < buffers.size(); ++rank) {
     const LaneArena& arena = layout_.arenas[layout_.arena_of_rank[rank]];
     ranks_.push_back({buffers[rank].data, arena.input.data(), arena.output.data()});
@@ -60,6 +66,7 @@ void LoadedPlan::reserve_pointers(std::size_t threads) {
       destinations = std::max(destinations, sum.destinations.size());
     }
   }
+  sources = nodes_ == nullptr ? sources : std::max(sources, nodes_->most_sources);
   attempt_.pointers.resize(threads);
   for (ChunkPointers& worker : attempt_.pointers) {
     worker.sources.reserve(sources);

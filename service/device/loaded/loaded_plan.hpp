@@ -6,10 +6,12 @@
 #include "device/loaded/attempt_state.hpp"
 #include "device/loaded/layout_check.hpp"
 #include "device/math/chunk_table.hpp"
+#include "device/transfer/node_plan.hpp"
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -25,6 +27,8 @@ class LoadedPlan {
   [[nodiscard]] const ChunkTable& table() const { return table_; }
 
   [[nodiscard]] std::size_t world() const { return ranks_.size(); }
+
+  [[nodiscard]] bool is_here(std::int64_t rank) const { return ranks_[static_cast<std::size_t>(rank)].data != nullptr; }
 
   [[nodiscard]] const LanePart& part_of(const Chunk& chunk) const { return layout_.parts[chunk.part]; }
 
@@ -95,6 +99,11 @@ class LoadedPlan {
 
   [[nodiscard]] const AttemptState& attempt() const { return attempt_; }
 
+  /// What of it travels; null where all ranks are here.
+  [[nodiscard]] NodePlan* nodes() { return nodes_.get(); }
+
+  [[nodiscard]] const NodePlan* nodes() const { return nodes_.get(); }
+
   /// Unmapped under the plan: no command can run any more.
   [[nodiscard]] std::optional<BufferId> lost_buffer() const { return lost_buffer_; }
 
@@ -113,6 +122,7 @@ class LoadedPlan {
   [[nodiscard]] std::uint64_t written_bytes() const;
 
   LanePlan layout_;
+  std::unique_ptr<NodePlan> nodes_;
   std::vector<RankMemory> ranks_;
   std::vector<std::uint32_t> counted_as_;
   ChunkTable table_;

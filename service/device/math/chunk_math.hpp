@@ -64,6 +64,31 @@ struct ReduceChunk {
 [[nodiscard]] ChunkStats reduce_float16(const ReduceChunk& chunk);
 [[nodiscard]] ChunkStats reduce_float64(const ReduceChunk& chunk);
 
+/// A source of a sum in which formats differ.
+struct MixedSource {
+  const void* data = nullptr;
+  plan::DType dtype = plan::DType::Float32;
+};
+
+/// As ReduceChunk, for sources of any format but float64, which are added in float32. No destination is a source.
+struct MixedChunk {
+  plan::DType dtype = plan::DType::Float32;  ///< of the destinations; not float64
+  std::size_t count = 0;
+  std::size_t runs = 1;
+  std::size_t source_distance = 0;
+  std::span<const MixedSource> sources;
+  std::span<void* const> destinations;
+  double divisor = 1.0;
+  PowerKind power = PowerKind::Two;
+};
+
+[[nodiscard]] ChunkStats reduce_mixed(const MixedChunk& chunk);
+
+/// The same for destinations of one format, whatever `dtype` says.
+[[nodiscard]] ChunkStats mix_to_float32(const MixedChunk& chunk);
+[[nodiscard]] ChunkStats mix_to_bfloat16(const MixedChunk& chunk);
+[[nodiscard]] ChunkStats mix_to_float16(const MixedChunk& chunk);
+
 /// The way in which destinations other than the first are written. A line that is written past the cache is not fetched
 /// before, which is a third of the bytes that copies cost; its reader does not find it in the cache.
 enum class Stores : std::uint8_t { Cached, PastCache };

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 namespace gradsync::device {
 
@@ -148,7 +149,45 @@ ChunkStats reduce(const ReduceChunk& chunk, Format) {
   return stats;
 }
 
+float float_at(const MixedSource& source, std::size_t element) {
+  if (source.dtype == plan::DType::Float32) {
+    return static_cast<const float*>(source.data)[element];
+  }
+  const std::uint16_t stored = static_cast<const std::uint16_t*>(source.data)[element];
+  return source.dtype == plan::DType::BFloat16 ? BFloat16::load(stored) : Float16::load(stored);
+}
+
 }  // namespace
+
+ChunkStats reduce_mixed_reference(const MixedChunk& chunk) {
+  std::vector<float> values;
+  for (std::size_t element = 0; element < chunk.count * chunk.runs; ++element) {
+    const std::size_t from = element / chunk.count * chunk.source_distance + element % chunk.count;
+    float value = float_at(chunk.sources[0], from);
+    for (const MixedSource& source : chunk.sources.subspan(1)) {
+      value += float_at(source, from);
+    }
+    values.push_back(static_cast<float>(chunk.divisor) == 1.0F ? value : value / static_cast<float>(chunk.divisor));
+  }
+  return with_format(chunk.dtype, [&](auto format) {
+    using Format = decltype(format);
+    ChunkStats stats;
+    PowerSums<float> sums;
+    for (std::size_t element = 0; element < values.size(); ++element) {
+      const auto stored = Format::store(static_cast<typename Format::Value>(values[element]));
+      const double magnitude = std::abs(static_cast<double>(Format::load(stored)));
+      count(magnitude, stats);
+      if (chunk.power != PowerKind::None) {
+        sums.add(element % chunk.count, chunk.power == PowerKind::Two ? square(magnitude) : DoubleDouble{magnitude, 0});
+      }
+      for (void* destination : chunk.destinations) {
+        static_cast<typename Format::Stored*>(destination)[element] = stored;
+      }
+    }
+    stats.power_sum = sums.total();
+    return stats;
+  });
+}
 
 ChunkStats reduce_chunk_reference(const ReduceChunk& chunk) {
   return with_format(chunk.dtype, [&](auto format) { return reduce(chunk, format); });

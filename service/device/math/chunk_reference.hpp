@@ -9,6 +9,7 @@
 namespace gradsync::device {
 
 [[nodiscard]] ChunkStats reduce_chunk_reference(const ReduceChunk& chunk);
+[[nodiscard]] ChunkStats reduce_mixed_reference(const MixedChunk& chunk);
 void scale_chunk_reference(plan::DType dtype, void* values, std::size_t count, double multiplier);
 
 /// Combines the accumulators pairwise: 0 with 16, …, then 0 with 8, …

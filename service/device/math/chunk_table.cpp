@@ -52,7 +52,8 @@ void for_each_row(const LanePart& part, Take take) {
 
 class Cutting {
  public:
-  Cutting(const LanePlan& plan, std::size_t threads) : plan_(plan), threads_(threads) {
+  Cutting(const LanePlan& plan, std::size_t threads, const std::vector<bool>* cut)
+      : plan_(plan), threads_(threads), cut_(cut) {
     table_.of_tensor.resize(plan.tensors.size());
   }
 
@@ -64,7 +65,7 @@ class Cutting {
       longest = std::max(longest, plan_.parts[part].run <= kChunkElements ? plan_.parts[part].run : 1);
     }
     for (std::uint32_t part = tensor.first_part; part < tensor.first_part + tensor.parts; ++part) {
-      if (plan_.parts[part].elements != 0) {
+      if (plan_.parts[part].elements != 0 && is_cut(part)) {
         cut(part, kChunkElements / longest);
       }
     }
@@ -84,7 +85,7 @@ class Cutting {
     for (const std::uint32_t tensor : bucket.tensors) {
       const LaneTensor& held = plan_.tensors[tensor];
       for (std::uint32_t part = held.first_part; part < held.first_part + held.parts; ++part) {
-        bytes += plan_.parts[part].elements * plan::size_of(bucket.dtype);
+        bytes += is_cut(part) ? plan_.parts[part].elements * plan::size_of(bucket.dtype) : 0;
       }
     }
     const std::uint64_t share = bytes / threads_;
@@ -119,6 +120,8 @@ class Cutting {
   ChunkTable take() { return std::move(table_); }
 
  private:
+  [[nodiscard]] bool is_cut(std::uint32_t part) const { return cut_ == nullptr || (*cut_)[plan_.parts[part].sums]; }
+
   void cut(std::uint32_t index, std::uint64_t runs_at_once) {
     const LanePart& part = plan_.parts[index];
     const LaneStride inner = part.strides.empty() ? LaneStride{} : part.strides[0];
@@ -151,6 +154,7 @@ class Cutting {
 
   const LanePlan& plan_;
   std::size_t threads_;
+  const std::vector<bool>* cut_;
   ChunkTable table_;
   std::uint64_t full_task_ = 0;  ///< bytes
   std::uint32_t first_task_ = 0;
@@ -159,8 +163,8 @@ class Cutting {
 
 }  // namespace
 
-ChunkTable make_chunk_table(const LanePlan& plan, std::size_t threads) {
-  Cutting cutting(plan, threads);
+ChunkTable make_chunk_table(const LanePlan& plan, std::size_t threads, const std::vector<bool>* cut) {
+  Cutting cutting(plan, threads, cut);
   for (const LaneBucket& bucket : plan.buckets) {
     cutting.begin_bucket(bucket);
     for (const std::uint32_t tensor : bucket.tensors) {

@@ -42,7 +42,10 @@ struct ChunkTable {
   std::vector<ChunkRange> of_bucket;  ///< ranges of `tasks`
 };
 
-/// Cuts a plan that was checked, for a pool of `threads`. Throws DeviceError when there would be more chunks than 2^32.
-[[nodiscard]] ChunkTable make_chunk_table(const LanePlan& plan, std::size_t threads);
+/// Cuts a plan that was checked, for a pool of `threads`; of its parts only those whose sums are marked in `cut`, if it
+/// is given, by LanePlan::sums. Throws DeviceError when there would be more chunks than 2^32.
+[[nodiscard]] ChunkTable make_chunk_table(
+    const LanePlan& plan, std::size_t threads, const std::vector<bool>* cut = nullptr
+);
 
 }  // namespace gradsync::device

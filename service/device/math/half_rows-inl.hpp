@@ -29,9 +29,8 @@ HWY_INLINE VFloatBits round_bfloat16(VFloat value) {
   return hn::Add(hn::Add(bits, hn::Set(d, 0x7fffU)), odd);
 }
 
-#if HWY_TARGET == HWY_SCALAR
-
-struct BFloat16Row : RowShape<DFloat> {
+/// Elements in the order of memory, as those of the other formats are, so that rows of several formats can be added.
+struct BFloat16InOrderRow : RowShape<DFloat> {
   using Stored = std::uint16_t;
   using DRaw = DHalf;
   using Raw = VHalf;
@@ -42,12 +41,14 @@ struct BFloat16Row : RowShape<DFloat> {
   static constexpr std::size_t element(std::size_t vector, std::size_t lane) { return vector * kLanes + lane; }
 
   static HWY_INLINE void widen(const Raw (&raw)[kRaws], V (&values)[kVectors]) {
+    GRADSYNC_UNROLL
     for (std::size_t k = 0; k < kVectors; ++k) {
       values[k] = hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(DFloatBits(), raw[k])));
     }
   }
 
   static HWY_INLINE void round(V (&values)[kVectors], Raw (&raw)[kRaws]) {
+    GRADSYNC_UNROLL
     for (std::size_t k = 0; k < kVectors; ++k) {
       const VFloatBits half = hn::ShiftRight<16>(round_bfloat16(values[k]));
       values[k] = hn::BitCast(D(), hn::ShiftLeft<16>(half));
@@ -55,6 +56,10 @@ struct BFloat16Row : RowShape<DFloat> {
     }
   }
 };
+
+#if HWY_TARGET == HWY_SCALAR
+
+using BFloat16Row = BFloat16InOrderRow;
 
 #else
 

@@ -15,4 +15,15 @@ ChunkStats reduce_chunk(const ReduceChunk& chunk) {
   }
 }
 
+ChunkStats reduce_mixed(const MixedChunk& chunk) {
+  switch (chunk.dtype) {
+    case plan::DType::BFloat16:
+      return mix_to_bfloat16(chunk);
+    case plan::DType::Float16:
+      return mix_to_float16(chunk);
+    default:
+      return mix_to_float32(chunk);
+  }
+}
+
 }  // namespace gradsync::device

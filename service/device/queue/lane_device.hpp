@@ -5,6 +5,7 @@
 
 #include "base/unique_fd.hpp"
 #include "device/device_error.hpp"
+#include "device/host/worker_pool.hpp"
 #include "device/lane.hpp"
 #include "device/loaded/layout_check.hpp"
 #include "device/step/step_passes.hpp"
@@ -51,6 +52,9 @@ class LaneDevice {
   virtual void unload(const LoadedPlan& /*plan*/) noexcept {}
 
   [[nodiscard]] virtual const StepPasses& passes() const = 0;
+
+  /// The threads that add up blocks of plans over nodes; null: this device exchanges nothing with other nodes.
+  [[nodiscard]] virtual WorkerPool* transfer_pool() { return nullptr; }
 
   /// How many threads share the chunks of a plan.
   [[nodiscard]] virtual int threads() const { return 1; }

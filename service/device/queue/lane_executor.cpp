@@ -7,6 +7,8 @@
 #include "device/step/node_rows.hpp"
 #include "device/step/stats_finish.hpp"
 #include "device/step/step_finish.hpp"
+#include "device/transfer/node_finish.hpp"
+#include "device/transfer/node_outputs.hpp"
 
 #include <fmt/format.h>
 
@@ -74,14 +76,24 @@ LaneReport LaneExecutor::operator()(ProbeMemory& command) {
 
 LaneReport LaneExecutor::operator()(LoadPlan& command) {
   throw_if_loaded(command.plan);
+  const bool over_nodes = !command.layout.nodes.node_of_rank.empty();
+  if (over_nodes && device_.transfer_pool() == nullptr) {
+    throw DeviceError(
+        "this lane exchanges no gradients with other nodes",
+        "gradients of jobs over several nodes lie in memory of CPUs"
+    );
+  }
   std::vector<BufferView> views;
   for (const BufferId buffer : command.layout.rank_buffers) {
-    views.push_back(buffer_of(views.size(), buffer).for_passes());
+    views.push_back(over_nodes && buffer == 0 ? BufferView() : buffer_of(views.size(), buffer).for_passes());
   }
   const auto threads = static_cast<std::size_t>(device_.threads());
   const auto loading = plans_.try_emplace(command.plan, std::move(command.layout), views, threads).first;
   try {
     device_.load(loading->second);
+    if (over_nodes) {
+      runs_.try_emplace(command.plan, loading->second, *device_.transfer_pool(), device_.passes(), cancel_);
+    }
   } catch (...) {
     plans_.erase(loading);
     throw;
@@ -111,11 +123,17 @@ LaneReport LaneExecutor::operator()(LoadStats& command) {
 
 LaneReport LaneExecutor::operator()(ConnectNodes& command) {
   static_cast<void>(usable_plan(command.plan));
-  throw DeviceError(fmt::format("plan {} has all of its ranks here: it has no connections", command.plan));
+  const auto run = runs_.find(command.plan);
+  if (run == runs_.end()) {
+    throw DeviceError(fmt::format("all ranks of plan {} are here: it has no connections", command.plan));
+  }
+  run->second.connect(command, make_wire_, [this, plan = command.plan] { wake_(plan); });
+  return Connected{command.plan};
 }
 
 LaneReport LaneExecutor::operator()(UnloadPlan& command) {
   if (const auto found = plans_.find(command.plan); found != plans_.end()) {
+    runs_.erase(command.plan);
     device_.unload(found->second);
     plans_.erase(found);
   } else if (stats_plans_.erase(command.plan) == 0) {
@@ -124,8 +142,12 @@ LaneReport LaneExecutor::operator()(UnloadPlan& command) {
   return Unloaded{command.plan};
 }
 
-LaneReport LaneExecutor::operator()(ReduceBucket& command) {
+std::optional<LaneReport> LaneExecutor::operator()(ReduceBucket& command) {
   LoadedPlan& plan = usable_plan(command.plan);
+  if (const auto run = runs_.find(command.plan); run != runs_.end()) {
+    run->second.begin(command);
+    return std::nullopt;
+  }
   device_.passes().throw_if_cancelled();
   const auto start = std::chrono::steady_clock::now();
   reduce_bucket(plan, command, device_.passes());
@@ -142,12 +164,18 @@ LaneReport LaneExecutor::operator()(FinishStep& command) {
   }
   LoadedPlan& plan = usable_plan(command.plan);
   device_.passes().throw_if_cancelled();
+  if (plan.nodes() != nullptr) {
+    return finish_node(plan, command);
+  }
   return Finished{command.plan, command.tag, finish_step(plan, command, device_.passes())};
 }
 
 LaneReport LaneExecutor::operator()(MeasureBuckets& command) {
   LoadedPlan& plan = usable_plan(command.plan);
   device_.passes().throw_if_cancelled();
+  if (plan.nodes() != nullptr) {
+    throw DeviceError("a plan over several nodes is on one lane of each: a raw finish says what this node has");
+  }
   return measure_buckets(plan, command, device_.passes());
 }
 
@@ -159,6 +187,10 @@ LaneReport LaneExecutor::operator()(ScaleGradients& command) {
   }
   LoadedPlan& plan = usable_plan(command.plan);
   device_.passes().throw_if_cancelled();
+  if (plan.nodes() != nullptr) {
+    begin_scaling(plan, command);
+    return Scaled{command.plan, command.tag, scale_outputs(plan, command, *device_.transfer_pool(), cancel_)};
+  }
   return Scaled{command.plan, command.tag, scale_gradients(plan, command, device_.passes())};
 }
 
@@ -169,6 +201,39 @@ LaneReport LaneExecutor::operator()(ReadRows& command) {
   }
   device_.passes().throw_if_cancelled();
   return read_rows(*stats, command, cancel_);
+}
+
+LaneReport LaneExecutor::operator()(Abort& command) {
+  if (const auto run = runs_.find(command.plan); run != runs_.end()) {
+    run->second.abort(command.tag);
+  }
+  return Aborted{command.plan, command.tag};
+}
+
+bool LaneExecutor::advance(PlanId plan) {
+  const auto run = runs_.find(plan);
+  return run != runs_.end() && run->second.advance();
+}
+
+void LaneExecutor::give_up_transfers() {
+  for (auto& [plan, run] : runs_) {
+    run.give_up();
+  }
+}
+
+std::optional<Tag> LaneExecutor::under_way(PlanId plan) const {
+  const auto run = runs_.find(plan);
+  return run != runs_.end() && run->second.busy() ? std::optional(run->second.tag()) : std::nullopt;
+}
+
+const std::vector<BufferId>& LaneExecutor::buffers_of(PlanId plan) const {
+  return plans_.at(plan).layout().rank_buffers;
+}
+
+void LaneExecutor::take_reports(std::vector<LaneReport>& reports) {
+  for (auto& [plan, run] : runs_) {
+    run.take_reports(reports);
+  }
 }
 
 LoadedPlan& LaneExecutor::usable_plan(PlanId plan) {

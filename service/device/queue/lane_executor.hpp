@@ -1,22 +1,32 @@
 #pragma once
-// Executes the commands of a lane on its thread. Returns the report, or throws DeviceError.
+// Executes the commands of a lane on its thread. Returns the report, or throws DeviceError. A reduction of a plan over
+// nodes is only begun; it goes on with `advance`, and `take_reports` has its report when it is done.
 
 #include "device/lane.hpp"
 #include "device/loaded/loaded_plan.hpp"
 #include "device/loaded/loaded_stats.hpp"
 #include "device/queue/lane_device.hpp"
+#include "device/transfer/transfer_run.hpp"
+#include "device/wire/wire.hpp"
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace gradsync::device {
 
 class LaneExecutor {
  public:
-  LaneExecutor(LaneDevice& device, const std::atomic<bool>& cancel) : device_(device), cancel_(cancel) {}
+  /// `wake` is called on threads of wires: there is something to `advance` a plan with.
+  LaneExecutor(
+      LaneDevice& device, const std::atomic<bool>& cancel, MakeWire make_wire, std::function<void(PlanId)> wake
+  )
+      : device_(device), cancel_(cancel), make_wire_(std::move(make_wire)), wake_(std::move(wake)) {}
 
   ~LaneExecutor();
   LaneExecutor(const LaneExecutor&) = delete;
@@ -29,11 +39,26 @@ class LaneExecutor {
   LaneReport operator()(LoadStats& command);
   LaneReport operator()(ConnectNodes& command);
   LaneReport operator()(UnloadPlan& command);
-  LaneReport operator()(ReduceBucket& command);
+  std::optional<LaneReport> operator()(ReduceBucket& command);  ///< nothing: it is under way
   LaneReport operator()(FinishStep& command);
   LaneReport operator()(MeasureBuckets& command);
   LaneReport operator()(ScaleGradients& command);
   LaneReport operator()(ReadRows& command);
+  LaneReport operator()(Abort& command);
+
+  /// Goes on with the reductions of a plan that are under way, for a fraction of a millisecond. True: there is more.
+  bool advance(PlanId plan);
+
+  /// Ends what is under way in all plans.
+  void give_up_transfers();
+
+  /// The oldest attempt of a plan of which a reduction is under way.
+  [[nodiscard]] std::optional<Tag> under_way(PlanId plan) const;
+
+  [[nodiscard]] const std::vector<BufferId>& buffers_of(PlanId plan) const;
+
+  /// Appends the reports of reductions that were under way.
+  void take_reports(std::vector<LaneReport>& reports);
 
   [[nodiscard]] bool loaded(PlanId plan) const { return plans_.contains(plan) || stats_plans_.contains(plan); }
 
@@ -49,9 +74,12 @@ class LaneExecutor {
 
   LaneDevice& device_;
   const std::atomic<bool>& cancel_;
+  MakeWire make_wire_;
+  std::function<void(PlanId)> wake_;
   std::map<BufferId, std::unique_ptr<LaneBuffer>> buffers_;
   std::map<PlanId, LoadedPlan> plans_;
   std::map<PlanId, LoadedStats> stats_plans_;
+  std::map<PlanId, TransferRun> runs_;  ///< of those of `plans_` that are over nodes
 };
 
 }  // namespace gradsync::device

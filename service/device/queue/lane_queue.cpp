@@ -4,8 +4,8 @@
 #include "base/thread_name.hpp"
 #include "device/about.hpp"
 #include "device/device_error.hpp"
+#include "device/failure.hpp"
 #include "device/queue/lane_executor.hpp"
-#include "device/step/stats_finish.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -13,7 +13,6 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <thread>
 #include <type_traits>
@@ -62,8 +61,10 @@ std::optional<Attempt> attempt_of(const LaneCommand& command) {
 
 class LaneQueue::Thread {
  public:
-  Thread(const MakeDevice& make_device, LaneSink sink)
-      : sink_(std::move(sink)), device_(make_device(cancel_)), executor_(*device_, cancel_) {
+  Thread(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire)
+      : sink_(std::move(sink)),
+        device_(make_device(cancel_)),
+        executor_(*device_, cancel_, std::move(make_wire), [this](PlanId plan) { wake(plan); }) {
     device_->set_between([this] { execute_shorter(); });
     thread_ = std::thread([this] { run(); });
   }
@@ -97,6 +98,11 @@ class LaneQueue::Thread {
     wake_.notify_one();
   }
 
+  void wait_until_idle() {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [this] { return sleeps_ && !can_work(); });
+  }
+
  private:
   using Commands = std::deque<LaneCommand>;
 
@@ -107,9 +113,22 @@ class LaneQueue::Thread {
     std::uint64_t work = 0;  ///< as that of `LaneExecutor::work_of`
   };
 
+  /// A plan of which reductions are under way.
+  struct UnderWay {
+    Tag tag = 0;                    ///< the oldest attempt
+    std::vector<BufferId> buffers;  ///< which are not released meanwhile
+  };
+
+  /// What the thread does next.
+  struct Next {
+    std::optional<LaneCommand> command;
+    std::optional<PlanId> plan;  ///< or this plan goes on
+  };
+
   /// A step of a plan waits for a command of another only where that is not much longer than its own: the running one
   /// gives way, between two tasks, to what has at most this part of its work.
   static constexpr std::uint64_t kShorter = 4;
+  static constexpr std::uint64_t kWorkAtOnce = 4U << 20;  ///< of a plan that goes on, as `LaneExecutor::work_of`
 
   void note_abort(const Abort& abort) {
     const auto [entry, added] = aborted_.try_emplace(abort.plan, abort.tag);
@@ -125,16 +144,82 @@ class LaneQueue::Thread {
 
   /// Called when the queue or the stack changed.
   void follow_queue() {
-    gives_way_ = first_shorter() != commands_.end();
+    gives_way_ = first_shorter() != commands_.end() || shorter_plan() != ready_.end();
     device_->give_way(gives_way_);
   }
+
+  /// On a thread of a wire: messages came.
+  void wake(PlanId plan) {
+    {
+      const std::lock_guard lock(mutex_);
+      note_ready(plan);
+      if (!gives_way_ && shorter_plan() != ready_.end()) {
+        gives_way_ = true;
+        device_->give_way(true);
+      }
+    }
+    wake_.notify_one();
+  }
+
+  void note_ready(PlanId plan) {
+    if (std::find(ready_.begin(), ready_.end(), plan) == ready_.end()) {
+      ready_.push_back(plan);
+    }
+  }
+
+  /// The first plan that can go on for which the running command gives way: what it does at a time is short.
+  [[nodiscard]] std::deque<PlanId>::iterator shorter_plan() {
+    return running_.empty() ? ready_.end() : std::find_if(ready_.begin(), ready_.end(), [this](PlanId plan) {
+      return !is_running(plan) && kWorkAtOnce <= running_.back().work / kShorter;
+    });
+  }
+
+  /// Whether a command has to wait until reductions that are under way are done. Those of an aborted attempt do not.
+  [[nodiscard]] bool is_parked(const LaneCommand& command) const {
+    if (under_way_.empty() || std::holds_alternative<Abort>(command)) {
+      return false;
+    }
+    if (const auto* unmap = std::get_if<UnmapBuffer>(&command)) {
+      return std::any_of(under_way_.begin(), under_way_.end(), [&](const auto& each) {
+        return std::find(each.second.buffers.begin(), each.second.buffers.end(), unmap->buffer) !=
+               each.second.buffers.end();
+      });
+    }
+    const std::optional<PlanId> plan = plan_of(command);
+    const std::optional<Attempt> attempt = attempt_of(command);
+    return plan && under_way_.contains(*plan) && !std::holds_alternative<ReduceBucket>(command) &&
+           !(attempt && is_aborted(*attempt));
+  }
+
+  /// The first command that can be executed now. The commands of a plan stay in order.
+  [[nodiscard]] Commands::iterator first_possible() {
+    if (under_way_.empty()) {
+      return commands_.begin();
+    }
+    behind_.clear();
+    for (auto at = commands_.begin(); at != commands_.end(); ++at) {
+      const std::optional<PlanId> plan = plan_of(*at);
+      if (plan && std::find(behind_.begin(), behind_.end(), *plan) != behind_.end()) {
+        continue;
+      }
+      if (!is_parked(*at)) {
+        return at;
+      }
+      if (plan) {
+        behind_.push_back(*plan);
+      }
+    }
+    return commands_.end();
+  }
+
+  [[nodiscard]] bool can_work() { return !ready_.empty() || first_possible() != commands_.end(); }
 
   /// The running command gives way for none of those before it, or does so already: only this one is looked at, however
   /// many wait.
   void push(LaneCommand command) {
     const std::optional<PlanId> plan = plan_of(command);
     const bool first = plan && waiting_[*plan]++ == 0;
-    if (!gives_way_ && first && !running_.empty() && !is_running(*plan) && is_shorter(command)) {
+    if (!gives_way_ && first && !running_.empty() && !is_running(*plan) && is_shorter(command) && !is_parked(command)) {
       gives_way_ = true;
       device_->give_way(true);
     }
@@ -176,7 +261,7 @@ class LaneQueue::Thread {
       if (!plan || std::find(behind_.begin(), behind_.end(), *plan) != behind_.end()) {
         continue;
       }
-      if (is_shorter(*at)) {
+      if (is_shorter(*at) && !is_parked(*at)) {
         return at;
       }
       behind_.push_back(*plan);
@@ -198,11 +283,43 @@ class LaneQueue::Thread {
     return command;
   }
 
-  void end() {
+  /// A plan takes its turn.
+  PlanId begin(std::deque<PlanId>::iterator at) {
+    const PlanId plan = *at;
+    ready_.erase(at);
+    const auto under_way = under_way_.find(plan);
+    const auto attempt =
+        under_way == under_way_.end() ? std::nullopt : std::optional(Attempt{plan, under_way->second.tag});
+    running_.push_back({plan, attempt, kWorkAtOnce});
+    follow_top();
+    follow_queue();
+    return plan;
+  }
+
+  /// `goes_on`: a plan that can, if reductions of it are under way.
+  void end(std::optional<PlanId> goes_on) {
     const std::lock_guard lock(mutex_);
+    if (const std::optional<PlanId> plan = running_.back().plan) {
+      follow_transfers(*plan);
+    }
+    if (goes_on && under_way_.contains(*goes_on)) {
+      note_ready(*goes_on);
+    }
     running_.pop_back();
     follow_top();
     follow_queue();
+  }
+
+  void follow_transfers(PlanId plan) {
+    if (const std::optional<Tag> tag = executor_.under_way(plan)) {
+      const auto [entry, added] = under_way_.try_emplace(plan);
+      entry->second.tag = *tag;
+      if (added) {
+        entry->second.buffers = executor_.buffers_of(plan);
+      }
+    } else if (!under_way_.empty()) {
+      under_way_.erase(plan);
+    }
   }
 
   /// While the running command gives way: on the lane's thread, no worker is inside a job. It goes on after a few, so
@@ -210,20 +327,20 @@ class LaneQueue::Thread {
   void execute_shorter() {
     constexpr int kInARow = 8;
     for (int number = 0; number < kInARow; ++number) {
-      std::optional<LaneCommand> command;
+      Next next;
       {
         const std::lock_guard lock(mutex_);
-        const auto shorter = first_shorter();
-        if (shorter == commands_.end()) {
+        if (const auto shorter = first_shorter(); shorter != commands_.end()) {
+          next.command = begin(shorter);
+        } else if (const auto plan = shorter_plan(); plan != ready_.end()) {
+          next.plan = begin(plan);
+        } else {
           gives_way_ = false;
           device_->give_way(false);
           return;
         }
-        command = begin(shorter);
       }
-      LaneReport report = execute(*command);
-      end();
-      sink_(std::move(report));
+      work_on(next);
     }
   }
 
@@ -254,55 +371,79 @@ class LaneQueue::Thread {
 
   void run() {
     name_this_thread(device_->thread_name());
-    while (auto command = next()) {
-      LaneReport report = execute(*command);
-      end();
-      sink_(std::move(report));
+    while (auto next = wait_for_work()) {
+      work_on(*next);
     }
   }
 
-  /// The first command; nothing where the lane ends.
-  std::optional<LaneCommand> next() {
+  /// Takes turns between commands and plans that can go on. Nothing where the lane ends.
+  std::optional<Next> wait_for_work() {
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [this] { return stop_ || !commands_.empty(); });
-    if (commands_.empty()) {
-      return std::nullopt;
+    while (!can_work()) {
+      if (stop_ && under_way_.empty()) {
+        return std::nullopt;
+      }
+      if (stop_) {
+        return Next{};  // what is under way ends now
+      }
+      sleeps_ = true;
+      idle_.notify_all();
+      wake_.wait(lock);
+      sleeps_ = false;
     }
-    return begin(commands_.begin());
+    const auto command = first_possible();
+    plans_turn_ = !ready_.empty() && (command == commands_.end() || !plans_turn_);
+    return plans_turn_ ? Next{std::nullopt, begin(ready_.begin())} : Next{begin(command), std::nullopt};
   }
 
-  LaneReport execute(LaneCommand& command) {
+  void work_on(Next& next) {
+    std::optional<LaneReport> report;
+    std::optional<PlanId> goes_on = next.plan;
+    if (next.command) {
+      const auto* reduce = std::get_if<ReduceBucket>(&*next.command);
+      goes_on = reduce != nullptr ? std::optional(reduce->plan) : std::nullopt;
+      report = execute(*next.command);
+    } else if (!next.plan) {
+      give_up_transfers();
+    } else if (!executor_.advance(*next.plan)) {
+      goes_on.reset();
+    }
+    std::vector<LaneReport> reports;
+    executor_.take_reports(reports);
+    if (next.command || next.plan) {
+      end(goes_on);
+    }
+    for (LaneReport& each : reports) {
+      sink_(std::move(each));
+    }
+    if (report) {
+      sink_(std::move(*report));
+    }
+  }
+
+  void give_up_transfers() {
+    executor_.give_up_transfers();
+    const std::lock_guard lock(mutex_);
+    under_way_.clear();
+    ready_.clear();
+  }
+
+  std::optional<LaneReport> execute(LaneCommand& command) {
     Failed failed = about(command);
     try {
       return std::visit([this](auto& given) { return perform(given); }, command);
-    } catch (const RowError& error) {
-      failed.message = error.what();
-      failed.row = FailedRow{error.tensor(), error.rank(), error.field()};
-    } catch (const DeviceError& error) {
-      failed.message = error.what();
-      failed.aborted = error.kind() == DeviceError::Kind::Aborted;
-      failed.out_of_memory = error.kind() == DeviceError::Kind::OutOfMemory;
-      failed.lane_lost = error.kind() == DeviceError::Kind::DeviceLost;
-      failed.hint = error.hint();
-    } catch (const std::bad_alloc&) {
-      failed.message = "out of memory";
-      failed.out_of_memory = true;
-    } catch (const std::exception& error) {
-      failed.message = error.what();
+    } catch (...) {
+      return failure_by_exception(std::move(failed));
     }
-    return failed;
   }
 
   template <typename Command>
-  LaneReport perform(Command& command) {
-    if constexpr (std::is_same_v<Command, Abort>) {
-      forget_abort_unless_loaded(command.plan);
-      return Aborted{command.plan, command.tag};
-    } else if constexpr (std::is_same_v<Command, SetWidth>) {
+  std::optional<LaneReport> perform(Command& command) {
+    if constexpr (std::is_same_v<Command, SetWidth>) {
       throw DeviceError("a width change is never queued");
     } else {
-      LaneReport report = executor_(command);
-      if constexpr (std::is_same_v<Command, UnloadPlan>) {
+      std::optional<LaneReport> report = executor_(command);
+      if constexpr (std::is_same_v<Command, UnloadPlan> || std::is_same_v<Command, Abort>) {
         forget_abort_unless_loaded(command.plan);
       }
       if constexpr (std::is_same_v<Command, LoadPlan> || std::is_same_v<Command, LoadStats>) {
@@ -324,13 +465,18 @@ class LaneQueue::Thread {
   LaneSink sink_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  Commands commands_;                      ///< guarded by mutex_, as are the next six
+  std::condition_variable idle_;
+  Commands commands_;                      ///< guarded by mutex_, as are all down to `stop_`
   std::map<PlanId, std::size_t> waiting_;  ///< commands of each plan in the queue
   bool gives_way_ = false;                 ///< the running command gives way for one of them
   std::map<PlanId, Tag> aborted_;          ///< the highest aborted attempt of each plan
   std::map<PlanId, std::uint64_t> work_;   ///< of each plan that is loaded
   std::vector<Running> running_;           ///< a stack: the last one has the device
   std::vector<PlanId> behind_;             ///< memory of `first_shorter`
+  std::map<PlanId, UnderWay> under_way_;   ///< plans with reductions that are
+  std::deque<PlanId> ready_;               ///< those that can go on, each once, in turn
+  bool plans_turn_ = false;                ///< a plan went on last, and not a command
+  bool sleeps_ = false;                    ///< the thread waits for work
   bool stop_ = false;
   std::atomic<bool> cancel_{false};  ///< the running attempt is aborted; seen by the chunks at once
   std::unique_ptr<LaneDevice> device_;
@@ -338,11 +484,13 @@ class LaneQueue::Thread {
   std::thread thread_;
 };
 
-LaneQueue::LaneQueue(const MakeDevice& make_device, LaneSink sink)
-    : thread_(std::make_unique<Thread>(make_device, std::move(sink))) {}
+LaneQueue::LaneQueue(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire)
+    : thread_(std::make_unique<Thread>(make_device, std::move(sink), std::move(make_wire))) {}
 
 LaneQueue::~LaneQueue() = default;
 
 void LaneQueue::submit(LaneCommand command) { thread_->submit(std::move(command)); }
+
+void LaneQueue::wait_until_idle() { thread_->wait_until_idle(); }
 
 }  // namespace gradsync::device

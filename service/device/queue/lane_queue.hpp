@@ -4,8 +4,14 @@
 // commands submitted later.
 //
 // `submit` puts the command into the queue and wakes the lane's thread. It executes nothing.
+//
+// A reduction of a plan over nodes is under way from its command until its report. Meanwhile the thread executes other
+// commands, and goes on with it when a wire says that messages came. What comes behind it in its plan is parked until
+// it is done, but for further reductions; so is the release of memory that it works on. Commands and plans that can go
+// on take turns, and so do these plans among themselves.
 
 #include "device/queue/lane_device.hpp"
+#include "device/wire/wire.hpp"
 
 #include <atomic>
 #include <functional>
@@ -19,12 +25,15 @@ using MakeDevice = std::function<std::unique_ptr<LaneDevice>(const std::atomic<b
 class LaneQueue {
  public:
   /// Makes the device on the calling thread. The sink is called on the lane's thread.
-  LaneQueue(const MakeDevice& make_device, LaneSink sink);
-  ~LaneQueue();  ///< finishes what is queued
+  LaneQueue(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire = {});
+  ~LaneQueue();  ///< finishes what is queued, and waits for no other node
   LaneQueue(const LaneQueue&) = delete;
   LaneQueue& operator=(const LaneQueue&) = delete;
 
   void submit(LaneCommand command);
+
+  /// Returns when everything is reported that does not wait for another node. For tests in one thread.
+  void wait_until_idle();
 
  private:
   class Thread;

@@ -62,6 +62,9 @@ class Uses {
     check_fit(rank < buffers_.size(), [&] {
       return fmt::format("sums[{}] name rank {} of {}", index_, rank, buffers_.size());
     });
+    if (!layout_.nodes.node_of_rank.empty() && layout_.nodes.node_of_rank[rank] != layout_.nodes.node) {
+      return;  // on another node, which checks it
+    }
     const std::uint32_t arena = layout_.arena_of_rank[rank];
     const std::uint64_t size = buffers_[rank].size_bytes;
     const auto [found, added] = arenas_.try_emplace({arena, copy_of(member), writes});

@@ -20,7 +20,7 @@ void check_command(const LoadedPlan& plan, const ReduceBucket& command) {
   }
   for (const UnusedTensor& unused : command.unused) {
     const bool known = unused.tensor < layout.tensors.size() && unused.rank >= 0 &&
-                       static_cast<std::size_t>(unused.rank) < plan.world();
+                       static_cast<std::size_t>(unused.rank) < plan.world() && plan.is_here(unused.rank);
     if (!known || layout.tensors[unused.tensor].bucket != command.bucket) {
       throw DeviceError(
           fmt::format("unused tensor {} of rank {} is not in bucket {}", unused.tensor, unused.rank, command.bucket)
@@ -31,13 +31,21 @@ void check_command(const LoadedPlan& plan, const ReduceBucket& command) {
 
 }  // namespace
 
-void reduce_bucket(LoadedPlan& plan, const ReduceBucket& command, const StepPasses& passes) {
+void begin_bucket(LoadedPlan& plan, const ReduceBucket& command) {
   check_command(plan, command);
   begin_attempt(plan, command);
-  plan.attempt().buckets[command.bucket].deferred = command.defer;
-  passes.reduce(plan, command);
+  plan.attempt().buckets[command.bucket].deferred = command.defer && plan.nodes() == nullptr;
+}
+
+void end_bucket(LoadedPlan& plan, const ReduceBucket& command, const StepPasses& passes) {
   combine_chunks(plan, plan.layout().buckets[command.bucket], passes);
   plan.attempt().buckets[command.bucket].reduced = command.tag;
+}
+
+void reduce_bucket(LoadedPlan& plan, const ReduceBucket& command, const StepPasses& passes) {
+  begin_bucket(plan, command);
+  passes.reduce(plan, command);
+  end_bucket(plan, command, passes);
 }
 
 }  // namespace gradsync::device

@@ -1,5 +1,7 @@
 #include "device/step/contributions.hpp"
 
+#include "device/transfer/node_contributions.hpp"
+
 #include <algorithm>
 
 namespace gradsync::device {
@@ -70,6 +72,9 @@ void begin_attempt(LoadedPlan& plan, const ReduceBucket& command) {
   }
   state.flagged.store(false, std::memory_order_relaxed);
   state.marked = !command.unused.empty();
+  if (plan.nodes() != nullptr) {
+    forget_sums(plan, command.bucket);
+  }
   if (!state.marked) {
     return;
   }
@@ -83,7 +88,7 @@ void begin_attempt(LoadedPlan& plan, const ReduceBucket& command) {
   }
   for (const std::uint32_t tensor : tensors) {
     if (plan.attempt().tensors[tensor].incomplete) {
-      find_contributors(plan, tensor);
+      plan.nodes() == nullptr ? find_contributors(plan, tensor) : find_contributors_here(plan, tensor);
     }
   }
 }

@@ -4,6 +4,7 @@
 #include "device/device_error.hpp"
 #include "device/math/norm_totals.hpp"
 #include "device/step/contributions.hpp"
+#include "device/step/tensor_findings.hpp"
 
 #include <fmt/format.h>
 
@@ -15,23 +16,12 @@ namespace gradsync::device {
 
 namespace {
 
-void check_reduced(const LoadedPlan& plan, std::size_t bucket, Tag tag) {
+void check_bucket(const LoadedPlan& plan, std::size_t bucket, Tag tag) {
   if (bucket >= plan.attempt().buckets.size() || plan.attempt().buckets[bucket].reduced != tag) {
     throw DeviceError(
         fmt::format("bucket {} does not hold the sums of attempt {}: a norm of it would be wrong", bucket, tag)
     );
   }
-}
-
-/// All of them, or those that were reduced here.
-void check_reduced(const LoadedPlan& plan, Tag tag, const std::vector<std::uint32_t>& buckets = {}) {
-  for (std::size_t bucket = 0; buckets.empty() && bucket < plan.attempt().buckets.size(); ++bucket) {
-    check_reduced(plan, bucket, tag);
-  }
-  for (const std::uint32_t bucket : buckets) {
-    check_reduced(plan, bucket, tag);
-  }
-  check_unapplied(plan.attempt().applied, tag);
 }
 
 /// Whether it was reduced here in this attempt: another lane has the other buckets of a plan that is shared.
@@ -60,59 +50,6 @@ bool combine_norms(LoadedPlan& plan, const FinishStep& command, StepMath& math) 
          });
 }
 
-/// Parts with equal copies are left out. Of a sum that nobody contributed to, the ranks are in `ranks` too.
-void add_copies(const LoadedPlan& plan, std::uint32_t index, DivergenceFinding& finding) {
-  const LaneTensor& tensor = plan.layout().tensors[index];
-  const auto differs = [&](std::int64_t rank) { return std::ranges::binary_search(finding.ranks, rank); };
-  for (std::uint32_t part = tensor.first_part; part < tensor.first_part + tensor.parts; ++part) {
-    std::vector<std::int64_t> equal;
-    std::vector<std::int64_t> others;
-    for (const LaneSum& sum : plan.sums_of(plan.layout().parts[part])) {
-      for (const LaneMember& member : sum.destinations) {
-        if (member.copy == 0) {
-          (differs(member.rank) ? others : equal).push_back(member.rank);
-        }
-      }
-    }
-    if (others.empty()) {
-      continue;
-    }
-    // Those that differ from the counted sum need not be equal to each other.
-    const bool known = equal.size() > others.size();
-    finding.suspects.insert(finding.suspects.end(), others.begin(), others.end());
-    std::vector<std::int64_t>& ranks = known ? finding.majority : finding.suspects;
-    ranks.insert(ranks.end(), equal.begin(), equal.end());
-  }
-  if (tensor.parts == 0) {  // a tied copy, which is compared with what it is counted as
-    finding.suspects = finding.ranks;
-  }
-  for (std::vector<std::int64_t>* ranks : {&finding.majority, &finding.suspects}) {
-    std::ranges::sort(*ranks);
-    ranks->erase(std::unique(ranks->begin(), ranks->end()), ranks->end());
-  }
-}
-
-void report_ranks(const LoadedPlan& plan, std::uint32_t index, StepMath& math) {
-  NonfiniteFinding nonfinite{index, plan.attempt().tensors[index].sum.nonfinite, {}};
-  DivergenceFinding divergence{index, {}};  // rank by rank, so its ranks are in order
-  for (std::uint32_t rank = 0; rank < plan.world(); ++rank) {
-    const std::size_t slot = plan.slot(index, rank);
-    if (const std::uint64_t inputs = plan.attempt().nonfinite[slot].load(std::memory_order_relaxed); inputs != 0) {
-      nonfinite.inputs.emplace_back(rank, inputs);
-    }
-    if (plan.attempt().differs[slot].load(std::memory_order_relaxed) != 0) {
-      divergence.ranks.push_back(rank);
-    }
-  }
-  if ((nonfinite.count != 0 || !nonfinite.inputs.empty()) && math.nonfinite.size() < kMaxFindings) {
-    math.nonfinite.push_back(std::move(nonfinite));
-  }
-  if (!divergence.ranks.empty() && math.divergence.size() < kMaxFindings) {
-    add_copies(plan, index, divergence);
-    math.divergence.push_back(std::move(divergence));
-  }
-}
-
 void report_findings(const LoadedPlan& plan, Tag tag, StepMath& math) {
   for (std::uint32_t index = 0; index < plan.attempt().tensors.size(); ++index) {
     if (!is_here(plan, index, tag)) {
@@ -135,10 +72,20 @@ void report_findings(const LoadedPlan& plan, Tag tag, StepMath& math) {
 
 }  // namespace
 
+void check_reduced(const LoadedPlan& plan, Tag tag, const std::vector<std::uint32_t>& buckets) {
+  for (std::size_t bucket = 0; buckets.empty() && bucket < plan.attempt().buckets.size(); ++bucket) {
+    check_bucket(plan, bucket, tag);
+  }
+  for (const std::uint32_t bucket : buckets) {
+    check_bucket(plan, bucket, tag);
+  }
+  check_unapplied(plan.attempt().applied, tag);
+}
+
 StepMath finish_step(LoadedPlan& plan, const FinishStep& command, const StepPasses& passes) {
   check_reduced(plan, command.tag);
   if (command.raw) {
-    throw DeviceError("a raw finish is of data path stats: gradients of several nodes are not summed yet");
+    throw DeviceError("a raw finish is of plans over several nodes, and all ranks of this one are here");
   }
   check_rules(command, plan.layout().clip_groups);
   const auto start = std::chrono::steady_clock::now();
@@ -184,11 +131,15 @@ Measured measure_buckets(LoadedPlan& plan, const MeasureBuckets& command, const 
   return measured;
 }
 
-double scale_gradients(LoadedPlan& plan, const ScaleGradients& command, const StepPasses& passes) {
+void begin_scaling(LoadedPlan& plan, const ScaleGradients& command) {
   check_reduced(plan, command.tag, command.buckets);
   check_measured(plan.attempt().measured, command.tag);
   check_outcomes(command, plan.layout().clip_groups);
   plan.attempt().applied = command.tag;
+}
+
+double scale_gradients(LoadedPlan& plan, const ScaleGradients& command, const StepPasses& passes) {
+  begin_scaling(plan, command);
   return passes.multiply(plan, command.outcomes, Copies::OwnedByRanks);
 }
 

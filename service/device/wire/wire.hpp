@@ -71,6 +71,10 @@ class Wire {
   [[nodiscard]] virtual std::vector<WireTotals> totals() const = 0;
 };
 
+/// Makes the wire of a plan, which owns the connections from then on.
+using MakeWire =
+    std::function<std::unique_ptr<Wire>(std::vector<NodeConnection> connections, std::function<void()> wake)>;
+
 /// Over connected stream sockets. Its thread is named "wire". Throws DeviceError where a socket cannot be used.
 [[nodiscard]] std::unique_ptr<Wire> make_socket_wire(
     std::vector<NodeConnection> connections, std::function<void()> wake

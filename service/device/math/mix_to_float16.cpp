@@ -1,0 +1,31 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "device/math/mix_to_float16.cpp"
+// Includes this file once per vector target, so it comes before everything else.
+// clang-format off
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+// clang-format on
+
+#include "device/math/mix_rows-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+
+namespace gradsync::device::HWY_NAMESPACE {
+
+ChunkStats mix_as_float16(const MixedChunk& chunk) { return mix_as<Float16Row>(chunk); }
+
+}  // namespace gradsync::device::HWY_NAMESPACE
+
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace gradsync::device {
+
+HWY_EXPORT(mix_as_float16);
+
+ChunkStats mix_to_float16(const MixedChunk& chunk) { return HWY_DYNAMIC_DISPATCH(mix_as_float16)(chunk); }
+
+}  // namespace gradsync::device
+
+#endif

@@ -1,0 +1,23 @@
+#pragma once
+// Passes over the outputs of this node, of a plan over nodes.
+
+#include "device/host/worker_pool.hpp"
+#include "device/loaded/loaded_plan.hpp"
+
+#include <atomic>
+#include <cstdint>
+
+namespace gradsync::device {
+
+/// Compares the results of a part's sums bit for bit, of those that have a destination here, with the first of them.
+/// Raises `differs` of the attempt. Results on other nodes are compared with none of these. Incomplete where `cancel`
+/// is raised.
+void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, const std::atomic<bool>& cancel);
+
+/// As StepPasses::multiply; and writes zeros to sums that nobody contributed to, of tensors that are not in `absent`.
+/// Seconds it took. Throws DeviceError Aborted.
+[[nodiscard]] double scale_outputs(
+    LoadedPlan& plan, const ScaleGradients& command, WorkerPool& pool, const std::atomic<bool>& cancel
+);
+
+}  // namespace gradsync::device

@@ -1,0 +1,412 @@
+#include "device/transfer/transfer_run.hpp"
+
+#include "base/assert.hpp"
+#include "base/clock.hpp"
+#include "device/device_error.hpp"
+#include "device/failure.hpp"
+#include "device/step/bucket_step.hpp"
+#include "device/transfer/node_contributions.hpp"
+#include "device/transfer/node_outputs.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace gradsync::device {
+
+namespace {
+
+/// The sums that one call of `advance` makes, reads or writes: a fraction of a millisecond, in which commands of other
+/// plans wait.
+constexpr std::uint64_t kStepBytes = 4U << 20;
+
+std::size_t flag_bytes(const plan::TransferBlock& block) { return (block.pieces + 7) / 8; }
+
+bool flag_at(const std::byte* flags, std::size_t piece) {
+  return (flags[piece / 8] >> piece % 8 & std::byte{1}) != std::byte{0};
+}
+
+void set_flag(std::byte* flags, std::size_t piece, bool value) {
+  flags[piece / 8] |= static_cast<std::byte>(value ? 1U << piece % 8 : 0U);
+}
+
+Failed about_reduction(const ReduceBucket& command) {
+  Failed failed;
+  failed.plan = command.plan;
+  failed.tag = command.tag;
+  return failed;
+}
+
+}  // namespace
+
+TransferRun::TransferRun(LoadedPlan& plan, WorkerPool& pool, const StepPasses& passes, const std::atomic<bool>& cancel)
+    : plan_(plan),
+      pool_(pool),
+      passes_(passes),
+      cancel_(cancel),
+      pass_(plan, static_cast<std::size_t>(pool.threads()), cancel),
+      staging_(plan.nodes()->staging_bytes) {}
+
+const plan::BucketTransfer& TransferRun::transfer_of(const Reduction& reduction) const {
+  return plan_.layout().nodes.transfers[reduction.command.bucket];
+}
+
+WireMessage TransferRun::name_of(const Reduction& reduction, const plan::TransferMessage& message) const {
+  return {message.peer, message.payload, reduction.command.tag, reduction.command.bucket, message.number};
+}
+
+void TransferRun::connect(ConnectNodes& command, const MakeWire& make_wire, std::function<void()> wake) {
+  if (wire_ || lost_) {
+    throw DeviceError(fmt::format("plan {} has had its connections: they are given once", command.plan));
+  }
+  std::vector<plan::TransferNode> given;
+  for (const NodeConnection& connection : command.connections) {
+    given.push_back(connection.node);
+    if (!connection.partials.valid() || !connection.results.valid()) {
+      throw DeviceError(fmt::format("the connection to node {} lacks a descriptor", connection.node));
+    }
+  }
+  std::ranges::sort(given);
+  if (given != plan_.nodes()->peers) {
+    throw DeviceError(fmt::format(
+        "connections to nodes {} are given, and plan {} exchanges messages with nodes {}",
+        fmt::join(given, ", "),
+        command.plan,
+        fmt::join(plan_.nodes()->peers, ", ")
+    ));
+  }
+  if (!given.empty()) {
+    if (!make_wire) {
+      throw DeviceError("this lane has no wire to other nodes");
+    }
+    wire_ = make_wire(std::move(command.connections), std::move(wake));
+  }
+}
+
+void TransferRun::check_wire(const ReduceBucket& command) const {
+  if (lost_) {
+    throw DeviceError::wire_lost(lost_->message, lost_->node);
+  }
+  if (!wire_) {
+    throw DeviceError(fmt::format("plan {} is not connected to other nodes yet", command.plan));
+  }
+  const auto is_same = [&](const Reduction& other) { return other.command.bucket == command.bucket; };
+  if (std::ranges::any_of(reductions_, is_same)) {
+    throw DeviceError(fmt::format("bucket {} is being reduced", command.bucket));
+  }
+}
+
+/// A command that fails is reported in its turn as well.
+void TransferRun::begin(ReduceBucket& command) {
+  const auto start = std::chrono::steady_clock::now();
+  Reduction reduction;
+  try {
+    passes_.throw_if_cancelled();
+    const NodeBucket* bucket =
+        command.bucket < plan_.nodes()->buckets.size() ? &plan_.nodes()->buckets[command.bucket] : nullptr;
+    if (bucket != nullptr && !bucket->blocks.empty()) {
+      check_wire(command);
+    }
+    begin_bucket(plan_, command);
+    passes_.reduce(plan_, command);
+    reduction.bucket = bucket;
+    reduction.blocks.resize(bucket->blocks.size());
+    last_tag_ = std::max(last_tag_.value_or(command.tag), command.tag);
+  } catch (...) {
+    reduction.failure = failure_by_exception(about_reduction(command));
+    reduction.blocks.clear();
+  }
+  reduction.command = std::move(command);
+  reduction.busy_s = seconds(std::chrono::steady_clock::now() - start);
+  reductions_.push_back(std::move(reduction));
+  finish_reductions();
+}
+
+bool TransferRun::advance() {
+  if (cancel_.load(std::memory_order_relaxed) || reductions_.empty()) {
+    return false;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  take_messages();
+  release();
+  std::uint64_t budget = kStepBytes;
+  plan_joins(budget);
+  plan_copies(budget);
+  plan_sums(budget);
+  pass_.run(pool_);
+  if (cancel_.load(std::memory_order_relaxed)) {
+    return false;  // the Abort is next; what was left out is never sent
+  }
+  if (!works_.empty()) {
+    works_.front().reduction->busy_s += seconds(std::chrono::steady_clock::now() - start);
+  }
+  const bool worked = !works_.empty();
+  for (const Work& work : works_) {
+    end_work(work);
+  }
+  works_.clear();
+  release();
+  finish_reductions();
+  if (const std::optional<WireFault> fault = wire_ ? wire_->fault() : std::nullopt) {
+    end_all({fault->message, fault->peer}, std::nullopt);
+    return false;
+  }
+  return worked && busy();
+}
+
+void TransferRun::take_messages() {
+  if (!wire_) {
+    return;
+  }
+  done_.clear();
+  wire_->take_done(done_);
+  for (const WireDone& done : done_) {
+    note(done);
+  }
+}
+
+void TransferRun::note(const WireDone& done) {
+  const auto found = std::ranges::find_if(reductions_, [&](const Reduction& reduction) {
+    return reduction.command.bucket == done.message.bucket && reduction.command.tag == done.message.tag &&
+           !reduction.failure;
+  });
+  GRADSYNC_ASSERT(found != reductions_.end(), "the wire is done with a message of a reduction that is under way");
+  const std::uint32_t number =
+      found->bucket->block_of.at({done.message.peer, done.message.payload, done.received}).at(done.message.number);
+  Block& block = found->blocks[number];
+  if (!done.received) {
+    --block.sending;
+    return;
+  }
+  --block.missing;
+  if (!found->bucket->blocks[number].owned) {
+    note_flags(*found, number);
+    arrived_.push_back({&*found, number});
+  }
+}
+
+/// What the result of a block says of its pieces; at the owner it follows from all partial sums, and is written there.
+void TransferRun::note_flags(const Reduction& reduction, std::uint32_t number) {
+  const plan::BucketTransfer& transfer = transfer_of(reduction);
+  const NodeBlock& at = reduction.bucket->blocks[number];
+  const StagedBlock& staged = reduction.blocks[number].staged;
+  const plan::TransferBlock& block = transfer.blocks[at.block];
+  const std::uint64_t of_partial = block.elements * plan::size_of(transfer.partial);
+  std::byte* const flags =
+      staged.result == nullptr ? nullptr : staged.result + block.elements * plan::size_of(transfer.result);
+  if (at.owned && flags != nullptr) {
+    std::fill_n(flags, flag_bytes(block), std::byte{0});
+  }
+  for (std::uint32_t piece = 0; piece < block.pieces; ++piece) {
+    const plan::TransferPiece& of = transfer.pieces[block.first_piece + piece];
+    const std::uint32_t part = plan_.layout().tensors[of.tensor].first_part + of.part;
+    bool contributed = false;
+    if (!at.owned) {
+      contributed = flag_at(flags, piece);
+    } else {
+      contributed = plan_.contributed(of.tensor, plan_.sums_of(plan_.layout().parts[part])[of.sum]);
+      for (const std::byte* partial : staged.partials) {
+        contributed = contributed || (partial != staged.own && flag_at(partial + of_partial, piece));
+      }
+      if (flags != nullptr) {
+        set_flag(flags, piece, contributed);
+      }
+    }
+    note_result(plan_, part, of.sum, contributed);
+  }
+}
+
+void TransferRun::plan_work(BlockTask::Kind kind, Reduction& reduction, std::uint32_t number, std::uint64_t& budget) {
+  const plan::BucketTransfer& transfer = transfer_of(reduction);
+  const NodeBlock& block = reduction.bucket->blocks[number];
+  const std::uint64_t bytes = transfer.blocks[block.block].elements * plan::size_of(transfer.sum);
+  budget -= std::min(budget, bytes);
+  pass_.add(kind, reduction.command.bucket, block, reduction.blocks[number].staged);
+  works_.push_back({kind, &reduction, number});
+}
+
+void TransferRun::plan_joins(std::uint64_t& budget) {
+  for (Reduction& reduction : reductions_) {
+    for (; reduction.joined < reduction.blocks.size(); ++reduction.joined) {
+      if (!reduction.bucket->blocks[reduction.joined].owned) {
+        continue;
+      }
+      const Block& block = reduction.blocks[reduction.joined];
+      if (budget == 0 || !block.summed || block.missing != 0) {
+        return;  // later ones wait for it, whichever has all messages
+      }
+      note_flags(reduction, reduction.joined);
+      plan_work(BlockTask::Kind::Join, reduction, reduction.joined, budget);
+    }
+  }
+}
+
+void TransferRun::plan_copies(std::uint64_t& budget) {
+  for (; budget != 0 && !arrived_.empty(); arrived_.pop_front()) {
+    plan_work(BlockTask::Kind::Copy, *arrived_.front().reduction, arrived_.front().block, budget);
+  }
+}
+
+void TransferRun::plan_sums(std::uint64_t& budget) {
+  for (Reduction& reduction : reductions_) {
+    for (; reduction.begun < reduction.blocks.size(); ++reduction.begun) {
+      if (budget == 0 || !begin_block(reduction)) {
+        return;
+      }
+      plan_work(BlockTask::Kind::Sum, reduction, reduction.begun, budget);
+    }
+  }
+}
+
+/// Gives the next block its staging memory and asks for its messages. False: there is no room yet.
+bool TransferRun::begin_block(Reduction& reduction) {
+  const plan::BucketTransfer& transfer = transfer_of(reduction);
+  const NodeBlock& at = reduction.bucket->blocks[reduction.begun];
+  const plan::TransferBlock& block = transfer.blocks[at.block];
+  const plan::TransferStream& stream = transfer.streams[block.stream];
+  std::byte* memory = staging_.take(at.staging_bytes);
+  if (memory == nullptr) {
+    return false;
+  }
+  const auto next = [&memory](std::uint64_t bytes) { return std::exchange(memory, memory + plan::align_up(bytes)); };
+  Block& made = reduction.blocks[reduction.begun];
+  const std::uint64_t partial_bytes = plan::message_bytes(transfer, block, plan::Payload::Partial);
+  const std::uint64_t result_bytes = plan::message_bytes(transfer, block, plan::Payload::Result);
+  std::uint32_t receive = at.receives.begin;
+  const auto ask = [&](std::byte* to, std::uint64_t bytes) {
+    wire_->receive(name_of(reduction, reduction.bucket->messages.receives[receive++]), {to, bytes});
+  };
+  made.missing = at.receives.end - at.receives.begin;
+  made.sending = at.sends.end - at.sends.begin;
+  if (at.owned) {
+    made.staged.own = next(block.elements * plan::size_of(transfer.sum));
+    for (const plan::TransferNode source : stream.sources) {
+      made.staged.partials.push_back(made.staged.own);
+      if (source != block.owner) {
+        std::byte* const to = next(partial_bytes);
+        made.staged.partials.back() = to;
+        ask(to, partial_bytes);
+      }
+    }
+    made.staged.result = made.sending != 0 ? next(result_bytes) : nullptr;
+    return true;
+  }
+  made.staged.own = at.inputs.begin != at.inputs.end ? next(partial_bytes) : nullptr;
+  if (at.outputs.begin != at.outputs.end) {
+    made.staged.result = next(result_bytes);
+    ask(made.staged.result, result_bytes);
+  }
+  return true;
+}
+
+void TransferRun::end_work(const Work& work) {
+  const NodeBlock& at = work.reduction->bucket->blocks[work.block];
+  Block& block = work.reduction->blocks[work.block];
+  if (work.kind != BlockTask::Kind::Sum) {
+    block.written = true;
+  } else {
+    block.summed = true;
+    block.written = at.outputs.begin == at.outputs.end;
+  }
+  const plan::BucketTransfer& transfer = transfer_of(*work.reduction);
+  const plan::TransferBlock& of = transfer.blocks[at.block];
+  std::byte* message = nullptr;
+  if (work.kind == BlockTask::Kind::Sum && !at.owned && block.staged.own != nullptr) {
+    message = block.staged.own;
+    std::byte* const flags = message + of.elements * plan::size_of(transfer.partial);
+    std::fill_n(flags, flag_bytes(of), std::byte{0});
+    for (std::uint32_t piece = 0; piece < of.pieces; ++piece) {
+      const plan::TransferPiece& each = transfer.pieces[of.first_piece + piece];
+      const LanePart& part = plan_.layout().parts[plan_.layout().tensors[each.tensor].first_part + each.part];
+      set_flag(flags, piece, plan_.contributed(each.tensor, plan_.sums_of(part)[each.sum]));
+    }
+  } else if (work.kind == BlockTask::Kind::Join) {
+    message = block.staged.result;
+  }
+  for (std::uint32_t send = at.sends.begin; message != nullptr && send < at.sends.end; ++send) {
+    const plan::TransferMessage& named = work.reduction->bucket->messages.sends[send];
+    wire_->send(name_of(*work.reduction, named), {message, named.bytes});
+  }
+}
+
+/// Blocks give their memory back in the order in which they began.
+void TransferRun::release() {
+  for (Reduction& reduction : reductions_) {
+    for (; reduction.released < reduction.begun; ++reduction.released) {
+      const Block& block = reduction.blocks[reduction.released];
+      if (!block.summed || !block.written || block.missing != 0 || block.sending != 0) {
+        return;
+      }
+      staging_.give_back();
+    }
+    if (reduction.released < reduction.blocks.size()) {
+      return;
+    }
+  }
+}
+
+void TransferRun::finish_reductions() {
+  while (!reductions_.empty() && reductions_.front().released == reductions_.front().blocks.size()) {
+    finish(reductions_.front());
+    reductions_.pop_front();
+  }
+}
+
+void TransferRun::finish(Reduction& reduction) {
+  const ReduceBucket& command = reduction.command;
+  if (!reduction.failure) {
+    try {
+      const auto start = std::chrono::steady_clock::now();
+      compare_contributions(plan_, command.bucket);
+      if (command.compare) {
+        compare_results(plan_, command.bucket, pool_, cancel_);
+        passes_.throw_if_cancelled();
+      }
+      end_bucket(plan_, command, passes_);
+      reduction.busy_s += seconds(std::chrono::steady_clock::now() - start);
+    } catch (...) {
+      reduction.failure = failure_by_exception(about_reduction(command));
+    }
+  }
+  if (reduction.failure) {
+    reports_.emplace_back(std::move(*reduction.failure));
+  } else {
+    reports_.emplace_back(Reduced{command.plan, command.tag, command.bucket, reduction.busy_s});
+  }
+}
+
+void TransferRun::abort(Tag tag) {
+  const bool concerned =
+      std::ranges::any_of(reductions_, [&](const Reduction& each) { return each.command.tag <= tag; });
+  if (!concerned && last_tag_ && tag < *last_tag_) {
+    return;  // it is over
+  }
+  end_all({fmt::format("attempt {} was aborted, and its connections were closed", tag), {}}, tag);
+}
+
+void TransferRun::give_up() { end_all({"the lane ends, and waits for no other node", {}}, std::nullopt); }
+
+void TransferRun::end_all(Lost lost, std::optional<Tag> aborted) {
+  wire_.reset();
+  lost_ = lost_ ? std::move(lost_) : std::move(lost);
+  arrived_.clear();
+  works_.clear();
+  for (Reduction& reduction : reductions_) {
+    Failed failed = about_reduction(reduction.command);
+    failed.aborted = aborted && reduction.command.tag <= *aborted;
+    failed.message = failed.aborted ? "aborted" : lost_->message;
+    failed.wire_lost = !failed.aborted;
+    failed.node = failed.aborted ? std::nullopt : lost_->node;
+    reports_.emplace_back(std::move(failed));
+  }
+  reductions_.clear();
+  staging_.clear();
+}
+
+void TransferRun::take_reports(std::vector<LaneReport>& reports) {
+  std::ranges::move(reports_, std::back_inserter(reports));
+  reports_.clear();
+}
+
+}  // namespace gradsync::device

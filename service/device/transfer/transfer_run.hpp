@@ -1,0 +1,131 @@
+#pragma once
+// The reductions of a plan over nodes that are under way. Each is begun at once, with the sums that stay on this node,
+// and goes on block by block: this node's partial sums go into staging memory, in the order of the program, while there
+// is room; messages go and come; what has all its messages is added up, or copied to its destinations.
+//
+// Invariants: nothing here waits. `advance` does what can be done with the messages that are here, a bounded amount of
+// it. Blocks begin in the order of the programs, buckets in the order of their commands, and a node finishes the blocks
+// that it owns in that order, so every connection carries its messages in the order in which its other end wants them.
+// Reports come in the order of the commands. No bit of a result depends on when a message came.
+//
+// After a fault of the wire, or an abort of an attempt, there is no wire any more: what is under way fails, and every
+// later reduction of what travels.
+
+#include "device/host/worker_pool.hpp"
+#include "device/lane.hpp"
+#include "device/loaded/loaded_plan.hpp"
+#include "device/step/step_passes.hpp"
+#include "device/transfer/block_pass.hpp"
+#include "device/transfer/staging.hpp"
+#include "device/wire/wire.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradsync::device {
+
+class TransferRun {
+ public:
+  TransferRun(LoadedPlan& plan, WorkerPool& pool, const StepPasses& passes, const std::atomic<bool>& cancel);
+
+  /// Throws DeviceError unless there is one connection to each node that messages are exchanged with, for the first
+  /// time.
+  void connect(ConnectNodes& command, const MakeWire& make_wire, std::function<void()> wake);
+
+  /// A command that does not fit, is aborted, or needs a wire where there is none, fails in its turn.
+  void begin(ReduceBucket& command);
+
+  /// Some of the work that messages have made possible. True: there is more.
+  bool advance();
+
+  /// Closes the wire, unless the attempt is older than all that began. Behind it nothing of the attempt touches memory.
+  void abort(Tag tag);
+
+  /// Ends what is under way, because the lane ends.
+  void give_up();
+
+  [[nodiscard]] bool busy() const { return !reductions_.empty(); }
+
+  /// The attempt of the oldest reduction that is under way.
+  [[nodiscard]] Tag tag() const { return reductions_.front().command.tag; }
+
+  void take_reports(std::vector<LaneReport>& reports);
+
+ private:
+  /// A block in staging memory.
+  struct Block {
+    StagedBlock staged;
+    std::size_t missing = 0;  ///< messages that have not arrived
+    std::size_t sending = 0;  ///< messages whose bytes are still read, or that are not sent yet
+    bool summed = false;      ///< its own partial sum is there, if it has one
+    bool written = false;     ///< its results are, if they are to be
+  };
+
+  struct Reduction {
+    ReduceBucket command;
+    const NodeBucket* bucket = nullptr;
+    std::vector<Block> blocks = {};  ///< by NodeBucket::blocks
+    std::uint32_t begun = 0;         ///< blocks that have staging memory, or had
+    std::uint32_t joined = 0;        ///< blocks before which none that is owned waits to be added up
+    std::uint32_t released = 0;      ///< blocks that gave their memory back
+    double busy_s = 0;
+    std::optional<Failed> failure = {};  ///< it never began, or its end failed
+  };
+
+  struct Lost {
+    std::string message;
+    std::optional<plan::TransferNode> node;
+  };
+
+  /// What one call of `advance` does; in the order in which messages are to be sent.
+  struct Work {
+    BlockTask::Kind kind = BlockTask::Kind::Sum;
+    Reduction* reduction = nullptr;
+    std::uint32_t block = 0;
+  };
+
+  struct Arrived {
+    Reduction* reduction = nullptr;
+    std::uint32_t block = 0;
+  };
+
+  void check_wire(const ReduceBucket& command) const;
+  void take_messages();
+  void note(const WireDone& done);
+  void note_flags(const Reduction& reduction, std::uint32_t block);
+  void plan_joins(std::uint64_t& budget);
+  void plan_copies(std::uint64_t& budget);
+  void plan_sums(std::uint64_t& budget);
+  [[nodiscard]] bool begin_block(Reduction& reduction);
+  void plan_work(BlockTask::Kind kind, Reduction& reduction, std::uint32_t block, std::uint64_t& budget);
+  void end_work(const Work& work);
+  [[nodiscard]] WireMessage name_of(const Reduction& reduction, const plan::TransferMessage& message) const;
+  void release();
+  void finish_reductions();
+  void finish(Reduction& reduction);
+  void end_all(Lost lost, std::optional<Tag> aborted);
+  [[nodiscard]] const plan::BucketTransfer& transfer_of(const Reduction& reduction) const;
+
+  LoadedPlan& plan_;
+  WorkerPool& pool_;
+  const StepPasses& passes_;
+  const std::atomic<bool>& cancel_;
+  std::deque<Reduction> reductions_;  ///< by command; addresses stay
+  std::deque<Arrived> arrived_;       ///< results to be copied
+  std::vector<Work> works_;
+  std::vector<WireDone> done_;
+  std::vector<LaneReport> reports_;
+  BlockPass pass_;
+  std::optional<Tag> last_tag_;
+  std::optional<Lost> lost_;  ///< why there is no wire any more
+  Staging staging_;
+  std::unique_ptr<Wire> wire_;  ///< last: it uses the staging memory
+};
+
+}  // namespace gradsync::device
