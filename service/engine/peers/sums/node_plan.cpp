@@ -55,9 +55,7 @@ device::StatsPlan stats_plan_of_node(device::StatsPlan whole, const Comparison& 
   return whole;
 }
 
-device::LaneNodes lane_nodes_of(
-    const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, NodeNumber node
-) {
+device::LaneNodes lane_nodes_of(const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, NodeNumber node) {
   const plan::TransferOptions options;
   device::LaneNodes nodes{node, node_of_rank, {}, options.staging_bytes};
   nodes.transfers.reserve(plan.buckets.size());

@@ -103,38 +103,50 @@ std::map<std::uint32_t, std::set<NodeNumber>> absent_on(std::span<const NodeFind
   return absent;
 }
 
-/// The nodes whose gradients are in the sums of a tensor, tied copies of it too. Data path arena.
-std::set<NodeNumber> summed_on(
-    const plan::Plan& plan, const plan::PlannedTensor& tensor, std::span<const NodeNumber> node_of_rank
-) {
+/// The nodes that bring something to a sum.
+std::set<NodeNumber> sources_of(const plan::RankSum& sum, std::span<const NodeNumber> node_of_rank) {
   std::set<NodeNumber> nodes;
-  for (const plan::PlannedPart& part : tensor.parts) {
-    for (const plan::RankSum& sum : plan.sums[part.sums]) {
-      for (const plan::SumMember& member : sum.sources) {
-        nodes.insert(node_of_rank[member.rank]);
-      }
-    }
+  for (const plan::SumMember& member : sum.sources) {
+    nodes.insert(node_of_rank[member.rank]);
   }
   return nodes;
 }
 
-/// The tensors of sums to which no node contributed, with their tied copies. Data path arena.
-std::set<std::uint32_t> absent_from_sums(
-    const plan::Plan& plan, std::span<const NodeNumber> node_of_rank, std::span<const NodeFindings* const> nodes
+/// By tensor that is summed: the nodes that have no gradient of it, nor of its tied copies. Data path arena.
+std::map<std::uint32_t, std::set<NodeNumber>> without_gradient(
+    const plan::Plan& plan, std::span<const NodeFindings* const> nodes
 ) {
-  std::map<std::uint32_t, std::set<NodeNumber>> without;  // by the tensor that is summed
+  std::map<std::uint32_t, std::set<NodeNumber>> without;
   for (const auto& [index, said_by] : absent_on(nodes)) {
     const plan::PlannedTensor& tensor = plan.tensors[index];
     without[tensor.parts.empty() ? tensor.counted_as : index].insert(said_by.begin(), said_by.end());
   }
-  std::set<std::uint32_t> absent;
-  for (const auto& [index, said_by] : without) {
-    if (std::ranges::includes(said_by, summed_on(plan, plan.tensors[index], node_of_rank))) {
-      absent.insert(index);
-      absent.insert(plan.tensors[index].copies.begin(), plan.tensors[index].copies.end());
+  return without;
+}
+
+/// The ranks that get a sum of the tensor to which none of its nodes contributed; nothing: so are all of its sums.
+std::optional<std::vector<std::int64_t>> ranks_of_empty_sums(
+    const plan::Plan& plan,
+    const plan::PlannedTensor& tensor,
+    std::span<const NodeNumber> node_of_rank,
+    const std::set<NodeNumber>& without
+) {
+  std::vector<std::int64_t> ranks;
+  bool all = true;
+  for (const plan::PlannedPart& part : tensor.parts) {
+    for (const plan::RankSum& sum : plan.sums[part.sums]) {
+      const bool empty = std::ranges::includes(without, sources_of(sum, node_of_rank));
+      all = all && empty;
+      for (const plan::SumMember& member : sum.destinations) {
+        if (empty) {
+          ranks.push_back(member.rank);
+        }
+      }
     }
   }
-  return absent;
+  std::ranges::sort(ranks);
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return all ? std::nullopt : std::optional(std::move(ranks));
 }
 
 void join_absent_of_sums(
@@ -143,11 +155,23 @@ void join_absent_of_sums(
     std::span<const NodeFindings* const> nodes,
     NodeFindings& all
 ) {
-  const std::set<std::uint32_t> absent = absent_from_sums(plan, node_of_rank, nodes);
+  std::set<std::uint32_t> absent;
+  std::vector<device::MissingFinding> missing;
+  for (const auto& [index, without] : without_gradient(plan, nodes)) {
+    const plan::PlannedTensor& tensor = plan.tensors[index];
+    auto ranks = ranks_of_empty_sums(plan, tensor, node_of_rank, without);
+    if (!ranks) {
+      absent.insert(index);
+      absent.insert(tensor.copies.begin(), tensor.copies.end());
+    } else if (!ranks->empty()) {
+      missing.push_back({index, std::move(*ranks)});
+    }
+  }
   for (const std::uint32_t tensor : absent) {
     add_to_spans(tensor, all.absent);
   }
   std::erase_if(all.missing, [&](const device::MissingFinding& finding) { return absent.contains(finding.tensor); });
+  unite_findings(missing, all.missing);
 }
 
 /// Those of `absent` of which a tied copy has a gradient. They are not unused: the norm leaves that gradient out.

@@ -19,8 +19,9 @@ namespace gradsync::engine {
 
 /// Findings by tensor and rank, at most kMaxFindings of a kind; a tensor is absent where all nodes that hold parts of
 /// it say so. Data path `stats`: it is missing on the ranks of those that do, where another has a gradient, and on all
-/// its ranks where a tied copy alone has one. Data path arena: a tied copy is part of the sums, and missing are the ranks
-/// that a node says to be, of tensors that are not absent.
+/// its ranks where a tied copy alone has one. Data path arena: a tied copy is part of the sums, and missing are the
+/// ranks that get a sum without a contribution: those that a node says to be, and where the sum's nodes have no
+/// gradient.
 [[nodiscard]] NodeFindings join_findings(
     const plan::Plan& plan, std::span<const NodeNumber> node_of_rank, std::span<const NodeFindings* const> nodes
 );

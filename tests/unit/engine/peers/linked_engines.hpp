@@ -8,12 +8,12 @@
 #include "engine/peers/declarations/declaration_store.hpp"
 #include "engine/peers/member_machine.hpp"
 #include "fakes/inline_planner.hpp"
+#include "fakes/wire_network.hpp"
 #include "unit/engine/peers/node_lanes.hpp"
 
 #include <gtest/gtest.h>
 
 #include <sys/mman.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <deque>
@@ -176,7 +176,7 @@ class LinkedEngines {
   )
       : world_(static_cast<std::int64_t>(nodes) * per_node), per_node_(per_node) {
     for (std::size_t node = 0; node < nodes; ++node) {
-      nodes_.push_back(std::make_unique<Node>(*this, node, options, lane()));
+      nodes_.push_back(std::make_unique<Node>(*this, node, options, lane(network_)));
     }
     for (std::int64_t rank = 0; rank < world_; ++rank) {
       attach(rank);
@@ -330,6 +330,8 @@ class LinkedEngines {
 
   /// Its links do not come about any more.
   void keep_apart(std::size_t node) { nodes_[node]->apart = true; }
+
+  [[nodiscard]] fakes::WireNetwork& network() { return network_; }
 
   [[nodiscard]] NodeLane& lane(std::size_t node) { return *nodes_[node]->lane; }
 
@@ -527,7 +529,7 @@ class LinkedEngines {
         return true;
       }
     }
-    return work_on_data(node) || work_on_links(node);
+    return work_on_data(node) || work_on_links(node) || network_.deliver_one();
   }
 
   /// The data connections of a node are made when every other end wants them, too.
@@ -570,17 +572,9 @@ class LinkedEngines {
     }
     EXPECT_EQ(there->data->own, end.node);
     EXPECT_EQ(there->data->own_incarnation, end.incarnation);
-    auto [partials, partials_there] = sockets();
-    auto [results, results_there] = sockets();
-    data_[{node.index, other.index, open.epoch}] = {end.node, std::move(partials), std::move(results)};
-    data_[{other.index, node.index, open.epoch}] = {open.own, std::move(partials_there), std::move(results_there)};
+    std::tie(data_[{node.index, other.index, open.epoch}], data_[{other.index, node.index, open.epoch}]) =
+        network_.connect(open.own, end.node);
     return true;
-  }
-
-  static std::pair<UniqueFd, UniqueFd> sockets() {
-    int ends[2] = {-1, -1};
-    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-    return {UniqueFd(ends[0]), UniqueFd(ends[1])};
   }
 
   static std::size_t place_of(const DataEnd& end) { return std::stoul(end.name.substr(4)); }
@@ -642,6 +636,7 @@ class LinkedEngines {
   TimePoint now_{std::chrono::seconds(1000)};
   int lives_ = 0;
   LinkNumber links_ = 0;
+  fakes::WireNetwork network_{fakes::WireNetwork::Delivery::OneByOne};
   std::vector<std::unique_ptr<Node>> nodes_;
   std::map<std::int64_t, Rank> ranks_;
   std::map<std::int64_t, std::size_t> moved_;  ///< ranks that are not where they were at first

@@ -18,11 +18,11 @@ namespace {
 
 class RandomArena {
  public:
-  explicit RandomArena(std::uint64_t seed)
+  RandomArena(std::uint64_t seed, const LaneKind& lanes)
       : random_(seed),
         nodes_(2 + below(3)),
         world_(static_cast<std::int64_t>(nodes_), static_cast<std::int64_t>(1 + below(2))),
-        all_(nodes_, world_.world() / static_cast<std::int64_t>(nodes_), small_buckets(), joint_node_lane),
+        all_(nodes_, world_.world() / static_cast<std::int64_t>(nodes_), small_buckets(), lanes.make),
         members_(static_cast<std::size_t>(world_.world())) {}
 
   void disturb() {
@@ -56,7 +56,8 @@ class RandomArena {
         break;
       case 7:
         if (below(4) == 0) {
-          lane(node).break_wire(static_cast<plan::TransferNode>(below(nodes_)));
+          const auto number = static_cast<plan::TransferNode>(node);
+          lane(node).break_wire(number, static_cast<plan::TransferNode>((node + 1 + below(nodes_ - 1)) % nodes_));
         }
         break;
       case 8:
@@ -156,7 +157,7 @@ class RandomArena {
 
   [[nodiscard]] Member& member(std::int64_t rank) { return members_[static_cast<std::size_t>(rank)]; }
 
-  [[nodiscard]] JointLane& lane(std::size_t node) { return dynamic_cast<JointLane&>(all_.lane(node)); }
+  [[nodiscard]] NodeLane& lane(std::size_t node) { return all_.lane(node); }
 
   [[nodiscard]] bool over(const std::vector<int>& wanted) const {
     for (std::size_t i = 0; i < members_.size(); ++i) {
@@ -328,13 +329,15 @@ class RandomArena {
   std::size_t compared_ = 0;
 };
 
-TEST(ArenaOverNodesRandom, have_one_verdict_and_the_sums_of_every_rank_and_go_on_when_the_faults_stop) {
+class ArenaOverNodesRandom : public testing::TestWithParam<LaneKind> {};
+
+TEST_P(ArenaOverNodesRandom, have_one_verdict_and_the_sums_of_every_rank_and_go_on_when_the_faults_stop) {
   std::size_t done = 0;
   std::size_t failed = 0;
   std::size_t compared = 0;
   for (std::uint64_t seed = 0; seed < 300 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
-    RandomArena world(seed);
+    RandomArena world(seed, GetParam());
     for (int i = 0; i < 150; ++i) {
       world.disturb();
     }
@@ -348,6 +351,10 @@ TEST(ArenaOverNodesRandom, have_one_verdict_and_the_sums_of_every_rank_and_go_on
   EXPECT_GT(compared, 2 * done);
   EXPECT_GT(failed, 200u);
 }
+
+INSTANTIATE_TEST_SUITE_P(Lanes, ArenaOverNodesRandom, testing::ValuesIn(lane_kinds()), [](const auto& kind) {
+  return kind.param.name;
+});
 
 }  // namespace
 }  // namespace gradsync::engine

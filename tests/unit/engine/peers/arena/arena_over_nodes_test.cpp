@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class ArenaOverNodes : public testing::Test {
+class ArenaOverNodes : public testing::TestWithParam<LaneKind> {
  protected:
   using Calls = std::vector<std::shared_ptr<LinkedEngines::Call>>;
 
@@ -27,7 +27,7 @@ class ArenaOverNodes : public testing::Test {
 
   void make(std::int64_t nodes, std::int64_t per_node) {
     world_.emplace(nodes, per_node);
-    all_ = std::make_unique<LinkedEngines>(static_cast<std::size_t>(nodes), per_node, small_buckets(), joint_node_lane);
+    all_ = std::make_unique<LinkedEngines>(static_cast<std::size_t>(nodes), per_node, small_buckets(), GetParam().make);
   }
 
   LinkedEngines& all() { return *all_; }
@@ -115,7 +115,7 @@ class ArenaOverNodes : public testing::Test {
     }
   }
 
-  JointLane& lane(std::size_t node) { return dynamic_cast<JointLane&>(all().lane(node)); }
+  NodeLane& lane(std::size_t node) { return all().lane(node); }
 
   std::optional<ArenaWorld> world_;
   ArenaWorld::Given given_;
@@ -124,7 +124,7 @@ class ArenaOverNodes : public testing::Test {
   std::unique_ptr<LinkedEngines> all_;
 };
 
-TEST_F(ArenaOverNodes, give_all_ranks_the_sums_of_all) {
+TEST_P(ArenaOverNodes, give_all_ranks_the_sums_of_all) {
   for (const auto& [nodes, per_node] : {std::pair<std::int64_t, std::int64_t>{2, 2}, {3, 1}, {2, 3}, {4, 2}}) {
     SCOPED_TRACE(testing::Message() << nodes << " nodes with " << per_node);
     make(nodes, per_node);
@@ -145,7 +145,7 @@ TEST_F(ArenaOverNodes, give_all_ranks_the_sums_of_all) {
   }
 }
 
-TEST_F(ArenaOverNodes, multiply_alike_on_all_ranks) {
+TEST_P(ArenaOverNodes, multiply_alike_on_all_ranks) {
   make(2, 2);
   start(1.0);
   for (std::int64_t step = 0; step < 4; ++step) {
@@ -157,7 +157,7 @@ TEST_F(ArenaOverNodes, multiply_alike_on_all_ranks) {
   }
 }
 
-TEST_F(ArenaOverNodes, may_be_made_in_halves) {
+TEST_P(ArenaOverNodes, may_be_made_in_halves) {
   make(2, 2);
   start(1.0);
   write(5);
@@ -178,7 +178,7 @@ TEST_F(ArenaOverNodes, may_be_made_in_halves) {
   expect_done(whole, static_cast<float>(whole.front()->report->coefficient));
 }
 
-TEST_F(ArenaOverNodes, leave_out_what_is_unused_and_say_what_is_absent_everywhere) {
+TEST_P(ArenaOverNodes, leave_out_what_is_unused_and_say_what_is_absent_everywhere) {
   make(2, 2);
   start();
   write(1);
@@ -201,7 +201,7 @@ TEST_F(ArenaOverNodes, leave_out_what_is_unused_and_say_what_is_absent_everywher
   expect_done(finish_all(1));
 }
 
-TEST_F(ArenaOverNodes, name_a_value_that_is_not_finite_on_all_ranks_with_the_rank_that_brought_it) {
+TEST_P(ArenaOverNodes, name_a_value_that_is_not_finite_on_all_ranks_with_the_rank_that_brought_it) {
   make(2, 2);
   start();
   write(1);
@@ -222,7 +222,7 @@ TEST_F(ArenaOverNodes, name_a_value_that_is_not_finite_on_all_ranks_with_the_ran
   }
 }
 
-TEST_F(ArenaOverNodes, launch_buckets_in_the_order_of_the_plan_when_the_ranks_of_the_node_are_ready) {
+TEST_P(ArenaOverNodes, launch_buckets_in_the_order_of_the_plan_when_the_ranks_of_the_node_are_ready) {
   make(2, 2);
   start();
   write(3);
@@ -238,7 +238,7 @@ TEST_F(ArenaOverNodes, launch_buckets_in_the_order_of_the_plan_when_the_ranks_of
   expect_done(finish_all(0));
 }
 
-TEST_F(ArenaOverNodes, policies_take_a_state_alike_before_the_first_bucket) {
+TEST_P(ArenaOverNodes, policies_take_a_state_alike_before_the_first_bucket) {
   make(2, 1);
   start();
   write(0);
@@ -254,7 +254,7 @@ TEST_F(ArenaOverNodes, policies_take_a_state_alike_before_the_first_bucket) {
   expect_done(finish_all(1));
 }
 
-TEST_F(ArenaOverNodes, what_fails_on_one_node_ends_the_epoch_of_all_and_the_next_one_forms_by_itself) {
+TEST_P(ArenaOverNodes, what_fails_on_one_node_ends_the_epoch_of_all_and_the_next_one_forms_by_itself) {
   make(3, 2);
   start();
   write(1);
@@ -271,7 +271,7 @@ TEST_F(ArenaOverNodes, what_fails_on_one_node_ends_the_epoch_of_all_and_the_next
   expect_goes_on(2);
 }
 
-TEST_F(ArenaOverNodes, nodes_that_ask_for_different_steps_are_named) {
+TEST_P(ArenaOverNodes, nodes_that_ask_for_different_steps_are_named) {
   make(2, 1);
   start();
   write(1);
@@ -281,7 +281,7 @@ TEST_F(ArenaOverNodes, nodes_that_ask_for_different_steps_are_named) {
   expect_goes_on(3);
 }
 
-TEST_F(ArenaOverNodes, a_lane_that_fails_is_named_and_nothing_of_the_attempt_is_done) {
+TEST_P(ArenaOverNodes, a_lane_that_fails_is_named_and_nothing_of_the_attempt_is_done) {
   make(2, 2);
   start();
   write(1);
@@ -292,11 +292,11 @@ TEST_F(ArenaOverNodes, a_lane_that_fails_is_named_and_nothing_of_the_attempt_is_
   expect_goes_on(4);
 }
 
-TEST_F(ArenaOverNodes, a_connection_that_breaks_names_the_node_at_its_other_end) {
+TEST_P(ArenaOverNodes, a_connection_that_breaks_names_the_node_at_its_other_end) {
   make(3, 1);
   start();
   write(1);
-  lane(1).break_wire(2);
+  lane(1).break_wire(1, 2);
   const Calls calls = finish_all(0);
   EXPECT_EQ(calls[0]->calls, 0) << "the other end may know better why";
   all().pass(Milliseconds(1'000));
@@ -310,14 +310,20 @@ TEST_F(ArenaOverNodes, a_connection_that_breaks_names_the_node_at_its_other_end)
   expect_goes_on(5);
 }
 
-TEST_F(ArenaOverNodes, why_a_node_failed_is_heard_before_that_its_connections_closed) {
+TEST_P(ArenaOverNodes, why_a_node_failed_is_heard_before_that_its_connections_closed) {
   make(2, 2);
   start();
   write(1);
-  Calls calls{finish(0, 0), finish(1, 0), finish(2, 0)};
+  all().hold_lane(1, true);
+  for (const std::int64_t rank : {2, 3}) {
+    all().bucket_ready(rank, 0);
+  }
+  Calls calls{finish(0, 0), finish(1, 0)};
   all().pump();
   all().hold_messages(1, true);
+  calls.push_back(finish(2, 0));
   calls.push_back(finish(3, 9));
+  all().hold_lane(1, false);
   all().pump();
   EXPECT_EQ(calls[0]->calls, 0) << "it knows only that the connections closed";
   all().hold_messages(1, false);
@@ -326,7 +332,7 @@ TEST_F(ArenaOverNodes, why_a_node_failed_is_heard_before_that_its_connections_cl
   expect_goes_on(6);
 }
 
-TEST_F(ArenaOverNodes, a_rank_that_is_lost_ends_the_epoch_also_while_its_bucket_travels) {
+TEST_P(ArenaOverNodes, a_rank_that_is_lost_ends_the_epoch_also_while_its_bucket_travels) {
   make(2, 2);
   start();
   write(1);
@@ -343,7 +349,7 @@ TEST_F(ArenaOverNodes, a_rank_that_is_lost_ends_the_epoch_also_while_its_bucket_
   expect_goes_on(7);
 }
 
-TEST_F(ArenaOverNodes, a_link_that_ends_while_a_bucket_travels_fails_it_on_both_sides) {
+TEST_P(ArenaOverNodes, a_link_that_ends_while_a_bucket_travels_fails_it_on_both_sides) {
   make(2, 2);
   start();
   write(1);
@@ -355,7 +361,7 @@ TEST_F(ArenaOverNodes, a_link_that_ends_while_a_bucket_travels_fails_it_on_both_
   expect_goes_on(8);
 }
 
-TEST_F(ArenaOverNodes, a_rank_that_is_late_elsewhere_is_named_when_the_time_is_over) {
+TEST_P(ArenaOverNodes, a_rank_that_is_late_elsewhere_is_named_when_the_time_is_over) {
   make(2, 2);
   start();
   write(1);
@@ -370,7 +376,7 @@ TEST_F(ArenaOverNodes, a_rank_that_is_late_elsewhere_is_named_when_the_time_is_o
   expect_goes_on(9);
 }
 
-TEST_F(ArenaOverNodes, a_transfer_that_hangs_fails_with_the_node_that_it_waits_for) {
+TEST_P(ArenaOverNodes, a_transfer_that_hangs_fails_with_the_node_that_it_waits_for) {
   make(3, 1);
   start();
   write(1);
@@ -393,7 +399,7 @@ TEST_F(ArenaOverNodes, a_transfer_that_hangs_fails_with_the_node_that_it_waits_f
   expect_goes_on(10);
 }
 
-TEST_F(ArenaOverNodes, a_pause_on_another_node_stops_the_clock) {
+TEST_P(ArenaOverNodes, a_pause_on_another_node_stops_the_clock) {
   make(2, 2);
   start();
   write(1);
@@ -412,7 +418,7 @@ TEST_F(ArenaOverNodes, a_pause_on_another_node_stops_the_clock) {
   expect_done(calls);
 }
 
-TEST_F(ArenaOverNodes, connections_that_cannot_be_made_refuse_the_epoch_on_all_nodes) {
+TEST_P(ArenaOverNodes, connections_that_cannot_be_made_refuse_the_epoch_on_all_nodes) {
   make(2, 1);
   all().fail_data(1);
   for (std::int64_t rank = 0; rank < 2; ++rank) {
@@ -429,7 +435,7 @@ TEST_F(ArenaOverNodes, connections_that_cannot_be_made_refuse_the_epoch_on_all_n
   expect_done(finish_all(0));
 }
 
-TEST_F(ArenaOverNodes, connections_that_come_when_their_epoch_is_over_are_closed) {
+TEST_P(ArenaOverNodes, connections_that_come_when_their_epoch_is_over_are_closed) {
   make(2, 2);
   all().hold_data(0, true);
   for (std::int64_t rank = 0; rank < 4; ++rank) {
@@ -450,7 +456,7 @@ TEST_F(ArenaOverNodes, connections_that_come_when_their_epoch_is_over_are_closed
   expect_done(finish_all(0));
 }
 
-TEST_F(ArenaOverNodes, nothing_is_connected_where_nothing_travels) {
+TEST_P(ArenaOverNodes, nothing_is_connected_where_nothing_travels) {
   make(2, 2);
   plan::RankDeclaration declared = world_->declaration(0, kNoClip);
   std::vector<plan::TensorDeclaration> tensors;
@@ -480,6 +486,10 @@ TEST_F(ArenaOverNodes, nothing_is_connected_where_nothing_travels) {
   EXPECT_EQ(all().output(1, 0)[0], 3.0F);
   EXPECT_EQ(all().output(2, 0)[0], 7.0F);
 }
+
+INSTANTIATE_TEST_SUITE_P(Lanes, ArenaOverNodes, testing::ValuesIn(lane_kinds()), [](const auto& kind) {
+  return kind.param.name;
+});
 
 }  // namespace
 }  // namespace gradsync::engine

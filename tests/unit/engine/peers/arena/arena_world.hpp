@@ -12,13 +12,26 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
 
 namespace gradsync::engine {
 
-inline std::unique_ptr<NodeLane> joint_node_lane() { return std::make_unique<JointLane>(); }
+/// What sums the gradients of a node.
+struct LaneKind {
+  const char* name = "";
+  MakeNodeLane make;
+
+  friend std::ostream& operator<<(std::ostream& out, const LaneKind& kind) { return out << kind.name; }
+};
+
+inline std::vector<LaneKind> lane_kinds() {
+  return {{"Host", host_node_lane}, {"Plain", [](fakes::WireNetwork&) -> std::unique_ptr<NodeLane> {
+                                       return std::make_unique<JointLane>();
+                                     }}};
+}
 
 /// What a rank gave in an attempt.
 struct Contribution {

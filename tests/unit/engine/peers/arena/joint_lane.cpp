@@ -89,7 +89,7 @@ bool JointLane::connected() const {
   return std::ranges::any_of(plans_, [](const auto& each) { return !each.second.connections.empty(); });
 }
 
-void JointLane::break_wire(plan::TransferNode peer) {
+void JointLane::break_wire(plan::TransferNode /*own*/, plan::TransferNode peer) {
   for (auto& [id, plan] : plans_) {
     if (const auto found = plan.connections.find(peer); found != plan.connections.end()) {
       ::shutdown(found->second.partials.get(), SHUT_RDWR);
@@ -572,7 +572,6 @@ void JointLane::write(Plan& plan, const Place& place, std::uint64_t first, const
     const device::LaneArena& arena = plan.layout.arenas[plan.layout.arena_of_rank[member.rank]];
     for (std::uint64_t i = 0; i < values.size(); ++i) {
       *at(plan, member.rank, arena.output[memory], first + i) = values[i];
-      ++written_;
     }
   }
 }

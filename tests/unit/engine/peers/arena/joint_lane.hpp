@@ -31,17 +31,11 @@ class JointLane final : public NodeLane {
   void submit(device::LaneCommand command) override;
   [[nodiscard]] bool wait_report(device::LaneReport& report) override;
 
-  /// Both ends find their connections to that node closed.
-  void break_wire(plan::TransferNode peer);
+  void break_wire(plan::TransferNode own, plan::TransferNode peer) override;
 
-  /// The next bucket, or the next plan, is not taken.
-  void fail_next() { fails_ = true; }
+  void fail_next() override { fails_ = true; }
 
-  /// Some plan has connections.
-  [[nodiscard]] bool connected() const;
-
-  /// Elements that were written into outputs, since the last time.
-  [[nodiscard]] std::size_t take_written() { return std::exchange(written_, 0); }
+  [[nodiscard]] bool connected() const override;
 
  private:
   struct Memory {
@@ -154,7 +148,6 @@ class JointLane final : public NodeLane {
   std::map<device::PlanId, Plan> plans_;
   std::map<device::PlanId, device::Tag> aborted_;
   bool fails_ = false;
-  std::size_t written_ = 0;
 };
 
 }  // namespace gradsync::engine
