@@ -28,6 +28,7 @@ TEST(Comparison, boxes_on_equal_sets_of_nodes_make_a_class_and_a_tied_copy_belon
 
 TEST(Comparison, the_owner_of_a_class_is_the_node_of_the_lowest_holder_also_where_ranks_interleave) {
   plan::Plan plan;
+  plan.options.data_path = plan::DataPath::Stats;
   plan.tensors.push_back(tensor_held_by(0, {{1, 0}, {2, 0}}));
   plan.tensors.push_back(tensor_held_by(1, {{0, 0}, {1, 0}}));
   const Comparison comparison = comparison_of(plan, {0, 1, 0, 1});
@@ -39,6 +40,7 @@ TEST(Comparison, the_owner_of_a_class_is_the_node_of_the_lowest_holder_also_wher
 
 TEST(Comparison, a_tied_copy_on_a_lower_rank_does_not_own_the_box_that_counts_for_it) {
   plan::Plan plan;
+  plan.options.data_path = plan::DataPath::Stats;
   plan.tensors.push_back(tensor_held_by(0, {{2, 0}}));
   plan.tensors.push_back(tensor_held_by(0, {{0, 0}}));
   plan.tensors[1].counted_boxes = {0};
@@ -50,6 +52,7 @@ TEST(Comparison, a_tied_copy_on_a_lower_rank_does_not_own_the_box_that_counts_fo
 TEST(Comparison, ranks_of_one_node_and_parts_without_elements_compare_nothing) {
   EXPECT_THAT(comparison_of(plan_of_copies(), {0, 0, 0, 0}).classes, IsEmpty());
   plan::Plan plan;
+  plan.options.data_path = plan::DataPath::Stats;
   plan.tensors.push_back(tensor_held_by(0, {{0, 0}, {2, 0}}));
   plan.tensors[0].holdings[1].elements = 0;
   EXPECT_THAT(comparison_of(plan, kNodesOfCopies).classes, IsEmpty());

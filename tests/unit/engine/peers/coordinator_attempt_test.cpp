@@ -52,6 +52,24 @@ TEST(CoordinatorAttempt, terms_that_differ_abort_it_and_name_ranks_and_nodes) {
   EXPECT_EQ(words_of(led.all(ask_of(kWord + 1))), "1:decision 2:decision own:decision");
 }
 
+TEST(CoordinatorAttempt, ends_the_epoch_when_it_fails_where_gradients_travel) {
+  LedCoordinator led(CoordinatorMachine::State::Preparing);
+  auto comparison = std::make_shared<Comparison>();
+  comparison->of_node.resize(3);
+  led.machine.on_comparison(kEpoch, std::make_shared<const plan::Plan>(), std::move(comparison));
+  led.all(PeerReady{kEpoch, "plan", "policies", false});
+  led.all(PeerConnected{kEpoch});
+  (void)led.by(2, ask_of(kWord));
+  const CoordinatorActions actions = led.by(1, PeerFail{kWord, make_error(ErrorCode::StepFailed, "the lane failed")});
+  EXPECT_EQ(words_of(actions), "1:end 2:end own:end");
+  const auto& end = sent<PeerEnd>(actions);
+  EXPECT_EQ(end.failed_word, kWord);
+  EXPECT_EQ(end.error.node, "n1");
+  EXPECT_EQ(end.error.epoch, kEpoch + 1);
+  EXPECT_EQ(led.machine.state(), CoordinatorMachine::State::Gathering);
+  EXPECT_EQ(words_of(led.all(ask_of(kWord + 1))), "") << "no other attempt is of that epoch";
+}
+
 TEST(CoordinatorAttempt, policies_that_differ_abort_it) {
   LedCoordinator led(kBegun);
   (void)led.by(0, ask_of(kWord));

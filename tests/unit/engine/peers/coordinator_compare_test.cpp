@@ -12,6 +12,7 @@ namespace {
 /// As many replicated tensors as are given, on three nodes with a rank each.
 plan::Plan replicated(std::uint32_t tensors) {
   plan::Plan plan;
+  plan.options.data_path = plan::DataPath::Stats;
   for (std::uint32_t tensor = 0; tensor < tensors; ++tensor) {
     plan.tensors.push_back(tensor_held_by(tensor, {{0, 0}, {1, 0}, {2, 0}}));
   }

@@ -25,12 +25,7 @@ void LinkedMachines::on_event(std::size_t index, PeerEvent& event) {
     node.policies = std::stoull(given->state);
     say_ready(index);
   } else if (const auto* connect = std::get_if<ConnectEpoch>(&event)) {
-    if (connect->epoch != node.prepared || node.connected) {
-      fail("a node is to connect in another epoch, or twice");
-    }
-    node.connected = true;
-    connected_[connect->epoch].insert(index);
-    local(index, LocalsConnected{connect->epoch});
+    on_connect(index, *connect);
   } else if (const auto* begin = std::get_if<BeginEpoch>(&event)) {
     on_begin(index, *begin);
   } else if (const auto* sums = std::get_if<SumsKnown>(&event)) {
@@ -69,8 +64,60 @@ void LinkedMachines::on_prepare(std::size_t index, const PrepareEpoch& prepare) 
   say_ready(index);
 }
 
+void LinkedMachines::on_connect(std::size_t index, const ConnectEpoch& connect) {
+  Node& node = nodes_[index];
+  if (connect.epoch != node.prepared || node.connected) {
+    fail("a node is to connect in another epoch, or twice");
+  }
+  node.connected = true;
+  if (!travels_) {
+    say_connected(index, connect.epoch);
+    return;
+  }
+  LinksWanted wanted{connect.epoch, {}};
+  for (NodeNumber other = 0; other < nodes_.size(); ++other) {
+    if (other != index) {
+      wanted.nodes.push_back(other);
+    }
+  }
+  local(index, std::move(wanted));
+}
+
+/// They are made, or one of them cannot be.
+void LinkedMachines::on_data(std::size_t index, const OpenDataLinks& open) {
+  const Node& node = nodes_[index];
+  if (open.epoch != node.prepared || open.own != index || open.own_incarnation != std::to_string(node.incarnation)) {
+    fail("data connections are wanted for another epoch, or as another node");
+  }
+  if (open.ends.size() + 1 != nodes_.size()) {
+    fail("not every node has a data connection");
+  }
+  for (const DataEnd& end : open.ends) {
+    if (end.name != fmt::format("n{}", end.node) || std::stoull(end.incarnation) > nodes_[end.node].incarnation) {
+      fail("a data connection is wanted to another node than that of the number");
+    }
+  }
+  if (disturbed_ && one_in(8)) {
+    local(index, LocalsLeft{make_error(ErrorCode::NodeRefused, "no data connection")});
+    local(index, locals(index));
+    on_epoch_over(index);
+  } else {
+    say_connected(index, open.epoch);
+  }
+}
+
+void LinkedMachines::say_connected(std::size_t index, std::uint64_t epoch) {
+  connected_[epoch].insert(index);
+  local(index, LocalsConnected{epoch});
+}
+
 void LinkedMachines::say_ready(std::size_t index) {
   const Node& node = nodes_[index];
+  if (travels_ && node.coordinator) {
+    auto comparison = std::make_shared<Comparison>();
+    comparison->of_node.resize(nodes_.size());
+    node.coordinator->on_comparison(node.prepared, std::make_shared<const plan::Plan>(), std::move(comparison));
+  }
   local(index, LocalsReady{node.prepared, "plan", std::to_string(node.policies), node.policies == 0});
 }
 
@@ -150,6 +197,9 @@ void LinkedMachines::on_refused(std::size_t index, const AttemptRefused& refused
   Node& node = nodes_[index];
   if (!node.begun || refused.word != node.word || node.step == Step::Voted) {
     fail("an attempt is refused that is not under way here, or was voted for");
+  }
+  if (travels_) {
+    fail("an attempt fails where gradients travel, and its epoch goes on");
   }
   ++node.word;
   node.measured = false;

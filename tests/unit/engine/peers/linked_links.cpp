@@ -204,6 +204,8 @@ void LinkedMachines::act(std::size_t index, NodeAction& action) {
     store_done(store->word);
   } else if (const auto* close = std::get_if<CloseLink>(&action)) {
     close_coordinator_end(close->link);
+  } else if (const auto* open = std::get_if<OpenDataLinks>(&action)) {
+    on_data(index, *open);
   } else if (auto* tell = std::get_if<TellJob>(&action)) {
     on_event(index, tell->event);
   }
@@ -235,6 +237,8 @@ void LinkedMachines::act(std::size_t index, MemberAction& action) {
     }
   } else if (std::holds_alternative<OpenLink>(action)) {
     open(index);
+  } else if (const auto* data = std::get_if<OpenDataLinks>(&action)) {
+    on_data(index, *data);
   } else if (std::holds_alternative<DropLink>(action)) {
     close_member_end(node.link);
   } else if (auto* tell = std::get_if<TellJob>(&action)) {

@@ -6,7 +6,8 @@
 
 namespace gradsync::engine {
 
-LinkedMachines::LinkedMachines(std::size_t nodes, std::uint64_t seed) : random_(seed), nodes_(nodes) {
+LinkedMachines::LinkedMachines(std::size_t nodes, std::uint64_t seed, bool travels)
+    : random_(seed), nodes_(nodes), travels_(travels) {
   calm_ = 1 + below(12);
   for (std::size_t i = 0; i < nodes; ++i) {
     start(i);
@@ -24,6 +25,7 @@ std::uint64_t LinkedMachines::below(std::uint64_t most) {
 
 void LinkedMachines::disturb() {
   const std::uint64_t what = one_in(calm_) ? below(100) : 15 + below(85);
+  disturbed_ = true;
   const std::size_t index = below(nodes_.size());
   Node& node = nodes_[index];
   now_ += Milliseconds(below(20));
@@ -38,7 +40,8 @@ void LinkedMachines::disturb() {
   } else if (what < 7) {
     node.fuse = below(6);
   } else if (what < 9 && node.begun) {
-    local(index, LocalsFailed{node.word, make_error(ErrorCode::StepFailed, "the lane")});
+    const bool lost = travels_ && one_in(2);
+    local(index, LocalsFailed{node.word, make_error(lost ? ErrorCode::NodeLost : ErrorCode::StepFailed, "the lane")});
   } else if (what < 11) {
     overdue(index);
   } else if (what < 15 && !node.whole) {
@@ -69,6 +72,7 @@ void LinkedMachines::disturb_links(std::uint64_t what) {
 }
 
 void LinkedMachines::go_on() {
+  disturbed_ = false;
   now_ += Milliseconds(1);
   const std::vector<LinkNumber> waiting = busy();
   const auto pick = [this](auto what) {
@@ -203,6 +207,12 @@ void LinkedMachines::ask(std::size_t index) {
   }
   node.step = Step::Asked;
   node.waits = node.word;
+  for (auto before = verdicts_.lower_bound(node.word >> 32 << 32); before != verdicts_.lower_bound(node.word);
+       ++before) {
+    if (travels_ && before->second == Verdict::Failed) {
+      fail("an attempt begins on connections that another one has failed on");
+    }
+  }
   PeerAsk ask;
   ask.word = node.word;
   ask.terms.kind = node.measured ? Ask::Kind::Clip : node.word % 5 == 0 ? Ask::Kind::NormOnly : Ask::Kind::Finish;

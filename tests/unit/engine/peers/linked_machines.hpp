@@ -36,7 +36,8 @@ class OneDeclaration final : public DeclarationsByHash {
 
 class LinkedMachines {
  public:
-  LinkedMachines(std::size_t nodes, std::uint64_t seed);
+  /// `travels`: gradients do, over data connections of each epoch.
+  LinkedMachines(std::size_t nodes, std::uint64_t seed, bool travels = false);
 
   /// Something of what may happen, faults among it.
   void disturb();
@@ -159,6 +160,9 @@ class LinkedMachines {
   void on_epoch_over(std::size_t index);
   void store_done(std::uint64_t word);
   void say_ready(std::size_t index);
+  void on_connect(std::size_t index, const ConnectEpoch& connect);
+  void on_data(std::size_t index, const OpenDataLinks& open);
+  void say_connected(std::size_t index, std::uint64_t epoch);
 
   std::uint64_t random_;
   std::uint64_t calm_ = 1;  ///< one fault of so many happens: all faults together leave no step alone
@@ -169,6 +173,8 @@ class LinkedMachines {
   LinkNumber links_made_ = 0;
   std::deque<Queued> queue_;
   bool draining_ = false;
+  bool travels_;
+  bool disturbed_ = false;  ///< new faults may happen
   bool record_of_coordinator_lost_ = false;
 
   std::map<std::size_t, std::uint64_t> joined_;  // by node: the latest incarnation whose JOIN reached this coordinator

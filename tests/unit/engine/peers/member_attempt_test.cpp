@@ -62,6 +62,11 @@ const std::vector<AttemptRow>& attempt_rows() {
          return led.local(LocalsFailed{kWord, kAborted});
        },
        {"fail → Idle", "fail → Asked", "fail → Decided", ""}},
+      {"a data connection is lost",
+       [](LedMember& led) {
+         return led.local(LocalsFailed{kWord, make_error(ErrorCode::NodeLost, "the connection to node 'n2' was lost")});
+       },
+       {"", "", "", ""}},
       {"done",
        [](LedMember& led) { return led.told_by(PeerDone{kWord}); },
        {"leave EpochEnded join → Idle",
@@ -119,6 +124,18 @@ TEST(MemberAttempt, does_in_every_phase_what_the_table_says) {
           << row.event << " in " << name_of_phase(phase);
     }
   }
+}
+
+TEST(MemberAttempt, a_lost_data_connection_is_told_when_nobody_has_said_why) {
+  const Error lost = make_error(ErrorCode::NodeLost, "the connection to node 'n2' was lost");
+  LedMember led(MemberState::Begun, MemberPhase::Idle);
+  EXPECT_EQ(words_of(led.local(LocalsFailed{kWord, lost})), "");
+  EXPECT_EQ(led.machine.next_deadline(), kNow + MemberMachine::kCause);
+  EXPECT_EQ(words_of(led.machine.on_time(kNow + MemberMachine::kCause)), "fail");
+  LedMember told(MemberState::Begun, MemberPhase::Idle);
+  EXPECT_EQ(words_of(told.local(LocalsFailed{kWord, lost})), "");
+  EXPECT_EQ(words_of(told.told_by(PeerEnd{kEpoch, kWord, kAborted})), "EpochEnded join");
+  EXPECT_EQ(words_of(told.machine.on_time(kNow + MemberMachine::kCause)), "") << "it was told";
 }
 
 TEST(MemberAttempt, the_next_attempt_follows_each_verdict_and_each_abort) {

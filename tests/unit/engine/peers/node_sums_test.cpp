@@ -14,6 +14,7 @@ namespace gradsync::engine {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using ::testing::Pair;
 
 NodeCells layered_cells_of(double square, std::uint64_t elements) {
@@ -66,6 +67,55 @@ TEST(NodeSums, a_tensor_is_absent_where_all_nodes_say_so_and_else_missing_on_the
   ASSERT_EQ(all.missing.size(), 1u);
   EXPECT_EQ(all.missing.front().tensor, 1u);
   EXPECT_THAT(all.missing.front().ranks, ElementsAre(0));
+}
+
+/// Data path arena, ranks 0 and 1 on node 0, 2 and 3 on node 1. Tensor 0 is summed over all, with tensor 2 as a tied
+/// copy on rank 3; tensor 1 has a part on each node, whose ranks alone are summed.
+plan::Plan plan_of_sums() {
+  plan::Plan plan;
+  plan.sums = {
+      {{{{0, 0}, {1, 0}, {3, 1}}, {{0, 0}, {1, 0}, {3, 1}}}},
+      {{{{0, 0}, {1, 0}}, {{0, 0}}}},
+      {{{{2, 0}, {3, 0}}, {{2, 0}}}}};
+  plan.tensors = {tensor_held_by(0, {{0, 0}, {1, 0}}), tensor_held_by(1, {}), tensor_held_by(0, {{3, 0}})};
+  plan.tensors[0].parts.resize(1);
+  plan.tensors[0].copies = {2};
+  plan.tensors[1].parts.resize(2);
+  plan.tensors[1].parts[0].sums = 1;
+  plan.tensors[1].parts[1].sums = 2;
+  return plan;
+}
+
+NodeFindings joined(const NodeFindings& first, const NodeFindings& second) {
+  return join_findings(plan_of_sums(), kNodesOfCopies, std::array<const NodeFindings*, 2>{&first, &second});
+}
+
+TEST(NodeSums, where_gradients_travel_a_tensor_is_absent_when_all_nodes_of_its_sums_say_so) {
+  NodeFindings first;
+  NodeFindings second;
+  first.absent = {{0, 1}};
+  EXPECT_THAT(joined(first, second).absent, IsEmpty()) << "rank 3 has a gradient of its tied copy";
+  EXPECT_THAT(joined(first, second).missing, IsEmpty()) << "all get the sum";
+  second.absent = {{2, 1}};
+  EXPECT_THAT(joined(first, second).absent, ElementsAre(Pair(0, 1), Pair(2, 1)));
+}
+
+TEST(NodeSums, where_gradients_travel_ranks_are_missing_whose_sum_nobody_contributed_to) {
+  NodeFindings first;
+  NodeFindings second;
+  second.absent = {{1, 1}};
+  second.missing = {{0, {3}}};
+  const NodeFindings some = joined(first, second);
+  EXPECT_THAT(some.absent, IsEmpty());
+  ASSERT_EQ(some.missing.size(), 2u);
+  EXPECT_THAT(some.missing[0].ranks, ElementsAre(3)) << "as its node says";
+  EXPECT_EQ(some.missing[1].tensor, 1u);
+  EXPECT_THAT(some.missing[1].ranks, ElementsAre(2));
+  first.absent = {{0, 2}};
+  second.absent = {{1, 2}};
+  const NodeFindings none = joined(first, second);
+  EXPECT_THAT(none.absent, ElementsAre(Pair(0, 3)));
+  EXPECT_THAT(none.missing, IsEmpty());
 }
 
 TEST(NodeSums, findings_of_one_tensor_become_one) {

@@ -392,23 +392,5 @@ TEST_F(StepsOverNodes, declarations_that_do_not_fit_are_refused_on_all_nodes) {
   expect_done(finish(all, 0), norm_of(4));
 }
 
-TEST_F(StepsOverNodes, data_path_arena_is_refused_with_the_way_out) {
-  LinkedEngines all(2, 1);
-  for (std::int64_t rank = 0; rank < 2; ++rank) {
-    plan::RankDeclaration declared;
-    declared.options.clip = {{"all", {1.0, plan::ZeroRule::Refuse}}};
-    std::vector<plan::TensorDeclaration> tensors{
-        tensor("g", 8, {{"dp"}, plan::Partial{plan::ReduceOp::Mean, std::nullopt}})};
-    declared.tensors = std::move(tensors);
-    all.declare(rank, declared);
-  }
-  all.pump();
-  for (std::int64_t rank = 0; rank < 2; ++rank) {
-    ASSERT_TRUE(all.refusal(rank)) << rank;
-    EXPECT_EQ(all.refusal(rank)->code, ErrorCode::UnsupportedPlacement);
-    EXPECT_THAT(all.refusal(rank)->hint, HasSubstr("data path stats"));
-  }
-}
-
 }  // namespace
 }  // namespace gradsync::engine

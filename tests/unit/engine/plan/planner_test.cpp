@@ -232,5 +232,46 @@ TEST(Planner, prepares_for_the_lane_and_for_reports_what_the_io_thread_only_hand
   EXPECT_TRUE(layout.rank_buffers.empty()) << "known when it is loaded";
 }
 
+/// Two ranks, of which the second is on another node.
+PlanRequest request_of_nodes() {
+  PlanRequest asked = request(1);
+  asked.by_rank.own().push_back(asked.by_rank[0]);
+  asked.meshes = {{"default", {{"dp", 2}}, {}}};
+  asked.world_size = 2;
+  asked.weights = std::vector<std::shared_ptr<const WeightFingerprints>>(2);
+  asked.node_of_rank = {0, 1};
+  asked.lane_of_rank = {device::kHostLane, device::kHostLane};
+  return asked;
+}
+
+TEST(Planner, says_what_travels_and_to_which_nodes) {
+  PlanRequest asked = request_of_nodes();
+  asked.node = 1;
+  const PlanOutcome outcome = run_planner(asked);
+  ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
+  const PreparedPlan& prepared = **outcome.plan;
+  const device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
+  EXPECT_EQ(nodes.node, 1u);
+  EXPECT_EQ(nodes.node_of_rank, asked.node_of_rank);
+  ASSERT_EQ(nodes.transfers.size(), prepared.plan->buckets.size());
+  EXPECT_EQ(nodes.transfers[0].streams.size(), 1u);
+  EXPECT_EQ(prepared.linked, (std::vector<NodeNumber>{0}));
+  EXPECT_EQ(prepared.node, 1u);
+  ASSERT_TRUE(prepared.comparison);
+  EXPECT_TRUE(prepared.comparison->classes.empty()) << "an element of a sum has one owner";
+  EXPECT_EQ(prepared.comparison->of_node.size(), 2u);
+}
+
+TEST(Planner, gradients_of_several_nodes_that_lie_on_gpus_are_refused_by_rank) {
+  PlanRequest asked = request_of_nodes();
+  asked.lane_of_rank[0] = 3;
+  const PlanOutcome outcome = run_planner(asked);
+  ASSERT_FALSE(outcome.plan);
+  EXPECT_EQ(outcome.plan.error().code, ErrorCode::UnsupportedPlacement);
+  EXPECT_EQ(outcome.plan.error().rank, 0);
+  EXPECT_NE(outcome.plan.error().message.find("memory of the CPU"), std::string::npos);
+  EXPECT_NE(outcome.plan.error().hint.find("data path stats"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace gradsync::engine
