@@ -169,11 +169,72 @@ TEST_P(LocalSeats, that_brought_non_finite_values_are_known_by_rank) {
   machine.on_reduced(device::kHostLane, 0);
   machine.on_reduced(device::kHostLane, 0);
   device::StepMath math;
-  math.nonfinite = {{1, 2, {{lower, 1}, {3, 1}}}};
+  math.nonfinite = {{1, 2, {{0, 1}, {lower, 1}, {3, 1}}}};
   static_cast<void>(machine.on_finished(device::kHostLane, 0, {}));
+  static_cast<void>(machine.on_agreed(math));
+  const Actions scaled = machine.on_scaled(device::kHostLane, 0, 0);
+  ASSERT_NE(find<Prepare>(scaled), nullptr);
+  EXPECT_EQ(find<Prepare>(scaled)->micro_batches, (MicroBatches{{std::nullopt, lower, 3}})) << "of ranks that are here";
+}
+
+TEST_P(LocalSeats, write_what_the_nodes_found_before_they_vote) {
+  static_cast<void>(finish(lower));
+  const Actions launched = finish(3);
+  ASSERT_NE(find<LaunchReduce>(launched), nullptr);
+  EXPECT_FALSE(find<LaunchReduce>(launched)->defer);
+  machine.on_reduced(device::kHostLane, 0);
+  machine.on_reduced(device::kHostLane, 0);
+  static_cast<void>(machine.on_finished(device::kHostLane, 0, {}));
+  device::StepMath math;
+  math.absent = {1};
+  math.groups.resize(1);
   const Actions agreed = machine.on_agreed(math);
-  ASSERT_NE(find<Prepare>(agreed), nullptr);
-  EXPECT_EQ(find<Prepare>(agreed)->micro_batches, (MicroBatches{{lower, 3}}));
+  EXPECT_EQ(find<Prepare>(agreed), nullptr);
+  ASSERT_NE(find<LaunchOutcomes>(agreed), nullptr) << "also where nothing is multiplied";
+  EXPECT_THAT(find<LaunchOutcomes>(agreed)->absent, ElementsAre(1U));
+  EXPECT_EQ(find<LaunchOutcomes>(agreed)->outcomes.size(), 1U);
+  EXPECT_FALSE(machine.voting());
+  EXPECT_NE(find<Prepare>(machine.on_scaled(device::kHostLane, 0, 0)), nullptr);
+  EXPECT_TRUE(machine.voting());
+}
+
+TEST_P(LocalSeats, that_wait_for_sums_of_other_nodes_have_them_named_when_time_is_over) {
+  static_cast<void>(finish(lower));
+  static_cast<void>(finish(3));
+  const Actions half = machine.on_time(start + std::chrono::seconds(5));
+  ASSERT_NE(find<PeersOverdue>(half), nullptr) << "all ranks here have asked, and the lane waits";
+  EXPECT_TRUE(find<PeersOverdue>(half)->half);
+  EXPECT_EQ(machine.waits_for(), "the lane: 0 of 2 buckets reduced with the other nodes");
+  const Actions over = machine.on_time(start + std::chrono::seconds(10));
+  ASSERT_NE(find<PeersOverdue>(over), nullptr);
+  EXPECT_FALSE(find<PeersOverdue>(over)->half);
+  EXPECT_FALSE(machine.failing());
+}
+
+TEST_P(LocalSeats, tell_of_a_failure_before_the_lane_is_quiet_and_are_answered_after_it) {
+  static_cast<void>(finish(lower));
+  static_cast<void>(finish(3));
+  device::Failed report;
+  report.message = "no memory";
+  const Actions failing = machine.on_lane_failed(device::kHostLane, report);
+  ASSERT_NE(find<TellFailed>(failing), nullptr) << "its connections close now, and others have to know why";
+  EXPECT_NE(find<LaunchAbort>(failing), nullptr);
+  EXPECT_THAT(machine.fail(find<TellFailed>(failing)->error), IsEmpty()) << "the epoch ends, and the lane still works";
+  report.aborted = true;
+  EXPECT_THAT(machine.on_lane_failed(device::kHostLane, report), IsEmpty());
+  EXPECT_THAT(machine.on_lane_failed(device::kHostLane, report), IsEmpty());
+  const Actions failed = machine.on_aborted(device::kHostLane, 0);
+  ASSERT_NE(find<AttemptFailed>(failed), nullptr);
+  EXPECT_THAT(find<AttemptFailed>(failed)->error.message, HasSubstr("no memory"));
+}
+
+TEST_P(LocalSeats, without_a_tensor_of_the_first_bucket_begin_with_the_second) {
+  StepMachine other{plan_of_four_ranks(), 1, LocalRanks::of(4, {3})};
+  EXPECT_THAT(other.open(std::vector<LaneShare>{{}}), IsEmpty()) << "no rank here has begun a step";
+  const Actions launched = other.on_bucket_ready(3, 0, 1);
+  ASSERT_EQ(launched.size(), 2U);
+  EXPECT_EQ(std::get<LaunchReduce>(launched[0]).bucket, 0U);
+  EXPECT_EQ(std::get<LaunchReduce>(launched[1]).bucket, 1U);
 }
 
 TEST_P(LocalSeats, are_not_those_of_other_nodes) {
