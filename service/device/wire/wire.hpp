@@ -10,7 +10,12 @@
 // What comes with another name, size or attempt is never written into memory that was given to `receive`: it is a
 // fault. A fault is final: nothing is sent or received any more, and nothing else of this plan can be.
 //
-// Threads: its owner calls it from one thread. `wake` is called on a thread of the wire; it must only wake the owner.
+// A fault ends nothing at the other ends: connections are closed by the destructor. So other nodes hear from the
+// coordinator whose fault it was, before they could take it for that of this node.
+//
+// Threads: its owner calls it from one thread. `wake` is called on the wire's thread when there is something new behind
+// the last `take_done`, or a fault, and may be called before `make_socket_wire` has returned. It must only wake the
+// owner, and must not throw.
 
 #include "device/lane.hpp"
 #include "plan/transfer/node_transfer.hpp"
@@ -42,8 +47,8 @@ struct WireDone {
 };
 
 struct WireFault {
-  plan::TransferNode peer = 0;
-  std::string message;  ///< without the name of the node, which the engine knows
+  std::optional<plan::TransferNode> peer;  ///< none: the fault is this daemon's own
+  std::string message;                     ///< without the name of the node, which the engine knows
 };
 
 /// Bytes that went over the connections to one node, headers too, since they exist.
@@ -55,10 +60,11 @@ struct WireTotals {
 
 class Wire {
  public:
-  /// Behind it nothing touches memory that was given to it. It waits for no other node.
+  /// Behind it nothing touches memory that was given to it. It waits for no other node, but for a `wake` that runs.
   virtual ~Wire() = default;
 
-  /// The bytes must stay as they are until the message is done, or the wire is gone.
+  /// The bytes must stay as they are until the message is done, or the wire is gone. Throws DeviceError where there is
+  /// no connection to that node. Behind a fault nothing is taken any more.
   virtual void send(const WireMessage& message, std::span<const std::byte> bytes) = 0;
   virtual void receive(const WireMessage& message, std::span<std::byte> bytes) = 0;
 
@@ -75,7 +81,8 @@ class Wire {
 using MakeWire =
     std::function<std::unique_ptr<Wire>(std::vector<NodeConnection> connections, std::function<void()> wake)>;
 
-/// Over connected stream sockets. Its thread is named "wire". Throws DeviceError where a socket cannot be used.
+/// Over connected stream sockets (docs/adr/0034). Its thread is named "wire". Throws DeviceError where a socket cannot
+/// be used.
 [[nodiscard]] std::unique_ptr<Wire> make_socket_wire(
     std::vector<NodeConnection> connections, std::function<void()> wake
 );
