@@ -94,6 +94,7 @@ TEST_P(SocketWireTest, keeps_a_message_until_it_is_asked_for) {
   one->receive(message_to(0, 0), received);
   EXPECT_EQ(one.done(1)[0].message.payload, plan::Payload::Partial);
   EXPECT_TRUE(received == sent);
+  EXPECT_EQ(zero.done(1)[0].message.payload, plan::Payload::Partial);
 }
 
 TEST_P(SocketWireTest, carries_messages_without_bytes) {
@@ -106,6 +107,7 @@ TEST_P(SocketWireTest, carries_messages_without_bytes) {
   one->receive(message_to(0, 1), one_byte);
   EXPECT_EQ(one.done(1)[0].message.number, 1U);
   EXPECT_EQ(one_byte, sent);
+  EXPECT_EQ(zero.done(2)[1].message.number, 1U);
 }
 
 TEST_P(SocketWireTest, counts_what_went_over_both_connections_to_a_node) {
@@ -160,7 +162,9 @@ TEST(SocketsOfAWire, are_connected_streams) {
 
   Played unconnected = play_node();
   unconnected.connection.partials = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_THAT(wire_refusal(only(std::move(unconnected.connection))), HasSubstr("partial sums to node 1 cannot be used"));
+  EXPECT_THAT(
+      wire_refusal(only(std::move(unconnected.connection))), HasSubstr("partial sums to node 1 cannot be used")
+  );
 
   Played none = play_node();
   none.connection.partials.reset();

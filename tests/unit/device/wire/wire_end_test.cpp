@@ -8,7 +8,7 @@
 namespace gradsync::device {
 namespace {
 
-constexpr std::size_t kLarge = 64u << 20;
+constexpr std::size_t kLarge = 32u << 20;
 
 /// How many threads of this process have that name.
 std::size_t threads_named(const std::string& name) {
@@ -26,7 +26,7 @@ class WireEndTest : public testing::TestWithParam<SocketKind> {};
 /// Both ends of both connections are in the middle of a message. One of the sockets is held by another descriptor, so
 /// that its bytes still come when the wire is gone.
 TEST_P(WireEndTest, leaves_memory_alone_in_the_middle_of_messages) {
-  for (std::uint64_t seed = 0; seed < 10; ++seed) {
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
     auto [of_zero, of_one] = connect_nodes(GetParam(), 0, 1);
     const UniqueFd held{::dup(of_one.partials.get())};
     OwnedWire zero(only(std::move(of_zero)));

@@ -25,9 +25,9 @@ class WireFaultTest : public testing::TestWithParam<SocketKind> {
     EXPECT_THAT(memory, testing::Each(kUntouched)) << "bytes were written that nobody had asked for";
   }
 
+  std::vector<std::byte> memory = std::vector<std::byte>(100, kUntouched);
   PlayedNode node;
   OwnedWire wire;
-  std::vector<std::byte> memory = std::vector<std::byte>(100, kUntouched);
 };
 
 TEST_P(WireFaultTest, bytes_of_a_stranger) {
