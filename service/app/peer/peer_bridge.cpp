@@ -53,6 +53,7 @@ std::unique_ptr<engine::Peers> PeerBridge::make_port(engine::JobNumber job, cons
   port.identity.node_id = options_.node_id;
   port.identity.incarnation = options_.incarnation;
   port.identity.address = address_of(options_.listen, options_.node);
+  port.identity.port = options_.port;
   port.coordinator = first.coordinator;
   port.version = kVersion;
   port.first_epoch = options_.first_epoch;

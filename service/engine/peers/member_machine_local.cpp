@@ -1,5 +1,6 @@
 // What the job of this daemon tells its member.
 
+#include "base/host_port.hpp"
 #include "engine/peers/member_machine.hpp"
 
 #include <fmt/format.h>
@@ -173,8 +174,8 @@ void MemberMachine::on_links_wanted(const LinksWanted& wanted, Actions& actions)
   OpenDataLinks open{epoch_, number_, options_.identity.incarnation, {}};
   for (const NodeNumber number : wanted.nodes) {
     const RosterNode& other = roster_[number];
-    const std::string& address = number == 0 ? options_.coordinator : other.address;
-    open.ends.push_back({number, other.node, address, other.incarnation});
+    std::string address = number == 0 ? options_.coordinator : join_host_port(other.address, other.port);
+    open.ends.push_back({number, other.node, std::move(address), other.incarnation});
   }
   actions.emplace_back(std::move(open));
 }

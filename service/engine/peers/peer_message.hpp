@@ -87,6 +87,7 @@ struct PeerJoin {
   std::int64_t local_world_size = 1;
   RecordWords words;                     ///< also before all ranks have declared: a doubt does not wait for a new rank
   std::optional<NodeDeclared> declared;  ///< all of them have declared
+  std::uint16_t port = 0;                ///< of its listener for other daemons
 };
 
 struct PeerReady {
@@ -174,6 +175,7 @@ struct RosterNode {
   std::string address;
   std::string incarnation;
   std::vector<DeclaredRanks> by_content;
+  std::uint16_t port = 0;  ///< of its listener for other daemons
 };
 
 struct PeerPrepare {

@@ -142,6 +142,17 @@ void HexWords::write(JsonWriter& writer, const std::vector<std::uint64_t>& value
   writer.end_array();
 }
 
+bool PortNumber::read(FieldReader& reader, Value value, std::uint16_t& out, Bounds) {
+  std::uint32_t port = 0;
+  const bool ok = Codec<std::uint32_t>::read(reader, value, port, {1, 65'535});
+  out = static_cast<std::uint16_t>(port);
+  return ok;
+}
+
+void PortNumber::write(JsonWriter& writer, const std::uint16_t& value) {
+  writer.value(static_cast<std::uint64_t>(value));
+}
+
 bool HexDigest::read(FieldReader& reader, Value value, std::string& out, Bounds) {
   const bool ok = read_hex(reader, value, kWordDigits);
   out = ok ? value.text() : std::string_view{};

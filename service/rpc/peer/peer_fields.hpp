@@ -100,6 +100,7 @@ using RankCountList = std::vector<std::pair<std::int64_t, std::uint64_t>>;
 /// 16 lower-case hex digits. Bounds from 1 on refuse 0, which names no attempt.
 GRADSYNC_SPELLING(HexWord, std::uint64_t);
 GRADSYNC_SPELLING(HexWords, std::vector<std::uint64_t>);
+GRADSYNC_SPELLING(PortNumber, std::uint16_t);
 GRADSYNC_SPELLING(HexDigest, std::string);      ///< 16 lower-case hex digits
 GRADSYNC_SPELLING(HexLongDigest, std::string);  ///< 32 lower-case hex digits
 GRADSYNC_SPELLING(HexLongDigests, std::vector<std::string>);

@@ -60,6 +60,7 @@ PeerJoin first_join() {
   join.address = "10.0.0.2";
   join.ranks = {2, 3};
   join.local_world_size = 4;
+  join.port = 9478;
   return join;
 }
 
@@ -235,8 +236,12 @@ std::vector<ToMember> samples_to_member() {
   prepare.epoch = 7;
   prepare.coordinator = "00000000cafef00d";
   prepare.roster.own() = {
-      {"node-a", "10.0.0.1", "00000000cafef00d", {{kHash, {{0, 2}}, 0}}},
-      {"node-b", "10.0.0.2", "00000000deadbeef", {{kOtherHash, {{3, 1}}, std::nullopt}, {kHash, {{2, 1}, {4, 2}}, 1}}}};
+      {"node-a", "10.0.0.1", "00000000cafef00d", {{kHash, {{0, 2}}, 0}}, 9478},
+      {"node-b",
+       "10.0.0.2",
+       "00000000deadbeef",
+       {{kOtherHash, {{3, 1}}, std::nullopt}, {kHash, {{2, 1}, {4, 2}}, 1}},
+       65'535}};
   prepare.weight_fingerprints = {{"f0", ""}, {"f1"}};
   prepare.settings = {1U << 20, 25U << 20, 100, 1U << 20};
   std::vector<ToMember> samples{

@@ -69,6 +69,7 @@ class RandomMessages : private RandomValues {
     join.ranks = ranks_below(join.world_size);
     const auto count = std::max<std::int64_t>(static_cast<std::int64_t>(join.ranks.size()), 1);
     join.local_world_size = count + below(join.world_size - count + 1);
+    join.port = port();
     join.words = {coin() ? 0 : bits_(), bits_(), coin()};
     if (coin()) {
       NodeDeclared& declared = join.declared.emplace();
@@ -143,7 +144,7 @@ class RandomMessages : private RandomValues {
     std::sort(nodes.begin(), nodes.end());
     for (const std::vector<std::int64_t>& ranks : nodes) {
       prepare.roster.own().push_back(
-          {text(1, 64), text(1, 64), hex(16), contents(ranks, prepare.weight_fingerprints.size())}
+          {text(1, 64), text(1, 64), hex(16), contents(ranks, prepare.weight_fingerprints.size()), port()}
       );
     }
   }
@@ -236,6 +237,8 @@ class RandomMessages : private RandomValues {
     }
     return contents;
   }
+
+  std::uint16_t port() { return static_cast<std::uint16_t>(1 + below(65'535)); }
 
   std::vector<WeightFingerprints> fingerprints() {
     std::vector<WeightFingerprints> lists(static_cast<std::size_t>(below(4)));
