@@ -1,5 +1,6 @@
 #include "net/peer_links.hpp"
 
+#include "net/data/data_connector.hpp"
 #include "net/peer/link_context.hpp"
 #include "net/peer/peer_connector.hpp"
 #include "net/peer/peer_link.hpp"
@@ -19,10 +20,19 @@ std::shared_ptr<PeerLink> find_link(const LinkContext& context, LinkId link) {
 
 /// One that is not open yet.
 void stop_connecting(LinkContext& context, LinkId link, const char* why) {
-  const auto found = context.connectors.find(link);
-  if (found != context.connectors.end()) {
-    const std::shared_ptr<PeerConnector> connector = found->second;
-    connector->stop(why);
+  const auto found = context.diallers.find(link);
+  if (found != context.diallers.end()) {
+    const std::shared_ptr<Dialler> dialler = found->second;
+    dialler->stop(why);
+  }
+}
+
+void start(LinkContext& context, const std::shared_ptr<Dialler>& dialler, LinkId id) {
+  context.diallers.emplace(id, dialler);
+  if (context.closing_all) {
+    dialler->stop(kShutDown);
+  } else {
+    dialler->start();
   }
 }
 
@@ -36,21 +46,21 @@ PeerLinks::~PeerLinks() {
   // now held by their coroutines alone, which end with the io context.
   context_->resolver.stop();
   context_->links.clear();
-  context_->connectors.clear();
+  context_->diallers.clear();
 }
 
 void PeerLinks::use_token(std::string token) { context_->token = std::move(token); }
 
 LinkId PeerLinks::connect(std::string address) {
   const LinkId link = ++context_->last_id;
-  const auto connector = std::make_shared<PeerConnector>(context_, link, std::move(address));
-  context_->connectors.emplace(link, connector);
-  if (context_->closing_all) {
-    connector->stop(kShutDown);
-  } else {
-    connector->start();
-  }
+  start(*context_, std::make_shared<PeerConnector>(context_, link, std::move(address)), link);
   return link;
+}
+
+LinkId PeerLinks::connect_data(std::string address, DataLinkHello hello) {
+  const LinkId id = ++context_->last_id;
+  start(*context_, std::make_shared<DataConnector>(context_, id, std::move(address), std::move(hello)), id);
+  return id;
 }
 
 void PeerLinks::send(LinkId link, std::string text) {
@@ -87,9 +97,9 @@ void PeerLinks::close_all() {
   for (const auto& [id, link] : links) {
     link->go_away();
   }
-  const auto connectors = context_->connectors;
-  for (const auto& [id, connector] : connectors) {
-    connector->stop(kShutDown);
+  const auto diallers = context_->diallers;
+  for (const auto& [id, dialler] : diallers) {
+    dialler->stop(kShutDown);
   }
 }
 

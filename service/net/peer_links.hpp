@@ -32,11 +32,14 @@ class PeerLinks {
   /// `address`: HOST or HOST:PORT; without a port kPeerPort. Each address of the host is tried once.
   LinkId connect(std::string address);
 
+  /// Opens a data connection to the daemon there; `on_data_connected` or `on_data_failed` follows, with this number.
+  LinkId connect_data(std::string address, DataLinkHello hello);
+
   /// In order. A link that has ended takes no more; one whose other end does not read ends.
   void send(LinkId link, std::string text);
   void joined(LinkId link);  ///< an accepted link may stay, and no longer takes a place of those that wait to join
   void close(LinkId link);   ///< texts that wait are written first, for a second at most. Nothing more is read
-  void drop(LinkId link);    ///< at once
+  void drop(LinkId link);    ///< at once; also a data connection that is being opened
 
   void close_all();  ///< as `close`, and no link is opened any more
 

@@ -3,6 +3,7 @@
 // implements, options. A link carries texts, in order and both ways; their meaning is not known here.
 
 #include "base/clock.hpp"
+#include "net/data_types.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,13 @@ class PeerSink {
   /// Exactly once for each link that `on_link` named or `connect` returned, also where the owner ended it or the other
   /// daemon was not reached. It is final.
   virtual void on_end(LinkId link, const std::string& why) = 0;
+
+  /// Another daemon that knows the token opened a data connection to this one. Whether anybody wants it is not known.
+  virtual void on_data_link(DataLink link) = 0;
+  /// One of these two follows each `connect_data`, once, also where the owner dropped it. The other end has the token,
+  /// and took it: whether anybody there wants it is not known. The socket is as in DataLink.
+  virtual void on_data_connected(LinkId id, UniqueFd socket) = 0;
+  virtual void on_data_failed(LinkId id, const std::string& why) = 0;
 };
 
 struct Resolved;
@@ -47,7 +55,7 @@ struct PeerOptions {
   Milliseconds dead{5'000};     ///< without a byte for so long a link ends; also what is not acknowledged for so long
   Milliseconds join{10'000};    ///< until the owner says that an accepted link has joined
   Milliseconds resolve{5'000};  ///< for a name
-  Milliseconds connect{5'000};  ///< to connect to one address; as much again to shake hands
+  Milliseconds connect{5'000};  ///< to connect to one address; as much again to shake hands, or for an answer
   std::size_t link_message_bytes = 16u << 20;
   std::size_t link_unread_bytes = 64u << 20;  ///< what waits to be sent; a link that has more ends
   std::size_t joining_bytes = 256u << 20;     ///< unfinished messages of all links that have not joined

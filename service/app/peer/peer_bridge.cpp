@@ -29,7 +29,7 @@ std::string address_of(const std::string& listen, const std::string& node) {
 }  // namespace
 
 PeerBridge::PeerBridge(boost::asio::io_context& io, Options options)
-    : io_(io), options_(std::move(options)), waiting_(io) {}
+    : io_(io), options_(std::move(options)), data_(options_.incarnation, *this), waiting_(io), data_due_(io) {}
 
 void PeerBridge::connect(net::PeerLinks& links, engine::Engine& engine, EngineClock& clock) {
   links_ = &links;
@@ -70,6 +70,7 @@ void PeerBridge::replace_earlier(const engine::JobKey& key) {
   for (auto& [number, seat] : seats_) {
     if (seat.port->key() == key && !std::exchange(seat.replaced, true)) {
       send_outgoing(number, seat);
+      data_.erase(number);
       for (const auto& [link, accepted] : accepted_) {
         if (accepted.job == number) {
           ending.push_back(link);
@@ -120,6 +121,7 @@ void PeerBridge::on_gone(engine::JobNumber job) {
   if (const Seat* const seat = seat_of(job); seat != nullptr && seat->own_link != 0) {
     orphans_.push_back(seat->own_link);
   }
+  data_.erase(job);
   seats_.erase(job);
 }
 
@@ -178,8 +180,10 @@ void PeerBridge::send_outgoing(engine::JobNumber job, Seat& seat) {
       }
     } else if (const auto* wanted = std::get_if<engine::OpenLink>(&each)) {
       open(job, seat, wanted->address);
-    } else if (std::holds_alternative<engine::OpenDataLinks>(each)) {
-      spdlog::error("data connections of a job are wanted, and nothing makes them");
+    } else if (auto* data = std::get_if<engine::OpenDataLinks>(&each)) {
+      open_data_links(job, seat, std::move(*data));
+    } else if (std::holds_alternative<CloseDataLinks>(each)) {
+      data_.forget(job);
     } else if (const net::LinkId link = std::exchange(seat.own_link, 0); link != 0) {
       opened_.erase(link);
       links_->close(link);
@@ -188,15 +192,19 @@ void PeerBridge::send_outgoing(engine::JobNumber job, Seat& seat) {
 }
 
 /// An address without a port has that of the own listener.
-void PeerBridge::open(engine::JobNumber job, Seat& seat, const std::string& address) {
-  if (seat.replaced) {
-    return;
-  }
+std::string PeerBridge::with_port(const std::string& address) const {
   const auto parsed = parse_host_port(address);
   const auto own = parse_host_port(options_.listen);
   const std::uint16_t port = own && own->port.value_or(0) != 0 ? *own->port : net::kPeerPort;
   const bool bare = parsed && !parsed->port;
-  seat.own_link = links_->connect(bare ? join_host_port(parsed->host, port) : address);
+  return bare ? join_host_port(parsed->host, port) : address;
+}
+
+void PeerBridge::open(engine::JobNumber job, Seat& seat, const std::string& address) {
+  if (seat.replaced) {
+    return;
+  }
+  seat.own_link = links_->connect(with_port(address));
   opened_.emplace(seat.own_link, job);
 }
 
@@ -222,6 +230,7 @@ void PeerBridge::arm(engine::JobNumber job, Seat& seat) {
 void PeerBridge::stop() {
   stopped_ = true;
   waiting_.cancel();
+  data_due_.cancel();
   for (auto& [job, seat] : seats_) {
     seat.timer.cancel();
   }

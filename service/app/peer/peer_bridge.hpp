@@ -6,6 +6,7 @@
 // long as a declaration may. Thread: io.
 
 #include "app/daemon/engine_clock.hpp"
+#include "app/peer/data_links.hpp"
 #include "app/peer/peer_port.hpp"
 #include "net/peer_links.hpp"
 #include "rpc/peer/peer_codec.hpp"
@@ -22,7 +23,7 @@
 
 namespace gradsync::app {
 
-class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
+class PeerBridge final : public net::PeerSink, public PeerPort::Owner, private DataDialling {
  public:
   struct Options {
     std::string listen;       ///< of this daemon; its port is that of an address without one
@@ -55,6 +56,9 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
   void on_link(net::LinkId link, const net::LinkEnds& ends) override;
   void on_text(net::LinkId link, std::string_view text) override;
   void on_end(net::LinkId link, const std::string& why) override;
+  void on_data_link(net::DataLink link) override;
+  void on_data_connected(net::LinkId id, UniqueFd socket) override;
+  void on_data_failed(net::LinkId id, const std::string& why) override;
 
   // PeerPort::Owner
   void on_told(engine::JobNumber job) override;
@@ -95,6 +99,7 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
 
   void replace_earlier(const engine::JobKey& key);
   void send_outgoing(engine::JobNumber job, Seat& seat);
+  [[nodiscard]] std::string with_port(const std::string& address) const;
   void open(engine::JobNumber job, Seat& seat, const std::string& address);
   void arm(engine::JobNumber job, Seat& seat);
   void send(net::LinkId link, Result<std::string> text);
@@ -110,8 +115,16 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
   void end_link(net::LinkId link, const std::string& why);
   void end_own_link(engine::JobNumber job, net::LinkId link, const std::string& why);
 
+  // data connections (peer_bridge_data.cpp)
+  net::LinkId dial(const std::string& address, const net::DataLinkHello& hello) override;
+  void drop(net::LinkId dial) override;
+  void open_data_links(engine::JobNumber job, const Seat& seat, engine::OpenDataLinks wanted);
+  void give(std::optional<DataVerdict> verdict);
+  void arm_data();
+
   boost::asio::io_context& io_;
   Options options_;
+  DataLinks data_;
   net::PeerLinks* links_ = nullptr;
   engine::Engine* engine_ = nullptr;
   EngineClock* clock_ = nullptr;
@@ -122,6 +135,8 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner {
   std::vector<engine::JobNumber> told_;
   std::vector<net::LinkId> orphans_;   ///< links of jobs that have ended
   boost::asio::steady_timer waiting_;  ///< for the first JOIN that has waited long enough
+  boost::asio::steady_timer data_due_;
+  std::optional<TimePoint> data_armed_;  ///< a later deadline keeps an earlier alarm
   bool stopped_ = false;
 };
 

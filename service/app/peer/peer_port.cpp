@@ -18,6 +18,16 @@ struct Overloaded : Cases... {
 template <typename... Cases>
 Overloaded(Cases...) -> Overloaded<Cases...>;
 
+/// Of what comes before it nothing is wanted any more.
+bool ends_epoch(const engine::PeerEvent& event) {
+  return std::holds_alternative<engine::PrepareEpoch>(event) || std::holds_alternative<engine::EpochEnded>(event) ||
+         std::holds_alternative<engine::EpochRefused>(event);
+}
+
+bool ends_epoch(const engine::LocalEvent& event) {
+  return std::holds_alternative<engine::LocalsChanged>(event) || std::holds_alternative<engine::LocalsLeft>(event);
+}
+
 /// Nobody can say where rank 0 is.
 Error no_coordinator(const engine::PeerJoin& identity) {
   Error error = make_error(
@@ -49,11 +59,18 @@ engine::PeerEvents PeerPort::taken(Actions actions) {
         if (const auto* prepare = std::get_if<engine::PrepareEpoch>(&tell.event)) {
           declarations_.keep_only(prepare->by_rank);  // what else has come is of no node that takes part
         }
+        if (ends_epoch(tell.event)) {
+          close_data();
+        }
         events.push_back(std::move(tell.event));
       },
       [&](engine::WarnHalfTime& warn) { events.push_back(engine::PeersHalfTime{std::move(warn.waits_for)}); },
       [&](engine::OpenLink& open) {
         linked_ = false;
+        outgoing_.emplace_back(std::move(open));
+      },
+      [&](engine::OpenDataLinks& open) {
+        data_wanted_ = true;
         outgoing_.emplace_back(std::move(open));
       },
       [](engine::StoreDone&) {},  // the verdict of this node's own ranks, which comes with it, stores it
@@ -67,6 +84,9 @@ engine::PeerEvents PeerPort::taken(Actions actions) {
 }
 
 engine::PeerEvents PeerPort::tell(engine::LocalEvent event) {
+  if (ends_epoch(event)) {
+    close_data();
+  }
   if (auto* changed = std::get_if<engine::LocalsChanged>(&event)) {
     keep_contents(*changed);
     const bool has_rank_0 = std::ranges::count(changed->ranks, 0) != 0;
@@ -82,6 +102,12 @@ engine::PeerEvents PeerPort::tell(engine::LocalEvent event) {
     paused_ = paused->ranks;
   }
   return told(std::move(event));
+}
+
+void PeerPort::close_data() {
+  if (std::exchange(data_wanted_, false)) {
+    outgoing_.emplace_back(CloseDataLinks{});
+  }
 }
 
 engine::PeerEvents PeerPort::told(engine::LocalEvent event) {

@@ -26,13 +26,17 @@
 
 namespace gradsync::app {
 
+/// The epoch is over: data connections that are being made for it are closed.
+struct CloseDataLinks {};
+
 using Outgoing = std::variant<
     engine::SendToMember,
     engine::CloseLink,
     engine::SendToCoordinator,
     engine::OpenLink,
     engine::DropLink,
-    engine::OpenDataLinks>;
+    engine::OpenDataLinks,
+    CloseDataLinks>;
 
 class PeerPort final : public engine::Peers {
  public:
@@ -101,6 +105,7 @@ class PeerPort final : public engine::Peers {
   [[nodiscard]] engine::PeerEvents choose_role(engine::LocalsChanged changed);
   [[nodiscard]] bool are_all(const std::vector<std::int64_t>& ranks) const;
   void retire();
+  void close_data();
   void keep_contents(const engine::LocalsChanged& changed);
   [[nodiscard]] engine::MemberMachine::Options member_options(std::string coordinator) const;
 
@@ -115,8 +120,9 @@ class PeerPort final : public engine::Peers {
   std::vector<std::int64_t> paused_;  ///< said before the role was known
   std::vector<Outgoing> outgoing_;
   engine::PeerEvents later_;
-  bool linked_ = false;      ///< to the coordinator
-  std::string unreachable_;  ///< why it was not reached when it was tried last
+  bool linked_ = false;       ///< to the coordinator
+  bool data_wanted_ = false;  ///< data connections, of the epoch that stands
+  std::string unreachable_;   ///< why it was not reached when it was tried last
 };
 
 }  // namespace gradsync::app

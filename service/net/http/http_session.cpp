@@ -1,6 +1,8 @@
 #include "net/http/http_session.hpp"
 
 #include "base/version.hpp"
+#include "net/data/data_listener.hpp"
+#include "net/http/http_messages.hpp"
 #include "net/http/http_rules.hpp"
 #include "net/http/refusals.hpp"
 #include "net/http/websocket_session.hpp"
@@ -30,44 +32,7 @@ namespace http = boost::beast::http;
 
 namespace {
 
-using Request = http::request<http::string_body>;
-using Response = http::response<http::string_body>;
-
 constexpr std::size_t kLingerBytes = 64u << 20;
-
-std::string_view view(beast::string_view text) { return {text.data(), text.size()}; }
-
-Response text_response(http::status status, std::string body) {
-  Response response{status, 11};
-  response.set(http::field::content_type, "text/plain; charset=utf-8");
-  response.body() = std::move(body) + "\n";
-  return response;
-}
-
-Response page_response(const HttpReply& page) {
-  Response response{static_cast<http::status>(page.status), 11};
-  response.set(http::field::content_type, page.content_type);
-  response.set(http::field::cache_control, "no-store");
-  response.body() = page.body;
-  return response;
-}
-
-void set_length(Response& answer, http::verb method) {
-  if (method == http::verb::head) {
-    answer.content_length(answer.body().size());
-    answer.body().clear();
-  } else {
-    answer.prepare_payload();
-  }
-}
-
-Response refused_response(Refusal refusal) {
-  Response response = text_response(static_cast<http::status>(refusal.status), std::move(refusal.text));
-  if (!refusal.field.empty()) {
-    response.set(refusal.field, refusal.value);
-  }
-  return response;
-}
 
 constexpr UpgradePlace kRpcPlace{"/rpc", kSubprotocol, true};
 constexpr UpgradePlace kPeerPlace{"/peer", kPeerSubprotocol};
@@ -124,7 +89,12 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         break;
       }
       std::optional<Response> answer = refuse(request);
-      if (!answer && entrance_ != Entrance::Health && beast::websocket::is_upgrade(request)) {
+      if (!answer && entrance_ == Entrance::Peer && split_target(view(request.target())).path == kDataPath) {
+        answer = co_await open_data_link(request);
+        if (!answer) {
+          co_return;
+        }
+      } else if (!answer && entrance_ != Entrance::Health && beast::websocket::is_upgrade(request)) {
         answer = refuse_place(request);
         if (!answer) {
           co_await upgrade(std::move(request));
@@ -270,6 +240,18 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     const UpgradePlace& place = entrance_ == Entrance::Peer ? kPeerPlace : kRpcPlace;
     auto refused = refuse_upgrade(place, view(request.target()), offered, buffer_.size());
     return refused ? std::optional(refused_response(std::move(*refused))) : std::nullopt;
+  }
+
+  /// A refusal, or none: then it was answered, and the connection is not this session's any more.
+  Task<std::optional<Response>> open_data_link(const Request& request) {
+    auto read = read_data_request(data_request_of(request, buffer_.size()));
+    if (auto* refused = std::get_if<Refusal>(&read)) {
+      co_return refused_response(std::move(*refused));
+    }
+    stop(deadline_);
+    Upgrade upgrade{id_, std::move(socket_), {}, peer_, std::move(process_)};
+    co_await serve_data_link(context_, std::move(upgrade), std::get<DataLinkHello>(std::move(read)), address_);
+    co_return std::nullopt;
   }
 
   Task<Response> respond(const Request& request) {

@@ -1,7 +1,7 @@
 #include "net/peer/link_context.hpp"
 
+#include "net/peer/dialler.hpp"
 #include "net/peer/link_words.hpp"
-#include "net/peer/peer_connector.hpp"
 #include "net/peer/peer_link.hpp"
 
 #include <boost/asio/post.hpp>
@@ -22,7 +22,7 @@ void LinkContext::hold_joining(LinkId link, std::size_t bytes) {
 
 void LinkContext::end(LinkId link, std::string why) {
   const std::size_t open = links.erase(link);
-  const std::size_t known = open + connectors.erase(link);
+  const std::size_t known = open + diallers.erase(link);
   if (known == 0 || io.stopped()) {  // stopped: coroutines are destroyed with the io context, and the sink may be gone
     return;
   }
@@ -31,6 +31,20 @@ void LinkContext::end(LinkId link, std::string why) {
   asio::post(io, [self = shared_from_this(), link, moved = std::move(why)] {
     const IoWatch::Turn turn{self->metrics.io_watch, "the end of a link"};
     self->sink.on_end(link, moved);
+  });
+}
+
+void LinkContext::end_data(LinkId id, UniqueFd socket, std::string why) {
+  if (diallers.erase(id) == 0 || io.stopped()) {
+    return;
+  }
+  asio::post(io, [self = shared_from_this(), id, taken = std::move(socket), moved = std::move(why)]() mutable {
+    const IoWatch::Turn turn{self->metrics.io_watch, "a data connection"};
+    if (taken.valid()) {
+      self->sink.on_data_connected(id, std::move(taken));
+    } else {
+      self->sink.on_data_failed(id, moved);
+    }
   });
 }
 

@@ -13,7 +13,7 @@
 
 namespace gradsync::net {
 
-class PeerConnector;
+class Dialler;
 class PeerLink;
 
 struct LinkContext : std::enable_shared_from_this<LinkContext> {
@@ -31,8 +31,8 @@ struct LinkContext : std::enable_shared_from_this<LinkContext> {
   NetMetrics& metrics;
   std::string token;  ///< what both ends of a link have to know
   LinkId last_id = 0;
-  std::map<LinkId, std::shared_ptr<PeerLink>> links;            ///< those that are open
-  std::map<LinkId, std::shared_ptr<PeerConnector>> connectors;  ///< also while their link is open
+  std::map<LinkId, std::shared_ptr<PeerLink>> links;    ///< those that are open
+  std::map<LinkId, std::shared_ptr<Dialler>> diallers;  ///< of links also while these are open
   Resolver resolver;
   HeldBytes half_sent;  ///< by links that have not joined: each is a process of its own
   bool closing_all = false;
@@ -43,6 +43,9 @@ struct LinkContext : std::enable_shared_from_this<LinkContext> {
 
   /// The link is gone from here at once; the sink hears of it in a later turn, and once.
   void end(LinkId link, std::string why);
+
+  /// The same for a data connection that this daemon opens. `socket`: none, and then `why`.
+  void end_data(LinkId id, UniqueFd socket, std::string why);
 };
 
 using LinkContextPtr = std::shared_ptr<LinkContext>;

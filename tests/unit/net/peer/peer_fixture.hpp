@@ -61,6 +61,46 @@ class RecordingSink : public PeerSink {
     note([&] { EXPECT_TRUE(ends_.emplace(link, why).second) << "two ends of link " << link; });
   }
 
+  void on_data_link(DataLink link) override {
+    note([&] { data_links_.push_back(std::move(link)); });
+  }
+
+  void on_data_connected(LinkId id, UniqueFd socket) override {
+    note([&] { EXPECT_TRUE(dialled_.emplace(id, Dialled{std::move(socket), {}}).second) << "two ends of " << id; });
+  }
+
+  void on_data_failed(LinkId id, const std::string& why) override {
+    note([&] { EXPECT_TRUE(dialled_.emplace(id, Dialled{UniqueFd{}, why}).second) << "two ends of " << id; });
+  }
+
+  /// The next data connection that another daemon opened; without a socket at the deadline.
+  [[nodiscard]] DataLink data_link() {
+    const auto lock = wait([&] { return !data_links_.empty(); });
+    if (data_links_.empty()) {
+      return {};
+    }
+    DataLink first = std::move(data_links_.front());
+    data_links_.erase(data_links_.begin());
+    return first;
+  }
+
+  [[nodiscard]] std::size_t data_link_count() {
+    const std::scoped_lock lock{mutex_};
+    return data_links_.size();
+  }
+
+  /// The socket of a data connection that this daemon opened, or none.
+  [[nodiscard]] UniqueFd dialled(LinkId id) {
+    const auto lock = wait([&] { return dialled_.contains(id); });
+    return dialled_.contains(id) ? std::move(dialled_.at(id).socket) : UniqueFd{};
+  }
+
+  /// Why there is none; "no end" at the deadline.
+  [[nodiscard]] std::string data_failure_of(LinkId id) {
+    const auto lock = wait([&] { return dialled_.contains(id); });
+    return dialled_.contains(id) ? dialled_.at(id).why : "no end";
+  }
+
   /// The number of the nth link that opened, from 1; 0 where there is none at the deadline.
   [[nodiscard]] LinkId opened(std::size_t nth = 1) {
     const auto lock = wait([&] { return opened_.size() >= nth; });
@@ -111,6 +151,11 @@ class RecordingSink : public PeerSink {
   }
 
  private:
+  struct Dialled {
+    UniqueFd socket;
+    std::string why;
+  };
+
   template <typename Note>
   void note(const Note& take) {
     const std::scoped_lock lock{mutex_};
@@ -132,6 +177,8 @@ class RecordingSink : public PeerSink {
   std::map<LinkId, std::vector<std::string>> texts_;
   std::map<LinkId, std::vector<std::string>> beats_;
   std::map<LinkId, std::string> ends_;
+  std::vector<DataLink> data_links_;
+  std::map<LinkId, Dialled> dialled_;
 };
 
 class PeerDaemon {
@@ -187,6 +234,12 @@ class PeerDaemon {
     LinkId link = 0;
     on_io([&] { link = links.connect(address); });
     return link;
+  }
+
+  LinkId connect_data(const std::string& address, const DataLinkHello& hello) {
+    LinkId id = 0;
+    on_io([&] { id = links.connect_data(address, hello); });
+    return id;
   }
 
   void when_open(std::function<void(LinkId)> hook) {
