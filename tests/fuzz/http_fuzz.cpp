@@ -1,10 +1,16 @@
 // Any header texts. The input is two of them, parted by the first NUL; what the functions say must be what their
-// one-line definitions say.
+// one-line definitions say. The lines of the first are also the headers of a request for a data connection, to the
+// protocol that the second names: what is taken has one spelling.
 
 #include "fuzz/fuzz.hpp"
+#include "net/data/data_request.hpp"
 #include "net/http/http_rules.hpp"
 
+#include <map>
+#include <optional>
+#include <sstream>
 #include <string>
+#include <variant>
 
 namespace {
 
@@ -35,11 +41,39 @@ void check_texts(const std::string& a, const std::string& b) {
   REQUIRE(bearer_matches("bearer " + a, b) == (!b.empty() && trimmed(a) == b));
 }
 
+void check_data_request(const std::string& lines, const std::string& protocol) {
+  std::map<std::string, std::string, std::less<>> headers;
+  std::istringstream text(lines);
+  for (const auto& [name, value] : data_headers({})) {
+    std::string line;
+    if (std::getline(text, line)) {
+      headers.emplace(name, line);
+    }
+  }
+  const auto header = [&headers](std::string_view name) -> std::optional<std::string_view> {
+    const auto found = headers.find(name);
+    return found == headers.end() ? std::nullopt : std::optional<std::string_view>(found->second);
+  };
+  const auto read = read_data_request({true, true, protocol, 0, header});
+  if (const auto* hello = std::get_if<DataLinkHello>(&read)) {
+    REQUIRE(protocol == kDataProtocol);
+    REQUIRE(!hello->job.empty() && hello->job.size() <= 256 && hello->epoch > 0);
+    for (const auto& [name, value] : data_headers(*hello)) {
+      REQUIRE(headers.find(name) != headers.end() && headers.find(name)->second == value);
+    }
+  } else {
+    REQUIRE(std::get<Refusal>(read).status == 400 || std::get<Refusal>(read).status == 426);
+    REQUIRE(std::get<Refusal>(read).text.size() < 256);
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string text(gradsync::fuzz::text_of(data, size));
   const std::size_t part = text.find('\0');
-  check_texts(text.substr(0, part), part == std::string::npos ? "" : text.substr(part + 1));
+  const std::string second = part == std::string::npos ? "" : text.substr(part + 1);
+  check_texts(text.substr(0, part), second);
+  check_data_request(text.substr(0, part), second);
   return 0;
 }
