@@ -1,5 +1,6 @@
 // Data connections between real daemons, and with strangers.
 
+#include "net/peer/resolver.hpp"
 #include "unit/net/peer/listening_stub.hpp"
 #include "unit/net/peer/peer_fixture.hpp"
 
