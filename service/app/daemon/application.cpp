@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "base/version.hpp"
 #include "device/host/host_lane.hpp"
+#include "device/wire/wire.hpp"
 #include "engine/metrics.hpp"
 #include "engine/plan/planner.hpp"
 #include "net/metrics.hpp"
@@ -152,7 +153,7 @@ struct Application::Parts {
         rpc_metrics(registry),
         net_metrics(registry),
         lane(
-            {.threads = static_cast<int>(chosen.engine.threads)},
+            {.threads = static_cast<int>(chosen.engine.threads), .make_wire = device::make_socket_wire},
             [this](device::LaneReport report) {
               boost::asio::post(io, [this, moved = std::move(report)]() mutable {
                 bridge.on_lane_report(device::kHostLane, std::move(moved));
