@@ -9,7 +9,6 @@
 #include "app/daemon/pages.hpp"
 #include "app/peer/peer_bridge.hpp"
 #include "base/hash.hpp"
-#include "base/host_port.hpp"
 #include "base/log.hpp"
 #include "base/version.hpp"
 #include "device/host/host_lane.hpp"
@@ -311,9 +310,7 @@ std::optional<net::StartFailure> Application::start() {
   const std::string health = parts_->server.health_endpoint();
   const std::string tcp = parts_->server.tcp_endpoint();
   const std::string peer = parts_->server.peer_endpoint();
-  if (const auto bound = parse_host_port(peer)) {
-    parts_->peers.use_port(bound->port.value_or(0));
-  }
+  parts_->peers.use_endpoint(peer);
   spdlog::info(
       "serving version={} incarnation={} pid={} socket={} health={} tcp={} peer={} threads={}",
       kVersion,

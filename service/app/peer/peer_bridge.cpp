@@ -19,10 +19,12 @@ namespace {
 constexpr std::size_t kLongestName = 64;
 constexpr std::size_t kTraced = 1024;  // bytes of a message in the log
 
+bool is_any(const std::string& host) { return host == "0.0.0.0" || host == "::"; }
+
 /// The own address in messages. Other nodes are named by the addresses of their links.
 std::string address_of(const std::string& listen, const std::string& node) {
   const auto parsed = parse_host_port(listen);
-  const bool any = !parsed || parsed->host == "0.0.0.0" || parsed->host == "::";
+  const bool any = !parsed || is_any(parsed->host);
   return (any ? node : parsed->host).substr(0, kLongestName);
 }
 
@@ -53,7 +55,10 @@ std::unique_ptr<engine::Peers> PeerBridge::make_port(engine::JobNumber job, cons
   port.identity.node_id = options_.node_id;
   port.identity.incarnation = options_.incarnation;
   port.identity.address = address_of(options_.listen, options_.node);
-  port.identity.port = options_.port;
+  if (const auto bound = parse_host_port(options_.endpoint)) {
+    port.identity.listen = is_any(bound->host) ? "" : bound->host;
+    port.identity.port = bound->port.value_or(net::kPeerPort);
+  }
   port.coordinator = first.coordinator;
   port.version = kVersion;
   port.first_epoch = options_.first_epoch;

@@ -27,7 +27,7 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner, private D
  public:
   struct Options {
     std::string listen;       ///< of this daemon; its port is that of an address without one
-    std::uint16_t port = 0;   ///< that is bound, which the roster of a job says; 0: `use_port` follows
+    std::string endpoint;     ///< that is bound, which the roster of a job says; empty: `use_endpoint` follows
     std::string node;         ///< name of this node, at most 64 bytes
     std::string node_id;      ///< 32 hex digits, equal before and after a restart
     std::string incarnation;  ///< 16 hex digits
@@ -37,8 +37,8 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner, private D
 
   PeerBridge(boost::asio::io_context& io, Options options);
 
-  /// The listener for other daemons is bound to this one. Before any job.
-  void use_port(std::uint16_t port) { options_.port = port; }
+  /// Where the listener for other daemons is bound, HOST:PORT. Before any job.
+  void use_endpoint(std::string endpoint) { options_.endpoint = std::move(endpoint); }
 
   /// These exist only after the bridge.
   void connect(net::PeerLinks& links, engine::Engine& engine, EngineClock& clock);

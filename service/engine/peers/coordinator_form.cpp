@@ -124,7 +124,8 @@ PeerPrepare CoordinatorMachine::prepare_message() const {
   std::map<WeightFingerprints, std::uint32_t> places;
   for (NodeNumber number = 0; number < course_.roster.size(); ++number) {
     const PeerJoin& join = node(number).join;
-    RosterNode& entry = roster.emplace_back(RosterNode{join.node, join.address, join.incarnation, {}, join.port});
+    RosterNode& entry = roster.emplace_back(RosterNode{
+        join.node, join.listen.empty() ? join.address : join.listen, join.incarnation, {}, join.port});
     for (DeclaredRanks declared : join.declared->by_content) {
       if (declared.weights) {
         const WeightFingerprints& list = join.declared->weight_fingerprints[*declared.weights];

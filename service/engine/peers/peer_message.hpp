@@ -87,7 +87,8 @@ struct PeerJoin {
   std::int64_t local_world_size = 1;
   RecordWords words;                     ///< also before all ranks have declared: a doubt does not wait for a new rank
   std::optional<NodeDeclared> declared;  ///< all of them have declared
-  std::uint16_t port = 0;                ///< of its listener for other daemons
+  std::string listen;      ///< numeric address of its listener for other daemons; empty: that of this link
+  std::uint16_t port = 0;  ///< of that listener
 };
 
 struct PeerReady {

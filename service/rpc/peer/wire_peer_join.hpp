@@ -71,6 +71,7 @@ struct Fields<engine::PeerJoin> {
     required_as<HexLongDigest>(v, "node_id", s.node_id, "equal in all lives of the daemon");
     required_as<HexDigest>(v, "incarnation", s.incarnation, "new in every life");
     v.required("address", s.address, "local address of this link", kHostText);
+    optional_as<Usual>(v, "listen", s.listen, "where its listener is bound; absent: to every address", kHostText);
     required_as<PortNumber>(v, "port", s.port, "of its listener for other daemons");
     v.required("epoch", s.epoch, "the least that the next may have; 0: none", Bounds{0, kPeerEpoch.most});
     v.required("job", s.job.second, "its name", kNameLength);
@@ -138,7 +139,7 @@ struct Fields<engine::RosterNode> {
 
   static void visit(auto& v, auto& s) {
     v.required("node", s.node, "host name", kHostText);
-    v.required("address", s.address, "where it is", kHostText);
+    v.required("address", s.address, "where its listener is reached", kHostText);
     required_as<PortNumber>(v, "port", s.port, "of its listener for other daemons");
     required_as<HexDigest>(v, "incarnation", s.incarnation, "its life");
     v.required("by_content", s.by_content, "which of its ranks declared what", Bounds{1, kPeerRanks});

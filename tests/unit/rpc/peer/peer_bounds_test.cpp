@@ -65,6 +65,7 @@ TEST(PeerBounds, every_bound_of_a_join_is_refused_by_name) {
       {"peer.join", "/node_id", digits(31), no_hex("node_id", 31, 32)},
       {"peer.join", "/incarnation", digits(17), no_hex("incarnation", 17, 16)},
       {"peer.join", "/address", digits(65), "address is a string of 65 bytes; expected 1 to 64"},
+      {"peer.join", "/listen", digits(65), "listen is a string of 65 bytes; expected 1 to 64"},
       {"peer.join", "/port", 0, "port is 0; expected 1 to 65535"},
       {"peer.join", "/port", 65536, "port is 65536; expected 1 to 65535"},
       {"peer.join", "/port", 65535, ""},

@@ -67,6 +67,7 @@ PeerJoin first_join() {
 PeerJoin declared_join() {
   PeerJoin join = first_join();
   join.count = 2;
+  join.listen = "10.0.0.3";
   join.epoch = 7;
   join.ranks = {2, 3, 4, 5};
   join.words = {kWord, kWord - 1, true};

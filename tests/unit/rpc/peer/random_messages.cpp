@@ -69,6 +69,7 @@ class RandomMessages : private RandomValues {
     join.ranks = ranks_below(join.world_size);
     const auto count = std::max<std::int64_t>(static_cast<std::int64_t>(join.ranks.size()), 1);
     join.local_world_size = count + below(join.world_size - count + 1);
+    join.listen = coin() ? "" : text(1, 64);
     join.port = port();
     join.words = {coin() ? 0 : bits_(), bits_(), coin()};
     if (coin()) {
