@@ -33,6 +33,7 @@ class Link:
         self._over: set[Direction] = set()  # the sender has closed
         self._trap = trap
         self._cut_off = False  # nothing passes any more
+        self.carries_data = False  #: gradients, and no messages
         self.caught = threading.Event()  #: the trap has what followed the handshake
         self.ended = threading.Event()  #: the coordinator has closed its end
 
@@ -42,6 +43,10 @@ class Link:
             self.flush(each)
 
     def came(self, way: Direction, data: bytes) -> None:
+        if way == UP and data.startswith(b"GET /peer/data "):
+            self.carries_data = True
+            if self._proxy.refuses_data:
+                self.reset(UP, DOWN)
         if self._trap and way == UP and not data.startswith(b"GET "):
             self.caught.set()
         self._waiting[way].append(data)
@@ -64,7 +69,7 @@ class Link:
 
     def flush(self, way: Direction) -> None:
         target = self._from.get(_OTHER[way])
-        if target is None or self._cut_off or self._proxy.holds(way):
+        if target is None or self._cut_off or self._proxy.holds(way, data=self.carries_data):
             return
         waiting = self._waiting[way]
         if target.is_closing():  # what comes for an end that is gone reaches nobody
@@ -122,6 +127,8 @@ class Proxy:
         self._links: list[Link] = []
         self._next: Link | None = None
         self._held: set[Direction] = set()
+        self._holds_data = False
+        self.refuses_data = False  #: data connections that are opened end at once
         self._refuses = False
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,8 +151,8 @@ class Proxy:
         self._thread.join(DEADLINE_S)
         self._loop.close()
 
-    def holds(self, way: Direction) -> bool:
-        return way in self._held
+    def holds(self, way: Direction, *, data: bool) -> bool:
+        return way in self._held or (data and self._holds_data)
 
     # what a test does to the link
 
@@ -161,6 +168,28 @@ class Proxy:
     def hold(self, *ways: Direction) -> None:
         """Nothing passes these ways until `heal`, neither on links that are there nor on later ones."""
         self._do(lambda: self._held.update(ways))
+
+    def hold_data(self) -> None:
+        """No gradient passes until `heal`; messages do."""
+
+        def hold() -> None:
+            self._holds_data = True
+
+        self._do(hold)
+
+    def cut_data(self) -> None:
+        """Both ends of each data connection hear a reset; others may be opened at once, and messages pass."""
+
+        def cut() -> None:
+            for link in self._links:
+                if link.carries_data:
+                    link.reset(UP, DOWN)
+
+        self._do(cut)
+
+    def data_links(self) -> int:
+        """How many data connections there have been."""
+        return int(self._do(lambda: sum(link.carries_data for link in self._links)))
 
     def reset(self, end: Direction) -> None:
         """One end of each link hears a reset, the other hears nothing more; another link may be opened at once."""
@@ -182,8 +211,9 @@ class Proxy:
 
     def heal(self) -> None:
         def heal() -> None:
-            self._refuses = False
+            self._refuses = self.refuses_data = False
             self._held.clear()
+            self._holds_data = False
             for link in self._links:
                 link.flush(UP)
                 link.flush(DOWN)

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class NodeRank:
         restart_count: int | None = None,
         node: int | None = None,
     ) -> None:
-        self.name, self.rank, self.world_size = job, rank, world_size
+        self.name, self.rank, self.world_size, self.per_node = job, rank, world_size, per_node
         self.node = rank // per_node if node is None else node
         self.address = nodes.address(self.node)
         self.client = gradsync.connect(self.address, timeout=DEADLINE_S)
@@ -114,12 +114,17 @@ class NodeRank:
             job=job,
             rank=rank,
             world_size=world_size,
+            meshes=self.meshes(),
             restart_count=restart_count,
             local_world_size=per_node,
             coordinator=nodes.coordinator_of(self.node) if isinstance(nodes, Route) else nodes.coordinator,
             timeout=DEADLINE_S,
         )
         self.grads: Any = None
+
+    def meshes(self) -> dict[str, dict[str, int]] | None:
+        """None: one axis, of all ranks."""
+        return None
 
     def declare(self, **options: Any) -> None:
         cut = Tensor("cut", (4 * self.world_size,), local_shape=(4,), placements={"dp": Shard(0)})
@@ -159,13 +164,18 @@ def exact_norm(step: int, world_size: int) -> float:
 
 @contextlib.contextmanager
 def job_over(
-    nodes: Nodes, per_node: int, name: str = "job", route: Route | None = None, restart_count: int | None = None
-) -> Iterator[list[NodeRank]]:
+    nodes: Nodes,
+    per_node: int,
+    name: str = "job",
+    route: Route | None = None,
+    restart_count: int | None = None,
+    kind: Callable[..., Any] = NodeRank,
+) -> Iterator[list[Any]]:
     where = route or Route.over(nodes)
     world_size = per_node * len(where.addresses)
 
-    def attached(rank: int) -> NodeRank:
-        return NodeRank(where, name, rank, per_node, world_size, restart_count)
+    def attached(rank: int) -> Any:
+        return kind(where, name, rank, per_node, world_size, restart_count)
 
     ranks = whole(on_all(range(world_size), attached))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ class RankProcess:
     """`NodeRank` in its process. Its calls wait, as those of a rank in a thread do, and raise what it raises."""
 
     def __init__(
-        self, route: Route, job: str, rank: int, per_node: int, world_size: int, kind: type[NodeRank] = NodeRank
+        self, route: Route, job: str, rank: int, per_node: int, world_size: int, kind: Callable[..., Any] = NodeRank
     ) -> None:
         PROCESSES.set_forkserver_preload(["gradsync", "numpy"])
         self.name, self.rank, self.world_size = job, rank, world_size
@@ -83,7 +84,7 @@ class RankProcess:
 
 
 def _serve(
-    pipe: Connection, kind: type[NodeRank], route: Route, job: str, rank: int, per_node: int, world_size: int
+    pipe: Connection, kind: Callable[..., Any], route: Route, job: str, rank: int, per_node: int, world_size: int
 ) -> None:
     result: Any = None
     try:
