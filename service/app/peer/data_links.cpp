@@ -111,7 +111,7 @@ std::optional<DataVerdict> DataLinks::on_arrived(TimePoint now, net::DataLink li
     note_closed(link, "it is meant for another life of this daemon");
     return std::nullopt;
   }
-  // Of two jobs of that name the later one has it.
+  // Where two jobs have the name, it is the later one's.
   const auto wish = std::find_if(wishes_.rbegin(), wishes_.rend(), [key = key_of(link.hello)](const auto& each) {
     return each.second.key == key;
   });

@@ -18,7 +18,7 @@ struct Overloaded : Cases... {
 template <typename... Cases>
 Overloaded(Cases...) -> Overloaded<Cases...>;
 
-/// Of what comes before it nothing is wanted any more.
+/// Whether what the epoch before wanted is not wanted any more.
 bool ends_epoch(const engine::PeerEvent& event) {
   return std::holds_alternative<engine::PrepareEpoch>(event) || std::holds_alternative<engine::EpochEnded>(event) ||
          std::holds_alternative<engine::EpochRefused>(event);

@@ -2,7 +2,7 @@
 
 #include "base/version.hpp"
 #include "net/data/data_listener.hpp"
-#include "net/http/http_messages.hpp"
+#include "net/data/data_request.hpp"
 #include "net/http/http_rules.hpp"
 #include "net/http/refusals.hpp"
 #include "net/http/websocket_session.hpp"
@@ -18,6 +18,8 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
+#include <boost/beast/http/rfc7230.hpp>
+#include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 #include <boost/beast/websocket/rfc6455.hpp>
 #include <fmt/format.h>
@@ -32,7 +34,58 @@ namespace http = boost::beast::http;
 
 namespace {
 
+using Request = http::request<http::string_body>;
+using Response = http::response<http::string_body>;
+
 constexpr std::size_t kLingerBytes = 64u << 20;
+
+std::string_view view(beast::string_view text) { return {text.data(), text.size()}; }
+
+Response text_response(http::status status, std::string body) {
+  Response response{status, 11};
+  response.set(http::field::content_type, "text/plain; charset=utf-8");
+  response.body() = std::move(body) + "\n";
+  return response;
+}
+
+Response page_response(const HttpReply& page) {
+  Response response{static_cast<http::status>(page.status), 11};
+  response.set(http::field::content_type, page.content_type);
+  response.set(http::field::cache_control, "no-store");
+  response.body() = page.body;
+  return response;
+}
+
+Response refused_response(Refusal refusal) {
+  Response response = text_response(static_cast<http::status>(refusal.status), std::move(refusal.text));
+  if (!refusal.field.empty()) {
+    response.set(refusal.field, refusal.value);
+  }
+  return response;
+}
+
+void set_length(Response& answer, http::verb method) {
+  if (method == http::verb::head) {
+    answer.content_length(answer.body().size());
+    answer.body().clear();
+  } else {
+    answer.prepare_payload();
+  }
+}
+
+/// The request outlives it.
+DataRequest data_request_of(const Request& request, std::size_t bytes_behind) {
+  DataRequest data;
+  data.is_get = request.method() == http::verb::get;
+  data.upgrades = http::token_list{request[http::field::connection]}.exists("upgrade");
+  data.protocol = view(request[http::field::upgrade]);
+  data.bytes_behind = bytes_behind;
+  data.header = [&request](std::string_view name) -> std::optional<std::string_view> {
+    const beast::string_view wanted{name.data(), name.size()};
+    return request.count(wanted) == 1 ? std::optional(view(request[wanted])) : std::nullopt;
+  };
+  return data;
+}
 
 constexpr UpgradePlace kRpcPlace{"/rpc", kSubprotocol, true};
 constexpr UpgradePlace kPeerPlace{"/peer", kPeerSubprotocol};

@@ -162,20 +162,20 @@ def with_layout(layout: Layout) -> type[SyncRank]:
 
 
 class LargeRank(SyncRank):
-    """Of a module, so that a process can have one."""
+    """It has a name in a module, so that a process can have one."""
 
     layout = staticmethod(large)
 
 
 def bits_of(values: Array) -> Array:
-    """Of a bfloat16; the values need no rounding."""
+    """Those of a bfloat16; the values need no rounding."""
     bits: Array = np.ascontiguousarray(values, np.float32).view(np.uint32)
     assert not np.any(bits & 0xFFFF), "not a bfloat16"
     return (bits >> 16).astype(np.uint16).reshape(values.shape)
 
 
 def exact_norm(rank: SyncRank, step: int) -> float:
-    """Of the whole model: each element once."""
+    """The norm of the whole model: each element counts once."""
     total = 0.0
     for part in rank.parts:
         groups: dict[tuple[int, ...], int] = {}
