@@ -149,7 +149,9 @@ engine::PeerEvents PeerPort::choose_role(engine::LocalsChanged changed) {
   } else if (!all_here && !changed.words.known && changed.words.doubt == 0) {
     return {};
   } else if (options_.coordinator.empty()) {
-    return {engine::EpochRefused{no_coordinator(options_.identity)}};
+    engine::PeerEvents refused;
+    refused.push_back(engine::EpochRefused{no_coordinator(options_.identity)});
+    return refused;
   } else {
     member_ = std::make_unique<engine::MemberMachine>(member_options(options_.coordinator), declarations_);
   }

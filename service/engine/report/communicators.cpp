@@ -1,0 +1,135 @@
+#include "engine/report/communicators.hpp"
+
+#include "base/hash.hpp"
+#include "plan/transfer/node_transfer.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+namespace gradsync::engine {
+
+namespace {
+
+constexpr std::size_t kMostListed = 64;
+
+/// The ranks that bring something to each stream.
+std::vector<std::vector<std::int64_t>> ranks_by_stream(const plan::Plan& plan, const plan::BucketTransfer& transfer) {
+  std::vector<std::set<std::int64_t>> found(transfer.streams.size());
+  for (const plan::TransferBlock& block : transfer.blocks) {
+    for (const plan::TransferPiece& piece : transfer.pieces_of(block)) {
+      const plan::PlannedPart& part = plan.tensors[piece.tensor].parts[piece.part];
+      for (const plan::SumMember& source : plan.sums[part.sums][piece.sum].sources) {
+        found[block.stream].insert(source.rank);
+      }
+    }
+  }
+  std::vector<std::vector<std::int64_t>> ranks;
+  for (const std::set<std::int64_t>& each : found) {
+    ranks.emplace_back(each.begin(), each.end());
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::string communicator_name(const std::vector<std::string>& axes, const std::vector<std::int64_t>& ranks) {
+  std::string bytes;
+  for (const std::int64_t rank : ranks) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      bytes += static_cast<char>(static_cast<std::uint64_t>(rank) >> shift & 0xFF);
+    }
+  }
+  return fmt::format("{}:{}", fmt::join(axes, "+"), hex64(hash64(bytes)));
+}
+
+Communicators::Communicators(const plan::Plan& plan, const device::LaneNodes& nodes) {
+  by_bucket_.resize(nodes.transfers.size());
+  for (std::size_t bucket = 0; bucket < nodes.transfers.size(); ++bucket) {
+    const plan::BucketTransfer& transfer = nodes.transfers[bucket];
+    const std::vector<std::size_t> of_stream = take_streams(plan, transfer, nodes.node);
+    const plan::NodeTransfer here = plan::transfer_of_node(transfer, nodes.node);
+    std::vector<Use>& uses = by_bucket_[bucket];
+    const auto use_of = [&](const plan::TransferMessage& message) -> Use& {
+      const std::size_t number = of_stream[transfer.blocks[message.block].stream];
+      const auto found = std::ranges::find(uses, number, &Use::communicator);
+      return found != uses.end() ? *found : uses.emplace_back(Use{number, 0, 0});
+    };
+    for (const plan::TransferMessage& message : here.sends) {
+      use_of(message).sent_bytes += message.bytes;
+    }
+    for (const plan::TransferMessage& message : here.receives) {
+      use_of(message).received_bytes += message.bytes;
+    }
+  }
+}
+
+/// By stream the number of its communicator; that of a stream without this node is not used.
+std::vector<std::size_t> Communicators::take_streams(
+    const plan::Plan& plan, const plan::BucketTransfer& transfer, plan::TransferNode node
+) {
+  std::vector<std::vector<std::int64_t>> ranks = ranks_by_stream(plan, transfer);
+  std::vector<std::size_t> numbers(ranks.size(), all_.size());
+  for (std::size_t stream = 0; stream < ranks.size(); ++stream) {
+    if (std::ranges::binary_search(transfer.streams[stream].sources, node)) {
+      std::string name = communicator_name(plan.buckets[transfer.bucket].axes, ranks[stream]);
+      numbers[stream] = find_or_add(std::move(name), std::move(ranks[stream]));
+    }
+  }
+  return numbers;
+}
+
+std::size_t Communicators::find_or_add(std::string name, std::vector<std::int64_t> ranks) {
+  const auto found = std::ranges::find(all_, name, &Communicator::name);
+  const auto number = static_cast<std::size_t>(found - all_.begin());
+  if (found == all_.end()) {
+    all_.push_back({std::move(name), std::move(ranks)});
+  }
+  return number;
+}
+
+void Communicators::on_reduced(std::uint32_t bucket, TimePoint now) {
+  if (bucket >= by_bucket_.size()) {
+    return;
+  }
+  for (const Use& use : by_bucket_[bucket]) {
+    Communicator& used = all_[use.communicator];
+    used.sent_bytes += use.sent_bytes;
+    used.received_bytes += use.received_bytes;
+    ++used.operations;
+    used.used = now;
+  }
+}
+
+std::uint64_t Communicators::bytes_of(std::uint32_t bucket) const {
+  std::uint64_t bytes = 0;
+  if (bucket < by_bucket_.size()) {
+    for (const Use& use : by_bucket_[bucket]) {
+      bytes += use.sent_bytes + use.received_bytes;
+    }
+  }
+  return bytes;
+}
+
+std::vector<CommunicatorStatus> Communicators::status(std::uint64_t epoch, const char* state, TimePoint now) const {
+  std::vector<CommunicatorStatus> listed;
+  for (std::size_t i = 0; i < std::min(all_.size(), kMostListed); ++i) {
+    const Communicator& one = all_[i];
+    listed.push_back(
+        {one.name,
+         one.ranks,
+         epoch,
+         state,
+         one.sent_bytes,
+         one.received_bytes,
+         one.operations,
+         one.used ? seconds(now - *one.used) : -1}
+    );
+  }
+  return listed;
+}
+
+}  // namespace gradsync::engine

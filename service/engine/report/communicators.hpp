@@ -1,0 +1,73 @@
+#pragma once
+// The groups of ranks whose gradients travel between nodes, as people see them: who brings something to a sum that is
+// on several nodes, and how much went over the connections of this node for it. Groups are those of the plan; nothing
+// is connected for one of them alone.
+
+#include "base/clock.hpp"
+#include "device/lane.hpp"
+#include "plan/plan.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+
+struct CommunicatorStatus {
+  std::string name;                 ///< the axes of its buckets, and 16 hex digits of its ranks
+  std::vector<std::int64_t> ranks;  ///< that bring something, ascending
+  std::uint64_t epoch = 0;
+  std::string state;  ///< "connecting", "idle" or "reducing"
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t operations = 0;  ///< buckets that were reduced
+  double last_use_age_s = -1;    ///< −1: it was not used yet
+};
+
+/// XXH3-64 of the ranks, each as 8 bytes, the lowest first: "dp_replicate+dp_shard:0f3a…".
+[[nodiscard]] std::string communicator_name(
+    const std::vector<std::string>& axes, const std::vector<std::int64_t>& ranks
+);
+
+class Communicators {
+ public:
+  /// None: nothing travels.
+  Communicators() = default;
+  Communicators(const plan::Plan& plan, const device::LaneNodes& nodes);
+
+  /// The lane of this node has reduced the bucket.
+  void on_reduced(std::uint32_t bucket, TimePoint now);
+
+  /// The first 64 of them.
+  [[nodiscard]] std::vector<CommunicatorStatus> status(std::uint64_t epoch, const char* state, TimePoint now) const;
+
+  [[nodiscard]] std::uint64_t bytes_of(std::uint32_t bucket) const;  ///< both ways, in one reduction
+
+ private:
+  struct Communicator {
+    std::string name;
+    std::vector<std::int64_t> ranks;
+    std::uint64_t sent_bytes = 0;
+    std::uint64_t received_bytes = 0;
+    std::uint64_t operations = 0;
+    std::optional<TimePoint> used = {};
+  };
+
+  /// What one reduction of a bucket moves for one of them.
+  struct Use {
+    std::size_t communicator = 0;
+    std::uint64_t sent_bytes = 0;
+    std::uint64_t received_bytes = 0;
+  };
+
+  [[nodiscard]] std::vector<std::size_t> take_streams(
+      const plan::Plan& plan, const plan::BucketTransfer& transfer, plan::TransferNode node
+  );
+  [[nodiscard]] std::size_t find_or_add(std::string name, std::vector<std::int64_t> ranks);
+
+  std::vector<Communicator> all_;
+  std::vector<std::vector<Use>> by_bucket_;
+};
+
+}  // namespace gradsync::engine

@@ -1,0 +1,72 @@
+// Which groups of ranks exchange gradients over nodes, and what one node moves for each, by the sizes of the program.
+
+#include "engine/report/communicators.hpp"
+
+#include "base/hash.hpp"
+#include "engine/peers/sums/node_plan.hpp"
+#include "unit/plan/transfer/transfer_world.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace gradsync::engine {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr TimePoint kNow{std::chrono::seconds(100)};
+
+Communicators of_node(const plan::Plan& plan, const std::vector<NodeNumber>& nodes, NodeNumber node) {
+  return {plan, lane_nodes_of(plan, nodes, node)};
+}
+
+TEST(Communicators, have_the_name_of_their_axes_and_ranks) {
+  std::string bytes(16, '\0');
+  bytes[8] = 2;
+  EXPECT_EQ(communicator_name({"dp"}, {0, 2}), "dp:" + hex64(hash64(bytes)));
+  EXPECT_EQ(communicator_name({"dp_replicate", "dp_shard"}, {0, 2}).substr(0, 22), "dp_replicate+dp_shard:");
+  EXPECT_NE(communicator_name({"dp"}, {0, 1}), communicator_name({"dp"}, {0, 2}));
+}
+
+TEST(Communicators, count_what_the_program_of_the_node_moves) {
+  plan::TransferJob job(plan::mesh({{"dp", 4}}));
+  ASSERT_TRUE(job.add(plan::tensor("w", {100})));
+  const plan::Plan plan = job.plan();
+  Communicators node = of_node(plan, {0, 0, 1, 1}, 0);
+  ASSERT_THAT(node.status(7, "idle", kNow), SizeIs(1));
+  const CommunicatorStatus unused = node.status(7, "idle", kNow)[0];
+  EXPECT_EQ(unused.name, communicator_name({"dp"}, {0, 1, 2, 3}));
+  EXPECT_THAT(unused.ranks, ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(unused.epoch, 7U);
+  EXPECT_EQ(unused.operations, 0U);
+  EXPECT_EQ(unused.last_use_age_s, -1);
+  EXPECT_EQ(node.bytes_of(0), 804U) << "as worked out in docs/adr/0032: 145 and 257 bytes each way";
+  node.on_reduced(0, kNow);
+  node.on_reduced(0, kNow);
+  node.on_reduced(9, kNow);  // no bucket of the plan
+  const CommunicatorStatus used = node.status(7, "reducing", kNow + std::chrono::seconds(3))[0];
+  EXPECT_EQ(used.sent_bytes, 804U);
+  EXPECT_EQ(used.received_bytes, 804U);
+  EXPECT_EQ(used.operations, 2U);
+  EXPECT_EQ(used.last_use_age_s, 3);
+  EXPECT_EQ(used.state, "reducing");
+}
+
+TEST(Communicators, are_those_that_the_node_takes_part_in) {
+  plan::TransferJob job(plan::mesh({{"dp", 3}}));
+  plan::TensorDeclaration all = plan::tensor("all", {64});
+  ASSERT_TRUE(job.add(all));
+  const plan::Plan plan = job.plan();
+  EXPECT_THAT(of_node(plan, {0, 1, 2}, 2).status(1, "idle", kNow), SizeIs(1));
+  EXPECT_THAT(of_node(plan, {0, 0, 0}, 0).status(1, "idle", kNow), IsEmpty()) << "nothing travels";
+  EXPECT_THAT(Communicators().status(1, "idle", kNow), IsEmpty());
+}
+
+}  // namespace
+}  // namespace gradsync::engine
