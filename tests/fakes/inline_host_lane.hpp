@@ -13,7 +13,7 @@ namespace gradsync::fakes {
 
 class InlineHostLane : public device::Lane {
  public:
-  explicit InlineHostLane(device::MakeWire make_wire = {}) {
+  explicit InlineHostLane(device::MakeWire make_wire = device::make_socket_wire) {
     lane_.emplace(device::HostLaneOptions{2, std::move(make_wire)}, [this](device::LaneReport report) {
       const std::lock_guard lock(mutex_);
       reports_.push_back(std::move(report));

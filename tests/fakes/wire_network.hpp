@@ -39,10 +39,10 @@ class WireNetwork {
     const std::lock_guard lock(mutex_);
     auto [partials_a, partials_b] = pair();
     auto [results_a, results_b] = pair();
-    return {
-        {b, std::move(partials_a), std::move(results_a)},
-        {a, std::move(partials_b), std::move(results_b)},
-    };
+    return std::pair(
+        device::NodeConnection{b, std::move(partials_a), std::move(results_a)},
+        device::NodeConnection{a, std::move(partials_b), std::move(results_b)}
+    );
   }
 
   /// For the lanes of all nodes alike.

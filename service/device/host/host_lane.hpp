@@ -10,7 +10,7 @@ namespace gradsync::device {
 struct HostLaneOptions {
   int threads =
       0;  ///< that may be busy, the lane's own included; 0: the smaller of the affinity mask and the cgroup's CPUs
-  MakeWire make_wire = {};  ///< between nodes
+  MakeWire make_wire = make_socket_wire;  ///< to other nodes
 };
 
 class HostLane final : public Lane {

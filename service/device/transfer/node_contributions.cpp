@@ -30,16 +30,19 @@ void forget_sums(LoadedPlan& plan, std::uint32_t bucket) {
 }
 
 void find_contributors_here(LoadedPlan& plan, std::uint32_t tensor) {
+  const LaneTensor& of = plan.layout().tensors[tensor];
   bool present = false;
-  for_each_part(plan, tensor, [&](std::uint32_t part, const std::vector<LaneSum>& sums) {
+  for (std::uint32_t part = of.first_part; part < of.first_part + of.parts; ++part) {
+    const LanePart& held = plan.layout().parts[part];
+    const std::vector<LaneSum>& sums = plan.sums_of(held);
     const auto counted = std::ranges::find_if(sums, [&](const LaneSum& sum) { return plan.contributed(tensor, sum); });
     present = present || counted != sums.end();
-    if (plan.nodes()->all_here[plan.layout().parts[part].sums]) {
+    if (plan.nodes()->all_here[held.sums]) {
       plan.attempt().parts[part].counted_sum = static_cast<std::uint32_t>(counted - sums.begin());
     }
-  });
+  }
   plan.attempt().tensors[tensor].absent = !present;
-  for (const std::uint32_t copy : plan.layout().tensors[tensor].copies) {
+  for (const std::uint32_t copy : of.copies) {
     plan.attempt().tensors[copy].absent = !present;
   }
 }

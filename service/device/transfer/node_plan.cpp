@@ -60,7 +60,7 @@ void number_sums(const LanePlan& layout, NodePlan& made) {
     for (const LaneSum& sum : layout.sums[part.sums]) {
       for (const LaneMember& source : sum.sources) {
         const LaneTensor& tensor = layout.tensors[part.tensor];
-        made.has_input[source.copy == 0 ? part.tensor : tensor.copies[source.copy - 1]] = part.elements != 0;
+        made.has_input[source.copy == 0 ? part.tensor : tensor.copies[source.copy - 1]] = true;
       }
     }
   }

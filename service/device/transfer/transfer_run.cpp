@@ -127,6 +127,15 @@ bool TransferRun::advance() {
   if (cancel_.load(std::memory_order_relaxed) || reductions_.empty()) {
     return false;
   }
+  try {
+    return go_on();
+  } catch (const std::exception& error) {  // memory ran out, or the wire refuses what the program says
+    fail_all({error.what(), {}}, std::nullopt);
+    return false;
+  }
+}
+
+bool TransferRun::go_on() {
   const auto start = std::chrono::steady_clock::now();
   take_messages();
   release();
@@ -149,14 +158,15 @@ bool TransferRun::advance() {
   release();
   finish_reductions();
   if (const std::optional<WireFault> fault = wire_ ? wire_->fault() : std::nullopt) {
-    end_all({fault->message, fault->peer}, std::nullopt);
+    // The connections stay open until the attempt is aborted: their ends would be taken for faults of this node.
+    fail_all({fault->message, fault->peer}, std::nullopt);
     return false;
   }
   return worked && busy();
 }
 
 void TransferRun::take_messages() {
-  if (!wire_) {
+  if (!wire_ || lost_) {
     return;
   }
   done_.clear();
@@ -382,13 +392,16 @@ void TransferRun::abort(Tag tag) {
   if (!concerned && last_tag_ && tag < *last_tag_) {
     return;  // it is over
   }
-  end_all({fmt::format("attempt {} was aborted, and its connections were closed", tag), {}}, tag);
+  wire_.reset();
+  fail_all({fmt::format("attempt {} was aborted, and its connections were closed", tag), {}}, tag);
 }
 
-void TransferRun::give_up() { end_all({"the lane ends, and waits for no other node", {}}, std::nullopt); }
-
-void TransferRun::end_all(Lost lost, std::optional<Tag> aborted) {
+void TransferRun::give_up() {
   wire_.reset();
+  fail_all({"the lane ends, and waits for no other node", {}}, std::nullopt);
+}
+
+void TransferRun::fail_all(Lost lost, std::optional<Tag> aborted) {
   lost_ = lost_ ? std::move(lost_) : std::move(lost);
   arrived_.clear();
   works_.clear();

@@ -8,8 +8,8 @@
 // that it owns in that order, so every connection carries its messages in the order in which its other end wants them.
 // Reports come in the order of the commands. No bit of a result depends on when a message came.
 //
-// After a fault of the wire, or an abort of an attempt, there is no wire any more: what is under way fails, and every
-// later reduction of what travels.
+// After a fault of the wire, or an abort of an attempt, nothing of the plan travels any more: what is under way fails,
+// and every later reduction of what travels.
 
 #include "device/host/worker_pool.hpp"
 #include "device/lane.hpp"
@@ -95,6 +95,7 @@ class TransferRun {
     std::uint32_t block = 0;
   };
 
+  bool go_on();
   void check_wire(const ReduceBucket& command) const;
   void take_messages();
   void note(const WireDone& done);
@@ -109,7 +110,7 @@ class TransferRun {
   void release();
   void finish_reductions();
   void finish(Reduction& reduction);
-  void end_all(Lost lost, std::optional<Tag> aborted);
+  void fail_all(Lost lost, std::optional<Tag> aborted);
   [[nodiscard]] const plan::BucketTransfer& transfer_of(const Reduction& reduction) const;
 
   LoadedPlan& plan_;
@@ -123,7 +124,7 @@ class TransferRun {
   std::vector<LaneReport> reports_;
   BlockPass pass_;
   std::optional<Tag> last_tag_;
-  std::optional<Lost> lost_;  ///< why there is no wire any more
+  std::optional<Lost> lost_;  ///< why nothing travels any more
   Staging staging_;
   std::unique_ptr<Wire> wire_;  ///< last: it uses the staging memory
 };

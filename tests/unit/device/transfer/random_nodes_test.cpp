@@ -1,0 +1,220 @@
+// Random jobs over two to five nodes: real lanes with threads of their own, wires in between, and what plain loops over
+// all ranks leave in every byte of memory.
+
+#include "unit/device/random_job.hpp"
+#include "unit/device/transfer/node_world.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace gradsync::device {
+namespace {
+
+/// Where the norm would leave a part out, whichever node knows it.
+bool is_counted(const ShardedJob& job, const UnusedSet& unused, const NodeOfRank& node_of_rank) {
+  for (const LanePart& part : job.layout.parts) {
+    const std::vector<LaneSum>& sums = job.layout.sums[part.sums];
+    std::set<plan::TransferNode> nodes;
+    std::vector<bool> contributed;
+    for (const LaneSum& sum : sums) {
+      contributed.push_back(std::ranges::any_of(sum.sources, [&](const LaneMember& source) {
+        return !unused.contains({part.tensor + source.copy, source.rank});
+      }));
+      for (const LaneMember& source : sum.sources) {
+        nodes.insert(node_of_rank[source.rank]);
+      }
+    }
+    if (part.elements != 0 && nodes.size() > 1 && !contributed[0] && std::ranges::count(contributed, true) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+NodeOfRank random_nodes(std::size_t ranks, std::mt19937_64& random) {
+  const std::size_t nodes = std::min<std::size_t>(2 + random() % 4, ranks);
+  NodeOfRank node_of_rank;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    node_of_rank.push_back(static_cast<plan::TransferNode>(rank < nodes ? rank : random() % nodes));
+  }
+  std::ranges::shuffle(node_of_rank, random);
+  return node_of_rank;
+}
+
+NodeWorldOptions random_options(std::mt19937_64& random, bool sockets) {
+  NodeWorldOptions options;
+  options.sockets = sockets;
+  options.threads = 1 + static_cast<int>(random() % 3);
+  options.transfer.block_bytes = std::uint64_t{64} << random() % 12;
+  options.transfer.staging_bytes = std::uint64_t{16'384} << random() % 3 * 4;
+  options.transfer.partial_sums = random() % 4 == 0 ? plan::PartialSums::BFloat16 : plan::PartialSums::Exact;
+  return options;
+}
+
+/// How much of what was tested: where there is little of it, little is.
+struct Seen {
+  int worlds = 0;
+  int travelled = 0;
+  int absent = 0;
+  int missing = 0;
+  int refused = 0;
+};
+
+void expect_step_of_nodes(NodeWorld& world, Tag tag, const UnusedSet& unused, Seen& seen) {
+  const bool counted = is_counted(world.job, unused, world.node_of_rank);
+  ShardedOracle oracle(world.job, unused);
+  const NodesSaid said = world.step(tag, unused);
+  if (!said.failed.empty()) {
+    EXPECT_FALSE(counted) << said.failed.front().message;
+    EXPECT_FALSE(said.failed.front().wire_lost);
+    ++seen.refused;
+    return;
+  }
+  seen.absent += said.absent.empty() ? 0 : 1;
+  seen.missing += said.missing.empty() ? 0 : 1;
+  EXPECT_EQ(said.absent, oracle.absent);
+  if (counted) {
+    EXPECT_NEAR(said.norm, oracle.norm(), 1e-12 * oracle.norm());
+    EXPECT_EQ(said.cells.counted_elements, oracle.counted_elements);
+  }
+  for (const auto& [tensor, ranks] : said.missing) {
+    EXPECT_TRUE(std::ranges::includes(oracle.missing[tensor], ranks)) << "tensor " << tensor;
+  }
+  EXPECT_TRUE(said.nonfinite.empty());
+  oracle.multiply(said.outcomes);
+  EXPECT_TRUE(world.memory() == oracle.arenas) << "memory";
+}
+
+/// Half of the worlds over sockets, so that they run beside each other.
+class RandomNodes : public testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Wires, RandomNodes, testing::Bool());
+
+TEST_P(RandomNodes, leave_in_every_byte_what_one_lane_leaves) {
+  Seen seen;
+  for (std::uint64_t seed = GetParam() ? 1000 : 1; seen.worlds < 120; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomJob random(seed);
+    ShardedJob job = random.make();
+    if (job.layout.world_size == 1) {
+      continue;
+    }
+    job.load();
+    const auto ranks = static_cast<std::size_t>(job.layout.world_size);
+    NodeWorld world(job, random_nodes(ranks, random.random()), random_options(random.random(), GetParam()));
+    ++seen.worlds;
+    seen.travelled += world.links().empty() ? 0 : 1;
+    for (Tag tag = 1; tag <= 3; ++tag) {
+      job.fill(random.random());
+      world.max_norm = tag == 1 ? std::optional<double>() : 0.75;
+      expect_step_of_nodes(world, tag, tag == 3 ? UnusedSet() : random.unused(job), seen);
+    }
+    if (HasFailure()) {
+      return;
+    }
+  }
+  EXPECT_GT(seen.travelled, 60);
+  EXPECT_GT(seen.absent, 10);
+  EXPECT_GT(seen.missing, 5);
+  EXPECT_GT(seen.refused, 3);
+}
+
+double unit_of(plan::DType dtype) {
+  switch (dtype) {
+    case plan::DType::Float64:
+      return 0x1p-53;
+    case plan::DType::Float32:
+      return 0x1p-24;
+    case plan::DType::BFloat16:
+      return 0x1p-8;
+    default:
+      return 0x1p-11;
+  }
+}
+
+void fill_with_fractions(ShardedJob& job, std::mt19937_64& random) {
+  job.for_each_source([&](std::uint32_t rank, std::uint32_t memory, std::uint64_t elements) {
+    for (std::uint64_t i = 0; i < elements; ++i) {
+      job.set(rank, memory, i, (static_cast<double>(random() >> 11) * 0x1p-53 - 0.5) * 4);
+    }
+  });
+}
+
+/// How far any order of additions of values below 2 may be from their sum, where it is rounded to 16 bits as well.
+double bound_of(const ShardedJob& job, std::uint32_t memory, std::size_t terms) {
+  const plan::DType dtype = job.dtype_of(memory);
+  const double sum = dtype == plan::DType::Float64 ? 0x1p-53 : 0x1p-24;
+  const double size = 2.0 * static_cast<double>(terms) / job.layout.buckets[job.layout.tensors[memory].bucket].divisor;
+  return 1.1 * size * (static_cast<double>(terms + 1) * sum + unit_of(dtype)) + 0x1p-24;
+}
+
+void expect_equal_destinations(const ShardedJob& job, const std::vector<std::vector<std::byte>>& memory) {
+  for (const LanePart& part : job.layout.parts) {
+    for (const LaneSum& sum : job.layout.sums[part.sums]) {
+      const auto bytes_of = [&](const LaneMember& member) {
+        const std::uint32_t of = part.tensor + member.copy;
+        const std::byte* begin = memory[member.rank].data() + job.arena(member.rank).output[of];
+        return std::vector<std::byte>(begin, begin + part.elements * plan::size_of(job.dtype_of(of)));
+      };
+      for (const LaneMember& destination : sum.destinations) {
+        if (part.elements != 0) {
+          EXPECT_TRUE(bytes_of(destination) == bytes_of(sum.destinations.front())) << "tensor " << part.tensor;
+        }
+      }
+    }
+  }
+}
+
+void expect_near_plain_sums(const ShardedJob& job, const std::vector<std::vector<std::byte>>& memory) {
+  const ShardedOracle oracle(job, {});
+  for (const LanePart& part : job.layout.parts) {
+    for (const LaneSum& sum : job.layout.sums[part.sums]) {
+      for (const LaneMember& destination : sum.destinations) {
+        const std::uint32_t of = part.tensor + destination.copy;
+        const std::uint64_t offset = job.arena(destination.rank).output[of];
+        const double bound = bound_of(job, of, sum.sources.size());
+        for (std::uint64_t i = 0; i < part.elements; ++i) {
+          const double plain = job.read(oracle.arenas[destination.rank], offset, of, i);
+          ASSERT_NEAR(job.read(memory[destination.rank], offset, of, i), plain, bound) << "tensor " << of;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RandomNodes, leave_equal_bits_on_every_destination_whatever_comes_first) {
+  int compared = 0;
+  for (std::uint64_t seed = GetParam() ? 3000 : 2000; compared < 25; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomJob random(seed);
+    ShardedJob job = random.make();
+    if (job.layout.world_size == 1) {
+      continue;
+    }
+    job.load();
+    ++compared;
+    fill_with_fractions(job, random.random());
+    const auto ranks = static_cast<std::size_t>(job.layout.world_size);
+    const NodeOfRank node_of_rank = random_nodes(ranks, random.random());
+    NodeWorldOptions options = random_options(random.random(), GetParam());
+    options.transfer.partial_sums = plan::PartialSums::Exact;
+    NodeWorld world(job, node_of_rank, options);
+    options.threads = 4 - options.threads;
+    options.sockets = !options.sockets;
+    NodeWorld other(job, node_of_rank, options);
+    const NodesSaid said = world.step(1);
+    expect_equal_destinations(job, world.memory());
+    expect_near_plain_sums(job, world.memory());
+    const NodesSaid again = other.step(1);
+    EXPECT_TRUE(world.memory() == other.memory()) << "bits depend on threads or on what came first";
+    EXPECT_EQ(std::memcmp(&said.norm, &again.norm, sizeof(double)), 0);
+    EXPECT_EQ(said.cells.counted_elements, again.cells.counted_elements);
+    if (HasFailure()) {
+      return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace gradsync::device
