@@ -135,6 +135,9 @@ void begin_scaling(LoadedPlan& plan, const ScaleGradients& command) {
   check_reduced(plan, command.tag, command.buckets);
   check_measured(plan.attempt().measured, command.tag);
   check_outcomes(command, plan.layout().clip_groups);
+  if (!std::is_sorted(command.absent.begin(), command.absent.end())) {
+    throw DeviceError("the tensors that are absent on every node have to ascend");
+  }
   plan.attempt().applied = command.tag;
 }
 

@@ -1,0 +1,209 @@
+// What nodes find in gradients that travel, and the order of their additions.
+
+#include "unit/device/transfer/node_world.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace gradsync::device {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Pair;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+const NodeOfRank kTwoNodes = {0, 0, 1, 1};
+
+ShardedJob job_of(plan::DType dtype, double p, const std::vector<ShardedTensor>& tensors) {
+  ShardedJob job(4, p);
+  job.add_bucket(dtype, 4.0);
+  for (const ShardedTensor& tensor : tensors) {
+    job.add(tensor);
+  }
+  job.load();
+  std::mt19937_64 random(1);
+  job.fill(random);
+  return job;
+}
+
+void fill(ShardedJob& job, double value) {
+  job.for_each_source([&](std::uint32_t rank, std::uint32_t memory, std::uint64_t elements) {
+    for (std::uint64_t i = 0; i < elements; ++i) {
+      job.set(rank, memory, i, value);
+    }
+  });
+}
+
+TEST(NodeFindings, ranks_are_added_in_order_on_each_node_and_then_nodes_are) {
+  ShardedJob job(6);
+  job.add_bucket(plan::DType::Float32, 3.0);
+  job.add(replicated({500}, {{0, 1, 2, 3, 4, 5}}));
+  job.load();
+  const NodeOfRank node_of_rank = {2, 0, 1, 0, 1, 2};
+  std::mt19937_64 random(3);
+  std::vector<std::vector<float>> inputs(6, std::vector<float>(500));
+  for (std::uint32_t rank = 0; rank < 6; ++rank) {
+    for (std::uint64_t i = 0; i < 500; ++i) {
+      inputs[rank][i] = std::ldexp(static_cast<float>(random() % 20'000'000) - 1e7F, static_cast<int>(random() % 20));
+      job.set(rank, 0, i, inputs[rank][i]);
+    }
+  }
+  for (const plan::PartialSums sums : {plan::PartialSums::Exact, plan::PartialSums::BFloat16}) {
+    NodeWorldOptions options;
+    options.transfer.block_bytes = 512;
+    options.transfer.partial_sums = sums;
+    NodeWorld world(job, node_of_rank, options);
+    const std::vector<plan::BucketTransfer> programs = transfers_of(job.layout, node_of_rank, options.transfer);
+    world.step(1);
+    for (const plan::TransferBlock& block : programs[0].blocks) {
+      const plan::TransferPiece& piece = programs[0].pieces_of(block)[0];
+      for (std::uint64_t i = piece.first; i < piece.first + piece.elements; ++i) {
+        float partials[] = {inputs[1][i] + inputs[3][i], inputs[2][i] + inputs[4][i], inputs[0][i] + inputs[5][i]};
+        for (plan::TransferNode node = 0; node < 3 && sums == plan::PartialSums::BFloat16; ++node) {
+          if (node != block.owner) {
+            partials[node] = arithmetic::bfloat16_to_float(arithmetic::float_to_bfloat16(partials[node]));
+          }
+        }
+        const float expected = (partials[0] + partials[1] + partials[2]) / 3.0F;
+        for (std::uint32_t rank = 0; rank < 6; ++rank) {
+          ASSERT_EQ(world.arenas[rank].at<float>(job.arena(rank).output[0])[i], expected)
+              << i << " of owner " << block.owner << " on rank " << rank;
+        }
+      }
+    }
+  }
+}
+
+TEST(NodeFindings, values_that_are_not_finite_are_found_with_their_ranks_and_counted_once) {
+  for (const plan::DType dtype :
+       {plan::DType::Float32, plan::DType::Float64, plan::DType::BFloat16, plan::DType::Float16}) {
+    ShardedJob job = job_of(dtype, 2, {replicated({40'000}, {{0, 1, 2, 3}}), replicated({10}, {{0, 1}, {2, 3}})});
+    job.set(1, 0, 5, kNaN);
+    job.set(1, 0, 39'999, kInfinity);
+    job.set(3, 0, 39'999, -kInfinity);
+    NodeWorld world(job, kTwoNodes);
+    const NodesSaid said = world.measure(1);
+    EXPECT_TRUE(std::isnan(said.norm));
+    EXPECT_THAT(said.nonfinite, ElementsAre(Pair(0U, 2U)));
+    EXPECT_THAT(said.nonfinite_of_ranks, ElementsAre(Pair(Pair(0U, 1), 2U), Pair(Pair(0U, 3), 1U)));
+    job.set(1, 0, 5, 1);
+    job.set(1, 0, 39'999, 1);
+    job.set(3, 0, 39'999, 1);
+    const NodesSaid next = world.measure(2);
+    EXPECT_TRUE(std::isfinite(next.norm));
+    EXPECT_THAT(next.nonfinite, IsEmpty());
+  }
+}
+
+TEST(NodeFindings, a_value_of_a_replica_that_the_norm_does_not_count_makes_it_infinite) {
+  // The first sum is of nodes 0 and 1, the second of ranks on both nodes too, and alone has the value.
+  ShardedJob job = job_of(plan::DType::Float32, 2, {replicated({100}, {{0, 2}, {1, 3}})});
+  job.set(3, 0, 50, kInfinity);
+  NodeWorld world(job, kTwoNodes);
+  const NodesSaid said = world.measure(1);
+  EXPECT_TRUE(std::isinf(said.norm));
+  EXPECT_EQ(said.cells.counted_elements, 100U);
+  EXPECT_THAT(said.nonfinite_of_ranks, ElementsAre(Pair(Pair(0U, 3), 1U)));
+}
+
+TEST(NodeFindings, sums_whose_powers_leave_the_doubles_are_taken_again_where_they_are) {
+  for (const double value : {1e200, 1e-200}) {
+    for (const double p : {1.0, 2.0, 3.5}) {
+      ShardedJob job =
+          job_of(plan::DType::Float64, p, {replicated({1000}, {{0, 1, 2, 3}}), replicated({10}, {{0}, {1}, {2}, {3}})});
+      fill(job, value);
+      NodeWorld world(job, kTwoNodes);
+      world.max_norm = value;
+      const NodesSaid said = world.step(1);
+      const double expected = value * std::pow(1000 + 10 * std::pow(0.25, p), 1 / p);
+      EXPECT_NEAR(said.norm / expected, 1, 1e-12) << value << " p " << p;
+      EXPECT_TRUE(said.outcomes[0].multiply);
+      EXPECT_NEAR(world.arenas[3].at<double>(job.arena(3).output[0])[999], value / expected * value, value * 1e-9);
+    }
+  }
+}
+
+TEST(NodeFindings, the_largest_value_is_the_norm_without_a_power) {
+  ShardedJob job = job_of(plan::DType::Float16, kInfinity, {replicated({3000}, {{0, 1, 2, 3}})});
+  fill(job, 1);
+  job.set(2, 0, 2999, -41);
+  NodeWorld world(job, kTwoNodes);
+  EXPECT_EQ(world.measure(1).norm, 9.5);
+}
+
+TEST(NodeFindings, copies_on_one_node_that_differ_are_found_there) {
+  ShardedJob job =
+      job_of(plan::DType::Float32, 2, {replicated({64}, {{0, 2}, {1, 3}}), replicated({64}, {{0, 2}, {1, 3}})});
+  fill(job, 1);
+  job.set(3, 0, 63, 2);
+  NodeWorld world(job, kTwoNodes);
+  const NodesSaid said = world.measure(1);
+  EXPECT_THAT(said.divergence, ElementsAre(Pair(0U, ElementsAre(1, 3))));
+}
+
+TEST(NodeFindings, a_sum_that_nobody_contributed_to_is_zero_where_another_of_the_tensor_is_not) {
+  // Two parts, each summed by all ranks of one node or of both.
+  ShardedTensor tensor;
+  tensor.shape = {4, 8};
+  tensor.parts = {
+      {slice({4, 8}, 0, {2, 2}, 0), {sum_to({0, 2}, {0, 2})}}, {slice({4, 8}, 0, {2, 2}, 1), {sum_to({1, 3}, {1, 3})}}};
+  ShardedJob job = job_of(plan::DType::Float32, 2, {tensor});
+  fill(job, 4);
+  NodeWorld world(job, kTwoNodes);
+  const NodesSaid said = world.step(1, {{0, 1}, {0, 3}});
+  EXPECT_THAT(said.absent, IsEmpty());
+  EXPECT_THAT(said.missing, ElementsAre(Pair(0U, ElementsAre(1, 3))));
+  EXPECT_EQ(said.cells.counted_elements, 16U);
+  const ShardedOracle oracle(job, {{0, 1}, {0, 3}});
+  EXPECT_TRUE(world.memory() == oracle.arenas);
+  EXPECT_THAT(world.step(2, {{0, 0}, {0, 1}, {0, 2}, {0, 3}}).absent, ElementsAre(0U));
+  EXPECT_TRUE(world.memory() == job.arenas) << "what nobody used is neither read nor written";
+}
+
+TEST(NodeFindings, a_part_that_would_be_left_out_of_the_norm_fails_with_its_tensor) {
+  ShardedJob job =
+      job_of(plan::DType::Float32, 2, {replicated({10}, {{0, 1, 2, 3}}), replicated({64}, {{0, 2}, {1, 3}})});
+  NodeWorld world(job, kTwoNodes);
+  const NodesSaid said = world.measure(1, {{1, 0}, {1, 2}});
+  ASSERT_EQ(said.failed.size(), 2U);
+  EXPECT_THAT(said.failed[0].message, HasSubstr("tensor 1"));
+  EXPECT_FALSE(said.failed[0].hint.empty());
+  EXPECT_TRUE(world.measure(2).failed.empty()) << "the next attempt is whole";
+}
+
+TEST(NodeFindings, a_failed_group_is_set_to_zero_and_a_skipped_step_is_left_alone) {
+  ShardedJob job = job_of(plan::DType::BFloat16, 2, {replicated({70}, {{0, 1, 2, 3}})});
+  NodeWorld world(job, kTwoNodes);
+  ShardedOracle oracle(job, {});
+  NodesSaid said = world.measure(1);
+  plan::ClipOutcome skip;
+  skip.action = plan::StepAction::Skip;
+  skip.multiply = true;
+  skip.multiplier = 0.5;
+  for (plan::TransferNode node = 0; node < 2; ++node) {
+    world.submit(node, ScaleGradients{NodeWorld::kPlan, 1, {skip}, {}, {}});
+    world.expect<Scaled>(node);
+  }
+  EXPECT_TRUE(world.memory() == oracle.arenas);
+  plan::ClipOutcome zero;
+  zero.action = plan::StepAction::Zero;
+  said = world.measure(2);
+  for (plan::TransferNode node = 0; node < 2; ++node) {
+    world.submit(node, ScaleGradients{NodeWorld::kPlan, 2, {zero}, {}, {}});
+    world.expect<Scaled>(node);
+  }
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    const auto* values = world.arenas[rank].at<std::uint16_t>(job.arena(rank).output[0]);
+    EXPECT_TRUE(std::all_of(values, values + 70, [](std::uint16_t bits) { return bits == 0; }));
+  }
+}
+
+}  // namespace
+}  // namespace gradsync::device
