@@ -29,6 +29,7 @@ from plan import PLAN
 from policy import POLICY
 from restart import RESTART
 from sync import SYNC
+from travel import TRAVEL
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
@@ -47,6 +48,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *GPU,
     *IMPORT,
     *NODES,
+    *TRAVEL,
     *DEFER,
 )
 
@@ -115,6 +117,16 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
             unit(
                 "engine_tests",
                 "--gtest_filter=Member*:Coordinator*:*LinkedMachines*:VerdictOf*:StepsOver*:Comparison*:CopiesOfNodes*:*NodeSums*",
+            ),
+        ),
+    ),
+    "travel": (
+        Check(
+            "engine_tests",
+            unit(
+                "engine_tests",
+                "--gtest_filter=*LocalSeats*:MemberAttempt*:CoordinatorAttempt*:NodeSums*:Planner*:*ArenaOverNodes*:"
+                "*LinkedMachines*",
             ),
         ),
     ),

@@ -134,8 +134,8 @@ SYNC = (
         "everyone-is-waited-for",
         "A bucket waits for ranks that hold nothing of it.",
         "engine/step/step_machine.cpp",
-        "      if (!ranks_[seat].ready[bucket] && !ranks_[seat].ask && holds(seat, bucket)) {",
-        "      if (!ranks_[seat].ready[bucket] && !ranks_[seat].ask) {",
+        "    if (holder && !ranks_[seat].ready[bucket] && !ranks_[seat].ask) {",
+        "    if (!ranks_[seat].ready[bucket] && !ranks_[seat].ask) {",
     ),
     sync(
         "rows-taken-for-tensors",

@@ -341,6 +341,9 @@ class LinkedEngines {
   /// They are not made at all, once.
   void fail_data(std::size_t node) { nodes_[node]->data_fails = true; }
 
+  /// Something late that the port of the node's job says.
+  void tell(std::size_t node, PeerEvent event) { nodes_[node]->tell(nodes_[node]->job(), one(std::move(event))); }
+
   /// What the node sends waits.
   void hold_messages(std::size_t node, bool held) { nodes_[node]->messages_held = held; }
 

@@ -448,10 +448,18 @@ TEST_P(ArenaOverNodes, connections_that_come_when_their_epoch_is_over_are_closed
   all().hold_data(0, false);
   all().pump();
   EXPECT_FALSE(lane(0).connected());
+  all().hold_data(0, true);
   all().attach(3);
   all().declare(3, world_->declaration(3, kNoClip));
   all().pump();
-  start();
+  all().tell(0, LinksReady{1, {}});
+  all().tell(0, LinksFailed{1, make_error(ErrorCode::NodeRefused, "of the epoch before")});
+  all().pump();
+  EXPECT_FALSE(lane(0).connected());
+  EXPECT_FALSE(all().refusal(0));
+  all().hold_data(0, false);
+  all().pump();
+  expect_declared();
   write(1);
   expect_done(finish_all(0));
 }
