@@ -9,7 +9,7 @@
 #include "engine/peers/member_machine.hpp"
 #include "fakes/inline_planner.hpp"
 #include "fakes/wire_network.hpp"
-#include "unit/engine/peers/node_lanes.hpp"
+#include "unit/engine/peers/node_lane.hpp"
 
 #include <gtest/gtest.h>
 
@@ -171,12 +171,10 @@ class LinkedEngines {
     std::optional<Error> error;
   };
 
-  LinkedEngines(
-      std::size_t nodes, std::int64_t per_node, EngineOptions options = {}, const MakeNodeLane& lane = host_node_lane
-  )
+  LinkedEngines(std::size_t nodes, std::int64_t per_node, EngineOptions options = {})
       : world_(static_cast<std::int64_t>(nodes) * per_node), per_node_(per_node) {
     for (std::size_t node = 0; node < nodes; ++node) {
-      nodes_.push_back(std::make_unique<Node>(*this, node, options, lane(network_)));
+      nodes_.push_back(std::make_unique<Node>(*this, node, options));
     }
     for (std::int64_t rank = 0; rank < world_; ++rank) {
       attach(rank);
@@ -333,7 +331,7 @@ class LinkedEngines {
 
   [[nodiscard]] fakes::WireNetwork& network() { return network_; }
 
-  [[nodiscard]] NodeLane& lane(std::size_t node) { return *nodes_[node]->lane; }
+  [[nodiscard]] NodeLane& lane(std::size_t node) { return nodes_[node]->lane; }
 
   /// The data connections that it wants are not made before it is let go.
   void hold_data(std::size_t node, bool held) { nodes_[node]->data_held = held; }
@@ -426,10 +424,10 @@ class LinkedEngines {
   }
 
   struct Node {
-    Node(LinkedEngines& all, std::size_t place, EngineOptions options, std::unique_ptr<NodeLane> made)
+    Node(LinkedEngines& all, std::size_t place, EngineOptions options)
         : index(place),
-          lane(std::move(made)),
-          engine(with_port(all, place, std::move(options)), Lanes(*lane), planner, nullptr, metrics) {
+          lane(all.network_),
+          engine(with_port(all, place, std::move(options)), Lanes(lane), planner, nullptr, metrics) {
       engine.advance(all.now_);
     }
 
@@ -472,7 +470,7 @@ class LinkedEngines {
     [[nodiscard]] JobNumber job() const { return ports.empty() ? 0 : ports.rbegin()->first; }
 
     std::size_t index;
-    std::unique_ptr<NodeLane> lane;
+    NodeLane lane;
     fakes::InlinePlanner planner;
     prometheus::Registry registry;
     EngineMetrics metrics{registry};
@@ -522,7 +520,7 @@ class LinkedEngines {
       return true;
     }
     device::LaneReport report;
-    if (!node.lane_held && node.lane->wait_report(report)) {
+    if (!node.lane_held && node.lane.wait_report(report)) {
       node.engine.on_lane_report(device::kHostLane, std::move(report));
       return true;
     }

@@ -100,7 +100,6 @@ void LinkedMachines::on_data(std::size_t index, const OpenDataLinks& open) {
   if (disturbed_ && one_in(8)) {
     local(index, LocalsLeft{make_error(ErrorCode::NodeRefused, "no data connection")});
     local(index, locals(index));
-    on_epoch_over(index);
   } else {
     say_connected(index, open.epoch);
   }

@@ -18,11 +18,11 @@ namespace {
 
 class RandomArena {
  public:
-  RandomArena(std::uint64_t seed, const LaneKind& lanes)
+  explicit RandomArena(std::uint64_t seed)
       : random_(seed),
         nodes_(2 + below(3)),
         world_(static_cast<std::int64_t>(nodes_), static_cast<std::int64_t>(1 + below(2))),
-        all_(nodes_, world_.world() / static_cast<std::int64_t>(nodes_), small_buckets(), lanes.make),
+        all_(nodes_, world_.world() / static_cast<std::int64_t>(nodes_), small_buckets()),
         members_(static_cast<std::size_t>(world_.world())) {}
 
   void disturb() {
@@ -57,7 +57,7 @@ class RandomArena {
       case 7:
         if (below(4) == 0) {
           const auto number = static_cast<plan::TransferNode>(node);
-          lane(node).break_wire(number, static_cast<plan::TransferNode>((node + 1 + below(nodes_ - 1)) % nodes_));
+          all_.network().cut(number, static_cast<plan::TransferNode>((node + 1 + below(nodes_ - 1)) % nodes_));
         }
         break;
       case 8:
@@ -232,7 +232,7 @@ class RandomArena {
     Contribution& given = given_[word][rank];
     given = {static_cast<std::int64_t>(below(1000)), {}};
     for (const ArenaWorld::Tensor& tensor : world_.tensors()) {
-      if (below(4) == 0) {
+      if (below(4) == 0 && tensor.name != "copies") {  // which the norm may have to count
         given.unused.insert(tensor.name);
       }
     }
@@ -329,15 +329,13 @@ class RandomArena {
   std::size_t compared_ = 0;
 };
 
-class ArenaOverNodesRandom : public testing::TestWithParam<LaneKind> {};
-
-TEST_P(ArenaOverNodesRandom, have_one_verdict_and_the_sums_of_every_rank_and_go_on_when_the_faults_stop) {
+TEST(ArenaOverNodesRandom, have_one_verdict_and_the_sums_of_every_rank_and_go_on_when_the_faults_stop) {
   std::size_t done = 0;
   std::size_t failed = 0;
   std::size_t compared = 0;
   for (std::uint64_t seed = 0; seed < 300 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
-    RandomArena world(seed, GetParam());
+    RandomArena world(seed);
     for (int i = 0; i < 150; ++i) {
       world.disturb();
     }
@@ -351,10 +349,6 @@ TEST_P(ArenaOverNodesRandom, have_one_verdict_and_the_sums_of_every_rank_and_go_
   EXPECT_GT(compared, 2 * done);
   EXPECT_GT(failed, 200u);
 }
-
-INSTANTIATE_TEST_SUITE_P(Lanes, ArenaOverNodesRandom, testing::ValuesIn(lane_kinds()), [](const auto& kind) {
-  return kind.param.name;
-});
 
 }  // namespace
 }  // namespace gradsync::engine

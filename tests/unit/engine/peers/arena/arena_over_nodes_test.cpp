@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class ArenaOverNodes : public testing::TestWithParam<LaneKind> {
+class ArenaOverNodes : public testing::Test {
  protected:
   using Calls = std::vector<std::shared_ptr<LinkedEngines::Call>>;
 
@@ -27,7 +27,7 @@ class ArenaOverNodes : public testing::TestWithParam<LaneKind> {
 
   void make(std::int64_t nodes, std::int64_t per_node) {
     world_.emplace(nodes, per_node);
-    all_ = std::make_unique<LinkedEngines>(static_cast<std::size_t>(nodes), per_node, small_buckets(), GetParam().make);
+    all_ = std::make_unique<LinkedEngines>(static_cast<std::size_t>(nodes), per_node, small_buckets());
   }
 
   LinkedEngines& all() { return *all_; }
@@ -124,7 +124,7 @@ class ArenaOverNodes : public testing::TestWithParam<LaneKind> {
   std::unique_ptr<LinkedEngines> all_;
 };
 
-TEST_P(ArenaOverNodes, give_all_ranks_the_sums_of_all) {
+TEST_F(ArenaOverNodes, give_all_ranks_the_sums_of_all) {
   for (const auto& [nodes, per_node] : {std::pair<std::int64_t, std::int64_t>{2, 2}, {3, 1}, {2, 3}, {4, 2}}) {
     SCOPED_TRACE(testing::Message() << nodes << " nodes with " << per_node);
     make(nodes, per_node);
@@ -145,7 +145,7 @@ TEST_P(ArenaOverNodes, give_all_ranks_the_sums_of_all) {
   }
 }
 
-TEST_P(ArenaOverNodes, multiply_alike_on_all_ranks) {
+TEST_F(ArenaOverNodes, multiply_alike_on_all_ranks) {
   make(2, 2);
   start(1.0);
   for (std::int64_t step = 0; step < 4; ++step) {
@@ -157,7 +157,7 @@ TEST_P(ArenaOverNodes, multiply_alike_on_all_ranks) {
   }
 }
 
-TEST_P(ArenaOverNodes, may_be_made_in_halves) {
+TEST_F(ArenaOverNodes, may_be_made_in_halves) {
   make(2, 2);
   start(1.0);
   write(5);
@@ -178,7 +178,7 @@ TEST_P(ArenaOverNodes, may_be_made_in_halves) {
   expect_done(whole, static_cast<float>(whole.front()->report->coefficient));
 }
 
-TEST_P(ArenaOverNodes, leave_out_what_is_unused_and_say_what_is_absent_everywhere) {
+TEST_F(ArenaOverNodes, leave_out_what_is_unused_and_say_what_is_absent_everywhere) {
   make(2, 2);
   start();
   write(1);
@@ -201,7 +201,28 @@ TEST_P(ArenaOverNodes, leave_out_what_is_unused_and_say_what_is_absent_everywher
   expect_done(finish_all(1));
 }
 
-TEST_P(ArenaOverNodes, name_a_value_that_is_not_finite_on_all_ranks_with_the_rank_that_brought_it) {
+TEST_F(ArenaOverNodes, ranks_without_a_gradient_of_a_copy_that_is_not_summed_over_nodes_are_named) {
+  make(2, 2);
+  start();
+  write(1);
+  given_[2].unused = given_[3].unused = {"copies"};
+  const Calls calls = finish_all(0);
+  expect_done(calls);
+  ASSERT_EQ(calls[0]->report->missing.size(), 1u);
+  EXPECT_EQ(calls[0]->report->missing[0].tensor, "copies");
+  EXPECT_THAT(calls[0]->report->missing[0].ranks, ElementsAre(2, 3));
+}
+
+TEST_F(ArenaOverNodes, a_gradient_that_the_norm_would_leave_out_fails_the_step) {
+  make(2, 2);
+  start();
+  write(1);
+  given_[0].unused = given_[1].unused = {"copies"};
+  expect_failed(finish_all(0), ErrorCode::StepFailed, "tensor");
+  expect_goes_on(2);
+}
+
+TEST_F(ArenaOverNodes, name_a_value_that_is_not_finite_on_all_ranks_with_the_rank_that_brought_it) {
   make(2, 2);
   start();
   write(1);
@@ -222,7 +243,7 @@ TEST_P(ArenaOverNodes, name_a_value_that_is_not_finite_on_all_ranks_with_the_ran
   }
 }
 
-TEST_P(ArenaOverNodes, launch_buckets_in_the_order_of_the_plan_when_the_ranks_of_the_node_are_ready) {
+TEST_F(ArenaOverNodes, launch_buckets_in_the_order_of_the_plan_when_the_ranks_of_the_node_are_ready) {
   make(2, 2);
   start();
   write(3);
@@ -238,7 +259,7 @@ TEST_P(ArenaOverNodes, launch_buckets_in_the_order_of_the_plan_when_the_ranks_of
   expect_done(finish_all(0));
 }
 
-TEST_P(ArenaOverNodes, policies_take_a_state_alike_before_the_first_bucket) {
+TEST_F(ArenaOverNodes, policies_take_a_state_alike_before_the_first_bucket) {
   make(2, 1);
   start();
   write(0);
@@ -254,7 +275,7 @@ TEST_P(ArenaOverNodes, policies_take_a_state_alike_before_the_first_bucket) {
   expect_done(finish_all(1));
 }
 
-TEST_P(ArenaOverNodes, what_fails_on_one_node_ends_the_epoch_of_all_and_the_next_one_forms_by_itself) {
+TEST_F(ArenaOverNodes, what_fails_on_one_node_ends_the_epoch_of_all_and_the_next_one_forms_by_itself) {
   make(3, 2);
   start();
   write(1);
@@ -271,7 +292,7 @@ TEST_P(ArenaOverNodes, what_fails_on_one_node_ends_the_epoch_of_all_and_the_next
   expect_goes_on(2);
 }
 
-TEST_P(ArenaOverNodes, nodes_that_ask_for_different_steps_are_named) {
+TEST_F(ArenaOverNodes, nodes_that_ask_for_different_steps_are_named) {
   make(2, 1);
   start();
   write(1);
@@ -281,7 +302,7 @@ TEST_P(ArenaOverNodes, nodes_that_ask_for_different_steps_are_named) {
   expect_goes_on(3);
 }
 
-TEST_P(ArenaOverNodes, a_lane_that_fails_is_named_and_nothing_of_the_attempt_is_done) {
+TEST_F(ArenaOverNodes, a_lane_that_fails_is_named_and_nothing_of_the_attempt_is_done) {
   make(2, 2);
   start();
   write(1);
@@ -292,11 +313,11 @@ TEST_P(ArenaOverNodes, a_lane_that_fails_is_named_and_nothing_of_the_attempt_is_
   expect_goes_on(4);
 }
 
-TEST_P(ArenaOverNodes, a_connection_that_breaks_names_the_node_at_its_other_end) {
+TEST_F(ArenaOverNodes, a_connection_that_breaks_names_the_node_at_its_other_end) {
   make(3, 1);
   start();
   write(1);
-  lane(1).break_wire(1, 2);
+  all().network().cut(1, 2);
   const Calls calls = finish_all(0);
   EXPECT_EQ(calls[0]->calls, 0) << "the other end may know better why";
   all().pass(Milliseconds(1'000));
@@ -310,7 +331,7 @@ TEST_P(ArenaOverNodes, a_connection_that_breaks_names_the_node_at_its_other_end)
   expect_goes_on(5);
 }
 
-TEST_P(ArenaOverNodes, why_a_node_failed_is_heard_before_that_its_connections_closed) {
+TEST_F(ArenaOverNodes, why_a_node_failed_is_heard_before_that_its_connections_closed) {
   make(2, 2);
   start();
   write(1);
@@ -332,7 +353,7 @@ TEST_P(ArenaOverNodes, why_a_node_failed_is_heard_before_that_its_connections_cl
   expect_goes_on(6);
 }
 
-TEST_P(ArenaOverNodes, a_rank_that_is_lost_ends_the_epoch_also_while_its_bucket_travels) {
+TEST_F(ArenaOverNodes, a_rank_that_is_lost_ends_the_epoch_also_while_its_bucket_travels) {
   make(2, 2);
   start();
   write(1);
@@ -349,7 +370,7 @@ TEST_P(ArenaOverNodes, a_rank_that_is_lost_ends_the_epoch_also_while_its_bucket_
   expect_goes_on(7);
 }
 
-TEST_P(ArenaOverNodes, a_link_that_ends_while_a_bucket_travels_fails_it_on_both_sides) {
+TEST_F(ArenaOverNodes, a_link_that_ends_while_a_bucket_travels_fails_it_on_both_sides) {
   make(2, 2);
   start();
   write(1);
@@ -361,7 +382,7 @@ TEST_P(ArenaOverNodes, a_link_that_ends_while_a_bucket_travels_fails_it_on_both_
   expect_goes_on(8);
 }
 
-TEST_P(ArenaOverNodes, a_rank_that_is_late_elsewhere_is_named_when_the_time_is_over) {
+TEST_F(ArenaOverNodes, a_rank_that_is_late_elsewhere_is_named_when_the_time_is_over) {
   make(2, 2);
   start();
   write(1);
@@ -376,7 +397,7 @@ TEST_P(ArenaOverNodes, a_rank_that_is_late_elsewhere_is_named_when_the_time_is_o
   expect_goes_on(9);
 }
 
-TEST_P(ArenaOverNodes, a_transfer_that_hangs_fails_with_the_node_that_it_waits_for) {
+TEST_F(ArenaOverNodes, a_transfer_that_hangs_fails_with_the_node_that_it_waits_for) {
   make(3, 1);
   start();
   write(1);
@@ -399,7 +420,7 @@ TEST_P(ArenaOverNodes, a_transfer_that_hangs_fails_with_the_node_that_it_waits_f
   expect_goes_on(10);
 }
 
-TEST_P(ArenaOverNodes, a_pause_on_another_node_stops_the_clock) {
+TEST_F(ArenaOverNodes, a_pause_on_another_node_stops_the_clock) {
   make(2, 2);
   start();
   write(1);
@@ -418,7 +439,7 @@ TEST_P(ArenaOverNodes, a_pause_on_another_node_stops_the_clock) {
   expect_done(calls);
 }
 
-TEST_P(ArenaOverNodes, connections_that_cannot_be_made_refuse_the_epoch_on_all_nodes) {
+TEST_F(ArenaOverNodes, connections_that_cannot_be_made_refuse_the_epoch_on_all_nodes) {
   make(2, 1);
   all().fail_data(1);
   for (std::int64_t rank = 0; rank < 2; ++rank) {
@@ -435,7 +456,7 @@ TEST_P(ArenaOverNodes, connections_that_cannot_be_made_refuse_the_epoch_on_all_n
   expect_done(finish_all(0));
 }
 
-TEST_P(ArenaOverNodes, connections_that_come_when_their_epoch_is_over_are_closed) {
+TEST_F(ArenaOverNodes, connections_that_come_when_their_epoch_is_over_are_closed) {
   make(2, 2);
   all().hold_data(0, true);
   for (std::int64_t rank = 0; rank < 4; ++rank) {
@@ -464,7 +485,7 @@ TEST_P(ArenaOverNodes, connections_that_come_when_their_epoch_is_over_are_closed
   expect_done(finish_all(0));
 }
 
-TEST_P(ArenaOverNodes, nothing_is_connected_where_nothing_travels) {
+TEST_F(ArenaOverNodes, nothing_is_connected_where_nothing_travels) {
   make(2, 2);
   plan::RankDeclaration declared = world_->declaration(0, kNoClip);
   std::vector<plan::TensorDeclaration> tensors;
@@ -494,10 +515,6 @@ TEST_P(ArenaOverNodes, nothing_is_connected_where_nothing_travels) {
   EXPECT_EQ(all().output(1, 0)[0], 3.0F);
   EXPECT_EQ(all().output(2, 0)[0], 7.0F);
 }
-
-INSTANTIATE_TEST_SUITE_P(Lanes, ArenaOverNodes, testing::ValuesIn(lane_kinds()), [](const auto& kind) {
-  return kind.param.name;
-});
 
 }  // namespace
 }  // namespace gradsync::engine

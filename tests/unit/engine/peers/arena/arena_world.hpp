@@ -2,7 +2,6 @@
 // Tensors of a job whose gradients travel between nodes, and what their sums have to be: all are small integers, so
 // that every order of additions gives the same bits.
 
-#include "unit/engine/peers/arena/joint_lane.hpp"
 #include "unit/engine/peers/linked_engines.hpp"
 
 #include <bit>
@@ -10,28 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
-#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
 
 namespace gradsync::engine {
-
-/// What sums the gradients of a node.
-struct LaneKind {
-  const char* name = "";
-  MakeNodeLane make;
-
-  friend std::ostream& operator<<(std::ostream& out, const LaneKind& kind) { return out << kind.name; }
-};
-
-inline std::vector<LaneKind> lane_kinds() {
-  return {{"Host", host_node_lane}, {"Plain", [](fakes::WireNetwork&) -> std::unique_ptr<NodeLane> {
-                                       return std::make_unique<JointLane>();
-                                     }}};
-}
 
 /// What a rank gave in an attempt.
 struct Contribution {
@@ -66,6 +49,7 @@ class ArenaWorld {
         {"rows", 34 * per_node, "grid", {{{"node"}, sum}, {{"local"}, scattered}}, false, false, per_node},
         {"first", 20, "grid", {{{"node"}, plan::Only{{0}}}, {{"local"}, sum}}, true, false, 1, 0},
         {"last", 9, "grid", {{{"node"}, plan::Only{{nodes - 1}}}, {{"local"}, sum}}, true, false, 1, nodes - 1},
+        {"copies", 11, "grid", {{{"node"}, plan::Replicate{}}, {{"local"}, sum}}, true},
         {"small", 3, "default", {{{"dp"}, sum}}},
     };
   }
