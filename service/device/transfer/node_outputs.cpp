@@ -4,6 +4,8 @@
 #include "device/device_error.hpp"
 #include "device/transfer/node_contributions.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -129,6 +131,26 @@ class Scaling final : public PoolJob {
   bool multiplies_ = false;
 };
 
+/// A part is counted by its first sum. Where nobody contributed to that, others may have contributed to another one,
+/// which need not be known here: then the norm would leave the part out.
+void check_counted(const LoadedPlan& plan, const std::vector<std::uint32_t>& absent) {
+  for (std::uint32_t number = 0; number < plan.layout().parts.size(); ++number) {
+    const LanePart& part = plan.layout().parts[number];
+    if (plan.attempt().tensors[part.tensor].incomplete && part.elements != 0 && plan.sums_of(part).size() > 1 &&
+        !plan.nodes()->all_here[part.sums] && known_of(plan, number, 0) == SumKnown::Empty &&
+        !std::ranges::binary_search(absent, part.tensor)) {
+      throw DeviceError(
+          fmt::format(
+              "no rank contributed to the sum of tensor {} that the norm counts, and some did to the tensor: the norm "
+              "would leave it out",
+              part.tensor
+          ),
+          "replicas have to use the same tensors in a step"
+      );
+    }
+  }
+}
+
 }  // namespace
 
 void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, const std::atomic<bool>& cancel) {
@@ -139,6 +161,10 @@ void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, c
 double scale_outputs(
     LoadedPlan& plan, const ScaleGradients& command, WorkerPool& pool, const std::atomic<bool>& cancel
 ) {
+  if (!std::ranges::is_sorted(command.absent)) {
+    throw DeviceError("the tensors that are absent have to ascend");
+  }
+  check_counted(plan, command.absent);
   Scaling scaling(plan, command, cancel);
   if (scaling.tasks() == 0) {
     return 0;
