@@ -55,13 +55,6 @@ TRAVEL = (
         "  return true;",
     ),
     engine(
-        "deferred-over-nodes",
-        "Copies are left to a finish that does not multiply.",
-        "step/step_machine.cpp",
-        "    launch.defer = !shared() && locals_.alone() && ",
-        "    launch.defer = !shared() && ",
-    ),
-    engine(
         "voted-before-written",
         "A node votes for a step whose gradients are not multiplied.",
         "step/step_machine_end.cpp",
