@@ -8,7 +8,20 @@ from typing import Literal
 __all__ = ["Layer", "Mutant"]
 
 Layer = Literal[
-    "plan", "norm", "sync", "client", "adapter", "restart", "policy", "epoch", "gpu", "import", "nodes", "travel", "defer"
+    "plan",
+    "norm",
+    "sync",
+    "client",
+    "adapter",
+    "restart",
+    "policy",
+    "epoch",
+    "gpu",
+    "import",
+    "nodes",
+    "travel",
+    "defer",
+    "wire",
 ]
 
 

@@ -30,6 +30,7 @@ from policy import POLICY
 from restart import RESTART
 from sync import SYNC
 from travel import TRAVEL
+from wire import WIRE
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutants"
@@ -50,6 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *NODES,
     *TRAVEL,
     *DEFER,
+    *WIRE,
 )
 
 
@@ -165,6 +167,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
             pytest("tests/python/torch/test_deferred.py", "tests/python/torch/test_deferred_ranks.py"),
         ),
     ),
+    "wire": (Check("device_test", unit("device_test", "--gtest_filter=*Wire*")),),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),
         Check(None, pytest("tests/python/torch")),
