@@ -17,10 +17,11 @@ case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
     packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev python3-dev shellcheck)
-    # Only the fuzzers and tests of packages, the manual, mpirun, a clock that jumps, links that lose packets and one
-    # benchmark need these: where they cannot be had, those are skipped.
+    # Only the fuzzers and tests of packages, the manual, mpirun, a clock that jumps, links that lose packets and two
+    # benchmarks need these: where they cannot be had, those are skipped.
     optional+=(
-      clang-16 libclang-rt-16-dev debootstrap faketime groff-base iproute2 nftables openmpi-bin systemd valgrind zsh
+      clang-16 libclang-rt-16-dev debootstrap faketime groff-base iproute2 libgloo-dev nftables openmpi-bin systemd
+      valgrind zsh
     )
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
     frameworks=(scripts/requirements-frameworks.txt scripts/requirements-frameworks-alone.txt) # as optional
@@ -71,7 +72,7 @@ yourself what these packages hold: ${missing[*]}"
     refuse "apt-get could not install: ${missing[*]} (they are those of Debian 12, bookworm)"
 fi
 if [ ${#wanted_too[@]} -gt 0 ]; then
-  echo "setup: installing ${wanted_too[*]}, for the fuzzers and tests of the packages, the manual, mpirun and a benchmark"
+  echo "setup: installing ${wanted_too[*]}, for the fuzzers and tests of the packages, the manual, mpirun and two benchmarks"
   [ ${#missing[@]} -gt 0 ] || "${as_root[@]}" apt-get update -q || true
   install "${wanted_too[@]}" || echo "setup: could not install ${wanted_too[*]}; what needs them will be skipped" >&2
 fi

@@ -41,6 +41,10 @@ class Process:
             env={**os.environ, **environment},
         )
 
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
     def ask(self, line: str) -> None:
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # Its answer, which never comes, tells why.

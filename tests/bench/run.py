@@ -32,6 +32,7 @@ import weights_part
 from over_nodes import coordinator as nodes_coordinator
 from over_nodes import restart as nodes_restart
 from over_nodes import step_empty as nodes_step_empty
+from over_nodes import wire as nodes_wire
 
 BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 
@@ -67,6 +68,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "step_empty_nodes": functools.partial(nodes_step_empty.run, "step_empty_nodes"),
     "coordinator_us": functools.partial(nodes_coordinator.run, "coordinator_us"),
     "nodes_restart": functools.partial(nodes_restart.run, "nodes_restart"),
+    "wire_fp32_100m": functools.partial(nodes_wire.run, "wire_fp32_100m"),
 }
 
 
