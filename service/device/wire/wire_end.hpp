@@ -13,7 +13,7 @@
 
 namespace gradsync::device {
 
-/// Of both connections to a node.
+/// The bytes that went over both connections to a node.
 struct WireCounts {
   std::atomic<std::uint64_t> sent = 0;
   std::atomic<std::uint64_t> received = 0;

@@ -21,11 +21,11 @@ from threads import threads_of
 ADDRESS = "127.0.0.1"
 ELEMENTS = 100_000_000
 BUCKET_BYTES = 25 << 20
-# The most of a block, and of staging memory: as much as stays in a cache, and as much as a job may have.
-STAGING = {"wire": (1 << 20, 8 << 20), "wire_64_mib": (1 << 20, 64 << 20)}
+# The most of a block, and of staging memory: as a job has them, and so few blocks that they stay in a cache.
+STAGING = {"wire": (1 << 20, 64 << 20), "wire_8_mib": (1 << 20, 8 << 20)}
 WARM_UP_ROUNDS = 2
 IDLE_S = 20
-WANTED_CPU_RATIO = 1.5
+WANTED_CPU_RATIO = 1.75
 WANTED_WAKEUPS = 0.1
 
 
@@ -53,7 +53,7 @@ class Pair:
             process.answer(START_DEADLINE_S)
 
     def seconds(self) -> float:
-        """Of the slower node."""
+        """What the slower node took."""
         self._ask("fill")
         answers = [json.loads(line) for line in self._ask(f"step {time.monotonic_ns() + STEP_LEAD_NS}")]
         self.cpu_seconds.append(sum(answer["cpu_seconds"] for answer in answers))

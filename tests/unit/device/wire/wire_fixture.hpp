@@ -193,7 +193,7 @@ struct PlayedNode {
     return bytes;
   }
 
-  /// Of what was written to the partial sums' connection.
+  /// What is left in the connection of partial sums, as its sender sees it.
   [[nodiscard]] int unread() const {
     int bytes = -1;
     EXPECT_EQ(::ioctl(partials.get(), TIOCOUTQ, &bytes), 0);
