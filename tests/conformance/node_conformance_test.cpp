@@ -1,11 +1,16 @@
-// A lane of one node of several brings the same cells, hashes and rows, whatever kind of lane it is.
+// A lane of one node of several brings the same cells, hashes and rows, whatever kind of lane it is; and gradients over
+// nodes, where it exchanges them at all.
 
 #include "conformance/alike.hpp"
+#include "fakes/wire_network.hpp"
+#include "unit/device/transfer/node_world.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -83,9 +88,72 @@ TEST_P(LaneConformance, cells_of_gradients_in_arenas_are_refused_and_the_step_go
     run.ask(finish_of(kPlan, 1, {strict_rule(0.5), strict_rule(0.5)}));
   });
   EXPECT_THAT(
-      std::get<Failed>(host->reports[host->reports.size() - 2]).message, HasSubstr("a raw finish is of data path stats")
+      std::get<Failed>(host->reports[host->reports.size() - 2]).message,
+      HasSubstr("a raw finish is of plans over several nodes")
   );
   EXPECT_TRUE(std::holds_alternative<Finished>(host->reports.back()));
+}
+
+/// A step of two nodes, whose connections are sockets.
+std::vector<std::unique_ptr<LaneRun>> step_over_nodes(LaneKind kind, const ShardedJob& job, const NodeOfRank& placed) {
+  fakes::WireNetwork network;
+  auto connected = network.connect(0, 1);
+  NodeConnection* const connections[] = {&connected.first, &connected.second};
+  std::vector<std::unique_ptr<LaneRun>> runs;
+  for (plan::TransferNode node = 0; node < 2; ++node) {
+    LaneRun& run = *runs.emplace_back(std::make_unique<LaneRun>(kind));
+    for (const std::vector<std::byte>& bytes : job.arenas) {
+      run.arenas.emplace_back(bytes.size());
+    }
+    run.write(job);
+    for (std::size_t rank = 0; rank < placed.size(); ++rank) {
+      if (placed[rank] == node) {
+        run.ask(MapBuffer{rank + 1, run.arenas[rank].descriptor(), run.arenas[rank].size_bytes()});
+      }
+    }
+    run.ask(LoadPlan{kPlan, layout_of_node(job.layout, placed, node)});
+    ConnectNodes connect{kPlan, {}};
+    connect.connections.push_back(std::move(*connections[node]));
+    run.ask(std::move(connect));
+  }
+  for (std::uint32_t bucket = 0; bucket < job.layout.buckets.size(); ++bucket) {
+    for (const auto& run : runs) {
+      run->lane().submit(ReduceBucket{kPlan, 1, bucket, {}, true, false});
+    }
+  }
+  for (const auto& run : runs) {
+    for (std::size_t bucket = 0; bucket < job.layout.buckets.size(); ++bucket) {
+      run->next();
+    }
+    run->ask(FinishStep{kPlan, 1, 1.0, {}, false, 0, true, HashSums::In});
+    plan::ClipOutcome outcome;
+    outcome.multiply = true;
+    outcome.multiplier = 0.5;
+    run->ask(ScaleGradients{kPlan, 1, std::vector(job.layout.clip_groups, outcome), {}, {}});
+  }
+  return runs;
+}
+
+TEST_P(LaneConformance, nodes_exchange_gradients_behind_processes_too) {
+  const ShardedJob job = mixed_job(world() + 1);
+  NodeOfRank placed(world() + 1, 1);
+  placed[0] = 0;
+  const auto host = step_over_nodes(LaneKind::Host, job, placed);
+  const auto process = step_over_nodes(LaneKind::Process, job, placed);
+  for (plan::TransferNode node = 0; node < 2; ++node) {
+    EXPECT_TRUE(std::holds_alternative<Scaled>(host[node]->reports.back()));
+    expect_equal(*host[node], *process[node], "node " + std::to_string(node));
+  }
+}
+
+TEST(NodeLanes, of_gpus_exchange_no_gradients_and_say_so) {
+  for (const LaneKind kind : all_kinds()) {
+    if (kind == LaneKind::Gpu || kind == LaneKind::GpuProcess) {
+      LaneRun run(kind);
+      const LaneReport& report = run.ask(LoadPlan{kPlan, layout_of_node(mixed_job(2).layout, {0, 1}, 0)});
+      EXPECT_THAT(std::get<Failed>(report).message, HasSubstr("exchanges no gradients with other nodes"));
+    }
+  }
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ Layer = Literal[
     "import",
     "nodes",
     "travel",
+    "transfer",
     "defer",
     "wire",
 ]

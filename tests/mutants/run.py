@@ -29,6 +29,7 @@ from plan import PLAN
 from policy import POLICY
 from restart import RESTART
 from sync import SYNC
+from transfer import TRANSFER
 from travel import TRAVEL
 from wire import WIRE
 
@@ -50,6 +51,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *IMPORT,
     *NODES,
     *TRAVEL,
+    *TRANSFER,
     *DEFER,
     *WIRE,
 )
@@ -131,6 +133,10 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
                 "*LinkedMachines*",
             ),
         ),
+    ),
+    "transfer": (
+        Check("lane_transfer_test", unit("lane_transfer_test", "--gtest_filter=-*RandomNodes*")),
+        Check("lane_transfer_test", unit("lane_transfer_test", "--gtest_filter=*RandomNodes*")),
     ),
     "restart": (
         Check(None, pytest("tests/python/test_restart.py")),

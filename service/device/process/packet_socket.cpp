@@ -23,7 +23,7 @@ namespace gradsync::device {
 
 namespace {
 
-constexpr std::size_t kMostFds = 4;
+constexpr std::size_t kMostFds = 253;  // that the kernel passes at once: two for each of 126 other nodes
 constexpr std::size_t kSizeBytes = sizeof(std::uint64_t);
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
 
@@ -104,6 +104,11 @@ Packet pack(LaneMessage message) {
     packet.fds.push_back(sealed_copy(message.bytes));
   }
   std::move(message.fds.begin(), message.fds.end(), std::back_inserter(packet.fds));
+  if (packet.fds.size() > kMostFds) {
+    throw DeviceError(
+        fmt::format("a message of a lane has {} descriptors, {} are possible", packet.fds.size(), kMostFds)
+    );
+  }
   return packet;
 }
 

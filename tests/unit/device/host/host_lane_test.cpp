@@ -195,7 +195,7 @@ TEST_F(HostLaneTest, queueing_a_step_allocates_at_most_once_per_command) {
         }
         lane_->submit(std::move(finish));
       }),
-      kBuckets + 2  // one of them for the table of the queue
+      kBuckets + 1 + 2  // one for the table of the queue, and one for the count of the plan's commands
   );
   gate_.set_value();
   for (std::uint32_t index = 0; index < kBuckets; ++index) {

@@ -81,6 +81,21 @@ TEST(NodeFindings, ranks_are_added_in_order_on_each_node_and_then_nodes_are) {
   }
 }
 
+TEST(NodeFindings, a_node_that_brings_nothing_changes_no_sign) {
+  for (const plan::DType dtype : {plan::DType::Float32, plan::DType::BFloat16, plan::DType::Float64}) {
+    ShardedJob job = job_of(dtype, 2, {replicated({100}, {{0, 1, 2, 3}})});
+    fill(job, -0.0);
+    NodeWorld world(job, kTwoNodes);
+    EXPECT_TRUE(world.step(1, {{0, 2}, {0, 3}}).failed.empty());
+    const auto memory = world.memory();
+    for (std::uint32_t rank = 0; rank < 4; ++rank) {
+      for (std::uint64_t i = 0; i < 100; ++i) {
+        ASSERT_TRUE(std::signbit(job.read(memory[rank], job.arena(rank).output[0], 0, i))) << "rank " << rank;
+      }
+    }
+  }
+}
+
 TEST(NodeFindings, values_that_are_not_finite_are_found_with_their_ranks_and_counted_once) {
   for (const plan::DType dtype :
        {plan::DType::Float32, plan::DType::Float64, plan::DType::BFloat16, plan::DType::Float16}) {

@@ -214,6 +214,21 @@ TEST(TransferRuns, the_end_of_another_lane_over_sockets_is_a_fault_with_its_node
   EXPECT_FALSE(failed.message.empty());
 }
 
+TEST(TransferRuns, an_abort_is_heard_by_the_others) {
+  for (const bool sockets : {false, true}) {
+    ShardedJob job = job_of(2);
+    NodeWorldOptions options;
+    options.sockets = sockets;
+    NodeWorld world(job, two_on_each(2), options);
+    world.submit(1, world.reduction(1, 1, 0));
+    world.submit(0, Abort{kPlan, 1});
+    world.expect<Aborted>(0);
+    const Failed failed = world.expect<Failed>(1);
+    EXPECT_TRUE(failed.wire_lost && !failed.aborted) << failed.message;
+    EXPECT_EQ(failed.node, 0U);
+  }
+}
+
 TEST(TransferRuns, an_older_attempt_that_is_aborted_late_breaks_nothing) {
   ShardedJob job = job_of(2);
   NodeWorld world(job, two_on_each(2));
