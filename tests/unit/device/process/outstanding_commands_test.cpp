@@ -72,6 +72,19 @@ TEST(OutstandingCommands, an_abort_is_answered_behind_what_it_ends) {
   EXPECT_TRUE(commands.answered_by(Aborted{kPlan, kTag}));
 }
 
+TEST(OutstandingCommands, connections_are_answered_within_their_time) {
+  OutstandingCommands commands;
+  OutstandingCommands::Patience patience;
+  patience.other = Milliseconds(7);
+  commands.add(ConnectNodes{kPlan, {}}, TimePoint{}, patience);
+  ASSERT_TRUE(commands.next_deadline().has_value());
+  EXPECT_EQ(commands.next_deadline()->when, TimePoint{} + Milliseconds(7));
+  EXPECT_FALSE(commands.answered_by(Connected{kPlan + 1}));
+  EXPECT_FALSE(commands.answered_by(Loaded{kPlan}));
+  EXPECT_TRUE(commands.answered_by(Connected{kPlan}));
+  EXPECT_TRUE(commands.empty());
+}
+
 TEST(OutstandingCommands, what_a_norm_names_exists) {
   const std::vector<std::function<void(StepMath&)>> lies = {
       [](StepMath& math) { math.groups.clear(); },
