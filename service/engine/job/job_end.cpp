@@ -26,6 +26,12 @@ std::string sources_of(const NonfiniteReport& finding) {
   return text;
 }
 
+/// Who takes part has changed, which is said elsewhere; else the step itself has failed.
+bool is_of_membership(ErrorCode code) {
+  return code == ErrorCode::RankLost || code == ErrorCode::NodeLost || code == ErrorCode::StaleEpoch ||
+         code == ErrorCode::Superseded || code == ErrorCode::Draining;
+}
+
 }  // namespace
 
 void Job::find_stable_buckets(std::vector<std::uint32_t>& stable) const {
@@ -198,7 +204,8 @@ void Job::perform(AttemptFailed& action) {
     history_.failed();
     ended_.failed = FailedRecord{failed, error};
   }
-  if (!epochs_.ending()) {
+  // Where gradients travel the epoch ends with every step that fails.
+  if (!epochs_.ending() || (active_ && !active_->linked.empty() && !is_of_membership(error.code))) {
     publish_alert(kind_of(error.code), error.message);
     spdlog::warn(
         "step failed job={} epoch={} attempt={} kind={} reason=\"{}\"",

@@ -333,6 +333,8 @@ class LinkedEngines {
 
   [[nodiscard]] NodeLane& lane(std::size_t node) { return nodes_[node]->lane; }
 
+  [[nodiscard]] const std::vector<std::string>& alerts(std::size_t node) const { return nodes_[node]->alerts; }
+
   /// The data connections that it wants are not made before it is let go.
   void hold_data(std::size_t node, bool held) { nodes_[node]->data_held = held; }
 
@@ -427,7 +429,17 @@ class LinkedEngines {
     Node(LinkedEngines& all, std::size_t place, EngineOptions options)
         : index(place),
           lane(all.network_),
-          engine(with_port(all, place, std::move(options)), Lanes(lane), planner, nullptr, metrics) {
+          engine(
+              with_port(all, place, std::move(options)),
+              Lanes(lane),
+              planner,
+              [this](const Event& event) {
+                if (event.topic == "alert") {
+                  alerts.push_back(event.kind);
+                }
+              },
+              metrics
+          ) {
       engine.advance(all.now_);
     }
 
@@ -475,9 +487,10 @@ class LinkedEngines {
     prometheus::Registry registry;
     EngineMetrics metrics{registry};
     std::map<JobNumber, LinkedPort*> ports;
-    LinkNumber link = 0;      ///< 0: none
-    JobNumber linked = 0;     ///< the job here that has it
-    JobNumber linked_to = 0;  ///< the job at the coordinator that has it
+    LinkNumber link = 0;                   ///< 0: none
+    JobNumber linked = 0;                  ///< the job here that has it
+    JobNumber linked_to = 0;               ///< the job at the coordinator that has it
+    std::vector<std::string> alerts = {};  ///< kinds
     bool lane_held = false;
     bool messages_held = false;
     bool data_held = false;

@@ -288,6 +288,7 @@ TEST_F(ArenaOverNodes, what_fails_on_one_node_ends_the_epoch_of_all_and_the_next
   all().pump();
   expect_failed(calls, ErrorCode::StepMismatch, "rank 3");
   EXPECT_EQ(calls[0]->error->node, "node1");
+  EXPECT_THAT(all().alerts(0), ElementsAre("step_mismatch"));
   EXPECT_GT(all().key(0).epoch, epoch);
   expect_goes_on(2);
 }
