@@ -76,6 +76,11 @@ EngineMetrics::EngineMetrics(prometheus::Registry& registry)
       policies(registry),
       buckets_reduced(counter(registry, "gradsync_buckets_reduced_total", "Bucket reductions done.")),
       bucket_bytes(counter(registry, "gradsync_bucket_bytes_total", "Bytes of one rank's gradients reduced.")),
+      wire_bytes(counter(
+          registry,
+          "gradsync_wire_bytes_total",
+          "Bytes of gradients sent to and received from other nodes, by finished reductions."
+      )),
       nonfinite_values(
           counter(registry, "gradsync_nonfinite_values_total", "Non-finite gradient values found after reduction.")
       ),

@@ -51,6 +51,7 @@ struct EngineMetrics {
   PolicyMetrics policies;
   prometheus::Counter& buckets_reduced;
   prometheus::Counter& bucket_bytes;
+  prometheus::Counter& wire_bytes;
   prometheus::Counter& nonfinite_values;
   prometheus::Counter& divergences;
   prometheus::Counter& ranks_lost;

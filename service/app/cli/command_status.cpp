@@ -82,6 +82,19 @@ std::string job_text(const Json& job) {
   for (const Json& policy : job.value("clip", Json::array())) {
     text += policy_text(policy);
   }
+  for (const Json& group : job.value("communicators", Json::array())) {
+    const double used = group.value("last_use_age_s", -1.0);
+    text += fmt::format(
+        "  over nodes {} {} ranks, {}: {} sent, {} received in {} reductions, last {}\n",
+        group.value("name", ""),
+        group.value("ranks", Json::array()).size(),
+        group.value("state", ""),
+        human_bytes(group.value("sent_bytes", std::uint64_t{0})),
+        human_bytes(group.value("received_bytes", std::uint64_t{0})),
+        group.value("operations", std::uint64_t{0}),
+        used < 0 ? "never" : human_seconds(used) + " ago"
+    );
+  }
   for (const Json& rank : job.value("ranks", Json::array())) {
     const std::string waiting = rank.value("waiting_in", "");
     const std::string measured = rank.value("measured_by", "");

@@ -15,6 +15,7 @@
 #include "engine/peers/sums/comparison.hpp"
 #include "engine/plan/planner_port.hpp"
 #include "engine/policies/policy_keeper.hpp"
+#include "engine/report/communicators.hpp"
 #include "engine/report/history.hpp"
 #include "engine/report/step_report.hpp"
 #include "engine/step/step_machine.hpp"
@@ -67,6 +68,7 @@ struct EpochPlan {
   std::shared_ptr<StepRecord> record;                 ///< none where there is no encoder
   std::shared_ptr<const Comparison> comparison = {};  ///< none on a node that is alone
   NodeNumber node = 0;                                ///< this one
+  Communicators communicators = {};                   ///< none on a node that is alone
   std::vector<NodeNumber> linked = {};                ///< those that its sums travel to or from; data path arena only
   device::HashSums sums = device::HashSums::In;       ///< whether copies on other nodes agreed in each bit until now
   std::optional<AttemptRefused> refused = {};         ///< the last attempt that other nodes have failed

@@ -201,6 +201,7 @@ void Job::perform(const LoadPlan&) {
   loading.record = std::move(*record);
   loading.comparison = std::move(prepared_->comparison);
   loading.node = prepared_->node;
+  loading.communicators = std::move(prepared_->communicators);
   loading.linked = std::move(prepared_->linked);
   std::vector<std::uint64_t> rank_buffers(static_cast<std::size_t>(world_size()), 0);
   for (const auto& [number, rank] : ranks_) {

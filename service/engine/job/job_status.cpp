@@ -58,6 +58,10 @@ JobStatus Job::status() const {
     status.data_path = plan::name_of(machine_->plan().options.data_path);
     status.buckets = static_cast<std::int64_t>(machine_->plan().buckets.size());
   }
+  if (active_) {
+    const char* const state = forms ? "connecting" : machine_->begun() ? "reducing" : "idle";
+    status.communicators = active_->communicators.status(status.epoch, state, context_.now);
+  }
   status.clip = policies_.status();
   if (history_.last_commit()) {
     status.last_commit_age_s = seconds(context_.now - *history_.last_commit());

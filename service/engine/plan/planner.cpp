@@ -151,6 +151,7 @@ void cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
     device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
     nodes = lane_nodes_of(*prepared.plan, request.node_of_rank, request.node);
     prepared.linked = linked_nodes_of(nodes);
+    prepared.communicators = Communicators(*prepared.plan, nodes);
   }
 }
 

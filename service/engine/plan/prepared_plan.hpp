@@ -5,6 +5,7 @@
 #include "engine/peers/sums/comparison.hpp"
 #include "engine/plan/lane_plan.hpp"
 #include "engine/plan/project_plan.hpp"
+#include "engine/report/communicators.hpp"
 #include "engine/report/largest_report.hpp"
 #include "engine/report/step_report.hpp"
 #include "engine/step/join_cells.hpp"
@@ -37,6 +38,7 @@ struct PreparedPlan {
   std::optional<JoinPlan> join;                  ///< where there are several
   std::shared_ptr<const Comparison> comparison;  ///< where ranks are on several nodes: the layout is that of this one
   NodeNumber node = 0;
+  Communicators communicators;
   std::vector<NodeNumber> linked;  ///< other nodes that sums of this one travel to or from, ascending
   ReportConstants constants;
   std::uint64_t memory_bytes = 0;

@@ -14,7 +14,7 @@ namespace gradsync::engine {
 
 namespace {
 
-constexpr std::size_t kMostListed = 64;
+constexpr std::size_t kMostListed = 16;
 
 /// The ranks that bring something to each stream.
 std::vector<std::vector<std::int64_t>> ranks_by_stream(const plan::Plan& plan, const plan::BucketTransfer& transfer) {

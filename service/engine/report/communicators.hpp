@@ -5,6 +5,7 @@
 
 #include "base/clock.hpp"
 #include "device/lane.hpp"
+#include "engine/report/report.hpp"
 #include "plan/plan.hpp"
 
 #include <cstdint>
@@ -13,17 +14,6 @@
 #include <vector>
 
 namespace gradsync::engine {
-
-struct CommunicatorStatus {
-  std::string name;                 ///< the axes of its buckets, and 16 hex digits of its ranks
-  std::vector<std::int64_t> ranks;  ///< that bring something, ascending
-  std::uint64_t epoch = 0;
-  std::string state;  ///< "connecting", "idle" or "reducing"
-  std::uint64_t sent_bytes = 0;
-  std::uint64_t received_bytes = 0;
-  std::uint64_t operations = 0;  ///< buckets that were reduced
-  double last_use_age_s = -1;    ///< −1: it was not used yet
-};
 
 /// XXH3-64 of the ranks, each as 8 bytes, the lowest first: "dp_replicate+dp_shard:0f3a…".
 [[nodiscard]] std::string communicator_name(
@@ -39,7 +29,7 @@ class Communicators {
   /// The lane of this node has reduced the bucket.
   void on_reduced(std::uint32_t bucket, TimePoint now);
 
-  /// The first 64 of them.
+  /// The first 16 of them.
   [[nodiscard]] std::vector<CommunicatorStatus> status(std::uint64_t epoch, const char* state, TimePoint now) const;
 
   [[nodiscard]] std::uint64_t bytes_of(std::uint32_t bucket) const;  ///< both ways, in one reduction

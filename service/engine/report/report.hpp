@@ -163,6 +163,18 @@ struct ClipStatus {
 /// A status has no more of them per job, because it has to fit into a message.
 inline constexpr std::size_t kMostClipStatuses = 16;
 
+/// A group of ranks whose gradients travel between nodes, as this node sees it.
+struct CommunicatorStatus {
+  std::string name;                 ///< the axes of its buckets, and 16 hex digits of its ranks
+  std::vector<std::int64_t> ranks;  ///< that bring something, ascending
+  std::uint64_t epoch = 0;
+  std::string state;  ///< "connecting", "idle" or "reducing"
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  std::uint64_t operations = 0;  ///< buckets that were reduced
+  double last_use_age_s = -1;    ///< −1: it was not used yet
+};
+
 struct JobStatus {
   std::string job;
   std::uint32_t uid = 0;
@@ -181,10 +193,11 @@ struct JobStatus {
   double last_commit_age_s = -1;  ///< −1: none yet
   double norm = 0;                ///< that of the last committed step
   double threshold = 0;
-  std::vector<ClipStatus> clip;            ///< the first 16 policies
-  std::vector<RankStatus> ranks;           ///< those that have a process
-  std::int64_t absent = 0;                 ///< how many have none
-  std::vector<std::int64_t> absent_ranks;  ///< the lowest 20 of them
+  std::vector<ClipStatus> clip;                   ///< the first 16 policies
+  std::vector<CommunicatorStatus> communicators;  ///< the first 16
+  std::vector<RankStatus> ranks;                  ///< those that have a process
+  std::int64_t absent = 0;                        ///< how many have none
+  std::vector<std::int64_t> absent_ranks;         ///< the lowest 20 of them
 };
 
 }  // namespace gradsync::engine

@@ -78,7 +78,7 @@ DataRequest data_request_of(const Request& request, std::size_t bytes_behind) {
   DataRequest data;
   data.is_get = request.method() == http::verb::get;
   data.upgrades = http::token_list{request[http::field::connection]}.exists("upgrade");
-  data.protocol = view(request[http::field::upgrade]);
+  data.protocol = request.count(http::field::upgrade) == 1 ? view(request[http::field::upgrade]) : std::string_view{};
   data.bytes_behind = bytes_behind;
   data.header = [&request](std::string_view name) -> std::optional<std::string_view> {
     const beast::string_view wanted{name.data(), name.size()};

@@ -137,6 +137,22 @@ struct Fields<engine::ClipStatus> {
 };
 
 template <>
+struct Fields<engine::CommunicatorStatus> {
+  static constexpr const char* kName = "CommunicatorStatus";
+
+  static void visit(auto& v, auto& s) {
+    v.required("name", s.name, "axes, and 16 hex digits of the ranks");
+    v.required("ranks", s.ranks, "that bring something");
+    v.required("epoch", s.epoch, "that its connections belong to");
+    v.required("state", s.state, "connecting, idle or reducing");
+    v.required("sent_bytes", s.sent_bytes, "by this node, in this epoch");
+    v.required("received_bytes", s.received_bytes, "by this node, in this epoch");
+    v.required("operations", s.operations, "buckets reduced");
+    v.required("last_use_age_s", s.last_use_age_s, "−1: not used yet");
+  }
+};
+
+template <>
 struct Fields<engine::JobStatus> {
   static constexpr const char* kName = "JobStatus";
 
@@ -159,6 +175,7 @@ struct Fields<engine::JobStatus> {
     v.required("norm", s.norm, "of the last committed step");
     v.required("threshold", s.threshold, "of the last committed step");
     v.required("clip", s.clip, "the policies of the clip groups, at most 16");
+    v.required("communicators", s.communicators, "ranks whose gradients travel between nodes, at most 16");
     v.required("ranks", s.ranks, "those that have a process");
     v.required("absent", s.absent, "how many ranks have none");
     v.required("absent_ranks", s.absent_ranks, "the lowest 20 of these");

@@ -150,6 +150,7 @@ TEST(DataLinks, dials_the_lower_node_twice_and_says_for_what) {
 }
 
 TEST(DataLinks, waits_for_higher_nodes_and_dials_lower_ones) {
+  constexpr engine::NodeNumber kNodes[] = {0, 2, 3};
   Led led(1);
   EXPECT_FALSE(led.want({0, 2, 3}));
   EXPECT_EQ(led.dialling.dials.size(), 2U);
@@ -161,7 +162,7 @@ TEST(DataLinks, waits_for_higher_nodes_and_dials_lower_ones) {
   const engine::LinksReady ready = ready_of(led.comes(2, DataPayload::Results));
   ASSERT_EQ(ready.connections.size(), 3U);
   for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(ready.connections[i].node, std::array<engine::NodeNumber, 3>({0, 2, 3})[i]);
+    EXPECT_EQ(ready.connections[i].node, kNodes[i]);
     EXPECT_TRUE(ready.connections[i].partials.valid() && ready.connections[i].results.valid());
   }
 }

@@ -128,7 +128,7 @@ TEST_F(DataLinkTest, is_at_one_path_by_one_upgrade) {
         Asked{"GET", "/peer/data", with_body, 413},
         Asked{"GET", "/peer/data", headers() + "Origin: http://evil.example\r\n", 403},
         Asked{"GET", "/peer/data", headers() + "Gradsync-Epoch: 8\r\n", 400},
-        Asked{"GET", "/peer/data", headers() + "Upgrade: websocket\r\n", 400},
+        Asked{"GET", "/peer/data", headers() + "Upgrade: websocket\r\n", 426},
         Asked{"GET", "/peer/datas", headers(), 404},
         Asked{"GET", "/peer", headers(), 426},
         Asked{"GET", "/peer/data?x=1", headers(), 101}}) {

@@ -122,6 +122,7 @@ TEST(PeerRefusals, a_missing_field_is_refused_unless_it_may_be_absent) {
                                        "tied",
                                        "clip_group",
                                        "layer",
+                                       "listen",
                                        "split_order",
                                        "cells"};
   std::set<std::string> may_be_absent;
