@@ -110,8 +110,13 @@ def across(nodes: int, per_node: int) -> tuple[dict[str, int], list[Part]]:
 
 
 def large(nodes: int, per_node: int) -> tuple[dict[str, int], list[Part]]:
-    """More than fits into the buffers of sockets and the memory for blocks."""
-    return {"dp": nodes * per_node}, [Part(f"large {index}", (1 << 20, 4), {"dp": "all"}) for index in range(4)]
+    """More than fits into the memory for blocks, and into the buffers of sockets."""
+    return {"dp": nodes * per_node}, [Part(f"large {index}", (1 << 20, 5), {"dp": "all"}) for index in range(4)]
+
+
+def medium(nodes: int, per_node: int) -> tuple[dict[str, int], list[Part]]:
+    """More than fits into the buffers of sockets."""
+    return {"dp": nodes * per_node}, [Part(f"medium {index}", (1 << 20,), {"dp": "all"}) for index in range(3)]
 
 
 Layout = Callable[[int, int], tuple[dict[str, int], list[Part]]]
@@ -161,10 +166,10 @@ def with_layout(layout: Layout) -> type[SyncRank]:
     return type(f"SyncRank_{layout.__name__}", (SyncRank,), {"layout": staticmethod(layout)})
 
 
-class LargeRank(SyncRank):
+class MediumRank(SyncRank):
     """It has a name in a module, so that a process can have one."""
 
-    layout = staticmethod(large)
+    layout = staticmethod(medium)
 
 
 def bits_of(values: Array) -> Array:

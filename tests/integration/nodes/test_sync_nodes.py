@@ -42,6 +42,7 @@ def test_all_ranks_clip_by_one_coefficient(tmp_path: Path) -> None:
         assert np.array_equal(clipped, ranks[0].parts[0].expected(ranks[0].axes, 0, 0) * np.float32(coefficient))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_buckets_larger_than_the_memory_for_blocks(tmp_path: Path) -> None:
     with Nodes(tmp_path, 2) as nodes, job_over(nodes, 1, kind=with_layout(large)) as ranks:

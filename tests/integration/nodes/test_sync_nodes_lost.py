@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from daemon import DEADLINE_S
 from link_proxy import Proxy
-from node_faults import NODE_S, PROCESS_S, Asking, Heard, check_errors, soon
+from node_faults import NODE_S, PROCESS_S, Asking, Baseline, Heard, check_errors, soon
 from node_jobs import Nodes, Route, job_over
 from rank_process import RankProcess
 from ranks_in_threads import on_all, whole
-from sync_jobs import LargeRank, SyncRank, check_sync, sync_again
+from sync_jobs import MediumRank, SyncRank, check_sync, sync_again
 
 from gradsync.errors import GradsyncError, NodeLost, NodeRefused, RankLost, StepTimeout
 
@@ -24,25 +24,25 @@ PER_NODE = 2
 
 
 @contextlib.contextmanager
-def stuck(folder: Path) -> Iterator[tuple[Nodes, Proxy, list[LargeRank]]]:
+def stuck(folder: Path) -> Iterator[tuple[Nodes, Proxy, list[MediumRank]]]:
     """Two nodes that have taken step 0, and a proxy between them that holds what travels from now on."""
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(Nodes(folder, 2))
         proxy = stack.enter_context(Proxy(nodes.coordinator))
         route = Route.over(nodes, {1: proxy.address})
-        ranks = stack.enter_context(job_over(nodes, PER_NODE, route=route, kind=LargeRank))
-        whole(on_all(ranks, LargeRank.declare))
+        ranks = stack.enter_context(job_over(nodes, PER_NODE, route=route, kind=MediumRank))
+        whole(on_all(ranks, MediumRank.declare))
         sync_again(ranks, 0)
         assert proxy.data_links() == 2
         proxy.hold_data()
         yield nodes, proxy, ranks
 
 
-def of_node(ranks: list[LargeRank], node: int) -> list[LargeRank]:
+def of_node(ranks: list[MediumRank], node: int) -> list[MediumRank]:
     return [rank for rank in ranks if rank.node == node]
 
 
-def begun(ranks: list[LargeRank], step: int, **given: Any) -> Asking:
+def begun(ranks: list[MediumRank], step: int, **given: Any) -> Asking:
     asking = Asking(ranks, step, **given)
     asking.wait_until_asked()
     return asking
@@ -72,6 +72,7 @@ def test_a_daemon_that_is_killed(tmp_path: Path, lost: int) -> None:
         sync_again(ranks, 2)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_a_daemon_that_is_stopped(tmp_path: Path) -> None:
     with stuck(tmp_path) as (nodes, proxy, ranks):
@@ -109,6 +110,7 @@ def test_data_connections_that_are_cut(tmp_path: Path) -> None:
         assert proxy.data_links() == 4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_data_connections_that_are_held_delay_a_step_and_no_more(tmp_path: Path) -> None:
     with stuck(tmp_path) as (_, proxy, ranks):
@@ -128,6 +130,7 @@ def test_data_connections_that_are_held_until_the_deadline(tmp_path: Path) -> No
         sync_again(ranks, 1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_data_connections_that_cannot_be_made(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
@@ -155,9 +158,9 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
         route = Route.over(nodes, {1: proxy.address})
         world = 2 * PER_NODE
         killed = stack.enter_context(
-            contextlib.closing(RankProcess(route, "job", world - 1, PER_NODE, world, LargeRank))
+            contextlib.closing(RankProcess(route, "job", world - 1, PER_NODE, world, MediumRank))
         )
-        ranks = [LargeRank(route, "job", rank, PER_NODE, world) for rank in range(world - 1)]
+        ranks = [MediumRank(route, "job", rank, PER_NODE, world) for rank in range(world - 1)]
         for rank in ranks:
             stack.callback(rank.client.close)
         whole(on_all([*ranks, killed], lambda rank: rank.declare()))
@@ -170,8 +173,19 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
         check_errors(asking.heard(), RankLost, node="node1", ranks=[3], since=began, within_s=PROCESS_S, own_node=1)
         proxy.heal()
         successor = stack.enter_context(
-            contextlib.closing(RankProcess(route, "job", world - 1, PER_NODE, world, LargeRank))
+            contextlib.closing(RankProcess(route, "job", world - 1, PER_NODE, world, MediumRank))
         )
         declared = on_all([*ranks, successor], lambda rank: rank.declare())
         whole(declared)
         check_sync(ranks, 1, whole(on_all([*ranks, successor], lambda rank: rank.step_until_done(1)))[: world - 1])
+
+
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_nothing_of_a_job_is_left(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 3) as nodes:
+        baseline = Baseline(nodes, PER_NODE)
+        for _ in range(3):
+            with job_over(nodes, PER_NODE, kind=SyncRank) as ranks:
+                whole(on_all(ranks, SyncRank.declare))
+                sync_again(ranks, 0)
+        baseline.check()
