@@ -163,7 +163,11 @@ TEST_F(ArenaOverNodes, may_be_made_in_halves) {
   write(5);
   FinishRequest norm;
   norm.kind = FinishKind::NormOnly;
-  given_[1].unused = given_[2].unused = {"small"};
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    given_[rank].unused = {"mean"};
+  }
+  given_[1].unused.insert("small");
+  given_[2].unused.insert("small");
   expect_done(finish_all(0, norm));
   Calls clips;
   for (std::int64_t rank = 0; rank < 4; ++rank) {
@@ -172,6 +176,7 @@ TEST_F(ArenaOverNodes, may_be_made_in_halves) {
   all().pump();
   ASSERT_TRUE(clips.front()->report) << (clips.front()->error ? clips.front()->error->message : "still waits");
   expect_done(clips, static_cast<float>(clips.front()->report->coefficient));
+  EXPECT_EQ(all().output(3, world_->row_of(3, "mean"))[1], ArenaWorld::value(5, 3, 1)) << "absent on every node";
   write(6);
   const Calls whole = finish_all(1);
   ASSERT_TRUE(whole.front()->report);
@@ -481,7 +486,7 @@ TEST_F(ArenaOverNodes, connections_that_come_when_their_epoch_is_over_are_closed
   EXPECT_FALSE(all().refusal(0));
   all().hold_data(0, false);
   all().pump();
-  expect_declared();
+  ASSERT_NO_FATAL_FAILURE(expect_declared());
   write(1);
   expect_done(finish_all(0));
 }
