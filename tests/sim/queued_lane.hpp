@@ -1,6 +1,7 @@
 #pragma once
 // The executor of the host lane without its thread: a command waits until its time has come, and is then executed by
-// the passes of the daemon. What an Abort stops is what it stops in a lane that has not begun it.
+// the passes of the daemon. What an Abort stops is what it stops in a lane that has not begun it. Jobs are of data path
+// `stats`: no gradient travels, so nothing is under way between commands.
 
 #include "device/about.hpp"
 #include "device/device_error.hpp"
@@ -70,11 +71,11 @@ class QueuedLane final : public device::Lane {
   template <typename Command>
   device::LaneReport execute(Command& command, device::Failed failed) {
     try {
-      device::LaneReport report = executor_(command);
-      if constexpr (std::is_same_v<Command, device::UnloadPlan>) {
-        aborted_.erase(command.plan);
+      if constexpr (std::is_same_v<Command, device::ReduceBucket>) {
+        return executor_(command).value();
+      } else {
+        return done(command);
       }
-      return report;
     } catch (const device::RowError& error) {
       failed.message = error.what();
       failed.row = device::FailedRow{error.tensor(), error.rank(), error.field()};
@@ -86,11 +87,20 @@ class QueuedLane final : public device::Lane {
     return failed;
   }
 
+  template <typename Command>
+  device::LaneReport done(Command& command) {
+    device::LaneReport report = executor_(command);
+    if constexpr (std::is_same_v<Command, device::UnloadPlan>) {
+      aborted_.erase(command.plan);
+    }
+    return report;
+  }
+
   std::deque<device::LaneCommand> commands_;
   std::map<device::PlanId, device::Tag> aborted_;
   std::atomic<bool> cancel_{false};
   device::HostDevice device_{1, cancel_};
-  device::LaneExecutor executor_{device_, cancel_};
+  device::LaneExecutor executor_{device_, cancel_, {}, [](device::PlanId) {}};
 };
 
 }  // namespace gradsync::sim

@@ -232,7 +232,7 @@ std::string MemberMachine::waits_for() const {
     case State::Ready:
       return "other nodes load the plan";
     case State::Connected:
-      return "other nodes connect";
+      return "nodes connect to each other";
     case State::Begun:
       return phase_ == Phase::Idle ? "" : "other nodes take part in the step";
   }

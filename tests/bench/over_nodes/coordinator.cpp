@@ -63,6 +63,7 @@ class OneDeclaration final : public DeclarationsByHash {
 std::shared_ptr<const plan::Plan> plan_of(std::uint32_t nodes, std::uint32_t layers) {
   auto plan = std::make_shared<plan::Plan>();
   plan->world_size = nodes;
+  plan->options.data_path = plan::DataPath::Stats;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> cut;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> copied;
   for (std::uint32_t rank = 0; rank < nodes; ++rank) {
