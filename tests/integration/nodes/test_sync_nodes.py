@@ -72,3 +72,20 @@ def test_bytes_of_a_stranger_disturb_nobody(tmp_path: Path) -> None:
                 with socket.create_connection((f"127.0.0.{node + 2}", nodes.port), DEADLINE_S) as stranger:
                     stranger.sendall(sent)
         check_sync(ranks, 0, whole(on_all(ranks, lambda rank: rank.step(0))))
+
+
+def test_status_names_the_groups_of_ranks_that_exchange_gradients(tmp_path: Path) -> None:
+    with Nodes(tmp_path, 2) as nodes, job_over(nodes, 2, kind=with_layout(hsdp)) as ranks:
+        whole(on_all(ranks, SyncRank.declare))
+        check_sync(ranks, 0, whole(on_all(ranks, lambda rank: rank.step(0))))
+        for rank in (ranks[0], ranks[2]):
+            (job,) = rank.client.status()["jobs"]
+            groups = {group["name"]: group for group in job["communicators"]}
+            assert {name.split(":")[0] for name in groups} == {"replicate+shard"}
+            assert sorted(tuple(group["ranks"]) for group in groups.values()) == [(0, 1, 2, 3)]
+            for group in groups.values():
+                assert group["epoch"] == job["epoch"]
+                assert group["state"] == "idle"
+                assert group["operations"] > 0
+                assert group["sent_bytes"] > 0 and group["received_bytes"] > 0
+                assert 0 <= group["last_use_age_s"] < DEADLINE_S
