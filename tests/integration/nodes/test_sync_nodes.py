@@ -87,5 +87,5 @@ def test_status_names_the_groups_of_ranks_that_exchange_gradients(tmp_path: Path
                 assert group["epoch"] == job["epoch"]
                 assert group["state"] == "idle"
                 assert group["operations"] > 0
-                assert group["sent_bytes"] > 0 and group["received_bytes"] > 0
+                assert min(group["sent_bytes"], group["received_bytes"]) > 0
                 assert 0 <= group["last_use_age_s"] < DEADLINE_S
