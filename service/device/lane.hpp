@@ -3,7 +3,9 @@
 // a closure or a pointer into the sender, so a lane can be a thread (host) or another process (GPU).
 //
 // Invariants: commands are executed in the order of submission, but for `Abort`; each command yields exactly one
-// report; `submit` never blocks and never throws. `Abort` overtakes: reductions, finishes and scalings of its plan with
+// report; `submit` never blocks and never throws. A reduction of a plan over nodes is under way from its command until
+// its report; meanwhile commands of other plans are executed, and further reductions of its own are begun. The reports
+// of a plan come in the order of its commands all the same. `Abort` overtakes: reductions, finishes and scalings of its plan with
 // a tag ≤ its own that are queued or running stop at the next chunk and report `Failed{aborted}`; the Abort's own
 // report comes after all of theirs, so that after it nothing of them touches memory any more.
 //

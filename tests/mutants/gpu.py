@@ -58,9 +58,9 @@ IMPORT = (
     imported(
         "import-worker-kept-after-a-fault",
         "A worker whose GPU faulted goes on, and fails every job of that GPU from then on.",
-        "service/device/queue/lane_queue.cpp",
-        "failed.lane_lost = error.kind() == DeviceError::Kind::DeviceLost;",
-        "failed.lane_lost = false;",
+        "service/device/failure.cpp",
+        "about.lane_lost = error.kind() == DeviceError::Kind::DeviceLost;",
+        "about.lane_lost = false;",
     ),
     imported(
         "import-fault-of-a-product-missed",

@@ -155,8 +155,8 @@ SYNC = (
         "replica-nan-lost",
         "A NaN that a replica alone has is not in the norm.",
         "device/host/bucket_reduction.cpp",
-        "          add_nonfinite(stats, plan_.attempt().chunk_stats[index]);\n",
-        "",
+        "add_nonfinite(stats, plan_.attempt().chunk_stats[index])",
+        "void()",
     ),
     sync(
         "first-vector-of-a-row-streamed",

@@ -12,7 +12,7 @@ def transfer(name: str, fault: str, file: str, old: str, new: str) -> Mutant:
 
 
 def queue(name: str, fault: str, old: str, new: str) -> Mutant:
-    return Mutant(name, fault, "transfer", "service/device/queue/lane_queue.cpp", old, new)
+    return Mutant(name, fault, "transfer", "service/device/queue/under_way.hpp", old, new)
 
 
 TRANSFER = (
@@ -145,13 +145,13 @@ TRANSFER = (
     queue(
         "finish-does-not-wait",
         "A finish overtakes the reductions that are under way.",
-        "    return plan && under_way_.contains(*plan) &&",
-        "    return plan && under_way_.contains(*plan + 1) &&",
+        "    return plan && plans_.contains(*plan) &&",
+        "    return plan && plans_.contains(*plan + 1) &&",
     ),
     queue(
         "memory-unmapped-under-a-reduction",
         "The memory of a rank is released while its gradients are being reduced.",
-        "    if (const auto* unmap = std::get_if<UnmapBuffer>(&command)) {\n      return ",
-        "    if (const auto* unmap = std::get_if<UnmapBuffer>(&command)) {\n      return running_.size() > 9 && ",
+        "      return std::any_of(plans_.begin(), plans_.end(), [&](const auto& each) {",
+        "      return plans_.empty() && std::any_of(plans_.begin(), plans_.end(), [&](const auto& each) {",
     ),
 )

@@ -5,7 +5,9 @@
 #include "device/about.hpp"
 #include "device/device_error.hpp"
 #include "device/failure.hpp"
+#include "device/queue/command_attempt.hpp"
 #include "device/queue/lane_executor.hpp"
+#include "device/queue/under_way.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -20,44 +22,6 @@
 #include <vector>
 
 namespace gradsync::device {
-
-namespace {
-
-/// The plan that a command is about.
-std::optional<PlanId> plan_of(const LaneCommand& command) {
-  return std::visit(
-      [](const auto& given) -> std::optional<PlanId> {
-        if constexpr (requires { given.plan; }) {
-          return given.plan;
-        } else {
-          return std::nullopt;
-        }
-      },
-      command
-  );
-}
-
-/// The attempt a command works on, if an Abort can stop it.
-struct Attempt {
-  PlanId plan = 0;
-  Tag tag = 0;
-};
-
-std::optional<Attempt> attempt_of(const LaneCommand& command) {
-  return std::visit(
-      [](const auto& given) -> std::optional<Attempt> {
-        using Command = std::remove_cvref_t<decltype(given)>;
-        if constexpr (std::is_same_v<Command, ReduceBucket> || std::is_same_v<Command, FinishStep> || std::is_same_v<Command, MeasureBuckets> || std::is_same_v<Command, ScaleGradients> || std::is_same_v<Command, ReadRows>) {
-          return Attempt{given.plan, given.tag};
-        } else {
-          return std::nullopt;
-        }
-      },
-      command
-  );
-}
-
-}  // namespace
 
 class LaneQueue::Thread {
  public:
@@ -111,12 +75,6 @@ class LaneQueue::Thread {
     std::optional<PlanId> plan;
     std::optional<Attempt> attempt;
     std::uint64_t work = 0;  ///< as that of `LaneExecutor::work_of`
-  };
-
-  /// A plan of which reductions are under way.
-  struct UnderWay {
-    Tag tag = 0;                    ///< the oldest attempt
-    std::vector<BufferId> buffers;  ///< which are not released meanwhile
   };
 
   /// What the thread does next.
@@ -176,19 +134,11 @@ class LaneQueue::Thread {
 
   /// Whether a command has to wait until reductions that are under way are done. Those of an aborted attempt do not.
   [[nodiscard]] bool is_parked(const LaneCommand& command) const {
-    if (under_way_.empty() || std::holds_alternative<Abort>(command)) {
+    if (under_way_.empty() || !under_way_.holds_up(command)) {
       return false;
     }
-    if (const auto* unmap = std::get_if<UnmapBuffer>(&command)) {
-      return std::any_of(under_way_.begin(), under_way_.end(), [&](const auto& each) {
-        return std::find(each.second.buffers.begin(), each.second.buffers.end(), unmap->buffer) !=
-               each.second.buffers.end();
-      });
-    }
-    const std::optional<PlanId> plan = plan_of(command);
     const std::optional<Attempt> attempt = attempt_of(command);
-    return plan && under_way_.contains(*plan) && !std::holds_alternative<ReduceBucket>(command) &&
-           !(attempt && is_aborted(*attempt));
+    return !(attempt && is_aborted(*attempt));
   }
 
   /// The first command that can be executed now. The commands of a plan stay in order.
@@ -287,23 +237,22 @@ class LaneQueue::Thread {
   PlanId begin(std::deque<PlanId>::iterator at) {
     const PlanId plan = *at;
     ready_.erase(at);
-    const auto under_way = under_way_.find(plan);
-    const auto attempt =
-        under_way == under_way_.end() ? std::nullopt : std::optional(Attempt{plan, under_way->second.tag});
+    const std::optional<Tag> tag = under_way_.tag_of(plan);
+    const auto attempt = tag ? std::optional(Attempt{plan, *tag}) : std::nullopt;
     running_.push_back({plan, attempt, kWorkAtOnce});
     follow_top();
     follow_queue();
     return plan;
   }
 
-  /// `goes_on`: a plan that can, if reductions of it are under way.
-  void end(std::optional<PlanId> goes_on) {
+  /// `goes_on`: the plan can, if reductions of it are under way.
+  void end(bool goes_on) {
     const std::lock_guard lock(mutex_);
     if (const std::optional<PlanId> plan = running_.back().plan) {
       follow_transfers(*plan);
-    }
-    if (goes_on && under_way_.contains(*goes_on)) {
-      note_ready(*goes_on);
+      if (goes_on && under_way_.tag_of(*plan)) {
+        note_ready(*plan);
+      }
     }
     running_.pop_back();
     follow_top();
@@ -312,13 +261,9 @@ class LaneQueue::Thread {
 
   void follow_transfers(PlanId plan) {
     if (const std::optional<Tag> tag = executor_.under_way(plan)) {
-      const auto [entry, added] = under_way_.try_emplace(plan);
-      entry->second.tag = *tag;
-      if (added) {
-        entry->second.buffers = executor_.buffers_of(plan);
-      }
+      under_way_.note(plan, *tag, executor_.buffers_of(plan));
     } else if (!under_way_.empty()) {
-      under_way_.erase(plan);
+      under_way_.forget(plan);
     }
   }
 
@@ -398,15 +343,14 @@ class LaneQueue::Thread {
 
   void work_on(Next& next) {
     std::optional<LaneReport> report;
-    std::optional<PlanId> goes_on = next.plan;
+    bool goes_on = false;
     if (next.command) {
-      const auto* reduce = std::get_if<ReduceBucket>(&*next.command);
-      goes_on = reduce != nullptr ? std::optional(reduce->plan) : std::nullopt;
+      goes_on = std::holds_alternative<ReduceBucket>(*next.command);
       report = execute(*next.command);
-    } else if (!next.plan) {
+    } else if (next.plan) {
+      goes_on = executor_.advance(*next.plan);
+    } else {
       give_up_transfers();
-    } else if (!executor_.advance(*next.plan)) {
-      goes_on.reset();
     }
     std::vector<LaneReport> reports;
     executor_.take_reports(reports);
@@ -424,7 +368,7 @@ class LaneQueue::Thread {
   void give_up_transfers() {
     executor_.give_up_transfers();
     const std::lock_guard lock(mutex_);
-    under_way_.clear();
+    under_way_ = {};
     ready_.clear();
   }
 
@@ -473,7 +417,7 @@ class LaneQueue::Thread {
   std::map<PlanId, std::uint64_t> work_;   ///< of each plan that is loaded
   std::vector<Running> running_;           ///< a stack: the last one has the device
   std::vector<PlanId> behind_;             ///< memory of `first_shorter`
-  std::map<PlanId, UnderWay> under_way_;   ///< plans with reductions that are
+  UnderWay under_way_;                     ///< reductions that are
   std::deque<PlanId> ready_;               ///< those that can go on, each once, in turn
   bool plans_turn_ = false;                ///< a plan went on last, and not a command
   bool sleeps_ = false;                    ///< the thread waits for work

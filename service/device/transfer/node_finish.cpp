@@ -10,8 +10,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace gradsync::device {
 
@@ -60,11 +62,15 @@ class NodeFinish {
         report_empty(index, math);
       }
     }
+    // Those of which nothing is known to be there may be absent on every node, and must not take the place of others.
+    uncertain_.resize(std::min(uncertain_.size(), kMaxFindings - math.missing.size()));
+    std::ranges::move(uncertain_, std::back_inserter(math.missing));
+    std::ranges::sort(math.missing, {}, &MissingFinding::tensor);
     return math;
   }
 
  private:
-  /// Of parts that are counted by a sum of this node alone.
+  /// In parts that are counted by a sum of this node alone.
   [[nodiscard]] std::uint64_t elements_here() const {
     std::uint64_t elements = 0;
     for (std::uint32_t part = 0; part < plan_.layout().parts.size(); ++part) {
@@ -109,7 +115,7 @@ class NodeFinish {
     }
   }
 
-  void report_empty(std::uint32_t index, StepMath& math) const {
+  void report_empty(std::uint32_t index, StepMath& math) {
     const LaneTensor& tensor = plan_.layout().tensors[index];
     MissingFinding missing{index, {}};
     bool some = false;
@@ -127,14 +133,16 @@ class NodeFinish {
     }
     std::ranges::sort(missing.ranks);
     missing.ranks.erase(std::unique(missing.ranks.begin(), missing.ranks.end()), missing.ranks.end());
-    if (some && !missing.ranks.empty() && math.missing.size() < kMaxFindings) {
-      math.missing.push_back(std::move(missing));
+    std::vector<MissingFinding>& findings = some ? math.missing : uncertain_;
+    if (!missing.ranks.empty() && findings.size() < kMaxFindings) {
+      findings.push_back(std::move(missing));
     }
   }
 
   LoadedPlan& plan_;
   const NodePlan& nodes_;
-  bool found_ = false;  ///< a value that is not finite
+  bool found_ = false;                     ///< a value that is not finite
+  std::vector<MissingFinding> uncertain_;  ///< of tensors that this node knows no contribution to
 };
 
 }  // namespace

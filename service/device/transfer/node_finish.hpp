@@ -8,8 +8,8 @@
 namespace gradsync::device {
 
 /// `absent` of the findings: tensors and tied copies that this node's ranks have, to whose sums none of them
-/// contributed. `missing`: destinations here of a sum to which nobody did, where this node knows that somebody did to
-/// another sum of the tensor.
+/// contributed. `missing`: destinations here of a sum to which nobody did; also of a tensor that may be absent on every
+/// node, which is for those that join the findings to know.
 ///
 /// A part with several sums that are not all on this node is counted by the first of them, wherever that is made. If
 /// nobody contributed to it while somebody did to another, the norm would leave the part out: that fails, with the

@@ -133,17 +133,29 @@ class Scaling final : public PoolJob {
 
 /// A part is counted by its first sum. Where nobody contributed to that, others may have contributed to another one,
 /// which need not be known here: then the norm would leave the part out.
-void check_counted(const LoadedPlan& plan, const std::vector<std::uint32_t>& absent) {
+bool may_be_left_out(const LoadedPlan& plan, std::uint32_t number) {
+  const LanePart& part = plan.layout().parts[number];
+  const std::size_t sums = plan.sums_of(part).size();
+  if (!plan.attempt().tensors[part.tensor].incomplete || part.elements == 0 || plan.nodes()->all_here[part.sums] ||
+      known_of(plan, number, 0) != SumKnown::Empty) {
+    return false;
+  }
+  bool all_empty = true;
+  for (std::size_t sum = 1; sum < sums; ++sum) {
+    all_empty = all_empty && known_of(plan, number, sum) == SumKnown::Empty;
+  }
+  return !all_empty;
+}
+
+void check_all_counted(const LoadedPlan& plan, const std::vector<std::uint32_t>& absent) {
   for (std::uint32_t number = 0; number < plan.layout().parts.size(); ++number) {
-    const LanePart& part = plan.layout().parts[number];
-    if (plan.attempt().tensors[part.tensor].incomplete && part.elements != 0 && plan.sums_of(part).size() > 1 &&
-        !plan.nodes()->all_here[part.sums] && known_of(plan, number, 0) == SumKnown::Empty &&
-        !std::ranges::binary_search(absent, part.tensor)) {
+    const std::uint32_t tensor = plan.layout().parts[number].tensor;
+    if (may_be_left_out(plan, number) && !std::ranges::binary_search(absent, tensor)) {
       throw DeviceError(
           fmt::format(
               "no rank contributed to the sum of tensor {} that the norm counts, and some did to the tensor: the norm "
               "would leave it out",
-              part.tensor
+              tensor
           ),
           "replicas have to use the same tensors in a step"
       );
@@ -161,10 +173,7 @@ void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, c
 double scale_outputs(
     LoadedPlan& plan, const ScaleGradients& command, WorkerPool& pool, const std::atomic<bool>& cancel
 ) {
-  if (!std::ranges::is_sorted(command.absent)) {
-    throw DeviceError("the tensors that are absent have to ascend");
-  }
-  check_counted(plan, command.absent);
+  check_all_counted(plan, command.absent);
   Scaling scaling(plan, command, cancel);
   if (scaling.tasks() == 0) {
     return 0;

@@ -33,7 +33,7 @@ inline constexpr std::uint32_t kNotCounted = std::numeric_limits<std::uint32_t>:
 struct BlockChunk {
   Chunk chunk;              ///< of inputs: their runs; of outputs: one run of elements of the part
   std::uint32_t piece = 0;  ///< index into BucketTransfer::pieces
-  /// Of outputs that the norm counts here: the place of their statistics, as of ChunkTable::chunks.
+  /// For outputs that the norm counts here: the place of their statistics in ChunkTable::chunks.
   std::uint32_t counted = kNotCounted;
   std::uint64_t at = 0;  ///< its first element in the block
 };
@@ -88,7 +88,7 @@ struct NodePlan {
     return places[part.sums][sum] == SumPlace::Here;
   }
 
-  /// Of a sum that the norm does not count; any worker.
+  /// For a sum that the norm does not count; any worker.
   void note_replica(std::uint32_t tensor, const ChunkStats& stats) {
     attempt.replica_nonfinite[tensor].fetch_add(stats.nonfinite, std::memory_order_relaxed);
     attempt.replica_nan[tensor].fetch_add(stats.nan, std::memory_order_relaxed);

@@ -279,17 +279,22 @@ class NodeWorld {
       said.outcomes.push_back(plan::apply_clip_rule(rule, group.norm(), 1));
     }
     said.absent = absent_everywhere(absent_on);
+    std::erase_if(said.missing, [&](const auto& each) { return std::ranges::binary_search(said.absent, each.first); });
     return said;
   }
 
   /// Then the multiplication.
   NodesSaid step(Tag tag, const UnusedSet& unused = {}) {
     NodesSaid said = measure(tag, unused);
-    for (plan::TransferNode node = 0; node < nodes.size() && said.failed.empty(); ++node) {
+    const bool measured = said.failed.empty();
+    for (plan::TransferNode node = 0; node < nodes.size() && measured; ++node) {
       submit(node, ScaleGradients{kPlan, tag, said.outcomes, {}, said.absent});
     }
-    for (plan::TransferNode node = 0; node < nodes.size() && said.failed.empty(); ++node) {
-      expect<Scaled>(node);
+    for (plan::TransferNode node = 0; node < nodes.size() && measured; ++node) {
+      const LaneReport report = nodes[node]->box.take();
+      if (const auto* failed = std::get_if<Failed>(&report)) {
+        said.failed.push_back(*failed);
+      }
     }
     return said;
   }
