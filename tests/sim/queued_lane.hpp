@@ -1,14 +1,13 @@
 #pragma once
 // The executor of the host lane without its thread: a command waits until its time has come, and is then executed by
-// the passes of the daemon. What an Abort stops is what it stops in a lane that has not begun it. Jobs are of data path
-// `stats`: no gradient travels, so nothing is under way between commands.
+// the passes of the daemon. What an Abort stops is what it stops in a lane that has not begun it.
 
 #include "device/about.hpp"
 #include "device/device_error.hpp"
+#include "device/failure.hpp"
 #include "device/host/host_device.hpp"
 #include "device/lane.hpp"
 #include "device/queue/lane_executor.hpp"
-#include "device/step/stats_finish.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -71,36 +70,22 @@ class QueuedLane final : public device::Lane {
   template <typename Command>
   device::LaneReport execute(Command& command, device::Failed failed) {
     try {
-      if constexpr (std::is_same_v<Command, device::ReduceBucket>) {
-        return executor_(command).value();
-      } else {
-        return done(command);
+      std::optional<device::LaneReport> report =
+          executor_(command);  // none for gradients over nodes: no world has them
+      if constexpr (std::is_same_v<Command, device::UnloadPlan>) {
+        aborted_.erase(command.plan);
       }
-    } catch (const device::RowError& error) {
-      failed.message = error.what();
-      failed.row = device::FailedRow{error.tensor(), error.rank(), error.field()};
-    } catch (const device::DeviceError& error) {
-      failed.message = error.what();
-      failed.aborted = error.kind() == device::DeviceError::Kind::Aborted;
-      failed.hint = error.hint();
+      return std::move(report.value());
+    } catch (const device::DeviceError&) {
+      return device::failure_by_exception(std::move(failed));
     }
-    return failed;
-  }
-
-  template <typename Command>
-  device::LaneReport done(Command& command) {
-    device::LaneReport report = executor_(command);
-    if constexpr (std::is_same_v<Command, device::UnloadPlan>) {
-      aborted_.erase(command.plan);
-    }
-    return report;
   }
 
   std::deque<device::LaneCommand> commands_;
   std::map<device::PlanId, device::Tag> aborted_;
   std::atomic<bool> cancel_{false};
   device::HostDevice device_{1, cancel_};
-  device::LaneExecutor executor_{device_, cancel_, {}, [](device::PlanId) {}};
+  device::LaneExecutor executor_{device_, cancel_, {}, {}};
 };
 
 }  // namespace gradsync::sim

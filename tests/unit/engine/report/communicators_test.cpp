@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr TimePoint kNow{std::chrono::seconds(100)};
+constexpr TimePoint kAsked{std::chrono::seconds(100)};
 
 Communicators of_node(const plan::Plan& plan, const std::vector<NodeNumber>& nodes, NodeNumber node) {
   return {plan, lane_nodes_of(plan, nodes, node)};
@@ -39,18 +39,18 @@ TEST(Communicators, count_what_the_program_of_the_node_moves) {
   ASSERT_TRUE(job.add(plan::tensor("w", {100})));
   const plan::Plan plan = job.plan();
   Communicators node = of_node(plan, {0, 0, 1, 1}, 0);
-  ASSERT_THAT(node.status(7, "idle", kNow), SizeIs(1));
-  const CommunicatorStatus unused = node.status(7, "idle", kNow)[0];
+  ASSERT_THAT(node.status(7, "idle", kAsked), SizeIs(1));
+  const CommunicatorStatus unused = node.status(7, "idle", kAsked)[0];
   EXPECT_EQ(unused.name, communicator_name({"dp"}, {0, 1, 2, 3}));
   EXPECT_THAT(unused.ranks, ElementsAre(0, 1, 2, 3));
   EXPECT_EQ(unused.epoch, 7U);
   EXPECT_EQ(unused.operations, 0U);
   EXPECT_EQ(unused.last_use_age_s, -1);
   EXPECT_EQ(node.bytes_of(0), 804U) << "as worked out in docs/adr/0032: 145 and 257 bytes each way";
-  node.on_reduced(0, kNow);
-  node.on_reduced(0, kNow);
-  node.on_reduced(9, kNow);  // no bucket of the plan
-  const CommunicatorStatus used = node.status(7, "reducing", kNow + std::chrono::seconds(3))[0];
+  node.on_reduced(0, kAsked);
+  node.on_reduced(0, kAsked);
+  node.on_reduced(9, kAsked);  // no bucket of the plan
+  const CommunicatorStatus used = node.status(7, "reducing", kAsked + std::chrono::seconds(3))[0];
   EXPECT_EQ(used.sent_bytes, 804U);
   EXPECT_EQ(used.received_bytes, 804U);
   EXPECT_EQ(used.operations, 2U);
@@ -63,9 +63,9 @@ TEST(Communicators, are_those_that_the_node_takes_part_in) {
   plan::TensorDeclaration all = plan::tensor("all", {64});
   ASSERT_TRUE(job.add(all));
   const plan::Plan plan = job.plan();
-  EXPECT_THAT(of_node(plan, {0, 1, 2}, 2).status(1, "idle", kNow), SizeIs(1));
-  EXPECT_THAT(of_node(plan, {0, 0, 0}, 0).status(1, "idle", kNow), IsEmpty()) << "nothing travels";
-  EXPECT_THAT(Communicators().status(1, "idle", kNow), IsEmpty());
+  EXPECT_THAT(of_node(plan, {0, 1, 2}, 2).status(1, "idle", kAsked), SizeIs(1));
+  EXPECT_THAT(of_node(plan, {0, 0, 0}, 0).status(1, "idle", kAsked), IsEmpty()) << "nothing travels";
+  EXPECT_THAT(Communicators().status(1, "idle", kAsked), IsEmpty());
 }
 
 }  // namespace
