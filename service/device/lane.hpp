@@ -5,9 +5,9 @@
 // Invariants: commands are executed in the order of submission, but for `Abort`; each command yields exactly one
 // report; `submit` never blocks and never throws. A reduction of a plan over nodes is under way from its command until
 // its report; meanwhile commands of other plans are executed, and further reductions of its own are begun. The reports
-// of a plan come in the order of its commands all the same. `Abort` overtakes: reductions, finishes and scalings of its plan with
-// a tag ≤ its own that are queued or running stop at the next chunk and report `Failed{aborted}`; the Abort's own
-// report comes after all of theirs, so that after it nothing of them touches memory any more.
+// of a plan come in the order of its commands all the same. `Abort` overtakes: reductions, finishes and scalings of its
+// plan with a tag ≤ its own that are queued or running stop at the next chunk and report `Failed{aborted}`; the Abort's
+// own report comes after all of theirs, so that after it nothing of them touches memory any more.
 //
 // What Abort promises in time: a pass of the aborted attempt that runs ends when each thread has done the chunk it has
 // in hand, which is kChunkElements of one tensor on every rank: below a millisecond for the usual norms and up to some

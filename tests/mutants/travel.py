@@ -1,4 +1,4 @@
-"""Faults in how gradients travel between the daemons of one job: connections, buckets, what is written, and failures."""
+"""Faults in how gradients travel between the daemons of a job: connections, buckets, what is written, and failures."""
 
 from __future__ import annotations
 

@@ -89,11 +89,8 @@ void Job::perform(Decide& action) {
 
 void Job::perform(LaunchOutcomes& action) {
   context_.lanes[action.lane].submit(device::ScaleGradients{
-      active_->id,
-      machine_->attempt(),
-      std::move(action.outcomes),
-      std::move(action.buckets),
-      std::move(action.absent)});
+      active_->id, machine_->attempt(), std::move(action.outcomes), std::move(action.buckets), std::move(action.absent)}
+  );
 }
 
 void Job::perform(LaunchScale& action) {

@@ -12,8 +12,9 @@
 // checked against the plan before it is read; BEGIN
 // goes out when every node of the roster is connected in this epoch; an attempt is decided when every node contributed,
 // and done when every node voted for one and the same result; `StoreDone` is performed before `done` is sent to any
-// node; an attempt that is done is never aborted; one that fails where gradients travel ends its epoch; an epoch that ended makes every node join anew behind everything that
-// it sent before; a node in doubt is ruled on as soon as the record of this node is known.
+// node; an attempt that is done is never aborted; one that fails where gradients travel ends its epoch; an epoch that
+// ended makes every node join anew behind everything that it sent before; a node in doubt is ruled on as soon as the
+// record of this node is known.
 
 #include "base/clock.hpp"
 #include "engine/peers/coordinator_roll.hpp"

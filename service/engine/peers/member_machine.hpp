@@ -69,7 +69,7 @@ class MemberMachine {
 
   static constexpr Milliseconds kBeat{1'000};
   static constexpr Milliseconds kDead{5'000};
-  static constexpr Milliseconds kOverdue{2'000};        ///< the coordinator has this long to answer `overdue`
+  static constexpr Milliseconds kOverdue{2'000};  ///< the coordinator has this long to answer `overdue`
   /// A connection that broke says little of why: what its other end says of the attempt is waited for so long.
   static constexpr Milliseconds kCause{500};
   static constexpr std::size_t kPolicyPage = 2u << 20;  ///< bytes of a page of policies, which are twice as many digits

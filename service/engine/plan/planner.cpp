@@ -119,9 +119,8 @@ std::optional<Error> refuse_gpus(const PlanRequest& request, const plan::Plan& p
   if (request.node_of_rank.empty() || plan.options.data_path == plan::DataPath::Stats) {
     return std::nullopt;
   }
-  const auto found = std::ranges::find_if(request.lane_of_rank, [](device::LaneId lane) {
-    return lane != device::kHostLane;
-  });
+  const auto found =
+      std::ranges::find_if(request.lane_of_rank, [](device::LaneId lane) { return lane != device::kHostLane; });
   if (found == request.lane_of_rank.end()) {
     return std::nullopt;
   }
