@@ -107,6 +107,14 @@ TRANSFER = (
         "      if (piece.sum == 0) {",
         "      if (piece.sum < 9) {",
     ),
+    Mutant(
+        "copies-taken-again",
+        "Where powers leave the doubles, copies that the norm does not count are summed with what it counts.",
+        "transfer",
+        "service/device/host/host_passes.cpp",
+        "counted == sums.size() || !is_counted(index, part, counted)",
+        "counted == sums.size() || (sums[counted].destinations.empty() && !is_counted(index, part, counted))",
+    ),
     transfer(
         "absent-set-to-zero",
         "A tensor that no node used gets zeros for its gradient.",

@@ -4,6 +4,7 @@
 #include "device/host/bucket_reduction.hpp"
 #include "device/host/gradient_scaling.hpp"
 #include "device/math/chunk_reference.hpp"
+#include "device/transfer/node_contributions.hpp"
 
 namespace gradsync::device {
 
@@ -23,8 +24,8 @@ class Rescaling final : public PoolJob {
     const LanePart& part = plan_.part_of(chunk);
     const std::vector<LaneSum>& sums = plan_.sums_of(part);
     const std::uint32_t counted = plan_.attempt().parts[chunk.part].counted_sum;
-    if (counted == sums.size()) {
-      return;  // no rank contributed to it: its sum is 0 on any scale
+    if (counted == sums.size() || !is_counted(index, part, counted)) {
+      return;  // no rank contributed to it, or another node counts it: its sum is 0 on any scale
     }
     const plan::DType dtype = plan_.bucket_of(part.tensor).dtype;
     const std::byte* values = plan_.output(chunk, sums[counted].destinations[0], plan::size_of(dtype));
@@ -34,6 +35,17 @@ class Rescaling final : public PoolJob {
   }
 
  private:
+  /// Over nodes: whether this chunk is the one that has the statistics of the counted sum.
+  [[nodiscard]] bool is_counted(std::uint32_t index, const LanePart& part, std::uint32_t sum) const {
+    const NodePlan* nodes = plan_.nodes();
+    if (nodes == nullptr) {
+      return true;
+    }
+    const SumPlace place = index < nodes->first_counted ? SumPlace::Here : SumPlace::Travels;
+    return nodes->places[part.sums][sum] == place &&
+           known_of(plan_, plan_.table().chunks[index].part, sum) == SumKnown::Contributed;
+  }
+
   LoadedPlan& plan_;
   const std::atomic<bool>& cancel_;
 };

@@ -215,6 +215,7 @@ void place_counted_chunks(const LanePlan& layout, NodePlan& nodes, ChunkTable& t
     return std::string("it has more than 2^32 chunks");
   });
   nodes.counted.resize(layout.tensors.size());
+  nodes.first_counted = static_cast<std::uint32_t>(table.chunks.size());
   for (const auto& [tensor, chunk] : counted) {
     ChunkRange& range = nodes.counted[tensor];
     chunk->counted = static_cast<std::uint32_t>(table.chunks.size());

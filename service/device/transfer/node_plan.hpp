@@ -77,6 +77,7 @@ struct NodePlan {
   std::vector<bool> has_input;                ///< by tensor: a rank of this node brings it into some sum
   std::vector<NodeBucket> buckets;
   std::vector<ChunkRange> counted;  ///< by tensor: statistics of blocks that this node owns, as of ChunkTable::chunks
+  std::uint32_t first_counted = 0;  ///< of ChunkTable::chunks; those before it are of sums that are here as a whole
   std::vector<Chunk> held;          ///< every output on this node, in single runs
   std::vector<ChunkRange> held_tasks;     ///< of `held`, for passes over outputs
   std::vector<plan::TransferNode> peers;  ///< ascending; with which messages are exchanged

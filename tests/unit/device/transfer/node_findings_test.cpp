@@ -145,6 +145,22 @@ TEST(NodeFindings, sums_whose_powers_leave_the_doubles_are_taken_again_where_the
   }
 }
 
+TEST(NodeFindings, only_what_is_counted_is_taken_again) {
+  // The first sum travels, two of its copies stay on a node each; and a part that nobody used.
+  ShardedTensor empty;
+  empty.shape = {2, 32};
+  empty.parts = {
+      {slice({2, 32}, 0, {1, 1}, 0), {sum_to({0, 2}, {0, 2})}},
+      {slice({2, 32}, 0, {1, 1}, 1), {sum_to({1, 3}, {1, 3})}}};
+  ShardedJob job = job_of(plan::DType::Float64, 2, {replicated({100}, {{0, 2}, {1}, {3}}), empty});
+  fill(job, 1e200);
+  NodeWorld world(job, kTwoNodes);
+  const NodesSaid said = world.measure(1, {{1, 1}, {1, 3}});
+  ASSERT_TRUE(said.failed.empty());
+  EXPECT_EQ(said.cells.counted_elements, 132U);
+  EXPECT_NEAR(said.norm / (0.5e200 * std::sqrt(132.0)), 1, 1e-12);
+}
+
 TEST(NodeFindings, the_largest_value_is_the_norm_without_a_power) {
   ShardedJob job = job_of(plan::DType::Float16, kInfinity, {replicated({3000}, {{0, 1, 2, 3}})});
   fill(job, 1);
