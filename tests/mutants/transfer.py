@@ -61,7 +61,7 @@ TRANSFER = (
     transfer(
         "own-contribution-forgotten",
         "An owner asks the other nodes alone who contributed.",
-        "transfer_run.cpp",
+        "transfer_run_blocks.cpp",
         "      contributed = plan_.contributed(of.tensor, plan_.sums_of(plan_.layout().parts[part])[of.sum]);",
         "      contributed = false;",
     ),
