@@ -81,9 +81,13 @@ void TransferRun::check_wire(const ReduceBucket& command) const {
   if (!wire_) {
     throw DeviceError(fmt::format("plan {} is not connected to other nodes yet", command.plan));
   }
-  const auto is_same = [&](const Reduction& other) { return other.command.bucket == command.bucket; };
+}
+
+/// A bucket whose sums are made holds them for its first command, also where its report is yet to come.
+void TransferRun::check_once(const ReduceBucket& command) const {
+  const auto is_same = [&](const Reduction& other) { return !other.failure && other.command.bucket == command.bucket; };
   if (std::ranges::any_of(reductions_, is_same)) {
-    throw DeviceError(fmt::format("bucket {} is being reduced", command.bucket));
+    throw DeviceError(fmt::format("bucket {} is being reduced already", command.bucket));
   }
 }
 
@@ -93,6 +97,7 @@ void TransferRun::begin(ReduceBucket& command) {
   Reduction reduction;
   try {
     passes_.throw_if_cancelled();
+    check_once(command);
     const NodeBucket* bucket =
         command.bucket < plan_.nodes()->buckets.size() ? &plan_.nodes()->buckets[command.bucket] : nullptr;
     if (bucket != nullptr && !bucket->blocks.empty()) {

@@ -96,6 +96,7 @@ class TransferRun {
   };
 
   bool go_on();
+  void check_once(const ReduceBucket& command) const;
   void check_wire(const ReduceBucket& command) const;
   void take_messages();
   void note(const WireDone& done);

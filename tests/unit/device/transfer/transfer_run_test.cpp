@@ -342,6 +342,36 @@ TEST(TransferRuns, connections_are_those_of_the_transfers_and_are_given_once) {
   EXPECT_FALSE(failed.wire_lost);
 }
 
+TEST(TransferRuns, a_bucket_that_is_made_and_not_reported_yet_is_not_made_again) {
+  ShardedJob job(4);
+  job.add_bucket(plan::DType::Float32, 1.0);
+  job.add_bucket(plan::DType::Float32, 1.0);
+  job.add(replicated({100}, {{0, 1, 2, 3}}));
+  ShardedTensor stays = replicated({50}, {{0, 1}, {2, 3}});
+  stays.bucket = 1;
+  job.add(stays);
+  job.load();
+  std::mt19937_64 random(9);
+  job.fill(random);
+  NodeWorld world(job, two_on_each(2));
+  world.write();
+  for (const std::uint32_t bucket : {0U, 1U, 1U, 0U}) {
+    world.submit(0, world.reduction(0, 1, bucket));
+  }
+  for (const std::uint32_t bucket : {0U, 1U}) {
+    world.submit(1, world.reduction(1, 1, bucket));
+  }
+  EXPECT_EQ(world.expect<Reduced>(0).bucket, 0U);
+  EXPECT_EQ(world.expect<Reduced>(0).bucket, 1U);
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_THAT(world.expect<Failed>(0).message, testing::AnyOf(HasSubstr("being reduced"), HasSubstr("was already")));
+  }
+  const ShardedOracle oracle(job, {});
+  world.expect<Reduced>(1);
+  world.expect<Reduced>(1);
+  EXPECT_TRUE(world.memory() == oracle.arenas);
+}
+
 TEST(TransferRuns, only_a_raw_finish_ends_a_step_and_nothing_is_done_twice) {
   ShardedJob job = job_of(2);
   NodeWorld world(job, two_on_each(2));
