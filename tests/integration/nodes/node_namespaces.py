@@ -44,7 +44,9 @@ def not_allowed(rules: bool) -> str | None:
 class NodesInNamespaces(Nodes):
     """Node i is at 10.77.0.(2 + i), in a namespace with this one interface, `eth0`."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, listen: str | None = None) -> None:
+        """`listen`: where each daemon listens for the others, by default at the address of its node."""
+        self._listen = listen
         self._names = [f"gradsync-{secrets.token_hex(3)}" for _ in range(count + 1)]
         self.folder, self.port = folder, PORT
         self.coordinator = f"10.77.0.2:{PORT}"
@@ -76,7 +78,12 @@ class NodesInNamespaces(Nodes):
     def _start(self, node: int) -> Daemon:
         folder = self.folder / f"node{node}"
         folder.mkdir(exist_ok=True)
-        peer = ("--peer-listen", f"10.77.0.{2 + node}:{PORT}", "--peer-token-file", str(self.folder / "token"))
+        peer = (
+            "--peer-listen",
+            f"{self._listen or f'10.77.0.{2 + node}'}:{PORT}",
+            "--peer-token-file",
+            str(self.folder / "token"),
+        )
         within = ("ip", "netns", "exec", self._names[node])
         daemon = Daemon(*peer, "--peer-node", f"node{node}", folder=str(folder), before=within)
         return self._stack.enter_context(daemon)

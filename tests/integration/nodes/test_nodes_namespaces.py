@@ -12,6 +12,7 @@ from node_faults import NODE_S, Asking, Baseline, beside, check_errors, step_aga
 from node_jobs import NodeRank, job_over
 from node_namespaces import NodesInNamespaces, not_allowed
 from ranks_in_threads import on_all, whole
+from sync_jobs import MediumRank, sync_again
 
 from gradsync.errors import NodeLost
 
@@ -65,3 +66,25 @@ def test_a_node_that_the_network_loses_is_named_in_time_and_comes_back(tmp_path:
         pytest.skip(reason)
     cases = [(fault, cut) for fault in faults for cut in (0, 1)]
     beside(range(len(cases)), lambda index: broken(tmp_path / f"set{index}", *cases[index]))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3 * DEADLINE_S)
+@pytest.mark.parametrize("cut", [1, 0])
+def test_gradients_travel_between_machines_and_go_on_when_the_network_does(tmp_path: Path, cut: int) -> None:
+    """Daemons that listen everywhere are dialled where the coordinator sees them."""
+    reason = not_allowed(rules=False)
+    if reason is not None:
+        pytest.skip(reason)
+    with NodesInNamespaces(tmp_path, 3, "0.0.0.0") as nodes, job_over(nodes, 1, kind=MediumRank) as ranks:
+        whole(on_all(ranks, MediumRank.declare))
+        sync_again(ranks, 0)
+        nodes.link_down(cut)
+        began = time.monotonic()
+        heard = Asking(ranks, 1).heard()
+        assert {type(each.result) for each in heard} == {NodeLost}, heard
+        assert max(each.at for each in heard) - began < NODE_S
+        assert {each.result.node for each in heard if each.node != cut} == {f"node{cut}"}, heard
+        nodes.heal(cut)
+        sync_again(ranks, 1)
+        sync_again(ranks, 2)
