@@ -51,6 +51,15 @@ def test_buckets_larger_than_the_memory_for_blocks(tmp_path: Path) -> None:
             check_sync(ranks, step, whole(on_all(ranks, lambda rank, step=step: rank.step(step))))
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_more_daemons_than_an_address_has_places(tmp_path: Path) -> None:
+    """All of them have one address here, with places for 16 requests: those that are refused come again."""
+    with Nodes(tmp_path, 12) as nodes, job_over(nodes, 1, kind=SyncRank) as ranks:
+        whole(on_all(ranks, SyncRank.declare))
+        check_sync(ranks, 0, whole(on_all(ranks, lambda rank: rank.step(0))))
+
+
 def test_two_jobs_over_the_same_daemons(tmp_path: Path) -> None:
     with (
         Nodes(tmp_path, 2) as nodes,
