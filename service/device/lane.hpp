@@ -312,11 +312,23 @@ struct Unloaded {
   PlanId plan = 0;
 };
 
+/// What a bucket took on the connections to one other node, of both payloads together. Times count from when the lane
+/// began with the bucket.
+struct LinkUse {
+  plan::TransferNode node = 0;
+  std::uint64_t sent_bytes = 0;
+  std::uint64_t received_bytes = 0;
+  double sent_s = 0;      ///< until the last byte was given away
+  double received_s = 0;  ///< until the last byte was here
+  double partials_s = 0;  ///< until its last partial sum was here, which waits for no third node; 0: it sends none
+};
+
 struct Reduced {
   PlanId plan = 0;
   Tag tag = 0;
   std::uint32_t bucket = 0;
   double busy_s = 0;
+  std::vector<LinkUse> links = {};  ///< by node, ascending; none where nothing of the bucket travels
 };
 
 /// What a node has to say of a step before anything is decided.

@@ -306,8 +306,9 @@ void fields(auto& archive, Same<Unloaded> auto& value) {
   archive(plan);
 }
 
+/// What travels is reduced by the lane of this process, so links do not cross.
 void fields(auto& archive, Same<Reduced> auto& value) {
-  auto& [plan, tag, bucket, busy_s] = value;
+  auto& [plan, tag, bucket, busy_s, links] = value;
   archive(plan, tag, bucket, busy_s);
 }
 

@@ -113,6 +113,7 @@ void TransferRun::begin(ReduceBucket& command) {
     reduction.blocks.clear();
   }
   reduction.command = std::move(command);
+  reduction.since = start;
   reduction.busy_s = seconds(std::chrono::steady_clock::now() - start);
   reductions_.push_back(std::move(reduction));
   finish_reductions();
@@ -180,6 +181,7 @@ void TransferRun::note(const WireDone& done) {
   const std::uint32_t number =
       found->bucket->block_of.at({done.message.peer, done.message.payload, done.received}).at(done.message.number);
   Block& block = found->blocks[number];
+  note_use(*found, done, found->bucket->blocks[number]);
   if (!done.received) {
     --block.sending;
     return;
@@ -188,6 +190,26 @@ void TransferRun::note(const WireDone& done) {
   if (!found->bucket->blocks[number].owned) {
     note_flags(*found, number);
     arrived_.push_back({&*found, number});
+  }
+}
+
+void TransferRun::note_use(Reduction& reduction, const WireDone& done, const NodeBlock& block) const {
+  const plan::BucketTransfer& transfer = transfer_of(reduction);
+  const std::uint64_t bytes = plan::message_bytes(transfer, transfer.blocks[block.block], done.message.payload);
+  auto use = std::ranges::lower_bound(reduction.links, done.message.peer, {}, &LinkUse::node);
+  if (use == reduction.links.end() || use->node != done.message.peer) {
+    use = reduction.links.insert(use, LinkUse{done.message.peer});
+  }
+  const double now_s = seconds(std::chrono::steady_clock::now() - reduction.since);
+  if (!done.received) {
+    use->sent_bytes += bytes;
+    use->sent_s = now_s;
+    return;
+  }
+  use->received_bytes += bytes;
+  use->received_s = now_s;
+  if (done.message.payload == plan::Payload::Partial) {
+    use->partials_s = now_s;
   }
 }
 
@@ -275,7 +297,8 @@ void TransferRun::finish(Reduction& reduction) {
   if (reduction.failure) {
     reports_.emplace_back(std::move(*reduction.failure));
   } else {
-    reports_.emplace_back(Reduced{command.plan, command.tag, command.bucket, reduction.busy_s});
+    reports_.emplace_back(Reduced{
+        command.plan, command.tag, command.bucket, reduction.busy_s, std::move(reduction.links)});
   }
 }
 

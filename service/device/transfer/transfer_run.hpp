@@ -11,6 +11,7 @@
 // After a fault of the wire, or an abort of an attempt, nothing of the plan travels any more: what is under way fails,
 // and every later reduction of what travels.
 
+#include "base/clock.hpp"
 #include "device/host/worker_pool.hpp"
 #include "device/lane.hpp"
 #include "device/loaded/loaded_plan.hpp"
@@ -75,6 +76,8 @@ class TransferRun {
     std::uint32_t joined = 0;        ///< blocks before which none that is owned waits to be added up
     std::uint32_t released = 0;      ///< blocks that gave their memory back
     double busy_s = 0;
+    TimePoint since{};                   ///< when it began
+    std::vector<LinkUse> links = {};     ///< what it took so far, by node
     std::optional<Failed> failure = {};  ///< it never began, or its end failed
   };
 
@@ -100,6 +103,7 @@ class TransferRun {
   void check_wire(const ReduceBucket& command) const;
   void take_messages();
   void note(const WireDone& done);
+  void note_use(Reduction& reduction, const WireDone& done, const NodeBlock& block) const;
   void note_flags(const Reduction& reduction, std::uint32_t block);
   void plan_joins(std::uint64_t& budget);
   void plan_copies(std::uint64_t& budget);
