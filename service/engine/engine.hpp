@@ -16,6 +16,7 @@
 #include "engine/lanes.hpp"
 #include "engine/peers/peers.hpp"
 #include "engine/plan/planner_port.hpp"
+#include "engine/recorder/flight_dump.hpp"
 #include "engine/report/report.hpp"
 #include "engine/types.hpp"
 
@@ -87,6 +88,10 @@ class Engine {
   [[nodiscard]] Result<std::shared_ptr<const plan::Plan>> plan_of(
       std::optional<std::uint32_t> uid, const std::string& job
   ) const;
+
+  /// What the flight recorders have: of which jobs, and of one of them; none where it is gone.
+  [[nodiscard]] std::vector<JobKey> recorded_jobs() const;
+  [[nodiscard]] std::optional<FlightDump> dump_of(const JobKey& job) const;
 
   // the outside world
   void on_lane_report(device::LaneId lane, device::LaneReport report);  ///< `lane` sent it

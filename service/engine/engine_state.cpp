@@ -318,4 +318,17 @@ void Engine::State::on(device::LaneId lane, device::Failed& report) {
   }
 }
 
+std::vector<JobKey> Engine::recorded_jobs() const {
+  std::vector<JobKey> keys;
+  for (const auto& [key, job] : state_->jobs) {
+    keys.push_back(key);
+  }
+  return keys;
+}
+
+std::optional<FlightDump> Engine::dump_of(const JobKey& key) const {
+  const auto job = state_->jobs.find(key);
+  return job == state_->jobs.end() ? std::nullopt : std::optional(job->second->dump());
+}
+
 }  // namespace gradsync::engine

@@ -59,6 +59,11 @@ using JobNumber = std::uint64_t;  ///< of a job in this daemon; a later job of t
 /// The port of a new job to its other nodes; null where all of its ranks are on this node.
 using MakePeers = std::function<std::unique_ptr<Peers>(JobNumber, const AttachRequest& first)>;
 
+struct FlightDump;
+
+/// Takes what the flight recorder of a job has, after a failure; must only hand it over.
+using KeepDump = std::function<void(FlightDump)>;
+
 struct EngineOptions {
   plan::BucketSizes buckets;
   EngineLimits limits;
@@ -75,6 +80,7 @@ struct EngineOptions {
   MeasureMemory measure_memory = [](const device::ArenaBytes& arenas) { return device::memory_headroom(arenas); };
   std::string policy_directory;  ///< where the policies' states outlive the daemon; empty: they are not stored
   MakePeers make_peers;          ///< none: every job has all of its ranks on this node
+  KeepDump keep_dump;            ///< none: failures leave no dump
 };
 
 struct AttachRequest {

@@ -15,6 +15,8 @@
 #include "engine/peers/sums/comparison.hpp"
 #include "engine/plan/planner_port.hpp"
 #include "engine/policies/policy_keeper.hpp"
+#include "engine/recorder/flight_dump.hpp"
+#include "engine/recorder/flight_recorder.hpp"
 #include "engine/report/communicators.hpp"
 #include "engine/report/history.hpp"
 #include "engine/report/step_report.hpp"
@@ -160,6 +162,9 @@ class Job {
 
   // other nodes (job_peers.cpp)
   void on_peer_events(PeerEvents events) { perform(std::move(events)); }
+
+  // flight recorder (job_recorder.cpp)
+  [[nodiscard]] FlightDump dump() const;
 
   // deadlines (job_deadlines.cpp)
   void on_time();
@@ -352,6 +357,13 @@ class Job {
   void note_done(std::uint64_t attempt);
   [[nodiscard]] std::shared_ptr<const std::string> text_of(const StepReport& report) const;
 
+  // flight recorder
+  /// A rank asks for its step, and calls buckets ready with that.
+  void note_finish(std::int64_t rank, const FinishRequest& request);
+  void name_ranks(FlightDump& dump) const;
+  /// Something that nobody asked for has ended an attempt or the epoch: what is recorded of it is kept.
+  void keep_dump(const Error& cause);
+
   // read models
   [[nodiscard]] RankStatus rank_status(std::int64_t rank) const;
 
@@ -388,6 +400,7 @@ class Job {
   std::optional<VerdictReached> ruling_;  ///< on the last doubt of the daemon before this one
   PolicyKeeper policies_;
   History history_;
+  FlightRecorder recorder_;
 };
 
 }  // namespace gradsync::engine

@@ -37,6 +37,7 @@ bool Job::compares(std::int64_t steps) const {
 
 void Job::perform(LaunchReduce& action) {
   note_begun();
+  recorder_.on_launched(word(), action.bucket, context_.now);
   device::ReduceBucket command;
   command.plan = active_->id;
   command.tag = machine_->attempt();
@@ -81,6 +82,7 @@ void Job::perform(LaunchMeasure& action) {
 }
 
 void Job::perform(Decide& action) {
+  recorder_.on_measured(word(), context_.now);
   take_terms(action);
   std::vector<plan::ClipRule> rules;
   policies_.rules(attempt_.terms, rules);

@@ -83,6 +83,7 @@ void Job::perform(HalfTime& action) {
 void Job::give_up_on_lane(const Error& stuck) {
   spdlog::error("lane stuck job={} epoch={} reason=\"{}\"", identity_.name, epochs_.epoch(), stuck.message);
   publish_alert("lane_stuck", stuck.message);
+  keep_dump(stuck);
   answer_failed(attempt_, stuck);
 }
 

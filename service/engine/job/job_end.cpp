@@ -128,6 +128,7 @@ void Job::perform(Prepare& action) {
 
 /// Texts are kept first: when anybody knows the attempt as done, every rank finds its answer.
 void Job::vote() {
+  recorder_.on_voted(word(), context_.now);
   attempt_.prepared->answers = kept_answers(attempt_.prepared->report);
   Voted voted{word(), {}};
   if (!peers_->alone()) {
@@ -170,6 +171,7 @@ void Job::publish_step(const std::shared_ptr<const StepReport>& report) const {
 /// The attempt is done: recorded first, then said.
 void Job::answer_done(std::uint64_t attempt) {
   note_done(attempt);
+  recorder_.on_done(attempt_word({epochs_.epoch(), attempt}), context_.now);
   policies_.settle();
   std::vector<RankReport> answers = std::move(attempt_.prepared->answers);
   ended_.done = DoneRecord{{epochs_.epoch(), attempt}, std::move(attempt_.prepared->report), active_->plan};
@@ -215,6 +217,10 @@ void Job::perform(AttemptFailed& action) {
         kind_of(error.code),
         error.message
     );
+  }
+  if (counted && action.begun) {
+    recorder_.on_failed(attempt_word(failed), error, context_.now);
+    keep_dump(error);
   }
   perform(epochs_.on_attempt_failed(context_.now));
   answer_failed(over, error);

@@ -292,6 +292,7 @@ void Job::reseat(LocalRanks ranks) {
 
 void Job::perform(const CommitPlan& action) {
   record_ = active_->record;
+  recorder_.use_plan(*active_->plan, !peers_->alone());
   reseat(attached_ranks());
   if (!action.keeps_steps) {
     machine_.emplace(active_->plan, epochs_.epoch(), locals_);
@@ -348,6 +349,9 @@ void Job::perform(const ReportLoss& action) {
       action.error.message
   );
   publish_alert("rank_lost", action.error.message);
+  if (machine_ && !machine_->begun()) {  // else the attempt fails, and its dump has more
+    keep_dump(action.error);
+  }
 }
 
 void Job::perform(const VacateSeat& action) {

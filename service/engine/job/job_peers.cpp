@@ -129,6 +129,9 @@ void Job::perform(LinksFailed& event) {
 void Job::perform(BeginEpoch&) { perform(epochs_.on_begin()); }
 
 void Job::perform(EpochEnded& event) {
+  if (event.error.code == ErrorCode::NodeLost && !(machine_ && machine_->begun())) {
+    keep_dump(event.error);  // else the attempt fails, and its dump has more
+  }
   perform(
       event.declared_elsewhere ? epochs_.on_declared_elsewhere(context_.now, event.error)
                                : epochs_.on_ended(context_.now, event.error)
@@ -158,6 +161,7 @@ void Job::perform(SumsKnown& event) {
     )));
     return;
   }
+  recorder_.on_decided(decision.word, context_.now);
   device::StepMath math;
   if (decision.cells) {
     std::vector<plan::ClipRule> rules;

@@ -24,6 +24,7 @@ void Job::import_policies(std::int64_t rank, ImportRequest request, Reply<RankRe
   if (take_step_reply(rank, request.key, make_ask(request, context_.now, deadline), std::move(reply)) &&
       !epochs_.ending()) {
     note_ask();
+    recorder_.on_asked(word(), rank, history_.last_step(), context_.now);
     attempt_.import_state = request.state;
     run(machine_->on_import(rank, request, context_.now, deadline));
     follow_step_call(rank);

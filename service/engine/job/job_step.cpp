@@ -19,6 +19,9 @@ bool same(const StepKey& a, const StepKey& b) { return a.epoch == b.epoch && a.a
 
 void Job::bucket_ready(std::int64_t rank, const BucketReady& ready) {
   if (machine_ && epochs_.seat(rank).declaration.committed && ready.key.epoch == epochs_.epoch()) {
+    if (ready.key.attempt == machine_->attempt()) {
+      recorder_.on_ready(attempt_word(ready.key), ready.bucket, rank, context_.now);
+    }
     run(machine_->on_bucket_ready(rank, ready.key.attempt, ready.bucket, ready.micro_batch));
   }
 }
@@ -104,6 +107,7 @@ void Job::finish(std::int64_t rank, FinishRequest request, Reply<RankReport> rep
   call_of(rank).bucket_digests = std::move(request.bucket_digests);
   if (!epochs_.ending()) {
     note_ask();
+    note_finish(rank, request);
     run(machine_->on_finish(rank, request, context_.now, deadline));
     follow_step_call(rank);
   }
@@ -187,6 +191,9 @@ void Job::on_reduced(device::LaneId lane, const device::Reduced& report) {
     context_.metrics.bucket_bytes.Increment(static_cast<double>(active_->plan->buckets[report.bucket].size_bytes));
     context_.metrics.wire_bytes.Increment(static_cast<double>(active_->communicators.bytes_of(report.bucket)));
     active_->communicators.on_reduced(report.bucket, context_.now);
+    if (report.tag == machine_->attempt()) {
+      recorder_.on_reduced(word(), report, context_.now);
+    }
     machine_->on_reduced(lane, report.tag);
   }
 }
@@ -194,6 +201,9 @@ void Job::on_reduced(device::LaneId lane, const device::Reduced& report) {
 void Job::on_finished(device::LaneId lane, device::Finished report) {
   if (active_ && active_->id == report.plan && machine_) {
     const std::uint64_t tag = report.tag;
+    if (tag == machine_->attempt()) {
+      recorder_.on_measured(word(), context_.now);
+    }
     if (report.raw && tag == machine_->attempt()) {
       attempt_.raw = std::make_unique<device::Finished>(std::move(report));
     }

@@ -117,6 +117,20 @@ class StepMachine {
 
   [[nodiscard]] const std::optional<Ask>& ask_of(std::int64_t rank) const { return ranks_[seat(rank)].ask; }
 
+  /// Calls `visit` with each bucket that the rank has a part of, and has not called ready.
+  template <typename Visit>
+  void each_unready(std::int64_t rank, Visit visit) const {
+    const Rank& of_rank = ranks_[seat(rank)];
+    if (of_rank.notified.size() == of_rank.ready.size()) {
+      return;
+    }
+    for (std::uint32_t bucket = 0; bucket < of_rank.ready.size(); ++bucket) {
+      if (!of_rank.ready[bucket] && holds(seat(rank), bucket)) {
+        visit(bucket);
+      }
+    }
+  }
+
   /// All ranks of this node are.
   [[nodiscard]] bool all_waiting() const { return asked_ == ranks_.size(); }
 
