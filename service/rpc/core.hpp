@@ -24,6 +24,7 @@ struct Core {
   RpcLimits limits;
   SetLogLevel set_log_level;
   ExamineNode examine_node;
+  DumpJobs dump_jobs;
   RpcMetrics& metrics;
   /// Text of batches whose rest waits for a later turn.
   FairBudget waiting_batches = {kWaitingBatchBytes, identity.own_uid};

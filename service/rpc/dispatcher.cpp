@@ -227,10 +227,18 @@ Dispatcher::Dispatcher(
     RpcLimits limits,
     SetLogLevel set_log_level,
     ExamineNode examine_node,
+    DumpJobs dump_jobs,
     RpcMetrics& metrics
 )
     : state_(std::make_unique<State>(std::make_shared<Core>(Core{
-          engine, outbox, std::move(identity), limits, std::move(set_log_level), std::move(examine_node), metrics}))) {}
+          engine,
+          outbox,
+          std::move(identity),
+          limits,
+          std::move(set_log_level),
+          std::move(examine_node),
+          std::move(dump_jobs),
+          metrics}))) {}
 
 Dispatcher::~Dispatcher() = default;
 

@@ -25,6 +25,7 @@ class Dispatcher {
       RpcLimits limits,
       SetLogLevel set_log_level,
       ExamineNode examine_node,
+      DumpJobs dump_jobs,
       RpcMetrics& metrics
   );
   ~Dispatcher();

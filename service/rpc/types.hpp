@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 namespace gradsync::rpc {
@@ -70,6 +71,11 @@ struct DoctorAnswer;
 
 /// Has the node examined for a caller; the reply comes later, on the io thread.
 using ExamineNode = std::function<void(const Holder& caller, engine::Reply<DoctorAnswer> reply)>;
+
+struct DumpAnswer;
+
+/// Has the flight recorders dumped of jobs with this name, or of all.
+using DumpJobs = std::function<Result<DumpAnswer>(const std::optional<std::string>& job)>;
 
 /// Answer of `POST /rpc`: a body and status 200, or 204 when nothing is to be said, or that of the error of a single
 /// call.

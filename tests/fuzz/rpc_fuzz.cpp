@@ -20,6 +20,7 @@
 #include "rpc/dispatcher.hpp"
 #include "rpc/json/json_tape.hpp"
 #include "rpc/metrics.hpp"
+#include "rpc/wire/wire_blackbox.hpp"
 #include "rpc/wire/wire_doctor.hpp"
 
 #include <spdlog/spdlog.h>
@@ -98,6 +99,7 @@ class World {
             limits_,
             [](const std::string&) -> Result<std::string> { return std::string("info"); },
             [](const Holder&, const engine::Reply<rpc::DoctorAnswer>& reply) { reply(rpc::DoctorAnswer{}); },
+            [](const std::optional<std::string>&) { return Result<rpc::DumpAnswer>(rpc::DumpAnswer{}); },
             metrics_
         )) {
     engine_.advance(now_);

@@ -27,6 +27,7 @@ Examples:
   gradsyncd config show --origin                          every setting and where it came from
   gradsyncd status --watch                                jobs, ranks, norms
   gradsyncd policy replay run.jsonl --policy percentile   what adaptive clipping would have done with a recorded run
+  gradsyncd blackbox analyze *.jsonl                      which rank, node or link a training waited for
   gradsyncd rpc stats.get '{"job": "llm", "last": 3}'     any method that needs no session
 
 Settings come from flags, then the environment (GRADSYNC_SECTION_KEY), then the file, then defaults.
@@ -95,6 +96,8 @@ struct Parsed {
   RpcCommand rpc;
   PlanCheckCommand plan_check;
   PolicyReplayCommand replay;
+  BlackboxAnalyzeCommand analyze;
+  BlackboxTraceCommand trace;
   DoctorCommand doctor;
   VersionCommand version;
   CompletionCommand completion;
@@ -126,7 +129,7 @@ void add_check_config(CLI::App& check, Parsed& parsed) {
   add_settings(check, parsed.check.settings);
 }
 
-/// `config`, `plan` and `policy` are the names of groups: what they do is in their subcommands.
+/// `config`, `plan`, `policy` and `blackbox` are the names of groups: what they do is in their subcommands.
 void add_group(CLI::App& group, Parsed& /*parsed*/) { group.require_subcommand(1); }
 
 void add_config_show(CLI::App& show, Parsed& parsed) {
@@ -189,6 +192,31 @@ void add_policy_replay(CLI::App& replay, Parsed& parsed) {
       "run.svg\n"
       "Settings of all: max_norm (1 unless given, none), mode, nonfinite, spike, spike_factor, zero_rule;\n"
       "of percentile: percentile, window, warmup; of zscore: z, alpha, warmup."
+  );
+}
+
+void add_dumps(CLI::App& command, std::vector<std::string>& files, std::string& job) {
+  command.add_option("files", files, "Dumps of the flight recorder, of all nodes of a job")
+      ->required()
+      ->type_name("FILE");
+  command.add_option("--job", job, "The job, where the files are of several");
+}
+
+void add_blackbox_analyze(CLI::App& analyze, Parsed& parsed) {
+  add_dumps(analyze, parsed.analyze.files, parsed.analyze.job);
+  analyze.add_flag("--json", parsed.analyze.json, "As JSON");
+  analyze.footer(
+      "\nExample: gradsyncd blackbox analyze node-*/*.jsonl\n"
+      "Daemons write dumps when a step fails, for SIGUSR1, and for `gradsyncd rpc blackbox.dump`. Of each node the "
+      "newest counts."
+  );
+}
+
+void add_blackbox_trace(CLI::App& trace, Parsed& parsed) {
+  add_dumps(trace, parsed.trace.files, parsed.trace.job);
+  trace.footer(
+      "\nExample: gradsyncd blackbox trace node-*/*.jsonl > trace.json\n"
+      "https://ui.perfetto.dev and chrome://tracing show it."
   );
 }
 
@@ -281,6 +309,13 @@ constexpr CommandRow kCommands[] = {
      "Say what policies would have done with the norms of a run",
      add_policy_replay,
      take<&Parsed::replay>},
+    {"", "blackbox", "What the flight recorder of a daemon has kept", add_group, nullptr},
+    {"blackbox",
+     "analyze",
+     "Name the rank, node, link or bucket that a training waited for",
+     add_blackbox_analyze,
+     take<&Parsed::analyze>},
+    {"blackbox", "trace", "Print dumps as a Chrome trace", add_blackbox_trace, take<&Parsed::trace>},
     {"",
      "doctor",
      "Look for what would keep gradients from being served here, and say what to do",

@@ -2,6 +2,7 @@
 #include "app/cli/exit_code.hpp"
 #include "app/config/private_options.hpp"
 #include "app/config/settings.hpp"
+#include "app/config/socket_places.hpp"
 #include "app/daemon/application.hpp"
 #include "app/daemon/signals.hpp"
 #include "app/daemon/start_failure.hpp"
@@ -12,6 +13,7 @@
 #include <spdlog/spdlog.h>
 
 #include <system_error>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -76,7 +78,10 @@ int execute(const RunCommand& command) {
   }
   const std::vector<int> forwarded{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
   const sigset_t mask = block_signals(forwarded);  // before the first thread
-  const Options options = private_options(*configuration, folder.path());
+  Options options = private_options(*configuration, folder.path());
+  if (make_private_place(options.blackbox.folder, ::geteuid())) {
+    options.blackbox.folder = "off";  // somebody else made that folder
+  }
   start_logging_as(options.log);
   int code = kExitInternal;
   {

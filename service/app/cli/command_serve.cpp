@@ -42,15 +42,17 @@ int execute(const ServeCommand& command) {
     complain(refused->message, refused->hint);
     return kExitConfiguration;
   }
-  const std::vector<int> stops{SIGTERM, SIGINT};
-  block_signals(stops);  // before the first thread
+  const std::vector<int> handled{SIGTERM, SIGINT, SIGUSR1};
+  block_signals(handled);  // before the first thread
   start_logging_as(configuration->options.log);
   int code = kExitOk;
   {
     raise_descriptor_limit();
     Application application{configuration->options};
-    Signals signals{application.io(), stops, [&](int number, bool) {
-                      if (application.draining()) {
+    Signals signals{application.io(), handled, [&](int number, bool) {
+                      if (number == SIGUSR1) {
+                        application.dump_flights();
+                      } else if (application.draining()) {
                         spdlog::warn("stopping at once: second signal {}", number);
                         application.stop_at_once();
                       } else {

@@ -62,6 +62,19 @@ struct PolicyReplayCommand {
   bool json = false;
 };
 
+/// Says what dumps of the flight recorder show.
+struct BlackboxAnalyzeCommand {
+  std::vector<std::string> files;
+  std::string job;  ///< empty: all files are of one job
+  bool json = false;
+};
+
+/// Prints dumps as a trace for chrome://tracing.
+struct BlackboxTraceCommand {
+  std::vector<std::string> files;
+  std::string job;
+};
+
 /// Looks for what would keep gradients on this machine from being served.
 struct DoctorCommand {
   SettingsSource settings;
@@ -102,6 +115,8 @@ using Command = std::variant<
     RpcCommand,
     PlanCheckCommand,
     PolicyReplayCommand,
+    BlackboxAnalyzeCommand,
+    BlackboxTraceCommand,
     DoctorCommand,
     VersionCommand,
     CompletionCommand,
@@ -117,6 +132,8 @@ using Command = std::variant<
 [[nodiscard]] int execute(const RpcCommand& command);
 [[nodiscard]] int execute(const PlanCheckCommand& command);
 [[nodiscard]] int execute(const PolicyReplayCommand& command);
+[[nodiscard]] int execute(const BlackboxAnalyzeCommand& command);
+[[nodiscard]] int execute(const BlackboxTraceCommand& command);
 [[nodiscard]] int execute(const DoctorCommand& command);
 [[nodiscard]] int execute(const VersionCommand& command);
 [[nodiscard]] int execute(const CompletionCommand& command);

@@ -223,6 +223,21 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       peer.node,
       FieldRule{.doc = "Name of this node in messages, at most 64 bytes; empty: the host name.", .value = "NAME"}
   );
+  auto& blackbox = options.blackbox;
+  visit(
+      "blackbox",
+      "folder",
+      blackbox.folder,
+      FieldRule{
+          .doc = "Folder for dumps of the flight recorder; empty: beside the socket, as ….blackbox; \"off\" for none.",
+          .value = "DIRECTORY"}
+  );
+  visit(
+      "blackbox",
+      "kept_files",
+      blackbox.kept_files,
+      FieldRule{"Dumps kept of the jobs of each user; older ones are removed.", 1, 10'000}
+  );
   auto& log = options.log;
   visit(
       "log",

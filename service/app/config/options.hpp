@@ -65,6 +65,11 @@ struct PeerSection {
   std::string node;  ///< empty: the host name
 };
 
+struct BlackboxSection {
+  std::string folder;  ///< empty: beside the socket; "off": none
+  std::int64_t kept_files = 32;
+};
+
 struct LogSection {
   std::string level = "info";
   std::string format = "auto";
@@ -77,6 +82,7 @@ struct Options {
   EngineSection engine;
   GpuSection gpu;
   PeerSection peer;
+  BlackboxSection blackbox;
   LogSection log;
 };
 

@@ -1,5 +1,9 @@
 #include "app/config/private_options.hpp"
 
+#include "app/config/socket_places.hpp"
+
+#include <unistd.h>
+
 namespace gradsync::app {
 
 Options private_options(const Configuration& configuration, const std::string& folder) {
@@ -14,6 +18,9 @@ Options private_options(const Configuration& configuration, const std::string& f
   }
   if (!configuration.is_asked_for("peer.listen")) {
     options.peer.listen.clear();
+  }
+  if (configuration.is_default("blackbox.folder")) {
+    options.blackbox.folder = private_dump_folder(::geteuid());
   }
   if (configuration.is_default("log.level")) {
     options.log.level = "warn";

@@ -45,15 +45,26 @@ plan::BucketSizes bucket_sizes(const EngineSection& engine) {
   return {static_cast<std::uint64_t>(engine.first_bucket_bytes), static_cast<std::uint64_t>(engine.bucket_bytes)};
 }
 
-std::string policy_directory(const Options& options) {
-  const std::string& chosen = options.engine.policy_directory;
+namespace {
+
+/// What a setting says, or beside the socket; empty: it is "off".
+std::string folder_of(const std::string& chosen, std::string_view socket, std::string_view ending) {
   if (!chosen.empty()) {
     return chosen == "off" ? std::string() : chosen;
   }
   constexpr std::string_view kEnd = ".sock";
-  std::string_view socket = options.server.socket;
   socket.remove_suffix(socket.ends_with(kEnd) ? kEnd.size() : 0);
-  return std::string(socket) + ".policies";
+  return std::string(socket).append(ending);
+}
+
+}  // namespace
+
+std::string policy_directory(const Options& options) {
+  return folder_of(options.engine.policy_directory, options.server.socket, ".policies");
+}
+
+std::string blackbox_folder(const Options& options) {
+  return folder_of(options.blackbox.folder, options.server.socket, ".blackbox");
 }
 
 void complain(const std::string& message, const std::string& hint) {

@@ -20,6 +20,9 @@ namespace gradsync::app {
 /// The folder where the policies' states outlive the daemon; empty: they are not stored.
 [[nodiscard]] std::string policy_directory(const Options& options);
 
+/// The folder of the flight recorder's dumps; empty: there are none.
+[[nodiscard]] std::string blackbox_folder(const Options& options);
+
 /// One line and its hint on stderr.
 void complain(const std::string& message, const std::string& hint);
 

@@ -83,6 +83,8 @@ std::vector<std::string> socket_places(const Environment& environment, const Cal
   return places;
 }
 
+std::string private_dump_folder(std::uint32_t uid) { return private_folder(uid) + "/blackbox"; }
+
 std::optional<Error> check_private_folder(const std::string& folder, std::uint32_t uid) {
   struct stat found {};
 

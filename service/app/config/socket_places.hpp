@@ -25,6 +25,9 @@ struct Caller {
 /// A daemon takes the first; clients try them in this order.
 [[nodiscard]] std::vector<std::string> socket_places(const Environment& environment, const Caller& caller);
 
+/// Where the dumps of a private daemon stay, whose own folder goes with it.
+[[nodiscard]] std::string private_dump_folder(std::uint32_t uid);
+
 /// Makes the folder of a socket that lies in the caller's private folder in /tmp, and does nothing for other sockets.
 /// What somebody else put there is refused: `path` is server.socket.
 [[nodiscard]] std::optional<Error> make_private_place(const std::string& socket_path, std::uint32_t uid);

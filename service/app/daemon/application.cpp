@@ -1,5 +1,6 @@
 #include "app/daemon/application.hpp"
 
+#include "app/blackbox/blackbox.hpp"
 #include "app/config/settings.hpp"
 #include "app/daemon/bridge.hpp"
 #include "app/daemon/daemon_state.hpp"
@@ -98,6 +99,16 @@ PeerBridge::Options peer_options(const Options& options, const DaemonState& stat
   return peer;
 }
 
+Blackbox::Options blackbox_options(const Options& options, const DaemonState& state) {
+  Blackbox::Options blackbox;
+  blackbox.folder = blackbox_folder(options);
+  blackbox.kept_files = static_cast<std::size_t>(options.blackbox.kept_files);
+  blackbox.node = options.peer.node.empty() ? host_name() : options.peer.node;
+  blackbox.incarnation = state.incarnation;
+  blackbox.release = kVersion;
+  return blackbox;
+}
+
 net::PeerOptions link_options() {
   net::PeerOptions links;
   links.beat_text = *rpc::encode_peer(engine::ToMember(engine::PeerBeat{}));
@@ -142,7 +153,7 @@ void add_build_info(prometheus::Registry& registry) {
 
 }  // namespace
 
-/// The parts are declared in the order in which they are built. Other threads (lane, planner, doctor) post to `io` by
+/// The parts are declared in the order in which they are built. Other threads (lane, planner, doctor, blackbox) post to `io` by
 /// value.
 struct Application::Parts {
   explicit Parts(const Options& chosen)
@@ -172,8 +183,9 @@ struct Application::Parts {
         }),
         peers(io, peer_options(chosen, state)),
         links(io, link_options(), peers, net_metrics),
+        blackbox(io, blackbox_options(chosen, state)),
         engine(
-            with_peers(engine_options(chosen)),
+            with_recorder(with_peers(engine_options(chosen))),
             engine::Lanes(lane, &gpus),
             planner,
             [this](const engine::Event& event) { dispatcher.on_event(event); },
@@ -189,6 +201,7 @@ struct Application::Parts {
             rpc_limits(chosen),
             set_log_level,
             [this](const Holder& caller, NodeDoctor::Reply reply) { doctor.ask(caller, std::move(reply)); },
+            [this](const std::optional<std::string>& job) { return blackbox.dump(rpc::DumpReason::Request, job); },
             rpc_metrics
         ),
         pages(state, engine, clock, dispatcher, registry, ::geteuid()),
@@ -198,6 +211,7 @@ struct Application::Parts {
     net_metrics.io_watch.abort_above(Milliseconds{chosen.deadlines.io_turn_ms});
     bridge.connect(dispatcher, server);
     peers.connect(links, engine, clock);
+    blackbox.connect(engine, clock);
     clock.after_turn([this] {
       peers.after_turn();
       go_on_draining();
@@ -210,6 +224,11 @@ struct Application::Parts {
         return peers.make_port(job, first);
       };
     }
+    return chosen;
+  }
+
+  engine::EngineOptions with_recorder(engine::EngineOptions chosen) {
+    chosen.keep_dump = [this](engine::FlightDump dump) { blackbox.on_failure(std::move(dump)); };
     return chosen;
   }
 
@@ -230,6 +249,7 @@ struct Application::Parts {
   engine::ThreadPlanner planner;
   PeerBridge peers;
   net::PeerLinks links;
+  Blackbox blackbox;
   engine::Engine engine;
   EngineClock clock;
   Bridge bridge;
@@ -276,6 +296,7 @@ void Application::Parts::close_everything() {
     drain_deadline.cancel();
     clock.stop();
     doctor.stop();
+    blackbox.stop();
     peers.stop();
     links.close_all();
     server.close_all();
@@ -343,6 +364,18 @@ void Application::drain() {
     if (!error && !parts.halted) {
       spdlog::warn("drain: a step did not finish within drain_ms={}; closing", grace.count());
       parts.halt();
+    }
+  });
+}
+
+void Application::dump_flights() {
+  Parts& parts = *parts_;
+  parts.clock.turn("SIGUSR1", [&parts] {
+    const Result<rpc::DumpAnswer> dumped = parts.blackbox.dump(rpc::DumpReason::Signal, std::nullopt);
+    if (dumped) {
+      spdlog::info("SIGUSR1: {} flight recorders are dumped", dumped->dumps.size());
+    } else {
+      spdlog::warn("SIGUSR1: no flight recorder is dumped: {}", dumped.error().message);
     }
   });
 }

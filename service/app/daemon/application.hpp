@@ -37,6 +37,9 @@ class Application {
   /// connection is closed and `run` returns. The second call closes at once.
   void drain();
 
+  /// Has the flight recorders of all jobs dumped.
+  void dump_flights();
+
   /// `hook` is called once everything is closed; it releases other work that keeps the loop running.
   void on_closed(std::function<void()> hook);
 

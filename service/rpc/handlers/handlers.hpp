@@ -3,6 +3,7 @@
 
 #include "rpc/core.hpp"
 #include "rpc/wire/result_size.hpp"
+#include "rpc/wire/wire_blackbox.hpp"
 #include "rpc/wire/wire_declare.hpp"
 #include "rpc/wire/wire_doctor.hpp"
 #include "rpc/wire/wire_explain.hpp"
@@ -53,6 +54,7 @@ void policy_import(Core& core, Caller& caller, ImportParams params, Answer<Repor
 void stats_get(Core& core, Caller& caller, StatsParams params, Answer<StatsAnswer> answer);
 void status_get(Core& core, Caller& caller, Empty params, Answer<StatusAnswer> answer);
 void doctor_run(Core& core, Caller& caller, Empty params, Answer<DoctorAnswer> answer);
+void blackbox_dump(Core& core, Caller& caller, DumpParams params, Answer<DumpAnswer> answer);
 void log_set_level(Core& core, Caller& caller, LogLevelParams params, Answer<LogLevelAnswer> answer);
 void events_subscribe(Core& core, Caller& caller, SubscribeParams params, Answer<SubscribeAnswer> answer);
 void events_unsubscribe(Core& core, Caller& caller, UnsubscribeParams params, Answer<Empty> answer);

@@ -70,6 +70,9 @@ constexpr std::array kMethods{
     method<Empty, DoctorAnswer, doctor_run>(
         "doctor.run", Initialize, Read, "Have the daemon look for what would keep it from serving gradients here"
     ),
+    method<DumpParams, DumpAnswer, blackbox_dump>(
+        "blackbox.dump", Nothing, Request, "Write what the flight recorders of jobs have, each into a file"
+    ),
     method<LogLevelParams, LogLevelAnswer, log_set_level>("log.set_level", Nothing, Request, "Change what is logged"),
     method<SubscribeParams, SubscribeAnswer, events_subscribe>(
         "events.subscribe", Initialize, Request, "Push events as events.notification"

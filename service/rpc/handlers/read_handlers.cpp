@@ -32,12 +32,28 @@ void doctor_run(Core& core, Caller& caller, Empty, Answer<DoctorAnswer> answer) 
   core.examine_node({caller.peer.uid, caller.peer.pid}, [answer](const Result<DoctorAnswer>& found) { answer(found); });
 }
 
+namespace {
+
+Error only_for_operators(const char* method, const Peer& peer) {
+  return make_error(
+      ErrorCode::Unauthorized,
+      std::string(method) + " is for the daemon's uid, root or the token; you are uid " + std::to_string(peer.uid)
+  );
+}
+
+}  // namespace
+
+void blackbox_dump(Core& core, Caller& caller, DumpParams params, Answer<DumpAnswer> answer) {
+  if (!caller.peer.privileged) {
+    answer(only_for_operators("blackbox.dump", caller.peer));
+    return;
+  }
+  answer(core.dump_jobs(params.job));
+}
+
 void log_set_level(Core& core, Caller& caller, LogLevelParams params, Answer<LogLevelAnswer> answer) {
   if (!caller.peer.privileged) {
-    answer(make_error(
-        ErrorCode::Unauthorized,
-        "log.set_level is for the daemon's uid, root or the token; you are uid " + std::to_string(caller.peer.uid)
-    ));
+    answer(only_for_operators("log.set_level", caller.peer));
     return;
   }
   for (const auto& [name, level] : EnumNames<LogLevel>::kEntries) {

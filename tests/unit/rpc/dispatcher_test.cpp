@@ -432,6 +432,19 @@ TEST(Dispatcher, changes_the_log_level_for_the_privileged_only) {
   EXPECT_EQ(rpc.log_level, "debug");
 }
 
+TEST(Dispatcher, has_flight_recorders_dumped_for_the_privileged_only) {
+  Harness rpc;
+  rpc.start_rank(1, 0, 1);
+  rpc.outbox.sent.clear();
+  const Json dumps = rpc.call(1, "blackbox.dump", {{"job", "job"}})["result"]["dumps"];
+  EXPECT_EQ(dumps, Json::parse(R"([{"job": "job", "uid": 1000, "file": "/dumps/job.jsonl"}])"));
+  EXPECT_TRUE(rpc.call(1, "blackbox.dump", Json::object()).contains("result"));
+  rpc.open(2, {true, false, 1001, 1});
+  EXPECT_EQ(kind_of_reply(rpc.call(2, "blackbox.dump", Json::object())), "unauthorized");
+  rpc.dumps_off = true;
+  EXPECT_EQ(kind_of_reply(rpc.call(1, "blackbox.dump", Json::object())), "invalid_request");
+}
+
 /// Text of a call that waits for the doctor.
 std::string doctor_call(int id) { return Json{{"jsonrpc", "2.0"}, {"id", id}, {"method", "doctor.run"}}.dump(); }
 

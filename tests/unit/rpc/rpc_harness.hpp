@@ -9,6 +9,7 @@
 #include "rpc/json/codec.hpp"
 #include "rpc/metrics.hpp"
 #include "rpc/wire/result_size.hpp"
+#include "rpc/wire/wire_blackbox.hpp"
 #include "rpc/wire/wire_doctor.hpp"
 
 #include <gtest/gtest.h>
@@ -75,6 +76,7 @@ class RpcHarness {
           examined_for.push_back(caller);
           examinations.push_back(std::move(reply));
         },
+        [this](const std::optional<std::string>& job) { return dumped(job); },
         metrics
     );
     engine.advance(now);
@@ -156,6 +158,20 @@ class RpcHarness {
     );
   }
 
+  /// As a daemon does that keeps its dumps in /dumps, and writes none.
+  Result<DumpAnswer> dumped(const std::optional<std::string>& job) {
+    if (dumps_off) {
+      return make_error(ErrorCode::InvalidRequest, "blackbox.folder is \"off\": there are no dumps");
+    }
+    DumpAnswer answer;
+    for (const engine::JobKey& key : engine.recorded_jobs()) {
+      if (!job || key.second == *job) {
+        answer.dumps.push_back({key.second, key.first, "/dumps/" + key.second + ".jsonl"});
+      }
+    }
+    return answer;
+  }
+
   /// Answers who waits for an examination with `examination`.
   void end_examinations() {
     for (const auto& reply : std::exchange(examinations, {})) {
@@ -187,6 +203,7 @@ class RpcHarness {
   TimePoint now = start;
   Milliseconds every_look{0};  ///< that the clock goes on whenever it is looked at
   bool draining = false;
+  bool dumps_off = false;
   std::string log_level = "info";
   Result<DoctorAnswer> examination = DoctorAnswer{
       {{DoctorFinding::Level::Ok, "file descriptors: 1048576"},
