@@ -23,6 +23,7 @@ Layer = Literal[
     "transfer",
     "defer",
     "wire",
+    "recorder",
 ]
 
 

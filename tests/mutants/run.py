@@ -27,6 +27,7 @@ from nodes import NODES
 from norm import NORM
 from plan import PLAN
 from policy import POLICY
+from recorder import RECORDER
 from restart import RESTART
 from sync import SYNC
 from transfer import TRANSFER
@@ -54,6 +55,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *TRANSFER,
     *DEFER,
     *WIRE,
+    *RECORDER,
 )
 
 
@@ -137,6 +139,11 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     "transfer": (
         Check("lane_transfer_test", unit("lane_transfer_test", "--gtest_filter=-*RandomNodes*")),
         Check("lane_transfer_test", unit("lane_transfer_test", "--gtest_filter=*RandomNodes*")),
+    ),
+    "recorder": (
+        Check("engine_tests", unit("engine_tests", "--gtest_filter=Flight*")),
+        Check("rpc_tests", unit("rpc_tests", "--gtest_filter=DumpFile.*")),
+        Check("app_test", unit("app_test", "--gtest_filter=Flight*:ChromeTrace*:Dump*:Blackbox*")),
     ),
     "restart": (
         Check(None, pytest("tests/python/test_restart.py")),
