@@ -165,6 +165,7 @@ std::unique_ptr<engine::Peers> Daemon::make_port(JobNumber job, const engine::At
   port.identity.node_id = fmt::format("{:032x}", index_);
   port.identity.incarnation = fmt::format("{:016x}", (life_ << 16) + index_);
   port.identity.address = address(index_);
+  port.identity.port = 9478;
   port.coordinator = "coordinator";
   port.version = "1.0";
   port.first_epoch = world_.new_epochs();

@@ -153,8 +153,8 @@ void add_build_info(prometheus::Registry& registry) {
 
 }  // namespace
 
-/// The parts are declared in the order in which they are built. Other threads (lane, planner, doctor, blackbox) post to `io` by
-/// value.
+/// The parts are declared in the order in which they are built. Other threads (lane, planner, doctor, blackbox) post to
+/// `io` by value.
 struct Application::Parts {
   explicit Parts(const Options& chosen)
       : options(chosen),

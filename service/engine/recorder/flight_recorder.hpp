@@ -6,6 +6,7 @@
 // attempts: 320 KiB, or 576. It is asked for when the first plan begins, and pages of it come as they are written.
 // Nothing is allocated after that. Thread: io.
 
+#include "device/lane.hpp"
 #include "engine/recorder/flight_record.hpp"
 #include "engine/types.hpp"
 #include "plan/plan.hpp"

@@ -169,6 +169,12 @@ class RpcHarness {
         answer.dumps.push_back({key.second, key.first, "/dumps/" + key.second + ".jsonl"});
       }
     }
+    if (job && answer.dumps.empty()) {
+      Error error = make_error(ErrorCode::UnknownJob, "no job '" + *job + "' is known here");
+      error.path = "job";
+      error.job = *job;
+      return error;
+    }
     return answer;
   }
 

@@ -25,10 +25,11 @@ using ::testing::HasSubstr;
 
 class BlackboxTest : public ::testing::Test {
  protected:
-  BlackboxTest() {
+  BlackboxTest() { blackbox.connect(harness.engine, clock); }
+
+  static std::string new_folder() {
     std::string name = std::filesystem::temp_directory_path().string() + "/gradsync-blackbox-XXXXXX";
-    folder = ::mkdtemp(name.data());
-    blackbox.connect(harness.engine, clock);
+    return ::mkdtemp(name.data());
   }
 
   ~BlackboxTest() override {
@@ -80,7 +81,7 @@ class BlackboxTest : public ::testing::Test {
     ASSERT_TRUE(harness.engine.attach(request));
   }
 
-  std::string folder;
+  std::string folder = new_folder();
   boost::asio::io_context io;
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work{io.get_executor()};
   prometheus::Registry registry;
