@@ -56,12 +56,16 @@ class BlackboxTest : public ::testing::Test {
   std::map<std::string, rpc::DumpFile> written(std::size_t count) {
     std::map<std::string, rpc::DumpFile> dumps;
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    while (dumps.size() < count && std::chrono::steady_clock::now() < end) {
+    while (dumps.size() != count && std::chrono::steady_clock::now() < end) {
       io.run_for(std::chrono::milliseconds(5));
+      dumps.clear();
       std::error_code ignored;
       for (const auto& entry : std::filesystem::directory_iterator(folder + "/dumps", ignored)) {
         if (entry.path().extension() == ".jsonl") {
           std::ifstream file(entry.path());
+          if (!file.is_open()) {
+            continue;  // an old one was removed just now
+          }
           Result<rpc::DumpFile> read = rpc::read_dump_file(file);
           EXPECT_TRUE(read) << (read ? "" : read.error().path + read.error().message);
           dumps[read->head.job] = *read;
@@ -98,6 +102,10 @@ TEST_F(BlackboxTest, writes_every_job_one_after_the_other) {
   const Result<rpc::DumpAnswer> answer = dump();
   ASSERT_TRUE(answer) << answer.error().message;
   EXPECT_EQ(answer->dumps.size(), 40U);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!std::filesystem::exists(answer->dumps.back().file) && std::chrono::steady_clock::now() < end) {
+    io.run_for(std::chrono::milliseconds(5));
+  }
   (void)written(32);  // the last of that user
   for (const rpc::DumpedJob& each : answer->dumps) {
     const bool among_the_last = &each >= &answer->dumps[8];
