@@ -103,11 +103,12 @@ Result<void> DumpFolder::write(const std::string& name, std::string_view text) {
   if (const Result<void> opened = open(); !opened) {
     return opened;
   }
-  if (const Result<void> written = write_new(name, text); !written) {
-    return written;
+  const Result<void> written = write_new(name, text);
+  if (written) {
+    remove_old(name);
   }
-  remove_old(name);
-  return {};
+  folder_ = {};
+  return written;
 }
 
 Result<void> DumpFolder::write_new(const std::string& name, std::string_view text) const {

@@ -41,7 +41,7 @@ class DumpFolder {
 
   std::string path_;
   std::size_t kept_files_;
-  UniqueFd folder_;
+  UniqueFd folder_;  ///< open while a dump is written
 };
 
 }  // namespace gradsync::app

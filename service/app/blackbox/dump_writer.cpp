@@ -95,9 +95,23 @@ struct DumpWriter::State : std::enable_shared_from_this<State> {
 DumpWriter::DumpWriter(
     boost::asio::io_context& io, std::string folder, std::size_t kept_files, std::function<void()> on_written
 )
-    : state_(std::make_shared<State>(io, std::move(folder), kept_files, std::move(on_written))) {}
+    : state_(std::make_shared<State>(io, std::move(folder), kept_files, std::move(on_written))) {
+  if (!state_->folder_path.empty()) {
+    (void)start();
+  }
+}
 
 DumpWriter::~DumpWriter() { stop(); }
+
+bool DumpWriter::start() {
+  try {
+    state_->thread = std::thread([self = state_] { self->run(); });
+    return true;
+  } catch (const std::exception& problem) {
+    spdlog::warn("no thread can be had for dumps of the flight recorder: {}", problem.what());
+    return false;
+  }
+}
 
 bool DumpWriter::write(DumpWork work) {
   State& state = *state_;
@@ -107,13 +121,8 @@ bool DumpWriter::write(DumpWork work) {
       return false;
     }
   }
-  if (!state.thread.joinable()) {
-    try {
-      state.thread = std::thread([self = state_] { self->run(); });
-    } catch (const std::exception& problem) {
-      spdlog::warn("no thread can be had for dumps of the flight recorder: {}", problem.what());
-      return false;
-    }
+  if (!state.thread.joinable() && !start()) {
+    return false;
   }
   const std::scoped_lock lock{state.mutex};
   state.queue.push_back(std::move(work));

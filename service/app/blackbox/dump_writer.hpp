@@ -1,7 +1,6 @@
 #pragma once
-// Writes dumps on a thread of its own, `blackbox`, which is started with the first one: a disk may be slow, and the
-// text of a dump takes milliseconds. Where a dump cannot be written there is one warning until one can, and nothing
-// else.
+// Writes dumps on a thread of its own, `blackbox`: a disk may be slow, and the text of a dump takes milliseconds. Where
+// a dump cannot be written there is one warning until one can, and nothing else.
 //
 // Thread: io, but for the thread started here. It is joined at the end, and left behind where it hangs in the system.
 
@@ -46,6 +45,9 @@ class DumpWriter {
 
  private:
   struct State;
+
+  bool start();  ///< false: there is no thread to be had
+
   std::shared_ptr<State> state_;  ///< shared with a thread that hangs
 };
 
