@@ -189,8 +189,10 @@ void Job::on_reduced(device::LaneId lane, const device::Reduced& report) {
     context_.metrics.buckets_reduced.Increment();
     context_.metrics.reduce_seconds.Increment(report.busy_s);
     context_.metrics.bucket_bytes.Increment(static_cast<double>(active_->plan->buckets[report.bucket].size_bytes));
-    context_.metrics.wire_bytes.Increment(static_cast<double>(active_->communicators.bytes_of(report.bucket)));
-    active_->communicators.on_reduced(report.bucket, context_.now);
+    if (!peers_->alone()) {
+      context_.metrics.wire_bytes.Increment(static_cast<double>(active_->communicators.bytes_of(report.bucket)));
+      active_->communicators.on_reduced(report.bucket, context_.now);
+    }
     if (report.tag == machine_->attempt()) {
       recorder_.on_reduced(word(), report, context_.now);
     }
