@@ -109,6 +109,9 @@ void Engine::State::evict(SessionId session, const Error& why) {
 }
 
 void Engine::State::evict_lost() {
+  if (context.vacated.empty()) {
+    return;
+  }
   for (const SessionId session : std::exchange(context.vacated, {})) {
     const auto found = seats.find(session);
     if (found == seats.end()) {

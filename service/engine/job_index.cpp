@@ -55,15 +55,27 @@ std::vector<Job*> JobIndex::due(TimePoint now) const {
 
 void JobIndex::count_computing() {
   for (Job* const job : touched_) {
-    job->facts.beside.resize(lanes_.size(), false);
-    std::size_t number = 0;
-    for (Lanes::Entry& entry : lanes_) {
-      const bool computes = !job->facts.closing && job->computes_beside(entry.id);
-      if (computes != job->facts.beside[number]) {
-        entry.computing += computes ? 1 : -1;
-        job->facts.beside[number] = computes;
-      }
-      ++number;
+    const Computing now{job->computes() && !job->facts.closing, job->active_plan(), lanes_.next_id()};
+    if (job->facts.computing != now) {
+      job->facts.computing = now;
+      count_anew(*job);
+    }
+  }
+}
+
+/// A job without a plan computes beside any lane.
+void JobIndex::count_anew(Job& job) {
+  for (const device::LaneId lane : job.facts.beside) {
+    lanes_.add_computing(lane, -1);
+  }
+  job.facts.beside.clear();
+  if (!job.facts.computing->computes) {
+    return;
+  }
+  for (Lanes::Entry& entry : lanes_) {
+    if (job.facts.computing->plan == 0 || job.runs_on(entry.id)) {
+      ++entry.computing;
+      job.facts.beside.push_back(entry.id);
     }
   }
 }

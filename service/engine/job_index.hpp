@@ -38,6 +38,7 @@ class JobIndex {
   [[nodiscard]] std::uint64_t looks() const { return looks_; }
 
  private:
+  void count_anew(Job& job);
   void set_due(Job& job, const std::optional<TimePoint>& due);
 
   Lanes& lanes_;

@@ -61,6 +61,12 @@ void Lanes::note_report(device::LaneId id, TimePoint now) {
   }
 }
 
+void Lanes::add_computing(device::LaneId id, std::int64_t jobs) {
+  if (Entry* const entry = find(id)) {
+    entry->computing += jobs;
+  }
+}
+
 TimePoint Lanes::last_report(device::LaneId id) const { return find(id)->reported; }
 
 device::Lane& Lanes::operator[](device::LaneId id) const {

@@ -65,7 +65,11 @@ class Lanes {
   void note_report(device::LaneId id, TimePoint now);
   [[nodiscard]] TimePoint last_report(device::LaneId id) const;
 
-  [[nodiscard]] std::size_t size() const { return entries_.size(); }
+  /// The id of the next lane of a GPU.
+  [[nodiscard]] device::LaneId next_id() const { return next_; }
+
+  /// One lane of this id computes beside so many jobs more. A lane that has ended is not counted.
+  void add_computing(device::LaneId id, std::int64_t jobs);
 
   [[nodiscard]] auto begin() { return entries_.begin(); }
 

@@ -181,10 +181,11 @@ class Job {
 
   [[nodiscard]] bool idle() const;
 
-  /// Some rank computes, so that the lane must leave it threads: until the job has a plan again, that is any lane.
-  [[nodiscard]] bool computes_beside(device::LaneId lane) const {
-    return machine_ && !machine_->all_waiting() && (!active_ || runs_on(lane));
-  }
+  /// Some rank computes, so that lanes must leave it threads.
+  [[nodiscard]] bool computes() const { return machine_ && !machine_->all_waiting(); }
+
+  /// The plan under way; 0: none.
+  [[nodiscard]] device::PlanId active_plan() const { return active_ ? active_->id : device::PlanId{}; }
 
   [[nodiscard]] bool owns_plan(device::PlanId plan) const;
   /// The lane has its plan, or a part of it.

@@ -34,8 +34,14 @@ class ExportedBuffers : public ::testing::Test {
   ExportedBuffers() { engine.advance(TimePoint{std::chrono::seconds(1000)}); }
 
   SessionId attach(std::int64_t rank = 0, std::int64_t world_size = 1, const std::string& client = "client") {
+    return attach_to("job", rank, world_size, client);
+  }
+
+  SessionId attach_to(
+      const std::string& job, std::int64_t rank = 0, std::int64_t world_size = 1, const std::string& client = "client"
+  ) {
     AttachRequest request;
-    request.job = "job";
+    request.job = job;
     request.uid = 1000;
     request.pid = 100 + rank;
     request.client_id = client + std::to_string(rank);
@@ -390,6 +396,29 @@ TEST_F(ExportedBuffers, keep_their_worker_for_a_while_after_the_last_one_has_gon
   EXPECT_FALSE(engine.next_deadline());
   EXPECT_NE(mapped(session, exported()), 0u) << "by another one";
   EXPECT_EQ(gpus.lanes.begin()->first, fakes::kFirstGpuLane + 1);
+}
+
+TEST_F(ExportedBuffers, a_lane_is_wide_while_its_job_waits_also_after_an_older_lane_has_ended) {
+  const SessionId first = attach();
+  const std::uint64_t unused = mapped(first, exported());
+  const SessionId session = attach_to("other");
+  ExportedBuffer what = exported();
+  what.gpu = fakes::RecordingGpus::kOther;
+  const auto declared = declare(session, mapped(session, what));
+  answer_all();
+  ASSERT_EQ(declared->calls, 1);
+  ASSERT_TRUE(engine.release(first, unused));
+  answer_all();
+  engine.advance(TimePoint{std::chrono::seconds(1000)});
+  engine.advance(TimePoint{std::chrono::seconds(1031)});
+  ASSERT_THAT(gpus.stopped, ElementsAre(fakes::kFirstGpuLane));
+  const fakes::RecordingLane& lane = *gpus.lanes.at(fakes::kFirstGpuLane + 1);
+  EXPECT_FALSE(lane.wide) << "its job computes";
+  FinishRequest finish;
+  finish.key = declared->key;
+  finish.ready_all = true;
+  engine.finish(session, std::move(finish), [](const Result<RankReport>&) {});
+  EXPECT_TRUE(lane.wide) << "its job waits";
 }
 
 /// Two ranks on a GPU each, with two buckets.
