@@ -3,6 +3,7 @@
 #include "arithmetic/clip.hpp"
 #include "base/assert.hpp"
 
+#include <fmt/compile.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -53,7 +54,7 @@ void say(ClipOutcome& outcome, fmt::format_string<Args...> text, Args&&... args)
 class NumberText {
  public:
   template <typename Number>
-  explicit NumberText(Number number) : size_(fmt::format_to_n(text_, sizeof text_, "{}", number).size) {}
+  explicit NumberText(Number number) : size_(fmt::format_to_n(text_, sizeof text_, FMT_COMPILE("{}"), number).size) {}
 
   [[nodiscard]] std::string_view view() const { return {text_, size_}; }
 
@@ -62,15 +63,13 @@ class NumberText {
   std::size_t size_;
 };
 
-/// Whether the norm is said as a float32, which is shorter, and does not look equal to the threshold unless it is.
-bool is_said_short(double norm, double threshold, DType dtype) {
-  return dtype != DType::Float64 && norm <= arithmetic::kFloatMax &&
-         (norm == threshold || NumberText(static_cast<float>(norm)).view() != NumberText(threshold).view());
-}
-
-/// The shortest text that reads back as the norm; longer where that text would look equal to the threshold.
+/// The norm as a float32, which is shorter, unless that text would look equal to a threshold that it is not.
 NumberText norm_text(double norm, double threshold, DType dtype) {
-  return is_said_short(norm, threshold, dtype) ? NumberText(static_cast<float>(norm)) : NumberText(norm);
+  if (dtype == DType::Float64 || !(norm <= arithmetic::kFloatMax)) {
+    return NumberText(norm);
+  }
+  const NumberText shorter(static_cast<float>(norm));
+  return norm == threshold || shorter.view() != NumberText(threshold).view() ? shorter : NumberText(norm);
 }
 
 void say_compared(const Limit& limit, DType dtype, ClipOutcome& outcome) {
