@@ -1,6 +1,6 @@
 # Every target only calls a preset or a script. `make demo` and `make test` are complete on a fresh Debian 12 machine.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-demo build dist deb demo demo-adaptive demo-nodes test sanitize bench fuzz attack mutants sim soak gpu-test gpu-bench gpu-experiments gpu-bundle lint format clean
+.PHONY: help setup setup-demo build dist deb demo demo-adaptive demo-nodes docs test sanitize bench fuzz attack mutants sim soak gpu-test gpu-bench gpu-experiments gpu-bundle lint format clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ demo-adaptive: setup-demo ## clip at a percentile of the norms, stop, resume; co
 demo-nodes: setup-demo ## train on two ranks of each of two daemons, and on four of one; compare
 	@scripts/build.sh cpu-release gradsyncd
 	@build/venv/bin/python clients/python/examples/demo_nodes.py
+
+docs: setup ## build/docs: the documentation as a site, with a page for each error; links are checked
+	@scripts/docs.sh
+	@build/venv/bin/python -m pytest -q tests/docs
 
 test: ## lint, build, unit, contract, Python and integration tests
 	@scripts/test.sh
