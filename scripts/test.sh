@@ -15,7 +15,7 @@ if stage --name build --deadline 3600 -- scripts/build.sh cpu-release; then
 fi
 
 export GRADSYNCD="$PWD/build/cpu-release/bin/gradsyncd"
-[ -n "${LONG:-}" ] || export FAULT_TIMES=${FAULT_TIMES:-5}
+[ -n "${LONG:-}" ] || export FAULT_TIMES=${FAULT_TIMES:-2}
 cores=$(nproc)
 tests=("$python" -m pytest -q -rs --junitxml '{junit}')
 selection='not long and not training'
