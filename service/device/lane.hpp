@@ -105,6 +105,9 @@ struct LaneNodes {
   std::vector<plan::TransferNode> node_of_rank;      ///< empty: all ranks are here, and nothing below is used
   std::vector<plan::BucketTransfer> transfers = {};  ///< by bucket; without streams where nothing of it travels
   std::uint64_t staging_bytes = 64u << 20;           ///< as in the options of the transfers
+  /// Parts, by tensor and number among its parts, that have several sums, not all of them on one node, and a
+  /// destination here. Nodes compare them, each class of them by one hash; a class ascends.
+  std::vector<std::vector<StatsBox>> classes = {};
 };
 
 struct LanePlan {
@@ -209,7 +212,8 @@ struct ReduceBucket {
   Tag tag = 0;
   std::uint32_t bucket = 0;
   std::vector<UnusedTensor> unused;  ///< those that belong to this bucket
-  bool compare = false;              ///< compare the sums of a part bit for bit (what must be replicated is)
+  /// Compare the sums of a part bit for bit (what must be replicated is); over nodes by hashes of their results.
+  bool compare = false;
   /// Leaves all destinations of a sum but the first to the finish. A finish that multiplies writes them in any case,
   /// and saves a write of each; one that does not has to copy. The results are the same.
   bool defer = false;
@@ -233,11 +237,12 @@ struct FinishStep {
 };
 
 /// Reads the tables of an attempt again, behind a raw finish of it: for the classes the hash of each box, or for the
-/// boxes the rows of all ranks that are here. One of the two is given. Reports RowsRead.
+/// boxes the rows of all ranks that are here. One of the two is given. On data path arena over nodes rows are made of
+/// the results, and a rank without a gradient has one with the stamp 0. Reports RowsRead.
 struct ReadRows {
   PlanId plan = 0;
   Tag tag = 0;
-  std::vector<std::uint32_t> classes;  ///< index into StatsPlan::classes
+  std::vector<std::uint32_t> classes;  ///< index into StatsPlan::classes, or LaneNodes::classes
   std::vector<StatsBox> boxes;         ///< of any of them
 };
 
@@ -334,7 +339,7 @@ struct Reduced {
 /// What a node has to say of a step before anything is decided.
 struct RawStep {
   NodeCells cells;
-  std::vector<std::uint64_t> class_hashes;  ///< by StatsPlan::classes
+  std::vector<std::uint64_t> class_hashes;  ///< by StatsPlan::classes, or LaneNodes::classes
 };
 
 struct Finished {

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -121,11 +122,17 @@ std::vector<std::unique_ptr<LaneRun>> step_over_nodes(LaneKind kind, const Shard
       run->lane().submit(ReduceBucket{kPlan, 1, bucket, {}, true, false});
     }
   }
-  for (const auto& run : runs) {
+  for (plan::TransferNode node = 0; node < 2; ++node) {
+    LaneRun* const run = runs[node].get();
     for (std::size_t bucket = 0; bucket < job.layout.buckets.size(); ++bucket) {
       run->next();
     }
     run->ask(FinishStep{kPlan, 1, 1.0, {}, false, 0, true, HashSums::In});
+    const std::vector<std::vector<StatsBox>> classes = layout_of_node(job.layout, placed, node).nodes.classes;
+    for (std::uint32_t number = 0; number < classes.size(); ++number) {
+      run->ask(ReadRows{kPlan, 1, {number}, {}});
+      run->ask(ReadRows{kPlan, 1, {}, classes[number]});
+    }
     plan::ClipOutcome outcome;
     outcome.multiply = true;
     outcome.multiplier = 0.5;
@@ -134,15 +141,31 @@ std::vector<std::unique_ptr<LaneRun>> step_over_nodes(LaneKind kind, const Shard
   return runs;
 }
 
-TEST_P(LaneConformance, nodes_exchange_gradients_behind_processes_too) {
-  const ShardedJob job = mixed_job(world() + 1);
+/// A tensor that rank 0 and the other ranks hold as copies, and one that all of them sum.
+ShardedJob copied_job(std::uint32_t world) {
+  ShardedJob job(world);
+  job.add_bucket(plan::DType::Float32, 2.0);
+  const std::vector<std::uint32_t> ranks = all_ranks(world);
+  job.add(replicated({20'000}, {{0}, {ranks.begin() + 1, ranks.end()}}));
+  job.add(replicated({9}, {ranks}));
+  job.load();
+  std::mt19937_64 random(world);
+  job.fill(random);
+  return job;
+}
+
+TEST_P(LaneConformance, nodes_exchange_gradients_and_compare_copies_behind_processes_too) {
   NodeOfRank placed(world() + 1, 1);
   placed[0] = 0;
-  const auto host = step_over_nodes(LaneKind::Host, job, placed);
-  const auto process = step_over_nodes(LaneKind::Process, job, placed);
-  for (plan::TransferNode node = 0; node < 2; ++node) {
-    EXPECT_TRUE(std::holds_alternative<Scaled>(host[node]->reports.back()));
-    expect_equal(*host[node], *process[node], "node " + std::to_string(node));
+  for (const ShardedJob& job : {mixed_job(world() + 1), copied_job(world() + 1)}) {
+    const auto host = step_over_nodes(LaneKind::Host, job, placed);
+    const auto process = step_over_nodes(LaneKind::Process, job, placed);
+    for (plan::TransferNode node = 0; node < 2; ++node) {
+      EXPECT_TRUE(std::holds_alternative<Scaled>(host[node]->reports.back()));
+      const auto is_read = [](const LaneReport& report) { return std::holds_alternative<RowsRead>(report); };
+      EXPECT_EQ(std::ranges::count_if(host[node]->reports, is_read), job.layout.tensors.size() == 2 ? 2 : 0);
+      expect_equal(*host[node], *process[node], "node " + std::to_string(node));
+    }
   }
 }
 

@@ -131,8 +131,8 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
             "engine_tests",
             unit(
                 "engine_tests",
-                "--gtest_filter=*LocalSeats*:MemberAttempt*:CoordinatorAttempt*:NodeSums*:Planner*:*ArenaOverNodes*:"
-                "*LinkedMachines*",
+                "--gtest_filter=*LocalSeats*:MemberAttempt*:CoordinatorAttempt*:CoordinatorCompare*:Comparison*:"
+                "CopiesOfNodes*:NodePlan*:NodeSums*:Planner*:*ArenaOverNodes*:*LinkedMachines*",
             ),
         ),
     ),

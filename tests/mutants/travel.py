@@ -132,4 +132,32 @@ TRAVEL = (
         "  if (busy()) {\n    return;\n  }\n  Error error = std::move(*course_.error);",
         "  Error error = std::move(*course_.error);",
     ),
+    engine(
+        "one-node-alone-is-not-asked",
+        "What one node alone gets, and nobody has counted, stays out of the norm.",
+        "peers/coordinator_compare.cpp",
+        "  return one.nodes.size() == 1 && hash != 0 && device::is_uncounted(hash);",
+        "  return one.nodes.empty() && hash != 0 && device::is_uncounted(hash);",
+    ),
+    engine(
+        "any-sum-counts",
+        "The rows of a part are judged by rank, so that another sum than the first one counts.",
+        "peers/sums/copies_of_nodes.cpp",
+        "    return std::tuple(row.tensor, row.box, travels ? counters.of(row) : 0, row.rank);",
+        "    return std::tuple(row.tensor, row.box, 0U, row.rank);",
+    ),
+    engine(
+        "zeros-are-a-gradient",
+        "Ranks that get zeros, because nobody contributed to their sum, are not said to differ.",
+        "peers/sums/copies_of_nodes.cpp",
+        "      if (row.row.stamp == 0 && !travels_) {",
+        "      if (row.row.stamp == 0) {",
+    ),
+    engine(
+        "parts-of-one-node-alone-are-not-compared",
+        "A part whose results are on one node, to which others contribute, is in no class.",
+        "peers/sums/comparison.cpp",
+        "    if (stats && held.nodes.size() < 2) {",
+        "    if (held.nodes.size() < 2) {",
+    ),
 )

@@ -112,8 +112,8 @@ void fields(auto& archive, Same<plan::BucketTransfer> auto& value) {
 }
 
 void fields(auto& archive, Same<LaneNodes> auto& value) {
-  auto& [node, node_of_rank, transfers, staging_bytes] = value;
-  archive(node, node_of_rank, transfers, staging_bytes);
+  auto& [node, node_of_rank, transfers, staging_bytes, classes] = value;
+  archive(node, node_of_rank, transfers, staging_bytes, classes);
 }
 
 void fields(auto& archive, Same<LanePlan> auto& value) {

@@ -10,8 +10,6 @@ namespace gradsync::device {
 
 namespace {
 
-PowerKind power_kind(double p) { return p == 2 ? PowerKind::Two : p == 1 ? PowerKind::One : PowerKind::None; }
-
 class Reduction final : public PoolJob {
  public:
   Reduction(LoadedPlan& plan, const ReduceBucket& command, const std::atomic<bool>& cancel)
@@ -114,7 +112,7 @@ class Reduction final : public PoolJob {
       work.destinations = pointers.destinations;
     }
     work.divisor = bucket_.divisor;
-    work.power = power_kind(p);
+    work.power = plan_.power();
     work.source_nonfinite = pointers.nonfinite.data();
     ChunkStats stats = reduce_chunk(work);
     if (work.power == PowerKind::None && !std::isinf(p)) {

@@ -28,6 +28,11 @@ class LoadedPlan {
 
   [[nodiscard]] std::size_t world() const { return ranks_.size(); }
 
+  /// The power of values that chunks sum on their way.
+  [[nodiscard]] PowerKind power() const {
+    return layout_.norm_type == 2 ? PowerKind::Two : layout_.norm_type == 1 ? PowerKind::One : PowerKind::None;
+  }
+
   [[nodiscard]] bool is_here(std::int64_t rank) const { return ranks_[static_cast<std::size_t>(rank)].data != nullptr; }
 
   [[nodiscard]] const LanePart& part_of(const Chunk& chunk) const { return layout_.parts[chunk.part]; }

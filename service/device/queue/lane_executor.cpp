@@ -7,6 +7,7 @@
 #include "device/step/node_rows.hpp"
 #include "device/step/stats_finish.hpp"
 #include "device/step/step_finish.hpp"
+#include "device/transfer/node_copies.hpp"
 #include "device/transfer/node_finish.hpp"
 #include "device/transfer/node_outputs.hpp"
 
@@ -195,12 +196,16 @@ LaneReport LaneExecutor::operator()(ScaleGradients& command) {
 }
 
 LaneReport LaneExecutor::operator()(ReadRows& command) {
-  LoadedStats* stats = usable_stats(command.plan);
-  if (stats == nullptr) {
-    throw DeviceError(fmt::format("plan {} is no plan of statistics that is loaded here", command.plan));
-  }
+  LoadedStats* const stats = usable_stats(command.plan);
   device_.passes().throw_if_cancelled();
-  return read_rows(*stats, command, cancel_);
+  if (stats != nullptr) {
+    return read_rows(*stats, command, cancel_);
+  }
+  const LoadedPlan& plan = usable_plan(command.plan);
+  if (plan.nodes() == nullptr) {
+    throw DeviceError(fmt::format("all ranks of plan {} are here: there is nothing to compare with", command.plan));
+  }
+  return read_copies(plan, command, *device_.transfer_pool(), cancel_);
 }
 
 LaneReport LaneExecutor::operator()(Abort& command) {

@@ -49,8 +49,12 @@ std::uint64_t hash_of_box(std::span<StatsRow> rows, std::uint32_t rank, HashSums
     return 0;
   }
   const std::uint64_t hash = hash_of_items(std::span<const StatsRow>(rows.first(distinct)));
-  const std::array<std::uint64_t, 2> of_node{hash, rank};
-  return std::max(kLeastOfRows, distinct == 1 ? hash : hash_of_items(std::span<const std::uint64_t>(of_node)));
+  return std::max(kLeastOfRows, distinct == 1 ? hash : hash_of_unlike(hash, rank));
+}
+
+std::uint64_t hash_of_unlike(std::uint64_t box, std::uint32_t rank) {
+  const std::array<std::uint64_t, 2> of_node{box, rank};
+  return std::max(kLeastOfRows, hash_of_items(std::span<const std::uint64_t>(of_node)));
 }
 
 std::uint64_t hash_of_copies_alone(std::uint32_t rank) { return std::uint64_t{rank} + 1; }

@@ -18,8 +18,12 @@ namespace gradsync::device {
 /// nodes together. 0: none of them has a gradient.
 [[nodiscard]] std::uint64_t hash_of_box(std::span<StatsRow> rows, std::uint32_t rank, HashSums sums);
 
+/// The hash of a box whose copies on a node are unlike each other. No other node has it: `rank` is one of its own.
+[[nodiscard]] std::uint64_t hash_of_unlike(std::uint64_t box, std::uint32_t rank);
+
 /// The hash of a box that ranks of this node hold without a gradient, while a tied copy has one, on this rank first. No
-/// other node has that hash, so that rows are asked for: whether the copy is right is known to the nodes together.
+/// other node has that hash, so that rows are asked for: whether the copy is right is known to the nodes together. On
+/// data path arena: the sum that the norm counts is here, without a gradient, and another sum of the part has one.
 [[nodiscard]] std::uint64_t hash_of_copies_alone(std::uint32_t rank);
 
 /// Whether a node that holds the box says by this hash that none of its ranks has a gradient of it.

@@ -19,7 +19,9 @@ struct Alike {
 void add_copies(const std::vector<std::pair<std::int64_t, StatsRow>>& holders, double p, DivergenceFinding& finding) {
   std::vector<Alike> found;
   for (const auto& [rank, row] : holders) {
-    const auto same = std::ranges::find_if(found, [&](const Alike& alike) { return agree(alike.row, row, p); });
+    const auto same = std::ranges::find_if(found, [&](const Alike& alike) {
+      return (alike.row.stamp == 0) == (row.stamp == 0) && agree(alike.row, row, p);
+    });
     (same == found.end() ? found.emplace_back(Alike{row, {}}) : *same).ranks.push_back(rank);
   }
   if (found.size() < 2) {

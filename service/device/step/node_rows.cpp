@@ -106,20 +106,26 @@ std::vector<std::uint64_t> hash_classes(
   return hashes;
 }
 
-RowsRead read_rows(LoadedStats& plan, const ReadRows& command, const std::atomic<bool>& cancel) {
-  const std::optional<RawFinish>& raw = plan.attempt().raw;
-  if (!raw || raw->tag != command.tag) {
+void check_wanted(const ReadRows& command, bool finished, std::size_t classes) {
+  if (!finished) {
     throw DeviceError(fmt::format("attempt {} had no raw finish: its rows are not known to be right", command.tag));
   }
   if (command.classes.empty() == command.boxes.empty()) {
     throw DeviceError("either hashes of classes are wanted or rows of boxes, one of the two");
   }
+  for (const std::uint32_t number : command.classes) {
+    if (number >= classes) {
+      throw DeviceError(fmt::format("class {} is wanted, and the plan has {}", number, classes));
+    }
+  }
+}
+
+RowsRead read_rows(LoadedStats& plan, const ReadRows& command, const std::atomic<bool>& cancel) {
+  const std::optional<RawFinish>& raw = plan.attempt().raw;
+  check_wanted(command, raw && raw->tag == command.tag, plan.classes().size());
   RowsRead read{command.plan, command.tag, {}, {}};
   BoxHasher hash_of(plan, *raw, cancel);
   for (const std::uint32_t number : command.classes) {
-    if (number >= plan.classes().size()) {
-      throw DeviceError(fmt::format("class {} is wanted, and the plan has {}", number, plan.classes().size()));
-    }
     for (const ComparedBox& box : plan.classes()[number]) {
       read.box_hashes.push_back(hash_of(box));
     }

@@ -5,6 +5,7 @@
 #include "device/loaded/loaded_stats.hpp"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -16,6 +17,9 @@ namespace gradsync::device {
 [[nodiscard]] std::vector<std::uint64_t> hash_classes(
     const LoadedStats& plan, const RawFinish& counted, const std::atomic<bool>& cancel
 );
+
+/// Throws DeviceError unless a raw finish came before, and either classes that there are or boxes are asked for.
+void check_wanted(const ReadRows& command, bool finished, std::size_t classes);
 
 /// Throws DeviceError unless a raw finish of this attempt came before and the plan has what is asked for, RowError for
 /// a row that is stale or impossible by now, and as `hash_classes` does.

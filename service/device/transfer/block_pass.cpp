@@ -13,8 +13,6 @@ namespace {
 
 constexpr std::uint64_t kBlockTaskElements = 32U << 10;
 
-PowerKind power_of_norm(double p) { return p == 2 ? PowerKind::Two : p == 1 ? PowerKind::One : PowerKind::None; }
-
 /// −0.0, the one number that changes no sum.
 void write_minus_zeros(plan::DType dtype, std::byte* to, std::size_t count) {
   if (dtype == plan::DType::Float64) {
@@ -187,7 +185,7 @@ void BlockPass::join(const BlockTask& task, const BlockChunk& chunk, Scratch& sc
     work.sources = scratch.sources;
     work.destinations = scratch.destinations;
     work.divisor = plan_.layout().buckets[task.bucket].divisor;
-    work.power = power_of_norm(p);
+    work.power = plan_.power();
     stats = reduce_formats(work, scratch.alike);
     if (work.power == PowerKind::None && !std::isinf(p)) {
       stats.power_sum = power_sum(transfer.result, scratch.destinations[0], work.count, p, 1);

@@ -5,8 +5,7 @@
 #include "device/step/step_finish.hpp"
 #include "device/step/tensor_findings.hpp"
 #include "device/transfer/node_contributions.hpp"
-
-#include <fmt/format.h>
+#include "device/transfer/node_copies.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -58,7 +57,6 @@ class NodeFinish {
         report_ranks(plan_, index, math);
       }
       if (state.incomplete) {
-        check_counted(index);
         report_empty(index, math);
       }
     }
@@ -91,28 +89,6 @@ class NodeFinish {
       }
     }
     return elements;
-  }
-
-  void check_counted(std::uint32_t index) const {
-    const LaneTensor& tensor = plan_.layout().tensors[index];
-    for (std::uint32_t part = tensor.first_part; part < tensor.first_part + tensor.parts; ++part) {
-      const LanePart& of = plan_.layout().parts[part];
-      if (of.elements == 0 || nodes_.all_here[of.sums] || known_of(plan_, part, 0) != SumKnown::Empty) {
-        continue;
-      }
-      for (std::size_t sum = 1; sum < plan_.sums_of(of).size(); ++sum) {
-        if (known_of(plan_, part, sum) == SumKnown::Contributed) {
-          throw DeviceError(
-              fmt::format(
-                  "no rank contributed to the sum of tensor {} that the norm counts, and some did to a copy of it: "
-                  "the norm would leave the tensor out",
-                  index
-              ),
-              "replicas have to use the same tensors in a step"
-          );
-        }
-      }
-    }
   }
 
   void report_empty(std::uint32_t index, StepMath& math) {
@@ -158,6 +134,7 @@ Finished finish_node(LoadedPlan& plan, const FinishStep& command) {
   NodeFinish finish(plan);
   Finished finished{command.plan, command.tag, {}, nullptr};
   RawStep raw = finish.cells();
+  raw.class_hashes = hash_copies(plan);
   finished.math = finish.findings();
   finished.raw = std::make_shared<const RawStep>(std::move(raw));
   finished.math.norm_s = seconds(std::chrono::steady_clock::now() - start);

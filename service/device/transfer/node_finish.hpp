@@ -12,9 +12,8 @@ namespace gradsync::device {
 /// node, which is for those that join the findings to know.
 ///
 /// A part with several sums that are not all on this node is counted by the first of them, wherever that is made. If
-/// nobody contributed to it while somebody did to another, the norm would leave the part out: that fails, with the
-/// tensor, if this node knows of both. It does not where the two sums share no node; what the nodes say of absent
-/// tensors tells it then: the nodes of the first sum all have the tensor absent, and some node has not.
+/// nobody contributed to it while somebody did to another, no node counts the part, and hashes of classes say so: it is
+/// counted from the rows of the first sum that has a gradient.
 ///
 /// Throws DeviceError as `finish_step` does, and where something is to be decided.
 [[nodiscard]] Finished finish_node(LoadedPlan& plan, const FinishStep& command);

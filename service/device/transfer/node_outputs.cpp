@@ -1,10 +1,9 @@
 #include "device/transfer/node_outputs.hpp"
 
 #include "base/clock.hpp"
+#include "base/hash.hpp"
 #include "device/device_error.hpp"
 #include "device/transfer/node_contributions.hpp"
-
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,12 +13,12 @@ namespace gradsync::device {
 
 namespace {
 
-/// Calls `take` with the outputs of a task, until `cancel` is raised.
+/// Calls `take` with the number of each output of a task, until `cancel` is raised.
 template <typename Take>
 void for_each_held(const NodePlan& nodes, std::uint32_t task, const std::atomic<bool>& cancel, Take take) {
   const ChunkRange range = nodes.held_tasks[task];
   for (std::uint32_t at = range.begin; at < range.end && !cancel.load(std::memory_order_relaxed); ++at) {
-    take(nodes.held[at]);
+    take(at);
   }
 }
 
@@ -34,11 +33,12 @@ class Comparison final : public PoolJob {
   [[nodiscard]] std::uint32_t tasks() const { return tasks_.end - tasks_.begin; }
 
   void run_task(std::uint32_t task, std::size_t /*worker*/) noexcept override {
-    for_each_held(*plan_.nodes(), tasks_.begin + task, cancel_, [&](const Chunk& chunk) { compare(chunk); });
+    for_each_held(*plan_.nodes(), tasks_.begin + task, cancel_, [&](std::uint32_t at) { compare(at); });
   }
 
  private:
-  void compare(const Chunk& chunk) {
+  void compare(std::uint32_t at) {
+    const Chunk& chunk = plan_.nodes()->held[at];
     const LanePart& part = plan_.part_of(chunk);
     const std::vector<LaneSum>& sums = plan_.sums_of(part);
     const std::byte* first = nullptr;
@@ -54,6 +54,9 @@ class Comparison final : public PoolJob {
         }
         plan_.flag(part.tensor);
       }
+    }
+    if (first != nullptr && plan_.nodes()->hashed[chunk.part]) {
+      plan_.nodes()->attempt.hashes[at] = hash64({reinterpret_cast<const char*>(first), chunk.count() * width_});
     }
   }
 
@@ -85,7 +88,7 @@ class Scaling final : public PoolJob {
   }
 
   void run_task(std::uint32_t task, std::size_t /*worker*/) noexcept override {
-    for_each_held(*plan_.nodes(), task, cancel_, [&](const Chunk& chunk) { finish(chunk); });
+    for_each_held(*plan_.nodes(), task, cancel_, [&](std::uint32_t at) { finish(plan_.nodes()->held[at]); });
   }
 
  private:
@@ -131,38 +134,6 @@ class Scaling final : public PoolJob {
   bool multiplies_ = false;
 };
 
-/// A part is counted by its first sum. Where nobody contributed to that, others may have contributed to another one,
-/// which need not be known here: then the norm would leave the part out.
-bool may_be_left_out(const LoadedPlan& plan, std::uint32_t number) {
-  const LanePart& part = plan.layout().parts[number];
-  const std::size_t sums = plan.sums_of(part).size();
-  if (!plan.attempt().tensors[part.tensor].incomplete || part.elements == 0 || plan.nodes()->all_here[part.sums] ||
-      known_of(plan, number, 0) != SumKnown::Empty) {
-    return false;
-  }
-  bool all_empty = true;
-  for (std::size_t sum = 1; sum < sums; ++sum) {
-    all_empty = all_empty && known_of(plan, number, sum) == SumKnown::Empty;
-  }
-  return !all_empty;
-}
-
-void check_all_counted(const LoadedPlan& plan, const std::vector<std::uint32_t>& absent) {
-  for (std::uint32_t number = 0; number < plan.layout().parts.size(); ++number) {
-    const std::uint32_t tensor = plan.layout().parts[number].tensor;
-    if (may_be_left_out(plan, number) && !std::ranges::binary_search(absent, tensor)) {
-      throw DeviceError(
-          fmt::format(
-              "no rank contributed to the sum of tensor {} that the norm counts, and some did to the tensor: the norm "
-              "would leave it out",
-              tensor
-          ),
-          "replicas have to use the same tensors in a step"
-      );
-    }
-  }
-}
-
 }  // namespace
 
 void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, const std::atomic<bool>& cancel) {
@@ -173,7 +144,6 @@ void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, c
 double scale_outputs(
     LoadedPlan& plan, const ScaleGradients& command, WorkerPool& pool, const std::atomic<bool>& cancel
 ) {
-  check_all_counted(plan, command.absent);
   Scaling scaling(plan, command, cancel);
   if (scaling.tasks() == 0) {
     return 0;

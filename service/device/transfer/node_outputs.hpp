@@ -10,8 +10,8 @@
 namespace gradsync::device {
 
 /// Compares the results of a part's sums bit for bit, of those that have a destination here, with the first of them.
-/// Raises `differs` of the attempt. Results on other nodes are compared with none of these. Incomplete where `cancel`
-/// is raised.
+/// Raises `differs` of the attempt. Takes the hashes by which results on other nodes are compared with that one.
+/// Incomplete where `cancel` is raised.
 void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, const std::atomic<bool>& cancel);
 
 /// As StepPasses::multiply; and writes zeros to sums that nobody contributed to, of tensors that are not in `absent`.

@@ -2,6 +2,7 @@
 
 #include "device/device_error.hpp"
 #include "device/math/chunk_math.hpp"
+#include "device/transfer/node_copies.hpp"
 #include "device/transfer/piece_runs.hpp"
 
 #include <fmt/format.h>
@@ -35,12 +36,17 @@ SumPlace place_of(const LaneSum& sum, const LaneNodes& nodes) {
   return travels && here != 0 ? SumPlace::Travels : SumPlace::Elsewhere;
 }
 
-void find_places(LanePlan& layout, NodePlan& made) {
+/// Leaves what is here. Returns, by LanePlan::sums, whether another node gets results of them.
+std::vector<bool> find_places(LanePlan& layout, NodePlan& made) {
+  std::vector<bool> written_elsewhere;
   const auto is_away = [&](const LaneMember& member) {
     return layout.nodes.node_of_rank[member.rank] != layout.nodes.node;
   };
   for (std::vector<LaneSum>& sums : layout.sums) {
     std::vector<SumPlace>& places = made.places.emplace_back();
+    written_elsewhere.push_back(std::ranges::any_of(sums, [&](const LaneSum& sum) {
+      return std::ranges::any_of(sum.destinations, is_away);
+    }));
     for (LaneSum& sum : sums) {
       places.push_back(place_of(sum, layout.nodes));
       std::erase_if(sum.sources, is_away);
@@ -49,6 +55,7 @@ void find_places(LanePlan& layout, NodePlan& made) {
     made.all_here.push_back(std::ranges::count(places, SumPlace::Here) == std::ssize(places));
     made.some_here.push_back(std::ranges::count(places, SumPlace::Here) != 0);
   }
+  return written_elsewhere;
 }
 
 void number_sums(const LanePlan& layout, NodePlan& made) {
@@ -69,8 +76,9 @@ void number_sums(const LanePlan& layout, NodePlan& made) {
   made.attempt.replica_nan = std::vector<std::atomic<std::uint64_t>>(layout.tensors.size());
 }
 
-/// Every output of every part that is on this node.
-void cut_outputs(const LanePlan& layout, NodePlan& made) {
+/// Every output of every part that is on this node. Returns, by part, its chunks.
+std::vector<ChunkRange> cut_outputs(const LanePlan& layout, NodePlan& made) {
+  std::vector<ChunkRange> of_part(layout.parts.size());
   for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
     const auto first_task = static_cast<std::uint32_t>(made.held_tasks.size());
     std::uint64_t in_task = kHeldTaskElements;  // the first chunk opens a task
@@ -81,6 +89,7 @@ void cut_outputs(const LanePlan& layout, NodePlan& made) {
         if (std::ranges::none_of(layout.sums[layout.parts[part].sums], is_written)) {
           continue;
         }
+        of_part[part].begin = static_cast<std::uint32_t>(made.held.size());
         for_each_output_run(part, 0, layout.parts[part].elements, [&](const Chunk& chunk) {
           const auto at = static_cast<std::uint32_t>(made.held.size());
           if (in_task >= kHeldTaskElements) {
@@ -91,10 +100,34 @@ void cut_outputs(const LanePlan& layout, NodePlan& made) {
           made.held_tasks.back().end = at + 1;
           in_task += chunk.count();
         });
+        of_part[part].end = static_cast<std::uint32_t>(made.held.size());
       }
     }
     made.buckets[bucket].held_tasks = {first_task, static_cast<std::uint32_t>(made.held_tasks.size())};
   }
+  return of_part;
+}
+
+void place_classes(
+    const LanePlan& layout,
+    const std::vector<bool>& written_elsewhere,
+    const std::vector<ChunkRange>& held,
+    NodePlan& made
+) {
+  made.hashed.resize(layout.parts.size());
+  bool any = false;
+  for (const std::vector<StatsBox>& boxes : layout.nodes.classes) {
+    std::vector<ComparedPart>& parts = made.classes.emplace_back();
+    for (const auto& [tensor, number] : boxes) {
+      const std::uint32_t part = layout.tensors[tensor].first_part + number;
+      made.hashed[part] = written_elsewhere[layout.parts[part].sums];
+      any = any || made.hashed[part];
+      parts.push_back({part, held[part]});
+    }
+    made.whole_hashes.push_back(hash_of_whole_class(boxes.size()));
+  }
+  made.attempt.hashes.resize(any ? made.held.size() : 0);
+  made.attempt.compared.resize(layout.buckets.size());
 }
 
 void name_messages(const std::vector<plan::TransferMessage>& messages, bool received, NodeBucket& made) {
@@ -165,7 +198,7 @@ NodeBucket make_bucket(const LanePlan& layout, const plan::BucketTransfer& trans
 std::unique_ptr<NodePlan> make_node_plan(LanePlan& layout) {
   auto made = std::make_unique<NodePlan>();
   made->node = layout.nodes.node;
-  find_places(layout, *made);
+  const std::vector<bool> written_elsewhere = find_places(layout, *made);
   number_sums(layout, *made);
   std::uint64_t needed = 0;
   for (const plan::BucketTransfer& transfer : layout.nodes.transfers) {
@@ -193,7 +226,7 @@ std::unique_ptr<NodePlan> make_node_plan(LanePlan& layout) {
     );
   });
   made->staging_bytes = std::min(layout.nodes.staging_bytes, needed);
-  cut_outputs(layout, *made);
+  place_classes(layout, written_elsewhere, cut_outputs(layout, *made), *made);
   return made;
 }
 

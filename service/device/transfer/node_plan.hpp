@@ -60,12 +60,20 @@ struct NodeBucket {
   ChunkRange held_tasks;                                ///< of NodePlan::held_tasks
 };
 
+/// A part that this node compares with others, or of which it alone has the results of several sums.
+struct ComparedPart {
+  std::uint32_t part = 0;
+  ChunkRange held;  ///< of NodePlan::held
+};
+
 /// What steps write.
 struct NodeAttempt {
   std::vector<SumKnown> known;  ///< by sum of a part, NodePlan::first_sum; of sums that travel
   /// By tensor: values of sums that the norm does not count. One that is not finite makes the norm so.
   std::vector<std::atomic<std::uint64_t>> replica_nonfinite;
   std::vector<std::atomic<std::uint64_t>> replica_nan;
+  std::vector<std::uint64_t> hashes;  ///< by NodePlan::held, of `hashed` parts in buckets that were compared; else none
+  std::vector<bool> compared;         ///< by bucket
 };
 
 struct NodePlan {
@@ -79,10 +87,13 @@ struct NodePlan {
   std::vector<ChunkRange> counted;  ///< by tensor: statistics of blocks that this node owns, as of ChunkTable::chunks
   std::uint32_t first_counted = 0;  ///< of ChunkTable::chunks; those before it are of sums that are here as a whole
   std::vector<Chunk> held;          ///< every output on this node, in single runs
-  std::vector<ChunkRange> held_tasks;     ///< of `held`, for passes over outputs
-  std::vector<plan::TransferNode> peers;  ///< ascending; with which messages are exchanged
-  std::uint64_t staging_bytes = 0;        ///< that are needed at once, at most
-  std::size_t most_sources = 0;           ///< partial sums of a block
+  std::vector<ChunkRange> held_tasks;              ///< of `held`, for passes over outputs
+  std::vector<std::vector<ComparedPart>> classes;  ///< by LaneNodes::classes
+  std::vector<std::uint64_t> whole_hashes;         ///< by class: that of a step in which every sum has a gradient
+  std::vector<bool> hashed;                        ///< by part: it is in a class, and other nodes have results of it
+  std::vector<plan::TransferNode> peers;           ///< ascending; with which messages are exchanged
+  std::uint64_t staging_bytes = 0;                 ///< that are needed at once, at most
+  std::size_t most_sources = 0;                    ///< partial sums of a block
   NodeAttempt attempt;
 
   [[nodiscard]] bool is_here(const LanePart& part, std::size_t sum) const {

@@ -199,6 +199,35 @@ class TransferCheck {
   std::map<Sum, std::vector<Span>> covered_;
 };
 
+/// Boxes that ascend, of parts with several sums, a destination of which is here.
+void check_class(const LanePlan& layout, std::size_t number) {
+  const std::vector<StatsBox>& boxes = layout.nodes.classes[number];
+  const auto is_here = [&](const LaneSum& sum) {
+    return std::ranges::any_of(sum.destinations, [&](const LaneMember& member) {
+      return layout.nodes.node_of_rank[member.rank] == layout.nodes.node;
+    });
+  };
+  for (std::size_t at = 0; at < boxes.size(); ++at) {
+    const auto [tensor, box] = boxes[at];
+    bool good =
+        (at == 0 || boxes[at - 1] < boxes[at]) && tensor < layout.tensors.size() && box < layout.tensors[tensor].parts;
+    if (good) {
+      const LanePart& part = layout.parts[layout.tensors[tensor].first_part + box];
+      const std::vector<LaneSum>& sums = layout.sums[part.sums];
+      good = part.elements != 0 && sums.size() > 1 && std::ranges::any_of(sums, is_here);
+    }
+    check_fit(good, [&] {
+      return fmt::format(
+          "nodes.classes[{}] has part {} of tensor {}, which is not behind the one before it, does not exist, or has "
+          "no results of several sums to compare here",
+          number,
+          box,
+          tensor
+      );
+    });
+  }
+}
+
 }  // namespace
 
 void check_nodes(const LanePlan& layout, const std::vector<BufferView>& buffers) {
@@ -230,6 +259,9 @@ void check_transfers(const LanePlan& layout) {
   TransferCheck check(layout);
   for (std::size_t bucket = 0; bucket < layout.buckets.size(); ++bucket) {
     check.check(bucket);
+  }
+  for (std::size_t number = 0; number < layout.nodes.classes.size(); ++number) {
+    check_class(layout, number);
   }
 }
 

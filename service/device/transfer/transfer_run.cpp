@@ -288,6 +288,7 @@ void TransferRun::finish(Reduction& reduction) {
         compare_results(plan_, command.bucket, pool_, cancel_);
         passes_.throw_if_cancelled();
       }
+      plan_.nodes()->attempt.compared[command.bucket] = command.compare;
       end_bucket(plan_, command, passes_);
       reduction.busy_s += seconds(std::chrono::steady_clock::now() - start);
     } catch (...) {

@@ -1,6 +1,7 @@
 // Copies on several nodes, when all have asked. Hashes of classes are compared at once. Where they differ, the nodes
 // are asked for a hash of each box, and then for the rows of those boxes, kMostBoxes at a time: of all whose owner has
-// no gradient, because these are yet to be counted, and of as many others as findings have room for.
+// no gradient, because these are yet to be counted, and of as many others as findings have room for. Data path arena
+// has the same rounds; there the hash of a class says as well that a box of it is not counted.
 
 #include "device/stats/box_hash.hpp"
 #include "engine/peers/coordinator_machine.hpp"
@@ -13,6 +14,16 @@
 
 namespace gradsync::engine {
 
+namespace {
+
+/// What one node alone gets has no other hash to differ from: the node says so if it has not counted that. Of others it
+/// says what no other node does.
+bool is_left_to_count(const Comparison::Class& one, std::uint64_t hash) {
+  return one.nodes.size() == 1 && hash != 0 && device::is_uncounted(hash);
+}
+
+}  // namespace
+
 void CoordinatorMachine::all_asked(TimePoint now, Actions& actions) {
   PeerCompare differing{word(), {}, {}};
   const bool measured = under_way_.asks.begin()->second.cells.has_value();
@@ -23,7 +34,7 @@ void CoordinatorMachine::all_asked(TimePoint now, Actions& actions) {
       const std::vector<std::uint32_t>& own = course_.comparison->of_node[holder];
       const auto at = static_cast<std::size_t>(std::ranges::lower_bound(own, number) - own.begin());
       const std::uint64_t hash = under_way_.asks.at(holder).row_hashes[at];
-      if (first.value_or(hash) != hash) {
+      if (first.value_or(hash) != hash || is_left_to_count(course_.comparison->classes[number], hash)) {
         differing.classes.push_back(number);
         break;
       }
@@ -105,7 +116,7 @@ void CoordinatorMachine::find_boxes() {
       bool differ = false;
       for (const NodeNumber holder : one.nodes) {
         const std::uint64_t hash = under_way_.rows.at(holder).box_hashes[read[holder]++];
-        differ = differ || counted.value_or(hash) != hash;
+        differ = differ || is_left_to_count(one, hash) || counted.value_or(hash) != hash;
         counted = holder == one.owner || !counted ? hash : counted;
       }
       if (differ) {

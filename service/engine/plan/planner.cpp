@@ -148,7 +148,7 @@ void cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
     *tables = stats_plan_of_node(std::move(*tables), *prepared.comparison, request.node);
   } else {
     device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
-    nodes = lane_nodes_of(*prepared.plan, request.node_of_rank, request.node);
+    nodes = lane_nodes_of(*prepared.plan, *prepared.comparison, request.node);
     prepared.linked = linked_nodes_of(nodes);
     prepared.communicators = Communicators(*prepared.plan, nodes);
   }

@@ -47,6 +47,55 @@ HeldBoxes held_boxes(const plan::Plan& plan, const std::vector<NodeNumber>& node
   return held;
 }
 
+/// The nodes that get some sum of a part, the lowest of those that get its first sum, and whether all of its sums are
+/// on one node.
+struct HeldPart {
+  HeldBox held;
+  bool on_one_node = true;
+};
+
+HeldPart held_part(const std::vector<plan::RankSum>& sums, const std::vector<NodeNumber>& node_of_rank) {
+  HeldPart part;
+  const NodeNumber first = node_of_rank[sums.front().sources.front().rank];
+  for (const plan::RankSum& sum : sums) {
+    for (const plan::SumMember& member : sum.sources) {
+      part.on_one_node = part.on_one_node && node_of_rank[member.rank] == first;
+    }
+    for (const plan::SumMember& member : sum.destinations) {  // each is a source of its sum as well
+      const NodeNumber node = node_of_rank[member.rank];
+      part.held.nodes.push_back(node);
+      if (&sum == &sums.front()) {
+        part.held.owner = std::min(part.held.owner.value_or(node), node);
+      }
+    }
+  }
+  return part;
+}
+
+/// Data path arena: parts with several sums, unless these are all on one node.
+HeldBoxes held_parts(const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank) {
+  HeldBoxes held;
+  std::map<std::uint32_t, HeldPart> known;  // by index into Plan::sums, which many parts share
+  for (std::uint32_t index = 0; index < plan.tensors.size(); ++index) {
+    plan::interruption_point();
+    const std::vector<plan::PlannedPart>& parts = plan.tensors[index].parts;
+    for (std::uint32_t number = 0; number < parts.size(); ++number) {
+      const std::vector<plan::RankSum>& sums = plan.sums[parts[number].sums];
+      if (parts[number].elements == 0 || sums.size() < 2) {
+        continue;
+      }
+      const auto [part, fresh] = known.try_emplace(parts[number].sums);
+      if (fresh) {
+        part->second = held_part(sums, node_of_rank);
+      }
+      if (!part->second.on_one_node) {
+        held.emplace_hint(held.end(), Comparison::Box{index, number}, part->second.held);
+      }
+    }
+  }
+  return held;
+}
+
 bool within(const plan::Plan& plan, const TensorSpans& spans) {
   return std::ranges::all_of(spans, [&](const auto& span) {
     return span.first < plan.tensors.size() && span.second <= plan.tensors.size() - span.first;
@@ -56,6 +105,14 @@ bool within(const plan::Plan& plan, const TensorSpans& spans) {
 template <typename Finding>
 bool within(const plan::Plan& plan, const std::vector<Finding>& findings) {
   return std::ranges::all_of(findings, [&](const Finding& finding) { return finding.tensor < plan.tensors.size(); });
+}
+
+bool holds(const plan::PlannedTensor& tensor, std::uint32_t rank, std::uint32_t box) {
+  auto holding = std::ranges::lower_bound(tensor.holdings, rank, {}, &plan::Holding::rank);
+  while (holding != tensor.holdings.end() && holding->rank == rank && holding->box != box) {
+    ++holding;
+  }
+  return holding != tensor.holdings.end() && holding->rank == rank && holding->elements != 0;
 }
 
 std::optional<std::string> misfit_of(const plan::Plan& plan, const NodeFindings& found) {
@@ -92,11 +149,11 @@ Comparison::Box counted_box(const plan::Plan& plan, Comparison::Box box) {
 Comparison comparison_of(const plan::Plan& plan, std::vector<NodeNumber> node_of_rank) {
   Comparison comparison;
   std::map<std::pair<NodeNumber, std::vector<NodeNumber>>, std::size_t> classes;
-  const bool compared = plan.options.data_path == plan::DataPath::Stats;
-  for (auto& [box, held] : compared ? held_boxes(plan, node_of_rank) : HeldBoxes()) {
+  const bool stats = plan.options.data_path == plan::DataPath::Stats;
+  for (auto& [box, held] : stats ? held_boxes(plan, node_of_rank) : held_parts(plan, node_of_rank)) {
     std::ranges::sort(held.nodes);
     held.nodes.erase(std::unique(held.nodes.begin(), held.nodes.end()), held.nodes.end());
-    if (held.nodes.size() < 2) {
+    if (stats && held.nodes.size() < 2) {
       continue;
     }
     const NodeNumber owner = held.owner.value_or(held.nodes.front());
@@ -160,14 +217,19 @@ bool belongs(
       comparison.node_of_rank[static_cast<std::size_t>(row.rank)] != node) {
     return false;
   }
-  const std::vector<plan::Holding>& holdings = plan.tensors[row.tensor].holdings;
-  const auto rank = static_cast<std::uint32_t>(row.rank);
-  auto holding = std::ranges::lower_bound(holdings, rank, {}, &plan::Holding::rank);
-  while (holding != holdings.end() && holding->rank == rank && holding->box != row.box) {
-    ++holding;
+  const plan::PlannedTensor& tensor = plan.tensors[row.tensor];
+  std::uint32_t box = row.box;
+  if (plan.options.data_path == plan::DataPath::Arena) {
+    if (row.box >= tensor.parts.size()) {
+      return false;
+    }
+    box = tensor.parts[row.box].box;
   }
-  return holding != holdings.end() && holding->rank == rank && holding->elements != 0 &&
-         std::ranges::binary_search(boxes, counted_box(plan, {row.tensor, row.box}));
+  const auto rank = static_cast<std::uint32_t>(row.rank);
+  const bool held = holds(tensor, rank, box) || std::ranges::any_of(tensor.copies, [&](std::uint32_t copy) {
+                      return holds(plan.tensors[copy], rank, box);  // cut alike, and summed with it
+                    });
+  return held && std::ranges::binary_search(boxes, counted_box(plan, {row.tensor, row.box}));
 }
 
 }  // namespace gradsync::engine

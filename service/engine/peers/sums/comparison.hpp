@@ -6,7 +6,10 @@
 // of nodes and one owner make a class, and a node sends one hash per class that it is in, in the order of classes
 // (device/stats/box_hash.hpp). Tied copies belong to the box that is counted for them, and never own it.
 //
-// On data path arena there are no classes: an element of a sum has one owner, which writes it on all nodes.
+// On data path arena boxes are parts, by their numbers in PlannedTensor::parts, and those are compared that have
+// several sums which are not all on one node: what gets one sum has equal bits already. A part is counted by its first
+// sum, so its owner is the lowest node that gets that. One node may get all sums of a part, to which other nodes
+// contribute; it makes a class by itself, because the first sum may have no gradient.
 
 #include "engine/peers/peer_message.hpp"
 #include "plan/plan.hpp"
@@ -24,7 +27,7 @@ struct Comparison {
   using Box = device::StatsBox;
 
   struct Class {
-    std::vector<NodeNumber> nodes;  ///< at least two, ascending
+    std::vector<NodeNumber> nodes;  ///< ascending; at least two, unless gradients travel
     NodeNumber owner = 0;    ///< counts these boxes; need not be the first, because ranks of nodes can interleave
     std::vector<Box> boxes;  ///< in the order of the plan; one of a tied copy is here as that counted for it
   };

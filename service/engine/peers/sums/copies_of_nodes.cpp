@@ -18,13 +18,44 @@ namespace {
 
 using NodeRow = PeerRows::Row;
 
+/// What counts a row as one with others: the node of its rank; on data path arena the sum that its rank gets, by its
+/// number among those of the part. The lowest one that the rows of a box have owns the box.
+class Counters {
+ public:
+  Counters(const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank)
+      : plan_(plan), node_of_rank_(node_of_rank) {}
+
+  [[nodiscard]] std::uint32_t of(const NodeRow& row) {
+    const auto rank = static_cast<std::size_t>(row.rank);
+    if (plan_.options.data_path == plan::DataPath::Stats) {
+      return node_of_rank_[rank];
+    }
+    const std::uint32_t sums = plan_.tensors[row.tensor].parts[row.box].sums;
+    const auto [known, fresh] = sum_of_rank_.try_emplace(sums);
+    if (fresh) {
+      known->second.resize(node_of_rank_.size());
+      for (auto sum = static_cast<std::uint32_t>(plan_.sums[sums].size()); sum-- > 0;) {
+        for (const plan::SumMember& member : plan_.sums[sums][sum].destinations) {
+          known->second[member.rank] = sum;
+        }
+      }
+    }
+    return known->second[rank];
+  }
+
+ private:
+  const plan::Plan& plan_;
+  const std::vector<NodeNumber>& node_of_rank_;
+  std::map<std::uint32_t, std::vector<std::uint32_t>> sum_of_rank_;  ///< by index into Plan::sums
+};
+
 /// The findings of one tensor each, while its boxes are read.
 class JudgeBoxes {
  public:
-  JudgeBoxes(const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank)
-      : plan_(plan), node_of_rank_(node_of_rank) {}
+  JudgeBoxes(const plan::Plan& plan, Counters& counters)
+      : plan_(plan), travels_(plan.options.data_path == plan::DataPath::Arena), counters_(counters) {}
 
-  /// All rows of a box that counts, by rank, and those of its tied copies.
+  /// All rows of a box that counts, that of its owner first, and those of its tied copies.
   void judge(Comparison::Box box, const std::vector<NodeRow>& rows, const std::vector<NodeRow>& copies) {
     const auto has_gradient = [](const NodeRow& row) { return row.row.stamp != 0; };
     const auto first = std::ranges::find_if(rows, has_gradient);
@@ -83,10 +114,13 @@ class JudgeBoxes {
     for (const NodeRow& row : rows) {
       if (row.row.stamp == 0) {
         missing_[tensor].push_back(row.rank);
+      }
+      if (row.row.stamp == 0 && !travels_) {
         continue;
       }
       holders.emplace_back(row.rank, row.row);
-      if (differs(*first, row.row)) {
+      // Where gradients travel, ranks without one get zeros for it.
+      if (row.row.stamp == 0 || differs(*first, row.row)) {
         divergence_[tensor].ranks.push_back(row.rank);
       }
     }
@@ -117,21 +151,17 @@ class JudgeBoxes {
     for (const NodeRow& row : rows) {
       const std::uint64_t values = row.row.stamp == 0 ? 0 : row.row.nonfinite;
       all = std::max(all, values);
-      counted = node_of(row) == node_of(rows.front()) ? std::max(counted, values) : counted;
+      counted = counters_.of(row) == counters_.of(rows.front()) ? std::max(counted, values) : counted;
     }
     if (all > counted) {
       nonfinite_[rows.front().tensor] += all - counted;
     }
   }
 
-  [[nodiscard]] NodeNumber node_of(const NodeRow& row) const {
-    return node_of_rank_[static_cast<std::size_t>(row.rank)];
-  }
-
-  /// The owner of a box is the node of its lowest holder, which counted it if any of its ranks has a gradient.
+  /// The owner of a box counted it if any of its ranks has a gradient.
   void find_uncounted(const NodeRow& first, const std::vector<NodeRow>& rows) {
     const bool counted = std::ranges::any_of(rows, [&](const NodeRow& row) {
-      return row.row.stamp != 0 && node_of(row) == node_of(rows.front());
+      return row.row.stamp != 0 && counters_.of(row) == counters_.of(rows.front());
     });
     if (!counted && plan_.tensors[first.tensor].counted_as == first.tensor) {
       judged_.uncounted.push_back(first);
@@ -139,7 +169,8 @@ class JudgeBoxes {
   }
 
   const plan::Plan& plan_;
-  const std::vector<NodeNumber>& node_of_rank_;
+  bool travels_;
+  Counters& counters_;
   std::map<std::uint32_t, std::uint64_t> nonfinite_;
   std::map<std::uint32_t, device::DivergenceFinding> divergence_;
   std::map<std::uint32_t, std::vector<std::int64_t>> missing_;
@@ -148,6 +179,9 @@ class JudgeBoxes {
 };
 
 std::uint64_t elements_of(const plan::PlannedTensor& tensor, std::uint32_t box) {
+  if (!tensor.parts.empty()) {
+    return tensor.parts[box].elements;
+  }
   const auto holding = std::ranges::find(tensor.holdings, box, &plan::Holding::box);
   return holding == tensor.holdings.end() ? 0 : holding->elements;
 }
@@ -164,8 +198,11 @@ void add_to_cell(double norm_type, const device::TensorSum& sum, device::TensorS
 JudgedCopies judge_copies(
     const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, std::vector<PeerRows::Row> rows
 ) {
-  const auto place = [](const NodeRow& row) { return std::tuple(row.tensor, row.box, row.rank); };
-  std::ranges::sort(rows, {}, place);
+  Counters counters(plan, node_of_rank);
+  const bool travels = plan.options.data_path == plan::DataPath::Arena;
+  std::ranges::sort(rows, {}, [&](const NodeRow& row) {  // of a part the first sum comes first
+    return std::tuple(row.tensor, row.box, travels ? counters.of(row) : 0, row.rank);
+  });
   std::map<Comparison::Box, std::pair<std::vector<NodeRow>, std::vector<NodeRow>>> boxes;
   std::vector<std::pair<std::uint32_t, std::int64_t>> read;
   for (const NodeRow& row : rows) {
@@ -174,7 +211,7 @@ JudgedCopies judge_copies(
     auto& [counted, copies] = boxes[box];
     (row.tensor == box.first ? counted : copies).push_back(row);
   }
-  JudgeBoxes judge(plan, node_of_rank);
+  JudgeBoxes judge(plan, counters);
   for (const auto& [box, held] : boxes) {
     judge.judge(box, held.first, held.second);
   }

@@ -21,7 +21,8 @@ struct JudgedCopies {
 };
 
 /// `rows` of whole boxes, in any order, as `belongs` takes them. A tied copy is compared with what is counted for it,
-/// where that is here too.
+/// where that is here too. On data path arena a rank without a gradient diverges from ranks that have one, as on one
+/// node, because it gets zeros.
 [[nodiscard]] JudgedCopies judge_copies(
     const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, std::vector<PeerRows::Row> rows
 );

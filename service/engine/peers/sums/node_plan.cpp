@@ -38,6 +38,14 @@ void add_elsewhere(
   }
 }
 
+std::vector<std::vector<device::StatsBox>> classes_of(const Comparison& comparison, NodeNumber node) {
+  std::vector<std::vector<device::StatsBox>> classes;
+  for (const std::uint32_t number : comparison.of_node[node]) {
+    classes.push_back(comparison.classes[number].boxes);
+  }
+  return classes;
+}
+
 }  // namespace
 
 device::StatsPlan stats_plan_of_node(device::StatsPlan whole, const Comparison& comparison, NodeNumber node) {
@@ -49,19 +57,17 @@ device::StatsPlan stats_plan_of_node(device::StatsPlan whole, const Comparison& 
     std::erase_if(holders, [&](const device::StatsHolder& holder) { return node_of_rank[holder.rank] != node; });
   }
   std::erase_if(whole.ties, [&](const device::StatsTie& tie) { return whole.tensors[tie.copy].holders.empty(); });
-  for (const std::uint32_t number : comparison.of_node[node]) {
-    whole.classes.push_back(comparison.classes[number].boxes);
-  }
+  whole.classes = classes_of(comparison, node);
   return whole;
 }
 
-device::LaneNodes lane_nodes_of(const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, NodeNumber node) {
+device::LaneNodes lane_nodes_of(const plan::Plan& plan, const Comparison& comparison, NodeNumber node) {
   const plan::TransferOptions options;
-  device::LaneNodes nodes{node, node_of_rank, {}, options.staging_bytes};
+  device::LaneNodes nodes{node, comparison.node_of_rank, {}, options.staging_bytes, classes_of(comparison, node)};
   nodes.transfers.reserve(plan.buckets.size());
   for (std::uint32_t bucket = 0; bucket < plan.buckets.size(); ++bucket) {
     plan::interruption_point();
-    nodes.transfers.push_back(plan::make_bucket_transfer(plan, bucket, node_of_rank, options));
+    nodes.transfers.push_back(plan::make_bucket_transfer(plan, bucket, comparison.node_of_rank, options));
   }
   return nodes;
 }

@@ -17,11 +17,9 @@ namespace gradsync::engine {
     device::StatsPlan whole, const Comparison& comparison, NodeNumber node
 );
 
-/// Data path arena: what travels of every bucket. All nodes make the same transfers, whose options are those of the
-/// release.
-[[nodiscard]] device::LaneNodes lane_nodes_of(
-    const plan::Plan& plan, const std::vector<NodeNumber>& node_of_rank, NodeNumber node
-);
+/// Data path arena: what travels of every bucket, and the classes that the node is in, in the order of `of_node`. All
+/// nodes make the same transfers, whose sizes are those of the release.
+[[nodiscard]] device::LaneNodes lane_nodes_of(const plan::Plan& plan, const Comparison& comparison, NodeNumber node);
 
 /// The nodes that this one sends to or receives from, ascending. Each of them has this one among its own.
 [[nodiscard]] std::vector<NodeNumber> linked_nodes_of(const device::LaneNodes& nodes);

@@ -121,6 +121,7 @@ inline LanePlan sample_plan() {
   plan.nodes.node_of_rank = {47, 48, 49};
   plan.nodes.transfers = {sample_transfer(), {}};
   plan.nodes.staging_bytes = 50;
+  plan.nodes.classes = {{{51, 52}, {53, 54}}, {}};
   return plan;
 }
 

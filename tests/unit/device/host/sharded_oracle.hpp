@@ -51,7 +51,8 @@ class ShardedOracle {
   std::vector<std::vector<std::byte>> arenas;  ///< afterwards, every byte
   std::vector<std::uint32_t> absent;
   std::map<std::uint32_t, Ranks> missing;
-  std::map<std::uint32_t, Ranks> divergence;  ///< also where bits differ
+  std::map<std::uint32_t, Ranks> divergence;        ///< also where bits differ
+  std::map<std::uint32_t, Ranks> without_gradient;  ///< that of sums without a gradient, beside some with one
   std::uint64_t counted_elements = 0;
   long double powers = 0;
   double maximum = 0;
@@ -119,6 +120,7 @@ class ShardedOracle {
     for (const Ranks& ranks : without) {
       if (counted) {
         divergence[tensor].insert(ranks.begin(), ranks.end());
+        without_gradient[tensor].insert(ranks.begin(), ranks.end());
       }
     }
   }

@@ -184,7 +184,7 @@ TEST_F(StatsNodes, rows_are_read_behind_a_raw_finish_of_that_attempt_alone) {
   EXPECT_THAT(refused(ReadRows{kPlan, 0, {}, {{9, 0}}}), HasSubstr("box 0 of tensor 9"));
   EXPECT_THAT(refused(ReadRows{kPlan, 0, {}, {}}), HasSubstr("one of the two"));
   EXPECT_THAT(refused(ReadRows{kPlan, 0, {0}, {{own, 0}}}), HasSubstr("one of the two"));
-  EXPECT_THAT(refused(ReadRows{kPlan + 1, 0, {0}, {}}), HasSubstr("no plan of statistics"));
+  EXPECT_THAT(refused(ReadRows{kPlan + 1, 0, {0}, {}}), HasSubstr("is not loaded"));
   lane_->submit(Abort{kPlan, 0});
   expect<Aborted>();
   lane_->submit(ReadRows{kPlan, 0, {0}, {}});

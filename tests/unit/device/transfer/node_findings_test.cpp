@@ -198,15 +198,150 @@ TEST(NodeFindings, a_sum_that_nobody_contributed_to_is_zero_where_another_of_the
   EXPECT_TRUE(world.memory() == job.arenas) << "what nobody used is neither read nor written";
 }
 
-TEST(NodeFindings, a_part_that_would_be_left_out_of_the_norm_fails_with_its_tensor) {
-  ShardedJob job =
-      job_of(plan::DType::Float32, 2, {replicated({10}, {{0, 1, 2, 3}}), replicated({64}, {{0, 2}, {1, 3}})});
+TEST(NodeFindings, a_part_whose_first_sum_has_no_gradient_is_counted_by_the_next_one) {
+  // On both nodes, on one that other nodes bring to, and on a node for each sum.
+  ShardedTensor cut;
+  cut.shape = {4, 16};
+  cut.parts = {
+      {slice({4, 16}, 0, {2, 2}, 0), {sum_to({0, 2}, {0}), sum_to({1, 3}, {1})}},
+      {slice({4, 16}, 0, {2, 2}, 1), {sum_to({0, 2}, {2}), sum_to({1, 3}, {3})}}};
+  for (const double p : {1.0, 2.0, 3.5, kInfinity}) {
+    ShardedJob job = job_of(
+        plan::DType::Float32,
+        p,
+        {replicated({10}, {{0, 1, 2, 3}}),
+         replicated({64}, {{0, 2}, {1, 3}}),
+         cut,
+         replicated({20'000}, {{0, 1}, {2, 3}})}
+    );
+    NodeWorld world(job, kTwoNodes);
+    for (const UnusedSet& unused :
+         {UnusedSet{{1, 0}, {1, 2}}, UnusedSet{{2, 0}, {2, 2}}, UnusedSet{{3, 0}, {3, 1}}, UnusedSet{}}) {
+      SCOPED_TRACE(testing::Message() << "p " << p << ", tensor " << (unused.empty() ? 0 : unused.begin()->first));
+      const ShardedOracle oracle(job, unused);
+      const NodesSaid said = world.measure(world.next_tag(), unused);
+      ASSERT_THAT(said.failed, IsEmpty());
+      EXPECT_NEAR(said.norm, oracle.norm(), 1e-12 * oracle.norm());
+      EXPECT_EQ(said.cells.counted_elements, oracle.counted_elements);
+      EXPECT_EQ(said.uncounted, unused.empty() ? 0 : unused.begin()->first == 2 ? 2 : 1);
+      EXPECT_EQ(said.missing, oracle.missing);
+      EXPECT_EQ(said.divergence, oracle.divergence);
+    }
+  }
+}
+
+TEST(NodeFindings, what_is_counted_from_its_rows_may_leave_the_doubles) {
+  ShardedJob job = job_of(plan::DType::Float64, 2, {replicated({1000}, {{0, 1}, {2, 3}})});
+  fill(job, 1e200);
   NodeWorld world(job, kTwoNodes);
-  const NodesSaid said = world.measure(1, {{1, 0}, {1, 2}});
-  ASSERT_EQ(said.failed.size(), 2U);
-  EXPECT_THAT(said.failed[0].message, HasSubstr("tensor 1"));
-  EXPECT_FALSE(said.failed[0].hint.empty());
-  EXPECT_TRUE(world.measure(2).failed.empty()) << "the next attempt is whole";
+  EXPECT_NEAR(world.measure(1, {{0, 0}, {0, 1}}).norm / (0.5e200 * std::sqrt(1000.0)), 1, 1e-12);
+  job.set(3, 0, 500, kNaN);
+  const NodesSaid said = world.measure(2, {{0, 0}, {0, 1}});
+  EXPECT_TRUE(std::isnan(said.norm));
+  EXPECT_THAT(said.nonfinite_of_ranks, ElementsAre(Pair(Pair(0U, 3), 1U)));
+}
+
+class ComparedNodes : public testing::TestWithParam<plan::TransferNode> {
+ protected:
+  /// Two ranks on each node, which are summed; the nodes hold copies. Beside it a tensor that travels.
+  ComparedNodes() : job(2 * GetParam()) {
+    job.add_bucket(plan::DType::BFloat16, 2.0);
+    std::vector<std::vector<std::uint32_t>> groups;
+    std::vector<std::uint32_t> all;
+    for (std::uint32_t node = 0; node < GetParam(); ++node) {
+      groups.push_back({2 * node, 2 * node + 1});
+      all.insert(all.end(), groups.back().begin(), groups.back().end());
+      nodes.insert(nodes.end(), 2, node);
+    }
+    job.add(replicated({40'000}, groups));
+    job.add(replicated({77}, {all}));
+    job.add(replicated({5}, groups));
+    job.load();
+    std::mt19937_64 random(7);
+    job.fill(random);
+    for (std::uint32_t rank = 2; rank < 2 * GetParam(); ++rank) {
+      for (const std::uint32_t memory : {0U, 2U}) {
+        for (std::uint64_t i = 0; i < (memory == 0 ? 40'000 : 5); ++i) {
+          job.set(rank, memory, i, job.input(rank % 2, memory, i));
+        }
+      }
+    }
+  }
+
+  ShardedJob job;
+  NodeOfRank nodes;
+};
+
+INSTANTIATE_TEST_SUITE_P(Nodes, ComparedNodes, testing::Values(2, 3, 4, 5, 8));
+
+TEST_P(ComparedNodes, equal_copies_need_no_rows) {
+  NodeWorld world(job, nodes);
+  for (const bool compares : {true, false, true}) {
+    world.compares = compares;
+    const NodesSaid said = world.measure(world.next_tag());
+    EXPECT_EQ(said.boxes_read, 0);
+    EXPECT_THAT(said.divergence, IsEmpty());
+  }
+}
+
+TEST_P(ComparedNodes, a_copy_that_differs_in_one_element_is_named_with_the_ranks_of_its_node) {
+  NodeWorld world(job, nodes);
+  for (const std::uint32_t node : {0U, GetParam() / 2, GetParam() - 1}) {
+    for (const std::uint64_t element : {0U, 16'384U, 39'999U}) {
+      const double value = job.input(2 * node, 0, element);
+      job.set(2 * node, 0, element, value + 1);
+      const NodesSaid said = world.measure(world.next_tag());
+      EXPECT_EQ(said.boxes_read, 1);
+      std::set<std::int64_t> ranks{2 * node, 2 * node + 1};
+      if (node == 0) {  // it is the one that counts
+        ranks.clear();
+        for (std::int64_t rank = 2; rank < 2 * GetParam(); ++rank) {
+          ranks.insert(rank);
+        }
+      }
+      EXPECT_THAT(said.divergence, ElementsAre(Pair(0U, ranks)));
+      world.compares = false;
+      EXPECT_THAT(world.measure(world.next_tag()).divergence, IsEmpty()) << "bits are compared where it is asked for";
+      world.compares = true;
+      job.set(2 * node, 0, element, value);
+      EXPECT_THAT(world.measure(world.next_tag()).divergence, IsEmpty()) << "the next step is right";
+    }
+  }
+}
+
+TEST_P(ComparedNodes, a_node_that_compares_while_others_do_not_finds_nothing_that_is_not_there) {
+  NodeWorld world(job, nodes);
+  world.write();
+  for (plan::TransferNode node = 0; node < GetParam(); ++node) {
+    world.submit(node, world.reduction(node, 1, 0, {}, node == 1));
+    world.submit(node, NodeWorld::raw_finish(1));
+  }
+  std::vector<std::vector<std::uint64_t>> hashes;
+  for (plan::TransferNode node = 0; node < GetParam(); ++node) {
+    world.expect<Reduced>(node);
+    hashes.push_back(world.expect<Finished>(node).raw->class_hashes);
+  }
+  EXPECT_NE(hashes[0], hashes[1]);
+  NodesCompared<NodeWorld> compared(world, 1);
+  compared.compare(hashes);
+  EXPECT_EQ(compared.boxes_read, 2);
+  EXPECT_THAT(compared.divergence, IsEmpty());
+  EXPECT_THAT(compared.uncounted, IsEmpty());
+}
+
+TEST_P(ComparedNodes, what_is_wanted_has_to_be_there) {
+  NodeWorld world(job, nodes);
+  const auto refused = [&](ReadRows command) {
+    command.plan = NodeWorld::kPlan;
+    world.submit(0, std::move(command));
+    return world.expect<Failed>(0).message;
+  };
+  EXPECT_THAT(refused({0, 1, {0}, {}}), HasSubstr("had no raw finish"));
+  EXPECT_THAT(world.measure(1).failed, IsEmpty());
+  EXPECT_THAT(refused({0, 2, {0}, {}}), HasSubstr("attempt 2 had no raw finish"));
+  EXPECT_THAT(refused({0, 1, {1}, {}}), HasSubstr("class 1 is wanted, and the plan has 1"));
+  EXPECT_THAT(refused({0, 1, {}, {}}), HasSubstr("one of the two"));
+  EXPECT_THAT(refused({0, 1, {}, {{1, 0}}}), HasSubstr("part 0 of tensor 1 is compared with no other node"));
 }
 
 TEST(NodeFindings, a_failed_group_is_set_to_zero_and_a_skipped_step_is_left_alone) {

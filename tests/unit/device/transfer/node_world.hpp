@@ -9,6 +9,7 @@
 #include "unit/device/host/sharded_oracle.hpp"
 #include "unit/device/lane_fixture.hpp"
 #include "unit/device/sharded_job.hpp"
+#include "unit/device/transfer/node_comparison.hpp"
 
 #include <gtest/gtest.h>
 
@@ -81,7 +82,12 @@ inline LanePlan layout_of_node(
   for (std::size_t rank = 0; rank < node_of_rank.size(); ++rank) {
     made.rank_buffers[rank] = node_of_rank[rank] == node ? first_buffer + rank : 0;
   }
-  made.nodes = {node, node_of_rank, transfers_of(layout, node_of_rank, options), options.staging_bytes};
+  made.nodes = {node, node_of_rank, transfers_of(layout, node_of_rank, options), options.staging_bytes, {}};
+  for (const NodeClass& one : classes_of(layout, node_of_rank)) {
+    if (one.nodes.contains(node)) {
+      made.nodes.classes.push_back(one.boxes);
+    }
+  }
   return made;
 }
 
@@ -102,6 +108,8 @@ struct NodesSaid {
   std::map<std::pair<std::uint32_t, std::int64_t>, std::uint64_t> nonfinite_of_ranks;  ///< by tensor and rank
   std::vector<plan::ClipOutcome> outcomes;
   std::vector<Failed> failed;
+  int boxes_read = 0;  ///< whose rows were asked for, because nodes differ or have not counted them
+  int uncounted = 0;
 };
 
 class NodeWorld {
@@ -192,6 +200,9 @@ class NodeWorld {
     return {};
   }
 
+  /// For an attempt behind all that were numbered so.
+  [[nodiscard]] Tag next_tag() { return ++last_tag_; }
+
   /// The job's bytes into the memory of its trainers.
   void write() {
     for (std::size_t rank = 0; rank < arenas.size(); ++rank) {
@@ -231,7 +242,7 @@ class NodeWorld {
   void reduce_all(Tag tag, const UnusedSet& unused = {}) {
     for (std::uint32_t bucket = 0; bucket < job.layout.buckets.size(); ++bucket) {
       for (plan::TransferNode node = 0; node < nodes.size(); ++node) {
-        submit(node, reduction(node, tag, bucket, unused));
+        submit(node, reduction(node, tag, bucket, unused, compares));
       }
     }
   }
@@ -247,6 +258,7 @@ class NodeWorld {
     NormSum whole(job.layout.norm_type);
     std::vector<NormSum> groups(job.layout.clip_groups, whole);
     std::map<std::uint32_t, std::set<plan::TransferNode>> absent_on;
+    std::vector<std::vector<std::uint64_t>> hashes(nodes.size());
     for (plan::TransferNode node = 0; node < nodes.size(); ++node) {
       for (std::uint32_t bucket = 0; bucket < job.layout.buckets.size(); ++bucket) {
         EXPECT_EQ(expect<Reduced>(node).bucket, bucket);
@@ -264,11 +276,14 @@ class NodeWorld {
         groups[group].add(cells.groups.empty() ? cells.whole : cells.groups.at(group));
       }
       said.cells.counted_elements += cells.counted_elements;
-      EXPECT_TRUE(finished->raw->class_hashes.empty());
+      hashes[node] = finished->raw->class_hashes;
       for (const std::uint32_t tensor : finished->math.absent) {
         absent_on[tensor].insert(node);
       }
       join(finished->math, said);
+    }
+    if (said.failed.empty()) {
+      compare_copies(tag, hashes, whole, groups, said);
     }
     said.cells.whole = whole.sum();
     said.norm = whole.norm();
@@ -302,11 +317,41 @@ class NodeWorld {
   ShardedJob& job;
   NodeOfRank node_of_rank;
   std::optional<double> max_norm;
+  bool compares = true;  ///< the bits of results
   fakes::WireNetwork network;
   std::vector<ClientArena> arenas;  ///< by rank
   std::vector<std::unique_ptr<Node>> nodes;
 
  private:
+  void compare_copies(
+      Tag tag,
+      const std::vector<std::vector<std::uint64_t>>& hashes,
+      NormSum& whole,
+      std::vector<NormSum>& groups,
+      NodesSaid& said
+  ) {
+    NodesCompared<NodeWorld> compared(*this, tag);
+    compared.compare(hashes);
+    for (const HeldRow& row : compared.uncounted) {
+      const LaneTensor& tensor = job.layout.tensors[row.tensor];
+      whole.add(sum_of(row.row));
+      groups[tensor.clip_group].add(sum_of(row.row));
+      said.cells.counted_elements += job.layout.parts[tensor.first_part + row.box].elements;
+    }
+    for (const auto& [tensor, rank] : compared.judged) {
+      said.divergence[tensor].erase(rank);  // a node compares with its own results alone
+    }
+    for (const auto& [tensor, ranks] : compared.divergence) {
+      said.divergence[tensor].insert(ranks.begin(), ranks.end());
+    }
+    for (const auto& [tensor, ranks] : compared.missing) {
+      said.missing[tensor].insert(ranks.begin(), ranks.end());
+    }
+    std::erase_if(said.divergence, [](const auto& each) { return each.second.empty(); });
+    said.boxes_read = compared.boxes_read;
+    said.uncounted = static_cast<int>(compared.uncounted.size());
+  }
+
   static void join(const StepMath& math, NodesSaid& said) {
     EXPECT_TRUE(math.groups.empty() && math.layer_norms.empty());
     for (const MissingFinding& missing : math.missing) {
@@ -348,6 +393,7 @@ class NodeWorld {
   }
 
   NodeWorldOptions options_;
+  Tag last_tag_ = 0;
 };
 
 }  // namespace gradsync::device

@@ -108,6 +108,17 @@ TEST_F(TransferCheckTest, every_element_travels_once) {
   );
 }
 
+TEST_F(TransferCheckTest, what_is_compared_has_results_of_several_sums_here) {
+  const auto changed = [&](std::vector<StatsBox> boxes) {
+    return refusal([&](LanePlan& layout) { layout.nodes.classes = {std::move(boxes)}; });
+  };
+  EXPECT_EQ(changed({{1, 0}}), "");
+  EXPECT_THAT(changed({{1, 0}, {1, 0}}), HasSubstr("not behind the one before it"));
+  EXPECT_THAT(changed({{2, 0}}), HasSubstr("nodes.classes[0] has part 0 of tensor 2"));
+  EXPECT_THAT(changed({{1, 1}}), HasSubstr("has part 1 of tensor 1"));
+  EXPECT_THAT(changed({{0, 0}}), HasSubstr("no results of several sums")) << "it has one sum";
+}
+
 TEST_F(TransferCheckTest, a_block_has_room_in_staging_memory) {
   EXPECT_THAT(
       refusal([](LanePlan& layout) { layout.nodes.staging_bytes = 128; }), HasSubstr("nodes.staging_bytes is 128")

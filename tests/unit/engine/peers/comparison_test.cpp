@@ -58,6 +58,36 @@ TEST(Comparison, ranks_of_one_node_and_parts_without_elements_compare_nothing) {
   EXPECT_THAT(comparison_of(plan, kNodesOfCopies).classes, IsEmpty());
 }
 
+TEST(Comparison, parts_with_several_sums_are_compared_where_gradients_travel_unless_all_is_on_one_node) {
+  const Comparison comparison = comparison_of(plan_of_results(), kNodesOfCopies);
+  ASSERT_EQ(comparison.classes.size(), 3U);
+  EXPECT_THAT(comparison.classes[0].nodes, ElementsAre(0U, 1U));
+  EXPECT_EQ(comparison.classes[0].owner, 0U);
+  EXPECT_THAT(comparison.classes[0].boxes, ElementsAre(Pair(0U, 0U), Pair(1U, 0U)));
+  EXPECT_THAT(comparison.classes[1].nodes, ElementsAre(1U)) << "its first sum may have no gradient";
+  EXPECT_EQ(comparison.classes[1].owner, 1U);
+  EXPECT_THAT(comparison.classes[1].boxes, ElementsAre(Pair(4U, 1U)));
+  EXPECT_EQ(comparison.classes[2].owner, 1U) << "the node that gets the first sum";
+  EXPECT_THAT(comparison.classes[2].boxes, ElementsAre(Pair(5U, 0U)));
+  EXPECT_THAT(comparison.of_node[0], ElementsAre(0U, 2U));
+  EXPECT_THAT(comparison.of_node[1], ElementsAre(0U, 1U, 2U));
+  EXPECT_THAT(comparison_of(plan_of_results(), {0, 0, 0, 0}).classes, IsEmpty());
+}
+
+TEST(Comparison, rows_of_results_belong_to_ranks_that_hold_the_part_or_a_tied_copy_of_it) {
+  plan::Plan plan = plan_of_results();
+  const Comparison comparison = comparison_of(plan, kNodesOfCopies);
+  const std::vector<Comparison::Box> boxes{{4, 1}};
+  EXPECT_TRUE(belongs(plan, comparison, 1, boxes, row_of(4, 1, 2, 4)));
+  EXPECT_FALSE(belongs(plan, comparison, 0, boxes, row_of(4, 1, 1, 4))) << "a rank that does not get it";
+  EXPECT_FALSE(belongs(plan, comparison, 1, boxes, row_of(4, 0, 2, 4)));
+  EXPECT_FALSE(belongs(plan, comparison, 1, boxes, row_of(4, 2, 2, 4))) << "no such part";
+  EXPECT_FALSE(belongs(plan, comparison, 1, boxes, row_of(0, 0, 2, 4))) << "it was not asked for";
+  plan.tensors.push_back(tensor_held_by(4, {{1, 1}}));
+  plan.tensors[4].copies = {6};
+  EXPECT_TRUE(belongs(plan, comparison, 0, boxes, row_of(4, 1, 1, 4)));
+}
+
 PeerAsk fitting_ask() {
   PeerAsk ask;
   ask.cells.emplace();

@@ -21,8 +21,10 @@ plan::Plan replicated(std::uint32_t tensors) {
 
 /// In Begun, with the plan, and all but node 2 have asked.
 struct ComparingNodes : LedCoordinator {
-  explicit ComparingNodes(std::uint32_t tensors) : LedCoordinator(State::Preparing) {
-    auto plan = std::make_shared<const plan::Plan>(replicated(tensors));
+  explicit ComparingNodes(std::uint32_t tensors) : ComparingNodes(replicated(tensors)) {}
+
+  explicit ComparingNodes(plan::Plan of_nodes) : LedCoordinator(State::Preparing) {
+    auto plan = std::make_shared<const plan::Plan>(std::move(of_nodes));
     auto comparison = std::make_shared<const Comparison>(comparison_of(*plan, {0, 1, 2}));
     machine.on_comparison(kEpoch, std::move(plan), std::move(comparison));
     all(PeerReady{kEpoch, "plan", "policies", false});
@@ -106,6 +108,33 @@ TEST(CoordinatorCompare, sums_that_differ_by_rounding_are_said_for_the_rest_of_t
   EXPECT_TRUE(decision.sums_differ);
   (void)led.all(PeerVote{kWord, "result"});
   EXPECT_TRUE(sent<PeerDecision>(led.ask_with({5, 5, 5}, kWord + 1)).sums_differ);
+}
+
+TEST(CoordinatorCompare, a_result_of_one_node_alone_is_counted_where_its_first_sum_has_no_gradient) {
+  plan::Plan plan;
+  plan.world_size = 3;
+  plan::RankSum first = sum_of_ranks({0, 2});
+  first.destinations = {{2, 0}};
+  plan::RankSum second = sum_of_ranks({1, 2});
+  second.destinations = {{2, 1}};
+  plan.sums = {{first, second}};
+  plan.tensors = {tensor_held_by(0, {{2, 0}})};
+  plan.tensors[0].parts = {{0, 0, 4, 0, 4, {}}};
+  ComparingNodes led(plan);
+  const auto ask = [&](NodeNumber node, std::vector<std::uint64_t> hashes) {
+    PeerAsk asking = ask_of(kWord);
+    asking.row_hashes = std::move(hashes);
+    return led.by(node, asking);
+  };
+  (void)ask(0, {});
+  (void)ask(1, {});
+  const CoordinatorActions classes = ask(2, {device::hash_of_copies_alone(2)});
+  EXPECT_EQ(words_of(classes), "2:compare");
+  EXPECT_EQ(sent<PeerCompare>(classes).classes, std::vector<std::uint32_t>{0});
+  const CoordinatorActions boxes = led.hashes(2, {device::hash_of_copies_alone(2)});
+  EXPECT_EQ(sent<PeerCompare>(boxes).boxes, (std::vector<Comparison::Box>{{0, 0}}));
+  const CoordinatorActions decided = led.rows(2, {row_of(0, 0, 2, 0)});
+  EXPECT_EQ(words_of(decided), "1:decision 2:decision own:decision");
 }
 
 TEST(CoordinatorCompare, every_box_whose_owner_has_no_gradient_is_counted_however_many_they_are) {

@@ -35,6 +35,44 @@ inline plan::Plan plan_of_copies() {
 
 inline const std::vector<NodeNumber> kNodesOfCopies{0, 0, 1, 1};
 
+/// A sum of these ranks, which all get.
+inline plan::RankSum sum_of_ranks(const std::vector<std::uint32_t>& ranks) {
+  plan::RankSum sum;
+  for (const std::uint32_t rank : ranks) {
+    sum.sources.push_back({rank, 0});
+  }
+  sum.destinations = sum.sources;
+  return sum;
+}
+
+/// Data path arena, with the same nodes. Tensor 0 is summed on each node by itself; 1 by ranks 0 and 2 and by ranks 1
+/// and 3; 2 as a whole, and 3 by ranks of node 0 alone. The second part of tensor 4 is all on node 1, to which both
+/// nodes bring something, its first one has no elements. Tensor 5 is as 0, the other way around.
+inline plan::Plan plan_of_results() {
+  plan::Plan plan;
+  plan.world_size = 4;
+  plan::RankSum third = sum_of_ranks({0, 2});
+  third.destinations = {{2, 0}};
+  plan::RankSum fourth = sum_of_ranks({1, 3});
+  fourth.destinations = {{3, 0}};
+  plan.sums = {
+      {sum_of_ranks({0, 1}), sum_of_ranks({2, 3})},
+      {sum_of_ranks({0, 2}), sum_of_ranks({1, 3})},
+      {sum_of_ranks({0, 1, 2, 3})},
+      {sum_of_ranks({0}), sum_of_ranks({1})},
+      {third, fourth},
+      {sum_of_ranks({2, 3}), sum_of_ranks({0, 1})},
+  };
+  for (std::uint32_t tensor = 0; tensor < 6; ++tensor) {
+    plan.tensors.push_back(tensor_held_by(tensor, {{0, 0}, {1, 0}, {2, 0}, {3, 0}}));
+    plan.tensors[tensor].parts = {{0, tensor, 4, 0, 4, {}}};
+  }
+  plan.tensors[3].holdings.resize(2);
+  plan.tensors[4] = tensor_held_by(4, {{2, 1}, {3, 1}});
+  plan.tensors[4].parts = {{0, 0, 0, 0, 0, {}}, {1, 4, 4, 0, 4, {}}};
+  return plan;
+}
+
 /// Σ g² is `square`; 0: no gradient.
 inline device::StatsRow stats_of(double square) {
   device::StatsRow row;

@@ -100,6 +100,41 @@ TEST(CopiesOfNodes, what_was_read_takes_the_place_of_what_nodes_found_alone) {
   EXPECT_THAT(all.divergence, IsEmpty());
 }
 
+TEST(CopiesOfNodes, a_result_without_a_gradient_is_missing_and_differs_and_the_first_sum_that_has_one_counts) {
+  const plan::Plan plan = plan_of_results();
+  const JudgedCopies judged = judge_copies(
+      plan, kNodesOfCopies, {row_of(5, 0, 0, 16), row_of(5, 0, 1, 16), row_of(5, 0, 2, 0), row_of(5, 0, 3, 0)}
+  );
+  ASSERT_EQ(judged.missing.size(), 1U);
+  EXPECT_THAT(judged.missing[0].ranks, ElementsAre(2, 3));
+  ASSERT_EQ(judged.divergence.size(), 1U);
+  EXPECT_THAT(judged.divergence[0].ranks, ElementsAre(2, 3));
+  EXPECT_THAT(judged.divergence[0].majority, IsEmpty()) << "two have it, and two have not";
+  EXPECT_THAT(judged.divergence[0].suspects, ElementsAre(0, 1, 2, 3));
+  ASSERT_EQ(judged.uncounted.size(), 1U);
+  EXPECT_EQ(judged.uncounted[0].rank, 0);
+  NodeCells cells = cells_of(9, 4);
+  count_rows(plan, judged.uncounted, cells);
+  EXPECT_EQ(cells.whole.power_sum.high, 25);
+  EXPECT_EQ(cells.counted_elements, 8U);
+}
+
+TEST(CopiesOfNodes, results_are_compared_with_the_first_sum_whichever_ranks_get_it) {
+  PeerRows::Row nonfinite = row_of(5, 0, 0, 16);
+  nonfinite.row.nonfinite = 3;
+  const JudgedCopies judged = judge_copies(
+      plan_of_results(), kNodesOfCopies, {nonfinite, row_of(5, 0, 1, 4), row_of(5, 0, 2, 4), row_of(5, 0, 3, 4)}
+  );
+  ASSERT_EQ(judged.divergence.size(), 1U);
+  EXPECT_THAT(judged.divergence[0].ranks, ElementsAre(0));
+  EXPECT_THAT(judged.divergence[0].majority, ElementsAre(1, 2, 3));
+  EXPECT_THAT(judged.divergence[0].suspects, ElementsAre(0));
+  EXPECT_THAT(judged.missing, IsEmpty());
+  EXPECT_THAT(judged.uncounted, IsEmpty());
+  ASSERT_EQ(judged.nonfinite.size(), 1U);
+  EXPECT_EQ(judged.nonfinite[0].count, 3U) << "what the counted sum has not";
+}
+
 TEST(CopiesOfNodes, counts_rows_in_the_group_and_layer_of_their_tensor) {
   plan::Plan plan = plan_of_copies();
   plan.tensors[0].declaration.layer = "first";

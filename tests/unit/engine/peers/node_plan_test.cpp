@@ -46,6 +46,16 @@ TEST_F(NodeSumsOfCopies, a_node_loads_its_holders_and_knows_what_a_lower_rank_el
   EXPECT_EQ(second.classes, first.classes);
 }
 
+TEST(NodePlan, the_lane_of_a_node_gets_the_classes_of_results_that_it_is_in) {
+  const plan::Plan plan = plan_of_results();
+  const Comparison comparison = comparison_of(plan, kNodesOfCopies);
+  EXPECT_THAT(
+      lane_nodes_of(plan, comparison, 0).classes,
+      ElementsAre(ElementsAre(Pair(0U, 0U), Pair(1U, 0U)), ElementsAre(Pair(5U, 0U)))
+  );
+  EXPECT_THAT(lane_nodes_of(plan, comparison, 1).classes, testing::SizeIs(3));
+}
+
 TEST_F(NodeSumsOfCopies, a_box_without_a_holder_here_is_not_said_to_be_elsewhere) {
   comparison = comparison_of(plan, {0, 1, 1, 0});
   EXPECT_THAT(layout_of(0).elsewhere, IsEmpty());

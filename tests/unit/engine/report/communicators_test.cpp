@@ -23,7 +23,7 @@ using ::testing::SizeIs;
 constexpr TimePoint kAsked{std::chrono::seconds(100)};
 
 Communicators of_node(const plan::Plan& plan, const std::vector<NodeNumber>& nodes, NodeNumber node) {
-  return {plan, lane_nodes_of(plan, nodes, node)};
+  return {plan, lane_nodes_of(plan, comparison_of(plan, nodes), node)};
 }
 
 TEST(Communicators, have_the_name_of_their_axes_and_ranks) {

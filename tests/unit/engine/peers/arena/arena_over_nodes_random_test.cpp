@@ -232,7 +232,7 @@ class RandomArena {
     Contribution& given = given_[word][rank];
     given = {static_cast<std::int64_t>(below(1000)), {}};
     for (const ArenaWorld::Tensor& tensor : world_.tensors()) {
-      if (below(4) == 0 && tensor.name != "copies") {  // which the norm may have to count
+      if (below(4) == 0) {
         given.unused.insert(tensor.name);
       }
     }

@@ -149,7 +149,7 @@ class ArenaWorld {
   [[nodiscard]] double norm_of(const Given& given) const {
     double sum = 0;
     for (const Tensor& tensor : tensors_) {
-      const std::int64_t rank = tensor.only == kAnyNode ? 0 : tensor.only * per_node_;
+      const std::int64_t rank = counted_on(given, tensor);
       for (std::int64_t i = 0; i < tensor.elements; ++i) {
         const double element = sum_of(given, rank, tensor, i).value_or(0);
         sum += element * element;
@@ -184,6 +184,16 @@ class ArenaWorld {
   }
 
  private:
+  /// A rank that gets the sum which the norm counts: the first that has a gradient.
+  [[nodiscard]] std::int64_t counted_on(const Given& given, const Tensor& tensor) const {
+    for (const auto& [rank, contribution] : given) {
+      if (holds(rank, tensor) && !contribution.unused.contains(tensor.name)) {
+        return rank;
+      }
+    }
+    return 0;
+  }
+
   std::int64_t nodes_;
   std::int64_t per_node_;
   std::vector<Tensor> tensors_;
