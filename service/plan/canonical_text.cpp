@@ -84,6 +84,9 @@ class Writer {
     put(options.norm_type);
     put(name_of(options.mode));
     put(options.clip);
+    if (options.partial_sums != PartialSums::Exact) {  // digests from before there was a choice hold
+      put(name_of(options.partial_sums));
+    }
   }
 
   /// Writes the fields that are equal on all holders.

@@ -93,6 +93,13 @@ enum class DataPath : std::uint8_t { Arena, Stats };
 /// The rule that decides which tensors share a bucket: the plan's own, or that of torch's DistributedDataParallel.
 enum class BucketRule : std::uint8_t { Default, Torch };
 
+/// The format in which partial sums travel between nodes; the header of plan/transfer/bucket_transfer.hpp has the
+/// error.
+enum class PartialSums : std::uint8_t {
+  Exact,     ///< float32, and float64 for float64 gradients
+  BFloat16,  ///< half the bytes, rounded once more per node; float64 for float64 gradients all the same
+};
+
 /// Options that all ranks must declare alike.
 struct DeclareOptions {
   DataPath data_path = DataPath::Arena;
@@ -102,6 +109,7 @@ struct DeclareOptions {
   std::vector<ClipGroupOptions> clip;  ///< groups not listed only measure
   BucketRule buckets = BucketRule::Default;
   std::string fingerprint;  ///< the name of the function that makes fingerprints of gradients; data path `stats`
+  PartialSums partial_sums = PartialSums::Exact;  ///< data path `arena`; nothing to a job on one node
   friend bool operator==(const DeclareOptions&, const DeclareOptions&) = default;
 };
 

@@ -92,6 +92,7 @@ class Maker {
     if (options.data_path == plan::DataPath::Arena) {
       options.buckets = rarely() ? plan::BucketRule::Torch : plan::BucketRule::Default;
       options.accumulate = pick(1, 3);
+      options.partial_sums = rarely() ? plan::PartialSums::BFloat16 : plan::PartialSums::Exact;
     }
     if (bytes_.ConsumeBool()) {
       options.clip.push_back({"all", {bytes_.ConsumeProbability<double>(), plan::ZeroRule::Off}});

@@ -258,4 +258,18 @@ PLAN = (
         "options.staging_bytes / kBlocksInStaging / staged",
         "options.staging_bytes / staged",
     ),
+    plan(
+        "partial-sums-are-not-in-the-digest",
+        "Ranks whose partial sums travel in different formats have one plan.",
+        "canonical_text.cpp",
+        "    if (options.partial_sums != PartialSums::Exact) {",
+        "    if (options.partial_sums != PartialSums::Exact && options.accumulate < 1) {",
+    ),
+    plan(
+        "partial-sums-differ",
+        "Ranks may declare different formats of partial sums.",
+        "merge/tensor_difference.cpp",
+        'differs(found, "partial_sums", first.partial_sums, other.partial_sums)) {',
+        'differs(found, "partial_sums", first.partial_sums, first.partial_sums)) {',
+    ),
 )

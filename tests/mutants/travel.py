@@ -160,4 +160,11 @@ TRAVEL = (
         "    if (stats && held.nodes.size() < 2) {",
         "    if (held.nodes.size() < 2) {",
     ),
+    engine(
+        "partial-sums-are-exact-whatever-was-declared",
+        "A job that declares partial sums in bfloat16 sends them in float32.",
+        "peers/sums/node_plan.cpp",
+        "  options.partial_sums = plan.options.partial_sums;",
+        "  options.partial_sums = plan::PartialSums::Exact;",
+    ),
 )

@@ -162,6 +162,7 @@ def test_declare_sends_options_and_tensors(job: gradsync.Job, daemon: FakeDaemon
         clip={"all": Clip(max_norm=1), "muon": Clip(zero_rule="off", max_norm=0)},
         formula="torch",
         buckets="torch",
+        partial_sums="bfloat16",
         timeout=900,
     )
     (params,) = daemon.of("gradients.declare")
@@ -179,6 +180,7 @@ def test_declare_sends_options_and_tensors(job: gradsync.Job, daemon: FakeDaemon
                 {"group": "muon", "max_norm": 0.0, "zero_rule": "off"},
             ],
             "buckets": "torch",
+            "partial_sums": "bfloat16",
         },
         "tensors": [{"name": "a", "shape": [4], "dtype": "float32", "mesh": "default", "placements": []}],
     }

@@ -27,8 +27,8 @@ SIGNATURES = {
     gradsync.Client.subscribe: "(self, topics, callback, *, job=None)",
     gradsync.Job.declare: (
         "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, formula='strict', "
-        "buckets='default', divergence='report', fingerprint='', measured_by='', device='cpu', memory=None, "
-        "timeout=None)"
+        "buckets='default', divergence='report', fingerprint='', measured_by='', partial_sums='exact', device='cpu', "
+        "memory=None, timeout=None)"
     ),
     gradsync.Clip.percentile: (
         "(ceiling=1.0, percentile=95.0, window=1000, warmup=100, *, nonfinite='propagate', spike='clip', "

@@ -63,7 +63,7 @@ std::string job_text(const Json& job) {
   const std::string reason = job.value("reason", "");
   std::string text = fmt::format(
       "\njob {}  {}{}{}\n  step {} (epoch {}, attempt {}), {} committed, {} failed, last commit {}\n  {}, "
-      "{} tensors in {} buckets over {}\n",
+      "{} tensors in {} buckets over {}{}\n",
       job.value("job", ""),
       job.value("state", ""),
       reason.empty() ? "" : ": ",
@@ -77,7 +77,8 @@ std::string job_text(const Json& job) {
       measured(job),
       job.value("tensors", 0),
       job.value("buckets", 0),
-      job.value("data_path", "")
+      job.value("data_path", ""),
+      job.contains("partial_sums") ? ", partial sums in " + job.value("partial_sums", "") : ""
   );
   for (const Json& policy : job.value("clip", Json::array())) {
     text += policy_text(policy);

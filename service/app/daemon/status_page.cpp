@@ -99,7 +99,7 @@ std::string job_section(const engine::JobStatus& job) {
              job.steps_failed,
              number(job.norm),
              threshold_text(job.threshold),
-             escaped(job.data_path),
+             escaped(job.data_path) + (job.partial_sums ? ", partial sums in " + escaped(*job.partial_sums) : ""),
              job.tensors,
              job.buckets,
              escaped(job.plan_digest),

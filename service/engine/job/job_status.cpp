@@ -56,6 +56,9 @@ JobStatus Job::status() const {
     status.plan_digest = machine_->plan().digest;
     status.tensors = static_cast<std::int64_t>(machine_->plan().tensors.size());
     status.data_path = plan::name_of(machine_->plan().options.data_path);
+    if (machine_->plan().options.partial_sums != plan::PartialSums::Exact) {
+      status.partial_sums = plan::name_of(machine_->plan().options.partial_sums);
+    }
     status.buckets = static_cast<std::int64_t>(machine_->plan().buckets.size());
   }
   if (active_) {

@@ -90,6 +90,7 @@ StepReport largest_report(const plan::Plan& plan, const ReportConstants& constan
   std::iota(report.stable_buckets.begin(), report.stable_buckets.end(), 0);
   report.collectives = static_cast<std::int64_t>(plan.buckets.size());
   report.data_path = constants.data_path;
+  report.partial_sums = constants.partial_sums;
   report.policy_digest = std::string(kDigestBytes, 'x');
   report.scalar_collectives = constants.scalar_collectives;
   report.action = kLongest;

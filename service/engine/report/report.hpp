@@ -123,6 +123,7 @@ struct StepReport {
   /// Step, Skip or Raise: the strongest of the groups. Raise: the trainer raises from the report, on every rank.
   plan::StepAction action = plan::StepAction::Step;
   std::string decided_by;  ///< the clip group that skips or raises the step by its norm; empty: none does
+  std::optional<std::string> partial_sums;  ///< "bfloat16", where that was declared
   friend bool operator==(const StepReport&, const StepReport&) = default;
 };
 
@@ -198,6 +199,7 @@ struct JobStatus {
   std::vector<RankStatus> ranks;                  ///< those that have a process
   std::int64_t absent = 0;                        ///< how many have none
   std::vector<std::int64_t> absent_ranks;         ///< the lowest 20 of them
+  std::optional<std::string> partial_sums;        ///< "bfloat16", where that was declared
 };
 
 }  // namespace gradsync::engine

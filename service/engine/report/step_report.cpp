@@ -15,6 +15,9 @@ ReportConstants report_constants(const plan::Plan& plan) {
     constants.layers.emplace_back(std::move(name));
   }
   constants.data_path = plan::name_of(plan.options.data_path);
+  if (plan.options.partial_sums != plan::PartialSums::Exact) {
+    constants.partial_sums = plan::name_of(plan.options.partial_sums);
+  }
   for (const plan::ClipGroup& group : plan.clip_groups) {
     std::vector<std::string>& watching = constants.watching.emplace_back();
     for (const plan::PolicyOptions& policy : group.clip.watch) {
@@ -154,6 +157,7 @@ void step_report(
   report.counted_elements = math.counted_elements;
   report.collectives = static_cast<std::int64_t>(plan.buckets.size());
   report.data_path = constants.data_path;
+  report.partial_sums = constants.partial_sums;
   report.scalar_collectives = constants.scalar_collectives;
   report.timings.norm_s = math.norm_s;
   report.timings.clip_s = math.clip_s;

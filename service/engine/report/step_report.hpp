@@ -18,6 +18,7 @@ struct ReportConstants {
   std::vector<SharedText> layers;
   std::vector<std::vector<std::string>> watching;  ///< by clip group, the policies that only watch, in words
   std::string data_path;
+  std::optional<std::string> partial_sums;  ///< "bfloat16", where that was declared
   std::vector<ScalarCollectiveReport> scalar_collectives;
 };
 

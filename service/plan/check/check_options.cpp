@@ -134,6 +134,13 @@ Result<void> check_options(const RankDeclaration& declaration) {
         "leave it out: the framework reduces, in buckets of its own"
     );
   }
+  if (options.data_path == DataPath::Stats && options.partial_sums != PartialSums::Exact) {
+    return invalid_option(
+        "options.partial_sums",
+        fmt::format("partial_sums is \"{}\", but on data path stats none travel", name_of(options.partial_sums)),
+        "leave it out: the framework reduces"
+    );
+  }
   // Written so that NaN fails too.
   if (!(options.norm_type >= 1)) {
     return invalid_option(

@@ -32,6 +32,8 @@ std::string_view name_of(DataPath path) { return path == DataPath::Arena ? "aren
 
 std::string_view name_of(BucketRule rule) { return rule == BucketRule::Default ? "default" : "torch"; }
 
+std::string_view name_of(PartialSums sums) { return sums == PartialSums::Exact ? "exact" : "bfloat16"; }
+
 std::string_view name_of(ClipMode mode) { return mode == ClipMode::Strict ? "strict" : "torch"; }
 
 std::string_view name_of(ZeroRule rule) {

@@ -11,11 +11,12 @@
 
 namespace gradsync::plan {
 
-[[nodiscard]] std::string_view name_of(ReduceOp op);      ///< "sum", "mean"
-[[nodiscard]] std::string_view name_of(ClipMode mode);    ///< "strict", "torch"
-[[nodiscard]] std::string_view name_of(DataPath path);    ///< "arena", "stats"
-[[nodiscard]] std::string_view name_of(BucketRule rule);  ///< "default", "torch"
-[[nodiscard]] std::string_view name_of(ZeroRule rule);    ///< "refuse", "off", "zero"
+[[nodiscard]] std::string_view name_of(ReduceOp op);       ///< "sum", "mean"
+[[nodiscard]] std::string_view name_of(ClipMode mode);     ///< "strict", "torch"
+[[nodiscard]] std::string_view name_of(DataPath path);     ///< "arena", "stats"
+[[nodiscard]] std::string_view name_of(BucketRule rule);   ///< "default", "torch"
+[[nodiscard]] std::string_view name_of(ZeroRule rule);     ///< "refuse", "off", "zero"
+[[nodiscard]] std::string_view name_of(PartialSums sums);  ///< "exact", "bfloat16"
 
 [[nodiscard]] std::string_view name_of(NonfiniteAction action);       ///< "propagate", "skip", "zero", "raise"
 [[nodiscard]] std::string_view name_of(SpikeAction action);           ///< "clip", "skip", "raise"

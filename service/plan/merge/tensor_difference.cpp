@@ -20,6 +20,8 @@ std::string words(DataPath path) { return std::string(name_of(path)); }
 
 std::string words(BucketRule rule) { return std::string(name_of(rule)); }
 
+std::string words(PartialSums sums) { return std::string(name_of(sums)); }
+
 std::string words(ClipMode mode) { return std::string(name_of(mode)); }
 
 std::string words(std::int64_t number) { return fmt::format("{}", number); }
@@ -104,7 +106,8 @@ std::optional<Difference> difference_of(const DeclareOptions& first, const Decla
       differs(found, "accumulate", first.accumulate, other.accumulate) ||
       differs(found, "buckets", first.buckets, other.buckets) ||
       differs(found, "norm_type", first.norm_type, other.norm_type) || differs(found, "mode", first.mode, other.mode) ||
-      differs(found, "fingerprint", first.fingerprint, other.fingerprint)) {
+      differs(found, "fingerprint", first.fingerprint, other.fingerprint) ||
+      differs(found, "partial_sums", first.partial_sums, other.partial_sums)) {
     return found;
   }
   return clip_difference(first.clip, other.clip);

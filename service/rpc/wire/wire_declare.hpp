@@ -116,6 +116,14 @@ struct EnumNames<plan::BucketRule> {
 };
 
 template <>
+struct EnumNames<plan::PartialSums> {
+  static constexpr std::array<std::pair<const char*, plan::PartialSums>, 2> kEntries{{
+      {"exact", plan::PartialSums::Exact},
+      {"bfloat16", plan::PartialSums::BFloat16},
+  }};
+};
+
+template <>
 struct EnumNames<plan::ClipMode> {
   static constexpr std::array<std::pair<const char*, plan::ClipMode>, 2> kEntries{{
       {"strict", plan::ClipMode::Strict},
@@ -150,6 +158,7 @@ struct Fields<plan::DeclareOptions> {
         "data path stats: name of the function that makes the fingerprints of rows",
         Bounds{0, 64}
     );
+    v.optional("partial_sums", s.partial_sums, "how partial sums travel between nodes; bfloat16: in half the bytes");
   }
 };
 

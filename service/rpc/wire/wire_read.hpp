@@ -179,6 +179,7 @@ struct Fields<engine::JobStatus> {
     v.required("ranks", s.ranks, "those that have a process");
     v.required("absent", s.absent, "how many ranks have none");
     v.required("absent_ranks", s.absent_ranks, "the lowest 20 of these");
+    v.optional("partial_sums", s.partial_sums, "bfloat16: how partial sums travel between nodes; absent: exactly");
   }
 };
 

@@ -329,6 +329,7 @@ void visit_report(Visitor& v, Report& s) {
   );
   v.required("action", s.action, "the strongest of the groups: step, skip (no optimizer steps) or raise");
   v.required("decided_by", s.decided_by, "the clip group whose norm skips or raises the step; empty: none does");
+  v.optional("partial_sums", s.partial_sums, "bfloat16: how partial sums travel between nodes; absent: exactly");
 }
 
 template <>

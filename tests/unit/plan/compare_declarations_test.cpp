@@ -97,6 +97,11 @@ TEST(CompareDeclarations, options_are_compared_first) {
   EXPECT_EQ(buckets.path, "options.buckets");
   EXPECT_THAT(buckets.message, HasSubstr("buckets is default on rank 0 and torch on rank 2"));
 
+  const Error sums =
+      compared(last_of_three([](RankDeclaration& d) { d.options.partial_sums = PartialSums::BFloat16; }));
+  EXPECT_EQ(sums.path, "options.partial_sums");
+  EXPECT_THAT(sums.message, HasSubstr("partial_sums is exact on rank 0 and bfloat16 on rank 2"));
+
   const Error prints = compared(last_of_three([](RankDeclaration& d) { d.options.fingerprint = "crc"; }));
   EXPECT_EQ(prints.path, "options.fingerprint");
   EXPECT_THAT(prints.message, HasSubstr("fingerprint is"));

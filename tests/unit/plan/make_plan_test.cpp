@@ -159,6 +159,7 @@ TEST(PlanDigest, changes_with_everything_that_matters) {
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.mode = ClipMode::Torch; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.clip = {group("all", 1)}; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.buckets = BucketRule::Torch; }));
+  EXPECT_TRUE(changes([](RankDeclaration& d) { d.options.partial_sums = PartialSums::BFloat16; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { std::swap(d.tensors.own()[0], d.tensors.own()[1]); }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].name = "a1"; }));
   EXPECT_TRUE(changes([](RankDeclaration& d) { d.tensors.own()[0].shape = d.tensors.own()[0].local_shape = {2, 2}; }));

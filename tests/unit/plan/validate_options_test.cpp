@@ -38,6 +38,17 @@ TEST(ValidateOptions, a_rule_for_buckets_where_there_are_some) {
   EXPECT_THAT(error.message, HasSubstr("\"torch\""));
 }
 
+TEST(ValidateOptions, a_format_of_partial_sums_where_they_travel) {
+  RankDeclaration declared = declaration({tensor("a", {4}, {replicate({"dp"})})});
+  declared.options.partial_sums = PartialSums::BFloat16;
+  EXPECT_TRUE(validate_declaration(declared, kDp2).has_value());
+  declared.options.data_path = DataPath::Stats;
+  const Error error = refused(declared, kDp2);
+  EXPECT_EQ(error.code, ErrorCode::InvalidDeclaration);
+  EXPECT_EQ(error.path, "options.partial_sums");
+  EXPECT_THAT(error.message, HasSubstr("\"bfloat16\""));
+}
+
 TEST(ValidateOptions, norm_types_from_1_to_infinity) {
   RankDeclaration declared = declaration({tensor("a", {4})});
   for (const double p : {1.0, 2.0, 2.5, kInfinity}) {

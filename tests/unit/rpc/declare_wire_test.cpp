@@ -73,7 +73,7 @@ TEST(DeclareWire, names_the_values_an_enum_may_have) {
   EXPECT_EQ(error.message, R"(tensors[0].placements[0].op is "avg"; expected one of "sum", "mean")");
 }
 
-TEST(DeclareWire, reads_which_rule_fills_the_buckets) {
+TEST(DeclareWire, reads_which_rule_fills_the_buckets_and_how_partial_sums_travel) {
   const auto with_options = [](const std::string& options) {
     const Result<Tape> tape = read_json(R"({"buffer":1,"tensors":[],"options":)" + options + "}", 32);
     EXPECT_TRUE(tape) << options;
@@ -87,6 +87,11 @@ TEST(DeclareWire, reads_which_rule_fills_the_buckets) {
   const Error error = with_options(R"({"buckets":"ddp"})").error();
   EXPECT_EQ(error.path, "options.buckets");
   EXPECT_EQ(error.message, R"(options.buckets is "ddp"; expected one of "default", "torch")");
+  EXPECT_EQ(with_options("{}")->partial_sums, plan::PartialSums::Exact);
+  EXPECT_EQ(with_options(R"({"partial_sums":"bfloat16"})")->partial_sums, plan::PartialSums::BFloat16);
+  const Error sums = with_options(R"({"partial_sums":"float16"})").error();
+  EXPECT_EQ(sums.path, "options.partial_sums");
+  EXPECT_EQ(sums.message, R"(options.partial_sums is "float16"; expected one of "exact", "bfloat16")");
 }
 
 TEST(DeclareWire, reads_the_optional_fields_of_a_tensor) {

@@ -89,9 +89,10 @@ def _status(options: argparse.Namespace) -> int:
         return 0
     print(f"gradsyncd {status['version']} pid {status['pid']}: {status['state']}, up {status['uptime_s']:.0f} s")
     for job in status["jobs"]:
+        sums = f", partial sums in {job['partial_sums']}" if "partial_sums" in job else ""
         print(
             f"  {job['job']}: {job['state']} ({job['reason']}), world size {job['world_size']}, "
-            f"data path {job['data_path']}, "
+            f"data path {job['data_path']}{sums}, "
             f"last step {job['last_step']}, {job['steps_committed']} done, {job['steps_failed']} failed"
         )
     return 0

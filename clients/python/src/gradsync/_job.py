@@ -84,6 +84,7 @@ class Job:
         formula: Literal["strict", "torch"] = "strict",
         buckets: Literal["default", "torch"] = "default",
         divergence: Literal["report", "raise"] = "report",
+        partial_sums: Literal["exact", "bfloat16"] = "exact",
         device: Any = "cpu",
         memory: torch.Tensor | None = None,
         timeout: float | None = None,
@@ -119,6 +120,7 @@ class Job:
         divergence: Literal["report", "raise"] = "report",
         fingerprint: str = "",
         measured_by: str = "",
+        partial_sums: Literal["exact", "bfloat16"] = "exact",
         device: Any = "cpu",
         memory: torch.Tensor | None = None,
         timeout: float | None = None,
@@ -130,6 +132,8 @@ class Job:
         together that torch's DistributedDataParallel would, in its order, whatever sizes the daemon was given.
         `formula` is how clipping rounds: "strict" leaves unclipped gradients alone, "torch" is clip_grad_norm_.
         With `divergence` "raise" a step in which copies differ raises `GradientsDiverged` on every rank.
+        Over several nodes `partial_sums` "bfloat16" has what nodes send each other to be added in half the bytes, each
+        rounded to a relative 2^-8 (float64 gradients excepted); all ranks get equal bits all the same.
         With "stats", `fingerprint` names the function that makes the fingerprints of rows, which ranks have to share,
         and `measured_by` what takes this rank's statistics, which `status` and reports then say.
         `device` "cuda", "cuda:1" or a torch.device has the gradients in memory of that GPU, which the worker of the
@@ -150,7 +154,7 @@ class Job:
             RpcError: the daemon refused it, the ranks differ, or not all declared in time.
         """
         self._check_attached()
-        options = encode_options(data_path, accumulate, norm_type, clip, formula, buckets, fingerprint)
+        options = encode_options(data_path, accumulate, norm_type, clip, formula, buckets, fingerprint, partial_sums)
         check_divergence(divergence)
         only_mesh = next(iter(self.meshes)) if len(self.meshes) == 1 else None
         wires = [tensor.encode(only_mesh) for tensor in tensors]

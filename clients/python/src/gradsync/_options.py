@@ -21,6 +21,7 @@ def encode_options(
     formula: Literal["strict", "torch"],
     buckets: Literal["default", "torch"] = "default",
     fingerprint: str = "",
+    partial_sums: Literal["exact", "bfloat16"] = "exact",
 ) -> dict[str, Any]:
     if data_path not in ("arena", "stats"):
         raise UsageError(f"data_path={data_path!r}: one of 'arena', 'stats'")
@@ -34,6 +35,10 @@ def encode_options(
         raise UsageError(f"buckets={buckets!r}: one of 'default', 'torch'")
     if data_path == "stats" and buckets != "default":
         raise UsageError(f"buckets={buckets!r}: on data path 'stats' the framework reduces; leave it out")
+    if partial_sums not in ("exact", "bfloat16"):
+        raise UsageError(f"partial_sums={partial_sums!r}: one of 'exact', 'bfloat16'")
+    if data_path == "stats" and partial_sums != "exact":
+        raise UsageError(f"partial_sums={partial_sums!r}: on data path 'stats' the framework reduces; leave it out")
     if data_path == "arena" and fingerprint:
         raise UsageError(f"fingerprint={fingerprint!r}: on data path 'arena' the sidecar takes them; leave it out")
     if clip is not None and not isinstance(clip, (Clip, Mapping)):
@@ -52,6 +57,8 @@ def encode_options(
         options["buckets"] = buckets
     if fingerprint:
         options["fingerprint"] = fingerprint
+    if partial_sums != "exact":
+        options["partial_sums"] = partial_sums
     return options if data_path == "arena" else {"data_path": data_path, **options}
 
 

@@ -62,7 +62,8 @@ device::StatsPlan stats_plan_of_node(device::StatsPlan whole, const Comparison& 
 }
 
 device::LaneNodes lane_nodes_of(const plan::Plan& plan, const Comparison& comparison, NodeNumber node) {
-  const plan::TransferOptions options;
+  plan::TransferOptions options;
+  options.partial_sums = plan.options.partial_sums;
   device::LaneNodes nodes{node, comparison.node_of_rank, {}, options.staging_bytes, classes_of(comparison, node)};
   nodes.transfers.reserve(plan.buckets.size());
   for (std::uint32_t bucket = 0; bucket < plan.buckets.size(); ++bucket) {

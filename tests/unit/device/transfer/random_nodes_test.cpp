@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 namespace gradsync::device {
 namespace {
@@ -192,6 +193,101 @@ TEST_P(RandomNodes, leave_equal_bits_on_every_destination_whatever_comes_first) 
       return;
     }
   }
+}
+
+/// Two ranks on each node, and one tensor that all of them sum.
+class PartialSumsOf : public testing::TestWithParam<plan::TransferNode> {
+ protected:
+  static constexpr std::uint64_t kElements = 1000;  ///< a block for each owner
+
+  static ShardedJob job_of(plan::DType dtype) {
+    const std::uint32_t ranks = 2 * GetParam();
+    ShardedJob job(ranks);
+    job.add_bucket(dtype, ranks);
+    std::vector<std::uint32_t> all(ranks);
+    std::iota(all.begin(), all.end(), 0U);
+    job.add(replicated({kElements}, {all}));
+    job.load();
+    std::mt19937_64 random(11);
+    fill_with_fractions(job, random);
+    return job;
+  }
+
+  static NodeOfRank nodes() {
+    NodeOfRank nodes;
+    for (plan::TransferNode node = 0; node < GetParam(); ++node) {
+      nodes.insert(nodes.end(), 2, node);
+    }
+    return nodes;
+  }
+
+  static NodeWorldOptions options_of(plan::PartialSums sums) {
+    NodeWorldOptions options;
+    options.transfer.partial_sums = sums;
+    return options;
+  }
+
+  static std::uint64_t bytes_of(plan::DType dtype, plan::PartialSums sums) {
+    ShardedJob job = job_of(dtype);
+    NodeWorld world(job, nodes(), options_of(sums));
+    world.write();
+    std::uint64_t bytes = 0;
+    for (plan::TransferNode node = 0; node < GetParam(); ++node) {
+      world.submit(node, world.reduction(node, 1, 0));
+    }
+    for (plan::TransferNode node = 0; node < GetParam(); ++node) {
+      for (const LinkUse& link : world.expect<Reduced>(node).links) {
+        bytes += link.sent_bytes;
+      }
+    }
+    return bytes;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Nodes, PartialSumsOf, testing::Values(2, 3, 4, 5, 8));
+
+TEST_P(PartialSumsOf, nodes_in_bfloat16_take_half_the_bytes) {
+  const std::uint64_t partials = kElements * (GetParam() - 1);
+  for (const plan::DType dtype : {plan::DType::Float32, plan::DType::Float16, plan::DType::BFloat16}) {
+    const std::uint64_t exact = bytes_of(dtype, plan::PartialSums::Exact);
+    EXPECT_EQ(bytes_of(dtype, plan::PartialSums::BFloat16), exact - 2 * partials) << plan::name_of(dtype);
+    EXPECT_GT(exact, (4 + plan::size_of(dtype)) * partials) << "beside them results travel, and flags";
+  }
+  const std::uint64_t wide = bytes_of(plan::DType::Float64, plan::PartialSums::Exact);
+  EXPECT_EQ(bytes_of(plan::DType::Float64, plan::PartialSums::BFloat16), wide);
+}
+
+/// The bound is that of bucket_transfer.hpp, with what a float32 result and the sums of a node lose.
+TEST_P(PartialSumsOf, nodes_in_bfloat16_move_a_sum_by_no_more_than_their_bound) {
+  ShardedJob job = job_of(plan::DType::Float32);
+  const plan::TransferNode count = GetParam();
+  const NodeWorldOptions options = options_of(plan::PartialSums::BFloat16);
+  NodeWorld world(job, nodes(), options);
+  EXPECT_TRUE(world.step(1).failed.empty());
+  expect_equal_destinations(job, world.memory());
+  double largest = 0;
+  const plan::BucketTransfer program = transfers_of(job.layout, nodes(), options.transfer)[0];
+  for (const plan::TransferBlock& block : program.blocks) {
+    const plan::TransferPiece& piece = program.pieces_of(block)[0];
+    for (std::uint64_t i = piece.first; i < piece.first + piece.elements; ++i) {
+      double sum = 0;
+      double all = 0;
+      double rounded = 0;
+      for (plan::TransferNode node = 0; node < count; ++node) {
+        const double partial = job.input(2 * node, 0, i) + job.input(2 * node + 1, 0, i);
+        sum += partial;
+        all += std::abs(partial);
+        rounded += node == block.owner ? 0 : std::abs(partial);
+      }
+      const double bound = 0x1p-8 * rounded + count * 0x1p-134;
+      const double additions = count * 0x1p-24 * all * (1 + 0x1p-7);
+      const double is = double{world.arenas[1].at<float>(job.arena(1).output[0])[i]} * 2 * count;
+      const double error = std::abs(is - sum);
+      ASSERT_LE(error, bound + additions + 3 * 0x1p-24 * all) << i;
+      largest = std::max(largest, error / bound);
+    }
+  }
+  EXPECT_GT(largest, 0.2) << "nothing was rounded";
 }
 
 }  // namespace

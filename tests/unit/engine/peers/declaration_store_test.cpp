@@ -76,6 +76,7 @@ TEST(ContentHash, differs_where_anything_that_a_rank_declares_differs) {
       },
       [](Declaration& d, Tensor&) { d.options.buckets = plan::BucketRule::Torch; },
       [](Declaration& d, Tensor&) { d.options.fingerprint = "xxh3"; },
+      [](Declaration& d, Tensor&) { d.options.partial_sums = plan::PartialSums::BFloat16; },
   };
   std::set<ContentHash> hashes;
   for (std::size_t i = 0; i < changes.size(); ++i) {

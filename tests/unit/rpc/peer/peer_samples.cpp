@@ -160,6 +160,7 @@ plan::DeclareOptions some_options() {
   options.clip[1].clip.nonfinite = plan::NonfiniteAction::Skip;
   options.buckets = plan::BucketRule::Torch;
   options.fingerprint = "xor64";
+  options.partial_sums = plan::PartialSums::BFloat16;
   return options;
 }
 

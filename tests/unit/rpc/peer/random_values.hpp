@@ -140,6 +140,7 @@ class RandomValues {
     }
     options.buckets = coin() ? plan::BucketRule::Default : plan::BucketRule::Torch;
     options.fingerprint = text(0, 64);
+    options.partial_sums = coin() ? plan::PartialSums::Exact : plan::PartialSums::BFloat16;
     return options;
   }
 

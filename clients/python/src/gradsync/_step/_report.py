@@ -229,6 +229,7 @@ class StepReport(_WhenRead, _Shown):
     rebound_gradients: int = 0  #: `p.grad` was another tensor over the arena's own memory
     theirs: float | None = None  #: mode observe: the framework's own norm, where it was given
     measured_by: str = ""  #: data path "stats": what took this rank's statistics, as it was declared
+    partial_sums: str = "exact"  #: how what nodes add travels between them, as it was declared
 
     @property
     def relative_difference(self) -> float | None:
@@ -313,6 +314,7 @@ def decode_report(wire: Mapping[str, Any], tensor_name: Callable[[int], str]) ->
             action=wire.get("action", "step"),
             decided_by=wire.get("decided_by", ""),
             measured_by=wire.get("measured_by", ""),
+            partial_sums=wire.get("partial_sums", "exact"),
         )
     except (KeyError, TypeError, IndexError) as error:
         raise _unreadable(error) from error

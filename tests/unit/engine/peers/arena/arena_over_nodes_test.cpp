@@ -145,6 +145,46 @@ TEST_F(ArenaOverNodes, give_all_ranks_the_sums_of_all) {
   }
 }
 
+TEST_F(ArenaOverNodes, partial_sums_travel_in_bfloat16_where_all_ranks_declare_it) {
+  make(2, 2);
+  const auto declare = [&](std::int64_t rank, plan::PartialSums sums) {
+    plan::RankDeclaration declared = world_->declaration(rank, kNoClip);
+    declared.options.partial_sums = sums;
+    all().declare(rank, declared);
+  };
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    declare(rank, rank < 3 ? plan::PartialSums::BFloat16 : plan::PartialSums::Exact);
+  }
+  all().pump();
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(all().refusal(rank)) << rank;
+    EXPECT_EQ(all().refusal(rank)->code, ErrorCode::PlanMismatch);
+    EXPECT_EQ(all().refusal(rank)->path, "options.partial_sums");
+    declare(rank, plan::PartialSums::BFloat16);
+  }
+  all().pump();
+  ASSERT_NO_FATAL_FAILURE(expect_declared());
+  EXPECT_EQ(all().engine_of(0).status(std::nullopt).front().partial_sums, "bfloat16");
+  write(1);
+  const Calls calls = finish_all(0);
+  expect_done(calls);  // small integers are what they were
+  EXPECT_EQ(calls.back()->report->partial_sums, "bfloat16");
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    world_->write(all(), rank, 2);
+  }
+  const float between = 1 + 0x1p-7F + 0x1p-8F;  // two that bfloat16 has
+  std::fill_n(all().input(2, world_->row_of(2, "all")), 130, between);
+  std::fill_n(all().input(3, world_->row_of(3, "all")), 130, 0.0F);
+  ASSERT_TRUE(finish_all(1).front()->report);
+  std::set<float> partials;
+  for (std::int64_t i = 0; i < 130; ++i) {
+    const float sum = all().output(0, world_->row_of(0, "all"))[i];
+    EXPECT_EQ(all().output(3, world_->row_of(3, "all"))[i], sum);
+    partials.insert(sum - ArenaWorld::value(2, 0, i) - ArenaWorld::value(2, 1, i));
+  }
+  EXPECT_THAT(partials, ElementsAre(between, 1 + 0x1p-6F)) << "a node does not round what it adds up itself";
+}
+
 TEST_F(ArenaOverNodes, multiply_alike_on_all_ranks) {
   make(2, 2);
   start(1.0);

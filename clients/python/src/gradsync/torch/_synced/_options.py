@@ -36,6 +36,7 @@ class AttachOptions:
     norm_type: float
     reduce: Literal["mean", "sum"]
     buckets: Literal["default", "torch"]
+    partial_sums: Literal["exact", "bfloat16"]
     clip_group: Callable[[str], str] | None
     layer: Callable[[str], str | None] | None
     divergence: Literal["report", "raise"]
@@ -49,4 +50,12 @@ class AttachOptions:
             raise UsageError(f"reduce={self.reduce!r}: one of 'mean', 'sum'")
         check_divergence(self.divergence)
         check_weights_every(self.weights_every)
-        encode_options("arena", self.accumulate, self.norm_type, self.clip, self.formula, self.buckets)
+        encode_options(
+            "arena",
+            self.accumulate,
+            self.norm_type,
+            self.clip,
+            self.formula,
+            self.buckets,
+            partial_sums=self.partial_sums,
+        )
