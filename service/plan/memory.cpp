@@ -1,5 +1,6 @@
 #include "plan/memory.hpp"
 
+#include <algorithm>
 #include <variant>
 
 namespace gradsync::plan {
@@ -9,6 +10,13 @@ namespace {
 // The tables of a lane, for each holder of a tensor and for each of its parts.
 constexpr std::uint64_t kLaneHolding = 64;
 constexpr std::uint64_t kLanePart = 256;
+
+// Those of a lane over nodes: for each block, for each of its messages, and for each chunk of a piece, which it reads
+// and writes, and whose statistics and hash it takes.
+constexpr std::uint64_t kLaneBlock = 128;
+constexpr std::uint64_t kLaneMessage = 48;
+constexpr std::uint64_t kLaneChunk = 224;
+constexpr std::uint64_t kChunkElements = 16'384;
 
 template <typename T>
 std::uint64_t list(const std::vector<T>& items) {
@@ -54,6 +62,21 @@ std::uint64_t memory_beside_tensors(const RankDeclaration& declaration) {
   std::uint64_t bytes = sizeof(RankDeclaration) + list(declaration.weight_fingerprints);
   for (const std::string& fingerprint : declaration.weight_fingerprints) {
     bytes += fingerprint.capacity();
+  }
+  return bytes;
+}
+
+std::uint64_t memory_of(const BucketTransfer& transfer) {
+  std::uint64_t bytes = sizeof(BucketTransfer) + list(transfer.streams) + list(transfer.blocks) + list(transfer.pieces);
+  std::uint64_t most_nodes = 0;
+  for (const TransferStream& stream : transfer.streams) {
+    bytes += list(stream.sources) + list(stream.destinations);
+    most_nodes = std::max<std::uint64_t>(most_nodes, stream.sources.size());
+  }
+  // An owner has a message from each other source and one to each other destination, the others one of both.
+  bytes += transfer.blocks.size() * (kLaneBlock + 2 * most_nodes * kLaneMessage);
+  for (const TransferPiece& piece : transfer.pieces) {
+    bytes += kLaneChunk * (1 + piece.elements / kChunkElements);
   }
   return bytes;
 }

@@ -167,4 +167,11 @@ TRAVEL = (
         "  options.partial_sums = plan.options.partial_sums;",
         "  options.partial_sums = plan::PartialSums::Exact;",
     ),
+    engine(
+        "staging-memory-is-not-counted",
+        "A plan over nodes takes 64 MiB that no limit of declarations sees.",
+        "peers/sums/node_plan.cpp",
+        "  return bytes + std::min(staged, nodes.staging_bytes);",
+        "  return bytes + std::min(staged, nodes.staging_bytes) / 64;",
+    ),
 )

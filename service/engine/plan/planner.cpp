@@ -144,11 +144,13 @@ std::optional<Error> refuse_gpus(const PlanRequest& request, const plan::Plan& p
 void cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
   prepared.comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, request.node_of_rank));
   prepared.node = request.node;
+  prepared.memory_bytes += memory_of(*prepared.comparison);
   if (auto* const tables = std::get_if<device::StatsPlan>(&prepared.layout)) {
     *tables = stats_plan_of_node(std::move(*tables), *prepared.comparison, request.node);
   } else {
     device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
     nodes = lane_nodes_of(*prepared.plan, *prepared.comparison, request.node);
+    prepared.memory_bytes += memory_of(nodes);
     prepared.linked = linked_nodes_of(nodes);
     prepared.communicators = Communicators(*prepared.plan, nodes);
   }

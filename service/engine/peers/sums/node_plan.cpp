@@ -1,6 +1,7 @@
 #include "engine/peers/sums/node_plan.hpp"
 
 #include "plan/interrupt.hpp"
+#include "plan/memory.hpp"
 #include "plan/transfer/node_transfer.hpp"
 
 #include <algorithm>
@@ -13,6 +14,9 @@
 namespace gradsync::engine {
 
 namespace {
+
+/// The lane's place of a box that is compared.
+constexpr std::uint64_t kLaneBox = 16;
 
 /// Finds the boxes of a tensor that this node holds and that a lower rank, on another node, holds too.
 void add_elsewhere(
@@ -71,6 +75,31 @@ device::LaneNodes lane_nodes_of(const plan::Plan& plan, const Comparison& compar
     nodes.transfers.push_back(plan::make_bucket_transfer(plan, bucket, comparison.node_of_rank, options));
   }
   return nodes;
+}
+
+std::uint64_t memory_of(const device::LaneNodes& nodes) {
+  std::uint64_t bytes = nodes.node_of_rank.size() * sizeof(NodeNumber);
+  std::uint64_t staged = 0;
+  for (const plan::BucketTransfer& transfer : nodes.transfers) {
+    plan::interruption_point();
+    bytes += plan::memory_of(transfer);
+    for (const plan::TransferBlock& block : transfer.blocks) {
+      staged += plan::staging_bytes_of(transfer, block, nodes.node);
+    }
+  }
+  for (const std::vector<device::StatsBox>& boxes : nodes.classes) {
+    bytes += boxes.size() * (sizeof(device::StatsBox) + kLaneBox);
+  }
+  return bytes + std::min(staged, nodes.staging_bytes);
+}
+
+std::uint64_t memory_of(const Comparison& comparison) {
+  std::uint64_t bytes = sizeof(Comparison) + comparison.node_of_rank.size() * sizeof(NodeNumber);
+  for (const Comparison::Class& one : comparison.classes) {
+    bytes += sizeof(one) + one.nodes.size() * (sizeof(NodeNumber) + sizeof(std::uint32_t)) +
+             one.boxes.size() * sizeof(Comparison::Box);
+  }
+  return bytes;
 }
 
 std::vector<NodeNumber> linked_nodes_of(const device::LaneNodes& nodes) {

@@ -6,6 +6,7 @@
 #include "engine/peers/peer_message.hpp"
 #include "engine/peers/sums/comparison.hpp"
 
+#include <cstdint>
 #include <vector>
 
 namespace gradsync::engine {
@@ -20,6 +21,11 @@ namespace gradsync::engine {
 /// Data path arena: what travels of every bucket, and the classes that the node is in, in the order of `of_node`. All
 /// nodes make the same transfers, whose sizes are those of the release.
 [[nodiscard]] device::LaneNodes lane_nodes_of(const plan::Plan& plan, const Comparison& comparison, NodeNumber node);
+
+/// What it takes of the memory, about: the programs and what the lane makes of them, its staging memory, and what is
+/// compared, here and by the job.
+[[nodiscard]] std::uint64_t memory_of(const device::LaneNodes& nodes);
+[[nodiscard]] std::uint64_t memory_of(const Comparison& comparison);
 
 /// The nodes that this one sends to or receives from, ascending. Each of them has this one among its own.
 [[nodiscard]] std::vector<NodeNumber> linked_nodes_of(const device::LaneNodes& nodes);

@@ -258,8 +258,29 @@ TEST(Planner, says_what_travels_and_to_which_nodes) {
   EXPECT_EQ(prepared.linked, (std::vector<NodeNumber>{0}));
   EXPECT_EQ(prepared.node, 1u);
   ASSERT_TRUE(prepared.comparison);
-  EXPECT_TRUE(prepared.comparison->classes.empty()) << "an element of a sum has one owner";
+  EXPECT_TRUE(prepared.comparison->classes.empty()) << "there is one sum, which both get";
   EXPECT_EQ(prepared.comparison->of_node.size(), 2u);
+}
+
+TEST(Planner, what_travels_counts_as_memory_of_the_plan) {
+  const auto memory = [](std::int64_t elements, const std::vector<NodeNumber>& node_of_rank) {
+    PlanRequest asked = request_of_nodes();
+    plan::RankDeclaration declared = Harness::declaration({Harness::tensor("a", elements)});
+    const auto shared =
+        std::make_shared<const plan::RankDeclaration>(Harness::declaration({Harness::tensor("a", elements)}));
+    asked.by_rank = std::vector<std::shared_ptr<const plan::RankDeclaration>>(2, shared);
+    asked.node_of_rank = node_of_rank;
+    const PlanOutcome outcome = run_planner(asked);
+    EXPECT_TRUE(outcome.plan) << outcome.plan.error().message;
+    return (*outcome.plan)->memory_bytes;
+  };
+  const std::int64_t elements = 1 << 18;
+  const std::uint64_t alone = memory(elements, {});
+  const std::uint64_t small = memory(elements, {0, 1});
+  EXPECT_GT(small, alone + 10 * elements) << "12 bytes of what the node owns are staged, and 8 of the rest";
+  EXPECT_LT(small, alone + 12 * elements);
+  EXPECT_LT(memory(64 * elements, {0, 1}), memory(64 * elements, {}) + (68u << 20)) << "which has a limit";
+  EXPECT_GT(memory(64 * elements, {0, 1}), memory(64 * elements, {}) + (64u << 20));
 }
 
 TEST(Planner, gradients_of_several_nodes_that_lie_on_gpus_are_refused_by_rank) {
