@@ -1,9 +1,10 @@
 // What comes over a connection between nodes: each 40 bytes as a frame, and all of it through a socket into a wire. The
-// input is a script of the bytes that another node sends; the first of each command, modulo 4, says what:
+// input is a script of the bytes that another node sends; the first of each command, modulo 5, says what:
 //   0                 the message that is expected next
 //   1 COUNT           the same without its last bytes, COUNT of them
 //   2 PLACE VALUE     its frame alone, with one byte changed
 //   3 COUNT BYTES     these bytes
+//   4 WHICH           a signal: a question, or the answer where WHICH is odd
 // A walk over the bytes says which messages arrive, and whether the wire ends with a fault. What else is in memory that
 // was given to the wire must be as it was.
 
@@ -72,7 +73,7 @@ Bytes stream_of(Script script) {
   Bytes stream;
   for (std::size_t number = 0; !script.empty() && stream.size() < kMostBytes;) {
     FrameBytes frame = frame_of_message(number % kMessages);
-    const std::uint8_t command = script.next() % 4;
+    const std::uint8_t command = script.next() % 5;
     if (command == 0 || command == 1) {
       Bytes whole(frame.begin(), frame.end());
       whole.resize(frame.size() + size_of(number % kMessages), static_cast<std::byte>(number));
@@ -82,6 +83,8 @@ Bytes stream_of(Script script) {
     } else if (command == 2) {
       frame[script.next() % kFrameBytes] = static_cast<std::byte>(script.next());
       append(stream, frame);
+    } else if (command == 4) {
+      append(stream, write_signal(script.next() % 2 == 0 ? WireSignal::AreYouThere : WireSignal::Here));
     } else {
       append(stream, std::as_bytes(script.next(script.next())));
     }
@@ -97,6 +100,8 @@ void check_frames(std::span<const std::byte> stream) {
     if (const auto* frame = std::get_if<WireFrame>(&read)) {
       REQUIRE(write_frame(*frame) == bytes);
       REQUIRE(words_of(*frame).size() <= kLongestWords);
+    } else if (const auto* signal = std::get_if<WireSignal>(&read)) {
+      REQUIRE(write_signal(*signal) == bytes);
     } else {
       const std::string& problem = std::get<std::string>(read);
       REQUIRE(!problem.empty() && problem.size() <= kLongestWords);
@@ -111,9 +116,22 @@ struct Expected {
   bool fault = true;            ///< false: the wire waits for somebody to ask for the next message
 };
 
+/// They may stand between any two messages.
+std::span<const std::byte> behind_signals(std::span<const std::byte> stream) {
+  for (; stream.size() >= kFrameBytes; stream = stream.subspan(kFrameBytes)) {
+    FrameBytes next{};
+    std::copy_n(stream.begin(), kFrameBytes, next.begin());
+    if (next != write_signal(WireSignal::AreYouThere) && next != write_signal(WireSignal::Here)) {
+      break;
+    }
+  }
+  return stream;
+}
+
 Expected walk(std::span<const std::byte> stream) {
   Expected expected;
   for (std::size_t number = 0; number < kMessages; ++number) {
+    stream = behind_signals(stream);
     const FrameBytes frame = frame_of_message(number);
     if (stream.size() < kFrameBytes || !std::equal(frame.begin(), frame.end(), stream.begin())) {
       return expected;
@@ -127,6 +145,7 @@ Expected walk(std::span<const std::byte> stream) {
     expected.messages.emplace_back(bytes.begin(), bytes.end());
     stream = stream.subspan(bytes.size());
   }
+  stream = behind_signals(stream);
   if (stream.size() >= kFrameBytes) {
     FrameBytes next{};
     std::copy_n(stream.begin(), kFrameBytes, next.begin());
@@ -216,7 +235,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     REQUIRE(count > 0);
     sent += static_cast<std::size_t>(count);
   }
-  other_partials.reset();
+  REQUIRE(::shutdown(other_partials.get(), SHUT_WR) == 0);  // answers still have a place to go to
   receiver.check(walk(stream));
   return 0;
 }

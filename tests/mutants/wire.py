@@ -110,4 +110,25 @@ WIRE = (
         "  set_option(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 0);\n",
         "",
     ),
+    wire(
+        "a-silence-without-an-end",
+        "A connection that the network swallows is waited for until the deadline of the step.",
+        "wire_watch.cpp",
+        "  if (quiet_ > kLooksToGiveUp) {",
+        "  if (quiet_ > 1000 * kLooksToGiveUp) {",
+    ),
+    wire(
+        "a-question-without-an-answer",
+        "A node whose ranks are late does not say that it is there.",
+        "wire_reader.cpp",
+        "      writer_.say(WireSignal::Here);\n",
+        "",
+    ),
+    wire(
+        "a-question-behind-a-message",
+        "A node that holds a message does not say that it is there, and cannot read that it is asked.",
+        "wire_watch.cpp",
+        "  return held_ > 0 && held_ % kLooksToSignal == 0 ? Advice::Tell : Advice::Nothing;",
+        "  return Advice::Nothing;",
+    ),
 )

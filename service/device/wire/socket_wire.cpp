@@ -1,13 +1,18 @@
 // A wire over stream sockets, which one thread reads and writes. What its owner says is put into a list, and the thread
-// is woken; what is done goes back through WireOutcome.
+// is woken; what is done goes back through WireOutcome. A timer runs while an end waits or holds, and for one look
+// more.
+
+#include "device/wire/socket_wire.hpp"
 
 #include "base/thread_name.hpp"
 #include "device/device_error.hpp"
 #include "device/wire/wire_reader.hpp"
+#include "device/wire/wire_watch.hpp"
 #include "device/wire/wire_writer.hpp"
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <fmt/format.h>
 
 #include <exception>
@@ -24,10 +29,37 @@ namespace {
 struct WireConnection {
   explicit WireConnection(WireEnd given) : end(std::move(given)) {}
 
+  /// True: it has to be looked at again.
+  bool look();
+
   WireEnd end;
-  WireReader reader{end};
   WireWriter writer{end};
+  WireReader reader{end, writer};
+  WireWatch watch;
 };
+
+bool WireConnection::look() {
+  const WireLook now = reader.look();
+  switch (watch.look(now)) {
+    case WireWatch::Advice::Nothing:
+      break;
+    case WireWatch::Advice::Ask:
+      writer.say(WireSignal::AreYouThere);
+      break;
+    case WireWatch::Advice::Tell:
+      writer.say(WireSignal::Here);
+      break;
+    case WireWatch::Advice::GiveUp:
+      end.fail(fmt::format(
+          "no byte came over {} for {} s, though the other node was asked whether it is there{}",
+          end.words(),
+          WireWatch::kLooksToGiveUp,
+          reader.where_it_was()
+      ));
+      break;
+  }
+  return !end.stopped && (now.waits || now.holds);
+}
 
 struct WirePeer {
   WireCounts counts;
@@ -48,7 +80,9 @@ struct WireWish {
 
 class SocketWire : public Wire {
  public:
-  SocketWire(std::vector<NodeConnection> connections, std::function<void()> wake);
+  SocketWire(
+      std::vector<NodeConnection> connections, std::function<void()> wake, std::chrono::milliseconds between_looks
+  );
   ~SocketWire() override;
   SocketWire(const SocketWire&) = delete;
   SocketWire& operator=(const SocketWire&) = delete;
@@ -69,6 +103,8 @@ class SocketWire : public Wire {
   void wish(const WireMessage& message, decltype(WireWish::bytes) bytes);
   void run();
   void grant();
+  void watch();
+  void look();
   void fail(WireFault fault);
 
   WireOutcome outcome_;
@@ -78,11 +114,16 @@ class SocketWire : public Wire {
   std::mutex mutex_;
   std::vector<WireWish> wishes_;   ///< guarded by `mutex_`; not empty: the thread is about to take them
   std::vector<WireWish> granted_;  ///< of the thread
+  std::chrono::milliseconds between_looks_;
+  boost::asio::steady_timer next_look_{io_};
+  bool watching_ = false;
   std::thread thread_;
 };
 
-SocketWire::SocketWire(std::vector<NodeConnection> connections, std::function<void()> wake)
-    : outcome_(std::move(wake)) {
+SocketWire::SocketWire(
+    std::vector<NodeConnection> connections, std::function<void()> wake, std::chrono::milliseconds between_looks
+)
+    : outcome_(std::move(wake)), between_looks_(between_looks) {
   for (NodeConnection& connection : connections) {
     take(std::move(connection));
   }
@@ -106,14 +147,17 @@ void SocketWire::take(NodeConnection connection) {
 
 std::unique_ptr<WireConnection> SocketWire::make(plan::TransferNode node, plan::Payload payload, UniqueFd fd) {
   const char* what = payload == plan::Payload::Partial ? "partial sums" : "results";
+  WireSocket socket = take_socket(io_, std::move(fd), fmt::format("the connection of {} to node {}", what, node));
+  const std::string addresses = addresses_of(socket);
   return std::make_unique<WireConnection>(WireEnd{
-      take_socket(io_, std::move(fd), fmt::format("the connection of {} to node {}", what, node)),
+      std::move(socket),
       payload,
       peers_.at(node).counts,
       outcome_,
-      [this, node](std::string why) {
-        fail({node, std::move(why)});
+      [this, node, addresses](const std::string& why) {
+        fail({node, why + addresses});
       },
+      [this] { watch(); },
   });
 }
 
@@ -163,6 +207,31 @@ void SocketWire::grant() {
   granted_.clear();
 }
 
+void SocketWire::watch() {
+  if (watching_) {
+    return;
+  }
+  watching_ = true;
+  next_look_.expires_after(between_looks_);
+  next_look_.async_wait([this](const boost::system::error_code& error) {
+    if (!error) {
+      look();
+    }
+  });
+}
+
+void SocketWire::look() {
+  watching_ = false;
+  bool again = false;
+  for (auto& [node, peer] : peers_) {
+    again = peer.partials->look() || again;
+    again = peer.results->look() || again;
+  }
+  if (again) {
+    watch();
+  }
+}
+
 /// Stops first, so that the owner who hears of the fault finds that nothing is read or written any more.
 void SocketWire::fail(WireFault fault) {
   for (auto& [node, peer] : peers_) {
@@ -187,8 +256,14 @@ std::vector<WireTotals> SocketWire::totals() const {
 }  // namespace
 
 std::unique_ptr<Wire> make_socket_wire(std::vector<NodeConnection> connections, std::function<void()> wake) {
+  return make_watchful_wire(std::move(connections), std::move(wake), WireWatch::kBetweenLooks);
+}
+
+std::unique_ptr<Wire> make_watchful_wire(
+    std::vector<NodeConnection> connections, std::function<void()> wake, std::chrono::milliseconds between_looks
+) {
   try {
-    return std::make_unique<SocketWire>(std::move(connections), std::move(wake));
+    return std::make_unique<SocketWire>(std::move(connections), std::move(wake), between_looks);
   } catch (const DeviceError&) {
     throw;
   } catch (const std::exception& problem) {

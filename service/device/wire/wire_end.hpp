@@ -28,6 +28,8 @@ struct WireEnd {
   WireCounts& counts;
   WireOutcome& outcome;
   std::function<void(std::string)> fail;  ///< with the reason; stops every connection of the wire, this one too
+  std::function<void()> watch;            ///< this end waits or holds: from now on it is looked at (wire_watch.hpp)
+  std::uint64_t received = 0;             ///< bytes, of this connection alone
   bool stopped = false;                   ///< nothing is read or written any more
 
   /// For messages of faults.

@@ -32,6 +32,13 @@ Number number_at(const FrameBytes& bytes, std::size_t at) {
   return number;
 }
 
+FrameBytes frame_that_says(std::uint8_t what) {
+  FrameBytes bytes{};
+  std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
+  put(bytes, kPayloadAt, what);
+  return bytes;
+}
+
 /// As text where it is one, because strangers often speak HTTP or the like; else in hexadecimal digits.
 std::string first_bytes(const FrameBytes& bytes) {
   std::string text;
@@ -53,9 +60,7 @@ WireFrame frame_of(const WireMessage& message, std::uint64_t bytes) {
 }
 
 FrameBytes write_frame(const WireFrame& frame) {
-  FrameBytes bytes{};
-  std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
-  put(bytes, kPayloadAt, static_cast<std::uint8_t>(frame.payload));
+  FrameBytes bytes = frame_that_says(static_cast<std::uint8_t>(frame.payload));
   put(bytes, kTagAt, frame.tag);
   put(bytes, kBucketAt, frame.bucket);
   put(bytes, kNumberAt, frame.number);
@@ -63,7 +68,9 @@ FrameBytes write_frame(const WireFrame& frame) {
   return bytes;
 }
 
-std::variant<WireFrame, std::string> read_frame(const FrameBytes& bytes) {
+FrameBytes write_signal(WireSignal signal) { return frame_that_says(static_cast<std::uint8_t>(signal)); }
+
+std::variant<WireFrame, WireSignal, std::string> read_frame(const FrameBytes& bytes) {
   if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) {
     return fmt::format(
         "{} came where a message begins with \"{}\": what sends there is no daemon of this release",
@@ -72,9 +79,17 @@ std::variant<WireFrame, std::string> read_frame(const FrameBytes& bytes) {
     );
   }
   const auto payload = number_at<std::uint8_t>(bytes, kPayloadAt);
+  const auto signal = static_cast<WireSignal>(payload);
+  if (signal == WireSignal::AreYouThere || signal == WireSignal::Here) {
+    if (bytes != write_signal(signal)) {
+      return fmt::format("a sign of life ({}) came with bytes that are not zero where it has none", payload);
+    }
+    return signal;
+  }
   if (payload > static_cast<std::uint8_t>(plan::Payload::Result)) {
     return fmt::format(
-        "a message says that its payload is {}, which is neither a partial sum (0) nor a result (1)", payload
+        "a message says that its payload is {}, which is no partial sum (0), no result (1) and no sign of life (2, 3)",
+        payload
     );
   }
   WireFrame frame;

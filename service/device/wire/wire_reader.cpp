@@ -15,6 +15,7 @@ void WireReader::receive(const WireMessage& message, std::span<std::byte> bytes)
     return;
   }
   incoming_.push_back({message, bytes});
+  end_.watch();
   if (reading_ == Reading::Nothing) {
     compare();
   }
@@ -36,6 +37,7 @@ void WireReader::read() {
 
 void WireReader::on_read(const boost::system::error_code& error, std::size_t bytes) {
   end_.counts.received.fetch_add(bytes, std::memory_order_relaxed);
+  end_.received += bytes;
   if (end_.stopped) {
     return;
   }
@@ -59,12 +61,20 @@ void WireReader::take_frame() {
     end_.fail(fmt::format("on {} {}", end_.words(), *problem));
     return;
   }
-  frame_ = std::get<WireFrame>(came);
   done_ = 0;
+  if (const auto* signal = std::get_if<WireSignal>(&came)) {
+    if (*signal == WireSignal::AreYouThere) {
+      writer_.say(WireSignal::Here);
+    }
+    read();
+    return;
+  }
+  frame_ = std::get<WireFrame>(came);
   if (frame_.payload != end_.payload) {
     end_.fail(fmt::format("on {} came {}", end_.words(), words_of(frame_)));
   } else if (incoming_.empty()) {
     reading_ = Reading::Nothing;
+    end_.watch();
   } else {
     compare();
   }

@@ -2,12 +2,14 @@
 
 #include "device/device_error.hpp"
 
+#include <boost/asio/ip/tcp.hpp>
 #include <fmt/format.h>
 
 #include <sys/socket.h>
 #include <system_error>
 
 #include <cerrno>
+#include <cstring>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
@@ -48,6 +50,19 @@ void set_tcp(int socket) {
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
+/// Empty where it is no address of the internet.
+std::string address_text(const WireSocket::endpoint_type& end) {
+  boost::asio::ip::tcp::endpoint place;
+  if (end.protocol().family() != AF_INET && end.protocol().family() != AF_INET6) {
+    return {};
+  }
+  place.resize(end.size());
+  std::memcpy(place.data(), end.data(), end.size());
+  const boost::asio::ip::address& host = place.address();
+  const std::string text = host.is_v6() ? fmt::format("[{}]", host.to_string()) : host.to_string();
+  return fmt::format("{}:{}", text, place.port());
+}
+
 }  // namespace
 
 WireSocket take_socket(boost::asio::io_context& io, UniqueFd fd, const std::string& what) {
@@ -71,6 +86,13 @@ WireSocket take_socket(boost::asio::io_context& io, UniqueFd fd, const std::stri
   }
   static_cast<void>(fd.release());
   return socket;
+}
+
+std::string addresses_of(const WireSocket& socket) {
+  boost::system::error_code error;
+  const std::string here = address_text(socket.local_endpoint(error));
+  const std::string there = error ? std::string() : address_text(socket.remote_endpoint(error));
+  return error || here.empty() || there.empty() ? std::string() : fmt::format(" ({} to {})", here, there);
 }
 
 }  // namespace gradsync::device

@@ -19,4 +19,7 @@ using WireSocket =
 /// it in errors. Throws DeviceError.
 [[nodiscard]] WireSocket take_socket(boost::asio::io_context& io, UniqueFd fd, const std::string& what);
 
+/// " (127.0.0.2:50412 to 127.0.0.3:9478)", this end first; empty where the socket has no such addresses.
+[[nodiscard]] std::string addresses_of(const WireSocket& socket);
+
 }  // namespace gradsync::device

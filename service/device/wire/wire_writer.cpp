@@ -8,11 +8,19 @@
 
 namespace gradsync::device {
 
-void WireWriter::send(const WireMessage& message, std::span<const std::byte> bytes) {
+void WireWriter::send(const WireMessage& message, std::span<const std::byte> bytes) { put({message, bytes}); }
+
+void WireWriter::say(WireSignal signal) {
+  if (outgoing_.empty()) {
+    put({{}, {}, signal});
+  }
+}
+
+void WireWriter::put(const Outgoing& outgoing) {
   if (end_.stopped) {
     return;
   }
-  outgoing_.push_back({message, bytes});
+  outgoing_.push_back(outgoing);
   if (outgoing_.size() == 1) {
     begin_message();
   }
@@ -20,7 +28,7 @@ void WireWriter::send(const WireMessage& message, std::span<const std::byte> byt
 
 void WireWriter::begin_message() {
   const Outgoing& front = outgoing_.front();
-  frame_bytes_ = write_frame(frame_of(front.message, front.bytes.size()));
+  frame_bytes_ = front.signal ? write_signal(*front.signal) : write_frame(frame_of(front.message, front.bytes.size()));
   done_ = 0;
   write();
 }
@@ -43,7 +51,7 @@ void WireWriter::on_written(const boost::system::error_code& error, std::size_t 
   }
   const Outgoing front = outgoing_.front();
   if (error) {
-    const std::string words = words_of(frame_of(front.message, front.bytes.size()));
+    const std::string words = front.signal ? "a sign of life" : words_of(frame_of(front.message, front.bytes.size()));
     end_.fail(fmt::format("{}, while {} was sent", end_.ended_by(error), words));
     return;
   }
@@ -53,7 +61,9 @@ void WireWriter::on_written(const boost::system::error_code& error, std::size_t 
     return;
   }
   outgoing_.pop_front();
-  end_.outcome.add({front.message, false});
+  if (!front.signal) {
+    end_.outcome.add({front.message, false});
+  }
   if (!outgoing_.empty()) {
     begin_message();
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Writes the messages of one connection, in the order in which they were given.
+// Writes the messages of one connection, in the order in which they were given, and signals between them.
 //
 // Thread: the wire's. Internal to device/wire.
 
@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <deque>
+#include <optional>
 #include <span>
 
 namespace gradsync::device {
@@ -18,12 +19,17 @@ class WireWriter {
 
   void send(const WireMessage& message, std::span<const std::byte> bytes);
 
+  /// Unless something is on its way already, which says as much.
+  void say(WireSignal signal);
+
  private:
   struct Outgoing {
     WireMessage message;
     std::span<const std::byte> bytes;
+    std::optional<WireSignal> signal = std::nullopt;  ///< instead of a message
   };
 
+  void put(const Outgoing& outgoing);
   void begin_message();
   void write();
   void on_written(const boost::system::error_code& error, std::size_t bytes);

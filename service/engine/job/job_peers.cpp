@@ -101,14 +101,19 @@ void Job::perform(LinksReady& event) {
   }
 }
 
-/// The lane knows the other end by its number.
+/// The lane knows both ends by their numbers.
 Error Job::wire_error(const device::Failed& report) const {
   const bool known = report.node && *report.node < gathered_.node_names.size();
   const std::string name = known ? gathered_.node_names[*report.node] : std::string();
   Error error = make_error(
       ErrorCode::NodeLost,
-      known ? fmt::format("the connection to node '{}' that gradients travel over was lost: {}", name, report.message)
-            : fmt::format("a connection that gradients travel over was lost: {}", report.message),
+      known && active_ ? fmt::format(
+                             "the connection of node '{}' to node '{}' that gradients travel over was lost: {}",
+                             gathered_.node_names.at(active_->node),
+                             name,
+                             report.message
+                         )
+                       : fmt::format("a connection that gradients travel over was lost: {}", report.message),
       "the epoch forms again, with new connections, when the node is back"
   );
   error.node = name;

@@ -3,6 +3,7 @@
 // writes itself.
 
 #include "device/device_error.hpp"
+#include "device/wire/socket_wire.hpp"
 #include "device/wire/wire.hpp"
 #include "device/wire/wire_frame.hpp"
 
@@ -93,6 +94,11 @@ class OwnedWire {
  public:
   explicit OwnedWire(std::vector<NodeConnection> connections)
       : wire_(make_socket_wire(std::move(connections), [this] { wake(); })) {}
+
+  OwnedWire(std::vector<NodeConnection> connections, std::chrono::milliseconds between_looks)
+      : wire_(make_watchful_wire(
+            std::move(connections), [this] { wake(); }, between_looks
+        )) {}
 
   ~OwnedWire() { wire_.reset(); }
 

@@ -48,10 +48,25 @@ TEST(WireFrame, tells_the_first_bytes_of_a_stranger) {
   EXPECT_THAT(problem_of(tls), HasSubstr("16 03 01 02 came where a message begins with \"GSD1\""));
 }
 
-TEST(WireFrame, has_one_of_two_payloads) {
+TEST(WireFrame, has_one_of_two_payloads_or_signals) {
   FrameBytes bytes = write_frame(some_frame());
-  bytes[4] = std::byte{2};
-  EXPECT_THAT(problem_of(bytes), HasSubstr("its payload is 2"));
+  bytes[4] = std::byte{4};
+  EXPECT_THAT(problem_of(bytes), HasSubstr("its payload is 4"));
+}
+
+TEST(WireSignals, are_forty_bytes_too_and_have_nothing_behind_their_number) {
+  for (const WireSignal signal : {WireSignal::AreYouThere, WireSignal::Here}) {
+    FrameBytes bytes = write_signal(signal);
+    const auto read = read_frame(bytes);
+    ASSERT_TRUE(std::holds_alternative<WireSignal>(read));
+    EXPECT_EQ(std::get<WireSignal>(read), signal);
+    EXPECT_EQ(bytes[4], static_cast<std::byte>(signal));
+    for (const std::size_t place : {5U, 8U, 16U, 20U, 24U, 39U}) {
+      FrameBytes other = bytes;
+      other[place] = std::byte{1};
+      EXPECT_THAT(problem_of(other), HasSubstr("a sign of life")) << place;
+    }
+  }
 }
 
 TEST(WireFrame, has_zeros_where_nothing_is_said) {
