@@ -37,7 +37,7 @@ def check_observed(contender: str, ranks: Ranks) -> None:
 def run(name: str, wanted: dict[str, float], rounds: int, binaries: Path) -> dict[str, Any]:
     """`wanted["wanted_ratio"]` is of the plain training's time to that under the command."""
     rounds *= ROUNDS_FACTOR
-    threads = max(1, len(os.sched_getaffinity(0)) // train.WORLD_SIZE)
+    threads = max(1, len(os.sched_getaffinity(0)) // train.PER_NODE)
     cpu: dict[str, list[float]] = {contender: [] for contender in BACKENDS}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
@@ -57,7 +57,7 @@ def run(name: str, wanted: dict[str, float], rounds: int, binaries: Path) -> dic
                 asked = {"jsonl": str(folder / "steps.jsonl"), "patience_s": 60.0}
                 environment = injected(environment, "observe", folder, asked, address)
             arguments = {"backend": way, "accumulate": 2, "block": BLOCK}
-            contenders[contender] = Ranks("train", train.WORLD_SIZE, arguments, environment)
+            contenders[contender] = Ranks("train", train.PER_NODE, arguments, environment)
             stack.callback(contenders[contender].close)
 
         def look(number: int) -> None:
@@ -69,7 +69,7 @@ def run(name: str, wanted: dict[str, float], rounds: int, binaries: Path) -> dic
 
         samples = alternate(name, contenders, rounds, train.WARM_UP_ROUNDS, look, steps=BLOCK)
     config = {
-        "world_size": train.WORLD_SIZE,
+        "world_size": train.PER_NODE,
         "model": "clients/python/examples/train_char.py, its options the default ones",
         "steps_in_a_block": BLOCK,
         "torch": torch.__version__,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -93,6 +93,7 @@ class Ranks:
         """`by_rank`: what each rank has in its environment besides."""
         command = [sys.executable, str(HERE / "rank.py"), name]
         self.results: list[dict[str, Any]] = []
+        self.cpu_seconds = 0.0  #: that all ranks took for the last step
         self._processes = [
             Process(
                 f"{name} rank {rank}",
@@ -108,11 +109,22 @@ class Ranks:
             self.close()
             raise
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
     def step(self) -> float:
         """Fills, then steps all ranks from one moment on; the latency of the slowest rank in seconds."""
+        self.fill()
+        return self.step_filled()
+
+    def fill(self) -> None:
         self._ask("fill")
+
+    def step_filled(self) -> float:
         answers = self._ask(f"step {time.monotonic_ns() + STEP_LEAD_NS}")
         self.results = [answer["result"] for answer in answers]
+        self.cpu_seconds = sum(float(answer["cpu_seconds"]) for answer in answers)
         return max(float(answer["seconds"]) for answer in answers)
 
     def _ask(self, line: str) -> list[dict[str, Any]]:
@@ -146,9 +158,15 @@ class Floor:
         self._process.close()
 
 
+class Stepping(Protocol):
+    """What can take a step; returns its seconds."""
+
+    def step(self) -> float: ...
+
+
 def alternate(
     name: str,
-    contenders: Mapping[str, Ranks | Floor],
+    contenders: Mapping[str, Stepping],
     rounds: int,
     warm_up: int,
     check: Callable[[int], None],
@@ -156,7 +174,7 @@ def alternate(
 ) -> dict[str, list[float]]:
     """Milliseconds per step of each contender by round; each goes first in every other one.
 
-    `check` gets the number of every round, below 0 in the warm-up; a call of `Ranks.step` makes `steps` steps.
+    `check` gets the number of every round, below 0 in the warm-up; a call of `step` makes `steps` steps.
     """
     samples: dict[str, list[float]] = {contender: [] for contender in contenders}
     for number in range(-warm_up, rounds):

@@ -35,10 +35,11 @@ def main() -> None:
             print(json.dumps({}), file=answers)
         elif command == "step":
             wait_until(int(when[0]))
-            begin = time.monotonic_ns()
+            cpu_begin, begin = time.process_time_ns(), time.monotonic_ns()
             contender.step()
-            end = time.monotonic_ns()
-            print(json.dumps({"seconds": (end - begin) / 1e9, "result": contender.result()}), file=answers)
+            end, cpu_end = time.monotonic_ns(), time.process_time_ns()
+            took = {"seconds": (end - begin) / 1e9, "cpu_seconds": (cpu_end - cpu_begin) / 1e9}
+            print(json.dumps({**took, "result": contender.result()}), file=answers)
         else:
             break
     contender.close()

@@ -30,7 +30,9 @@ import step_empty
 import train
 import weights_part
 from over_nodes import coordinator as nodes_coordinator
+from over_nodes import idle as nodes_idle
 from over_nodes import restart as nodes_restart
+from over_nodes import step as nodes_step
 from over_nodes import step_empty as nodes_step_empty
 from over_nodes import wire as nodes_wire
 
@@ -67,8 +69,14 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "instructions": functools.partial(instructions.run, "instructions"),
     "step_empty_nodes": functools.partial(nodes_step_empty.run, "step_empty_nodes"),
     "coordinator_us": functools.partial(nodes_coordinator.run, "coordinator_us"),
-    "nodes_restart": functools.partial(nodes_restart.run, "nodes_restart"),
+    "nodes_restart": functools.partial(nodes_restart.run, "nodes_restart", "stats_step", 3.0),
+    "nodes_reattach": functools.partial(nodes_restart.run, "nodes_reattach", "travelling_step", 1.0),
+    "nodes_aborted": functools.partial(nodes_restart.run_aborted, "nodes_aborted"),
+    "nodes_idle_cpu": functools.partial(nodes_idle.run, "nodes_idle_cpu"),
     "wire_fp32_100m": functools.partial(nodes_wire.run, "wire_fp32_100m"),
+    "nodes_fp32_100m": functools.partial(nodes_step.run, "nodes_fp32_100m", "float32"),
+    "nodes_bf16_100m": functools.partial(nodes_step.run, "nodes_bf16_100m", "bfloat16"),
+    "nodes_train_e2e": functools.partial(train.run, "nodes_train_e2e", "gradsync", {"wanted_ratio": 1.0}, nodes=2),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,11 @@ def threads_of(pid: int) -> dict[int, ThreadCounts]:
         cpu_ns = int((task / "schedstat").read_text().split()[0])
         found[int(task.name)] = ThreadCounts((task / "comm").read_text().strip(), minor + major, cpu_ns)
     return found
+
+
+def cpu_seconds_of(pids: Iterable[int]) -> float:
+    """CPU that all threads of these processes have taken so far; threads that have ended are not counted."""
+    return sum(thread.cpu_ns for pid in pids for thread in threads_of(pid).values()) / 1e9
 
 
 def allocations_in(file: Path) -> dict[int, int]:

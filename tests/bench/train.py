@@ -1,4 +1,7 @@
-"""A training step of the demo's model with everything in it, against DistributedDataParallel and torch's clip."""
+"""A training step of the demo's model with everything in it, against DistributedDataParallel and torch's clip.
+
+With `nodes` ours has a daemon for every two ranks, which stand for a node.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from typing import Any
 import torch
 
 import results
+from over_nodes.daemons import Nodes
 from processes import Ranks, alternate, free_port, private_daemon
 
-WORLD_SIZE = 2
+PER_NODE = 2
 MICRO_BATCHES_IN_A_BLOCK = 10  # a turn is as many steps as have about that many
 WARM_UP_ROUNDS = 3
 ROUNDS_FACTOR = 2  # Blocks are short, so there are more of them than rounds of the other benchmarks.
@@ -28,8 +32,21 @@ def check(contenders: dict[str, Ranks]) -> None:
         raise RuntimeError(f"the two trainings differ: ours {ours}, torch_ddp {theirs}")
 
 
+def daemons(binary: Path, folder: Path, nodes: int, stack: contextlib.ExitStack) -> list[dict[str, str]]:
+    """The environment of each rank: which daemon it has."""
+    if nodes == 1:
+        return [{"GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binary, folder))}] * PER_NODE
+    return stack.enter_context(Nodes(binary, folder, nodes)).environments(PER_NODE)
+
+
 def run(
-    name: str, backend: str, wanted: dict[str, float], rounds: int, binaries: Path, accumulate: int = 2
+    name: str,
+    backend: str,
+    wanted: dict[str, float],
+    rounds: int,
+    binaries: Path,
+    accumulate: int = 2,
+    nodes: int = 1,
 ) -> dict[str, Any]:
     """`backend` of clients/python/examples/train_char.py against its `ddp`, and the bound of whatever synchronises."""
     backends = {backend: backend, "torch_ddp": "ddp"}
@@ -37,7 +54,8 @@ def run(
         backends["floor"] = "meeting"
     rounds *= ROUNDS_FACTOR
     block = max(1, MICRO_BATCHES_IN_A_BLOCK // accumulate)
-    threads = max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE)
+    world_size = nodes * PER_NODE
+    threads = max(1, len(os.sched_getaffinity(0)) // world_size)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
         environment = {
@@ -45,14 +63,14 @@ def run(
             "MASTER_ADDR": "127.0.0.1",
             "OMP_NUM_THREADS": str(threads),
             "GLOO_SOCKET_IFNAME": "lo",
-            "GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binaries / "gradsyncd", folder)),
         }
+        by_rank = daemons(binaries / "gradsyncd", folder, nodes, stack)
         contenders: dict[str, Ranks] = {}
         for contender, way in backends.items():
             print(f"{name}: starting {contender}", flush=True)
             environment["MASTER_PORT"] = str(free_port())
             arguments = {"backend": way, "accumulate": accumulate, "block": block}
-            contenders[contender] = Ranks("train", WORLD_SIZE, arguments, environment)
+            contenders[contender] = Ranks("train", world_size, arguments, environment, by_rank)
             stack.callback(contenders[contender].close)
 
         def look(number: int) -> None:
@@ -61,7 +79,8 @@ def run(
 
         samples = alternate(name, contenders, rounds, WARM_UP_ROUNDS, look, steps=block)
     config = {
-        "world_size": WORLD_SIZE,
+        "world_size": world_size,
+        "daemons": nodes,
         "model": "clients/python/examples/train_char.py, its options the default ones but for the micro-batches",
         "micro_batches_per_step": accumulate,
         "steps_in_a_block": block,

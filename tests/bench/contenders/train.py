@@ -69,7 +69,8 @@ _observer.PATIENCE_S = 60.0  # a busy machine must not make it leave steps out
 
 class Contender:
     def __init__(self, rank: int, world_size: int, backend: str, accumulate: int, block: int) -> None:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+        local_rank = rank % int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(local_rank), WORLD_SIZE=str(world_size))
         self._run = train_char.Run(train_char.parse(["--backend", backend, "--accumulate", str(accumulate)]))
         self._block = block
         self._next_step = 0

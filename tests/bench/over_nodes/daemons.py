@@ -52,6 +52,10 @@ class Nodes:
     def pid(self, node: int) -> int:
         return self._children[node].pid
 
+    @property
+    def pids(self) -> list[int]:
+        return [child.pid for child in self._children]
+
     def log(self, node: int) -> str:
         return (self.folder / f"node{node}" / "log").read_text(errors="replace")
 

@@ -4,36 +4,23 @@
 //
 // Standard input as in exchange_node.hpp.
 
+#include "bench/over_nodes/gloo_ring.hpp"
+
 #include "bench/over_nodes/exchange_node.hpp"
 
 #include <exception>
-#include <gloo/allreduce.h>
 #include <gloo/math.h>
-#include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/file_store.h>
-#include <gloo/transport/tcp/device.h>
-#include <memory>
 
 namespace {
 
-using Sum = void (*)(void*, const void*, const void*, std::size_t);
-
 int run(char** arguments) {
   const auto node = static_cast<unsigned>(std::stoul(arguments[1]));
-  gloo::transport::tcp::attr place;
-  place.hostname = arguments[2];
-  auto device = gloo::transport::tcp::CreateDevice(place);
-  gloo::rendezvous::FileStore store(arguments[3]);
-  auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(node), 2);
-  context->connectFullMesh(store, device);
+  gradsync::bench::GlooRing ring(node, arguments[2], arguments[3]);
   const auto exchange = [&](std::span<float> gradients) {
-    gloo::AllreduceOptions options(context);
-    options.setOutput(gradients.data(), gradients.size());
-    options.setReduceFunction(static_cast<Sum>(&gloo::sum<float>));
-    options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
-    gloo::allreduce(options);
+    ring.sum(gradients, static_cast<gradsync::bench::GlooRing::Sum>(&gloo::sum<float>));
   };
-  return gradsync::bench::answer_lines(node, std::stoul(arguments[4]), 1, exchange);
+  gradsync::bench::SummingNode summing(node, std::stoul(arguments[4]), 1, exchange);
+  return gradsync::bench::answer_lines(summing);
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ BUCKET_BYTES = 25 << 20
 STAGING = {"wire": (1 << 20, 64 << 20), "wire_8_mib": (1 << 20, 8 << 20)}
 WARM_UP_ROUNDS = 2
 IDLE_S = 20
+LAST_LOOK_S = 2  # a wire looks once more at its connections when the last message has come
 WANTED_CPU_RATIO = 1.75
 WANTED_WAKEUPS = 0.1
 
@@ -32,7 +33,7 @@ WANTED_WAKEUPS = 0.1
 class Pair:
     """Two nodes, each a process of its own."""
 
-    def __init__(self, binary: Path, place: Path, arguments: list[int]) -> None:
+    def __init__(self, binary: Path, place: Path, arguments: list[int | str]) -> None:
         """`place`: where node 0 says how it is reached."""
         if not binary.exists():
             raise Unavailable(f"{binary} is missing: build it with `make build`")
@@ -52,7 +53,7 @@ class Pair:
         for process in self._nodes:
             process.answer(START_DEADLINE_S)
 
-    def seconds(self) -> float:
+    def step(self) -> float:
         """What the slower node took."""
         self._ask("fill")
         answers = [json.loads(line) for line in self._ask(f"step {time.monotonic_ns() + STEP_LEAD_NS}")]
@@ -89,6 +90,7 @@ def sleeps_of(pid: int) -> int:
 
 def idle(pairs: dict[str, Pair]) -> dict[str, dict[str, float]]:
     """By contender: microseconds of CPU and wake-ups, of both nodes together, in a second without any work."""
+    time.sleep(LAST_LOOK_S)
     before = {name: pair.counts() for name, pair in pairs.items()}
     time.sleep(IDLE_S)
     after = {name: pair.counts() for name, pair in pairs.items()}
@@ -120,7 +122,7 @@ def run(name: str, rounds: int, binaries: Path) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
         pairs = started(binaries, folder, stack)
         for number in range(-WARM_UP_ROUNDS, rounds):
-            found = {which: pair.seconds() * 1e3 for which, pair in list(pairs.items())[:: 1 if number % 2 else -1]}
+            found = {which: pair.step() * 1e3 for which, pair in list(pairs.items())[:: 1 if number % 2 else -1]}
             figures = ", ".join(f"{which} {found[which]:.1f}" for which in pairs)
             print(f"{name}: round {number + 1}/{rounds}: {figures} ms", flush=True)
             for which, milliseconds in found.items() if number >= 0 else ():

@@ -255,7 +255,8 @@ int run(char** arguments) {
   std::vector<device::NodeConnection> nodes;
   nodes.push_back({1 - node, std::move(partials), std::move(results)});
   Exchange exchange(node, elements, bucket_elements, options, staging, std::move(nodes));
-  return bench::answer_lines(node, elements, kDivisor, [&](std::span<float> gradients) { exchange(gradients); });
+  bench::SummingNode summing(node, elements, kDivisor, [&](std::span<float> gradients) { exchange(gradients); });
+  return bench::answer_lines(summing);
 }
 
 }  // namespace
