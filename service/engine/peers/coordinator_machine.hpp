@@ -256,6 +256,7 @@ class CoordinatorMachine {
   void who_is_over(TimePoint now, Actions& actions);
   [[nodiscard]] std::vector<NodeNumber> waited_for() const;
   [[nodiscard]] Error timed_out() const;
+  [[nodiscard]] bool ranks_are_missing(NodeNumber number) const;  ///< as the node says
   [[nodiscard]] std::string words_of_missing() const;
 
   [[nodiscard]] std::uint64_t word() const { return attempt_word({epoch_, attempt_}); }

@@ -70,8 +70,10 @@ Error CoordinatorMachine::timed_out() const {
   );
   error.step = under_way_.overdue->step;
   error.waited_s = under_way_.overdue->waited_s;
-  for (const NodeNumber number : waited_for()) {
-    error.node = error.node.empty() ? node(number).join.node : error.node;
+  const std::vector<NodeNumber> nodes = waited_for();
+  const auto first = std::ranges::find_if(nodes, [this](NodeNumber of) { return ranks_are_missing(of); });
+  if (!nodes.empty()) {  // a node whose lane waits, because a bucket of a late rank does not come, is not to blame
+    error.node = node(first == nodes.end() ? nodes.front() : *first).join.node;
   }
   for (const auto& [number, missing] : under_way_.missing) {
     error.ranks.insert(error.ranks.end(), missing.ranks.begin(), missing.ranks.end());
@@ -79,6 +81,11 @@ Error CoordinatorMachine::timed_out() const {
   }
   error.tensors.resize(std::min<std::size_t>(error.tensors.size(), 20));
   return error;
+}
+
+bool CoordinatorMachine::ranks_are_missing(NodeNumber number) const {
+  const auto said = under_way_.missing.find(number);
+  return said != under_way_.missing.end() && !said->second.ranks.empty();
 }
 
 std::string CoordinatorMachine::words_of_missing() const {
@@ -89,14 +96,10 @@ std::string CoordinatorMachine::words_of_missing() const {
     if (said == under_way_.missing.end()) {
       text += fmt::format("node '{}' does not say what it waits for", node(number).join.node);
     } else {
-      const auto& ranks = said->second.ranks;
-      text += fmt::format(
-          "{} on node '{}'{}{}",
-          enumerate_ranks(ranks, static_cast<std::int64_t>(ranks.size())),
-          node(number).join.node,
-          said->second.words.empty() ? "" : ", ",
-          said->second.words
-      );
+      const auto& [word, ranks, tensors, words] = said->second;
+      const std::string late = ranks.empty() ? "" : enumerate_ranks(ranks, static_cast<std::int64_t>(ranks.size()));
+      text += fmt::format("{}node '{}'", late.empty() ? "" : late + " on ", node(number).join.node);
+      text += words.empty() || words == late ? "" : ", " + words;
     }
   }
   return text;

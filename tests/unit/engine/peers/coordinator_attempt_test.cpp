@@ -156,6 +156,24 @@ TEST(CoordinatorOverdue, asks_the_nodes_that_are_waited_for_and_names_ranks_and_
   EXPECT_EQ(error.waited_s, 60);
 }
 
+/// The lane of node 1 waits for a bucket that cannot be summed before rank 2 is ready.
+TEST(CoordinatorOverdue, a_node_whose_ranks_are_late_is_named_before_one_whose_lane_waits) {
+  LedCoordinator led(kBegun);
+  (void)led.by(0, ask_of(kWord));
+  (void)led.own(PeerOverdue{kWord, false, 12, 60});
+  (void)led.by(1, PeerMissing{kWord, {}, {}, "the lane: 0 of 2 buckets reduced with the other nodes"});
+  const CoordinatorActions actions = led.by(2, PeerMissing{kWord, {2}, {}, "rank 2"});
+  const Error& error = sent<PeerAbort>(actions).error;
+  EXPECT_EQ(
+      error.message,
+      "step 12 was not finished within 60.0 s: node 'n1', the lane: 0 of 2 buckets reduced with the other nodes; rank "
+      "2 "
+      "on node 'n2'"
+  );
+  EXPECT_EQ(error.ranks, std::vector<std::int64_t>{2});
+  EXPECT_EQ(error.node, "n2");
+}
+
 TEST(CoordinatorOverdue, a_node_that_does_not_say_it_within_a_second_is_named_itself) {
   LedCoordinator led(kBegun, CoordinatorPhase::Voting);
   (void)led.by(0, PeerVote{kWord, "result"});
