@@ -108,6 +108,7 @@ class PeerBridge final : public net::PeerSink, public PeerPort::Owner, private D
   void on_accepted_text(net::LinkId link, Accepted& accepted, std::string_view text);
   void on_first_message(net::LinkId link, Accepted& accepted, engine::ToCoordinator message);
   void assign(net::LinkId link, Accepted& accepted, Seat& seat, engine::JobNumber job);
+  [[nodiscard]] bool is_own(const engine::PeerJoin& join) const;
   void assign_waiting(const engine::JobKey& key);
   void wait_for_job(net::LinkId link, Accepted& accepted);
   void refuse_overdue();

@@ -102,7 +102,7 @@ void PeerBridge::on_first_message(net::LinkId link, Accepted& accepted, engine::
     accepted.join = std::move(*join);
     accepted.pause.reset();
     links_->joined(link);
-    if (Seat* const seat = coordinator_of(accepted.join->job)) {
+    if (Seat* const seat = coordinator_of(accepted.join->job); seat != nullptr && !is_own(*accepted.join)) {
       assign(link, accepted, *seat, seat->port->job());
     } else {
       wait_for_job(link, accepted);
@@ -182,11 +182,15 @@ void PeerBridge::refuse(net::LinkId link, const Error& error) {
   links_->close(link);
 }
 
+/// Other ranks of this node came before rank 0, and had this daemon look for it at its own address. What they said there
+/// is not said by another node: the link is dropped when rank 0 comes, or is overdue like any other.
+bool PeerBridge::is_own(const engine::PeerJoin& join) const { return join.incarnation == options_.incarnation; }
+
 /// Rank 0 of the job has come.
 void PeerBridge::assign_waiting(const engine::JobKey& key) {
   std::vector<net::LinkId> waiting;
   for (const auto& [link, accepted] : accepted_) {
-    if (accepted.job == 0 && accepted.join && accepted.join->job == key) {
+    if (accepted.job == 0 && accepted.join && accepted.join->job == key && !is_own(*accepted.join)) {
       waiting.push_back(link);
     }
   }

@@ -34,6 +34,7 @@ class Link:
         self._trap = trap
         self._cut_off = False  # nothing passes any more
         self.carries_data = False  #: gradients, and no messages
+        self.left: int | None = None  #: bytes of gradients that still pass, both ways together; None: all
         self.caught = threading.Event()  #: the trap has what followed the handshake
         self.ended = threading.Event()  #: the coordinator has closed its end
 
@@ -62,8 +63,9 @@ class Link:
             self._soon(way)
 
     def _soon(self, way: Direction) -> None:
-        if self._proxy.delay_s:
-            asyncio.get_running_loop().call_later(self._proxy.delay_s, self.flush, way)
+        delay_s = self._proxy.delay_s + (self._proxy.data_delay_s if self.carries_data else 0.0)
+        if delay_s:
+            asyncio.get_running_loop().call_later(delay_s, self.flush, way)
         else:
             self.flush(way)
 
@@ -72,13 +74,25 @@ class Link:
         if target is None or self._cut_off or self._proxy.holds(way, data=self.carries_data):
             return
         waiting = self._waiting[way]
-        if target.is_closing():  # what comes for an end that is gone reaches nobody
-            waiting.clear()
-        while waiting and not (way == UP and self.caught.is_set()):
-            target.write(waiting.popleft())
+        if target.is_closing() or (self.carries_data and way in self._proxy.swallowed):
+            waiting.clear()  # what comes for an end that is gone reaches nobody
+        while waiting and self.left != 0 and not (way == UP and self.caught.is_set()):
+            data = waiting.popleft()
+            if self.left is not None:
+                if len(data) > self.left:
+                    waiting.appendleft(data[self.left :])
+                    data = data[: self.left]
+                self.left -= len(data)
+                if self.left == 0:
+                    self._proxy.full.set()
+            target.write(data)
         if way in self._over and not waiting:
             target.close()
             self._from[way].close()
+
+    def put(self, way: Direction, data: bytes) -> None:
+        """Bytes that nobody sent, before those that wait."""
+        self._waiting[way].appendleft(data)
 
     def release(self) -> None:
         """What the trap has goes on. The end of the member does not: the coordinator is to close this link."""
@@ -124,10 +138,14 @@ class Proxy:
         host, port = coordinator.rsplit(":", 1)
         self._coordinator = (host, int(port))
         self.delay_s = 0.0
+        self.data_delay_s = 0.0  #: of gradients, besides
         self._links: list[Link] = []
         self._next: Link | None = None
         self._held: set[Direction] = set()
+        self._held_messages: set[Direction] = set()
         self._holds_data = False
+        self.swallowed: set[Direction] = set()  #: gradients that come this way are taken, and go nowhere
+        self.full = threading.Event()  #: a data connection has carried what may pass
         self.refuses_data = False  #: data connections that are opened end at once
         self._refuses = False
         self._loop = asyncio.new_event_loop()
@@ -152,7 +170,7 @@ class Proxy:
         self._loop.close()
 
     def holds(self, way: Direction, *, data: bool) -> bool:
-        return way in self._held or (data and self._holds_data)
+        return way in self._held or (self._holds_data if data else way in self._held_messages)
 
     # what a test does to the link
 
@@ -169,6 +187,10 @@ class Proxy:
         """Nothing passes these ways until `heal`, neither on links that are there nor on later ones."""
         self._do(lambda: self._held.update(ways))
 
+    def hold_messages(self, *ways: Direction) -> None:
+        """No message passes these ways until `heal`; gradients do."""
+        self._do(lambda: self._held_messages.update(ways))
+
     def hold_data(self) -> None:
         """No gradient passes until `heal`; messages do."""
 
@@ -177,13 +199,35 @@ class Proxy:
 
         self._do(hold)
 
+    def hold_data_after(self, passing: int) -> None:
+        """So many bytes of gradients pass on each data connection, and then none until `heal`; messages do."""
+
+        def hold() -> None:
+            self.full.clear()
+            for link in self._data():
+                link.left = passing
+
+        self._do(hold)
+
+    def swallow_data(self, *ways: Direction) -> None:
+        """Gradients that come these ways are acknowledged and go nowhere, until `heal`; messages pass."""
+        self._do(lambda: self.swallowed.update(ways))
+
+    def feed_data(self, way: Direction, data: bytes) -> None:
+        """Bytes that nobody sent come this way on every data connection, before what is held."""
+
+        def feed() -> None:
+            for link in self._data():
+                link.put(way, data)
+
+        self._do(feed)
+
     def cut_data(self) -> None:
         """Both ends of each data connection hear a reset; others may be opened at once, and messages pass."""
 
         def cut() -> None:
-            for link in self._links:
-                if link.carries_data:
-                    link.reset(UP, DOWN)
+            for link in self._data():
+                link.reset(UP, DOWN)
 
         self._do(cut)
 
@@ -213,14 +257,20 @@ class Proxy:
         def heal() -> None:
             self._refuses = self.refuses_data = False
             self._held.clear()
+            self._held_messages.clear()
             self._holds_data = False
+            self.swallowed.clear()
             for link in self._links:
+                link.left = None
                 link.flush(UP)
                 link.flush(DOWN)
 
         self._do(heal)
 
     # on its thread
+
+    def _data(self) -> list[Link]:
+        return [link for link in self._links if link.carries_data]
 
     def _do(self, what: Callable[[], Any]) -> Any:
         async def do() -> Any:
