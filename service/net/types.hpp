@@ -50,6 +50,8 @@ class MessageHandler {
     int status = 200;
     std::string body;
     std::function<PostReply()> go_on = {};  ///< the reply is not complete: to be called in a later turn, for another
+    /// The reply is made elsewhere: to be called once with what takes it, on this thread.
+    std::function<void(std::function<void(PostReply)>)> later = {};
   };
 
   [[nodiscard]] virtual PostReply on_post(const PeerIdentity& peer, std::string_view body) = 0;

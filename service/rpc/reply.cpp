@@ -27,6 +27,10 @@ void Asker::deliver(std::string text, int http_status) const {
   if (post != nullptr) {
     post->status = text.empty() ? 204 : http_status;
     post->body = std::move(text);
+    post->complete = true;
+    if (const std::function<void()> tell = std::exchange(post->on_complete, {})) {
+      tell();
+    }
     return;
   }
   const std::shared_ptr<Core> alive = core.lock();

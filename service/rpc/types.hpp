@@ -74,21 +74,23 @@ using ExamineNode = std::function<void(const Holder& caller, engine::Reply<Docto
 
 struct DumpAnswer;
 
-/// Has the flight recorders dumped of jobs with this name, or of all.
-using DumpJobs = std::function<Result<DumpAnswer>(const std::optional<std::string>& job)>;
+/// Has the flight recorders dumped of jobs with this name, or of all; the reply comes when they are written.
+using DumpJobs = std::function<void(const std::optional<std::string>& job, engine::Reply<DumpAnswer> reply)>;
 
 /// Answer of `POST /rpc`: a body and status 200, or 204 when nothing is to be said, or that of the error of a single
 /// call.
 struct PostReply {
   int status = 200;
   std::string body;
+  bool complete = false;
+  std::function<void()> on_complete;  ///< where somebody waits for it
 };
 
 /// A POST that is carried out in turns. The dispatcher must outlive it.
 class PostCall {
  public:
   virtual ~PostCall() = default;
-  /// One turn; true: `reply` is complete.
+  /// One turn; true: all is called. `reply` is complete then, or will be, and this has to live until it is.
   [[nodiscard]] virtual bool go_on() = 0;
 
   PostReply reply;

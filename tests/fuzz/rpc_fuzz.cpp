@@ -99,7 +99,9 @@ class World {
             limits_,
             [](const std::string&) -> Result<std::string> { return std::string("info"); },
             [](const Holder&, const engine::Reply<rpc::DoctorAnswer>& reply) { reply(rpc::DoctorAnswer{}); },
-            [](const std::optional<std::string>&) { return Result<rpc::DumpAnswer>(rpc::DumpAnswer{}); },
+            [](const std::optional<std::string>&, const engine::Reply<rpc::DumpAnswer>& reply) {
+              reply(rpc::DumpAnswer{});
+            },
             metrics_
         )) {
     engine_.advance(now_);

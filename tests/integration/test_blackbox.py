@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon import BINARY, DEADLINE_S, Daemon, call, clean_environment, run_command
 from raw import RawRank, declare_all, frame, request
+from small_disk import fill, small_tmpfs
 
 NAMES = ["a", "b", "c"]
 BUCKETS = ("--engine-first-bucket-bytes", "64", "--engine-bucket-bytes", "64")  # one for each tensor
@@ -154,13 +157,55 @@ def test_a_folder_that_cannot_be_used_costs_one_warning(tmp_path: Path) -> None:
     with serving(tmp_path / "file") as daemon:
         ranks = three(daemon)
         for _ in range(3):
-            assert "result" in call(daemon.unix(), "blackbox.dump")
+            error: Any = call(daemon.unix(), "blackbox.dump")["error"]
+            assert error["data"]["kind"] == "internal_error"
+            assert str(tmp_path / "file") in error["message"]
         take_steps(ranks, range(2))
         daemon.wait_for_log("a dump of the flight recorder is lost, and so may be later ones job=llm ")
         assert daemon.terminate() == 0
         assert daemon.process.stderr is not None
         rest = [json.loads(line)["msg"] for line in daemon.process.stderr.read().splitlines()]
         assert not [line for line in rest if "is lost" in line]
+
+
+def check_that_no_dump_is_written(daemon: Daemon, folder: Path, fill_up: Callable[[], None]) -> None:
+    """Failures and calls find no room: callers hear so, the log has one line, and ranks go on."""
+    ranks = three(daemon)
+    take_steps(ranks, range(3))
+    fill_up()
+    for _ in range(3):
+        error: Any = call(daemon.unix(), "blackbox.dump")["error"]
+        assert error["data"]["kind"] == "insufficient_memory"
+        assert str(folder) in error["message"]
+        assert "blackbox.folder" in error["data"]["hint"]
+    asked = [ranks[0].ask_finish(3), ranks[2].ask_finish(3)]  # a failure with a dump of its own
+    for rank, number in zip((ranks[0], ranks[2]), asked, strict=True):
+        assert rank.finished(number)["data"]["kind"] == "step_timeout"
+    daemon.process.send_signal(signal.SIGUSR1)
+    daemon.wait_for_log("a dump of the flight recorder is lost, and so may be later ones job=llm ")
+    daemon.wait_for_log("SIGUSR1: no flight recorder is dumped: ")
+    assert {file.name for file in folder.iterdir()} <= {"rest"}  # nothing is left of a dump
+    assert daemon.terminate() == 0
+    assert daemon.process.stderr is not None
+    said = [*daemon.log, *(json.loads(line) for line in daemon.process.stderr.read().splitlines())]
+    assert len([line for line in said if "is lost" in line["msg"]]) == 1
+
+
+def test_a_full_disk_costs_one_warning_and_callers_hear_of_it(tmp_path: Path) -> None:
+    with small_tmpfs(tmp_path / "small") as folder, serving(folder) as daemon:
+        check_that_no_dump_is_written(daemon, folder, lambda: fill(folder))
+
+
+def test_a_limit_of_file_sizes_is_like_a_full_disk(tmp_path: Path) -> None:
+    """Its signal would end a process that does not expect it."""
+    folder = tmp_path / "dumps"
+    folder.mkdir(mode=0o700)
+    with serving(folder) as daemon:
+
+        def limit() -> None:
+            resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (512, 512))
+
+        check_that_no_dump_is_written(daemon, folder, limit)
 
 
 def test_dumps_can_be_off() -> None:

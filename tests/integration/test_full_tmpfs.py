@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from daemon import Daemon
 from raw import REPLICATED, RawRank
+from small_disk import fill, small_tmpfs
 
 POLICY = {"kind": "percentile", "window": 1000, "warmup": 2}
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 256 KiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"this machine mounts no tmpfs: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> None:
-    with (folder / "rest").open("wb", buffering=0) as rest, contextlib.suppress(OSError):
-        while True:
-            rest.write(bytes(4096))
-    assert os.statvfs(folder).f_bavail == 0
+    with small_tmpfs(tmp_path / "small") as folder:
+        yield folder
 
 
 def declare(rank: RawRank) -> None:

@@ -21,10 +21,9 @@ std::int64_t unix_us() {
 }  // namespace
 
 Blackbox::Blackbox(boost::asio::io_context& io, Options options)
-    : options_(std::move(options)), writer_(io, options_.folder, options_.kept_files, [this] {
-        if (!stopped_ && !wanted_.empty()) {
-          clock_->turn("a dump", [this] { take_next(); });
-        }
+    : options_(std::move(options)),
+      writer_(io, options_.folder, options_.kept_files, [this](const std::string& name, const Result<void>& written) {
+        on_written(name, written);
       }) {}
 
 void Blackbox::connect(engine::Engine& engine, EngineClock& clock) {
@@ -52,18 +51,16 @@ void Blackbox::on_failure(engine::FlightDump dump) {
   }
 }
 
-Result<rpc::DumpAnswer> Blackbox::dump(rpc::DumpReason why, const std::optional<std::string>& job) {
+Result<std::vector<Blackbox::Wanted>> Blackbox::wanted_of(const std::optional<std::string>& job) {
   if (options_.folder.empty()) {
     return make_error(
         ErrorCode::InvalidRequest, "blackbox.folder is \"off\": there are no dumps", "give the daemon a folder for them"
     );
   }
-  rpc::DumpAnswer answer;
   std::vector<Wanted> wanted;
   for (const engine::JobKey& key : engine_->recorded_jobs()) {
     if (!job || key.second == *job) {
-      wanted.push_back({key, next_name(key), why});
-      answer.dumps.push_back({key.second, key.first, options_.folder + "/" + wanted.back().name});
+      wanted.push_back({key, next_name(key), nullptr});
     }
   }
   if (job && wanted.empty()) {
@@ -80,33 +77,94 @@ Result<rpc::DumpAnswer> Blackbox::dump(rpc::DumpReason why, const std::optional<
         "wait until they are written"
     );
   }
-  wanted_.insert(wanted_.end(), wanted.begin(), wanted.end());
-  if (writer_.idle()) {
+  return wanted;
+}
+
+void Blackbox::dump(rpc::DumpReason why, const std::optional<std::string>& job, engine::Reply<rpc::DumpAnswer> reply) {
+  Result<std::vector<Wanted>> wanted = wanted_of(job);
+  if (!wanted) {
+    reply(wanted.error());
+    return;
+  }
+  if (wanted->empty()) {
+    reply(rpc::DumpAnswer{});
+    return;
+  }
+  const auto asked = std::make_shared<Asked>(Asked{why, std::move(reply), wanted->size(), {}, {}});
+  for (Wanted& each : *wanted) {
+    each.asked = asked;
+    wanted_.push_back(std::move(each));
+  }
+  if (!writing_ && writer_.idle()) {
     take_next();
   }
-  return answer;
 }
 
 void Blackbox::take_next() {
   while (!wanted_.empty()) {
-    const Wanted next = std::move(wanted_.front());
+    Wanted next = std::move(wanted_.front());
     wanted_.pop_front();
     std::optional<engine::FlightDump> dump = engine_->dump_of(next.job);
     if (!dump) {
-      continue;  // the job is gone
+      finish(next);  // the job is gone
+      continue;
     }
-    if (write(*std::move(dump), next.name, next.why)) {
+    if (write(*std::move(dump), next.name, next.asked->why)) {
+      writing_ = std::move(next);
       return;
     }
     spdlog::warn(
         "a dump of the flight recorder is lost, because others wait job={} file={}", next.job.second, next.name
     );
+    next.asked->error = make_error(
+        ErrorCode::LimitExceeded,
+        fmt::format("job '{}' is not dumped, because others wait to be written", next.job.second),
+        "wait until they are written"
+    );
+    finish(next);
+  }
+}
+
+/// Dumps of failures come here too, between those that are wanted.
+void Blackbox::on_written(const std::string& name, const Result<void>& written) {
+  if (stopped_) {
+    return;
+  }
+  if (writing_ && writing_->name == name) {
+    const Wanted done = *std::exchange(writing_, std::nullopt);
+    if (written) {
+      done.asked->answer.dumps.push_back({done.job.second, done.job.first, options_.folder + "/" + name});
+    } else if (!done.asked->error) {
+      done.asked->error = written.error();
+    }
+    finish(done);
+  }
+  if (!writing_ && !wanted_.empty()) {
+    clock_->turn("a dump", [this] { take_next(); });
+  }
+}
+
+void Blackbox::finish(const Wanted& wanted) {
+  Asked& asked = *wanted.asked;
+  if (--asked.left > 0) {
+    return;
+  }
+  if (asked.error) {
+    asked.reply(*asked.error);
+  } else {
+    asked.reply(std::move(asked.answer));
   }
 }
 
 void Blackbox::stop() {
   stopped_ = true;
-  wanted_.clear();
+  if (writing_) {
+    wanted_.push_front(*std::exchange(writing_, std::nullopt));
+  }
+  for (const Wanted& left : std::exchange(wanted_, {})) {
+    left.asked->error = make_error(ErrorCode::Draining, "the daemon is shutting down");
+    finish(left);
+  }
   writer_.stop();
 }
 

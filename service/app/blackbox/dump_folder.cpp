@@ -66,8 +66,12 @@ std::string DumpName::file() const {
 
 Error DumpFolder::failed(std::string_view what, int error) const {
   std::string message = fmt::format("{} in '{}': {}", what, path_, std::generic_category().message(error));
-  return error == ENOSPC || error == EDQUOT
-             ? make_error(ErrorCode::InsufficientMemory, std::move(message), "free space where blackbox.folder lies")
+  return error == ENOSPC || error == EDQUOT || error == EFBIG
+             ? make_error(
+                   ErrorCode::InsufficientMemory,
+                   std::move(message),
+                   "free space where blackbox.folder lies, or raise the limit that holds there"
+               )
              : make_error(ErrorCode::InternalError, std::move(message), "look at blackbox.folder");
 }
 

@@ -17,7 +17,7 @@
 namespace gradsync::app {
 
 struct DumpWriter::State : std::enable_shared_from_this<State> {
-  State(boost::asio::io_context& io_context, std::string path, std::size_t kept_files, std::function<void()> hook)
+  State(boost::asio::io_context& io_context, std::string path, std::size_t kept_files, OnWritten hook)
       : io(io_context), folder_path(path), folder(std::move(path), kept_files), on_written(std::move(hook)) {}
 
   void run() {
@@ -32,13 +32,13 @@ struct DumpWriter::State : std::enable_shared_from_this<State> {
       queue.pop_front();
       writing = true;
       lock.unlock();
-      keep(work);
+      Result<void> written = keep(work);
       lock.lock();
       writing = false;
       if (!stopping) {  // with the lock, so that `io` is there
-        boost::asio::post(io, [weak = weak_from_this()] {
+        boost::asio::post(io, [weak = weak_from_this(), name = work.name, written = std::move(written)] {
           if (const auto self = weak.lock()) {
-            self->on_written();
+            self->on_written(name, written);
           }
         });
       }
@@ -47,7 +47,7 @@ struct DumpWriter::State : std::enable_shared_from_this<State> {
     changed.notify_all();
   }
 
-  void keep(const DumpWork& work) {
+  Result<void> keep(const DumpWork& work) {
     Result<void> written;
     try {
       written = folder.write(work.name, rpc::dump_text(rpc::dump_file(work.dump, work.origin)));
@@ -63,7 +63,7 @@ struct DumpWriter::State : std::enable_shared_from_this<State> {
           written.error().message,
           written.error().hint
       );
-      return;
+      return written;
     }
     complained = false;
     spdlog::log(
@@ -73,6 +73,7 @@ struct DumpWriter::State : std::enable_shared_from_this<State> {
         folder_path,
         work.name
     );
+    return written;
   }
 
   boost::asio::io_context& io;
@@ -88,13 +89,11 @@ struct DumpWriter::State : std::enable_shared_from_this<State> {
   bool stopping = false;
   bool ended = false;
   // The io thread alone has these.
-  std::function<void()> on_written;
+  OnWritten on_written;
   std::thread thread;
 };
 
-DumpWriter::DumpWriter(
-    boost::asio::io_context& io, std::string folder, std::size_t kept_files, std::function<void()> on_written
-)
+DumpWriter::DumpWriter(boost::asio::io_context& io, std::string folder, std::size_t kept_files, OnWritten on_written)
     : state_(std::make_shared<State>(io, std::move(folder), kept_files, std::move(on_written))) {
   if (!state_->folder_path.empty()) {
     (void)start();

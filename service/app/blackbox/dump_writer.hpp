@@ -5,6 +5,7 @@
 // Thread: io, but for the thread started here. It is joined at the end, and left behind where it hangs in the system.
 
 #include "base/clock.hpp"
+#include "base/error.hpp"
 #include "engine/recorder/flight_dump.hpp"
 #include "rpc/wire/dump_file.hpp"
 
@@ -29,8 +30,11 @@ class DumpWriter {
   static constexpr std::size_t kMostWaiting = 16;  ///< of at most 576 KiB each, and their words
   static constexpr Milliseconds kPatience{2'000};  ///< for those that wait, at the end
 
+  /// Name of the dump, and how that went.
+  using OnWritten = std::function<void(const std::string& name, const Result<void>& written)>;
+
   /// `on_written` is called on the io thread when a dump is written, or could not be.
-  DumpWriter(boost::asio::io_context& io, std::string folder, std::size_t kept_files, std::function<void()> on_written);
+  DumpWriter(boost::asio::io_context& io, std::string folder, std::size_t kept_files, OnWritten on_written);
   ~DumpWriter();
   DumpWriter(const DumpWriter&) = delete;
   DumpWriter& operator=(const DumpWriter&) = delete;

@@ -201,7 +201,9 @@ struct Application::Parts {
             rpc_limits(chosen),
             set_log_level,
             [this](const Holder& caller, NodeDoctor::Reply reply) { doctor.ask(caller, std::move(reply)); },
-            [this](const std::optional<std::string>& job) { return blackbox.dump(rpc::DumpReason::Request, job); },
+            [this](const std::optional<std::string>& job, engine::Reply<rpc::DumpAnswer> reply) {
+              blackbox.dump(rpc::DumpReason::Request, job, std::move(reply));
+            },
             rpc_metrics
         ),
         pages(state, engine, clock, dispatcher, registry, ::geteuid()),
@@ -371,12 +373,13 @@ void Application::drain() {
 void Application::dump_flights() {
   Parts& parts = *parts_;
   parts.clock.turn("SIGUSR1", [&parts] {
-    const Result<rpc::DumpAnswer> dumped = parts.blackbox.dump(rpc::DumpReason::Signal, std::nullopt);
-    if (dumped) {
-      spdlog::info("SIGUSR1: {} flight recorders are dumped", dumped->dumps.size());
-    } else {
-      spdlog::warn("SIGUSR1: no flight recorder is dumped: {}", dumped.error().message);
-    }
+    parts.blackbox.dump(rpc::DumpReason::Signal, std::nullopt, [](const Result<rpc::DumpAnswer>& dumped) {
+      if (dumped) {
+        spdlog::info("SIGUSR1: {} flight recorders are dumped", dumped->dumps.size());
+      } else {
+        spdlog::warn("SIGUSR1: no flight recorder is dumped: {}", dumped.error().message);
+      }
+    });
   });
 }
 

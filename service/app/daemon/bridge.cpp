@@ -49,9 +49,16 @@ net::MessageHandler::PostReply Bridge::on_post(const net::PeerIdentity& peer, st
 
 net::MessageHandler::PostReply Bridge::post_turn(const std::shared_ptr<rpc::PostCall>& call) {
   if (!clock_.turn("a POST", [&] { return call->go_on(); })) {
-    return {200, "", [this, call] { return post_turn(call); }};
+    return {200, "", [this, call] { return post_turn(call); }, {}};
   }
-  return {call->reply.status, std::move(call->reply.body), {}};
+  if (!call->reply.complete) {
+    return {200, "", {}, [call](std::function<void(PostReply)> take) {
+              call->reply.on_complete = [call, take = std::move(take)] {
+                take({call->reply.status, std::move(call->reply.body), {}, {}});
+              };
+            }};
+  }
+  return {call->reply.status, std::move(call->reply.body), {}, {}};
 }
 
 bool Bridge::takes_descriptor(const std::string& token, const net::PeerIdentity& peer) {

@@ -25,6 +25,9 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <functional>
+#include <memory>
+#include <optional>
 #include <utility>
 
 namespace gradsync::net {
@@ -364,12 +367,39 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       }
       arm_deadline();
     }
+    if (reply.later) {
+      stop(deadline_);
+      reply = co_await made_elsewhere(std::exchange(reply.later, {}));
+      arm_deadline();
+    }
     Response response{static_cast<http::status>(reply.status), 11};
     if (!reply.body.empty()) {
       response.set(http::field::content_type, "application/json");
     }
     response.body() = std::move(reply.body);
     co_return response;
+  }
+
+  /// Waits for as long as it takes: whoever makes the reply has a limit of its own.
+  Task<MessageHandler::PostReply> made_elsewhere(
+      std::function<void(std::function<void(MessageHandler::PostReply)>)> later
+  ) {
+    struct Waiting {
+      explicit Waiting(asio::io_context& io) : gate(io, Timer::time_point::max()) {}
+
+      Timer gate;
+      std::optional<MessageHandler::PostReply> reply;
+    };
+
+    const auto waiting = std::make_shared<Waiting>(context_->io);
+    later([waiting](MessageHandler::PostReply reply) {
+      waiting->reply = std::move(reply);
+      waiting->gate.cancel();
+    });
+    while (!waiting->reply) {
+      co_await waiting->gate.async_wait(use_task);
+    }
+    co_return std::move(*waiting->reply);
   }
 
   template <typename Turn>

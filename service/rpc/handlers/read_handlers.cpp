@@ -48,7 +48,7 @@ void blackbox_dump(Core& core, Caller& caller, DumpParams params, Answer<DumpAns
     answer(only_for_operators("blackbox.dump", caller.peer));
     return;
   }
-  answer(core.dump_jobs(params.job));
+  core.dump_jobs(params.job, [answer](const Result<DumpAnswer>& dumped) { answer(dumped); });
 }
 
 void log_set_level(Core& core, Caller& caller, LogLevelParams params, Answer<LogLevelAnswer> answer) {

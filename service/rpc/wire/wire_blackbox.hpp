@@ -46,7 +46,7 @@ template <>
 struct Fields<DumpAnswer> {
   static constexpr const char* kName = "DumpResult";
 
-  static void visit(auto& v, auto& s) { v.required("dumps", s.dumps, "that are being written"); }
+  static void visit(auto& v, auto& s) { v.required("dumps", s.dumps, "that were written"); }
 };
 
 }  // namespace gradsync::rpc

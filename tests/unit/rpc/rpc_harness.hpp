@@ -76,7 +76,7 @@ class RpcHarness {
           examined_for.push_back(caller);
           examinations.push_back(std::move(reply));
         },
-        [this](const std::optional<std::string>& job) { return dumped(job); },
+        [this](const std::optional<std::string>& job, const engine::Reply<DumpAnswer>& reply) { reply(dumped(job)); },
         metrics
     );
     engine.advance(now);

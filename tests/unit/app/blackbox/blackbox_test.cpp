@@ -48,8 +48,29 @@ class BlackboxTest : public ::testing::Test {
     return chosen;
   }
 
-  Result<rpc::DumpAnswer> dump(const std::optional<std::string>& job = {}) {
-    return clock.turn("a test", [&] { return blackbox.dump(rpc::DumpReason::Request, job); });
+  using Answered = std::optional<Result<rpc::DumpAnswer>>;
+
+  std::shared_ptr<Answered> ask(Blackbox& of, const std::optional<std::string>& job = {}) {
+    auto answered = std::make_shared<Answered>();
+    clock.turn("a test", [&] {
+      of.dump(rpc::DumpReason::Request, job, [answered](const Result<rpc::DumpAnswer>& answer) {
+        EXPECT_FALSE(answered->has_value()) << "there are two answers";
+        *answered = answer;
+      });
+    });
+    return answered;
+  }
+
+  Result<rpc::DumpAnswer> dump(const std::optional<std::string>& job = {}) { return dump_of(blackbox, job); }
+
+  Result<rpc::DumpAnswer> dump_of(Blackbox& of, const std::optional<std::string>& job = {}) {
+    const auto answered = ask(of, job);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!answered->has_value() && std::chrono::steady_clock::now() < end) {
+      io.run_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(answered->has_value()) << "there is no answer";
+    return answered->value_or(rpc::DumpAnswer{});
   }
 
   /// Dumps by the name of their job, when there are so many.
@@ -101,11 +122,7 @@ TEST_F(BlackboxTest, writes_every_job_one_after_the_other) {
   }
   const Result<rpc::DumpAnswer> answer = dump();
   ASSERT_TRUE(answer) << answer.error().message;
-  EXPECT_EQ(answer->dumps.size(), 40U);
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!std::filesystem::exists(answer->dumps.back().file) && std::chrono::steady_clock::now() < end) {
-    io.run_for(std::chrono::milliseconds(5));
-  }
+  ASSERT_EQ(answer->dumps.size(), 40U);
   (void)written(32);  // the last of that user
   for (const rpc::DumpedJob& each : answer->dumps) {
     const bool among_the_last = &each >= &answer->dumps[8];
@@ -148,30 +165,60 @@ TEST_F(BlackboxTest, goes_on_where_the_folder_cannot_be_used) {
   attach("a");
   ::chmod(folder.c_str(), 0500);
   const bool root = ::geteuid() == 0;  // may write all the same
-  ASSERT_TRUE(dump());
+  const Result<rpc::DumpAnswer> answer = dump();
+  ASSERT_EQ(answer.has_value(), root);
   if (root) {
     (void)written(1);
     return;
   }
-  io.run_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(answer.error().code, ErrorCode::InternalError);
   EXPECT_FALSE(std::filesystem::exists(folder + "/dumps"));
   ::chmod(folder.c_str(), 0700);
   ASSERT_TRUE(dump());
   (void)written(1);
 }
 
-TEST_F(BlackboxTest, writes_what_waits_before_it_stops) {
+/// The first error is the answer, once, when all have been tried.
+TEST_F(BlackboxTest, answers_why_dumps_are_not_written) {
+  for (const char* job : {"a", "b", "c"}) {
+    attach(job);
+  }
+  std::ofstream(folder + "/file") << "in the way";
+  Blackbox::Options chosen = options();
+  chosen.folder = folder + "/file";
+  Blackbox without(io, chosen);
+  without.connect(harness.engine, clock);
+  for (const std::optional<std::string>& job : {std::optional<std::string>(), std::optional<std::string>("b")}) {
+    const Result<rpc::DumpAnswer> answer = dump_of(without, job);
+    ASSERT_TRUE(answer.has_error());
+    EXPECT_EQ(answer.error().code, ErrorCode::InternalError);
+    EXPECT_THAT(answer.error().message, HasSubstr(folder + "/file"));
+  }
+  without.stop();
+}
+
+TEST_F(BlackboxTest, has_nothing_to_write_where_there_is_no_job) {
+  const Result<rpc::DumpAnswer> answer = dump();
+  ASSERT_TRUE(answer);
+  EXPECT_TRUE(answer->dumps.empty());
+}
+
+TEST_F(BlackboxTest, writes_what_waits_before_it_stops_and_answers_the_rest) {
   attach("a");
-  ASSERT_TRUE(dump());
+  attach("b");
+  const auto answered = ask(blackbox);
   blackbox.stop();
-  (void)written(1);
+  ASSERT_TRUE(answered->has_value());
+  ASSERT_TRUE((*answered)->has_error());
+  EXPECT_EQ((*answered)->error().code, ErrorCode::Draining);
+  EXPECT_EQ(written(1).count("a"), 1U);
 }
 
 TEST_F(BlackboxTest, refuses_where_dumps_are_off) {
   attach("a");
   Blackbox off(io, {"", 32, "node-a", "0123456789abcdef", "0.1.0"});
   off.connect(harness.engine, clock);
-  const Result<rpc::DumpAnswer> answer = off.dump(rpc::DumpReason::Signal, {});
+  const Result<rpc::DumpAnswer> answer = dump_of(off);
   ASSERT_TRUE(answer.has_error());
   EXPECT_EQ(answer.error().code, ErrorCode::InvalidRequest);
   EXPECT_THAT(answer.error().message, HasSubstr("blackbox.folder is \"off\""));
