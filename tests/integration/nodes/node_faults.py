@@ -54,13 +54,16 @@ class Asking:
     def __init__(self, ranks: Sequence[AnyRank], step: int, *, again: bool = False, **given: Any) -> None:
         """`again`: as a trainer does that computes the step again when it was lost."""
         self._ranks = ranks
+        self._so_far: list[Heard] = []
 
         def asked(rank: AnyRank) -> Heard:
             try:
                 result = rank.step_until_done(step) if again else rank.step(step, **given)
             except GradsyncError as error:
                 result = error
-            return Heard(rank.rank, rank.node, result, time.monotonic())
+            heard = Heard(rank.rank, rank.node, result, time.monotonic())
+            self._so_far.append(heard)
+            return heard
 
         self._heard = soon(ranks, asked)
 
@@ -73,6 +76,16 @@ class Asking:
                     lambda here=here, client=client: here <= asked_in(client, self._ranks[0].name),
                     f"ranks {here} do not wait in step.finish",
                 )
+
+    def heard_by(self, ranks: Sequence[AnyRank]) -> list[Heard]:
+        """By these, while others may still wait."""
+        wanted = {rank.rank for rank in ranks}
+        wait_for(lambda: wanted <= {each.rank for each in self._so_far}, f"not all of {wanted}: {self._so_far}")
+        return [each for each in self._so_far if each.rank in wanted]
+
+    def ended(self) -> bool:
+        """Some rank has heard something."""
+        return bool(self._so_far)
 
     def heard(self) -> list[Heard]:
         heard: list[Heard] = whole(self._heard.result(2 * DEADLINE_S))
@@ -145,12 +158,19 @@ class Usage:
 class Baseline:
     """What each daemon uses once jobs have come and gone: no more than that is left after the failures."""
 
-    def __init__(self, nodes: Nodes, per_node: int) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        per_node: int,
+        kind: type[NodeRank] = NodeRank,
+        take: Callable[[Sequence[Any], int], None] = step_again,
+    ) -> None:
+        """`kind` and `take`: what the jobs before have for ranks, and how these take a step."""
         self._nodes = nodes
         for _ in range(5):  # the allocators and the pools have what they need
-            with job_over(nodes, per_node, "before") as ranks:
-                whole(on_all(ranks, NodeRank.declare))
-                step_again(ranks, 0)
+            with job_over(nodes, per_node, "before", kind=kind) as ranks:
+                whole(on_all(ranks, lambda rank: rank.declare()))
+                take(ranks, 0)
         wait_for(lambda: not self._jobs(), "the jobs before are not gone")
         self._before = [Usage.of(daemon.process.pid) for daemon in nodes.daemons]
 

@@ -98,6 +98,28 @@ class NodesInNamespaces(Nodes):
         chains = "".join(f"chain {hook} {{ type filter hook {hook} priority 0; policy drop; }}\n" for hook in hooks)
         ran("ip", "netns", "exec", self._names[node], "nft", "-f", "-", given=f"table inet broken {{\n{chains}}}\n")
 
+    def connections_out(self, node: int) -> set[int]:
+        """The ports here of connections to the port of another daemon."""
+        table = subprocess.run(
+            ["ip", "netns", "exec", self._names[node], "cat", "/proc/net/tcp", "/proc/net/tcp6"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        ).stdout
+        rows = [row.split() for row in table.splitlines() if ":" in row]
+        ends = [(row[1].rsplit(":", 1)[1], row[2].rsplit(":", 1)[1]) for row in rows if row[3] == "01"]
+        return {int(here, 16) for here, there in ends if int(there, 16) == PORT}
+
+    def drop_connections(self, node: int, ports: set[int]) -> None:
+        """What comes for these ports of the node, and what goes out from them, is dropped."""
+        listed = f"{{ {', '.join(map(str, sorted(ports)))} }}"
+        chains = "".join(
+            f"chain {hook} {{ type filter hook {hook} priority 0; policy accept; tcp {end} {listed} drop; }}\n"
+            for hook, end in (("input", "dport"), ("output", "sport"))
+        )
+        ran("ip", "netns", "exec", self._names[node], "nft", "-f", "-", given=f"table inet broken {{\n{chains}}}\n")
+
     def heal(self, node: int) -> None:
         ran("ip", "-n", self._names[node], "link", "set", "eth0", "up")
         if shutil.which("nft"):

@@ -59,6 +59,14 @@ class RankProcess:
         numbers: Numbers = self._call("step_until_done", step)
         return numbers
 
+    def ready_early(self, step: int) -> None:
+        """Where the kind of rank has that; `ask` is the rest of the step."""
+        self._call("ready_early", step)
+
+    def ask(self, step: int) -> Numbers:
+        numbers: Numbers = self._call("ask", step)
+        return numbers
+
     def kill(self) -> None:
         self._process.kill()
         self._process.join(DEADLINE_S)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from daemon import DEADLINE_S, call, run_command
-from node_jobs import NodeRank, Nodes, job_over
+from link_proxy import Proxy
+from node_jobs import NodeRank, Nodes, Route, job_over
 from ranks_in_threads import on_all, whole
+from sync_jobs import MediumRank, sync_again
 
 from gradsync.errors import NodeLost, StepTimeout
 
@@ -70,6 +72,25 @@ def test_a_rank_that_is_late_in_every_step_over_nodes_is_named(tmp_path: Path) -
         assert sorted(event["pid"] for event in steps) == [0, 1, 2]
         ends = [event["ts"] + event["dur"] for event in steps]
         assert max(ends) - min(ends) < 50_000  # clocks are brought together
+
+
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_a_slow_link_between_two_of_three_nodes_is_named(tmp_path: Path) -> None:
+    """Gradients between nodes 0 and 2 come late both ways; those of node 1 do not."""
+    with Nodes(tmp_path, 3) as nodes, Proxy(nodes.coordinator) as proxy:
+        route = Route.over(nodes, {2: proxy.address})
+        with job_over(nodes, 1, route=route, kind=MediumRank) as ranks:
+            whole(on_all(ranks, MediumRank.declare))
+            sync_again(ranks, 0)
+            assert proxy.data_links() == 2
+            proxy.data_delay_s = 0.15
+            for step in range(1, 11):
+                sync_again(ranks, step)
+            answers: list[Any] = [call(daemon.unix(), "blackbox.dump")["result"] for daemon in nodes.daemons]
+        found = analyzed([dump["file"] for answer in answers for dump in answer["dumps"]])
+        assert found["finding"] == "slow_link", found
+        assert {found["node"], found["peer"]} == {"node0", "node2"}, found
+        assert found["sentence"].startswith(f"The link from node {found['node']} to node {found['peer']} is slow: ")
 
 
 def test_a_node_that_was_lost_is_named_by_the_others(tmp_path: Path) -> None:

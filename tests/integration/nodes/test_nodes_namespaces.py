@@ -13,6 +13,7 @@ from node_jobs import NodeRank, job_over
 from node_namespaces import NodesInNamespaces, not_allowed
 from ranks_in_threads import on_all, whole
 from sync_jobs import MediumRank, sync_again
+from travelling import LOOKS_S, SILENCE_S, check_link_lost
 
 from gradsync.errors import NodeLost
 
@@ -66,6 +67,31 @@ def test_a_node_that_the_network_loses_is_named_in_time_and_comes_back(tmp_path:
         pytest.skip(reason)
     cases = [(fault, cut) for fault in faults for cut in (0, 1)]
     beside(range(len(cases)), lambda index: broken(tmp_path / f"set{index}", *cases[index]))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(12 * DEADLINE_S)
+def test_a_firewall_that_drops_data_connections_alone(tmp_path: Path) -> None:
+    """Beats pass. TCP would send again for a quarter of an hour; the connections' own clock ends the attempt."""
+    reason = not_allowed(rules=True)
+    if reason is not None:
+        pytest.skip(reason)
+    with NodesInNamespaces(tmp_path, 2) as nodes, job_over(nodes, 2, kind=MediumRank) as ranks:
+        beats = nodes.connections_out(1)  # those of data are made with the first plan
+        assert len(beats) == 1, beats
+        whole(on_all(ranks, MediumRank.declare))
+        sync_again(ranks, 0)
+        for turn in range(TIMES):
+            data = nodes.connections_out(1) - beats
+            assert len(data) == 2, data
+            nodes.drop_connections(1, data)
+            began = time.monotonic()
+            heard = Asking(ranks, 2 * turn + 1).heard()
+            said = check_link_lost(heard, began, SILENCE_S * 0.8, SILENCE_S + LOOKS_S)
+            assert "no byte came over the connection of " in said
+            assert "10.77.0.2:9478" in said
+            nodes.heal(1)
+            sync_again(ranks, 2 * turn + 2)
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from sync_jobs import Layout, SyncRank, across, check_sync, ddp, exact_norm, fsd
 from gradsync import Clip
 
 STEPS = 3
+STAGING_MIB = 64.0  # of a job, on each node
 
 
 @pytest.mark.parametrize("layout", [ddp, fsdp, hsdp, across])
@@ -49,6 +50,35 @@ def test_buckets_larger_than_the_memory_for_blocks(tmp_path: Path) -> None:
         whole(on_all(ranks, SyncRank.declare))
         for step in range(2):
             check_sync(ranks, step, whole(on_all(ranks, lambda rank, step=step: rank.step(step))))
+
+
+def beyond_arenas_mib(pid: int) -> float:
+    """What is resident but for mappings of memfds, which ranks share."""
+    kib, counts = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            counts = not (len(rest) >= 5 and rest[4].startswith("/memfd:"))
+        elif first == "Rss:" and counts:
+            kib += int(rest[0])
+    return kib / 1024
+
+
+@pytest.mark.timeout(3 * DEADLINE_S)
+def test_a_job_takes_no_more_than_its_staging_memory(tmp_path: Path) -> None:
+    """80 MiB of gradients travel, by way of 64 MiB at most. What else a job has is small."""
+    with Nodes(tmp_path, 2) as nodes:
+        with job_over(nodes, 1, "before", kind=SyncRank) as ranks:  # pools and code are there
+            whole(on_all(ranks, SyncRank.declare))
+            check_sync(ranks, 0, whole(on_all(ranks, lambda rank: rank.step(0))))
+        before = [beyond_arenas_mib(daemon.process.pid) for daemon in nodes.daemons]
+        with job_over(nodes, 1, kind=with_layout(large)) as ranks:
+            whole(on_all(ranks, SyncRank.declare))
+            for step in range(2):
+                check_sync(ranks, step, whole(on_all(ranks, lambda rank, step=step: rank.step(step))))
+                after = [beyond_arenas_mib(daemon.process.pid) for daemon in nodes.daemons]
+                grown = [round(now - then, 1) for now, then in zip(after, before, strict=True)]
+                assert max(grown) <= STAGING_MIB + 4.0, grown
 
 
 @pytest.mark.long
