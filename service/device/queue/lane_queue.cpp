@@ -25,15 +25,20 @@ namespace gradsync::device {
 
 class LaneQueue::Thread {
  public:
-  Thread(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire)
+  Thread(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire, LaneThread thread)
       : sink_(std::move(sink)),
         device_(make_device(cancel_)),
         executor_(*device_, cancel_, std::move(make_wire), [this](PlanId plan) { wake(plan); }) {
     device_->set_between([this] { execute_shorter(); });
-    thread_ = std::thread([this] { run(); });
+    if (thread == LaneThread::Own) {
+      thread_ = std::thread([this] { run(); });
+    }
   }
 
   ~Thread() {
+    if (!thread_.joinable()) {
+      return;
+    }
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
@@ -65,6 +70,20 @@ class LaneQueue::Thread {
   void wait_until_idle() {
     std::unique_lock lock(mutex_);
     idle_.wait(lock, [this] { return sleeps_ && !can_work(); });
+  }
+
+  [[nodiscard]] bool has_work() {
+    const std::lock_guard lock(mutex_);
+    return can_work();
+  }
+
+  void work() {
+    Next next;
+    {
+      const std::lock_guard lock(mutex_);
+      next = take_turn();
+    }
+    work_on(next);
   }
 
  private:
@@ -321,7 +340,7 @@ class LaneQueue::Thread {
     }
   }
 
-  /// Takes turns between commands and plans that can go on. Nothing where the lane ends.
+  /// Nothing where the lane ends.
   std::optional<Next> wait_for_work() {
     std::unique_lock lock(mutex_);
     while (!can_work()) {
@@ -336,6 +355,11 @@ class LaneQueue::Thread {
       wake_.wait(lock);
       sleeps_ = false;
     }
+    return take_turn();
+  }
+
+  /// Commands and plans that can go on take turns. There is one.
+  Next take_turn() {
     const auto command = first_possible();
     plans_turn_ = !ready_.empty() && (command == commands_.end() || !plans_turn_);
     return plans_turn_ ? Next{std::nullopt, begin(ready_.begin())} : Next{begin(command), std::nullopt};
@@ -428,13 +452,17 @@ class LaneQueue::Thread {
   std::thread thread_;
 };
 
-LaneQueue::LaneQueue(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire)
-    : thread_(std::make_unique<Thread>(make_device, std::move(sink), std::move(make_wire))) {}
+LaneQueue::LaneQueue(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire, LaneThread thread)
+    : thread_(std::make_unique<Thread>(make_device, std::move(sink), std::move(make_wire), thread)) {}
 
 LaneQueue::~LaneQueue() = default;
 
 void LaneQueue::submit(LaneCommand command) { thread_->submit(std::move(command)); }
 
 void LaneQueue::wait_until_idle() { thread_->wait_until_idle(); }
+
+bool LaneQueue::has_work() const { return thread_->has_work(); }
+
+void LaneQueue::work() { thread_->work(); }
 
 }  // namespace gradsync::device

@@ -14,6 +14,7 @@
 #include "device/wire/wire.hpp"
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 
@@ -22,11 +23,14 @@ namespace gradsync::device {
 /// The device of a lane; its passes stop at the next chunk when `cancel` is raised.
 using MakeDevice = std::function<std::unique_ptr<LaneDevice>(const std::atomic<bool>& cancel)>;
 
+/// What executes the commands. `Caller`: whatever thread calls `work`, for simulations, where time is a number.
+enum class LaneThread : std::uint8_t { Own, Caller };
+
 class LaneQueue {
  public:
   /// Makes the device on the calling thread. The sink is called on the lane's thread.
-  LaneQueue(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire = {});
-  ~LaneQueue();  ///< finishes what is queued, and waits for no other node
+  LaneQueue(const MakeDevice& make_device, LaneSink sink, MakeWire make_wire = {}, LaneThread thread = LaneThread::Own);
+  ~LaneQueue();  ///< finishes what is queued, and waits for no other node; without a thread, it drops what is queued
   LaneQueue(const LaneQueue&) = delete;
   LaneQueue& operator=(const LaneQueue&) = delete;
 
@@ -34,6 +38,10 @@ class LaneQueue {
 
   /// Returns when everything is reported that does not wait for another node. For tests in one thread.
   void wait_until_idle();
+
+  // LaneThread::Caller alone
+  [[nodiscard]] bool has_work() const;  ///< something can be done before another command, or a message, comes
+  void work();                          ///< executes one command, or goes on with one plan; where there is work
 
  private:
   class Thread;
