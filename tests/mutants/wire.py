@@ -57,9 +57,9 @@ WIRE = (
     wire(
         "one-connection-for-both",
         "A result waits behind partial sums that the other node has no room for.",
-        "socket_wire.cpp",
-        "    return payload == plan::Payload::Partial ? *partials : *results;",
-        "    return payload == plan::Payload::Partial ? *partials : *partials;",
+        "wire_connections.cpp",
+        "  return payload == plan::Payload::Partial ? *partials : *results;",
+        "  return payload == plan::Payload::Partial ? *partials : *partials;",
     ),
     wire(
         "sent-but-for-the-end",
@@ -71,7 +71,7 @@ WIRE = (
     wire(
         "a-fault-of-one-connection",
         "Behind a fault the other connections go on.",
-        "socket_wire.cpp",
+        "wire_connections.cpp",
         "    peer.partials->end.stop();\n",
         "",
     ),
