@@ -41,7 +41,8 @@ Daemon::~Daemon() { engine_.reset(); }
 void Daemon::start() {
   ++life_;
   world_.trace(index_, "start", life_);
-  lane_ = std::make_unique<QueuedLane>();
+  data_.emplace(incarnation(), *this);
+  lane_ = std::make_unique<SteppedLane>(*this);
   planner_ = std::make_unique<fakes::InlinePlanner>();
   engine::EngineOptions options;
   options.first_epoch = 1 + world_.random().below(1'000'000);
@@ -49,6 +50,9 @@ void Daemon::start() {
   options.encode_report = [](const engine::StepReport& report, std::size_t) { return text_of(told_by(report)); };
   options.encoded_bytes = 4'096;
   options.policy_directory = world_.state_folder(index_);
+  if (world_.options().arena) {
+    options.buckets = {256, 512};
+  }
   if (!world_.options().texts) {
     options.measure_memory = [](const auto&) { return device::MemoryHeadroom{1u << 30, 0, 1u << 30}; };
   }
@@ -65,17 +69,20 @@ void Daemon::kill(bool machine) {
   }
   world_.trace(index_, machine ? "machine lost" : "kill", life_);
   ++life_;
+  world_.data().daemon_died(index_, machine);
   engine_.reset();
   planner_.reset();
   lane_.reset();
+  data_.reset();
   seats_.clear();
   told_.clear();
   held_.clear();
   if (stopped_) {
     stood_still_ += world_.clock().now() - stopped_since_;
   }
-  stopped_ = lane_works_ = planner_works_ = false;
+  stopped_ = lane_works_ = planner_works_ = wires_wish_ = false;
   wakes_.reset();
+  world_.data().collect();
   world_.network().daemon_died(index_, machine);
   world_.daemon_died(index_);
 }
@@ -140,11 +147,14 @@ std::optional<JobNumber> Daemon::coordinating() const {
   return std::nullopt;
 }
 
+std::string Daemon::incarnation() const { return fmt::format("{:016x}", (life_ << 16) + index_); }
+
 std::string Daemon::address(std::size_t index) const { return fmt::format("10.{}.{}.1", index >> 8, index & 255); }
 
 std::unique_ptr<engine::Peers> Daemon::make_port(JobNumber job, const engine::AttachRequest& first) {
   for (auto& [number, seat] : seats_) {  // as PeerBridge::replace_earlier
     if (!std::exchange(seat.replaced, true)) {
+      data_->erase(number);
       for (const LinkNumber link : world_.network().close_all(index_, number)) {
         world_.clock().after({}, [this, life = life_, number, link] {
           if (life == life_) {
@@ -163,7 +173,7 @@ std::unique_ptr<engine::Peers> Daemon::make_port(JobNumber job, const engine::At
   port.identity.meshes = first.meshes;
   port.identity.node = fmt::format("node{}", index_);
   port.identity.node_id = fmt::format("{:032x}", index_);
-  port.identity.incarnation = fmt::format("{:016x}", (life_ << 16) + index_);
+  port.identity.incarnation = incarnation();
   port.identity.address = address(index_);
   port.identity.port = 9478;
   port.coordinator = "coordinator";
@@ -263,6 +273,7 @@ void Daemon::on_link_ended(JobNumber job, LinkNumber link, const std::string& wh
 void Daemon::on_gone(JobNumber job) {
   if (up()) {
     world_.network().close_all(index_, job);
+    data_->erase(job);
   }
   seats_.erase(job);
 }
@@ -304,6 +315,10 @@ void Daemon::send(Seat& seat, JobNumber job, app::Outgoing& each) {
     network.close(close->link, Network::End::Coordinator, "closed");
   } else if (auto* up = std::get_if<engine::SendToCoordinator>(&each)) {
     network.send(seat.link, up->message);
+  } else if (auto* wanted = std::get_if<engine::OpenDataLinks>(&each)) {
+    open_data(job, seat, std::move(*wanted));
+  } else if (std::holds_alternative<app::CloseDataLinks>(each)) {
+    data_->forget(job);
   } else if (std::holds_alternative<engine::DropLink>(each)) {
     network.close(std::exchange(seat.link, 0), Network::End::Member, "dropped");
   } else if (std::holds_alternative<engine::OpenLink>(each) && !seat.replaced) {
@@ -312,7 +327,7 @@ void Daemon::send(Seat& seat, JobNumber job, app::Outgoing& each) {
 }
 
 void Daemon::work_lane() {
-  if (lane_works_ || lane_->empty()) {
+  if (lane_works_ || !lane_->has_work()) {
     return;
   }
   lane_works_ = true;
@@ -321,7 +336,9 @@ void Daemon::work_lane() {
     if (life == life_) {
       run([this](engine::Engine& engine) {
         lane_works_ = false;
-        engine.on_lane_report(device::kHostLane, lane_->work());
+        for (device::LaneReport& report : lane_->work()) {
+          engine.on_lane_report(device::kHostLane, std::move(report));
+        }
       });
     }
   });
@@ -347,6 +364,9 @@ void Daemon::wake_for_deadlines() {
   if (const std::optional<TimePoint> next = engine_->next_deadline()) {
     wake_at(*next);
   }
+  if (const std::optional<TimePoint> next = data_->next_deadline()) {
+    wake_at(*next);
+  }
   for (auto& [job, seat] : seats_) {
     if (const std::optional<TimePoint> next = seat.port->next_deadline()) {
       wake_at(*next);
@@ -364,7 +384,7 @@ void Daemon::wake_at(TimePoint when) {
       return;
     }
     wakes_.reset();
-    run([](engine::Engine&) {});
+    run([this](engine::Engine& engine) { on_data_time(engine); });
     const TimePoint now = world_.clock().now();
     std::vector<JobNumber> due;
     for (const auto& [job, seat] : seats_) {

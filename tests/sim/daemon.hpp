@@ -2,12 +2,13 @@
 // A daemon without sockets and threads: the engine, its planner and lane, and the ports of its jobs, driven by the
 // events of the world.
 
+#include "app/peer/data_links.hpp"
 #include "app/peer/peer_port.hpp"
 #include "engine/engine.hpp"
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
 #include "sim/clock.hpp"
-#include "sim/queued_lane.hpp"
+#include "sim/stepped_lane.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +27,7 @@ class World;
 using engine::JobNumber;
 using engine::LinkNumber;
 
-class Daemon final : public app::PeerPort::Owner {
+class Daemon final : public app::PeerPort::Owner, public app::DataDialling, public SteppedWire::Host {
  public:
   Daemon(World& world, std::size_t index);
   ~Daemon() override;
@@ -52,6 +53,8 @@ class Daemon final : public app::PeerPort::Owner {
   /// Whether the epoch has begun on this node.
   [[nodiscard]] bool begun(std::uint64_t epoch) const;
 
+  [[nodiscard]] std::string incarnation() const;
+
   /// The job that coordinates here.
   [[nodiscard]] std::optional<JobNumber> coordinating() const;
 
@@ -62,6 +65,12 @@ class Daemon final : public app::PeerPort::Owner {
   void on_message(JobNumber job, LinkNumber link, engine::ToCoordinator message);
   void on_message(JobNumber job, LinkNumber link, engine::ToMember message);
   void on_link_ended(JobNumber job, LinkNumber link, const std::string& why);
+
+  // the network of data connections
+  void on_data_arrived(std::uint64_t dial, std::size_t from, const net::DataLinkHello& hello, UniqueFd socket);
+  void on_data_connected(std::uint64_t dial, UniqueFd socket);
+  void on_data_failed(std::uint64_t dial, const std::string& why);
+  void on_data_moved();  ///< there is something to read
 
   // PeerPort::Owner
   void on_told(JobNumber job) override { told_.push_back(job); }
@@ -100,10 +109,29 @@ class Daemon final : public app::PeerPort::Owner {
   void work_planner();
   [[nodiscard]] std::string address(std::size_t index) const;
 
+  // data connections (daemon_data.cpp)
+  net::LinkId dial(const std::string& address, const net::DataLinkHello& hello) override;
+  void drop(net::LinkId dial) override;
+  void open_data(JobNumber job, const Seat& seat, engine::OpenDataLinks wanted);
+  void give(engine::Engine& engine, std::optional<app::DataVerdict> verdict);
+  void on_data_time(engine::Engine& engine);
+
+  // its wires
+  void on_wire(SteppedWire& wire) override { wires_.push_back(&wire); }
+
+  void on_wire_gone(SteppedWire& wire) override { std::erase(wires_, &wire); }
+
+  void on_wish() override;
+  void on_sent_too_much(std::string what) override;
+  void run_wires();
+
   World& world_;
   std::size_t index_;
   std::uint64_t life_ = 0;
-  std::unique_ptr<QueuedLane> lane_;
+  std::vector<SteppedWire*> wires_;  ///< of the lane
+  bool wires_wish_ = false;
+  std::optional<app::DataLinks> data_;
+  std::unique_ptr<SteppedLane> lane_;
   std::unique_ptr<fakes::InlinePlanner> planner_;
   std::unique_ptr<engine::Engine> engine_;
   std::map<JobNumber, Seat> seats_;

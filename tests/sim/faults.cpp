@@ -97,14 +97,24 @@ bool World::delay_link() {
 bool World::drop_message() { return network_.lose_one(any_member()); }
 
 bool World::partition_both() {
-  network_.block(any_member(), true, true, random_.between(Milliseconds(100), Milliseconds(9'000)));
+  partition(true, true);
   return true;
 }
 
 bool World::partition_one_way() {
   const bool up = random_.one_in(2);
-  network_.block(any_member(), up, !up, random_.between(Milliseconds(100), Milliseconds(9'000)));
+  partition(up, !up);
   return true;
+}
+
+/// Of a member and all other nodes.
+void World::partition(bool up, bool down) {
+  const std::size_t member = any_member();
+  const Duration time = random_.between(Milliseconds(100), Milliseconds(9'000));
+  network_.block(member, up, down, time);
+  if (options_.arena) {
+    data_.block_node(member, up, down, time);
+  }
 }
 
 bool World::half_open_link() { return network_.half_open(any_member()); }
@@ -141,7 +151,7 @@ bool World::restart_all() {
 
 bool World::wrong_row() {
   any_trainer().writes_wrong_row = true;
-  return true;
+  return !options_.arena;  // else there are no rows
 }
 
 bool World::other_plan() {

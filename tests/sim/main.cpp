@@ -101,7 +101,9 @@ class Series {
     }
     const Duration before = used();
     outcomes_[next] = run(next);
-    cpu_ns_ += std::chrono::nanoseconds(used() - before).count();
+    const std::int64_t took_ns = std::chrono::nanoseconds(used() - before).count();
+    cpu_ns_ += took_ns;
+    arena_cpu_ns_ += travels(first_ + next) ? took_ns : 0;
     if (!outcomes_[next].breach.empty()) {
       fmt::print("{}, seed {}: {}\n", name_, first_ + next, outcomes_[next].breach);
     } else if ((next + 1) % 100 == 0) {
@@ -130,6 +132,7 @@ class Series {
 
   [[nodiscard]] nlohmann::json report() const {
     std::map<std::string, std::uint64_t> faults;
+    Travelled travelled;
     std::uint64_t done = 0;
     std::uint64_t failed = 0;
     std::uint64_t events = 0;
@@ -140,6 +143,9 @@ class Series {
     for (const Outcome& each : outcomes_) {
       for (const auto& [name, count] : each.faults) {
         faults[name] += count;
+      }
+      if (travels(each.seed)) {
+        travelled.add(each);
       }
       done += each.done;
       failed += each.failed;
@@ -161,6 +167,7 @@ class Series {
         {"faults", faults},
         {"attempts_done", done},
         {"attempts_failed", failed},
+        {"arena", travelled.report(static_cast<double>(arena_cpu_ns_) / 1e9)},
         {"events", events},
         {"virtual_s", virtual_s},
         {"trace_digest", fmt::format("{:016x}", digest)},
@@ -170,9 +177,40 @@ class Series {
   }
 
  private:
+  /// What worlds have come to in which gradients travel.
+  struct Travelled {
+    std::uint64_t seeds = 0;
+    std::uint64_t done = 0;
+    std::uint64_t failed = 0;
+    std::uint64_t messages = 0;
+    std::uint64_t bytes = 0;
+
+    void add(const Outcome& each) {
+      ++seeds;
+      done += each.done;
+      failed += each.failed;
+      messages += each.data_messages;
+      bytes += each.data_bytes;
+    }
+
+    [[nodiscard]] nlohmann::json report(double cpu_s) const {
+      return {
+          {"seeds", seeds},
+          {"attempts_done", done},
+          {"attempts_failed", failed},
+          {"data_messages", messages},
+          {"data_bytes", bytes},
+          {"cpu_s", cpu_s}};
+    }
+  };
+
+  /// With every second seed.
+  [[nodiscard]] bool travels(std::uint64_t seed) const { return options_.arena && seed % 2 == 1; }
+
   [[nodiscard]] Outcome run(std::uint64_t index) const {
     Options options = options_;
     options.seed = first_ + index;
+    options.arena = travels(options.seed);
     if (!options.state_folder.empty()) {
       options.state_folder += fmt::format("/{}", options.seed);
     }
@@ -186,6 +224,7 @@ class Series {
   std::vector<Outcome> outcomes_;
   std::atomic<std::uint64_t> taken_{0};
   std::atomic<std::int64_t> cpu_ns_{0};
+  std::atomic<std::int64_t> arena_cpu_ns_{0};
 };
 
 /// Worlds of many daemons come first, and no more of them at a time than there are descriptors for: of each rank the
@@ -221,10 +260,12 @@ void run_all(Series& few, Series& many, std::uint64_t many_daemons, std::uint64_
 int simulate(const Arguments& arguments) {
   Options options;
   options.daemons = arguments.daemons;
+  options.arena = true;  // with every second seed
   options.says_all = arguments.says_all != 0;
   options.state_folder = fmt::format("/dev/shm/gradsync-sim-{}", ::getpid());
   Series few("few daemons", options, arguments.first, arguments.seeds);
   options.daemons = arguments.many_daemons;
+  options.arena = false;
   options.ranks_per_daemon = 1;
   options.texts = false;
   options.shares_plans = true;

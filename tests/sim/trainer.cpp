@@ -1,16 +1,11 @@
 #include "sim/trainer.hpp"
 
+#include "device/stats/stats_plan.hpp"
 #include "sim/world.hpp"
 
 #include <fmt/format.h>
 
-#include <fcntl.h>
-#include <sys/mman.h>
-
-#include <atomic>
-#include <bit>
-#include <cstring>
-#include <string_view>
+#include <string>
 #include <utility>
 
 namespace gradsync::sim {
@@ -23,42 +18,16 @@ constexpr Milliseconds kDeclareTimeout{60'000};
 /// After its deadline a call waits at most until a coordinator that fell silent counts as lost, which takes five
 /// seconds.
 constexpr Milliseconds kGrace{6'500};
-constexpr std::size_t kSlotsAt = 4'096;
 constexpr std::size_t kTensors = 2;
 constexpr Duration kAnswer = std::chrono::microseconds(200);  // the longest way from the daemon
 
 }  // namespace
 
-Mapping::Mapping(UniqueFd fd, std::size_t bytes, bool writes)
-    : fd_(std::move(fd)),
-      bytes_(bytes),
-      memory_(::mmap(nullptr, bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd_.get(), 0)) {
-  if (memory_ == MAP_FAILED) {
-    throw std::runtime_error("mmap failed");
-  }
-  if (!writes) {
-    fd_.reset();
+Trainer::Trainer(World& world, Place place) : world_(world), place_(place), pid_(world.new_process()) {
+  if (world.gradients() != nullptr) {
+    arena_.emplace(Arena{world.gradients()});
   }
 }
-
-Mapping::~Mapping() { ::munmap(memory_, bytes_); }
-
-UniqueFd Mapping::descriptor() const { return UniqueFd(::fcntl(fd_.get(), F_DUPFD_CLOEXEC, 0)); }
-
-std::uint64_t SeenRecord::word_at(std::size_t offset) const {
-  return std::atomic_ref(*reinterpret_cast<std::uint64_t*>(memory_->data() + offset)).load(std::memory_order_acquire);
-}
-
-std::optional<Told> SeenRecord::told(std::int64_t rank) const {
-  std::uint32_t slot_bytes = 0;
-  std::memcpy(&slot_bytes, memory_->data() + 12, sizeof slot_bytes);
-  const std::byte* slot = memory_->data() + kSlotsAt + static_cast<std::size_t>(rank) * slot_bytes;
-  std::uint64_t length = 0;
-  std::memcpy(&length, slot, sizeof length);
-  return told_by(std::string_view(reinterpret_cast<const char*>(slot + sizeof length), length));
-}
-
-Trainer::Trainer(World& world, Place place) : world_(world), place_(place), pid_(world.new_process()) {}
 
 void Trainer::die() {
   if (!std::exchange(alive_, false)) {
@@ -90,7 +59,7 @@ void Trainer::leave() {
 
 /// The process has none any more, though events of it are yet to come.
 void Trainer::give_memory_back() {
-  table_.reset();
+  memory_.reset();
   record_.reset();
   doubt_.reset();
 }
@@ -173,7 +142,8 @@ void Trainer::attach() {
     request.local_world_size = place.ranks_here;
     request.restart_count = place.restart;
     request.coordinator = "coordinator";
-    request.meshes = {{"default", {{"dp", place.world}}, {}}};
+    request.meshes =
+        self->arena_ ? self->arena_->job->meshes() : std::vector<plan::Mesh>{{"default", {{"dp", place.world}}, {}}};
     const Result<engine::AttachResult> attached = engine.attach(request);
     if (!attached) {
       self->last_ = attached.error().message;
@@ -189,37 +159,43 @@ void Trainer::attach() {
 
 /// A daemon that is new gets the memory that the one before it gave out.
 void Trainer::take_memory(engine::Engine& engine) {
-  constexpr std::size_t kBytes = kTensors * sizeof(device::StatsRow);
+  const std::uint64_t bytes = arena_ ? arena_->job->arena_bytes(place_.rank) : kTensors * sizeof(device::StatsRow);
   const std::uint64_t seat = world_.daemon(place_.node).life();
-  if (table_ != nullptr && seat_ == seat) {
+  if (memory_ != nullptr && seat_ == seat) {
     return;
   }
   const Result<engine::BufferGrant> grant =
-      table_ ? engine.adopt(session_, table_->bytes()) : engine.allocate(session_, kBytes);
+      memory_ ? engine.adopt(session_, memory_->bytes()) : engine.allocate(session_, bytes);
   if (!grant) {
     world_.breach("no memory for a rank: " + grant.error().message);
     return;
   }
   Result<engine::TakenFd> taken =
-      engine.exchange_fd(grant->token, kUid, pid_, table_ ? table_->descriptor() : UniqueFd{});
+      engine.exchange_fd(grant->token, kUid, pid_, memory_ ? memory_->descriptor() : UniqueFd{});
   if (!taken) {
     world_.breach("no memory for a rank: " + taken.error().message);
     return;
   }
-  if (table_ == nullptr) {
-    table_ = std::make_shared<Mapping>(std::move(taken->fd), grant->size_bytes, true);
+  if (memory_ == nullptr) {
+    memory_ = std::make_shared<Mapping>(std::move(taken->fd), grant->size_bytes, true);
   }
   buffer_ = grant->buffer;
   seat_ = seat;
 }
 
 plan::RankDeclaration Trainer::declaration() const {
-  plan::RankDeclaration all;
-  all.options.data_path = plan::DataPath::Stats;
+  plan::RankDeclaration all = arena_ ? arena_->job->declaration(place_.rank) : plan::RankDeclaration();
   plan::ClipOptions clip;
   clip.max_norm = 100;
   clip.policy = plan::PercentilePolicy{90, 20, 3};
   all.options.clip = {{"all", clip}};
+  if (arena_) {
+    if (declares_otherwise) {
+      all.options.norm_type = 1.0;
+    }
+    return all;
+  }
+  all.options.data_path = plan::DataPath::Stats;
   plan::TensorDeclaration sharded;
   sharded.name = "sharded";
   sharded.shape = {2 * place_.world};
@@ -253,8 +229,15 @@ void Trainer::declare() {
     engine.declare(session, std::move(request), [self, turn, session](const Result<engine::DeclareResult>& result) {
       World& world = self->world_;
       Daemon& daemon = world.daemon(self->place_.node);
-      const Declared declared = result ? Declared{{}, {result->epoch, result->attempt}, result->verdict, result->record}
-                                       : Declared{result.error()};
+      Declared declared;
+      if (result) {
+        declared = {{}, {result->epoch, result->attempt}, result->verdict, result->record};
+        if (self->arena_) {
+          declared.layout = std::make_shared<const plan::ArenaLayout>(result->plan->layout(self->place_.rank));
+        }
+      } else {
+        declared.error = result.error();
+      }
       world.clock().after(
           world.random().between({}, kAnswer),
           [self, turn, session, declared, life = daemon.life(), &daemon] {
@@ -284,6 +267,9 @@ void Trainer::on_declared(const Declared& declared) {
   }
   key_ = declared.key;
   take_verdict(declared.verdict);
+  if (arena_) {
+    arena_->layout = declared.layout;
+  }
   if (!declared.record) {
     world_.breach("a declaration was answered without a record");
     return;
@@ -311,30 +297,17 @@ void Trainer::take_record(engine::Engine& engine, const engine::RecordGrant& gra
   go_on();
 }
 
-void Trainer::take_verdict(std::optional<engine::Verdict> verdict) {
-  if (!doubt_) {
-    return;
-  }
-  const Doubt doubt = *std::exchange(doubt_, std::nullopt);
-  const std::uint64_t word = engine::attempt_word(doubt.key);
-  if (!verdict) {
-    world_.breach(fmt::format("rank {} is in doubt, and heard nothing of it", place_.rank));
-  } else if (*verdict != engine::Verdict::Done) {
-    world_.truth().failed(word, place_.rank, "a ruling");
-  } else if (const std::optional<Told> told = doubt.record.told(place_.rank)) {
-    apply(word, *told);
-  } else {
-    world_.breach(fmt::format("the record does not have the result of rank {}", place_.rank));
-  }
-}
-
 void Trainer::go_on() {
   if (stays) {
-    later(Milliseconds(1), world_.options().computing, &Trainer::finish);
+    later(Milliseconds(1), world_.options().computing, arena_ ? &Trainer::compute : &Trainer::finish);
   }
 }
 
 void Trainer::finish() {
+  if ((call_ || paused_) && arena_) {  // what it has computed stays
+    later(Milliseconds(1), world_.options().computing, &Trainer::finish);
+    return;
+  }
   if (call_ || paused_) {
     go_on();
     return;
@@ -343,21 +316,14 @@ void Trainer::finish() {
   call.number = ++calls_;
   call.key = key_;
   const std::uint64_t word = engine::attempt_word(key_);
-  device::StatsRow row;
-  row.stamp = word;
-  row.maximum = static_cast<double>(1 + (place_.rank * 31 + step_ * 7) % 100);
-  row.power_sum = 2 * row.maximum * row.maximum;
-  world_.truth().asked(word, place_.rank, step_, row.maximum);
-  if (std::exchange(writes_wrong_row, false)) {
-    row.maximum = -2;
+  const bool wrong_step = std::exchange(asks_wrong_step, false);
+  if (arena_) {
+    world_.truth().gives(word, place_.rank, step_ + (wrong_step ? 1 : 0), arena_->gift);
+  } else {
+    write_rows(word);
   }
-  auto* const rows = reinterpret_cast<device::StatsRow*>(table_->data());
-  rows[0] = row;
-  row.power_sum = 2;
-  row.maximum = 1;
-  rows[1] = row;
   call_ = call;
-  world_.daemon(place_.node).run([self = shared_from_this(), number = call.number](engine::Engine& engine) {
+  world_.daemon(place_.node).run([self = shared_from_this(), number = call.number, wrong_step](engine::Engine& engine) {
     if (!self->alive_ || !self->call_ || self->call_->number != number) {
       return;
     }
@@ -368,11 +334,30 @@ void Trainer::finish() {
     self->check_in_time(own);
     engine::FinishRequest request;
     request.key = own.key;
-    request.step = self->step_;
+    request.step = self->step_ + (wrong_step ? 1 : 0);
     request.ready_all = true;
+    if (self->arena_) {
+      request.unused = self->arena_->job->rows_unused(self->place_.rank, self->arena_->gift);
+    }
     request.timeout = kStepTimeout;
     engine.finish(self->session_, std::move(request), self->answer_to(own));
   });
+}
+
+void Trainer::write_rows(std::uint64_t word) {
+  device::StatsRow row;
+  row.stamp = word;
+  row.maximum = static_cast<double>(1 + (place_.rank * 31 + step_ * 7) % 100);
+  row.power_sum = 2 * row.maximum * row.maximum;
+  world_.truth().asked(word, place_.rank, step_, row.maximum);
+  if (std::exchange(writes_wrong_row, false)) {
+    row.maximum = -2;
+  }
+  auto* const rows = reinterpret_cast<device::StatsRow*>(memory_->data());
+  rows[0] = row;
+  row.power_sum = 2;
+  row.maximum = 1;
+  rows[1] = row;
 }
 
 engine::Reply<engine::RankReport> Trainer::answer_to(const Call& call) {
@@ -389,6 +374,7 @@ engine::Reply<engine::RankReport> Trainer::answer_to(const Call& call) {
       );
     } else {
       answer.error = result.error();
+      self->note_failure(number, key, answer.error);
     }
     world.clock().after(world.random().between({}, kAnswer), [self, number, answer, life = daemon.life(), &daemon] {
       self->when_it_runs([self, number, answer, life, &daemon] {
@@ -398,6 +384,15 @@ engine::Reply<engine::RankReport> Trainer::answer_to(const Call& call) {
       });
     });
   };
+}
+
+/// From now on nobody writes to its gradients, unless the lane hangs, or the attempt is yet to come.
+void Trainer::note_failure(std::uint64_t number, const engine::StepKey& key, const Error& error) {
+  const bool same =
+      error.epoch && engine::attempt_word({*error.epoch, error.attempt.value_or(0)}) == engine::attempt_word(key);
+  if (call_ && call_->number == number && !same && error.message.find("may still change") == std::string::npos) {
+    rest();
+  }
 }
 
 void Trainer::on_answer(const Answer& answer) {
@@ -435,41 +430,6 @@ void Trainer::on_failed(const Call& call, const Answer& answer) {
   } else {
     go_on();
   }
-}
-
-void Trainer::apply(std::uint64_t word, const Told& told) {
-  weight_ = weight_after(weight_, step_, told);
-  ++step_;
-  last_done_ = engine::StepKey{word >> 32, (word & 0xFFFFFFFFu) - 1};
-  world_.truth().weighs(place_.rank, step_, weight_);
-}
-
-/// The daemon has ended: the record says what came of the attempt that was under way.
-void Trainer::on_connection_lost() {
-  if (!alive_) {
-    return;
-  }
-  when_it_runs([self = shared_from_this()] {
-    self->session_ = 0;
-    if (std::exchange(self->paused_, false)) {
-      self->world_.pauses(false);
-    }
-    if (const std::optional<Call> call = std::exchange(self->call_, std::nullopt)) {
-      const std::uint64_t word = engine::attempt_word(call->key);
-      const SeenRecord record = *self->record_;
-      if (record.done() == word) {
-        if (const std::optional<Told> told = record.told(self->place_.rank)) {
-          self->world_.truth().done(word, self->place_.rank, *told);
-          self->apply(word, *told);
-        } else {
-          self->world_.breach(fmt::format("the record does not have the result of rank {}", self->place_.rank));
-        }
-      } else if (record.voted() == word) {
-        self->doubt_ = Doubt{call->key, record};
-      }
-    }
-    self->later(Milliseconds(5), Milliseconds(300), &Trainer::attach);
-  });
 }
 
 void Trainer::check_in_time(const Call& call) {

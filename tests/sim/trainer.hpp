@@ -1,11 +1,12 @@
 #pragma once
 // The process of a rank: what the client does, without its threads. It attaches, hands its memory over, declares, and
-// takes steps; after an error it goes on as the error says, and after the end of its daemon as the record says.
+// takes steps; after an error it goes on as the error says, and after the end of its daemon as the record says. Its
+// memory is a table of statistics, or an arena with gradients, by the data path of the world.
 
-#include "base/unique_fd.hpp"
-#include "device/stats/stats_plan.hpp"
 #include "engine/engine.hpp"
 #include "sim/clock.hpp"
+#include "sim/gradients.hpp"
+#include "sim/memory.hpp"
 #include "sim/truth.hpp"
 
 #include <cstddef>
@@ -19,43 +20,6 @@
 namespace gradsync::sim {
 
 class World;
-
-/// Memory of a descriptor, mapped here. One that is only read keeps no descriptor: a world may have thousands.
-class Mapping {
- public:
-  Mapping(UniqueFd fd, std::size_t bytes, bool writes);
-  ~Mapping();
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(memory_); }
-
-  [[nodiscard]] std::size_t bytes() const { return bytes_; }
-
-  [[nodiscard]] UniqueFd descriptor() const;
-
- private:
-  UniqueFd fd_;
-  std::size_t bytes_;
-  void* memory_;
-};
-
-/// The record of a job's attempts, as a rank reads it.
-class SeenRecord {
- public:
-  explicit SeenRecord(std::shared_ptr<const Mapping> memory) : memory_(std::move(memory)) {}
-
-  [[nodiscard]] std::uint64_t done() const { return word_at(24); }
-
-  [[nodiscard]] std::uint64_t voted() const { return word_at(32); }
-
-  [[nodiscard]] std::optional<Told> told(std::int64_t rank) const;
-
- private:
-  [[nodiscard]] std::uint64_t word_at(std::size_t offset) const;
-
-  std::shared_ptr<const Mapping> memory_;
-};
 
 class Trainer : public std::enable_shared_from_this<Trainer> {
  public:
@@ -92,7 +56,11 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
 
   [[nodiscard]] std::string state() const;
 
+  /// Nobody has written to its gradients since its call failed, or its daemon ended.
+  void check_at_rest() const;
+
   bool writes_wrong_row = false;
+  bool asks_wrong_step = false;
   bool declares_otherwise = false;
   bool stays = true;  ///< it takes further steps
 
@@ -110,6 +78,17 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     SeenRecord record;
   };
 
+  /// Its gradients. Data path arena.
+  struct Arena {
+    std::shared_ptr<const Gradients> job;
+    std::shared_ptr<const plan::ArenaLayout> layout = {};
+    Gift gift = {};
+    std::uint64_t filled = 0;                   ///< the attempt for which they were computed
+    std::uint64_t written = 0;                  ///< hash of its memory since then
+    std::optional<std::uint64_t> at_rest = {};  ///< hash of its memory since nobody may write there but this rank
+    bool kept = false;                          ///< the record says that no daemon has touched them
+  };
+
   struct Answer {
     std::optional<Told> told;
     engine::StepKey next;
@@ -123,6 +102,7 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
     engine::StepKey key = {};
     std::optional<engine::Verdict> verdict = {};
     std::optional<engine::RecordGrant> record = {};
+    std::shared_ptr<const plan::ArenaLayout> layout = {};
   };
 
   void give_memory_back();
@@ -135,11 +115,20 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   void take_record(engine::Engine& engine, const engine::RecordGrant& grant);
   void take_verdict(std::optional<engine::Verdict> verdict);
   void go_on();
+  void compute();
+  void say_ready(engine::Engine& engine) const;
+  void write_gradients(std::uint64_t word);
+  void check_sums(std::uint64_t word, const Told& told) const;
+  [[nodiscard]] std::uint64_t hash_of_memory() const;
+  void rest();
   void finish();
+  void write_rows(std::uint64_t word);
   [[nodiscard]] engine::Reply<engine::RankReport> answer_to(const Call& call);
   void on_answer(const Answer& answer);
   void on_failed(const Call& call, const Answer& answer);
   void apply(std::uint64_t word, const Told& told);
+  void note_failure(std::uint64_t number, const engine::StepKey& key, const Error& error);
+  void on_call_cut_off(const Call& call);
   void check_in_time(const Call& call);
   [[nodiscard]] plan::RankDeclaration declaration() const;
 
@@ -152,8 +141,9 @@ class Trainer : public std::enable_shared_from_this<Trainer> {
   engine::SessionId session_ = 0;
   std::uint64_t seat_ = 0;  ///< the life of the daemon that has its memory
   engine::StepKey key_;
-  std::shared_ptr<Mapping> table_;
+  std::shared_ptr<Mapping> memory_;
   std::uint64_t buffer_ = 0;
+  std::optional<Arena> arena_;
   std::optional<SeenRecord> record_;
   std::optional<Doubt> doubt_;
   std::optional<engine::StepKey> last_done_;

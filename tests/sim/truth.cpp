@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -68,17 +70,39 @@ double weight_after(double weight, std::int64_t step, const Told& told) {
              : weight - std::bit_cast<double>(told.coefficient) * (0.01 + 0.001 * static_cast<double>(step % 7));
 }
 
-void Truth::begin(std::int64_t world, std::int64_t step) {
+void Truth::begin(std::int64_t world, std::int64_t step, std::shared_ptr<const Gradients> gradients) {
   world_ = world;
+  gradients_ = std::move(gradients);
   ++beginnings_;
   weights_.resize(static_cast<std::size_t>(step) + 1);
 }
 
 void Truth::asked(std::uint64_t word, std::int64_t rank, std::int64_t step, double magnitude) {
+  attempt_asked(word, step).asked[rank] = magnitude;
+}
+
+void Truth::gives(std::uint64_t word, std::int64_t rank, std::int64_t step, const Gift& gift) {
+  Attempt& attempt = attempt_asked(word, step);
+  attempt.gifts[rank] = gift;
+  attempt.steps[rank] = step;
+}
+
+Truth::Attempt& Truth::attempt_asked(std::uint64_t word, std::int64_t step) {
   Attempt& attempt = attempts_[word];
   attempt.step = step;
   attempt.beginning = beginnings_;
-  attempt.asked[rank] = magnitude;
+  return attempt;
+}
+
+const Gradients::Sums* Truth::sums_of(std::uint64_t word) {
+  const auto found = attempts_.find(word);
+  if (found == attempts_.end() || static_cast<std::int64_t>(found->second.gifts.size()) != world_) {
+    return nullptr;
+  }
+  if (!summed_ || summed_->word != word) {
+    summed_ = Summed{word, gradients_->sums_of(found->second.gifts)};
+  }
+  return &summed_->sums;
 }
 
 void Truth::done(std::uint64_t word, std::int64_t rank, const Told& told) {
@@ -109,15 +133,21 @@ void Truth::done(std::uint64_t word, std::int64_t rank, const Told& told) {
 
 /// Each rank holds two elements of one weight, and the same two of another.
 void Truth::check_contributions(std::uint64_t word, const Attempt& attempt, const Told& told) {
+  const auto differs = [&](const auto& each) { return each.second != attempt.steps.begin()->second; };
+  if (std::ranges::any_of(attempt.steps, differs)) {
+    breach_(fmt::format("{} is done, and ranks asked for different steps", named(word)));
+  }
   double sum = 2;  // exact, as every part of it is an integer
   for (const auto& [rank, magnitude] : attempt.asked) {
     sum += 2 * magnitude * magnitude;
   }
-  if (static_cast<std::int64_t>(attempt.asked.size()) != world_) {
-    breach_(fmt::format("{} is done with {} of {} ranks", named(word), attempt.asked.size(), world_));
+  const std::size_t ranks = gradients_ ? attempt.gifts.size() : attempt.asked.size();
+  if (static_cast<std::int64_t>(ranks) != world_) {
+    breach_(fmt::format("{} is done with {} of {} ranks", named(word), ranks, world_));
     return;
   }
-  const double norm = static_cast<float>(std::sqrt(sum));  // the gradients are in fp32, and so is their norm
+  // The gradients are in fp32, and so is their norm.
+  const double norm = static_cast<float>(gradients_ ? gradients_->norm_of(*sums_of(word)) : std::sqrt(sum));
   if (told.norm != std::bit_cast<std::uint64_t>(norm)) {
     breach_(fmt::format(
         "the norm of {} is {}, and that of all ranks {}", named(word), std::bit_cast<double>(told.norm), norm

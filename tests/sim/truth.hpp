@@ -5,10 +5,12 @@
 #include "base/error.hpp"
 #include "engine/report/report.hpp"
 #include "engine/types.hpp"
+#include "sim/gradients.hpp"
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,10 +38,12 @@ class Truth {
   explicit Truth(std::function<void(std::string)> breach) : breach_(std::move(breach)) {}
 
   /// The job begins anew with these ranks, from the weights of a step that was done.
-  void begin(std::int64_t world, std::int64_t step);
+  void begin(std::int64_t world, std::int64_t step, std::shared_ptr<const Gradients> gradients);
 
   /// The rank asks for the end of an attempt, in which its gradient has the magnitude.
   void asked(std::uint64_t word, std::int64_t rank, std::int64_t step, double magnitude);
+  /// The same on data path arena, with its gradients.
+  void gives(std::uint64_t word, std::int64_t rank, std::int64_t step, const Gift& gift);
   void done(std::uint64_t word, std::int64_t rank, const Told& told);
   void failed(std::uint64_t word, std::int64_t rank, const std::string& why);
   /// A record says that the attempt is done.
@@ -50,6 +54,9 @@ class Truth {
   void roster(std::uint64_t epoch, std::uint64_t hash);
   /// And which nodes these are, as one daemon was told it.
   void names(std::uint64_t epoch, std::uint64_t hash);
+
+  /// What the gradients of an attempt that is done have to be, but for the coefficient; null: some ranks gave none.
+  [[nodiscard]] const Gradients::Sums* sums_of(std::uint64_t word);
 
   [[nodiscard]] std::int64_t steps() const { return static_cast<std::int64_t>(weights_.size()) - 1; }
 
@@ -66,14 +73,24 @@ class Truth {
     std::int64_t step = 0;
     std::uint64_t beginning = 0;  ///< of the job, in which ranks asked
     std::map<std::int64_t, double> asked = {};
+    Gifts gifts = {};
+    std::map<std::int64_t, std::int64_t> steps = {};  ///< that ranks asked for, data path arena
     std::optional<Told> told = {};
     std::optional<std::string> failed = {};
   };
 
+  struct Summed {
+    std::uint64_t word = 0;
+    Gradients::Sums sums;
+  };
+
+  Attempt& attempt_asked(std::uint64_t word, std::int64_t step);
   void check_contributions(std::uint64_t word, const Attempt& attempt, const Told& told);
 
   std::function<void(std::string)> breach_;
   std::int64_t world_ = 0;
+  std::shared_ptr<const Gradients> gradients_;  ///< null: data path stats
+  std::optional<Summed> summed_;                ///< the last one
   std::uint64_t beginnings_ = 0;
   std::map<std::uint64_t, Attempt> attempts_;
   std::map<std::uint64_t, std::uint64_t> rosters_;  ///< by epoch

@@ -24,6 +24,7 @@ World::World(Options options)
       random_(options_.seed * 0x9E3779B97F4A7C15u + 1),
       truth_([this](std::string what) { breach(std::move(what)); }),
       network_(*this),
+      data_(*this),
       ranks_per_daemon_(options_.ranks_per_daemon) {
   for (std::size_t index = 0; index < options_.daemons; ++index) {
     daemons_.push_back(std::make_unique<Daemon>(*this, index));
@@ -80,9 +81,17 @@ void World::see_names(const engine::PeerPrepare& prepare) {
   truth_.names(prepare.epoch, seen_hash_);
 }
 
-/// What the record of a daemon says is looked at after each of its events.
+/// What the record of a daemon says is looked at after each of its events, and the memory of its ranks.
 void World::after_turn(std::size_t daemon) {
   const auto first = daemon * static_cast<std::size_t>(ranks_per_daemon_);
+  if (options_.arena) {
+    data_.collect();
+    for (std::size_t rank = first; rank < first + static_cast<std::size_t>(ranks_per_daemon_); ++rank) {
+      if (rank < trainers_.size()) {
+        trainers_[rank]->check_at_rest();
+      }
+    }
+  }
   for (std::size_t rank = first; rank < first + static_cast<std::size_t>(ranks_per_daemon_); ++rank) {
     if (rank < trainers_.size() && trainers_[rank]->alive() && trainers_[rank]->record()) {
       const std::uint64_t done = trainers_[rank]->record()->done();
@@ -113,6 +122,9 @@ void World::pauses(bool more) {
 Duration World::paused() const { return paused_ + (pausing_ > 0 ? clock_.now() - paused_since_ : Duration{}); }
 
 void World::begin_job() {
+  if (options_.arena) {
+    gradients_ = std::make_shared<const Gradients>(static_cast<std::int64_t>(options_.daemons), ranks_per_daemon_);
+  }
   const std::int64_t world = static_cast<std::int64_t>(options_.daemons) * ranks_per_daemon_;
   trainers_.clear();
   for (std::int64_t rank = 0; rank < world; ++rank) {
@@ -136,11 +148,12 @@ void World::restart_job(std::int64_t ranks_per_daemon) {
   }
   ++restarts_;
   ranks_per_daemon_ = ranks_per_daemon;
+  begin_job();
   truth_.begin(
       static_cast<std::int64_t>(options_.daemons) * ranks_per_daemon,
-      std::max<std::int64_t>(0, truth_.steps() - kSinceCheckpoint)
+      std::max<std::int64_t>(0, truth_.steps() - kSinceCheckpoint),
+      gradients_
   );
-  begin_job();
 }
 
 void World::on_unknown_outcome() {
@@ -165,7 +178,8 @@ void World::replace(std::int64_t rank, Duration least, Duration most) {
 }
 
 void World::disturb() {
-  const auto& [name, fault] = kFaults[random_.below(kFaults.size())];
+  const std::size_t chosen = random_.below(kFaults.size() + (options_.arena ? kDataFaults.size() : 0));
+  const auto& [name, fault] = chosen < kFaults.size() ? kFaults[chosen] : kDataFaults[chosen - kFaults.size()];
   trace(0, name, 0);
   if ((this->*fault)()) {  // else it did nothing, or is counted elsewhere
     count(name);
@@ -182,6 +196,9 @@ bool World::all_have(std::int64_t steps) const {
 void World::go_on() {
   disturbed_ = false;
   network_.heal();
+  if (options_.arena) {
+    data_.heal();
+  }
   for (const std::shared_ptr<Trainer>& trainer : trainers_) {
     trainer->end_pause();
   }
@@ -231,14 +248,17 @@ void World::leave() {
   if (network_.links() != 0) {
     breach(fmt::format("{} links are left", network_.links()));
   }
+  if (const std::string left = data_.left_over(); !left.empty()) {
+    breach(left);
+  }
 }
 
 Outcome World::run() {
   for (const auto& daemon : daemons_) {
     daemon->start();
   }
-  truth_.begin(static_cast<std::int64_t>(options_.daemons) * ranks_per_daemon_, 0);
   begin_job();
+  truth_.begin(static_cast<std::int64_t>(options_.daemons) * ranks_per_daemon_, 0, gradients_);
   disturbed_ = true;
   TimePoint next = clock_.now() + std::chrono::seconds(2);
   for (std::size_t fault = 0; fault < options_.faults && breach_.empty(); ++fault) {
@@ -259,6 +279,8 @@ Outcome World::run() {
   outcome.events = events_;
   outcome.done = truth_.attempts_done();
   outcome.failed = truth_.attempts_failed();
+  outcome.data_messages = data_.messages();
+  outcome.data_bytes = data_.bytes();
   outcome.virtual_s = seconds(clock_.now() - kBegin);
   outcome.coordinator_s = seconds(network_.coordinator_time() + daemons_[0]->coordinator_time());
   return outcome;

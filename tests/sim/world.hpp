@@ -6,6 +6,8 @@
 #include "engine/plan/planner.hpp"
 #include "sim/clock.hpp"
 #include "sim/daemon.hpp"
+#include "sim/data_network.hpp"
+#include "sim/gradients.hpp"
 #include "sim/network.hpp"
 #include "sim/shared_plans.hpp"
 #include "sim/trainer.hpp"
@@ -27,6 +29,7 @@ struct Options {
   std::uint64_t seed = 0;
   std::size_t daemons = 8;
   std::int64_t ranks_per_daemon = 2;
+  bool arena = false;             ///< gradients travel; else they are reduced by their trainers, data path stats
   bool texts = true;              ///< every message passes the codec
   bool says_all = false;          ///< each event, on the standard output
   bool shares_plans = false;      ///< equal plans are made once for all daemons
@@ -45,6 +48,8 @@ struct Outcome {
   std::uint64_t events = 0;
   std::uint64_t done = 0;    ///< attempts
   std::uint64_t failed = 0;  ///< likewise
+  std::uint64_t data_messages = 0;
+  std::uint64_t data_bytes = 0;
   double virtual_s = 0;
   double coordinator_s = 0;  ///< of the machine that ran this
 };
@@ -66,6 +71,11 @@ class World {
   [[nodiscard]] Random& random() { return random_; }
 
   [[nodiscard]] Network& network() { return network_; }
+
+  [[nodiscard]] DataNetwork& data() { return data_; }
+
+  /// Those of the job; null: data path stats.
+  [[nodiscard]] const std::shared_ptr<const Gradients>& gradients() const { return gradients_; }
 
   [[nodiscard]] Daemon& daemon(std::size_t index) { return *daemons_[index]; }
 
@@ -97,6 +107,7 @@ class World {
   void on_unknown_outcome();  ///< a rank was told `step_in_doubt`: all go on from a checkpoint
   void pauses(bool more);
   [[nodiscard]] Duration paused() const;
+  bool kill_daemon_of(std::size_t daemon, bool machine);  ///< it is back after three seconds at most
 
  private:
   using Fault = bool (World::*)();  ///< false: there was nothing to do it to
@@ -124,6 +135,7 @@ class World {
   bool drop_message();
   bool partition_both();
   bool partition_one_way();
+  void partition(bool up, bool down);
   bool half_open_link();
   bool late_join();
   bool duplicate_rank();
@@ -132,12 +144,24 @@ class World {
   bool wrong_row();
   bool other_plan();
   bool slow_lane();
-  bool kill_daemon_of(std::size_t daemon, bool machine);
   bool lose_node(bool machine);
+
+  // faults of data connections (data_faults.cpp)
+  bool data_cut();
+  bool data_cut_sending();
+  bool data_delay();
+  bool data_partition_both();
+  bool data_partition_one_way();
+  bool data_half_open();
+  bool data_old_message();
+  bool data_kill_sender();
+  bool wrong_step();
+  [[nodiscard]] std::pair<std::size_t, std::size_t> any_pair();
 
   [[nodiscard]] std::size_t any_member() { return 1 + random_.below(options_.daemons - 1); }
 
   static const std::vector<std::pair<std::string, Fault>> kFaults;
+  static const std::vector<std::pair<std::string, Fault>> kDataFaults;  ///< where gradients travel, besides
 
   Options options_;
   Clock clock_;
@@ -147,6 +171,8 @@ class World {
   Truth truth_;
   SharedPlans plans_;
   Network network_;
+  DataNetwork data_;
+  std::shared_ptr<const Gradients> gradients_;
   std::vector<std::unique_ptr<Daemon>> daemons_;
   std::vector<std::shared_ptr<Trainer>> trainers_;  ///< by rank
   std::int64_t ranks_per_daemon_;
