@@ -24,6 +24,7 @@ Layer = Literal[
     "defer",
     "wire",
     "recorder",
+    "links",
 ]
 
 

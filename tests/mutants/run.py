@@ -22,6 +22,7 @@ from client import CLIENT
 from defer import DEFER
 from epoch import EPOCH
 from gpu import GPU, IMPORT
+from links import LINKS
 from mutant import Layer, Mutant
 from nodes import NODES
 from norm import NORM
@@ -56,6 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *DEFER,
     *WIRE,
     *RECORDER,
+    *LINKS,
 )
 
 
@@ -87,6 +89,10 @@ def unit(binary: str, *arguments: str) -> tuple[str, ...]:
 
 
 PRODUCT = Check("gradsyncd", pytest("tests/python/reduced/test_product_worlds.py"))
+SIMULATION = Check(
+    "gradsync_sim",
+    (str(BUILD / "bin" / "gradsync_sim"), "--seeds", "20", "--many-seeds", "0", "--out", str(WORK / "sim.json")),
+)
 TORCH = [f"tests/python/torch/test_torch_{name}.py" for name in ("statistics", "placed", "observe")]
 # The tests that should notice first, then everything about that layer.
 CHECKS: dict[Layer, tuple[Check, ...]] = {
@@ -181,6 +187,12 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         ),
     ),
     "wire": (Check("device_test", unit("device_test", "--gtest_filter=*Wire*")),),
+    "links": (
+        Check("app_test", unit("app_test", "--gtest_filter=DataLinks*")),
+        Check("device_test", unit("device_test", "--gtest_filter=*Wire*")),
+        Check("lane_transfer_test", unit("lane_transfer_test", "--gtest_filter=Transfer*:*TransferOverNodes*")),
+        SIMULATION,
+    ),
     "client": (
         Check(None, pytest("tests/python/test_reduced.py", *TORCH)),
         Check(None, pytest("tests/python/torch")),
@@ -238,9 +250,9 @@ def verdict(check: Check) -> str | None:
     status, output = run(check.command)
     if status == 0:
         return None
-    failed = re.search(r"^\[  FAILED  \] (\S+\.\S+)|^FAILED (\S+)", output, re.MULTILINE)
+    failed = re.search(r"^\[  FAILED  \] (\S+\.\S+)|^FAILED (\S+)|^\w+ daemons, (seed \d+): ", output, re.MULTILINE)
     if failed is not None:
-        return failed[1] or failed[2]
+        return failed[1] or failed[2] or f"make sim, {failed[3]}"
     if status == 124:
         return f"{Path(check.command[0]).name}: the deadline of {DEADLINE_S:.0f} s"
     if status < 0:
