@@ -60,7 +60,7 @@ struct SteppedWire::Moving {
 SteppedWire::SteppedWire(
     Host& host, std::vector<device::NodeConnection> connections, std::function<void()> wake, std::uint64_t most
 )
-    : host_(host), moving_(new Moving{{std::move(connections), std::move(wake)}}) {
+    : host_(host), moving_(new Moving{{std::move(connections), std::move(wake), [] {}}}) {
   moving_->most = most;
   host_.on_wire(*this);
   host_.on_wish();

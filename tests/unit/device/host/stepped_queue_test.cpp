@@ -45,7 +45,10 @@ TEST_F(SteppedQueue, executes_one_command_whenever_it_is_told) {
 
 TEST_F(SteppedQueue, an_abort_goes_before_what_waits_of_other_plans) {
   map(1);
-  queue_.submit(FinishStep{7, 3});
+  FinishStep finish;
+  finish.plan = 7;
+  finish.tag = 3;
+  queue_.submit(std::move(finish));
   queue_.submit(Abort{7, 3});
   queue_.work();
   ASSERT_EQ(reports_.size(), 1U);
