@@ -33,6 +33,7 @@ stage --name kernels --cases --again=--last-failed --deadline 900 -- \
   env GRADSYNC_KERNELS="$PWD/build/cpu-release/lib/libgradsync_kernels_emulated.so" \
   "${quick[@]}" "${drop_ins[@]/#/tests/python/torch/}"
 stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
+stage --name deploy --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/deploy
 # Hostile clients against a daemon that notices each wrong access to memory.
 if stage --name attack-build --deadline 3600 -- scripts/build.sh cpu-asan gradsyncd; then
   GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack --cases --again=--last-failed --deadline 1200 -- \
@@ -71,4 +72,4 @@ fi
 echo
 echo "make test does not run: ${not_run}sanitizers of the C++ tests (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"
 echo "benchmarks (make bench), planted faults (make mutants), tests on a GPU (make gpu-test)."
-finish --require lint- --require build --require cpp --require lint-tests --require python --require kernels --require integration --require attack --require attack-release --require fuzz
+finish --require lint- --require build --require cpp --require lint-tests --require python --require kernels --require integration --require deploy --require attack --require attack-release --require fuzz
