@@ -7,7 +7,7 @@ results=${1:-build/results/lint}
 [ $# -gt 0 ] || rm -rf "$results"
 
 tracked '*.cpp' '*.hpp' '*.cu' '*.cuh' >build/lint-cpp.txt
-tracked '*.sh' .ci/run deploy/debian/postinst deploy/debian/postrm deploy/debian/prerm >build/lint-shell.txt
+tracked '*.sh' .ci/run deploy/debian/postinst deploy/debian/postrm deploy/debian/prerm deploy/slurm/gradsync.sbatch >build/lint-shell.txt
 
 stage --name lint-layers -- "$python" tests/lint/check_layers.py
 stage --name lint-clang-format -- xargs -a build/lint-cpp.txt clang-format-16 --dry-run -Werror
