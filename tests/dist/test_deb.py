@@ -184,6 +184,8 @@ def test_systemd_takes_the_unit_and_finds_it_confined(unpacked: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    security = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--root={unpacked}"]
+    ran(*security, "--threshold=20", Path(UNIT).name)  # tenths; 100 is a service that may do everything
     for target in (unpacked / UNIT).parent.glob("*.*"):
         if target.name != Path(UNIT).name:
             target.unlink()
