@@ -206,6 +206,15 @@ def test_every_probe_and_the_metrics_are_answered_by_the_sidecar(tmp_path: Path)
         process.stderr.close()
 
 
+def test_the_alerts_and_the_dashboard_know_the_pods_by_the_name_of_their_job() -> None:
+    (monitor,) = (one for one in documents_of("examples/yours") if one["kind"] == "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    named = {one["replacement"] for one in endpoint["relabelings"] if one["targetLabel"] == "job"}
+    files = [path for folder in ("prometheus", "grafana") for path in (ROOT / "deploy" / folder).iterdir()]
+    asked = {name for path in files for name in re.findall(r'\bjob="(\w+)"', path.read_text().replace('\\"', '"'))}
+    assert asked == named == {"gradsync"}
+
+
 def test_the_image_has_variables_and_ports_that_are_known() -> None:
     dockerfile = (ROOT / "deploy/docker/Dockerfile").read_text()
     named = set(re.findall(r"\b(GRADSYNC_[A-Z_]+)=", re.sub(r"-D\w+", "", dockerfile)))
