@@ -4,6 +4,7 @@
 #include "app/daemon/application.hpp"
 #include "app/daemon/signals.hpp"
 #include "app/daemon/start_failure.hpp"
+#include "app/daemon/systemd_notifier.hpp"
 #include "base/descriptors.hpp"
 #include "base/log.hpp"
 
@@ -49,6 +50,7 @@ int execute(const ServeCommand& command) {
   {
     raise_descriptor_limit();
     Application application{configuration->options};
+    SystemdNotifier notifier{application.io(), process_environment()};
     Signals signals{application.io(), handled, [&](int number, bool) {
                       if (number == SIGUSR1) {
                         application.dump_flights();
@@ -57,6 +59,7 @@ int execute(const ServeCommand& command) {
                         application.stop_at_once();
                       } else {
                         spdlog::info("draining: signal {}", number);
+                        notifier.tell_stopping();
                         application.drain();
                       }
                     }};
@@ -67,7 +70,11 @@ int execute(const ServeCommand& command) {
       if (::isatty(STDERR_FILENO) != 0) {
         say_where(socket);
       }
-      application.on_closed([&] { signals.stop(); });
+      notifier.tell_ready(fmt::format("serving at {}", socket));
+      application.on_closed([&] {
+        notifier.close();
+        signals.stop();
+      });
       application.run();
       spdlog::info("stopped");
     }
