@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=build/venv/bin/python
-"$python" tests/mutants/run.py --copy
+"$python" tests/mutants/run.py --copy "$@"
 targets=$("$python" tests/mutants/run.py --targets "$@")
 read -ra targets <<<"$targets"
-build/mutants/tree/scripts/build.sh cpu-debug "${targets[@]}"
+build/mutants/tree/scripts/build.sh cpu-release "${targets[@]}"
 exec "$python" tests/mutants/run.py "$@"
