@@ -260,6 +260,30 @@ TEST_F(FlightOfAJob, counts_a_bucket_that_comes_with_the_finish_once_for_each_ra
   EXPECT_EQ(dump.buckets[0].last_rank, 2);
 }
 
+TEST_F(FlightOfAJob, counts_a_bucket_that_was_ready_before_the_others_of_its_rank_once) {
+  Recorded harness;
+  plan::TensorDeclaration half = Harness::tensor("b");
+  half.dtype = plan::DType::BFloat16;  // it lies in a bucket of its own
+  harness.start(2, {Harness::tensor("a"), half});
+  harness.ready(0, 0);
+  harness.ready(1, 0);
+  const TimePoint before = harness.now;
+  harness.pass(Milliseconds(2));
+  harness.finish(1, 1);
+  harness.finish(0, 1);
+  harness.pump();
+  const FlightDump dump = harness.now_recorded();
+  ASSERT_EQ(dump.buckets.size(), 2U);
+  EXPECT_EQ(dump.buckets[0].bucket, 0U);
+  EXPECT_EQ(dump.buckets[0].ready, 2);
+  EXPECT_EQ(dump.buckets[0].last_ready, before);
+  EXPECT_EQ(dump.buckets[0].last_rank, 1);
+  EXPECT_EQ(dump.buckets[1].bucket, 1U);
+  EXPECT_EQ(dump.buckets[1].ready, 2);
+  EXPECT_EQ(dump.buckets[1].last_ready, harness.now);
+  EXPECT_EQ(dump.buckets[1].last_rank, 0);
+}
+
 TEST_F(FlightOfAJob, is_dumped_with_the_ranks_that_were_late) {
   Recorded harness;
   harness.start(3);
