@@ -126,9 +126,9 @@ NODES = (
     peers(
         "doubt-is-failure",
         "An attempt in doubt is taken as failed, although the record of another node says that it is done.",
-        "record_words.hpp",
-        "    if (node.done == doubt) {",
-        "    if (&node == &nodes.front() && node.done == doubt) {",
+        "coordinator_form.cpp",
+        "    if (roll_.has_done(doubt)) {",
+        "    if (roll_.has_done(doubt) && words.empty()) {",
     ),
     peers(
         "doubt-waits-for-a-rank",
