@@ -177,6 +177,7 @@ TEST(NodeFindings, copies_on_one_node_that_differ_are_found_there) {
   NodeWorld world(job, kTwoNodes);
   const NodesSaid said = world.measure(1);
   EXPECT_THAT(said.divergence, ElementsAre(Pair(0U, ElementsAre(1, 3))));
+  EXPECT_EQ(said.boxes_read, 1) << "which of them most ranks have is known to the nodes together";
 }
 
 TEST(NodeFindings, a_sum_that_nobody_contributed_to_is_zero_where_another_of_the_tensor_is_not) {
