@@ -135,6 +135,9 @@ def test_a_failed_step_whose_gradients_were_being_written_is_lost(job: gradsync.
     with pytest.raises(ConnectionLost) as lost:
         grads.finish(ready="all")
     assert lost.value.step_lost
+    assert grads.finish(ready="all").step == 0
+    assert daemon.of("step.finish")[-1]["epoch"] == 1001
+    assert len(daemon.of("gradients.declare")) == 2, "it has declared there already: once more, and all ranks have to"
 
 
 def test_the_second_half_of_a_step_has_a_doubt_of_its_own(table: gradsync.ReducedGrads, daemon: FakeDaemon) -> None:

@@ -61,7 +61,7 @@ class Reconnect:
         self._record = record
         self._possible = record is not None  # whether the record can say what came of the attempt under way
         self._doubt: tuple[int, StepRecord] | None = None  # an attempt that only other nodes know the end of
-        self._ruled: dict[str, Any] | None = None  # its result, once the daemon has said that it is done
+        self._ruled: dict[str, Any] | ConnectionLost | None = None  # its result, or that its gradients are lost
         self._adopted: tuple[str, int] | None = None  # daemon and number of the arena, when handed over last
 
     def settle(self, stamp: int) -> dict[str, Any] | None:
@@ -85,8 +85,16 @@ class Reconnect:
         return record.settle(stamp)
 
     def ruled(self) -> dict[str, Any] | None:
-        """The result of the attempt that was in doubt, once, where `declare_again` has found that it is done."""
+        """The result of the attempt that was in doubt, once, where `declare_again` has found that it is done.
+
+        It is asked behind `declare_again`, whose declaration holds whatever came of the attempt.
+
+        Raises:
+            ConnectionLost: with `step_lost`, the attempt failed, and its gradients are lost.
+        """
         result, self._ruled = self._ruled, None
+        if isinstance(result, ConnectionLost):
+            raise result
         return result
 
     def declare_again(
@@ -144,7 +152,10 @@ class Reconnect:
         if verdict == "done":
             self._ruled = record.result()
         elif verdict == "failed":
-            record.settle(stamp)  # raises where its gradients are lost
+            try:
+                record.settle(stamp)
+            except ConnectionLost as lost:
+                self._ruled = lost
         else:
             raise ProtocolError("the daemon did not say what came of the step in doubt; install both of one release")
 
