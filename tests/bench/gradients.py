@@ -83,11 +83,11 @@ def expected(
     return norm, [scaled[size // parts * index : size // parts * (index + 1)] for size in sizes]
 
 
-def compare(who: str, found: dict[str, Any], right: dict[str, Any], tolerance: float) -> None:
+def compare(who: str, found: dict[str, Any], right: dict[str, Any], tolerance: float, absolute: float = 1e-12) -> None:
     """Raises RuntimeError unless what a step answered is right: a contender that is fast and wrong is no contender."""
     if not math.isclose(found["norm"], right["norm"], rel_tol=tolerance):
         raise RuntimeError(f"{who}: norm {found['norm']}, expected {right['norm']}")
     for what in right.keys() - {"norm"}:
         for index, (value, wanted) in enumerate(zip(found[what], right[what], strict=True)):
-            if not math.isclose(value, wanted, rel_tol=tolerance, abs_tol=1e-12):
+            if not math.isclose(value, wanted, rel_tol=tolerance, abs_tol=absolute):
                 raise RuntimeError(f"{who}: {what}[{index}] is {value}, expected {wanted}")

@@ -182,8 +182,8 @@ void PeerBridge::refuse(net::LinkId link, const Error& error) {
   links_->close(link);
 }
 
-/// Other ranks of this node came before rank 0, and had this daemon look for it at its own address. What they said there
-/// is not said by another node: the link is dropped when rank 0 comes, or is overdue like any other.
+/// Other ranks of this node came before rank 0, and had this daemon look for it at its own address. What they said
+/// there is not said by another node: the link is dropped when rank 0 comes, or is overdue like any other.
 bool PeerBridge::is_own(const engine::PeerJoin& join) const { return join.incarnation == options_.incarnation; }
 
 /// Rank 0 of the job has come.

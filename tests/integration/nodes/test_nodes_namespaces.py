@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from daemon import DEADLINE_S, TIMES
-from node_faults import NODE_S, Asking, Baseline, beside, check_errors, step_again
+from node_faults import NODE_S, Asking, Baseline, beside, check_errors, soon, step_again, wait_for
 from node_jobs import NodeRank, job_over
 from node_namespaces import NodesInNamespaces, not_allowed
 from ranks_in_threads import on_all, whole
@@ -77,9 +77,11 @@ def test_a_firewall_that_drops_data_connections_alone(tmp_path: Path) -> None:
     if reason is not None:
         pytest.skip(reason)
     with NodesInNamespaces(tmp_path, 2) as nodes, job_over(nodes, 2, kind=MediumRank) as ranks:
-        beats = nodes.connections_out(1)  # those of data are made with the first plan
-        assert len(beats) == 1, beats
-        whole(on_all(ranks, MediumRank.declare))
+        declared = soon([rank for rank in ranks if rank.node == 1], MediumRank.declare)
+        wait_for(lambda: len(nodes.connections_out(1)) == 1, "node 1 has no link")
+        beats = nodes.connections_out(1)  # those of data are made when node 0 has declared, too
+        whole(on_all([rank for rank in ranks if rank.node == 0], MediumRank.declare))
+        whole(declared.result(2 * DEADLINE_S))
         sync_again(ranks, 0)
         for turn in range(TIMES):
             data = nodes.connections_out(1) - beats
