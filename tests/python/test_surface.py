@@ -9,7 +9,7 @@ import gradsync
 import gradsync.trackers
 
 EXPORTED = """
-    UNSET Bucket Buffer Client Clip ClipRaised Divergence Fixed GpuProbe GradientsDiverged Grads GradsyncError
+    UNSET AutoClip Bucket Buffer Client Clip ClipRaised Divergence Fixed GpuProbe GradientsDiverged Grads GradsyncError
     GroupReport Job LayerReport Mesh Missing Nonfinite NonfiniteInput Observe Only Partial PartialTo Percentile Policy
     ReducedGrads Replicate Row ScalarCollective Shard StepRaised StepReport StepTimings Subscription Tensor Unset
     UsageError WatchReport ZScore __version__ alloc_grad_buffer connect errors write_declaration

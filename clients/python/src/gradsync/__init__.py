@@ -11,7 +11,7 @@ from ._gpu._memory import alloc_grad_buffer
 from ._gpu._probe import GpuProbe
 from ._job import Job
 from ._placements import Only, Partial, PartialTo, Replicate, Shard
-from ._policies import Fixed, Observe, Percentile, Policy, ZScore
+from ._policies import AutoClip, Fixed, Observe, Percentile, Policy, ZScore
 from ._step._buffer import Buffer
 from ._step._grads import Grads
 from ._step._layout import Bucket
@@ -36,6 +36,7 @@ from .errors import ClipRaised, GradientsDiverged, GradsyncError, StepRaised, Us
 
 __all__ = [
     "UNSET",
+    "AutoClip",
     "Bucket",
     "Buffer",
     "Client",

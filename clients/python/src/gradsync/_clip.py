@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ._policies import Fixed, Observe, Percentile, Policy, ZScore, require_number
+from ._policies import AutoClip, Fixed, Observe, Percentile, Policy, ZScore, require_number
 from ._wire import encode_number
 from .errors import UsageError
 
@@ -66,6 +66,8 @@ class Clip:
             )
         for number, policy in enumerate(self.watch):
             _require_policy(f"watch[{number}]", policy)
+            if isinstance(policy, AutoClip):
+                raise UsageError(f"Clip(watch[{number}]=AutoClip(…)): only the daemon watches; give Percentile(…)")
 
     @classmethod
     def percentile(
@@ -83,6 +85,21 @@ class Clip:
         """Clips at a percentile of the last norms, never above `ceiling`."""
         policy = Percentile(percentile=percentile, window=window, warmup=warmup)
         return cls._adaptive(ceiling, policy, nonfinite, spike, spike_factor, watch)
+
+    @classmethod
+    def auto(cls, ceiling: float | None = 1.0, percentile: float = 95.0, window: int = 1000, warmup: int = 100) -> Clip:
+        """Auto gradient clipping to the letter, as many training scripts have it; `percentile()` is the better one.
+
+        The threshold is min(ceiling, percentile of the last norms), by `numpy.percentile` and Python's `min`, from
+        `warmup` norms on. Every norm is remembered, also one that is not finite or of a step that was skipped; a
+        percentile of 0 counts, and makes gradients 0; gradients are multiplied as `clip_grad_norm_` does it, by
+        threshold / (norm + 1e-6). Of one clip group only. docs/clipping.md has the differences.
+        """
+        return cls(
+            max_norm=ceiling,
+            zero_rule="zero",
+            policy=AutoClip(percentile=percentile, window=window, warmup=warmup),
+        )
 
     @classmethod
     def zscore(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ._clip import Clip
+from ._policies import AutoClip
 from ._wire import encode_number
 from .errors import UsageError
 
@@ -47,6 +48,10 @@ def encode_options(
     for group, settings in groups.items():
         if not isinstance(settings, Clip):
             raise UsageError(f"clip[{group!r}]={settings!r}: give gradsync.Clip(max_norm=…)")
+    if any(isinstance(settings.policy, AutoClip) for settings in groups.values()):
+        if len(groups) > 1:
+            raise UsageError("Clip.auto() is for all gradients as one clip group; give Clip.percentile()")
+        formula = "torch"  # a part of it
     options: dict[str, Any] = {
         "accumulate": accumulate,
         "norm_type": encode_number(norm_type),

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from .errors import UsageError
 
-__all__ = ["Fixed", "Observe", "Percentile", "Policy", "ZScore", "require_number"]
+__all__ = ["AutoClip", "Fixed", "Observe", "Percentile", "Policy", "ZScore", "require_number"]
 
 _MAX_WINDOW = 50_000
 
 
 class Policy:
-    """The base of `Fixed`, `Observe`, `Percentile` and `ZScore`."""
+    """The base of `Fixed`, `Observe`, `Percentile`, `AutoClip` and `ZScore`."""
 
     __slots__ = ()
 
@@ -62,6 +62,20 @@ class Percentile(Policy):
     def encode(self) -> dict[str, Any]:
         """The wire form."""
         return {"kind": self.KIND, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoClip(Percentile):
+    """`Percentile` in its plainest form, for comparison with scripts that have it: see `Clip.auto`.
+
+    The client computes it, and each step tells the daemon its threshold.
+    """
+
+    KIND: ClassVar[str] = "fixed"  #: for the daemon
+
+    def encode(self) -> dict[str, Any]:
+        """The wire form."""
+        return {"kind": self.KIND}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
