@@ -14,6 +14,7 @@ packages=(
 optional=()
 frameworks=()
 deploy=()
+trackers=()
 case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
@@ -27,6 +28,7 @@ case $what in
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
     frameworks=(scripts/requirements-frameworks.txt scripts/requirements-frameworks-alone.txt) # as optional
     deploy=(scripts/requirements-deploy.txt scripts/requirements-deploy-alone.txt) # likewise
+    trackers=(scripts/requirements-trackers.txt) # likewise
     ;;
   *)
     echo "setup: '$what' is neither demo nor all" >&2
@@ -82,7 +84,7 @@ fi
 # The environment is complete when it was made from these very files, in this place.
 venv=build/venv
 stamp=$venv/.requirements-$what
-wanted=$(echo "$PWD" && cat "${requirements[@]}" "${frameworks[@]}" "${deploy[@]}" clients/python/pyproject.toml)
+wanted=$(echo "$PWD" && cat "${requirements[@]}" "${frameworks[@]}" "${deploy[@]}" "${trackers[@]}" clients/python/pyproject.toml)
 if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
   echo "setup: Python environment in $venv (a few minutes the first time)"
   mkdir -p build
@@ -99,6 +101,10 @@ if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$
   if [ ${#deploy[@]} -gt 0 ]; then
     "${pip[@]}" --requirement="${deploy[0]}" && "${pip[@]}" --no-deps --requirement="${deploy[1]}" ||
       echo "setup: pip could not install ${deploy[*]}; tests of deploy/ do without them" >&2
+  fi
+  if [ ${#trackers[@]} -gt 0 ]; then
+    "${pip[@]}" --no-deps --requirement="${trackers[0]}" ||
+      echo "setup: pip could not install ${trackers[*]}; tests of trackers do without them" >&2
   fi
   echo "$wanted" >"$stamp"
 fi

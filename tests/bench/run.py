@@ -27,6 +27,7 @@ import scatter
 import steady
 import step
 import step_empty
+import trackers
 import train
 import weights_part
 from over_nodes import coordinator as nodes_coordinator
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "accumulate_8": functools.partial(train.run, "accumulate_8", "gradsync", {}, accumulate=8),
     "observe_e2e": functools.partial(observe.run, "observe_e2e", {"wanted_ratio": 0.96}),
     "weights_part": functools.partial(weights_part.run, "weights_part"),
+    "trackers": functools.partial(trackers.run, "trackers"),
     "declare_10k": functools.partial(declare.run_time, "declare_10k"),
     "plan_check": functools.partial(plan_check.run, "plan_check"),
     "daemon_memory": functools.partial(declare.run_memory, "daemon_memory"),

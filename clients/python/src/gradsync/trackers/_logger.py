@@ -1,15 +1,19 @@
-"""Hands step reports to trackers: on rank 0 only, every so many steps, and without ever raising."""
+"""Hands step reports to a tracker where they are made: on rank 0 only, every so many steps, and without ever raising.
+
+`gs.log_to(…)` does it on a thread of its own.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Protocol
 
 from gradsync._step._report import StepReport
 
-__all__ = ["Logger", "Tracker", "measurements"]
+from ._record import measurements
+
+__all__ = ["Logger", "Tracker"]
 
 _log = logging.getLogger("gradsync")
 
@@ -19,21 +23,6 @@ class Tracker(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Records the values of one step."""
-
-
-def measurements(report: StepReport) -> dict[str, float]:
-    """The values of a report that are tracked: grad_norm, grad_clipped (0 or 1), grad_clip_threshold if there is one.
-
-    In mode observe also grad_norm_framework, and grad_norm_difference, relative to ours, where there is one.
-    """
-    values = {"grad_norm": report.norm, "grad_clipped": float(report.clipped)}
-    if not math.isinf(report.threshold):
-        values["grad_clip_threshold"] = report.threshold
-    if report.theirs is not None:
-        values["grad_norm_framework"] = report.theirs
-    if report.relative_difference is not None:
-        values["grad_norm_difference"] = report.relative_difference
-    return values
 
 
 class Logger:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.utils.clip_grad import clip_grad_norm_ as _torch_clip_grad_norm_
 
 import gradsync
+from gradsync.trackers._report_log import LogsReports
 
 from .._dtensor import is_dtensor
 from .._unchanged_state import UnchangedState
@@ -27,8 +28,8 @@ Tensors = torch.Tensor | Iterable[torch.Tensor]
 _utils: Any = torch.nn.utils  # has get_total_norm and clip_grads_with_norm_ since torch 2.6
 
 
-class Off(UnchangedState):
-    """What `init` returns in mode `off`."""
+class Off(UnchangedState, LogsReports):
+    """What `init` returns in mode `off`. It logs nothing."""
 
     report: gradsync.StepReport | None = None
 

@@ -17,6 +17,7 @@ from gradsync._launch._resolve import Launch, resolve_launch
 from gradsync._options import check_divergence
 from gradsync._wire_errors import local_error
 from gradsync.errors import NotAttached, UsageError
+from gradsync.trackers._report_log import LogTo, ReportLog, check_log_to
 
 from .._audit import _recorder as audit_recorder
 from .._audit._model import Declaration
@@ -81,6 +82,7 @@ def init(
     weights_every: int = 1000,
     timeout: float | None = None,
     defer: Defer = False,
+    log_to: LogTo = None,
 ) -> Session | Observer | _framework.Off:
     """Declares the gradients of a model that FSDP2, TP, DDP or a like framework reduces. Collective.
 
@@ -112,6 +114,9 @@ def init(
         defer: mode "clip" on a GPU: clip_grad_norm_() enqueues and returns, and the stream waits for the coefficient; a
             step that fails leaves zeros, and the next call raises `DeferredClipFailed` (docs/clipping.md, "Deferred
             clips"). No device was measured yet, so True is refused on every GPU; "unmeasured" tries it.
+        log_to: "mlflow", "tensorboard", "wandb", a path ending in .jsonl, a tracker of your own, or a list of them:
+            rank 0 logs the norm, the threshold and whether it clipped, every 50 steps (docs/trackers.md). `log_to` of
+            what this returns has more options.
 
     Raises:
         UsageError: `clip` may skip steps, and here the caller steps the optimizer; with mode "observe", more policies
@@ -130,6 +135,7 @@ def init(
     check_clip(clip)
     check_divergence(divergence)
     check_weights_every(weights_every)
+    check_log_to(log_to)
     check_defer(defer, wanted, clip, divergence, weights_every if check_weights else 0)
     options = InitOptions(
         mesh=mesh,
@@ -146,6 +152,7 @@ def init(
         weights_every=weights_every,
         timeout=timeout,
         defer=defer,
+        log_to=log_to,
     )
     _current = _observe(model_parts, options) if wanted == "observe" else _clip(model_parts, options)
     return _current
@@ -313,10 +320,11 @@ def _clip(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) ->
         )
     launch, declared = _declaration(model_parts, options, options.timeout)
     settings = obeyed_by_caller(options.clip)
+    log = ReportLog(launch.rank, options.log_to)
     with joined(options.join, launch, declared.meshes) as (job, owned):
         given = (declared.tensors, declared.parameters, options.norm_type, settings, owned, options.timeout)
         every = options.weights_every if options.check_weights else 0
-        return Session(job, *given, divergence=options.divergence, weights_every=every, defer=options.defer)
+        return Session(job, *given, divergence=options.divergence, weights_every=every, defer=options.defer, log=log)
 
 
 def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions) -> Observer | _framework.Off:
@@ -353,9 +361,10 @@ def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions)
         return grads, leaving.close
 
     given = (declare, declared.tensors, declared.parameters, norm_type, within, launch.rank)
+    log = ReportLog(launch.rank, options.log_to)
     if watcher is None:
-        return Observer(*given)
-    observer = Observer(*given, **watcher.reports())
+        return Observer(*given, log=log)
+    observer = Observer(*given, **watcher.reports(), log=log)
     watcher.adopt(observer, len(declared.tensors))
     return observer
 

@@ -25,6 +25,7 @@ from gradsync._session._rank_session import SessionMoved
 from gradsync._step._reduced import Answer, StepUnderway
 from gradsync._step._report import Finding
 from gradsync.errors import GradsyncError, RpcError
+from gradsync.trackers._report_log import LogsReports, ReportLog
 
 from .._dtensor import is_dtensor
 from .._optimizer_steps import listeners
@@ -64,7 +65,7 @@ def _warn(text: str) -> None:
     _log.warning("gradsync observe: %s", text)
 
 
-class Observer(UnchangedState):
+class Observer(UnchangedState, LogsReports):
     """What `init` returns in mode `observe`. Calls belong to the thread that runs backward."""
 
     def __init__(
@@ -80,12 +81,14 @@ class Observer(UnchangedState):
         note: Callable[[str], None] | None = None,
         told: Callable[[Result], None] | None = None,
         patience: float | None = None,
+        log: ReportLog | None = None,
     ) -> None:
         """`declare` runs on the observer's thread, calls its argument once a daemon has answered, and returns how to
         leave. `say` takes what a user should read of steps, `note` what of the observation itself (the same by
         default), `told` the result of each step; `patience` is how many seconds a
         daemon that does not answer may cost, once."""
         self._declare = declare
+        self._log = self._log if log is None else log
         self._held = HeldGradients(parameters, tensors)
         self._measurer = self._held.measurer(norm_type)
         self._norm_type = norm_type
@@ -241,6 +244,7 @@ class Observer(UnchangedState):
         listeners.remove(self)
         self._leave()
         self._thread.join(_JOIN_S if self._patience else self._most)
+        self._log.close()
 
     # inside
 
@@ -302,6 +306,8 @@ class Observer(UnchangedState):
                 return kind != "spike" or not self._parts  # norms of several parts in turn have no course
 
             seen = self._conditions.see(answer, step, theirs, asked.limit, asked.checked, lambda: last.report, counts)
+            if self._log:
+                self._log.log(step, lambda: last.report)
             if self._told is not None:
                 self._told(Result(step, answer.findings()[0], theirs, asked.limit, seen))
         except Exception as error:

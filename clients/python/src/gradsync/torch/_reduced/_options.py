@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import gradsync
+from gradsync.trackers._report_log import LogTo
 
 from .._joining import JoinOptions
 from .._placed import Experts, Sharded
@@ -38,3 +39,4 @@ class InitOptions:
     weights_every: int
     timeout: float | None
     defer: Defer
+    log_to: LogTo = None

@@ -17,6 +17,7 @@ from torch import nn
 
 import gradsync
 from gradsync.errors import GradsyncError, StepRaised, UsageError
+from gradsync.trackers._report_log import LogsReports, ReportLog
 
 from .._dtensor import local_tensor
 from .._loss_scale import unscaled_by_caller
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 
-class Session:
+class Session(LogsReports):
     """What `init` returns in mode `clip`. Calls belong to the thread that runs backward."""
 
     def __init__(
@@ -53,8 +54,10 @@ class Session:
         divergence: Literal["report", "raise"] = "report",
         weights_every: int = 0,
         defer: Defer = False,
+        log: ReportLog | None = None,
     ) -> None:
         self._job = job
+        self._log = self._log if log is None else log
         self._clip = replace(clip, zero_rule="zero")  # as torch does where max_norm is 0
         self._tensors = list(tensors)
         self._divergence = divergence
@@ -211,6 +214,7 @@ class Session:
                 self._job.detach()
             if self._owned_client is not None:
                 self._owned_client.close()
+            self._log.close()
 
     # inside
 
@@ -237,7 +241,9 @@ class Session:
     def _settle(self) -> None:
         """Waits for a step whose clip has returned, and raises what it failed of."""
         if self._deferral is not None:
-            self._report = self._deferral.settle() or self._report
+            report = self._deferral.settle()
+            if report is not None:
+                self._done(report)
 
     def _refuse_deferred(self, name: str) -> None:
         self._settle()
@@ -288,10 +294,17 @@ class Session:
             self._report = report = ask(**how)
             found = self._weights.after_step()
         except StepRaised as error:
-            self._report = error.report
+            self._done(error.report)
             raise
         if found:
-            self._report = report = replace(report, divergence=(*report.divergence, *found))
+            report = replace(report, divergence=(*report.divergence, *found))
+        return self._done(report)
+
+    def _done(self, report: gradsync.StepReport) -> gradsync.StepReport:
+        """Keeps the report of a step that is done, and logs it where it is due."""
+        self._report = report
+        if self._log:
+            self._log.log(self._job.next_step - 1, lambda: report)
         return report
 
     def _as_tensor(self, norm: float, plain: bool) -> torch.Tensor:

@@ -16,6 +16,7 @@ import gradsync
 from gradsync._launch._resolve import rank_and_world, resolve_launch
 from gradsync._renamed import renamed
 from gradsync.errors import UsageError, WeightsDiverged
+from gradsync.trackers._report_log import LogTo, ReportLog
 
 from .._clipping import adapts
 from .._dtensor import local_tensor
@@ -63,6 +64,7 @@ def attach(
     divergence: Literal["report", "raise"] = "report",
     weights_every: int = 1000,
     timeout: float | None = None,
+    log_to: LogTo = None,
 ) -> GradSync | OffSync:
     """Hands the gradients of a module to the sidecar, in the place of DistributedDataParallel.
 
@@ -90,6 +92,9 @@ def attach(
         weights_every: steps in which all weights are compared once, a tenth at a time, also after checked steps (three
             at the beginning, a third each); 0, or with `weights` "skip": never.
         timeout: seconds to wait for the other ranks' declaration.
+        log_to: "mlflow", "tensorboard", "wandb", a path ending in .jsonl, a tracker of your own, or a list of them:
+            rank 0 logs the norm, the threshold and whether it clipped, every 50 steps (docs/trackers.md). `gs.log_to`
+            has more options.
 
     `$GRADSYNC_MODE`: `sync` (the default), or `off`, where steps are the optimizer's alone.
 
@@ -115,6 +120,7 @@ def attach(
         divergence=divergence,
         weights_every=weights_every,
         timeout=timeout,
+        log_to=log_to,
     )
     _check_module(model)
     if _wanted_mode() == "off":
@@ -135,6 +141,7 @@ def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
     _close_previous(found)
     join = options.join
     launch = resolve_launch(join.job, join.rank, join.world_size, None, timeout=options.timeout)
+    log = ReportLog(launch.rank, options.log_to)
     meshes = job_meshes(options.mesh, launch.rank, launch.world_size)
     tensors = sync_tensors(found, meshes, options)
     _warn_of_buffers(model, launch.world_size)
@@ -152,7 +159,7 @@ def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
         options.divergence == "raise",
         copied_gradients(found, meshes),
     )
-    gs = GradSync(found, recorder, job, grads, owned, watch, adapts=adapts(options.clip))
+    gs = GradSync(found, recorder, job, grads, owned, watch, log, adapts=adapts(options.clip))
     with _attached_lock:
         _attached[model] = gs
     return gs

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from gradsync import UNSET, GradsyncError, StepReport, Unset
 from gradsync.errors import ConnectionLost, GradientsDiverged, RpcError, StepRaised, UsageError, WeightsDiverged
+from gradsync.trackers._report_log import LogsReports, ReportLog
 
 from .._errors import LateGradient
 from .._loss_scale import LossScale, loss_scale
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from gradsync import Client, Grads, Job
 
 
-class GradSync:
+class GradSync(LogsReports):
     """One rank's gradients. Calls belong to the thread that runs backward.
 
     After the last backward of a step call `step(optimizer)`, or `finish()` and then the optimizer yourself.
@@ -42,6 +43,7 @@ class GradSync:
         grads: Grads,
         owned_client: Client | None,
         weights: WeightWatch,
+        log: ReportLog,
         *,
         adapts: bool,
     ) -> None:
@@ -52,6 +54,7 @@ class GradSync:
         self._grads = grads
         self._owned_client = owned_client
         self._weights = weights
+        self._log = log
         self._index = {name: index for index, name in enumerate(found.names)}
         self._guard = OptimizerGuard(found, recorder.unreduced, self._against_unscaling)
         self._finished = False  # finish() ended the step, and the caller steps the optimizer
@@ -221,6 +224,8 @@ class GradSync:
         if report.skipped:
             self._drop()
         self.report = report
+        if self._log:
+            self._log.log(self._job.next_step - 1, lambda: report)
         return report
 
     def _drop(self) -> None:
@@ -315,6 +320,7 @@ class GradSync:
             self._job.abandon() if brief else self._job.detach()
         if self._owned_client is not None:
             self._owned_client.abandon() if brief else self._owned_client.close()
+        self._log.close(brief=brief)
 
     def __enter__(self) -> GradSync:
         return self

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gradsync import UNSET, StepReport, StepTimings, Unset
+from gradsync.trackers._report_log import LogsReports
 
 from .._loss_scale import check_scaler, report_of_scaler
 from .._unchanged_state import UnchangedState
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
 
 
-class OffSync(UnchangedState):
-    """Steps the optimizers and drops the gradients; reduces, measures and clips nothing."""
+class OffSync(UnchangedState, LogsReports):
+    """Steps the optimizers and drops the gradients; reduces, measures, clips and logs nothing."""
 
     def __init__(self, model: nn.Module, world_size: int) -> None:
         if world_size > 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import gradsync
 from gradsync._options import check_divergence, encode_options
 from gradsync.errors import UsageError
+from gradsync.trackers._report_log import LogTo, check_log_to
 
 from .._joining import JoinOptions
 from .._weights import check_weights_every
@@ -42,6 +43,7 @@ class AttachOptions:
     divergence: Literal["report", "raise"]
     weights_every: int
     timeout: float | None
+    log_to: LogTo = None
 
     def __post_init__(self) -> None:
         if self.weights not in ("check", "broadcast", "skip"):
@@ -50,6 +52,7 @@ class AttachOptions:
             raise UsageError(f"reduce={self.reduce!r}: one of 'mean', 'sum'")
         check_divergence(self.divergence)
         check_weights_every(self.weights_every)
+        check_log_to(self.log_to)
         encode_options(
             "arena",
             self.accumulate,
