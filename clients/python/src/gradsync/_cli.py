@@ -15,6 +15,7 @@ from ._commit import commit
 from ._doctor import add_doctor
 from ._launch._spawn import find_binary
 from ._observe._cli import add_observe
+from ._run_report._cli import add_report
 from ._version import PROTOCOL, __version__
 from .errors import ConnectionFailed, GradsyncError
 
@@ -44,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     add_audit(commands.add_parser)
     add_verdict(commands.add_parser)
     add_observe(commands.add_parser)
+    add_report(commands.add_parser)
     add_doctor(commands.add_parser)
     status = commands.add_parser("status", help="show what a running daemon does now")
     status.add_argument("--address", help="path of its socket (default: $GRADSYNC_ADDRESS, then the usual places)")
