@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
@@ -123,7 +124,7 @@ def _point(line: Mapping[str, Any]) -> Point | None:
 
 def _of_mlflow(run_id: str) -> Run:
     try:
-        import mlflow  # type: ignore[import-not-found,unused-ignore]
+        mlflow: Any = importlib.import_module("mlflow")
     except ImportError as error:
         raise UsageError(f"a run of MLflow is read by mlflow, which cannot be imported: {error}") from error
     client = mlflow.MlflowClient()
