@@ -275,6 +275,7 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_package_that_is_not_installed_is_named_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
     with pytest.raises(
         gradsync.UsageError, match=r"mlflow is not installed here; pip install mlflow, or gradsync\[mlflow"
     ):

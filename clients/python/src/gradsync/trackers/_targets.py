@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -49,7 +50,7 @@ def _by_name(text: Any, first_step: int | None) -> Make:
         return lambda: LinesTarget(text)
     if name not in ("mlflow", "tensorboard", "wandb") or (colon and not rest) or (name == "wandb" and colon):
         raise UsageError(f"log_to={text!r}: give {_NAMES}")
-    if importlib.util.find_spec(name) is None:
+    if name not in sys.modules and importlib.util.find_spec(name) is None:
         raise UsageError(f"log_to={text!r}: {name} is not installed here; pip install {name}, or gradsync[{name}]")
     if name == "mlflow":
         return lambda: MlflowTarget(rest or None)
