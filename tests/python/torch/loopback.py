@@ -115,6 +115,7 @@ class LoopbackJob:
 
 class LoopbackGrads:
     early = True
+    check = False
     BUCKET_TENSORS = 2  #: small buckets, in reverse order of declaration, of one dtype
 
     def __init__(self, job, tensors, norm_type, clip, formula) -> None:

@@ -59,7 +59,9 @@ def test_every_step_has_the_norm_of_what_its_optimizer_gets(synced: Live, case: 
 def test_the_sidecar_reduces_where_the_framework_does_not(synced: Live, case: str) -> None:
     for result in synced[case]:
         assert result["stages"] == STAGES[case.split("_")[0]]
-        assert result["early"] == 0 or case.startswith("ddp")  # buckets of DTensors wait for step()
+        assert result["early"] == 0 or not case.startswith(
+            ("hsdp", "fsdp2")
+        )  # DTensors are tried for three steps first
 
 
 def test_gradients_are_taken_as_they_are_placed(synced: Live) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
@@ -63,6 +63,7 @@ def attach(
     layer: Callable[[str], str | None] | None = None,
     divergence: Literal["report", "raise"] = "report",
     weights_every: int = 1000,
+    overlap: bool = True,
     timeout: float | None = None,
     log_to: LogTo = None,
 ) -> GradSync | OffSync:
@@ -91,6 +92,7 @@ def attach(
             `WeightsDiverged` on every rank.
         weights_every: steps in which all weights are compared once, a tenth at a time, also after checked steps (three
             at the beginning, a third each); 0, or with `weights` "skip": never.
+        overlap: False reduces in `step()` alone, and nothing while backward runs: gradients may be changed in between.
         timeout: seconds to wait for the other ranks' declaration.
         log_to: "mlflow", "tensorboard", "wandb", a path ending in .jsonl, a tracker of your own, or a list of them:
             rank 0 logs the norm, the threshold and whether it clipped, every 50 steps (docs/trackers.md). `gs.log_to`
@@ -119,6 +121,7 @@ def attach(
         layer=layer,
         divergence=divergence,
         weights_every=weights_every,
+        overlap=overlap,
         timeout=timeout,
         log_to=log_to,
     )
@@ -150,14 +153,15 @@ def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
         prints = _weights.fingerprints(found, options.weights != "skip")
         with_prints = [replace(t, weight_fingerprint=p) for t, p in zip(tensors, prints, strict=True)]
         grads = _declare(job, with_prints, options, _memory_of(found))
-    recorder = _recorder(found, grads, options.accumulate)
+    copies = copied_gradients(found, meshes)
+    recorder = _recorder(found, grads, options, copies)
     watch = WeightWatch(
         job,
         weight_tensors(found, meshes),
         found.parameters,
         0 if options.weights == "skip" else options.weights_every,
         options.divergence == "raise",
-        copied_gradients(found, meshes),
+        copies,
     )
     gs = GradSync(found, recorder, job, grads, owned, watch, log, adapts=adapts(options.clip))
     with _attached_lock:
@@ -241,11 +245,12 @@ def _declare(
         ) from error
 
 
-def _recorder(found: ParameterSet, grads: gradsync.Grads, accumulate: int) -> GradientRecorder:
+def _recorder(
+    found: ParameterSet, grads: gradsync.Grads, options: AttachOptions, copied: Collection[int]
+) -> GradientRecorder:
     views = [
         grads.input(name).torch().reshape(-1).as_strided(local_tensor(parameter).shape, strides)
         for name, parameter, strides in zip(found.names, found.parameters, found.strides, strict=True)
     ]
     placed = {i: PlacedGradient(found.parameters[i], views[i], i in found.managed) for i in sorted(found.placed)}
-    buckets = [bucket.tensors for bucket in grads.buckets]
-    return GradientRecorder(found, views, placed, buckets, accumulate, grads.ready_bucket, early=grads.early)
+    return GradientRecorder(found, views, placed, grads, options.accumulate, copied=copied, overlap=options.overlap)

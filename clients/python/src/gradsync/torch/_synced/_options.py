@@ -42,6 +42,7 @@ class AttachOptions:
     layer: Callable[[str], str | None] | None
     divergence: Literal["report", "raise"]
     weights_every: int
+    overlap: bool
     timeout: float | None
     log_to: LogTo = None
 

@@ -4,13 +4,13 @@ Each parameter has a view of the arena with the gradient's strides. A step begin
 the first gradient, the hook copies it into the view and puts the view in its place, and later micro-batches accumulate
 into the view directly. (Zeroing the arena, so that autograd adds to it from the start, is no faster: ADR 0006.) A
 parameter whose hook did not fire in a step contributes nothing, so old arena bytes are never part of a sum. Gradients
-that are DTensors stay as they are placed (`_placed_gradient.py`); their buckets are not launched early, because writes
-to a DTensor do not all leave a trace.
+that are DTensors stay as they are placed (`_placed_gradient.py`).
 
 Hook counts are hints. A bucket is launched during backward only when its counts were equal on all ranks in the step
 before, every tensor of it reached the most it ever had, and only in the last micro-batch (`_micro_batches.py`);
 `settle` completes everything else. So steps may be shorter than others (the end of an epoch, a loss used now and then),
-and no gradient comes late.
+and no gradient comes late. Buckets that hold DTensors are tried before (`_trials.py`): not all writes to a DTensor
+leave a trace.
 
 On a GPU no bucket is launched early: this process would have to wait for the GPU in the middle of backward, and the
 worker's passes and this process's kernels take turns anyway (docs/adr/0028).
@@ -22,9 +22,9 @@ and those of a GPU on a thread of its own, while the former waits.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
@@ -33,11 +33,16 @@ from torch.utils.hooks import RemovableHandle
 
 from gradsync import StepReport
 
-from .._dtensor import is_dtensor, local_tensor
-from .._errors import GradientRefused, LateGradient
+from .._dtensor import local_tensor
+from .._errors import LateGradient
 from .._parameter_set import ParameterSet
+from ._accepted import check_gradient
 from ._micro_batches import MicroBatches
 from ._placed_gradient import PlacedGradient
+from ._trials import Trials
+
+if TYPE_CHECKING:
+    from gradsync import Grads
 
 _NEVER = 1 << 40
 
@@ -57,6 +62,7 @@ class Counters:
     launched_at_step: int = 0
     unused: int = 0  #: tensors without a gradient on this rank, summed over steps
     absent: int = 0  #: tensors without a gradient on any rank, summed over steps
+    overlap_failed: str = ""  #: which DTensor changed after its last hook: their buckets wait for step() since then
 
 
 class GradientRecorder:
@@ -65,13 +71,14 @@ class GradientRecorder:
         found: ParameterSet,
         views: Sequence[torch.Tensor],
         placed: Mapping[int, PlacedGradient],
-        buckets: Sequence[Sequence[int]],
+        grads: Grads,
         accumulate: int,
-        launch: Callable[[int, int | None], None],
         *,
-        early: bool = True,
+        copied: Collection[int] = (),
+        overlap: bool = True,
     ) -> None:
-        """`early`: whether a bucket may be launched while backward runs."""
+        """`copied` gradients are compared in checked steps before they are reduced. `overlap`: whether a bucket may be
+        launched while backward runs."""
         self.counters = Counters()
         self._before = Counters()  #: when this attempt at a step began
         self.step = 0
@@ -79,22 +86,23 @@ class GradientRecorder:
         self.views = [placed[i].result if i in placed else view for i, view in enumerate(views)]
         self._placed = placed
         self._found = found
-        self._buckets = [list(bucket) for bucket in buckets]
+        self._grads = grads
+        self._buckets = [list(bucket.tensors) for bucket in grads.buckets]
         self._accumulate = accumulate
-        self._launch = launch
+        self._early = overlap and grads.early
         count = len(found.parameters)
         self._bucket_of = [0] * count
         for b, members in enumerate(self._buckets):
             for i in members:
                 self._bucket_of[i] = b
-        #: buckets that only step() completes
-        self._waiting = {self._bucket_of[i] for i in placed} if early else set(range(len(self._buckets)))
+        of_dtensors = {self._bucket_of[i]: self._buckets[self._bucket_of[i]] for i in placed}
+        self._trials = Trials(found, of_dtensors, views, copied, len(self._buckets), lambda: grads.check)
         self._counts = [0] * count
         self._most = [0] * count  #: hooks in a step so far
         self._expected = [0] * count  #: hooks in a step; 0: not known, and the bucket is not launched early
         self._left = [_NEVER] * len(self._buckets)  #: tensors of the bucket whose hooks are still expected
         self.launched = [False] * len(self._buckets)
-        self._versions = self._versions_now()  #: when launched, else when the step began
+        self._versions = self._versions_now()  #: when launched or noted for a trial, else when the step began
         self._micro_batches = MicroBatches(count, accumulate)
         self._handles = [self._hook(i, parameter) for i, parameter in enumerate(found.parameters)]
         self._redistribute_hooks = {i: self._hook_before(i) for i in placed if i not in found.managed}
@@ -104,6 +112,7 @@ class GradientRecorder:
         counts, expected, left, launched = self._counts, self._expected, self._left, self.launched
         gather = self._accumulate > 1
         move, micro_batches = self._move, self._micro_batches
+        trials, tried = self._trials, self._trials.tried
 
         def hook(parameter: torch.Tensor) -> None:
             if launched[bucket]:
@@ -117,6 +126,9 @@ class GradientRecorder:
             counts[index] = count
             if count >= expected[index]:
                 if count == expected[index]:
+                    if tried[bucket]:
+                        trials.note(index)
+                        self._versions[index] = self._version(index)
                     left[bucket] -= 1
                     if left[bucket] == 0 and micro_batches.in_last:
                         self._launch_early(bucket)
@@ -138,7 +150,7 @@ class GradientRecorder:
             # create_graph: the caller still differentiates through p.grad, so it stays theirs until step().
             self._left[self._bucket_of[index]] = _NEVER
             return
-        self._check(index, gradient)
+        check_gradient(self._found.names[index], gradient, self.views[index])
         if self._counts[index]:
             # The gradient was dropped after its hook fired, as a failed backward does: this step's counts say nothing.
             self._left[self._bucket_of[index]] = _NEVER
@@ -158,45 +170,29 @@ class GradientRecorder:
         with torch.no_grad():
             parameter.grad = self.views[index] = self._placed[index].bind(gradient)
 
-    def _check(self, index: int, gradient: torch.Tensor) -> None:
-        view = self.views[index]
-        if gradient.layout is not torch.strided:
-            raise GradientRefused(
-                self._found.names[index],
-                f"its gradient has layout {gradient.layout}",
-                "only dense gradients are reduced: use sparse=False",
-            )
-        if is_dtensor(gradient) != (index in self._placed):
-            kinds = ("a plain tensor", "a DTensor")
-            raise GradientRefused(
-                self._found.names[index],
-                f"its gradient is {kinds[is_dtensor(gradient)]}, the parameter {kinds[index in self._placed]}",
-                "leave gradients as backward makes them",
-            )
-        if is_dtensor(gradient) and gradient.device_mesh != view.device_mesh:  # type: ignore[attr-defined]
-            raise GradientRefused(
-                self._found.names[index],
-                f"its gradient lies on {gradient.device_mesh}, the parameter on {view.device_mesh}",  # type: ignore[attr-defined]
-                "leave gradients as backward makes them",
-            )
-        if gradient.dtype is not view.dtype or gradient.shape != view.shape:
-            raise GradientRefused(
-                self._found.names[index],
-                f"its gradient is {gradient.dtype} {tuple(gradient.shape)}, declared {view.dtype} {tuple(view.shape)}",
-                "attach again after the dtype or shape of a parameter changed",
-            )
-
     def _too_late(self, index: int) -> LateGradient:
         if self.late is None:
             self.late = LateGradient(self._found.names[index], self.step, self._counts[index])
         return self.late
 
     def _launch_early(self, bucket: int) -> None:
+        if self._trials.hold(bucket):
+            return
         self.launched[bucket] = True
         for index in self._buckets[bucket]:
-            self._versions[index] = self.views[index]._version
+            self._versions[index] = self._version(index)
+            if index in self._placed:
+                self._guard(index)
         self.counters.launched_early += 1
-        self._launch(bucket, self.micro_batch)
+        self._grads.ready_bucket(bucket, self.micro_batch)
+
+    def _guard(self, index: int) -> None:
+        from ._launched_gradient import refuse_writes  # imports torch.distributed, which plain modules do without
+
+        bucket = self._bucket_of[index]
+        refuse_writes(self.views[index], lambda: self._too_late(index) if self.launched[bucket] else None)
+        if not self._placed[index].contributes:
+            self._grads.mark_unused_index(index)  # the daemon sums another rank's copy
 
     @property
     def micro_batch(self) -> int | None:
@@ -263,31 +259,35 @@ class GradientRecorder:
         """
         if self.late is not None:
             raise self.late
-        unused = []
+        unused, written = [], set()
         views, counts, versions = self.views, self._counts, self._versions
         for index, parameter in enumerate(self._found.parameters):
             gradient = parameter.grad
-            if gradient is views[index]:
-                written = self._version(index) != versions[index]
-                if written and self.launched[self._bucket_of[index]]:
+            held = gradient is views[index]
+            if not held or self._version(index) != versions[index]:
+                if self.launched[self._bucket_of[index]]:
                     raise self._too_late(index)
-                # The memory holds an earlier step's gradient, or zeros, unless somebody wrote a gradient by hand.
-                if not counts[index] and not (written and local_tensor(gradient).any()):
-                    unused.append(index)
-            elif self.launched[self._bucket_of[index]]:
-                raise self._too_late(index)
-            elif gradient is None:
+                written.add(index)
+            if gradient is None:
                 unused.append(index)
-            else:
-                self._check(index, gradient)
-                if index in self._placed:
-                    self._bind(index, parameter, gradient.detach())
-                else:
-                    views[index].copy_(gradient.detach())
-                    parameter.grad = views[index]
-                self.counters.settled += 1
+            elif not held:
+                self._take_over(index, parameter, gradient)
+            # The memory holds an earlier step's gradient, or zeros, unless somebody wrote a gradient by hand.
+            elif not counts[index] and not (index in written and local_tensor(gradient).any()):
+                unused.append(index)
+        self._trials.judge(written)
+        self.counters.overlap_failed = self._trials.failed
         self.counters.unused += len(unused)
         return unused
+
+    def _take_over(self, index: int, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+        check_gradient(self._found.names[index], gradient, self.views[index])
+        if index in self._placed:
+            self._bind(index, parameter, gradient.detach())
+        else:
+            self.views[index].copy_(gradient.detach())
+            parameter.grad = self.views[index]
+        self.counters.settled += 1
 
     def given_by_others(self, unused: Sequence[int]) -> list[int]:
         """Tensors whose gradient another rank contributes, because this rank holds a copy of it."""
@@ -306,13 +306,15 @@ class GradientRecorder:
         return local_tensor(gradient)
 
     def digests(self, unused: Sequence[int]) -> list[int]:
-        """One number per bucket, equal on two ranks when their hooks fired alike in this step."""
+        """One number per bucket, equal on two ranks when their hooks fired alike in this step, and both may launch it
+        early, or neither."""
+        refused = self._trials.refused
         marks = [2 * count + 1 for count in self._counts]
         for index in unused:
             marks[index] -= 1
         return [
-            crc32(array("q", [self._micro_batches.hooks, *(marks[i] for i in members)]).tobytes())
-            for members in self._buckets
+            crc32(array("q", [self._micro_batches.hooks, refused(b), *(marks[i] for i in members)]).tobytes())
+            for b, members in enumerate(self._buckets)
         ]
 
     def commit(self, unused: Sequence[int], absent: Sequence[int], stable_buckets: Sequence[int]) -> None:
@@ -332,11 +334,12 @@ class GradientRecorder:
         expected, counts, most = self._expected, self._counts, self._most
         stable = set(stable_buckets)
         for b, members in enumerate(self._buckets):
-            steady = b in stable and b not in self._waiting and all(counts[i] for i in members)
+            steady = self._early and b in stable and all(counts[i] for i in members)
             for i in members:
                 most[i] = max(most[i], counts[i])
                 expected[i] = most[i] if steady else 0
         self._micro_batches.learn(counts)
+        self._trials.learn(stable)
         self._reset()
 
     def discard(self) -> None:
@@ -357,6 +360,7 @@ class GradientRecorder:
         self._micro_batches.restart()
         self._before = replace(self.counters)
         self.step += 1
+        self._trials.begin(self.step)
 
     def _versions_now(self) -> list[int]:
         found = [view._version for view in self.views]
