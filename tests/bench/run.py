@@ -59,6 +59,9 @@ BENCHMARKS: dict[str, Callable[..., dict[str, Any]]] = {
     "train_e2e": functools.partial(
         train.run, "train_e2e", "gradsync", {"wanted_ratio": 1.05, "wanted_floor_ratio": 1.04}
     ),
+    "train_e2e_tp": functools.partial(
+        train.run, "train_e2e_tp", "gradsync", {"wanted_ratio": 1.0}, tensor_parallel=True
+    ),
     "accumulate_8": functools.partial(train.run, "accumulate_8", "gradsync", {}, accumulate=8),
     "observe_e2e": functools.partial(observe.run, "observe_e2e", {"wanted_ratio": 0.96}),
     "weights_part": functools.partial(weights_part.run, "weights_part"),

@@ -32,11 +32,11 @@ def check(contenders: dict[str, Ranks]) -> None:
         raise RuntimeError(f"the two trainings differ: ours {ours}, torch_ddp {theirs}")
 
 
-def daemons(binary: Path, folder: Path, nodes: int, stack: contextlib.ExitStack) -> list[dict[str, str]]:
+def daemons(binary: Path, folder: Path, nodes: int, per_node: int, stack: contextlib.ExitStack) -> list[dict[str, str]]:
     """The environment of each rank: which daemon it has."""
     if nodes == 1:
-        return [{"GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binary, folder))}] * PER_NODE
-    return stack.enter_context(Nodes(binary, folder, nodes)).environments(PER_NODE)
+        return [{"GRADSYNC_ADDRESS": stack.enter_context(private_daemon(binary, folder))}] * per_node
+    return stack.enter_context(Nodes(binary, folder, nodes)).environments(per_node)
 
 
 def run(
@@ -47,14 +47,19 @@ def run(
     binaries: Path,
     accumulate: int = 2,
     nodes: int = 1,
+    tensor_parallel: bool = False,
 ) -> dict[str, Any]:
-    """`backend` of clients/python/examples/train_char.py against its `ddp`, and the bound of whatever synchronises."""
+    """`backend` of clients/python/examples/train_char.py against its `ddp`, and the bound of whatever synchronises.
+
+    With `tensor_parallel` twice as many ranks train the model split over pairs of them, and there is no bound.
+    """
     backends = {backend: backend, "torch_ddp": "ddp"}
-    if backend == "gradsync":
+    if backend == "gradsync" and not tensor_parallel:
         backends["floor"] = "meeting"
     rounds *= ROUNDS_FACTOR
     block = max(1, MICRO_BATCHES_IN_A_BLOCK // accumulate)
-    world_size = nodes * PER_NODE
+    per_node = 2 * PER_NODE if tensor_parallel else PER_NODE
+    world_size = nodes * per_node
     threads = max(1, len(os.sched_getaffinity(0)) // world_size)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
@@ -64,13 +69,15 @@ def run(
             "OMP_NUM_THREADS": str(threads),
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        by_rank = daemons(binaries / "gradsyncd", folder, nodes, stack)
+        by_rank = daemons(binaries / "gradsyncd", folder, nodes, per_node, stack)
         contenders: dict[str, Ranks] = {}
         for contender, way in backends.items():
             print(f"{name}: starting {contender}", flush=True)
             environment["MASTER_PORT"] = str(free_port())
             arguments = {"backend": way, "accumulate": accumulate, "block": block}
-            contenders[contender] = Ranks("train", world_size, arguments, environment, by_rank)
+            contenders[contender] = Ranks(
+                "train_tp" if tensor_parallel else "train", world_size, arguments, environment, by_rank
+            )
             stack.callback(contenders[contender].close)
 
         def look(number: int) -> None:
@@ -83,6 +90,7 @@ def run(
         "daemons": nodes,
         "model": "clients/python/examples/train_char.py, its options the default ones but for the micro-batches",
         "micro_batches_per_step": accumulate,
+        "tensor_parallel": 2 if tensor_parallel else 1,
         "steps_in_a_block": block,
         "torch": torch.__version__,
         "torch_threads_per_rank": threads,

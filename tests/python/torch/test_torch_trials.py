@@ -222,7 +222,7 @@ def test_plain_memory_written_later_is_found_in_a_checked_step(ranks_at: Any, mo
 
 
 def trials(checked: list[bool], copied: tuple[int, ...] = ()) -> tuple[Trials, list[torch.Tensor]]:
-    """Of three buckets, of one tensor each, the first has no DTensor."""
+    """There are three buckets of one tensor each, and the first has no DTensor."""
     memory = [torch.arange(3.0), torch.arange(4.0), torch.empty(0)]
     found: Any = SimpleNamespace(names=["a", "b", "c"], parameters=memory)
     return Trials(found, {1: [1], 2: [2]}, memory, copied, 3, lambda: checked[0]), memory
