@@ -124,4 +124,18 @@ ADAPTER = (
         "                    refuse_writes(one, source.late)",
         "                    pass",
     ),
+    adapter(
+        "shards-not-gathered",
+        "After the step of an optimizer of shards each rank keeps the old rows of the others.",
+        "_sharded.py",
+        "                if rank != self._place and last > first:",
+        "                if rank == self._place and last > first:",
+    ),
+    adapter(
+        "whole-gradients-stepped",
+        "The optimizer of shards may be one of whole parameters.",
+        "_sharded.py",
+        "                if id(parameter) in whole:",
+        "                if id(parameter) in self._index:",
+    ),
 )

@@ -46,7 +46,8 @@ class ParameterSet:
     strides: list[tuple[int, ...]] = field(default_factory=list)  #: strides of the gradients
     frozen: list[tuple[str, nn.Parameter]] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
-    known_ids: set[int] = field(default_factory=set)  #: ids of all parameters, also of frozen ones
+    known_ids: set[int] = field(default_factory=set)  #: ids of all parameters, also of frozen ones and of shards
+    shard_ids: set[int] = field(default_factory=set)  #: ids of what the optimizer steps in their place
     placed: set[int] = field(default_factory=set)  #: indices of DTensors
     managed: dict[int, Any] = field(default_factory=dict)  #: index → what fully_shard knows of the parameter
     managed_places: dict[tuple[int, str], Any] = field(default_factory=dict)  #: (id of the module, key) → the same
@@ -119,7 +120,7 @@ class ParameterSet:
                 )
             frozen.append((name, parameter))
         self.frozen = frozen
-        self.known_ids = declared.union(id(parameter) for _, parameter in frozen)
+        self.known_ids = declared.union(self.shard_ids, (id(parameter) for _, parameter in frozen))
 
     def check_frozen(self) -> None:
         for name, parameter in self.frozen:

@@ -30,7 +30,7 @@ from ._gradsync import GradSync
 from ._off import OffSync
 from ._options import AttachOptions
 from ._placed_gradient import PlacedGradient
-from ._placements import copied_gradients, frozen_tensors, sync_tensors, weight_tensors
+from ._placements import check_shardable, copied_gradients, frozen_tensors, sync_tensors, weight_tensors
 from ._recorder import GradientRecorder
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def attach(
     divergence: Literal["report", "raise"] = "report",
     weights_every: int = 1000,
     overlap: bool = True,
+    shard: str | None = None,
     timeout: float | None = None,
     log_to: LogTo = None,
 ) -> GradSync | OffSync:
@@ -93,6 +94,8 @@ def attach(
         weights_every: steps in which all weights are compared once, a tenth at a time, also after checked steps (three
             at the beginning, a third each); 0, or with `weights` "skip": never.
         overlap: False reduces in `step()` alone, and nothing while backward runs: gradients may be changed in between.
+        shard: of a plain module, the axis along which each rank gets its rows of the gradients alone (ZeRO-2): make the
+            optimizer of `gs.parameters()`, which are this rank's rows; after its step torch gathers the parameters.
         timeout: seconds to wait for the other ranks' declaration.
         log_to: "mlflow", "tensorboard", "wandb", a path ending in .jsonl, a tracker of your own, or a list of them:
             rank 0 logs the norm, the threshold and whether it clipped, every 50 steps (docs/trackers.md). `gs.log_to`
@@ -122,6 +125,7 @@ def attach(
         divergence=divergence,
         weights_every=weights_every,
         overlap=overlap,
+        shard=shard,
         timeout=timeout,
         log_to=log_to,
     )
@@ -146,6 +150,8 @@ def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
     launch = resolve_launch(join.job, join.rank, join.world_size, None, timeout=options.timeout)
     log = ReportLog(launch.rank, options.log_to)
     meshes = job_meshes(options.mesh, launch.rank, launch.world_size)
+    if options.shard is not None:
+        check_shardable(found)
     tensors = sync_tensors(found, meshes, options)
     _warn_of_buffers(model, launch.world_size)
     with joined(join, launch, meshes) as (job, owned):
@@ -163,7 +169,12 @@ def _attach(model: nn.Module, options: AttachOptions) -> GradSync:
         options.divergence == "raise",
         copies,
     )
-    gs = GradSync(found, recorder, job, grads, owned, watch, log, adapts=adapts(options.clip))
+    shards = None
+    if options.shard is not None:
+        from ._sharded import Shards  # imports torch.distributed.tensor, which others do without
+
+        shards = Shards(found, grads, options.mesh, meshes, options.shard)
+    gs = GradSync(found, recorder, job, grads, owned, watch, log, shards, adapts=adapts(options.clip))
     with _attached_lock:
         _attached[model] = gs
     return gs

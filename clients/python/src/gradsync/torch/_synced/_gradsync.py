@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from gradsync import UNSET, GradsyncError, StepReport, Unset
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
     from gradsync import Client, Grads, Job
 
+    from ._sharded import Shards
+
 
 class GradSync(LogsReports):
     """One rank's gradients. Calls belong to the thread that runs backward.
@@ -44,6 +47,7 @@ class GradSync(LogsReports):
         owned_client: Client | None,
         weights: WeightWatch,
         log: ReportLog,
+        shards: Shards | None = None,
         *,
         adapts: bool,
     ) -> None:
@@ -56,7 +60,8 @@ class GradSync(LogsReports):
         self._weights = weights
         self._log = log
         self._index = {name: index for index, name in enumerate(found.names)}
-        self._guard = OptimizerGuard(found, recorder.unreduced, self._against_unscaling)
+        self._shards = shards
+        self._guard = OptimizerGuard(found, recorder.unreduced, self._against_unscaling, shards)
         self._finished = False  # finish() ended the step, and the caller steps the optimizer
         self._unscaled = False  # the gradients of the last step were divided by a scale
         self._adapts = adapts
@@ -221,6 +226,8 @@ class GradSync(LogsReports):
         report = self._recorder.describe(report)
         absent = [self._index[name] for name in report.absent if name in self._index]
         self._recorder.commit(unused, absent, report.stable_buckets)
+        if self._shards is not None:
+            self._shards.commit(absent)
         if report.skipped:
             self._drop()
         self.report = report
@@ -231,6 +238,12 @@ class GradSync(LogsReports):
     def _drop(self) -> None:
         for parameter in self._found.parameters:
             parameter.grad = None
+        if self._shards is not None:
+            self._shards.drop()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimizer steps: the parameters, in the order of the module; with `shard` this rank's rows."""
+        return self._found.parameters[:] if self._shards is None else self._shards.parameters[:]
 
     def pause(self) -> AbstractContextManager[None]:
         """While this is open (evaluation, a checkpoint) no deadline that waits for this rank runs out."""
@@ -279,6 +292,8 @@ class GradSync(LogsReports):
         self._closed = True
         self._guard.close()
         self._recorder.close()
+        if self._shards is not None:
+            self._shards.close()
         self._leave(brief=brief)
 
     def synchronises_any(self, parameter_ids: set[int]) -> bool:
@@ -286,7 +301,7 @@ class GradSync(LogsReports):
         return not self._closed and not parameter_ids.isdisjoint(map(id, self._found.parameters))
 
     def _against_unscaling(self) -> str:
-        if self.report is None or all(p.grad is None for p in self._found.parameters):
+        if self.report is None or all(p.grad is None for p in self.parameters()):
             return ""
         if self._unscaled:
             return "gradients that were divided by a scale already"
@@ -304,10 +319,12 @@ class GradSync(LogsReports):
             self._recorder.follow_module()
             self._found.check_members()
             self._found.tree.remember()
+        if self._shards is not None:
+            self._shards.check_memory()
         self._found.check_frozen()
 
     def _check_not_finished(self) -> None:
-        held = any(parameter.grad is not None for parameter in self._found.parameters)
+        held = any(parameter.grad is not None for parameter in self.parameters())
         if self._finished and held and not self._recorder.unreduced():
             raise UsageError(
                 "finish() completed this step already; call optimizer.step() yourself, or step() instead of finish()"

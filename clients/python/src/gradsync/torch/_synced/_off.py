@@ -99,6 +99,10 @@ class OffSync(UnchangedState, LogsReports):
         self._counters.steps += 1
         return self.report
 
+    def parameters(self) -> list[nn.Parameter]:
+        """What an optimizer steps: the parameters, whole."""
+        return [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+
     def verify_weights(self, timeout: float | None = None) -> None:
         """Does nothing, because there is no job that could compare."""
 

@@ -9,7 +9,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -22,13 +22,23 @@ from .._errors import ParameterChanged
 from .._optimizer_steps import listeners
 from .._parameter_set import ParameterSet
 
+if TYPE_CHECKING:
+    from ._sharded import Shards
+
 
 class OptimizerGuard:
     """`unsynchronised` says whether backward brought gradients that no step has reduced yet. `done` says why the
     gradients of a completed step may not be divided by the scale of a loss; "" if they may."""
 
-    def __init__(self, found: ParameterSet, unsynchronised: Callable[[], bool], done: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        found: ParameterSet,
+        unsynchronised: Callable[[], bool],
+        done: Callable[[], str],
+        shards: Shards | None = None,
+    ) -> None:
         self._found = found
+        self._shards = shards
         self._unsynchronised = unsynchronised
         self._done = done
         # For each optimizer the parameters whose mixed dtypes were tried.
@@ -38,6 +48,8 @@ class OptimizerGuard:
     def check(self, optimizer: Optimizer) -> None:
         """Raises ParameterChanged for a parameter that no rank synchronises, or that cannot be stepped."""
         self._found.check_known(optimizer.param_groups)
+        if self._shards is not None:
+            self._shards.check(optimizer)
         if not self._found.mixed_dtypes:
             return
         members = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]

@@ -43,6 +43,7 @@ class AttachOptions:
     divergence: Literal["report", "raise"]
     weights_every: int
     overlap: bool
+    shard: str | None
     timeout: float | None
     log_to: LogTo = None
 

@@ -29,7 +29,7 @@ from .._parameter_set import ParameterSet
 from .._placed import Placer
 from ._options import AttachOptions
 
-__all__ = ["copied_gradients", "frozen_tensors", "sync_tensors", "weight_tensors"]
+__all__ = ["check_shardable", "copied_gradients", "frozen_tensors", "sync_tensors", "weight_tensors"]
 
 _MODEL_AXES = ("tp", "pp", "ep")
 
@@ -54,6 +54,7 @@ def sync_tensors(found: ParameterSet, meshes: Sequence[JobMesh], options: Attach
     placer = Placer(meshes, None, (), {}, check_weights=False)
     managed = {id(one.sharded_param): one for one in found.managed_places.values()}  # frozen parameters too
     placed = [_read(placer, managed, *named) for named in zip(found.names, found.parameters, strict=True)]
+    _check_shard_axis(meshes, options.shard)
     everything = [*placed, *(_read(placer, managed, *named) for named in found.frozen)]
     _check_model_axes(meshes, everything)
     splitting = {
@@ -72,7 +73,7 @@ def sync_tensors(found: ParameterSet, meshes: Sequence[JobMesh], options: Attach
         tensors.append(
             replace(
                 tensor,
-                placements=_sync_placements(tensor, one, splitting, over_data),
+                placements=_cut(_sync_placements(tensor, one, splitting, over_data), options.shard, len(tensor.shape)),
                 divisor=float(data_ranks) if of_experts else None,
                 clip_group=options.clip_group(name) if options.clip_group is not None else "all",
             )
@@ -95,6 +96,39 @@ def _sync_placements(
         else:
             placements[axes] = placement if (one.mesh, axis) in splitting else over_data
     return placements
+
+
+def _cut(placements: dict[Axes, Placement], axis: str | None, dims: int) -> dict[Axes, Placement]:
+    """The same with rows scattered along `axis`; what has no dim cannot be cut."""
+    if axis is None or not dims:
+        return placements
+    return {
+        axes: gradsync.Partial(one.op) >> gradsync.Shard(0) if axes == axis and isinstance(one, PartialTo) else one
+        for axes, one in placements.items()
+    }
+
+
+def check_shardable(found: ParameterSet) -> None:
+    """Raises ModuleRefused for parameters whose rows are not a part of their memory, or that are cut already."""
+    for index, (name, parameter) in enumerate(zip(found.names, found.parameters, strict=True)):
+        if index in found.placed:
+            raise ModuleRefused(
+                name, "it is a DTensor", "shard= cuts plain parameters: use fully_shard for this module"
+            )
+        if parameter.dtype is not found.dtypes[index]:
+            raise ModuleRefused(name, f"its grad_dtype is {found.dtypes[index]}", "leave grad_dtype as it is")
+        if parameter.numel() and parameter.dim() and parameter.stride(0) * len(parameter) != parameter.numel():
+            raise ModuleRefused(
+                name, f"its rows are no parts of its memory (strides {parameter.stride()})", "make it contiguous"
+            )
+
+
+def _check_shard_axis(meshes: Sequence[JobMesh], axis: str | None) -> None:
+    if axis is not None and (len(meshes) > 1 or axis not in meshes[0].axes):
+        raise UsageError(
+            f"shard={axis!r}: give an axis of the mesh over all ranks, which has {', '.join(map(repr, meshes[0].axes))}"
+            + ("; there are several meshes, and it takes one" if len(meshes) > 1 else "")
+        )
 
 
 def weight_tensors(found: ParameterSet, meshes: Sequence[JobMesh]) -> list[gradsync.Tensor]:
