@@ -106,6 +106,8 @@ def test_the_private_folder_has_to_be_private(
     monkeypatch.setattr(_places, "_private_folder", lambda uid: str(mine))
     mine.mkdir(0o700)
     refuse_place(str(mine / "gradsync.sock"))
+    mine.chmod(0o2700)  # as below an `emptyDir` with an fsGroup
+    refuse_place(str(mine / "gradsync.sock"))
     spoil(str(mine))
     with pytest.raises(ConnectionFailed, match=said):
         refuse_place(str(mine / "gradsync.sock"))

@@ -18,7 +18,8 @@ namespace {
 constexpr const char* kMachineFolder = "/run/gradsync";
 constexpr const char* kFile = "/gradsync.sock";
 constexpr mode_t kOnlyForOwner = 0700;
-constexpr mode_t kModeBits = 07777;
+/// All but the bit by which new files get the group of the folder: mkdir inherits it below an `emptyDir` with an fsGroup.
+constexpr mode_t kModeBits = 07777 & ~static_cast<mode_t>(S_ISGID);
 constexpr mode_t kWritableByOthers = S_IWGRP | S_IWOTH;
 
 std::string private_folder(std::uint32_t uid) { return fmt::format("/tmp/gradsync-{}", uid); }

@@ -59,6 +59,11 @@ TEST_F(FolderInTmp, that_is_private_is_taken) {
   EXPECT_FALSE(check_private_folder(folder() + "/missing", uid));
 }
 
+TEST_F(FolderInTmp, that_inherited_the_group_of_tmp_is_private) {
+  ASSERT_EQ(::chmod(folder().c_str(), 02700), 0);
+  EXPECT_FALSE(check_private_folder(folder(), uid));
+}
+
 TEST_F(FolderInTmp, of_another_user_is_not_private) {
   const auto error = check_private_folder(folder(), stranger);
   ASSERT_TRUE(error);

@@ -122,7 +122,8 @@ def _why_not_private(found: os.stat_result, uid: int) -> str | None:
         return "is no directory"
     if found.st_uid != uid:
         return f"belongs to uid {found.st_uid}"
-    mode = stat.S_IMODE(found.st_mode)
+    # New folders below an `emptyDir` of a pod with an fsGroup inherit the bit that is taken out here.
+    mode = stat.S_IMODE(found.st_mode) & ~stat.S_ISGID
     return None if mode == 0o700 else f"has mode {mode:04o} instead of 0700"
 
 
