@@ -170,7 +170,7 @@ def swallowed(job: Travelling, *ways: Direction) -> None:
 
 @repeated
 @pytest.mark.parametrize("ways", [(UP,), (DOWN,), (UP, DOWN)])
-@pytest.mark.timeout(12 * DEADLINE_S)
+@pytest.mark.timeout(24 * DEADLINE_S)
 def test_data_connections_that_carry_nothing(tmp_path: Path, ways: tuple[Direction, ...], turns: int) -> None:
     with Travelling(tmp_path) as job:
         for _ in range(turns):
