@@ -124,22 +124,30 @@ void OutstandingCommands::add(const LaneCommand& command, TimePoint now, const P
 
 void OutstandingCommands::note_plan(const LoadPlan& load) {
   const LanePlan& layout = load.layout;
-  plans_[load.plan] = {
-      {layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers, 0, 0}, {}};
+  PlanSize size{layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers, 0, 0};
+  std::size_t compared = 0;
+  for (const std::vector<StatsBox>& one : layout.nodes.classes) {
+    compared += one.size();
+  }
+  size.rows = compared * layout.rank_buffers.size();
+  note_plan(load.plan, size, layout.nodes.classes);
 }
 
 void OutstandingCommands::note_plan(const LoadStats& load) {
   const StatsPlan& layout = load.layout;
-  Plan plan{
-      {layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers, layout.classes.size(), 0},
-      {}};
+  PlanSize size{layout.tensors.size(), layout.rank_buffers.size(), layout.clip_groups, layout.layers, 0, 0};
   for (const StatsTensor& tensor : layout.tensors) {
-    plan.size.rows += tensor.holders.size();
+    size.rows += tensor.holders.size();
   }
-  for (const std::vector<StatsBox>& one : layout.classes) {
+  note_plan(load.plan, size, layout.classes);
+}
+
+void OutstandingCommands::note_plan(PlanId id, PlanSize size, const std::vector<std::vector<StatsBox>>& classes) {
+  Plan& plan = plans_[id] = {size, {}};
+  plan.size.classes = classes.size();
+  for (const std::vector<StatsBox>& one : classes) {
     plan.boxes.push_back(one.size());
   }
-  plans_[load.plan] = std::move(plan);
 }
 
 void OutstandingCommands::note_rows(const ReadRows& read, Waiting& waiting) const {

@@ -74,6 +74,7 @@ class OutstandingCommands {
 
   void note_plan(const LoadPlan& load);
   void note_plan(const LoadStats& load);
+  void note_plan(PlanId id, PlanSize size, const std::vector<std::vector<StatsBox>>& classes);
   void note_rows(const ReadRows& read, Waiting& waiting) const;
   [[nodiscard]] PlanSize size_of(PlanId plan) const;
   [[nodiscard]] static bool names_what_exists(const LaneReport& report, const Waiting& waiting);

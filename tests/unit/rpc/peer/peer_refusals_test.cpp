@@ -105,6 +105,7 @@ TEST(PeerRefusals, a_missing_field_is_refused_unless_it_may_be_absent) {
                                        "mode",
                                        "clip",
                                        "buckets",
+                                       "partial_sums",
                                        "fingerprint",
                                        "zero_rule",
                                        "policy",
