@@ -21,6 +21,7 @@ MODELS = {  # what reads a custom kind; each is generated from the schema that i
     ("kubeflow.org/v1", "PyTorchJob"): ("kubeflow.training", "KubeflowOrgV1PyTorchJob"),
 }
 ALL = [*OVERLAYS, *EXAMPLES]
+pytestmark = pytest.mark.timeout(300)  # the models of Kubeflow are hundreds of modules
 
 
 def check_schema(document: Document, minor: str) -> None:

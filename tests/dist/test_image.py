@@ -98,7 +98,7 @@ class Container:
 
     def __init__(self, image: Image) -> None:
         self._image = image
-        isolated = ["unshare", "--mount", "--propagation", "private", "--pid", "--net", "--fork", "--kill-child"]
+        isolated = ["unshare", "--mount", "--propagation", "private", "--pid", "--net", "--fork"]
         variables = [f"{key}={value}" for key, value in image.environment.items()]
         command = ["env", "-i", *variables, *AS_USER, *image.entrypoint, *image.command]
         self.process = subprocess.Popen(
@@ -132,7 +132,7 @@ def container(image: Image) -> Iterator[Container]:
         yield running
     finally:
         if running.process.poll() is None:
-            running.process.kill()  # and, with it, what runs in there
+            os.kill(running.pid, signal.SIGKILL)  # its process 1, with which all others in there end
             running.process.wait(DEADLINE_S)
         assert running.process.stderr is not None
         running.process.stderr.close()
