@@ -112,7 +112,8 @@ class Shards:
         size = [-(-len(one) // self._ranks) for one in rows]
         sent = torch.cat([self._padded(one, many) for one, many in zip(rows, size, strict=True)])
         received = sent.new_empty(self._ranks * sent.numel())
-        dist.all_gather_into_tensor(received, sent, group=self._mesh.get_group())
+        all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the former name
+        all_gather(received, sent, group=self._mesh.get_group())
         for rank, part in enumerate(received.view(self._ranks, -1)):
             begin = 0
             for one, many in zip(rows, size, strict=True):
