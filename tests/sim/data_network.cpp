@@ -251,7 +251,7 @@ void DataNetwork::end(Number number, std::size_t side) {
   }
 }
 
-/// Of the first message that is on its way a part arrives, and nothing behind it.
+/// A part of the first message that is on its way arrives, and nothing behind it.
 bool DataNetwork::cut_in_message(Connection& connection, std::size_t side) {
   Way& way = connection.ways[side];
   if (way.frames.empty() || way.frames.front().bytes.empty() || connection.ends[1 - side].closed || way.over) {

@@ -107,7 +107,7 @@ bool World::partition_one_way() {
   return true;
 }
 
-/// Of a member and all other nodes.
+/// Parts a member from all other nodes.
 void World::partition(bool up, bool down) {
   const std::size_t member = any_member();
   const Duration time = random_.between(Milliseconds(100), Milliseconds(9'000));

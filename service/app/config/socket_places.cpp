@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kMachineFolder = "/run/gradsync";
 constexpr const char* kFile = "/gradsync.sock";
 constexpr mode_t kOnlyForOwner = 0700;
-/// All but the bit by which new files get the group of the folder: mkdir inherits it below an `emptyDir` with an fsGroup.
+/// But for the one by which new files get the folder's group, which is inherited below an `emptyDir` with an fsGroup.
 constexpr mode_t kModeBits = 07777 & ~static_cast<mode_t>(S_ISGID);
 constexpr mode_t kWritableByOthers = S_IWGRP | S_IWOTH;
 
