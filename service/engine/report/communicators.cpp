@@ -1,10 +1,7 @@
 #include "engine/report/communicators.hpp"
 
-#include "base/hash.hpp"
+#include "plan/transfer/communicator_name.hpp"
 #include "plan/transfer/node_transfer.hpp"
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <set>
@@ -36,16 +33,6 @@ std::vector<std::vector<std::int64_t>> ranks_by_stream(const plan::Plan& plan, c
 
 }  // namespace
 
-std::string communicator_name(const std::vector<std::string>& axes, const std::vector<std::int64_t>& ranks) {
-  std::string bytes;
-  for (const std::int64_t rank : ranks) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      bytes += static_cast<char>(static_cast<std::uint64_t>(rank) >> shift & 0xFF);
-    }
-  }
-  return fmt::format("{}:{}", fmt::join(axes, "+"), hex64(hash64(bytes)));
-}
-
 Communicators::Communicators(const plan::Plan& plan, const device::LaneNodes& nodes) {
   by_bucket_.resize(nodes.transfers.size());
   for (std::size_t bucket = 0; bucket < nodes.transfers.size(); ++bucket) {
@@ -75,7 +62,7 @@ std::vector<std::size_t> Communicators::take_streams(
   std::vector<std::size_t> numbers(ranks.size(), all_.size());
   for (std::size_t stream = 0; stream < ranks.size(); ++stream) {
     if (std::ranges::binary_search(transfer.streams[stream].sources, node)) {
-      std::string name = communicator_name(plan.buckets[transfer.bucket].axes, ranks[stream]);
+      std::string name = plan::communicator_name(plan.buckets[transfer.bucket].axes, ranks[stream]);
       numbers[stream] = find_or_add(std::move(name), std::move(ranks[stream]));
     }
   }

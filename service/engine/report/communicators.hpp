@@ -15,11 +15,6 @@
 
 namespace gradsync::engine {
 
-/// XXH3-64 of the ranks, each as 8 bytes, the lowest first: "dp_replicate+dp_shard:0f3a…".
-[[nodiscard]] std::string communicator_name(
-    const std::vector<std::string>& axes, const std::vector<std::int64_t>& ranks
-);
-
 class Communicators {
  public:
   /// None: nothing travels.

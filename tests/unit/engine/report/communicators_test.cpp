@@ -29,9 +29,9 @@ Communicators of_node(const plan::Plan& plan, const std::vector<NodeNumber>& nod
 TEST(Communicators, have_the_name_of_their_axes_and_ranks) {
   std::string bytes(16, '\0');
   bytes[8] = 2;
-  EXPECT_EQ(communicator_name({"dp"}, {0, 2}), "dp:" + hex64(hash64(bytes)));
-  EXPECT_EQ(communicator_name({"dp_replicate", "dp_shard"}, {0, 2}).substr(0, 22), "dp_replicate+dp_shard:");
-  EXPECT_NE(communicator_name({"dp"}, {0, 1}), communicator_name({"dp"}, {0, 2}));
+  EXPECT_EQ(plan::communicator_name({"dp"}, {0, 2}), "dp:" + hex64(hash64(bytes)));
+  EXPECT_EQ(plan::communicator_name({"dp_replicate", "dp_shard"}, {0, 2}).substr(0, 22), "dp_replicate+dp_shard:");
+  EXPECT_NE(plan::communicator_name({"dp"}, {0, 1}), plan::communicator_name({"dp"}, {0, 2}));
 }
 
 TEST(Communicators, count_what_the_program_of_the_node_moves) {
@@ -41,7 +41,7 @@ TEST(Communicators, count_what_the_program_of_the_node_moves) {
   Communicators node = of_node(plan, {0, 0, 1, 1}, 0);
   ASSERT_THAT(node.status(7, "idle", kAsked), SizeIs(1));
   const CommunicatorStatus unused = node.status(7, "idle", kAsked)[0];
-  EXPECT_EQ(unused.name, communicator_name({"dp"}, {0, 1, 2, 3}));
+  EXPECT_EQ(unused.name, plan::communicator_name({"dp"}, {0, 1, 2, 3}));
   EXPECT_THAT(unused.ranks, ElementsAre(0, 1, 2, 3));
   EXPECT_EQ(unused.epoch, 7U);
   EXPECT_EQ(unused.operations, 0U);

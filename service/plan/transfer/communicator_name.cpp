@@ -1,0 +1,20 @@
+#include "plan/transfer/communicator_name.hpp"
+
+#include "base/hash.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace gradsync::plan {
+
+std::string communicator_name(const std::vector<std::string>& axes, const std::vector<std::int64_t>& ranks) {
+  std::string bytes;
+  for (const std::int64_t rank : ranks) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      bytes += static_cast<char>(static_cast<std::uint64_t>(rank) >> shift & 0xFF);
+    }
+  }
+  return fmt::format("{}:{}", fmt::join(axes, "+"), hex64(hash64(bytes)));
+}
+
+}  // namespace gradsync::plan
