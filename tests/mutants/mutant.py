@@ -25,6 +25,7 @@ Layer = Literal[
     "wire",
     "recorder",
     "links",
+    "nccl",
 ]
 
 

@@ -25,6 +25,7 @@ from epoch import EPOCH
 from gpu import GPU, IMPORT
 from links import LINKS
 from mutant import Layer, Mutant
+from nccl import NCCL
 from nodes import NODES
 from norm import NORM
 from plan import PLAN
@@ -63,6 +64,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *WIRE,
     *RECORDER,
     *LINKS,
+    *NCCL,
 )
 
 
@@ -192,6 +194,10 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
             "gradsyncd gradsync_emulated_library",
             pytest("tests/python/torch/test_deferred.py", "tests/python/torch/test_deferred_ranks.py"),
         ),
+    ),
+    "nccl": (
+        Check("nccl_test", unit("nccl_test", "--gtest_filter=-*Conformance*")),
+        Check("nccl_test", unit("nccl_test", "--gtest_filter=*Conformance*")),
     ),
     "wire": (Check("device_test", unit("device_test", "--gtest_filter=*Wire*")),),
     "links": (
