@@ -3,6 +3,7 @@
 #include "app/daemon/gpu_workers.hpp"
 #include "app/doctor/gpu_probe.hpp"
 #include "app/doctor/machine.hpp"
+#include "app/doctor/nccl_check.hpp"
 #include "base/log.hpp"
 #include "rpc/json/plain_text.hpp"
 
@@ -65,9 +66,12 @@ bool write_to(int fd, std::string_view text) {
 }
 
 /// Calls `found` with one finding after the other.
-void examine(const GpuSection& gpu, Milliseconds patience, const std::function<void(Finding)>& found) {
+void examine(const Options& options, Milliseconds patience, const std::function<void(Finding)>& found) {
+  const GpuSection& gpu = options.gpu;
   const Machine machine = read_machine("/", process_environment(), gpu, this_program());
   std::ranges::for_each(findings_of(machine, gpu), found);
+  const bool has_gpus = !usable_gpus(gpu, machine.gpus).empty();
+  std::ranges::for_each(findings_of(options.nccl, machine.environment, has_gpus && gpu.kernels != "off"), found);
   if (!machine.kernels.empty()) {
     probe_gpus(gpu, machine.kernels, usable_gpus(gpu, machine.gpus), patience, found);
   }
@@ -97,7 +101,7 @@ int execute(const DoctorCommand& command) {
   }
   start_logging(LogFormat::Auto, "warn");  // to stderr; what workers do is said by findings
   std::vector<Finding> findings;
-  examine(configuration->options.gpu, asked_by_daemon ? kProbeForDaemon : kProbe, [&](Finding finding) {
+  examine(configuration->options, asked_by_daemon ? kProbeForDaemon : kProbe, [&](Finding finding) {
     keep_to_one_line(finding.what);
     keep_to_one_line(finding.hint);
     if (!command.json && !asked_by_daemon) {

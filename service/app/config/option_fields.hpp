@@ -198,6 +198,51 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       gpu.abort_ms,
       FieldRule{"A worker that takes longer to end a step that failed is killed, in milliseconds.", 1, kDay}
   );
+  auto& nccl = options.nccl;
+  visit(
+      "nccl",
+      "library",
+      nccl.library,
+      FieldRule{
+          .doc = "libnccl.so.2 of NCCL 2.28.9 or later, for GPUs of several nodes; empty: as the loader finds it; "
+                 "\"off\": none.",
+          .value = "FILE"}
+  );
+  visit(
+      "nccl",
+      "interface",
+      nccl.interface,
+      FieldRule{
+          .doc = "Network interfaces that NCCL may use, as in NCCL_SOCKET_IFNAME; empty: as NCCL chooses.",
+          .value = "NAME"}
+  );
+  visit(
+      "nccl",
+      "max_ctas",
+      nccl.max_ctas,
+      FieldRule{"Blocks of threads that one communicator may have on a GPU, beside the trainer's kernels.", 1, 32}
+  );
+  visit(
+      "nccl", "cga_cluster", nccl.cga_cluster, FieldRule{"Blocks in a cluster, on GPUs that have them; 0: none.", 0, 8}
+  );
+  visit(
+      "nccl",
+      "traffic_class",
+      nccl.traffic_class,
+      FieldRule{"Traffic class of the network's packets; -1: as NCCL chooses.", -1, 255}
+  );
+  visit(
+      "nccl",
+      "init_ms",
+      nccl.init_ms,
+      FieldRule{"For all communicators of a job to be built and warmed up, in milliseconds.", 1, kDay}
+  );
+  visit(
+      "nccl",
+      "abort_ms",
+      nccl.abort_ms,
+      FieldRule{"A worker whose NCCL takes longer to abort is killed, in milliseconds.", 1, kDay}
+  );
   auto& peer = options.peer;
   visit(
       "peer",

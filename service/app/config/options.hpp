@@ -59,6 +59,17 @@ struct GpuSection {
   std::int64_t abort_ms = 30'000;
 };
 
+/// NCCL between GPUs of several nodes (docs/adr/0037).
+struct NcclSection {
+  std::string library;    ///< empty: libnccl.so.2 as the loader finds it; "off": none
+  std::string interface;  ///< of the network; empty: as NCCL chooses
+  std::int64_t max_ctas = 8;
+  std::int64_t cga_cluster = 0;
+  std::int64_t traffic_class = -1;  ///< −1: as NCCL chooses
+  std::int64_t init_ms = 120'000;
+  std::int64_t abort_ms = 10'000;
+};
+
 struct PeerSection {
   std::string listen;  ///< empty: none
   std::string token_file;
@@ -81,6 +92,7 @@ struct Options {
   DeadlinesSection deadlines;
   EngineSection engine;
   GpuSection gpu;
+  NcclSection nccl;
   PeerSection peer;
   BlackboxSection blackbox;
   LogSection log;

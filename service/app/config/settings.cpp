@@ -23,12 +23,13 @@ Result<Configuration> load_settings(const SettingsSource& source) {
   return resolve_configuration(inputs);
 }
 
-std::vector<std::string> flags_of(const GpuSection& gpu) {
+std::vector<std::string> flags_of(const GpuSection& gpu, const NcclSection& nccl) {
   Options options;
   options.gpu = gpu;
+  options.nccl = nccl;
   std::vector<std::string> flags;
   for_each_field(options, [&](std::string_view section, std::string_view key, const auto& field, const FieldRule&) {
-    if (section != "gpu") {
+    if (section != "gpu" && section != "nccl") {
       return;
     }
     flags.push_back(flag_name(section, key));

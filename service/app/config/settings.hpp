@@ -12,8 +12,9 @@ namespace gradsync::app {
 
 [[nodiscard]] Result<Configuration> load_settings(const SettingsSource& source);
 
-/// The flags that set every key of [gpu] to these values, for another process of this program: "--gpu-kernels", "off".
-[[nodiscard]] std::vector<std::string> flags_of(const GpuSection& gpu);
+/// The flags that set every key of [gpu] and [nccl] to these values, for another process of this program:
+/// "--gpu-kernels", "off".
+[[nodiscard]] std::vector<std::string> flags_of(const GpuSection& gpu, const NcclSection& nccl);
 
 [[nodiscard]] plan::BucketSizes bucket_sizes(const EngineSection& engine);
 

@@ -193,7 +193,7 @@ struct Application::Parts {
         ),
         clock(io, engine, net_metrics.io_watch),
         bridge(engine, clock, ::geteuid()),
-        doctor(io, examination_of(chosen.gpu), ::geteuid()),
+        doctor(io, examination_of(chosen.gpu, chosen.nccl), ::geteuid()),
         dispatcher(
             engine,
             bridge,

@@ -75,11 +75,11 @@ Result<rpc::DoctorAnswer> answer_in(const std::string& text) {
 
 }  // namespace
 
-ExaminationOptions examination_of(const GpuSection& gpu) {
+ExaminationOptions examination_of(const GpuSection& gpu, const NcclSection& nccl) {
   ExaminationOptions options;
   options.gpu = gpu;
   options.command = {"/proc/self/exe", "doctor", "--fd", "3", "--config", "/dev/null"};
-  const std::vector<std::string> flags = flags_of(gpu);
+  const std::vector<std::string> flags = flags_of(gpu, nccl);
   options.command.insert(options.command.end(), flags.begin(), flags.end());
   return options;
 }

@@ -29,7 +29,7 @@ struct ExaminationOptions {
 
 /// The examination for a daemon with these settings. They are given as flags, which win over the environment, and no
 /// file is read: it may have changed since the daemon read it.
-[[nodiscard]] ExaminationOptions examination_of(const GpuSection& gpu);
+[[nodiscard]] ExaminationOptions examination_of(const GpuSection& gpu, const NcclSection& nccl);
 
 class Examination {
  public:

@@ -1,5 +1,6 @@
 #include "app/doctor/gpu_probe.hpp"
 #include "app/doctor/machine.hpp"
+#include "app/doctor/nccl_check.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -137,6 +138,38 @@ TEST_F(Doctor, a_mig_instance_is_said) {
   const std::vector<Finding> found = findings_of("GPU-a", {"NVIDIA H100 MIG 1g.10gb", 0, 90, 1});
   EXPECT_THAT(found, says(Note, "GPU-a is a MIG instance"));
   EXPECT_TRUE(well(found));
+}
+
+TEST_F(Doctor, nccl_is_looked_at_where_gpus_are_or_somebody_named_it) {
+  NcclSection nccl;
+  EXPECT_TRUE(findings_of(nccl, environment, false).empty());
+  nccl.library = "off";
+  EXPECT_THAT(findings_of(nccl, environment, true), says(Note, "NCCL is switched off"));
+  nccl.library = "/nowhere/libnccl.so.2";
+  const std::vector<Finding> found = findings_of(nccl, environment, false);
+  EXPECT_THAT(found, says(Problem, "NCCL cannot be loaded: /nowhere/libnccl.so.2"));
+  EXPECT_THAT(found, Contains(Field(&Finding::hint, HasSubstr("[nccl] library"))));
+  nccl.library = "libm.so.6";
+  EXPECT_THAT(findings_of(nccl, environment, true), says(Problem, "libm.so.6 has no function ncclGetVersion"));
+}
+
+TEST_F(Doctor, says_what_of_the_environment_nccl_gets) {
+  NcclSection nccl;
+  nccl.library = "/nowhere/libnccl.so.2";
+  nccl.interface = "=eth0";
+  environment = {
+      {"NCCL_COMM_ID", "10.0.0.1:5555"},
+      {"NCCL_IB_HCA", "mlx5_0"},
+      {"NCCL_LAUNCH_RACE_FATAL", "0"},
+      {"NCCL_SOCKET_IFNAME", "eth1"},
+      {"OTHER", "NCCL_"}};
+  const std::vector<Finding> found = findings_of(nccl, environment, true);
+  EXPECT_THAT(found, says(Problem, "NCCL_COMM_ID=10.0.0.1:5555"));
+  EXPECT_THAT(found, says(Note, "NCCL_IB_HCA=mlx5_0 is passed on"));
+  EXPECT_EQ(found.size(), 3U) << "of the others the daemon has its own, or they are not NCCL's";
+  EXPECT_THAT(nccl_environment_of(nccl), Contains("NCCL_SOCKET_IFNAME==eth0"));
+  nccl.interface.clear();
+  EXPECT_THAT(findings_of(nccl, environment, true), says(Note, "NCCL_SOCKET_IFNAME=eth1 is passed on"));
 }
 
 }  // namespace

@@ -126,7 +126,8 @@ TEST_F(ExaminationTest, ends_when_nobody_needs_it_any_more) {
 
 TEST_F(ExaminationTest, has_the_settings_of_the_daemon_whatever_a_file_and_the_environment_say) {
   const GpuSection given{"", "GPU-1,--GPU-2", 11, 12, 13};
-  std::vector<std::string> words = examination_of(given).command;
+  const NcclSection nccl{"/a/libnccl.so.2", "=eth0", 4, 2, -1, 14, 15};
+  std::vector<std::string> words = examination_of(given, nccl).command;
   std::vector<const char*> arguments;
   for (const std::string& word : words) {
     arguments.push_back(word.c_str());
@@ -145,6 +146,14 @@ TEST_F(ExaminationTest, has_the_settings_of_the_daemon_whatever_a_file_and_the_e
   EXPECT_EQ(read.map_ms, given.map_ms);
   EXPECT_EQ(read.plan_ms, given.plan_ms);
   EXPECT_EQ(read.abort_ms, given.abort_ms);
+  const NcclSection& of_nccl = settings->options.nccl;
+  EXPECT_EQ(of_nccl.library, nccl.library);
+  EXPECT_EQ(of_nccl.interface, nccl.interface);
+  EXPECT_EQ(of_nccl.max_ctas, nccl.max_ctas);
+  EXPECT_EQ(of_nccl.cga_cluster, nccl.cga_cluster);
+  EXPECT_EQ(of_nccl.traffic_class, nccl.traffic_class);
+  EXPECT_EQ(of_nccl.init_ms, nccl.init_ms);
+  EXPECT_EQ(of_nccl.abort_ms, nccl.abort_ms);
   EXPECT_EQ(settings->origins.at("gpu.kernels").substr(0, 5), "flag ") << "also one that is empty";
 }
 
