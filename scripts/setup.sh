@@ -81,15 +81,30 @@ if [ ${#wanted_too[@]} -gt 0 ]; then
   install "${wanted_too[@]}" || echo "setup: could not install ${wanted_too[*]}; what needs them will be skipped" >&2
 fi
 
+# NCCL itself, for the tests that compare with its header and call its library; without it they are skipped. Nothing else
+# uses it here: a worker on GPUs gets it from [nccl] library.
+install_nccl() {
+  local folder=build/nccl
+  local wanted=scripts/requirements-nccl.txt
+  cmp -s "$wanted" "$folder/requirements.txt" && return
+  echo "setup: NCCL in $folder"
+  rm -rf "$folder"
+  if "${pip[@]}" --no-deps --target "$folder" --requirement="$wanted"; then
+    cp "$wanted" "$folder/requirements.txt"
+  else
+    echo "setup: pip could not install $wanted; tests of NCCL's own library are skipped" >&2
+  fi
+}
+
 # The environment is complete when it was made from these very files, in this place.
 venv=build/venv
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
 stamp=$venv/.requirements-$what
 wanted=$(echo "$PWD" && cat "${requirements[@]}" "${frameworks[@]}" "${deploy[@]}" "${trackers[@]}" clients/python/pyproject.toml)
 if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
   echo "setup: Python environment in $venv (a few minutes the first time)"
   mkdir -p build
   "$venv/bin/python" -c '' 2>/dev/null || "${PYTHON:-python3}" -m venv --clear "$venv"
-  pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
   "${pip[@]}" "${requirements[@]/#/--requirement=}" || refuse "pip could not install ${requirements[*]} into $venv"
   "${pip[@]}" --no-build-isolation --no-deps --editable clients/python ||
     refuse "pip could not install clients/python into $venv"
@@ -108,3 +123,4 @@ if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$
   fi
   echo "$wanted" >"$stamp"
 fi
+[ "$what" != all ] || install_nccl
