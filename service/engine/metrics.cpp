@@ -64,7 +64,7 @@ void PolicyMetrics::count(PolicyRole role, const plan::PolicyOptions& policy, co
   }
 }
 
-EngineMetrics::EngineMetrics(prometheus::Registry& registry)
+EngineMetrics::EngineMetrics(prometheus::Registry& registry, std::int64_t most_job_gauges)
     : jobs(gauge(registry, "gradsync_jobs", "Jobs with at least one attached rank.")),
       ranks_attached(gauge(registry, "gradsync_ranks_attached", "Ranks attached, all jobs.")),
       arena_bytes(gauge(registry, "gradsync_arena_bytes", "Bytes of gradient arenas handed out.")),
@@ -90,6 +90,7 @@ EngineMetrics::EngineMetrics(prometheus::Registry& registry)
       ranks_lost(counter(registry, "gradsync_ranks_lost_total", "Ranks that died or went away inside a job.")),
       reduce_seconds(counter(registry, "gradsync_reduce_seconds_total", "Lane time spent reducing buckets.")),
       step_seconds(histogram(registry, "gradsync_step_seconds", "First finish call until the commit.")),
-      step_wait_seconds(histogram(registry, "gradsync_step_wait_seconds", "First finish call until the last.")) {}
+      step_wait_seconds(histogram(registry, "gradsync_step_wait_seconds", "First finish call until the last.")),
+      job_gauges(registry, most_job_gauges) {}
 
 }  // namespace gradsync::engine

@@ -1,6 +1,7 @@
 #pragma once
-// Counters of the engine, resolved once. Labels are bounded: never job, step or bucket.
+// Counters of the engine, resolved once. Labels are bounded: never step or bucket; a job only in its opt-in gauges.
 
+#include "engine/report/job_gauges.hpp"
 #include "plan/clip/clip_rule.hpp"
 #include "policy/health.hpp"
 
@@ -40,7 +41,8 @@ class PolicyMetrics {
 };
 
 struct EngineMetrics {
-  explicit EngineMetrics(prometheus::Registry& registry);
+  /// `most_job_gauges` jobs show their last norm.
+  explicit EngineMetrics(prometheus::Registry& registry, std::int64_t most_job_gauges = 0);
 
   prometheus::Gauge& jobs;
   prometheus::Gauge& ranks_attached;
@@ -58,6 +60,7 @@ struct EngineMetrics {
   prometheus::Counter& reduce_seconds;
   prometheus::Histogram& step_seconds;
   prometheus::Histogram& step_wait_seconds;
+  JobGauges job_gauges;
 };
 
 }  // namespace gradsync::engine

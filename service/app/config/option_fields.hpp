@@ -156,6 +156,12 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
                  "none.",
           .value = "DIRECTORY"}
   );
+  visit(
+      "engine",
+      "job_gauges",
+      engine.job_gauges,
+      FieldRule{"Jobs whose last norm and threshold /metrics shows by name, at most; 0: none.", 0, 1000}
+  );
   auto& gpu = options.gpu;
   visit(
       "gpu",

@@ -49,6 +49,7 @@ struct EngineSection {
   std::int64_t check_every = 100;
   std::int64_t history = 1000;
   std::string policy_directory;  ///< empty: beside the socket; "off": none
+  std::int64_t job_gauges = 0;   ///< 0: none
 };
 
 struct GpuSection {

@@ -159,7 +159,7 @@ struct Application::Parts {
   explicit Parts(const Options& chosen)
       : options(chosen),
         state(make_daemon_state(chosen.server.socket)),
-        engine_metrics(registry),
+        engine_metrics(registry, chosen.engine.job_gauges),
         rpc_metrics(registry),
         net_metrics(registry),
         lane(

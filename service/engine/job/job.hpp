@@ -19,6 +19,7 @@
 #include "engine/recorder/flight_recorder.hpp"
 #include "engine/report/communicators.hpp"
 #include "engine/report/history.hpp"
+#include "engine/report/job_gauges.hpp"
 #include "engine/report/step_report.hpp"
 #include "engine/step/step_machine.hpp"
 #include "engine/step/step_record.hpp"
@@ -401,6 +402,7 @@ class Job {
   std::optional<VerdictReached> ruling_;  ///< on the last doubt of the daemon before this one
   PolicyKeeper policies_;
   History history_;
+  std::unique_ptr<JobGauge> gauge_;  ///< none where too many jobs have one
   FlightRecorder recorder_;
 };
 

@@ -69,6 +69,9 @@ void Job::count_step(const StepReport& report, std::uint64_t nonfinite_values) c
     metrics.nonfinite_values.Increment(static_cast<double>(nonfinite_values));
   }
   metrics.divergences.Increment(static_cast<double>(report.divergence.size()));
+  if (gauge_) {
+    gauge_->set(report.norm, report.threshold);
+  }
 }
 
 void Job::publish_findings(const StepReport& report, std::uint64_t nonfinite_values) const {

@@ -44,7 +44,8 @@ Job::Job(JobContext& context, const AttachRequest& first)
           context.metrics.policies,
           [this](const char* kind, const std::string& what) { publish_alert(kind, what); }
       ),
-      history_(context.options.history, context.report_bytes, {first.uid, first.pid}) {
+      history_(context.options.history, context.report_bytes, {first.uid, first.pid}),
+      gauge_(context.metrics.job_gauges.of(first.uid, first.job)) {
   context_.by_number.emplace(number_, this);
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/hash.hpp"
 #include "engine/peers/sums/node_plan.hpp"
+#include "plan/transfer/communicator_name.hpp"
 #include "unit/plan/transfer/transfer_world.hpp"
 
 #include <gmock/gmock.h>
