@@ -322,6 +322,15 @@ TEST_F(CommunicatorTableTest, an_abort_that_takes_too_long_loses_the_process_onc
   EXPECT_THAT(actions_of<Table::Lose>(table_.on_time(now_ + Milliseconds(200))), IsEmpty());
 }
 
+TEST_F(CommunicatorTableTest, plans_of_a_job_build_one_communicator_after_the_other) {
+  (void)table_.want(1, kTableJob, {dp_}, now_);
+  (void)table_.want(2, kTableJob, {tp_}, now_);
+  const auto first = the_only<Table::Build>(table_.connect(1, {given(dp_, 'd')}, now_));
+  EXPECT_THAT(actions_of<Table::Build>(table_.connect(2, {given(tp_, 't')}, now_)), IsEmpty());
+  (void)table_.on_built(first.slot);
+  EXPECT_THAT(actions_of<Table::Build>(table_.on_warm(first.slot, now_)), SizeIs(1));
+}
+
 TEST_F(CommunicatorTableTest, a_job_that_builds_holds_up_no_other_job) {
   (void)table_.want(1, kTableJob, {dp_}, now_);
   (void)table_.want(2, kTableJob + 1, {dp_}, now_);
