@@ -33,7 +33,6 @@ stage --name kernels --cases --again=--last-failed --deadline 900 -- \
   env GRADSYNC_KERNELS="$PWD/build/cpu-release/lib/libgradsync_kernels_emulated.so" \
   "${quick[@]}" "${drop_ins[@]/#/tests/python/torch/}"
 stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
-stage --name deploy --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/deploy
 # Hostile clients against a daemon that notices each wrong access to memory.
 if stage --name attack-build --deadline 3600 -- scripts/build.sh cpu-asan gradsyncd; then
   GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack --cases --again=--last-failed --deadline 1200 -- \
@@ -47,6 +46,7 @@ if [ -n "${LONG:-}" ]; then
     "${tests[@]}" -m "long and release" tests/attack
   stage --name python-long --cases --again=--last-failed --deadline 1200 -- "${long[@]}" tests/python
   stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${long[@]}" tests/integration
+  stage --name deploy --cases --again=--last-failed --deadline 600 -- "${tests[@]}" "${side_by_side[@]}" tests/deploy
   if stage --name docs-site --deadline 600 -- scripts/docs.sh; then
     stage --name docs --cases --deadline 300 -- "${tests[@]}" tests/docs
   fi
@@ -55,7 +55,7 @@ if [ -n "${LONG:-}" ]; then
   stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" tests/dist
   not_run=${rare:+"tests marked rare (LONG=all make test), "}
 else
-  not_run="tests marked long or training, faults more often than $FAULT_TIMES times, the site of the docs, the wheel, the Debian package and the archive for GPU machines (LONG=1 make test), "
+  not_run="tests marked long or training, faults more often than $FAULT_TIMES times, what is in deploy/, the site of the docs, the wheel, the Debian package and the archive for GPU machines (LONG=1 make test), "
 fi
 stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
 
@@ -72,4 +72,4 @@ fi
 echo
 echo "make test does not run: ${not_run}sanitizers of the C++ tests (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"
 echo "benchmarks (make bench), planted faults (make mutants), tests on a GPU (make gpu-test)."
-finish --require lint- --require build --require cpp --require lint-tests --require python --require kernels --require integration --require deploy --require attack --require attack-release --require fuzz
+finish --require lint- --require build --require cpp --require lint-tests --require python --require kernels --require integration --require attack --require attack-release --require fuzz
