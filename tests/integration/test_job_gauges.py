@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from daemon import Daemon, get
@@ -13,6 +14,7 @@ NORM, THRESHOLD = "gradsync_job_grad_norm", "gradsync_job_grad_clip_threshold"
 
 def gauges(daemon: Daemon, name: str) -> dict[str, float]:
     """The value of each job."""
+    time.sleep(1.05)  # the daemon makes the page once a second at most
     status, text = get(daemon.health(), "/metrics")
     assert status == 200
     found = re.findall(rf'^{name}{{job="(.*)",uid="\d+"}} (\S+)$', text, re.MULTILINE)

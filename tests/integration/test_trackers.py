@@ -48,6 +48,7 @@ def logged(folder: Path, how: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run.0.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.training
 def test_rank_0_logs_what_the_sidecar_reduced_and_rank_1_nothing(tmp_path: Path) -> None:
     lines = logged(tmp_path, "attach")
     assert [line["step"] for line in lines] == list(range(12))
@@ -67,12 +68,14 @@ def test_rank_0_logs_what_the_sidecar_reduced_and_rank_1_nothing(tmp_path: Path)
     assert "rank 0" not in broken["says"][0]
 
 
+@pytest.mark.training
 def test_a_clip_of_the_framework_is_logged_with_the_numbers_of_a_resumed_run(tmp_path: Path) -> None:
     lines = logged(tmp_path, "clip")
     assert [line["step"] for line in lines] == list(range(100, 112, 2))
     assert all(line["grad_clip_threshold"] == 2.0 for line in lines)
 
 
+@pytest.mark.training
 def test_observing_logs_the_frameworks_norm_and_the_difference(tmp_path: Path) -> None:
     lines = logged(tmp_path, "observe")
     assert [line["step"] for line in lines] == list(range(100, 112, 2))

@@ -26,6 +26,9 @@ ADDRESSES = re.compile(r"\((127\.0\.0\.\d+):\d+ to (127\.0\.0\.\d+):\d+\)")
 STRAY = b"\x5a" * 4096
 TURNS = [1, pytest.param(TIMES, marks=pytest.mark.long)]
 repeated = pytest.mark.parametrize("turns", TURNS)
+# Each turn is ten seconds of silence.
+SILENT = [pytest.param(1, marks=pytest.mark.training), pytest.param(TIMES, marks=[pytest.mark.long, pytest.mark.rare])]
+silent = pytest.mark.parametrize("turns", SILENT)
 
 
 @repeated
@@ -168,7 +171,7 @@ def swallowed(job: Travelling, *ways: Direction) -> None:
     job.go_on()
 
 
-@repeated
+@silent
 @pytest.mark.parametrize("ways", [(UP,), (DOWN,), (UP, DOWN)])
 @pytest.mark.timeout(24 * DEADLINE_S)
 def test_data_connections_that_carry_nothing(tmp_path: Path, ways: tuple[Direction, ...], turns: int) -> None:
@@ -177,6 +180,7 @@ def test_data_connections_that_carry_nothing(tmp_path: Path, ways: tuple[Directi
             swallowed(job, *ways)
 
 
+@pytest.mark.training
 @pytest.mark.timeout(6 * DEADLINE_S)
 @pytest.mark.parametrize("late", [1, 0])
 def test_a_node_whose_ranks_are_late_is_not_taken_for_a_link_that_carries_nothing(tmp_path: Path, late: int) -> None:
@@ -191,6 +195,7 @@ def test_a_node_whose_ranks_are_late_is_not_taken_for_a_link_that_carries_nothin
         assert job.proxy.data_links() == links
 
 
+@pytest.mark.training
 @pytest.mark.timeout(6 * DEADLINE_S)
 def test_strangers_at_the_port_of_the_daemons(tmp_path: Path) -> None:
     """While a bucket stands still; none of them has any effect on it."""
@@ -218,6 +223,7 @@ CROSSWISE: dict[str, Callable[[Travelling], None]] = {
 }
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("what", CROSSWISE)
 @pytest.mark.timeout(6 * DEADLINE_S)
 def test_another_job_over_the_same_daemons_goes_on(tmp_path: Path, what: str) -> None:
