@@ -38,7 +38,7 @@ which=${1:-all}
 few_seeds='^Seeds/LinkedMachinesRandom.*/[2-9]$|^Nodes/RandomWires.*/[1-5]$|^Worlds/RandomTransfers.*/[15]|^Wires/RandomNodes.*/true$|^Nodes/TransferOverNodes.an_abort.*8, |\.on_[A-Z0-9_]+$'
 # Threads do the same whatever vector instructions the arithmetic uses, and machines and the layer `rpc` have none: TSan
 # leaves out that layer, the tests of each set of instructions, and the long ones of what one thread does.
-one_thread='^EveryTarget/|^Nodes/RandomWires.*/[1-5]$|^Wires/RandomNodes.*/true$|^Nodes/TransferOverNodes.an_abort.*[58], |\.on_[A-Z0-9_]+$|LinkedMachines|^EpochModel'
+one_thread='^EveryTarget/|^Nodes/RandomWires.*/[1-5]$|^Wires/RandomNodes.*/true$|^Nodes/TransferOverNodes.an_abort.*[58], |\.on_[A-Z0-9_]+$|LinkedMachines|^EpochModel|CommunicatorsOfProcesses'
 [ "$which" = tsan ] || sanitize asan "$few_seeds" arithmetic base plan policy device conformance engine rpc net app kernels
 [ "$which" = asan ] || sanitize tsan "$one_thread" device conformance engine net
 finish "${required[@]}"
