@@ -163,7 +163,8 @@ def swallowed(job: Travelling, *ways: Direction) -> None:
     began = time.monotonic()
     job.proxy.swallow_data(*ways)
     said = check_link_lost(asking.heard(), began, SILENCE_S * 0.8, SILENCE_S + LOOKS_S)
-    assert "no byte came over the connection of " in said
+    # Both ends are silent to each other; the one that is answered first may have seen the other give up.
+    assert "no byte came over the connection of " in said or "closed the connection of " in said
     found = ADDRESSES.search(said)
     assert found is not None, said
     assert "127.0.0.2" in found.groups() or "127.0.0.1" in found.groups()
@@ -223,7 +224,8 @@ CROSSWISE: dict[str, Callable[[Travelling], None]] = {
 }
 
 
-@pytest.mark.training
+@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.parametrize("what", CROSSWISE)
 @pytest.mark.timeout(6 * DEADLINE_S)
 def test_another_job_over_the_same_daemons_goes_on(tmp_path: Path, what: str) -> None:
