@@ -107,13 +107,14 @@ Error Job::wire_error(const device::Failed& report) const {
   const std::string name = known ? gathered_.node_names[*report.node] : std::string();
   Error error = make_error(
       ErrorCode::NodeLost,
-      known && active_ ? fmt::format(
-                             "the connection of node '{}' to node '{}' that gradients travel over was lost: {}",
-                             gathered_.node_names.at(active_->node),
-                             name,
-                             report.message
-                         )
-                       : fmt::format("a connection that gradients travel over was lost: {}", report.message),
+      known && active_ && active_->node < gathered_.node_names.size()
+          ? fmt::format(
+                "the connection of node '{}' to node '{}' that gradients travel over was lost: {}",
+                gathered_.node_names[active_->node],
+                name,
+                report.message
+            )
+          : fmt::format("a connection that gradients travel over was lost: {}", report.message),
       "the epoch forms again, with new connections, when the node is back"
   );
   error.node = name;
