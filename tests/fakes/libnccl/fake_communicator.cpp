@@ -89,7 +89,9 @@ FakeCommunicator::FakeCommunicator(
       number_(number),
       device_(device) {}
 
-FakeCommunicator::~FakeCommunicator() {
+FakeCommunicator::~FakeCommunicator() { stop_joining(); }
+
+void FakeCommunicator::stop_joining() {
   raise_abort();
   if (joining_.joinable()) {
     joining_.join();
@@ -324,9 +326,7 @@ void FakeCommunicator::write_outputs(
 }
 
 void FakeCommunicator::finish_abort() {
-  if (joining_.joinable()) {
-    joining_.join();
-  }
+  stop_joining();
   if (world_ != nullptr) {
     own().left = 1;
   }

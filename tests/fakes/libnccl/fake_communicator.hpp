@@ -63,6 +63,8 @@ class FakeCommunicator {
 
   void raise_abort() { aborted_ = true; }
 
+  void stop_joining();
+
   void finish_abort();  ///< when nothing runs on the device any more
 
   [[nodiscard]] const FakeFault* fault(const char* kind, std::optional<long> operation = std::nullopt) const;

@@ -38,7 +38,12 @@ struct Library {
 
   Library() { read(nullptr); }
 
-  ~Library() { remove_ids(); }
+  void end() {
+    for (const auto& one : communicators) {
+      one->stop_joining();
+    }
+    remove_ids();
+  }
 
   void remove_ids() {
     for (const std::string& id : ids) {
@@ -53,14 +58,20 @@ struct Library {
   }
 };
 
+/// It is never destroyed: a thread that hangs in a call, as scripted, may still read it while the process ends.
 Library& library() {
-  static Library one;
-  return one;
+  static Library* const one = [] {
+    std::atexit([] { library().end(); });
+    return new Library;
+  }();
+  return *one;
 }
 
-thread_local int current_device = 0;
-thread_local int group_depth = 0;
-thread_local std::vector<FakeCommunicator*> group_aborts;
+// In the memory that each thread begins with: TSan takes the end of what a library opened later adds to it for a race.
+#define THREAD_LOCAL __attribute__((tls_model("initial-exec"))) thread_local
+THREAD_LOCAL int current_device = 0;
+THREAD_LOCAL int group_depth = 0;
+THREAD_LOCAL std::vector<FakeCommunicator*> group_aborts;
 
 NcclResult forbidden(const std::string& what) {
   const std::lock_guard lock(library().mutex);
