@@ -188,7 +188,10 @@ class Baseline:
 
             def is_back(pid: int = pid, before: Usage = before) -> bool:
                 now = Usage.of(pid)
-                return now.descriptors <= before.descriptors and now.threads <= before.threads
+                return (
+                    now.descriptors <= before.descriptors
+                    and now.threads <= before.threads
+                    and now.memory_kb < before.memory_kb + MEMORY_KB
+                )
 
             wait_for(is_back, f"{Usage.of(pid)} is left, and it was {before}")
-            assert Usage.of(pid).memory_kb < before.memory_kb + MEMORY_KB, (Usage.of(pid), before)
