@@ -18,10 +18,10 @@ export GRADSYNCD="$PWD/build/cpu-release/bin/gradsyncd"
 [ -n "${LONG:-}" ] || export FAULT_TIMES=${FAULT_TIMES:-2}
 cores=$(nproc)
 tests=("$python" -m pytest -q -rs --junitxml '{junit}')
-selection='not long and not training'
 rare=' and not rare'
 [ "${LONG:-}" != all ] || rare=
-[ -z "${LONG:-}" ] || selection="not long$rare"
+selection="not long$rare"
+[ -n "${LONG:-}" ] || selection+=' and not training'
 side_by_side=(-n "$((cores < 4 ? cores : 4))" --dist loadfile)
 quick=("${tests[@]}" -m "$selection" "${side_by_side[@]}")
 long=("${tests[@]}" -m "long$rare" "${side_by_side[@]}" --timeout 400)

@@ -100,6 +100,7 @@ def test_a_pipeline_that_forgets_pp_is_named_with_a_flag(tmp_path: Path) -> None
     check_the_forgotten_pipeline(found)
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_the_line_in_the_script_gives_the_same_under_the_command(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "pipeline_with_the_line"), json_file=tmp_path / "verdict.json")
@@ -120,6 +121,7 @@ def test_the_line_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path)
     assert note.startswith("--mesh and --ep had no effect: the script says itself what its model is")
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_init_in_the_script_wins_over_flags_and_that_is_said(tmp_path: Path) -> None:
     code, said, found = audit(
@@ -196,6 +198,7 @@ def test_what_is_clipped_may_change_with_every_step(tmp_path: Path) -> None:
     assert verdicts(found) == [("part: D.0.weight … D.1.bias", "agrees"), ("part: G.weight … G.bias", "agrees")]
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_models_that_are_clipped_later_are_declared_too(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "gan"), json_file=tmp_path / "verdict.json")
@@ -214,6 +217,7 @@ def test_a_model_that_nobody_knew_is_not_seen_and_not_called_right(tmp_path: Pat
     assert "generator" not in said
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_what_only_some_steps_clip_wrongly_is_found(tmp_path: Path) -> None:
     code, said, found = audit(*one("only_some_steps_are_wrong"), json_file=tmp_path / "verdict.json")
@@ -221,6 +225,7 @@ def test_what_only_some_steps_clip_wrongly_is_found(tmp_path: Path) -> None:
     assert verdicts(found) == [("part: D.0.weight … D.1.bias", "agrees"), ("part: G.weight … G.bias", "differs")]
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_norms_of_layers_that_are_logged_first_are_parts(tmp_path: Path) -> None:
     code, said, found = audit(*one("layers_logged_before_the_clip"), json_file=tmp_path / "verdict.json")
@@ -250,7 +255,7 @@ def test_a_tensor_that_one_rank_leaves_out_is_named_as_left_out(tmp_path: Path) 
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.rare), 2])
 def test_frozen_tensors_and_a_clip_for_each_group_are_no_mistake(tmp_path: Path, ranks: int) -> None:
     code, said, found = audit(*ranks_of(ranks, "freezes_the_embedding"), json_file=tmp_path / "verdict.json")
     assert code == 0, said
@@ -258,6 +263,7 @@ def test_frozen_tensors_and_a_clip_for_each_group_are_no_mistake(tmp_path: Path,
     assert not found["findings"]
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_an_optimizer_that_never_sees_a_clip_is_a_note(tmp_path: Path) -> None:
     code, said, found = audit(*one("one_optimizer_is_not_clipped"), json_file=tmp_path / "verdict.json")
@@ -278,7 +284,9 @@ def test_ranks_that_divide_the_parameters_among_them_leave_nothing_out(tmp_path:
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("name", ["forgets_to_unscale", "forgets_to_unscale_for_a_fused_optimizer"])
+@pytest.mark.parametrize(
+    "name", ["forgets_to_unscale", pytest.param("forgets_to_unscale_for_a_fused_optimizer", marks=pytest.mark.rare)]
+)
 def test_a_norm_in_units_of_the_scaled_loss_is_named(tmp_path: Path, name: str) -> None:
     code, said, found = audit(*one(name), json_file=tmp_path / "verdict.json")
     assert code == 1, said
@@ -291,6 +299,7 @@ def test_a_norm_in_units_of_the_scaled_loss_is_named(tmp_path: Path, name: str) 
     assert "max_norm=1 acts as 1.5e-05" in said
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_each_part_that_is_still_scaled_is_named_though_another_optimizer_steps_first(tmp_path: Path) -> None:
     command = one("forgets_to_unscale_for_two_optimizers")
@@ -304,8 +313,12 @@ def test_each_part_that_is_still_scaled_is_named_though_another_optimizer_steps_
     ("name", "note"),
     [
         ("unscales_before_the_clip", ""),
-        ("unscales_and_overflows_once", ""),
-        ("clips_by_a_threshold_in_scaled_units", "max_norm=65536, which seems to be meant so"),
+        pytest.param("unscales_and_overflows_once", "", marks=pytest.mark.rare),
+        pytest.param(
+            "clips_by_a_threshold_in_scaled_units",
+            "max_norm=65536, which seems to be meant so",
+            marks=pytest.mark.rare,
+        ),
     ],
 )
 def test_scalers_that_are_used_rightly_are_no_mistake(tmp_path: Path, name: str, note: str) -> None:
@@ -333,7 +346,7 @@ def test_a_command_that_does_not_clip_is_2_and_says_why() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [one("raises_before_the_clip"), pytest.param(ranks_of(2, "raises_before_the_clip"), marks=pytest.mark.training)],
+    [one("raises_before_the_clip"), pytest.param(ranks_of(2, "raises_before_the_clip"), marks=pytest.mark.rare)],
 )
 def test_a_command_that_fails_before_it_clips_is_said_to_have_failed(tmp_path: Path, command: list[str]) -> None:
     code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
@@ -347,6 +360,7 @@ def test_a_command_that_fails_before_it_clips_is_said_to_have_failed(tmp_path: P
     assert "Traceback" in said
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_a_command_that_fails_later_is_said_to_have_failed_beside_its_verdict(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -369,6 +383,7 @@ def of_two_nodes(tmp_path: Path, name: str) -> list[tuple[int, str, dict[str, An
         return list(pool.map(node, range(2)))
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_an_audit_over_two_nodes_says_that_it_sees_one(tmp_path: Path) -> None:
     for number, (code, said, found) in enumerate(of_two_nodes(tmp_path, "ddp")):
@@ -389,6 +404,7 @@ def test_an_audit_over_two_nodes_finds_what_one_node_shows(tmp_path: Path) -> No
         assert "1 of 4 stepped tensors is never clipped: wte.weight" in found["problems"][0]
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_shards_over_two_nodes_are_not_called_wrong_or_right(tmp_path: Path) -> None:
     for code, said, found in of_two_nodes(tmp_path, "shards_over_all"):

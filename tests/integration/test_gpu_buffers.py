@@ -370,7 +370,7 @@ def without_times(record: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("more", [(), ("--accumulate", "2")])
+@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.rare), ("--accumulate", "2")])
 def test_a_module_trains_to_the_bits_of_cpus(daemon: Daemon, tmp_path: Path, more: tuple[str, ...]) -> None:
     (tmp_path / "cpu").mkdir()
     (tmp_path / "gpu").mkdir()

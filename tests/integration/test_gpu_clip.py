@@ -49,6 +49,7 @@ def test_norms_and_products_of_both_frameworks_are_within_one_unit_in_the_last_p
         assert len(result["samples"]["ours"]) == 2
 
 
+@pytest.mark.rare
 @pytest.mark.training
 @pytest.mark.timeout(300)
 def test_what_torch_measured_is_a_failure(tmp_path: Path) -> None:

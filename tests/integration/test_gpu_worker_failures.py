@@ -131,14 +131,17 @@ def test_a_worker_that_is_hurt_costs_an_error_in_time_and_another_takes_its_plac
             scene.is_well_again(state(scene, hurt))
 
 
-# Before the fault: reductions of three buckets, and a clip.
-@pytest.mark.parametrize("good_launches", [0, pytest.param(1, marks=pytest.mark.training), 3])
+FAULTS = {700: "look at Xid in dmesg", 214: "reset the GPU", 702: "watchdog"}
+# How many launches go well before the fault; a step has three reductions and a clip.
+CHOSEN = [(700, 0), (214, 3), (702, 1)]
+OTHERS = [(code, launches) for code in FAULTS for launches in (0, 1, 3) if (code, launches) not in CHOSEN]
+
+
 @pytest.mark.parametrize(
-    ("code", "hint"),
-    [(700, "look at Xid in dmesg"), (214, "reset the GPU"), (702, "watchdog")],
+    ("code", "good_launches"), [*CHOSEN, *(pytest.param(*each, marks=pytest.mark.rare) for each in OTHERS)]
 )
 def test_a_gpu_that_faults_costs_an_error_with_its_number_and_another_worker_takes_its_place(
-    daemon: Daemon, faults: Path, code: int, hint: str, good_launches: int
+    daemon: Daemon, faults: Path, code: int, good_launches: int
 ) -> None:
     with pair(daemon.socket, "beside", GPUS[1]) as others, pair(daemon.socket, f"fault-{code}") as ranks:
         scene = Scene(daemon, ranks, others)
@@ -150,7 +153,7 @@ def test_a_gpu_that_faults_costs_an_error_with_its_number_and_another_worker_tak
             assert answer["kind"] == "StepFailed", answer
             assert f"the worker of the lane (pid {worker}) lost its device: " in answer["error"]
             assert f"(CUDA error {code})" in answer["error"]
-            assert hint in answer["error"]
+            assert FAULTS[code] in answer["error"]
             assert "another worker takes its place" in answer["error"]
         assert not (faults / GPUS[0]).exists()
         scene.is_well_again(worker)

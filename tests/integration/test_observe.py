@@ -107,6 +107,7 @@ def test_a_pipeline_by_hand_is_observed_where_it_is_told(tmp_path: Path) -> None
     assert told.summary["findings"]["difference"]["first"] == 0, told.said
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_what_one_rank_leaves_out_is_named(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("rank_one_leaves_out_the_head", script=AUDITED))
@@ -120,6 +121,7 @@ def test_each_optimizers_call_is_a_step_of_its_own_tensors(tmp_path: Path) -> No
     assert run.summary["tensors"] == 12
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_a_script_that_multiplies_by_itself_is_observed_from_its_second_step(tmp_path: Path) -> None:
     check_all_is_well(Run(tmp_path, *ranks("only_takes_norms")), STEPS - 1)
@@ -149,7 +151,9 @@ def test_a_nan_that_one_replica_has_is_named_in_its_step(tmp_path: Path) -> None
 
 
 @pytest.mark.training
-@pytest.mark.parametrize(("name", "code"), [("unscales", 0), ("forgets_unscale", 1)])
+@pytest.mark.parametrize(
+    ("name", "code"), [pytest.param("unscales", 0, marks=pytest.mark.rare), ("forgets_unscale", 1)]
+)
 def test_a_clip_of_scaled_gradients_is_said_once(tmp_path: Path, name: str, code: int) -> None:
     run = Run(tmp_path, *one(name), options=(*PATIENT, "--strict"))
     assert run.code == code, run.said
@@ -170,6 +174,7 @@ def test_a_daemon_that_is_killed_changes_no_bit_and_ends_nothing(tmp_path: Path)
     assert digests(tmp_path) == digests_without(tmp_path, "kills_the_daemon")
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_a_script_that_fails_keeps_its_code_and_what_was_seen(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("raises_on_rank_one"))
@@ -179,6 +184,7 @@ def test_a_script_that_fails_keeps_its_code_and_what_was_seen(tmp_path: Path) ->
     assert run.summary["next"] == "mend the command first"
 
 
+@pytest.mark.rare
 @pytest.mark.training
 def test_a_script_that_gradsync_clips_is_left_alone_and_that_is_said(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("clips_by_gradsync"), options=(*PATIENT, "--strict"))

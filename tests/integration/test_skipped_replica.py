@@ -171,6 +171,7 @@ def test_the_weights_are_named_within_three_steps_of_the_first_by_what_init_does
     assert {"norm.weight", "norm.bias"} >= set(found[0]["tensors"]) != set()
 
 
+@pytest.mark.rare
 @pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_the_weights_are_named_within_the_steps_in_which_all_are_compared_once(gradsyncd: str, tmp_path: Path) -> None:
@@ -181,6 +182,7 @@ def test_the_weights_are_named_within_the_steps_in_which_all_are_compared_once(g
     assert "they were equal" in found[0]["said"]
 
 
+@pytest.mark.rare
 @pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_a_clip_of_everything_that_is_held_is_left_alone(gradsyncd: str, tmp_path: Path) -> None:

@@ -90,7 +90,9 @@ def test_the_document_has_a_script_for_each_tracker() -> None:
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("name", sorted(SCRIPTS))
+@pytest.mark.parametrize(
+    "name", [name if "mlflow" in name else pytest.param(name, marks=pytest.mark.rare) for name in sorted(SCRIPTS)]
+)
 def test_a_script_of_the_document_trains_and_its_tracker_has_the_curve(name: str, tmp_path: Path) -> None:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         pytest.skip(f"{NEEDS[name]} is not installed")

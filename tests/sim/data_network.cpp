@@ -95,6 +95,9 @@ void DataNetwork::drain(Number number, std::size_t side) {
       begun.insert(begun.end(), bytes.begin(), bytes.begin() + got);
       cut_into_messages(number, side);
     }
+    if (static_cast<std::size_t>(got) < bytes.size()) {
+      return;  // the end of a connection is an event of its own
+    }
   }
 }
 

@@ -77,6 +77,7 @@ def test_a_shard_that_is_counted_twice_differs_on_both_nodes(tmp_path: Path) -> 
         assert line["causes"][0]["kind"] == "unknown"
 
 
+@pytest.mark.rare
 @pytest.mark.training
 @pytest.mark.timeout(240)
 def test_a_rank_that_never_clips_is_named_with_its_node(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_shard_that_is_counted_twice_is_said_on_every_node_by_its_ranks(tmp_pa
             assert sum(text.startswith(start) for text in run.warnings(node)) == 1, run.said
 
 
+@pytest.mark.rare
 @pytest.mark.training
 @pytest.mark.timeout(240)
 def test_a_rank_that_skips_the_clip_is_named_with_its_node(tmp_path: Path) -> None:
