@@ -132,7 +132,7 @@ def daemon() -> Iterator[Daemon]:
     [
         (while_stepping, 1),
         # The other rank is told after the ten seconds that a successor has.
-        pytest.param(while_loading, 3, marks=pytest.mark.long),
+        pytest.param(while_loading, 3, marks=[pytest.mark.long, pytest.mark.rare]),
         *(
             pytest.param(state, TIMES, marks=pytest.mark.long)
             for state in (while_mapping, while_idle, while_stepping, while_closing)

@@ -115,7 +115,7 @@ def daemon(faults: Path) -> Iterator[Daemon]:
     ("hurt", "times"),  # one that hangs takes its deadline each time
     [
         (kill, 1),
-        pytest.param(kill, TIMES, marks=pytest.mark.long),
+        pytest.param(kill, TIMES, marks=[pytest.mark.long, pytest.mark.rare]),
         pytest.param(hang, max(1, TIMES // 5), marks=pytest.mark.long),
     ],
 )

@@ -247,10 +247,10 @@ def torchrun(
     ("name", "ranks"),
     [
         ("plain", 2),
-        ("plain", 3),
-        ("accumulated", 2),
+        pytest.param("plain", 3, marks=pytest.mark.rare),
+        pytest.param("accumulated", 2, marks=pytest.mark.rare),
         ("accumulated", 3),
-        ("convolutions_in_channels_last", 2),
+        pytest.param("convolutions_in_channels_last", 2, marks=pytest.mark.rare),
         ("unused_here_or_everywhere", 2),
         ("data_loader_workers", 2),
     ],

@@ -27,11 +27,13 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("stage", "dtype", "group"),
     [
-        ("0", "float32", "copied to all ranks"),
+        pytest.param("0", "float32", "copied to all ranks", marks=pytest.mark.rare),
         ("0", "bfloat16", "copied to all ranks"),
-        pytest.param("0", "float16", "copied to all ranks", marks=FP16),
-        ("1", "float32", "over dp"),
-        ("1", "bfloat16", "copied to all ranks"),  # the optimizer for bfloat16, with whole gradients in float32
+        pytest.param("0", "float16", "copied to all ranks", marks=[FP16, pytest.mark.rare]),
+        pytest.param("1", "float32", "over dp", marks=pytest.mark.rare),
+        pytest.param(
+            "1", "bfloat16", "copied to all ranks", marks=pytest.mark.rare
+        ),  # the optimizer for bfloat16, with whole gradients in float32
         pytest.param("2", "float16", "over dp", marks=FP16),
         ("2", "bfloat16", "over dp"),
         ("3", "float32", "over dp"),

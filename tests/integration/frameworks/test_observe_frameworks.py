@@ -8,6 +8,7 @@ from pathlib import Path
 import deepspeed_scripts
 import megatron_scripts
 import pytest
+from forms import some_of
 from test_observe import PATIENT, Run, ranks
 
 STRICT = (*PATIENT, "--strict")
@@ -27,7 +28,7 @@ def check_all_is_well(run: Run, tensors: int, steps: int = 2) -> None:
 
 
 @DEEPSPEED
-@pytest.mark.parametrize("stage", ["0", "2", "3"])
+@pytest.mark.parametrize("stage", some_of(["0", "2", "3"], ["2"]))
 def test_the_steps_of_deepspeed_are_observed(tmp_path: Path, stage: str) -> None:
     run = Run(tmp_path, *ranks("trains", script=deepspeed_scripts.__file__), options=STRICT, STAGE=stage)
     check_all_is_well(run, 6)
@@ -55,7 +56,7 @@ def test_what_of_deepspeed_cannot_be_observed_is_said(tmp_path: Path) -> None:
     ("name", "tensors", "steps"),
     [
         ("ties_its_embedding_over_stages", 14, 2),
-        ("keeps_float32_copies", 3, 2),
+        pytest.param("keeps_float32_copies", 3, 2, marks=pytest.mark.rare),
         ("clips_nothing_and_takes_the_norm", 3, 1),  # from its second step, as of every script that only takes norms
     ],
 )

@@ -10,6 +10,7 @@ import audit_scripts
 import pytest
 import trainer_scripts
 from audits import audit, whole
+from forms import some_of
 from test_observe import PATIENT, Run
 
 pytestmark = pytest.mark.long
@@ -45,7 +46,7 @@ def test_a_tensor_that_an_unchanged_script_leaves_out_is_named(tmp_path: Path) -
     assert "0.weight" in problem
 
 
-@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("name", some_of(TRAINERS, list(TRAINERS)[:1]))
 def test_every_step_of_an_unchanged_script_is_observed(tmp_path: Path, name: str) -> None:
     run = Run(tmp_path, *command(name, tmp_path), options=(*PATIENT, "--strict"), HF_HUB_OFFLINE="1")
     assert run.code == 0, run.said

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from daemon import DEADLINE_S, TIMES
+from forms import some_of
 from link_proxy import DOWN, UP, Direction
 from node_faults import NODE_S, PROCESS_S, Asking, check_errors, soon
 from node_jobs import Route, job_over
@@ -24,7 +25,7 @@ from gradsync.errors import NodeLost, RankLost, StepTimeout
 
 ADDRESSES = re.compile(r"\((127\.0\.0\.\d+):\d+ to (127\.0\.0\.\d+):\d+\)")
 STRAY = b"\x5a" * 4096
-TURNS = [1, pytest.param(TIMES, marks=pytest.mark.long)]
+TURNS = [1, pytest.param(TIMES, marks=[pytest.mark.long, pytest.mark.rare])]
 repeated = pytest.mark.parametrize("turns", TURNS)
 # Each turn is ten seconds of silence.
 SILENT = [pytest.param(1, marks=pytest.mark.training), pytest.param(TIMES, marks=[pytest.mark.long, pytest.mark.rare])]
@@ -105,7 +106,7 @@ def test_a_daemon_that_is_killed(tmp_path: Path, lost: int, turns: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stopped", [1, 0])
+@pytest.mark.parametrize("stopped", some_of([1, 0], [0]))
 @pytest.mark.timeout(16 * DEADLINE_S)
 def test_a_daemon_that_is_stopped(tmp_path: Path, stopped: int) -> None:
     """Ranks of that daemon hear of it when it goes on."""
@@ -173,7 +174,10 @@ def swallowed(job: Travelling, *ways: Direction) -> None:
 
 
 @silent
-@pytest.mark.parametrize("ways", [(UP,), (DOWN,), (UP, DOWN)])
+@pytest.mark.parametrize(
+    "ways",
+    [pytest.param((UP,), marks=pytest.mark.rare), pytest.param((DOWN,), marks=pytest.mark.rare), (UP, DOWN)],
+)
 @pytest.mark.timeout(24 * DEADLINE_S)
 def test_data_connections_that_carry_nothing(tmp_path: Path, ways: tuple[Direction, ...], turns: int) -> None:
     with Travelling(tmp_path) as job:
@@ -183,7 +187,7 @@ def test_data_connections_that_carry_nothing(tmp_path: Path, ways: tuple[Directi
 
 @pytest.mark.training
 @pytest.mark.timeout(6 * DEADLINE_S)
-@pytest.mark.parametrize("late", [1, 0])
+@pytest.mark.parametrize("late", some_of([1, 0], [0]))
 def test_a_node_whose_ranks_are_late_is_not_taken_for_a_link_that_carries_nothing(tmp_path: Path, late: int) -> None:
     """The other node has sent what it can, and waits for longer than any silence may last."""
     with Travelling(tmp_path) as job:
