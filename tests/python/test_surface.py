@@ -11,8 +11,8 @@ import gradsync.trackers
 EXPORTED = """
     UNSET AutoClip Bucket Buffer Client Clip ClipRaised Divergence Fixed GpuProbe GradientsDiverged Grads GradsyncError
     GroupReport Job LayerReport Mesh Missing Nonfinite NonfiniteInput Observe Only Partial PartialTo Percentile Policy
-    ReducedGrads Replicate Row ScalarCollective Shard StepRaised StepReport StepTimings Subscription Tensor Unset
-    UsageError WatchReport ZScore __version__ alloc_grad_buffer connect errors write_declaration
+    ReducedGrads RemoteDaemon Replicate Row ScalarCollective Shard StepRaised StepReport StepTimings Subscription Tensor
+    Unset UsageError WatchReport ZScore __version__ alloc_grad_buffer connect errors write_declaration
 """
 SIGNATURES = {
     gradsync.alloc_grad_buffer: "(nbytes, device='cuda')",
@@ -25,6 +25,9 @@ SIGNATURES = {
     gradsync.Client.probe_gpu: "(self, device='cuda', memory=None, *, timeout=60.0)",
     gradsync.Client.stats: "(self, job=None, last=1)",
     gradsync.Client.subscribe: "(self, topics, callback, *, job=None)",
+    gradsync.RemoteDaemon: "(address, *, token_file=None, ca_file=None, timeout=30.0)",
+    gradsync.RemoteDaemon.call: "(self, method, params=None)",
+    gradsync.RemoteDaemon.stats: "(self, job, last=1)",
     gradsync.Job.declare: (
         "(self, tensors, *, data_path='arena', accumulate=1, norm_type=2.0, clip=None, formula='strict', "
         "buckets='default', divergence='report', fingerprint='', measured_by='', partial_sums='exact', device='cpu', "

@@ -12,6 +12,7 @@ from ._gpu._probe import GpuProbe
 from ._job import Job
 from ._placements import Only, Partial, PartialTo, Replicate, Shard
 from ._policies import AutoClip, Fixed, Observe, Percentile, Policy, ZScore
+from ._remote import RemoteDaemon
 from ._step._buffer import Buffer
 from ._step._grads import Grads
 from ._step._layout import Bucket
@@ -62,6 +63,7 @@ __all__ = [
     "Percentile",
     "Policy",
     "ReducedGrads",
+    "RemoteDaemon",
     "Replicate",
     "Row",
     "ScalarCollective",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -10,11 +11,12 @@ import subprocess
 import sys
 
 from ._audit._cli import add_audit, add_verdict
-from ._client import connect
+from ._client import Client, connect
 from ._commit import commit
 from ._doctor import add_doctor
 from ._launch._spawn import find_binary
 from ._observe._cli import add_observe
+from ._remote import RemoteDaemon, is_remote
 from ._run_report._cli import add_report
 from ._version import PROTOCOL, __version__
 from .errors import ConnectionFailed, GradsyncError
@@ -48,7 +50,12 @@ def main(argv: list[str] | None = None) -> int:
     add_report(commands.add_parser)
     add_doctor(commands.add_parser)
     status = commands.add_parser("status", help="show what a running daemon does now")
-    status.add_argument("--address", help="path of its socket (default: $GRADSYNC_ADDRESS, then the usual places)")
+    status.add_argument(
+        "--address",
+        help="path of its socket, or http://HOST:PORT or https://HOST of [server] tcp (default: $GRADSYNC_ADDRESS, "
+        "then the usual places)",
+    )
+    status.add_argument("--token-file", help="file with the token for http and https (default: $GRADSYNC_TOKEN_FILE)")
     status.add_argument("--json", action="store_true", help="the whole answer as JSON")
     status.set_defaults(run=_status)
     command: list[str] = []
@@ -84,8 +91,14 @@ def status_main() -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    with connect(options.address, timeout=2.0) as client:
-        status = client.status()
+    address = options.address or os.environ.get("GRADSYNC_ADDRESS", "")
+    with contextlib.ExitStack() as stack:
+        daemon: RemoteDaemon | Client
+        if is_remote(address):
+            daemon = RemoteDaemon(address, token_file=options.token_file)
+        else:
+            daemon = stack.enter_context(connect(options.address, timeout=2.0))
+        status = daemon.status()
     if options.json:
         print(json.dumps(status, indent=2))
         return 0
