@@ -9,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from ._audit._cli import add_audit, add_verdict
 from ._client import Client, connect
@@ -19,7 +21,7 @@ from ._observe._cli import add_observe
 from ._remote import RemoteDaemon, is_remote
 from ._run_report._cli import add_report
 from ._version import PROTOCOL, __version__
-from .errors import ConnectionFailed, GradsyncError
+from .errors import ConnectionFailed, GradsyncError, UsageError
 
 __all__ = ["main", "status_main"]
 
@@ -57,6 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     status.add_argument("--token-file", help="file with the token for http and https (default: $GRADSYNC_TOKEN_FILE)")
     status.add_argument("--json", action="store_true", help="the whole answer as JSON")
+    status.add_argument(
+        "--watch", action="store_true", help="again every second, in colour, until Ctrl-C; needs gradsync[watch]"
+    )
     status.set_defaults(run=_status)
     command: list[str] = []
     if "--" in arguments:
@@ -98,6 +103,9 @@ def _status(options: argparse.Namespace) -> int:
             daemon = RemoteDaemon(address, token_file=options.token_file)
         else:
             daemon = stack.enter_context(connect(options.address, timeout=2.0))
+        if options.watch:
+            _watch(daemon.status)
+            return 0
         status = daemon.status()
     if options.json:
         print(json.dumps(status, indent=2))
@@ -111,6 +119,17 @@ def _status(options: argparse.Namespace) -> int:
             f"last step {job['last_step']}, {job['steps_committed']} done, {job['steps_failed']} failed"
         )
     return 0
+
+
+def _watch(ask: Callable[[], dict[str, Any]]) -> None:
+    try:
+        from ._watch._loop import watch
+    except ImportError as error:
+        raise UsageError(
+            f"--watch draws with rich, which is not here ({error}): pip install 'gradsync[watch]', or look with "
+            "`gradsyncd status --watch`"
+        ) from error
+    watch(ask)
 
 
 def _version() -> int:
