@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._audit._cli import add_audit, add_verdict
+from ._bench._cli import add_bench
 from ._client import Client, connect
 from ._commit import commit
 from ._doctor import add_doctor
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     add_observe(commands.add_parser)
     add_report(commands.add_parser)
     add_doctor(commands.add_parser)
+    add_bench(commands.add_parser)
     status = commands.add_parser("status", help="show what a running daemon does now")
     status.add_argument(
         "--address",
