@@ -6,17 +6,13 @@ by gradsync, and clips copies by torch. What was found is written to a file; not
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from live_cases import run_cases
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -407,20 +403,5 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    os.environ["TORCHELASTIC_RUN_ID"] = "live"
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, init_method=f"file://{folder}/store")
-    for name, case in CASES.items():
-        try:
-            result = case()
-        except Exception:
-            gst.close()
-            result = {"error": traceback.format_exc()}
-        (folder / f"{name}.{rank}.json").write_text(json.dumps(result))
-        dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run_cases("live", CASES)

@@ -8,17 +8,13 @@ is judged here. Started by test_torch_synced.py.
 from __future__ import annotations
 
 import copy
-import json
-import os
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from live_cases import run_cases
 from live_rank import WIDTH, mesh_of
 from live_rank import Block as Inner
 from torch import nn
@@ -500,19 +496,5 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def main(rank: int, world_size: int, folder: Path, only: list[str]) -> None:
-    torch.set_num_threads(1)
-    os.environ["TORCHELASTIC_RUN_ID"] = "synced"
-    dist.init_process_group("gloo", rank=rank, world_size=world_size, init_method=f"file://{folder}/store")
-    for name in only or CASES:
-        try:
-            result = CASES[name]()
-        except Exception:
-            result = {"error": traceback.format_exc()}
-        (folder / f"{name}.{rank}.json").write_text(json.dumps(result))
-        dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    run_cases("synced", CASES)
