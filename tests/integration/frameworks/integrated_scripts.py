@@ -23,7 +23,10 @@ def layers() -> nn.Module:
 
 
 def leave(rank: int, model: nn.Module, norms: list[float]) -> None:
-    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    leave_weights(rank, {name: weight.detach().clone() for name, weight in model.named_parameters()}, norms)
+
+
+def leave_weights(rank: int, weights: dict[str, torch.Tensor], norms: list[float]) -> None:
     torch.save({"weights": weights, "norms": norms}, Path(sys.argv[2]) / f"{rank}.pt")
 
 
@@ -179,6 +182,51 @@ def in_lightning_synced() -> None:
 
 def in_lightning_synced_accumulating() -> None:
     in_lightning("gradsync", accumulate=2)
+
+
+def in_torchtitan(**given: Any) -> None:
+    import torch.distributed as dist
+    import torchtitan_on_cpus
+
+    import gradsync.integrations.torchtitan
+
+    trainer = torchtitan_on_cpus.trainer_of(sys.argv[2], STEPS, MAX_NORM, **given)
+    norms: list[float] = []
+    log = trainer.metrics_processor.log
+
+    def logged(step: int, loss: float, largest: float, norm: float, **rest: Any) -> None:
+        norms.append(norm)
+        log(step, loss, largest, norm, **rest)
+
+    trainer.metrics_processor.log = logged
+    if not is_own():
+        gradsync.integrations.torchtitan.init(trainer)
+    trainer.train()
+    leave_weights(dist.get_rank(), torchtitan_on_cpus.whole_weights(trainer), norms)
+    trainer.close()
+    dist.destroy_process_group()
+
+
+def in_torchtitan_stages() -> None:
+    in_torchtitan(pipeline_parallel_degree=2, pipeline_parallel_schedule="1F1B")
+
+
+def in_torchtitan_experts() -> None:
+    in_torchtitan(experts=True, expert_parallel_degree=2)
+
+
+def refused_in_torchtitan() -> None:
+    from types import SimpleNamespace
+
+    import gradsync.integrations.torchtitan
+    from gradsync.errors import UsageError
+
+    elastic = SimpleNamespace(model_parts=[], parallel_dims=object(), ft_manager=SimpleNamespace(enabled=True))
+    for trainer in (layers(), elastic):
+        try:
+            gradsync.integrations.torchtitan.init(trainer)
+        except UsageError as refused:
+            print("refused:", refused)
 
 
 def refused_lightning(**given: Any) -> None:

@@ -27,6 +27,9 @@ CASES = (
     "in_lightning_synced",
     "in_lightning_synced_accumulating",
     "in_lightning_unclipped",
+    "in_torchtitan",
+    "in_torchtitan_stages",
+    "in_torchtitan_experts",
 )
 CHOSEN = ("in_accelerate", "in_transformers", "in_lightning_synced")
 DEADLINE_S = 300.0
@@ -98,6 +101,18 @@ def test_what_lightning_cannot_do_is_refused_with_the_reason(tmp_path: Path) -> 
         "GradsyncCallback with gradient_clip_algorithm='value'",
         "GradsyncStrategy with LBFGS",
     ]
+
+
+@pytest.mark.timeout(DEADLINE_S + 20)
+def test_what_torchtitan_cannot_do_is_refused_with_the_reason(tmp_path: Path) -> None:
+    code, said = train("refused_in_torchtitan", tmp_path)
+    assert code == 0, said
+    refused = [line for line in said.splitlines() if line.startswith("refused:")]
+    assert len(refused) == 4  # two on each rank
+    assert {line.split(":")[1].strip() for line in refused} == {
+        "torchtitan.init(Sequential)",
+        "torchtitan.init() with TorchFT",
+    }
 
 
 @pytest.mark.timeout(DEADLINE_S + 20)

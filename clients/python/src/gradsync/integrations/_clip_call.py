@@ -23,6 +23,7 @@ def clip_or_observe(
     parameters: Iterable[torch.Tensor],
     max_norm: float,
     norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
     *,
     scaler: GradScaler | None = None,
     optimizers: Sequence[Optimizer] = (),
@@ -36,7 +37,7 @@ def clip_or_observe(
     if isinstance(session, Session):
         held = scaler if scaler is not None and scaler.is_enabled() else None
         stepped = list(optimizers) if held is not None else None
-        given = (list(parameters), max_norm, norm_type)
+        given = (list(parameters), max_norm, norm_type, error_if_nonfinite)
         return session.clip_grad_norm_(*given, scaler=held, optimizers=stepped, plain=True)
     measured = isinstance(session, Observer) and session.measure()
     norm = own()
