@@ -61,17 +61,34 @@ struct HttpReply {
   int status = 200;
   std::string content_type = "application/json";
   std::string body;
+  std::string content_policy = {};  ///< Content-Security-Policy of a page with scripts; empty: it has none
+};
+
+/// A GET of a page.
+struct PageRequest {
+  std::string_view path;
+  std::string_view query;   ///< without the question mark
+  std::string_view accept;  ///< the header, or empty
+  /// The daemon's uid or root over the unix socket, or the token: pages with jobs may show those of every uid.
+  bool trusted = false;
+};
+
+/// Who may have a page over TCP. Over the unix socket everybody may have each.
+enum class PageAccess : std::uint8_t {
+  Shell,   ///< the same for every daemon, like a style sheet: whoever reaches a port
+  Daemon,  ///< of the daemon and not of a job, like probes: whoever reaches the health port, else with a token
+  Jobs,    ///< with a token; at the health port also without, and then it shows no jobs
 };
 
 /// GET pages of the health listener (and of the unix socket).
 class PageHandler {
  public:
   virtual ~PageHandler() = default;
-  /// `trusted`: the daemon's uid or root over the unix socket, or the token, so that /status and / may show jobs of
-  /// every uid. nullopt: 404.
-  [[nodiscard]] virtual std::optional<HttpReply> on_get(
-      std::string_view path, std::string_view query, bool trusted
-  ) = 0;
+  /// The rule of a page; for what is no page, `Jobs`. A browser cannot send a token before it has a page that asks for
+  /// one.
+  [[nodiscard]] virtual PageAccess access(const PageRequest& request) const = 0;
+  /// nullopt: 404.
+  [[nodiscard]] virtual std::optional<HttpReply> on_get(const PageRequest& request) = 0;
 };
 
 /// The fd socket: token in, descriptor out; or token and descriptor in.

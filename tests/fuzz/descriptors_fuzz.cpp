@@ -151,7 +151,9 @@ class Handlers : public net::MessageHandler, public net::PageHandler, public net
 
   PostReply on_post(const net::PeerIdentity&, std::string_view) override { return {}; }
 
-  std::optional<net::HttpReply> on_get(std::string_view, std::string_view, bool) override { return std::nullopt; }
+  [[nodiscard]] net::PageAccess access(const net::PageRequest&) const override { return net::PageAccess::Jobs; }
+
+  std::optional<net::HttpReply> on_get(const net::PageRequest&) override { return std::nullopt; }
 
   bool takes_descriptor(const std::string& token, const net::PeerIdentity& peer) override {
     return owner->awaits_fd(token, peer);

@@ -101,8 +101,13 @@ class Handlers : public net::MessageHandler, public net::PageHandler, public net
     return {200, std::string(body)};
   }
 
-  std::optional<net::HttpReply> on_get(std::string_view path, std::string_view, bool) override {
-    return path == "/page" ? std::optional<net::HttpReply>(net::HttpReply{200, "text/plain", "page"}) : std::nullopt;
+  [[nodiscard]] net::PageAccess access(const net::PageRequest& request) const override {
+    return request.path == "/shell" ? net::PageAccess::Shell : net::PageAccess::Jobs;
+  }
+
+  std::optional<net::HttpReply> on_get(const net::PageRequest& request) override {
+    return request.path == "/page" ? std::optional<net::HttpReply>(net::HttpReply{200, "text/plain", "page"})
+                                   : std::nullopt;
   }
 
   bool takes_descriptor(const std::string&, const net::PeerIdentity&) override { return false; }

@@ -59,6 +59,26 @@ def test_jobs_are_not_shown_over_tcp_but_over_the_socket() -> None:
         assert "<script" not in page
 
 
+def test_a_browser_gets_the_page_and_its_files_and_everybody_else_the_text() -> None:
+    with Daemon() as daemon:
+        for connection in (daemon.health(), daemon.unix()):
+            connection.request("GET", "/", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+            response = connection.getresponse()
+            document = response.read().decode()
+            assert "script-src 'self'" in (response.getheader("Content-Security-Policy") or "")
+            named = re.findall(r'(?:src|href)="(page/[^"]+)"', document)
+            assert len(named) == 3
+            for path in named:
+                assert get(connection, f"/{path}")[0] == 200
+            assert get(connection, "/text")[1].startswith("<!doctype html>")
+            assert "<script" not in get(connection, "/text")[1]
+        assert get(daemon.unix(), "/steps?job=none")[0] == 404
+        assert get(daemon.unix(), "/steps?jobs=none")[0] == 400
+        status, text = get(daemon.health(), "/steps?job=none")
+        assert status == 401
+        assert text.startswith("unauthorized: jobs are shown over the unix socket")
+
+
 def test_metrics_are_those_of_the_document() -> None:
     with Daemon() as daemon:
         call(daemon.unix(), "status.get")

@@ -1,7 +1,9 @@
 #include "app/daemon/pages.hpp"
 
 #include "app/daemon/status_page.hpp"
+#include "app/page/page_files.hpp"
 #include "base/version.hpp"
+#include "rpc/error_codes.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -10,36 +12,69 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace gradsync::app {
 
-std::optional<net::HttpReply> Pages::on_get(std::string_view path, std::string_view query, bool trusted) {
-  const ProbeQuery probe = parse_probe_query(query);
-  if (path == "/livez") {
-    return probe_reply("livez", live_checks(), probe);
+namespace {
+
+net::HttpReply error_reply(const Error& error) {
+  const rpc::ErrorRow& row = rpc::row_of(error.code);
+  std::string text = fmt::format("{}: {}; {}\n", kind_of(error.code), error.message, error.hint);
+  return {row.http, "text/plain; charset=utf-8", std::move(text)};
+}
+
+}  // namespace
+
+/// A line of the table of pages.
+struct Pages::Row {
+  std::string_view path;
+  net::PageAccess access;
+  net::HttpReply (Pages::*answer)(const net::PageRequest& request);
+};
+
+/// Files of the page for browsers are not in the table; "/" is one of them for a browser only.
+const Pages::Row* Pages::row_of(const net::PageRequest& request) {
+  using enum net::PageAccess;
+  static constexpr Row kRows[] = {
+      {"/livez", Daemon, &Pages::livez},
+      {"/readyz", Daemon, &Pages::readyz},
+      {"/startupz", Daemon, &Pages::startupz},
+      {"/healthz", Daemon, &Pages::healthz},
+      {"/metrics", Daemon, &Pages::metrics},
+      {"/status", Jobs, &Pages::status},
+      {"/steps", Jobs, &Pages::steps},
+      {"/text", Jobs, &Pages::text_page},
+      {"/", Jobs, &Pages::text_page},
+  };
+  const auto* const row = std::ranges::find(kRows, request.path, &Row::path);
+  const bool is_file = request.path == "/" && is_browser(request.accept);
+  return row == std::end(kRows) || is_file ? nullptr : row;
+}
+
+net::PageAccess Pages::access(const net::PageRequest& request) const {
+  if (const Row* const row = row_of(request)) {
+    return row->access;
   }
-  if (path == "/readyz") {
-    return probe_reply("readyz", ready_checks(), probe);
-  }
-  if (path == "/startupz") {
-    return probe_reply("startupz", startup_checks(), probe);
-  }
-  if (path == "/healthz") {
-    return healthz(probe);
-  }
-  if (path == "/metrics") {
-    if (trusted) {
-      metrics_at_ = {};  // the operator sees this moment
-    }
-    return metrics();
-  }
-  if (path == "/status") {
-    return status(trusted);
-  }
-  if (path == "/") {
-    return page(trusted);
-  }
-  return std::nullopt;
+  return is_page_file(request.path) ? net::PageAccess::Shell : net::PageAccess::Jobs;
+}
+
+std::optional<net::HttpReply> Pages::on_get(const net::PageRequest& request) {
+  const Row* const row = row_of(request);
+  return row == nullptr ? page_file(request.path) : std::optional((this->*row->answer)(request));
+}
+
+net::HttpReply Pages::livez(const net::PageRequest& request) {
+  return probe_reply("livez", live_checks(), parse_probe_query(request.query));
+}
+
+net::HttpReply Pages::readyz(const net::PageRequest& request) {
+  return probe_reply("readyz", ready_checks(), parse_probe_query(request.query));
+}
+
+net::HttpReply Pages::startupz(const net::PageRequest& request) {
+  return probe_reply("startupz", startup_checks(), parse_probe_query(request.query));
 }
 
 /// The io thread answers this itself, so an answer proves that its loop turns. Ranks and lanes have no say.
@@ -64,7 +99,8 @@ std::vector<engine::JobStatus> Pages::jobs() const {
   return clock_.turn("a page", [this] { return engine_.status(std::nullopt); });
 }
 
-net::HttpReply Pages::healthz(const ProbeQuery& query) const {
+net::HttpReply Pages::healthz(const net::PageRequest& request) {
+  const ProbeQuery query = parse_probe_query(request.query);
   std::vector<HealthCheck> checks = live_checks();
   for (HealthCheck& check : startup_checks()) {
     checks.push_back(std::move(check));
@@ -88,8 +124,11 @@ net::HttpReply Pages::healthz(const ProbeQuery& query) const {
   return reply;
 }
 
-/// Whoever asks: one text a second for all of them.
-net::HttpReply Pages::metrics() {
+/// Whoever asks: one text a second for all of them. The operator sees this moment.
+net::HttpReply Pages::metrics(const net::PageRequest& request) {
+  if (request.trusted) {
+    metrics_at_ = {};
+  }
   const TimePoint now = std::chrono::steady_clock::now();
   if (now - metrics_at_ < kMetricsLast) {
     return metrics_;
@@ -103,8 +142,8 @@ net::HttpReply Pages::metrics() {
   return metrics_;
 }
 
-net::HttpReply Pages::status(bool trusted) const {
-  if (!trusted) {
+net::HttpReply Pages::status(const net::PageRequest& request) {
+  if (!request.trusted) {
     const nlohmann::ordered_json body{
         {"version", kVersion},
         {"incarnation", state_.incarnation},
@@ -123,13 +162,41 @@ net::HttpReply Pages::status(bool trusted) const {
   return {200, "application/json", envelope["result"].dump() + "\n"};
 }
 
-net::HttpReply Pages::page(bool trusted) const {
+net::HttpReply Pages::steps(const net::PageRequest& request) {
+  const Result<StepsQuery> job = parse_steps_query(request.query);
+  if (!job) {
+    return error_reply(job.error());
+  }
+  if (!request.trusted) {
+    return error_reply(make_error(
+        ErrorCode::Unauthorized, "jobs are shown over the unix socket and with the token", "run: gradsyncd status"
+    ));
+  }
+  const Result<rpc::StepsAnswer> answer = steps_of(*job);
+  return answer ? net::HttpReply{200, "application/json", rpc::to_json(*answer) + "\n"} : error_reply(answer.error());
+}
+
+Result<rpc::StepsAnswer> Pages::steps_of(const StepsQuery& job) const {
+  return clock_.turn("a page", [&]() -> Result<rpc::StepsAnswer> {
+    const auto reports = engine_.stats(job.uid, job.job, kShownSteps);
+    if (!reports) {
+      return reports.error();
+    }
+    const std::vector<engine::JobKey> recorded = engine_.recorded_jobs();  // this one, too
+    const auto key = std::ranges::find_if(recorded, [&](const engine::JobKey& one) {
+      return one.second == job.job && job.uid.value_or(one.first) == one.first;
+    });
+    return recent_steps(*reports, *engine_.dump_of(*key));
+  });
+}
+
+net::HttpReply Pages::text_page(const net::PageRequest& request) {
   StatusPage content;
   content.version = kVersion;
   content.state = state_.text();
   content.incarnation = state_.incarnation;
   content.uptime_s = seconds(std::chrono::steady_clock::now() - state_.started_at);
-  if (trusted) {
+  if (request.trusted) {
     content.jobs = jobs();
   }
   return {200, "text/html; charset=utf-8", render_status_page(content)};

@@ -1,10 +1,12 @@
 #pragma once
-// The GET pages: probes, metrics, status as JSON and as a page for people. Thread: io only.
+// The GET pages: probes, metrics, status and steps as JSON, and the page for people, with scripts for browsers and
+// without for all others. Thread: io only.
 
 #include "app/daemon/daemon_state.hpp"
 #include "app/daemon/engine_clock.hpp"
 #include "app/daemon/health.hpp"
 #include "app/daemon/process_metrics.hpp"
+#include "app/page/recent_steps.hpp"
 #include "net/server.hpp"
 
 #include <prometheus/registry.h>
@@ -28,17 +30,26 @@ class Pages final : public net::PageHandler {
         registry_(registry),
         own_uid_(own_uid) {}
 
-  [[nodiscard]] std::optional<net::HttpReply> on_get(std::string_view path, std::string_view query, bool trusted)
-      override;
+  [[nodiscard]] net::PageAccess access(const net::PageRequest& request) const override;
+  [[nodiscard]] std::optional<net::HttpReply> on_get(const net::PageRequest& request) override;
 
  private:
+  struct Row;
+  [[nodiscard]] static const Row* row_of(const net::PageRequest& request);
+
+  [[nodiscard]] net::HttpReply livez(const net::PageRequest& request);
+  [[nodiscard]] net::HttpReply readyz(const net::PageRequest& request);
+  [[nodiscard]] net::HttpReply startupz(const net::PageRequest& request);
+  [[nodiscard]] net::HttpReply healthz(const net::PageRequest& request);
+  [[nodiscard]] net::HttpReply metrics(const net::PageRequest& request);
+  [[nodiscard]] net::HttpReply status(const net::PageRequest& request);
+  [[nodiscard]] net::HttpReply steps(const net::PageRequest& request);
+  [[nodiscard]] net::HttpReply text_page(const net::PageRequest& request);
+
   [[nodiscard]] std::vector<HealthCheck> live_checks() const;
   [[nodiscard]] std::vector<HealthCheck> startup_checks() const;
   [[nodiscard]] std::vector<HealthCheck> ready_checks() const;
-  [[nodiscard]] net::HttpReply healthz(const ProbeQuery& query) const;
-  [[nodiscard]] net::HttpReply metrics();
-  [[nodiscard]] net::HttpReply status(bool trusted) const;
-  [[nodiscard]] net::HttpReply page(bool trusted) const;
+  [[nodiscard]] Result<rpc::StepsAnswer> steps_of(const StepsQuery& job) const;
   [[nodiscard]] std::vector<engine::JobStatus> jobs() const;
 
   const DaemonState& state_;

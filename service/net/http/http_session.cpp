@@ -55,6 +55,11 @@ Response page_response(const HttpReply& page) {
   Response response{static_cast<http::status>(page.status), 11};
   response.set(http::field::content_type, page.content_type);
   response.set(http::field::cache_control, "no-store");
+  if (!page.content_policy.empty()) {
+    response.set("Content-Security-Policy", page.content_policy);
+    response.set("X-Content-Type-Options", "nosniff");
+    response.set("Referrer-Policy", "no-referrer");
+  }
   response.body() = page.body;
   return response;
 }
@@ -241,7 +246,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
 
   /// The refusal of a peer that may not ask at all, or none.
   std::optional<Response> refuse(const Request& request) {
-    if (entrance_ == Entrance::Health && on_loopback() && !is_loopback_host(view(request[http::field::host]))) {
+    if (names_another_host(request)) {
       return text_response(
           http::status::misdirected_request,
           fmt::format("unauthorized: '{}' is no name of this port; ask for localhost", view(request[http::field::host]))
@@ -251,6 +256,10 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       return std::nullopt;
     }
     const bool daemon = entrance_ == Entrance::Peer;
+    peer_.token = false;
+    if (!daemon && asks_for_shell(request)) {
+      return std::nullopt;
+    }
     if (!bearer_matches(
             view(request[http::field::authorization]), daemon ? context_->peers->token : context_->bearer_token
         )) {
@@ -268,6 +277,30 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       );
     }
     return std::nullopt;
+  }
+
+  /// A page of a stranger, whose DNS leads its name to this machine, has a browser ask under that name: at the health
+  /// port, or at a port that is forwarded to the unix socket. Other clients of that socket make a name up, without a
+  /// port.
+  [[nodiscard]] bool names_another_host(const Request& request) const {
+    const std::string_view host = view(request[http::field::host]);
+    const bool forwarded = entrance_ == Entrance::Unix && host.find(':') != std::string_view::npos;
+    return (forwarded || (entrance_ == Entrance::Health && on_loopback())) && !is_loopback_host(host);
+  }
+
+  [[nodiscard]] static PageRequest page_request(const Request& request, bool trusted) {
+    const Target target = split_target(view(request.target()));
+    return {target.path, target.query, view(request[http::field::accept]), trusted};
+  }
+
+  [[nodiscard]] static bool reads(const Request& request) {
+    return request.method() == http::verb::get || request.method() == http::verb::head;
+  }
+
+  /// A WebSocket begins with a GET of "/", too, and is no page.
+  [[nodiscard]] bool asks_for_shell(const Request& request) const {
+    return reads(request) && request.count(http::field::upgrade) == 0 &&
+           context_->pages.access(page_request(request, false)) == PageAccess::Shell;
   }
 
   Response wrong_token(std::string_view setting) const {
@@ -315,32 +348,32 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       co_return refused_response(refuse_without_upgrade(kPeerPlace, view(request.target())));
     }
     const Target target = split_target(view(request.target()));
-    const bool reads = request.method() == http::verb::get || request.method() == http::verb::head;
     if (target.path == "/rpc" && entrance_ != Entrance::Health) {
       if (request.method() == http::verb::post) {
         co_return co_await post(request);
       }
       co_return not_allowed("POST");
     }
-    if (!reads && entrance_ == Entrance::Health) {
+    if (!reads(request) && entrance_ == Entrance::Health) {
       co_return not_allowed("GET, HEAD");
     }
-    co_return page(target, reads);
+    co_return page(request);
   }
 
-  Response page(const Target& target, bool reads) {
+  Response page(const Request& request) {
     // A page shows the jobs of every uid.
     const bool owner = entrance_ == Entrance::Unix && (peer_.uid == 0 || peer_.uid == context_->own_uid);
-    const bool trusted = owner || entrance_ == Entrance::Tcp;
+    const bool trusted = owner || peer_.token;
     const IoWatch::Turn turn{context_->metrics.io_watch, "a page"};
     // The metrics are the same for all: those by TCP share a text, and only the owner sees the numbers of this moment.
-    const bool sees_jobs = trusted && (owner || target.path != "/metrics");
-    const std::optional<HttpReply> page = context_->pages.on_get(target.path, target.query, sees_jobs);
+    PageRequest asked = page_request(request, trusted);
+    asked.trusted = trusted && (owner || asked.path != "/metrics");
+    const std::optional<HttpReply> page = context_->pages.on_get(asked);
     charge(turn);
     if (!page) {
-      return text_response(http::status::not_found, fmt::format("no page '{}'", target.path));
+      return text_response(http::status::not_found, fmt::format("no page '{}'", asked.path));
     }
-    return reads ? page_response(*page) : not_allowed("GET, HEAD");
+    return reads(request) ? page_response(*page) : not_allowed("GET, HEAD");
   }
 
   void charge(const IoWatch::Turn& turn) { pace_.charge(FairShare::Worth::Refused, turn.computed()); }

@@ -184,6 +184,17 @@ TEST_F(Http, connections_over_the_limit_are_told_so_and_probes_still_get_in) {
   EXPECT_EQ(probe.request("GET", "/page").status, 200);
 }
 
+TEST_F(Http, a_browser_behind_a_forwarded_port_names_this_machine) {
+  const RunningServer running{options()};
+  RawClient client = connect();
+  for (const char* host : {"localhost:9400", "127.0.0.1:9400", "[::1]:9400", "whatever"}) {
+    client.send(fmt::format("GET /page HTTP/1.1\r\nHost: {}\r\n\r\n", host));
+    EXPECT_EQ(client.read_answer().status, 200) << host;
+  }
+  client.send("GET /page HTTP/1.1\r\nHost: evil.example:9400\r\n\r\n");
+  EXPECT_EQ(client.read_answer().status, 421);
+}
+
 class TcpRpc : public ServerTest {
  protected:
   [[nodiscard]] ServerOptions tcp_options() const {
@@ -220,6 +231,20 @@ TEST_F(TcpRpc, serves_who_has_the_token) {
   client.send_frame(1, "over tcp");
   EXPECT_EQ(client.read_frame().payload, "over tcp");
   EXPECT_TRUE(running.handlers.saw("open 1 local=false uid=0 token=true"));
+}
+
+TEST_F(TcpRpc, shows_who_has_no_token_the_page_that_asks_for_one_and_nothing_else) {
+  const RunningServer running{tcp_options()};
+  RawClient client = RawClient::tcp(running.server.tcp_endpoint());
+  const HttpAnswer file = client.request("GET", "/file", "Accept: text/css\r\n");
+  EXPECT_EQ(file.body, "accept=text/css trusted=false");
+  EXPECT_EQ(file.headers.at("content-security-policy"), "default-src 'none'");
+  EXPECT_EQ(file.headers.at("x-content-type-options"), "nosniff");
+  EXPECT_EQ(client.request("GET", "/page", bearer).body, "query= trusted=true");
+  EXPECT_EQ(client.request("GET", "/file").body, "accept= trusted=false") << "the token was that of another request";
+  EXPECT_EQ(client.request("POST", "/file").status, 401);
+  EXPECT_EQ(client.request("GET", "/", "Accept: text/plain\r\n").status, 401);
+  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/", "Accept: text/html\r\n").status, 401);
 }
 
 TEST_F(TcpRpc, refuses_pages_of_other_origins_even_with_the_token) {

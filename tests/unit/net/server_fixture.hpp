@@ -128,11 +128,22 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     return {200, fmt::format("{} {} {}", peer.local, peer.token, body)};
   }
 
-  std::optional<HttpReply> on_get(std::string_view path, std::string_view query, bool trusted) override {
+  std::optional<HttpReply> on_get(const PageRequest& request) override {
+    const auto& [path, query, accept, trusted] = request;
+    if (path == "/file") {
+      HttpReply file{200, "text/html", fmt::format("accept={} trusted={}", accept, trusted)};
+      file.content_policy = "default-src 'none'";
+      return file;
+    }
     if (path != "/page") {
       return std::nullopt;
     }
     return HttpReply{query == "bad" ? 503 : 200, "text/plain", fmt::format("query={} trusted={}", query, trusted)};
+  }
+
+  [[nodiscard]] PageAccess access(const PageRequest& request) const override {
+    const bool shell = request.path == "/file" || (request.path == "/" && request.accept == "text/html");
+    return shell ? PageAccess::Shell : PageAccess::Jobs;
   }
 
   bool takes_descriptor(const std::string& token, const PeerIdentity& /*peer*/) override { return token == "mine"; }
