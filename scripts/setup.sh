@@ -15,20 +15,22 @@ optional=()
 frameworks=()
 deploy=()
 trackers=()
+page=()
 case $what in
   demo) requirements=(scripts/requirements-demo.txt) ;;
   all)
     packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev python3-dev shellcheck)
-    # Only the fuzzers and tests of packages, the manual, mpirun, a clock that jumps, links that lose packets and two
-    # benchmarks need these: where they cannot be had, those are skipped.
+    # Only the fuzzers and tests of packages, the page in a browser, the manual, mpirun, a clock that jumps, links that
+    # lose packets and two benchmarks need these: where they cannot be had, those are skipped.
     optional+=(
-      clang-16 libclang-rt-16-dev debootstrap faketime groff-base iproute2 libgloo-dev nftables openmpi-bin systemd
+      chromium clang-16 libclang-rt-16-dev debootstrap faketime groff-base iproute2 libgloo-dev nftables openmpi-bin systemd
       valgrind zsh
     )
     requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
     frameworks=(scripts/requirements-frameworks.txt scripts/requirements-frameworks-alone.txt) # as optional
     deploy=(scripts/requirements-deploy.txt scripts/requirements-deploy-alone.txt) # likewise
     trackers=(scripts/requirements-trackers.txt) # likewise
+    page=(scripts/requirements-page.txt) # likewise
     ;;
   *)
     echo "setup: '$what' is neither demo nor all" >&2
@@ -76,7 +78,7 @@ yourself what these packages hold: ${missing[*]}"
     refuse "apt-get could not install: ${missing[*]} (they are those of Debian 12, bookworm)"
 fi
 if [ ${#wanted_too[@]} -gt 0 ]; then
-  echo "setup: installing ${wanted_too[*]}, for the fuzzers and tests of the packages, the manual, mpirun and two benchmarks"
+  echo "setup: installing ${wanted_too[*]}, for the fuzzers and tests of the packages, the page, the manual, mpirun and two benchmarks"
   [ ${#missing[@]} -gt 0 ] || "${as_root[@]}" apt-get update -q || true
   install "${wanted_too[@]}" || echo "setup: could not install ${wanted_too[*]}; what needs them will be skipped" >&2
 fi
@@ -100,7 +102,7 @@ install_nccl() {
 venv=build/venv
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input)
 stamp=$venv/.requirements-$what
-wanted=$(echo "$PWD" && cat "${requirements[@]}" "${frameworks[@]}" "${deploy[@]}" "${trackers[@]}" clients/python/pyproject.toml)
+wanted=$(echo "$PWD" && cat "${requirements[@]}" "${frameworks[@]}" "${deploy[@]}" "${trackers[@]}" "${page[@]}" clients/python/pyproject.toml)
 if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
   echo "setup: Python environment in $venv (a few minutes the first time)"
   mkdir -p build
@@ -120,6 +122,10 @@ if [ ! -x "$venv/bin/python" ] || [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$
   if [ ${#trackers[@]} -gt 0 ]; then
     "${pip[@]}" --no-deps --requirement="${trackers[0]}" ||
       echo "setup: pip could not install ${trackers[*]}; tests of trackers do without them" >&2
+  fi
+  if [ ${#page[@]} -gt 0 ]; then
+    "${pip[@]}" --requirement="${page[0]}" ||
+      echo "setup: pip could not install ${page[*]}; tests of the page do without them" >&2
   fi
   echo "$wanted" >"$stamp"
 fi

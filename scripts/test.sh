@@ -46,6 +46,7 @@ if [ -n "${LONG:-}" ]; then
     "${tests[@]}" -m "long and release" tests/attack
   stage --name python-long --cases --again=--last-failed --deadline 1200 -- "${long[@]}" tests/python
   stage --name integration-long --cases --again=--last-failed --deadline 1800 -- "${long[@]}" tests/integration
+  stage --name page --cases --again=--last-failed --deadline 600 -- "${tests[@]}" tests/page
   stage --name deploy --cases --again=--last-failed --deadline 600 -- "${quick[@]}" tests/deploy
   if stage --name docs-site --deadline 600 -- scripts/docs.sh; then
     stage --name docs --cases --deadline 300 -- "${tests[@]}" tests/docs
@@ -55,7 +56,7 @@ if [ -n "${LONG:-}" ]; then
   stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" -m "not long$rare" tests/dist
   not_run=${rare:+"tests marked rare (LONG=all make test), "}
 else
-  not_run="tests marked long or training, faults more often than $FAULT_TIMES times, what is in deploy/, the site of the docs, the wheel, the Debian package and the archive for GPU machines (LONG=1 make test), "
+  not_run="tests marked long or training, faults more often than $FAULT_TIMES times, the page in a browser, what is in deploy/, the site of the docs, the wheel, the Debian package and the archive for GPU machines (LONG=1 make test), "
 fi
 stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
 
