@@ -5,18 +5,22 @@
 // Invariants: commands are executed in the order of submission, but for `Abort`; each command yields exactly one
 // report; `submit` never blocks and never throws. A reduction of a plan over nodes is under way from its command until
 // its report; meanwhile commands of other plans are executed, and further reductions of its own are begun. The reports
-// of a plan come in the order of its commands all the same. `Abort` overtakes: reductions, finishes and scalings of its
-// plan with a tag ≤ its own that are queued or running stop at the next chunk and report `Failed{aborted}`; the Abort's
-// own report comes after all of theirs, so that after it nothing of them touches memory any more.
+// of a plan come in the order of its commands all the same. Where its sums travel by communicators, a `ConnectNodes`
+// and an `Abort` are under way likewise, and what else is about the plan waits for them. `Abort` overtakes: reductions,
+// finishes and scalings of its plan with a tag ≤ its own that are queued or running stop at the next chunk and report
+// `Failed{aborted}`; the Abort's own report comes after all of theirs, so that after it nothing of them touches memory
+// any more.
 //
 // What Abort promises in time: a pass of the aborted attempt that runs ends when each thread has done the chunk it has
 // in hand, which is kChunkElements of one tensor on every rank: below a millisecond for the usual norms and up to some
 // tens of ranks, several where a tensor's sum takes `pow`. Its queued commands and its report do not wait for commands
-// of other plans in the queue, only for the one of another plan, or the mapping, that is being executed. No more is
-// promised where the machine itself stands still: a thread that the kernel does not run, a page that it does not bring.
+// of other plans in the queue, only for the one of another plan, or the mapping, that is being executed, and where
+// there are communicators for NCCL to end them. No more is promised where the machine itself stands still: a thread
+// that the kernel does not run, a page that it does not bring.
 
 #include "base/unique_fd.hpp"
 #include "device/math/norm_sum.hpp"
+#include "device/nccl/communicator.hpp"
 #include "device/stats/stats_plan.hpp"
 #include "device/step_math.hpp"
 #include "plan/clip/clip_rule.hpp"
@@ -97,6 +101,19 @@ struct LaneArena {
 
 inline constexpr std::uint64_t kNotHeld = ~std::uint64_t{0};
 
+/// A communicator by which sums of a plan travel, with one lane of each of its nodes.
+struct LaneCommunicator {
+  CommunicatorSpec spec;
+  std::vector<plan::TransferNode> nodes;  ///< of its members, ascending; as many as spec.ranks
+};
+
+/// The communicators of a plan whose sums travel by collectives of NCCL (docs/adr/0037).
+struct LaneCommunicators {
+  JobNumber job = 0;
+  bool fresh = false;                    ///< the last epoch failed: what is idle of the job is ended first
+  std::vector<LaneCommunicator> needed;  ///< one for each set of nodes that sums come from, this one among them
+};
+
 /// The nodes of a job, for the lane of one of them. Ranks on other nodes have no buffer here; sums name them all the
 /// same. What of a bucket travels is in its transfer; the lane reads the inputs of its own ranks and writes their
 /// outputs (docs/adr/0034).
@@ -108,6 +125,7 @@ struct LaneNodes {
   /// Parts, by tensor and number among its parts, that have several sums, not all of them on one node, and a
   /// destination here. Nodes compare them, each class of them by one hash; a class ascends.
   std::vector<std::vector<StatsBox>> classes = {};
+  std::optional<LaneCommunicators> communicators = {};  ///< none: sums travel over connections
 };
 
 struct LanePlan {
@@ -186,10 +204,13 @@ struct NodeConnection {
 };
 
 /// Gives a loaded plan that is over nodes its connections, once: one for each other node that a transfer of it sends to
-/// or receives from. Without it nothing that travels is reduced. Reports Connected.
+/// or receives from; or, for each of its communicators, the instance that all of its members have in this epoch.
+/// Without it nothing that travels is reduced. Reports Connected; where there are communicators, when all of them are
+/// built and warm.
 struct ConnectNodes {
   PlanId plan = 0;
   std::vector<NodeConnection> connections;
+  std::vector<CommunicatorId> communicators = {};
 };
 
 /// Forgets a plan of either kind. Reports Unloaded.
@@ -305,8 +326,15 @@ struct Unmapped {
   BufferId buffer = 0;
 };
 
+/// What the lane has of the communicators that a plan needs, for the other nodes to hear.
+struct LoadedCommunicators {
+  int version = 0;  ///< of NCCL
+  std::vector<CommunicatorOffer> offers;
+};
+
 struct Loaded {
   PlanId plan = 0;
+  std::optional<LoadedCommunicators> communicators = {};  ///< of a plan whose sums travel by them
 };
 
 struct Connected {

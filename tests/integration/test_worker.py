@@ -9,7 +9,7 @@ import subprocess
 from daemon import BINARY
 
 KINDS = {"command": 0, "report": 1}
-VERSION, UNLOAD_PLAN, FAILED = 7, 4, 9
+VERSION, UNLOAD_PLAN, FAILED = 8, 4, 9
 TIMEOUT_S = 60
 
 

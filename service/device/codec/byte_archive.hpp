@@ -7,7 +7,9 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -33,6 +35,10 @@ struct LastOf;
 
 template <typename T>
 concept CountedEnum = std::is_enum_v<T> && sizeof(T) == 1 && requires { LastOf<T>::value; };
+
+/// A T, const where it is written and not const where it is read.
+template <typename T, typename Struct>
+concept Same = std::same_as<std::remove_const_t<T>, Struct>;
 
 class ByteWriter {
  public:
@@ -73,6 +79,16 @@ class ByteWriter {
   void put(const std::string& text) {
     put(std::uint64_t{text.size()});
     append(text.data(), text.size());
+  }
+
+  template <PlainNumber T, std::size_t Size>
+  void put(const std::array<T, Size>& values) {
+    append(values.data(), sizeof(values));
+  }
+
+  template <PlainNumber T, std::size_t Size>
+  void put(std::array<T, Size>& values) {
+    append(values.data(), sizeof(values));
   }
 
   template <typename T>
@@ -231,6 +247,11 @@ class ByteReader {
   void get(std::string& text) {
     text.resize(count(1));
     take(text.data(), text.size());
+  }
+
+  template <PlainNumber T, std::size_t Size>
+  void get(std::array<T, Size>& values) {
+    take(values.data(), sizeof(values));
   }
 
   template <typename T>

@@ -4,9 +4,8 @@
 // codec goes up.
 
 #include "device/codec/byte_archive.hpp"
+#include "device/codec/communicator_fields.hpp"
 #include "device/lane.hpp"
-
-#include <concepts>
 
 namespace gradsync::device {
 
@@ -49,10 +48,6 @@ template <>
 struct LastOf<HashSums> {
   static constexpr auto value = HashSums::In;
 };
-
-/// A T, const where it is written and not const where it is read.
-template <typename T, typename Struct>
-concept Same = std::same_as<std::remove_const_t<T>, Struct>;
 
 // ---- layouts
 
@@ -111,9 +106,19 @@ void fields(auto& archive, Same<plan::BucketTransfer> auto& value) {
   archive(bucket, result, partial, sum, streams, blocks, pieces);
 }
 
+void fields(auto& archive, Same<LaneCommunicator> auto& value) {
+  auto& [spec, nodes] = value;
+  archive(spec, nodes);
+}
+
+void fields(auto& archive, Same<LaneCommunicators> auto& value) {
+  auto& [job, fresh, needed] = value;
+  archive(job, fresh, needed);
+}
+
 void fields(auto& archive, Same<LaneNodes> auto& value) {
-  auto& [node, node_of_rank, transfers, staging_bytes, classes] = value;
-  archive(node, node_of_rank, transfers, staging_bytes, classes);
+  auto& [node, node_of_rank, transfers, staging_bytes, classes, communicators] = value;
+  archive(node, node_of_rank, transfers, staging_bytes, classes, communicators);
 }
 
 void fields(auto& archive, Same<LanePlan> auto& value) {
@@ -220,8 +225,8 @@ void fields(auto& archive, Same<NodeConnection> auto& value) {
 }
 
 void fields(auto& archive, Same<ConnectNodes> auto& value) {
-  auto& [plan, connections] = value;
-  archive(plan, connections);
+  auto& [plan, connections, communicators] = value;
+  archive(plan, connections, communicators);
 }
 
 void fields(auto& archive, Same<UnloadPlan> auto& value) {
@@ -291,9 +296,14 @@ void fields(auto& archive, Same<Unmapped> auto& value) {
   archive(buffer);
 }
 
+void fields(auto& archive, Same<LoadedCommunicators> auto& value) {
+  auto& [version, offers] = value;
+  archive(version, offers);
+}
+
 void fields(auto& archive, Same<Loaded> auto& value) {
-  auto& [plan] = value;
-  archive(plan);
+  auto& [plan, communicators] = value;
+  archive(plan, communicators);
 }
 
 void fields(auto& archive, Same<Connected> auto& value) {

@@ -3,23 +3,12 @@
 // has in this epoch. Pure; the coordinator's, between READY and CONNECT.
 
 #include "base/error.hpp"
-#include "device/nccl/communicator_table.hpp"
+#include "device/nccl/communicator.hpp"
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 namespace gradsync::device {
-
-/// What one GPU says of a communicator that it is a member of.
-struct CommunicatorOffer {
-  std::string name;
-  std::uint32_t members = 0;
-  std::uint32_t own = 0;                      ///< which of them it is
-  std::optional<InstanceHash> instance = {};  ///< that is there, and works
-  std::optional<NcclUniqueId> id = {};        ///< of the first member, where none is there
-};
 
 struct NodeOffers {
   std::string node;

@@ -8,7 +8,7 @@
 
 #include "base/clock.hpp"
 #include "device/lane.hpp"
-#include "device/nccl/nccl_abi.hpp"
+#include "device/nccl/communicator.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -21,26 +21,7 @@
 
 namespace gradsync::device {
 
-using JobNumber = std::uint64_t;         ///< of a job of this daemon, over all of its epochs
 using CommunicatorSlot = std::uint32_t;  ///< one communicator of this process, never used again
-
-/// A communicator as a plan needs it. Its name is plan::communicator_name of axes and ranks.
-struct CommunicatorSpec {
-  std::vector<std::string> axes;
-  std::vector<std::int64_t> ranks;  ///< that stand for its members, in their order
-  std::uint32_t own = 0;            ///< which of them is this GPU
-};
-
-/// What names the instance that an id made, where the id itself is not needed any more.
-using InstanceHash = std::uint64_t;
-[[nodiscard]] InstanceHash instance_of(const NcclUniqueId& id);
-
-/// Which instance of a communicator an epoch has.
-struct CommunicatorId {
-  std::string name;
-  InstanceHash instance = 0;
-  std::optional<NcclUniqueId> id = {};  ///< none: all members have it
-};
 
 enum class CommunicatorState : std::uint8_t { Wanted, Building, Warming, Ready, Failed, Aborting };
 

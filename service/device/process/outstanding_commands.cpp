@@ -79,8 +79,9 @@ std::optional<OutstandingCommands::Deadline> deadline_of(
   if (std::holds_alternative<LoadPlan>(command) || std::holds_alternative<LoadStats>(command)) {
     return within(patience.other, "the loading of a plan");
   }
-  if (std::holds_alternative<ConnectNodes>(command)) {
-    return within(patience.other, "the connections of a plan");
+  if (const auto* connect = std::get_if<ConnectNodes>(&command)) {
+    return connect->communicators.empty() ? within(patience.other, "the connections of a plan")
+                                          : within(patience.connect, "the communicators of a plan");
   }
   if (std::holds_alternative<UnloadPlan>(command)) {
     return within(patience.other, "the unloading of a plan");

@@ -20,8 +20,9 @@ class OutstandingCommands {
   /// How long a worker may take for what must not hang.
   struct Patience {
     Milliseconds abort{0};
-    Milliseconds import{0};  ///< for memory of another process to be mapped
-    Milliseconds other{0};   ///< for what is about memory or a plan; what works on an attempt has an Abort to end it
+    Milliseconds import{0};   ///< for memory of another process to be mapped
+    Milliseconds other{0};    ///< for what is about memory or a plan; what works on an attempt has an Abort to end it
+    Milliseconds connect{0};  ///< for communicators of a plan, whose own deadline is to end first
   };
 
   /// A SetWidth is not kept: it has no report.

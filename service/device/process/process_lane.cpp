@@ -144,7 +144,11 @@ class ProcessLane::Loop {
     const std::lock_guard lock(mutex_);
     const TimePoint now = Clock::now();
     for (LaneCommand& command : submitted_) {
-      outstanding_.add(command, now, {options_.abort_deadline, options_.import_deadline, options_.other_deadline});
+      outstanding_.add(
+          command,
+          now,
+          {options_.abort_deadline, options_.import_deadline, options_.other_deadline, options_.connect_deadline}
+      );
       unsent_.push_back(std::move(command));
     }
     submitted_.clear();

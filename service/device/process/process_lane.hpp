@@ -23,11 +23,12 @@ struct ProcessLaneOptions {
   std::vector<std::string> command = {"/proc/self/exe", "worker"};
   /// "NAME=value", instead of what this process has of that name.
   std::vector<std::string> environment = {};
-  Milliseconds abort_deadline{30'000};   ///< from an Abort to its report; then the worker is killed
-  Milliseconds import_deadline{20'000};  ///< for memory of another process to be mapped; then the worker is killed
-  Milliseconds other_deadline{120'000};  ///< likewise, to unmap, or to load or unload a plan, behind what is queued
-  Milliseconds stop_deadline{10'000};    ///< for what is queued when the lane is destroyed; then the worker is killed
-  Milliseconds kill_deadline{10'000};    ///< for a killed worker to end; a longer wait is given up, and reported
+  Milliseconds abort_deadline{30'000};     ///< from an Abort to its report; then the worker is killed
+  Milliseconds import_deadline{20'000};    ///< for memory of another process to be mapped; then the worker is killed
+  Milliseconds other_deadline{120'000};    ///< likewise, to unmap, or to load or unload a plan, behind what is queued
+  Milliseconds connect_deadline{150'000};  ///< likewise, to build communicators: longer than the worker gives them
+  Milliseconds stop_deadline{10'000};      ///< for what is queued when the lane is destroyed; then the worker is killed
+  Milliseconds kill_deadline{10'000};      ///< for a killed worker to end; a longer wait is given up, and reported
 };
 
 class ProcessLane final : public Lane {

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <bit>
 #include <concepts>
 #include <cstdint>
@@ -50,6 +51,11 @@ bool same(const std::vector<T>& a, const std::vector<T>& b) {
     equal = same(a[i], b[i]);
   }
   return equal;
+}
+
+template <typename T, std::size_t Size>
+bool same(const std::array<T, Size>& a, const std::array<T, Size>& b) {
+  return a == b;
 }
 
 template <typename T>
@@ -104,6 +110,14 @@ inline plan::BucketTransfer sample_transfer() {
   return transfer;
 }
 
+inline NcclUniqueId sample_id(char first) {
+  NcclUniqueId id;
+  for (std::size_t at = 0; at < id.bytes.size(); ++at) {
+    id.bytes[at] = static_cast<char>(first + static_cast<char>(at));
+  }
+  return id;
+}
+
 inline LanePlan sample_plan() {
   LanePlan plan;
   plan.world_size = 3;
@@ -122,6 +136,7 @@ inline LanePlan sample_plan() {
   plan.nodes.transfers = {sample_transfer(), {}};
   plan.nodes.staging_bytes = 50;
   plan.nodes.classes = {{{51, 52}, {53, 54}}, {}};
+  plan.nodes.communicators = {71, true, {{{{"dp_replicate", std::string("\0\xff", 2)}, {72, -1}, 73}, {74, 75}}, {}}};
   return plan;
 }
 
@@ -196,6 +211,7 @@ inline RawStep sample_raw() {
 
 inline ConnectNodes connect_sample() {
   ConnectNodes connect{73, {}};
+  connect.communicators = {{"dp:0", 75, sample_id('a')}, {"", 76, std::nullopt}};
   connect.connections.push_back({74, sample_fd(), sample_fd()});
   return connect;
 }
@@ -243,6 +259,7 @@ inline std::vector<LaneReport> sample_reports() {
       Mapped{1},
       Unmapped{2},
       Loaded{3},
+      Loaded{45, LoadedCommunicators{22'809, {{"dp:0", 46, 47, 48, std::nullopt}, {"", 49, 50, {}, sample_id('b')}}}},
       Unloaded{4},
       Reduced{5, 6, 7, 0.5},
       finished,

@@ -85,6 +85,16 @@ TEST(OutstandingCommands, connections_are_answered_within_their_time) {
   EXPECT_TRUE(commands.empty());
 }
 
+TEST(OutstandingCommands, communicators_have_a_time_of_their_own) {
+  OutstandingCommands commands;
+  OutstandingCommands::Patience patience;
+  patience.other = Milliseconds(7);
+  patience.connect = Milliseconds(9);
+  commands.add(ConnectNodes{kPlan, {}, {{"dp:0", 1, {}}}}, TimePoint{}, patience);
+  ASSERT_TRUE(commands.next_deadline().has_value());
+  EXPECT_EQ(commands.next_deadline()->when, TimePoint{} + Milliseconds(9));
+}
+
 TEST(OutstandingCommands, what_a_norm_names_exists) {
   const std::vector<std::function<void(StepMath&)>> lies = {
       [](StepMath& math) { math.groups.clear(); },
