@@ -36,11 +36,12 @@ which=${1:-all}
 # ASan leaves out most seeds of random worlds, and runs of a whole program for each set of instructions: the tests named
 # EveryTarget have the loops of each.
 few_seeds=$(printf '%s:' Seeds/LinkedMachinesRandom.*/{2..9} Nodes/RandomWires*/{0..3} Worlds/RandomTransfers.*/{1..3} \
-  Wires/RandomNodes.*/1 Nodes/TransferOverNodes.an_abort*/{8,9})
+  Wires/RandomNodes.*/1 Nodes/TransferOverNodes.an_abort*/{8,9} 'Nodes/CollectiveLanes.*/2' 'Nodes/ManyCollectiveLanes.*')
 # Threads do the same whatever vector instructions the arithmetic uses, and machines and the layer `rpc` have none: TSan
 # leaves out that layer, the tests of each set of instructions, and the long ones of what one thread does.
 one_thread=$(printf '%s:' EveryTarget/* Nodes/RandomWires*/{0..3} Wires/RandomNodes.*/1 \
-  Nodes/TransferOverNodes.an_abort*/{6..9} '*LinkedMachines*' 'EpochModel.*' '*CommunicatorsOfProcesses*')
+  Nodes/TransferOverNodes.an_abort*/{6..9} Nodes/CollectiveLanes.*/{1,2} \
+  'Nodes/ManyCollectiveLanes.*' '*LinkedMachines*' 'EpochModel.*' '*CommunicatorsOfProcesses*')
 [ "$which" = tsan ] || sanitize asan "$few_seeds" arithmetic base plan policy device conformance engine rpc net app kernels
 [ "$which" = asan ] || sanitize tsan "$one_thread" device conformance engine net
 finish "${required[@]}"

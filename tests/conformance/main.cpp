@@ -1,8 +1,9 @@
 // The tests, and the processes that they start from this same binary, chosen by the first argument:
-//   worker      what `gradsyncd worker` does
-//   gpu_worker  the same, on the kernels of a GPU
-//   unasked     a worker that reports what nobody asked for
-//   supervisor  owns a lane, writes the pid of its worker to stdout, and waits to be killed
+//   worker       what `gradsyncd worker` does
+//   gpu_worker   the same, on the kernels of a GPU
+//   nccl_worker  what `gradsyncd worker --nccl` does with the fake NCCL; patience with an abort is short
+//   unasked      a worker that reports what nobody asked for
+//   supervisor   owns a lane, writes the pid of its worker to stdout, and waits to be killed
 
 #include "conformance/lane_kinds.hpp"
 #include "device/process/lane_worker.hpp"
@@ -20,6 +21,19 @@ namespace {
 using namespace gradsync;  // NOLINT(google-build-using-namespace): a main file
 
 constexpr int kSocket = 3;
+
+/// Communicators are warmed up with little, so that many of them on few cores are quick.
+void serve_nccl() {
+  device::NcclOptions nccl{GRADSYNC_FAKE_NCCL_LIBRARY, {}};
+  nccl.settings.warm_up = {16, 10'000};
+  nccl.settings.deadlines.abort = Milliseconds(500);
+  device::serve_lane(UniqueFd(kSocket), [&](device::LaneSink sink) {
+    device::HostLaneOptions options;
+    options.threads = 1;
+    options.nccl = nccl;
+    return std::make_unique<device::HostLane>(std::move(options), std::move(sink));
+  });
+}
 
 int report_unasked() {
   device::PacketSocket socket{UniqueFd(kSocket)};
@@ -55,6 +69,10 @@ int main(int argc, char** argv) {
     device::serve_lane(UniqueFd(kSocket), [](device::LaneSink sink) {
       return make_lane(device::LaneKind::Gpu, std::move(sink));
     });
+    return 0;
+  }
+  if (role == "nccl_worker") {
+    serve_nccl();
     return 0;
   }
   if (role == "unasked") {

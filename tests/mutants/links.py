@@ -55,7 +55,7 @@ LINKS = (
         "Behind an abort the wire still reads and writes staging memory.",
         "links",
         "service/device/transfer/transfer_run.cpp",
-        '  wire_.reset();\n  fail_all({fmt::format("attempt {} was aborted',
-        '  fail_all({fmt::format("attempt {} was aborted',
+        '    wire_.reset();\n    fail_all({fmt::format("attempt {} was aborted',
+        '    fail_all({fmt::format("attempt {} was aborted',
     ),
 )

@@ -55,8 +55,8 @@ TRANSFER = (
         "replicas-of-blocks-lost",
         "A value that is not finite in a sum that is not counted leaves the norm finite.",
         "block_pass.cpp",
-        "  } else if (stats.nonfinite != 0) {",
-        "  } else if (stats.nonfinite > 1'000'000) {",
+        "  } else if (stats.nonfinite != 0 &&",
+        "  } else if (stats.nonfinite > 1'000'000 &&",
     ),
     transfer(
         "own-contribution-forgotten",
@@ -83,8 +83,8 @@ TRANSFER = (
         "abort-leaves-the-wire",
         "The other nodes are not told that an attempt was aborted here.",
         "transfer_run.cpp",
-        "  wire_.reset();\n  fail_all({fmt::format(",
-        "  fail_all({fmt::format(",
+        "    wire_.reset();\n    fail_all({fmt::format(",
+        "    fail_all({fmt::format(",
     ),
     transfer(
         "aborted-taken-for-lost",
@@ -153,9 +153,9 @@ TRANSFER = (
     transfer(
         "hashes-of-the-step-before",
         "A step that does not compare says the hashes of an earlier one that did.",
-        "transfer_run.cpp",
-        "      plan_.nodes()->attempt.compared[command.bucket] = command.compare;",
-        "      plan_.nodes()->attempt.compared[command.bucket] = command.compare || command.tag > 1;",
+        "node_outputs.cpp",
+        "  plan.nodes()->attempt.compared[command.bucket] = command.compare;",
+        "  plan.nodes()->attempt.compared[command.bucket] = command.compare || command.tag > 1;",
     ),
     transfer(
         "rows-without-rescaling",

@@ -1,6 +1,7 @@
 #include "device/host/host_device.hpp"
 
 #include "device/memory/mapped_buffer.hpp"
+#include "device/nccl/host_stream.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -25,8 +26,12 @@ class HostBuffer final : public LaneBuffer {
 
 }  // namespace
 
-HostDevice::HostDevice(int threads, const std::atomic<bool>& cancel)
-    : pool_(threads, "lane:host"), passes_(pool_, cancel) {}
+HostDevice::HostDevice(int threads, const std::atomic<bool>& cancel, std::optional<NcclOptions> nccl)
+    : pool_(threads, "lane:host"), passes_(pool_, cancel) {
+  if (nccl) {
+    collectives_ = std::make_unique<LaneCollectives>(std::move(*nccl), std::make_unique<HostCollectiveDevice>());
+  }
+}
 
 std::unique_ptr<LaneBuffer> HostDevice::map(UniqueFd fd, std::uint64_t size_bytes) {
   return std::make_unique<HostBuffer>(MappedBuffer(std::move(fd), size_bytes, pool_));

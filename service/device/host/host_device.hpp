@@ -1,15 +1,20 @@
 #pragma once
 // The CPU engine as the device of a lane: arenas mapped into this process, and a pool of threads for its passes.
 
+#include "device/collective/lane_collectives.hpp"
 #include "device/host/host_passes.hpp"
 #include "device/queue/lane_device.hpp"
+
+#include <memory>
+#include <optional>
 
 namespace gradsync::device {
 
 class HostDevice final : public LaneDevice {
  public:
-  /// `threads` ≥ 1: that may be busy, the lane's own included.
-  HostDevice(int threads, const std::atomic<bool>& cancel);
+  /// `threads` ≥ 1: that may be busy, the lane's own included. `nccl`: a library with its interface that adds up memory
+  /// of the CPU.
+  HostDevice(int threads, const std::atomic<bool>& cancel, std::optional<NcclOptions> nccl = {});
 
   [[nodiscard]] std::string thread_name() const override { return "lane:host"; }
 
@@ -18,6 +23,8 @@ class HostDevice final : public LaneDevice {
   [[nodiscard]] const StepPasses& passes() const override { return passes_; }
 
   [[nodiscard]] WorkerPool* transfer_pool() override { return &pool_; }
+
+  [[nodiscard]] LaneCollectives* collectives() override { return collectives_.get(); }
 
   [[nodiscard]] int threads() const override { return pool_.threads(); }
 
@@ -30,6 +37,7 @@ class HostDevice final : public LaneDevice {
  private:
   WorkerPool pool_;
   HostPasses passes_;
+  std::unique_ptr<LaneCollectives> collectives_;
 };
 
 }  // namespace gradsync::device

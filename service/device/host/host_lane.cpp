@@ -10,7 +10,9 @@ namespace gradsync::device {
 HostLane::HostLane(HostLaneOptions options, LaneSink sink)
     : threads_(options.threads > 0 ? options.threads : available_threads()),
       queue_(
-          [this](const std::atomic<bool>& cancel) { return std::make_unique<HostDevice>(threads_, cancel); },
+          [this, nccl = std::move(options.nccl)](const std::atomic<bool>& cancel) {
+            return std::make_unique<HostDevice>(threads_, cancel, nccl);
+          },
           std::move(sink),
           std::move(options.make_wire)
       ) {}

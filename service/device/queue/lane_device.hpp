@@ -17,6 +17,8 @@
 
 namespace gradsync::device {
 
+class LaneCollectives;
+
 /// Mapped memory of a rank.
 class LaneBuffer {
  public:
@@ -55,6 +57,9 @@ class LaneDevice {
 
   /// The threads that add up blocks of plans over nodes; null: this device exchanges nothing with other nodes.
   [[nodiscard]] virtual WorkerPool* transfer_pool() { return nullptr; }
+
+  /// By which sums travel where a plan says so; null: there is no NCCL here.
+  [[nodiscard]] virtual LaneCollectives* collectives() { return nullptr; }
 
   /// How many threads share the chunks of a plan.
   [[nodiscard]] virtual int threads() const { return 1; }

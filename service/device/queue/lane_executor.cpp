@@ -1,6 +1,7 @@
 #include "device/queue/lane_executor.hpp"
 
 #include "base/clock.hpp"
+#include "device/collective/collective_run.hpp"
 #include "device/device_error.hpp"
 #include "device/memory/arena.hpp"
 #include "device/step/bucket_step.hpp"
@@ -10,6 +11,7 @@
 #include "device/transfer/node_copies.hpp"
 #include "device/transfer/node_finish.hpp"
 #include "device/transfer/node_outputs.hpp"
+#include "device/transfer/transfer_run.hpp"
 
 #include <fmt/format.h>
 
@@ -90,16 +92,33 @@ LaneReport LaneExecutor::operator()(LoadPlan& command) {
   }
   const auto threads = static_cast<std::size_t>(device_.threads());
   const auto loading = plans_.try_emplace(command.plan, std::move(command.layout), views, threads).first;
+  Loaded loaded{command.plan};
   try {
     device_.load(loading->second);
     if (over_nodes) {
-      runs_.try_emplace(command.plan, loading->second, *device_.transfer_pool(), device_.passes(), cancel_);
+      runs_.emplace(command.plan, make_run(command.plan, loading->second, loaded));
     }
   } catch (...) {
     plans_.erase(loading);
     throw;
   }
-  return Loaded{command.plan};
+  return loaded;
+}
+
+std::unique_ptr<NodeRun> LaneExecutor::make_run(PlanId id, LoadedPlan& plan, Loaded& loaded) {
+  WorkerPool& pool = *device_.transfer_pool();
+  if (!plan.layout().nodes.communicators) {
+    return std::make_unique<TransferRun>(plan, pool, device_.passes(), cancel_, make_wire_, [this, id] { wake_(id); });
+  }
+  if (device_.collectives() == nullptr) {
+    throw DeviceError(
+        fmt::format("the sums of plan {} travel by NCCL, which this lane does not have", id),
+        "start its worker with --nccl"
+    );
+  }
+  auto run = std::make_unique<CollectiveRun>(id, plan, *device_.collectives(), pool, device_.passes(), cancel_);
+  loaded.communicators = run->loaded();
+  return run;
 }
 
 LaneReport LaneExecutor::operator()(LoadStats& command) {
@@ -122,14 +141,13 @@ LaneReport LaneExecutor::operator()(LoadStats& command) {
   return Loaded{command.plan};
 }
 
-LaneReport LaneExecutor::operator()(ConnectNodes& command) {
+std::optional<LaneReport> LaneExecutor::operator()(ConnectNodes& command) {
   static_cast<void>(usable_plan(command.plan));
   const auto run = runs_.find(command.plan);
   if (run == runs_.end()) {
     throw DeviceError(fmt::format("all ranks of plan {} are here: it has no connections", command.plan));
   }
-  run->second.connect(command, make_wire_, [this, plan = command.plan] { wake_(plan); });
-  return Connected{command.plan};
+  return run->second->connect(command);
 }
 
 LaneReport LaneExecutor::operator()(UnloadPlan& command) {
@@ -146,7 +164,7 @@ LaneReport LaneExecutor::operator()(UnloadPlan& command) {
 std::optional<LaneReport> LaneExecutor::operator()(ReduceBucket& command) {
   LoadedPlan& plan = usable_plan(command.plan);
   if (const auto run = runs_.find(command.plan); run != runs_.end()) {
-    run->second.begin(command);
+    run->second->begin(command);
     return std::nullopt;
   }
   device_.passes().throw_if_cancelled();
@@ -208,27 +226,32 @@ LaneReport LaneExecutor::operator()(ReadRows& command) {
   return read_copies(plan, command, *device_.transfer_pool(), cancel_);
 }
 
-LaneReport LaneExecutor::operator()(Abort& command) {
-  if (const auto run = runs_.find(command.plan); run != runs_.end()) {
-    run->second.abort(command.tag);
-  }
-  return Aborted{command.plan, command.tag};
+std::optional<LaneReport> LaneExecutor::operator()(Abort& command) {
+  const auto run = runs_.find(command.plan);
+  return run != runs_.end() ? run->second->abort(command) : Aborted{command.plan, command.tag};
 }
 
 bool LaneExecutor::advance(PlanId plan) {
   const auto run = runs_.find(plan);
-  return run != runs_.end() && run->second.advance();
+  return run != runs_.end() && run->second->advance();
 }
 
 void LaneExecutor::give_up_transfers() {
   for (auto& [plan, run] : runs_) {
-    run.give_up();
+    run->give_up();
   }
 }
 
+std::optional<TimePoint> LaneExecutor::next_poll() const {
+  const LaneCollectives* const collectives = device_.collectives();
+  return collectives == nullptr ? std::nullopt : collectives->next_poll();
+}
+
+void LaneExecutor::poll(std::vector<PlanId>& changed) { device_.collectives()->poll(changed); }
+
 std::optional<Tag> LaneExecutor::under_way(PlanId plan) const {
   const auto run = runs_.find(plan);
-  return run != runs_.end() && run->second.busy() ? std::optional(run->second.tag()) : std::nullopt;
+  return run != runs_.end() ? run->second->under_way() : std::nullopt;
 }
 
 const std::vector<BufferId>& LaneExecutor::buffers_of(PlanId plan) const {
@@ -237,7 +260,7 @@ const std::vector<BufferId>& LaneExecutor::buffers_of(PlanId plan) const {
 
 void LaneExecutor::take_reports(std::vector<LaneReport>& reports) {
   for (auto& [plan, run] : runs_) {
-    run.take_reports(reports);
+    run->take_reports(reports);
   }
 }
 

@@ -2,11 +2,12 @@
 // Executes the commands of a lane on its thread. Returns the report, or throws DeviceError. A reduction of a plan over
 // nodes is only begun; it goes on with `advance`, and `take_reports` has its report when it is done.
 
+#include "base/clock.hpp"
 #include "device/lane.hpp"
 #include "device/loaded/loaded_plan.hpp"
 #include "device/loaded/loaded_stats.hpp"
 #include "device/queue/lane_device.hpp"
-#include "device/transfer/transfer_run.hpp"
+#include "device/transfer/node_run.hpp"
 #include "device/wire/wire.hpp"
 
 #include <atomic>
@@ -37,22 +38,28 @@ class LaneExecutor {
   LaneReport operator()(ProbeMemory& command);
   LaneReport operator()(LoadPlan& command);
   LaneReport operator()(LoadStats& command);
-  LaneReport operator()(ConnectNodes& command);
+  std::optional<LaneReport> operator()(ConnectNodes& command);  ///< nothing: it is under way, as below
   LaneReport operator()(UnloadPlan& command);
   std::optional<LaneReport> operator()(ReduceBucket& command);  ///< nothing: it is under way
   LaneReport operator()(FinishStep& command);
   LaneReport operator()(MeasureBuckets& command);
   LaneReport operator()(ScaleGradients& command);
   LaneReport operator()(ReadRows& command);
-  LaneReport operator()(Abort& command);
+  std::optional<LaneReport> operator()(Abort& command);
 
   /// Goes on with the reductions of a plan that are under way, for a fraction of a millisecond. True: there is more.
   bool advance(PlanId plan);
 
+  /// When `poll` is to be called next; nothing: not before another command.
+  [[nodiscard]] std::optional<TimePoint> next_poll() const;
+
+  /// Looks how far collectives are, and appends the plans of which something has changed.
+  void poll(std::vector<PlanId>& changed);
+
   /// Ends what is under way in all plans.
   void give_up_transfers();
 
-  /// The oldest attempt of a plan of which a reduction is under way.
+  /// The oldest attempt of a plan of which something is under way.
   [[nodiscard]] std::optional<Tag> under_way(PlanId plan) const;
 
   [[nodiscard]] const std::vector<BufferId>& buffers_of(PlanId plan) const;
@@ -68,6 +75,7 @@ class LaneExecutor {
  private:
   LoadedPlan& usable_plan(PlanId plan);
   LoadedStats* usable_stats(PlanId plan);  ///< null: the plan is of the other kind, or none
+  [[nodiscard]] std::unique_ptr<NodeRun> make_run(PlanId id, LoadedPlan& plan, Loaded& loaded);
   [[nodiscard]] std::uint64_t bytes_of(const std::vector<BufferId>& rank_buffers) const;
   [[nodiscard]] const LaneBuffer& buffer_of(std::size_t rank, BufferId buffer) const;
   void throw_if_loaded(PlanId plan) const;
@@ -79,7 +87,7 @@ class LaneExecutor {
   std::map<BufferId, std::unique_ptr<LaneBuffer>> buffers_;
   std::map<PlanId, LoadedPlan> plans_;
   std::map<PlanId, LoadedStats> stats_plans_;
-  std::map<PlanId, TransferRun> runs_;  ///< of those of `plans_` that are over nodes
+  std::map<PlanId, std::unique_ptr<NodeRun>> runs_;  ///< of those of `plans_` that are over nodes
 };
 
 }  // namespace gradsync::device

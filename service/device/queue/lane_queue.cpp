@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -84,6 +85,7 @@ class LaneQueue::Thread {
       next = take_turn();
     }
     work_on(next);
+    poll_if_due();
   }
 
  private:
@@ -337,6 +339,31 @@ class LaneQueue::Thread {
     name_this_thread(device_->thread_name());
     while (auto next = wait_for_work()) {
       work_on(*next);
+      poll_if_due();
+    }
+  }
+
+  /// Not while a command gives way: what changes may be what it works on.
+  void poll_if_due() {
+    const std::optional<TimePoint> due = executor_.next_poll();
+    if (!due || std::chrono::steady_clock::now() < *due) {
+      return;
+    }
+    std::vector<PlanId> changed;
+    executor_.poll(changed);
+    std::vector<LaneReport> reports;
+    executor_.take_reports(reports);
+    {
+      const std::lock_guard lock(mutex_);
+      for (const PlanId plan : changed) {
+        follow_transfers(plan);
+        if (under_way_.tag_of(plan)) {
+          note_ready(plan);
+        }
+      }
+    }
+    for (LaneReport& each : reports) {
+      sink_(std::move(each));
     }
   }
 
@@ -344,18 +371,30 @@ class LaneQueue::Thread {
   std::optional<Next> wait_for_work() {
     std::unique_lock lock(mutex_);
     while (!can_work()) {
-      if (stop_ && under_way_.empty()) {
+      if (stop_ && (under_way_.empty() || (gave_up_ && !executor_.next_poll()))) {
         return std::nullopt;
       }
-      if (stop_) {
+      if (stop_ && !gave_up_) {
         return Next{};  // what is under way ends now
       }
       sleeps_ = true;
       idle_.notify_all();
-      wake_.wait(lock);
+      wait_for_change(lock);
       sleeps_ = false;
     }
     return take_turn();
+  }
+
+  void wait_for_change(std::unique_lock<std::mutex>& lock) {
+    const std::optional<TimePoint> due = executor_.next_poll();
+    if (!due) {
+      wake_.wait(lock);
+      return;
+    }
+    wake_.wait_until(lock, *due);
+    lock.unlock();
+    poll_if_due();
+    lock.lock();
   }
 
   /// Commands and plans that can go on take turns. There is one.
@@ -369,6 +408,7 @@ class LaneQueue::Thread {
     std::optional<LaneReport> report;
     bool goes_on = false;
     if (next.command) {
+      gave_up_ = false;  // it may be a reduction
       goes_on = std::holds_alternative<ReduceBucket>(*next.command);
       report = execute(*next.command);
     } else if (next.plan) {
@@ -391,9 +431,12 @@ class LaneQueue::Thread {
 
   void give_up_transfers() {
     executor_.give_up_transfers();
+    gave_up_ = true;
     const std::lock_guard lock(mutex_);
-    under_way_ = {};
     ready_.clear();
+    for (const PlanId plan : under_way_.plans()) {
+      follow_transfers(plan);
+    }
   }
 
   std::optional<LaneReport> execute(LaneCommand& command) {
@@ -446,6 +489,7 @@ class LaneQueue::Thread {
   bool plans_turn_ = false;                ///< a plan went on last, and not a command
   bool sleeps_ = false;                    ///< the thread waits for work
   bool stop_ = false;
+  bool gave_up_ = false;             ///< of the lane's thread: it ends, and so does what was under way
   std::atomic<bool> cancel_{false};  ///< the running attempt is aborted; seen by the chunks at once
   std::unique_ptr<LaneDevice> device_;
   LaneExecutor executor_;  ///< of the lane's thread

@@ -9,6 +9,9 @@
 // commands, and goes on with it when a wire says that messages came. What comes behind it in its plan is parked until
 // it is done, but for further reductions; so is the release of memory that it works on. Commands and plans that can go
 // on take turns, and so do these plans among themselves.
+//
+// Collectives of NCCL wake nobody: while some are under way the thread looks at them between its commands, and at least
+// every 50 µs. So are plans that are being connected by them, or aborted, until NCCL has done that.
 
 #include "device/queue/lane_device.hpp"
 #include "device/wire/wire.hpp"

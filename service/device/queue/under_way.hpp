@@ -25,6 +25,14 @@ class UnderWay {
 
   void forget(PlanId plan) { plans_.erase(plan); }
 
+  [[nodiscard]] std::vector<PlanId> plans() const {
+    std::vector<PlanId> plans;
+    for (const auto& [plan, each] : plans_) {
+      plans.push_back(plan);
+    }
+    return plans;
+  }
+
   [[nodiscard]] std::optional<Tag> tag_of(PlanId plan) const {
     const auto found = plans_.find(plan);
     return found == plans_.end() ? std::nullopt : std::optional(found->second.tag);

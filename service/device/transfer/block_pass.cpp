@@ -194,7 +194,7 @@ void BlockPass::join(const BlockTask& task, const BlockChunk& chunk, Scratch& sc
   stats = contributed ? stats : ChunkStats{};
   if (chunk.counted != kNotCounted) {
     plan_.attempt().chunk_stats[chunk.counted] = stats;
-  } else if (stats.nonfinite != 0) {
+  } else if (stats.nonfinite != 0 && task.block->owned) {  // others have the sum of a collective, too
     plan_.nodes()->note_replica(plan_.part_of(chunk.chunk).tensor, stats);
   }
 }

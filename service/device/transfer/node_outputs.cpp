@@ -3,6 +3,7 @@
 #include "base/clock.hpp"
 #include "base/hash.hpp"
 #include "device/device_error.hpp"
+#include "device/step/bucket_step.hpp"
 #include "device/transfer/node_contributions.hpp"
 
 #include <algorithm>
@@ -139,6 +140,22 @@ class Scaling final : public PoolJob {
 void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, const std::atomic<bool>& cancel) {
   Comparison comparison(plan, bucket, cancel);
   pool.run(comparison.tasks(), comparison);
+}
+
+void end_node_bucket(
+    LoadedPlan& plan,
+    const ReduceBucket& command,
+    WorkerPool& pool,
+    const StepPasses& passes,
+    const std::atomic<bool>& cancel
+) {
+  compare_contributions(plan, command.bucket);
+  if (command.compare) {
+    compare_results(plan, command.bucket, pool, cancel);
+    passes.throw_if_cancelled();
+  }
+  plan.nodes()->attempt.compared[command.bucket] = command.compare;
+  end_bucket(plan, command, passes);
 }
 
 double scale_outputs(

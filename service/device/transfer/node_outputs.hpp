@@ -3,6 +3,7 @@
 
 #include "device/host/worker_pool.hpp"
 #include "device/loaded/loaded_plan.hpp"
+#include "device/step/step_passes.hpp"
 
 #include <atomic>
 #include <cstdint>
@@ -13,6 +14,15 @@ namespace gradsync::device {
 /// Raises `differs` of the attempt. Takes the hashes by which results on other nodes are compared with that one.
 /// Incomplete where `cancel` is raised.
 void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, const std::atomic<bool>& cancel);
+
+/// The last half of a reduction, when all results of the bucket are here. Throws DeviceError as the passes do.
+void end_node_bucket(
+    LoadedPlan& plan,
+    const ReduceBucket& command,
+    WorkerPool& pool,
+    const StepPasses& passes,
+    const std::atomic<bool>& cancel
+);
 
 /// As StepPasses::multiply; and writes zeros to sums that nobody contributed to, of tensors that are not in `absent`.
 /// Seconds it took. Throws DeviceError Aborted.

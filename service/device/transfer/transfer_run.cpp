@@ -5,7 +5,6 @@
 #include "device/device_error.hpp"
 #include "device/failure.hpp"
 #include "device/step/bucket_step.hpp"
-#include "device/transfer/node_contributions.hpp"
 #include "device/transfer/node_outputs.hpp"
 
 #include <fmt/format.h>
@@ -30,13 +29,22 @@ Failed about_reduction(const ReduceBucket& command) {
 
 }  // namespace
 
-TransferRun::TransferRun(LoadedPlan& plan, WorkerPool& pool, const StepPasses& passes, const std::atomic<bool>& cancel)
+TransferRun::TransferRun(
+    LoadedPlan& plan,
+    WorkerPool& pool,
+    const StepPasses& passes,
+    const std::atomic<bool>& cancel,
+    const MakeWire& make_wire,
+    std::function<void()> wake
+)
     : plan_(plan),
       pool_(pool),
       passes_(passes),
       cancel_(cancel),
       pass_(plan, static_cast<std::size_t>(pool.threads()), cancel),
-      staging_(plan.nodes()->staging_bytes) {}
+      staging_(plan.nodes()->staging_bytes),
+      make_wire_(make_wire),
+      wake_(std::move(wake)) {}
 
 const plan::BucketTransfer& TransferRun::transfer_of(const Reduction& reduction) const {
   return plan_.layout().nodes.transfers[reduction.command.bucket];
@@ -46,7 +54,8 @@ WireMessage TransferRun::name_of(const Reduction& reduction, const plan::Transfe
   return {message.peer, message.payload, reduction.command.tag, reduction.command.bucket, message.number};
 }
 
-void TransferRun::connect(ConnectNodes& command, const MakeWire& make_wire, std::function<void()> wake) {
+std::optional<LaneReport> TransferRun::connect(ConnectNodes& command) {
+  check_fit(command.communicators.empty(), [] { return std::string("its sums travel over connections"); });
   if (wire_ || lost_) {
     throw DeviceError(fmt::format("plan {} has had its connections: they are given once", command.plan));
   }
@@ -67,11 +76,12 @@ void TransferRun::connect(ConnectNodes& command, const MakeWire& make_wire, std:
     ));
   }
   if (!given.empty()) {
-    if (!make_wire) {
+    if (!make_wire_) {
       throw DeviceError("this lane has no wire to other nodes");
     }
-    wire_ = make_wire(std::move(command.connections), std::move(wake));
+    wire_ = make_wire_(std::move(command.connections), std::move(wake_));
   }
+  return Connected{command.plan};
 }
 
 void TransferRun::check_wire(const ReduceBucket& command) const {
@@ -158,7 +168,7 @@ bool TransferRun::go_on() {
     fail_all({fault->message, fault->peer}, std::nullopt);
     return false;
   }
-  return worked && busy();
+  return worked && !reductions_.empty();
 }
 
 void TransferRun::take_messages() {
@@ -283,13 +293,7 @@ void TransferRun::finish(Reduction& reduction) {
   if (!reduction.failure) {
     try {
       const auto start = std::chrono::steady_clock::now();
-      compare_contributions(plan_, command.bucket);
-      if (command.compare) {
-        compare_results(plan_, command.bucket, pool_, cancel_);
-        passes_.throw_if_cancelled();
-      }
-      plan_.nodes()->attempt.compared[command.bucket] = command.compare;
-      end_bucket(plan_, command, passes_);
+      end_node_bucket(plan_, command, pool_, passes_, cancel_);
       reduction.busy_s += seconds(std::chrono::steady_clock::now() - start);
     } catch (...) {
       reduction.failure = failure_by_exception(about_reduction(command));
@@ -303,14 +307,20 @@ void TransferRun::finish(Reduction& reduction) {
   }
 }
 
-void TransferRun::abort(Tag tag) {
+std::optional<LaneReport> TransferRun::abort(const Abort& command) {
+  const Tag tag = command.tag;
   const bool concerned =
       std::ranges::any_of(reductions_, [&](const Reduction& each) { return each.command.tag <= tag; });
-  if (!concerned && last_tag_ && tag < *last_tag_) {
-    return;  // it is over
+  const bool over = !concerned && last_tag_ && tag < *last_tag_;
+  if (!over) {
+    wire_.reset();
+    fail_all({fmt::format("attempt {} was aborted, and its connections were closed", tag), {}}, tag);
   }
-  wire_.reset();
-  fail_all({fmt::format("attempt {} was aborted, and its connections were closed", tag), {}}, tag);
+  return Aborted{command.plan, tag};
+}
+
+std::optional<Tag> TransferRun::under_way() const {
+  return reductions_.empty() ? std::nullopt : std::optional(reductions_.front().command.tag);
 }
 
 void TransferRun::give_up() {

@@ -17,6 +17,7 @@
 #include "device/loaded/loaded_plan.hpp"
 #include "device/step/step_passes.hpp"
 #include "device/transfer/block_pass.hpp"
+#include "device/transfer/node_run.hpp"
 #include "device/transfer/staging.hpp"
 #include "device/wire/wire.hpp"
 
@@ -31,32 +32,28 @@
 
 namespace gradsync::device {
 
-class TransferRun {
+class TransferRun final : public NodeRun {
  public:
-  TransferRun(LoadedPlan& plan, WorkerPool& pool, const StepPasses& passes, const std::atomic<bool>& cancel);
+  /// `wake` is called on threads of the wire: there is something to `advance` with.
+  TransferRun(
+      LoadedPlan& plan,
+      WorkerPool& pool,
+      const StepPasses& passes,
+      const std::atomic<bool>& cancel,
+      const MakeWire& make_wire,
+      std::function<void()> wake
+  );
 
   /// Throws DeviceError unless there is one connection to each node that messages are exchanged with, for the first
   /// time.
-  void connect(ConnectNodes& command, const MakeWire& make_wire, std::function<void()> wake);
+  [[nodiscard]] std::optional<LaneReport> connect(ConnectNodes& command) override;
 
-  /// A command that does not fit, is aborted, or needs a wire where there is none, fails in its turn.
-  void begin(ReduceBucket& command);
-
-  /// Some of the work that messages have made possible. True: there is more.
-  bool advance();
-
-  /// Closes the wire, unless the attempt is older than all that began. Behind it nothing of the attempt touches memory.
-  void abort(Tag tag);
-
-  /// Ends what is under way, because the lane ends.
-  void give_up();
-
-  [[nodiscard]] bool busy() const { return !reductions_.empty(); }
-
-  /// The attempt of the oldest reduction that is under way.
-  [[nodiscard]] Tag tag() const { return reductions_.front().command.tag; }
-
-  void take_reports(std::vector<LaneReport>& reports);
+  void begin(ReduceBucket& command) override;
+  [[nodiscard]] bool advance() override;
+  [[nodiscard]] std::optional<LaneReport> abort(const Abort& command) override;  ///< closes the wire
+  void give_up() override;
+  [[nodiscard]] std::optional<Tag> under_way() const override;
+  void take_reports(std::vector<LaneReport>& reports) override;
 
  private:
   /// A block in staging memory.
@@ -131,6 +128,8 @@ class TransferRun {
   std::optional<Tag> last_tag_;
   std::optional<Lost> lost_;  ///< why nothing travels any more
   Staging staging_;
+  const MakeWire& make_wire_;
+  std::function<void()> wake_;
   std::unique_ptr<Wire> wire_;  ///< last: it uses the staging memory
 };
 

@@ -1,15 +1,11 @@
 #pragma once
 
-// What the fake NCCL gets where NCCL gets a cudaStream_t: a queue of a test, or of the emulated CUDA.
+// What the fake NCCL gets where NCCL gets a cudaStream_t.
+
+#include "device/nccl/host_stream.hpp"
 
 namespace gradsync::fakes {
 
-class FakeStream {
- public:
-  virtual ~FakeStream() = default;
-
-  /// `work(argument)` runs behind everything that was enqueued before it. Any thread.
-  virtual void enqueue(void (*work)(void*), void* argument) = 0;
-};
+using FakeStream = device::HostStreamQueue;
 
 }  // namespace gradsync::fakes

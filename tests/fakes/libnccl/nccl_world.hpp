@@ -3,8 +3,8 @@
 // still unless a test moves it; waits have a real limit.
 
 #include "device/nccl/communicators.hpp"
+#include "device/nccl/host_stream.hpp"
 #include "fakes/libnccl/fake_nccl.hpp"
-#include "fakes/libnccl/fake_stream.hpp"
 #include "plan/transfer/communicator_name.hpp"
 
 #include <gtest/gtest.h>
@@ -64,81 +64,16 @@ inline const device::NcclLibrary& fake_library() {
   return *one;
 }
 
-/// A thread with a queue.
-class HostStream final : public device::CollectiveStream, public FakeStream {
- public:
-  HostStream() : thread_([this] { run(); }) {}
-
-  ~HostStream() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_one();
-    thread_.join();
-  }
-
-  HostStream(const HostStream&) = delete;
-  HostStream& operator=(const HostStream&) = delete;
-
-  [[nodiscard]] device::NcclStream* handle() override {
-    return reinterpret_cast<device::NcclStream*>(static_cast<FakeStream*>(this));
-  }
-
-  void mark() override {
-    enqueue([](void* passed) { ++*static_cast<std::atomic<std::uint64_t>*>(passed); }, &passed_);
-  }
-
-  [[nodiscard]] std::uint64_t passed() override { return passed_; }
-
-  void enqueue(void (*work)(void*), void* argument) override {
-    const std::lock_guard lock(mutex_);
-    work_.emplace_back(work, argument);
-    changed_.notify_one();
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return stop_ || !work_.empty(); });
-      if (work_.empty()) {
-        return;
-      }
-      const auto [work, argument] = work_.front();
-      work_.pop_front();
-      lock.unlock();
-      work(argument);
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::pair<void (*)(void*), void*>> work_;
-  std::atomic<std::uint64_t> passed_{0};
-  bool stop_ = false;
-  std::thread thread_;
-};
-
-class HostMemoryDevice final : public device::CollectiveDevice {
+/// A GPU of this process, by the number that the fake knows it by.
+class HostMemoryDevice final : public device::HostCollectiveDevice {
  public:
   HostMemoryDevice(FakeNccl& fake, int number) : fake_(fake), number_(number) {}
-
-  [[nodiscard]] std::unique_ptr<device::CollectiveStream> make_stream() override {
-    return std::make_unique<HostStream>();
-  }
-
-  [[nodiscard]] std::byte* allocate(std::size_t bytes) override {
-    return memory_.emplace_back(std::make_unique<std::byte[]>(bytes)).get();
-  }
 
   void use_on_this_thread() override { fake_.device(number_); }
 
  private:
   FakeNccl& fake_;
   int number_;
-  std::vector<std::unique_ptr<std::byte[]>> memory_;
 };
 
 /// One GPU. Everything but `on_thread` is called on its thread.

@@ -9,15 +9,19 @@
 #include "unit/device/host/sharded_oracle.hpp"
 #include "unit/device/lane_fixture.hpp"
 #include "unit/device/sharded_job.hpp"
+#include "unit/device/transfer/node_communicators.hpp"
 #include "unit/device/transfer/node_comparison.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -91,10 +95,15 @@ inline LanePlan layout_of_node(
   return made;
 }
 
+using MakeNodeLane = std::function<std::unique_ptr<Lane>(plan::TransferNode node, LaneSink sink)>;
+
 struct NodeWorldOptions {
   plan::TransferOptions transfer = {};
   bool sockets = false;  ///< else the wires of `network`
   int threads = 2;
+  MakeNodeLane make_lane = {};  ///< none: lanes of this process
+  std::string axis = {};        ///< of communicators, by which sums travel then; empty: over connections
+  bool connects = true;
 };
 
 /// What all nodes said of a step together.
@@ -119,7 +128,8 @@ class NodeWorld {
   /// A node of it.
   struct Node {
     ReportBox box;
-    std::unique_ptr<HostLane> lane;
+    std::unique_ptr<Lane> lane;
+    std::optional<LoadedCommunicators> loaded = {};
   };
 
   NodeWorld(ShardedJob& of_job, NodeOfRank placed, NodeWorldOptions options = {})
@@ -130,12 +140,14 @@ class NodeWorld {
     }
     for (std::size_t node = 0; node < count; ++node) {
       Node& made = *nodes.emplace_back(std::make_unique<Node>());
-      HostLaneOptions lane{options.threads, options.sockets ? MakeWire(make_socket_wire) : network.maker()};
-      made.lane =
-          std::make_unique<HostLane>(std::move(lane), [&made](LaneReport report) { made.box.put(std::move(report)); });
+      made.lane = make_lane(static_cast<plan::TransferNode>(node), [&made](LaneReport report) {
+        made.box.put(std::move(report));
+      });
     }
     load();
-    connect(kPlan);
+    if (options_.connects) {
+      connect(kPlan);
+    }
   }
 
   ~NodeWorld() {
@@ -155,13 +167,53 @@ class NodeWorld {
           expect<Mapped>(node);
         }
       }
-      submit(node, LoadPlan{kPlan, layout_of_node(job.layout, node_of_rank, node, options_.transfer)});
-      expect<Loaded>(node);
+    }
+    load_plan(options_.axis);
+  }
+
+  /// Again, with communicators of that axis.
+  void load_plan(const std::string& axis, bool fresh = false) {
+    options_.axis = axis;
+    for (plan::TransferNode node = 0; node < nodes.size(); ++node) {
+      LanePlan layout = layout_of_node(job.layout, node_of_rank, node, options_.transfer);
+      if (!axis.empty()) {
+        layout.nodes.communicators = communicators_of(layout.nodes, axis);
+        layout.nodes.communicators->fresh = fresh;
+      }
+      submit(node, LoadPlan{kPlan, std::move(layout)});
+      nodes[node]->loaded = expect<Loaded>(node).communicators;
+    }
+  }
+
+  /// What all nodes offer, brought together.
+  [[nodiscard]] Result<std::vector<CommunicatorId>> agreed() const {
+    std::vector<NodeOffers> all;
+    for (std::size_t node = 0; node < nodes.size(); ++node) {
+      all.push_back(offers_of("node " + std::to_string(node), nodes[node]->loaded.value()));
+    }
+    return agree_on_communicators(all);
+  }
+
+  /// Tells the nodes to connect by communicators, and waits for none.
+  void submit_connect(const std::vector<CommunicatorId>& ids) {
+    for (plan::TransferNode node = 0; node < nodes.size(); ++node) {
+      submit(node, ConnectNodes{kPlan, {}, ids_for(nodes[node]->loaded.value(), ids)});
     }
   }
 
   /// Gives the nodes the connections that their transfers need.
   void connect(PlanId plan) {
+    if (!options_.axis.empty()) {
+      const Result<std::vector<CommunicatorId>> ids = agreed();
+      if (!ids) {
+        throw std::runtime_error(ids.error().message);
+      }
+      submit_connect(*ids);
+      for (plan::TransferNode node = 0; node < nodes.size(); ++node) {
+        expect<Connected>(node);
+      }
+      return;
+    }
     std::map<plan::TransferNode, std::vector<NodeConnection>> connections;
     for (const auto& [a, b] : links()) {
       auto [of_a, of_b] = network.connect(a, b);
@@ -323,6 +375,14 @@ class NodeWorld {
   std::vector<std::unique_ptr<Node>> nodes;
 
  private:
+  [[nodiscard]] std::unique_ptr<Lane> make_lane(plan::TransferNode node, LaneSink sink) {
+    if (options_.make_lane) {
+      return options_.make_lane(node, std::move(sink));
+    }
+    HostLaneOptions lane{options_.threads, options_.sockets ? MakeWire(make_socket_wire) : network.maker()};
+    return std::make_unique<HostLane>(std::move(lane), std::move(sink));
+  }
+
   void compare_copies(
       Tag tag,
       const std::vector<std::vector<std::uint64_t>>& hashes,
