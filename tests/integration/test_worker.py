@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import subprocess
+from pathlib import Path
 
+import pytest
 from daemon import BINARY
 
 KINDS = {"command": 0, "report": 1}
@@ -68,3 +71,32 @@ def test_a_worker_without_a_socket_says_that_people_do_not_start_it() -> None:
 def test_the_list_of_commands_does_not_name_it() -> None:
     result = subprocess.run([BINARY, "--help"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert "worker" not in result.stdout
+
+
+LANES = Path(BINARY).with_name("lane_conformance_test")
+
+
+@pytest.mark.skipif(not LANES.exists(), reason=f"{LANES} is not built")
+def test_workers_add_up_by_a_library_with_the_interface_of_nccl() -> None:
+    names = [f"Nodes/CollectiveLanes.leave_in_every_byte_what_one_lane_leaves/{number}" for number in (0, 2)]
+    result = subprocess.run(
+        [LANES, "--gtest_filter=" + ":".join(names)],
+        env={**os.environ, "GRADSYNC_TEST_WORKER": BINARY},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout
+    assert f"[  PASSED  ] {len(names)} tests" in result.stdout
+
+
+def test_a_worker_on_a_gpu_does_not_take_nccl_yet() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        command = [BINARY, "worker", "--fd", str(theirs.fileno()), "--kernels", "k.so", "--nccl", "n.so"]
+        result = subprocess.run(
+            command, pass_fds=[theirs.fileno()], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    assert result.returncode == 64
+    assert "does not use NCCL yet" in result.stderr

@@ -260,6 +260,13 @@ void add_worker(CLI::App& worker, Parsed& parsed) {
   worker.add_option("--gpu", parsed.worker.gpu, "UUID of the GPU, GPU-...; empty: the first one");
   worker.add_flag("--lend", parsed.worker.lend, "Lend memory of the GPU, which a doctor has workers map");
   worker.add_option("--threads", parsed.worker.threads, "Threads that work; 0: as many as there are CPUs");
+  NcclSection& nccl = parsed.worker.nccl;
+  worker.add_option("--nccl", nccl.library, "Library by which sums of several nodes travel; empty: none");
+  worker.add_option("--nccl-max-ctas", nccl.max_ctas, "As max_ctas of [nccl]");
+  worker.add_option("--nccl-cga-cluster", nccl.cga_cluster, "As cga_cluster of [nccl]");
+  worker.add_option("--nccl-traffic-class", nccl.traffic_class, "As traffic_class of [nccl]");
+  worker.add_option("--nccl-init-ms", nccl.init_ms, "As init_ms of [nccl]");
+  worker.add_option("--nccl-abort-ms", nccl.abort_ms, "As abort_ms of [nccl]");
 }
 
 Command take_check_config(const Parsed& parsed) {

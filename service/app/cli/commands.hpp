@@ -1,6 +1,8 @@
 #pragma once
 // The arguments of each command, and the function that executes it. Each command has its own source file.
 
+#include "app/config/options.hpp"
+
 #include <map>
 #include <optional>
 #include <string>
@@ -104,6 +106,7 @@ struct WorkerCommand {
   std::string kernels;  ///< path of libgradsync_kernels.so; empty: the CPU engine works
   std::string gpu;      ///< UUID; empty: the first one
   bool lend = false;    ///< instead of a lane: lends memory of the GPU, for a doctor
+  NcclSection nccl;     ///< its library empty: none; its interface is a variable of the environment
 };
 
 using Command = std::variant<
