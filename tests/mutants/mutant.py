@@ -26,6 +26,7 @@ Layer = Literal[
     "recorder",
     "links",
     "nccl",
+    "collective",
 ]
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from adapter import ADAPTER
 from client import CLIENT
+from collective import COLLECTIVE
 from defer import DEFER
 from epoch import EPOCH
 from gpu import GPU, IMPORT
@@ -65,6 +66,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *RECORDER,
     *LINKS,
     *NCCL,
+    *COLLECTIVE,
 )
 
 
@@ -198,6 +200,10 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     "nccl": (
         Check("nccl_test", unit("nccl_test", "--gtest_filter=-*Conformance*")),
         Check("nccl_test", unit("nccl_test", "--gtest_filter=*Conformance*")),
+    ),
+    "collective": (
+        Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=*CollectiveLane*")),
+        Check("plan_test", unit("plan_test", "--gtest_filter=BucketCollectives*")),
     ),
     "wire": (Check("device_test", unit("device_test", "--gtest_filter=*Wire*")),),
     "links": (
