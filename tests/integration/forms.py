@@ -1,4 +1,4 @@
-"""Of the forms that a test has, those that run everywhere, and those that run with LONG=all only."""
+"""Which forms of a test run everywhere, and which run with LONG=all only."""
 
 from __future__ import annotations
 
