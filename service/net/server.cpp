@@ -69,14 +69,13 @@ std::optional<StartFailure> Server::State::start_unix() {
 }
 
 std::optional<StartFailure> Server::State::start_tcp() {
+  if (auto failure = context->tokens.start()) {
+    return failure;
+  }
   if (context->options.tcp_address.empty()) {
     return std::nullopt;
   }
-  auto token = read_token_file(context->options.tcp_token_file, "[server] tcp_token_file", "leave [server] tcp empty");
-  if (auto* failure = std::get_if<StartFailure>(&token)) {
-    return *failure;
-  }
-  context->bearer_token = std::get<std::string>(token);
+  GRADSYNC_ASSERT(context->tokens.any(), "a listener for RPC over TCP has a token, by the check of the settings");
   auto bound = listen_tcp(context->options.tcp_address);
   if (auto* failure = std::get_if<StartFailure>(&bound)) {
     failure->message += " ([server] tcp)";
@@ -135,6 +134,7 @@ Server::Server(
     PeerLinks* links
 )
     : state_(std::make_shared<State>()) {
+  Tokens tokens{options};
   const std::size_t most_partial_bytes = options.partial_bytes;
   const std::size_t most_unread_bytes = options.unread_bytes;
   const std::size_t most_connections = options.connections;
@@ -146,7 +146,7 @@ Server::Server(
       .fds = fds,
       .metrics = metrics,
       .peers = links == nullptr ? nullptr : links->context(),
-      .bearer_token = {},
+      .tokens = std::move(tokens),
       .own_uid = ::geteuid(),
       .last_id = 0,
       .sessions = {},

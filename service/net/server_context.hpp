@@ -1,6 +1,7 @@
 #pragma once
 // The state that the coroutines of one server share. Thread: io only. Internal to net.
 
+#include "net/http/tokens.hpp"
 #include "net/limits/connection_pools.hpp"
 #include "net/limits/fair_share.hpp"
 #include "net/limits/held_bytes.hpp"
@@ -48,8 +49,8 @@ struct LinkContext;
 enum class Entrance {
   Unix,    ///< everything
   Fd,      ///< descriptors for tokens
-  Health,  ///< GET of pages, jobs not shown
-  Tcp,     ///< the token first, then WebSocket, POST and pages
+  Health,  ///< GET of pages, jobs shown with a token only
+  Tcp,     ///< a token first, then WebSocket, POST and pages
   Peer,    ///< the token of other daemons first, then a link and nothing else
 };
 
@@ -61,7 +62,7 @@ struct ServerContext {
   FdHandler& fds;
   NetMetrics& metrics;
   std::shared_ptr<LinkContext> peers;  ///< links to other daemons; none: there is no listener for them
-  std::string bearer_token;            ///< the token that the TCP listener requires
+  Tokens tokens;                       ///< those that peers over TCP have
   std::uint32_t own_uid = 0;
   ConnectionId last_id = 0;
   std::unordered_map<ConnectionId, std::shared_ptr<Session>> sessions;

@@ -16,12 +16,20 @@ namespace gradsync::net {
 
 using ConnectionId = std::uint64_t;
 
+/// What a bearer token allows.
+enum class TokenRole : std::uint8_t {
+  None,      ///< there is none, or a wrong one
+  Reader,    ///< to see the jobs of every uid, and to change nothing
+  Operator,  ///< what root may do without a session
+};
+
 struct PeerIdentity {
   bool local = false;  ///< came over the unix socket: uid, gid, pid are the kernel's word (SO_PEERCRED)
   std::uint32_t uid = 0;
   std::uint32_t gid = 0;
   std::int64_t pid = 0;
-  bool token = false;  ///< came over TCP with the right bearer token
+  TokenRole token = TokenRole::None;  ///< of a peer over TCP
+  std::string address = {};           ///< of a peer over TCP, numeric
 };
 
 /// WebSocket messages and POST /rpc bodies.
@@ -69,7 +77,7 @@ struct PageRequest {
   std::string_view path;
   std::string_view query;   ///< without the question mark
   std::string_view accept;  ///< the header, or empty
-  /// The daemon's uid or root over the unix socket, or the token: pages with jobs may show those of every uid.
+  /// The daemon's uid or root over the unix socket, or a token: pages with jobs may show those of every uid.
   bool trusted = false;
 };
 
@@ -118,7 +126,8 @@ struct ServerOptions {
   bool allow_any_uid = true;
   std::string health_address = "127.0.0.1:9477";  ///< empty: none; port 0: any
   std::string tcp_address;                        ///< empty: none. RPC over TCP, read methods only
-  std::string tcp_token_file;
+  std::string tcp_token_file;                     ///< empty: nobody may change anything over TCP
+  std::string tcp_read_token_file;                ///< empty: nobody may only read over TCP
   std::string peer_address;     ///< empty: none. Links of other daemons; a port that is missing is kPeerPort
   std::string peer_token_file;  ///< what they have to know
   std::size_t message_bytes = 1u << 20;

@@ -3,6 +3,7 @@
 
 #include "base/fair_budget.hpp"
 #include "engine/engine.hpp"
+#include "rpc/audit.hpp"
 #include "rpc/connection.hpp"
 #include "rpc/metrics.hpp"
 #include "rpc/reply.hpp"
@@ -32,12 +33,13 @@ struct Core {
   std::set<ConnectionId> subscribed = {};  ///< those of them that have subscriptions: events look at no other
   /// Sessions of closed connections whose process still lives, so that its exit reaches the engine.
   std::map<ConnectionId, engine::SessionId> orphans = {};
+  AuditLog audit = {};
 
   [[nodiscard]] ServerMoment moment() const { return identity.moment ? identity.moment() : ServerMoment{}; }
 
   /// The uid that the peer may see the jobs of; nullopt: all.
   [[nodiscard]] static std::optional<std::uint32_t> visible_uid(const Peer& peer) {
-    const bool all = peer.local ? peer.uid == 0 : peer.privileged;
+    const bool all = peer.local ? peer.uid == 0 : peer.privileged || peer.reads_only;
     return all ? std::nullopt : std::optional<std::uint32_t>(peer.uid);
   }
 };

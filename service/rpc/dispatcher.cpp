@@ -33,7 +33,13 @@ Error unknown_method(const std::string& name) {
 
 std::optional<Error> refusal(const Method& method, const Caller& caller) {
   if (method.needs == Needs::Nothing) {
-    return std::nullopt;
+    return caller.peer.reads_only && method.form != Form::Read
+               ? std::optional(make_error(
+                     ErrorCode::Unauthorized,
+                     fmt::format("{} changes something, and this token only reads", method.name),
+                     "send the token of [server] tcp_token_file, or ask who has it"
+                 ))
+               : std::nullopt;
   }
   if (caller.connection == nullptr || !caller.peer.local) {
     return make_error(ErrorCode::LocalOnly, fmt::format("{} needs a WebSocket on the unix socket", method.name));
@@ -160,6 +166,9 @@ bool Dispatcher::State::dispatch(
 ) {
   Counted counted{find_method(request.method), false, core->moment().now};
   const std::size_t method = counted.method;
+  if (method < methods().size() && methods()[method].audit == Audit::Yes) {
+    counted.audited = audited_call(methods()[method].name, caller, request.params);
+  }
   std::optional<Error> error = request.error;
   std::optional<std::string> id = request.id;
   if (!error && id && caller.connection != nullptr) {
@@ -193,7 +202,7 @@ bool Dispatcher::State::dispatch(
         "send the call again, alone or in a shorter batch"
     );
   }
-  auto completion = std::make_shared<Completion>(group, index, request.answered(), std::move(id), counted);
+  auto completion = std::make_shared<Completion>(group, index, request.answered(), std::move(id), std::move(counted));
   if (!error && !request.answered() && methods()[method].form == Form::Read) {
     completion->succeed({});  // its answer is all that it is for
     return false;

@@ -79,7 +79,11 @@ void Completion::note_done(const Error* error) const {
   if (!core) {
     return;
   }
-  core->metrics.request_done(counted_.method, error, seconds(core->moment().now - counted_.start));
+  const TimePoint now = core->moment().now;
+  core->metrics.request_done(counted_.method, error, seconds(now - counted_.start));
+  if (counted_.audited) {
+    core->audit.write(*counted_.audited, error, now);
+  }
   if (counted_.id_in_use) {
     if (const auto at = core->connections.find(*asker.connection); at != core->connections.end()) {
       at->second.ids.end(*id_);

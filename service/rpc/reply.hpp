@@ -6,6 +6,7 @@
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
+#include "rpc/audit.hpp"
 #include "rpc/json/codec.hpp"
 #include "rpc/types.hpp"
 
@@ -73,6 +74,7 @@ struct Counted {
   std::size_t method = 0;  ///< index in the table, or its size
   bool id_in_use = false;  ///< the connection's id is this request's, until it is done
   TimePoint start{};
+  std::optional<AuditedCall> audited = {};  ///< none: the log says nothing of it
 };
 
 /// One request under way.
@@ -83,9 +85,13 @@ class Completion {
       std::size_t index,
       bool answered,
       std::optional<std::string> id,
-      const Counted& counted
+      Counted counted
   )
-      : group_(std::move(group)), index_(index), answered_(answered), id_(std::move(id)), counted_(counted) {}
+      : group_(std::move(group)),
+        index_(index),
+        answered_(answered),
+        id_(std::move(id)),
+        counted_(std::move(counted)) {}
 
   void succeed(std::string_view result);
   void fail(const Error& error);

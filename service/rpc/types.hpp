@@ -21,7 +21,9 @@ struct Peer {
   bool privileged =
       false;  ///< may change things without a session (log level): same uid as the daemon, root, or the token
   std::uint32_t uid = 0;
-  std::int64_t pid = 0;  ///< 0: another pid namespace
+  std::int64_t pid = 0;      ///< 0: another pid namespace
+  bool reads_only = false;   ///< has the token for reading: sees the jobs of every uid, and changes nothing
+  std::string address = {};  ///< of a peer over TCP
 };
 
 /// The way out for replies. Implemented by app over net.

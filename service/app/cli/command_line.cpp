@@ -99,6 +99,7 @@ struct Parsed {
   BlackboxAnalyzeCommand analyze;
   BlackboxTraceCommand trace;
   DoctorCommand doctor;
+  TokenNewCommand token;
   VersionCommand version;
   CompletionCommand completion;
   ManCommand man;
@@ -129,7 +130,7 @@ void add_check_config(CLI::App& check, Parsed& parsed) {
   add_settings(check, parsed.check.settings);
 }
 
-/// `config`, `plan`, `policy` and `blackbox` are the names of groups: what they do is in their subcommands.
+/// `config`, `plan`, `policy`, `blackbox` and `token` are the names of groups: what they do is in their subcommands.
 void add_group(CLI::App& group, Parsed& /*parsed*/) { group.require_subcommand(1); }
 
 void add_config_show(CLI::App& show, Parsed& parsed) {
@@ -235,6 +236,17 @@ void add_doctor(CLI::App& doctor, Parsed& parsed) {
   add_settings(doctor, parsed.doctor.settings);
 }
 
+void add_token_new(CLI::App& token, Parsed& parsed) {
+  token.add_option("--out", parsed.token.out, "File to write, of mode 0600; else standard output")->type_name("FILE");
+  token.add_flag("--force", parsed.token.force, "Replace a file that is there");
+  token.footer(
+      "\nExample: gradsyncd token new --out /etc/gradsync/tcp-token\n"
+      "For server.tcp_token_file, server.tcp_read_token_file or peer.token_file. A daemon reads the first two again "
+      "when "
+      "they change."
+  );
+}
+
 void add_completion(CLI::App& completion, Parsed& parsed) {
   completion.add_option("shell", parsed.completion.shell, "The shell")
       ->required()
@@ -328,6 +340,8 @@ constexpr CommandRow kCommands[] = {
      "Look for what would keep gradients from being served here, and say what to do",
      add_doctor,
      take<&Parsed::doctor>},
+    {"", "token", "Tokens of those who come over TCP", add_group, nullptr},
+    {"token", "new", "Make one of 256 random bits", add_token_new, take<&Parsed::token>},
     {"", "version", "Print the version", add_version, take<&Parsed::version>},
     {"", "completion", "Print a script that completes gradsyncd in a shell", add_completion, take<&Parsed::completion>},
     {"", "man", "Print a manual page", add_man, take<&Parsed::man>},

@@ -87,6 +87,12 @@ struct DoctorCommand {
 /// Those that a doctor looks at: of one that a daemon started, what the daemon said.
 [[nodiscard]] SettingsSource settings_of(const DoctorCommand& command);
 
+/// Makes a bearer token.
+struct TokenNewCommand {
+  std::string out;     ///< file; empty: standard output
+  bool force = false;  ///< a file that is there is replaced
+};
+
 struct VersionCommand {
   bool json = false;
 };
@@ -121,6 +127,7 @@ using Command = std::variant<
     BlackboxAnalyzeCommand,
     BlackboxTraceCommand,
     DoctorCommand,
+    TokenNewCommand,
     VersionCommand,
     CompletionCommand,
     ManCommand,
@@ -138,6 +145,7 @@ using Command = std::variant<
 [[nodiscard]] int execute(const BlackboxAnalyzeCommand& command);
 [[nodiscard]] int execute(const BlackboxTraceCommand& command);
 [[nodiscard]] int execute(const DoctorCommand& command);
+[[nodiscard]] int execute(const TokenNewCommand& command);
 [[nodiscard]] int execute(const VersionCommand& command);
 [[nodiscard]] int execute(const CompletionCommand& command);
 [[nodiscard]] int execute(const ManCommand& command);

@@ -38,7 +38,13 @@ Error bad_value(std::string key, const std::string& where, const std::string& va
 /// Variables that belong to clients, tests and tools, not to a section of the file.
 bool is_foreign(const std::string& name) {
   constexpr std::array kForeign{
-      "GRADSYNC_ADDRESS", "GRADSYNC_MODE", "GRADSYNC_CONFIG", "GRADSYNC_KERNELS", "GRADSYNC_LIBCUDA"};
+      "GRADSYNC_ADDRESS",
+      "GRADSYNC_MODE",
+      "GRADSYNC_CONFIG",
+      "GRADSYNC_KERNELS",
+      "GRADSYNC_LIBCUDA",
+      "GRADSYNC_TOKEN_FILE",
+      "GRADSYNC_CA_FILE"};
   return std::find(kForeign.begin(), kForeign.end(), name) != kForeign.end();
 }
 
@@ -101,11 +107,13 @@ std::optional<Error> check_together(Configuration& configuration) {
         "server.socket", configuration.origins.at("server.socket"), server.socket, "expected a path that ends in .sock"
     );
   }
-  const char* hint = "write a random token of at least 16 bytes to a file and name it there";
-  if (!server.tcp.empty() && server.tcp_token_file.empty()) {
+  const char* hint =
+      "make one with `gradsyncd token new --out FILE` and name the file there, or in server.tcp_read_token_file for "
+      "clients that only read";
+  if (!server.tcp.empty() && server.tcp_token_file.empty() && server.tcp_read_token_file.empty()) {
     return needs_token(configuration, "server.tcp", server.tcp, "server.tcp_token_file", hint);
   }
-  hint = "write a random token of at least 16 bytes to a file, the same one on every node, and name it there";
+  hint = "make one with `gradsyncd token new --out FILE`, copy it to every node, and name the file there";
   if (!peer.listen.empty() && peer.token_file.empty()) {
     return needs_token(configuration, "peer.listen", peer.listen, "peer.token_file", hint);
   }

@@ -56,13 +56,24 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
       "tcp",
       server.tcp,
       FieldRule{
-          .doc = "Address of read-only RPC over TCP; \"off\" for none. Needs tcp_token_file.", .value = "HOST:PORT"}
+          .doc = "Address of RPC without a session over TCP; \"off\" for none. Needs tcp_token_file or "
+                 "tcp_read_token_file.",
+          .value = "HOST:PORT"}
   );
   visit(
       "server",
       "tcp_token_file",
       server.tcp_token_file,
-      FieldRule{.doc = "File with the bearer token (at least 16 bytes) that TCP clients send.", .value = "FILE"}
+      FieldRule{
+          .doc = "File with the bearer token (at least 16 bytes) that TCP clients send; the health port shows jobs "
+                 "with it, too. Read again when it changes.",
+          .value = "FILE"}
+  );
+  visit(
+      "server",
+      "tcp_read_token_file",
+      server.tcp_read_token_file,
+      FieldRule{.doc = "File with another token, for clients that may read and change nothing.", .value = "FILE"}
   );
   auto& limits = options.limits;
   visit("limits", "sessions", limits.sessions, FieldRule{"Ranks attached at once, all jobs.", 1, 1'000'000});

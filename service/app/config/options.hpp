@@ -20,7 +20,8 @@ struct ServerSection {
   std::vector<std::int64_t> allowed_uids;  ///< empty: every uid that the mode admits
   std::string health = "127.0.0.1:9477";   ///< empty: none
   std::string tcp;                         ///< empty: none
-  std::string tcp_token_file;
+  std::string tcp_token_file;              ///< empty: nobody may change anything over TCP
+  std::string tcp_read_token_file;         ///< empty: nobody may only read
 };
 
 struct LimitsSection {

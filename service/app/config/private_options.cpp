@@ -15,6 +15,12 @@ Options private_options(const Configuration& configuration, const std::string& f
   }
   if (!configuration.is_asked_for("server.tcp")) {
     options.server.tcp.clear();
+    if (!configuration.is_asked_for("server.tcp_token_file")) {
+      options.server.tcp_token_file.clear();
+    }
+    if (!configuration.is_asked_for("server.tcp_read_token_file")) {
+      options.server.tcp_read_token_file.clear();
+    }
   }
   if (!configuration.is_asked_for("peer.listen")) {
     options.peer.listen.clear();

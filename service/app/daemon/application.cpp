@@ -49,6 +49,7 @@ net::ServerOptions server_options(const Options& options) {
   server.health_address = options.server.health;
   server.tcp_address = options.server.tcp;
   server.tcp_token_file = options.server.tcp_token_file;
+  server.tcp_read_token_file = options.server.tcp_read_token_file;
   server.peer_address = options.peer.listen;
   server.peer_token_file = options.peer.token_file;
   server.message_bytes = static_cast<std::size_t>(options.limits.message_bytes);

@@ -9,9 +9,11 @@ namespace gradsync::app {
 rpc::Peer Bridge::rpc_peer(const net::PeerIdentity& peer) const {
   rpc::Peer result;
   result.local = peer.local;
-  result.privileged = peer.token || (peer.local && (peer.uid == own_uid_ || peer.uid == 0));
+  result.privileged = peer.token == net::TokenRole::Operator || (peer.local && (peer.uid == own_uid_ || peer.uid == 0));
+  result.reads_only = peer.token == net::TokenRole::Reader;
   result.uid = peer.uid;
   result.pid = peer.pid;
+  result.address = peer.address;
   return result;
 }
 

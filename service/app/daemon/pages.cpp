@@ -148,7 +148,7 @@ net::HttpReply Pages::status(const net::PageRequest& request) {
         {"version", kVersion},
         {"incarnation", state_.incarnation},
         {"state", state_.text()},
-        {"hint", "jobs are shown over the unix socket: gradsyncd status"}};
+        {"hint", "jobs are shown over the unix socket (gradsyncd status), or with a token of [server]"}};
     return {200, "application/json", body.dump() + "\n"};
   }
   const rpc::Peer operator_peer{.local = true, .privileged = true, .uid = own_uid_, .pid = 0};
@@ -169,7 +169,9 @@ net::HttpReply Pages::steps(const net::PageRequest& request) {
   }
   if (!request.trusted) {
     return error_reply(make_error(
-        ErrorCode::Unauthorized, "jobs are shown over the unix socket and with the token", "run: gradsyncd status"
+        ErrorCode::Unauthorized,
+        "jobs are shown over the unix socket, or with a token of [server]",
+        "run: gradsyncd status"
     ));
   }
   const Result<rpc::StepsAnswer> answer = steps_of(*job);

@@ -155,7 +155,9 @@ std::string render_status_page(const StatusPage& page) {
       escaped(page.incarnation)
   );
   if (!page.jobs) {
-    body += "<p>Jobs are shown over the unix socket only: run <code>gradsyncd status</code> on this machine.</p>\n";
+    body +=
+        "<p>Jobs are shown over the unix socket, or with a token: run <code>gradsyncd status</code> on this "
+        "machine.</p>\n";
   } else if (page.jobs->empty()) {
     body += "<p>No jobs. A trainer appears here when it attaches.</p>\n";
   } else {

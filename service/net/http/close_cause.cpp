@@ -19,6 +19,10 @@ CloseCause message_too_large(std::size_t most_bytes) {
 
 CloseCause cut_within_character() { return {close_code::bad_payload, "a text ends within a character"}; }
 
+CloseCause token_replaced() {
+  return {close_code::policy_error, "unauthorized: a token was replaced; connect again with the one that is valid"};
+}
+
 CloseCause close_asked(std::string_view reason) { return {close_code::policy_error, std::string(reason)}; }
 
 CloseCause too_much_half_sent(const HeldBytes::Excess& excess) {

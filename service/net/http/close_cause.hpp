@@ -27,6 +27,9 @@ struct CloseCause {
 [[nodiscard]] CloseCause message_too_large(std::size_t most_bytes);
 [[nodiscard]] CloseCause cut_within_character();
 
+/// The token that let the peer in may be another one now.
+[[nodiscard]] CloseCause token_replaced();
+
 /// The handler of messages asks for the close.
 [[nodiscard]] CloseCause close_asked(std::string_view reason);
 

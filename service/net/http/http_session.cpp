@@ -105,11 +105,11 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         id_(incoming.id),
         entrance_(incoming.entrance),
         peer_(incoming.peer),
-        address_(std::move(incoming.address)),
         process_(std::move(incoming.process)),
         pace_(context, peer_, id_, context->options.handshake_timeout),
         socket_(context->io.get_executor()),
         deadline_(context->io.get_executor()) {
+    peer_.address = std::move(incoming.address);
     socket_.take(std::move(incoming.socket), incoming.family, peer_.uid, std::move(incoming.closer));
   }
 
@@ -252,20 +252,40 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
           fmt::format("unauthorized: '{}' is no name of this port; ask for localhost", view(request[http::field::host]))
       );
     }
-    if (entrance_ != Entrance::Tcp && entrance_ != Entrance::Peer) {
+    peer_.token = TokenRole::None;  // the requests of one connection may be of several users: a proxy sends them
+    if (entrance_ == Entrance::Peer) {
+      if (!bearer_matches(view(request[http::field::authorization]), context_->peers->token)) {
+        return wrong_token("[peer] token_file");
+      }
+    } else if (asks_for_token(request)) {
+      peer_.token = context_->tokens.role_of(view(request[http::field::authorization]));
+      if (peer_.token == TokenRole::None) {
+        return wrong_token(context_->tokens.settings());
+      }
+    } else if (entrance_ != Entrance::Unix) {
       return std::nullopt;
     }
-    const bool daemon = entrance_ == Entrance::Peer;
-    peer_.token = false;
-    if (!daemon && asks_for_shell(request)) {
-      return std::nullopt;
+    return refuse_origin(request);
+  }
+
+  /// Whether a request needs a token, or brings one that shows it more.
+  [[nodiscard]] bool asks_for_token(const Request& request) const {
+    if (entrance_ != Entrance::Tcp && entrance_ != Entrance::Health) {
+      return false;
     }
-    if (!bearer_matches(
-            view(request[http::field::authorization]), daemon ? context_->peers->token : context_->bearer_token
-        )) {
-      return wrong_token(daemon ? "[peer] token_file" : "[server] tcp_token_file");
+    // A WebSocket begins with a GET of "/", too, and is no page.
+    const PageAccess access = reads(request) && request.count(http::field::upgrade) == 0
+                                  ? context_->pages.access(page_request(request, false))
+                                  : PageAccess::Jobs;
+    if (entrance_ == Entrance::Tcp) {
+      return access != PageAccess::Shell;
     }
-    peer_.token = true;
+    return access == PageAccess::Jobs && context_->tokens.any() && request.count(http::field::authorization) > 0;
+  }
+
+  /// A token that a page of another site sends is not meant for this daemon. Neither does such a page speak for the
+  /// user at whose forwarded port its browser reaches the unix socket: a browser lets each open a WebSocket there.
+  std::optional<Response> refuse_origin(const Request& request) const {
     const auto origin = request.find(http::field::origin);
     if (origin != request.end() && !origin_matches_host(view(origin->value()), view(request[http::field::host]))) {
       context_->metrics.refused_token.Increment();
@@ -297,21 +317,14 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     return request.method() == http::verb::get || request.method() == http::verb::head;
   }
 
-  /// A WebSocket begins with a GET of "/", too, and is no page.
-  [[nodiscard]] bool asks_for_shell(const Request& request) const {
-    return reads(request) && request.count(http::field::upgrade) == 0 &&
-           context_->pages.access(page_request(request, false)) == PageAccess::Shell;
-  }
-
   Response wrong_token(std::string_view setting) const {
     context_->metrics.refused_token.Increment();
-    if (entrance_ == Entrance::Peer) {  // one of two files is wrong, and nobody else would tell the operator
-      context_->log->write(
-          LimitedLog::Kind::RefusedToken,
-          spdlog::level::warn,
-          fmt::format("a link is refused: no token, or not that of {} address={}", setting, address_)
-      );
-    }
+    const char* const what = entrance_ == Entrance::Peer ? "link" : "request";
+    context_->log->write(
+        LimitedLog::Kind::RefusedToken,
+        spdlog::level::warn,
+        fmt::format("a {} is refused: no token, or not that of {} address={}", what, setting, peer_.address)
+    );
     return refused_response(net::wrong_token(setting));
   }
 
@@ -339,7 +352,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     }
     stop(deadline_);
     Upgrade upgrade{id_, std::move(socket_), {}, peer_, std::move(process_)};
-    co_await serve_data_link(context_, std::move(upgrade), std::get<DataLinkHello>(std::move(read)), address_);
+    co_await serve_data_link(context_, std::move(upgrade), std::get<DataLinkHello>(std::move(read)), peer_.address);
     co_return std::nullopt;
   }
 
@@ -363,7 +376,7 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   Response page(const Request& request) {
     // A page shows the jobs of every uid.
     const bool owner = entrance_ == Entrance::Unix && (peer_.uid == 0 || peer_.uid == context_->own_uid);
-    const bool trusted = owner || peer_.token;
+    const bool trusted = owner || peer_.token != TokenRole::None;
     const IoWatch::Turn turn{context_->metrics.io_watch, "a page"};
     // The metrics are the same for all: those by TCP share a text, and only the owner sees the numbers of this moment.
     PageRequest asked = page_request(request, trusted);
@@ -484,7 +497,6 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
   ConnectionId id_;
   Entrance entrance_;
   PeerIdentity peer_;
-  std::string address_;  ///< of a peer by TCP
   UniqueFd process_;
   ReadPace pace_;
   PeerSocket socket_;

@@ -3,6 +3,7 @@
 #include "base/unique_fd.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,7 +11,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <optional>
+#include <utility>
 
 namespace gradsync::net {
 
@@ -75,6 +78,20 @@ const char* fault_of(const std::string& token) {
   return one_line ? nullptr : "the token is not one line of text, as a header of HTTP needs it";
 }
 
+bool equal(const timespec& a, const timespec& b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
+
+/// Whether both are of one file that nobody has written to, or given another mode, in between.
+bool is_same(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size && equal(a.st_mtim, b.st_mtim) &&
+         equal(a.st_ctim, b.st_ctim);
+}
+
+/// File systems count time in ticks, of up to two seconds: a file that is younger may change again within its tick.
+bool is_settled(const struct stat& found) {
+  constexpr std::time_t kTick = 2;
+  return std::max(found.st_mtim.tv_sec, found.st_ctim.tv_sec) + kTick < std::time(nullptr);
+}
+
 }  // namespace
 
 Started<std::string> read_token_file(const std::string& path, const std::string& setting, const std::string& instead) {
@@ -93,9 +110,53 @@ Started<std::string> read_token_file(const std::string& path, const std::string&
     return StartFailure{
         StartFailure::Kind::Configuration,
         fmt::format("cannot use the token file '{}': {}", path, fault),
-        fmt::format("set {} to a file with a long random token, or {}", setting, instead)};
+        fmt::format(
+            "set {} to a file with a long random token (`gradsyncd token new --out FILE` makes one), or {}",
+            setting,
+            instead
+        )};
   }
   return token;
+}
+
+std::optional<StartFailure> TokenFile::start(const std::string& instead) {
+  look();
+  auto read = read_token_file(path_, setting_, instead);
+  if (auto* failure = std::get_if<StartFailure>(&read)) {
+    return *failure;
+  }
+  return std::nullopt;
+}
+
+const std::string& TokenFile::token() {
+  look();
+  return token_;
+}
+
+void TokenFile::look() {
+  struct stat found {};
+
+  const bool there = ::stat(path_.c_str(), &found) == 0;  // one that is gone differs from every other
+  if (settled_ && is_same(found, seen_)) {
+    return;
+  }
+  seen_ = found;
+  auto read = read_token_file(path_, setting_, "have the daemon serve without it");
+  auto* const failure = std::get_if<StartFailure>(&read);
+  std::string token = failure != nullptr ? std::string() : std::get<std::string>(std::move(read));
+  settled_ = there && failure == nullptr && is_settled(found);  // a failure may pass, like that of too many open files
+  if (failure != nullptr && generation_ > 0 && complained_ != failure->message) {
+    spdlog::warn("nobody is let in by {}: {}; {}", setting_, failure->message, failure->hint);
+  }
+  complained_ = failure != nullptr ? failure->message : "";
+  if (token == token_ && generation_ > 0) {
+    return;
+  }
+  if (generation_ > 0 && !token.empty()) {
+    spdlog::info("the token of {} is another one now file='{}'", setting_, path_);
+  }
+  token_ = std::move(token);
+  ++generation_;
 }
 
 }  // namespace gradsync::net

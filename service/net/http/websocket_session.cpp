@@ -62,7 +62,8 @@ class WebSocketSession final : public Session,
         message_end_(context->io.get_executor()),
         linger_(context->io.get_executor()),
         written_(context->io.get_executor(), Timer::time_point::max()),
-        turn_(context->io.get_executor(), Timer::time_point::max()) {
+        turn_(context->io.get_executor(), Timer::time_point::max()),
+        tokens_(peer_.token == TokenRole::None ? 0 : context->tokens.generation()) {
     websocket::stream_base::timeout timeout{};
     timeout.handshake_timeout = context->options.handshake_timeout;
     timeout.idle_timeout = context->options.idle_timeout;
@@ -324,6 +325,10 @@ class WebSocketSession final : public Session,
       start_close(cut_within_character());
       return;
     }
+    if (peer_.token != TokenRole::None && tokens_ != context_->tokens.generation_now()) {
+      start_close(token_replaced());
+      return;
+    }
     const IoWatch::Turn turn{context_->metrics.io_watch, "a message", text};
     const auto worth = context_->messages.on_text(id_, text) ? FairShare::Worth::Understood : FairShare::Worth::Refused;
     const Duration computed = turn.computed();
@@ -486,6 +491,7 @@ class WebSocketSession final : public Session,
   TextQueue queue_;                ///< the front is being written
   std::size_t waiting_bytes_ = 0;  ///< that the handler keeps until the queue is empty
   bool unread_noted_ = false;
+  std::uint64_t tokens_;  ///< the generation of tokens that the peer's token is of
   websocket::close_reason close_reason_;
   bool open_ = false;
   bool closing_ = false;

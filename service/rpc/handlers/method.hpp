@@ -27,11 +27,18 @@ enum class Form : std::uint8_t {
   Read,  ///< a request that changes nothing: not called without an id, because its answer is all that it is for
 };
 
+/// Whether the log says who called it, and how that ended.
+enum class Audit : std::uint8_t {
+  No,   ///< it changes nothing, or is part of every step
+  Yes,  ///< it changes a job's ranks or policies, or the daemon
+};
+
 struct Method {
   const char* name;
   const char* summary;
   Needs needs;
   Form form;  ///< how clients are expected to send it; both are accepted
+  Audit audit;
   void (*call)(
       Core& core,
       Caller& caller,
@@ -82,12 +89,15 @@ inline void no_refusal_handler(Core&, Caller&, const Error&) {}
 
 /// Binds a handler to a line of the table.
 template <typename P, typename R, Handler<P, R> handler, RefusalHandler on_refusal = no_refusal_handler>
-[[nodiscard]] constexpr Method method(const char* name, Needs needs, Form form, const char* summary) {
+[[nodiscard]] constexpr Method method(
+    const char* name, Needs needs, Form form, const char* summary, Audit audit = Audit::No
+) {
   return Method{
       name,
       summary,
       needs,
       form,
+      audit,
       [](Core& core,
          Caller& caller,
          FieldReader& reader,

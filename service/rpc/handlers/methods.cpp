@@ -15,11 +15,11 @@ constexpr std::array kMethods{
         "session.initialize", Local, Request, "Agree on the protocol; the first call of a connection"
     ),
     method<AttachParams, AttachAnswer, job_attach>(
-        "job.attach", Initialize, Request, "Become a rank of a job, or come back as it"
+        "job.attach", Initialize, Request, "Become a rank of a job, or come back as it", Audit::Yes
     ),
-    method<Empty, Empty, job_detach>("job.detach", Attach, Request, "Leave the job and free its arenas"),
+    method<Empty, Empty, job_detach>("job.detach", Attach, Request, "Leave the job and free its arenas", Audit::Yes),
     method<PauseParams, Empty, job_pause>(
-        "job.pause", Attach, Request, "Stop the deadlines that wait for this rank, or let them run again"
+        "job.pause", Attach, Request, "Stop the deadlines that wait for this rank, or let them run again", Audit::Yes
     ),
     method<AllocateParams, AllocateAnswer, buffers_allocate>(
         "buffers.allocate", Attach, Request, "Get memory for gradients; its descriptor comes over the second socket"
@@ -63,7 +63,7 @@ constexpr std::array kMethods{
         "policy.export", Attach, Read, "What the clipping policies of the job remember, for a checkpoint"
     ),
     method<ImportParams, ReportAnswer, policy_import>(
-        "policy.import", Attach, Request, "Go on with such a state; answered when all ranks gave the same"
+        "policy.import", Attach, Request, "Go on with such a state; answered when all ranks gave the same", Audit::Yes
     ),
     method<StatsParams, StatsAnswer, stats_get>("stats.get", Nothing, Read, "The last reports of a job"),
     method<Empty, StatusAnswer, status_get>("status.get", Nothing, Read, "The daemon, its jobs and their ranks"),
@@ -71,9 +71,11 @@ constexpr std::array kMethods{
         "doctor.run", Initialize, Read, "Have the daemon look for what would keep it from serving gradients here"
     ),
     method<DumpParams, DumpAnswer, blackbox_dump>(
-        "blackbox.dump", Nothing, Request, "Write what the flight recorders of jobs have, each into a file"
+        "blackbox.dump", Nothing, Request, "Write what the flight recorders of jobs have, each into a file", Audit::Yes
     ),
-    method<LogLevelParams, LogLevelAnswer, log_set_level>("log.set_level", Nothing, Request, "Change what is logged"),
+    method<LogLevelParams, LogLevelAnswer, log_set_level>(
+        "log.set_level", Nothing, Request, "Change what is logged", Audit::Yes
+    ),
     method<SubscribeParams, SubscribeAnswer, events_subscribe>(
         "events.subscribe", Initialize, Request, "Push events as events.notification"
     ),

@@ -177,6 +177,7 @@ TEST_F(ConfigurationTest, a_slip_in_a_variable_is_an_error_with_the_nearest_name
 TEST_F(ConfigurationTest, variables_of_clients_are_not_its_business) {
   inputs.environment["GRADSYNC_ADDRESS"] = "unix:/tmp/x.sock";
   inputs.environment["GRADSYNC_MODE"] = "sync";
+  inputs.environment["GRADSYNC_TOKEN_FILE"] = "/home/me/token";
   inputs.environment["GRADSYNC_KERNELS"] = "off";  // a client's, although a key of [gpu] ends so
   inputs.environment["GRADSYNC_PYTHON"] = "python3";
   inputs.environment["GRADSYNCD"] = "/usr/bin/gradsyncd";
@@ -205,6 +206,8 @@ TEST_F(ConfigurationTest, off_means_no_listener) {
 TEST_F(ConfigurationTest, tcp_without_a_token_is_refused) {
   inputs.flags["server.tcp"] = "127.0.0.1:0";
   EXPECT_EQ(error().path, "server.tcp_token_file");
+  inputs.flags["server.tcp_read_token_file"] = "/etc/read-token";
+  EXPECT_EQ(resolved().options.server.tcp, "127.0.0.1:0");
 }
 
 TEST_F(ConfigurationTest, links_of_other_daemons_without_a_token_are_refused) {
@@ -241,6 +244,7 @@ TEST_F(ConfigurationTest, a_private_daemon_opens_no_port_because_a_file_says_so)
   );
   const Options from_file = private_options(*resolve_configuration(inputs), "/tmp/x");
   EXPECT_EQ(from_file.server.tcp, "");
+  EXPECT_EQ(from_file.server.tcp_token_file, "") << "this user may not be able to read it";
   EXPECT_EQ(from_file.peer.listen, "");
   EXPECT_EQ(from_file.server.health, "");
   EXPECT_EQ(from_file.server.socket, "/tmp/x/gradsync.sock");
@@ -249,6 +253,7 @@ TEST_F(ConfigurationTest, a_private_daemon_opens_no_port_because_a_file_says_so)
   inputs.environment["GRADSYNC_SERVER_HEALTH"] = "127.0.0.1:0";
   const Options asked_for = private_options(*resolve_configuration(inputs), "/tmp/x");
   EXPECT_EQ(asked_for.server.tcp, "127.0.0.1:0");
+  EXPECT_EQ(asked_for.server.tcp_token_file, "/etc/token");
   EXPECT_EQ(asked_for.server.health, "127.0.0.1:0");
 }
 

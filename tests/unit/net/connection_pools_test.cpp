@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::uint32_t kOwn = 500;
 
-PeerIdentity process(std::uint32_t uid, std::int64_t pid) { return {true, uid, uid, pid, false}; }
+PeerIdentity process(std::uint32_t uid, std::int64_t pid) { return {true, uid, uid, pid}; }
 
 class Places : public testing::Test {
  protected:

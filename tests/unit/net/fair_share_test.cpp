@@ -8,9 +8,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-PeerIdentity process_of(std::int64_t pid) {
-  return {.local = true, .uid = 1000, .gid = 1000, .pid = pid, .token = false};
-}
+PeerIdentity process_of(std::int64_t pid) { return {.local = true, .uid = 1000, .gid = 1000, .pid = pid}; }
 
 constexpr auto kUnderstood = FairShare::Worth::Understood;
 constexpr auto kRefused = FairShare::Worth::Refused;

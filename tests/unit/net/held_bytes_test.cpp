@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::uint32_t kDaemonUid = 500;
 
-PeerIdentity holder_process(std::uint32_t uid, std::int64_t pid) { return {true, uid, uid, pid, false}; }
+PeerIdentity holder_process(std::uint32_t uid, std::int64_t pid) { return {true, uid, uid, pid}; }
 
 void expect_excess(
     const std::optional<HeldBytes::Excess>& excess,

@@ -1,14 +1,11 @@
 #include "unit/net/server_fixture.hpp"
 
-#include <fstream>
-
 namespace gradsync::net {
 namespace {
 
 using Http = ServerTest;
 
 constexpr const char* kJson = "Content-Type: application/json\r\n";
-constexpr const char* kToken = "0123456789abcdef0123456789abcdef";
 
 TEST_F(Http, posts_bodies_and_keeps_the_connection) {
   const RunningServer running{options()};
@@ -17,7 +14,7 @@ TEST_F(Http, posts_bodies_and_keeps_the_connection) {
     const HttpAnswer answer = client.request("POST", "/rpc", kJson, "body");
     EXPECT_EQ(answer.status, 200);
     EXPECT_EQ(answer.headers.at("content-type"), "application/json");
-    EXPECT_EQ(answer.body, "true false body");
+    EXPECT_EQ(answer.body, "true none body");
   }
 }
 
@@ -30,7 +27,7 @@ TEST_F(Http, others_have_a_turn_between_the_items_of_a_posted_batch) {
     one.send("POST /rpc HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 5\r\n\r\nbatch");
     other.send_frame(1, "costly");
   });
-  EXPECT_EQ(one.read_answer().body, "false false the rest");
+  EXPECT_EQ(one.read_answer().body, "false none the rest");
   EXPECT_TRUE(running.handlers.saw("costly 2"));
   const std::vector<std::string> notes = running.handlers.all();
   const auto its_text = std::find(notes.begin(), notes.end(), "costly 2");
@@ -53,7 +50,7 @@ TEST_F(Http, a_chunked_body_is_joined) {
       "POST /rpc HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
       "3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
   );
-  EXPECT_EQ(client.read_answer().body, "true false abcdefg");
+  EXPECT_EQ(client.read_answer().body, "true none abcdefg");
 }
 
 TEST_F(Http, a_chunked_body_may_come_in_any_pieces) {
@@ -64,7 +61,7 @@ TEST_F(Http, a_chunked_body_may_come_in_any_pieces) {
     client.send({&byte, 1});
     running.on_io([] {});
   }
-  EXPECT_EQ(client.read_answer().body, "true false abc");
+  EXPECT_EQ(client.read_answer().body, "true none abc");
 }
 
 TEST_F(Http, a_client_that_asks_first_is_told_to_continue) {
@@ -76,7 +73,7 @@ TEST_F(Http, a_client_that_asks_first_is_told_to_continue) {
   );
   EXPECT_EQ(client.read_answer().status, 100);
   client.send("late");
-  EXPECT_EQ(client.read_answer().body, "true false late");
+  EXPECT_EQ(client.read_answer().body, "true none late");
 }
 
 TEST_F(Http, a_body_over_the_limit_is_refused_before_it_is_read) {
@@ -195,94 +192,13 @@ TEST_F(Http, a_browser_behind_a_forwarded_port_names_this_machine) {
   EXPECT_EQ(client.read_answer().status, 421);
 }
 
-class TcpRpc : public ServerTest {
- protected:
-  [[nodiscard]] ServerOptions tcp_options() const {
-    std::ofstream{folder / "token"} << kToken << "\n";
-    ::chmod((folder / "token").c_str(), 0640);
-    ServerOptions tcp = options();
-    tcp.tcp_address = "127.0.0.1:0";
-    tcp.tcp_token_file = folder / "token";
-    return tcp;
-  }
-
-  std::string bearer = std::string("Authorization: Bearer ") + kToken + "\r\n";
-};
-
-TEST_F(TcpRpc, asks_for_the_token_before_anything_else) {
-  RunningServer running{tcp_options()};
-  RawClient client = RawClient::tcp(running.server.tcp_endpoint());
-  for (const char* headers : {"", "Authorization: Bearer 0123456789abcdef0123456789abcdeX\r\n"}) {
-    const HttpAnswer answer = client.request("POST", "/rpc", std::string(kJson) + headers, "body");
-    EXPECT_EQ(answer.status, 401);
-    EXPECT_EQ(answer.headers.at("www-authenticate"), "Bearer");
-  }
-  EXPECT_EQ(client.request("GET", "/page").status, 401);
-  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc").status, 401);
-  EXPECT_EQ(running.metrics.refused_token.Value(), 4);
-}
-
-TEST_F(TcpRpc, serves_who_has_the_token) {
-  RunningServer running{tcp_options()};
-  RawClient client = RawClient::tcp(running.server.tcp_endpoint());
-  EXPECT_EQ(client.request("POST", "/rpc", kJson + bearer, "body").body, "false true body");
-  EXPECT_EQ(client.request("GET", "/page", bearer).body, "query= trusted=true");
-  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/rpc", bearer).status, 101);
-  client.send_frame(1, "over tcp");
-  EXPECT_EQ(client.read_frame().payload, "over tcp");
-  EXPECT_TRUE(running.handlers.saw("open 1 local=false uid=0 token=true"));
-}
-
-TEST_F(TcpRpc, shows_who_has_no_token_the_page_that_asks_for_one_and_nothing_else) {
-  const RunningServer running{tcp_options()};
-  RawClient client = RawClient::tcp(running.server.tcp_endpoint());
-  const HttpAnswer file = client.request("GET", "/file", "Accept: text/css\r\n");
-  EXPECT_EQ(file.body, "accept=text/css trusted=false");
-  EXPECT_EQ(file.headers.at("content-security-policy"), "default-src 'none'");
-  EXPECT_EQ(file.headers.at("x-content-type-options"), "nosniff");
-  EXPECT_EQ(client.request("GET", "/page", bearer).body, "query= trusted=true");
-  EXPECT_EQ(client.request("GET", "/file").body, "accept= trusted=false") << "the token was that of another request";
-  EXPECT_EQ(client.request("POST", "/file").status, 401);
-  EXPECT_EQ(client.request("GET", "/", "Accept: text/plain\r\n").status, 401);
-  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/", "Accept: text/html\r\n").status, 401);
-}
-
-TEST_F(TcpRpc, refuses_pages_of_other_origins_even_with_the_token) {
-  const RunningServer running{tcp_options()};
-  RawClient client = RawClient::tcp(running.server.tcp_endpoint());
-  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/rpc", bearer + "Origin: http://evil.example\r\n").status, 403);
-  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/rpc", bearer + "Origin: http://localhost\r\n").status, 101);
-}
-
-TEST_F(TcpRpc, does_not_start_with_a_token_that_others_may_use) {
-  const ServerOptions shared = tcp_options();
-  ASSERT_EQ(::chmod(shared.tcp_token_file.c_str(), 0644), 0);
-  const RunningServer running{shared, false};
-  ASSERT_TRUE(running.failure.has_value());
-  EXPECT_EQ(running.failure->kind, StartFailure::Kind::Configuration);
-  EXPECT_NE(running.failure->message.find("has mode 0644: others may use it"), std::string::npos);
-}
-
-TEST_F(TcpRpc, does_not_start_with_a_token_of_another_user) {
-  if (::geteuid() != 0) {
-    GTEST_SKIP() << "giving a file away needs root";
-  }
-  const ServerOptions strange = tcp_options();
-  ASSERT_EQ(::chown(strange.tcp_token_file.c_str(), 4711, 4711), 0);
-  const RunningServer running{strange, false};
-  ASSERT_TRUE(running.failure.has_value());
-  EXPECT_EQ(running.failure->kind, StartFailure::Kind::Configuration);
-  EXPECT_NE(running.failure->message.find("belongs to uid 4711"), std::string::npos) << running.failure->message;
-}
-
-TEST_F(TcpRpc, does_not_start_without_a_usable_token) {
-  ServerOptions missing = tcp_options();
-  missing.tcp_token_file = folder / "nothing";
-  const RunningServer running{missing, false};
-  ASSERT_TRUE(running.failure.has_value());
-  EXPECT_EQ(running.failure->kind, StartFailure::Kind::Configuration);
-  EXPECT_NE(running.failure->message.find("nothing"), std::string::npos);
-  EXPECT_FALSE(std::filesystem::exists(missing.socket_path));
+TEST_F(Http, a_page_of_another_site_does_not_speak_for_the_user_of_a_forwarded_port) {
+  const RunningServer running{options()};
+  RawClient client = connect();
+  EXPECT_EQ(client.request("POST", "/rpc", std::string(kJson) + "Origin: http://evil.example\r\n", "body").status, 403);
+  EXPECT_EQ(client.request("GET", "/page", "Origin: null\r\n").status, 403);
+  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/rpc", "Origin: http://evil.example\r\n").status, 403);
+  EXPECT_EQ(client.upgrade("gradsync.v1.jsonrpc", "/rpc", "Origin: http://localhost\r\n").status, 101);
 }
 
 }  // namespace

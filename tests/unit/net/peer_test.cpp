@@ -261,7 +261,7 @@ TEST_F(PeerProcess, of_an_allowed_uid_is_known_by_it) {
   strict.allowed_uids = {65534};
   RunningServer running{strict};
   EXPECT_EQ(process->tell('u').substr(0, 3), "101");
-  EXPECT_TRUE(running.handlers.saw("open 1 local=true uid=65534 token=false"));
+  EXPECT_TRUE(running.handlers.saw("open 1 local=true uid=65534 token=none"));
 }
 
 }  // namespace

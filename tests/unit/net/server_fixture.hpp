@@ -64,7 +64,7 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
   int post_items_left = kItems;
 
   void on_open(ConnectionId connection, const PeerIdentity& peer) override {
-    note(fmt::format("open {} local={} uid={} token={}", connection, peer.local, peer.uid, peer.token));
+    note(fmt::format("open {} local={} uid={} token={}", connection, peer.local, peer.uid, name_of(peer.token)));
   }
 
   bool on_text(ConnectionId connection, std::string_view text) override {
@@ -125,7 +125,7 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
     if (body == "quiet") {
       return {204, ""};
     }
-    return {200, fmt::format("{} {} {}", peer.local, peer.token, body)};
+    return {200, fmt::format("{} {} {}", peer.local, name_of(peer.token), body)};
   }
 
   std::optional<HttpReply> on_get(const PageRequest& request) override {
@@ -135,15 +135,18 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
       file.content_policy = "default-src 'none'";
       return file;
     }
-    if (path != "/page") {
+    if (path != "/page" && path != "/shell" && path != "/metrics") {
       return std::nullopt;
     }
     return HttpReply{query == "bad" ? 503 : 200, "text/plain", fmt::format("query={} trusted={}", query, trusted)};
   }
 
   [[nodiscard]] PageAccess access(const PageRequest& request) const override {
-    const bool shell = request.path == "/file" || (request.path == "/" && request.accept == "text/html");
-    return shell ? PageAccess::Shell : PageAccess::Jobs;
+    const std::string_view path = request.path;
+    if (path == "/shell" || path == "/file" || (path == "/" && request.accept == "text/html")) {
+      return PageAccess::Shell;
+    }
+    return path == "/metrics" ? PageAccess::Daemon : PageAccess::Jobs;
   }
 
   bool takes_descriptor(const std::string& token, const PeerIdentity& /*peer*/) override { return token == "mine"; }
@@ -191,6 +194,10 @@ class EchoHandlers : public MessageHandler, public PageHandler, public FdHandler
   }
 
  private:
+  static const char* name_of(TokenRole role) {
+    return role == TokenRole::Operator ? "operator" : role == TokenRole::Reader ? "reader" : "none";
+  }
+
   void note(std::string text) {
     const std::scoped_lock lock{mutex_};
     notes_.push_back(std::move(text));

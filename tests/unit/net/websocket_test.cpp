@@ -176,7 +176,7 @@ TEST_F(WebSocket, a_connection_that_vanishes_is_reported_once) {
   RunningServer running{options()};
   {
     const RawClient client = websocket();
-    EXPECT_TRUE(running.handlers.saw(fmt::format("open 1 local=true uid={} token=false", ::geteuid())));
+    EXPECT_TRUE(running.handlers.saw(fmt::format("open 1 local=true uid={} token=none", ::geteuid())));
   }
   EXPECT_TRUE(running.handlers.saw("close 1"));
   running.on_io([] {});

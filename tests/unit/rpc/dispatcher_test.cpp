@@ -3,6 +3,7 @@
 #include "base/text.hpp"
 #include "fakes/recording_lane.hpp"
 #include "plan/check/words.hpp"
+#include "rpc/handlers/method.hpp"
 #include "rpc_harness.hpp"
 
 #include <fmt/format.h>
@@ -421,6 +422,28 @@ TEST(Dispatcher, hides_jobs_of_other_uids) {
   EXPECT_EQ(jobs({true, true, 0, 1}), 1U);
   EXPECT_EQ(jobs({false, true, 0, 0}), 1U);
   EXPECT_EQ(jobs({false, false, 1000, 0}), 1U);
+}
+
+TEST(Dispatcher, shows_readers_all_jobs_and_lets_them_change_nothing) {
+  Pair rpc;
+  Peer reader;
+  reader.reads_only = true;
+  const auto post = [&](const char* method) {
+    const Json call{{"jsonrpc", "2.0"}, {"id", 1}, {"method", method}, {"params", Json::object()}};
+    return Json::parse(rpc.dispatcher->on_post(reader, call.dump()).body);
+  };
+  EXPECT_EQ(post("status.get")["result"]["jobs"].size(), 1U);
+  for (const Method& method : methods()) {
+    const Json reply = post(method.name);
+    if (method.needs != Needs::Nothing) {
+      EXPECT_EQ(kind_of_reply(reply), "local_only") << method.name;
+    } else if (method.form != Form::Read) {
+      EXPECT_EQ(kind_of_reply(reply), "unauthorized") << method.name;
+    } else if (reply.contains("error")) {
+      EXPECT_EQ(kind_of_reply(reply), "invalid_params") << method.name << " needs some";
+    }
+  }
+  EXPECT_EQ(rpc.log_level, "info");
 }
 
 TEST(Dispatcher, changes_the_log_level_for_the_privileged_only) {
