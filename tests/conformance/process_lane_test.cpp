@@ -141,12 +141,12 @@ TEST_F(ProcessLaneTest, a_worker_that_stands_still_is_killed_whatever_it_should_
   };
   for (const auto& [what, command] : cases) {
     ProcessLaneOptions options = worker_options();
-    options.other_deadline = Milliseconds(200);
+    options.other_deadline = Milliseconds(500);
     start(options);
     run_.ask(UnloadPlan{7});
     freeze();
     run_.lane().submit(command());
-    expect_lost("did not answer " + std::string(what) + " within 200 ms");
+    expect_lost("did not answer " + std::string(what) + " within 500 ms");
   }
 }
 
