@@ -38,11 +38,17 @@ class Turns:
             self._changed.notify_all()
 
     def take(self) -> bool:
-        """Gives the turn to the calling thread, unless another thread has it; whether it did."""
+        """Gives the turn to the calling thread, unless another thread has it; whether it did.
+
+        Where it did not, the caller counts on others to read: what was lent to it goes back to the reader thread.
+        """
         with self._lock:
             if self._holder is None:
                 self._holder = threading.get_ident()
-            return self._holder == threading.get_ident()
+            taken = self._holder == threading.get_ident()
+            if not taken:
+                self._lent_until = 0.0
+            return taken
 
     def give_back(self, may_lend: Callable[[], bool]) -> None:
         """Ends the turn of the calling thread, if it has it: the turn is lent to the next call or goes to the reader.
