@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gradsync
 from gradients import MAX_NORM, dtype_of, fill, pattern, result, squares, tensor_shapes
@@ -19,6 +19,7 @@ class Contender:
         scattered: str | None = None,
         max_norm: float | None = MAX_NORM,
         ready: str = "each",
+        partial_sums: Literal["exact", "bfloat16"] = "exact",
     ) -> None:
         """The mean over all `axes`, of which `scattered` leaves each rank its part along dim 0.
 
@@ -29,7 +30,7 @@ class Contender:
         self._ready = ready
         self._norm = 0.0
         self._client = gradsync.connect()
-        self._job = self._client.attach(job=f"bench_{ready}", rank=rank, world_size=world_size, meshes={"ranks": axes})
+        self._job = self._client.attach(job=f"bench_{ready}_{partial_sums}", rank=rank, world_size=world_size, meshes={"ranks": axes})
         self._names = [f"tensor_{index}" for index in range(len(shapes))]
         placements = {
             axis: gradsync.Partial("mean") >> (gradsync.Shard(0) if axis == scattered else gradsync.Replicate())
@@ -41,6 +42,7 @@ class Contender:
                 for name, shape in zip(self._names, shapes, strict=True)
             ],
             clip=gradsync.Clip(max_norm=max_norm),
+            partial_sums=partial_sums,
         )
         self.inputs = [self._grads.input(name).torch().view(-1) for name in self._names]
         self.outputs = [self._grads.output(name).torch().view(-1) for name in self._names]

@@ -1,11 +1,13 @@
 #pragma once
-// An all-reduce of Gloo between two processes over TCP, by its ring.
+// What Gloo does between two processes over TCP: an all-reduce by its ring, and bytes that go both ways.
 
 #include <cstddef>
+#include <cstdint>
 #include <gloo/allreduce.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,7 +38,21 @@ class GlooRing {
     gloo::allreduce(options);
   }
 
+  /// Sends one while it receives the other; the peer's spans have the same sizes, crosswise.
+  template <typename T>
+  void swap(std::span<T> sent, std::span<T> received) {
+    const int peer = 1 - context_->rank;
+    auto out = context_->createUnboundBuffer(sent.data(), sent.size_bytes());
+    auto in = context_->createUnboundBuffer(received.data(), received.size_bytes());
+    out->send(peer, kSlot);
+    in->recv(peer, kSlot);
+    out->waitSend();
+    in->waitRecv();
+  }
+
  private:
+  static constexpr std::uint64_t kSlot = 1;
+
   std::shared_ptr<gloo::rendezvous::Context> context_;
 };
 

@@ -1,6 +1,8 @@
 """A step of two daemons with two ranks each, clip active, beside a bare floor and torch's all-reduce over four ranks.
 
-The floor sums the ranks of a node, runs a bare ring of Gloo between the nodes, and writes out, bucket by bucket.
+The floor sums the ranks of a node, runs a bare ring of Gloo between the nodes, and writes out, bucket by bucket. In
+bfloat16 that rounds at every hop, which is what `partial_sums="bfloat16"` asks for (`ours_every_hop`). A second floor,
+`floor_once`, sends sums as float32 and rounds each once, as gradsync does without that option.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ WORLD_SIZE = NODES * PER_NODE
 BUCKET_BYTES = 25 << 20
 WARM_UP_ROUNDS = 2
 BFLOAT16_ULP = 2**-8  # of a summand near 1
+EVERY_HOP = "ours_every_hop"
 WANTED_FLOOR_RATIO = 1.2
 WANTED_RATIO = 1.5
 WANTED_CPU_RATIO = 0.7
@@ -56,8 +59,9 @@ def started_floor(
     binary = binaries / "bench_gloo_step"
     if not binary.exists():
         raise results.Skipped("Gloo was not there when the benchmarks were built (`make setup` installs it)")
-    (folder / "store").mkdir()
-    floor = Pair(binary, folder / "store", [dtype, elements, BUCKET_BYTES, threads])
+    store = folder / f"store-{dtype}"
+    store.mkdir()
+    floor = Pair(binary, store, [dtype, elements, BUCKET_BYTES, threads])
     floor.start(stack)
     return floor
 
@@ -68,10 +72,13 @@ def started_sides(
     nodes = stack.enter_context(Nodes(binaries / "gradsyncd", folder, NODES))
     threads = str(max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE))
     environment = {"BENCH_FOLDER": str(folder), "OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo"}
+    ours: list[tuple[str, str, Sequence[int], dict[str, str]]] = [("ours", "gradsync_raw", nodes.pids, {})]
+    if dtype == "bfloat16":
+        ours.append((EVERY_HOP, "gradsync_raw", nodes.pids, {"partial_sums": "bfloat16"}))
     sides = {}
-    for contender, module, daemons in (("ours", "gradsync_raw", nodes.pids), ("torch_gloo", "torch_gloo", [])):
+    for contender, module, daemons, options in (*ours, ("torch_gloo", "torch_gloo", [], {})):
         print(f"{name}: starting {contender}", flush=True)
-        arguments = {"elements": elements, "dtype_name": dtype}
+        arguments = {"elements": elements, "dtype_name": dtype, **options}
         ranks = Ranks(module, WORLD_SIZE, arguments, environment, nodes.environments(PER_NODE))
         stack.callback(ranks.close)
         sides[contender] = Side(ranks, daemons)
@@ -83,22 +90,25 @@ def run(name: str, dtype: str, rounds: int, binaries: Path, elements: int = 100_
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-bench-")))
         threads = max(1, len(os.sched_getaffinity(0)) // NODES)
-        floor = started_floor(binaries, folder, dtype, elements, threads, stack)
+        floors = {"floor": started_floor(binaries, folder, dtype, elements, threads, stack)}
+        if dtype == "bfloat16":
+            floors["floor_once"] = started_floor(binaries, folder, "bfloat16_once", elements, threads, stack)
         sides = started_sides(name, binaries, folder, dtype, elements, stack)
 
-        # torch rounds at every hop, so that elements are off by their summands' last bit, also where these cancel out.
-        hops = {"torch_gloo": BFLOAT16_ULP * MAX_NORM / right["norm"]} if dtype == "bfloat16" else {}
+        # What rounds at every hop is off by the summands' last bit in some elements, also where these cancel out.
+        hop = BFLOAT16_ULP * MAX_NORM / right["norm"]
+        hops = {"torch_gloo": hop, EVERY_HOP: hop} if dtype == "bfloat16" else {}
 
         def look(_: int) -> None:
             for contender, side in sides.items():
                 for rank, found in enumerate(side.ranks.results):
                     compare(f"{contender} rank {rank}", found, right, TOLERANCE[dtype], hops.get(contender, 1e-12))
 
-        contenders: dict[str, Stepping] = {**sides, "floor": floor}
+        contenders: dict[str, Stepping] = {**sides, **floors}
         samples = alternate(name, contenders, rounds, WARM_UP_ROUNDS, look)
     cpu = {
         contender: round(statistics.median(each.cpu_seconds[WARM_UP_ROUNDS:]) * 1e3, 1)
-        for contender, each in {**sides, "floor": floor}.items()
+        for contender, each in {**sides, **floors}.items()
     }
     return write(name, dtype, elements, rounds, samples, cpu)
 
@@ -127,6 +137,11 @@ def write(
         results.Bar("torch_gloo / ours", round(middle["torch_gloo"] / middle["ours"], 3), WANTED_RATIO, at_least=True),
         results.Bar("CPU of all processes: ours / torch_gloo", cpu_ratio, WANTED_CPU_RATIO),
     ]
-    return results.write(
-        name, "ms", samples["ours"], {"torch_gloo": samples["torch_gloo"]}, samples["floor"], config, bars
-    )
+    if dtype == "bfloat16":
+        ratios = {"ours / floor_once": ("ours", "floor_once"), "ours_every_hop / floor": (EVERY_HOP, "floor")}
+        bars += [
+            results.Bar(what, round(middle[one] / middle[other], 3), WANTED_FLOOR_RATIO)
+            for what, (one, other) in ratios.items()
+        ]
+    peers = {peer: samples[peer] for peer in ("torch_gloo", EVERY_HOP, "floor_once") if peer in samples}
+    return results.write(name, "ms", samples["ours"], peers, samples["floor"], config, bars)
