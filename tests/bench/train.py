@@ -51,10 +51,10 @@ def run(
 ) -> dict[str, Any]:
     """`backend` of clients/python/examples/train_char.py against its `ddp`, and the bound of whatever synchronises.
 
-    With `tensor_parallel` twice as many ranks train the model split over pairs of them, and there is no bound.
+    With `tensor_parallel` twice as many ranks train the model split over pairs of them.
     """
     backends = {backend: backend, "torch_ddp": "ddp"}
-    if backend == "gradsync" and not tensor_parallel:
+    if backend == "gradsync":
         backends["floor"] = "meeting"
     rounds *= ROUNDS_FACTOR
     block = max(1, MICRO_BATCHES_IN_A_BLOCK // accumulate)

@@ -1,5 +1,6 @@
 """Blocks of training steps of the demo's model with tensor parallelism in its feed-forward layers, over two data ranks
-and two tp ranks: `gradsync`, or `ddp`, which is torch's own way to put data parallelism around tensor parallelism."""
+and two tp ranks: `gradsync`; `ddp`, which is torch's own way to put data parallelism around tensor parallelism; or
+`meeting`, the bound of all that synchronise and leave the parameters as tensor parallelism made them."""
 
 from __future__ import annotations
 
@@ -66,8 +67,34 @@ class Ddp(train_char.Ddp):
         return float(norm)
 
 
+class Meeting(train_char.Ddp):
+    """Ranks that wait for each other once in a step; the parameters stay the DTensors that tp made, as with ours."""
+
+    early = 0
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, options: Any) -> None:
+        self.module = model
+        self._optimizer = optim.AdamW(model.parameters(), lr=options.lr)
+        self._max_norm = options.max_norm
+
+    def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def reduce_and_clip(self) -> float:
+        distributed.barrier()
+        parameters = list(self.module.parameters())
+        gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
+        norm = torch.stack(torch._foreach_norm(gradients)).square().sum().sqrt()
+        torch._foreach_mul_(gradients, torch.clamp(self._max_norm / (norm + 1e-6), max=1.0))
+        return float(norm)
+
+
 def _is_split(parameter: nn.Parameter) -> bool:
     return isinstance(parameter, DTensor) and any(placement.is_shard() for placement in parameter.placements)
+
+
+BACKENDS = {"gradsync": Sidecar, "ddp": Ddp, "meeting": Meeting}
+train_char.BACKENDS |= {"meeting": Meeting}  # the options know it
 
 
 class Run(train_char.Run):
@@ -81,7 +108,7 @@ class Run(train_char.Run):
         self.model = CharModel(options.context, options.width, options.layers, options.heads)
         for block in self.model.blocks:
             parallelize_module(block, mesh["tp"], {"feed.0": ColwiseParallel(), "feed.2": RowwiseParallel()})
-        self.backend = {"gradsync": Sidecar, "ddp": Ddp}[options.backend](self.model, mesh, options)
+        self.backend = BACKENDS[options.backend](self.model, mesh, options)
 
 
 class Contender:

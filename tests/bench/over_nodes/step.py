@@ -2,7 +2,8 @@
 
 The floor sums the ranks of a node, runs a bare ring of Gloo between the nodes, and writes out, bucket by bucket. In
 bfloat16 that rounds at every hop, which is what `partial_sums="bfloat16"` asks for (`ours_every_hop`). A second floor,
-`floor_once`, sends sums as float32 and rounds each once, as gradsync does without that option.
+`floor_once`, sends sums as float32 and rounds each once, as gradsync does without that option. Each has the floor that
+rounds as often as it does.
 """
 
 from __future__ import annotations
@@ -132,16 +133,14 @@ def write(
         "cpu_ms_of_all_processes": cpu,
         "shown": {f"CPU of all processes, {contender}": f"{ms:.4g} ms" for contender, ms in cpu.items()},
     }
+    pairs = [("ours", "floor")] if dtype == "float32" else [("ours", "floor_once"), (EVERY_HOP, "floor")]
     bars = [
-        results.Bar("ours / floor", round(middle["ours"] / middle["floor"], 3), WANTED_FLOOR_RATIO),
+        *(
+            results.Bar(f"{one} / {other}", round(middle[one] / middle[other], 3), WANTED_FLOOR_RATIO)
+            for one, other in pairs
+        ),
         results.Bar("torch_gloo / ours", round(middle["torch_gloo"] / middle["ours"], 3), WANTED_RATIO, at_least=True),
         results.Bar("CPU of all processes: ours / torch_gloo", cpu_ratio, WANTED_CPU_RATIO),
     ]
-    if dtype == "bfloat16":
-        ratios = {"ours / floor_once": ("ours", "floor_once"), "ours_every_hop / floor": (EVERY_HOP, "floor")}
-        bars += [
-            results.Bar(what, round(middle[one] / middle[other], 3), WANTED_FLOOR_RATIO)
-            for what, (one, other) in ratios.items()
-        ]
     peers = {peer: samples[peer] for peer in ("torch_gloo", EVERY_HOP, "floor_once") if peer in samples}
     return results.write(name, "ms", samples["ours"], peers, samples["floor"], config, bars)
