@@ -12,7 +12,7 @@ from typing import Any
 
 from daemon import DEADLINE_S, Daemon
 from raw import RawRank, connected
-from test_floods import undisturbed
+from walkers import undisturbed
 
 BYTES = 4096
 SEAL, SHRINK, GROW = 1, 2, 4  # F_SEAL_*, which Python 3.10 does not name

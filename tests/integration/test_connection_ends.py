@@ -6,9 +6,9 @@ import socket
 
 import pytest
 from daemon import Daemon
+from floods import MIB
+from holdings import becomes, metric
 from raw import BINARY_FRAME, UPGRADE, RawClient, connected, frame
-from test_daemon_faults import becomes
-from test_floods import MIB, metric
 
 
 def connections_open(daemon: Daemon) -> int:

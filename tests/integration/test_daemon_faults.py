@@ -3,44 +3,22 @@ Afterwards it serves, and descriptors, threads and memory are where they were.""
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from daemon import BINARY, DEADLINE_S, TIMES, Daemon, clean_environment, run_command
+from holdings import becomes, descriptors, resident_kb, threads
 from raw import connected
 
 import gradsync
 from gradsync.errors import InsufficientMemory
 
 SUM = {"dp": gradsync.Partial("sum") >> gradsync.Replicate()}
-
-
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
-def resident_kb(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-
-
-def becomes(value: Callable[[], int], wanted: int) -> None:
-    """Waits until the daemon has noticed what the test did."""
-    end = time.monotonic() + DEADLINE_S
-    while value() != wanted:
-        assert time.monotonic() < end, f"{value()} is not {wanted}"
-        time.sleep(0.01)
 
 
 def one_step(address: str, job: str) -> float:

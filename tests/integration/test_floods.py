@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import re
 import secrets
 import socket
 import time
@@ -16,37 +15,12 @@ from typing import Any
 import floods
 import pytest
 from daemon import DEADLINE_S, Daemon, get
+from floods import MIB
+from holdings import becomes, metric
 from raw import REPLICATED, UPGRADE, RawClient, RawRank, declare_all, fetch, frame, header, request
-from test_daemon_faults import becomes, descriptors, resident_kb, threads
-from walkers import Walkers
+from walkers import undisturbed
 
-MIB = 1024 * 1024
 FRAMES = 1_000_000
-
-
-@contextlib.contextmanager
-def undisturbed(daemon: Daemon, *, memory_kb: int = 16 * 1024) -> Iterator[None]:
-    """Two ranks step meanwhile, all right; descriptors and threads are afterwards as before, and memory nearly."""
-    pid = daemon.process.pid
-    fds = descriptors(pid)
-    with Walkers(daemon.socket, "before") as walkers:
-        assert walkers.stop()[1] == 0
-    becomes(lambda: descriptors(pid), fds)
-    count, memory = threads(pid), resident_kb(pid)
-    with Walkers(daemon.socket) as walkers:
-        yield
-        took, wrong = walkers.stop()
-    assert took
-    assert wrong == 0
-    becomes(lambda: descriptors(pid), fds)
-    becomes(lambda: threads(pid), count)
-    assert resident_kb(pid) - memory < memory_kb
-
-
-def metric(daemon: Daemon, name: str) -> float:
-    found = re.search(rf"^{re.escape(name)} (\S+)$", get(daemon.unix(), "/metrics")[1], re.MULTILINE)
-    assert found, name
-    return float(found[1])
 
 
 @pytest.mark.long

@@ -11,9 +11,8 @@ from typing import Any
 import floods
 import pytest
 from daemon import DEADLINE_S, Daemon
+from holdings import becomes, metric, resident_kb
 from raw import RawRank, declare_all, frame
-from test_daemon_faults import becomes, resident_kb
-from test_floods import metric
 
 MIB_KB = 1024
 PAGES = 26  # of 7,500 tensors: nearly as many as one declaration may have

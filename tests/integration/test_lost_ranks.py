@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from daemon import DEADLINE_S, TIMES, Daemon, get
-from test_daemon_faults import becomes
+from holdings import becomes
 
 import gradsync
 from gradsync.errors import RankLost, StepTimeout

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_policy_replay import number, record, replay
+from traces import number, record, replay
 
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Few values, so that norms are often equal; a wide range, so that some are far from the others.

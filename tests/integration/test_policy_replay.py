@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import sys
@@ -11,8 +10,7 @@ from typing import Any
 
 import pytest
 from daemon import run_command
-
-import gradsync.trackers
+from traces import number, record, replay
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -42,25 +40,6 @@ def few_values(draw: random.Random, step: int) -> float:
 
 
 SHAPES = [stationary, drifting, spiky, with_nan, few_values]
-
-
-def record(path: Path, norms: list[float]) -> Path:
-    """As the tracker of a run writes it."""
-    with gradsync.trackers.JsonlTracker(path, every=1, batch=500) as tracker:
-        for step, norm in enumerate(norms):
-            tracker.log(step, {"grad_norm": norm})
-    return path
-
-
-def replay(path: Path, *policies: str) -> list[dict[str, Any]]:
-    arguments = [argument for policy in policies for argument in ("--policy", policy)]
-    result = run_command("policy", "replay", str(path), *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
-
-
-def number(value: float | str) -> float:
-    return float(value) if isinstance(value, (int, float)) else float(value.replace("Infinity", "inf"))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)

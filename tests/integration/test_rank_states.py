@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from daemon import TIMES, Daemon
+from holdings import becomes, descriptors, metric, threads
 from rank_states import BEFORE_DECLARED, NAMES, NUMEL, OPTIONS, STATES, WAITS_IN, Other, brought, reduced
 from raw import REPLICATED, RawRank, declare_all
-from test_daemon_faults import becomes, descriptors, threads
-from test_floods import metric
 
 SOON_MS = 40  # a deadline that is meant to run out
 

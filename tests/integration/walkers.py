@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import multiprocessing
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from daemon import DEADLINE_S
+from daemon import DEADLINE_S, Daemon
+from holdings import becomes, descriptors, resident_kb, threads
 from raw import RawRank
 
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -84,3 +87,22 @@ class Walkers:
             if kind is not None:
                 rank.kill()
             rank.join(DEADLINE_S)
+
+
+@contextlib.contextmanager
+def undisturbed(daemon: Daemon, *, memory_kb: int = 16 * 1024) -> Iterator[None]:
+    """Two ranks step meanwhile, all right; descriptors and threads are afterwards as before, and memory nearly."""
+    pid = daemon.process.pid
+    fds = descriptors(pid)
+    with Walkers(daemon.socket, "before") as walkers:
+        assert walkers.stop()[1] == 0
+    becomes(lambda: descriptors(pid), fds)
+    count, memory = threads(pid), resident_kb(pid)
+    with Walkers(daemon.socket) as walkers:
+        yield
+        took, wrong = walkers.stop()
+    assert took
+    assert wrong == 0
+    becomes(lambda: descriptors(pid), fds)
+    becomes(lambda: threads(pid), count)
+    assert resident_kb(pid) - memory < memory_kb

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy
 import pytest
+from clip_paths import SIZE, Arena, Stats, plain, spoiled
 from real_daemon import Ranks
 
 import gradsync
-from gradsync import Clip, Observe, Partial, Percentile, Replicate, Shard, StepReport, Tensor, ZScore
+from gradsync import Clip, Observe, Percentile, StepReport, ZScore
 from gradsync.errors import ClipRaised, InvalidDeclaration, PlanMismatch
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -21,49 +22,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from reference.auto_clip import AutoClip, ZClip, thresholds
 
 STEPS = 400
-SIZE = 6
-HERE = SIZE // 2  # of what each of two ranks holds on data path stats
 DTYPES = {"float32": numpy.float32, "float64": numpy.float64}
-
-
-class Arena:
-    """Two tensors that the sidecar reduces; the first alone is not finite where a test wants that."""
-
-    def __init__(self, job: gradsync.Job, clip: Any, dtype: str = "float32") -> None:
-        mean = {"dp": Partial("mean") >> Replicate()}
-        tensors = [Tensor(name, (SIZE,), dtype=dtype, placements=mean, clip_group=name) for name in _groups(clip)]
-        self.grads = job.declare(tensors, clip=clip)
-
-    def step(self, *gradients: numpy.ndarray) -> StepReport:
-        for tensor, gradient in zip(self.grads.tensors, gradients, strict=True):
-            self.grads.input(tensor.name).numpy()[:] = gradient
-            self.grads.ready(tensor.name)
-        return self.grads.finish()
-
-    def results(self) -> list[numpy.ndarray]:
-        return [self.grads.output(tensor.name).numpy().copy() for tensor in self.grads.tensors]
-
-
-class Stats:
-    """The same, reduced already and cut in halves: the caller obeys the report."""
-
-    def __init__(self, job: gradsync.Job, clip: Any, dtype: str = "float32") -> None:
-        cut = {"dp": Shard(0)}
-        self.part = slice(job.rank * HERE, (job.rank + 1) * HERE)
-        tensors = [
-            Tensor(name, (SIZE,), local_shape=(HERE,), dtype=dtype, placements=cut, clip_group=name)
-            for name in _groups(clip)
-        ]
-        self.grads = job.declare(tensors, data_path="stats", clip=clip)
-
-    def step(self, *gradients: numpy.ndarray) -> StepReport:
-        for tensor, gradient in zip(self.grads.tensors, gradients, strict=True):
-            self.grads.write(tensor.name, gradient[self.part].tolist())
-        return self.grads.finish()
-
-
-def _groups(clip: Any) -> list[str]:
-    return ["all"] if isinstance(clip, Clip) else list(clip)
 
 
 def done(run: Arena | Stats, *gradients: numpy.ndarray) -> tuple[StepReport, str | None]:
@@ -123,16 +82,6 @@ def test_the_max_norm_of_a_step_is_its_ceiling(ranks: Ranks) -> None:
         return found
 
     assert ranks(2, body) == [[math.inf, math.inf, 2.0, 1.5, 4.0]] * 2
-
-
-def plain(value: float) -> numpy.ndarray:
-    return numpy.full(SIZE, value, dtype=numpy.float32)
-
-
-def spoiled(rank: int) -> numpy.ndarray:
-    gradient = plain(2.0)
-    gradient[-1] = math.nan if rank == 1 else 2.0
-    return gradient
 
 
 @pytest.mark.parametrize("path", [Arena, Stats])

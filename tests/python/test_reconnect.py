@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from background import in_thread
 from fake_daemon import NO_REPLY, FakeDaemon, Fault
 
 import gradsync
@@ -16,29 +17,6 @@ from gradsync import Tensor, _job
 from gradsync._session import _rank_session
 from gradsync._transport import _channel, _connection, _handshake
 from gradsync.errors import CallTimeout, ConnectionFailed, ConnectionLost, Superseded
-
-
-def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Starts the call; the returned function waits for its result or raises its error."""
-    outcome: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            outcome["result"] = call()
-        except Exception as error:
-            outcome["error"] = error
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def result() -> Any:
-        thread.join(50)
-        assert not thread.is_alive()
-        if "error" in outcome:
-            raise outcome["error"]
-        return outcome["result"]
-
-    return result
 
 
 @pytest.fixture

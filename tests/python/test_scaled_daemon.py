@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 import pytest
+from clip_paths import Arena, Stats, plain, spoiled
 from real_daemon import Ranks
-from test_clip_daemon import Arena, Stats, plain, spoiled
 
 import gradsync
 from gradsync import Clip, StepReport

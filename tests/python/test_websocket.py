@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from background import in_thread
 from fake_daemon import NO_REPLY, FakeDaemon
-from test_reconnect import in_thread
 from websockets.client import ClientProtocol
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
+from .cut import whole_elements
 from .expected import merged_order
-from .world import Logical, Rule, World, flat_size, only, replicate, rounded, shard
+from .world import Logical, Rule, World, flat_size, held, only, replicate, rounded, shard
 
 MAX_RANKS = 24
 DENSE = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -149,3 +151,15 @@ def tie(
     placed = draw(rules(found[first.mesh], len(first.shape)))
     copy = replace(first, name="head", rules=placed, split_order=None)
     return [*made[:-1], first, copy], [*data, data[-1]]
+
+
+def pick(draw: st.DrawFn, world: World) -> tuple[int, int]:
+    """A rank and one of its tensors, with a gradient and at least one element there."""
+    found = [
+        (rank, i)
+        for rank in range(world.world_size)
+        for i in held(world, rank)
+        if world.values[i] is not None and whole_elements(world, world.tensors[i], rank)
+    ]
+    assume(found)
+    return draw(st.sampled_from(found))

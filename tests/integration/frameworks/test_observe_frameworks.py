@@ -9,7 +9,7 @@ import deepspeed_scripts
 import megatron_scripts
 import pytest
 from forms import some_of
-from test_observe import PATIENT, Run, ranks
+from observed import PATIENT, Run, ranks
 
 STRICT = (*PATIENT, "--strict")
 

@@ -11,7 +11,7 @@ import pytest
 import trainer_scripts
 from audits import audit, whole
 from forms import some_of
-from test_observe import PATIENT, Run
+from observed import PATIENT, Run
 
 pytestmark = pytest.mark.long
 

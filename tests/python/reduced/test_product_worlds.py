@@ -10,23 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compared import check_coefficient, check_collectives, same, told_norms
 from hypothesis import given
 from hypothesis import strategies as st
 from product import Product, declare, fill, parts_of, plan_check, running, steps, told
 from real_daemon import binary
 from reference.cases import EVERY_AXIS, LAYER_NORM, PIPELINE_AND_EXPERTS, STAGES_BY_ONE_NAME
 from reference.declare import Declared, declarations, to_api
-from reference.expected import answer, coefficient, collectives, norm_set, partition, wide
+from reference.expected import answer, norm_set, wide
 from reference.faults import FAULTS, Fault
 from reference.findings import Findings, findings
-from reference.strategies import worlds
+from reference.strategies import pick, worlds
 from reference.world import World, holders
-from test_single_copies import pick
 
 import gradsync
 from gradsync.errors import DeclareTimeout, RpcError, UsageError
-
-NUMBERS_PER_CELL = 6  # of a scalar sum: a sum in two halves, its scale, maximum, counts of non-finite and NaN
 
 
 @pytest.fixture(scope="module")
@@ -120,47 +118,6 @@ def compare(world: World, report: gradsync.StepReport, wanted: Findings) -> None
     assert {f.tensor: {i.rank: i.count for i in f.inputs} for f in report.nonfinite} == wanted.inputs
     assert report.found_inf == bool(wanted.nonfinite)
     check_collectives(world, report)
-
-
-def check_coefficient(group: gradsync.GroupReport, most: float | None, mode: str, is_wide: bool) -> None:
-    wanted = coefficient(group.norm, most, mode, is_wide)
-    if most is None or mode == "torch" or not group.norm > most:
-        assert told_number(group.coefficient) == told_number(wanted)
-        return
-    assert group.clipped == math.isfinite(group.norm) or math.isinf(group.norm)
-    if math.isfinite(group.norm):
-        ulp = float(np.spacing(np.float64(wanted) if is_wide else np.float32(wanted)))
-        assert wanted - 4 * ulp <= group.coefficient <= wanted
-    else:
-        assert group.coefficient == 1
-
-
-def check_collectives(world: World, report: gradsync.StepReport) -> None:
-    """The same levels in order; inside a level any order will do, as long as it is that of all ranks."""
-    cells = len(world.groups) + len(world.layers)
-    wanted = collectives(world)
-    assert len(report.scalar_collectives) == len(wanted)
-    found = [(partition(world, c.mesh, c.axes), c.length) for c in report.scalar_collectives]
-    for level in range(3):
-        here = [(c.groups, c.sums * cells * NUMBERS_PER_CELL) for c in wanted if c.level == level]
-        assert sorted(found[: len(here)]) == sorted(here)
-        found = found[len(here) :]
-
-
-def same(got: float, wanted: float, *, double: bool) -> bool:
-    """To one unit in the last place of what the norm is rounded to."""
-    if math.isnan(wanted) or math.isinf(wanted):
-        return told_number(got) == told_number(wanted)
-    spacing = np.spacing(np.float64(wanted) if double or wanted > 3e38 else np.float32(wanted))
-    return abs(got - wanted) <= float(spacing)
-
-
-def told_number(value: float) -> str:
-    return repr(float(value))
-
-
-def told_norms(report: gradsync.StepReport) -> str:
-    return repr((report.norm, report.layers, [group.norm for group in report.groups], report.counted_elements))
 
 
 WORKED = {"pp-ep": PIPELINE_AND_EXPERTS, "tp": LAYER_NORM, "every-axis": EVERY_AXIS, "one-name": STAGES_BY_ONE_NAME}

@@ -6,29 +6,17 @@ import math
 from typing import Any
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from reference.cut import whole_elements
 from reference.declare import declarations
 from reference.expected import answer
 from reference.program import merge, run
-from reference.strategies import worlds
+from reference.strategies import pick, worlds
 from reference.tables import tables
-from reference.world import World, held, holders
+from reference.world import World, holders
 
 Array = np.ndarray[Any, Any]
-
-
-def pick(draw: st.DrawFn, world: World) -> tuple[int, int]:
-    """A rank and one of its tensors, with a gradient and at least one element there."""
-    found = [
-        (rank, i)
-        for rank in range(world.world_size)
-        for i in held(world, rank)
-        if world.values[i] is not None and whole_elements(world, world.tensors[i], rank)
-    ]
-    assume(found)
-    return draw(st.sampled_from(found))
 
 
 def others(world: World, rank: int, index: int) -> list[int]:

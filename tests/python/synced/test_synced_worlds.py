@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compared import check_coefficient, check_collectives, same
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from product import Product
@@ -22,7 +23,6 @@ from reference.sync_strategies import sync_worlds
 from reference.sync_world import SyncWorld, after_sync, divisor, inputs, stages, summand_count, tied_with, wide_axes
 from reference.world import Logical, Rule, World, flat_size, holders, partial, replicate, rounded, shard
 from sync_product import Rank, by_tensor, parts, steps
-from test_product_worlds import check_coefficient, check_collectives, same
 
 import gradsync
 

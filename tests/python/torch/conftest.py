@@ -1,4 +1,7 @@
-"""`ranks`: runs a function as N ranks, each a thread of this process, on the loopback fake and on a real daemon."""
+"""`ranks`: runs a function as N ranks, each a thread of this process, on the loopback fake and on a real daemon.
+
+`daemon` and `norms`: a fake daemon of one rank, which is left after the test, and its answers to rows.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,23 @@ import itertools
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from drop_ins import Norms
+from emulated import Stream
+from fake_daemon import FakeDaemon
 from loopback import LoopbackClient, World
 from real_daemon import RECONNECT, built_library
 
 import gradsync
+import gradsync.torch as gst
 from gradsync._launch._spawn import find_binary
 from gradsync.errors import ConnectionFailed
+from gradsync.torch._statistics import _measurer
+from gradsync.torch._statistics._kernels import KernelLibrary
 
 JOIN_S = 100.0
 _names = itertools.count()
@@ -39,12 +49,10 @@ class Ranks:
 
         def run(rank: int) -> None:
             def attach(model, **options):
-                import gradsync.torch
-
                 options = {"client": self.clients[rank], "job": job, "rank": rank, "world_size": count} | options
                 if self._address is None:
                     options = {"weights_every": 0} | options  # which a daemon does, in a job of its own
-                return gradsync.torch.attach(model, **options)
+                return gst.attach(model, **options)
 
             try:
                 results[rank] = body(rank, attach)
@@ -109,6 +117,19 @@ def real_ranks(real_daemon, monkeypatch):
     return Ranks(real_daemon)
 
 
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    fake = FakeDaemon(tmp_path)
+    yield fake
+    gst.close()
+    fake.stop()
+
+
+@pytest.fixture
+def norms(daemon: FakeDaemon) -> Norms:
+    return Norms(daemon)
+
+
 class RestartableDaemon:
     """`gradsyncd serve` at one address; the second life begins when the first was killed."""
 
@@ -161,6 +182,15 @@ def ranks_at(monkeypatch):
 def emulated_kernels() -> Path:
     """The kernels of GPUs over an emulation, built with the daemon: memory of the CPU stands for that of a device."""
     return built_library("libgradsync_kernels_emulated.so")
+
+
+@pytest.fixture
+def stream(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """Clips are by these kernels from now on."""
+    found = KernelLibrary(emulated_kernels)
+    monkeypatch.setattr(_measurer, "kernel_library", lambda: found)
+    monkeypatch.delenv("GRADSYNC_MODE", raising=False)
+    return Stream(emulated_kernels)
 
 
 @pytest.fixture(autouse=True)

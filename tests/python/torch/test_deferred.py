@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-
+from drop_ins import Norms, backward, copies, init, net
+from emulated import Stream, begin, clip, same_bits
 from fake_daemon import NO_REPLY, Fault
-from test_torch_drop_ins import Norms, backward, daemon, init, net  # noqa: F401
+from torch import nn
 
 import gradsync
 import gradsync.torch as gst
 from gradsync.errors import StepFailed
 from gradsync.torch import DeferredClipFailed
 from gradsync.torch._reduced import _deferral
-from gradsync.torch._statistics import _measurer
-from gradsync.torch._statistics._kernels import KernelLibrary
 
 WAIT_S = 60.0
-
-
-class Stream:
-    """The one stream of the emulation, which is a thread while a gate is there."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def wait(self, holding_the_interpreter: bool = False) -> None:
-        """As torch.cuda.synchronize(), or as an extension that forgets to let other threads of Python run."""
-        library = ctypes.PyDLL(str(self.path)) if holding_the_interpreter else ctypes.CDLL(str(self.path))
-        assert library.gradsync_emulation_wait() == 0
-
-
-@pytest.fixture
-def stream(emulated_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> Stream:
-    found = KernelLibrary(emulated_kernels)
-    monkeypatch.setattr(_measurer, "kernel_library", lambda: found)
-    monkeypatch.delenv("GRADSYNC_MODE", raising=False)
-    return Stream(emulated_kernels)
 
 
 class Held(Norms):
     """Answers once `let` is set: until then the stream waits, and the fake answers nothing else."""
 
-    def __init__(self, daemon: Any) -> None:  # noqa: F811
+    def __init__(self, daemon: Any) -> None:
         super().__init__(daemon)
         self.let = threading.Event()
         self.asked = threading.Event()
@@ -71,35 +44,14 @@ class Held(Norms):
 
 
 @pytest.fixture
-def held(daemon: Any) -> Iterator[Held]:  # noqa: F811
+def held(daemon: Any) -> Iterator[Held]:
     one = Held(daemon)
     yield one
     one.let.set()
 
 
-@pytest.fixture
-def norms(daemon: Any) -> Norms:  # noqa: F811
-    return Norms(daemon)
-
-
-def begin(daemon: Any, model: nn.Module, **options: Any) -> Any:  # noqa: F811
-    return init(daemon, model, **({"defer": True, "weights_every": 0} | options))
-
-
-def clip(model: nn.Module, max_norm: float = 0.5, **options: Any) -> torch.Tensor:
-    return gst.clip_grad_norm_(model.parameters(), max_norm, **options)
-
-
-def copies(model: nn.Module) -> list[torch.Tensor]:
-    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-
 def are_zero(model: nn.Module) -> bool:
     return all(not one.any() for one in copies(model))
-
-
-def same_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(ours, theirs, strict=True))
 
 
 def random_step(model: nn.Module, seed: int, step: int) -> None:
@@ -116,7 +68,7 @@ def random_step(model: nn.Module, seed: int, step: int) -> None:
 @pytest.mark.usefixtures("norms")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_bits_norms_and_reports_are_those_of_a_clip_that_waits(
-    daemon: Any,  # noqa: F811
+    daemon: Any,
     stream: Stream,
     dtype: torch.dtype,
 ) -> None:
@@ -142,7 +94,7 @@ def test_bits_norms_and_reports_are_those_of_a_clip_that_waits(
             assert str(ours[4:]) == str(theirs[4:])  # NaN is not equal to itself
 
 
-def test_the_trainers_thread_does_not_wait(daemon: Any, held: Held, stream: Stream) -> None:  # noqa: F811
+def test_the_trainers_thread_does_not_wait(daemon: Any, held: Held, stream: Stream) -> None:
     model = net()
     begin(daemon, model)
     backward(model)
@@ -159,7 +111,7 @@ def test_the_trainers_thread_does_not_wait(daemon: Any, held: Held, stream: Stre
     assert same_bits(copies(model), wanted)
 
 
-def test_the_next_clip_waits_for_the_one_before(daemon: Any, held: Held, stream: Stream) -> None:  # noqa: F811
+def test_the_next_clip_waits_for_the_one_before(daemon: Any, held: Held, stream: Stream) -> None:
     model = net()
     begin(daemon, model)
     backward(model)
@@ -175,7 +127,7 @@ def test_the_next_clip_waits_for_the_one_before(daemon: Any, held: Held, stream:
     stream.wait()
 
 
-def test_zeros_of_a_policy_take_the_place_of_nan(daemon: Any, held: Held, stream: Stream) -> None:  # noqa: F811
+def test_zeros_of_a_policy_take_the_place_of_nan(daemon: Any, held: Held, stream: Stream) -> None:
     group = gradsync_group(action="zero", coefficient=0)
     held.more = {"coefficient": 0, "groups": [group]}
     held.let.set()
@@ -197,7 +149,7 @@ def gradsync_group(**more: Any) -> dict[str, Any]:
 class TestFailures:
     def test_an_error_leaves_zeros_and_is_raised_once_by_the_next_clip(
         self,
-        daemon: Any,  # noqa: F811
+        daemon: Any,
         held: Held,
         stream: Stream,
         caplog: pytest.LogCaptureFixture,
@@ -229,7 +181,7 @@ class TestFailures:
         stream.wait()
 
     @pytest.mark.parametrize("how", ["close", "last_report", "state_dict", "verify_weights", "explain", "init"])
-    def test_whatever_comes_next_raises_it(self, daemon: Any, held: Held, stream: Stream, how: str) -> None:  # noqa: F811
+    def test_whatever_comes_next_raises_it(self, daemon: Any, held: Held, stream: Stream, how: str) -> None:
         held.fault = Fault("step_failed")
         held.let.set()
         model = net()
@@ -251,7 +203,7 @@ class TestFailures:
         stream.wait()
         assert are_zero(model)
 
-    def test_a_close_waits_for_the_step_in_flight(self, daemon: Any, held: Held, stream: Stream) -> None:  # noqa: F811
+    def test_a_close_waits_for_the_step_in_flight(self, daemon: Any, held: Held, stream: Stream) -> None:
         model = net()
         begin(daemon, model)
         backward(model)
@@ -269,7 +221,7 @@ class TestFailures:
 
     def test_a_daemon_that_is_gone_releases_the_stream_within_the_deadline(
         self,
-        daemon: Any,  # noqa: F811
+        daemon: Any,
         stream: Stream,
     ) -> None:
         limits = {"limits": {"step_s": 1.0, "first_step_s": 1.0}}
@@ -292,7 +244,7 @@ class TestFailures:
 
     def test_a_thread_that_keeps_the_interpreter_while_it_waits_gets_zeros(
         self,
-        daemon: Any,  # noqa: F811
+        daemon: Any,
         held: Held,
         stream: Stream,
         monkeypatch: pytest.MonkeyPatch,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_deferred import Stream, begin, clip, copies, norms, same_bits, stream  # noqa: F401
-from test_torch_drop_ins import Norms, backward, daemon, net  # noqa: F401
+from drop_ins import Norms, backward, copies, net
+from emulated import Stream, begin, clip, same_bits
 
 import gradsync
 import gradsync.torch as gst
@@ -33,16 +28,16 @@ REFUSED = [
 class TestRefusals:
     @pytest.mark.usefixtures("stream")
     @pytest.mark.parametrize(("options", "said"), REFUSED, ids=lambda one: str(one))
-    def test_what_needs_the_host_is_refused(self, daemon: Any, options: dict[str, Any], said: str) -> None:  # noqa: F811
+    def test_what_needs_the_host_is_refused(self, daemon: Any, options: dict[str, Any], said: str) -> None:
         with pytest.raises(UsageError, match=said):
             begin(daemon, net(), **options)
         assert not daemon.of("gradients.declare")
 
     @pytest.mark.usefixtures("stream")
-    def test_weights_that_are_not_checked_need_no_host(self, daemon: Any) -> None:  # noqa: F811
+    def test_weights_that_are_not_checked_need_no_host(self, daemon: Any) -> None:
         begin(daemon, net(), weights_every=1000, check_weights=False)
 
-    def test_mode_off_defers_nothing(self, daemon: Any) -> None:  # noqa: F811
+    def test_mode_off_defers_nothing(self, daemon: Any) -> None:
         model = net()
         begin(daemon, model, mode="off")
         backward(model)
@@ -50,9 +45,9 @@ class TestRefusals:
 
     def test_a_device_that_was_not_measured_has_to_be_asked_for(
         self,
-        daemon: Any,  # noqa: F811
-        norms: Norms,  # noqa: F811
-        stream: Stream,  # noqa: F811
+        daemon: Any,
+        norms: Norms,
+        stream: Stream,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(_deferral, "_MEASURED", frozenset())
@@ -67,7 +62,7 @@ class TestRefusals:
 
     def test_without_the_kernels_there_is_nothing_to_defer(
         self,
-        daemon: Any,  # noqa: F811
+        daemon: Any,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(_measurer, "kernel_library", lambda: None)
@@ -77,18 +72,18 @@ class TestRefusals:
             begin(daemon, net())
 
     @pytest.mark.usefixtures("stream")
-    def test_a_rank_without_parameters_has_no_stream_to_wait(self, daemon: Any) -> None:  # noqa: F811
+    def test_a_rank_without_parameters_has_no_stream_to_wait(self, daemon: Any) -> None:
         with pytest.raises(UsageError, match="give defer=False on this rank"):
             begin(daemon, [])
 
     @pytest.mark.usefixtures("stream")
-    def test_a_device_that_cannot_wait_says_so(self, daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def test_a_device_that_cannot_wait_says_so(self, daemon: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GRADSYNC_SIMT_NO_MEMOPS", "1")
         with pytest.raises(UsageError, match="cuStreamWaitValue64: CUDA error 801; give defer=False"):
             begin(daemon, net())
 
     @pytest.mark.usefixtures("norms")
-    def test_calls_that_return_a_result_to_the_host_are_refused(self, daemon: Any, stream: Stream) -> None:  # noqa: F811
+    def test_calls_that_return_a_result_to_the_host_are_refused(self, daemon: Any, stream: Stream) -> None:
         model = net()
         session = begin(daemon, model)
         backward(model)
@@ -109,7 +104,7 @@ class TestRefusals:
         assert not daemon.of("step.finish")
 
     @pytest.mark.usefixtures("norms")
-    def test_gradients_that_the_kernels_cannot_read_are_named(self, daemon: Any, stream: Stream) -> None:  # noqa: F811
+    def test_gradients_that_the_kernels_cannot_read_are_named(self, daemon: Any, stream: Stream) -> None:
         model = net()
         begin(daemon, model)
         backward(model)

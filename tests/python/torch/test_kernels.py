@@ -12,12 +12,11 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from drop_ins import Norms, backward, net
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from reference.exact import power_sum, root
-from test_torch_drop_ins import Norms, backward, daemon, net  # noqa: F401
 
 import gradsync.torch as gst
 from gradsync.errors import UsageError
@@ -211,7 +210,7 @@ def test_a_device_without_code_is_left_to_torch_with_one_warning(
 class EverySecondStep(Norms):
     """Checks every second step, and keeps the fingerprints that come."""
 
-    def __init__(self, daemon: Any) -> None:  # noqa: F811
+    def __init__(self, daemon: Any) -> None:
         super().__init__(daemon)
         self.seen: list[list[int]] = []
 
@@ -222,7 +221,7 @@ class EverySecondStep(Norms):
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("mode", ["clip", "observe"])
-def test_gradients_are_arranged_by_the_check_of_their_own_step(mode: str, daemon: Any) -> None:  # noqa: F811
+def test_gradients_are_arranged_by_the_check_of_their_own_step(mode: str, daemon: Any) -> None:
     """A pass reads memory in its order, which is not the logical order of these gradients."""
     seen = EverySecondStep(daemon).seen
     model = net()

@@ -3,8 +3,6 @@
 With a rank, a world size and a folder as arguments this file is one rank of the live case, a process of its own.
 """
 
-# ruff: noqa: F811, for fixtures that come from another file
-
 from __future__ import annotations
 
 import json
@@ -15,13 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from live_world import DEADLINE_S, run_live
 from torch import nn
 from torch.amp import GradScaler
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent))  # also run as a script, by its ranks
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from test_torch_drop_ins import Norms, copies, daemon, init, net, norms  # noqa: F401  fixtures
+from drop_ins import Norms, copies, init, net
+from live_world import DEADLINE_S, run_live
 
 import gradsync.torch as gst
 from gradsync import Clip
@@ -170,7 +169,7 @@ def stage(rank: int, world_size: int, told: bool) -> dict[str, Any]:
 
 @pytest.mark.timeout(DEADLINE_S)
 def test_a_stage_does_not_step_where_another_may_not(real_daemon: str, tmp_path: Path) -> None:
-    live = run_live(Path(__file__).name, 2, real_daemon, tmp_path)
+    live = run_live(__file__, 2, real_daemon, tmp_path)
     assert live["told"] == [{"moved": [True, False, True], "scales": [8.0, 4.0, 4.0]}] * 2
     assert [result["scales"][-1] for result in live["alone"]] == [16.0, 4.0]  # scales that have come apart
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from drop_ins import Norms, backward, net
+from fake_daemon import report
+from observers import PATIENT_S, init, observing  # noqa: F401  a fixture
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_torch_drop_ins import Norms, backward, daemon, net, norms  # noqa: F401
-from test_torch_observe import PATIENT_S, init, observing  # noqa: F401
 
 import gradsync
 import gradsync.torch as gst
@@ -28,9 +24,6 @@ from gradsync.torch._joining import JoinOptions
 from gradsync.torch._reduced._conditions import Conditions
 from gradsync.torch._reduced._init import _observe
 from gradsync.torch._reduced._options import InitOptions
-
-from fake_daemon import report  # isort: skip  its folder is in the path by now
-
 
 OPTIONS = InitOptions(
     divergence="report",
@@ -63,8 +56,8 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_norm_that_differs_is_said_when_it_begins_and_when_it_is_over(
-    daemon: Any,  # noqa: F811
-    norms: Norms,  # noqa: F811
+    daemon: Any,
+    norms: Norms,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = net()
@@ -103,7 +96,7 @@ def test_what_is_right_to_within_rounding_is_not_said(
     assert caplog.records == []
 
 
-def test_a_norm_of_another_order_is_not_compared(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811
+def test_a_norm_of_another_order_is_not_compared(daemon: Any, norms: Norms, caplog: Any) -> None:
     model = net()
     observer = init(daemon.path, model)
     for _ in range(3):
@@ -156,8 +149,8 @@ def test_a_spike_of_a_policy_that_watches(real_daemon: str, caplog: pytest.LogCa
 
 
 def test_a_script_with_torchs_own_clip_is_told_that_nothing_is_observed(
-    daemon: Any,  # noqa: F811
-    norms: Norms,  # noqa: F811
+    daemon: Any,
+    norms: Norms,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = net()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from drop_ins import Norms, backward, copies, init, net
 from models import assert_same_bits, loss_of, mlp, weights
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_torch_drop_ins import Norms, backward, copies, daemon, init, net, norms  # noqa: F401
 
 import gradsync
 import gradsync.torch as gst
@@ -112,12 +107,12 @@ def test_zeros_are_stepped(ranks):
 # torch's functions
 
 
-def zeroing(norms: Norms) -> None:  # noqa: F811
+def zeroing(norms: Norms) -> None:
     norms.daemon.script["step.finish"] = lambda params: after(norms, params, "zero", coefficient=0)
     norms.daemon.script["clip.apply"] = norms.daemon.script["step.finish"]
 
 
-def after(norms: Norms, params: dict[str, Any], action: str, **more: Any) -> Any:  # noqa: F811
+def after(norms: Norms, params: dict[str, Any], action: str, **more: Any) -> Any:
     norms.daemon.attempt += 1
     group = {
         "name": "all",
@@ -137,7 +132,7 @@ def after(norms: Norms, params: dict[str, Any], action: str, **more: Any) -> Any
 
 
 @pytest.mark.parametrize("halves", [False, True])
-def test_drop_ins_write_zeros_where_a_product_would_be_nan(daemon, norms, halves):  # noqa: F811
+def test_drop_ins_write_zeros_where_a_product_would_be_nan(daemon, norms, halves):
     model = net()
     init(daemon, model, clip=Clip(nonfinite="zero"))
     backward(model)
@@ -152,7 +147,7 @@ def test_drop_ins_write_zeros_where_a_product_would_be_nan(daemon, norms, halves
     assert all(not gradient.any() for gradient in copies(model))
 
 
-def test_drop_ins_raise_and_multiply_nothing(daemon, norms):  # noqa: F811
+def test_drop_ins_raise_and_multiply_nothing(daemon, norms):
     model = net()
     init(daemon, model, clip=Clip(nonfinite="raise"))
     backward(model)
@@ -166,7 +161,7 @@ def test_drop_ins_raise_and_multiply_nothing(daemon, norms):  # noqa: F811
     assert gst.clip_grad_norm_(model.parameters(), 0.5).isfinite()
 
 
-def test_drop_ins_declare_the_policy_and_give_the_ceiling_with_each_step(daemon, norms):  # noqa: F811
+def test_drop_ins_declare_the_policy_and_give_the_ceiling_with_each_step(daemon, norms):
     model = net()
     init(daemon, model, clip=Clip.percentile(spike="raise", watch=[gradsync.ZScore()]))
     backward(model)
@@ -178,18 +173,18 @@ def test_drop_ins_declare_the_policy_and_give_the_ceiling_with_each_step(daemon,
 
 
 @pytest.mark.parametrize("setting", ["nonfinite", "spike"])
-def test_a_skip_that_nobody_could_obey_is_refused(daemon, setting):  # noqa: F811
+def test_a_skip_that_nobody_could_obey_is_refused(daemon, setting):
     with pytest.raises(UsageError, match=f"{setting}='skip'.*the caller steps the optimizer"):
         init(daemon, net(), clip=Clip(**{setting: "skip"}))
     assert daemon.of("gradients.declare") == []
 
 
-def test_settings_of_several_groups_are_refused(daemon):  # noqa: F811
+def test_settings_of_several_groups_are_refused(daemon):
     with pytest.raises(UsageError, match=r"give one gradsync\.Clip"):
         init(daemon, net(), clip={"all": Clip()})
 
 
-def test_observed_policies_only_watch(daemon, norms, monkeypatch):  # noqa: F811
+def test_observed_policies_only_watch(daemon, norms, monkeypatch):
     monkeypatch.setenv("GRADSYNC_MODE", "observe")
     model = net()
     observer = init(daemon, model, clip=Clip.percentile(nonfinite="skip", watch=[gradsync.ZScore()]))
@@ -204,7 +199,7 @@ EIGHT = [gradsync.Percentile(percentile=10.0 * (1 + i)) for i in range(8)]
 
 
 @pytest.mark.parametrize("clip", [Clip(policy=EIGHT[3], watch=EIGHT), Clip.observe(*EIGHT)])
-def test_eight_policies_watch_a_run_that_is_observed(daemon, norms, monkeypatch, clip):  # noqa: F811
+def test_eight_policies_watch_a_run_that_is_observed(daemon, norms, monkeypatch, clip):
     monkeypatch.setenv("GRADSYNC_MODE", "observe")
     observer = init(daemon, net(), clip=clip)
     assert observer._declared.wait(30)
@@ -213,7 +208,7 @@ def test_eight_policies_watch_a_run_that_is_observed(daemon, norms, monkeypatch,
     assert [policy["percentile"] for policy in declared["watch"]] == [10, 20, 30, 40, 50, 60, 70, 80]
 
 
-def test_a_ninth_policy_that_would_watch_is_refused(daemon, monkeypatch):  # noqa: F811
+def test_a_ninth_policy_that_would_watch_is_refused(daemon, monkeypatch):
     monkeypatch.setenv("GRADSYNC_MODE", "observe")
     with pytest.raises(UsageError, match=r"ZScore\(.*watches as well, beside 8"):
         init(daemon, net(), clip=Clip.zscore(watch=EIGHT))
@@ -221,7 +216,7 @@ def test_a_ninth_policy_that_would_watch_is_refused(daemon, monkeypatch):  # noq
 
 
 @pytest.mark.parametrize("mode", ["observe", "off"])
-def test_modes_that_clip_nothing_keep_what_was_saved(daemon, norms, monkeypatch, mode):  # noqa: F811
+def test_modes_that_clip_nothing_keep_what_was_saved(daemon, norms, monkeypatch, mode):
     monkeypatch.setenv("GRADSYNC_MODE", mode)
     first, second = init(daemon, net()), init(daemon, net())
     saved = {"version": 1, "policies": "00ff"}
@@ -233,7 +228,7 @@ def test_modes_that_clip_nothing_keep_what_was_saved(daemon, norms, monkeypatch,
         second.load_state_dict({})
 
 
-def test_an_observer_is_told_what_raises_and_does_not_raise(daemon, norms, monkeypatch):  # noqa: F811
+def test_an_observer_is_told_what_raises_and_does_not_raise(daemon, norms, monkeypatch):
     monkeypatch.setenv("GRADSYNC_MODE", "observe")
     model = net()
     observer = init(daemon, model, clip=Clip(max_norm=1.0, nonfinite="raise"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,39 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from drop_ins import Norms, backward, copies, net
+from observers import PATIENT_S, init, observing  # noqa: F401  a fixture
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from test_torch_drop_ins import Norms, backward, copies, daemon, net, norms  # noqa: F401
 
 import gradsync.torch as gst
 from gradsync import _job
 from gradsync._session import _rank_session
 from gradsync._transport import _connection, _handshake, _turns
 from gradsync.errors import UsageError
-from gradsync.torch._reduced import _observer
 from gradsync.torch._reduced._observation import Observation
 from gradsync.torch._reduced._observer import PATIENCE_S, Observer
-
-PATIENT_S = 40.0
-
-
-@pytest.fixture(autouse=True)
-def observing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("GRADSYNC_MODE", "observe")
-    monkeypatch.setattr(_observer, "PATIENCE_S", PATIENT_S)  # whatever else the machine does
-    yield
-    gst.close()
 
 
 def hurry(observer: Observer) -> None:
     """From now on as impatient as it is outside of tests."""
     observer._most = observer._patience = PATIENCE_S
-
-
-def init(address: str, model: Any, **options: Any) -> Any:
-    return gst.init(model, **({"address": address, "job": "j", "rank": 0, "world_size": 1} | options))
 
 
 def train(model: nn.Module, clip: Any, steps: int = 4) -> list[torch.Tensor]:
@@ -63,7 +45,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_results_are_torchs_to_the_bit_and_ours_stand_beside(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def test_results_are_torchs_to_the_bit_and_ours_stand_beside(daemon: Any, norms: Norms) -> None:
     expected = train(net(), nn.utils.clip_grad_norm_)
     model = net()
     observer = init(daemon.path, model)
@@ -78,7 +60,7 @@ def test_results_are_torchs_to_the_bit_and_ours_stand_beside(daemon: Any, norms:
     assert "max_norm" not in daemon.of("step.finish")[-1]
 
 
-def test_a_clip_of_ones_own_is_observed_by_one_line(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def test_a_clip_of_ones_own_is_observed_by_one_line(daemon: Any, norms: Norms) -> None:
     model = net()
     observer = init(daemon.path, model)
     backward(model)
@@ -90,7 +72,7 @@ def test_a_clip_of_ones_own_is_observed_by_one_line(daemon: Any, norms: Norms) -
     assert (seen.report.step, seen.theirs, seen.relative_difference) == (1, None, None)
 
 
-def test_halves_are_torchs(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def test_halves_are_torchs(daemon: Any, norms: Norms) -> None:
     model = net()
     observer = init(daemon.path, model)
     backward(model)
@@ -112,7 +94,7 @@ def test_no_daemon_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert observer.explain() == {}
 
 
-def test_a_daemon_that_dies_disturbs_nobody(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def test_a_daemon_that_dies_disturbs_nobody(daemon: Any, norms: Norms) -> None:
     expected = train(net(), nn.utils.clip_grad_norm_)
     model = net()
     observer = init(daemon.path, model)
@@ -130,7 +112,7 @@ def test_a_daemon_that_dies_disturbs_nobody(daemon: Any, norms: Norms) -> None: 
     daemon.listen()  # for the fixture
 
 
-def test_a_daemon_that_answers_no_more_is_waited_for_once(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def test_a_daemon_that_answers_no_more_is_waited_for_once(daemon: Any, norms: Norms) -> None:
     answer = norms.step_finish
     going = threading.Event()
 
@@ -156,7 +138,7 @@ def test_a_daemon_that_answers_no_more_is_waited_for_once(daemon: Any, norms: No
     assert observer.wait(PATIENT_S).report.step == 8
 
 
-def fail_once(daemon: Any, norms: Norms, kind: str) -> None:  # noqa: F811
+def fail_once(daemon: Any, norms: Norms, kind: str) -> None:
     from fake_daemon import Fault
 
     def fail(params: dict[str, Any]) -> Any:
@@ -166,7 +148,7 @@ def fail_once(daemon: Any, norms: Norms, kind: str) -> None:  # noqa: F811
     daemon.script["step.finish"] = fail
 
 
-def test_a_failed_step_is_the_last_of_its_troubles(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def test_a_failed_step_is_the_last_of_its_troubles(daemon: Any, norms: Norms) -> None:
     fail_once(daemon, norms, "rank_lost")
     model = net()
     observer = init(daemon.path, model)
@@ -177,7 +159,7 @@ def test_a_failed_step_is_the_last_of_its_troubles(daemon: Any, norms: Norms) ->
     assert observer.last.report.step == 1
 
 
-def test_ranks_that_observed_different_steps_meet_again_at_one(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def test_ranks_that_observed_different_steps_meet_again_at_one(daemon: Any, norms: Norms) -> None:
     fail_once(daemon, norms, "step_mismatch")
     model = net()
     observer = init(daemon.path, model)
@@ -189,7 +171,7 @@ def test_ranks_that_observed_different_steps_meet_again_at_one(daemon: Any, norm
     assert observer.skipped == 7
 
 
-def test_a_report_is_decoded_when_it_is_read(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811
+def test_a_report_is_decoded_when_it_is_read(daemon: Any, norms: Norms, caplog: Any) -> None:
     answer = norms.step_finish
     daemon.script["step.finish"] = lambda params: {**answer(params), "timings": None}
     model = net()
@@ -202,7 +184,7 @@ def test_a_report_is_decoded_when_it_is_read(daemon: Any, norms: Norms, caplog: 
     assert "cannot be read" in caplog.text
 
 
-def test_a_report_without_a_norm_disturbs_nobody(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811
+def test_a_report_without_a_norm_disturbs_nobody(daemon: Any, norms: Norms, caplog: Any) -> None:
     answer = norms.step_finish
     daemon.script["step.finish"] = lambda params: {**answer(params), "norm": None}
     model = net()
@@ -216,8 +198,8 @@ def test_a_report_without_a_norm_disturbs_nobody(daemon: Any, norms: Norms, capl
 
 
 def test_no_other_thread_wakes_up_for_the_result_of_a_step(
-    daemon: Any,  # noqa: F811
-    norms: Norms,  # noqa: F811
+    daemon: Any,
+    norms: Norms,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_turns, "_LENT_S", 1000.0)  # steps that follow each other closely, on any machine
@@ -237,7 +219,7 @@ def test_no_other_thread_wakes_up_for_the_result_of_a_step(
     assert readers == [threading.current_thread()] * 3
 
 
-def test_what_cannot_be_observed_is_said_and_nothing_else(daemon: Any, norms: Norms, caplog: Any) -> None:  # noqa: F811
+def test_what_cannot_be_observed_is_said_and_nothing_else(daemon: Any, norms: Norms, caplog: Any) -> None:
     model = nn.Embedding(4, 2, sparse=True)
     observer = init(daemon.path, model)
     for _ in range(3):
@@ -256,7 +238,7 @@ def test_a_model_that_cannot_be_declared_is_clipped_all_the_same(caplog: Any) ->
     gst.observe()
 
 
-def test_observe_in_mode_clip_is_a_mistake(daemon: Any, norms: Norms) -> None:  # noqa: F811
+def test_observe_in_mode_clip_is_a_mistake(daemon: Any, norms: Norms) -> None:
     init(daemon.path, net(), mode="clip")
     with pytest.raises(UsageError, match="mode clip"):
         gst.observe(1.0)
