@@ -165,7 +165,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     "restart": (
         Check(None, pytest("tests/python/test_restart.py")),
         Check("engine_tests", unit("engine_tests", "--gtest_filter=Record*")),
-        Check("gradsyncd", pytest("tests/integration/test_restarts.py")),
+        Check("gradsyncd", pytest("tests/integration/ranks/test_restarts.py")),
     ),
     "gpu": (
         Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=*LaneConformance*:RandomWorlds*")),
@@ -186,9 +186,11 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("gradsyncd gradsync_fake_libcuda", pytest("tests/python/test_gpu_memory.py")),
         Check(
             "gradsyncd gradsync_fake_libcuda gradsync_emulated_library",
-            pytest("tests/integration/test_gpu_buffers.py", "-m", "not long"),
+            pytest("tests/integration/gpu/test_gpu_buffers.py", "-m", "not long"),
         ),
-        Check("gradsyncd", pytest("tests/integration/test_gpu_worker_failures.py", "-m", "not long", "-k", "faults")),
+        Check(
+            "gradsyncd", pytest("tests/integration/gpu/test_gpu_worker_failures.py", "-m", "not long", "-k", "faults")
+        ),
     ),
     "defer": (
         Check("kernel_emulation_test", unit("kernel_emulation_test", "--gtest_filter=GateTest*")),

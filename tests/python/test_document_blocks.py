@@ -1,6 +1,6 @@
 """The Python in the documents compiles, and names only what there is: modules, attributes, and arguments of calls.
 
-docs/guide.md has scripts that are run as they stand, in tests/integration/test_guide.py.
+docs/guide.md has scripts that are run as they stand, in tests/integration/training/test_guide.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which rank of which job a process is, from what launchers put into the environment and from arguments.
 
 Slurm and Open MPI are not started here: their variables are set as srun and mpirun set them. mpirun itself starts ranks
-in tests/integration/test_launchers.py.
+in tests/integration/training/test_launchers.py.
 """
 
 from __future__ import annotations

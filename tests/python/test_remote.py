@@ -1,4 +1,4 @@
-"""`gradsync.RemoteDaemon` against scripted answers; tests/integration/test_access.py has it against a daemon."""
+"""`gradsync.RemoteDaemon` against scripted answers; test_access.py of tests/integration has it against a daemon."""
 
 from __future__ import annotations
 

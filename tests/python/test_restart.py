@@ -1,6 +1,7 @@
 """A daemon that ends in the middle of a run, and the next one: what is made again, what is returned, what is lost.
 
-Against a fake, which can end at any moment of a step. Real daemons are killed in tests/integration/test_restarts.py.
+Against a fake, which can end at any moment of a step. Real daemons are killed in
+tests/integration/ranks/test_restarts.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of `gradsync observe` in one process; tests/integration/test_observe.py has the command."""
+"""The parts of `gradsync observe` in one process; tests/integration/training/test_observe.py has the command."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from daemon import DEADLINE_S
 
-EXAMPLE = Path(__file__).parents[2] / "deploy/proxy/nginx.conf"
+EXAMPLE = Path(__file__).parents[3] / "deploy/proxy/nginx.conf"
 _CHUNK = 65536
 
 

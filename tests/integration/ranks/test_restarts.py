@@ -16,7 +16,7 @@ import pytest
 from daemon import DEADLINE_S, TIMES, clean_environment
 from restarts import CASES, WORLD, Lives, done_steps, end_at_random, start_rank
 
-EXAMPLES = Path(__file__).parents[2] / "clients" / "python" / "examples"
+EXAMPLES = Path(__file__).parents[3] / "clients" / "python" / "examples"
 HOW = (signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.rare))
 SMALL = ("--batch", "1", "--context", "32", "--width", "64", "--layers", "2")
 MODEL = () if os.environ.get("GRADSYNC_DEMO_MODEL") == "whole" else SMALL

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "clients" / "python" / "examples"
 DEADLINE_S = 300
 CASES: dict[str, Callable[[], None]] = {}

@@ -29,7 +29,7 @@ pytestmark = [
 CONFIGURATION_ERROR = 78
 UNAVAILABLE = 69
 MODULES = {"PYTHONPATH": os.pathsep.join(one for one in sys.path if one.endswith(("site-packages", "src")))}
-AUDITED = str(Path(__file__).with_name("audit_scripts.py"))
+AUDITED = str(Path(__file__).parents[1] / "audit_scripts.py")
 CONNECT = "import gradsync; print(gradsync.connect({}).address)"
 FAILURE = """
 import gradsync

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STEPS = 5
 CLIPS_FROM = 2  # before it no norm is above the limit, and the mistake does nothing
 EVERY = 20  # steps in which all weights are compared, in the case "interval"

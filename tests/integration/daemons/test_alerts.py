@@ -22,7 +22,7 @@ from ranks_in_threads import on_all, whole
 import gradsync
 from gradsync import Partial, Replicate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "deploy" / "prometheus" / "gradsync.rules.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "gradsync.json"
 INSTANCE = 'job="gradsync",instance="node1:9477"'

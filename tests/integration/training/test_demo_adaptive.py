@@ -17,11 +17,11 @@ from types import ModuleType
 import pytest
 from daemon import BINARY
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 
 from reference.auto_clip import AutoClip, thresholds
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "clients/python/examples"
 DEADLINE_S = 300
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from daemon import run_command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROW = re.compile(r"^\| (?P<limit>[^|]+) \| (?P<value>[\d,]+) \| (?:`(?P<setting>[a-z_.]+)`)? ?\|$", re.MULTILINE)
 FIXED = {  # where the code has it: a file below service/, and what stands before the value
     "ranks of a job": ("engine/types.hpp", "world_size ="),

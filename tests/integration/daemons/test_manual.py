@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from daemon import DEADLINE_S, clean_environment, run_command
 
-SETTINGS = Path(__file__).parents[2] / "deploy/config/gradsyncd.toml"
+SETTINGS = Path(__file__).parents[3] / "deploy/config/gradsyncd.toml"
 PAGES = ["gradsyncd", "gradsyncd.toml"]
 
 # Calls the function as bash does, and prints what it offers, one word per line.

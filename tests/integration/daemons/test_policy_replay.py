@@ -12,7 +12,7 @@ import pytest
 from daemon import run_command
 from traces import number, record, replay
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 
 from reference.auto_clip import AutoClip, ZClip, thresholds
 

@@ -22,7 +22,7 @@ import gradsync
 from gradsync import RemoteDaemon
 from gradsync.errors import ConnectionFailed, LocalOnly, Unauthorized
 
-METHODS = json.loads((Path(__file__).parents[2] / "docs/openrpc.json").read_text())["methods"]
+METHODS = json.loads((Path(__file__).parents[3] / "docs/openrpc.json").read_text())["methods"]
 
 
 def make_token(path: Path) -> str:

@@ -13,7 +13,7 @@ from daemon import BINARY, DEADLINE_S, clean_environment
 from gpu_ranks import KERNELS
 
 pytest.importorskip("torch")
-PROGRAM = Path(__file__).parents[1] / "gpu" / "bench_clip.py"
+PROGRAM = Path(__file__).parents[2] / "gpu" / "bench_clip.py"
 SMALL = ("--emulate", "--samples", "2", "--layers", "3", "--width", "64")
 
 

@@ -13,7 +13,7 @@ import pytest
 from daemon import BINARY, clean_environment
 from forms import some_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs/guide.md").read_text()
 SCRIPTS = {
     name: text

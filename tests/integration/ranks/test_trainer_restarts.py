@@ -15,6 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a script, by elastic agents
+
 from daemon import DEADLINE_S, TIMES, Daemon, clean_environment
 
 import gradsync

@@ -13,7 +13,7 @@ from daemon import BINARY, Daemon, clean_environment, get, run_command
 
 import gradsync
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "deploy/config/gradsyncd.toml"
 
 

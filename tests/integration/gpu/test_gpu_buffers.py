@@ -20,7 +20,7 @@ from gpu_ranks import DRIVER, GPUS, NEEDED, OFFSET, GpuRank, all_do, mappings_in
 from restarts import Lives
 
 pytest.importorskip("torch")
-EXAMPLES = Path(__file__).parents[2] / "clients" / "python" / "examples"
+EXAMPLES = Path(__file__).parents[3] / "clients" / "python" / "examples"
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from daemon import BINARY, clean_environment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEADLINE_S = 115.0  # mlflow and wandb are large
 SCRIPTS = {
     name: text

@@ -13,7 +13,7 @@ from daemon import BINARY, DEADLINE_S, clean_environment
 from gpu_ranks import DRIVER, GPUS, KERNELS
 
 pytest.importorskip("torch")
-PROGRAM = Path(__file__).parents[1] / "gpu" / "trainers.py"
+PROGRAM = Path(__file__).parents[2] / "gpu" / "trainers.py"
 SMALL = ("--worlds", "2", "--steps", "2", "--large", "70001", "--held", "3000000", "--told", "20")
 
 
