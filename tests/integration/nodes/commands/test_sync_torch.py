@@ -16,7 +16,7 @@ from node_commands import documented, run_on_nodes
 from node_jobs import Nodes
 from sync_script import STEPS, loss_of, model_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SCRIPT = Path(__file__).with_name("sync_script.py")
 WORLD = 4
 

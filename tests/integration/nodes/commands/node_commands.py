@@ -11,7 +11,7 @@ from pathlib import Path
 from daemon import BINARY, DEADLINE_S, clean_environment
 from node_jobs import TOKEN, free_port
 
-DOCUMENTS = Path(__file__).parents[3] / "docs"
+DOCUMENTS = Path(__file__).parents[4] / "docs"
 
 
 @dataclass(frozen=True)
