@@ -126,7 +126,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("plan_test", unit("plan_test", "--gtest_filter=Clip*")),
         Check("device_test", unit("device_test", "--gtest_filter=*GroupActions*:DeferredCopies*:RandomPlans*")),
         Check("engine_tests", unit("engine_tests", "--gtest_filter=Group*:Polic*:Imports*:StepReport*")),
-        Check("gradsyncd", pytest("tests/python/test_clip_daemon.py")),
+        Check("gradsyncd", pytest("tests/python/live/test_clip_daemon.py")),
     ),
     "epoch": (
         Check("engine_tests", unit("engine_tests", "--gtest_filter=Epoch*")),
@@ -163,7 +163,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("app_test", unit("app_test", "--gtest_filter=Flight*:ChromeTrace*:Dump*:Blackbox*")),
     ),
     "restart": (
-        Check(None, pytest("tests/python/test_restart.py")),
+        Check(None, pytest("tests/python/connection/test_restart.py")),
         Check("engine_tests", unit("engine_tests", "--gtest_filter=Record*")),
         Check("gradsyncd", pytest("tests/integration/ranks/test_restarts.py")),
     ),
@@ -183,7 +183,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
             "lane_conformance_test",
             unit("lane_conformance_test", "--gtest_filter=ExportedMemory*:DeviceLost*:*two_lanes*"),
         ),
-        Check("gradsyncd gradsync_fake_libcuda", pytest("tests/python/test_gpu_memory.py")),
+        Check("gradsyncd gradsync_fake_libcuda", pytest("tests/python/step/test_gpu_memory.py")),
         Check(
             "gradsyncd gradsync_fake_libcuda gradsync_emulated_library",
             pytest("tests/integration/gpu/test_gpu_buffers.py", "-m", "not long"),
@@ -215,7 +215,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         SIMULATION,
     ),
     "client": (
-        Check(None, pytest("tests/python/test_reduced.py", *TORCH)),
+        Check(None, pytest("tests/python/step/test_reduced.py", *TORCH)),
         Check(None, pytest("tests/python/torch")),
     ),
 }

@@ -1,7 +1,7 @@
 """Ranks that are told neither rank, world size nor job, under each launcher that can be started here.
 
-mpirun is an optional package of scripts/setup.sh. srun needs a cluster: tests/python/test_launch.py has its variables,
-and one test here a whole world of them.
+mpirun is an optional package of scripts/setup.sh. srun needs a cluster: tests/python/connection/test_launch.py has its
+variables, and one test here a whole world of them.
 """
 
 from __future__ import annotations

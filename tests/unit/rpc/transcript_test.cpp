@@ -1,5 +1,5 @@
 // Replays tests/contract/*.jsonl against the dispatcher, the real engine and the real host lane, with a clock that the
-// transcript moves. tests/python/test_transcripts.py replays the same files against the daemon.
+// transcript moves. tests/python/live/test_transcripts.py replays the same files against the daemon.
 
 #include "transcript.hpp"
 

@@ -19,7 +19,7 @@ from gradsync._step import _arena
 from gradsync._step._arena import fetch_fd
 from gradsync.errors import ConnectionFailed
 
-TABLE = json.loads((Path(__file__).parents[1] / "contract" / "socket_places.json").read_text())
+TABLE = json.loads((Path(__file__).parents[2] / "contract" / "socket_places.json").read_text())
 STRANGER = os.geteuid() + 1
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 

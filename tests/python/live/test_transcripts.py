@@ -22,7 +22,7 @@ from real_daemon import binary
 from websockets.sync.client import ClientConnection, unix_connect
 
 Json = Any
-FOLDER = Path(__file__).parents[1] / "contract"
+FOLDER = Path(__file__).parents[2] / "contract"
 CODES = {row["kind"]: row for row in json.loads((FOLDER / "error_codes.json").read_text())}
 WAIT_S = 30.0
 

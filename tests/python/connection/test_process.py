@@ -16,7 +16,7 @@ import gradsync
 from gradsync._transport import _turns
 from gradsync._transport._websocket import WebSocket
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 SILENT = """
 import signal, sys, threading
 from pathlib import Path

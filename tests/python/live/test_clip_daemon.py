@@ -17,7 +17,7 @@ import gradsync
 from gradsync import Clip, Observe, Percentile, StepReport, ZScore
 from gradsync.errors import ClipRaised, InvalidDeclaration, PlanMismatch
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 
 from reference.auto_clip import AutoClip, ZClip, thresholds
 

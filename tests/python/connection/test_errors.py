@@ -11,7 +11,7 @@ import pytest
 from gradsync import errors
 from gradsync._wire_errors import error_from_wire
 
-TABLE = Path(__file__).parents[1] / "contract" / "error_codes.json"
+TABLE = Path(__file__).parents[2] / "contract" / "error_codes.json"
 KINDS = sorted(cls.KIND for cls in errors.RpcError.__subclasses__())
 
 
