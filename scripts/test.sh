@@ -28,7 +28,7 @@ long=("${tests[@]}" -m "long$rare" "${side_by_side[@]}" --timeout 400)
 stage --name lint-tests --cases --again=--last-failed --deadline 300 -- "${quick[@]}" tests/lint tests/model
 stage --name python --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/python
 # torch's drop-ins with the kernels of GPUs, on an emulation whose device is the CPU.
-drop_ins=(test_torch_drop_ins.py test_loss_scale_drop_ins.py test_norm_dtype.py test_torch_actions.py test_looked_at_norms.py)
+drop_ins=(calls/test_{torch_drop_ins,norm_dtype,torch_actions,looked_at_norms}.py scale/test_loss_scale_drop_ins.py)
 stage --name kernels --cases --again=--last-failed --deadline 900 -- \
   env GRADSYNC_KERNELS="$PWD/build/cpu-release/lib/libgradsync_kernels_emulated.so" \
   "${quick[@]}" "${drop_ins[@]/#/tests/python/torch/}"

@@ -102,7 +102,10 @@ SIMULATION = Check(
     "gradsync_sim",
     (str(BUILD / "bin" / "gradsync_sim"), "--seeds", "20", "--many-seeds", "0", "--out", str(WORK / "sim.json")),
 )
-TORCH = [f"tests/python/torch/test_torch_{name}.py" for name in ("statistics", "placed", "observe")]
+TORCH = [
+    f"tests/python/torch/{room}/test_torch_{name}.py"
+    for room, name in (("measured", "statistics"), ("calls", "placed"), ("observed", "observe"))
+]
 # The tests that should notice first, then everything about that layer.
 CHECKS: dict[Layer, tuple[Check, ...]] = {
     "plan": (Check("plan_test", unit("plan_test")), PRODUCT),
@@ -118,7 +121,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("gradsyncd", pytest("tests/python/synced")),
     ),
     "adapter": (
-        Check(None, pytest("tests/python/torch/test_torch_synced.py")),
+        Check(None, pytest("tests/python/torch/attached/test_torch_synced.py")),
         Check(None, pytest("tests/python/torch")),
     ),
     "policy": (
@@ -196,7 +199,9 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("kernel_emulation_test", unit("kernel_emulation_test", "--gtest_filter=GateTest*")),
         Check(
             "gradsyncd gradsync_emulated_library",
-            pytest("tests/python/torch/test_deferred.py", "tests/python/torch/test_deferred_ranks.py"),
+            pytest(
+                "tests/python/torch/deferred/test_deferred.py", "tests/python/torch/deferred/test_deferred_ranks.py"
+            ),
         ),
     ),
     "nccl": (

@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from metered import Meter
 from reference.exact import power_sum, root

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-sys.path.insert(0, str(Path(__file__).parent))  # also run as a script, by DDP's ranks
+sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a script, by DDP's ranks
 from models import assert_close, assert_same_bits, weights
 
 import gradsync

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-sys.path.insert(0, str(Path(__file__).parent))  # also run as a script, by its ranks
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # also run as a script, by its ranks
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from drop_ins import Norms, copies, init, net
 from live_world import DEADLINE_S, run_live

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from reference.declare import declarations
 from reference.program import merge, run

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from gradsync.torch._statistics import _fingerprints  # noqa: E402
 
-TABLE = Path(__file__).parents[2] / "unit" / "arithmetic" / "fingerprint_table.inc"
+TABLE = Path(__file__).parents[3] / "unit" / "arithmetic" / "fingerprint_table.inc"
 ROWS = [
     (bytes.fromhex(values), int(fingerprint, 16))
     for values, fingerprint in re.findall(r'^\{"([0-9a-f]*)", 0x([0-9a-f]+)ULL\},$', TABLE.read_text(), re.MULTILINE)

@@ -13,7 +13,7 @@ import numpy
 import pytest
 from live_world import DEADLINE_S, Live, run_live
 
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path.append(str(Path(__file__).parents[3]))
 
 from reference.auto_clip import AutoClip, thresholds
 

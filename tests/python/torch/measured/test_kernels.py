@@ -14,7 +14,7 @@ import pytest
 import torch
 from drop_ins import Norms, backward, net
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from reference.exact import power_sum, root
 
