@@ -63,16 +63,16 @@ soak: setup ## jobs over three daemons under faults at random for an hour (SOAK_
 	@scripts/soak.sh $(or $(SOAK_SECONDS),3600) $(SEED)
 
 gpu-test: ## test the CUDA kernels on a GPU, also under compute-sanitizer (OUT=folder)
-	@scripts/gpu_test.sh
+	@scripts/gpu/test.sh
 
 gpu-bench: ## time the CUDA kernels against a copy and torch, and profile them (OUT=folder)
-	@scripts/gpu_bench.sh
+	@scripts/gpu/bench.sh
 
 gpu-experiments: ## ask a GPU how trainer, sidecar and NCCL share it; under 10 minutes (OUT=folder, ONLY="name …")
-	@ONLY="$(ONLY)" scripts/gpu_experiments.sh
+	@ONLY="$(ONLY)" scripts/gpu/experiments.sh
 
 gpu-bundle: setup ## build/gpu/bundle.tar.gz: all of these for a bare machine with a GPU, in one run of ten minutes
-	@scripts/gpu_bundle.sh
+	@scripts/gpu/bundle.sh
 
 lint: setup ## layers, formatting, ruff, mypy, shellcheck
 	@scripts/lint.sh

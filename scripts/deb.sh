@@ -3,10 +3,10 @@
 # same bytes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. scripts/dist_tools.sh
+. scripts/dist/tools.sh
 umask 022
 scripts/build.sh cpu-release gradsyncd system_files
-"$tools/bin/python" scripts/sbom.py build/cpu-release >build/cpu-release/deploy/files/gradsyncd.cdx.json
+"$tools/bin/python" scripts/dist/sbom.py build/cpu-release >build/cpu-release/deploy/files/gradsyncd.cdx.json
 rm -rf build/deb
 log=build/deb.log
 (cd build/cpu-release && cpack -G DEB -B ../deb) >"$log" 2>&1 || { cat "$log" >&2; exit 1; }

@@ -6,12 +6,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=build/venv/bin/python
-. scripts/dist_tools.sh
+. scripts/dist/tools.sh
 rm -rf build/dist build/dist-unrepaired
 "$python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/dist-unrepaired \
   clients/python
 PATH=$PWD/$tools/bin:$PATH auditwheel repair --plat "manylinux_2_34_$(uname -m)" --wheel-dir build/dist build/dist-unrepaired/*.whl
 built=${GRADSYNCD_FOR_WHEEL:-build/cpu-release/bin/gradsyncd}
-"$tools/bin/python" scripts/sbom.py "$(dirname "$(dirname "$built")")" build/dist/*.whl
+"$tools/bin/python" scripts/dist/sbom.py "$(dirname "$(dirname "$built")")" build/dist/*.whl
 "$tools/bin/auditwheel" show build/dist/*.whl
 ls -l build/dist

@@ -17,7 +17,7 @@ deploy=()
 trackers=()
 page=()
 case $what in
-  demo) requirements=(scripts/requirements-demo.txt) ;;
+  demo) requirements=(scripts/requirements/demo.txt) ;;
   all)
     packages+=(clang-format-16 dpkg-dev libbenchmark-dev libgmock-dev libgtest-dev python3-dev shellcheck)
     # Only the fuzzers and tests of packages, the page in a browser, the manual, mpirun, a clock that jumps, links that
@@ -26,11 +26,11 @@ case $what in
       chromium clang-16 libclang-rt-16-dev debootstrap faketime groff-base iproute2 libgloo-dev nftables openmpi-bin systemd
       valgrind zsh
     )
-    requirements=(scripts/requirements-demo.txt scripts/requirements.txt)
-    frameworks=(scripts/requirements-frameworks.txt scripts/requirements-frameworks-alone.txt) # as optional
-    deploy=(scripts/requirements-deploy.txt scripts/requirements-deploy-alone.txt) # likewise
-    trackers=(scripts/requirements-trackers.txt) # likewise
-    page=(scripts/requirements-page.txt) # likewise
+    requirements=(scripts/requirements/demo.txt scripts/requirements/tests.txt)
+    frameworks=(scripts/requirements/frameworks.txt scripts/requirements/frameworks-alone.txt) # as optional
+    deploy=(scripts/requirements/deploy.txt scripts/requirements/deploy-alone.txt) # likewise
+    trackers=(scripts/requirements/trackers.txt) # likewise
+    page=(scripts/requirements/page.txt) # likewise
     ;;
   *)
     echo "setup: '$what' is neither demo nor all" >&2
@@ -87,7 +87,7 @@ fi
 # uses it here: a worker on GPUs gets it from [nccl] library.
 install_nccl() {
   local folder=build/nccl
-  local wanted=scripts/requirements-nccl.txt
+  local wanted=scripts/requirements/nccl.txt
   cmp -s "$wanted" "$folder/requirements.txt" && return
   echo "setup: NCCL in $folder"
   rm -rf "$folder"

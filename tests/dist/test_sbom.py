@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sbom", ROOT / "scripts" / "sbom.py")
+    spec = importlib.util.spec_from_file_location("sbom", ROOT / "scripts" / "dist" / "sbom.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The archive of scripts/gpu_bundle.sh, unpacked into an empty folder: it is small, and each program in it starts."""
+"""The archive of scripts/gpu/bundle.sh, unpacked into an empty folder: it is small, and each program in it starts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_can_be_carried() -> None:
 def test_a_larger_one_is_refused_with_its_size(tmp_path: Path) -> None:
     file = tmp_path / "bundle.tar.gz"
     ended = subprocess.run(
-        [str(ROOT / "scripts" / "gpu_bundle.sh"), str(file)],
+        [str(ROOT / "scripts" / "gpu" / "bundle.sh"), str(file)],
         env=os.environ | {"GPU_BUNDLE_BYTES": "1000", "PYTHON": sys.executable},
         capture_output=True,
         text=True,
@@ -104,7 +104,7 @@ def test_the_filters_of_run_sh_choose_tests(unpacked: Path) -> None:
     for part in lanes.split(":"):
         chosen = ran(unpacked, "build/gpu/bin/lane_conformance_test", "--gtest_list_tests", f"--gtest_filter={part}")
         assert chosen.stdout.count("\n  ") > 0, part
-    watched = "".join(re.findall(r"watched_tests\+?='(.*?)'", (unpacked / "scripts/gpu_programs.sh").read_text()))
+    watched = "".join(re.findall(r"watched_tests\+?='(.*?)'", (unpacked / "scripts/gpu/programs.sh").read_text()))
     for part in watched.split(":"):
         chosen = ran(unpacked, "build/gpu/bin/gpu_test", "--gtest_list_tests", f"--gtest_filter={part}")
         assert chosen.stdout.count("\n  ") > 0, part

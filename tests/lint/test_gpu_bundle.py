@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "scripts"
+SCRIPTS = ROOT / "scripts" / "gpu"
 TEN_MINUTES = 600
 PARTS = ("kernels", "memcheck", "lanes", "bench", "torch", "clip", "trainers", "experiments")
 PROGRAMS = ("gpu_test", "gpu_bench", "lane_conformance_test", "gradsyncd")
@@ -31,10 +31,10 @@ def write_program(path: Path, body: str) -> None:
 def unpacked(tmp_path: Path) -> Path:
     """The archive's folder, in which each part passes at once."""
     folder = tmp_path / "unpacked"
-    (folder / "scripts").mkdir(parents=True)
-    shutil.copy(SCRIPTS / "gpu_bundle_run.sh", folder / "run.sh")
-    shutil.copy(SCRIPTS / "gpu_programs.sh", folder / "scripts")
-    write_program(folder / "scripts" / "gpu_experiments.sh", 'echo "had $BUDGET_SECONDS s"')
+    (folder / "scripts" / "gpu").mkdir(parents=True)
+    shutil.copy(SCRIPTS / "bundle_run.sh", folder / "run.sh")
+    shutil.copy(SCRIPTS / "programs.sh", folder / "scripts" / "gpu")
+    write_program(folder / "scripts" / "gpu" / "experiments.sh", 'echo "had $BUDGET_SECONDS s"')
     for name in PROGRAMS:
         write_program(folder / "build" / "gpu" / "bin" / name, f"echo {name} ran")
     write_program(folder / "build" / "gpu" / "lib" / "libgradsync_kernels.so", "")
@@ -72,7 +72,7 @@ def test_all_limits_together_are_ten_minutes(unpacked: Path) -> None:
     total = limits.pop("total")
     assert code == 0
     assert list(limits) == list(PARTS)
-    (ends,) = map(int, re.findall(r"^ends=(\d+)", (SCRIPTS / "gpu_programs.sh").read_text(), re.MULTILINE))
+    (ends,) = map(int, re.findall(r"^ends=(\d+)", (SCRIPTS / "programs.sh").read_text(), re.MULTILINE))
     assert total >= sum(limits.values()) + ends * len(limits) + 30, "unpacking and looking take time, too"
     assert total <= TEN_MINUTES
     assert not (unpacked / "out").exists()

@@ -27,7 +27,7 @@ def write_program(path: Path, body: str) -> None:
 
 def run_script(folder: Path, **environment: str) -> tuple[int, str, list[dict[str, Any]]]:
     ended = subprocess.run(
-        [str(ROOT / "scripts" / "gpu_experiments.sh")],
+        [str(ROOT / "scripts" / "gpu" / "experiments.sh")],
         env=os.environ | {"OUT": str(folder), "GPU_PROGRAMS": str(folder / "bin"), "ONLY": ""} | environment,
         capture_output=True,
         text=True,
@@ -61,7 +61,7 @@ def test_parts_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
 
 def test_the_limits_of_all_are_less_than_ten_minutes_and_each_program_ends_within_its_own() -> None:
     ended = subprocess.run(
-        [str(ROOT / "scripts" / "gpu_experiments.sh"), "--limits"], capture_output=True, text=True, check=True
+        [str(ROOT / "scripts" / "gpu" / "experiments.sh"), "--limits"], capture_output=True, text=True, check=True
     )
     limits = {name: int(seconds) for name, seconds in (line.split() for line in ended.stdout.splitlines())}
     assert tuple(limits) == ORDER

@@ -30,7 +30,7 @@ def test_the_demo_installs_no_tool_of_the_tests() -> None:
 
 
 def test_the_demos_environment_has_no_tool_of_the_tests() -> None:
-    names = {line.split("==")[0] for line in (SCRIPTS / "requirements-demo.txt").read_text().splitlines()}
+    names = {line.split("==")[0] for line in (SCRIPTS / "requirements" / "demo.txt").read_text().splitlines()}
     assert {"torch", "websockets"} <= names
     assert not names & {"build", "hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"}
 

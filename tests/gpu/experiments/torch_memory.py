@@ -34,7 +34,7 @@ from typing import Any
 from cuda_driver import Driver, DriverError, die_with_parent
 
 EXPERIMENT = "torch_memory"
-SECONDS = 90  # of all parts; scripts/gpu_experiments.sh gives a little more
+SECONDS = 90  # of all parts; scripts/gpu/experiments.sh gives a little more
 PART_SECONDS = 40
 EMULATED_SECONDS = 600
 MIB = 1 << 20

@@ -2,8 +2,8 @@
 # `make gpu-bench`: the kernels against a copy of the same bytes, against torch in one process, and a profile by ncu,
 # each where its tool is there. Leaves raw output in $OUT (default build/results/gpu). Needs a GPU.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. scripts/gpu_programs.sh
+cd "$(dirname "$0")/../.." || exit
+. scripts/gpu/programs.sh
 nvidia-smi -L || {
   echo "gpu: no GPU (nvidia-smi lists none); nothing was measured" >&2
   exit 69

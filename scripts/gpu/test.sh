@@ -2,8 +2,8 @@
 # `make gpu-test`: the kernels' tests on a GPU, and a part of them under each tool of compute-sanitizer, where it is there.
 # Leaves raw output in $OUT (default build/results/gpu). Without a GPU every test skips with its reason.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit
-. scripts/gpu_programs.sh
+cd "$(dirname "$0")/../.." || exit
+. scripts/gpu/programs.sh
 gpu_programs
 
 gpu_machine

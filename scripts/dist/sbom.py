@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # By Debian source package: the licence of what gets into the daemon, as SPDX has it. /usr/share/doc has the words.
 LICENCES = {
     "boost1.81": "BSL-1.0",
@@ -71,7 +71,7 @@ class Part:
         if self.source not in LICENCES:
             raise Unknown(
                 f"sbom: the licence of {self.package} {self.version} is not known; read "
-                f"/usr/share/doc/{self.package}/copyright and add '{self.source}' to LICENCES in scripts/sbom.py"
+                f"/usr/share/doc/{self.package}/copyright and add '{self.source}' to LICENCES in scripts/dist/sbom.py"
             )
         return LICENCES[self.source]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh of the archive that scripts/gpu_bundle.sh packs: what a GPU is asked, part by part, in at most ten minutes in
+# run.sh of the archive that scripts/gpu/bundle.sh packs: what a GPU is asked, part by part, in at most ten minutes in
 # all; goes on when a part fails. Needs a driver and bash; parts whose tools are missing are skipped. Leaves in $OUT
 # (default: results, beside this file) machine.txt, run.log and results.tar.gz, the raw output, which is packed again
 # after each part. `--limits` says how long each part may take. Ends with `N passed, N failed, N skipped` (parts), and 1
@@ -16,7 +16,7 @@ folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit
 results=$(realpath -m "${OUT:-$folder/results}")
 cd "$folder" || exit
 export OUT=$folder/build/raw
-. scripts/gpu_programs.sh || exit
+. scripts/gpu/programs.sh || exit
 libraries=$folder/build/gpu/lib
 kernels=$libraries/libgradsync_kernels.so
 python=${PYTHON:-python3}
@@ -112,7 +112,7 @@ run_all() {
   fi
   # It ends by itself before it is ended.
   left=$((total - packs / 2 - ends - SECONDS))
-  part experiments env OUT="$OUT/experiments" BUDGET_SECONDS=$((left - 10)) scripts/gpu_experiments.sh
+  part experiments env OUT="$OUT/experiments" BUDGET_SECONDS=$((left - 10)) scripts/gpu/experiments.sh
 
   [ ${#failed[@]} -eq 0 ] || echo "gpu: FAILED: ${failed[*]}"
   echo "gpu: raw output in $results"

@@ -3,7 +3,7 @@
 # (default: those of Hopper); or only the targets that are named.
 # The programs can be carried to another machine of this processor type.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 mkdir -p build
 log=build/configure-gpu.log
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}

@@ -22,11 +22,11 @@ gpu_programs() {
   fi
   local nvcc architectures=90-real
   nvcc=$(command -v nvcc) || {
-    echo "gpu: no programs in $programs and no nvcc to build them (build them elsewhere: scripts/gpu_build.sh)" >&2
+    echo "gpu: no programs in $programs and no nvcc to build them (build them elsewhere: scripts/gpu/build.sh)" >&2
     exit 69
   }
   ! nvidia-smi -L >/dev/null 2>&1 || architectures=native
-  GPU_ARCHITECTURES=$architectures NVCC=$nvcc scripts/gpu_build.sh || exit 1
+  GPU_ARCHITECTURES=$architectures NVCC=$nvcc scripts/gpu/build.sh || exit 1
   programs=build/gpu/bin
 }
 

@@ -4,7 +4,7 @@
 # what is no result in experiments.log. Ends with `N answered, N failed, N skipped` (parts), and 1 when one failed. Without
 # a GPU each program says so. `--limits` says how many seconds each program may take.
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit
+cd "$(dirname "$0")/../.." || exit
 # Those that decide most come first: what begins after the end is skipped. The seconds of all are less than ten minutes, so
 # that none takes another's time; each program ends by itself some seconds earlier.
 order=(ipc_memory memop_flags torch_memory nccl_one_gpu two_processes empty_step)
@@ -16,7 +16,7 @@ if [ "${1:-}" = --limits ]; then
   exit 0
 fi
 OUT=${OUT:-build/gpu}
-. scripts/gpu_programs.sh
+. scripts/gpu/programs.sh
 python=${PYTHON:-python3}
 results=$out/experiments.jsonl
 log=$out/experiments.log
@@ -35,12 +35,12 @@ programs_or_fail() {
     return
   fi
   nvcc=$(command -v nvcc) || {
-    echo "gpu: no programs in $programs and no nvcc to build them (build them elsewhere: scripts/gpu_build.sh)" >&2
+    echo "gpu: no programs in $programs and no nvcc to build them (build them elsewhere: scripts/gpu/build.sh)" >&2
     exit 69
   }
   ! nvidia-smi -L >/dev/null 2>&1 || architectures=native
   local targets=("${order[@]/#/experiment_}")
-  GPU_ARCHITECTURES=$architectures NVCC=$nvcc scripts/gpu_build.sh "${targets[@]/%experiment_torch_memory/experiment_frame}" ||
+  GPU_ARCHITECTURES=$architectures NVCC=$nvcc scripts/gpu/build.sh "${targets[@]/%experiment_torch_memory/experiment_frame}" ||
     exit 1
   programs=build/gpu/bin
 }

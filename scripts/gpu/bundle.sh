@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# `make gpu-bundle`: gpu_bundle.sh [FILE] packs everything that one run on a bare machine with a GPU needs, where nothing
+# `make gpu-bundle`: bundle.sh [FILE] packs everything that one run on a bare machine with a GPU needs, where nothing
 # can be built or fetched, into FILE (default build/gpu/bundle.tar.gz): unpack it there, and start ./run.sh
-# (scripts/gpu_bundle_run.sh). The programs are those of scripts/gpu_build.sh for GPU_ARCHITECTURES, stripped, and the
+# (scripts/gpu/bundle_run.sh). The programs are those of scripts/gpu/build.sh for GPU_ARCHITECTURES, stripped, and the
 # daemon and the test of lanes with the shared libraries that not every distribution has.
 # An archive of more than GPU_BUNDLE_BYTES (default 64 MiB) is refused.
 set -euo pipefail
-file=$(realpath -m "${1:-$(dirname "$0")/../build/gpu/bundle.tar.gz}")
-cd "$(dirname "$0")/.."
+file=$(realpath -m "${1:-$(dirname "$0")/../../build/gpu/bundle.tar.gz}")
+cd "$(dirname "$0")/../.."
 most=${GPU_BUNDLE_BYTES:-$((64 << 20))}
 python=${PYTHON:-build/venv/bin/python}
 
 of_gpus=(gpu_test gpu_bench experiment_{ipc_memory,memop_flags,nccl_one_gpu,two_processes,empty_step})
 of_cpus=(gradsyncd lane_conformance_test)
-scripts/gpu_build.sh "${of_gpus[@]}" gpu_bench_library gradsync_kernels_library
+scripts/gpu/build.sh "${of_gpus[@]}" gpu_bench_library gradsync_kernels_library
 scripts/build.sh cpu-release "${of_cpus[@]}"
 
 folder=build/gpu/bundle
@@ -31,8 +31,8 @@ done | awk '/not found/ { exit 1 } $3 ~ /^\// { print $3 }' | sort -u |
   xargs --no-run-if-empty cp --dereference --target-directory "$folder/build/gpu/lib"
 
 # The layout is that of a checkout, so that each script runs there by itself, too.
-cp scripts/gpu_bundle_run.sh "$folder/run.sh"
-cp -r --parents scripts/gpu_{bench,experiments,programs,test}.sh tests/gpu/{bench_clip,bench_torch,trainers}.py \
+cp scripts/gpu/bundle_run.sh "$folder/run.sh"
+cp -r --parents scripts/gpu/{bench,experiments,programs,test}.sh tests/gpu/{bench_clip,bench_torch,trainers}.py \
   tests/gpu/experiments/*.py tests/integration/{daemon,gpu_ranks}.py clients/python/src "$folder"
 # What the client needs besides torch: its Python alone, which serves each version.
 cp -r "$("$python" -c 'import os, websockets; print(os.path.dirname(websockets.__file__))')" "$folder/python"
