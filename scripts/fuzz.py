@@ -27,7 +27,7 @@ SHOWN_BYTES = 2000
 
 
 def all_fuzzers() -> list[str]:
-    return sorted(source.stem for source in SOURCES.glob("*_fuzz.cpp"))
+    return sorted(source.stem for source in SOURCES.rglob("*_fuzz.cpp"))
 
 
 @dataclass
@@ -61,7 +61,7 @@ def run(fuzzer: str, options: argparse.Namespace) -> Outcome:
     for folder in (corpus, crashes):
         folder.mkdir(parents=True, exist_ok=True)
     binary = options.bin / fuzzer
-    words = SOURCES / f"{name}.dict"
+    words = SOURCES / "words" / f"{name}.dict"
     command = [
         str(binary),
         f"-max_total_time={options.seconds}",

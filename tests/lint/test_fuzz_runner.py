@@ -77,6 +77,6 @@ def test_without_clang_every_one_is_skipped(tmp_path: Path) -> None:
     done, cases = run(tmp_path, {}, "--skip", "clang++-16 is missing")
     assert done.returncode == 0
     assert "skipped: clang++-16 is missing" in done.stdout
-    names = {path.stem for path in (ROOT / "tests" / "fuzz").glob("*_fuzz.cpp")}
+    names = {path.stem for path in (ROOT / "tests" / "fuzz").rglob("*_fuzz.cpp")}
     assert {case.get("name") for case in cases} == names
     assert all(case.find("skipped") is not None for case in cases)

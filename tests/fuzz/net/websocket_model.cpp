@@ -1,4 +1,4 @@
-#include "fuzz/websocket_model.hpp"
+#include "fuzz/net/websocket_model.hpp"
 
 #include "fuzz/fuzz.hpp"
 

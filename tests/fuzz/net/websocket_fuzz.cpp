@@ -10,8 +10,8 @@
 // What is handed up, answered and closed must be what the model says; then nothing is left of any of it.
 
 #include "base/version.hpp"
-#include "fuzz/sockets.hpp"
-#include "fuzz/websocket_model.hpp"
+#include "fuzz/net/sockets.hpp"
+#include "fuzz/net/websocket_model.hpp"
 #include "net/metrics.hpp"
 #include "net/server.hpp"
 

@@ -16,7 +16,7 @@
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
 #include "fakes/recording_lane.hpp"
-#include "fuzz/sockets.hpp"
+#include "fuzz/net/sockets.hpp"
 #include "net/metrics.hpp"
 #include "net/server.hpp"
 
