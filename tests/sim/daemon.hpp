@@ -8,7 +8,7 @@
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
 #include "sim/clock.hpp"
-#include "sim/stepped_lane.hpp"
+#include "sim/data/stepped_lane.hpp"
 
 #include <cstddef>
 #include <cstdint>

@@ -2,7 +2,7 @@
 // What a rank's process maps: its own memory, and the record of a job's attempts.
 
 #include "base/unique_fd.hpp"
-#include "sim/truth.hpp"
+#include "sim/trainers/truth.hpp"
 
 #include <cstddef>
 #include <cstdint>

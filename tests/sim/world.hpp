@@ -6,12 +6,12 @@
 #include "engine/plan/planner.hpp"
 #include "sim/clock.hpp"
 #include "sim/daemon.hpp"
-#include "sim/data_network.hpp"
-#include "sim/gradients.hpp"
+#include "sim/data/data_network.hpp"
 #include "sim/network.hpp"
 #include "sim/shared_plans.hpp"
-#include "sim/trainer.hpp"
-#include "sim/truth.hpp"
+#include "sim/trainers/gradients.hpp"
+#include "sim/trainers/trainer.hpp"
+#include "sim/trainers/truth.hpp"
 
 #include <prometheus/registry.h>
 

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "engine/report/report.hpp"
 #include "engine/types.hpp"
-#include "sim/gradients.hpp"
+#include "sim/trainers/gradients.hpp"
 
 #include <cstdint>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "sim/data_network.hpp"
+#include "sim/data/data_network.hpp"
 
 #include "device/wire/wire_frame.hpp"
 #include "sim/world.hpp"

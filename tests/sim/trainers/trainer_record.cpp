@@ -1,6 +1,6 @@
 // What the record of a job says to a rank whose daemon has ended.
 
-#include "sim/trainer.hpp"
+#include "sim/trainers/trainer.hpp"
 #include "sim/world.hpp"
 
 #include <fmt/format.h>

@@ -4,7 +4,7 @@
 #include "device/host/host_device.hpp"
 #include "device/lane.hpp"
 #include "device/queue/lane_queue.hpp"
-#include "sim/stepped_wire.hpp"
+#include "sim/data/stepped_wire.hpp"
 
 #include <atomic>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The paths of data connections: how they are made, how slow they are, and where nothing gets through.
 
-#include "sim/data_network.hpp"
+#include "sim/data/data_network.hpp"
 #include "sim/world.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // The gradients of a rank on data path arena: computed for an attempt, reduced in place, and checked to the bit.
 
-#include "sim/trainer.hpp"
+#include "sim/trainers/trainer.hpp"
 #include "sim/world.hpp"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "sim/trainer.hpp"
+#include "sim/trainers/trainer.hpp"
 
 #include "device/stats/stats_plan.hpp"
 #include "sim/world.hpp"

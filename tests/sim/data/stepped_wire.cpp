@@ -1,4 +1,4 @@
-#include "sim/stepped_wire.hpp"
+#include "sim/data/stepped_wire.hpp"
 
 #include "device/lane.hpp"
 #include "device/wire/wire_connections.hpp"

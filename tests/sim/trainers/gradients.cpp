@@ -1,4 +1,4 @@
-#include "sim/gradients.hpp"
+#include "sim/trainers/gradients.hpp"
 
 #include "plan/layout/arena_layout.hpp"
 

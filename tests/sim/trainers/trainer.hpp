@@ -5,9 +5,9 @@
 
 #include "engine/engine.hpp"
 #include "sim/clock.hpp"
-#include "sim/gradients.hpp"
 #include "sim/memory.hpp"
-#include "sim/truth.hpp"
+#include "sim/trainers/gradients.hpp"
+#include "sim/trainers/truth.hpp"
 
 #include <cstddef>
 #include <cstdint>

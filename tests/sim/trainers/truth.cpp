@@ -1,4 +1,4 @@
-#include "sim/truth.hpp"
+#include "sim/trainers/truth.hpp"
 
 #include <fmt/format.h>
 
