@@ -11,10 +11,10 @@
 // answer is there and the trainer has enqueued its wait, which is how long its thread is held. Messages have 300 bytes
 // and are not JSON; `make bench` has the cost of the real protocol.
 
-#include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
 #include "gpu/experiments/mps.hpp"
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
 
 #include <unistd.h>
 

@@ -3,7 +3,7 @@
 // same program as a worker. A part ends answered, or with the key "hang", "failed" or "skipped" and the reason.
 
 #include "gpu/experiments/json_line.hpp"
-#include "gpu/experiments/worker.hpp"
+#include "gpu/experiments/workers/worker.hpp"
 
 #include <functional>
 #include <string>

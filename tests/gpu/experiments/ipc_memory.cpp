@@ -13,8 +13,8 @@
 //   dev_shm_*         a /dev/shm shared and one apart: does the memory handle open, does the event handle? Decides when
 //                     events can be the fallback of memops.
 
-#include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
 
 #include <signal.h>
 

@@ -24,10 +24,10 @@
 //                     holds, allocates or frees? `_blocks`: that thread had not come back before the store.
 //   host_word_killed  the same process gets SIGKILL while it waits: how long until it is gone?
 
-#include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"
-#include "gpu/experiments/memop_worker.hpp"
 #include "gpu/experiments/mps.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
+#include "gpu/experiments/workers/memop_worker.hpp"
 
 #include <unistd.h>
 

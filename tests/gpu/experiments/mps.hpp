@@ -2,7 +2,7 @@
 // NVIDIA's Multi-Process Service, started as an ordinary process with folders of its own: no setting of the device is
 // changed (the compute mode stays as it is). Workers use it when they get its environment.
 
-#include "gpu/experiments/device_worker.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
 
 #include <sys/types.h>
 

@@ -16,10 +16,10 @@
 //   abort_midway      the same, stopped while the reduction runs.
 //   peer_killed       the other process gets SIGKILL: seconds until NCCL says so by itself.
 
-#include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"
 #include "gpu/experiments/nccl_library.hpp"
-#include "gpu/experiments/nccl_worker.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
+#include "gpu/experiments/workers/nccl_worker.hpp"
 
 #include <signal.h>
 #include <unistd.h>

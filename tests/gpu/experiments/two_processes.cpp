@@ -14,11 +14,11 @@
 //   flag_to_kernel*   microseconds from the trainer's flag to the start of the sidecar's kernel, while the trainer's
 //                     other stream rests (`quiet_us`, the case of epoch separation) or multiplies (`busy_us`).
 
-#include "gpu/experiments/device_worker.hpp"
 #include "gpu/experiments/experiment.hpp"
-#include "gpu/experiments/load.hpp"
+#include "gpu/experiments/loads/load.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
 #include "gpu/experiments/mps.hpp"
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
 
 #include <unistd.h>
 

@@ -2,8 +2,8 @@
 // memfds, a stream is a thread, an IPC handle is a PID and a descriptor. Linked instead of CUDA, it runs every
 // experiment's own code between real processes without a GPU. Its answers mean nothing for a GPU.
 
+#include "gpu/experiments/loads/probe_kernels.hpp"
 #include "gpu/experiments/message.hpp"
-#include "gpu/experiments/probe_kernels.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>

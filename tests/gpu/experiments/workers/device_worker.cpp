@@ -1,6 +1,6 @@
-#include "gpu/experiments/device_worker.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
 
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
 
 #include <stdexcept>
 

@@ -1,7 +1,7 @@
 #pragma once
 // A rank of nccl_one_gpu.cpp: communicators by name, all of them non-blocking and every wait with a deadline.
 
-#include "gpu/experiments/worker.hpp"
+#include "gpu/experiments/workers/worker.hpp"
 
 namespace gradsync::experiments {
 

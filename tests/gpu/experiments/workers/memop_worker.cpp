@@ -1,8 +1,8 @@
-#include "gpu/experiments/memop_worker.hpp"
+#include "gpu/experiments/workers/memop_worker.hpp"
 
-#include "gpu/experiments/device_worker.hpp"
-#include "gpu/experiments/host_flag.hpp"
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
+#include "gpu/experiments/workers/host_flag.hpp"
 
 #include <array>
 #include <atomic>

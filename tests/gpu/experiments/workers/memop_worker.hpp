@@ -1,7 +1,7 @@
 #pragma once
 // The two processes of memop_flags.cpp: what trainer and sidecar do on their streams, one message each.
 
-#include "gpu/experiments/worker.hpp"
+#include "gpu/experiments/workers/worker.hpp"
 
 #include <cstddef>
 

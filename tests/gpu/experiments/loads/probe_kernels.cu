@@ -1,4 +1,4 @@
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
 
 #include <cuda_bf16.h>
 #include <mma.h>

@@ -2,7 +2,7 @@
 // What a worker does to answer whether a clip may go on without its host (docs/adr/0025, "defer"): its stream waits for
 // a word in host memory, which the same process writes while another of its threads is busy with CUDA.
 
-#include "gpu/experiments/device_worker.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
 
 namespace gradsync::experiments {
 

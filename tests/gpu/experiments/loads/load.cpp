@@ -1,6 +1,6 @@
-#include "gpu/experiments/load.hpp"
+#include "gpu/experiments/loads/load.hpp"
 
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
 
 #include <unistd.h>
 

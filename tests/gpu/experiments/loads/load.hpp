@@ -2,7 +2,7 @@
 // One kind of work over and over, on a stream and a thread of its own, and its rate. At least 20 ms of work are queued,
 // so that the GPU never waits for the thread, which may have to wait for a processor.
 
-#include "gpu/experiments/matrix_product.hpp"
+#include "gpu/experiments/loads/matrix_product.hpp"
 #include "gpu/experiments/message.hpp"
 
 #include <atomic>

@@ -1,6 +1,6 @@
-#include "gpu/experiments/matrix_product.hpp"
+#include "gpu/experiments/loads/matrix_product.hpp"
 
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
 
 #include <cstdlib>
 #include <dlfcn.h>

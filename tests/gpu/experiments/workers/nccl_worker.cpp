@@ -1,8 +1,8 @@
-#include "gpu/experiments/nccl_worker.hpp"
+#include "gpu/experiments/workers/nccl_worker.hpp"
 
-#include "gpu/experiments/device_worker.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
 #include "gpu/experiments/nccl_library.hpp"
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/workers/device_worker.hpp"
 
 #include <unistd.h>
 

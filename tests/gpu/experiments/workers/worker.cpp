@@ -1,4 +1,4 @@
-#include "gpu/experiments/worker.hpp"
+#include "gpu/experiments/workers/worker.hpp"
 
 #include <fcntl.h>
 #include <linux/prctl.h>

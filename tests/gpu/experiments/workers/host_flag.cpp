@@ -1,6 +1,6 @@
-#include "gpu/experiments/host_flag.hpp"
+#include "gpu/experiments/workers/host_flag.hpp"
 
-#include "gpu/experiments/probe_kernels.hpp"
+#include "gpu/experiments/loads/probe_kernels.hpp"
 
 #include <sys/mman.h>
 

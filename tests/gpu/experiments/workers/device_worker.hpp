@@ -3,7 +3,7 @@
 // kernels. Programs add their own handlers. One thread.
 
 #include "gpu/experiments/cuda_calls.hpp"
-#include "gpu/experiments/worker.hpp"
+#include "gpu/experiments/workers/worker.hpp"
 
 #include <initializer_list>
 #include <map>
