@@ -16,26 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import attach_again
-import clip_dtensor
 import declare
 import first_step
 import instructions
-import observe
 import plan_check
 import results
 import scatter
 import steady
 import step
 import step_empty
-import trackers
-import train
-import weights_part
 from over_nodes import coordinator as nodes_coordinator
 from over_nodes import idle as nodes_idle
 from over_nodes import restart as nodes_restart
 from over_nodes import step as nodes_step
 from over_nodes import step_empty as nodes_step_empty
 from over_nodes import wire as nodes_wire
+from training import clip_dtensor, observe, trackers, train, weights_part
 
 BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 

@@ -8,10 +8,10 @@
 //
 // Standard input as in exchange_node.hpp. Built as the other floors are.
 
-#include "bench/floor_step.hpp"
-#include "bench/floor_team.hpp"
 #include "bench/over_nodes/exchange_node.hpp"
 #include "bench/over_nodes/gloo_ring.hpp"
+#include "bench/programs/floor_step.hpp"
+#include "bench/programs/floor_team.hpp"
 
 #include <cmath>
 #include <cstdint>

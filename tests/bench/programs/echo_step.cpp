@@ -1,8 +1,8 @@
 // Built with -Ofast -march=native, as the floor is.
-#include "bench/echo_step.hpp"
+#include "bench/programs/echo_step.hpp"
 
-#include "bench/floor_step.hpp"
-#include "bench/floor_team.hpp"
+#include "bench/programs/floor_step.hpp"
+#include "bench/programs/floor_team.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -5,7 +5,7 @@
 //
 //   host_math_bench [million elements = 100] [rounds = 15] [threads = 2] [tensors = 200] [dtype]
 
-#include "bench/host_bench.hpp"
+#include "bench/programs/host_bench.hpp"
 #include "device/host/host_lane.hpp"
 #include "device/host/worker_pool.hpp"
 

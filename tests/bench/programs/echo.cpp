@@ -14,8 +14,8 @@
 //                                     two servers with a client each, which both answer when both clients have asked,
 //                                     each lane was woken, and texts of so many bytes were exchanged over TCP:
 //                                     step_empty_nodes without an engine. FILE is written with the port
-#include "bench/echo_step.hpp"
 #include "bench/over_nodes/echo_link.hpp"
+#include "bench/programs/echo_step.hpp"
 
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/basic_stream_socket.hpp>

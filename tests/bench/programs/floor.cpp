@@ -4,9 +4,9 @@
 // never a competitor.
 // The loops are in floor_step.hpp, those of the benchmarks that scatter in floor_scatter.hpp. Commands arrive on stdin,
 // one per line: `fill`, `step`, `quit`.
-#include "bench/floor_scatter.hpp"
-#include "bench/floor_step.hpp"
-#include "bench/floor_team.hpp"
+#include "bench/programs/floor_scatter.hpp"
+#include "bench/programs/floor_step.hpp"
+#include "bench/programs/floor_team.hpp"
 
 #include <chrono>
 #include <cstdint>

@@ -6,7 +6,7 @@
 //
 //   reduce_scatter_bench [million elements = 100] [rounds = 15] [threads = 2]
 
-#include "bench/host_bench.hpp"
+#include "bench/programs/host_bench.hpp"
 #include "device/host/host_lane.hpp"
 #include "device/host/worker_pool.hpp"
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 import results
-import train
 from gradsync._injected._command import injected
 from processes import Ranks, alternate, free_port, private_daemon
+from training import train
 
 BACKENDS = {"ours": "ddp", "init": "observe", "torch_ddp": "ddp", "floor": "measuring"}
 ROUNDS_FACTOR = 3

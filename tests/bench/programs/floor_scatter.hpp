@@ -7,7 +7,7 @@
 //
 // Per element of an input that is 4 reads and `replicas` writes, then 1 read and `replicas` writes.
 
-#include "bench/floor_team.hpp"
+#include "bench/programs/floor_team.hpp"
 
 #include <array>
 #include <chrono>

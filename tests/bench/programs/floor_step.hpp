@@ -5,7 +5,7 @@
 //   scale pass    read that one and write both
 //
 // Per element of both ranks that is 3 reads and 3 writes.
-#include "bench/floor_team.hpp"
+#include "bench/programs/floor_team.hpp"
 
 #include <algorithm>
 #include <bit>
