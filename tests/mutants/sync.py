@@ -161,14 +161,14 @@ SYNC = (
     sync(
         "first-vector-of-a-row-streamed",
         "Copies that are written past the cache repeat the first vector of a row.",
-        "device/math/row_formats-inl.hpp",
+        "device/vector/row_formats-inl.hpp",
         "hn::Stream(raw[k],",
         "hn::Stream(raw[0],",
     ),
     sync(
         "streamed-to-any-place",
         "Copies are written past the cache to places that are not aligned.",
-        "device/math/scale_chunk.cpp",
+        "device/vector/scale_chunk.cpp",
         "% kStreamAlignment == 0;",
         "% 1 == 0;",
     ),

@@ -11,7 +11,7 @@
 
 #include "device/math/chunk_math.hpp"
 #include "device/math/chunk_reference.hpp"
-#include "device/math/row_formats-inl.hpp"
+#include "device/vector/row_formats-inl.hpp"
 
 #include <hwy/highway.h>
 

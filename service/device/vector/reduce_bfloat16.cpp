@@ -1,18 +1,18 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "device/math/reduce_float32.cpp"
+#define HWY_TARGET_INCLUDE "device/vector/reduce_bfloat16.cpp"
 // Includes this file once per vector target, so it comes before everything else.
 // clang-format off
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // clang-format on
 
-#include "device/math/reduce_rows-inl.hpp"
+#include "device/vector/reduce_rows-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 
 namespace gradsync::device::HWY_NAMESPACE {
 
-ChunkStats reduce_as_float32(const ReduceChunk& chunk) { return reduce_as<Float32Row>(chunk); }
+ChunkStats reduce_as_bfloat16(const ReduceChunk& chunk) { return reduce_as<BFloat16Row>(chunk); }
 
 }  // namespace gradsync::device::HWY_NAMESPACE
 
@@ -22,9 +22,9 @@ HWY_AFTER_NAMESPACE();
 
 namespace gradsync::device {
 
-HWY_EXPORT(reduce_as_float32);
+HWY_EXPORT(reduce_as_bfloat16);
 
-ChunkStats reduce_float32(const ReduceChunk& chunk) { return HWY_DYNAMIC_DISPATCH(reduce_as_float32)(chunk); }
+ChunkStats reduce_bfloat16(const ReduceChunk& chunk) { return HWY_DYNAMIC_DISPATCH(reduce_as_bfloat16)(chunk); }
 
 }  // namespace gradsync::device
 

@@ -9,7 +9,7 @@
 #endif
 
 #include "device/math/chunk_math.hpp"
-#include "device/math/row_formats-inl.hpp"
+#include "device/vector/row_formats-inl.hpp"
 
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>

@@ -13,10 +13,10 @@
 #include "device/math/chunk_reference.hpp"
 // The order below matters.
 // clang-format off
-#include "device/math/row_formats-inl.hpp"
-#include "device/math/half_rows-inl.hpp"
-#include "device/math/power_sums-inl.hpp"
-#include "device/math/chunk_rows-inl.hpp"
+#include "device/vector/row_formats-inl.hpp"
+#include "device/vector/half_rows-inl.hpp"
+#include "device/vector/power_sums-inl.hpp"
+#include "device/vector/chunk_rows-inl.hpp"
 // clang-format on
 
 #include <bit>

@@ -1,12 +1,12 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "device/math/reduce_float64.cpp"
+#define HWY_TARGET_INCLUDE "device/vector/reduce_float64.cpp"
 // Includes this file once per vector target, so it comes before everything else.
 // clang-format off
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 // clang-format on
 
-#include "device/math/reduce_rows-inl.hpp"
+#include "device/vector/reduce_rows-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 

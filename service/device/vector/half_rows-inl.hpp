@@ -10,7 +10,7 @@
 #endif
 
 #include "arithmetic/half.hpp"
-#include "device/math/row_formats-inl.hpp"
+#include "device/vector/row_formats-inl.hpp"
 
 #include <hwy/highway.h>
 

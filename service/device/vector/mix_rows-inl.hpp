@@ -8,7 +8,7 @@
 #define GRADSYNC_DEVICE_MIX_ROWS_INL
 #endif
 
-#include "device/math/reduce_rows-inl.hpp"
+#include "device/vector/reduce_rows-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 

@@ -1,11 +1,11 @@
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "device/math/scale_chunk.cpp"
+#define HWY_TARGET_INCLUDE "device/vector/scale_chunk.cpp"
 // Includes this file once per vector target, so it comes before everything else; the order below matters too.
 // clang-format off
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-#include "device/math/row_formats-inl.hpp"
-#include "device/math/half_rows-inl.hpp"
+#include "device/vector/row_formats-inl.hpp"
+#include "device/vector/half_rows-inl.hpp"
 // clang-format on
 
 #include "device/math/chunk_math.hpp"
