@@ -7,7 +7,7 @@
 #include "app/daemon/engine_clock.hpp"
 #include "app/daemon/gpu_workers.hpp"
 #include "app/daemon/node_doctor.hpp"
-#include "app/daemon/pages.hpp"
+#include "app/daemon/pages/pages.hpp"
 #include "app/peer/peer_bridge.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"

@@ -1,4 +1,4 @@
-#include "app/daemon/health.hpp"
+#include "app/daemon/pages/health.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 #include "app/config/socket_places.hpp"
 
-#include "app/cli/rpc_client.hpp"
+#include "app/cli/ask/rpc_client.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

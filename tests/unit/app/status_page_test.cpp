@@ -1,4 +1,4 @@
-#include "app/daemon/status_page.hpp"
+#include "app/daemon/pages/status_page.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "app/daemon/process_metrics.hpp"
+#include "app/daemon/pages/process_metrics.hpp"
 
 #include <sys/resource.h>
 #include <unistd.h>

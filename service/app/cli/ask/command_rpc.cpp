@@ -1,5 +1,5 @@
+#include "app/cli/ask/rpc_client.hpp"
 #include "app/cli/exit_code.hpp"
-#include "app/cli/rpc_client.hpp"
 #include "app/config/settings.hpp"
 
 #include <fmt/format.h>

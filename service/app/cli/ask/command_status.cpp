@@ -1,8 +1,8 @@
+#include "app/cli/ask/rpc_client.hpp"
 #include "app/cli/exit_code.hpp"
-#include "app/cli/rpc_client.hpp"
 #include "app/config/settings.hpp"
+#include "app/daemon/pages/status_page.hpp"
 #include "app/daemon/signals.hpp"
-#include "app/daemon/status_page.hpp"
 #include "base/text.hpp"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "app/cli/rpc_client.hpp"
+#include "app/cli/ask/rpc_client.hpp"
 
 #include "base/unique_fd.hpp"
 

@@ -1,6 +1,6 @@
-#include "app/daemon/pages.hpp"
+#include "app/daemon/pages/pages.hpp"
 
-#include "app/daemon/status_page.hpp"
+#include "app/daemon/pages/status_page.hpp"
 #include "app/page/page_files.hpp"
 #include "base/version.hpp"
 #include "rpc/error_codes.hpp"

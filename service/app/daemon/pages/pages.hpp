@@ -4,8 +4,8 @@
 
 #include "app/daemon/daemon_state.hpp"
 #include "app/daemon/engine_clock.hpp"
-#include "app/daemon/health.hpp"
-#include "app/daemon/process_metrics.hpp"
+#include "app/daemon/pages/health.hpp"
+#include "app/daemon/pages/process_metrics.hpp"
 #include "app/page/recent_steps.hpp"
 #include "net/server.hpp"
 
