@@ -14,6 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr int kStepsLine = 1;  ///< the line of a node on which attempts lie, as the number of a thread
+
 /// Appends the events of one node.
 class NodeTrace {
  public:
@@ -21,6 +23,7 @@ class NodeTrace {
 
   void write() {
     named("process_name", view_.name());
+    named("thread_name", "steps");
     for (const auto& [key, attempt] : view_.attempts) {
       add_attempt(*attempt);
     }
@@ -35,12 +38,16 @@ class NodeTrace {
   }
 
  private:
+  /// Process 0 and thread 0 are the idle ones to Perfetto, which keeps names of its own for them.
+  [[nodiscard]] std::int64_t process() const { return view_.number() + 1; }
+
   void named(const char* what, const std::string& name) {
-    events_.push_back({{"name", what}, {"ph", "M"}, {"pid", view_.number()}, {"tid", 0}, {"args", {{"name", name}}}});
+    events_.push_back({{"name", what}, {"ph", "M"}, {"pid", process()}, {"tid", kStepsLine}, {"args", {{"name", name}}}}
+    );
   }
 
   Json event(const char* phase, std::string name, std::int64_t at_us) const {
-    return {{"name", std::move(name)}, {"ph", phase}, {"pid", view_.number()}, {"tid", 0}, {"ts", at_us + shift_}};
+    return {{"name", std::move(name)}, {"ph", phase}, {"pid", process()}, {"tid", kStepsLine}, {"ts", at_us + shift_}};
   }
 
   void add_attempt(const rpc::DumpAttempt& attempt) {
@@ -161,6 +168,10 @@ std::string chrome_trace(const FlightWorld& world) {
       event["ts"] = event["ts"].get<std::int64_t>() - begin;
     }
   }
+  // In the order of time, and names before all: readers of a stream need that.
+  std::ranges::stable_sort(events.get_ref<Json::array_t&>(), {}, [](const Json& event) {
+    return event.value("ts", std::int64_t{-1});
+  });
   const Json trace{{"displayTimeUnit", "ms"}, {"otherData", {{"job", world.job}}}, {"traceEvents", std::move(events)}};
   return trace.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

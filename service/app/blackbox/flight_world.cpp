@@ -131,6 +131,24 @@ const rpc::DumpHead& FlightWorld::newest() const {
   return *std::ranges::max_element(views, {}, [](const FlightView& view) { return view.head->taken_unix_us; })->head;
 }
 
+void keep_last_steps(rpc::DumpFile& dump, std::size_t count) {
+  std::set<std::int64_t> steps;
+  AttemptKey oldest{};
+  for (auto attempt = dump.attempts.rbegin(); attempt != dump.attempts.rend(); ++attempt) {
+    if (attempt->step) {
+      steps.insert(*attempt->step);
+    }
+    if (steps.size() > count) {
+      break;
+    }
+    oldest = {attempt->epoch, attempt->attempt};
+  }
+  const auto is_older = [&](const auto& record) { return AttemptKey{record.epoch, record.attempt} < oldest; };
+  std::erase_if(dump.attempts, is_older);
+  std::erase_if(dump.buckets, is_older);
+  std::erase_if(dump.links, is_older);
+}
+
 Result<FlightWorld> make_world(const std::vector<NamedDump>& dumps, const std::string& wanted) {
   const Result<std::string> job = one_job(dumps, wanted);
   if (!job) {

@@ -4,6 +4,7 @@
 #include "base/error.hpp"
 #include "rpc/wire/dump_file.hpp"
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -63,6 +64,9 @@ struct FlightWorld {
   /// The newest dump, whose word counts where others say another.
   [[nodiscard]] const rpc::DumpHead& newest() const;
 };
+
+/// Drops what is older than the last `count` steps. An attempt without a step belongs to the one behind it.
+void keep_last_steps(rpc::DumpFile& dump, std::size_t count);
 
 /// `job` may be empty where all dumps are of one job. The dumps outlive the world. Errors: InvalidParams, with the file
 /// or `job`.

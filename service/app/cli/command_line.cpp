@@ -28,6 +28,7 @@ Examples:
   gradsyncd status --watch                                jobs, ranks, norms
   gradsyncd policy replay run.jsonl --policy percentile   what adaptive clipping would have done with a recorded run
   gradsyncd blackbox analyze *.jsonl                      which rank, node or link a training waited for
+  gradsyncd trace -o trace.json                           the last steps, for https://ui.perfetto.dev
   gradsyncd rpc stats.get '{"job": "llm", "last": 3}'     any method that needs no session
 
 Settings come from flags, then the environment (GRADSYNC_SECTION_KEY), then the file, then defaults.
@@ -98,6 +99,7 @@ struct Parsed {
   PolicyReplayCommand replay;
   BlackboxAnalyzeCommand analyze;
   BlackboxTraceCommand trace;
+  TraceCommand live_trace;
   DoctorCommand doctor;
   TokenNewCommand token;
   VersionCommand version;
@@ -221,6 +223,20 @@ void add_blackbox_trace(CLI::App& trace, Parsed& parsed) {
   );
 }
 
+void add_live_trace(CLI::App& trace, Parsed& parsed) {
+  trace.add_option("--job", parsed.live_trace.job, "The job, where the daemon has several");
+  trace.add_option("--last", parsed.live_trace.last, "Steps, 100 unless given; the recorder has at most 512")
+      ->type_name("N")
+      ->check(CLI::Range(1, 512).description(""));
+  trace.add_option("-o,--out", parsed.live_trace.out, "File to write; else standard output")->type_name("FILE");
+  trace.footer(
+      "\nExample: gradsyncd trace --last 20 -o trace.json\n"
+      "https://ui.perfetto.dev and chrome://tracing show it. For the daemon's user and root, on its machine. Traces of "
+      "several nodes are made of their dumps: gradsyncd blackbox trace."
+  );
+  add_address(trace, parsed.live_trace.address);
+}
+
 void add_version(CLI::App& version, Parsed& parsed) {
   version.add_flag("--json", parsed.version.json, "As JSON");
   version.footer("\nExample: gradsyncd version --json");
@@ -335,6 +351,7 @@ constexpr CommandRow kCommands[] = {
      add_blackbox_analyze,
      take<&Parsed::analyze>},
     {"blackbox", "trace", "Print dumps as a Chrome trace", add_blackbox_trace, take<&Parsed::trace>},
+    {"", "trace", "Print the last steps of a running job as a Chrome trace", add_live_trace, take<&Parsed::live_trace>},
     {"",
      "doctor",
      "Look for what would keep gradients from being served here, and say what to do",

@@ -77,6 +77,14 @@ struct BlackboxTraceCommand {
   std::string job;
 };
 
+/// Prints the last steps of a job of a running daemon as such a trace.
+struct TraceCommand {
+  std::string address;  ///< empty: searched
+  std::string job;      ///< empty: the daemon has one
+  int last = 100;       ///< steps
+  std::string out;      ///< file; empty: standard output
+};
+
 /// Looks for what would keep gradients on this machine from being served.
 struct DoctorCommand {
   SettingsSource settings;
@@ -126,6 +134,7 @@ using Command = std::variant<
     PolicyReplayCommand,
     BlackboxAnalyzeCommand,
     BlackboxTraceCommand,
+    TraceCommand,
     DoctorCommand,
     TokenNewCommand,
     VersionCommand,
@@ -144,6 +153,7 @@ using Command = std::variant<
 [[nodiscard]] int execute(const PolicyReplayCommand& command);
 [[nodiscard]] int execute(const BlackboxAnalyzeCommand& command);
 [[nodiscard]] int execute(const BlackboxTraceCommand& command);
+[[nodiscard]] int execute(const TraceCommand& command);
 [[nodiscard]] int execute(const DoctorCommand& command);
 [[nodiscard]] int execute(const TokenNewCommand& command);
 [[nodiscard]] int execute(const VersionCommand& command);

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon import BINARY, DEADLINE_S, Daemon, call, clean_environment, run_command
 from raw import RawRank, declare_all, frame, request
+from scripted_daemon import answering
 from small_disk import fill, small_tmpfs
+from trace_events import check_trace
 
 NAMES = ["a", "b", "c"]
 BUCKETS = ("--engine-first-bucket-bytes", "64", "--engine-bucket-bytes", "64")  # one for each tensor
@@ -121,6 +124,126 @@ def test_a_rank_that_is_late_in_every_step_is_named_from_a_dump_of_the_rpc(folde
         assert {event["name"] for event in trace["traceEvents"] if event["ph"] == "X"} == {
             f"step {step}" for step in range(30)
         }
+
+
+def test_the_last_steps_of_a_running_job_are_a_trace(folder: Path) -> None:
+    """Every span is compared with the run: its step, its place in time, and the rank that it waited for."""
+    with serving(folder) as daemon:
+        ranks = three(daemon)
+        take_steps(ranks, range(6))
+        began = time.monotonic()
+        take_steps(ranks, range(6, 10), late=ranks[2], late_s=0.03)
+        took_us = (time.monotonic() - began) * 1e6
+        traced = run_command("trace", "--last", "4", "--address", daemon.socket)
+        assert traced.returncode == 0, traced.stderr
+        assert list(folder.glob("*.jsonl")) == [], "a trace leaves no dump behind"
+        trace = json.loads(traced.stdout)
+        assert trace["otherData"] == {"job": "llm"}
+        events = check_trace(trace)
+        assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"node-a"}
+        steps = {event["name"]: event for event in events if event["ph"] == "X"}
+        assert list(steps) == [f"step {step}" for step in range(6, 10)]
+        times = [(step["ts"], step["ts"] + step["dur"]) for step in steps.values()]
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(times))
+        assert 4 * 30e3 <= times[-1][1] - times[0][0] <= took_us
+        late = [event for event in events if event["name"] == "last ask"]
+        assert [event["args"] for event in late] == [{"rank": 2}] * 4
+        for category, name in (("ready", "bucket {} collecting"), ("reduce", "bucket {}")):
+            begins = [event for event in events if event["ph"] == "b" and event["cat"] == category]
+            ends = {event["id"]: event for event in events if event["ph"] == "e" and event["cat"] == category}
+            assert sorted(event["name"] for event in begins) == sorted(name.format(n) for n in (0, 1, 2) for _ in steps)
+            for event in begins:
+                begin, end = times[event["args"]["attempt"] - begins[0]["args"]["attempt"]]
+                assert begin <= event["ts"] <= ends[event["id"]]["ts"] <= end
+
+
+def test_a_trace_is_of_one_job_and_goes_where_it_is_told(folder: Path, tmp_path: Path) -> None:
+    with serving(folder) as daemon:
+        none = run_command("trace", "--address", daemon.socket)
+        assert (none.returncode, none.stdout) == (1, "")
+        assert "no jobs" in none.stderr
+        ranks = three(daemon, "a")
+        idle = run_command("trace", "--address", daemon.socket)
+        assert (idle.returncode, idle.stdout) == (1, "")
+        assert "job 'a' has begun no step yet" in idle.stderr
+        take_steps(ranks, range(1))
+        take_steps(three(daemon, "language"), range(2))
+        several = run_command("trace", "--address", daemon.socket)
+        assert several.returncode == 1
+        assert "the daemon has 2 jobs: a, language" in several.stderr
+        assert "name one of them with --job" in several.stderr
+        slip = run_command("trace", "--job", "langage", "--address", daemon.socket)
+        assert (slip.returncode, slip.stdout) == (1, "")
+        assert "did you mean 'language'?" in slip.stderr
+        out = tmp_path / "trace.json"
+        told = run_command("trace", "--job", "language", "-o", str(out), "--address", daemon.socket)
+        assert (told.returncode, told.stdout) == (0, ""), told.stderr
+        events = check_trace(json.loads(out.read_text()))
+        assert [event["name"] for event in events if event["ph"] == "X"] == ["step 0", "step 1"]
+        nowhere = run_command("trace", "--job", "a", "-o", str(tmp_path / "no/such"), "--address", daemon.socket)
+        assert nowhere.returncode == 1
+        assert f"cannot write '{tmp_path / 'no/such'}'" in nowhere.stderr
+        assert list(folder.glob("*.jsonl")) == []
+    gone = run_command("trace", "--address", daemon.socket)
+    assert gone.returncode == 69
+    assert run_command("trace", "--last", "0").returncode == 64
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A dump as a daemon writes it."""
+    folder = tmp_path_factory.mktemp("dump") / "dumps"
+    with serving(folder) as daemon:
+        take_steps(three(daemon), range(2))
+        call(daemon.unix(), "blackbox.dump")
+        return wait_for_dumps(folder, 1)[0].read_bytes()
+
+
+def with_head(dump: bytes, **changed: object) -> bytes:
+    head, rest = dump.split(b"\n", 1)
+    return json.dumps({**json.loads(head), **changed}).encode() + b"\n" + rest
+
+
+def traced_of(path: Path, incarnation: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """A trace of a daemon that says it has dumped into `path`."""
+    status = {"incarnation": incarnation, "jobs": [{"job": "llm"}]}
+    answers = {"status.get": status, "blackbox.dump": {"dumps": [{"job": "llm", "uid": 0, "file": str(path)}]}}
+    with answering(tmp_path / "liar.sock", answers) as socket:
+        return run_command("trace", "--address", str(socket))
+
+
+def test_a_trace_removes_no_file_but_the_dump_that_it_asked_for(dump: bytes, tmp_path: Path) -> None:
+    incarnation = json.loads(dump.split(b"\n", 1)[0])["incarnation"]
+    later = time.time_ns() // 1000 + 3600 * 10**6
+    right = with_head(dump, taken_unix_us=later)
+    cases = {
+        "it is no dump": b"precious words\n",
+        "it is no dump: ": right[:-9],
+        "it is of a failure or a signal": with_head(dump, taken_unix_us=later, why="signal"),
+        "a dump of job 'other' and not of 'llm'": with_head(dump, taken_unix_us=later, job="other"),
+        "another daemon has written this dump": with_head(dump, taken_unix_us=later, incarnation="0" * 16),
+        "taken before it was asked for": dump,
+    }
+    file = tmp_path / "file"
+    for said, content in cases.items():
+        file.write_bytes(content)
+        refused = traced_of(file, incarnation, tmp_path)
+        assert (refused.returncode, refused.stdout) == (1, ""), said
+        assert f"{file}: it is left as it is: " in refused.stderr
+        assert said in refused.stderr
+        assert file.read_bytes() == content
+    file.write_bytes(right)
+    (tmp_path / "link").symlink_to(file)
+    assert traced_of(tmp_path / "link", incarnation, tmp_path).returncode == 1
+    assert file.exists()
+    assert (tmp_path / "link").is_symlink()
+    for path in (tmp_path, tmp_path / "none", Path("file")):
+        assert traced_of(path, incarnation, tmp_path).returncode == 1
+    assert file.read_bytes() == right
+    done = traced_of(file, incarnation, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not file.exists()
+    check_trace(json.loads(done.stdout))
 
 
 def test_sigusr1_dumps_every_job_and_the_daemon_serves_on(folder: Path) -> None:

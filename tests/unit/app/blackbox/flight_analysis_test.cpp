@@ -330,14 +330,14 @@ TEST(ChromeTrace, brings_the_clocks_of_nodes_together) {
     if (event["ph"] == "X") {
       begins[event["name"]].push_back(event["ts"]);
       EXPECT_GE(event["dur"], 0);
-    } else if (event["ph"] == "M") {
+    } else if (event["name"] == "process_name") {
       names[event["pid"]] = event["args"]["name"];
     } else if (event["ph"] == "b" || event["ph"] == "e") {
       open[{event["cat"], event["id"]}] += event["ph"] == "b" ? 1 : -1;
     }
     EXPECT_TRUE(event["ph"] == "M" || event["ts"] >= 0);
   }
-  EXPECT_EQ(names.at(2), "node-2");
+  EXPECT_EQ(names.at(3), "node-2");
   ASSERT_EQ(begins.size(), 30U);
   for (const auto& [name, times] : begins) {
     ASSERT_EQ(times.size(), 3U) << name;
