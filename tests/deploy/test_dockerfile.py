@@ -13,6 +13,7 @@ from daemon_words import BINARY
 from manifests import ROOT
 
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
+APP_CMAKE = ROOT / "service/app/CMakeLists.txt"
 TEXT = DOCKERFILE.read_text()
 STAGES = dict(re.findall(r"^FROM \S+ AS (\w+)\n(.*?)(?=^FROM |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 
@@ -79,5 +80,8 @@ def test_the_context_has_what_cmake_reads_and_nothing_that_changes_without_it() 
     assert "*" in rules
     cmake = (ROOT / "CMakeLists.txt").read_text()
     folders = set(re.findall(r"^ *add_subdirectory\((\w+)\)", cmake, re.MULTILINE)) - {"tests"}
-    assert {rule.partition("/")[0] for rule in allowed} == folders | {"CMakeLists.txt", "CMakePresets.json"}
+    documents = {rule for rule in allowed if rule.startswith("docs/")}
+    assert documents == set(re.findall(r"CMAKE_SOURCE_DIR}/(docs/[\w.]+)", APP_CMAKE.read_text()))
+    folders |= {"CMakeLists.txt", "CMakePresets.json"}
+    assert {rule.partition("/")[0] for rule in allowed - documents} == folders
     assert all((ROOT / rule).exists() for rule in allowed)

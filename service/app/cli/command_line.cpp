@@ -101,6 +101,7 @@ struct Parsed {
   BlackboxTraceCommand trace;
   TraceCommand live_trace;
   DoctorCommand doctor;
+  ExplainCommand explain;
   TokenNewCommand token;
   VersionCommand version;
   CompletionCommand completion;
@@ -252,6 +253,13 @@ void add_doctor(CLI::App& doctor, Parsed& parsed) {
   add_settings(doctor, parsed.doctor.settings);
 }
 
+void add_explain(CLI::App& explain, Parsed& parsed) {
+  explain.add_option(
+      "kind", parsed.explain.kind, "Kind of an error, like rank_lost; all kinds are listed unless given"
+  );
+  explain.footer("\nExample: gradsyncd explain rank_lost");
+}
+
 void add_token_new(CLI::App& token, Parsed& parsed) {
   token.add_option("--out", parsed.token.out, "File to write, of mode 0600; else standard output")->type_name("FILE");
   token.add_flag("--force", parsed.token.force, "Replace a file that is there");
@@ -357,6 +365,7 @@ constexpr CommandRow kCommands[] = {
      "Look for what would keep gradients from being served here, and say what to do",
      add_doctor,
      take<&Parsed::doctor>},
+    {"", "explain", "Say what a kind of error means, and what to do", add_explain, take<&Parsed::explain>},
     {"", "token", "Tokens of those who come over TCP", add_group, nullptr},
     {"token", "new", "Make one of 256 random bits", add_token_new, take<&Parsed::token>},
     {"", "version", "Print the version", add_version, take<&Parsed::version>},

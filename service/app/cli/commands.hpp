@@ -95,6 +95,11 @@ struct DoctorCommand {
 /// Those that a doctor looks at: of one that a daemon started, what the daemon said.
 [[nodiscard]] SettingsSource settings_of(const DoctorCommand& command);
 
+/// Prints what a kind of error means, and what to do.
+struct ExplainCommand {
+  std::string kind;  ///< as in `data.kind`; empty: lists them
+};
+
 /// Makes a bearer token.
 struct TokenNewCommand {
   std::string out;     ///< file; empty: standard output
@@ -136,6 +141,7 @@ using Command = std::variant<
     BlackboxTraceCommand,
     TraceCommand,
     DoctorCommand,
+    ExplainCommand,
     TokenNewCommand,
     VersionCommand,
     CompletionCommand,
@@ -155,6 +161,7 @@ using Command = std::variant<
 [[nodiscard]] int execute(const BlackboxTraceCommand& command);
 [[nodiscard]] int execute(const TraceCommand& command);
 [[nodiscard]] int execute(const DoctorCommand& command);
+[[nodiscard]] int execute(const ExplainCommand& command);
 [[nodiscard]] int execute(const TokenNewCommand& command);
 [[nodiscard]] int execute(const VersionCommand& command);
 [[nodiscard]] int execute(const CompletionCommand& command);

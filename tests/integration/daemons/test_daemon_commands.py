@@ -15,6 +15,8 @@ import gradsync
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "deploy/config/gradsyncd.toml"
+ERRORS = ROOT / "docs/errors.md"
+ERROR_CODES = ROOT / "tests/contract/error_codes.json"
 
 
 def test_version_in_words_and_as_json() -> None:
@@ -216,3 +218,46 @@ def test_doctor_says_what_is_here_and_what_to_do() -> None:
     findings = json.loads(missing.stdout)
     assert {"level", "what", "hint"} == set(findings[0])
     assert any(f["level"] == "problem" and "there is no /nowhere.so" in f["what"] for f in findings), findings
+
+
+def documented_errors() -> dict[str, list[str]]:
+    rows = re.findall(r"^\| `([a-z_]+)` (\|.*)\|$", ERRORS.read_text(), re.MULTILINE)
+    return {kind: [cell.strip() for cell in re.split(r"(?<!\\)\|", rest)[1:]] for kind, rest in rows}
+
+
+def words(text: str) -> list[str]:
+    """Without the marks of links, and however the lines are broken."""
+    return re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text).replace("\\|", "|").split()
+
+
+def test_every_kind_of_error_has_a_page_that_says_what_the_documents_say() -> None:
+    documented = documented_errors()
+    kinds = [row["kind"] for row in json.loads(ERROR_CODES.read_text())]
+    assert run_command("explain").stdout.split() == kinds == list(documented)
+    for kind, (code, http, _, meaning, way_out) in documented.items():
+        page = run_command("explain", kind)
+        assert page.returncode == 0, page.stderr
+        head, cause, do = (part.strip() for part in re.split("\n\n", page.stdout)[:3])
+        assert head == f"{kind} (JSON-RPC {code}, HTTP {http})"
+        assert words(cause) == words(meaning)
+        assert words(do)[3 : 3 + len(words(way_out))] == words(way_out)
+        assert max(map(len, page.stdout.splitlines())) <= 80
+
+
+def test_a_page_says_when_an_error_comes() -> None:
+    page = run_command("explain", "rank_lost").stdout
+    assert "When it comes, and what to do then" in page
+    assert "  - a rank dies (signal, out of memory, exception): " in page
+    assert "](" not in page
+
+
+def test_an_error_names_its_page_and_a_slip_the_nearest_kind() -> None:
+    with Daemon() as daemon:
+        refused = run_command("rpc", "status.gte", "--address", daemon.socket)
+        assert refused.returncode == 1
+        assert refused.stderr.splitlines()[1].endswith("(gradsyncd explain method_not_found)")
+    slip = run_command("explain", "rank_losst")
+    assert (slip.returncode, slip.stdout) == (64, "")
+    assert "did you mean rank_lost?" in slip.stderr
+    assert "did you mean rank_in_use, rank_lost?" in run_command("explain", "rank_").stderr
+    assert "gradsyncd explain lists them" in run_command("explain", "42").stderr

@@ -61,7 +61,7 @@ def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> 
         }
     )
     assert type(error).KIND == error.kind == kind
-    assert str(error) == "tensors[3].shape: found this (node 'n'); do that"
+    assert str(error) == f"tensors[3].shape: found this (node 'n'); do that (gradsync explain {kind})"
     assert (error.code, error.retryable, error.path, error.job, error.tensor, error.node) == (
         -31000,
         True,

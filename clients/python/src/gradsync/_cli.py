@@ -27,6 +27,12 @@ from .errors import ConnectionFailed, GradsyncError, UsageError
 __all__ = ["main", "status_main"]
 
 _VERSION_S = 10.0
+#: commands of gradsyncd that this one passes on as they are
+_OF_GRADSYNCD = {
+    "run": "run a command beside a private daemon, as `gradsyncd run`",
+    "explain": "say what a kind of error means, and what to do",
+    "trace": "write the last steps of a running job as a trace for Perfetto",
+}
 _OPTIONAL = ("torch", "numpy")  #: what the client uses where it is installed
 
 
@@ -37,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
         return _version()
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         arguments = ["status", *arguments]  # `python -m gradsync` without a command means this
-    if arguments[0] == "run":
-        return _run(arguments)
+    if arguments[0] in _OF_GRADSYNCD:
+        return _pass_on(arguments)
     parser = argparse.ArgumentParser(
         prog="gradsync", description="Client of gradsyncd, the sidecar of PyTorch training. Default: status."
     )
@@ -46,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         "--version", action="store_true", help="show the versions of this client and of the daemon it would start"
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    commands.add_parser("run", help="run a command beside a private daemon, as `gradsyncd run`", add_help=False)
+    for name, help_text in _OF_GRADSYNCD.items():
+        commands.add_parser(name, help=help_text, add_help=False)
     add_audit(commands.add_parser)
     add_verdict(commands.add_parser)
     add_observe(commands.add_parser)
@@ -82,8 +89,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1 if options.run is _status else 2
 
 
-def _run(arguments: list[str]) -> int:
-    """Becomes `gradsyncd run` of the binary that connect(spawn=True) would start; it knows the options."""
+def _pass_on(arguments: list[str]) -> int:
+    """Becomes the binary that connect(spawn=True) would start; it knows the options."""
     try:
         binary = find_binary()
         os.execv(binary, [binary, *arguments])

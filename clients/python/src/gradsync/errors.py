@@ -23,7 +23,7 @@
         └── DoctorFailed
 
 The fields of an `RpcError` come from the daemon's `data`; a field that the protocol leaves out is None or empty.
-Every message ends with the next thing to try.
+Every message ends with the next thing to try, that of an `RpcError` with the command that says more.
 """
 
 from __future__ import annotations
@@ -233,7 +233,8 @@ class RpcError(GradsyncError):
         where = f"{self.path}: " if self.path and self.path not in message else ""
         on = f" (node '{self.node}')" if self.node and f"'{self.node}'" not in message else ""
         said = f"{where}{message}{on}"
-        super().__init__(f"{said}; {self.hint}" if self.hint else said)
+        page = f" (gradsync explain {self.kind})" if self.KIND else ""  # a kind of a newer daemon has no page here
+        super().__init__(f"{said}; {self.hint}{page}" if self.hint else said)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self.message, self.data)

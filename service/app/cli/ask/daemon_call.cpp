@@ -30,7 +30,11 @@ std::variant<nlohmann::ordered_json, int> call_daemon(
   if (answer.is_object() && answer.contains("error") && answer["error"].is_object()) {
     const Json& error = answer["error"];
     const Json data = error.value("data", Json::object());
-    complain(fmt::format("{}: {}", data.value("kind", "error"), error.value("message", "")), data.value("hint", ""));
+    const std::string kind = data.value("kind", "error");
+    complain(
+        fmt::format("{}: {}", kind, error.value("message", "")),
+        fmt::format("{} (gradsyncd explain {})", data.value("hint", ""), kind)
+    );
     return static_cast<int>(kExitFailure);
   }
   complain(fmt::format("the daemon at '{}' answered {}: {}", *socket, reply->status, reply->body), "");
