@@ -11,8 +11,9 @@ struct ArgumentText {
   std::vector<std::string> names;  ///< with their dashes; of an argument without a flag: its one name
   std::string value;               ///< FILE, N, "text|json"; empty: a flag that takes none
   std::string doc;
-  bool is_setting = false;   ///< a key of the configuration file
-  bool is_repeated = false;  ///< takes every word that follows
+  bool is_setting = false;         ///< a key of the configuration file
+  bool is_repeated = false;        ///< takes every word that follows
+  std::vector<std::string> words;  ///< that are allowed, where `value` does not list them
 
   [[nodiscard]] bool is_option() const { return names.front().front() == '-'; }
 

@@ -8,16 +8,16 @@
 namespace gradsync::app {
 
 std::vector<std::string> ArgumentText::choices() const {
-  std::vector<std::string> words;
   if (value.find('|') == std::string::npos) {
     return words;
   }
+  std::vector<std::string> listed;
   for (std::size_t at = 0; at <= value.size();) {
     const std::size_t bar = std::min(value.find('|', at), value.size());
-    words.push_back(value.substr(at, bar - at));
+    listed.push_back(value.substr(at, bar - at));
     at = bar + 1;
   }
-  return words;
+  return listed;
 }
 
 namespace {

@@ -156,6 +156,19 @@ def test_the_client_has_the_same_command() -> None:
     assert gradsync_run("--help", binary=BINARY).stdout == run_command("run", "--help").stdout
 
 
+def test_the_client_passes_on_what_the_daemon_knows() -> None:
+    for words in (["explain", "rank_lost"], ["explain"], ["trace", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "gradsync", *words],
+            env=clean_environment(GRADSYNCD=BINARY),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, run_command(*words).stdout), done.stderr
+
+
 def test_the_command_of_the_client_says_that_there_is_no_daemon() -> None:
     done = gradsync_run("--", "true", binary="/does/not/exist")
     assert done.returncode == 2

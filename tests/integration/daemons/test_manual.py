@@ -156,6 +156,7 @@ def test_bash_offers_the_values_that_an_option_takes(scripts: Path, tmp_path: Pa
     assert offered(scripts, "serve", "--log-level", "=") == levels
     assert offered(scripts, "serve", "--log-level", "=", "d") == {"debug"}
     assert offered(scripts, "completion", "") == {"bash", "zsh"}
+    assert offered(scripts, "explain", "rank_") == {"rank_in_use", "rank_lost"}
     assert offered(scripts, "serve", "--limits-sessions", "") == set()
     (tmp_path / "one.toml").touch()
     for words in (["check-config"], ["serve", "--config"], ["plan", "check", "--explain"]):
@@ -232,6 +233,7 @@ def test_zsh_completes_commands_options_and_values(scripts: Path) -> None:
             ("serve --log-le\tdeb", "serve --log-level=debug"),
             ("config show --orig", "config show --origin"),
             ("completion z", "completion zsh"),
+            ("explain rank_l", "explain rank_lost"),
         ):
             zsh.write(f"gradsyncd {typed}\t\n")
             zsh.read_until(f"<{completed}>")
