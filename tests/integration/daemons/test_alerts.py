@@ -9,8 +9,10 @@ import contextlib
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,13 +42,17 @@ def promtool() -> str:
 
 
 class Rank:
-    def __init__(self, daemon: Daemon, rank: int) -> None:
+    """One of two: they add up their gradients, or each has a copy of the same."""
+
+    def __init__(self, daemon: Daemon, rank: int, copies: bool) -> None:
         self.rank = rank
         self.client = gradsync.connect(daemon.socket)
-        self.job = self.client.attach("job", rank, 2)
+        mesh = {"dp": 1, "tp": 2} if copies else {"dp": 2, "tp": 1}
+        self.job = self.client.attach("job", rank, 2, meshes={"default": mesh})
 
     def declare(self) -> None:
-        weight = gradsync.Tensor("w", shape=(8,), placements={"dp": Partial("mean") >> Replicate()})
+        placements = {"dp": Partial("mean") >> Replicate(), "tp": Replicate()}
+        weight = gradsync.Tensor("w", shape=(8,), placements=placements)
         self.grads = self.job.declare([weight], clip=gradsync.Clip(max_norm=100.0))
 
     def step(self, value: float = 1.0, wait_s: float = 0.0, **more: float) -> gradsync.StepReport:
@@ -59,10 +65,10 @@ class Rank:
 class Run:
     """Two ranks beside a daemon, and what was scraped of it."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, copies: bool) -> None:
         self.daemon = daemon
         self.scrapes: list[dict[str, float]] = []
-        self.ranks = [Rank(daemon, rank) for rank in range(2)]
+        self.ranks = [Rank(daemon, rank, copies) for rank in range(2)]
         whole(on_all(self.ranks, Rank.declare))
         self.scrape()
 
@@ -95,10 +101,10 @@ class Run:
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     with contextlib.ExitStack() as leaving:
         daemon = leaving.enter_context(Daemon())
-        run = Run(daemon)
+        run = Run(daemon, copies=getattr(request, "param", False))
         for rank in run.ranks:
             leaving.callback(rank.client.abandon)
         yield run
@@ -188,6 +194,53 @@ def test_gradients_that_are_not_finite(run: Run, promtool: str, tmp_path: Path) 
     run.steps(1, lambda rank: rank.step(math.nan if rank.rank == 1 else 1.0))
     run.scrape()
     assert firing(promtool, tmp_path, run.scrapes) == {"GradsyncNotFinite"}
+
+
+@pytest.mark.parametrize("run", [True], indirect=True, ids=["copies"])
+def test_copies_that_differ(run: Run, promtool: str, tmp_path: Path) -> None:
+    run.steps(1)
+    run.scrape()
+    run.steps(1, lambda rank: rank.step(1.0 + rank.rank))
+    run.scrape()
+    assert firing(promtool, tmp_path, run.scrapes) == {"GradsyncDiverged"}
+
+
+def held_up(run: Run) -> float:
+    return run.scrapes[-1]['gradsync_io_long_turns_total{why="held_up"}']
+
+
+def test_an_io_thread_that_gets_no_processor(run: Run, promtool: str, tmp_path: Path) -> None:
+    """Stopped for longer than 50 ms again and again, and in the middle of a turn as often as that comes."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        with gradsync.connect(run.daemon.socket) as client:
+            while not ended.is_set():
+                client.status()
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    end = time.monotonic() + DEADLINE_S
+    try:
+        while held_up(run) < 12:
+            assert time.monotonic() < end, f"{held_up(run)} turns were held up"
+            for _ in range(20):
+                run.daemon.process.send_signal(signal.SIGSTOP)
+                time.sleep(0.06)
+                run.daemon.process.send_signal(signal.SIGCONT)
+                time.sleep(0.002)
+            run.scrape()
+    finally:
+        ended.set()
+        for thread in asking:
+            thread.join()
+    assert firing(promtool, tmp_path, run.scrapes[:1] + run.scrapes[-1:]) == {"GradsyncIoThreadHeld"}
+
+
+def test_every_alert_has_fired_in_a_test() -> None:
+    named = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
+    assert named == set(re.findall(r'== \{"(\w+)"\}', Path(__file__).read_text()))
 
 
 def test_steps_that_fail(run: Run, promtool: str, tmp_path: Path) -> None:
