@@ -15,6 +15,7 @@ from typing import Any
 from ._audit._cli import add_audit, add_verdict
 from ._bench._cli import add_bench
 from ._client import Client, connect
+from ._command_parser import add_command
 from ._commit import commit
 from ._doctor import add_doctor
 from ._launch._spawn import find_binary
@@ -60,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     add_report(commands.add_parser)
     add_doctor(commands.add_parser)
     add_bench(commands.add_parser)
-    status = commands.add_parser("status", help="show what a running daemon does now")
+    status = add_command(commands.add_parser, "status", _status, help="show what a running daemon does now")
     status.add_argument(
         "--address",
         help="path of its socket, or http://HOST:PORT or https://HOST of [server] tcp (default: $GRADSYNC_ADDRESS, "
@@ -71,7 +72,6 @@ def main(argv: list[str] | None = None) -> int:
     status.add_argument(
         "--watch", action="store_true", help="again every second, in colour, until Ctrl-C; needs gradsync[watch]"
     )
-    status.set_defaults(run=_status)
     command: list[str] = []
     if "--" in arguments:
         where = arguments.index("--")

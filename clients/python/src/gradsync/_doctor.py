@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ._client import Client, connect
+from ._command_parser import AddParser, add_command
 from ._gpu._driver import driver
 from .errors import ConnectionFailed, MethodNotFound, NoGpu
 
@@ -29,7 +30,6 @@ _ONLY_THERE = (
     "nothing has to be done where other processes train on it; else CUDA_VISIBLE_DEVICES hides it from this one, or "
     "its container lacks the device (docker --gpus, NVIDIA_VISIBLE_DEVICES of the nvidia runtime, DRA)"
 )
-AddParser = Callable[..., argparse.ArgumentParser]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,16 @@ class Finding:
 
 
 def add_doctor(add: AddParser) -> None:
-    parser = add(
+    parser = add_command(
+        add,
         "doctor",
+        _doctor,
         help="look for what keeps a daemon from serving this process, and say what to do",
         description="Has the daemon examine its node, and compares the GPUs that it sees with those of this process.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--address", help="path of its socket (default: $GRADSYNC_ADDRESS, then the usual places)")
     parser.add_argument("--json", action="store_true", help="as JSON: a list of level, what and hint")
-    parser.set_defaults(run=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:

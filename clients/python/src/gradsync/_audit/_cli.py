@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from gradsync._command_parser import AddParser, add_command
 from gradsync._injected._command import a_daemon, check_command, check_writable, injected, signals_passed_to, start
 from gradsync._injected._model_flags import add_model_flags, model_flags
 from gradsync.errors import UsageError
@@ -39,17 +40,17 @@ gradsync.torch.audit(model, mesh={"pp": 2, "dp": 4}, pp="pp").
 
 example: gradsync audit --steps 5 -- torchrun --nproc-per-node 4 train.py
 """
-AddParser = Callable[..., argparse.ArgumentParser]
 
 
 def add_audit(add: AddParser) -> None:
-    parser = add(
+    parser = add_command(
+        add,
         "audit",
+        _audit,
         help="check whether a training script's gradient norm is right, and if not, why",
         usage="gradsync audit [options] -- COMMAND …",
         description="Runs COMMAND and compares the gradient norm it clips by with the exact one.",
         epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--steps", type=_positive, default=5, metavar="N", help="steps to compare (default 5)")
     parser.add_argument("--stop", action="store_true", help="end the command when the steps are compared")
@@ -61,15 +62,13 @@ def add_audit(add: AddParser) -> None:
     )
     add_model_flags(parser)
     _common(parser)
-    parser.set_defaults(run=_audit)
 
 
 def add_verdict(add: AddParser) -> None:
-    parser = add("verdict", help="judge a folder that audited ranks wrote")
+    parser = add_command(add, "verdict", _verdict, help="judge a folder that audited ranks wrote")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="for ranks that still write")
     _common(parser)
-    parser.set_defaults(run=_verdict)
 
 
 def _common(parser: argparse.ArgumentParser) -> None:

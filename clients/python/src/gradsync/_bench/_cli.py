@@ -6,9 +6,9 @@ import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Callable
 
 from gradsync._client import connect
+from gradsync._command_parser import AddParser, add_command
 from gradsync.errors import UsageError
 
 from ._figures import Figure
@@ -24,13 +24,14 @@ example: gradsync bench
 """
 
 
-def add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
-    parser = add(
+def add_bench(add: AddParser) -> None:
+    parser = add_command(
+        add,
         "bench",
+        _bench,
         help="measure what steps take on this node, beside the least that its memory and its sockets allow",
         description="Measures a daemon on this node, and says whether it is as fast as it should be.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--address", help="socket of a daemon to measure (default: a private one)")
     parser.add_argument(
@@ -38,7 +39,6 @@ def add_bench(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--rounds", type=int, default=12, metavar="N", help="rounds of each part (default: 12)")
     parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.set_defaults(run=_bench)
 
 
 def _megabytes(text: str) -> int:

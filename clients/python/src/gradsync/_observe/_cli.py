@@ -6,9 +6,9 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
+from gradsync._command_parser import AddParser, add_command
 from gradsync._injected._command import a_daemon, check_command, check_writable, injected, signals_passed_to, start
 from gradsync._injected._ending import first_failure, how_it_ended
 from gradsync._injected._model_flags import add_model_flags, model_flags
@@ -32,17 +32,17 @@ gradsync.torch.init is observed by that line. A dead daemon costs a step 80 ms, 
 
 example: gradsync observe --jsonl run.jsonl -- torchrun --nproc-per-node 4 train.py
 """
-AddParser = Callable[..., argparse.ArgumentParser]
 
 
 def add_observe(add: AddParser) -> None:
-    parser = add(
+    parser = add_command(
+        add,
         "observe",
+        _observe,
         help="observe a whole training run: exact norms beside the script's, and what goes wrong, when and where",
         usage="gradsync observe [options] -- COMMAND …",
         description="Runs COMMAND and compares the gradient norm of every step with the exact one.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--jsonl",
@@ -60,7 +60,6 @@ def add_observe(add: AddParser) -> None:
         metavar="SECONDS",
         help="how long a daemon that does not answer may hold a step up, once (default 0.08)",
     )
-    parser.set_defaults(run=_observe)
 
 
 def _observe(options: argparse.Namespace) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
+from gradsync._command_parser import AddParser, add_command
 from gradsync.errors import UsageError
 
 from ._page import page, rows_of
@@ -26,13 +26,14 @@ example: gradsync report run.jsonl -o report.html --policy percentile:percentile
 """
 
 
-def add_report(add: Callable[..., argparse.ArgumentParser]) -> None:
-    parser = add(
+def add_report(add: AddParser) -> None:
+    parser = add_command(
+        add,
         "report",
+        _report,
         help="draw the norms, thresholds, clips and findings of a run, and what other policies would have done",
         description="Draws a run that was logged.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("logged", metavar="RUN", help="a file of JSON lines, or mlflow:RUN_ID")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="*.html or *.png (default: report.html)")
@@ -42,7 +43,6 @@ def add_report(add: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="POLICY",
         help="as for `gradsyncd policy replay`, repeated for several; none for none (default: percentile and zscore)",
     )
-    parser.set_defaults(run=_report)
 
 
 def _report(options: argparse.Namespace) -> int:
