@@ -93,3 +93,10 @@ def test_the_map_of_the_sources_names_every_room() -> None:
     rooms = {folder.relative_to(ROOT / "service").as_posix() for folder in folders}
     listed = set(re.findall(r"^\| `([\w/]+)` \|", (ROOT / "service/README.md").read_text(), re.MULTILINE))
     assert listed == rooms - {"app"}, f"service/README.md lacks or outlives {sorted(listed ^ (rooms - {'app'}))}"
+
+
+def test_the_site_has_every_page() -> None:
+    """`make docs` refuses a page without a place in the navigation, but does not run in `make test`."""
+    named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert pages - named == set()
