@@ -73,6 +73,7 @@ def test_ranks_step_on_over_jumps(clock: WallClock, monkeypatch: pytest.MonkeyPa
         daemon.__exit__(None, None, None)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("offset", ["+3650d", "-3650d"])
 def test_a_deadline_comes_after_a_jump(clock: WallClock, monkeypatch: pytest.MonkeyPatch, offset: str) -> None:
     daemon = starting(monkeypatch, "--deadlines-first-step-ms", "2000")

@@ -217,6 +217,7 @@ def test_a_private_daemon_needs_nothing(user: User, python: str) -> None:
     assert spawned.stdout.startswith("/tmp/gradsync-")
 
 
+@pytest.mark.training
 def test_an_audit_needs_nothing(user: User, python: str) -> None:
     command = (python, "-m", "gradsync", "audit", "--steps", "2", "--", python, AUDITED, "bfloat16")
     done = user.run(*command, OMP_NUM_THREADS="1", **MODULES)

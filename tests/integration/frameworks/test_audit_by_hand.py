@@ -35,6 +35,7 @@ def test_tensors_that_are_cut_by_hand_agree(tmp_path: Path) -> None:
     assert groups(found) == {"over tp": "agrees", "copied to all ranks": "agrees"}
 
 
+@pytest.mark.training
 def test_a_norm_that_forgets_tp_is_named(tmp_path: Path) -> None:
     code, said, found = audit(
         *ranks_of(2, "norm_that_forgets_tp", SCRIPT), options=CUT, json_file=tmp_path / "verdict.json"
@@ -44,6 +45,7 @@ def test_a_norm_that_forgets_tp_is_named(tmp_path: Path) -> None:
     assert groups(found) == {"over tp": "differs", "copied to all ranks": "agrees"}
 
 
+@pytest.mark.training
 def test_the_line_says_the_same(tmp_path: Path) -> None:
     command = ranks_of(2, "norm_that_forgets_tp_with_the_line", SCRIPT)
     code, said, found = audit(*command, json_file=tmp_path / "verdict.json")
@@ -53,6 +55,7 @@ def test_the_line_says_the_same(tmp_path: Path) -> None:
     assert whole(found)["ours"] == pytest.approx(exact, rel=2e-7)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -229,6 +229,7 @@ def test_two_gpus_have_a_worker_each(daemon: Daemon) -> None:
         assert [mappings_in(worker) for worker in workers_of(daemon.process.pid)] == [2, 2]
 
 
+@pytest.mark.training
 def test_ranks_on_two_gpus_get_the_bits_of_one(daemon: Daemon) -> None:
     with ranks_on(daemon.socket, "one-gpu") as ranks:
         all_do(ranks, "declare", device="cuda")

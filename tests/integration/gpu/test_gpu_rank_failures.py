@@ -166,6 +166,7 @@ def test_a_trainer_that_is_killed_is_named_its_memory_let_go_and_another_takes_i
     until(lambda: mapped_by(daemon) == 0, "everything is unmapped")
 
 
+@pytest.mark.training
 def test_memory_that_is_freed_while_it_is_registered_stays_what_it_was_until_it_is_closed(daemon: Daemon) -> None:
     with pair(daemon.socket, "right") as ranks:
         all_do(ranks, "declare", device="cuda")

@@ -137,6 +137,7 @@ CHOSEN = [(700, 0), (214, 3), (702, 1)]
 OTHERS = [(code, launches) for code in FAULTS for launches in (0, 1, 3) if (code, launches) not in CHOSEN]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(
     ("code", "good_launches"), [*CHOSEN, *(pytest.param(*each, marks=pytest.mark.rare) for each in OTHERS)]
 )
@@ -159,6 +160,7 @@ def test_a_gpu_that_faults_costs_an_error_with_its_number_and_another_worker_tak
         scene.is_well_again(worker)
 
 
+@pytest.mark.training
 def test_a_daemon_ends_although_a_worker_hangs() -> None:
     with Daemon(*options(), *DEADLINES) as daemon, pair(daemon.socket, "job") as ranks:
         all_do(ranks, "declare", device="cuda")

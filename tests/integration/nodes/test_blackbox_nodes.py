@@ -74,6 +74,7 @@ def test_a_rank_that_is_late_in_every_step_over_nodes_is_named(tmp_path: Path) -
         assert max(ends) - min(ends) < 50_000  # clocks are brought together
 
 
+@pytest.mark.training
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_a_slow_link_between_two_of_three_nodes_is_named(tmp_path: Path) -> None:
     """Gradients between nodes 0 and 2 come late both ways; those of node 1 do not."""

@@ -92,6 +92,7 @@ def check_the_forgotten_pipeline(found: dict[str, Any]) -> None:
     assert any("ranks clip by different norms" in finding for finding in found["findings"])
 
 
+@pytest.mark.training
 def test_a_pipeline_that_forgets_pp_is_named_with_a_flag(tmp_path: Path) -> None:
     code, said, found = audit(
         *ranks_of(2, "pipeline_that_forgets_pp"), options=("--mesh", "pp=2"), json_file=tmp_path / "verdict.json"
@@ -166,6 +167,7 @@ def test_experts_that_are_summed_twice_are_named(tmp_path: Path) -> None:
     assert verdicts == {"experts, over ep": "differs", "copied to all ranks": "agrees"}
 
 
+@pytest.mark.training
 def test_a_tied_weight_that_is_counted_twice_is_found_untold(tmp_path: Path) -> None:
     code, said, found = audit(
         *ranks_of(2, "tied_over_stages"), options=("--mesh", "pp=2"), json_file=tmp_path / "verdict.json"
@@ -174,6 +176,7 @@ def test_a_tied_weight_that_is_counted_twice_is_found_untold(tmp_path: Path) -> 
     assert any("--tied embed,head" in finding for finding in found["findings"])
 
 
+@pytest.mark.training
 def test_what_a_rank_has_for_itself_and_does_not_clip_is_left_out(tmp_path: Path) -> None:
     code, said, found = audit(*ranks_of(2, "optimizers_of_one_rank_alone"), json_file=tmp_path / "verdict.json")
     assert code == 0, said
@@ -181,6 +184,7 @@ def test_what_a_rank_has_for_itself_and_does_not_clip_is_left_out(tmp_path: Path
     assert any("2 tensors of no call left out" in finding for finding in found["findings"])
 
 
+@pytest.mark.training
 def test_a_norm_in_bfloat16_is_named(tmp_path: Path) -> None:
     code, said, found = audit(*one("bfloat16"), json_file=tmp_path / "verdict.json")
     assert code == 1, said
@@ -192,6 +196,7 @@ def verdicts(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [(line["name"], line["verdict"]) for line in found["lines"] if not line["norm_group"]]
 
 
+@pytest.mark.training
 def test_what_is_clipped_may_change_with_every_step(tmp_path: Path) -> None:
     code, said, found = audit(*one("gan_of_one_module"), json_file=tmp_path / "verdict.json")
     assert code == 0, said

@@ -97,6 +97,7 @@ def test_a_script_that_multiplies_by_itself_is_observed_from_its_second_step(tmp
     check_all_is_well(Run(tmp_path, *ranks("only_takes_norms")), STEPS - 1)
 
 
+@pytest.mark.training
 def test_a_wrong_norm_is_a_warning_and_stands_in_the_summary(tmp_path: Path) -> None:
     run = Run(tmp_path, *ranks("sums_over_dp_again"))
     assert run.code == 0, run.said  # without --strict

@@ -141,6 +141,7 @@ def gradsyncd() -> str:
     return binary
 
 
+@pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_the_gradients_are_named_in_the_step_that_clips_first(gradsyncd: str, tmp_path: Path) -> None:
     found = found_by(gradsyncd, "gradients", tmp_path)

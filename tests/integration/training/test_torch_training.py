@@ -269,6 +269,7 @@ def test_a_module_compiled_by_inductor(gradsyncd):
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_a_rank_killed_in_a_step_is_named_to_the_others(gradsyncd, tmp_path):
     result = tmp_path / "result"
@@ -276,6 +277,7 @@ def test_a_rank_killed_in_a_step_is_named_to_the_others(gradsyncd, tmp_path):
     assert result.read_text() == "lost rank 1"
 
 
+@pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S + 10)
 def test_the_minimal_example(gradsyncd):
     done = torchrun(gradsyncd, 2, EXAMPLES / "minimal.py")

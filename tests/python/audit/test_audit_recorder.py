@@ -145,6 +145,7 @@ def test_what_is_added_after_a_norm_is_measured_again(make: Callable[..., Script
     assert sum(row.power_sum for row in step.rows) == pytest.approx(wanted, rel=1e-12)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("in_one", [True, False])
 def test_gradients_that_are_made_between_two_products_are_another_step(
     make: Callable[..., Script], in_one: bool
@@ -186,6 +187,7 @@ def test_the_order_is_that_of_the_first_product(make: Callable[..., Script]) -> 
     assert [(call.kind, call.p) for call in found.steps[0].calls] == [("total", float("inf")), ("clip", 2.0)]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("wanted", [2.0, float("inf")])
 def test_the_order_of_a_product_is_that_of_its_norm(make: Callable[..., Script], wanted: float) -> None:
     script, net = make(), model(3, 2)
@@ -215,6 +217,7 @@ def test_parameters_without_a_module_are_named_by_position(make: Callable[..., S
     assert "are in no module" in found.notes[0]
 
 
+@pytest.mark.training
 def test_leaf_tensors_are_parameters(make: Callable[..., Script]) -> None:
     script, leaf = make(), torch.ones(3, requires_grad=True)
     leaf.grad = torch.ones(3)
@@ -224,6 +227,7 @@ def test_leaf_tensors_are_parameters(make: Callable[..., Script]) -> None:
     assert found.steps[0].calls[0].strangers == 0
 
 
+@pytest.mark.training
 def test_what_optimizers_hold_is_declared_frozen_or_not(make: Callable[..., Script]) -> None:
     script, first, second = make(), model(3, 2), model(3, 4)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (first, second)]
@@ -237,6 +241,7 @@ def test_what_optimizers_hold_is_declared_frozen_or_not(make: Callable[..., Scri
     assert len(optimizers) == 2
 
 
+@pytest.mark.training
 def test_an_optimizer_that_cannot_be_measured_is_none_of_the_audits_business(make: Callable[..., Script]) -> None:
     script, net, other = make(), model(3, 2), nn.Embedding(4, 3, sparse=True)
     other(torch.arange(2)).sum().backward()
@@ -246,6 +251,7 @@ def test_an_optimizer_that_cannot_be_measured_is_none_of_the_audits_business(mak
     assert optimizer.param_groups
 
 
+@pytest.mark.training
 def test_tensors_that_nobody_declared_are_counted(make: Callable[..., Script]) -> None:
     script, first, second = make(), model(3, 2), model(3, 4)
     script.clip(first.parameters(), 1.0)
@@ -273,6 +279,7 @@ def test_a_missing_gradient_is_a_row_of_none(make: Callable[..., Script]) -> Non
     assert kinds(step) == [("clip", None)]
 
 
+@pytest.mark.training
 def test_results_and_errors_are_those_of_torch(make: Callable[..., Script]) -> None:
     script, net = make(), model(3, 2)
     before = [p.grad.clone() for p in net.parameters()]
@@ -355,6 +362,7 @@ def test_each_step_says_what_which_optimizer_stepped(make: Callable[..., Script]
     assert found == [[("SGD", (0, 1), 0)], [("SGD", (2,), 0), ("SGD", (0, 1), 0)], [("SGD", (2,), 0), ("Adam", (), 1)]]
 
 
+@pytest.mark.training
 @pytest.mark.parametrize(("when", "scale"), [("before", None), ("after", 8.0), ("never", None)])
 def test_a_clip_before_the_scaler_divides_has_its_scale(
     make: Callable[..., Script], when: str, scale: float | None

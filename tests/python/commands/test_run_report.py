@@ -90,6 +90,7 @@ class Page(HTMLParser):
         self.text += data
 
 
+@pytest.mark.training
 def test_a_page_needs_nothing_beside_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def test_while_a_job_is_paused(tmp_path: Path) -> None:
     assert run(body, tmp_path) == "interrupted\n"
 
 
+@pytest.mark.training
 @pytest.mark.parametrize("method", ["gradients.declare", "step.finish"])
 @pytest.mark.parametrize("client", ["address=daemon.path", "client=gradsync.connect(daemon.path)"])
 def test_in_the_torch_adapter(method: str, client: str, tmp_path: Path) -> None:

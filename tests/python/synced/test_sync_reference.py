@@ -6,6 +6,7 @@ import math
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from reference.cut import local_indices, local_part
 from reference.declare import declarations, to_api
@@ -93,6 +94,7 @@ def test_the_client_cuts_as_the_reference_does(sync: SyncWorld) -> None:
             assert output_shape(api, meshes[tensor.mesh], rank) == tuple(map(len, indices))
 
 
+@pytest.mark.training
 @given(sync_worlds())
 def test_what_nobody_contributed_to_is_missing_or_absent(sync: SyncWorld) -> None:
     world = sync.world

@@ -43,6 +43,7 @@ def test_a_norm_before_all_is_reduced_is_refused(product: Product) -> None:
 TWO_BUCKETS = (("a", "float32"), ("b", "bfloat16"))
 
 
+@pytest.mark.training
 def test_so_many_tensors_that_their_offsets_are_not_told(product: Product) -> None:
     """Above 20,000 the client lays them out by the rule: scattered, whole, and those that a rank does not hold."""
     count = 24_600  # of which a rank holds 20,500

@@ -39,6 +39,7 @@ def test_the_daemon_reduces_as_the_stages_would(product: Product, sync: SyncWorl
     compare_explained(sync, ranks[0].explained)
 
 
+@pytest.mark.training
 @given(st.data())
 def test_what_is_not_finite_is_named_where_it_came_from(product: Product, data: st.DataObject) -> None:
     sync = data.draw(sync_worlds())
@@ -58,6 +59,7 @@ def test_what_is_not_finite_is_named_where_it_came_from(product: Product, data: 
     assert ranks[0].once.found_inf == bool(wanted.inputs)
 
 
+@pytest.mark.training
 @given(st.data())
 def test_what_is_wrong_on_one_rank_is_named(product: Product, data: st.DataObject) -> None:
     """Its group gets it, other groups do not: the copies differ, and a NaN is in the norm though another is counted."""

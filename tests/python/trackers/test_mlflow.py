@@ -91,6 +91,7 @@ def test_the_query_of_the_source_gives_the_clip_rate(store: str, logged: Callabl
         assert all(math.isfinite(value) for _, value in history(run.info.run_id, name))
 
 
+@pytest.mark.training
 def test_names_of_groups_and_layers_are_made_such_as_mlflow_takes(store: str, logged: Callable[..., None]) -> None:
     layers = [{"name": "blocks[0]/attention", "norm": 0.5}, {"name": "blocks[0]", "norm": 0.7}]
     with mlflow.start_run() as run:
@@ -110,6 +111,7 @@ def test_more_layers_than_one_call_takes_arrive_whole(store: str, logged: Callab
     assert history(run.info.run_id, "grad_norm_layer/layer1499") == [(0, 1499.0), (50, 1499.0)]
 
 
+@pytest.mark.training
 def test_without_a_run_it_makes_one_and_ends_it(tmp_path: Path, logged: Callable[..., None]) -> None:
     with using(f"sqlite:///{tmp_path}/runs.db"):
         logged("mlflow", [step_report(0)])
@@ -119,6 +121,7 @@ def test_without_a_run_it_makes_one_and_ends_it(tmp_path: Path, logged: Callable
         assert run.data.metrics == {"grad_norm": 2.0, "grad_clipped": 0.0}
 
 
+@pytest.mark.training
 def test_a_resumed_run_has_one_curve(tmp_path: Path, logged: Callable[..., None]) -> None:
     with using(f"sqlite:///{tmp_path}/runs.db"):
         with mlflow.start_run() as run:

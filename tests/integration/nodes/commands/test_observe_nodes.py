@@ -96,6 +96,7 @@ def test_a_rank_that_skips_the_clip_is_named_with_its_node(tmp_path: Path) -> No
         assert all("rank 3" in note and "node1" in note for note in missed), run.said
 
 
+@pytest.mark.training
 def test_a_private_daemon_that_is_not_set_up_for_nodes_says_what_to_set(tmp_path: Path) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.2", "MASTER_PORT": "1"}
     command = [sys.executable, "-m", "gradsync", "observe", *PATIENT, "--", sys.executable, SCRIPT, "alone"]

@@ -49,6 +49,7 @@ def test_a_rank_that_is_killed(tmp_path: Path, turns: int) -> None:
             job.go_on()
 
 
+@pytest.mark.training
 @repeated
 @pytest.mark.timeout(12 * DEADLINE_S)
 def test_a_rank_that_is_stopped_before_it_asks(tmp_path: Path, turns: int) -> None:
@@ -71,6 +72,7 @@ def test_a_rank_that_is_stopped_before_it_asks(tmp_path: Path, turns: int) -> No
             job.go_on()
 
 
+@pytest.mark.training
 @repeated
 @pytest.mark.timeout(12 * DEADLINE_S)
 def test_a_rank_that_is_stopped_when_it_has_asked_holds_up_nobody(tmp_path: Path, turns: int) -> None:
@@ -127,6 +129,7 @@ def test_a_daemon_that_is_stopped(tmp_path: Path, stopped: int) -> None:
             job.go_on()
 
 
+@pytest.mark.training
 @repeated
 @pytest.mark.timeout(12 * DEADLINE_S)
 def test_data_connections_that_are_cut(tmp_path: Path, turns: int) -> None:
@@ -142,6 +145,7 @@ def test_data_connections_that_are_cut(tmp_path: Path, turns: int) -> None:
             assert job.proxy.data_links() == links + 2
 
 
+@pytest.mark.training
 @repeated
 @pytest.mark.parametrize("way", [UP, DOWN])
 @pytest.mark.timeout(12 * DEADLINE_S)

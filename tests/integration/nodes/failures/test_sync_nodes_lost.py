@@ -93,6 +93,7 @@ def test_a_daemon_that_is_stopped(tmp_path: Path) -> None:
         sync_again(ranks, 1)
 
 
+@pytest.mark.training
 @pytest.mark.timeout(3 * DEADLINE_S)
 def test_data_connections_that_are_cut(tmp_path: Path) -> None:
     """The links of both daemons live on: they agree that the attempt failed, and make others."""

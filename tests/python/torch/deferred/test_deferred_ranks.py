@@ -69,6 +69,7 @@ class TestProcesses:
         out, err = start(0, 1, "exit").communicate(timeout=WAIT_S)
         assert (out, err) == ("clipped\n", "")
 
+    @pytest.mark.training
     def test_an_interpreter_that_exits_loses_no_error(self, start: Any) -> None:
         start(1, 2, "stay")
         process = start(0, 2, "exit")
@@ -77,6 +78,7 @@ class TestProcesses:
         assert "step 0 failed after its clip had returned (defer=True), its gradients become zeros: " in err
         assert process.returncode == 0
 
+    @pytest.mark.training
     def test_a_step_that_another_rank_does_not_make_ends_by_the_deadline(self, start: Any) -> None:
         start(1, 2, "stay")
         process = start(0, 2, "look")
@@ -85,6 +87,7 @@ class TestProcesses:
         assert "step 0 failed" in err
         assert "rank 1" in err
 
+    @pytest.mark.training
     def test_a_daemon_that_is_killed_releases_the_stream_within_the_deadline(self, start: Any) -> None:
         start(1, 2, "stay")
         process = start(0, 2, "look")

@@ -167,6 +167,7 @@ def stage(rank: int, world_size: int, told: bool) -> dict[str, Any]:
     return {"moved": moved, "scales": scales}
 
 
+@pytest.mark.training
 @pytest.mark.timeout(DEADLINE_S)
 def test_a_stage_does_not_step_where_another_may_not(real_daemon: str, tmp_path: Path) -> None:
     live = run_live(__file__, 2, real_daemon, tmp_path)
