@@ -69,11 +69,13 @@ class Seat:
         while True:
             assert time.monotonic() < end, f"rank {self.rank} of '{self._job.name}': step {step} is not done"
             try:
-                if not self._declared:
-                    self.process.declare()
-                    self._declared = True
+                # Before it declares, which waits for all: a rank that has its numbers, and is killed now, is replaced
+                # with its next step.
                 if replaced and done.wait(ANSWERS_S):
                     return None
+                if not self._declared:
+                    self.process.declare(timeout=STEP_S)
+                    self._declared = True
                 numbers = self.process.step(step, timeout=STEP_S)
             except GradsyncError as error:
                 self._job.count(type(error).__name__)

@@ -48,8 +48,8 @@ class RankProcess:
         self._process.close()
         self._pipe.close()
 
-    def declare(self) -> None:
-        self._call("declare")
+    def declare(self, timeout: float | None = None) -> None:
+        self._call("declare", timeout=timeout)
 
     def step(self, step: int, timeout: float | None = None) -> Numbers:
         numbers: Numbers = self._call("step", step, timeout=timeout)
