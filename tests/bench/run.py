@@ -31,7 +31,7 @@ from over_nodes import restart as nodes_restart
 from over_nodes import step as nodes_step
 from over_nodes import step_empty as nodes_step_empty
 from over_nodes import wire as nodes_wire
-from training import clip_dtensor, observe, trackers, train, weights_part
+from training_steps import clip_dtensor, observe, trackers, train, weights_part
 
 BINARIES = results.ROOT / "build" / "cpu-release" / "bin"
 

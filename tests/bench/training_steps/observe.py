@@ -19,7 +19,7 @@ import torch
 import results
 from gradsync._injected._command import injected
 from processes import Ranks, alternate, free_port, private_daemon
-from training import train
+from training_steps import train
 
 BACKENDS = {"ours": "ddp", "init": "observe", "torch_ddp": "ddp", "floor": "measuring"}
 ROUNDS_FACTOR = 3
