@@ -30,7 +30,9 @@ class Contender:
         self._ready = ready
         self._norm = 0.0
         self._client = gradsync.connect()
-        self._job = self._client.attach(job=f"bench_{ready}_{partial_sums}", rank=rank, world_size=world_size, meshes={"ranks": axes})
+        self._job = self._client.attach(
+            job=f"bench_{ready}_{partial_sums}", rank=rank, world_size=world_size, meshes={"ranks": axes}
+        )
         self._names = [f"tensor_{index}" for index in range(len(shapes))]
         placements = {
             axis: gradsync.Partial("mean") >> (gradsync.Shard(0) if axis == scattered else gradsync.Replicate())
