@@ -9,10 +9,8 @@ import contextlib
 import json
 import math
 import re
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -203,44 +201,6 @@ def test_copies_that_differ(run: Run, promtool: str, tmp_path: Path) -> None:
     run.steps(1, lambda rank: rank.step(1.0 + rank.rank))
     run.scrape()
     assert firing(promtool, tmp_path, run.scrapes) == {"GradsyncDiverged"}
-
-
-def held_up(run: Run) -> float:
-    return run.scrapes[-1]['gradsync_io_long_turns_total{why="held_up"}']
-
-
-def test_an_io_thread_that_gets_no_processor(run: Run, promtool: str, tmp_path: Path) -> None:
-    """Stopped for longer than 50 ms again and again, and in the middle of a turn as often as that comes."""
-    ended = threading.Event()
-
-    def ask() -> None:
-        with gradsync.connect(run.daemon.socket) as client:
-            while not ended.is_set():
-                client.status()
-
-    asking = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in asking:
-        thread.start()
-    end = time.monotonic() + DEADLINE_S
-    try:
-        while held_up(run) < 12:
-            assert time.monotonic() < end, f"{held_up(run)} turns were held up"
-            for _ in range(20):
-                run.daemon.process.send_signal(signal.SIGSTOP)
-                time.sleep(0.06)
-                run.daemon.process.send_signal(signal.SIGCONT)
-                time.sleep(0.002)
-            run.scrape()
-    finally:
-        ended.set()
-        for thread in asking:
-            thread.join()
-    assert firing(promtool, tmp_path, run.scrapes[:1] + run.scrapes[-1:]) == {"GradsyncIoThreadHeld"}
-
-
-def test_every_alert_has_fired_in_a_test() -> None:
-    named = set(re.findall(r"- alert: (\w+)", RULES.read_text()))
-    assert named == set(re.findall(r'== \{"(\w+)"\}', Path(__file__).read_text()))
 
 
 def test_steps_that_fail(run: Run, promtool: str, tmp_path: Path) -> None:
