@@ -18,8 +18,6 @@ namespace {
 
 constexpr std::size_t kTokenBytes = 16;
 
-UniqueFd duplicate(const UniqueFd& fd) { return UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
-
 Error unknown_buffer(std::uint64_t buffer) {
   Error error = make_error(
       ErrorCode::UnknownBuffer,
@@ -63,6 +61,8 @@ BufferTable::BufferTable(const EngineOptions& options, const Lanes& lanes)
       lanes_(lanes),
       bytes_(arena_budget(options)),
       waiting_tokens_(static_cast<std::uint64_t>(options.limits.tokens), options.own_uid) {}
+
+UniqueFd BufferTable::duplicate(const UniqueFd& fd) { return UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)); }
 
 Result<BufferGrant> BufferTable::allocate(
     SessionId session, std::uint32_t uid, std::int64_t pid, std::uint64_t size_bytes, device::LaneId lane, TimePoint now
@@ -318,7 +318,8 @@ Result<void> BufferTable::take_in(Buffers::iterator it, UniqueFd given) {
   const auto before = of_memory_.find(device::memory_of(given.get()));
   if (before != of_memory_.end()) {
     const auto other = buffers_.find(before->second);
-    if (other->second.session != it->second.session || other->second.map_submitted) {
+    if (other->second.session != it->second.session || other->second.map_submitted ||
+        !other->second.elsewhere.empty()) {
       return invalid_params("fd", "this memory is in use as another buffer", "every rank hands back its own arena");
     }
     erase(other);  // handed back twice, because the first answer was lost: closed without freeing its pages
@@ -402,7 +403,7 @@ void BufferTable::use(std::uint64_t buffer) { ++buffers_.at(buffer).users; }
 
 void BufferTable::map_on(std::uint64_t buffer, device::LaneId lane) {
   Buffer& entry = buffers_.at(buffer);
-  if (entry.exported) {
+  if (entry.exported || lane != entry.lane) {
     map_elsewhere(buffer, entry, lane);
   } else if (!entry.map_submitted) {
     entry.map_submitted = true;
@@ -413,7 +414,9 @@ void BufferTable::map_on(std::uint64_t buffer, device::LaneId lane) {
 void BufferTable::unuse(std::uint64_t buffer) {
   const auto it = buffers_.find(buffer);
   if (it != buffers_.end()) {
-    --it->second.users;
+    if (--it->second.users == 0 && !it->second.exported) {
+      leave_lost_lanes(it->second);
+    }
     drop_if_unused(it);
   }
 }
@@ -428,11 +431,9 @@ void BufferTable::drop_if_unused(Buffers::iterator it) {
   if (!buffer.released || buffer.users > 0) {
     return;
   }
+  unmap_elsewhere(it->first, buffer);
   if (buffer.exported) {
     lanes_[buffer.lane].submit(device::UnmapBuffer{it->first});
-    for (const device::LaneId other : buffer.exported->elsewhere) {
-      lanes_[other].submit(device::UnmapBuffer{it->first});
-    }
   }
   // The lane punches the pages out, off the io thread: also those of a buffer that was never declared.
   if (buffer.fd.valid()) {
@@ -451,6 +452,9 @@ void BufferTable::erase(Buffers::iterator it) {
     arenas_.mapped -= buffer.size_bytes;
     arenas_.populated -= buffer.populated_bytes;
     of_memory_.erase(buffer.memory);
+  }
+  for (const device::LaneId other : buffer.elsewhere) {
+    leave_lane(other);
   }
   if (buffer.exported) {
     close_exported(it->first, buffer);

@@ -84,18 +84,18 @@ class BufferTable {
   [[nodiscard]] SessionId session_of(std::uint64_t buffer) const;
   /// Marks it used by one more plan.
   void use(std::uint64_t buffer);
-  /// Has the lane map it, once: its own, or that of another GPU, which reaches it.
+  /// Has the lane map it, once: its own, that of another GPU, which reaches it, or one with NCCL for memory of CPUs.
   void map_on(std::uint64_t buffer, device::LaneId lane);
   /// One plan less uses it.
   void unuse(std::uint64_t buffer);
   void on_mapped(device::LaneId lane, std::uint64_t buffer);
   /// Its lane could not map it. What was exported is refused, and an arena is tried again by the next plan.
   void on_map_failed(device::LaneId lane, const device::Failed& report);
-  /// Buffers of a lane that was lost can only be released.
+  /// Exported buffers of a lane that was lost can only be released; of an arena another one can be told.
   void lose_lane(device::LaneId lane);
 
-  /// Whether any exported buffer is on this lane.
-  [[nodiscard]] bool on_lane(device::LaneId lane) const { return exported_on_.contains(lane); }
+  /// Whether this lane, in a worker, has any buffer.
+  [[nodiscard]] bool on_lane(device::LaneId lane) const { return mapped_on_.contains(lane); }
 
   [[nodiscard]] std::uint64_t total_bytes() const { return bytes_.held(); }
 
@@ -112,9 +112,8 @@ class BufferTable {
   struct Exported {
     AllocationKey key;
     std::uint64_t offset = 0;
-    std::set<device::LaneId> elsewhere;  ///< lanes of other GPUs that have mapped it too
-    Reply<RegisteredBuffer> waiting;     ///< until it is mapped or refused
-    bool lost = false;                   ///< with its worker
+    Reply<RegisteredBuffer> waiting;  ///< until it is mapped or refused
+    bool lost = false;                ///< with its worker
   };
 
   struct Buffer {
@@ -128,6 +127,7 @@ class BufferTable {
     std::string token;  ///< empty: it was used
     int users = 0;
     bool map_submitted = false;
+    std::set<device::LaneId> elsewhere = {};  ///< other lanes that have mapped it too, each in a worker
     bool released = false;
     std::optional<Exported> exported;
 
@@ -183,8 +183,11 @@ class BufferTable {
   Buffer& add(SessionId session, const Holder& holder, std::uint64_t size_bytes);
   void forget_if_gone(SessionId session);
   [[nodiscard]] static Reply<RegisteredBuffer> take_waiting(Exported& exported);
+  [[nodiscard]] static UniqueFd duplicate(const UniqueFd& fd);
   void leave_lane(device::LaneId lane);
+  void leave_lost_lanes(Buffer& buffer);
   void map_elsewhere(std::uint64_t id, Buffer& buffer, device::LaneId lane);
+  void unmap_elsewhere(std::uint64_t id, Buffer& buffer);
   void close_exported(std::uint64_t id, Buffer& buffer);
   void set_released(Buffer& buffer);
   void drop_if_unused(Buffers::iterator it);
@@ -200,9 +203,9 @@ class BufferTable {
   std::unordered_map<SessionId, OfSession> sessions_;
   std::map<Memory, std::uint64_t> of_memory_;  ///< the buffer that it is
   FairBudget bytes_;
-  FairBudget waiting_tokens_;                          ///< of buffers; a record has one for each rank
-  device::ArenaBytes arenas_;                          ///< of buffers whose descriptor is there
-  std::map<device::LaneId, std::size_t> exported_on_;  ///< buffers of GPUs that a lane has mapped, or is to
+  FairBudget waiting_tokens_;                        ///< of buffers; a record has one for each rank
+  device::ArenaBytes arenas_;                        ///< of buffers whose descriptor is there
+  std::map<device::LaneId, std::size_t> mapped_on_;  ///< buffers that a lane in a worker has mapped, or is to
   std::uint64_t looked_at_ = 0;
   Tokens tokens_;
   std::deque<std::pair<TimePoint, std::uint64_t>> expiries_;  ///< of the tokens of buffers, used ones included

@@ -252,7 +252,7 @@ Job* Engine::State::job_of_buffer(std::uint64_t buffer) const {
 
 void Engine::State::on(device::LaneId lane, device::Loaded& report) {
   if (Job* job = job_of_plan(lane, report.plan)) {
-    job->on_loaded(report.plan);
+    job->on_loaded(report);
   }
 }
 
@@ -301,14 +301,21 @@ void Engine::State::on(device::LaneId lane, device::Aborted& report) {
 void Engine::State::on(device::LaneId lane, device::Failed& report) {
   if (report.lane_lost) {
     if (lanes.lose(lane)) {
-      spdlog::error("the worker of a GPU was lost gpu={} reason=\"{}\"", lanes.gpu_of(lane), report.message);
+      if (lanes.gpu_of(lane).empty()) {
+        spdlog::error("the worker of CPUs that has NCCL was lost reason=\"{}\"", report.message);
+      } else {
+        spdlog::error("the worker of a GPU was lost gpu={} reason=\"{}\"", lanes.gpu_of(lane), report.message);
+      }
       buffers.lose_lane(lane);
     }
   }
   if (report.buffer != 0 && probes.on_failed(lane, report)) {
     return;
   }
-  if (report.lane_lost) {
+  const bool of_gpu = std::ranges::none_of(lanes, [lane](const Lanes::Entry& entry) {
+    return entry.id == lane && entry.cpu_collectives;  // a lane may be forgotten before its last report is here
+  });
+  if (report.lane_lost && of_gpu) {
     report.hint += report.hint.empty() ? "" : "; ";
     report.hint += "register the buffers again, with a higher generation, then declare: another worker takes its place";
   }

@@ -1,6 +1,6 @@
-// The part of BufferTable that is about memory of GPUs, which ranks allocate and export.
+// The part of BufferTable that is about lanes in workers: memory of GPUs, which ranks allocate and export, and arenas
+// that such a lane maps beside that of the host.
 
-#include "base/assert.hpp"
 #include "engine/buffer_table.hpp"
 #include "engine/memory_probes.hpp"
 
@@ -75,8 +75,8 @@ void BufferTable::register_exported(
     allocation = {next_allocation_++, exported.handle, exported.allocation_bytes, 0};
   }
   ++allocation.buffers;
-  ++exported_on_[lane];
-  buffer.exported = Exported{key, exported.offset, {}, std::move(reply)};
+  ++mapped_on_[lane];
+  buffer.exported = Exported{key, exported.offset, std::move(reply)};
   lanes_[lane].submit(device::MapBuffer{
       id,
       UniqueFd(),
@@ -93,18 +93,27 @@ void BufferTable::forget_waiting() {
   }
 }
 
-/// Its own lane has it since it was registered.
+/// Its own lane has what was exported since it was registered.
 void BufferTable::map_elsewhere(std::uint64_t id, Buffer& buffer, device::LaneId lane) {
-  if (lane == buffer.lane || !buffer.exported->elsewhere.insert(lane).second) {
+  if (lane == buffer.lane || !buffer.elsewhere.insert(lane).second) {
     return;
   }
-  ++exported_on_[lane];
-  const Allocation& allocation = sessions_.at(buffer.session).allocations.at(buffer.exported->key);
-  lanes_[lane].submit(device::MapBuffer{
-      id,
-      UniqueFd(),
-      buffer.size_bytes,
-      device::ExportedMemory{allocation.number, allocation.handle, allocation.bytes, buffer.exported->offset}});
+  ++mapped_on_[lane];
+  device::MapBuffer map{id, UniqueFd(), buffer.size_bytes};
+  if (buffer.exported) {
+    const Allocation& allocation = sessions_.at(buffer.session).allocations.at(buffer.exported->key);
+    map.exported =
+        device::ExportedMemory{allocation.number, allocation.handle, allocation.bytes, buffer.exported->offset};
+  } else {
+    map.fd = duplicate(buffer.fd);
+  }
+  lanes_[lane].submit(std::move(map));
+}
+
+void BufferTable::unmap_elsewhere(std::uint64_t id, Buffer& buffer) {
+  for (const device::LaneId other : buffer.elsewhere) {
+    lanes_[other].submit(device::UnmapBuffer{id});
+  }
 }
 
 void BufferTable::on_mapped(device::LaneId lane, std::uint64_t buffer) {
@@ -128,15 +137,15 @@ void BufferTable::on_map_failed(device::LaneId lane, const device::Failed& repor
   if (it == buffers_.end()) {
     return;
   }
-  if (!it->second.exported) {
-    GRADSYNC_ASSERT(it->second.lane == lane, "a lane maps the buffers that it was given");
-    it->second.map_submitted = false;
-    return;
-  }
   if (it->second.lane != lane) {
-    if (it->second.exported->elsewhere.erase(lane) != 0) {  // the plan that needed it there is not loaded
+    const bool named = !it->second.exported && lanes_.is_lost(lane);  // by the plan, until it is unloaded
+    if (!named && it->second.elsewhere.erase(lane) != 0) {            // the plan that needed it there is not loaded
       leave_lane(lane);
     }
+    return;
+  }
+  if (!it->second.exported) {
+    it->second.map_submitted = false;
     return;
   }
   const Reply<RegisteredBuffer> reply = take_waiting(*it->second.exported);
@@ -153,13 +162,27 @@ void BufferTable::lose_lane(device::LaneId lane) {
     if (buffer.lane == lane && buffer.exported) {
       buffer.exported->lost = true;
     }
+    if (!buffer.exported && buffer.users == 0) {
+      leave_lost_lanes(buffer);
+    }
   }
 }
 
+/// A plan that uses the arena still has the lane.
+void BufferTable::leave_lost_lanes(Buffer& buffer) {
+  std::erase_if(buffer.elsewhere, [this](device::LaneId lane) {
+    const bool lost = lanes_.is_lost(lane);
+    if (lost) {
+      leave_lane(lane);
+    }
+    return lost;
+  });
+}
+
 void BufferTable::leave_lane(device::LaneId lane) {
-  const auto found = exported_on_.find(lane);
+  const auto found = mapped_on_.find(lane);
   if (--found->second == 0) {
-    exported_on_.erase(found);
+    mapped_on_.erase(found);
   }
 }
 
@@ -171,9 +194,6 @@ void BufferTable::close_exported(std::uint64_t id, Buffer& buffer) {
     allocations.erase(found);
   }
   leave_lane(buffer.lane);
-  for (const device::LaneId other : buffer.exported->elsewhere) {
-    leave_lane(other);
-  }
   if (const Reply<RegisteredBuffer> reply = take_waiting(*buffer.exported)) {
     reply(released_meanwhile(id));
   }

@@ -30,14 +30,43 @@ Result<device::LaneId> Lanes::of_gpu(const std::string& gpu) {
   if (gpus_ == nullptr) {
     return make_error(ErrorCode::NoGpu, "this daemon works on memory of CPUs only", "gradients on CPUs are served");
   }
-  const Result<device::Lane*> started = gpus_->start(next_, gpu);
+  const Result<Entry*> added = add_started(gpus_->start(next_, gpu));
+  if (!added) {
+    return added.error();
+  }
+  (*added)->gpu = gpu;
+  return (*added)->id;
+}
+
+Result<device::LaneId> Lanes::of_cpu_collectives() {
+  const auto found = std::find_if(entries_.begin(), entries_.end(), [](const Entry& entry) {
+    return !entry.lost && entry.cpu_collectives;
+  });
+  if (found != entries_.end()) {
+    return found->id;
+  }
+  if (gpus_ == nullptr) {
+    return make_error(ErrorCode::UnsupportedPlacement, "this daemon has no worker with NCCL", "set [nccl] library");
+  }
+  const Result<Entry*> added = add_started(gpus_->start_cpu_collectives(next_));
+  if (!added) {
+    return added.error();
+  }
+  (*added)->cpu_collectives = true;
+  return (*added)->id;
+}
+
+Result<Lanes::Entry*> Lanes::add_started(const Result<device::Lane*>& started) {
   if (!started) {
     return started.error();
   }
-  const device::LaneId id = next_++;
-  add(id, **started);
-  entries_.back().gpu = gpu;
-  return id;
+  add(next_++, **started);
+  return &entries_.back();
+}
+
+bool Lanes::is_lost(device::LaneId id) const {
+  const Entry* const entry = find(id);
+  return entry == nullptr || entry->lost;
 }
 
 const std::string& Lanes::gpu_of(device::LaneId id) const { return find(id)->gpu; }

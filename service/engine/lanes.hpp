@@ -1,6 +1,7 @@
 #pragma once
-// The lanes of this daemon by id: that of the host, and one for each GPU that buffers were registered for. A lane that
-// is lost stays here until nothing uses it; the next buffer of its GPU gets another one. Thread: io.
+// The lanes of this daemon by id: that of the host, one for each GPU that buffers were registered for, and one for
+// memory of CPUs whose sums travel by NCCL. A lane that is lost stays here until nothing uses it; the next buffer of
+// its GPU, or the next plan, gets another one. Thread: io.
 
 #include "base/clock.hpp"
 #include "device/lane.hpp"
@@ -23,8 +24,11 @@ class Lanes {
     std::int64_t computing = 0;          ///< jobs that compute beside it
     TimePoint reported;                  ///< when it reported last: it does not hang
     std::string gpu = {};                ///< its UUID; empty: none
+    bool cpu_collectives = false;        ///< its worker has NCCL, and works on memory of CPUs
     bool lost = false;                   ///< every command that it gets fails
     std::optional<TimePoint> ends = {};  ///< it is not used: its worker ends then
+
+    [[nodiscard]] bool in_worker() const { return !gpu.empty() || cpu_collectives; }
   };
 
   /// `gpus`: null where there are none.
@@ -38,14 +42,19 @@ class Lanes {
   [[nodiscard]] Result<device::LaneId> of_gpu(const std::string& gpu);
   [[nodiscard]] const std::string& gpu_of(device::LaneId id) const;  ///< an id that was added
 
+  /// The lane of memory of CPUs whose sums travel by NCCL, which is started where there is none.
+  [[nodiscard]] Result<device::LaneId> of_cpu_collectives();
+
+  [[nodiscard]] bool is_lost(device::LaneId id) const;
+
   /// False: it was known before.
   bool lose(device::LaneId id);
 
-  /// Notes which lanes of GPUs nothing uses, and ends those that are lost, or were not used for `patience`.
+  /// Notes which lanes in workers nothing uses, and ends those that are lost, or were not used for `patience`.
   template <typename IsUsed>
   void end_unused(IsUsed is_used, TimePoint now, Duration patience) {
     std::erase_if(entries_, [&](Entry& entry) {
-      if (entry.gpu.empty() || is_used(entry.id)) {
+      if (!entry.in_worker() || is_used(entry.id)) {
         entry.ends.reset();
         return false;
       }
@@ -65,7 +74,7 @@ class Lanes {
   void note_report(device::LaneId id, TimePoint now);
   [[nodiscard]] TimePoint last_report(device::LaneId id) const;
 
-  /// The id of the next lane of a GPU.
+  /// The id of the next lane in a worker.
   [[nodiscard]] device::LaneId next_id() const { return next_; }
 
   /// One lane of this id computes beside so many jobs more. A lane that has ended is not counted.
@@ -78,6 +87,7 @@ class Lanes {
  private:
   [[nodiscard]] const Entry* find(device::LaneId id) const;
   [[nodiscard]] Entry* find(device::LaneId id);
+  [[nodiscard]] Result<Entry*> add_started(const Result<device::Lane*>& started);
 
   GpuLanes* gpus_;
   device::LaneId next_ = device::kHostLane + 1;

@@ -81,6 +81,9 @@ EngineMetrics::EngineMetrics(prometheus::Registry& registry, std::int64_t most_j
           "gradsync_wire_bytes_total",
           "Bytes of gradients sent to and received from other nodes, by finished reductions."
       )),
+      collectives(counter(
+          registry, "gradsync_collectives_total", "Collectives of NCCL that added up gradients, by finished reductions."
+      )),
       nonfinite_values(
           counter(registry, "gradsync_nonfinite_values_total", "Non-finite gradient values found after reduction.")
       ),

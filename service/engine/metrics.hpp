@@ -54,6 +54,7 @@ struct EngineMetrics {
   prometheus::Counter& buckets_reduced;
   prometheus::Counter& bucket_bytes;
   prometheus::Counter& wire_bytes;
+  prometheus::Counter& collectives;
   prometheus::Counter& nonfinite_values;
   prometheus::Counter& divergences;
   prometheus::Counter& ranks_lost;

@@ -81,6 +81,7 @@ struct EngineOptions {
   std::string policy_directory;  ///< where the policies' states outlive the daemon; empty: they are not stored
   MakePeers make_peers;          ///< none: every job has all of its ranks on this node
   KeepDump keep_dump;            ///< none: failures leave no dump
+  bool cpu_collectives = false;  ///< gradients in memory of CPUs travel by NCCL, on a lane in a worker; else by sockets
 };
 
 struct AttachRequest {

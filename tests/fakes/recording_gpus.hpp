@@ -26,6 +26,10 @@ class RecordingGpus final : public engine::GpuLanes {
     return (lanes[id] = std::make_unique<RecordingLane>()).get();
   }
 
+  [[nodiscard]] Result<device::Lane*> start_cpu_collectives(device::LaneId id) override {
+    return (lanes[id] = std::make_unique<RecordingLane>()).get();
+  }
+
   void stop(device::LaneId id) override {
     stopped.push_back(id);
     lanes.erase(id);

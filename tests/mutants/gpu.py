@@ -164,8 +164,8 @@ IMPORT = (
     imported(
         "share-left-mapped-elsewhere",
         "Workers of other GPUs keep the memory of ranks that are gone.",
-        "service/engine/buffer_table.cpp",
-        "for (const device::LaneId other : buffer.exported->elsewhere) {",
+        "service/engine/exported_buffers.cpp",
+        "for (const device::LaneId other : buffer.elsewhere) {",
         "for (const device::LaneId other : std::set<device::LaneId>()) {",
     ),
     imported(

@@ -15,9 +15,9 @@ TRAVEL = (
     engine(
         "begins-without-connections",
         "A node says that it is connected while its lane has no connections.",
-        "job/job_peers.cpp",
-        "  if (active_ && !active_->linked.empty()) {",
-        "  if (active_ && active_->linked.size() > 256) {",
+        "job/job_communicators.cpp",
+        "  } else if (active_ && !active_->linked.empty()) {",
+        "  } else if (active_ && active_->linked.size() > 256) {",
     ),
     engine(
         "late-connections-are-taken",
@@ -37,8 +37,8 @@ TRAVEL = (
         "a-lost-connection-names-nobody",
         "Where a connection breaks, no rank hears which node was at its other end.",
         "job/job_step.cpp",
-        "    std::optional<Error> why = report.wire_lost ? ",
-        "    std::optional<Error> why = report.wire_lost && report.tag + 1 == 0 ? ",
+        "    if (report.wire_lost) {",
+        "    if (report.wire_lost && report.tag + 1 == 0) {",
     ),
     engine(
         "gpus-over-nodes",

@@ -201,11 +201,13 @@ def test_what_this_run_cannot_have_is_shown_too(page: Any, address: str) -> None
             {
                 "name": "dp-00ff",
                 "ranks": [0, 1],
+                "transport": "nccl",
                 "epoch": 4,
                 "state": "reducing",
                 "sent_bytes": 2048,
                 "received_bytes": 5 << 20,
                 "operations": 9,
+                "operations_per_step": 3,
                 "last_use_age_s": 0.5,
             }
         ]
@@ -219,6 +221,7 @@ def test_what_this_run_cannot_have_is_shown_too(page: Any, address: str) -> None
     expect(findings).to_contain_text("step 7: tensor '<b>bold</b>' has a gradient, and none on ranks 0, 1")
     expect(findings).to_contain_text("step 7: 3 more tensors")
     expect(page.locator("#communicators tbody tr")).to_contain_text("2.0 KiB")
+    expect(page.locator("#communicators tbody tr")).to_contain_text("9, 3 a step")
     page.unroute_all(behavior="wait")
 
 

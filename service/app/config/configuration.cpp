@@ -117,6 +117,15 @@ std::optional<Error> check_together(Configuration& configuration) {
   if (!peer.listen.empty() && peer.token_file.empty()) {
     return needs_token(configuration, "peer.listen", peer.listen, "peer.token_file", hint);
   }
+  const NcclSection& nccl = configuration.options.nccl;
+  if (nccl.cpu_gradients == "nccl" && (nccl.library.empty() || nccl.library == "off")) {
+    return bad_value(
+        "nccl.cpu_gradients",
+        configuration.origins.at("nccl.cpu_gradients"),
+        nccl.cpu_gradients,
+        "expected sockets, or a library in nccl.library that has NCCL's interface and adds up memory of CPUs"
+    );
+  }
   constexpr std::size_t kLongestName = 64;
   if (peer.node.size() > kLongestName) {
     return bad_value("peer.node", configuration.origins.at("peer.node"), peer.node, "expected at most 64 bytes");

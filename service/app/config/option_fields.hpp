@@ -218,6 +218,16 @@ void for_each_field(AnyOptions& options, Visit&& visit) {
   auto& nccl = options.nccl;
   visit(
       "nccl",
+      "cpu_gradients",
+      nccl.cpu_gradients,
+      FieldRule{
+          .doc =
+              "By what gradients in memory of CPUs travel between nodes: sockets, or nccl, which takes a library with "
+              "NCCL's interface that adds up such memory. NCCL itself does not. Equal on all nodes.",
+          .choices = {"sockets", "nccl"}}
+  );
+  visit(
+      "nccl",
       "library",
       nccl.library,
       FieldRule{

@@ -61,10 +61,11 @@ struct GpuSection {
   std::int64_t abort_ms = 30'000;
 };
 
-/// NCCL between GPUs of several nodes (docs/adr/0037).
+/// NCCL between nodes (docs/adr/0037).
 struct NcclSection {
-  std::string library;    ///< empty: libnccl.so.2 as the loader finds it; "off": none
-  std::string interface;  ///< of the network; empty: as NCCL chooses
+  std::string cpu_gradients = "sockets";  ///< what those in memory of CPUs travel by: "sockets" or "nccl"
+  std::string library;                    ///< empty: libnccl.so.2 as the loader finds it; "off": none
+  std::string interface;                  ///< of the network; empty: as NCCL chooses
   std::int64_t max_ctas = 8;
   std::int64_t cga_cluster = 0;
   std::int64_t traffic_class = -1;  ///< −1: as NCCL chooses

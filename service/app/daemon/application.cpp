@@ -129,6 +129,7 @@ engine::EngineOptions engine_options(const Options& options) {
   engine.deadlines.first_step = Milliseconds{options.deadlines.first_step_ms};
   engine.deadlines.step = Milliseconds{options.deadlines.step_ms};
   engine.deadlines.reconnect = Milliseconds{options.deadlines.reconnect_ms};
+  engine.cpu_collectives = options.nccl.cpu_gradients == "nccl";
   engine.check_every = options.engine.check_every;
   engine.history = options.engine.history;
   engine.first_epoch = random_epoch();
@@ -173,6 +174,8 @@ struct Application::Parts {
         ),
         gpus(
             chosen.gpu,
+            chosen.nccl,
+            chosen.engine.threads,
             [this](device::LaneId id, device::LaneReport report) {
               boost::asio::post(io, [this, id, moved = std::move(report)]() mutable {
                 bridge.on_lane_report(id, std::move(moved));

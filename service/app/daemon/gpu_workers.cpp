@@ -1,5 +1,8 @@
 #include "app/daemon/gpu_workers.hpp"
 
+#include "app/config/configuration.hpp"
+#include "app/doctor/nccl_check.hpp"
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
@@ -59,6 +62,39 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   lane.other_deadline = Milliseconds(options_.plan_ms);
   lane.abort_deadline = Milliseconds(options_.abort_ms);
   spdlog::info("a worker starts gpu={} kernels={}", gpu, kernels);
+  return add(id, std::move(lane));
+}
+
+Result<device::Lane*> GpuWorkers::start_cpu_collectives(device::LaneId id) {
+  const Environment environment = process_environment();
+  if (const auto fixed = environment.find("NCCL_COMM_ID"); fixed != environment.end()) {
+    return make_error(
+        ErrorCode::UnsupportedPlacement,
+        fmt::format(
+            "NCCL_COMM_ID={}: communicators of every epoch would have one address and one magic", fixed->second
+        ),
+        "unset it for the daemon"
+    );
+  }
+  constexpr Milliseconds kMore{30'000};  // beyond what the worker allows itself: it says what was late
+  device::ProcessLaneOptions lane;
+  lane.command = {"/proc/self/exe", "worker", "--threads", std::to_string(threads_), "--nccl", nccl_.library};
+  const auto add_flag = [&](const char* flag, std::int64_t value) {
+    lane.command.push_back(fmt::format("{}={}", flag, value));
+  };
+  add_flag("--nccl-max-ctas", nccl_.max_ctas);
+  add_flag("--nccl-cga-cluster", nccl_.cga_cluster);
+  add_flag("--nccl-traffic-class", nccl_.traffic_class);
+  add_flag("--nccl-init-ms", nccl_.init_ms);
+  add_flag("--nccl-abort-ms", nccl_.abort_ms);
+  lane.environment = nccl_environment_of(nccl_);
+  lane.connect_deadline = Milliseconds(nccl_.init_ms) + kMore;
+  lane.abort_deadline = Milliseconds(nccl_.abort_ms) + kMore;
+  spdlog::info("a worker starts nccl={}", nccl_.library);
+  return add(id, std::move(lane));
+}
+
+device::Lane* GpuWorkers::add(device::LaneId id, device::ProcessLaneOptions lane) {
   auto started = std::make_unique<device::ProcessLane>(std::move(lane), [this, id](device::LaneReport report) {
     sink_(id, std::move(report));
   });

@@ -1,6 +1,8 @@
 #pragma once
 // The workers of GPUs: `gradsyncd worker --kernels … --gpu UUID`, a process each, started when the first buffer of its
-// GPU is registered. This process never loads CUDA: what GPUs there are it reads from the driver's files.
+// GPU is registered. This process never loads CUDA: what GPUs there are it reads from the driver's files. Beside them
+// the worker that adds up memory of CPUs by a library with NCCL's interface, `gradsyncd worker --nccl …`: this process
+// never loads that either.
 //
 // Thread: io, but for the sink, which is called on the threads of the lanes.
 
@@ -8,6 +10,7 @@
 #include "device/process/process_lane.hpp"
 #include "engine/gpu_lanes.hpp"
 
+#include <cstdint>
 #include <functional>
 #include <future>
 #include <map>
@@ -21,13 +24,20 @@ class GpuWorkers final : public engine::GpuLanes {
  public:
   using Sink = std::function<void(device::LaneId, device::LaneReport)>;
 
-  GpuWorkers(GpuSection options, Sink sink) : options_(std::move(options)), sink_(std::move(sink)) {}
+  /// `threads`: of the worker that works on memory of CPUs; 0: what affinity and cgroup allow.
+  GpuWorkers(GpuSection options, NcclSection nccl, std::int64_t threads, Sink sink)
+      : options_(std::move(options)), nccl_(std::move(nccl)), threads_(threads), sink_(std::move(sink)) {}
 
   [[nodiscard]] Result<device::Lane*> start(device::LaneId id, const std::string& gpu) override;
+  [[nodiscard]] Result<device::Lane*> start_cpu_collectives(device::LaneId id) override;
   void stop(device::LaneId id) override;
 
  private:
+  [[nodiscard]] device::Lane* add(device::LaneId id, device::ProcessLaneOptions lane);
+
   GpuSection options_;
+  NcclSection nccl_;
+  std::int64_t threads_;
   Sink sink_;
   std::map<device::LaneId, std::unique_ptr<device::ProcessLane>> lanes_;
   std::vector<std::future<void>> ending_;  ///< a worker that ends takes its time, which the io thread has not

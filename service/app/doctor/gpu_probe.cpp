@@ -48,7 +48,7 @@ std::string complement_of(std::string bytes) {
 class Workers {
  public:
   Workers(const GpuSection& options, Milliseconds timeout)
-      : timeout_(timeout), workers_(options, [this](device::LaneId lane, device::LaneReport report) {
+      : timeout_(timeout), workers_(options, {}, 0, [this](device::LaneId lane, device::LaneReport report) {
           const std::lock_guard lock(mutex_);
           answers_.insert_or_assign(lane, std::move(report));
           arrived_.notify_all();

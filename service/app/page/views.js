@@ -132,11 +132,12 @@ function showCommunicators(job) {
   fillTable(byId("communicators"), job.communicators.map((one) => [
     one.name,
     rankList(one.ranks),
+    one.transport,
     one.epoch,
     one.state,
     bytes(one.sent_bytes),
     bytes(one.received_bytes),
-    one.operations,
+    `${one.operations}, ${one.operations_per_step} a step`,
     one.last_use_age_s < 0 ? "not yet" : `${duration(one.last_use_age_s)} ago`,
   ]));
 }

@@ -101,7 +101,7 @@ Result<CommunicatorId> agreed(const std::string& name, const std::vector<Member>
   const auto first = std::ranges::find_if(members, [](const Member& member) { return member.offer->own == 0; });
   if (!first->offer->id) {
     return refusal(
-        ErrorCode::NodeRefused,
+        ErrorCode::StaleEpoch,
         *first->node,
         fmt::format("communicator {} is on node {} and not on all others", name, first->node->node),
         "nothing has to be done: the next epoch builds it anew"

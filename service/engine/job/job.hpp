@@ -41,7 +41,7 @@ class Job;
 /// The things that all jobs share.
 struct JobContext {
   const EngineOptions& options;
-  const Lanes& lanes;
+  Lanes& lanes;
   PlannerPort& planner;
   FairBudget& declared_bytes;
   FairBudget& report_bytes;
@@ -73,8 +73,12 @@ struct EpochPlan {
   NodeNumber node = 0;                                ///< this one
   Communicators communicators = {};                   ///< none on a node that is alone
   std::vector<NodeNumber> linked = {};                ///< those that its sums travel to or from; data path arena only
-  device::HashSums sums = device::HashSums::In;       ///< whether copies on other nodes agreed in each bit until now
-  std::optional<AttemptRefused> refused = {};         ///< the last attempt that other nodes have failed
+  std::optional<device::LoadedCommunicators> offered = {};  ///< by the lane, where sums travel by communicators
+  device::HashSums sums = device::HashSums::In;  ///< whether copies on other nodes agreed in each bit until now
+  std::optional<AttemptRefused> refused = {};    ///< the last attempt that other nodes have failed
+
+  /// Gradients are summed with other nodes.
+  [[nodiscard]] bool travels() const { return offered || !linked.empty(); }
 };
 
 class Job {
@@ -128,7 +132,7 @@ class Job {
   void drain(const Error& error) { perform(epochs_.on_drain(error)); }  ///< answers every declaration that waits
 
   void on_plan(PlanOutcome& outcome);
-  void on_loaded(device::PlanId plan);
+  void on_loaded(device::Loaded& report);
   void on_connected(device::PlanId plan);
   void on_load_failed(const device::Failed& report);
 
@@ -262,6 +266,7 @@ class Job {
   /// No answer to the ticket is wanted any more; 0 names none.
   void withdraw(std::uint64_t ticket) const;
   [[nodiscard]] PlanMade made(const PlanOutcome& outcome) const;
+  [[nodiscard]] Result<void> use_collectives(PreparedPlan& prepared) const;
   [[nodiscard]] Holder plan_holder() const;
   [[nodiscard]] std::optional<Error> memory_error(std::uint64_t plan_bytes) const;
   [[nodiscard]] std::shared_ptr<const plan::Plan> counted(std::shared_ptr<const plan::Plan> plan, std::uint64_t bytes)
@@ -281,6 +286,7 @@ class Job {
   void perform(LinksReady& event);
   void perform(LinksFailed& event);
   [[nodiscard]] Error wire_error(const device::Failed& report) const;
+  [[nodiscard]] Error communicator_error(const device::Failed& report) const;
   void perform(BeginEpoch& event);
   void perform(EpochEnded& event);
   void perform(EpochRefused& event);
@@ -404,6 +410,8 @@ class Job {
   History history_;
   std::unique_ptr<JobGauge> gauge_;  ///< none where too many jobs have one
   FlightRecorder recorder_;
+  /// The last epoch did not begin, or failed: nodes may disagree on which communicators there are.
+  bool fresh_communicators_ = true;
 };
 
 }  // namespace gradsync::engine

@@ -192,6 +192,7 @@ void Job::answer_done(std::uint64_t attempt) {
 
 void Job::perform(AttemptFailed& action) {
   Attempt over = std::exchange(attempt_, Attempt(attempt_.calls.size()));
+  fresh_communicators_ = fresh_communicators_ || action.begun;
   if (over.prepared) {
     policies_.restore();
   }
@@ -210,7 +211,7 @@ void Job::perform(AttemptFailed& action) {
     ended_.failed = FailedRecord{failed, error};
   }
   // Where gradients travel the epoch ends with every step that fails.
-  if (!epochs_.ending() || (active_ && !active_->linked.empty() && !is_of_membership(error.code))) {
+  if (!epochs_.ending() || (active_ && active_->travels() && !is_of_membership(error.code))) {
     publish_alert(kind_of(error.code), error.message);
     spdlog::warn(
         "step failed job={} epoch={} attempt={} kind={} reason=\"{}\"",

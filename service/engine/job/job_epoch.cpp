@@ -97,6 +97,7 @@ void Job::tell_ready() {
   LocalsReady ready{epochs_.epoch(), active_->plan->digest, policies_.digest(), policies_.anew()};
   ready.plan = active_->plan;
   ready.comparison = active_->comparison;
+  ready.communicators = active_->offered;
   perform(peers_->tell(std::move(ready)));
 }
 
@@ -111,6 +112,7 @@ void Job::perform(const MakePlan& action) {
   } else {
     ask_for_node(request);
   }
+  request.cpu_collectives = context_.options.cpu_collectives;
   request.sizes = context_.options.buckets;
   request.encode_report = context_.options.encode_report;
   request.encoded_bytes = context_.options.encoded_bytes;
@@ -186,8 +188,10 @@ std::shared_ptr<const plan::Plan> Job::counted(std::shared_ptr<const plan::Plan>
 
 void Job::perform(const LoadPlan&) {
   Result<std::shared_ptr<StepRecord>> record = record_for(*prepared_);
-  if (!record) {
-    perform(epochs_.on_load_failed(record.error()));
+  const Result<void> placed = record ? use_collectives(*prepared_) : record.error();
+  fresh_communicators_ = true;  // until the epoch begins
+  if (!placed) {
+    perform(epochs_.on_load_failed(placed.error()));
     return;
   }
   EpochPlan& loading = active_.emplace();
@@ -238,8 +242,14 @@ void Job::perform(const UnloadPlan&) {
   }
 }
 
-void Job::on_loaded(device::PlanId plan) {
-  if (owns_plan(plan) && --active_->loading == 0) {
+void Job::on_loaded(device::Loaded& report) {
+  if (!owns_plan(report.plan)) {
+    return;
+  }
+  if (report.communicators) {
+    active_->offered = std::move(report.communicators);
+  }
+  if (--active_->loading == 0) {
     perform(epochs_.on_lane_loaded());
   }
 }
@@ -251,6 +261,10 @@ void Job::on_connected(device::PlanId plan) {
 }
 
 void Job::on_load_failed(const device::Failed& report) {
+  if (report.wire_lost) {
+    perform(epochs_.on_load_failed(communicator_error(report)));
+    return;
+  }
   perform(epochs_.on_load_failed(make_error(
       report.out_of_memory                         ? ErrorCode::InsufficientMemory
       : report.buffer != 0 && !report.hint.empty() ? ErrorCode::ImportRefused

@@ -31,7 +31,8 @@ void Job::say_declared(LocalsChanged& changed) const {
       context_.options.buckets.first_bytes,
       context_.options.buckets.bytes,
       context_.options.check_every,
-      context_.options.encoded_bytes};
+      context_.options.encoded_bytes,
+      context_.options.cpu_collectives ? "nccl" : ""};
   std::map<std::pair<ContentHash, std::uint64_t>, std::size_t> known;
   std::map<std::uint64_t, std::uint32_t> lists;
   for (const auto& [number, rank] : ranks_) {
@@ -85,14 +86,6 @@ void Job::perform(PoliciesGiven& event) {
   tell_ready();
 }
 
-void Job::perform(ConnectEpoch& event) {
-  if (active_ && !active_->linked.empty()) {
-    perform(peers_->tell(LinksWanted{event.epoch, active_->linked}));
-  } else {
-    perform(peers_->tell(LocalsConnected{event.epoch}));
-  }
-}
-
 /// Connections of an epoch that is over are closed with the event.
 void Job::perform(LinksReady& event) {
   if (epochs_.loads() && active_ && event.epoch == epochs_.epoch()) {
@@ -132,7 +125,10 @@ void Job::perform(LinksFailed& event) {
   }
 }
 
-void Job::perform(BeginEpoch&) { perform(epochs_.on_begin()); }
+void Job::perform(BeginEpoch&) {
+  fresh_communicators_ = false;
+  perform(epochs_.on_begin());
+}
 
 void Job::perform(EpochEnded& event) {
   if (event.error.code == ErrorCode::NodeLost && !(machine_ && machine_->begun())) {

@@ -191,6 +191,7 @@ void Job::on_reduced(device::LaneId lane, const device::Reduced& report) {
     context_.metrics.bucket_bytes.Increment(static_cast<double>(active_->plan->buckets[report.bucket].size_bytes));
     if (!peers_->alone()) {
       context_.metrics.wire_bytes.Increment(static_cast<double>(active_->communicators.bytes_of(report.bucket)));
+      context_.metrics.collectives.Increment(static_cast<double>(active_->communicators.collectives_of(report.bucket)));
       active_->communicators.on_reduced(report.bucket, context_.now);
     }
     if (report.tag == machine_->attempt()) {
@@ -253,7 +254,10 @@ void Job::on_lane_failed(device::LaneId lane, const device::Failed& report) {
           report.message
       );
     }
-    std::optional<Error> why = report.wire_lost ? std::optional(wire_error(report)) : std::nullopt;
+    std::optional<Error> why;
+    if (report.wire_lost) {
+      why = active_->offered ? communicator_error(report) : wire_error(report);
+    }
     run(machine_->on_lane_failed(lane, report, std::move(why)));
   }
 }

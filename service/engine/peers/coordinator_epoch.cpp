@@ -1,10 +1,12 @@
 // What nodes of an epoch say, from READY to its end.
 
+#include "device/nccl/communicator_agreement.hpp"
 #include "engine/peers/coordinator_machine.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -106,10 +108,7 @@ void CoordinatorMachine::settle_policies(TimePoint now, NodeNumber source, Actio
     }
   }
   if (differ.empty()) {
-    state_ = State::Connecting;
-    course_.late = now + kReady;
-    wake_at(*course_.late);
-    send_to_all(now, PeerConnect{epoch_}, actions);
+    connect(now, actions);
   } else if (course_.policies_of) {
     const std::string& other = node(differ.begin()->first).join.node;
     Error error = make_error(
@@ -126,6 +125,47 @@ void CoordinatorMachine::settle_policies(TimePoint now, NodeNumber source, Actio
     course_.policies_to = std::move(differ);
     send(now, node(source), PeerPolicies{epoch_, 0, 1, {}}, actions);
   }
+}
+
+namespace {
+
+/// The ids of the communicators that a node offered.
+PeerConnect connect_for(
+    std::uint64_t epoch, const PeerReady& ready, const std::vector<device::CommunicatorId>& agreed
+) {
+  PeerConnect connect{epoch};
+  if (ready.communicators) {
+    std::ranges::copy_if(agreed, std::back_inserter(connect.communicators), [&](const device::CommunicatorId& id) {
+      return std::ranges::count(ready.communicators->offers, id.name, &device::CommunicatorOffer::name) != 0;
+    });
+  }
+  return connect;
+}
+
+}  // namespace
+
+/// An id is a secret of the members of its communicator: no other node gets it.
+void CoordinatorMachine::connect(TimePoint now, Actions& actions) {
+  std::vector<device::NodeOffers> offers;
+  for (const auto& [number, said] : course_.ready) {
+    device::NodeOffers& of_node = offers.emplace_back(device::NodeOffers{node(number).join.node, 0, {}});
+    if (said.communicators) {
+      of_node.version = said.communicators->version;
+      of_node.offers = said.communicators->offers;
+    }
+  }
+  const Result<std::vector<device::CommunicatorId>> agreed = device::agree_on_communicators(offers);
+  if (!agreed) {
+    end_epoch(now, agreed.error(), actions);
+    return;
+  }
+  state_ = State::Connecting;
+  course_.late = now + (agreed->empty() ? kReady : kBuilt);
+  wake_at(*course_.late);
+  for (NodeNumber number = 1; number < course_.roster.size(); ++number) {
+    send(now, node(number), connect_for(epoch_, course_.ready.at(number), *agreed), actions);
+  }
+  send(now, node(0), connect_for(epoch_, course_.ready.at(0), *agreed), actions);
 }
 
 void CoordinatorMachine::on_policies(TimePoint now, NodeNumber number, PeerPolicies page, Actions& actions) {

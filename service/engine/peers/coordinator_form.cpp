@@ -141,27 +141,46 @@ PeerPrepare CoordinatorMachine::prepare_message() const {
   return prepare;
 }
 
+namespace {
+
+/// The first one that differs, with both values.
+std::optional<std::tuple<const char*, std::string, std::string>> settings_that_differ(
+    const PeerSettings& first, const PeerSettings& other
+) {
+  const auto number = [](auto value) { return std::to_string(value); };
+  const auto transport = [](const PeerSettings& settings) {
+    return settings.cpu_gradients.empty() ? std::string("sockets") : settings.cpu_gradients;
+  };
+  const std::tuple<const char*, std::string, std::string> pairs[] = {
+      {"first_bucket_bytes", number(first.first_bucket_bytes), number(other.first_bucket_bytes)},
+      {"bucket_bytes", number(first.bucket_bytes), number(other.bucket_bytes)},
+      {"check_every", number(first.check_every), number(other.check_every)},
+      {"encoded_bytes", number(first.encoded_bytes), number(other.encoded_bytes)},
+      {"cpu_gradients", transport(first), transport(other)}};
+  for (const auto& pair : pairs) {
+    if (std::get<1>(pair) != std::get<2>(pair)) {
+      return pair;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<Error> CoordinatorMachine::settings_difference() const {
-  const PeerSettings& first = node(0).join.declared->settings;
   for (NodeNumber number = 1; number < course_.roster.size(); ++number) {
-    const PeerSettings& other = node(number).join.declared->settings;
-    const std::tuple<const char*, std::uint64_t, std::uint64_t> pairs[] = {
-        {"first_bucket_bytes", first.first_bucket_bytes, other.first_bucket_bytes},
-        {"bucket_bytes", first.bucket_bytes, other.bucket_bytes},
-        {"check_every", static_cast<std::uint64_t>(first.check_every), static_cast<std::uint64_t>(other.check_every)},
-        {"encoded_bytes", first.encoded_bytes, other.encoded_bytes}};
-    for (const auto& [name, a, b] : pairs) {
-      if (a != b) {
-        Error error = make_error(
-            ErrorCode::PlanMismatch,
-            fmt::format(
-                "{} is {} on node '{}' and {} on node '{}'", name, a, node(0).join.node, b, node(number).join.node
-            ),
-            "all nodes of a job need equal settings"
-        );
-        error.node = node(number).join.node;
-        return error;
-      }
+    if (const auto found =
+            settings_that_differ(node(0).join.declared->settings, node(number).join.declared->settings)) {
+      const auto& [name, a, b] = *found;
+      Error error = make_error(
+          ErrorCode::PlanMismatch,
+          fmt::format(
+              "{} is {} on node '{}' and {} on node '{}'", name, a, node(0).join.node, b, node(number).join.node
+          ),
+          "all nodes of a job need equal settings"
+      );
+      error.node = node(number).join.node;
+      return error;
     }
   }
   return std::nullopt;

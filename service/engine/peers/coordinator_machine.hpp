@@ -78,8 +78,9 @@ class CoordinatorMachine {
   static constexpr Milliseconds kWho{1'000};          ///< a node that is asked who is missing has this long to answer
   static constexpr Milliseconds kJoinWithin{10'000};  ///< a link over which nothing joins is closed
   static constexpr Milliseconds kReady{120'000};      ///< for READY, and for CONNECTED
-  static constexpr Milliseconds kHolder{6'000};  ///< a silent holder of a rank has this long until it counts as live
-  static constexpr std::size_t kMostBoxes = 64;  ///< whose rows are asked for at a time
+  static constexpr Milliseconds kBuilt{150'000};  ///< for CONNECTED where communicators are built, whose lanes say why
+  static constexpr Milliseconds kHolder{6'000};   ///< a silent holder of a rank has this long until it counts as live
+  static constexpr std::size_t kMostBoxes = 64;   ///< whose rows are asked for at a time
   /// Characters of fingerprints that a roster may have: the message has 16 MiB, and each is quoted.
   static constexpr std::size_t kMostFingerprints = 14u << 20;
 
@@ -226,6 +227,7 @@ class CoordinatorMachine {
   void on_ready(TimePoint now, NodeNumber number, PeerReady ready, Actions& actions);
   void all_ready(TimePoint now, Actions& actions);
   void settle_policies(TimePoint now, NodeNumber source, Actions& actions);
+  void connect(TimePoint now, Actions& actions);
   void on_policies(TimePoint now, NodeNumber number, PeerPolicies page, Actions& actions);
   void on_connected(TimePoint now, NodeNumber number, Actions& actions);
   void end_epoch(TimePoint now, Error error, Actions& actions);

@@ -136,7 +136,11 @@ void MemberMachine::on_ready(TimePoint now, const LocalsReady& ready, Actions& a
   const bool awaited = state_ == State::Preparing || state_ == State::Ready;
   if (awaited && planning_ && ready.epoch == epoch_) {
     state_ = State::Ready;
-    send(now, PeerReady{epoch_, ready.plan_digest, ready.policy_digest, ready.policies_anew}, actions);
+    send(
+        now,
+        PeerReady{epoch_, ready.plan_digest, ready.policy_digest, ready.policies_anew, ready.communicators},
+        actions
+    );
   }
 }
 

@@ -56,10 +56,10 @@ MemberActions MemberMachine::on_message(TimePoint now, ToMember message) {
     on_declaration(now, std::move(*page), actions);
   } else if (auto* policies = std::get_if<PeerPolicies>(&message)) {
     on_policies_told(now, std::move(*policies), actions);
-  } else if (const auto* connect = std::get_if<PeerConnect>(&message)) {
+  } else if (auto* connect = std::get_if<PeerConnect>(&message)) {
     if (state_ == State::Ready && connect->epoch == epoch_) {
       state_ = State::Connected;
-      actions.emplace_back(TellJob{ConnectEpoch{epoch_}});
+      actions.emplace_back(TellJob{ConnectEpoch{epoch_, std::move(connect->communicators)}});
     }
   } else if (const auto* begin = std::get_if<PeerBegin>(&message)) {
     on_begin(*begin, actions);

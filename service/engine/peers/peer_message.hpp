@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/shared_list.hpp"
+#include "device/lane.hpp"
 #include "device/stats/stats_plan.hpp"
 #include "device/step_math.hpp"
 #include "engine/peers/record_words.hpp"
@@ -46,6 +47,7 @@ struct PeerSettings {
   std::uint64_t bucket_bytes = 0;
   std::int64_t check_every = 0;
   std::uint64_t encoded_bytes = 0;
+  std::string cpu_gradients = {};  ///< by what they travel; empty: sockets
 };
 
 struct NodeDeclared {
@@ -95,7 +97,8 @@ struct PeerReady {
   std::uint64_t epoch = 0;
   std::string plan_digest;
   std::string policy_digest;
-  bool policies_anew = false;  ///< nothing of an earlier step was found here
+  bool policies_anew = false;                                     ///< nothing of an earlier step was found here
+  std::optional<device::LoadedCommunicators> communicators = {};  ///< where sums travel by them
 };
 
 struct PeerConnected {
@@ -197,6 +200,7 @@ struct PeerRuling {
 
 struct PeerConnect {
   std::uint64_t epoch = 0;
+  std::vector<device::CommunicatorId> communicators = {};  ///< one for each that the node offered, by name
 };
 
 struct PeerBegin {

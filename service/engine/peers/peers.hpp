@@ -57,7 +57,8 @@ struct LocalsReady {
   std::string policy_digest;
   bool policies_anew = false;  ///< nothing of an earlier step was found here
   std::shared_ptr<const plan::Plan> plan = {};
-  std::shared_ptr<const Comparison> comparison = {};  ///< which parts of it are on several nodes
+  std::shared_ptr<const Comparison> comparison = {};              ///< which parts of it are on several nodes
+  std::optional<device::LoadedCommunicators> communicators = {};  ///< where its sums travel by them
 };
 
 /// What `PoliciesWanted` asks for.
@@ -155,6 +156,7 @@ struct PoliciesGiven {
 /// Build what carries gradients between nodes, where any travel. `LocalsConnected` follows.
 struct ConnectEpoch {
   std::uint64_t epoch = 0;
+  std::vector<device::CommunicatorId> communicators = {};  ///< one for each that was offered
 };
 
 /// Two connections to each node that was asked for. It may come when the epoch is over, and is closed then.

@@ -4,8 +4,11 @@
 #include "base/older_runtime.hpp"
 #include "base/text.hpp"
 #include "base/thread_name.hpp"
+#include "device/nccl/communicator_table.hpp"
 #include "engine/peers/declarations/content_hash.hpp"
+#include "engine/peers/sums/node_communicators.hpp"
 #include "engine/peers/sums/node_plan.hpp"
+#include "plan/check/words.hpp"
 #include "plan/interrupt.hpp"
 
 #include <fmt/format.h>
@@ -140,8 +143,53 @@ std::optional<Error> refuse_gpus(const PlanRequest& request, const plan::Plan& p
   return error;
 }
 
+/// Collectives add up what is not rounded, on as many communicators as a worker may have.
+std::optional<Error> refuse_collectives(const plan::Plan& plan, const device::LaneCommunicators& communicators) {
+  if (plan.options.partial_sums != plan::PartialSums::Exact) {
+    Error error = make_error(
+        ErrorCode::UnsupportedPlacement,
+        fmt::format(
+            "partial_sums is {}, and gradients of this node travel by NCCL, which adds up exact partial sums alone",
+            plan::name_of(plan.options.partial_sums)
+        ),
+        "declare without partial_sums, or set [nccl] cpu_gradients to sockets on all nodes"
+    );
+    error.path = "partial_sums";
+    return error;
+  }
+  if (communicators.needed.size() > device::CommunicatorTable::kMost) {
+    return make_error(
+        ErrorCode::UnsupportedPlacement,
+        fmt::format(
+            "gradients of this node are summed with {} different sets of nodes, and a worker has {} communicators at "
+            "most",
+            communicators.needed.size(),
+            device::CommunicatorTable::kMost
+        ),
+        "set [nccl] cpu_gradients to sockets on all nodes, or place ranks so that meshes cut fewer sets of nodes"
+    );
+  }
+  return std::nullopt;
+}
+
+/// What travels of memory of CPUs, where NCCL carries it.
+std::optional<Error> use_collectives(PreparedPlan& prepared, device::LaneNodes& nodes) {
+  device::LaneCommunicators communicators = lane_communicators_of(*prepared.plan, nodes);
+  if (communicators.needed.empty()) {
+    return std::nullopt;
+  }
+  if (std::optional<Error> refusal = refuse_collectives(*prepared.plan, communicators)) {
+    return refusal;
+  }
+  nodes.staging_bytes = std::max(nodes.staging_bytes, collective_staging_of(nodes));
+  nodes.communicators = std::move(communicators);
+  prepared.linked.clear();
+  prepared.cpu_collectives = true;
+  return std::nullopt;
+}
+
 /// Leaves of the layout what this node has of it, or says what of it travels.
-void cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
+std::optional<Error> cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
   prepared.comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, request.node_of_rank));
   prepared.node = request.node;
   prepared.memory_bytes += memory_of(*prepared.comparison);
@@ -150,10 +198,14 @@ void cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
   } else {
     device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
     nodes = lane_nodes_of(*prepared.plan, *prepared.comparison, request.node);
-    prepared.memory_bytes += memory_of(nodes);
     prepared.linked = linked_nodes_of(nodes);
+    if (std::optional<Error> refusal = request.cpu_collectives ? use_collectives(prepared, nodes) : std::nullopt) {
+      return refusal;
+    }
+    prepared.memory_bytes += memory_of(nodes);
     prepared.communicators = Communicators(*prepared.plan, nodes);
   }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -186,7 +238,9 @@ PlanOutcome run_planner(const PlanRequest& request) {
   auto prepared = std::make_unique<PreparedPlan>(std::move(*plan), request.encode_report);
   prepared->shares = std::move(*shares);
   if (!request.node_of_rank.empty()) {
-    cut_to_node(request, *prepared);
+    if (std::optional<Error> refusal = cut_to_node(request, *prepared)) {
+      return {request.ticket, std::move(*refusal)};
+    }
   }
   if (prepared->shares.size() > 1) {
     prepared->join = join_plan_of(std::get<device::LanePlan>(prepared->layout));

@@ -39,7 +39,8 @@ struct PreparedPlan {
   std::shared_ptr<const Comparison> comparison;  ///< where ranks are on several nodes: the layout is that of this one
   NodeNumber node = 0;
   Communicators communicators;
-  std::vector<NodeNumber> linked;  ///< other nodes that sums of this one travel to or from, ascending
+  std::vector<NodeNumber> linked;  ///< other nodes that sums of this one travel to or from, by sockets; ascending
+  bool cpu_collectives = false;    ///< they travel by NCCL: a lane for that takes the place of the host's
   ReportConstants constants;
   std::uint64_t memory_bytes = 0;
   std::size_t encoded_bytes = 0;  ///< the size of the longest report; 0: not measured

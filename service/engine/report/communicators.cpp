@@ -1,5 +1,6 @@
 #include "engine/report/communicators.hpp"
 
+#include "plan/transfer/bucket_collectives.hpp"
 #include "plan/transfer/communicator_name.hpp"
 #include "plan/transfer/node_transfer.hpp"
 
@@ -33,8 +34,21 @@ std::vector<std::vector<std::int64_t>> ranks_by_stream(const plan::Plan& plan, c
 
 }  // namespace
 
-Communicators::Communicators(const plan::Plan& plan, const device::LaneNodes& nodes) {
-  by_bucket_.resize(nodes.transfers.size());
+Communicators::Communicators(const plan::Plan& plan, const device::LaneNodes& nodes)
+    : nccl_(nodes.communicators.has_value()), by_bucket_(nodes.transfers.size()) {
+  if (nccl_) {
+    count_collectives(nodes);
+  } else {
+    count_messages(plan, nodes);
+  }
+  for (const std::vector<Use>& uses : by_bucket_) {
+    for (const Use& use : uses) {
+      all_[use.communicator].operations_per_step += use.operations;
+    }
+  }
+}
+
+void Communicators::count_messages(const plan::Plan& plan, const device::LaneNodes& nodes) {
   for (std::size_t bucket = 0; bucket < nodes.transfers.size(); ++bucket) {
     const plan::BucketTransfer& transfer = nodes.transfers[bucket];
     const std::vector<std::size_t> of_stream = take_streams(plan, transfer, nodes.node);
@@ -43,13 +57,31 @@ Communicators::Communicators(const plan::Plan& plan, const device::LaneNodes& no
     const auto use_of = [&](const plan::TransferMessage& message) -> Use& {
       const std::size_t number = of_stream[transfer.blocks[message.block].stream];
       const auto found = std::ranges::find(uses, number, &Use::communicator);
-      return found != uses.end() ? *found : uses.emplace_back(Use{number, 0, 0});
+      return found != uses.end() ? *found : uses.emplace_back(Use{number, 0, 0, 1});
     };
     for (const plan::TransferMessage& message : here.sends) {
       use_of(message).sent_bytes += message.bytes;
     }
     for (const plan::TransferMessage& message : here.receives) {
       use_of(message).received_bytes += message.bytes;
+    }
+  }
+}
+
+void Communicators::count_collectives(const device::LaneNodes& nodes) {
+  const std::vector<device::LaneCommunicator>& needed = nodes.communicators->needed;
+  for (const device::LaneCommunicator& one : needed) {
+    all_.push_back({plan::communicator_name(one.spec.axes, one.spec.ranks), one.spec.ranks});
+  }
+  for (std::size_t bucket = 0; bucket < nodes.transfers.size(); ++bucket) {
+    const plan::BucketTransfer& transfer = nodes.transfers[bucket];
+    for (const plan::TransferCollective& one : plan::collectives_of(transfer)) {
+      const auto found = std::ranges::find(needed, one.members, &device::LaneCommunicator::nodes);
+      if (found != needed.end()) {
+        const std::uint64_t place = one.elements * plan::size_of(transfer.sum);
+        const auto number = static_cast<std::size_t>(found - needed.begin());
+        by_bucket_[bucket].push_back({number, place * one.blocks.size(), place, 1});
+      }
     }
   }
 }
@@ -86,7 +118,7 @@ void Communicators::on_reduced(std::uint32_t bucket, TimePoint now) {
     Communicator& used = all_[use.communicator];
     used.sent_bytes += use.sent_bytes;
     used.received_bytes += use.received_bytes;
-    ++used.operations;
+    used.operations += use.operations;
     used.used = now;
   }
 }
@@ -101,6 +133,10 @@ std::uint64_t Communicators::bytes_of(std::uint32_t bucket) const {
   return bytes;
 }
 
+std::uint64_t Communicators::collectives_of(std::uint32_t bucket) const {
+  return nccl_ && bucket < by_bucket_.size() ? by_bucket_[bucket].size() : 0;
+}
+
 std::vector<CommunicatorStatus> Communicators::status(std::uint64_t epoch, const char* state, TimePoint now) const {
   std::vector<CommunicatorStatus> listed;
   for (std::size_t i = 0; i < std::min(all_.size(), kMostListed); ++i) {
@@ -108,11 +144,13 @@ std::vector<CommunicatorStatus> Communicators::status(std::uint64_t epoch, const
     listed.push_back(
         {one.name,
          one.ranks,
+         nccl_ ? "nccl" : "sockets",
          epoch,
          state,
          one.sent_bytes,
          one.received_bytes,
          one.operations,
+         one.operations_per_step,
          one.used ? seconds(now - *one.used) : -1}
     );
   }

@@ -1,7 +1,8 @@
 #pragma once
-// The groups of ranks whose gradients travel between nodes, as people see them: who brings something to a sum that is
-// on several nodes, and how much went over the connections of this node for it. Groups are those of the plan; nothing
-// is connected for one of them alone.
+// The groups of ranks whose gradients travel between nodes, as people see them. By sockets: who brings something to a
+// sum that is on several nodes, and how much went over the connections of this node for it; groups are those of the
+// plan, and nothing is connected for one of them alone. By NCCL: the communicators of this node, their collectives, and
+// what this node gave to them and got. How much of that crosses the network is known to NCCL alone.
 
 #include "base/clock.hpp"
 #include "device/lane.hpp"
@@ -29,6 +30,9 @@ class Communicators {
 
   [[nodiscard]] std::uint64_t bytes_of(std::uint32_t bucket) const;  ///< both ways, in one reduction
 
+  /// Those of NCCL, in one reduction.
+  [[nodiscard]] std::uint64_t collectives_of(std::uint32_t bucket) const;
+
  private:
   struct Communicator {
     std::string name;
@@ -36,6 +40,7 @@ class Communicators {
     std::uint64_t sent_bytes = 0;
     std::uint64_t received_bytes = 0;
     std::uint64_t operations = 0;
+    std::uint64_t operations_per_step = 0;
     std::optional<TimePoint> used = {};
   };
 
@@ -44,13 +49,17 @@ class Communicators {
     std::size_t communicator = 0;
     std::uint64_t sent_bytes = 0;
     std::uint64_t received_bytes = 0;
+    std::uint64_t operations = 0;
   };
 
+  void count_messages(const plan::Plan& plan, const device::LaneNodes& nodes);
+  void count_collectives(const device::LaneNodes& nodes);
   [[nodiscard]] std::vector<std::size_t> take_streams(
       const plan::Plan& plan, const plan::BucketTransfer& transfer, plan::TransferNode node
   );
   [[nodiscard]] std::size_t find_or_add(std::string name, std::vector<std::int64_t> ranks);
 
+  bool nccl_ = false;
   std::vector<Communicator> all_;
   std::vector<std::vector<Use>> by_bucket_;
 };

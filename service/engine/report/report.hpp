@@ -167,13 +167,15 @@ inline constexpr std::size_t kMostClipStatuses = 16;
 /// A group of ranks whose gradients travel between nodes, as this node sees it.
 struct CommunicatorStatus {
   std::string name;                 ///< the axes of its buckets, and 16 hex digits of its ranks
-  std::vector<std::int64_t> ranks;  ///< that bring something, ascending
+  std::vector<std::int64_t> ranks;  ///< that bring something, ascending; by NCCL: that stand for its members
+  std::string transport;            ///< "sockets" or "nccl"
   std::uint64_t epoch = 0;
   std::string state;  ///< "connecting", "idle" or "reducing"
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
-  std::uint64_t operations = 0;  ///< buckets that were reduced
-  double last_use_age_s = -1;    ///< −1: it was not used yet
+  std::uint64_t operations = 0;           ///< buckets that were reduced, or collectives that were done
+  std::uint64_t operations_per_step = 0;  ///< of a whole step
+  double last_use_age_s = -1;             ///< −1: it was not used yet
 };
 
 struct JobStatus {

@@ -10,6 +10,7 @@
 #include <array>
 #include <bit>
 #include <charconv>
+#include <limits>
 #include <span>
 
 namespace gradsync::rpc {
@@ -153,6 +154,15 @@ void PortNumber::write(JsonWriter& writer, const std::uint16_t& value) {
   writer.value(static_cast<std::uint64_t>(value));
 }
 
+bool VersionNumber::read(FieldReader& reader, Value value, int& out, Bounds) {
+  std::uint32_t version = 0;
+  const bool ok = Codec<std::uint32_t>::read(reader, value, version, {1, std::numeric_limits<int>::max()});
+  out = static_cast<int>(version);
+  return ok;
+}
+
+void VersionNumber::write(JsonWriter& writer, const int& value) { writer.value(static_cast<std::uint64_t>(value)); }
+
 bool HexDigest::read(FieldReader& reader, Value value, std::string& out, Bounds) {
   const bool ok = read_hex(reader, value, kWordDigits);
   out = ok ? value.text() : std::string_view{};
@@ -199,6 +209,20 @@ bool HexBytes::read(FieldReader& reader, Value value, std::string& out, Bounds b
 }
 
 void HexBytes::write(JsonWriter& writer, const std::string& value) { writer.value(std::string_view(hex_of(value))); }
+
+bool HexUniqueId::read(FieldReader& reader, Value value, device::NcclUniqueId& out, Bounds) {
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(out.bytes));
+  std::string bytes;
+  if (!HexBytes::read(reader, value, bytes, {kBytes, kBytes})) {
+    return false;
+  }
+  std::ranges::copy(bytes, out.bytes.begin());
+  return true;
+}
+
+void HexUniqueId::write(JsonWriter& writer, const device::NcclUniqueId& value) {
+  HexBytes::write(writer, std::string(value.bytes.begin(), value.bytes.end()));
+}
 
 bool RankSpans::read(FieldReader& reader, Value value, std::vector<engine::RankSpan>& out, Bounds) {
   out.clear();

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -24,11 +25,14 @@ inline constexpr std::int64_t kPeerRanks = 4096;
 inline constexpr std::int64_t kPeerTensors = 10'000'000;  ///< no daemon takes more, whatever limits.tensors says
 inline constexpr std::int64_t kNamedTensors = 20;
 inline constexpr std::int64_t kComparedBoxes = 64;
+inline constexpr std::int64_t kNodeCommunicators = 32;  ///< of all lanes of a node
+inline constexpr Bounds kCommunicatorName{1, 1024};
 inline constexpr std::int64_t kStateBytes = 2 << 20;  ///< of a page of policies; its text has twice as many digits
 inline constexpr Bounds kPeerEpoch{1, 0xFFFF'FFFF};   ///< half a word: that of an attempt has both its numbers
 inline constexpr Bounds kRankNumber{0, kPeerRanks - 1};
 inline constexpr Bounds kRankCount{0, kPeerRanks};
 inline constexpr Bounds kHostText{1, 64};
+inline constexpr Bounds kTransportText{1, 16};
 inline constexpr Bounds kNotZero{1, Bounds{}.most};
 
 /// A member of a struct, spelt otherwise than its type is.
@@ -49,7 +53,13 @@ struct Codec<SpeltAs<Spelling, T>> {
 /// An optional text or list is left out where it is empty.
 template <typename Spelling, typename T>
 struct IsAbsent<SpeltAs<Spelling, T>> {
-  static bool test(const SpeltAs<Spelling, T>& spelt) { return spelt.value.empty(); }
+  static bool test(const SpeltAs<Spelling, T>& spelt) {
+    if constexpr (requires { spelt.value.has_value(); }) {
+      return !spelt.value.has_value();
+    } else {
+      return spelt.value.empty();
+    }
+  }
 };
 
 template <typename Spelling, typename T>
@@ -77,6 +87,20 @@ struct Usual {
   }
 };
 
+/// As `Spelling` spells it, where it is given.
+template <typename Spelling>
+struct Given {
+  template <typename T>
+  static bool read(FieldReader& reader, Value value, std::optional<T>& out, Bounds bounds) {
+    return Spelling::read(reader, value, out.emplace(), bounds);
+  }
+
+  template <typename T>
+  static void write(JsonWriter& writer, const std::optional<T>& value) {
+    Spelling::write(writer, *value);
+  }
+};
+
 /// As the list itself.
 struct SharedItems {
   template <typename T>
@@ -101,15 +125,17 @@ using RankCountList = std::vector<std::pair<std::int64_t, std::uint64_t>>;
 GRADSYNC_SPELLING(HexWord, std::uint64_t);
 GRADSYNC_SPELLING(HexWords, std::vector<std::uint64_t>);
 GRADSYNC_SPELLING(PortNumber, std::uint16_t);
+GRADSYNC_SPELLING(VersionNumber, int);          ///< above 0
 GRADSYNC_SPELLING(HexDigest, std::string);      ///< 16 lower-case hex digits
 GRADSYNC_SPELLING(HexLongDigest, std::string);  ///< 32 lower-case hex digits
 GRADSYNC_SPELLING(HexLongDigests, std::vector<std::string>);
 GRADSYNC_SPELLING(HexBytes, std::string);  ///< two lower-case hex digits for each byte; bounds count the bytes
-GRADSYNC_SPELLING(RankSpans, std::vector<engine::RankSpan>);               ///< ascending and apart
-GRADSYNC_SPELLING(RanksAsSpans, std::vector<std::int64_t>);                ///< the same, each rank for itself in memory
-GRADSYNC_SPELLING(RankList, std::vector<std::int64_t>);                    ///< one number per rank
-GRADSYNC_SPELLING(RankCounts, RankCountList);                              ///< [rank, count] each
-GRADSYNC_SPELLING(TensorSpanList, engine::TensorSpans);                    ///< ascending and apart
+GRADSYNC_SPELLING(HexUniqueId, device::NcclUniqueId);         ///< two lower-case hex digits for each of its 128 bytes
+GRADSYNC_SPELLING(RankSpans, std::vector<engine::RankSpan>);  ///< ascending and apart
+GRADSYNC_SPELLING(RanksAsSpans, std::vector<std::int64_t>);   ///< the same, each rank for itself in memory
+GRADSYNC_SPELLING(RankList, std::vector<std::int64_t>);       ///< one number per rank
+GRADSYNC_SPELLING(RankCounts, RankCountList);                 ///< [rank, count] each
+GRADSYNC_SPELLING(TensorSpanList, engine::TensorSpans);       ///< ascending and apart
 GRADSYNC_SPELLING(Fingerprints, std::vector<engine::WeightFingerprints>);  ///< of at most 64 bytes each
 #undef GRADSYNC_SPELLING
 

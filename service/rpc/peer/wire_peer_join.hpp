@@ -34,6 +34,7 @@ struct Fields<engine::PeerSettings> {
     v.required("bucket_bytes", s.bucket_bytes, "limit of the others");
     v.required("check_every", s.check_every, "steps between checks", kNatural);
     v.required("encoded_bytes", s.encoded_bytes, "limit of a report");
+    optional_as<Usual>(v, "cpu_gradients", s.cpu_gradients, "by what they travel; absent: sockets", kTransportText);
   }
 };
 
@@ -87,6 +88,40 @@ struct Fields<engine::PeerJoin> {
 };
 
 template <>
+struct Fields<device::CommunicatorOffer> {
+  static constexpr const char* kName = "CommunicatorOffer";
+
+  static void visit(auto& v, auto& s) {
+    v.required("name", s.name, "axes, and a hash of its ranks", kCommunicatorName);
+    v.required("members", s.members, "how many it has", Bounds{2, kPeerRanks});
+    v.required("own", s.own, "which of them this is", kRankNumber);
+    optional_as<Given<HexWord>>(v, "instance", s.instance, "a hash of the id that it was built with, if it is here");
+    optional_as<Given<HexUniqueId>>(v, "id", s.id, "to build it with: of the first member, where it is not here");
+  }
+};
+
+template <>
+struct Fields<device::LoadedCommunicators> {
+  static constexpr const char* kName = "LoadedCommunicators";
+
+  static void visit(auto& v, auto& s) {
+    required_as<VersionNumber>(v, "version", s.version, "of NCCL, as it says it");
+    v.required("offers", s.offers, "one for each communicator of each lane", Bounds{0, kNodeCommunicators});
+  }
+};
+
+template <>
+struct Fields<device::CommunicatorId> {
+  static constexpr const char* kName = "CommunicatorId";
+
+  static void visit(auto& v, auto& s) {
+    v.required("name", s.name, "axes, and a hash of its ranks", kCommunicatorName);
+    required_as<HexWord>(v, "instance", s.instance, "a hash of its id");
+    optional_as<Given<HexUniqueId>>(v, "id", s.id, "to build it with; absent: all members have it");
+  }
+};
+
+template <>
 struct Fields<engine::PeerReady> {
   static constexpr const char* kName = "peer.ready";
   static constexpr std::size_t kMostBytes = kShortTextBytes;
@@ -96,6 +131,7 @@ struct Fields<engine::PeerReady> {
     required_as<HexDigest>(v, "plan_digest", s.plan_digest, "of the plan that was made here");
     required_as<HexDigest>(v, "policy_digest", s.policy_digest, "of policies and what they remember");
     v.required("policies_anew", s.policies_anew, "nothing of an earlier step was found here");
+    v.optional("communicators", s.communicators, "what lanes have of them, where sums travel by NCCL");
   }
 };
 
@@ -173,8 +209,16 @@ struct Fields<engine::PeerConnected> : EpochFields {
 };
 
 template <>
-struct Fields<engine::PeerConnect> : EpochFields {
+struct Fields<engine::PeerConnect> {
   static constexpr const char* kName = "peer.connect";
+  static constexpr std::size_t kMostBytes = kShortTextBytes;
+
+  static void visit(auto& v, auto& s) {
+    v.required("epoch", s.epoch, "that it belongs to", kPeerEpoch);
+    optional_as<Usual>(
+        v, "communicators", s.communicators, "the ids of those that this node offered", Bounds{0, kNodeCommunicators}
+    );
+  }
 };
 
 template <>

@@ -142,12 +142,14 @@ struct Fields<engine::CommunicatorStatus> {
 
   static void visit(auto& v, auto& s) {
     v.required("name", s.name, "axes, and 16 hex digits of the ranks");
-    v.required("ranks", s.ranks, "that bring something");
+    v.required("ranks", s.ranks, "that bring something; with nccl: that stand for its members");
+    v.required("transport", s.transport, "sockets or nccl");
     v.required("epoch", s.epoch, "that its connections belong to");
     v.required("state", s.state, "connecting, idle or reducing");
-    v.required("sent_bytes", s.sent_bytes, "by this node, in this epoch");
-    v.required("received_bytes", s.received_bytes, "by this node, in this epoch");
-    v.required("operations", s.operations, "buckets reduced");
+    v.required("sent_bytes", s.sent_bytes, "by this node, in this epoch; with nccl: what it gave to collectives");
+    v.required("received_bytes", s.received_bytes, "by this node, in this epoch; with nccl: what it got of them");
+    v.required("operations", s.operations, "buckets reduced; with nccl: collectives");
+    v.required("operations_per_step", s.operations_per_step, "of a whole step");
     v.required("last_use_age_s", s.last_use_age_s, "−1: not used yet");
   }
 };

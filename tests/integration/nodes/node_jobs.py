@@ -34,14 +34,26 @@ def free_port() -> int:
 
 
 class Nodes:
-    """One daemon for each node: node 0 at 127.0.0.2, node 1 at 127.0.0.3, and so on."""
+    """One daemon for each node: node 0 at 127.0.0.2, node 1 at 127.0.0.3, and so on.
 
-    def __init__(self, folder: Path, count: int, *options: str, linked: bool = True) -> None:
+    `before`: as Daemon has it, for all nodes or by node; `more`: options of one node, behind those of all."""
+
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        *options: str,
+        linked: bool = True,
+        before: tuple[str, ...] | Mapping[int, tuple[str, ...]] = (),
+        more: Mapping[int, tuple[str, ...]] | None = None,
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.coordinator = f"127.0.0.2:{self.port}"
         self._options = options
         self._linked = linked
+        self._before = before
+        self._more = more or {}
         (folder / "token").write_text(TOKEN)
         os.chmod(folder / "token", 0o600)
         self._stack = contextlib.ExitStack()
@@ -58,7 +70,9 @@ class Nodes:
         folder.mkdir(exist_ok=True)
         listen = f"127.0.0.{node + 2}:{self.port}" if self._linked else "off"
         peer = ("--peer-listen", listen, "--peer-token-file", str(self.folder / "token"), "--peer-node", f"node{node}")
-        return self._stack.enter_context(Daemon(*peer, *self._options, folder=str(folder)))
+        before = self._before if isinstance(self._before, tuple) else self._before.get(node, ())
+        options = (*self._options, *self._more.get(node, ()))
+        return self._stack.enter_context(Daemon(*peer, *options, folder=str(folder), before=before))
 
     def address(self, node: int) -> str:
         return self.daemons[node].socket

@@ -32,7 +32,7 @@ class GpuWorkersTest : public testing::Test {
 
   /// The refusal of a worker for this GPU.
   static Error refusal(GpuSection options, const std::string& gpu) {
-    GpuWorkers workers(std::move(options), [](device::LaneId, device::LaneReport) {});
+    GpuWorkers workers(std::move(options), {}, 1, [](device::LaneId, device::LaneReport) {});
     const auto started = workers.start(1, gpu);
     EXPECT_FALSE(started);
     return started ? Error{} : started.error();

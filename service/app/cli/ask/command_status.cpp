@@ -86,13 +86,15 @@ std::string job_text(const Json& job) {
   for (const Json& group : job.value("communicators", Json::array())) {
     const double used = group.value("last_use_age_s", -1.0);
     text += fmt::format(
-        "  over nodes {} {} ranks, {}: {} sent, {} received in {} reductions, last {}\n",
+        "  over nodes {} {} ranks by {}, {}: {} sent, {} received in {} {}, last {}\n",
         group.value("name", ""),
         group.value("ranks", Json::array()).size(),
+        group.value("transport", ""),
         group.value("state", ""),
         human_bytes(group.value("sent_bytes", std::uint64_t{0})),
         human_bytes(group.value("received_bytes", std::uint64_t{0})),
         group.value("operations", std::uint64_t{0}),
+        group.value("transport", "") == "nccl" ? "collectives" : "reductions",
         used < 0 ? "never" : human_seconds(used) + " ago"
     );
   }

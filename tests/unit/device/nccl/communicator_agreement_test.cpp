@@ -68,6 +68,7 @@ TEST(CommunicatorAgreement, one_that_only_another_member_lost_is_refused_until_a
   EXPECT_THAT(refusal_of(nodes).message, HasSubstr("communicator dp:1 is on node a and not on all others"));
   nodes[1].offers[0].instance = kHeld + 1;
   EXPECT_EQ(refusal_of(nodes).node, "a");
+  EXPECT_EQ(refusal_of(nodes).code, ErrorCode::StaleEpoch) << "nobody has to declare anew";
 }
 
 TEST(CommunicatorAgreement, other_versions_are_refused_with_both_and_nodes_without_gpus_have_none) {

@@ -167,6 +167,16 @@ TEST(CoordinatorMachine, settings_that_differ_are_named_with_both_values_and_nod
   EXPECT_EQ(sent<PeerEnd>(actions).error.message, "bucket_bytes is 0 on node 'n0' and 5 on node 'n2'");
 }
 
+TEST(CoordinatorMachine, a_node_whose_gradients_travel_otherwise_is_named_with_both_ways) {
+  LedCoordinator led;
+  PeerJoin last = LedCoordinator::join_of(2, 2);
+  last.declared->settings.cpu_gradients = "nccl";
+  (void)led.machine.on_link(kNow, 2, "10.0.0.2");
+  const Error error = sent<PeerEnd>(led.by(2, last)).error;
+  EXPECT_EQ(error.code, ErrorCode::PlanMismatch);
+  EXPECT_EQ(error.message, "cpu_gradients is sockets on node 'n0' and nccl on node 'n2'");
+}
+
 TEST(CoordinatorMachine, equal_fingerprints_of_weights_travel_once) {
   LedCoordinator led;
   for (NodeNumber node = 0; node < 3; ++node) {

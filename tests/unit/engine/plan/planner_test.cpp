@@ -232,6 +232,43 @@ TEST(Planner, prepares_for_the_lane_and_for_reports_what_the_io_thread_only_hand
   EXPECT_TRUE(layout.rank_buffers.empty()) << "known when it is loaded";
 }
 
+PlanRequest request_of_nodes();
+
+TEST(Planner, gives_a_plan_communicators_where_nccl_carries_what_travels) {
+  PlanRequest asked = request_of_nodes();
+  asked.cpu_collectives = true;
+  const PlanOutcome outcome = run_planner(asked);
+  ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
+  const PreparedPlan& prepared = **outcome.plan;
+  EXPECT_TRUE(prepared.cpu_collectives);
+  EXPECT_TRUE(prepared.linked.empty()) << "there is nothing for sockets";
+  const device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
+  ASSERT_TRUE(nodes.communicators);
+  EXPECT_EQ(nodes.communicators->needed.size(), 1u);
+}
+
+TEST(Planner, refuses_what_collectives_cannot_add_up) {
+  PlanRequest asked = request_of_nodes();
+  asked.cpu_collectives = true;
+  plan::RankDeclaration rounded = *asked.by_rank[0];
+  rounded.options.partial_sums = plan::PartialSums::BFloat16;
+  asked.by_rank.own().assign(2, std::make_shared<const plan::RankDeclaration>(rounded));
+  const PlanOutcome outcome = run_planner(asked);
+  ASSERT_FALSE(outcome.plan);
+  EXPECT_EQ(outcome.plan.error().code, ErrorCode::UnsupportedPlacement);
+  EXPECT_EQ(outcome.plan.error().path, "partial_sums");
+  asked.cpu_collectives = false;
+  EXPECT_TRUE(run_planner(asked).plan);
+}
+
+TEST(Planner, leaves_a_job_of_one_node_on_the_lane_of_the_host) {
+  PlanRequest asked = request(1);
+  asked.cpu_collectives = true;
+  const PlanOutcome outcome = run_planner(asked);
+  ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
+  EXPECT_FALSE((*outcome.plan)->cpu_collectives);
+}
+
 /// Two ranks, of which the second is on another node.
 PlanRequest request_of_nodes() {
   PlanRequest asked = request(1);

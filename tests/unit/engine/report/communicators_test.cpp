@@ -3,6 +3,7 @@
 #include "engine/report/communicators.hpp"
 
 #include "base/hash.hpp"
+#include "engine/peers/sums/node_communicators.hpp"
 #include "engine/peers/sums/node_plan.hpp"
 #include "plan/transfer/communicator_name.hpp"
 #include "unit/plan/transfer/transfer_world.hpp"
@@ -45,7 +46,10 @@ TEST(Communicators, count_what_the_program_of_the_node_moves) {
   EXPECT_EQ(unused.name, plan::communicator_name({"dp"}, {0, 1, 2, 3}));
   EXPECT_THAT(unused.ranks, ElementsAre(0, 1, 2, 3));
   EXPECT_EQ(unused.epoch, 7U);
+  EXPECT_EQ(unused.transport, "sockets");
   EXPECT_EQ(unused.operations, 0U);
+  EXPECT_EQ(unused.operations_per_step, 1U);
+  EXPECT_EQ(node.collectives_of(0), 0U);
   EXPECT_EQ(unused.last_use_age_s, -1);
   EXPECT_EQ(node.bytes_of(0), 804U) << "as worked out in docs/adr/0032: 145 and 257 bytes each way";
   node.on_reduced(0, kAsked);
@@ -57,6 +61,32 @@ TEST(Communicators, count_what_the_program_of_the_node_moves) {
   EXPECT_EQ(used.operations, 2U);
   EXPECT_EQ(used.last_use_age_s, 3);
   EXPECT_EQ(used.state, "reducing");
+}
+
+/// There are two nodes with a rank each. Rows are scattered, so that a node gives the places of both and gets its own.
+/// A place has 50 elements of the larger part and one number that says who contributed.
+TEST(Communicators, count_collectives_where_nccl_carries_what_travels) {
+  plan::TransferJob job(plan::mesh({{"dp", 2}}));
+  plan::TensorDeclaration rows = plan::tensor("rows", {100});
+  rows.placements = {{{"dp"}, plan::Partial{plan::ReduceOp::Sum, plan::Shard{0}}}};
+  ASSERT_TRUE(job.add(rows));
+  const plan::Plan plan = job.plan();
+  device::LaneNodes nodes = lane_nodes_of(plan, comparison_of(plan, {0, 1}), 1);
+  nodes.communicators = lane_communicators_of(plan, nodes);
+  Communicators node(plan, nodes);
+  EXPECT_EQ(node.collectives_of(0), 1U);
+  EXPECT_EQ(node.collectives_of(9), 0U);
+  node.on_reduced(0, kAsked);
+  node.on_reduced(0, kAsked);
+  ASSERT_THAT(node.status(7, "idle", kAsked), SizeIs(1));
+  const CommunicatorStatus used = node.status(7, "idle", kAsked)[0];
+  EXPECT_EQ(used.name, plan::communicator_name({"dp"}, {0, 1}));
+  EXPECT_THAT(used.ranks, ElementsAre(0, 1));
+  EXPECT_EQ(used.transport, "nccl");
+  EXPECT_EQ(used.operations, 2U);
+  EXPECT_EQ(used.operations_per_step, 1U);
+  EXPECT_EQ(used.sent_bytes, 2U * 2 * 51 * sizeof(float));
+  EXPECT_EQ(used.received_bytes, 2U * 51 * sizeof(float));
 }
 
 TEST(Communicators, are_those_that_the_node_takes_part_in) {

@@ -137,6 +137,8 @@ TEST(PeerDocument, has_every_object_with_its_fields) {
       {"declared", fields_of<engine::NodeDeclared>()},
       {"by_content", fields_of<engine::DeclaredRanks>()},
       {"settings", fields_of<engine::PeerSettings>()},
+      {"communicators", fields_of<device::LoadedCommunicators>()},
+      {"offers", fields_of<device::CommunicatorOffer>()},
       {"roster", fields_of<engine::RosterNode>()},
       {"cells", fields_of<engine::NodeCells>()},
       {"findings", fields_of<engine::NodeFindings>()},

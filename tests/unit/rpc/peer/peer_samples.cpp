@@ -74,8 +74,16 @@ PeerJoin declared_join() {
   join.declared = NodeDeclared{
       {{kHash, {{2, 1}, {4, 2}}, 1}, {kOtherHash, {{3, 1}}, std::nullopt}},
       {{"f0", ""}, {"f1"}},
-      {1U << 20, 25U << 20, 100, 1U << 20}};
+      {1U << 20, 25U << 20, 100, 1U << 20, "nccl"}};
   return join;
+}
+
+device::NcclUniqueId some_id() {
+  device::NcclUniqueId id;
+  for (std::size_t at = 0; at < id.bytes.size(); ++at) {
+    id.bytes[at] = static_cast<char>(2 * at + 1);
+  }
+  return id;
 }
 
 Error full_error() {
@@ -218,6 +226,15 @@ std::vector<ToCoordinator> samples_to_coordinator() {
       first_join(),
       declared_join(),
       PeerReady{7, "00000000000000d1", "00000000000000a1", true},
+      PeerReady{
+          7,
+          "00000000000000d1",
+          "00000000000000a1",
+          false,
+          device::LoadedCommunicators{
+              22'809,
+              {{"dp_replicate+dp_shard:0123456789abcdef", 3, 0, std::nullopt, some_id()},
+               {"ep:00000000000000aa", 2, 1, 0xFEED'0000'0000'0001, std::nullopt}}}},
       PeerConnected{7},
       PeerLeave{7, full_error()},
       finish_ask(),
@@ -254,6 +271,10 @@ std::vector<ToMember> samples_to_member() {
       PeerRuling{kWord, Verdict::Unknown},
       prepare,
       PeerConnect{7},
+      PeerConnect{
+          7,
+          {{"dp_replicate+dp_shard:0123456789abcdef", 0x0123, some_id()},
+           {"ep:00000000000000aa", 0xFEED'0000'0000'0001, std::nullopt}}},
       PeerBegin{7},
       PeerEnd{7, 0, make_error(ErrorCode::NodeLost, "node-c is gone")},
       PeerEnd{7, kWord, full_error()},

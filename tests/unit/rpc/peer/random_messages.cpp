@@ -80,7 +80,21 @@ class RandomMessages : private RandomValues {
     }
   }
 
-  void fill(PeerReady& ready) { ready = {epoch(), hex(16), hex(16), coin()}; }
+  void fill(PeerReady& ready) {
+    ready = {epoch(), hex(16), hex(16), coin(), {}};
+    if (coin()) {
+      device::LoadedCommunicators& loaded = ready.communicators.emplace();
+      loaded.version = static_cast<int>(1 + below(0x7FFF'FFFF));
+      for (std::int64_t left = below(33); left > 0; --left) {
+        device::CommunicatorOffer& offer = loaded.offers.emplace_back();
+        offer.name = text(1, 200);
+        offer.members = static_cast<std::uint32_t>(2 + below(4095));
+        offer.own = static_cast<std::uint32_t>(below(4096));
+        offer.instance = coin() ? std::optional(bits_()) : std::nullopt;
+        offer.id = unique_id();
+      }
+    }
+  }
 
   void fill(PeerConnected& connected) { connected.epoch = epoch(); }
 
@@ -152,7 +166,12 @@ class RandomMessages : private RandomValues {
 
   void fill(PeerRuling& ruling) { ruling = {word(), static_cast<Verdict>(below(3))}; }
 
-  void fill(PeerConnect& connect) { connect.epoch = epoch(); }
+  void fill(PeerConnect& connect) {
+    connect.epoch = epoch();
+    for (std::int64_t left = below(33); left > 0; --left) {
+      connect.communicators.push_back({text(1, 200), bits_(), unique_id()});
+    }
+  }
 
   void fill(PeerBegin& begin) { begin.epoch = epoch(); }
 
@@ -251,7 +270,15 @@ class RandomMessages : private RandomValues {
     return lists;
   }
 
-  PeerSettings settings() { return {bits_(), bits_(), natural(), bits_()}; }
+  PeerSettings settings() { return {bits_(), bits_(), natural(), bits_(), coin() ? "" : text(1, 16)}; }
+
+  std::optional<device::NcclUniqueId> unique_id() {
+    std::optional<device::NcclUniqueId> id;
+    if (coin()) {
+      std::ranges::generate(id.emplace().bytes, [this] { return static_cast<char>(bits_()); });
+    }
+    return id;
+  }
 
   device::TensorSum sum() { return {{any_double(), any_double()}, any_double(), any_double(), bits_(), bits_()}; }
 
