@@ -25,10 +25,12 @@ NEEDS = {
     "train_deepspeed": "deepspeed",
     "train_hf": "transformers",
     "train_lightning": "lightning",
+    "train_lightning_sync": "lightning",
     "train_megatron": "megatron",
     "train_torchtitan": "torchtitan",
 }
-AUDITED = sorted(set(SCRIPTS) - {"train_sync"})  # there gradsync reduces, and nothing of torch clips
+SYNCED = {"train_sync", "train_lightning_sync"}  # there gradsync reduces, and nothing of torch clips
+AUDITED = sorted(set(SCRIPTS) - SYNCED)
 DEADLINE_S = 400.0  # DeepSpeed compiles an operator when it first runs
 
 
@@ -39,7 +41,7 @@ def started(name: str, tmp_path: Path) -> list[str]:
         pytest.skip(f"{needed} is not installed")
     script = tmp_path / f"{name}.py"
     script.write_text(SCRIPTS[name])
-    if name == "train_lightning":  # it starts its ranks by itself
+    if name.startswith("train_lightning"):  # it starts its ranks by itself
         return [sys.executable, str(script)]
     ranks = "8" if name == "train_hsdp_tp" else "2"
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, str(script)]
@@ -69,7 +71,10 @@ def test_the_guide_has_scripts_and_messages() -> None:
 @pytest.mark.rare
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_a_script_of_the_guide_trains(name: str, tmp_path: Path) -> None:
-    run([BINARY, "run", "--", *started(name, tmp_path)], tmp_path)
+    said = run([BINARY, "run", "--", *started(name, tmp_path)], tmp_path)
+    if name == "train_lightning_sync":
+        assert "rank 0: step 5, norm " in said
+        assert "rank 1: step 5, norm " in said
 
 
 @pytest.mark.long
