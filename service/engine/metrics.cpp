@@ -40,7 +40,11 @@ PolicyMetrics::PolicyMetrics(prometheus::Registry& registry) {
   }
   for (const char* role : {"decides", "watches"}) {
     for (const plan::PolicyOptions& policy : std::initializer_list<plan::PolicyOptions>{
-             plan::FixedPolicy{}, plan::ObservePolicy{}, plan::PercentilePolicy{}, plan::ZScorePolicy{}}) {
+             plan::FixedPolicy{},
+             plan::ObservePolicy{},
+             plan::PercentilePolicy{},
+             plan::ZScorePolicy{},
+             plan::AutoPolicy{}}) {
       const prometheus::Labels labels{{"role", role}, {"policy", std::string(plan::name_of(policy))}};
       counters_.push_back({&clipped.Add(labels), &skipped.Add(labels), &raised.Add(labels)});
     }

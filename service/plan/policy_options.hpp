@@ -25,6 +25,12 @@ struct PercentilePolicy {
   friend bool operator==(const PercentilePolicy&, const PercentilePolicy&) = default;
 };
 
+/// Auto gradient clipping as training scripts have it, to the letter: a percentile policy that remembers every norm,
+/// also one that is not finite or of a step that was skipped, and whose threshold may be 0.
+struct AutoPolicy : PercentilePolicy {
+  friend bool operator==(const AutoPolicy&, const AutoPolicy&) = default;
+};
+
 /// ZClip (Kumar, Owen, Chowdhury, Güra: ZClip, Adaptive Spike Mitigation for LLM Pre-Training, 2025): a norm more than
 /// z deviations above the mean is clipped, the further the more; max_norm is the ceiling.
 struct ZScorePolicy {
@@ -34,7 +40,18 @@ struct ZScorePolicy {
   friend bool operator==(const ZScorePolicy&, const ZScorePolicy&) = default;
 };
 
-using PolicyOptions = std::variant<FixedPolicy, ObservePolicy, PercentilePolicy, ZScorePolicy>;
+using PolicyOptions = std::variant<FixedPolicy, ObservePolicy, PercentilePolicy, ZScorePolicy, AutoPolicy>;
+
+/// The settings of a policy that goes by a percentile, auto gradient clipping included; nullptr: it does not.
+[[nodiscard]] inline PercentilePolicy* percentile_in(PolicyOptions& policy) {
+  auto* automatic = std::get_if<AutoPolicy>(&policy);
+  return automatic != nullptr ? automatic : std::get_if<PercentilePolicy>(&policy);
+}
+
+[[nodiscard]] inline const PercentilePolicy* percentile_in(const PolicyOptions& policy) {
+  const auto* automatic = std::get_if<AutoPolicy>(&policy);
+  return automatic != nullptr ? automatic : std::get_if<PercentilePolicy>(&policy);
+}
 
 /// The effect on the step of a norm that is not finite. Zero: the gradients of the clip group become 0, and the
 /// optimizer steps.

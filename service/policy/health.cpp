@@ -49,10 +49,8 @@ std::string_view name_of(Sign sign) {
 }
 
 Health::Health(const plan::PolicyOptions& policy)
-    : adaptive_(
-          std::holds_alternative<plan::PercentilePolicy>(policy) || std::holds_alternative<plan::ZScorePolicy>(policy)
-      ) {
-  if (const auto* percentile = std::get_if<plan::PercentilePolicy>(&policy)) {
+    : adaptive_(plan::percentile_in(policy) != nullptr || std::holds_alternative<plan::ZScorePolicy>(policy)) {
+  if (const plan::PercentilePolicy* percentile = plan::percentile_in(policy)) {
     size_ = std::clamp(percentile->window, kLeastSteps, kMostSteps);
     // The place of the percentile among `window` norms; the next norm falls between any two of them alike often.
     const auto norms = static_cast<double>(percentile->window);

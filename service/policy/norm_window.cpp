@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace gradsync::policy {
 
@@ -14,13 +15,32 @@ NormWindow::NormWindow(std::size_t capacity) : capacity_(capacity) {
 }
 
 void NormWindow::push(double norm) {
-  GRADSYNC_ASSERT(std::isfinite(norm), "only finite norms have an order");
   if (ring_.size() < capacity_) {
     ring_.push_back(norm);
-    sorted_.insert(std::upper_bound(sorted_.begin(), sorted_.end(), norm), norm);
+    sort_in(norm);
     return;
   }
-  const auto leaving = std::lower_bound(sorted_.begin(), sorted_.end(), ring_[oldest_]);
+  replace(ring_[oldest_], norm);
+  ring_[oldest_] = norm;
+  oldest_ = (oldest_ + 1) % capacity_;
+}
+
+void NormWindow::sort_in(double norm) {
+  if (!std::isnan(norm)) {
+    sorted_.insert(std::upper_bound(sorted_.begin(), sorted_.end(), norm), norm);
+  }
+}
+
+void NormWindow::replace(double oldest, double norm) {
+  if (std::isnan(oldest)) {
+    sort_in(norm);
+    return;
+  }
+  const auto leaving = std::lower_bound(sorted_.begin(), sorted_.end(), oldest);
+  if (std::isnan(norm)) {
+    sorted_.erase(leaving);
+    return;
+  }
   const auto place = std::upper_bound(sorted_.begin(), sorted_.end(), norm);
   if (place <= leaving) {  // the norms between make room
     std::move_backward(place, leaving, leaving + 1);
@@ -29,12 +49,13 @@ void NormWindow::push(double norm) {
     std::move(leaving + 1, place, leaving);
     *(place - 1) = norm;
   }
-  ring_[oldest_] = norm;
-  oldest_ = (oldest_ + 1) % capacity_;
 }
 
 double NormWindow::percentile(double percentile) const {
-  GRADSYNC_ASSERT(!sorted_.empty() && percentile > 0 && percentile <= 100, "checked where it was declared");
+  GRADSYNC_ASSERT(!ring_.empty() && percentile > 0 && percentile <= 100, "checked where it was declared");
+  if (sorted_.size() < ring_.size()) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
   const double last = static_cast<double>(sorted_.size() - 1);
   const double place = last * (percentile / 100);
   if (place >= last) {

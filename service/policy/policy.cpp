@@ -18,7 +18,9 @@ Policy::Policy(const plan::ClipOptions& clip, plan::ClipMode mode, plan::DType n
       norm_dtype_(norm_dtype),
       settings_(fmt::format("{}, norm_type {}", plan::words_of(clip.policy), norm_type)) {
   clip_.watch.clear();
-  if (const auto* percentile = std::get_if<plan::PercentilePolicy>(&clip.policy)) {
+  if (const auto* automatic = std::get_if<plan::AutoPolicy>(&clip.policy)) {
+    memory_.emplace<Percentile>(*automatic);
+  } else if (const auto* percentile = std::get_if<plan::PercentilePolicy>(&clip.policy)) {
     memory_.emplace<Percentile>(*percentile);
   } else if (const auto* zscore = std::get_if<plan::ZScorePolicy>(&clip.policy)) {
     memory_.emplace<ZScore>(*zscore);
@@ -42,22 +44,28 @@ plan::ClipRule Policy::rule() const {
   } else if (clip_.max_norm.value_or(0) > 0) {
     rule.spike_above = clip_.spike_factor * *clip_.max_norm;
   }
-  if (rule.bound.kind != plan::ClipBound::Kind::None) {
+  if (rule.bound.begin > 0 && rule.bound.kind != plan::ClipBound::Kind::None) {  // by 0 every norm would be a spike
     rule.spike_above = clip_.spike_factor * rule.bound.begin;
   }
   return rule;
 }
 
+bool Policy::takes_every_norm() const {
+  const auto* percentile = std::get_if<Percentile>(&memory_);
+  return percentile != nullptr && percentile->takes_every_norm();
+}
+
 void Policy::record(const plan::ClipOutcome& outcome) {
-  if (outcome.action == plan::StepAction::Skip || outcome.action == plan::StepAction::Raise) {
+  const bool stepped = outcome.action != plan::StepAction::Skip && outcome.action != plan::StepAction::Raise;
+  if (!stepped) {
     const bool skipped = outcome.spike && clip_.spike == plan::SpikeAction::Skip;
     skips_ = std::min(skips_ + (skipped ? 1 : 0), kMaxSpikeSkips);
+  } else if (std::isfinite(outcome.norm)) {
+    skips_ = outcome.spike ? skips_ : 0;
+  }
+  if (!takes_every_norm() && !(stepped && std::isfinite(outcome.norm))) {
     return;
   }
-  if (!std::isfinite(outcome.norm)) {
-    return;
-  }
-  skips_ = outcome.spike ? skips_ : 0;
   if (auto* percentile = std::get_if<Percentile>(&memory_)) {
     percentile->record(outcome.norm);
   } else if (auto* zscore = std::get_if<ZScore>(&memory_)) {

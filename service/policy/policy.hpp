@@ -31,8 +31,11 @@ class Policy {
 
   /// The outcome of a step that is done: what was decided with this policy's rule, and together with the other groups.
   /// The norm is remembered as it was reported, before clipping; one that is not finite, or of a step that was skipped
-  /// or raised, is not.
+  /// or raised, is not, except by a policy that takes every norm.
   void record(const plan::ClipOutcome& outcome);
+
+  /// Auto gradient clipping does.
+  [[nodiscard]] bool takes_every_norm() const;
 
   /// All it remembers, with its settings and a checksum: bytes that `restore` takes on any machine. Equal states have
   /// equal bytes.

@@ -16,7 +16,11 @@ using namespace gradsync;  // NOLINT(google-build-using-namespace): a main file
 
 policy::Policy policy_of(std::uint8_t choice) {
   const plan::PolicyOptions kinds[] = {
-      plan::FixedPolicy{}, plan::ObservePolicy{}, plan::PercentilePolicy{95, 8, 2}, plan::ZScorePolicy{2.5, 0.97, 4}};
+      plan::FixedPolicy{},
+      plan::ObservePolicy{},
+      plan::PercentilePolicy{95, 8, 2},
+      plan::ZScorePolicy{2.5, 0.97, 4},
+      plan::AutoPolicy{{95, 8, 2}}};
   plan::ClipOptions clip;
   clip.max_norm = 1;
   clip.policy = kinds[choice % std::size(kinds)];

@@ -126,8 +126,8 @@ void add_policy_replay(CLI::App& replay, Parsed& parsed) {
       .add_option(
           "--policy",
           parsed.replay.policies,
-          "fixed, observe, percentile or zscore, with settings: percentile:percentile=90,window=500. More than one is "
-          "possible"
+          "fixed, observe, percentile, auto or zscore, with settings: percentile:percentile=90,window=500. More than "
+          "one is possible"
       )
       ->required()
       ->take_all();
@@ -140,7 +140,7 @@ void add_policy_replay(CLI::App& replay, Parsed& parsed) {
       "\nExample: gradsyncd policy replay run.jsonl --policy percentile --policy zscore:z=3,max_norm=none --plot "
       "run.svg\n"
       "Settings of all: max_norm (1 unless given, none), mode, nonfinite, spike, spike_factor, zero_rule;\n"
-      "of percentile: percentile, window, warmup; of zscore: z, alpha, warmup."
+      "of percentile and auto: percentile, window, warmup; of zscore: z, alpha, warmup."
   );
 }
 

@@ -55,7 +55,7 @@ Result<void> set_name(
 
 /// nullopt: the policy has no such setting.
 std::optional<Result<void>> set_own(plan::PolicyOptions& policy, const std::string& name, std::string_view value) {
-  if (auto* percentile = std::get_if<plan::PercentilePolicy>(&policy)) {
+  if (plan::PercentilePolicy* percentile = plan::percentile_in(policy)) {
     if (name == "percentile") {
       return set_number(percentile->percentile, name, value);
     }
@@ -120,13 +120,15 @@ Result<void> set(NamedPolicy& policy, const std::string& name, std::string_view 
 
 Result<plan::PolicyOptions> kind_in(std::string_view name) {
   const plan::PolicyOptions kinds[] = {
-      plan::FixedPolicy{}, plan::ObservePolicy{}, plan::PercentilePolicy{}, plan::ZScorePolicy{}};
+      plan::FixedPolicy{}, plan::ObservePolicy{}, plan::PercentilePolicy{}, plan::ZScorePolicy{}, plan::AutoPolicy{}};
   for (const plan::PolicyOptions& kind : kinds) {
     if (plan::name_of(kind) == name) {
       return kind;
     }
   }
-  return invalid_params("policy", fmt::format("there is no policy '{}'", name), "fixed, observe, percentile or zscore");
+  return invalid_params(
+      "policy", fmt::format("there is no policy '{}'", name), "fixed, observe, percentile, auto or zscore"
+  );
 }
 
 }  // namespace
@@ -140,6 +142,10 @@ Result<NamedPolicy> read_policy(const std::string& text) {
   NamedPolicy policy{text, {}};
   policy.clip.max_norm = 1;
   policy.clip.policy = *kind;
+  if (std::holds_alternative<plan::AutoPolicy>(*kind)) {  // what torch does is a part of it
+    policy.clip.zero_rule = plan::ZeroRule::Zero;
+    policy.mode = plan::ClipMode::Torch;
+  }
   std::string_view rest = std::string_view(text).substr(colon == text.size() ? colon : colon + 1);
   while (!rest.empty()) {
     const std::string_view setting = rest.substr(0, rest.find(','));

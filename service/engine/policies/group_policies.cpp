@@ -30,6 +30,13 @@ std::vector<std::string> names_of(const Groups& groups) {
 
 bool is_finite(const plan::ClipOutcome& outcome) { return std::isfinite(outcome.norm); }
 
+/// `policy`: 0 is the one that decides.
+const plan::ClipOutcome& outcome_of(
+    const DoneStep& step, const PreparedStep& prepared, std::size_t group, std::size_t policy
+) {
+  return policy == 0 ? step.outcomes[group] : prepared.watched[group][policy - 1];
+}
+
 /// `rule`: that of the step.
 policy::ClipStep clip_step(const plan::ClipRule& rule, const plan::ClipOutcome& outcome) {
   policy::ClipStep step{.norm = outcome.norm, .threshold = outcome.threshold, .clipped = outcome.clipped};
@@ -119,6 +126,7 @@ void GroupPolicies::prepare(const DoneStep& step, PreparedStep& prepared) {
     }
   }
   if (step.scaled && !std::all_of(step.outcomes.begin(), step.outcomes.end(), is_finite)) {
+    record_overflow(step, prepared);
     return;
   }
   prepared.steps.reserve(policies);
@@ -126,9 +134,19 @@ void GroupPolicies::prepare(const DoneStep& step, PreparedStep& prepared) {
   // Nothing allocates from here on: a policy has room for all its norms from the beginning.
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     for (std::size_t policy = 0; policy < groups_[group].policies.size(); ++policy) {
-      const plan::ClipOutcome& outcome = policy == 0 ? step.outcomes[group] : prepared.watched[group][policy - 1];
+      const plan::ClipOutcome& outcome = outcome_of(step, prepared, group, policy);
       prepared.steps.push_back(clip_step(rule(group, policy, step.max_norm), outcome));
       groups_[group].policies[policy].record(outcome);
+    }
+  }
+}
+
+void GroupPolicies::record_overflow(const DoneStep& step, const PreparedStep& prepared) {
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    for (std::size_t policy = 0; policy < groups_[group].policies.size(); ++policy) {
+      if (groups_[group].policies[policy].takes_every_norm()) {
+        groups_[group].policies[policy].record(outcome_of(step, prepared, group, policy));
+      }
     }
   }
 }

@@ -33,7 +33,8 @@ struct DoneStep {
   std::span<const plan::ClipOutcome> outcomes;  ///< by `rules` with the same `max_norm`, and decided together
   std::span<const double> raw_norms;            ///< as plan::apply_clip_rule takes them
   double scale = 1;
-  bool scaled = false;  ///< a loss scaler skips the step where a norm is not finite: then no policy records it
+  bool scaled = false;  ///< a loss scaler skips the step where a norm is not finite: policies do not record it then,
+                        ///< except those that take every norm
   StepMaxNorm max_norm = {};
 };
 
@@ -112,6 +113,7 @@ class GroupPolicies {
     std::vector<policy::Health> health;    ///< of each
   };
 
+  void record_overflow(const DoneStep& step, const PreparedStep& prepared);
   [[nodiscard]] std::vector<policy::Policy> new_policies(const Group& group) const;
   [[nodiscard]] Result<std::vector<policy::Policy>> restored_policies(
       const Group& group, const std::vector<std::string_view>& states

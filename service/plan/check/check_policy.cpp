@@ -20,6 +20,7 @@ class Check {
 
   Result<void> operator()(const ObservePolicy& /*policy*/) const { return {}; }
 
+  /// Auto gradient clipping too.
   Result<void> operator()(const PercentilePolicy& policy) const {
     if (!(policy.percentile > 0 && policy.percentile <= 100)) {
       return refuse(
@@ -77,7 +78,7 @@ class Check {
 };
 
 std::int64_t norms_of(const PolicyOptions& policy) {
-  if (const auto* percentile = std::get_if<PercentilePolicy>(&policy)) {
+  if (const PercentilePolicy* percentile = percentile_in(policy)) {
     return percentile->window;
   }
   const auto* zscore = std::get_if<ZScorePolicy>(&policy);

@@ -75,7 +75,7 @@ std::string_view name_of(SpikeAction action) {
 }
 
 std::string_view name_of(const PolicyOptions& policy) {
-  constexpr std::string_view kNames[] = {"fixed", "observe", "percentile", "zscore"};
+  constexpr std::string_view kNames[] = {"fixed", "observe", "percentile", "zscore", "auto"};
   static_assert(std::size(kNames) == std::variant_size_v<PolicyOptions>);
   return kNames[policy.index()];
 }
@@ -103,9 +103,9 @@ std::string words_of(std::span<const Placement> placements) {
 }
 
 std::string words_of(const PolicyOptions& policy) {
-  if (const auto* percentile = std::get_if<PercentilePolicy>(&policy)) {
+  if (const PercentilePolicy* percentile = percentile_in(policy)) {
     return fmt::format(
-        "percentile {}, window {}, warmup {}", percentile->percentile, percentile->window, percentile->warmup
+        "{} {}, window {}, warmup {}", name_of(policy), percentile->percentile, percentile->window, percentile->warmup
     );
   }
   if (const auto* zscore = std::get_if<ZScorePolicy>(&policy)) {

@@ -18,9 +18,11 @@ namespace gradsync::plan {
 [[nodiscard]] std::string_view name_of(ZeroRule rule);     ///< "refuse", "off", "zero"
 [[nodiscard]] std::string_view name_of(PartialSums sums);  ///< "exact", "bfloat16"
 
-[[nodiscard]] std::string_view name_of(NonfiniteAction action);       ///< "propagate", "skip", "zero", "raise"
-[[nodiscard]] std::string_view name_of(SpikeAction action);           ///< "clip", "skip", "raise"
-[[nodiscard]] std::string_view name_of(const PolicyOptions& policy);  ///< "fixed", "observe", "percentile", "zscore"
+[[nodiscard]] std::string_view name_of(NonfiniteAction action);  ///< "propagate", "skip", "zero", "raise"
+[[nodiscard]] std::string_view name_of(SpikeAction action);      ///< "clip", "skip", "raise"
+
+/// "fixed", "observe", "percentile", "zscore", "auto"
+[[nodiscard]] std::string_view name_of(const PolicyOptions& policy);
 
 [[nodiscard]] std::string words_of(std::span<const std::int64_t> numbers);   ///< "[2, 3]"
 [[nodiscard]] std::string words_of(std::span<const std::string> names);      ///< "[dp, tp]"

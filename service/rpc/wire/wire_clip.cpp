@@ -13,7 +13,7 @@ namespace gradsync::rpc {
 
 namespace {
 
-enum class PolicyName : std::uint8_t { Fixed, Observe, Percentile, ZScore };
+enum class PolicyName : std::uint8_t { Fixed, Observe, Percentile, ZScore, Auto };
 
 struct WirePolicy {
   PolicyName kind = PolicyName::Fixed;
@@ -49,6 +49,8 @@ plan::PolicyOptions usual(PolicyName kind) {
       return plan::PercentilePolicy{};
     case PolicyName::ZScore:
       return plan::ZScorePolicy{};
+    case PolicyName::Auto:
+      return plan::AutoPolicy{};
   }
   return plan::FixedPolicy{};
 }
@@ -57,11 +59,12 @@ plan::PolicyOptions usual(PolicyName kind) {
 
 template <>
 struct EnumNames<PolicyName> {
-  static constexpr std::array<std::pair<const char*, PolicyName>, 4> kEntries{{
+  static constexpr std::array<std::pair<const char*, PolicyName>, 5> kEntries{{
       {"fixed", PolicyName::Fixed},
       {"observe", PolicyName::Observe},
       {"percentile", PolicyName::Percentile},
       {"zscore", PolicyName::ZScore},
+      {"auto", PolicyName::Auto},
   }};
 };
 
@@ -70,12 +73,17 @@ struct Fields<WirePolicy> {
   static constexpr const char* kName = "ClipPolicy";
 
   static void visit(auto& v, auto& s) {
-    v.required("kind", s.kind, "how the threshold is found; fixed: it is max_norm; observe: nothing is clipped");
-    v.optional("percentile", s.percentile, "for percentile: of the last norms, in (0, 100]; absent: 95");
-    v.optional("window", s.window, "for percentile: how many norms; absent: 1000");
+    v.required(
+        "kind",
+        s.kind,
+        "how the threshold is found; fixed: it is max_norm; observe: nothing is clipped; auto: as percentile, but it "
+        "remembers every norm, and 0 is a threshold"
+    );
+    v.optional("percentile", s.percentile, "for percentile and auto: of the last norms, in (0, 100]; absent: 95");
+    v.optional("window", s.window, "for percentile and auto: how many norms; absent: 1000");
     v.optional("z", s.z, "for zscore: deviations above the mean, > 0; absent: 2.5");
     v.optional("alpha", s.alpha, "for zscore: weight of the past, in (0, 1); absent: 0.97");
-    v.optional("warmup", s.warmup, "norms before it adapts; absent: 100 of percentile, 25 of zscore");
+    v.optional("warmup", s.warmup, "norms before it adapts; absent: 100 of percentile and auto, 25 of zscore");
   }
 };
 
@@ -103,7 +111,7 @@ bool Codec<plan::PolicyOptions>::read(FieldReader& reader, Value value, plan::Po
     return false;
   }
   out = usual(wire.kind);
-  auto* percentile = std::get_if<plan::PercentilePolicy>(&out);
+  plan::PercentilePolicy* percentile = plan::percentile_in(out);
   auto* zscore = std::get_if<plan::ZScorePolicy>(&out);
   const bool adapts = percentile != nullptr || zscore != nullptr;
   if (!check_absent(reader, "percentile", wire.percentile && percentile == nullptr, out) ||
@@ -127,8 +135,8 @@ bool Codec<plan::PolicyOptions>::read(FieldReader& reader, Value value, plan::Po
 
 void Codec<plan::PolicyOptions>::write(JsonWriter& writer, const plan::PolicyOptions& policy) {
   WirePolicy wire;
-  if (const auto* percentile = std::get_if<plan::PercentilePolicy>(&policy)) {
-    wire.kind = PolicyName::Percentile;
+  if (const plan::PercentilePolicy* percentile = plan::percentile_in(policy)) {
+    wire.kind = std::holds_alternative<plan::AutoPolicy>(policy) ? PolicyName::Auto : PolicyName::Percentile;
     wire.percentile = percentile->percentile;
     wire.window = percentile->window;
     wire.warmup = percentile->warmup;

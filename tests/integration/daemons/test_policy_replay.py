@@ -14,7 +14,7 @@ from traces import number, record, replay
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from reference.auto_clip import AutoClip, ZClip, thresholds
+from reference.auto_clip import AutoClip, AutoClipToTheLetter, ZClip, thresholds
 
 STEPS = 5000
 
@@ -50,6 +50,8 @@ def test_thresholds_are_those_of_the_sources(shape: Any, tmp_path: Path) -> None
         "percentile": AutoClip(),
         "percentile:percentile=37.5,window=64,warmup=10,max_norm=0.3": AutoClip(0.3, 37.5, 64, 10),
         "percentile:percentile=100,window=1,warmup=1,max_norm=1e9": AutoClip(1e9, 100, 1, 1),
+        "auto:window=50,warmup=10": AutoClipToTheLetter(window=50, warmup=10),  # shorter than from NaN to NaN
+        "auto:percentile=20,window=40,warmup=10,max_norm=0.3": AutoClipToTheLetter(0.3, 20, 40, 10),
         "zscore": ZClip(),
         "zscore:z=1.5,alpha=0.9,warmup=5,max_norm=1e9": ZClip(1e9, 1.5, 0.9, 5),
     }

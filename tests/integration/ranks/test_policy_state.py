@@ -4,6 +4,7 @@ are those of an undisturbed run, bit for bit.
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import threading
@@ -22,6 +23,7 @@ from gradsync.errors import ConnectionLost, InvalidParams, StepMismatch, UsageEr
 
 WORLD, STEPS, ENDS = 2, 400, 8
 CLIP = Clip.percentile(ceiling=None, percentile=90, window=50, warmup=10, watch=(ZScore(),))
+AUTO = Clip.auto(ceiling=None, percentile=90, window=20, warmup=5)
 Record = list[tuple[float, float, str, float]]
 
 
@@ -30,8 +32,15 @@ def norm_of(step: int) -> float:
     return float(np.float32(random.Random(step).lognormvariate(0, 1)))
 
 
+def any_norm_of(step: int) -> float:
+    """Now and then one that is not finite."""
+    return math.nan if step % 37 == 20 else math.inf if step % 41 == 12 else norm_of(step)
+
+
 class Rank:
     """One rank of a job: a thread with a connection of its own."""
+
+    norm_of = staticmethod(norm_of)
 
     def __init__(
         self, address: str, job: str, rank: int, data_path: str, clip: Clip = CLIP, world_size: int = WORLD
@@ -52,9 +61,9 @@ class Rank:
     def step(self, step: int) -> None:
         while True:
             if self.stats:
-                self.grads.write("a", Row.of([norm_of(step)]))
+                self.grads.write("a", Row.of([self.norm_of(step)]))
             else:
-                self.grads.input("a").numpy()[:] = [norm_of(step), 0, 0, 0]
+                self.grads.input("a").numpy()[:] = [self.norm_of(step), 0, 0, 0]
                 self.grads.ready("a")
             try:
                 report = self.grads.finish(step=step)
@@ -128,6 +137,32 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
         whole(on_all(range(WORLD), lambda rank: second[rank].grads.load_state_dict(states[rank])))
         whole(on_all(range(WORLD), lambda rank: [second[rank].step(step) for step in range(150, STEPS)]))
     assert second[0].record == expected[150:]
+
+
+class AnyNorm(Rank):
+    norm_of = staticmethod(any_norm_of)
+
+
+def test_auto_clipping_goes_on_over_daemons_and_from_a_checkpoint_with_norms_that_are_not_finite(
+    tmp_path: Path,
+) -> None:
+    with Lives(tmp_path) as lives:
+        whole_run = AnyNorm(lives.address, "whole", 0, "stats", AUTO, 1)
+        for step in range(120):
+            whole_run.step(step)
+        disturbed = AnyNorm(lives.address, "disturbed", 0, "stats", AUTO, 1)
+        for step in range(90):
+            if step in (3, 31, 70):  # within the warm-up, and with a NaN in the window
+                lives.end(signal.SIGKILL)
+            disturbed.step(step)
+        resumed = AnyNorm(lives.address, "resumed", 0, "stats", AUTO, 1)
+        resumed.grads.load_state_dict(disturbed.grads.state_dict())
+        for step in range(90, 120):
+            resumed.step(step)
+    np.testing.assert_equal([*disturbed.record, *resumed.record], whole_run.record)
+    thresholds = [threshold for threshold, *_ in whole_run.record]
+    assert len(set(thresholds)) > 20
+    assert thresholds[30] == math.inf, "the NaN of step 20 counts"
 
 
 def test_a_checkpoint_right_after_a_restart_is_that_of_before(tmp_path: Path) -> None:

@@ -41,6 +41,16 @@ TEST(PolicyText, sets_what_is_written) {
   EXPECT_EQ(policy->mode, plan::ClipMode::Torch);
 }
 
+TEST(PolicyText, has_the_formula_of_torch_for_auto_unless_another_is_written) {
+  const Result<NamedPolicy> policy = read_policy("auto:percentile=90,window=500,warmup=50");
+  ASSERT_TRUE(policy) << policy.error().message;
+  EXPECT_EQ(policy->clip.policy, plan::PolicyOptions(plan::AutoPolicy{{90, 500, 50}}));
+  EXPECT_EQ(policy->clip.zero_rule, plan::ZeroRule::Zero);
+  EXPECT_EQ(policy->mode, plan::ClipMode::Torch);
+  EXPECT_EQ(read_policy("auto:formula=strict")->mode, plan::ClipMode::Strict);
+  EXPECT_EQ(read_policy("percentile")->mode, plan::ClipMode::Strict);
+}
+
 TEST(PolicyText, is_refused_by_the_name_that_is_wrong) {
   const std::pair<const char*, const char*> texts[] = {
       {"median", "policy"},

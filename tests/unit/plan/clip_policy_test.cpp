@@ -159,6 +159,8 @@ TEST(CheckPolicy, names_the_field_and_the_value) {
       {PercentilePolicy{95, kMaxWindow + 1, 3}, "window"},
       {PercentilePolicy{95, 10, 11}, "warmup"},
       {PercentilePolicy{95, 10, 0}, "warmup"},
+      {AutoPolicy{{0, 10, 3}}, "percentile"},
+      {AutoPolicy{{95, 10, 11}}, "warmup"},
       {ZScorePolicy{0, 0.97, 25}, "z"},
       {ZScorePolicy{kInfinity, 0.97, 25}, "z"},
       {ZScorePolicy{2.5, 1, 25}, "alpha"},
@@ -177,7 +179,8 @@ TEST(CheckPolicy, names_the_field_and_the_value) {
         PolicyOptions{ObservePolicy{}},
         PolicyOptions{PercentilePolicy{}},
         PolicyOptions{PercentilePolicy{100, 1, 1}},
-        PolicyOptions{ZScorePolicy{}}}) {
+        PolicyOptions{ZScorePolicy{}},
+        PolicyOptions{AutoPolicy{}}}) {
     EXPECT_TRUE(check_policy(policy, "clip.policy")) << words_of(policy);
   }
 }
@@ -200,8 +203,8 @@ TEST(CheckPolicy, looks_at_those_that_watch_and_at_the_spike) {
 TEST(CheckPolicy, adds_up_what_is_remembered) {
   ClipOptions clip;
   clip.policy = PercentilePolicy{95, 1000, 100};
-  clip.watch = {ZScorePolicy{2.5, 0.97, 25}, ObservePolicy{}, PercentilePolicy{90, 500, 100}};
-  EXPECT_EQ(remembered_norms(clip), 1525);
+  clip.watch = {ZScorePolicy{2.5, 0.97, 25}, ObservePolicy{}, PercentilePolicy{90, 500, 100}, AutoPolicy{{90, 70, 7}}};
+  EXPECT_EQ(remembered_norms(clip), 1595);
 }
 
 TEST(ClipWords, say_what_is_not_as_by_default) {
@@ -218,6 +221,11 @@ TEST(ClipWords, say_what_is_not_as_by_default) {
       "3, "
       "watched by zscore 2.5, alpha 0.97, warmup 25, watched by observe"
   );
+}
+
+TEST(ClipWords, tell_auto_from_the_percentile_with_its_numbers) {
+  EXPECT_EQ(words_of(PolicyOptions(AutoPolicy{{90, 500, 50}})), "auto 90, window 500, warmup 50");
+  EXPECT_NE(PolicyOptions(AutoPolicy{}), PolicyOptions(PercentilePolicy{}));
 }
 
 TEST(ClipPolicies, what_a_norm_that_is_not_finite_does_goes_before_what_a_spike_does) {

@@ -78,8 +78,8 @@ const plan::PercentilePolicy kShort{95, 100, 10};
 TEST(Health, steady_norms_show_no_sign) {
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     for (const double correlation : {0.0, 0.5, 0.9}) {
-      for (const plan::PolicyOptions& options :
-           std::initializer_list<plan::PolicyOptions>{kPercentile, plan::ZScorePolicy{}, plan::FixedPolicy{}}) {
+      for (const plan::PolicyOptions& options : std::initializer_list<plan::PolicyOptions>{
+               kPercentile, plan::ZScorePolicy{}, plan::FixedPolicy{}, plan::AutoPolicy{}}) {
         Watched watched(options, 4.0);
         watched.steps(100'000, Noise(seed, correlation));
         EXPECT_EQ(watched.began, 0u) << seed << " " << correlation << " " << options.index();
@@ -104,13 +104,24 @@ TEST(Health, norms_that_outrun_the_window_are_clipped_too_often_until_they_stay)
 }
 
 TEST(Health, norms_that_fall_are_clipped_too_rarely) {
-  Watched watched(kPercentile);
-  Noise noise(5);
-  watched.steps(2000, [&] { return noise(); });
-  watched.steps(1000, [&] { return noise.mean -= 0.002, noise(); });
-  EXPECT_TRUE(watched.health.has(Sign::ClipRate));
-  EXPECT_THAT(watched.health.words(Sign::ClipRate), HasSubstr("norms fall"));
-  EXPECT_FALSE(watched.health.has(Sign::ThresholdCollapsing)) << "a seventh, as in the beginning of many runs";
+  for (const plan::PolicyOptions& options :
+       std::initializer_list<plan::PolicyOptions>{kPercentile, plan::AutoPolicy{}}) {
+    Watched watched(options);
+    Noise noise(5);
+    watched.steps(2000, [&] { return noise(); });
+    watched.steps(1000, [&] { return noise.mean -= 0.002, noise(); });
+    EXPECT_TRUE(watched.health.has(Sign::ClipRate));
+    EXPECT_THAT(watched.health.words(Sign::ClipRate), HasSubstr("norms fall"));
+    EXPECT_FALSE(watched.health.has(Sign::ThresholdCollapsing)) << "a seventh, as in the beginning of many runs";
+  }
+}
+
+TEST(Health, a_threshold_of_zero_has_collapsed) {
+  Watched watched(plan::AutoPolicy{{95, 100, 10}});
+  watched.steps(200, Noise(5));
+  EXPECT_EQ(watched.began, 0u);
+  watched.steps(100, [] { return 0.0; });
+  EXPECT_TRUE(watched.health.has(Sign::ThresholdCollapsing));
 }
 
 TEST(Health, a_rate_above_that_of_the_percentile_is_usual_where_the_ceiling_decides) {

@@ -1,8 +1,11 @@
 #include "policy/norm_window.hpp"
 
+#include "fakes/not_finite.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <tuple>
 
@@ -97,6 +100,37 @@ TEST(NormWindow, is_that_of_the_last_norms_whatever_came_before) {
         ASSERT_EQ(window.percentile(percentile), sorted_percentile(last, percentile)) << "step " << step;
       }
     }
+  }
+}
+
+TEST(NormWindow, keeps_norms_that_are_not_finite_until_they_are_the_oldest) {
+  std::mt19937_64 random(20261129);
+  for (const std::size_t capacity : {1U, 2U, 3U, 10U, 64U}) {
+    NormWindow window(capacity);
+    std::vector<double> all;
+    std::size_t finite = 0;
+    for (int step = 0; step < 500; ++step) {
+      const std::uint64_t kind = random() % (4 * capacity);
+      const double norm = kind == 0 ? kNaN : kind == 1 ? kInfinity : static_cast<double>(random() % 8) * 0.25;
+      window.push(norm);
+      all.push_back(norm);
+      const std::size_t size = std::min(capacity, all.size());
+      std::vector<double> last(all.end() - static_cast<std::ptrdiff_t>(size), all.end());
+      ASSERT_EQ(window.size(), size);
+      const double found = window.percentile(50);
+      if (std::any_of(last.begin(), last.end(), [](double value) { return std::isnan(value); })) {
+        ASSERT_TRUE(std::isnan(found)) << "step " << step;
+        continue;
+      }
+      std::sort(last.begin(), last.end());
+      if (std::isinf(last[std::min((size + 1) / 2, size - 1)])) {  // also where its share is 0, as in numpy
+        ASSERT_FALSE(std::isfinite(found)) << "step " << step;
+      } else {
+        ASSERT_EQ(found, (last[(size - 1) / 2] + last[size / 2]) / 2) << "step " << step;
+        ++finite;
+      }
+    }
+    EXPECT_GT(finite, 100U);
   }
 }
 

@@ -2,10 +2,13 @@
 
 #include "fakes/not_finite.hpp"
 #include "policy/norm_window.hpp"
+#include "policy/state_bytes.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 
@@ -192,6 +195,107 @@ TEST(Policy, has_no_threshold_of_zero) {
   }
 }
 
+ClipOptions automatic(std::int64_t window = 10, std::int64_t warmup = 3, double value = 50) {
+  ClipOptions clip;
+  clip.max_norm = 1;
+  clip.policy = plan::AutoPolicy{{value, window, warmup}};
+  return clip;
+}
+
+/// The source's words: min(grad_clip_norm, percentile(grad_norm_history, 95)), by the definition of numpy.percentile
+/// and that of Python's min.
+double effective_clip(const std::vector<double>& history, std::size_t warmup) {
+  if (history.size() < warmup || std::any_of(history.begin(), history.end(), [](double x) { return std::isnan(x); })) {
+    return 1;
+  }
+  std::vector<double> sorted = history;
+  std::sort(sorted.begin(), sorted.end());
+  const double place = static_cast<double>(sorted.size() - 1) * 0.95;
+  const auto below = static_cast<std::size_t>(place);
+  const double share = place - static_cast<double>(below);
+  const double low = sorted[below];
+  const double high = sorted[std::min(below + 1, sorted.size() - 1)];
+  const double percentile = share >= 0.5 ? high - (high - low) * (1 - share) : low + (high - low) * share;
+  return percentile < 1 ? percentile : 1;
+}
+
+TEST(Policy, auto_has_the_thresholds_of_its_source_whatever_norms_come_and_whatever_becomes_of_the_steps) {
+  for (const char* kind : {"finite", "broken", "zeros", "skipped"}) {
+    ClipOptions clip = automatic(40, 10, 95);
+    if (kind == std::string("skipped")) {
+      clip.nonfinite = plan::NonfiniteAction::Skip;
+      clip.spike = plan::SpikeAction::Skip;
+    }
+    Policy policy = made(clip);
+    std::mt19937_64 random(17);
+    std::lognormal_distribution<double> norms(-1.5, 0.8);
+    std::vector<double> history;
+    std::size_t adapted = 0;
+    std::size_t zeros = 0;
+    for (int i = 0; i < 3000; ++i) {
+      double norm = norms(random);
+      if (kind != std::string("finite") && i % 97 == 60) {
+        norm = i % 2 == 0 ? kNaN : kInfinity;
+      }
+      if (kind == std::string("zeros") && i % 45 != 0) {
+        norm = 0;
+      }
+      const double expected = effective_clip(history, 10);
+      ASSERT_EQ(step(policy, norm).threshold, expected) << kind << " " << i;
+      adapted += expected < 1 ? 1 : 0;
+      zeros += expected == 0 ? 1 : 0;
+      history.push_back(norm);
+      if (history.size() > 40) {
+        history.erase(history.begin());
+      }
+    }
+    EXPECT_GT(adapted, 500U) << kind;
+    EXPECT_EQ(zeros > 0, kind == std::string("zeros"));
+  }
+}
+
+TEST(Policy, auto_takes_a_percentile_of_zero_for_a_threshold_and_calls_no_norm_a_spike_by_it) {
+  ClipOptions clip = automatic();
+  clip.spike = plan::SpikeAction::Raise;
+  Policy policy = made(clip);
+  for (int i = 0; i < 5; ++i) {
+    step(policy, 0);
+  }
+  const ClipOutcome outcome = step(policy, 0.5);
+  EXPECT_EQ(outcome.threshold, 0);
+  EXPECT_EQ(outcome.coefficient, 0);
+  EXPECT_TRUE(outcome.clipped);
+  EXPECT_EQ(outcome.action, StepAction::Step);
+}
+
+TEST(Policy, auto_saves_norms_that_are_not_finite_alike_whatever_made_them) {
+  Policy one = made(automatic());
+  Policy other = made(automatic());
+  step(one, kNaN);
+  step(other, std::bit_cast<double>(std::bit_cast<std::uint64_t>(kNaN) | 0x8000000000000123U));
+  EXPECT_EQ(state_of(one), state_of(other));
+}
+
+TEST(Policy, auto_takes_back_what_it_saves_and_nothing_else) {
+  const std::string settings = "auto 50, window 10, warmup 3, norm_type 2";
+  Policy policy = made(automatic());
+  const std::string before = state_of(policy);
+  const auto restored = [&](double norm) {
+    std::string bytes;
+    write_state({settings, {0, norm}}, bytes);
+    return policy.restore(bytes);
+  };
+  for (const double norm : {-1.0, -kInfinity, -std::abs(kNaN)}) {
+    const Result<void> refused = restored(norm);
+    ASSERT_TRUE(refused.has_error()) << norm;
+    EXPECT_THAT(refused.error().message, HasSubstr("a number >= 0 or NaN is expected"));
+    EXPECT_EQ(state_of(policy), before);
+  }
+  for (const double norm : {0.0, kInfinity, std::abs(kNaN)}) {
+    EXPECT_TRUE(restored(norm)) << norm;
+  }
+}
+
 TEST(Policy, a_step_that_another_group_skipped_is_not_recorded) {
   Policy policy = made(percentile());
   const std::string before = state_of(policy);
@@ -258,7 +362,9 @@ TEST_P(EachPolicy, refuses_the_state_of_another) {
       plan::PercentilePolicy{95, 11, 3},
       plan::PercentilePolicy{94, 10, 3},
       plan::ZScorePolicy{2.5, 0.97, 5},
-      plan::ZScorePolicy{2.5, 0.98, 5}};
+      plan::ZScorePolicy{2.5, 0.98, 5},
+      plan::AutoPolicy{{95, 10, 3}},
+      plan::AutoPolicy{{95, 11, 3}}};
   for (const plan::PolicyOptions& other : others) {
     ClipOptions other_clip;
     other_clip.policy = other;
@@ -285,7 +391,11 @@ INSTANTIATE_TEST_SUITE_P(
     Policies,
     EachPolicy,
     testing::Values(
-        plan::FixedPolicy{}, plan::ObservePolicy{}, plan::PercentilePolicy{95, 10, 3}, plan::ZScorePolicy{2.5, 0.97, 5}
+        plan::FixedPolicy{},
+        plan::ObservePolicy{},
+        plan::PercentilePolicy{95, 10, 3},
+        plan::ZScorePolicy{2.5, 0.97, 5},
+        plan::AutoPolicy{{95, 10, 3}}
     )
 );
 

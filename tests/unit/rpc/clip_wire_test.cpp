@@ -49,11 +49,16 @@ TEST(ClipWire, reads_every_kind_of_policy) {
   EXPECT_EQ(
       policy(R"({"kind":"zscore","z":3,"alpha":0.9,"warmup":10})"), plan::PolicyOptions(plan::ZScorePolicy{3, 0.9, 10})
   );
+  EXPECT_EQ(
+      policy(R"({"kind":"auto","percentile":90,"window":500,"warmup":50})"),
+      plan::PolicyOptions(plan::AutoPolicy{{90, 500, 50}})
+  );
 }
 
 TEST(ClipWire, a_policy_has_the_usual_numbers_where_none_are_given) {
   EXPECT_EQ(policy(R"({"kind":"percentile"})"), plan::PolicyOptions(plan::PercentilePolicy{}));
   EXPECT_EQ(policy(R"({"kind":"zscore"})"), plan::PolicyOptions(plan::ZScorePolicy{}));
+  EXPECT_EQ(policy(R"({"kind":"auto"})"), plan::PolicyOptions(plan::AutoPolicy{}));
   EXPECT_EQ(policy(R"({"warmup":7,"kind":"zscore"})"), plan::PolicyOptions(plan::ZScorePolicy{2.5, 0.97, 7}));
 }
 
@@ -81,6 +86,7 @@ TEST(ClipWire, a_field_of_another_kind_is_refused) {
   EXPECT_EQ(refused_clip(R"(,"policy":{"kind":"observe","warmup":10})").path, "clip[0].policy.warmup");
   EXPECT_EQ(refused_clip(R"(,"policy":{"kind":"zscore","percentile":95})").path, "clip[0].policy.percentile");
   EXPECT_EQ(refused_clip(R"(,"policy":{"kind":"percentile","z":2})").path, "clip[0].policy.z");
+  EXPECT_EQ(refused_clip(R"(,"policy":{"kind":"auto","z":2})").path, "clip[0].policy.z");
   EXPECT_EQ(
       refused_clip(R"(,"watch":[{"kind":"fixed"},{"kind":"percentile","alpha":0.5}])").path, "clip[0].watch[1].alpha"
   );
@@ -91,7 +97,7 @@ TEST(ClipWire, says_what_it_expected) {
   EXPECT_EQ(refused_clip(R"(,"policy":{"percentile":95})").path, "clip[0].policy.kind");
   EXPECT_EQ(
       refused_clip(R"(,"policy":{"kind":"median"})").message,
-      R"(clip[0].policy.kind is "median"; expected one of "fixed", "observe", "percentile", "zscore")"
+      R"(clip[0].policy.kind is "median"; expected one of "fixed", "observe", "percentile", "zscore", "auto")"
   );
   EXPECT_EQ(
       refused_clip(R"(,"nonfinite":"ignore")").message,
@@ -126,7 +132,7 @@ TEST(ClipWire, what_is_written_reads_back_equal) {
         plan::NonfiniteAction::Skip,
         plan::SpikeAction::Raise,
         4,
-        {plan::ZScorePolicy{3, 0.5, 30}, plan::ObservePolicy{}, plan::FixedPolicy{}}}},
+        {plan::ZScorePolicy{3, 0.5, 30}, plan::ObservePolicy{}, plan::FixedPolicy{}, plan::AutoPolicy{{80, 40, 4}}}}},
       {"others", {}}};
   const std::string text = to_json(options);
   const Result<Tape> tape = read_json(text, 32);

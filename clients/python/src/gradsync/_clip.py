@@ -66,8 +66,6 @@ class Clip:
             )
         for number, policy in enumerate(self.watch):
             _require_policy(f"watch[{number}]", policy)
-            if isinstance(policy, AutoClip):
-                raise UsageError(f"Clip(watch[{number}]=AutoClip(…)): only the daemon watches; give Percentile(…)")
 
     @classmethod
     def percentile(
@@ -93,7 +91,7 @@ class Clip:
         The threshold is min(ceiling, percentile of the last norms), by `numpy.percentile` and Python's `min`, from
         `warmup` norms on. Every norm is remembered, also one that is not finite or of a step that was skipped; a
         percentile of 0 counts, and makes gradients 0; gradients are multiplied as `clip_grad_norm_` does it, by
-        threshold / (norm + 1e-6). Of one clip group only. docs/clipping.md has the differences.
+        threshold / (norm + 1e-6): its formula is "torch". docs/clipping.md has the differences.
         """
         return cls(
             max_norm=ceiling,

@@ -14,7 +14,6 @@ from ._renamed import renamed
 from ._step._arena import Arena
 from ._step._declaring import QUICK_S, Declaring
 from ._step._grads import Grads
-from ._step._norm_history import history_of
 from ._step._output import arena_bytes
 from ._step._reconnect import Reconnect
 from ._step._record import stamp_of
@@ -183,7 +182,6 @@ class Job:
         else:
             grads = Grads(self, tensors, accumulate, new.arena, new.reply, reconnect)
         grads.raises_divergence = divergence == "raise"
-        grads.history = history_of(clip)
         self._replace(grads, new.arena, (new.buffer, seat), new.reply)
         return grads
 

@@ -48,10 +48,14 @@ def encode_options(
     for group, settings in groups.items():
         if not isinstance(settings, Clip):
             raise UsageError(f"clip[{group!r}]={settings!r}: give gradsync.Clip(max_norm=…)")
-    if any(isinstance(settings.policy, AutoClip) for settings in groups.values()):
-        if len(groups) > 1:
-            raise UsageError("Clip.auto() is for all gradients as one clip group; give Clip.percentile()")
-        formula = "torch"  # a part of it
+    automatic = [group for group, settings in groups.items() if isinstance(settings.policy, AutoClip)]
+    if automatic and len(automatic) < len(groups) and formula != "torch":
+        raise UsageError(
+            f"clip[{automatic[0]!r}] is Clip.auto(), which has formula 'torch', and a formula is that of all clip "
+            "groups; give formula='torch', or Clip.percentile()"
+        )
+    if automatic:
+        formula = "torch"
     options: dict[str, Any] = {
         "accumulate": accumulate,
         "norm_type": encode_number(norm_type),

@@ -66,16 +66,9 @@ class Percentile(Policy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoClip(Percentile):
-    """`Percentile` in its plainest form, for comparison with scripts that have it: see `Clip.auto`.
+    """`Percentile` to the letter of its source: it remembers every norm, and 0 is a threshold. See `Clip.auto`."""
 
-    The client computes it, and each step tells the daemon its threshold.
-    """
-
-    KIND: ClassVar[str] = "fixed"  #: for the daemon
-
-    def encode(self) -> dict[str, Any]:
-        """The wire form."""
-        return {"kind": self.KIND}
+    KIND: ClassVar[str] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ def check_state(state: Mapping[str, Any]) -> str:
     Raises:
         UsageError: it is something else, or of a later release.
     """
-    if not isinstance(state, Mapping) or set(state) - {"norms"} != _KEYS:
+    if not isinstance(state, Mapping) or set(state) != _KEYS:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise UsageError(f"load_state_dict() of {found}: give what state_dict() returned, with {sorted(_KEYS)}")
     if state["version"] != STATE_VERSION:

@@ -195,6 +195,16 @@ def test_observed_policies_only_watch(daemon, norms, monkeypatch):
     assert declared["max_norm"] == 1.0
 
 
+def test_auto_clipping_watches_a_run_that_is_observed_as_it_is(daemon, norms, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("GRADSYNC_MODE", "observe")
+    observer = init(daemon, net(), clip=Clip.auto(window=200))
+    assert observer._declared.wait(30)
+    options = daemon.of("gradients.declare")[-1]["options"]
+    assert options["clip"][0]["policy"] == {"kind": "observe"}
+    assert options["clip"][0]["watch"] == [{"kind": "auto", "percentile": 95.0, "window": 200, "warmup": 100}]
+    assert options["mode"] == "torch", "as in mode clip"
+
+
 EIGHT = [gradsync.Percentile(percentile=10.0 * (1 + i)) for i in range(8)]
 
 

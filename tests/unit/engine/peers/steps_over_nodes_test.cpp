@@ -86,6 +86,49 @@ TEST_F(StepsOverNodes, policies_remember_alike_and_take_a_state_alike) {
   EXPECT_EQ(calls.back()->report->threshold, static_cast<float>(norm_of(4)));
 }
 
+TEST_F(StepsOverNodes, auto_clipping_remembers_a_nan_alike_on_all_nodes_and_so_does_a_node_that_is_new) {
+  plan::RankDeclaration declared = declaration(4);
+  declared.options.clip[0].clip.max_norm.reset();
+  declared.options.clip[0].clip.policy = plan::AutoPolicy{{50, 3, 1}};
+  LinkedEngines all(2, 2);
+  start(all, declared);
+  const auto broken_step = [&all](std::int64_t step) {
+    write(all);
+    device::StatsRow broken;
+    broken.power_sum = broken.maximum = 1;
+    broken.nan = broken.nonfinite = 1;
+    all.write(3, 0, broken);
+    return finish(all, step);
+  };
+  write(all);
+  expect_done(finish(all, 0), norm_of(4));
+  for (const auto& call : broken_step(1)) {
+    ASSERT_TRUE(call->report) << (call->error ? call->error->message : "still waits");
+    EXPECT_TRUE(std::isnan(call->report->norm));
+    EXPECT_EQ(call->report->threshold, static_cast<float>(norm_of(4)));
+  }
+  all.lose(2);
+  all.lose(3);
+  all.pump();
+  for (const std::int64_t rank : {0, 1}) {
+    expect_failed({all.finish(rank, 2)}, ErrorCode::NodeLost, "node 'node1' with ranks 2, 3 is lost");
+  }
+  for (const std::int64_t rank : {2, 3}) {
+    all.attach(rank);
+    all.declare(rank, declared);
+  }
+  all.pass(Milliseconds(2'000));
+  ASSERT_TRUE(all.declared(2) && all.declared(3)) << (all.refusal(3) ? all.refusal(3)->message : "still waits");
+  for (std::int64_t step = 2; step < 6; ++step) {
+    write(all);
+    const Calls calls = finish(all, step);
+    expect_done(calls, norm_of(4));
+    for (const auto& call : calls) {
+      EXPECT_EQ(std::isinf(call->report->threshold), step < 5) << "the NaN leaves the window after three steps";
+    }
+  }
+}
+
 TEST_F(StepsOverNodes, a_row_that_cannot_be_right_fails_them_on_all_nodes_and_the_next_attempt_is_one_for_all) {
   LinkedEngines all(2, 2);
   start(all);

@@ -141,6 +141,26 @@ TEST(GroupPolicies, with_a_loss_scale_no_group_records_a_step_that_is_not_finite
   EXPECT_NE(saved(policies), before) << "without a loss scale the group that is finite records";
 }
 
+TEST(GroupPolicies, auto_records_a_step_that_a_loss_scaler_skips_and_one_that_another_group_skips) {
+  plan::ClipOptions careful = clip(kMedian, {kAuto}, 8);
+  careful.nonfinite = NonfiniteAction::Skip;
+  for (const bool scaled : {true, false}) {
+    GroupPolicies policies(plan_of({clip(kAuto, {kMedian}), careful}));
+    step(policies, {0.5, 0.5}, {}, 1, scaled);
+    for (int i = 0; i < 2; ++i) {
+      step(policies, {0.25, kInfinity}, {}, 1, scaled);
+    }
+    const Step next = step(policies, {9, 9}, {}, 1, scaled);
+    EXPECT_EQ(next.outcomes[0].threshold, 0.25) << "the median of 0.5, 0.25 and 0.25";
+    EXPECT_EQ(next.watched[0][0].threshold, scaled ? 1 : 0.25) << "a watcher goes by its own group alone";
+    EXPECT_EQ(next.outcomes[1].threshold, 8);
+    EXPECT_EQ(next.watched[1][0].threshold, 8) << "the median of 0.5 and two that are infinite is no threshold";
+    step(policies, {0.5, 0.5}, {}, 1, scaled);
+    step(policies, {0.5, 0.5}, {}, 1, scaled);
+    EXPECT_EQ(step(policies, {9, 9}, {}, 1, scaled).watched[1][0].threshold, 4.75) << "of 0.5, inf, inf, 9, 0.5, 0.5";
+  }
+}
+
 TEST(GroupPolicies, a_step_s_own_max_norm_is_the_threshold_of_fixed_and_the_ceiling_of_the_others) {
   const std::vector<plan::PolicyOptions> kinds = {plan::FixedPolicy{}, plan::ObservePolicy{}, kMedian};
   GroupPolicies policies(plan_of({clip(plan::FixedPolicy{}, kinds, std::nullopt), clip(kMedian)}));
@@ -193,11 +213,11 @@ TEST(GroupPolicies, a_step_s_own_max_norm_is_refused_as_a_declared_one_is) {
 /// One step again and again, each time with memory for one more allocation, until it is done.
 void expect_all_or_nothing(GroupPolicies& policies) {
   const std::string before = saved(policies);
-  const std::vector<double> norms(4, 0.125);
+  const std::vector<double> norms(5, 0.125);
   std::vector<plan::ClipRule> rules;
   policies.rules({}, rules);
   std::vector<ClipOutcome> outcomes;
-  for (std::size_t group = 0; group < 4; ++group) {
+  for (std::size_t group = 0; group < 5; ++group) {
     outcomes.push_back(plan::apply_clip_rule(rules[group], norms[group], 1));
   }
   int failures = 0;
@@ -222,7 +242,7 @@ void expect_all_or_nothing(GroupPolicies& policies) {
 TEST(GroupPolicies, prepare_all_or_nothing_where_memory_runs_out_and_commit_without_any) {
   GroupPolicies policies(every_kind());
   expect_all_or_nothing(policies);
-  step(policies, {0.5, 0.6, 0.7, 0.8});
+  step(policies, {0.5, 0.6, 0.7, 0.8, 0.9});
   GroupPolicies restored(every_kind());
   ASSERT_TRUE(restored.restore(saved(policies)));
   expect_all_or_nothing(restored);

@@ -31,13 +31,13 @@ TEST(GroupState, continues_from_its_bytes_bit_for_bit) {
     ASSERT_TRUE(restored.restore(bytes)) << i;
     ASSERT_EQ(saved(restored), bytes);
     EXPECT_EQ(restored.digest(), policies.digest());
-    const std::vector<double> values = {norms(random), norms(random), norms(random), norms(random)};
+    const std::vector<double> values = {norms(random), norms(random), norms(random), norms(random), norms(random)};
     const Step one = step(policies, values);
     const Step other = step(restored, values);
-    for (std::size_t group = 0; group < 4; ++group) {
+    for (std::size_t group = 0; group < 5; ++group) {
       ASSERT_EQ(one.outcomes[group].threshold, other.outcomes[group].threshold);
       ASSERT_EQ(one.outcomes[group].reason, other.outcomes[group].reason);
-      for (std::size_t w = 0; w < 4; ++w) {
+      for (std::size_t w = 0; w < 5; ++w) {
         ASSERT_EQ(one.watched[group][w].threshold, other.watched[group][w].threshold);
       }
     }
@@ -176,7 +176,7 @@ TEST(GroupState, a_watcher_that_is_made_to_decide_keeps_what_it_learnt) {
 TEST(GroupState, takes_over_from_itself_what_it_has) {
   GroupPolicies earlier(every_kind());
   for (int i = 0; i < 30; ++i) {
-    step(earlier, {1.0 + i, 0.5, 0.25, i % 7 == 6 ? 900.0 : 1.0 / (i + 1)});
+    step(earlier, {1.0 + i, 0.5, 0.25, i % 7 == 6 ? 900.0 : 1.0 / (i + 1), 2.0});
   }
   GroupPolicies later(every_kind());
   ASSERT_TRUE(*later.take_over(saved(earlier)));

@@ -34,10 +34,11 @@ inline plan::Plan plan_of(const std::vector<plan::ClipOptions>& clips) {
 
 inline const plan::PercentilePolicy kMedian{50, 10, 3};
 inline const plan::ZScorePolicy kScore{2.5, 0.97, 4};
+inline const plan::AutoPolicy kAuto{{50, 10, 3}};
 
 /// One policy of each kind decides, and one of each watches it.
 inline plan::Plan every_kind() {
-  const std::vector<plan::PolicyOptions> kinds = {plan::FixedPolicy{}, plan::ObservePolicy{}, kMedian, kScore};
+  const std::vector<plan::PolicyOptions> kinds = {plan::FixedPolicy{}, plan::ObservePolicy{}, kMedian, kScore, kAuto};
   std::vector<plan::ClipOptions> clips;
   for (const plan::PolicyOptions& kind : kinds) {
     clips.push_back(clip(kind, kinds));

@@ -107,13 +107,15 @@ class RandomValues {
   }
 
   plan::PolicyOptions policy() {
-    switch (below(4)) {
+    switch (below(5)) {
       case 0:
         return plan::FixedPolicy{};
       case 1:
         return plan::ObservePolicy{};
       case 2:
         return plan::PercentilePolicy{positive(), static_cast<std::int64_t>(bits_()), natural()};
+      case 3:
+        return plan::AutoPolicy{{positive(), static_cast<std::int64_t>(bits_()), natural()}};
       default:
         return plan::ZScorePolicy{positive(), positive(), natural()};
     }

@@ -12,7 +12,6 @@ from gradsync._session._rank_session import SessionMoved
 from gradsync._tensor import Tensor
 from gradsync.errors import ClipRaised, ConnectionLost, GradientsDiverged, RpcError, UsageError
 
-from ._norm_history import NormHistory, load_norms
 from ._report import StepReport, decode_fence, read_report
 from ._step_request import UNSET, Unset, max_norm_param, timeout_param
 
@@ -36,7 +35,6 @@ class Declared(ABC):
         self.tensors: tuple[Tensor, ...] = tuple(tensors)
         self.plan_digest: str = reply["plan_digest"]
         self.raises_divergence = False  #: whether a step raises where copies of a gradient differ
-        self.history: NormHistory | None = None  #: where the policy is `AutoClip`
         self.check: bool = bool(reply.get("check", True))  #: whether the daemon compares copies in the coming step
         self._index = {tensor.name: index for index, tensor in enumerate(self.tensors)}
         self._half_done: int | None = None  # the step between compute_norm and apply_clip
@@ -64,7 +62,7 @@ class Declared(ABC):
             GradientsDiverged: copies differ, with `divergence="raise"`; the step is done.
             RpcError: the step failed on all ranks.
         """
-        return self._apply("apply_clip()", max_norm_param(self._limit(max_norm)), timeout)
+        return self._apply("apply_clip()", max_norm_param(max_norm), timeout)
 
     def abandon(self, timeout: float | None = None) -> StepReport:
         """Ends the step that `compute_norm` left half done: nothing is multiplied, no policy acts or remembers.
@@ -87,8 +85,7 @@ class Declared(ABC):
         """
         self._check_open()
         answer = self._step_call(_EXPORT, None, None)
-        state = {"version": STATE_VERSION, "policies": answer["state"]}
-        return state if self.history is None else {**state, "norms": self.history.save()}
+        return {"version": STATE_VERSION, "policies": answer["state"]}
 
     def load_state_dict(self, state: Mapping[str, Any], timeout: float | None = None) -> None:
         """Goes on with such a state, between two steps; every rank has to load the same. From here on thresholds are
@@ -104,7 +101,6 @@ class Declared(ABC):
         policies = check_state(state)
         if self._begun():
             raise UsageError("load_state_dict() belongs between two steps; gradients of this one are ready already")
-        load_norms(self.history, state)
         if policies:
             params = {"state": policies} | timeout_param(timeout)
             wire = self._step_call("policy.import", params, timeout)
@@ -136,7 +132,7 @@ class Declared(ABC):
         if step is None:
             raise UsageError(f"{name} needs the norm of this step; call compute_norm() first")
         params = {"step": step} | how | timeout_param(timeout)
-        return self._end(step, self._step_call("clip.apply", params, timeout), remembered="abandon" not in how)
+        return self._end(step, self._step_call("clip.apply", params, timeout))
 
     @abstractmethod
     def _begun(self) -> bool:
@@ -204,15 +200,9 @@ class Declared(ABC):
             self.check = self.check or self._job.epoch != epoch  # as ranks that are new to this epoch do
             self._reset()
 
-    def _limit(self, max_norm: float | None | Unset) -> float | None | Unset:
-        """`max_norm` as the daemon gets it."""
-        return max_norm if self.history is None else self.history.limit(max_norm)
-
-    def _end(self, step: int, wire: dict[str, Any], *, remembered: bool = True) -> StepReport:
+    def _end(self, step: int, wire: dict[str, Any]) -> StepReport:
         report = read_report(wire, self._name_of)
         self._on_end(step, wire)
-        if self.history is not None and remembered:
-            self.history.append(report.norm)
         if report.action == "raise":
             raise ClipRaised(report)
         if self.raises_divergence and wire["divergence"]:

@@ -174,8 +174,7 @@ class Grads(Declared):
             RpcError: the step failed on all ranks; the counters are reset and the next attempt may begin.
         """
         self._check_whole()
-        limit = self._limit(max_norm)
-        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests, scaled, limit, micro_batch)
+        step, params = self._begin(step, scale, timeout, ready, unused, bucket_digests, scaled, max_norm, micro_batch)
         return self._finish(step, params, timeout)
 
     def compute_norm(

@@ -145,7 +145,7 @@ class ReducedGrads(Declared):
             GradientsDiverged: copies differ, with `divergence="raise"`; the step is done.
             RpcError: the step failed on all ranks; write the rows again for the next attempt.
         """
-        step, params = self._begin(step, scale, timeout, scaled, self._limit(max_norm))
+        step, params = self._begin(step, scale, timeout, scaled, max_norm)
         return self._finish(step, params, timeout)
 
     def compute_norm(

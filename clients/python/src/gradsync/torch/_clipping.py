@@ -50,9 +50,6 @@ def watching(clip: gradsync.Clip | None) -> gradsync.Clip | None:
     """
     if clip is None:
         return None
-    if isinstance(clip.policy, gradsync.AutoClip):  # what the daemon knows that is most like it
-        numbers = {name: getattr(clip.policy, name) for name in ("percentile", "window", "warmup")}
-        clip = replace(clip, policy=gradsync.Percentile(**numbers))
     if clip.policy == gradsync.Observe() or clip.policy in clip.watch:
         return replace(clip, policy=gradsync.Observe())
     if len(clip.watch) == MOST_WATCHING:

@@ -348,6 +348,7 @@ def _observe(model_parts: nn.Module | Sequence[nn.Module], options: InitOptions)
             data_path="stats",
             norm_type=norm_type,
             clip=watched,
+            formula="torch",
             fingerprint=FINGERPRINT,
             timeout=within,
         )
