@@ -16,7 +16,7 @@ import gradsync
 from gradsync import AutoClip, Clip, Percentile, Replicate, Row, Tensor
 from gradsync._options import encode_options
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 
 from reference.auto_clip import AutoClipToTheLetter, thresholds
 

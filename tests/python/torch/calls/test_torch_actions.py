@@ -195,7 +195,7 @@ def test_observed_policies_only_watch(daemon, norms, monkeypatch):
     assert declared["max_norm"] == 1.0
 
 
-def test_auto_clipping_watches_a_run_that_is_observed_as_it_is(daemon, norms, monkeypatch):  # noqa: F811
+def test_auto_clipping_watches_a_run_that_is_observed_as_it_is(daemon, norms, monkeypatch):
     monkeypatch.setenv("GRADSYNC_MODE", "observe")
     observer = init(daemon, net(), clip=Clip.auto(window=200))
     assert observer._declared.wait(30)
