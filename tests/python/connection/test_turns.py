@@ -18,10 +18,10 @@ def test_a_thread_that_found_the_turn_taken_does_not_keep_the_reader_aside(monke
     reconnects, called, read = threading.Event(), threading.Event(), threading.Event()
 
     def reader() -> None:
-        with turns.of_reader(closing):
+        with turns.of_reader(closing, lambda: False):
             reconnects.set()
             called.wait(JOIN_S)
-        with turns.of_reader(closing):
+        with turns.of_reader(closing, lambda: True):
             read.set()
 
     thread = threading.Thread(target=reader, daemon=True)
@@ -34,13 +34,37 @@ def test_a_thread_that_found_the_turn_taken_does_not_keep_the_reader_aside(monke
     thread.join(JOIN_S)
 
 
+def test_the_reader_that_brought_the_answer_stays_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_turns, "_LENT_S", 2 * JOIN_S)
+    turns, closing = _turns.Turns(), threading.Event()
+    reads, called, again = threading.Event(), threading.Event(), threading.Event()
+
+    def reader() -> None:
+        with turns.of_reader(closing, lambda: False):
+            reads.set()
+            called.wait(JOIN_S)
+        with turns.of_reader(closing, lambda: False):
+            again.set()
+
+    thread = threading.Thread(target=reader, daemon=True)
+    thread.start()
+    assert reads.wait(JOIN_S)
+    turns.lend()
+    assert not turns.take()
+    called.set()
+    assert not again.wait(0.2)
+    turns.call_reader()
+    assert again.wait(JOIN_S)
+    thread.join(JOIN_S)
+
+
 def test_the_reader_stays_aside_while_the_turn_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_turns, "_LENT_S", 2 * JOIN_S)
     turns, closing = _turns.Turns(), threading.Event()
     read = threading.Event()
 
     def reader() -> None:
-        with turns.of_reader(closing):
+        with turns.of_reader(closing, lambda: True):
             read.set()
 
     turns.lend()

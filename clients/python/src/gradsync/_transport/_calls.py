@@ -93,6 +93,10 @@ class Calls:
         with self._lock:
             return sorted(self._pending.values(), key=lambda pending: pending.request_id)
 
+    def are_awaited(self) -> bool:
+        """Whether a request has no answer yet."""
+        return bool(self._pending)
+
     def is_alone(self, request_id: int) -> bool:
         """Whether no other request waits for an answer, and no subscription is open."""
         with self._lock:

@@ -194,7 +194,8 @@ class Connection:
         try:
             there = True
             while there:
-                with self._turns.of_reader(self._closing):  # until the connection is back, if it is lost
+                # Until the connection is back, if it is lost.
+                with self._turns.of_reader(self._closing, self._calls.are_awaited):
                     try:
                         self._serve(None)
                     except ConnectionClosed as error:

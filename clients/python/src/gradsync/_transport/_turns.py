@@ -26,6 +26,7 @@ class Turns:
         self._changed = threading.Condition(self._lock)
         self._holder: int | None = None  # the thread that reads now
         self._lent_until = 0.0  # the reader thread reads no sooner
+        self._passed = False  # a thread found the turn taken and counts on others, though the turn is lent to it
 
     def lend(self) -> None:
         """The reader thread stays aside: the thread that waits for the next answer will read it."""
@@ -38,17 +39,16 @@ class Turns:
             self._changed.notify_all()
 
     def take(self) -> bool:
-        """Gives the turn to the calling thread, unless another thread has it; whether it did.
-
-        Where it did not, the caller counts on others to read: what was lent to it goes back to the reader thread.
-        """
+        """Gives the turn to the calling thread, unless another thread has it; whether it did."""
         with self._lock:
-            if self._holder is None:
-                self._holder = threading.get_ident()
-            taken = self._holder == threading.get_ident()
-            if not taken:
-                self._lent_until = 0.0
+            taken = self._take()
+            self._passed = self._passed or not taken
             return taken
+
+    def _take(self) -> bool:
+        if self._holder is None:
+            self._holder = threading.get_ident()
+        return self._holder == threading.get_ident()
 
     def give_back(self, may_lend: Callable[[], bool]) -> None:
         """Ends the turn of the calling thread, if it has it: the turn is lent to the next call or goes to the reader.
@@ -58,19 +58,25 @@ class Turns:
         if self._holder != threading.get_ident():
             return
         with self._lock:
-            self._holder = None
+            self._holder, self._passed = None, False
             if may_lend():
                 self.lend()
             else:
                 self.call_reader()
 
     @contextmanager
-    def of_reader(self, closing: threading.Event) -> Iterator[None]:
-        """The turn of the reader thread, which calls this; it sleeps while the turn is taken or lent."""
+    def of_reader(self, closing: threading.Event, is_awaited: Callable[[], bool]) -> Iterator[None]:
+        """The turn of the reader thread, which calls this; it sleeps while the turn is taken or lent.
+
+        `is_awaited`: whether a call has no answer yet. It is asked where the thread that the turn is lent to may not
+        read, because it found the turn taken.
+        """
         with self._lock:
             while True:
                 left = self._lent_until - time.monotonic()
-                if (left <= 0 or closing.is_set()) and self.take():
+                at_once = left <= 0 or closing.is_set() or (self._passed and is_awaited())
+                if at_once and self._take():
+                    self._passed = False
                     break
                 self._changed.wait(left if left > 0 else _LENT_S)
         try:
