@@ -126,7 +126,7 @@ TEST_F(ExaminationTest, ends_when_nobody_needs_it_any_more) {
 
 TEST_F(ExaminationTest, has_the_settings_of_the_daemon_whatever_a_file_and_the_environment_say) {
   const GpuSection given{"", "GPU-1,--GPU-2", 11, 12, 13};
-  const NcclSection nccl{"/a/libnccl.so.2", "=eth0", 4, 2, -1, 14, 15};
+  const NcclSection nccl{"sockets", "/a/libnccl.so.2", "=eth0", 4, 2, -1, 14, 15};
   std::vector<std::string> words = examination_of(given, nccl).command;
   std::vector<const char*> arguments;
   for (const std::string& word : words) {

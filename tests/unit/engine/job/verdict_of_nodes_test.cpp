@@ -48,7 +48,7 @@ class ScriptedPeers final : public Peers {
   std::vector<std::uint64_t>& votes_;
 };
 
-std::string encode(const StepReport& report, std::size_t) { return "step " + std::to_string(report.step); }
+std::string words_of(const StepReport& report, std::size_t) { return "step " + std::to_string(report.step); }
 
 /// A daemon with two ranks of a job that has other nodes.
 class Node {
@@ -59,7 +59,7 @@ class Node {
     EngineOptions options;
     options.policy_directory = folder;
     options.first_epoch = first_epoch;
-    options.encode_report = encode;
+    options.encode_report = words_of;
     options.make_peers = [this](JobNumber number, const AttachRequest&) {
       job = number;
       return std::make_unique<ScriptedPeers>(changed, votes);

@@ -125,7 +125,12 @@ TEST(PeerRefusals, a_missing_field_is_refused_unless_it_may_be_absent) {
                                        "layer",
                                        "listen",
                                        "split_order",
-                                       "cells"};
+                                       "cells",
+                                       // of communicators
+                                       "cpu_gradients",
+                                       "communicators",
+                                       "id",
+                                       "instance"};
   std::set<std::string> may_be_absent;
   for (const PeerSample& sample : all_samples()) {
     for (const Pointer& pointer : pointers_in(sample)) {
