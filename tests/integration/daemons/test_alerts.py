@@ -161,9 +161,9 @@ def test_ranks_that_do_nothing(run: Run, promtool: str, tmp_path: Path) -> None:
 VICTIM = """
 import sys, time, gradsync
 from gradsync import Partial, Replicate
-job = gradsync.connect(sys.argv[1]).attach("job", 1, 2)
-job.declare([gradsync.Tensor("w", shape=(8,), placements={"dp": Partial("mean") >> Replicate()})],
-            clip=gradsync.Clip(max_norm=100.0))
+job = gradsync.connect(sys.argv[1]).attach("job", 1, 2, meshes={"default": {"dp": 2, "tp": 1}})
+placements = {"dp": Partial("mean") >> Replicate(), "tp": Replicate()}
+job.declare([gradsync.Tensor("w", shape=(8,), placements=placements)], clip=gradsync.Clip(max_norm=100.0))
 print("declared", flush=True)
 time.sleep(100)
 """
