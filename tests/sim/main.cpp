@@ -12,7 +12,7 @@
 #include <spdlog/spdlog.h>
 #include <xxhash.h>
 
-#include <sched.h>
+#include <system_error>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,8 +24,8 @@
 #include <ctime>
 #include <fstream>
 #include <map>
+#include <sched.h>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
