@@ -1,10 +1,11 @@
 """What `mkdocs.yml` hooks into the building: decisions, a page for each kind of error, links that leave docs.
 
-The pages are made of the one table in docs/errors.md, and of the rows of docs/failures.md that name the kind.
+The pages are made of the one table in docs/errors.md, and of the rows of docs/operate/failures.md that name the kind.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+FAILURES = "operate/failures.md"
 KIND = re.compile(r"^`([a-z_]+)`$")
 LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]+)(#[^)]*)?\)")
 
@@ -27,9 +29,15 @@ def rows_of(page: Path) -> list[list[str]]:
     return rows
 
 
-def from_subfolder(markdown: str) -> str:
-    """Links to other pages, as they are from one folder below."""
-    return re.sub(r"\]\((?!https?:|#)([^)]+)\)", r"](../\1)", markdown).replace("](#", "](../failures.md#")
+def from_errors(markdown: str, page: str) -> str:
+    """Links of a page of docs, as they are from the folder `errors`."""
+
+    def moved(link: re.Match[str]) -> str:
+        target, mark, anchor = link[1].partition("#")
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target)) if target else page
+        return f"](../{path}{mark}{anchor})"
+
+    return re.sub(r"\]\((?!https?:)([^)]+)\)", moved, markdown)
 
 
 def page_of(row: list[str], failures: list[list[str]]) -> str:
@@ -38,19 +46,19 @@ def page_of(row: list[str], failures: list[list[str]]) -> str:
     text = [
         f"# {name}",
         "",
-        from_subfolder(meaning),
+        from_errors(meaning, "errors.md"),
         "",
         "## What to do",
         "",
-        from_subfolder(way_out),
+        from_errors(way_out, "errors.md"),
         "",
         f"The same call can succeed later: {retry}. JSON-RPC code {code}; a failed `POST /rpc` has status {http}.",
     ]
     seen = [row for row in failures if len(row) == 4 and kind in " ".join(row[1:])]
     if seen:
         text += ["", "## When it comes", "", "| what happens | how it is noticed | what to do |", "|---|---|---|"]
-        text += [f"| {from_subfolder(' | '.join((row[0], row[1], row[3])))} |" for row in seen]
-    return "\n".join([*text, "", "[All kinds](../errors.md) · [what fails, and how](../failures.md)", ""])
+        text += [f"| {from_errors(' | '.join((row[0], row[1], row[3])), FAILURES)} |" for row in seen]
+    return "\n".join([*text, "", f"[All kinds](../errors.md) · [what fails, and how](../{FAILURES})", ""])
 
 
 def on_config(config: Any) -> Any:
@@ -60,7 +68,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    failures = rows_of(DOCS / "failures.md")
+    failures = rows_of(DOCS / FAILURES)
     kinds = [row for row in rows_of(DOCS / "errors.md") if KIND.match(row[0])]
     if not kinds:
         raise PluginError("docs/errors.md has no table of kinds")

@@ -1,7 +1,7 @@
 #include "base/log.hpp"
 
 #include "base/older_runtime.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/chrono.h>
 #include <spdlog/async.h>

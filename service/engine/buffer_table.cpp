@@ -2,8 +2,8 @@
 
 #include "base/assert.hpp"
 #include "base/descriptors.hpp"
-#include "base/hash.hpp"
-#include "base/text.hpp"
+#include "base/text/hash.hpp"
+#include "base/text/text.hpp"
 #include "device/memory/arena.hpp"
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
 #include "plan/canonical_text.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "plan/check/words.hpp"
 #include "plan/interrupt.hpp"
 

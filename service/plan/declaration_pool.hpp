@@ -3,9 +3,9 @@
 // checked and kept once. Pure, but for what it has seen; not synchronised.
 
 #include "base/error.hpp"
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "plan/declaration.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include <cstddef>
 #include <functional>

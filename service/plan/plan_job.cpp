@@ -1,4 +1,4 @@
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "plan/canonical_text.hpp"
 #include "plan/clip/clip_groups.hpp"
 #include "plan/interrupt.hpp"

@@ -1,6 +1,6 @@
 #include "policy/state_bytes.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 
 #include <fmt/format.h>
 

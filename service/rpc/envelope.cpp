@@ -1,6 +1,6 @@
 #include "rpc/envelope.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "rpc/error_codes.hpp"
 #include "rpc/json/json_writer.hpp"
 

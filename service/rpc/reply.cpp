@@ -1,6 +1,6 @@
 #include "rpc/reply.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "rpc/core.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/error_codes.hpp"

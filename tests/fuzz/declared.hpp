@@ -4,7 +4,7 @@
 
 #include "plan/declaration.hpp"
 #include "plan/make_plan.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include <vector>
 

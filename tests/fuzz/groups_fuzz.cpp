@@ -1,7 +1,7 @@
 // Any bytes as the state of all policies of a job, as they are and with checksums that are right for them: what is
 // taken is what would be written, and what is refused changes nothing. The first byte chooses the clip groups.
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "fuzz/fuzz.hpp"
 #include "unit/engine/policies/group_steps.hpp"
 

@@ -2,7 +2,7 @@
 // that was not touched has its state. An input is a byte of choices (1: checksums and stamps are made right for what
 // was changed, 2: cut short, 4: what is made right is pending), and changes: u16 place, u8 bytes, and these.
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "engine/policies/policy_file_bytes.hpp"
 #include "fuzz/fuzz.hpp"
 

@@ -1,7 +1,7 @@
 // Any bytes as the state of a policy, with a checksum that is right for them: what is taken is what would be written,
 // and what is refused changes nothing. The first byte chooses the policy.
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "fuzz/fuzz.hpp"
 #include "policy/policy.hpp"
 

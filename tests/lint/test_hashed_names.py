@@ -19,7 +19,7 @@ def test_every_table_of_texts_has_a_keyed_hash() -> None:
         for path in sorted(SERVICE.rglob("*.[ch]pp"))
         if (tables := unkeyed(path.read_text()))
     }
-    assert not found, "give them KeyedHash (base/hash.hpp), or use an ordered table"
+    assert not found, "give them KeyedHash (base/text/hash.hpp), or use an ordered table"
 
 
 def test_a_table_without_one_is_found() -> None:

@@ -21,7 +21,8 @@ import gradsync.torch
 import gradsync.trackers
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ["README.md", "clients/python/README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md") if path.parent.name != "adr")
+DOCUMENTS = ["README.md", "clients/python/README.md", *PAGES]
 # What a block that begins in the middle of a script means by these names.
 MEANT: dict[str, Any] = {
     "gradsync": gradsync,

@@ -1,7 +1,7 @@
 // What kept an attempt that failed, or that waits.
 
 #include "app/blackbox/flight_analysis.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #include "app/blackbox/flight_world.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

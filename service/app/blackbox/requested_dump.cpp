@@ -1,6 +1,6 @@
 #include "app/blackbox/requested_dump.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "base/unique_fd.hpp"
 
 #include <fmt/format.h>

@@ -2,7 +2,7 @@
 
 #include "app/config/configuration_file.hpp"
 #include "app/config/option_text.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "rpc/json/plain_text.hpp"
 
 #include <fmt/format.h>

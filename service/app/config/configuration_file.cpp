@@ -1,7 +1,7 @@
 #include "app/config/configuration_file.hpp"
 
 #include "app/config/option_text.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 #include <toml++/toml.h>

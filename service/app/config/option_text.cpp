@@ -1,6 +1,6 @@
 #include "app/config/option_text.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "rpc/json/plain_text.hpp"
 
 #include <fmt/format.h>

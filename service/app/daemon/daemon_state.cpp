@@ -1,6 +1,6 @@
 #include "app/daemon/daemon_state.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "base/version.hpp"
 
 #include <unistd.h>

@@ -2,7 +2,7 @@
 
 #include "app/daemon/gpu_workers.hpp"
 #include "app/doctor/lender.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "device/device_error.hpp"
 #include "device/memory/arena.hpp"
 

@@ -1,7 +1,7 @@
 #include "app/doctor/machine.hpp"
 
 #include "app/daemon/gpu_workers.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "device/memory/memory_headroom.hpp"
 
 #include <fmt/format.h>

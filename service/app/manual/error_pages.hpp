@@ -1,6 +1,6 @@
 #pragma once
 // A page for each kind of error, for terminals: what it means, what to do, and when it comes. They are made of the
-// tables in docs/errors.md and docs/failures.md, as the pages of the documentation's site are. Pure.
+// tables in docs/errors.md and docs/operate/failures.md, as the pages of the documentation's site are. Pure.
 
 #include <optional>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace gradsync::app {
 
-/// docs/errors.md and docs/failures.md, as they were when the program was built.
+/// docs/errors.md and docs/operate/failures.md, as they were when the program was built.
 [[nodiscard]] std::string_view errors_document();
 [[nodiscard]] std::string_view failures_document();
 

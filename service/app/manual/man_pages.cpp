@@ -3,7 +3,7 @@
 #include "app/cli/exit_code.hpp"
 #include "app/config/configuration.hpp"
 #include "app/config/option_text.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "base/version.hpp"
 
 #include <fmt/format.h>

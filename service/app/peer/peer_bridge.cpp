@@ -1,6 +1,6 @@
 #include "app/peer/peer_bridge.hpp"
 
-#include "base/host_port.hpp"
+#include "base/text/host_port.hpp"
 #include "base/version.hpp"
 
 #include <boost/asio/post.hpp>

@@ -1,7 +1,7 @@
 #include "device/gpu/imported_memory.hpp"
 
 #include "base/clock.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "device/device_error.hpp"
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
 #include "device/nccl/communicator_table.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "device/device_error.hpp"
 #include "plan/transfer/communicator_name.hpp"
 

@@ -1,6 +1,6 @@
 #include "device/stats/box_hash.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "device/transfer/node_copies.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "device/device_error.hpp"
 #include "device/math/chunk_reference.hpp"
 #include "device/math/norm_sum.hpp"

@@ -1,7 +1,7 @@
 #include "device/transfer/node_outputs.hpp"
 
 #include "base/clock.hpp"
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "device/device_error.hpp"
 #include "device/step/bucket_step.hpp"
 #include "device/transfer/node_contributions.hpp"

@@ -1,7 +1,7 @@
 #include "engine/epoch/admission.hpp"
 
-#include "base/host_port.hpp"
-#include "plan/mesh_difference.hpp"
+#include "base/text/host_port.hpp"
+#include "plan/mesh/mesh_difference.hpp"
 
 #include <fmt/format.h>
 

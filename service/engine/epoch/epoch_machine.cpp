@@ -2,7 +2,7 @@
 
 #include "engine/epoch/epoch_machine.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

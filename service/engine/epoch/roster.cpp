@@ -1,6 +1,6 @@
 #include "engine/epoch/roster.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

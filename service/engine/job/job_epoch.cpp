@@ -1,6 +1,6 @@
 // Performs what the epoch machine decides.
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "engine/job/job.hpp"
 #include "engine/metrics.hpp"
 

@@ -1,6 +1,6 @@
 // Read models and events of a job.
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "engine/job/job.hpp"
 #include "plan/check/words.hpp"
 

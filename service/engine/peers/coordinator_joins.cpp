@@ -1,6 +1,6 @@
 // Which nodes may take part, and what the coordinator remembers of them.
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "engine/peers/coordinator_machine.hpp"
 
 #include <fmt/format.h>

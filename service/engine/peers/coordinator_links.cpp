@@ -1,6 +1,6 @@
 // The coordinator's links: what comes over them, what goes out, and when they are given up.
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "engine/peers/coordinator_machine.hpp"
 
 #include <fmt/format.h>

@@ -90,7 +90,7 @@ class CoordinatorMachine {
     std::string version;
     std::string node;
     std::uint64_t first_epoch = 1;  ///< where no node has been in any
-    std::size_t most_nodes = 256;   ///< this bounds memory; docs/operations-nodes.md: where a star ends
+    std::size_t most_nodes = 256;   ///< this bounds memory; docs/operate/operations-nodes.md: where a star ends
   };
 
   /// `declarations` is that of the daemon, and outlives the machine.

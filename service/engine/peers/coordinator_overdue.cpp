@@ -1,7 +1,7 @@
 // What becomes of an attempt when the time of a rank, or half of it, is over: who is missing is asked of its node, and
 // a node that does not say is named itself.
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "engine/peers/coordinator_machine.hpp"
 
 #include <fmt/format.h>

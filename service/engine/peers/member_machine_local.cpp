@@ -1,6 +1,6 @@
 // What the job of this daemon tells its member.
 
-#include "base/host_port.hpp"
+#include "base/text/host_port.hpp"
 #include "engine/peers/member_machine.hpp"
 
 #include <fmt/format.h>

@@ -15,7 +15,7 @@
 #include "engine/step/ask.hpp"
 #include "engine/types.hpp"
 #include "plan/declaration.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include <cstdint>
 #include <memory>

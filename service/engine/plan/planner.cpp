@@ -1,8 +1,8 @@
 #include "engine/plan/planner.hpp"
 
-#include "base/hash.hpp"
 #include "base/older_runtime.hpp"
-#include "base/text.hpp"
+#include "base/text/hash.hpp"
+#include "base/text/text.hpp"
 #include "base/thread_name.hpp"
 #include "device/nccl/communicator_table.hpp"
 #include "engine/peers/declarations/content_hash.hpp"

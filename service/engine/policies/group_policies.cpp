@@ -1,6 +1,6 @@
 #include "engine/policies/group_policies.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "engine/policies/group_state_bytes.hpp"
 #include "plan/check/check_max_norm.hpp"
 #include "plan/check/check_policy.hpp"

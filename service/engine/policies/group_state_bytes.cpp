@@ -1,6 +1,6 @@
 #include "engine/policies/group_state_bytes.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "plan/limits.hpp"
 #include "policy/state_bytes.hpp"
 

@@ -1,6 +1,6 @@
 #include "engine/policies/policy_file_bytes.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #include "engine/policies/policy_folder.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "base/unique_fd.hpp"
 #include "engine/job/retried.hpp"
 

@@ -1,7 +1,7 @@
 #pragma once
 // The result of a step and the read models of the engine, as values. Field names are wire names.
 
-#include "base/shared_text.hpp"
+#include "base/text/shared_text.hpp"
 #include "plan/clip/clip_rule.hpp"
 
 #include <cstddef>

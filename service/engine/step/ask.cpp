@@ -1,7 +1,7 @@
 #include "engine/step/ask.hpp"
 
 #include "base/assert.hpp"
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 
 #include <fmt/format.h>
 

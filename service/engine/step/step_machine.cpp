@@ -1,6 +1,6 @@
 #include "engine/step/step_machine.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 // What an attempt waits for, and until when.
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "engine/step/step_machine.hpp"
 
 #include <fmt/format.h>

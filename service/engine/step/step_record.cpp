@@ -1,7 +1,7 @@
 #include "engine/step/step_record.hpp"
 
 #include "base/descriptors.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "device/memory/arena.hpp"
 
 #include <fmt/format.h>

@@ -1,6 +1,6 @@
 #include "net/data/data_request.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 
 #include <boost/beast/http/status.hpp>
 #include <fmt/format.h>

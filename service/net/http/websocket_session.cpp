@@ -1,6 +1,6 @@
 #include "net/http/websocket_session.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "base/version.hpp"
 #include "net/http/close_cause.hpp"
 #include "net/limits/read_pace.hpp"

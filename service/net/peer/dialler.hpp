@@ -5,7 +5,7 @@
 //
 // Thread: io only. Internal to net.
 
-#include "base/host_port.hpp"
+#include "base/text/host_port.hpp"
 #include "net/peer/link_context.hpp"
 #include "net/socket/asio_types.hpp"
 #include "net/socket/peer_socket.hpp"

@@ -1,6 +1,6 @@
 #include "net/peer/peer_link.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "base/version.hpp"
 #include "net/limits/io_watch.hpp"
 #include "net/limits/session_timer.hpp"

@@ -1,6 +1,6 @@
 #include "net/socket/listening_socket.hpp"
 
-#include "base/host_port.hpp"
+#include "base/text/host_port.hpp"
 
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/tcp.hpp>

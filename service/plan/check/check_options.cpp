@@ -1,5 +1,5 @@
-#include "base/hash.hpp"
-#include "base/text.hpp"
+#include "base/text/hash.hpp"
+#include "base/text/text.hpp"
 #include "plan/check/check_max_norm.hpp"
 #include "plan/check/check_policy.hpp"
 #include "plan/check/declaration_checks.hpp"

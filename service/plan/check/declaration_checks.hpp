@@ -4,7 +4,7 @@
 #include "base/error.hpp"
 #include "plan/declaration.hpp"
 #include "plan/limits.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include <cstddef>
 #include <string>

@@ -1,5 +1,5 @@
-#include "base/hash.hpp"
-#include "base/text.hpp"
+#include "base/text/hash.hpp"
+#include "base/text/text.hpp"
 #include "plan/check/declaration_checks.hpp"
 #include "plan/interrupt.hpp"
 #include "plan/make_plan.hpp"

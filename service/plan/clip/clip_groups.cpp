@@ -1,6 +1,6 @@
 #include "plan/clip/clip_groups.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "plan/interrupt.hpp"
 
 #include <unordered_map>

@@ -2,7 +2,7 @@
 // The reduction of one tensor, derived from its placements on one mesh. Pure; used by the plan and its explanation.
 
 #include "plan/declaration.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include <cstdint>
 #include <string>

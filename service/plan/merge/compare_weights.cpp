@@ -1,6 +1,6 @@
 #include "plan/merge/compare_weights.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

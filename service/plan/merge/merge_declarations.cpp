@@ -1,6 +1,6 @@
 #include "plan/merge/merge_declarations.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "plan/check/declaration_checks.hpp"
 #include "plan/interrupt.hpp"
 #include "plan/limits.hpp"

@@ -4,7 +4,7 @@
 #include "base/error.hpp"
 #include "plan/declaration.hpp"
 #include "plan/merge/placed_ranks.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 #include "plan/plan.hpp"
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 
 #include "plan/declaration.hpp"
 #include "plan/layout/reduction.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -1,6 +1,6 @@
 #include "plan/transfer/communicator_name.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

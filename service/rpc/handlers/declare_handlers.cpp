@@ -1,4 +1,4 @@
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "plan/explain.hpp"
 #include "plan/memory.hpp"
 #include "rpc/handlers/handlers.hpp"

@@ -5,7 +5,7 @@
 // member, what, bounds)` or `visitor.optional(…)` once per field. An enum is described by `EnumNames<T>::kEntries`.
 // `Codec<T>` holds the rules per type; a type with rules of its own specialises it.
 
-#include "base/shared_text.hpp"
+#include "base/text/shared_text.hpp"
 #include "rpc/json/field_visitors.hpp"
 
 #include <array>

@@ -1,6 +1,6 @@
 #include "rpc/json/field_reader.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #include "rpc/peer/peer_codec.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "rpc/envelope.hpp"
 #include "rpc/json/plain_text.hpp"
 #include "rpc/peer/peer_checks.hpp"

@@ -1,7 +1,7 @@
 #include "rpc/peer/peer_fields.hpp"
 
-#include "base/hash.hpp"
-#include "base/text.hpp"
+#include "base/text/hash.hpp"
+#include "base/text/text.hpp"
 #include "rpc/json/plain_text.hpp"
 
 #include <fmt/format.h>

@@ -4,7 +4,7 @@
 // then one line per rank, in any order: {"rank": 0, "tensors": [...]}; meshes, options and tensors as on the wire.
 
 #include "plan/declaration.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include <functional>
 #include <istream>

@@ -1,6 +1,6 @@
 #include "rpc/wire/dump_file.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "rpc/json/json_tape.hpp"
 #include "rpc/json/plain_text.hpp"
 

@@ -1,6 +1,6 @@
 #pragma once
-// The lines of a dump of the flight recorder (docs/blackbox.md). Times are microseconds of the daemon's monotonic
-// clock; one that is absent has not happened.
+// The lines of a dump of the flight recorder (docs/operate/blackbox.md). Times are microseconds of the daemon's
+// monotonic clock; one that is absent has not happened.
 
 #include "engine/recorder/flight_record.hpp"
 #include "rpc/json/codec.hpp"

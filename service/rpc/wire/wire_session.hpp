@@ -1,7 +1,7 @@
 #pragma once
 // Params and results of session.*, job.* and buffers.*: plain values with wire names.
 
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 #include "rpc/json/codec.hpp"
 
 #include <cstdint>

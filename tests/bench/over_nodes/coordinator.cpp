@@ -10,7 +10,7 @@
 
 #include "engine/peers/coordinator_machine.hpp"
 #include "rpc/peer/peer_codec.hpp"
-#include "unit/engine/peers/copied_plan.hpp"
+#include "unit/engine/peers/sums/copied_plan.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from daemon import DEADLINE_S, Daemon, call, get
 
-METRICS_DOC = Path(__file__).parents[3] / "docs/metrics.md"
+METRICS_DOC = Path(__file__).parents[3] / "docs/operate/metrics.md"
 
 
 def test_the_probes_pass_and_name_their_checks() -> None:

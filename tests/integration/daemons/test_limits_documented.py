@@ -1,4 +1,4 @@
-"""docs/security.md names each limit with the value that the daemon has."""
+"""docs/operate/security.md names each limit with the value that the daemon has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FIXED = {  # where the code has it: a file below service/, and what stands befor
 
 
 def documented() -> dict[str, tuple[int, str | None]]:
-    text = (ROOT / "docs/security.md").read_text()
+    text = (ROOT / "docs/operate/security.md").read_text()
     return {
         found["limit"].split(" (")[0]: (int(found["value"].replace(",", "")), found["setting"])
         for found in ROW.finditer(text)

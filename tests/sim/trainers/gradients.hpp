@@ -4,7 +4,7 @@
 // attempt would make another sum.
 
 #include "plan/declaration.hpp"
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 #include "plan/plan.hpp"
 
 #include <cstddef>

@@ -1,7 +1,7 @@
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include "declarations.hpp"
-#include "plan/mesh_difference.hpp"
+#include "plan/mesh/mesh_difference.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

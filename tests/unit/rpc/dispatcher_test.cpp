@@ -1,6 +1,6 @@
 #include "rpc/dispatcher.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "fakes/recording_lane.hpp"
 #include "plan/check/words.hpp"
 #include "rpc/handlers/method.hpp"

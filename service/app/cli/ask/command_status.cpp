@@ -3,7 +3,7 @@
 #include "app/config/settings.hpp"
 #include "app/daemon/pages/status_page.hpp"
 #include "app/daemon/signals.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

@@ -5,7 +5,7 @@
 #include "app/cli/commands.hpp"
 #include "app/cli/exit_code.hpp"
 #include "app/config/settings.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

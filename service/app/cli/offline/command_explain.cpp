@@ -2,7 +2,7 @@
 #include "app/cli/exit_code.hpp"
 #include "app/config/settings.hpp"
 #include "app/manual/error_pages.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

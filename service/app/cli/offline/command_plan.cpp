@@ -1,6 +1,6 @@
 #include "app/cli/exit_code.hpp"
 #include "app/config/settings.hpp"
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "plan/explain.hpp"
 #include "plan/layout/bucket_assignment.hpp"
 #include "plan/make_plan.hpp"

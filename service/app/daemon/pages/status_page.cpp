@@ -1,6 +1,6 @@
 #include "app/daemon/pages/status_page.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 
 #include <fmt/format.h>
 

@@ -3,7 +3,7 @@
 // canonical texts of the options and of each tensor. Fingerprints of weights, and the name of what takes a rank's
 // statistics, are not part of it. Pure.
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "engine/peers/peer_message.hpp"
 #include "plan/declaration.hpp"
 

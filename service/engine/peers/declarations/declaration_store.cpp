@@ -1,6 +1,6 @@
 #include "engine/peers/declarations/declaration_store.hpp"
 
-#include "base/text.hpp"
+#include "base/text/text.hpp"
 #include "plan/memory.hpp"
 
 #include <fmt/format.h>

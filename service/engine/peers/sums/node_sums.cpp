@@ -1,6 +1,6 @@
 #include "engine/peers/sums/node_sums.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 
 #include <fmt/format.h>
 

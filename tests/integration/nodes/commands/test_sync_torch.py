@@ -1,4 +1,4 @@
-"""The two commands of docs/operations-nodes.md with `gst.attach`, and `make demo-nodes` in short."""
+"""The two commands of docs/operate/operations-nodes.md with `gst.attach`, and `make demo-nodes` in short."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def one_device_norms(kind: str) -> list[float]:
 @pytest.mark.parametrize("kind", ["plain", pytest.param("hsdp", marks=pytest.mark.rare)])
 def test_two_commands_reduce_over_two_nodes(tmp_path: Path, kind: str) -> None:
     with Nodes(tmp_path, 2) as nodes:
-        commands = [[*start, str(SCRIPT), kind] for start in documented("operations-nodes.md", "torchrun --nnodes 2")]
+        commands = [
+            [*start, str(SCRIPT), kind] for start in documented("operate/operations-nodes.md", "torchrun --nnodes 2")
+        ]
         environments = [
             {"GRADSYNC_ADDRESS": nodes.address(node), "GRADSYNC_COORDINATOR": nodes.coordinator} for node in range(2)
         ]

@@ -1,4 +1,4 @@
-"""The two commands of docs/operations-nodes.md, each with a daemon of its own, against the same ranks at one daemon."""
+"""The two commands of docs/operate/operations-nodes.md with two daemons, against the same ranks at one daemon."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ranks_of(folder: Path, commands: list[list[str]], environments: list[dict[st
 
 def over_two_daemons(folder: Path, kind: str) -> list[dict[str, Any]]:
     with Nodes(folder, 2) as nodes:
-        starts = documented("operations-nodes.md", "torchrun --nnodes 2")
+        starts = documented("operate/operations-nodes.md", "torchrun --nnodes 2")
         commands = [[*command, str(SCRIPT), kind] for command in starts]
         environments = [
             {"GRADSYNC_ADDRESS": nodes.address(node), "GRADSYNC_COORDINATOR": nodes.coordinator} for node in range(2)

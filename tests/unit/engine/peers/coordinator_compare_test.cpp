@@ -1,8 +1,8 @@
 // Copies on several nodes: which rounds the coordinator asks for, and what it makes of the answers.
 
 #include "device/stats/box_hash.hpp"
-#include "unit/engine/peers/copied_plan.hpp"
 #include "unit/engine/peers/machine_states.hpp"
+#include "unit/engine/peers/sums/copied_plan.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The job of a node: what follows for its ranks, its record and its policies, and what must not.
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "unit/engine/peers/linked_machines.hpp"
 
 #include <fmt/format.h>

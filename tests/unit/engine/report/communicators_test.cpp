@@ -2,7 +2,7 @@
 
 #include "engine/report/communicators.hpp"
 
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 #include "engine/peers/sums/node_communicators.hpp"
 #include "engine/peers/sums/node_plan.hpp"
 #include "plan/transfer/communicator_name.hpp"

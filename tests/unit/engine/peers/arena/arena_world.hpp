@@ -2,7 +2,7 @@
 // Tensors of a job whose gradients travel between nodes, and what their sums have to be: all are small integers, so
 // that every order of additions gives the same bits.
 
-#include "unit/engine/peers/linked_engines.hpp"
+#include "unit/engine/peers/steps/linked_engines.hpp"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "base/host_port.hpp"
+#include "base/text/host_port.hpp"
 
 #include <fmt/format.h>
 

@@ -1,8 +1,8 @@
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include "base/assert.hpp"
-#include "base/hash.hpp"
-#include "base/text.hpp"
+#include "base/text/hash.hpp"
+#include "base/text/text.hpp"
 #include "plan/limits.hpp"
 
 #include <fmt/format.h>

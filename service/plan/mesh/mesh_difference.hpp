@@ -1,7 +1,7 @@
 #pragma once
 // The first thing in which two lists of meshes differ, for the message that refuses the second one.
 
-#include "plan/mesh.hpp"
+#include "plan/mesh/mesh.hpp"
 
 #include <optional>
 #include <string>

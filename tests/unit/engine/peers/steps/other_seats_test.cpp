@@ -1,6 +1,6 @@
 // Ranks that take the seats of other ranks of a node, in a job that goes on.
 
-#include "unit/engine/peers/steps_over_nodes.hpp"
+#include "unit/engine/peers/steps/steps_over_nodes.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // Steps of one job over several engines, with two tensors whose rows the test writes.
 
-#include "unit/engine/peers/linked_engines.hpp"
+#include "unit/engine/peers/steps/linked_engines.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 
 #include "engine/peers/sums/copies_of_nodes.hpp"
 
-#include "unit/engine/peers/copied_plan.hpp"
+#include "unit/engine/peers/sums/copied_plan.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // The files of policies of several nodes, while a step is voted on and when it fails.
 
-#include "unit/engine/peers/steps_over_nodes.hpp"
+#include "unit/engine/peers/steps/steps_over_nodes.hpp"
 #include "unit/engine/policies/state_folder.hpp"
 
 #include <gtest/gtest.h>

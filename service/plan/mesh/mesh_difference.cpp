@@ -1,4 +1,4 @@
-#include "plan/mesh_difference.hpp"
+#include "plan/mesh/mesh_difference.hpp"
 
 #include "plan/check/words.hpp"
 

@@ -1,4 +1,4 @@
-#include "base/hash.hpp"
+#include "base/text/hash.hpp"
 
 #include "base/assert.hpp"
 

@@ -3,7 +3,7 @@
 #include "engine/peers/sums/node_plan.hpp"
 
 #include "engine/plan/lane_plan.hpp"
-#include "unit/engine/peers/copied_plan.hpp"
+#include "unit/engine/peers/sums/copied_plan.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // A trainer that writes its row after it asked: between the sum of a node and what other nodes ask for.
 
-#include "unit/engine/peers/steps_over_nodes.hpp"
+#include "unit/engine/peers/steps/steps_over_nodes.hpp"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include "engine/peers/member_machine.hpp"
 #include "fakes/inline_planner.hpp"
 #include "fakes/wire_network.hpp"
-#include "unit/engine/peers/node_lane.hpp"
+#include "unit/engine/peers/steps/node_lane.hpp"
 
 #include <gtest/gtest.h>
 

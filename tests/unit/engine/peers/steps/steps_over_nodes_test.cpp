@@ -1,7 +1,7 @@
 // Steps of one job over several engines: the numbers are those of one, and what happens on one node is an error with a
 // name on all.
 
-#include "unit/engine/peers/steps_over_nodes.hpp"
+#include "unit/engine/peers/steps/steps_over_nodes.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

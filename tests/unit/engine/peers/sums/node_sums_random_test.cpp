@@ -1,6 +1,6 @@
 // A step of several nodes is the step of one: the same findings, and norms that differ in their last bit at most.
 
-#include "unit/engine/peers/split_world.hpp"
+#include "unit/engine/peers/sums/split_world.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 // and links that end. Every attempt has one verdict on all ranks, with one norm; every call is answered; and when the
 // faults stop, steps go on.
 
-#include "unit/engine/peers/linked_engines.hpp"
+#include "unit/engine/peers/steps/linked_engines.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
