@@ -102,7 +102,7 @@ def test_a_block_compiles_and_names_only_what_there_is(document: str, number: in
 
 def test_all_documents_with_python_are_read() -> None:
     names = ("README.md", "clients/python/README.md")
-    docs = tuple(f"docs/{name}.md" for name in ("amp", "audit", "clipping", "failures", "observe"))
+    docs = tuple(f"docs/{name}.md" for name in ("amp", "audit", "clipping", "operate/failures", "observe"))
     assert {document for document, _, _ in BLOCKS} >= {*names, *docs}
 
 
