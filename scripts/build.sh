@@ -6,6 +6,8 @@ preset=$1
 shift
 log=build/configure-$preset.log
 mkdir -p build
+exec 9>"build/configure-$preset.lock"
+flock 9 # one build of a preset at a time
 # One cache serves every checkout and build folder of this project.
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 cmake --preset "$preset" >"$log" 2>&1 || { cat "$log" >&2; exit 1; }

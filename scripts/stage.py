@@ -15,6 +15,7 @@ found.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import signal
@@ -30,6 +31,12 @@ ASSERTION = re.compile(r"^E  |\[  FAILED  \]", re.MULTILINE)
 NOT_TRIED_AGAIN = re.compile(r"Sanitizer|runtime error:|Segmentation fault|core dumped|crashed", re.IGNORECASE)
 
 
+def keep_priority(child: int) -> None:
+    """To the scheduler of Linux a session can be a group, which would begin with the share of any other one."""
+    with contextlib.suppress(OSError):  # not on every machine, and not upwards without privileges
+        Path(f"/proc/{child}/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
+
+
 def run(command: list[str], deadline_s: float) -> tuple[int, str]:
     """Exit code and, where the deadline ended it, a word about that. The whole process group is ended."""
     # A signal that ends this process must not leave a compiler or a test behind.
@@ -42,6 +49,7 @@ def run(command: list[str], deadline_s: float) -> tuple[int, str]:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
         return 127, f"{command[0]}: {error.strerror}"
+    keep_priority(child.pid)
     try:
         return child.wait(deadline_s), ""
     except subprocess.TimeoutExpired:

@@ -18,6 +18,27 @@ stage() {
   python3 scripts/stage.py --results "$results" "$@"
 }
 
+# beside FUNCTION: its stages run at the lowest priority and with one compiler, beside stages that mostly wait for a
+# time to pass; they end with this script. `joined` waits for them, and prints what they said.
+beside() {
+  set -m # a process group of its own, which `kill` reaches as a whole
+  (
+    renice -n 19 -p "$BASHPID" >/dev/null
+    export JOBS=1
+    "$@"
+  ) >"$results/beside.log" 2>&1 </dev/null &
+  background=$!
+  set +m
+  trap 'kill -TERM -- -"$background" 2>/dev/null' EXIT
+  trap 'exit 143' TERM
+}
+
+joined() {
+  wait "$background"
+  trap - EXIT TERM
+  cat "$results/beside.log"
+}
+
 finish() {
   echo
   python3 scripts/summary.py "$results" "$@"

@@ -35,6 +35,23 @@ drop_ins=(calls/test_{torch_drop_ins,norm_dtype,torch_actions,looked_at_norms}.p
 stage --name kernels --cases --again=--last-failed --deadline 900 -- \
   env GRADSYNC_KERNELS="$PWD/build/cpu-release/lib/libgradsync_kernels_emulated.so" \
   "${quick[@]}" "${drop_ins[@]/#/tests/python/torch/}"
+
+# What compiles and computes, and needs nothing of the stages before or behind it.
+compute() {
+  stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
+
+  if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+    echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
+  elif stage --name cuda-build --deadline 3600 -- scripts/build.sh cuda-release; then
+    stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
+    # What is carried to a machine with a GPU must start there.
+    if [ -n "${LONG:-}" ] && stage --name gpu-bundle --deadline 3600 -- scripts/gpu/bundle.sh; then
+      stage --name gpu-bundle-tests --cases --deadline 600 -- "${tests[@]}" -p no:cacheprovider tests/gpu
+    fi
+  fi
+}
+[ -z "${LONG:-}" ] || beside compute
+
 stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
 # Hostile clients against a daemon that notices each wrong access to memory.
 if stage --name attack-build --deadline 3600 -- scripts/build.sh cpu-asan gradsyncd; then
@@ -61,17 +78,7 @@ if [ -n "${LONG:-}" ]; then
 else
   not_run="tests marked long or training, loops for older vector units, faults more often than $FAULT_TIMES times, the page in a browser, what is in deploy/, the site of the docs, the wheel, the Debian package and the archive for GPU machines (LONG=1 make test), "
 fi
-stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
-
-if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
-  echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
-elif stage --name cuda-build --deadline 2400 -- scripts/build.sh cuda-release; then
-  stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
-  # What is carried to a machine with a GPU must start there.
-  if [ -n "${LONG:-}" ] && stage --name gpu-bundle --deadline 2400 -- scripts/gpu/bundle.sh; then
-    stage --name gpu-bundle-tests --cases --deadline 600 -- "${tests[@]}" tests/gpu
-  fi
-fi
+if [ -n "${LONG:-}" ]; then joined; else compute; fi
 
 echo
 echo "make test does not run: ${not_run}sanitizers of the C++ tests (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"

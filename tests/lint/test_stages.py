@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -181,3 +184,42 @@ def test_what_failed_cases_said_is_shown(tmp_path: Path) -> None:
 
 def test_nothing_at_all_is_not_a_success(tmp_path: Path) -> None:
     assert summary(tmp_path) == (1, "0 passed, 0 failed, 0 skipped")
+
+
+def script_beside(results: Path, program: str, rest: str) -> list[str]:
+    """Runs a program as the stage `slow` beside others, and then goes on with the rest."""
+    (results / "program.py").write_text(program)
+    work = f"work() {{ stage --name slow -- {sys.executable} {results}/program.py; }}"
+    return ["bash", "-c", f"results={results}; . scripts/stages.sh; {work}; beside work; {rest}"]
+
+
+def test_stages_beside_others_have_the_lowest_priority_and_are_waited_for(tmp_path: Path) -> None:
+    asks = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.environ['JOBS'])"
+    command = script_beside(tmp_path, asks, "joined")
+    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True, timeout=60, check=True)
+    assert "19 1\n" in done.stdout
+    assert "--- slow: ok" in done.stdout
+    assert summary(tmp_path, "--require", "slow") == (0, "1 passed, 0 failed, 0 skipped")
+
+
+def is_running(process: int) -> bool:
+    """Not a zombie, which nobody has to collect where the first process of the machine is not an init."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stages_beside_others_end_with_the_script(tmp_path: Path, number: signal.Signals) -> None:
+    os.mkfifo(tmp_path / "up")
+    waits = f"import os, threading\nopen('{tmp_path}/up', 'w').write(str(os.getpid()))\nthreading.Event().wait()\n"
+    command = script_beside(tmp_path, waits, "while sleep 0.1; do :; done")
+    with subprocess.Popen(command, cwd=SCRIPTS.parent, start_new_session=True) as script:
+        waiting = int((tmp_path / "up").read_text())
+        os.killpg(script.pid, number)
+        script.wait(timeout=60)
+    until = time.monotonic() + 30
+    while is_running(waiting):
+        assert time.monotonic() < until, "the command of a stage outlived the script"
+        time.sleep(0.01)
