@@ -5,6 +5,7 @@
 #include "net/data/data_request.hpp"
 #include "net/http/http_rules.hpp"
 #include "net/http/refusals.hpp"
+#include "net/http/request_access.hpp"
 #include "net/http/websocket_session.hpp"
 #include "net/limits/read_pace.hpp"
 #include "net/limits/session_timer.hpp"
@@ -23,7 +24,6 @@
 #include <boost/beast/http/write.hpp>
 #include <boost/beast/websocket/rfc6455.hpp>
 #include <fmt/format.h>
-#include <spdlog/spdlog.h>
 
 #include <functional>
 #include <memory>
@@ -37,12 +37,22 @@ namespace http = boost::beast::http;
 
 namespace {
 
+constexpr std::size_t kLingerBytes = 64u << 20;
+
 using Request = http::request<http::string_body>;
 using Response = http::response<http::string_body>;
 
-constexpr std::size_t kLingerBytes = 64u << 20;
-
 std::string_view view(beast::string_view text) { return {text.data(), text.size()}; }
+
+bool reads(const Request& request) {
+  return request.method() == http::verb::get || request.method() == http::verb::head;
+}
+
+/// The request outlives it.
+PageRequest page_request(const Request& request, bool trusted) {
+  const Target target = split_target(view(request.target()));
+  return {target.path, target.query, view(request[http::field::accept]), trusted};
+}
 
 Response text_response(http::status status, std::string body) {
   Response response{status, 11};
@@ -93,6 +103,19 @@ DataRequest data_request_of(const Request& request, std::size_t bytes_behind) {
     return request.count(wanted) == 1 ? std::optional(view(request[wanted])) : std::nullopt;
   };
   return data;
+}
+
+/// The request outlives it.
+Asking asking_of(const Request& request) {
+  const auto origin = request.find(http::field::origin);
+  return {
+      .host = view(request[http::field::host]),
+      .origin = origin == request.end() ? std::nullopt : std::optional(view(origin->value())),
+      .authorization = view(request[http::field::authorization]),
+      // A WebSocket begins with a GET of "/", too, and is no page.
+      .page = reads(request) && request.count(http::field::upgrade) == 0 ? std::optional(page_request(request, false))
+                                                                         : std::nullopt,
+  };
 }
 
 constexpr UpgradePlace kRpcPlace{"/rpc", kSubprotocol, true};
@@ -149,7 +172,10 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
         co_await write(std::move(answer));
         break;
       }
-      std::optional<Response> answer = refuse(request);
+      std::optional<Response> answer;
+      if (std::optional<Refusal> refusal = refuse_access(*context_, entrance_, peer_, asking_of(request))) {
+        answer = refused_response(std::move(*refusal));
+      }
       if (!answer && entrance_ == Entrance::Peer && split_target(view(request.target())).path == kDataPath) {
         answer = co_await open_data_link(request);
         if (!answer) {
@@ -244,95 +270,6 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     });
   }
 
-  /// The refusal of a peer that may not ask at all, or none.
-  std::optional<Response> refuse(const Request& request) {
-    if (names_another_host(request)) {
-      return text_response(
-          http::status::misdirected_request,
-          fmt::format("unauthorized: '{}' is no name of this port; ask for localhost", view(request[http::field::host]))
-      );
-    }
-    peer_.token = TokenRole::None;  // the requests of one connection may be of several users: a proxy sends them
-    if (entrance_ == Entrance::Peer) {
-      if (!bearer_matches(view(request[http::field::authorization]), context_->peers->token)) {
-        return wrong_token("[peer] token_file");
-      }
-    } else if (asks_for_token(request)) {
-      peer_.token = context_->tokens.role_of(view(request[http::field::authorization]));
-      if (peer_.token == TokenRole::None) {
-        return wrong_token(context_->tokens.settings());
-      }
-    } else if (entrance_ != Entrance::Unix) {
-      return std::nullopt;
-    }
-    return refuse_origin(request);
-  }
-
-  /// Whether a request needs a token, or brings one that shows it more.
-  [[nodiscard]] bool asks_for_token(const Request& request) const {
-    if (entrance_ != Entrance::Tcp && entrance_ != Entrance::Health) {
-      return false;
-    }
-    // A WebSocket begins with a GET of "/", too, and is no page.
-    const PageAccess access = reads(request) && request.count(http::field::upgrade) == 0
-                                  ? context_->pages.access(page_request(request, false))
-                                  : PageAccess::Jobs;
-    if (entrance_ == Entrance::Tcp) {
-      return access != PageAccess::Shell;
-    }
-    return access == PageAccess::Jobs && context_->tokens.any() && request.count(http::field::authorization) > 0;
-  }
-
-  /// A token that a page of another site sends is not meant for this daemon. Neither does such a page speak for the
-  /// user at whose forwarded port its browser reaches the unix socket: a browser lets each open a WebSocket there.
-  std::optional<Response> refuse_origin(const Request& request) const {
-    const auto origin = request.find(http::field::origin);
-    if (origin != request.end() && !origin_matches_host(view(origin->value()), view(request[http::field::host]))) {
-      context_->metrics.refused_token.Increment();
-      return text_response(
-          http::status::forbidden,
-          fmt::format(
-              "unauthorized: origin '{}' is not this host '{}'", view(origin->value()), view(request[http::field::host])
-          )
-      );
-    }
-    return std::nullopt;
-  }
-
-  /// A page of a stranger, whose DNS leads its name to this machine, has a browser ask under that name: at the health
-  /// port, or at a port that is forwarded to the unix socket. Other clients of that socket make a name up, without a
-  /// port.
-  [[nodiscard]] bool names_another_host(const Request& request) const {
-    const std::string_view host = view(request[http::field::host]);
-    const bool forwarded = entrance_ == Entrance::Unix && host.find(':') != std::string_view::npos;
-    return (forwarded || (entrance_ == Entrance::Health && on_loopback())) && !is_loopback_host(host);
-  }
-
-  [[nodiscard]] static PageRequest page_request(const Request& request, bool trusted) {
-    const Target target = split_target(view(request.target()));
-    return {target.path, target.query, view(request[http::field::accept]), trusted};
-  }
-
-  [[nodiscard]] static bool reads(const Request& request) {
-    return request.method() == http::verb::get || request.method() == http::verb::head;
-  }
-
-  Response wrong_token(std::string_view setting) const {
-    context_->metrics.refused_token.Increment();
-    const char* const what = entrance_ == Entrance::Peer ? "link" : "request";
-    context_->log->write(
-        LimitedLog::Kind::RefusedToken,
-        spdlog::level::warn,
-        fmt::format("a {} is refused: no token, or not that of {} address={}", what, setting, peer_.address)
-    );
-    return refused_response(net::wrong_token(setting));
-  }
-
-  [[nodiscard]] bool on_loopback() const {
-    const std::string& address = context_->options.health_address;
-    return address.starts_with("127.") || address.starts_with("localhost:") || address.starts_with("[::1]:");
-  }
-
   std::optional<Response> refuse_place(const Request& request) const {
     std::string offered;
     for (auto [field, end] = request.equal_range(http::field::sec_websocket_protocol); field != end; ++field) {
@@ -365,10 +302,10 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
       if (request.method() == http::verb::post) {
         co_return co_await post(request);
       }
-      co_return not_allowed("POST");
+      co_return refused_response(method_not_allowed("POST"));
     }
     if (!reads(request) && entrance_ == Entrance::Health) {
-      co_return not_allowed("GET, HEAD");
+      co_return refused_response(method_not_allowed("GET, HEAD"));
     }
     co_return page(request);
   }
@@ -386,12 +323,10 @@ class HttpSession final : public Session, public std::enable_shared_from_this<Ht
     if (!page) {
       return text_response(http::status::not_found, fmt::format("no page '{}'", asked.path));
     }
-    return reads(request) ? page_response(*page) : not_allowed("GET, HEAD");
+    return reads(request) ? page_response(*page) : refused_response(method_not_allowed("GET, HEAD"));
   }
 
   void charge(const IoWatch::Turn& turn) { pace_.charge(FairShare::Worth::Refused, turn.computed()); }
-
-  static Response not_allowed(const char* allowed) { return refused_response(method_not_allowed(allowed)); }
 
   Task<Response> post(const Request& request) {
     if (!is_json_content_type(view(request[http::field::content_type]))) {
