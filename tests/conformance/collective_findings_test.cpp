@@ -75,6 +75,9 @@ TEST(CollectiveLanesOfRandomJobs, find_what_lanes_over_connections_find) {
   EXPECT_FALSE(expected.nonfinite.empty());
   EXPECT_EQ(said.nonfinite, expected.nonfinite);
   EXPECT_EQ(said.nonfinite_of_ranks, expected.nonfinite_of_ranks);
+  EXPECT_GT(expected.cells.whole.nonfinite, expected.nonfinite.at(0)) << "the copy has some, too";
+  EXPECT_EQ(said.cells.whole.nonfinite, expected.cells.whole.nonfinite);
+  EXPECT_EQ(said.cells.whole.nan, expected.cells.whole.nan);
   EXPECT_EQ(said.divergence, expected.divergence);
   EXPECT_EQ(said.missing, expected.missing);
   EXPECT_EQ(said.cells.counted_elements, expected.cells.counted_elements);
