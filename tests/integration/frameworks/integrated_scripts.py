@@ -6,6 +6,7 @@ weights after the last step, and what each step's norm was.
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch import nn
 
 STEPS = 5
 MAX_NORM = 0.5
+GUIDE = (Path(__file__).parents[3] / "docs/guide.md").read_text()
+(TORCHTITAN,) = re.findall(r"^```python\n(import gradsync\.integrations\.torchtitan\n.*?)^```$", GUIDE, re.M | re.S)
 
 
 def layers() -> nn.Module:
@@ -32,6 +35,10 @@ def leave_weights(rank: int, weights: dict[str, torch.Tensor], norms: list[float
 
 def is_own() -> bool:
     return sys.argv[3:] == ["own"]
+
+
+def without_gradsync(lines: str) -> str:
+    return "".join(line for line in lines.splitlines(keepends=True) if "gradsync" not in line)
 
 
 def samples(width: int) -> torch.Tensor:
@@ -185,23 +192,21 @@ def in_lightning_synced_accumulating() -> None:
 
 
 def in_torchtitan(**given: Any) -> None:
+    """The lines of the guide, as they stand there; alone without the line of gradsync."""
     import torch.distributed as dist
     import torchtitan_on_cpus
 
-    import gradsync.integrations.torchtitan
-
-    trainer = torchtitan_on_cpus.trainer_of(sys.argv[2], STEPS, MAX_NORM, **given)
     norms: list[float] = []
-    log = trainer.metrics_processor.log
+    log = torchtitan_on_cpus.MetricsProcessor.log
 
-    def logged(step: int, loss: float, largest: float, norm: float, **rest: Any) -> None:
+    def logged(processor: Any, step: int, loss: float, largest: float, norm: float, **rest: Any) -> None:
         norms.append(norm)
-        log(step, loss, largest, norm, **rest)
+        log(processor, step, loss, largest, norm, **rest)
 
-    trainer.metrics_processor.log = logged
-    if not is_own():
-        gradsync.integrations.torchtitan.init(trainer)
-    trainer.train()
+    torchtitan_on_cpus.MetricsProcessor.log = logged
+    names = {"config": torchtitan_on_cpus.config_of(sys.argv[2], STEPS, MAX_NORM, **given)}
+    exec(without_gradsync(TORCHTITAN) if is_own() else TORCHTITAN, names)
+    trainer: Any = names["trainer"]
     leave_weights(dist.get_rank(), torchtitan_on_cpus.whole_weights(trainer), norms)
     trainer.close()
     dist.destroy_process_group()

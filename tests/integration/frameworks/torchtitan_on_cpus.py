@@ -118,10 +118,11 @@ def _model(experts: bool) -> Any:
     return spec
 
 
-def trainer_of(folder: str, steps: int, max_norm: float, *, experts: bool = False, **parallelism: Any) -> Any:
-    """A Trainer of two layers of Llama 3, or of Qwen 3 with experts. `parallelism` is of torchtitan's configuration."""
+def config_of(folder: str, steps: int, max_norm: float, *, experts: bool = False, **parallelism: Any) -> Any:
+    """Of a Trainer of two layers of Llama 3, or of Qwen 3 with experts. `parallelism` is torchtitan's part of it."""
+    os.environ.setdefault("LOCAL_RANK", "0")
     training = {"local_batch_size": 4, "seq_len": _SEQUENCE, "steps": steps, "max_norm": max_norm}
-    config = Trainer.Config(
+    return Trainer.Config(
         model_spec=_model(experts),
         dump_folder=folder,
         tokenizer=_NoTokenizer.Config(),
@@ -136,15 +137,19 @@ def trainer_of(folder: str, steps: int, max_norm: float, *, experts: bool = Fals
         activation_checkpoint=None,
         debug=DebugConfig(seed=0),
     )
-    os.environ.setdefault("LOCAL_RANK", "0")
-    trainer = config.build()
-    for part in trainer.model_parts:
-        for module in part.modules():
-            if isinstance(module, FSDPModule):  # Gloo has no operation that multiplies before it sums
-                module.set_force_sum_reduction_for_comms(True)
-    if trainer.parallel_dims.pp_enabled:
-        trainer.pp_schedule.step = _step_of(trainer.pp_schedule)
-    return trainer
+
+
+def _made_for_gloo(make: Callable[..., None]) -> Callable[..., None]:
+    def made(trainer: Any, config: Any) -> None:
+        make(trainer, config)
+        for part in trainer.model_parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):  # Gloo has no operation that multiplies before it sums
+                    module.set_force_sum_reduction_for_comms(True)
+        if trainer.parallel_dims.pp_enabled:
+            trainer.pp_schedule.step = _step_of(trainer.pp_schedule)
+
+    return made
 
 
 def _step_of(schedule: Any) -> Any:
@@ -156,6 +161,9 @@ def _step_of(schedule: Any) -> Any:
         schedule._step_microbatches(**given)
 
     return step
+
+
+Trainer.__init__ = _made_for_gloo(Trainer.__init__)
 
 
 def whole_weights(trainer: Any) -> dict[str, torch.Tensor]:
