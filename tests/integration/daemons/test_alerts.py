@@ -9,8 +9,10 @@ import contextlib
 import json
 import math
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from pathlib import Path
 import pytest
 from daemon import DEADLINE_S, Daemon, get
 from ranks_in_threads import on_all, whole
+from raw import REPLICATED, RawClient, frame, request
 
 import gradsync
 from gradsync import Partial, Replicate
@@ -230,6 +233,41 @@ def test_a_run_that_clips_every_step(run: Run, promtool: str, tmp_path: Path) ->
         run.steps(2, lambda rank: rank.step(1e6))
         run.scrape(10)
     assert firing(promtool, tmp_path, run.scrapes) == {"GradsyncClipsEveryStep"}
+
+
+def send_large_messages(address: str, over: threading.Event) -> None:
+    """One after the other, so that the io thread is mostly within the turn that reads one."""
+    tensor = {"name": "layers.weight", "shape": [4], "dtype": "float32", "mesh": "m", "placements": REPLICATED}
+    message = frame(request(1, "gradients.declare", tensors=[tensor] * 5000))
+    with RawClient(address, initialize=True) as client:
+        while not over.is_set():
+            client.send(message)
+            client.message()
+
+
+def test_an_io_thread_that_gets_no_processor(run: Run, promtool: str, tmp_path: Path) -> None:
+    """The daemon is stopped for longer than a turn may take, until enough stops fell into a turn: about one in two."""
+    held = 'gradsync_io_long_turns_total{why="held_up"}'
+    run.steps(3)
+    run.scrape()
+    over = threading.Event()
+    sender = threading.Thread(target=send_large_messages, args=(run.daemon.socket, over))
+    sender.start()
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while run.scrapes[-1][held] - run.scrapes[0][held] <= 10:
+            assert time.monotonic() < end, f"{run.scrapes[-1][held]} turns of the io thread were held up"
+            del run.scrapes[2:]
+            for _ in range(12):
+                run.daemon.process.send_signal(signal.SIGSTOP)
+                time.sleep(0.06)
+                run.daemon.process.send_signal(signal.SIGCONT)
+                time.sleep(0.02)
+            run.scrape()
+    finally:
+        over.set()
+        sender.join()
+    assert firing(promtool, tmp_path, run.scrapes) == {"GradsyncIoThreadHeld"}
 
 
 def test_a_daemon_that_is_gone(run: Run, promtool: str, tmp_path: Path) -> None:
