@@ -220,10 +220,7 @@ def by_python(target: str, cert: Path, key: Path, _: Path) -> AbstractContextMan
 
 
 def by_nginx(target: str, cert: Path, key: Path, folder: Path) -> AbstractContextManager[int]:
-    binary = nginx()
-    if binary is None:
-        pytest.skip("nginx is not installed: the configuration in deploy/proxy is not tried")
-    return nginx_proxy(binary, target, cert, key, folder)
+    return nginx_proxy(nginx(), target, cert, key, folder)
 
 
 @pytest.mark.parametrize("proxy", [by_python, by_nginx])

@@ -35,7 +35,8 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def promtool() -> str:
-    found = subprocess.run([ROOT / "scripts" / "promtool.sh"], capture_output=True, text=True, timeout=200, check=False)
+    command = [ROOT / "scripts" / "unpacked.sh", "promtool"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     if found.returncode == 69:
         pytest.skip(found.stderr.strip())
     assert found.returncode == 0, found.stderr
