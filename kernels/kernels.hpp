@@ -86,9 +86,10 @@ struct ReduceMemory {
 };
 
 /// Each sum of the bucket: its inputs added in order, in float32 (float64 for float64), divided, rounded once, NaN made
-/// canonical, and written to its outputs. An output may be an input of the same sum, if it lies at the same place. A
-/// sum whose only input is its only output, and which nothing divides, is not written. Where no input has an address,
-/// zeros are written. The bits of results and statistics are those of reduce_chunk of the CPU engine. One launch.
+/// canonical, and written to its outputs. An output may be an input of the same sum, if it lies at the same place and
+/// formats are equal. A sum whose only input is its only output, and which nothing divides, is not written. Where no
+/// input has an address, zeros are written, or −0. The bits of results and statistics are those of reduce_chunk and
+/// reduce_mixed of the CPU engine. One launch.
 [[nodiscard]] cudaError_t reduce(
     const ReduceTable& table, const Reduction& what, const ReduceMemory& memory, cudaStream_t stream
 );

@@ -3,8 +3,9 @@
 /* The part of libgradsync_kernels.so that reduces buckets: for the process that has all ranks' gradients in reach, a
  * worker of the daemon. The trainers' part is gradsync_kernels.h, whose tables multiply here too.
  *
- * One device and one thread. Functions wait for the device, and answer 0, or another number after a failure, which
- * `gradsync_gpu_error` then says in words. After a failure of the device itself every later call fails: end the
+ * One device, and one thread but for `gradsync_gpu_open`. Functions wait for what the device has of theirs, unless they
+ * say that they do not, and for no stream of `gradsync_stream_create`. They answer 0, or another number after a failure,
+ * which `gradsync_gpu_error` then says in words. After a failure of the device itself every later call fails: end the
  * process. */
 
 #include <stddef.h>
@@ -15,7 +16,7 @@ extern "C" {
 #endif
 
 /* What a caller that was compiled for another interface is refused by. It changes with every change of this file. */
-#define GRADSYNC_GPU_ABI 4
+#define GRADSYNC_GPU_ABI 5
 
 uint32_t gradsync_gpu_abi(void);
 
@@ -35,10 +36,12 @@ typedef struct {
 /* Describes the device with this UUID, or the first one where it is null. It is not opened, and need not be usable. */
 int gradsync_gpu_describe(const char* uuid, gradsync_gpu_description* description);
 
-/* Takes the device with this UUID ("GPU-" and 36 characters), or the first one where it is null. */
+/* Takes the device with this UUID ("GPU-" and 36 characters), or the first one where it is null, for the thread that
+ * calls. */
 int gradsync_gpu_open(const char* uuid);
 
-/* Device memory, aligned to 256 bytes. */
+/* Device memory, aligned to 256 bytes. CUDA waits for the whole device before it frees memory; so while something runs
+ * on a stream of `gradsync_stream_create`, which may be for ever, what is given back is kept, and freed later. */
 int gradsync_gpu_allocate(size_t bytes, void** address);
 int gradsync_gpu_free(void* address);
 
@@ -65,6 +68,25 @@ int gradsync_gpu_zero(void* address, size_t bytes);
 int gradsync_gpu_read(void* host, const void* address, size_t bytes);
 int gradsync_gpu_write(void* address, const void* host, size_t bytes);
 
+/* As `gradsync_gpu_write`, but the call does not wait: the memory of the host is read before it returns, and passes that
+ * begin later find what was written. */
+int gradsync_gpu_send(void* address, const void* host, size_t bytes);
+
+/* A stream beside that of the passes, for collectives: neither waits for the other. Null after a failure. It is
+ * destroyed when nothing runs on it any more. */
+typedef struct gradsync_stream gradsync_stream;
+
+gradsync_stream* gradsync_stream_create(void);
+void gradsync_stream_destroy(gradsync_stream* stream);
+
+void* gradsync_stream_handle(const gradsync_stream* stream); /* its cudaStream_t */
+
+/* Puts a mark behind everything that was enqueued so far; does not wait. */
+int gradsync_stream_mark(gradsync_stream* stream);
+
+/* How many of its marks the stream has passed; does not wait. */
+int gradsync_stream_passed(gradsync_stream* stream, uint64_t* marks);
+
 /* The sums of a plan (kernels/tables/reduce_table.hpp says what each field means). Lists are read, not kept. */
 typedef struct {
   uint64_t source;
@@ -90,10 +112,12 @@ typedef struct {
 
 typedef struct {
   double divisor;
-  uint32_t dtype; /* as in gradsync_tensor */
+  uint32_t dtype;   /* of results; as in gradsync_tensor */
+  uint32_t sources; /* the dtype of inputs: the same, or one of both is float32 and the other has 16 bits */
   uint32_t first_chunk;
   uint32_t chunks;
-  uint32_t reserved; /* 0 */
+  uint32_t minus_zeros; /* 1: -0.0 and not 0.0 is written where nobody contributed */
+  uint32_t reserved;    /* 0 */
 } gradsync_reduce_bucket;
 
 typedef struct {
@@ -138,7 +162,7 @@ typedef struct {
 } gradsync_reduce_result;
 
 /* Reduces a bucket. `addresses` has one device address per place, 0 for an input of a rank that contributed nothing and
- * for an output that is not written. `p` is 1 or more, or infinite. */
+ * for an output that is not written; those of other buckets are not read. `p` is 1 or more, or infinite. */
 int gradsync_reduce(
     gradsync_reduction* reduction,
     const uint64_t* addresses,

@@ -1,6 +1,9 @@
-// The C interface of a worker: tables in device memory, the passes of a bucket, and what comes back of them.
+// The C interface of a worker: its device, tables in device memory, the passes of a bucket, and what comes back of
+// them.
 
 #include "kernels/kernels.hpp"
+#include "kernels/library/device_memory.cuh"
+#include "kernels/library/gpu_calls.cuh"
 #include "kernels/library/gradsync_gpu.h"
 #include "kernels/tables/scratch.hpp"
 
@@ -8,18 +11,19 @@
 #include <cmath>
 #include <cstring>
 #include <cuda_runtime.h>
-#include <exception>
-#include <memory>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#define GRADSYNC_EXPORT extern "C" __attribute__((visibility("default")))
-
 using gradsync::kernels::align_up;
+using gradsync::kernels::DeviceMemory;
+using gradsync::kernels::download;
 using gradsync::kernels::DType;
+using gradsync::kernels::guarded;
 using gradsync::kernels::kDTypes;
+using gradsync::kernels::last_failure;
+using gradsync::kernels::must;
+using gradsync::kernels::PlaceRange;
 using gradsync::kernels::ReduceBucket;
 using gradsync::kernels::ReduceChunk;
 using gradsync::kernels::ReducedChunk;
@@ -27,75 +31,10 @@ using gradsync::kernels::ReduceMemory;
 using gradsync::kernels::ReducePart;
 using gradsync::kernels::ReduceSum;
 using gradsync::kernels::ReduceTable;
+using gradsync::kernels::upload;
+using gradsync::kernels::wait;
 
 inline namespace of_library_gpu {
-
-thread_local std::string last_error;
-thread_local int last_code = 0;
-
-class CudaFailure : public std::runtime_error {
- public:
-  CudaFailure(cudaError_t code, const std::string& what) : std::runtime_error(what), code_(code) {}
-
-  [[nodiscard]] cudaError_t code() const { return code_; }
-
- private:
-  cudaError_t code_;
-};
-
-void must(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();
-    throw CudaFailure(error, std::string(what) + ": " + cudaGetErrorString(error));
-  }
-}
-
-/// No exception crosses the interface.
-template <typename Body>
-int guarded(const Body& body) {
-  last_code = 0;
-  try {
-    body();
-    return 0;
-  } catch (const CudaFailure& error) {
-    last_error = error.what();
-    last_code = error.code();
-  } catch (const std::bad_alloc&) {
-    last_error = "out of memory";
-  } catch (const std::exception& error) {
-    last_error = error.what();
-  }
-  return 1;
-}
-
-void wait(const char* what) { must(cudaStreamSynchronize(nullptr), what); }
-
-void upload(void* to, const void* from, std::size_t bytes, const char* what) {
-  if (bytes != 0) {
-    must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, nullptr), what);
-  }
-}
-
-void download(void* to, const void* from, std::size_t bytes, const char* what) {
-  if (bytes != 0) {
-    must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, nullptr), what);
-  }
-}
-
-class DeviceMemory {
- public:
-  explicit DeviceMemory(std::size_t bytes) { must(cudaMalloc(&address_, bytes), "allocating device memory"); }
-
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-
-  ~DeviceMemory() { (void)cudaFree(address_); }
-
-  [[nodiscard]] std::byte* at(std::size_t offset) const { return static_cast<std::byte*>(address_) + offset; }
-
- private:
-  void* address_ = nullptr;
-};
 
 template <typename T>
 void check_range(const T* list, std::uint64_t first, std::uint64_t count, std::uint64_t length, const char* what) {
@@ -128,12 +67,22 @@ ReduceTable table_of(const gradsync_reduce_plan& plan) {
   std::vector<ReduceBucket> buckets;
   for (std::uint32_t i = 0; i < plan.bucket_count; ++i) {
     const gradsync_reduce_bucket& bucket = plan.buckets[i];
-    if (bucket.dtype >= kDTypes) {
-      throw std::invalid_argument(
-          "buckets[" + std::to_string(i) + "].dtype is " + std::to_string(bucket.dtype) + ", not one of 0 to 3"
-      );
+    for (const std::uint32_t dtype : {bucket.dtype, bucket.sources}) {
+      if (dtype >= kDTypes) {
+        throw std::invalid_argument(
+            "buckets[" + std::to_string(i) + "] has dtypes " + std::to_string(bucket.dtype) + " and " +
+            std::to_string(bucket.sources) + ", not of 0 to 3"
+        );
+      }
     }
-    buckets.push_back({static_cast<DType>(bucket.dtype), bucket.divisor, bucket.first_chunk, bucket.chunks});
+    buckets.push_back(
+        {static_cast<DType>(bucket.dtype),
+         bucket.divisor,
+         bucket.first_chunk,
+         bucket.chunks,
+         static_cast<DType>(bucket.sources),
+         bucket.minus_zeros != 0}
+    );
   }
   return {plan.places, parts, chunks, buckets};
 }
@@ -174,42 +123,28 @@ int device_with(const char* uuid) {
   );
 }
 
-/// How much is mapped from this address on. The runtime has no such call, and finds that of the driver.
-std::size_t mapped_bytes(void* base) {
-  using AddressRange = int (*)(unsigned long long* base, std::size_t* bytes, unsigned long long address);
-  constexpr unsigned kSinceVersion = 3020;
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  must(
-      cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, kSinceVersion, cudaEnableDefault, &found),
-      "finding cuMemGetAddressRange"
-  );
-  if (found != cudaDriverEntryPointSuccess) {
-    throw std::runtime_error("the driver has no cuMemGetAddressRange");
-  }
-  unsigned long long begin = 0;
-  std::size_t bytes = 0;
-  const auto address = reinterpret_cast<unsigned long long>(base);
-  const int error = reinterpret_cast<AddressRange>(function)(&begin, &bytes, address);
-  must(static_cast<cudaError_t>(error), "asking for the size of a mapping");
-  return static_cast<std::size_t>(begin + bytes - address);
-}
-
 }  // namespace of_library_gpu
 
 struct gradsync_reduction {
-  explicit gradsync_reduction(ReduceTable given) : table(std::move(given)), memory(lay_out()) {
+  explicit gradsync_reduction(ReduceTable given)
+      : table(std::move(given)), memory(std::max<std::size_t>(lay_out(), 1)) {
     upload(memory.at(0), table.image().data(), table.image().size(), "copying the table");
     must(cudaMemsetAsync(memory.at(nonfinite), 0, scales - nonfinite, nullptr), "clearing the findings");
     wait("copying the table");
   }
 
   /// Memory as the passes see it, with the addresses of this one.
-  [[nodiscard]] ReduceMemory place(const std::uint64_t* list) const {
+  [[nodiscard]] ReduceMemory place(const std::uint64_t* list, std::uint32_t number) const {
     if (list == nullptr && table.places() != 0) {
       throw std::invalid_argument("addresses is null");
     }
-    upload(memory.at(addresses), list, table.places() * sizeof(std::uint64_t), "copying the addresses");
+    const PlaceRange range = table.places_of(number);
+    upload(
+        memory.at(addresses) + range.begin * sizeof(std::uint64_t),
+        list + range.begin,
+        (range.end - range.begin) * sizeof(std::uint64_t),
+        "copying the addresses"
+    );
     return {
         memory.at(0),
         reinterpret_cast<const std::uint64_t*>(memory.at(addresses)),
@@ -277,7 +212,9 @@ struct gradsync_reduction {
 
 GRADSYNC_EXPORT uint32_t gradsync_gpu_abi(void) { return GRADSYNC_GPU_ABI; }
 
-GRADSYNC_EXPORT const char* gradsync_gpu_error(void) { return last_error.c_str(); }
+GRADSYNC_EXPORT const char* gradsync_gpu_error(void) { return last_failure().words.c_str(); }
+
+GRADSYNC_EXPORT int gradsync_gpu_error_code(void) { return last_failure().code; }
 
 GRADSYNC_EXPORT int gradsync_gpu_open(const char* uuid) {
   return guarded([&] { must(cudaSetDevice(device_with(uuid)), "taking the device"); });
@@ -300,81 +237,6 @@ GRADSYNC_EXPORT int gradsync_gpu_describe(const char* uuid, gradsync_gpu_descrip
     must(
         cudaDeviceGetAttribute(&description->compute_mode, cudaDevAttrComputeMode, device), "finding the compute mode"
     );
-  });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_export(void* address, void* handle) {
-  return guarded([&] {
-    cudaIpcMemHandle_t given{};
-    must(cudaIpcGetMemHandle(&given, address), "exporting memory");
-    std::memcpy(handle, &given, sizeof(given));
-  });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_allocate(size_t bytes, void** address) {
-  return guarded([&] { must(cudaMalloc(address, bytes), "allocating device memory"); });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_free(void* address) {
-  return guarded([&] { must(cudaFree(address), "freeing device memory"); });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_map_host(void* memory, size_t bytes, void** address) {
-  return guarded([&] {
-    must(cudaHostRegister(memory, bytes, cudaHostRegisterMapped), "registering host memory");
-    if (const cudaError_t error = cudaHostGetDevicePointer(address, memory, 0); error != cudaSuccess) {
-      (void)cudaHostUnregister(memory);
-      must(error, "finding host memory on the device");
-    }
-  });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_unmap_host(void* memory) {
-  return guarded([&] { must(cudaHostUnregister(memory), "unregistering host memory"); });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_error_code(void) { return last_code; }
-
-GRADSYNC_EXPORT int gradsync_gpu_import(const void* handle, void** base, size_t* bytes) {
-  return guarded([&] {
-    cudaIpcMemHandle_t given{};
-    std::memcpy(&given, handle, sizeof(given));
-    must(cudaIpcOpenMemHandle(base, given, cudaIpcMemLazyEnablePeerAccess), "opening a memory handle");
-    try {
-      *bytes = mapped_bytes(*base);
-    } catch (...) {
-      (void)cudaIpcCloseMemHandle(*base);
-      throw;
-    }
-  });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_close_imported(void* base) {
-  return guarded([&] { must(cudaIpcCloseMemHandle(base), "closing a memory handle"); });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_wait(void) {
-  return guarded([] { wait("waiting for the device"); });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_zero(void* address, size_t bytes) {
-  return guarded([&] {
-    must(cudaMemsetAsync(address, 0, bytes, nullptr), "writing zeros");
-    wait("writing zeros");
-  });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_read(void* host, const void* address, size_t bytes) {
-  return guarded([&] {
-    download(host, address, bytes, "reading device memory");
-    wait("reading device memory");
-  });
-}
-
-GRADSYNC_EXPORT int gradsync_gpu_write(void* address, const void* host, size_t bytes) {
-  return guarded([&] {
-    upload(address, host, bytes, "writing device memory");
-    wait("writing device memory");
   });
 }
 
@@ -404,7 +266,7 @@ GRADSYNC_EXPORT int gradsync_reduce(
       throw std::invalid_argument("p is " + std::to_string(p) + ", not 1 or more");
     }
     const ReduceBucket& what = reduction->bucket(bucket);
-    const ReduceMemory memory = reduction->place(addresses);
+    const ReduceMemory memory = reduction->place(addresses, bucket);
     must(gradsync::kernels::reduce(reduction->table, {bucket, p, compare != 0}, memory, nullptr), "reducing");
     if (!in_one_pass(p)) {
       const std::vector<double> ones(what.chunks, 1.0);
@@ -442,7 +304,7 @@ GRADSYNC_EXPORT int gradsync_sum_powers(
 ) {
   return guarded([&] {
     const ReduceBucket& what = reduction->bucket(bucket);
-    const ReduceMemory memory = reduction->place(addresses);
+    const ReduceMemory memory = reduction->place(addresses, bucket);
     upload(reduction->scales_at() + what.first_chunk, scales, what.chunks * sizeof(double), "copying scales");
     must(
         gradsync::kernels::sum_powers(reduction->table, {bucket, p, false}, reduction->scales_at(), memory, nullptr),

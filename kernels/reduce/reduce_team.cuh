@@ -46,6 +46,7 @@ struct ReducePass {
   std::uint32_t most_sums;
   Division division;
   bool compare;
+  bool minus_zeros;
 };
 
 /// The bits of a magnitude, which order as the values do; from `kInfinity` on they are of no finite value.
@@ -179,6 +180,16 @@ __device__ inline uint4 load_at(std::uint64_t address, const Place& place) {
     }
   }
   return load_elements<Format>(reinterpret_cast<const typename Format::Stored*>(address), place.elements);
+}
+
+/// The same where half a vector is read at once, for results that are twice as wide.
+template <typename Format>
+__device__ inline uint4 load_half(std::uint64_t address, std::uint32_t elements) {
+  if (2 * elements == Format::kPerVector && address % sizeof(uint2) == 0) {
+    const uint2 half = __ldcg(reinterpret_cast<const uint2*>(address));
+    return make_uint4(half.x, half.y, 0, 0);
+  }
+  return load_elements<Format>(reinterpret_cast<const typename Format::Stored*>(address), elements);
 }
 
 template <typename Format>

@@ -23,6 +23,31 @@ std::string text(double value) {
   return out.str();
 }
 
+const char* name_of(DType dtype) {
+  constexpr const char* kNames[] = {"float32", "bfloat16", "float16", "float64"};
+  return kNames[static_cast<std::size_t>(dtype)];
+}
+
+/// Widens the one so that it has the other.
+void take_in(PlaceRange& range, PlaceRange other) {
+  if (other.end != 0) {
+    range.begin = range.end == 0 ? other.begin : std::min(range.begin, other.begin);
+    range.end = std::max(range.end, other.end);
+  }
+}
+
+PlaceRange places_in(const ReducePart& part) {
+  PlaceRange named;
+  for (const ReduceSum& sum : part.sums) {
+    for (const std::vector<std::uint32_t>* members : {&sum.sources, &sum.destinations}) {
+      for (const std::uint32_t place : *members) {
+        take_in(named, {place, place + 1});
+      }
+    }
+  }
+  return named;
+}
+
 void check_members(const std::vector<std::uint32_t>& members, std::uint32_t places, const std::string& name) {
   if (members.empty()) {
     refuse(name + " is empty");
@@ -67,6 +92,15 @@ void check_bucket(const ReduceBucket& bucket, std::size_t chunks, const std::str
   if (!(bucket.divisor >= smallest && bucket.divisor <= largest)) {
     refuse(
         name + ".divisor is " + text(bucket.divisor) + ", it must be positive and finite in the type of the division"
+    );
+  }
+  const DType from = bucket.sources.value_or(bucket.dtype);
+  const bool between =
+      from == DType::Float32 ? size_of(bucket.dtype) == 2 : bucket.dtype == DType::Float32 && size_of(from) == 2;
+  if (from != bucket.dtype && !between) {
+    refuse(
+        name + ".sources is " + name_of(from) + " and its dtype " + name_of(bucket.dtype) +
+        ": where they differ, one is float32 and the other has 16 bits"
     );
   }
 }
@@ -121,6 +155,10 @@ ReduceTable::ReduceTable(
     }
     first_sum_.push_back(static_cast<std::uint32_t>(sums.size()));
   }
+  std::vector<PlaceRange> of_part;
+  for (const ReducePart& part : parts) {
+    of_part.push_back(places_in(part));
+  }
   std::vector<ReduceItem> items;
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const ReduceChunk& chunk = chunks[i];
@@ -139,10 +177,13 @@ ReduceTable::ReduceTable(
   for (std::size_t i = 0; i < buckets.size(); ++i) {
     check_bucket(buckets[i], chunks.size(), entry("buckets", i));
     std::uint32_t most = 0;
+    PlaceRange named;
     for (std::uint32_t at = 0; at < buckets[i].chunks; ++at) {
       most = std::max(most, items[buckets[i].first_chunk + at].sums);
+      take_in(named, of_part[chunks[buckets[i].first_chunk + at].part]);
     }
     most_sums_.push_back(most);
+    places_of_.push_back(named);
   }
   append(image_, items);
   append(image_, sums);

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -46,6 +47,14 @@ struct ReduceBucket {
   double divisor = 1;  ///< of each sum, once; finite and > 0 in the type of the sums: float32, float64 for float64
   std::uint32_t first_chunk = 0;
   std::uint32_t chunks = 0;
+  std::optional<DType> sources = {};  ///< the dtype of inputs, where it is another: 16 bits and float32, either way
+  bool minus_zeros = false;  ///< what is written where nobody contributed, as the one number that changes no sum
+};
+
+/// Some of the places, those that follow each other.
+struct PlaceRange {
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
 };
 
 struct ReduceItem {
@@ -114,6 +123,9 @@ class ReduceTable {
   /// The most sums that a part of the bucket has.
   [[nodiscard]] std::uint32_t most_sums(std::uint32_t bucket) const { return most_sums_[bucket]; }
 
+  /// All places that the passes over a bucket look at are among these.
+  [[nodiscard]] PlaceRange places_of(std::uint32_t bucket) const { return places_of_[bucket]; }
+
  private:
   std::vector<std::byte> image_;
   std::size_t sums_offset_ = 0;
@@ -123,6 +135,7 @@ class ReduceTable {
   std::vector<std::uint32_t> first_sum_;
   std::vector<ReduceBucket> buckets_;
   std::vector<std::uint32_t> most_sums_;
+  std::vector<PlaceRange> places_of_;
 };
 
 }  // namespace gradsync::kernels

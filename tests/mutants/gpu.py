@@ -7,7 +7,7 @@ from mutant import Mutant
 __all__ = ["GPU", "IMPORT"]
 
 
-def kernel(name: str, fault: str, old: str, new: str, file: str = "reduce/reduce.cu") -> Mutant:
+def kernel(name: str, fault: str, old: str, new: str, file: str = "reduce/reduce_kernel.cuh") -> Mutant:
     return Mutant(name, fault, "gpu", f"kernels/{file}", old, new)
 
 
@@ -285,6 +285,7 @@ GPU = (
         "A division by 3 is a multiplication by a rounded third.",
         "exact ? Division::ByReciprocal : Division::True",
         "Division::ByReciprocal",
+        "reduce/reduce.cu",
     ),
     kernel(
         "gpu-nan-of-another-rank",

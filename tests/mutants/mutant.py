@@ -17,6 +17,7 @@ Layer = Literal[
     "policy",
     "epoch",
     "gpu",
+    "gpu_nodes",
     "import",
     "nodes",
     "travel",

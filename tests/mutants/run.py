@@ -24,6 +24,7 @@ from collective import COLLECTIVE
 from defer import DEFER
 from epoch import EPOCH
 from gpu import GPU, IMPORT
+from gpu_nodes import GPU_NODES
 from links import LINKS
 from mutant import Layer, Mutant
 from nccl import NCCL
@@ -57,6 +58,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *POLICY,
     *EPOCH,
     *GPU,
+    *GPU_NODES,
     *IMPORT,
     *NODES,
     *TRAVEL,
@@ -173,6 +175,9 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     "gpu": (
         Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=*LaneConformance*:RandomWorlds*")),
         Check("kernel_emulation_test", unit("kernel_emulation_test", "--gtest_filter=*Reduce*")),
+    ),
+    "gpu_nodes": (
+        Check("kernel_emulation_test", unit("kernel_emulation_test", "--gtest_filter=*MixedReduce*:LibraryStream*")),
     ),
     "import": (
         Check(

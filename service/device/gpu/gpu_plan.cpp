@@ -80,7 +80,8 @@ void GpuPlan::make_reduction(const LoadedPlan& plan) {
       count += range.end - range.begin;
     }
     of_bucket_.push_back({first, count});
-    lists.buckets.push_back({bucket.divisor, static_cast<std::uint32_t>(bucket.dtype), first, count, 0});
+    const auto dtype = static_cast<std::uint32_t>(bucket.dtype);
+    lists.buckets.push_back({bucket.divisor, dtype, dtype, first, count, 0, 0});
   }
   gradsync_reduce_plan given{};
   given.parts = lists.parts.data();

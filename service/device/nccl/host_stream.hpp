@@ -3,6 +3,7 @@
 // NCCL's interface that adds up memory of the CPU. NCCL itself does not.
 
 #include "device/nccl/collective_device.hpp"
+#include "device/nccl/host_stream_queue.hpp"
 
 #include <atomic>
 #include <condition_variable>
@@ -16,15 +17,6 @@
 #include <vector>
 
 namespace gradsync::device {
-
-/// What the handle of a HostStream points to.
-class HostStreamQueue {
- public:
-  virtual ~HostStreamQueue() = default;
-
-  /// `work(argument)` runs behind everything that was enqueued before it. Any thread.
-  virtual void enqueue(void (*work)(void*), void* argument) = 0;
-};
 
 /// A thread with a queue: `nccl:stream`.
 class HostStream final : public CollectiveStream, public HostStreamQueue {

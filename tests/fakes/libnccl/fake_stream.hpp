@@ -1,8 +1,8 @@
 #pragma once
 
-// What the fake NCCL gets where NCCL gets a cudaStream_t.
+// What the fake NCCL gets where NCCL gets a cudaStream_t: from a lane of CPUs, or from the emulation of a GPU.
 
-#include "device/nccl/host_stream.hpp"
+#include "device/nccl/host_stream_queue.hpp"
 
 namespace gradsync::fakes {
 

@@ -6,6 +6,7 @@
 #include "driver_types.h"
 #include "exported_memory.hpp"
 #include "simt.hpp"
+#include "streams.hpp"
 
 #include <algorithm>
 #include <array>
@@ -209,10 +210,65 @@ inline cudaError_t cudaMalloc(void** address, std::size_t bytes) {
   return cudaEmulatedState();
 }
 
-inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaEmulatedState(simt::Deferred::finish()); }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (const std::shared_ptr<simt::Stream> found = simt::Stream::find(stream)) {
+    found->wait();
+    return cudaEmulatedState();
+  }
+  return cudaEmulatedState(simt::Deferred::finish());
+}
+
+constexpr unsigned cudaStreamNonBlocking = 1;
+
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = simt::Stream::create();
+  return cudaEmulatedState();
+}
+
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  simt::Stream::destroy(stream);
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const std::shared_ptr<simt::Stream> found = simt::Stream::find(stream);
+  return found != nullptr && !found->empty() ? cudaErrorNotReady : cudaEmulatedState();
+}
+
+struct CUevent_st {
+  std::shared_ptr<std::atomic<bool>> passed = std::make_shared<std::atomic<bool>>(true);
+};
+
+using cudaEvent_t = CUevent_st*;
+constexpr unsigned cudaEventDisableTiming = 2;
+
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaEmulatedState();
+}
+
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::shared_ptr<simt::Stream> found = simt::Stream::find(stream);
+  if (found == nullptr) {
+    return cudaErrorInvalidValue;  // no test marks the default stream
+  }
+  event->passed = std::make_shared<std::atomic<bool>>(false);
+  found->enqueue([passed = event->passed] { *passed = true; });
+  return cudaEmulatedState();
+}
+
+inline cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return *event->passed ? cudaEmulatedState() : cudaErrorNotReady;
+}
 
 inline cudaError_t cudaFree(void* address) {
   (void)simt::Deferred::finish();
+  simt::Stream::wait_for_all();
   if (!simt::free_shared(address)) {
     ::operator delete(address, std::align_val_t{256});
   }

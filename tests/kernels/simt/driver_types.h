@@ -7,6 +7,7 @@ enum cudaError_t : int {
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
   cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorNotReady = 600,
   cudaErrorLaunchFailure = 719,
 };
 
