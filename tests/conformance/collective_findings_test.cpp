@@ -16,8 +16,17 @@ namespace {
 
 using testing::HasSubstr;
 
+class CollectiveLanesOfRandomJobs : public testing::TestWithParam<CollectiveDeviceKind> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Devices,
+    CollectiveLanesOfRandomJobs,
+    testing::ValuesIn(collective_kinds()),
+    [](const auto& one) { return name_of(one.param); }
+);
+
 /// Random jobs: any shapes, cuts, groups, copies, formats, norms and unused tensors, over two to five nodes.
-TEST(CollectiveLanesOfRandomJobs, leave_in_every_byte_what_one_lane_leaves) {
+TEST_P(CollectiveLanesOfRandomJobs, leave_in_every_byte_what_one_lane_leaves) {
   int travelled = 0;
   for (std::uint64_t seed = 1; travelled < 8; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -36,7 +45,7 @@ TEST(CollectiveLanesOfRandomJobs, leave_in_every_byte_what_one_lane_leaves) {
     if (std::ranges::all_of(transfers, [](const plan::BucketTransfer& each) { return each.blocks.empty(); })) {
       continue;
     }
-    NcclWorkers workers("");
+    NcclWorkers workers("", GetParam());
     NodeWorld world(job, placed, collective_options(workers));
     ++travelled;
     for (Tag tag = 1; tag <= 2; ++tag) {
@@ -51,7 +60,7 @@ TEST(CollectiveLanesOfRandomJobs, leave_in_every_byte_what_one_lane_leaves) {
 }
 
 /// Values that are not finite, in a sum that the norm counts and in a copy that it does not.
-TEST(CollectiveLanesOfRandomJobs, find_what_lanes_over_connections_find) {
+TEST_P(CollectiveLanesOfRandomJobs, find_what_lanes_over_connections_find) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   ShardedJob job(4);
   job.add_bucket(plan::DType::Float32, 4.0);
@@ -65,7 +74,7 @@ TEST(CollectiveLanesOfRandomJobs, find_what_lanes_over_connections_find) {
   job.set(3, 0, 19'999, std::numeric_limits<double>::infinity());
   job.set(3, 1, 7, kNaN);
   const NodeOfRank placed = {0, 0, 1, 1};
-  NcclWorkers workers("");
+  NcclWorkers workers("", GetParam());
   NodeWorld collectives(job, placed, collective_options(workers));
   NodeWorld connections(job, placed);
   const NodesSaid said = collectives.measure(1);
@@ -81,6 +90,26 @@ TEST(CollectiveLanesOfRandomJobs, find_what_lanes_over_connections_find) {
   EXPECT_EQ(said.divergence, expected.divergence);
   EXPECT_EQ(said.missing, expected.missing);
   EXPECT_EQ(said.cells.counted_elements, expected.cells.counted_elements);
+}
+
+/// A plan over nodes of which nothing travels needs no communicator, and is compared all the same.
+TEST_P(CollectiveLanesOfRandomJobs, leave_what_lanes_over_connections_leave_where_nothing_travels) {
+  ShardedJob job(4);
+  job.add_bucket(plan::DType::BFloat16, 2.0);
+  job.add(replicated({5'000}, {{0, 1}, {2, 3}}));
+  job.load();
+  std::mt19937_64 random(3);
+  job.fill(random);
+  NcclWorkers workers("", GetParam());
+  NodeWorld world(job, {0, 0, 1, 1}, collective_options(workers));
+  NodeWorld connections(job, {0, 0, 1, 1});
+  world.max_norm = connections.max_norm = 0.5;
+  const NodesSaid said = world.step(1);
+  const NodesSaid expected = connections.step(1);
+  ASSERT_TRUE(said.failed.empty()) << said.failed.front().message;
+  EXPECT_EQ(said.norm, expected.norm);
+  EXPECT_EQ(said.divergence, expected.divergence);
+  EXPECT_TRUE(world.memory() == connections.memory());
 }
 
 TEST(CollectiveLane, without_nccl_refuses_a_plan_that_needs_it) {

@@ -19,9 +19,9 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-class CollectiveLanes : public testing::TestWithParam<std::uint32_t> {
+class CollectiveLanes : public testing::TestWithParam<CollectiveNodes> {
  protected:
-  static std::uint32_t nodes() { return GetParam(); }
+  static std::uint32_t nodes() { return GetParam().nodes; }
 
   static std::string last() { return std::to_string(nodes() - 1); }
 
@@ -31,7 +31,7 @@ class CollectiveLanes : public testing::TestWithParam<std::uint32_t> {
   }
 
   void make(const std::string& script, bool connects = true) {
-    workers.emplace(script);
+    workers.emplace(script, GetParam().kind);
     job.fill(random);
     NodeWorldOptions options = collective_options(*workers);
     options.connects = connects;
@@ -79,12 +79,16 @@ class CollectiveLanes : public testing::TestWithParam<std::uint32_t> {
   std::optional<NodeWorld> world;
 };
 
-INSTANTIATE_TEST_SUITE_P(Nodes, CollectiveLanes, testing::Values(2, 3, 5));
+using enum CollectiveDeviceKind;
+
+INSTANTIATE_TEST_SUITE_P(
+    Nodes, CollectiveLanes, testing::ValuesIn(runnable({{2, Host}, {3, Host}, {5, Host}, {2, Gpu}, {3, Gpu}}))
+);
 
 /// Sums alone: many processes take their time on few cores.
 class ManyCollectiveLanes : public CollectiveLanes {};
 
-INSTANTIATE_TEST_SUITE_P(Nodes, ManyCollectiveLanes, testing::Values(4, 8));
+INSTANTIATE_TEST_SUITE_P(Nodes, ManyCollectiveLanes, testing::ValuesIn(runnable({{4, Host}, {8, Host}, {5, Gpu}})));
 
 TEST_P(ManyCollectiveLanes, leave_in_every_byte_what_one_lane_leaves) {
   make("");

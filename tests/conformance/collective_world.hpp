@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,17 +20,53 @@ namespace gradsync::device {
 inline constexpr PlanId kPlanOfNodes = NodeWorld::kPlan;
 inline constexpr int kWarmUps = 2;  ///< operations of a new communicator; see the role in main.cpp
 
+/// The device of lanes: the CPU, or a GPU, whose kernels run on the emulation.
+enum class CollectiveDeviceKind { Host, Gpu };
+
+inline std::string name_of(CollectiveDeviceKind kind) { return kind == CollectiveDeviceKind::Gpu ? "gpu" : "host"; }
+
+/// So many nodes with such lanes.
+struct CollectiveNodes {
+  std::uint32_t nodes = 2;
+  CollectiveDeviceKind kind = CollectiveDeviceKind::Host;
+
+  friend std::ostream& operator<<(std::ostream& out, const CollectiveNodes& each) {
+    return out << each.nodes << " of " << name_of(each.kind);
+  }
+};
+
+/// Those whose lanes this build can run: ThreadSanitizer knows no fibers, on which the emulation runs.
+inline std::vector<CollectiveNodes> runnable(std::vector<CollectiveNodes> all) {
+#ifdef __SANITIZE_THREAD__
+  std::erase_if(all, [](const CollectiveNodes& each) { return each.kind == CollectiveDeviceKind::Gpu; });
+#endif
+  return all;
+}
+
+inline std::vector<CollectiveDeviceKind> collective_kinds() {
+  std::vector<CollectiveDeviceKind> kinds;
+  for (const CollectiveNodes& each : runnable({{2, CollectiveDeviceKind::Host}, {2, CollectiveDeviceKind::Gpu}})) {
+    kinds.push_back(each.kind);
+  }
+  return kinds;
+}
+
 /// Lanes behind processes: this binary as the worker, or the gradsyncd that GRADSYNC_TEST_WORKER names.
 class NcclWorkers {
  public:
-  explicit NcclWorkers(std::string script) : script_(std::move(script)) {}
+  explicit NcclWorkers(std::string script, CollectiveDeviceKind kind = CollectiveDeviceKind::Host)
+      : script_(std::move(script)), kind_(kind) {}
 
   [[nodiscard]] MakeNodeLane maker() {
     return [this](plan::TransferNode node, LaneSink sink) {
-      ProcessLaneOptions options = worker_options("nccl_worker");
+      const bool gpu = kind_ == CollectiveDeviceKind::Gpu;
+      ProcessLaneOptions options = worker_options(gpu ? "gpu_nccl_worker" : "nccl_worker");
       if (const char* worker = std::getenv("GRADSYNC_TEST_WORKER")) {
         options.command = {
             worker, "worker", "--threads", "1", "--nccl", GRADSYNC_FAKE_NCCL_LIBRARY, "--nccl-abort-ms", "500"};
+        if (gpu) {
+          options.command.insert(options.command.end(), {"--kernels", gpu_options().library});
+        }
       }
       options.environment = {"GRADSYNC_FAKE_NCCL=" + script_};
       auto lane = std::make_unique<ProcessLane>(std::move(options), std::move(sink));
@@ -43,6 +80,7 @@ class NcclWorkers {
 
  private:
   std::string script_;
+  CollectiveDeviceKind kind_;
 };
 
 inline NodeWorldOptions collective_options(NcclWorkers& workers, const std::string& axis = "first") {

@@ -2,6 +2,7 @@
 //   worker       what `gradsyncd worker` does
 //   gpu_worker   the same, on the kernels of a GPU
 //   nccl_worker  what `gradsyncd worker --nccl` does with the fake NCCL; patience with an abort is short
+//   gpu_nccl_worker  the same, on the kernels of a GPU
 //   unasked      a worker that reports what nobody asked for
 //   supervisor   owns a lane, writes the pid of its worker to stdout, and waits to be killed
 
@@ -23,11 +24,16 @@ using namespace gradsync;  // NOLINT(google-build-using-namespace): a main file
 constexpr int kSocket = 3;
 
 /// Communicators are warmed up with little, so that many of them on few cores are quick.
-void serve_nccl() {
+void serve_nccl(bool gpu) {
   device::NcclOptions nccl{GRADSYNC_FAKE_NCCL_LIBRARY, {}};
   nccl.settings.warm_up = {16, 10'000};
   nccl.settings.deadlines.abort = Milliseconds(500);
-  device::serve_lane(UniqueFd(kSocket), [&](device::LaneSink sink) {
+  device::serve_lane(UniqueFd(kSocket), [&](device::LaneSink sink) -> std::unique_ptr<device::Lane> {
+    if (gpu) {
+      device::GpuDeviceOptions on_gpu = device::gpu_options();
+      on_gpu.nccl = nccl;
+      return std::make_unique<device::GpuLane>(std::move(on_gpu), std::move(sink));
+    }
     device::HostLaneOptions options;
     options.threads = 1;
     options.nccl = nccl;
@@ -71,8 +77,8 @@ int main(int argc, char** argv) {
     });
     return 0;
   }
-  if (role == "nccl_worker") {
-    serve_nccl();
+  if (role == "nccl_worker" || role == "gpu_nccl_worker") {
+    serve_nccl(role == "gpu_nccl_worker");
     return 0;
   }
   if (role == "unasked") {

@@ -169,12 +169,13 @@ TEST_P(LaneConformance, nodes_exchange_gradients_and_compare_copies_behind_proce
   }
 }
 
-TEST(NodeLanes, of_gpus_exchange_no_gradients_and_say_so) {
+TEST(NodeLanes, of_gpus_exchange_no_gradients_over_connections_and_say_what_does) {
   for (const LaneKind kind : all_kinds()) {
     if (kind == LaneKind::Gpu || kind == LaneKind::GpuProcess) {
       LaneRun run(kind);
       const LaneReport& report = run.ask(LoadPlan{kPlan, layout_of_node(mixed_job(2).layout, {0, 1}, 0)});
-      EXPECT_THAT(std::get<Failed>(report).message, HasSubstr("exchanges no gradients with other nodes"));
+      EXPECT_THAT(std::get<Failed>(report).message, HasSubstr("exchanges no gradients with other nodes over connec"));
+      EXPECT_THAT(std::get<Failed>(report).hint, HasSubstr("on GPUs of several nodes travel by NCCL"));
     }
   }
 }

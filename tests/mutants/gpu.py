@@ -316,14 +316,14 @@ GPU = (
     lane(
         "gpu-unused-tensor-read",
         "The old gradient of a rank that did not use a tensor is added.",
-        "unused ? 0 : address(plan.input_of(tensor, rank))",
-        "address(plan.input_of(tensor, rank))",
+        "unused ? 0 : gpu_address(plan.input_of(tensor, rank))",
+        "gpu_address(plan.input_of(tensor, rank))",
     ),
     lane(
         "gpu-absent-tensor-written",
         "A tensor that nobody used gets zeros for a gradient.",
-        "absent ? 0 : address(plan.output_of(tensor, rank))",
-        "address(plan.output_of(tensor, rank))",
+        "absent ? 0 : gpu_address(plan.output_of(tensor, rank))",
+        "gpu_address(plan.output_of(tensor, rank))",
     ),
     lane(
         "gpu-zeros-multiplied",
@@ -334,8 +334,8 @@ GPU = (
     lane(
         "gpu-tied-copy-not-multiplied",
         "The clip multiplies a tied tensor once more, and its copy never.",
-        "written ? address(plan.output_of(plan.memory_of(part.tensor, output.member), output.member.rank)) : 0;",
-        "written ? address(plan.output_of(part.tensor, output.member.rank)) : 0;",
+        "written ? gpu_address(memory_of(plan, output)) : 0;",
+        "written ? gpu_address(plan.output_of(part.tensor, output.member.rank)) : 0;",
     ),
     lane(
         "gpu-difference-of-another-sum",
@@ -352,7 +352,8 @@ GPU = (
     lane(
         "gpu-sums-of-before",
         "Sums that were taken again are not used.",
-        "        plan.attempt().chunk_stats[index].power_sum = {results_[index].high, results_[index].low};\n",
+        "        plan.attempt().chunk_stats[chunks_[index].chunk].power_sum = "
+        "{results_[index].high, results_[index].low};\n",
         "",
     ),
 )

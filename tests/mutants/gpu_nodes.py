@@ -1,4 +1,5 @@
-"""Faults in what sums of GPUs over nodes are made of: passes between 16 bits and float32, and streams beside passes."""
+"""Faults in the sums of GPUs over nodes: passes between 16 bits and float32, streams beside those of passes, and the
+blocks of a plan in a GPU's memory."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ def on_gpus(name: str, fault: str, path: str, old: str, new: str) -> Mutant:
     return Mutant(name, fault, "gpu_nodes", path, old, new)
 
 
+_BLOCKS = "service/device/gpu/gpu_blocks.cpp"
+_PLAN = "service/device/gpu/gpu_plan.cpp"
 _STREAM = "kernels/library/library_stream.cu"
 
 GPU_NODES = (
@@ -41,5 +44,33 @@ GPU_NODES = (
         _STREAM,
         "if (state == cudaErrorNotReady) {",
         "if (state == cudaErrorNotReady && marks.empty()) {",
+    ),
+    on_gpus(
+        "gpu-nodes-written-by-nobody",
+        "A gradient that no rank has is written from staging memory.",
+        _BLOCKS,
+        "addresses_[place++] = contributed ? gpu_address(output) : 0;",
+        "addresses_[place++] = gpu_address(output);",
+    ),
+    on_gpus(
+        "gpu-nodes-unused-gradient-summed",
+        "The old gradient of a rank that did not use a tensor travels.",
+        _BLOCKS,
+        "unused ? 0 : gpu_address(input);",
+        "gpu_address(input);",
+    ),
+    on_gpus(
+        "gpu-nodes-every-replica-counted",
+        "A sum that another node counts is in the norm of this one as well.",
+        _PLAN,
+        "together || (part == parts.first && plan.nodes()->is_here(held, 0))",
+        "true",
+    ),
+    on_gpus(
+        "gpu-nodes-nan-of-nobody",
+        "Whose value was not finite is not said.",
+        _BLOCKS,
+        "} else if ((result.found & GRADSYNC_FOUND_NONFINITE) != 0) {",
+        "} else if ((result.found & GRADSYNC_FOUND_NONFINITE) == 0 && sums_.empty()) {",
     ),
 )

@@ -178,6 +178,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
     ),
     "gpu_nodes": (
         Check("kernel_emulation_test", unit("kernel_emulation_test", "--gtest_filter=*MixedReduce*:LibraryStream*")),
+        Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=*CollectiveLane*")),
     ),
     "import": (
         Check(

@@ -38,7 +38,9 @@ std::unique_ptr<device::Lane> make_lane(const WorkerCommand& command, device::La
     options.nccl = nccl_options_of(command.nccl);
     return std::make_unique<device::HostLane>(std::move(options), std::move(sink));
   }
-  return std::make_unique<device::GpuLane>(device::GpuDeviceOptions{command.kernels, command.gpu}, std::move(sink));
+  return std::make_unique<device::GpuLane>(
+      device::GpuDeviceOptions{command.kernels, command.gpu, nccl_options_of(command.nccl)}, std::move(sink)
+  );
 }
 
 }  // namespace
@@ -48,10 +50,6 @@ int execute(const WorkerCommand& command) {
   socklen_t size = sizeof(type);
   if (::getsockopt(command.fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_SEQPACKET) {
     complain("`worker` is started by gradsyncd itself, with a socket", "gradsyncd --help lists what people start");
-    return kExitUsage;
-  }
-  if (!command.kernels.empty() && !command.nccl.library.empty()) {
-    complain("`worker` on a GPU does not use NCCL yet (--nccl)", "docs/adr/0037 says what is built");
     return kExitUsage;
   }
   try {

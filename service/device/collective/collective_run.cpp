@@ -24,19 +24,19 @@ CollectiveRun::CollectiveRun(
     PlanId id,
     LoadedPlan& plan,
     LaneCollectives& collectives,
-    WorkerPool& pool,
+    NodePasses& node_passes,
     const StepPasses& passes,
     const std::atomic<bool>& cancel
 )
     : id_(id),
       plan_(plan),
       collectives_(collectives),
-      pool_(pool),
+      node_passes_(node_passes),
       passes_(passes),
       cancel_(cancel),
       program_(make_collective_program(plan.layout(), *plan.nodes())),
-      staging_(program_.staging_bytes),
-      pass_(plan, static_cast<std::size_t>(pool.threads()), cancel),
+      work_(node_passes.make_blocks(plan, program_.staging_bytes)),
+      staging_(work_->memory(), program_.staging_bytes),
       loaded_(collectives.load(id, *plan.layout().nodes.communicators, program_.step(), *this)) {}
 
 CollectiveRun::~CollectiveRun() { collectives_.unload(id_); }
@@ -129,8 +129,9 @@ bool CollectiveRun::advance() {
   }
   try {
     return go_on();
-  } catch (const std::exception& error) {  // a launch is refused
-    fail_all({error.what()});
+  } catch (...) {  // a launch is refused, or the device failed
+    const Failed failed = failure_by_exception(about(0));
+    fail_all({failed.message, failed.lane_lost, {}});
     end_communicators();
     return false;
   }
@@ -145,7 +146,7 @@ bool CollectiveRun::go_on() {
     return false;
   }
   Reduction& worked_on = *flights_.front().reduction;
-  pass_.run(pool_);
+  work_->run();
   if (cancel_.load(std::memory_order_relaxed)) {
     return false;  // the Abort is next
   }
@@ -170,7 +171,7 @@ std::size_t CollectiveRun::plan_results() {
     const std::uint32_t block = flight.collective->blocks[flight.collective->own];
     if (block != plan::kNoBlock) {
       note_flags(flight);
-      pass_.add(
+      work_->add(
           BlockTask::Kind::Join, flight.collective->planned.bucket, bucket_of(flight).blocks[block], flight.result
       );
     }
@@ -211,14 +212,14 @@ bool CollectiveRun::begin_flight(Reduction& reduction) {
   flight.result = {result, {result}, nullptr};
   for (std::size_t at = 0; at < places; ++at) {
     if (const std::uint32_t block = collective.blocks[at]; block != plan::kNoBlock) {
-      pass_.add(BlockTask::Kind::Sum, collective.planned.bucket, bucket_of(flight).blocks[block], flight.places[at]);
+      work_->add(BlockTask::Kind::Sum, collective.planned.bucket, bucket_of(flight).blocks[block], flight.places[at]);
     }
   }
+  write_flags(flight);
   return true;
 }
 
 void CollectiveRun::launch(Flight& flight) {
-  write_flags(flight);
   flight.state = Flight::State::Launched;
   collectives_.launch(id_, flight.collective->planned, flight.places.front().own, flight.result.own, flight.number);
 }
@@ -235,7 +236,7 @@ void CollectiveRun::finish(Reduction& reduction) {
   if (!reduction.failure) {
     try {
       const auto start = std::chrono::steady_clock::now();
-      end_node_bucket(plan_, command, pool_, passes_, cancel_);
+      end_node_bucket(plan_, command, node_passes_, passes_);
       reduction.busy_s += seconds(std::chrono::steady_clock::now() - start);
     } catch (...) {
       reduction.failure = failure_by_exception(about(command.tag));

@@ -11,16 +11,16 @@
 #include "base/clock.hpp"
 #include "device/collective/collective_program.hpp"
 #include "device/collective/lane_collectives.hpp"
-#include "device/host/worker_pool.hpp"
 #include "device/loaded/loaded_plan.hpp"
 #include "device/step/step_passes.hpp"
-#include "device/transfer/block_pass.hpp"
+#include "device/transfer/node_passes.hpp"
 #include "device/transfer/node_run.hpp"
 #include "device/transfer/staging.hpp"
 
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,7 +34,7 @@ class CollectiveRun final : public NodeRun, public CollectiveUser {
       PlanId id,
       LoadedPlan& plan,
       LaneCollectives& collectives,
-      WorkerPool& pool,
+      NodePasses& node_passes,
       const StepPasses& passes,
       const std::atomic<bool>& cancel
   );
@@ -96,7 +96,7 @@ class CollectiveRun final : public NodeRun, public CollectiveUser {
   void plan_sums();
   [[nodiscard]] bool begin_flight(Reduction& reduction);
   void launch(Flight& flight);
-  void write_flags(const Flight& flight) const;
+  void write_flags(const Flight& flight);
   void note_flags(const Flight& flight);
   void finish_reductions();
   void finish(Reduction& reduction);
@@ -112,12 +112,12 @@ class CollectiveRun final : public NodeRun, public CollectiveUser {
   PlanId id_;
   LoadedPlan& plan_;
   LaneCollectives& collectives_;
-  WorkerPool& pool_;
+  NodePasses& node_passes_;
   const StepPasses& passes_;
   const std::atomic<bool>& cancel_;
   CollectiveProgram program_;
-  Staging staging_;
-  BlockPass pass_;
+  std::unique_ptr<BlockWork> work_;
+  StagingRing staging_;
   LoadedCommunicators loaded_;
   Link link_ = Link::None;
   std::string failure_;               ///< where the link is Failed

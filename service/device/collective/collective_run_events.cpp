@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace gradsync::device {
 
@@ -18,10 +19,28 @@ void write_number(plan::DType dtype, std::byte* to, std::size_t at, double value
   }
 }
 
-double read_number(plan::DType dtype, const std::byte* from, std::size_t at) {
-  return dtype == plan::DType::Float64 ? reinterpret_cast<const double*>(from)[at]
-                                       : double{reinterpret_cast<const float*>(from)[at]};
-}
+/// The numbers behind the elements of a block, which lie in memory of the device, as the host reads them.
+class StagedNumbers {
+ public:
+  StagedNumbers(
+      const BlockWork& work, plan::DType dtype, const std::byte* block, std::uint64_t first, std::size_t count
+  )
+      : dtype_(dtype), first_(first), bytes_(count * plan::size_of(dtype)) {
+    work.read(bytes_.data(), block + first * plan::size_of(dtype), bytes_.size());
+  }
+
+  /// `element`: of the block.
+  [[nodiscard]] double at(std::uint64_t element) const {
+    const std::uint64_t place = element - first_;
+    return dtype_ == plan::DType::Float64 ? reinterpret_cast<const double*>(bytes_.data())[place]
+                                          : double{reinterpret_cast<const float*>(bytes_.data())[place]};
+  }
+
+ private:
+  plan::DType dtype_;
+  std::uint64_t first_;
+  std::vector<std::byte> bytes_;
+};
 
 }  // namespace
 
@@ -34,24 +53,27 @@ const plan::BucketTransfer& CollectiveRun::transfer_of(const Flight& flight) con
 }
 
 /// Behind the elements of each block; what no block fills is zero.
-void CollectiveRun::write_flags(const Flight& flight) const {
+void CollectiveRun::write_flags(const Flight& flight) {
   const plan::BucketTransfer& transfer = transfer_of(flight);
   const std::uint64_t in_place = flight.collective->planned.elements;
+  const std::size_t width = plan::size_of(transfer.sum);
+  std::vector<std::byte> numbers;
   for (std::size_t at = 0; at < flight.places.size(); ++at) {
-    std::byte* const to = flight.places[at].own;
+    const std::uint32_t number = flight.collective->blocks[at];
+    const plan::TransferBlock* const block =
+        number == plan::kNoBlock ? nullptr : &transfer.blocks[bucket_of(flight).blocks[number].block];
+    const std::uint64_t elements = block == nullptr ? 0 : block->elements;
+    numbers.assign((in_place - elements) * width, std::byte{0});
+    std::byte* const to = numbers.data();
     std::uint64_t next = 0;
-    if (const std::uint32_t number = flight.collective->blocks[at]; number != plan::kNoBlock) {
-      const plan::TransferBlock& block = transfer.blocks[bucket_of(flight).blocks[number].block];
-      next = block.elements;
-      for (const plan::TransferPiece& piece : transfer.pieces_of(block)) {
+    if (block != nullptr) {
+      for (const plan::TransferPiece& piece : transfer.pieces_of(*block)) {
         const LanePart& part = plan_.layout().parts[plan_.layout().tensors[piece.tensor].first_part + piece.part];
         const bool contributed = plan_.contributed(piece.tensor, plan_.sums_of(part)[piece.sum]);
         write_number(transfer.sum, to, next++, contributed ? 1 : 0);
       }
     }
-    for (; next < in_place; ++next) {
-      write_number(transfer.sum, to, next, 0);
-    }
+    work_->write(flight.places[at].own + elements * width, numbers.data(), numbers.size());
   }
 }
 
@@ -63,10 +85,11 @@ void CollectiveRun::note_flags(const Flight& flight) {
     return;
   }
   const plan::TransferBlock& block = transfer.blocks[at.block];
+  const StagedNumbers numbers(*work_, transfer.sum, flight.result.own, block.elements, block.pieces);
   for (std::uint32_t piece = 0; piece < block.pieces; ++piece) {
     const plan::TransferPiece& of = transfer.pieces[block.first_piece + piece];
     const std::uint32_t part = plan_.layout().tensors[of.tensor].first_part + of.part;
-    const bool contributed = read_number(transfer.sum, flight.result.own, block.elements + piece) > 0;
+    const bool contributed = numbers.at(block.elements + piece) > 0;
     note_result(plan_, part, of.sum, contributed);
   }
 }

@@ -125,7 +125,12 @@ std::optional<TimePoint> LaneCollectives::next_poll() const {
 
 void LaneCollectives::poll(std::vector<PlanId>& told) {
   polled_ = now();
-  busy_ = communicators_->advance(polled_);
+  try {
+    busy_ = communicators_->advance(polled_);
+  } catch (const DeviceError& error) {  // the GPU itself
+    tell(Communicators::Lost{error.what()}, told);
+    return;
+  }
   for (const Communicators::Event& event : communicators_->take_events()) {
     tell(event, told);
   }

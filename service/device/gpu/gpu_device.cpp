@@ -2,13 +2,18 @@
 
 #include "base/clock.hpp"
 #include "device/device_error.hpp"
+#include "device/gpu/gpu_outputs.hpp"
+#include "device/gpu/gpu_streams.hpp"
 #include "device/memory/mapped_buffer.hpp"
+#include "device/transfer/node_copies.hpp"
+#include "device/transfer/node_outputs.hpp"
 
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
 #include <utility>
+#include <vector>
 
 namespace gradsync::device {
 
@@ -44,6 +49,58 @@ class MappedOnGpu final : public LaneBuffer {
   std::byte* on_device_ = nullptr;
 };
 
+/// Staging memory on the GPU, and the passes over the tables of the plan.
+class GpuBlockWork final : public BlockWork {
+ public:
+  GpuBlockWork(
+      const KernelLibrary& library,
+      LoadedPlan& plan,
+      GpuBlocks& blocks,
+      std::uint64_t staging_bytes,
+      const std::atomic<bool>& cancel
+  )
+      : library_(library),
+        plan_(plan),
+        blocks_(blocks),
+        cancel_(cancel),
+        staging_(allocated_on_gpu(
+            library, std::max<std::uint64_t>(staging_bytes, 1), "staging memory for collectives"  // nothing may travel
+        )) {}
+
+  [[nodiscard]] std::byte* memory() const override { return staging_.get(); }
+
+  void write(std::byte* to, const void* from, std::size_t bytes) override {
+    library_.must(library_.send(to, from, bytes), "writing to staging memory");
+  }
+
+  void read(void* to, const std::byte* from, std::size_t bytes) const override {
+    library_.must(library_.read(to, from, bytes), "reading staging memory");
+  }
+
+  void add(BlockTask::Kind kind, std::uint32_t bucket, const NodeBlock& block, const StagedBlock& staged) override {
+    tasks_.push_back({kind, bucket, &block, &staged, {}});
+  }
+
+  void run() override {
+    const std::vector<BlockTask> tasks = std::exchange(tasks_, {});
+    for (const BlockTask& task : tasks) {
+      if (cancel_.load(std::memory_order_relaxed)) {
+        return;
+      }
+      blocks_.run(plan_, task.kind, task.bucket, *task.block, *task.staged);
+    }
+    library_.must(library_.wait(), "writing to staging memory");
+  }
+
+ private:
+  const KernelLibrary& library_;
+  LoadedPlan& plan_;
+  GpuBlocks& blocks_;
+  const std::atomic<bool>& cancel_;
+  std::unique_ptr<std::byte, ReleaseOnGpu> staging_;
+  std::vector<BlockTask> tasks_;
+};
+
 bool holds_back(const plan::ClipOutcome& outcome) {
   return outcome.action == plan::StepAction::Skip || outcome.action == plan::StepAction::Raise;
 }
@@ -55,7 +112,13 @@ bool changes(const plan::ClipOutcome& outcome) {
 }  // namespace
 
 GpuDevice::GpuDevice(GpuDeviceOptions options, const std::atomic<bool>& cancel)
-    : options_(std::move(options)), cancel_(cancel), library_(options_.library), pool_(1, "lane:gpu") {}
+    : options_(std::move(options)), cancel_(cancel), library_(options_.library), pool_(1, "lane:gpu") {
+  if (options_.nccl) {
+    collectives_ = std::make_unique<LaneCollectives>(
+        *options_.nccl, std::make_unique<GpuCollectiveDevice>(library_, options_.uuid)
+    );
+  }
+}
 
 void GpuDevice::open() {
   if (!opened_) {
@@ -116,6 +179,35 @@ double GpuDevice::multiply(LoadedPlan& plan, const std::vector<plan::ClipOutcome
 }
 
 double GpuDevice::write_deferred(LoadedPlan& /*plan*/) const { return 0; }
+
+std::unique_ptr<BlockWork> GpuDevice::make_blocks(LoadedPlan& plan, std::uint64_t staging_bytes) {
+  return std::make_unique<GpuBlockWork>(library_, plan, tables_of(plan).blocks(), staging_bytes, cancel_);
+}
+
+void GpuDevice::compare_results(LoadedPlan& plan, std::uint32_t bucket) {
+  GpuOutputs outputs(library_);
+  device::compare_results(plan, bucket, outputs, pool_, cancel_);
+  outputs.throw_if_failed();
+}
+
+double GpuDevice::scale_outputs(LoadedPlan& plan, const ScaleGradients& command) {
+  throw_if_cancelled();
+  const OutputScaling scaling(plan, command);
+  if (!scaling.needed()) {
+    return 0;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  tables_of(plan).scale_outputs(plan, command, scaling);
+  throw_if_cancelled();
+  return seconds(std::chrono::steady_clock::now() - start);
+}
+
+RowsRead GpuDevice::read_copies(const LoadedPlan& plan, const ReadRows& command) {
+  GpuOutputs outputs(library_);
+  RowsRead read = device::read_copies(plan, command, outputs, pool_, cancel_);
+  outputs.throw_if_failed();
+  return read;
+}
 
 void GpuDevice::throw_if_cancelled() const {
   if (cancel_.load(std::memory_order_relaxed)) {

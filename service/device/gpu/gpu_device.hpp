@@ -4,13 +4,17 @@
 //
 // Thread: that of the lane alone. CUDA keeps the device of each thread, so it is opened by the first call that maps.
 
+#include "device/collective/lane_collectives.hpp"
 #include "device/gpu/gpu_plan.hpp"
 #include "device/gpu/imported_memory.hpp"
 #include "device/host/worker_pool.hpp"
 #include "device/queue/lane_device.hpp"
 
 #include <atomic>
+#include <cstdint>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 
 namespace gradsync::device {
@@ -18,9 +22,10 @@ namespace gradsync::device {
 struct GpuDeviceOptions {
   std::string library;  ///< path of libgradsync_kernels.so
   std::string uuid;     ///< "GPU-…"; empty: the first device
+  std::optional<NcclOptions> nccl = {};
 };
 
-class GpuDevice final : public LaneDevice, private StepPasses {
+class GpuDevice final : public LaneDevice, private StepPasses, private NodePasses {
  public:
   /// Throws DeviceError where the library cannot be used.
   GpuDevice(GpuDeviceOptions options, const std::atomic<bool>& cancel);
@@ -36,6 +41,10 @@ class GpuDevice final : public LaneDevice, private StepPasses {
 
   [[nodiscard]] const StepPasses& passes() const override { return *this; }
 
+  [[nodiscard]] NodePasses& node_passes() override { return *this; }
+
+  [[nodiscard]] LaneCollectives* collectives() override { return collectives_.get(); }
+
  private:
   void reduce(LoadedPlan& plan, const ReduceBucket& command) const override;
   void sum_again(LoadedPlan& plan) const override;
@@ -44,6 +53,11 @@ class GpuDevice final : public LaneDevice, private StepPasses {
   [[nodiscard]] double write_deferred(LoadedPlan& plan) const override;
   void throw_if_cancelled() const override;
 
+  [[nodiscard]] std::unique_ptr<BlockWork> make_blocks(LoadedPlan& plan, std::uint64_t staging_bytes) override;
+  void compare_results(LoadedPlan& plan, std::uint32_t bucket) override;
+  [[nodiscard]] double scale_outputs(LoadedPlan& plan, const ScaleGradients& command) override;
+  [[nodiscard]] RowsRead read_copies(const LoadedPlan& plan, const ReadRows& command) override;
+
   [[nodiscard]] GpuPlan& tables_of(const LoadedPlan& plan) const;
   void open();
 
@@ -51,9 +65,10 @@ class GpuDevice final : public LaneDevice, private StepPasses {
   const std::atomic<bool>& cancel_;
   KernelLibrary library_;
   ImportedMemory imported_{library_};
-  WorkerPool pool_;  ///< one thread, which touches pages of arenas
+  WorkerPool pool_;  ///< one thread, which touches pages of arenas and compares results
   bool opened_ = false;
   std::map<const LoadedPlan*, std::unique_ptr<GpuPlan>> plans_;
+  std::unique_ptr<LaneCollectives> collectives_;
 };
 
 }  // namespace gradsync::device

@@ -2,27 +2,19 @@
 // The tables of a loaded plan in the memory of a GPU, and the passes over it.
 //
 // A place of kernels/tables/reduce_table.hpp is a tensor's input or output on a rank: twice the slot of LoadedPlan, and
-// one more for the output. Nothing of a plan is deferred: the reducing pass writes every copy.
+// one more for the output. Nothing of a plan is deferred: the reducing pass writes every copy. Over nodes its tables
+// have the sums that are here as a whole; GpuBlocks has those that travel.
 
-#include "device/gpu/kernel_library.hpp"
+#include "device/gpu/gpu_blocks.hpp"
+#include "device/gpu/release_on_gpu.hpp"
 #include "device/loaded/loaded_plan.hpp"
+#include "device/transfer/node_outputs.hpp"
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 namespace gradsync::device {
-
-/// Gives things back to the library that made them.
-struct ReleaseOnGpu {
-  const KernelLibrary* library = nullptr;
-
-  void operator()(gradsync_reduction* reduction) const { library->destroy_reduction(reduction); }
-
-  void operator()(gradsync_table* table) const { library->destroy_table(table); }
-
-  void operator()(std::byte* memory) const { library->free(memory); }
-};
 
 class GpuPlan {
  public:
@@ -34,6 +26,12 @@ class GpuPlan {
 
   /// As StepPasses::multiply, where something is to be done.
   void multiply(const LoadedPlan& plan, const std::vector<plan::ClipOutcome>& outcomes);
+
+  /// As NodePasses::scale_outputs, where something is to be done.
+  void scale_outputs(const LoadedPlan& plan, const ScaleGradients& command, const OutputScaling& scaling);
+
+  /// The plan is over nodes.
+  [[nodiscard]] GpuBlocks& blocks() const { return *blocks_; }
 
  private:
   /// One output that a clip multiplies.
@@ -56,19 +54,34 @@ class GpuPlan {
     std::uint32_t count = 0;
   };
 
+  /// Whose statistics a chunk of the table has.
+  struct ChunkOf {
+    std::uint32_t chunk = 0;  ///< of ChunkTable::chunks
+    bool counted = true;      ///< by the norm; else they are of a sum that is not
+  };
+
+  struct Lists;
+
   void make_reduction(const LoadedPlan& plan);
+  void add_parts(const LoadedPlan& plan, std::uint32_t part, Lists& lists);
+  void add_chunks(const LoadedPlan& plan, std::uint32_t index, Lists& lists);
   void make_groups(const LoadedPlan& plan);
   void load(Group& group, const LoadedPlan& plan) const;
   void place(const LoadedPlan& plan, const LaneBucket& bucket);
   void take(LoadedPlan& plan, std::uint32_t bucket, const gradsync_reduce_result& result);
   void take_findings(LoadedPlan& plan, const gradsync_reduce_result& result);
   void write_zeros(const LoadedPlan& plan, const Group& group) const;
+  void write_zeros(const LoadedPlan& plan, const Output& output) const;
   void scale(const LoadedPlan& plan, Group& group, double multiplier);
+  [[nodiscard]] static std::byte* memory_of(const LoadedPlan& plan, const Output& output);
+  void scale_placed(Group& group, double multiplier) const;
 
   const KernelLibrary& library_;
   std::unique_ptr<gradsync_reduction, ReleaseOnGpu> reduction_;
-  std::vector<Chunks> of_bucket_;
-  std::vector<std::uint32_t> first_sum_;  ///< by part
+  std::unique_ptr<GpuBlocks> blocks_;     ///< over nodes, where sums travel by collectives
+  std::vector<Chunks> of_bucket_;         ///< of the table
+  std::vector<ChunkOf> chunks_;           ///< by chunk of the table
+  std::vector<std::uint32_t> first_sum_;  ///< by part; where all ranks are here
   std::vector<Group> groups_;
   std::vector<std::uint64_t> addresses_;         ///< by place, of the attempt
   std::vector<gradsync_reduced_chunk> results_;  ///< scratch, as the next three

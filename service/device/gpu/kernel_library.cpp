@@ -60,6 +60,12 @@ KernelLibrary::KernelLibrary(const std::string& path) : library_(::dlopen(path.c
   get("gradsync_gpu_zero", zero);
   get("gradsync_gpu_read", read);
   get("gradsync_gpu_write", write);
+  get("gradsync_gpu_send", send);
+  get("gradsync_stream_create", create_stream);
+  get("gradsync_stream_destroy", destroy_stream);
+  get("gradsync_stream_handle", stream_handle);
+  get("gradsync_stream_mark", mark_stream);
+  get("gradsync_stream_passed", passed_by_stream);
   get("gradsync_reduction_create", create_reduction);
   get("gradsync_reduction_destroy", destroy_reduction);
   get("gradsync_reduce", reduce);

@@ -28,6 +28,12 @@ class KernelLibrary {
   decltype(&gradsync_gpu_zero) zero = nullptr;
   decltype(&gradsync_gpu_read) read = nullptr;
   decltype(&gradsync_gpu_write) write = nullptr;
+  decltype(&gradsync_gpu_send) send = nullptr;
+  decltype(&gradsync_stream_create) create_stream = nullptr;
+  decltype(&gradsync_stream_destroy) destroy_stream = nullptr;
+  decltype(&gradsync_stream_handle) stream_handle = nullptr;
+  decltype(&gradsync_stream_mark) mark_stream = nullptr;
+  decltype(&gradsync_stream_passed) passed_by_stream = nullptr;
   decltype(&gradsync_reduction_create) create_reduction = nullptr;
   decltype(&gradsync_reduction_destroy) destroy_reduction = nullptr;
   decltype(&gradsync_reduce) reduce = nullptr;

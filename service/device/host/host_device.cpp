@@ -27,7 +27,7 @@ class HostBuffer final : public LaneBuffer {
 }  // namespace
 
 HostDevice::HostDevice(int threads, const std::atomic<bool>& cancel, std::optional<NcclOptions> nccl)
-    : pool_(threads, "lane:host"), passes_(pool_, cancel) {
+    : pool_(threads, "lane:host"), passes_(pool_, cancel), node_passes_(pool_, cancel) {
   if (nccl) {
     collectives_ = std::make_unique<LaneCollectives>(std::move(*nccl), std::make_unique<HostCollectiveDevice>());
   }

@@ -2,6 +2,7 @@
 // The CPU engine as the device of a lane: arenas mapped into this process, and a pool of threads for its passes.
 
 #include "device/collective/lane_collectives.hpp"
+#include "device/host/host_node_passes.hpp"
 #include "device/host/host_passes.hpp"
 #include "device/queue/lane_device.hpp"
 
@@ -24,6 +25,8 @@ class HostDevice final : public LaneDevice {
 
   [[nodiscard]] WorkerPool* transfer_pool() override { return &pool_; }
 
+  [[nodiscard]] NodePasses& node_passes() override { return node_passes_; }
+
   [[nodiscard]] LaneCollectives* collectives() override { return collectives_.get(); }
 
   [[nodiscard]] int threads() const override { return pool_.threads(); }
@@ -37,6 +40,7 @@ class HostDevice final : public LaneDevice {
  private:
   WorkerPool pool_;
   HostPasses passes_;
+  HostNodePasses node_passes_;
   std::unique_ptr<LaneCollectives> collectives_;
 };
 

@@ -9,6 +9,7 @@
 #include "device/lane.hpp"
 #include "device/loaded/layout_check.hpp"
 #include "device/step/step_passes.hpp"
+#include "device/transfer/node_passes.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -55,8 +56,11 @@ class LaneDevice {
 
   [[nodiscard]] virtual const StepPasses& passes() const = 0;
 
-  /// The threads that add up blocks of plans over nodes; null: this device exchanges nothing with other nodes.
+  /// The threads that add up blocks which travel over connections, of memory of the CPU; null: there are none.
   [[nodiscard]] virtual WorkerPool* transfer_pool() { return nullptr; }
+
+  /// The passes over plans over nodes.
+  [[nodiscard]] virtual NodePasses& node_passes() = 0;
 
   /// By which sums travel where a plan says so; null: there is no NCCL here.
   [[nodiscard]] virtual LaneCollectives* collectives() { return nullptr; }

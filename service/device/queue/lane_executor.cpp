@@ -8,9 +8,7 @@
 #include "device/step/node_rows.hpp"
 #include "device/step/stats_finish.hpp"
 #include "device/step/step_finish.hpp"
-#include "device/transfer/node_copies.hpp"
 #include "device/transfer/node_finish.hpp"
-#include "device/transfer/node_outputs.hpp"
 #include "device/transfer/transfer_run.hpp"
 
 #include <fmt/format.h>
@@ -80,11 +78,8 @@ LaneReport LaneExecutor::operator()(ProbeMemory& command) {
 LaneReport LaneExecutor::operator()(LoadPlan& command) {
   throw_if_loaded(command.plan);
   const bool over_nodes = !command.layout.nodes.node_of_rank.empty();
-  if (over_nodes && device_.transfer_pool() == nullptr) {
-    throw DeviceError(
-        "this lane exchanges no gradients with other nodes",
-        "gradients of jobs over several nodes lie in memory of CPUs"
-    );
+  if (over_nodes) {
+    check_travels(command);
   }
   std::vector<BufferView> views;
   for (const BufferId buffer : command.layout.rank_buffers) {
@@ -105,18 +100,31 @@ LaneReport LaneExecutor::operator()(LoadPlan& command) {
   return loaded;
 }
 
-std::unique_ptr<NodeRun> LaneExecutor::make_run(PlanId id, LoadedPlan& plan, Loaded& loaded) {
-  WorkerPool& pool = *device_.transfer_pool();
-  if (!plan.layout().nodes.communicators) {
-    return std::make_unique<TransferRun>(plan, pool, device_.passes(), cancel_, make_wire_, [this, id] { wake_(id); });
-  }
-  if (device_.collectives() == nullptr) {
+/// Whether this lane has what the sums of the plan travel by. Throws DeviceError.
+void LaneExecutor::check_travels(const LoadPlan& command) const {
+  if (command.layout.nodes.communicators && device_.collectives() == nullptr) {
     throw DeviceError(
-        fmt::format("the sums of plan {} travel by NCCL, which this lane does not have", id),
+        fmt::format("the sums of plan {} travel by NCCL, which this lane does not have", command.plan),
         "start its worker with --nccl"
     );
   }
-  auto run = std::make_unique<CollectiveRun>(id, plan, *device_.collectives(), pool, device_.passes(), cancel_);
+  if (!command.layout.nodes.communicators && device_.transfer_pool() == nullptr) {
+    throw DeviceError(
+        "this lane exchanges no gradients with other nodes over connections",
+        "gradients on GPUs of several nodes travel by NCCL, those in memory of CPUs over connections"
+    );
+  }
+}
+
+std::unique_ptr<NodeRun> LaneExecutor::make_run(PlanId id, LoadedPlan& plan, Loaded& loaded) {
+  if (!plan.layout().nodes.communicators) {
+    return std::make_unique<TransferRun>(
+        plan, *device_.transfer_pool(), device_.passes(), cancel_, make_wire_, [this, id] { wake_(id); }
+    );
+  }
+  auto run = std::make_unique<CollectiveRun>(
+      id, plan, *device_.collectives(), device_.node_passes(), device_.passes(), cancel_
+  );
   loaded.communicators = run->loaded();
   return run;
 }
@@ -208,7 +216,7 @@ LaneReport LaneExecutor::operator()(ScaleGradients& command) {
   device_.passes().throw_if_cancelled();
   if (plan.nodes() != nullptr) {
     begin_scaling(plan, command);
-    return Scaled{command.plan, command.tag, scale_outputs(plan, command, *device_.transfer_pool(), cancel_)};
+    return Scaled{command.plan, command.tag, device_.node_passes().scale_outputs(plan, command)};
   }
   return Scaled{command.plan, command.tag, scale_gradients(plan, command, device_.passes())};
 }
@@ -223,7 +231,7 @@ LaneReport LaneExecutor::operator()(ReadRows& command) {
   if (plan.nodes() == nullptr) {
     throw DeviceError(fmt::format("all ranks of plan {} are here: there is nothing to compare with", command.plan));
   }
-  return read_copies(plan, command, *device_.transfer_pool(), cancel_);
+  return device_.node_passes().read_copies(plan, command);
 }
 
 std::optional<LaneReport> LaneExecutor::operator()(Abort& command) {

@@ -75,6 +75,7 @@ class LaneExecutor {
  private:
   LoadedPlan& usable_plan(PlanId plan);
   LoadedStats* usable_stats(PlanId plan);  ///< null: the plan is of the other kind, or none
+  void check_travels(const LoadPlan& command) const;
   [[nodiscard]] std::unique_ptr<NodeRun> make_run(PlanId id, LoadedPlan& plan, Loaded& loaded);
   [[nodiscard]] std::uint64_t bytes_of(const std::vector<BufferId>& rank_buffers) const;
   [[nodiscard]] const LaneBuffer& buffer_of(std::size_t rank, BufferId buffer) const;

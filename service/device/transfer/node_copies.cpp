@@ -109,9 +109,14 @@ class CopyHasher {
 class ResultReading final : public PoolJob {
  public:
   ResultReading(
-      const LoadedPlan& plan, const ComparedPart& compared, const LaneMember& from, const std::atomic<bool>& cancel
+      const LoadedPlan& plan,
+      const ComparedPart& compared,
+      const LaneMember& from,
+      OutputReader& outputs,
+      const std::atomic<bool>& cancel
   )
       : plan_(plan),
+        outputs_(outputs),
         chunks_(std::span(plan.nodes()->held).subspan(compared.held.begin, compared.held.end - compared.held.begin)),
         from_(from),
         dtype_(plan.bucket_of(plan.layout().parts[compared.part].tensor).dtype),
@@ -145,7 +150,7 @@ class ResultReading final : public PoolJob {
       return;
     }
     const Chunk& chunk = chunks_[task];
-    const void* const values = plan_.output(chunk, from_, plan::size_of(dtype_));
+    const void* const values = outputs_.read(plan_, chunk, from_, plan::size_of(dtype_));
     if (scale_ != 1) {
       stats_[task].power_sum = power_sum(dtype_, values, chunk.count(), p(), scale_);
       return;
@@ -181,6 +186,7 @@ class ResultReading final : public PoolJob {
   }
 
   const LoadedPlan& plan_;
+  OutputReader& outputs_;
   std::span<const Chunk> chunks_;
   LaneMember from_;
   plan::DType dtype_;
@@ -226,7 +232,11 @@ std::vector<std::uint64_t> hash_copies(const LoadedPlan& plan) {
 }
 
 RowsRead read_copies(
-    const LoadedPlan& plan, const ReadRows& command, WorkerPool& pool, const std::atomic<bool>& cancel
+    const LoadedPlan& plan,
+    const ReadRows& command,
+    OutputReader& outputs,
+    WorkerPool& pool,
+    const std::atomic<bool>& cancel
 ) {
   check_wanted(command, plan.attempt().measured == command.tag, plan.nodes()->classes.size());
   RowsRead read{command.plan, command.tag, {}, {}};
@@ -246,7 +256,8 @@ RowsRead read_copies(
       }
       const bool contributed = known_of(plan, compared.part, sum) == SumKnown::Contributed;
       const StatsRow row =
-          contributed ? ResultReading(plan, compared, sums[sum].destinations.front(), cancel).row(pool) : StatsRow();
+          contributed ? ResultReading(plan, compared, sums[sum].destinations.front(), outputs, cancel).row(pool)
+                      : StatsRow();
       for (const LaneMember& destination : sums[sum].destinations) {
         if (ranks.insert(destination.rank).second) {
           read.rows.push_back({tensor, box, destination.rank, row});

@@ -10,6 +10,7 @@
 #include "device/host/worker_pool.hpp"
 #include "device/lane.hpp"
 #include "device/loaded/loaded_plan.hpp"
+#include "device/transfer/node_passes.hpp"
 
 #include <atomic>
 #include <cstddef>
@@ -28,7 +29,11 @@ namespace gradsync::device {
 /// Throws DeviceError unless a raw finish of this attempt came before and the plan has what is asked for, or where it
 /// is cancelled.
 [[nodiscard]] RowsRead read_copies(
-    const LoadedPlan& plan, const ReadRows& command, WorkerPool& pool, const std::atomic<bool>& cancel
+    const LoadedPlan& plan,
+    const ReadRows& command,
+    OutputReader& outputs,
+    WorkerPool& pool,
+    const std::atomic<bool>& cancel
 );
 
 }  // namespace gradsync::device

@@ -25,8 +25,9 @@ void for_each_held(const NodePlan& nodes, std::uint32_t task, const std::atomic<
 
 class Comparison final : public PoolJob {
  public:
-  Comparison(LoadedPlan& plan, std::uint32_t bucket, const std::atomic<bool>& cancel)
+  Comparison(LoadedPlan& plan, std::uint32_t bucket, OutputReader& outputs, const std::atomic<bool>& cancel)
       : plan_(plan),
+        outputs_(outputs),
         width_(plan::size_of(plan.layout().buckets[bucket].dtype)),
         tasks_(plan.nodes()->buckets[bucket].held_tasks),
         cancel_(cancel) {}
@@ -47,7 +48,7 @@ class Comparison final : public PoolJob {
       if (sums[sum].destinations.empty() || known_of(plan_, chunk.part, sum) != SumKnown::Contributed) {
         continue;
       }
-      const std::byte* values = plan_.output(chunk, sums[sum].destinations.front(), width_);
+      const std::byte* values = outputs_.read(plan_, chunk, sums[sum].destinations.front(), width_);
       first = first == nullptr ? values : first;
       if (std::memcmp(first, values, chunk.count() * width_) != 0) {
         for (const LaneMember& destination : sums[sum].destinations) {
@@ -62,6 +63,7 @@ class Comparison final : public PoolJob {
   }
 
   LoadedPlan& plan_;
+  OutputReader& outputs_;
   std::size_t width_;
   ChunkRange tasks_;
   const std::atomic<bool>& cancel_;
@@ -78,14 +80,10 @@ bool holds_back(const plan::ClipOutcome& outcome) {
 class Scaling final : public PoolJob {
  public:
   Scaling(LoadedPlan& plan, const ScaleGradients& command, const std::atomic<bool>& cancel)
-      : plan_(plan), command_(command), cancel_(cancel) {
-    multiplies_ = std::ranges::any_of(command.outcomes, changes) && std::ranges::none_of(command.outcomes, holds_back);
-  }
+      : plan_(plan), command_(command), scaling_(plan, command), cancel_(cancel) {}
 
   [[nodiscard]] std::uint32_t tasks() const {
-    const auto is_marked = [](const BucketState& bucket) { return bucket.marked; };
-    const bool needed = multiplies_ || std::ranges::any_of(plan_.attempt().buckets, is_marked);
-    return needed ? static_cast<std::uint32_t>(plan_.nodes()->held_tasks.size()) : 0;
+    return scaling_.needed() ? static_cast<std::uint32_t>(plan_.nodes()->held_tasks.size()) : 0;
   }
 
   void run_task(std::uint32_t task, std::size_t /*worker*/) noexcept override {
@@ -94,64 +92,74 @@ class Scaling final : public PoolJob {
 
  private:
   void finish(const Chunk& chunk) const {
-    const std::uint32_t tensor = plan_.part_of(chunk).tensor;
-    const bool complete = !plan_.attempt().tensors[tensor].incomplete;
-    if (!complete && std::ranges::binary_search(command_.absent, tensor)) {
-      return;
-    }
-    const plan::ClipOutcome& outcome = command_.outcomes[plan_.layout().tensors[tensor].clip_group];
-    const bool change = multiplies_ && changes(outcome);
     const std::vector<LaneSum>& sums = plan_.sums_of(plan_.part_of(chunk));
-    for (std::size_t sum = 0; sum < sums.size() && (change || !complete); ++sum) {
+    for (std::size_t sum = 0; sum < sums.size(); ++sum) {
       if (sums[sum].destinations.empty()) {
         continue;
       }
-      const bool contributed = complete || known_of(plan_, chunk.part, sum) == SumKnown::Contributed;
-      if (!contributed || (change && outcome.action == plan::StepAction::Zero)) {
-        write(chunk, sums[sum], nullptr);
-      } else if (change) {
-        write(chunk, sums[sum], &outcome.multiplier);
+      const OutputScaling::Change change = scaling_.of(chunk.part, sum);
+      if (change != OutputScaling::Change::None) {
+        write(chunk, sums[sum], change);
       }
     }
   }
 
-  /// Zeros are written and not multiplied, because NaN times 0 is NaN. Ranks may have changed their copies.
-  void write(const Chunk& chunk, const LaneSum& sum, const double* multiplier) const {
-    const plan::DType dtype = plan_.bucket_of(plan_.part_of(chunk).tensor).dtype;
+  /// Ranks may have changed their copies.
+  void write(const Chunk& chunk, const LaneSum& sum, OutputScaling::Change change) const {
+    const LaneTensor& tensor = plan_.layout().tensors[plan_.part_of(chunk).tensor];
+    const plan::DType dtype = plan_.layout().buckets[tensor.bucket].dtype;
     const std::size_t width = plan::size_of(dtype);
     for (const LaneMember& destination : sum.destinations) {
       void* const values = plan_.output(chunk, destination, width);
-      if (multiplier == nullptr) {
+      if (change == OutputScaling::Change::Zeros) {
         std::memset(values, 0, chunk.count() * width);
       } else {
-        scale_chunk(dtype, values, {&values, 1}, chunk.count(), *multiplier);
+        scale_chunk(dtype, values, {&values, 1}, chunk.count(), command_.outcomes[tensor.clip_group].multiplier);
       }
     }
   }
 
   LoadedPlan& plan_;
   const ScaleGradients& command_;
+  OutputScaling scaling_;
   const std::atomic<bool>& cancel_;
-  bool multiplies_ = false;
 };
 
 }  // namespace
 
-void compare_results(LoadedPlan& plan, std::uint32_t bucket, WorkerPool& pool, const std::atomic<bool>& cancel) {
-  Comparison comparison(plan, bucket, cancel);
+OutputScaling::OutputScaling(const LoadedPlan& plan, const ScaleGradients& command) : plan_(plan), command_(command) {
+  const auto is_marked = [](const BucketState& bucket) { return bucket.marked; };
+  multiplies_ = std::ranges::any_of(command.outcomes, changes) && std::ranges::none_of(command.outcomes, holds_back);
+  needed_ = multiplies_ || std::ranges::any_of(plan.attempt().buckets, is_marked);
+}
+
+OutputScaling::Change OutputScaling::of(std::uint32_t part, std::size_t sum) const {
+  const std::uint32_t tensor = plan_.layout().parts[part].tensor;
+  const bool complete = !plan_.attempt().tensors[tensor].incomplete;
+  if (!complete && std::ranges::binary_search(command_.absent, tensor)) {
+    return Change::None;
+  }
+  if (!complete && known_of(plan_, part, sum) != SumKnown::Contributed) {
+    return Change::Zeros;
+  }
+  const plan::ClipOutcome& outcome = command_.outcomes[plan_.layout().tensors[tensor].clip_group];
+  if (!multiplies_ || !changes(outcome)) {
+    return Change::None;
+  }
+  return outcome.action == plan::StepAction::Zero ? Change::Zeros : Change::Multiply;
+}
+
+void compare_results(
+    LoadedPlan& plan, std::uint32_t bucket, OutputReader& outputs, WorkerPool& pool, const std::atomic<bool>& cancel
+) {
+  Comparison comparison(plan, bucket, outputs, cancel);
   pool.run(comparison.tasks(), comparison);
 }
 
-void end_node_bucket(
-    LoadedPlan& plan,
-    const ReduceBucket& command,
-    WorkerPool& pool,
-    const StepPasses& passes,
-    const std::atomic<bool>& cancel
-) {
+void end_node_bucket(LoadedPlan& plan, const ReduceBucket& command, NodePasses& nodes, const StepPasses& passes) {
   compare_contributions(plan, command.bucket);
   if (command.compare) {
-    compare_results(plan, command.bucket, pool, cancel);
+    nodes.compare_results(plan, command.bucket);
     passes.throw_if_cancelled();
   }
   plan.nodes()->attempt.compared[command.bucket] = command.compare;

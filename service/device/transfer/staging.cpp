@@ -11,7 +11,7 @@
 
 namespace gradsync::device {
 
-Staging::Staging(std::uint64_t size_bytes) : size_bytes_(size_bytes) {
+StagingMemory::StagingMemory(std::uint64_t size_bytes) : size_bytes_(size_bytes) {
   if (size_bytes_ == 0) {
     return;
   }
@@ -26,13 +26,13 @@ Staging::Staging(std::uint64_t size_bytes) : size_bytes_(size_bytes) {
   memory_ = static_cast<std::byte*>(memory);
 }
 
-Staging::~Staging() {
+StagingMemory::~StagingMemory() {
   if (memory_ != nullptr) {
     ::munmap(memory_, size_bytes_);
   }
 }
 
-std::optional<std::uint64_t> Staging::place_for(std::uint64_t bytes) const {
+std::optional<std::uint64_t> StagingRing::place_for(std::uint64_t bytes) const {
   if (pieces_.empty()) {
     return bytes <= size_bytes_ ? std::optional<std::uint64_t>(0) : std::nullopt;
   }
@@ -47,7 +47,7 @@ std::optional<std::uint64_t> Staging::place_for(std::uint64_t bytes) const {
   return bytes <= oldest ? std::optional<std::uint64_t>(0) : std::nullopt;
 }
 
-std::byte* Staging::take(std::uint64_t bytes) {
+std::byte* StagingRing::take(std::uint64_t bytes) {
   const std::optional<std::uint64_t> place = place_for(bytes);
   if (!place) {
     return nullptr;
@@ -57,12 +57,12 @@ std::byte* Staging::take(std::uint64_t bytes) {
   return memory_ + *place;
 }
 
-void Staging::give_back() {
+void StagingRing::give_back() {
   taken_ -= pieces_.front().bytes;
   pieces_.pop_front();
 }
 
-void Staging::clear() {
+void StagingRing::clear() {
   pieces_.clear();
   taken_ = 0;
 }

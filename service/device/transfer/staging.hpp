@@ -9,13 +9,10 @@
 
 namespace gradsync::device {
 
-class Staging {
+/// Over memory of whichever device.
+class StagingRing {
  public:
-  /// Throws DeviceError OutOfMemory.
-  explicit Staging(std::uint64_t size_bytes);
-  ~Staging();
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
+  StagingRing(std::byte* memory, std::uint64_t size_bytes) : memory_(memory), size_bytes_(size_bytes) {}
 
   [[nodiscard]] std::uint64_t size_bytes() const { return size_bytes_; }
 
@@ -37,10 +34,34 @@ class Staging {
     std::uint64_t bytes = 0;
   };
 
-  std::byte* memory_ = nullptr;
+  std::byte* memory_;
   std::uint64_t size_bytes_;
   std::deque<Piece> pieces_;  ///< the oldest first
   std::uint64_t taken_ = 0;
+};
+
+/// Memory of the CPU.
+class StagingMemory {
+ public:
+  /// Throws DeviceError OutOfMemory.
+  explicit StagingMemory(std::uint64_t size_bytes);
+  ~StagingMemory();
+  StagingMemory(const StagingMemory&) = delete;
+  StagingMemory& operator=(const StagingMemory&) = delete;
+
+  [[nodiscard]] std::byte* begin() const { return memory_; }
+
+ private:
+  std::byte* memory_ = nullptr;
+  std::uint64_t size_bytes_;
+};
+
+/// Both.
+class Staging : private StagingMemory, public StagingRing {
+ public:
+  /// Throws DeviceError OutOfMemory.
+  explicit Staging(std::uint64_t size_bytes)
+      : StagingMemory(size_bytes), StagingRing(StagingMemory::begin(), size_bytes) {}
 };
 
 }  // namespace gradsync::device

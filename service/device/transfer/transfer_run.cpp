@@ -293,7 +293,7 @@ void TransferRun::finish(Reduction& reduction) {
   if (!reduction.failure) {
     try {
       const auto start = std::chrono::steady_clock::now();
-      end_node_bucket(plan_, command, pool_, passes_, cancel_);
+      end_node_bucket(plan_, command, outputs_, passes_);
       reduction.busy_s += seconds(std::chrono::steady_clock::now() - start);
     } catch (...) {
       reduction.failure = failure_by_exception(about_reduction(command));

@@ -12,6 +12,7 @@
 // and every later reduction of what travels.
 
 #include "base/clock.hpp"
+#include "device/host/host_node_passes.hpp"
 #include "device/host/worker_pool.hpp"
 #include "device/lane.hpp"
 #include "device/loaded/loaded_plan.hpp"
@@ -124,6 +125,7 @@ class TransferRun final : public NodeRun {
   std::vector<Work> works_;
   std::vector<WireDone> done_;
   std::vector<LaneReport> reports_;
+  HostNodePasses outputs_{pool_, cancel_};
   BlockPass pass_;
   std::optional<Tag> last_tag_;
   std::optional<Lost> lost_;  ///< why nothing travels any more
