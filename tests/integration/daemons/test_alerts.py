@@ -102,13 +102,19 @@ class Run:
         self.scrapes += [{"up": 0.0}] * minutes
 
 
-@pytest.fixture
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+@contextlib.contextmanager
+def running(*flags: str, copies: bool = False) -> Iterator[Run]:
     with contextlib.ExitStack() as leaving:
-        daemon = leaving.enter_context(Daemon())
-        run = Run(daemon, copies=getattr(request, "param", False))
+        daemon = leaving.enter_context(Daemon(*flags))
+        run = Run(daemon, copies=copies)
         for rank in run.ranks:
             leaving.callback(rank.client.abandon)
+        yield run
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    with running(copies=getattr(request, "param", False)) as run:
         yield run
 
 
@@ -285,13 +291,20 @@ def dashboard_expressions() -> list[str]:
     return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
 
 
-def test_the_dashboard_asks_for_metrics_that_exist(run: Run) -> None:
-    run.steps(2)
-    run.scrape()
+def asked_for(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:gradsync|process)_\w+", expression)) - {"process_cpu"}
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    with running("--engine-job-gauges", "1") as run:
+        run.steps(2)
+        run.scrape()
     known = {series.partition("{")[0] for series in run.scrapes[-1]}
+    assert {"gradsync_job_grad_norm", "gradsync_job_grad_clip_threshold"} <= asked_for(
+        "\n".join(dashboard_expressions())
+    )
     for expression in [*dashboard_expressions(), RULES.read_text()]:
-        asked = set(re.findall(r"\b(?:gradsync|process)_\w+", expression)) - {"process_cpu"}
-        assert asked <= known, asked - known
+        assert asked_for(expression) <= known, asked_for(expression) - known
 
 
 def test_the_expressions_of_the_dashboard_are_read_by_prometheus(promtool: str, tmp_path: Path) -> None:
