@@ -15,7 +15,7 @@ namespace gradsync::kernels {
 
 inline namespace of_gpu_library {
 
-/// Of this thread.
+/// That of this thread.
 struct LastFailure {
   std::string words;
   int code = 0;  ///< a cudaError_t; 0: it was not one of CUDA

@@ -3,6 +3,7 @@
 #include "device/collective/collective_run.hpp"
 
 #include "conformance/collective_world.hpp"
+#include "device/host/host_node_passes.hpp"
 #include "device/host/host_passes.hpp"
 #include "fakes/libnccl/nccl_world.hpp"
 
@@ -34,7 +35,7 @@ class RunOfNode {
         memory_(job.arenas),
         collectives_(fake_options(), std::make_unique<fakes::HostMemoryDevice>(fake, node_)),
         loaded_(layout(job, placed, node), views(placed), 1) {
-    run_ = std::make_unique<CollectiveRun>(kPlanOfNodes, loaded_, collectives_, pool_, passes_, cancel_);
+    run_ = std::make_unique<CollectiveRun>(kPlanOfNodes, loaded_, collectives_, node_passes_, passes_, cancel_);
   }
 
   [[nodiscard]] CollectiveRun& run() { return *run_; }
@@ -87,6 +88,7 @@ class RunOfNode {
   std::atomic<bool> cancel_{false};
   WorkerPool pool_{1, "test"};
   HostPasses passes_{pool_, cancel_};
+  HostNodePasses node_passes_{pool_, cancel_};
   std::vector<std::vector<std::byte>> memory_;  ///< by rank
   LaneCollectives collectives_;
   LoadedPlan loaded_;

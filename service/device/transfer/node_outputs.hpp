@@ -30,7 +30,7 @@ class OutputScaling {
   /// Whether anything may be changed at all.
   [[nodiscard]] bool needed() const { return needed_; }
 
-  /// Of a sum of a part; zeros are written and not multiplied, because NaN times 0 is NaN.
+  /// That of a sum of a part. Zeros are written and not multiplied, because NaN times 0 is NaN.
   [[nodiscard]] Change of(std::uint32_t part, std::size_t sum) const;
 
  private:
