@@ -1,6 +1,7 @@
 #include "net/listener.hpp"
 
 #include "base/descriptors.hpp"
+#include "base/error_page.hpp"
 #include "net/fd/fd_session.hpp"
 #include "net/http/http_session.hpp"
 #include "net/socket/peer.hpp"
@@ -32,7 +33,8 @@ void say(int socket, const std::string& answer) {
 }
 
 std::string http_refusal(const char* status, const Error& error) {
-  const std::string body = fmt::format("{}: {}; {}\n", kind_of(error.code), error.message, error.hint);
+  const std::string body =
+      fmt::format("{}: {}; {}\n", kind_of(error.code), error.message, with_page(error.hint, error.code));
   return fmt::format(
       "HTTP/1.1 {}\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{}",
       status,

@@ -1,6 +1,7 @@
 #include "rpc/error_codes.hpp"
 
 #include "base/assert.hpp"
+#include "base/error_page.hpp"
 #include "rpc/json/codec.hpp"
 
 #include <array>
@@ -129,7 +130,8 @@ std::string error_json(const Error& error) {
   writer.key("retryable");
   writer.value(row.retryable);
   writer.key("hint");
-  writer.value(error.hint.empty() ? std::string_view(row.hint) : std::string_view(error.hint));
+  const std::string_view hint = error.hint.empty() ? std::string_view(row.hint) : std::string_view(error.hint);
+  writer.value(std::string_view(with_page(hint, error.code)));
   write_if(writer, "path", error.path, !error.path.empty());
   write_if(writer, "job", error.job, !error.job.empty());
   write_if(writer, "tensor", error.tensor, !error.tensor.empty());
@@ -155,7 +157,7 @@ std::string error_table_json() {
         {"code", row.json_rpc},
         {"http", row.http},
         {"retryable", row.retryable},
-        {"hint", row.hint}});
+        {"hint", with_page(row.hint, row.code)}});
   }
   return table.dump(2) + "\n";
 }

@@ -17,7 +17,8 @@ MARK = re.compile(r"<!-- example: ([a-z_.]+) -->\n(?:```text\n.*?\n```\n<!-- end
 def error_message(expected: dict[str, object], codes: dict[str, dict[str, object]]) -> dict[str, object]:
     """The whole message of an `expect_error` line."""
     row = codes[str(expected["kind"])]
-    data = {"kind": expected["kind"], "retryable": row["retryable"], "hint": "<text>"}
+    hint = f"<text> (gradsyncd explain {expected['kind']})"
+    data = {"kind": expected["kind"], "retryable": row["retryable"], "hint": hint}
     data |= {key: value for key, value in expected.items() if key not in ("id", "kind", "message")}
     error = {"code": row["code"], "message": expected.get("message", "<text>"), "data": data}
     return {"jsonrpc": "2.0", "id": expected["id"], "error": error}

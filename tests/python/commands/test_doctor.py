@@ -158,7 +158,7 @@ def test_an_examination_that_fails_is_no_finding(
     said = capsys.readouterr()
     assert (said.out, said.err.strip()) == (
         "",
-        f"the doctor (pid 4711) did not end within 60000 ms and was killed; scripted hint (gradsync explain {kind})",
+        f"the doctor (pid 4711) did not end within 60000 ms and was killed; scripted hint (gradsyncd explain {kind})",
     )
 
 

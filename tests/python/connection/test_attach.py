@@ -171,7 +171,7 @@ def test_the_daemons_refusal_is_typed_and_ends_with_the_hint(client: gradsync.Cl
     with pytest.raises(RankInUse) as caught:
         client.attach(job="j", rank=0, world_size=2)
     assert (caught.value.rank, caught.value.job, caught.value.kind) == (0, "j", "rank_in_use")
-    assert str(caught.value).endswith("scripted hint (gradsync explain rank_in_use)")
+    assert str(caught.value).endswith("scripted hint (gradsyncd explain rank_in_use)")
     assert client.job is None
 
 

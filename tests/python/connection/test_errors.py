@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradsync import errors
-from gradsync._wire_errors import error_from_wire
+from gradsync._wire_errors import error_from_wire, local_error
 
 TABLE = Path(__file__).parents[2] / "contract" / "error_codes.json"
 KINDS = sorted(cls.KIND for cls in errors.RpcError.__subclasses__())
@@ -61,7 +61,7 @@ def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> 
         }
     )
     assert type(error).KIND == error.kind == kind
-    assert str(error) == f"tensors[3].shape: found this (node 'n'); do that (gradsync explain {kind})"
+    assert str(error) == f"tensors[3].shape: found this (node 'n'); do that (gradsyncd explain {kind})"
     assert (error.code, error.retryable, error.path, error.job, error.tensor, error.node) == (
         -31000,
         True,
@@ -74,6 +74,16 @@ def test_fields_come_from_data_and_the_message_ends_with_the_hint(kind: str) -> 
     assert (error.epoch, error.attempt, error.waited_s) == (3, 9, 1.5)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again), again.attempt) == (type(error), str(error), 9)
+
+
+def test_the_page_of_a_kind_is_named_once_whoever_gave_the_hint() -> None:
+    for row in json.loads(TABLE.read_text()):
+        page = f"(gradsyncd explain {row['kind']})"
+        assert row["hint"].endswith(f" {page}"), "the table has the hints as they are on the wire"
+        told = error_from_wire({"code": row["code"], "message": "m", "data": row})
+        own = local_error(type(told), "m", "do that")
+        assert (told.hint, str(told)) == (row["hint"], f"m; {row['hint']}")
+        assert (own.hint, str(own)) == (f"do that {page}", f"m; do that {page}")
 
 
 def test_a_node_that_the_message_names_is_not_named_again() -> None:

@@ -130,7 +130,8 @@ def match(pattern: Json, found: Json, variables: dict[str, Json], path: str = "m
 
 def error_pattern(expected: Json) -> Json:
     row = CODES[expected["kind"]]
-    data = {"kind": expected["kind"], "retryable": row["retryable"], "hint": "<text>", "...": True}
+    page = f"<has:(gradsyncd explain {expected['kind']})>"
+    data = {"kind": expected["kind"], "retryable": row["retryable"], "hint": page, "...": True}
     data |= {key: value for key, value in expected.items() if key not in ("id", "kind", "message")}
     error = {"code": row["code"], "message": expected.get("message", "<text>"), "data": data}
     return {"jsonrpc": "2.0", "id": expected["id"], "error": error}

@@ -1,5 +1,6 @@
 #include "rpc/error_codes.hpp"
 
+#include "base/error_page.hpp"
 #include "committed_file.hpp"
 #include "rpc/json/codec.hpp"
 
@@ -49,13 +50,16 @@ TEST(ErrorCodes, passes_every_field_of_an_error_on) {
       "retryable":true,"hint":"","path":"ready","job":"llm","tensor":"wq","ranks":[1,3],"tensors":["wq","wk"],"rank":1,
       "step":7,"bucket":2,"epoch":4,"attempt":9,"waited_s":1.5}})");
   Json written = Json::parse(error_json(error));
-  EXPECT_EQ(written["data"]["hint"], row_of(ErrorCode::StepTimeout).hint);
+  EXPECT_EQ(written["data"]["hint"], with_page(row_of(ErrorCode::StepTimeout).hint, ErrorCode::StepTimeout));
   written["data"]["hint"] = "";
   EXPECT_EQ(written, expected);
 }
 
 TEST(ErrorCodes, prefers_the_hint_of_the_error) {
-  EXPECT_EQ(Json::parse(error_json(make_error(ErrorCode::NotReady, "m", "h")))["data"]["hint"], "h");
+  EXPECT_EQ(
+      Json::parse(error_json(make_error(ErrorCode::NotReady, "m", "h")))["data"]["hint"],
+      "h (gradsyncd explain not_ready)"
+  );
   EXPECT_EQ(Json::parse(error_json(make_error(ErrorCode::NotReady, "m")))["data"].size(), 3U);
 }
 

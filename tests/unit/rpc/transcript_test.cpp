@@ -107,7 +107,8 @@ class Replay {
   }
 
   static Json error_pattern(const Json& expected) {
-    Json data = {{"kind", expected["kind"]}, {"hint", "<text>"}, {"...", true}};
+    const std::string page = "<has:(gradsyncd explain " + expected["kind"].get<std::string>() + ")>";
+    Json data = {{"kind", expected["kind"]}, {"hint", page}, {"...", true}};
     Json message = "<text>";
     for (const auto& [key, value] : expected.items()) {
       if (key == "message") {

@@ -217,7 +217,7 @@ class RpcError(GradsyncError):
         self.data: dict[str, Any] = dict(data or {})
         self.kind = str(self.data.get("kind", self.KIND))
         self.retryable = bool(self.data.get("retryable", False))
-        self.hint = str(self.data.get("hint") or "")
+        self.hint = _with_page(str(self.data.get("hint") or ""), self.KIND)
         self.path: str | None = self.data.get("path")
         self.job: str | None = self.data.get("job")
         self.tensor: str | None = self.data.get("tensor")
@@ -233,11 +233,16 @@ class RpcError(GradsyncError):
         where = f"{self.path}: " if self.path and self.path not in message else ""
         on = f" (node '{self.node}')" if self.node and f"'{self.node}'" not in message else ""
         said = f"{where}{message}{on}"
-        page = f" (gradsync explain {self.kind})" if self.KIND else ""  # a kind of a newer daemon has no page here
-        super().__init__(f"{said}; {self.hint}{page}" if self.hint else said)
+        super().__init__(f"{said}; {self.hint}" if self.hint else said)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self.message, self.data)
+
+
+def _with_page(hint: str, kind: str) -> str:
+    """With the command that prints the page of the kind: the daemon's hints have it, those of this client get it."""
+    page = f" (gradsyncd explain {kind})"
+    return f"{hint}{page}" if hint and kind and not hint.endswith(page) else hint
 
 
 def _optional_int(value: Any) -> int | None:

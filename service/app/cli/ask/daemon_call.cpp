@@ -31,10 +31,7 @@ std::variant<nlohmann::ordered_json, int> call_daemon(
     const Json& error = answer["error"];
     const Json data = error.value("data", Json::object());
     const std::string kind = data.value("kind", "error");
-    complain(
-        fmt::format("{}: {}", kind, error.value("message", "")),
-        fmt::format("{} (gradsyncd explain {})", data.value("hint", ""), kind)
-    );
+    complain(fmt::format("{}: {}", kind, error.value("message", "")), data.value("hint", ""));
     return static_cast<int>(kExitFailure);
   }
   complain(fmt::format("the daemon at '{}' answered {}: {}", *socket, reply->status, reply->body), "");

@@ -1,5 +1,6 @@
 #include "app/cli/exit_code.hpp"
 #include "app/config/settings.hpp"
+#include "base/error_page.hpp"
 #include "base/text/text.hpp"
 #include "plan/explain.hpp"
 #include "plan/layout/bucket_assignment.hpp"
@@ -43,7 +44,11 @@ Result<plan::Plan> plan_of(std::istream& in, plan::BucketSizes sizes) {
 }
 
 Json refusal(const Error& error) {
-  Json json{{"ok", false}, {"kind", kind_of(error.code)}, {"message", error.message}, {"hint", error.hint}};
+  Json json{
+      {"ok", false},
+      {"kind", kind_of(error.code)},
+      {"message", error.message},
+      {"hint", with_page(error.hint, error.code)}};
   if (!error.path.empty()) {
     json["path"] = error.path;
   }
@@ -152,7 +157,9 @@ int execute(const PlanCheckCommand& command) {
       std::cout << refusal(plan.error()).dump(2) << "\n";
     } else {
       const std::string& path = plan.error().path;
-      complain((path.empty() ? "" : path + ": ") + plan.error().message, plan.error().hint);
+      complain(
+          (path.empty() ? "" : path + ": ") + plan.error().message, with_page(plan.error().hint, plan.error().code)
+      );
     }
     return kExitFailure;
   }

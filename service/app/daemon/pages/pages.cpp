@@ -2,6 +2,7 @@
 
 #include "app/daemon/pages/status_page.hpp"
 #include "app/page/page_files.hpp"
+#include "base/error_page.hpp"
 #include "base/version.hpp"
 #include "rpc/error_codes.hpp"
 
@@ -21,7 +22,7 @@ namespace {
 
 net::HttpReply error_reply(const Error& error) {
   const rpc::ErrorRow& row = rpc::row_of(error.code);
-  std::string text = fmt::format("{}: {}; {}\n", kind_of(error.code), error.message, error.hint);
+  std::string text = fmt::format("{}: {}; {}\n", kind_of(error.code), error.message, with_page(error.hint, error.code));
   return {row.http, "text/plain; charset=utf-8", std::move(text)};
 }
 
