@@ -56,10 +56,10 @@ def _check_nesting(spans: list[Event]) -> None:
 
 
 def _check_pairs(halves: list[Event]) -> None:
-    """Each begin has its end behind it, of the same category, id and name."""
-    opened: dict[tuple[str, str, str], Event] = {}
+    """Each begin has its end behind it, of the same process, category, id and name."""
+    opened: dict[tuple[int, str, str, str], Event] = {}
     for half in halves:
-        key = (half["cat"], half["id"], half["name"])
+        key = (half["pid"], half["cat"], half["id2"]["local"], half["name"])
         if half["ph"] == "b":
             assert key not in opened, half
             opened[key] = half

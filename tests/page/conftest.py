@@ -23,6 +23,8 @@ except ImportError:
     expect = None  # every test is skipped
 
 CHROMIUM = shutil.which("chromium")
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / ("docs/images" if os.environ.get("GRADSYNC_REGENERATE") else "build/results/page")
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 

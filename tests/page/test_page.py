@@ -7,17 +7,13 @@ import os
 import re
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TOKEN, expect
+from conftest import PICTURES, TOKEN, expect
 from daemon import DEADLINE_S
 from forwarded import Forwarded
 from training import Training
-
-ROOT = Path(__file__).resolve().parents[2]
-PICTURES = ROOT / ("docs/images" if os.environ.get("GRADSYNC_REGENERATE") else "build/results/page")
 
 
 def opened(page: Any, address: str) -> Any:

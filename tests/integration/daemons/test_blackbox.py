@@ -150,11 +150,11 @@ def test_the_last_steps_of_a_running_job_are_a_trace(folder: Path) -> None:
         assert [event["args"] for event in late] == [{"rank": 2}] * 4
         for category, name in (("ready", "bucket {} collecting"), ("reduce", "bucket {}")):
             begins = [event for event in events if event["ph"] == "b" and event["cat"] == category]
-            ends = {event["id"]: event for event in events if event["ph"] == "e" and event["cat"] == category}
+            ends = {event["id2"]["local"]: event for event in events if event["ph"] == "e" and event["cat"] == category}
             assert sorted(event["name"] for event in begins) == sorted(name.format(n) for n in (0, 1, 2) for _ in steps)
             for event in begins:
                 begin, end = times[event["args"]["attempt"] - begins[0]["args"]["attempt"]]
-                assert begin <= event["ts"] <= ends[event["id"]]["ts"] <= end
+                assert begin <= event["ts"] <= ends[event["id2"]["local"]]["ts"] <= end
 
 
 def test_a_trace_is_of_one_job_and_goes_where_it_is_told(folder: Path, tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ TEST(ChromeTrace, brings_the_clocks_of_nodes_together) {
     } else if (event["name"] == "process_name") {
       names[event["pid"]] = event["args"]["name"];
     } else if (event["ph"] == "b" || event["ph"] == "e") {
-      open[{event["cat"], event["id"]}] += event["ph"] == "b" ? 1 : -1;
+      open[{event["cat"], event["id2"]["local"]}] += event["ph"] == "b" ? 1 : -1;
     }
     EXPECT_TRUE(event["ph"] == "M" || event["ts"] >= 0);
   }
