@@ -88,7 +88,11 @@ void add_config_show(CLI::App& show, Parsed& parsed) {
 }
 
 void add_status(CLI::App& status, Parsed& parsed) {
-  status.add_flag("--watch", parsed.status.watch, "Again every second, until interrupted");
+  status.add_flag(
+      "--watch",
+      parsed.status.watch,
+      "Again every second, until interrupted; `gradsync status --watch` draws norms over time, too"
+  );
   status.add_flag("--json", parsed.status.json, "The result of status.get");
   status.footer("\nExample: gradsyncd status --address unix:/run/gradsync/gradsync.sock");
   add_address(status, parsed.status.address);
@@ -186,6 +190,24 @@ void add_live_trace(CLI::App& trace, Parsed& parsed) {
 void add_version(CLI::App& version, Parsed& parsed) {
   version.add_flag("--json", parsed.version.json, "As JSON");
   version.footer("\nExample: gradsyncd version --json");
+}
+
+void add_bench(CLI::App& bench, Parsed& parsed) {
+  bench.add_option("--address", parsed.bench.address, "Socket of a daemon to measure; else a private one")
+      ->type_name("SOCKET");
+  bench.add_option("--megabytes", parsed.bench.megabytes, "MiB of gradients of a rank, 64 unless given")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024).description(""));
+  bench.add_option("--rounds", parsed.bench.rounds, "Rounds of each part, 12 unless given")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1000).description(""));
+  bench.add_flag("--json", parsed.bench.json, "As JSON");
+  bench.footer(
+      "\nExample: gradsyncd bench\n"
+      "It becomes `gradsync bench`, which has to be in PATH (pip install gradsync). That takes some ten seconds, both "
+      "cores "
+      "and memory: not beside a training whose speed matters. The exit code is 1 where a figure is above its bound."
+  );
 }
 
 void add_doctor(CLI::App& doctor, Parsed& parsed) {
@@ -300,6 +322,11 @@ constexpr CommandRow kCommandRows[] = {
      "Look for what would keep gradients from being served here, and say what to do",
      add_doctor,
      take<&Parsed::doctor>},
+    {"",
+     "bench",
+     "Measure what steps take on this node, beside the least that its memory and its sockets allow",
+     add_bench,
+     take<&Parsed::bench>},
     {"", "explain", "Say what a kind of error means, and what to do", add_explain, take<&Parsed::explain>},
     {"", "token", "Tokens of those who come over TCP", add_group, nullptr},
     {"token", "new", "Make one of 256 random bits", add_token_new, take<&Parsed::token>},

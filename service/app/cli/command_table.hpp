@@ -24,6 +24,7 @@ struct Parsed {
   BlackboxAnalyzeCommand analyze;
   BlackboxTraceCommand trace;
   TraceCommand live_trace;
+  BenchCommand bench;
   DoctorCommand doctor;
   ExplainCommand explain;
   TokenNewCommand token;

@@ -85,6 +85,14 @@ struct TraceCommand {
   std::string out;      ///< file; empty: standard output
 };
 
+/// Measures a node, by the Python client's command of the same name.
+struct BenchCommand {
+  std::string address;  ///< empty: a private daemon of this binary
+  int megabytes = 64;   ///< gradients of a rank
+  int rounds = 12;
+  bool json = false;
+};
+
 /// Looks for what would keep gradients on this machine from being served.
 struct DoctorCommand {
   SettingsSource settings;
@@ -140,6 +148,7 @@ using Command = std::variant<
     BlackboxAnalyzeCommand,
     BlackboxTraceCommand,
     TraceCommand,
+    BenchCommand,
     DoctorCommand,
     ExplainCommand,
     TokenNewCommand,
@@ -160,6 +169,7 @@ using Command = std::variant<
 [[nodiscard]] int execute(const BlackboxAnalyzeCommand& command);
 [[nodiscard]] int execute(const BlackboxTraceCommand& command);
 [[nodiscard]] int execute(const TraceCommand& command);
+[[nodiscard]] int execute(const BenchCommand& command);
 [[nodiscard]] int execute(const DoctorCommand& command);
 [[nodiscard]] int execute(const ExplainCommand& command);
 [[nodiscard]] int execute(const TokenNewCommand& command);

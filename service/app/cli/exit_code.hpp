@@ -12,8 +12,8 @@ enum ExitCode : int {
   kExitInternal = 70,        ///< a defect
   kExitTryAgain = 75,        ///< another daemon is in the way, or a port
   kExitConfiguration = 78,   ///< a setting is wrong
-  kExitNotExecutable = 126,  ///< of `run`: the command cannot be executed
-  kExitNotFound = 127,       ///< of `run`: there is no such command
+  kExitNotExecutable = 126,  ///< of `run` and `bench`: the command cannot be executed
+  kExitNotFound = 127,       ///< of `run` and `bench`: there is no such command
 };
 
 struct ExitCodeText {

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import re
+import signal
 import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from daemon import BINARY, Daemon, clean_environment, get, run_command
+from daemon import BINARY, DEADLINE_S, Daemon, clean_environment, get, run_command
+from raw import RawRank
 
 import gradsync
 
@@ -40,6 +46,69 @@ def commit_written(sources: Path, output: Path, given: str = "") -> str:
         ["cmake", *(f"-D{key}={value}" for key, value in values.items()), "-P", script], capture_output=True, text=True
     )
     return done.stderr if done.returncode else re.findall(r'return "(.*)";', output.read_text())[0]
+
+
+CLIENT = f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([os.environ['GRADSYNCD'], *sys.argv[1:]]))\n"
+
+
+def test_a_bench_is_that_of_the_client_with_this_daemon(tmp_path: Path) -> None:
+    client = tmp_path / "gradsync"
+    client.write_text(CLIENT)
+    client.chmod(0o755)
+    with_client = clean_environment(PATH=str(tmp_path))
+    with_client.pop("GRADSYNCD", None)
+    passed_on = json.loads(run_command("bench", env=with_client).stdout)
+    assert passed_on == [os.path.realpath(BINARY), "bench", "--megabytes", "64", "--rounds", "12"]
+    words = ("--address", "/run/s.sock", "--megabytes", "8", "--rounds", "3", "--json")
+    passed_on = json.loads(run_command("bench", *words, env=with_client).stdout)
+    assert sorted(passed_on[1:]) == sorted(["bench", *words])
+    help_of_client = subprocess.run(
+        [sys.executable, "-m", "gradsync", "bench", "--help"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert set(words) & set(re.findall(r"--\w+", help_of_client)) == {word for word in words if word.startswith("--")}
+
+
+def test_a_bench_without_the_client_says_where_it_comes_from(tmp_path: Path) -> None:
+    done = run_command("bench", env=clean_environment(PATH=str(tmp_path)))
+    assert (done.returncode, done.stdout) == (127, "")
+    assert "cannot run 'gradsync bench'" in done.stderr
+    assert "pip install gradsync" in done.stderr
+    assert "gradsync bench" in run_command("bench", "--help").stdout
+    assert run_command("bench", "--megabytes", "0").returncode == 64
+
+
+def on_a_terminal(daemon: Daemon, *words: str, **more: str) -> str:
+    """What `gradsyncd status` draws first."""
+    ours, theirs = pty.openpty()
+    command = [BINARY, "status", "--address", daemon.socket, *words]
+    environment = clean_environment()
+    environment.pop("NO_COLOR", None)
+    process = subprocess.Popen(command, stdout=theirs, env={**environment, **more})
+    os.close(theirs)
+    drawn = b""
+    with contextlib.suppress(OSError):  # it has ended, and nothing of it is left
+        while b"no process" not in drawn or not drawn.endswith(b"\n"):
+            drawn += os.read(ours, 4096)
+    if "--watch" in words:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE_S) == 0
+    os.close(ours)
+    return drawn.decode()
+
+
+def test_a_status_is_in_colour_on_a_terminal_and_plain_elsewhere() -> None:
+    with Daemon() as daemon, RawRank(daemon.socket, "llm", 1, 2):
+        red, green, bold = "\x1b[31m", "\x1b[32m", "\x1b[1m"
+        watched = on_a_terminal(daemon, "--watch")
+        assert watched.startswith("\x1b[H\x1b[2J")
+        assert f"{green}serving\x1b[0m" in watched
+        assert f"job {bold}llm\x1b[0m" in watched
+        assert f"{red}  rank 0: no process\x1b[0m" in watched
+        assert f"rank 1     {green}attached     \x1b[0m pid " in watched
+        assert "\x1b[3" not in on_a_terminal(daemon, NO_COLOR="1")
+        plain = run_command("status", "--address", daemon.socket).stdout
+        assert "\x1b" not in plain
+        assert "rank 1     attached      pid " in plain
 
 
 def test_the_commit_is_that_of_the_checkout_and_a_file_that_says_it_already_stays(tmp_path: Path) -> None:

@@ -5,22 +5,60 @@
 #include "app/daemon/signals.hpp"
 #include "base/text/text.hpp"
 
+#include <fmt/color.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <iostream>
 #include <limits>
+#include <string>
+#include <string_view>
 
 namespace gradsync::app {
 
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+/// Texts in colour, where a terminal shows them. States have the colours of `gradsync status --watch`.
+class Paint {
+ public:
+  explicit Paint(bool on) : on_(on) {}
+
+  [[nodiscard]] std::string bold(const std::string& text) const { return as(fmt::emphasis::bold, text); }
+
+  [[nodiscard]] std::string warning(const std::string& text) const {
+    return as(fmt::fg(fmt::terminal_color::yellow), text);
+  }
+
+  [[nodiscard]] std::string failure(const std::string& text) const {
+    return as(fmt::fg(fmt::terminal_color::red), text);
+  }
+
+  /// Filled with blanks up to `width`.
+  [[nodiscard]] std::string state(const std::string& state, int width = 0) const {
+    constexpr std::string_view kGood[] = {"serving", "ready", "stepping", "attached", "declared", "idle", "reducing"};
+    const std::string text = fmt::format("{:<{}}", state, width);
+    return state == "disconnected"                              ? failure(text)
+           : std::ranges::find(kGood, state) != std::end(kGood) ? as(fmt::fg(fmt::terminal_color::green), text)
+                                                                : warning(text);
+  }
+
+ private:
+  [[nodiscard]] std::string as(const fmt::text_style& style, const std::string& text) const {
+    return on_ && !text.empty() ? fmt::format(style, "{}", text) : text;
+  }
+
+  bool on_;
+};
+
+constexpr int kStateWidth = 13;
 
 /// Norm and threshold, for people; the wire writes what JSON cannot carry as a text.
 std::string measured(const Json& job) {
@@ -41,7 +79,7 @@ double number_of(const Json& policy, const char* name) {
   return value.is_number() ? value.get<double>() : std::numeric_limits<double>::infinity();
 }
 
-std::string policy_text(const Json& policy) {
+std::string policy_text(const Json& policy, const Paint& paint) {
   engine::ClipStatus one;
   one.group = policy.value("group", "");
   one.policy = policy.value("policy", "");
@@ -53,26 +91,44 @@ std::string policy_text(const Json& policy) {
   one.threshold_highest = number_of(policy, "threshold_highest");
   std::string text = "  " + clip_text(one) + "\n";
   for (const Json& sign : policy.value("signs", Json::array())) {
-    text += "    ! " + sign.get<std::string>() + "\n";
+    text += paint.warning("    ! " + sign.get<std::string>()) + "\n";
   }
   return text;
 }
 
-std::string job_text(const Json& job) {
+std::string rank_text(const Json& rank, const Paint& paint) {
+  const std::string waiting = rank.value("waiting_in", "");
+  const std::string measured = rank.value("measured_by", "");
+  return fmt::format(
+      "  rank {:<5} {} pid {:<8} {:<10} {}{}{}\n",
+      rank.value("rank", 0),
+      paint.state(rank.value("state", ""), kStateWidth),
+      rank.value("pid", 0),
+      human_bytes(rank.value("arena_bytes", std::uint64_t{0})),
+      waiting.empty()
+          ? ""
+          : paint.warning(fmt::format("waits {} in {}", human_seconds(rank.value("waited_s", 0.0)), waiting)),
+      rank.value("paused", false) ? paint.warning(" paused") : "",
+      measured.empty() ? "" : " measured by " + measured
+  );
+}
+
+std::string job_text(const Json& job, const Paint& paint) {
   const double age = job.value("last_commit_age_s", -1.0);
   const std::string reason = job.value("reason", "");
+  const auto failed = job.value("steps_failed", std::int64_t{0});
   std::string text = fmt::format(
-      "\njob {}  {}{}{}\n  step {} (epoch {}, attempt {}), {} committed, {} failed, last commit {}\n  {}, "
+      "\njob {}  {}{}{}\n  step {} (epoch {}, attempt {}), {} committed, {}, last commit {}\n  {}, "
       "{} tensors in {} buckets over {}{}\n",
-      job.value("job", ""),
-      job.value("state", ""),
+      paint.bold(job.value("job", "")),
+      paint.state(job.value("state", "")),
       reason.empty() ? "" : ": ",
       reason,
       job.value("last_step", -1),
       job.value("epoch", 0),
       job.value("attempt", 0),
       job.value("steps_committed", 0),
-      job.value("steps_failed", 0),
+      failed > 0 ? paint.failure(fmt::format("{} failed", failed)) : "0 failed",
       age < 0 ? "none" : human_seconds(age) + " ago",
       measured(job),
       job.value("tensors", 0),
@@ -81,7 +137,7 @@ std::string job_text(const Json& job) {
       job.contains("partial_sums") ? ", partial sums in " + job.value("partial_sums", "") : ""
   );
   for (const Json& policy : job.value("clip", Json::array())) {
-    text += policy_text(policy);
+    text += policy_text(policy, paint);
   }
   for (const Json& group : job.value("communicators", Json::array())) {
     const double used = group.value("last_use_age_s", -1.0);
@@ -99,32 +155,21 @@ std::string job_text(const Json& job) {
     );
   }
   for (const Json& rank : job.value("ranks", Json::array())) {
-    const std::string waiting = rank.value("waiting_in", "");
-    const std::string measured = rank.value("measured_by", "");
-    text += fmt::format(
-        "  rank {:<5} {:<13} pid {:<8} {:<10} {}{}{}\n",
-        rank.value("rank", 0),
-        rank.value("state", ""),
-        rank.value("pid", 0),
-        human_bytes(rank.value("arena_bytes", std::uint64_t{0})),
-        waiting.empty() ? "" : fmt::format("waits {} in {}", human_seconds(rank.value("waited_s", 0.0)), waiting),
-        rank.value("paused", false) ? " paused" : "",
-        measured.empty() ? "" : " measured by " + measured
-    );
+    text += rank_text(rank, paint);
   }
   if (const std::int64_t absent = job.value("absent", std::int64_t{0}); absent > 0) {
     const auto lowest = job.value("absent_ranks", std::vector<std::int64_t>{});
-    text += fmt::format("  {}: no process\n", enumerate_ranks(lowest, absent));
+    text += paint.failure(fmt::format("  {}: no process", enumerate_ranks(lowest, absent))) + "\n";
   }
   return text;
 }
 
-std::string status_text(const Json& status) {
+std::string status_text(const Json& status, const Paint& paint) {
   std::string text = fmt::format(
       "gradsyncd {} pid {}: {}, up {}\n",
       status.value("version", ""),
       status.value("pid", 0),
-      status.value("state", ""),
+      paint.state(status.value("state", "")),
       human_seconds(status.value("uptime_s", 0.0))
   );
   const Json jobs = status.value("jobs", Json::array());
@@ -132,7 +177,7 @@ std::string status_text(const Json& status) {
     text += "no jobs\n";
   }
   for (const Json& job : jobs) {
-    text += job_text(job);
+    text += job_text(job, paint);
   }
   if (const auto left_out = status.value("jobs_left_out", std::int64_t{0}); left_out > 0) {
     text += fmt::format("{} more jobs do not fit into one answer\n", left_out);
@@ -156,10 +201,14 @@ int show_once(const StatusCommand& command, const std::string& socket) {
     std::cout << answer["result"].dump() << "\n" << std::flush;
     return kExitOk;
   }
-  if (command.watch && ::isatty(STDOUT_FILENO) != 0) {
+  const bool terminal = ::isatty(STDOUT_FILENO) != 0;
+  if (command.watch && terminal) {
     std::cout << "\x1b[H\x1b[2J";
   }
-  std::cout << status_text(answer["result"]) << std::flush;
+  const Environment environment = process_environment();
+  const auto no_color = environment.find("NO_COLOR");
+  const Paint paint{terminal && (no_color == environment.end() || no_color->second.empty())};
+  std::cout << status_text(answer["result"], paint) << std::flush;
   return kExitOk;
 }
 
