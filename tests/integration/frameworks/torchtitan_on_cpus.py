@@ -119,7 +119,7 @@ def _model(experts: bool) -> Any:
 
 
 def config_of(folder: str, steps: int, max_norm: float, *, experts: bool = False, **parallelism: Any) -> Any:
-    """Of a Trainer of two layers of Llama 3, or of Qwen 3 with experts. `parallelism` is torchtitan's part of it."""
+    """How to make a Trainer of two layers of Llama 3, or of Qwen 3 with experts. `parallelism` is torchtitan's own."""
     os.environ.setdefault("LOCAL_RANK", "0")
     training = {"local_batch_size": 4, "seq_len": _SEQUENCE, "steps": steps, "max_norm": max_norm}
     return Trainer.Config(
