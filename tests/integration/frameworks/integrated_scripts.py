@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 STEPS = 5
 MAX_NORM = 0.5
@@ -26,7 +27,11 @@ def layers() -> nn.Module:
 
 
 def leave(rank: int, model: nn.Module, norms: list[float]) -> None:
-    leave_weights(rank, {name: weight.detach().clone() for name, weight in model.named_parameters()}, norms)
+    leave_weights(rank, {name: whole(weight.detach()) for name, weight in model.named_parameters()}, norms)
+
+
+def whole(weight: torch.Tensor) -> torch.Tensor:
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight.clone()
 
 
 def leave_weights(rank: int, weights: dict[str, torch.Tensor], norms: list[float]) -> None:
@@ -45,16 +50,19 @@ def samples(width: int) -> torch.Tensor:
     return torch.randn(64, width, generator=torch.Generator().manual_seed(1))
 
 
-def in_accelerate(accumulate: int = 1) -> None:
+def in_accelerate(accumulate: int = 1, sharded: bool = False) -> None:
     from accelerate import Accelerator
 
     import gradsync.integrations.accelerate
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+    if sharded:
+        fsdp2_on_cpus(accelerator)
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     data = torch.utils.data.DataLoader(samples(7), batch_size=2)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
+    assert sharded is isinstance(next(model.parameters()), DTensor)
     norms: list[float] = []
     if not is_own():
         gradsync.integrations.accelerate.init(accelerator)
@@ -67,6 +75,20 @@ def in_accelerate(accumulate: int = 1) -> None:
             optimizer.zero_grad()
     leave(accelerator.process_index, accelerator.unwrap_model(model), norms)
     accelerator.end_training()
+
+
+def fsdp2_on_cpus(accelerator: Any) -> None:
+    """`AcceleratorState.__init__` takes a plugin of FSDP for GPUs and the like alone; what follows runs on CPUs."""
+    from accelerate import DistributedType, FullyShardedDataParallelPlugin
+
+    accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=50, cpu_ram_efficient_loading=False
+    )
+    accelerator.state.distributed_type = DistributedType.FSDP
+
+
+def in_accelerate_sharded() -> None:
+    in_accelerate(sharded=True)
 
 
 def unprepared_accelerate() -> None:
@@ -170,8 +192,6 @@ def in_lightning(strategy: str = "ddp", accumulate: int = 1, max_norm: float | N
     )
     module = Module()
     trainer.fit(module, torch.utils.data.DataLoader(samples(7), batch_size=2))
-    if strategy == "fsdp2":
-        module.model.unshard()
     leave(trainer.global_rank, module.model, norms)
 
 

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.long
 CASES = (
     "in_accelerate",
     "in_accelerate_accumulating",
+    "in_accelerate_sharded",
     "in_transformers",
     "in_transformers_unclipped",
     "in_lightning",
