@@ -143,6 +143,8 @@ def in_lightning(strategy: str = "ddp", accumulate: int = 1, max_norm: float | N
     import lightning
     from lightning.pytorch.strategies import ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     import gradsync.torch as gst
     from gradsync.integrations.lightning import GradsyncCallback, GradsyncStrategy
@@ -157,6 +159,13 @@ def in_lightning(strategy: str = "ddp", accumulate: int = 1, max_norm: float | N
         def configure_model(self) -> None:
             if strategy == "fsdp2":
                 fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
+            if strategy == "tp":
+                self.model[1] = nn.Tanh()  # torch alone clips no model that is DTensors in part
+                split = {
+                    "0": ColwiseParallel(output_layouts=Replicate()),
+                    "2": RowwiseParallel(input_layouts=Replicate()),
+                }
+                parallelize_module(self.model, self.device_mesh["tensor_parallel"], split)
 
         def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
             return self.model(batch).square().mean()
@@ -171,7 +180,8 @@ def in_lightning(strategy: str = "ddp", accumulate: int = 1, max_norm: float | N
                 if report is not None:  # mode observe joins beside the first steps
                     norms.append(report.norm)
 
-    own = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1) if strategy == "fsdp2" else "ddp"
+    meshes = {"fsdp2": (2, 1), "tp": (1, 2)}
+    own = ModelParallelStrategy(*meshes[strategy]) if strategy in meshes else "ddp"
     given: dict[str, Any] = {"strategy": own}
     if not is_own():
         given = (
@@ -197,6 +207,10 @@ def in_lightning(strategy: str = "ddp", accumulate: int = 1, max_norm: float | N
 
 def in_lightning_sharded() -> None:
     in_lightning("fsdp2")
+
+
+def in_lightning_split() -> None:
+    in_lightning("tp")
 
 
 def in_lightning_unclipped() -> None:

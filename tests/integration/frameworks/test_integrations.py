@@ -25,6 +25,7 @@ CASES = (
     "in_transformers_unclipped",
     "in_lightning",
     "in_lightning_sharded",
+    "in_lightning_split",
     "in_lightning_synced",
     "in_lightning_synced_accumulating",
     "in_lightning_unclipped",
