@@ -19,6 +19,9 @@ class GpuLanes {
   /// A lane for memory of CPUs that has NCCL, as far as this daemon has one; as `start` otherwise.
   [[nodiscard]] virtual Result<device::Lane*> start_cpu_collectives(device::LaneId id) = 0;
 
+  /// Whether lanes of GPUs may sum gradients with other nodes. UnsupportedPlacement: they may not, and why.
+  [[nodiscard]] virtual Result<void> may_collect() const = 0;
+
   /// The lane was lost, or nothing uses it any more: its worker ends. Returns at once; its last reports may still come.
   virtual void stop(device::LaneId id) = 0;
 };

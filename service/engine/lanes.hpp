@@ -45,6 +45,9 @@ class Lanes {
   /// The lane of memory of CPUs whose sums travel by NCCL, which is started where there is none.
   [[nodiscard]] Result<device::LaneId> of_cpu_collectives();
 
+  /// Whether lanes of GPUs may sum gradients with other nodes; UnsupportedPlacement otherwise.
+  [[nodiscard]] Result<void> may_collect_on_gpus() const { return gpus_->may_collect(); }
+
   [[nodiscard]] bool is_lost(device::LaneId id) const;
 
   /// False: it was known before.

@@ -1,7 +1,8 @@
 """Ranks whose gradients lie on a GPU, as processes that a test tells what to do.
 
-This file is also the program of a rank, `python gpu_ranks.py ADDRESS JOB RANK WORLD`: it reads a line of JSON for each
-order and answers with one. The driver it loads is `libcuda_fake.so`, whose memory the daemon's workers really map; or,
+This file is also the program of a rank, `python gpu_ranks.py ADDRESS JOB RANK WORLD`, behind which may follow how many
+ranks its node has, and the address of the coordinator. It reads a line of JSON for each order and answers with one. The
+driver it loads is `libcuda_fake.so`, whose memory the daemon's workers really map; or,
 where GRADSYNC_LIBCUDA is empty, that of a GPU.
 """
 
@@ -63,9 +64,19 @@ def until(holds: Any, what: str) -> None:
 class GpuRank:
     """One rank; `order` waits for the answer, `tell` and `answer` do it in two halves."""
 
-    def __init__(self, address: str, job: str, rank: int, world: int = 2, gpu: str = GPUS[0], **env: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        job: str,
+        rank: int,
+        world: int = 2,
+        gpu: str = GPUS[0],
+        over: tuple[int, str] | None = None,
+        **env: str,
+    ) -> None:
+        """`over`: how many ranks its node has, and where the coordinator is, of a job over several nodes."""
         self._process = subprocess.Popen(
-            [sys.executable, __file__, address, job, str(rank), str(world)],
+            [sys.executable, __file__, address, job, str(rank), str(world), *map(str, over or ())],
             env=clean_environment(**{"GRADSYNC_LIBCUDA": str(DRIVER), "CUDA_VISIBLE_DEVICES": gpu, **env}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -114,8 +125,9 @@ def all_do(ranks: list[GpuRank], do: str, **arguments: object) -> list[dict[str,
 
 
 class _Program:
-    def __init__(self, address: str, job: str, rank: int, world: int) -> None:
+    def __init__(self, address: str, job: str, rank: int, world: int, local: int = 0, coordinator: str = "") -> None:
         self._rank = rank
+        self._over: dict[str, Any] = {"local_world_size": local, "coordinator": coordinator} if local else {}
         self._join = {"address": address, "job": f"{job}-module", "rank": rank, "world_size": world}
         self._client = gradsync.connect(address)
         self._name, self._world, self._halts = job, world, False
@@ -176,15 +188,20 @@ class _Program:
         before, after = self._beside[:OFFSET], self._beside[OFFSET + NEEDED :]
         return {"as_before": bool((before == GARBAGE).all() and (after == GARBAGE).all())}
 
-    def step(self, seed: int, timeout: float = DEADLINE_S, frees: bool = False, fills: bool = True) -> dict[str, Any]:
-        """`frees`: the arena, by the driver, when its gradients are written; they are not looked at afterwards.
+    def step(
+        self, seed: int, timeout: float = DEADLINE_S, frees: bool = False, fills: bool = True, whole: bool = False
+    ) -> dict[str, Any]:
+        """`whole`: gradients are small whole numbers, whose sums are the same in any order.
+
+        `frees`: the arena, by the driver, when its gradients are written; they are not looked at afterwards.
 
         Without `fills` gradients stay what they are, and are not looked at either."""
         assert self._grads is not None
         for number, name in enumerate(self._shapes if fills else ()):
             generator = torch.Generator().manual_seed(1000 * seed + 10 * number + self._rank)
             held = self._grads.input(name).torch()
-            held.copy_(torch.randn(held.shape, generator=generator, dtype=torch.float64).to(held.dtype))
+            values = torch.randn(held.shape, generator=generator, dtype=torch.float64)
+            held.copy_((values.mul(2).round() if whole else values).to(held.dtype))
         if frees:
             driver().free(0, driver().export(0, held.data_ptr()).base)
         for name in self._shapes:
@@ -239,14 +256,17 @@ class _Program:
 
     def attach(self) -> dict[str, Any]:
         """Again, after `detach`."""
-        self._job = self._client.attach(self._name, rank=self._rank, world_size=self._world)
+        self._job = self._client.attach(
+            self._name, rank=self._rank, world_size=self._world, timeout=DEADLINE_S, **self._over
+        )
         self._adopt = self._job._declaring.adopt
         self._job._declaring.adopt = self._registered  # type: ignore[method-assign]
         return {}
 
 
 def _main() -> None:
-    program = _Program(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    address, job, rank, world, *over = sys.argv[1:]
+    program = _Program(address, job, int(rank), int(world), *([int(over[0]), over[1]] if over else []))  # type: ignore[arg-type]
     for line in sys.stdin:
         order = json.loads(line)
         do = getattr(program, order.pop("do"))

@@ -41,9 +41,9 @@ TRAVEL = (
         "    if (report.wire_lost && report.tag + 1 == 0) {",
     ),
     engine(
-        "gpus-over-nodes",
-        "Gradients in memory of GPUs are planned over nodes, whose lanes cannot send them.",
-        "plan/planner.cpp",
+        "two-gpus-of-a-node",
+        "Gradients on two GPUs of a node are planned over nodes, where each lane would sum a part of its ranks.",
+        "plan/plan_collectives.cpp",
         "  if (request.node_of_rank.empty() || ",
         "  if (!request.node_of_rank.empty() || ",
     ),

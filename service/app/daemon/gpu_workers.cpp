@@ -23,6 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kListed = "/proc/driver/nvidia/gpus";
+constexpr const char* kLoaderFinds = "libnccl.so.2";
+constexpr Milliseconds kBeyondWorker{30'000};  ///< what the worker allows itself: it says what was late
 
 Error no_gpu(std::string message, std::string hint) {
   return make_error(ErrorCode::NoGpu, std::move(message), std::move(hint));
@@ -58,6 +60,9 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   device::ProcessLaneOptions lane;
   lane.command = {"/proc/self/exe", "worker", "--kernels", kernels, "--gpu", gpu};
   lane.environment = {"CUDA_VISIBLE_DEVICES=" + gpu, "CUDA_MODULE_LOADING=EAGER"};
+  if (nccl_.library != "off") {
+    add_nccl(lane);
+  }
   lane.import_deadline = Milliseconds(options_.map_ms);
   lane.other_deadline = Milliseconds(options_.plan_ms);
   lane.abort_deadline = Milliseconds(options_.abort_ms);
@@ -65,7 +70,14 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   return add(id, std::move(lane));
 }
 
-Result<device::Lane*> GpuWorkers::start_cpu_collectives(device::LaneId id) {
+Result<void> GpuWorkers::may_collect() const {
+  if (nccl_.library == "off") {
+    return make_error(
+        ErrorCode::UnsupportedPlacement,
+        "NCCL is switched off here ([nccl] library=off), and gradients on GPUs of several nodes travel by it",
+        "set [nccl] library to libnccl.so.2, or declare with data path stats: the framework reduces then"
+    );
+  }
   const Environment environment = process_environment();
   if (const auto fixed = environment.find("NCCL_COMM_ID"); fixed != environment.end()) {
     return make_error(
@@ -76,9 +88,23 @@ Result<device::Lane*> GpuWorkers::start_cpu_collectives(device::LaneId id) {
         "unset it for the daemon"
     );
   }
-  constexpr Milliseconds kMore{30'000};  // beyond what the worker allows itself: it says what was late
+  return {};
+}
+
+Result<device::Lane*> GpuWorkers::start_cpu_collectives(device::LaneId id) {
+  if (const Result<void> may = may_collect(); !may) {
+    return may.error();
+  }
   device::ProcessLaneOptions lane;
-  lane.command = {"/proc/self/exe", "worker", "--threads", std::to_string(threads_), "--nccl", nccl_.library};
+  lane.command = {"/proc/self/exe", "worker", "--threads", std::to_string(threads_)};
+  add_nccl(lane);
+  lane.abort_deadline = Milliseconds(nccl_.abort_ms) + kBeyondWorker;
+  spdlog::info("a worker starts nccl={}", nccl_.library);
+  return add(id, std::move(lane));
+}
+
+void GpuWorkers::add_nccl(device::ProcessLaneOptions& lane) const {
+  lane.command.insert(lane.command.end(), {"--nccl", nccl_.library.empty() ? kLoaderFinds : nccl_.library});
   const auto add_flag = [&](const char* flag, std::int64_t value) {
     lane.command.push_back(fmt::format("{}={}", flag, value));
   };
@@ -87,11 +113,9 @@ Result<device::Lane*> GpuWorkers::start_cpu_collectives(device::LaneId id) {
   add_flag("--nccl-traffic-class", nccl_.traffic_class);
   add_flag("--nccl-init-ms", nccl_.init_ms);
   add_flag("--nccl-abort-ms", nccl_.abort_ms);
-  lane.environment = nccl_environment_of(nccl_);
-  lane.connect_deadline = Milliseconds(nccl_.init_ms) + kMore;
-  lane.abort_deadline = Milliseconds(nccl_.abort_ms) + kMore;
-  spdlog::info("a worker starts nccl={}", nccl_.library);
-  return add(id, std::move(lane));
+  const std::vector<std::string> environment = nccl_environment_of(nccl_);
+  lane.environment.insert(lane.environment.end(), environment.begin(), environment.end());
+  lane.connect_deadline = Milliseconds(nccl_.init_ms) + kBeyondWorker;
 }
 
 device::Lane* GpuWorkers::add(device::LaneId id, device::ProcessLaneOptions lane) {

@@ -1,8 +1,8 @@
 #pragma once
-// The workers of GPUs: `gradsyncd worker --kernels … --gpu UUID`, a process each, started when the first buffer of its
-// GPU is registered. This process never loads CUDA: what GPUs there are it reads from the driver's files. Beside them
-// the worker that adds up memory of CPUs by a library with NCCL's interface, `gradsyncd worker --nccl …`: this process
-// never loads that either.
+// The workers of GPUs: `gradsyncd worker --kernels … --gpu UUID --nccl …`, a process each, started when the first
+// buffer of its GPU is registered; NCCL is opened there by the first plan that needs it. This process never loads CUDA:
+// what GPUs there are it reads from the driver's files. Beside them the worker that adds up memory of CPUs by a library
+// with NCCL's interface, `gradsyncd worker --nccl …`: this process never loads that either.
 //
 // Thread: io, but for the sink, which is called on the threads of the lanes.
 
@@ -30,9 +30,11 @@ class GpuWorkers final : public engine::GpuLanes {
 
   [[nodiscard]] Result<device::Lane*> start(device::LaneId id, const std::string& gpu) override;
   [[nodiscard]] Result<device::Lane*> start_cpu_collectives(device::LaneId id) override;
+  [[nodiscard]] Result<void> may_collect() const override;
   void stop(device::LaneId id) override;
 
  private:
+  void add_nccl(device::ProcessLaneOptions& lane) const;
   [[nodiscard]] device::Lane* add(device::LaneId id, device::ProcessLaneOptions lane);
 
   GpuSection options_;

@@ -83,7 +83,8 @@ std::optional<Error> members_at_fault(const std::string& name, const std::vector
       ErrorCode::PlanMismatch,
       *first.node,
       fmt::format("communicator {}: no node has its member {} of {}", name, missing, first.offer->members),
-      "every node has to make the same plan: compare the releases of gradsyncd"
+      "have the gradients of all nodes on GPUs, or of none; every node has to make the same plan: compare the releases "
+      "of gradsyncd"
   );
 }
 

@@ -9,19 +9,23 @@
 
 namespace gradsync::engine {
 
-/// A worker that has NCCL takes the place of the host's lane.
+/// Where gradients lie in memory of CPUs, a worker that has NCCL takes the place of the host's lane.
 Result<void> Job::use_collectives(PreparedPlan& prepared) const {
-  if (!prepared.cpu_collectives) {
+  auto* const layout = std::get_if<device::LanePlan>(&prepared.layout);
+  if (layout == nullptr || !layout->nodes.communicators) {
     return {};
   }
-  const Result<device::LaneId> lane = context_.lanes.of_cpu_collectives();
-  if (!lane) {
-    return lane.error();
+  if (prepared.cpu_collectives) {
+    const Result<device::LaneId> lane = context_.lanes.of_cpu_collectives();
+    if (!lane) {
+      return lane.error();
+    }
+    prepared.shares.front().lane = *lane;
+  } else if (const Result<void> may = context_.lanes.may_collect_on_gpus(); !may) {
+    return may.error();
   }
-  prepared.shares.front().lane = *lane;
-  device::LaneCommunicators& communicators = *std::get<device::LanePlan>(prepared.layout).nodes.communicators;
-  communicators.job = number_;
-  communicators.fresh = fresh_communicators_;
+  layout->nodes.communicators->job = number_;
+  layout->nodes.communicators->fresh = fresh_communicators_;
   return {};
 }
 

@@ -62,10 +62,14 @@ void Job::ask_for_node(PlanRequest& request) const {
   request.by_rank = gathered_.by_rank;
   request.weights = gathered_.weights;
   request.node_of_rank = gathered_.node_of_rank;
-  request.lane_of_rank.assign(request.by_rank.size(), device::kHostLane);
+  request.lane_of_rank.clear();
   for (const auto& [number, rank] : ranks_) {
     const auto at = static_cast<std::size_t>(number);
-    request.lane_of_rank[at] = context_.buffers.lane_of(rank.buffer);
+    const device::LaneId lane = context_.buffers.lane_of(rank.buffer);
+    if (request.lane_of_rank.empty()) {  // what other nodes have is not known here: as the first rank of this one
+      request.lane_of_rank.assign(request.by_rank.size(), lane);
+    }
+    request.lane_of_rank[at] = lane;
     request.node = gathered_.node_of_rank[at];
   }
 }

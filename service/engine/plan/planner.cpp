@@ -4,10 +4,9 @@
 #include "base/text/hash.hpp"
 #include "base/text/text.hpp"
 #include "base/thread_name.hpp"
-#include "device/nccl/communicator_table.hpp"
 #include "engine/peers/declarations/content_hash.hpp"
-#include "engine/peers/sums/node_communicators.hpp"
 #include "engine/peers/sums/node_plan.hpp"
+#include "engine/plan/plan_collectives.hpp"
 #include "plan/check/words.hpp"
 #include "plan/interrupt.hpp"
 
@@ -117,77 +116,6 @@ class ContentsOfNodes {
   std::map<std::pair<const plan::RankDeclaration*, const WeightFingerprints*>, plan::RankDeclaration> whole_;
 };
 
-/// Gradients of several nodes are added up by lanes of CPUs alone.
-std::optional<Error> refuse_gpus(const PlanRequest& request, const plan::Plan& plan) {
-  if (request.node_of_rank.empty() || plan.options.data_path == plan::DataPath::Stats) {
-    return std::nullopt;
-  }
-  const auto found =
-      std::ranges::find_if(request.lane_of_rank, [](device::LaneId lane) { return lane != device::kHostLane; });
-  if (found == request.lane_of_rank.end()) {
-    return std::nullopt;
-  }
-  const std::int64_t rank = found - request.lane_of_rank.begin();
-  Error error = make_error(
-      ErrorCode::UnsupportedPlacement,
-      fmt::format(
-          "rank {} has its buffer in memory of a GPU, and gradients of several nodes travel only where they lie in "
-          "memory of the CPU",
-          rank
-      ),
-      "allocate the buffer with buffers.allocate, or declare with data path stats: the framework reduces then"
-  );
-  error.path = "buffer";
-  error.rank = rank;
-  error.ranks = {rank};
-  return error;
-}
-
-/// Collectives add up what is not rounded, on as many communicators as a worker may have.
-std::optional<Error> refuse_collectives(const plan::Plan& plan, const device::LaneCommunicators& communicators) {
-  if (plan.options.partial_sums != plan::PartialSums::Exact) {
-    Error error = make_error(
-        ErrorCode::UnsupportedPlacement,
-        fmt::format(
-            "partial_sums is {}, and gradients of this node travel by NCCL, which adds up exact partial sums alone",
-            plan::name_of(plan.options.partial_sums)
-        ),
-        "declare without partial_sums, or set [nccl] cpu_gradients to sockets on all nodes"
-    );
-    error.path = "partial_sums";
-    return error;
-  }
-  if (communicators.needed.size() > device::CommunicatorTable::kMost) {
-    return make_error(
-        ErrorCode::UnsupportedPlacement,
-        fmt::format(
-            "gradients of this node are summed with {} different sets of nodes, and a worker has {} communicators at "
-            "most",
-            communicators.needed.size(),
-            device::CommunicatorTable::kMost
-        ),
-        "set [nccl] cpu_gradients to sockets on all nodes, or place ranks so that meshes cut fewer sets of nodes"
-    );
-  }
-  return std::nullopt;
-}
-
-/// What travels of memory of CPUs, where NCCL carries it.
-std::optional<Error> use_collectives(PreparedPlan& prepared, device::LaneNodes& nodes) {
-  device::LaneCommunicators communicators = lane_communicators_of(*prepared.plan, nodes);
-  if (communicators.needed.empty()) {
-    return std::nullopt;
-  }
-  if (std::optional<Error> refusal = refuse_collectives(*prepared.plan, communicators)) {
-    return refusal;
-  }
-  nodes.staging_bytes = std::max(nodes.staging_bytes, collective_staging_of(nodes));
-  nodes.communicators = std::move(communicators);
-  prepared.linked.clear();
-  prepared.cpu_collectives = true;
-  return std::nullopt;
-}
-
 /// Leaves of the layout what this node has of it, or says what of it travels.
 std::optional<Error> cut_to_node(const PlanRequest& request, PreparedPlan& prepared) {
   prepared.comparison = std::make_shared<const Comparison>(comparison_of(*prepared.plan, request.node_of_rank));
@@ -199,7 +127,8 @@ std::optional<Error> cut_to_node(const PlanRequest& request, PreparedPlan& prepa
     device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
     nodes = lane_nodes_of(*prepared.plan, *prepared.comparison, request.node);
     prepared.linked = linked_nodes_of(nodes);
-    if (std::optional<Error> refusal = request.cpu_collectives ? use_collectives(prepared, nodes) : std::nullopt) {
+    const bool by_nccl = request.cpu_collectives || lies_on_gpu(prepared);
+    if (std::optional<Error> refusal = by_nccl ? use_collectives(prepared, nodes) : std::nullopt) {
       return refusal;
     }
     prepared.memory_bytes += memory_of(nodes);
@@ -228,7 +157,7 @@ PlanOutcome run_planner(const PlanRequest& request) {
   if (!plan) {
     return {request.ticket, plan.error()};
   }
-  if (std::optional<Error> refusal = refuse_gpus(request, *plan)) {
+  if (std::optional<Error> refusal = refuse_several_lanes(request, *plan)) {
     return {request.ticket, std::move(*refusal)};
   }
   Result<std::vector<LaneShare>> shares = project_plan(*plan, request.lane_of_rank);

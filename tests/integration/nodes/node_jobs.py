@@ -81,7 +81,9 @@ class Nodes:
         self.daemons[node].process.kill()
         self.daemons[node].process.wait(DEADLINE_S)
 
-    def start_again(self, node: int) -> None:
+    def start_again(self, node: int, *, healed: bool = False) -> None:
+        """`healed`: without what was to come before it, on all nodes that start from now on."""
+        self._before = () if healed else self._before
         self.daemons[node] = self._start(node)
 
 

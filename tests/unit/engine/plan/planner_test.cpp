@@ -320,15 +320,40 @@ TEST(Planner, what_travels_counts_as_memory_of_the_plan) {
   EXPECT_GT(memory(64 * elements, {0, 1}), memory(64 * elements, {}) + (64u << 20));
 }
 
-TEST(Planner, gradients_of_several_nodes_that_lie_on_gpus_are_refused_by_rank) {
+TEST(Planner, gradients_of_several_nodes_that_lie_on_gpus_travel_by_communicators_of_their_lane) {
   PlanRequest asked = request_of_nodes();
-  asked.lane_of_rank[0] = 3;
+  asked.lane_of_rank = {3, 3};
+  const PlanOutcome outcome = run_planner(asked);
+  ASSERT_TRUE(outcome.plan) << outcome.plan.error().message;
+  const PreparedPlan& prepared = **outcome.plan;
+  EXPECT_FALSE(prepared.cpu_collectives);
+  EXPECT_TRUE(prepared.linked.empty());
+  ASSERT_EQ(prepared.shares.size(), 1u);
+  EXPECT_EQ(prepared.shares[0].lane, 3u);
+  const device::LaneNodes& nodes = std::get<device::LanePlan>(prepared.layout).nodes;
+  ASSERT_TRUE(nodes.communicators);
+  EXPECT_EQ(nodes.communicators->needed.size(), 1u);
+}
+
+TEST(Planner, two_gpus_of_one_node_are_refused_by_their_ranks_where_there_are_others) {
+  PlanRequest asked = request_of_nodes();
+  for (std::size_t rank = 2; rank < 4; ++rank) {
+    asked.by_rank.own().push_back(asked.by_rank[0]);
+  }
+  asked.meshes = {{"default", {{"dp", 4}}, {}}};
+  asked.world_size = 4;
+  asked.weights = std::vector<std::shared_ptr<const WeightFingerprints>>(4);
+  asked.node_of_rank = {0, 0, 1, 1};
+  asked.node = 1;
+  asked.lane_of_rank = {3, 3, 3, 4};  // a node knows its own ranks' lanes
   const PlanOutcome outcome = run_planner(asked);
   ASSERT_FALSE(outcome.plan);
   EXPECT_EQ(outcome.plan.error().code, ErrorCode::UnsupportedPlacement);
-  EXPECT_EQ(outcome.plan.error().rank, 0);
-  EXPECT_NE(outcome.plan.error().message.find("memory of the CPU"), std::string::npos);
-  EXPECT_NE(outcome.plan.error().hint.find("data path stats"), std::string::npos);
+  EXPECT_EQ(outcome.plan.error().ranks, (std::vector<std::int64_t>{2, 3}));
+  EXPECT_NE(outcome.plan.error().message.find("ranks 2 and 3 of this node"), std::string::npos);
+  EXPECT_NE(outcome.plan.error().hint.find("start a daemon for each GPU"), std::string::npos);
+  asked.lane_of_rank = {3, 3, 3, 3};
+  EXPECT_TRUE(run_planner(asked).plan);
 }
 
 }  // namespace
