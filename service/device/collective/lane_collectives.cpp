@@ -15,15 +15,13 @@ namespace {
 /// From one look at what is under way to the next: NCCL wakes nobody.
 constexpr std::chrono::microseconds kBetweenPolls{50};
 
-TimePoint now() { return std::chrono::steady_clock::now(); }
-
 }  // namespace
 
 LaneCollectives::LaneCollectives(NcclOptions options, std::unique_ptr<CollectiveDevice> device)
     : options_(std::move(options)), device_(std::move(device)) {}
 
 LaneCollectives::~LaneCollectives() {
-  if (lost_) {  // a call hangs, on a thread that ends with the process, and so may what it waits for
+  if (lost_ && device_->has_threads()) {  // a call hangs, on a thread that ends with the process, and so may what it waits for
     static_cast<void>(communicators_.release());
     static_cast<void>(library_.release());
     static_cast<void>(device_.release());
@@ -36,7 +34,7 @@ Communicators& LaneCollectives::usable() {
   }
   if (communicators_ == nullptr) {
     if (library_ == nullptr) {
-      library_ = std::make_unique<NcclLibrary>(options_.library);
+      library_ = device_->open(options_.library);
     }
     device_->use_on_this_thread();
     communicators_ = std::make_unique<Communicators>(*library_, *device_, options_.settings, [] {});
@@ -50,19 +48,19 @@ LoadedCommunicators LaneCollectives::load(
   Communicators& all = usable();
   busy_ = true;
   if (of_plan.fresh) {
-    all.end_idle(of_plan.job, now());
+    all.end_idle(of_plan.job, device_->now());
   }
   std::vector<CommunicatorSpec> specs;
   for (const LaneCommunicator& one : of_plan.needed) {
     specs.push_back(one.spec);
   }
-  std::vector<CommunicatorOffer> offers = all.load(plan, of_plan.job, specs, std::move(step), now());
+  std::vector<CommunicatorOffer> offers = all.load(plan, of_plan.job, specs, std::move(step), device_->now());
   users_[plan] = &user;
   return {library_->version(), std::move(offers)};
 }
 
 void LaneCollectives::connect(PlanId plan, const std::vector<CommunicatorId>& ids) {
-  usable().connect(plan, ids, now());
+  usable().connect(plan, ids, device_->now());
   busy_ = true;
 }
 
@@ -71,18 +69,18 @@ void LaneCollectives::begin_step(PlanId plan) { usable().begin_step(plan); }
 void LaneCollectives::launch(
     PlanId plan, const PlannedCollective& planned, const std::byte* from, std::byte* to, std::uint64_t number
 ) {
-  usable().launch(plan, planned, from, to, number, now());
+  usable().launch(plan, planned, from, to, number, device_->now());
   busy_ = true;
 }
 
 void LaneCollectives::abort(PlanId plan) {
-  usable().abort(plan, now());
+  usable().abort(plan, device_->now());
   busy_ = true;
 }
 
 void LaneCollectives::unload(PlanId plan) noexcept {
   if (users_.erase(plan) != 0 && communicators_ != nullptr && !lost_) {
-    communicators_->unload(plan, now());
+    communicators_->unload(plan, device_->now());
     busy_ = true;
   }
 }
@@ -124,7 +122,7 @@ std::optional<TimePoint> LaneCollectives::next_poll() const {
 }
 
 void LaneCollectives::poll(std::vector<PlanId>& told) {
-  polled_ = now();
+  polled_ = device_->now();
   try {
     busy_ = communicators_->advance(polled_);
   } catch (const DeviceError& error) {  // the GPU itself

@@ -27,11 +27,17 @@ class HostBuffer final : public LaneBuffer {
 }  // namespace
 
 HostDevice::HostDevice(int threads, const std::atomic<bool>& cancel, std::optional<NcclOptions> nccl)
-    : pool_(threads, "lane:host"), passes_(pool_, cancel), node_passes_(pool_, cancel) {
-  if (nccl) {
-    collectives_ = std::make_unique<LaneCollectives>(std::move(*nccl), std::make_unique<HostCollectiveDevice>());
-  }
-}
+    : HostDevice(
+          threads,
+          cancel,
+          nccl ? std::make_unique<LaneCollectives>(std::move(*nccl), std::make_unique<HostCollectiveDevice>()) : nullptr
+      ) {}
+
+HostDevice::HostDevice(int threads, const std::atomic<bool>& cancel, std::unique_ptr<LaneCollectives> collectives)
+    : pool_(threads, "lane:host"),
+      passes_(pool_, cancel),
+      node_passes_(pool_, cancel),
+      collectives_(std::move(collectives)) {}
 
 std::unique_ptr<LaneBuffer> HostDevice::map(UniqueFd fd, std::uint64_t size_bytes) {
   return std::make_unique<HostBuffer>(MappedBuffer(std::move(fd), size_bytes, pool_));

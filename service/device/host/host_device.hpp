@@ -17,6 +17,9 @@ class HostDevice final : public LaneDevice {
   /// of the CPU.
   HostDevice(int threads, const std::atomic<bool>& cancel, std::optional<NcclOptions> nccl = {});
 
+  /// With collectives of somebody else; null: none.
+  HostDevice(int threads, const std::atomic<bool>& cancel, std::unique_ptr<LaneCollectives> collectives);
+
   [[nodiscard]] std::string thread_name() const override { return "lane:host"; }
 
   [[nodiscard]] std::unique_ptr<LaneBuffer> map(UniqueFd fd, std::uint64_t size_bytes) override;

@@ -13,25 +13,33 @@
 
 namespace gradsync::device {
 
-class AbortThread {
+class GroupAborts {
  public:
   struct Member {
     CommunicatorSlot slot = 0;
     NcclCommunicator* communicator = nullptr;
   };
 
+  virtual ~GroupAborts() = default;
+
+  /// Nobody else calls NCCL with these any more. Returns at once.
+  virtual void abort(std::vector<Member> group) = 0;
+
+  /// The groups that are gone since the last call.
+  [[nodiscard]] virtual std::vector<std::vector<CommunicatorSlot>> take_done() = 0;
+};
+
+class AbortThread final : public GroupAborts {
+ public:
   /// `begin` is called first on the thread; `wake` on it behind each group. The library has to live for as long as the
   /// process where a call hangs.
   AbortThread(const NcclLibrary& library, std::function<void()> begin, std::function<void()> wake);
-  ~AbortThread();
+  ~AbortThread() override;
   AbortThread(const AbortThread&) = delete;
   AbortThread& operator=(const AbortThread&) = delete;
 
-  /// Nobody else calls NCCL with these any more.
-  void abort(std::vector<Member> group);
-
-  /// The groups that are gone since the last call.
-  [[nodiscard]] std::vector<std::vector<CommunicatorSlot>> take_done();
+  void abort(std::vector<Member> group) override;
+  [[nodiscard]] std::vector<std::vector<CommunicatorSlot>> take_done() override;
 
  private:
   struct Shared;

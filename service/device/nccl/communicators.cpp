@@ -32,9 +32,7 @@ Communicators::Communicators(
       device_(device),
       settings_(std::move(settings)),
       table_(settings_.deadlines),
-      aborts_(
-          library, [&device] { device.use_on_this_thread(); }, std::move(wake)
-      ) {}
+      aborts_(device.make_aborts(library, std::move(wake))) {}
 
 /// What works is left to the end of the process: its members may be in use elsewhere, and nothing here is.
 Communicators::~Communicators() = default;
@@ -218,11 +216,11 @@ void Communicators::perform(const CommunicatorTable::WarmUp& warm_up, TimePoint 
 }
 
 void Communicators::perform(const CommunicatorTable::AbortGroup& group, TimePoint /*now*/) {
-  std::vector<AbortThread::Member> members;
+  std::vector<GroupAborts::Member> members;
   for (const CommunicatorSlot slot : group.slots) {
     members.push_back({slot, handles_.extract(slot).mapped().communicator});
   }
-  aborts_.abort(std::move(members));
+  aborts_->abort(std::move(members));
 }
 
 void Communicators::perform(const CommunicatorTable::Connected& connected, TimePoint /*now*/) {
@@ -271,7 +269,7 @@ void Communicators::go_on(Job& job, TimePoint now) {
 }
 
 bool Communicators::advance(TimePoint now) {
-  for (const std::vector<CommunicatorSlot>& slots : aborts_.take_done()) {
+  for (const std::vector<CommunicatorSlot>& slots : aborts_->take_done()) {
     perform(table_.on_aborted(slots), now);
   }
   for (const CommunicatorSlot slot : table_.slots_in(CommunicatorState::Building)) {

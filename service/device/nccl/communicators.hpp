@@ -153,7 +153,7 @@ class Communicators {
   std::map<PlanId, LaunchOrder> orders_;
   std::vector<Event> events_;
   std::byte* scratch_ = nullptr;  ///< of warm-ups; what is in it does not matter
-  AbortThread aborts_;
+  std::unique_ptr<GroupAborts> aborts_;
 };
 
 }  // namespace gradsync::device

@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 #include <type_traits>
+#include <utility>
 
 namespace gradsync::device {
 
@@ -15,20 +16,28 @@ constexpr const char* kDefault = "libnccl.so.2";
 constexpr const char* kInstall =
     "pip install 'nvidia-nccl-cu13>=2.28.9' and name its nvidia/nccl/lib/libnccl.so.2 in [nccl] library";
 
+std::string path_of(const std::string& configured) { return configured.empty() ? kDefault : configured; }
+
 const char* loader_error() {
   const char* error = ::dlerror();
   return error == nullptr ? "no reason given" : error;
 }
 
-}  // namespace
-
-NcclLibrary::NcclLibrary(const std::string& path) : path_(path.empty() ? kDefault : path) {
-  void* const library = ::dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
+NcclLibrary::Find functions_of(const std::string& path) {
+  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     throw DeviceError(fmt::format("NCCL cannot be loaded: {}", loader_error()), kInstall);
   }
+  return [library](const char* function) { return ::dlsym(library, function); };
+}
+
+}  // namespace
+
+NcclLibrary::NcclLibrary(const std::string& path) : NcclLibrary(path_of(path), functions_of(path_of(path))) {}
+
+NcclLibrary::NcclLibrary(std::string path, const Find& functions) : path_(std::move(path)) {
   const auto find = [&](const char* name, auto*& function) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name));
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(functions(name));
     if (function == nullptr) {
       throw DeviceError(fmt::format("{} has no function {}: it is not NCCL 2.28.9 or later", path_, name), kInstall);
     }

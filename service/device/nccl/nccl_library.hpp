@@ -4,6 +4,7 @@
 
 #include "device/nccl/nccl_abi.hpp"
 
+#include <functional>
 #include <string>
 
 namespace gradsync::device {
@@ -16,6 +17,11 @@ class NcclLibrary {
   /// `path`: empty for libnccl.so.2 as the loader finds it. Throws DeviceError that names the file, what is wrong with
   /// it, and what to do.
   explicit NcclLibrary(const std::string& path);
+
+  using Find = std::function<void*(const char* function)>;
+
+  /// The functions are found by their names; null: there is none. `path` is for messages. Throws likewise.
+  NcclLibrary(std::string path, const Find& functions);
 
   [[nodiscard]] int version() const { return version_; }
 

@@ -85,7 +85,27 @@ class LaneQueue::Thread {
       next = take_turn();
     }
     work_on(next);
-    poll_if_due();
+  }
+
+  [[nodiscard]] bool has_collectives() const { return executor_.next_poll().has_value(); }
+
+  void poll() {
+    std::vector<PlanId> changed;
+    executor_.poll(changed);
+    std::vector<LaneReport> reports;
+    executor_.take_reports(reports);
+    {
+      const std::lock_guard lock(mutex_);
+      for (const PlanId plan : changed) {
+        follow_transfers(plan);
+        if (under_way_.tag_of(plan)) {
+          note_ready(plan);
+        }
+      }
+    }
+    for (LaneReport& each : reports) {
+      sink_(std::move(each));
+    }
   }
 
  private:
@@ -346,24 +366,8 @@ class LaneQueue::Thread {
   /// Not while a command gives way: what changes may be what it works on.
   void poll_if_due() {
     const std::optional<TimePoint> due = executor_.next_poll();
-    if (!due || std::chrono::steady_clock::now() < *due) {
-      return;
-    }
-    std::vector<PlanId> changed;
-    executor_.poll(changed);
-    std::vector<LaneReport> reports;
-    executor_.take_reports(reports);
-    {
-      const std::lock_guard lock(mutex_);
-      for (const PlanId plan : changed) {
-        follow_transfers(plan);
-        if (under_way_.tag_of(plan)) {
-          note_ready(plan);
-        }
-      }
-    }
-    for (LaneReport& each : reports) {
-      sink_(std::move(each));
+    if (due && *due <= std::chrono::steady_clock::now()) {
+      poll();
     }
   }
 
@@ -508,5 +512,9 @@ void LaneQueue::wait_until_idle() { thread_->wait_until_idle(); }
 bool LaneQueue::has_work() const { return thread_->has_work(); }
 
 void LaneQueue::work() { thread_->work(); }
+
+bool LaneQueue::has_collectives() const { return thread_->has_collectives(); }
+
+void LaneQueue::poll() { thread_->poll(); }
 
 }  // namespace gradsync::device

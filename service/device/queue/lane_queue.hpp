@@ -43,8 +43,10 @@ class LaneQueue {
   void wait_until_idle();
 
   // LaneThread::Caller alone
-  [[nodiscard]] bool has_work() const;  ///< something can be done before another command, or a message, comes
-  void work();                          ///< executes one command, or goes on with one plan; where there is work
+  [[nodiscard]] bool has_work() const;         ///< something can be done before another command, or a message, comes
+  void work();                                 ///< executes one command, or goes on with one plan; where there is work
+  [[nodiscard]] bool has_collectives() const;  ///< which have to be looked at, soon or at a deadline
+  void poll();                                 ///< looks how far collectives are; where there are some
 
  private:
   class Thread;
