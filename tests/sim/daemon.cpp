@@ -10,6 +10,12 @@
 
 namespace gradsync::sim {
 
+namespace {
+
+constexpr Milliseconds kUnused{10'000};  // so long a worker that nothing uses stays
+
+}  // namespace
+
 /// The port of a job, seen from outside: which epoch has begun.
 class SeenPort final : public engine::Peers {
  public:
@@ -36,13 +42,19 @@ class SeenPort final : public engine::Peers {
 
 Daemon::Daemon(World& world, std::size_t index) : world_(world), index_(index) {}
 
-Daemon::~Daemon() { engine_.reset(); }
+Daemon::~Daemon() {
+  engine_.reset();
+  if (workers_) {
+    workers_->kill_all(false);
+  }
+}
 
 void Daemon::start() {
   ++life_;
   world_.trace(index_, "start", life_);
   data_.emplace(incarnation(), *this);
   lane_ = std::make_unique<SteppedLane>(*this);
+  workers_.emplace(world_, index_);
   planner_ = std::make_unique<fakes::InlinePlanner>();
   engine::EngineOptions options;
   options.first_epoch = 1 + world_.random().below(1'000'000);
@@ -53,12 +65,14 @@ void Daemon::start() {
   if (world_.options().arena) {
     options.buckets = {256, 512};
   }
+  options.cpu_collectives = world_.options().nccl;
+  options.deadlines.unused_gpu = kUnused;
   if (!world_.options().texts) {
     options.measure_memory = [](const auto&) { return device::MemoryHeadroom{1u << 30, 0, 1u << 30}; };
   }
   options.make_peers = [this](JobNumber job, const engine::AttachRequest& first) { return make_port(job, first); };
   engine_ = std::make_unique<engine::Engine>(
-      std::move(options), engine::Lanes(*lane_), *planner_, [](const engine::Event&) {}, world_.metrics()
+      std::move(options), engine::Lanes(*lane_, &*workers_), *planner_, [](const engine::Event&) {}, world_.metrics()
   );
   engine_->advance(world_.clock().now());
 }
@@ -73,6 +87,9 @@ void Daemon::kill(bool machine) {
   engine_.reset();
   planner_.reset();
   lane_.reset();
+  workers_->kill_all(machine);
+  workers_.reset();
+  prepared_ = last_begun_ = 0;
   data_.reset();
   seats_.clear();
   told_.clear();
@@ -190,9 +207,10 @@ std::unique_ptr<engine::Peers> Daemon::make_port(JobNumber job, const engine::At
 void Daemon::see(JobNumber job, const engine::PeerEvents& events) {
   for (const engine::PeerEvent& event : events) {
     if (const auto* begin = std::get_if<engine::BeginEpoch>(&event)) {
-      seats_[job].begun = begin->epoch;
+      last_begun_ = seats_[job].begun = begin->epoch;
       world_.trace(index_, "begin", begin->epoch);
     } else if (const auto* prepare = std::get_if<engine::PrepareEpoch>(&event)) {
+      prepared_ = prepare->epoch;
       world_.see_roster(*prepare);
     } else if (const auto* verdict = std::get_if<engine::VerdictReached>(&event)) {
       world_.trace(index_, "verdict", verdict->word);

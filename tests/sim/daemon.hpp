@@ -8,6 +8,7 @@
 #include "engine/metrics.hpp"
 #include "fakes/inline_planner.hpp"
 #include "sim/clock.hpp"
+#include "sim/collectives/stepped_worker.hpp"
 #include "sim/data/stepped_lane.hpp"
 
 #include <cstddef>
@@ -52,6 +53,16 @@ class Daemon final : public app::PeerPort::Owner, public app::DataDialling, publ
 
   /// Whether the epoch has begun on this node.
   [[nodiscard]] bool begun(std::uint64_t epoch) const;
+
+  /// The newest epoch that was prepared, or has begun, in its life.
+  [[nodiscard]] std::uint64_t prepared() const { return prepared_; }
+
+  [[nodiscard]] std::uint64_t last_begun() const { return last_begun_; }
+
+  [[nodiscard]] TimePoint lane_until() const { return lane_until_; }
+
+  /// That has NCCL; null: none works.
+  [[nodiscard]] SteppedWorker* worker() const { return workers_ ? workers_->any() : nullptr; }
 
   [[nodiscard]] std::string incarnation() const;
 
@@ -132,9 +143,12 @@ class Daemon final : public app::PeerPort::Owner, public app::DataDialling, publ
   bool wires_wish_ = false;
   std::optional<app::DataLinks> data_;
   std::unique_ptr<SteppedLane> lane_;
+  std::optional<SteppedWorkers> workers_;
   std::unique_ptr<fakes::InlinePlanner> planner_;
   std::unique_ptr<engine::Engine> engine_;
   std::map<JobNumber, Seat> seats_;
+  std::uint64_t prepared_ = 0;
+  std::uint64_t last_begun_ = 0;
   std::vector<JobNumber> told_;
   bool stopped_ = false;
   std::vector<std::function<void(engine::Engine&)>> held_;

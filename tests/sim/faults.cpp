@@ -114,6 +114,7 @@ void World::partition(bool up, bool down) {
   network_.block(member, up, down, time);
   if (options_.arena) {
     data_.block_node(member, up, down, time);
+    nccl_.block_node(member, time);
   }
 }
 

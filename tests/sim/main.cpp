@@ -104,7 +104,8 @@ class Series {
     outcomes_[next] = run(next);
     const std::int64_t took_ns = std::chrono::nanoseconds(used() - before).count();
     cpu_ns_ += took_ns;
-    arena_cpu_ns_ += travels(first_ + next) ? took_ns : 0;
+    arena_cpu_ns_ += travels(first_ + next) && !by_nccl(first_ + next) ? took_ns : 0;
+    nccl_cpu_ns_ += by_nccl(first_ + next) ? took_ns : 0;
     if (!outcomes_[next].breach.empty()) {
       fmt::print("{}, seed {}: {}\n", name_, first_ + next, outcomes_[next].breach);
     } else if ((next + 1) % 100 == 0) {
@@ -134,6 +135,7 @@ class Series {
   [[nodiscard]] nlohmann::json report() const {
     std::map<std::string, std::uint64_t> faults;
     Travelled travelled;
+    Travelled collected;
     std::uint64_t done = 0;
     std::uint64_t failed = 0;
     std::uint64_t events = 0;
@@ -146,7 +148,7 @@ class Series {
         faults[name] += count;
       }
       if (travels(each.seed)) {
-        travelled.add(each);
+        (by_nccl(each.seed) ? collected : travelled).add(each);
       }
       done += each.done;
       failed += each.failed;
@@ -169,6 +171,7 @@ class Series {
         {"attempts_done", done},
         {"attempts_failed", failed},
         {"arena", travelled.report(static_cast<double>(arena_cpu_ns_) / 1e9)},
+        {"nccl", collected.report(static_cast<double>(nccl_cpu_ns_) / 1e9)},
         {"events", events},
         {"virtual_s", virtual_s},
         {"trace_digest", fmt::format("{:016x}", digest)},
@@ -185,6 +188,8 @@ class Series {
     std::uint64_t failed = 0;
     std::uint64_t messages = 0;
     std::uint64_t bytes = 0;
+    std::uint64_t communicators = 0;
+    std::uint64_t operations = 0;
 
     void add(const Outcome& each) {
       ++seeds;
@@ -192,6 +197,8 @@ class Series {
       failed += each.failed;
       messages += each.data_messages;
       bytes += each.data_bytes;
+      communicators += each.communicators;
+      operations += each.operations;
     }
 
     [[nodiscard]] nlohmann::json report(double cpu_s) const {
@@ -201,6 +208,8 @@ class Series {
           {"attempts_failed", failed},
           {"data_messages", messages},
           {"data_bytes", bytes},
+          {"communicators", communicators},
+          {"operations", operations},
           {"cpu_s", cpu_s}};
     }
   };
@@ -208,10 +217,15 @@ class Series {
   /// With every second seed.
   [[nodiscard]] bool travels(std::uint64_t seed) const { return options_.arena && seed % 2 == 1; }
 
+  /// With every fourth one by collectives of NCCL.
+  [[nodiscard]] bool by_nccl(std::uint64_t seed) const { return options_.arena && seed % 4 == 3; }
+
   [[nodiscard]] Outcome run(std::uint64_t index) const {
     Options options = options_;
     options.seed = first_ + index;
     options.arena = travels(options.seed);
+    options.nccl = by_nccl(options.seed);
+    options.computing *= options.nccl ? 2 : 1;  // they take twice as many steps else, and all of it twice the time
     if (!options.state_folder.empty()) {
       options.state_folder += fmt::format("/{}", options.seed);
     }
@@ -226,6 +240,7 @@ class Series {
   std::atomic<std::uint64_t> taken_{0};
   std::atomic<std::int64_t> cpu_ns_{0};
   std::atomic<std::int64_t> arena_cpu_ns_{0};
+  std::atomic<std::int64_t> nccl_cpu_ns_{0};
 };
 
 /// Worlds of many daemons come first: they are the longest. A world of 4,096 has 16,390 descriptors, and many systems

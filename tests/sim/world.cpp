@@ -25,6 +25,7 @@ World::World(Options options)
       truth_([this](std::string what) { breach(std::move(what)); }),
       network_(*this),
       data_(*this),
+      nccl_(*this),
       ranks_per_daemon_(options_.ranks_per_daemon) {
   for (std::size_t index = 0; index < options_.daemons; ++index) {
     daemons_.push_back(std::make_unique<Daemon>(*this, index));
@@ -178,8 +179,9 @@ void World::replace(std::int64_t rank, Duration least, Duration most) {
 }
 
 void World::disturb() {
-  const std::size_t chosen = random_.below(kFaults.size() + (options_.arena ? kDataFaults.size() : 0));
-  const auto& [name, fault] = chosen < kFaults.size() ? kFaults[chosen] : kDataFaults[chosen - kFaults.size()];
+  const auto& more = options_.nccl ? kNcclFaults : kDataFaults;
+  const std::size_t chosen = random_.below(kFaults.size() + (options_.arena ? more.size() : 0));
+  const auto& [name, fault] = chosen < kFaults.size() ? kFaults[chosen] : more[chosen - kFaults.size()];
   trace(0, name, 0);
   if ((this->*fault)()) {  // else it did nothing, or is counted elsewhere
     count(name);
@@ -198,6 +200,7 @@ void World::go_on() {
   network_.heal();
   if (options_.arena) {
     data_.heal();
+    nccl_.heal();
   }
   for (const std::shared_ptr<Trainer>& trainer : trainers_) {
     trainer->end_pause();
@@ -248,8 +251,10 @@ void World::leave() {
   if (network_.links() != 0) {
     breach(fmt::format("{} links are left", network_.links()));
   }
-  if (const std::string left = data_.left_over(); !left.empty()) {
-    breach(left);
+  for (const std::string& left : {data_.left_over(), nccl_.left_over()}) {
+    if (!left.empty()) {
+      breach(left);
+    }
   }
 }
 
@@ -281,6 +286,8 @@ Outcome World::run() {
   outcome.failed = truth_.attempts_failed();
   outcome.data_messages = data_.messages();
   outcome.data_bytes = data_.bytes();
+  outcome.communicators = nccl_.built();
+  outcome.operations = nccl_.operations();
   outcome.virtual_s = seconds(clock_.now() - kBegin);
   outcome.coordinator_s = seconds(network_.coordinator_time() + daemons_[0]->coordinator_time());
   return outcome;

@@ -5,6 +5,7 @@
 #include "engine/metrics.hpp"
 #include "engine/plan/planner.hpp"
 #include "sim/clock.hpp"
+#include "sim/collectives/nccl_network.hpp"
 #include "sim/daemon.hpp"
 #include "sim/data/data_network.hpp"
 #include "sim/network.hpp"
@@ -30,6 +31,7 @@ struct Options {
   std::size_t daemons = 8;
   std::int64_t ranks_per_daemon = 2;
   bool arena = false;             ///< gradients travel; else they are reduced by their trainers, data path stats
+  bool nccl = false;              ///< they travel by collectives of NCCL; else by connections of the daemons
   bool texts = true;              ///< every message passes the codec
   bool says_all = false;          ///< each event, on the standard output
   bool shares_plans = false;      ///< equal plans are made once for all daemons
@@ -50,6 +52,8 @@ struct Outcome {
   std::uint64_t failed = 0;  ///< likewise
   std::uint64_t data_messages = 0;
   std::uint64_t data_bytes = 0;
+  std::uint64_t communicators = 0;  ///< that were built
+  std::uint64_t operations = 0;     ///< of them, that were summed
   double virtual_s = 0;
   double coordinator_s = 0;  ///< of the machine that ran this
 };
@@ -73,6 +77,8 @@ class World {
   [[nodiscard]] Network& network() { return network_; }
 
   [[nodiscard]] DataNetwork& data() { return data_; }
+
+  [[nodiscard]] NcclNetwork& nccl() { return nccl_; }
 
   /// Those of the job; null: data path stats.
   [[nodiscard]] const std::shared_ptr<const Gradients>& gradients() const { return gradients_; }
@@ -158,10 +164,22 @@ class World {
   bool wrong_step();
   [[nodiscard]] std::pair<std::size_t, std::size_t> any_pair();
 
+  // faults of collectives (nccl_faults.cpp)
+  bool nccl_kill_worker();
+  bool nccl_stop_worker();
+  bool nccl_late_member();
+  bool nccl_no_member();
+  bool nccl_error();
+  bool nccl_stall();
+  bool nccl_hung_abort();
+  bool nccl_partition();
+  [[nodiscard]] SteppedWorker* any_worker();
+
   [[nodiscard]] std::size_t any_member() { return 1 + random_.below(options_.daemons - 1); }
 
   static const std::vector<std::pair<std::string, Fault>> kFaults;
   static const std::vector<std::pair<std::string, Fault>> kDataFaults;  ///< where gradients travel, besides
+  static const std::vector<std::pair<std::string, Fault>> kNcclFaults;  ///< where they do so by NCCL, besides
 
   Options options_;
   Clock clock_;
@@ -172,6 +190,7 @@ class World {
   SharedPlans plans_;
   Network network_;
   DataNetwork data_;
+  NcclNetwork nccl_;
   std::shared_ptr<const Gradients> gradients_;
   std::vector<std::unique_ptr<Daemon>> daemons_;
   std::vector<std::shared_ptr<Trainer>> trainers_;  ///< by rank
