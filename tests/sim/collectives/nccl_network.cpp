@@ -32,7 +32,7 @@ NcclNetwork::Member* NcclNetwork::find(Handle handle) {
   return found == members_.end() ? nullptr : &found->second;
 }
 
-/// Of a call: it may not be given to NCCL any more from its abort on.
+/// A communicator may not be given to NCCL any more from its abort on.
 NcclNetwork::Member* NcclNetwork::used(Handle handle, const char* what) {
   Member* const member = find(handle);
   if (member == nullptr || member->aborting) {
