@@ -229,8 +229,13 @@ void Job::perform(const LoadPlan&) {
   );
 }
 
+/// Communicators that are being built may wait for members which have gone on to another epoch. As long as they do,
+/// they are in the way of those of the next plan, which another node would then wait for in turn.
 void Job::perform(const UnloadPlan&) {
   if (active_) {
+    if (fresh_communicators_ && active_->offered) {
+      context_.lanes[active_->shares.front().lane].submit(device::Abort{active_->id, 0});
+    }
     for (const LaneShare& share : active_->shares) {
       context_.lanes[share.lane].submit(device::UnloadPlan{active_->id});
     }
