@@ -28,6 +28,7 @@ Layer = Literal[
     "links",
     "nccl",
     "collective",
+    "communicators",
 ]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from adapter import ADAPTER
 from client import CLIENT
 from collective import COLLECTIVE
+from communicators import COMMUNICATORS
 from defer import DEFER
 from epoch import EPOCH
 from gpu import GPU, IMPORT
@@ -69,6 +70,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LINKS,
     *NCCL,
     *COLLECTIVE,
+    *COMMUNICATORS,
 )
 
 
@@ -218,6 +220,7 @@ CHECKS: dict[Layer, tuple[Check, ...]] = {
         Check("lane_conformance_test", unit("lane_conformance_test", "--gtest_filter=*CollectiveLane*")),
         Check("plan_test", unit("plan_test", "--gtest_filter=BucketCollectives*")),
     ),
+    "communicators": (SIMULATION,),
     "wire": (Check("device_test", unit("device_test", "--gtest_filter=*Wire*")),),
     "links": (
         Check("app_test", unit("app_test", "--gtest_filter=DataLinks*")),
