@@ -21,7 +21,8 @@ LaneCollectives::LaneCollectives(NcclOptions options, std::unique_ptr<Collective
     : options_(std::move(options)), device_(std::move(device)) {}
 
 LaneCollectives::~LaneCollectives() {
-  if (lost_ && device_->has_threads()) {  // a call hangs, on a thread that ends with the process, and so may what it waits for
+  if (lost_ &&
+      device_->has_threads()) {  // a call hangs, on a thread that ends with the process, and so may what it waits for
     static_cast<void>(communicators_.release());
     static_cast<void>(library_.release());
     static_cast<void>(device_.release());

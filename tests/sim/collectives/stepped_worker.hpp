@@ -75,6 +75,9 @@ class SteppedWorkers final : public engine::GpuLanes {
 
   [[nodiscard]] Result<device::Lane*> start(device::LaneId id, const std::string& gpu) override;
   [[nodiscard]] Result<device::Lane*> start_cpu_collectives(device::LaneId id) override;
+
+  [[nodiscard]] Result<void> may_collect() const override { return {}; }
+
   void stop(device::LaneId id) override;
 
   /// All of them end, because their daemon has.
