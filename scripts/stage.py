@@ -32,7 +32,7 @@ NOT_TRIED_AGAIN = re.compile(r"Sanitizer|runtime error:|Segmentation fault|core 
 
 
 def keep_priority(child: int) -> None:
-    """To the scheduler of Linux a session can be a group, which would begin with the share of any other one."""
+    """Gives the session of the child this process's priority: to the scheduler of Linux it can be a group of its own."""
     with contextlib.suppress(OSError):  # not on every machine, and not upwards without privileges
         Path(f"/proc/{child}/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
 

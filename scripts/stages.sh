@@ -15,6 +15,7 @@ setup_or_fail() {
 }
 
 stage() {
+  [ -z "${beside_pid:-}" ] || kill -0 "$beside_pid" 2>/dev/null || exit # the script was killed
   python3 scripts/stage.py --results "$results" "$@"
 }
 
@@ -23,6 +24,7 @@ stage() {
 beside() {
   set -m # a process group of its own, which `kill` reaches as a whole
   (
+    beside_pid=$$
     renice -n 19 -p "$BASHPID" >/dev/null
     export JOBS=1
     "$@"
@@ -30,13 +32,15 @@ beside() {
   background=$!
   set +m
   trap 'kill -TERM -- -"$background" 2>/dev/null' EXIT
-  trap 'exit 143' TERM
 }
 
 joined() {
-  wait "$background"
-  trap - EXIT TERM
+  local code=0
+  wait "$background" || code=$?
+  trap - EXIT
   cat "$results/beside.log"
+  # Failed stages have written their files; one that was killed has not.
+  [ "$code" -lt 128 ] || stage --name beside -- sh -c "exit $code"
 }
 
 finish() {

@@ -36,11 +36,9 @@ stage --name kernels --cases --again=--last-failed --deadline 900 -- \
   env GRADSYNC_KERNELS="$PWD/build/cpu-release/lib/libgradsync_kernels_emulated.so" \
   "${quick[@]}" "${drop_ins[@]/#/tests/python/torch/}"
 
-# What compiles and computes, and needs nothing of the stages before or behind it.
+# What compiles and computes, and needs nothing of the stages around it.
 compute() {
-  stage --name fuzz --cases --deadline 3600 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
-
-  if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+  if [ -z "$nvcc" ]; then
     echo "--- cuda: nvcc not found, the kernels were not compiled for GPUs (the emulation of them was tested)"
   elif stage --name cuda-build --deadline 3600 -- scripts/build.sh cuda-release; then
     stage --name cuda --cases --deadline 300 -- ctest --preset cuda-release --output-junit '{junit}'
@@ -49,12 +47,17 @@ compute() {
       stage --name gpu-bundle-tests --cases --deadline 600 -- "${tests[@]}" -p no:cacheprovider tests/gpu
     fi
   fi
+  stage --name fuzz --cases --deadline 5400 -- scripts/fuzz.sh --junit '{junit}' "${FUZZ_SECONDS:-5}"
 }
-[ -z "${LONG:-}" ] || beside compute
+nvcc=$(command -v nvcc /usr/local/cuda/bin/nvcc | head -n 1)
 
-stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
 # Hostile clients against a daemon that notices each wrong access to memory.
-if stage --name attack-build --deadline 3600 -- scripts/build.sh cpu-asan gradsyncd; then
+attack=1
+stage --name attack-build --deadline 3600 -- scripts/build.sh cpu-asan gradsyncd || attack=
+# From here on tests mostly wait for a time to pass.
+[ -z "${LONG:-}" ] || beside compute
+stage --name integration --cases --again=--last-failed --deadline 1200 -- "${quick[@]}" tests/integration
+if [ -n "$attack" ]; then
   GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack --cases --again=--last-failed --deadline 1200 -- \
     "${fixed_addresses[@]}" "${quick[@]}" -m "$selection and not release" tests/attack
   [ -z "${LONG:-}" ] || GRADSYNCD="$PWD/build/cpu-asan/bin/gradsyncd" stage --name attack-long --cases \
@@ -71,6 +74,7 @@ if [ -n "${LONG:-}" ]; then
   if stage --name docs-site --deadline 600 -- scripts/docs.sh; then
     stage --name docs --cases --deadline 300 -- "${tests[@]}" tests/docs
   fi
+  joined # what is compiled next is compiled by several stages
   stage --name dist-wheel --deadline 600 -- scripts/dist.sh
   stage --name dist-deb --deadline 600 -- scripts/deb.sh
   stage --name dist --cases --again=--last-failed --deadline 2400 -- "${tests[@]}" -m "not long$rare" tests/dist
@@ -78,9 +82,11 @@ if [ -n "${LONG:-}" ]; then
 else
   not_run="tests marked long or training, loops for older vector units, faults more often than $FAULT_TIMES times, the page in a browser, what is in deploy/, the site of the docs, the wheel, the Debian package and the archive for GPU machines (LONG=1 make test), "
 fi
-if [ -n "${LONG:-}" ]; then joined; else compute; fi
+[ -n "${LONG:-}" ] || compute
 
 echo
 echo "make test does not run: ${not_run}sanitizers of the C++ tests (make sanitize), fuzzers for longer than ${FUZZ_SECONDS:-5} s each (make fuzz),"
 echo "benchmarks (make bench), planted faults (make mutants), tests on a GPU (make gpu-test)."
-finish --require lint- --require build --require cpp --require lint-tests --require python --require kernels --require integration --require attack --require attack-release --require fuzz
+cuda=()
+[ -z "$nvcc" ] || cuda=(--require cuda-build --require cuda)
+finish "${cuda[@]}" --require lint- --require build --require cpp --require lint-tests --require python --require kernels --require integration --require attack --require attack-release --require fuzz

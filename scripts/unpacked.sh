@@ -18,7 +18,8 @@ fi
 program=build/$name/$place/$name
 if [ ! -x "$program" ]; then
   mkdir -p "build/$name"
-  (cd "build/$name" && apt-get download -q "$package" >download.log 2>&1 && dpkg-deb -x "$package"_*.deb . && rm "$package"_*.deb) ||
+  (cd "build/$name" && apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=20 download -q "$package" >download.log 2>&1 && dpkg-deb -x "$package"_*.deb . && rm "$package"_*.deb) ||
     { echo "unpacked.sh: apt-get could not download the package $package" >&2; exit 69; }
 fi
+[ -x "$program" ] || { echo "unpacked.sh: the package $package has no $place/$name" >&2; exit 69; }
 echo "$PWD/$program"

@@ -6,6 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 mkdir -p build
 log=build/configure-gpu.log
+exec 9>build/configure-gpu.lock
+flock 9 # one build at a time
 nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
 # One cache serves every checkout and build folder of this project; a bare machine has none.
 launcher=$(command -v ccache || true)

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +17,24 @@ STEP_S = 1800
 ENTER = """
 root=$1; shift
 for folder in proc sys dev; do mount --rbind "/$folder" "$root/$folder"; done
+for folder in $BIND; do mkdir -p "$root$folder"; mount --bind -o ro "$folder" "$root$folder"; done
 exec chroot "$root" "$@"
 """
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def pip_settings() -> tuple[dict[str, str], list[str]]:
+    """Where pip finds packages on this machine, as variables of its environment, and the folders that these name."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    settings = dict(
+        re.findall(r"^(?:global|:env:)\.(cert|find-links|index-url|extra-index-url)='(.*)'$", listed, re.MULTILINE)
+    )
+    variables = {f"PIP_{name.upper().replace('-', '_')}": value.replace("\\n", " ") for name, value in settings.items()}
+    named = [place for value in variables.values() for place in value.split()]
+    # The pages of an index may name files beside it.
+    places = [Path(place.removeprefix("file://")).parent if "://" in place else Path(place) for place in named]
+    return variables, sorted({str(place) for place in places if place.is_absolute() and place.is_dir()})
 
 
 @dataclass
@@ -93,11 +109,14 @@ class Builder:
         proxies = [
             f"{key}={value}" for key, value in os.environ.items() if key.lower().endswith(("_proxy", "_index_url"))
         ]
+        pip, folders = pip_settings() if "pip install" in rest else ({}, [])
+        proxies += [f"{key}={value}" for key, value in pip.items()]
         entered = ["env", "-i", *variables, *proxies, *image.shell, f"cd {image.folder} && {rest}"]
         done = subprocess.run(
             ["unshare", "--mount", "--propagation", "private", "sh", "-ec", ENTER, "sh", image.root, *entered],
             capture_output=True,
             text=True,
+            env={**os.environ, "BIND": " ".join(folders)},
             timeout=STEP_S,
             check=False,
         )

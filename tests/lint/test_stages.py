@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -214,12 +215,22 @@ def is_running(process: int) -> bool:
 def test_stages_beside_others_end_with_the_script(tmp_path: Path, number: signal.Signals) -> None:
     os.mkfifo(tmp_path / "up")
     waits = f"import os, threading\nopen('{tmp_path}/up', 'w').write(str(os.getpid()))\nthreading.Event().wait()\n"
-    command = script_beside(tmp_path, waits, "while sleep 0.1; do :; done")
+    command = script_beside(tmp_path, waits, "sleep 1000; :")
     with subprocess.Popen(command, cwd=SCRIPTS.parent, start_new_session=True) as script:
         waiting = int((tmp_path / "up").read_text())
-        os.killpg(script.pid, number)
+        # Ctrl-C is for the group of the terminal, SIGTERM for the script alone.
+        (os.killpg if number == signal.SIGINT else os.kill)(script.pid, number)
         script.wait(timeout=60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)  # its `sleep`
     until = time.monotonic() + 30
     while is_running(waiting):
         assert time.monotonic() < until, "the command of a stage outlived the script"
         time.sleep(0.01)
+
+
+def test_stages_beside_others_that_are_killed_are_a_failure(tmp_path: Path) -> None:
+    kills = "import os, signal\nos.killpg(os.getpgid(os.getppid()), signal.SIGKILL)\n"
+    command = script_beside(tmp_path, kills, "joined")
+    subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, timeout=60, check=False)
+    assert summary(tmp_path) == (1, "0 passed, 1 failed, 0 skipped")

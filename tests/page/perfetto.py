@@ -49,7 +49,7 @@ class Perfetto:
         self._trace = trace
         handler = functools.partial(Quiet, directory=str(files()))
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
     def __enter__(self) -> Perfetto:
         self._thread.start()

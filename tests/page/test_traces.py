@@ -64,7 +64,7 @@ def check_shown(perfetto: Perfetto, trace: str) -> None:
 
 
 def test_perfetto_shows_the_last_steps_of_a_running_job(page: Any, training: Training) -> None:
-    """By `gradsyncd trace`."""
+    """The trace is that of `gradsyncd trace`."""
     made = run_command("trace", "--last", str(STEPS), "--address", training.daemon.socket)
     assert made.returncode == 0, made.stderr
     with Perfetto(page, made.stdout) as perfetto:
@@ -89,7 +89,7 @@ def test_perfetto_shows_the_last_steps_of_a_running_job(page: Any, training: Tra
 
 
 def test_perfetto_shows_the_nodes_of_a_job_with_their_links(page: Any, tmp_path: Path) -> None:
-    """By `gradsyncd blackbox trace`."""
+    """The trace is that of `gradsyncd blackbox trace`."""
     with Nodes(tmp_path, 2) as nodes, job_over(nodes, 1, kind=MediumRank) as ranks:
         whole(on_all(ranks, MediumRank.declare))
         for step in range(3):

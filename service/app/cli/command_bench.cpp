@@ -31,12 +31,12 @@ std::vector<std::string> words_of(const BenchCommand& command) {
   return words;
 }
 
-/// A private daemon is of the binary that was called, and of no other that the client would find.
+/// Has a private daemon run the binary that was called, and no other that the client would find.
 void name_this_binary() {
   std::error_code error;
   const std::filesystem::path binary = std::filesystem::read_symlink("/proc/self/exe", error);
   if (!error) {
-    ::setenv("GRADSYNCD", binary.c_str(), 0);
+    ::setenv("GRADSYNCD", binary.c_str(), 1);
   }
 }
 

@@ -204,7 +204,7 @@ void add_bench(CLI::App& bench, Parsed& parsed) {
   bench.add_flag("--json", parsed.bench.json, "As JSON");
   bench.footer(
       "\nExample: gradsyncd bench\n"
-      "It becomes `gradsync bench`, which has to be in PATH (pip install gradsync). That takes some ten seconds, both "
+      "It becomes `gradsync bench`, which has to be in PATH (pip install gradsync). That takes some ten seconds, two "
       "cores "
       "and memory: not beside a training whose speed matters. The exit code is 1 where a figure is above its bound."
   );

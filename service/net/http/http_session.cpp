@@ -107,11 +107,14 @@ DataRequest data_request_of(const Request& request, std::size_t bytes_behind) {
 
 /// The request outlives it.
 Asking asking_of(const Request& request) {
-  const auto origin = request.find(http::field::origin);
+  const auto value_of = [&request](http::field field) {
+    const auto found = request.find(field);
+    return found == request.end() ? std::nullopt : std::optional(view(found->value()));
+  };
   return {
       .host = view(request[http::field::host]),
-      .origin = origin == request.end() ? std::nullopt : std::optional(view(origin->value())),
-      .authorization = view(request[http::field::authorization]),
+      .origin = value_of(http::field::origin),
+      .authorization = value_of(http::field::authorization),
       // A WebSocket begins with a GET of "/", too, and is no page.
       .page = reads(request) && request.count(http::field::upgrade) == 0 ? std::optional(page_request(request, false))
                                                                          : std::nullopt,

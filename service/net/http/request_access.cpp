@@ -35,8 +35,8 @@ bool on_loopback(std::string_view address) {
 /// port.
 bool names_another_host(const ServerContext& context, Entrance entrance, std::string_view host) {
   const bool forwarded = entrance == Entrance::Unix && host.find(':') != std::string_view::npos;
-  const bool near = entrance == Entrance::Health && on_loopback(context.options.health_address);
-  return (forwarded || near) && !is_loopback_host(host);
+  const bool loopback_health = entrance == Entrance::Health && on_loopback(context.options.health_address);
+  return (forwarded || loopback_health) && !is_loopback_host(host);
 }
 
 /// Whether a request needs a token, or brings one that shows it more.
@@ -48,7 +48,7 @@ bool asks_for_token(ServerContext& context, Entrance entrance, const Asking& ask
   if (entrance == Entrance::Tcp) {
     return access != PageAccess::Shell;
   }
-  return access == PageAccess::Jobs && context.tokens.any() && !asking.authorization.empty();
+  return access == PageAccess::Jobs && context.tokens.any() && asking.authorization.has_value();
 }
 
 /// A token that a page of another site sends is not meant for this daemon. Neither does such a page speak for the user
@@ -77,11 +77,11 @@ std::optional<Refusal> refuse_access(
   }
   peer.token = TokenRole::None;  // the requests of one connection may be of several users: a proxy sends them
   if (entrance == Entrance::Peer) {
-    if (!bearer_matches(asking.authorization, context.peers->token)) {
+    if (!bearer_matches(asking.authorization.value_or(""), context.peers->token)) {
       return refuse_token(context, entrance, peer, "[peer] token_file");
     }
   } else if (asks_for_token(context, entrance, asking)) {
-    peer.token = context.tokens.role_of(asking.authorization);
+    peer.token = context.tokens.role_of(asking.authorization.value_or(""));
     if (peer.token == TokenRole::None) {
       return refuse_token(context, entrance, peer, context.tokens.settings());
     }

@@ -9,11 +9,11 @@
 
 namespace gradsync::net {
 
-/// What of a request decides whether it may be asked.
+/// The parts of a request that decide whether it may be asked.
 struct Asking {
   std::string_view host;
   std::optional<std::string_view> origin;
-  std::string_view authorization;   ///< empty: it brings no token
+  std::optional<std::string_view> authorization;
   std::optional<PageRequest> page;  ///< of a GET or HEAD that is no upgrade
 };
 

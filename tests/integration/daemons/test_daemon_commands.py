@@ -55,8 +55,7 @@ def test_a_bench_is_that_of_the_client_with_this_daemon(tmp_path: Path) -> None:
     client = tmp_path / "gradsync"
     client.write_text(CLIENT)
     client.chmod(0o755)
-    with_client = clean_environment(PATH=str(tmp_path))
-    with_client.pop("GRADSYNCD", None)
+    with_client = clean_environment(PATH=str(tmp_path), GRADSYNCD="/elsewhere/gradsyncd")
     passed_on = json.loads(run_command("bench", env=with_client).stdout)
     assert passed_on == [os.path.realpath(BINARY), "bench", "--megabytes", "64", "--rounds", "12"]
     words = ("--address", "/run/s.sock", "--megabytes", "8", "--rounds", "3", "--json")

@@ -37,7 +37,7 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 def nginx() -> str:
     """Its path; the test is skipped where it cannot be had."""
-    found = subprocess.run([ROOT / "scripts/unpacked.sh", "nginx"], capture_output=True, text=True, timeout=200)
+    found = subprocess.run([ROOT / "scripts/unpacked.sh", "nginx"], capture_output=True, text=True, timeout=100)
     if found.returncode == 69:
         pytest.skip(found.stderr.strip())
     assert found.returncode == 0, found.stderr

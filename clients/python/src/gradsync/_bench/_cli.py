@@ -16,7 +16,7 @@ from ._figures import Figure
 __all__ = ["add_bench"]
 
 _EPILOG = """\
-It takes some ten seconds, both cores and memory: not beside a training whose speed matters. Without --address a private
+It takes some ten seconds, two cores and memory: not beside a training whose speed matters. Without --address a private
 daemon with the settings of this machine is measured. The exit code is 0 where every figure is within its bound, else 1;
 a bound is some times what the same node needs without gradsync, in the same run.
 
