@@ -68,8 +68,8 @@ int gradsync_gpu_zero(void* address, size_t bytes);
 int gradsync_gpu_read(void* host, const void* address, size_t bytes);
 int gradsync_gpu_write(void* address, const void* host, size_t bytes);
 
-/* As `gradsync_gpu_write`, but the call does not wait: the memory of the host is read before it returns, and passes that
- * begin later find what was written. */
+/* As `gradsync_gpu_write`, but the call does not wait: the memory of the host may be read until `gradsync_gpu_wait`, and
+ * passes that begin later find what was written. */
 int gradsync_gpu_send(void* address, const void* host, size_t bytes);
 
 /* A stream beside that of the passes, for collectives: neither waits for the other. Null after a failure. It is

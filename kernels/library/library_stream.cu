@@ -130,5 +130,8 @@ GRADSYNC_EXPORT int gradsync_stream_passed(gradsync_stream* stream, uint64_t* ma
   return guarded([&] {
     stream->look();
     *marks = stream->passed;
+    if (stream->marks.empty() && !streams().kept.empty()) {
+      (void)free_kept();
+    }
   });
 }

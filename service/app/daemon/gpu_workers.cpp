@@ -60,12 +60,13 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   device::ProcessLaneOptions lane;
   lane.command = {"/proc/self/exe", "worker", "--kernels", kernels, "--gpu", gpu};
   lane.environment = {"CUDA_VISIBLE_DEVICES=" + gpu, "CUDA_MODULE_LOADING=EAGER"};
-  if (nccl_.library != "off") {
-    add_nccl(lane);
-  }
   lane.import_deadline = Milliseconds(options_.map_ms);
   lane.other_deadline = Milliseconds(options_.plan_ms);
   lane.abort_deadline = Milliseconds(options_.abort_ms);
+  if (nccl_.library != "off") {
+    add_nccl(lane);
+    lane.abort_deadline = std::max(lane.abort_deadline, Milliseconds(nccl_.abort_ms) + kBeyondWorker);
+  }
   spdlog::info("a worker starts gpu={} kernels={}", gpu, kernels);
   return add(id, std::move(lane));
 }

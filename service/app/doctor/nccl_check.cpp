@@ -29,8 +29,8 @@ void add_library(const NcclSection& nccl, bool needed, std::vector<rpc::DoctorFi
 }  // namespace
 
 std::vector<std::string> nccl_environment_of(const NcclSection& nccl) {
-  // Launches of one GPU are chained in the order in which they are made, and a second thread that launches is an error.
-  std::vector<std::string> environment = {"NCCL_LAUNCH_ORDER_IMPLICIT=1", "NCCL_LAUNCH_RACE_FATAL=1"};
+  // With 1 all launches of a GPU are one chain, so jobs whose launches cross on two nodes wait for each other for ever.
+  std::vector<std::string> environment = {"NCCL_LAUNCH_ORDER_IMPLICIT=0"};
   if (!nccl.interface.empty()) {
     environment.push_back("NCCL_SOCKET_IFNAME=" + nccl.interface);
   }

@@ -70,7 +70,9 @@ class GpuBlockWork final : public BlockWork {
   [[nodiscard]] std::byte* memory() const override { return staging_.get(); }
 
   void write(std::byte* to, const void* from, std::size_t bytes) override {
-    library_.must(library_.send(to, from, bytes), "writing to staging memory");
+    const auto* const first = static_cast<const std::byte*>(from);
+    const std::vector<std::byte>& kept = sent_.emplace_back(first, first + bytes);
+    library_.must(library_.send(to, kept.data(), bytes), "writing to staging memory");
   }
 
   void read(void* to, const std::byte* from, std::size_t bytes) const override {
@@ -85,11 +87,12 @@ class GpuBlockWork final : public BlockWork {
     const std::vector<BlockTask> tasks = std::exchange(tasks_, {});
     for (const BlockTask& task : tasks) {
       if (cancel_.load(std::memory_order_relaxed)) {
-        return;
+        break;
       }
       blocks_.run(plan_, task.kind, task.bucket, *task.block, *task.staged);
     }
     library_.must(library_.wait(), "writing to staging memory");
+    sent_.clear();
   }
 
  private:
@@ -99,6 +102,7 @@ class GpuBlockWork final : public BlockWork {
   const std::atomic<bool>& cancel_;
   std::unique_ptr<std::byte, ReleaseOnGpu> staging_;
   std::vector<BlockTask> tasks_;
+  std::vector<std::vector<std::byte>> sent_;  ///< that the device may still read, until the next wait
 };
 
 bool holds_back(const plan::ClipOutcome& outcome) {

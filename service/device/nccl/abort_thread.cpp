@@ -77,7 +77,13 @@ std::vector<std::vector<CommunicatorSlot>> AbortThread::take_done() {
 
 void AbortThread::run(const std::shared_ptr<Shared>& shared, const std::function<void()>& begin) {
   name_this_thread("nccl:abort");
-  begin();
+  try {
+    begin();
+  } catch (const std::exception& error) {
+    // What is to be aborted stays until the deadline, which ends the process.
+    spdlog::error("NCCL cannot be aborted on this device: {}", error.what());
+    return;
+  }
   std::unique_lock lock(shared->mutex);
   while (true) {
     shared->changed.wait(lock, [&] { return shared->stop || !shared->groups.empty(); });

@@ -45,6 +45,12 @@ Communicators::Job& Communicators::job_at(JobNumber number) {
   return job;
 }
 
+void Communicators::make_scratch() {
+  if (scratch_ == nullptr && !settings_.warm_up.empty()) {
+    scratch_ = device_.allocate(*std::ranges::max_element(settings_.warm_up) * sizeof(float));
+  }
+}
+
 std::vector<CommunicatorOffer> Communicators::load(
     PlanId plan,
     JobNumber job,
@@ -53,6 +59,9 @@ std::vector<CommunicatorOffer> Communicators::load(
     TimePoint now
 ) {
   LaunchOrder order(std::move(step));
+  if (!specs.empty()) {
+    make_scratch();  // too little memory refuses this plan; later it would end what works
+  }
   perform(table_.want(plan, job, specs, now), now);
   try {
     std::vector<CommunicatorOffer> offers;
@@ -194,9 +203,6 @@ void Communicators::perform(const CommunicatorTable::WarmUp& warm_up, TimePoint 
   if (settings_.warm_up.empty()) {
     perform(table_.on_warm(warm_up.slot, now), now);
     return;
-  }
-  if (scratch_ == nullptr) {
-    scratch_ = device_.allocate(*std::ranges::max_element(settings_.warm_up) * sizeof(float));
   }
   const JobNumber job = table_.job_of_slot(warm_up.slot);
   for (std::size_t at = 0; at < settings_.warm_up.size(); ++at) {

@@ -131,6 +131,7 @@ class Communicators {
   void perform(CommunicatorTable::Actions actions, TimePoint now);
   void perform(const CommunicatorTable::Build& build, TimePoint now);
   void perform(const CommunicatorTable::WarmUp& warm_up, TimePoint now);
+  void make_scratch();
   void perform(const CommunicatorTable::AbortGroup& group, TimePoint now);
   void perform(const CommunicatorTable::Connected& connected, TimePoint now);
   void perform(const CommunicatorTable::Broken& broken, TimePoint now);

@@ -94,6 +94,7 @@ LaneReport LaneExecutor::operator()(LoadPlan& command) {
       runs_.emplace(command.plan, make_run(command.plan, loading->second, loaded));
     }
   } catch (...) {
+    device_.unload(loading->second);
     plans_.erase(loading);
     throw;
   }

@@ -112,7 +112,7 @@ NcclResult launch(const char* call, FakeKind kind, NcclCommunicator* communicato
   FakeDevice& on = one->device();
   if (!on.launches.compare_exchange_strong(nobody, std::this_thread::get_id()) &&
       nobody != std::this_thread::get_id()) {
-    return forbidden(std::string(call) + " on a second thread (NCCL_LAUNCH_RACE_FATAL)");
+    return forbidden(std::string(call) + " on a second thread");
   }
   if (one->asked() == NcclResult::InProgress) {
     return forbidden(std::string(call) + " while the communicator is in progress");

@@ -160,7 +160,7 @@ TEST_F(Doctor, says_what_of_the_environment_nccl_gets) {
   environment = {
       {"NCCL_COMM_ID", "10.0.0.1:5555"},
       {"NCCL_IB_HCA", "mlx5_0"},
-      {"NCCL_LAUNCH_RACE_FATAL", "0"},
+      {"NCCL_LAUNCH_ORDER_IMPLICIT", "1"},
       {"NCCL_SOCKET_IFNAME", "eth1"},
       {"OTHER", "NCCL_"}};
   const std::vector<Finding> found = findings_of(nccl, environment, true);
