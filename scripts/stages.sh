@@ -19,14 +19,13 @@ stage() {
   python3 scripts/stage.py --results "$results" "$@"
 }
 
-# beside FUNCTION: its stages run at the lowest priority and with one compiler, beside stages that mostly wait for a
+# beside FUNCTION: its stages run at the lowest priority, beside stages that mostly wait for a
 # time to pass; they end with this script. `joined` waits for them, and prints what they said.
 beside() {
   set -m # a process group of its own, which `kill` reaches as a whole
   (
     beside_pid=$$
     renice -n 19 -p "$BASHPID" >/dev/null
-    export JOBS=1
     "$@"
   ) >"$results/beside.log" 2>&1 </dev/null &
   background=$!

@@ -195,10 +195,10 @@ def script_beside(results: Path, program: str, rest: str) -> list[str]:
 
 
 def test_stages_beside_others_have_the_lowest_priority_and_are_waited_for(tmp_path: Path) -> None:
-    asks = "import os; print(os.getpriority(os.PRIO_PROCESS, 0), os.environ['JOBS'])"
+    asks = "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
     command = script_beside(tmp_path, asks, "joined")
     done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True, timeout=60, check=True)
-    assert "19 1\n" in done.stdout
+    assert "\n19\n" in done.stdout
     assert "--- slow: ok" in done.stdout
     assert summary(tmp_path, "--require", "slow") == (0, "1 passed, 0 failed, 0 skipped")
 
