@@ -32,7 +32,7 @@ NOT_TRIED_AGAIN = re.compile(r"Sanitizer|runtime error:|Segmentation fault|core 
 
 
 def keep_priority(child: int) -> None:
-    """Gives the session of the child this process's priority: to the scheduler of Linux it can be a group of its own."""
+    """Gives the child's session this process's priority: to the scheduler of Linux it can be a group of its own."""
     with contextlib.suppress(OSError):  # not on every machine, and not upwards without privileges
         Path(f"/proc/{child}/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
 
