@@ -65,7 +65,6 @@ Result<device::Lane*> GpuWorkers::start(device::LaneId id, const std::string& gp
   lane.abort_deadline = Milliseconds(options_.abort_ms);
   if (nccl_.library != "off") {
     add_nccl(lane);
-    lane.abort_deadline = std::max(lane.abort_deadline, Milliseconds(nccl_.abort_ms) + kBeyondWorker);
   }
   spdlog::info("a worker starts gpu={} kernels={}", gpu, kernels);
   return add(id, std::move(lane));
@@ -99,7 +98,6 @@ Result<device::Lane*> GpuWorkers::start_cpu_collectives(device::LaneId id) {
   device::ProcessLaneOptions lane;
   lane.command = {"/proc/self/exe", "worker", "--threads", std::to_string(threads_)};
   add_nccl(lane);
-  lane.abort_deadline = Milliseconds(nccl_.abort_ms) + kBeyondWorker;
   spdlog::info("a worker starts nccl={}", nccl_.library);
   return add(id, std::move(lane));
 }
@@ -117,6 +115,7 @@ void GpuWorkers::add_nccl(device::ProcessLaneOptions& lane) const {
   const std::vector<std::string> environment = nccl_environment_of(nccl_);
   lane.environment.insert(lane.environment.end(), environment.begin(), environment.end());
   lane.connect_deadline = Milliseconds(nccl_.init_ms) + kBeyondWorker;
+  lane.nccl_abort_deadline = Milliseconds(nccl_.abort_ms) + kBeyondWorker;
 }
 
 device::Lane* GpuWorkers::add(device::LaneId id, device::ProcessLaneOptions lane) {

@@ -57,15 +57,15 @@ bool is_of_attempt(std::size_t report) {
          report == kIndexOf<Scaled> || report == kIndexOf<RowsRead> || report == kIndexOf<Aborted>;
 }
 
-/// None for what works on an attempt: an Abort ends that.
+/// None for what works on an attempt: an Abort ends that. `communicators`: its plan has some.
 std::optional<OutstandingCommands::Deadline> deadline_of(
-    const LaneCommand& command, TimePoint now, const OutstandingCommands::Patience& patience
+    const LaneCommand& command, bool communicators, TimePoint now, const OutstandingCommands::Patience& patience
 ) {
   const auto within = [now](Milliseconds most, const char* what) {
     return OutstandingCommands::Deadline{now + most, what, most};
   };
   if (std::holds_alternative<Abort>(command)) {
-    return within(patience.abort, "an abort");
+    return within(communicators ? patience.abort_of_communicators : patience.abort, "an abort");
   }
   if (const auto* map = std::get_if<MapBuffer>(&command)) {
     return within(map->exported ? patience.import : patience.other, "the mapping of a buffer");
@@ -101,11 +101,14 @@ void OutstandingCommands::add(const LaneCommand& command, TimePoint now, const P
   Waiting& waiting = commands_.emplace_back();
   waiting.report = *report;
   waiting.failure = about(command);
-  waiting.deadline = deadline_of(command, now, patience);
+  const auto plan = plans_.find(waiting.failure.plan);
+  waiting.deadline = deadline_of(command, plan != plans_.end() && plan->second.communicators, now, patience);
   if (const auto* load = std::get_if<LoadPlan>(&command)) {
     note_plan(*load);
   } else if (const auto* load_stats = std::get_if<LoadStats>(&command)) {
     note_plan(*load_stats);
+  } else if (const auto* connect = std::get_if<ConnectNodes>(&command); connect != nullptr && plan != plans_.end()) {
+    plan->second.communicators = !connect->communicators.empty();
   } else if (const auto* unload = std::get_if<UnloadPlan>(&command)) {
     plans_.erase(unload->plan);
   } else if (const auto* probe = std::get_if<ProbeMemory>(&command)) {

@@ -23,6 +23,7 @@ class OutstandingCommands {
     Milliseconds import{0};   ///< for memory of another process to be mapped
     Milliseconds other{0};    ///< for what is about memory or a plan; what works on an attempt has an Abort to end it
     Milliseconds connect{0};  ///< for communicators of a plan, whose own deadline is to end first
+    Milliseconds abort_of_communicators{0};  ///< where the plan has any: their own deadline is to end first
   };
 
   /// A SetWidth is not kept: it has no report.
@@ -59,6 +60,7 @@ class OutstandingCommands {
   struct Plan {
     PlanSize size;
     std::vector<std::size_t> boxes;  ///< by class
+    bool communicators = false;
   };
 
   struct Waiting {

@@ -147,7 +147,11 @@ class ProcessLane::Loop {
       outstanding_.add(
           command,
           now,
-          {options_.abort_deadline, options_.import_deadline, options_.other_deadline, options_.connect_deadline}
+          {options_.abort_deadline,
+           options_.import_deadline,
+           options_.other_deadline,
+           options_.connect_deadline,
+           std::max(options_.abort_deadline, options_.nccl_abort_deadline)}
       );
       unsent_.push_back(std::move(command));
     }

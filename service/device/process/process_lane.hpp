@@ -24,6 +24,7 @@ struct ProcessLaneOptions {
   /// "NAME=value", instead of what this process has of that name.
   std::vector<std::string> environment = {};
   Milliseconds abort_deadline{30'000};     ///< from an Abort to its report; then the worker is killed
+  Milliseconds nccl_abort_deadline{0};     ///< likewise, where the plan has communicators: if longer than that
   Milliseconds import_deadline{20'000};    ///< for memory of another process to be mapped; then the worker is killed
   Milliseconds other_deadline{120'000};    ///< likewise, to unmap, or to load or unload a plan, behind what is queued
   Milliseconds connect_deadline{150'000};  ///< likewise, to build communicators: longer than the worker gives them

@@ -95,6 +95,21 @@ TEST(OutstandingCommands, communicators_have_a_time_of_their_own) {
   EXPECT_EQ(commands.next_deadline()->when, TimePoint{} + Milliseconds(9));
 }
 
+TEST(OutstandingCommands, an_abort_waits_longer_only_where_communicators_are_aborted) {
+  OutstandingCommands::Patience patience;
+  patience.abort = Milliseconds(5);
+  patience.other = patience.connect = Milliseconds(100);
+  patience.abort_of_communicators = Milliseconds(9);
+  const auto due_with = [&](std::vector<CommunicatorId> communicators) {
+    OutstandingCommands commands = an_attempt();
+    commands.add(ConnectNodes{kPlan, {}, std::move(communicators)}, TimePoint{}, patience);
+    commands.add(Abort{kPlan, kTag}, TimePoint{}, patience);
+    return commands.next_deadline()->when - TimePoint{};
+  };
+  EXPECT_EQ(due_with({}), Milliseconds(5));
+  EXPECT_EQ(due_with({{"dp:0", 1, {}}}), Milliseconds(9));
+}
+
 TEST(OutstandingCommands, what_a_norm_names_exists) {
   const std::vector<std::function<void(StepMath&)>> lies = {
       [](StepMath& math) { math.groups.clear(); },
