@@ -10,6 +10,8 @@ With `--again` the command is run once more with that argument, which makes it r
 then counts as passed and keeps what it said first in a `flakyFailure`, the element that Surefire has for it; the
 summary names it. Only failed assertions are tried again, of three cases at most: neither a crash nor what a sanitizer
 found.
+
+How long it took, and how much of a processor's time, goes into NAME.time: two numbers of seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import argparse
 import contextlib
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -136,6 +139,9 @@ def main() -> int:
         if keep_passed(junit, second):
             code, reason = code_again, reason_again
     seconds = time.monotonic() - begin
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor_s = used.ru_utime + used.ru_stime
+    junit.with_suffix(".time").write_text(f"{seconds:.1f} {processor_s:.1f}\n", encoding="utf-8")
 
     reason = reason or f"exit code {code}"
     if not options.cases:
@@ -146,7 +152,8 @@ def main() -> int:
             code, reason = 1, "no tests"
         if code and not any(reasons(case) for case in cases):
             add_case(junit, options.name, seconds, reason)
-    print(f"--- {options.name}: {'ok' if not code else 'FAILED (' + reason + ')'}, {seconds:.0f} s", flush=True)
+    outcome = f"FAILED ({reason})" if code else "ok"
+    print(f"--- {options.name}: {outcome}, {seconds:.0f} s, {processor_s:.0f} s of a processor", flush=True)
     return 1 if code else 0
 
 

@@ -41,6 +41,18 @@ def test_a_single_command_is_one_case(tmp_path: Path) -> None:
     assert summary(tmp_path) == (1, "1 passed, 1 failed, 0 skipped")
 
 
+def test_a_summary_has_the_time_that_a_stage_took(tmp_path: Path) -> None:
+    stage(tmp_path, "--name", "timed", "--cases", *writes(ONE_PASSED))
+    wall, processor = map(float, (tmp_path / "timed.time").read_text().split())
+    assert min(wall, processor) >= 0
+    (tmp_path / "timed.time").write_text("12.3 23.9\n")
+    (tmp_path / "by-hand.xml").write_text(ONE_PASSED)
+    command = [sys.executable, str(SCRIPTS / "summary.py"), str(tmp_path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert "(12 s, 24 s of a processor)" in said
+    assert "(0 s of cases)" in said
+
+
 def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
     assert stage(tmp_path, "--name", "absent", "--", "/nonexistent/command") == 1
     assert summary(tmp_path) == (1, "0 passed, 1 failed, 0 skipped")
@@ -207,7 +219,7 @@ def is_running(process: int) -> bool:
     """Not a zombie, which nobody has to collect where the first process of the machine is not an init."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between open and read
         return False
 
 
